@@ -1,0 +1,1 @@
+//! Pull requests; and the local forge for those without an account.

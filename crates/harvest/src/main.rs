@@ -1,0 +1,3 @@
+//! The harvest binary.
+#![forbid(unsafe_code)]
+fn main() {}

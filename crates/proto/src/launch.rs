@@ -1,0 +1,66 @@
+//! What a supervisor is born with. The engine starts it with one end of a Unix socket pair as its
+//! standard input; the first and only message there is a [`Launch`] as JSON with the descriptors it
+//! names attached, in order. Nothing is passed by number or path, so the supervisor needs no unsafe
+//! code to pick them up and no host path is visible inside.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::SandboxId;
+
+/// The name of the gateway's socket in the folder [`Descriptor::Door`] opens.
+pub const DOOR_SOCKET: &str = "door.sock";
+
+/// The address the sandbox's own resolver answers on; also in its `resolv.conf`.
+pub const DNS_ADDRESS: std::net::Ipv4Addr = std::net::Ipv4Addr::new(198, 18, 0, 1);
+
+/// The first two bytes of every synthetic address are 198.18 or 198.19.
+pub const SYNTHETIC_PREFIX_BITS: u8 = 15;
+
+/// A supervisor's inheritance.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Launch {
+    /// The sandbox it is pid 1 of.
+    pub sandbox: SandboxId,
+    /// What the attached descriptors are, in their order.
+    pub descriptors: Vec<Descriptor>,
+    /// The image's variables: what every command gets.
+    pub env: BTreeMap<String, String>,
+    /// The image's user: who commands run as unless they say otherwise.
+    pub user: String,
+    /// The image's working folder.
+    pub workdir: String,
+}
+
+/// What an inherited descriptor is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Descriptor {
+    /// A listening Unix stream socket: the bridge.
+    Bridge,
+    /// A folder (detached, so that nothing lies above it) that holds [`DOOR_SOCKET`] while a gateway
+    /// serves this sandbox. Absent together with the next three where the host's network is used.
+    Door,
+    /// A UDP socket bound to port 53 of [`DNS_ADDRESS`].
+    DnsUdp,
+    /// A listening TCP socket there.
+    DnsTcp,
+    /// The listening TCP socket to which the kernel redirects every connection to a synthetic
+    /// address; `SO_ORIGINAL_DST` tells which address was meant.
+    Redirect,
+    /// `cgroup.procs` of the commands' cgroup; whoever writes `0` joins. One per hierarchy on v1.
+    JoinCommands,
+    /// The same for the agent's own cgroup.
+    JoinAgent,
+    /// `cgroup.procs` of the agent's cgroup, to read: empty is the proof that everything the agent
+    /// started is dead.
+    AgentProcs,
+    /// `cgroup.kill` of the agent's cgroup (v2 only).
+    AgentKill,
+    /// `freezer.state` of the agent's cgroup (v1 only).
+    AgentFreezer,
+    /// Has a line `oom_kill N`: how many processes the memory limit has killed
+    /// (`memory.events` on v2, `memory.oom_control` on v1).
+    OomCount,
+}

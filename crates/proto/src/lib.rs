@@ -1,0 +1,19 @@
+//! The words both sides share: ids, events, bridge frames, door headers, API bodies.
+//!
+//! Inert: no I/O, no async. Whatever two programs of ours say to each other is spelled here and
+//! nowhere else, so that the server, the supervisor and the clients cannot drift apart.
+#![forbid(unsafe_code)]
+
+pub mod api;
+pub mod bridge;
+pub mod door;
+pub mod event;
+pub mod ids;
+pub mod launch;
+pub mod secret;
+pub mod time;
+
+pub use event::{Event, EventBody};
+pub use ids::{ImageId, PromptId, SandboxId, SessionId, SnapshotId, TurnId};
+pub use secret::Secret;
+pub use time::Timestamp;

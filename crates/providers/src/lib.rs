@@ -1,0 +1,1 @@
+//! Starts, stops and snapshots sandboxes: local, fake; one contract suite for all.

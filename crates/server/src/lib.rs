@@ -1,0 +1,1 @@
+//! HTTP, SSE, auth, OpenAPI. Translates; decides nothing.

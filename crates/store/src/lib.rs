@@ -1,0 +1,1 @@
+//! Remembers sessions, prompts, turns, events, images and leases.

@@ -1,0 +1,3 @@
+//! The static program inside the sandbox.
+#![forbid(unsafe_code)]
+fn main() {}
