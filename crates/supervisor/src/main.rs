@@ -1,3 +1,48 @@
-//! The static program inside the sandbox.
+//! The static program inside the sandbox: pid 1 and whatever pid 1 starts of itself.
+//!
+//! One file, three roles: without an argument it is the supervisor; `nursery` and `launcher` are
+//! the small processes between it and the commands (see [`processes`]).
 #![forbid(unsafe_code)]
-fn main() {}
+
+mod agents;
+mod birth;
+mod boot;
+mod bridge;
+mod capture;
+mod cgroup;
+mod connection;
+mod cut;
+mod door;
+mod exec;
+mod files;
+mod git;
+mod log;
+mod outbox;
+mod passing;
+mod processes;
+mod reaper;
+mod run;
+mod streams;
+mod supervisor;
+mod turn;
+mod users;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    // Nobody inside may look into this process: it holds the bridge and the door.
+    if let Err(error) = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
+    {
+        log::line(format_args!("cannot become undumpable: {error}"));
+    }
+    let mut arguments = std::env::args().skip(1);
+    match arguments.next().as_deref() {
+        None => run::main(),
+        Some("nursery") => processes::nursery::main(arguments.next().as_deref()),
+        Some("launcher") => processes::launcher::main(arguments.next().as_deref()),
+        Some(other) => {
+            log::line(format_args!("unknown role `{other}`"));
+            ExitCode::from(2)
+        }
+    }
+}

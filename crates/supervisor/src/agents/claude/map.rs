@@ -1,0 +1,295 @@
+//! What Claude Code's lines mean. Pure: a line in, signals out.
+//!
+//! A turn ends when a `result` has come *and* the session says it is idle: a result alone is not the
+//! end when sub-agents are still at work.
+
+use std::collections::BTreeMap;
+
+use harvest_proto::{EventBody, PromptId};
+use serde_json::{Map, Value};
+
+use super::wire;
+use crate::{agents::Signal, cut};
+
+// A line we have no word for is kept for whoever looks into it, not for its content.
+const MAX_RAW_BYTES: usize = 4 * 1024;
+
+/// The state of the conversation, as far as its lines need it.
+#[derive(Debug, Default)]
+pub(crate) struct Claude {
+    command: Option<String>,
+    started: bool,
+    result: Option<Result<(), String>>,
+    asked: BTreeMap<String, Asked>,
+}
+
+/// A tool call that waits for a person's answers.
+#[derive(Debug)]
+struct Asked {
+    control: String,
+    input: Map<String, Value>,
+    /// The questions, the one being asked first.
+    questions: Vec<Value>,
+    answers: Map<String, Value>,
+}
+
+impl Claude {
+    /// A prompt is about to be sent.
+    pub(crate) fn begin(&mut self, prompt: &PromptId) {
+        self.command = Some(wire::uuid(prompt));
+        self.started = false;
+        self.result = None;
+    }
+
+    /// What a line means.
+    pub(crate) fn hear(&mut self, line: &[u8]) -> Vec<Signal> {
+        let Ok(message) = serde_json::from_slice::<Value>(line) else { return raw(line) };
+        match text(&message, "type") {
+            "system" => self.system(&message, line),
+            "stream_event" => partial(&message),
+            "assistant" => tools_started(&message),
+            "user" => tools_ended(&message),
+            "result" => {
+                self.result = Some(outcome(&message));
+                Vec::new()
+            }
+            "command_lifecycle" => self.lifecycle(&message),
+            "control_request" => self.requested(&message),
+            "control_cancel_request" => self.cancelled(&message),
+            "control_response" => ready(&message),
+            "keep_alive" | "rate_limit_event" | "tool_progress" | "auth_status" | "tool_use_summary" => {
+                Vec::new()
+            }
+            _ => raw(line),
+        }
+    }
+
+    fn system(&mut self, message: &Value, line: &[u8]) -> Vec<Signal> {
+        match text(message, "subtype") {
+            "session_state_changed" if text(message, "state") == "idle" => self.idle(),
+            "api_retry" => retry(message),
+            "compact_boundary" => vec![Signal::Event(EventBody::Compacted {})],
+            "init"
+            | "status"
+            | "session_state_changed"
+            | "background_tasks_changed"
+            | "thinking_tokens"
+            | "task_started"
+            | "task_progress"
+            | "task_updated"
+            | "task_notification"
+            | "hook_started"
+            | "hook_progress"
+            | "hook_response" => Vec::new(),
+            _ => raw(line),
+        }
+    }
+
+    fn idle(&mut self) -> Vec<Signal> {
+        self.result.take().map(Signal::Done).into_iter().collect()
+    }
+
+    // A line it has carried out before is completed without having been started: no result follows.
+    fn lifecycle(&mut self, message: &Value) -> Vec<Signal> {
+        if self.command.as_deref() != Some(text(message, "command_uuid")) {
+            return Vec::new();
+        }
+        match text(message, "state") {
+            "started" => self.started = true,
+            "completed" if !self.started && self.result.is_none() => return vec![Signal::Done(Ok(()))],
+            _ => {}
+        }
+        Vec::new()
+    }
+
+    fn requested(&mut self, message: &Value) -> Vec<Signal> {
+        let control = text(message, "request_id");
+        let request = &message["request"];
+        if text(request, "subtype") != "can_use_tool" {
+            return vec![Signal::Say(wire::refuse(control))];
+        }
+        let input = request["input"].as_object().cloned().unwrap_or_default();
+        let questions = input.get("questions").and_then(Value::as_array).cloned().unwrap_or_default();
+        if text(request, "tool_name") != "AskUserQuestion" || questions.is_empty() {
+            return vec![Signal::Say(wire::allow(control, &request["input"]))];
+        }
+        let name = match text(request, "tool_use_id") {
+            "" => control.to_owned(),
+            call => call.to_owned(),
+        };
+        let asked = Asked { control: control.to_owned(), input, questions, answers: Map::new() };
+        let signals = ask(&name, &asked);
+        self.asked.insert(name, asked);
+        signals
+    }
+
+    /// A person's answer to the question being asked; the next question, or the reply.
+    pub(crate) fn answer(&mut self, request: &str, answer: &str) -> Vec<Signal> {
+        let Some(mut asked) = self.asked.remove(request) else { return Vec::new() };
+        let question = text(&asked.questions.remove(0), "question").to_owned();
+        asked.answers.insert(question, Value::from(answer));
+        let closed =
+            EventBody::RequestClosed { request: request.to_owned(), answer: Some(answer.to_owned()) };
+        let mut signals = vec![Signal::Event(closed)];
+        if asked.questions.is_empty() {
+            asked.input.insert("answers".to_owned(), Value::Object(asked.answers));
+            signals.push(Signal::Say(wire::allow(&asked.control, &Value::Object(asked.input))));
+        } else {
+            // Each question is a request of its own to the outside.
+            let name = format!("{request}+");
+            signals.extend(ask(&name, &asked));
+            self.asked.insert(name, asked);
+        }
+        signals
+    }
+
+    fn cancelled(&mut self, message: &Value) -> Vec<Signal> {
+        let control = text(message, "request_id");
+        let names: Vec<String> = self
+            .asked
+            .iter()
+            .filter(|(_, asked)| asked.control == control)
+            .map(|(name, _)| name.clone())
+            .collect();
+        names.into_iter().map(|name| self.close(&name)).collect()
+    }
+
+    fn close(&mut self, request: &str) -> Signal {
+        self.asked.remove(request);
+        Signal::Event(EventBody::RequestClosed { request: request.to_owned(), answer: None })
+    }
+
+    /// Forgets what nobody has answered, and says what that was.
+    pub(crate) fn drop_requests(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.asked).into_keys().collect()
+    }
+}
+
+fn text<'a>(value: &'a Value, field: &str) -> &'a str {
+    value.get(field).and_then(Value::as_str).unwrap_or_default()
+}
+
+fn raw(line: &[u8]) -> Vec<Signal> {
+    let line = String::from_utf8_lossy(line);
+    if line.trim().is_empty() {
+        return Vec::new();
+    }
+    vec![Signal::Event(EventBody::AgentRaw { line: cut::head(&line, MAX_RAW_BYTES).to_owned() })]
+}
+
+fn ready(message: &Value) -> Vec<Signal> {
+    let response = &message["response"];
+    let ready = text(response, "request_id") == wire::INITIALIZE && text(response, "subtype") == "success";
+    if ready { vec![Signal::Ready] } else { Vec::new() }
+}
+
+fn ask(name: &str, asked: &Asked) -> Vec<Signal> {
+    let Some(question) = asked.questions.first() else { return Vec::new() };
+    let options = question["options"].as_array().map_or(&[][..], Vec::as_slice);
+    let opened = EventBody::RequestOpened {
+        request: name.to_owned(),
+        question: cut::text(text(question, "question"), cut::MAX_TEXT_BYTES),
+        options: options.iter().map(|option| cut::text(text(option, "label"), 1024)).take(64).collect(),
+    };
+    vec![Signal::Event(opened), Signal::Asked { request: name.to_owned() }]
+}
+
+// Sub-agents speak through their tool call's result; only the conversation itself is told piece by
+// piece.
+fn partial(message: &Value) -> Vec<Signal> {
+    let delta = &message["event"]["delta"];
+    if !message["parent_tool_use_id"].is_null() {
+        return Vec::new();
+    }
+    let event = match text(delta, "type") {
+        "text_delta" => EventBody::TextDelta { text: cut::text(text(delta, "text"), cut::MAX_TEXT_BYTES) },
+        "thinking_delta" => {
+            EventBody::ThoughtDelta { text: cut::text(text(delta, "thinking"), cut::MAX_TEXT_BYTES) }
+        }
+        _ => return Vec::new(),
+    };
+    let empty =
+        matches!(&event, EventBody::TextDelta { text } | EventBody::ThoughtDelta { text } if text.is_empty());
+    if empty { Vec::new() } else { vec![Signal::Event(event)] }
+}
+
+fn blocks<'a>(message: &'a Value, kind: &'a str) -> impl Iterator<Item = &'a Value> {
+    let content = message["message"]["content"].as_array().map_or(&[][..], Vec::as_slice);
+    content.iter().filter(move |block| text(block, "type") == kind)
+}
+
+fn tools_started(message: &Value) -> Vec<Signal> {
+    let parent = message["parent_tool_use_id"].as_str();
+    blocks(message, "tool_use")
+        .map(|block| {
+            Signal::Event(EventBody::ToolStarted {
+                call: text(block, "id").to_owned(),
+                name: text(block, "name").to_owned(),
+                input: cut::value(block["input"].clone()),
+                parent: parent.map(str::to_owned),
+            })
+        })
+        .collect()
+}
+
+fn tools_ended(message: &Value) -> Vec<Signal> {
+    blocks(message, "tool_result")
+        .map(|block| {
+            Signal::Event(EventBody::ToolEnded {
+                call: text(block, "tool_use_id").to_owned(),
+                ok: !block["is_error"].as_bool().unwrap_or(false),
+                output: cut::text(&output(&block["content"]), cut::MAX_TEXT_BYTES),
+            })
+        })
+        .collect()
+}
+
+fn output(content: &Value) -> String {
+    match content {
+        Value::String(text) => text.clone(),
+        Value::Array(blocks) => {
+            let pieces = blocks.iter().map(|block| match text(block, "type") {
+                "text" => text(block, "text").to_owned(),
+                kind => format!("[{kind}]"),
+            });
+            pieces.collect::<Vec<_>>().join("\n")
+        }
+        _ => String::new(),
+    }
+}
+
+fn retry(message: &Value) -> Vec<Signal> {
+    let number = |field: &str| message[field].as_f64().unwrap_or(0.0);
+    let status = message["error_status"].as_u64().and_then(|status| u16::try_from(status).ok());
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "small positive numbers of the agent"
+    )]
+    let event = EventBody::Retry {
+        attempt: number("attempt") as u32,
+        after_millis: number("retry_delay_ms") as u64,
+        status,
+    };
+    let mut signals = vec![Signal::Event(event)];
+    // It would try ten times over minutes, but a key does not become valid by waiting.
+    if status == Some(401) {
+        signals.push(Signal::Hopeless("the model's service refused the key (401)".to_owned()));
+    }
+    signals
+}
+
+// An API failure is `success` with `is_error`: only the latter counts.
+fn outcome(message: &Value) -> Result<(), String> {
+    if !message["is_error"].as_bool().unwrap_or(false) {
+        return Ok(());
+    }
+    let errors = message["errors"].as_array().map_or(&[][..], Vec::as_slice);
+    let words = [text(message, "result"), errors.first().and_then(Value::as_str).unwrap_or_default()];
+    let word = words.into_iter().find(|word| !word.is_empty());
+    Err(cut::text(word.unwrap_or_else(|| text(message, "subtype")), MAX_RAW_BYTES))
+}
+
+#[cfg(test)]
+#[path = "map_tests.rs"]
+mod tests;

@@ -1,0 +1,273 @@
+//! Runs a command for a connection: pipes, credit, time limit, exit.
+
+use std::{
+    os::fd::{AsFd, OwnedFd},
+    rc::Rc,
+    time::{Duration, Instant},
+};
+
+use harvest_proto::bridge::{Command, Exit, Fault, FaultCode, MAX_DATA_BYTES, Reply, RequestId, StreamId};
+use rustix::pipe::{PipeFlags, pipe_with};
+use tokio::{
+    io::AsyncWriteExt,
+    net::unix::pipe,
+    sync::{Notify, watch},
+};
+
+use crate::{
+    connection::Connection,
+    processes::{Child, Order},
+    streams::{Credit, Inbox},
+    supervisor::Supervisor,
+};
+
+// Most commands say little: buffers start small and grow while reads fill them.
+const FIRST_READ_BYTES: usize = 4 * 1024;
+
+/// Checks a command and runs it beside everything else.
+pub(crate) fn start(
+    connection: &Rc<Connection>,
+    id: RequestId,
+    command: Command,
+    kill: Rc<Notify>,
+) -> Result<(), Fault> {
+    let supervisor = &connection.supervisor;
+    if command.argv.first().is_none_or(String::is_empty) {
+        return Err(Fault::new(FaultCode::Invalid, "a command needs a program"));
+    }
+    let user = supervisor.user(command.user.as_deref())?;
+    let cwd = command.cwd.as_deref().unwrap_or(&supervisor.launch.workdir);
+    let cwd = if cwd.is_empty() { "/" } else { cwd };
+    let mut order = supervisor.order(command.argv.clone(), &user, cwd);
+    order.env.extend(command.env.clone());
+    // Opened here and not in the task: the dialer may send stdin right behind the request.
+    let streams = Streams::open(connection, &command)?;
+    let here = Rc::clone(connection);
+    connection.spawn(async move { run(&here, id, order, &command, streams, &kill).await });
+    Ok(())
+}
+
+/// The command's streams at the bridge.
+struct Streams {
+    stdin: Option<Rc<Inbox>>,
+    stdout: Rc<Credit>,
+    stderr: Rc<Credit>,
+}
+
+impl Streams {
+    fn open(connection: &Connection, command: &Command) -> Result<Self, Fault> {
+        let stdout = connection.sends(command.stdout)?;
+        let opened = connection.sends(command.stderr).and_then(|stderr| {
+            let stdin = command.stdin.map(|stdin| connection.receives(stdin)).transpose();
+            stdin.inspect_err(|_| connection.forget(command.stderr)).map(|stdin| (stderr, stdin))
+        });
+        match opened {
+            Ok((stderr, stdin)) => Ok(Self { stdin, stdout, stderr }),
+            Err(fault) => {
+                connection.forget(command.stdout);
+                Err(fault)
+            }
+        }
+    }
+
+    fn forget(connection: &Connection, command: &Command) {
+        for stream in command.stdin.into_iter().chain([command.stdout, command.stderr]) {
+            connection.forget(stream);
+        }
+    }
+}
+
+async fn run(
+    connection: &Rc<Connection>,
+    id: RequestId,
+    order: Order,
+    command: &Command,
+    streams: Streams,
+    kill: &Notify,
+) {
+    let began = Instant::now();
+    let oom_before = connection.supervisor.oom.read();
+    let (mut child, pipes) = match spawn(&connection.supervisor, order, streams.stdin.is_some()).await {
+        Ok(started) => started,
+        Err(fault) => {
+            Streams::forget(connection, command);
+            return connection.refuse_exec(id, fault).await;
+        }
+    };
+    connection.reply(id, Ok(Reply::Started { pid: child.pid() })).await;
+    let (ended, exited) = watch::channel(false);
+    let limit = command.timeout_millis.map(Duration::from_millis);
+    let wait = async {
+        let exit = supervise(&connection.supervisor, &mut child, limit, kill, oom_before).await;
+        ended.send_replace(true);
+        exit
+    };
+    let outputs = async {
+        tokio::join!(
+            wait,
+            pump_out(connection, pipes.stdout, command.stdout, &streams.stdout, exited.clone()),
+            pump_out(connection, pipes.stderr, command.stderr, &streams.stderr, exited.clone()),
+        )
+        .0
+    };
+    let exit = tokio::select! {
+        exit = outputs => exit,
+        exit = pump_in(connection, pipes.stdin, command.stdin, streams.stdin) => exit,
+    };
+    Streams::forget(connection, command);
+    let millis = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+    connection.exited(id, exit, millis).await;
+}
+
+async fn supervise(
+    supervisor: &Supervisor,
+    child: &mut Child,
+    limit: Option<Duration>,
+    kill: &Notify,
+    oom_before: u64,
+) -> Exit {
+    let time_is_up = async {
+        match limit {
+            Some(limit) => tokio::time::sleep(limit).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        end = child.wait() => supervisor.exit(end, oom_before),
+        () = time_is_up => {
+            child.kill().await;
+            Exit::Timeout
+        }
+        () = kill.notified() => {
+            child.kill().await;
+            Exit::Killed
+        }
+    }
+}
+
+/// Our ends of a command's pipes.
+pub(crate) struct Pipes {
+    pub(crate) stdin: Option<pipe::Sender>,
+    pub(crate) stdout: pipe::Receiver,
+    pub(crate) stderr: pipe::Receiver,
+}
+
+/// Makes a command's pipes: our ends and its.
+pub(crate) fn pipes(order: &Order, with_stdin: bool) -> std::io::Result<(Pipes, [OwnedFd; 3])> {
+    let (stdin, their_stdin) = if with_stdin {
+        let (theirs, ours) = pipe_with(PipeFlags::CLOEXEC)?;
+        (Some(pipe::Sender::from_owned_fd(ours)?), theirs)
+    } else {
+        (None, empty()?)
+    };
+    let (stdout, their_stdout) = pipe_with(PipeFlags::CLOEXEC)?;
+    let (stderr, their_stderr) = pipe_with(PipeFlags::CLOEXEC)?;
+    for pipe in [&their_stdin, &their_stdout, &their_stderr].into_iter().skip(usize::from(!with_stdin)) {
+        // So that the command may open /dev/stdout by name, which checks the pipe's owner.
+        let (uid, gid) = (rustix::fs::Uid::from_raw(order.uid), rustix::fs::Gid::from_raw(order.gid));
+        let _only_by_name = rustix::fs::fchown(pipe, Some(uid), Some(gid));
+    }
+    let ours = Pipes {
+        stdin,
+        stdout: pipe::Receiver::from_owned_fd(stdout)?,
+        stderr: pipe::Receiver::from_owned_fd(stderr)?,
+    };
+    Ok((ours, [their_stdin, their_stdout, their_stderr]))
+}
+
+/// The `/dev/null` pid 1 was born with: whoever is root inside may have put anything in its place.
+pub(crate) fn empty() -> std::io::Result<OwnedFd> {
+    std::io::stdin().as_fd().try_clone_to_owned()
+}
+
+async fn spawn(supervisor: &Supervisor, order: Order, with_stdin: bool) -> Result<(Child, Pipes), Fault> {
+    let made = pipes(&order, with_stdin);
+    let (ours, theirs) =
+        made.map_err(|error| Fault::new(FaultCode::System, format!("cannot make a pipe: {error}")))?;
+    let child = supervisor.processes.start(order, theirs).await?;
+    Ok((child, ours))
+}
+
+// Sends what the command writes until it has ended and the pipe is empty. What it leaves running may
+// hold the pipe open: its output is thrown away, because a closed pipe would kill it.
+async fn pump_out(
+    connection: &Connection,
+    receiver: pipe::Receiver,
+    stream: StreamId,
+    credit: &Credit,
+    mut exited: watch::Receiver<bool>,
+) {
+    let mut buffer = vec![0u8; FIRST_READ_BYTES];
+    loop {
+        let may = credit.available(buffer.len()).await;
+        let last = *exited.borrow();
+        match read_now(&receiver, &mut buffer[..may], last) {
+            Ok(0) => break,
+            Ok(count) => {
+                credit.spend(count);
+                connection.data(stream, &buffer[..count]).await;
+                if count == buffer.len() && count < MAX_DATA_BYTES {
+                    buffer.resize(count * 2, 0);
+                }
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock && last => {
+                tokio::task::spawn_local(throw_away(receiver));
+                break;
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                tokio::select! {
+                    _ = receiver.readable() => {}
+                    _ = exited.changed() => {}
+                }
+            }
+            Err(_) => break,
+        }
+    }
+    connection.end(stream).await;
+}
+
+/// Reads without waiting. The runtime may not know yet that a pipe has become readable; after the
+/// writer's end only the kernel's own word counts.
+pub(crate) fn read_now(receiver: &pipe::Receiver, buffer: &mut [u8], last: bool) -> std::io::Result<usize> {
+    if last { Ok(rustix::io::read(receiver, buffer)?) } else { receiver.try_read(buffer) }
+}
+
+/// Reads a pipe to nowhere until nobody holds its other end.
+pub(crate) async fn throw_away(receiver: pipe::Receiver) {
+    let mut buffer = [0u8; 4096];
+    loop {
+        match receiver.try_read(&mut buffer) {
+            Ok(0) => return,
+            Ok(_) => tokio::task::yield_now().await,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                if receiver.readable().await.is_err() {
+                    return;
+                }
+            }
+            Err(_) => return,
+        }
+    }
+}
+
+// Never returns: the command's end is what ends it. A command that no longer reads must not stall
+// its dialer, so what it does not take is dropped.
+async fn pump_in(
+    connection: &Connection,
+    mut sender: Option<pipe::Sender>,
+    stream: Option<StreamId>,
+    inbox: Option<Rc<Inbox>>,
+) -> Exit {
+    if let (Some(stream), Some(inbox)) = (stream, inbox) {
+        while let Some(bytes) = inbox.take().await {
+            if let Some(open) = &mut sender
+                && open.write_all(&bytes).await.is_err()
+            {
+                sender = None;
+            }
+            let bytes = inbox.used(bytes.len());
+            connection.say(harvest_proto::bridge::FromSupervisor::Credit { stream, bytes }).await;
+        }
+    }
+    drop(sender);
+    std::future::pending().await
+}

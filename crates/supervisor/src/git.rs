@@ -1,0 +1,129 @@
+//! Brings checkouts up to date, always as the agent's user and never asking anyone for anything.
+
+use std::time::Duration;
+
+use harvest_proto::bridge::{Author, BootStart, Checkout};
+
+use crate::{capture, supervisor::Supervisor, users::User};
+
+// A first clone of a large repository over a parked gateway.
+const GIT_LIMIT: Duration = Duration::from_secs(30 * 60);
+
+const LOCAL_LIMIT: Duration = Duration::from_secs(60);
+
+/// Variables that make git fail where it would ask a person.
+pub(crate) const NEVER_ASK: [(&str, &str); 2] =
+    [("GIT_TERMINAL_PROMPT", "0"), ("GIT_SSH_COMMAND", "ssh -o BatchMode=yes")];
+
+/// What holds for every git of this user. Set once per boot.
+const SETTINGS: [(&str, &str); 5] = [
+    ("safe.directory", "*"),
+    ("push.autoSetupRemote", "true"),
+    ("init.defaultBranch", "main"),
+    ("user.name", "Harvest"),
+    ("user.email", "harvest@localhost"),
+];
+
+/// Git in one folder.
+pub(crate) struct Git<'a> {
+    pub(crate) supervisor: &'a Supervisor,
+    pub(crate) user: &'a User,
+}
+
+impl Git<'_> {
+    /// Runs git; its last lines either way.
+    async fn run(&self, folder: &str, arguments: &[&str], limit: Duration) -> Result<String, String> {
+        let argv = std::iter::once("git").chain(arguments.iter().copied()).map(str::to_owned).collect();
+        let mut order = self.supervisor.order(argv, self.user, folder);
+        order.env.extend(NEVER_ASK.map(|(name, value)| (name.to_owned(), value.to_owned())));
+        let captured = capture::run(self.supervisor, order, limit).await.map_err(|fault| fault.message)?;
+        let line = format!("git {}", arguments.join(" "));
+        captured.ok().map_err(|tail| format!("{line}\n{tail}"))
+    }
+
+    /// The user's global settings, the default identity among them.
+    pub(crate) async fn settings(&self) -> Result<(), String> {
+        for (name, value) in SETTINGS {
+            self.run("/", &["config", "--global", name, value], LOCAL_LIMIT).await?;
+        }
+        Ok(())
+    }
+
+    /// Whose name the next commits get. In the user's settings, because the variables of a running
+    /// agent cannot change.
+    pub(crate) async fn identity(&self, author: &Author) -> Result<(), String> {
+        let name = format!("{} (Harvest)", author.name);
+        self.run("/", &["config", "--global", "user.name", &name], LOCAL_LIMIT).await?;
+        self.run("/", &["config", "--global", "user.email", &author.email], LOCAL_LIMIT).await?;
+        Ok(())
+    }
+
+    /// Brings one checkout to where `start` wants it. `Ok(Some(_))` is a warning.
+    pub(crate) async fn sync(&self, checkout: &Checkout, start: BootStart) -> Result<Option<String>, String> {
+        let workspace = self.supervisor.workspace();
+        let folder = format!("{workspace}/{}", checkout.name);
+        let there = std::path::Path::new(&folder).join(".git").exists();
+        match start {
+            BootStart::Restore => {
+                let fetched = self.fetch(&folder, checkout).await;
+                return Ok(fetched.err().map(|tail| format!("cannot fetch {}: {tail}", checkout.name)));
+            }
+            BootStart::Fresh | BootStart::Build if !there => {
+                let arguments = ["clone", "--quiet", "--", &checkout.remote, &checkout.name];
+                self.run(&workspace, &arguments, GIT_LIMIT).await?;
+            }
+            _ => self.fetch(&folder, checkout).await?,
+        }
+        self.check_out(&folder, checkout, start).await?;
+        Ok(None)
+    }
+
+    async fn fetch(&self, folder: &str, checkout: &Checkout) -> Result<(), String> {
+        self.run(folder, &["remote", "set-url", "origin", &checkout.remote], LOCAL_LIMIT).await?;
+        self.run(folder, &["fetch", "--quiet", "--prune", "origin"], GIT_LIMIT).await?;
+        if checkout.base.is_none() {
+            // The remote's default branch may have moved; without one the old word stands.
+            let _keeps_the_old =
+                self.run(folder, &["remote", "set-head", "origin", "--auto"], GIT_LIMIT).await;
+        }
+        Ok(())
+    }
+
+    async fn check_out(&self, folder: &str, checkout: &Checkout, start: BootStart) -> Result<(), String> {
+        let Some(base) = self.base(folder, checkout).await else {
+            return self.unborn(folder, checkout).await;
+        };
+        let branch = match (&checkout.branch, start) {
+            (Some(branch), BootStart::Fresh | BootStart::Image | BootStart::Restore) => branch,
+            _ => &base,
+        };
+        // By force: what a build left changed in tracked files is of no one's making. Without a
+        // track of the base, so that a plain push goes to the branch's own name.
+        let origin = format!("refs/remotes/origin/{base}");
+        let track = if *branch == base { "--track" } else { "--no-track" };
+        self.run(folder, &["checkout", "--quiet", "--force", track, "-B", branch, &origin], LOCAL_LIMIT)
+            .await?;
+        Ok(())
+    }
+
+    async fn base(&self, folder: &str, checkout: &Checkout) -> Option<String> {
+        if let Some(base) = &checkout.base {
+            return Some(base.clone());
+        }
+        let head =
+            self.run(folder, &["symbolic-ref", "--short", "refs/remotes/origin/HEAD"], LOCAL_LIMIT).await;
+        let base = head.ok()?.trim().strip_prefix("origin/")?.to_owned();
+        // An empty repository may name a default branch that does not exist.
+        let commit = format!("refs/remotes/origin/{base}^{{commit}}");
+        let exists = self.run(folder, &["rev-parse", "--verify", "--quiet", &commit], LOCAL_LIMIT).await;
+        exists.ok().map(|_| base)
+    }
+
+    // An empty repository: the first commit will be on the session's branch.
+    async fn unborn(&self, folder: &str, checkout: &Checkout) -> Result<(), String> {
+        let Some(branch) = &checkout.branch else { return Ok(()) };
+        let reference = format!("refs/heads/{branch}");
+        self.run(folder, &["symbolic-ref", "HEAD", &reference], LOCAL_LIMIT).await?;
+        Ok(())
+    }
+}

@@ -1,0 +1,99 @@
+//! Finds and kills everything below a process, by reading `/proc`. Killing is repeated by the
+//! caller until its own `wait` says that no child is left: a listing alone proves nothing.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    fs,
+};
+
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+
+/// One process of the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Entry {
+    pid: i32,
+    parent: i32,
+    group: i32,
+}
+
+/// Sends SIGKILL to every descendant of `root` but those in `spared`, and to their groups.
+///
+/// The group signal is atomic against fork, which a listing is not: a chain of processes that fork
+/// and exit is caught by it.
+pub(crate) fn kill_below(root: Pid, spared: &dyn Fn(i32) -> bool) {
+    let table = table();
+    let own_group = rustix::process::getpgrp().as_raw_nonzero().get();
+    let below = below(&table, root.as_raw_nonzero().get(), spared);
+    let mut groups = BTreeSet::new();
+    for entry in &below {
+        if let Some(pid) = Pid::from_raw(entry.pid) {
+            let _already_gone = kill_process(pid, Signal::KILL);
+        }
+        // Group 0 and 1 would mean "mine" and "everyone" to the kernel.
+        if entry.group > 1 && entry.group != own_group && below.iter().any(|one| one.pid == entry.group) {
+            groups.insert(entry.group);
+        }
+    }
+    for group in groups.into_iter().filter_map(Pid::from_raw) {
+        let _already_gone = kill_process_group(group, Signal::KILL);
+    }
+}
+
+fn table() -> Vec<Entry> {
+    let Ok(folder) = fs::read_dir("/proc") else { return Vec::new() };
+    folder
+        .flatten()
+        .filter(|entry| entry.file_name().as_encoded_bytes().iter().all(u8::is_ascii_digit))
+        .filter_map(|entry| fs::read(entry.path().join("stat")).ok())
+        .filter_map(|stat| parse(&stat))
+        .collect()
+}
+
+// `pid (name) state ppid pgrp …`, where the name may hold spaces and brackets: split at the last one.
+fn parse(stat: &[u8]) -> Option<Entry> {
+    let text = String::from_utf8_lossy(stat);
+    let (head, rest) = text.rsplit_once(')')?;
+    let pid = head.split_once(' ')?.0.parse().ok()?;
+    let mut fields = rest.split_ascii_whitespace().skip(1);
+    let parent = fields.next()?.parse().ok()?;
+    let group = fields.next()?.parse().ok()?;
+    Some(Entry { pid, parent, group })
+}
+
+fn below(table: &[Entry], root: i32, spared: &dyn Fn(i32) -> bool) -> Vec<Entry> {
+    let mut children: HashMap<i32, Vec<Entry>> = HashMap::new();
+    for entry in table {
+        children.entry(entry.parent).or_default().push(*entry);
+    }
+    let mut found = Vec::new();
+    let mut open = vec![root];
+    while let Some(parent) = open.pop() {
+        for child in children.remove(&parent).unwrap_or_default() {
+            if !spared(child.pid) {
+                found.push(child);
+                open.push(child.pid);
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_brackets_and_spaces_does_not_shift_the_fields() {
+        assert_eq!(parse(b"42 (a) b) (c) S 7 9 9 0"), Some(Entry { pid: 42, parent: 7, group: 9 }));
+        assert_eq!(parse(b"garbage"), None);
+    }
+
+    #[test]
+    fn grandchildren_are_below_and_spared_branches_are_not() {
+        let entry = |pid, parent| Entry { pid, parent, group: pid };
+        let table = [entry(2, 1), entry(3, 2), entry(4, 3), entry(5, 2), entry(6, 5), entry(9, 1)];
+        let mut found: Vec<i32> = below(&table, 2, &|pid| pid == 5).iter().map(|one| one.pid).collect();
+        found.sort_unstable();
+        assert_eq!(found, [3, 4]);
+    }
+}

@@ -1,0 +1,86 @@
+#!/bin/sh
+# Speaks as much of Claude Code's line protocol as the tests need. What it does is in the prompt.
+while [ $# -gt 0 ]; do
+    case "$1" in
+        --session-id) mode=new id=$2 ;;
+        --resume) mode=resume id=$2 ;;
+    esac
+    shift
+done
+echo "$mode" >>"$HOME/starts"
+if [ "$mode" = resume ] && [ ! -e "$HOME/talk-$id" ]; then
+    echo "No conversation found with session ID: $id" >&2
+    exit 1
+fi
+state() { echo '{"type":"system","subtype":"session_state_changed","state":"'"$1"'"}'; }
+say() {
+    echo '{"type":"stream_event","event":{"type":"content_block_delta","delta":{"type":"text_delta","text":"'"$1"'"}},"parent_tool_use_id":null}'
+}
+done_with() {
+    echo '{"type":"result","subtype":"success","is_error":false,"result":"'"$1"'"}'
+    state idle
+}
+while read -r line; do
+    case "$line" in
+        *'"subtype":"initialize"'*)
+            echo '{"type":"control_response","response":{"subtype":"success","request_id":"initialize","response":{}}}'
+            ;;
+        *'"subtype":"interrupt"'*)
+            echo '{"type":"result","subtype":"error_during_execution","is_error":true}'
+            state idle
+            ;;
+        *'"control_response"'*)
+            say "answered"
+            done_with ok
+            ;;
+        *hang*)
+            : >"$HOME/talk-$id"
+            state running
+            # Leaves a process that no longer has anything to do with us.
+            (setsid sleep 98765 & echo $! >"$HOME/left")
+            say "hanging"
+            ;;
+        *deaf*)
+            state running
+            say "deaf"
+            while :; do sleep 1; done
+            ;;
+        *crash*)
+            state running
+            echo "last words" >&2
+            exit 3
+            ;;
+        *ask*)
+            state running
+            echo '{"type":"control_request","request_id":"c1","request":{"subtype":"can_use_tool","tool_name":"AskUserQuestion","input":{"questions":[{"question":"Colour?","options":[{"label":"red"}]}]},"tool_use_id":"t1"}}'
+            ;;
+        *many*)
+            state running
+            n=0
+            while [ $n -lt 200 ]; do
+                echo '{"type":"assistant","message":{"content":[{"type":"tool_use","id":"n'$n'","name":"Bash","input":{}}]}}'
+                n=$((n + 1))
+            done
+            done_with ok
+            ;;
+        *flood*)
+            state running
+            text=$(head -c 30000 /dev/zero | tr '\\0' x)
+            n=0
+            while [ $n -lt 1000 ]; do
+                echo '{"type":"user","message":{"content":[{"type":"tool_result","tool_use_id":"n'$n'","content":"'"$text"'"}]}}'
+                n=$((n + 1))
+            done
+            done_with ok
+            ;;
+        *'"type":"user"'*)
+            : >"$HOME/talk-$id"
+            state running
+            say "Hel"
+            say "lo"
+            git config --global user.name >"$HOME/author"
+            pwd >"$HOME/where"
+            done_with ok
+            ;;
+    esac
+done
