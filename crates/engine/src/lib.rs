@@ -1,5 +1,94 @@
 //! The local machine: layers, images, snapshots, isolated process trees, the zygote.
 //!
 //! Synchronous, and the only crate with unsafe code: every kernel call that Rust cannot vouch for is
-//! here, each with the reason why it is sound.
+//! here, each with the reason why it is sound. The engine's own process never forks and needs no
+//! runtime; the zygote, a process of its own, is the parent of every sandbox.
 #![expect(unsafe_code, reason = "clone3, mount and seccomp have no safe wrappers")]
+
+mod bootstrap;
+mod build;
+mod cgroup;
+mod collect;
+mod disk;
+mod error;
+pub mod guest;
+mod home;
+mod image;
+mod isolate;
+mod keep;
+mod layer;
+mod plan;
+mod recipe;
+mod sandbox;
+mod snapshot;
+mod spec;
+mod syscall;
+mod trash;
+mod tree;
+pub mod zygote;
+
+use std::sync::Arc;
+
+pub use build::{BuildOptions, Progress};
+pub use cgroup::{Group, Hierarchy, Setting};
+pub use collect::Collected;
+pub use error::EngineError;
+pub use home::Config;
+pub use image::Image;
+pub use isolate::caps::Capability;
+pub use plan::{Handed, HostFacts, IDS, Namespace, Plan, Step};
+pub use recipe::{Base, Make, Recipe, RecipeError};
+pub use sandbox::{Running, SandboxState};
+pub use snapshot::{Captured, Snapshot};
+pub use spec::{Bind, ImageConfig, LayerId, Limits, Network, Origin, Owner, ParseLayerIdError, Spec};
+
+use disk::Disk;
+use error::AtPath;
+use home::Home;
+
+/// The local machine of one home.
+#[derive(Debug, Clone)]
+pub struct Engine {
+    config: Arc<Config>,
+    home: Home,
+    disk: Disk,
+}
+
+impl Engine {
+    /// Makes the folders that are missing. Starts nothing.
+    ///
+    /// # Errors
+    /// When a folder cannot be made.
+    pub fn open(mut config: Config) -> Result<Self, EngineError> {
+        home::make_private(&config.home)?;
+        home::make_private(&config.cache)?;
+        // The zygote and every client must call the home by one name: its cgroup is named after it.
+        config.home = config.home.canonicalize().at("find", &config.home)?;
+        config.cache = config.cache.canonicalize().at("find", &config.cache)?;
+        let home = Home::new(config.home.clone());
+        home.make()?;
+        for folder in ["layers", "images", "building", "trash"] {
+            home::make_private(&config.cache.join(folder))?;
+        }
+        let disk = Disk::open(&config.home, &config.cache)?;
+        Ok(Self { config: Arc::new(config), home, disk })
+    }
+
+    /// The layers, bottom first, and the config a disk begins as.
+    fn resolve(&self, from: &Origin) -> Result<(Vec<LayerId>, ImageConfig), EngineError> {
+        match from {
+            Origin::Layers { layers, config } => Ok((layers.clone(), config.clone())),
+            Origin::Image(image) => {
+                let found = self.disk.image(image)?;
+                let found = found.ok_or_else(|| EngineError::ImageMissing { image: image.clone() })?;
+                Ok((found.layers, found.config))
+            }
+            Origin::Snapshot(snapshot) => {
+                let found = self.disk.snapshot(snapshot)?;
+                let found =
+                    found.ok_or_else(|| EngineError::SnapshotMissing { snapshot: snapshot.clone() })?;
+                Ok((found.layers, found.config))
+            }
+        }
+    }
+}

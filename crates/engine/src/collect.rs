@@ -1,0 +1,275 @@
+//! Collecting garbage: finds what nothing refers to any more and throws it away. A layer that any
+//! snapshot, image or sandbox of any home refers to stays.
+
+use std::{collections::BTreeSet, path::Path};
+
+use harvest_proto::SandboxId;
+
+use crate::{
+    EngineError,
+    disk::{self, Disk},
+    home::Home,
+    image::Image,
+    layer::disk_usage,
+    sandbox::Record,
+    spec::LayerId,
+    trash,
+};
+
+/// What a collection came to.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Collected {
+    /// Layers nothing refers to.
+    pub layers: Vec<LayerId>,
+    /// Dead sandboxes whose owner is gone.
+    pub sandboxes: Vec<SandboxId>,
+    /// What the layers took on the disk.
+    pub bytes: u64,
+    /// Trees in the trash, what was just thrown away included.
+    pub trees: u64,
+    /// Whether the shared cache was passed over because a build is in progress.
+    pub cache_busy: bool,
+}
+
+impl Disk {
+    /// Throws away every layer nothing refers to, in this home and in the cache. With `dry_run` it only
+    /// says which. Answers what is in the trash by name, to be deleted without holding anyone up.
+    pub(crate) fn collect(&self, dry_run: bool, collected: &mut Collected) -> Result<Waste, EngineError> {
+        let _alone = self.hold_home_alone()?;
+        let mut used = BTreeSet::new();
+        self.used_by_home(self.home(), &mut used)?;
+        self.throw_unused(&self.layers(), &used, &self.trash(), dry_run, collected)?;
+        if !dry_run {
+            // Nobody holds the home, so nobody is writing these.
+            for name in disk::names_in(&self.partial())? {
+                trash::throw_away(&self.partial().join(name), &self.trash())?;
+            }
+        }
+        let mut waste = Waste { home: disk::names_in(&self.trash())?, cache: Vec::new() };
+        if let Some(_alone) = self.try_hold_cache_alone()? {
+            self.collect_cache(used, dry_run, collected)?;
+            waste.cache = disk::names_in(&self.cache_trash())?;
+        } else {
+            collected.cache_busy = true;
+        }
+        collected.trees = (waste.home.len() + waste.cache.len()) as u64;
+        Ok(waste)
+    }
+
+    fn collect_cache(
+        &self,
+        mut used: BTreeSet<LayerId>,
+        dry_run: bool,
+        collected: &mut Collected,
+    ) -> Result<(), EngineError> {
+        for name in disk::record_names(&self.homes())? {
+            let record = self.homes().join(format!("{name}.json"));
+            let Some(home) = disk::read_record::<std::path::PathBuf>(&record)? else { continue };
+            if home.is_dir() {
+                self.used_by_home(&home, &mut used)?;
+            } else if home.parent().is_some_and(Path::is_dir) {
+                // Removed by its owner. A home whose parent is missing too may be on a disk that is
+                // not attached right now.
+                disk::remove_file(&record)?;
+            } else {
+                return Ok(());
+            }
+        }
+        for Image { layers, .. } in self.image_list()? {
+            used.extend(layers);
+        }
+        self.throw_unused(&self.cache_layers(), &used, &self.cache_trash(), dry_run, collected)?;
+        if !dry_run {
+            for name in disk::names_in(&self.building())? {
+                let path = self.building().join(&name);
+                if path.is_dir() {
+                    trash::throw_away(&path, &self.cache_trash())?;
+                }
+            }
+            self.forget_steps()?;
+        }
+        Ok(())
+    }
+
+    // A step that stands for a layer which is gone stands for nothing.
+    fn forget_steps(&self) -> Result<(), EngineError> {
+        for name in disk::record_names(&self.steps())? {
+            let path = self.steps().join(format!("{name}.json"));
+            let layer: Option<LayerId> = disk::read_record(&path)?;
+            if layer.is_some_and(|layer| !self.cache_layers().join(layer.as_str()).exists()) {
+                disk::remove_file(&path)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn used_by_home(&self, home: &Path, used: &mut BTreeSet<LayerId>) -> Result<(), EngineError> {
+        let other = self.of_home(home);
+        for snapshot in other.snapshot_list()? {
+            used.extend(snapshot.layers);
+        }
+        for part in disk::names_in(&other.sandboxes())? {
+            let Ok(id) = format!("{}_{part}", SandboxId::PREFIX).parse::<SandboxId>() else { continue };
+            if let Some(record) = Record::read(&Home::new(home.to_owned()), &id)? {
+                used.extend(record.layers);
+            }
+            used.extend(other.captures(&id)?.chain);
+            used.extend(other.ending(&id)?.map(|ending| ending.layer));
+        }
+        Ok(())
+    }
+
+    fn throw_unused(
+        &self,
+        folder: &Path,
+        used: &BTreeSet<LayerId>,
+        trash: &Path,
+        dry_run: bool,
+        collected: &mut Collected,
+    ) -> Result<(), EngineError> {
+        for name in disk::names_in(folder)? {
+            let Ok(layer) = name.parse::<LayerId>() else { continue };
+            if used.contains(&layer) {
+                continue;
+            }
+            let path = folder.join(layer.as_str());
+            // A tree too hostile to be measured can be thrown away all the same.
+            collected.bytes += disk_usage(&path).unwrap_or(0);
+            if !dry_run {
+                trash::throw_away(&path, trash)?;
+            }
+            collected.layers.push(layer);
+        }
+        Ok(())
+    }
+
+    /// Deletes what was in the trash when it was looked at; what came since may be in use.
+    pub(crate) fn delete(&self, waste: &Waste) -> Result<(), EngineError> {
+        trash::delete(&self.trash(), &waste.home)?;
+        trash::delete(&self.cache_trash(), &waste.cache)
+    }
+}
+
+/// What is to be deleted, by name, in the two trash folders.
+#[derive(Debug, Default)]
+pub(crate) struct Waste {
+    home: Vec<String>,
+    cache: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use harvest_proto::{SnapshotId, Timestamp};
+
+    use super::*;
+    use crate::{
+        disk::tests::Temporary,
+        image::Image,
+        snapshot::Ending,
+        spec::{ImageConfig, Limits, Network, Owner},
+    };
+
+    fn layer(folder: &Path, name: &str) -> LayerId {
+        fs::create_dir_all(folder.join(name).join("etc")).unwrap();
+        name.parse().unwrap()
+    }
+
+    fn collect(disk: &Temporary, dry_run: bool) -> Vec<String> {
+        let mut collected = Collected::default();
+        let waste = disk.collect(dry_run, &mut collected).unwrap();
+        if !dry_run {
+            disk.delete(&waste).unwrap();
+        }
+        collected.layers.iter().map(ToString::to_string).collect()
+    }
+
+    fn sandbox(disk: &Disk, layers: Vec<LayerId>) -> SandboxId {
+        let id = SandboxId::random();
+        let record = Record {
+            id: id.clone(),
+            layers,
+            config: ImageConfig::default(),
+            limits: Limits::default(),
+            network: Network::Door,
+            owner: Owner::Kept,
+            binds: Vec::new(),
+            env: std::collections::BTreeMap::new(),
+            created_at: Timestamp::from_millis(0),
+        };
+        fs::create_dir_all(disk.sandbox(&id)).unwrap();
+        disk::write_record(&disk.sandbox(&id).join("record.json"), &record).unwrap();
+        id
+    }
+
+    fn image(name: &str, layers: Vec<LayerId>) -> Image {
+        Image {
+            id: harvest_proto::ImageId::random(),
+            name: name.to_owned(),
+            layers,
+            config: ImageConfig::default(),
+            recipe_key: String::new(),
+            bytes: 0,
+            created_at: Timestamp::from_millis(0),
+        }
+    }
+
+    #[test]
+    fn a_layer_in_use_is_never_collected() {
+        let disk = Disk::temporary();
+        let (home, cache) = (disk.layers(), disk.cache_layers());
+        let kept = ["ofimage0", "ofsandbox", "ofcapture", "ofending", "ofsnapshot"];
+        disk.image_write(&image("base", vec![layer(&cache, kept[0])])).unwrap();
+        let id = sandbox(&disk, vec![layer(&cache, kept[1])]);
+        let mut captures = crate::snapshot::Captures::default();
+        captures.chain.push(layer(&home, kept[2]));
+        disk::write_record(&disk.sandbox(&id).join("captures.json"), &captures).unwrap();
+        let ending = Ending { layer: layer(&home, kept[3]) };
+        disk::write_record(&disk.sandbox(&id).join("ending.json"), &ending).unwrap();
+        let snapshot = SnapshotId::random();
+        disk.snapshot_write(&snapshot, vec![layer(&home, kept[4])], ImageConfig::default()).unwrap();
+        layer(&home, "orphan-a");
+        layer(&cache, "orphan-b");
+        assert_eq!(collect(&disk, true), ["orphan-a", "orphan-b"]);
+        assert_eq!(collect(&disk, false), ["orphan-a", "orphan-b"]);
+        for name in kept {
+            assert!(home.join(name).exists() || cache.join(name).exists(), "{name}");
+        }
+        assert!(disk::names_in(&disk.trash()).unwrap().is_empty());
+        disk.snapshot_remove(&snapshot).unwrap();
+        assert_eq!(collect(&disk, false), ["ofsnapshot"]);
+    }
+
+    #[test]
+    fn a_cache_layer_another_home_stands_on_is_not_collected() {
+        let disk = Disk::temporary();
+        let other_home = disk.home().with_file_name("other");
+        let other = Disk::open(&other_home, &disk.home().with_file_name("cache")).unwrap();
+        let shared = layer(&disk.cache_layers(), "shared00");
+        other.snapshot_write(&SnapshotId::random(), vec![shared], ImageConfig::default()).unwrap();
+        assert!(collect(&disk, false).is_empty());
+        fs::remove_dir_all(&other_home).unwrap();
+        assert_eq!(collect(&disk, false), ["shared00"]);
+    }
+
+    #[test]
+    fn the_cache_is_passed_over_while_a_build_holds_it() {
+        let disk = Disk::temporary();
+        layer(&disk.cache_layers(), "building0");
+        let build = disk.hold_cache().unwrap();
+        assert!(collect(&disk, false).is_empty());
+        drop(build);
+        assert_eq!(collect(&disk, false), ["building0"]);
+    }
+
+    #[test]
+    fn what_a_crash_left_half_written_is_collected() {
+        let disk = Disk::temporary();
+        fs::create_dir(disk.partial().join("half")).unwrap();
+        fs::create_dir(disk.building().join("half")).unwrap();
+        collect(&disk, false);
+        assert!(disk::names_in(&disk.partial()).unwrap().is_empty());
+        assert!(disk::names_in(&disk.building()).unwrap().is_empty());
+    }
+}

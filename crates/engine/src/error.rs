@@ -1,0 +1,150 @@
+//! What can go wrong in the engine, each with what was being done and to what.
+
+use std::{io, path::PathBuf};
+
+use harvest_proto::{SandboxId, SnapshotId};
+
+use crate::{guest::GuestError, recipe::RecipeError, spec::LayerId};
+
+/// Why the engine could not do it.
+#[derive(Debug, thiserror::Error)]
+pub enum EngineError {
+    /// The image is not there.
+    #[error("image `{image}` is not on this host")]
+    ImageMissing {
+        /// Its name.
+        image: String,
+    },
+    /// The snapshot is not there.
+    #[error("snapshot {snapshot} is not on this host")]
+    SnapshotMissing {
+        /// Its id.
+        snapshot: SnapshotId,
+    },
+    /// A layer is not there.
+    #[error("layer `{layer}` is not on this host")]
+    LayerMissing {
+        /// Its id.
+        layer: LayerId,
+    },
+    /// Nobody knows this sandbox, or it has ended.
+    #[error("sandbox {sandbox} does not run")]
+    NotRunning {
+        /// Its id.
+        sandbox: SandboxId,
+    },
+    /// The id is taken.
+    #[error("sandbox {sandbox} exists already")]
+    Exists {
+        /// Its id.
+        sandbox: SandboxId,
+    },
+    /// The spec makes no sense.
+    #[error("{reason}")]
+    Invalid {
+        /// Why.
+        reason: String,
+    },
+    /// The zygote refused, in its own words.
+    #[error("cannot {doing} sandbox {sandbox}: {reason}")]
+    Refused {
+        /// What was asked for.
+        doing: &'static str,
+        /// Of which.
+        sandbox: SandboxId,
+        /// Its words, cause after cause.
+        reason: String,
+    },
+    /// The zygote could not be started or reached.
+    #[error("cannot reach the zygote: {reason}")]
+    Zygote {
+        /// Why.
+        reason: String,
+    },
+    /// The id names a snapshot taken while the sandbox ran.
+    #[error("snapshot {snapshot} exists already and is older than the sandbox's disk")]
+    SnapshotTaken {
+        /// Its id.
+        snapshot: SnapshotId,
+    },
+    /// A text is no recipe.
+    #[error("the recipe makes no sense")]
+    Recipe(#[from] RecipeError),
+    /// A step of a build failed.
+    #[error("cannot {what}\n{}", tail.join("\n"))]
+    Build {
+        /// The step.
+        what: String,
+        /// The last lines it said.
+        tail: Vec<String>,
+        /// What to do about it.
+        hint: &'static str,
+    },
+    /// A sandbox's supervisor could not be spoken to.
+    #[error("cannot {doing}")]
+    Bridge {
+        /// What was being done.
+        doing: String,
+        /// What it said.
+        source: GuestError,
+    },
+    /// A file or folder said no.
+    #[error("cannot {doing} {}", path.display())]
+    File {
+        /// What was being done.
+        doing: &'static str,
+        /// To what.
+        path: PathBuf,
+        /// What it said.
+        source: io::Error,
+    },
+    /// A record cannot be understood.
+    #[error("the record {} cannot be read", path.display())]
+    Record {
+        /// Its file.
+        path: PathBuf,
+        /// Where it stops making sense.
+        source: serde_json::Error,
+    },
+}
+
+/// Names what was being done when a system call failed.
+#[derive(Debug, thiserror::Error)]
+#[error("{doing}")]
+pub(crate) struct StepError {
+    doing: String,
+    source: io::Error,
+}
+
+/// Adds what was being done to an error of the system.
+pub(crate) trait Doing<T> {
+    fn doing(self, what: impl FnOnce() -> String) -> Result<T, StepError>;
+}
+
+impl<T, E: Into<io::Error>> Doing<T> for Result<T, E> {
+    fn doing(self, what: impl FnOnce() -> String) -> Result<T, StepError> {
+        self.map_err(|source| StepError { doing: what(), source: source.into() })
+    }
+}
+
+impl StepError {
+    pub(crate) fn new(doing: impl Into<String>, source: io::Error) -> Self {
+        Self { doing: doing.into(), source }
+    }
+
+    /// The error and its cause in one line, for where only text can travel.
+    pub(crate) fn line(&self) -> String {
+        format!("{}: {}", self.doing, self.source)
+    }
+}
+
+/// An [`EngineError::File`] in one word.
+pub(crate) trait AtPath<T> {
+    fn at(self, doing: &'static str, path: impl Into<PathBuf>) -> Result<T, EngineError>;
+}
+
+impl<T, E: Into<io::Error>> AtPath<T> for Result<T, E> {
+    fn at(self, doing: &'static str, path: impl Into<PathBuf>) -> Result<T, EngineError> {
+        self.map_err(|source| EngineError::File { doing, path: path.into(), source: source.into() })
+    }
+}

@@ -1,0 +1,161 @@
+//! Ranges of host ids, one per sandbox, claimed host-wide: two sandboxes never share an id, whatever
+//! home they belong to, so that neither can signal the other or eat up its per-user limits.
+//!
+//! A claim is a file named after the range that says which process holds it: the zygote while a
+//! sandbox is being made, its pid 1 afterwards. A claim whose process is gone is void.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    error::{Doing, StepError},
+    home::{boot_id, start_ticks},
+    plan::IDS,
+};
+
+/// Where claims are. Emptied by a reboot on most hosts; the boot id in each claim covers the others.
+pub(crate) const CLAIMS: &str = "/run/harvest-ids";
+
+// Above what systemd gives its containers (0x0008_0000 to 0x6fff_ffff) and below the ids that some
+// programs take for negative.
+const FIRST: u32 = 0x7000_0000;
+const RANGES: u32 = 0x1000_0000 / IDS;
+
+/// A range of ids that is ours.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    file: PathBuf,
+    first: u32,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Holder {
+    boot: String,
+    pid: u32,
+    started: u64,
+}
+
+impl Holder {
+    fn lives(&self) -> bool {
+        self.boot == boot_id() && start_ticks(self.pid) == Some(self.started)
+    }
+}
+
+impl Claim {
+    /// Takes a free range for this process. `wish` spreads claims, so that a free one is found at once.
+    pub(crate) fn take(folder: &Path, wish: u32) -> Result<Self, StepError> {
+        let _lock = lock(folder)?;
+        let own = std::process::id();
+        for number in (0..RANGES).map(|offset| wish.wrapping_add(offset) % RANGES) {
+            let claim = Self { file: folder.join(number.to_string()), first: FIRST + number * IDS };
+            if !claim.held() {
+                claim.write(own)?;
+                return Ok(claim);
+            }
+        }
+        Err(StepError::new("find a free range of ids", io::ErrorKind::QuotaExceeded.into()))
+    }
+
+    /// The range that starts with this id, as an earlier zygote claimed it.
+    pub(crate) fn adopt(folder: &Path, first: u32) -> Self {
+        Self { file: folder.join((first.wrapping_sub(FIRST) / IDS).to_string()), first }
+    }
+
+    /// Says that the range is in use as long as this process lives.
+    pub(crate) fn hand_to(&self, pid: u32) -> Result<(), StepError> {
+        let _lock = lock(self.file.parent().unwrap_or(Path::new("/")))?;
+        self.write(pid)
+    }
+
+    /// Gives the range back.
+    pub(crate) fn release(&self) {
+        let _ = fs::remove_file(&self.file);
+    }
+
+    /// The host id that is root inside.
+    pub(crate) fn first(&self) -> u32 {
+        self.first
+    }
+
+    fn held(&self) -> bool {
+        // A claim that cannot be read was cut off while being written, under the lock we hold now.
+        fs::read(&self.file)
+            .ok()
+            .and_then(|bytes| serde_json::from_slice::<Holder>(&bytes).ok())
+            .is_some_and(|holder| holder.lives())
+    }
+
+    /// Under the lock: a sweep takes unfinished claims for abandoned ones.
+    fn write(&self, pid: u32) -> Result<(), StepError> {
+        let doing = || format!("claim ids in {}", self.file.display());
+        let started =
+            start_ticks(pid).ok_or(io::ErrorKind::NotFound).map_err(io::Error::from).doing(doing)?;
+        let holder = Holder { boot: boot_id().to_owned(), pid, started };
+        let text = serde_json::to_vec(&holder).map_err(io::Error::from).doing(doing)?;
+        // Replaced as a whole: a reader never sees a claim without its holder.
+        let new = self.file.with_extension("new");
+        fs::write(&new, text).doing(doing)?;
+        fs::rename(&new, &self.file).doing(doing)
+    }
+}
+
+fn lock(folder: &Path) -> Result<fs::File, StepError> {
+    let path = folder.join("lock");
+    let doing = || format!("lock {}", path.display());
+    let file = fs::OpenOptions::new().create(true).append(true).open(&path).doing(doing)?;
+    flock(&file, FlockOperation::LockExclusive).doing(doing)?;
+    Ok(file)
+}
+
+/// Removes every claim whose process is gone.
+pub(crate) fn sweep(folder: &Path) -> Result<(), StepError> {
+    let _lock = lock(folder)?;
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let number = name.to_str().and_then(|name| name.parse::<u32>().ok());
+        let claim =
+            Claim { file: entry.path(), first: FIRST.wrapping_add(number.unwrap_or(0).wrapping_mul(IDS)) };
+        // Besides claims and the lock there are only claims cut off while being written.
+        if name != "lock" && (number.is_none() || !claim.held()) {
+            claim.release();
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_is_taken_once_and_free_again_after_release() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = Claim::take(folder.path(), 5).unwrap();
+        let second = Claim::take(folder.path(), 5).unwrap();
+        assert!(first.first().abs_diff(second.first()) >= IDS);
+        first.release();
+        assert_eq!(Claim::take(folder.path(), 5).unwrap().first(), first.first());
+    }
+
+    #[test]
+    fn a_claim_whose_process_is_gone_is_void() {
+        let folder = tempfile::tempdir().unwrap();
+        let claim = Claim::take(folder.path(), 7).unwrap();
+        let holder = Holder { boot: boot_id().to_owned(), pid: std::process::id(), started: 1 };
+        fs::write(&claim.file, serde_json::to_vec(&holder).unwrap()).unwrap();
+        assert_eq!(Claim::take(folder.path(), 7).unwrap().first(), claim.first());
+        fs::write(&claim.file, "").unwrap();
+        sweep(folder.path()).unwrap();
+        assert!(!claim.file.exists());
+    }
+
+    #[test]
+    fn no_range_reaches_ids_that_look_negative() {
+        assert!(FIRST.checked_add(RANGES * IDS).unwrap() <= 1 << 31);
+    }
+}

@@ -1,0 +1,413 @@
+//! Carries a plan out. The first half runs in the zygote, the second in the new process, which ends
+//! by becoming the supervisor. Every step either succeeds or ends the sandbox before it began:
+//! nothing degrades.
+
+pub(crate) mod caps;
+pub(crate) mod ids;
+pub(crate) mod mounts;
+pub(crate) mod network;
+pub(crate) mod seccomp;
+pub(crate) mod syscalls;
+
+use std::{
+    ffi::CString,
+    fs,
+    io::{self, IoSlice},
+    mem::MaybeUninit,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::fs::{DirBuilderExt, PermissionsExt},
+    },
+    path::{Path, PathBuf},
+};
+
+use harvest_proto::launch::{Descriptor, Launch};
+use rustix::{
+    fs::{Mode, OFlags},
+    net::{
+        AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
+        SocketType, bind, listen, sendmsg, socket_with, socketpair,
+    },
+    process::{Resource, Rlimit, Signal, getrlimit, setrlimit},
+    thread::{CapabilitiesSecureBits, LinkNameSpaceType, UnshareFlags},
+};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    error::{Doing, StepError},
+    plan::{IDS, Namespace, Step},
+    syscall::{self, Side},
+    zygote::protocol::receive,
+};
+use mounts::{Scratch, Tree};
+
+/// What the new process is born with.
+pub(crate) struct Birth<'a> {
+    /// The steps up to the gate.
+    pub(crate) ahead: &'a [Step],
+    /// The sandbox's user namespace.
+    pub(crate) users: &'a OwnedFd,
+    /// Root's host id inside it.
+    pub(crate) first_id: u32,
+    /// Takes word that the steps ahead are done, and brings a [`Calling`] when the zygote has written
+    /// everything down; closed when it died.
+    pub(crate) gate: &'a OwnedFd,
+}
+
+/// What the new process is to become. Attached: the supervisor's program, the layers, the binds.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Calling {
+    /// The steps after the gate.
+    pub(crate) steps: Vec<Step>,
+    /// Holds `upper`, `work` and the log.
+    pub(crate) folder: PathBuf,
+    /// Holds the sockets.
+    pub(crate) run: PathBuf,
+    /// What the supervisor is told; its descriptors are collected on the way.
+    pub(crate) launch: Launch,
+}
+
+/// The namespaces' bits.
+pub(crate) fn clone_flags(namespaces: &[Namespace]) -> u64 {
+    namespaces
+        .iter()
+        .map(|namespace| match namespace {
+            Namespace::Mount => libc::CLONE_NEWNS,
+            Namespace::Pid => libc::CLONE_NEWPID,
+            Namespace::Net => libc::CLONE_NEWNET,
+            Namespace::Ipc => libc::CLONE_NEWIPC,
+            Namespace::Uts => libc::CLONE_NEWUTS,
+        })
+        .fold(0, |flags, flag| flags | u64::from(flag.cast_unsigned()))
+}
+
+/// Makes a user namespace that maps 0.. to the range starting at `first`.
+///
+/// # Safety
+/// The caller must have one thread only.
+pub(crate) unsafe fn make_user_namespace(first: u32) -> Result<OwnedFd, StepError> {
+    let doing = || "make a user namespace".to_owned();
+    // The kernel counts inotify watches, pending signals and the like against who made the
+    // namespace: the range's own first id, not root, whom all sandboxes would share.
+    let owner = |uid: u32| {
+        let id = rustix::process::Uid::from_raw(uid);
+        rustix::thread::set_thread_res_uid(None, Some(id), None)
+    };
+    owner(first).doing(doing)?;
+    let zygote = rustix::process::getpid();
+    // SAFETY: the caller vouches for one thread; the child below only waits to be killed.
+    let side = unsafe { syscall::clone_process(libc::CLONE_NEWUSER.cast_unsigned().into(), None) };
+    if let Ok(Side::Child) = side {
+        wait_for_the_end(zygote);
+    }
+    owner(0).doing(doing)?;
+    let Side::Parent { pid, pidfd } = side.doing(doing)? else { wait_for_the_end(zygote) };
+    let map = format!("0 {first} {IDS}\n");
+    let prepare = || -> io::Result<OwnedFd> {
+        fs::write(format!("/proc/{pid}/uid_map"), &map)?;
+        fs::write(format!("/proc/{pid}/gid_map"), &map)?;
+        Ok(fs::File::open(format!("/proc/{pid}/ns/user"))?.into())
+    };
+    let namespace = prepare();
+    let _ = rustix::process::pidfd_send_signal(&pidfd, Signal::KILL);
+    let _ = rustix::process::waitid(
+        rustix::process::WaitId::PidFd(pidfd.as_fd()),
+        rustix::process::WaitIdOptions::EXITED,
+    );
+    namespace.doing(doing)
+}
+
+fn wait_for_the_end(zygote: rustix::process::Pid) -> ! {
+    // Should the zygote die first, this process must not stay.
+    let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+    if rustix::process::getppid() != Some(zygote) {
+        syscall::exit_now(1);
+    }
+    loop {
+        let _ = rustix::thread::nanosleep(&rustix::thread::Timespec { tv_sec: 60, tv_nsec: 0 });
+    }
+}
+
+/// Carries the new process's steps out. Returns only when one failed.
+pub(crate) fn become_supervisor(birth: &Birth<'_>) -> StepError {
+    let mut work = Work::default();
+    let mut next = birth.ahead.to_vec();
+    // Twice: what could be done ahead, then what the calling brings.
+    for _ in 0..2 {
+        for step in std::mem::take(&mut next) {
+            let result = match step {
+                Step::Gate => work.called(birth.gate).map(|steps| next = steps),
+                step => work.step(&step, birth),
+            };
+            if let Err(error) = result {
+                return error;
+            }
+        }
+    }
+    StepError::new("carry out a plan that ends without exec", io::ErrorKind::InvalidInput.into())
+}
+
+#[derive(Default)]
+struct Work {
+    calling: Option<Calling>,
+    supervisor: Option<OwnedFd>,
+    handed: Vec<OwnedFd>,
+    scratch: Option<Scratch>,
+    tree: Option<Tree>,
+    log: Option<OwnedFd>,
+    inherited: Vec<(Descriptor, OwnedFd)>,
+    files: usize,
+}
+
+impl Work {
+    /// Waits for the calling and answers its steps.
+    fn called(&mut self, gate: &OwnedFd) -> Result<Vec<Step>, StepError> {
+        // Until now the cgroups' names were in use.
+        send_with(gate, b"ready", &[]).doing(|| "tell the zygote".to_owned())?;
+        let called = receive::<Calling>(gate).doing(|| "wait for the zygote".to_owned())?;
+        let gone = || StepError::new("wait for the zygote", io::ErrorKind::UnexpectedEof.into());
+        let (mut calling, files) = called.ok_or_else(gone)?;
+        let mut files = files.into_iter();
+        self.supervisor = files.next();
+        self.handed = files.collect();
+        let steps = std::mem::take(&mut calling.steps);
+        self.calling = Some(calling);
+        Ok(steps)
+    }
+
+    fn calling(&self) -> Result<&Calling, StepError> {
+        self.calling.as_ref().ok_or_else(out_of_order)
+    }
+
+    fn step(&mut self, step: &Step, birth: &Birth<'_>) -> Result<(), StepError> {
+        match step {
+            Step::JoinGroups { groups } => join(groups),
+            Step::Inherit { descriptor, path, write } => self.inherit(*descriptor, path, *write),
+            Step::NewCgroupNamespace => new_cgroup_namespace(),
+            Step::HostName { name } => {
+                syscall::set_host_name(name).doing(|| format!("set the host name {name}"))
+            }
+            Step::Loopback { address, prefix, twin } => {
+                self.inherited.extend(network::set_up(*address, *prefix, *twin)?);
+                Ok(())
+            }
+            Step::OomScore { adjust } => fs::write("/proc/self/oom_score_adj", adjust.to_string())
+                .doing(|| format!("set oom_score_adj to {adjust}")),
+            Step::Bridge => self.bridge(),
+            Step::Door => self.door(),
+            Step::Log => self.log(),
+            Step::EnterUserNamespace => enter_users(birth.users.as_fd()),
+            Step::ResourceLimits => resource_limits(),
+            Step::Capabilities { keep } => caps::keep_only(keep).doing(|| "drop capabilities".to_owned()),
+            Step::NoNewPrivileges => {
+                rustix::thread::set_no_new_privs(true).doing(|| "set no_new_privs".to_owned())
+            }
+            Step::Seccomp => {
+                syscall::seccomp(seccomp::program()).doing(|| "install the seccomp list".to_owned())
+            }
+            Step::Exec => Err(self.exec()),
+            Step::MakeGroup(_) | Step::ClaimIds { .. } | Step::MakeUserNamespace | Step::Clone { .. } => {
+                Err(StepError::new("carry out a step of the zygote's", io::ErrorKind::InvalidInput.into()))
+            }
+            _ => self.disk_step(step, birth),
+        }
+    }
+
+    fn disk_step(&mut self, step: &Step, birth: &Birth<'_>) -> Result<(), StepError> {
+        match step {
+            Step::Scratch => {
+                self.scratch = Some(Scratch::make()?);
+                return Ok(());
+            }
+            Step::Overlay { lowers } => {
+                // An overlay acts for its maker: with ids the layers do not know it could write nothing.
+                act_as(birth.first_id)?;
+                let root = self.scratch()?.overlay(lowers).doing(|| "mount the overlay".to_owned())?;
+                self.tree = Some(Tree { root });
+                return Ok(());
+            }
+            Step::Root => {
+                let tree = self.tree.take().ok_or_else(out_of_order)?;
+                self.scratch = None;
+                return tree.enter().doing(|| "enter the new root".to_owned());
+            }
+            _ => {}
+        }
+        let handed = |number: usize| self.handed.get(number).ok_or(io::ErrorKind::NotFound);
+        let ids = birth.users.as_fd();
+        match step {
+            Step::Layer { from, name } => handed(from.number)
+                .map_err(io::Error::from)
+                .and_then(|tree| self.scratch.as_ref().ok_or(io::ErrorKind::Other)?.layer(tree, name, ids))
+                .doing(|| format!("attach the layer {}", from.path.display())),
+            Step::Writable => {
+                let folder = &self.calling()?.folder;
+                self.scratch()?.writable(folder, ids).doing(|| format!("attach {}", folder.display()))
+            }
+            Step::Proc => self.tree()?.proc().doing(|| "mount /proc".to_owned()),
+            Step::Dev { nodes } => {
+                let nodes = nodes.iter().map(|(name, (major, minor))| (name.as_str(), *major, *minor));
+                self.tree()?.dev(nodes, birth.first_id).doing(|| "make /dev".to_owned())
+            }
+            Step::Empty { inside } => {
+                self.tree()?.empty(inside).doing(|| format!("cover {}", inside.display()))
+            }
+            Step::Mask { paths } => self.tree()?.mask(paths).doing(|| "mask parts of /proc".to_owned()),
+            Step::ReadOnly { paths } => {
+                self.tree()?.read_only(paths).doing(|| "make parts of /proc read-only".to_owned())
+            }
+            Step::File { inside, text } => {
+                self.files += 1;
+                let file = self.scratch()?.file(self.files, text);
+                file.and_then(|file| self.tree.as_ref().ok_or(io::ErrorKind::Other)?.on_file(&file, inside))
+                    .doing(|| format!("provide {}", inside.display()))
+            }
+            Step::Bind { from, inside } => handed(from.number)
+                .map_err(io::Error::from)
+                .and_then(|tree| self.tree.as_ref().ok_or(io::ErrorKind::Other)?.bind(tree, inside))
+                .doing(|| format!("bind {} to {}", from.path.display(), inside.display())),
+            _ => Err(out_of_order()),
+        }
+    }
+
+    fn scratch(&self) -> Result<&Scratch, StepError> {
+        self.scratch.as_ref().ok_or_else(out_of_order)
+    }
+
+    fn tree(&self) -> Result<&Tree, StepError> {
+        self.tree.as_ref().ok_or_else(out_of_order)
+    }
+
+    fn inherit(&mut self, descriptor: Descriptor, path: &Path, write: bool) -> Result<(), StepError> {
+        let access = if write { OFlags::WRONLY } else { OFlags::RDONLY };
+        let file = rustix::fs::open(path, access | OFlags::CLOEXEC, Mode::empty())
+            .doing(|| format!("open {}", path.display()))?;
+        self.inherited.push((descriptor, file));
+        Ok(())
+    }
+
+    fn bridge(&mut self) -> Result<(), StepError> {
+        let run = &self.calling()?.run;
+        let make = || -> io::Result<OwnedFd> {
+            match fs::DirBuilder::new().mode(0o711).create(run) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                _ => {}
+            }
+            // Bound by a short name: a socket's path may have 107 bytes only.
+            rustix::process::chdir(run)?;
+            let _ = fs::remove_file("bridge.sock");
+            let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+            bind(&socket, &SocketAddrUnix::new("bridge.sock")?)?;
+            fs::set_permissions("bridge.sock", fs::Permissions::from_mode(0o666))?;
+            listen(&socket, 128)?;
+            rustix::process::chdir("/")?;
+            Ok(socket)
+        };
+        let bridge = make().doing(|| format!("bind the bridge in {}", run.display()))?;
+        self.inherited.push((Descriptor::Bridge, bridge));
+        Ok(())
+    }
+
+    fn door(&mut self) -> Result<(), StepError> {
+        let run = &self.calling()?.run;
+        let door = mounts::detached(run).doing(|| format!("open the door's folder {}", run.display()))?;
+        self.inherited.push((Descriptor::Door, door));
+        Ok(())
+    }
+
+    fn log(&mut self) -> Result<(), StepError> {
+        let path = self.calling()?.folder.join(LOG);
+        let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::CLOEXEC;
+        let log = rustix::fs::open(&path, flags, Mode::from_raw_mode(0o600));
+        self.log = Some(log.doing(|| format!("open {}", path.display()))?);
+        Ok(())
+    }
+
+    /// Sends the launch message to our own other end, then becomes its reader.
+    fn exec(&mut self) -> StepError {
+        let (Some(calling), Some(supervisor), Some(log)) =
+            (self.calling.take(), self.supervisor.take(), self.log.take())
+        else {
+            return out_of_order();
+        };
+        let mut launch = calling.launch;
+        launch.descriptors = self.inherited.iter().map(|(descriptor, _)| *descriptor).collect();
+        let files: Vec<BorrowedFd<'_>> = self.inherited.iter().map(|(_, file)| file.as_fd()).collect();
+        let start = || -> io::Result<()> {
+            let (inside, outside) =
+                socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+            send_with(&outside, &serde_json::to_vec(&launch)?, &files)?;
+            syscall::standard_stream(&inside, 0)?;
+            syscall::standard_stream(&log, 1)?;
+            syscall::standard_stream(&log, 2)
+        };
+        if let Err(error) = start() {
+            return StepError::new("prepare the supervisor's inheritance", error);
+        }
+        syscall::default_signals();
+        // The zygote's own is empty, so that the modes it asks for are the modes it gets.
+        rustix::process::umask(Mode::from_raw_mode(0o022));
+        let name = CString::from(c"harvest-supervisor");
+        StepError::new("execute the supervisor", syscall::execute(supervisor, &[name]))
+    }
+}
+
+/// The name of the file the supervisor's output goes to.
+pub(crate) const LOG: &str = "supervisor.log";
+
+fn out_of_order() -> StepError {
+    StepError::new("carry out a plan whose steps are out of order", io::ErrorKind::InvalidInput.into())
+}
+
+/// Sends one message with descriptors attached.
+pub(crate) fn send_with(socket: impl AsFd, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(files.len()))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let sent = sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?;
+    if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+}
+
+fn join(groups: &[PathBuf]) -> Result<(), StepError> {
+    for group in groups {
+        let procs = group.join("cgroup.procs");
+        fs::write(&procs, "0").doing(|| format!("join {}", procs.display()))?;
+    }
+    Ok(())
+}
+
+fn new_cgroup_namespace() -> Result<(), StepError> {
+    // SAFETY: a cgroup namespace changes what paths are shown, nothing a running thread relies on.
+    unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWCGROUP) }
+        .doing(|| "make a cgroup namespace".to_owned())
+}
+
+/// Files are made and permissions checked as this id from now on; capabilities stay.
+fn act_as(id: u32) -> Result<(), StepError> {
+    rustix::thread::set_capabilities_secure_bits(CapabilitiesSecureBits::NO_SETUID_FIXUP)
+        .doing(|| "keep capabilities across a change of ids".to_owned())?;
+    syscall::set_file_ids(id, id);
+    Ok(())
+}
+
+fn enter_users(users: BorrowedFd<'_>) -> Result<(), StepError> {
+    let enter = || -> io::Result<()> {
+        rustix::thread::move_into_link_name_space(users, Some(LinkNameSpaceType::User))?;
+        let (uid, gid) = (rustix::process::Uid::ROOT, rustix::process::Gid::ROOT);
+        rustix::thread::set_thread_res_gid(Some(gid), Some(gid), Some(gid))?;
+        rustix::thread::set_thread_groups(&[])?;
+        Ok(rustix::thread::set_thread_res_uid(Some(uid), Some(uid), Some(uid))?)
+    };
+    enter().doing(|| "enter the user namespace".to_owned())
+}
+
+fn resource_limits() -> Result<(), StepError> {
+    // 1, not 0: a limit of 0 still starts the host's crash handler where core dumps go to a program.
+    let core = Rlimit { current: Some(1), maximum: Some(1) };
+    setrlimit(Resource::Core, core).doing(|| "forbid core dumps".to_owned())?;
+    // What programs expect to find; who needs more may raise it. The zygote's own is at its maximum.
+    let files = Rlimit { current: Some(1024), maximum: getrlimit(Resource::Nofile).maximum };
+    setrlimit(Resource::Nofile, files).doing(|| "limit open files".to_owned())
+}

@@ -1,0 +1,298 @@
+//! Puts a sandbox's file tree together, as root of the host in the sandbox's own mount namespace.
+//!
+//! The image may be hostile: a path inside is only ever resolved below the new root, and mounts go
+//! onto open descriptors, never onto names.
+
+use std::{
+    ffi::OsStr,
+    io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::{Component, Path, PathBuf},
+};
+
+use rustix::{
+    fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, mkdirat, openat, openat2, statat},
+    io::Errno,
+    mount::{
+        FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, UnmountFlags, fsconfig_create,
+        fsconfig_set_string, fsmount, fsopen, mount,
+    },
+};
+
+use crate::{
+    error::{Doing, StepError},
+    plan::below_root,
+    syscall,
+};
+
+const NOSUID_NODEV: MountAttrFlags =
+    MountAttrFlags::MOUNT_ATTR_NOSUID.union(MountAttrFlags::MOUNT_ATTR_NODEV);
+const READ_ONLY: u64 = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
+
+/// The place in the zygote's root where mounts are put together; a fresh tmpfs for each sandbox.
+pub(crate) const SCRATCH: &str = "/scratch";
+
+/// A new file system, mounted nowhere yet.
+pub(crate) fn new(kind: &str, options: &[(&str, &str)], flags: MountAttrFlags) -> io::Result<OwnedFd> {
+    let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
+    for (key, value) in options {
+        fsconfig_set_string(context.as_fd(), *key, *value)?;
+    }
+    fsconfig_create(context.as_fd())?;
+    Ok(fsmount(context.as_fd(), FsMountFlags::FSMOUNT_CLOEXEC, flags)?)
+}
+
+fn folder(at: impl AsFd, path: impl AsRef<Path>) -> io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(openat(at, path.as_ref(), flags, Mode::empty())?)
+}
+
+/// The scratch place of the sandbox being made.
+pub(crate) struct Scratch(OwnedFd);
+
+impl Scratch {
+    /// Mounts it and makes it the working folder.
+    pub(crate) fn make() -> Result<Self, StepError> {
+        let make = || -> io::Result<OwnedFd> {
+            let tmpfs = new("tmpfs", &[("mode", "0700")], NOSUID_NODEV)?;
+            let target = folder(CWD, SCRATCH)?;
+            syscall::attach(&tmpfs, &target)?;
+            for name in ["layers", "writable", "root", "files"] {
+                mkdirat(&tmpfs, name, Mode::from_raw_mode(0o755))?;
+            }
+            rustix::process::fchdir(&tmpfs)?;
+            Ok(tmpfs)
+        };
+        make().doing(|| "make the scratch place".to_owned()).map(Self)
+    }
+
+    /// Attaches a layer, read-only, showing the ids of `ids`.
+    pub(crate) fn layer(&self, tree: &OwnedFd, name: &str, ids: BorrowedFd<'_>) -> io::Result<()> {
+        let target = Path::new("layers").join(name);
+        mkdirat(&self.0, &target, Mode::from_raw_mode(0o755))?;
+        syscall::mount_attributes(tree, READ_ONLY, Some(ids))?;
+        syscall::attach(tree, folder(&self.0, &target)?)
+    }
+
+    /// Attaches the folder that holds `upper` and `work`.
+    pub(crate) fn writable(&self, path: &Path, ids: BorrowedFd<'_>) -> io::Result<()> {
+        let tree = syscall::tree(CWD, path, false)?;
+        let flags = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
+        syscall::mount_attributes(&tree, flags, Some(ids))?;
+        syscall::attach(&tree, folder(&self.0, "writable")?)
+    }
+
+    /// Puts the layers on top of each other and answers the new root.
+    pub(crate) fn overlay(&self, lowers: &[String]) -> io::Result<OwnedFd> {
+        let lowers: Vec<String> = lowers.iter().map(|name| format!("layers/{name}")).collect();
+        // Every option that a kernel's build could set otherwise is said. Without redirects and
+        // metadata-only copies each layer can be read by itself, and none can point elsewhere.
+        let options = format!(
+            "lowerdir={},upperdir=writable/upper,workdir=writable/work,\
+             redirect_dir=nofollow,metacopy=off,index=off,nfs_export=off",
+            lowers.join(":")
+        );
+        let options = std::ffi::CString::new(options)?;
+        mount("overlay", "root", "overlay", MountFlags::NOSUID | MountFlags::NODEV, Some(&*options))?;
+        folder(&self.0, "root")
+    }
+
+    /// A read-only file with this text, mounted nowhere yet.
+    pub(crate) fn file(&self, number: usize, text: &str) -> io::Result<OwnedFd> {
+        let name = Path::new("files").join(number.to_string());
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let file = openat(&self.0, &name, flags, Mode::from_raw_mode(0o644))?;
+        std::io::Write::write_all(&mut std::fs::File::from(file), text.as_bytes())?;
+        let tree = syscall::tree(&self.0, &name, false)?;
+        syscall::mount_attributes(&tree, READ_ONLY | libc::MOUNT_ATTR_NOEXEC, None)?;
+        Ok(tree)
+    }
+}
+
+/// The file tree of a sandbox while it is furnished.
+pub(crate) struct Tree {
+    pub(crate) root: OwnedFd,
+}
+
+impl Tree {
+    /// Opens a folder inside, making what is missing.
+    fn folder(&self, inside: &Path) -> io::Result<OwnedFd> {
+        let mut at = PathBuf::new();
+        let mut open = self.resolve(Path::new("."))?;
+        for component in below_root(inside).components() {
+            let Component::Normal(name) = component else { return Err(io::ErrorKind::InvalidInput.into()) };
+            at.push(name);
+            open = match self.resolve(&at) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    mkdirat(&open, name, Mode::from_raw_mode(0o755))?;
+                    self.resolve(&at)?
+                }
+                result => result?,
+            };
+        }
+        Ok(open)
+    }
+
+    fn resolve(&self, path: &Path) -> io::Result<OwnedFd> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
+        Ok(openat2(&self.root, path, flags, Mode::empty(), how)?)
+    }
+
+    /// Opens a regular file inside. Whatever else has its name, a link to nowhere say, gives way.
+    fn file(&self, inside: &Path) -> io::Result<OwnedFd> {
+        let parent = self.folder(inside.parent().unwrap_or(Path::new("/")))?;
+        let name: &OsStr = inside.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+        match statat(&parent, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile => {}
+            Ok(_) => {
+                rustix::fs::unlinkat(&parent, name, AtFlags::empty())?;
+                create(&parent, name)?;
+            }
+            Err(Errno::NOENT) => create(&parent, name)?,
+            Err(error) => return Err(error.into()),
+        }
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Ok(openat(&parent, name, flags, Mode::empty())?)
+    }
+
+    /// Mounts onto a folder inside.
+    pub(crate) fn on_folder(&self, mount: &OwnedFd, inside: &Path) -> io::Result<()> {
+        syscall::attach(mount, self.folder(inside)?)
+    }
+
+    /// Mounts onto a file inside.
+    pub(crate) fn on_file(&self, mount: &OwnedFd, inside: &Path) -> io::Result<()> {
+        syscall::attach(mount, self.file(inside)?)
+    }
+
+    /// A `/proc` that shows this pid namespace only.
+    pub(crate) fn proc(&self) -> io::Result<()> {
+        let flags = NOSUID_NODEV | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+        self.on_folder(&new("proc", &[], flags)?, Path::new("/proc"))
+    }
+
+    /// A `/dev` with these nodes, its own terminals and shared memory.
+    pub(crate) fn dev<'a>(
+        &self,
+        nodes: impl Iterator<Item = (&'a str, u32, u32)>,
+        first_id: u32,
+    ) -> io::Result<()> {
+        let quiet = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+        // 64 KiB hold the names; whatever is written here counts against the sandbox's memory anyway.
+        let dev = new("tmpfs", &[("mode", "0755"), ("size", "64k")], quiet)?;
+        for (name, major, minor) in nodes {
+            let device = rustix::fs::makedev(major, minor);
+            rustix::fs::mknodat(&dev, name, FileType::CharacterDevice, Mode::from_raw_mode(0o666), device)?;
+        }
+        for (name, target) in [
+            ("ptmx", "pts/ptmx"),
+            ("fd", "/proc/self/fd"),
+            ("stdin", "/proc/self/fd/0"),
+            ("stdout", "/proc/self/fd/1"),
+            ("stderr", "/proc/self/fd/2"),
+        ] {
+            rustix::fs::symlinkat(target, &dev, name)?;
+        }
+        for name in ["pts", "shm"] {
+            mkdirat(&dev, name, Mode::from_raw_mode(0o755))?;
+        }
+        self.on_folder(&dev, Path::new("/dev"))?;
+        // 5 is the group of terminals on every distribution; options are read as the host's ids.
+        let group = (first_id + 5).to_string();
+        let pts = new("devpts", &[("ptmxmode", "0666"), ("mode", "0620"), ("gid", &group)], quiet)?;
+        syscall::attach(&pts, folder(&dev, "pts")?)?;
+        let shm = new("tmpfs", &[("mode", "1777")], NOSUID_NODEV)?;
+        syscall::attach(&shm, folder(&dev, "shm")?)
+    }
+
+    /// An empty folder nobody can write to.
+    pub(crate) fn empty(&self, inside: &Path) -> io::Result<()> {
+        self.on_folder(&nothing()?, inside)
+    }
+
+    /// Hides paths below `/proc`.
+    pub(crate) fn mask(&self, paths: &[PathBuf]) -> io::Result<()> {
+        let proc = folder(&self.root, "proc")?;
+        for path in paths {
+            let Some((target, is_folder)) = existing(&proc, path)? else { continue };
+            let cover = if is_folder { nothing()? } else { null(&self.root)? };
+            syscall::attach(&cover, &target)?;
+        }
+        Ok(())
+    }
+
+    /// Makes paths below `/proc` read-only.
+    pub(crate) fn read_only(&self, paths: &[PathBuf]) -> io::Result<()> {
+        let proc = folder(&self.root, "proc")?;
+        for path in paths {
+            let Some((target, _)) = existing(&proc, path)? else { continue };
+            let tree = syscall::tree(&target, Path::new(""), false)?;
+            syscall::mount_attributes(&tree, READ_ONLY | libc::MOUNT_ATTR_NOEXEC, None)?;
+            syscall::attach(&tree, &target)?;
+        }
+        Ok(())
+    }
+
+    /// Shows something of the host, read-only.
+    pub(crate) fn bind(&self, tree: &OwnedFd, inside: &Path) -> io::Result<()> {
+        syscall::mount_attributes(tree, READ_ONLY, None)?;
+        let is_folder = is_folder(tree)?;
+        if is_folder { self.on_folder(tree, inside) } else { self.on_file(tree, inside) }
+    }
+
+    /// Makes this tree the root and lets go of everything else.
+    pub(crate) fn enter(self) -> io::Result<()> {
+        enter_root(&self.root)
+    }
+}
+
+/// Makes an open mount the root of this mount namespace and unmounts the old one.
+pub(crate) fn enter_root(root: &OwnedFd) -> io::Result<()> {
+    rustix::process::fchdir(root)?;
+    // Both in the same place: the old root ends up on top of the new one and is taken off again.
+    rustix::process::pivot_root(".", ".")?;
+    rustix::mount::unmount(".", UnmountFlags::DETACH)?;
+    Ok(rustix::process::chdir("/")?)
+}
+
+fn create(parent: &OwnedFd, name: &OsStr) -> rustix::io::Result<()> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat(parent, name, flags, Mode::from_raw_mode(0o644)).map(drop)
+}
+
+fn is_folder(file: impl AsFd) -> io::Result<bool> {
+    let stat = rustix::fs::fstat(file)?;
+    Ok(FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
+}
+
+/// Opens what may be missing, and tells whether it is a folder.
+fn existing(at: &OwnedFd, path: &Path) -> io::Result<Option<(OwnedFd, bool)>> {
+    match openat(at, path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty()) {
+        Ok(file) => {
+            let is_folder = is_folder(&file)?;
+            Ok(Some((file, is_folder)))
+        }
+        Err(Errno::NOENT) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn nothing() -> io::Result<OwnedFd> {
+    let flags = NOSUID_NODEV | MountAttrFlags::MOUNT_ATTR_NOEXEC | MountAttrFlags::MOUNT_ATTR_RDONLY;
+    new("tmpfs", &[("mode", "0555"), ("size", "4k")], flags)
+}
+
+/// The `/dev/null` made for this sandbox; an image whose `/dev` is a link gets none.
+fn null(root: &OwnedFd) -> io::Result<OwnedFd> {
+    let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
+    let node = openat2(root, "dev/null", OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), how)?;
+    syscall::tree(node, Path::new(""), false)
+}
+
+/// The folder of a sandbox's sockets as a tree of its own: `..` leads nowhere.
+pub(crate) fn detached(path: &Path) -> io::Result<OwnedFd> {
+    let tree = syscall::tree(CWD, path, false)?;
+    syscall::mount_attributes(&tree, READ_ONLY | libc::MOUNT_ATTR_NOEXEC, None)?;
+    Ok(tree)
+}

@@ -1,0 +1,305 @@
+//! Turns the list of system calls into a program for the kernel. A filter of our own making, because
+//! it answers in three ways (allow, EPERM, ENOSYS) and that is a page of code.
+
+use std::{collections::BTreeMap, sync::OnceLock};
+
+use libc::c_long;
+
+use super::syscalls::{ABSENT, ALLOWED, ALLOWED_UNNAMED, CONDITIONAL, NEWEST};
+use crate::syscall::Instruction;
+
+// Offsets in `struct seccomp_data`, little endian.
+const NUMBER: u32 = 0;
+const ARCHITECTURE: u32 = 4;
+const ARGUMENTS: u32 = 16;
+
+const X86_64: u32 = 0xc000_003e;
+// Set in the numbers of the x32 interface, which nothing we run uses.
+const X32: u32 = 0x4000_0000;
+
+const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
+
+const fn refuse(errno: i32) -> u32 {
+    libc::SECCOMP_RET_ERRNO | errno.unsigned_abs()
+}
+
+const DENY: u32 = refuse(libc::EPERM);
+const UNKNOWN: u32 = refuse(libc::ENOSYS);
+
+// CLONE_NEW{TIME,NS,CGROUP,UTS,IPC,USER,PID,NET}; in clone's flags the bit of NEWTIME means a signal.
+const NEW_NAMESPACES: u32 = 0x7e02_0000;
+const NEW_TIME: u32 = 0x80;
+
+fn load(offset: u32) -> Instruction {
+    Instruction { code: 0x20, if_true: 0, if_false: 0, value: offset }
+}
+
+fn argument(number: u32) -> Instruction {
+    load(ARGUMENTS + 8 * number)
+}
+
+fn mask(bits: u32) -> Instruction {
+    Instruction { code: 0x54, if_true: 0, if_false: 0, value: bits }
+}
+
+fn give(action: u32) -> Instruction {
+    Instruction { code: 0x06, if_true: 0, if_false: 0, value: action }
+}
+
+/// Skips `if_false` instructions unless equal.
+fn unless_equal_skip(value: u32, skip: u8) -> Instruction {
+    Instruction { code: 0x15, if_true: 0, if_false: skip, value }
+}
+
+/// When equal, gives `action`.
+fn when_equal(value: u32, action: u32) -> [Instruction; 2] {
+    [unless_equal_skip(value, 1), give(action)]
+}
+
+/// When any of the bits is set, gives `action`.
+fn when_any(bits: u32, action: u32) -> [Instruction; 2] {
+    [Instruction { code: 0x45, if_true: 0, if_false: 1, value: bits }, give(action)]
+}
+
+/// When the loaded value is below, gives `action`.
+fn when_below(value: u32, action: u32) -> [Instruction; 2] {
+    [Instruction { code: 0x35, if_true: 1, if_false: 0, value }, give(action)]
+}
+
+/// The program every process of a sandbox runs under. Built once: the zygote does so before its first
+/// sandbox, and what it starts has a copy.
+pub(crate) fn program() -> &'static [Instruction] {
+    static PROGRAM: OnceLock<Vec<Instruction>> = OnceLock::new();
+    PROGRAM.get_or_init(build)
+}
+
+fn build() -> Vec<Instruction> {
+    let mut program = vec![load(ARCHITECTURE), Instruction { if_true: 1, ..unless_equal_skip(X86_64, 0) }];
+    program.push(give(UNKNOWN));
+    program.push(load(NUMBER));
+    // At or above the x32 bit.
+    program.extend([Instruction { code: 0x35, if_true: 0, if_false: 1, value: X32 }, give(UNKNOWN)]);
+    for number in CONDITIONAL {
+        let body = condition(*number);
+        let length = u8::try_from(body.len()).expect("a condition is a few instructions");
+        program.push(unless_equal_skip(index(*number), length));
+        program.extend(body);
+    }
+    for (end, action) in ranges() {
+        program.extend(when_below(end, action));
+    }
+    program.push(give(UNKNOWN));
+    program
+}
+
+fn index(number: c_long) -> u32 {
+    u32::try_from(number).expect("system calls are numbered from 0")
+}
+
+/// Runs of numbers with the same answer, each up to but without its first number.
+fn ranges() -> Vec<(u32, u32)> {
+    let mut answers: BTreeMap<u32, u32> = (0..=index(NEWEST)).map(|number| (number, DENY)).collect();
+    answers.extend(ABSENT.iter().map(|number| (index(*number), UNKNOWN)));
+    answers.extend(ALLOWED.iter().chain(ALLOWED_UNNAMED).map(|number| (index(*number), ALLOW)));
+    let mut ranges: Vec<(u32, u32)> = Vec::new();
+    for (number, answer) in answers {
+        match ranges.last_mut() {
+            Some(last) if last.1 == answer => last.0 = number + 1,
+            _ => ranges.push((number + 1, answer)),
+        }
+    }
+    ranges
+}
+
+/// What decides over a call by its arguments; every path gives an answer.
+fn condition(number: c_long) -> Vec<Instruction> {
+    let mut body = Vec::new();
+    match number {
+        libc::SYS_clone => {
+            body.push(argument(0));
+            body.extend(when_any(NEW_NAMESPACES, DENY));
+            body.push(give(ALLOW));
+        }
+        libc::SYS_unshare => {
+            body.push(argument(0));
+            body.extend(when_any(NEW_NAMESPACES | NEW_TIME, DENY));
+            body.push(give(ALLOW));
+        }
+        libc::SYS_personality => {
+            body.push(argument(0));
+            // Linux, without address randomisation, and "only tell me".
+            for value in [0, 0x0004_0000, 0xffff_ffff] {
+                body.extend(when_equal(value, ALLOW));
+            }
+            body.push(give(DENY));
+        }
+        libc::SYS_ioctl => {
+            body.push(argument(1));
+            // Both put words into another process's mouth through its terminal.
+            for request in [0x5412, 0x541c] {
+                body.extend(when_equal(request, DENY));
+            }
+            body.push(give(ALLOW));
+        }
+        libc::SYS_mknod | libc::SYS_mknodat => {
+            body.push(argument(if number == libc::SYS_mknod { 1 } else { 2 }));
+            body.push(mask(libc::S_IFMT));
+            for kind in [libc::S_IFCHR, libc::S_IFBLK] {
+                body.extend(when_equal(kind, DENY));
+            }
+            body.push(give(ALLOW));
+        }
+        libc::SYS_socket => body.extend(socket()),
+        _ => body.push(give(DENY)),
+    }
+    body
+}
+
+/// Unix and Internet sockets but raw ones; netlink for routes, which `getaddrinfo` and friends ask.
+fn socket() -> Vec<Instruction> {
+    let family = |family: i32| family.unsigned_abs();
+    let mut netlink = vec![argument(2)];
+    netlink.extend(when_equal(0, ALLOW));
+    // What a kernel without it says; programs that would like to write to the audit log go on then.
+    netlink.push(give(refuse(libc::EPROTONOSUPPORT)));
+    let mut internet = vec![argument(1), mask(0xf)];
+    for kind in [libc::SOCK_STREAM, libc::SOCK_DGRAM, libc::SOCK_SEQPACKET] {
+        internet.extend(when_equal(kind.unsigned_abs(), ALLOW));
+    }
+    internet.push(give(DENY));
+    let mut body = vec![argument(0)];
+    body.extend(when_equal(family(libc::AF_UNIX), ALLOW));
+    for (number, then) in
+        [(libc::AF_NETLINK, &netlink), (libc::AF_INET, &internet), (libc::AF_INET6, &internet)]
+    {
+        body.push(unless_equal_skip(family(number), u8::try_from(then.len()).expect("a few instructions")));
+        body.extend(then);
+    }
+    body.push(give(refuse(libc::EAFNOSUPPORT)));
+    body
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs the program as the kernel would.
+    fn answer(number: c_long, arguments: [u64; 6]) -> u32 {
+        answer_on(X86_64, number, arguments)
+    }
+
+    fn answer_on(architecture: u32, number: c_long, arguments: [u64; 6]) -> u32 {
+        let mut data = Vec::new();
+        data.extend_from_slice(&index(number).to_le_bytes());
+        data.extend_from_slice(&architecture.to_le_bytes());
+        data.extend_from_slice(&[0; 8]);
+        data.extend(arguments.iter().flat_map(|argument| argument.to_le_bytes()));
+        let (program, mut at, mut value) = (program(), 0, 0u32);
+        loop {
+            let Instruction { code, if_true, if_false, value: operand } = program[at];
+            let jump = |taken: bool| 1 + usize::from(if taken { if_true } else { if_false });
+            at += match code {
+                0x20 => {
+                    let from = operand as usize;
+                    value = u32::from_le_bytes(data[from..from + 4].try_into().unwrap());
+                    1
+                }
+                0x54 => {
+                    value &= operand;
+                    1
+                }
+                0x15 => jump(value == operand),
+                0x35 => jump(value >= operand),
+                0x45 => jump(value & operand != 0),
+                0x06 => return operand,
+                other => panic!("unknown instruction {other:#x}"),
+            };
+        }
+    }
+
+    #[test]
+    fn the_calls_of_every_program_are_allowed() {
+        for number in [libc::SYS_read, libc::SYS_execve, libc::SYS_execveat, libc::SYS_futex, libc::SYS_statx]
+        {
+            assert_eq!(answer(number, [0; 6]), ALLOW, "{number}");
+        }
+    }
+
+    #[test]
+    fn what_reaches_the_host_or_other_processes_is_refused() {
+        for number in [
+            libc::SYS_mount,
+            libc::SYS_fsopen,
+            libc::SYS_move_mount,
+            libc::SYS_umount2,
+            libc::SYS_pivot_root,
+            libc::SYS_setns,
+            libc::SYS_ptrace,
+            libc::SYS_process_vm_readv,
+            libc::SYS_process_vm_writev,
+            libc::SYS_pidfd_getfd,
+            libc::SYS_bpf,
+            libc::SYS_perf_event_open,
+            libc::SYS_userfaultfd,
+            libc::SYS_keyctl,
+            libc::SYS_add_key,
+            libc::SYS_request_key,
+            libc::SYS_kexec_load,
+            libc::SYS_init_module,
+            libc::SYS_finit_module,
+            libc::SYS_open_by_handle_at,
+            libc::SYS_reboot,
+        ] {
+            assert_eq!(answer(number, [0; 6]), DENY, "{number}");
+        }
+    }
+
+    #[test]
+    fn clone3_and_io_uring_and_younger_calls_seem_not_to_exist() {
+        for number in [libc::SYS_clone3, libc::SYS_io_uring_setup, NEWEST + 1, 0x4000_0000, 0x7fff_ffff] {
+            assert_eq!(answer(number, [0; 6]), UNKNOWN, "{number}");
+        }
+        assert_eq!(answer_on(0x4000_0003, libc::SYS_read, [0; 6]), UNKNOWN);
+    }
+
+    #[test]
+    fn no_new_namespace_is_made() {
+        for flag in
+            [0x80u64, 0x2_0000, 0x200_0000, 0x400_0000, 0x800_0000, 0x1000_0000, 0x2000_0000, 0x4000_0000]
+        {
+            assert_eq!(answer(libc::SYS_unshare, [flag, 0, 0, 0, 0, 0]), DENY, "{flag:#x}");
+            if flag != 0x80 {
+                assert_eq!(answer(libc::SYS_clone, [flag | 17, 0, 0, 0, 0, 0]), DENY, "{flag:#x}");
+            }
+        }
+        // What pthread_create asks for, and fork.
+        assert_eq!(answer(libc::SYS_clone, [0x3d_0f00, 0, 0, 0, 0, 0]), ALLOW);
+        assert_eq!(answer(libc::SYS_clone, [17, 0, 0, 0, 0, 0]), ALLOW);
+    }
+
+    #[test]
+    fn sockets_are_unix_internet_or_route_and_never_raw() {
+        let socket = |family: i32, kind: i32, protocol: i32| {
+            answer(libc::SYS_socket, [family as u64, kind as u64, protocol as u64, 0, 0, 0])
+        };
+        assert_eq!(socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0), ALLOW);
+        assert_eq!(socket(libc::AF_INET6, libc::SOCK_DGRAM, 0), ALLOW);
+        assert_eq!(socket(libc::AF_UNIX, libc::SOCK_SEQPACKET, 0), ALLOW);
+        assert_eq!(socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_ROUTE), ALLOW);
+        assert_eq!(socket(libc::AF_INET, libc::SOCK_RAW, 1), DENY);
+        assert_eq!(socket(libc::AF_INET6, libc::SOCK_RAW | libc::SOCK_NONBLOCK, 58), DENY);
+        let missing = refuse(libc::EPROTONOSUPPORT);
+        assert_eq!(socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_NETFILTER), missing);
+        for family in [libc::AF_PACKET, libc::AF_VSOCK, libc::AF_ALG, libc::AF_BLUETOOTH] {
+            assert_eq!(socket(family, libc::SOCK_STREAM, 0), refuse(libc::EAFNOSUPPORT), "{family}");
+        }
+    }
+
+    #[test]
+    fn pipes_are_made_but_no_devices() {
+        let mknod = |mode: u32| answer(libc::SYS_mknodat, [0, 0, u64::from(mode), 0, 0, 0]);
+        assert_eq!(mknod(libc::S_IFIFO | 0o644), ALLOW);
+        assert_eq!(mknod(libc::S_IFCHR | 0o644), DENY);
+        assert_eq!(mknod(libc::S_IFBLK | 0o644), DENY);
+    }
+}

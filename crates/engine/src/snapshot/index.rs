@@ -1,0 +1,182 @@
+//! What the last capture of a sandbox saw: per folder, the names and how each stood. Compared with
+//! what is there now it tells what to copy. Kept beside the sandbox in a compact form of its own,
+//! because a checkout has tens of thousands of names.
+
+use std::{
+    collections::HashMap,
+    ffi::{CStr, CString, OsStr},
+    os::unix::ffi::OsStrExt,
+    path::{Path, PathBuf},
+};
+
+use rustix::fs::Stat;
+
+// Changed when the form changes: an index of another form is as good as none.
+const MAGIC: &[u8; 8] = b"hvindex1";
+
+// A clock tick of the kernel is 10 ms at most; within two of them a second change may carry the
+// same time as the first.
+const RACY_NANOS: i64 = 20_000_000;
+
+// Stands for a time that proves nothing: never equal to a real one.
+const UNTRUSTED: i64 = i64::MIN;
+
+/// What a name was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Folder,
+    OpaqueFolder,
+    /// "Nothing is here."
+    Whiteout,
+    Other,
+}
+
+impl Kind {
+    pub(crate) fn is_folder(self) -> bool {
+        matches!(self, Self::Folder | Self::OpaqueFolder)
+    }
+
+    fn from_byte(byte: u8) -> Option<Self> {
+        [Self::Folder, Self::OpaqueFolder, Self::Whiteout, Self::Other].get(usize::from(byte)).copied()
+    }
+}
+
+/// How a name stood.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Entry {
+    pub(crate) kind: Kind,
+    inode: u64,
+    changed: i64,
+}
+
+impl Entry {
+    /// How a name stands at the time `taken`, in nanoseconds since 1970.
+    pub(crate) fn of(stat: &Stat, kind: Kind, taken: i64) -> Self {
+        let changed = nanos(stat);
+        let racy = changed >= taken.saturating_sub(RACY_NANOS);
+        Self { kind, inode: stat.st_ino, changed: if racy { UNTRUSTED } else { changed } }
+    }
+
+    /// Whether `stat` proves that nothing has changed since.
+    pub(crate) fn still(&self, stat: &Stat, kind: Kind) -> bool {
+        self.kind == kind && self.inode == stat.st_ino && self.changed == nanos(stat)
+    }
+}
+
+fn nanos(stat: &Stat) -> i64 {
+    let nanos = i64::try_from(stat.st_ctime_nsec).unwrap_or(0);
+    stat.st_ctime.saturating_mul(1_000_000_000).saturating_add(nanos)
+}
+
+/// The names of one folder, sorted.
+pub(crate) type Names = Vec<(CString, Entry)>;
+
+/// What a capture saw, by folder.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Index {
+    folders: HashMap<PathBuf, Names>,
+}
+
+impl Index {
+    /// What `folder` held; `None` when it was not there or no folder.
+    pub(crate) fn folder(&self, folder: &Path) -> Option<&Names> {
+        self.folders.get(folder)
+    }
+
+    /// Remembers what `folder` holds. `names` must be sorted.
+    pub(crate) fn insert(&mut self, folder: PathBuf, names: Names) {
+        self.folders.insert(folder, names);
+    }
+
+    /// The index as bytes.
+    pub(crate) fn encode(&self) -> Vec<u8> {
+        let mut out = MAGIC.to_vec();
+        for (folder, names) in &self.folders {
+            put(&mut out, folder.as_os_str().as_bytes());
+            out.extend(u32::try_from(names.len()).expect("a folder has fewer names").to_le_bytes());
+            for (name, entry) in names {
+                put(&mut out, name.to_bytes());
+                out.push(entry.kind as u8);
+                out.extend(entry.inode.to_le_bytes());
+                out.extend(entry.changed.to_le_bytes());
+            }
+        }
+        out
+    }
+
+    /// The index these bytes are; `None` when they are none, which costs a full copy and no more.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let mut rest = bytes.strip_prefix(MAGIC)?;
+        let mut folders = HashMap::new();
+        while !rest.is_empty() {
+            let folder = PathBuf::from(OsStr::from_bytes(take(&mut rest)?));
+            let count = u32::from_le_bytes(take_array(&mut rest)?);
+            let mut names = Names::new();
+            for _ in 0..count {
+                let name = CString::new(take(&mut rest)?).ok()?;
+                let [kind] = take_array(&mut rest)?;
+                let inode = u64::from_le_bytes(take_array(&mut rest)?);
+                let changed = i64::from_le_bytes(take_array(&mut rest)?);
+                names.push((name, Entry { kind: Kind::from_byte(kind)?, inode, changed }));
+            }
+            folders.insert(folder, names);
+        }
+        Some(Self { folders })
+    }
+}
+
+/// How `name` stood, if it was there.
+pub(crate) fn find<'a>(names: &'a Names, name: &CStr) -> Option<&'a Entry> {
+    let found = names.binary_search_by(|(candidate, _)| candidate.as_c_str().cmp(name)).ok()?;
+    Some(&names[found].1)
+}
+
+fn put(out: &mut Vec<u8>, text: &[u8]) {
+    out.extend(u16::try_from(text.len()).expect("a path has at most 4,095 bytes").to_le_bytes());
+    out.extend(text);
+}
+
+fn take<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
+    let length = u16::from_le_bytes(take_array(rest)?);
+    let (text, tail) = rest.split_at_checked(usize::from(length))?;
+    *rest = tail;
+    Some(text)
+}
+
+fn take_array<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
+    let (head, tail) = rest.split_first_chunk::<N>()?;
+    *rest = tail;
+    Some(*head)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stat_of(path: &Path) -> Stat {
+        rustix::fs::lstat(path).unwrap()
+    }
+
+    #[test]
+    fn an_index_survives_writing_and_reading_and_garbage_is_none() {
+        let mut index = Index::default();
+        let entry = Entry { kind: Kind::OpaqueFolder, inode: 7, changed: -3 };
+        index.insert(PathBuf::new(), vec![(c"a\xff".to_owned(), entry)]);
+        index.insert(PathBuf::from("a"), Vec::new());
+        let bytes = index.encode();
+        assert_eq!(Index::decode(&bytes), Some(index));
+        assert_eq!(Index::decode(&bytes[..bytes.len() - 1]), None);
+        assert_eq!(Index::decode(b"something else"), None);
+    }
+
+    #[test]
+    fn a_change_just_before_the_capture_proves_nothing_later() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let stat = stat_of(file.path());
+        let changed = nanos(&stat);
+        assert!(Entry::of(&stat, Kind::Other, changed + RACY_NANOS + 1).still(&stat, Kind::Other));
+        assert!(!Entry::of(&stat, Kind::Other, changed + RACY_NANOS).still(&stat, Kind::Other));
+        // A clock that was set back: the change lies in the future.
+        assert!(!Entry::of(&stat, Kind::Other, changed - 1_000_000_000).still(&stat, Kind::Other));
+    }
+}

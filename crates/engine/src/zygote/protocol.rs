@@ -1,0 +1,114 @@
+//! What the engine and its zygote say to each other: one packet of JSON each way per request, the
+//! descriptors a start needs attached. A `Wait` is answered when the sandbox has ended.
+
+use std::{
+    io::{self, IoSliceMut},
+    mem::MaybeUninit,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::PathBuf,
+};
+
+use harvest_proto::SandboxId;
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+
+use crate::{isolate::send_with, sandbox::Record};
+
+/// What the engine asks for.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "ask", rename_all = "snake_case")]
+pub(crate) enum Request {
+    /// Start what is recorded. Attached: the supervisor's file, the layers bottom first, the binds.
+    Start {
+        record: Box<Record>,
+        /// Where the layers are, for whoever reads the plan.
+        layers: Vec<PathBuf>,
+        /// The host's, for sandboxes that share its network.
+        resolv_conf: String,
+    },
+    /// Answer when it has ended.
+    Wait { id: SandboxId },
+    /// Kill it and answer when all of it is dead.
+    Kill { id: SandboxId },
+    /// Stand still until `Thaw`, or until nobody has asked again for five seconds.
+    Freeze { id: SandboxId },
+    /// Go on.
+    Thaw { id: SandboxId },
+    /// Are you there? By the time of the answer every sandbox's state is written down.
+    Ping,
+    /// Exit unless there is something to look after.
+    Rest,
+}
+
+/// The zygote's answer.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "answer", rename_all = "snake_case")]
+pub(crate) enum Answer {
+    /// Pid 1 runs, under this pid of the host.
+    Started { pid: u32 },
+    /// It has ended.
+    Ended { reason: String },
+    /// Done.
+    Done,
+    /// No such sandbox, or it does not run.
+    Unknown,
+    /// It could not be done.
+    Failed { reason: String },
+}
+
+// A socket's default send buffer is 208 KiB; a packet that does not fit fails with a clear error.
+pub(crate) const MAX_PACKET_BYTES: usize = 192 * 1024;
+
+// The kernel's limit per message, SCM_MAX_FD.
+const MAX_DESCRIPTORS: usize = 253;
+
+/// Sends one packet.
+pub(crate) fn send<T: Serialize>(socket: impl AsFd, message: &T, files: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let bytes = serde_json::to_vec(message)?;
+    if bytes.len() > MAX_PACKET_BYTES || files.len() > MAX_DESCRIPTORS {
+        return Err(io::ErrorKind::ArgumentListTooLong.into());
+    }
+    send_with(socket, &bytes, files)
+}
+
+/// Receives one packet; `None` when the other end is gone.
+pub(crate) fn receive<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+    let mut bytes = vec![0u8; MAX_PACKET_BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut parts = [IoSliceMut::new(&mut bytes)];
+    let received = rustix::io::retry_on_intr(|| {
+        recvmsg(socket.as_fd(), &mut parts, &mut control, RecvFlags::CMSG_CLOEXEC)
+    })?;
+    let mut files = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            files.extend(rights);
+        }
+    }
+    if received.flags.intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC) {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    if received.bytes == 0 {
+        return Ok(None);
+    }
+    Ok(Some((serde_json::from_slice(&bytes[..received.bytes])?, files)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    #[test]
+    fn a_packet_keeps_its_descriptors_and_an_end_is_told_from_a_packet() {
+        let (left, right) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        send(&left, &Request::Ping, &[left.as_fd(), right.as_fd()]).unwrap();
+        let (request, files) = receive::<Request>(&right).unwrap().unwrap();
+        assert!(matches!(request, Request::Ping));
+        assert_eq!(files.len(), 2);
+        drop((left, files));
+        assert!(receive::<Request>(&right).unwrap().is_none());
+    }
+}

@@ -1,0 +1,159 @@
+//! A process on its way to becoming pid 1 of a sandbox: in its namespaces and cgroups, up to the gate.
+//! Grown for one sandbox, or ahead of time for whichever comes next. It dies with the zygote.
+
+use std::{
+    fs, io,
+    os::fd::{AsFd, OwnedFd},
+    path::Path,
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    net::{AddressFamily, SocketFlags, SocketType, socketpair},
+    pipe::{PipeFlags, pipe_with},
+    process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid},
+};
+
+use crate::{
+    cgroup::Hierarchy,
+    error::{Doing, StepError},
+    isolate::{self, Birth, ids::Claim},
+    plan::{Plan, Step},
+    syscall::{self, Side},
+};
+
+pub(super) struct Seed {
+    /// The name of its cgroups.
+    part: String,
+    pub(super) pid: u32,
+    pub(super) pidfd: OwnedFd,
+    pub(super) claim: Claim,
+    /// Takes its calling.
+    pub(super) gate: OwnedFd,
+    /// Says why it failed; closed when it has become the supervisor.
+    pub(super) report: OwnedFd,
+}
+
+/// What the zygote makes before it splits.
+#[derive(Default)]
+struct Made {
+    claim: Option<Claim>,
+    users: Option<OwnedFd>,
+}
+
+impl Seed {
+    /// Takes a plan's steps up to the gate.
+    pub(super) fn grow(
+        plan: &Plan,
+        cgroups: &Hierarchy,
+        group: &str,
+        claims: &Path,
+        wish: u32,
+    ) -> Result<Self, StepError> {
+        let mut made = Made::default();
+        let part = plan.sandbox.part();
+        let result = Self::grow_with(&mut made, plan, claims, wish);
+        match (result, made.claim) {
+            (Ok((pid, pidfd, gate, report)), Some(claim)) => {
+                Ok(Self { part: part.to_owned(), pid, pidfd, claim, gate, report })
+            }
+            (result, claim) => {
+                cgroups.clear(group, part);
+                if let Some(claim) = claim {
+                    claim.release();
+                }
+                Err(result.err().unwrap_or_else(out_of_order))
+            }
+        }
+    }
+
+    fn grow_with(
+        made: &mut Made,
+        plan: &Plan,
+        claims: &Path,
+        wish: u32,
+    ) -> Result<(u32, OwnedFd, OwnedFd, OwnedFd), StepError> {
+        let (zygote, ahead, _) = plan.parts();
+        for step in zygote {
+            match step {
+                Step::MakeGroup(group) => group.make()?,
+                Step::ClaimIds { .. } => made.claim = Some(Claim::take(claims, wish)?),
+                Step::MakeUserNamespace => {
+                    let first = made.claim.as_ref().ok_or_else(out_of_order)?.first();
+                    // SAFETY: the zygote has one thread.
+                    made.users = Some(unsafe { isolate::make_user_namespace(first) }?);
+                }
+                Step::Clone { namespaces, into } => {
+                    let into = into.as_ref().map(fs::File::open).transpose();
+                    let into = into.doing(|| "open the supervisor's cgroup".to_owned())?;
+                    return split(made, ahead, isolate::clone_flags(namespaces), into);
+                }
+                _ => break,
+            }
+        }
+        Err(out_of_order())
+    }
+
+    /// Whether it has come to the gate, or died on the way.
+    pub(super) fn is_ready(&self) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&self.gate, PollFlags::IN)], Some(&now)).is_ok_and(|ready| ready > 0)
+    }
+
+    /// Makes it another sandbox's, with that one's limits.
+    pub(super) fn rename(
+        &mut self,
+        cgroups: &Hierarchy,
+        group: &str,
+        part: &str,
+        plan: &Plan,
+    ) -> Result<(), StepError> {
+        cgroups.rename(group, &self.part, part)?;
+        part.clone_into(&mut self.part);
+        for step in plan.parts().0 {
+            if let Step::MakeGroup(group) = step {
+                group.make()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends it and gives back what it holds.
+    pub(super) fn discard(self, cgroups: &Hierarchy, group: &str) {
+        let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
+        let _ = waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED);
+        cgroups.clear(group, &self.part);
+        self.claim.release();
+    }
+}
+
+fn split(
+    made: &Made,
+    ahead: &[Step],
+    flags: u64,
+    into: Option<fs::File>,
+) -> Result<(u32, OwnedFd, OwnedFd, OwnedFd), StepError> {
+    let (Some(claim), Some(users)) = (&made.claim, &made.users) else { return Err(out_of_order()) };
+    let (inside, gate) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+        .doing(|| "make a socket pair".to_owned())?;
+    let (report, say) = pipe_with(PipeFlags::CLOEXEC).doing(|| "make a pipe".to_owned())?;
+    // SAFETY: the zygote has one thread.
+    let side = unsafe { syscall::clone_process(flags, into.as_ref().map(AsFd::as_fd)) };
+    match side.doing(|| "start pid 1".to_owned())? {
+        Side::Child => {
+            let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+            // Whoever waits for the zygote to close something must not wait for a seed.
+            // SAFETY: this process never goes back to what owns the other descriptors.
+            unsafe { syscall::close_all_but(&[inside.as_fd(), say.as_fd(), users.as_fd()]) };
+            let birth = Birth { ahead, users, first_id: claim.first(), gate: &inside };
+            let error = isolate::become_supervisor(&birth);
+            let _ = rustix::io::write(&say, error.line().as_bytes());
+            syscall::exit_now(1)
+        }
+        Side::Parent { pid, pidfd } => Ok((pid, pidfd, gate, report)),
+    }
+}
+
+fn out_of_order() -> StepError {
+    StepError::new("carry out steps out of order", io::ErrorKind::InvalidInput.into())
+}

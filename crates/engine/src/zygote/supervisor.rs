@@ -1,0 +1,62 @@
+//! The supervisor's program in memory: taken from the host's file once, sealed, and executable but
+//! not readable, so that the kernel keeps everybody inside from looking into pid 1.
+
+use std::{
+    fs::File,
+    io::{self, Seek},
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::fs::MetadataExt,
+    },
+};
+
+use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fchmod, fcntl_add_seals, memfd_create};
+
+use crate::error::{Doing, StepError};
+
+/// The copy in memory of the file last asked for.
+#[derive(Default)]
+pub(crate) struct Supervisor {
+    copy: Option<(Version, OwnedFd)>,
+}
+
+// Tells a newer supervisor at the same path from the copied one.
+type Version = (u64, u64, u64, i64, i64);
+
+impl Supervisor {
+    /// Takes the program from this file, unless it is the one already taken.
+    pub(crate) fn load(&mut self, file: OwnedFd) -> Result<(), StepError> {
+        let doing = || "copy the supervisor into memory".to_owned();
+        let mut file = File::from(file);
+        let about = file.metadata().doing(doing)?;
+        let version = (about.dev(), about.ino(), about.size(), about.mtime(), about.mtime_nsec());
+        if self.copy.as_ref().is_none_or(|copy| copy.0 != version) {
+            self.copy = Some((version, sealed(&mut file).doing(doing)?));
+        }
+        Ok(())
+    }
+
+    /// The program last taken.
+    pub(crate) fn program(&self) -> Result<&OwnedFd, StepError> {
+        let missing = || StepError::new("find the supervisor's program", io::ErrorKind::NotFound.into());
+        self.copy.as_ref().map(|(_, program)| program).ok_or_else(missing)
+    }
+}
+
+fn sealed(file: &mut File) -> io::Result<OwnedFd> {
+    let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
+    let name = "harvest-supervisor";
+    // Kernels before 6.3 do not know the flag; there every such file can be executed.
+    let memory = memfd_create(name, flags | MemfdFlags::EXEC).or_else(|_| memfd_create(name, flags))?;
+    let mut memory = File::from(memory);
+    // Another zygote may have read it through the same descriptor, and died.
+    file.rewind()?;
+    if io::copy(file, &mut memory)? != file.metadata()?.len() {
+        return Err(io::ErrorKind::UnexpectedEof.into());
+    }
+    fchmod(&memory, Mode::from_raw_mode(0o111))?;
+    fcntl_add_seals(&memory, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    // Opened again without the right to write, which would keep it from being executed.
+    let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
+    Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+}
