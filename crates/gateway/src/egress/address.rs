@@ -1,0 +1,102 @@
+//! Which addresses the gateway connects to on a sandbox's behalf: public ones only. A name in the
+//! policy that points into the host, its network or its cloud's metadata leads nowhere. Addresses set
+//! aside for documentation are let through: they are nobody's, and a network that answers on them has
+//! put a mirror there on purpose.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+// Azure answers metadata requests on this public-looking address.
+const AZURE_WIRE_SERVER: Ipv4Addr = Ipv4Addr::new(168, 63, 129, 16);
+
+/// Whether the address is on the public internet.
+#[must_use]
+pub(crate) fn is_public(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => is_public_v4(address),
+        IpAddr::V6(address) => is_public_v6(address),
+    }
+}
+
+// The blocks of RFC 6890 and its successors that are not for global use.
+fn is_public_v4(address: Ipv4Addr) -> bool {
+    let special = match address.octets() {
+        [0 | 10 | 127, ..] => true,
+        [100, second, ..] => second & 0xc0 == 64, // shared by carriers
+        [169, 254, ..] => true,                   // link-local, and most clouds' metadata
+        [172, second, ..] => second & 0xf0 == 16,
+        [192, 0, 0, _] | [192, 88, 99, _] | [192, 168, ..] => true,
+        [198, 18 | 19, ..] => true, // measurements; the range sandboxes see names in
+        [224..=255, ..] => true,    // multicast, reserved, broadcast
+        _ => false,
+    };
+    !special && address != AZURE_WIRE_SERVER
+}
+
+fn is_public_v6(address: Ipv6Addr) -> bool {
+    let segments = address.segments();
+    // Only 2000::/3 is handed out for global use; that leaves out loopback, mapped IPv4, unique-local,
+    // link-local and multicast at once.
+    let global = segments[0] & 0xe000 == 0x2000;
+    let special = match segments {
+        [0x2001, second, ..] => second < 0x200, // Teredo and other protocols
+        [0x2002, ..] => true,                   // 6to4 carries an IPv4 address
+        _ => false,
+    };
+    global && !special
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_public_internet_is_public() {
+        for public in [
+            "1.1.1.1",
+            "100.128.0.1",
+            "172.32.0.1",
+            "198.20.0.1",
+            "203.0.113.80",
+            "2606:4700::1111",
+            "2a00::1",
+        ] {
+            assert!(is_public(public.parse().unwrap()), "{public}");
+        }
+    }
+
+    #[test]
+    fn the_host_its_network_and_its_clouds_metadata_are_not() {
+        for private in [
+            "0.0.0.0",
+            "10.1.2.3",
+            "127.0.0.1",
+            "127.9.9.9",
+            "100.100.100.200",
+            "169.254.169.254",
+            "172.16.0.1",
+            "172.31.255.255",
+            "192.168.1.1",
+            "192.0.0.1",
+            "198.18.0.1",
+            "198.19.255.255",
+            "224.0.0.1",
+            "255.255.255.255",
+            "240.0.0.1",
+            "168.63.129.16",
+            "::",
+            "::1",
+            "::ffff:127.0.0.1",
+            "::ffff:8.8.8.8",
+            "fe80::1",
+            "fc00::1",
+            "fd00:ec2::254",
+            "ff02::1",
+            "2002:7f00:1::",
+            "2001::1",
+            "64:ff9b::7f00:1",
+            "::127.0.0.1",
+        ] {
+            assert!(!is_public(private.parse().unwrap()), "{private}");
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! Counts the tokens of an answer of the Anthropic API while its bytes pass by. Changes none of them.
+
+use harvest_proto::event::Usage;
+use serde::Deserialize;
+
+// A line longer than this carries content, never counts; it is skipped, not kept.
+const MAX_LINE_BYTES: usize = 256 * 1024;
+// An answer in one piece is kept whole until its end; longer ones are not counted. The API's own limit
+// on output is far below.
+const MAX_JSON_BYTES: usize = 8 * 1024 * 1024;
+// A rough measure for text in English, used only when the connection broke before the count came.
+const BYTES_PER_TOKEN: u64 = 4;
+
+/// Watches an answer.
+#[derive(Debug)]
+pub(crate) enum Meter {
+    /// Server-sent events.
+    Events(Events),
+    /// One JSON object.
+    Json(Vec<u8>),
+}
+
+/// The state of watching server-sent events.
+#[derive(Debug, Default)]
+pub(crate) struct Events {
+    line: Vec<u8>,
+    skipping: bool,
+    counted: Counts,
+    closed: bool,
+    content_bytes: u64,
+}
+
+impl Meter {
+    /// For an answer of this content type.
+    pub(crate) fn new(content_type: &str) -> Self {
+        match content_type.starts_with("text/event-stream") {
+            true => Self::Events(Events::default()),
+            false => Self::Json(Vec::new()),
+        }
+    }
+
+    /// More of the answer passed.
+    pub(crate) fn pass(&mut self, bytes: &[u8]) {
+        match self {
+            Self::Events(events) => events.pass(bytes),
+            Self::Json(kept) if kept.len() + bytes.len() <= MAX_JSON_BYTES => kept.extend_from_slice(bytes),
+            Self::Json(_) => {}
+        }
+    }
+
+    /// What the answer used, as far as it came.
+    pub(crate) fn usage(&self) -> Usage {
+        match self {
+            Self::Events(events) => events.usage(),
+            Self::Json(kept) => serde_json::from_slice::<Message>(kept)
+                .map(|message| message.usage.into())
+                .unwrap_or_default(),
+        }
+    }
+}
+
+impl Events {
+    fn pass(&mut self, bytes: &[u8]) {
+        for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
+            if !self.skipping {
+                self.line.extend_from_slice(piece);
+            }
+            if self.line.len() > MAX_LINE_BYTES {
+                self.content_bytes += self.line.len() as u64;
+                (self.skipping, self.line) = (true, Vec::new());
+            }
+            if piece.ends_with(b"\n") {
+                let line = std::mem::take(&mut self.line);
+                self.skipping = false;
+                self.end_of_line(&line);
+            }
+        }
+    }
+
+    fn end_of_line(&mut self, line: &[u8]) {
+        let Some(data) = line.strip_prefix(b"data:") else { return };
+        match serde_json::from_slice::<Event>(data) {
+            Ok(Event::MessageStart { message }) => self.counted.replace(message.usage),
+            Ok(Event::MessageDelta { usage }) => {
+                self.counted.replace(usage);
+                self.closed = true;
+            }
+            Ok(Event::ContentBlockDelta { delta }) => self.content_bytes += delta.bytes(),
+            Ok(Event::Other) | Err(_) => {}
+        }
+    }
+
+    fn usage(&self) -> Usage {
+        let mut usage = Usage::from(self.counted);
+        if !self.closed {
+            usage.output_tokens = usage.output_tokens.max(self.content_bytes.div_ceil(BYTES_PER_TOKEN));
+        }
+        usage
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum Event {
+    MessageStart {
+        message: Message,
+    },
+    MessageDelta {
+        #[serde(default)]
+        usage: Counts,
+    },
+    ContentBlockDelta {
+        delta: Delta,
+    },
+    #[serde(other)]
+    Other,
+}
+
+#[derive(Deserialize)]
+struct Message {
+    #[serde(default)]
+    usage: Counts,
+}
+
+#[derive(Deserialize)]
+struct Delta {
+    #[serde(default)]
+    text: String,
+    #[serde(default)]
+    thinking: String,
+    #[serde(default)]
+    partial_json: String,
+}
+
+impl Delta {
+    fn bytes(&self) -> u64 {
+        (self.text.len() + self.thinking.len() + self.partial_json.len()) as u64
+    }
+}
+
+// The API leaves out or nulls what an event has no news about; what it gives is a total, not a step.
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[serde(default)]
+struct Counts {
+    input_tokens: Option<u64>,
+    output_tokens: Option<u64>,
+    cache_read_input_tokens: Option<u64>,
+    cache_creation_input_tokens: Option<u64>,
+}
+
+impl Counts {
+    fn replace(&mut self, newer: Self) {
+        self.input_tokens = newer.input_tokens.or(self.input_tokens);
+        self.output_tokens = newer.output_tokens.or(self.output_tokens);
+        self.cache_read_input_tokens = newer.cache_read_input_tokens.or(self.cache_read_input_tokens);
+        self.cache_creation_input_tokens =
+            newer.cache_creation_input_tokens.or(self.cache_creation_input_tokens);
+    }
+}
+
+impl From<Counts> for Usage {
+    fn from(counts: Counts) -> Self {
+        Self {
+            input_tokens: counts.input_tokens.unwrap_or(0),
+            output_tokens: counts.output_tokens.unwrap_or(0),
+            cache_read_tokens: counts.cache_read_input_tokens.unwrap_or(0),
+            cache_write_tokens: counts.cache_creation_input_tokens.unwrap_or(0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const STREAM: &str = "event: message_start\n\
+        data: {\"type\":\"message_start\",\"message\":{\"id\":\"m\",\"usage\":{\"input_tokens\":10,\"cache_read_input_tokens\":5,\"output_tokens\":1}}}\n\n\
+        event: ping\ndata: {\"type\":\"ping\"}\n\n\
+        data: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"text_delta\",\"text\":\"hello there, you\"}}\n\n\
+        data: {\"type\":\"message_delta\",\"delta\":{},\"usage\":{\"output_tokens\":42,\"input_tokens\":null}}\n\n\
+        data: {\"type\":\"message_stop\"}\n\n";
+
+    fn meter(stream: &str) -> Meter {
+        let mut meter = Meter::new("text/event-stream; charset=utf-8");
+        meter.pass(stream.as_bytes());
+        meter
+    }
+
+    #[test]
+    fn a_streams_tokens_are_those_of_its_first_and_last_counts() {
+        let expected =
+            Usage { input_tokens: 10, output_tokens: 42, cache_read_tokens: 5, cache_write_tokens: 0 };
+        assert_eq!(meter(STREAM).usage(), expected);
+    }
+
+    #[test]
+    fn a_stream_cut_before_its_count_is_estimated_from_what_passed() {
+        let cut = STREAM.find("data: {\"type\":\"message_delta").unwrap();
+        assert_eq!(meter(&STREAM[..cut]).usage().output_tokens, 4);
+    }
+
+    #[test]
+    fn an_answer_in_one_piece_is_counted_at_its_end() {
+        let mut meter = Meter::new("application/json");
+        for piece in [
+            r#"{"content":[],"usa"#,
+            r#"ge":{"input_tokens":3,"output_tokens":7,"cache_creation_input_tokens":9}}"#,
+        ] {
+            meter.pass(piece.as_bytes());
+        }
+        let expected =
+            Usage { input_tokens: 3, output_tokens: 7, cache_read_tokens: 0, cache_write_tokens: 9 };
+        assert_eq!(meter.usage(), expected);
+    }
+
+    #[test]
+    fn a_line_without_end_is_not_kept() {
+        let mut meter = meter("");
+        (0..64).for_each(|_| meter.pass(&[b'x'; 64 * 1024]));
+        let Meter::Events(events) = &meter else { unreachable!() };
+        assert!(events.line.len() <= MAX_LINE_BYTES);
+        meter.pass(format!("\n{STREAM}").as_bytes());
+        assert_eq!(meter.usage().output_tokens, 42);
+    }
+
+    proptest! {
+        #[test]
+        fn where_a_stream_is_cut_into_pieces_makes_no_difference(cuts in prop::collection::vec(1usize..40, 1..60)) {
+            let (mut whole, mut rest) = (meter(""), STREAM.as_bytes());
+            for cut in cuts.iter().cycle() {
+                let (piece, more) = rest.split_at((*cut).min(rest.len()));
+                whole.pass(piece);
+                rest = more;
+                if rest.is_empty() { break; }
+            }
+            prop_assert_eq!(whole.usage(), meter(STREAM).usage());
+        }
+    }
+}

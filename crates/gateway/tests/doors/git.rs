@@ -1,0 +1,287 @@
+//! The git door with the real git inside and the local forge outside.
+
+use std::{collections::HashMap, fs, path::Path};
+
+use axum::Router;
+use harvest_gateway::{GatewayConfig, ledger::GitAccess};
+use harvest_github::Forge;
+use harvest_proto::{EventBody, Secret, door::GIT_NAME};
+use tempfile::TempDir;
+use tokio::{net::TcpListener, process::Command};
+
+use crate::{Books, House, pass};
+
+const TOKEN: &str = "f0rge-t0ken-never-inside";
+const BRANCH: &str = "harvest/fix-it";
+
+struct World {
+    house: House,
+    forge: Forge,
+    inside: String,
+    outside: TempDir,
+}
+
+impl World {
+    async fn new(branch: Option<&str>) -> Self {
+        let outside = tempfile::tempdir().unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let public = format!("http://{}/forge", listener.local_addr().unwrap());
+        let forge = Forge::open(outside.path().join("forge"), &public).unwrap();
+        let router = Router::new().nest("/forge", forge.router());
+        tokio::spawn(async move { axum::serve(listener, router).await });
+        for name in ["app", "secret-plans"] {
+            forge.create(name, &Secret::new(TOKEN.to_owned())).await.unwrap();
+        }
+        seed(outside.path(), &forge.repository("app").unwrap()).await;
+        let mut pass = pass(&[]);
+        pass.repositories = vec![GitAccess {
+            name: "app".into(),
+            url: forge.url("app"),
+            secret: Some("FORGE_TOKEN".into()),
+            branch: branch.map(str::to_owned),
+        }];
+        let books = Books { secrets: HashMap::from([("FORGE_TOKEN", TOKEN)]), ..Books::default() };
+        let house = House::new(books, GatewayConfig::default(), pass);
+        let inside = format!("http://{}", house.inside(GIT_NAME, 80).await);
+        Self { house, forge, inside, outside }
+    }
+
+    fn folder(&self) -> &Path {
+        self.house.folder.path()
+    }
+
+    async fn clone_app(&self) {
+        let url = format!("{}/app.git", self.inside);
+        let cloned = git(self.folder(), &["clone", "-q", &url, "work"]).await;
+        assert_eq!(cloned.1, "");
+    }
+
+    /// Commits in the clone and pushes to this reference.
+    async fn push(&self, content: &[u8], arguments: &[&str]) -> (bool, String) {
+        let work = self.folder().join("work");
+        fs::write(work.join("file"), content).unwrap();
+        git(&work, &["add", "-A"]).await;
+        git(&work, &["commit", "-q", "--allow-empty", "-m", "change"]).await;
+        git(&work, &[&["push"], arguments].concat()).await
+    }
+
+    async fn remote_heads(&self) -> String {
+        git(&self.forge.repository("app").unwrap(), &["for-each-ref"]).await.1
+    }
+
+    async fn head(&self) -> String {
+        git(&self.folder().join("work"), &["rev-parse", "HEAD"]).await.1.trim().to_owned()
+    }
+}
+
+async fn seed(folder: &Path, repository: &Path) {
+    let seed = folder.join("seed");
+    fs::create_dir(&seed).unwrap();
+    git(&seed, &["init", "-q", "-b", "main"]).await;
+    fs::write(seed.join("file"), "one").unwrap();
+    git(&seed, &["add", "-A"]).await;
+    git(&seed, &["commit", "-q", "-m", "one"]).await;
+    assert!(git(&seed, &["push", "-q", repository.to_str().unwrap(), "main"]).await.0);
+}
+
+/// Whether it worked, and all it printed.
+async fn git(folder: &Path, arguments: &[&str]) -> (bool, String) {
+    let output = Command::new("git")
+        .args(["-c", "user.name=T", "-c", "user.email=t@example.org", "-c", "http.proxy="])
+        .args(arguments)
+        .current_dir(folder)
+        .env("GIT_CONFIG_GLOBAL", "/dev/null")
+        .env("GIT_CONFIG_NOSYSTEM", "1")
+        .env("GIT_TERMINAL_PROMPT", "0")
+        .output()
+        .await
+        .unwrap();
+    (output.status.success(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_fetches_with_credentials_it_never_sees() {
+    let world = World::new(Some(BRANCH)).await;
+    let url = format!("{}/app.git", world.inside);
+    let traced = Command::new("git")
+        .args(["-c", "http.proxy=", "clone", &url, "work"])
+        .current_dir(world.folder())
+        .env("GIT_TRACE_CURL", "1")
+        .env("GIT_TRACE_PACKET", "1")
+        .env("GIT_CONFIG_GLOBAL", "/dev/null")
+        .output()
+        .await
+        .unwrap();
+    assert!(traced.status.success(), "{}", String::from_utf8_lossy(&traced.stderr));
+    assert_eq!(fs::read_to_string(world.folder().join("work/file")).unwrap(), "one");
+    let trace = String::from_utf8_lossy(&traced.stderr).to_ascii_lowercase();
+    let encoded = "eC1hY2Nlc3MtdG9rZW4".to_ascii_lowercase();
+    assert!(!trace.contains(TOKEN) && !trace.contains(&encoded) && !trace.contains("authorization"));
+    assert!(trace.contains("version=2") || trace.contains("version 2"), "protocol 2 is passed on");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_push_to_the_own_branch_arrives_and_is_recorded_once() {
+    let world = World::new(Some(BRANCH)).await;
+    world.clone_app().await;
+    let (worked, said) = world.push(b"two", &["origin", &format!("HEAD:refs/heads/{BRANCH}")]).await;
+    assert!(worked, "{said}");
+    let commit = world.head().await;
+    assert!(world.remote_heads().await.contains(&format!("{commit} commit\trefs/heads/{BRANCH}")));
+    let pushed =
+        EventBody::Pushed { repository: "app".into(), branch: BRANCH.into(), commit: commit.clone() };
+    assert_eq!(world.house.books.events(), [pushed]);
+    // Once more, as an update, and larger than git's buffer, so that it comes in chunks after a probe.
+    let noise: Vec<u8> = (0u64..1 << 18)
+        .flat_map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ i << 7).to_le_bytes())
+        .collect();
+    git(&world.folder().join("work"), &["config", "http.extraHeader", "Expect: 100-continue"]).await;
+    let (worked, said) = world.push(&noise, &["origin", &format!("HEAD:refs/heads/{BRANCH}")]).await;
+    assert!(worked, "{said}");
+    let newer = world.head().await;
+    assert!(
+        matches!(&world.house.books.events()[..], [_, EventBody::Pushed { commit, .. }] if *commit == newer)
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_push_elsewhere_is_refused_in_words_and_changes_nothing() {
+    let world = World::new(Some(BRANCH)).await;
+    world.clone_app().await;
+    let before = world.remote_heads().await;
+    let own = format!("HEAD:refs/heads/{BRANCH}");
+    let large = vec![7; 3 << 20];
+    for (content, references) in [
+        (&b"two"[..], &["HEAD:main"][..]),
+        (b"two", &["HEAD:refs/tags/v1"]),
+        (b"two", &["--force", "HEAD:main"]),
+        (b"two", &[&own, "HEAD:main"]),
+        (b"two", &["HEAD:refs/heads/harvest/fix-it/more"]),
+        (&large, &["HEAD:main"]),
+    ] {
+        let (worked, said) = world.push(content, &[&["origin"], references].concat()).await;
+        assert!(!worked && said.contains("remote rejected"), "{references:?}: {said}");
+        assert!(said.contains("this session may only push to the branch harvest/fix-it"), "{said}");
+        assert_eq!(world.remote_heads().await, before, "{references:?}");
+    }
+    let events = world.house.books.events();
+    assert_eq!(events.len(), 6);
+    assert!(
+        events
+            .iter()
+            .all(|event| matches!(event, EventBody::PushRefused { repository, .. } if repository == "app"))
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_negotiation_that_git_compresses_passes() {
+    let world = World::new(Some(BRANCH)).await;
+    world.clone_app().await;
+    // Many commits the remote does not have make for a long list in the request.
+    let mut import = String::from("reset refs/heads/local\nfrom refs/heads/main^0\n");
+    for number in 0..200 {
+        import += &format!(
+            "commit refs/heads/local\ncommitter T <t@example.org> {} +0000\ndata 1\nx\n",
+            2_000_000_000 + number
+        );
+    }
+    let work = world.folder().join("work");
+    fs::write(work.join("import"), import).unwrap();
+    let imported = Command::new("git")
+        .args(["fast-import", "--quiet"])
+        .current_dir(&work)
+        .stdin(fs::File::open(work.join("import")).unwrap())
+        .status()
+        .await
+        .unwrap();
+    assert!(imported.success());
+    let seed = world.outside.path().join("seed");
+    git(&seed, &["commit", "-q", "--allow-empty", "-m", "newer"]).await;
+    git(&seed, &["push", "-q", world.forge.repository("app").unwrap().to_str().unwrap(), "main"]).await;
+    let traced = Command::new("git")
+        .args(["-c", "http.proxy=", "fetch", "origin"])
+        .current_dir(&work)
+        .env("GIT_TRACE_CURL", "1")
+        .env("GIT_CONFIG_GLOBAL", "/dev/null")
+        .output()
+        .await
+        .unwrap();
+    let trace = String::from_utf8_lossy(&traced.stderr).to_ascii_lowercase();
+    assert!(traced.status.success() && trace.contains("content-encoding: gzip"), "{trace}");
+    let heads = git(&work, &["rev-parse", "origin/main"]).await.1;
+    assert_eq!(heads, git(&seed, &["rev-parse", "main"]).await.1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deleting_the_own_branch_is_refused() {
+    let world = World::new(Some(BRANCH)).await;
+    world.clone_app().await;
+    assert!(world.push(b"two", &["origin", &format!("HEAD:refs/heads/{BRANCH}")]).await.0);
+    let before = world.remote_heads().await;
+    let (worked, said) = git(&world.folder().join("work"), &["push", "origin", "--delete", BRANCH]).await;
+    assert!(!worked && said.contains("this session may not delete its branch"), "{said}");
+    assert_eq!(world.remote_heads().await, before);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rewritten_branch_that_the_remote_refuses_is_not_recorded() {
+    let world = World::new(Some(BRANCH)).await;
+    world.clone_app().await;
+    let own = format!("HEAD:refs/heads/{BRANCH}");
+    assert!(world.push(b"two", &["origin", &own]).await.0);
+    git(&world.folder().join("work"), &["commit", "-q", "--amend", "-m", "rewritten"]).await;
+    let (worked, said) = git(&world.folder().join("work"), &["push", "--force", "origin", &own]).await;
+    assert!(!worked, "{said}");
+    assert_eq!(world.house.books.events().len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reader_cannot_push() {
+    let world = World::new(None).await;
+    world.clone_app().await;
+    let (worked, said) = world.push(b"two", &["origin", "HEAD:main"]).await;
+    assert!(!worked && said.contains("may only read"), "{said}");
+    assert!(matches!(world.house.books.events()[..], [EventBody::PushRefused { .. }]));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn repositories_of_others_are_not_there() {
+    let world = World::new(Some(BRANCH)).await;
+    for name in ["secret-plans", "app.git/../secret-plans", "%61pp", "app/"] {
+        let url = format!("{}/{name}.git", world.inside);
+        let (worked, said) = git(world.folder(), &["ls-remote", &url]).await;
+        assert!(!worked && said.contains("not found"), "{name}: {said}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_the_remote_refuses_is_explained_without_asking_for_a_password() {
+    let world = World::new(Some(BRANCH)).await;
+    world.forge.set_token("app", &Secret::new("another".to_owned())).unwrap();
+    let (worked, said) = git(world.folder(), &["ls-remote", &format!("{}/app.git", world.inside)]).await;
+    assert!(!worked && said.contains("harvest secret set FORGE_TOKEN"), "{said}");
+    assert!(!said.contains("terminal prompts disabled") && !said.contains(TOKEN), "{said}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn commands_that_cannot_be_judged_never_reach_the_remote() {
+    let world = World::new(Some(BRANCH)).await;
+    let before = world.remote_heads().await;
+    let client = reqwest::Client::builder().no_proxy().build().unwrap();
+    let url = format!("{}/app.git/git-receive-pack", world.inside);
+    let post = |body: &[u8]| {
+        let request = client.post(&url).header("content-type", "application/x-git-receive-pack-request");
+        request.body(body.to_vec()).send()
+    };
+    for body in [&b"zzzz"[..], b"0004", b"00010000", b"0008oops0000", b"0000PACK", b"ffff"] {
+        let answered = post(body).await;
+        assert!(answered.is_err() || answered.unwrap().status().as_u16() == 400, "{body:?}");
+    }
+    let compressed = client.post(&url).header("content-encoding", "gzip").body("x").send().await.unwrap();
+    assert_eq!(compressed.status(), 415);
+    // What git sends first when a push is too large for one piece: no commands at all.
+    assert_eq!(post(b"0000").await.unwrap().status(), 200);
+    let answered = client.get(format!("{}/app.git/HEAD", world.inside)).send().await.unwrap();
+    assert_eq!(answered.status(), 404);
+    assert_eq!(world.remote_heads().await, before);
+}
