@@ -1,1 +1,8 @@
 //! Pull requests; and the local forge for those without an account.
+#![forbid(unsafe_code)]
+
+pub mod forge;
+mod slug;
+
+pub use forge::{Forge, ForgeError, NewPull};
+pub use slug::slug;
