@@ -1,1 +1,9 @@
 //! Starts, stops and snapshots sandboxes: local, fake; one contract suite for all.
+#![forbid(unsafe_code)]
+
+pub mod contract;
+pub mod fake;
+mod local;
+
+pub use fake::Fake;
+pub use local::Local;

@@ -1,4 +1,32 @@
 //! Decides and drives what each session does next. Owns the `Provider` trait and the gateway's ledger.
+//!
+//! A prompt's way: [`Sessions::prompt`] hands it to the session's `driver`, which writes it and its
+//! event in one transaction before anyone is answered → the driver feeds the pure [`decide`] → what is
+//! decided is written, then carried out: by the [`provider`], or over the [`bridge`].
 #![forbid(unsafe_code)]
 
+mod asks;
+pub mod bridge;
+mod check;
+mod checkout;
+pub mod clocks;
+pub mod decide;
+mod driver;
+mod error;
+mod evidence;
+mod exec;
+mod follow;
+mod hidden;
+mod ledger;
 pub mod provider;
+mod repository;
+mod secrets;
+mod sessions;
+mod wiring;
+
+pub use error::SessionError;
+pub use harvest_store::{Claim, Lease, Store, StoreError, TokenRecord};
+pub use ledger::Books;
+pub use repository::BuildProgress;
+pub use sessions::Sessions;
+pub use wiring::{Config, Doors, Parts, PullOrder, Pulls, PullsError};

@@ -1,0 +1,182 @@
+//! The local provider: sandboxes on this machine, by the engine. The one place where the async side
+//! meets the synchronous engine; it decides nothing.
+
+use std::{
+    os::{
+        fd::{AsRawFd as _, OwnedFd},
+        unix::fs::OpenOptionsExt as _,
+    },
+    path::Path,
+};
+
+use async_trait::async_trait;
+use harvest_engine::{Engine, EngineError, Limits, Network, Origin, Owner, Running, SandboxState, Spec};
+use harvest_proto::{SandboxId, SnapshotId, event::SnapshotKind};
+use harvest_session::provider::{
+    BridgeStream, Found, Provider, ProviderError, Snapshots, StartFrom, StartOrder, Started,
+};
+use tokio::{net::UnixStream, sync::oneshot, task::spawn_blocking};
+
+/// Sandboxes on this machine.
+#[derive(Clone)]
+pub struct Local {
+    engine: Engine,
+    limits: Limits,
+}
+
+impl Local {
+    /// On top of an engine, every sandbox with these limits.
+    #[must_use]
+    pub const fn new(engine: Engine, limits: Limits) -> Self {
+        Self { engine, limits }
+    }
+
+    /// Makes a call of the engine where it may block.
+    async fn engine<T: Send + 'static>(
+        &self,
+        doing: String,
+        call: impl FnOnce(&Engine) -> Result<T, EngineError> + Send + 'static,
+    ) -> Result<T, ProviderError> {
+        let engine = self.engine.clone();
+        match spawn_blocking(move || call(&engine)).await {
+            Ok(Ok(value)) => Ok(value),
+            Ok(Err(error)) => Err(translate(doing, error)),
+            Err(panicked) => Err(ProviderError::Machine { doing, source: panicked.into() }),
+        }
+    }
+}
+
+#[async_trait]
+impl Provider for Local {
+    async fn start(&self, order: StartOrder) -> Result<Started, ProviderError> {
+        let spec = Spec {
+            id: order.sandbox.clone(),
+            from: match order.from {
+                StartFrom::Image(name) => Origin::Image(name),
+                StartFrom::Snapshot(snapshot) => Origin::Snapshot(snapshot),
+            },
+            limits: self.limits,
+            network: Network::Door,
+            owner: Owner::Kept,
+            binds: Vec::new(),
+            env: std::collections::BTreeMap::new(),
+        };
+        let running =
+            self.engine(format!("cannot start sandbox {}", order.sandbox), move |engine| engine.start(&spec));
+        Ok(started(running.await?))
+    }
+
+    async fn find(&self, sandbox: &SandboxId) -> Result<Found, ProviderError> {
+        let id = sandbox.clone();
+        let state =
+            self.engine(format!("cannot find sandbox {sandbox}"), move |engine| engine.find(&id)).await?;
+        Ok(match state {
+            SandboxState::Running(running) => Found::Running(started(running)),
+            SandboxState::Dead { reason } => Found::Dead { reason },
+            SandboxState::Gone => Found::Gone,
+        })
+    }
+
+    async fn dial(&self, sandbox: &SandboxId) -> Result<Box<dyn BridgeStream>, ProviderError> {
+        let id = sandbox.clone();
+        let state =
+            self.engine(format!("cannot find sandbox {sandbox}"), move |engine| engine.find(&id)).await?;
+        let SandboxState::Running(running) = state else {
+            return Err(ProviderError::NotRunning { sandbox: sandbox.clone() });
+        };
+        match dial(&running.bridge).await {
+            Ok(stream) => Ok(Box::new(stream)),
+            Err(source) => Err(ProviderError::Machine {
+                doing: format!("cannot dial the supervisor of sandbox {sandbox}"),
+                source: source.into(),
+            }),
+        }
+    }
+
+    async fn ended(&self, sandbox: &SandboxId) -> Result<String, ProviderError> {
+        // A thread of its own: this wait lasts as long as the sandbox, and the runtime would wait for
+        // a blocking task of its own before it ends.
+        let (tell, told) = oneshot::channel();
+        let (engine, id) = (self.engine.clone(), sandbox.clone());
+        std::thread::spawn(move || {
+            let _ = tell.send(engine.wait(&id));
+        });
+        let doing = || format!("cannot wait for sandbox {sandbox}");
+        match told.await {
+            Ok(Ok(reason)) => Ok(reason),
+            Ok(Err(error)) => Err(translate(doing(), error)),
+            Err(gone) => Err(ProviderError::Machine { doing: doing(), source: gone.into() }),
+        }
+    }
+
+    async fn end_kept(
+        &self,
+        sandbox: &SandboxId,
+        snapshot: &SnapshotId,
+        _kind: SnapshotKind,
+    ) -> Result<(), ProviderError> {
+        let (id, kept) = (sandbox.clone(), snapshot.clone());
+        let doing = format!("cannot keep the disk of sandbox {sandbox}");
+        self.engine(doing, move |engine| engine.end_kept(&id, &kept)).await.map(|_| ())
+    }
+
+    async fn end(&self, sandbox: &SandboxId) -> Result<(), ProviderError> {
+        let id = sandbox.clone();
+        self.engine(format!("cannot end sandbox {sandbox}"), move |engine| engine.remove(&id)).await
+    }
+
+    async fn list(&self) -> Result<Vec<SandboxId>, ProviderError> {
+        self.engine("cannot list sandboxes".into(), Engine::list).await
+    }
+
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
+        Some(self)
+    }
+}
+
+#[async_trait]
+impl Snapshots for Local {
+    async fn capture(
+        &self,
+        sandbox: &SandboxId,
+        snapshot: &SnapshotId,
+        _kind: SnapshotKind,
+    ) -> Result<u64, ProviderError> {
+        let (id, kept) = (sandbox.clone(), snapshot.clone());
+        let doing = format!("cannot capture the disk of sandbox {sandbox}");
+        self.engine(doing, move |engine| engine.capture(&id, &kept))
+            .await
+            .map(|captured| captured.frozen_millis)
+    }
+
+    async fn remove(&self, snapshot: &SnapshotId) -> Result<(), ProviderError> {
+        let id = snapshot.clone();
+        self.engine(format!("cannot remove snapshot {snapshot}"), move |engine| engine.snapshot_remove(&id))
+            .await
+    }
+}
+
+fn started(running: Running) -> Started {
+    Started { door: running.door }
+}
+
+/// Dials a Unix socket whose path may be longer than a socket address can hold.
+async fn dial(path: &Path) -> std::io::Result<UnixStream> {
+    let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(std::io::ErrorKind::InvalidInput.into());
+    };
+    // O_PATH: the folder is only a way to its socket.
+    let folder = std::fs::File::options().read(true).custom_flags(0o10_000_000).open(folder)?;
+    let folder = OwnedFd::from(folder);
+    UnixStream::connect(Path::new("/proc/self/fd").join(folder.as_raw_fd().to_string()).join(name)).await
+}
+
+/// The engine's errors in the words a session knows.
+fn translate(doing: String, error: EngineError) -> ProviderError {
+    match error {
+        EngineError::ImageMissing { image } => ProviderError::ImageMissing { image },
+        EngineError::SnapshotMissing { snapshot } => ProviderError::SnapshotMissing { snapshot },
+        EngineError::NotRunning { sandbox } => ProviderError::NotRunning { sandbox },
+        other => ProviderError::Machine { doing, source: Box::new(other) },
+    }
+}

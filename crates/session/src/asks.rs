@@ -1,0 +1,191 @@
+//! What people ask of a session: prompts in its queue, and the verbs that stop it and set it going.
+
+use harvest_proto::{
+    PromptId, SessionId, SnapshotId,
+    api::{CreatePrompt, Prompt},
+    bridge::Author,
+};
+use harvest_store::NewPrompt;
+
+use crate::{
+    Sessions,
+    decide::{Input, Machine, Rest, State},
+    driver::{Command, Handle},
+    error::SessionError,
+    wiring::now,
+};
+
+// What the ancestors take, and what fits a control frame even if every character is escaped.
+const PROMPT_CHARACTERS: usize = 64_000;
+
+const TITLE_CHARACTERS: usize = 80;
+
+impl Sessions {
+    /// Queues a prompt; it is on disk when this answers. While the agent asks something, the prompt is
+    /// the answer.
+    ///
+    /// # Errors
+    /// When it is empty or too long, or the session takes none.
+    pub async fn prompt(
+        &self,
+        session: &SessionId,
+        create: CreatePrompt,
+        user: Author,
+    ) -> Result<Prompt, SessionError> {
+        let new = new_prompt(create.text, create.author.unwrap_or(user))?;
+        let id = new.id.clone();
+        let handle = self.handle(session).await?;
+        let untitled = self.shared.store.session_get(session).await?.session.title == "untitled";
+        let title = untitled.then(|| title(&new.text));
+        handle.call(|reply| Command::Prompt { new: Box::new(new), now: create.now, title, reply }).await?;
+        Ok(self.shared.store.prompt_get(session, &id).await?)
+    }
+
+    /// A session's prompts, oldest first.
+    ///
+    /// # Errors
+    /// When there is no such session.
+    pub async fn prompts(&self, session: &SessionId) -> Result<Vec<Prompt>, SessionError> {
+        self.shared.store.session_get(session).await?;
+        Ok(self.shared.store.prompt_list(session).await?)
+    }
+
+    /// Takes a waiting prompt back.
+    ///
+    /// # Errors
+    /// When it does not wait.
+    pub async fn prompt_cancel(
+        &self,
+        session: &SessionId,
+        prompt: &PromptId,
+    ) -> Result<Prompt, SessionError> {
+        self.shared.store.prompt_get(session, prompt).await?;
+        self.handle(session).await?.ask(Input::Cancelled { prompt: prompt.clone() }).await?;
+        Ok(self.shared.store.prompt_get(session, prompt).await?)
+    }
+
+    /// Gives a waiting prompt another place, 1 being the next.
+    ///
+    /// # Errors
+    /// When it does not wait.
+    pub async fn prompt_move(
+        &self,
+        session: &SessionId,
+        prompt: &PromptId,
+        position: u32,
+    ) -> Result<Prompt, SessionError> {
+        self.shared.store.prompt_get(session, prompt).await?;
+        self.handle(session).await?.ask(Input::Moved { prompt: prompt.clone(), position }).await?;
+        Ok(self.shared.store.prompt_get(session, prompt).await?)
+    }
+
+    /// Stops the turn in progress. `TurnEnded` tells when it is proven dead.
+    ///
+    /// # Errors
+    /// When there is no such session.
+    pub async fn stop(&self, session: &SessionId) -> Result<(), SessionError> {
+        self.handle(session).await?.ask(Input::Stop).await
+    }
+
+    /// Keeps the session's machine on disk and ends it; answers the snapshot once it is there.
+    ///
+    /// # Errors
+    /// When there is nothing to keep, or it could not be kept.
+    pub async fn pause(&self, session: &SessionId) -> Result<SnapshotId, SessionError> {
+        let handle = self.handle(session).await?;
+        handle.ask(Input::Pause).await?;
+        self.rested(&handle).await?.disk.ok_or_else(|| {
+            SessionError::conflict(
+                "nothing_to_keep",
+                "the session's machine held no work yet",
+                "send it a prompt",
+            )
+        })
+    }
+
+    /// Waits until the session has no machine, or cannot get rid of it.
+    async fn rested(&self, handle: &Handle) -> Result<State, SessionError> {
+        let state = handle
+            .until(|state| {
+                state.rest == Rest::Open || matches!(state.machine, Machine::Absent | Machine::Held { .. })
+            })
+            .await?;
+        match &state.machine {
+            Machine::Held { detail, .. } => Err(SessionError::conflict(
+                "save_unknown",
+                format!("nobody knows whether the machine was kept: {detail}"),
+                "resume the session: the save is tried again first",
+            )),
+            Machine::Absent => Ok(state),
+            _ => Err(SessionError::conflict(
+                "resumed",
+                "somebody resumed the session meanwhile",
+                "pause it again",
+            )),
+        }
+    }
+
+    /// Goes on, whatever held the session: starts a machine from the newest state.
+    ///
+    /// # Errors
+    /// When there is no such session.
+    pub async fn resume(&self, session: &SessionId) -> Result<(), SessionError> {
+        self.handle(session).await?.ask(Input::Resume).await
+    }
+
+    /// Ends the session's machine at once. Its disk is kept; a turn in progress counts as stopped.
+    ///
+    /// # Errors
+    /// When there is no such session.
+    pub async fn terminate(&self, session: &SessionId) -> Result<(), SessionError> {
+        let handle = self.handle(session).await?;
+        handle.ask(Input::Terminate).await?;
+        self.rested(&handle).await.map(drop)
+    }
+
+    /// Puts a session away: its machine is kept on disk, waiting prompts are cancelled.
+    ///
+    /// # Errors
+    /// When there is no such session, or a save of it is unknown.
+    pub async fn archive(&self, session: &SessionId) -> Result<(), SessionError> {
+        self.handle(session).await?.ask(Input::Archive).await
+    }
+}
+
+pub(crate) fn new_prompt(text: String, author: Author) -> Result<NewPrompt, SessionError> {
+    if text.trim().is_empty() {
+        return Err(SessionError::invalid("invalid_prompt", "a prompt says something"));
+    }
+    if text.chars().count() > PROMPT_CHARACTERS {
+        let what = format!("a prompt has at most {PROMPT_CHARACTERS} characters");
+        return Err(SessionError::invalid("invalid_prompt", what));
+    }
+    Ok(NewPrompt { id: PromptId::random(), text, author, at: now() })
+}
+
+/// The first line that says something, cut.
+pub(crate) fn title(text: &str) -> String {
+    let line = text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default().trim();
+    if line.chars().count() <= TITLE_CHARACTERS {
+        return line.to_owned();
+    }
+    line.chars().take(TITLE_CHARACTERS - 1).chain(['…']).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_title_is_the_first_line_that_says_something() {
+        assert_eq!(title("\n  Fix the parser \nplease"), "Fix the parser");
+        assert_eq!(title(&"x".repeat(200)).chars().count(), TITLE_CHARACTERS);
+    }
+
+    #[test]
+    fn an_empty_prompt_is_refused() {
+        let author = Author { name: "Ada".into(), email: "ada@example.org".into() };
+        assert!(new_prompt(" \n".into(), author.clone()).is_err());
+        assert!(new_prompt("x".repeat(PROMPT_CHARACTERS + 1), author).is_err());
+    }
+}

@@ -1,0 +1,294 @@
+//! Our end of the bridge: one connection to a supervisor, shared by everyone who needs it.
+//!
+//! Requests are put on the wire in the order they are posted. The reader never waits for whoever runs
+//! a command: a stream may bring only what was granted to it, so its bytes wait in memory at most
+//! [`INITIAL_CREDIT_BYTES`] deep. Whether and when to dial again is the driver's.
+
+mod exec;
+mod files;
+mod reader;
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use harvest_proto::bridge::{
+    Decoder, Fault, Frame, FromSupervisor, INITIAL_CREDIT_BYTES, OutboxEvent, Reply, RequestId, Role, Status,
+    StreamId, ToSupervisor, VERSION,
+};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf},
+    sync::{Semaphore, mpsc, oneshot},
+    task::AbortHandle,
+};
+
+pub use exec::{Exec, ExecOutput, Output};
+
+use crate::provider::{BridgeStream, ProviderError};
+
+// The supervisor answers its first frame at once; a machine under load may take a while to get there.
+const HELLO_LIMIT: Duration = Duration::from_secs(10);
+
+// Events wait here while the driver writes the last batch; then the supervisor's outbox holds them.
+const EVENTS_IN_FLIGHT: usize = 512;
+
+/// Why something could not be done over the bridge.
+#[derive(Debug, thiserror::Error)]
+pub enum BridgeError {
+    /// The connection is gone; what became of the request is not known.
+    #[error("the connection to the sandbox was lost")]
+    Lost,
+    /// The supervisor did not let us in.
+    #[error("the supervisor did not answer: {reason}")]
+    NotWelcome {
+        /// In words.
+        reason: String,
+    },
+    /// The supervisor says no.
+    #[error("the supervisor refused: {0}")]
+    Fault(Fault),
+    /// The supervisor answered something else than was asked.
+    #[error("the supervisor answered out of turn")]
+    Confused,
+    /// More came than the caller wants.
+    #[error("it is longer than {limit} bytes")]
+    TooLong {
+        /// The limit.
+        limit: usize,
+    },
+    /// It could not be dialled.
+    #[error("cannot dial the sandbox")]
+    Dial(#[from] ProviderError),
+}
+
+/// What the owner hears.
+#[derive(Debug)]
+pub enum FromBridge {
+    /// An event to store and acknowledge.
+    Event(OutboxEvent),
+    /// The supervisor is there.
+    Heartbeat {
+        /// Whether a turn is in progress.
+        busy: bool,
+    },
+}
+
+/// A connection to a supervisor. Cheap to clone; closed when the last clone is dropped.
+#[derive(Clone)]
+pub struct Bridge {
+    wire: Arc<Wire>,
+}
+
+/// A connection that has just been made.
+pub struct Opened {
+    /// The connection.
+    pub bridge: Bridge,
+    /// How things stand inside.
+    pub status: Status,
+    /// What the owner hears; ends with the connection.
+    pub events: mpsc::Receiver<FromBridge>,
+}
+
+struct Wire {
+    out: mpsc::UnboundedSender<Vec<u8>>,
+    next_request: AtomicU64,
+    next_stream: AtomicU32,
+    table: Arc<Mutex<Table>>,
+    reader: AbortHandle,
+}
+
+impl Drop for Wire {
+    fn drop(&mut self) {
+        self.reader.abort();
+    }
+}
+
+/// Who waits for what.
+#[derive(Default)]
+struct Table {
+    closed: bool,
+    replies: HashMap<RequestId, oneshot::Sender<Result<Reply, Fault>>>,
+    execs: HashMap<RequestId, mpsc::UnboundedSender<ExecOutput>>,
+    incoming: HashMap<StreamId, Incoming>,
+    outgoing: HashMap<StreamId, Arc<Semaphore>>,
+}
+
+struct Incoming {
+    to: mpsc::UnboundedSender<ExecOutput>,
+    kind: StreamKind,
+    allowance: u64,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum StreamKind {
+    Stdout,
+    Stderr,
+    File,
+}
+
+impl Bridge {
+    /// Says hello. `silence` is how long the other side may say nothing before the connection is
+    /// taken for dead; owners get heartbeats, guests may hear nothing for ever.
+    ///
+    /// # Errors
+    /// When the supervisor does not answer, or not as ours does.
+    pub async fn open(
+        stream: Box<dyn BridgeStream>,
+        role: Role,
+        silence: Option<Duration>,
+    ) -> Result<Opened, BridgeError> {
+        let (mut read, mut write) = tokio::io::split(stream);
+        let hello = Frame::Control(ToSupervisor::Hello { version: VERSION, role }).encode();
+        let mut decoder = Decoder::default();
+        let welcome = tokio::time::timeout(HELLO_LIMIT, async {
+            write.write_all(&hello).await.map_err(|_| BridgeError::Lost)?;
+            welcome(&mut read, &mut decoder).await
+        });
+        let not_in_time = |_| BridgeError::NotWelcome { reason: "not in time".to_owned() };
+        let status = welcome.await.map_err(not_in_time)??;
+        Ok(Self::run(read, write, decoder, status, silence))
+    }
+
+    fn run(
+        read: ReadHalf<Box<dyn BridgeStream>>,
+        write: WriteHalf<Box<dyn BridgeStream>>,
+        decoder: Decoder,
+        status: Status,
+        silence: Option<Duration>,
+    ) -> Opened {
+        let (out, outbox) = mpsc::unbounded_channel();
+        let (events_in, events) = mpsc::channel(EVENTS_IN_FLIGHT);
+        let table = Arc::new(Mutex::new(Table::default()));
+        let reading = reader::Reader { read, decoder, table: Arc::clone(&table), events: events_in, silence };
+        let reader = tokio::spawn(reading.run()).abort_handle();
+        tokio::spawn(write_out(write, outbox, reader.clone(), Arc::clone(&table)));
+        let wire =
+            Wire { out, next_request: AtomicU64::new(1), next_stream: AtomicU32::new(1), table, reader };
+        Opened { bridge: Self { wire: Arc::new(wire) }, status, events }
+    }
+
+    /// Puts a request on the wire now; the reply may be waited for later.
+    ///
+    /// # Errors
+    /// When the connection is gone already.
+    pub fn post(&self, make: impl FnOnce(RequestId) -> ToSupervisor) -> Result<Posted, BridgeError> {
+        let (reply, answer) = oneshot::channel();
+        let id = self.wire.next_request.fetch_add(1, Ordering::Relaxed);
+        {
+            let mut table = self.table();
+            if table.closed {
+                return Err(BridgeError::Lost);
+            }
+            table.replies.insert(id, reply);
+        }
+        self.say(make(id));
+        Ok(Posted { id, answer })
+    }
+
+    /// Asks and waits for the answer.
+    ///
+    /// # Errors
+    /// When the supervisor says no, or the connection is lost before it says anything.
+    pub async fn request(&self, make: impl FnOnce(RequestId) -> ToSupervisor) -> Result<Reply, BridgeError> {
+        self.post(make)?.reply().await
+    }
+
+    /// Says something that has no reply.
+    pub fn say(&self, message: ToSupervisor) {
+        // The connection may be gone; then whoever waits hears that.
+        let _ = self.wire.out.send(Frame::Control(message).encode());
+    }
+
+    fn table(&self) -> std::sync::MutexGuard<'_, Table> {
+        lock(&self.wire.table)
+    }
+
+    fn new_stream(&self) -> StreamId {
+        self.wire.next_stream.fetch_add(1, Ordering::Relaxed)
+    }
+
+    fn receive(&self, stream: StreamId, kind: StreamKind, to: mpsc::UnboundedSender<ExecOutput>) {
+        let allowance = u64::from(INITIAL_CREDIT_BYTES);
+        self.table().incoming.insert(stream, Incoming { to, kind, allowance });
+    }
+
+    fn grant(&self, stream: StreamId, bytes: u32) {
+        if let Some(incoming) = self.table().incoming.get_mut(&stream) {
+            incoming.allowance += u64::from(bytes);
+            self.say(ToSupervisor::Credit { stream, bytes });
+        }
+    }
+}
+
+impl std::fmt::Debug for Bridge {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str("Bridge")
+    }
+}
+
+/// A request on its way.
+#[derive(Debug)]
+pub struct Posted {
+    /// Its number.
+    pub id: RequestId,
+    answer: oneshot::Receiver<Result<Reply, Fault>>,
+}
+
+impl Posted {
+    /// Waits for the reply.
+    ///
+    /// # Errors
+    /// When the supervisor says no, or the connection is lost before it says anything.
+    pub async fn reply(self) -> Result<Reply, BridgeError> {
+        self.answer.await.map_err(|_| BridgeError::Lost)?.map_err(BridgeError::Fault)
+    }
+}
+
+fn lock(table: &Mutex<Table>) -> std::sync::MutexGuard<'_, Table> {
+    table.lock().expect("no holder of this lock can panic")
+}
+
+async fn welcome(
+    read: &mut ReadHalf<Box<dyn BridgeStream>>,
+    decoder: &mut Decoder,
+) -> Result<Status, BridgeError> {
+    let mut buffer = vec![0; 16 * 1024];
+    loop {
+        let refused = |reason: &str| BridgeError::NotWelcome { reason: reason.to_owned() };
+        match decoder.take::<FromSupervisor>().map_err(|_| refused("not our protocol"))? {
+            Some(Frame::Control(FromSupervisor::Welcome { version, .. }))
+                if version > VERSION || version + 1 < VERSION =>
+            {
+                return Err(refused("it speaks another version"));
+            }
+            Some(Frame::Control(FromSupervisor::Welcome { status, .. })) => return Ok(status),
+            Some(_) => return Err(refused("not our protocol")),
+            None => {}
+        }
+        match read.read(&mut buffer).await {
+            Ok(count) if count > 0 => decoder.push(&buffer[..count]),
+            _ => return Err(refused("it closed the connection")),
+        }
+    }
+}
+
+async fn write_out(
+    mut write: WriteHalf<Box<dyn BridgeStream>>,
+    mut outbox: mpsc::UnboundedReceiver<Vec<u8>>,
+    reader: AbortHandle,
+    table: Arc<Mutex<Table>>,
+) {
+    while let Some(frame) = outbox.recv().await {
+        if write.write_all(&frame).await.is_err() {
+            break;
+        }
+    }
+    let _ = write.shutdown().await;
+    reader.abort();
+    reader::close(&table);
+}

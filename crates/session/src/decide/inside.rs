@@ -1,0 +1,131 @@
+//! What the supervisor says from inside the machine.
+
+use harvest_proto::{
+    PromptId,
+    api::PromptStatus,
+    bridge::{BootStart, PromptProgress, Status},
+    event::TurnOutcome,
+};
+
+use super::{Action, Asked, Link, Machine, Turn, Work, step::Deciding};
+
+impl Deciding<'_> {
+    pub(super) fn link_up(&mut self, status: &Status) {
+        match &mut self.state.machine {
+            Machine::Booting { link, start, booted, .. } => {
+                *link = Link::Up;
+                let resume = *start == BootStart::Restore && self.state.conversed;
+                let action = if *booted { Action::Prepare } else { Action::Boot { start: *start, resume } };
+                self.actions.push(action);
+            }
+            Machine::Ready { link, work, .. } => {
+                *link = Link::Up;
+                if let Work::Turn(turn) = work {
+                    let turn = turn.clone();
+                    self.compare(&turn, status);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// What the supervisor knows of the dispatched prompt decides whether it is sent again.
+    pub(super) fn compare(&mut self, turn: &Turn, status: &Status) {
+        let known = status.prompts.iter().find(|(prompt, _)| *prompt == turn.prompt).map(|(_, how)| *how);
+        match known {
+            None if turn.stopping.is_some() => {
+                self.turn_finished(TurnOutcome::Stopped, Some("it was stopped before it began".to_owned()));
+            }
+            None => self.actions.push(Action::Send {
+                prompt: turn.prompt.clone(),
+                turn: turn.turn.clone(),
+                number: turn.number,
+            }),
+            Some(PromptProgress::Ended) => self.accepted(&turn.prompt),
+            Some(PromptProgress::Running) => {
+                self.accepted(&turn.prompt);
+                if turn.stopping.is_some() {
+                    self.actions.push(Action::StopTurn { turn: turn.turn.clone() });
+                } else if let Some(Asked { request, answer: Some(prompt) }) = &turn.asked {
+                    self.actions.push(Action::Answer { request: request.clone(), prompt: prompt.clone() });
+                }
+            }
+        }
+    }
+
+    pub(super) fn link_lost(&mut self) {
+        if let Machine::Booting { link, .. } | Machine::Ready { link, .. } = &mut self.state.machine
+            && *link == Link::Up
+        {
+            *link = Link::Down { since: self.moment.now };
+        }
+    }
+
+    pub(super) fn boot_ready(&mut self) {
+        if let Machine::Booting { booted, .. } = &mut self.state.machine
+            && !*booted
+        {
+            *booted = true;
+            self.actions.push(Action::Prepare);
+        }
+    }
+
+    pub(super) fn boot_failed(&mut self, reason: &str, detail: String) {
+        if matches!(self.state.machine, Machine::Booting { .. }) {
+            self.fail(reason, detail);
+            self.discard(reason);
+        }
+    }
+
+    pub(super) fn prepared(&mut self) {
+        if let Machine::Booting { sandbox, link, booted: true, .. } = &self.state.machine {
+            let (sandbox, link, now) = (sandbox.clone(), *link, self.moment.now);
+            self.state.machine = Machine::Ready { sandbox, link, born: now, work: Work::Idle { since: now } };
+            self.state.wake = false;
+        }
+    }
+
+    pub(super) fn accepted(&mut self, prompt: &PromptId) {
+        if let Machine::Ready { work: Work::Turn(turn), .. } = &mut self.state.machine
+            && turn.prompt == *prompt
+        {
+            turn.accepted = true;
+            self.state.conversed = true;
+            self.state.failures.clear();
+        }
+    }
+
+    pub(super) fn refused(&mut self, prompt: &PromptId, detail: String) {
+        if self.state.turn().is_some_and(|turn| turn.prompt == *prompt) {
+            self.turn_finished(TurnOutcome::Failed, Some(detail));
+        }
+    }
+
+    pub(super) fn turn_ended(&mut self, prompt: &PromptId, outcome: TurnOutcome) {
+        if self.state.turn().is_some_and(|turn| turn.prompt == *prompt) {
+            self.accepted(prompt);
+            self.turn_finished(outcome, None);
+        }
+    }
+
+    pub(super) fn request_opened(&mut self, request: String) {
+        if let Machine::Ready { work: Work::Turn(turn), .. } = &mut self.state.machine {
+            // A prompt bound to an older question did not reach it: it waits like any other.
+            if let Some(Asked { answer: Some(prompt), .. }) =
+                turn.asked.replace(Asked { request, answer: None })
+            {
+                self.state.queue.push_front(prompt);
+            }
+        }
+    }
+
+    pub(super) fn request_closed(&mut self, request: &str, answered: bool) {
+        let Machine::Ready { work: Work::Turn(turn), .. } = &mut self.state.machine else { return };
+        let Some(asked) = turn.asked.take_if(|asked| asked.request == request) else { return };
+        match asked.answer {
+            Some(prompt) if answered => self.mark(prompt, PromptStatus::Queued, PromptStatus::Completed),
+            Some(prompt) => self.state.queue.push_front(prompt),
+            None => {}
+        }
+    }
+}

@@ -1,0 +1,243 @@
+//! The driver's connection to its sandbox: events are written, then acknowledged; a lost connection
+//! is dialled again until the sandbox is found dead.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use harvest_proto::{
+    EventBody, SandboxId, SessionId,
+    bridge::{OutboxEvent, Role, ToSupervisor},
+    event::{BootPhase, PhaseStatus},
+};
+use harvest_store::{StoreError, Write};
+use tokio::sync::mpsc;
+
+use super::{Driver, Go, Note, Over};
+use crate::{
+    bridge::{Bridge, BridgeError, FromBridge, Opened},
+    decide::{Input, Machine, Step, decide},
+    provider::{Found, ProviderError, Started},
+    wiring::{PassOrder, Shared, words},
+};
+
+// One transaction takes so many events at most, so that the first of them is seen soon.
+const BATCH: usize = 256;
+
+const FIRST_WAIT: Duration = Duration::from_millis(20);
+const LONGEST_WAIT: Duration = Duration::from_secs(2);
+
+pub(super) struct Link {
+    pub(super) bridge: Bridge,
+    epoch: u64,
+    events: mpsc::Receiver<FromBridge>,
+    /// The highest outbox number we have written.
+    stored: u64,
+}
+
+/// What was heard, or that nothing will be heard any more.
+pub(super) enum Heard {
+    Events(Vec<OutboxEvent>),
+    Lost,
+}
+
+/// Waits for events; for ever when there is no connection.
+pub(super) async fn hear(link: &mut Option<Link>) -> Heard {
+    let Some(link) = link else { return std::future::pending().await };
+    let mut waiting = Vec::new();
+    if link.events.recv_many(&mut waiting, BATCH).await == 0 {
+        return Heard::Lost;
+    }
+    let events = waiting.into_iter().filter_map(|heard| match heard {
+        FromBridge::Event(event) => Some(event),
+        FromBridge::Heartbeat { .. } => None,
+    });
+    Heard::Events(events.collect())
+}
+
+impl Driver {
+    pub(super) async fn heard(&mut self, heard: Heard) -> Go {
+        match heard {
+            Heard::Events(events) if events.is_empty() => Ok(()),
+            Heard::Events(events) => self.events(events).await,
+            Heard::Lost => self.link_lost().await,
+        }
+    }
+
+    async fn events(&mut self, events: Vec<OutboxEvent>) -> Go {
+        let Some(link) = &self.link else { return Ok(()) };
+        let (epoch, stored) = (link.epoch, link.stored);
+        // What is stored already was sent again after a reconnect; deciding twice could answer twice.
+        let fresh: Vec<OutboxEvent> = events.into_iter().filter(|event| event.number > stored).collect();
+        let Some(last) = fresh.last().map(|event| event.number) else { return Ok(()) };
+        let mut step = Step { state: self.state.clone(), actions: Vec::new() };
+        let mut writes = Vec::new();
+        for event in fresh {
+            let input = input_of(epoch, &event);
+            writes.push(Write::Outbox { epoch, event: Box::new(event) });
+            if let Some(input) = input {
+                let next = self.at(|moment, _| decide(step.state, input, moment));
+                step.state = next.state;
+                step.actions.extend(next.actions);
+            }
+        }
+        let mut wait = FIRST_WAIT;
+        loop {
+            match self.attempt(&step, writes.clone()).await {
+                Ok(()) => break,
+                Err(StoreError::LeaseLost | StoreError::Closed | StoreError::NotFound { .. }) => {
+                    return Err(Over);
+                }
+                // The supervisor sends what is missing once it is asked anew.
+                Err(StoreError::OutboxGap { .. }) => return self.link_lost().await,
+                Err(error) => {
+                    tracing::error!(session = %self.id(), %error, "events cannot be written; trying again");
+                    tokio::time::sleep(wait).await;
+                    wait = (wait * 2).min(Duration::from_secs(10));
+                }
+            }
+        }
+        if let Some(link) = &mut self.link {
+            link.stored = last;
+            link.bridge.say(ToSupervisor::EventsStored { upto: last });
+        }
+        self.carry_out(step).await
+    }
+
+    async fn link_lost(&mut self) -> Go {
+        let Some(link) = self.link.take() else { return Ok(()) };
+        let epoch = link.epoch;
+        drop(link);
+        self.input(Input::LinkLost { epoch }).await?;
+        if let Machine::Booting { sandbox, .. } | Machine::Ready { sandbox, .. } = &self.state.machine {
+            let sandbox = sandbox.clone();
+            self.dial(sandbox, epoch);
+        }
+        Ok(())
+    }
+
+    /// The sandbox runs: open its door and watch for its end.
+    pub(super) async fn meet(&mut self, epoch: u64, started: &Started) {
+        if epoch != self.state.epoch {
+            return;
+        }
+        self.open_door(started.door.clone()).await;
+        let Some(sandbox) = self.state.sandbox().cloned() else { return };
+        let (shared, notes) = (Arc::clone(&self.shared), self.notes_in.clone());
+        self.attach(async move {
+            if let Ok(reason) = shared.provider.ended(&sandbox).await {
+                let _ = notes.send(Note::Input(Input::SandboxEnded { epoch, reason }, Vec::new()));
+            }
+        });
+    }
+
+    async fn open_door(&mut self, socket: PathBuf) {
+        let repository = match self.shared.store.repository_get(&self.record.session.repository).await {
+            Ok(repository) => repository,
+            Err(error) => {
+                tracing::error!(session = %self.id(), %error, "the session's repository cannot be read");
+                return;
+            }
+        };
+        let pass = self.shared.pass(&repository, PassOrder::from(&self.record));
+        match self.shared.doors.open(&socket, pass) {
+            Ok(door) => self.door = Some(door),
+            Err(error) => {
+                tracing::error!(session = %self.id(), %error, "the sandbox's door cannot be opened");
+                let message = format!("the sandbox has no way out: {error}");
+                let body = EventBody::Warning { message };
+                let warning = super::writes::event(crate::wiring::now(), None, body);
+                let _ = self.notes_in.send(Note::Input(Input::Touched, vec![warning]));
+            }
+        }
+    }
+
+    pub(super) fn dial(&mut self, sandbox: SandboxId, epoch: u64) {
+        let (shared, notes) = (Arc::clone(&self.shared), self.notes_in.clone());
+        let session = self.id().clone();
+        self.attach(async move {
+            let note = dial(&shared, &session, &sandbox, epoch).await;
+            let _ = notes.send(note);
+        });
+    }
+
+    pub(super) async fn connected(&mut self, epoch: u64, opened: Opened) -> Go {
+        let wanted = matches!(self.state.machine, Machine::Booting { .. } | Machine::Ready { .. });
+        if epoch != self.state.epoch || !wanted {
+            return Ok(());
+        }
+        let stored = self.shared.store.outbox_stored(self.id(), epoch).await.unwrap_or(0);
+        let Opened { bridge, status, events } = opened;
+        self.link = Some(Link { bridge, epoch, events, stored });
+        self.input(Input::LinkUp { epoch, status }).await
+    }
+
+    /// Spawns a task that ends when the sandbox is no longer spoken with.
+    pub(super) fn attach(&mut self, work: impl Future<Output = ()> + Send + 'static) {
+        self.attached.retain(|task| !task.is_finished());
+        self.attached.push(self.shared.spawn(work).abort_handle());
+    }
+
+    /// Stops speaking with the sandbox.
+    pub(super) fn detach(&mut self) {
+        for task in self.attached.drain(..) {
+            task.abort();
+        }
+        self.link = None;
+        self.door = None;
+    }
+}
+
+async fn dial(shared: &Shared, session: &SessionId, sandbox: &SandboxId, epoch: u64) -> Note {
+    let mut wait = FIRST_WAIT;
+    loop {
+        match open(shared, session, sandbox, epoch).await {
+            Ok(opened) => return Note::Connected { epoch, opened: Box::new(opened) },
+            Err(error) => tracing::debug!(%sandbox, error = words(&error), "cannot dial"),
+        }
+        match shared.provider.find(sandbox).await {
+            Ok(Found::Dead { reason }) => {
+                return Note::Input(Input::SandboxEnded { epoch, reason }, Vec::new());
+            }
+            Ok(Found::Gone) => return Note::Input(Input::FoundGone { epoch }, Vec::new()),
+            Ok(Found::Running(_)) | Err(_) => {}
+        }
+        tokio::time::sleep(wait).await;
+        wait = (wait * 2).min(LONGEST_WAIT);
+    }
+}
+
+async fn open(
+    shared: &Shared,
+    session: &SessionId,
+    sandbox: &SandboxId,
+    epoch: u64,
+) -> Result<Opened, BridgeError> {
+    let stored = shared.store.outbox_stored(session, epoch).await.map_err(|error| {
+        ProviderError::Machine { doing: "cannot read what is stored".to_owned(), source: Box::new(error) }
+    })?;
+    let stream = shared.provider.dial(sandbox).await?;
+    let role = Role::Owner { lease: shared.lease.0, epoch, stored };
+    Bridge::open(stream, role, Some(shared.config.clocks.stale)).await
+}
+
+/// What an event means for the session, if anything.
+fn input_of(epoch: u64, event: &OutboxEvent) -> Option<Input> {
+    match &event.body {
+        EventBody::BootPhase { phase: BootPhase::Ready, status: PhaseStatus::Done, .. } => {
+            Some(Input::BootReady { epoch })
+        }
+        EventBody::BootPhase { phase, status: PhaseStatus::Failed, tail, .. } => {
+            let phase = serde_json::to_string(phase).unwrap_or_default();
+            let tail = tail.clone().unwrap_or_default();
+            let detail = format!("phase {} failed\n{tail}", phase.trim_matches('"'));
+            Some(Input::BootFailed { epoch, detail: detail.trim_end().to_owned() })
+        }
+        EventBody::TurnEnded { prompt, outcome, .. } => {
+            Some(Input::TurnEnded { prompt: prompt.clone(), outcome: *outcome })
+        }
+        EventBody::RequestOpened { request, .. } => Some(Input::RequestOpened { request: request.clone() }),
+        EventBody::RequestClosed { request, answer } => {
+            Some(Input::RequestClosed { request: request.clone(), answered: answer.is_some() })
+        }
+        _ => None,
+    }
+}

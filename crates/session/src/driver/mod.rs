@@ -1,0 +1,440 @@
+//! One task per session owns its state: it feeds `decide`, writes what is kept, then carries out the
+//! rest. It awaits nothing but the store, so a session answers while its sandbox starts or is saved:
+//! whatever takes time runs beside it and reports back.
+
+mod effects;
+mod link;
+mod writes;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use harvest_proto::{
+    EventBody, SandboxId, SessionId, SnapshotId, TurnId, api::SessionState, bridge::BootStart,
+    event::SnapshotKind,
+};
+use harvest_store::{NewPrompt, SessionRecord, StoreError, Write};
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    task::AbortHandle,
+};
+
+use crate::{
+    bridge::{Bridge, Opened},
+    decide::{Action, Input, Machine, Moment, State, Step, Work, decide, restart},
+    error::SessionError,
+    provider::Started,
+    wiring::{Shared, now, steady},
+};
+
+use link::Link;
+
+/// What others ask of a driver.
+pub(crate) enum Command {
+    Prompt { new: Box<NewPrompt>, now: bool, title: Option<String>, reply: Reply<()> },
+    Ask { input: Box<Input>, reply: Reply<()> },
+    Bridge { reply: oneshot::Sender<Option<Bridge>> },
+    Delete { reply: Reply<()> },
+    Touched,
+}
+
+pub(crate) type Reply<T> = oneshot::Sender<Result<T, SessionError>>;
+
+/// What the driver's own tasks report.
+pub(crate) enum Note {
+    Input(Input, Vec<Write>),
+    Started { epoch: u64, start: BootStart, started: Started, writes: Vec<Write> },
+    FoundRunning { epoch: u64, started: Started },
+    Connected { epoch: u64, opened: Box<Opened> },
+    Reviewed,
+}
+
+/// A way to a driver.
+#[derive(Clone)]
+pub(crate) struct Handle {
+    commands: mpsc::UnboundedSender<Command>,
+    pub(crate) view: watch::Receiver<State>,
+    execs: Arc<AtomicUsize>,
+}
+
+impl Handle {
+    pub(crate) async fn ask(&self, input: Input) -> Result<(), SessionError> {
+        self.call(|reply| Command::Ask { input: Box::new(input), reply }).await
+    }
+
+    pub(crate) async fn call<T>(&self, make: impl FnOnce(Reply<T>) -> Command) -> Result<T, SessionError> {
+        let (reply, answer) = oneshot::channel();
+        self.commands.send(make(reply)).map_err(|_| SessionError::Stopped)?;
+        answer.await.map_err(|_| SessionError::Stopped)?
+    }
+
+    pub(crate) async fn bridge(&self) -> Option<Bridge> {
+        let (reply, answer) = oneshot::channel();
+        self.commands.send(Command::Bridge { reply }).ok()?;
+        answer.await.ok()?
+    }
+
+    /// Waits until the session stands so.
+    pub(crate) async fn until(&self, so: impl FnMut(&State) -> bool) -> Result<State, SessionError> {
+        let mut view = self.view.clone();
+        let state = view.wait_for(so).await.map_err(|_| SessionError::Stopped)?.clone();
+        Ok(state)
+    }
+
+    /// While this lives, the machine is not idle.
+    pub(crate) fn busy(&self) -> Busy {
+        self.execs.fetch_add(1, Ordering::SeqCst);
+        Busy { handle: self.clone() }
+    }
+}
+
+/// Somebody uses the machine.
+pub(crate) struct Busy {
+    handle: Handle,
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        self.handle.execs.fetch_sub(1, Ordering::SeqCst);
+        let _ = self.handle.commands.send(Command::Touched);
+    }
+}
+
+pub(crate) struct Driver {
+    shared: Arc<Shared>,
+    record: SessionRecord,
+    state: State,
+    /// The state as the store has it.
+    kept: String,
+    commands: mpsc::UnboundedReceiver<Command>,
+    notes: mpsc::UnboundedReceiver<Note>,
+    notes_in: mpsc::UnboundedSender<Note>,
+    view: watch::Sender<State>,
+    execs: Arc<AtomicUsize>,
+    link: Option<Link>,
+    door: Option<Box<dyn std::any::Any + Send>>,
+    /// The tasks that only make sense while the sandbox is spoken with.
+    attached: Vec<AbortHandle>,
+    reviewing: Option<bool>,
+}
+
+/// The driver ends: another server took over, or the session is deleted.
+struct Over;
+
+type Go = Result<(), Over>;
+
+impl Driver {
+    /// Starts driving a session from where the store says it stands.
+    pub(crate) async fn spawn(shared: &Arc<Shared>, record: SessionRecord) -> Result<Handle, SessionError> {
+        let queue = shared.store.prompt_queue(&record.session.id).await?;
+        let state: State =
+            serde_json::from_str(&record.drive).map_err(|_| StoreError::Corrupt { column: "drive" })?;
+        let (commands, inbox) = mpsc::unbounded_channel();
+        let (notes_in, notes) = mpsc::unbounded_channel();
+        let (view, seen) = watch::channel(state.clone());
+        let execs = Arc::new(AtomicUsize::new(0));
+        let driver = Self {
+            shared: Arc::clone(shared),
+            kept: record.drive.clone(),
+            record,
+            state,
+            commands: inbox,
+            notes,
+            notes_in,
+            view,
+            execs: Arc::clone(&execs),
+            link: None,
+            door: None,
+            attached: Vec::new(),
+            reviewing: None,
+        };
+        shared.spawn(driver.run(queue));
+        Ok(Handle { commands, view: seen, execs })
+    }
+
+    async fn run(mut self, queue: Vec<harvest_proto::PromptId>) {
+        let step = self.at(|moment, state| restart(state, queue, moment));
+        let (id, mut go) = (self.id().clone(), self.insist(step, Vec::new()).await);
+        while go.is_ok() {
+            let wake = self.next_clock();
+            go = tokio::select! {
+                command = self.commands.recv() => match command {
+                    Some(command) => self.command(command).await,
+                    None => Err(Over),
+                },
+                note = self.notes.recv() => match note {
+                    Some(note) => self.note(note).await,
+                    None => Err(Over),
+                },
+                heard = link::hear(&mut self.link) => self.heard(heard).await,
+                () = tokio::time::sleep(wake) => self.input(Input::Tick).await,
+            };
+        }
+        tracing::debug!(session = %id, "the driver ends");
+    }
+
+    fn id(&self) -> &SessionId {
+        &self.record.session.id
+    }
+
+    fn next_clock(&self) -> Duration {
+        // A machine in use is looked at again later; a day is as good as for ever.
+        let day = Duration::from_secs(24 * 60 * 60);
+        let idle = matches!(self.state.machine, Machine::Ready { work: Work::Idle { .. }, .. });
+        if idle && self.execs.load(Ordering::SeqCst) > 0 && self.link.is_some() {
+            return day;
+        }
+        let now = steady();
+        self.state.next_clock(&self.shared.config.clocks).map_or(day, |at| {
+            // One millisecond more, so that the clock has struck when it is looked at.
+            at.since(now) + Duration::from_millis(1)
+        })
+    }
+
+    fn at(&self, judge: impl FnOnce(&Moment<'_>, State) -> Step) -> Step {
+        let moment = Moment {
+            now: steady(),
+            clocks: &self.shared.config.clocks,
+            busy: self.execs.load(Ordering::SeqCst) > 0,
+            sandbox: SandboxId::random(),
+            turn: TurnId::random(),
+            snapshot: SnapshotId::random(),
+        };
+        judge(&moment, self.state.clone())
+    }
+
+    async fn command(&mut self, command: Command) -> Go {
+        match command {
+            Command::Prompt { new, now, title, reply } => {
+                let input = Input::Queued { prompt: new.id.clone(), now };
+                let writes = title.map(Write::Title).into_iter().chain([Write::PromptInsert(new)]).collect();
+                self.asked(input, writes, reply).await
+            }
+            Command::Ask { input, reply } => self.asked(*input, Vec::new(), reply).await,
+            Command::Bridge { reply } => {
+                let ready = matches!(self.state.machine, Machine::Ready { .. });
+                let bridge = self.link.as_ref().filter(|_| ready).map(|link| link.bridge.clone());
+                let _ = reply.send(bridge);
+                Ok(())
+            }
+            Command::Touched => self.input(Input::Touched).await,
+            Command::Delete { reply } => self.delete(reply).await,
+        }
+    }
+
+    /// Somebody waits for the outcome: it is tried once, and they hear of a failure.
+    async fn asked(&mut self, input: Input, writes: Vec<Write>, reply: Reply<()>) -> Go {
+        if let Err(refused) = allowed(&self.state, &input) {
+            let _ = reply.send(Err(refused));
+            return Ok(());
+        }
+        let step = self.at(|moment, state| decide(state, input, moment));
+        match self.attempt(&step, writes).await {
+            Ok(()) => {
+                let _ = reply.send(Ok(()));
+                self.carry_out(step).await
+            }
+            Err(error) => {
+                let over = matches!(error, StoreError::LeaseLost | StoreError::Closed);
+                let _ = reply.send(Err(error.into()));
+                if over { Err(Over) } else { Ok(()) }
+            }
+        }
+    }
+
+    async fn note(&mut self, note: Note) -> Go {
+        match note {
+            Note::Input(input, writes) => {
+                self.learn(&writes);
+                let step = self.at(|moment, state| decide(state, input, moment));
+                self.insist(step, writes).await
+            }
+            Note::Started { epoch, start, started, writes } => {
+                self.meet(epoch, &started).await;
+                let step = self.at(|moment, state| decide(state, Input::Started { epoch, start }, moment));
+                self.insist(step, writes).await
+            }
+            Note::FoundRunning { epoch, started } => {
+                self.meet(epoch, &started).await;
+                self.input(Input::FoundRunning { epoch }).await
+            }
+            Note::Connected { epoch, opened } => self.connected(epoch, *opened).await,
+            Note::Reviewed => {
+                if self.reviewing.take() == Some(true) {
+                    self.review();
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// What our own copy of the record must know, too.
+    fn learn(&mut self, writes: &[Write]) {
+        for write in writes {
+            match write {
+                Write::BaseCommit(commit) => self.record.base_commit = Some(commit.clone()),
+                Write::DefaultBase(base) => {
+                    self.record.base.get_or_insert_with(|| base.clone());
+                }
+                _ => {}
+            }
+        }
+    }
+
+    async fn input(&mut self, input: Input) -> Go {
+        let step = self.at(|moment, state| decide(state, input, moment));
+        self.insist(step, Vec::new()).await
+    }
+
+    /// Nobody can be told: it is tried until it is written. A full disk stops this session here, with
+    /// nothing done that is not written.
+    async fn insist(&mut self, step: Step, writes: Vec<Write>) -> Go {
+        let mut wait = Duration::from_millis(50);
+        loop {
+            match self.attempt(&step, writes.clone()).await {
+                Ok(()) => return self.carry_out(step).await,
+                Err(StoreError::LeaseLost | StoreError::Closed) => return Err(Over),
+                Err(StoreError::NotFound { what }) => {
+                    tracing::error!(session = %self.id(), what, "a session and its store disagree");
+                    return Err(Over);
+                }
+                Err(error) => {
+                    tracing::error!(session = %self.id(), %error, "a session cannot be written; trying again");
+                    tokio::time::sleep(wait).await;
+                    wait = (wait * 2).min(Duration::from_secs(10));
+                }
+            }
+        }
+    }
+
+    /// Writes what a step keeps, all or nothing.
+    async fn attempt(&mut self, step: &Step, mut writes: Vec<Write>) -> Result<(), StoreError> {
+        let at = now();
+        for action in &step.actions {
+            writes::of(action, at, &mut writes);
+        }
+        let drive = serde_json::to_string(&step.state).expect("a state holds only maps with text keys");
+        if drive != self.kept {
+            writes.push(writes::drive(&step.state, drive.clone()));
+        }
+        if !writes.is_empty() {
+            self.shared.store.session_commit(self.id(), self.shared.lease, at, writes).await?;
+        }
+        self.kept = drive;
+        self.state = step.state.clone();
+        self.view.send_replace(self.state.clone());
+        Ok(())
+    }
+
+    async fn carry_out(&mut self, step: Step) -> Go {
+        let put_away = step
+            .actions
+            .iter()
+            .any(|action| matches!(action, Action::Show { state: SessionState::Archived, .. }));
+        for action in step.actions {
+            self.act(action).await;
+        }
+        if put_away {
+            self.trim();
+        }
+        Ok(())
+    }
+
+    async fn delete(&mut self, reply: Reply<()>) -> Go {
+        self.detach();
+        let sandbox = self.state.sandbox().cloned();
+        let deleted = self.shared.store.session_delete(self.id(), self.shared.lease).await;
+        match deleted {
+            Ok(orphans) => {
+                // From here on nobody owns them; what a crash leaves now is ended at the next start.
+                if let Some(sandbox) = sandbox
+                    && let Err(error) = self.shared.provider.end(&sandbox).await
+                {
+                    tracing::warn!(%sandbox, %error, "the sandbox of a deleted session could not be ended");
+                }
+                if let Some(snapshots) = self.shared.provider.snapshots() {
+                    for snapshot in orphans {
+                        let _ = snapshots.remove(&snapshot).await;
+                    }
+                }
+                let _ = reply.send(Ok(()));
+                Err(Over)
+            }
+            Err(error) => {
+                let _ = reply.send(Err(error.into()));
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Whether a person may ask this as things stand.
+fn allowed(state: &State, input: &Input) -> Result<(), SessionError> {
+    let archived = state.rest == crate::decide::Rest::Archived;
+    let held = matches!(state.machine, Machine::Held { .. });
+    match input {
+        Input::Queued { .. } if archived => Err(SessionError::conflict(
+            "archived",
+            "the session is archived",
+            "resume it first, or create another",
+        )),
+        Input::Cancelled { prompt } | Input::Moved { prompt, .. } if !state.queue.contains(prompt) => {
+            Err(SessionError::conflict(
+                "not_queued",
+                format!("prompt {prompt} does not wait"),
+                "only waiting prompts can be moved or cancelled; stop the turn instead",
+            ))
+        }
+        Input::Pause | Input::Archive if held => Err(SessionError::conflict(
+            "save_unknown",
+            "nobody knows whether the last save worked",
+            "resume the session: the save is tried again first",
+        )),
+        Input::Pause | Input::Terminate if archived => {
+            Err(SessionError::conflict("archived", "the session is archived", "it has no machine any more"))
+        }
+        Input::Pause if matches!(state.machine, Machine::Absent) && state.disk.is_none() => {
+            Err(SessionError::conflict(
+                "nothing_to_keep",
+                "the session has no machine and never had one",
+                "send it a prompt",
+            ))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The first event of every session.
+pub(crate) fn created(at: harvest_proto::Timestamp) -> Write {
+    let state = harvest_proto::api::SessionState::Queued;
+    writes::event(at, None, EventBody::StateChanged { state, reason: "created".to_owned(), detail: None })
+}
+
+fn snapshot_event(snapshot: &SnapshotId, kind: SnapshotKind, millis: u64) -> EventBody {
+    EventBody::SnapshotTaken { snapshot: snapshot.clone(), kind, millis }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.detach();
+    }
+}
+
+/// Kept actions have been written when this is asked.
+pub(crate) const fn is_kept(action: &Action) -> bool {
+    matches!(
+        action,
+        Action::Prompt { .. }
+            | Action::Order { .. }
+            | Action::TurnBegun { .. }
+            | Action::TurnOver { .. }
+            | Action::SnapshotTaken { .. }
+            | Action::SandboxOver { .. }
+            | Action::Show { .. }
+    )
+}

@@ -1,0 +1,201 @@
+//! After a turn that pushed: the pull request, and what the platform itself saw when it ran the
+//! declared check on exactly that commit, in a sandbox the agent never touched.
+
+use std::{sync::Arc, time::Duration};
+
+use harvest_proto::{
+    EventBody, SandboxId, SessionId,
+    api::{Evidence, Pull, Repository},
+    bridge::BootStart,
+};
+use harvest_store::{SessionRecord, StoreError, Write};
+
+use crate::{
+    bridge::Bridge,
+    check, checkout,
+    hidden::{Hidden, HiddenError},
+    provider::StartFrom,
+    wiring::{PassOrder, PullOrder, Shared, now, words},
+};
+
+// A forge that hiccups gets another chance; then the next turn or restart tries again.
+const WAITS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(5)];
+
+// A page of text: what a pull request's readers scroll through.
+const PROMPT_CHARACTERS: usize = 4000;
+
+/// Does what is left to do for the newest pushed commit. What fails is told as a warning and tried
+/// again after the next turn.
+pub(crate) async fn review(shared: &Arc<Shared>, session: &SessionId) {
+    if let Err(error) = try_review(shared, session).await {
+        tracing::warn!(%session, error = words(&error), "the review failed");
+        let message = format!("the pushed commit is not reviewed yet: {}", words(&error));
+        let _ = write(shared, session, vec![event(EventBody::Warning { message })]).await;
+    }
+}
+
+async fn try_review(shared: &Arc<Shared>, session: &SessionId) -> Result<(), HiddenError> {
+    let other = |error: StoreError| HiddenError::Other(words(&error));
+    let record = match shared.store.session_get(session).await {
+        Ok(record) => record,
+        Err(StoreError::NotFound { .. }) => return Ok(()),
+        Err(error) => return Err(other(error)),
+    };
+    let Some(commit) = record.pushed_commit.clone() else { return Ok(()) };
+    if record.reviewed_commit.as_ref() == Some(&commit) {
+        return Ok(());
+    }
+    let repository = shared.store.repository_get(&record.session.repository).await.map_err(other)?;
+    let pull = open_pull(shared, &record, &repository, &commit).await?;
+    let limit = shared.config.clocks.check + shared.config.clocks.boot;
+    let evidence = tokio::time::timeout(limit, gather(shared, &record, &repository, &commit))
+        .await
+        .map_err(|_| HiddenError::TimedOut { limit })??;
+    if let Some(mut pull) = pull {
+        let number = pull.number;
+        if let Err(error) = shared.pulls.set_evidence(&repository.url, number, evidence.clone()).await {
+            return Err(HiddenError::Other(words(&error)));
+        }
+        pull.evidence = Some(evidence.clone());
+        keep(shared, &record, &repository, &pull).await.map_err(other)?;
+    }
+    let writes = vec![event(EventBody::Evidence(evidence)), Write::Reviewed(commit)];
+    write(shared, session, writes).await.map_err(other)
+}
+
+async fn open_pull(
+    shared: &Shared,
+    record: &SessionRecord,
+    repository: &Repository,
+    commit: &str,
+) -> Result<Option<Pull>, HiddenError> {
+    let session = &record.session;
+    let base = record.base.clone().or_else(|| repository.base.clone()).unwrap_or_else(|| "main".to_owned());
+    let order = PullOrder {
+        url: repository.url.clone(),
+        title: session.title.clone(),
+        body: body(shared, record, commit).await,
+        branch: session.branch.clone(),
+        base,
+    };
+    let mut waits = WAITS.iter();
+    let pull = loop {
+        match shared.pulls.open(order.clone()).await {
+            Ok(pull) => break pull,
+            Err(error) => match waits.next() {
+                Some(wait) => tokio::time::sleep(*wait).await,
+                None => return Err(HiddenError::Other(words(&error))),
+            },
+        }
+    };
+    let Some(pull) = pull else { return Ok(None) };
+    let known = session.pull.as_ref();
+    if known.is_none_or(|known| known.number != pull.number || known.commit != pull.commit) {
+        keep(shared, record, repository, &pull).await.map_err(|error| HiddenError::Other(words(&error)))?;
+        let (number, url, branch) = (pull.number, pull.url.clone(), pull.branch.clone());
+        let opened = event(EventBody::PullOpened { number, url, branch });
+        let _ = write(shared, &session.id, vec![opened]).await;
+    }
+    Ok(Some(pull))
+}
+
+async fn body(shared: &Shared, record: &SessionRecord, commit: &str) -> String {
+    let session = &record.session;
+    let prompts = shared.store.prompt_list(&session.id).await.unwrap_or_default();
+    let prompt: String = prompts
+        .first()
+        .map(|prompt| prompt.text.chars().take(PROMPT_CHARACTERS).collect())
+        .unwrap_or_default();
+    let quoted: String = prompt.lines().map(|line| format!("> {line}\n")).collect();
+    format!(
+        "{quoted}\n| | |\n|---|---|\n| session | `{}` |\n| agent | {} |\n| turns | {} |\n| commit | `{commit}` |\n",
+        session.id, session.agent, session.turns
+    )
+}
+
+/// Runs the declared check on the commit in a fresh sandbox.
+async fn gather(
+    shared: &Arc<Shared>,
+    record: &SessionRecord,
+    repository: &Repository,
+    commit: &str,
+) -> Result<Evidence, HiddenError> {
+    let (from, start) = match &repository.build {
+        Some(build) => (StartFrom::Snapshot(build.snapshot.clone()), BootStart::Image),
+        None => (StartFrom::Image(repository.image.clone()), BootStart::Fresh),
+    };
+    let pass = PassOrder { branch: None, ..PassOrder::from(record) };
+    let pass = shared.pass(repository, pass);
+    let mut hidden = Hidden::start(shared, SandboxId::random(), from, Some(pass)).await?;
+    hidden.boot(&repository.name, record.base.clone(), start, |_| {}).await?;
+    let folder = checkout::folder(&repository.name);
+    let changed = fetch(&hidden.bridge, &folder, &record.session.branch, commit).await?;
+    let limit = shared.config.clocks.check;
+    let mut evidence = check::run(&hidden.bridge, &folder, commit.to_owned(), limit).await?;
+    if changed {
+        evidence.check.push_str(" (changed by this branch)");
+    }
+    hidden.end().await?;
+    Ok(evidence)
+}
+
+// Answers 0 or 10: whether the check itself is another one than on the base.
+const FETCH: &str = r#"
+base=$(git rev-parse HEAD) || exit 1
+git fetch -q origin "+refs/heads/$1:refs/harvest/pushed" || exit 1
+git checkout -q --force --detach "$2" || exit 1
+[ "$(git rev-parse HEAD)" = "$2" ] || exit 1
+git diff --quiet "$base" "$2" -- .harvest || exit 10
+"#;
+
+async fn fetch(bridge: &Bridge, folder: &str, branch: &str, commit: &str) -> Result<bool, HiddenError> {
+    let order = checkout::command(&["sh", "-c", FETCH, "sh", branch, commit], folder, 10 * 60_000);
+    let output = bridge.run_command(order, 0).await?;
+    match output.exit {
+        harvest_proto::bridge::Exit::Code(0) => Ok(false),
+        harvest_proto::bridge::Exit::Code(10) => Ok(true),
+        _ => Err(HiddenError::Other(format!("commit {commit} cannot be checked out: {}", output.tail()))),
+    }
+}
+
+async fn keep(
+    shared: &Shared,
+    record: &SessionRecord,
+    repository: &Repository,
+    pull: &Pull,
+) -> Result<(), StoreError> {
+    shared.store.pull_upsert(shared.lease, &record.session.id, &repository.name, pull, now()).await
+}
+
+fn event(body: EventBody) -> Write {
+    Write::Event { at: now(), turn: None, body: Box::new(body) }
+}
+
+async fn write(shared: &Shared, session: &SessionId, writes: Vec<Write>) -> Result<(), StoreError> {
+    shared.store.session_commit(session, shared.lease, now(), writes).await.map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::FETCH;
+    use crate::checkout::tests::{repository, sh};
+
+    #[test]
+    fn exactly_the_pushed_commit_is_checked_out_and_a_changed_check_is_noticed() {
+        let (origin, _) = repository();
+        let here = tempfile::tempdir().unwrap();
+        let clone = "git clone -q \"$1\" checkout";
+        assert_eq!(sh(here.path(), clone, &[&origin.path().display().to_string()]).0, 0);
+        let checkout = here.path().join("checkout");
+        let push = "git checkout -q -B work && mkdir -p \"$1\" && date +%N > \"$1/f\" && git add . && git commit -q -m w";
+        for (folder, answer) in [("src", 0), (".harvest", 10)] {
+            assert_eq!(sh(origin.path(), push, &[folder]).0, 0);
+            let commit = sh(origin.path(), "git rev-parse work", &[]).1.trim().to_owned();
+            assert_eq!(sh(&checkout, "git checkout -q main", &[]).0, 0);
+            assert_eq!(sh(&checkout, FETCH, &["work", &commit]).0, answer);
+            assert_eq!(sh(&checkout, "git rev-parse HEAD", &[]).1.trim(), commit);
+        }
+        assert_eq!(sh(&checkout, FETCH, &["work", "0123456789abcdef0123456789abcdef01234567"]).0, 1);
+        assert_eq!(sh(&checkout, FETCH, &["gone", "HEAD"]).0, 1);
+    }
+}

@@ -1,0 +1,76 @@
+//! The gateway's books, kept in the store: secrets, what a session may still use, what passed the door.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use harvest_gateway::{
+    ledger::{Ledger, Refusal},
+    vault::Vault,
+};
+use harvest_proto::{EventBody, Secret, SessionId, event::Usage};
+use harvest_store::{Lease, Store, StoreError, Write};
+
+use crate::wiring::now;
+
+/// The ledger of one server.
+#[derive(Debug, Clone)]
+pub struct Books {
+    store: Store,
+    lease: Lease,
+    vault: Arc<Vault>,
+    budget_tokens: Option<u64>,
+}
+
+impl Books {
+    /// Books kept in `store`, under the server's `lease`.
+    #[must_use]
+    pub fn new(store: Store, lease: Lease, vault: Arc<Vault>, budget_tokens: Option<u64>) -> Self {
+        Self { store, lease, vault, budget_tokens }
+    }
+
+    async fn write(&self, session: &SessionId, writes: Vec<Write>) {
+        match self.store.session_commit(session, self.lease, now(), writes).await {
+            // Builds pass the door too, and have no session.
+            Ok(_) | Err(StoreError::NotFound { .. }) => {}
+            Err(error) => tracing::error!(%session, %error, "what passed the door could not be stored"),
+        }
+    }
+}
+
+#[async_trait]
+impl Ledger for Books {
+    async fn secret(&self, name: &str) -> Option<Secret<String>> {
+        let parsed = name.parse().ok()?;
+        let sealed = self.store.secret_get(name).await.ok()??;
+        self.vault.unseal(&parsed, &sealed).ok()
+    }
+
+    async fn reserve(&self, session: &SessionId) -> Result<(), Refusal> {
+        let Some(budget) = self.budget_tokens else { return Ok(()) };
+        let record = match self.store.session_get(session).await {
+            Ok(record) => record,
+            Err(StoreError::NotFound { .. }) => return Ok(()),
+            Err(_) => return Err(Refusal { reason: "the budget cannot be looked up".to_owned() }),
+        };
+        let usage = record.session.usage;
+        let used =
+            usage.input_tokens + usage.output_tokens + usage.cache_read_tokens + usage.cache_write_tokens;
+        if used < budget {
+            return Ok(());
+        }
+        Err(Refusal { reason: format!("the session has used {used} of its {budget} tokens") })
+    }
+
+    async fn settle(&self, session: &SessionId, usage: Usage) {
+        self.write(session, vec![Write::Usage(usage)]).await;
+    }
+
+    async fn log(&self, session: &SessionId, event: EventBody) {
+        let pushed = match &event {
+            EventBody::Pushed { commit, .. } => Some(Write::Pushed(commit.clone())),
+            _ => None,
+        };
+        let event = Write::EventInTurn { at: now(), body: Box::new(event) };
+        self.write(session, std::iter::once(event).chain(pushed).collect()).await;
+    }
+}

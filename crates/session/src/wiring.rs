@@ -1,0 +1,224 @@
+//! What a session is handed: a machine, a door, a forge, a vault. The binary brings the real ones.
+
+use std::{
+    any::Any,
+    io,
+    path::Path,
+    sync::{Arc, OnceLock},
+    time::Instant,
+};
+
+use async_trait::async_trait;
+use harvest_gateway::{
+    Gateway,
+    ledger::{GitAccess, Pass, Policy, Upstream},
+    vault::Vault,
+};
+use harvest_github::{Forge, NewPull};
+use harvest_proto::{
+    SessionId, Timestamp,
+    api::{Evidence, Pull, Repository},
+};
+use harvest_store::{Lease, SessionRecord, Store};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+use crate::{clocks::Clocks, provider::Provider};
+
+/// Opens doors for sandboxes.
+pub trait Doors: Send + Sync {
+    /// Serves one sandbox's door until what this gives is dropped.
+    ///
+    /// # Errors
+    /// When the socket cannot be made.
+    fn open(&self, socket: &Path, pass: Pass) -> io::Result<Box<dyn Any + Send>>;
+}
+
+impl Doors for Gateway {
+    fn open(&self, socket: &Path, pass: Pass) -> io::Result<Box<dyn Any + Send>> {
+        Ok(Box::new(Self::open(self, socket, pass)?))
+    }
+}
+
+/// A pull request to open or to bring up to date.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PullOrder {
+    /// Where the repository is.
+    pub url: String,
+    /// What to call it.
+    pub title: String,
+    /// What it says.
+    pub body: String,
+    /// The branch it proposes.
+    pub branch: String,
+    /// The branch it is for.
+    pub base: String,
+}
+
+/// Opens pull requests.
+#[async_trait]
+pub trait Pulls: Send + Sync {
+    /// Opens one, or brings the open one of the branch up to date. `None` when no forge we know
+    /// answers for the repository.
+    async fn open(&self, order: PullOrder) -> Result<Option<Pull>, PullsError>;
+
+    /// Shows on it what the platform saw.
+    async fn set_evidence(&self, url: &str, number: u64, evidence: Evidence) -> Result<(), PullsError>;
+}
+
+/// Why a forge did not do it, in words.
+#[derive(Debug, thiserror::Error)]
+#[error("the forge refused")]
+pub struct PullsError(#[source] pub Box<dyn std::error::Error + Send + Sync>);
+
+#[async_trait]
+impl Pulls for Forge {
+    async fn open(&self, order: PullOrder) -> Result<Option<Pull>, PullsError> {
+        let Some(name) = self.owns(&order.url) else { return Ok(None) };
+        let PullOrder { title, body, branch, base, .. } = order;
+        let pull = self.pull_open(&name, NewPull { title, body, branch, base }).await;
+        pull.map(Some).map_err(|error| PullsError(Box::new(error)))
+    }
+
+    async fn set_evidence(&self, url: &str, number: u64, evidence: Evidence) -> Result<(), PullsError> {
+        let Some(name) = self.owns(url) else { return Ok(()) };
+        Self::set_evidence(self, &name, number, evidence)
+            .await
+            .map(drop)
+            .map_err(|error| PullsError(Box::new(error)))
+    }
+}
+
+/// How sessions behave.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// How long things may take.
+    pub clocks: Clocks,
+    /// The image of repositories that name none.
+    pub image: String,
+    /// The names `trusted` sandboxes may reach.
+    pub trusted: Vec<String>,
+    /// A session that has used so many tokens, read and written, gets no more model calls.
+    pub budget_tokens: Option<u64>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            clocks: Clocks::default(),
+            image: "claude".to_owned(),
+            trusted: Vec::new(),
+            budget_tokens: None,
+        }
+    }
+}
+
+/// Everything sessions are handed.
+pub struct Parts {
+    /// What remembers.
+    pub store: Store,
+    /// The server's lease, from [`Store::server_lease`]; the ledger carries the same.
+    pub lease: Lease,
+    /// What starts sandboxes.
+    pub provider: Arc<dyn Provider>,
+    /// What opens doors.
+    pub doors: Arc<dyn Doors>,
+    /// What opens pull requests.
+    pub pulls: Arc<dyn Pulls>,
+    /// What seals secrets.
+    pub vault: Arc<Vault>,
+    /// How to behave.
+    pub config: Config,
+}
+
+/// What every driver needs.
+pub(crate) struct Shared {
+    pub(crate) store: Store,
+    pub(crate) lease: Lease,
+    pub(crate) provider: Arc<dyn Provider>,
+    pub(crate) doors: Arc<dyn Doors>,
+    pub(crate) pulls: Arc<dyn Pulls>,
+    pub(crate) vault: Arc<Vault>,
+    pub(crate) config: Config,
+    pub(crate) stop: CancellationToken,
+    pub(crate) tracker: TaskTracker,
+}
+
+impl Shared {
+    /// Spawns work that ends with the server.
+    pub(crate) fn spawn(
+        &self,
+        work: impl Future<Output = ()> + Send + 'static,
+    ) -> tokio::task::JoinHandle<Option<()>> {
+        let stop = self.stop.clone();
+        self.tracker.spawn(async move { stop.run_until_cancelled(work).await })
+    }
+
+    /// What a sandbox may do at the door. Without a branch it only reads.
+    pub(crate) fn pass(&self, repository: &Repository, order: PassOrder) -> Pass {
+        Pass {
+            session: order.session,
+            policy: match order.network.as_str() {
+                "none" => Policy::None,
+                _ => Policy::Trusted(self.config.trusted.clone()),
+            },
+            upstream: match order.model.as_deref() {
+                Some("scripted") => Upstream::Scripted,
+                _ => Upstream::Anthropic,
+            },
+            repositories: vec![GitAccess {
+                name: repository.name.clone(),
+                url: repository.url.clone(),
+                secret: repository.secret.clone(),
+                branch: order.branch,
+            }],
+        }
+    }
+}
+
+/// Whose pass it is.
+pub(crate) struct PassOrder {
+    pub(crate) session: SessionId,
+    pub(crate) network: String,
+    pub(crate) model: Option<String>,
+    pub(crate) branch: Option<String>,
+}
+
+impl From<&SessionRecord> for PassOrder {
+    fn from(record: &SessionRecord) -> Self {
+        Self {
+            session: record.session.id.clone(),
+            network: record.session.network.clone(),
+            model: record.session.model.clone(),
+            branch: Some(record.session.branch.clone()),
+        }
+    }
+}
+
+/// The time.
+pub(crate) fn now() -> Timestamp {
+    std::time::SystemTime::now().into()
+}
+
+/// The time for measuring how long things take: it begins as the wall's and then goes evenly, so that
+/// neither a corrected clock nor a night of a closed laptop ends a turn.
+pub(crate) fn steady() -> Timestamp {
+    static BEGAN: OnceLock<(Timestamp, Instant)> = OnceLock::new();
+    let (wall, then) = BEGAN.get_or_init(|| (now(), Instant::now()));
+    wall.after(then.elapsed())
+}
+
+/// An error with everything behind it, in one line.
+pub(crate) fn words(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(inner) = source {
+        text = format!("{text}: {inner}");
+        source = inner.source();
+    }
+    text
+}
+
+/// The remote of a repository as its sandboxes see it.
+pub(crate) fn remote(name: &str) -> String {
+    format!("http://{}/{name}.git", harvest_proto::door::GIT_NAME)
+}

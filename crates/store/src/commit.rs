@@ -1,0 +1,291 @@
+//! Everything that changes in a session goes through one act: [`Store::session_commit`] takes a list
+//! of writes and does all or none of them, under the server lease, numbering events as it goes.
+
+use std::sync::Arc;
+
+use harvest_proto::{
+    Event, EventBody, PromptId, SandboxId, SessionId, SnapshotId, Timestamp, TurnId,
+    api::{PromptStatus, SessionState},
+    bridge::{Author, OutboxEvent},
+    event::{SnapshotKind, TurnOutcome, Usage},
+};
+use sqlx::SqliteConnection;
+
+use crate::{
+    Lease, Store, StoreError, events, prompts,
+    row::{self, bigint, to_word},
+    snapshots, turns,
+    writer::{Done, News},
+};
+
+/// One change of a session.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Write {
+    /// Append an event of the server's own.
+    Event {
+        /// When it happened.
+        at: Timestamp,
+        /// The turn it belongs to.
+        turn: Option<TurnId>,
+        /// What happened.
+        body: Box<EventBody>,
+    },
+    /// Append an event of the server's own that belongs to the turn in progress, if there is one.
+    EventInTurn {
+        /// When it happened.
+        at: Timestamp,
+        /// What happened.
+        body: Box<EventBody>,
+    },
+    /// Append an event of the supervisor, unless its outbox number is stored already.
+    Outbox {
+        /// The sandbox's epoch.
+        epoch: u64,
+        /// The event.
+        event: Box<OutboxEvent>,
+    },
+    /// What the driver needs to go on after a restart, and what of it people see.
+    Drive {
+        /// The driver's own words.
+        drive: String,
+        /// The state shown.
+        state: SessionState,
+        /// Why it is shown.
+        reason: String,
+        /// The sandbox, while there is one.
+        sandbox: Option<SandboxId>,
+        /// The count of sandboxes so far.
+        epoch: u64,
+        /// The newest snapshot.
+        snapshot: Option<SnapshotId>,
+    },
+    /// Put a prompt at the queue's end, with its event.
+    PromptInsert(Box<NewPrompt>),
+    /// A prompt goes from one status to another.
+    PromptStatus {
+        /// Which.
+        prompt: PromptId,
+        /// The status it must have now; any other is a mistake of the caller.
+        from: PromptStatus,
+        /// The status it gets.
+        to: PromptStatus,
+    },
+    /// The waiting prompts in their new order.
+    PromptOrder(Vec<PromptId>),
+    /// A turn begins.
+    TurnInsert {
+        /// Its id.
+        turn: TurnId,
+        /// Its number in the session.
+        number: u32,
+        /// The prompt it carries out.
+        prompt: PromptId,
+        /// When.
+        at: Timestamp,
+    },
+    /// A turn ended.
+    TurnEnd {
+        /// Which.
+        turn: TurnId,
+        /// How.
+        outcome: TurnOutcome,
+        /// When.
+        at: Timestamp,
+    },
+    /// A snapshot was taken, perhaps after a turn.
+    SnapshotInsert {
+        /// Which.
+        snapshot: SnapshotId,
+        /// Why.
+        kind: SnapshotKind,
+        /// The turn it follows.
+        turn: Option<TurnId>,
+        /// When.
+        at: Timestamp,
+    },
+    /// What to call the session.
+    Title(String),
+    /// The remote's default branch: what the session starts from unless it named another.
+    DefaultBase(String),
+    /// The commit the session's work is compared with.
+    BaseCommit(String),
+    /// The session's work so far, as a diff.
+    Diff(String),
+    /// The session used this much more.
+    Usage(Usage),
+    /// A commit passed the git door.
+    Pushed(String),
+    /// That commit's pull request and evidence are done.
+    Reviewed(String),
+}
+
+/// A prompt to put into the queue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewPrompt {
+    /// Its id.
+    pub id: PromptId,
+    /// What it says.
+    pub text: String,
+    /// Who wrote it.
+    pub author: Author,
+    /// When it came.
+    pub at: Timestamp,
+}
+
+/// What a commit did.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Committed {
+    /// The events it appended, in their order.
+    pub events: Vec<Arc<Event>>,
+    /// The session's newest event now.
+    pub seq: u64,
+}
+
+impl Store {
+    /// Does all of `writes`, or none.
+    ///
+    /// # Errors
+    /// [`StoreError::LeaseLost`] when another server has taken over; [`StoreError::NotFound`] when the
+    /// session is gone.
+    pub async fn session_commit(
+        &self,
+        session: &SessionId,
+        lease: Lease,
+        at: Timestamp,
+        writes: Vec<Write>,
+    ) -> Result<Committed, StoreError> {
+        let session = session.clone();
+        self.writer
+            .run(move |connection| {
+                Box::pin(async move {
+                    let committed = apply(connection, &session, lease, at, writes).await?;
+                    let news: News =
+                        committed.events.iter().map(|event| (session.clone(), Arc::clone(event))).collect();
+                    Ok(Done { answer: committed, news })
+                })
+            })
+            .await
+    }
+}
+
+/// The session a list of writes is being done for.
+pub(crate) struct Target<'c> {
+    pub(crate) connection: &'c mut SqliteConnection,
+    pub(crate) session: SessionId,
+    pub(crate) next_seq: u64,
+    pub(crate) events: Vec<Arc<Event>>,
+}
+
+pub(crate) async fn apply(
+    connection: &mut SqliteConnection,
+    session: &SessionId,
+    lease: Lease,
+    at: Timestamp,
+    writes: Vec<Write>,
+) -> Result<Committed, StoreError> {
+    let claimed = sqlx::query(
+        "UPDATE sessions SET last_activity = CASE WHEN last_activity > $2 THEN last_activity ELSE $2 END
+         WHERE id = $1 AND EXISTS (SELECT 1 FROM leases WHERE name = 'server' AND number = $3)
+         RETURNING next_seq",
+    )
+    .bind(session.to_string())
+    .bind(at.as_millis())
+    .bind(bigint(lease.0))
+    .fetch_optional(&mut *connection)
+    .await?;
+    let Some(claimed) = claimed else {
+        crate::leases::check(connection, lease).await?;
+        return Err(StoreError::missing(format!("session {session}")));
+    };
+    let first = row::count(&claimed, "next_seq")?;
+    let mut target = Target { connection, session: session.clone(), next_seq: first, events: Vec::new() };
+    for write in writes {
+        target.write(write).await?;
+    }
+    if target.next_seq != first {
+        sqlx::query("UPDATE sessions SET next_seq = $2 WHERE id = $1")
+            .bind(session.to_string())
+            .bind(bigint(target.next_seq))
+            .execute(&mut *target.connection)
+            .await?;
+    }
+    Ok(Committed { seq: target.next_seq - 1, events: target.events })
+}
+
+impl Target<'_> {
+    async fn write(&mut self, write: Write) -> Result<(), StoreError> {
+        match write {
+            Write::Event { at, turn, body } => events::append(self, at, turn, *body).await.map(drop),
+            Write::EventInTurn { at, body } => {
+                let turn = prompts::running_turn(self).await?;
+                events::append(self, at, turn, *body).await.map(drop)
+            }
+            Write::Outbox { epoch, event } => events::append_outbox(self, epoch, *event).await,
+            Write::Drive { .. } => self.drive(write).await,
+            Write::PromptInsert(prompt) => prompts::insert(self, *prompt).await,
+            Write::PromptStatus { prompt, from, to } => prompts::status(self, &prompt, from, to).await,
+            Write::PromptOrder(order) => prompts::order(self, &order).await,
+            Write::TurnInsert { turn, number, prompt, at } => {
+                turns::insert(self, &turn, number, &prompt, at).await
+            }
+            Write::TurnEnd { turn, outcome, at } => turns::end(self, &turn, outcome, at).await,
+            Write::SnapshotInsert { snapshot, kind, turn, at } => {
+                snapshots::insert(self, &snapshot, kind, turn.as_ref(), at).await
+            }
+            Write::Title(text) => self.column("UPDATE sessions SET title = $2 WHERE id = $1", text).await,
+            Write::DefaultBase(text) => {
+                self.column("UPDATE sessions SET base = COALESCE(base, $2) WHERE id = $1", text).await
+            }
+            Write::BaseCommit(text) => {
+                self.column("UPDATE sessions SET base_commit = $2 WHERE id = $1", text).await
+            }
+            Write::Diff(text) => self.column("UPDATE sessions SET diff = $2 WHERE id = $1", text).await,
+            Write::Pushed(text) => {
+                self.column("UPDATE sessions SET pushed_commit = $2 WHERE id = $1", text).await
+            }
+            Write::Reviewed(text) => {
+                self.column("UPDATE sessions SET reviewed_commit = $2 WHERE id = $1", text).await
+            }
+            Write::Usage(usage) => self.usage(usage).await,
+        }
+    }
+
+    async fn column(&mut self, sql: &'static str, text: String) -> Result<(), StoreError> {
+        sqlx::query(sql).bind(self.session.to_string()).bind(text).execute(&mut *self.connection).await?;
+        Ok(())
+    }
+
+    async fn drive(&mut self, write: Write) -> Result<(), StoreError> {
+        let Write::Drive { drive, state, reason, sandbox, epoch, snapshot } = write else { return Ok(()) };
+        sqlx::query(
+            "UPDATE sessions SET drive = $2, state = $3, reason = $4, sandbox = $5, epoch = $6, snapshot = $7
+             WHERE id = $1 AND epoch <= $6",
+        )
+        .bind(self.session.to_string())
+        .bind(drive)
+        .bind(to_word(&state))
+        .bind(reason)
+        .bind(sandbox.map(|id| id.to_string()))
+        .bind(bigint(epoch))
+        .bind(snapshot.map(|id| id.to_string()))
+        .execute(&mut *self.connection)
+        .await?;
+        Ok(())
+    }
+
+    async fn usage(&mut self, usage: Usage) -> Result<(), StoreError> {
+        sqlx::query(
+            "UPDATE sessions SET input_tokens = input_tokens + $2, output_tokens = output_tokens + $3,
+             cache_read_tokens = cache_read_tokens + $4, cache_write_tokens = cache_write_tokens + $5
+             WHERE id = $1",
+        )
+        .bind(self.session.to_string())
+        .bind(bigint(usage.input_tokens))
+        .bind(bigint(usage.output_tokens))
+        .bind(bigint(usage.cache_read_tokens))
+        .bind(bigint(usage.cache_write_tokens))
+        .execute(&mut *self.connection)
+        .await?;
+        Ok(())
+    }
+}

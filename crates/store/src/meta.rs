@@ -1,0 +1,40 @@
+//! A few facts about the installation itself.
+
+use crate::{Store, StoreError, row};
+
+impl Store {
+    /// What is kept under `key`.
+    ///
+    /// # Errors
+    /// When the database cannot be read.
+    pub async fn meta_get(&self, key: &str) -> Result<Option<String>, StoreError> {
+        let row = sqlx::query("SELECT value FROM meta WHERE key = $1")
+            .bind(key.to_owned())
+            .fetch_optional(&self.readers)
+            .await?;
+        row.map(|row| row::text(&row, "value")).transpose()
+    }
+
+    /// Keeps `value` under `key`.
+    ///
+    /// # Errors
+    /// When the database cannot be written.
+    pub async fn meta_set(&self, key: &str, value: &str) -> Result<(), StoreError> {
+        let (key, value) = (key.to_owned(), value.to_owned());
+        self.writer
+            .run(move |connection| {
+                Box::pin(async move {
+                    sqlx::query(
+                        "INSERT INTO meta (key, value) VALUES ($1, $2)
+                         ON CONFLICT (key) DO UPDATE SET value = excluded.value",
+                    )
+                    .bind(key)
+                    .bind(value)
+                    .execute(connection)
+                    .await?;
+                    Ok(().into())
+                })
+            })
+            .await
+    }
+}

@@ -1,0 +1,145 @@
+//! Prompts: a session's queue, and what became of each. The database itself sees to it that at most
+//! one of a session is dispatched.
+
+use harvest_proto::{
+    EventBody, PromptId, SessionId, TurnId,
+    api::{Prompt, PromptStatus},
+    bridge::Author,
+};
+use sqlx::sqlite::SqliteRow;
+
+use crate::{
+    NewPrompt, Store, StoreError,
+    commit::Target,
+    events,
+    row::{self, bigint, to_word},
+};
+
+const SELECT: &str = "SELECT p.*, (SELECT COUNT(*) FROM prompts q WHERE q.session = p.session AND \
+     q.status = 'queued' AND q.position <= p.position) AS place FROM prompts p ";
+
+impl Store {
+    /// A prompt of a session.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`] when the session has no such prompt.
+    pub async fn prompt_get(&self, session: &SessionId, prompt: &PromptId) -> Result<Prompt, StoreError> {
+        let row = sqlx::query(sqlx::AssertSqlSafe(format!("{SELECT} WHERE p.session = $1 AND p.id = $2")))
+            .bind(session.to_string())
+            .bind(prompt.to_string())
+            .fetch_optional(&self.readers)
+            .await?
+            .ok_or_else(|| StoreError::missing(format!("prompt {prompt}")))?;
+        read(&row)
+    }
+
+    /// All prompts of a session, oldest first.
+    ///
+    /// # Errors
+    /// When the database cannot be read.
+    pub async fn prompt_list(&self, session: &SessionId) -> Result<Vec<Prompt>, StoreError> {
+        let rows = sqlx::query(sqlx::AssertSqlSafe(format!("{SELECT} WHERE p.session = $1 ORDER BY p.seq")))
+            .bind(session.to_string())
+            .fetch_all(&self.readers)
+            .await?;
+        rows.iter().map(read).collect()
+    }
+
+    /// The prompts that wait, the next one first.
+    ///
+    /// # Errors
+    /// When the database cannot be read.
+    pub async fn prompt_queue(&self, session: &SessionId) -> Result<Vec<PromptId>, StoreError> {
+        let rows = sqlx::query(
+            "SELECT id FROM prompts WHERE session = $1 AND status = 'queued' ORDER BY position, seq",
+        )
+        .bind(session.to_string())
+        .fetch_all(&self.readers)
+        .await?;
+        rows.iter().map(|row| row::parsed(row, "id")).collect()
+    }
+}
+
+fn read(row: &SqliteRow) -> Result<Prompt, StoreError> {
+    let status = row::word(row, "status")?;
+    Ok(Prompt {
+        id: row::parsed(row, "id")?,
+        text: row::text(row, "text")?,
+        author: Author { name: row::text(row, "author_name")?, email: row::text(row, "author_email")? },
+        status,
+        position: (status == PromptStatus::Queued).then(|| row::count(row, "place")).transpose()?,
+        turn: row::parsed_optional(row, "turn")?,
+        seq: row::count(row, "seq")?,
+        created_at: row::time(row, "created_at")?,
+    })
+}
+
+pub(crate) async fn insert(target: &mut Target<'_>, prompt: NewPrompt) -> Result<(), StoreError> {
+    let body = EventBody::PromptQueued {
+        prompt: prompt.id.clone(),
+        text: prompt.text.clone(),
+        author: prompt.author.name.clone(),
+    };
+    let seq = events::append(target, prompt.at, None, body).await?;
+    sqlx::query(
+        "INSERT INTO prompts (id, session, text, author_name, author_email, status, position, seq, created_at)
+         VALUES ($1, $2, $3, $4, $5, 'queued',
+                 (SELECT COALESCE(MAX(position), 0) + 1 FROM prompts WHERE session = $2), $6, $7)",
+    )
+    .bind(prompt.id.to_string())
+    .bind(target.session.to_string())
+    .bind(prompt.text)
+    .bind(prompt.author.name)
+    .bind(prompt.author.email)
+    .bind(bigint(seq))
+    .bind(prompt.at.as_millis())
+    .execute(&mut *target.connection)
+    .await
+    .map_err(|error| StoreError::or_exists(error, format!("prompt {}", prompt.id)))?;
+    Ok(())
+}
+
+pub(crate) async fn status(
+    target: &mut Target<'_>,
+    prompt: &PromptId,
+    from: PromptStatus,
+    to: PromptStatus,
+) -> Result<(), StoreError> {
+    let changed = sqlx::query(
+        "UPDATE prompts SET status = $4
+         WHERE session = $1 AND id = $2 AND status = $3",
+    )
+    .bind(target.session.to_string())
+    .bind(prompt.to_string())
+    .bind(to_word(&from))
+    .bind(to_word(&to))
+    .execute(&mut *target.connection)
+    .await
+    .map_err(|error| StoreError::or_exists(error, "another dispatched prompt"))?;
+    if changed.rows_affected() == 1 {
+        Ok(())
+    } else {
+        Err(StoreError::missing(format!("prompt {prompt} that is {}", to_word(&from))))
+    }
+}
+
+/// The turn of the dispatched prompt.
+pub(crate) async fn running_turn(target: &mut Target<'_>) -> Result<Option<TurnId>, StoreError> {
+    let row = sqlx::query("SELECT turn FROM prompts WHERE session = $1 AND status = 'dispatched'")
+        .bind(target.session.to_string())
+        .fetch_optional(&mut *target.connection)
+        .await?;
+    row.map_or(Ok(None), |row| row::parsed_optional(&row, "turn"))
+}
+
+pub(crate) async fn order(target: &mut Target<'_>, order: &[PromptId]) -> Result<(), StoreError> {
+    for (index, prompt) in order.iter().enumerate() {
+        sqlx::query("UPDATE prompts SET position = $3 WHERE session = $1 AND id = $2 AND status = 'queued'")
+            .bind(target.session.to_string())
+            .bind(prompt.to_string())
+            .bind(i64::try_from(index + 1).unwrap_or(i64::MAX))
+            .execute(&mut *target.connection)
+            .await?;
+    }
+    Ok(())
+}
