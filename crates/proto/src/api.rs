@@ -335,6 +335,30 @@ pub struct Build {
     pub built_at: Timestamp,
 }
 
+/// One line of the answer to `POST /v1/repositories/{name}/build`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum BuildLine {
+    /// Something a person may want to see meanwhile.
+    Progress {
+        /// In words.
+        message: String,
+    },
+    /// Done; nothing follows.
+    Built {
+        /// What sessions start from now.
+        build: Build,
+    },
+    /// It failed and the older build stays; nothing follows.
+    Failed {
+        /// A word that programs may compare.
+        code: String,
+        /// What happened, with the last lines the failing step printed.
+        message: String,
+    },
+}
+
 /// A pull request as we recorded it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -377,6 +401,8 @@ pub struct Evidence {
     /// The last lines it printed.
     pub tail: String,
     /// When.
+    // Not `at`: as an event it lies flat beside the event's own `at`.
+    #[serde(rename = "checked_at")]
     pub at: Timestamp,
 }
 

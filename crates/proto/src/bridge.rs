@@ -337,7 +337,8 @@ pub enum Exit {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
 pub enum FileRequest {
-    /// Send the file's bytes on `stream`, then `End`.
+    /// Send the file's bytes on `stream`, then `End`. The reply comes first, so that a dialer may wait
+    /// for it; when reading fails midway the connection closes, since an `End` would look like the file's.
     Read {
         /// Which.
         path: String,
@@ -428,7 +429,7 @@ pub enum BootStart {
     /// An earlier state of this session or of the one it was forked from: the checkout stays as it
     /// is, `start.sh`.
     Restore,
-    /// A repository build: clone or fetch, `setup.sh`, then the check once to fill caches.
+    /// A repository build: clone or fetch, `setup.sh`. The builder then runs the check once.
     Build,
 }
 

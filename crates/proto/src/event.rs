@@ -359,4 +359,21 @@ mod tests {
         assert_eq!(json, r#"{"seq":7,"at":"1970-01-01T00:00:00.000Z","type":"text_delta","text":"hi"}"#);
         assert_eq!(serde_json::from_str::<Event>(&json).unwrap(), event);
     }
+
+    #[test]
+    fn evidence_survives_lying_flat_in_its_event() {
+        let evidence = crate::api::Evidence {
+            commit: "c0ffee".into(),
+            check: ".harvest/check.sh".into(),
+            passed: true,
+            exit: crate::bridge::Exit::Code(0),
+            millis: 1,
+            tail: String::new(),
+            at: Timestamp::from_millis(1),
+        };
+        let event =
+            Event { seq: 7, at: Timestamp::from_millis(2), turn: None, body: EventBody::Evidence(evidence) };
+        let json = serde_json::to_string(&event).unwrap();
+        assert_eq!(serde_json::from_str::<Event>(&json).unwrap(), event, "{json}");
+    }
 }
