@@ -1,3 +1,77 @@
-//! The harvest binary.
+//! The harvest binary: parse, load the configuration, run the verb, turn its result into an exit code.
 #![forbid(unsafe_code)]
-fn main() {}
+
+mod cli;
+mod client;
+mod commands;
+mod config;
+mod doctor;
+mod follow;
+mod images;
+mod printer;
+mod publish;
+mod quickstart;
+mod recipes;
+mod render;
+mod resolve;
+mod supervisor;
+mod wire;
+
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+
+use cli::{Cli, Command};
+use config::{Config, process_env};
+use printer::Printer;
+
+/// What a verb is given: what was configured, and where to print.
+pub(crate) struct Invocation {
+    pub(crate) config: Config,
+    pub(crate) print: Printer,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    // The zygote forks sandboxes: it must never have had a second thread, so it comes before everything.
+    if let Command::Zygote(zygote) = &cli.command {
+        return commands::zygote::main(&zygote.at);
+    }
+    let print = Printer::new(&cli.global, &process_env);
+    let ours = commands::failure_code(&cli.command);
+    match start(cli, print) {
+        Ok(code) => ExitCode::from(code),
+        Err(error) if printer::reader_left(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            print.error(&error);
+            ExitCode::from(ours)
+        }
+    }
+}
+
+fn start(cli: Cli, print: Printer) -> Result<u8> {
+    let config = Config::load(&cli.global, &process_env)?;
+    log(&config, cli.global.verbose)?;
+    // Everything that speaks TLS uses this one; a second call would only find the first.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+    let mut builder = match commands::serves(&cli.command) {
+        true => tokio::runtime::Builder::new_multi_thread(),
+        false => tokio::runtime::Builder::new_current_thread(),
+    };
+    let runtime = builder.enable_all().build().context("cannot start the runtime")?;
+    let code = runtime.block_on(commands::run(&Invocation { config, print }, cli.command));
+    // What still reads from a terminal cannot be cancelled, and nothing waits for it.
+    runtime.shutdown_background();
+    code
+}
+
+/// Logs go to stderr, apart from what people read; `HARVEST_LOG` says which.
+fn log(config: &Config, verbose: bool) -> Result<()> {
+    let filter = if verbose && config.log == "warn" { "info" } else { &config.log };
+    let filter = tracing_subscriber::EnvFilter::try_new(filter)
+        .with_context(|| format!("`{filter}` in HARVEST_LOG is not a log filter"))?;
+    let ansi = std::io::IsTerminal::is_terminal(&std::io::stderr()) && process_env("NO_COLOR").is_none();
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(ansi).init();
+    Ok(())
+}

@@ -1,0 +1,344 @@
+//! What can be typed: every verb, argument and flag. Says nothing about what happens then.
+
+use std::{net::SocketAddr, path::PathBuf};
+
+use clap::{Args, Parser, Subcommand};
+
+/// Background coding agents on machines you own: a prompt goes in, a tested pull request comes out.
+#[derive(Debug, Parser)]
+#[command(
+    name = "harvest",
+    version,
+    propagate_version = true,
+    disable_help_subcommand = true,
+    after_help = "A session is named by its id, the beginning of it, or `-` for the newest one.\n\
+                  Start here: `harvest quickstart` shows everything on this machine, without an account."
+)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) global: Global,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// Flags of every verb.
+#[derive(Debug, Clone, Default, Args)]
+pub(crate) struct Global {
+    /// Print JSON: one document, or one line per item where there is a stream
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+    /// Say more
+    #[arg(short, long, global = true)]
+    pub(crate) verbose: bool,
+    /// Say nothing but results and errors
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    pub(crate) quiet: bool,
+    /// The server to talk to [env: HARVEST_URL]
+    #[arg(long, global = true, value_name = "URL")]
+    pub(crate) url: Option<String>,
+    /// Where this installation keeps its state [env: HARVEST_HOME]
+    #[arg(long, global = true, value_name = "FOLDER")]
+    pub(crate) home: Option<PathBuf>,
+    /// The configuration file [env: HARVEST_CONFIG]
+    #[arg(long, global = true, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Show everything once on this machine: sample repository, agent, pull request, fork
+    Quickstart(Quickstart),
+    /// Start the server
+    Up(Up),
+    /// See what this machine lacks
+    Doctor,
+    /// Start a session and follow it
+    Run(Run),
+    /// List sessions
+    Ls,
+    /// Show a session
+    Show(One),
+    /// Follow a session live; ctrl-c detaches
+    Attach(One),
+    /// Queue a prompt, or answer the agent's question
+    Send(Send),
+    /// See and change the queue of a session
+    #[command(subcommand)]
+    Queue(Queue),
+    /// Stop the turn in progress
+    Stop(Stop),
+    /// Keep a session on disk and end its sandbox
+    Pause(One),
+    /// Start the sandbox of a paused session again
+    Resume(One),
+    /// Go on from the end of a turn in another session: files and conversation
+    Fork(Fork),
+    /// Put a session away; it can be read and forked still
+    Archive(One),
+    /// Delete a session with its snapshots and its history
+    Rm(Rm),
+    /// Show what a session has changed
+    Diff(One),
+    /// Print what happened in a session
+    Logs(Logs),
+    /// Run a command in a session's sandbox
+    Exec(Exec),
+    /// Show a session's pull request
+    #[command(subcommand)]
+    Pr(Pr),
+    /// Register and prebuild repositories
+    #[command(subcommand)]
+    Repo(Repo),
+    /// Keep secrets that only the gateway uses
+    #[command(subcommand)]
+    Secret(Secret),
+    /// Build and list the images sandboxes start from
+    #[command(subcommand)]
+    Image(Image),
+    /// Remove what nothing uses any more
+    Gc(Gc),
+    /// The parent of every sandbox; started on demand
+    #[command(hide = true)]
+    Zygote(Zygote),
+}
+
+/// Names one session.
+#[derive(Debug, Args)]
+pub(crate) struct One {
+    /// The session: an id, the beginning of one, or `-` for the newest
+    pub(crate) session: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Quickstart {
+    /// Remove what an earlier quickstart made
+    #[arg(long)]
+    pub(crate) clean: bool,
+    /// Go on serving at the end
+    #[arg(long, conflicts_with = "clean")]
+    pub(crate) keep: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Up {
+    /// Address and port [env: HARVEST_LISTEN] [default: 127.0.0.1:7070]
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) listen: Option<SocketAddr>,
+    /// Another name this server answers to [env: HARVEST_HOSTS]
+    #[arg(long = "host", value_name = "NAME")]
+    pub(crate) hosts: Vec<String>,
+    /// Leave sandboxes running at the end; the next `harvest up` adopts them
+    #[arg(long)]
+    pub(crate) keep: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Run {
+    /// What to do
+    pub(crate) prompt: String,
+    /// A registered repository's name, or a git URL, which registers it
+    #[arg(short, long, value_name = "NAME|URL")]
+    pub(crate) repository: String,
+    /// The branch to start from
+    #[arg(short, long)]
+    pub(crate) base: Option<String>,
+    /// The agent
+    #[arg(short, long)]
+    pub(crate) agent: Option<String>,
+    /// The model to ask for; `scripted` needs neither account nor key
+    #[arg(short, long)]
+    pub(crate) model: Option<String>,
+    /// What the sandbox may reach: `none` or `trusted`
+    #[arg(long, value_name = "POLICY", value_parser = ["none", "trusted"])]
+    pub(crate) net: Option<String>,
+    /// Print the id and leave it running
+    #[arg(short, long)]
+    pub(crate) detach: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Send {
+    /// The session: an id, the beginning of one, or `-` for the newest
+    pub(crate) session: String,
+    /// What to do next; the answer, when the agent asked
+    pub(crate) text: String,
+    /// Stop the turn in progress and do this next
+    #[arg(long)]
+    pub(crate) now: bool,
+    /// Follow the session
+    #[arg(short, long)]
+    pub(crate) follow: bool,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Queue {
+    /// List a session's prompts
+    Ls(One),
+    /// Take a waiting prompt out of the queue
+    Rm {
+        /// The session
+        session: String,
+        /// The prompt: an id or the beginning of one
+        prompt: String,
+    },
+    /// Move a waiting prompt
+    Mv {
+        /// The session
+        session: String,
+        /// The prompt: an id or the beginning of one
+        prompt: String,
+        /// Its new place, 1 being the next
+        position: u32,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Stop {
+    /// The session: an id, the beginning of one, or `-` for the newest
+    pub(crate) session: String,
+    /// End the sandbox as well, whatever it is doing; its disk is kept
+    #[arg(long)]
+    pub(crate) terminate: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Fork {
+    /// The session, or `SESSION@TURN`
+    pub(crate) session: String,
+    /// The fork's first prompt
+    pub(crate) prompt: Option<String>,
+    /// The turn to go on from; the newest when absent
+    #[arg(short, long, value_name = "NUMBER")]
+    pub(crate) turn: Option<u32>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Rm {
+    /// The sessions
+    #[arg(required = true)]
+    pub(crate) sessions: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Logs {
+    /// The session: an id, the beginning of one, or `-` for the newest
+    pub(crate) session: String,
+    /// Go on as it happens
+    #[arg(short, long)]
+    pub(crate) follow: bool,
+    /// Only what came after this event
+    #[arg(long, value_name = "SEQ", default_value_t = 0)]
+    pub(crate) after: u64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Exec {
+    /// The session: an id, the beginning of one, or `-` for the newest
+    pub(crate) session: String,
+    /// A variable for the command
+    #[arg(short, long = "env", value_name = "NAME=VALUE")]
+    pub(crate) env: Vec<String>,
+    /// Working folder; the checkout when absent
+    #[arg(short = 'w', long, value_name = "FOLDER")]
+    pub(crate) workdir: Option<String>,
+    /// `harvest` or `root`
+    #[arg(short, long)]
+    pub(crate) user: Option<String>,
+    /// Kill it after this, such as `30s` or `5m`
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    pub(crate) timeout: Option<std::time::Duration>,
+    /// Give it what comes on standard input
+    #[arg(short, long)]
+    pub(crate) interactive: bool,
+    /// The command and its arguments
+    #[arg(required = true, last = true)]
+    pub(crate) command: Vec<String>,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Pr {
+    /// Show it, with what the platform itself saw
+    Show(One),
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Repo {
+    /// Register a repository
+    Add {
+        /// An http or https URL; or a folder, which is put on the local forge
+        // Not `url`: clap would take the global flag of that name for it.
+        #[arg(value_name = "URL|FOLDER")]
+        location: String,
+        /// What to call it; the URL's last part when absent
+        #[arg(long)]
+        name: Option<String>,
+        /// The branch work starts from
+        #[arg(short, long)]
+        base: Option<String>,
+        /// The secret that opens it
+        #[arg(long)]
+        secret: Option<String>,
+        /// The image sandboxes start from
+        #[arg(long)]
+        image: Option<String>,
+    },
+    /// Build the state sessions start from
+    Build {
+        /// The repository
+        name: String,
+    },
+    /// List repositories
+    Ls,
+    /// Forget a repository and its builds
+    Rm {
+        /// The repository
+        name: String,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Secret {
+    /// Store a secret; its value is read from standard input
+    Set {
+        /// Its name, such as ANTHROPIC_API_KEY
+        name: String,
+    },
+    /// List the names
+    Ls,
+    /// Forget a secret
+    Rm {
+        /// Its name
+        name: String,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Image {
+    /// Build an image from a recipe
+    Build {
+        /// A recipe that comes along, or a file
+        #[arg(default_value = "claude")]
+        recipe: String,
+        /// Make every step again
+        #[arg(long)]
+        force: bool,
+    },
+    /// List images
+    Ls,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Gc {
+    /// Only say what would go
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// End every sandbox of this home as well, whatever it is doing; no server may be running
+    #[arg(long, conflicts_with = "dry_run")]
+    pub(crate) all: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Zygote {
+    /// Its installation
+    pub(crate) at: PathBuf,
+}

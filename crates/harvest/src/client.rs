@@ -1,0 +1,347 @@
+//! Talks to a server: finds it, shows the token, reads answers and problems, follows streams.
+//! Knows nothing about what is printed.
+
+use std::{future::Future, time::Duration};
+
+use anyhow::{Context, Result, bail};
+use futures_util::{Stream, stream};
+use harvest_proto::{
+    PromptId, Secret, SessionId,
+    api::{
+        AddRepository, CreatePrompt, CreateSession, ExecRequest, ForkSession, MovePrompt, Page, Problem,
+        Prompt, Pull, Repository, Session, Turn,
+    },
+};
+use reqwest::{Method, RequestBuilder, Response};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use serde_json::{Value, json};
+
+use crate::{
+    config::Config,
+    follow::{Lines, Update, parse_frame},
+    printer::{Advice, Refused},
+};
+
+/// Where a server on this machine is, as it wrote it down itself.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct ServerFile {
+    pub(crate) url: String,
+    pub(crate) pid: u32,
+}
+
+/// A server and the right to ask it.
+#[derive(Clone)]
+pub(crate) struct Client {
+    http: reqwest::Client,
+    url: String,
+    token: Secret<String>,
+}
+
+impl Client {
+    /// The server of this configuration: the one it names, else the one that runs from its home.
+    pub(crate) fn find(config: &Config) -> Result<Self> {
+        let url = match &config.url {
+            Some(url) => url.clone(),
+            None => local(config)?.url,
+        };
+        let token = match &config.token {
+            Some(token) => token.clone(),
+            None => read_token(config)?,
+        };
+        Self::new(&url, token)
+    }
+
+    pub(crate) fn new(url: &str, token: Secret<String>) -> Result<Self> {
+        let http = reqwest::Client::builder()
+            .connect_timeout(Duration::from_secs(5))
+            // Loopback and one's own server: a proxy variable is not meant for them.
+            .no_proxy()
+            .build()
+            .context("cannot set up HTTP")?;
+        Ok(Self { http, url: url.trim_end_matches('/').to_owned(), token })
+    }
+
+    pub(crate) async fn sessions(&self) -> Result<Vec<Session>> {
+        self.all("/v1/sessions?limit=200").await
+    }
+
+    pub(crate) async fn session(&self, id: &SessionId) -> Result<Session> {
+        self.get(&format!("/v1/sessions/{id}")).await
+    }
+
+    pub(crate) async fn create(&self, body: &CreateSession) -> Result<Session> {
+        self.post("/v1/sessions", body).await
+    }
+
+    pub(crate) async fn fork(&self, id: &SessionId, body: &ForkSession) -> Result<Session> {
+        self.post(&format!("/v1/sessions/{id}/fork"), body).await
+    }
+
+    pub(crate) async fn delete(&self, id: &SessionId) -> Result<()> {
+        self.send(self.request(Method::DELETE, &format!("/v1/sessions/{id}"))).await.map(drop)
+    }
+
+    /// `stop`, `resume`, `terminate` or `archive`.
+    pub(crate) async fn act(&self, id: &SessionId, verb: &str) -> Result<Session> {
+        self.post(&format!("/v1/sessions/{id}/{verb}"), &json!({})).await
+    }
+
+    /// Answers the session and the snapshot it goes on from.
+    pub(crate) async fn pause(&self, id: &SessionId) -> Result<Value> {
+        self.post(&format!("/v1/sessions/{id}/pause"), &json!({})).await
+    }
+
+    pub(crate) async fn prompts(&self, id: &SessionId) -> Result<Vec<Prompt>> {
+        self.all(&format!("/v1/sessions/{id}/prompts")).await
+    }
+
+    pub(crate) async fn prompt(&self, id: &SessionId, body: &CreatePrompt) -> Result<Prompt> {
+        self.post(&format!("/v1/sessions/{id}/prompts"), body).await
+    }
+
+    pub(crate) async fn prompt_cancel(&self, id: &SessionId, prompt: &PromptId) -> Result<Prompt> {
+        let request = self.request(Method::DELETE, &format!("/v1/sessions/{id}/prompts/{prompt}"));
+        read(self.send(request).await?).await
+    }
+
+    pub(crate) async fn prompt_move(
+        &self,
+        id: &SessionId,
+        prompt: &PromptId,
+        position: u32,
+    ) -> Result<Prompt> {
+        let request = self.request(Method::PATCH, &format!("/v1/sessions/{id}/prompts/{prompt}"));
+        read(self.send(request.json(&MovePrompt { position })).await?).await
+    }
+
+    pub(crate) async fn turns(&self, id: &SessionId) -> Result<Vec<Turn>> {
+        self.all(&format!("/v1/sessions/{id}/turns")).await
+    }
+
+    pub(crate) async fn diff(&self, id: &SessionId) -> Result<String> {
+        let answer = self.send(self.request(Method::GET, &format!("/v1/sessions/{id}/diff"))).await?;
+        answer.text().await.context("cannot read the difference to its end")
+    }
+
+    pub(crate) async fn pull(&self, id: &SessionId) -> Result<Pull> {
+        self.get(&format!("/v1/sessions/{id}/pull")).await
+    }
+
+    /// A page of events after `after`, and whether there are more.
+    pub(crate) async fn events(&self, id: &SessionId, after: u64) -> Result<Page<harvest_proto::Event>> {
+        self.get(&format!("/v1/sessions/{id}/events?after={after}&limit=1000")).await
+    }
+
+    pub(crate) async fn exec(&self, id: &SessionId, body: &ExecRequest) -> Result<Lines> {
+        let request = self.request(Method::POST, &format!("/v1/sessions/{id}/exec")).json(body);
+        Ok(Lines::new(self.send(request).await?))
+    }
+
+    pub(crate) async fn repositories(&self) -> Result<Vec<Repository>> {
+        self.all("/v1/repositories").await
+    }
+
+    pub(crate) async fn repository_add(&self, body: &AddRepository) -> Result<Repository> {
+        self.post("/v1/repositories", body).await
+    }
+
+    pub(crate) async fn repository_delete(&self, name: &str) -> Result<()> {
+        let path = format!("/v1/repositories/{}", segment(name)?);
+        self.send(self.request(Method::DELETE, &path)).await.map(drop)
+    }
+
+    pub(crate) async fn repository_build(&self, name: &str) -> Result<Lines> {
+        let path = format!("/v1/repositories/{}/build", segment(name)?);
+        Ok(Lines::new(self.send(self.request(Method::POST, &path)).await?))
+    }
+
+    pub(crate) async fn secrets(&self) -> Result<Vec<String>> {
+        self.all("/v1/secrets").await
+    }
+
+    pub(crate) async fn secret_set(&self, name: &str, value: &Secret<String>) -> Result<()> {
+        let path = format!("/v1/secrets/{}", segment(name)?);
+        let request = self.request(Method::PUT, &path).json(&json!({ "value": value.expose() }));
+        self.send(request).await.map(drop)
+    }
+
+    pub(crate) async fn secret_delete(&self, name: &str) -> Result<()> {
+        let path = format!("/v1/secrets/{}", segment(name)?);
+        self.send(self.request(Method::DELETE, &path)).await.map(drop)
+    }
+
+    /// The session as it stands, then every event after `after`, as they come; comes back by itself
+    /// when the connection breaks, without a gap and without a repeat.
+    pub(crate) fn follow(&self, id: &SessionId, after: u64) -> impl Stream<Item = Result<Update>> + use<> {
+        let start =
+            Follower { client: self.clone(), path: format!("/v1/sessions/{id}/events"), after, lines: None };
+        stream::try_unfold(start, |mut follower| async move {
+            let update = follower.next().await?;
+            Ok(Some((update, follower)))
+        })
+    }
+
+    async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
+        read(self.send(self.request(Method::GET, path)).await?).await
+    }
+
+    /// Creating POSTs carry a key, so that a retry after a broken connection creates nothing twice.
+    async fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T> {
+        let key = PromptId::random().part().to_owned();
+        let request = || self.request(Method::POST, path).header("idempotency-key", &key).json(body);
+        let answer = match self.send(request()).await {
+            Err(error) if is_broken(&error) => self.send(request()).await?,
+            other => other?,
+        };
+        read(answer).await
+    }
+
+    async fn all<T: DeserializeOwned>(&self, path: &str) -> Result<Vec<T>> {
+        let mut items = Vec::new();
+        let mut next = None;
+        loop {
+            let page: Page<T> = match &next {
+                None => self.get(path).await?,
+                Some(cursor) => self.get(&format!("{path}&cursor={cursor}")).await?,
+            };
+            items.extend(page.items);
+            match page.next_cursor {
+                Some(cursor) => next = Some(cursor),
+                None => return Ok(items),
+            }
+        }
+    }
+
+    fn request(&self, method: Method, path: &str) -> RequestBuilder {
+        self.http.request(method, format!("{}{path}", self.url)).bearer_auth(self.token.expose())
+    }
+
+    fn send(&self, request: RequestBuilder) -> impl Future<Output = Result<Response>> + Send + use<> {
+        let url = self.url.clone();
+        async move {
+            let answer = request.send().await.map_err(|error| {
+                let advice =
+                    Advice::new(format!("no answer from {url}"), "is it running? start it with `harvest up`");
+                anyhow::Error::new(error.without_url()).context(advice)
+            })?;
+            if answer.status().is_success() {
+                return Ok(answer);
+            }
+            let status = answer.status();
+            let problem: Problem =
+                answer.json().await.with_context(|| format!("the server answered {status}"))?;
+            Err(Refused(problem).into())
+        }
+    }
+}
+
+/// Where a stream of events stands.
+struct Follower {
+    client: Client,
+    path: String,
+    after: u64,
+    lines: Option<Lines>,
+}
+
+impl Follower {
+    async fn next(&mut self) -> Result<Update> {
+        // About a minute in all: long enough for a restart of the server.
+        let mut waits = [250, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 20_000].into_iter();
+        loop {
+            let broke = match self.frame().await {
+                Ok(frame) => match parse_frame(&frame)? {
+                    Some(Update::Event(event)) if event.seq <= self.after => continue,
+                    Some(update) => {
+                        if let Update::Event(event) = &update {
+                            self.after = event.seq;
+                        }
+                        return Ok(update);
+                    }
+                    None => continue,
+                },
+                Err(error) => error,
+            };
+            self.lines = None;
+            match waits.next() {
+                Some(millis) if may_pass(&broke) => tokio::time::sleep(Duration::from_millis(millis)).await,
+                _ => return Err(broke),
+            }
+        }
+    }
+
+    /// The next frame of the connection there is, or of a new one.
+    async fn frame(&mut self) -> Result<Vec<String>> {
+        let lines = match self.lines.take() {
+            Some(lines) => lines,
+            None => self.connect().await?,
+        };
+        self.lines.insert(lines).frame().await?.context("the server ended the stream")
+    }
+
+    async fn connect(&self) -> Result<Lines> {
+        let request = self.client.request(Method::GET, &format!("{}?after={}", self.path, self.after));
+        let answer = self.client.send(request.header("accept", "text/event-stream")).await?;
+        Ok(Lines::new(answer))
+    }
+}
+
+/// Whether it may be better in a moment: everything but a server that understood and said no.
+fn may_pass(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<Refused>().is_none_or(|refused| refused.0.status == 503)
+}
+
+/// Whether the connection failed rather than the request.
+fn is_broken(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        cause.downcast_ref::<reqwest::Error>().is_some_and(|error| error.is_connect() || error.is_request())
+    })
+}
+
+async fn read<T: DeserializeOwned>(answer: Response) -> Result<T> {
+    answer.json().await.context("cannot make sense of the server's answer")
+}
+
+/// A name as part of a path; anything that would need escaping is no name of ours.
+fn segment(name: &str) -> Result<&str> {
+    let sound = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    if name.is_empty() || name.starts_with('.') || !name.bytes().all(sound) {
+        bail!(Advice::new(format!("`{name}` is not a name"), "names are letters, digits, `.`, `_` and `-`"));
+    }
+    Ok(name)
+}
+
+/// The server that runs from this home.
+pub(crate) fn local(config: &Config) -> Result<ServerFile> {
+    let none =
+        || Advice::new("no server is running", "start one with `harvest up`, or name one with HARVEST_URL");
+    let text = std::fs::read_to_string(config.server_file()).map_err(|_| none())?;
+    let file: ServerFile = serde_json::from_str(&text).map_err(|_| none())?;
+    // The file of a server that was killed stays behind.
+    match std::path::Path::new(&format!("/proc/{}", file.pid)).exists() {
+        true => Ok(file),
+        false => Err(none().into()),
+    }
+}
+
+fn read_token(config: &Config) -> Result<Secret<String>> {
+    let path = config.token_file();
+    let text = std::fs::read_to_string(&path).map_err(|error| {
+        let advice =
+            Advice::new("no token to show the server", "set HARVEST_TOKEN; `harvest up` printed it once");
+        anyhow::Error::new(error).context(format!("cannot read {}", path.display())).context(advice)
+    })?;
+    Ok(Secret::new(text.trim().to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_would_lead_elsewhere_is_refused() {
+        assert!(segment("calc.py-2_x").is_ok());
+        for bad in ["", "..", "a/b", "a?b", "a b", "%2e"] {
+            assert!(segment(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! `harvest diff`: what a session has changed, as `git diff` prints it.
+
+use anyhow::Result;
+use serde_json::json;
+
+use crate::{Invocation, cli::One, client::Client, resolve};
+
+pub(crate) async fn run(here: &Invocation, args: &One) -> Result<u8> {
+    let client = Client::find(&here.config)?;
+    let id = resolve::session(&client, &args.session).await?;
+    let diff = client.diff(&id).await?;
+    if diff.is_empty() {
+        here.print.note("no changes");
+    }
+    here.print.result(&json!({ "session": id, "diff": diff }), |_| diff.clone())?;
+    Ok(0)
+}

@@ -1,0 +1,81 @@
+//! One file per verb. Each calls the server (or, for what needs none, the machine) and prints.
+
+mod archive;
+mod attach;
+mod diff;
+mod doctor;
+mod exec;
+mod fork;
+mod gc;
+mod image;
+mod logs;
+mod ls;
+mod pause;
+mod pr;
+mod queue;
+mod quickstart;
+mod repo;
+mod resume;
+mod rm;
+mod run;
+mod secret;
+mod send;
+mod show;
+mod stop;
+mod up;
+pub(crate) mod watch;
+pub(crate) mod zygote;
+
+use anyhow::Result;
+
+pub(crate) use doctor::line as check_line;
+pub(crate) use pr::text as pull_text;
+pub(crate) use repo::build as build_repository;
+
+use crate::{Invocation, cli::Command};
+
+/// The work failed.
+pub(crate) const FAILED: u8 = 1;
+
+/// Carries a verb out; the answer is the exit code.
+pub(crate) async fn run(here: &Invocation, command: Command) -> Result<u8> {
+    match command {
+        Command::Quickstart(args) => quickstart::run(here, &args).await,
+        Command::Up(args) => up::run(here, args).await,
+        Command::Doctor => doctor::run(here),
+        Command::Run(args) => run::run(here, args).await,
+        Command::Ls => ls::run(here).await,
+        Command::Show(args) => show::run(here, &args).await,
+        Command::Attach(args) => attach::run(here, &args).await,
+        Command::Send(args) => send::run(here, args).await,
+        Command::Queue(verb) => queue::run(here, &verb).await,
+        Command::Stop(args) => stop::run(here, &args).await,
+        Command::Pause(args) => pause::run(here, &args).await,
+        Command::Resume(args) => resume::run(here, &args).await,
+        Command::Fork(args) => fork::run(here, args).await,
+        Command::Archive(args) => archive::run(here, &args).await,
+        Command::Rm(args) => rm::run(here, &args).await,
+        Command::Diff(args) => diff::run(here, &args).await,
+        Command::Logs(args) => logs::run(here, &args).await,
+        Command::Exec(args) => exec::run(here, args).await,
+        Command::Pr(verb) => pr::run(here, &verb).await,
+        Command::Repo(verb) => repo::run(here, verb).await,
+        Command::Secret(verb) => secret::run(here, &verb).await,
+        Command::Image(verb) => image::run(here, verb).await,
+        Command::Gc(args) => gc::run(here, &args).await,
+        Command::Zygote(_) => unreachable!("main runs the zygote before there is a runtime"),
+    }
+}
+
+/// The exit code of an error of our own: `exec` must not be taken for the command's.
+pub(crate) fn failure_code(command: &Command) -> u8 {
+    match command {
+        Command::Exec(_) => 125,
+        _ => FAILED,
+    }
+}
+
+/// Whether a verb serves others; one that only asks is done with one thread.
+pub(crate) fn serves(command: &Command) -> bool {
+    matches!(command, Command::Up(_) | Command::Quickstart(_))
+}

@@ -1,0 +1,194 @@
+//! One TOML file, each key also a variable, some also a flag: flag before variable before file before
+//! default. Reads; makes nothing.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, Result};
+use harvest_proto::Secret;
+use serde::Deserialize;
+
+use crate::{cli::Global, printer::Advice};
+
+/// Where `harvest up` listens unless told otherwise.
+pub(crate) const DEFAULT_PORT: u16 = 7070;
+
+/// What holds for this run.
+#[derive(Debug, Clone)]
+pub(crate) struct Config {
+    /// State of this installation.
+    pub(crate) home: PathBuf,
+    /// Image layers, shared by all installations of this user.
+    pub(crate) cache: PathBuf,
+    /// The server to talk to; found through the home when absent.
+    pub(crate) url: Option<String>,
+    /// The token to show it; found through the home when absent.
+    pub(crate) token: Option<Secret<String>>,
+    /// Where to listen.
+    pub(crate) listen: SocketAddr,
+    /// Names the server answers to, loopback apart.
+    pub(crate) hosts: Vec<String>,
+    /// What to log, as `tracing` filters spell it.
+    pub(crate) log: String,
+    /// Names that `trusted` sandboxes may reach; this host's package sources when absent.
+    pub(crate) trusted: Option<Vec<String>>,
+    /// The image sandboxes start from.
+    pub(crate) image: String,
+    /// Whose name commits get when a prompt brings none.
+    pub(crate) author_name: Option<String>,
+    /// And their address.
+    pub(crate) author_email: Option<String>,
+    /// A session that has used so many tokens gets no more model calls.
+    pub(crate) budget_tokens: Option<u64>,
+}
+
+/// The file as written.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    home: Option<PathBuf>,
+    cache: Option<PathBuf>,
+    url: Option<String>,
+    token: Option<Secret<String>>,
+    listen: Option<SocketAddr>,
+    hosts: Option<Vec<String>>,
+    log: Option<String>,
+    trusted: Option<Vec<String>>,
+    image: Option<String>,
+    author_name: Option<String>,
+    author_email: Option<String>,
+    budget_tokens: Option<u64>,
+}
+
+/// Looks a variable up; empty counts as absent.
+pub(crate) type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// The process's own variables.
+pub(crate) fn process_env(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+impl Config {
+    /// What holds for these flags, this environment and the file they name.
+    pub(crate) fn load(flags: &Global, env: Env) -> Result<Self> {
+        let named = flags.config.clone().or_else(|| env("HARVEST_CONFIG").map(PathBuf::from));
+        let path =
+            named.clone().unwrap_or_else(|| xdg(env, "XDG_CONFIG_HOME", ".config").join("harvest.toml"));
+        let text = match std::fs::read_to_string(&path) {
+            Ok(text) => text,
+            // A file nobody named need not be there.
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound && named.is_none() => String::new(),
+            Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
+        };
+        Self::merge(flags, env, &text).with_context(|| format!("cannot use {}", path.display()))
+    }
+
+    fn merge(flags: &Global, env: Env, text: &str) -> Result<Self> {
+        let file: File = toml::from_str(text).map_err(|error| {
+            Advice::new(error.message(), "correct it, or name another file with HARVEST_CONFIG")
+        })?;
+        let var = |name: &str| env(&format!("HARVEST_{name}"));
+        let path = |name: &str| var(name).map(PathBuf::from);
+        let list = |name: &str| var(name).map(|text| split(&text));
+        let number = |name: &str| parsed::<u64>(name, var(name));
+        let listen = parsed::<SocketAddr>("LISTEN", var("LISTEN"))?;
+        Ok(Self {
+            home: flags
+                .home
+                .clone()
+                .or_else(|| path("HOME"))
+                .or(file.home)
+                .unwrap_or_else(|| xdg(env, "XDG_STATE_HOME", ".local/state").join("harvest")),
+            cache: path("CACHE")
+                .or(file.cache)
+                .unwrap_or_else(|| xdg(env, "XDG_CACHE_HOME", ".cache").join("harvest")),
+            url: flags.url.clone().or_else(|| var("URL")).or(file.url),
+            token: var("TOKEN").map(Secret::new).or(file.token),
+            listen: listen
+                .or(file.listen)
+                .unwrap_or_else(|| SocketAddr::from((Ipv4Addr::LOCALHOST, DEFAULT_PORT))),
+            hosts: list("HOSTS").or(file.hosts).unwrap_or_default(),
+            log: var("LOG").or(file.log).unwrap_or_else(|| "warn".into()),
+            trusted: list("TRUSTED").or(file.trusted),
+            image: var("IMAGE").or(file.image).unwrap_or_else(|| "claude".into()),
+            author_name: var("AUTHOR_NAME").or(file.author_name),
+            author_email: var("AUTHOR_EMAIL").or(file.author_email),
+            budget_tokens: number("BUDGET_TOKENS")?.or(file.budget_tokens),
+        })
+    }
+
+    /// The file by which the CLI finds a server on this machine.
+    pub(crate) fn server_file(&self) -> PathBuf {
+        self.home.join("server.json")
+    }
+
+    /// The file by which it finds the token: only for who may read the home anyway.
+    pub(crate) fn token_file(&self) -> PathBuf {
+        self.home.join("token")
+    }
+
+    /// The same, with its state in another folder.
+    pub(crate) fn at(&self, home: &Path) -> Self {
+        Self { home: home.to_owned(), url: None, token: None, ..self.clone() }
+    }
+}
+
+fn parsed<T>(name: &str, text: Option<String>) -> Result<Option<T>>
+where
+    T: std::str::FromStr<Err: std::error::Error + Send + Sync + 'static>,
+{
+    let parse = |text: String| text.parse().with_context(|| format!("HARVEST_{name} is `{text}`"));
+    text.map(parse).transpose()
+}
+
+fn split(text: &str) -> Vec<String> {
+    text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(str::to_owned).collect()
+}
+
+fn xdg(env: Env, name: &str, below_home: &str) -> PathBuf {
+    // A relative path there is invalid and to be ignored, says the base directory specification.
+    env(name)
+        .map(PathBuf::from)
+        .filter(|path| path.is_absolute())
+        .unwrap_or_else(|| PathBuf::from(env("HOME").unwrap_or_else(|| "/root".into())).join(below_home))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(flags: &Global, vars: &[(&str, &str)], text: &str) -> Result<Config> {
+        let env = |name: &str| vars.iter().find(|var| var.0 == name).map(|var| var.1.to_owned());
+        Config::merge(flags, &env, text)
+    }
+
+    #[test]
+    fn a_flag_goes_before_a_variable_before_the_file_before_the_default() {
+        let none = Global::default();
+        let file = "home = \"/file\"\nlisten = \"127.0.0.1:1\"";
+        let home = |flags: &Global, vars: &[(&str, &str)], text: &str| with(flags, vars, text).unwrap().home;
+        assert_eq!(home(&none, &[("HOME", "/h")], ""), Path::new("/h/.local/state/harvest"));
+        assert_eq!(home(&none, &[("XDG_STATE_HOME", "/s")], ""), Path::new("/s/harvest"));
+        assert_eq!(home(&none, &[], file), Path::new("/file"));
+        assert_eq!(home(&none, &[("HARVEST_HOME", "/env")], file), Path::new("/env"));
+        let flag = Global { home: Some("/flag".into()), ..Global::default() };
+        assert_eq!(home(&flag, &[("HARVEST_HOME", "/env")], file), Path::new("/flag"));
+        assert_eq!(with(&none, &[], file).unwrap().listen.port(), 1);
+        assert_eq!(with(&none, &[("HARVEST_LISTEN", "127.0.0.1:2")], file).unwrap().listen.port(), 2);
+        assert_eq!(with(&none, &[], "").unwrap().listen.to_string(), "127.0.0.1:7070");
+    }
+
+    #[test]
+    fn a_misspelt_key_is_refused_rather_than_ignored() {
+        let error = with(&Global::default(), &[], "lisen = \"127.0.0.1:1\"").unwrap_err();
+        assert!(format!("{error:#}").contains("unknown field `lisen`"), "{error:#}");
+    }
+
+    #[test]
+    fn the_token_does_not_show_itself() {
+        let config = with(&Global::default(), &[("HARVEST_TOKEN", "hv_123")], "").unwrap();
+        assert!(!format!("{config:?}").contains("hv_123"));
+    }
+}

@@ -1,0 +1,177 @@
+//! Everything that is printed: results to stdout, the rest to stderr, errors with causes and a hint.
+
+use std::io::{self, IsTerminal, Write};
+
+use anyhow::Result;
+use harvest_proto::api::Problem;
+use serde::Serialize;
+
+use crate::{cli::Global, config::Env};
+
+/// An error with what to do next.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub(crate) struct Advice {
+    message: String,
+    hint: String,
+}
+
+impl Advice {
+    pub(crate) fn new(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self { message: message.into(), hint: hint.into() }
+    }
+}
+
+/// The server said no.
+#[derive(Debug, thiserror::Error)]
+#[error("{}", .0.detail)]
+pub(crate) struct Refused(pub(crate) Problem);
+
+/// Where and how to print.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Printer {
+    pub(crate) json: bool,
+    pub(crate) verbose: bool,
+    quiet: bool,
+    color: bool,
+}
+
+impl Printer {
+    pub(crate) fn new(flags: &Global, env: Env) -> Self {
+        let color = io::stderr().is_terminal() && env("NO_COLOR").is_none() && !flags.json;
+        Self { json: flags.json, verbose: flags.verbose, quiet: flags.quiet, color }
+    }
+
+    /// A result, as text.
+    pub(crate) fn out(&self, text: &str) -> Result<()> {
+        let mut out = io::stdout().lock();
+        out.write_all(text.as_bytes())?;
+        Ok(out.flush()?)
+    }
+
+    /// A result: one JSON document, or what `text` makes of it.
+    pub(crate) fn result<T: Serialize>(&self, value: &T, text: impl FnOnce(&T) -> String) -> Result<()> {
+        match self.json {
+            true => self.out(&(serde_json::to_string_pretty(value)? + "\n")),
+            false => self.out(&text(value)),
+        }
+    }
+
+    /// One item of a stream, as a line of JSON.
+    pub(crate) fn item<T: Serialize>(&self, value: &T) -> Result<()> {
+        self.out(&(serde_json::to_string(value)? + "\n"))
+    }
+
+    /// What was done, for people.
+    pub(crate) fn note(&self, text: impl AsRef<str>) {
+        if !self.quiet && !self.json {
+            self.raw_note(&format!("{}\n", text.as_ref()));
+        }
+    }
+
+    /// The same without a line end.
+    pub(crate) fn raw_note(&self, text: &str) {
+        if !self.quiet && !self.json {
+            // Nobody is left to tell when stderr is gone.
+            let _ = io::stderr().lock().write_all(text.as_bytes());
+        }
+    }
+
+    /// What to do next.
+    pub(crate) fn hint(&self, text: impl AsRef<str>) {
+        self.note(format!("{} {}", self.paint("hint:", "36"), text.as_ref()));
+    }
+
+    /// Text in a colour, where there are colours.
+    pub(crate) fn paint(&self, text: &str, color: &str) -> String {
+        match self.color {
+            true => format!("\x1b[{color}m{text}\x1b[0m"),
+            false => text.to_owned(),
+        }
+    }
+
+    /// An error with its causes and its hint. Printed whatever the flags say.
+    pub(crate) fn error(&self, error: &anyhow::Error) {
+        let mut text = format!("{} {error}\n", self.paint("error:", "31"));
+        let mut said = error.to_string();
+        for cause in error.chain().skip(1).map(ToString::to_string) {
+            // Some libraries repeat their source in their own message.
+            if !said.contains(&cause) {
+                text += &format!("  cause: {cause}\n");
+                said = cause;
+            }
+        }
+        if let Some(hint) = hint_of(error) {
+            text += &format!("{} {hint}\n", self.paint("hint:", "36"));
+        }
+        let _ = io::stderr().lock().write_all(text.as_bytes());
+    }
+}
+
+/// The hint nearest to the person.
+pub(crate) fn hint_of(error: &anyhow::Error) -> Option<String> {
+    // Asked of the whole: what `context` added is found only so.
+    let advice = error.downcast_ref::<Advice>().map(|advice| advice.hint.clone());
+    advice.or_else(|| error.downcast_ref::<Refused>().and_then(|refused| refused.0.hint.clone()))
+}
+
+/// Whether the reader of our stdout went away, which is no failure of ours.
+pub(crate) fn reader_left(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<io::Error>())
+        .any(|error| error.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// Rows under headings, columns as wide as they need to be. The last column is not padded.
+pub(crate) fn table(headings: &[&str], rows: &[Vec<String>]) -> String {
+    let width = |column: usize| {
+        let cells = rows.iter().map(|row| row[column].chars().count());
+        cells.chain([headings[column].chars().count()]).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..headings.len()).map(width).collect();
+    let line = |cells: &[String]| {
+        let padded = cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
+        padded.collect::<Vec<_>>().join("  ").trim_end().to_owned() + "\n"
+    };
+    let head: Vec<String> = headings.iter().map(|heading| (*heading).to_owned()).collect();
+    std::iter::once(line(&head)).chain(rows.iter().map(|row| line(row))).collect()
+}
+
+/// `214ms`, `1.1s`, `2m06s`, `3h20m`.
+pub(crate) fn took(millis: u64) -> String {
+    match millis {
+        0..1_000 => format!("{millis}ms"),
+        1_000..60_000 => format!("{}.{}s", millis / 1000, millis % 1000 / 100),
+        60_000..3_600_000 => format!("{}m{:02}s", millis / 60_000, millis % 60_000 / 1000),
+        _ => format!("{}h{:02}m", millis / 3_600_000, millis % 3_600_000 / 60_000),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anyhow::Context;
+
+    #[test]
+    fn times_are_short_and_never_lose_their_unit() {
+        let shown: Vec<String> = [7, 1_149, 126_000, 12_000_000].into_iter().map(took).collect();
+        assert_eq!(shown, ["7ms", "1.1s", "2m06s", "3h20m"]);
+    }
+
+    #[test]
+    fn a_hint_is_found_wherever_it_is_in_the_chain() {
+        let inside = Err::<(), _>(Advice::new("no server", "start one")).context("cannot list").unwrap_err();
+        assert_eq!(hint_of(&inside).as_deref(), Some("start one"));
+        let outside = io::Error::other("refused");
+        let outside =
+            anyhow::Error::new(outside).context(Advice::new("no answer", "wait")).context("cannot list");
+        assert_eq!(hint_of(&outside).as_deref(), Some("wait"));
+    }
+
+    #[test]
+    fn a_table_lines_up() {
+        let rows = [vec!["a".into(), "long cell".into()], vec!["bbb".into(), "c".into()]];
+        assert_eq!(table(&["ID", "TITLE"], &rows), "ID   TITLE\na    long cell\nbbb  c\n");
+    }
+}

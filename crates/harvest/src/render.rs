@@ -1,0 +1,419 @@
+//! Turns events into what a person reads: pure, one event in, pieces of text out.
+//!
+//! The agent's own words come as [`Piece::Text`], as they arrive; everything else is a [`Piece::Line`]:
+//! past tense, with the time it took. Whoever prints decides where each goes.
+
+use std::collections::HashMap;
+
+use harvest_proto::{
+    Event, EventBody, Timestamp,
+    api::{Evidence, SessionState},
+    bridge::Exit,
+    event::{BootPhase, PhaseStatus, SnapshotKind, TurnOutcome},
+};
+use serde_json::Value;
+
+use crate::{follow::is_declared, printer::took};
+
+/// A line of a tool's arguments or output is cut here: the rest is in `--json`.
+const WIDTH: usize = 96;
+
+/// A piece of text to print.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Piece {
+    /// The agent's words, without a line end of their own.
+    Text(String),
+    /// A whole line, without its line end.
+    Line(String),
+}
+
+/// Remembers what spans several events.
+#[derive(Debug, Default)]
+pub(crate) struct Renderer {
+    verbose: bool,
+    /// The agent is in the middle of a line.
+    open: bool,
+    turn: u32,
+    tools: HashMap<String, (String, Timestamp)>,
+}
+
+impl Renderer {
+    pub(crate) fn new(verbose: bool) -> Self {
+        Self { verbose, ..Self::default() }
+    }
+
+    /// What to print for an event.
+    pub(crate) fn event(&mut self, event: &Event) -> Vec<Piece> {
+        if let EventBody::TextDelta { text } = &event.body {
+            self.open = !text.ends_with('\n');
+            return vec![Piece::Text(text.clone())];
+        }
+        let lines = self.lines(event);
+        let mut pieces = Vec::new();
+        if !lines.is_empty() && std::mem::take(&mut self.open) {
+            pieces.push(Piece::Text("\n".into()));
+        }
+        pieces.extend(lines.into_iter().map(Piece::Line));
+        pieces
+    }
+
+    /// What ends a half-written line of the agent, when printing ends in the middle of it.
+    pub(crate) fn finish(&mut self) -> Option<Piece> {
+        std::mem::take(&mut self.open).then(|| Piece::Text("\n".into()))
+    }
+
+    fn lines(&mut self, event: &Event) -> Vec<String> {
+        match &event.body {
+            EventBody::TurnStarted { number, .. } => {
+                self.turn = *number;
+                self.tools.clear();
+                vec![format!("● turn {number}")]
+            }
+            EventBody::ToolStarted { call, name, input, .. } => {
+                self.tools.insert(call.clone(), (tool(name, input), event.at));
+                vec![]
+            }
+            EventBody::ToolEnded { call, ok, output } => vec![self.tool_ended(call, *ok, output, event.at)],
+            EventBody::TurnEnded { outcome, error, millis, .. } => {
+                turn_ended(self.turn, *outcome, error.as_deref(), *millis)
+            }
+            body => {
+                let said = said(body);
+                if said.is_empty() && self.verbose { aside(body) } else { said }
+            }
+        }
+    }
+
+    fn tool_ended(&mut self, call: &str, ok: bool, output: &str, at: Timestamp) -> String {
+        let (what, began) = self.tools.remove(call).unwrap_or_else(|| ("tool".into(), at));
+        let millis = u64::try_from(at.since(began).as_millis()).unwrap_or(u64::MAX);
+        let mark = if ok { '✓' } else { '✗' };
+        let last = output.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or("");
+        let result = if last.is_empty() { String::new() } else { format!(" → {}", cut(last, WIDTH)) };
+        format!("  {mark} {what} ({}){result}", took(millis))
+    }
+}
+
+/// Events that people want to see.
+fn said(body: &EventBody) -> Vec<String> {
+    match body {
+        EventBody::StateChanged { state, reason, detail } => state_changed(*state, reason, detail.as_deref()),
+        EventBody::PromptQueued { text, .. } => vec![format!("Queued “{}”", cut(first_line(text), WIDTH))],
+        EventBody::PromptCancelled { prompt } => vec![format!("Cancelled {prompt}")],
+        EventBody::PromptMoved { prompt, position } => vec![format!("Moved {prompt} to place {position}")],
+        EventBody::SandboxStarted { sandbox, from, millis, .. } => {
+            vec![format!("Started {sandbox} from {from} in {}", took(*millis))]
+        }
+        EventBody::SandboxEnded { sandbox, reason } => vec![format!("Ended {sandbox}: {reason}")],
+        EventBody::BootPhase { phase, status, millis, tail } => {
+            boot(*phase, *status, *millis, tail.as_deref())
+        }
+        EventBody::RequestOpened { question, options, .. } => asked(question, options),
+        EventBody::RequestClosed { answer: Some(answer), .. } => {
+            vec![format!("Answered “{}”", cut(first_line(answer), WIDTH))]
+        }
+        EventBody::Retry { attempt, after_millis, status } => {
+            let status = status.map_or_else(String::new, |status| format!(", status {status}"));
+            vec![format!("Waiting {} for the model (attempt {attempt}{status})", took(*after_millis))]
+        }
+        EventBody::Compacted {} => vec!["Compacted the conversation".into()],
+        EventBody::AgentExited { exit, tail, restarts } => {
+            let next = if *restarts { "starting it again" } else { "not started again" };
+            with_tail(format!("Agent ended by itself ({}); {next}", exit_words(*exit)), tail)
+        }
+        EventBody::SnapshotTaken { snapshot, kind, millis } => {
+            vec![format!("Kept {snapshot} ({}) in {}", snapshot_words(*kind), took(*millis))]
+        }
+        EventBody::Restored { detail, .. } => vec![format!("Restored: {detail}")],
+        EventBody::EgressRefused { name, reason } => {
+            vec![format!("Refused a connection to {name}: {reason}")]
+        }
+        EventBody::Pushed { repository, branch, commit } => {
+            vec![format!("Pushed {branch} at {} to {repository}", short(commit))]
+        }
+        EventBody::PushRefused { repository, reason } => {
+            vec![format!("Refused a push to {repository}: {reason}")]
+        }
+        EventBody::PullOpened { number, url, .. } => vec![format!("Opened pull request #{number}  {url}")],
+        EventBody::Evidence(evidence) => verified(evidence),
+        EventBody::Warning { message } => vec![format!("warning: {message}")],
+        _ => vec![],
+    }
+}
+
+/// Events that only `--verbose` shows.
+fn aside(body: &EventBody) -> Vec<String> {
+    match body {
+        EventBody::StateChanged { state, reason, .. } => vec![format!("State {}: {reason}", state.as_str())],
+        EventBody::ThoughtDelta { text } => text.lines().map(|line| format!("  ~ {line}")).collect(),
+        EventBody::ModelCall { upstream, model, status, usage, millis } => vec![format!(
+            "Called {model} ({upstream}, {status}) in {}: {} in, {} out",
+            took(*millis),
+            usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens,
+            usage.output_tokens
+        )],
+        EventBody::BootPhase { phase, status, .. } => vec![format!("{phase:?}: {status:?}").to_lowercase()],
+        EventBody::AgentRaw { line } => vec![format!("  | {}", cut(line, WIDTH))],
+        _ => vec![],
+    }
+}
+
+fn state_changed(state: SessionState, reason: &str, detail: Option<&str>) -> Vec<String> {
+    // The rest of a long detail was told by the event that led here.
+    let why = first_line(detail.unwrap_or(reason));
+    match state {
+        SessionState::Failed => vec![format!("Failed: {why}")],
+        SessionState::Paused if why == "paused" => vec!["Paused".into()],
+        SessionState::Paused => vec![format!("Paused: {why}")],
+        SessionState::Archived => vec!["Archived".into()],
+        // Every session begins so.
+        SessionState::Queued if reason != "created" => vec![format!("Waiting for a place: {why}")],
+        _ => vec![],
+    }
+}
+
+fn boot(phase: BootPhase, status: PhaseStatus, millis: Option<u64>, tail: Option<&str>) -> Vec<String> {
+    let time = took(millis.unwrap_or(0));
+    let what = match phase {
+        BootPhase::Starting => "Started the supervisor",
+        BootPhase::Sync => "Synced the checkout",
+        BootPhase::Setup => "Ran .harvest/setup.sh",
+        BootPhase::Start => "Ran .harvest/start.sh",
+        BootPhase::Agent => "Started the agent",
+        BootPhase::Ready => "Ready",
+    };
+    match status {
+        PhaseStatus::Done => vec![format!("{what} in {time}")],
+        PhaseStatus::Failed => {
+            let step = format!("{phase:?}").to_lowercase();
+            with_tail(format!("Failed to boot at `{step}` after {time}"), tail.unwrap_or(""))
+        }
+        PhaseStatus::Started | PhaseStatus::Skipped => vec![],
+    }
+}
+
+fn turn_ended(turn: u32, outcome: TurnOutcome, error: Option<&str>, millis: u64) -> Vec<String> {
+    let what = match outcome {
+        TurnOutcome::Completed => "Completed",
+        TurnOutcome::Failed => "Failed",
+        TurnOutcome::Stopped => "Stopped",
+        TurnOutcome::Interrupted => "Interrupted",
+    };
+    let error = error.map_or_else(String::new, |error| format!(": {error}"));
+    vec![format!("{what} turn {turn} in {}{error}", took(millis))]
+}
+
+fn verified(evidence: &Evidence) -> Vec<String> {
+    let (commit, time) = (short(&evidence.commit), took(evidence.millis));
+    if evidence.passed {
+        return vec![format!("Verified {commit} in a fresh sandbox: {} passed in {time}", evidence.check)];
+    }
+    if !is_declared(evidence) {
+        return vec![format!("Did not verify {commit}: {}", evidence.tail)];
+    }
+    let how = exit_words(evidence.exit);
+    let line = format!("Refuted {commit} in a fresh sandbox: {} failed ({how}) in {time}", evidence.check);
+    with_tail(line, &evidence.tail)
+}
+
+fn asked(question: &str, options: &[String]) -> Vec<String> {
+    let options = options.iter().map(|option| format!("  - {option}"));
+    std::iter::once(format!("? {question}")).chain(options).collect()
+}
+
+/// How a process ended, in words.
+pub(crate) fn exit_words(exit: Exit) -> String {
+    match exit {
+        Exit::Code(code) => format!("exit {code}"),
+        Exit::Signal(signal) => format!("signal {signal}"),
+        Exit::Oom => "out of memory".into(),
+        Exit::Timeout => "out of time".into(),
+        Exit::Killed => "killed".into(),
+    }
+}
+
+fn snapshot_words(kind: SnapshotKind) -> &'static str {
+    match kind {
+        SnapshotKind::Turn => "end of turn",
+        SnapshotKind::Pause => "pause",
+        SnapshotKind::Recovered => "recovered",
+        SnapshotKind::Build => "build",
+    }
+}
+
+/// A tool and the one argument that says what it does.
+fn tool(name: &str, input: &Value) -> String {
+    let known = ["command", "file_path", "path", "pattern", "url", "query", "description", "prompt"];
+    let argument = known.iter().find_map(|key| input.get(key)?.as_str()).map(first_line);
+    match argument {
+        Some(argument) => format!("{name} {}", cut(argument, WIDTH)),
+        None => name.to_owned(),
+    }
+}
+
+fn with_tail(line: String, tail: &str) -> Vec<String> {
+    std::iter::once(line).chain(tail.lines().map(|line| format!("  | {line}"))).collect()
+}
+
+/// The first line of a text.
+pub(crate) fn first_line(text: &str) -> &str {
+    text.lines().next().unwrap_or("")
+}
+
+/// A commit as people quote it.
+pub(crate) fn short(commit: &str) -> &str {
+    commit.get(..7).unwrap_or(commit)
+}
+
+/// At most `width` characters.
+pub(crate) fn cut(text: &str, width: usize) -> String {
+    match text.char_indices().nth(width) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use harvest_proto::{PromptId, SandboxId, SnapshotId};
+    use serde_json::json;
+
+    /// What a stream of events looks like on a screen; ids as their prefix.
+    fn shown(bodies: Vec<EventBody>) -> String {
+        let mut renderer = Renderer::default();
+        let mut screen = String::new();
+        for (number, body) in bodies.into_iter().enumerate() {
+            let seq = number as u64 + 1;
+            let event = Event { seq, at: Timestamp::from_millis(seq.cast_signed() * 250), turn: None, body };
+            for piece in renderer.event(&event) {
+                match piece {
+                    Piece::Text(text) => screen += &text,
+                    Piece::Line(line) => screen += &(line + "\n"),
+                }
+            }
+        }
+        if let Some(Piece::Text(text)) = renderer.finish() {
+            screen += &text;
+        }
+        screen
+    }
+
+    fn phase(phase: BootPhase, status: PhaseStatus, millis: u64) -> EventBody {
+        EventBody::BootPhase { phase, status, millis: Some(millis), tail: None }
+    }
+
+    fn started(call: &str, name: &str, input: Value) -> EventBody {
+        EventBody::ToolStarted { call: call.into(), name: name.into(), input, parent: None }
+    }
+
+    fn ended(call: &str, ok: bool, output: &str) -> EventBody {
+        EventBody::ToolEnded { call: call.into(), ok, output: output.into() }
+    }
+
+    fn evidence(passed: bool) -> EventBody {
+        EventBody::Evidence(Evidence {
+            commit: "1c9e0d4aaaaaaaaa".into(),
+            check: ".harvest/check.sh".into(),
+            passed,
+            exit: Exit::Code(i32::from(!passed)),
+            millis: 640,
+            tail: "FAILED (failures=1)".into(),
+            at: Timestamp::from_millis(0),
+        })
+    }
+
+    #[test]
+    fn a_boot_reads_as_timed_lines_without_what_was_skipped() {
+        let screen = shown(vec![
+            phase(BootPhase::Starting, PhaseStatus::Started, 0),
+            phase(BootPhase::Starting, PhaseStatus::Done, 12),
+            phase(BootPhase::Sync, PhaseStatus::Done, 380),
+            phase(BootPhase::Setup, PhaseStatus::Skipped, 0),
+            phase(BootPhase::Agent, PhaseStatus::Done, 1_640),
+            EventBody::BootPhase {
+                phase: BootPhase::Start,
+                status: PhaseStatus::Failed,
+                millis: Some(9),
+                tail: Some("no such file\nexit 127".into()),
+            },
+        ]);
+        assert_eq!(
+            screen,
+            "Started the supervisor in 12ms\nSynced the checkout in 380ms\nStarted the agent in 1.6s\n\
+             Failed to boot at `start` after 9ms\n  | no such file\n  | exit 127\n"
+        );
+    }
+
+    #[test]
+    fn a_turn_shows_words_as_they_come_and_one_line_per_tool() {
+        let prompt = PromptId::random();
+        let screen = shown(vec![
+            EventBody::TurnStarted { prompt: prompt.clone(), number: 1 },
+            EventBody::TextDelta { text: "I look at ".into() },
+            EventBody::TextDelta { text: "the test.".into() },
+            started("a", "Read", json!({"file_path": "calc.py"})),
+            started("b", "Bash", json!({"command": "python3 -m unittest\necho done"})),
+            ended("a", true, "def add(a, b):\n\n"),
+            ended("b", false, "FAILED (failures=1)\n"),
+            EventBody::TurnEnded { prompt, outcome: TurnOutcome::Completed, error: None, millis: 126_000 },
+        ]);
+        assert_eq!(
+            screen,
+            "● turn 1\nI look at the test.\n  ✓ Read calc.py (500ms) → def add(a, b):\n\
+             \x20 ✗ Bash python3 -m unittest (500ms) → FAILED (failures=1)\nCompleted turn 1 in 2m06s\n"
+        );
+    }
+
+    #[test]
+    fn shipping_reads_as_what_was_done_and_what_was_seen() {
+        let screen = shown(vec![
+            EventBody::Pushed {
+                repository: "calc".into(),
+                branch: "harvest/x".into(),
+                commit: "1c9e0d4aaaaaaaaa".into(),
+            },
+            EventBody::PullOpened { number: 3, url: "http://h/3".into(), branch: "harvest/x".into() },
+            evidence(true),
+            evidence(false),
+        ]);
+        assert_eq!(
+            screen,
+            "Pushed harvest/x at 1c9e0d4 to calc\nOpened pull request #3  http://h/3\n\
+             Verified 1c9e0d4 in a fresh sandbox: .harvest/check.sh passed in 640ms\n\
+             Refuted 1c9e0d4 in a fresh sandbox: .harvest/check.sh failed (exit 1) in 640ms\n  | FAILED (failures=1)\n"
+        );
+    }
+
+    #[test]
+    fn what_is_only_for_programs_prints_nothing() {
+        let idle =
+            EventBody::StateChanged { state: SessionState::Idle, reason: "turn_ended".into(), detail: None };
+        assert_eq!(shown(vec![idle, EventBody::AgentRaw { line: "{}".into() }]), "");
+    }
+
+    #[test]
+    fn words_cut_off_by_a_detach_still_end_their_line() {
+        assert_eq!(shown(vec![EventBody::TextDelta { text: "half a".into() }]), "half a\n");
+    }
+
+    #[test]
+    fn a_long_or_odd_text_is_cut_between_characters() {
+        assert_eq!(cut("äöü", 2), "äö…");
+        assert_eq!(cut("äö", 2), "äö");
+        assert_eq!(short("äö"), "äö");
+    }
+
+    #[test]
+    fn sandboxes_and_snapshots_are_named() {
+        let (sandbox, snapshot) = (SandboxId::random(), SnapshotId::random());
+        let screen = shown(vec![
+            EventBody::SandboxStarted { sandbox: sandbox.clone(), epoch: 1, from: "calc".into(), millis: 4 },
+            EventBody::SnapshotTaken { snapshot: snapshot.clone(), kind: SnapshotKind::Turn, millis: 3 },
+        ]);
+        assert_eq!(
+            screen,
+            format!("Started {sandbox} from calc in 4ms\nKept {snapshot} (end of turn) in 3ms\n")
+        );
+    }
+}

@@ -1,0 +1,389 @@
+//! Puts the parts together: store, vault, engine, provider, forge, gateway, sessions, server. The only
+//! place that knows them all; it decides nothing else.
+
+use std::{
+    fs::{self, File},
+    io::Write,
+    net::SocketAddr,
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use anyhow::{Context, Result, bail};
+use futures_util::StreamExt;
+use harvest_engine::{Engine, Limits};
+use harvest_gateway::{Gateway, GatewayConfig, ScriptRule, vault::Vault};
+use harvest_github::Forge;
+use harvest_proto::{Secret, SessionId, bridge::Author};
+use harvest_providers::Local;
+use harvest_server::ServerState;
+use harvest_session::{Books, Parts, SessionError, Sessions, clocks::Clocks};
+use harvest_store::Store;
+use tokio::{
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+    task::JoinHandle,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    client::{Client, ServerFile},
+    config::Config,
+    printer::Advice,
+    supervisor,
+};
+
+/// The name of the token that `harvest up` makes by itself.
+const FIRST_TOKEN: &str = "first";
+
+/// A pause stops a turn, proves it dead and keeps the disk; longer than a minute and a half it has failed.
+const PAUSE_PATIENCE: Duration = Duration::from_secs(90);
+
+/// How long answers under way may take once the server ends.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
+
+/// Each is mostly waiting, and the disk is one.
+const PAUSES_AT_ONCE: usize = 8;
+
+/// How a server is to be started.
+pub(crate) struct Options {
+    pub(crate) listen: SocketAddr,
+    pub(crate) hosts: Vec<String>,
+    /// What the scripted model plays for prompts without a script of their own.
+    pub(crate) script: Vec<ScriptRule>,
+}
+
+/// What becomes of sandboxes when the server ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// They go on; the next server adopts them.
+    Keep,
+    /// Their sessions are kept on disk.
+    Pause,
+}
+
+/// A server that answers.
+pub(crate) struct Serving {
+    home: PathBuf,
+    url: String,
+    token: Secret<String>,
+    token_is_new: bool,
+    forge_port: Option<u16>,
+    engine: Engine,
+    forge: Forge,
+    sessions: Sessions,
+    store: Store,
+    shutdown: CancellationToken,
+    task: JoinHandle<std::io::Result<()>>,
+    server_file: PathBuf,
+    // Held for as long as the home is ours.
+    _lock: File,
+}
+
+impl Serving {
+    /// Starts everything for this configuration's home; answers when requests are answered.
+    pub(crate) async fn start(config: &Config, options: Options) -> Result<Self> {
+        let home = prepare_home(&config.home)?;
+        let lock = take(&home)?;
+        let config = config.at(&home);
+        let engine = open_engine(&config)?;
+        let listener = listen(options.listen, &home.join("port")).await?;
+        let address = listener.local_addr()?;
+        let url = format!("http://{address}");
+        let store = Store::open(&home.join("harvest.db")).await.context("cannot open the store")?;
+        let forge =
+            Forge::open(home.join("forge"), &format!("{url}/forge")).context("cannot open the forge")?;
+        let forge_port = keep_port(&home.join("port"), &forge, address.port())?;
+        let sessions = open_sessions(&config, options.script, engine.clone(), &store, &forge).await?;
+        let (token, token_is_new) = ensure_token(&config, &sessions).await?;
+        let shutdown = CancellationToken::new();
+        let state =
+            ServerState::new(sessions.clone(), &options.hosts, shutdown.clone()).with_forge(forge.router());
+        let task = tokio::spawn(harvest_server::serve(listener, state));
+        let server_file = config.server_file();
+        let record = serde_json::to_vec(&ServerFile { url: url.clone(), pid: std::process::id() })?;
+        write_private(&server_file, &record)?;
+        Ok(Self {
+            home,
+            url,
+            token,
+            token_is_new,
+            forge_port,
+            engine,
+            forge,
+            sessions,
+            store,
+            shutdown,
+            task,
+            server_file,
+            _lock: lock,
+        })
+    }
+
+    /// Where it answers.
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Where its state is.
+    pub(crate) fn home(&self) -> &Path {
+        &self.home
+    }
+
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    pub(crate) fn forge(&self) -> &Forge {
+        &self.forge
+    }
+
+    /// The first token, when it was made just now.
+    pub(crate) fn new_token(&self) -> Option<&str> {
+        self.token_is_new.then(|| self.token.expose().as_str())
+    }
+
+    /// The port the forge's repositories were registered under, when it is not this server's.
+    pub(crate) fn forge_port(&self) -> Option<u16> {
+        self.forge_port
+    }
+
+    pub(crate) fn client(&self) -> Result<Client> {
+        Client::new(&self.url, self.token.clone())
+    }
+
+    /// Takes no more requests, ends or leaves sandboxes, and lets go of the home.
+    pub(crate) async fn end(self, ending: Ending) -> Result<()> {
+        // First, so that no client finds a server that no longer answers.
+        let _ = fs::remove_file(&self.server_file);
+        // While requests are answered still: who follows a session sees what becomes of it.
+        if ending == Ending::Pause {
+            pause_all(&self.sessions).await;
+        }
+        self.shutdown.cancel();
+        let abort = self.task.abort_handle();
+        match tokio::time::timeout(ANSWER_PATIENCE, self.task).await {
+            Ok(served) => served.context("the server broke off")?.context("the server's socket broke")?,
+            // A client that does not read its answer must not keep the server from ending.
+            Err(_) => abort.abort(),
+        }
+        self.sessions.close().await;
+        self.store.close().await;
+        let engine = self.engine;
+        tokio::task::spawn_blocking(move || engine.rest()).await?.context("cannot let the zygote go")
+    }
+}
+
+/// Returns when the process is asked to end: ctrl-c or SIGTERM. A second ctrl-c ends it at once.
+pub(crate) async fn asked_to_end() -> Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for signals")?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        ended = tokio::signal::ctrl_c() => ended.context("cannot listen for signals")?,
+    }
+    tokio::spawn(async {
+        if tokio::signal::ctrl_c().await.is_ok() {
+            std::process::exit(130);
+        }
+    });
+    Ok(())
+}
+
+/// Keeps every machine on disk. One that cannot be kept goes on, and the next server adopts it.
+async fn pause_all(sessions: &Sessions) {
+    let running = match running(sessions).await {
+        Ok(running) => running,
+        Err(error) => return tracing::error!(%error, "sessions could not be listed; sandboxes go on"),
+    };
+    let pauses = running.into_iter().map(|session| async move {
+        match tokio::time::timeout(PAUSE_PATIENCE, sessions.pause(&session)).await {
+            // A machine that held no work yet is gone all the same.
+            Ok(Ok(_)) | Ok(Err(SessionError::Conflict { code: "nothing_to_keep", .. })) => {}
+            Ok(Err(error)) => tracing::warn!(%session, %error, "a session could not be paused; it goes on"),
+            Err(_) => tracing::warn!(%session, "a session was not paused in time; it goes on"),
+        }
+    });
+    futures_util::stream::iter(pauses).buffer_unordered(PAUSES_AT_ONCE).collect::<()>().await;
+}
+
+async fn running(sessions: &Sessions) -> Result<Vec<SessionId>, SessionError> {
+    let (mut running, mut cursor) = (Vec::new(), None);
+    loop {
+        let page = sessions.list(cursor.as_deref(), 200).await?;
+        running.extend(
+            page.items.into_iter().filter(|session| session.sandbox.is_some()).map(|session| session.id),
+        );
+        cursor = page.next_cursor;
+        if cursor.is_none() {
+            return Ok(running);
+        }
+    }
+}
+
+/// The engine of this configuration; needs no server.
+pub(crate) fn open_engine(config: &Config) -> Result<Engine> {
+    let home = prepare_home(&config.home)?;
+    let program = std::env::current_exe().context("cannot find this program's own file")?;
+    Engine::open(harvest_engine::Config {
+        supervisor: supervisor::place(&home)?,
+        home,
+        cache: config.cache.clone(),
+        zygote: vec![program.into(), "zygote".into()],
+    })
+    .context("cannot open the engine")
+}
+
+/// Removes a home nobody serves from, with the sandboxes it holds.
+pub(crate) fn remove_home(config: &Config) -> Result<()> {
+    end_sandboxes(config)?;
+    Ok(fs::remove_dir_all(&config.home)?)
+}
+
+/// Ends every sandbox of a home nobody serves from, and the zygote; answers how many there were.
+pub(crate) fn end_sandboxes(config: &Config) -> Result<usize> {
+    let _lock = take(&prepare_home(&config.home)?)?;
+    let engine = open_engine(config)?;
+    let sandboxes = engine.list().context("cannot list its sandboxes")?;
+    for sandbox in &sandboxes {
+        engine.remove(sandbox).with_context(|| format!("cannot remove {sandbox}"))?;
+    }
+    engine.rest().context("cannot let the zygote go")?;
+    Ok(sandboxes.len())
+}
+
+/// Sessions on this machine's engine, behind this gateway.
+async fn open_sessions(
+    config: &Config,
+    script: Vec<ScriptRule>,
+    engine: Engine,
+    store: &Store,
+    forge: &Forge,
+) -> Result<Sessions> {
+    let vault = Arc::new(Vault::open(&config.home.join("vault.key")).context("cannot open the vault")?);
+    let lease = store.server_lease(SystemTime::now().into()).await.context("cannot take the store over")?;
+    let books = Books::new(store.clone(), lease, Arc::clone(&vault), config.budget_tokens);
+    let gateway =
+        Gateway::new(Arc::new(books), GatewayConfig { script_rules: script, ..GatewayConfig::default() });
+    let trusted = match &config.trusted {
+        Some(names) => names.clone(),
+        None => tokio::task::spawn_blocking(harvest_gateway::host_registries).await?,
+    };
+    let parts = Parts {
+        store: store.clone(),
+        lease,
+        provider: Arc::new(Local::new(engine, Limits::default())),
+        doors: Arc::new(gateway),
+        pulls: Arc::new(forge.clone()),
+        vault,
+        config: harvest_session::Config {
+            clocks: Clocks::default(),
+            image: config.image.clone(),
+            trusted,
+            budget_tokens: config.budget_tokens,
+        },
+    };
+    Sessions::open(parts).await.context("cannot take the sessions up")
+}
+
+/// The token in the home's file; the first one when there is none.
+async fn ensure_token(config: &Config, sessions: &Sessions) -> Result<(Secret<String>, bool)> {
+    let path = config.token_file();
+    if let Ok(text) = fs::read_to_string(&path) {
+        let token = text.trim().to_owned();
+        if sessions.token_check(&token).await?.is_some() {
+            return Ok((Secret::new(token), false));
+        }
+    }
+    let named = |configured: &Option<String>, key, other: &str| {
+        configured.clone().or_else(|| git_setting(key)).unwrap_or_else(|| other.to_owned())
+    };
+    let user = Author {
+        name: named(&config.author_name, "user.name", "Somebody"),
+        email: named(&config.author_email, "user.email", "somebody@localhost"),
+    };
+    // One of that name whose file is lost is of no use to anybody.
+    if sessions.token_list().await?.iter().any(|token| token.name == FIRST_TOKEN) {
+        sessions.token_delete(FIRST_TOKEN).await?;
+    }
+    let token = sessions.token_create(FIRST_TOKEN, user).await.context("cannot make the first token")?;
+    write_private(&path, token.expose().as_bytes())?;
+    Ok((token, true))
+}
+
+/// What the person has told git about themselves.
+fn git_setting(key: &str) -> Option<String> {
+    let output = std::process::Command::new("git").args(["config", "--global", key]).output().ok()?;
+    let value = String::from_utf8(output.stdout).ok()?.trim().to_owned();
+    (output.status.success() && !value.is_empty()).then_some(value)
+}
+
+/// A token nobody can guess: 160 random bits.
+pub(crate) fn random_token() -> String {
+    use ring::rand::SecureRandom;
+    let mut bytes = [0u8; 20];
+    let random = ring::rand::SystemRandom::new();
+    random.fill(&mut bytes).expect("the kernel's random source is there on every Linux we support");
+    bytes.iter().fold(String::from("hv_"), |token, byte| token + &format!("{byte:02x}"))
+}
+
+fn prepare_home(home: &Path) -> Result<PathBuf> {
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(home);
+    made.with_context(|| format!("cannot make {}", home.display()))?;
+    home.canonicalize().with_context(|| format!("cannot find {}", home.display()))
+}
+
+/// One server per home: two would drive the same sessions.
+fn take(home: &Path) -> Result<File> {
+    let path = home.join("server.lock");
+    let file = fs::OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
+    let file = file.with_context(|| format!("cannot open {}", path.display()))?;
+    if file.try_lock().is_err() {
+        let message = format!("another server runs from {}", home.display());
+        bail!(Advice::new(message, "end it first, or use another home with --home"));
+    }
+    Ok(file)
+}
+
+/// Port 0 is any port, but the last one if it is still free: repositories of the forge are known by it.
+async fn listen(address: SocketAddr, kept: &Path) -> Result<TcpListener> {
+    let last = fs::read_to_string(kept).ok().and_then(|text| text.trim().parse().ok());
+    let listener = match (address.port(), last) {
+        (0, Some(port)) => match TcpListener::bind((address.ip(), port)).await {
+            Ok(listener) => Ok(listener),
+            Err(_) => TcpListener::bind(address).await,
+        },
+        _ => TcpListener::bind(address).await,
+    };
+    let listener = listener.map_err(|error| {
+        let hint = "choose another with `--listen 127.0.0.1:PORT`";
+        anyhow::Error::new(error).context(Advice::new(format!("cannot listen on {address}"), hint))
+    })?;
+    Ok(listener)
+}
+
+/// Remembers the port that the forge's repositories are known by; answers it when it is another one.
+fn keep_port(kept: &Path, forge: &Forge, port: u16) -> Result<Option<u16>> {
+    let last: Option<u16> = fs::read_to_string(kept).ok().and_then(|text| text.trim().parse().ok());
+    if let Some(last) = last.filter(|last| *last != port)
+        && !forge.names()?.is_empty()
+    {
+        return Ok(Some(last));
+    }
+    write_private(kept, port.to_string().as_bytes())?;
+    Ok(None)
+}
+
+/// Under its name only once it is whole, and for nobody else's eyes.
+fn write_private(path: &Path, bytes: &[u8]) -> Result<()> {
+    let half = path.with_extension(format!("{}.half", std::process::id()));
+    let write = || -> std::io::Result<()> {
+        let mut file =
+            fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&half)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&half, path)
+    };
+    write().with_context(|| format!("cannot write {}", path.display()))
+}

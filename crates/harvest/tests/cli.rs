@@ -1,0 +1,123 @@
+//! What a person sees of the real binary without a server: help, errors, exit codes.
+#![expect(clippy::unwrap_used, reason = "what a test cannot do without may fail loudly")]
+
+use std::process::{Command, Output};
+
+struct Host {
+    home: tempfile::TempDir,
+}
+
+impl Host {
+    fn new() -> Self {
+        Self { home: tempfile::tempdir().unwrap() }
+    }
+
+    fn harvest(&self, args: &[&str]) -> Output {
+        Command::new(env!("CARGO_BIN_EXE_harvest"))
+            .args(args)
+            .env_clear()
+            .env("PATH", std::env::var("PATH").unwrap())
+            .env("HOME", self.home.path())
+            .output()
+            .unwrap()
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+#[test]
+fn help_names_every_verb_and_hides_the_zygote() {
+    let output = Host::new().harvest(&["--help"]);
+    let help = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0));
+    let verbs = "quickstart up doctor run ls show attach send queue stop pause resume fork archive rm diff logs exec \
+                 pr repo secret image gc";
+    for verb in verbs.split_whitespace() {
+        assert!(
+            help.lines().any(|line| line.starts_with(&format!("  {verb} "))),
+            "{verb} is missing:\n{help}"
+        );
+    }
+    assert!(!help.contains("zygote"), "{help}");
+    assert!(help.contains("`-` for the newest one"), "{help}");
+}
+
+#[test]
+fn wrong_usage_exits_with_2_and_says_what_is_right() {
+    let output = Host::new().harvest(&["run"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("--repository <NAME|URL>"), "{}", text(&output.stderr));
+    assert_eq!(text(&output.stdout), "");
+}
+
+#[test]
+fn without_a_server_the_error_says_how_to_start_one() {
+    let output = Host::new().harvest(&["ls"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(text(&output.stdout), "");
+    assert_eq!(
+        text(&output.stderr),
+        "error: no server is running\nhint: start one with `harvest up`, or name one with HARVEST_URL\n"
+    );
+}
+
+#[test]
+fn a_failure_of_exec_itself_is_not_taken_for_the_commands() {
+    assert_eq!(Host::new().harvest(&["exec", "-", "--", "true"]).status.code(), Some(125));
+}
+
+#[test]
+fn a_server_that_does_not_answer_is_named_with_its_cause() {
+    let host = Host::new();
+    // Port 1 of loopback: nothing listens there, so the answer is a refusal, not a wait.
+    let output = Command::new(env!("CARGO_BIN_EXE_harvest"))
+        .args(["--url", "http://127.0.0.1:1", "ls"])
+        .env("HARVEST_TOKEN", "hv_test")
+        .env("HARVEST_HOME", host.home.path())
+        .output()
+        .unwrap();
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        error.starts_with("error: cannot list sessions\n  cause: no answer from http://127.0.0.1:1\n"),
+        "{error}"
+    );
+    assert!(error.ends_with("hint: is it running? start it with `harvest up`\n"), "{error}");
+    assert!(!error.contains("hv_test"), "{error}");
+}
+
+#[test]
+fn a_broken_configuration_is_named() {
+    let host = Host::new();
+    let path = host.home.path().join("harvest.toml");
+    std::fs::write(&path, "colour = true").unwrap();
+    let output = host.harvest(&["--config", path.to_str().unwrap(), "ls"]);
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(error.starts_with(&format!("error: cannot use {}\n", path.display())), "{error}");
+    assert!(error.contains("unknown field `colour`"), "{error}");
+}
+
+#[test]
+fn doctor_speaks_json() {
+    let output = Host::new().harvest(&["doctor", "--json"]);
+    let checks: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
+    let ids: Vec<&str> = checks.iter().filter_map(|check| check["id"].as_str()).collect();
+    for id in [
+        "kernel",
+        "root",
+        "namespaces",
+        "overlay",
+        "idmapped_mounts",
+        "cgroups",
+        "seccomp",
+        "redirect",
+        "disk",
+    ] {
+        assert!(ids.contains(&id), "{id} is missing from {ids:?}");
+    }
+    let failed = checks.iter().any(|check| check["status"] == "fail");
+    assert_eq!(output.status.code(), Some(i32::from(failed)));
+}

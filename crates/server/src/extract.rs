@@ -1,0 +1,154 @@
+//! Reads requests: bodies, path parts and queries, each parsed once, each refusal in our own words.
+
+use axum::{
+    body::Bytes,
+    extract::{FromRequest, FromRequestParts, Request, rejection::BytesRejection},
+    http::{HeaderMap, StatusCode, header, request::Parts},
+    response::IntoResponse,
+};
+use serde::de::DeserializeOwned;
+
+use crate::problem::ApiError;
+
+/// The longest body: a prompt of 64,000 characters, escaped, and room.
+pub(crate) const MAX_BODY_BYTES: usize = 1024 * 1024;
+
+/// A JSON body.
+pub(crate) struct Body<T>(pub(crate) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        require_json(request.headers())?;
+        parse(&read(request, state).await?).map(Self)
+    }
+}
+
+/// A JSON body that may be left out.
+pub(crate) struct OptionalBody<T>(pub(crate) T);
+
+impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OptionalBody<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
+        let headers = request.headers().clone();
+        let bytes = read(request, state).await?;
+        if bytes.is_empty() {
+            return Ok(Self(T::default()));
+        }
+        require_json(&headers)?;
+        parse(&bytes).map(Self)
+    }
+}
+
+/// Path parts.
+pub(crate) struct Path<T>(pub(crate) T);
+
+impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let path = axum::extract::Path::<T>::from_request_parts(parts, state).await;
+        path.map(|axum::extract::Path(value)| Self(value)).map_err(|error| {
+            // A well-formed address of nothing: an id that cannot exist is not found, too.
+            ApiError::new(StatusCode::NOT_FOUND, "not_found", error.body_text())
+                .hint("ids look like `ses_` followed by 12 letters and digits")
+        })
+    }
+}
+
+/// Query parameters.
+pub(crate) struct Query<T>(pub(crate) T);
+
+impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let query = axum::extract::Query::<T>::from_request_parts(parts, state).await;
+        query
+            .map(|axum::extract::Query(value)| Self(value))
+            .map_err(|error| ApiError::invalid("invalid_query", error.body_text()))
+    }
+}
+
+/// How long a list may get, and where it goes on.
+#[derive(Debug, Default, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Paging {
+    #[serde(default)]
+    pub(crate) cursor: Option<String>,
+    #[serde(default)]
+    pub(crate) limit: Option<u32>,
+}
+
+impl Paging {
+    /// 1 to 200; 50 when the client does not say.
+    pub(crate) fn limit(&self) -> u32 {
+        self.limit.unwrap_or(50).clamp(1, 200)
+    }
+}
+
+async fn read<S: Send + Sync>(request: Request, state: &S) -> Result<Bytes, ApiError> {
+    Bytes::from_request(request, state).await.map_err(|error: BytesRejection| {
+        match error.into_response().status() {
+            StatusCode::PAYLOAD_TOO_LARGE => ApiError::new(
+                StatusCode::PAYLOAD_TOO_LARGE,
+                "too_large",
+                format!("the body is longer than {MAX_BODY_BYTES} bytes"),
+            ),
+            _ => ApiError::invalid("invalid_body", "the body could not be read to its end"),
+        }
+    })
+}
+
+fn require_json(headers: &HeaderMap) -> Result<(), ApiError> {
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
+    let essence = kind.split(';').next().unwrap_or("").trim();
+    if essence.eq_ignore_ascii_case("application/json") {
+        return Ok(());
+    }
+    let detail = format!("the body's type is `{essence}`, not `application/json`");
+    Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", detail)
+        .hint("send the header `content-type: application/json`"))
+}
+
+fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    serde_json::from_slice(bytes).map_err(|error| match error.classify() {
+        serde_json::error::Category::Data => {
+            ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_body", quiet(&error))
+        }
+        _ => ApiError::invalid("invalid_json", quiet(&error)),
+    })
+}
+
+/// What serde says, without the values it quotes: a body may hold a secret.
+fn quiet(error: &serde_json::Error) -> String {
+    let (line, column) = (error.line(), error.column());
+    let text = error.to_string();
+    let safe = ["missing field", "unknown field", "EOF while", "expected value", "trailing characters"];
+    match safe.iter().find(|safe| text.starts_with(**safe)) {
+        Some(_) => format!("the body cannot be read: {text}"),
+        None => format!("the body cannot be read: wrong type or value at line {line} column {column}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use harvest_proto::api::SetSecret;
+
+    #[test]
+    fn a_refused_body_does_not_quote_the_value_it_held() {
+        let error = parse::<SetSecret>(br#"{"value": 12345678}"#).unwrap_err();
+        assert!(!error.detail.contains("12345678"), "{}", error.detail);
+        let error = parse::<SetSecret>(br#"{"value": "x", "valeu": 1}"#).unwrap_err();
+        assert!(error.detail.contains("unknown field `valeu`"), "{}", error.detail);
+    }
+
+    #[test]
+    fn a_limit_stays_within_what_a_page_may_hold() {
+        let paging = |limit| Paging { cursor: None, limit }.limit();
+        assert_eq!((paging(None), paging(Some(0)), paging(Some(9_999))), (50, 1, 200));
+    }
+}

@@ -1,0 +1,117 @@
+//! `Idempotency-Key`: the same request sent twice creates one thing and gets one answer.
+//!
+//! Keys and answers are kept on disk, so a client that saw its connection die may ask again after a
+//! restart of the server just as well. The work goes on when the client goes away, or nobody would know
+//! whether it was done.
+
+use axum::{
+    body::{Body, to_bytes},
+    extract::{Request, State},
+    http::{HeaderValue, StatusCode, header, request::Parts},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use bytes::Bytes;
+use harvest_session::Claim;
+use serde::{Deserialize, Serialize};
+
+use crate::{ServerState, auth::Caller, extract::MAX_BODY_BYTES, problem::ApiError};
+
+/// Longer than any UUID; what is longer is a mistake.
+const MAX_KEY_BYTES: usize = 128;
+
+/// An answer as it is kept.
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    status: u16,
+    body: String,
+}
+
+/// Carries a request out once per key.
+pub(crate) async fn once(State(state): State<ServerState>, request: Request, next: Next) -> Response {
+    if !request.headers().contains_key("idempotency-key") {
+        return next.run(request).await;
+    }
+    let (parts, body) = request.into_parts();
+    let Ok(body) = to_bytes(body, MAX_BODY_BYTES).await else {
+        let detail = format!("the body is longer than {MAX_BODY_BYTES} bytes, or broke off");
+        return ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", detail).into_response();
+    };
+    match claimed(&state, parts, body, next).await {
+        Ok(response) => response,
+        Err(error) => error.into_response(),
+    }
+}
+
+async fn claimed(state: &ServerState, parts: Parts, body: Bytes, next: Next) -> Result<Response, ApiError> {
+    let key = key(&parts)?;
+    match state.sessions.idempotency_claim(&key, &fingerprint(&parts, &body)).await? {
+        Claim::New => {}
+        Claim::Done { answer } => return replay(&answer),
+        Claim::InProgress => {
+            let detail = "the first request with this key is still being carried out";
+            return Err(
+                ApiError::new(StatusCode::CONFLICT, "in_progress", detail).hint("ask again in a moment")
+            );
+        }
+        Claim::Mismatch => {
+            let detail = "this key was used for another request";
+            return Err(ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "key_reused", detail)
+                .hint("a new request needs a new Idempotency-Key"));
+        }
+    }
+    let state = state.clone();
+    let work = tokio::spawn(async move {
+        let response = next.run(Request::from_parts(parts, Body::from(body))).await;
+        keep(&state, &key, response).await
+    });
+    work.await.unwrap_or_else(|_| {
+        let detail = "the request broke off inside the server";
+        Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", detail))
+    })
+}
+
+/// Keeps what was created; what failed may be tried again with the same key.
+async fn keep(state: &ServerState, key: &str, response: Response) -> Result<Response, ApiError> {
+    if !response.status().is_success() {
+        state.sessions.idempotency_release(key).await?;
+        return Ok(response);
+    }
+    let (parts, body) = response.into_parts();
+    let bytes = to_bytes(body, usize::MAX).await.map_err(|_| {
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "an answer could not be read back")
+    })?;
+    let kept = Kept { status: parts.status.as_u16(), body: String::from_utf8_lossy(&bytes).into_owned() };
+    let answer = serde_json::to_string(&kept).expect("a number and a text are JSON");
+    state.sessions.idempotency_finish(key, &answer).await?;
+    Ok(Response::from_parts(parts, Body::from(bytes)))
+}
+
+fn replay(answer: &str) -> Result<Response, ApiError> {
+    let unreadable = || {
+        let detail = "the kept answer of this key cannot be read";
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", detail)
+    };
+    let kept: Kept = serde_json::from_str(answer).map_err(|_| unreadable())?;
+    let status = StatusCode::from_u16(kept.status).map_err(|_| unreadable())?;
+    let mut response = (status, kept.body).into_response();
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response.headers_mut().insert("idempotency-replayed", HeaderValue::from_static("true"));
+    Ok(response)
+}
+
+/// Keys of different people do not meet.
+fn key(parts: &Parts) -> Result<String, ApiError> {
+    let given = parts.headers.get("idempotency-key").and_then(|value| value.to_str().ok()).unwrap_or("");
+    if given.is_empty() || given.len() > MAX_KEY_BYTES {
+        let detail = format!("`Idempotency-Key` is not 1 to {MAX_KEY_BYTES} ASCII characters");
+        return Err(ApiError::invalid("invalid_key", detail));
+    }
+    let whose = parts.extensions.get::<Caller>().map_or("", |caller| caller.0.email.as_str());
+    Ok(format!("{whose} {given}"))
+}
+
+/// What tells one request from another; no part can be taken for the next.
+fn fingerprint(parts: &Parts, body: &[u8]) -> Vec<u8> {
+    [parts.method.as_str().as_bytes(), b" ", parts.uri.path().as_bytes(), b"\n", body].concat()
+}

@@ -1,0 +1,168 @@
+//! Errors as clients see them: RFC 9457 problems with a `code`, a `hint` and the request's id.
+//!
+//! A handler answers with an [`ApiError`]; it does not know the request's id, so the problem rides
+//! along as an extension and [`finish`] writes it down once, for our errors and for axum's own alike.
+
+use std::panic::AssertUnwindSafe;
+
+use axum::{
+    Json,
+    extract::Request,
+    http::{HeaderName, HeaderValue, StatusCode, header},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use futures_util::FutureExt;
+use harvest_proto::api::Problem;
+use harvest_session::SessionError;
+
+/// Names a request in answers and in the log.
+pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// What a handler could not do, in words for the client.
+#[derive(Debug, Clone)]
+pub(crate) struct ApiError {
+    pub(crate) status: StatusCode,
+    pub(crate) code: &'static str,
+    pub(crate) detail: String,
+    pub(crate) hint: Option<String>,
+}
+
+impl ApiError {
+    pub(crate) fn new(status: StatusCode, code: &'static str, detail: impl Into<String>) -> Self {
+        Self { status, code, detail: detail.into(), hint: None }
+    }
+
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// The request makes no sense as it was sent.
+    pub(crate) fn invalid(code: &'static str, detail: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, code, detail)
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut response = self.status.into_response();
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
+impl From<SessionError> for ApiError {
+    fn from(error: SessionError) -> Self {
+        let status = match &error {
+            SessionError::NotFound { .. } => StatusCode::NOT_FOUND,
+            SessionError::Conflict { .. } => StatusCode::CONFLICT,
+            SessionError::Invalid { .. } => StatusCode::UNPROCESSABLE_ENTITY,
+            SessionError::Stopped => StatusCode::SERVICE_UNAVAILABLE,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        let hint = match &error {
+            SessionError::NotFound { .. } => Some("`harvest ls` and `harvest repo ls` show what there is"),
+            _ => error.hint(),
+        };
+        Self { status, code: error.code(), detail: words(&error), hint: hint.map(str::to_owned) }
+    }
+}
+
+/// An error with everything behind it, in one line.
+fn words(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(inner) = source {
+        text = format!("{text}: {inner}");
+        source = inner.source();
+    }
+    text
+}
+
+/// The id [`name_request`] gave the request at hand.
+#[derive(Debug, Clone)]
+pub(crate) struct RequestName(pub(crate) String);
+
+/// Gives every request an id, puts it on the answer and writes one line about both to the log.
+pub(crate) async fn name_request(mut request: Request, next: Next) -> Response {
+    let name = random_name();
+    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    request.extensions_mut().insert(RequestName(name.clone()));
+    let began = std::time::Instant::now();
+    let mut response = next.run(request).await;
+    let millis = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+    // The path only: a query or a header may hold what must not be in a log.
+    tracing::debug!(request = %name, %method, %path, status = response.status().as_u16(), millis, "answered");
+    let value = HeaderValue::from_str(&name).expect("our own names are plain ASCII");
+    response.headers_mut().insert(REQUEST_ID, value);
+    response
+}
+
+/// Turns every error answer of the API into a problem. The forge's own stay as git expects them.
+pub(crate) async fn finish(request: Request, next: Next) -> Response {
+    let forge = request.uri().path().starts_with("/forge/");
+    let name = request.extensions().get::<RequestName>().map_or_else(random_name, |name| name.0.clone());
+    // A bug in a handler costs its own request only, and is told like any other failure.
+    let response = AssertUnwindSafe(next.run(request)).catch_unwind().await.unwrap_or_else(|_| {
+        ApiError::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "internal",
+            "the request broke off inside the server",
+        )
+        .into_response()
+    });
+    let status = response.status();
+    let failed = status.is_client_error() || status.is_server_error();
+    if !failed || (forge && response.extensions().get::<ApiError>().is_none()) {
+        return response;
+    }
+    let (mut parts, _) = response.into_parts();
+    let error = parts.extensions.remove::<ApiError>().unwrap_or_else(|| foreign(status));
+    if status.is_server_error() {
+        tracing::error!(request = %name, code = error.code, detail = %error.detail, "failed");
+    }
+    let mut answer = write(error, name);
+    // What the router itself adds to an error, such as `Allow` on 405, stays.
+    for kept in [header::ALLOW, header::WWW_AUTHENTICATE, header::RETRY_AFTER] {
+        if let Some(value) = parts.headers.remove(&kept) {
+            answer.headers_mut().insert(kept, value);
+        }
+    }
+    answer
+}
+
+/// An error that some layer below made without our words.
+fn foreign(status: StatusCode) -> ApiError {
+    let title = status.canonical_reason().unwrap_or("error");
+    let code = match status {
+        StatusCode::NOT_FOUND => "not_found",
+        StatusCode::METHOD_NOT_ALLOWED => "method_not_allowed",
+        StatusCode::PAYLOAD_TOO_LARGE => "too_large",
+        _ if status.is_server_error() => "internal",
+        _ => "invalid_request",
+    };
+    ApiError::new(status, code, format!("the request was refused: {}", title.to_lowercase()))
+}
+
+fn write(error: ApiError, request_id: String) -> Response {
+    let problem = Problem {
+        kind: "about:blank".into(),
+        title: error.status.canonical_reason().unwrap_or("Error").into(),
+        status: error.status.as_u16(),
+        detail: error.detail,
+        code: error.code.into(),
+        hint: error.hint,
+        request_id,
+    };
+    let mut response = (error.status, Json(problem)).into_response();
+    let kind = HeaderValue::from_static("application/problem+json");
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response
+}
+
+fn random_name() -> String {
+    let mut bytes = [0u8; 6];
+    getrandom::fill(&mut bytes).expect("the kernel's random source is there on every Linux we support");
+    bytes.iter().fold(String::from("req_"), |name, byte| name + &format!("{byte:02x}"))
+}

@@ -1,0 +1,89 @@
+//! One file per resource. A handler reads the request, calls `Sessions` and answers; nothing more.
+
+mod events;
+mod exec;
+mod health;
+mod prompts;
+mod pulls;
+mod repositories;
+mod secrets;
+mod sessions;
+mod snapshots;
+mod turns;
+
+use axum::{
+    Router,
+    http::{Method, StatusCode, Uri},
+    middleware::from_fn_with_state,
+    routing::{delete, get, post, put},
+};
+
+use crate::{ServerState, idempotency, problem::ApiError};
+
+/// The handlers, for the table of the OpenAPI page.
+pub(crate) mod handlers {
+    pub(crate) use super::{
+        events::*, exec::*, health::*, prompts::*, pulls::*, repositories::*, secrets::*, sessions::*,
+        snapshots::*, turns::*,
+    };
+}
+
+/// Routes that ask for a token. What is here is in `openapi.rs` too; a test compares them.
+pub(crate) fn guarded(state: &ServerState) -> Router<ServerState> {
+    created_once(state)
+        .route("/v1/sessions", get(sessions::session_list))
+        .route("/v1/sessions/{session}", get(sessions::session_get).delete(sessions::session_delete))
+        .route("/v1/sessions/{session}/stop", post(sessions::session_stop))
+        .route("/v1/sessions/{session}/pause", post(sessions::session_pause))
+        .route("/v1/sessions/{session}/resume", post(sessions::session_resume))
+        .route("/v1/sessions/{session}/terminate", post(sessions::session_terminate))
+        .route("/v1/sessions/{session}/archive", post(sessions::session_archive))
+        .route("/v1/sessions/{session}/prompts", get(prompts::prompt_list))
+        .route(
+            "/v1/sessions/{session}/prompts/{prompt}",
+            delete(prompts::prompt_cancel).patch(prompts::prompt_move),
+        )
+        .route("/v1/sessions/{session}/turns", get(turns::turn_list))
+        .route("/v1/sessions/{session}/snapshots", get(snapshots::snapshot_list))
+        .route("/v1/sessions/{session}/events", get(events::event_list))
+        .route("/v1/sessions/{session}/diff", get(turns::diff_get))
+        .route("/v1/sessions/{session}/exec", post(exec::exec_run))
+        .route("/v1/sessions/{session}/pull", get(pulls::pull_get))
+        .route("/v1/repositories", get(repositories::repository_list))
+        .route(
+            "/v1/repositories/{name}",
+            get(repositories::repository_get).delete(repositories::repository_delete),
+        )
+        .route("/v1/repositories/{name}/build", post(repositories::repository_build))
+        .route("/v1/secrets", get(secrets::secret_list))
+        .route("/v1/secrets/{name}", put(secrets::secret_set).delete(secrets::secret_delete))
+}
+
+/// POSTs that make something: they honour `Idempotency-Key`.
+fn created_once(state: &ServerState) -> Router<ServerState> {
+    Router::new()
+        .route("/v1/sessions", post(sessions::session_create))
+        .route("/v1/sessions/{session}/fork", post(sessions::session_fork))
+        .route("/v1/sessions/{session}/prompts", post(prompts::prompt_create))
+        .route("/v1/repositories", post(repositories::repository_add))
+        .route_layer(from_fn_with_state(state.clone(), idempotency::once))
+}
+
+/// Routes that anyone on this machine may ask.
+pub(crate) fn open() -> Router<ServerState> {
+    Router::new()
+        .route("/healthz", get(health::healthz))
+        .route("/readyz", get(health::readyz))
+        .route("/v1/openapi.json", get(health::openapi))
+}
+
+pub(crate) async fn no_such_route(uri: Uri) -> ApiError {
+    ApiError::new(StatusCode::NOT_FOUND, "no_such_route", format!("there is nothing at {}", uri.path()))
+        .hint("every route is in /v1/openapi.json")
+}
+
+pub(crate) async fn no_such_method(method: Method, uri: Uri) -> ApiError {
+    let detail = format!("{} cannot be asked with {method}", uri.path());
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", detail)
+        .hint("every route is in /v1/openapi.json")
+}

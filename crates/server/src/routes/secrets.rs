@@ -1,0 +1,43 @@
+//! `/v1/secrets`: written, listed by name, removed. No route gives a value back.
+
+use axum::{Json, extract::State, http::StatusCode};
+use harvest_proto::api::{Page, SetSecret};
+
+use crate::{
+    ServerState,
+    extract::{Body, Path},
+    problem::ApiError,
+};
+
+/// Lists the names of secrets.
+#[utoipa::path(get, path = "/v1/secrets", tag = "secrets",
+    responses((status = 200, body = Page<String>, description = "The names")))]
+pub(crate) async fn secret_list(State(state): State<ServerState>) -> Result<Json<Page<String>>, ApiError> {
+    let items = state.sessions.secret_list().await?;
+    Ok(Json(Page { items, next_cursor: None }))
+}
+
+/// Stores a secret, in place of an older one of that name.
+#[utoipa::path(put, path = "/v1/secrets/{name}", tag = "secrets", request_body = SetSecret,
+    params(("name" = String, Path, description = "Its name")),
+    responses((status = 204, description = "Stored")))]
+pub(crate) async fn secret_set(
+    State(state): State<ServerState>,
+    Path(name): Path<String>,
+    Body(body): Body<SetSecret>,
+) -> Result<StatusCode, ApiError> {
+    state.sessions.secret_set(&name, body.value).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Forgets a secret.
+#[utoipa::path(delete, path = "/v1/secrets/{name}", tag = "secrets",
+    params(("name" = String, Path, description = "Its name")),
+    responses((status = 204, description = "Gone")))]
+pub(crate) async fn secret_delete(
+    State(state): State<ServerState>,
+    Path(name): Path<String>,
+) -> Result<StatusCode, ApiError> {
+    state.sessions.secret_delete(&name).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

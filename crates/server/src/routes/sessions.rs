@@ -1,0 +1,146 @@
+//! `/v1/sessions`: create, look, and the verbs that change what a session does.
+
+use axum::{Json, extract::State, http::StatusCode};
+use harvest_proto::{
+    SessionId, SnapshotId,
+    api::{CreateSession, ForkSession, Page, Session},
+};
+use serde::Serialize;
+
+use crate::{
+    ServerState,
+    auth::Caller,
+    extract::{Body, OptionalBody, Paging, Path, Query},
+    problem::ApiError,
+};
+
+/// Lists sessions, newest first.
+#[utoipa::path(get, path = "/v1/sessions", tag = "sessions",
+    params(("cursor" = Option<String>, Query, description = "Where the last page ended"),
+           ("limit" = Option<u32>, Query, description = "1 to 200; 50 when absent")),
+    responses((status = 200, body = Page<Session>, description = "A page of sessions")))]
+pub(crate) async fn session_list(
+    State(state): State<ServerState>,
+    Query(paging): Query<Paging>,
+) -> Result<Json<Page<Session>>, ApiError> {
+    let limit = paging.limit();
+    Ok(Json(state.sessions.list(paging.cursor.as_deref(), limit).await?))
+}
+
+/// Creates a session; with a prompt, work begins at once.
+#[utoipa::path(post, path = "/v1/sessions", tag = "sessions", request_body = CreateSession,
+    params(("Idempotency-Key" = Option<String>, Header, description = "The same key creates only once")),
+    responses((status = 201, body = Session, description = "Created; its prompt is on disk")))]
+pub(crate) async fn session_create(
+    State(state): State<ServerState>,
+    Caller(caller): Caller,
+    Body(body): Body<CreateSession>,
+) -> Result<(StatusCode, Json<Session>), ApiError> {
+    Ok((StatusCode::CREATED, Json(state.sessions.create(body, caller).await?)))
+}
+
+/// Shows a session as it stands.
+#[utoipa::path(get, path = "/v1/sessions/{session}", tag = "sessions",
+    params(("session" = SessionId, Path, description = "The session")),
+    responses((status = 200, body = Session, description = "The session")))]
+pub(crate) async fn session_get(
+    State(state): State<ServerState>,
+    Path(session): Path<SessionId>,
+) -> Result<Json<Session>, ApiError> {
+    Ok(Json(state.sessions.get(&session).await?))
+}
+
+/// Deletes a session with its sandbox, its snapshots and its history.
+#[utoipa::path(delete, path = "/v1/sessions/{session}", tag = "sessions",
+    params(("session" = SessionId, Path, description = "The session")),
+    responses((status = 204, description = "Gone")))]
+pub(crate) async fn session_delete(
+    State(state): State<ServerState>,
+    Path(session): Path<SessionId>,
+) -> Result<StatusCode, ApiError> {
+    state.sessions.delete(&session).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Stops the turn in progress; the sandbox and the queue stay.
+#[utoipa::path(post, path = "/v1/sessions/{session}/stop", tag = "sessions",
+    params(("session" = SessionId, Path, description = "The session")),
+    responses((status = 200, body = Session, description = "The session; its turn has ended or is ending")))]
+pub(crate) async fn session_stop(
+    State(state): State<ServerState>,
+    Path(session): Path<SessionId>,
+) -> Result<Json<Session>, ApiError> {
+    state.sessions.stop(&session).await?;
+    Ok(Json(state.sessions.get(&session).await?))
+}
+
+/// What a pause kept.
+#[derive(Serialize, utoipa::ToSchema)]
+pub(crate) struct Paused {
+    /// The session as it stands.
+    session: Session,
+    /// Where it goes on from.
+    snapshot: SnapshotId,
+}
+
+/// Keeps the machine on disk and ends its sandbox.
+#[utoipa::path(post, path = "/v1/sessions/{session}/pause", tag = "sessions",
+    params(("session" = SessionId, Path, description = "The session")),
+    responses((status = 200, body = Paused, description = "Paused; the snapshot is on disk")))]
+pub(crate) async fn session_pause(
+    State(state): State<ServerState>,
+    Path(session): Path<SessionId>,
+) -> Result<Json<Paused>, ApiError> {
+    let snapshot = state.sessions.pause(&session).await?;
+    Ok(Json(Paused { session: state.sessions.get(&session).await?, snapshot }))
+}
+
+/// Starts a sandbox from where the session was left.
+#[utoipa::path(post, path = "/v1/sessions/{session}/resume", tag = "sessions",
+    params(("session" = SessionId, Path, description = "The session")),
+    responses((status = 202, body = Session, description = "Starting; follow its events")))]
+pub(crate) async fn session_resume(
+    State(state): State<ServerState>,
+    Path(session): Path<SessionId>,
+) -> Result<(StatusCode, Json<Session>), ApiError> {
+    state.sessions.resume(&session).await?;
+    Ok((StatusCode::ACCEPTED, Json(state.sessions.get(&session).await?)))
+}
+
+/// Ends the session's sandbox now, whatever it is doing; its disk is kept.
+#[utoipa::path(post, path = "/v1/sessions/{session}/terminate", tag = "sessions",
+    params(("session" = SessionId, Path, description = "The session")),
+    responses((status = 200, body = Session, description = "The session, without a sandbox")))]
+pub(crate) async fn session_terminate(
+    State(state): State<ServerState>,
+    Path(session): Path<SessionId>,
+) -> Result<Json<Session>, ApiError> {
+    state.sessions.terminate(&session).await?;
+    Ok(Json(state.sessions.get(&session).await?))
+}
+
+/// Puts a session away; it can be read and forked still.
+#[utoipa::path(post, path = "/v1/sessions/{session}/archive", tag = "sessions",
+    params(("session" = SessionId, Path, description = "The session")),
+    responses((status = 200, body = Session, description = "The session, archived")))]
+pub(crate) async fn session_archive(
+    State(state): State<ServerState>,
+    Path(session): Path<SessionId>,
+) -> Result<Json<Session>, ApiError> {
+    state.sessions.archive(&session).await?;
+    Ok(Json(state.sessions.get(&session).await?))
+}
+
+/// Makes another session that begins where a turn of this one ended: files and conversation.
+#[utoipa::path(post, path = "/v1/sessions/{session}/fork", tag = "sessions", request_body = Option<ForkSession>,
+    params(("session" = SessionId, Path, description = "The session to go on from"),
+           ("Idempotency-Key" = Option<String>, Header, description = "The same key creates only once")),
+    responses((status = 201, body = Session, description = "The new session")))]
+pub(crate) async fn session_fork(
+    State(state): State<ServerState>,
+    Caller(caller): Caller,
+    Path(session): Path<SessionId>,
+    OptionalBody(body): OptionalBody<ForkSession>,
+) -> Result<(StatusCode, Json<Session>), ApiError> {
+    Ok((StatusCode::CREATED, Json(state.sessions.fork(&session, body, caller).await?)))
+}

@@ -1,0 +1,21 @@
+//! `/v1/sessions/{session}/snapshots`: the states a session can go on from.
+
+use axum::{Json, extract::State};
+use harvest_proto::{
+    SessionId,
+    api::{Page, Snapshot},
+};
+
+use crate::{ServerState, extract::Path, problem::ApiError};
+
+/// Lists a session's snapshots, oldest first.
+#[utoipa::path(get, path = "/v1/sessions/{session}/snapshots", tag = "turns",
+    params(("session" = SessionId, Path, description = "The session")),
+    responses((status = 200, body = Page<Snapshot>, description = "The snapshots")))]
+pub(crate) async fn snapshot_list(
+    State(state): State<ServerState>,
+    Path(session): Path<SessionId>,
+) -> Result<Json<Page<Snapshot>>, ApiError> {
+    let items = state.sessions.snapshots(&session).await?;
+    Ok(Json(Page { items, next_cursor: None }))
+}
