@@ -1,1 +1,49 @@
-//! What the end-to-end tests share: a host with its own home, port and server.
+//! What the end-to-end tests share: a host with its own home, port and server, driven through the
+//! real binaries and the public API only.
+#![forbid(unsafe_code)]
+
+mod host;
+mod stream;
+
+pub use host::{Host, Ran};
+pub use stream::Follower;
+
+use std::{
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+/// How long a test waits for something that must happen before it gives up. Generous on purpose:
+/// it bounds a broken run, it does not measure a good one.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A binary of this workspace, beside the test's own.
+///
+/// # Panics
+/// When it was not built.
+#[must_use]
+pub fn binary(name: &str) -> PathBuf {
+    let test = std::env::current_exe().expect("a test knows its own file");
+    let folder = test.parent().and_then(|deps| deps.parent()).expect("tests lie in target/<profile>/deps");
+    let path = folder.join(name);
+    assert!(path.exists(), "{} is not built; run `make build` first", path.display());
+    path
+}
+
+/// Asks again and again until the answer is there.
+///
+/// # Panics
+/// When it is not there after [`PATIENCE`].
+pub async fn eventually<T, Answer: Future<Output = Option<T>>>(
+    what: &str,
+    mut ask: impl FnMut() -> Answer,
+) -> T {
+    let begin = Instant::now();
+    loop {
+        if let Some(answer) = ask().await {
+            return answer;
+        }
+        assert!(begin.elapsed() < PATIENCE, "waited {PATIENCE:?} for {what}");
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}

@@ -1,0 +1,320 @@
+//! A host of its own for one test: a home in a temporary folder, a server on a free port, and the CLI.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use harvest_proto::{
+    EventBody, SessionId,
+    api::{ExecLine, Prompt, Session, SessionState},
+    bridge::Exit,
+};
+use reqwest::{Method, RequestBuilder};
+use serde_json::{Value, json};
+
+use crate::{Follower, PATIENCE, binary, eventually};
+
+/// What a program printed and how it ended.
+#[derive(Debug)]
+pub struct Ran {
+    /// Its exit code; -1 when a signal ended it.
+    pub code: i32,
+    /// What it printed to stdout.
+    pub stdout: String,
+    /// What it printed to stderr.
+    pub stderr: String,
+}
+
+/// A home, a server and a client.
+pub struct Host {
+    home: tempfile::TempDir,
+    server: Option<Child>,
+    env: BTreeMap<String, String>,
+    client: reqwest::Client,
+}
+
+impl Host {
+    /// A fresh home with a server that answers.
+    pub async fn start() -> Self {
+        Self::start_with(&[]).await
+    }
+
+    /// The same, with variables for the server.
+    ///
+    /// # Panics
+    /// When it does not come up.
+    pub async fn start_with(env: &[(&str, &str)]) -> Self {
+        // Another test of this process may have been first; one provider is enough.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let mut host = Self {
+            home: tempfile::Builder::new().prefix("hv").tempdir().expect("a temporary folder can be made"),
+            server: None,
+            env: env.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect(),
+            client: reqwest::Client::builder().no_proxy().build().expect("a client needs nothing"),
+        };
+        host.up().await;
+        host
+    }
+
+    /// The home folder.
+    #[must_use]
+    pub fn home(&self) -> &Path {
+        self.home.path()
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(binary("harvest"));
+        command.env("HARVEST_HOME", self.home.path()).env("NO_COLOR", "1").env_remove("HARVEST_URL");
+        command.env_remove("ANTHROPIC_API_KEY").envs(&self.env);
+        command
+    }
+
+    /// Starts the server and waits until it answers.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub async fn up(&mut self) {
+        let _ = fs::remove_file(self.home.path().join("server.json"));
+        let log = fs::File::options()
+            .create(true)
+            .append(true)
+            .open(self.home.path().join("up.log"))
+            .expect("the home is ours");
+        let server = self
+            .command()
+            .args(["up", "--keep", "--listen", "127.0.0.1:0"])
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("a descriptor can be doubled"))
+            .stderr(log)
+            .spawn()
+            .expect("the server can be started");
+        self.server = Some(server);
+        let host = &*self;
+        eventually("the server to answer", || async {
+            host.url()?;
+            host.request(Method::GET, "/readyz")
+                .send()
+                .await
+                .ok()
+                .filter(|answer| answer.status().is_success())
+        })
+        .await;
+    }
+
+    /// kill -9, as a power cut would.
+    ///
+    /// # Panics
+    /// When there is no server.
+    pub fn kill(&mut self) {
+        let mut server = self.server.take().expect("a server runs");
+        server.kill().expect("our own child can be killed");
+        server.wait().expect("our own child can be reaped");
+    }
+
+    /// Where the server says it listens.
+    #[must_use]
+    pub fn url(&self) -> Option<String> {
+        let text = fs::read_to_string(self.home.path().join("server.json")).ok()?;
+        serde_json::from_str::<Value>(&text).ok()?["url"].as_str().map(str::to_owned)
+    }
+
+    /// The server's token for the local CLI.
+    #[must_use]
+    pub fn token(&self) -> String {
+        fs::read_to_string(self.home.path().join("token")).unwrap_or_default().trim().to_owned()
+    }
+
+    /// A request with the token on it.
+    pub fn request(&self, method: Method, path: &str) -> RequestBuilder {
+        let url = format!("{}{path}", self.url().unwrap_or_else(|| "http://127.0.0.1:1".into()));
+        self.client.request(method, url).bearer_auth(self.token())
+    }
+
+    /// A GET with the token on it.
+    pub fn get(&self, path: &str) -> RequestBuilder {
+        self.request(Method::GET, path)
+    }
+
+    /// A POST that must succeed, with its answer.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub async fn post(&self, path: &str, body: Value) -> Value {
+        let answer = self.request(Method::POST, path).json(&body).send().await.expect("the server answers");
+        let status = answer.status();
+        let text = answer.text().await.expect("the answer has a body");
+        assert!(status.is_success(), "POST {path} answered {status}: {text}");
+        serde_json::from_str(&text).unwrap_or(Value::Null)
+    }
+
+    /// Runs the CLI against this host.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn harvest<Argument: AsRef<std::ffi::OsStr>>(
+        &self,
+        arguments: impl IntoIterator<Item = Argument>,
+    ) -> Ran {
+        let output =
+            self.command().args(arguments).stdin(Stdio::null()).output().expect("the CLI can be started");
+        Ran {
+            code: output.status.code().unwrap_or(-1),
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+
+    /// A repository with these files on the local forge, registered and built.
+    ///
+    /// # Panics
+    /// When any step fails.
+    pub async fn repository(&self, name: &str, files: &[(&str, &str)]) {
+        let folder = self.home.path().join("sources").join(name);
+        for (path, content) in files {
+            let path = folder.join(path);
+            fs::create_dir_all(path.parent().expect("a file lies in a folder")).expect("the home is ours");
+            fs::write(&path, content).expect("the home is ours");
+        }
+        git(&folder, &["init", "-q", "-b", "main"]);
+        git(&folder, &["add", "-A"]);
+        git(
+            &folder,
+            &["-c", "user.name=Test", "-c", "user.email=test@example.org", "commit", "-qm", "Begin"],
+        );
+        let added =
+            self.harvest(["repo", "add", folder.to_str().expect("temporary paths are text"), "--name", name]);
+        assert_eq!(added.code, 0, "{added:?}");
+        let built = self.harvest(["repo", "build", name]);
+        assert_eq!(built.code, 0, "{built:?}");
+    }
+
+    /// A session on a repository, its model being the scripted one.
+    ///
+    /// # Panics
+    /// When it is refused.
+    pub async fn session(&self, repository: &str, prompt: &str, script: &Value) -> Session {
+        let body = json!({
+            "repository": repository, "model": "scripted", "network": "none",
+            "prompt": format!("{prompt}\nscript: {script}"),
+        });
+        serde_json::from_value(self.post("/v1/sessions", body).await).expect("a session comes back")
+    }
+
+    /// Queues another prompt.
+    ///
+    /// # Panics
+    /// When it is refused.
+    pub async fn prompt(&self, session: &SessionId, prompt: &str, script: &Value) -> Prompt {
+        let body = json!({ "text": format!("{prompt}\nscript: {script}") });
+        let answer = self.post(&format!("/v1/sessions/{session}/prompts"), body).await;
+        serde_json::from_value(answer).expect("a prompt comes back")
+    }
+
+    /// The session as it stands.
+    ///
+    /// # Panics
+    /// When it is not there.
+    pub async fn show(&self, session: &SessionId) -> Session {
+        let answer = self.get(&format!("/v1/sessions/{session}")).send().await.expect("the server answers");
+        answer.json().await.expect("a session comes back")
+    }
+
+    /// Waits until the session is in this state.
+    ///
+    /// # Panics
+    /// When it never is.
+    pub async fn wait_for(&self, session: &SessionId, state: SessionState) -> Session {
+        eventually(&format!("{session} to be {}", state.as_str()), || async {
+            let now = self.show(session).await;
+            (now.state == state).then_some(now)
+        })
+        .await
+    }
+
+    /// Follows a session's events.
+    #[must_use]
+    pub const fn follow(&self, session: SessionId) -> Follower<'_> {
+        Follower::new(self, session)
+    }
+
+    /// Every stored event of a session, in order.
+    ///
+    /// # Panics
+    /// When the server does not answer.
+    pub async fn events(&self, session: &SessionId) -> Vec<EventBody> {
+        let mut follower = self.follow(session.clone());
+        let last = self.show(session).await.seq;
+        while follower.seen.last().map_or(0, |event| event.seq) < last {
+            let next = follower.seen.last().map_or(0, |event| event.seq);
+            follower.after(next, "the next event", |_| true).await;
+        }
+        follower.seen.into_iter().map(|event| event.body).collect()
+    }
+
+    /// Runs a command in a session's sandbox: exit code (or how else it ended) and output.
+    ///
+    /// # Panics
+    /// When it cannot be run.
+    pub async fn exec(&self, session: &SessionId, user: &str, command: &str) -> (Exit, String) {
+        self.exec_within(session, user, command, PATIENCE).await
+    }
+
+    /// The same, killed with everything it started when it takes longer than `limit`.
+    ///
+    /// # Panics
+    /// When it cannot be run.
+    pub async fn exec_within(
+        &self,
+        session: &SessionId,
+        user: &str,
+        command: &str,
+        limit: Duration,
+    ) -> (Exit, String) {
+        let limit = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+        let body = json!({ "argv": ["sh", "-c", command], "user": user, "timeout_millis": limit });
+        let answer =
+            self.request(Method::POST, &format!("/v1/sessions/{session}/exec")).json(&body).send().await;
+        let text = answer.expect("the server answers").text().await.expect("the stream ends well");
+        let mut output = Vec::new();
+        for line in text.lines() {
+            match serde_json::from_str::<ExecLine>(line)
+                .unwrap_or_else(|_| panic!("not an exec line: {line}"))
+            {
+                ExecLine::Stdout { data } | ExecLine::Stderr { data } => output.extend(decode(&data)),
+                ExecLine::Exited { exit, .. } => {
+                    return (exit, String::from_utf8_lossy(&output).into_owned());
+                }
+                ExecLine::Failed { code, message } => panic!("`{command}` failed: {code}: {message}"),
+            }
+        }
+        panic!("`{command}` never ended: {text}")
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        if let Some(mut server) = self.server.take() {
+            let _ = server.kill();
+            let _ = server.wait();
+        }
+        let swept = self.command().args(["gc", "--all"]).stdin(Stdio::null()).output();
+        if std::thread::panicking() {
+            let log = fs::read_to_string(self.home.path().join("up.log")).unwrap_or_default();
+            eprintln!("--- the server's log\n{log}--- gc\n{swept:?}");
+        }
+    }
+}
+
+fn git(folder: &Path, arguments: &[&str]) {
+    let done = Command::new("git").arg("-C").arg(folder).args(arguments).output().expect("git is installed");
+    assert!(done.status.success(), "git {arguments:?}: {}", String::from_utf8_lossy(&done.stderr));
+}
+
+fn decode(data: &str) -> Vec<u8> {
+    use base64::Engine as _;
+    base64::engine::general_purpose::STANDARD.decode(data).expect("exec output is base64")
+}

@@ -1,0 +1,32 @@
+//! The promises of the design, each tested on the real binaries.
+#![expect(clippy::unwrap_used, reason = "a test that meets an error has failed")]
+
+mod durable;
+mod greedy;
+mod line;
+mod quickstart;
+mod reach;
+mod recover;
+mod secrets;
+mod stop;
+mod tidy;
+
+use harvest_proto::{EventBody, event::TurnOutcome};
+
+/// A repository whose one test fails until `add` adds.
+const SAMPLE: &[(&str, &str)] = &[
+    ("calc.py", "def add(a, b):\n    return a - b\n"),
+    (
+        "test_calc.py",
+        "import unittest\nfrom calc import add\n\nclass Add(unittest.TestCase):\n    def test_adds(self):\n        self.assertEqual(add(2, 3), 5)\n",
+    ),
+    (".harvest/check.sh", "#!/bin/sh\nexec python3 -m unittest -q\n"),
+];
+
+fn turn_ended(body: &EventBody) -> bool {
+    matches!(body, EventBody::TurnEnded { .. })
+}
+
+fn completed(body: &EventBody) -> bool {
+    matches!(body, EventBody::TurnEnded { outcome: TurnOutcome::Completed, .. })
+}

@@ -1,0 +1,33 @@
+//! The first minute: `harvest quickstart` ends well, twice, and cleans up after itself.
+
+use std::process::Command;
+
+use harvest_e2e::binary;
+
+#[test]
+fn quickstart_reaches_its_last_line_twice_and_cleans_up() {
+    let home = tempfile::Builder::new().prefix("hv").tempdir().unwrap();
+    let quickstart = |arguments: &[&str]| {
+        let ran = Command::new(binary("harvest"))
+            .arg("quickstart")
+            .args(arguments)
+            .env("HARVEST_HOME", home.path())
+            .env_remove("ANTHROPIC_API_KEY")
+            .output()
+            .unwrap();
+        let text =
+            format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+        assert!(ran.status.success(), "{text}");
+        text
+    };
+    for _ in 0..2 {
+        let text = quickstart(&[]);
+        for wanted in ["scripted", "return a + b", "(Harvest)", "passed"] {
+            assert!(text.contains(wanted), "no `{wanted}` in:\n{text}");
+        }
+    }
+    quickstart(&["--clean"]);
+    let left: Vec<_> =
+        std::fs::read_dir(home.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert!(left.is_empty(), "{left:?}");
+}

@@ -1,0 +1,102 @@
+//! Promise 7: a secret is nowhere but in the vault.
+
+use std::{
+    io::Write as _,
+    process::{Command, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
+
+use harvest_e2e::{Host, binary};
+use harvest_proto::api::Session;
+use serde_json::json;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpListener,
+};
+
+use crate::{SAMPLE, completed, turn_ended};
+
+const KEY: &str = "sk-planted-5f1d0c2ab77e4e0f";
+const TOKEN: &str = "git-planted-90bd1174c6aa83e2";
+
+#[tokio::test]
+async fn planted_secrets_are_found_nowhere() {
+    // The most talkative log there is: whatever could leak there, does.
+    let (model, calls) = unkind_model().await;
+    let env = [("ANTHROPIC_API_KEY", KEY), ("HARVEST_ANTHROPIC_URL", &model), ("HARVEST_LOG", "trace")];
+    let host = Host::start_with(&env).await;
+    host.repository("calc", SAMPLE).await;
+    set_secret(&host, "GIT_TOKEN", TOKEN);
+    // A remote that does not take the token: errors are where secrets like to show.
+    let url = format!("{}/forge/calc.git", host.url().unwrap());
+    assert_eq!(host.harvest(["repo", "add", &url, "--name", "shut", "--secret", "GIT_TOKEN"]).code, 0);
+    let refused = host.harvest(["repo", "build", "shut"]);
+    assert_ne!(refused.code, 0, "{refused:?}");
+
+    let look = "env; cat /proc/*/environ /proc/*/cmdline 2>/dev/null | tr '\\0' '\\n'; cat ~/.gitconfig";
+    let session =
+        host.session("calc", "Look around.", &json!([{ "bash": look }, { "text": "looked" }])).await.id;
+    host.follow(session.clone()).until("the turn to end", completed).await;
+    let asked = json!({ "repository": "calc", "network": "none", "prompt": "Ask the model." });
+    let asked: Session = serde_json::from_value(host.post("/v1/sessions", asked).await).unwrap();
+    host.follow(asked.id.clone()).until("the turn to fail", turn_ended).await;
+    assert!(calls.load(Ordering::SeqCst) > 0, "the gateway used the key: the test has looked at something");
+
+    let paused = host.post(&format!("/v1/sessions/{session}/pause"), json!({})).await;
+    let events = format!("{:?}{:?}", host.events(&session).await, host.events(&asked.id).await);
+    for secret in [KEY, TOKEN] {
+        for (place, text) in
+            [("CLI", format!("{refused:?}")), ("events", events.clone()), ("API", paused.to_string())]
+        {
+            assert!(!text.contains(secret), "{secret} is in the {place}: {text}");
+        }
+        let (_, inside) = host
+            .exec(&asked.id, "root", &format!("grep -rlI --exclude-dir=proc {secret} / 2>/dev/null; cat /proc/*/environ 2>/dev/null | grep -c {secret}"))
+            .await;
+        assert_eq!(inside.trim(), "0", "{secret} is inside the sandbox");
+        // Logs, database, layers and snapshots of the host, in clear.
+        let found = Command::new("grep").args(["-rl", secret]).arg(host.home()).output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&found.stdout), "", "{secret} is on the host's disk");
+    }
+}
+
+/// Stands in for the model's service at its worst: it knows the key, and answers with it.
+async fn unkind_model() -> (String, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let calls = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&calls);
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut request = vec![0; 1 << 20];
+            let length = stream.read(&mut request).await.unwrap_or(0);
+            if String::from_utf8_lossy(&request[..length]).contains(KEY) {
+                counted.fetch_add(1, Ordering::SeqCst);
+            }
+            let body = json!({ "type": "error", "error": { "type": "authentication_error", "message": format!("bad key {KEY}") } });
+            let body = body.to_string();
+            let answer = format!(
+                "HTTP/1.1 401 Unauthorized\r\ncontent-type: application/json\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
+                body.len()
+            );
+            let _ = stream.write_all(answer.as_bytes()).await;
+            // Read on until the client closes: a reset could overtake the answer.
+            while stream.read(&mut request).await.is_ok_and(|read| read > 0) {}
+        }
+    });
+    (url, calls)
+}
+
+fn set_secret(host: &Host, name: &str, value: &str) {
+    let mut child = Command::new(binary("harvest"))
+        .args(["secret", "set", name])
+        .env("HARVEST_HOME", host.home())
+        .stdin(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(value.as_bytes()).unwrap();
+    assert!(child.wait().unwrap().success());
+}
