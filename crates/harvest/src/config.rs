@@ -42,6 +42,8 @@ pub(crate) struct Config {
     pub(crate) author_email: Option<String>,
     /// A session that has used so many tokens gets no more model calls.
     pub(crate) budget_tokens: Option<u64>,
+    /// Where the Anthropic API is; its own address when absent.
+    pub(crate) anthropic_url: Option<String>,
 }
 
 /// The file as written.
@@ -60,6 +62,7 @@ struct File {
     author_name: Option<String>,
     author_email: Option<String>,
     budget_tokens: Option<u64>,
+    anthropic_url: Option<String>,
 }
 
 /// Looks a variable up; empty counts as absent.
@@ -82,13 +85,11 @@ impl Config {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound && named.is_none() => String::new(),
             Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
         };
-        Self::merge(flags, env, &text).with_context(|| format!("cannot use {}", path.display()))
+        let file = parse(&text).with_context(|| format!("cannot use {}", path.display()))?;
+        Self::merge(flags, env, file)
     }
 
-    fn merge(flags: &Global, env: Env, text: &str) -> Result<Self> {
-        let file: File = toml::from_str(text).map_err(|error| {
-            Advice::new(error.message(), "correct it, or name another file with HARVEST_CONFIG")
-        })?;
+    fn merge(flags: &Global, env: Env, file: File) -> Result<Self> {
         let var = |name: &str| env(&format!("HARVEST_{name}"));
         let path = |name: &str| var(name).map(PathBuf::from);
         let list = |name: &str| var(name).map(|text| split(&text));
@@ -116,6 +117,7 @@ impl Config {
             author_name: var("AUTHOR_NAME").or(file.author_name),
             author_email: var("AUTHOR_EMAIL").or(file.author_email),
             budget_tokens: number("BUDGET_TOKENS")?.or(file.budget_tokens),
+            anthropic_url: var("ANTHROPIC_URL").or(file.anthropic_url),
         })
     }
 
@@ -135,11 +137,20 @@ impl Config {
     }
 }
 
+/// Says where it is wrong and never what stands there: it may be the token.
+fn parse(text: &str) -> Result<File> {
+    toml::from_str(text).map_err(|error| {
+        let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or("");
+        let message = format!("line {}: {}", before.matches('\n').count() + 1, error.message());
+        Advice::new(message, "correct it, or name another file with HARVEST_CONFIG").into()
+    })
+}
+
 fn parsed<T>(name: &str, text: Option<String>) -> Result<Option<T>>
 where
     T: std::str::FromStr<Err: std::error::Error + Send + Sync + 'static>,
 {
-    let parse = |text: String| text.parse().with_context(|| format!("HARVEST_{name} is `{text}`"));
+    let parse = |text: String| text.parse().with_context(|| format!("HARVEST_{name} is `{text}`, which cannot be used"));
     text.map(parse).transpose()
 }
 
@@ -161,7 +172,7 @@ mod tests {
 
     fn with(flags: &Global, vars: &[(&str, &str)], text: &str) -> Result<Config> {
         let env = |name: &str| vars.iter().find(|var| var.0 == name).map(|var| var.1.to_owned());
-        Config::merge(flags, &env, text)
+        Config::merge(flags, &env, parse(text)?)
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! place that knows them all; it decides nothing else.
 
 use std::{
+    collections::BTreeMap,
     fs::{self, File},
     io::Write,
     net::SocketAddr,
@@ -30,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     client::{Client, ServerFile},
-    config::Config,
+    config::{Config, process_env},
     printer::Advice,
     supervisor,
 };
@@ -253,6 +254,20 @@ pub(crate) fn end_sandboxes(config: &Config) -> Result<usize> {
     Ok(sandboxes.len())
 }
 
+/// The secrets a server may be given by its environment instead of the vault.
+fn environment_secrets() -> BTreeMap<String, Secret<String>> {
+    ["ANTHROPIC_API_KEY"]
+        .into_iter()
+        .filter_map(|name| Some((name.to_owned(), Secret::new(process_env(name)?))))
+        .collect()
+}
+
+fn gateway_config(config: &Config, script_rules: Vec<ScriptRule>) -> GatewayConfig {
+    let default = GatewayConfig::default();
+    let anthropic_url = config.anthropic_url.clone().unwrap_or(default.anthropic_url);
+    GatewayConfig { script_rules, anthropic_url, ..GatewayConfig::default() }
+}
+
 /// Sessions on this machine's engine, behind this gateway.
 async fn open_sessions(
     config: &Config,
@@ -263,9 +278,9 @@ async fn open_sessions(
 ) -> Result<Sessions> {
     let vault = Arc::new(Vault::open(&config.home.join("vault.key")).context("cannot open the vault")?);
     let lease = store.server_lease(SystemTime::now().into()).await.context("cannot take the store over")?;
-    let books = Books::new(store.clone(), lease, Arc::clone(&vault), config.budget_tokens);
-    let gateway =
-        Gateway::new(Arc::new(books), GatewayConfig { script_rules: script, ..GatewayConfig::default() });
+    let books = Books::new(store.clone(), lease, Arc::clone(&vault), config.budget_tokens)
+        .with_environment(environment_secrets());
+    let gateway = Gateway::new(Arc::new(books), gateway_config(config, script));
     let trusted = match &config.trusted {
         Some(names) => names.clone(),
         None => tokio::task::spawn_blocking(harvest_gateway::host_registries).await?,

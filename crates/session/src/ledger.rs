@@ -1,6 +1,6 @@
 //! The gateway's books, kept in the store: secrets, what a session may still use, what passed the door.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use async_trait::async_trait;
 use harvest_gateway::{
@@ -19,13 +19,26 @@ pub struct Books {
     lease: Lease,
     vault: Arc<Vault>,
     budget_tokens: Option<u64>,
+    environment: Arc<BTreeMap<String, Secret<String>>>,
 }
 
 impl Books {
     /// Books kept in `store`, under the server's `lease`.
     #[must_use]
     pub fn new(store: Store, lease: Lease, vault: Arc<Vault>, budget_tokens: Option<u64>) -> Self {
-        Self { store, lease, vault, budget_tokens }
+        Self { store, lease, vault, budget_tokens, environment: Arc::default() }
+    }
+
+    /// Secrets the server was started with: used where the vault has none of that name, never stored.
+    #[must_use]
+    pub fn with_environment(self, secrets: BTreeMap<String, Secret<String>>) -> Self {
+        Self { environment: Arc::new(secrets), ..self }
+    }
+
+    async fn kept(&self, name: &str) -> Option<Secret<String>> {
+        let parsed = name.parse().ok()?;
+        let sealed = self.store.secret_get(name).await.ok()??;
+        self.vault.unseal(&parsed, &sealed).ok()
     }
 
     async fn write(&self, session: &SessionId, writes: Vec<Write>) {
@@ -40,9 +53,7 @@ impl Books {
 #[async_trait]
 impl Ledger for Books {
     async fn secret(&self, name: &str) -> Option<Secret<String>> {
-        let parsed = name.parse().ok()?;
-        let sealed = self.store.secret_get(name).await.ok()??;
-        self.vault.unseal(&parsed, &sealed).ok()
+        self.kept(name).await.or_else(|| self.environment.get(name).cloned())
     }
 
     async fn reserve(&self, session: &SessionId) -> Result<(), Refusal> {

@@ -96,8 +96,9 @@ impl Supervisor {
     /// How a process ended, given how many the memory limit had killed when it started.
     pub(crate) fn exit(&self, end: End, oom_before: u64) -> Exit {
         match end {
+            // 137 is how a shell says that what it ran was killed.
+            End::Signal(9) | End::Code(137) if self.oom.read() > oom_before => Exit::Oom,
             End::Code(code) => Exit::Code(code),
-            End::Signal(9) if self.oom.read() > oom_before => Exit::Oom,
             End::Signal(signal) => Exit::Signal(signal),
         }
     }
