@@ -30,7 +30,9 @@ fn supervisor() -> String {
 
 /// `images/*.toml` as a table of names and texts.
 fn recipes() -> String {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../images");
+    // Asked when it runs, not when it was compiled: a clone may have moved since.
+    let here = env::var("CARGO_MANIFEST_DIR").expect("cargo tells every build script where its crate is");
+    let folder = Path::new(&here).join("../../images");
     println!("cargo::rerun-if-changed={}", folder.display());
     let entries = fs::read_dir(&folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let mut files: Vec<PathBuf> =

@@ -1,8 +1,8 @@
 //! What can be typed: every verb, argument and flag. Says nothing about what happens then.
 
-use std::{net::SocketAddr, path::PathBuf};
+use std::{ffi::OsString, net::SocketAddr, path::PathBuf};
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, builder::NonEmptyStringValueParser};
 
 /// Background coding agents on machines you own: a prompt goes in, a tested pull request comes out.
 #[derive(Debug, Parser)]
@@ -17,8 +17,23 @@ use clap::{Args, Parser, Subcommand};
 pub(crate) struct Cli {
     #[command(flatten)]
     pub(crate) global: Global,
+    /// Without one, what is going on and what to do next is printed.
     #[command(subcommand)]
-    pub(crate) command: Command,
+    pub(crate) command: Option<Command>,
+}
+
+/// The arguments as clap understands them: `-@2`, the newest session at turn 2, would be a flag to it.
+pub(crate) fn arguments(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
+    let mut ours = true;
+    let number = |turn: &str| !turn.is_empty() && turn.bytes().all(|byte| byte.is_ascii_digit());
+    let plain = |argument: OsString| {
+        ours &= argument != "--";
+        match argument.to_str().and_then(|text| text.strip_prefix("-@")) {
+            Some(turn) if ours && number(turn) => format!("@{turn}").into(),
+            _ => argument,
+        }
+    };
+    given.map(plain).collect()
 }
 
 /// Flags of every verb.
@@ -69,7 +84,7 @@ pub(crate) enum Command {
     Stop(Stop),
     /// Keep a session on disk and end its sandbox
     Pause(One),
-    /// Start the sandbox of a paused session again
+    /// Start the sandbox of a paused session again and wait until it takes prompts
     Resume(One),
     /// Go on from the end of a turn in another session: files and conversation
     Fork(Fork),
@@ -95,6 +110,9 @@ pub(crate) enum Command {
     /// Build and list the images sandboxes start from
     #[command(subcommand)]
     Image(Image),
+    /// See how a sandbox is made
+    #[command(subcommand)]
+    Sandbox(Sandbox),
     /// Remove what nothing uses any more
     Gc(Gc),
     /// The parent of every sandbox; started on demand
@@ -135,6 +153,7 @@ pub(crate) struct Up {
 #[derive(Debug, Args)]
 pub(crate) struct Run {
     /// What to do
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
     pub(crate) prompt: String,
     /// A registered repository's name, or a git URL, which registers it
     #[arg(short, long, value_name = "NAME|URL")]
@@ -161,6 +180,7 @@ pub(crate) struct Send {
     /// The session: an id, the beginning of one, or `-` for the newest
     pub(crate) session: String,
     /// What to do next; the answer, when the agent asked
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
     pub(crate) text: String,
     /// Stop the turn in progress and do this next
     #[arg(long)]
@@ -203,7 +223,8 @@ pub(crate) struct Stop {
 
 #[derive(Debug, Args)]
 pub(crate) struct Fork {
-    /// The session, or `SESSION@TURN`
+    /// The session, or `SESSION@TURN`; `-@2` is turn 2 of the newest
+    #[arg(value_name = "SESSION[@TURN]")]
     pub(crate) session: String,
     /// The fork's first prompt
     pub(crate) prompt: Option<String>,
@@ -298,7 +319,7 @@ pub(crate) enum Repo {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Secret {
-    /// Store a secret; its value is read from standard input
+    /// Store a secret; its value is read from standard input, or typed without being shown
     Set {
         /// Its name, such as ANTHROPIC_API_KEY
         name: String,
@@ -327,6 +348,16 @@ pub(crate) enum Image {
     Ls,
 }
 
+#[derive(Debug, Subcommand)]
+pub(crate) enum Sandbox {
+    /// Print every step from nothing to a running supervisor; nothing is started
+    Plan {
+        /// The image it starts from; the configured one when absent
+        #[arg(long, value_name = "NAME")]
+        image: Option<String>,
+    },
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct Gc {
     /// Only say what would go
@@ -341,4 +372,21 @@ pub(crate) struct Gc {
 pub(crate) struct Zygote {
     /// Its installation
     pub(crate) at: PathBuf,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_session_at_a_turn_is_no_flag_but_a_commands_own_arguments_stay() {
+        let given = ["harvest", "fork", "-@12", "-t", "-@x", "--", "-@3"].map(OsString::from);
+        let expected = ["harvest", "fork", "@12", "-t", "-@x", "--", "-@3"].map(OsString::from);
+        assert_eq!(arguments(given.into_iter()), expected);
+    }
+
+    #[test]
+    fn the_command_line_is_sound() {
+        <Cli as clap::CommandFactory>::command().debug_assert();
+    }
 }

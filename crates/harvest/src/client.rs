@@ -52,6 +52,9 @@ impl Client {
     }
 
     pub(crate) fn new(url: &str, token: Secret<String>) -> Result<Self> {
+        if !names_server(url) {
+            bail!(Advice::new(format!("`{url}` is not a server's URL"), "write it as http://127.0.0.1:7070"));
+        }
         let http = reqwest::Client::builder()
             .connect_timeout(Duration::from_secs(5))
             // Loopback and one's own server: a proxy variable is not meant for them.
@@ -59,6 +62,10 @@ impl Client {
             .build()
             .context("cannot set up HTTP")?;
         Ok(Self { http, url: url.trim_end_matches('/').to_owned(), token })
+    }
+
+    pub(crate) fn url(&self) -> &str {
+        &self.url
     }
 
     pub(crate) async fn sessions(&self) -> Result<Vec<Session>> {
@@ -222,17 +229,47 @@ impl Client {
             let answer = request.send().await.map_err(|error| {
                 let advice =
                     Advice::new(format!("no answer from {url}"), "is it running? start it with `harvest up`");
-                anyhow::Error::new(error.without_url()).context(advice)
+                anyhow::Error::new(Broken(innermost(&error))).context(advice)
             })?;
             if answer.status().is_success() {
                 return Ok(answer);
             }
             let status = answer.status();
-            let problem: Problem =
-                answer.json().await.with_context(|| format!("the server answered {status}"))?;
-            Err(Refused(problem).into())
+            let problem: Problem = answer.json().await.map_err(|_| {
+                let message = format!("{url} answered {status}, and not as a Harvest server does");
+                Advice::new(message, "does --url or HARVEST_URL name the right one?")
+            })?;
+            Err(refused(problem))
         }
     }
+}
+
+/// The connection failed rather than the request.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Broken(String);
+
+/// The cause that says something; those around it only say that there is one.
+fn innermost(error: &dyn std::error::Error) -> String {
+    let mut error = error;
+    while let Some(source) = error.source() {
+        error = source;
+    }
+    error.to_string()
+}
+
+/// The server's hint is for any client; ours knows where a person's token comes from.
+fn refused(mut problem: Problem) -> anyhow::Error {
+    if problem.status == 401 {
+        problem.detail = "the server does not know this token".into();
+        let hint = "set HARVEST_TOKEN to the one `harvest up` printed; on the server's own machine, unset it";
+        problem.hint = Some(hint.into());
+    }
+    Refused(problem).into()
+}
+
+fn names_server(url: &str) -> bool {
+    reqwest::Url::parse(url).is_ok_and(|url| ["http", "https"].contains(&url.scheme()))
 }
 
 /// Where a stream of events stands.
@@ -292,9 +329,7 @@ fn may_pass(error: &anyhow::Error) -> bool {
 
 /// Whether the connection failed rather than the request.
 fn is_broken(error: &anyhow::Error) -> bool {
-    error.chain().any(|cause| {
-        cause.downcast_ref::<reqwest::Error>().is_some_and(|error| error.is_connect() || error.is_request())
-    })
+    error.downcast_ref::<Broken>().is_some()
 }
 
 async fn read<T: DeserializeOwned>(answer: Response) -> Result<T> {
@@ -336,6 +371,14 @@ fn read_token(config: &Config) -> Result<Secret<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_a_url_names_a_server() {
+        assert!(names_server("http://127.0.0.1:7070/") && names_server("https://agents.example.org"));
+        for bad in ["", "notaurl", "127.0.0.1:7070", "file:///etc/passwd", "ftp://h/"] {
+            assert!(!names_server(bad), "{bad}");
+        }
+    }
 
     #[test]
     fn a_name_that_would_lead_elsewhere_is_refused() {

@@ -65,6 +65,63 @@ struct File {
     anthropic_url: Option<String>,
 }
 
+/// Key, type, default and meaning of everything in the file, for the reference page.
+#[cfg(test)]
+pub(crate) const KEYS: [(&str, &str, &str, &str); 13] = [
+    (
+        "home",
+        "path",
+        "`$XDG_STATE_HOME/harvest` (`~/.local/state/harvest`)",
+        "State of this installation: store, sandboxes, snapshots, local forge, sealed secrets; also `--home`",
+    ),
+    (
+        "cache",
+        "path",
+        "`$XDG_CACHE_HOME/harvest` (`~/.cache/harvest`)",
+        "Image layers, shared by all installations of this user",
+    ),
+    ("url", "text", "the server that runs from `home`", "The server to talk to; also `--url`"),
+    ("token", "text", "the one in `home`", "The token to show it"),
+    (
+        "listen",
+        "address and port",
+        "`127.0.0.1:7070`",
+        "Where `harvest up` listens; also `--listen`. Port 0 is any free one",
+    ),
+    ("hosts", "list of names", "none", "Names the server answers to besides loopback; also `--host`"),
+    ("log", "filter", "`warn`", "What goes to the log on stderr, such as `info` or `harvest_session=debug`"),
+    (
+        "trusted",
+        "list of names",
+        "this host's package sources",
+        "What a sandbox with the network policy `trusted` may reach",
+    ),
+    ("image", "name", "`claude`", "The image sandboxes start from"),
+    (
+        "author_name",
+        "text",
+        "git's own `user.name`, else `You`",
+        "Whose name commits get, followed by ` (Harvest)`; read when the first token is made",
+    ),
+    ("author_email", "text", "git's own `user.email`, else `you@localhost`", "And their address"),
+    (
+        "budget_tokens",
+        "number",
+        "no limit",
+        "A session that has used so many tokens gets no more model calls",
+    ),
+    ("anthropic_url", "URL", "the Anthropic API", "Where the model upstream `anthropic` is"),
+];
+
+/// Variables that are no key, for the reference page.
+#[cfg(test)]
+pub(crate) const VARIABLES: [(&str, &str); 4] = [
+    ("HARVEST_CONFIG", "The configuration file; also `--config`"),
+    ("HARVEST_SUPERVISOR", "Another supervisor than the one in the binary; for work on Harvest itself"),
+    ("ANTHROPIC_API_KEY", "In the environment of `harvest up`: used when no secret of that name is stored"),
+    ("NO_COLOR", "Prints without colours when it is set"),
+];
+
 /// Looks a variable up; empty counts as absent.
 pub(crate) type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
@@ -137,7 +194,7 @@ impl Config {
     }
 }
 
-/// Says where it is wrong and never what stands there: it may be the token.
+/// Says in which line it is wrong.
 fn parse(text: &str) -> Result<File> {
     toml::from_str(text).map_err(|error| {
         let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or("");
@@ -150,7 +207,9 @@ fn parsed<T>(name: &str, text: Option<String>) -> Result<Option<T>>
 where
     T: std::str::FromStr<Err: std::error::Error + Send + Sync + 'static>,
 {
-    let parse = |text: String| text.parse().with_context(|| format!("HARVEST_{name} is `{text}`, which cannot be used"));
+    let parse = |text: String| {
+        text.parse().with_context(|| format!("HARVEST_{name} is `{text}`, which cannot be used"))
+    };
     text.map(parse).transpose()
 }
 
@@ -189,6 +248,21 @@ mod tests {
         assert_eq!(with(&none, &[], file).unwrap().listen.port(), 1);
         assert_eq!(with(&none, &[("HARVEST_LISTEN", "127.0.0.1:2")], file).unwrap().listen.port(), 2);
         assert_eq!(with(&none, &[], "").unwrap().listen.to_string(), "127.0.0.1:7070");
+    }
+
+    #[test]
+    fn the_reference_has_every_key_in_its_order() {
+        let error = parse("no_such_key = 1").unwrap_err().to_string();
+        let keys: Vec<&str> = error.split('`').skip(3).step_by(2).collect();
+        assert_eq!(keys, KEYS.map(|key| key.0), "{error}");
+    }
+
+    #[test]
+    fn a_wrong_value_is_named_with_its_line_and_a_variable_by_its_name() {
+        let error = parse("log = \"warn\"\n\nlisten = 7").unwrap_err().to_string();
+        assert!(error.starts_with("line 3: "), "{error}");
+        let error = with(&Global::default(), &[("HARVEST_LISTEN", "x")], "").unwrap_err().to_string();
+        assert!(error.starts_with("HARVEST_LISTEN is `x`"), "{error}");
     }
 
     #[test]

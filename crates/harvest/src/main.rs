@@ -8,10 +8,13 @@ mod config;
 mod doctor;
 mod follow;
 mod images;
+mod plain;
 mod printer;
 mod publish;
 mod quickstart;
 mod recipes;
+#[cfg(test)]
+mod reference;
 mod render;
 mod resolve;
 mod supervisor;
@@ -33,13 +36,13 @@ pub(crate) struct Invocation {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli = Cli::parse_from(cli::arguments(std::env::args_os()));
     // The zygote forks sandboxes: it must never have had a second thread, so it comes before everything.
-    if let Command::Zygote(zygote) = &cli.command {
+    if let Some(Command::Zygote(zygote)) = &cli.command {
         return commands::zygote::main(&zygote.at);
     }
     let print = Printer::new(&cli.global, &process_env);
-    let ours = commands::failure_code(&cli.command);
+    let ours = commands::failure_code(cli.command.as_ref());
     match start(cli, print) {
         Ok(code) => ExitCode::from(code),
         Err(error) if printer::reader_left(&error) => ExitCode::SUCCESS,
@@ -55,7 +58,7 @@ fn start(cli: Cli, print: Printer) -> Result<u8> {
     log(&config, cli.global.verbose)?;
     // Everything that speaks TLS uses this one; a second call would only find the first.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let mut builder = match commands::serves(&cli.command) {
+    let mut builder = match commands::serves(cli.command.as_ref()) {
         true => tokio::runtime::Builder::new_multi_thread(),
         false => tokio::runtime::Builder::new_current_thread(),
     };

@@ -6,7 +6,11 @@ use anyhow::Result;
 use harvest_proto::api::Problem;
 use serde::Serialize;
 
-use crate::{cli::Global, config::Env};
+use crate::{
+    cli::Global,
+    config::Env,
+    plain::{plain, plain_json, plain_line},
+};
 
 /// An error with what to do next.
 #[derive(Debug, thiserror::Error)]
@@ -27,85 +31,132 @@ impl Advice {
 #[error("{}", .0.detail)]
 pub(crate) struct Refused(pub(crate) Problem);
 
-/// Where and how to print.
+/// Where and how to print. What is printed may come from anywhere, so everything passes [`plain`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Printer {
     pub(crate) json: bool,
     pub(crate) verbose: bool,
     quiet: bool,
+    /// Whether results may be coloured, and whether the rest may.
+    color_out: bool,
     color: bool,
 }
 
 impl Printer {
     pub(crate) fn new(flags: &Global, env: Env) -> Self {
-        let color = io::stderr().is_terminal() && env("NO_COLOR").is_none() && !flags.json;
-        Self { json: flags.json, verbose: flags.verbose, quiet: flags.quiet, color }
+        let color = env("NO_COLOR").is_none() && !flags.json;
+        Self {
+            json: flags.json,
+            verbose: flags.verbose,
+            quiet: flags.quiet,
+            color_out: color && io::stdout().is_terminal(),
+            color: color && io::stderr().is_terminal(),
+        }
     }
 
     /// A result, as text.
     pub(crate) fn out(&self, text: &str) -> Result<()> {
-        let mut out = io::stdout().lock();
-        out.write_all(text.as_bytes())?;
-        Ok(out.flush()?)
+        write_out(&plain(text))
+    }
+
+    /// A result that a program may want as it is: only a terminal gets it without what acts on terminals.
+    pub(crate) fn exact(&self, text: &str) -> Result<()> {
+        match io::stdout().is_terminal() {
+            true => self.out(text),
+            false => write_out(text),
+        }
+    }
+
+    /// A result behind a coloured word.
+    pub(crate) fn marked_out(&self, mark: &str, color: &str, text: &str) -> Result<()> {
+        write_out(&(paint(self.color_out, mark, color) + &plain(text)))
     }
 
     /// A result: one JSON document, or what `text` makes of it.
     pub(crate) fn result<T: Serialize>(&self, value: &T, text: impl FnOnce(&T) -> String) -> Result<()> {
         match self.json {
-            true => self.out(&(serde_json::to_string_pretty(value)? + "\n")),
+            true => write_out(&plain_json(serde_json::to_string_pretty(value)? + "\n")),
             false => self.out(&text(value)),
         }
     }
 
     /// One item of a stream, as a line of JSON.
     pub(crate) fn item<T: Serialize>(&self, value: &T) -> Result<()> {
-        self.out(&(serde_json::to_string(value)? + "\n"))
+        write_out(&plain_json(serde_json::to_string(value)? + "\n"))
     }
 
     /// What was done, for people.
     pub(crate) fn note(&self, text: impl AsRef<str>) {
-        if !self.quiet && !self.json {
-            self.raw_note(&format!("{}\n", text.as_ref()));
-        }
+        self.aside(format!("{}\n", plain(text.as_ref())));
     }
 
-    /// The same without a line end.
-    pub(crate) fn raw_note(&self, text: &str) {
+    /// What was done, behind a coloured word.
+    pub(crate) fn marked(&self, mark: &str, color: &str, text: &str) {
+        self.aside(format!("{}{}\n", paint(self.color, mark, color), plain(text)));
+    }
+
+    /// What to do next.
+    pub(crate) fn hint(&self, text: impl AsRef<str>) {
+        self.marked("hint:", "36", &format!(" {}", text.as_ref()));
+    }
+
+    /// What a person is asked for. Printed whatever the flags say, without a line end.
+    pub(crate) fn ask(&self, text: &str) {
+        let _ = io::stderr().lock().write_all(plain(text).as_bytes());
+    }
+
+    fn aside(&self, text: String) {
         if !self.quiet && !self.json {
             // Nobody is left to tell when stderr is gone.
             let _ = io::stderr().lock().write_all(text.as_bytes());
         }
     }
 
-    /// What to do next.
-    pub(crate) fn hint(&self, text: impl AsRef<str>) {
-        self.note(format!("{} {}", self.paint("hint:", "36"), text.as_ref()));
-    }
-
-    /// Text in a colour, where there are colours.
-    pub(crate) fn paint(&self, text: &str, color: &str) -> String {
-        match self.color {
-            true => format!("\x1b[{color}m{text}\x1b[0m"),
-            false => text.to_owned(),
-        }
-    }
-
     /// An error with its causes and its hint. Printed whatever the flags say.
     pub(crate) fn error(&self, error: &anyhow::Error) {
-        let mut text = format!("{} {error}\n", self.paint("error:", "31"));
+        let mut text = format!("{} {}\n", paint(self.color, "error:", "31"), plain(&error.to_string()));
         let mut said = error.to_string();
         for cause in error.chain().skip(1).map(ToString::to_string) {
             // Some libraries repeat their source in their own message.
             if !said.contains(&cause) {
-                text += &format!("  cause: {cause}\n");
+                text += &format!("  cause: {}\n", plain(&cause));
                 said = cause;
             }
         }
         if let Some(hint) = hint_of(error) {
-            text += &format!("{} {hint}\n", self.paint("hint:", "36"));
+            text += &format!("{} {}\n", paint(self.color, "hint:", "36"), plain(&hint));
         }
         let _ = io::stderr().lock().write_all(text.as_bytes());
     }
+}
+
+/// Our own stdout could not be written to.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot print")]
+struct Unprinted(#[source] io::Error);
+
+fn write_out(text: &str) -> Result<()> {
+    write_bytes(text.as_bytes())
+}
+
+/// Bytes to stdout as they are: what a command of the person's own prints.
+pub(crate) fn write_bytes(bytes: &[u8]) -> Result<()> {
+    let mut out = io::stdout().lock();
+    Ok(out.write_all(bytes).and_then(|()| out.flush()).map_err(Unprinted)?)
+}
+
+fn paint(colors: bool, text: &str, color: &str) -> String {
+    match colors {
+        true => format!("\x1b[{color}m{text}\x1b[0m"),
+        false => text.to_owned(),
+    }
+}
+
+/// How wide the screen is; where there is none, as wide as a line may well be.
+pub(crate) fn columns() -> usize {
+    let size = [rustix::termios::tcgetwinsize(io::stderr()), rustix::termios::tcgetwinsize(io::stdout())];
+    let found = size.into_iter().flatten().map(|size| usize::from(size.ws_col)).find(|columns| *columns > 0);
+    found.map_or(100, |columns| columns.max(40))
 }
 
 /// The hint nearest to the person.
@@ -117,14 +168,13 @@ pub(crate) fn hint_of(error: &anyhow::Error) -> Option<String> {
 
 /// Whether the reader of our stdout went away, which is no failure of ours.
 pub(crate) fn reader_left(error: &anyhow::Error) -> bool {
-    error
-        .chain()
-        .filter_map(|cause| cause.downcast_ref::<io::Error>())
-        .any(|error| error.kind() == io::ErrorKind::BrokenPipe)
+    error.downcast_ref::<Unprinted>().is_some_and(|error| error.0.kind() == io::ErrorKind::BrokenPipe)
 }
 
 /// Rows under headings, columns as wide as they need to be. The last column is not padded.
 pub(crate) fn table(headings: &[&str], rows: &[Vec<String>]) -> String {
+    let rows: Vec<Vec<String>> =
+        rows.iter().map(|row| row.iter().map(|cell| plain_line(cell)).collect()).collect();
     let width = |column: usize| {
         let cells = rows.iter().map(|row| row[column].chars().count());
         cells.chain([headings[column].chars().count()]).max().unwrap_or(0)
@@ -167,6 +217,19 @@ mod tests {
         let outside =
             anyhow::Error::new(outside).context(Advice::new("no answer", "wait")).context("cannot list");
         assert_eq!(hint_of(&outside).as_deref(), Some("wait"));
+    }
+
+    #[test]
+    fn only_our_own_stdout_can_make_an_error_pass_silently() {
+        let broken = || io::Error::from(io::ErrorKind::BrokenPipe);
+        assert!(reader_left(&anyhow::Error::new(Unprinted(broken())).context("cannot list")));
+        assert!(!reader_left(&anyhow::Error::new(broken()).context("no answer")));
+    }
+
+    #[test]
+    fn a_cell_stays_on_its_line() {
+        let rows = [vec!["a\nb".into(), "\x1b[31mred".into()]];
+        assert_eq!(table(&["ID", "TITLE"], &rows), "ID   TITLE\na b  red\n");
     }
 
     #[test]

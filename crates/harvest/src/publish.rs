@@ -2,6 +2,7 @@
 //! The folder itself is only read.
 
 use std::{
+    os::unix::process::CommandExt,
     path::Path,
     process::{Command, Stdio},
 };
@@ -77,6 +78,8 @@ fn secret_name(repository: &str) -> String {
 pub(crate) fn git(folder: &Path, args: &[&str]) -> Result<String> {
     let mut command = Command::new("git");
     command.arg("-C").arg(folder).args(args).stdin(Stdio::null()).env("GIT_TERMINAL_PROMPT", "0");
+    // Ctrl-c is ours to answer: git, ended in the middle, would be told as a failure.
+    command.process_group(0);
     let output = command.output().context("cannot run git")?;
     if !output.status.success() {
         let said = String::from_utf8_lossy(&output.stderr);

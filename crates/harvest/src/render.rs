@@ -1,7 +1,8 @@
 //! Turns events into what a person reads: pure, one event in, pieces of text out.
 //!
 //! The agent's own words come as [`Piece::Text`], as they arrive; everything else is a [`Piece::Line`]:
-//! past tense, with the time it took. Whoever prints decides where each goes.
+//! past tense, with the time it took. Whoever prints decides where each goes. An agent and what it reads
+//! may say anything, so no piece holds an escape sequence.
 
 use std::collections::HashMap;
 
@@ -13,10 +14,11 @@ use harvest_proto::{
 };
 use serde_json::Value;
 
-use crate::{follow::is_declared, printer::took};
-
-/// A line of a tool's arguments or output is cut here: the rest is in `--json`.
-const WIDTH: usize = 96;
+use crate::{
+    follow::is_declared,
+    plain::{plain, plain_line},
+    printer::took,
+};
 
 /// A piece of text to print.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,24 +33,29 @@ pub(crate) enum Piece {
 #[derive(Debug, Default)]
 pub(crate) struct Renderer {
     verbose: bool,
+    /// Columns of the screen; what of a tool does not fit is cut, and whole in `--json`.
+    width: usize,
     /// The agent is in the middle of a line.
     open: bool,
     turn: u32,
     tools: HashMap<String, (String, Timestamp)>,
+    /// The pull request that was told of.
+    pull: Option<u64>,
 }
 
 impl Renderer {
-    pub(crate) fn new(verbose: bool) -> Self {
-        Self { verbose, ..Self::default() }
+    pub(crate) fn new(verbose: bool, width: usize) -> Self {
+        Self { verbose, width, ..Self::default() }
     }
 
     /// What to print for an event.
     pub(crate) fn event(&mut self, event: &Event) -> Vec<Piece> {
         if let EventBody::TextDelta { text } = &event.body {
-            self.open = !text.ends_with('\n');
-            return vec![Piece::Text(text.clone())];
+            let text = plain(text);
+            self.open = !text.ends_with('\n') && (self.open || !text.is_empty());
+            return vec![Piece::Text(text)];
         }
-        let lines = self.lines(event);
+        let lines: Vec<String> = self.lines(event).iter().flat_map(|line| whole_lines(line)).collect();
         let mut pieces = Vec::new();
         if !lines.is_empty() && std::mem::take(&mut self.open) {
             pieces.push(Piece::Text("\n".into()));
@@ -70,16 +77,22 @@ impl Renderer {
                 vec![format!("● turn {number}")]
             }
             EventBody::ToolStarted { call, name, input, .. } => {
-                self.tools.insert(call.clone(), (tool(name, input), event.at));
+                let what = cut(&tool(name, input), self.width.saturating_sub(16));
+                self.tools.insert(call.clone(), (what, event.at));
                 vec![]
             }
             EventBody::ToolEnded { call, ok, output } => vec![self.tool_ended(call, *ok, output, event.at)],
             EventBody::TurnEnded { outcome, error, millis, .. } => {
                 turn_ended(self.turn, *outcome, error.as_deref(), *millis)
             }
+            EventBody::PullOpened { number, url, .. } => {
+                // Each push to it is told as an event of its own.
+                let verb = if self.pull.replace(*number) == Some(*number) { "Updated" } else { "Opened" };
+                vec![format!("{verb} pull request #{number}  {url}")]
+            }
             body => {
-                let said = said(body);
-                if said.is_empty() && self.verbose { aside(body) } else { said }
+                let said = said(body, self.width);
+                if said.is_empty() && self.verbose { aside(body, self.width) } else { said }
             }
         }
     }
@@ -88,17 +101,26 @@ impl Renderer {
         let (what, began) = self.tools.remove(call).unwrap_or_else(|| ("tool".into(), at));
         let millis = u64::try_from(at.since(began).as_millis()).unwrap_or(u64::MAX);
         let mark = if ok { '✓' } else { '✗' };
+        let output = plain(output);
         let last = output.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or("");
-        let result = if last.is_empty() { String::new() } else { format!(" → {}", cut(last, WIDTH)) };
-        format!("  {mark} {what} ({}){result}", took(millis))
+        let line = format!("  {mark} {what} ({})", took(millis));
+        if last.is_empty() {
+            return line;
+        }
+        let both = format!("{line} → {last}");
+        match both.chars().count() <= self.width {
+            true => both,
+            false => format!("{line}\n→ {}", cut(last, self.width.saturating_sub(7))),
+        }
     }
 }
 
 /// Events that people want to see.
-fn said(body: &EventBody) -> Vec<String> {
+fn said(body: &EventBody, width: usize) -> Vec<String> {
+    let quoted = |text: &str| cut(first_line(text), width.saturating_sub(12));
     match body {
         EventBody::StateChanged { state, reason, detail } => state_changed(*state, reason, detail.as_deref()),
-        EventBody::PromptQueued { text, .. } => vec![format!("Queued “{}”", cut(first_line(text), WIDTH))],
+        EventBody::PromptQueued { text, .. } => vec![format!("Queued “{}”", quoted(text))],
         EventBody::PromptCancelled { prompt } => vec![format!("Cancelled {prompt}")],
         EventBody::PromptMoved { prompt, position } => vec![format!("Moved {prompt} to place {position}")],
         EventBody::SandboxStarted { sandbox, from, millis, .. } => {
@@ -110,7 +132,7 @@ fn said(body: &EventBody) -> Vec<String> {
         }
         EventBody::RequestOpened { question, options, .. } => asked(question, options),
         EventBody::RequestClosed { answer: Some(answer), .. } => {
-            vec![format!("Answered “{}”", cut(first_line(answer), WIDTH))]
+            vec![format!("Answered “{}”", quoted(answer))]
         }
         EventBody::Retry { attempt, after_millis, status } => {
             let status = status.map_or_else(String::new, |status| format!(", status {status}"));
@@ -134,7 +156,6 @@ fn said(body: &EventBody) -> Vec<String> {
         EventBody::PushRefused { repository, reason } => {
             vec![format!("Refused a push to {repository}: {reason}")]
         }
-        EventBody::PullOpened { number, url, .. } => vec![format!("Opened pull request #{number}  {url}")],
         EventBody::Evidence(evidence) => verified(evidence),
         EventBody::Warning { message } => vec![format!("warning: {message}")],
         _ => vec![],
@@ -142,7 +163,7 @@ fn said(body: &EventBody) -> Vec<String> {
 }
 
 /// Events that only `--verbose` shows.
-fn aside(body: &EventBody) -> Vec<String> {
+fn aside(body: &EventBody, width: usize) -> Vec<String> {
     match body {
         EventBody::StateChanged { state, reason, .. } => vec![format!("State {}: {reason}", state.as_str())],
         EventBody::ThoughtDelta { text } => text.lines().map(|line| format!("  ~ {line}")).collect(),
@@ -153,7 +174,7 @@ fn aside(body: &EventBody) -> Vec<String> {
             usage.output_tokens
         )],
         EventBody::BootPhase { phase, status, .. } => vec![format!("{phase:?}: {status:?}").to_lowercase()],
-        EventBody::AgentRaw { line } => vec![format!("  | {}", cut(line, WIDTH))],
+        EventBody::AgentRaw { line } => vec![format!("  | {}", cut(line, width.saturating_sub(5)))],
         _ => vec![],
     }
 }
@@ -175,6 +196,8 @@ fn state_changed(state: SessionState, reason: &str, detail: Option<&str>) -> Vec
 fn boot(phase: BootPhase, status: PhaseStatus, millis: Option<u64>, tail: Option<&str>) -> Vec<String> {
     let time = took(millis.unwrap_or(0));
     let what = match phase {
+        // Nobody waits for these.
+        BootPhase::Starting | BootPhase::Ready if status == PhaseStatus::Done => return vec![],
         BootPhase::Starting => "Started the supervisor",
         BootPhase::Sync => "Synced the checkout",
         BootPhase::Setup => "Ran .harvest/setup.sh",
@@ -246,9 +269,17 @@ fn tool(name: &str, input: &Value) -> String {
     let known = ["command", "file_path", "path", "pattern", "url", "query", "description", "prompt"];
     let argument = known.iter().find_map(|key| input.get(key)?.as_str()).map(first_line);
     match argument {
-        Some(argument) => format!("{name} {}", cut(argument, WIDTH)),
-        None => name.to_owned(),
+        Some(argument) => plain_line(&format!("{name} {argument}")),
+        None => plain_line(name),
     }
+}
+
+/// A text as lines of a screen; only the first stands at the margin, where our own words do.
+fn whole_lines(text: &str) -> Vec<String> {
+    let text = plain(text);
+    let mut lines = text.lines();
+    let first = lines.next().unwrap_or("").to_owned();
+    std::iter::once(first).chain(lines.map(|line| format!("    {line}"))).collect()
 }
 
 fn with_tail(line: String, tail: &str) -> Vec<String> {
@@ -281,7 +312,7 @@ mod tests {
 
     /// What a stream of events looks like on a screen; ids as their prefix.
     fn shown(bodies: Vec<EventBody>) -> String {
-        let mut renderer = Renderer::default();
+        let mut renderer = Renderer::new(false, 100);
         let mut screen = String::new();
         for (number, body) in bodies.into_iter().enumerate() {
             let seq = number as u64 + 1;
@@ -340,7 +371,7 @@ mod tests {
         ]);
         assert_eq!(
             screen,
-            "Started the supervisor in 12ms\nSynced the checkout in 380ms\nStarted the agent in 1.6s\n\
+            "Synced the checkout in 380ms\nStarted the agent in 1.6s\n\
              Failed to boot at `start` after 9ms\n  | no such file\n  | exit 127\n"
         );
     }
@@ -363,6 +394,54 @@ mod tests {
             "● turn 1\nI look at the test.\n  ✓ Read calc.py (500ms) → def add(a, b):\n\
              \x20 ✗ Bash python3 -m unittest (500ms) → FAILED (failures=1)\nCompleted turn 1 in 2m06s\n"
         );
+    }
+
+    #[test]
+    fn what_does_not_fit_the_screen_goes_to_a_line_of_its_own_and_is_cut() {
+        let bodies = vec![
+            started("a", "Bash", json!({"command": "x".repeat(200)})),
+            ended("a", true, &"y".repeat(200)),
+            EventBody::PromptQueued {
+                prompt: PromptId::random(),
+                text: "z".repeat(200),
+                author: String::new(),
+            },
+        ];
+        let screen = shown(bodies);
+        assert!(screen.lines().all(|line| line.chars().count() <= 100), "{screen}");
+        assert_eq!(screen.lines().count(), 3, "{screen}");
+    }
+
+    #[test]
+    fn nothing_an_agent_or_a_repository_says_acts_on_the_terminal() {
+        let nasty = "\x1b]0;t\x07\x1b[2J\u{9b}31m\rx\u{202e}";
+        let prompt = PromptId::random();
+        let screen = shown(vec![
+            EventBody::TextDelta { text: nasty.into() },
+            started("a", nasty, json!({ "command": nasty })),
+            ended("a", true, nasty),
+            EventBody::Warning { message: format!("{nasty}\nVerified 1c9e0d4: passed") },
+            EventBody::RequestOpened {
+                request: nasty.into(),
+                question: nasty.into(),
+                options: vec![nasty.into()],
+            },
+            EventBody::PushRefused { repository: nasty.into(), reason: nasty.into() },
+            EventBody::TurnEnded {
+                prompt,
+                outcome: TurnOutcome::Failed,
+                error: Some(nasty.into()),
+                millis: 1,
+            },
+        ]);
+        assert_eq!(screen, plain(&screen));
+        assert!(!screen.lines().any(|line| line.starts_with("Verified")), "{screen}");
+    }
+
+    #[test]
+    fn a_later_push_is_told_as_an_update_of_the_pull_request() {
+        let pull = || EventBody::PullOpened { number: 1, url: "u".into(), branch: "b".into() };
+        assert_eq!(shown(vec![pull(), pull()]), "Opened pull request #1  u\nUpdated pull request #1  u\n");
     }
 
     #[test]

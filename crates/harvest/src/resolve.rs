@@ -67,6 +67,8 @@ fn pick<Id: Clone + ToString>(
 /// `SESSION@TURN`, the turn being optional.
 pub(crate) fn at_turn(typed: &str) -> Result<(&str, Option<u32>)> {
     let Some((session, turn)) = typed.split_once('@') else { return Ok((typed, None)) };
+    // `-@2` reaches us as `@2`: see `cli::arguments`.
+    let session = if session.is_empty() { "-" } else { session };
     let turn = turn.trim_start_matches("turn").parse().map_err(|_| {
         Advice::new(format!("`{turn}` is not a turn"), "write it as `SESSION@2`; turns count from 1")
     })?;
@@ -110,6 +112,7 @@ mod tests {
     fn a_turn_follows_an_at_sign() {
         assert_eq!(at_turn("b81@2").unwrap(), ("b81", Some(2)));
         assert_eq!(at_turn("b81").unwrap(), ("b81", None));
+        assert_eq!(at_turn("@2").unwrap(), ("-", Some(2)));
         assert!(at_turn("b81@last").is_err());
     }
 }

@@ -315,8 +315,8 @@ async fn ensure_token(config: &Config, sessions: &Sessions) -> Result<(Secret<St
         configured.clone().or_else(|| git_setting(key)).unwrap_or_else(|| other.to_owned())
     };
     let user = Author {
-        name: named(&config.author_name, "user.name", "Somebody"),
-        email: named(&config.author_email, "user.email", "somebody@localhost"),
+        name: named(&config.author_name, "user.name", "You"),
+        email: named(&config.author_email, "user.email", "you@localhost"),
     };
     // One of that name whose file is lost is of no use to anybody.
     if sessions.token_list().await?.iter().any(|token| token.name == FIRST_TOKEN) {

@@ -33,7 +33,7 @@ fn help_names_every_verb_and_hides_the_zygote() {
     let help = text(&output.stdout);
     assert_eq!(output.status.code(), Some(0));
     let verbs = "quickstart up doctor run ls show attach send queue stop pause resume fork archive rm diff logs exec \
-                 pr repo secret image gc";
+                 pr repo secret image sandbox gc";
     for verb in verbs.split_whitespace() {
         assert!(
             help.lines().any(|line| line.starts_with(&format!("  {verb} "))),
@@ -84,6 +84,8 @@ fn a_server_that_does_not_answer_is_named_with_its_cause() {
         error.starts_with("error: cannot list sessions\n  cause: no answer from http://127.0.0.1:1\n"),
         "{error}"
     );
+    // One cause that says something, not the stack of those around it.
+    assert_eq!(error.matches("cause:").count(), 2, "{error}");
     assert!(error.ends_with("hint: is it running? start it with `harvest up`\n"), "{error}");
     assert!(!error.contains("hv_test"), "{error}");
 }
@@ -98,6 +100,57 @@ fn a_broken_configuration_is_named() {
     assert_eq!(output.status.code(), Some(1));
     assert!(error.starts_with(&format!("error: cannot use {}\n", path.display())), "{error}");
     assert!(error.contains("unknown field `colour`"), "{error}");
+}
+
+#[test]
+fn alone_it_says_what_is_going_on_and_what_to_do_next() {
+    let host = Host::new();
+    let output = host.harvest(&[]);
+    assert_eq!(output.status.code(), Some(0));
+    assert!(text(&output.stdout).ends_with(": no server is running\n"), "{}", text(&output.stdout));
+    assert!(text(&output.stderr).contains("`harvest quickstart`"), "{}", text(&output.stderr));
+    let json: serde_json::Value = serde_json::from_slice(&host.harvest(&["--json"]).stdout).unwrap();
+    assert!(json["server"].is_null(), "{json}");
+}
+
+#[test]
+fn a_wrong_variable_is_not_blamed_on_the_file() {
+    let host = Host::new();
+    let output = Command::new(env!("CARGO_BIN_EXE_harvest"))
+        .arg("ls")
+        .env("HOME", host.home.path())
+        .env("HARVEST_LISTEN", "x")
+        .output()
+        .unwrap();
+    let error = text(&output.stderr);
+    assert!(error.starts_with("error: HARVEST_LISTEN is `x`"), "{error}");
+    assert!(!error.contains("harvest.toml"), "{error}");
+}
+
+#[test]
+fn a_secret_with_no_name_is_refused_before_its_value_is_asked_for() {
+    let host = Host::new();
+    let server = [("HARVEST_URL", "http://127.0.0.1:1"), ("HARVEST_TOKEN", "hv_test")];
+    let output = Command::new(env!("CARGO_BIN_EXE_harvest"))
+        .args(["secret", "set", "lower-case"])
+        .env("HARVEST_HOME", host.home.path())
+        .envs(server)
+        .output()
+        .unwrap();
+    let error = text(&output.stderr);
+    assert!(error.starts_with("error: `lower-case` cannot be stored\nhint: "), "{error}");
+}
+
+#[test]
+fn a_plan_of_an_image_that_is_not_there_says_how_to_make_it() {
+    let output = Host::new().harvest(&["sandbox", "plan", "--image", "nosuch"]);
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1));
+    // A test build may come without a supervisor, which is told first.
+    if !error.contains("built without a supervisor") {
+        assert!(error.contains("there is no image `nosuch`"), "{error}");
+        assert!(error.contains("harvest image build nosuch"), "{error}");
+    }
 }
 
 #[test]

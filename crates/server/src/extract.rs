@@ -38,6 +38,9 @@ impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OptionalB
             return Ok(Self(T::default()));
         }
         require_json(&headers)?;
+        if bytes.trim_ascii() == b"null" {
+            return Ok(Self(T::default()));
+        }
         parse(&bytes).map(Self)
     }
 }
@@ -84,8 +87,17 @@ pub(crate) struct Paging {
 
 impl Paging {
     /// 1 to 200; 50 when the client does not say.
-    pub(crate) fn limit(&self) -> u32 {
-        self.limit.unwrap_or(50).clamp(1, 200)
+    pub(crate) fn limit(&self) -> Result<u32, ApiError> {
+        limit(self.limit, 50, 200)
+    }
+}
+
+/// How many items a page holds: refused rather than bent, so that nobody takes a part for the whole.
+pub(crate) fn limit(asked: Option<u32>, otherwise: u32, most: u32) -> Result<u32, ApiError> {
+    let limit = asked.unwrap_or(otherwise);
+    match (1..=most).contains(&limit) {
+        true => Ok(limit),
+        false => Err(ApiError::invalid("invalid_query", format!("`limit` is 1 to {most}, not {limit}"))),
     }
 }
 
@@ -114,6 +126,11 @@ fn require_json(headers: &HeaderMap) -> Result<(), ApiError> {
 }
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+    // A list would be taken for the fields in their order, which nobody means.
+    if bytes.trim_ascii_start().first() == Some(&b'[') {
+        let detail = "the body is a list, not an object";
+        return Err(ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_body", detail));
+    }
     serde_json::from_slice(bytes).map_err(|error| match error.classify() {
         serde_json::error::Category::Data => {
             ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_body", quiet(&error))
@@ -147,8 +164,15 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_stays_within_what_a_page_may_hold() {
-        let paging = |limit| Paging { cursor: None, limit }.limit();
-        assert_eq!((paging(None), paging(Some(0)), paging(Some(9_999))), (50, 1, 200));
+    fn a_list_is_not_taken_for_the_fields_of_an_object() {
+        assert!(parse::<SetSecret>(br#"  {"value": "x"}"#).is_ok());
+        assert_eq!(parse::<SetSecret>(br#" ["x"]"#).unwrap_err().code, "invalid_body");
+    }
+
+    #[test]
+    fn a_limit_is_within_what_a_page_may_hold() {
+        let limit = |limit| Paging { cursor: None, limit }.limit();
+        assert_eq!((limit(None).unwrap(), limit(Some(1)).unwrap(), limit(Some(200)).unwrap()), (50, 1, 200));
+        assert!(limit(Some(0)).is_err() && limit(Some(201)).is_err());
     }
 }

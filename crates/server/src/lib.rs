@@ -13,6 +13,7 @@ mod openapi;
 mod problem;
 mod routes;
 mod stream;
+mod valid;
 
 use std::{io, sync::Arc};
 

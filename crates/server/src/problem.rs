@@ -62,10 +62,21 @@ impl From<SessionError> for ApiError {
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
         let hint = match &error {
-            SessionError::NotFound { .. } => Some("`harvest ls` and `harvest repo ls` show what there is"),
+            SessionError::NotFound { what } => Some(where_to_look(what)),
             _ => error.hint(),
         };
         Self { status, code: error.code(), detail: words(&error), hint: hint.map(str::to_owned) }
+    }
+}
+
+/// Which verb lists what was not found.
+fn where_to_look(what: &str) -> &'static str {
+    match what.split_whitespace().next() {
+        Some("repository") => "`harvest repo ls` lists those there are",
+        Some("secret") => "`harvest secret ls` lists those there are",
+        Some("prompt") => "`harvest queue ls SESSION` lists those there are",
+        Some("turn") => "`harvest show SESSION` lists those that ended",
+        _ => "`harvest ls` lists sessions",
     }
 }
 

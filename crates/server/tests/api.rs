@@ -49,6 +49,30 @@ async fn every_error_is_a_problem() {
 }
 
 #[tokio::test]
+async fn a_body_that_could_harm_what_is_behind_it_is_refused() {
+    let host = Host::start().await;
+    host.repository().await;
+    let session = host.post("/v1/sessions", &[], json!({"repository": "calc"})).await.json();
+    let path = format!("/v1/sessions/{}", session["id"].as_str().unwrap());
+    for body in [json!({"argv": []}), json!({"argv": ["a\0b"]}), json!({"argv": ["a"], "env": {"A=B": "c"}})]
+    {
+        problem(&host.post(&format!("{path}/exec"), &[], body).await, 422, "invalid_body");
+    }
+    let author = json!({"name": "a\n\u{1b}[31m", "email": "a@b"});
+    let prompt = json!({"text": "x", "author": author});
+    problem(&host.post(&format!("{path}/prompts"), &[], prompt).await, 422, "invalid_body");
+    let create = json!({"repository": "calc", "author": author});
+    problem(&host.post("/v1/sessions", &[], create).await, 422, "invalid_body");
+    let json = [("content-type", "application/json")];
+    problem(&host.ask("PUT", "/v1/secrets/KEY", &json, r#"{"value":""}"#).await, 422, "invalid_body");
+    problem(&host.post("/v1/sessions", &[], json!(["calc"])).await, 422, "invalid_body");
+    for limit in ["0", "201"] {
+        let path = format!("/v1/sessions?limit={limit}");
+        problem(&host.ask("GET", &path, &[], "").await, 400, "invalid_query");
+    }
+}
+
+#[tokio::test]
 async fn a_request_without_a_known_token_is_refused() {
     let host = Host::start().await;
     for token in [None, Some("hv_wrong"), Some("")] {

@@ -12,6 +12,9 @@ pub(crate) async fn run(here: &Invocation, args: &One) -> Result<u8> {
     if diff.is_empty() {
         here.print.note("no changes");
     }
-    here.print.result(&json!({ "session": id, "diff": diff }), |_| diff.clone())?;
+    match here.print.json {
+        true => here.print.result(&json!({ "session": id, "diff": diff }), |_| String::new())?,
+        false => here.print.exact(&diff)?,
+    }
     Ok(0)
 }

@@ -1,4 +1,5 @@
-//! `harvest exec`: a command in a session's sandbox; its output, and its own exit code.
+//! `harvest exec`: a command in a session's sandbox; its output as it is, as `ssh` would give it, and its
+//! own exit code.
 
 use std::io::{Read, Write};
 
@@ -9,7 +10,13 @@ use harvest_proto::{
     bridge::Exit,
 };
 
-use crate::{Invocation, cli::Exec, client::Client, printer::Advice, resolve};
+use crate::{
+    Invocation,
+    cli::Exec,
+    client::Client,
+    printer::{Advice, write_bytes},
+    resolve,
+};
 
 /// Ours failed, not the command.
 const OURS: u8 = 125;
@@ -26,8 +33,11 @@ pub(crate) async fn run(here: &Invocation, args: Exec) -> Result<u8> {
             here.print.item(&line)?;
         }
         match line {
-            ExecLine::Stdout { data } if !here.print.json => write(&mut std::io::stdout().lock(), &data)?,
-            ExecLine::Stderr { data } if !here.print.json => write(&mut std::io::stderr().lock(), &data)?,
+            ExecLine::Stdout { data } if !here.print.json => write_bytes(&bytes(&data)?)?,
+            ExecLine::Stderr { data } if !here.print.json => {
+                // Nobody is left to tell when stderr is gone; the command's result still counts.
+                let _ = std::io::stderr().lock().write_all(&bytes(&data)?);
+            }
             ExecLine::Stdout { .. } | ExecLine::Stderr { .. } => {}
             ExecLine::Exited { exit, .. } => return Ok(code(exit)),
             ExecLine::Failed { code, message } => {
@@ -72,9 +82,8 @@ fn read_stdin() -> Result<String> {
     Ok(BASE64_STANDARD.encode(bytes))
 }
 
-fn write(out: &mut dyn Write, data: &str) -> Result<()> {
-    out.write_all(&BASE64_STANDARD.decode(data).context("the server sent output that is not base64")?)?;
-    Ok(out.flush()?)
+fn bytes(data: &str) -> Result<Vec<u8>> {
+    BASE64_STANDARD.decode(data).context("the server sent output that is not base64")
 }
 
 /// The command's own code; shells' habits for the rest.

@@ -23,6 +23,8 @@ pub(crate) async fn run(here: &Invocation, verb: Image) -> Result<u8> {
             let time = took(u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX));
             here.print.result(&image, |image| format!("{}\n", image.id))?;
             here.print.note(format!("Built {} ({}) in {time}", image.name, megabytes(image.bytes)));
+            // Nothing else may need the zygote that the build's steps ran under.
+            tokio::task::spawn_blocking(move || engine.rest()).await?.context("cannot let the zygote go")?;
         }
         Image::Ls => {
             let images = engine.images().context("cannot list images")?;

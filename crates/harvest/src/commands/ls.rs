@@ -12,7 +12,7 @@ pub(crate) async fn run(here: &Invocation) -> Result<u8> {
     let sessions = client.sessions().await.context("cannot list sessions")?;
     if sessions.is_empty() && !here.print.json {
         here.print.note("no sessions yet");
-        here.print.hint("start one with `harvest run \"PROMPT\" -r REPOSITORY`");
+        here.print.hint("start one with `harvest run -r REPOSITORY \"PROMPT\"`");
         return Ok(0);
     }
     let now = Timestamp::from(SystemTime::now());

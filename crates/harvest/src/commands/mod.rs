@@ -18,9 +18,11 @@ mod repo;
 mod resume;
 mod rm;
 mod run;
+mod sandbox;
 mod secret;
 mod send;
 mod show;
+mod status;
 mod stop;
 mod up;
 pub(crate) mod watch;
@@ -38,7 +40,8 @@ use crate::{Invocation, cli::Command};
 pub(crate) const FAILED: u8 = 1;
 
 /// Carries a verb out; the answer is the exit code.
-pub(crate) async fn run(here: &Invocation, command: Command) -> Result<u8> {
+pub(crate) async fn run(here: &Invocation, command: Option<Command>) -> Result<u8> {
+    let Some(command) = command else { return status::run(here).await };
     match command {
         Command::Quickstart(args) => quickstart::run(here, &args).await,
         Command::Up(args) => up::run(here, args).await,
@@ -62,20 +65,21 @@ pub(crate) async fn run(here: &Invocation, command: Command) -> Result<u8> {
         Command::Repo(verb) => repo::run(here, verb).await,
         Command::Secret(verb) => secret::run(here, &verb).await,
         Command::Image(verb) => image::run(here, verb).await,
+        Command::Sandbox(verb) => sandbox::run(here, verb).await,
         Command::Gc(args) => gc::run(here, &args).await,
         Command::Zygote(_) => unreachable!("main runs the zygote before there is a runtime"),
     }
 }
 
 /// The exit code of an error of our own: `exec` must not be taken for the command's.
-pub(crate) fn failure_code(command: &Command) -> u8 {
+pub(crate) fn failure_code(command: Option<&Command>) -> u8 {
     match command {
-        Command::Exec(_) => 125,
+        Some(Command::Exec(_)) => 125,
         _ => FAILED,
     }
 }
 
 /// Whether a verb serves others; one that only asks is done with one thread.
-pub(crate) fn serves(command: &Command) -> bool {
-    matches!(command, Command::Up(_) | Command::Quickstart(_))
+pub(crate) fn serves(command: Option<&Command>) -> bool {
+    matches!(command, Some(Command::Up(_) | Command::Quickstart(_)))
 }

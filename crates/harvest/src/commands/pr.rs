@@ -30,7 +30,7 @@ pub(crate) fn text(pull: &Pull) -> String {
     text += &match &pull.evidence {
         None => "evidence    none: nothing was checked by the platform\n".to_owned(),
         Some(evidence) => format!(
-            "evidence    {} on {}: {} ({}) in {}, in a sandbox the agent never touched\n",
+            "evidence    {} on {}: {} ({}) in {}\n            seen by the platform, in a sandbox the agent never touched\n",
             evidence.check,
             short(&evidence.commit),
             if evidence.passed { "passed" } else { "failed" },

@@ -29,7 +29,10 @@ pub(crate) async fn run(here: &Invocation, verb: &Queue) -> Result<u8> {
             let prompt = resolve::prompt(&client, &id, prompt).await?;
             let cancelled = client.prompt_cancel(&id, &prompt).await?;
             // The text is given back: it may be the only copy.
-            here.print.result(&cancelled, |prompt| format!("{}\n", prompt.text))?;
+            match here.print.json {
+                true => here.print.result(&cancelled, |_| String::new())?,
+                false => here.print.exact(&format!("{}\n", cancelled.text))?,
+            }
             here.print.note(format!("Cancelled {prompt}"));
         }
         Queue::Mv { prompt, position, .. } => {

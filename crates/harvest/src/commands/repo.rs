@@ -5,12 +5,13 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use harvest_github::Forge;
 use harvest_proto::api::{AddRepository, Build, BuildLine, Repository};
+use serde_json::json;
 
 use crate::{
     Invocation,
     cli::Repo,
     client::{self, Client},
-    printer::{table, took},
+    printer::{Advice, table, took},
     publish::publish,
     render::short,
 };
@@ -26,10 +27,21 @@ pub(crate) async fn run(here: &Invocation, verb: Repo) -> Result<u8> {
             here.print.hint(format!("`harvest repo build {}` makes sessions start faster", added.name));
         }
         Repo::Build { name } => {
-            build(here, &client, &name).await?;
+            tokio::select! {
+                built = build(here, &client, &name) => drop(built?),
+                _ = tokio::signal::ctrl_c() => {
+                    here.print.note(format!("\nDetached; the server goes on building {name}"));
+                    here.print.hint("`harvest repo ls` shows when it is built");
+                }
+            }
         }
         Repo::Ls => {
             let repositories = client.repositories().await?;
+            if repositories.is_empty() && !here.print.json {
+                here.print.note("no repositories yet");
+                here.print.hint("register one with `harvest repo add URL|FOLDER`");
+                return Ok(0);
+            }
             here.print.result(&repositories, |repositories| {
                 let rows: Vec<_> = repositories.iter().map(row).collect();
                 table(&["NAME", "BUILT", "COMMIT", "CHECK", "IMAGE", "URL"], &rows)
@@ -37,6 +49,7 @@ pub(crate) async fn run(here: &Invocation, verb: Repo) -> Result<u8> {
         }
         Repo::Rm { name } => {
             client.repository_delete(&name).await?;
+            here.print.result(&json!({ "forgotten": name }), |_| String::new())?;
             here.print.note(format!("Forgot {name}"));
         }
     }
@@ -46,7 +59,11 @@ pub(crate) async fn run(here: &Invocation, verb: Repo) -> Result<u8> {
 /// A URL is registered as it is; a folder goes to the forge of the server on this machine first.
 async fn add(here: &Invocation, client: &Client, request: AddRepository) -> Result<Repository> {
     let folder = Path::new(&request.url);
-    if request.url.contains("://") || !folder.is_dir() {
+    if !request.url.contains("://") && !folder.is_dir() {
+        let hint = "name a folder with a git repository, or an http or https URL";
+        bail!(Advice::new(format!("there is no folder `{}`", request.url), hint));
+    }
+    if request.url.contains("://") {
         return client.repository_add(&request).await.context("cannot register the repository");
     }
     let server =
@@ -64,7 +81,7 @@ pub(crate) async fn build(here: &Invocation, client: &Client, name: &str) -> Res
             here.print.item(&line)?;
         }
         match line {
-            BuildLine::Progress { message } => here.print.note(format!("  {message}")),
+            BuildLine::Progress { message } => here.print.note(format!("  {}", phase_words(&message))),
             BuildLine::Built { build } => {
                 here.print.note(format!(
                     "Built {name} at {} in {}",
@@ -77,6 +94,18 @@ pub(crate) async fn build(here: &Invocation, client: &Client, name: &str) -> Res
         }
     }
     bail!("the server went away before the build ended")
+}
+
+/// The phases of a boot are words for programs.
+fn phase_words(message: &str) -> &str {
+    match message {
+        "starting" => "starting the supervisor",
+        "sync" => "fetching the code",
+        "setup" => "running .harvest/setup.sh, if there is one",
+        "start" => "running .harvest/start.sh, if there is one",
+        "agent" => "starting the agent once",
+        other => other,
+    }
 }
 
 fn row(repository: &Repository) -> Vec<String> {

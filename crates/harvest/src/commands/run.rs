@@ -1,5 +1,7 @@
 //! `harvest run`: creates a session and follows it until it rests.
 
+use std::path::Path;
+
 use anyhow::{Context, Result};
 use harvest_proto::api::{AddRepository, CreateSession};
 
@@ -23,7 +25,11 @@ pub(crate) async fn run(here: &Invocation, args: Run) -> Result<u8> {
         network: args.net,
         author: None,
     };
-    let session = client.create(&request).await.map_err(unknown).context("cannot create a session")?;
+    let session = client
+        .create(&request)
+        .await
+        .map_err(|error| unknown(error, &args.repository))
+        .context("cannot create a session")?;
     if args.detach {
         here.print.result(&session, |session| format!("{}\n", session.id))?;
         here.print.hint(format!("`harvest attach {}` follows it", session.id));
@@ -38,10 +44,13 @@ pub(crate) async fn run(here: &Invocation, args: Run) -> Result<u8> {
 }
 
 /// An unknown repository is what a first `run` stumbles over.
-fn unknown(error: anyhow::Error) -> anyhow::Error {
+fn unknown(error: anyhow::Error, named: &str) -> anyhow::Error {
     match error.downcast_ref::<Refused>() {
         Some(refused) if refused.0.status == 404 => {
-            let hint = "`harvest repo ls` lists them; a git URL in place of the name registers it";
+            let hint = match Path::new(named).is_dir() {
+                true => format!("`harvest repo add {named}` registers a folder under a name"),
+                false => "`harvest repo ls` lists them; a git URL in place of the name registers it".into(),
+            };
             Advice::new(refused.0.detail.clone(), hint).into()
         }
         _ => error,

@@ -1,19 +1,49 @@
-//! `harvest stop`: stops the turn in progress; with `--terminate`, the sandbox too.
+//! `harvest stop`: stops the turn in progress and waits until it is over; with `--terminate`, ends the
+//! sandbox too.
 
 use std::time::Instant;
 
 use anyhow::Result;
+use harvest_proto::{EventBody, api::SessionState};
 
+use super::watch;
 use crate::{Invocation, cli::Stop, client::Client, printer::took, resolve};
 
 pub(crate) async fn run(here: &Invocation, args: &Stop) -> Result<u8> {
     let client = Client::find(&here.config)?;
     let id = resolve::session(&client, &args.session).await?;
     let began = Instant::now();
-    let (verb, past) = if args.terminate { ("terminate", "Terminated") } else { ("stop", "Stopped") };
-    let session = client.act(&id, verb).await?;
-    let time = took(u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX));
+    let before = client.session(&id).await?;
+    let busy = matches!(before.state, SessionState::Running | SessionState::NeedsInput);
+    let verb = if args.terminate { "terminate" } else { "stop" };
+    let mut session = client.act(&id, verb).await?;
+    if busy && !args.terminate {
+        // The answer comes when the stop is decided; what the agent started is dead when the turn has ended.
+        watch::until(&client, &id, before.seq, turn_over()).await?;
+        session = client.session(&id).await?;
+    }
     here.print.result(&session, |_| String::new())?;
-    here.print.note(format!("{past} {id} in {time}: {}", session.state.as_str()));
+    let time = took(u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX));
+    let state = session.state.as_str();
+    here.print.note(match (args.terminate, busy) {
+        (true, _) => format!("Terminated {id} in {time}: {state}"),
+        (false, true) => format!("Stopped {id} in {time}: {state}"),
+        (false, false) => format!("No turn is in progress in {id}: {state}"),
+    });
     Ok(0)
+}
+
+/// Whether a turn is over and what comes after it has begun; nothing before.
+fn turn_over() -> impl FnMut(&EventBody) -> Option<()> {
+    let mut ended = false;
+    move |body| match body {
+        EventBody::TurnEnded { .. } => {
+            ended = true;
+            None
+        }
+        EventBody::TurnStarted { .. } => ended.then_some(()),
+        EventBody::StateChanged { state: SessionState::Running | SessionState::NeedsInput, .. } => None,
+        EventBody::StateChanged { .. } => Some(()),
+        _ => None,
+    }
 }

@@ -34,7 +34,7 @@ pub(crate) async fn run(here: &Invocation, args: Up) -> Result<u8> {
     if let Some(token) = serving.new_token() {
         here.print.note(format!("Token {token} (shown once; kept in {})", config.token_file().display()));
     }
-    here.print.hint("in another terminal: `harvest run \"PROMPT\" -r REPOSITORY`; ctrl-c ends the server");
+    here.print.hint("in another terminal: `harvest run -r REPOSITORY \"PROMPT\"`; ctrl-c ends the server");
     if here.print.json {
         here.print.item(&json!({ "url": serving.url(), "pid": std::process::id(), "home": config.home }))?;
     }

@@ -4,12 +4,13 @@ use std::{io::Write, pin::pin};
 
 use anyhow::{Result, bail};
 use futures_util::StreamExt;
-use harvest_proto::{Event, SessionId};
+use harvest_proto::{Event, EventBody, SessionId};
 
 use crate::{
     Invocation,
     client::Client,
     follow::{Update, Verdict, Watch},
+    printer::columns,
     render::{Piece, Renderer},
 };
 
@@ -70,6 +71,23 @@ pub(crate) async fn follow(
     }
 }
 
+/// Waits, printing nothing, until an event after `after` is what is waited for.
+pub(crate) async fn until<T>(
+    client: &Client,
+    session: &SessionId,
+    after: u64,
+    mut seen: impl FnMut(&EventBody) -> Option<T>,
+) -> Result<T> {
+    let mut updates = pin!(client.follow(session, after));
+    while let Some(update) = updates.next().await {
+        let Update::Event(event) = update? else { continue };
+        if let Some(seen) = seen(&event.body) {
+            return Ok(seen);
+        }
+    }
+    bail!("the stream of {session} ended")
+}
+
 /// Prints events: as JSON lines, or rendered.
 pub(crate) struct Screen<'a> {
     here: &'a Invocation,
@@ -80,7 +98,8 @@ pub(crate) struct Screen<'a> {
 
 impl<'a> Screen<'a> {
     pub(crate) fn new(here: &'a Invocation, lines_are_results: bool) -> Self {
-        Self { here, renderer: Renderer::new(here.print.verbose), lines_are_results }
+        let renderer = Renderer::new(here.print.verbose, columns());
+        Self { here, renderer, lines_are_results }
     }
 
     pub(crate) fn event(&mut self, event: &Event) -> Result<()> {

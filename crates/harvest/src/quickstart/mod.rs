@@ -20,6 +20,9 @@ use crate::{
 /// What the scripted model plays.
 const SCRIPT: &str = include_str!("script.json");
 
+/// As shells number the end by ctrl-c.
+const INTERRUPTED: u8 = 130;
+
 /// Shows everything; serves on afterwards when `keep`.
 pub(crate) async fn run(here: &Invocation, keep: bool) -> Result<u8> {
     let home = here.config.home.join("quickstart");
@@ -28,20 +31,25 @@ pub(crate) async fn run(here: &Invocation, keep: bool) -> Result<u8> {
     let config = Config { trusted: Some(vec![]), ..here.config.at(&home) };
     let options = wire::Options { listen: free_port(), hosts: vec![], script: rules()? };
     let serving = Serving::start(&config, options).await.context("cannot start the server")?;
+    let mut code = 0;
     let shown = tokio::select! {
-        shown = tour::run(here, &serving) => shown,
+        // First, so that it listens before the first step begins: a signal before that would end us at once.
+        biased;
         _ = wire::asked_to_end() => {
-            here.print.note("Interrupted");
+            here.print.note("\nInterrupted");
+            code = INTERRUPTED;
             Ok(())
         }
+        shown = tour::run(here, &serving) => shown,
     };
-    if shown.is_ok() && keep {
-        here.print.note(format!("Serving on {} until ctrl-c", serving.url()));
+    if shown.is_ok() && keep && code == 0 {
+        here.print.note(format!("\nServing on {} until ctrl-c", serving.url()));
+        here.print.hint(format!("`harvest --home {} ls`, in another terminal", serving.home().display()));
         wire::asked_to_end().await?;
     }
     let ended = serving.end(Ending::Pause).await;
     shown.and(ended)?;
-    Ok(0)
+    Ok(code)
 }
 
 /// Removes what an earlier quickstart made.

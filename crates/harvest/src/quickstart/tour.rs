@@ -11,6 +11,7 @@ use harvest_proto::{
     EventBody, SessionId,
     api::{AddRepository, CreatePrompt, CreateSession, ExecLine, ExecRequest, ForkSession, Session},
 };
+use serde_json::json;
 
 use super::sample;
 use crate::{
@@ -55,7 +56,7 @@ pub(super) async fn run(here: &Invocation, serving: &Serving) -> Result<()> {
     tour.pause(&session.id).await?;
     tour.fork(&session.id).await?;
     tour.pull(&session.id).await?;
-    tour.farewell(&session.id);
+    tour.farewell();
     Ok(())
 }
 
@@ -64,8 +65,8 @@ impl Tour<'_> {
     fn begin(&mut self, title: &str) {
         self.step += 1;
         self.began = Instant::now();
-        let number = self.here.print.paint(&format!("[{}/{STEPS}]", self.step), "1");
-        self.here.print.note(format!("\n{number} {title}"));
+        self.here.print.note("");
+        self.here.print.marked(&format!("[{}/{STEPS}]", self.step), "1", &format!(" {title}"));
     }
 
     /// Says what a step did, and how long it took.
@@ -78,7 +79,8 @@ impl Tour<'_> {
         self.begin("Does this machine have what it takes?");
         let checks = doctor::checks(&self.here.config.home);
         for check in checks.iter().filter(|check| check.status != Status::Ok) {
-            self.here.print.raw_note(&commands::check_line(&self.here.print, check));
+            let (word, color, rest) = commands::check_line(check);
+            self.here.print.marked(&word, color, &rest);
         }
         if checks.iter().any(|check| check.status == Status::Fail) {
             bail!(Advice::new(
@@ -100,7 +102,7 @@ impl Tour<'_> {
     }
 
     async fn sample(&mut self) -> Result<()> {
-        self.begin("A sample repository with a failing test, on the local forge, prebuilt");
+        self.begin("A sample repository with a failing test, on a forge of its own, prebuilt");
         let folder = self.serving.home().join("sample");
         fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         sample::write(&folder)?;
@@ -112,9 +114,8 @@ impl Tour<'_> {
     }
 
     async fn session(&mut self) -> Result<Session> {
-        self.begin(
-            "A session: real Claude Code in a sandbox; its model is scripted (no account, no key, no cost)",
-        );
+        self.begin("A session: real Claude Code in a sandbox, two prompts, one pull request");
+        self.here.print.note("The model is scripted: no account, no key, no cost. All else is real.");
         let request = CreateSession {
             repository: sample::NAME.into(),
             prompt: Some(FIRST.into()),
@@ -124,6 +125,7 @@ impl Tour<'_> {
         };
         let session = self.client.create(&request).await.context("cannot create the session")?;
         self.here.print.note(format!("Created {} on {}", session.id, session.branch));
+        self.here.print.note(format!("Commits are by {} (Harvest)", session.author.name));
         self.follow(&session.id, 0, Some(SECOND)).await?;
         self.done("Carried out two prompts");
         Ok(session)
@@ -146,7 +148,8 @@ impl Tour<'_> {
                 // The second prompt has to be queued before rest means the end.
                 Some(Verdict::Good) if next.is_none() => return screen.finish(),
                 Some(Verdict::Bad | Verdict::Asked) => {
-                    let hint = format!("`harvest quickstart --keep` and `harvest logs {id}` show all of it");
+                    let home = self.serving.home().display();
+                    let hint = format!("`harvest --home {home} up`, then `harvest --home {home} logs {id}`");
                     bail!(Advice::new("the turn did not end well", hint));
                 }
                 _ => {}
@@ -158,7 +161,10 @@ impl Tour<'_> {
     async fn diff(&mut self, id: &SessionId) -> Result<()> {
         self.begin("What it changed");
         let diff = self.client.diff(id).await?;
-        self.here.print.out(&diff)?;
+        match self.here.print.json {
+            true => self.here.print.item(&json!({ "session": id, "diff": diff }))?,
+            false => self.here.print.exact(&diff)?,
+        }
         self.done("Read the difference");
         Ok(())
     }
@@ -204,7 +210,10 @@ impl Tour<'_> {
     async fn pull(&mut self, id: &SessionId) -> Result<()> {
         self.begin("The pull request, and what the platform itself saw");
         let pull = self.client.pull(id).await?;
-        self.here.print.out(&commands::pull_text(&pull))?;
+        match self.here.print.json {
+            true => self.here.print.item(&pull)?,
+            false => self.here.print.out(&commands::pull_text(&pull))?,
+        }
         if !pull.evidence.as_ref().is_some_and(|evidence| evidence.passed) {
             bail!("the pull request has no evidence that its check passed");
         }
@@ -212,17 +221,18 @@ impl Tour<'_> {
         Ok(())
     }
 
-    fn farewell(&self, id: &SessionId) {
+    fn farewell(&self) {
         let home = self.serving.home().display().to_string();
+        let listen = self.here.config.listen;
         self.here.print.note(format!(
-            "\nThat was all of it, at {} with its state in {home}.\nGo on with:\n  \
-             harvest up                                        start the server\n  \
-             harvest secret set ANTHROPIC_API_KEY              use a real model\n  \
-             harvest run \"PROMPT\" -r https://…/your-repo.git   work on your own code\n  \
-             harvest quickstart --keep                         keep this one serving; then \
-             `harvest --home {home} show {id}`\n  \
-             harvest quickstart --clean                        remove what this made",
-            self.serving.url(),
+            "\nThat was all of it. With your own code, in two terminals:\n  \
+             harvest up                             start the server, on {listen}\n  \
+             harvest secret set ANTHROPIC_API_KEY   use a real model\n  \
+             harvest run -r https://…/app.git \"…\"   give it something to do\n\
+             What this showed is kept; to look around in it, again in two terminals:\n  \
+             harvest --home {home} up\n  \
+             harvest --home {home} ls\n\
+             `harvest quickstart --clean` removes it."
         ));
     }
 

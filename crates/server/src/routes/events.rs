@@ -15,7 +15,7 @@ use serde::Deserialize;
 
 use crate::{
     ServerState,
-    extract::{Path, Query},
+    extract::{self, Path, Query},
     problem::ApiError,
     stream,
 };
@@ -33,7 +33,8 @@ pub(crate) struct Range {
 #[utoipa::path(get, path = "/v1/sessions/{session}/events", tag = "events",
     params(("session" = SessionId, Path, description = "The session"),
            ("after" = Option<u64>, Query, description = "The last event seen; from the beginning when absent"),
-           ("limit" = Option<u32>, Query, description = "JSON only: 1 to 1000; 200 when absent"),
+           ("limit" = Option<u32>, Query, description = "JSON only: 1 to 1000; 200 when absent",
+            minimum = 1, maximum = 1000),
            ("Last-Event-ID" = Option<u64>, Header, description = "The same as `after`, as browsers send it")),
     responses(
         (status = 200, description = "A page; or `event: snapshot` with the session, then every event with its \
@@ -54,7 +55,7 @@ pub(crate) async fn event_list(
         let events = state.sessions.follow(&session, after).await?;
         return Ok(stream::events(&now, events, state.shutdown.clone()));
     }
-    let limit = range.limit.unwrap_or(200).clamp(1, 1000);
+    let limit = extract::limit(range.limit, 200, 1000)?;
     let items = state.sessions.events(&session, after, limit).await?;
     let next = items.last().map(|event| event.seq).filter(|last| *last < now.seq);
     Ok(Json(Page { items, next_cursor: next.map(|seq| seq.to_string()) }).into_response())

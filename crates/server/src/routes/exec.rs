@@ -10,7 +10,7 @@ use crate::{
     ServerState,
     extract::{Body, Path},
     problem::ApiError,
-    stream,
+    stream, valid,
 };
 
 /// Runs a command; the answer streams its output and ends with how it ended.
@@ -23,9 +23,7 @@ pub(crate) async fn exec_run(
     Path(session): Path<SessionId>,
     Body(body): Body<ExecRequest>,
 ) -> Result<Response, ApiError> {
-    if body.argv.is_empty() {
-        return Err(ApiError::invalid("invalid_body", "`argv` names no command"));
-    }
+    valid::exec(&body)?;
     let lines = state.sessions.exec(&session, body).await?;
     Ok(stream::lines(lines, state.shutdown))
 }

@@ -11,6 +11,7 @@ use crate::{
     auth::Caller,
     extract::{Body, Path},
     problem::ApiError,
+    valid,
 };
 
 /// Lists a session's prompts in their order: done, running, waiting.
@@ -28,7 +29,8 @@ pub(crate) async fn prompt_list(
 /// Queues a prompt, or answers the agent's question when it waits for one.
 #[utoipa::path(post, path = "/v1/sessions/{session}/prompts", tag = "prompts", request_body = CreatePrompt,
     params(("session" = SessionId, Path, description = "The session"),
-           ("Idempotency-Key" = Option<String>, Header, description = "The same key creates only once")),
+           ("Idempotency-Key" = Option<String>, Header, description = "The same key creates only once",
+            min_length = 1, max_length = 128)),
     responses((status = 202, body = Prompt, description = "On disk; it runs when its turn comes")))]
 pub(crate) async fn prompt_create(
     State(state): State<ServerState>,
@@ -36,6 +38,7 @@ pub(crate) async fn prompt_create(
     Path(session): Path<SessionId>,
     Body(body): Body<CreatePrompt>,
 ) -> Result<(StatusCode, Json<Prompt>), ApiError> {
+    valid::author(body.author.as_ref())?;
     Ok((StatusCode::ACCEPTED, Json(state.sessions.prompt(&session, body, caller).await?)))
 }
 

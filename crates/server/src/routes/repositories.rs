@@ -24,7 +24,8 @@ pub(crate) async fn repository_list(
 
 /// Registers a repository.
 #[utoipa::path(post, path = "/v1/repositories", tag = "repositories", request_body = AddRepository,
-    params(("Idempotency-Key" = Option<String>, Header, description = "The same key creates only once")),
+    params(("Idempotency-Key" = Option<String>, Header, description = "The same key creates only once",
+            min_length = 1, max_length = 128)),
     responses((status = 201, body = Repository, description = "Registered; nothing is built yet")))]
 pub(crate) async fn repository_add(
     State(state): State<ServerState>,

@@ -7,6 +7,7 @@ use crate::{
     ServerState,
     extract::{Body, Path},
     problem::ApiError,
+    valid,
 };
 
 /// Lists the names of secrets.
@@ -19,20 +20,21 @@ pub(crate) async fn secret_list(State(state): State<ServerState>) -> Result<Json
 
 /// Stores a secret, in place of an older one of that name.
 #[utoipa::path(put, path = "/v1/secrets/{name}", tag = "secrets", request_body = SetSecret,
-    params(("name" = String, Path, description = "Its name")),
+    params(("name" = String, Path, description = "Its name", pattern = "^[A-Z][A-Z0-9_]{0,127}$")),
     responses((status = 204, description = "Stored")))]
 pub(crate) async fn secret_set(
     State(state): State<ServerState>,
     Path(name): Path<String>,
     Body(body): Body<SetSecret>,
 ) -> Result<StatusCode, ApiError> {
+    valid::secret(body.value.expose())?;
     state.sessions.secret_set(&name, body.value).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 /// Forgets a secret.
 #[utoipa::path(delete, path = "/v1/secrets/{name}", tag = "secrets",
-    params(("name" = String, Path, description = "Its name")),
+    params(("name" = String, Path, description = "Its name", pattern = "^[A-Z][A-Z0-9_]{0,127}$")),
     responses((status = 204, description = "Gone")))]
 pub(crate) async fn secret_delete(
     State(state): State<ServerState>,

@@ -12,30 +12,34 @@ use crate::{
     auth::Caller,
     extract::{Body, OptionalBody, Paging, Path, Query},
     problem::ApiError,
+    valid,
 };
 
 /// Lists sessions, newest first.
 #[utoipa::path(get, path = "/v1/sessions", tag = "sessions",
-    params(("cursor" = Option<String>, Query, description = "Where the last page ended"),
-           ("limit" = Option<u32>, Query, description = "1 to 200; 50 when absent")),
+    params(("cursor" = Option<String>, Query, description = "Where the last page ended", min_length = 1),
+           ("limit" = Option<u32>, Query, description = "1 to 200; 50 when absent",
+            minimum = 1, maximum = 200)),
     responses((status = 200, body = Page<Session>, description = "A page of sessions")))]
 pub(crate) async fn session_list(
     State(state): State<ServerState>,
     Query(paging): Query<Paging>,
 ) -> Result<Json<Page<Session>>, ApiError> {
-    let limit = paging.limit();
+    let limit = paging.limit()?;
     Ok(Json(state.sessions.list(paging.cursor.as_deref(), limit).await?))
 }
 
 /// Creates a session; with a prompt, work begins at once.
 #[utoipa::path(post, path = "/v1/sessions", tag = "sessions", request_body = CreateSession,
-    params(("Idempotency-Key" = Option<String>, Header, description = "The same key creates only once")),
+    params(("Idempotency-Key" = Option<String>, Header, description = "The same key creates only once",
+            min_length = 1, max_length = 128)),
     responses((status = 201, body = Session, description = "Created; its prompt is on disk")))]
 pub(crate) async fn session_create(
     State(state): State<ServerState>,
     Caller(caller): Caller,
     Body(body): Body<CreateSession>,
 ) -> Result<(StatusCode, Json<Session>), ApiError> {
+    valid::author(body.author.as_ref())?;
     Ok((StatusCode::CREATED, Json(state.sessions.create(body, caller).await?)))
 }
 
@@ -122,7 +126,7 @@ pub(crate) async fn session_terminate(
 /// Puts a session away; it can be read and forked still.
 #[utoipa::path(post, path = "/v1/sessions/{session}/archive", tag = "sessions",
     params(("session" = SessionId, Path, description = "The session")),
-    responses((status = 200, body = Session, description = "The session, archived")))]
+    responses((status = 200, body = Session, description = "The session; archived as soon as its machine is kept")))]
 pub(crate) async fn session_archive(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
@@ -134,7 +138,8 @@ pub(crate) async fn session_archive(
 /// Makes another session that begins where a turn of this one ended: files and conversation.
 #[utoipa::path(post, path = "/v1/sessions/{session}/fork", tag = "sessions", request_body = Option<ForkSession>,
     params(("session" = SessionId, Path, description = "The session to go on from"),
-           ("Idempotency-Key" = Option<String>, Header, description = "The same key creates only once")),
+           ("Idempotency-Key" = Option<String>, Header, description = "The same key creates only once",
+            min_length = 1, max_length = 128)),
     responses((status = 201, body = Session, description = "The new session")))]
 pub(crate) async fn session_fork(
     State(state): State<ServerState>,
