@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use harvest_proto::{
     SandboxId, SnapshotId,
-    bridge::{Command, Exit, Role},
+    bridge::{Command, Exit, Role, ToSupervisor},
     event::SnapshotKind,
 };
 use harvest_session::{
@@ -130,8 +130,11 @@ impl Suite {
     async fn a_sandbox_that_dies_leaves_its_disk(&self) {
         let (sandbox, snapshot) = (self.fresh().await, SnapshotId::random());
         self.write(&sandbox, "left").await;
-        let bridge = self.dial(&sandbox).await;
-        bridge.say(harvest_proto::bridge::ToSupervisor::Shutdown { id: 1_000_000 });
+        let stream = self.provider.dial(&sandbox).await.expect("a started sandbox can be dialled");
+        // Only its owner may shut it down.
+        let role = Role::Owner { lease: 1, epoch: 1, stored: 0 };
+        let owner = Bridge::open(stream, role, None).await.expect("its supervisor says welcome").bridge;
+        owner.say(ToSupervisor::Shutdown { id: 1_000_000 });
         let reason = self.provider.ended(&sandbox).await.expect("its end is told");
         assert!(!reason.is_empty(), "an end has a reason");
         let found = self.provider.find(&sandbox).await.expect("it can be looked for");

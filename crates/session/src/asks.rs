@@ -37,8 +37,16 @@ impl Sessions {
         let handle = self.handle(session).await?;
         let untitled = self.shared.store.session_get(session).await?.session.title == "untitled";
         let title = untitled.then(|| title(&new.text));
-        handle.call(|reply| Command::Prompt { new: Box::new(new), now: create.now, title, reply }).await?;
+        let order = |reply| Command::Prompt { new: Box::new(new), now: create.now, title, reply };
+        self.or_missing(session, handle.call(order).await).await?;
         Ok(self.shared.store.prompt_get(session, &id).await?)
+    }
+
+    async fn ask(&self, session: &SessionId, input: Input) -> Result<Handle, SessionError> {
+        let handle = self.handle(session).await?;
+        let answer = handle.ask(input).await;
+        self.or_missing(session, answer).await?;
+        Ok(handle)
     }
 
     /// A session's prompts, oldest first.
@@ -60,7 +68,7 @@ impl Sessions {
         prompt: &PromptId,
     ) -> Result<Prompt, SessionError> {
         self.shared.store.prompt_get(session, prompt).await?;
-        self.handle(session).await?.ask(Input::Cancelled { prompt: prompt.clone() }).await?;
+        self.ask(session, Input::Cancelled { prompt: prompt.clone() }).await?;
         Ok(self.shared.store.prompt_get(session, prompt).await?)
     }
 
@@ -75,7 +83,7 @@ impl Sessions {
         position: u32,
     ) -> Result<Prompt, SessionError> {
         self.shared.store.prompt_get(session, prompt).await?;
-        self.handle(session).await?.ask(Input::Moved { prompt: prompt.clone(), position }).await?;
+        self.ask(session, Input::Moved { prompt: prompt.clone(), position }).await?;
         Ok(self.shared.store.prompt_get(session, prompt).await?)
     }
 
@@ -84,7 +92,7 @@ impl Sessions {
     /// # Errors
     /// When there is no such session.
     pub async fn stop(&self, session: &SessionId) -> Result<(), SessionError> {
-        self.handle(session).await?.ask(Input::Stop).await
+        self.ask(session, Input::Stop).await.map(drop)
     }
 
     /// Keeps the session's machine on disk and ends it; answers the snapshot once it is there.
@@ -92,9 +100,8 @@ impl Sessions {
     /// # Errors
     /// When there is nothing to keep, or it could not be kept.
     pub async fn pause(&self, session: &SessionId) -> Result<SnapshotId, SessionError> {
-        let handle = self.handle(session).await?;
-        handle.ask(Input::Pause).await?;
-        self.rested(&handle).await?.disk.ok_or_else(|| {
+        let handle = self.ask(session, Input::Pause).await?;
+        self.rested(session, &handle).await?.disk.ok_or_else(|| {
             SessionError::conflict(
                 "nothing_to_keep",
                 "the session's machine held no work yet",
@@ -104,12 +111,11 @@ impl Sessions {
     }
 
     /// Waits until the session has no machine, or cannot get rid of it.
-    async fn rested(&self, handle: &Handle) -> Result<State, SessionError> {
-        let state = handle
-            .until(|state| {
-                state.rest == Rest::Open || matches!(state.machine, Machine::Absent | Machine::Held { .. })
-            })
-            .await?;
+    async fn rested(&self, session: &SessionId, handle: &Handle) -> Result<State, SessionError> {
+        let rested = handle.until(|state| {
+            state.rest == Rest::Open || matches!(state.machine, Machine::Absent | Machine::Held { .. })
+        });
+        let state = self.or_missing(session, rested.await).await?;
         match &state.machine {
             Machine::Held { detail, .. } => Err(SessionError::conflict(
                 "save_unknown",
@@ -130,7 +136,7 @@ impl Sessions {
     /// # Errors
     /// When there is no such session.
     pub async fn resume(&self, session: &SessionId) -> Result<(), SessionError> {
-        self.handle(session).await?.ask(Input::Resume).await
+        self.ask(session, Input::Resume).await.map(drop)
     }
 
     /// Ends the session's machine at once. Its disk is kept; a turn in progress counts as stopped.
@@ -138,9 +144,8 @@ impl Sessions {
     /// # Errors
     /// When there is no such session.
     pub async fn terminate(&self, session: &SessionId) -> Result<(), SessionError> {
-        let handle = self.handle(session).await?;
-        handle.ask(Input::Terminate).await?;
-        self.rested(&handle).await.map(drop)
+        let handle = self.ask(session, Input::Terminate).await?;
+        self.rested(session, &handle).await.map(drop)
     }
 
     /// Puts a session away: its machine is kept on disk, waiting prompts are cancelled.
@@ -148,7 +153,7 @@ impl Sessions {
     /// # Errors
     /// When there is no such session, or a save of it is unknown.
     pub async fn archive(&self, session: &SessionId) -> Result<(), SessionError> {
-        self.handle(session).await?.ask(Input::Archive).await
+        self.ask(session, Input::Archive).await.map(drop)
     }
 }
 

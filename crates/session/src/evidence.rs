@@ -125,7 +125,7 @@ async fn gather(
         None => (StartFrom::Image(repository.image.clone()), BootStart::Fresh),
     };
     let pass = PassOrder { branch: None, ..PassOrder::from(record) };
-    let pass = shared.pass(repository, pass);
+    let pass = shared.pass(repository, pass).await;
     let mut hidden = Hidden::start(shared, SandboxId::random(), from, Some(pass)).await?;
     hidden.boot(&repository.name, record.base.clone(), start, |_| {}).await?;
     let folder = checkout::folder(&repository.name);

@@ -1,5 +1,7 @@
 //! Commands people run in a session's machine, and its diff.
 
+use std::time::Duration;
+
 use base64::{Engine, prelude::BASE64_STANDARD};
 use futures_util::stream::{self, BoxStream, StreamExt};
 use harvest_proto::{
@@ -12,9 +14,13 @@ use crate::{
     Sessions,
     bridge::{Bridge, BridgeError, Exec, ExecOutput},
     checkout,
+    decide::{Link, Machine, State},
     driver::{Busy, Handle},
     error::SessionError,
 };
+
+// Dialling takes milliseconds; who waits for longer is better told.
+const DIAL_PATIENCE: Duration = Duration::from_secs(10);
 
 impl Sessions {
     /// Runs a command in the session's machine. It is killed when the stream is dropped.
@@ -55,7 +61,7 @@ impl Sessions {
 
     async fn machine(&self, session: &SessionId) -> Result<(Handle, Bridge), SessionError> {
         let handle = self.handle(session).await?;
-        let bridge = handle.bridge().await.ok_or_else(|| {
+        let bridge = ready_bridge(&handle).await.ok_or_else(|| {
             SessionError::conflict(
                 "not_ready",
                 format!("session {session} has no machine that is ready"),
@@ -73,13 +79,24 @@ impl Sessions {
     pub async fn diff(&self, session: &SessionId) -> Result<String, SessionError> {
         let record = self.shared.store.session_get(session).await?;
         let folder = checkout::folder(&record.session.repository);
-        if let Some(bridge) = self.handle(session).await?.bridge().await
+        if let Some(bridge) = ready_bridge(&self.handle(session).await?).await
             && let Ok(diff) = checkout::diff(&bridge, &folder, record.base_commit.as_deref()).await
         {
             return Ok(diff);
         }
         Ok(self.shared.store.session_diff(session).await?.unwrap_or_default())
     }
+}
+
+/// A machine that is ready but not spoken with, after a restart of the server say, is dialled this moment.
+async fn ready_bridge(handle: &Handle) -> Option<Bridge> {
+    if let Some(bridge) = handle.bridge().await {
+        return Some(bridge);
+    }
+    let dialling = |state: &State| matches!(state.machine, Machine::Ready { link: Link::Down { .. }, .. });
+    let spoken_with = handle.until(|state| !dialling(state));
+    let _ = tokio::time::timeout(DIAL_PATIENCE, spoken_with).await;
+    handle.bridge().await
 }
 
 fn refused(fault: &Fault) -> ExecLine {

@@ -13,8 +13,8 @@ use tokio::sync::mpsc;
 
 use crate::{
     bridge::{Bridge, BridgeError, FromBridge, Opened},
-    provider::{ProviderError, StartFrom, StartOrder},
-    wiring::{Shared, remote},
+    provider::{ProviderError, StartFrom, StartOrder, Started},
+    wiring::{Shared, remote, words},
 };
 
 /// Why a hidden sandbox could not be used.
@@ -54,7 +54,8 @@ impl Hidden {
     ) -> Result<Self, HiddenError> {
         // Before anything can fail: whatever was started is ended.
         let mut ending = EndLater { shared: Arc::clone(shared), sandbox: Some(sandbox.clone()) };
-        let started = shared.provider.start(StartOrder { sandbox: sandbox.clone(), from }).await?;
+        shared.hidden.lock().expect("no holder of this lock can panic").insert(sandbox.clone());
+        let started = start(shared, StartOrder { sandbox: sandbox.clone(), from }).await?;
         let door = pass.map(|pass| shared.doors.open(&started.door, pass)).transpose();
         let door = door.map_err(HiddenError::Door)?;
         let stream = shared.provider.dial(&sandbox).await?;
@@ -107,16 +108,32 @@ impl Hidden {
     /// Ends it and keeps its disk.
     pub(crate) async fn keep(mut self, snapshot: &SnapshotId) -> Result<(), HiddenError> {
         self.shared.provider.end_kept(&self.sandbox, snapshot, SnapshotKind::Build).await?;
-        self.over = true;
+        self.is_over();
         Ok(())
     }
 
     /// Ends it.
     pub(crate) async fn end(mut self) -> Result<(), HiddenError> {
         self.shared.provider.end(&self.sandbox).await?;
-        self.over = true;
+        self.is_over();
         Ok(())
     }
+
+    fn is_over(&mut self) {
+        self.over = true;
+        forget(&self.shared, &self.sandbox);
+    }
+}
+
+/// Goes on when nobody waits any more: closing waits for it, and then ends what came of it.
+async fn start(shared: &Arc<Shared>, order: StartOrder) -> Result<Started, HiddenError> {
+    let provider = Arc::clone(&shared.provider);
+    let started = shared.tracker.spawn(async move { provider.start(order).await }).await;
+    Ok(started.map_err(|panicked| HiddenError::Other(panicked.to_string()))??)
+}
+
+fn forget(shared: &Shared, sandbox: &SandboxId) {
+    shared.hidden.lock().expect("no holder of this lock can panic").remove(sandbox);
 }
 
 impl Drop for Hidden {
@@ -138,8 +155,11 @@ impl Drop for EndLater {
         let Some(sandbox) = self.sandbox.take() else { return };
         let shared = Arc::clone(&self.shared);
         self.shared.spawn(async move {
-            if let Err(error) = shared.provider.end(&sandbox).await {
-                tracing::warn!(%sandbox, %error, "a sandbox without an owner could not be ended");
+            match shared.provider.end(&sandbox).await {
+                Ok(()) => forget(&shared, &sandbox),
+                Err(error) => {
+                    tracing::warn!(%sandbox, error = words(&error), "a sandbox without an owner cannot be ended");
+                }
             }
         });
     }

@@ -160,8 +160,26 @@ async fn build_to_the_end(
         }
     };
     match shared.store.build_publish(shared.lease, &build).await {
-        Ok(()) => BuildProgress::Built { build },
+        Ok(()) => {
+            forget_outdated(shared, &repository.name).await;
+            BuildProgress::Built { build }
+        }
         Err(error) => failed("store_failed", words(&error)),
+    }
+}
+
+/// Snapshot first: what a crash leaves between the two is found again after the next build.
+async fn forget_outdated(shared: &Shared, repository: &str) {
+    let Some(snapshots) = shared.provider.snapshots() else { return };
+    for snapshot in shared.store.build_outdated(repository).await.unwrap_or_default() {
+        match snapshots.remove(&snapshot).await {
+            Ok(()) => {
+                let _ = shared.store.build_forget(shared.lease, &snapshot).await;
+            }
+            Err(error) => {
+                tracing::warn!(%snapshot, error = words(&error), "an outdated build cannot be removed")
+            }
+        }
     }
 }
 
@@ -176,16 +194,14 @@ async fn build(
         let _ = tell.send(BuildProgress::Progress { message: message.to_owned() });
     };
     let began = now();
-    let pass = shared.pass(
-        repository,
-        PassOrder {
-            // No session's: what passes this door is written down nowhere but in the log.
-            session: SessionId::random(),
-            network: "trusted".to_owned(),
-            model: Some("scripted".to_owned()),
-            branch: None,
-        },
-    );
+    let order = PassOrder {
+        // No session's: what passes this door is written down nowhere but in the log.
+        session: SessionId::random(),
+        network: "trusted".to_owned(),
+        model: Some("scripted".to_owned()),
+        branch: None,
+    };
+    let pass = shared.pass(repository, order).await;
     say("starting a sandbox");
     let from = StartFrom::Image(repository.image.clone());
     let mut hidden = Hidden::start(shared, sandbox, from, Some(pass)).await?;
@@ -225,6 +241,10 @@ fn check_url(url: &str) -> Result<(), SessionError> {
             "invalid_url",
             "a repository's URL holds no credential: set a secret and name it instead",
         ));
+    }
+    // What git remotes do without is where tokens hide, and a URL is stored as it is.
+    if rest.contains(['?', '#', '\\']) {
+        return Err(SessionError::invalid("invalid_url", "a repository's URL has no `?`, `#` or backslash"));
     }
     if host.is_empty() || rest.chars().any(|letter| letter.is_whitespace() || letter.is_control()) {
         return Err(SessionError::invalid("invalid_url", "that is not a repository's URL"));
@@ -273,6 +293,8 @@ mod tests {
     #[test]
     fn a_url_with_a_credential_is_refused() {
         assert!(check_url("https://user:token@example.org/a.git").is_err());
+        assert!(check_url("https://example.org/a.git?access_token=secret").is_err());
+        assert!(check_url("https://example.org/a.git#secret").is_err());
         assert!(check_url("file:///etc").is_err());
         assert!(check_url("https://example.org/a b").is_err());
         assert!(check_url("https://example.org/a.git").is_ok());

@@ -3,16 +3,16 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::Arc,
+    sync::{Arc, Mutex},
 };
 
+use futures_util::FutureExt;
 use harvest_proto::{
     SessionId, SnapshotId, Timestamp,
     api::{AddRepository, CreateSession, ForkSession, Page, Pull, Repository, Session, Snapshot, Turn},
     bridge::Author,
 };
 use harvest_store::{NewPrompt, NewSession, SessionRecord, Write};
-use tokio::sync::Mutex;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -30,7 +30,7 @@ const PAGE: u32 = 200;
 #[derive(Clone)]
 pub struct Sessions {
     pub(crate) shared: Arc<Shared>,
-    drivers: Arc<Mutex<HashMap<SessionId, Handle>>>,
+    drivers: Arc<tokio::sync::Mutex<HashMap<SessionId, Handle>>>,
     _stop: Arc<StopOnDrop>,
 }
 
@@ -49,6 +49,20 @@ impl Sessions {
     /// # Errors
     /// When the store cannot be read, or the provider cannot say which sandboxes it holds.
     pub async fn open(parts: Parts) -> Result<Self, SessionError> {
+        let known = parts.config.trusted.clone();
+        Self::open_trusting(parts, std::future::ready(known)).await
+    }
+
+    /// As [`Sessions::open`], with the trusted names still to come, in place of those in the
+    /// configuration: finding them out takes a host seconds. Everything but the doors of `trusted`
+    /// sandboxes goes on meanwhile.
+    ///
+    /// # Errors
+    /// As [`Sessions::open`].
+    pub async fn open_trusting(
+        parts: Parts,
+        trusted: impl Future<Output = Vec<String>> + Send + 'static,
+    ) -> Result<Self, SessionError> {
         let stop = CancellationToken::new();
         let shared = Arc::new(Shared {
             store: parts.store,
@@ -58,8 +72,10 @@ impl Sessions {
             pulls: parts.pulls,
             vault: parts.vault,
             config: parts.config,
+            trusted: trusted.boxed().shared(),
             stop: stop.clone(),
             tracker: TaskTracker::new(),
+            hidden: Mutex::default(),
         });
         let sessions = Self { shared, drivers: Arc::default(), _stop: Arc::new(StopOnDrop(stop)) };
         sessions.pick_up().await?;
@@ -71,17 +87,19 @@ impl Sessions {
         self.shared.stop.cancel();
         self.shared.tracker.close();
         self.shared.tracker.wait().await;
+        // A build or a check that was under way: no server will look for it before the next one starts.
+        for sandbox in self.shared.hidden() {
+            if let Err(error) = self.shared.provider.end(&sandbox).await {
+                tracing::warn!(%sandbox, error = words(&error), "the sandbox of a build or check cannot be ended");
+            }
+        }
     }
 
     async fn pick_up(&self) -> Result<(), SessionError> {
         let store = &self.shared.store;
         store.idempotency_release_all().await?;
-        for (snapshot, _) in store.build_unfinished().await? {
-            store.build_fail(self.shared.lease, &snapshot, "the server was restarted", now()).await?;
-            if let Some(snapshots) = self.shared.provider.snapshots() {
-                let _ = snapshots.remove(&snapshot).await;
-            }
-        }
+        // Before the walk: what a session starts from here on, for itself or for a check, is nobody's stray.
+        let found = self.shared.provider.list().await?;
         let (mut owned, mut cursor) = (HashSet::new(), None);
         loop {
             let page = store.session_list(cursor.clone(), PAGE).await?;
@@ -92,21 +110,20 @@ impl Sessions {
                 self.take_up(record).await?;
             }
         }
-        // After the walk: a sandbox that a session has just started is owned by its row already.
-        for sandbox in self.shared.provider.list().await? {
-            if !owned.contains(&sandbox) && !self.owns(&sandbox).await {
-                tracing::info!(%sandbox, "ending a sandbox nobody owns");
-                if let Err(error) = self.shared.provider.end(&sandbox).await {
-                    tracing::warn!(%sandbox, error = words(&error), "a sandbox nobody owns cannot be ended");
-                }
+        for sandbox in found.into_iter().filter(|sandbox| !owned.contains(sandbox)) {
+            tracing::info!(%sandbox, "ending a sandbox nobody owns");
+            if let Err(error) = self.shared.provider.end(&sandbox).await {
+                tracing::warn!(%sandbox, error = words(&error), "a sandbox nobody owns cannot be ended");
+            }
+        }
+        // Last, when no sandbox starts from them any more.
+        for (snapshot, _) in store.build_unfinished().await? {
+            store.build_fail(self.shared.lease, &snapshot, "the server was restarted", now()).await?;
+            if let Some(snapshots) = self.shared.provider.snapshots() {
+                let _ = snapshots.remove(&snapshot).await;
             }
         }
         Ok(())
-    }
-
-    async fn owns(&self, sandbox: &harvest_proto::SandboxId) -> bool {
-        let drivers = self.drivers.lock().await;
-        drivers.values().any(|handle| handle.view.borrow().sandbox() == Some(sandbox))
     }
 
     /// A session that rests is left alone until somebody asks for it.
@@ -135,7 +152,7 @@ impl Sessions {
 
     pub(crate) async fn handle(&self, session: &SessionId) -> Result<Handle, SessionError> {
         let mut drivers = self.drivers.lock().await;
-        if let Some(handle) = drivers.get(session) {
+        if let Some(handle) = drivers.get(session).filter(|handle| !handle.is_over()) {
             return Ok(handle.clone());
         }
         let record = self.shared.store.session_get(session).await?;
@@ -188,18 +205,7 @@ impl Sessions {
     ) -> Result<Session, SessionError> {
         let source = self.shared.store.session_get(session).await?;
         let turns = self.shared.store.turn_list(session).await?;
-        let turn = match fork.turn {
-            Some(number) => turns.iter().find(|turn| turn.number == number),
-            None => turns.iter().rev().find(|turn| turn.snapshot.is_some()),
-        };
-        let turn = turn.ok_or_else(|| SessionError::missing("turn to fork from"))?;
-        let snapshot = turn.snapshot.clone().ok_or_else(|| {
-            SessionError::conflict(
-                "no_snapshot",
-                format!("turn {} left no snapshot", turn.number),
-                "wait for the turn to end, or fork from another",
-            )
-        })?;
+        let (snapshot, at) = fork_point(&source.session, &turns, fork.turn)?;
         let prompt = fork.prompt.map(|text| new_prompt(text, user.clone())).transpose()?;
         let title =
             prompt.as_ref().map_or_else(|| source.session.title.clone(), |prompt| title(&prompt.text));
@@ -219,7 +225,7 @@ impl Sessions {
             base_commit: source.base_commit.clone(),
             at: now(),
         };
-        let detail = format!("fork of {session} at turn {}", turn.number);
+        let detail = format!("fork of {session} at {at}");
         let began = fork_writes(&snapshot, detail, new.at);
         self.insert(new, State::new(Some(snapshot), true), prompt, began).await
     }
@@ -294,9 +300,22 @@ impl Sessions {
     /// # Errors
     /// When there is none.
     pub async fn delete(&self, session: &SessionId) -> Result<(), SessionError> {
-        self.handle(session).await?.call(|reply| Command::Delete { reply }).await?;
+        let deleted = self.handle(session).await?.call(|reply| Command::Delete { reply }).await;
+        self.or_missing(session, deleted).await?;
         self.drivers.lock().await.remove(session);
         Ok(())
+    }
+
+    /// Who asked while somebody else deleted the session hears that it is not there.
+    pub(crate) async fn or_missing<T>(
+        &self,
+        session: &SessionId,
+        answer: Result<T, SessionError>,
+    ) -> Result<T, SessionError> {
+        if matches!(answer, Err(SessionError::Stopped)) {
+            self.shared.store.session_get(session).await?;
+        }
+        answer
     }
 
     /// A session's turns, oldest first.
@@ -332,6 +351,34 @@ impl Sessions {
     pub async fn pulls(&self) -> Result<Vec<(SessionId, Pull)>, SessionError> {
         Ok(self.shared.store.pull_list().await?)
     }
+}
+
+/// What a fork begins with, and where in the session that was, in words.
+fn fork_point(
+    source: &Session,
+    turns: &[Turn],
+    wanted: Option<u32>,
+) -> Result<(SnapshotId, String), SessionError> {
+    let at = |number: u32| format!("turn {number}");
+    let newest = || turns.iter().rev().find_map(|turn| Some((turn.snapshot.clone()?, at(turn.number))));
+    let Some(number) = wanted else {
+        // A fork that has had no turn yet, or a session put away: only what was kept last is there.
+        let kept = || Some((source.snapshot.clone()?, "its newest snapshot".to_owned()));
+        return newest().or_else(kept).ok_or_else(|| {
+            let what = "the session has ended no turn yet";
+            SessionError::conflict("no_snapshot", what, "wait for its first turn to end")
+        });
+    };
+    let turn = turns.iter().find(|turn| turn.number == number);
+    let turn = turn.ok_or_else(|| SessionError::missing(at(number)))?;
+    let snapshot = turn.snapshot.clone().ok_or_else(|| {
+        SessionError::conflict(
+            "no_snapshot",
+            format!("turn {number} left no snapshot"),
+            "wait for the turn to end, or fork from another",
+        )
+    })?;
+    Ok((snapshot, at(number)))
 }
 
 fn fork_writes(snapshot: &SnapshotId, detail: String, at: Timestamp) -> Vec<Write> {

@@ -2,13 +2,15 @@
 
 use std::{
     any::Any,
+    collections::HashSet,
     io,
     path::Path,
-    sync::{Arc, OnceLock},
+    sync::{Arc, Mutex, OnceLock},
     time::Instant,
 };
 
 use async_trait::async_trait;
+use futures_util::future::BoxFuture;
 use harvest_gateway::{
     Gateway,
     ledger::{GitAccess, Pass, Policy, Upstream},
@@ -16,7 +18,7 @@ use harvest_gateway::{
 };
 use harvest_github::{Forge, NewPull};
 use harvest_proto::{
-    SessionId, Timestamp,
+    SandboxId, SessionId, Timestamp,
     api::{Evidence, Pull, Repository},
 };
 use harvest_store::{Lease, SessionRecord, Store};
@@ -139,9 +141,15 @@ pub(crate) struct Shared {
     pub(crate) pulls: Arc<dyn Pulls>,
     pub(crate) vault: Arc<Vault>,
     pub(crate) config: Config,
+    pub(crate) trusted: Trusted,
     pub(crate) stop: CancellationToken,
     pub(crate) tracker: TaskTracker,
+    /// The sandboxes that belong to no session.
+    pub(crate) hidden: Mutex<HashSet<SandboxId>>,
 }
+
+/// The names `trusted` sandboxes may reach, once they are known.
+pub(crate) type Trusted = futures_util::future::Shared<BoxFuture<'static, Vec<String>>>;
 
 impl Shared {
     /// Spawns work that ends with the server.
@@ -153,13 +161,19 @@ impl Shared {
         self.tracker.spawn(async move { stop.run_until_cancelled(work).await })
     }
 
-    /// What a sandbox may do at the door. Without a branch it only reads.
-    pub(crate) fn pass(&self, repository: &Repository, order: PassOrder) -> Pass {
+    /// The sandboxes that belong to no session and are there still, as far as we know.
+    pub(crate) fn hidden(&self) -> Vec<SandboxId> {
+        self.hidden.lock().expect("no holder of this lock can panic").iter().cloned().collect()
+    }
+
+    /// What a sandbox may do at the door. Without a branch it only reads. Only a sandbox that may reach
+    /// the trusted names waits until they are known.
+    pub(crate) async fn pass(&self, repository: &Repository, order: PassOrder) -> Pass {
         Pass {
             session: order.session,
             policy: match order.network.as_str() {
                 "none" => Policy::None,
-                _ => Policy::Trusted(self.config.trusted.clone()),
+                _ => Policy::Trusted(self.trusted.clone().await),
             },
             upstream: match order.model.as_deref() {
                 Some("scripted") => Upstream::Scripted,

@@ -1,6 +1,9 @@
 //! Sessions on a real store and sandboxes that speak the real frames.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
 
+#[path = "sessions/mishaps.rs"]
+mod mishaps;
+
 use std::{
     any::Any,
     io,
@@ -12,7 +15,7 @@ use std::{
 use async_trait::async_trait;
 use futures_util::StreamExt;
 use harvest_gateway::{
-    ledger::{Ledger, Pass},
+    ledger::{Ledger, Pass, Policy},
     vault::Vault,
 };
 use harvest_proto::{
@@ -111,7 +114,14 @@ impl House {
     }
 
     async fn serve_with(&self, lease: Lease) -> Sessions {
-        let parts = Parts {
+        let sessions = Sessions::open(self.parts(lease)).await.unwrap();
+        let url = "https://example.org/demo.git".to_owned();
+        let _there_already = sessions.repository_add(AddRepository { url, ..AddRepository::default() }).await;
+        sessions
+    }
+
+    fn parts(&self, lease: Lease) -> Parts {
+        Parts {
             store: self.store.clone(),
             lease,
             provider: Arc::new(self.fake.clone()),
@@ -119,11 +129,7 @@ impl House {
             pulls: self.pulls.clone(),
             vault: self.vault.clone(),
             config: self.config.clone(),
-        };
-        let sessions = Sessions::open(parts).await.unwrap();
-        let url = "https://example.org/demo.git".to_owned();
-        let _there_already = sessions.repository_add(AddRepository { url, ..AddRepository::default() }).await;
-        sessions
+        }
     }
 
     async fn session(&self, sessions: &Sessions, prompt: Option<&str>) -> Session {

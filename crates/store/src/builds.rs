@@ -107,6 +107,42 @@ impl Store {
             .await
     }
 
+    /// Good builds older than the last two. The last but one stays: a session may be about to start
+    /// from it.
+    ///
+    /// # Errors
+    /// When the database cannot be read.
+    pub async fn build_outdated(&self, repository: &str) -> Result<Vec<SnapshotId>, StoreError> {
+        let rows = sqlx::query(
+            "SELECT snapshot FROM builds WHERE repository = $1 AND status = 'ready'
+             ORDER BY built_at DESC, started_at DESC LIMIT 1000 OFFSET 2",
+        )
+        .bind(repository.to_owned())
+        .fetch_all(&self.readers)
+        .await?;
+        rows.iter().map(|row| row::parsed(row, "snapshot")).collect()
+    }
+
+    /// Forgets a build whose snapshot is gone.
+    ///
+    /// # Errors
+    /// [`StoreError::LeaseLost`] when another server has taken over.
+    pub async fn build_forget(&self, lease: Lease, snapshot: &SnapshotId) -> Result<(), StoreError> {
+        let snapshot = snapshot.to_string();
+        self.writer
+            .run(move |connection| {
+                Box::pin(async move {
+                    leases::check(connection, lease).await?;
+                    sqlx::query("DELETE FROM builds WHERE snapshot = $1")
+                        .bind(snapshot)
+                        .execute(connection)
+                        .await?;
+                    Ok(().into())
+                })
+            })
+            .await
+    }
+
     /// Builds in progress: after a restart, those nobody works on any more.
     ///
     /// # Errors

@@ -9,14 +9,14 @@ use harvest_proto::{
 };
 use tokio::sync::watch;
 
-use super::Files;
+use super::{Boots, Files};
 
 pub(crate) struct Machine {
     inside: Mutex<Inside>,
     /// Rises whenever something changes that a connection should look at.
     pulse: watch::Sender<u64>,
     runs: Arc<Mutex<Vec<PromptId>>>,
-    fail_boots: bool,
+    boots: Boots,
 }
 
 #[derive(Default)]
@@ -42,9 +42,9 @@ struct Turn {
 }
 
 impl Machine {
-    pub(crate) fn new(files: Files, runs: Arc<Mutex<Vec<PromptId>>>, fail_boots: bool) -> Self {
+    pub(crate) fn new(files: Files, runs: Arc<Mutex<Vec<PromptId>>>, boots: Boots) -> Self {
         let inside = Inside { files, ..Inside::default() };
-        Self { inside: Mutex::new(inside), pulse: watch::Sender::new(0), runs, fail_boots }
+        Self { inside: Mutex::new(inside), pulse: watch::Sender::new(0), runs, boots }
     }
 
     fn inside(&self) -> MutexGuard<'_, Inside> {
@@ -147,12 +147,12 @@ impl Machine {
             return Ok(Reply::Done);
         }
         inside.boot = Some(boot);
-        inside.failed = self.fail_boots;
+        inside.failed = self.boots == Boots::Failing;
         inside.phase(BootPhase::Starting, PhaseStatus::Done);
-        if self.fail_boots {
-            inside.phase(BootPhase::Setup, PhaseStatus::Failed);
-        } else {
-            inside.phase(BootPhase::Ready, PhaseStatus::Done);
+        match self.boots {
+            Boots::Good => inside.phase(BootPhase::Ready, PhaseStatus::Done),
+            Boots::Failing => inside.phase(BootPhase::Setup, PhaseStatus::Failed),
+            Boots::Hanging => {}
         }
         drop(inside);
         self.beat();

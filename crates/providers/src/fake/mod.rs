@@ -40,7 +40,16 @@ struct Inner {
     orders: Vec<StartOrder>,
     runs: Arc<Mutex<Vec<PromptId>>>,
     failing: BTreeSet<Act>,
-    fail_boots: bool,
+    boots: Boots,
+}
+
+/// How booting goes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Boots {
+    #[default]
+    Good,
+    Failing,
+    Hanging,
 }
 
 /// What can be made to fail.
@@ -79,7 +88,12 @@ impl Fake {
 
     /// From now on, booting fails in its setup phase, or works again.
     pub fn set_boots_failing(&self, failing: bool) {
-        self.inner().fail_boots = failing;
+        self.inner().boots = if failing { Boots::Failing } else { Boots::Good };
+    }
+
+    /// From now on, booting begins and never ends.
+    pub fn set_boots_hanging(&self) {
+        self.inner().boots = Boots::Hanging;
     }
 
     /// From now on there is no image of this name.
@@ -169,7 +183,7 @@ impl Provider for Fake {
                 None => return Err(ProviderError::SnapshotMissing { snapshot: snapshot.clone() }),
             },
         };
-        let machine = Machine::new(files, Arc::clone(&inner.runs), inner.fail_boots);
+        let machine = Machine::new(files, Arc::clone(&inner.runs), inner.boots);
         inner.sandboxes.insert(order.sandbox.clone(), Arc::new(machine));
         let started = door(&order.sandbox);
         inner.orders.push(order);

@@ -70,11 +70,15 @@ impl Deciding<'_> {
         }
     }
 
+    /// A boot that failed fast is tried again, as a start is. One that took long is not: so slow that
+    /// three of them would not fail within the breaker's time, it would be tried for ever.
     pub(super) fn boot_failed(&mut self, reason: &str, detail: String) {
-        if matches!(self.state.machine, Machine::Booting { .. }) {
-            self.fail(reason, detail);
-            self.discard(reason);
-        }
+        let Machine::Booting { since, .. } = &self.state.machine else { return };
+        let clocks = self.moment.clocks;
+        let tries = u32::try_from(clocks.breaker_failures.max(1)).unwrap_or(u32::MAX);
+        // Half of its share: starting and ending the sandboxes takes time, too.
+        let slow = self.moment.now.since(*since) >= clocks.breaker / tries.saturating_mul(2);
+        self.failed_to_start(reason, detail, slow);
     }
 
     pub(super) fn prepared(&mut self) {

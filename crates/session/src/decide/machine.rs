@@ -19,13 +19,18 @@ impl Deciding<'_> {
     }
 
     pub(super) fn start_failed(&mut self, detail: String, permanent: bool) {
+        self.failed_to_start("start_failed", detail, permanent);
+    }
+
+    /// Tried again until the breaker opens.
+    pub(super) fn failed_to_start(&mut self, reason: &str, detail: String, permanent: bool) {
         let (now, clocks) = (self.moment.now, self.moment.clocks);
         self.state.failures.retain(|at| now.since(*at) < clocks.breaker);
         self.state.failures.push(now);
         if permanent || self.state.failures.len() >= clocks.breaker_failures {
-            self.fail("start_failed", detail);
+            self.fail(reason, detail);
         }
-        self.discard("start_failed");
+        self.discard(reason);
     }
 
     pub(super) fn found_running(&mut self) {

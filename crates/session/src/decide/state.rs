@@ -251,6 +251,20 @@ impl State {
         }
     }
 
+    /// The snapshot that is being taken, or may have been.
+    #[must_use]
+    pub fn saving(&self) -> Option<&SnapshotId> {
+        match &self.machine {
+            Machine::Ready { work: Work::Saving(save) | Work::Unsaved { save, .. }, .. } => {
+                Some(&save.snapshot)
+            }
+            Machine::Ending { how: Ending::Keep(keep), .. } | Machine::Held { keep, .. } => {
+                Some(&keep.snapshot)
+            }
+            _ => None,
+        }
+    }
+
     /// The turn in progress.
     #[must_use]
     pub fn turn(&self) -> Option<&Turn> {

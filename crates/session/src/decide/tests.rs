@@ -157,6 +157,8 @@ impl World {
         match action {
             Action::Start { sandbox, epoch, .. } => self.start(sandbox, epoch, luck),
             Action::Find { sandbox } => {
+                // The answer is about the sandbox that was asked for, however late it comes.
+                let epoch = self.sandboxes[&sandbox].epoch;
                 let found = match self.sandboxes.get(&sandbox) {
                     Some(sandbox) if sandbox.alive => Input::FoundRunning { epoch },
                     Some(sandbox) if sandbox.left => Input::SandboxEnded { epoch, reason: "killed".into() },
@@ -582,6 +584,57 @@ fn three_failed_starts_wait_for_a_person() {
     world.input(Input::Resume);
     run(&mut world);
     assert_eq!(world.runs.len(), 1);
+}
+
+#[test]
+fn a_turn_known_to_have_ended_goes_on_until_its_own_event_says_how() {
+    let mut world = ready();
+    world.prompt(false);
+    run(&mut world);
+    world.drop_link();
+    world.end_turn(TurnOutcome::Failed);
+    world.carry_out(0, Luck::Good);
+    let prompt = world.order[0].clone();
+    assert!(matches!(world.current().unwrap().seen[..], [(_, PromptProgress::Ended)]));
+    assert!(world.state.turn().is_some(), "nobody knows the outcome yet: {:?}", world.state.machine);
+    assert!(world.pending.is_empty(), "nothing is kept before the event: {:?}", world.pending);
+    world.deliver();
+    assert_eq!(world.prompts[&prompt], PromptStatus::Failed);
+    assert!(matches!(world.pending[..], [Action::Capture { .. }]));
+}
+
+fn boot_badly(world: &mut World, takes_millis: i64) {
+    while !matches!(world.pending[..], [Action::Boot { .. }]) {
+        world.carry_out(0, Luck::Good);
+    }
+    world.now += takes_millis;
+    world.carry_out(0, Luck::Bad);
+    world.deliver();
+    while matches!(world.state.machine, Machine::Ending { .. }) {
+        world.carry_out(0, Luck::Good);
+    }
+}
+
+#[test]
+fn a_boot_that_fails_fast_is_tried_three_times() {
+    let mut world = World::new();
+    for _ in 0..2 {
+        boot_badly(&mut world, 1000);
+        assert!(matches!(world.state.machine, Machine::Starting { .. }), "{:?}", world.state);
+    }
+    boot_badly(&mut world, 1000);
+    assert_eq!(world.state.shown, Shown { state: SessionState::Failed, reason: "boot_failed".into() });
+    world.input(Input::Resume);
+    run(&mut world);
+    assert_eq!(world.state.shown.state, SessionState::Idle);
+}
+
+#[test]
+fn a_boot_that_fails_slowly_is_not_tried_for_ever() {
+    let mut world = World::new();
+    let slow = world.clocks.breaker / 3;
+    boot_badly(&mut world, i64::try_from(slow.as_millis()).unwrap());
+    assert_eq!(world.state.shown, Shown { state: SessionState::Failed, reason: "boot_failed".into() });
 }
 
 #[test]

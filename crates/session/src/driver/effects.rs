@@ -188,6 +188,7 @@ impl Driver {
         let folder = checkout::folder(&self.record.session.repository);
         let session = self.id().clone();
         self.shared.spawn(async move {
+            let kept = snapshot.clone();
             let diff = match &bridge {
                 Some(bridge) => turn_diff(&shared, &session, bridge, &folder).await,
                 None => None,
@@ -203,15 +204,17 @@ impl Driver {
                     }
                 }
             };
-            let _ = notes.send(Note::Input(input, writes));
+            if notes.send(Note::Input(input, writes)).is_err() {
+                remove_if_deleted(&shared, &session, &kept).await;
+            }
         });
     }
 
     fn end_kept(&mut self, sandbox: SandboxId, snapshot: SnapshotId, kind: SnapshotKind) {
         self.detach();
-        let (shared, notes) = (Arc::clone(&self.shared), self.notes_in.clone());
+        let (shared, notes, session) = (Arc::clone(&self.shared), self.notes_in.clone(), self.id().clone());
         self.shared.spawn(async move {
-            let began = now();
+            let (began, kept_as) = (now(), snapshot.clone());
             let keep = || in_time(&shared, shared.provider.end_kept(&sandbox, &snapshot, kind));
             let mut kept = keep().await;
             if kept.is_err() {
@@ -228,7 +231,9 @@ impl Driver {
                     Input::KeepFailed { snapshot, detail, gone }
                 }
             };
-            let _ = notes.send(Note::Input(input, Vec::new()));
+            if notes.send(Note::Input(input, Vec::new())).is_err() {
+                remove_if_deleted(&shared, &session, &kept_as).await;
+            }
         });
     }
 
@@ -279,6 +284,15 @@ impl Driver {
 async fn end_if_deleted(shared: &Shared, session: &harvest_proto::SessionId, sandbox: &SandboxId) {
     if let Err(StoreError::NotFound { .. }) = shared.store.session_get(session).await {
         retry(|| shared.provider.end(sandbox)).await;
+    }
+}
+
+/// The session was deleted while its disk was kept: nobody else will remove it.
+async fn remove_if_deleted(shared: &Shared, session: &harvest_proto::SessionId, snapshot: &SnapshotId) {
+    if let Err(StoreError::NotFound { .. }) = shared.store.session_get(session).await
+        && let Some(snapshots) = shared.provider.snapshots()
+    {
+        retry(|| snapshots.remove(snapshot)).await;
     }
 }
 

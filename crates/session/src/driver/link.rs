@@ -90,8 +90,7 @@ impl Driver {
                 Err(StoreError::OutboxGap { .. }) => return self.link_lost().await,
                 Err(error) => {
                     tracing::error!(session = %self.id(), %error, "events cannot be written; trying again");
-                    tokio::time::sleep(wait).await;
-                    wait = (wait * 2).min(Duration::from_secs(10));
+                    self.wait_out(&mut wait, &error).await;
                 }
             }
         }
@@ -137,7 +136,7 @@ impl Driver {
                 return;
             }
         };
-        let pass = self.shared.pass(&repository, PassOrder::from(&self.record));
+        let pass = self.shared.pass(&repository, PassOrder::from(&self.record)).await;
         match self.shared.doors.open(&socket, pass) {
             Ok(door) => self.door = Some(door),
             Err(error) => {
@@ -164,7 +163,13 @@ impl Driver {
         if epoch != self.state.epoch || !wanted {
             return Ok(());
         }
-        let stored = self.shared.store.outbox_stored(self.id(), epoch).await.unwrap_or(0);
+        // Without it an event that is stored already would be decided on again: dial anew instead.
+        let Ok(stored) = self.shared.store.outbox_stored(self.id(), epoch).await else {
+            if let Some(sandbox) = self.state.sandbox().cloned() {
+                self.dial(sandbox, epoch);
+            }
+            return Ok(());
+        };
         let Opened { bridge, status, events } = opened;
         self.link = Some(Link { bridge, epoch, events, stored });
         self.input(Input::LinkUp { epoch, status }).await

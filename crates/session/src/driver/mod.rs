@@ -29,7 +29,7 @@ use crate::{
     decide::{Action, Input, Machine, Moment, State, Step, Work, decide, restart},
     error::SessionError,
     provider::Started,
-    wiring::{Shared, now, steady},
+    wiring::{Shared, now, steady, words},
 };
 
 use link::Link;
@@ -71,6 +71,11 @@ impl Handle {
         let (reply, answer) = oneshot::channel();
         self.commands.send(make(reply)).map_err(|_| SessionError::Stopped)?;
         answer.await.map_err(|_| SessionError::Stopped)?
+    }
+
+    /// Nobody listens any more.
+    pub(crate) fn is_over(&self) -> bool {
+        self.commands.is_closed()
     }
 
     pub(crate) async fn bridge(&self) -> Option<Bridge> {
@@ -305,11 +310,33 @@ impl Driver {
                 }
                 Err(error) => {
                     tracing::error!(session = %self.id(), %error, "a session cannot be written; trying again");
-                    tokio::time::sleep(wait).await;
-                    wait = (wait * 2).min(Duration::from_secs(10));
+                    self.wait_out(&mut wait, &error).await;
                 }
             }
         }
+    }
+
+    /// Waits before the next attempt. Who asks something meanwhile hears at once why it is not done.
+    async fn wait_out(&mut self, wait: &mut Duration, error: &StoreError) {
+        let until = tokio::time::Instant::now() + *wait;
+        *wait = (*wait * 2).min(Duration::from_secs(10));
+        while let Ok(Some(command)) = tokio::time::timeout_at(until, self.commands.recv()).await {
+            let reason = match error {
+                StoreError::Commit { reason } => reason.clone(),
+                other => words(other),
+            };
+            let refused = || SessionError::from(StoreError::Commit { reason: reason.clone() });
+            match command {
+                Command::Prompt { reply, .. } | Command::Ask { reply, .. } | Command::Delete { reply } => {
+                    let _ = reply.send(Err(refused()));
+                }
+                Command::Bridge { reply } => {
+                    let _ = reply.send(None);
+                }
+                Command::Touched => {}
+            }
+        }
+        tokio::time::sleep_until(until).await;
     }
 
     /// Writes what a step keeps, all or nothing.
@@ -346,13 +373,15 @@ impl Driver {
     }
 
     async fn delete(&mut self, reply: Reply<()>) -> Go {
-        self.detach();
-        let sandbox = self.state.sandbox().cloned();
         let deleted = self.shared.store.session_delete(self.id(), self.shared.lease).await;
         match deleted {
-            Ok(orphans) => {
+            Ok(mut orphans) => {
+                self.detach();
+                // Who starts or keeps something for the session still finds nobody to tell, and clears up.
+                self.notes.close();
+                orphans.extend(self.state.saving().cloned());
                 // From here on nobody owns them; what a crash leaves now is ended at the next start.
-                if let Some(sandbox) = sandbox
+                if let Some(sandbox) = self.state.sandbox().cloned()
                     && let Err(error) = self.shared.provider.end(&sandbox).await
                 {
                     tracing::warn!(%sandbox, %error, "the sandbox of a deleted session could not be ended");
