@@ -72,6 +72,9 @@ const CONTROLLERS: [&str; 4] = ["cpu", "freezer", "memory", "pids"];
 const SUPERVISOR_MEMORY_BYTES: u64 = 256 << 20;
 // Room for the moment between fork and joining `work`.
 const SUPERVISOR_PIDS: u32 = 512;
+// What TCP holds is limited for the whole host together, to a tenth of its memory: without a limit of
+// its own one sandbox took all of it. This fills a hundred connections.
+const TCP_BYTES: u64 = 256 << 20;
 // 100 ms: the kernel's default, long enough not to stutter, short enough to be fair.
 const PERIOD_MICROS: u64 = 100_000;
 
@@ -320,6 +323,9 @@ fn v1(mounts: &BTreeMap<String, PathBuf>, below: &Path, limits: &Limits) -> Grou
     };
     let memory =
         |bytes: u64| vec![set("memory.limit_in_bytes", bytes), maybe("memory.memsw.limit_in_bytes", bytes)];
+    // v1 counts what sockets hold apart from all other memory, and only where there is a limit.
+    let work =
+        [memory(limits.memory_bytes), vec![maybe("memory.kmem.tcp.limit_in_bytes", TCP_BYTES)]].concat();
     let quota = u64::from(limits.cpu_millis_per_second) * PERIOD_MICROS / 1000;
     let cpu = vec![set("cpu.cfs_period_us", PERIOD_MICROS), set("cpu.cfs_quota_us", quota)];
     let make = vec![
@@ -331,7 +337,7 @@ fn v1(mounts: &BTreeMap<String, PathBuf>, below: &Path, limits: &Limits) -> Grou
         group("freezer", "work/commands", Vec::new()),
         group("memory", "", Vec::new()),
         group("memory", "supervisor", memory(SUPERVISOR_MEMORY_BYTES)),
-        group("memory", "work", memory(limits.memory_bytes)),
+        group("memory", "work", work),
         group("pids", "", Vec::new()),
         group("pids", "supervisor", vec![set("pids.max", SUPERVISOR_PIDS)]),
         group("pids", "work", vec![set("pids.max", limits.pids)]),
@@ -436,6 +442,14 @@ mod tests {
             assert_eq!(limited.len(), 1);
             assert!(limited[0].ends_with("home/part/work"), "{limited:?}");
         }
+    }
+
+    #[test]
+    fn sockets_have_a_limit_of_their_own_where_the_memory_limit_does_not_count_them() {
+        let v1 = Hierarchy::from_mounts(V1, |_| String::new()).unwrap();
+        let make = v1.groups("home", "part", &Limits::default()).make;
+        let work = make.iter().find(|group| group.path.ends_with("memory/home/part/work")).unwrap();
+        assert!(work.settings.iter().any(|setting| setting.file == "memory.kmem.tcp.limit_in_bytes"));
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::fs::DirBuilderExt,
     },
-    path::PathBuf,
+    path::{Path, PathBuf},
 };
 
 use harvest_proto::{SandboxId, Timestamp, launch::DOOR_SOCKET};
@@ -24,7 +24,7 @@ use crate::{
     syscall,
     zygote::{
         client,
-        protocol::{Answer, Request},
+        protocol::{Answer, Build, Request},
     },
 };
 
@@ -163,7 +163,8 @@ impl Engine {
         let files: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
         self.record_insert(&record)?;
         let resolv_conf = host_resolv_conf(record.network);
-        let request = Request::Start { record: Box::new(record), layers, resolv_conf };
+        let build = self.config.zygote.first().and_then(|program| Build::of(Path::new(program)));
+        let request = Request::Start { record: Box::new(record), layers, resolv_conf, build };
         let reason = match client::ask(&self.config, &request, &files) {
             Ok(Answer::Started { pid }) => return Ok(self.running(&spec.id, pid)),
             Ok(Answer::Failed { reason } | Answer::Ended { reason }) => reason,

@@ -2,6 +2,8 @@
 //! link is ever followed, no other file system is entered, and depth costs neither stack nor
 //! descriptors. Knows nothing of layers.
 
+mod trail;
+
 use std::{
     collections::HashMap,
     ffi::{CStr, CString, OsStr},
@@ -23,6 +25,7 @@ use rustix::{
 };
 
 use crate::{EngineError, disk::disk_error};
+pub(crate) use trail::Trail;
 
 /// The attribute that makes a folder hide what lies below it in the stack.
 pub(crate) const OPAQUE: &CStr = c"trusted.overlay.opaque";
@@ -34,6 +37,9 @@ const BY_REFERENCE: [&CStr; 2] = [c"trusted.overlay.redirect", c"trusted.overlay
 // What a copy keeps besides: data of the owner, file capabilities, access lists. Everything else
 // (labels of the host, overlay's own notes) describes the original only.
 const KEPT_XATTRS: [&[u8]; 3] = [b"user.", b"security.capability", b"system.posix_acl_"];
+
+// PATH_MAX with its final zero.
+const MAX_PATH_BYTES: usize = 4096;
 
 // 4 MiB a step: long enough to be fast, short enough to notice a freeze that must be renewed.
 const COPY_STEP_BYTES: usize = 4 << 20;
@@ -123,22 +129,49 @@ pub(crate) fn visit(
     root: &Path,
     each: &mut dyn FnMut(&Path, BorrowedFd<'_>, &Stat) -> Result<(), EngineError>,
 ) -> Result<(), EngineError> {
-    let top = open_root(root)?;
-    let mut waiting = vec![PathBuf::new()];
-    while let Some(path) = waiting.pop() {
-        let at = |path: &Path| root.join(path);
-        let folder =
-            open_folder(top.as_fd(), &path).map_err(|e| disk_error("open the folder", at(&path), e))?;
-        for name in names(folder.as_fd()).map_err(|e| disk_error("list", at(&path), e))? {
-            let child = join(&path, &name);
-            let stat = stat(folder.as_fd(), &name).map_err(|e| disk_error("look at", at(&child), e))?;
-            each(&child, folder.as_fd(), &stat)?;
+    let failed = |doing, path: &Path, e: Errno| disk_error(doing, root.join(shown(path)), e);
+    let mut at = PathBuf::new();
+    let open = |e| failed("open the folder", Path::new(""), e);
+    let mut trail = Trail::new(open_root(root)?.as_fd()).map_err(open)?;
+    // `None` stands for the way back up.
+    let mut steps: Vec<Option<CString>> = vec![];
+    loop {
+        for name in names(trail.here()).map_err(|e| failed("list", &at, e))? {
+            at.push(OsStr::from_bytes(name.to_bytes()));
+            let stat = stat(trail.here(), &name).map_err(|e| failed("look at", &at, e))?;
+            each(&at, trail.here(), &stat)?;
+            at.pop();
             if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
-                waiting.push(child);
+                steps.push(Some(name));
+            }
+        }
+        loop {
+            match steps.pop() {
+                None => return Ok(()),
+                Some(None) => {
+                    trail.up().map_err(|e| failed("leave the folder", &at, e))?;
+                    at.pop();
+                }
+                Some(Some(name)) => {
+                    at.push(OsStr::from_bytes(name.to_bytes()));
+                    trail.down(&name).map_err(|e| failed("open the folder", &at, e))?;
+                    steps.push(None);
+                    break;
+                }
             }
         }
     }
-    Ok(())
+}
+
+/// A path as an error shows it: a hostile one may have a million bytes.
+pub(crate) fn shown(path: &Path) -> PathBuf {
+    const LONGEST: usize = 1024;
+    let bytes = path.as_os_str().as_bytes();
+    if bytes.len() <= LONGEST {
+        return path.to_owned();
+    }
+    let (head, tail) = (&bytes[..LONGEST / 2], &bytes[bytes.len() - LONGEST / 2..]);
+    PathBuf::from(OsStr::from_bytes(&[head, "…".as_bytes(), tail].concat()))
 }
 
 /// Copies single files, keeping owner, mode, times, attributes, holes, and names that share a file.
@@ -187,9 +220,10 @@ impl<'a> Copier<'a> {
         }
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => self.copy_file(from, name, into, path)?,
-            _ => copy_special(from, name, stat, into).map_err(|e| disk_error("copy", path, e))?,
+            _ => copy_special(from, name, stat, into).map_err(|e| disk_error("copy", shown(path), e))?,
         }
-        if shared {
+        // Where no path is long enough to lead there, the next name gets a copy of its own.
+        if shared && path.as_os_str().len() < MAX_PATH_BYTES {
             self.links.insert(stat.st_ino, path.to_owned());
         }
         (self.pulse)()
@@ -202,7 +236,7 @@ impl<'a> Copier<'a> {
         into: BorrowedFd<'_>,
         path: &Path,
     ) -> Result<(), EngineError> {
-        let failed = |e: Errno| disk_error("copy", path, e);
+        let failed = |e: Errno| disk_error("copy", shown(path), e);
         // Non-blocking: should this be a pipe after all, opening it must not wait for a writer.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let source = fs::openat(from, name, flags, Mode::empty()).map_err(failed)?;
@@ -238,13 +272,13 @@ impl<'a> Copier<'a> {
             }
         }
         if size <= SMALL_FILE_BYTES as u64 && stored >= size {
-            return self.copy_small(source, copy).map_err(|e| disk_error("copy", path, e));
+            return self.copy_small(source, copy).map_err(|e| disk_error("copy", shown(path), e));
         }
-        fs::ftruncate(copy, size).map_err(|e| disk_error("copy", path, e))?;
+        fs::ftruncate(copy, size).map_err(|e| disk_error("copy", shown(path), e))?;
         let mut position = 0;
         while position < size {
             let Some((start, end)) =
-                next_data(source.as_fd(), position, size).map_err(|e| disk_error("copy", path, e))?
+                next_data(source.as_fd(), position, size).map_err(|e| disk_error("copy", shown(path), e))?
             else {
                 break;
             };
@@ -278,7 +312,7 @@ impl<'a> Copier<'a> {
                 // The file became shorter under us; a frozen one does not.
                 Ok(0) => return Ok(u64::MAX),
                 Ok(_) | Err(Errno::INTR | Errno::AGAIN) => {}
-                Err(error) => return Err(disk_error("copy", path, error)),
+                Err(error) => return Err(disk_error("copy", shown(path), error)),
             }
             (self.pulse)()?;
         }

@@ -7,6 +7,8 @@
 mod disks;
 #[path = "engine/probes.rs"]
 mod probes;
+#[path = "engine/upgrades.rs"]
+mod upgrades;
 
 use std::{
     collections::BTreeMap,

@@ -281,9 +281,13 @@ async fn open_sessions(
     let books = Books::new(store.clone(), lease, Arc::clone(&vault), config.budget_tokens)
         .with_environment(environment_secrets());
     let gateway = Gateway::new(Arc::new(books), gateway_config(config, script));
-    let trusted = match &config.trusted {
-        Some(names) => names.clone(),
-        None => tokio::task::spawn_blocking(harvest_gateway::host_registries).await?,
+    // Asking this host's package tools takes seconds; only who needs the answer waits for it.
+    let trusted = config.trusted.clone();
+    let trusted = async move {
+        match trusted {
+            Some(names) => names,
+            None => tokio::task::spawn_blocking(harvest_gateway::host_registries).await.unwrap_or_default(),
+        }
     };
     let parts = Parts {
         store: store.clone(),
@@ -295,11 +299,11 @@ async fn open_sessions(
         config: harvest_session::Config {
             clocks: Clocks::default(),
             image: config.image.clone(),
-            trusted,
+            trusted: Vec::new(),
             budget_tokens: config.budget_tokens,
         },
     };
-    Sessions::open(parts).await.context("cannot take the sessions up")
+    Sessions::open_trusting(parts, trusted).await.context("cannot take the sessions up")
 }
 
 /// The token in the home's file; the first one when there is none.

@@ -8,7 +8,7 @@ use tokio::net::unix::pipe;
 
 use crate::{
     cut::Tail,
-    exec::{pipes, read_now, throw_away},
+    exec::{pipes, read_rest, throw_away},
     processes::Order,
     supervisor::Supervisor,
 };
@@ -67,10 +67,7 @@ pub(crate) async fn run(supervisor: &Supervisor, order: Order, limit: Duration) 
             never = read_on(&ours.stdout, &mut tail) => never,
         }
     };
-    let mut buffer = [0u8; 4096];
-    while let Ok(count @ 1..) = read_now(&ours.stdout, &mut buffer, true) {
-        tail.push(&buffer[..count]);
-    }
+    read_rest(&ours.stdout, |bytes| tail.push(bytes));
     // A service that a hook started keeps its output open; a closed pipe would kill it.
     tokio::task::spawn_local(throw_away(ours.stdout));
     Ok(Captured { exit, tail: tail.text() })
@@ -81,7 +78,11 @@ async fn read_on(receiver: &pipe::Receiver, tail: &mut Tail) -> Exit {
     while receiver.readable().await.is_ok() {
         match receiver.try_read(&mut buffer) {
             Ok(0) => break,
-            Ok(count) => tail.push(&buffer[..count]),
+            Ok(count) => {
+                tail.push(&buffer[..count]);
+                // A pipe that is always full never makes us wait: everybody else would.
+                tokio::task::yield_now().await;
+            }
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
             Err(_) => break,
         }

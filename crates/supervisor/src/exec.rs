@@ -198,12 +198,18 @@ async fn pump_out(
     mut exited: watch::Receiver<bool>,
 ) {
     let mut buffer = vec![0u8; FIRST_READ_BYTES];
+    let mut left = MAX_PIPE_BYTES;
     loop {
         let may = credit.available(buffer.len()).await;
         let last = *exited.borrow();
+        if left == 0 {
+            tokio::task::spawn_local(throw_away(receiver));
+            break;
+        }
         match read_now(&receiver, &mut buffer[..may], last) {
             Ok(0) => break,
             Ok(count) => {
+                left = if last { left.saturating_sub(count) } else { left };
                 credit.spend(count);
                 connection.data(stream, &buffer[..count]).await;
                 if count == buffer.len() && count < MAX_DATA_BYTES {
@@ -226,19 +232,39 @@ async fn pump_out(
     connection.end(stream).await;
 }
 
+// What a pipe can hold (`fs.pipe-max-size`): an ended command has written no more than this since it
+// was last read. What goes on coming is of something it left running.
+const MAX_PIPE_BYTES: usize = 1 << 20;
+
+/// Reads what somebody who has ended has left in a pipe, and no more.
+pub(crate) fn read_rest(receiver: &pipe::Receiver, mut take: impl FnMut(&[u8])) {
+    let (mut buffer, mut left) = ([0u8; 8192], MAX_PIPE_BYTES);
+    while left > 0
+        && let Ok(count @ 1..) = read_now(receiver, &mut buffer, true)
+    {
+        take(&buffer[..count]);
+        left = left.saturating_sub(count);
+    }
+}
+
 /// Reads without waiting. The runtime may not know yet that a pipe has become readable; after the
 /// writer's end only the kernel's own word counts.
 pub(crate) fn read_now(receiver: &pipe::Receiver, buffer: &mut [u8], last: bool) -> std::io::Result<usize> {
     if last { Ok(rustix::io::read(receiver, buffer)?) } else { receiver.try_read(buffer) }
 }
 
+// A full pipe each time: 13 MB a second are enough for what nobody reads, and whoever writes more
+// waits at its own cost instead of keeping pid 1 busy, which no limit of the sandbox covers.
+const THROWN_AWAY_BYTES: usize = 64 * 1024;
+const THROW_AWAY_PAUSE: Duration = Duration::from_millis(5);
+
 /// Reads a pipe to nowhere until nobody holds its other end.
 pub(crate) async fn throw_away(receiver: pipe::Receiver) {
-    let mut buffer = [0u8; 4096];
     loop {
-        match receiver.try_read(&mut buffer) {
+        let read = receiver.try_read(&mut vec![0u8; THROWN_AWAY_BYTES]);
+        match read {
             Ok(0) => return,
-            Ok(_) => tokio::task::yield_now().await,
+            Ok(_) => tokio::time::sleep(THROW_AWAY_PAUSE).await,
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                 if receiver.readable().await.is_err() {
                     return;

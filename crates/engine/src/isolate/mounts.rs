@@ -29,6 +29,10 @@ const NOSUID_NODEV: MountAttrFlags =
     MountAttrFlags::MOUNT_ATTR_NOSUID.union(MountAttrFlags::MOUNT_ATTR_NODEV);
 const READ_ONLY: u64 = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
 
+// All sandboxes share what `kernel.pty.max` leaves them, 3,072 by default: without a limit of its own
+// one of them takes all.
+const TERMINALS: &str = "256";
+
 /// The place in the zygote's root where mounts are put together; a fresh tmpfs for each sandbox.
 pub(crate) const SCRATCH: &str = "/scratch";
 
@@ -200,7 +204,8 @@ impl Tree {
         self.on_folder(&dev, Path::new("/dev"))?;
         // 5 is the group of terminals on every distribution; options are read as the host's ids.
         let group = (first_id + 5).to_string();
-        let pts = new("devpts", &[("ptmxmode", "0666"), ("mode", "0620"), ("gid", &group)], quiet)?;
+        let options = [("ptmxmode", "0666"), ("mode", "0620"), ("gid", &*group), ("max", TERMINALS)];
+        let pts = new("devpts", &options, quiet)?;
         syscall::attach(&pts, folder(&dev, "pts")?)?;
         let shm = new("tmpfs", &[("mode", "1777")], NOSUID_NODEV)?;
         syscall::attach(&shm, folder(&dev, "shm")?)

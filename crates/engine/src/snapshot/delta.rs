@@ -9,8 +9,8 @@
 //!   opaque and shuts out what lies below.
 
 use std::{
-    ffi::CStr,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    ffi::{CStr, CString, OsStr},
+    os::{fd::AsFd, unix::ffi::OsStrExt},
     path::{Path, PathBuf},
 };
 
@@ -23,7 +23,7 @@ use super::index::{self, Entry, Index, Kind, Names};
 use crate::{
     EngineError,
     disk::disk_error,
-    tree::{self, Copier},
+    tree::{self, Copier, Trail},
 };
 
 /// What a copy came to.
@@ -45,11 +45,14 @@ pub(crate) fn copy_delta(
     pulse: &mut dyn FnMut() -> Result<(), EngineError>,
 ) -> Result<(Index, Copied), EngineError> {
     let (from, to) = (tree::open_root(source)?, tree::open_root(target)?);
+    let open = |path: &Path, e| disk_error("open the folder", path, e);
     let mut delta = Delta {
-        source: from.as_fd(),
-        path: source,
+        root: source,
+        at: PathBuf::new(),
         previous,
         taken,
+        source: Trail::new(from.as_fd()).map_err(|e| open(source, e))?,
+        target: Trail::new(to.as_fd()).map_err(|e| open(target, e))?,
         copier: Copier::new(to.as_fd(), pulse),
         above: Vec::new(),
         index: Index::default(),
@@ -61,10 +64,14 @@ pub(crate) fn copy_delta(
 }
 
 struct Delta<'a> {
-    source: BorrowedFd<'a>,
-    path: &'a Path,
+    root: &'a Path,
+    /// The folder being walked, below `root`.
+    at: PathBuf,
     previous: &'a Index,
     taken: i64,
+    source: Trail,
+    /// As far down as there are copies.
+    target: Trail,
     copier: Copier<'a>,
     /// The folders from the root to the one being walked.
     above: Vec<Level>,
@@ -74,14 +81,13 @@ struct Delta<'a> {
 
 /// A folder on the way down.
 struct Level {
-    path: PathBuf,
+    name: CString,
     stat: Stat,
-    /// Everything below is copied, since no earlier copy shows through.
-    whole: bool,
+    /// The inode the last capture saw here. `None` where everything below is copied, since no earlier
+    /// copy shows through.
+    before: Option<u64>,
     /// Its copy hides everything below.
     opaque: bool,
-    /// Its copy exists.
-    made: bool,
 }
 
 enum Step {
@@ -92,18 +98,21 @@ enum Step {
 impl Delta<'_> {
     // An explicit stack: a hostile tree may be thousands of folders deep.
     fn walk(&mut self) -> Result<(), EngineError> {
-        let stat = fs::fstat(self.source).map_err(|e| self.failed("look at", Path::new(""), e))?;
-        let root = Level { path: PathBuf::new(), stat, whole: false, opaque: false, made: true };
-        let mut steps = vec![Step::Enter(root, true)];
+        let stat = fs::fstat(self.source.here()).map_err(|e| self.failed("look at", None, e))?;
+        let root = Level { name: CString::default(), stat, before: Some(index::ROOT), opaque: false };
+        self.above.push(root);
+        let mut steps = vec![Step::Leave];
+        self.folder(index::ROOT, &mut steps)?;
         while let Some(step) = steps.pop() {
             match step {
                 Step::Enter(level, changed) => {
                     steps.push(Step::Leave);
-                    self.above.push(level);
+                    let inode = level.stat.st_ino;
+                    self.enter(level)?;
                     if changed {
                         self.make_above()?;
                     }
-                    self.folder(&mut steps)?;
+                    self.folder(inode, &mut steps)?;
                 }
                 Step::Leave => self.leave()?,
             }
@@ -111,70 +120,71 @@ impl Delta<'_> {
         Ok(())
     }
 
-    fn folder(&mut self, steps: &mut Vec<Step>) -> Result<(), EngineError> {
-        let level = self.above.last().expect("a folder is entered before it is walked");
-        let (path, whole) = (level.path.clone(), level.whole);
-        let folder =
-            tree::open_folder(self.source, &path).map_err(|e| self.failed("open the folder", &path, e))?;
+    fn enter(&mut self, level: Level) -> Result<(), EngineError> {
+        self.source.down(&level.name).map_err(|e| self.failed("open the folder", Some(&level.name), e))?;
+        self.at.push(OsStr::from_bytes(level.name.to_bytes()));
+        self.above.push(level);
+        Ok(())
+    }
+
+    fn folder(&mut self, inode: u64, steps: &mut Vec<Step>) -> Result<(), EngineError> {
+        let before = self.above.last().expect("a folder is entered before it is walked").before;
         let none = Names::new();
-        let old = self.previous.folder(&path).unwrap_or(&none);
+        let old = before.and_then(|inode| self.previous.folder(inode)).unwrap_or(&none);
         let mut present = Names::new();
-        for name in tree::names(folder.as_fd()).map_err(|e| self.failed("list", &path, e))? {
-            let before = index::find(old, &name).filter(|_| !whole);
-            let entry = self.name(folder.as_fd(), &path, &name, before, steps)?;
+        for name in tree::names(self.source.here()).map_err(|e| self.failed("list", None, e))? {
+            let entry = self.name(&name, index::find(old, &name), steps)?;
             present.push((name, entry));
+            // Also where nothing is copied: to look at a million names takes longer than a freeze lasts.
+            (self.copier.pulse)()?;
         }
-        // Not in a whole copy: there is nothing to hide, and overlay lists whiteouts as names in a
-        // folder it does not merge.
-        if !whole {
-            for (name, _) in old.iter().filter(|(name, _)| index::find(&present, name).is_none()) {
-                self.whiteout(&path, name)?;
-            }
+        // In a whole copy `old` is empty: there is nothing to hide, and overlay lists whiteouts as names
+        // in a folder it does not merge.
+        for (name, _) in old.iter().filter(|(name, _)| index::find(&present, name).is_none()) {
+            self.whiteout(name)?;
         }
-        self.index.insert(path, present);
+        self.index.insert(inode, present);
         Ok(())
     }
 
     fn name(
         &mut self,
-        folder: BorrowedFd<'_>,
-        path: &Path,
         name: &CStr,
         before: Option<&Entry>,
         steps: &mut Vec<Step>,
     ) -> Result<Entry, EngineError> {
-        let here = tree::join(path, name);
-        let stat = tree::stat(folder, name).map_err(|e| self.failed("look at", &here, e))?;
-        let kind = self.kind(&stat, &here)?;
+        let stat = tree::stat(self.source.here(), name).map_err(|e| self.failed("look at", Some(name), e))?;
+        let kind = self.kind(&stat, name)?;
         let entry = Entry::of(&stat, kind, self.taken);
         match kind {
             Kind::Folder | Kind::OpaqueFolder => {
                 let opaque = kind == Kind::OpaqueFolder;
-                let merges = before.is_some_and(|before| {
+                let merged = before.filter(|before| {
                     before.kind.is_folder() && (!opaque || before.kind == Kind::OpaqueFolder)
                 });
                 let changed = !before.is_some_and(|before| before.still(&stat, kind));
-                let level =
-                    Level { path: here, stat, whole: !merges, opaque: opaque && !merges, made: false };
+                let level = Level {
+                    name: name.to_owned(),
+                    stat,
+                    before: merged.map(|before| before.inode),
+                    opaque: opaque && merged.is_none(),
+                };
                 steps.push(Step::Enter(level, changed));
             }
             Kind::Whiteout if before.is_some_and(|before| before.kind == Kind::Whiteout) => {}
-            Kind::Whiteout => self.whiteout(path, name)?,
+            Kind::Whiteout => self.whiteout(name)?,
             Kind::Other if before.is_some_and(|before| before.still(&stat, kind)) => {}
-            Kind::Other => {
-                let into = self.target_folder()?;
-                self.copier.copy(folder, name, &stat, into.as_fd(), &here)?;
-                self.names += 1;
-            }
+            Kind::Other => self.copy(name, &stat)?,
         }
         Ok(entry)
     }
 
-    fn kind(&self, stat: &Stat, path: &Path) -> Result<Kind, EngineError> {
+    fn kind(&self, stat: &Stat, name: &CStr) -> Result<Kind, EngineError> {
         if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
-            let opaque =
-                tree::open_folder(self.source, path).and_then(|folder| tree::is_opaque(folder.as_fd()));
-            let opaque = opaque.map_err(|e| self.failed("read the attributes of", path, e))?;
+            let path = Path::new(OsStr::from_bytes(name.to_bytes()));
+            let opaque = tree::open_folder(self.source.here(), path)
+                .and_then(|folder| tree::is_opaque(folder.as_fd()));
+            let opaque = opaque.map_err(|e| self.failed("read the attributes of", Some(name), e))?;
             Ok(if opaque { Kind::OpaqueFolder } else { Kind::Folder })
         } else if tree::is_whiteout(stat) {
             Ok(Kind::Whiteout)
@@ -183,51 +193,55 @@ impl Delta<'_> {
         }
     }
 
-    fn whiteout(&mut self, folder: &Path, name: &CStr) -> Result<(), EngineError> {
-        let into = self.target_folder()?;
-        self.names += 1;
-        tree::make_whiteout(into.as_fd(), name)
-            .map_err(|e| self.failed("note the removal of", &tree::join(folder, name), e))
-    }
-
-    /// The copy of the folder being walked, made if it is not there yet.
-    fn target_folder(&mut self) -> Result<OwnedFd, EngineError> {
+    fn copy(&mut self, name: &CStr, stat: &Stat) -> Result<(), EngineError> {
         self.make_above()?;
-        let path = &self.above.last().expect("names are in folders").path;
-        tree::open_folder(self.copier.target, path).map_err(|e| self.failed("copy", path, e))
+        self.names += 1;
+        self.at.push(OsStr::from_bytes(name.to_bytes()));
+        let copied = self.copier.copy(self.source.here(), name, stat, self.target.here(), &self.at);
+        self.at.pop();
+        copied
     }
 
+    fn whiteout(&mut self, name: &CStr) -> Result<(), EngineError> {
+        self.make_above()?;
+        self.names += 1;
+        tree::make_whiteout(self.target.here(), name)
+            .map_err(|e| self.failed("note the removal of", Some(name), e))
+    }
+
+    /// Makes the copy of the folder being walked, and of those above it, where they are missing.
     fn make_above(&mut self) -> Result<(), EngineError> {
-        for at in 0..self.above.len() {
-            if !self.above[at].made {
-                let path = &self.above[at].path;
-                fs::mkdirat(self.copier.target, path, Mode::RWXU)
-                    .map_err(|e| self.failed("copy", path, e))?;
-                self.above[at].made = true;
-                self.names += 1;
-            }
+        while let Some(level) = self.above.get(self.target.depth()) {
+            let made = fs::mkdirat(self.target.here(), &level.name, Mode::RWXU)
+                .and_then(|()| self.target.down(&level.name));
+            made.map_err(|e| self.failed("copy", None, e))?;
+            self.names += 1;
         }
         Ok(())
     }
 
     // Last, because writing into a folder moves its times.
     fn leave(&mut self) -> Result<(), EngineError> {
+        let made = self.target.depth() == self.above.len();
         let level = self.above.pop().expect("a folder is left after it was entered");
-        if !level.made {
-            return Ok(());
-        }
-        let dressed = || {
-            let from = tree::open_folder(self.source, &level.path)?;
-            let to = tree::open_folder(self.copier.target, &level.path)?;
-            if level.opaque {
-                tree::make_opaque(to.as_fd())?;
+        let mut left = || {
+            if made {
+                if level.opaque {
+                    tree::make_opaque(self.target.here())?;
+                }
+                tree::copy_file_metadata(self.source.here(), self.target.here(), &level.stat)?;
+                self.target.up()?;
             }
-            tree::copy_file_metadata(from.as_fd(), to.as_fd(), &level.stat)
+            self.source.up()
         };
-        dressed().map_err(|e| self.failed("copy", &level.path, e))
+        let left = left();
+        left.map_err(|e| self.failed("copy", None, e))?;
+        self.at.pop();
+        Ok(())
     }
 
-    fn failed(&self, doing: &'static str, path: &Path, error: Errno) -> EngineError {
-        disk_error(doing, self.path.join(path), error)
+    fn failed(&self, doing: &'static str, name: Option<&CStr>, error: Errno) -> EngineError {
+        let path = name.map_or_else(|| self.at.clone(), |name| tree::join(&self.at, name));
+        disk_error(doing, self.root.join(tree::shown(&path)), error)
     }
 }

@@ -4,15 +4,13 @@
 
 use std::{
     collections::HashMap,
-    ffi::{CStr, CString, OsStr},
-    os::unix::ffi::OsStrExt,
-    path::{Path, PathBuf},
+    ffi::{CStr, CString},
 };
 
 use rustix::fs::Stat;
 
 // Changed when the form changes: an index of another form is as good as none.
-const MAGIC: &[u8; 8] = b"hvindex1";
+const MAGIC: &[u8; 8] = b"hvindex2";
 
 // A clock tick of the kernel is 10 ms at most; within two of them a second change may carry the
 // same time as the first.
@@ -45,7 +43,7 @@ impl Kind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) kind: Kind,
-    inode: u64,
+    pub(crate) inode: u64,
     changed: i64,
 }
 
@@ -71,28 +69,32 @@ fn nanos(stat: &Stat) -> i64 {
 /// The names of one folder, sorted.
 pub(crate) type Names = Vec<(CString, Entry)>;
 
-/// What a capture saw, by folder.
+/// Stands for the folder a walk starts at: no inode has this number.
+pub(crate) const ROOT: u64 = 0;
+
+/// What a capture saw, by the folders' inodes: a path for each would make a deep tree take the square
+/// of its depth.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Index {
-    folders: HashMap<PathBuf, Names>,
+    folders: HashMap<u64, Names>,
 }
 
 impl Index {
-    /// What `folder` held; `None` when it was not there or no folder.
-    pub(crate) fn folder(&self, folder: &Path) -> Option<&Names> {
-        self.folders.get(folder)
+    /// What the folder with this inode held; `None` when there was none.
+    pub(crate) fn folder(&self, inode: u64) -> Option<&Names> {
+        self.folders.get(&inode)
     }
 
-    /// Remembers what `folder` holds. `names` must be sorted.
-    pub(crate) fn insert(&mut self, folder: PathBuf, names: Names) {
-        self.folders.insert(folder, names);
+    /// Remembers what the folder with this inode holds. `names` must be sorted.
+    pub(crate) fn insert(&mut self, inode: u64, names: Names) {
+        self.folders.insert(inode, names);
     }
 
     /// The index as bytes.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut out = MAGIC.to_vec();
         for (folder, names) in &self.folders {
-            put(&mut out, folder.as_os_str().as_bytes());
+            out.extend(folder.to_le_bytes());
             out.extend(u32::try_from(names.len()).expect("a folder has fewer names").to_le_bytes());
             for (name, entry) in names {
                 put(&mut out, name.to_bytes());
@@ -109,7 +111,7 @@ impl Index {
         let mut rest = bytes.strip_prefix(MAGIC)?;
         let mut folders = HashMap::new();
         while !rest.is_empty() {
-            let folder = PathBuf::from(OsStr::from_bytes(take(&mut rest)?));
+            let folder = u64::from_le_bytes(take_array(&mut rest)?);
             let count = u32::from_le_bytes(take_array(&mut rest)?);
             let mut names = Names::new();
             for _ in 0..count {
@@ -132,7 +134,7 @@ pub(crate) fn find<'a>(names: &'a Names, name: &CStr) -> Option<&'a Entry> {
 }
 
 fn put(out: &mut Vec<u8>, text: &[u8]) {
-    out.extend(u16::try_from(text.len()).expect("a path has at most 4,095 bytes").to_le_bytes());
+    out.extend(u16::try_from(text.len()).expect("a name has at most 255 bytes").to_le_bytes());
     out.extend(text);
 }
 
@@ -153,7 +155,7 @@ fn take_array<const N: usize>(rest: &mut &[u8]) -> Option<[u8; N]> {
 mod tests {
     use super::*;
 
-    fn stat_of(path: &Path) -> Stat {
+    fn stat_of(path: &std::path::Path) -> Stat {
         rustix::fs::lstat(path).unwrap()
     }
 
@@ -161,8 +163,8 @@ mod tests {
     fn an_index_survives_writing_and_reading_and_garbage_is_none() {
         let mut index = Index::default();
         let entry = Entry { kind: Kind::OpaqueFolder, inode: 7, changed: -3 };
-        index.insert(PathBuf::new(), vec![(c"a\xff".to_owned(), entry)]);
-        index.insert(PathBuf::from("a"), Vec::new());
+        index.insert(ROOT, vec![(c"a\xff".to_owned(), entry)]);
+        index.insert(7, Vec::new());
         let bytes = index.encode();
         assert_eq!(Index::decode(&bytes), Some(index));
         assert_eq!(Index::decode(&bytes[..bytes.len() - 1]), None);

@@ -21,7 +21,7 @@ use rustix::{
 };
 
 use super::*;
-use crate::disk::tests::Temporary;
+use crate::{disk::tests::Temporary, tree};
 
 const BASE: &str = "baselayer";
 
@@ -98,6 +98,13 @@ impl Machine {
         let shown = describe(&at);
         rustix::mount::unmount(&at, rustix::mount::UnmountFlags::empty()).unwrap();
         shown
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // Most were never mounted; of the others nothing would be removed below a mount.
+        let _ = rustix::mount::unmount(self.path("merged"), rustix::mount::UnmountFlags::DETACH);
     }
 }
 
@@ -302,14 +309,11 @@ fn a_failed_capture_thaws_and_leaves_nothing() {
         freeze: &|| {
             said.borrow_mut().push("freeze");
             frozen.set(true);
-            // A path too long to be opened: what a hostile sandbox would leave.
-            let mut folder = crate::tree::open_root(&machine.path("upper")).unwrap();
-            for _ in 0..30 {
-                let name = "x".repeat(200);
-                rustix::fs::mkdirat(&folder, &name, Mode::RWXU).unwrap();
-                folder =
-                    rustix::fs::openat(&folder, &name, rustix::fs::OFlags::DIRECTORY, Mode::empty()).unwrap();
-            }
+            // A folder that stands for another one cannot be kept.
+            let folder = machine.path("upper/moved");
+            fs::create_dir(&folder).unwrap();
+            let flags = rustix::fs::XattrFlags::empty();
+            rustix::fs::setxattr(&folder, c"trusted.overlay.redirect", b"/a", flags).unwrap();
             Ok(())
         },
         thaw: &|| {
@@ -449,4 +453,63 @@ fn a_snapshot_is_durable_after_a_sync_in_the_same_run_of_the_kernel() {
     machine.disk.snapshots_sync().unwrap();
     assert!(machine.disk.snapshot(&ours.id).unwrap().unwrap().durable);
     assert!(!machine.disk.snapshot(&torn.id).unwrap().unwrap().durable);
+}
+
+/// Digs folders with names of 200 bytes below `upper`; no path can name the last of them.
+fn dig(upper: &Path, depth: usize) -> tree::Trail {
+    use std::os::fd::AsFd;
+    let name = CString::new("n".repeat(200)).unwrap();
+    let mut trail = tree::Trail::new(tree::open_root(upper).unwrap().as_fd()).unwrap();
+    for _ in 0..depth {
+        match rustix::fs::mkdirat(trail.here(), &name, Mode::RWXU) {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => trail.down(&name).unwrap(),
+            Err(error) => panic!("{error}"),
+        }
+    }
+    trail
+}
+
+#[test]
+fn a_tree_deeper_than_any_path_is_captured_measured_and_deleted() {
+    const DEPTH: usize = 300;
+    let machine = Machine::new();
+    let (upper, file) = (machine.path("upper"), CString::new("bottom").unwrap());
+    let bottom = dig(&upper, DEPTH);
+    drop(rustix::fs::openat(bottom.here(), &file, rustix::fs::OFlags::CREATE, Mode::RUSR).unwrap());
+    edit(&upper, &Edit::Settle);
+    let first = machine.capture().unwrap();
+    assert_eq!(first.names, DEPTH as u64 + 1);
+    assert_eq!(machine.capture().unwrap().names, 0, "nothing has changed");
+    rustix::fs::unlinkat(bottom.here(), &file, rustix::fs::AtFlags::empty()).unwrap();
+    let second = machine.capture().unwrap();
+    assert_eq!(second.names, DEPTH as u64 + 1, "the folders on the way and the removal");
+    let layers = second.snapshot.layers.iter().skip(1).map(|layer| machine.disk.layer_path(layer).unwrap());
+    for layer in layers {
+        assert!(rustix::fs::statat(dig(&layer, DEPTH).here(), &file, rustix::fs::AtFlags::empty()).is_ok());
+        assert!(crate::layer::disk_usage(&layer).unwrap() > 0);
+        trash::throw_away(&layer, &machine.disk.trash()).unwrap();
+    }
+    trash::throw_away(&upper, &machine.disk.trash()).unwrap();
+    trash::delete(&machine.disk.trash(), &disk::names_in(&machine.disk.trash()).unwrap()).unwrap();
+}
+
+#[test]
+fn a_freeze_is_renewed_while_nothing_needs_copying() {
+    let machine = Machine::new();
+    let upper = machine.path("upper");
+    for number in 0..20 {
+        fs::write(upper.join(number.to_string()), "").unwrap();
+    }
+    edit(&upper, &Edit::Settle);
+    let target = tempfile::tempdir().unwrap();
+    let (index, _) =
+        delta::copy_delta(&upper, target.path(), &Index::default(), now_nanos(), &mut || Ok(())).unwrap();
+    let (pulses, again) = (Cell::new(0), tempfile::tempdir().unwrap());
+    let mut pulse = || {
+        pulses.set(pulses.get() + 1);
+        Ok(())
+    };
+    let (_, copied) = delta::copy_delta(&upper, again.path(), &index, now_nanos(), &mut pulse).unwrap();
+    assert_eq!(copied.names, 0);
+    assert!(pulses.get() >= 20);
 }

@@ -10,6 +10,7 @@ use std::{
 };
 
 use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
     fs::{FlockOperation, Mode, OFlags, flock},
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with},
 };
@@ -35,8 +36,10 @@ pub(crate) fn ask(
             Ok(socket) => socket,
             Err(_) => start(config, &home)?,
         };
-        if let Some(answer) = exchange(&socket, request, files)? {
-            return Ok(answer);
+        match exchange(&socket, request, files)? {
+            Some(Answer::Outdated) => await_end(&socket),
+            Some(answer) => return Ok(answer),
+            None => {}
         }
     }
     Err(EngineError::Zygote { reason: format!("it died {ATTEMPTS} times over the same request") })
@@ -64,6 +67,13 @@ fn exchange(
         Err(error) if is_gone(&error) => Ok(None),
         result => Ok(result.map_err(unreachable)?.map(|(answer, _)| answer)),
     }
+}
+
+/// Waits until a zygote that is going has gone: until then it would be found again.
+fn await_end(socket: &OwnedFd) {
+    let patience = Timespec { tv_sec: 2, tv_nsec: 0 };
+    // Late or early, asking again is right.
+    let _ = poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&patience));
 }
 
 fn is_gone(error: &io::Error) -> bool {

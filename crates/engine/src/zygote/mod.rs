@@ -39,6 +39,7 @@ use crate::{
     syscall::{self, Side},
 };
 use nursery::Nursery;
+use protocol::Build;
 use server::Server;
 
 // A zygote that is just going holds its lock for a moment longer.
@@ -88,6 +89,7 @@ fn split() -> io::Result<Side> {
 }
 
 fn prepare(home: &Path) -> Result<(Server, File), StepError> {
+    let build = Build::of(Path::new("/proc/self/exe"));
     let path = home.canonicalize().doing(|| format!("find {}", home.display()))?;
     let home = Home::new(path);
     let lock = lock(&home)?;
@@ -105,7 +107,7 @@ fn prepare(home: &Path) -> Result<(Server, File), StepError> {
     empty_mount_table(&home, claims, &cgroups)?;
     ids::sweep(claims)?;
     let nursery = Nursery::adopt(home.clone(), cgroups, claims.to_owned())?;
-    Ok((Server::listen(home, nursery)?, lock))
+    Ok((Server::listen(home, build, nursery)?, lock))
 }
 
 /// One zygote per home. Not inherited by what we start, unlike a lock of `flock`.

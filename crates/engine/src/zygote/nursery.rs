@@ -432,8 +432,14 @@ impl Nursery {
     }
 
     /// Nobody to look after.
-    pub(super) fn is_empty(&self) -> bool {
-        self.live.is_empty() && self.owners.is_empty()
+    pub(super) fn is_empty(&mut self) -> bool {
+        if !self.live.is_empty() {
+            return false;
+        }
+        // Nothing is left to throw away of those that somebody else has removed.
+        let home = &self.home;
+        self.owners.retain(|id, _| home.sandbox(id).exists());
+        self.owners.is_empty()
     }
 
     /// Removes the home's cgroup before the zygote goes.

@@ -4,8 +4,11 @@
 use std::{
     io::{self, IoSliceMut},
     mem::MaybeUninit,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
-    path::PathBuf,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::fs::MetadataExt,
+    },
+    path::{Path, PathBuf},
 };
 
 use harvest_proto::SandboxId;
@@ -25,6 +28,9 @@ pub(crate) enum Request {
         layers: Vec<PathBuf>,
         /// The host's, for sandboxes that share its network.
         resolv_conf: String,
+        /// The program a zygote would be started from now.
+        #[serde(default)]
+        build: Option<Build>,
     },
     /// Answer when it has ended.
     Wait { id: SandboxId },
@@ -54,6 +60,28 @@ pub(crate) enum Answer {
     Unknown,
     /// It could not be done.
     Failed { reason: String },
+    /// This zygote is of another build and has nothing to look after: it goes, ask the next one.
+    Outdated,
+}
+
+/// Which file a program was started from: another one after every upgrade.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Build {
+    file: (u64, u64),
+    size: u64,
+    modified: (i64, i64),
+}
+
+impl Build {
+    /// The program at this path; `None` where it cannot be looked at.
+    pub(crate) fn of(program: &Path) -> Option<Self> {
+        let about = std::fs::metadata(program).ok()?;
+        Some(Self {
+            file: (about.dev(), about.ino()),
+            size: about.size(),
+            modified: (about.mtime(), about.mtime_nsec()),
+        })
+    }
 }
 
 // A socket's default send buffer is 208 KiB; a packet that does not fit fails with a clear error.

@@ -19,7 +19,7 @@ use rustix::{
 
 use super::{
     nursery::{Nursery, Told},
-    protocol::{Answer, Request, receive, send},
+    protocol::{Answer, Build, Request, receive, send},
 };
 use crate::{
     error::{Doing, StepError},
@@ -49,6 +49,8 @@ enum Waits {
 
 pub(super) struct Server {
     home: Home,
+    /// What we were started from.
+    build: Option<Build>,
     listener: Option<OwnedFd>,
     nursery: Nursery,
     clients: BTreeMap<u64, Client>,
@@ -68,11 +70,12 @@ enum Ready {
 }
 
 impl Server {
-    pub(super) fn listen(home: Home, nursery: Nursery) -> Result<Self, StepError> {
+    pub(super) fn listen(home: Home, build: Option<Build>, nursery: Nursery) -> Result<Self, StepError> {
         let listener = bound(&home).doing(|| format!("listen in {}", home.run().display()))?;
         let now = Instant::now();
         Ok(Self {
             home,
+            build,
             listener: Some(listener),
             nursery,
             clients: BTreeMap::new(),
@@ -94,11 +97,13 @@ impl Server {
                 self.logs_cut = now;
                 self.nursery.cut_logs();
             }
-            if !(self.nursery.is_empty() && self.clients.is_empty()) {
+            // Who asked for rest may hold the connection still; a sandbox is never left alone.
+            let idle = self.nursery.is_empty() && (self.resting || self.clients.is_empty());
+            if !idle {
                 self.idle_since = now;
             }
             let idle_end = self.idle_since + if self.resting { Duration::ZERO } else { IDLE };
-            if idle_end <= now && self.close_when_unwanted() {
+            if idle && idle_end <= now && self.close_when_unwanted() {
                 return;
             }
             // Once nobody has asked for anything for a moment: growing a seed holds up who asks.
@@ -110,7 +115,7 @@ impl Server {
                 next,
                 (grow_at > now).then_some(grow_at),
                 Some(now + CUT_LOGS_EVERY),
-                Some(idle_end.max(now)),
+                idle.then_some(idle_end.max(now)),
             ];
             let until = wake.into_iter().flatten().min().unwrap_or(now);
             for ready in self.wait(until.saturating_duration_since(now)) {
@@ -214,7 +219,11 @@ impl Server {
                 self.resting = true;
                 Some(Answer::Done)
             }
-            Request::Start { record, layers, resolv_conf } => {
+            Request::Start { build, .. } if self.is_outdated(build.as_ref()) => {
+                self.resting = true;
+                Some(Answer::Outdated)
+            }
+            Request::Start { record, layers, resolv_conf, .. } => {
                 self.resting = false;
                 let id = record.id.clone();
                 match self.nursery.start(*record, &layers, resolv_conf, files) {
@@ -238,6 +247,12 @@ impl Server {
             Request::Freeze { id } => Some(self.freeze(&id, true)),
             Request::Thaw { id } => Some(self.freeze(&id, false)),
         }
+    }
+
+    /// Whether the next zygote would be of another build, and nothing keeps it from taking our place.
+    fn is_outdated(&mut self, wanted: Option<&Build>) -> bool {
+        let other = matches!((wanted, &self.build), (Some(wanted), Some(own)) if wanted != own);
+        other && self.nursery.is_empty()
     }
 
     fn wait_for(&mut self, key: u64, waits: Waits) -> Option<Answer> {

@@ -6,7 +6,7 @@ use std::os::{linux::net::SocketAddrExt, unix::net::SocketAddr};
 use super::*;
 
 /// What a sandbox is to be kept from, one way each.
-const PROBES: [(&str, i32); 17] = [
+const PROBES: [(&str, i32); 18] = [
     ("mount", libc::EPERM),
     ("fsopen", libc::EPERM),
     ("user_namespace", libc::EPERM),
@@ -21,6 +21,7 @@ const PROBES: [(&str, i32); 17] = [
     ("io_uring", libc::ENOSYS),
     ("bpf", libc::EPERM),
     ("device", libc::EPERM),
+    ("terminals", libc::ENOSPC),
     ("kill_host", libc::ESRCH),
     ("outside", libc::ENETUNREACH),
     ("abstract_socket", libc::ECONNREFUSED),
@@ -168,6 +169,11 @@ fn attempt(probe: &str, target: i32, control: bool) -> std::io::Result<()> {
                 check(libc::mknod(path.as_ptr(), libc::S_IFCHR | 0o600, libc::makedev(1, 3)).into())?;
                 check(libc::unlink(path.as_ptr()).into())
             }
+            // Far fewer than the host has for all sandboxes together.
+            "terminals" => (0..300)
+                .map(|_| fs::File::options().read(true).write(true).open("/dev/ptmx"))
+                .collect::<Result<Vec<_>, _>>()
+                .map(drop),
             "kill_host" => check(libc::kill(target, 0).into()),
             "outside" => connect("192.0.2.1:80"),
             "synthetic" => connect("198.18.77.7:80"),

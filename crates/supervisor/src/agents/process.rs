@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     cut::Tail,
-    exec::{pipes, read_now},
+    exec::{pipes, read_rest},
     git::NEVER_ASK,
     processes::{Child, End},
     supervisor::Supervisor,
@@ -200,7 +200,10 @@ impl AgentProcess {
             self.supervisor.outbox.room().await;
             tokio::select! {
                 biased;
-                open = self.lines.fill() => if !open {
+                // A pipe that is always full never makes us wait: everybody else would.
+                open = self.lines.fill() => if open {
+                    tokio::task::yield_now().await;
+                } else {
                     self.end = Some(match timeout(EXIT_LIMIT, self.child.wait()).await {
                         Ok(end) => end,
                         Err(_) => self.child.kill().await,
@@ -253,10 +256,7 @@ struct Words {
 impl Words {
     // Everything that is there now: after its end this is everything it has said.
     fn take_all(&self) {
-        let mut buffer = [0u8; 4096];
-        while let Ok(count @ 1..) = read_now(&self.stderr, &mut buffer, true) {
-            self.tail.borrow_mut().push(&buffer[..count]);
-        }
+        read_rest(&self.stderr, |bytes| self.tail.borrow_mut().push(bytes));
     }
 }
 
@@ -265,7 +265,11 @@ async fn listen(words: Rc<Words>) {
     while words.stderr.readable().await.is_ok() {
         match words.stderr.try_read(&mut buffer) {
             Ok(0) => return,
-            Ok(count) => words.tail.borrow_mut().push(&buffer[..count]),
+            Ok(count) => {
+                words.tail.borrow_mut().push(&buffer[..count]);
+                // A pipe that is always full never makes us wait: everybody else would.
+                tokio::task::yield_now().await;
+            }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Err(_) => return,
         }
@@ -325,9 +329,6 @@ impl Lines {
     }
 
     fn drain(&mut self) {
-        let mut piece = [0u8; 8192];
-        while let Ok(count @ 1..) = read_now(&self.receiver, &mut piece, true) {
-            self.buffer.extend_from_slice(&piece[..count]);
-        }
+        read_rest(&self.receiver, |bytes| self.buffer.extend_from_slice(bytes));
     }
 }

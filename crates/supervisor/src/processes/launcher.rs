@@ -20,7 +20,10 @@ use std::{
     time::Duration,
 };
 
-use rustix::process::{Pid, WaitOptions};
+use rustix::{
+    io::Errno,
+    process::{Pid, WaitOptions},
+};
 
 use super::{
     descendants,
@@ -96,7 +99,8 @@ fn run(
     let pid = match start(order, descriptors) {
         Ok(pid) => pid,
         Err(error) => {
-            let errno = error.raw_os_error().unwrap_or(0);
+            // An error without a number is std's own: a zero byte in an argument, say.
+            let errno = error.raw_os_error().unwrap_or(Errno::INVAL.raw_os_error());
             return report(control, &FromLauncher::Failed { errno, message: error.to_string() });
         }
     };

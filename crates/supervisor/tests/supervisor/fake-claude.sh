@@ -45,6 +45,13 @@ while read -r line; do
             say "deaf"
             while :; do sleep 1; done
             ;;
+        *endless*)
+            state running
+            say "endless"
+            # Not a line and not text, on both outputs.
+            cat /dev/zero >&2 &
+            exec cat /dev/zero
+            ;;
         *crash*)
             state running
             echo "last words" >&2

@@ -13,6 +13,9 @@ use crate::{agents::Signal, cut};
 
 // A line we have no word for is kept for whoever looks into it, not for its content.
 const MAX_RAW_BYTES: usize = 4 * 1024;
+// A protocol that has grown brings a few such lines a turn. Whatever runs beside the agent can write
+// to its output too, without end, and every event is stored for good.
+const MAX_RAW_LINES: u32 = 100;
 
 /// The state of the conversation, as far as its lines need it.
 #[derive(Debug, Default)]
@@ -21,6 +24,8 @@ pub(crate) struct Claude {
     started: bool,
     result: Option<Result<(), String>>,
     asked: BTreeMap<String, Asked>,
+    /// Lines without meaning since the last prompt.
+    raw: u32,
 }
 
 /// A tool call that waits for a person's answers.
@@ -39,11 +44,12 @@ impl Claude {
         self.command = Some(wire::uuid(prompt));
         self.started = false;
         self.result = None;
+        self.raw = 0;
     }
 
     /// What a line means.
     pub(crate) fn hear(&mut self, line: &[u8]) -> Vec<Signal> {
-        let Ok(message) = serde_json::from_slice::<Value>(line) else { return raw(line) };
+        let Ok(message) = serde_json::from_slice::<Value>(line) else { return self.raw(line) };
         match text(&message, "type") {
             "system" => self.system(&message, line),
             "stream_event" => partial(&message),
@@ -60,8 +66,23 @@ impl Claude {
             "keep_alive" | "rate_limit_event" | "tool_progress" | "auth_status" | "tool_use_summary" => {
                 Vec::new()
             }
-            _ => raw(line),
+            _ => self.raw(line),
         }
+    }
+
+    fn raw(&mut self, line: &[u8]) -> Vec<Signal> {
+        let line = String::from_utf8_lossy(line);
+        if line.trim().is_empty() || self.raw > MAX_RAW_LINES {
+            return Vec::new();
+        }
+        self.raw += 1;
+        vec![Signal::Event(if self.raw > MAX_RAW_LINES {
+            EventBody::Warning {
+                message: "the agent says too much that has no meaning; more of it is left out".to_owned(),
+            }
+        } else {
+            EventBody::AgentRaw { line: cut::head(&line, MAX_RAW_BYTES).to_owned() }
+        })]
     }
 
     fn system(&mut self, message: &Value, line: &[u8]) -> Vec<Signal> {
@@ -81,7 +102,7 @@ impl Claude {
             | "hook_started"
             | "hook_progress"
             | "hook_response" => Vec::new(),
-            _ => raw(line),
+            _ => self.raw(line),
         }
     }
 
@@ -167,14 +188,6 @@ impl Claude {
 
 fn text<'a>(value: &'a Value, field: &str) -> &'a str {
     value.get(field).and_then(Value::as_str).unwrap_or_default()
-}
-
-fn raw(line: &[u8]) -> Vec<Signal> {
-    let line = String::from_utf8_lossy(line);
-    if line.trim().is_empty() {
-        return Vec::new();
-    }
-    vec![Signal::Event(EventBody::AgentRaw { line: cut::head(&line, MAX_RAW_BYTES).to_owned() })]
 }
 
 fn ready(message: &Value) -> Vec<Signal> {

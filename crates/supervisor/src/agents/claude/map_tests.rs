@@ -164,6 +164,18 @@ fn what_we_have_no_word_for_is_kept_short() {
     assert_eq!(line.len(), 4096);
 }
 
+#[test]
+fn a_flood_without_meaning_is_cut_off_until_the_next_prompt() {
+    let mut claude = Claude::default();
+    let noise = vec!["y"; 1000];
+    let signals = hear(&mut claude, &noise);
+    assert_eq!(signals.len(), 101);
+    assert!(matches!(signals.last(), Some(Signal::Event(EventBody::Warning { .. }))));
+    assert_eq!(hear(&mut claude, &noise), []);
+    claude.begin(&PromptId::random());
+    assert_eq!(hear(&mut claude, &["y"]).len(), 1);
+}
+
 proptest! {
     #[test]
     fn garbled_lines_never_panic(line in r#"\{"type":"(user|assistant|result|system|control_request|x)".{0,60}"#) {
