@@ -96,6 +96,7 @@ fn run(
     control: &Arc<UnixStream>,
     below: &Arc<Below>,
 ) -> io::Result<()> {
+    report(control, &FromLauncher::Taken)?;
     let pid = match start(order, descriptors) {
         Ok(pid) => pid,
         Err(error) => {

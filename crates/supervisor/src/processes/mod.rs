@@ -33,6 +33,11 @@ pub(crate) use self::order::{End, Order};
 use self::order::{FromLauncher, ToLauncher};
 use crate::{log, passing};
 
+// A cgroup that is killed again and again is somebody's wish, not bad luck.
+const TRIES: usize = 5;
+
+const NOT_STARTED: &str = "no process could be started for the command";
+
 // Enough for a burst of small commands; each idle launcher holds about 0.1 MB.
 const IDLE_LAUNCHERS: usize = 2;
 
@@ -68,21 +73,22 @@ impl Processes {
     /// Starts a command in the commands' cgroup.
     pub(crate) async fn start(self: &Rc<Self>, order: Order, stdio: Triple) -> Result<Child, Fault> {
         let message = message(&order);
-        loop {
+        for _ in 0..TRIES {
             let kept = self.idle.borrow_mut().pop();
-            let was_kept = kept.is_some();
             let mut launcher = match kept {
                 Some(launcher) => launcher,
                 None => self.launcher().await.map_err(|error| system("cannot reach a launcher", &error))?,
             };
             let descriptors: Vec<BorrowedFd<'_>> = stdio.iter().map(AsFd::as_fd).collect();
-            match launcher.send(&message, &descriptors).await {
-                Ok(()) => return Child::started(launcher, Some(Rc::clone(self)), &order).await,
-                // A kept launcher may have been killed meanwhile, with its cgroup or for memory.
-                Err(_) if was_kept => {}
-                Err(error) => return Err(system("cannot reach a launcher", &error)),
+            // A launcher may be killed at any moment, with its cgroup, with its nursery or for memory.
+            // What it has not taken has had no effect, so another one may have it.
+            if launcher.send(&message, &descriptors).await.is_ok()
+                && let Some(child) = Child::started(launcher, Some(Rc::clone(self)), &order).await?
+            {
+                return Ok(child);
             }
         }
+        Err(Fault::new(FaultCode::System, NOT_STARTED))
     }
 
     /// Starts a process in the cgroup that `joins` lead into; for what is rarely started.
@@ -97,7 +103,9 @@ impl Processes {
         let descriptors: Vec<BorrowedFd<'_>> = stdio.iter().chain(joins).map(AsFd::as_fd).collect();
         let sent = launcher.send(&message(&order), &descriptors).await;
         sent.map_err(|error| system("cannot reach a launcher", &error))?;
-        Child::started(launcher, None, &order).await
+        Child::started(launcher, None, &order)
+            .await?
+            .ok_or_else(|| Fault::new(FaultCode::System, NOT_STARTED))
     }
 
     async fn launcher(&self) -> io::Result<Launcher> {
@@ -168,22 +176,28 @@ pub(crate) struct Child {
 }
 
 impl Child {
+    // `None` when the launcher died before it took the order.
     async fn started(
         mut launcher: Launcher,
         pool: Option<Rc<Processes>>,
         order: &Order,
-    ) -> Result<Self, Fault> {
-        match launcher.next().await {
-            Ok(Some(FromLauncher::Started { pid })) => {
-                Ok(Self { pid, launcher: Some(launcher), end: None, pool })
-            }
-            Ok(Some(FromLauncher::Failed { errno, message })) => {
-                if let Some(pool) = pool {
-                    pool.keep(launcher);
+    ) -> Result<Option<Self>, Fault> {
+        let mut taken = false;
+        loop {
+            match launcher.next().await {
+                Ok(Some(FromLauncher::Taken)) => taken = true,
+                Ok(Some(FromLauncher::Started { pid })) => {
+                    return Ok(Some(Self { pid, launcher: Some(launcher), end: None, pool }));
                 }
-                Err(start_fault(order, errno, &message))
+                Ok(Some(FromLauncher::Failed { errno, message })) => {
+                    if let Some(pool) = pool {
+                        pool.keep(launcher);
+                    }
+                    return Err(start_fault(order, errno, &message));
+                }
+                _ if taken => return Err(Fault::new(FaultCode::System, NOT_STARTED)),
+                _ => return Ok(None),
             }
-            _ => Err(Fault::new(FaultCode::System, "no process could be started for the command")),
         }
     }
 

@@ -30,6 +30,8 @@ pub(crate) enum ToLauncher {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum FromLauncher {
+    /// The order has arrived; from here on it may have had an effect.
+    Taken,
     /// The command runs.
     Started { pid: u32 },
     /// It could not be started; the launcher is free again.
