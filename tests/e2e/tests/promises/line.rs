@@ -9,9 +9,9 @@ use crate::{SAMPLE, completed};
 fn fix() -> Value {
     json!([
         [{ "text": "Let me look at the failing test." }, { "read": "/workspace/calc/calc.py" }],
-        { "bash": "cd /workspace/calc && python3 -m unittest -q" },
+        { "bash": "cd /workspace/calc && python3 -B -m unittest -q" },
         { "edit": { "path": "/workspace/calc/calc.py", "old": "a - b", "new": "a + b" } },
-        { "bash": "cd /workspace/calc && python3 -m unittest -q && git commit -qam 'Add instead of subtracting' && git push -q" },
+        { "bash": "cd /workspace/calc && python3 -B -m unittest -q && git commit -qam 'Add instead of subtracting' && git push -q" },
         { "text": "The test passes and the branch is pushed." },
     ])
 }

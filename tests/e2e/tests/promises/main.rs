@@ -6,6 +6,7 @@ mod greedy;
 mod line;
 mod quickstart;
 mod reach;
+mod readme;
 mod recover;
 mod secrets;
 mod stop;
@@ -13,14 +14,15 @@ mod tidy;
 
 use harvest_proto::{EventBody, event::TurnOutcome};
 
-/// A repository whose one test fails until `add` adds.
+/// A repository whose one test fails until `add` adds. `-B`: a cached module is told from its source by
+/// size and second, and the fix changes neither when it is quick.
 const SAMPLE: &[(&str, &str)] = &[
     ("calc.py", "def add(a, b):\n    return a - b\n"),
     (
         "test_calc.py",
         "import unittest\nfrom calc import add\n\nclass Add(unittest.TestCase):\n    def test_adds(self):\n        self.assertEqual(add(2, 3), 5)\n",
     ),
-    (".harvest/check.sh", "#!/bin/sh\nexec python3 -m unittest -q\n"),
+    (".harvest/check.sh", "#!/bin/sh\nexec python3 -B -m unittest -q\n"),
 ];
 
 fn turn_ended(body: &EventBody) -> bool {

@@ -1,4 +1,4 @@
 #!/bin/sh
 # What has to pass before anybody reads a pull request.
 set -e
-python3 -m unittest -v
+python3 -B -m unittest -v
