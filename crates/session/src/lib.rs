@@ -27,6 +27,5 @@ mod wiring;
 pub use error::SessionError;
 pub use harvest_store::{Claim, Lease, Store, StoreError, TokenRecord};
 pub use ledger::Books;
-pub use repository::BuildProgress;
 pub use sessions::Sessions;
 pub use wiring::{Config, Doors, Parts, PullOrder, Pulls, PullsError};

@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use futures_util::stream::{self, BoxStream, StreamExt};
 use harvest_proto::{
     SandboxId, SessionId, SnapshotId,
-    api::{AddRepository, Build, Repository},
+    api::{AddRepository, Build, BuildLine, Repository},
     bridge::BootStart,
 };
 use tokio::sync::mpsc;
@@ -18,28 +18,6 @@ use crate::{
     provider::StartFrom,
     wiring::{PassOrder, Shared, now, words},
 };
-
-/// What a build says while it goes on.
-#[derive(Debug, Clone, PartialEq)]
-pub enum BuildProgress {
-    /// Something a person may want to see meanwhile.
-    Progress {
-        /// In words.
-        message: String,
-    },
-    /// Done; nothing follows.
-    Built {
-        /// What sessions start from now.
-        build: Build,
-    },
-    /// It failed, the older build stays; nothing follows.
-    Failed {
-        /// A word that programs may compare.
-        code: String,
-        /// What happened, with the last lines the failing step printed.
-        message: String,
-    },
-}
 
 impl Sessions {
     /// Registers a repository.
@@ -109,10 +87,7 @@ impl Sessions {
     ///
     /// # Errors
     /// When there is no such repository, or it is being built already.
-    pub async fn repository_build(
-        &self,
-        name: &str,
-    ) -> Result<BoxStream<'static, BuildProgress>, SessionError> {
+    pub async fn repository_build(&self, name: &str) -> Result<BoxStream<'static, BuildLine>, SessionError> {
         let repository = self.repository(name).await?;
         let (snapshot, sandbox) = (SnapshotId::random(), SandboxId::random());
         let lease = self.shared.lease;
@@ -134,7 +109,7 @@ impl Sessions {
     }
 }
 
-type Tell = mpsc::UnboundedSender<BuildProgress>;
+type Tell = mpsc::UnboundedSender<BuildLine>;
 
 async fn build_to_the_end(
     shared: &Arc<Shared>,
@@ -142,12 +117,12 @@ async fn build_to_the_end(
     snapshot: &SnapshotId,
     sandbox: SandboxId,
     tell: &Tell,
-) -> BuildProgress {
+) -> BuildLine {
     let limit = shared.config.clocks.build;
     let built = tokio::time::timeout(limit, build(shared, repository, snapshot, sandbox, tell))
         .await
         .unwrap_or(Err(HiddenError::TimedOut { limit }));
-    let failed = |code: &str, message: String| BuildProgress::Failed { code: code.to_owned(), message };
+    let failed = |code: &str, message: String| BuildLine::Failed { code: code.to_owned(), message };
     let build = match built {
         Ok(build) => build,
         Err(error) => {
@@ -162,7 +137,7 @@ async fn build_to_the_end(
     match shared.store.build_publish(shared.lease, &build).await {
         Ok(()) => {
             forget_outdated(shared, &repository.name).await;
-            BuildProgress::Built { build }
+            BuildLine::Built { build }
         }
         Err(error) => failed("store_failed", words(&error)),
     }
@@ -191,7 +166,7 @@ async fn build(
     tell: &Tell,
 ) -> Result<Build, HiddenError> {
     let say = |message: &str| {
-        let _ = tell.send(BuildProgress::Progress { message: message.to_owned() });
+        let _ = tell.send(BuildLine::Progress { message: message.to_owned() });
     };
     let began = now();
     let order = PassOrder {

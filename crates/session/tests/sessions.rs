@@ -29,8 +29,7 @@ use harvest_proto::{
 };
 use harvest_providers::{Fake, contract, fake::Act};
 use harvest_session::{
-    Books, BuildProgress, Claim, Config, Doors, Lease, Parts, PullOrder, Pulls, PullsError, SessionError,
-    Sessions, Store,
+    Books, Claim, Config, Doors, Lease, Parts, PullOrder, Pulls, PullsError, SessionError, Sessions, Store,
     clocks::Clocks,
     provider::{Provider, StartFrom},
 };
@@ -614,13 +613,15 @@ async fn an_archived_session_takes_no_prompt_until_it_is_resumed() {
 async fn a_build_is_what_sessions_start_from_and_a_failed_one_keeps_the_older() {
     let house = House::new().await;
     let sessions = house.serve().await;
-    let lines: Vec<BuildProgress> = sessions.repository_build("demo").await.unwrap().collect().await;
-    let Some(BuildProgress::Built { build }) = lines.last() else { panic!("{lines:?}") };
+    let lines: Vec<harvest_proto::api::BuildLine> =
+        sessions.repository_build("demo").await.unwrap().collect().await;
+    let Some(harvest_proto::api::BuildLine::Built { build }) = lines.last() else { panic!("{lines:?}") };
     assert_eq!(build.check, None, "no check is declared");
     house.fake.set_boots_failing(true);
-    let lines: Vec<BuildProgress> = sessions.repository_build("demo").await.unwrap().collect().await;
+    let lines: Vec<harvest_proto::api::BuildLine> =
+        sessions.repository_build("demo").await.unwrap().collect().await;
     assert!(
-        matches!(lines.last(), Some(BuildProgress::Failed { message, .. }) if message.contains("told to fail"))
+        matches!(lines.last(), Some(harvest_proto::api::BuildLine::Failed { message, .. }) if message.contains("told to fail"))
     );
     house.fake.set_boots_failing(false);
     assert_eq!(sessions.repository("demo").await.unwrap().build.as_ref(), Some(build));

@@ -1,9 +1,7 @@
 //! `/v1/repositories`: what sessions work on, and the prebuilt state they start from.
 
 use axum::{Json, extract::State, http::StatusCode, response::Response};
-use futures_util::StreamExt;
 use harvest_proto::api::{AddRepository, BuildLine, Page, Repository};
-use harvest_session::BuildProgress;
 
 use crate::{
     ServerState,
@@ -66,14 +64,6 @@ pub(crate) async fn repository_build(
     State(state): State<ServerState>,
     Path(name): Path<String>,
 ) -> Result<Response, ApiError> {
-    let progress = state.sessions.repository_build(&name).await?;
-    Ok(stream::lines(progress.map(line), state.shutdown))
-}
-
-fn line(progress: BuildProgress) -> BuildLine {
-    match progress {
-        BuildProgress::Progress { message } => BuildLine::Progress { message },
-        BuildProgress::Built { build } => BuildLine::Built { build },
-        BuildProgress::Failed { code, message } => BuildLine::Failed { code, message },
-    }
+    let lines = state.sessions.repository_build(&name).await?;
+    Ok(stream::lines(lines, state.shutdown))
 }

@@ -157,8 +157,9 @@ async fn a_repository_keeps_its_last_two_builds_and_no_more() {
     let sessions = house.serve().await;
     let mut built = Vec::new();
     for _ in 0..4 {
-        let lines: Vec<BuildProgress> = sessions.repository_build("demo").await.unwrap().collect().await;
-        let Some(BuildProgress::Built { build }) = lines.last() else { panic!("{lines:?}") };
+        let lines: Vec<harvest_proto::api::BuildLine> =
+            sessions.repository_build("demo").await.unwrap().collect().await;
+        let Some(harvest_proto::api::BuildLine::Built { build }) = lines.last() else { panic!("{lines:?}") };
         built.push(build.snapshot.clone());
     }
     let kept: Vec<_> = house.fake.kept().into_iter().map(|(snapshot, _)| snapshot).collect();
