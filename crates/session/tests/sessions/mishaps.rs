@@ -67,7 +67,7 @@ async fn whoever_is_late_hears_that_the_session_is_deleted() {
 }
 
 #[tokio::test]
-async fn a_check_begun_by_a_new_server_is_not_taken_for_a_stray() {
+async fn a_push_left_unreviewed_is_reviewed_by_the_next_server() {
     let house = House::new().await;
     let lease = house.lease().await;
     let sessions = house.serve_with(lease).await;
