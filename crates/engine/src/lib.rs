@@ -17,7 +17,6 @@ mod image;
 mod isolate;
 mod keep;
 mod layer;
-#[cfg_attr(not(test), expect(dead_code, reason = "volumes and the btrfs driver come next"))]
 mod loop_device;
 mod plan;
 mod recipe;
@@ -27,6 +26,8 @@ mod spec;
 mod syscall;
 mod trash;
 mod tree;
+mod volume;
+mod weigh;
 pub mod zygote;
 
 use std::sync::Arc;
@@ -40,9 +41,15 @@ pub use image::Image;
 pub use isolate::caps::Capability;
 pub use plan::{Handed, HostFacts, IDS, Namespace, Plan, Step};
 pub use recipe::{Base, Make, Recipe, RecipeError};
-pub use sandbox::{Running, SandboxState};
+pub use sandbox::{Running, SandboxState, Stopped};
 pub use snapshot::{Captured, Snapshot};
-pub use spec::{Bind, ImageConfig, LayerId, Limits, Network, Origin, Owner, ParseLayerIdError, Spec};
+pub use spec::{
+    Bind, ImageConfig, LayerId, Limits, Network, Origin, Owner, ParseLayerIdError, Spec, VolumeMount,
+};
+pub use volume::{
+    Backing, Volume, VolumeName, VolumeSpec,
+    state::{EXEC_STATE, STATE_FOLDERS, STATE_INSIDE},
+};
 
 use disk::Disk;
 use error::AtPath;

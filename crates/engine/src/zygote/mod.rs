@@ -9,6 +9,7 @@ pub(crate) mod protocol;
 mod seed;
 mod server;
 mod supervisor;
+mod watch;
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},

@@ -9,20 +9,25 @@ use std::{
     time::{Duration, Instant},
 };
 
-use harvest_proto::{SandboxId, launch::Launch};
+use harvest_proto::{SandboxId, Timestamp, launch::Launch};
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
 };
 
-use super::{protocol::send, seed::Seed, supervisor::Supervisor};
+use super::{
+    protocol::send,
+    seed::Seed,
+    supervisor::Supervisor,
+    watch::{Watch, Watched},
+};
 use crate::{
     cgroup::Hierarchy,
     error::{Doing, EngineError, StepError},
     home::{Home, boot_id, start_ticks},
     isolate::{self, Calling, LOG, ids::Claim},
     plan::{HostFacts, Plan, plan},
-    sandbox::{self, Record, State},
-    spec::{Network, Owner},
+    sandbox::{self, Record, State, Stopped},
+    spec::{Limits, Network, Owner},
     syscall,
 };
 
@@ -32,6 +37,8 @@ const FREEZE: Duration = Duration::from_secs(5);
 const LOG_BYTES: u64 = 1 << 20;
 // Dying processes leave their cgroups within microseconds, seldom later.
 const CLEAR_AGAIN: Duration = Duration::from_millis(2);
+// What has not died of a signal by then waits for a disk; the next weighing sees to it.
+const STOP_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Something that happened to a sandbox.
 #[derive(Debug)]
@@ -43,6 +50,48 @@ pub(super) enum Told {
 // Two starts in a row after an idle moment; in a burst joining cgroups is fast anyway.
 const SEEDS: usize = 2;
 
+/// What a sandbox's limits mean to the zygote.
+struct Clocks {
+    /// When its life is over.
+    ends_at: Option<Instant>,
+    /// What it may write, where the disk does not see to that itself.
+    writable: Option<Writable>,
+    /// What runs in it is being killed until then.
+    stopping: Option<Instant>,
+}
+
+/// How full a sandbox's disk may be, and is.
+struct Writable {
+    limit: u64,
+    /// At least the limit. Who is over it may only become smaller, so that somebody can clean up.
+    allowed: u64,
+    weight: u64,
+}
+
+impl Writable {
+    /// Takes note of a weight; true when what runs is to be stopped.
+    fn weighed(&mut self, weight: u64) -> bool {
+        let over = weight > self.allowed;
+        self.weight = weight;
+        self.allowed = if over { weight } else { self.limit.max(weight) };
+        over
+    }
+}
+
+impl Clocks {
+    fn new(limits: &Limits, created_at: Timestamp) -> Self {
+        let lived = Timestamp::from(std::time::SystemTime::now()).since(created_at);
+        let left = limits.lifetime_secs.map(|seconds| Duration::from_secs(seconds).saturating_sub(lived));
+        Self {
+            // A lifetime beyond what the clock can count never ends.
+            ends_at: left.and_then(|left| Instant::now().checked_add(left)),
+            // The seam: a disk driver with limits of its own is not watched.
+            writable: limits.writable_bytes.map(|limit| Writable { limit, allowed: limit, weight: 0 }),
+            stopping: None,
+        }
+    }
+}
+
 /// A sandbox whose pid 1 lives, or died a moment ago.
 pub(super) struct Live {
     pid: u32,
@@ -53,17 +102,30 @@ pub(super) struct Live {
     /// Open as long: closing it with something unread would break the other end.
     gate: Option<OwnedFd>,
     failure: Option<String>,
-    killed: bool,
+    /// Why we have killed it.
+    killed: Option<&'static str>,
     thaw_at: Option<Instant>,
+    clocks: Clocks,
     /// Pid 1 is dead and reaped, for this reason; cgroups are still being cleared.
     ended: Option<String>,
 }
 
 impl Live {
-    fn new(seed: Seed) -> Self {
+    fn new(seed: Seed, clocks: Clocks) -> Self {
         let Seed { pid, pidfd, claim, report, gate, .. } = seed;
         let (report, gate) = (Some(report), Some(gate));
-        Self { pid, pidfd, claim, report, gate, failure: None, killed: false, thaw_at: None, ended: None }
+        Self {
+            pid,
+            pidfd,
+            claim,
+            report,
+            gate,
+            failure: None,
+            killed: None,
+            thaw_at: None,
+            clocks,
+            ended: None,
+        }
     }
 
     /// Tells when pid 1 dies, unless it is dead.
@@ -81,6 +143,7 @@ pub(super) struct Nursery {
     pub(super) live: BTreeMap<SandboxId, Live>,
     /// Processes that own sandboxes, also dead ones, whose disks go when the owner goes.
     pub(super) owners: BTreeMap<SandboxId, OwnedFd>,
+    watch: Watch,
     births: u32,
     seeds: Vec<Seed>,
     seeds_wanted: bool,
@@ -99,6 +162,7 @@ impl Nursery {
             supervisor: Supervisor::default(),
             live: BTreeMap::new(),
             owners: BTreeMap::new(),
+            watch: Watch::new(),
             births: std::process::id(),
             seeds: Vec::new(),
             seeds_wanted: false,
@@ -119,7 +183,8 @@ impl Nursery {
 
     fn adopt_one(&mut self, id: &SandboxId) -> Result<(), EngineError> {
         let state = State::read(&self.home, id)?;
-        if let Some(Record { owner: Owner::Process(pid), .. }) = Record::read(&self.home, id)? {
+        let record = Record::read(&self.home, id)?;
+        if let Some(Record { owner: Owner::Process(pid), .. }) = record {
             let owner_started = match &state {
                 Some(State::Running { owner_started, .. }) => *owner_started,
                 _ => None,
@@ -147,7 +212,11 @@ impl Nursery {
             report: None,
             gate: None,
             failure: None,
-            killed: false,
+            killed: None,
+            clocks: record.map_or_else(
+                || Clocks { ends_at: None, writable: None, stopping: None },
+                |record| Clocks::new(&record.limits, record.created_at),
+            ),
             // Whoever asked for a freeze asked another zygote.
             thaw_at: Some(Instant::now()),
             ended: None,
@@ -169,7 +238,7 @@ impl Nursery {
             let error = io::Error::from(io::ErrorKind::AlreadyExists);
             return Err(StepError::new("start what has been started before", error));
         }
-        if files.len() != 1 + layers.len() + record.binds.len() {
+        if files.len() != 1 + layers.len() + record.binds.len() + record.volumes.len() {
             let error = io::Error::from(io::ErrorKind::InvalidInput);
             return Err(StepError::new("count the descriptors handed over", error));
         }
@@ -181,12 +250,13 @@ impl Nursery {
         let plan = plan(&record, layers, &facts);
         let owner_started = owner.as_ref().map(|(started, _)| *started);
         let seed = self.seed_for(&record, &plan)?;
+        let clocks = Clocks::new(&record.limits, record.created_at);
         if let Err(error) = self.call(&seed, record, &plan, &handed, owner_started) {
             seed.discard(&self.cgroups, &self.group);
             return Err(error);
         }
         self.owners.extend(owner.map(|(_, pidfd)| (id.clone(), pidfd)));
-        self.live.insert(id, Live::new(seed));
+        self.live.insert(id, Live::new(seed, clocks));
         Ok(())
     }
 
@@ -296,8 +366,12 @@ impl Nursery {
 
     /// Kills all of a sandbox; `Told::Ended` follows. False when it does not run.
     pub(super) fn kill(&mut self, id: &SandboxId) -> bool {
+        self.kill_for(id, "killed")
+    }
+
+    fn kill_for(&mut self, id: &SandboxId, reason: &'static str) -> bool {
         let Some(live) = self.live.get_mut(id) else { return false };
-        live.killed = true;
+        live.killed.get_or_insert(reason);
         // With pid 1 its whole pid namespace dies; frozen processes of cgroup v1 after a thaw only.
         let _ = pidfd_send_signal(&live.pidfd, Signal::KILL);
         let _ = self.cgroups.freeze(&self.group, id.part(), false);
@@ -339,9 +413,11 @@ impl Nursery {
             let oom = self.cgroups.oom_kills(&self.group, id.part(), "supervisor") > 0;
             let reason = match &live.failure {
                 Some(failure) => failure.clone(),
-                None if live.killed => "killed".to_owned(),
-                None if oom => "oom".to_owned(),
-                None => how,
+                None => match live.killed {
+                    Some(reason) => reason.to_owned(),
+                    None if oom => "oom".to_owned(),
+                    None => how,
+                },
             };
             live.ended = Some(reason);
         }
@@ -403,7 +479,7 @@ impl Nursery {
         let dying: Vec<SandboxId> =
             self.live.iter().filter(|(_, live)| live.ended.is_some()).map(|(id, _)| id.clone()).collect();
         let told: Vec<Told> = dying.iter().filter_map(|id| self.ended(id)).collect();
-        let mut next: Option<Instant> = None;
+        let mut next = [self.end_lives(now), self.watch(now)].into_iter().flatten().min();
         let mut sooner = |at: Instant| next = Some(next.map_or(at, |next| next.min(at)));
         for (id, live) in &mut self.live {
             if live.ended.is_some() {
@@ -417,8 +493,69 @@ impl Nursery {
                 Some(at) => sooner(at),
                 None => {}
             }
+            if let Some(until) = live.clocks.stopping {
+                let empty = self.cgroups.kill_work(&self.group, id.part(), live.thaw_at.is_some());
+                if empty || until <= now {
+                    live.clocks.stopping = None;
+                } else {
+                    sooner(now + CLEAR_AGAIN);
+                }
+            }
         }
         (told, next)
+    }
+
+    /// Ends whose life is over; answers when the next one's is.
+    fn end_lives(&mut self, now: Instant) -> Option<Instant> {
+        let ends =
+            |live: &Live| live.clocks.ends_at.filter(|_| live.killed.is_none() && live.ended.is_none());
+        let over = |live: &Live| ends(live).is_some_and(|at| at <= now);
+        let over: Vec<SandboxId> =
+            self.live.iter().filter(|(_, live)| over(live)).map(|(id, _)| id.clone()).collect();
+        for id in &over {
+            self.kill_for(id, "lifetime");
+        }
+        self.live.values().filter_map(ends).min()
+    }
+
+    fn watch(&mut self, now: Instant) -> Option<Instant> {
+        let watched: Vec<Watched<'_>> = self
+            .live
+            .iter()
+            .filter(|(_, live)| live.ended.is_none())
+            .filter_map(|(id, live)| {
+                let Writable { allowed, weight, .. } = *live.clocks.writable.as_ref()?;
+                Some(Watched { id, allowed, weight })
+            })
+            .collect();
+        self.watch.tick(now, &self.home, &watched)
+    }
+
+    /// Readable when something has been weighed.
+    pub(super) fn scales(&self) -> Option<&fs::File> {
+        self.watch.scales()
+    }
+
+    /// Stops what runs in sandboxes that have written too much; pid 1 stays, and says how it ended.
+    pub(super) fn weighed(&mut self) {
+        let now = Instant::now();
+        for (id, weight) in self.watch.heard(now) {
+            let Some(live) = self.live.get_mut(&id) else { continue };
+            let Some(writable) = &mut live.clocks.writable else { continue };
+            if !writable.weighed(weight) {
+                continue;
+            }
+            live.clocks.stopping = Some(now + STOP_PATIENCE);
+            let stopped = Stopped {
+                weight_bytes: weight,
+                limit_bytes: writable.limit,
+                at: std::time::SystemTime::now().into(),
+            };
+            eprintln!("{id} has written {weight} bytes of {}: what runs in it is stopped", writable.limit);
+            if let Err(error) = stopped.write(&self.home, &id) {
+                eprintln!("cannot write down that {id} was stopped: {error}");
+            }
+        }
     }
 
     /// Keeps logs from growing for ever. They are appended to, so cutting them off is safe.
@@ -444,6 +581,7 @@ impl Nursery {
 
     /// Removes the home's cgroup before the zygote goes.
     pub(super) fn leave(&mut self) {
+        self.watch.leave();
         for seed in self.seeds.drain(..) {
             seed.discard(&self.cgroups, &self.group);
         }

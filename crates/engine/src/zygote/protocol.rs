@@ -21,7 +21,8 @@ use crate::{isolate::send_with, sandbox::Record};
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "snake_case")]
 pub(crate) enum Request {
-    /// Start what is recorded. Attached: the supervisor's file, the layers bottom first, the binds.
+    /// Start what is recorded. Attached: the supervisor's file, the layers bottom first, the binds, the
+    /// volumes.
     Start {
         record: Box<Record>,
         /// Where the layers are, for whoever reads the plan.
