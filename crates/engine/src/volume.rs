@@ -29,6 +29,7 @@ use crate::{
     home::{Survives, read_record, sync_folder, write_record},
     spec::{VolumeMount, is_plain_name},
     syscall,
+    zygote::{client, protocol::Request},
 };
 
 /// Who a volume and its folders belong to inside: the user agents and commands run as.
@@ -184,7 +185,12 @@ impl Engine {
         let folder = self.volume_folder(name);
         if let Some(volume) = self.volume(name)? {
             let in_use = match volume.backing {
-                Backing::Image => image::is_in_use(&folder)?,
+                Backing::Image => {
+                    // It may keep it at hand for the next sandbox.
+                    let release = Request::Release { volume: name.clone() };
+                    client::ask_if_there(&self.home, &release)?;
+                    image::is_in_use(&folder)?
+                }
                 Backing::Folder => self.is_mounted_by_record(name)?,
             };
             if in_use {

@@ -4,6 +4,7 @@
 //! one adopts what lives.
 
 pub(crate) mod client;
+mod holds;
 mod nursery;
 pub(crate) mod protocol;
 mod seed;

@@ -15,6 +15,7 @@ use rustix::process::{
 };
 
 use super::{
+    holds::Holds,
     protocol::send,
     seed::Seed,
     supervisor::Supervisor,
@@ -29,6 +30,7 @@ use crate::{
     sandbox::{self, Record, State, Stopped},
     spec::{Limits, Network, Owner},
     syscall,
+    volume::VolumeName,
 };
 
 // A freeze that nobody renews ends: whoever asked for it may be dead.
@@ -144,6 +146,7 @@ pub(super) struct Nursery {
     /// Processes that own sandboxes, also dead ones, whose disks go when the owner goes.
     pub(super) owners: BTreeMap<SandboxId, OwnedFd>,
     watch: Watch,
+    pub(super) holds: Holds,
     births: u32,
     seeds: Vec<Seed>,
     seeds_wanted: bool,
@@ -163,6 +166,7 @@ impl Nursery {
             live: BTreeMap::new(),
             owners: BTreeMap::new(),
             watch: Watch::new(),
+            holds: Holds::default(),
             births: std::process::id(),
             seeds: Vec::new(),
             seeds_wanted: false,
@@ -243,7 +247,7 @@ impl Nursery {
             return Err(StepError::new("count the descriptors handed over", error));
         }
         let owner = self.owner(&record)?;
-        let handed = files.split_off(1);
+        let mut handed = files.split_off(1);
         let supervisor = files.pop().expect("its length was checked above");
         self.supervisor.load(supervisor)?;
         let facts = self.facts(resolv_conf);
@@ -251,11 +255,16 @@ impl Nursery {
         let owner_started = owner.as_ref().map(|(started, _)| *started);
         let seed = self.seed_for(&record, &plan)?;
         let clocks = Clocks::new(&record.limits, record.created_at);
+        let volumes: Vec<VolumeName> = record.volumes.iter().map(|volume| volume.name.clone()).collect();
         if let Err(error) = self.call(&seed, record, &plan, &handed, owner_started) {
             seed.discard(&self.cgroups, &self.group);
             return Err(error);
         }
         self.owners.extend(owner.map(|(_, pidfd)| (id.clone(), pidfd)));
+        let mounts = handed.split_off(handed.len() - volumes.len());
+        for (name, mount) in volumes.into_iter().zip(mounts) {
+            self.holds.take(name, mount, Instant::now());
+        }
         self.live.insert(id, Live::new(seed, clocks));
         Ok(())
     }
@@ -479,7 +488,8 @@ impl Nursery {
         let dying: Vec<SandboxId> =
             self.live.iter().filter(|(_, live)| live.ended.is_some()).map(|(id, _)| id.clone()).collect();
         let told: Vec<Told> = dying.iter().filter_map(|id| self.ended(id)).collect();
-        let mut next = [self.end_lives(now), self.watch(now)].into_iter().flatten().min();
+        let mut next =
+            [self.end_lives(now), self.watch(now), self.holds.tick(now)].into_iter().flatten().min();
         let mut sooner = |at: Instant| next = Some(next.map_or(at, |next| next.min(at)));
         for (id, live) in &mut self.live {
             if live.ended.is_some() {

@@ -248,6 +248,10 @@ impl Server {
                 self.nursery.forgo(&id);
                 Some(Answer::Done)
             }
+            Request::Release { volume } => {
+                self.nursery.holds.release(&volume);
+                Some(Answer::Done)
+            }
             Request::Freeze { id } => Some(self.freeze(&id, true)),
             Request::Thaw { id } => Some(self.freeze(&id, false)),
         }

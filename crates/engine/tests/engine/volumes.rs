@@ -149,6 +149,8 @@ fn killing_the_zygote_and_the_sandbox_leaves_no_device_and_no_mount() {
     let next = world.start_with(vec![mount("kept", false)]);
     assert_eq!(shell(&next, "cat /data/file").out, "work", "a deleted sandbox leaves the volume");
     world.engine.remove(&next.id).unwrap();
+    // It holds what was used a moment ago.
+    world.engine.rest().unwrap();
     eventually("the device goes with its last user", || world.devices().is_empty());
 }
 
@@ -216,6 +218,7 @@ fn a_volume_that_was_not_unmounted_is_mended_before_it_is_used() {
     let (image, copy) = (world.image("cut"), world.folder.path().join("copy"));
     fs::copy(&image, &copy).unwrap();
     world.engine.remove(&running.id).unwrap();
+    world.engine.rest().unwrap();
     eventually("it is unmounted", || world.devices().is_empty());
     fs::rename(&copy, &image).unwrap();
     let state = |path: &Path| {
