@@ -5,6 +5,8 @@
 
 #[path = "engine/disks.rs"]
 mod disks;
+#[path = "engine/doctor.rs"]
+mod doctor;
 #[path = "engine/limits.rs"]
 mod limits;
 #[path = "engine/probes.rs"]

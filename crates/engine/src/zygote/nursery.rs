@@ -1,6 +1,8 @@
 //! The sandboxes the zygote looks after: their birth, their end, and the adoption of those an earlier
 //! zygote left. Knows nothing of clients: what becomes of a sandbox is told as [`Told`].
 
+mod limits;
+
 use std::{
     collections::BTreeMap,
     fs, io,
@@ -9,90 +11,55 @@ use std::{
     time::{Duration, Instant},
 };
 
-use harvest_proto::{SandboxId, Timestamp, launch::Launch};
+use harvest_proto::{SandboxId, launch::Launch};
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
 };
 
-use super::{
-    holds::Holds,
-    protocol::send,
-    seed::Seed,
-    supervisor::Supervisor,
-    watch::{Watch, Watched},
-};
+use super::{holds::Holds, protocol::send, seed::Seed, supervisor::Supervisor, watch::Watch};
 use crate::{
     cgroup::Hierarchy,
     error::{Doing, EngineError, StepError},
     home::{Home, boot_id, start_ticks},
     isolate::{self, Calling, LOG, ids::Claim},
     plan::{HostFacts, Plan, plan},
-    sandbox::{self, Record, State, Stopped},
-    spec::{Limits, Network, Owner},
+    sandbox::{self, Record, State},
+    spec::{Network, Owner},
     syscall,
     volume::VolumeName,
 };
+use limits::Clocks;
 
 // A freeze that nobody renews ends: whoever asked for it may be dead.
 const FREEZE: Duration = Duration::from_secs(5);
+// How long work may take to stand still: a process that waits for a busy disk cannot be stopped.
+const STILL: Duration = Duration::from_secs(10);
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
 // What a supervisor may have written to its log; more is cut off at the front.
 const LOG_BYTES: u64 = 1 << 20;
 // Dying processes leave their cgroups within microseconds, seldom later.
 const CLEAR_AGAIN: Duration = Duration::from_millis(2);
-// What has not died of a signal by then waits for a disk; the next weighing sees to it.
-const STOP_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Something that happened to a sandbox.
 #[derive(Debug)]
 pub(super) enum Told {
-    Started { id: SandboxId, pid: u32 },
-    Ended { id: SandboxId, reason: String },
+    Started {
+        id: SandboxId,
+        pid: u32,
+    },
+    Ended {
+        id: SandboxId,
+        reason: String,
+    },
+    /// The answer to a freeze.
+    Still {
+        id: SandboxId,
+        result: Result<(), StepError>,
+    },
 }
 
 // Two starts in a row after an idle moment; in a burst joining cgroups is fast anyway.
 const SEEDS: usize = 2;
-
-/// What a sandbox's limits mean to the zygote.
-struct Clocks {
-    /// When its life is over.
-    ends_at: Option<Instant>,
-    /// What it may write, where the disk does not see to that itself.
-    writable: Option<Writable>,
-    /// What runs in it is being killed until then.
-    stopping: Option<Instant>,
-}
-
-/// How full a sandbox's disk may be, and is.
-struct Writable {
-    limit: u64,
-    /// At least the limit. Who is over it may only become smaller, so that somebody can clean up.
-    allowed: u64,
-    weight: u64,
-}
-
-impl Writable {
-    /// Takes note of a weight; true when what runs is to be stopped.
-    fn weighed(&mut self, weight: u64) -> bool {
-        let over = weight > self.allowed;
-        self.weight = weight;
-        self.allowed = if over { weight } else { self.limit.max(weight) };
-        over
-    }
-}
-
-impl Clocks {
-    fn new(limits: &Limits, created_at: Timestamp) -> Self {
-        let lived = Timestamp::from(std::time::SystemTime::now()).since(created_at);
-        let left = limits.lifetime_secs.map(|seconds| Duration::from_secs(seconds).saturating_sub(lived));
-        Self {
-            // A lifetime beyond what the clock can count never ends.
-            ends_at: left.and_then(|left| Instant::now().checked_add(left)),
-            // The seam: a disk driver with limits of its own is not watched.
-            writable: limits.writable_bytes.map(|limit| Writable { limit, allowed: limit, weight: 0 }),
-            stopping: None,
-        }
-    }
-}
 
 /// A sandbox whose pid 1 lives, or died a moment ago.
 pub(super) struct Live {
@@ -108,6 +75,8 @@ pub(super) struct Live {
     killed: Option<&'static str>,
     thaw_at: Option<Instant>,
     clocks: Clocks,
+    /// It is to stand still and does not yet; until then we look.
+    freezing_until: Option<Instant>,
     /// Pid 1 is dead and reaped, for this reason; cgroups are still being cleared.
     ended: Option<String>,
 }
@@ -125,6 +94,7 @@ impl Live {
             failure: None,
             killed: None,
             thaw_at: None,
+            freezing_until: None,
             clocks,
             ended: None,
         }
@@ -217,12 +187,10 @@ impl Nursery {
             gate: None,
             failure: None,
             killed: None,
-            clocks: record.map_or_else(
-                || Clocks { ends_at: None, writable: None, stopping: None },
-                |record| Clocks::new(&record.limits, record.created_at),
-            ),
+            clocks: record.map_or_else(Clocks::none, |record| Clocks::new(&record.limits, record.created_at)),
             // Whoever asked for a freeze asked another zygote.
             thaw_at: Some(Instant::now()),
+            freezing_until: None,
             ended: None,
         };
         self.live.insert(id.clone(), live);
@@ -395,15 +363,44 @@ impl Nursery {
         }
     }
 
-    /// Freezes or thaws. `None` when it does not run.
-    pub(super) fn freeze(&mut self, id: &SandboxId, frozen: bool) -> Option<Result<(), StepError>> {
-        let live = self.live.get_mut(id)?;
-        let result = self.cgroups.freeze(&self.group, id.part(), frozen);
-        live.thaw_at = (frozen && result.is_ok()).then(|| Instant::now() + FREEZE);
-        if frozen && result.is_err() {
-            let _ = self.cgroups.freeze(&self.group, id.part(), false);
+    /// Lets work stand still; `Told::Still` follows. `None` when it does not run.
+    pub(super) fn freeze(&mut self, id: &SandboxId) -> Option<Result<(), StepError>> {
+        let live = self.live.get_mut(id).filter(|live| live.ended.is_none())?;
+        let result = self.cgroups.freeze(&self.group, id.part(), true);
+        if result.is_ok() {
+            live.thaw_at = None;
+            live.freezing_until = Some(Instant::now() + STILL);
         }
         Some(result)
+    }
+
+    /// Lets work go on. `None` when it does not run.
+    pub(super) fn thaw(&mut self, id: &SandboxId) -> Option<Result<(), StepError>> {
+        let live = self.live.get_mut(id)?;
+        (live.thaw_at, live.freezing_until) = (None, None);
+        Some(self.cgroups.freeze(&self.group, id.part(), false))
+    }
+
+    /// Looks whether those that are to stand still do.
+    fn look_at_freezing(&mut self, now: Instant) -> Vec<Told> {
+        let mut told = Vec::new();
+        for (id, live) in &mut self.live {
+            let Some(until) = live.freezing_until else { continue };
+            let result = if live.killed.is_some() || live.ended.is_some() {
+                Err(StepError::new("freeze what has ended", io::ErrorKind::NotFound.into()))
+            } else if self.cgroups.is_frozen(&self.group, id.part()) {
+                live.thaw_at = Some(now + FREEZE);
+                Ok(())
+            } else if until <= now {
+                let _ = self.cgroups.freeze(&self.group, id.part(), false);
+                Err(StepError::new("make its work stand still", io::ErrorKind::TimedOut.into()))
+            } else {
+                continue;
+            };
+            live.freezing_until = None;
+            told.push(Told::Still { id: id.clone(), result });
+        }
+        told
     }
 
     /// Pid 1 is dead: takes note why and clears up behind it.
@@ -487,13 +484,19 @@ impl Nursery {
     pub(super) fn tick(&mut self, now: Instant) -> (Vec<Told>, Option<Instant>) {
         let dying: Vec<SandboxId> =
             self.live.iter().filter(|(_, live)| live.ended.is_some()).map(|(id, _)| id.clone()).collect();
-        let told: Vec<Told> = dying.iter().filter_map(|id| self.ended(id)).collect();
-        let mut next =
-            [self.end_lives(now), self.watch(now), self.holds.tick(now)].into_iter().flatten().min();
+        let mut told: Vec<Told> = dying.iter().filter_map(|id| self.ended(id)).collect();
+        told.extend(self.look_at_freezing(now));
+        let mut next = [self.end_lives(now), self.watch(now), self.stop(now), self.holds.tick(now)]
+            .into_iter()
+            .flatten()
+            .min();
         let mut sooner = |at: Instant| next = Some(next.map_or(at, |next| next.min(at)));
         for (id, live) in &mut self.live {
             if live.ended.is_some() {
                 sooner(now + CLEAR_AGAIN);
+            }
+            if live.freezing_until.is_some() {
+                sooner(now + LOOK_AGAIN);
             }
             match live.thaw_at {
                 Some(at) if at <= now => {
@@ -503,69 +506,8 @@ impl Nursery {
                 Some(at) => sooner(at),
                 None => {}
             }
-            if let Some(until) = live.clocks.stopping {
-                let empty = self.cgroups.kill_work(&self.group, id.part(), live.thaw_at.is_some());
-                if empty || until <= now {
-                    live.clocks.stopping = None;
-                } else {
-                    sooner(now + CLEAR_AGAIN);
-                }
-            }
         }
         (told, next)
-    }
-
-    /// Ends whose life is over; answers when the next one's is.
-    fn end_lives(&mut self, now: Instant) -> Option<Instant> {
-        let ends =
-            |live: &Live| live.clocks.ends_at.filter(|_| live.killed.is_none() && live.ended.is_none());
-        let over = |live: &Live| ends(live).is_some_and(|at| at <= now);
-        let over: Vec<SandboxId> =
-            self.live.iter().filter(|(_, live)| over(live)).map(|(id, _)| id.clone()).collect();
-        for id in &over {
-            self.kill_for(id, "lifetime");
-        }
-        self.live.values().filter_map(ends).min()
-    }
-
-    fn watch(&mut self, now: Instant) -> Option<Instant> {
-        let watched: Vec<Watched<'_>> = self
-            .live
-            .iter()
-            .filter(|(_, live)| live.ended.is_none())
-            .filter_map(|(id, live)| {
-                let Writable { allowed, weight, .. } = *live.clocks.writable.as_ref()?;
-                Some(Watched { id, allowed, weight })
-            })
-            .collect();
-        self.watch.tick(now, &self.home, &watched)
-    }
-
-    /// Readable when something has been weighed.
-    pub(super) fn scales(&self) -> Option<&fs::File> {
-        self.watch.scales()
-    }
-
-    /// Stops what runs in sandboxes that have written too much; pid 1 stays, and says how it ended.
-    pub(super) fn weighed(&mut self) {
-        let now = Instant::now();
-        for (id, weight) in self.watch.heard(now) {
-            let Some(live) = self.live.get_mut(&id) else { continue };
-            let Some(writable) = &mut live.clocks.writable else { continue };
-            if !writable.weighed(weight) {
-                continue;
-            }
-            live.clocks.stopping = Some(now + STOP_PATIENCE);
-            let stopped = Stopped {
-                weight_bytes: weight,
-                limit_bytes: writable.limit,
-                at: std::time::SystemTime::now().into(),
-            };
-            eprintln!("{id} has written {weight} bytes of {}: what runs in it is stopped", writable.limit);
-            if let Err(error) = stopped.write(&self.home, &id) {
-                eprintln!("cannot write down that {id} was stopped: {error}");
-            }
-        }
     }
 
     /// Keeps logs from growing for ever. They are appended to, so cutting them off is safe.
