@@ -397,3 +397,22 @@ fn host_resolv_conf(network: Network) -> String {
         Network::Host => fs::read_to_string("/etc/resolv.conf").unwrap_or_default(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_of_an_older_engine_can_be_read() {
+        let mut record = serde_json::to_value(Record::of_a_seed()).unwrap();
+        for field in ["volumes", "file_bytes"] {
+            record.as_object_mut().unwrap().remove(field).unwrap();
+        }
+        let limits = record["limits"].as_object_mut().unwrap();
+        for field in ["writable_bytes", "lifetime_secs"] {
+            limits.remove(field).unwrap();
+        }
+        let record: Record = serde_json::from_value(record).unwrap();
+        assert_eq!((record.limits.writable_bytes, record.limits.lifetime_secs), (None, None));
+    }
+}
