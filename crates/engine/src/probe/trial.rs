@@ -10,13 +10,13 @@ use rustix::{
 use crate::syscall::{self, Side};
 
 /// What a trial brought: what was found, or why it failed.
-pub(super) type Outcome = Result<String, String>;
+pub(crate) type Outcome = Result<String, String>;
 
 /// Does something in a new process, born in the namespaces `flags` name.
 ///
 /// # Safety
 /// The caller must have one thread only.
-pub(super) unsafe fn in_child(flags: u64, act: impl FnOnce() -> Outcome) -> Outcome {
+pub(crate) unsafe fn in_child(flags: u64, act: impl FnOnce() -> Outcome) -> Outcome {
     let (hear, say) = pipe_with(PipeFlags::CLOEXEC).map_err(|error| error.to_string())?;
     // SAFETY: the caller vouches for one thread.
     let side = unsafe { syscall::clone_process(flags, None) };
