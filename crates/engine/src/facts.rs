@@ -5,7 +5,7 @@ use std::{sync::OnceLock, thread};
 
 use rustix::thread::UnshareFlags;
 
-use crate::{isolate::network, plan::Redirect, probe::trial::in_child};
+use crate::{isolate::network, plan::Redirect, probe::trial::Trial};
 
 /// Something a zygote is told to do without, so that its ways around are tried on hosts that have it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -14,19 +14,39 @@ pub enum Lack {
     Nftables,
 }
 
-/// How this host redirects, tried in a process of its own.
-///
-/// # Safety
-/// The caller must have one thread only.
-pub(crate) unsafe fn redirect(lacking: &[Lack]) -> Redirect {
-    if lacking.contains(&Lack::Nftables) {
-        return Redirect::Iptables;
+/// How this host redirects, being tried in a process of its own while the zygote prepares the rest.
+pub(crate) enum RedirectTrial {
+    Known(Redirect),
+    Underway(Trial),
+}
+
+impl RedirectTrial {
+    /// Starts trying.
+    ///
+    /// # Safety
+    /// The caller must have one thread only.
+    pub(crate) unsafe fn start(lacking: &[Lack]) -> Self {
+        if lacking.contains(&Lack::Nftables) {
+            return Self::Known(Redirect::Iptables);
+        }
+        let net = u64::from(libc::CLONE_NEWNET.cast_unsigned());
+        // SAFETY: the caller vouches for one thread.
+        let trial = unsafe { Trial::start(net, || Ok(word(network::redirect_here()).to_owned())) };
+        // Who may not try says so when a sandbox is started.
+        trial.map_or(Self::Known(Redirect::default()), Self::Underway)
     }
-    let net = u64::from(libc::CLONE_NEWNET.cast_unsigned());
-    // SAFETY: the caller vouches for one thread.
-    let found = unsafe { in_child(net, || Ok(word(network::redirect_here()).to_owned())) };
-    // Who may not try says so when a sandbox is started.
-    if found.as_deref() == Ok(word(Redirect::Iptables)) { Redirect::Iptables } else { Redirect::Nftables }
+
+    /// What came of it.
+    pub(crate) fn found(self) -> Redirect {
+        let trial = match self {
+            Self::Known(redirect) => return redirect,
+            Self::Underway(trial) => trial,
+        };
+        match trial.outcome() {
+            Ok(way) if way == word(Redirect::Iptables) => Redirect::Iptables,
+            _ => Redirect::default(),
+        }
+    }
 }
 
 /// The same for a process with threads: network namespaces are a thread's own.

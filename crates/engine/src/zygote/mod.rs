@@ -34,7 +34,7 @@ use rustix::{
 use crate::{
     cgroup::Hierarchy,
     error::{Doing, StepError},
-    facts::{self, Lack},
+    facts::{Lack, RedirectTrial},
     home::Home,
     isolate::{ids, mounts},
     syscall::{self, Side},
@@ -108,13 +108,13 @@ fn prepare(home: &Path, lacking: &[Lack]) -> Result<(Server, File), StepError> {
     let _ = fs::write("/proc/self/oom_score_adj", "-900");
     let claims = Path::new(ids::CLAIMS);
     DirBuilder::new().recursive(true).mode(0o700).create(claims).doing(|| format!("make {}", ids::CLAIMS))?;
+    // SAFETY: the zygote has one thread.
+    let redirect = unsafe { RedirectTrial::start(lacking) };
     let cgroups = Hierarchy::detect()?;
     cgroups.enter_home(&home.group())?;
     empty_mount_table(&home, claims, &cgroups)?;
     ids::sweep(claims)?;
-    // SAFETY: the zygote has one thread.
-    let redirect = unsafe { facts::redirect(lacking) };
-    let nursery = Nursery::adopt(home.clone(), cgroups, claims.to_owned(), redirect)?;
+    let nursery = Nursery::adopt(home.clone(), cgroups, claims.to_owned(), redirect.found())?;
     Ok((Server::listen(home, build, nursery)?, lock))
 }
 
