@@ -35,9 +35,10 @@ use harvest_proto::{
     door::{Answer, Ask},
 };
 
-const APPLETS: [&str; 22] = [
-    "cat", "chown", "echo", "grep", "hostname", "id", "ip", "kill", "ln", "ls", "mkdir", "mknod", "mount",
-    "ps", "readlink", "setsid", "sh", "sleep", "touch", "true", "wget", "wc",
+const APPLETS: [&str; 27] = [
+    "cat", "chmod", "chown", "echo", "grep", "hostname", "id", "ip", "kill", "ln", "ls", "mkdir", "mkfifo",
+    "mknod", "mv", "mount", "printf", "ps", "readlink", "rm", "setsid", "sh", "sleep", "touch", "true",
+    "wget", "wc",
 ];
 
 /// A home of its own; everything in it is gone when the test ends.
@@ -53,6 +54,15 @@ impl World {
     }
 
     fn at(below: &str) -> Self {
+        Self::made(below, &[])
+    }
+
+    /// One whose sandboxes lack these guards.
+    fn without(guards: &[&str]) -> Self {
+        Self::made("", guards)
+    }
+
+    fn made(below: &str, guards: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let base = folder.path().join("cache/layers/base");
         for name in ["bin", "etc", "tmp", "root", "proc", "dev", "sys"] {
@@ -69,7 +79,11 @@ impl World {
             home: home.clone(),
             cache: folder.path().join("cache"),
             supervisor,
-            zygote: vec![env!("CARGO_BIN_EXE_harvest-zygote").into()],
+            zygote: [&env!("CARGO_BIN_EXE_harvest-zygote")]
+                .into_iter()
+                .chain(guards)
+                .map(Into::into)
+                .collect(),
         })
         .unwrap();
         Self { engine, home, folder }
@@ -123,11 +137,11 @@ impl World {
             .into_iter()
             .filter(|pid| {
                 let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-                let mut words = line.split(|byte| *byte == 0);
+                let mut words = line.split(|byte| *byte == 0).filter(|word| !word.is_empty());
                 // A sandbox being made has the zygote's name still, in a pid namespace of its own.
                 let link = |pid: &dyn std::fmt::Display| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
                 words.next().is_some_and(|word| word.ends_with(b"harvest-zygote"))
-                    && words.next() == Some(home.as_os_str().as_encoded_bytes())
+                    && words.next_back() == Some(home.as_os_str().as_encoded_bytes())
                     && link(pid) == link(&"self")
             })
             .collect()
@@ -188,7 +202,6 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 
 /// What a command said and how it ended.
 #[derive(Debug)]
-#[expect(dead_code, reason = "what went to stderr is for whoever reads a failure")]
 struct Said {
     exit: Exit,
     out: String,

@@ -252,7 +252,9 @@ impl Work {
             Step::Empty { inside } => {
                 self.tree()?.empty(inside).doing(|| format!("cover {}", inside.display()))
             }
-            Step::Mask { paths } => self.tree()?.mask(paths).doing(|| "mask parts of /proc".to_owned()),
+            Step::Mask { paths } => {
+                self.tree()?.mask(paths, self.scratch()?).doing(|| "mask parts of /proc".to_owned())
+            }
             Step::ReadOnly { paths } => {
                 self.tree()?.read_only(paths).doing(|| "make parts of /proc read-only".to_owned())
             }

@@ -101,6 +101,16 @@ impl Scratch {
         folder(&self.0, "root")
     }
 
+    /// An empty file nobody can write to, mounted nowhere yet.
+    pub(crate) fn blank(&self) -> io::Result<OwnedFd> {
+        let name = Path::new("files/blank");
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
+        openat(&self.0, name, flags, Mode::from_raw_mode(0o444))?;
+        let tree = syscall::tree(&self.0, name, false)?;
+        syscall::mount_attributes(&tree, READ_ONLY | libc::MOUNT_ATTR_NOEXEC, None)?;
+        Ok(tree)
+    }
+
     /// A read-only file with this text, mounted nowhere yet.
     pub(crate) fn file(&self, number: usize, text: &str) -> io::Result<OwnedFd> {
         let name = Path::new("files").join(number.to_string());
@@ -216,12 +226,12 @@ impl Tree {
         self.on_folder(&nothing()?, inside)
     }
 
-    /// Hides paths below `/proc`.
-    pub(crate) fn mask(&self, paths: &[PathBuf]) -> io::Result<()> {
+    /// Hides paths below `/proc`. Not behind `/dev/null`, which would take whatever is written to it.
+    pub(crate) fn mask(&self, paths: &[PathBuf], blanks: &Scratch) -> io::Result<()> {
         let proc = folder(&self.root, "proc")?;
         for path in paths {
             let Some((target, is_folder)) = existing(&proc, path)? else { continue };
-            let cover = if is_folder { nothing()? } else { null(&self.root)? };
+            let cover = if is_folder { nothing()? } else { blanks.blank()? };
             syscall::attach(&cover, &target)?;
         }
         Ok(())
@@ -286,13 +296,6 @@ fn existing(at: &OwnedFd, path: &Path) -> io::Result<Option<(OwnedFd, bool)>> {
 fn nothing() -> io::Result<OwnedFd> {
     let flags = NOSUID_NODEV | MountAttrFlags::MOUNT_ATTR_NOEXEC | MountAttrFlags::MOUNT_ATTR_RDONLY;
     new("tmpfs", &[("mode", "0555"), ("size", "4k")], flags)
-}
-
-/// The `/dev/null` made for this sandbox; an image whose `/dev` is a link gets none.
-fn null(root: &OwnedFd) -> io::Result<OwnedFd> {
-    let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
-    let node = openat2(root, "dev/null", OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), how)?;
-    syscall::tree(node, Path::new(""), false)
 }
 
 /// The folder of a sandbox's sockets as a tree of its own: `..` leads nowhere.

@@ -36,6 +36,7 @@ use crate::{
     error::{Doing, StepError},
     home::Home,
     isolate::{ids, mounts},
+    plan::Plan,
     syscall::{self, Side},
 };
 use nursery::Nursery;
@@ -45,9 +46,20 @@ use server::Server;
 // A zygote that is just going holds its lock for a moment longer.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 
+/// Changes a plan before it is carried out.
+#[doc(hidden)]
+pub type Alter = Box<dyn Fn(&mut Plan)>;
+
 /// Runs the zygote of a home: says `ready` (or why not) on standard output and goes on in the
 /// background until it has had nothing to do for a minute.
 pub fn main(home: &Path) -> ExitCode {
+    main_altered(home, Box::new(|_| {}))
+}
+
+/// The same with every plan changed first. For the engine's own tests, which show that a probe finds a
+/// guard that is off; what to change is known to their zygote alone, `src/bin/harvest-zygote.rs`.
+#[doc(hidden)]
+pub fn main_altered(home: &Path, alter: Alter) -> ExitCode {
     // What some careless parent left open.
     // SAFETY: this is the first thing the program does; it owns no descriptor yet.
     unsafe { syscall::close_all_but(&[]) };
@@ -57,7 +69,7 @@ pub fn main(home: &Path) -> ExitCode {
         Err(error) => return say(&format!("cannot go into the background: {error}")),
     }
     let _ = rustix::process::setsid();
-    match prepare(home).and_then(|(server, lock)| {
+    match prepare(home, alter).and_then(|(server, lock)| {
         hush()?;
         Ok((server, lock))
     }) {
@@ -88,7 +100,7 @@ fn split() -> io::Result<Side> {
     unsafe { syscall::clone_process(0, None) }
 }
 
-fn prepare(home: &Path) -> Result<(Server, File), StepError> {
+fn prepare(home: &Path, alter: Alter) -> Result<(Server, File), StepError> {
     let build = Build::of(Path::new("/proc/self/exe"));
     let path = home.canonicalize().doing(|| format!("find {}", home.display()))?;
     let home = Home::new(path);
@@ -106,7 +118,7 @@ fn prepare(home: &Path) -> Result<(Server, File), StepError> {
     cgroups.enter_home(&home.group())?;
     empty_mount_table(&home, claims, &cgroups)?;
     ids::sweep(claims)?;
-    let nursery = Nursery::adopt(home.clone(), cgroups, claims.to_owned())?;
+    let nursery = Nursery::adopt(home.clone(), cgroups, claims.to_owned(), alter)?;
     Ok((Server::listen(home, build, nursery)?, lock))
 }
 

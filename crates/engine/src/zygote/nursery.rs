@@ -14,7 +14,7 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
 };
 
-use super::{protocol::send, seed::Seed, supervisor::Supervisor};
+use super::{Alter, protocol::send, seed::Seed, supervisor::Supervisor};
 use crate::{
     cgroup::Hierarchy,
     error::{Doing, EngineError, StepError},
@@ -77,6 +77,7 @@ pub(super) struct Nursery {
     cgroups: Hierarchy,
     group: String,
     claims: PathBuf,
+    alter: Alter,
     supervisor: Supervisor,
     pub(super) live: BTreeMap<SandboxId, Live>,
     /// Processes that own sandboxes, also dead ones, whose disks go when the owner goes.
@@ -88,7 +89,12 @@ pub(super) struct Nursery {
 
 impl Nursery {
     /// Takes over what an earlier zygote of this home left.
-    pub(super) fn adopt(home: Home, cgroups: Hierarchy, claims: PathBuf) -> Result<Self, StepError> {
+    pub(super) fn adopt(
+        home: Home,
+        cgroups: Hierarchy,
+        claims: PathBuf,
+        alter: Alter,
+    ) -> Result<Self, StepError> {
         let group = home.group();
         isolate::seccomp::program();
         let mut nursery = Self {
@@ -96,6 +102,7 @@ impl Nursery {
             cgroups,
             group,
             claims,
+            alter,
             supervisor: Supervisor::default(),
             live: BTreeMap::new(),
             owners: BTreeMap::new(),
@@ -177,8 +184,7 @@ impl Nursery {
         let handed = files.split_off(1);
         let supervisor = files.pop().expect("its length was checked above");
         self.supervisor.load(supervisor)?;
-        let facts = self.facts(resolv_conf);
-        let plan = plan(&record, layers, &facts);
+        let plan = self.plan(&record, layers, resolv_conf);
         let owner_started = owner.as_ref().map(|(started, _)| *started);
         let seed = self.seed_for(&record, &plan)?;
         if let Err(error) = self.call(&seed, record, &plan, &handed, owner_started) {
@@ -190,8 +196,11 @@ impl Nursery {
         Ok(())
     }
 
-    fn facts(&self, resolv_conf: String) -> HostFacts {
-        HostFacts { cgroups: self.cgroups.clone(), group: self.group.clone(), resolv_conf }
+    fn plan(&self, record: &Record, layers: &[PathBuf], resolv_conf: String) -> Plan {
+        let facts = HostFacts { cgroups: self.cgroups.clone(), group: self.group.clone(), resolv_conf };
+        let mut plan = plan(record, layers, &facts);
+        (self.alter)(&mut plan);
+        plan
     }
 
     /// A process that has taken the steps up to the gate, under this sandbox's name.
@@ -222,7 +231,7 @@ impl Nursery {
             return false;
         }
         self.births = self.births.wrapping_add(1);
-        let plan = plan(&Record::of_a_seed(), &[], &self.facts(String::new()));
+        let plan = self.plan(&Record::of_a_seed(), &[], String::new());
         match Seed::grow(&plan, &self.cgroups, &self.group, &self.claims, self.births) {
             Ok(seed) => self.seeds.push(seed),
             Err(error) => {
