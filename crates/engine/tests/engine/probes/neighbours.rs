@@ -63,19 +63,6 @@ fn one_more(what: &str) -> io::Result<Vec<OwnedFd>> {
     match what {
         // SAFETY: numbers only.
         "inotify" => Ok(vec![descriptor(unsafe { libc::inotify_init1(0) }.into())?]),
-        "watches" => {
-            // SAFETY: numbers only.
-            let epoll = descriptor(unsafe { libc::epoll_create1(0) }.into())?;
-            let (ours, theirs) = UnixStream::pair()?;
-            let mut event = libc::epoll_event { events: 0, u64: 0 };
-            let (epoll_number, number) =
-                (std::os::fd::AsRawFd::as_raw_fd(&epoll), std::os::fd::AsRawFd::as_raw_fd(&ours));
-            // SAFETY: the event outlives the call.
-            check(
-                unsafe { libc::epoll_ctl(epoll_number, libc::EPOLL_CTL_ADD, number, &raw mut event) }.into(),
-            )?;
-            Ok(vec![epoll, ours.into(), theirs.into()])
-        }
         "queues" => {
             let name = std::ffi::CString::new(format!("q{}-{}", std::process::id(), next()))?;
             let attributes = [0i64, 10, 8192, 0, 0, 0, 0, 0];
@@ -85,13 +72,18 @@ fn one_more(what: &str) -> io::Result<Vec<OwnedFd>> {
             Ok(vec![descriptor(queue)?])
         }
         "signals" => {
-            let value = libc::sigval { sival_ptr: std::ptr::null_mut() };
-            // SAFETY: an empty set is a valid mask; the signal is blocked, then only counted.
+            let signal = libc::SIGRTMIN();
+            // SAFETY: both structures are plain numbers that outlive the calls; an empty set is a valid mask,
+            // and the signal is blocked in the one thread it goes to, so that it only is counted.
             unsafe {
                 let mut blocked: libc::sigset_t = std::mem::zeroed();
-                libc::sigaddset(&raw mut blocked, libc::SIGRTMIN());
+                libc::sigaddset(&raw mut blocked, signal);
                 libc::pthread_sigmask(libc::SIG_BLOCK, &raw const blocked, std::ptr::null_mut());
-                check(libc::sigqueue(libc::getpid(), libc::SIGRTMIN(), value).into())?;
+                let mut about: libc::siginfo_t = std::mem::zeroed();
+                about.si_code = libc::SI_QUEUE;
+                let (process, thread) = (libc::getpid(), libc::gettid());
+                let queue = libc::SYS_rt_tgsigqueueinfo;
+                check(libc::syscall(queue, process, thread, signal, &raw mut about))?;
             }
             Ok(Vec::new())
         }
@@ -121,37 +113,28 @@ fn take_all(what: &str) -> io::Result<()> {
     stay()
 }
 
-/// Runs a probe that stays, inside, until this is dropped.
-struct Staying {
-    // Closing it ends the probe, and so does the end of its sandbox.
-    _thread: thread::JoinHandle<()>,
-}
-
-impl Staying {
-    fn new(running: &Running, probe: &str) -> Self {
-        let (said, heard) = std::sync::mpsc::channel();
-        let bridge = running.bridge.clone();
-        let probe = Command { user: Some("10001".to_owned()), ..probe_command(probe, 1) };
-        let script = "exec \"$@\" <&7";
-        let mut argv = vec!["sh".to_owned(), "-c".to_owned()];
-        // Its input is a pipe nobody writes to: it stays until it is killed with its sandbox.
-        argv.push(format!("rm -f /dev/shm/never; mkfifo /dev/shm/never; exec 7<>/dev/shm/never; {script}"));
-        argv.push("probe".to_owned());
-        argv.extend(probe.argv.clone());
-        let thread = thread::spawn(move || {
-            let mut text = String::new();
-            let _ended =
-                Guest::dial(&bridge).unwrap().exec(Command { argv, ..probe }, &[], &mut |_, bytes| {
-                    text.push_str(&String::from_utf8_lossy(bytes));
-                    if text.contains("left: ") || text.contains("panicked") {
-                        let _heard_already = said.send(text.clone());
-                    }
-                });
+/// Runs a probe that stays; answers when it has said what it left. It ends with its sandbox.
+fn stay_inside(running: &Running, probe: &str) {
+    let (said, heard) = std::sync::mpsc::channel();
+    let bridge = running.bridge.clone();
+    let probe = Command { user: Some("10001".to_owned()), ..probe_command(probe, 1) };
+    // Its input is a pipe nobody writes to.
+    let script = "mkfifo /dev/shm/never; exec \"$@\" <>/dev/shm/never";
+    let mut argv: Vec<String> = ["sh", "-c", script, "sh"].map(str::to_owned).into();
+    argv.extend(probe.argv.clone());
+    thread::spawn(move || {
+        let mut text = String::new();
+        let mut guest = Guest::dial(&bridge).unwrap();
+        let ended = guest.exec(Command { argv, ..probe }, &[], &mut |_, bytes| {
+            text.push_str(&String::from_utf8_lossy(bytes));
+            if text.contains("left: ") {
+                let _heard_already = said.send(text.clone());
+            }
         });
-        let text = heard.recv().unwrap();
-        assert!(text.contains("left: "), "{text}");
-        Self { _thread: thread }
-    }
+        let _heard_already = said.send(format!("{text} {ended:?}"));
+    });
+    let text = heard.recv().unwrap();
+    assert!(text.contains("left: "), "{text}");
 }
 
 fn result(running: &Running, probe: &str) -> i32 {
@@ -167,7 +150,7 @@ fn two(world: &World) -> [Running; 2] {
 fn a_sandbox_finds_nothing_its_neighbour_left() {
     let world = World::new();
     let [one, other] = two(&world);
-    let _staying = Staying::new(&one, "leave_things");
+    stay_inside(&one, "leave_things");
     let things = [
         ("find_shared_memory", libc::ENOENT),
         ("find_queue", libc::ENOENT),
@@ -196,7 +179,7 @@ fn what_the_kernel_counts_by_user_is_counted_by_sandbox() {
         let world = World::new();
         let [one, other] = two(&world);
         let (take, need) = (format!("take {what}"), format!("need {what}"));
-        let _staying = Staying::new(&one, &take);
+        stay_inside(&one, &take);
         assert_ne!(result(&one, &need), 0, "{what}: it has taken all there is");
         assert_eq!(result(&other, &need), 0, "{what} next door");
         assert_eq!(outside(&need, 1), 0, "{what} on the host");
