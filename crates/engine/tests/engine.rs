@@ -5,6 +5,10 @@
 
 #[path = "engine/disks.rs"]
 mod disks;
+#[path = "engine/faults.rs"]
+mod faults;
+#[path = "engine/leftovers.rs"]
+mod leftovers;
 #[path = "engine/probes.rs"]
 mod probes;
 #[path = "engine/upgrades.rs"]
@@ -35,10 +39,10 @@ use harvest_proto::{
     door::{Answer, Ask},
 };
 
-const APPLETS: [&str; 27] = [
-    "cat", "chmod", "chown", "echo", "grep", "hostname", "id", "ip", "kill", "ln", "ls", "mkdir", "mkfifo",
-    "mknod", "mv", "mount", "printf", "ps", "readlink", "rm", "setsid", "sh", "sleep", "touch", "true",
-    "wget", "wc",
+const APPLETS: [&str; 28] = [
+    "cat", "chmod", "chown", "echo", "grep", "head", "hostname", "id", "ip", "kill", "ln", "ls", "mkdir",
+    "mkfifo", "mknod", "mv", "mount", "printf", "ps", "readlink", "rm", "setsid", "sh", "sleep", "touch",
+    "true", "wget", "wc",
 ];
 
 /// A home of its own; everything in it is gone when the test ends.
@@ -64,6 +68,11 @@ impl World {
 
     fn made(below: &str, guards: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
+        let home = folder.path().join(below).join("home");
+        Self::in_home(folder, home, guards)
+    }
+
+    fn in_home(folder: tempfile::TempDir, home: PathBuf, guards: &[&str]) -> Self {
         let base = folder.path().join("cache/layers/base");
         for name in ["bin", "etc", "tmp", "root", "proc", "dev", "sys"] {
             fs::create_dir_all(base.join(name)).unwrap();
@@ -72,21 +81,14 @@ impl World {
         for applet in APPLETS {
             symlink("busybox", base.join("bin").join(applet)).unwrap();
         }
-        let supervisor = PathBuf::from(std::env::var_os("HARVEST_SUPERVISOR").unwrap_or_default());
-        assert!(supervisor.is_file(), "no supervisor at {}: run `cargo supervisor`", supervisor.display());
-        let home = folder.path().join(below).join("home");
-        let engine = Engine::open(Config {
-            home: home.clone(),
-            cache: folder.path().join("cache"),
-            supervisor,
-            zygote: [&env!("CARGO_BIN_EXE_harvest-zygote")]
-                .into_iter()
-                .chain(guards)
-                .map(Into::into)
-                .collect(),
-        })
-        .unwrap();
+        let zygote = [&env!("CARGO_BIN_EXE_harvest-zygote")].into_iter().chain(guards).map(Into::into);
+        let engine = Engine::open(config(&home, &folder.path().join("cache"), zygote.collect())).unwrap();
         Self { engine, home, folder }
+    }
+
+    fn config(&self) -> Config {
+        let zygote = vec![env!("CARGO_BIN_EXE_harvest-zygote").into()];
+        config(&self.home, &self.folder.path().join("cache"), zygote)
     }
 
     fn spec(&self) -> Spec {
@@ -155,11 +157,15 @@ impl Drop for World {
         }
         let _ = self.engine.rest();
         if !thread::panicking() {
-            eventually("the zygote goes and leaves nothing", || {
-                self.zygotes().is_empty() && self.groups().is_empty()
-            });
+            self.assert_nothing_left();
         }
     }
+}
+
+fn config(home: &Path, cache: &Path, zygote: Vec<std::ffi::OsString>) -> Config {
+    let supervisor = PathBuf::from(std::env::var_os("HARVEST_SUPERVISOR").unwrap_or_default());
+    assert!(supervisor.is_file(), "no supervisor at {}: run `cargo supervisor`", supervisor.display());
+    Config { home: home.to_owned(), cache: cache.to_owned(), supervisor, zygote }
 }
 
 fn named(path: &Path) -> String {
