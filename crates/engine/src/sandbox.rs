@@ -139,10 +139,14 @@ impl State {
 
 /// Every sandbox with a folder.
 pub(crate) fn all(home: &Home) -> Result<Vec<SandboxId>, EngineError> {
-    let folder = home.sandboxes();
+    parts_in(&home.sandboxes())
+}
+
+/// The sandboxes that names in a folder are of.
+pub(crate) fn parts_in(folder: &Path) -> Result<Vec<SandboxId>, EngineError> {
     let mut ids = Vec::new();
-    for entry in fs::read_dir(&folder).at("list", &folder)? {
-        let name = entry.at("list", &folder)?.file_name();
+    for entry in fs::read_dir(folder).at("list", folder)? {
+        let name = entry.at("list", folder)?.file_name();
         let id = name.to_str().and_then(|part| format!("{}_{part}", SandboxId::PREFIX).parse().ok());
         ids.extend(id);
     }
@@ -230,8 +234,9 @@ impl Engine {
     /// # Errors
     /// When the zygote cannot be reached.
     pub fn kill(&self, id: &SandboxId) -> Result<(), EngineError> {
+        // A state that cannot be read says nothing: then the zygote knows.
         if !self.home.sandbox(id).exists()
-            || matches!(State::read(&self.home, id)?, Some(State::Ended { .. }))
+            || matches!(State::read(&self.home, id), Ok(Some(State::Ended { .. })))
         {
             return Ok(());
         }

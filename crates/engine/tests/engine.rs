@@ -5,6 +5,8 @@
 
 #[path = "engine/disks.rs"]
 mod disks;
+#[path = "engine/doctor.rs"]
+mod doctor;
 #[path = "engine/faults.rs"]
 mod faults;
 #[path = "engine/leftovers.rs"]
@@ -81,8 +83,11 @@ impl World {
         for applet in APPLETS {
             symlink("busybox", base.join("bin").join(applet)).unwrap();
         }
-        let zygote = [&env!("CARGO_BIN_EXE_harvest-zygote")].into_iter().chain(guards).map(Into::into);
-        let engine = Engine::open(config(&home, &folder.path().join("cache"), zygote.collect())).unwrap();
+        let mut zygote = vec![env!("CARGO_BIN_EXE_harvest-zygote").into()];
+        if !guards.is_empty() {
+            zygote.extend(["--leave-out".into(), guards.join(",").into()]);
+        }
+        let engine = Engine::open(config(&home, &folder.path().join("cache"), zygote)).unwrap();
         Self { engine, home, folder }
     }
 

@@ -6,16 +6,24 @@ use std::{path::PathBuf, process::ExitCode};
 use harvest_engine::{Namespace, Plan, Step, zygote};
 
 fn main() -> ExitCode {
-    let mut words: Vec<String> = std::env::args().skip(1).collect();
-    let Some(home) = words.pop().map(PathBuf::from) else {
-        eprintln!("usage: harvest-zygote [GUARD-TO-LEAVE-OUT]... HOME");
-        return ExitCode::from(2);
-    };
-    zygote::main_altered(&home, Box::new(move |plan| words.iter().for_each(|guard| leave_out(plan, guard))))
+    let arguments: Vec<_> = std::env::args_os().skip(1).collect();
+    match &arguments[..] {
+        [home] => zygote::main(&PathBuf::from(home)),
+        [probe, home] if probe == "--probe" => harvest_engine::probe::main(&PathBuf::from(home)),
+        [leave_out, guards, home] if leave_out == "--leave-out" => {
+            let guards = guards.to_string_lossy().into_owned();
+            let alter = move |plan: &mut Plan| guards.split(',').for_each(|guard| remove(guard, plan));
+            zygote::main_altered(&PathBuf::from(home), Box::new(alter))
+        }
+        _ => {
+            eprintln!("usage: harvest-zygote [--probe | --leave-out GUARD,…] HOME");
+            ExitCode::from(2)
+        }
+    }
 }
 
-/// Leaves out the steps of this name, or the namespace of this name.
-fn leave_out(plan: &mut Plan, guard: &str) {
+/// Leaves out the steps of this name, or the pid namespace.
+fn remove(guard: &str, plan: &mut Plan) {
     if guard == "pid_namespace" {
         for step in &mut plan.steps {
             if let Step::Clone { namespaces, .. } = step {
@@ -24,7 +32,5 @@ fn leave_out(plan: &mut Plan, guard: &str) {
         }
         return;
     }
-    plan.steps.retain(|step| {
-        serde_json::to_value(step).is_ok_and(|step| step["step"].as_str().is_some_and(|name| name != guard))
-    });
+    plan.steps.retain(|step| serde_json::to_value(step).is_ok_and(|step| step["step"] != guard));
 }

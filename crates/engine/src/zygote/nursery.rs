@@ -6,6 +6,7 @@ use std::{
     fs, io,
     os::fd::{AsFd, OwnedFd},
     path::PathBuf,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -28,16 +29,32 @@ use crate::{
 
 // A freeze that nobody renews ends: whoever asked for it may be dead.
 const FREEZE: Duration = Duration::from_secs(5);
+// How long work may take to stand still: a process that waits for a busy disk cannot be stopped.
+const STILL: Duration = Duration::from_secs(10);
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
 // What a supervisor may have written to its log; more is cut off at the front.
 const LOG_BYTES: u64 = 1 << 20;
 // Dying processes leave their cgroups within microseconds, seldom later.
 const CLEAR_AGAIN: Duration = Duration::from_millis(2);
+// What an earlier zygote left is waited for, but not for ever: a process may hang in the kernel.
+const CLEAR_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Something that happened to a sandbox.
 #[derive(Debug)]
 pub(super) enum Told {
-    Started { id: SandboxId, pid: u32 },
-    Ended { id: SandboxId, reason: String },
+    Started {
+        id: SandboxId,
+        pid: u32,
+    },
+    Ended {
+        id: SandboxId,
+        reason: String,
+    },
+    /// The answer to a freeze.
+    Still {
+        id: SandboxId,
+        result: Result<(), StepError>,
+    },
 }
 
 // Two starts in a row after an idle moment; in a burst joining cgroups is fast anyway.
@@ -55,6 +72,8 @@ pub(super) struct Live {
     failure: Option<String>,
     killed: bool,
     thaw_at: Option<Instant>,
+    /// It is to stand still and does not yet; until then we look.
+    freezing_until: Option<Instant>,
     /// Pid 1 is dead and reaped, for this reason; cgroups are still being cleared.
     ended: Option<String>,
 }
@@ -63,7 +82,18 @@ impl Live {
     fn new(seed: Seed) -> Self {
         let Seed { pid, pidfd, claim, report, gate, .. } = seed;
         let (report, gate) = (Some(report), Some(gate));
-        Self { pid, pidfd, claim, report, gate, failure: None, killed: false, thaw_at: None, ended: None }
+        Self {
+            pid,
+            pidfd,
+            claim,
+            report,
+            gate,
+            failure: None,
+            killed: false,
+            thaw_at: None,
+            freezing_until: None,
+            ended: None,
+        }
     }
 
     /// Tells when pid 1 dies, unless it is dead.
@@ -113,20 +143,43 @@ impl Nursery {
         for id in sandbox::all(&nursery.home).map_err(told)? {
             if let Err(error) = nursery.adopt_one(&id) {
                 eprintln!("cannot adopt {id}: {error}");
+                // Nobody can tell what it is, so nobody looks after it: whatever lives of it ends below.
+                nursery.write_state(&id, &State::ended(format!("ended, because {error}")));
             }
         }
-        for part in nursery.cgroups.parts(&nursery.group) {
-            let living = nursery.live.keys().any(|id| id.part() == part);
-            if !living {
-                nursery.cgroups.clear(&nursery.group, &part);
-            }
-        }
+        nursery.clear_strangers();
         Ok(nursery)
+    }
+
+    /// Ends and removes what belongs to no sandbox that lives.
+    fn clear_strangers(&self) {
+        let lives = |part: &str| self.live.keys().any(|id| id.part() == part);
+        for part in self.cgroups.parts(&self.group).iter().filter(|part| !lives(part)) {
+            self.clear_soon(part);
+        }
+        for id in sandbox::parts_in(&self.home.run()).unwrap_or_default() {
+            if !lives(id.part()) {
+                let _ = fs::remove_dir_all(self.home.run_of(&id));
+            }
+        }
+    }
+
+    /// Clears cgroups whose processes die only now.
+    fn clear_soon(&self, part: &str) {
+        let end = Instant::now() + CLEAR_PATIENCE;
+        while !self.cgroups.clear(&self.group, part) && Instant::now() < end {
+            thread::sleep(CLEAR_AGAIN);
+        }
     }
 
     fn adopt_one(&mut self, id: &SandboxId) -> Result<(), EngineError> {
         let state = State::read(&self.home, id)?;
-        if let Some(Record { owner: Owner::Process(pid), .. }) = Record::read(&self.home, id)? {
+        let record = Record::read(&self.home, id).unwrap_or_else(|error| {
+            // Whose it is cannot be told any more, and work is not thrown away on a guess.
+            eprintln!("{id} is taken for a kept one: {error}");
+            None
+        });
+        if let Some(Record { owner: Owner::Process(pid), .. }) = record {
             let owner_started = match &state {
                 Some(State::Running { owner_started, .. }) => *owner_started,
                 _ => None,
@@ -143,7 +196,7 @@ impl Nursery {
         }
         let Some(State::Running { pid, first_id, .. }) = state else { return Ok(()) };
         let Some(pidfd) = state.as_ref().and_then(State::living).and_then(open_process) else {
-            self.cgroups.clear(&self.group, id.part());
+            self.clear_soon(id.part());
             self.close(id, "ended while nobody looked".to_owned());
             return Ok(());
         };
@@ -157,6 +210,7 @@ impl Nursery {
             killed: false,
             // Whoever asked for a freeze asked another zygote.
             thaw_at: Some(Instant::now()),
+            freezing_until: None,
             ended: None,
         };
         self.live.insert(id.clone(), live);
@@ -321,15 +375,44 @@ impl Nursery {
         }
     }
 
-    /// Freezes or thaws. `None` when it does not run.
-    pub(super) fn freeze(&mut self, id: &SandboxId, frozen: bool) -> Option<Result<(), StepError>> {
-        let live = self.live.get_mut(id)?;
-        let result = self.cgroups.freeze(&self.group, id.part(), frozen);
-        live.thaw_at = (frozen && result.is_ok()).then(|| Instant::now() + FREEZE);
-        if frozen && result.is_err() {
-            let _ = self.cgroups.freeze(&self.group, id.part(), false);
+    /// Lets work stand still; `Told::Still` follows. `None` when it does not run.
+    pub(super) fn freeze(&mut self, id: &SandboxId) -> Option<Result<(), StepError>> {
+        let live = self.live.get_mut(id).filter(|live| live.ended.is_none())?;
+        let result = self.cgroups.freeze(&self.group, id.part(), true);
+        if result.is_ok() {
+            live.thaw_at = None;
+            live.freezing_until = Some(Instant::now() + STILL);
         }
         Some(result)
+    }
+
+    /// Lets work go on. `None` when it does not run.
+    pub(super) fn thaw(&mut self, id: &SandboxId) -> Option<Result<(), StepError>> {
+        let live = self.live.get_mut(id)?;
+        (live.thaw_at, live.freezing_until) = (None, None);
+        Some(self.cgroups.freeze(&self.group, id.part(), false))
+    }
+
+    /// Looks whether those that are to stand still do.
+    fn look_at_freezing(&mut self, now: Instant) -> Vec<Told> {
+        let mut told = Vec::new();
+        for (id, live) in &mut self.live {
+            let Some(until) = live.freezing_until else { continue };
+            let result = if live.killed || live.ended.is_some() {
+                Err(StepError::new("freeze what has ended", io::ErrorKind::NotFound.into()))
+            } else if self.cgroups.is_frozen(&self.group, id.part()) {
+                live.thaw_at = Some(now + FREEZE);
+                Ok(())
+            } else if until <= now {
+                let _ = self.cgroups.freeze(&self.group, id.part(), false);
+                Err(StepError::new("make its work stand still", io::ErrorKind::TimedOut.into()))
+            } else {
+                continue;
+            };
+            live.freezing_until = None;
+            told.push(Told::Still { id: id.clone(), result });
+        }
+        told
     }
 
     /// Pid 1 is dead: takes note why and clears up behind it.
@@ -395,7 +478,7 @@ impl Nursery {
                 Some(&rustix::event::Timespec { tv_sec: 5, tv_nsec: 0 }),
             );
         }
-        self.cgroups.clear(&self.group, id.part());
+        self.clear_soon(id.part());
         self.close(id, "its owner is gone".to_owned());
         self.discard(id);
     }
@@ -411,12 +494,16 @@ impl Nursery {
     pub(super) fn tick(&mut self, now: Instant) -> (Vec<Told>, Option<Instant>) {
         let dying: Vec<SandboxId> =
             self.live.iter().filter(|(_, live)| live.ended.is_some()).map(|(id, _)| id.clone()).collect();
-        let told: Vec<Told> = dying.iter().filter_map(|id| self.ended(id)).collect();
+        let mut told: Vec<Told> = dying.iter().filter_map(|id| self.ended(id)).collect();
+        told.extend(self.look_at_freezing(now));
         let mut next: Option<Instant> = None;
         let mut sooner = |at: Instant| next = Some(next.map_or(at, |next| next.min(at)));
         for (id, live) in &mut self.live {
             if live.ended.is_some() {
                 sooner(now + CLEAR_AGAIN);
+            }
+            if live.freezing_until.is_some() {
+                sooner(now + LOOK_AGAIN);
             }
             match live.thaw_at {
                 Some(at) if at <= now => {
