@@ -196,6 +196,7 @@ impl Tree {
         &self,
         nodes: impl Iterator<Item = (&'a str, u32, u32)>,
         first_id: u32,
+        shm_bytes: u64,
     ) -> io::Result<()> {
         let quiet = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
         // 64 KiB hold the names; whatever is written here counts against the sandbox's memory anyway.
@@ -222,7 +223,7 @@ impl Tree {
         let options = [("ptmxmode", "0666"), ("mode", "0620"), ("gid", &*group), ("max", TERMINALS)];
         let pts = new("devpts", &options, quiet)?;
         syscall::attach(&pts, folder(&dev, "pts")?)?;
-        let shm = new("tmpfs", &[("mode", "1777")], NOSUID_NODEV)?;
+        let shm = new("tmpfs", &[("mode", "1777"), ("size", &shm_bytes.to_string())], NOSUID_NODEV)?;
         syscall::attach(&shm, folder(&dev, "shm")?)
     }
 
