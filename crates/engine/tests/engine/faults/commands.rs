@@ -33,7 +33,7 @@ fn a_command_that_cannot_start_says_why() {
     assert_eq!(refusal(&running, nowhere), FaultCode::NotFound);
     let nobody = Command { user: Some("nobody-here".to_owned()), ..command(&["true"]) };
     assert_eq!(refusal(&running, nobody), FaultCode::Invalid);
-    let long = "x".repeat(3 << 20);
+    let long = "x".repeat(200 << 10);
     assert_eq!(refusal(&running, command(&["true", &long])), FaultCode::Invalid);
     assert_eq!(shell(&running, "echo on").out, "on");
 }

@@ -96,7 +96,7 @@ fn a_capture_cut_short_leaves_a_sandbox_that_goes_on_and_whole_snapshots() {
     let running = world.start();
     shell(&running, "mkdir /many; i=0; while [ $i -lt 400 ]; do echo $i > /many/$i; i=$((i+1)); done");
     let mut dice = Dice(11);
-    for round in 0..10 {
+    for round in 0..4 {
         let taken = world.engine.snapshots().unwrap().len();
         let caller = Caller::new(&world, "capture", &running.id, &SnapshotId::random());
         eventually("it captures", || world.engine.snapshots().unwrap().len() > taken);

@@ -54,6 +54,15 @@ pub(super) const PROBES: &[Probe] = &[
     probe("io_uring", libc::ENOSYS, SECCOMP, || call(libc::SYS_io_uring_setup, [1, address(&[0u32; 30]), 0])),
     // The host has so many of them for everyone together.
     probe("aio", libc::ENOSYS, SECCOMP, || call(libc::SYS_io_setup, [1, address(&[0u64; 1]), 0])),
+    // More than the sandbox's memory.
+    probe("shared_memory", libc::ENOSPC, &["shared_memory"], || {
+        // SAFETY: numbers only; what is made is removed at once.
+        unsafe {
+            let id = libc::shmget(libc::IPC_PRIVATE, 1 << 30, libc::IPC_CREAT | 0o600);
+            check(id.into())?;
+            check(libc::shmctl(id, libc::IPC_RMID, std::ptr::null_mut()).into())
+        }
+    }),
     // The id of the session's keyring.
     probe("keyctl", libc::EPERM, SECCOMP, || call(libc::SYS_keyctl, [0, -3, 0])),
     probe("add_key", libc::EPERM, SECCOMP, || {
