@@ -37,8 +37,8 @@ pub(super) const PROBES: &[Probe] = &[
     }),
     probe("pivot_root", libc::EPERM, ADMIN, || {
         let folder = c"/root".as_ptr();
-        // SAFETY: the path outlives the call. It is no mount point, which is looked at last.
-        past(check(unsafe { libc::syscall(libc::SYS_pivot_root, folder, folder) }), libc::EINVAL)
+        // SAFETY: the path outlives the call. It is on the old root, which is looked at last.
+        past(check(unsafe { libc::syscall(libc::SYS_pivot_root, folder, folder) }), libc::EBUSY)
     }),
     probe("chroot", libc::EPERM, &["seccomp", "capabilities"], || {
         // SAFETY: the path outlives the call.

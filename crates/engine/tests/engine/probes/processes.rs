@@ -187,6 +187,16 @@ fn an_agent_has_no_capability_and_root_only_those_of_its_role() {
 }
 
 #[test]
+fn no_core_dump_of_a_sandbox_reaches_the_host() {
+    let world = World::new();
+    // A program that the host starts for each dump is started even where the limit is 0.
+    let limits = shell(&world.start(), "grep core /proc/self/limits").out;
+    assert_eq!(limits.split_whitespace().skip(4).collect::<Vec<_>>(), ["1", "1", "bytes"]);
+    let open = World::without(&["resource_limits"]);
+    assert_ne!(shell(&open.start(), "grep core /proc/self/limits").out, limits);
+}
+
+#[test]
 fn a_script_that_names_its_interpreters_own_program_gets_nothing_of_the_supervisor() {
     let world = World::new();
     let running = world.start();
