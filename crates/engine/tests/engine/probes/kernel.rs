@@ -48,10 +48,14 @@ pub(super) const PROBES: &[Probe] = &[
     probe("host_name", libc::EPERM, ADMIN, || call(libc::SYS_sethostname, [text(c"probe"), 5, 0])),
     probe("io_ports", libc::EPERM, ADMIN, || call(libc::SYS_ioperm, [0x80, 1, 1])),
     // A map of one number.
-    probe("bpf", libc::EPERM, ADMIN, || call(libc::SYS_bpf, [0, address(&mut [2u32, 4, 4, 1, 0, 0, 0, 0]), 32])),
+    probe("bpf", libc::EPERM, ADMIN, || {
+        call(libc::SYS_bpf, [0, address(&mut [2u32, 4, 4, 1, 0, 0, 0, 0]), 32])
+    }),
     probe("perf", libc::EPERM, SECCOMP, perf),
     probe("userfaultfd", libc::EPERM, SECCOMP, || call(libc::SYS_userfaultfd, [1, 0, 0])),
-    probe("io_uring", libc::ENOSYS, SECCOMP, || call(libc::SYS_io_uring_setup, [1, address(&mut [0u32; 30]), 0])),
+    probe("io_uring", libc::ENOSYS, SECCOMP, || {
+        call(libc::SYS_io_uring_setup, [1, address(&mut [0u32; 30]), 0])
+    }),
     // The host has so many of them for everyone together.
     probe("aio", libc::ENOSYS, SECCOMP, || call(libc::SYS_io_setup, [1, address(&mut [0u64; 1]), 0])),
     // More than the sandbox's memory.
@@ -81,7 +85,9 @@ pub(super) const PROBES: &[Probe] = &[
         call(libc::SYS_fanotify_init, [0x200, 0, 0])
     }),
     probe("personality", libc::EPERM, SECCOMP, || call(libc::SYS_personality, [0x40_0000, 0, 0])),
-    probe("modify_ldt", libc::EPERM, SECCOMP, || call(libc::SYS_modify_ldt, [0, address(&mut [0u64; 8]), 64])),
+    probe("modify_ldt", libc::EPERM, SECCOMP, || {
+        call(libc::SYS_modify_ldt, [0, address(&mut [0u64; 8]), 64])
+    }),
     probe("kcmp", libc::EPERM, SECCOMP, || {
         let own = i64::from(std::process::id());
         call(libc::SYS_kcmp, [own, own, 2])

@@ -13,6 +13,7 @@ pub(super) fn attempt(name: &str) -> io::Result<()> {
         "connect_synthetic" => std::net::TcpStream::connect("198.18.77.7:80").map(drop),
         "map_victim" => disk::map_victim(),
         "leave_things" => leave_things(),
+        "fill_sockets" => fill_sockets(),
         "find_shared_memory" => shared_memory(0).map(drop),
         "find_queue" => queue(libc::O_RDWR).map(drop),
         "find_socket" => UnixStream::connect_addr(&SocketAddr::from_abstract_name("left")?).map(drop),
@@ -51,6 +52,24 @@ fn leave_things() -> io::Result<()> {
     let _queue = queue(libc::O_CREAT | libc::O_RDWR)?;
     let _socket = UnixListener::bind_addr(&SocketAddr::from_abstract_name("left")?)?;
     println!("\nleft: {}", std::process::id());
+    stay()
+}
+
+/// Writes into connections nobody reads until they take no more, says so, and stays.
+fn fill_sockets() -> io::Result<()> {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
+    let (mut ends, mut held) = (Vec::new(), 0);
+    for _ in 0..16 {
+        let mut near = std::net::TcpStream::connect(listener.local_addr()?)?;
+        ends.push(listener.accept()?.0);
+        // A write that waits this long waits for ever.
+        near.set_write_timeout(Some(Duration::from_millis(100)))?;
+        while let Ok(count) = near.write(&[0; 65536]) {
+            held += count;
+        }
+        ends.push(near);
+    }
+    println!("\nleft: {held} bytes");
     stay()
 }
 
@@ -184,6 +203,36 @@ fn what_the_kernel_counts_by_user_is_counted_by_sandbox() {
         assert_eq!(result(&other, &need), 0, "{what} next door");
         assert_eq!(outside(&need, 1), 0, "{what} on the host");
     }
+}
+
+#[test]
+fn what_sockets_hold_counts_as_the_sandboxes_and_is_limited() {
+    let world = World::new();
+    let mut held = Vec::new();
+    for limited in [false, true] {
+        let running = world.engine.start(&Spec { binds: probe_binds(), ..world.spec() }).unwrap();
+        let file = |name: &str| {
+            let places = world.groups().into_iter().map(|group| group.join(running.id.part()).join("work"));
+            places.map(|place| place.join(name)).find(|file| file.exists())
+        };
+        // On cgroup v2 the memory limit counts them with everything else.
+        let Some(limit) = file("memory.kmem.tcp.limit_in_bytes") else {
+            stay_inside(&running, "fill_sockets");
+            let memory = fs::read_to_string(file("memory.stat").unwrap()).unwrap();
+            assert!(!memory.contains("\nsock 0\n"), "{memory}");
+            return;
+        };
+        let set: u64 = fs::read_to_string(&limit).unwrap().trim().parse().unwrap();
+        assert_eq!(set, 256 << 20);
+        if limited {
+            fs::write(&limit, (2 << 20).to_string()).unwrap();
+        }
+        stay_inside(&running, "fill_sockets");
+        let usage = fs::read_to_string(file("memory.kmem.tcp.usage_in_bytes").unwrap()).unwrap();
+        held.push(usage.trim().parse::<u64>().unwrap());
+    }
+    // A lower one bites, so the usual one would.
+    assert!(held[0] > 8 << 20 && held[1] < 4 << 20, "{held:?}");
 }
 
 #[test]
