@@ -62,7 +62,8 @@ fn a_full_disk_is_the_writers_trouble_and_everything_can_be_cleaned_up_on_it() {
     let refused = world.engine.capture(&writer.id, &SnapshotId::random()).unwrap_err();
     assert!(reasons(&refused).contains("No space left"), "{refused:?}");
     assert_eq!(shell(&writer, "cat /file").out, "work");
-    // Cleaning up needs none.
+    // Cleaning up needs none, not even with another zygote.
+    assert!(world.zygotes().into_iter().all(|pid| signal(pid, "-9")));
     world.engine.kill(&neighbour.id).unwrap();
     world.engine.remove(&neighbour.id).unwrap();
     world.engine.remove(&writer.id).unwrap();
