@@ -60,21 +60,24 @@ impl World {
     }
 
     fn at(below: &str) -> Self {
-        Self::made(below, &[])
+        Self::with_zygote(below, &[])
     }
 
     /// One whose sandboxes lack these guards.
     fn without(guards: &[&str]) -> Self {
-        Self::made("", guards)
+        match guards {
+            [] => Self::new(),
+            guards => Self::with_zygote("", &["--leave-out", &guards.join(",")]),
+        }
     }
 
-    fn made(below: &str, guards: &[&str]) -> Self {
+    fn with_zygote(below: &str, arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let home = folder.path().join(below).join("home");
-        Self::in_home(folder, home, guards)
+        Self::in_home(folder, home, arguments)
     }
 
-    fn in_home(folder: tempfile::TempDir, home: PathBuf, guards: &[&str]) -> Self {
+    fn in_home(folder: tempfile::TempDir, home: PathBuf, arguments: &[&str]) -> Self {
         let base = folder.path().join("cache/layers/base");
         for name in ["bin", "etc", "tmp", "root", "proc", "dev", "sys"] {
             fs::create_dir_all(base.join(name)).unwrap();
@@ -83,10 +86,8 @@ impl World {
         for applet in APPLETS {
             symlink("busybox", base.join("bin").join(applet)).unwrap();
         }
-        let mut zygote = vec![env!("CARGO_BIN_EXE_harvest-zygote").into()];
-        if !guards.is_empty() {
-            zygote.extend(["--leave-out".into(), guards.join(",").into()]);
-        }
+        let zygote = [&[env!("CARGO_BIN_EXE_harvest-zygote")], arguments].concat();
+        let zygote = zygote.into_iter().map(Into::into).collect();
         let engine = Engine::open(config(&home, &folder.path().join("cache"), zygote)).unwrap();
         Self { engine, home, folder }
     }
@@ -148,7 +149,7 @@ impl World {
                 // A sandbox being made has the zygote's name still, in a pid namespace of its own.
                 let link = |pid: &dyn std::fmt::Display| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
                 words.next().is_some_and(|word| word.ends_with(b"harvest-zygote"))
-                    && words.next_back() == Some(home.as_os_str().as_encoded_bytes())
+                    && words.any(|word| word == home.as_os_str().as_encoded_bytes())
                     && link(pid) == link(&"self")
             })
             .collect()

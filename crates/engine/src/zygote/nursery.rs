@@ -251,10 +251,13 @@ impl Nursery {
     }
 
     fn plan(&self, record: &Record, layers: &[PathBuf], resolv_conf: String) -> Plan {
-        let facts = HostFacts { cgroups: self.cgroups.clone(), group: self.group.clone(), resolv_conf };
-        let mut plan = plan(record, layers, &facts);
+        let mut plan = plan(record, layers, &self.facts(resolv_conf));
         (self.alter)(&mut plan);
         plan
+    }
+
+    fn facts(&self, resolv_conf: String) -> HostFacts {
+        HostFacts { cgroups: self.cgroups.clone(), group: self.group.clone(), resolv_conf }
     }
 
     /// A process that has taken the steps up to the gate, under this sandbox's name.
