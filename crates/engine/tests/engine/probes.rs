@@ -50,7 +50,8 @@ const fn probe(
 }
 
 /// What a kernel says that does not have what was asked for.
-const LACKING: [i32; 4] = [libc::ENOSYS, libc::ENOENT, libc::EAFNOSUPPORT, libc::EPROTONOSUPPORT];
+const LACKING: [i32; 5] =
+    [libc::ENOSYS, libc::ENOENT, libc::EAFNOSUPPORT, libc::EPROTONOSUPPORT, libc::EOPNOTSUPP];
 
 /// Every probe of every topic.
 fn all() -> impl Iterator<Item = &'static Probe> {
