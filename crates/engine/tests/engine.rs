@@ -9,10 +9,14 @@ mod disks;
 mod doctor;
 #[path = "engine/fallbacks.rs"]
 mod fallbacks;
+#[path = "engine/limits.rs"]
+mod limits;
 #[path = "engine/probes.rs"]
 mod probes;
 #[path = "engine/upgrades.rs"]
 mod upgrades;
+#[path = "engine/volumes.rs"]
+mod volumes;
 
 use std::{
     collections::BTreeMap,
@@ -96,6 +100,7 @@ impl World {
             network: Network::Door,
             owner: Owner::Kept,
             binds: Vec::new(),
+            volumes: Vec::new(),
             env: BTreeMap::new(),
         }
     }
