@@ -163,9 +163,15 @@ impl Nursery {
         layers: &[PathBuf],
         resolv_conf: String,
         mut files: Vec<OwnedFd>,
+        again: bool,
     ) -> Result<(), StepError> {
         let id = record.id.clone();
-        if self.live.contains_key(&id) || !matches!(State::read(&self.home, &id), Ok(None)) {
+        let may = match State::read(&self.home, &id) {
+            Ok(None) => true,
+            Ok(Some(State::Ended { .. })) => again,
+            _ => false,
+        };
+        if self.live.contains_key(&id) || !may {
             let error = io::Error::from(io::ErrorKind::AlreadyExists);
             return Err(StepError::new("start what has been started before", error));
         }
@@ -264,6 +270,7 @@ impl Nursery {
                 env,
                 user: record.config.user,
                 workdir: record.config.workdir,
+                sealed: record.sealed,
             },
         };
         let mut files = vec![self.supervisor.program()?.as_fd()];

@@ -22,6 +22,7 @@ mod sandbox;
 mod secret;
 mod send;
 mod show;
+mod snapshot;
 mod status;
 mod stop;
 mod up;
@@ -60,12 +61,13 @@ pub(crate) async fn run(here: &Invocation, command: Option<Command>) -> Result<u
         Command::Rm(args) => rm::run(here, &args).await,
         Command::Diff(args) => diff::run(here, &args).await,
         Command::Logs(args) => logs::run(here, &args).await,
-        Command::Exec(args) => exec::run(here, args).await,
+        Command::Exec(args) => exec::run(here, *args).await,
         Command::Pr(verb) => pr::run(here, &verb).await,
         Command::Repo(verb) => repo::run(here, verb).await,
         Command::Secret(verb) => secret::run(here, &verb).await,
         Command::Image(verb) => image::run(here, verb).await,
         Command::Sandbox(verb) => sandbox::run(here, verb).await,
+        Command::Snapshot(verb) => snapshot::run(here, &verb).await,
         Command::Gc(args) => gc::run(here, &args).await,
         Command::Zygote(_) => unreachable!("main runs the zygote before there is a runtime"),
     }

@@ -233,8 +233,8 @@ fn a_file_appears_whole_with_its_owner_and_mode() {
     assert_eq!(guest.ask(|id| ToSupervisor::File { id, request: read }), Ok(Reply::Done));
     guest.until(|guest| guest.ended.contains(&6).then_some(()));
     assert!(guest.data[&6] == text);
-    let list = FileRequest::List { path: sandbox.at("home").display().to_string() };
-    let Ok(Reply::List { entries }) = guest.ask(|id| ToSupervisor::File { id, request: list }) else {
+    let list = FileRequest::List { path: sandbox.at("home").display().to_string(), after: None };
+    let Ok(Reply::List { entries, .. }) = guest.ask(|id| ToSupervisor::File { id, request: list }) else {
         panic!()
     };
     assert_eq!(entries.iter().map(|entry| entry.name.as_str()).collect::<Vec<_>>(), ["note"]);
