@@ -7,6 +7,8 @@
 mod disks;
 #[path = "engine/doctor.rs"]
 mod doctor;
+#[path = "engine/guests.rs"]
+mod guests;
 #[path = "engine/probes.rs"]
 mod probes;
 #[path = "engine/upgrades.rs"]

@@ -109,7 +109,7 @@ impl Live {
     ///
     /// # Errors
     /// When the bridge breaks: its sandbox or the supervisor in it is gone.
-    pub fn next(&mut self) -> Result<Heard, GuestError> {
+    pub fn listen(&mut self) -> Result<Heard, GuestError> {
         if let Some((stream, bytes)) = self.told.take() {
             let _alone = self.input.as_deref().map(Shared::write_alone);
             self.guest.grant(stream, bytes)?;

@@ -29,7 +29,6 @@ impl LimitFlags {
             memory_bytes: self.memory.map_or(default.memory_bytes, |size| size.0),
             cpu_millis_per_second: self.cpus.map_or(default.cpu_millis_per_second, |cores| cores.millis()),
             pids: self.pids.unwrap_or(default.pids),
-            ..default
         }
     }
 

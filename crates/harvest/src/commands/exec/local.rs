@@ -199,7 +199,7 @@ impl Job {
             std::thread::spawn(move || feed(input));
         }
         loop {
-            match live.next()? {
+            match live.listen()? {
                 Heard::Output(output, bytes) => sink.take(output, &bytes).map_err(Failed::Ours)?,
                 Heard::Exited { exit, millis } => return Ok(Outcome::exited(exit, millis)),
             }
