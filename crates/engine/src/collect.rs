@@ -195,10 +195,13 @@ mod tests {
             network: Network::Door,
             owner: Owner::Kept,
             binds: Vec::new(),
+            volumes: Vec::new(),
+            file_bytes: None,
             env: std::collections::BTreeMap::new(),
             created_at: Timestamp::from_millis(0),
             sealed: false,
             of_sessions: false,
+            again_at: None,
         };
         fs::create_dir_all(disk.sandbox(&id)).unwrap();
         disk::write_record(&disk.sandbox(&id).join("record.json"), &record).unwrap();

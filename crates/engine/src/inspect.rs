@@ -8,7 +8,7 @@ use serde::Serialize;
 use crate::{
     Engine,
     error::EngineError,
-    home::layer_folder,
+    home::{Survives, layer_folder, write_record},
     sandbox::{Record, Running, SandboxState, host_resolv_conf},
     spec::{Origin, Owner, Spec},
     zygote::{
@@ -47,6 +47,7 @@ impl Engine {
             network,
             owner,
             binds: record.binds,
+            volumes: record.volumes,
             env: record.env,
         };
         Ok(Some(Inspected { spec, created_at: record.created_at, state }))
@@ -66,14 +67,14 @@ impl Engine {
         Ok(ids)
     }
 
-    /// Starts a dead sandbox again, under its id and with the disk it left. What ran in it does not run
-    /// again. When it cannot be started its disk stays.
+    /// Starts a dead sandbox again, under its id and with the disk it left; its lifetime begins anew. What
+    /// ran in it does not run again. When it cannot be started its disk stays.
     ///
     /// # Errors
     /// When nobody knows it, it runs, its disk is being kept as a snapshot, or the host says no.
     pub fn start_again(&self, id: &SandboxId) -> Result<Running, EngineError> {
         let unknown = || EngineError::NotRunning { sandbox: id.clone() };
-        let record = Record::read(&self.home, id)?.ok_or_else(unknown)?;
+        let mut record = Record::read(&self.home, id)?.ok_or_else(unknown)?;
         let _turn = self.disk.lock_sandbox(id)?;
         let _hold = self.disk.hold()?;
         if matches!(self.find(id)?, SandboxState::Running(_)) {
@@ -85,6 +86,9 @@ impl Engine {
         }
         let layers: Vec<_> =
             record.layers.iter().map(|layer| layer_folder(&self.config, layer)).collect::<Result<_, _>>()?;
+        // Its lifetime begins anew, also for a zygote that adopts it later.
+        record.again_at = Some(std::time::SystemTime::now().into());
+        write_record(&self.home.sandbox(id).join("record.json"), &record, Survives::PowerCut)?;
         let files = self.handed_over(&record, &layers)?;
         let files: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
         let resolv_conf = host_resolv_conf(record.network);

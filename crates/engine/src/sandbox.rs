@@ -1,5 +1,5 @@
 //! A sandbox as it is on disk, and what the engine does with it. `record.json` says what it was asked
-//! to be and never changes; `state.json` is the zygote's and says how far it has come.
+//! to be and changes only when it is started again; `state.json` is the zygote's and says how far it has come.
 
 use std::{
     collections::BTreeMap,
@@ -20,8 +20,8 @@ use crate::{
     error::{AtPath, EngineError},
     home::{Home, Survives, boot_id, layer_folder, read_record, start_ticks, sync_folder, write_record},
     plan::{HostFacts, Plan, plan},
-    spec::{Bind, ImageConfig, LayerId, Limits, Network, Owner, Spec},
-    syscall,
+    spec::{Bind, ImageConfig, LayerId, Limits, Network, Owner, Spec, VolumeMount},
+    syscall, volume,
     zygote::{
         client,
         protocol::{Answer, Build, Request},
@@ -39,6 +39,11 @@ pub(crate) struct Record {
     pub(crate) network: Network,
     pub(crate) owner: Owner,
     pub(crate) binds: Vec<Bind>,
+    #[serde(default)]
+    pub(crate) volumes: Vec<VolumeMount>,
+    /// No file may become larger.
+    #[serde(default)]
+    pub(crate) file_bytes: Option<u64>,
     /// On top of the config's.
     pub(crate) env: BTreeMap<String, String>,
     pub(crate) created_at: Timestamp,
@@ -48,6 +53,9 @@ pub(crate) struct Record {
     /// [`Owner::Sessions`]. Not in `owner`, for the same reason.
     #[serde(default)]
     pub(crate) of_sessions: bool,
+    /// When it was started again, the last time.
+    #[serde(default)]
+    pub(crate) again_at: Option<Timestamp>,
 }
 
 /// How far a sandbox has come.
@@ -68,6 +76,23 @@ pub(crate) enum State {
     },
     /// All of it is dead.
     Ended { reason: String, at: Timestamp },
+}
+
+/// What ran in a sandbox was stopped because its disk had become too full.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stopped {
+    /// What its disk weighed: content, and 4 KiB for each name.
+    pub weight_bytes: u64,
+    /// What it may weigh.
+    pub limit_bytes: u64,
+    /// When.
+    pub at: Timestamp,
+}
+
+impl Stopped {
+    pub(crate) fn write(&self, home: &Home, id: &SandboxId) -> Result<(), EngineError> {
+        write_record(&home.sandbox(id).join("stopped.json"), self, Survives::Crash)
+    }
 }
 
 /// A sandbox that runs.
@@ -109,11 +134,19 @@ impl Record {
             network: Network::Door,
             owner: Owner::Kept,
             binds: Vec::new(),
+            volumes: Vec::new(),
+            file_bytes: None,
             env: BTreeMap::new(),
             created_at: Timestamp::from_millis(0),
             sealed: false,
             of_sessions: false,
+            again_at: None,
         }
+    }
+
+    /// What its lifetime counts from.
+    pub(crate) fn lives_since(&self) -> Timestamp {
+        self.again_at.unwrap_or(self.created_at)
     }
 
     /// What it can reach.
@@ -220,6 +253,15 @@ impl Engine {
         // It says it runs and does not: whoever is to write down the end has not done so yet.
         client::ask(&self.config, &Request::Ping, &[])?;
         Ok(self.settled(id)?.unwrap_or(SandboxState::Dead { reason: "lost".to_owned() }))
+    }
+
+    /// The last time what ran in a sandbox was stopped because its disk had become too full. A command
+    /// that ended by signal 9 may have ended so.
+    ///
+    /// # Errors
+    /// When the record cannot be read.
+    pub fn stopped(&self, id: &SandboxId) -> Result<Option<Stopped>, EngineError> {
+        read_record(&self.home.sandbox(id).join("stopped.json"))
     }
 
     /// Every sandbox with a record, running or dead.
@@ -329,6 +371,7 @@ impl Engine {
             let reason = format!("`{}` is not an absolute path inside", bind.inside.display());
             return Err(EngineError::Invalid { reason });
         }
+        let volumes = self.volumes_of(&spec.volumes)?;
         let folders =
             layers.iter().map(|layer| layer_folder(&self.config, layer)).collect::<Result<_, _>>()?;
         let record = Record {
@@ -339,10 +382,13 @@ impl Engine {
             network: if spec.network == Network::Host { Network::Host } else { Network::Door },
             owner: if spec.owner == Owner::Sessions { Owner::Kept } else { spec.owner },
             binds: spec.binds.clone(),
+            volumes: spec.volumes.clone(),
+            file_bytes: volume::largest_file(spec.limits.writable_bytes, &volumes),
             env: spec.env.clone(),
             created_at: std::time::SystemTime::now().into(),
             sealed: spec.network == Network::Nothing,
             of_sessions: spec.owner == Owner::Sessions,
+            again_at: None,
         };
         Ok((record, folders))
     }
@@ -353,6 +399,9 @@ impl Engine {
         let mut files: Vec<OwnedFd> = vec![fs::File::open(supervisor).at("open", supervisor)?.into()];
         for path in layers.iter().chain(record.binds.iter().map(|bind| &bind.source)) {
             files.push(syscall::tree(rustix::fs::CWD, path, false).at("open", path)?);
+        }
+        for mount in &record.volumes {
+            files.push(self.volume_attach(&mount.name)?);
         }
         Ok(files)
     }

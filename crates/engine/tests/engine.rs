@@ -9,10 +9,14 @@ mod disks;
 mod doctor;
 #[path = "engine/guests.rs"]
 mod guests;
+#[path = "engine/limits.rs"]
+mod limits;
 #[path = "engine/probes.rs"]
 mod probes;
 #[path = "engine/upgrades.rs"]
 mod upgrades;
+#[path = "engine/volumes.rs"]
+mod volumes;
 
 use std::{
     collections::BTreeMap,
@@ -91,6 +95,7 @@ impl World {
             network: Network::Door,
             owner: Owner::Kept,
             binds: Vec::new(),
+            volumes: Vec::new(),
             env: BTreeMap::new(),
         }
     }

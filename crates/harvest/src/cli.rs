@@ -7,7 +7,7 @@ use std::{ffi::OsString, net::SocketAddr, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, builder::NonEmptyStringValueParser};
 
-pub(crate) use machine::{Create, Exec, Language, Sandbox, Side, Snapshot};
+pub(crate) use machine::{Create, Exec, Language, Sandbox, Side, Snapshot, Volume};
 
 /// Background coding agents on machines you own: a prompt goes in, a tested pull request comes out.
 #[derive(Debug, Parser)]
@@ -125,6 +125,9 @@ pub(crate) enum Command {
     /// List and forget snapshots
     #[command(subcommand)]
     Snapshot(Snapshot),
+    /// Make and remove volumes
+    #[command(subcommand)]
+    Volume(Volume),
     /// Remove what nothing uses any more
     Gc(Gc),
     /// The parent of every sandbox; started on demand

@@ -3,7 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Subcommand, ValueEnum};
-use harvest_engine::{Limits, Network};
+use harvest_engine::{Limits, Network, VolumeMount, VolumeName};
 
 use super::units::{Cores, Size};
 
@@ -19,6 +19,42 @@ pub(crate) struct LimitFlags {
     /// Processes and threads [default: 4096]
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..))]
     pids: Option<u32>,
+    /// What it may write to its own disk, volumes apart [default: 10g]
+    #[arg(long, value_name = "SIZE")]
+    disk: Option<Size>,
+}
+
+/// What a new sandbox has besides its own disk.
+#[derive(Debug, Clone, Args)]
+pub(crate) struct VolumeFlags {
+    /// A volume, and where it is inside; with `:ro` nobody inside can write to it
+    #[arg(long = "volume", value_name = "NAME:/PATH[:ro]", value_parser = volume_mount)]
+    pub(crate) volumes: Vec<VolumeMount>,
+    /// Without /mnt/state, where one run finds what another has left
+    #[arg(long)]
+    pub(crate) no_state: bool,
+}
+
+impl VolumeFlags {
+    /// Whether any was given.
+    pub(crate) fn any(&self) -> bool {
+        !self.volumes.is_empty() || self.no_state
+    }
+}
+
+/// `NAME:/path` or `NAME:/path:ro`.
+fn volume_mount(text: &str) -> Result<VolumeMount, String> {
+    let wrong = || format!("`{text}` is no volume; write it as NAME:/path or NAME:/path:ro");
+    let (name, rest) = text.split_once(':').ok_or_else(wrong)?;
+    let (inside, read_only) = match rest.strip_suffix(":ro") {
+        Some(inside) => (inside, true),
+        None => (rest.strip_suffix(":rw").unwrap_or(rest), false),
+    };
+    let name = name.parse().map_err(|error: harvest_engine::EngineError| error.to_string())?;
+    if !inside.starts_with('/') {
+        return Err(wrong());
+    }
+    Ok(VolumeMount { name, inside: inside.into(), read_only })
 }
 
 impl LimitFlags {
@@ -29,12 +65,14 @@ impl LimitFlags {
             memory_bytes: self.memory.map_or(default.memory_bytes, |size| size.0),
             cpu_millis_per_second: self.cpus.map_or(default.cpu_millis_per_second, |cores| cores.millis()),
             pids: self.pids.unwrap_or(default.pids),
+            writable_bytes: self.disk.map_or(default.writable_bytes, |size| Some(size.0)),
+            ..default
         }
     }
 
     /// Whether any was given.
     pub(crate) fn any(&self) -> bool {
-        self.memory.is_some() || self.cpus.is_some() || self.pids.is_some()
+        self.memory.is_some() || self.cpus.is_some() || self.pids.is_some() || self.disk.is_some()
     }
 }
 
@@ -90,6 +128,8 @@ pub(crate) struct Exec {
     pub(crate) stdin: bool,
     #[command(flatten)]
     pub(crate) limits: LimitFlags,
+    #[command(flatten)]
+    pub(crate) volumes: VolumeFlags,
     /// What a fresh sandbox can reach
     #[arg(long, value_name = "NETWORK", value_enum, default_value = "none")]
     pub(crate) net: Net,
@@ -193,6 +233,11 @@ pub(crate) struct Create {
     pub(crate) env: Vec<String>,
     #[command(flatten)]
     pub(crate) limits: LimitFlags,
+    #[command(flatten)]
+    pub(crate) volumes: VolumeFlags,
+    /// End it after this, such as `24h`, and keep its disk; never when absent
+    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
+    pub(crate) lifetime: Option<Duration>,
     /// What it can reach
     #[arg(long, value_name = "NETWORK", value_enum, default_value = "none")]
     pub(crate) net: Net,
@@ -210,6 +255,29 @@ pub(crate) enum Snapshot {
         /// Also one that a session may go on from
         #[arg(long)]
         force: bool,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Volume {
+    /// Make a volume: a place that outlives sandboxes. Its room is taken on the disk at once
+    Create {
+        /// Its name: letters, digits, `_` and `-`
+        name: VolumeName,
+        /// How large it is
+        #[arg(long, value_name = "SIZE", default_value = "2g")]
+        size: Size,
+        /// How many files it can hold
+        #[arg(long, value_name = "NUMBER", default_value_t = 500_000)]
+        files: u64,
+    },
+    /// List volumes
+    Ls,
+    /// Throw volumes away with everything in them
+    Rm {
+        /// Their names
+        #[arg(value_name = "NAME", required = true)]
+        names: Vec<VolumeName>,
     },
 }
 
@@ -237,6 +305,16 @@ impl Side {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_volume_has_a_name_and_a_place() {
+        let mount = volume_mount("cache:/var/cache:ro").unwrap();
+        assert_eq!((mount.name.as_str(), mount.inside.to_str(), mount.read_only), ("cache", Some("/var/cache"), true));
+        assert!(!volume_mount("cache:/a:b").unwrap().read_only);
+        for text in ["cache", "cache:relative", ":/a", "../x:/a", "/etc:/etc"] {
+            assert!(volume_mount(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn a_path_inside_has_its_sandbox_before_a_colon() {

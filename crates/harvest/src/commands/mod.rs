@@ -26,6 +26,7 @@ mod snapshot;
 mod status;
 mod stop;
 mod up;
+mod volume;
 pub(crate) mod watch;
 pub(crate) mod zygote;
 
@@ -34,6 +35,7 @@ use anyhow::Result;
 pub(crate) use doctor::line as check_line;
 pub(crate) use pr::text as pull_text;
 pub(crate) use repo::build as build_repository;
+pub(crate) use volume::explained as volume_explained;
 
 use crate::{Invocation, cli::Command};
 
@@ -68,6 +70,7 @@ pub(crate) async fn run(here: &Invocation, command: Option<Command>) -> Result<u
         Command::Image(verb) => image::run(here, verb).await,
         Command::Sandbox(verb) => sandbox::run(here, verb).await,
         Command::Snapshot(verb) => snapshot::run(here, &verb).await,
+        Command::Volume(verb) => volume::run(here, verb).await,
         Command::Gc(args) => gc::run(here, &args).await,
         Command::Zygote(_) => unreachable!("main runs the zygote before there is a runtime"),
     }

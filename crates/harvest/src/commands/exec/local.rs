@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result, anyhow, bail};
 use harvest_engine::{
-    Engine, EngineError, Network, Origin, Owner, SandboxState, Spec,
+    Engine, EngineError, Origin, Owner, SandboxState, Spec,
     guest::{Guest, GuestError, Heard, Input},
 };
 use harvest_proto::{SandboxId, bridge::Command};
@@ -21,14 +21,18 @@ use super::{
 };
 use crate::{
     Invocation,
+    begin::begin,
     cli::{Exec, Language},
     images,
-    printer::{Advice, reader_left},
+    printer::{Advice, Printer, reader_left},
     resolve, wire,
 };
 
 /// As long as a tool call of an agent may take.
 const TIMEOUT: Duration = Duration::from_secs(30 * 60);
+
+/// By signal 9.
+const KILLED: u8 = 128 + 9;
 
 /// SIGPIPE, which the command would have got from a pipe of its own.
 const READER_LEFT: u8 = 128 + 13;
@@ -36,9 +40,9 @@ const READER_LEFT: u8 = 128 + 13;
 pub(super) async fn run(here: &Invocation, args: Exec, sink: Sink) -> Result<u8> {
     let engine = wire::open_engine(&here.config)?;
     let job = match &args.place {
-        Some(_) if args.limits.any() => {
-            let hint = "leave the sandbox out for a fresh one with these limits";
-            bail!(Advice::new("a sandbox has the limits it was made with", hint));
+        Some(_) if args.limits.any() || args.volumes.any() => {
+            let hint = "leave the sandbox out for a fresh one";
+            bail!(Advice::new("a sandbox has the limits and volumes it was made with", hint));
         }
         Some(place) => Job::new(resolve::sandbox(&engine, place)?, None, &args)?,
         None => {
@@ -46,12 +50,9 @@ pub(super) async fn run(here: &Invocation, args: Exec, sink: Sink) -> Result<u8>
             Job::new(SandboxId::random(), Some(fresh(&args, image)), &args)?
         }
     };
-    if job.fresh.as_ref().is_some_and(|spec| spec.network == Network::Host) {
-        here.print.note("warning: --net host reaches everything this machine does, its loopback included");
-    }
     let (id, is_fresh) = (job.id.clone(), job.fresh.is_some());
-    let worker = engine.clone();
-    let mut work = tokio::task::spawn_blocking(move || job.run(&worker, sink));
+    let (worker, print) = (engine.clone(), here.print);
+    let mut work = tokio::task::spawn_blocking(move || job.run(&worker, sink, print));
     let code = tokio::select! {
         done = &mut work => {
             let (sink, outcome) = match done? {
@@ -99,6 +100,7 @@ fn fresh(args: &Exec, image: String) -> Spec {
         network: args.net.network(),
         owner: Owner::Process(std::process::id()),
         binds: Vec::new(),
+        volumes: args.volumes.volumes.clone(),
         env: Default::default(),
     }
 }
@@ -111,6 +113,7 @@ struct Job {
     command: Command,
     code: Option<(Language, String)>,
     stdin: bool,
+    with_state: bool,
 }
 
 impl Job {
@@ -127,14 +130,14 @@ impl Job {
         };
         let code = args.lang.zip(args.code.clone());
         let fresh = fresh.map(|spec| Spec { id: id.clone(), ..spec });
-        Ok(Self { id, fresh, command, code, stdin: args.stdin })
+        Ok(Self { id, fresh, command, code, stdin: args.stdin, with_state: !args.volumes.no_state })
     }
 
     /// Runs it to its end; blocks.
-    fn run(mut self, engine: &Engine, mut sink: Sink) -> Result<(Sink, Outcome)> {
+    fn run(mut self, engine: &Engine, mut sink: Sink, print: Printer) -> Result<(Sink, Outcome)> {
         let began = Instant::now();
         let running = match &self.fresh {
-            Some(spec) => engine.start(spec).context("cannot start a sandbox")?,
+            Some(spec) => begin(engine, spec.clone(), self.with_state, print)?,
             None => match engine.find(&self.id)? {
                 SandboxState::Running(running) => running,
                 _ => {
@@ -145,7 +148,13 @@ impl Job {
         };
         let ran = self.run_in(&running.bridge, &mut sink);
         let outcome = match ran {
-            Ok(outcome) => outcome,
+            Ok(outcome) => match engine.stopped(&self.id) {
+                // By whom a signal 9 was sent, the command cannot say.
+                Ok(Some(stopped)) if outcome.code == KILLED && self.fresh.is_some() => {
+                    outcome.because(format!("disk: {} bytes may be written", stopped.limit_bytes))
+                }
+                _ => outcome,
+            },
             Err(Failed::Refused(fault)) => Outcome::refused(&fault),
             Err(Failed::Bridge) => {
                 let reason = match engine.find(&self.id) {

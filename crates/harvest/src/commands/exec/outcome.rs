@@ -56,6 +56,11 @@ impl Outcome {
         Self { code, status, millis, error: error.map(str::to_owned) }
     }
 
+    /// The same, for a reason somebody else knows.
+    pub(super) fn because(self, reason: String) -> Self {
+        Self { error: self.error.or(Some(reason)), ..self }
+    }
+
     /// It could not be started; shells number the reasons.
     pub(super) fn refused(fault: &Fault) -> Self {
         let (code, status) = match fault.code {

@@ -20,7 +20,7 @@ use crate::{Invocation, cli::Exec, client::Client, printer::Advice, resolve};
 const MAX_STDIN_BYTES: u64 = 700 * 1024;
 
 pub(super) async fn run(here: &Invocation, args: Exec, place: &str, mut sink: Sink) -> Result<u8> {
-    if args.code.is_some() || args.limits.any() {
+    if args.code.is_some() || args.limits.any() || args.volumes.any() {
         let hint = "leave the session out for a fresh sandbox";
         bail!(Advice::new("a session's sandbox takes a command and has its own limits", hint));
     }

@@ -47,6 +47,7 @@ async fn restore_anew(here: &Invocation, engine: Engine, typed: &str) -> Result<
         network: Network::Nothing,
         owner: Owner::Kept,
         binds: Vec::new(),
+        volumes: Vec::new(),
         env: Default::default(),
     };
     blocking(&engine, move |engine| engine.start(&spec))

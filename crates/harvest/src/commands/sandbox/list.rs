@@ -64,6 +64,7 @@ fn document(sandbox: &Inspected, images: &[Image]) -> Value {
         "owner": owner(spec.owner),
         "network": network(spec.network),
         "limits": spec.limits,
+        "volumes": spec.volumes,
         "env": spec.env,
         "user": config.user,
         "workdir": config.workdir,

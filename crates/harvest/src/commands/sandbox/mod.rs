@@ -13,6 +13,7 @@ use serde_json::json;
 use super::exec::variables;
 use crate::{
     Invocation,
+    begin::begin,
     cli::{Create, Sandbox},
     images,
     printer::Advice,
@@ -54,17 +55,18 @@ async fn create(here: &Invocation, engine: Engine, args: Create) -> Result<()> {
     let spec = Spec {
         id: SandboxId::random(),
         from,
-        limits: args.limits.limits(),
+        limits: Limits {
+            lifetime_secs: args.lifetime.map(|time| time.as_secs().max(1)),
+            ..args.limits.limits()
+        },
         network: args.net.network(),
         owner: Owner::Kept,
         binds: Vec::new(),
+        volumes: args.volumes.volumes.clone(),
         env: variables(&args.env)?,
     };
-    if spec.network == Network::Host {
-        here.print.note("warning: --net host reaches everything this machine does, its loopback included");
-    }
-    let id = spec.id.clone();
-    blocking(&engine, move |engine| engine.start(&spec)).await.context("cannot start a sandbox")?;
+    let (id, print) = (spec.id.clone(), here.print);
+    tokio::task::spawn_blocking(move || begin(&engine, spec, !args.volumes.no_state, print)).await??;
     here.print.result(&json!({ "id": id }), |_| format!("{id}\n"))?;
     here.print.hint(format!("`harvest exec {id} -- COMMAND` runs something in it"));
     Ok(())
@@ -80,6 +82,7 @@ async fn plan(here: &Invocation, engine: Engine, image: Option<String>) -> Resul
         network: Network::Door,
         owner: Owner::Sessions,
         binds: Vec::new(),
+        volumes: Vec::new(),
         env: Default::default(),
     };
     let plan = tokio::task::spawn_blocking(move || engine.plan(&spec)).await?;
