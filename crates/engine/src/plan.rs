@@ -314,7 +314,9 @@ fn disk(layers: &[PathBuf]) -> Vec<Step> {
 fn furniture(record: &Record, facts: &HostFacts) -> Vec<Step> {
     let name = host_name(&record.id);
     let resolv_conf = match record.network {
-        Network::Door | Network::Nothing => format!("nameserver {DNS_ADDRESS}\noptions timeout:5 attempts:2\n"),
+        Network::Door | Network::Nothing => {
+            format!("nameserver {DNS_ADDRESS}\noptions timeout:5 attempts:2\n")
+        }
         Network::Host => facts.resolv_conf.clone(),
     };
     let file = |inside: &str, text: String| Step::File { inside: inside.into(), text };

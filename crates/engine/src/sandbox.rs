@@ -394,7 +394,11 @@ impl Engine {
     }
 
     /// Opens what the zygote, with its almost empty mount table, cannot reach by name.
-    pub(crate) fn handed_over(&self, record: &Record, layers: &[PathBuf]) -> Result<Vec<OwnedFd>, EngineError> {
+    pub(crate) fn handed_over(
+        &self,
+        record: &Record,
+        layers: &[PathBuf],
+    ) -> Result<Vec<OwnedFd>, EngineError> {
         let supervisor = &self.config.supervisor;
         let mut files: Vec<OwnedFd> = vec![fs::File::open(supervisor).at("open", supervisor)?.into()];
         for path in layers.iter().chain(record.binds.iter().map(|bind| &bind.source)) {

@@ -33,7 +33,7 @@ fn help_names_every_verb_and_hides_the_zygote() {
     let help = text(&output.stdout);
     assert_eq!(output.status.code(), Some(0));
     let verbs = "quickstart up doctor run ls show attach send queue stop pause resume fork archive rm diff logs exec \
-                 pr repo secret image sandbox gc";
+                 pr repo secret image sandbox snapshot volume gc";
     for verb in verbs.split_whitespace() {
         assert!(
             help.lines().any(|line| line.starts_with(&format!("  {verb} "))),
@@ -66,6 +66,29 @@ fn without_a_server_the_error_says_how_to_start_one() {
 #[test]
 fn a_failure_of_exec_itself_is_not_taken_for_the_commands() {
     assert_eq!(Host::new().harvest(&["exec", "-", "--", "true"]).status.code(), Some(125));
+}
+
+#[test]
+fn what_exec_cannot_make_sense_of_is_wrong_usage() {
+    let host = Host::new();
+    for (arguments, words) in [
+        (&["exec"][..], "<COMMAND>..."),
+        (&["exec", "ls"], "<COMMAND>..."),
+        (&["exec", "sbx_1", "sbx_2", "--", "true"], "unexpected argument"),
+        (&["exec", "--code", "1"], "--lang"),
+        (&["exec", "--memory", "lots", "--", "true"], "write it as `512m`"),
+        (&["exec", "--volume", "x", "--", "true"], "NAME:/path"),
+        (&["exec", "--net", "all", "--", "true"], "possible values: none, host"),
+        (&["sandbox", "rm"], "<SANDBOX>"),
+        (&["sandbox", "fork", "-n", "0", "x"], "1..=100"),
+        (&["volume", "create", "../x"], "no name for a volume"),
+    ] {
+        let output = host.harvest(arguments);
+        let error = text(&output.stderr);
+        assert!(output.status.code() == Some(2) && error.contains(words), "{arguments:?}: {error}");
+    }
+    let variable = host.harvest(&["exec", "-e", "=x", "sbx_1", "--", "true"]);
+    assert_eq!(variable.status.code(), Some(125));
 }
 
 #[test]

@@ -7,7 +7,7 @@ mod machine;
 mod stream;
 
 pub use host::{Host, Ran};
-pub use machine::{Machine, most_memory, processes_with, until};
+pub use machine::{FRESH, Machine, most_memory, processes_with, until};
 pub use stream::Follower;
 
 use std::{

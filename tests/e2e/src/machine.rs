@@ -16,6 +16,9 @@ use crate::{PATIENCE, Ran, binary};
 const APPLETS: &str = "cat chmod echo env head id ls ln mkdir mkfifo nslookup printf ps pwd readlink rm seq \
                        setsid sh sleep tail touch true wc yes";
 
+/// A fresh sandbox of the tiny image, without the state that would take two gigabytes of the disk.
+pub const FRESH: [&str; 4] = ["exec", "--image", "tiny", "--no-state"];
+
 /// A home, a cache and a tiny image called `tiny`.
 pub struct Machine {
     folder: tempfile::TempDir,
@@ -72,7 +75,7 @@ impl Machine {
     #[must_use]
     pub fn exec(&self, script: &str) -> Command {
         let mut command = self.command();
-        command.args(["exec", "--image", "tiny", "--", "sh", "-c", script]);
+        command.args(FRESH).args(["--", "sh", "-c", script]);
         command
     }
 
@@ -98,7 +101,7 @@ impl Machine {
 
     /// A sandbox that stays.
     pub fn create(&self) -> String {
-        self.line(&["sandbox", "create", "--image", "tiny"])
+        self.line(&["sandbox", "create", "--image", "tiny", "--no-state"])
     }
 
     /// What a shell script in a sandbox prints.

@@ -154,8 +154,7 @@ impl Input {
         while !bytes.is_empty() {
             let Some(may) = self.shared.spend(bytes.len().min(MAX_DATA_BYTES)) else { return Ok(false) };
             let (now, rest) = bytes.split_at(may);
-            let frame: Frame<ToSupervisor> =
-                Frame::Data { stream: self.shared.stream, bytes: now.to_vec() };
+            let frame: Frame<ToSupervisor> = Frame::Data { stream: self.shared.stream, bytes: now.to_vec() };
             self.send(&frame)?;
             bytes = rest;
         }

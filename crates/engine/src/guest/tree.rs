@@ -40,12 +40,7 @@ impl Guest {
     ///
     /// # Errors
     /// When something cannot be read here or written there.
-    pub fn copy_in(
-        &mut self,
-        from: &Path,
-        to: &str,
-        user: Option<&str>,
-    ) -> Result<CopiedTree, GuestError> {
+    pub fn copy_in(&mut self, from: &Path, to: &str, user: Option<&str>) -> Result<CopiedTree, GuestError> {
         let mut copied = CopiedTree::default();
         self.put(from, to, user, &mut copied, 0)?;
         Ok(copied)
@@ -131,7 +126,8 @@ impl Guest {
             }
         } else if about.is_file() {
             // Not waiting: what was a file a moment ago may be a pipe now.
-            let open = File::options().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(from);
+            let open =
+                File::options().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(from);
             self.write(to, mode, user, &mut open.map_err(GuestError::Local)?)?;
             copied.files += 1;
             copied.bytes += about.len();
@@ -189,8 +185,7 @@ impl Guest {
         copied: &mut CopiedTree,
     ) -> Result<(), GuestError> {
         replace(folder, name)?;
-        let flags =
-            OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = openat(folder, name, flags, Mode::from_raw_mode(0o600)).map_err(errno)?;
         let mut counted = Counted { file: file.into(), bytes: 0 };
         self.read(from, &mut counted)?;

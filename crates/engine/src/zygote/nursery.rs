@@ -187,7 +187,8 @@ impl Nursery {
             gate: None,
             failure: None,
             killed: None,
-            clocks: record.map_or_else(Clocks::none, |record| Clocks::new(&record.limits, record.lives_since())),
+            clocks: record
+                .map_or_else(Clocks::none, |record| Clocks::new(&record.limits, record.lives_since())),
             // Whoever asked for a freeze asked another zygote.
             thaw_at: Some(Instant::now()),
             freezing_until: None,

@@ -309,7 +309,10 @@ mod tests {
     #[test]
     fn a_volume_has_a_name_and_a_place() {
         let mount = volume_mount("cache:/var/cache:ro").unwrap();
-        assert_eq!((mount.name.as_str(), mount.inside.to_str(), mount.read_only), ("cache", Some("/var/cache"), true));
+        assert_eq!(
+            (mount.name.as_str(), mount.inside.to_str(), mount.read_only),
+            ("cache", Some("/var/cache"), true)
+        );
         assert!(!volume_mount("cache:/a:b").unwrap().read_only);
         for text in ["cache", "cache:relative", ":/a", "../x:/a", "/etc:/etc"] {
             assert!(volume_mount(text).is_err(), "{text}");
@@ -318,8 +321,7 @@ mod tests {
 
     #[test]
     fn a_path_inside_has_its_sandbox_before_a_colon() {
-        let inside =
-            |sandbox: &str, path: &str| Side::Inside { sandbox: sandbox.into(), path: path.into() };
+        let inside = |sandbox: &str, path: &str| Side::Inside { sandbox: sandbox.into(), path: path.into() };
         assert_eq!(Side::parse("sbx_4kq:/etc"), inside("sbx_4kq", "/etc"));
         assert_eq!(Side::parse(":/a:b"), inside("-", "/a:b"));
         for here in ["a:b", "./a:/b", "/x/a:/b", "plain"] {

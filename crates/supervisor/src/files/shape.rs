@@ -36,7 +36,9 @@ fn make_folder(path: &Path, mode: u32, user: &User) -> io::Result<Reply> {
     // Closed to everyone until it belongs to whom it is for.
     match fs::DirBuilder::new().mode(0o700).create(path) {
         Ok(()) => {}
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => return Ok(Reply::Done),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists && path.is_dir() => {
+            return Ok(Reply::Done);
+        }
         Err(error) => return Err(error),
     }
     std::os::unix::fs::lchown(path, Some(user.uid), Some(user.gid))?;

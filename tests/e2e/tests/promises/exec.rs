@@ -6,7 +6,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use harvest_e2e::{Machine, most_memory, processes_with, until};
+use harvest_e2e::{FRESH, Machine, most_memory, processes_with, until};
 use serde_json::Value;
 
 /// A word nobody else has on a command line: how long somebody sleeps.
@@ -17,7 +17,7 @@ fn unique() -> String {
 }
 
 fn document(machine: &Machine, arguments: &[&str]) -> (i32, Value) {
-    let ran = machine.harvest(["exec", "--json", "--image", "tiny"].iter().chain(arguments));
+    let ran = machine.harvest(FRESH.iter().chain(&["--json"]).chain(arguments));
     (ran.code, serde_json::from_str(&ran.stdout).unwrap_or_else(|_| panic!("not JSON: {ran:?}")))
 }
 
@@ -51,6 +51,7 @@ fn every_end_of_a_command_has_its_code_and_its_word() {
         (&["--", "/etc"], 126, "error"),
         (&["--timeout", "200ms", "--", "sleep", "1000"], 124, "timeout"),
         (&["--memory", "24m", "--", "tail", "/dev/zero"], 137, "oom"),
+        (&["--disk", "4m", "--", "sh", "-c", "head -c 9000000 /dev/zero > /f; sleep 1000"], 137, "error"),
         (&["--user", "nosuch", "--", "true"], 125, "crashed"),
     ];
     for (arguments, code, status) in ends {
@@ -60,7 +61,7 @@ fn every_end_of_a_command_has_its_code_and_its_word() {
         assert!(document["sandbox_id"].as_str().is_some_and(|id| id.starts_with("sbx_")), "{document}");
         assert!(document["duration_secs"].is_number() && document["stderr"].is_string(), "{document}");
     }
-    let plain = machine.harvest(["exec", "--image", "tiny", "--memory", "24m", "--", "tail", "/dev/zero"]);
+    let plain = machine.harvest(FRESH.iter().chain(&["--memory", "24m", "--", "tail", "/dev/zero"]));
     assert!(plain.code == 137 && plain.stderr.contains("oom"), "{plain:?}");
     let missing = machine.harvest(["exec", "--image", "nosuch", "--", "true"]);
     assert!(missing.code == 125 && missing.stderr.contains("no image `nosuch`"), "{missing:?}");
@@ -70,15 +71,16 @@ fn every_end_of_a_command_has_its_code_and_its_word() {
 #[test]
 fn a_command_gets_what_it_was_given() {
     let machine = Machine::new();
-    let flags = ["exec", "--image", "tiny", "-e", "A=b c", "-w", "/etc", "--user", "10001"];
-    let ran = machine.harvest(flags.iter().chain(&["--", "sh", "-c", "echo $A; pwd; id -u; echo err >&2"]));
+    let flags = ["-e", "A=b c", "-w", "/etc", "--user", "10001", "--", "sh", "-c"];
+    let script = ["echo $A; pwd; id -u; echo err >&2"];
+    let ran = machine.harvest(FRESH.iter().chain(&flags).chain(&script));
     assert_eq!((ran.stdout.as_str(), ran.stderr.as_str()), ("b c\n/etc\n10001\n", "err\n"));
     for (language, program) in [("python", "python3"), ("node", "node"), ("bash", "bash")] {
         let code = "print('it''s $HOME')";
-        let flags = ["exec", "--image", "tiny", "--code", code, "--lang", language, "--", "one"];
-        assert_eq!(machine.harvest(flags).stdout, format!("{program} one\n{code}"));
+        let flags = ["--code", code, "--lang", language, "--", "one"];
+        assert_eq!(machine.harvest(FRESH.iter().chain(&flags)).stdout, format!("{program} one\n{code}"));
     }
-    let lookup = machine.harvest(["exec", "--image", "tiny", "--", "nslookup", "forge.example"]);
+    let lookup = machine.harvest(FRESH.iter().chain(&["--", "nslookup", "forge.example"]));
     assert!(lookup.code == 1 && lookup.stdout.contains("NXDOMAIN"), "nothing is reachable: {lookup:?}");
 }
 
@@ -86,7 +88,7 @@ fn a_command_gets_what_it_was_given() {
 fn input_is_passed_on_as_it_comes() {
     let machine = Machine::new();
     let mut command = machine.command();
-    let command = command.args(["exec", "-i", "--image", "tiny", "--", "cat"]);
+    let command = command.args(FRESH).args(["-i", "--", "cat"]);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
     let mut stdout = BufReader::new(child.stdout.take().unwrap());
@@ -100,7 +102,7 @@ fn input_is_passed_on_as_it_comes() {
     assert!(child.wait().unwrap().success());
     // Without -i there is none, whatever this process has.
     let mut alone = machine.command();
-    let alone = alone.args(["exec", "--image", "tiny", "--", "cat"]).stdin(Stdio::piped()).output().unwrap();
+    let alone = alone.args(FRESH).args(["--", "cat"]).stdin(Stdio::piped()).output().unwrap();
     assert!(alone.status.success() && alone.stdout.is_empty());
 }
 
@@ -147,10 +149,11 @@ fn what_forked_twice_dies_with_its_command_whatever_ends_it() {
     let machine = Machine::new();
     for (how, code) in [("timeout", Some(124)), ("-INT", Some(130)), ("-TERM", Some(143)), ("-KILL", None)] {
         let word = unique();
-        let script = format!("(setsid sh -c 'setsid sleep {word} &' &); sleep {word} & echo on; sleep {word}");
+        let script =
+            format!("(setsid sh -c 'setsid sleep {word} &' &); sleep {word} & echo on; sleep {word}");
         let mut command = machine.command();
         let limit = if how == "timeout" { "1s" } else { "30m" };
-        command.args(["exec", "--image", "tiny", "--timeout", limit, "--", "sh", "-c", &script]);
+        command.args(FRESH).args(["--timeout", limit, "--", "sh", "-c", &script]);
         let mut child = begun(&mut command);
         if how != "timeout" {
             until("all three to run", || processes_with(&word).len() == 3);

@@ -97,10 +97,37 @@ fn a_sandbox_is_named_by_its_beginning_and_removed_for_good() {
     assert_eq!(machine.json(&["sandbox", "ls"]), Value::Array(vec![]));
 }
 
+#[test]
+fn what_one_run_leaves_in_its_state_or_in_a_volume_the_next_one_finds() {
+    let machine = Machine::new();
+    let run = |flags: &[&str], script: &str| {
+        machine.harvest(["exec", "--image", "tiny"].iter().chain(flags).chain(&["--", "sh", "-c", script]))
+    };
+    let begun = run(&["--user", "10001"], "cd /mnt/state; ls -A; echo state > workspace/f");
+    assert_eq!((begun.code, begun.stdout.as_str()), (0, ".cache\ncheckpoints\ngit-repos\nworkspace\n"));
+    assert_eq!(run(&[], "cat /mnt/state/workspace/f").stdout, "state\n");
+    assert_ne!(run(&["--no-state"], "ls /mnt/state").code, 0);
+    assert_eq!(machine.line(&["volume", "create", "data", "--size", "16m", "--files", "100"]), "data");
+    assert_eq!(run(&["--no-state", "--volume", "data:/d"], "echo volume > /d/f").code, 0);
+    let read_only = run(&["--no-state", "--volume", "data:/d:ro"], "cat /d/f; echo x > /d/g");
+    assert!(read_only.code != 0 && read_only.stdout == "volume\n", "{read_only:?}");
+    let sandbox =
+        machine.line(&["sandbox", "create", "--image", "tiny", "--no-state", "--volume", "data:/d"]);
+    let busy = machine.harvest(["volume", "rm", "data"]);
+    assert!(busy.code == 1 && busy.stderr.contains("in use"), "{busy:?}");
+    machine.line(&["sandbox", "rm", &sandbox]);
+    let names = |listed: Value| listed.as_array().unwrap().iter().map(|one| one["name"].clone()).collect();
+    let listed: Vec<Value> = names(machine.json(&["volume", "ls"]));
+    assert_eq!(listed, ["data", "exec-state"]);
+    machine.line(&["volume", "rm", "data", "exec-state"]);
+    let missing = run(&["--volume", "data:/d"], "true");
+    assert!(missing.code == 125 && missing.stderr.contains("harvest volume create data"), "{missing:?}");
+}
+
 #[tokio::test]
 async fn a_sandbox_of_ones_own_is_in_no_servers_way() {
     let mut host = Host::start().await;
-    let made = host.harvest(["sandbox", "create", "--image", "claude"]);
+    let made = host.harvest(["sandbox", "create", "--image", "claude", "--no-state"]);
     assert_eq!(made.code, 0, "{made:?}");
     let sandbox = made.stdout.trim();
     let answers = |host: &Host| host.harvest(["exec", sandbox, "--", "echo", "here"]).stdout;

@@ -249,7 +249,9 @@ impl From<GuestError> for Failed {
         match error {
             GuestError::Refused(fault) => Self::Refused(fault),
             GuestError::Broken(_) | GuestError::Dial { .. } => Self::Bridge,
-            other => Self::Ours(anyhow!(EngineError::Bridge { doing: "follow the command".into(), source: other })),
+            other => {
+                Self::Ours(anyhow!(EngineError::Bridge { doing: "follow the command".into(), source: other }))
+            }
         }
     }
 }

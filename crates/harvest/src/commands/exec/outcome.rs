@@ -49,7 +49,9 @@ impl Outcome {
                 let code = 128u8.wrapping_add(u8::try_from(signal & 0x7f).unwrap_or(0));
                 (code, Status::Error, None)
             }
-            Exit::Timeout => (124, Status::Timeout, Some("timeout: the command and all it started were killed")),
+            Exit::Timeout => {
+                (124, Status::Timeout, Some("timeout: the command and all it started were killed"))
+            }
             Exit::Oom => (137, Status::Oom, Some("oom: the memory limit was reached")),
             Exit::Killed => (137, Status::Error, Some("killed")),
         };
@@ -189,7 +191,10 @@ mod tests {
         assert_eq!(told(Exit::Timeout), (124, Status::Timeout));
         assert_eq!(told(Exit::Oom), (137, Status::Oom));
         let refused = |code| Outcome::refused(&Fault::new(code, "x")).code;
-        assert_eq!([FaultCode::NotFound, FaultCode::NotExecutable, FaultCode::System].map(refused), [127, 126, 125]);
+        assert_eq!(
+            [FaultCode::NotFound, FaultCode::NotExecutable, FaultCode::System].map(refused),
+            [127, 126, 125]
+        );
         assert_eq!(Outcome::crashed("killed", 0).code, 125);
     }
 

@@ -15,7 +15,8 @@ pub(super) fn ls(here: &Invocation, engine: &Engine) -> Result<()> {
     let images = engine.images().context("cannot list images")?;
     if sandboxes.is_empty() && !here.print.json {
         here.print.note("no sandboxes yet");
-        here.print.hint("`harvest sandbox create` starts one that stays; `harvest exec -- COMMAND` needs none");
+        here.print
+            .hint("`harvest sandbox create` starts one that stays; `harvest exec -- COMMAND` needs none");
         return Ok(());
     }
     let documents: Vec<Value> = sandboxes.iter().map(|sandbox| document(sandbox, &images)).collect();
