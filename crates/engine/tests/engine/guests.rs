@@ -63,8 +63,9 @@ fn sandboxes_of_sessions_are_told_from_those_of_people() {
     let mine = world.start();
     let spec = Spec { owner: Owner::Sessions, ..world.spec() };
     let theirs = world.engine.start(&spec).unwrap();
-    assert_eq!(world.engine.list_of(Owner::Kept).unwrap(), [mine.id.clone()]);
-    assert_eq!(world.engine.list_of(Owner::Sessions).unwrap(), [theirs.id.clone()]);
+    for (owner, running) in [(Owner::Kept, &mine), (Owner::Sessions, &theirs)] {
+        assert_eq!(world.engine.list_of(owner).unwrap(), std::slice::from_ref(&running.id));
+    }
     let of_sessions = |running: &Running| {
         let snapshot = harvest_proto::SnapshotId::random();
         let captured = world.engine.capture(&running.id, &snapshot).unwrap().snapshot;

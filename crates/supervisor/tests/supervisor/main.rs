@@ -203,6 +203,16 @@ fn only_the_highest_lease_owns_and_guests_own_nothing() {
 }
 
 #[test]
+fn a_request_of_a_later_version_is_answered_and_the_connection_goes_on() {
+    let sandbox = Sandbox::start();
+    let mut guest = sandbox.guest();
+    let fault = guest.ask(|id| ToSupervisor::File { id, request: FileRequest::Unknown }).unwrap_err();
+    assert_eq!(fault.code, FaultCode::Invalid);
+    let path = sandbox.at("home").display().to_string();
+    assert!(guest.ask(|id| ToSupervisor::File { id, request: FileRequest::Stat { path } }).is_ok());
+}
+
+#[test]
 fn a_file_appears_whole_with_its_owner_and_mode() {
     let sandbox = Sandbox::start();
     let mut guest = sandbox.guest();
