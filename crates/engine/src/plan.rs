@@ -32,6 +32,19 @@ pub struct HostFacts {
     pub group: String,
     /// The host's own `resolv.conf`, for sandboxes that share its network.
     pub resolv_conf: String,
+    /// How packets to the synthetic range are redirected.
+    pub redirect: Redirect,
+}
+
+/// A way to redirect packets.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Redirect {
+    /// The kernel's present packet rules.
+    #[default]
+    Nftables,
+    /// Its older ones, for kernels whose nftables know no IPv4.
+    Iptables,
 }
 
 /// The way to one sandbox.
@@ -92,6 +105,8 @@ pub enum Step {
         prefix: u8,
         /// The address's twin.
         twin: Ipv6Addr,
+        /// How the redirect is made.
+        redirect: Redirect,
     },
     /// Make the sandbox and all it starts a likelier victim than the host when memory runs out.
     OomScore {
@@ -265,7 +280,12 @@ pub(crate) fn plan(record: &Record, layers: &[PathBuf], facts: &HostFacts) -> Pl
     }));
     steps.push(Step::NewCgroupNamespace);
     if record.network == Network::Door {
-        steps.push(Step::Loopback { address: DNS_ADDRESS, prefix: SYNTHETIC_PREFIX_BITS, twin: TWIN });
+        steps.push(Step::Loopback {
+            address: DNS_ADDRESS,
+            prefix: SYNTHETIC_PREFIX_BITS,
+            twin: TWIN,
+            redirect: facts.redirect,
+        });
     }
     steps.extend([Step::OomScore { adjust: OOM_SCORE }, Step::Gate]);
     steps.extend([Step::HostName { name: host_name(&record.id) }, Step::Bridge]);
@@ -405,6 +425,7 @@ mod tests {
             cgroups: Hierarchy::V2 { mount: "/sys/fs/cgroup".into() },
             group: "harvest-0".into(),
             resolv_conf: "nameserver 192.0.2.1\n".into(),
+            redirect: Redirect::Nftables,
         }
     }
 
@@ -454,6 +475,13 @@ mod tests {
             |step| matches!(step, Step::Clone { namespaces, .. } if namespaces.contains(&Namespace::Net));
         assert!(has(Network::Door, loopback) && has(Network::Door, net));
         assert!(!has(Network::Host, loopback) && !has(Network::Host, net));
+    }
+
+    #[test]
+    fn a_plan_says_how_this_host_redirects() {
+        let facts = HostFacts { redirect: Redirect::Iptables, ..facts() };
+        let plan = plan(&record(Network::Door), &[], &facts);
+        assert!(plan.to_string().contains("redirect=\"iptables\""), "{plan}");
     }
 
     #[test]

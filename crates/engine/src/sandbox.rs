@@ -18,6 +18,7 @@ use crate::{
     Engine,
     cgroup::Hierarchy,
     error::{AtPath, EngineError},
+    facts,
     home::{Home, Survives, boot_id, layer_folder, read_record, start_ticks, sync_folder, write_record},
     plan::{HostFacts, Plan, plan},
     spec::{Bind, ImageConfig, LayerId, Limits, Network, Owner, Spec, VolumeMount},
@@ -237,8 +238,12 @@ impl Engine {
     pub fn plan(&self, spec: &Spec) -> Result<Plan, EngineError> {
         let (record, layers) = self.recorded(spec)?;
         let cgroups = Hierarchy::detect().map_err(|error| EngineError::Zygote { reason: error.line() })?;
-        let facts =
-            HostFacts { cgroups, group: self.home.group(), resolv_conf: host_resolv_conf(record.network) };
+        let facts = HostFacts {
+            cgroups,
+            group: self.home.group(),
+            resolv_conf: host_resolv_conf(record.network),
+            redirect: facts::redirect_in_a_thread(),
+        };
         Ok(plan(&record, &layers, &facts))
     }
 
@@ -435,5 +440,24 @@ pub(crate) fn host_resolv_conf(network: Network) -> String {
     match network {
         Network::Door | Network::Nothing => String::new(),
         Network::Host => fs::read_to_string("/etc/resolv.conf").unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_of_an_older_engine_can_be_read() {
+        let mut record = serde_json::to_value(Record::of_a_seed()).unwrap();
+        for field in ["volumes", "file_bytes"] {
+            record.as_object_mut().unwrap().remove(field).unwrap();
+        }
+        let limits = record["limits"].as_object_mut().unwrap();
+        for field in ["writable_bytes", "lifetime_secs"] {
+            limits.remove(field).unwrap();
+        }
+        let record: Record = serde_json::from_value(record).unwrap();
+        assert_eq!((record.limits.writable_bytes, record.limits.lifetime_secs), (None, None));
     }
 }

@@ -7,6 +7,8 @@
 mod disks;
 #[path = "engine/doctor.rs"]
 mod doctor;
+#[path = "engine/fallbacks.rs"]
+mod fallbacks;
 #[path = "engine/guests.rs"]
 mod guests;
 #[path = "engine/limits.rs"]
@@ -61,6 +63,10 @@ impl World {
     }
 
     fn at(below: &str) -> Self {
+        Self::with_zygote(below, &[])
+    }
+
+    fn with_zygote(below: &str, arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let base = folder.path().join("cache/layers/base");
         for name in ["bin", "etc", "tmp", "root", "proc", "dev", "sys"] {
@@ -73,11 +79,12 @@ impl World {
         let supervisor = PathBuf::from(std::env::var_os("HARVEST_SUPERVISOR").unwrap_or_default());
         assert!(supervisor.is_file(), "no supervisor at {}: run `cargo supervisor`", supervisor.display());
         let home = folder.path().join(below).join("home");
+        let zygote = [&[env!("CARGO_BIN_EXE_harvest-zygote")], arguments].concat();
         let engine = Engine::open(Config {
             home: home.clone(),
             cache: folder.path().join("cache"),
             supervisor,
-            zygote: vec![env!("CARGO_BIN_EXE_harvest-zygote").into()],
+            zygote: zygote.into_iter().map(Into::into).collect(),
         })
         .unwrap();
         Self { engine, home, folder }
@@ -136,7 +143,7 @@ impl World {
                 // A sandbox being made has the zygote's name still, in a pid namespace of its own.
                 let link = |pid: &dyn std::fmt::Display| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
                 words.next().is_some_and(|word| word.ends_with(b"harvest-zygote"))
-                    && words.next() == Some(home.as_os_str().as_encoded_bytes())
+                    && words.any(|word| word == home.as_os_str().as_encoded_bytes())
                     && link(pid) == link(&"self")
             })
             .collect()

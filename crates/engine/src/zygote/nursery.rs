@@ -22,7 +22,7 @@ use crate::{
     error::{Doing, EngineError, StepError},
     home::{Home, boot_id, start_ticks},
     isolate::{self, Calling, LOG, ids::Claim},
-    plan::{HostFacts, Plan, plan},
+    plan::{HostFacts, Plan, Redirect, plan},
     sandbox::{self, Record, State},
     spec::{Network, Owner},
     syscall,
@@ -111,6 +111,7 @@ pub(super) struct Nursery {
     cgroups: Hierarchy,
     group: String,
     claims: PathBuf,
+    redirect: Redirect,
     supervisor: Supervisor,
     pub(super) live: BTreeMap<SandboxId, Live>,
     /// Processes that own sandboxes, also dead ones, whose disks go when the owner goes.
@@ -124,7 +125,12 @@ pub(super) struct Nursery {
 
 impl Nursery {
     /// Takes over what an earlier zygote of this home left.
-    pub(super) fn adopt(home: Home, cgroups: Hierarchy, claims: PathBuf) -> Result<Self, StepError> {
+    pub(super) fn adopt(
+        home: Home,
+        cgroups: Hierarchy,
+        claims: PathBuf,
+        redirect: Redirect,
+    ) -> Result<Self, StepError> {
         let group = home.group();
         isolate::seccomp::program();
         let mut nursery = Self {
@@ -132,6 +138,7 @@ impl Nursery {
             cgroups,
             group,
             claims,
+            redirect,
             supervisor: Supervisor::default(),
             live: BTreeMap::new(),
             owners: BTreeMap::new(),
@@ -245,7 +252,8 @@ impl Nursery {
     }
 
     fn facts(&self, resolv_conf: String) -> HostFacts {
-        HostFacts { cgroups: self.cgroups.clone(), group: self.group.clone(), resolv_conf }
+        let redirect = self.redirect;
+        HostFacts { cgroups: self.cgroups.clone(), group: self.group.clone(), resolv_conf, redirect }
     }
 
     /// A process that has taken the steps up to the gate, under this sandbox's name.

@@ -82,7 +82,8 @@ fn a_lifetime_survives_the_zygote_that_counted_it() {
     // It asks, meets nobody and starts the next zygote.
     world.engine.thaw(&running.id).unwrap();
     assert!(world.zygotes().iter().all(|pid| !killed.contains(pid)));
-    assert_eq!(world.engine.wait(&running.id).unwrap(), "lifetime");
+    let dead = SandboxState::Dead { reason: "lifetime".to_owned() };
+    eventually("its life is over", || world.engine.find(&running.id).unwrap() == dead);
 }
 
 #[test]
