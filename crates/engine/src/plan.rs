@@ -334,7 +334,9 @@ fn disk(layers: &[PathBuf]) -> Vec<Step> {
 fn furniture(record: &Record, facts: &HostFacts) -> Vec<Step> {
     let name = host_name(&record.id);
     let resolv_conf = match record.network {
-        Network::Door => format!("nameserver {DNS_ADDRESS}\noptions timeout:5 attempts:2\n"),
+        Network::Door | Network::Nothing => {
+            format!("nameserver {DNS_ADDRESS}\noptions timeout:5 attempts:2\n")
+        }
         Network::Host => facts.resolv_conf.clone(),
     };
     let file = |inside: &str, text: String| Step::File { inside: inside.into(), text };
@@ -412,6 +414,9 @@ mod tests {
             file_bytes: Some(7),
             env: BTreeMap::new(),
             created_at: Timestamp::from_millis(0),
+            sealed: false,
+            of_sessions: false,
+            again_at: None,
         }
     }
 

@@ -9,6 +9,8 @@ mod disks;
 mod doctor;
 #[path = "engine/fallbacks.rs"]
 mod fallbacks;
+#[path = "engine/guests.rs"]
+mod guests;
 #[path = "engine/limits.rs"]
 mod limits;
 #[path = "engine/probes.rs"]

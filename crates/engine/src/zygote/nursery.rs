@@ -194,7 +194,8 @@ impl Nursery {
             gate: None,
             failure: None,
             killed: None,
-            clocks: record.map_or_else(Clocks::none, |record| Clocks::new(&record.limits, record.created_at)),
+            clocks: record
+                .map_or_else(Clocks::none, |record| Clocks::new(&record.limits, record.lives_since())),
             // Whoever asked for a freeze asked another zygote.
             thaw_at: Some(Instant::now()),
             freezing_until: None,
@@ -211,9 +212,15 @@ impl Nursery {
         layers: &[PathBuf],
         resolv_conf: String,
         mut files: Vec<OwnedFd>,
+        again: bool,
     ) -> Result<(), StepError> {
         let id = record.id.clone();
-        if self.live.contains_key(&id) || !matches!(State::read(&self.home, &id), Ok(None)) {
+        let may = match State::read(&self.home, &id) {
+            Ok(None) => true,
+            Ok(Some(State::Ended { .. })) => again,
+            _ => false,
+        };
+        if self.live.contains_key(&id) || !may {
             let error = io::Error::from(io::ErrorKind::AlreadyExists);
             return Err(StepError::new("start what has been started before", error));
         }
@@ -229,7 +236,7 @@ impl Nursery {
         let plan = plan(&record, layers, &facts);
         let owner_started = owner.as_ref().map(|(started, _)| *started);
         let seed = self.seed_for(&record, &plan)?;
-        let clocks = Clocks::new(&record.limits, record.created_at);
+        let clocks = Clocks::new(&record.limits, record.lives_since());
         let volumes: Vec<VolumeName> = record.volumes.iter().map(|volume| volume.name.clone()).collect();
         if let Err(error) = self.call(&seed, record, &plan, &handed, owner_started) {
             seed.discard(&self.cgroups, &self.group);
@@ -319,6 +326,7 @@ impl Nursery {
                 env,
                 user: record.config.user,
                 workdir: record.config.workdir,
+                sealed: record.sealed,
             },
         };
         let mut files = vec![self.supervisor.program()?.as_fd()];

@@ -228,10 +228,10 @@ impl Server {
                 self.resting = true;
                 Some(Answer::Outdated)
             }
-            Request::Start { record, layers, resolv_conf, .. } => {
+            Request::Start { record, layers, resolv_conf, again, .. } => {
                 self.resting = false;
                 let id = record.id.clone();
-                match self.nursery.start(*record, &layers, resolv_conf, files) {
+                match self.nursery.start(*record, &layers, resolv_conf, files, again) {
                     Ok(()) => self.wait_for(key, Waits::Start(id)),
                     Err(error) => Some(Answer::Failed { reason: error.line() }),
                 }
