@@ -7,14 +7,22 @@
 mod disks;
 #[path = "engine/doctor.rs"]
 mod doctor;
+#[path = "engine/fallbacks.rs"]
+mod fallbacks;
 #[path = "engine/faults.rs"]
 mod faults;
+#[path = "engine/guests.rs"]
+mod guests;
 #[path = "engine/leftovers.rs"]
 mod leftovers;
+#[path = "engine/limits.rs"]
+mod limits;
 #[path = "engine/probes.rs"]
 mod probes;
 #[path = "engine/upgrades.rs"]
 mod upgrades;
+#[path = "engine/volumes.rs"]
+mod volumes;
 
 use std::{
     collections::BTreeMap,
@@ -109,6 +117,7 @@ impl World {
             network: Network::Door,
             owner: Owner::Kept,
             binds: Vec::new(),
+            volumes: Vec::new(),
             env: BTreeMap::new(),
         }
     }

@@ -3,12 +3,15 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use harvest_engine::{Namespace, Plan, Step, zygote};
+use harvest_engine::{Lack, Namespace, Plan, Step, zygote};
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
     match &arguments[..] {
         [home] => zygote::main(&PathBuf::from(home)),
+        [without, lack, home] if without == "--without" && lack == "nftables" => {
+            zygote::main_without(&PathBuf::from(home), &[Lack::Nftables])
+        }
         [probe, home] if probe == "--probe" => harvest_engine::probe::main(&PathBuf::from(home)),
         [leave_out, guards, home] if leave_out == "--leave-out" => {
             let guards = guards.to_string_lossy().into_owned();
@@ -16,7 +19,7 @@ fn main() -> ExitCode {
             zygote::main_altered(&PathBuf::from(home), Box::new(alter))
         }
         _ => {
-            eprintln!("usage: harvest-zygote [--probe | --leave-out GUARD,…] HOME");
+            eprintln!("usage: harvest-zygote [--probe | --without nftables | --leave-out GUARD,…] HOME");
             ExitCode::from(2)
         }
     }
