@@ -17,6 +17,8 @@ mod image;
 mod isolate;
 mod keep;
 mod layer;
+#[cfg_attr(not(test), expect(dead_code, reason = "volumes and the btrfs driver come next"))]
+mod loop_device;
 mod plan;
 mod recipe;
 mod sandbox;
