@@ -13,6 +13,7 @@ use crate::{
     layer::disk_usage,
     sandbox::Record,
     spec::LayerId,
+    store::{Driver, Store, StoreKind},
     trash,
 };
 
@@ -37,7 +38,7 @@ impl Disk {
     pub(crate) fn collect(&self, dry_run: bool, collected: &mut Collected) -> Result<Waste, EngineError> {
         let _alone = self.hold_home_alone()?;
         let mut used = BTreeSet::new();
-        self.used_by_home(self.home(), &mut used)?;
+        self.used_by_home(self.home(), self.store(), &mut used)?;
         self.throw_unused(&self.layers(), &used, &self.trash(), dry_run, collected)?;
         if !dry_run {
             // Nobody holds the home, so nobody is writing these.
@@ -66,7 +67,10 @@ impl Disk {
             let record = self.homes().join(format!("{name}.json"));
             let Some(home) = disk::read_record::<std::path::PathBuf>(&record)? else { continue };
             if home.is_dir() {
-                self.used_by_home(&home, &mut used)?;
+                // Its records may be in a store that is not mounted now.
+                let store = Store::open(&home, Driver::Dir)?;
+                self.used_by_home(&home, store.kind(), &mut used)?;
+                store.rest()?;
             } else if home.parent().is_some_and(Path::is_dir) {
                 // Removed by its owner. A home whose parent is missing too may be on a disk that is
                 // not attached right now.
@@ -103,14 +107,19 @@ impl Disk {
         Ok(())
     }
 
-    fn used_by_home(&self, home: &Path, used: &mut BTreeSet<LayerId>) -> Result<(), EngineError> {
-        let other = self.of_home(home);
+    fn used_by_home(
+        &self,
+        home: &Path,
+        store: StoreKind,
+        used: &mut BTreeSet<LayerId>,
+    ) -> Result<(), EngineError> {
+        let other = self.of_home(home, store);
         for snapshot in other.snapshot_list()? {
             used.extend(snapshot.layers);
         }
         for part in disk::names_in(&other.sandboxes())? {
             let Ok(id) = format!("{}_{part}", SandboxId::PREFIX).parse::<SandboxId>() else { continue };
-            if let Some(record) = Record::read(&Home::new(home.to_owned()), &id)? {
+            if let Some(record) = Record::read(&Home::new(home.to_owned(), store), &id)? {
                 used.extend(record.layers);
             }
             used.extend(other.captures(&id)?.chain);
@@ -143,6 +152,19 @@ impl Disk {
         Ok(())
     }
 
+    /// The layers that a collection would throw away now, without keeping anyone out: only a guess.
+    pub(crate) fn find_unused(&self, collected: &mut Collected) -> Result<(), EngineError> {
+        let mut used = BTreeSet::new();
+        self.used_by_home(self.home(), self.store(), &mut used)?;
+        for image in self.image_list()? {
+            used.extend(image.layers);
+        }
+        let names = disk::names_in(&self.layers())?;
+        let unused = names.iter().filter_map(|name| name.parse().ok()).filter(|layer| !used.contains(layer));
+        collected.layers.extend(unused);
+        Ok(())
+    }
+
     /// Deletes what was in the trash when it was looked at; what came since may be in use.
     pub(crate) fn delete(&self, waste: &Waste) -> Result<(), EngineError> {
         trash::delete(&self.trash(), &waste.home)?;
@@ -167,7 +189,7 @@ mod tests {
     use crate::{
         disk::tests::Temporary,
         image::Image,
-        snapshot::Ending,
+        snapshot::{Ending, Snapshot},
         spec::{ImageConfig, Limits, Network, Owner},
     };
 
@@ -197,6 +219,7 @@ mod tests {
             binds: Vec::new(),
             env: std::collections::BTreeMap::new(),
             created_at: Timestamp::from_millis(0),
+            snapshot: None,
         };
         fs::create_dir_all(disk.sandbox(&id)).unwrap();
         disk::write_record(&disk.sandbox(&id).join("record.json"), &record).unwrap();
@@ -228,7 +251,8 @@ mod tests {
         let ending = Ending { layer: layer(&home, kept[3]) };
         disk::write_record(&disk.sandbox(&id).join("ending.json"), &ending).unwrap();
         let snapshot = SnapshotId::random();
-        disk.snapshot_write(&snapshot, vec![layer(&home, kept[4])], ImageConfig::default()).unwrap();
+        let layers = vec![layer(&home, kept[4])];
+        disk.snapshot_write(Snapshot::of(snapshot.clone(), layers, ImageConfig::default())).unwrap();
         layer(&home, "orphan-a");
         layer(&cache, "orphan-b");
         assert_eq!(collect(&disk, true), ["orphan-a", "orphan-b"]);
@@ -245,9 +269,10 @@ mod tests {
     fn a_cache_layer_another_home_stands_on_is_not_collected() {
         let disk = Disk::temporary();
         let other_home = disk.home().with_file_name("other");
-        let other = Disk::open(&other_home, &disk.home().with_file_name("cache")).unwrap();
+        let other = Disk::open(&other_home, &disk.home().with_file_name("cache"), StoreKind::Dir).unwrap();
         let shared = layer(&disk.cache_layers(), "shared00");
-        other.snapshot_write(&SnapshotId::random(), vec![shared], ImageConfig::default()).unwrap();
+        let snapshot = Snapshot::of(SnapshotId::random(), vec![shared], ImageConfig::default());
+        other.snapshot_write(snapshot).unwrap();
         assert!(collect(&disk, false).is_empty());
         fs::remove_dir_all(&other_home).unwrap();
         assert_eq!(collect(&disk, false), ["shared00"]);

@@ -18,7 +18,9 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
     error::{AtPath, EngineError},
-    spec::LayerId,
+    room::Thresholds,
+    store::{self, Driver, StoreKind},
+    writable,
 };
 
 /// Where the engine lives and what it needs.
@@ -32,24 +34,43 @@ pub struct Config {
     pub supervisor: PathBuf,
     /// The command that runs [`crate::zygote::main`]; the home is appended as its last argument.
     pub zygote: Vec<OsString>,
+    /// How the home keeps disks if it is new.
+    pub driver: Driver,
+    /// When there is too little room on a disk.
+    pub thresholds: Thresholds,
 }
 
 /// The folders of a home.
 #[derive(Debug, Clone)]
-pub(crate) struct Home(PathBuf);
+pub(crate) struct Home {
+    path: PathBuf,
+    store: StoreKind,
+}
 
 impl Home {
-    pub(crate) fn new(path: PathBuf) -> Self {
-        Self(path)
+    /// A home that keeps disks like this.
+    pub(crate) fn new(path: PathBuf, store: StoreKind) -> Self {
+        Self { path, store }
+    }
+
+    /// A home as its record describes it.
+    pub(crate) fn find(path: PathBuf) -> Result<Self, EngineError> {
+        let store = store::kind_of(&path)?.unwrap_or(StoreKind::Dir);
+        Ok(Self::new(path, store))
     }
 
     pub(crate) fn path(&self) -> &Path {
-        &self.0
+        &self.path
+    }
+
+    /// Where disks and their records are.
+    pub(crate) fn root(&self) -> PathBuf {
+        store::root(&self.path, self.store)
     }
 
     /// Sockets; nobody but root may look inside.
     pub(crate) fn run(&self) -> PathBuf {
-        self.0.join("run")
+        self.path.join("run")
     }
 
     pub(crate) fn run_of(&self, id: &SandboxId) -> PathBuf {
@@ -57,15 +78,20 @@ impl Home {
     }
 
     pub(crate) fn sandboxes(&self) -> PathBuf {
-        self.0.join("sandboxes")
+        self.root().join("sandboxes")
     }
 
     pub(crate) fn sandbox(&self, id: &SandboxId) -> PathBuf {
         self.sandboxes().join(id.part())
     }
 
+    /// The folder with a sandbox's `upper` and `work`.
+    pub(crate) fn writable(&self, id: &SandboxId) -> PathBuf {
+        writable::folder(&self.sandbox(id), self.store)
+    }
+
     pub(crate) fn trash(&self) -> PathBuf {
-        self.0.join("trash")
+        self.root().join("trash")
     }
 
     pub(crate) fn zygote_socket(&self) -> PathBuf {
@@ -74,37 +100,28 @@ impl Home {
 
     /// The cgroup of this home: the same for the same path, different for others.
     pub(crate) fn group(&self) -> String {
-        let digest = ring::digest::digest(&ring::digest::SHA256, self.0.as_os_str().as_bytes());
+        let digest = ring::digest::digest(&ring::digest::SHA256, self.path.as_os_str().as_bytes());
         let hex: String = digest.as_ref()[..6].iter().map(|byte| format!("{byte:02x}")).collect();
         format!("harvest-{hex}")
     }
 
     /// Makes the folders that are missing.
     pub(crate) fn make(&self) -> Result<(), EngineError> {
-        for folder in ["", "run", "sandboxes", "layers", "snapshots", "trash"] {
-            make_private(&self.0.join(folder))?;
-        }
-        Ok(())
+        make_private(&self.run())?;
+        make_private(&self.sandboxes())?;
+        make_private(&self.trash())
     }
 
-    /// Gets rid of a folder of the home at once: its name is free when this returns.
-    pub(crate) fn discard(&self, path: &Path) -> Result<(), EngineError> {
+    /// Gets rid of a folder of the home at once: its name is free when this returns. Answers what it is
+    /// called in the trash, if there was one.
+    pub(crate) fn discard(&self, path: &Path) -> Result<Option<String>, EngineError> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let target = self.trash().join(format!("{name}-{}", SandboxId::random().part()));
-        match fs::rename(path, &target) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            result => result.at("throw away", path),
+        let thrown = format!("{name}-{}", SandboxId::random().part());
+        match fs::rename(path, self.trash().join(&thrown)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            result => result.at("throw away", path).map(|()| Some(thrown)),
         }
     }
-}
-
-/// The folder of a layer: in the home first, then in the cache.
-pub(crate) fn layer_folder(config: &Config, layer: &LayerId) -> Result<PathBuf, EngineError> {
-    [&config.home, &config.cache]
-        .into_iter()
-        .map(|place| place.join("layers").join(layer.as_str()))
-        .find(|folder| folder.is_dir())
-        .ok_or_else(|| EngineError::LayerMissing { layer: layer.clone() })
 }
 
 /// Makes a folder only root can enter, with its parents.
@@ -210,6 +227,6 @@ mod tests {
 
     #[test]
     fn two_homes_have_two_cgroups() {
-        assert_ne!(Home::new("/a".into()).group(), Home::new("/b".into()).group());
+        assert_ne!(Home::new("/a".into(), StoreKind::Dir).group(), Home::new("/b".into(), StoreKind::Dir).group());
     }
 }

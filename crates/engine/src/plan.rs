@@ -364,6 +364,7 @@ mod tests {
             binds: vec![Bind { source: "/etc/ssl".into(), inside: "/etc/ssl".into() }],
             env: BTreeMap::new(),
             created_at: Timestamp::from_millis(0),
+            snapshot: None,
         }
     }
 

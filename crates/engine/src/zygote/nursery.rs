@@ -257,6 +257,7 @@ impl Nursery {
         let calling = Calling {
             steps: plan.parts().2.to_vec(),
             folder: self.home.sandbox(&id),
+            writable: self.home.writable(&id),
             run: self.home.run_of(&id),
             launch: Launch {
                 sandbox: id,
