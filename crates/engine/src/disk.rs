@@ -197,6 +197,16 @@ pub(crate) fn lock(path: &Path, operation: FlockOperation) -> Result<File, Engin
         .mode(0o600)
         .open(path)
         .map_err(|e| disk_error("open the lock", path, e))?;
+    locked(file, path, operation)
+}
+
+/// Locks a folder itself, which takes no room on a full disk.
+pub(crate) fn lock_folder(path: &Path) -> Result<File, EngineError> {
+    let folder = File::open(path).map_err(|e| disk_error("open", path, e))?;
+    locked(folder, path, FlockOperation::LockExclusive)
+}
+
+fn locked(file: File, path: &Path, operation: FlockOperation) -> Result<File, EngineError> {
     loop {
         match rustix::fs::flock(&file, operation) {
             Ok(()) => return Ok(file),

@@ -216,7 +216,7 @@ impl Disk {
 
     // One capture or end of a sandbox at a time.
     fn lock_sandbox(&self, id: &SandboxId) -> Result<fs::File, EngineError> {
-        disk::lock(&self.sandbox(id).join("capture.lock"), FlockOperation::LockExclusive)
+        disk::lock_folder(&self.sandbox(id))
     }
 
     /// Turns the disk of a sandbox that is dead into a snapshot. `sandbox` is `None` when there is no
