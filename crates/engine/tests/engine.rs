@@ -7,6 +7,8 @@
 mod btrfs;
 #[path = "engine/disks.rs"]
 mod disks;
+#[path = "engine/doctor.rs"]
+mod doctor;
 #[path = "engine/probes.rs"]
 mod probes;
 #[path = "engine/upgrades.rs"]

@@ -3,10 +3,12 @@
 use std::{path::PathBuf, process::ExitCode};
 
 fn main() -> ExitCode {
-    match std::env::args_os().nth(1) {
-        Some(home) => harvest_engine::zygote::main(&PathBuf::from(home)),
-        None => {
-            eprintln!("usage: harvest-zygote HOME");
+    let arguments: Vec<_> = std::env::args_os().skip(1).collect();
+    match &arguments[..] {
+        [home] => harvest_engine::zygote::main(&PathBuf::from(home)),
+        [probe, home] if probe == "--probe" => harvest_engine::probe::main(&PathBuf::from(home)),
+        _ => {
+            eprintln!("usage: harvest-zygote [--probe] HOME");
             ExitCode::from(2)
         }
     }
