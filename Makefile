@@ -2,7 +2,7 @@
 .PHONY: run test build images packages
 
 # What the product calls at run time, and what its tests need besides.
-PACKAGES := git mmdebstrap ca-certificates btrfs-progs
+PACKAGES := git mmdebstrap ca-certificates e2fsprogs btrfs-progs
 TEST_PACKAGES := busybox-static python3
 
 run: PACKAGES_WANTED = $(PACKAGES)

@@ -46,14 +46,17 @@ impl Disk {
                 trash::throw_away(&self.partial().join(name), &self.trash())?;
             }
         }
-        let mut waste = Waste { home: disk::names_in(&self.trash())?, cache: Vec::new() };
+        let mut waste = Waste { home: disk::names_in(&self.trash())?, ..Waste::default() };
+        if self.host_trash() != self.trash() {
+            waste.host = disk::names_in(&self.host_trash())?;
+        }
         if let Some(_alone) = self.try_hold_cache_alone()? {
             self.collect_cache(used, dry_run, collected)?;
             waste.cache = disk::names_in(&self.cache_trash())?;
         } else {
             collected.cache_busy = true;
         }
-        collected.trees = (waste.home.len() + waste.cache.len()) as u64;
+        collected.trees = (waste.home.len() + waste.host.len() + waste.cache.len()) as u64;
         Ok(waste)
     }
 
@@ -168,14 +171,16 @@ impl Disk {
     /// Deletes what was in the trash when it was looked at; what came since may be in use.
     pub(crate) fn delete(&self, waste: &Waste) -> Result<(), EngineError> {
         trash::delete(&self.trash(), &waste.home)?;
+        trash::delete(&self.host_trash(), &waste.host)?;
         trash::delete(&self.cache_trash(), &waste.cache)
     }
 }
 
-/// What is to be deleted, by name, in the two trash folders.
+/// What is to be deleted, by name, in each trash.
 #[derive(Debug, Default)]
 pub(crate) struct Waste {
     home: Vec<String>,
+    host: Vec<String>,
     cache: Vec<String>,
 }
 
@@ -217,6 +222,8 @@ mod tests {
             network: Network::Door,
             owner: Owner::Kept,
             binds: Vec::new(),
+            volumes: Vec::new(),
+            file_bytes: None,
             env: std::collections::BTreeMap::new(),
             created_at: Timestamp::from_millis(0),
             snapshot: None,

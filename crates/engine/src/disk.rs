@@ -95,6 +95,11 @@ impl Disk {
         self.root().join("trash")
     }
 
+    /// Trash on the host's own disk; the same where that is where disks are.
+    pub(crate) fn host_trash(&self) -> PathBuf {
+        self.home.join("trash")
+    }
+
     pub(crate) fn cache_layers(&self) -> PathBuf {
         self.cache.join("layers")
     }

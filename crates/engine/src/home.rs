@@ -91,6 +91,11 @@ impl Home {
         writable::folder(&self.sandbox(id), self.store)
     }
 
+    /// Volumes are files on the host's own disk, whatever the store is.
+    pub(crate) fn volumes(&self) -> PathBuf {
+        self.path.join("volumes")
+    }
+
     pub(crate) fn trash(&self) -> PathBuf {
         self.root().join("trash")
     }
@@ -108,9 +113,20 @@ impl Home {
 
     /// Makes the folders that are missing.
     pub(crate) fn make(&self) -> Result<(), EngineError> {
-        make_private(&self.run())?;
-        make_private(&self.sandboxes())?;
-        make_private(&self.trash())
+        for folder in [self.run(), self.volumes(), self.sandboxes(), self.trash(), self.host_trash()] {
+            make_private(&folder)?;
+        }
+        Ok(())
+    }
+
+    /// Trash on the host's own disk; the same where that is where disks are.
+    pub(crate) fn host_trash(&self) -> PathBuf {
+        self.path.join("trash")
+    }
+
+    /// Whether the store itself holds a sandbox to what it may write.
+    pub(crate) fn has_quotas(&self) -> bool {
+        self.store == StoreKind::BtrfsFile
     }
 
     /// Gets rid of a folder of the home at once: its name is free when this returns. Answers what it is
@@ -118,7 +134,8 @@ impl Home {
     pub(crate) fn discard(&self, path: &Path) -> Result<Option<String>, EngineError> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let thrown = format!("{name}-{}", SandboxId::random().part());
-        match fs::rename(path, self.trash().join(&thrown)) {
+        let trash = if path.starts_with(self.root()) { self.trash() } else { self.host_trash() };
+        match fs::rename(path, trash.join(&thrown)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             result => result.at("throw away", path).map(|()| Some(thrown)),
         }

@@ -11,6 +11,7 @@ use crate::{
     room::What,
     sandbox::Record,
     snapshot::{SandboxDisk, Still},
+    writable,
 };
 
 impl Engine {
@@ -45,6 +46,7 @@ impl Engine {
         };
         let captured = self.disk.capture(&sandbox, snapshot, &still)?;
         self.sync_later();
+        self.limit_later(id);
         Ok(captured)
     }
 
@@ -124,6 +126,9 @@ impl Engine {
                 collected.sandboxes.push(id);
             }
         }
+        if !dry_run {
+            self.volumes_sweep()?;
+        }
         let waste = self.disk.collect(dry_run, &mut collected)?;
         if !dry_run {
             self.disk.delete(&waste)?;
@@ -146,6 +151,19 @@ impl Engine {
             config,
             parent: snapshot,
         }))
+    }
+
+    // In the background: it looks at every file.
+    fn limit_later(&self, id: &SandboxId) {
+        let Ok(Some(record)) = Record::read(&self.home, id) else { return };
+        let Some(bytes) = record.limits.writable_bytes.filter(|_| self.home.has_quotas()) else { return };
+        let (disk, folder, writable) =
+            (self.disk.clone(), self.home.sandbox(id), self.home.writable(id));
+        let again = move || {
+            // A sandbox that is gone meanwhile needs no limit.
+            disk.taken(&writable).map(|taken| writable::limit_again(&folder, bytes, taken.referenced))
+        };
+        let _ = thread::Builder::new().name("writable-limit".to_owned()).spawn(again);
     }
 
     // In the background and alone: a sync may take seconds, and when it fails the records say so.

@@ -31,6 +31,8 @@ mod syscall;
 mod trash;
 mod tree;
 mod usage;
+mod volume;
+mod weigh;
 mod writable;
 pub mod zygote;
 
@@ -47,11 +49,17 @@ pub use plan::{Handed, HostFacts, IDS, Namespace, Plan, Step};
 pub use probe::{Finding, Level};
 pub use recipe::{Base, Make, Recipe, RecipeError};
 pub use room::{Threshold, Thresholds};
-pub use sandbox::{Running, SandboxState};
+pub use sandbox::{Running, SandboxState, Stopped};
 pub use snapshot::{Captured, Snapshot};
-pub use spec::{Bind, ImageConfig, LayerId, Limits, Network, Origin, Owner, ParseLayerIdError, Spec};
+pub use spec::{
+    Bind, ImageConfig, LayerId, Limits, Network, Origin, Owner, ParseLayerIdError, Spec, VolumeMount,
+};
 pub use store::{Driver, ParseDriverError, StoreKind};
 pub use usage::{DiskRoom, SandboxUsed, StoreFile, Usage, Used};
+pub use volume::{
+    Backing, Volume, VolumeName, VolumeSpec,
+    state::{EXEC_STATE, STATE_FOLDERS, STATE_INSIDE},
+};
 
 use disk::Disk;
 use error::AtPath;

@@ -105,7 +105,7 @@ impl Engine {
         let (free, total) = free_of_total(&place)?;
         let Some(needed) = lacking(free, total, what, &self.config.thresholds) else { return Ok(()) };
         let (doing, hint) = words(what);
-        Err(EngineError::NoRoom { doing, path: place, free, needed, hint })
+        Err(EngineError::DiskLow { doing, path: place, free, needed, hint })
     }
 }
 

@@ -21,8 +21,8 @@ use crate::{
     home::{Home, Survives, boot_id, read_record, start_ticks, sync_folder, write_record},
     plan::{HostFacts, Plan, plan},
     room::What,
-    spec::{Bind, ImageConfig, LayerId, Limits, Network, Origin, Owner, Spec},
-    syscall, trash,
+    spec::{Bind, ImageConfig, LayerId, Limits, Network, Origin, Owner, Spec, VolumeMount},
+    syscall, trash, volume,
     writable::{self, Begin},
     zygote::{
         client,
@@ -41,6 +41,11 @@ pub(crate) struct Record {
     pub(crate) network: Network,
     pub(crate) owner: Owner,
     pub(crate) binds: Vec<Bind>,
+    #[serde(default)]
+    pub(crate) volumes: Vec<VolumeMount>,
+    /// No file may become larger.
+    #[serde(default)]
+    pub(crate) file_bytes: Option<u64>,
     /// On top of the config's.
     pub(crate) env: BTreeMap<String, String>,
     pub(crate) created_at: Timestamp,
@@ -67,6 +72,23 @@ pub(crate) enum State {
     },
     /// All of it is dead.
     Ended { reason: String, at: Timestamp },
+}
+
+/// What ran in a sandbox was stopped because its disk had become too full.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stopped {
+    /// What its disk weighed: content, and 4 KiB for each name.
+    pub weight_bytes: u64,
+    /// What it may weigh.
+    pub limit_bytes: u64,
+    /// When.
+    pub at: Timestamp,
+}
+
+impl Stopped {
+    pub(crate) fn write(&self, home: &Home, id: &SandboxId) -> Result<(), EngineError> {
+        write_record(&home.sandbox(id).join("stopped.json"), self, Survives::Crash)
+    }
 }
 
 /// A sandbox that runs.
@@ -107,6 +129,8 @@ impl Record {
             network: Network::Door,
             owner: Owner::Kept,
             binds: Vec::new(),
+            volumes: Vec::new(),
+            file_bytes: None,
             env: BTreeMap::new(),
             created_at: Timestamp::from_millis(0),
             snapshot: None,
@@ -211,6 +235,15 @@ impl Engine {
         // It says it runs and does not: whoever is to write down the end has not done so yet.
         client::ask(&self.config, &Request::Ping, &[])?;
         Ok(self.settled(id)?.unwrap_or(SandboxState::Dead { reason: "lost".to_owned() }))
+    }
+
+    /// The last time what ran in a sandbox was stopped because its disk had become too full. A command
+    /// that ended by signal 9 may have ended so.
+    ///
+    /// # Errors
+    /// When the record cannot be read.
+    pub fn stopped(&self, id: &SandboxId) -> Result<Option<Stopped>, EngineError> {
+        read_record(&self.home.sandbox(id).join("stopped.json"))
     }
 
     /// Every sandbox with a record, running or dead.
@@ -337,6 +370,7 @@ impl Engine {
         if cloned.is_some() {
             layers.pop();
         }
+        let volumes = self.volumes_of(&spec.volumes)?;
         let folders =
             layers.iter().map(|layer| self.disk.layer_path(layer)).collect::<Result<_, _>>()?;
         let record = Record {
@@ -347,6 +381,8 @@ impl Engine {
             network: spec.network,
             owner: spec.owner,
             binds: spec.binds.clone(),
+            volumes: spec.volumes.clone(),
+            file_bytes: volume::largest_file(spec.limits.writable_bytes, &volumes),
             env: spec.env.clone(),
             created_at: std::time::SystemTime::now().into(),
             snapshot: match &spec.from {
@@ -364,6 +400,9 @@ impl Engine {
         for path in layers.iter().chain(record.binds.iter().map(|bind| &bind.source)) {
             files.push(syscall::tree(rustix::fs::CWD, path, false).at("open", path)?);
         }
+        for mount in &record.volumes {
+            files.push(self.volume_attach(&mount.name)?);
+        }
         Ok(files)
     }
 
@@ -375,7 +414,8 @@ impl Engine {
         let make = || {
             fs::DirBuilder::new().mode(0o700).create(&new).at("make", &new)?;
             let begin = cloned.map_or(Begin::Empty, Begin::Clone);
-            writable::make(&new, self.disk.store(), begin, None)?;
+            let limit = record.limits.writable_bytes.filter(|_| self.home.has_quotas());
+            writable::make(&new, self.disk.store(), begin, limit)?;
             write_record(&new.join("record.json"), record, Survives::PowerCut)?;
             match fs::rename(&new, &folder) {
                 Ok(()) => sync_folder(&self.home.sandboxes()),

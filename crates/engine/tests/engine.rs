@@ -9,10 +9,14 @@ mod btrfs;
 mod disks;
 #[path = "engine/doctor.rs"]
 mod doctor;
+#[path = "engine/limits.rs"]
+mod limits;
 #[path = "engine/probes.rs"]
 mod probes;
 #[path = "engine/upgrades.rs"]
 mod upgrades;
+#[path = "engine/volumes.rs"]
+mod volumes;
 
 use std::{
     collections::BTreeMap,
@@ -106,6 +110,7 @@ impl World {
             network: Network::Door,
             owner: Owner::Kept,
             binds: Vec::new(),
+            volumes: Vec::new(),
             env: BTreeMap::new(),
         }
     }

@@ -565,7 +565,7 @@ async fn sandboxes_nobody_owns_are_ended_at_the_start() {
     let house = House::new().await;
     let stray = SandboxId::random();
     let from = StartFrom::Image("claude".into());
-    let order = harvest_session::provider::StartOrder { sandbox: stray, from };
+    let order = harvest_session::provider::StartOrder { sandbox: stray, from, state: None };
     house.fake.start(order).await.unwrap();
     house.serve().await;
     assert!(house.fake.list().await.unwrap().is_empty());

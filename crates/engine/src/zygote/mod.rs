@@ -4,11 +4,13 @@
 //! one adopts what lives.
 
 pub(crate) mod client;
+mod holds;
 mod nursery;
 pub(crate) mod protocol;
 mod seed;
 mod server;
 mod supervisor;
+mod watch;
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},

@@ -211,6 +211,31 @@ fn a_capture_cut_short_anywhere_is_whole_when_it_is_asked_for_again() {
 }
 
 #[test]
+fn a_limit_stops_only_the_one_who_reaches_it() {
+    let Some(world) = World::btrfs() else { return };
+    let other = world.start();
+    let mut spec = world.spec();
+    spec.limits.writable_bytes = Some(32 << 20);
+    let running = world.engine.start(&spec).unwrap();
+    let fill = "for i in 1 2 3 4; do busybox dd if=/dev/zero of=/tmp/$i bs=1M count=16; done 2>&1";
+    let said = shell(&running, fill).out;
+    assert!(said.contains("quota exceeded"), "{said}");
+    assert_eq!(shell(&other, "busybox dd if=/dev/zero of=/big bs=1M count=64 2>/dev/null; echo $?").out, "0");
+    // What was deleted is no longer counted.
+    let again = "rm /tmp/*; busybox sync; busybox dd if=/dev/zero of=/tmp/5 bs=1M count=20 2>&1";
+    let said = shell(&running, again).out;
+    assert!(!said.contains("quota"), "{said}");
+    // Nor is what only a snapshot holds; a fork has the limit of its own spec.
+    let kept = world.captured(&running);
+    let fork = Spec { id: SandboxId::random(), from: Origin::Snapshot(kept), ..spec.clone() };
+    let fork = world.engine.start(&fork).unwrap();
+    let more = "rm -f /tmp/*; busybox dd if=/dev/zero of=/tmp/6 bs=1M count=20 2>/dev/null; echo $?";
+    eventually("the limit is set anew", || shell(&running, more).out == "0");
+    let said = shell(&fork, fill).out;
+    assert!(said.contains("quota exceeded"), "{said}");
+}
+
+#[test]
 fn what_is_removed_comes_free() {
     let Some(world) = World::btrfs() else { return };
     let running = world.start();
@@ -437,13 +462,13 @@ fn a_home_that_is_too_full_refuses_new_sandboxes_and_says_what_to_do() {
     let running = world.start();
     let engine = open(Thresholds { sandbox: full, ..Thresholds::NONE });
     let error = engine.start(&world.spec()).unwrap_err();
-    assert!(matches!(&error, EngineError::NoRoom { hint, .. } if hint.contains("harvest gc")), "{error}");
+    assert!(matches!(&error, EngineError::DiskLow { hint, .. } if hint.contains("harvest gc")), "{error}");
     assert!(error.to_string().contains("are free below"), "{error}");
     engine.capture(&running.id, &SnapshotId::random()).expect("snapshots go on");
     let engine = open(Thresholds { snapshot: full, ..Thresholds::NONE });
     assert!(matches!(
         engine.capture(&running.id, &SnapshotId::random()),
-        Err(EngineError::NoRoom { .. })
+        Err(EngineError::DiskLow { .. })
     ));
     assert_eq!(shell(&running, "echo on > /file; cat /file").out, "on", "what runs goes on");
     engine.end_kept(&running.id, &SnapshotId::random()).expect("to end and keep takes no room");
