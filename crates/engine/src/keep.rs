@@ -11,7 +11,6 @@ use crate::{
     room::What,
     sandbox::Record,
     snapshot::{SandboxDisk, Still},
-    writable,
 };
 
 impl Engine {
@@ -46,7 +45,6 @@ impl Engine {
         };
         let captured = self.disk.capture(&sandbox, snapshot, &still)?;
         self.sync_later();
-        self.limit_later(id);
         Ok(captured)
     }
 
@@ -145,25 +143,13 @@ impl Engine {
 
     fn sandbox_disk(&self, id: &SandboxId) -> Result<Option<SandboxDisk>, EngineError> {
         let record = Record::read(&self.home, id)?;
-        Ok(record.map(|Record { id, layers, config, snapshot, .. }| SandboxDisk {
+        Ok(record.map(|Record { id, layers, config, snapshot, limits, .. }| SandboxDisk {
             id,
             layers,
             config,
             parent: snapshot,
+            limit: limits.writable_bytes.filter(|_| self.home.has_quotas()),
         }))
-    }
-
-    // In the background: it looks at every file.
-    fn limit_later(&self, id: &SandboxId) {
-        let Ok(Some(record)) = Record::read(&self.home, id) else { return };
-        let Some(bytes) = record.limits.writable_bytes.filter(|_| self.home.has_quotas()) else { return };
-        let (disk, folder, writable) =
-            (self.disk.clone(), self.home.sandbox(id), self.home.writable(id));
-        let again = move || {
-            // A sandbox that is gone meanwhile needs no limit.
-            disk.taken(&writable).map(|taken| writable::limit_again(&folder, bytes, taken.referenced))
-        };
-        let _ = thread::Builder::new().name("writable-limit".to_owned()).spawn(again);
     }
 
     // In the background and alone: a sync may take seconds, and when it fails the records say so.

@@ -99,6 +99,8 @@ pub(crate) struct SandboxDisk {
     pub(crate) config: ImageConfig,
     /// The snapshot it began as.
     pub(crate) parent: Option<SnapshotId>,
+    /// What it may write, where the store sees to that.
+    pub(crate) limit: Option<u64>,
 }
 
 impl SandboxDisk {

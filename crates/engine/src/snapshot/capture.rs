@@ -108,6 +108,9 @@ impl Disk {
         let frozen = frozen.elapsed();
         let bytes = self.grown_since(&sandbox.id)?;
         let taken = self.captures(&sandbox.id)?.taken + bytes.unwrap_or(0);
+        if let Some(limit) = sandbox.limit {
+            writable::limit_again(&folder, limit, taken)?;
+        }
         let captures = Captures { chain: vec![layer.clone()], taken, ..Captures::default() };
         self.record_write(&folder.join("captures.json"), &captures)?;
         // The kernel has written it down before it answered.

@@ -45,6 +45,7 @@ impl Machine {
             layers: vec![BASE.parse().unwrap()],
             config: ImageConfig::default(),
             parent: None,
+            limit: None,
         };
         let folder = disk.sandbox(&sandbox.id);
         for part in ["upper", "work", "merged"] {

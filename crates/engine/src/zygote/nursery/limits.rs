@@ -150,11 +150,11 @@ mod tests {
     #[test]
     fn a_lifetime_is_counted_from_the_creation() {
         let limits = Limits { lifetime_secs: Some(60), ..Limits::default() };
-        let long_ago = Clocks::new(&limits, Timestamp::from_millis(0));
+        let long_ago = Clocks::new(&limits, Timestamp::from_millis(0), true);
         assert!(long_ago.ends_at.unwrap() <= Instant::now());
-        let now = Clocks::new(&limits, std::time::SystemTime::now().into());
+        let now = Clocks::new(&limits, std::time::SystemTime::now().into(), true);
         assert!(now.ends_at.unwrap() > Instant::now());
         let endless = Limits { lifetime_secs: Some(u64::MAX), ..limits };
-        assert!(Clocks::new(&endless, Timestamp::from_millis(0)).ends_at.is_none());
+        assert!(Clocks::new(&endless, Timestamp::from_millis(0), true).ends_at.is_none());
     }
 }
