@@ -13,7 +13,7 @@ use crate::{
     layer::disk_usage,
     sandbox::Record,
     spec::LayerId,
-    store::{Driver, Store, StoreKind},
+    store::{self, Driver, Store, StoreKind},
     trash,
 };
 
@@ -155,17 +155,40 @@ impl Disk {
         Ok(())
     }
 
-    /// The layers that a collection would throw away now, without keeping anyone out: only a guess.
-    pub(crate) fn find_unused(&self, collected: &mut Collected) -> Result<(), EngineError> {
+    /// The layers that a collection would throw away now. Keeps nobody out, so it is a guess; and says
+    /// nothing of the cache while the records of a home that uses it cannot be read as they are.
+    pub(crate) fn find_unused(&self) -> Result<Vec<LayerId>, EngineError> {
         let mut used = BTreeSet::new();
         self.used_by_home(self.home(), self.store(), &mut used)?;
+        let mut folders = vec![self.layers()];
+        if self.used_by_others(&mut used)? {
+            folders.push(self.cache_layers());
+        }
+        let mut unused = Vec::new();
+        for folder in folders {
+            let names = disk::names_in(&folder)?;
+            let layers = names.iter().filter_map(|name| name.parse::<LayerId>().ok());
+            unused.extend(layers.filter(|layer| !used.contains(layer)));
+        }
+        Ok(unused)
+    }
+
+    /// False when there are others whose records are not there to be read.
+    fn used_by_others(&self, used: &mut BTreeSet<LayerId>) -> Result<bool, EngineError> {
         for image in self.image_list()? {
             used.extend(image.layers);
         }
-        let names = disk::names_in(&self.layers())?;
-        let unused = names.iter().filter_map(|name| name.parse().ok()).filter(|layer| !used.contains(layer));
-        collected.layers.extend(unused);
-        Ok(())
+        for name in disk::record_names(&self.homes())? {
+            let record = self.homes().join(format!("{name}.json"));
+            let Some(home) = disk::read_record::<std::path::PathBuf>(&record)? else { continue };
+            let kind = store::kind_of(&home)?.unwrap_or(StoreKind::Dir);
+            if store::root(&home, kind).join("snapshots").is_dir() {
+                self.used_by_home(&home, kind, used)?;
+            } else if home.is_dir() || !home.parent().is_some_and(Path::is_dir) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// Deletes what was in the trash when it was looked at; what came since may be in use.

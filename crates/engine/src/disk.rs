@@ -143,7 +143,8 @@ impl Disk {
         loop {
             match write_record(path, record) {
                 Err(EngineError::File { source, .. })
-                    if source.kind() == ErrorKind::StorageFull && store::give_way(&self.home, self.store) => {}
+                    if source.kind() == ErrorKind::StorageFull && store::give_way(&self.home, self.store) => {
+                }
                 result => return result,
             }
         }
@@ -181,7 +182,8 @@ impl Disk {
     #[cfg(test)]
     pub(crate) fn temporary() -> tests::Temporary {
         let folder = tempfile::tempdir().unwrap();
-        let disk = Self::open(&folder.path().join("home"), &folder.path().join("cache"), StoreKind::Dir).unwrap();
+        let disk =
+            Self::open(&folder.path().join("home"), &folder.path().join("cache"), StoreKind::Dir).unwrap();
         tests::Temporary { disk, _folder: folder }
     }
 }

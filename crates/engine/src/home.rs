@@ -245,6 +245,9 @@ mod tests {
 
     #[test]
     fn two_homes_have_two_cgroups() {
-        assert_ne!(Home::new("/a".into(), StoreKind::Dir).group(), Home::new("/b".into(), StoreKind::Dir).group());
+        assert_ne!(
+            Home::new("/a".into(), StoreKind::Dir).group(),
+            Home::new("/b".into(), StoreKind::Dir).group()
+        );
     }
 }

@@ -85,10 +85,13 @@ fn lacking(free: u64, total: u64, what: What, thresholds: &Thresholds) -> Option
 
 fn words(what: What) -> (&'static str, &'static str) {
     match what {
-        What::Build => ("build an image", "`harvest gc` frees what nothing uses; `harvest df` shows what takes room"),
-        What::Sandbox => {
-            ("start a sandbox", "`harvest gc` frees what nothing uses; remove sandboxes and snapshots you no longer need")
+        What::Build => {
+            ("build an image", "`harvest gc` frees what nothing uses; `harvest df` shows what takes room")
         }
+        What::Sandbox => (
+            "start a sandbox",
+            "`harvest gc` frees what nothing uses; remove sandboxes and snapshots you no longer need",
+        ),
         What::Snapshot => {
             ("take a snapshot", "`harvest gc` frees what nothing uses; remove snapshots you no longer need")
         }
@@ -129,9 +132,7 @@ mod tests {
 
     fn refused(free: u64, total: u64) -> Vec<What> {
         let all = [What::Build, What::Sandbox, What::Snapshot];
-        all.into_iter()
-            .filter(|what| lacking(free, total, *what, &Thresholds::default()).is_some())
-            .collect()
+        all.into_iter().filter(|what| lacking(free, total, *what, &Thresholds::default()).is_some()).collect()
     }
 
     #[test]

@@ -371,8 +371,7 @@ impl Engine {
             layers.pop();
         }
         let volumes = self.volumes_of(&spec.volumes)?;
-        let folders =
-            layers.iter().map(|layer| self.disk.layer_path(layer)).collect::<Result<_, _>>()?;
+        let folders = layers.iter().map(|layer| self.disk.layer_path(layer)).collect::<Result<_, _>>()?;
         let record = Record {
             id: spec.id.clone(),
             layers,

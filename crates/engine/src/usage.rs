@@ -13,12 +13,12 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Engine, EngineError, SandboxState, StoreKind, btrfs,
     btrfs::Taken,
-    collect::Collected,
     disk::{self, Disk},
     home::make_private,
     layer::disk_usage,
     room::free_of_total,
     spec::LayerId,
+    volume::VolumeName,
 };
 
 /// What takes how much room.
@@ -36,6 +36,8 @@ pub struct Usage {
     pub snapshots_bytes: u64,
     /// Each sandbox with its writable layer.
     pub sandboxes: Vec<SandboxUsed>,
+    /// Each volume with what is reserved for it.
+    pub volumes: Vec<Used<VolumeName>>,
     /// What was thrown away and is not deleted yet, in home and cache.
     pub trash_bytes: u64,
     /// What a collection would free now, the trash included.
@@ -99,10 +101,15 @@ impl Engine {
         let (images, images_bytes) = self.image_usage(&mut layers)?;
         let (snapshots, snapshots_bytes) = self.snapshot_usage(&mut layers)?;
         let sandboxes = self.sandbox_usage()?;
-        let trash_bytes = trash_usage(&self.disk.trash())? + trash_usage(&self.disk.cache_trash())?;
-        let mut unused = Collected::default();
-        self.disk.find_unused(&mut unused)?;
-        let reclaimable = unused.layers.iter().map(|layer| layers.bytes(layer)).sum::<u64>();
+        let volumes = self.volumes()?.into_iter();
+        let volumes =
+            volumes.map(|volume| Used { name: volume.name, bytes: volume.size_bytes }).collect();
+        let mut trash_bytes = trash_usage(&self.disk.trash())? + trash_usage(&self.disk.cache_trash())?;
+        if self.disk.host_trash() != self.disk.trash() {
+            trash_bytes += trash_usage(&self.disk.host_trash())?;
+        }
+        let unused = self.disk.find_unused()?;
+        let reclaimable = unused.iter().map(|layer| layers.bytes(layer)).sum::<u64>();
         Ok(Usage {
             driver: self.disk.store(),
             images,
@@ -110,6 +117,7 @@ impl Engine {
             snapshots,
             snapshots_bytes,
             sandboxes,
+            volumes,
             trash_bytes,
             reclaimable_bytes: reclaimable + trash_bytes,
             store_file: self.store.file_size()?.map(|(bytes, free_bytes)| StoreFile { bytes, free_bytes }),
@@ -198,9 +206,8 @@ impl Layers<'_> {
     fn measure(&self, layer: &LayerId) -> Option<u64> {
         let bytes = disk_usage(&self.disk.layer_path(layer).ok()?).ok()?;
         // Kept where it can be; measured again where it cannot.
-        let _ = make_private(&self.disk.sizes()).and_then(|()| {
-            disk::write_record(&self.disk.sizes().join(format!("{layer}.json")), &bytes)
-        });
+        let _ = make_private(&self.disk.sizes())
+            .and_then(|()| disk::write_record(&self.disk.sizes().join(format!("{layer}.json")), &bytes));
         Some(bytes)
     }
 }

@@ -13,13 +13,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{
-    EngineError, btrfs,
-    disk::disk_error,
-    error::AtPath,
-    store::StoreKind,
-    trash,
-};
+use crate::{EngineError, btrfs, disk::disk_error, error::AtPath, store::StoreKind, trash};
 
 const DISK: &CStr = c"disk";
 

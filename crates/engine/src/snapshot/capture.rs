@@ -199,8 +199,7 @@ fn copy_still(
         }
         Ok(())
     };
-    let (index, second) =
-        delta::bring_up_to_date(upper, partial, previous, &seen, now_nanos(), &mut pulse)?;
+    let (index, second) = delta::bring_up_to_date(upper, partial, previous, &seen, now_nanos(), &mut pulse)?;
     thawed.thaw()?;
     let copied = Copied { names: first.names + second.names, bytes: first.bytes + second.bytes };
     Ok((index, copied, frozen.elapsed()))

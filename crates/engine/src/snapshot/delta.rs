@@ -144,7 +144,7 @@ struct Level {
 }
 
 enum Step {
-    Enter(Level, /* the folder itself has changed */ bool),
+    Enter(Box<Level>, /* the folder itself has changed */ bool),
     Leave,
 }
 
@@ -166,7 +166,7 @@ impl Delta<'_> {
             match step {
                 Step::Enter(level, changed) => {
                     let inode = level.stat.st_ino;
-                    if !self.enter(level)? {
+                    if !self.enter(*level)? {
                         continue;
                     }
                     steps.push(Step::Leave);
@@ -215,7 +215,8 @@ impl Delta<'_> {
             // Also where nothing is copied: to look at a million names takes longer than a freeze lasts.
             (self.copier.pulse)()?;
         }
-        for (name, _) in seen.into_iter().flatten().filter(|(name, _)| index::find(&present, name).is_none()) {
+        for (name, _) in seen.into_iter().flatten().filter(|(name, _)| index::find(&present, name).is_none())
+        {
             self.unmake(name)?;
         }
         // In a whole copy `old` is empty: there is nothing to hide, and overlay lists whiteouts as names
@@ -254,7 +255,7 @@ impl Delta<'_> {
             Kind::Folder | Kind::OpaqueFolder => {
                 let level = level(name, stat, kind, before, kept);
                 let changed = !kept.or(before).is_some_and(|known| known.still(&stat, kind));
-                steps.push(Step::Enter(level, changed));
+                steps.push(Step::Enter(Box::new(level), changed));
             }
             _ if kept.is_some() => {}
             Kind::Whiteout if before.is_some_and(|before| before.kind == Kind::Whiteout) => {}
@@ -282,7 +283,8 @@ impl Delta<'_> {
         if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
             // An attribute cannot change without the ctime, and to open every folder takes as long as
             // all the rest of a walk.
-            if let Some(known) = known.filter(|known| known.kind.is_folder() && known.still(stat, known.kind)) {
+            if let Some(known) = known.filter(|known| known.kind.is_folder() && known.still(stat, known.kind))
+            {
                 return Ok(Some(known.kind));
             }
             let path = Path::new(OsStr::from_bytes(name.to_bytes()));
@@ -371,8 +373,8 @@ impl Delta<'_> {
 
 fn level(name: &CStr, stat: Stat, kind: Kind, before: Option<&Entry>, kept: Option<&Entry>) -> Level {
     let opaque = kind == Kind::OpaqueFolder;
-    let merged = before
-        .filter(|before| before.kind.is_folder() && (!opaque || before.kind == Kind::OpaqueFolder));
+    let merged =
+        before.filter(|before| before.kind.is_folder() && (!opaque || before.kind == Kind::OpaqueFolder));
     Level {
         name: name.to_owned(),
         stat,

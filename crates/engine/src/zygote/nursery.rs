@@ -187,7 +187,9 @@ impl Nursery {
             gate: None,
             failure: None,
             killed: None,
-            clocks: record.map_or_else(Clocks::none, |record| Clocks::new(&record.limits, record.created_at, !self.home.has_quotas())),
+            clocks: record.map_or_else(Clocks::none, |record| {
+                Clocks::new(&record.limits, record.created_at, !self.home.has_quotas())
+            }),
             // Whoever asked for a freeze asked another zygote.
             thaw_at: Some(Instant::now()),
             freezing_until: None,

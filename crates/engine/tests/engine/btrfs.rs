@@ -281,7 +281,8 @@ fn collecting_never_takes_what_somebody_is_about_to_use() {
                     let spec = Spec { from: Origin::Image("small".to_owned()), ..world.spec() };
                     let mut running = world.engine.start(&spec).unwrap();
                     for turn in 0..6 {
-                        let seen = shell(&running, &format!("PATH=/bin; echo {user}{turn} > /file; cat /file"));
+                        let seen =
+                            shell(&running, &format!("PATH=/bin; echo {user}{turn} > /file; cat /file"));
                         assert_eq!(seen.out, format!("{user}{turn}"));
                         let snapshot = world.captured(&running);
                         let fork = world.start_from(Origin::Snapshot(snapshot.clone()));
@@ -345,14 +346,14 @@ struct HostDisk {
 }
 
 impl HostDisk {
-    fn new(mebibytes: u64) -> Self {
+    fn new(mkfs: &str, mebibytes: u64) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let image = folder.path().join("disk.img");
         File::create(&image).unwrap().set_len(mebibytes << 20).unwrap();
         let run = |program: &str, arguments: &[&str]| {
             assert!(HostCommand::new(program).args(arguments).status().unwrap().success(), "{program}");
         };
-        run("mkfs.ext4", &["-q", image.to_str().unwrap()]);
+        run(mkfs, &["-q", image.to_str().unwrap()]);
         let disk = Self { folder };
         fs::create_dir(disk.place()).unwrap();
         run("mount", &["-o", "loop", image.to_str().unwrap(), disk.place().to_str().unwrap()]);
@@ -383,11 +384,10 @@ fn a_full_disk_of_the_host_is_seen_by_the_writer_only() {
     if !is_possible() {
         return;
     }
-    let disk = HostDisk::new(700);
+    let disk = HostDisk::new("mkfs.ext4", 700);
     let below = disk.place();
     {
-        let world =
-            World::in_folder(tempfile::tempdir().unwrap(), below.to_str().unwrap(), Driver::Btrfs);
+        let world = World::in_folder(tempfile::tempdir().unwrap(), below.to_str().unwrap(), Driver::Btrfs);
         let (writer, other) = (world.start(), world.start());
         shell(&other, "echo before > /file");
         disk.fill();
@@ -415,10 +415,34 @@ fn a_full_disk_of_the_host_is_seen_by_the_writer_only() {
         });
         assert_eq!(world.engine.snapshots().unwrap().len(), 2);
         let store = world.home.join("store");
-        let scrubbed = HostCommand::new("btrfs").args(["scrub", "start", "-Br"]).arg(&store).output().unwrap();
+        let scrubbed =
+            HostCommand::new("btrfs").args(["scrub", "start", "-Br"]).arg(&store).output().unwrap();
         let said = String::from_utf8_lossy(&scrubbed.stdout);
         assert!(scrubbed.status.success() && said.contains("no errors found"), "{said}");
     }
+}
+
+#[test]
+fn a_home_on_btrfs_needs_no_file_of_its_own() {
+    if !is_possible() {
+        return;
+    }
+    let disk = HostDisk::new("mkfs.btrfs", 300);
+    let below = disk.place();
+    let world = World::in_folder(tempfile::tempdir().unwrap(), below.to_str().unwrap(), Driver::Auto);
+    assert_eq!(world.engine.usage().unwrap().driver, StoreKind::Btrfs);
+    assert!(!world.home.join("store.btrfs").exists());
+    let running = world.start();
+    shell(&running, "echo 1 > /file");
+    let kept = world.captured(&running);
+    shell(&running, "echo 2 > /file");
+    let fork = world.start_from(Origin::Snapshot(kept));
+    assert_eq!(shell(&fork, "cat /file").out, "1");
+    let last = SnapshotId::random();
+    assert_eq!(world.engine.end_kept(&running.id, &last).unwrap().layers.len(), 2);
+    assert_eq!(world.says(Origin::Snapshot(last), "cat /file"), "2");
+    drop(world);
+    drop(disk);
 }
 
 #[test]
@@ -426,7 +450,7 @@ fn a_store_grows_ahead_of_who_writes() {
     if !is_possible() {
         return;
     }
-    let disk = HostDisk::new(1500);
+    let disk = HostDisk::new("mkfs.ext4", 1500);
     let below = disk.place();
     let world = World::in_folder(tempfile::tempdir().unwrap(), below.to_str().unwrap(), Driver::Btrfs);
     let size = || world.home.join("store.btrfs").metadata().unwrap().len();
@@ -466,10 +490,7 @@ fn a_home_that_is_too_full_refuses_new_sandboxes_and_says_what_to_do() {
     assert!(error.to_string().contains("are free below"), "{error}");
     engine.capture(&running.id, &SnapshotId::random()).expect("snapshots go on");
     let engine = open(Thresholds { snapshot: full, ..Thresholds::NONE });
-    assert!(matches!(
-        engine.capture(&running.id, &SnapshotId::random()),
-        Err(EngineError::DiskLow { .. })
-    ));
+    assert!(matches!(engine.capture(&running.id, &SnapshotId::random()), Err(EngineError::DiskLow { .. })));
     assert_eq!(shell(&running, "echo on > /file; cat /file").out, "on", "what runs goes on");
     engine.end_kept(&running.id, &SnapshotId::random()).expect("to end and keep takes no room");
 }

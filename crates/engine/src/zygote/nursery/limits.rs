@@ -54,7 +54,11 @@ impl Clocks {
         Self {
             // A lifetime beyond what the clock can count never ends.
             ends_at: left.and_then(|left| Instant::now().checked_add(left)),
-            writable: limits.writable_bytes.filter(|_| watched).map(|limit| Writable { limit, allowed: limit, weight: 0 }),
+            writable: limits.writable_bytes.filter(|_| watched).map(|limit| Writable {
+                limit,
+                allowed: limit,
+                weight: 0,
+            }),
             stopping: None,
         }
     }
