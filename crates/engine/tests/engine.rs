@@ -3,6 +3,8 @@
 #![expect(unsafe_code, reason = "probes try system calls that have no safe wrapper")]
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+#[path = "engine/btrfs.rs"]
+mod btrfs;
 #[path = "engine/disks.rs"]
 mod disks;
 #[path = "engine/doctor.rs"]
@@ -35,8 +37,8 @@ use std::{
 };
 
 use harvest_engine::{
-    Bind, Config, Engine, EngineError, ImageConfig, Limits, Network, Origin, Owner, Running, SandboxState,
-    Spec,
+    Bind, Config, Driver, Engine, EngineError, ImageConfig, Limits, Network, Origin, Owner, Running,
+    SandboxState, Spec, Threshold, Thresholds,
     guest::{Guest, Output},
 };
 use harvest_proto::{
@@ -63,11 +65,24 @@ impl World {
     }
 
     fn at(below: &str) -> Self {
-        Self::with_zygote(below, &[])
+        Self::in_folder(tempfile::tempdir().unwrap(), below, Driver::Dir, &[])
     }
 
     fn with_zygote(below: &str, arguments: &[&str]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
+        Self::in_folder(tempfile::tempdir().unwrap(), below, Driver::Dir, arguments)
+    }
+
+    /// On btrfs, unless this host cannot.
+    fn btrfs() -> Option<Self> {
+        btrfs::is_possible().then(|| Self::in_folder(tempfile::tempdir().unwrap(), "", Driver::Btrfs, &[]))
+    }
+
+    /// One for each way to keep disks.
+    fn each() -> impl Iterator<Item = Self> {
+        [Some(Self::new()), Self::btrfs()].into_iter().flatten()
+    }
+
+    fn in_folder(folder: tempfile::TempDir, below: &str, driver: Driver, arguments: &[&str]) -> Self {
         let base = folder.path().join("cache/layers/base");
         for name in ["bin", "etc", "tmp", "root", "proc", "dev", "sys"] {
             fs::create_dir_all(base.join(name)).unwrap();
@@ -85,6 +100,8 @@ impl World {
             cache: folder.path().join("cache"),
             supervisor,
             zygote: zygote.into_iter().map(Into::into).collect(),
+            driver,
+            thresholds: Thresholds::NONE,
         })
         .unwrap();
         Self { engine, home, folder }
@@ -161,6 +178,8 @@ impl Drop for World {
                 self.zygotes().is_empty() && self.groups().is_empty()
             });
         }
+        // Looking for cgroups has woken it.
+        btrfs::let_go(&self.engine, &self.home);
     }
 }
 

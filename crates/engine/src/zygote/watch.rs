@@ -167,7 +167,7 @@ fn work(say: &OwnedFd, home: &Home, watched: &[Watched<'_>]) {
     let mut say = fs::File::from(say);
     for sandbox in watched {
         let most_names = sandbox.allowed / NAME_BYTES + MORE_NAMES;
-        let weight = weigh(&home.sandbox(sandbox.id).join("upper"), most_names);
+        let weight = weigh(&home.writable(sandbox.id).join("upper"), most_names);
         if writeln!(say, "{} {weight}", sandbox.id).is_err() {
             return;
         }
