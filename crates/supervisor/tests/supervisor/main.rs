@@ -69,7 +69,7 @@ fn a_time_limit_kills_children_that_left_their_group_and_session() {
     let sandbox = Sandbox::start();
     let mut guest = sandbox.guest();
     let script = "(setsid sh -c 'sleep 98765 & echo $!; wait' &) ; sleep 98765";
-    let exec = guest.exec(Command { timeout_millis: Some(400), ..sh(script) }).unwrap();
+    let exec = guest.exec(Command { timeout_millis: Some(2000), ..sh(script) }).unwrap();
     assert_eq!(guest.exit(exec), Exit::Timeout);
     let pid = guest.stdout(exec);
     assert!(!pid.is_empty() && !lives(&pid), "{pid} lives");
