@@ -429,6 +429,7 @@ mod tests {
             sealed: false,
             of_sessions: false,
             again_at: None,
+            snapshot: None,
         }
     }
 
