@@ -3,6 +3,8 @@
 //! Two per sandbox: `supervisor` for pid 1, `work` for everything it starts. Limits, freezing and
 //! killing act on `work`, so that a hog never takes pid 1 along.
 
+mod delegated;
+
 use std::{
     collections::BTreeMap,
     fs, io,
@@ -17,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     error::{Doing, StepError},
+    rootless,
     spec::Limits,
 };
 
@@ -31,9 +34,11 @@ pub enum Hierarchy {
     },
     /// One mount for all.
     V2 {
-        /// Where.
+        /// Where; for an ordinary user the folder in it that is theirs.
         mount: PathBuf,
     },
+    /// Nothing that this user may use.
+    None,
 }
 
 /// A cgroup to make.
@@ -89,6 +94,9 @@ fn maybe(file: &str, value: impl ToString) -> Setting {
 impl Hierarchy {
     /// Finds the cgroups of this host.
     pub(crate) fn detect() -> Result<Self, StepError> {
+        if rootless::is_here() {
+            return Ok(delegated::find().map_or(Self::None, |mount| Self::V2 { mount }));
+        }
         let mounts =
             fs::read_to_string("/proc/self/mountinfo").doing(|| "read the mount table".to_owned())?;
         Self::from_mounts(&mounts, |mount| {
@@ -131,6 +139,7 @@ impl Hierarchy {
         match self {
             Self::V2 { mount } => vec![mount],
             Self::V1 { mounts } => mounts.values().map(PathBuf::as_path).collect(),
+            Self::None => Vec::new(),
         }
     }
 
@@ -139,6 +148,9 @@ impl Hierarchy {
         match self {
             Self::V2 { mount } => v2(&mount.join(home).join(part), limits),
             Self::V1 { mounts } => v1(mounts, &Path::new(home).join(part), limits),
+            Self::None => {
+                Groups { make: Vec::new(), born_in: None, join: Vec::new(), inherit: Vec::new() }
+            }
         }
     }
 
@@ -149,11 +161,12 @@ impl Hierarchy {
     }
 
     /// Where `work` is frozen.
-    pub(crate) fn freezer(&self, home: &str, part: &str) -> PathBuf {
+    pub(crate) fn freezer(&self, home: &str, part: &str) -> Option<PathBuf> {
         let below = Path::new(home).join(part).join("work");
         match self {
-            Self::V2 { mount } => mount.join(below),
-            Self::V1 { mounts } => mounts["freezer"].join(below),
+            Self::V2 { mount } => Some(mount.join(below)),
+            Self::V1 { mounts } => Some(mounts["freezer"].join(below)),
+            Self::None => None,
         }
     }
 
@@ -163,6 +176,7 @@ impl Hierarchy {
         let file = match self {
             Self::V2 { mount } => mount.join(below).join("memory.events"),
             Self::V1 { mounts } => mounts["memory"].join(below).join("memory.oom_control"),
+            Self::None => return 0,
         };
         let text = fs::read_to_string(file).unwrap_or_default();
         text.lines()
@@ -173,12 +187,14 @@ impl Hierarchy {
 
     /// Freezes or thaws `work`; answers when the state is reached.
     pub(crate) fn freeze(&self, home: &str, part: &str, frozen: bool) -> Result<(), StepError> {
-        let folder = self.freezer(home, part);
+        let Some(folder) = self.freezer(home, part) else {
+            return Err(StepError::new("freeze without a cgroup", io::ErrorKind::Unsupported.into()));
+        };
         let (file, value, state, wanted) = match (self, frozen) {
             (Self::V2 { .. }, true) => ("cgroup.freeze", "1", "cgroup.events", "frozen 1"),
             (Self::V2 { .. }, false) => ("cgroup.freeze", "0", "cgroup.events", "frozen 0"),
-            (Self::V1 { .. }, true) => ("freezer.state", "FROZEN", "freezer.state", "FROZEN"),
-            (Self::V1 { .. }, false) => ("freezer.state", "THAWED", "freezer.state", "THAWED"),
+            (_, true) => ("freezer.state", "FROZEN", "freezer.state", "FROZEN"),
+            (_, false) => ("freezer.state", "THAWED", "freezer.state", "THAWED"),
         };
         let doing = || format!("set {} to {value}", folder.join(file).display());
         fs::write(folder.join(file), value).doing(doing)?;
@@ -197,8 +213,9 @@ impl Hierarchy {
     pub(crate) fn clear(&self, home: &str, part: &str) -> bool {
         let folders = self.folders(home, part);
         // Frozen processes of v1 die only after a thaw.
-        let freezer = self.freezer(home, part);
-        if freezer.exists() && matches!(self, Self::V1 { .. }) {
+        if matches!(self, Self::V1 { .. })
+            && let Some(freezer) = self.freezer(home, part).filter(|freezer| freezer.exists())
+        {
             let _ = fs::write(freezer.join("freezer.state"), "THAWED");
         }
         let mut empty = true;

@@ -4,7 +4,7 @@ use std::{io, path::PathBuf};
 
 use harvest_proto::{SandboxId, SnapshotId};
 
-use crate::{guest::GuestError, recipe::RecipeError, spec::LayerId};
+use crate::{guest::GuestError, recipe::RecipeError, rootless::RootlessError, spec::LayerId};
 
 /// Why the engine could not do it.
 #[derive(Debug, thiserror::Error)]
@@ -88,6 +88,9 @@ pub enum EngineError {
         /// What it said.
         source: GuestError,
     },
+    /// The user is not root and cannot act as if.
+    #[error("this user cannot run sandboxes")]
+    Rootless(#[from] RootlessError),
     /// A file or folder said no.
     #[error("cannot {doing} {}", path.display())]
     File {

@@ -19,6 +19,7 @@ mod keep;
 mod layer;
 mod plan;
 mod recipe;
+pub mod rootless;
 mod sandbox;
 mod snapshot;
 mod spec;
@@ -36,7 +37,7 @@ pub use error::EngineError;
 pub use home::Config;
 pub use image::Image;
 pub use isolate::caps::Capability;
-pub use plan::{Handed, HostFacts, IDS, Namespace, Plan, Step};
+pub use plan::{Handed, HostFacts, IDS, Ids, Namespace, Plan, Step};
 pub use recipe::{Base, Make, Recipe, RecipeError};
 pub use sandbox::{Running, SandboxState};
 pub use snapshot::{Captured, Snapshot};
@@ -58,13 +59,17 @@ impl Engine {
     /// Makes the folders that are missing. Starts nothing.
     ///
     /// # Errors
-    /// When a folder cannot be made.
+    /// When a folder cannot be made, or belongs to the other kind of user (root or not).
     pub fn open(mut config: Config) -> Result<Self, EngineError> {
+        rootless::check()?;
         home::make_private(&config.home)?;
         home::make_private(&config.cache)?;
         // The zygote and every client must call the home by one name: its cgroup is named after it.
         config.home = config.home.canonicalize().at("find", &config.home)?;
         config.cache = config.cache.canonicalize().at("find", &config.cache)?;
+        for (folder, variable) in [(&config.home, "HARVEST_HOME"), (&config.cache, "HARVEST_CACHE")] {
+            rootless::check_store(folder, variable).at("use", folder)?;
+        }
         let home = Home::new(config.home.clone());
         home.make()?;
         for folder in ["layers", "images", "building", "trash"] {

@@ -19,7 +19,7 @@ use crate::{
     cgroup::Hierarchy,
     error::{AtPath, EngineError},
     home::{Home, Survives, boot_id, layer_folder, read_record, start_ticks, sync_folder, write_record},
-    plan::{HostFacts, Plan, plan},
+    plan::{HostFacts, Ids, Plan, plan},
     spec::{Bind, ImageConfig, LayerId, Limits, Network, Owner, Spec},
     syscall,
     zygote::{
@@ -185,8 +185,12 @@ impl Engine {
     pub fn plan(&self, spec: &Spec) -> Result<Plan, EngineError> {
         let (record, layers) = self.recorded(spec)?;
         let cgroups = Hierarchy::detect().map_err(|error| EngineError::Zygote { reason: error.line() })?;
-        let facts =
-            HostFacts { cgroups, group: self.home.group(), resolv_conf: host_resolv_conf(record.network) };
+        let facts = HostFacts {
+            cgroups,
+            group: self.home.group(),
+            resolv_conf: host_resolv_conf(record.network),
+            ids: Ids::here(),
+        };
         Ok(plan(&record, &layers, &facts))
     }
 

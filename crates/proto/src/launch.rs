@@ -18,6 +18,13 @@ pub const DNS_ADDRESS: std::net::Ipv4Addr = std::net::Ipv4Addr::new(198, 18, 0, 
 /// The first two bytes of every synthetic address are 198.18 or 198.19.
 pub const SYNTHETIC_PREFIX_BITS: u8 = 15;
 
+/// Where the host has no cgroups for a sandbox, this signal (SIGUSR1) asks pid 1 to stop everything it
+/// has started, and itself not.
+pub const STAND_STILL_SIGNAL: i32 = 10;
+
+/// And this one (SIGUSR2) to let it go on.
+pub const GO_ON_SIGNAL: i32 = 12;
+
 /// A supervisor's inheritance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Launch {

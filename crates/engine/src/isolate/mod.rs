@@ -28,7 +28,7 @@ use rustix::{
         AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
         SocketType, bind, listen, sendmsg, socket_with, socketpair,
     },
-    process::{Resource, Rlimit, Signal, getrlimit, setrlimit},
+    process::{DumpableBehavior, Resource, Rlimit, Signal, getrlimit, setrlimit},
     thread::{CapabilitiesSecureBits, LinkNameSpaceType, UnshareFlags},
 };
 use serde::{Deserialize, Serialize};
@@ -39,7 +39,11 @@ use crate::{
     syscall::{self, Side},
     zygote::protocol::receive,
 };
+use ids::Claim;
 use mounts::{Scratch, Tree};
+
+// Pid 1's own, beside those of its commands.
+const SUPERVISOR_PROCESSES: u64 = 64;
 
 /// What the new process is born with.
 pub(crate) struct Birth<'a> {
@@ -47,8 +51,10 @@ pub(crate) struct Birth<'a> {
     pub(crate) ahead: &'a [Step],
     /// The sandbox's user namespace.
     pub(crate) users: &'a OwnedFd,
-    /// Root's host id inside it.
+    /// Root's host id inside it; 0 where ids are shared, and then mounts show them as they are.
     pub(crate) first_id: u32,
+    /// How many processes it may have, where no cgroup counts them.
+    pub(crate) processes: Option<u32>,
     /// Takes word that the steps ahead are done, and brings a [`Calling`] when the zygote has written
     /// everything down; closed when it died.
     pub(crate) gate: &'a OwnedFd,
@@ -81,28 +87,37 @@ pub(crate) fn clone_flags(namespaces: &[Namespace]) -> u64 {
         .fold(0, |flags, flag| flags | u64::from(flag.cast_unsigned()))
 }
 
-/// Makes a user namespace that maps 0.. to the range starting at `first`.
+/// Makes a user namespace that maps 0.. to the claimed range.
 ///
 /// # Safety
 /// The caller must have one thread only.
-pub(crate) unsafe fn make_user_namespace(first: u32) -> Result<OwnedFd, StepError> {
+pub(crate) unsafe fn make_user_namespace(claim: &Claim) -> Result<OwnedFd, StepError> {
     let doing = || "make a user namespace".to_owned();
     // The kernel counts inotify watches, pending signals and the like against who made the
-    // namespace: the range's own first id, not root, whom all sandboxes would share.
+    // namespace: an id of its own, not root, whom all sandboxes would share.
     let owner = |uid: u32| {
         let id = rustix::process::Uid::from_raw(uid);
-        rustix::thread::set_thread_res_uid(None, Some(id), None)
+        rustix::thread::set_thread_res_uid(None, Some(id), None)?;
+        // Or what `/proc` shows of us and of the child would be closed to who is not the host's root.
+        rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable)
     };
-    owner(first).doing(doing)?;
+    // The namespace remembers its maker's limit, and what has an id of it counts together.
+    let before = getrlimit(Resource::Nproc);
+    if let Some(processes) = claim.processes() {
+        let room = u64::from(processes) + SUPERVISOR_PROCESSES;
+        let most = Rlimit { current: Some(room.min(before.maximum.unwrap_or(room))), ..before };
+        setrlimit(Resource::Nproc, most).doing(doing)?;
+    }
+    owner(claim.owner()).doing(doing)?;
     let zygote = rustix::process::getpid();
     // SAFETY: the caller vouches for one thread; the child below only waits to be killed.
     let side = unsafe { syscall::clone_process(libc::CLONE_NEWUSER.cast_unsigned().into(), None) };
     if let Ok(Side::Child) = side {
         wait_for_the_end(zygote);
     }
-    owner(0).doing(doing)?;
+    owner(0).and_then(|()| setrlimit(Resource::Nproc, before)).doing(doing)?;
     let Side::Parent { pid, pidfd } = side.doing(doing)? else { wait_for_the_end(zygote) };
-    let map = format!("0 {first} {IDS}\n");
+    let map = format!("0 {} {IDS}\n", claim.first());
     let prepare = || -> io::Result<OwnedFd> {
         fs::write(format!("/proc/{pid}/uid_map"), &map)?;
         fs::write(format!("/proc/{pid}/gid_map"), &map)?;
@@ -197,7 +212,7 @@ impl Work {
             Step::Door => self.door(),
             Step::Log => self.log(),
             Step::EnterUserNamespace => enter_users(birth.users.as_fd()),
-            Step::ResourceLimits => resource_limits(),
+            Step::ResourceLimits => resource_limits(birth.processes),
             Step::Capabilities { keep } => caps::keep_only(keep).doing(|| "drop capabilities".to_owned()),
             Step::NoNewPrivileges => {
                 rustix::thread::set_no_new_privs(true).doing(|| "set no_new_privs".to_owned())
@@ -206,7 +221,11 @@ impl Work {
                 syscall::seccomp(seccomp::program()).doing(|| "install the seccomp list".to_owned())
             }
             Step::Exec => Err(self.exec()),
-            Step::MakeGroup(_) | Step::ClaimIds { .. } | Step::MakeUserNamespace | Step::Clone { .. } => {
+            Step::MakeGroup(_)
+            | Step::ClaimIds { .. }
+            | Step::ShareIds { .. }
+            | Step::MakeUserNamespace
+            | Step::Clone { .. } => {
                 Err(StepError::new("carry out a step of the zygote's", io::ErrorKind::InvalidInput.into()))
             }
             _ => self.disk_step(step, birth),
@@ -234,7 +253,7 @@ impl Work {
             _ => {}
         }
         let handed = |number: usize| self.handed.get(number).ok_or(io::ErrorKind::NotFound);
-        let ids = birth.users.as_fd();
+        let ids = (birth.first_id != 0).then_some(birth.users.as_fd());
         match step {
             Step::Layer { from, name } => handed(from.number)
                 .map_err(io::Error::from)
@@ -403,7 +422,12 @@ fn enter_users(users: BorrowedFd<'_>) -> Result<(), StepError> {
     enter().doing(|| "enter the user namespace".to_owned())
 }
 
-fn resource_limits() -> Result<(), StepError> {
+fn resource_limits(processes: Option<u32>) -> Result<(), StepError> {
+    if let Some(processes) = processes.map(u64::from) {
+        let allowed = getrlimit(Resource::Nproc).maximum.map_or(processes, |most| most.min(processes));
+        let most = Rlimit { current: Some(allowed), maximum: Some(allowed) };
+        setrlimit(Resource::Nproc, most).doing(|| "limit processes".to_owned())?;
+    }
     // 1, not 0: a limit of 0 still starts the host's crash handler where core dumps go to a program.
     let core = Rlimit { current: Some(1), maximum: Some(1) };
     setrlimit(Resource::Core, core).doing(|| "forbid core dumps".to_owned())?;

@@ -14,13 +14,13 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
 };
 
-use super::{protocol::send, seed::Seed, supervisor::Supervisor};
+use super::{protocol::send, seed::Seed, still, supervisor::Supervisor};
 use crate::{
     cgroup::Hierarchy,
     error::{Doing, EngineError, StepError},
     home::{Home, boot_id, start_ticks},
     isolate::{self, Calling, LOG, ids::Claim},
-    plan::{HostFacts, Plan, plan},
+    plan::{HostFacts, Ids, Plan, plan},
     sandbox::{self, Record, State},
     spec::{Network, Owner},
     syscall,
@@ -64,6 +64,10 @@ impl Live {
         let Seed { pid, pidfd, claim, report, gate, .. } = seed;
         let (report, gate) = (Some(report), Some(gate));
         Self { pid, pidfd, claim, report, gate, failure: None, killed: false, thaw_at: None, ended: None }
+    }
+
+    fn freeze(&self, cgroups: &Hierarchy, group: (&str, &str), frozen: bool) -> Result<(), StepError> {
+        still::freeze(cgroups, group, (self.pid, &self.pidfd), frozen)
     }
 
     /// Tells when pid 1 dies, unless it is dead.
@@ -191,7 +195,12 @@ impl Nursery {
     }
 
     fn facts(&self, resolv_conf: String) -> HostFacts {
-        HostFacts { cgroups: self.cgroups.clone(), group: self.group.clone(), resolv_conf }
+        HostFacts {
+            cgroups: self.cgroups.clone(),
+            group: self.group.clone(),
+            resolv_conf,
+            ids: Ids::here(),
+        }
     }
 
     /// A process that has taken the steps up to the gate, under this sandbox's name.
@@ -300,7 +309,7 @@ impl Nursery {
         live.killed = true;
         // With pid 1 its whole pid namespace dies; frozen processes of cgroup v1 after a thaw only.
         let _ = pidfd_send_signal(&live.pidfd, Signal::KILL);
-        let _ = self.cgroups.freeze(&self.group, id.part(), false);
+        let _ = live.freeze(&self.cgroups, (&self.group, id.part()), false);
         live.thaw_at = None;
         true
     }
@@ -315,10 +324,10 @@ impl Nursery {
     /// Freezes or thaws. `None` when it does not run.
     pub(super) fn freeze(&mut self, id: &SandboxId, frozen: bool) -> Option<Result<(), StepError>> {
         let live = self.live.get_mut(id)?;
-        let result = self.cgroups.freeze(&self.group, id.part(), frozen);
+        let result = live.freeze(&self.cgroups, (&self.group, id.part()), frozen);
         live.thaw_at = (frozen && result.is_ok()).then(|| Instant::now() + FREEZE);
         if frozen && result.is_err() {
-            let _ = self.cgroups.freeze(&self.group, id.part(), false);
+            let _ = live.freeze(&self.cgroups, (&self.group, id.part()), false);
         }
         Some(result)
     }
@@ -412,7 +421,7 @@ impl Nursery {
             match live.thaw_at {
                 Some(at) if at <= now => {
                     live.thaw_at = None;
-                    let _ = self.cgroups.freeze(&self.group, id.part(), false);
+                    let _ = live.freeze(&self.cgroups, (&self.group, id.part()), false);
                 }
                 Some(at) => sooner(at),
                 None => {}
