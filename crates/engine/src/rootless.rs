@@ -28,6 +28,7 @@ use crate::{
     plan::Ids,
     syscall::{self, Side},
 };
+pub(crate) use maps::same_ids;
 pub(crate) use stamp::check_store;
 
 /// Why a user who is not root cannot have sandboxes here.

@@ -7,6 +7,8 @@
 mod disks;
 #[path = "engine/probes.rs"]
 mod probes;
+#[path = "engine/rootless.rs"]
+mod rootless;
 #[path = "engine/upgrades.rs"]
 mod upgrades;
 
@@ -40,6 +42,11 @@ const APPLETS: [&str; 22] = [
     "ps", "readlink", "setsid", "sh", "sleep", "touch", "true", "wget", "wc",
 ];
 
+/// Elsewhere for an ordinary user, who may not enter the folder of what was built.
+fn zygote_program() -> std::ffi::OsString {
+    std::env::var_os("HARVEST_TEST_ZYGOTE").unwrap_or(env!("CARGO_BIN_EXE_harvest-zygote").into())
+}
+
 /// A home of its own; everything in it is gone when the test ends.
 struct World {
     engine: Engine,
@@ -54,6 +61,16 @@ impl World {
 
     fn at(below: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
+        let supervisor = PathBuf::from(std::env::var_os("HARVEST_SUPERVISOR").unwrap_or_default());
+        assert!(supervisor.is_file(), "no supervisor at {}: run `cargo supervisor`", supervisor.display());
+        let home = folder.path().join(below).join("home");
+        let engine = Engine::open(Config {
+            home: home.clone(),
+            cache: folder.path().join("cache"),
+            supervisor,
+            zygote: vec![zygote_program()],
+        })
+        .unwrap();
         let base = folder.path().join("cache/layers/base");
         for name in ["bin", "etc", "tmp", "root", "proc", "dev", "sys"] {
             fs::create_dir_all(base.join(name)).unwrap();
@@ -62,16 +79,6 @@ impl World {
         for applet in APPLETS {
             symlink("busybox", base.join("bin").join(applet)).unwrap();
         }
-        let supervisor = PathBuf::from(std::env::var_os("HARVEST_SUPERVISOR").unwrap_or_default());
-        assert!(supervisor.is_file(), "no supervisor at {}: run `cargo supervisor`", supervisor.display());
-        let home = folder.path().join(below).join("home");
-        let engine = Engine::open(Config {
-            home: home.clone(),
-            cache: folder.path().join("cache"),
-            supervisor,
-            zygote: vec![env!("CARGO_BIN_EXE_harvest-zygote").into()],
-        })
-        .unwrap();
         Self { engine, home, folder }
     }
 

@@ -36,6 +36,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     error::{Doing, StepError},
     plan::{IDS, Namespace, Step},
+    rootless,
     syscall::{self, Side},
     zygote::protocol::receive,
 };
@@ -117,10 +118,14 @@ pub(crate) unsafe fn make_user_namespace(claim: &Claim) -> Result<OwnedFd, StepE
     }
     owner(0).and_then(|()| setrlimit(Resource::Nproc, before)).doing(doing)?;
     let Side::Parent { pid, pidfd } = side.doing(doing)? else { wait_for_the_end(zygote) };
-    let map = format!("0 {} {IDS}\n", claim.first());
     let prepare = || -> io::Result<OwnedFd> {
-        fs::write(format!("/proc/{pid}/uid_map"), &map)?;
-        fs::write(format!("/proc/{pid}/gid_map"), &map)?;
+        for file in ["uid_map", "gid_map"] {
+            let map = match claim {
+                Claim::Own { first, .. } => format!("0 {first} {IDS}\n"),
+                Claim::Shared { .. } => rootless::same_ids(&fs::read_to_string(format!("/proc/self/{file}"))?),
+            };
+            fs::write(format!("/proc/{pid}/{file}"), map)?;
+        }
         Ok(fs::File::open(format!("/proc/{pid}/ns/user"))?.into())
     };
     let namespace = prepare();

@@ -51,6 +51,18 @@ fn first_of(text: &str, name: Option<&str>, uid: u32) -> Option<u32> {
     })
 }
 
+/// The map of a namespace below one with this map in which every id is the same, as far as sandboxes have
+/// ids. Line by line: the kernel takes no range that is two ranges above.
+pub(crate) fn same_ids(map: &str) -> String {
+    let lines = map.lines().filter_map(|line| {
+        let mut numbers = line.split_whitespace().map(|number| number.parse::<u32>().ok());
+        let (first, _, count) = (numbers.next()??, numbers.next()??, numbers.next()??);
+        let count = count.min(IDS.saturating_sub(first));
+        (count > 0).then(|| format!("{first} {first} {count}\n"))
+    });
+    lines.collect()
+}
+
 /// Whether a map is that of the host itself.
 pub(super) fn is_initial(map: &str) -> bool {
     map.split_whitespace().eq(["0", "0", "4294967295"])
@@ -82,6 +94,12 @@ mod tests {
         assert_eq!(first_of(text, Some("me"), 1), Some(4000));
         assert_eq!(first_of(text, None, 7), None);
         assert_eq!(first_of("me:x:y\nme\n:::", Some("me"), 7), None);
+    }
+
+    #[test]
+    fn a_map_of_the_same_ids_keeps_the_ranges_above_and_ends_with_ours() {
+        assert_eq!(same_ids("  0   1000    1\n  1 100000 65535\n"), "0 0 1\n1 1 65535\n");
+        assert_eq!(same_ids("0 5 100000\n200000 7 5\n"), "0 0 65536\n");
     }
 
     #[test]
