@@ -30,7 +30,8 @@ pub struct Config {
     pub cache: PathBuf,
     /// The static supervisor's file on the host.
     pub supervisor: PathBuf,
-    /// The command that runs [`crate::zygote::main`]; the home is appended as its last argument.
+    /// The command that runs [`crate::zygote::main`]; the home is appended as its last argument,
+    /// with `--probe` before it for [`crate::probe::main`].
     pub zygote: Vec<OsString>,
 }
 

@@ -218,7 +218,7 @@ pub struct Handed {
 }
 
 // RFC 5180's range for benchmarks, the IPv6 sister of 198.18.0.0/15.
-const TWIN: Ipv6Addr = Ipv6Addr::new(0x2001, 2, 0, 0, 0, 0, 0, 1);
+pub(crate) const TWIN: Ipv6Addr = Ipv6Addr::new(0x2001, 2, 0, 0, 0, 0, 0, 1);
 
 // What tells of the host or acts on it. Most of it is closed to unmapped ids already; two walls.
 const MASKED: [&str; 14] = [

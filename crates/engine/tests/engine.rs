@@ -5,6 +5,8 @@
 
 #[path = "engine/disks.rs"]
 mod disks;
+#[path = "engine/doctor.rs"]
+mod doctor;
 #[path = "engine/probes.rs"]
 mod probes;
 #[path = "engine/rootless.rs"]

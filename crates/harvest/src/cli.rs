@@ -370,6 +370,10 @@ pub(crate) struct Gc {
 
 #[derive(Debug, Args)]
 pub(crate) struct Zygote {
+    /// Try what sandboxes need of this host and say what was found
+    #[arg(long)]
+    pub(crate) probe: bool,
+
     /// Its installation
     pub(crate) at: PathBuf,
 }

@@ -1,28 +1,31 @@
 //! Runs the zygote by itself, for the engine's own tests; the `harvest` binary brings its own. With
-//! `enter` it runs another program as an ordinary user's engine would run: as root of a user namespace.
+//! `--enter` it runs another program as an ordinary user's engine would run: as root of a user namespace.
 
 use std::{
+    ffi::OsString,
     os::unix::process::CommandExt,
     path::PathBuf,
     process::{Command, ExitCode},
 };
 
 fn main() -> ExitCode {
-    let mut arguments = std::env::args_os().skip(1);
-    match arguments.next() {
-        Some(word) if word == "enter" => {
-            if let Err(error) = harvest_engine::rootless::enter() {
-                eprintln!("{error}: {:?}\nhint: {}", std::error::Error::source(&error), error.hint());
-                return ExitCode::FAILURE;
-            }
-            let error = Command::new(arguments.next().unwrap_or_default()).args(arguments).exec();
-            eprintln!("{error}");
-            ExitCode::FAILURE
-        }
-        Some(home) => harvest_engine::zygote::main(&PathBuf::from(home)),
-        None => {
-            eprintln!("usage: harvest-zygote HOME");
+    let arguments: Vec<_> = std::env::args_os().skip(1).collect();
+    match &arguments[..] {
+        [enter, program, arguments @ ..] if enter == "--enter" => run_inside(program, arguments),
+        [home] => harvest_engine::zygote::main(&PathBuf::from(home)),
+        [probe, home] if probe == "--probe" => harvest_engine::probe::main(&PathBuf::from(home)),
+        _ => {
+            eprintln!("usage: harvest-zygote [--probe] HOME");
             ExitCode::from(2)
         }
     }
+}
+
+fn run_inside(program: &OsString, arguments: &[OsString]) -> ExitCode {
+    if let Err(error) = harvest_engine::rootless::enter() {
+        eprintln!("{error}: {:?}\nhint: {}", std::error::Error::source(&error), error.hint());
+        return ExitCode::FAILURE;
+    }
+    eprintln!("{}", Command::new(program).args(arguments).exec());
+    ExitCode::FAILURE
 }

@@ -409,7 +409,7 @@ fn new_cgroup_namespace() -> Result<(), StepError> {
 }
 
 /// Files are made and permissions checked as this id from now on; capabilities stay.
-fn act_as(id: u32) -> Result<(), StepError> {
+pub(crate) fn act_as(id: u32) -> Result<(), StepError> {
     rustix::thread::set_capabilities_secure_bits(CapabilitiesSecureBits::NO_SETUID_FIXUP)
         .doing(|| "keep capabilities across a change of ids".to_owned())?;
     syscall::set_file_ids(id, id);

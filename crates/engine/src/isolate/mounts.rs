@@ -60,9 +60,14 @@ pub(crate) struct Scratch(OwnedFd);
 impl Scratch {
     /// Mounts it and makes it the working folder.
     pub(crate) fn make() -> Result<Self, StepError> {
+        Self::make_on(Path::new(SCRATCH))
+    }
+
+    /// The same on another folder.
+    pub(crate) fn make_on(place: &Path) -> Result<Self, StepError> {
         let make = || -> io::Result<OwnedFd> {
             let tmpfs = new("tmpfs", &[("mode", "0700")], NOSUID_NODEV)?;
-            let target = folder(CWD, SCRATCH)?;
+            let target = folder(CWD, place)?;
             syscall::attach(&tmpfs, &target)?;
             for name in ["layers", "writable", "root", "files"] {
                 mkdirat(&tmpfs, name, Mode::from_raw_mode(0o755))?;

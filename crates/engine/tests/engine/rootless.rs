@@ -1,5 +1,5 @@
 //! The engine of a user who is not root. Each test runs itself again as one: in a mount namespace where
-//! `/etc` knows that user and gives them ids, under `harvest-zygote enter`.
+//! `/etc` knows that user and gives them ids, under `harvest-zygote --enter`.
 
 use harvest_engine::{BuildOptions, Recipe, Step};
 use harvest_proto::SnapshotId;
@@ -73,7 +73,7 @@ mount --bind "$SUPERVISOR" "$F/bin/supervisor"
 ln -s zygote "$F/bin/harvest-zygote"
 cd "$F"
 export HARVEST_TEST_ZYGOTE="$F/bin/harvest-zygote" HARVEST_SUPERVISOR="$F/bin/supervisor" TMPDIR="$F/tmp" HOME="$F"
-exec setpriv --reuid="$ID" --regid="$ID" --clear-groups "$F/bin/zygote" enter "$@"
+exec setpriv --reuid="$ID" --regid="$ID" --clear-groups "$F/bin/zygote" --enter "$@"
 "#;
 
 impl User {

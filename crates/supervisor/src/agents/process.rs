@@ -226,7 +226,7 @@ impl AgentProcess {
 
     /// Kills it with everything below it, for at most `limit`.
     ///
-    /// True when its launcher has seen all of it end: where there is a cgroup, that is proof enough.
+    /// True when its launcher has seen all of it end: where there is no cgroup, that is the proof.
     pub(crate) async fn kill(mut self, limit: Duration) -> bool {
         timeout(limit, self.child.kill()).await.is_ok() && !self.child.was_abandoned()
     }
