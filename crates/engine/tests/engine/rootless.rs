@@ -10,7 +10,7 @@ use super::*;
 const INSIDE: &str = "HARVEST_TEST_ROOTLESS";
 
 /// Tests of the engine that must pass for an ordinary user just as they are.
-const THE_SAME: [&str; 16] = [
+const THE_SAME: [&str; 17] = [
     "a_command_runs_in_all_namespaces_and_sees_only_its_own_processes",
     "a_fork_bomb_hurts_only_its_own_work",
     "a_home_with_a_long_path_works",
@@ -20,6 +20,7 @@ const THE_SAME: [&str; 16] = [
     "a_zygote_killed_at_any_moment_of_a_start_leaves_a_whole_sandbox_or_none",
     "a_zygote_survives_clients_that_talk_nonsense_or_go_away",
     "an_image_cannot_lead_the_set_up_out_of_its_root",
+    "doctor::a_host_that_runs_sandboxes_is_found_fit_and_nothing_is_left_of_the_trials",
     "disks::a_sandbox_that_died_by_itself_leaves_its_disk",
     "disks::a_snapshot_holds_the_disk_of_its_moment",
     "disks::a_writer_stands_still_while_it_is_captured",
