@@ -38,8 +38,13 @@ pub enum RootlessError {
     #[error("a user namespace can only be entered before the first thread starts")]
     Threads,
     /// Nobody has called [`enter`], or it failed.
-    #[error("an ordinary user needs a user namespace to run sandboxes")]
-    NotEntered,
+    #[error("an ordinary user needs a user namespace to run sandboxes: {reason}")]
+    NotEntered {
+        /// Why there is none.
+        reason: String,
+        /// What to do about it.
+        hint: &'static str,
+    },
     /// The user has no ids to give to a sandbox's users.
     #[error("{file} gives the user `{user}` no range of 65,535 ids")]
     NoIds {
@@ -69,7 +74,8 @@ impl RootlessError {
     #[must_use]
     pub fn hint(&self) -> &'static str {
         match self {
-            Self::Threads | Self::NotEntered => "start it as root, or through the harvest binary",
+            Self::Threads => "start it as root, or through the harvest binary",
+            Self::NotEntered { hint, .. } => hint,
             Self::NoIds { .. } => {
                 "as root: `usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER`"
             }
@@ -91,6 +97,18 @@ pub fn enter() -> Result<(), RootlessError> {
     if rustix::process::geteuid().is_root() {
         return Ok(());
     }
+    let entered = try_enter();
+    if let Err(error) = &entered {
+        let cause = std::error::Error::source(error).map_or(String::new(), |cause| format!(": {cause}"));
+        let _is_kept_once = REFUSAL.set((format!("{error}{cause}"), error.hint()));
+    }
+    entered
+}
+
+/// Why the last [`enter`] failed: whoever needs it asks much later.
+static REFUSAL: OnceLock<(String, &'static str)> = OnceLock::new();
+
+fn try_enter() -> Result<(), RootlessError> {
     if fs::read_dir("/proc/self/task").map_or(0, Iterator::count) != 1 {
         return Err(RootlessError::Threads);
     }
@@ -103,15 +121,35 @@ pub fn enter() -> Result<(), RootlessError> {
     mapped.finish()?;
     // Some kernels give a namespace without any power over it; then this is where it shows.
     mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::DOWNSTREAM)
-        .map_err(|error| refused("mount in a user namespace", error))
+        .map_err(|error| refused("mount in a user namespace", error))?;
+    divide();
+    Ok(())
+}
+
+/// How many sandboxes it takes to use up what the kernel gives a user.
+pub(crate) const SHARE: u64 = 4;
+
+/// Leaves each sandbox a part of the user's inotify instances and watches only. The kernel counts them
+/// for the owner of the sandbox's user namespace, and limits each owner to what this namespace says.
+fn divide() {
+    for name in ["instances", "watches"] {
+        let limit = fs::read_to_string(format!("/proc/sys/fs/inotify/max_user_{name}"));
+        let limit = limit.ok().and_then(|text| text.trim().parse::<u64>().ok());
+        if let Some(limit) = limit {
+            // A kernel that does not let us leaves everything as it was.
+            let _ = fs::write(format!("/proc/sys/user/max_inotify_{name}"), (limit / SHARE).to_string());
+        }
+    }
 }
 
 /// Refuses what only works as root, of the host or of a user namespace.
 pub(crate) fn check() -> Result<(), RootlessError> {
-    match rustix::process::geteuid().is_root() {
-        true => Ok(()),
-        false => Err(RootlessError::NotEntered),
+    if rustix::process::geteuid().is_root() {
+        return Ok(());
     }
+    let refusal = REFUSAL.get().cloned();
+    let (reason, hint) = refusal.unwrap_or_else(|| ("none was made".to_owned(), RootlessError::Threads.hint()));
+    Err(RootlessError::NotEntered { reason, hint })
 }
 
 fn refused(doing: &'static str, error: impl Into<io::Error>) -> RootlessError {

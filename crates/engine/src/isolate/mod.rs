@@ -102,13 +102,7 @@ pub(crate) unsafe fn make_user_namespace(claim: &Claim) -> Result<OwnedFd, StepE
         // Or what `/proc` shows of us and of the child would be closed to who is not the host's root.
         rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable)
     };
-    // The namespace remembers its maker's limit, and what has an id of it counts together.
-    let before = getrlimit(Resource::Nproc);
-    if let Some(processes) = claim.processes() {
-        let room = u64::from(processes) + SUPERVISOR_PROCESSES;
-        let most = Rlimit { current: Some(room.min(before.maximum.unwrap_or(room))), ..before };
-        setrlimit(Resource::Nproc, most).doing(doing)?;
-    }
+    let before = narrow(claim).doing(doing)?;
     owner(claim.owner()).doing(doing)?;
     let zygote = rustix::process::getpid();
     // SAFETY: the caller vouches for one thread; the child below only waits to be killed.
@@ -116,7 +110,10 @@ pub(crate) unsafe fn make_user_namespace(claim: &Claim) -> Result<OwnedFd, StepE
     if let Ok(Side::Child) = side {
         wait_for_the_end(zygote);
     }
-    owner(0).and_then(|()| setrlimit(Resource::Nproc, before)).doing(doing)?;
+    owner(0).doing(doing)?;
+    for (resource, limit) in before {
+        setrlimit(resource, limit).doing(doing)?;
+    }
     let Side::Parent { pid, pidfd } = side.doing(doing)? else { wait_for_the_end(zygote) };
     let prepare = || -> io::Result<OwnedFd> {
         for file in ["uid_map", "gid_map"] {
@@ -135,6 +132,24 @@ pub(crate) unsafe fn make_user_namespace(claim: &Claim) -> Result<OwnedFd, StepE
         rustix::process::WaitIdOptions::EXITED,
     );
     namespace.doing(doing)
+}
+
+/// Lowers what the maker of a user namespace may have, where ids are shared: the namespace remembers it,
+/// and what has an id inside counts together. Answers what to set again.
+fn narrow(claim: &Claim) -> io::Result<Vec<(Resource, Rlimit)>> {
+    let Some(processes) = claim.processes() else { return Ok(Vec::new()) };
+    let mut before = Vec::new();
+    for resource in [Resource::Nproc, Resource::Sigpending] {
+        let limit = getrlimit(resource);
+        let most = match resource {
+            Resource::Nproc => u64::from(processes) + SUPERVISOR_PROCESSES,
+            _ => limit.current.unwrap_or(u64::MAX) / rootless::SHARE,
+        };
+        let most = limit.maximum.map_or(most, |maximum| maximum.min(most));
+        setrlimit(resource, Rlimit { current: Some(most), ..limit })?;
+        before.push((resource, limit));
+    }
+    Ok(before)
 }
 
 fn wait_for_the_end(zygote: rustix::process::Pid) -> ! {

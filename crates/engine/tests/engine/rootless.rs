@@ -222,6 +222,44 @@ fn processes_are_limited_whatever_users_they_belong_to() {
 }
 
 #[test]
+fn one_sandbox_does_not_take_all_the_user_may_watch() {
+    as_a_user("one_sandbox_does_not_take_all_the_user_may_watch", |world| {
+        let spec = || Spec { binds: probes::probe_binds(), ..world.spec() };
+        let sandboxes = [(); 2].map(|()| world.engine.start(&spec()).unwrap());
+        // Each holds what it took until it is killed.
+        let [first, second] = sandboxes.each_ref().map(|running| {
+            let mut taker = probes::probe_command("watcher", 1);
+            taker.argv[2] = "rootless::a_watcher".to_owned();
+            let mut guest = Guest::dial(&running.bridge).unwrap();
+            let (send, taken) = std::sync::mpsc::channel();
+            thread::spawn(move || {
+                let mut said = String::new();
+                let _ = guest.exec(taker, &[], &mut |_, bytes| {
+                    said.push_str(&String::from_utf8_lossy(bytes));
+                    let line = said.lines().find_map(|line| line.strip_prefix("took ")?.strip_suffix('.'));
+                    if let Some(count) = line {
+                        let _ = send.send(count.parse::<u32>().unwrap());
+                    }
+                });
+            });
+            taken.recv_timeout(Duration::from_secs(60)).unwrap()
+        });
+        assert!(first > 0 && first == second, "{first} {second}");
+    });
+}
+
+/// Not a test but a role: takes as many watchers as it gets and holds them.
+#[test]
+fn a_watcher() {
+    if std::env::var("HARVEST_PROBE").is_ok_and(|probe| probe == "watcher") {
+        // SAFETY: takes a number only; the descriptors it makes are held until the process is killed.
+        let count = (0..).take_while(|_| unsafe { libc::inotify_init1(libc::IN_CLOEXEC) } >= 0).count();
+        println!("\ntook {count}.");
+        thread::sleep(Duration::from_secs(600));
+    }
+}
+
+#[test]
 fn what_was_removed_stays_removed_in_snapshots() {
     as_a_user("what_was_removed_stays_removed_in_snapshots", |world| {
         let running = world.start();
