@@ -123,6 +123,8 @@ pub enum Step {
     Door,
     /// Have the supervisor's output appended to its log.
     Log,
+    /// Make the file by which pid 1 is asked to let its commands stand still, for want of a cgroup.
+    Still,
     /// A private place to put mounts together.
     Scratch,
     /// Attach a layer, read-only and id-mapped.
@@ -283,6 +285,9 @@ pub(crate) fn plan(record: &Record, layers: &[PathBuf], facts: &HostFacts) -> Pl
         steps.push(Step::Door);
     }
     steps.push(Step::Log);
+    if facts.cgroups == Hierarchy::None {
+        steps.push(Step::Still);
+    }
     steps.extend(disk(layers));
     steps.extend(furniture(record, facts));
     steps.extend(record.binds.iter().enumerate().map(|(number, bind)| Step::Bind {

@@ -148,7 +148,8 @@ pub(crate) fn check() -> Result<(), RootlessError> {
         return Ok(());
     }
     let refusal = REFUSAL.get().cloned();
-    let (reason, hint) = refusal.unwrap_or_else(|| ("none was made".to_owned(), RootlessError::Threads.hint()));
+    let (reason, hint) =
+        refusal.unwrap_or_else(|| ("none was made".to_owned(), RootlessError::Threads.hint()));
     Err(RootlessError::NotEntered { reason, hint })
 }
 

@@ -18,12 +18,8 @@ pub const DNS_ADDRESS: std::net::Ipv4Addr = std::net::Ipv4Addr::new(198, 18, 0, 
 /// The first two bytes of every synthetic address are 198.18 or 198.19.
 pub const SYNTHETIC_PREFIX_BITS: u8 = 15;
 
-/// Where the host has no cgroups for a sandbox, this signal (SIGUSR1) asks pid 1 to stop everything it
-/// has started, and itself not.
-pub const STAND_STILL_SIGNAL: i32 = 10;
-
-/// And this one (SIGUSR2) to let it go on.
-pub const GO_ON_SIGNAL: i32 = 12;
+/// Tells pid 1 (SIGUSR1) to read the order in [`Descriptor::Still`], where the host has no cgroup to freeze.
+pub const STILL_SIGNAL: i32 = 10;
 
 /// A supervisor's inheritance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,6 +63,10 @@ pub enum Descriptor {
     AgentKill,
     /// `freezer.state` of the agent's cgroup (v1 only).
     AgentFreezer,
+    /// A file to read and write, in place of a cgroup that could be frozen. Its first eight bytes, in the
+    /// machine's order, are the engine's: a number that rises with each order, odd when everything but
+    /// pid 1 is to stand still. The next eight are pid 1's: the last order it has carried out.
+    Still,
     /// Has a line `oom_kill N`: how many processes the memory limit has killed
     /// (`memory.events` on v2, `memory.oom_control` on v1).
     OomCount,

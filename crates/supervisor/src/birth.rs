@@ -36,11 +36,6 @@ impl Inheritance {
         Some(self.descriptors.remove(index).1)
     }
 
-    /// Whether there is one of this kind.
-    pub(crate) fn has(&self, kind: Descriptor) -> bool {
-        self.descriptors.iter().any(|(is, _)| *is == kind)
-    }
-
     /// Takes every descriptor of this kind.
     pub(crate) fn take_all(&mut self, kind: Descriptor) -> Vec<OwnedFd> {
         std::iter::from_fn(|| self.take(kind)).collect()

@@ -64,8 +64,8 @@ async fn serve(mut inheritance: Inheritance) -> Result<(), BirthError> {
     let listener = bridge::listener(bridge)?;
     let shutdown = Rc::new(Notify::new());
     tokio::task::spawn_local(reaper::run());
-    if !inheritance.has(Descriptor::JoinCommands) {
-        tokio::task::spawn_local(still::run());
+    if let Some(orders) = inheritance.take(Descriptor::Still) {
+        tokio::task::spawn_local(still::run(orders));
     }
     door::open(&mut inheritance)?;
     let supervisor = build(inheritance);

@@ -1,20 +1,58 @@
 //! Stops everything inside and lets it go on, when the engine asks pid 1 for it: only where there is no
 //! cgroup that could be frozen from outside.
 
-use harvest_proto::launch::{GO_ON_SIGNAL, STAND_STILL_SIGNAL};
+use std::{
+    fs::File,
+    io,
+    os::{fd::OwnedFd, unix::fs::FileExt},
+    sync::atomic::{AtomicBool, Ordering},
+};
+
+use harvest_proto::launch::STILL_SIGNAL;
 use rustix::process::{Signal, getpid, kill_process_group};
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Obeys for ever.
-pub(crate) async fn run() {
-    let heard = |number| signal(SignalKind::from_raw(number));
-    let (Ok(mut stop), Ok(mut go_on)) = (heard(STAND_STILL_SIGNAL), heard(GO_ON_SIGNAL)) else { return };
+use crate::log;
+
+/// Whether everything is to stand still at the moment.
+static STILL: AtomicBool = AtomicBool::new(false);
+
+/// To be called by who has just started a process: when the others stand still, it has to as well.
+pub(crate) fn include_newcomers() {
+    if STILL.load(Ordering::Relaxed) {
+        tell_everyone(Signal::STOP);
+    }
+}
+
+/// Obeys for ever what the engine writes into this file.
+pub(crate) async fn run(orders: OwnedFd) {
+    let orders = File::from(orders);
+    let Ok(mut called) = signal(SignalKind::from_raw(STILL_SIGNAL)) else { return };
+    // Once at the beginning: an order may have come before anyone listened.
     loop {
-        let signal = tokio::select! {
-            _ = stop.recv() => Signal::STOP,
-            _ = go_on.recv() => Signal::CONT,
-        };
-        tell_everyone(signal);
+        if let Err(error) = obey(&orders) {
+            log::line(format_args!("cannot read the order to stand still: {error}"));
+        }
+        if called.recv().await.is_none() {
+            return;
+        }
+    }
+}
+
+fn obey(orders: &File) -> io::Result<()> {
+    let number = |at: u64| {
+        let mut bytes = [0; 8];
+        orders.read_exact_at(&mut bytes, at).map(|()| u64::from_ne_bytes(bytes))
+    };
+    // Until nothing new has come meanwhile: the engine relies on what was answered last.
+    loop {
+        let order = number(0)?;
+        if order == number(8)? {
+            return Ok(());
+        }
+        STILL.store(order % 2 == 1, Ordering::Relaxed);
+        tell_everyone(if order % 2 == 1 { Signal::STOP } else { Signal::CONT });
+        orders.write_all_at(&order.to_ne_bytes(), 8)?;
     }
 }
 

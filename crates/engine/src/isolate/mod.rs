@@ -119,7 +119,9 @@ pub(crate) unsafe fn make_user_namespace(claim: &Claim) -> Result<OwnedFd, StepE
         for file in ["uid_map", "gid_map"] {
             let map = match claim {
                 Claim::Own { first, .. } => format!("0 {first} {IDS}\n"),
-                Claim::Shared { .. } => rootless::same_ids(&fs::read_to_string(format!("/proc/self/{file}"))?),
+                Claim::Shared { .. } => {
+                    rootless::same_ids(&fs::read_to_string(format!("/proc/self/{file}"))?)
+                }
             };
             fs::write(format!("/proc/{pid}/{file}"), map)?;
         }
@@ -231,6 +233,7 @@ impl Work {
             Step::Bridge => self.bridge(),
             Step::Door => self.door(),
             Step::Log => self.log(),
+            Step::Still => self.still(),
             Step::EnterUserNamespace => enter_users(birth.users.as_fd()),
             Step::ResourceLimits => resource_limits(birth.processes),
             Step::Capabilities { keep } => caps::keep_only(keep).doing(|| "drop capabilities".to_owned()),
@@ -362,6 +365,19 @@ impl Work {
         Ok(())
     }
 
+    fn still(&mut self) -> Result<(), StepError> {
+        let path = self.calling()?.folder.join(STILL);
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
+        // Two numbers: a disk that is full later has room for them already.
+        let make = || -> io::Result<OwnedFd> {
+            let file = rustix::fs::open(&path, flags, Mode::from_raw_mode(0o600))?;
+            rustix::io::write(&file, &[0; 16])?;
+            Ok(file)
+        };
+        self.inherited.push((Descriptor::Still, make().doing(|| format!("make {}", path.display()))?));
+        Ok(())
+    }
+
     /// Sends the launch message to our own other end, then becomes its reader.
     fn exec(&mut self) -> StepError {
         let (Some(calling), Some(supervisor), Some(log)) =
@@ -393,6 +409,9 @@ impl Work {
 
 /// The name of the file the supervisor's output goes to.
 pub(crate) const LOG: &str = "supervisor.log";
+
+/// The name of the file by which pid 1 is asked to let its commands stand still.
+pub(crate) const STILL: &str = "still";
 
 fn out_of_order() -> StepError {
     StepError::new("carry out a plan whose steps are out of order", io::ErrorKind::InvalidInput.into())

@@ -97,7 +97,8 @@ fn privileges(who: Who) -> Finding {
     if who.is_host_root() {
         return Finding::ok("privileges", "root");
     }
-    let found = "not root: sandboxes share one range of ids, root inside is you outside, limits only where delegated";
+    let found =
+        "not root: sandboxes share one range of ids, root inside is you outside, limits only where delegated";
     Finding::bad("privileges", Level::Warn, found, "run as root for one id range per sandbox")
 }
 

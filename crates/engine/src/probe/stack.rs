@@ -67,7 +67,9 @@ fn overlay(folder: &Path, who: Who) -> Finding {
         rustix::process::chdir(folder).map_err(text)?;
         let options = match who.is_host_root() {
             true => c"lowerdir=lower,upperdir=upper,workdir=work,redirect_dir=nofollow,metacopy=off",
-            false => c"lowerdir=lower,upperdir=upper,workdir=work,redirect_dir=nofollow,metacopy=off,userxattr",
+            false => {
+                c"lowerdir=lower,upperdir=upper,workdir=work,redirect_dir=nofollow,metacopy=off,userxattr"
+            }
         };
         mount("overlay", "root", "overlay", MountFlags::empty(), Some(options)).map_err(text)?;
         fs::write("root/made", "").map_err(text)?;

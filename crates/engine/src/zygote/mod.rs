@@ -104,10 +104,13 @@ fn prepare(home: &Path) -> Result<(Server, File), StepError> {
     // Best effort: only the most privileged may make themselves less likely to be killed.
     let _ = fs::write("/proc/self/oom_score_adj", "-900");
     // An ordinary user's sandboxes share their ids: nothing is claimed, and nowhere outside the home.
-    let claims =
-        if rootless::is_here() { home.run().join("ids") } else { Path::new(ids::CLAIMS).to_owned() };
+    let claims = if rootless::is_here() { home.run().join("ids") } else { Path::new(ids::CLAIMS).to_owned() };
     let claims = claims.as_path();
-    DirBuilder::new().recursive(true).mode(0o700).create(claims).doing(|| format!("make {}", claims.display()))?;
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(claims)
+        .doing(|| format!("make {}", claims.display()))?;
     let mut cgroups = Hierarchy::detect()?;
     match cgroups.enter_home(&home.group()) {
         // What looked like ours is not: sandboxes without limits are better than none, and the plan says so.

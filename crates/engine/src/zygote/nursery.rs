@@ -14,7 +14,7 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
 };
 
-use super::{protocol::send, seed::Seed, still, supervisor::Supervisor};
+use super::{protocol::send, seed::Seed, still::Brake, supervisor::Supervisor};
 use crate::{
     cgroup::Hierarchy,
     error::{Doing, EngineError, StepError},
@@ -28,6 +28,9 @@ use crate::{
 
 // A freeze that nobody renews ends: whoever asked for it may be dead.
 const FREEZE: Duration = Duration::from_secs(5);
+// How long work may take to stand still: a process that waits for a busy disk cannot be stopped.
+const STILL: Duration = Duration::from_secs(10);
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
 // What a supervisor may have written to its log; more is cut off at the front.
 const LOG_BYTES: u64 = 1 << 20;
 // Dying processes leave their cgroups within microseconds, seldom later.
@@ -36,8 +39,19 @@ const CLEAR_AGAIN: Duration = Duration::from_millis(2);
 /// Something that happened to a sandbox.
 #[derive(Debug)]
 pub(super) enum Told {
-    Started { id: SandboxId, pid: u32 },
-    Ended { id: SandboxId, reason: String },
+    Started {
+        id: SandboxId,
+        pid: u32,
+    },
+    Ended {
+        id: SandboxId,
+        reason: String,
+    },
+    /// The answer to a freeze.
+    Still {
+        id: SandboxId,
+        result: Result<(), StepError>,
+    },
 }
 
 // Two starts in a row after an idle moment; in a burst joining cgroups is fast anyway.
@@ -55,6 +69,8 @@ pub(super) struct Live {
     failure: Option<String>,
     killed: bool,
     thaw_at: Option<Instant>,
+    /// It is to stand still and does not yet; until then we look.
+    freezing_until: Option<Instant>,
     /// Pid 1 is dead and reaped, for this reason; cgroups are still being cleared.
     ended: Option<String>,
 }
@@ -63,11 +79,18 @@ impl Live {
     fn new(seed: Seed) -> Self {
         let Seed { pid, pidfd, claim, report, gate, .. } = seed;
         let (report, gate) = (Some(report), Some(gate));
-        Self { pid, pidfd, claim, report, gate, failure: None, killed: false, thaw_at: None, ended: None }
-    }
-
-    fn freeze(&self, cgroups: &Hierarchy, group: (&str, &str), frozen: bool) -> Result<(), StepError> {
-        still::freeze(cgroups, group, (self.pid, &self.pidfd), frozen)
+        Self {
+            pid,
+            pidfd,
+            claim,
+            report,
+            gate,
+            failure: None,
+            killed: false,
+            thaw_at: None,
+            freezing_until: None,
+            ended: None,
+        }
     }
 
     /// Tells when pid 1 dies, unless it is dead.
@@ -81,6 +104,7 @@ pub(super) struct Nursery {
     cgroups: Hierarchy,
     group: String,
     claims: PathBuf,
+    brake: Brake,
     supervisor: Supervisor,
     pub(super) live: BTreeMap<SandboxId, Live>,
     /// Processes that own sandboxes, also dead ones, whose disks go when the owner goes.
@@ -96,6 +120,7 @@ impl Nursery {
         let group = home.group();
         isolate::seccomp::program();
         let mut nursery = Self {
+            brake: Brake { home: home.clone(), cgroups: cgroups.clone(), group: group.clone() },
             home,
             cgroups,
             group,
@@ -154,6 +179,7 @@ impl Nursery {
             killed: false,
             // Whoever asked for a freeze asked another zygote.
             thaw_at: Some(Instant::now()),
+            freezing_until: None,
             ended: None,
         };
         self.live.insert(id.clone(), live);
@@ -195,12 +221,7 @@ impl Nursery {
     }
 
     fn facts(&self, resolv_conf: String) -> HostFacts {
-        HostFacts {
-            cgroups: self.cgroups.clone(),
-            group: self.group.clone(),
-            resolv_conf,
-            ids: Ids::here(),
-        }
+        HostFacts { cgroups: self.cgroups.clone(), group: self.group.clone(), resolv_conf, ids: Ids::here() }
     }
 
     /// A process that has taken the steps up to the gate, under this sandbox's name.
@@ -309,7 +330,7 @@ impl Nursery {
         live.killed = true;
         // With pid 1 its whole pid namespace dies; frozen processes of cgroup v1 after a thaw only.
         let _ = pidfd_send_signal(&live.pidfd, Signal::KILL);
-        let _ = live.freeze(&self.cgroups, (&self.group, id.part()), false);
+        let _ = self.brake.freeze(id, &live.pidfd, false);
         live.thaw_at = None;
         true
     }
@@ -321,15 +342,44 @@ impl Nursery {
         }
     }
 
-    /// Freezes or thaws. `None` when it does not run.
-    pub(super) fn freeze(&mut self, id: &SandboxId, frozen: bool) -> Option<Result<(), StepError>> {
-        let live = self.live.get_mut(id)?;
-        let result = live.freeze(&self.cgroups, (&self.group, id.part()), frozen);
-        live.thaw_at = (frozen && result.is_ok()).then(|| Instant::now() + FREEZE);
-        if frozen && result.is_err() {
-            let _ = live.freeze(&self.cgroups, (&self.group, id.part()), false);
+    /// Lets work stand still; `Told::Still` follows. `None` when it does not run.
+    pub(super) fn freeze(&mut self, id: &SandboxId) -> Option<Result<(), StepError>> {
+        let live = self.live.get_mut(id).filter(|live| live.ended.is_none())?;
+        let result = self.brake.freeze(id, &live.pidfd, true);
+        if result.is_ok() {
+            live.thaw_at = None;
+            live.freezing_until = Some(Instant::now() + STILL);
         }
         Some(result)
+    }
+
+    /// Lets work go on. `None` when it does not run.
+    pub(super) fn thaw(&mut self, id: &SandboxId) -> Option<Result<(), StepError>> {
+        let live = self.live.get_mut(id)?;
+        (live.thaw_at, live.freezing_until) = (None, None);
+        Some(self.brake.freeze(id, &live.pidfd, false))
+    }
+
+    /// Looks whether those that are to stand still do.
+    fn look_at_freezing(&mut self, now: Instant) -> Vec<Told> {
+        let mut told = Vec::new();
+        for (id, live) in &mut self.live {
+            let Some(until) = live.freezing_until else { continue };
+            let result = if live.killed || live.ended.is_some() {
+                Err(StepError::new("freeze what has ended", io::ErrorKind::NotFound.into()))
+            } else if self.brake.has_stopped(id, live.pid) {
+                live.thaw_at = Some(now + FREEZE);
+                Ok(())
+            } else if until <= now {
+                let _ = self.brake.freeze(id, &live.pidfd, false);
+                Err(StepError::new("make its work stand still", io::ErrorKind::TimedOut.into()))
+            } else {
+                continue;
+            };
+            live.freezing_until = None;
+            told.push(Told::Still { id: id.clone(), result });
+        }
+        told
     }
 
     /// Pid 1 is dead: takes note why and clears up behind it.
@@ -411,17 +461,21 @@ impl Nursery {
     pub(super) fn tick(&mut self, now: Instant) -> (Vec<Told>, Option<Instant>) {
         let dying: Vec<SandboxId> =
             self.live.iter().filter(|(_, live)| live.ended.is_some()).map(|(id, _)| id.clone()).collect();
-        let told: Vec<Told> = dying.iter().filter_map(|id| self.ended(id)).collect();
+        let mut told: Vec<Told> = dying.iter().filter_map(|id| self.ended(id)).collect();
+        told.extend(self.look_at_freezing(now));
         let mut next: Option<Instant> = None;
         let mut sooner = |at: Instant| next = Some(next.map_or(at, |next| next.min(at)));
         for (id, live) in &mut self.live {
             if live.ended.is_some() {
                 sooner(now + CLEAR_AGAIN);
             }
+            if live.freezing_until.is_some() {
+                sooner(now + LOOK_AGAIN);
+            }
             match live.thaw_at {
                 Some(at) if at <= now => {
                     live.thaw_at = None;
-                    let _ = live.freeze(&self.cgroups, (&self.group, id.part()), false);
+                    let _ = self.brake.freeze(id, &live.pidfd, false);
                 }
                 Some(at) => sooner(at),
                 None => {}

@@ -45,6 +45,7 @@ struct Client {
 enum Waits {
     Start(SandboxId),
     End(SandboxId),
+    Still(SandboxId),
 }
 
 pub(super) struct Server {
@@ -244,8 +245,16 @@ impl Server {
                 self.nursery.forgo(&id);
                 Some(Answer::Done)
             }
-            Request::Freeze { id } => Some(self.freeze(&id, true)),
-            Request::Thaw { id } => Some(self.freeze(&id, false)),
+            Request::Freeze { id } => match self.nursery.freeze(&id) {
+                Some(Ok(())) => self.wait_for(key, Waits::Still(id)),
+                result => Some(done(result)),
+            },
+            Request::Thaw { id } => {
+                let result = self.nursery.thaw(&id);
+                let reason = "it was thawed".to_owned();
+                self.answer_all(&Waits::Still(id), &Answer::Failed { reason });
+                Some(done(result))
+            }
         }
     }
 
@@ -262,14 +271,6 @@ impl Server {
         None
     }
 
-    fn freeze(&mut self, id: &SandboxId, frozen: bool) -> Answer {
-        match self.nursery.freeze(id, frozen) {
-            Some(Ok(())) => Answer::Done,
-            Some(Err(error)) => Answer::Failed { reason: error.line() },
-            None => Answer::Unknown,
-        }
-    }
-
     fn tell(&mut self, told: impl IntoIterator<Item = Told>) {
         for told in told {
             match told {
@@ -279,8 +280,10 @@ impl Server {
                         self.nursery.discard(&id);
                     }
                     self.answer_all(&Waits::Start(id.clone()), &Answer::Failed { reason: reason.clone() });
+                    self.answer_all(&Waits::Still(id.clone()), &Answer::Unknown);
                     self.answer_all(&Waits::End(id), &Answer::Ended { reason });
                 }
+                Told::Still { id, result } => self.answer_all(&Waits::Still(id), &done(Some(result))),
             }
         }
     }
@@ -299,6 +302,14 @@ impl Server {
         if send(&client.socket, answer, &[]).is_err() {
             self.clients.remove(&key);
         }
+    }
+}
+
+fn done(result: Option<Result<(), StepError>>) -> Answer {
+    match result {
+        Some(Ok(())) => Answer::Done,
+        Some(Err(error)) => Answer::Failed { reason: error.line() },
+        None => Answer::Unknown,
     }
 }
 

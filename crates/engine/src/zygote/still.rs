@@ -1,48 +1,69 @@
 //! Makes a sandbox's commands stand still and go on: by their cgroup, or, for an ordinary user who has
-//! none, by a signal to pid 1, which stops everything below it and not itself.
+//! none, by an order to pid 1, which stops everything below it and not itself.
 
 use std::{
     collections::HashMap,
-    fs, io,
-    os::fd::OwnedFd,
-    thread,
-    time::{Duration, Instant},
+    fs::{self, File},
+    io,
+    os::{fd::OwnedFd, unix::fs::FileExt},
+    path::PathBuf,
 };
 
-use harvest_proto::launch::{GO_ON_SIGNAL, STAND_STILL_SIGNAL};
+use harvest_proto::{SandboxId, launch::STILL_SIGNAL};
 use rustix::process::{Signal, pidfd_send_signal};
 
 use crate::{
     cgroup::Hierarchy,
     error::{Doing, StepError},
+    home::Home,
+    isolate::STILL,
 };
 
-// As long as a cgroup gets.
-const PATIENCE: Duration = Duration::from_millis(500);
+/// Makes the sandboxes of one home stand still.
+pub(super) struct Brake {
+    pub(super) home: Home,
+    pub(super) cgroups: Hierarchy,
+    pub(super) group: String,
+}
 
-/// Freezes or thaws; answers when the state is reached.
-pub(super) fn freeze(
-    cgroups: &Hierarchy,
-    (group, part): (&str, &str),
-    (pid, pidfd): (u32, &OwnedFd),
-    frozen: bool,
-) -> Result<(), StepError> {
-    if *cgroups != Hierarchy::None {
-        return cgroups.freeze(group, part, frozen);
-    }
-    let doing = || "stop the commands".to_owned();
-    let number = if frozen { STAND_STILL_SIGNAL } else { GO_ON_SIGNAL };
-    let signal = Signal::from_named_raw(number).ok_or(io::ErrorKind::InvalidInput);
-    let sent = signal.map_err(io::Error::from).and_then(|signal| Ok(pidfd_send_signal(pidfd, signal)?));
-    sent.doing(doing)?;
-    let end = Instant::now() + PATIENCE;
-    while frozen && !all_stopped(pid) {
-        if Instant::now() > end {
-            return Err(StepError::new(doing(), io::ErrorKind::TimedOut.into()));
+impl Brake {
+    /// Asks for standing still or going on; see [`Brake::has_stopped`].
+    pub(super) fn freeze(&self, id: &SandboxId, pidfd: &OwnedFd, frozen: bool) -> Result<(), StepError> {
+        if self.cgroups != Hierarchy::None {
+            return self.cgroups.freeze(&self.group, id.part(), frozen);
         }
-        thread::sleep(Duration::from_micros(500));
+        let tell = || -> io::Result<()> {
+            let orders = File::options().read(true).write(true).open(self.orders(id))?;
+            let order = number(&orders, 0)?;
+            // A freeze that is renewed is no new order.
+            let order = if (order % 2 == 1) == frozen { order } else { order + 1 };
+            orders.write_all_at(&order.to_ne_bytes(), 0)?;
+            let signal = Signal::from_named_raw(STILL_SIGNAL).ok_or(io::ErrorKind::InvalidInput)?;
+            Ok(pidfd_send_signal(pidfd, signal)?)
+        };
+        tell().doing(|| "tell pid 1 to stop its commands".to_owned())
     }
-    Ok(())
+
+    /// Whether all that pid 1 has started stands still.
+    pub(super) fn has_stopped(&self, id: &SandboxId, pid: u32) -> bool {
+        if self.cgroups != Hierarchy::None {
+            return self.cgroups.is_frozen(&self.group, id.part());
+        }
+        let obeyed = || -> io::Result<bool> {
+            let orders = File::open(self.orders(id))?;
+            Ok(number(&orders, 0)? == number(&orders, 8)?)
+        };
+        obeyed().unwrap_or(false) && all_stopped(pid)
+    }
+
+    fn orders(&self, id: &SandboxId) -> PathBuf {
+        self.home.sandbox(id).join(STILL)
+    }
+}
+
+fn number(orders: &File, at: u64) -> io::Result<u64> {
+    let mut bytes = [0; 8];
+    orders.read_exact_at(&mut bytes, at).map(|()| u64::from_ne_bytes(bytes))
 }
 
 /// Whether everything below a process is stopped or dead. All of it is stopped at once, so that nothing

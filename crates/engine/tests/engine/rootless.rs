@@ -398,7 +398,8 @@ fn an_ordinary_user_builds_an_image_and_its_owners_are_kept() {
         let image = world.engine.image_build(&recipe, BuildOptions::default(), &mut |_| {}).unwrap();
         assert_eq!(image.layers.len(), 2);
         let running = world.engine.start(&Spec { from: Origin::Image("small".to_owned()), ..world.spec() });
-        let said = shell(&running.unwrap(), "ls -n /home/file | grep -c '10001 *5 '; ls /bin | grep -c '^wc$'");
+        let said =
+            shell(&running.unwrap(), "ls -n /home/file | grep -c '10001 *5 '; ls /bin | grep -c '^wc$'");
         assert_eq!(said.out, "1\n0");
     });
 }

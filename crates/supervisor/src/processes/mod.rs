@@ -31,7 +31,7 @@ use tokio::{io::Interest, net::UnixStream};
 
 pub(crate) use self::order::{End, Order};
 use self::order::{FromLauncher, ToLauncher};
-use crate::{log, passing};
+use crate::{log, passing, still};
 
 // A cgroup that is killed again and again is somebody's wish, not bad luck.
 const TRIES: usize = 5;
@@ -147,6 +147,7 @@ impl Processes {
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::from(crate::exec::empty()?))
             .spawn()?;
+        still::include_newcomers();
         UnixStream::from_std(ours)
     }
 
@@ -188,7 +189,13 @@ impl Child {
             match launcher.next().await {
                 Ok(Some(FromLauncher::Taken)) => taken = true,
                 Ok(Some(FromLauncher::Started { pid })) => {
-                    return Ok(Some(Self { pid, launcher: Some(launcher), end: None, pool, abandoned: false }));
+                    return Ok(Some(Self {
+                        pid,
+                        launcher: Some(launcher),
+                        end: None,
+                        pool,
+                        abandoned: false,
+                    }));
                 }
                 Ok(Some(FromLauncher::Failed { errno, message })) => {
                     if let Some(pool) = pool {
