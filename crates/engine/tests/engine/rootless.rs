@@ -196,12 +196,14 @@ fn processes_are_limited_whatever_users_they_belong_to() {
     as_a_user("processes_are_limited_whatever_users_they_belong_to", |world| {
         let limits = Limits { pids: 40, ..Limits::default() };
         let running = world.engine.start(&Spec { limits, ..world.spec() }).unwrap();
-        let script = "i=0; while [ $i -lt 60 ]; do i=$((i+1)); sleep 4321 & done; true";
+        // Ours and nobody else's: every process of the machine is looked at.
+        let mark = 1_000_000 + std::process::id();
+        let script = &format!("i=0; while [ $i -lt 60 ]; do i=$((i+1)); sleep {mark} & done; true");
         let sleepers = || {
             let entries = processes().into_iter();
             let is = |pid: &u32| {
                 let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-                line == b"sleep\x004321\0"
+                line == format!("sleep\0{mark}\0").as_bytes()
             };
             entries.filter(is).count()
         };
