@@ -394,7 +394,7 @@ pub(crate) fn copy_file_metadata(from: BorrowedFd<'_>, to: BorrowedFd<'_>, stat:
 fn copy_xattrs(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Errno> {
     // 64 KiB: the kernel's own limits for a list of names and for a value.
     let mut list = Vec::new();
-    match fs::flistxattr(from, &mut [0u8; 0][..]) {
+    match fs::flistxattr_query(from) {
         Ok(0) | Err(Errno::NOTSUP) => return Ok(()),
         _ => list.resize(1 << 16, 0),
     }
@@ -428,4 +428,21 @@ pub(crate) fn make_whiteout(folder: BorrowedFd<'_>, name: &CStr) -> Result<(), E
 /// Makes a folder hide what lies below it in the stack.
 pub(crate) fn make_opaque(folder: BorrowedFd<'_>) -> Result<(), Errno> {
     fs::fsetxattr(folder, notes().opaque, b"y", XattrFlags::empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_keeps_the_owners_attributes_and_leaves_those_of_the_place() {
+        let (from, to) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+        let set = |name: &CStr| fs::fsetxattr(&from, name, b"value", XattrFlags::empty());
+        set(c"user.mine").unwrap();
+        set(c"trusted.overlay.origin").unwrap();
+        let stat = fs::fstat(&from).unwrap();
+        copy_file_metadata(from.as_fd(), to.as_fd(), &stat).unwrap();
+        assert_eq!(xattr(to.as_fd(), c"user.mine").unwrap().as_deref(), Some(&b"value"[..]));
+        assert_eq!(xattr(to.as_fd(), c"trusted.overlay.origin").unwrap(), None);
+    }
 }
