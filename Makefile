@@ -2,7 +2,7 @@
 .PHONY: run test build images packages
 
 # What the product calls at run time, and what its tests need besides.
-PACKAGES := git mmdebstrap ca-certificates
+PACKAGES := git mmdebstrap ca-certificates e2fsprogs
 TEST_PACKAGES := busybox-static python3 uidmap
 
 run: PACKAGES_WANTED = $(PACKAGES)

@@ -208,6 +208,27 @@ impl Hierarchy {
         state.lines().any(|line| line == wanted)
     }
 
+    /// Kills what runs in `work`; true when nothing is left in it. Waits for nothing, so to be called
+    /// again. `frozen` when a freeze is to outlast this: who is frozen dies with the thaw.
+    pub(crate) fn kill_work(&self, home: &str, part: &str, frozen: bool) -> bool {
+        let Some(work) = self.freezer(home, part) else { return true };
+        let folders = [work.clone(), work.join("agent"), work.join("commands")];
+        // On v1 nothing forks while it stands still, so that none gets away between list and signal.
+        let still = (matches!(self, Self::V1 { .. }) && !frozen).then(|| work.join("freezer.state"));
+        if let Some(state) = &still {
+            let _ = fs::write(state, "FROZEN");
+        }
+        let _ = fs::write(work.join("cgroup.kill"), "1");
+        let left: Vec<Pid> = folders.iter().flat_map(|folder| processes(folder)).collect();
+        for pid in &left {
+            let _ = kill_process(*pid, Signal::KILL);
+        }
+        if let Some(state) = &still {
+            let _ = fs::write(state, "THAWED");
+        }
+        left.is_empty()
+    }
+
     /// Kills what is left in a sandbox's cgroups and removes them; true when nothing is left.
     pub(crate) fn clear(&self, home: &str, part: &str) -> bool {
         let folders = self.folders(home, part);
@@ -444,7 +465,7 @@ mod tests {
 
     #[test]
     fn the_memory_limit_is_on_work_and_on_every_kind_of_host() {
-        let limits = Limits { memory_bytes: 4096, cpu_millis_per_second: 500, pids: 7 };
+        let limits = Limits { memory_bytes: 4096, cpu_millis_per_second: 500, pids: 7, ..Limits::default() };
         for (hierarchy, file) in [
             (Hierarchy::V2 { mount: "/c".into() }, "memory.max"),
             (Hierarchy::from_mounts(V1, |_| String::new()).unwrap(), "memory.limit_in_bytes"),

@@ -195,6 +195,8 @@ mod tests {
             network: Network::Door,
             owner: Owner::Kept,
             binds: Vec::new(),
+            volumes: Vec::new(),
+            file_bytes: None,
             env: std::collections::BTreeMap::new(),
             created_at: Timestamp::from_millis(0),
         };

@@ -117,6 +117,9 @@ impl Engine {
                 collected.sandboxes.push(id);
             }
         }
+        if !dry_run {
+            self.volumes_sweep()?;
+        }
         let waste = self.disk.collect(dry_run, &mut collected)?;
         if !dry_run {
             self.disk.delete(&waste)?;

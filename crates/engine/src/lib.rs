@@ -17,6 +17,7 @@ mod image;
 mod isolate;
 mod keep;
 mod layer;
+mod loop_device;
 mod plan;
 pub mod probe;
 mod recipe;
@@ -27,6 +28,8 @@ mod spec;
 mod syscall;
 mod trash;
 mod tree;
+mod volume;
+mod weigh;
 pub mod zygote;
 
 use std::sync::Arc;
@@ -41,9 +44,15 @@ pub use isolate::caps::Capability;
 pub use plan::{Handed, HostFacts, IDS, Ids, Namespace, Plan, Step};
 pub use probe::{Finding, Level};
 pub use recipe::{Base, Make, Recipe, RecipeError};
-pub use sandbox::{Running, SandboxState};
+pub use sandbox::{Running, SandboxState, Stopped};
 pub use snapshot::{Captured, Snapshot};
-pub use spec::{Bind, ImageConfig, LayerId, Limits, Network, Origin, Owner, ParseLayerIdError, Spec};
+pub use spec::{
+    Bind, ImageConfig, LayerId, Limits, Network, Origin, Owner, ParseLayerIdError, Spec, VolumeMount,
+};
+pub use volume::{
+    Backing, Volume, VolumeName, VolumeSpec,
+    state::{EXEC_STATE, STATE_FOLDERS, STATE_INSIDE},
+};
 
 use disk::Disk;
 use error::AtPath;

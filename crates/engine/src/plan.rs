@@ -177,6 +177,15 @@ pub enum Step {
         /// Where.
         inside: PathBuf,
     },
+    /// A volume, id-mapped.
+    Volume {
+        /// Mounted nowhere yet, handed over as this descriptor; its path is its name.
+        from: Handed,
+        /// Where.
+        inside: PathBuf,
+        /// Nothing to write.
+        read_only: bool,
+    },
     /// Make the overlay the root and let go of everything else.
     Root,
     /// Go on only when the zygote has written down that this process exists.
@@ -184,7 +193,11 @@ pub enum Step {
     /// Become root of the user namespace: from here on the host's powers are gone.
     EnterUserNamespace,
     /// Lower the limits every process inherits.
-    ResourceLimits,
+    ResourceLimits {
+        /// The size no file may pass.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        file_bytes: Option<u64>,
+    },
     /// Drop all capabilities but these, for good.
     Capabilities {
         /// Kept.
@@ -294,16 +307,25 @@ pub(crate) fn plan(record: &Record, layers: &[PathBuf], facts: &HostFacts) -> Pl
         from: Handed { path: bind.source.clone(), number: layers.len() + number },
         inside: bind.inside.clone(),
     }));
+    steps.extend(volumes(record, layers.len() + record.binds.len()));
     steps.extend([
         Step::Root,
         Step::EnterUserNamespace,
-        Step::ResourceLimits,
+        Step::ResourceLimits { file_bytes: record.file_bytes },
         Step::Capabilities { keep: Capability::ROLE.to_vec() },
         Step::NoNewPrivileges,
         Step::Seccomp,
         Step::Exec,
     ]);
     Plan { sandbox: record.id.clone(), steps }
+}
+
+fn volumes(record: &Record, first: usize) -> impl Iterator<Item = Step> {
+    record.volumes.iter().enumerate().map(move |(number, volume)| Step::Volume {
+        from: Handed { path: volume.name.as_str().into(), number: first + number },
+        inside: volume.inside.clone(),
+        read_only: volume.read_only,
+    })
 }
 
 fn disk(layers: &[PathBuf]) -> Vec<Step> {
@@ -378,7 +400,7 @@ pub(crate) fn below_root(inside: &Path) -> &Path {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::{Bind, ImageConfig, Limits, Owner};
+    use crate::spec::{Bind, ImageConfig, Limits, Owner, VolumeMount};
     use harvest_proto::Timestamp;
 
     fn record(network: Network) -> Record {
@@ -390,6 +412,12 @@ mod tests {
             network,
             owner: Owner::Kept,
             binds: vec![Bind { source: "/etc/ssl".into(), inside: "/etc/ssl".into() }],
+            volumes: vec![VolumeMount {
+                name: "notes".parse().unwrap(),
+                inside: "/mnt/notes".into(),
+                read_only: true,
+            }],
+            file_bytes: Some(7),
             env: BTreeMap::new(),
             created_at: Timestamp::from_millis(0),
         }
@@ -465,6 +493,16 @@ mod tests {
     fn the_topmost_layer_comes_first_in_the_overlay() {
         let plan = planned(Network::Door);
         assert!(plan.steps.contains(&Step::Overlay { lowers: vec!["1".into(), "0".into()] }));
+    }
+
+    #[test]
+    fn volumes_come_after_everything_they_could_be_hidden_by_and_before_the_root_is_entered() {
+        let plan = planned(Network::Door);
+        let volume = at(&plan, |step| matches!(step, Step::Volume { .. }));
+        assert!(at(&plan, |step| matches!(step, Step::Bind { .. })) < volume);
+        assert!(volume < at(&plan, |step| *step == Step::Root));
+        let Step::Volume { from, .. } = &plan.steps[volume] else { unreachable!() };
+        assert_eq!(from.number, 3, "two layers and a bind come before it");
     }
 
     #[test]

@@ -20,8 +20,8 @@ use crate::{
     error::{AtPath, EngineError},
     home::{Home, Survives, boot_id, layer_folder, read_record, start_ticks, sync_folder, write_record},
     plan::{HostFacts, Ids, Plan, plan},
-    spec::{Bind, ImageConfig, LayerId, Limits, Network, Owner, Spec},
-    syscall,
+    spec::{Bind, ImageConfig, LayerId, Limits, Network, Owner, Spec, VolumeMount},
+    syscall, volume,
     zygote::{
         client,
         protocol::{Answer, Build, Request},
@@ -39,6 +39,11 @@ pub(crate) struct Record {
     pub(crate) network: Network,
     pub(crate) owner: Owner,
     pub(crate) binds: Vec<Bind>,
+    #[serde(default)]
+    pub(crate) volumes: Vec<VolumeMount>,
+    /// No file may become larger.
+    #[serde(default)]
+    pub(crate) file_bytes: Option<u64>,
     /// On top of the config's.
     pub(crate) env: BTreeMap<String, String>,
     pub(crate) created_at: Timestamp,
@@ -62,6 +67,23 @@ pub(crate) enum State {
     },
     /// All of it is dead.
     Ended { reason: String, at: Timestamp },
+}
+
+/// What ran in a sandbox was stopped because its disk had become too full.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stopped {
+    /// What its disk weighed: content, and 4 KiB for each name.
+    pub weight_bytes: u64,
+    /// What it may weigh.
+    pub limit_bytes: u64,
+    /// When.
+    pub at: Timestamp,
+}
+
+impl Stopped {
+    pub(crate) fn write(&self, home: &Home, id: &SandboxId) -> Result<(), EngineError> {
+        write_record(&home.sandbox(id).join("stopped.json"), self, Survives::Crash)
+    }
 }
 
 /// A sandbox that runs.
@@ -102,6 +124,8 @@ impl Record {
             network: Network::Door,
             owner: Owner::Kept,
             binds: Vec::new(),
+            volumes: Vec::new(),
+            file_bytes: None,
             env: BTreeMap::new(),
             created_at: Timestamp::from_millis(0),
         }
@@ -207,6 +231,15 @@ impl Engine {
         Ok(self.settled(id)?.unwrap_or(SandboxState::Dead { reason: "lost".to_owned() }))
     }
 
+    /// The last time what ran in a sandbox was stopped because its disk had become too full. A command
+    /// that ended by signal 9 may have ended so.
+    ///
+    /// # Errors
+    /// When the record cannot be read.
+    pub fn stopped(&self, id: &SandboxId) -> Result<Option<Stopped>, EngineError> {
+        read_record(&self.home.sandbox(id).join("stopped.json"))
+    }
+
     /// Every sandbox with a record, running or dead.
     ///
     /// # Errors
@@ -309,6 +342,7 @@ impl Engine {
             let reason = format!("`{}` is not an absolute path inside", bind.inside.display());
             return Err(EngineError::Invalid { reason });
         }
+        let volumes = self.volumes_of(&spec.volumes)?;
         let folders =
             layers.iter().map(|layer| layer_folder(&self.config, layer)).collect::<Result<_, _>>()?;
         let record = Record {
@@ -319,6 +353,8 @@ impl Engine {
             network: spec.network,
             owner: spec.owner,
             binds: spec.binds.clone(),
+            volumes: spec.volumes.clone(),
+            file_bytes: volume::largest_file(spec.limits.writable_bytes, &volumes),
             env: spec.env.clone(),
             created_at: std::time::SystemTime::now().into(),
         };
@@ -331,6 +367,9 @@ impl Engine {
         let mut files: Vec<OwnedFd> = vec![fs::File::open(supervisor).at("open", supervisor)?.into()];
         for path in layers.iter().chain(record.binds.iter().map(|bind| &bind.source)) {
             files.push(syscall::tree(rustix::fs::CWD, path, false).at("open", path)?);
+        }
+        for mount in &record.volumes {
+            files.push(self.volume_attach(&mount.name)?);
         }
         Ok(files)
     }
@@ -360,5 +399,24 @@ fn host_resolv_conf(network: Network) -> String {
     match network {
         Network::Door => String::new(),
         Network::Host => fs::read_to_string("/etc/resolv.conf").unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_of_an_older_engine_can_be_read() {
+        let mut record = serde_json::to_value(Record::of_a_seed()).unwrap();
+        for field in ["volumes", "file_bytes"] {
+            record.as_object_mut().unwrap().remove(field).unwrap();
+        }
+        let limits = record["limits"].as_object_mut().unwrap();
+        for field in ["writable_bytes", "lifetime_secs"] {
+            limits.remove(field).unwrap();
+        }
+        let record: Record = serde_json::from_value(record).unwrap();
+        assert_eq!((record.limits.writable_bytes, record.limits.lifetime_secs), (None, None));
     }
 }

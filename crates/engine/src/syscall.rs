@@ -205,6 +205,14 @@ pub(crate) fn fresh_keyring() {
     unsafe { libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, ptr::null::<libc::c_char>()) };
 }
 
+/// The disk serves this process when nobody else wants it, where its scheduler knows of such a thing.
+pub(crate) fn idle_disk_priority() {
+    const WHO_PROCESS: c_int = 1;
+    const CLASS_IDLE: c_int = 3 << 13;
+    // SAFETY: this call takes numbers only.
+    unsafe { libc::syscall(libc::SYS_ioprio_set, WHO_PROCESS, 0, CLASS_IDLE) };
+}
+
 /// How a process that is not our child ended, where the kernel still knows (6.15 and later).
 pub(crate) fn exit_status_of(pidfd: impl AsFd) -> Option<i32> {
     #[repr(C)]

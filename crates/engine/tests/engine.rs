@@ -7,12 +7,16 @@
 mod disks;
 #[path = "engine/doctor.rs"]
 mod doctor;
+#[path = "engine/limits.rs"]
+mod limits;
 #[path = "engine/probes.rs"]
 mod probes;
 #[path = "engine/rootless.rs"]
 mod rootless;
 #[path = "engine/upgrades.rs"]
 mod upgrades;
+#[path = "engine/volumes.rs"]
+mod volumes;
 
 use std::{
     collections::BTreeMap,
@@ -96,6 +100,7 @@ impl World {
             network: Network::Door,
             owner: Owner::Kept,
             binds: Vec::new(),
+            volumes: Vec::new(),
             env: BTreeMap::new(),
         }
     }

@@ -63,9 +63,10 @@ pub enum Descriptor {
     AgentKill,
     /// `freezer.state` of the agent's cgroup (v1 only).
     AgentFreezer,
-    /// A file to read and write, in place of a cgroup that could be frozen. Its first eight bytes, in the
-    /// machine's order, are the engine's: a number that rises with each order, odd when everything but
-    /// pid 1 is to stand still. The next eight are pid 1's: the last order it has carried out.
+    /// A file to read and write, in place of a cgroup that could be frozen or killed. Its first eight
+    /// bytes, in the machine's order, are the engine's: a number that rises with each order, whose last
+    /// two bits say what is to become of everything but pid 1: 0 go on, 1 stand still, 2 die. The next
+    /// eight are pid 1's: the last order it has carried out.
     Still,
     /// Has a line `oom_kill N`: how many processes the memory limit has killed
     /// (`memory.events` on v2, `memory.oom_control` on v1).

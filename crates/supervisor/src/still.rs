@@ -1,5 +1,5 @@
-//! Stops everything inside and lets it go on, when the engine asks pid 1 for it: only where there is no
-//! cgroup that could be frozen from outside.
+//! Stops everything inside, lets it go on or kills it, when the engine asks pid 1 for it: only where there
+//! is no cgroup that could be frozen or killed from outside.
 
 use std::{
     fs::File,
@@ -50,8 +50,18 @@ fn obey(orders: &File) -> io::Result<()> {
         if order == number(8)? {
             return Ok(());
         }
-        STILL.store(order % 2 == 1, Ordering::Relaxed);
-        tell_everyone(if order % 2 == 1 { Signal::STOP } else { Signal::CONT });
+        match order % 4 {
+            1 => {
+                STILL.store(true, Ordering::Relaxed);
+                tell_everyone(Signal::STOP);
+            }
+            // Who comes after the dead stands still as long as they would have.
+            2 => tell_everyone(Signal::KILL),
+            _ => {
+                STILL.store(false, Ordering::Relaxed);
+                tell_everyone(Signal::CONT);
+            }
+        }
         orders.write_all_at(&order.to_ne_bytes(), 8)?;
     }
 }

@@ -61,7 +61,8 @@ pub(crate) struct Birth<'a> {
     pub(crate) gate: &'a OwnedFd,
 }
 
-/// What the new process is to become. Attached: the supervisor's program, the layers, the binds.
+/// What the new process is to become. Attached: the supervisor's program, the layers, the binds, the
+/// volumes.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Calling {
     /// The steps after the gate.
@@ -235,7 +236,7 @@ impl Work {
             Step::Log => self.log(),
             Step::Still => self.still(),
             Step::EnterUserNamespace => enter_users(birth.users.as_fd()),
-            Step::ResourceLimits => resource_limits(birth.processes),
+            Step::ResourceLimits { file_bytes } => resource_limits(*file_bytes, birth.processes),
             Step::Capabilities { keep } => caps::keep_only(keep).doing(|| "drop capabilities".to_owned()),
             Step::NoNewPrivileges => {
                 rustix::thread::set_no_new_privs(true).doing(|| "set no_new_privs".to_owned())
@@ -308,6 +309,13 @@ impl Work {
                 .map_err(io::Error::from)
                 .and_then(|tree| self.tree.as_ref().ok_or(io::ErrorKind::Other)?.bind(tree, inside))
                 .doing(|| format!("bind {} to {}", from.path.display(), inside.display())),
+            Step::Volume { from, inside, read_only } => handed(from.number)
+                .map_err(io::Error::from)
+                .and_then(|mount| {
+                    let tree = self.tree.as_ref().ok_or(io::ErrorKind::Other)?;
+                    tree.volume(mount, inside, *read_only, ids)
+                })
+                .doing(|| format!("attach the volume {} to {}", from.path.display(), inside.display())),
             _ => Err(out_of_order()),
         }
     }
@@ -461,11 +469,15 @@ fn enter_users(users: BorrowedFd<'_>) -> Result<(), StepError> {
     enter().doing(|| "enter the user namespace".to_owned())
 }
 
-fn resource_limits(processes: Option<u32>) -> Result<(), StepError> {
+fn resource_limits(file_bytes: Option<u64>, processes: Option<u32>) -> Result<(), StepError> {
     if let Some(processes) = processes.map(u64::from) {
         let allowed = getrlimit(Resource::Nproc).maximum.map_or(processes, |most| most.min(processes));
         let most = Rlimit { current: Some(allowed), maximum: Some(allowed) };
         setrlimit(Resource::Nproc, most).doing(|| "limit processes".to_owned())?;
+    }
+    if file_bytes.is_some() {
+        let files = Rlimit { current: file_bytes, maximum: file_bytes };
+        setrlimit(Resource::Fsize, files).doing(|| "limit the size of files".to_owned())?;
     }
     // 1, not 0: a limit of 0 still starts the host's crash handler where core dumps go to a program.
     let core = Rlimit { current: Some(1), maximum: Some(1) };

@@ -267,6 +267,20 @@ impl Tree {
         if is_folder { self.on_folder(tree, inside) } else { self.on_file(tree, inside) }
     }
 
+    /// Shows a volume, with the sandbox's own ids on what is in it.
+    pub(crate) fn volume(
+        &self,
+        mount: &OwnedFd,
+        inside: &Path,
+        read_only: bool,
+        ids: Option<BorrowedFd<'_>>,
+    ) -> io::Result<()> {
+        let flags = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
+        let flags = if read_only { READ_ONLY } else { flags };
+        syscall::mount_attributes(mount, flags, ids)?;
+        self.on_folder(mount, inside)
+    }
+
     /// Makes this tree the root and lets go of everything else.
     pub(crate) fn enter(self) -> io::Result<()> {
         enter_root(&self.root)

@@ -4,12 +4,14 @@
 //! one adopts what lives.
 
 pub(crate) mod client;
+mod holds;
 mod nursery;
 pub(crate) mod protocol;
 mod seed;
 mod server;
 mod still;
 mod supervisor;
+mod watch;
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},

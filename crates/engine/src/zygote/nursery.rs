@@ -1,6 +1,8 @@
 //! The sandboxes the zygote looks after: their birth, their end, and the adoption of those an earlier
 //! zygote left. Knows nothing of clients: what becomes of a sandbox is told as [`Told`].
 
+mod limits;
+
 use std::{
     collections::BTreeMap,
     fs, io,
@@ -14,7 +16,9 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
 };
 
-use super::{protocol::send, seed::Seed, still::Brake, supervisor::Supervisor};
+use super::{
+    holds::Holds, protocol::send, seed::Seed, still::Brake, supervisor::Supervisor, watch::Watch,
+};
 use crate::{
     cgroup::Hierarchy,
     error::{Doing, EngineError, StepError},
@@ -24,7 +28,9 @@ use crate::{
     sandbox::{self, Record, State},
     spec::{Network, Owner},
     syscall,
+    volume::VolumeName,
 };
+use limits::Clocks;
 
 // A freeze that nobody renews ends: whoever asked for it may be dead.
 const FREEZE: Duration = Duration::from_secs(5);
@@ -67,8 +73,10 @@ pub(super) struct Live {
     /// Open as long: closing it with something unread would break the other end.
     gate: Option<OwnedFd>,
     failure: Option<String>,
-    killed: bool,
+    /// Why we have killed it.
+    killed: Option<&'static str>,
     thaw_at: Option<Instant>,
+    clocks: Clocks,
     /// It is to stand still and does not yet; until then we look.
     freezing_until: Option<Instant>,
     /// Pid 1 is dead and reaped, for this reason; cgroups are still being cleared.
@@ -76,7 +84,7 @@ pub(super) struct Live {
 }
 
 impl Live {
-    fn new(seed: Seed) -> Self {
+    fn new(seed: Seed, clocks: Clocks) -> Self {
         let Seed { pid, pidfd, claim, report, gate, .. } = seed;
         let (report, gate) = (Some(report), Some(gate));
         Self {
@@ -86,9 +94,10 @@ impl Live {
             report,
             gate,
             failure: None,
-            killed: false,
+            killed: None,
             thaw_at: None,
             freezing_until: None,
+            clocks,
             ended: None,
         }
     }
@@ -109,6 +118,8 @@ pub(super) struct Nursery {
     pub(super) live: BTreeMap<SandboxId, Live>,
     /// Processes that own sandboxes, also dead ones, whose disks go when the owner goes.
     pub(super) owners: BTreeMap<SandboxId, OwnedFd>,
+    watch: Watch,
+    pub(super) holds: Holds,
     births: u32,
     seeds: Vec<Seed>,
     seeds_wanted: bool,
@@ -128,6 +139,8 @@ impl Nursery {
             supervisor: Supervisor::default(),
             live: BTreeMap::new(),
             owners: BTreeMap::new(),
+            watch: Watch::new(),
+            holds: Holds::default(),
             births: std::process::id(),
             seeds: Vec::new(),
             seeds_wanted: false,
@@ -148,7 +161,8 @@ impl Nursery {
 
     fn adopt_one(&mut self, id: &SandboxId) -> Result<(), EngineError> {
         let state = State::read(&self.home, id)?;
-        if let Some(Record { owner: Owner::Process(pid), .. }) = Record::read(&self.home, id)? {
+        let record = Record::read(&self.home, id)?;
+        if let Some(Record { owner: Owner::Process(pid), .. }) = record {
             let owner_started = match &state {
                 Some(State::Running { owner_started, .. }) => *owner_started,
                 _ => None,
@@ -176,7 +190,8 @@ impl Nursery {
             report: None,
             gate: None,
             failure: None,
-            killed: false,
+            killed: None,
+            clocks: record.map_or_else(Clocks::none, |record| Clocks::new(&record.limits, record.created_at)),
             // Whoever asked for a freeze asked another zygote.
             thaw_at: Some(Instant::now()),
             freezing_until: None,
@@ -199,24 +214,30 @@ impl Nursery {
             let error = io::Error::from(io::ErrorKind::AlreadyExists);
             return Err(StepError::new("start what has been started before", error));
         }
-        if files.len() != 1 + layers.len() + record.binds.len() {
+        if files.len() != 1 + layers.len() + record.binds.len() + record.volumes.len() {
             let error = io::Error::from(io::ErrorKind::InvalidInput);
             return Err(StepError::new("count the descriptors handed over", error));
         }
         let owner = self.owner(&record)?;
-        let handed = files.split_off(1);
+        let mut handed = files.split_off(1);
         let supervisor = files.pop().expect("its length was checked above");
         self.supervisor.load(supervisor)?;
         let facts = self.facts(resolv_conf);
         let plan = plan(&record, layers, &facts);
         let owner_started = owner.as_ref().map(|(started, _)| *started);
         let seed = self.seed_for(&record, &plan)?;
+        let clocks = Clocks::new(&record.limits, record.created_at);
+        let volumes: Vec<VolumeName> = record.volumes.iter().map(|volume| volume.name.clone()).collect();
         if let Err(error) = self.call(&seed, record, &plan, &handed, owner_started) {
             seed.discard(&self.cgroups, &self.group);
             return Err(error);
         }
         self.owners.extend(owner.map(|(_, pidfd)| (id.clone(), pidfd)));
-        self.live.insert(id, Live::new(seed));
+        let mounts = handed.split_off(handed.len() - volumes.len());
+        for (name, mount) in volumes.into_iter().zip(mounts) {
+            self.holds.take(name, mount, Instant::now());
+        }
+        self.live.insert(id, Live::new(seed, clocks));
         Ok(())
     }
 
@@ -326,8 +347,12 @@ impl Nursery {
 
     /// Kills all of a sandbox; `Told::Ended` follows. False when it does not run.
     pub(super) fn kill(&mut self, id: &SandboxId) -> bool {
+        self.kill_for(id, "killed")
+    }
+
+    fn kill_for(&mut self, id: &SandboxId, reason: &'static str) -> bool {
         let Some(live) = self.live.get_mut(id) else { return false };
-        live.killed = true;
+        live.killed.get_or_insert(reason);
         // With pid 1 its whole pid namespace dies; frozen processes of cgroup v1 after a thaw only.
         let _ = pidfd_send_signal(&live.pidfd, Signal::KILL);
         let _ = self.brake.freeze(id, &live.pidfd, false);
@@ -365,7 +390,7 @@ impl Nursery {
         let mut told = Vec::new();
         for (id, live) in &mut self.live {
             let Some(until) = live.freezing_until else { continue };
-            let result = if live.killed || live.ended.is_some() {
+            let result = if live.killed.is_some() || live.ended.is_some() {
                 Err(StepError::new("freeze what has ended", io::ErrorKind::NotFound.into()))
             } else if self.brake.has_stopped(id, live.pid) {
                 live.thaw_at = Some(now + FREEZE);
@@ -398,9 +423,11 @@ impl Nursery {
             let oom = self.cgroups.oom_kills(&self.group, id.part(), "supervisor") > 0;
             let reason = match &live.failure {
                 Some(failure) => failure.clone(),
-                None if live.killed => "killed".to_owned(),
-                None if oom => "oom".to_owned(),
-                None => how,
+                None => match live.killed {
+                    Some(reason) => reason.to_owned(),
+                    None if oom => "oom".to_owned(),
+                    None => how,
+                },
             };
             live.ended = Some(reason);
         }
@@ -463,7 +490,10 @@ impl Nursery {
             self.live.iter().filter(|(_, live)| live.ended.is_some()).map(|(id, _)| id.clone()).collect();
         let mut told: Vec<Told> = dying.iter().filter_map(|id| self.ended(id)).collect();
         told.extend(self.look_at_freezing(now));
-        let mut next: Option<Instant> = None;
+        let mut next = [self.end_lives(now), self.watch(now), self.stop(now), self.holds.tick(now)]
+            .into_iter()
+            .flatten()
+            .min();
         let mut sooner = |at: Instant| next = Some(next.map_or(at, |next| next.min(at)));
         for (id, live) in &mut self.live {
             if live.ended.is_some() {
@@ -507,6 +537,7 @@ impl Nursery {
 
     /// Removes the home's cgroup before the zygote goes.
     pub(super) fn leave(&mut self) {
+        self.watch.leave();
         for seed in self.seeds.drain(..) {
             seed.discard(&self.cgroups, &self.group);
         }

@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeMap,
     fs, io,
-    os::fd::OwnedFd,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     time::{Duration, Instant},
 };
 
@@ -68,6 +68,7 @@ enum Ready {
     Report(SandboxId),
     End(SandboxId),
     Owner(SandboxId),
+    Weighed,
 }
 
 impl Server {
@@ -139,20 +140,22 @@ impl Server {
     }
 
     fn wait(&self, timeout: Duration) -> Vec<Ready> {
-        let mut watched: Vec<(&OwnedFd, Ready)> = Vec::new();
+        let mut watched: Vec<(BorrowedFd<'_>, Ready)> = Vec::new();
         if let Some(listener) = self.listener.as_ref().filter(|_| self.clients.len() < MAX_CLIENTS) {
-            watched.push((listener, Ready::Listener));
+            watched.push((listener.as_fd(), Ready::Listener));
         }
-        watched.extend(self.clients.iter().map(|(key, client)| (&client.socket, Ready::Client(*key))));
+        watched.extend(self.clients.iter().map(|(key, client)| (client.socket.as_fd(), Ready::Client(*key))));
         for (id, live) in &self.nursery.live {
             // Before the end: a pid 1 that fails says why and dies.
-            watched.extend(live.report.as_ref().map(|report| (report, Ready::Report(id.clone()))));
+            watched.extend(live.report.as_ref().map(|report| (report.as_fd(), Ready::Report(id.clone()))));
             // One that is being cleared is looked at by the clock: it would be ready all the time.
-            watched.extend(live.dies_yet().map(|pidfd| (pidfd, Ready::End(id.clone()))));
+            watched.extend(live.dies_yet().map(|pidfd| (pidfd.as_fd(), Ready::End(id.clone()))));
         }
-        watched.extend(self.nursery.owners.iter().map(|(id, owner)| (owner, Ready::Owner(id.clone()))));
+        watched
+            .extend(self.nursery.owners.iter().map(|(id, owner)| (owner.as_fd(), Ready::Owner(id.clone()))));
+        watched.extend(self.nursery.scales().map(|scales| (scales.as_fd(), Ready::Weighed)));
         let mut polled: Vec<PollFd<'_>> =
-            watched.iter().map(|(file, _)| PollFd::new(*file, PollFlags::IN)).collect();
+            watched.iter().map(|(file, _)| PollFd::new(file, PollFlags::IN)).collect();
         let timeout = Timespec {
             tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: timeout.subsec_nanos().into(),
@@ -177,6 +180,7 @@ impl Server {
                 self.tell(told);
             }
             Ready::Owner(id) => self.nursery.owner_ended(&id),
+            Ready::Weighed => self.nursery.weighed(),
         }
     }
 
@@ -243,6 +247,10 @@ impl Server {
                     return self.wait_for(key, Waits::End(id));
                 }
                 self.nursery.forgo(&id);
+                Some(Answer::Done)
+            }
+            Request::Release { volume } => {
+                self.nursery.holds.release(&volume);
                 Some(Answer::Done)
             }
             Request::Freeze { id } => match self.nursery.freeze(&id) {

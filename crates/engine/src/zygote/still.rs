@@ -19,7 +19,12 @@ use crate::{
     isolate::STILL,
 };
 
-/// Makes the sandboxes of one home stand still.
+// What an order is about: the numbers of `Descriptor::Still`.
+const GO_ON: u64 = 0;
+const STAND_STILL: u64 = 1;
+const DIE: u64 = 2;
+
+/// Makes the work in the sandboxes of one home stand still, go on or end.
 pub(super) struct Brake {
     pub(super) home: Home,
     pub(super) cgroups: Hierarchy,
@@ -32,16 +37,27 @@ impl Brake {
         if self.cgroups != Hierarchy::None {
             return self.cgroups.freeze(&self.group, id.part(), frozen);
         }
-        let tell = || -> io::Result<()> {
-            let orders = File::options().read(true).write(true).open(self.orders(id))?;
-            let order = number(&orders, 0)?;
-            // A freeze that is renewed is no new order.
-            let order = if (order % 2 == 1) == frozen { order } else { order + 1 };
-            orders.write_all_at(&order.to_ne_bytes(), 0)?;
-            let signal = Signal::from_named_raw(STILL_SIGNAL).ok_or(io::ErrorKind::InvalidInput)?;
-            Ok(pidfd_send_signal(pidfd, signal)?)
-        };
-        tell().doing(|| "tell pid 1 to stop its commands".to_owned())
+        let wish = if frozen { STAND_STILL } else { GO_ON };
+        self.tell(id, pidfd, wish).doing(|| "tell pid 1 to stop its commands".to_owned())
+    }
+
+    /// Kills all that pid 1 has started; true when it is done. `frozen` when a freeze is to outlast this.
+    pub(super) fn kill_work(&self, id: &SandboxId, pidfd: &OwnedFd, frozen: bool) -> bool {
+        if self.cgroups != Hierarchy::None {
+            return self.cgroups.kill_work(&self.group, id.part(), frozen);
+        }
+        // One signal to everyone at once: none can get away, and none has to be sought again.
+        self.tell(id, pidfd, DIE).is_ok()
+    }
+
+    fn tell(&self, id: &SandboxId, pidfd: &OwnedFd, wish: u64) -> io::Result<()> {
+        let orders = File::options().read(true).write(true).open(self.orders(id))?;
+        let order = number(&orders, 0)?;
+        // A freeze that is renewed is no new order.
+        let order = if order % 4 == wish && wish != DIE { order } else { (order / 4 + 1) * 4 + wish };
+        orders.write_all_at(&order.to_ne_bytes(), 0)?;
+        let signal = Signal::from_named_raw(STILL_SIGNAL).ok_or(io::ErrorKind::InvalidInput)?;
+        Ok(pidfd_send_signal(pidfd, signal)?)
     }
 
     /// Whether all that pid 1 has started stands still.

@@ -18,6 +18,7 @@ pub(crate) async fn run(here: &Invocation, verb: Sandbox) -> Result<u8> {
         network: Network::Door,
         owner: Owner::Kept,
         binds: vec![],
+        volumes: vec![],
         env: Default::default(),
     };
     let plan = tokio::task::spawn_blocking(move || engine.plan(&spec)).await?;

@@ -78,7 +78,7 @@ impl Driver {
                 StartFrom::Image(name) => name.clone(),
                 StartFrom::Snapshot(snapshot) => snapshot.to_string(),
             };
-            let order = StartOrder { sandbox: sandbox.clone(), from };
+            let order = StartOrder { sandbox: sandbox.clone(), from, state: Some(repository) };
             let started = shared.provider.start(order).await;
             let millis = u64::try_from(now().since(began).as_millis()).unwrap_or(u64::MAX);
             let note = match started {
