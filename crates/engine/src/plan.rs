@@ -32,6 +32,8 @@ pub struct HostFacts {
     pub group: String,
     /// The host's own `resolv.conf`, for sandboxes that share its network.
     pub resolv_conf: String,
+    /// How packets to the synthetic range are redirected.
+    pub redirect: Redirect,
     /// Whose ids sandboxes have.
     pub ids: Ids,
 }
@@ -44,6 +46,17 @@ pub enum Ids {
     Own,
     /// All those of the user who runs them.
     Shared,
+}
+
+/// A way to redirect packets.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Redirect {
+    /// The kernel's present packet rules.
+    #[default]
+    Nftables,
+    /// Its older ones, for kernels whose nftables know no IPv4.
+    Iptables,
 }
 
 /// The way to one sandbox.
@@ -111,6 +124,8 @@ pub enum Step {
         prefix: u8,
         /// The address's twin.
         twin: Ipv6Addr,
+        /// How the redirect is made.
+        redirect: Redirect,
     },
     /// Make the sandbox and all it starts a likelier victim than the host when memory runs out.
     OomScore {
@@ -290,7 +305,12 @@ pub(crate) fn plan(record: &Record, layers: &[PathBuf], facts: &HostFacts) -> Pl
     }));
     steps.push(Step::NewCgroupNamespace);
     if record.network == Network::Door {
-        steps.push(Step::Loopback { address: DNS_ADDRESS, prefix: SYNTHETIC_PREFIX_BITS, twin: TWIN });
+        steps.push(Step::Loopback {
+            address: DNS_ADDRESS,
+            prefix: SYNTHETIC_PREFIX_BITS,
+            twin: TWIN,
+            redirect: facts.redirect,
+        });
     }
     steps.extend([Step::OomScore { adjust: OOM_SCORE }, Step::Gate]);
     steps.extend([Step::HostName { name: host_name(&record.id) }, Step::Bridge]);
@@ -429,6 +449,7 @@ mod tests {
             group: "harvest-0".into(),
             resolv_conf: "nameserver 192.0.2.1\n".into(),
             ids: Ids::Own,
+            redirect: Redirect::Nftables,
         }
     }
 
@@ -487,6 +508,13 @@ mod tests {
         let pids = Limits::default().pids;
         assert_eq!(plan.steps[0], Step::ShareIds { count: IDS, processes: pids });
         assert!(!plan.steps.iter().any(|step| matches!(step, Step::MakeGroup(_) | Step::ClaimIds { .. })));
+    }
+
+    #[test]
+    fn a_plan_says_how_this_host_redirects() {
+        let facts = HostFacts { redirect: Redirect::Iptables, ..facts() };
+        let plan = plan(&record(Network::Door), &[], &facts);
+        assert!(plan.to_string().contains("redirect=\"iptables\""), "{plan}");
     }
 
     #[test]

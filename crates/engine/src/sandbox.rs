@@ -18,6 +18,7 @@ use crate::{
     Engine,
     cgroup::Hierarchy,
     error::{AtPath, EngineError},
+    facts,
     home::{Home, Survives, boot_id, layer_folder, read_record, start_ticks, sync_folder, write_record},
     plan::{HostFacts, Ids, Plan, plan},
     spec::{Bind, ImageConfig, LayerId, Limits, Network, Owner, Spec, VolumeMount},
@@ -213,6 +214,7 @@ impl Engine {
             cgroups,
             group: self.home.group(),
             resolv_conf: host_resolv_conf(record.network),
+            redirect: facts::redirect_in_a_thread(),
             ids: Ids::here(),
         };
         Ok(plan(&record, &layers, &facts))

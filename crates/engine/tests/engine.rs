@@ -7,6 +7,8 @@
 mod disks;
 #[path = "engine/doctor.rs"]
 mod doctor;
+#[path = "engine/fallbacks.rs"]
+mod fallbacks;
 #[path = "engine/limits.rs"]
 mod limits;
 #[path = "engine/probes.rs"]
@@ -66,6 +68,10 @@ impl World {
     }
 
     fn at(below: &str) -> Self {
+        Self::with_zygote(below, &[])
+    }
+
+    fn with_zygote(below: &str, arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let supervisor = PathBuf::from(std::env::var_os("HARVEST_SUPERVISOR").unwrap_or_default());
         assert!(supervisor.is_file(), "no supervisor at {}: run `cargo supervisor`", supervisor.display());
@@ -74,7 +80,7 @@ impl World {
             home: home.clone(),
             cache: folder.path().join("cache"),
             supervisor,
-            zygote: vec![zygote_program()],
+            zygote: [zygote_program()].into_iter().chain(arguments.iter().map(Into::into)).collect(),
         })
         .unwrap();
         let base = folder.path().join("cache/layers/base");
@@ -141,7 +147,7 @@ impl World {
                 // A sandbox being made has the zygote's name still, in a pid namespace of its own.
                 let link = |pid: &dyn std::fmt::Display| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
                 words.next().is_some_and(|word| word.ends_with(b"harvest-zygote"))
-                    && words.next() == Some(home.as_os_str().as_encoded_bytes())
+                    && words.any(|word| word == home.as_os_str().as_encoded_bytes())
                     && link(pid) == link(&"self")
             })
             .collect()

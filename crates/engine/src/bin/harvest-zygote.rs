@@ -8,14 +8,19 @@ use std::{
     process::{Command, ExitCode},
 };
 
+use harvest_engine::Lack;
+
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
     match &arguments[..] {
         [enter, program, arguments @ ..] if enter == "--enter" => run_inside(program, arguments),
         [home] => harvest_engine::zygote::main(&PathBuf::from(home)),
+        [without, lack, home] if without == "--without" && lack == "nftables" => {
+            harvest_engine::zygote::main_without(&PathBuf::from(home), &[Lack::Nftables])
+        }
         [probe, home] if probe == "--probe" => harvest_engine::probe::main(&PathBuf::from(home)),
         _ => {
-            eprintln!("usage: harvest-zygote [--probe] HOME");
+            eprintln!("usage: harvest-zygote [--probe | --without nftables] HOME");
             ExitCode::from(2)
         }
     }

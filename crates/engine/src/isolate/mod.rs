@@ -4,6 +4,7 @@
 
 pub(crate) mod caps;
 pub(crate) mod ids;
+mod iptables;
 pub(crate) mod mounts;
 pub(crate) mod network;
 pub(crate) mod seccomp;
@@ -225,8 +226,8 @@ impl Work {
             Step::HostName { name } => {
                 syscall::set_host_name(name).doing(|| format!("set the host name {name}"))
             }
-            Step::Loopback { address, prefix, twin } => {
-                self.inherited.extend(network::set_up(*address, *prefix, *twin)?);
+            Step::Loopback { address, prefix, twin, redirect } => {
+                self.inherited.extend(network::set_up(*address, *prefix, *twin, *redirect)?);
                 Ok(())
             }
             Step::OomScore { adjust } => fs::write("/proc/self/oom_score_adj", adjust.to_string())

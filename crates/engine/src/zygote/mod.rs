@@ -37,6 +37,7 @@ use rustix::{
 use crate::{
     cgroup::Hierarchy,
     error::{Doing, StepError},
+    facts::{Lack, RedirectTrial},
     home::Home,
     isolate::{ids, mounts},
     plan::NODES,
@@ -53,6 +54,11 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 /// Runs the zygote of a home: says `ready` (or why not) on standard output and goes on in the
 /// background until it has had nothing to do for a minute.
 pub fn main(home: &Path) -> ExitCode {
+    main_without(home, &[])
+}
+
+/// The same, on a host that is to be taken for a lesser one.
+pub fn main_without(home: &Path, lacking: &[Lack]) -> ExitCode {
     // What some careless parent left open.
     // SAFETY: this is the first thing the program does; it owns no descriptor yet.
     unsafe { syscall::close_all_but(&[]) };
@@ -62,7 +68,7 @@ pub fn main(home: &Path) -> ExitCode {
         Err(error) => return say(&format!("cannot go into the background: {error}")),
     }
     let _ = rustix::process::setsid();
-    match prepare(home).and_then(|(server, lock)| {
+    match prepare(home, lacking).and_then(|(server, lock)| {
         hush()?;
         Ok((server, lock))
     }) {
@@ -93,7 +99,7 @@ fn split() -> io::Result<Side> {
     unsafe { syscall::clone_process(0, None) }
 }
 
-fn prepare(home: &Path) -> Result<(Server, File), StepError> {
+fn prepare(home: &Path, lacking: &[Lack]) -> Result<(Server, File), StepError> {
     let build = Build::of(Path::new("/proc/self/exe"));
     let path = home.canonicalize().doing(|| format!("find {}", home.display()))?;
     let home = Home::new(path);
@@ -113,6 +119,8 @@ fn prepare(home: &Path) -> Result<(Server, File), StepError> {
         .mode(0o700)
         .create(claims)
         .doing(|| format!("make {}", claims.display()))?;
+    // SAFETY: the zygote has one thread.
+    let redirect = unsafe { RedirectTrial::start(lacking) };
     let mut cgroups = Hierarchy::detect()?;
     match cgroups.enter_home(&home.group()) {
         // What looked like ours is not: sandboxes without limits are better than none, and the plan says so.
@@ -124,7 +132,7 @@ fn prepare(home: &Path) -> Result<(Server, File), StepError> {
     }
     empty_mount_table(&home, claims, &cgroups)?;
     ids::sweep(claims)?;
-    let nursery = Nursery::adopt(home.clone(), cgroups, claims.to_owned())?;
+    let nursery = Nursery::adopt(home.clone(), cgroups, claims.to_owned(), redirect.found())?;
     Ok((Server::listen(home, build, nursery)?, lock))
 }
 

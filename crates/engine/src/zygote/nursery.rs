@@ -24,7 +24,7 @@ use crate::{
     error::{Doing, EngineError, StepError},
     home::{Home, boot_id, start_ticks},
     isolate::{self, Calling, LOG, ids::Claim},
-    plan::{HostFacts, Ids, Plan, plan},
+    plan::{HostFacts, Ids, Plan, Redirect, plan},
     sandbox::{self, Record, State},
     spec::{Network, Owner},
     syscall,
@@ -114,6 +114,7 @@ pub(super) struct Nursery {
     group: String,
     claims: PathBuf,
     brake: Brake,
+    redirect: Redirect,
     supervisor: Supervisor,
     pub(super) live: BTreeMap<SandboxId, Live>,
     /// Processes that own sandboxes, also dead ones, whose disks go when the owner goes.
@@ -127,7 +128,12 @@ pub(super) struct Nursery {
 
 impl Nursery {
     /// Takes over what an earlier zygote of this home left.
-    pub(super) fn adopt(home: Home, cgroups: Hierarchy, claims: PathBuf) -> Result<Self, StepError> {
+    pub(super) fn adopt(
+        home: Home,
+        cgroups: Hierarchy,
+        claims: PathBuf,
+        redirect: Redirect,
+    ) -> Result<Self, StepError> {
         let group = home.group();
         isolate::seccomp::program();
         let mut nursery = Self {
@@ -136,6 +142,7 @@ impl Nursery {
             cgroups,
             group,
             claims,
+            redirect,
             supervisor: Supervisor::default(),
             live: BTreeMap::new(),
             owners: BTreeMap::new(),
@@ -242,7 +249,13 @@ impl Nursery {
     }
 
     fn facts(&self, resolv_conf: String) -> HostFacts {
-        HostFacts { cgroups: self.cgroups.clone(), group: self.group.clone(), resolv_conf, ids: Ids::here() }
+        HostFacts {
+            cgroups: self.cgroups.clone(),
+            group: self.group.clone(),
+            resolv_conf,
+            redirect: self.redirect,
+            ids: Ids::here(),
+        }
     }
 
     /// A process that has taken the steps up to the gate, under this sandbox's name.

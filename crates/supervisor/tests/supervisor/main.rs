@@ -2,6 +2,7 @@
 //! agent by a script.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod groups;
 mod harness;
 
 use std::{
@@ -11,6 +12,7 @@ use std::{
     os::unix::{fs::PermissionsExt, net::UnixListener},
 };
 
+use groups::Groups;
 use harness::*;
 use harvest_proto::{
     EventBody, TurnId,
@@ -372,6 +374,31 @@ fn a_stop_leaves_nothing_of_the_turn_and_the_conversation_goes_on() {
     owner.prompt("say hello");
     assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
     assert_eq!(fs::read_to_string(sandbox.at("home/starts")).unwrap(), "new\nresume\n");
+}
+
+#[test]
+fn a_stop_empties_the_agents_cgroup_of_version_2_and_no_other() {
+    let Some(groups) = Groups::make() else { return };
+    let sandbox = Sandbox::start_in(Some(&groups));
+    let mut owner = sandbox.owner(1, 0);
+    sandbox.booted(&mut owner);
+    let (_, turn) = owner.prompt("hang please");
+    owner.text("hanging");
+    let left = fs::read_to_string(sandbox.at("home/left")).unwrap();
+    assert!(groups.members("agent").contains(&left.trim().to_owned()));
+    assert!(!groups.members("commands").is_empty(), "no launcher is where commands are");
+    // Nobody's descendant: only who kills the cgroup as a whole reaches it.
+    let mut stranger = std::process::Command::new("sleep").arg("98765").spawn().unwrap();
+    groups.add("agent", stranger.id());
+    let waiting = std::thread::spawn(move || stranger.wait().unwrap());
+    owner.ask(|id| ToSupervisor::Stop { id, turn }).unwrap();
+    assert_eq!(owner.turn_ended(), TurnOutcome::Stopped);
+    assert!(!lives(&left) && !waiting.join().unwrap().success());
+    let exec = owner.exec(sh("echo on")).unwrap();
+    assert_eq!((owner.exit(exec), owner.stdout(exec).as_str()), (Exit::Code(0), "on\n"));
+    owner.prompt("say hello");
+    assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
+    drop(sandbox);
 }
 
 #[test]
