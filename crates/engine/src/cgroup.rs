@@ -294,7 +294,9 @@ impl Hierarchy {
     pub(crate) fn leave_home(&self, home: &str) {
         for mount in self.mounts() {
             let back = |folder: &Path| fs::write(folder.join("cgroup.procs"), "0").is_ok();
-            let _ = back(mount) || back(&mount.join(OTHERS));
+            let others = mount.join(OTHERS);
+            // A cgroup that was handed down and is divided takes nobody back.
+            let _ = back(mount) || (make_folder(&others).is_ok() && back(&others));
             let _ = fs::remove_dir(mount.join(home).join("zygote"));
             let _ = fs::remove_dir(mount.join(home));
         }

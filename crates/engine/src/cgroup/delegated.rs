@@ -37,10 +37,8 @@ fn is_ours(folder: &Path) -> bool {
     let controllers = read("cgroup.controllers");
     let has = |name: &str| controllers.split_whitespace().any(|word| word == name);
     let may = |file: &str| access(folder.join(file), Access::WRITE_OK).is_ok();
-    // A cgroup with processes cannot have some below it with limits.
     has("memory")
         && has("pids")
-        && read("cgroup.procs").is_empty()
         && ["", "cgroup.procs", "cgroup.subtree_control"].iter().all(|file| may(file))
 }
 

@@ -16,9 +16,7 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
 };
 
-use super::{
-    holds::Holds, protocol::send, seed::Seed, still::Brake, supervisor::Supervisor, watch::Watch,
-};
+use super::{holds::Holds, protocol::send, seed::Seed, still::Brake, supervisor::Supervisor, watch::Watch};
 use crate::{
     cgroup::Hierarchy,
     error::{Doing, EngineError, StepError},
