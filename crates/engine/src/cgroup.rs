@@ -210,18 +210,23 @@ impl Hierarchy {
         state.lines().any(|line| line == wanted)
     }
 
+    /// The processes in `work`.
+    pub(crate) fn working(&self, home: &str, part: &str) -> Vec<Pid> {
+        let Some(work) = self.freezer(home, part) else { return Vec::new() };
+        [work.join("agent"), work.join("commands"), work].iter().flat_map(|group| processes(group)).collect()
+    }
+
     /// Kills what runs in `work`; true when nothing is left in it. Waits for nothing, so to be called
     /// again. `frozen` when a freeze is to outlast this: who is frozen dies with the thaw.
     pub(crate) fn kill_work(&self, home: &str, part: &str, frozen: bool) -> bool {
         let Some(work) = self.freezer(home, part) else { return true };
-        let folders = [work.clone(), work.join("agent"), work.join("commands")];
         // On v1 nothing forks while it stands still, so that none gets away between list and signal.
         let still = (matches!(self, Self::V1 { .. }) && !frozen).then(|| work.join("freezer.state"));
         if let Some(state) = &still {
             let _ = fs::write(state, "FROZEN");
         }
         let _ = fs::write(work.join("cgroup.kill"), "1");
-        let left: Vec<Pid> = folders.iter().flat_map(|folder| processes(folder)).collect();
+        let left = self.working(home, part);
         for pid in &left {
             let _ = kill_process(*pid, Signal::KILL);
         }

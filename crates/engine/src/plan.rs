@@ -162,6 +162,13 @@ pub enum Step {
     Dev {
         /// Devices by name, with their numbers.
         nodes: BTreeMap<String, (u32, u32)>,
+        /// What its shared memory may hold.
+        shm_bytes: u64,
+    },
+    /// What shared memory of the older kind may hold: it stays when whoever filled it has been killed.
+    SharedMemory {
+        /// All of it together.
+        bytes: u64,
     },
     /// An empty, read-only folder over this one inside.
     Empty {
@@ -362,13 +369,20 @@ fn disk(layers: &[PathBuf]) -> Vec<Step> {
 fn furniture(record: &Record, facts: &HostFacts) -> Vec<Step> {
     let name = host_name(&record.id);
     let resolv_conf = match record.network {
-        Network::Door => format!("nameserver {DNS_ADDRESS}\noptions timeout:5 attempts:2\n"),
+        Network::Door | Network::Nothing => {
+            format!("nameserver {DNS_ADDRESS}\noptions timeout:5 attempts:2\n")
+        }
         Network::Host => facts.resolv_conf.clone(),
     };
     let file = |inside: &str, text: String| Step::File { inside: inside.into(), text };
+    // Both kinds count as the sandbox's memory and outlive who wrote to them. Full, they must leave room for
+    // a command that empties them.
+    let memory = record.limits.memory_bytes;
+    let nodes = NODES.map(|(name, major, minor)| (name.to_owned(), (major, minor))).into();
     vec![
         Step::Proc,
-        Step::Dev { nodes: NODES.map(|(name, major, minor)| (name.to_owned(), (major, minor))).into() },
+        Step::Dev { nodes, shm_bytes: memory / 2 },
+        Step::SharedMemory { bytes: memory / 4 },
         Step::Empty { inside: "/sys".into() },
         Step::Mask { paths: MASKED.map(PathBuf::from).into() },
         Step::ReadOnly { paths: READ_ONLY.map(PathBuf::from).into() },
@@ -440,6 +454,9 @@ mod tests {
             file_bytes: Some(7),
             env: BTreeMap::new(),
             created_at: Timestamp::from_millis(0),
+            sealed: false,
+            of_sessions: false,
+            again_at: None,
         }
     }
 

@@ -1,5 +1,5 @@
 //! A sandbox as it is on disk, and what the engine does with it. `record.json` says what it was asked
-//! to be and never changes; `state.json` is the zygote's and says how far it has come.
+//! to be and changes only when it is started again; `state.json` is the zygote's and says how far it has come.
 
 use std::{
     collections::BTreeMap,
@@ -48,6 +48,15 @@ pub(crate) struct Record {
     /// On top of the config's.
     pub(crate) env: BTreeMap<String, String>,
     pub(crate) created_at: Timestamp,
+    /// [`Network::Nothing`]. Not in `network`: a zygote of an earlier build must be able to read this.
+    #[serde(default)]
+    pub(crate) sealed: bool,
+    /// [`Owner::Sessions`]. Not in `owner`, for the same reason.
+    #[serde(default)]
+    pub(crate) of_sessions: bool,
+    /// When it was started again, the last time.
+    #[serde(default)]
+    pub(crate) again_at: Option<Timestamp>,
 }
 
 /// How far a sandbox has come.
@@ -88,7 +97,7 @@ impl Stopped {
 }
 
 /// A sandbox that runs.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Running {
     /// Its id.
     pub id: SandboxId,
@@ -101,7 +110,8 @@ pub struct Running {
 }
 
 /// What became of a sandbox.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
 pub enum SandboxState {
     /// It runs.
     Running(Running),
@@ -129,7 +139,25 @@ impl Record {
             file_bytes: None,
             env: BTreeMap::new(),
             created_at: Timestamp::from_millis(0),
+            sealed: false,
+            of_sessions: false,
+            again_at: None,
         }
+    }
+
+    /// What its lifetime counts from.
+    pub(crate) fn lives_since(&self) -> Timestamp {
+        self.again_at.unwrap_or(self.created_at)
+    }
+
+    /// What it can reach.
+    pub(crate) fn network(&self) -> Network {
+        if self.sealed { Network::Nothing } else { self.network }
+    }
+
+    /// Who it lives for.
+    pub(crate) fn owner(&self) -> Owner {
+        if self.of_sessions { Owner::Sessions } else { self.owner }
     }
 
     pub(crate) fn read(home: &Home, id: &SandboxId) -> Result<Option<Self>, EngineError> {
@@ -164,10 +192,14 @@ impl State {
 
 /// Every sandbox with a folder.
 pub(crate) fn all(home: &Home) -> Result<Vec<SandboxId>, EngineError> {
-    let folder = home.sandboxes();
+    parts_in(&home.sandboxes())
+}
+
+/// The sandboxes that names in a folder are of.
+pub(crate) fn parts_in(folder: &Path) -> Result<Vec<SandboxId>, EngineError> {
     let mut ids = Vec::new();
-    for entry in fs::read_dir(&folder).at("list", &folder)? {
-        let name = entry.at("list", &folder)?.file_name();
+    for entry in fs::read_dir(folder).at("list", folder)? {
+        let name = entry.at("list", folder)?.file_name();
         let id = name.to_str().and_then(|part| format!("{}_{part}", SandboxId::PREFIX).parse().ok());
         ids.extend(id);
     }
@@ -188,8 +220,8 @@ impl Engine {
         let files: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
         self.record_insert(&record)?;
         let resolv_conf = host_resolv_conf(record.network);
-        let build = self.config.zygote.first().and_then(|program| Build::of(Path::new(program)));
-        let request = Request::Start { record: Box::new(record), layers, resolv_conf, build };
+        let build = self.build();
+        let request = Request::Start { record: Box::new(record), layers, resolv_conf, build, again: false };
         let reason = match client::ask(&self.config, &request, &files) {
             Ok(Answer::Started { pid }) => return Ok(self.running(&spec.id, pid)),
             Ok(Answer::Failed { reason } | Answer::Ended { reason }) => reason,
@@ -269,8 +301,9 @@ impl Engine {
     /// # Errors
     /// When the zygote cannot be reached.
     pub fn kill(&self, id: &SandboxId) -> Result<(), EngineError> {
+        // A state that cannot be read says nothing: then the zygote knows.
         if !self.home.sandbox(id).exists()
-            || matches!(State::read(&self.home, id)?, Some(State::Ended { .. }))
+            || matches!(State::read(&self.home, id), Ok(Some(State::Ended { .. })))
         {
             return Ok(());
         }
@@ -318,7 +351,12 @@ impl Engine {
         }
     }
 
-    fn running(&self, id: &SandboxId, pid: u32) -> Running {
+    /// The program a zygote would be started from now.
+    pub(crate) fn build(&self) -> Option<Build> {
+        self.config.zygote.first().and_then(|program| Build::of(Path::new(program)))
+    }
+
+    pub(crate) fn running(&self, id: &SandboxId, pid: u32) -> Running {
         let run = self.home.run_of(id);
         Running { id: id.clone(), bridge: run.join("bridge.sock"), door: run.join(DOOR_SOCKET), pid }
     }
@@ -352,19 +390,26 @@ impl Engine {
             layers,
             config,
             limits: spec.limits,
-            network: spec.network,
-            owner: spec.owner,
+            network: if spec.network == Network::Host { Network::Host } else { Network::Door },
+            owner: if spec.owner == Owner::Sessions { Owner::Kept } else { spec.owner },
             binds: spec.binds.clone(),
             volumes: spec.volumes.clone(),
             file_bytes: volume::largest_file(spec.limits.writable_bytes, &volumes),
             env: spec.env.clone(),
             created_at: std::time::SystemTime::now().into(),
+            sealed: spec.network == Network::Nothing,
+            of_sessions: spec.owner == Owner::Sessions,
+            again_at: None,
         };
         Ok((record, folders))
     }
 
     /// Opens what the zygote, with its almost empty mount table, cannot reach by name.
-    fn handed_over(&self, record: &Record, layers: &[PathBuf]) -> Result<Vec<OwnedFd>, EngineError> {
+    pub(crate) fn handed_over(
+        &self,
+        record: &Record,
+        layers: &[PathBuf],
+    ) -> Result<Vec<OwnedFd>, EngineError> {
         let supervisor = &self.config.supervisor;
         let mut files: Vec<OwnedFd> = vec![fs::File::open(supervisor).at("open", supervisor)?.into()];
         for path in layers.iter().chain(record.binds.iter().map(|bind| &bind.source)) {
@@ -397,9 +442,9 @@ impl Engine {
     }
 }
 
-fn host_resolv_conf(network: Network) -> String {
+pub(crate) fn host_resolv_conf(network: Network) -> String {
     match network {
-        Network::Door => String::new(),
+        Network::Door | Network::Nothing => String::new(),
         Network::Host => fs::read_to_string("/etc/resolv.conf").unwrap_or_default(),
     }
 }

@@ -69,7 +69,7 @@ fn a_time_limit_kills_children_that_left_their_group_and_session() {
     let sandbox = Sandbox::start();
     let mut guest = sandbox.guest();
     let script = "(setsid sh -c 'sleep 98765 & echo $!; wait' &) ; sleep 98765";
-    let exec = guest.exec(Command { timeout_millis: Some(400), ..sh(script) }).unwrap();
+    let exec = guest.exec(Command { timeout_millis: Some(2000), ..sh(script) }).unwrap();
     assert_eq!(guest.exit(exec), Exit::Timeout);
     let pid = guest.stdout(exec);
     assert!(!pid.is_empty() && !lives(&pid), "{pid} lives");
@@ -205,6 +205,16 @@ fn only_the_highest_lease_owns_and_guests_own_nothing() {
 }
 
 #[test]
+fn a_request_of_a_later_version_is_answered_and_the_connection_goes_on() {
+    let sandbox = Sandbox::start();
+    let mut guest = sandbox.guest();
+    let fault = guest.ask(|id| ToSupervisor::File { id, request: FileRequest::Unknown }).unwrap_err();
+    assert_eq!(fault.code, FaultCode::Invalid);
+    let path = sandbox.at("home").display().to_string();
+    assert!(guest.ask(|id| ToSupervisor::File { id, request: FileRequest::Stat { path } }).is_ok());
+}
+
+#[test]
 fn a_file_appears_whole_with_its_owner_and_mode() {
     let sandbox = Sandbox::start();
     let mut guest = sandbox.guest();
@@ -235,8 +245,8 @@ fn a_file_appears_whole_with_its_owner_and_mode() {
     assert_eq!(guest.ask(|id| ToSupervisor::File { id, request: read }), Ok(Reply::Done));
     guest.until(|guest| guest.ended.contains(&6).then_some(()));
     assert!(guest.data[&6] == text);
-    let list = FileRequest::List { path: sandbox.at("home").display().to_string() };
-    let Ok(Reply::List { entries }) = guest.ask(|id| ToSupervisor::File { id, request: list }) else {
+    let list = FileRequest::List { path: sandbox.at("home").display().to_string(), after: None };
+    let Ok(Reply::List { entries, .. }) = guest.ask(|id| ToSupervisor::File { id, request: list }) else {
         panic!()
     };
     assert_eq!(entries.iter().map(|entry| entry.name.as_str()).collect::<Vec<_>>(), ["note"]);
