@@ -20,7 +20,7 @@ use crate::{
     error::{AtPath, EngineError},
     facts,
     home::{Home, Survives, boot_id, read_record, start_ticks, sync_folder, write_record},
-    plan::{HostFacts, Plan, plan},
+    plan::{HostFacts, Ids, Plan, plan},
     room::What,
     spec::{Bind, ImageConfig, LayerId, Limits, Network, Origin, Owner, Spec, VolumeMount},
     syscall, trash, volume,
@@ -256,6 +256,7 @@ impl Engine {
             group: self.home.group(),
             resolv_conf: host_resolv_conf(record.network),
             redirect: facts::redirect_in_a_thread(),
+            ids: Ids::here(),
         };
         Ok(plan(&record, &layers, &facts))
     }

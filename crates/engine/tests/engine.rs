@@ -21,6 +21,8 @@ mod leftovers;
 mod limits;
 #[path = "engine/probes.rs"]
 mod probes;
+#[path = "engine/rootless.rs"]
+mod rootless;
 #[path = "engine/upgrades.rs"]
 mod upgrades;
 #[path = "engine/volumes.rs"]
@@ -56,6 +58,11 @@ const APPLETS: [&str; 28] = [
     "mkfifo", "mknod", "mv", "mount", "printf", "ps", "readlink", "rm", "setsid", "sh", "sleep", "touch",
     "true", "wget", "wc",
 ];
+
+/// Elsewhere for an ordinary user, who may not enter the folder of what was built.
+fn zygote_program() -> std::ffi::OsString {
+    std::env::var_os("HARVEST_TEST_ZYGOTE").unwrap_or(env!("CARGO_BIN_EXE_harvest-zygote").into())
+}
 
 /// A home of its own; everything in it is gone when the test ends.
 struct World {
@@ -101,6 +108,9 @@ impl World {
     }
 
     fn in_home(folder: tempfile::TempDir, home: PathBuf, driver: Driver, arguments: &[&str]) -> Self {
+        let zygote = [zygote_program()].into_iter().chain(arguments.iter().map(Into::into)).collect();
+        let cache = folder.path().join("cache");
+        let engine = Engine::open(Config { driver, ..config(&home, &cache, zygote) }).unwrap();
         let base = folder.path().join("cache/layers/base");
         for name in ["bin", "etc", "tmp", "root", "proc", "dev", "sys"] {
             fs::create_dir_all(base.join(name)).unwrap();
@@ -109,10 +119,6 @@ impl World {
         for applet in APPLETS {
             symlink("busybox", base.join("bin").join(applet)).unwrap();
         }
-        let zygote = [&[env!("CARGO_BIN_EXE_harvest-zygote")], arguments].concat();
-        let zygote = zygote.into_iter().map(Into::into).collect();
-        let cache = folder.path().join("cache");
-        let engine = Engine::open(Config { driver, ..config(&home, &cache, zygote) }).unwrap();
         Self { engine, home, folder }
     }
 
