@@ -141,6 +141,13 @@ pub enum Step {
     Dev {
         /// Devices by name, with their numbers.
         nodes: BTreeMap<String, (u32, u32)>,
+        /// What its shared memory may hold.
+        shm_bytes: u64,
+    },
+    /// What shared memory of the older kind may hold: it stays when whoever filled it has been killed.
+    SharedMemory {
+        /// All of it together.
+        bytes: u64,
     },
     /// An empty, read-only folder over this one inside.
     Empty {
@@ -340,9 +347,14 @@ fn furniture(record: &Record, facts: &HostFacts) -> Vec<Step> {
         Network::Host => facts.resolv_conf.clone(),
     };
     let file = |inside: &str, text: String| Step::File { inside: inside.into(), text };
+    // Both kinds count as the sandbox's memory and outlive who wrote to them. Full, they must leave room for
+    // a command that empties them.
+    let memory = record.limits.memory_bytes;
+    let nodes = NODES.map(|(name, major, minor)| (name.to_owned(), (major, minor))).into();
     vec![
         Step::Proc,
-        Step::Dev { nodes: NODES.map(|(name, major, minor)| (name.to_owned(), (major, minor))).into() },
+        Step::Dev { nodes, shm_bytes: memory / 2 },
+        Step::SharedMemory { bytes: memory / 4 },
         Step::Empty { inside: "/sys".into() },
         Step::Mask { paths: MASKED.map(PathBuf::from).into() },
         Step::ReadOnly { paths: READ_ONLY.map(PathBuf::from).into() },
@@ -417,6 +429,7 @@ mod tests {
             sealed: false,
             of_sessions: false,
             again_at: None,
+            snapshot: None,
         }
     }
 

@@ -61,8 +61,10 @@ pub(crate) struct Birth<'a> {
 pub(crate) struct Calling {
     /// The steps after the gate.
     pub(crate) steps: Vec<Step>,
-    /// Holds `upper`, `work` and the log.
+    /// Holds the log.
     pub(crate) folder: PathBuf,
+    /// Holds `upper` and `work`.
+    pub(crate) writable: PathBuf,
     /// Holds the sockets.
     pub(crate) run: PathBuf,
     /// What the supervisor is told; its descriptors are collected on the way.
@@ -195,6 +197,7 @@ impl Work {
             }
             Step::OomScore { adjust } => fs::write("/proc/self/oom_score_adj", adjust.to_string())
                 .doing(|| format!("set oom_score_adj to {adjust}")),
+            Step::SharedMemory { bytes } => limit_shared_memory(*bytes),
             Step::Bridge => self.bridge(),
             Step::Door => self.door(),
             Step::Log => self.log(),
@@ -243,18 +246,20 @@ impl Work {
                 .and_then(|tree| self.scratch.as_ref().ok_or(io::ErrorKind::Other)?.layer(tree, name, ids))
                 .doing(|| format!("attach the layer {}", from.path.display())),
             Step::Writable => {
-                let folder = &self.calling()?.folder;
+                let folder = &self.calling()?.writable;
                 self.scratch()?.writable(folder, ids).doing(|| format!("attach {}", folder.display()))
             }
             Step::Proc => self.tree()?.proc().doing(|| "mount /proc".to_owned()),
-            Step::Dev { nodes } => {
+            Step::Dev { nodes, shm_bytes } => {
                 let nodes = nodes.iter().map(|(name, (major, minor))| (name.as_str(), *major, *minor));
-                self.tree()?.dev(nodes, birth.first_id).doing(|| "make /dev".to_owned())
+                self.tree()?.dev(nodes, birth.first_id, *shm_bytes).doing(|| "make /dev".to_owned())
             }
             Step::Empty { inside } => {
                 self.tree()?.empty(inside).doing(|| format!("cover {}", inside.display()))
             }
-            Step::Mask { paths } => self.tree()?.mask(paths).doing(|| "mask parts of /proc".to_owned()),
+            Step::Mask { paths } => {
+                self.tree()?.mask(paths, self.scratch()?).doing(|| "mask parts of /proc".to_owned())
+            }
             Step::ReadOnly { paths } => {
                 self.tree()?.read_only(paths).doing(|| "make parts of /proc read-only".to_owned())
             }
@@ -385,6 +390,17 @@ fn join(groups: &[PathBuf]) -> Result<(), StepError> {
         fs::write(&procs, "0").doing(|| format!("join {}", procs.display()))?;
     }
     Ok(())
+}
+
+fn limit_shared_memory(bytes: u64) -> Result<(), StepError> {
+    const PAGE_BYTES: u64 = 4096;
+    match fs::write("/proc/sys/kernel/shmall", (bytes / PAGE_BYTES).to_string()) {
+        // A kernel without it, or one that lets only the host's root set it.
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => {
+            Ok(())
+        }
+        result => result.doing(|| "limit shared memory".to_owned()),
+    }
 }
 
 fn new_cgroup_namespace() -> Result<(), StepError> {

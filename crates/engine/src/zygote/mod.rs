@@ -39,6 +39,7 @@ use crate::{
     facts::{Lack, RedirectTrial},
     home::Home,
     isolate::{ids, mounts},
+    plan::Plan,
     syscall::{self, Side},
 };
 use nursery::Nursery;
@@ -48,14 +49,29 @@ use server::Server;
 // A zygote that is just going holds its lock for a moment longer.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 
+/// Changes a plan before it is carried out.
+#[doc(hidden)]
+pub type Alter = Box<dyn Fn(&mut Plan)>;
+
 /// Runs the zygote of a home: says `ready` (or why not) on standard output and goes on in the
 /// background until it has had nothing to do for a minute.
 pub fn main(home: &Path) -> ExitCode {
-    main_without(home, &[])
+    run(home, &[], Box::new(|_| {}))
 }
 
 /// The same, on a host that is to be taken for a lesser one.
 pub fn main_without(home: &Path, lacking: &[Lack]) -> ExitCode {
+    run(home, lacking, Box::new(|_| {}))
+}
+
+/// The same with every plan changed first. For the engine's own tests, which show that a probe finds a
+/// guard that is off; what to change is known to their zygote alone, `src/bin/harvest-zygote.rs`.
+#[doc(hidden)]
+pub fn main_altered(home: &Path, alter: Alter) -> ExitCode {
+    run(home, &[], alter)
+}
+
+fn run(home: &Path, lacking: &[Lack], alter: Alter) -> ExitCode {
     // What some careless parent left open.
     // SAFETY: this is the first thing the program does; it owns no descriptor yet.
     unsafe { syscall::close_all_but(&[]) };
@@ -65,7 +81,7 @@ pub fn main_without(home: &Path, lacking: &[Lack]) -> ExitCode {
         Err(error) => return say(&format!("cannot go into the background: {error}")),
     }
     let _ = rustix::process::setsid();
-    match prepare(home, lacking).and_then(|(server, lock)| {
+    match prepare(home, lacking, alter).and_then(|(server, lock)| {
         hush()?;
         Ok((server, lock))
     }) {
@@ -96,10 +112,11 @@ fn split() -> io::Result<Side> {
     unsafe { syscall::clone_process(0, None) }
 }
 
-fn prepare(home: &Path, lacking: &[Lack]) -> Result<(Server, File), StepError> {
+fn prepare(home: &Path, lacking: &[Lack], alter: Alter) -> Result<(Server, File), StepError> {
     let build = Build::of(Path::new("/proc/self/exe"));
     let path = home.canonicalize().doing(|| format!("find {}", home.display()))?;
-    let home = Home::new(path);
+    let home = Home::find(path)
+        .map_err(|error| StepError::new("read the home's record", io::Error::other(error)))?;
     let lock = lock(&home)?;
     rustix::process::umask(Mode::empty());
     syscall::fresh_keyring();
@@ -116,7 +133,7 @@ fn prepare(home: &Path, lacking: &[Lack]) -> Result<(Server, File), StepError> {
     cgroups.enter_home(&home.group())?;
     empty_mount_table(&home, claims, &cgroups)?;
     ids::sweep(claims)?;
-    let nursery = Nursery::adopt(home.clone(), cgroups, claims.to_owned(), redirect.found())?;
+    let nursery = Nursery::adopt(home.clone(), cgroups, claims.to_owned(), redirect.found(), alter)?;
     Ok((Server::listen(home, build, nursery)?, lock))
 }
 
