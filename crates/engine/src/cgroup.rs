@@ -68,6 +68,8 @@ const CONTROLLERS: [&str; 4] = ["cpu", "freezer", "memory", "pids"];
 
 // Pid 1 holds outboxes and stream windows, a few MiB; this stops a leak, not a normal day.
 const SUPERVISOR_MEMORY_BYTES: u64 = 256 << 20;
+// Where a container's own processes go when its root cgroup is divided.
+const OTHERS: &str = "harvest-others";
 // Room for the moment between fork and joining `work`.
 const SUPERVISOR_PIDS: u32 = 512;
 // What TCP holds is limited for the whole host together, to a tenth of its memory: without a limit of
@@ -192,18 +194,23 @@ impl Hierarchy {
         state.lines().any(|line| line == wanted)
     }
 
+    /// The processes in `work`.
+    pub(crate) fn working(&self, home: &str, part: &str) -> Vec<Pid> {
+        let work = self.freezer(home, part);
+        [work.join("agent"), work.join("commands"), work].iter().flat_map(|group| processes(group)).collect()
+    }
+
     /// Kills what runs in `work`; true when nothing is left in it. Waits for nothing, so to be called
     /// again. `frozen` when a freeze is to outlast this: who is frozen dies with the thaw.
     pub(crate) fn kill_work(&self, home: &str, part: &str, frozen: bool) -> bool {
         let work = self.freezer(home, part);
-        let folders = [work.clone(), work.join("agent"), work.join("commands")];
         // On v1 nothing forks while it stands still, so that none gets away between list and signal.
         let still = (matches!(self, Self::V1 { .. }) && !frozen).then(|| work.join("freezer.state"));
         if let Some(state) = &still {
             let _ = fs::write(state, "FROZEN");
         }
         let _ = fs::write(work.join("cgroup.kill"), "1");
-        let left: Vec<Pid> = folders.iter().flat_map(|folder| processes(folder)).collect();
+        let left = self.working(home, part);
         for pid in &left {
             let _ = kill_process(*pid, Signal::KILL);
         }
@@ -220,6 +227,9 @@ impl Hierarchy {
         let freezer = self.freezer(home, part);
         if freezer.exists() && matches!(self, Self::V1 { .. }) {
             let _ = fs::write(freezer.join("freezer.state"), "THAWED");
+        }
+        if let Self::V2 { mount } = self {
+            let _ = fs::write(mount.join(home).join(part).join("cgroup.kill"), "1");
         }
         let mut empty = true;
         for folder in &folders {
@@ -254,12 +264,12 @@ impl Hierarchy {
     pub(crate) fn enter_home(&self, home: &str) -> Result<(), StepError> {
         for mount in self.mounts() {
             let group = mount.join(home);
-            make_folder(&group)?;
             if matches!(self, Self::V2 { .. }) {
-                for folder in [mount, &group] {
-                    delegate(folder)?;
-                }
+                divide(mount)?;
+                make_folder(&group)?;
+                hand_down(&group).doing(|| handing_down(&group))?;
             }
+            make_folder(&group)?;
             let zygote = group.join("zygote");
             make_folder(&zygote)?;
             let procs = zygote.join("cgroup.procs");
@@ -271,7 +281,8 @@ impl Hierarchy {
     /// Leaves the cgroup of a home and removes it, unless sandboxes are left in it.
     pub(crate) fn leave_home(&self, home: &str) {
         for mount in self.mounts() {
-            let _ = fs::write(mount.join("cgroup.procs"), "0");
+            let back = |folder: &Path| fs::write(folder.join("cgroup.procs"), "0").is_ok();
+            let _ = back(mount) || back(&mount.join(OTHERS));
             let _ = fs::remove_dir(mount.join(home).join("zygote"));
             let _ = fs::remove_dir(mount.join(home));
         }
@@ -404,11 +415,46 @@ fn make_folder(path: &Path) -> Result<(), StepError> {
     }
 }
 
-fn delegate(folder: &Path) -> Result<(), StepError> {
+/// Lets a v2 cgroup be divided. The host's root always can; in a container the root that is seen is an
+/// ordinary cgroup and holds the container's processes, which the kernel allows in leaves only: there they
+/// are moved into one. They stay within the container's limits.
+fn divide(mount: &Path) -> Result<(), StepError> {
+    let busy = |result: &io::Result<()>| {
+        result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy)
+    };
+    let mut result = hand_down(mount);
+    // Somebody may start processes there meanwhile, but not for ever.
+    for _ in 0..20 {
+        if !busy(&result) {
+            break;
+        }
+        let others = mount.join(OTHERS);
+        make_folder(&others)?;
+        for pid in processes(mount) {
+            let _ = fs::write(others.join("cgroup.procs"), pid.as_raw_nonzero().to_string());
+        }
+        result = hand_down(mount);
+    }
+    if busy(&result) {
+        let why = "processes live in it that cannot be moved; \
+            give Harvest a cgroup of its own (systemd: Delegate=yes, docker: --cgroupns=private)";
+        return Err(StepError::new(
+            format!("divide the cgroup {}", mount.display()),
+            io::Error::new(io::ErrorKind::ResourceBusy, why),
+        ));
+    }
+    result.doing(|| handing_down(mount))
+}
+
+fn hand_down(folder: &Path) -> io::Result<()> {
     let file = folder.join("cgroup.subtree_control");
-    fs::write(&file, "+memory +pids").doing(|| format!("hand memory and pids down in {}", file.display()))?;
+    fs::write(&file, "+memory +pids")?;
     let _ = fs::write(&file, "+cpu");
     Ok(())
+}
+
+fn handing_down(folder: &Path) -> String {
+    format!("hand memory and pids down in {} (is it delegated and writable?)", folder.display())
 }
 
 /// The processes in one cgroup, without those below it.

@@ -249,6 +249,9 @@ mod tests {
             file_bytes: None,
             env: std::collections::BTreeMap::new(),
             created_at: Timestamp::from_millis(0),
+            sealed: false,
+            of_sessions: false,
+            again_at: None,
             snapshot: None,
         };
         fs::create_dir_all(disk.sandbox(&id)).unwrap();

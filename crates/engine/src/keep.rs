@@ -143,12 +143,13 @@ impl Engine {
 
     fn sandbox_disk(&self, id: &SandboxId) -> Result<Option<SandboxDisk>, EngineError> {
         let record = Record::read(&self.home, id)?;
-        Ok(record.map(|Record { id, layers, config, snapshot, limits, .. }| SandboxDisk {
-            id,
-            layers,
-            config,
-            parent: snapshot,
-            limit: limits.writable_bytes.filter(|_| self.home.has_quotas()),
+        Ok(record.map(|record| SandboxDisk {
+            of_sessions: record.owner() == Owner::Sessions,
+            id: record.id,
+            layers: record.layers,
+            config: record.config,
+            parent: record.snapshot,
+            limit: record.limits.writable_bytes.filter(|_| self.home.has_quotas()),
         }))
     }
 

@@ -32,6 +32,19 @@ pub struct HostFacts {
     pub group: String,
     /// The host's own `resolv.conf`, for sandboxes that share its network.
     pub resolv_conf: String,
+    /// How packets to the synthetic range are redirected.
+    pub redirect: Redirect,
+}
+
+/// A way to redirect packets.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Redirect {
+    /// The kernel's present packet rules.
+    #[default]
+    Nftables,
+    /// Its older ones, for kernels whose nftables know no IPv4.
+    Iptables,
 }
 
 /// The way to one sandbox.
@@ -92,6 +105,8 @@ pub enum Step {
         prefix: u8,
         /// The address's twin.
         twin: Ipv6Addr,
+        /// How the redirect is made.
+        redirect: Redirect,
     },
     /// Make the sandbox and all it starts a likelier victim than the host when memory runs out.
     OomScore {
@@ -126,6 +141,13 @@ pub enum Step {
     Dev {
         /// Devices by name, with their numbers.
         nodes: BTreeMap<String, (u32, u32)>,
+        /// What its shared memory may hold.
+        shm_bytes: u64,
+    },
+    /// What shared memory of the older kind may hold: it stays when whoever filled it has been killed.
+    SharedMemory {
+        /// All of it together.
+        bytes: u64,
     },
     /// An empty, read-only folder over this one inside.
     Empty {
@@ -265,7 +287,12 @@ pub(crate) fn plan(record: &Record, layers: &[PathBuf], facts: &HostFacts) -> Pl
     }));
     steps.push(Step::NewCgroupNamespace);
     if record.network == Network::Door {
-        steps.push(Step::Loopback { address: DNS_ADDRESS, prefix: SYNTHETIC_PREFIX_BITS, twin: TWIN });
+        steps.push(Step::Loopback {
+            address: DNS_ADDRESS,
+            prefix: SYNTHETIC_PREFIX_BITS,
+            twin: TWIN,
+            redirect: facts.redirect,
+        });
     }
     steps.extend([Step::OomScore { adjust: OOM_SCORE }, Step::Gate]);
     steps.extend([Step::HostName { name: host_name(&record.id) }, Step::Bridge]);
@@ -314,13 +341,20 @@ fn disk(layers: &[PathBuf]) -> Vec<Step> {
 fn furniture(record: &Record, facts: &HostFacts) -> Vec<Step> {
     let name = host_name(&record.id);
     let resolv_conf = match record.network {
-        Network::Door => format!("nameserver {DNS_ADDRESS}\noptions timeout:5 attempts:2\n"),
+        Network::Door | Network::Nothing => {
+            format!("nameserver {DNS_ADDRESS}\noptions timeout:5 attempts:2\n")
+        }
         Network::Host => facts.resolv_conf.clone(),
     };
     let file = |inside: &str, text: String| Step::File { inside: inside.into(), text };
+    // Both kinds count as the sandbox's memory and outlive who wrote to them. Full, they must leave room for
+    // a command that empties them.
+    let memory = record.limits.memory_bytes;
+    let nodes = NODES.map(|(name, major, minor)| (name.to_owned(), (major, minor))).into();
     vec![
         Step::Proc,
-        Step::Dev { nodes: NODES.map(|(name, major, minor)| (name.to_owned(), (major, minor))).into() },
+        Step::Dev { nodes, shm_bytes: memory / 2 },
+        Step::SharedMemory { bytes: memory / 4 },
         Step::Empty { inside: "/sys".into() },
         Step::Mask { paths: MASKED.map(PathBuf::from).into() },
         Step::ReadOnly { paths: READ_ONLY.map(PathBuf::from).into() },
@@ -392,6 +426,9 @@ mod tests {
             file_bytes: Some(7),
             env: BTreeMap::new(),
             created_at: Timestamp::from_millis(0),
+            sealed: false,
+            of_sessions: false,
+            again_at: None,
             snapshot: None,
         }
     }
@@ -401,6 +438,7 @@ mod tests {
             cgroups: Hierarchy::V2 { mount: "/sys/fs/cgroup".into() },
             group: "harvest-0".into(),
             resolv_conf: "nameserver 192.0.2.1\n".into(),
+            redirect: Redirect::Nftables,
         }
     }
 
@@ -450,6 +488,13 @@ mod tests {
             |step| matches!(step, Step::Clone { namespaces, .. } if namespaces.contains(&Namespace::Net));
         assert!(has(Network::Door, loopback) && has(Network::Door, net));
         assert!(!has(Network::Host, loopback) && !has(Network::Host, net));
+    }
+
+    #[test]
+    fn a_plan_says_how_this_host_redirects() {
+        let facts = HostFacts { redirect: Redirect::Iptables, ..facts() };
+        let plan = plan(&record(Network::Door), &[], &facts);
+        assert!(plan.to_string().contains("redirect=\"iptables\""), "{plan}");
     }
 
     #[test]

@@ -7,7 +7,7 @@
 mod host;
 mod place;
 mod stack;
-mod trial;
+pub(crate) mod trial;
 
 use std::{
     io::{self, Read, Write},

@@ -55,13 +55,22 @@ pub struct Snapshot {
     /// What it added on the disk to what it stands on, where that is known without looking.
     #[serde(default)]
     pub bytes: Option<u64>,
+    /// Whether it is of a sandbox of the server's sessions, which would miss it.
+    #[serde(default = "known_to_sessions")]
+    pub of_sessions: bool,
+}
+
+// Before it was written down, only sessions took snapshots.
+fn known_to_sessions() -> bool {
+    true
 }
 
 impl Snapshot {
     /// A snapshot taken now, of which no more is known.
     pub(crate) fn of(id: SnapshotId, layers: Vec<LayerId>, config: ImageConfig) -> Self {
         let created_at = Timestamp::from(SystemTime::now());
-        Self { id, layers, config, created_at, durable: false, sandbox: None, parent: None, bytes: None }
+        let (sandbox, parent, bytes) = (None, None, None);
+        Self { id, layers, config, created_at, durable: false, sandbox, parent, bytes, of_sessions: true }
     }
 }
 
@@ -101,6 +110,8 @@ pub(crate) struct SandboxDisk {
     pub(crate) parent: Option<SnapshotId>,
     /// What it may write, where the store sees to that.
     pub(crate) limit: Option<u64>,
+    /// Whether it is a session's.
+    pub(crate) of_sessions: bool,
 }
 
 impl SandboxDisk {
@@ -108,7 +119,8 @@ impl SandboxDisk {
     fn snapshot(&self, id: &SnapshotId, top: impl IntoIterator<Item = LayerId>) -> Snapshot {
         let layers = self.layers.iter().cloned().chain(top).collect();
         let snapshot = Snapshot::of(id.clone(), layers, self.config.clone());
-        Snapshot { sandbox: Some(self.id.clone()), parent: self.parent.clone(), ..snapshot }
+        let (sandbox, parent) = (Some(self.id.clone()), self.parent.clone());
+        Snapshot { sandbox, parent, of_sessions: self.of_sessions, ..snapshot }
     }
 }
 
@@ -217,7 +229,7 @@ impl Disk {
     }
 
     // One capture or end of a sandbox at a time.
-    fn lock_sandbox(&self, id: &SandboxId) -> Result<fs::File, EngineError> {
+    pub(crate) fn lock_sandbox(&self, id: &SandboxId) -> Result<fs::File, EngineError> {
         disk::lock_folder(&self.sandbox(id))
     }
 

@@ -99,6 +99,8 @@ impl Default for Limits {
 pub enum Network {
     /// Nothing but the door.
     Door,
+    /// Nothing at all: nobody serves the door, so every name is refused at once.
+    Nothing,
     /// What the host reaches, abstract sockets of the host included: for builds the host trusts.
     Host,
 }
@@ -109,6 +111,8 @@ pub enum Network {
 pub enum Owner {
     /// It stays until somebody ends it.
     Kept,
+    /// It stays as well, and belongs to the server's sessions: the server ends what none of them knows.
+    Sessions,
     /// It is killed and removed when this process is gone.
     Process(u32),
 }

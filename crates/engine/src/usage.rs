@@ -102,8 +102,7 @@ impl Engine {
         let (snapshots, snapshots_bytes) = self.snapshot_usage(&mut layers)?;
         let sandboxes = self.sandbox_usage()?;
         let volumes = self.volumes()?.into_iter();
-        let volumes =
-            volumes.map(|volume| Used { name: volume.name, bytes: volume.size_bytes }).collect();
+        let volumes = volumes.map(|volume| Used { name: volume.name, bytes: volume.size_bytes }).collect();
         let mut trash_bytes = trash_usage(&self.disk.trash())? + trash_usage(&self.disk.cache_trash())?;
         if self.disk.host_trash() != self.disk.trash() {
             trash_bytes += trash_usage(&self.disk.host_trash())?;

@@ -1,11 +1,13 @@
 //! Weighs a tree somebody is writing to: what it takes on the disk, each file once, and what its names
-//! cost. Follows no link; what moves or vanishes on the way is counted or not, as it happens.
+//! cost. Follows no link; what moves or vanishes on the way is counted or not, as it happens. Files that
+//! have lost their name are found where they are still open.
 
 use std::{collections::HashSet, ffi::CString, path::Path};
 
 use rustix::{
     fs::{FileType, Stat},
     io::Errno,
+    process::Pid,
 };
 
 use crate::tree::{self, Trail};
@@ -24,6 +26,30 @@ pub(crate) fn weigh(root: &Path, most_names: u64) -> u64 {
     weight.bytes
 }
 
+/// The weight of files of these devices that have no name any more and that these processes hold open or
+/// mapped, or of the first `most` they hold.
+pub(crate) fn weigh_nameless(processes: &[Pid], devices: &[u64], most: u64) -> u64 {
+    let mut weight = Weight::default();
+    let mut looked_at = 0;
+    for pid in processes {
+        for kind in ["fd", "map_files"] {
+            let folder = format!("/proc/{}/{kind}", pid.as_raw_nonzero());
+            for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+                looked_at += 1;
+                if looked_at > most {
+                    return weight.bytes;
+                }
+                let Ok(stat) = rustix::fs::stat(entry.path()) else { continue };
+                let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+                if is_file && stat.st_nlink == 0 && devices.contains(&stat.st_dev) {
+                    weight.add_once(&stat);
+                }
+            }
+        }
+    }
+    weight.bytes
+}
+
 #[derive(Default)]
 struct Weight {
     bytes: u64,
@@ -33,13 +59,21 @@ struct Weight {
 }
 
 impl Weight {
+    fn add_once(&mut self, stat: &Stat) {
+        if self.seen.insert((stat.st_dev, stat.st_ino)) {
+            self.bytes += u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
+        }
+    }
+
     fn add(&mut self, stat: &Stat) {
         self.names += 1;
         self.bytes += NAME_BYTES;
         let is_folder = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
-        if stat.st_nlink < 2 || is_folder || self.seen.insert((stat.st_dev, stat.st_ino)) {
+        if stat.st_nlink < 2 || is_folder {
             // `st_blocks` counts units of 512 bytes whatever the file system's block size is.
             self.bytes += u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
+        } else {
+            self.add_once(stat);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The harvest binary: parse, load the configuration, run the verb, turn its result into an exit code.
 #![forbid(unsafe_code)]
 
+mod begin;
 mod cli;
 mod client;
 mod commands;

@@ -59,7 +59,7 @@ impl Provider for Local {
             },
             limits: self.limits,
             network: Network::Door,
-            owner: Owner::Kept,
+            owner: Owner::Sessions,
             binds: Vec::new(),
             volumes: Vec::new(),
             env: std::collections::BTreeMap::new(),
@@ -129,7 +129,8 @@ impl Provider for Local {
     }
 
     async fn list(&self) -> Result<Vec<SandboxId>, ProviderError> {
-        self.engine("cannot list sandboxes".into(), Engine::list).await
+        // Those people made for themselves are none of the sessions' business.
+        self.engine("cannot list sandboxes".into(), |engine| engine.list_of(Owner::Sessions)).await
     }
 
     fn snapshots(&self) -> Option<&dyn Snapshots> {

@@ -4,6 +4,7 @@
 
 pub(crate) mod caps;
 pub(crate) mod ids;
+mod iptables;
 pub(crate) mod mounts;
 pub(crate) mod network;
 pub(crate) mod seccomp;
@@ -190,12 +191,13 @@ impl Work {
             Step::HostName { name } => {
                 syscall::set_host_name(name).doing(|| format!("set the host name {name}"))
             }
-            Step::Loopback { address, prefix, twin } => {
-                self.inherited.extend(network::set_up(*address, *prefix, *twin)?);
+            Step::Loopback { address, prefix, twin, redirect } => {
+                self.inherited.extend(network::set_up(*address, *prefix, *twin, *redirect)?);
                 Ok(())
             }
             Step::OomScore { adjust } => fs::write("/proc/self/oom_score_adj", adjust.to_string())
                 .doing(|| format!("set oom_score_adj to {adjust}")),
+            Step::SharedMemory { bytes } => limit_shared_memory(*bytes),
             Step::Bridge => self.bridge(),
             Step::Door => self.door(),
             Step::Log => self.log(),
@@ -248,14 +250,16 @@ impl Work {
                 self.scratch()?.writable(folder, ids).doing(|| format!("attach {}", folder.display()))
             }
             Step::Proc => self.tree()?.proc().doing(|| "mount /proc".to_owned()),
-            Step::Dev { nodes } => {
+            Step::Dev { nodes, shm_bytes } => {
                 let nodes = nodes.iter().map(|(name, (major, minor))| (name.as_str(), *major, *minor));
-                self.tree()?.dev(nodes, birth.first_id).doing(|| "make /dev".to_owned())
+                self.tree()?.dev(nodes, birth.first_id, *shm_bytes).doing(|| "make /dev".to_owned())
             }
             Step::Empty { inside } => {
                 self.tree()?.empty(inside).doing(|| format!("cover {}", inside.display()))
             }
-            Step::Mask { paths } => self.tree()?.mask(paths).doing(|| "mask parts of /proc".to_owned()),
+            Step::Mask { paths } => {
+                self.tree()?.mask(paths, self.scratch()?).doing(|| "mask parts of /proc".to_owned())
+            }
             Step::ReadOnly { paths } => {
                 self.tree()?.read_only(paths).doing(|| "make parts of /proc read-only".to_owned())
             }
@@ -386,6 +390,17 @@ fn join(groups: &[PathBuf]) -> Result<(), StepError> {
         fs::write(&procs, "0").doing(|| format!("join {}", procs.display()))?;
     }
     Ok(())
+}
+
+fn limit_shared_memory(bytes: u64) -> Result<(), StepError> {
+    const PAGE_BYTES: u64 = 4096;
+    match fs::write("/proc/sys/kernel/shmall", (bytes / PAGE_BYTES).to_string()) {
+        // A kernel without it, or one that lets only the host's root set it.
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => {
+            Ok(())
+        }
+        result => result.doing(|| "limit shared memory".to_owned()),
+    }
 }
 
 fn new_cgroup_namespace() -> Result<(), StepError> {

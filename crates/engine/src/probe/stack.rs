@@ -13,6 +13,7 @@ use harvest_proto::launch::{DNS_ADDRESS, SYNTHETIC_PREFIX_BITS};
 use rustix::{
     fs::{AtFlags, Mode, OFlags, openat, statat},
     mount::{MountFlags, MountPropagationFlags, mount, mount_change},
+    thread::UnshareFlags,
 };
 
 use super::{
@@ -23,6 +24,7 @@ use super::{
 use crate::{
     cgroup::Hierarchy,
     error::StepError,
+    facts,
     isolate::{self, mounts::Scratch, network},
     plan::TWIN,
     spec::Limits,
@@ -188,14 +190,18 @@ fn clear(hierarchy: &Hierarchy, home: &str) {
 fn redirect(who: Who) -> Finding {
     let act = || -> Outcome {
         who.settle().map_err(text)?;
-        network::set_up(DNS_ADDRESS, SYNTHETIC_PREFIX_BITS, TWIN).map_err(|error| error.line())?;
-        Ok(String::new())
+        let way = network::redirect_here();
+        // What the trial has left there makes way for the real one.
+        // SAFETY: this process has one thread and ends right afterwards.
+        unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }.map_err(text)?;
+        network::set_up(DNS_ADDRESS, SYNTHETIC_PREFIX_BITS, TWIN, way).map_err(|error| error.line())?;
+        Ok(facts::word(way).to_owned())
     };
     // SAFETY: the probing process has one thread.
     match unsafe { in_child(who.flags(libc::CLONE_NEWNET), act) } {
-        Ok(_) => Finding::ok("redirect", "loopback and its redirect by nftables"),
+        Ok(way) => Finding::ok("redirect", format!("loopback and its redirect by {way}")),
         Err(reason) => {
-            let fix = "modprobe -a nf_tables nft_chain_nat nft_redir";
+            let fix = "modprobe -a nf_tables nft_chain_nat nft_redir, or iptable_nat xt_REDIRECT xt_tcpudp";
             Finding::bad("redirect", Level::Fail, reason, fix)
         }
     }

@@ -46,6 +46,7 @@ impl Machine {
             config: ImageConfig::default(),
             parent: None,
             limit: None,
+            of_sessions: false,
         };
         let folder = disk.sandbox(&sandbox.id);
         for part in ["upper", "work", "merged"] {

@@ -8,6 +8,7 @@ use std::{
     fs, io,
     os::fd::{AsFd, OwnedFd},
     path::PathBuf,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -16,13 +17,13 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
 };
 
-use super::{holds::Holds, protocol::send, seed::Seed, supervisor::Supervisor, watch::Watch};
+use super::{Alter, holds::Holds, protocol::send, seed::Seed, supervisor::Supervisor, watch::Watch};
 use crate::{
     cgroup::Hierarchy,
     error::{Doing, EngineError, StepError},
     home::{Home, boot_id, start_ticks},
     isolate::{self, Calling, LOG, ids::Claim},
-    plan::{HostFacts, Plan, plan},
+    plan::{HostFacts, Plan, Redirect, plan},
     sandbox::{self, Record, State},
     spec::{Network, Owner},
     syscall,
@@ -39,6 +40,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 const LOG_BYTES: u64 = 1 << 20;
 // Dying processes leave their cgroups within microseconds, seldom later.
 const CLEAR_AGAIN: Duration = Duration::from_millis(2);
+// What an earlier zygote left is waited for, but not for ever: a process may hang in the kernel.
+const CLEAR_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Something that happened to a sandbox.
 #[derive(Debug)]
@@ -111,6 +114,8 @@ pub(super) struct Nursery {
     cgroups: Hierarchy,
     group: String,
     claims: PathBuf,
+    redirect: Redirect,
+    alter: Alter,
     supervisor: Supervisor,
     pub(super) live: BTreeMap<SandboxId, Live>,
     /// Processes that own sandboxes, also dead ones, whose disks go when the owner goes.
@@ -124,7 +129,13 @@ pub(super) struct Nursery {
 
 impl Nursery {
     /// Takes over what an earlier zygote of this home left.
-    pub(super) fn adopt(home: Home, cgroups: Hierarchy, claims: PathBuf) -> Result<Self, StepError> {
+    pub(super) fn adopt(
+        home: Home,
+        cgroups: Hierarchy,
+        claims: PathBuf,
+        redirect: Redirect,
+        alter: Alter,
+    ) -> Result<Self, StepError> {
         let group = home.group();
         isolate::seccomp::program();
         let mut nursery = Self {
@@ -132,6 +143,8 @@ impl Nursery {
             cgroups,
             group,
             claims,
+            redirect,
+            alter,
             supervisor: Supervisor::default(),
             live: BTreeMap::new(),
             owners: BTreeMap::new(),
@@ -144,20 +157,42 @@ impl Nursery {
         for id in sandbox::all(&nursery.home).map_err(told)? {
             if let Err(error) = nursery.adopt_one(&id) {
                 eprintln!("cannot adopt {id}: {error}");
+                // Nobody can tell what it is, so nobody looks after it: whatever lives of it ends below.
+                nursery.write_state(&id, &State::ended(format!("ended, because {error}")));
             }
         }
-        for part in nursery.cgroups.parts(&nursery.group) {
-            let living = nursery.live.keys().any(|id| id.part() == part);
-            if !living {
-                nursery.cgroups.clear(&nursery.group, &part);
-            }
-        }
+        nursery.clear_strangers();
         Ok(nursery)
+    }
+
+    /// Ends and removes what belongs to no sandbox that lives.
+    fn clear_strangers(&self) {
+        let lives = |part: &str| self.live.keys().any(|id| id.part() == part);
+        for part in self.cgroups.parts(&self.group).iter().filter(|part| !lives(part)) {
+            self.clear_soon(part);
+        }
+        for id in sandbox::parts_in(&self.home.run()).unwrap_or_default() {
+            if !lives(id.part()) {
+                let _ = fs::remove_dir_all(self.home.run_of(&id));
+            }
+        }
+    }
+
+    /// Clears cgroups whose processes die only now.
+    fn clear_soon(&self, part: &str) {
+        let end = Instant::now() + CLEAR_PATIENCE;
+        while !self.cgroups.clear(&self.group, part) && Instant::now() < end {
+            thread::sleep(CLEAR_AGAIN);
+        }
     }
 
     fn adopt_one(&mut self, id: &SandboxId) -> Result<(), EngineError> {
         let state = State::read(&self.home, id)?;
-        let record = Record::read(&self.home, id)?;
+        let record = Record::read(&self.home, id).unwrap_or_else(|error| {
+            // Whose it is cannot be told any more, and work is not thrown away on a guess.
+            eprintln!("{id} is taken for a kept one: {error}");
+            None
+        });
         if let Some(Record { owner: Owner::Process(pid), .. }) = record {
             let owner_started = match &state {
                 Some(State::Running { owner_started, .. }) => *owner_started,
@@ -175,7 +210,7 @@ impl Nursery {
         }
         let Some(State::Running { pid, first_id, .. }) = state else { return Ok(()) };
         let Some(pidfd) = state.as_ref().and_then(State::living).and_then(open_process) else {
-            self.cgroups.clear(&self.group, id.part());
+            self.clear_soon(id.part());
             self.close(id, "ended while nobody looked".to_owned());
             return Ok(());
         };
@@ -188,7 +223,7 @@ impl Nursery {
             failure: None,
             killed: None,
             clocks: record.map_or_else(Clocks::none, |record| {
-                Clocks::new(&record.limits, record.created_at, !self.home.has_quotas())
+                Clocks::new(&record.limits, record.lives_since(), !self.home.has_quotas())
             }),
             // Whoever asked for a freeze asked another zygote.
             thaw_at: Some(Instant::now()),
@@ -206,9 +241,15 @@ impl Nursery {
         layers: &[PathBuf],
         resolv_conf: String,
         mut files: Vec<OwnedFd>,
+        again: bool,
     ) -> Result<(), StepError> {
         let id = record.id.clone();
-        if self.live.contains_key(&id) || !matches!(State::read(&self.home, &id), Ok(None)) {
+        let may = match State::read(&self.home, &id) {
+            Ok(None) => true,
+            Ok(Some(State::Ended { .. })) => again,
+            _ => false,
+        };
+        if self.live.contains_key(&id) || !may {
             let error = io::Error::from(io::ErrorKind::AlreadyExists);
             return Err(StepError::new("start what has been started before", error));
         }
@@ -220,11 +261,10 @@ impl Nursery {
         let mut handed = files.split_off(1);
         let supervisor = files.pop().expect("its length was checked above");
         self.supervisor.load(supervisor)?;
-        let facts = self.facts(resolv_conf);
-        let plan = plan(&record, layers, &facts);
+        let plan = self.plan(&record, layers, resolv_conf);
         let owner_started = owner.as_ref().map(|(started, _)| *started);
         let seed = self.seed_for(&record, &plan)?;
-        let clocks = Clocks::new(&record.limits, record.created_at, !self.home.has_quotas());
+        let clocks = Clocks::new(&record.limits, record.lives_since(), !self.home.has_quotas());
         let volumes: Vec<VolumeName> = record.volumes.iter().map(|volume| volume.name.clone()).collect();
         if let Err(error) = self.call(&seed, record, &plan, &handed, owner_started) {
             seed.discard(&self.cgroups, &self.group);
@@ -239,8 +279,15 @@ impl Nursery {
         Ok(())
     }
 
+    fn plan(&self, record: &Record, layers: &[PathBuf], resolv_conf: String) -> Plan {
+        let mut plan = plan(record, layers, &self.facts(resolv_conf));
+        (self.alter)(&mut plan);
+        plan
+    }
+
     fn facts(&self, resolv_conf: String) -> HostFacts {
-        HostFacts { cgroups: self.cgroups.clone(), group: self.group.clone(), resolv_conf }
+        let redirect = self.redirect;
+        HostFacts { cgroups: self.cgroups.clone(), group: self.group.clone(), resolv_conf, redirect }
     }
 
     /// A process that has taken the steps up to the gate, under this sandbox's name.
@@ -271,7 +318,7 @@ impl Nursery {
             return false;
         }
         self.births = self.births.wrapping_add(1);
-        let plan = plan(&Record::of_a_seed(), &[], &self.facts(String::new()));
+        let plan = self.plan(&Record::of_a_seed(), &[], String::new());
         match Seed::grow(&plan, &self.cgroups, &self.group, &self.claims, self.births) {
             Ok(seed) => self.seeds.push(seed),
             Err(error) => {
@@ -314,6 +361,7 @@ impl Nursery {
                 env,
                 user: record.config.user,
                 workdir: record.config.workdir,
+                sealed: record.sealed,
             },
         };
         let mut files = vec![self.supervisor.program()?.as_fd()];
@@ -471,7 +519,7 @@ impl Nursery {
                 Some(&rustix::event::Timespec { tv_sec: 5, tv_nsec: 0 }),
             );
         }
-        self.cgroups.clear(&self.group, id.part());
+        self.clear_soon(id.part());
         self.close(id, "its owner is gone".to_owned());
         self.discard(id);
     }

@@ -32,6 +32,9 @@ pub(crate) enum Request {
         /// The program a zygote would be started from now.
         #[serde(default)]
         build: Option<Build>,
+        /// It has run before and goes on with the disk it left.
+        #[serde(default)]
+        again: bool,
     },
     /// Answer when it has ended.
     Wait { id: SandboxId },

@@ -8,19 +8,21 @@ use std::{
     fs,
     io::{self, Read, Write},
     os::fd::{AsFd, OwnedFd},
+    path::PathBuf,
     time::{Duration, Instant},
 };
 
 use harvest_proto::SandboxId;
 use rustix::{
     pipe::{PipeFlags, pipe_with},
-    process::{Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid},
+    process::{Pid, Signal, WaitId, WaitIdOptions, pidfd_send_signal, waitid},
 };
 
 use crate::{
+    cgroup::Hierarchy,
     home::Home,
     syscall::{self, Side},
-    weigh::{NAME_BYTES, weigh},
+    weigh::{NAME_BYTES, weigh, weigh_nameless},
 };
 
 const LOOK_EVERY: Duration = Duration::from_millis(500);
@@ -32,6 +34,13 @@ const MOST_LOSS_BYTES: u64 = 1 << 30;
 const LEAST_LOSS_BYTES: u64 = 1 << 20;
 // How far over its limit a tree is walked still, in names.
 const MORE_NAMES: u64 = 1 << 20;
+
+/// Where sandboxes and their processes are.
+pub(super) struct Place<'a> {
+    pub(super) home: &'a Home,
+    pub(super) cgroups: &'a Hierarchy,
+    pub(super) group: &'a str,
+}
 
 /// A sandbox to keep an eye on.
 pub(super) struct Watched<'a> {
@@ -77,7 +86,12 @@ impl Watch {
     }
 
     /// Looks at the disk when it is time to, and weighs when there is reason to; answers when to look again.
-    pub(super) fn tick(&mut self, now: Instant, home: &Home, watched: &[Watched<'_>]) -> Option<Instant> {
+    pub(super) fn tick(
+        &mut self,
+        now: Instant,
+        place: &Place<'_>,
+        watched: &[Watched<'_>],
+    ) -> Option<Instant> {
         if watched.is_empty() {
             self.look_at = None;
             self.free = None;
@@ -89,14 +103,14 @@ impl Watch {
             return Some(at);
         }
         self.look_at = Some(now + LOOK_EVERY);
-        let free = free(home);
+        let free = free(place.home);
         let most = self.free.get_or_insert(free);
         *most = Free { bytes: most.bytes.max(free.bytes), names: most.names.max(free.names) };
         let due = self.weighed_at.is_none_or(|weighed| now.duration_since(weighed) > WEIGH_EVERY);
         if self.scales.is_none() && now >= self.rest_until && (due || has_lost(*most, free, watched)) {
             self.free = Some(free);
             self.weighed_at = Some(now);
-            match Scales::start(now, home, watched) {
+            match Scales::start(now, place, watched) {
                 Ok(scales) => self.scales = Some(scales),
                 Err(error) => eprintln!("cannot weigh what sandboxes have written: {error}"),
             }
@@ -132,8 +146,11 @@ impl Watch {
 }
 
 impl Scales {
-    fn start(now: Instant, home: &Home, watched: &[Watched<'_>]) -> io::Result<Self> {
+    fn start(now: Instant, place: &Place<'_>, watched: &[Watched<'_>]) -> io::Result<Self> {
         let (says, say) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+        // Before the split: in another pid namespace nobody has a number.
+        let processes: Vec<Vec<Pid>> =
+            watched.iter().map(|sandbox| place.cgroups.working(place.group, sandbox.id.part())).collect();
         // In a pid namespace of its own: it can signal nobody, and is nobody's zygote.
         let flags = libc::CLONE_NEWPID.cast_unsigned().into();
         // SAFETY: the zygote has one thread.
@@ -142,7 +159,7 @@ impl Scales {
                 let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
                 // SAFETY: this process never goes back to what owns the other descriptors.
                 unsafe { syscall::close_all_but(&[say.as_fd()]) };
-                work(&say, home, watched);
+                work(&say, place.home, watched.iter().zip(&processes));
                 syscall::exit_now(0)
             }
             Side::Parent { pidfd, .. } => Ok(Self { pidfd, says: says.into(), said: Vec::new(), began: now }),
@@ -158,20 +175,30 @@ impl Drop for Scales {
 }
 
 /// Weighs each and says so, a line each.
-fn work(say: &OwnedFd, home: &Home, watched: &[Watched<'_>]) {
+fn work<'a>(say: &OwnedFd, home: &Home, watched: impl Iterator<Item = (&'a Watched<'a>, &'a Vec<Pid>)>) {
     let _ = rustix::process::nice(19);
     syscall::idle_disk_priority();
     let Ok(say) = say.try_clone() else { return };
     let flags = rustix::fs::fcntl_getfl(&say).unwrap_or(rustix::fs::OFlags::empty());
     let _ = rustix::fs::fcntl_setfl(&say, flags - rustix::fs::OFlags::NONBLOCK);
     let mut say = fs::File::from(say);
-    for sandbox in watched {
+    for (sandbox, processes) in watched {
         let most_names = sandbox.allowed / NAME_BYTES + MORE_NAMES;
-        let weight = weigh(&home.writable(sandbox.id).join("upper"), most_names);
+        let upper = home.writable(sandbox.id).join("upper");
+        let weight = weigh(&upper, most_names).saturating_add(nameless(upper, processes, most_names));
         if writeln!(say, "{} {weight}", sandbox.id).is_err() {
             return;
         }
     }
+}
+
+fn nameless(upper: PathBuf, processes: &[Pid], most: u64) -> u64 {
+    // An overlay gives its files a device of its own, or shows the upper's where its layers are on several.
+    let inside = processes.first().map(|pid| format!("/proc/{}/root", pid.as_raw_nonzero()).into());
+    let places = [Some(upper), inside];
+    let device = |path: PathBuf| rustix::fs::stat(path).ok().map(|stat| stat.st_dev);
+    let devices: Vec<u64> = places.into_iter().flatten().filter_map(device).collect();
+    weigh_nameless(processes, &devices, most)
 }
 
 fn weighed(line: &str) -> Option<(SandboxId, u64)> {

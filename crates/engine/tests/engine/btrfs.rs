@@ -387,7 +387,8 @@ fn a_full_disk_of_the_host_is_seen_by_the_writer_only() {
     let disk = HostDisk::new("mkfs.ext4", 700);
     let below = disk.place();
     {
-        let world = World::in_folder(tempfile::tempdir().unwrap(), below.to_str().unwrap(), Driver::Btrfs);
+        let world =
+            World::in_folder(tempfile::tempdir().unwrap(), below.to_str().unwrap(), Driver::Btrfs, &[]);
         let (writer, other) = (world.start(), world.start());
         shell(&other, "echo before > /file");
         disk.fill();
@@ -429,7 +430,7 @@ fn a_home_on_btrfs_needs_no_file_of_its_own() {
     }
     let disk = HostDisk::new("mkfs.btrfs", 300);
     let below = disk.place();
-    let world = World::in_folder(tempfile::tempdir().unwrap(), below.to_str().unwrap(), Driver::Auto);
+    let world = World::in_folder(tempfile::tempdir().unwrap(), below.to_str().unwrap(), Driver::Auto, &[]);
     assert_eq!(world.engine.usage().unwrap().driver, StoreKind::Btrfs);
     assert!(!world.home.join("store.btrfs").exists());
     let running = world.start();
@@ -452,7 +453,7 @@ fn a_store_grows_ahead_of_who_writes() {
     }
     let disk = HostDisk::new("mkfs.ext4", 1500);
     let below = disk.place();
-    let world = World::in_folder(tempfile::tempdir().unwrap(), below.to_str().unwrap(), Driver::Btrfs);
+    let world = World::in_folder(tempfile::tempdir().unwrap(), below.to_str().unwrap(), Driver::Btrfs, &[]);
     let size = || world.home.join("store.btrfs").metadata().unwrap().len();
     let running = world.start();
     let before = size();

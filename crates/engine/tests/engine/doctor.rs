@@ -42,6 +42,27 @@ fn a_home_in_which_no_layer_can_be_made_is_found_out() {
     assert!(overlay["fix"].is_string());
 }
 
+/// What the probe says of a folder, after a shell has prepared it in a mount table of its own.
+fn probed(folder: &Path, prepare: &str) -> serde_json::Value {
+    let script = format!("{prepare} && exec \"$0\" --probe \"$1\"");
+    let output = HostCommand::new("unshare")
+        .args(["--mount", "sh", "-c", &script, env!("CARGO_BIN_EXE_harvest-zygote")])
+        .arg(folder)
+        .output()
+        .unwrap();
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"))
+}
+
+#[test]
+fn a_home_on_a_file_system_that_maps_no_ids_is_found_out() {
+    let folder = tempfile::tempdir().unwrap();
+    for (prepare, level) in [("true", "ok"), ("mount -t ramfs none \"$1\"", "fail")] {
+        let said = probed(folder.path(), prepare);
+        let finding = said.as_array().unwrap().iter().find(|finding| finding["id"] == "id_mapped_mounts");
+        assert_eq!(finding.unwrap()["level"], level, "{prepare}: {said}");
+    }
+}
+
 #[test]
 fn a_host_that_cannot_be_tried_is_a_finding_too() {
     let world = World::new();

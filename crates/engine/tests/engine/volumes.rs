@@ -208,27 +208,41 @@ fn a_volume_begun_by_who_was_killed_is_made_again_or_swept() {
     assert_eq!(shell(&running, "cat /data/file").out, "on");
 }
 
+/// What the file system says of itself.
+fn about(image: &Path) -> String {
+    let said = HostCommand::new("/usr/sbin/dumpe2fs").arg("-h").arg(image).output().unwrap().stdout;
+    String::from_utf8_lossy(&said).into_owned()
+}
+
 #[test]
-fn a_volume_that_was_not_unmounted_is_mended_before_it_is_used() {
+fn a_volume_that_was_not_unmounted_or_has_errors_is_mended_before_it_is_used() {
     let world = World::new();
     world.volume("cut");
+    let (image, copy) = (world.image("cut"), world.folder.path().join("copy"));
+    let ends = |running: Running| {
+        world.engine.remove(&running.id).unwrap();
+        world.engine.rest().unwrap();
+        eventually("it is unmounted", || world.devices().is_empty());
+    };
     let running = world.start_with(vec![mount("cut", false)]);
     shell(&running, "echo work > /data/file; busybox sync");
     // What is on the disk when the power goes.
-    let (image, copy) = (world.image("cut"), world.folder.path().join("copy"));
     fs::copy(&image, &copy).unwrap();
-    world.engine.remove(&running.id).unwrap();
-    world.engine.rest().unwrap();
-    eventually("it is unmounted", || world.devices().is_empty());
+    ends(running);
     fs::rename(&copy, &image).unwrap();
-    let state = |path: &Path| {
-        let said = HostCommand::new("/usr/sbin/dumpe2fs").arg("-h").arg(path).output().unwrap().stdout;
-        String::from_utf8_lossy(&said).contains("needs_recovery")
-    };
-    assert!(state(&image), "the copy is as a power cut leaves it");
+    assert!(about(&image).contains("needs_recovery"));
     let running = world.start_with(vec![mount("cut", false)]);
     assert_eq!(shell(&running, "cat /data/file").out, "work");
     assert!(fs::metadata(&image).unwrap().blocks() * 512 >= SIZE, "and has its blocks again");
+    ends(running);
+    let debugfs = HostCommand::new("/usr/sbin/debugfs")
+        .args(["-w", "-R", "set_super_value state 3"])
+        .arg(&image)
+        .output()
+        .unwrap();
+    assert!(debugfs.status.success() && about(&image).contains("clean with errors"), "{debugfs:?}");
+    ends(world.start_with(vec![mount("cut", false)]));
+    assert!(!about(&image).contains("with errors"));
 }
 
 #[test]

@@ -8,7 +8,11 @@ use std::{
 use harvest_proto::{SandboxId, Timestamp};
 
 use super::{CLEAR_AGAIN, Live, Nursery};
-use crate::{sandbox::Stopped, spec::Limits, zygote::watch::Watched};
+use crate::{
+    sandbox::Stopped,
+    spec::Limits,
+    zygote::watch::{Place, Watched},
+};
 
 // What has not died of a signal by then waits for a disk; the next weighing sees to it.
 const STOP_PATIENCE: Duration = Duration::from_secs(2);
@@ -89,7 +93,8 @@ impl Nursery {
                 Some(Watched { id, allowed, weight })
             })
             .collect();
-        self.watch.tick(now, &self.home, &watched)
+        let place = Place { home: &self.home, cgroups: &self.cgroups, group: &self.group };
+        self.watch.tick(now, &place, &watched)
     }
 
     /// Readable when something has been weighed.
