@@ -118,7 +118,7 @@ async fn in_state_of(local: &Local, repository: &str, script: &str) -> String {
 
 #[tokio::test]
 async fn what_one_run_leaves_in_its_repositorys_state_the_next_one_finds() {
-    let home = Home::new();
+    let home = Home::new(Driver::Dir);
     let local = Local::new(home.engine.clone(), Limits::default());
     in_state_of(&local, "acme/app", "echo found > /mnt/state/workspace/left").await;
     assert_eq!(in_state_of(&local, "acme/app", "cat /mnt/state/workspace/left").await, "found");
@@ -128,7 +128,7 @@ async fn what_one_run_leaves_in_its_repositorys_state_the_next_one_finds() {
 
 #[tokio::test]
 async fn a_sandbox_whose_state_cannot_be_had_starts_without() {
-    let home = Home::new();
+    let home = Home::new(Driver::Dir);
     let local = Local::new(home.engine.clone(), Limits::default());
     in_state_of(&local, "acme/app", "true").await;
     let [volume] = &home.engine.volumes().unwrap()[..] else { panic!("one repository, one volume") };
