@@ -4,7 +4,10 @@ use std::{io, path::PathBuf};
 
 use harvest_proto::{SandboxId, SnapshotId};
 
-use crate::{guest::GuestError, recipe::RecipeError, room::shown, spec::LayerId, volume::VolumeName};
+use crate::{
+    guest::GuestError, recipe::RecipeError, room::shown, rootless::RootlessError, spec::LayerId,
+    volume::VolumeName,
+};
 
 /// Why the engine could not do it.
 #[derive(Debug, thiserror::Error)]
@@ -140,6 +143,9 @@ pub enum EngineError {
         /// What it said.
         source: GuestError,
     },
+    /// The user is not root and cannot act as if.
+    #[error("this user cannot run sandboxes")]
+    Rootless(#[from] RootlessError),
     /// A file or folder said no.
     #[error("cannot {doing} {}", path.display())]
     File {

@@ -25,6 +25,7 @@ mod plan;
 pub mod probe;
 mod recipe;
 mod room;
+pub mod rootless;
 mod sandbox;
 mod snapshot;
 mod spec;
@@ -49,7 +50,7 @@ pub use home::Config;
 pub use image::Image;
 pub use inspect::Inspected;
 pub use isolate::caps::Capability;
-pub use plan::{Handed, HostFacts, IDS, Namespace, Plan, Redirect, Step};
+pub use plan::{Handed, HostFacts, IDS, Ids, Namespace, Plan, Redirect, Step};
 pub use probe::{Finding, Level};
 pub use recipe::{Base, Make, Recipe, RecipeError};
 pub use room::{Threshold, Thresholds};
@@ -83,13 +84,17 @@ impl Engine {
     /// Makes the folders that are missing. Starts nothing.
     ///
     /// # Errors
-    /// When a folder cannot be made.
+    /// When a folder cannot be made, or belongs to the other kind of user (root or not).
     pub fn open(mut config: Config) -> Result<Self, EngineError> {
+        rootless::check()?;
         home::make_private(&config.home)?;
         home::make_private(&config.cache)?;
         // The zygote and every client must call the home by one name: its cgroup is named after it.
         config.home = config.home.canonicalize().at("find", &config.home)?;
         config.cache = config.cache.canonicalize().at("find", &config.cache)?;
+        for (folder, variable) in [(&config.home, "HARVEST_HOME"), (&config.cache, "HARVEST_CACHE")] {
+            rootless::check_store(folder, variable).at("use", folder)?;
+        }
         let store = Store::open(&config.home, config.driver)?;
         let home = Home::new(config.home.clone(), store.kind());
         home.make()?;

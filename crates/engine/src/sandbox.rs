@@ -20,7 +20,7 @@ use crate::{
     error::{AtPath, EngineError},
     facts,
     home::{Home, Survives, boot_id, read_record, start_ticks, sync_folder, write_record},
-    plan::{HostFacts, Plan, plan},
+    plan::{HostFacts, Ids, Plan, plan},
     room::What,
     spec::{Bind, ImageConfig, LayerId, Limits, Network, Origin, Owner, Spec, VolumeMount},
     syscall, trash, volume,
@@ -198,10 +198,14 @@ impl State {
 
 /// Every sandbox with a folder.
 pub(crate) fn all(home: &Home) -> Result<Vec<SandboxId>, EngineError> {
-    let folder = home.sandboxes();
+    parts_in(&home.sandboxes())
+}
+
+/// The sandboxes that names in a folder are of.
+pub(crate) fn parts_in(folder: &Path) -> Result<Vec<SandboxId>, EngineError> {
     let mut ids = Vec::new();
-    for entry in fs::read_dir(&folder).at("list", &folder)? {
-        let name = entry.at("list", &folder)?.file_name();
+    for entry in fs::read_dir(folder).at("list", folder)? {
+        let name = entry.at("list", folder)?.file_name();
         let id = name.to_str().and_then(|part| format!("{}_{part}", SandboxId::PREFIX).parse().ok());
         ids.extend(id);
     }
@@ -252,6 +256,7 @@ impl Engine {
             group: self.home.group(),
             resolv_conf: host_resolv_conf(record.network),
             redirect: facts::redirect_in_a_thread(),
+            ids: Ids::here(),
         };
         Ok(plan(&record, &layers, &facts))
     }
@@ -309,8 +314,9 @@ impl Engine {
     /// When the zygote cannot be reached.
     pub fn kill(&self, id: &SandboxId) -> Result<(), EngineError> {
         self.store.wake()?;
+        // A state that cannot be read says nothing: then the zygote knows.
         if !self.home.sandbox(id).exists()
-            || matches!(State::read(&self.home, id)?, Some(State::Ended { .. }))
+            || matches!(State::read(&self.home, id), Ok(Some(State::Ended { .. })))
         {
             return Ok(());
         }

@@ -29,6 +29,7 @@ use crate::{
     disk::lock,
     error::AtPath,
     home::{Survives, make_private, read_record, write_record},
+    rootless,
 };
 
 // The first form of what is below the store's folder.
@@ -254,7 +255,7 @@ pub(crate) fn kind_of(home: &Path) -> Result<Option<StoreKind>, EngineError> {
 // Whatever a crash leaves of this is done again: the record comes last.
 fn make(home: &Path, wanted: Driver) -> Result<StoreKind, EngineError> {
     let facts = Facts {
-        root: rustix::process::geteuid().is_root(),
+        root: rustix::process::geteuid().is_root() && !rootless::is_here(),
         on_btrfs: btrfs::is_here(home).at("look at", home)?,
         mkfs: file::mkfs().is_some(),
         free: file::free(home)?,

@@ -11,12 +11,18 @@ mod disks;
 mod doctor;
 #[path = "engine/fallbacks.rs"]
 mod fallbacks;
+#[path = "engine/faults.rs"]
+mod faults;
 #[path = "engine/guests.rs"]
 mod guests;
+#[path = "engine/leftovers.rs"]
+mod leftovers;
 #[path = "engine/limits.rs"]
 mod limits;
 #[path = "engine/probes.rs"]
 mod probes;
+#[path = "engine/rootless.rs"]
+mod rootless;
 #[path = "engine/upgrades.rs"]
 mod upgrades;
 #[path = "engine/volumes.rs"]
@@ -47,10 +53,16 @@ use harvest_proto::{
     door::{Answer, Ask},
 };
 
-const APPLETS: [&str; 22] = [
-    "cat", "chown", "echo", "grep", "hostname", "id", "ip", "kill", "ln", "ls", "mkdir", "mknod", "mount",
-    "ps", "readlink", "setsid", "sh", "sleep", "touch", "true", "wget", "wc",
+const APPLETS: [&str; 28] = [
+    "cat", "chmod", "chown", "echo", "grep", "head", "hostname", "id", "ip", "kill", "ln", "ls", "mkdir",
+    "mkfifo", "mknod", "mv", "mount", "printf", "ps", "readlink", "rm", "setsid", "sh", "sleep", "touch",
+    "true", "wget", "wc",
 ];
+
+/// Elsewhere for an ordinary user, who may not enter the folder of what was built.
+fn zygote_program() -> std::ffi::OsString {
+    std::env::var_os("HARVEST_TEST_ZYGOTE").unwrap_or(env!("CARGO_BIN_EXE_harvest-zygote").into())
+}
 
 /// A home of its own; everything in it is gone when the test ends.
 struct World {
@@ -68,6 +80,14 @@ impl World {
         Self::in_folder(tempfile::tempdir().unwrap(), below, Driver::Dir, &[])
     }
 
+    /// One whose sandboxes lack these guards.
+    fn without(guards: &[&str]) -> Self {
+        match guards {
+            [] => Self::new(),
+            guards => Self::with_zygote("", &["--leave-out", &guards.join(",")]),
+        }
+    }
+
     fn with_zygote(below: &str, arguments: &[&str]) -> Self {
         Self::in_folder(tempfile::tempdir().unwrap(), below, Driver::Dir, arguments)
     }
@@ -83,6 +103,14 @@ impl World {
     }
 
     fn in_folder(folder: tempfile::TempDir, below: &str, driver: Driver, arguments: &[&str]) -> Self {
+        let home = folder.path().join(below).join("home");
+        Self::in_home(folder, home, driver, arguments)
+    }
+
+    fn in_home(folder: tempfile::TempDir, home: PathBuf, driver: Driver, arguments: &[&str]) -> Self {
+        let zygote = [zygote_program()].into_iter().chain(arguments.iter().map(Into::into)).collect();
+        let cache = folder.path().join("cache");
+        let engine = Engine::open(Config { driver, ..config(&home, &cache, zygote) }).unwrap();
         let base = folder.path().join("cache/layers/base");
         for name in ["bin", "etc", "tmp", "root", "proc", "dev", "sys"] {
             fs::create_dir_all(base.join(name)).unwrap();
@@ -91,20 +119,12 @@ impl World {
         for applet in APPLETS {
             symlink("busybox", base.join("bin").join(applet)).unwrap();
         }
-        let supervisor = PathBuf::from(std::env::var_os("HARVEST_SUPERVISOR").unwrap_or_default());
-        assert!(supervisor.is_file(), "no supervisor at {}: run `cargo supervisor`", supervisor.display());
-        let home = folder.path().join(below).join("home");
-        let zygote = [&[env!("CARGO_BIN_EXE_harvest-zygote")], arguments].concat();
-        let engine = Engine::open(Config {
-            home: home.clone(),
-            cache: folder.path().join("cache"),
-            supervisor,
-            zygote: zygote.into_iter().map(Into::into).collect(),
-            driver,
-            thresholds: Thresholds::NONE,
-        })
-        .unwrap();
         Self { engine, home, folder }
+    }
+
+    fn config(&self) -> Config {
+        let zygote = vec![env!("CARGO_BIN_EXE_harvest-zygote").into()];
+        config(&self.home, &self.folder.path().join("cache"), zygote)
     }
 
     fn spec(&self) -> Spec {
@@ -156,7 +176,7 @@ impl World {
             .into_iter()
             .filter(|pid| {
                 let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-                let mut words = line.split(|byte| *byte == 0);
+                let mut words = line.split(|byte| *byte == 0).filter(|word| !word.is_empty());
                 // A sandbox being made has the zygote's name still, in a pid namespace of its own.
                 let link = |pid: &dyn std::fmt::Display| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
                 words.next().is_some_and(|word| word.ends_with(b"harvest-zygote"))
@@ -174,12 +194,23 @@ impl Drop for World {
         }
         let _ = self.engine.rest();
         if !thread::panicking() {
-            eventually("the zygote goes and leaves nothing", || {
-                self.zygotes().is_empty() && self.groups().is_empty()
-            });
+            self.assert_nothing_left();
         }
         // Looking for cgroups has woken it.
         btrfs::let_go(&self.engine, &self.home);
+    }
+}
+
+fn config(home: &Path, cache: &Path, zygote: Vec<std::ffi::OsString>) -> Config {
+    let supervisor = PathBuf::from(std::env::var_os("HARVEST_SUPERVISOR").unwrap_or_default());
+    assert!(supervisor.is_file(), "no supervisor at {}: run `cargo supervisor`", supervisor.display());
+    Config {
+        home: home.to_owned(),
+        cache: cache.to_owned(),
+        supervisor,
+        zygote,
+        driver: Driver::Dir,
+        thresholds: Thresholds::NONE,
     }
 }
 
@@ -223,7 +254,6 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 
 /// What a command said and how it ended.
 #[derive(Debug)]
-#[expect(dead_code, reason = "what went to stderr is for whoever reads a failure")]
 struct Said {
     exit: Exit,
     out: String,

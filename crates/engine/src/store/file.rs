@@ -40,8 +40,7 @@ pub(super) const ROOMY_BYTES: u64 = 4 * FIRST_BYTES;
 // Sizes are multiples of this: small beside every step, large beside every chunk header.
 const GRAIN_BYTES: u64 = 64 * MIB;
 
-// `nodiscard` keeps the blocks reserved. The ratio makes room for metadata after every fourth chunk of
-// data: else who fills the store with data leaves none for the name of a snapshot or a record.
+// `nodiscard` keeps the blocks reserved. The ratio has metadata get a chunk for every four of data.
 const OPTIONS: &CStr = c"nodiscard,metadata_ratio=4";
 
 // A full store has no room for the record of a snapshot that itself takes none. A file of this size is
@@ -135,10 +134,10 @@ pub(super) fn make(home: &Path, free: u64) -> Result<(), EngineError> {
 
 fn format(file: &Path) -> Result<(), EngineError> {
     let program = mkfs().ok_or(io::ErrorKind::NotFound).at("find", "mkfs.btrfs")?;
-    // One copy of everything, the file's own disk keeps more if it does; and no discarding, which
-    // would give the reserved blocks back.
+    // Two copies of metadata: with one, mkfs leaves it 8 MiB, and who fills the store with data leaves
+    // none for the name of a snapshot. No discarding, which would give the reserved blocks back.
     let made = Command::new(program)
-        .args(["--quiet", "--nodiscard", "--metadata", "single", "--data", "single", "--label", "harvest"])
+        .args(["--quiet", "--nodiscard", "--metadata", "dup", "--data", "single", "--label", "harvest"])
         .arg(file)
         .stdin(Stdio::null())
         .output()

@@ -9,6 +9,7 @@ mod nursery;
 pub(crate) mod protocol;
 mod seed;
 mod server;
+mod still;
 mod supervisor;
 mod watch;
 
@@ -39,6 +40,8 @@ use crate::{
     facts::{Lack, RedirectTrial},
     home::Home,
     isolate::{ids, mounts},
+    plan::{NODES, Plan},
+    rootless,
     syscall::{self, Side},
 };
 use nursery::Nursery;
@@ -48,14 +51,29 @@ use server::Server;
 // A zygote that is just going holds its lock for a moment longer.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 
+/// Changes a plan before it is carried out.
+#[doc(hidden)]
+pub type Alter = Box<dyn Fn(&mut Plan)>;
+
 /// Runs the zygote of a home: says `ready` (or why not) on standard output and goes on in the
 /// background until it has had nothing to do for a minute.
 pub fn main(home: &Path) -> ExitCode {
-    main_without(home, &[])
+    run(home, &[], Box::new(|_| {}))
 }
 
 /// The same, on a host that is to be taken for a lesser one.
 pub fn main_without(home: &Path, lacking: &[Lack]) -> ExitCode {
+    run(home, lacking, Box::new(|_| {}))
+}
+
+/// The same with every plan changed first. For the engine's own tests, which show that a probe finds a
+/// guard that is off; what to change is known to their zygote alone, `src/bin/harvest-zygote.rs`.
+#[doc(hidden)]
+pub fn main_altered(home: &Path, alter: Alter) -> ExitCode {
+    run(home, &[], alter)
+}
+
+fn run(home: &Path, lacking: &[Lack], alter: Alter) -> ExitCode {
     // What some careless parent left open.
     // SAFETY: this is the first thing the program does; it owns no descriptor yet.
     unsafe { syscall::close_all_but(&[]) };
@@ -65,7 +83,7 @@ pub fn main_without(home: &Path, lacking: &[Lack]) -> ExitCode {
         Err(error) => return say(&format!("cannot go into the background: {error}")),
     }
     let _ = rustix::process::setsid();
-    match prepare(home, lacking).and_then(|(server, lock)| {
+    match prepare(home, lacking, alter).and_then(|(server, lock)| {
         hush()?;
         Ok((server, lock))
     }) {
@@ -96,7 +114,7 @@ fn split() -> io::Result<Side> {
     unsafe { syscall::clone_process(0, None) }
 }
 
-fn prepare(home: &Path, lacking: &[Lack]) -> Result<(Server, File), StepError> {
+fn prepare(home: &Path, lacking: &[Lack], alter: Alter) -> Result<(Server, File), StepError> {
     let build = Build::of(Path::new("/proc/self/exe"));
     let path = home.canonicalize().doing(|| format!("find {}", home.display()))?;
     let home = Home::find(path)
@@ -109,15 +127,28 @@ fn prepare(home: &Path, lacking: &[Lack]) -> Result<(Server, File), StepError> {
     let _ = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files });
     // Best effort: only the most privileged may make themselves less likely to be killed.
     let _ = fs::write("/proc/self/oom_score_adj", "-900");
-    let claims = Path::new(ids::CLAIMS);
-    DirBuilder::new().recursive(true).mode(0o700).create(claims).doing(|| format!("make {}", ids::CLAIMS))?;
+    // An ordinary user's sandboxes share their ids: nothing is claimed, and nowhere outside the home.
+    let claims = if rootless::is_here() { home.run().join("ids") } else { Path::new(ids::CLAIMS).to_owned() };
+    let claims = claims.as_path();
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(claims)
+        .doing(|| format!("make {}", claims.display()))?;
     // SAFETY: the zygote has one thread.
     let redirect = unsafe { RedirectTrial::start(lacking) };
-    let cgroups = Hierarchy::detect()?;
-    cgroups.enter_home(&home.group())?;
+    let mut cgroups = Hierarchy::detect()?;
+    match cgroups.enter_home(&home.group()) {
+        // What looked like ours is not: sandboxes without limits are better than none, and the plan says so.
+        Err(error) if rootless::is_here() => {
+            eprintln!("no cgroups: {}", error.line());
+            cgroups = Hierarchy::None;
+        }
+        result => result?,
+    }
     empty_mount_table(&home, claims, &cgroups)?;
     ids::sweep(claims)?;
-    let nursery = Nursery::adopt(home.clone(), cgroups, claims.to_owned(), redirect.found())?;
+    let nursery = Nursery::adopt(home.clone(), cgroups, claims.to_owned(), redirect.found(), alter)?;
     Ok((Server::listen(home, build, nursery)?, lock))
 }
 
@@ -144,11 +175,15 @@ fn empty_mount_table(home: &Home, claims: &Path, cgroups: &Hierarchy) -> Result<
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }.doing(doing)?;
     mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE).doing(doing)?;
     let mut kept: Vec<(PathBuf, bool)> = vec![
-        ("/proc".into(), false),
+        // Only the host's root may show what others have mounted over.
+        ("/proc".into(), rootless::is_here()),
         (claims.to_owned(), false),
         // A store may be mounted inside the home.
         (home.path().to_owned(), true),
     ];
+    if rootless::is_here() {
+        kept.extend(NODES.map(|(name, ..)| (Path::new(mounts::DEVICES).join(name), false)));
+    }
     kept.extend(cgroups.mounts().into_iter().map(|mount| (mount.to_owned(), false)));
     let mut trees: Vec<(PathBuf, OwnedFd)> = Vec::new();
     for (path, recursive) in kept {
@@ -162,10 +197,15 @@ fn empty_mount_table(home: &Home, claims: &Path, cgroups: &Hierarchy) -> Result<
         syscall::attach(&root, &target)?;
         rustix::process::fchdir(&root)?;
         let below = |path: &Path| path.strip_prefix("/").unwrap_or(path).to_owned();
-        fs::create_dir(below(Path::new(mounts::SCRATCH)))?;
+        for folder in [mounts::SCRATCH, mounts::DEVICES] {
+            fs::create_dir(below(Path::new(folder)))?;
+        }
         for (path, tree) in &trees {
             let path = below(path);
-            fs::create_dir_all(&path)?;
+            match fs::File::from(tree.try_clone()?).metadata()?.is_dir() {
+                true => fs::create_dir_all(&path)?,
+                false => fs::write(&path, "")?,
+            }
             let target = rustix::fs::open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
             syscall::attach(tree, &target)?;
         }

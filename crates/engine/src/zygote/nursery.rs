@@ -8,6 +8,7 @@ use std::{
     fs, io,
     os::fd::{AsFd, OwnedFd},
     path::PathBuf,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -16,13 +17,15 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
 };
 
-use super::{holds::Holds, protocol::send, seed::Seed, supervisor::Supervisor, watch::Watch};
+use super::{
+    Alter, holds::Holds, protocol::send, seed::Seed, still::Brake, supervisor::Supervisor, watch::Watch,
+};
 use crate::{
     cgroup::Hierarchy,
     error::{Doing, EngineError, StepError},
     home::{Home, boot_id, start_ticks},
     isolate::{self, Calling, LOG, ids::Claim},
-    plan::{HostFacts, Plan, Redirect, plan},
+    plan::{HostFacts, Ids, Plan, Redirect, plan},
     sandbox::{self, Record, State},
     spec::{Network, Owner},
     syscall,
@@ -39,6 +42,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 const LOG_BYTES: u64 = 1 << 20;
 // Dying processes leave their cgroups within microseconds, seldom later.
 const CLEAR_AGAIN: Duration = Duration::from_millis(2);
+// What an earlier zygote left is waited for, but not for ever: a process may hang in the kernel.
+const CLEAR_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Something that happened to a sandbox.
 #[derive(Debug)]
@@ -111,7 +116,9 @@ pub(super) struct Nursery {
     cgroups: Hierarchy,
     group: String,
     claims: PathBuf,
+    brake: Brake,
     redirect: Redirect,
+    alter: Alter,
     supervisor: Supervisor,
     pub(super) live: BTreeMap<SandboxId, Live>,
     /// Processes that own sandboxes, also dead ones, whose disks go when the owner goes.
@@ -130,15 +137,18 @@ impl Nursery {
         cgroups: Hierarchy,
         claims: PathBuf,
         redirect: Redirect,
+        alter: Alter,
     ) -> Result<Self, StepError> {
         let group = home.group();
         isolate::seccomp::program();
         let mut nursery = Self {
+            brake: Brake { home: home.clone(), cgroups: cgroups.clone(), group: group.clone() },
             home,
             cgroups,
             group,
             claims,
             redirect,
+            alter,
             supervisor: Supervisor::default(),
             live: BTreeMap::new(),
             owners: BTreeMap::new(),
@@ -151,20 +161,42 @@ impl Nursery {
         for id in sandbox::all(&nursery.home).map_err(told)? {
             if let Err(error) = nursery.adopt_one(&id) {
                 eprintln!("cannot adopt {id}: {error}");
+                // Nobody can tell what it is, so nobody looks after it: whatever lives of it ends below.
+                nursery.write_state(&id, &State::ended(format!("ended, because {error}")));
             }
         }
-        for part in nursery.cgroups.parts(&nursery.group) {
-            let living = nursery.live.keys().any(|id| id.part() == part);
-            if !living {
-                nursery.cgroups.clear(&nursery.group, &part);
-            }
-        }
+        nursery.clear_strangers();
         Ok(nursery)
+    }
+
+    /// Ends and removes what belongs to no sandbox that lives.
+    fn clear_strangers(&self) {
+        let lives = |part: &str| self.live.keys().any(|id| id.part() == part);
+        for part in self.cgroups.parts(&self.group).iter().filter(|part| !lives(part)) {
+            self.clear_soon(part);
+        }
+        for id in sandbox::parts_in(&self.home.run()).unwrap_or_default() {
+            if !lives(id.part()) {
+                let _ = fs::remove_dir_all(self.home.run_of(&id));
+            }
+        }
+    }
+
+    /// Clears cgroups whose processes die only now.
+    fn clear_soon(&self, part: &str) {
+        let end = Instant::now() + CLEAR_PATIENCE;
+        while !self.cgroups.clear(&self.group, part) && Instant::now() < end {
+            thread::sleep(CLEAR_AGAIN);
+        }
     }
 
     fn adopt_one(&mut self, id: &SandboxId) -> Result<(), EngineError> {
         let state = State::read(&self.home, id)?;
-        let record = Record::read(&self.home, id)?;
+        let record = Record::read(&self.home, id).unwrap_or_else(|error| {
+            // Whose it is cannot be told any more, and work is not thrown away on a guess.
+            eprintln!("{id} is taken for a kept one: {error}");
+            None
+        });
         if let Some(Record { owner: Owner::Process(pid), .. }) = record {
             let owner_started = match &state {
                 Some(State::Running { owner_started, .. }) => *owner_started,
@@ -182,7 +214,7 @@ impl Nursery {
         }
         let Some(State::Running { pid, first_id, .. }) = state else { return Ok(()) };
         let Some(pidfd) = state.as_ref().and_then(State::living).and_then(open_process) else {
-            self.cgroups.clear(&self.group, id.part());
+            self.clear_soon(id.part());
             self.close(id, "ended while nobody looked".to_owned());
             return Ok(());
         };
@@ -233,8 +265,7 @@ impl Nursery {
         let mut handed = files.split_off(1);
         let supervisor = files.pop().expect("its length was checked above");
         self.supervisor.load(supervisor)?;
-        let facts = self.facts(resolv_conf);
-        let plan = plan(&record, layers, &facts);
+        let plan = self.plan(&record, layers, resolv_conf);
         let owner_started = owner.as_ref().map(|(started, _)| *started);
         let seed = self.seed_for(&record, &plan)?;
         let clocks = Clocks::new(&record.limits, record.lives_since(), !self.home.has_quotas());
@@ -252,9 +283,20 @@ impl Nursery {
         Ok(())
     }
 
+    fn plan(&self, record: &Record, layers: &[PathBuf], resolv_conf: String) -> Plan {
+        let mut plan = plan(record, layers, &self.facts(resolv_conf));
+        (self.alter)(&mut plan);
+        plan
+    }
+
     fn facts(&self, resolv_conf: String) -> HostFacts {
-        let redirect = self.redirect;
-        HostFacts { cgroups: self.cgroups.clone(), group: self.group.clone(), resolv_conf, redirect }
+        HostFacts {
+            cgroups: self.cgroups.clone(),
+            group: self.group.clone(),
+            resolv_conf,
+            redirect: self.redirect,
+            ids: Ids::here(),
+        }
     }
 
     /// A process that has taken the steps up to the gate, under this sandbox's name.
@@ -285,7 +327,7 @@ impl Nursery {
             return false;
         }
         self.births = self.births.wrapping_add(1);
-        let plan = plan(&Record::of_a_seed(), &[], &self.facts(String::new()));
+        let plan = self.plan(&Record::of_a_seed(), &[], String::new());
         match Seed::grow(&plan, &self.cgroups, &self.group, &self.claims, self.births) {
             Ok(seed) => self.seeds.push(seed),
             Err(error) => {
@@ -369,7 +411,7 @@ impl Nursery {
         live.killed.get_or_insert(reason);
         // With pid 1 its whole pid namespace dies; frozen processes of cgroup v1 after a thaw only.
         let _ = pidfd_send_signal(&live.pidfd, Signal::KILL);
-        let _ = self.cgroups.freeze(&self.group, id.part(), false);
+        let _ = self.brake.freeze(id, &live.pidfd, false);
         live.thaw_at = None;
         true
     }
@@ -384,7 +426,7 @@ impl Nursery {
     /// Lets work stand still; `Told::Still` follows. `None` when it does not run.
     pub(super) fn freeze(&mut self, id: &SandboxId) -> Option<Result<(), StepError>> {
         let live = self.live.get_mut(id).filter(|live| live.ended.is_none())?;
-        let result = self.cgroups.freeze(&self.group, id.part(), true);
+        let result = self.brake.freeze(id, &live.pidfd, true);
         if result.is_ok() {
             live.thaw_at = None;
             live.freezing_until = Some(Instant::now() + STILL);
@@ -396,7 +438,7 @@ impl Nursery {
     pub(super) fn thaw(&mut self, id: &SandboxId) -> Option<Result<(), StepError>> {
         let live = self.live.get_mut(id)?;
         (live.thaw_at, live.freezing_until) = (None, None);
-        Some(self.cgroups.freeze(&self.group, id.part(), false))
+        Some(self.brake.freeze(id, &live.pidfd, false))
     }
 
     /// Looks whether those that are to stand still do.
@@ -406,11 +448,11 @@ impl Nursery {
             let Some(until) = live.freezing_until else { continue };
             let result = if live.killed.is_some() || live.ended.is_some() {
                 Err(StepError::new("freeze what has ended", io::ErrorKind::NotFound.into()))
-            } else if self.cgroups.is_frozen(&self.group, id.part()) {
+            } else if self.brake.has_stopped(id, live.pid) {
                 live.thaw_at = Some(now + FREEZE);
                 Ok(())
             } else if until <= now {
-                let _ = self.cgroups.freeze(&self.group, id.part(), false);
+                let _ = self.brake.freeze(id, &live.pidfd, false);
                 Err(StepError::new("make its work stand still", io::ErrorKind::TimedOut.into()))
             } else {
                 continue;
@@ -486,7 +528,7 @@ impl Nursery {
                 Some(&rustix::event::Timespec { tv_sec: 5, tv_nsec: 0 }),
             );
         }
-        self.cgroups.clear(&self.group, id.part());
+        self.clear_soon(id.part());
         self.close(id, "its owner is gone".to_owned());
         self.discard(id);
     }
@@ -519,7 +561,7 @@ impl Nursery {
             match live.thaw_at {
                 Some(at) if at <= now => {
                     live.thaw_at = None;
-                    let _ = self.cgroups.freeze(&self.group, id.part(), false);
+                    let _ = self.brake.freeze(id, &live.pidfd, false);
                 }
                 Some(at) => sooner(at),
                 None => {}

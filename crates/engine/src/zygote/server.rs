@@ -15,6 +15,7 @@ use rustix::{
         AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
         sockopt,
     },
+    process::{Resource, getrlimit},
 };
 
 use super::{
@@ -29,8 +30,8 @@ use crate::{
 // With nothing to look after it goes; the next request starts another one.
 const IDLE: Duration = Duration::from_secs(60);
 const CUT_LOGS_EVERY: Duration = Duration::from_secs(30);
-// Far below the limit of open files, far above what an engine asks for at once.
-const MAX_CLIENTS: usize = 400;
+// Whoever waits for a sandbox's end is a client: at least these, and half of all files where that is more.
+const MIN_CLIENTS: u64 = 400;
 
 // Longer than a burst's gaps, shorter than what a person or an agent takes between two starts.
 const QUIET: Duration = Duration::from_millis(50);
@@ -55,6 +56,7 @@ pub(super) struct Server {
     listener: Option<OwnedFd>,
     nursery: Nursery,
     clients: BTreeMap<u64, Client>,
+    max_clients: usize,
     next_client: u64,
     idle_since: Instant,
     last_request: Instant,
@@ -81,6 +83,7 @@ impl Server {
             listener: Some(listener),
             nursery,
             clients: BTreeMap::new(),
+            max_clients: max_clients(),
             next_client: 0,
             idle_since: now,
             last_request: now,
@@ -141,7 +144,7 @@ impl Server {
 
     fn wait(&self, timeout: Duration) -> Vec<Ready> {
         let mut watched: Vec<(BorrowedFd<'_>, Ready)> = Vec::new();
-        if let Some(listener) = self.listener.as_ref().filter(|_| self.clients.len() < MAX_CLIENTS) {
+        if let Some(listener) = self.listener.as_ref().filter(|_| self.clients.len() < self.max_clients) {
             watched.push((listener.as_fd(), Ready::Listener));
         }
         watched.extend(self.clients.iter().map(|(key, client)| (client.socket.as_fd(), Ready::Client(*key))));
@@ -319,6 +322,11 @@ fn done(result: Option<Result<(), StepError>>) -> Answer {
         Some(Err(error)) => Answer::Failed { reason: error.line() },
         None => Answer::Unknown,
     }
+}
+
+fn max_clients() -> usize {
+    let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    usize::try_from((files / 2).max(MIN_CLIENTS)).unwrap_or(usize::MAX)
 }
 
 fn bound(home: &Home) -> io::Result<OwnedFd> {

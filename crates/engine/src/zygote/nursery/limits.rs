@@ -130,7 +130,7 @@ impl Nursery {
         for (id, live) in &mut self.live {
             let Some(until) = live.clocks.stopping else { continue };
             let frozen = live.thaw_at.is_some() || live.freezing_until.is_some();
-            if self.cgroups.kill_work(&self.group, id.part(), frozen) || until <= now {
+            if self.brake.kill_work(id, &live.pidfd, frozen) || until <= now {
                 live.clocks.stopping = None;
             } else {
                 again = Some(now + CLEAR_AGAIN);
