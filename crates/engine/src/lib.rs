@@ -5,6 +5,7 @@
 //! runtime; the zygote, a process of its own, is the parent of every sandbox.
 #![expect(unsafe_code, reason = "clone3, mount and seccomp have no safe wrappers")]
 
+mod archive;
 mod bootstrap;
 mod build;
 mod cgroup;
@@ -25,10 +26,12 @@ mod spec;
 mod syscall;
 mod trash;
 mod tree;
+mod unpack;
 pub mod zygote;
 
 use std::sync::Arc;
 
+pub use archive::ArchiveError;
 pub use build::{BuildOptions, Progress};
 pub use cgroup::{Group, Hierarchy, Setting};
 pub use collect::Collected;
@@ -41,6 +44,7 @@ pub use recipe::{Base, Make, Recipe, RecipeError};
 pub use sandbox::{Running, SandboxState};
 pub use snapshot::{Captured, Snapshot};
 pub use spec::{Bind, ImageConfig, LayerId, Limits, Network, Origin, Owner, ParseLayerIdError, Spec};
+pub use unpack::{UnpackError, UnpackLimits};
 
 use disk::Disk;
 use error::AtPath;

@@ -32,7 +32,7 @@ use crate::{
 };
 
 // Raised when the same recipe must give another image: other steps behind a word, other clean-up.
-const FORMAT_VERSION: u32 = 1;
+const FORMAT_VERSION: u32 = 2;
 
 /// What an image is made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
