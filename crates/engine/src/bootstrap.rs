@@ -11,7 +11,7 @@ use std::{
 
 use crate::{
     EngineError,
-    build::{Tail, host},
+    build::{Tail, host, redact},
     disk::disk_error,
 };
 
@@ -64,7 +64,8 @@ pub(crate) fn debian(
     let made = fs::write(&file, host::render_sources(&sources, true))
         .map_err(|e| disk_error("write", &file, e))
         .and_then(|()| run(suite, include, root, &file, output))
-        .and_then(|()| tidy(root, &host::render_sources(&sources, false)));
+        // Where the packages come from stays in the image; who fetched them does not.
+        .and_then(|()| tidy(root, &redact::without_logins(&host::render_sources(&sources, false), "")));
     // Ours and tiny; a leftover is collected with the rest of what was being built.
     let _ = fs::remove_dir_all(&scratch);
     made
@@ -98,8 +99,9 @@ fn run(
         EngineError::Build { what: what.clone(), tail, hint }
     };
     let ended = stream(&mut command, &mut |line| {
-        tail.push(line);
-        output(line);
+        let line = redact::without_logins(line, "***");
+        tail.push(&line);
+        output(&line);
     });
     match ended {
         Ok(true) => Ok(()),

@@ -38,6 +38,7 @@ impl Disk {
             disk.cache_layers(),
             disk.images(),
             disk.steps(),
+            disk.pulled(),
             disk.building(),
             disk.cache_trash(),
             disk.homes(),
@@ -90,6 +91,11 @@ impl Disk {
     /// Which layer stands for a step whose layer was built again by force.
     pub(crate) fn steps(&self) -> PathBuf {
         self.cache.join("steps")
+    }
+
+    /// What a reference to a registry stood for when it was pulled for a recipe.
+    pub(crate) fn pulled(&self) -> PathBuf {
+        self.cache.join("pulled")
     }
 
     pub(crate) fn building(&self) -> PathBuf {

@@ -4,7 +4,7 @@ use std::{io, path::PathBuf};
 
 use harvest_proto::{SandboxId, SnapshotId};
 
-use crate::{guest::GuestError, recipe::RecipeError, spec::LayerId};
+use crate::{guest::GuestError, oci::PullError, recipe::RecipeError, spec::LayerId, unpack::UnpackError};
 
 /// Why the engine could not do it.
 #[derive(Debug, thiserror::Error)]
@@ -79,6 +79,22 @@ pub enum EngineError {
         tail: Vec<String>,
         /// What to do about it.
         hint: &'static str,
+    },
+    /// An archive or folder cannot become an image.
+    #[error("cannot make an image of {what}")]
+    Unpack {
+        /// The archive or folder.
+        what: String,
+        /// Why.
+        source: UnpackError,
+    },
+    /// An image cannot be pulled.
+    #[error("cannot pull {reference}")]
+    Pull {
+        /// What was asked for.
+        reference: String,
+        /// Why.
+        source: PullError,
     },
     /// A sandbox's supervisor could not be spoken to.
     #[error("cannot {doing}")]

@@ -1,16 +1,23 @@
 //! Images: a stack of layers with its config, under a name. Records live in the cache that all homes
 //! share. Building them is the business of `build`.
 
-use std::path::PathBuf;
+use std::{
+    fs::{self, File},
+    io,
+    path::{Path, PathBuf},
+};
 
 use harvest_proto::{ImageId, Timestamp};
+use rustix::fs::{FlockOperation, Mode};
 use serde::{Deserialize, Serialize};
 
 use crate::{
     EngineError,
-    disk::{self, Disk},
+    build::Progress,
+    disk::{self, Disk, disk_error},
     recipe::is_image_name,
     spec::{ImageConfig, LayerId},
+    trash, tree,
 };
 
 /// A stack of layers with its config.
@@ -30,6 +37,9 @@ pub struct Image {
     pub bytes: u64,
     /// When it was built.
     pub created_at: Timestamp,
+    /// What it was made from, in words.
+    #[serde(default)]
+    pub source: String,
 }
 
 impl Disk {
@@ -54,6 +64,36 @@ impl Disk {
     /// Puts an image in the place of the one of its name.
     pub(crate) fn image_write(&self, image: &Image) -> Result<(), EngineError> {
         disk::write_record(&self.image_path(&image.name), image)
+    }
+
+    /// Held by whoever makes the image of this name: one at a time, the others wait.
+    pub(crate) fn image_turn(
+        &self,
+        name: &str,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<File, EngineError> {
+        let path = self.building().join(format!("{name}.lock"));
+        match disk::lock(&path, FlockOperation::NonBlockingLockExclusive) {
+            Err(EngineError::File { source, .. }) if source.kind() == io::ErrorKind::WouldBlock => {
+                progress(Progress::Waiting { image: name.to_owned() });
+                disk::lock(&path, FlockOperation::LockExclusive)
+            }
+            other => other,
+        }
+    }
+
+    /// Makes a layer of a folder that was filled in `building`. It is on the disk before it has its name:
+    /// a layer that is there is whole, even after a power cut.
+    pub(crate) fn layer_keep(&self, target: &Path, layer: &LayerId) -> Result<(), EngineError> {
+        let root = tree::open_root(target)?;
+        rustix::fs::fchmod(&root, Mode::from_raw_mode(0o755)).map_err(|e| disk_error("keep", target, e))?;
+        rustix::fs::syncfs(&root).map_err(|e| disk_error("sync", target, e))?;
+        let place = self.cache_layers().join(layer.as_str());
+        match fs::rename(target, &place) {
+            // Somebody else with the same layer was faster; theirs is as good.
+            Err(_) if place.is_dir() => trash::throw_away(target, &self.cache_trash()),
+            other => other.map_err(|e| disk_error("keep", &place, e)),
+        }
     }
 
     /// Forgets an image. Its layers go with the next collection, if nothing else uses them.

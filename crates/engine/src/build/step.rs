@@ -131,6 +131,8 @@ pub(super) fn words_of_base(base: &Base) -> String {
         Base::Image(name) => format!("from image {name}"),
         Base::Debian { suite, .. } => format!("from Debian {suite}"),
         Base::Folder(folder) => format!("from folder {}", folder.display()),
+        Base::Tar(file) => format!("from archive {}", file.display()),
+        Base::Oci(reference) => format!("from {reference}"),
     }
 }
 
