@@ -3,7 +3,7 @@
 
 # What the product calls at run time, and what its tests need besides.
 PACKAGES := git mmdebstrap ca-certificates
-TEST_PACKAGES := busybox-static python3
+TEST_PACKAGES := busybox-static python3 docker-registry skopeo
 
 run: PACKAGES_WANTED = $(PACKAGES)
 run: packages build

@@ -104,7 +104,8 @@ impl Disk {
         for name in disk::record_names(&self.pulled())? {
             let path = self.pulled().join(format!("{name}.json"));
             let pulled: Option<Pulled> = disk::read_record(&path)?;
-            if pulled.is_some_and(|pulled| pulled.layers.iter().any(|layer| self.layer_path(layer).is_err())) {
+            if pulled.is_some_and(|pulled| pulled.layers.iter().any(|layer| self.layer_path(layer).is_err()))
+            {
                 disk::remove_file(&path)?;
             }
         }

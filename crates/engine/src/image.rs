@@ -7,15 +7,17 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use harvest_proto::{ImageId, Timestamp};
+use harvest_proto::{ImageId, SandboxId, SnapshotId, Timestamp};
 use rustix::fs::{FlockOperation, Mode};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    EngineError,
+    Engine, EngineError,
     build::Progress,
     disk::{self, Disk, disk_error},
+    layer::disk_usage,
     recipe::is_image_name,
+    sandbox::Record,
     spec::{ImageConfig, LayerId},
     trash, tree,
 };
@@ -40,6 +42,53 @@ pub struct Image {
     /// What it was made from, in words.
     #[serde(default)]
     pub source: String,
+}
+
+/// Who stands on an image's layers besides the image itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+pub struct ImageUsers {
+    /// Other images.
+    pub images: Vec<String>,
+    /// Sandboxes of this home.
+    pub sandboxes: Vec<SandboxId>,
+    /// Snapshots of this home.
+    pub snapshots: Vec<SnapshotId>,
+}
+
+impl Engine {
+    /// What each layer of an image takes on the disk, bottom first.
+    ///
+    /// # Errors
+    /// When a layer is missing or cannot be read.
+    pub fn image_layers(&self, image: &Image) -> Result<Vec<(LayerId, u64)>, EngineError> {
+        let size = |layer: &LayerId| Ok((layer.clone(), disk_usage(&self.disk.layer_path(layer)?)?));
+        image.layers.iter().map(size).collect()
+    }
+
+    /// Who else stands on an image's layers; these stay when the image is removed.
+    ///
+    /// # Errors
+    /// When a record cannot be read.
+    pub fn image_users(&self, image: &Image) -> Result<ImageUsers, EngineError> {
+        let shares = |layers: &[LayerId]| layers.iter().any(|layer| image.layers.contains(layer));
+        let mut users = ImageUsers::default();
+        for other in self.disk.image_list()? {
+            if other.name != image.name && shares(&other.layers) {
+                users.images.push(other.name);
+            }
+        }
+        for id in self.list()? {
+            if Record::read(&self.home, &id)?.is_some_and(|record| shares(&record.layers)) {
+                users.sandboxes.push(id);
+            }
+        }
+        for snapshot in self.disk.snapshot_list()? {
+            if shares(&snapshot.layers) {
+                users.snapshots.push(snapshot.id);
+            }
+        }
+        Ok(users)
+    }
 }
 
 impl Disk {

@@ -76,7 +76,9 @@ impl Engine {
         let (started, what) = (Instant::now(), from.words());
         progress(Progress::StepStarted { index: 1, total: 1, what: what.clone() });
         let layer = match from {
-            Import::Archive { name, bytes, length } => self.disk.layer_of_archive(name, bytes, length, limits, progress),
+            Import::Archive { name, bytes, length } => {
+                self.disk.layer_of_archive(name, bytes, length, limits, progress)
+            }
             Import::Folder(path) => self.disk.layer_of_folder(path),
         }?;
         progress(Progress::StepDone { index: 1, millis: elapsed(started) });
@@ -239,7 +241,9 @@ pub(crate) fn copy_root(source: &Path, target: &Path) -> Result<(), EngineError>
                 rustix::fs::unlinkat(folder, path.file_name().unwrap_or_default(), AtFlags::empty())
                     .map_err(|e| disk_error("tidy", shown(), e))
             }
-            FileType::CharacterDevice | FileType::BlockDevice => refused(UnpackError::Device { path: shown() }),
+            FileType::CharacterDevice | FileType::BlockDevice => {
+                refused(UnpackError::Device { path: shown() })
+            }
             _ => Ok(()),
         }
     })

@@ -39,7 +39,7 @@ pub use cgroup::{Group, Hierarchy, Setting};
 pub use collect::Collected;
 pub use error::EngineError;
 pub use home::Config;
-pub use image::Image;
+pub use image::{Image, ImageUsers};
 pub use import::Import;
 pub use isolate::caps::Capability;
 pub use oci::{PullError, PullOptions};

@@ -10,7 +10,7 @@ mod reference;
 mod registry;
 mod stream;
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 pub(crate) use pull::{Pulled, pull};
 pub(crate) use reference::Reference;
@@ -18,7 +18,7 @@ pub(crate) use reference::Reference;
 use crate::unpack::{UnpackError, UnpackLimits};
 
 /// How patiently to pull.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PullOptions {
     /// How much one layer may become.
     pub limits: UnpackLimits,
@@ -28,6 +28,8 @@ pub struct PullOptions {
     pub backoff: Duration,
     /// How long a registry may say nothing.
     pub silence: Duration,
+    /// The folder of the Docker configuration that has the logins; the user's own when absent.
+    pub docker_config: Option<PathBuf>,
 }
 
 impl Default for PullOptions {
@@ -37,6 +39,7 @@ impl Default for PullOptions {
             attempts: 4,
             backoff: Duration::from_secs(1),
             silence: Duration::from_secs(60),
+            docker_config: None,
         }
     }
 }

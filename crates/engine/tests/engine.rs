@@ -5,6 +5,8 @@
 
 #[path = "engine/disks.rs"]
 mod disks;
+#[path = "engine/images.rs"]
+mod images;
 #[path = "engine/probes.rs"]
 mod probes;
 #[path = "engine/upgrades.rs"]

@@ -67,7 +67,8 @@ fn logins(text: &str) -> Vec<(usize, usize)> {
     text.match_indices("://")
         .filter_map(|(at, mark)| {
             let start = at + mark.len();
-            let length = text.as_bytes()[start..].iter().position(|byte| ends(*byte)).unwrap_or(text.len() - start);
+            let length =
+                text.as_bytes()[start..].iter().position(|byte| ends(*byte)).unwrap_or(text.len() - start);
             let at = text[start..start + length].rfind('@').filter(|at| *at > 0)?;
             Some((start, start + at))
         })
@@ -82,12 +83,17 @@ mod tests {
     fn what_a_step_says_names_no_password_of_the_host() {
         let mut redaction = Redaction::default();
         redaction.learn("http://user:pass@word@proxy.test:3128");
-        redaction.learn_npm("//r.test/:_authToken=npm_secret\n_auth = \"dXNlcjp4\"\nregistry=https://a:hidden@r.test/\n");
+        redaction.learn_npm(
+            "//r.test/:_authToken=npm_secret\n_auth = \"dXNlcjp4\"\nregistry=https://a:hidden@r.test/\n",
+        );
         for (said, shown) in [
             ("via http://user:pass@word@proxy.test:3128/x", "via http://***@proxy.test:3128/x"),
             ("token npm_secret, dXNlcjp4", "token ***, ***"),
             ("the word is hidden", "the word is ***"),
-            ("git clone https://x:unknown@g.test/a https://g.test/b@2", "git clone https://***@g.test/a https://g.test/b@2"),
+            (
+                "git clone https://x:unknown@g.test/a https://g.test/b@2",
+                "git clone https://***@g.test/a https://g.test/b@2",
+            ),
             ("mail a@b.test", "mail a@b.test"),
         ] {
             assert_eq!(redaction.line(said), shown);

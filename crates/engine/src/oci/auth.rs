@@ -1,7 +1,11 @@
 //! Who we are to a registry: what it asks for, and what the user's Docker configuration answers. Runs no
 //! credential program.
 
-use std::{collections::BTreeMap, env, fs, path::PathBuf};
+use std::{
+    collections::BTreeMap,
+    env, fs,
+    path::{Path, PathBuf},
+};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use harvest_proto::Secret;
@@ -82,11 +86,10 @@ pub(super) struct Known {
 }
 
 /// What the user's Docker configuration says about a host.
-pub(super) fn known(host: &str) -> Known {
-    let folder = env::var_os("DOCKER_CONFIG").map(PathBuf::from).or_else(|| {
-        let home = env::var_os("HOME").map(PathBuf::from)?;
-        Some(home.join(".docker"))
-    });
+pub(super) fn known(host: &str, folder: Option<&Path>) -> Known {
+    let own = || env::var_os("DOCKER_CONFIG").map(PathBuf::from);
+    let usual = || env::var_os("HOME").map(|home| Path::new(&home).join(".docker"));
+    let folder = folder.map(Path::to_owned).or_else(own).or_else(usual);
     // No file is no login; one that cannot be read is as good as none and the registry will say so.
     let text = folder.and_then(|folder| fs::read_to_string(folder.join("config.json")).ok());
     known_in(&text.unwrap_or_default(), host)
@@ -94,11 +97,14 @@ pub(super) fn known(host: &str) -> Known {
 
 fn known_in(text: &str, host: &str) -> Known {
     let config: DockerConfig = serde_json::from_str(text).unwrap_or_default();
-    let login = config.auths.iter().find(|(key, _)| host_of(key) == host).and_then(|(_, entry)| entry.login());
+    let login =
+        config.auths.iter().find(|(key, _)| host_of(key) == host).and_then(|(_, entry)| entry.login());
     let advice = match (&login, config.store.is_some() || config.programs.contains_key(host)) {
         (Some(_), _) => "the one in ~/.docker/config.json was refused",
         (None, true) => "credential programs are not run: put it into `auths` of ~/.docker/config.json",
-        (None, false) => "put it into `auths` of ~/.docker/config.json, as `docker login` or `skopeo login` do",
+        (None, false) => {
+            "put it into `auths` of ~/.docker/config.json, as `docker login` or `skopeo login` do"
+        }
     };
     Known { login, advice }
 }
@@ -113,7 +119,8 @@ impl Entry {
     fn login(&self) -> Option<Login> {
         let both = || Some(format!("{}:{}", self.username.as_ref()?, self.password.as_ref()?));
         let decoded = || {
-            let bytes = BASE64_STANDARD.decode(self.auth.as_ref().filter(|auth| !auth.is_empty())?.trim()).ok()?;
+            let bytes =
+                BASE64_STANDARD.decode(self.auth.as_ref().filter(|auth| !auth.is_empty())?.trim()).ok()?;
             String::from_utf8(bytes).ok().map(|text| text.trim_end_matches('\0').to_owned())
         };
         decoded().or_else(both).filter(|text| text.contains(':')).map(|text| Login(Secret::new(text)))
@@ -126,7 +133,8 @@ mod tests {
 
     #[test]
     fn challenges_are_read_with_their_quotes() {
-        let header = r#"Bearer realm="https://a.test/token",service="r.test", scope="repository:a:pull,push",x=y"#;
+        let header =
+            r#"Bearer realm="https://a.test/token",service="r.test", scope="repository:a:pull,push",x=y"#;
         let expected = Challenge::Bearer {
             realm: "https://a.test/token".to_owned(),
             service: Some("r.test".to_owned()),

@@ -42,7 +42,10 @@ struct Document {
 pub(super) enum Found {
     /// The same image for several machines; this is ours.
     Index(Descriptor),
-    Manifest { config: Descriptor, layers: Vec<Descriptor> },
+    Manifest {
+        config: Descriptor,
+        layers: Vec<Descriptor>,
+    },
 }
 
 impl Descriptor {
@@ -77,20 +80,26 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Found, PullError> {
 fn is_layer(media_type: &str) -> bool {
     let known = ["application/vnd.oci.image.layer.v1.tar", "application/vnd.docker.image.rootfs.diff.tar"];
     known.iter().any(|kind| {
-        media_type.strip_prefix(kind).is_some_and(|rest| matches!(rest, "" | "+gzip" | "+zstd" | ".gzip" | ".zstd"))
+        media_type
+            .strip_prefix(kind)
+            .is_some_and(|rest| matches!(rest, "" | "+gzip" | "+zstd" | ".gzip" | ".zstd"))
     })
 }
 
 fn choose(manifests: Vec<Descriptor>) -> Result<Descriptor, PullError> {
     let ours = architecture();
     let fits = |descriptor: &&Descriptor| {
-        descriptor.platform.as_ref().is_some_and(|platform| platform.os == "linux" && platform.architecture == ours)
+        descriptor
+            .platform
+            .as_ref()
+            .is_some_and(|platform| platform.os == "linux" && platform.architecture == ours)
     };
     if let Some(found) = manifests.iter().find(fits) {
         return Ok(found.clone());
     }
     let named = manifests.iter().filter_map(|descriptor| descriptor.platform.as_ref());
-    let mut found: Vec<String> = named.take(32).map(|one| format!("{}/{}", one.os, one.architecture)).collect();
+    let mut found: Vec<String> =
+        named.take(32).map(|one| format!("{}/{}", one.os, one.architecture)).collect();
     found.sort();
     found.dedup();
     Err(PullError::Platform { wanted: format!("linux/{ours}"), found: found.join(", ") })
@@ -142,7 +151,8 @@ pub(super) fn parse_config(bytes: &[u8], layers: usize) -> Result<(Vec<Digest>, 
         let found = format!("{}/{}", document.os, document.architecture);
         return Err(PullError::Platform { wanted: format!("linux/{}", architecture()), found });
     }
-    let contents: Result<Vec<Digest>, &str> = document.rootfs.diff_ids.iter().map(|text| text.parse()).collect();
+    let contents: Result<Vec<Digest>, &str> =
+        document.rootfs.diff_ids.iter().map(|text| text.parse()).collect();
     let contents = contents.map_err(wrong)?;
     if contents.len() != layers {
         return Err(wrong("it has another number of layers than the manifest"));
@@ -153,8 +163,11 @@ pub(super) fn parse_config(bytes: &[u8], layers: usize) -> Result<(Vec<Digest>, 
 fn image_config(runtime: Runtime) -> Result<ImageConfig, &'static str> {
     let pairs = runtime.env.unwrap_or_default();
     let pair = |text: &String| text.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
-    let env: BTreeMap<String, String> =
-        pairs.iter().filter_map(pair).filter(|(name, value)| !name.is_empty() && !(name.clone() + value).contains('\0')).collect();
+    let env: BTreeMap<String, String> = pairs
+        .iter()
+        .filter_map(pair)
+        .filter(|(name, value)| !name.is_empty() && !(name.clone() + value).contains('\0'))
+        .collect();
     let workdir = runtime.workdir.filter(|path| !path.is_empty()).unwrap_or_else(|| "/".to_owned());
     if !workdir.starts_with('/') || workdir.contains('\0') {
         return Err("its working folder is no absolute path");
@@ -199,7 +212,10 @@ mod tests {
             )
         };
         let (contents, config) = parse_config(text("node:staff", "/app").as_bytes(), 1).unwrap();
-        assert_eq!((contents, config.user.as_str(), config.workdir.as_str()), (vec![digest.clone()], "node", "/app"));
+        assert_eq!(
+            (contents, config.user.as_str(), config.workdir.as_str()),
+            (vec![digest.clone()], "node", "/app")
+        );
         assert_eq!(config.env, [("PATH".to_owned(), "/bin:/x=y".to_owned())].into());
         for (given, expected) in [("", "root"), ("1000:50", "1000:50"), ("0", "0")] {
             assert_eq!(parse_config(text(given, "").as_bytes(), 1).unwrap().1.user, expected);
@@ -213,9 +229,13 @@ mod tests {
     #[test]
     fn an_index_without_this_machine_says_what_it_has() {
         let entry = |architecture: &str| {
-            format!(r#"{{"digest":"{}","size":1,"platform":{{"os":"linux","architecture":"{architecture}"}}}}"#, Digest::of(architecture.as_bytes()))
+            format!(
+                r#"{{"digest":"{}","size":1,"platform":{{"os":"linux","architecture":"{architecture}"}}}}"#,
+                Digest::of(architecture.as_bytes())
+            )
         };
-        let text = format!(r#"{{"schemaVersion":2,"manifests":[{},{}]}}"#, entry("mips"), entry(architecture()));
+        let text =
+            format!(r#"{{"schemaVersion":2,"manifests":[{},{}]}}"#, entry("mips"), entry(architecture()));
         let Ok(Found::Index(found)) = parse(text.as_bytes()) else { panic!("no index") };
         assert_eq!(found.digest().unwrap(), Digest::of(architecture().as_bytes()));
         let text = format!(r#"{{"schemaVersion":2,"manifests":[{}]}}"#, entry("mips"));

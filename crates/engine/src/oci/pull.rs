@@ -181,12 +181,15 @@ fn take(
     // One byte more than promised is enough to know.
     let mut body = Counting::new(body.take(size.saturating_add(1)), &packed);
     let mut told = 0;
-    let telling = Telling { source: &mut body, each: &mut || {
-        if packed.bytes() >= told + TELL_BYTES {
-            told = packed.bytes();
-            progress(Progress::Bytes { done: told, total: Some(size) });
-        }
-    } };
+    let telling = Telling {
+        source: &mut body,
+        each: &mut || {
+            if packed.bytes() >= told + TELL_BYTES {
+                told = packed.bytes();
+                progress(Progress::Bytes { done: told, total: Some(size) });
+            }
+        },
+    };
     let trash = disk.cache_trash();
     let place = Target { layer: target, below, trash: &trash };
     let unpacked = decompressed(telling)

@@ -165,14 +165,30 @@ mod tests {
             assert_eq!(text.parse::<Reference>().unwrap().to_string(), shown);
         }
         let scheme = |text: &str| text.parse::<Reference>().unwrap().scheme;
-        assert_eq!([scheme("127.0.0.1:5000/a"), scheme("[::1]:5000/a"), scheme("r.test/a")], ["http", "http", "https"]);
+        assert_eq!(
+            [scheme("127.0.0.1:5000/a"), scheme("[::1]:5000/a"), scheme("r.test/a")],
+            ["http", "http", "https"]
+        );
     }
 
     #[test]
     fn what_is_no_reference_is_refused() {
         for text in [
-            "", "debian", "debian:12", "library/debian", "r.test/", "r.test/A", "r.test/a:", "r.test/../a", "r.test/a//b",
-            "http://r.test/a", "ftp://r.test/a", "r.test/a@sha256:12", "r.test/a@md5:00", "r.test/a:b c", "user@r.test/a",
+            "",
+            "debian",
+            "debian:12",
+            "library/debian",
+            "r.test/",
+            "r.test/A",
+            "r.test/a:",
+            "r.test/../a",
+            "r.test/a//b",
+            "http://r.test/a",
+            "ftp://r.test/a",
+            "r.test/a@sha256:12",
+            "r.test/a@md5:00",
+            "r.test/a:b c",
+            "user@r.test/a",
             "127.0.0.1.evil.test/a b",
         ] {
             assert!(text.parse::<Reference>().is_err(), "{text}");

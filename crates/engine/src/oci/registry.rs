@@ -55,7 +55,7 @@ struct Token {
 
 impl<'a> Registry<'a> {
     pub(super) fn new(reference: &'a Reference, options: &'a PullOptions) -> Self {
-        let known = auth::known(&reference.host);
+        let known = auth::known(&reference.host, options.docker_config.as_deref());
         Self { client: Client::new(options), reference, options, known, authorization: RefCell::new(None) }
     }
 
@@ -139,7 +139,9 @@ impl<'a> Registry<'a> {
                 }
                 401 | 403 => return Err(self.login_wanted()),
                 404 => return Err(PullError::Missing { host: host.clone(), what: format!("{name}/{path}") }),
-                status if status == 429 || status >= 500 => return Ok(Attempt::Again(self.status(path, status, attempt))),
+                status if status == 429 || status >= 500 => {
+                    return Ok(Attempt::Again(self.status(path, status, attempt)));
+                }
                 status => return Err(self.status(path, status, 1)),
             }
         }
@@ -173,7 +175,11 @@ impl<'a> Registry<'a> {
         attempt: u32,
     ) -> Result<Attempt<String>, PullError> {
         let pull = format!("repository:{}:pull", self.reference.name);
-        let mut url = format!("{realm}{}scope={}", if realm.contains('?') { '&' } else { '?' }, quoted(scope.unwrap_or(&pull)));
+        let mut url = format!(
+            "{realm}{}scope={}",
+            if realm.contains('?') { '&' } else { '?' },
+            quoted(scope.unwrap_or(&pull))
+        );
         if let Some(service) = service {
             url += &format!("&service={}", quoted(service));
         }
@@ -185,16 +191,18 @@ impl<'a> Registry<'a> {
         };
         match response.status().as_u16() {
             200 => {}
-            status if status == 429 || status >= 500 => return Ok(Attempt::Again(self.status("token", status, attempt))),
+            status if status == 429 || status >= 500 => {
+                return Ok(Attempt::Again(self.status("token", status, attempt)));
+            }
             _ => return Err(self.login_wanted()),
         }
         let bytes = response.into_body().into_with_config().limit(MAX_DOCUMENT_BYTES).read_to_vec();
         let token = bytes.ok().and_then(|bytes| serde_json::from_slice::<Token>(&bytes).ok());
         let token = token.and_then(|token| token.token.or(token.access_token));
         // It becomes a header's value.
-        token.filter(|token| token.bytes().all(|byte| byte.is_ascii_graphic())).map(Attempt::Done).ok_or_else(|| {
-            PullError::Document { what: "token", reason: "there is none in the answer".to_owned() }
-        })
+        token.filter(|token| token.bytes().all(|byte| byte.is_ascii_graphic())).map(Attempt::Done).ok_or_else(
+            || PullError::Document { what: "token", reason: "there is none in the answer".to_owned() },
+        )
     }
 
     fn login_wanted(&self) -> PullError {
@@ -213,7 +221,9 @@ impl<'a> Registry<'a> {
 // Everything but what every part of a URL may hold.
 fn quoted(text: &str) -> String {
     let quote = |byte: u8| match byte {
-        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b':' | b'/' => char::from(byte).to_string(),
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b':' | b'/' => {
+            char::from(byte).to_string()
+        }
         _ => format!("%{byte:02X}"),
     };
     text.bytes().map(quote).collect()
