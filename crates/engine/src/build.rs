@@ -24,7 +24,6 @@ use crate::{
     oci::{self, Pulled},
     recipe::{Base, Make, Recipe, content_key, key},
     spec::{ImageConfig, LayerId},
-    trash,
 };
 use host::HostFolder;
 pub(crate) use step::Tail;
@@ -307,7 +306,7 @@ impl Build<'_> {
         match made {
             Ok(layer) => ground.layers.push(layer),
             Err(error) => {
-                let _ = trash::throw_away(&target, &self.disk.cache_trash());
+                self.disk.destroy(&target);
                 return Err(error);
             }
         }

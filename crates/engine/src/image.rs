@@ -145,6 +145,15 @@ impl Disk {
         }
     }
 
+    /// Deletes what a failed build or import has made so far. At once: the disk may be full of it.
+    pub(crate) fn destroy(&self, target: &Path) {
+        let name = disk::random_name();
+        // What cannot be moved or deleted now is collected later.
+        if fs::rename(target, self.cache_trash().join(&name)).is_ok() {
+            let _ = trash::delete(&self.cache_trash(), &[name]);
+        }
+    }
+
     /// Forgets an image. Its layers go with the next collection, if nothing else uses them.
     pub(crate) fn image_remove(&self, name: &str) -> Result<(), EngineError> {
         if is_image_name(name) { disk::remove_file(&self.image_path(name)) } else { Ok(()) }

@@ -23,7 +23,7 @@ use crate::{
     oci::{self, PullError, PullOptions, Reference},
     recipe::{content_key, is_image_name, key},
     spec::{ImageConfig, LayerId},
-    trash, tree,
+    tree,
     unpack::{Form, Target, UnpackError, UnpackLimits, unpack},
 };
 
@@ -163,7 +163,7 @@ impl Disk {
         fs::create_dir(&target).map_err(|e| disk_error("create", &target, e))?;
         let made = make(&target).and_then(|layer| self.layer_keep(&target, &layer).map(|()| layer));
         if made.is_err() {
-            let _ = trash::throw_away(&target, &self.cache_trash());
+            self.destroy(&target);
         }
         made
     }

@@ -24,7 +24,6 @@ use crate::{
     disk::{Disk, random_name},
     recipe::key,
     spec::{ImageConfig, LayerId},
-    trash,
     unpack::{Form, Target, UnpackError, unpack},
 };
 
@@ -158,7 +157,7 @@ impl Pull<'_> {
 
 fn discard(disk: &Disk, target: &Path) {
     if !target.as_os_str().is_empty() {
-        let _ = trash::throw_away(target, &disk.cache_trash());
+        disk.destroy(target);
     }
 }
 
