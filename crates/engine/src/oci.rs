@@ -65,6 +65,16 @@ pub enum PullError {
         /// What happened the last time.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// The registry cannot prove who it is.
+    #[error(
+        "the certificate of {host} is not trusted; name a bundle that has its authority in SSL_CERT_FILE"
+    )]
+    Certificate {
+        /// Who.
+        host: String,
+        /// What is wrong with it.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
     /// The registry said something else than yes.
     #[error("{host} answered {status} to {path}{}", match attempts { 1 => String::new(), _ => format!(", tried {attempts} times") })]
     Status {

@@ -80,7 +80,7 @@ impl Client {
             if let Some(value) = authorization.filter(|_| here == first) {
                 request = request.header(header::AUTHORIZATION, value);
             }
-            let response = request.call().map_err(Fault::Broken)?;
+            let response = request.call().map_err(|error| fault(error, here.1))?;
             if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
                 return Ok(response);
             }
@@ -89,6 +89,19 @@ impl Client {
             at = next.ok_or_else(|| refused(url, location.unwrap_or("nothing")))?;
         }
         Err(refused(url, "too many places in a row"))
+    }
+}
+
+// What is wrong with a certificate stays wrong.
+fn fault(error: ureq::Error, host: &str) -> Fault {
+    match error {
+        ureq::Error::Io(error) if error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()) => {
+            Fault::Refused(PullError::Certificate { host: host.to_owned(), source: error.into() })
+        }
+        ureq::Error::Rustls(error) => {
+            Fault::Refused(PullError::Certificate { host: host.to_owned(), source: error.into() })
+        }
+        other => Fault::Broken(other),
     }
 }
 

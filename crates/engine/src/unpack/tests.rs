@@ -1,13 +1,24 @@
 use std::{
     collections::BTreeMap,
-    fs,
-    os::unix::fs::{FileTypeExt, MetadataExt, symlink},
+    ffi::{CString, OsStr},
+    fs::{self, File},
+    os::{
+        fd::AsFd,
+        unix::{
+            ffi::OsStrExt,
+            fs::{FileExt, FileTypeExt, MetadataExt, symlink},
+        },
+    },
 };
 
 use proptest::prelude::*;
+use rustix::io::Errno;
 
 use super::*;
-use crate::archive::tests::{Item, Writer, header, seal};
+use crate::{
+    archive::tests::{Item, Writer, header, seal},
+    tree,
+};
 
 /// A layer being unpacked, on top of another, beside something it must not touch.
 struct Case {
