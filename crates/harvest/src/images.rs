@@ -33,6 +33,27 @@ pub(crate) async fn build(
     built.map_err(advised).with_context(|| format!("cannot build the image `{named}`"))
 }
 
+/// Sees to it that there is an image of this name, or of this recipe's file: one that is missing is built,
+/// if a recipe has its name. Answers what it is called.
+pub(crate) async fn ensure(engine: &Engine, home: &Path, named: &str, print: Printer) -> Result<String> {
+    let is_file = named.ends_with(".toml");
+    if !is_file && engine.image(named).context("cannot look for the image")?.is_some() {
+        return Ok(named.to_owned());
+    }
+    if recipes::find(home, named).is_err() {
+        let hint = "`harvest image ls` lists those there are, `harvest image build FILE.toml` makes one";
+        return Err(Advice::new(format!("there is no image `{named}`"), hint).into());
+    }
+    let began = std::time::Instant::now();
+    if !is_file {
+        print.note(format!("Building the image {named}, which takes minutes the first time"));
+    }
+    let image = build(engine, home, named, BuildOptions { force: false }, print).await?;
+    let time = took(u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX));
+    print.note(format!("Built {} in {time}", image.name));
+    Ok(image.name)
+}
+
 /// Pulls an image from a registry.
 pub(crate) async fn pull(
     engine: &Engine,
@@ -82,20 +103,6 @@ pub(crate) async fn import(
         engine.image_import(&name, archive, limits, tell)
     });
     Ok(imported.await?.map_err(advised)?)
-}
-
-/// `512m`, `64g`, or bytes.
-pub(crate) fn parse_bytes(text: &str) -> Result<u64, String> {
-    let wrong = || format!("`{text}` is no size such as 512m or 64g");
-    let lower = text.to_ascii_lowercase();
-    let (digits, shift) = match lower.char_indices().last().ok_or_else(wrong)? {
-        (at, 'k') => (&lower[..at], 10),
-        (at, 'm') => (&lower[..at], 20),
-        (at, 'g') => (&lower[..at], 30),
-        (at, 't') => (&lower[..at], 40),
-        _ => (lower.as_str(), 0),
-    };
-    digits.parse::<u64>().ok().and_then(|number| number.checked_mul(1 << shift)).ok_or_else(wrong)
 }
 
 // The engine is synchronous, and this takes minutes.
@@ -206,18 +213,6 @@ fn bar(share: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes_are_read_with_their_unit() {
-        let read: Vec<_> = ["0", "12", "1k", "512m", "64G", "2t"]
-            .into_iter()
-            .map(|text| parse_bytes(text).unwrap())
-            .collect();
-        assert_eq!(read, [0, 12, 1 << 10, 512 << 20, 64 << 30, 2 << 40]);
-        for text in ["", "m", "-1", "1.5g", "1mb", "99999999999t", "ä"] {
-            assert!(parse_bytes(text).is_err(), "{text}");
-        }
-    }
 
     #[test]
     fn a_bar_is_empty_then_full_and_never_longer() {

@@ -31,6 +31,9 @@ pub struct Launch {
     pub user: String,
     /// The image's working folder.
     pub workdir: String,
+    /// No gateway will ever serve this sandbox: names are refused at once instead of waiting for one.
+    #[serde(default)]
+    pub sealed: bool,
 }
 
 /// What an inherited descriptor is.

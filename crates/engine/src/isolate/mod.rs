@@ -4,6 +4,7 @@
 
 pub(crate) mod caps;
 pub(crate) mod ids;
+mod iptables;
 pub(crate) mod mounts;
 pub(crate) mod network;
 pub(crate) mod seccomp;
@@ -54,7 +55,8 @@ pub(crate) struct Birth<'a> {
     pub(crate) gate: &'a OwnedFd,
 }
 
-/// What the new process is to become. Attached: the supervisor's program, the layers, the binds.
+/// What the new process is to become. Attached: the supervisor's program, the layers, the binds, the
+/// volumes.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Calling {
     /// The steps after the gate.
@@ -187,17 +189,18 @@ impl Work {
             Step::HostName { name } => {
                 syscall::set_host_name(name).doing(|| format!("set the host name {name}"))
             }
-            Step::Loopback { address, prefix, twin } => {
-                self.inherited.extend(network::set_up(*address, *prefix, *twin)?);
+            Step::Loopback { address, prefix, twin, redirect } => {
+                self.inherited.extend(network::set_up(*address, *prefix, *twin, *redirect)?);
                 Ok(())
             }
             Step::OomScore { adjust } => fs::write("/proc/self/oom_score_adj", adjust.to_string())
                 .doing(|| format!("set oom_score_adj to {adjust}")),
+            Step::SharedMemory { bytes } => limit_shared_memory(*bytes),
             Step::Bridge => self.bridge(),
             Step::Door => self.door(),
             Step::Log => self.log(),
             Step::EnterUserNamespace => enter_users(birth.users.as_fd()),
-            Step::ResourceLimits => resource_limits(),
+            Step::ResourceLimits { file_bytes } => resource_limits(*file_bytes),
             Step::Capabilities { keep } => caps::keep_only(keep).doing(|| "drop capabilities".to_owned()),
             Step::NoNewPrivileges => {
                 rustix::thread::set_no_new_privs(true).doing(|| "set no_new_privs".to_owned())
@@ -245,14 +248,16 @@ impl Work {
                 self.scratch()?.writable(folder, ids).doing(|| format!("attach {}", folder.display()))
             }
             Step::Proc => self.tree()?.proc().doing(|| "mount /proc".to_owned()),
-            Step::Dev { nodes } => {
+            Step::Dev { nodes, shm_bytes } => {
                 let nodes = nodes.iter().map(|(name, (major, minor))| (name.as_str(), *major, *minor));
-                self.tree()?.dev(nodes, birth.first_id).doing(|| "make /dev".to_owned())
+                self.tree()?.dev(nodes, birth.first_id, *shm_bytes).doing(|| "make /dev".to_owned())
             }
             Step::Empty { inside } => {
                 self.tree()?.empty(inside).doing(|| format!("cover {}", inside.display()))
             }
-            Step::Mask { paths } => self.tree()?.mask(paths).doing(|| "mask parts of /proc".to_owned()),
+            Step::Mask { paths } => {
+                self.tree()?.mask(paths, self.scratch()?).doing(|| "mask parts of /proc".to_owned())
+            }
             Step::ReadOnly { paths } => {
                 self.tree()?.read_only(paths).doing(|| "make parts of /proc read-only".to_owned())
             }
@@ -266,6 +271,13 @@ impl Work {
                 .map_err(io::Error::from)
                 .and_then(|tree| self.tree.as_ref().ok_or(io::ErrorKind::Other)?.bind(tree, inside))
                 .doing(|| format!("bind {} to {}", from.path.display(), inside.display())),
+            Step::Volume { from, inside, read_only } => handed(from.number)
+                .map_err(io::Error::from)
+                .and_then(|mount| {
+                    let tree = self.tree.as_ref().ok_or(io::ErrorKind::Other)?;
+                    tree.volume(mount, inside, *read_only, ids)
+                })
+                .doing(|| format!("attach the volume {} to {}", from.path.display(), inside.display())),
             _ => Err(out_of_order()),
         }
     }
@@ -378,6 +390,17 @@ fn join(groups: &[PathBuf]) -> Result<(), StepError> {
     Ok(())
 }
 
+fn limit_shared_memory(bytes: u64) -> Result<(), StepError> {
+    const PAGE_BYTES: u64 = 4096;
+    match fs::write("/proc/sys/kernel/shmall", (bytes / PAGE_BYTES).to_string()) {
+        // A kernel without it, or one that lets only the host's root set it.
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => {
+            Ok(())
+        }
+        result => result.doing(|| "limit shared memory".to_owned()),
+    }
+}
+
 fn new_cgroup_namespace() -> Result<(), StepError> {
     // SAFETY: a cgroup namespace changes what paths are shown, nothing a running thread relies on.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWCGROUP) }
@@ -385,7 +408,7 @@ fn new_cgroup_namespace() -> Result<(), StepError> {
 }
 
 /// Files are made and permissions checked as this id from now on; capabilities stay.
-fn act_as(id: u32) -> Result<(), StepError> {
+pub(crate) fn act_as(id: u32) -> Result<(), StepError> {
     rustix::thread::set_capabilities_secure_bits(CapabilitiesSecureBits::NO_SETUID_FIXUP)
         .doing(|| "keep capabilities across a change of ids".to_owned())?;
     syscall::set_file_ids(id, id);
@@ -403,7 +426,11 @@ fn enter_users(users: BorrowedFd<'_>) -> Result<(), StepError> {
     enter().doing(|| "enter the user namespace".to_owned())
 }
 
-fn resource_limits() -> Result<(), StepError> {
+fn resource_limits(file_bytes: Option<u64>) -> Result<(), StepError> {
+    if file_bytes.is_some() {
+        let files = Rlimit { current: file_bytes, maximum: file_bytes };
+        setrlimit(Resource::Fsize, files).doing(|| "limit the size of files".to_owned())?;
+    }
     // 1, not 0: a limit of 0 still starts the host's crash handler where core dumps go to a program.
     let core = Rlimit { current: Some(1), maximum: Some(1) };
     setrlimit(Resource::Core, core).doing(|| "forbid core dumps".to_owned())?;

@@ -25,11 +25,11 @@ pub(crate) async fn run(here: &Invocation, verb: Image) -> Result<u8> {
             tokio::task::spawn_blocking(move || engine.rest()).await?.context("cannot let the zygote go")?;
         }
         Image::Pull { reference, name, max_size } => {
-            let image = images::pull(&engine, reference, name, max_size, print).await?;
+            let image = images::pull(&engine, reference, name, max_size.0, print).await?;
             done(here, "Pulled", &image, began)?;
         }
         Image::Import { name, from, max_size } => {
-            let image = images::import(&engine, name, from, max_size, print).await?;
+            let image = images::import(&engine, name, from, max_size.0, print).await?;
             done(here, "Imported", &image, began)?;
         }
         Image::Ls => {

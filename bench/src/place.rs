@@ -1,0 +1,120 @@
+//! Where the bench works: one folder with the file tree every row starts from, and an engine of its
+//! own. Gone when it is dropped.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use anyhow::{Context, Result, bail};
+use harvest_engine::{Config, Engine, ImageConfig, Limits, Network, Origin, Owner, Spec};
+use harvest_proto::SandboxId;
+
+const APPLETS: [&str; 10] = ["cat", "cp", "dd", "find", "mkdir", "rm", "sh", "sync", "touch", "true"];
+
+/// The folder and what is in it.
+pub(crate) struct Place {
+    folder: PathBuf,
+    pub(crate) engine: Engine,
+}
+
+impl Place {
+    /// Makes the folder, the file tree and the engine.
+    pub(crate) fn make(folder: &Path) -> Result<Self> {
+        fs::create_dir(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let rootfs = folder.join("cache/layers/base");
+        furnish(&rootfs)?;
+        let supervisor: PathBuf = std::env::var_os("HARVEST_SUPERVISOR").unwrap_or_default().into();
+        if !supervisor.is_file() {
+            bail!("no supervisor: run `cargo supervisor`, then `cargo run -p harvest-bench`");
+        }
+        let program = std::env::current_exe().context("cannot find the bench itself")?;
+        let engine = Engine::open(Config {
+            home: folder.join("home"),
+            cache: folder.join("cache"),
+            supervisor,
+            zygote: vec![program.into(), "zygote".into()],
+        })?;
+        Ok(Self { folder: folder.to_owned(), engine })
+    }
+
+    /// The file tree every row starts from.
+    pub(crate) fn rootfs(&self) -> PathBuf {
+        self.folder.join("cache/layers/base")
+    }
+
+    /// A folder of the bench's own.
+    pub(crate) fn at(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// A sandbox with limits that dies with the bench.
+    pub(crate) fn spec(&self) -> Result<Spec> {
+        let env = [("PATH".to_owned(), "/bin".to_owned())];
+        Ok(Spec {
+            id: SandboxId::random(),
+            from: Origin::Layers {
+                layers: vec!["base".parse().context("`base` is a layer's name")?],
+                config: ImageConfig { env: env.into(), ..ImageConfig::default() },
+            },
+            limits: Limits { memory_bytes: MEMORY_BYTES, pids: PIDS, ..Limits::default() },
+            network: Network::Door,
+            owner: Owner::Process(std::process::id()),
+            binds: Vec::new(),
+            volumes: Vec::new(),
+            env: BTreeMap::new(),
+        })
+    }
+}
+
+/// The limits of every row that has any.
+pub(crate) const MEMORY_BYTES: u64 = 512 << 20;
+pub(crate) const PIDS: u32 = 512;
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        for id in self.engine.list().unwrap_or_default() {
+            let _ = self.engine.remove(&id);
+        }
+        let _ = self.engine.rest();
+        if let Err(error) = fs::remove_dir_all(&self.folder) {
+            eprintln!("cannot remove {}: {error}", self.folder.display());
+        }
+    }
+}
+
+fn furnish(rootfs: &Path) -> Result<()> {
+    for name in ["bin", "etc", "tmp", "root", "proc", "dev", "sys", "work", "stage"] {
+        fs::create_dir_all(rootfs.join(name))?;
+    }
+    fs::copy("/bin/busybox", rootfs.join("bin/busybox"))
+        .context("cannot copy a static /bin/busybox (package busybox-static)")?;
+    for applet in APPLETS {
+        symlink("busybox", rootfs.join("bin").join(applet))?;
+    }
+    Ok(())
+}
+
+/// Unmounts a cgroup2 mount that has no memory controller beside cgroup v1, in our mount namespace:
+/// crun refuses to run where it sees both. True when there was one.
+pub(crate) fn hide_bare_cgroup2() -> Result<bool> {
+    let mounts = fs::read_to_string("/proc/self/mounts").context("cannot read the mount table")?;
+    let of = |kind: &str| -> Vec<String> {
+        let lines = mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>());
+        lines.filter(|words| words.get(2) == Some(&kind)).map(|words| words[1].to_owned()).collect()
+    };
+    if of("cgroup").is_empty() {
+        return Ok(false);
+    }
+    let bare = of("cgroup2");
+    for mount in &bare {
+        let status = Command::new("umount").arg(mount).status().context("cannot run umount")?;
+        if !status.success() {
+            bail!("cannot hide {mount} from this mount namespace");
+        }
+    }
+    Ok(!bare.is_empty())
+}

@@ -1,0 +1,177 @@
+//! Puts samples into a table and says which targets are met. Ratios are to a row of the same run.
+
+use std::{fmt, time::Duration};
+
+use serde::Serialize;
+
+use crate::{
+    contest::Samples,
+    disks, harvest,
+    machine::{Busy, Machine},
+    memory::{Memory, TARGET_KIB},
+    peers,
+};
+
+/// Everything one run found.
+#[derive(Debug, Serialize)]
+pub(crate) struct Report {
+    machine: Machine,
+    rows: Vec<Row>,
+    pub(crate) skipped: Vec<(String, String)>,
+    pub(crate) memory: Option<Memory>,
+}
+
+/// One line.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct Row {
+    name: String,
+    samples: usize,
+    min_ms: f64,
+    p50_ms: f64,
+    p95_ms: f64,
+    max_ms: f64,
+    /// p50 as a multiple of another row's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ratio: Option<Ratio>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize)]
+struct Ratio {
+    to: String,
+    is: f64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    target: Option<f64>,
+}
+
+const BUBBLEWRAPS: &[&str] = &[peers::BUBBLEWRAP, peers::BUBBLEWRAP_READ_ONLY];
+
+/// What design §9 asks of a row: to which rows it is compared and how many times it may take.
+const TARGETS: [(&str, &[&str], f64); 5] = [
+    (harvest::COLD, BUBBLEWRAPS, 1.2),
+    (harvest::COLD_REMOVED, BUBBLEWRAPS, 1.2),
+    (harvest::EXEC, &[peers::FORK_EXEC], 2.5),
+    (disks::FORK, &[disks::SUBVOLUME], 3.0),
+    (disks::SNAPSHOT, &[disks::COPY], 0.1),
+];
+
+impl Report {
+    pub(crate) fn new(machine: Machine) -> Self {
+        Self { machine, rows: Vec::new(), skipped: Vec::new(), memory: None }
+    }
+
+    /// Adds rows.
+    pub(crate) fn add(&mut self, samples: Vec<Samples>) {
+        self.rows.extend(samples.into_iter().filter(|one| !one.taken.is_empty()).map(Row::of));
+    }
+
+    /// Compares the rows with each other and looks at the machine again.
+    pub(crate) fn finish(&mut self) {
+        self.machine.busy_after = Busy::now();
+        compare(&mut self.rows);
+    }
+}
+
+impl Row {
+    fn of(samples: Samples) -> Self {
+        let mut taken = samples.taken;
+        taken.sort_unstable();
+        Self {
+            name: samples.row.to_owned(),
+            samples: taken.len(),
+            min_ms: at(&taken, 0),
+            p50_ms: at(&taken, 50),
+            p95_ms: at(&taken, 95),
+            max_ms: at(&taken, 100),
+            ratio: None,
+        }
+    }
+}
+
+/// The sample below which this many percent lie, of sorted ones; to the microsecond.
+fn at(sorted: &[Duration], percent: usize) -> f64 {
+    let micros = sorted[(sorted.len() - 1) * percent / 100].as_micros();
+    f64::from(u32::try_from(micros).unwrap_or(u32::MAX)) / 1000.0
+}
+
+fn compare(rows: &mut [Row]) {
+    let known = rows.to_vec();
+    let find = |names: &[&str]| known.iter().find(|row| names.contains(&row.name.as_str()));
+    for row in rows {
+        let asked = TARGETS.iter().find(|(name, ..)| *name == row.name);
+        let (names, target) = asked.map_or((BUBBLEWRAPS, None), |(_, names, target)| (*names, Some(*target)));
+        let is_disk = row.p50_ms > 0.0 && !names.is_empty();
+        row.ratio = find(names).filter(|other| is_disk && other.p50_ms > 0.0).map(|other| Ratio {
+            to: other.name.clone(),
+            is: (row.p50_ms / other.p50_ms * 100.0).round() / 100.0,
+            target,
+        });
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(out, "{}", self.machine.line())?;
+        writeln!(out, "before: {}", self.machine.busy_before.line())?;
+        writeln!(out, "after:  {}\n", self.machine.busy_after.line())?;
+        writeln!(out, "| ms | n | min | p50 | p95 | ratio | target | |")?;
+        writeln!(out, "|---|---:|---:|---:|---:|---|---|---|")?;
+        for row in &self.rows {
+            write!(out, "| {} | {} | {:.2} | {:.2} | {:.2} ", row.name, row.samples, row.min_ms, row.p50_ms, row.p95_ms)?;
+            match &row.ratio {
+                Some(Ratio { to, is, target: Some(target) }) => {
+                    let verdict = if is <= target { "met" } else { "not met" };
+                    writeln!(out, "| {is:.2} × {} | ≤ {target} | {verdict} |", short(to))?;
+                }
+                Some(Ratio { to, is, target: None }) => writeln!(out, "| {is:.2} × {} | | |", short(to))?,
+                None => writeln!(out, "| | | |")?,
+            }
+        }
+        if let Some(memory) = &self.memory {
+            writeln!(out)?;
+            let verdict = if memory.pid_1_kib() <= TARGET_KIB { "met" } else { "not met" };
+            let pid_1 = memory.pid_1_kib();
+            writeln!(out, "private memory of pid 1 after {} execs: {pid_1} KiB (≤ {TARGET_KIB}: {verdict})", memory.execs)?;
+            let parts: Vec<String> =
+                memory.processes.iter().map(|one| format!("{} {}", one.role, one.private_kib)).collect();
+            writeln!(out, "all platform processes of the sandbox: {} KiB ({})", memory.all_kib(), parts.join(", "))?;
+        }
+        for (row, reason) in &self.skipped {
+            writeln!(out, "left out: {row}: {reason}")?;
+        }
+        Ok(())
+    }
+}
+
+fn short(name: &str) -> &str {
+    name.split(',').next().unwrap_or(name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn row(name: &'static str, millis: &[u64]) -> Row {
+        Row::of(Samples { row: name, taken: millis.iter().map(|ms| Duration::from_millis(*ms)).collect() })
+    }
+
+    #[test]
+    fn the_middle_sample_is_the_median_and_order_does_not_matter() {
+        let row = row("x", &[9, 1, 5]);
+        assert_eq!((row.min_ms, row.p50_ms, row.max_ms), (1.0, 5.0, 9.0));
+    }
+
+    #[test]
+    fn a_target_is_compared_with_its_own_row() {
+        let mut rows = [row(harvest::EXEC, &[4]), row(peers::FORK_EXEC, &[2]), row(peers::BUBBLEWRAP, &[8])];
+        compare(&mut rows);
+        let ratio = rows[0].ratio.clone().unwrap();
+        assert_eq!((ratio.to.as_str(), ratio.is, ratio.target), (peers::FORK_EXEC, 2.0, Some(2.5)));
+    }
+
+    #[test]
+    fn without_the_other_row_there_is_no_ratio() {
+        let mut rows = [row(harvest::COLD, &[4])];
+        compare(&mut rows);
+        assert_eq!(rows[0].ratio, None);
+    }
+}
