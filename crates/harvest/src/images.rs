@@ -67,7 +67,7 @@ pub(crate) async fn pull(
     let pulled = blocking(engine, print, move |engine, tell| {
         engine.image_pull(&reference, name.as_deref(), &options, tell)
     });
-    Ok(pulled.await?.map_err(advised)?)
+    pulled.await?.map_err(advised)
 }
 
 /// Makes an image of an archive, a folder, or what comes on standard input.
@@ -85,7 +85,7 @@ pub(crate) async fn import(
             let archive = Import::Archive { name: "standard input", bytes: &mut input, length: None };
             engine.image_import(&name, archive, limits, tell)
         });
-        return Ok(imported.await?.map_err(advised)?);
+        return imported.await?.map_err(advised);
     }
     let read = || format!("cannot read {}", from.display());
     let about = std::fs::metadata(&from).with_context(read)?;
@@ -93,7 +93,7 @@ pub(crate) async fn import(
         let imported = blocking(engine, print, move |engine, tell| {
             engine.image_import(&name, Import::Folder(&from), limits, tell)
         });
-        return Ok(imported.await?.map_err(advised)?);
+        return imported.await?.map_err(advised);
     }
     let mut file = File::open(&from).with_context(read)?;
     let length = about.is_file().then_some(about.len());
@@ -102,7 +102,7 @@ pub(crate) async fn import(
         let archive = Import::Archive { name: &shown, bytes: &mut file, length };
         engine.image_import(&name, archive, limits, tell)
     });
-    Ok(imported.await?.map_err(advised)?)
+    imported.await?.map_err(advised)
 }
 
 // The engine is synchronous, and this takes minutes.

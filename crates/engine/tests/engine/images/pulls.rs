@@ -163,7 +163,7 @@ fn an_image_that_is_there_is_not_fetched_again_and_layers_are_shared() {
     world.pull(&format!("{}/made:1", fake.host), &quick()).unwrap();
     assert_eq!((before, fake.count(&digest(&gzip(&base)))), (1, 1));
     // The same content in another wrapping is the same layer.
-    let other = Fake::image(&Documents::new(&[base.clone()], "", <[u8]>::to_vec));
+    let other = Fake::image(&Documents::new(std::slice::from_ref(&base), "", <[u8]>::to_vec));
     let second = world.pull(&format!("{}/other:1", other.host), &quick()).unwrap();
     assert_eq!((second.layers[0].clone(), other.count(&digest(&base))), (first.layers[0].clone(), 0));
 }
