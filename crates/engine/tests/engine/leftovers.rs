@@ -20,7 +20,12 @@ impl World {
         let mut left: Vec<String> = self.zygotes().iter().map(|pid| format!("zygote {pid}")).collect();
         left.extend(self.groups().iter().map(|group| format!("cgroup {}", group.display())));
         let places = [self.folder.path(), &self.home].map(|place| place.to_string_lossy().into_owned());
-        let ours = |line: &str| places.iter().any(|place| line.contains(place));
+        // Where the store is a file system of its own it stays mounted as long as there is the home.
+        let store = self.home.join("store").to_string_lossy().into_owned();
+        let ours = |table: &str| {
+            let line = |line: &str| places.iter().any(|place| line.contains(place)) && !line.contains(&store);
+            table.lines().any(line)
+        };
         for pid in processes() {
             // A process that has this home mounted, and is not in the host's own mount namespace.
             let mounts = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
