@@ -15,6 +15,8 @@ mod fallbacks;
 mod faults;
 #[path = "engine/guests.rs"]
 mod guests;
+#[path = "engine/images.rs"]
+mod images;
 #[path = "engine/leftovers.rs"]
 mod leftovers;
 #[path = "engine/limits.rs"]
