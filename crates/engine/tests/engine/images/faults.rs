@@ -31,6 +31,8 @@ fn engine_at(folder: &Path) -> Engine {
         cache,
         supervisor,
         zygote: vec![env!("CARGO_BIN_EXE_harvest-zygote").into()],
+        driver: Driver::Dir,
+        thresholds: Thresholds::NONE,
     })
     .unwrap()
 }
