@@ -110,6 +110,9 @@ impl World {
     }
 
     fn in_home(folder: tempfile::TempDir, home: PathBuf, driver: Driver, arguments: &[&str]) -> Self {
+        if driver != Driver::Dir {
+            btrfs::own_mounts();
+        }
         let zygote = [zygote_program()].into_iter().chain(arguments.iter().map(Into::into)).collect();
         let cache = folder.path().join("cache");
         let engine = Engine::open(Config { driver, ..config(&home, &cache, zygote) }).unwrap();
