@@ -18,7 +18,7 @@ use crate::{
     door, log,
     outbox::Outbox,
     processes::Processes,
-    reaper,
+    reaper, still,
     supervisor::Supervisor,
     turn::Turns,
 };
@@ -64,6 +64,9 @@ async fn serve(mut inheritance: Inheritance) -> Result<(), BirthError> {
     let listener = bridge::listener(bridge)?;
     let shutdown = Rc::new(Notify::new());
     tokio::task::spawn_local(reaper::run());
+    if let Some(orders) = inheritance.take(Descriptor::Still) {
+        tokio::task::spawn_local(still::run(orders));
+    }
     door::open(&mut inheritance)?;
     let supervisor = build(inheritance);
     log::line(format_args!("{} is up", supervisor.launch.sandbox));

@@ -17,13 +17,15 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
 };
 
-use super::{Alter, holds::Holds, protocol::send, seed::Seed, supervisor::Supervisor, watch::Watch};
+use super::{
+    Alter, holds::Holds, protocol::send, seed::Seed, still::Brake, supervisor::Supervisor, watch::Watch,
+};
 use crate::{
     cgroup::Hierarchy,
     error::{Doing, EngineError, StepError},
     home::{Home, boot_id, start_ticks},
     isolate::{self, Calling, LOG, ids::Claim},
-    plan::{HostFacts, Plan, Redirect, plan},
+    plan::{HostFacts, Ids, Plan, Redirect, plan},
     sandbox::{self, Record, State},
     spec::{Network, Owner},
     syscall,
@@ -114,6 +116,7 @@ pub(super) struct Nursery {
     cgroups: Hierarchy,
     group: String,
     claims: PathBuf,
+    brake: Brake,
     redirect: Redirect,
     alter: Alter,
     supervisor: Supervisor,
@@ -139,6 +142,7 @@ impl Nursery {
         let group = home.group();
         isolate::seccomp::program();
         let mut nursery = Self {
+            brake: Brake { home: home.clone(), cgroups: cgroups.clone(), group: group.clone() },
             home,
             cgroups,
             group,
@@ -222,8 +226,9 @@ impl Nursery {
             gate: None,
             failure: None,
             killed: None,
-            clocks: record
-                .map_or_else(Clocks::none, |record| Clocks::new(&record.limits, record.lives_since())),
+            clocks: record.map_or_else(Clocks::none, |record| {
+                Clocks::new(&record.limits, record.lives_since(), !self.home.has_quotas())
+            }),
             // Whoever asked for a freeze asked another zygote.
             thaw_at: Some(Instant::now()),
             freezing_until: None,
@@ -263,7 +268,7 @@ impl Nursery {
         let plan = self.plan(&record, layers, resolv_conf);
         let owner_started = owner.as_ref().map(|(started, _)| *started);
         let seed = self.seed_for(&record, &plan)?;
-        let clocks = Clocks::new(&record.limits, record.lives_since());
+        let clocks = Clocks::new(&record.limits, record.lives_since(), !self.home.has_quotas());
         let volumes: Vec<VolumeName> = record.volumes.iter().map(|volume| volume.name.clone()).collect();
         if let Err(error) = self.call(&seed, record, &plan, &handed, owner_started) {
             seed.discard(&self.cgroups, &self.group);
@@ -285,8 +290,13 @@ impl Nursery {
     }
 
     fn facts(&self, resolv_conf: String) -> HostFacts {
-        let redirect = self.redirect;
-        HostFacts { cgroups: self.cgroups.clone(), group: self.group.clone(), resolv_conf, redirect }
+        HostFacts {
+            cgroups: self.cgroups.clone(),
+            group: self.group.clone(),
+            resolv_conf,
+            redirect: self.redirect,
+            ids: Ids::here(),
+        }
     }
 
     /// A process that has taken the steps up to the gate, under this sandbox's name.
@@ -352,6 +362,7 @@ impl Nursery {
         let calling = Calling {
             steps: plan.parts().2.to_vec(),
             folder: self.home.sandbox(&id),
+            writable: self.home.writable(&id),
             run: self.home.run_of(&id),
             launch: Launch {
                 sandbox: id,
@@ -400,7 +411,7 @@ impl Nursery {
         live.killed.get_or_insert(reason);
         // With pid 1 its whole pid namespace dies; frozen processes of cgroup v1 after a thaw only.
         let _ = pidfd_send_signal(&live.pidfd, Signal::KILL);
-        let _ = self.cgroups.freeze(&self.group, id.part(), false);
+        let _ = self.brake.freeze(id, &live.pidfd, false);
         live.thaw_at = None;
         true
     }
@@ -415,7 +426,7 @@ impl Nursery {
     /// Lets work stand still; `Told::Still` follows. `None` when it does not run.
     pub(super) fn freeze(&mut self, id: &SandboxId) -> Option<Result<(), StepError>> {
         let live = self.live.get_mut(id).filter(|live| live.ended.is_none())?;
-        let result = self.cgroups.freeze(&self.group, id.part(), true);
+        let result = self.brake.freeze(id, &live.pidfd, true);
         if result.is_ok() {
             live.thaw_at = None;
             live.freezing_until = Some(Instant::now() + STILL);
@@ -427,7 +438,7 @@ impl Nursery {
     pub(super) fn thaw(&mut self, id: &SandboxId) -> Option<Result<(), StepError>> {
         let live = self.live.get_mut(id)?;
         (live.thaw_at, live.freezing_until) = (None, None);
-        Some(self.cgroups.freeze(&self.group, id.part(), false))
+        Some(self.brake.freeze(id, &live.pidfd, false))
     }
 
     /// Looks whether those that are to stand still do.
@@ -437,11 +448,11 @@ impl Nursery {
             let Some(until) = live.freezing_until else { continue };
             let result = if live.killed.is_some() || live.ended.is_some() {
                 Err(StepError::new("freeze what has ended", io::ErrorKind::NotFound.into()))
-            } else if self.cgroups.is_frozen(&self.group, id.part()) {
+            } else if self.brake.has_stopped(id, live.pid) {
                 live.thaw_at = Some(now + FREEZE);
                 Ok(())
             } else if until <= now {
-                let _ = self.cgroups.freeze(&self.group, id.part(), false);
+                let _ = self.brake.freeze(id, &live.pidfd, false);
                 Err(StepError::new("make its work stand still", io::ErrorKind::TimedOut.into()))
             } else {
                 continue;
@@ -550,7 +561,7 @@ impl Nursery {
             match live.thaw_at {
                 Some(at) if at <= now => {
                     live.thaw_at = None;
-                    let _ = self.cgroups.freeze(&self.group, id.part(), false);
+                    let _ = self.brake.freeze(id, &live.pidfd, false);
                 }
                 Some(at) => sooner(at),
                 None => {}

@@ -78,10 +78,11 @@ impl Seed {
             match step {
                 Step::MakeGroup(group) => group.make()?,
                 Step::ClaimIds { .. } => made.claim = Some(Claim::take(claims, wish)?),
+                Step::ShareIds { processes, .. } => made.claim = Some(Claim::share(wish, *processes)),
                 Step::MakeUserNamespace => {
-                    let first = made.claim.as_ref().ok_or_else(out_of_order)?.first();
+                    let claim = made.claim.as_ref().ok_or_else(out_of_order)?;
                     // SAFETY: the zygote has one thread.
-                    made.users = Some(unsafe { isolate::make_user_namespace(first) }?);
+                    made.users = Some(unsafe { isolate::make_user_namespace(claim) }?);
                 }
                 Step::Clone { namespaces, into } => {
                     let into = into.as_ref().map(fs::File::open).transpose();
@@ -145,7 +146,8 @@ fn split(
             // Whoever waits for the zygote to close something must not wait for a seed.
             // SAFETY: this process never goes back to what owns the other descriptors.
             unsafe { syscall::close_all_but(&[inside.as_fd(), say.as_fd(), users.as_fd()]) };
-            let birth = Birth { ahead, users, first_id: claim.first(), gate: &inside };
+            let (first_id, processes) = (claim.first(), claim.processes());
+            let birth = Birth { ahead, users, first_id, processes, gate: &inside };
             let error = isolate::become_supervisor(&birth);
             let _ = rustix::io::write(&say, error.line().as_bytes());
             syscall::exit_now(1)
