@@ -5,7 +5,8 @@ use std::{io, path::PathBuf};
 use harvest_proto::{SandboxId, SnapshotId};
 
 use crate::{
-    guest::GuestError, recipe::RecipeError, rootless::RootlessError, spec::LayerId, volume::VolumeName,
+    guest::GuestError, recipe::RecipeError, room::shown, rootless::RootlessError, spec::LayerId,
+    volume::VolumeName,
 };
 
 /// Why the engine could not do it.
@@ -106,6 +107,20 @@ pub enum EngineError {
     SnapshotTaken {
         /// Its id.
         snapshot: SnapshotId,
+    },
+    /// The disk is too full to begin this.
+    #[error("cannot {doing}: only {} are free below {}, {} are to stay free", shown(*free), path.display(), shown(*needed))]
+    DiskLow {
+        /// What was asked for.
+        doing: &'static str,
+        /// Where it would go.
+        path: PathBuf,
+        /// Bytes free there.
+        free: u64,
+        /// Bytes that have to be.
+        needed: u64,
+        /// What to do about it.
+        hint: &'static str,
     },
     /// A text is no recipe.
     #[error("the recipe makes no sense")]

@@ -6,6 +6,7 @@
 #![expect(unsafe_code, reason = "clone3, mount and seccomp have no safe wrappers")]
 
 mod bootstrap;
+mod btrfs;
 mod build;
 mod cgroup;
 mod collect;
@@ -23,15 +24,19 @@ mod loop_device;
 mod plan;
 pub mod probe;
 mod recipe;
+mod room;
 pub mod rootless;
 mod sandbox;
 mod snapshot;
 mod spec;
+mod store;
 mod syscall;
 mod trash;
 mod tree;
+mod usage;
 mod volume;
 mod weigh;
+mod writable;
 pub mod zygote;
 
 use std::sync::Arc;
@@ -48,11 +53,14 @@ pub use isolate::caps::Capability;
 pub use plan::{Handed, HostFacts, IDS, Ids, Namespace, Plan, Redirect, Step};
 pub use probe::{Finding, Level};
 pub use recipe::{Base, Make, Recipe, RecipeError};
+pub use room::{Threshold, Thresholds};
 pub use sandbox::{Running, SandboxState, Stopped};
 pub use snapshot::{Captured, Snapshot};
 pub use spec::{
     Bind, ImageConfig, LayerId, Limits, Network, Origin, Owner, ParseLayerIdError, Spec, VolumeMount,
 };
+pub use store::{Driver, ParseDriverError, StoreKind};
+pub use usage::{DiskRoom, SandboxUsed, StoreFile, Usage, Used};
 pub use volume::{
     Backing, Volume, VolumeName, VolumeSpec,
     state::{EXEC_STATE, STATE_FOLDERS, STATE_INSIDE},
@@ -61,6 +69,7 @@ pub use volume::{
 use disk::Disk;
 use error::AtPath;
 use home::Home;
+use store::Store;
 
 /// The local machine of one home.
 #[derive(Debug, Clone)]
@@ -68,6 +77,7 @@ pub struct Engine {
     config: Arc<Config>,
     home: Home,
     disk: Disk,
+    store: Arc<Store>,
 }
 
 impl Engine {
@@ -85,13 +95,14 @@ impl Engine {
         for (folder, variable) in [(&config.home, "HARVEST_HOME"), (&config.cache, "HARVEST_CACHE")] {
             rootless::check_store(folder, variable).at("use", folder)?;
         }
-        let home = Home::new(config.home.clone());
+        let store = Store::open(&config.home, config.driver)?;
+        let home = Home::new(config.home.clone(), store.kind());
         home.make()?;
         for folder in ["layers", "images", "building", "trash"] {
             home::make_private(&config.cache.join(folder))?;
         }
-        let disk = Disk::open(&config.home, &config.cache)?;
-        Ok(Self { config: Arc::new(config), home, disk })
+        let disk = Disk::open(&config.home, &config.cache, store.kind())?;
+        Ok(Self { config: Arc::new(config), home, disk, store })
     }
 
     /// The layers, bottom first, and the config a disk begins as.

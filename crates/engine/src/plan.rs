@@ -457,6 +457,7 @@ mod tests {
             sealed: false,
             of_sessions: false,
             again_at: None,
+            snapshot: None,
         }
     }
 

@@ -3,6 +3,8 @@
 #![expect(unsafe_code, reason = "probes try system calls that have no safe wrapper")]
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+#[path = "engine/btrfs.rs"]
+mod btrfs;
 #[path = "engine/disks.rs"]
 mod disks;
 #[path = "engine/doctor.rs"]
@@ -41,8 +43,8 @@ use std::{
 };
 
 use harvest_engine::{
-    Bind, Config, Engine, EngineError, ImageConfig, Limits, Network, Origin, Owner, Running, SandboxState,
-    Spec,
+    Bind, Config, Driver, Engine, EngineError, ImageConfig, Limits, Network, Origin, Owner, Running,
+    SandboxState, Spec, Threshold, Thresholds,
     guest::{Guest, Output},
 };
 use harvest_proto::{
@@ -75,7 +77,7 @@ impl World {
     }
 
     fn at(below: &str) -> Self {
-        Self::with_zygote(below, &[])
+        Self::in_folder(tempfile::tempdir().unwrap(), below, Driver::Dir, &[])
     }
 
     /// One whose sandboxes lack these guards.
@@ -87,14 +89,28 @@ impl World {
     }
 
     fn with_zygote(below: &str, arguments: &[&str]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let home = folder.path().join(below).join("home");
-        Self::in_home(folder, home, arguments)
+        Self::in_folder(tempfile::tempdir().unwrap(), below, Driver::Dir, arguments)
     }
 
-    fn in_home(folder: tempfile::TempDir, home: PathBuf, arguments: &[&str]) -> Self {
+    /// On btrfs, unless this host cannot.
+    fn btrfs() -> Option<Self> {
+        btrfs::is_possible().then(|| Self::in_folder(tempfile::tempdir().unwrap(), "", Driver::Btrfs, &[]))
+    }
+
+    /// One for each way to keep disks.
+    fn each() -> impl Iterator<Item = Self> {
+        [Some(Self::new()), Self::btrfs()].into_iter().flatten()
+    }
+
+    fn in_folder(folder: tempfile::TempDir, below: &str, driver: Driver, arguments: &[&str]) -> Self {
+        let home = folder.path().join(below).join("home");
+        Self::in_home(folder, home, driver, arguments)
+    }
+
+    fn in_home(folder: tempfile::TempDir, home: PathBuf, driver: Driver, arguments: &[&str]) -> Self {
         let zygote = [zygote_program()].into_iter().chain(arguments.iter().map(Into::into)).collect();
-        let engine = Engine::open(config(&home, &folder.path().join("cache"), zygote)).unwrap();
+        let cache = folder.path().join("cache");
+        let engine = Engine::open(Config { driver, ..config(&home, &cache, zygote) }).unwrap();
         let base = folder.path().join("cache/layers/base");
         for name in ["bin", "etc", "tmp", "root", "proc", "dev", "sys"] {
             fs::create_dir_all(base.join(name)).unwrap();
@@ -180,13 +196,22 @@ impl Drop for World {
         if !thread::panicking() {
             self.assert_nothing_left();
         }
+        // Looking for cgroups has woken it.
+        btrfs::let_go(&self.engine, &self.home);
     }
 }
 
 fn config(home: &Path, cache: &Path, zygote: Vec<std::ffi::OsString>) -> Config {
     let supervisor = PathBuf::from(std::env::var_os("HARVEST_SUPERVISOR").unwrap_or_default());
     assert!(supervisor.is_file(), "no supervisor at {}: run `cargo supervisor`", supervisor.display());
-    Config { home: home.to_owned(), cache: cache.to_owned(), supervisor, zygote }
+    Config {
+        home: home.to_owned(),
+        cache: cache.to_owned(),
+        supervisor,
+        zygote,
+        driver: Driver::Dir,
+        thresholds: Thresholds::NONE,
+    }
 }
 
 fn named(path: &Path) -> String {

@@ -68,8 +68,10 @@ pub(crate) struct Birth<'a> {
 pub(crate) struct Calling {
     /// The steps after the gate.
     pub(crate) steps: Vec<Step>,
-    /// Holds `upper`, `work` and the log.
+    /// Holds the log.
     pub(crate) folder: PathBuf,
+    /// Holds `upper` and `work`.
+    pub(crate) writable: PathBuf,
     /// Holds the sockets.
     pub(crate) run: PathBuf,
     /// What the supervisor is told; its descriptors are collected on the way.
@@ -286,7 +288,7 @@ impl Work {
                 .and_then(|tree| self.scratch.as_ref().ok_or(io::ErrorKind::Other)?.layer(tree, name, ids))
                 .doing(|| format!("attach the layer {}", from.path.display())),
             Step::Writable => {
-                let folder = &self.calling()?.folder;
+                let folder = &self.calling()?.writable;
                 self.scratch()?.writable(folder, ids).doing(|| format!("attach {}", folder.display()))
             }
             Step::Proc => self.tree()?.proc().doing(|| "mount /proc".to_owned()),

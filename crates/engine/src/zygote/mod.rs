@@ -117,7 +117,8 @@ fn split() -> io::Result<Side> {
 fn prepare(home: &Path, lacking: &[Lack], alter: Alter) -> Result<(Server, File), StepError> {
     let build = Build::of(Path::new("/proc/self/exe"));
     let path = home.canonicalize().doing(|| format!("find {}", home.display()))?;
-    let home = Home::new(path);
+    let home = Home::find(path)
+        .map_err(|error| StepError::new("read the home's record", io::Error::other(error)))?;
     let lock = lock(&home)?;
     rustix::process::umask(Mode::empty());
     syscall::fresh_keyring();

@@ -226,8 +226,9 @@ impl Nursery {
             gate: None,
             failure: None,
             killed: None,
-            clocks: record
-                .map_or_else(Clocks::none, |record| Clocks::new(&record.limits, record.lives_since())),
+            clocks: record.map_or_else(Clocks::none, |record| {
+                Clocks::new(&record.limits, record.lives_since(), !self.home.has_quotas())
+            }),
             // Whoever asked for a freeze asked another zygote.
             thaw_at: Some(Instant::now()),
             freezing_until: None,
@@ -267,7 +268,7 @@ impl Nursery {
         let plan = self.plan(&record, layers, resolv_conf);
         let owner_started = owner.as_ref().map(|(started, _)| *started);
         let seed = self.seed_for(&record, &plan)?;
-        let clocks = Clocks::new(&record.limits, record.lives_since());
+        let clocks = Clocks::new(&record.limits, record.lives_since(), !self.home.has_quotas());
         let volumes: Vec<VolumeName> = record.volumes.iter().map(|volume| volume.name.clone()).collect();
         if let Err(error) = self.call(&seed, record, &plan, &handed, owner_started) {
             seed.discard(&self.cgroups, &self.group);
@@ -361,6 +362,7 @@ impl Nursery {
         let calling = Calling {
             steps: plan.parts().2.to_vec(),
             folder: self.home.sandbox(&id),
+            writable: self.home.writable(&id),
             run: self.home.run_of(&id),
             launch: Launch {
                 sandbox: id,
