@@ -73,7 +73,7 @@ impl User {
         let folder = tempfile::tempdir().unwrap();
         // Different for tests that run at the same time, and not among the engine's own.
         static USERS: AtomicU32 = AtomicU32::new(0);
-        let number = (std::process::id() * 16 + USERS.fetch_add(1, Ordering::Relaxed)) % 10_000;
+        let number = (std::process::id() + USERS.fetch_add(1, Ordering::Relaxed) * 937) % 12_000;
         let user = Self { folder, id: 50_000 + number, first: 1_000_000_000 + number * 65_536 };
         fs::create_dir(user.folder.path().join("tmp")).unwrap();
         for path in ["", "tmp"] {
