@@ -9,6 +9,8 @@ use std::{
     collections::BTreeMap,
     fs, io,
     path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
 };
 
 use harvest_proto::launch::Descriptor;
@@ -75,6 +77,8 @@ const CONTROLLERS: [&str; 4] = ["cpu", "freezer", "memory", "pids"];
 const SUPERVISOR_MEMORY_BYTES: u64 = 256 << 20;
 // Where a container's own processes go when its root cgroup is divided.
 const OTHERS: &str = "harvest-others";
+// A process that was just being born or is dying is in no list and still keeps a cgroup from being divided.
+const DIVIDE: Duration = Duration::from_secs(2);
 // Room for the moment between fork and joining `work`.
 const SUPERVISOR_PIDS: u32 = 512;
 // What TCP holds is limited for the whole host together, to a tenth of its memory: without a limit of
@@ -442,17 +446,17 @@ fn divide(mount: &Path) -> Result<(), StepError> {
         result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy)
     };
     let mut result = hand_down(mount);
-    // Somebody may start processes there meanwhile, but not for ever.
-    for _ in 0..20 {
-        if !busy(&result) {
-            break;
-        }
+    let end = Instant::now() + DIVIDE;
+    while busy(&result) && Instant::now() < end {
         let others = mount.join(OTHERS);
         make_folder(&others)?;
         for pid in processes(mount) {
             let _ = fs::write(others.join("cgroup.procs"), pid.as_raw_nonzero().to_string());
         }
         result = hand_down(mount);
+        if busy(&result) {
+            thread::sleep(Duration::from_millis(1));
+        }
     }
     if busy(&result) {
         let why = "processes live in it that cannot be moved; \

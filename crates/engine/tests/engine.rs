@@ -15,6 +15,8 @@ mod fallbacks;
 mod faults;
 #[path = "engine/guests.rs"]
 mod guests;
+#[path = "engine/images.rs"]
+mod images;
 #[path = "engine/leftovers.rs"]
 mod leftovers;
 #[path = "engine/limits.rs"]
@@ -183,6 +185,7 @@ impl World {
                 words.next().is_some_and(|word| word.ends_with(b"harvest-zygote"))
                     && words.any(|word| word == home.as_os_str().as_encoded_bytes())
                     && link(pid) == link(&"self")
+                    && leads_its_session(*pid)
             })
             .collect()
     }
@@ -224,6 +227,12 @@ fn processes() -> Vec<u32> {
         .unwrap()
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
         .collect()
+}
+
+/// Unlike what it starts, a zygote does; a process that only makes a user namespace looks like one otherwise.
+fn leads_its_session(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(3)) == Some(&pid.to_string())
 }
 
 /// The host's uid of a process, unless it is dead and only waits for its parent to notice.

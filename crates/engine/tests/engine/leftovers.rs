@@ -20,12 +20,14 @@ impl World {
         let mut left: Vec<String> = self.zygotes().iter().map(|pid| format!("zygote {pid}")).collect();
         left.extend(self.groups().iter().map(|group| format!("cgroup {}", group.display())));
         let places = [self.folder.path(), &self.home].map(|place| place.to_string_lossy().into_owned());
-        let ours = |line: &str| places.iter().any(|place| line.contains(place));
+        // A store on btrfs is a mount of the host's own; whether it goes is looked at by itself.
+        let store = format!("{} ", self.home.join("store").display());
+        let ours = |line: &str| places.iter().any(|place| line.contains(place)) && !line.contains(&store);
         for pid in processes() {
             // A process that has this home mounted, and is not in the host's own mount namespace.
             let mounts = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
             let table = fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
-            if mounts(&pid.to_string()) != mounts("self") && ours(&table) && uid(pid).is_some() {
+            if mounts(&pid.to_string()) != mounts("self") && table.lines().any(ours) && uid(pid).is_some() {
                 let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
                 left.push(format!("process {pid} {}", String::from_utf8_lossy(&line)));
             }
