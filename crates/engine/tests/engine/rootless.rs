@@ -398,7 +398,7 @@ fn a_store_of_root_and_one_of_a_user_are_told_apart() {
         cache: folder.join("cache"),
         supervisor: PathBuf::new(),
         zygote: Vec::new(),
-        driver: Driver::Auto,
+        driver: Driver::Dir,
         thresholds: Thresholds::NONE,
     };
     if std::env::var_os(INSIDE).is_some() {
