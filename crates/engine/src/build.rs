@@ -241,6 +241,7 @@ impl Build<'_> {
             (self.progress)(Progress::StepCached { index, total, what });
             return Ok(Some(known));
         }
+        self.engine.has_room(What::Build)?;
         (self.progress)(Progress::StepStarted { index, total, what });
         let started = Instant::now();
         let progress = &mut self.progress;

@@ -22,6 +22,7 @@ use crate::{
     layer::disk_usage,
     oci::{self, PullError, PullOptions, Reference},
     recipe::{content_key, is_image_name, key},
+    room::What,
     spec::{ImageConfig, LayerId},
     tree,
     unpack::{Form, Target, UnpackError, UnpackLimits, unpack},
@@ -71,6 +72,7 @@ impl Engine {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Image, EngineError> {
         check_name(name)?;
+        self.has_room(What::Build)?;
         let _hold = self.disk.hold_cache()?;
         let _turn = self.disk.image_turn(name, progress)?;
         let (started, what) = (Instant::now(), from.words());
@@ -102,6 +104,7 @@ impl Engine {
         let parsed = parse_reference(reference)?;
         let name = name.unwrap_or_else(|| parsed.short_name());
         check_name(name)?;
+        self.has_room(What::Build)?;
         let _hold = self.disk.hold_cache()?;
         let _turn = self.disk.image_turn(name, progress)?;
         let pulled = oci::pull(&self.disk, &parsed, options, progress)?;

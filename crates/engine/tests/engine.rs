@@ -96,7 +96,8 @@ impl World {
 
     /// On btrfs, unless this host cannot.
     fn btrfs() -> Option<Self> {
-        btrfs::is_possible().then(|| Self::in_folder(tempfile::tempdir().unwrap(), "", Driver::Btrfs, &[]))
+        let can = btrfs::is_possible() && !harvest_engine::rootless::is_here();
+        can.then(|| Self::in_folder(tempfile::tempdir().unwrap(), "", Driver::Btrfs, &[]))
     }
 
     /// One for each way to keep disks.

@@ -35,7 +35,15 @@ impl World {
         let own = fs::read_to_string("/proc/self/mountinfo").unwrap();
         left.extend(own.lines().filter(|line| ours(line)).map(|line| format!("mount {line}")));
         let run = fs::read_dir(self.home.join("run")).into_iter().flatten().flatten();
-        left.extend(run.filter(|entry| entry.path().is_dir()).map(|entry| format!("{:?}", entry.path())));
+        // `ids` holds an ordinary user's claims; it may be empty.
+        let of_a_sandbox = |path: &Path| path.is_dir() && !(path.ends_with("ids") && is_empty(path));
+        left.extend(
+            run.map(|entry| entry.path()).filter(|path| of_a_sandbox(path)).map(|path| format!("{path:?}")),
+        );
         left
     }
+}
+
+fn is_empty(folder: &Path) -> bool {
+    fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_none())
 }

@@ -24,17 +24,8 @@ fn place() -> PathBuf {
 
 /// An engine in a folder that another process shares.
 fn engine_at(folder: &Path) -> Engine {
-    let supervisor = PathBuf::from(std::env::var_os("HARVEST_SUPERVISOR").unwrap_or_default());
-    let (home, cache) = (folder.join("home"), folder.join("cache"));
-    Engine::open(Config {
-        home,
-        cache,
-        supervisor,
-        zygote: vec![env!("CARGO_BIN_EXE_harvest-zygote").into()],
-        driver: Driver::Dir,
-        thresholds: Thresholds::NONE,
-    })
-    .unwrap()
+    let zygote = vec![env!("CARGO_BIN_EXE_harvest-zygote").into()];
+    Engine::open(config(&folder.join("home"), &folder.join("cache"), zygote)).unwrap()
 }
 
 #[test]
