@@ -174,7 +174,10 @@ impl Volume {
         File::create(&image)?.set_len(4 << 30)?;
         let words = |words: &[&Path]| words.iter().map(|word| word.display().to_string()).collect::<Vec<_>>();
         quietly(&[vec!["mkfs.btrfs".to_owned(), "--quiet".to_owned()], words(&[&image])].concat())?;
-        quietly(&[vec!["mount".to_owned(), "-o".to_owned(), "loop".to_owned()], words(&[&image, &mount])].concat())?;
+        quietly(
+            &[vec!["mount".to_owned(), "-o".to_owned(), "loop".to_owned()], words(&[&image, &mount])]
+                .concat(),
+        )?;
         let volume = Self { mount };
         volume.btrfs("create", &["live"])?;
         let target = volume.mount.join("live/tree");

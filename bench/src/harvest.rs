@@ -24,8 +24,13 @@ pub(crate) const EXEC_AGAIN: &str = "harvest exec, connection kept";
 pub(crate) fn contestants(place: &Place) -> Result<Vec<Contestant<'_>>> {
     let live = place.engine.start(&place.spec()?)?;
     let mut kept = Guest::dial(&live.bridge)?;
-    let rows =
-        [COLD, COLD_REMOVED, "harvest · of this: create", "harvest · of this: command", "harvest · of this: removal"];
+    let rows = [
+        COLD,
+        COLD_REMOVED,
+        "harvest · of this: create",
+        "harvest · of this: command",
+        "harvest · of this: removal",
+    ];
     Ok(vec![
         Contestant::parts(&rows, || cold(place)),
         Contestant::whole(EXEC, move || run_true(&live)),
@@ -56,7 +61,8 @@ pub(crate) fn in_sandbox(bridge: &Path, argv: &[&str]) -> Result<()> {
 
 /// Runs a command on a connection.
 pub(crate) fn exec(guest: &mut Guest, argv: &[&str]) -> Result<()> {
-    let command = Command { argv: argv.iter().map(|word| (*word).to_owned()).collect(), ..Command::default() };
+    let command =
+        Command { argv: argv.iter().map(|word| (*word).to_owned()).collect(), ..Command::default() };
     let mut said = Vec::new();
     match guest.exec(command, b"", &mut |_, bytes| said.extend_from_slice(bytes))? {
         Exit::Code(0) => Ok(()),

@@ -156,10 +156,17 @@ pub enum Step {
         /// Where.
         inside: PathBuf,
     },
-    /// Make the overlay the root and let go of everything else.
+    /// Put `/proc`, `/dev` and `/sys`, made ahead, into the overlay.
+    Furnish,
+    /// Make the overlay the root, also of pid 1, and let go of everything else.
     Root,
-    /// Go on only when the zygote has written down that this process exists.
+    /// Split in two. Pid 1 goes on up to `exec`; the other process keeps the host's powers, takes the
+    /// steps from the gate on and ends before anything else runs inside.
+    Split,
+    /// Go on only when the zygote has written down that pid 1 exists.
     Gate,
+    /// Tell the supervisor which sandbox it is pid 1 of.
+    Launch,
     /// Become root of the user namespace: from here on the host's powers are gone.
     EnterUserNamespace,
     /// Lower the limits every process inherits.
@@ -173,7 +180,7 @@ pub enum Step {
     NoNewPrivileges,
     /// Refuse system calls that are not on the list.
     Seccomp,
-    /// Become the supervisor.
+    /// Become the supervisor, which prepares itself and waits for its launch.
     Exec,
 }
 
@@ -254,54 +261,65 @@ pub(crate) fn plan(record: &Record, layers: &[PathBuf], facts: &HostFacts) -> Pl
     if record.network == Network::Door {
         steps.push(Step::Loopback { address: DNS_ADDRESS, prefix: SYNTHETIC_PREFIX_BITS, twin: TWIN });
     }
-    steps.extend([Step::OomScore { adjust: OOM_SCORE }, Step::Gate]);
-    steps.extend([Step::HostName { name: host_name(&record.id) }, Step::Bridge]);
-    if record.network == Network::Door {
-        steps.push(Step::Door);
-    }
-    steps.push(Step::Log);
-    steps.extend(disk(layers));
-    steps.extend(furniture(record, facts));
-    steps.extend(record.binds.iter().enumerate().map(|(number, bind)| Step::Bind {
-        from: Handed { path: bind.source.clone(), number: layers.len() + number },
-        inside: bind.inside.clone(),
-    }));
+    steps.push(Step::OomScore { adjust: OOM_SCORE });
+    steps.extend(furniture());
     steps.extend([
-        Step::Root,
+        Step::Split,
         Step::EnterUserNamespace,
         Step::ResourceLimits,
         Step::Capabilities { keep: Capability::ROLE.to_vec() },
         Step::NoNewPrivileges,
         Step::Seccomp,
         Step::Exec,
+        Step::Gate,
     ]);
+    steps.extend([Step::HostName { name: host_name(&record.id) }, Step::Bridge]);
+    if record.network == Network::Door {
+        steps.push(Step::Door);
+    }
+    steps.push(Step::Log);
+    steps.extend(disk(layers));
+    steps.push(Step::Furnish);
+    steps.extend(files(record, facts));
+    steps.extend(record.binds.iter().enumerate().map(|(number, bind)| Step::Bind {
+        from: Handed { path: bind.source.clone(), number: layers.len() + number },
+        inside: bind.inside.clone(),
+    }));
+    steps.extend([Step::Root, Step::Launch]);
     Plan { sandbox: record.id.clone(), steps }
 }
 
 fn disk(layers: &[PathBuf]) -> Vec<Step> {
-    let mut steps = vec![Step::Scratch];
-    steps.extend(layers.iter().enumerate().map(|(number, path)| Step::Layer {
+    let attach = |(number, path): (usize, &PathBuf)| Step::Layer {
         from: Handed { path: path.clone(), number },
         name: number.to_string(),
-    }));
+    };
+    let mut steps: Vec<Step> = layers.iter().enumerate().map(attach).collect();
     steps.push(Step::Writable);
     steps.push(Step::Overlay { lowers: (0..layers.len()).rev().map(|number| number.to_string()).collect() });
     steps
 }
 
-fn furniture(record: &Record, facts: &HostFacts) -> Vec<Step> {
+/// What every sandbox has, whatever its image.
+fn furniture() -> [Step; 6] {
+    [
+        Step::Scratch,
+        Step::Proc,
+        Step::Dev { nodes: NODES.map(|(name, major, minor)| (name.to_owned(), (major, minor))).into() },
+        Step::Empty { inside: "/sys".into() },
+        Step::Mask { paths: MASKED.map(PathBuf::from).into() },
+        Step::ReadOnly { paths: READ_ONLY.map(PathBuf::from).into() },
+    ]
+}
+
+fn files(record: &Record, facts: &HostFacts) -> [Step; 3] {
     let name = host_name(&record.id);
     let resolv_conf = match record.network {
         Network::Door => format!("nameserver {DNS_ADDRESS}\noptions timeout:5 attempts:2\n"),
         Network::Host => facts.resolv_conf.clone(),
     };
     let file = |inside: &str, text: String| Step::File { inside: inside.into(), text };
-    vec![
-        Step::Proc,
-        Step::Dev { nodes: NODES.map(|(name, major, minor)| (name.to_owned(), (major, minor))).into() },
-        Step::Empty { inside: "/sys".into() },
-        Step::Mask { paths: MASKED.map(PathBuf::from).into() },
-        Step::ReadOnly { paths: READ_ONLY.map(PathBuf::from).into() },
+    [
         file("/etc/resolv.conf", resolv_conf),
         file("/etc/hosts", format!("127.0.0.1 localhost {name}\n::1 localhost\n")),
         file("/etc/hostname", format!("{name}\n")),
@@ -313,15 +331,32 @@ fn host_name(id: &SandboxId) -> String {
     format!("sbx-{}", id.part())
 }
 
+/// Who takes which steps of a plan.
+pub(crate) struct Parts<'a> {
+    /// The zygote.
+    pub(crate) zygote: &'a [Step],
+    /// Pid 1, before it splits.
+    pub(crate) ahead: &'a [Step],
+    /// Pid 1, after that.
+    pub(crate) own: &'a [Step],
+    /// The other process, once it is called.
+    pub(crate) called: &'a [Step],
+}
+
 impl Plan {
-    /// The steps of the zygote, those the new process can take ahead of time, and the rest.
-    pub(crate) fn parts(&self) -> (&[Step], &[Step], &[Step]) {
+    /// The steps by who takes them.
+    pub(crate) fn parts(&self) -> Parts<'_> {
         let after = |wanted: fn(&Step) -> bool| {
             self.steps.iter().position(wanted).map_or(self.steps.len(), |at| at + 1)
         };
-        let (zygote, rest) = self.steps.split_at(after(|step| matches!(step, Step::Clone { .. })));
-        let (ahead, rest) = rest.split_at(after(|step| *step == Step::Gate) - zygote.len());
-        (zygote, ahead, rest)
+        let clone = after(|step| matches!(step, Step::Clone { .. }));
+        let (split, gate) = (after(|step| *step == Step::Split), after(|step| *step == Step::Gate));
+        Parts {
+            zygote: &self.steps[..clone],
+            ahead: &self.steps[clone..split - 1],
+            own: &self.steps[split..gate - 1],
+            called: &self.steps[gate..],
+        }
     }
 }
 
@@ -384,9 +419,11 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_mounted_after_the_hosts_powers_are_gone() {
+    fn pid_1_mounts_nothing_after_the_hosts_powers_are_gone() {
         let plan = planned(Network::Door);
-        let names: Vec<String> = plan.steps[at(&plan, |step| *step == Step::EnterUserNamespace)..]
+        let names: Vec<String> = plan
+            .parts()
+            .own
             .iter()
             .map(|step| serde_json::to_value(step).unwrap()["step"].as_str().unwrap().to_owned())
             .collect();
@@ -403,14 +440,27 @@ mod tests {
 
     #[test]
     fn nothing_that_tells_sandboxes_apart_is_done_before_the_gate() {
-        let other = Record { id: "sbx_zzzzzzzzzzzz".parse().unwrap(), ..record(Network::Door) };
+        let other = Record {
+            id: "sbx_zzzzzzzzzzzz".parse().unwrap(),
+            limits: Limits { memory_bytes: 1, cpu_millis_per_second: 1, pids: 1 },
+            env: [("A".to_owned(), "b".to_owned())].into(),
+            ..record(Network::Door)
+        };
         let facts = facts();
-        let plans = [plan(&record(Network::Door), &[], &facts), plan(&other, &[], &facts)];
-        let ahead = plans.map(|plan| {
-            let text = serde_json::to_string(plan.parts().1).unwrap();
+        let plans = [plan(&record(Network::Door), &["/l/base".into()], &facts), plan(&other, &[], &facts)];
+        let before = plans.map(|plan| {
+            let parts = plan.parts();
+            let text = serde_json::to_string(&(parts.ahead, parts.own)).unwrap();
             text.replace(plan.sandbox.part(), "")
         });
-        assert_eq!(ahead[0], ahead[1]);
+        assert_eq!(before[0], before[1]);
+    }
+
+    #[test]
+    fn the_supervisor_hears_whose_it_is_when_everything_else_is_done() {
+        let plan = planned(Network::Door);
+        assert_eq!(plan.steps.last(), Some(&Step::Launch));
+        assert!(at(&plan, |step| *step == Step::Gate) < at(&plan, |step| *step == Step::Root));
     }
 
     #[test]

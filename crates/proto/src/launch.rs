@@ -1,7 +1,8 @@
 //! What a supervisor is born with. The engine starts it with one end of a Unix socket pair as its
-//! standard input; the first and only message there is a [`Launch`] as JSON with the descriptors it
-//! names attached, in order. Nothing is passed by number or path, so the supervisor needs no unsafe
-//! code to pick them up and no host path is visible inside.
+//! standard input. There comes a [`Launch`] as JSON with the descriptors it names attached, in order;
+//! before it may come a [`Cradle`], when the supervisor is started ahead of time. Nothing is passed by
+//! number or path, so the supervisor needs no unsafe code to pick them up and no host path is visible
+//! inside.
 
 use std::collections::BTreeMap;
 
@@ -17,6 +18,14 @@ pub const DNS_ADDRESS: std::net::Ipv4Addr = std::net::Ipv4Addr::new(198, 18, 0, 
 
 /// The first two bytes of every synthetic address are 198.18 or 198.19.
 pub const SYNTHETIC_PREFIX_BITS: u8 = 15;
+
+/// What a supervisor gets ahead of time, when nobody knows yet which sandbox it will be pid 1 of: it
+/// prepares what is the same for all, and waits for its launch.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cradle {
+    /// What the attached descriptors are, in their order.
+    pub cradle: Vec<Descriptor>,
+}
 
 /// A supervisor's inheritance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,4 +72,8 @@ pub enum Descriptor {
     /// Has a line `oom_kill N`: how many processes the memory limit has killed
     /// (`memory.events` on v2, `memory.oom_control` on v1).
     OomCount,
+    /// The sandbox's `/dev/null`, in a cradle: without a root there is none to open.
+    Null,
+    /// Where diagnostics go, after a cradle; else standard error is the place already.
+    Log,
 }

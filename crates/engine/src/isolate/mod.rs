@@ -1,6 +1,7 @@
-//! Carries a plan out. The first half runs in the zygote, the second in the new process, which ends
-//! by becoming the supervisor. Every step either succeeds or ends the sandbox before it began:
-//! nothing degrades.
+//! Carries a plan out. The first steps are the zygote's; then pid 1 goes on by itself, splits in two
+//! and becomes the supervisor, while the other process, which still has the host's powers, waits at the
+//! gate to furnish the sandbox around it. Every step either succeeds or ends the sandbox before it
+//! began: nothing degrades.
 
 pub(crate) mod caps;
 pub(crate) mod ids;
@@ -21,7 +22,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use harvest_proto::launch::{Descriptor, Launch};
+use harvest_proto::launch::{Cradle, Descriptor, Launch};
 use rustix::{
     fs::{Mode, OFlags},
     net::{
@@ -43,8 +44,12 @@ use mounts::{Scratch, Tree};
 
 /// What the new process is born with.
 pub(crate) struct Birth<'a> {
-    /// The steps up to the gate.
+    /// The steps until it splits in two.
     pub(crate) ahead: &'a [Step],
+    /// Pid 1's steps from there on.
+    pub(crate) own: &'a [Step],
+    /// The supervisor's program.
+    pub(crate) supervisor: &'a OwnedFd,
     /// The sandbox's user namespace.
     pub(crate) users: &'a OwnedFd,
     /// Root's host id inside it.
@@ -54,7 +59,7 @@ pub(crate) struct Birth<'a> {
     pub(crate) gate: &'a OwnedFd,
 }
 
-/// What the new process is to become. Attached: the supervisor's program, the layers, the binds.
+/// What pid 1 is to be pid 1 of. Attached: the layers, the binds.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Calling {
     /// The steps after the gate.
@@ -128,34 +133,54 @@ fn wait_for_the_end(zygote: rustix::process::Pid) -> ! {
     }
 }
 
-/// Carries the new process's steps out. Returns only when one failed.
-pub(crate) fn become_supervisor(birth: &Birth<'_>) -> StepError {
+/// Carries the new process's steps out. Returns `Ok` in the process that has furnished the sandbox,
+/// `Err` in either when a step failed; pid 1 becomes the supervisor and does not return.
+///
+/// # Safety
+/// The caller must have one thread only.
+pub(crate) unsafe fn carry_out(birth: &Birth<'_>) -> Result<(), StepError> {
     let mut work = Work::default();
-    let mut next = birth.ahead.to_vec();
-    // Twice: what could be done ahead, then what the calling brings.
-    for _ in 0..2 {
-        for step in std::mem::take(&mut next) {
-            let result = match step {
-                Step::Gate => work.called(birth.gate).map(|steps| next = steps),
-                step => work.step(&step, birth),
-            };
-            if let Err(error) = result {
-                return error;
+    for step in birth.ahead {
+        work.step(step, birth)?;
+    }
+    let (inside, outside) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+            .doing(|| "make a socket pair".to_owned())?;
+    work.cradle(&outside)?;
+    // SAFETY: the caller vouches for one thread.
+    match unsafe { syscall::clone_process(0, None) }.doing(|| "split in two".to_owned())? {
+        Side::Parent { .. } => {
+            drop(outside);
+            work.stdin = Some(inside);
+            for step in birth.own {
+                work.step(step, birth)?;
             }
+            Err(out_of_order())
+        }
+        Side::Child => {
+            drop(inside);
+            work.launcher = Some(outside);
+            for step in work.called(birth.gate)? {
+                work.step(&step, birth)?;
+            }
+            Ok(())
         }
     }
-    StepError::new("carry out a plan that ends without exec", io::ErrorKind::InvalidInput.into())
 }
 
 #[derive(Default)]
 struct Work {
     calling: Option<Calling>,
-    supervisor: Option<OwnedFd>,
     handed: Vec<OwnedFd>,
     scratch: Option<Scratch>,
     tree: Option<Tree>,
-    log: Option<OwnedFd>,
     inherited: Vec<(Descriptor, OwnedFd)>,
+    /// Pid 1's end of the socket over which it is launched.
+    stdin: Option<OwnedFd>,
+    /// Where its output goes until then.
+    null: Option<OwnedFd>,
+    /// The other end.
+    launcher: Option<OwnedFd>,
     files: usize,
 }
 
@@ -167,9 +192,7 @@ impl Work {
         let called = receive::<Calling>(gate).doing(|| "wait for the zygote".to_owned())?;
         let gone = || StepError::new("wait for the zygote", io::ErrorKind::UnexpectedEof.into());
         let (mut calling, files) = called.ok_or_else(gone)?;
-        let mut files = files.into_iter();
-        self.supervisor = files.next();
-        self.handed = files.collect();
+        self.handed = files;
         let steps = std::mem::take(&mut calling.steps);
         self.calling = Some(calling);
         Ok(steps)
@@ -205,9 +228,15 @@ impl Work {
             Step::Seccomp => {
                 syscall::seccomp(seccomp::program()).doing(|| "install the seccomp list".to_owned())
             }
-            Step::Exec => Err(self.exec()),
-            Step::MakeGroup(_) | Step::ClaimIds { .. } | Step::MakeUserNamespace | Step::Clone { .. } => {
-                Err(StepError::new("carry out a step of the zygote's", io::ErrorKind::InvalidInput.into()))
+            Step::Exec => Err(self.exec(birth.supervisor)),
+            Step::Launch => self.launch(),
+            Step::MakeGroup(_)
+            | Step::ClaimIds { .. }
+            | Step::MakeUserNamespace
+            | Step::Clone { .. }
+            | Step::Split
+            | Step::Gate => {
+                Err(StepError::new("carry out a step of another's", io::ErrorKind::InvalidInput.into()))
             }
             _ => self.disk_step(step, birth),
         }
@@ -225,6 +254,10 @@ impl Work {
                 let root = self.scratch()?.overlay(lowers).doing(|| "mount the overlay".to_owned())?;
                 self.tree = Some(Tree { root });
                 return Ok(());
+            }
+            Step::Furnish => {
+                let furnish = self.scratch()?.furnish(self.tree()?);
+                return furnish.doing(|| "put /proc, /dev and /sys into the root".to_owned());
             }
             Step::Root => {
                 let tree = self.tree.take().ok_or_else(out_of_order)?;
@@ -244,17 +277,17 @@ impl Work {
                 let folder = &self.calling()?.folder;
                 self.scratch()?.writable(folder, ids).doing(|| format!("attach {}", folder.display()))
             }
-            Step::Proc => self.tree()?.proc().doing(|| "mount /proc".to_owned()),
+            Step::Proc => self.ahead()?.proc().doing(|| "mount /proc".to_owned()),
             Step::Dev { nodes } => {
                 let nodes = nodes.iter().map(|(name, (major, minor))| (name.as_str(), *major, *minor));
-                self.tree()?.dev(nodes, birth.first_id).doing(|| "make /dev".to_owned())
+                self.ahead()?.dev(nodes, birth.first_id).doing(|| "make /dev".to_owned())
             }
             Step::Empty { inside } => {
-                self.tree()?.empty(inside).doing(|| format!("cover {}", inside.display()))
+                self.ahead()?.empty(inside).doing(|| format!("cover {}", inside.display()))
             }
-            Step::Mask { paths } => self.tree()?.mask(paths).doing(|| "mask parts of /proc".to_owned()),
+            Step::Mask { paths } => self.ahead()?.mask(paths).doing(|| "mask parts of /proc".to_owned()),
             Step::ReadOnly { paths } => {
-                self.tree()?.read_only(paths).doing(|| "make parts of /proc read-only".to_owned())
+                self.ahead()?.read_only(paths).doing(|| "make parts of /proc read-only".to_owned())
             }
             Step::File { inside, text } => {
                 self.files += 1;
@@ -272,6 +305,10 @@ impl Work {
 
     fn scratch(&self) -> Result<&Scratch, StepError> {
         self.scratch.as_ref().ok_or_else(out_of_order)
+    }
+
+    fn ahead(&self) -> Result<Tree, StepError> {
+        self.scratch()?.ahead().doing(|| "find what is made ahead".to_owned())
     }
 
     fn tree(&self) -> Result<&Tree, StepError> {
@@ -319,30 +356,22 @@ impl Work {
         let path = self.calling()?.folder.join(LOG);
         let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::CLOEXEC;
         let log = rustix::fs::open(&path, flags, Mode::from_raw_mode(0o600));
-        self.log = Some(log.doing(|| format!("open {}", path.display()))?);
+        self.inherited.push((Descriptor::Log, log.doing(|| format!("open {}", path.display()))?));
         Ok(())
     }
 
-    /// Sends the launch message to our own other end, then becomes its reader.
-    fn exec(&mut self) -> StepError {
-        let (Some(calling), Some(supervisor), Some(log)) =
-            (self.calling.take(), self.supervisor.take(), self.log.take())
-        else {
+    /// Becomes the supervisor, which finds what it gets ahead of its launch on its standard input.
+    fn exec(&mut self, supervisor: &OwnedFd) -> StepError {
+        let (Some(stdin), Some(null)) = (self.stdin.take(), self.null.take()) else {
             return out_of_order();
         };
-        let mut launch = calling.launch;
-        launch.descriptors = self.inherited.iter().map(|(descriptor, _)| *descriptor).collect();
-        let files: Vec<BorrowedFd<'_>> = self.inherited.iter().map(|(_, file)| file.as_fd()).collect();
         let start = || -> io::Result<()> {
-            let (inside, outside) =
-                socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-            send_with(&outside, &serde_json::to_vec(&launch)?, &files)?;
-            syscall::standard_stream(&inside, 0)?;
-            syscall::standard_stream(&log, 1)?;
-            syscall::standard_stream(&log, 2)
+            syscall::standard_stream(&null, 1)?;
+            syscall::standard_stream(&null, 2)?;
+            syscall::standard_stream(&stdin, 0)
         };
         if let Err(error) = start() {
-            return StepError::new("prepare the supervisor's inheritance", error);
+            return StepError::new("prepare the supervisor's streams", error);
         }
         syscall::default_signals();
         // The zygote's own is empty, so that the modes it asks for are the modes it gets.
@@ -350,6 +379,30 @@ impl Work {
         let name = CString::from(c"harvest-supervisor");
         StepError::new("execute the supervisor", syscall::execute(supervisor, &[name]))
     }
+
+    /// Gives the supervisor what is ready before anybody knows which sandbox it will be pid 1 of.
+    fn cradle(&mut self, launcher: &OwnedFd) -> Result<(), StepError> {
+        let null = self.scratch()?.null().doing(|| "open /dev/null".to_owned())?;
+        self.null = Some(null.try_clone().doing(|| "keep /dev/null".to_owned())?);
+        self.inherited.push((Descriptor::Null, null));
+        let (cradle, files): (Vec<_>, Vec<_>) = std::mem::take(&mut self.inherited).into_iter().unzip();
+        give(launcher, &Cradle { cradle }, &files).doing(|| "fill the supervisor's cradle".to_owned())
+    }
+
+    fn launch(&mut self) -> Result<(), StepError> {
+        let (Some(calling), Some(launcher)) = (self.calling.take(), self.launcher.take()) else {
+            return Err(out_of_order());
+        };
+        let mut launch = calling.launch;
+        let (names, files): (Vec<_>, Vec<_>) = std::mem::take(&mut self.inherited).into_iter().unzip();
+        launch.descriptors = names;
+        give(&launcher, &launch, &files).doing(|| "launch the supervisor".to_owned())
+    }
+}
+
+fn give<T: Serialize>(socket: &OwnedFd, message: &T, files: &[OwnedFd]) -> io::Result<()> {
+    let files: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
+    send_with(socket, &serde_json::to_vec(message)?, &files)
 }
 
 /// The name of the file the supervisor's output goes to.

@@ -55,19 +55,39 @@ fn folder(at: impl AsFd, path: impl AsRef<Path>) -> io::Result<OwnedFd> {
 pub(crate) struct Scratch(OwnedFd);
 
 impl Scratch {
-    /// Mounts it and makes it the working folder.
+    /// Mounts it.
     pub(crate) fn make() -> Result<Self, StepError> {
         let make = || -> io::Result<OwnedFd> {
             let tmpfs = new("tmpfs", &[("mode", "0700")], NOSUID_NODEV)?;
             let target = folder(CWD, SCRATCH)?;
             syscall::attach(&tmpfs, &target)?;
-            for name in ["layers", "writable", "root", "files"] {
+            for name in
+                ["layers", "writable", "root", "files", "ahead", "ahead/proc", "ahead/dev", "ahead/sys"]
+            {
                 mkdirat(&tmpfs, name, Mode::from_raw_mode(0o755))?;
             }
-            rustix::process::fchdir(&tmpfs)?;
             Ok(tmpfs)
         };
         make().doing(|| "make the scratch place".to_owned()).map(Self)
+    }
+
+    /// Where what every sandbox has is put together before there is a root to put it in.
+    pub(crate) fn ahead(&self) -> io::Result<Tree> {
+        Ok(Tree { root: folder(&self.0, "ahead")? })
+    }
+
+    /// The `/dev/null` made ahead.
+    pub(crate) fn null(&self) -> io::Result<OwnedFd> {
+        Ok(openat(&self.0, "ahead/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
+    }
+
+    /// Moves what was put together ahead into a tree, with all that is mounted below.
+    pub(crate) fn furnish(&self, tree: &Tree) -> io::Result<()> {
+        for name in ["proc", "dev", "sys"] {
+            let made = folder(&self.0, Path::new("ahead").join(name))?;
+            tree.on_folder(&made, &Path::new("/").join(name))?;
+        }
+        Ok(())
     }
 
     /// Attaches a layer, read-only, showing the ids of `ids`.
@@ -97,6 +117,8 @@ impl Scratch {
             lowers.join(":")
         );
         let options = std::ffi::CString::new(options)?;
+        // All paths above are relative to it.
+        rustix::process::fchdir(&self.0)?;
         mount("overlay", "root", "overlay", MountFlags::NOSUID | MountFlags::NODEV, Some(&*options))?;
         folder(&self.0, "root")
     }

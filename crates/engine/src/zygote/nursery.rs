@@ -14,7 +14,11 @@ use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
 };
 
-use super::{protocol::send, seed::Seed, supervisor::Supervisor};
+use super::{
+    protocol::send,
+    seed::{LAUNCHED, Seed},
+    supervisor::Supervisor,
+};
 use crate::{
     cgroup::Hierarchy,
     error::{Doing, EngineError, StepError},
@@ -176,7 +180,9 @@ impl Nursery {
         let owner = self.owner(&record)?;
         let handed = files.split_off(1);
         let supervisor = files.pop().expect("its length was checked above");
-        self.supervisor.load(supervisor)?;
+        if self.supervisor.load(supervisor)? {
+            self.discard_seeds();
+        }
         let facts = self.facts(resolv_conf);
         let plan = plan(&record, layers, &facts);
         let owner_started = owner.as_ref().map(|(started, _)| *started);
@@ -213,7 +219,8 @@ impl Nursery {
             }
         }
         self.births = self.births.wrapping_add(1);
-        Seed::grow(plan, &self.cgroups, &self.group, &self.claims, self.births)
+        let supervisor = self.supervisor.program()?;
+        Seed::grow(plan, &self.cgroups, &self.group, &self.claims, self.births, supervisor)
     }
 
     /// Grows a seed ahead of time; false when there are enough.
@@ -223,7 +230,10 @@ impl Nursery {
         }
         self.births = self.births.wrapping_add(1);
         let plan = plan(&Record::of_a_seed(), &[], &self.facts(String::new()));
-        match Seed::grow(&plan, &self.cgroups, &self.group, &self.claims, self.births) {
+        let grown = self.supervisor.program().and_then(|supervisor| {
+            Seed::grow(&plan, &self.cgroups, &self.group, &self.claims, self.births, supervisor)
+        });
+        match grown {
             Ok(seed) => self.seeds.push(seed),
             Err(error) => {
                 eprintln!("cannot grow a seed: {}", error.line());
@@ -255,7 +265,7 @@ impl Nursery {
         let mut env = record.config.env;
         env.extend(record.env);
         let calling = Calling {
-            steps: plan.parts().2.to_vec(),
+            steps: plan.parts().called.to_vec(),
             folder: self.home.sandbox(&id),
             run: self.home.run_of(&id),
             launch: Launch {
@@ -266,8 +276,7 @@ impl Nursery {
                 workdir: record.config.workdir,
             },
         };
-        let mut files = vec![self.supervisor.program()?.as_fd()];
-        files.extend(handed.iter().map(AsFd::as_fd));
+        let files: Vec<_> = handed.iter().map(AsFd::as_fd).collect();
         send(&seed.gate, &calling, &files).doing(|| "tell pid 1 what to become".to_owned())
     }
 
@@ -280,17 +289,24 @@ impl Nursery {
         owner.map(Some).ok_or_else(gone)
     }
 
-    /// Pid 1 has said why it failed, or has become the supervisor.
+    /// Pid 1 is launched, or there is word why it is not.
     pub(super) fn reported(&mut self, id: &SandboxId) -> Option<Told> {
         let live = self.live.get_mut(id)?;
         let report = live.report.take()?;
         live.gate = None;
         let mut text = String::new();
         let _ = io::Read::read_to_string(&mut fs::File::from(report), &mut text);
-        if text.is_empty() {
-            return Some(Told::Started { id: id.clone(), pid: live.pid });
-        }
-        live.failure = Some(text);
+        // Where one of two processes fails, the other may say so too: the first word is the reason.
+        let mut said = text.lines();
+        let failure = match said.next() {
+            Some(LAUNCHED) if said.next().is_none() => {
+                return Some(Told::Started { id: id.clone(), pid: live.pid });
+            }
+            Some(LAUNCHED) | None => "a process that was to make it died",
+            Some(line) => line,
+        };
+        live.failure = Some(failure.to_owned());
+        let _ = pidfd_send_signal(&live.pidfd, Signal::KILL);
         None
     }
 
@@ -444,10 +460,14 @@ impl Nursery {
 
     /// Removes the home's cgroup before the zygote goes.
     pub(super) fn leave(&mut self) {
+        self.discard_seeds();
+        self.cgroups.leave_home(&self.group);
+    }
+
+    fn discard_seeds(&mut self) {
         for seed in self.seeds.drain(..) {
             seed.discard(&self.cgroups, &self.group);
         }
-        self.cgroups.leave_home(&self.group);
     }
 
     /// The reason a sandbox ended for, when it has.

@@ -1,5 +1,7 @@
-//! A process on its way to becoming pid 1 of a sandbox: in its namespaces and cgroups, up to the gate.
-//! Grown for one sandbox, or ahead of time for whichever comes next. It dies with the zygote.
+//! Pid 1 of a sandbox before anybody knows of which: in its namespaces and cgroups, with a supervisor
+//! that waits for its launch and a process at the gate that will furnish the sandbox around it. Grown
+//! for one sandbox, or ahead of time for whichever comes next. It dies with the zygote: the process at
+//! the gate sees its end, and the supervisor sees the end of that process.
 
 use std::{
     fs, io,
@@ -18,7 +20,7 @@ use crate::{
     cgroup::Hierarchy,
     error::{Doing, StepError},
     isolate::{self, Birth, ids::Claim},
-    plan::{Plan, Step},
+    plan::{Parts, Plan, Step},
     syscall::{self, Side},
 };
 
@@ -30,9 +32,12 @@ pub(super) struct Seed {
     pub(super) claim: Claim,
     /// Takes its calling.
     pub(super) gate: OwnedFd,
-    /// Says why it failed; closed when it has become the supervisor.
+    /// Says [`LAUNCHED`] or why it failed; closed when pid 1 is the supervisor and alone.
     pub(super) report: OwnedFd,
 }
+
+/// The one line that comes over the report when everything is done.
+pub(super) const LAUNCHED: &str = "launched";
 
 /// What the zygote makes before it splits.
 #[derive(Default)]
@@ -49,10 +54,11 @@ impl Seed {
         group: &str,
         claims: &Path,
         wish: u32,
+        supervisor: &OwnedFd,
     ) -> Result<Self, StepError> {
         let mut made = Made::default();
         let part = plan.sandbox.part();
-        let result = Self::grow_with(&mut made, plan, claims, wish);
+        let result = Self::grow_with(&mut made, plan, claims, wish, supervisor);
         match (result, made.claim) {
             (Ok((pid, pidfd, gate, report)), Some(claim)) => {
                 Ok(Self { part: part.to_owned(), pid, pidfd, claim, gate, report })
@@ -72,9 +78,10 @@ impl Seed {
         plan: &Plan,
         claims: &Path,
         wish: u32,
+        supervisor: &OwnedFd,
     ) -> Result<(u32, OwnedFd, OwnedFd, OwnedFd), StepError> {
-        let (zygote, ahead, _) = plan.parts();
-        for step in zygote {
+        let parts = plan.parts();
+        for step in parts.zygote {
             match step {
                 Step::MakeGroup(group) => group.make()?,
                 Step::ClaimIds { .. } => made.claim = Some(Claim::take(claims, wish)?),
@@ -86,7 +93,7 @@ impl Seed {
                 Step::Clone { namespaces, into } => {
                     let into = into.as_ref().map(fs::File::open).transpose();
                     let into = into.doing(|| "open the supervisor's cgroup".to_owned())?;
-                    return split(made, ahead, isolate::clone_flags(namespaces), into);
+                    return split(made, &parts, supervisor, isolate::clone_flags(namespaces), into);
                 }
                 _ => break,
             }
@@ -110,7 +117,7 @@ impl Seed {
     ) -> Result<(), StepError> {
         cgroups.rename(group, &self.part, part)?;
         part.clone_into(&mut self.part);
-        for step in plan.parts().0 {
+        for step in plan.parts().zygote {
             if let Step::MakeGroup(group) = step {
                 group.make()?;
             }
@@ -129,7 +136,8 @@ impl Seed {
 
 fn split(
     made: &Made,
-    ahead: &[Step],
+    parts: &Parts<'_>,
+    supervisor: &OwnedFd,
     flags: u64,
     into: Option<fs::File>,
 ) -> Result<(u32, OwnedFd, OwnedFd, OwnedFd), StepError> {
@@ -144,11 +152,16 @@ fn split(
             let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
             // Whoever waits for the zygote to close something must not wait for a seed.
             // SAFETY: this process never goes back to what owns the other descriptors.
-            unsafe { syscall::close_all_but(&[inside.as_fd(), say.as_fd(), users.as_fd()]) };
-            let birth = Birth { ahead, users, first_id: claim.first(), gate: &inside };
-            let error = isolate::become_supervisor(&birth);
-            let _ = rustix::io::write(&say, error.line().as_bytes());
-            syscall::exit_now(1)
+            unsafe {
+                syscall::close_all_but(&[inside.as_fd(), say.as_fd(), users.as_fd(), supervisor.as_fd()])
+            };
+            let (ahead, own, first_id) = (parts.ahead, parts.own, claim.first());
+            let birth = Birth { ahead, own, supervisor, users, first_id, gate: &inside };
+            // SAFETY: a new process has one thread.
+            let result = unsafe { isolate::carry_out(&birth) };
+            let (line, code) = result.map_or_else(|error| (error.line(), 1), |()| (LAUNCHED.to_owned(), 0));
+            let _ = rustix::io::write(&say, format!("{line}\n").as_bytes());
+            syscall::exit_now(code)
         }
         Side::Parent { pid, pidfd } => Ok((pid, pidfd, gate, report)),
     }
