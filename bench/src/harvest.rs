@@ -56,7 +56,7 @@ fn run_true(running: &Running) -> Result<()> {
 
 /// Runs a command in a sandbox; anything but exit code 0 is an error.
 pub(crate) fn in_sandbox(bridge: &Path, argv: &[&str]) -> Result<()> {
-    exec(&mut Guest::dial(bridge)?, argv)
+    exec(&mut Guest::hail(bridge)?, argv)
 }
 
 /// Runs a command on a connection.

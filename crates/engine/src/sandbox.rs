@@ -18,7 +18,7 @@ use crate::{
     Engine,
     cgroup::Hierarchy,
     error::{AtPath, EngineError},
-    home::{Home, Survives, boot_id, layer_folder, read_record, start_ticks, sync_folder, write_record},
+    home::{Home, Survives, boot_id, layer_folder, read_record, start_ticks, sync, write_record},
     plan::{HostFacts, Plan, plan},
     spec::{Bind, ImageConfig, LayerId, Limits, Network, Owner, Spec},
     syscall,
@@ -27,6 +27,9 @@ use crate::{
         protocol::{Answer, Build, Request},
     },
 };
+
+// What a sandbox was asked to be.
+const RECORD: &str = "record.json";
 
 /// What a sandbox was asked to be, with its image or snapshot looked up.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -108,7 +111,7 @@ impl Record {
     }
 
     pub(crate) fn read(home: &Home, id: &SandboxId) -> Result<Option<Self>, EngineError> {
-        read_record(&home.sandbox(id).join("record.json"))
+        read_record(&home.sandbox(id).join(RECORD))
     }
 }
 
@@ -165,7 +168,9 @@ impl Engine {
         let resolv_conf = host_resolv_conf(record.network);
         let build = self.config.zygote.first().and_then(|program| Build::of(Path::new(program)));
         let request = Request::Start { record: Box::new(record), layers, resolv_conf, build };
-        let reason = match client::ask(&self.config, &request, &files) {
+        let mut synced = Ok(());
+        let answer = client::ask_and(&self.config, &request, &files, &mut || synced = self.record_sync(spec));
+        let reason = match synced.and(answer) {
             Ok(Answer::Started { pid }) => return Ok(self.running(&spec.id, pid)),
             Ok(Answer::Failed { reason } | Answer::Ended { reason }) => reason,
             Ok(other) => format!("unexpected answer {other:?}"),
@@ -340,15 +345,28 @@ impl Engine {
         // The upper folder's mode is that of `/` inside.
         make(&new.join("upper"), 0o755)?;
         make(&new.join("work"), 0o755)?;
-        write_record(&new.join("record.json"), record, Survives::PowerCut)?;
+        write_record(&new.join(RECORD), record, Survives::Crash)?;
         match fs::rename(&new, &folder) {
-            Ok(()) => sync_folder(&self.home.sandboxes()),
+            Ok(()) => Ok(()),
             Err(_) if folder.exists() => {
                 let _ = fs::remove_dir_all(&new);
                 Err(EngineError::Exists { sandbox: record.id.clone() })
             }
             Err(error) => Err(error).at("make", folder),
         }
+    }
+
+    /// Brings the record of a sandbox that is kept to the disk: its layer may have to be found after a
+    /// power cut. What lives for a process does not survive one anyway.
+    fn record_sync(&self, spec: &Spec) -> Result<(), EngineError> {
+        if spec.owner != Owner::Kept {
+            return Ok(());
+        }
+        let folder = self.home.sandbox(&spec.id);
+        for path in [&folder.join(RECORD), &folder, &self.home.sandboxes()] {
+            sync(path)?;
+        }
+        Ok(())
     }
 }
 

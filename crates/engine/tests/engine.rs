@@ -119,7 +119,7 @@ impl World {
     /// Pids of this home's zygote.
     fn zygotes(&self) -> Vec<u32> {
         let home = self.home.canonicalize().unwrap();
-        processes()
+        let named: Vec<u32> = processes()
             .into_iter()
             .filter(|pid| {
                 let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
@@ -130,6 +130,16 @@ impl World {
                     && words.next() == Some(home.as_os_str().as_encoded_bytes())
                     && link(pid) == link(&"self")
             })
+            .collect();
+        // Its reaper has its name too.
+        let parent = |pid: &u32| {
+            let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+            status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse::<u32>().ok())
+        };
+        named
+            .iter()
+            .copied()
+            .filter(|pid| parent(pid).is_none_or(|parent| !named.contains(&parent)))
             .collect()
     }
 }

@@ -83,6 +83,7 @@ impl Birth {
             }
             First::Cradle(Cradle { cradle }) => {
                 inheritance.add(&cradle, brought)?;
+                dies_with_parent(true)?;
                 None
             }
         };
@@ -102,6 +103,7 @@ impl Birth {
             Some(launch) => launch,
             None => {
                 let (launch, brought) = await_launch(socket).await?;
+                dies_with_parent(false)?;
                 inheritance.add(&launch.descriptors, brought)?;
                 launch
             }
@@ -112,6 +114,11 @@ impl Birth {
         }
         Ok((launch, inheritance))
     }
+}
+
+// A sandbox outlives the zygote; one that has not begun does not.
+fn dies_with_parent(dies: bool) -> io::Result<()> {
+    Ok(rustix::process::set_parent_process_death_signal(dies.then_some(rustix::process::Signal::KILL))?)
 }
 
 // After a cradle the socket keeps messages apart, so one read is one launch.

@@ -6,6 +6,7 @@
 pub(crate) mod client;
 mod nursery;
 pub(crate) mod protocol;
+mod reaper;
 mod seed;
 mod server;
 mod supervisor;

@@ -6,6 +6,7 @@ use std::{
     fs, io,
     os::fd::{AsFd, OwnedFd},
     path::PathBuf,
+    thread,
     time::{Duration, Instant},
 };
 
@@ -16,7 +17,8 @@ use rustix::process::{
 
 use super::{
     protocol::send,
-    seed::{LAUNCHED, Seed},
+    reaper::Reaper,
+    seed::{LAUNCHED, Seed, mounts_of},
     supervisor::Supervisor,
 };
 use crate::{
@@ -36,6 +38,8 @@ const FREEZE: Duration = Duration::from_secs(5);
 const LOG_BYTES: u64 = 1 << 20;
 // Dying processes leave their cgroups within microseconds, seldom later.
 const CLEAR_AGAIN: Duration = Duration::from_millis(2);
+// A process that cannot be killed (waiting for a dead disk, say) must not keep a zygote from starting.
+const CLEAR_PATIENCE: Duration = Duration::from_secs(2);
 
 /// Something that happened to a sandbox.
 #[derive(Debug)]
@@ -59,15 +63,17 @@ pub(super) struct Live {
     failure: Option<String>,
     killed: bool,
     thaw_at: Option<Instant>,
+    mounts: Option<OwnedFd>,
     /// Pid 1 is dead and reaped, for this reason; cgroups are still being cleared.
     ended: Option<String>,
 }
 
 impl Live {
     fn new(seed: Seed) -> Self {
-        let Seed { pid, pidfd, claim, report, gate, .. } = seed;
+        let Seed { pid, pidfd, claim, report, gate, mounts, .. } = seed;
         let (report, gate) = (Some(report), Some(gate));
-        Self { pid, pidfd, claim, report, gate, failure: None, killed: false, thaw_at: None, ended: None }
+        let (failure, killed, thaw_at, ended) = (None, false, None, None);
+        Self { pid, pidfd, claim, report, gate, failure, killed, thaw_at, mounts, ended }
     }
 
     /// Tells when pid 1 dies, unless it is dead.
@@ -82,6 +88,7 @@ pub(super) struct Nursery {
     group: String,
     claims: PathBuf,
     supervisor: Supervisor,
+    reaper: Reaper,
     pub(super) live: BTreeMap<SandboxId, Live>,
     /// Processes that own sandboxes, also dead ones, whose disks go when the owner goes.
     pub(super) owners: BTreeMap<SandboxId, OwnedFd>,
@@ -101,6 +108,8 @@ impl Nursery {
             group,
             claims,
             supervisor: Supervisor::default(),
+            // SAFETY: the zygote has one thread.
+            reaper: unsafe { Reaper::start() },
             live: BTreeMap::new(),
             owners: BTreeMap::new(),
             births: std::process::id(),
@@ -112,13 +121,22 @@ impl Nursery {
                 eprintln!("cannot adopt {id}: {error}");
             }
         }
-        for part in nursery.cgroups.parts(&nursery.group) {
-            let living = nursery.live.keys().any(|id| id.part() == part);
-            if !living {
-                nursery.cgroups.clear(&nursery.group, &part);
-            }
-        }
+        nursery.clear_strangers();
         Ok(nursery)
+    }
+
+    /// Removes the cgroups of what is not alive, and of seeds that die with the zygote they waited for.
+    fn clear_strangers(&self) {
+        let mut parts = self.cgroups.parts(&self.group);
+        parts.retain(|part| !self.live.keys().any(|id| id.part() == part));
+        let end = Instant::now() + CLEAR_PATIENCE;
+        loop {
+            parts.retain(|part| !self.cgroups.clear(&self.group, part));
+            if parts.is_empty() || Instant::now() > end {
+                return;
+            }
+            thread::sleep(CLEAR_AGAIN);
+        }
     }
 
     fn adopt_one(&mut self, id: &SandboxId) -> Result<(), EngineError> {
@@ -154,6 +172,7 @@ impl Nursery {
             killed: false,
             // Whoever asked for a freeze asked another zygote.
             thaw_at: Some(Instant::now()),
+            mounts: mounts_of(pid),
             ended: None,
         };
         self.live.insert(id.clone(), live);
@@ -208,9 +227,10 @@ impl Nursery {
             self.seeds.iter().position(Seed::is_ready).filter(|_| record.network == Network::Door)
         {
             let mut seed = self.seeds.swap_remove(at);
-            let lives = start_ticks(seed.pid)
-                .ok_or_else(|| StepError::new("find the process", io::ErrorKind::NotFound.into()));
-            match lives.and_then(|_| seed.rename(&self.cgroups, &self.group, part, plan)) {
+            let dead = || StepError::new("find the process", io::ErrorKind::NotFound.into());
+            let renamed =
+                if seed.lives() { seed.rename(&self.cgroups, &self.group, part, plan) } else { Err(dead()) };
+            match renamed {
                 Ok(()) => return Ok(seed),
                 Err(error) => {
                     eprintln!("a seed is of no use: {}", error.line());
@@ -252,11 +272,10 @@ impl Nursery {
         handed: &[OwnedFd],
         owner_started: Option<u64>,
     ) -> Result<(), StepError> {
-        seed.claim.hand_to(seed.pid)?;
         let state = State::Running {
             boot: boot_id().to_owned(),
             pid: seed.pid,
-            started: start_ticks(seed.pid).unwrap_or(0),
+            started: seed.started,
             first_id: seed.claim.first(),
             owner_started,
         };
@@ -375,6 +394,9 @@ impl Nursery {
         self.write_state(id, &State::ended(reason));
         if let Some(live) = self.live.remove(id) {
             live.claim.release();
+            if let Some(mounts) = live.mounts {
+                self.reaper.let_go(mounts);
+            }
         }
     }
 
@@ -461,6 +483,7 @@ impl Nursery {
     /// Removes the home's cgroup before the zygote goes.
     pub(super) fn leave(&mut self) {
         self.discard_seeds();
+        self.reaper.end();
         self.cgroups.leave_home(&self.group);
     }
 

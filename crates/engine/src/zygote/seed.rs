@@ -17,8 +17,9 @@ use rustix::{
 };
 
 use crate::{
-    cgroup::Hierarchy,
+    cgroup::{Group, Hierarchy, Setting},
     error::{Doing, StepError},
+    home::start_ticks,
     isolate::{self, Birth, ids::Claim},
     plan::{Parts, Plan, Step},
     syscall::{self, Side},
@@ -28,12 +29,18 @@ pub(super) struct Seed {
     /// The name of its cgroups.
     part: String,
     pub(super) pid: u32,
+    /// When pid 1 was started.
+    pub(super) started: u64,
     pub(super) pidfd: OwnedFd,
     pub(super) claim: Claim,
     /// Takes its calling.
     pub(super) gate: OwnedFd,
     /// Says [`LAUNCHED`] or why it failed; closed when pid 1 is the supervisor and alone.
     pub(super) report: OwnedFd,
+    /// Keeps its mounts when all processes are dead, so that none of them has to take them apart.
+    pub(super) mounts: Option<OwnedFd>,
+    /// What its cgroups are set to.
+    settings: Vec<Vec<Setting>>,
 }
 
 /// The one line that comes over the report when everything is done.
@@ -61,7 +68,17 @@ impl Seed {
         let result = Self::grow_with(&mut made, plan, claims, wish, supervisor);
         match (result, made.claim) {
             (Ok((pid, pidfd, gate, report)), Some(claim)) => {
-                Ok(Self { part: part.to_owned(), pid, pidfd, claim, gate, report })
+                let started = start_ticks(pid).unwrap_or(0);
+                let (mounts, settings, part) = (mounts_of(pid), settings(plan), part.to_owned());
+                let seed = Self { part, pid, started, pidfd, claim, gate, report, mounts, settings };
+                // Its ids are taken for as long as it lives, whatever becomes of us.
+                match seed.claim.hand_to(pid) {
+                    Ok(()) => Ok(seed),
+                    Err(error) => {
+                        seed.discard(cgroups, group);
+                        Err(error)
+                    }
+                }
             }
             (result, claim) => {
                 cgroups.clear(group, part);
@@ -101,6 +118,12 @@ impl Seed {
         Err(out_of_order())
     }
 
+    /// Whether pid 1 lives.
+    pub(super) fn lives(&self) -> bool {
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(&now)).is_ok_and(|dead| dead == 0)
+    }
+
     /// Whether it has come to the gate, or died on the way.
     pub(super) fn is_ready(&self) -> bool {
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
@@ -117,10 +140,14 @@ impl Seed {
     ) -> Result<(), StepError> {
         cgroups.rename(group, &self.part, part)?;
         part.clone_into(&mut self.part);
-        for step in plan.parts().zygote {
-            if let Step::MakeGroup(group) = step {
-                group.make()?;
-            }
+        let groups = plan.parts().zygote.iter().filter_map(|step| match step {
+            Step::MakeGroup(group) => Some(group),
+            _ => None,
+        });
+        // Same kind of host, same cgroups in the same order; most limits are everybody's.
+        for (group, before) in groups.zip(&self.settings) {
+            let changed = group.settings.iter().filter(|setting| !before.contains(setting)).cloned();
+            Group { settings: changed.collect(), path: group.path.clone() }.set()?;
         }
         Ok(())
     }
@@ -165,6 +192,19 @@ fn split(
         }
         Side::Parent { pid, pidfd } => Ok((pid, pidfd, gate, report)),
     }
+}
+
+/// The mount namespace of a process.
+pub(super) fn mounts_of(pid: u32) -> Option<OwnedFd> {
+    fs::File::open(format!("/proc/{pid}/ns/mnt")).ok().map(OwnedFd::from)
+}
+
+fn settings(plan: &Plan) -> Vec<Vec<Setting>> {
+    let of = |step: &Step| match step {
+        Step::MakeGroup(group) => Some(group.settings.clone()),
+        _ => None,
+    };
+    plan.parts().zygote.iter().filter_map(of).collect()
 }
 
 fn out_of_order() -> StepError {
