@@ -7,6 +7,8 @@
 mod disks;
 #[path = "engine/probes.rs"]
 mod probes;
+#[path = "engine/seeds.rs"]
+mod seeds;
 #[path = "engine/upgrades.rs"]
 mod upgrades;
 

@@ -160,10 +160,12 @@ pub(crate) unsafe fn carry_out(birth: &Birth<'_>) -> Result<(), StepError> {
         Side::Child => {
             drop(inside);
             work.launcher = Some(outside);
-            for step in work.called(birth.gate)? {
-                work.step(&step, birth)?;
+            let result = work.furnish(birth);
+            if result.is_err() {
+                // The end of its socket ends pid 1, and that ends us: the reason is to be told before.
+                std::mem::forget(work);
             }
-            Ok(())
+            result
         }
     }
 }
@@ -185,6 +187,14 @@ struct Work {
 }
 
 impl Work {
+    /// Waits at the gate, and takes the steps after it.
+    fn furnish(&mut self, birth: &Birth<'_>) -> Result<(), StepError> {
+        for step in self.called(birth.gate)? {
+            self.step(&step, birth)?;
+        }
+        Ok(())
+    }
+
     /// Waits for the calling and answers its steps.
     fn called(&mut self, gate: &OwnedFd) -> Result<Vec<Step>, StepError> {
         // Until now the cgroups' names were in use.
