@@ -161,7 +161,7 @@ pub enum Step {
     /// Make the overlay the root, also of pid 1, and let go of everything else.
     Root,
     /// Split in two. Pid 1 goes on up to `exec`; the other process keeps the host's powers, takes the
-    /// steps from the gate on and ends before anything else runs inside.
+    /// steps from the gate on and ends.
     Split,
     /// Go on only when the zygote has written down that pid 1 exists.
     Gate,
@@ -285,7 +285,7 @@ pub(crate) fn plan(record: &Record, layers: &[PathBuf], facts: &HostFacts) -> Pl
         from: Handed { path: bind.source.clone(), number: layers.len() + number },
         inside: bind.inside.clone(),
     }));
-    steps.extend([Step::Root, Step::Launch]);
+    steps.extend([Step::Root, Step::EnterUserNamespace, Step::Launch]);
     Plan { sandbox: record.id.clone(), steps }
 }
 
@@ -457,10 +457,10 @@ mod tests {
     }
 
     #[test]
-    fn the_supervisor_hears_whose_it_is_when_everything_else_is_done() {
+    fn the_supervisor_hears_whose_it_is_when_nobody_inside_has_the_hosts_powers() {
         let plan = planned(Network::Door);
-        assert_eq!(plan.steps.last(), Some(&Step::Launch));
-        assert!(at(&plan, |step| *step == Step::Gate) < at(&plan, |step| *step == Step::Root));
+        let called = plan.parts().called;
+        assert!(called.ends_with(&[Step::Root, Step::EnterUserNamespace, Step::Launch]), "{called:?}");
     }
 
     #[test]
