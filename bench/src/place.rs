@@ -64,6 +64,7 @@ impl Place {
             network: Network::Door,
             owner: Owner::Process(std::process::id()),
             binds: Vec::new(),
+            volumes: Vec::new(),
             env: BTreeMap::new(),
         })
     }

@@ -315,10 +315,12 @@ impl Build<'_> {
         let spec = Spec {
             id: SandboxId::random(),
             from: Origin::Layers { layers: ground.layers.clone(), config: ground.config.clone() },
-            limits: Limits::default(),
+            // A build is the host's own: it may fill what the host gives it.
+            limits: Limits { writable_bytes: None, ..Limits::default() },
             network: Network::Host,
             owner: Owner::Process(std::process::id()),
             binds: host.binds(has_sources),
+            volumes: Vec::new(),
             env: host.env.clone(),
         };
         let running = self.engine.start(&spec)?;

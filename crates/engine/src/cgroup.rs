@@ -7,8 +7,6 @@ use std::{
     collections::BTreeMap,
     fs, io,
     path::{Path, PathBuf},
-    thread,
-    time::{Duration, Instant},
 };
 
 use harvest_proto::launch::Descriptor;
@@ -70,6 +68,8 @@ const CONTROLLERS: [&str; 4] = ["cpu", "freezer", "memory", "pids"];
 
 // Pid 1 holds outboxes and stream windows, a few MiB; this stops a leak, not a normal day.
 const SUPERVISOR_MEMORY_BYTES: u64 = 256 << 20;
+// Where a container's own processes go when its root cgroup is divided.
+const OTHERS: &str = "harvest-others";
 // Room for the moment between fork and joining `work`.
 const SUPERVISOR_PIDS: u32 = 512;
 // What TCP holds is limited for the whole host together, to a tenth of its memory: without a limit of
@@ -171,26 +171,53 @@ impl Hierarchy {
             .unwrap_or(0)
     }
 
-    /// Freezes or thaws `work`; answers when the state is reached.
+    /// Asks `work` to stand still or to go on. Going on takes effect at once; standing still within
+    /// 0.1 ms as a rule, but not while a process waits for a disk: see [`Hierarchy::is_frozen`].
     pub(crate) fn freeze(&self, home: &str, part: &str, frozen: bool) -> Result<(), StepError> {
-        let folder = self.freezer(home, part);
-        let (file, value, state, wanted) = match (self, frozen) {
-            (Self::V2 { .. }, true) => ("cgroup.freeze", "1", "cgroup.events", "frozen 1"),
-            (Self::V2 { .. }, false) => ("cgroup.freeze", "0", "cgroup.events", "frozen 0"),
-            (Self::V1 { .. }, true) => ("freezer.state", "FROZEN", "freezer.state", "FROZEN"),
-            (Self::V1 { .. }, false) => ("freezer.state", "THAWED", "freezer.state", "THAWED"),
+        let (file, value) = match (self, frozen) {
+            (Self::V2 { .. }, true) => ("cgroup.freeze", "1"),
+            (Self::V2 { .. }, false) => ("cgroup.freeze", "0"),
+            (Self::V1 { .. }, true) => ("freezer.state", "FROZEN"),
+            (Self::V1 { .. }, false) => ("freezer.state", "THAWED"),
         };
-        let doing = || format!("set {} to {value}", folder.join(file).display());
-        fs::write(folder.join(file), value).doing(doing)?;
-        // Usually reached within 0.1 ms; a process in an uninterruptible wait can hold it up.
-        let end = Instant::now() + Duration::from_millis(500);
-        while !fs::read_to_string(folder.join(state)).doing(doing)?.lines().any(|line| line == wanted) {
-            if Instant::now() > end {
-                return Err(StepError::new(doing(), io::ErrorKind::TimedOut.into()));
-            }
-            thread::sleep(Duration::from_micros(200));
+        let path = self.freezer(home, part).join(file);
+        fs::write(&path, value).doing(|| format!("set {} to {value}", path.display()))
+    }
+
+    /// Whether all of `work` stands still.
+    pub(crate) fn is_frozen(&self, home: &str, part: &str) -> bool {
+        let (file, wanted) = match self {
+            Self::V2 { .. } => ("cgroup.events", "frozen 1"),
+            Self::V1 { .. } => ("freezer.state", "FROZEN"),
+        };
+        let state = fs::read_to_string(self.freezer(home, part).join(file)).unwrap_or_default();
+        state.lines().any(|line| line == wanted)
+    }
+
+    /// The processes in `work`.
+    pub(crate) fn working(&self, home: &str, part: &str) -> Vec<Pid> {
+        let work = self.freezer(home, part);
+        [work.join("agent"), work.join("commands"), work].iter().flat_map(|group| processes(group)).collect()
+    }
+
+    /// Kills what runs in `work`; true when nothing is left in it. Waits for nothing, so to be called
+    /// again. `frozen` when a freeze is to outlast this: who is frozen dies with the thaw.
+    pub(crate) fn kill_work(&self, home: &str, part: &str, frozen: bool) -> bool {
+        let work = self.freezer(home, part);
+        // On v1 nothing forks while it stands still, so that none gets away between list and signal.
+        let still = (matches!(self, Self::V1 { .. }) && !frozen).then(|| work.join("freezer.state"));
+        if let Some(state) = &still {
+            let _ = fs::write(state, "FROZEN");
         }
-        Ok(())
+        let _ = fs::write(work.join("cgroup.kill"), "1");
+        let left = self.working(home, part);
+        for pid in &left {
+            let _ = kill_process(*pid, Signal::KILL);
+        }
+        if let Some(state) = &still {
+            let _ = fs::write(state, "THAWED");
+        }
+        left.is_empty()
     }
 
     /// Kills what is left in a sandbox's cgroups and removes them; true when nothing is left.
@@ -200,6 +227,9 @@ impl Hierarchy {
         let freezer = self.freezer(home, part);
         if freezer.exists() && matches!(self, Self::V1 { .. }) {
             let _ = fs::write(freezer.join("freezer.state"), "THAWED");
+        }
+        if let Self::V2 { mount } = self {
+            let _ = fs::write(mount.join(home).join(part).join("cgroup.kill"), "1");
         }
         let mut empty = true;
         for folder in &folders {
@@ -234,12 +264,12 @@ impl Hierarchy {
     pub(crate) fn enter_home(&self, home: &str) -> Result<(), StepError> {
         for mount in self.mounts() {
             let group = mount.join(home);
-            make_folder(&group)?;
             if matches!(self, Self::V2 { .. }) {
-                for folder in [mount, &group] {
-                    delegate(folder)?;
-                }
+                divide(mount)?;
+                make_folder(&group)?;
+                hand_down(&group).doing(|| handing_down(&group))?;
             }
+            make_folder(&group)?;
             let zygote = group.join("zygote");
             make_folder(&zygote)?;
             let procs = zygote.join("cgroup.procs");
@@ -251,7 +281,8 @@ impl Hierarchy {
     /// Leaves the cgroup of a home and removes it, unless sandboxes are left in it.
     pub(crate) fn leave_home(&self, home: &str) {
         for mount in self.mounts() {
-            let _ = fs::write(mount.join("cgroup.procs"), "0");
+            let back = |folder: &Path| fs::write(folder.join("cgroup.procs"), "0").is_ok();
+            let _ = back(mount) || back(&mount.join(OTHERS));
             let _ = fs::remove_dir(mount.join(home).join("zygote"));
             let _ = fs::remove_dir(mount.join(home));
         }
@@ -395,11 +426,46 @@ fn make_folder(path: &Path) -> Result<(), StepError> {
     }
 }
 
-fn delegate(folder: &Path) -> Result<(), StepError> {
+/// Lets a v2 cgroup be divided. The host's root always can; in a container the root that is seen is an
+/// ordinary cgroup and holds the container's processes, which the kernel allows in leaves only: there they
+/// are moved into one. They stay within the container's limits.
+fn divide(mount: &Path) -> Result<(), StepError> {
+    let busy = |result: &io::Result<()>| {
+        result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy)
+    };
+    let mut result = hand_down(mount);
+    // Somebody may start processes there meanwhile, but not for ever.
+    for _ in 0..20 {
+        if !busy(&result) {
+            break;
+        }
+        let others = mount.join(OTHERS);
+        make_folder(&others)?;
+        for pid in processes(mount) {
+            let _ = fs::write(others.join("cgroup.procs"), pid.as_raw_nonzero().to_string());
+        }
+        result = hand_down(mount);
+    }
+    if busy(&result) {
+        let why = "processes live in it that cannot be moved; \
+            give Harvest a cgroup of its own (systemd: Delegate=yes, docker: --cgroupns=private)";
+        return Err(StepError::new(
+            format!("divide the cgroup {}", mount.display()),
+            io::Error::new(io::ErrorKind::ResourceBusy, why),
+        ));
+    }
+    result.doing(|| handing_down(mount))
+}
+
+fn hand_down(folder: &Path) -> io::Result<()> {
     let file = folder.join("cgroup.subtree_control");
-    fs::write(&file, "+memory +pids").doing(|| format!("hand memory and pids down in {}", file.display()))?;
+    fs::write(&file, "+memory +pids")?;
     let _ = fs::write(&file, "+cpu");
     Ok(())
+}
+
+fn handing_down(folder: &Path) -> String {
+    format!("hand memory and pids down in {} (is it delegated and writable?)", folder.display())
 }
 
 /// The processes in one cgroup, without those below it.
@@ -439,7 +505,7 @@ mod tests {
 
     #[test]
     fn the_memory_limit_is_on_work_and_on_every_kind_of_host() {
-        let limits = Limits { memory_bytes: 4096, cpu_millis_per_second: 500, pids: 7 };
+        let limits = Limits { memory_bytes: 4096, cpu_millis_per_second: 500, pids: 7, ..Limits::default() };
         for (hierarchy, file) in [
             (Hierarchy::V2 { mount: "/c".into() }, "memory.max"),
             (Hierarchy::from_mounts(V1, |_| String::new()).unwrap(), "memory.limit_in_bytes"),

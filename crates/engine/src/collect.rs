@@ -195,8 +195,13 @@ mod tests {
             network: Network::Door,
             owner: Owner::Kept,
             binds: Vec::new(),
+            volumes: Vec::new(),
+            file_bytes: None,
             env: std::collections::BTreeMap::new(),
             created_at: Timestamp::from_millis(0),
+            sealed: false,
+            of_sessions: false,
+            again_at: None,
         };
         fs::create_dir_all(disk.sandbox(&id)).unwrap();
         disk::write_record(&disk.sandbox(&id).join("record.json"), &record).unwrap();
@@ -228,7 +233,7 @@ mod tests {
         let ending = Ending { layer: layer(&home, kept[3]) };
         disk::write_record(&disk.sandbox(&id).join("ending.json"), &ending).unwrap();
         let snapshot = SnapshotId::random();
-        disk.snapshot_write(&snapshot, vec![layer(&home, kept[4])], ImageConfig::default()).unwrap();
+        disk.snapshot_write(&snapshot, vec![layer(&home, kept[4])], ImageConfig::default(), true).unwrap();
         layer(&home, "orphan-a");
         layer(&cache, "orphan-b");
         assert_eq!(collect(&disk, true), ["orphan-a", "orphan-b"]);
@@ -247,7 +252,7 @@ mod tests {
         let other_home = disk.home().with_file_name("other");
         let other = Disk::open(&other_home, &disk.home().with_file_name("cache")).unwrap();
         let shared = layer(&disk.cache_layers(), "shared00");
-        other.snapshot_write(&SnapshotId::random(), vec![shared], ImageConfig::default()).unwrap();
+        other.snapshot_write(&SnapshotId::random(), vec![shared], ImageConfig::default(), true).unwrap();
         assert!(collect(&disk, false).is_empty());
         fs::remove_dir_all(&other_home).unwrap();
         assert_eq!(collect(&disk, false), ["shared00"]);

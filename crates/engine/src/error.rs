@@ -4,7 +4,7 @@ use std::{io, path::PathBuf};
 
 use harvest_proto::{SandboxId, SnapshotId};
 
-use crate::{guest::GuestError, recipe::RecipeError, spec::LayerId};
+use crate::{guest::GuestError, recipe::RecipeError, spec::LayerId, volume::VolumeName};
 
 /// Why the engine could not do it.
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +44,44 @@ pub enum EngineError {
     Invalid {
         /// Why.
         reason: String,
+    },
+    /// The volume is not there.
+    #[error("there is no volume `{volume}`")]
+    VolumeMissing {
+        /// Its name.
+        volume: VolumeName,
+    },
+    /// The name is taken.
+    #[error("volume `{volume}` exists already")]
+    VolumeExists {
+        /// Its name.
+        volume: VolumeName,
+    },
+    /// A sandbox has it.
+    #[error("volume `{volume}` is in use")]
+    VolumeInUse {
+        /// Its name.
+        volume: VolumeName,
+    },
+    /// A program that makes or mends volumes failed.
+    #[error("{program} failed on volume `{volume}`: {said}")]
+    VolumeTool {
+        /// Which volume.
+        volume: VolumeName,
+        /// Which program.
+        program: &'static str,
+        /// What it said.
+        said: String,
+    },
+    /// The host's disk is too full.
+    #[error("no room for {what}: {needed_bytes} bytes are needed and {free_bytes} are free")]
+    NoRoom {
+        /// What was to be made.
+        what: String,
+        /// With what is always left free.
+        needed_bytes: u64,
+        /// What the host has.
+        free_bytes: u64,
     },
     /// The zygote refused, in its own words.
     #[error("cannot {doing} sandbox {sandbox}: {reason}")]

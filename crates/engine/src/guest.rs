@@ -1,6 +1,9 @@
 //! A guest on the bridge: dials a supervisor, runs commands and moves files, one at a time, and
 //! blocks meanwhile. For builds and for a CLI without a server.
 
+mod live;
+mod tree;
+
 use std::{
     io::{self, Read, Write},
     os::unix::net::UnixStream,
@@ -12,6 +15,9 @@ use harvest_proto::bridge::{
     INITIAL_CREDIT_BYTES, MAX_DATA_BYTES, Reply, RequestId, Role, StreamId, ToSupervisor, VERSION,
 };
 use rustix::net::SocketType;
+
+pub use live::{Heard, Input, Live};
+pub use tree::CopiedTree;
 
 use crate::zygote::client::connect_in;
 
@@ -225,8 +231,8 @@ impl Guest {
     /// # Errors
     /// When it is none.
     pub fn list(&mut self, path: &str) -> Result<Vec<FileStat>, GuestError> {
-        match self.ask_file(FileRequest::List { path: path.to_owned() })? {
-            Reply::List { entries } => Ok(entries),
+        match self.ask_file(FileRequest::List { path: path.to_owned(), after: None })? {
+            Reply::List { entries, .. } => Ok(entries),
             _ => Err(misunderstood()),
         }
     }

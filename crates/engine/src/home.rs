@@ -30,7 +30,8 @@ pub struct Config {
     pub cache: PathBuf,
     /// The static supervisor's file on the host.
     pub supervisor: PathBuf,
-    /// The command that runs [`crate::zygote::main`]; the home is appended as its last argument.
+    /// The command that runs [`crate::zygote::main`]; the home is appended as its last argument,
+    /// with `--probe` before it for [`crate::probe::main`].
     pub zygote: Vec<OsString>,
 }
 
@@ -64,6 +65,10 @@ impl Home {
         self.sandboxes().join(id.part())
     }
 
+    pub(crate) fn volumes(&self) -> PathBuf {
+        self.0.join("volumes")
+    }
+
     pub(crate) fn trash(&self) -> PathBuf {
         self.0.join("trash")
     }
@@ -81,7 +86,7 @@ impl Home {
 
     /// Makes the folders that are missing.
     pub(crate) fn make(&self) -> Result<(), EngineError> {
-        for folder in ["", "run", "sandboxes", "layers", "snapshots", "trash"] {
+        for folder in ["", "run", "sandboxes", "layers", "snapshots", "trash", "volumes"] {
             make_private(&self.0.join(folder))?;
         }
         Ok(())

@@ -117,6 +117,9 @@ impl Engine {
                 collected.sandboxes.push(id);
             }
         }
+        if !dry_run {
+            self.volumes_sweep()?;
+        }
         let waste = self.disk.collect(dry_run, &mut collected)?;
         if !dry_run {
             self.disk.delete(&waste)?;
@@ -132,7 +135,10 @@ impl Engine {
 
     fn sandbox_disk(&self, id: &SandboxId) -> Result<Option<SandboxDisk>, EngineError> {
         let record = Record::read(&self.home, id)?;
-        Ok(record.map(|Record { id, layers, config, .. }| SandboxDisk { id, layers, config }))
+        Ok(record.map(|record| {
+            let of_sessions = record.owner() == Owner::Sessions;
+            SandboxDisk { id: record.id, layers: record.layers, config: record.config, of_sessions }
+        }))
     }
 
     // In the background and alone: a sync may take seconds, and when it fails the records say so.

@@ -11,13 +11,17 @@ mod cgroup;
 mod collect;
 mod disk;
 mod error;
+mod facts;
 pub mod guest;
 mod home;
 mod image;
+mod inspect;
 mod isolate;
 mod keep;
 mod layer;
+mod loop_device;
 mod plan;
+pub mod probe;
 mod recipe;
 mod sandbox;
 mod snapshot;
@@ -25,6 +29,8 @@ mod spec;
 mod syscall;
 mod trash;
 mod tree;
+mod volume;
+mod weigh;
 pub mod zygote;
 
 use std::sync::Arc;
@@ -33,14 +39,23 @@ pub use build::{BuildOptions, Progress};
 pub use cgroup::{Group, Hierarchy, Setting};
 pub use collect::Collected;
 pub use error::EngineError;
+pub use facts::Lack;
 pub use home::Config;
 pub use image::Image;
+pub use inspect::Inspected;
 pub use isolate::caps::Capability;
-pub use plan::{Handed, HostFacts, IDS, Namespace, Plan, Step};
+pub use plan::{Handed, HostFacts, IDS, Namespace, Plan, Redirect, Step};
+pub use probe::{Finding, Level};
 pub use recipe::{Base, Make, Recipe, RecipeError};
-pub use sandbox::{Running, SandboxState};
+pub use sandbox::{Running, SandboxState, Stopped};
 pub use snapshot::{Captured, Snapshot};
-pub use spec::{Bind, ImageConfig, LayerId, Limits, Network, Origin, Owner, ParseLayerIdError, Spec};
+pub use spec::{
+    Bind, ImageConfig, LayerId, Limits, Network, Origin, Owner, ParseLayerIdError, Spec, VolumeMount,
+};
+pub use volume::{
+    Backing, Volume, VolumeName, VolumeSpec,
+    state::{EXEC_STATE, STATE_FOLDERS, STATE_INSIDE},
+};
 
 use disk::Disk;
 use error::AtPath;

@@ -32,6 +32,19 @@ pub struct HostFacts {
     pub group: String,
     /// The host's own `resolv.conf`, for sandboxes that share its network.
     pub resolv_conf: String,
+    /// How packets to the synthetic range are redirected.
+    pub redirect: Redirect,
+}
+
+/// A way to redirect packets.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Redirect {
+    /// The kernel's present packet rules.
+    #[default]
+    Nftables,
+    /// Its older ones, for kernels whose nftables know no IPv4.
+    Iptables,
 }
 
 /// The way to one sandbox.
@@ -92,6 +105,8 @@ pub enum Step {
         prefix: u8,
         /// The address's twin.
         twin: Ipv6Addr,
+        /// How the redirect is made.
+        redirect: Redirect,
     },
     /// Make the sandbox and all it starts a likelier victim than the host when memory runs out.
     OomScore {
@@ -127,6 +142,11 @@ pub enum Step {
         /// Devices by name, with their numbers.
         nodes: BTreeMap<String, (u32, u32)>,
     },
+    /// What shared memory of the older kind may hold: it stays when whoever filled it has been killed.
+    SharedMemory {
+        /// All of it together.
+        bytes: u64,
+    },
     /// An empty, read-only folder over this one inside.
     Empty {
         /// Where.
@@ -156,8 +176,22 @@ pub enum Step {
         /// Where.
         inside: PathBuf,
     },
+    /// A volume, id-mapped.
+    Volume {
+        /// Mounted nowhere yet, handed over as this descriptor; its path is its name.
+        from: Handed,
+        /// Where.
+        inside: PathBuf,
+        /// Nothing to write.
+        read_only: bool,
+    },
     /// Put `/proc`, `/dev` and `/sys`, made ahead, into the overlay.
     Furnish,
+    /// Memory that processes share by name.
+    Shm {
+        /// Its size.
+        bytes: u64,
+    },
     /// Make the overlay the root, also of pid 1, and let go of everything else.
     Root,
     /// Split in two. Pid 1 goes on up to `exec`; the other process keeps the host's powers, takes the
@@ -206,7 +240,7 @@ pub struct Handed {
 }
 
 // RFC 5180's range for benchmarks, the IPv6 sister of 198.18.0.0/15.
-const TWIN: Ipv6Addr = Ipv6Addr::new(0x2001, 2, 0, 0, 0, 0, 0, 1);
+pub(crate) const TWIN: Ipv6Addr = Ipv6Addr::new(0x2001, 2, 0, 0, 0, 0, 0, 1);
 
 // What tells of the host or acts on it. Most of it is closed to unmapped ids already; two walls.
 const MASKED: [&str; 14] = [
@@ -259,7 +293,12 @@ pub(crate) fn plan(record: &Record, layers: &[PathBuf], facts: &HostFacts) -> Pl
     }));
     steps.push(Step::NewCgroupNamespace);
     if record.network == Network::Door {
-        steps.push(Step::Loopback { address: DNS_ADDRESS, prefix: SYNTHETIC_PREFIX_BITS, twin: TWIN });
+        steps.push(Step::Loopback {
+            address: DNS_ADDRESS,
+            prefix: SYNTHETIC_PREFIX_BITS,
+            twin: TWIN,
+            redirect: facts.redirect,
+        });
     }
     steps.push(Step::OomScore { adjust: OOM_SCORE });
     steps.extend(furniture());
@@ -279,14 +318,26 @@ pub(crate) fn plan(record: &Record, layers: &[PathBuf], facts: &HostFacts) -> Pl
     }
     steps.push(Step::Log);
     steps.extend(disk(layers));
-    steps.push(Step::Furnish);
+    // Both kinds count as the sandbox's memory and outlive who wrote to them. Full, they must leave room for
+    // a command that empties them.
+    let memory = record.limits.memory_bytes;
+    steps.extend([Step::Furnish, Step::Shm { bytes: memory / 2 }, Step::SharedMemory { bytes: memory / 4 }]);
     steps.extend(files(record, facts));
     steps.extend(record.binds.iter().enumerate().map(|(number, bind)| Step::Bind {
         from: Handed { path: bind.source.clone(), number: layers.len() + number },
         inside: bind.inside.clone(),
     }));
+    steps.extend(volumes(record, layers.len() + record.binds.len()));
     steps.extend([Step::Root, Step::EnterUserNamespace, Step::Launch]);
     Plan { sandbox: record.id.clone(), steps }
+}
+
+fn volumes(record: &Record, first: usize) -> impl Iterator<Item = Step> {
+    record.volumes.iter().enumerate().map(move |(number, volume)| Step::Volume {
+        from: Handed { path: volume.name.as_str().into(), number: first + number },
+        inside: volume.inside.clone(),
+        read_only: volume.read_only,
+    })
 }
 
 fn disk(layers: &[PathBuf]) -> Vec<Step> {
@@ -315,7 +366,9 @@ fn furniture() -> [Step; 6] {
 fn files(record: &Record, facts: &HostFacts) -> [Step; 3] {
     let name = host_name(&record.id);
     let resolv_conf = match record.network {
-        Network::Door => format!("nameserver {DNS_ADDRESS}\noptions timeout:5 attempts:2\n"),
+        Network::Door | Network::Nothing => {
+            format!("nameserver {DNS_ADDRESS}\noptions timeout:5 attempts:2\n")
+        }
         Network::Host => facts.resolv_conf.clone(),
     };
     let file = |inside: &str, text: String| Step::File { inside: inside.into(), text };
@@ -385,7 +438,7 @@ pub(crate) fn below_root(inside: &Path) -> &Path {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::spec::{Bind, ImageConfig, Limits, Owner};
+    use crate::spec::{Bind, ImageConfig, Limits, Owner, VolumeMount};
     use harvest_proto::Timestamp;
 
     fn record(network: Network) -> Record {
@@ -397,8 +450,17 @@ mod tests {
             network,
             owner: Owner::Kept,
             binds: vec![Bind { source: "/etc/ssl".into(), inside: "/etc/ssl".into() }],
+            volumes: vec![VolumeMount {
+                name: "notes".parse().unwrap(),
+                inside: "/mnt/notes".into(),
+                read_only: true,
+            }],
+            file_bytes: Some(7),
             env: BTreeMap::new(),
             created_at: Timestamp::from_millis(0),
+            sealed: false,
+            of_sessions: false,
+            again_at: None,
         }
     }
 
@@ -407,6 +469,7 @@ mod tests {
             cgroups: Hierarchy::V2 { mount: "/sys/fs/cgroup".into() },
             group: "harvest-0".into(),
             resolv_conf: "nameserver 192.0.2.1\n".into(),
+            redirect: Redirect::Nftables,
         }
     }
 
@@ -442,7 +505,8 @@ mod tests {
     fn nothing_that_tells_sandboxes_apart_is_done_before_the_gate() {
         let other = Record {
             id: "sbx_zzzzzzzzzzzz".parse().unwrap(),
-            limits: Limits { memory_bytes: 1, cpu_millis_per_second: 1, pids: 1 },
+            limits: Limits { memory_bytes: 1, cpu_millis_per_second: 1, pids: 1, ..Limits::default() },
+            file_bytes: Some(1),
             env: [("A".to_owned(), "b".to_owned())].into(),
             ..record(Network::Door)
         };
@@ -474,9 +538,26 @@ mod tests {
     }
 
     #[test]
+    fn a_plan_says_how_this_host_redirects() {
+        let facts = HostFacts { redirect: Redirect::Iptables, ..facts() };
+        let plan = plan(&record(Network::Door), &[], &facts);
+        assert!(plan.to_string().contains("redirect=\"iptables\""), "{plan}");
+    }
+
+    #[test]
     fn the_topmost_layer_comes_first_in_the_overlay() {
         let plan = planned(Network::Door);
         assert!(plan.steps.contains(&Step::Overlay { lowers: vec!["1".into(), "0".into()] }));
+    }
+
+    #[test]
+    fn volumes_come_after_everything_they_could_be_hidden_by_and_before_the_root_is_entered() {
+        let plan = planned(Network::Door);
+        let volume = at(&plan, |step| matches!(step, Step::Volume { .. }));
+        assert!(at(&plan, |step| matches!(step, Step::Bind { .. })) < volume);
+        assert!(volume < at(&plan, |step| *step == Step::Root));
+        let Step::Volume { from, .. } = &plan.steps[volume] else { unreachable!() };
+        assert_eq!(from.number, 3, "two layers and a bind come before it");
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! A sandbox as it is on disk, and what the engine does with it. `record.json` says what it was asked
-//! to be and never changes; `state.json` is the zygote's and says how far it has come.
+//! to be and changes only when it is started again; `state.json` is the zygote's and says how far it has come.
 
 use std::{
     collections::BTreeMap,
@@ -18,10 +18,11 @@ use crate::{
     Engine,
     cgroup::Hierarchy,
     error::{AtPath, EngineError},
+    facts,
     home::{Home, Survives, boot_id, layer_folder, read_record, start_ticks, sync, write_record},
     plan::{HostFacts, Plan, plan},
-    spec::{Bind, ImageConfig, LayerId, Limits, Network, Owner, Spec},
-    syscall,
+    spec::{Bind, ImageConfig, LayerId, Limits, Network, Owner, Spec, VolumeMount},
+    syscall, volume,
     zygote::{
         client,
         protocol::{Answer, Build, Request},
@@ -42,9 +43,23 @@ pub(crate) struct Record {
     pub(crate) network: Network,
     pub(crate) owner: Owner,
     pub(crate) binds: Vec<Bind>,
+    #[serde(default)]
+    pub(crate) volumes: Vec<VolumeMount>,
+    /// No file may become larger.
+    #[serde(default)]
+    pub(crate) file_bytes: Option<u64>,
     /// On top of the config's.
     pub(crate) env: BTreeMap<String, String>,
     pub(crate) created_at: Timestamp,
+    /// [`Network::Nothing`]. Not in `network`: a zygote of an earlier build must be able to read this.
+    #[serde(default)]
+    pub(crate) sealed: bool,
+    /// [`Owner::Sessions`]. Not in `owner`, for the same reason.
+    #[serde(default)]
+    pub(crate) of_sessions: bool,
+    /// When it was started again, the last time.
+    #[serde(default)]
+    pub(crate) again_at: Option<Timestamp>,
 }
 
 /// How far a sandbox has come.
@@ -67,8 +82,25 @@ pub(crate) enum State {
     Ended { reason: String, at: Timestamp },
 }
 
+/// What ran in a sandbox was stopped because its disk had become too full.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stopped {
+    /// What its disk weighed: content, and 4 KiB for each name.
+    pub weight_bytes: u64,
+    /// What it may weigh.
+    pub limit_bytes: u64,
+    /// When.
+    pub at: Timestamp,
+}
+
+impl Stopped {
+    pub(crate) fn write(&self, home: &Home, id: &SandboxId) -> Result<(), EngineError> {
+        write_record(&home.sandbox(id).join("stopped.json"), self, Survives::Crash)
+    }
+}
+
 /// A sandbox that runs.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Running {
     /// Its id.
     pub id: SandboxId,
@@ -81,7 +113,8 @@ pub struct Running {
 }
 
 /// What became of a sandbox.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
 pub enum SandboxState {
     /// It runs.
     Running(Running),
@@ -105,9 +138,29 @@ impl Record {
             network: Network::Door,
             owner: Owner::Kept,
             binds: Vec::new(),
+            volumes: Vec::new(),
+            file_bytes: None,
             env: BTreeMap::new(),
             created_at: Timestamp::from_millis(0),
+            sealed: false,
+            of_sessions: false,
+            again_at: None,
         }
+    }
+
+    /// What its lifetime counts from.
+    pub(crate) fn lives_since(&self) -> Timestamp {
+        self.again_at.unwrap_or(self.created_at)
+    }
+
+    /// What it can reach.
+    pub(crate) fn network(&self) -> Network {
+        if self.sealed { Network::Nothing } else { self.network }
+    }
+
+    /// Who it lives for.
+    pub(crate) fn owner(&self) -> Owner {
+        if self.of_sessions { Owner::Sessions } else { self.owner }
     }
 
     pub(crate) fn read(home: &Home, id: &SandboxId) -> Result<Option<Self>, EngineError> {
@@ -142,10 +195,14 @@ impl State {
 
 /// Every sandbox with a folder.
 pub(crate) fn all(home: &Home) -> Result<Vec<SandboxId>, EngineError> {
-    let folder = home.sandboxes();
+    parts_in(&home.sandboxes())
+}
+
+/// The sandboxes that names in a folder are of.
+pub(crate) fn parts_in(folder: &Path) -> Result<Vec<SandboxId>, EngineError> {
     let mut ids = Vec::new();
-    for entry in fs::read_dir(&folder).at("list", &folder)? {
-        let name = entry.at("list", &folder)?.file_name();
+    for entry in fs::read_dir(folder).at("list", folder)? {
+        let name = entry.at("list", folder)?.file_name();
         let id = name.to_str().and_then(|part| format!("{}_{part}", SandboxId::PREFIX).parse().ok());
         ids.extend(id);
     }
@@ -166,8 +223,8 @@ impl Engine {
         let files: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
         self.record_insert(&record)?;
         let resolv_conf = host_resolv_conf(record.network);
-        let build = self.config.zygote.first().and_then(|program| Build::of(Path::new(program)));
-        let request = Request::Start { record: Box::new(record), layers, resolv_conf, build };
+        let build = self.build();
+        let request = Request::Start { record: Box::new(record), layers, resolv_conf, build, again: false };
         let mut synced = Ok(());
         let answer = client::ask_and(&self.config, &request, &files, &mut || synced = self.record_sync(spec));
         let reason = match synced.and(answer) {
@@ -190,8 +247,12 @@ impl Engine {
     pub fn plan(&self, spec: &Spec) -> Result<Plan, EngineError> {
         let (record, layers) = self.recorded(spec)?;
         let cgroups = Hierarchy::detect().map_err(|error| EngineError::Zygote { reason: error.line() })?;
-        let facts =
-            HostFacts { cgroups, group: self.home.group(), resolv_conf: host_resolv_conf(record.network) };
+        let facts = HostFacts {
+            cgroups,
+            group: self.home.group(),
+            resolv_conf: host_resolv_conf(record.network),
+            redirect: facts::redirect_in_a_thread(),
+        };
         Ok(plan(&record, &layers, &facts))
     }
 
@@ -206,6 +267,15 @@ impl Engine {
         // It says it runs and does not: whoever is to write down the end has not done so yet.
         client::ask(&self.config, &Request::Ping, &[])?;
         Ok(self.settled(id)?.unwrap_or(SandboxState::Dead { reason: "lost".to_owned() }))
+    }
+
+    /// The last time what ran in a sandbox was stopped because its disk had become too full. A command
+    /// that ended by signal 9 may have ended so.
+    ///
+    /// # Errors
+    /// When the record cannot be read.
+    pub fn stopped(&self, id: &SandboxId) -> Result<Option<Stopped>, EngineError> {
+        read_record(&self.home.sandbox(id).join("stopped.json"))
     }
 
     /// Every sandbox with a record, running or dead.
@@ -235,8 +305,9 @@ impl Engine {
     /// # Errors
     /// When the zygote cannot be reached.
     pub fn kill(&self, id: &SandboxId) -> Result<(), EngineError> {
+        // A state that cannot be read says nothing: then the zygote knows.
         if !self.home.sandbox(id).exists()
-            || matches!(State::read(&self.home, id)?, Some(State::Ended { .. }))
+            || matches!(State::read(&self.home, id), Ok(Some(State::Ended { .. })))
         {
             return Ok(());
         }
@@ -284,7 +355,12 @@ impl Engine {
         }
     }
 
-    fn running(&self, id: &SandboxId, pid: u32) -> Running {
+    /// The program a zygote would be started from now.
+    pub(crate) fn build(&self) -> Option<Build> {
+        self.config.zygote.first().and_then(|program| Build::of(Path::new(program)))
+    }
+
+    pub(crate) fn running(&self, id: &SandboxId, pid: u32) -> Running {
         let run = self.home.run_of(id);
         Running { id: id.clone(), bridge: run.join("bridge.sock"), door: run.join(DOOR_SOCKET), pid }
     }
@@ -310,6 +386,7 @@ impl Engine {
             let reason = format!("`{}` is not an absolute path inside", bind.inside.display());
             return Err(EngineError::Invalid { reason });
         }
+        let volumes = self.volumes_of(&spec.volumes)?;
         let folders =
             layers.iter().map(|layer| layer_folder(&self.config, layer)).collect::<Result<_, _>>()?;
         let record = Record {
@@ -317,21 +394,33 @@ impl Engine {
             layers,
             config,
             limits: spec.limits,
-            network: spec.network,
-            owner: spec.owner,
+            network: if spec.network == Network::Host { Network::Host } else { Network::Door },
+            owner: if spec.owner == Owner::Sessions { Owner::Kept } else { spec.owner },
             binds: spec.binds.clone(),
+            volumes: spec.volumes.clone(),
+            file_bytes: volume::largest_file(spec.limits.writable_bytes, &volumes),
             env: spec.env.clone(),
             created_at: std::time::SystemTime::now().into(),
+            sealed: spec.network == Network::Nothing,
+            of_sessions: spec.owner == Owner::Sessions,
+            again_at: None,
         };
         Ok((record, folders))
     }
 
     /// Opens what the zygote, with its almost empty mount table, cannot reach by name.
-    fn handed_over(&self, record: &Record, layers: &[PathBuf]) -> Result<Vec<OwnedFd>, EngineError> {
+    pub(crate) fn handed_over(
+        &self,
+        record: &Record,
+        layers: &[PathBuf],
+    ) -> Result<Vec<OwnedFd>, EngineError> {
         let supervisor = &self.config.supervisor;
         let mut files: Vec<OwnedFd> = vec![fs::File::open(supervisor).at("open", supervisor)?.into()];
         for path in layers.iter().chain(record.binds.iter().map(|bind| &bind.source)) {
             files.push(syscall::tree(rustix::fs::CWD, path, false).at("open", path)?);
+        }
+        for mount in &record.volumes {
+            files.push(self.volume_attach(&mount.name)?);
         }
         Ok(files)
     }
@@ -359,7 +448,7 @@ impl Engine {
     /// Brings the record of a sandbox that is kept to the disk: its layer may have to be found after a
     /// power cut. What lives for a process does not survive one anyway.
     fn record_sync(&self, spec: &Spec) -> Result<(), EngineError> {
-        if spec.owner != Owner::Kept {
+        if matches!(spec.owner, Owner::Process(_)) {
             return Ok(());
         }
         let folder = self.home.sandbox(&spec.id);
@@ -370,9 +459,28 @@ impl Engine {
     }
 }
 
-fn host_resolv_conf(network: Network) -> String {
+pub(crate) fn host_resolv_conf(network: Network) -> String {
     match network {
-        Network::Door => String::new(),
+        Network::Door | Network::Nothing => String::new(),
         Network::Host => fs::read_to_string("/etc/resolv.conf").unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_of_an_older_engine_can_be_read() {
+        let mut record = serde_json::to_value(Record::of_a_seed()).unwrap();
+        for field in ["volumes", "file_bytes"] {
+            record.as_object_mut().unwrap().remove(field).unwrap();
+        }
+        let limits = record["limits"].as_object_mut().unwrap();
+        for field in ["writable_bytes", "lifetime_secs"] {
+            limits.remove(field).unwrap();
+        }
+        let record: Record = serde_json::from_value(record).unwrap();
+        assert_eq!((record.limits.writable_bytes, record.limits.lifetime_secs), (None, None));
     }
 }

@@ -54,6 +54,14 @@ pub struct Snapshot {
     pub created_at: Timestamp,
     /// Whether it survives a power cut; it survives the end of every process at once.
     pub durable: bool,
+    /// Whether it is of a sandbox of the server's sessions, which would miss it.
+    #[serde(default = "known_to_sessions")]
+    pub of_sessions: bool,
+}
+
+// Before it was written down, only sessions took snapshots.
+fn known_to_sessions() -> bool {
+    true
 }
 
 /// What a live capture came to.
@@ -88,6 +96,8 @@ pub(crate) struct SandboxDisk {
     pub(crate) layers: Vec<LayerId>,
     /// What commands get.
     pub(crate) config: ImageConfig,
+    /// Whether it is a session's.
+    pub(crate) of_sessions: bool,
 }
 
 /// What live captures of a sandbox have left so far.
@@ -154,9 +164,10 @@ impl Disk {
         id: &SnapshotId,
         layers: Vec<LayerId>,
         config: ImageConfig,
+        of_sessions: bool,
     ) -> Result<Snapshot, EngineError> {
         let created_at = Timestamp::from(SystemTime::now());
-        let snapshot = Snapshot { id: id.clone(), layers, config, created_at, durable: false };
+        let snapshot = Snapshot { id: id.clone(), layers, config, created_at, durable: false, of_sessions };
         let record = Record { snapshot, boot: boot_id().to_owned() };
         disk::write_record(&self.snapshot_path(id), &record)?;
         Ok(record.snapshot)
@@ -197,7 +208,7 @@ impl Disk {
     }
 
     // One capture or end of a sandbox at a time.
-    fn lock_sandbox(&self, id: &SandboxId) -> Result<fs::File, EngineError> {
+    pub(crate) fn lock_sandbox(&self, id: &SandboxId) -> Result<fs::File, EngineError> {
         disk::lock(&self.sandbox(id).join("capture.lock"), FlockOperation::LockExclusive)
     }
 
@@ -242,7 +253,7 @@ impl Disk {
         };
         self.move_upper(&folder.join("upper"), &ending.layer)?;
         let layers = sandbox.layers.iter().cloned().chain([ending.layer]).collect();
-        self.snapshot_write(snapshot, layers, sandbox.config.clone())
+        self.snapshot_write(snapshot, layers, sandbox.config.clone(), sandbox.of_sessions)
     }
 
     fn move_upper(&self, upper: &Path, layer: &LayerId) -> Result<(), EngineError> {
@@ -308,7 +319,7 @@ impl Disk {
             trash::throw_away(partial, &self.trash())?;
         }
         let layers = sandbox.layers.iter().cloned().chain(captures.chain).collect();
-        let snapshot = self.snapshot_write(snapshot, layers, sandbox.config.clone())?;
+        let snapshot = self.snapshot_write(snapshot, layers, sandbox.config.clone(), sandbox.of_sessions)?;
         let frozen_millis = u64::try_from(frozen.as_millis()).unwrap_or(u64::MAX);
         Ok(Captured { snapshot, frozen_millis, names: copied.names, bytes: copied.bytes })
     }

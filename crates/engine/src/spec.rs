@@ -5,6 +5,8 @@ use std::{collections::BTreeMap, fmt, path::PathBuf, str::FromStr};
 use harvest_proto::{SandboxId, SnapshotId};
 use serde::{Deserialize, Serialize};
 
+use crate::volume::VolumeName;
+
 /// What to start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spec {
@@ -20,6 +22,9 @@ pub struct Spec {
     pub owner: Owner,
     /// Files and folders of the host it may read.
     pub binds: Vec<Bind>,
+    /// Volumes it has.
+    #[serde(default)]
+    pub volumes: Vec<VolumeMount>,
     /// Variables on top of the image's.
     pub env: BTreeMap<String, String>,
 }
@@ -68,11 +73,23 @@ pub struct Limits {
     pub cpu_millis_per_second: u32,
     /// Processes and threads.
     pub pids: u32,
+    /// What it may write to its own disk, volumes apart; a name counts as 4 KiB besides its content.
+    #[serde(default)]
+    pub writable_bytes: Option<u64>,
+    /// How long it may live, counted from its creation.
+    #[serde(default)]
+    pub lifetime_secs: Option<u64>,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { memory_bytes: 4 << 30, cpu_millis_per_second: 2000, pids: 4096 }
+        Self {
+            memory_bytes: 4 << 30,
+            cpu_millis_per_second: 2000,
+            pids: 4096,
+            writable_bytes: Some(10 << 30),
+            lifetime_secs: None,
+        }
     }
 }
 
@@ -82,6 +99,8 @@ impl Default for Limits {
 pub enum Network {
     /// Nothing but the door.
     Door,
+    /// Nothing at all: nobody serves the door, so every name is refused at once.
+    Nothing,
     /// What the host reaches, abstract sockets of the host included: for builds the host trusts.
     Host,
 }
@@ -92,6 +111,8 @@ pub enum Network {
 pub enum Owner {
     /// It stays until somebody ends it.
     Kept,
+    /// It stays as well, and belongs to the server's sessions: the server ends what none of them knows.
+    Sessions,
     /// It is killed and removed when this process is gone.
     Process(u32),
 }
@@ -103,6 +124,23 @@ pub struct Bind {
     pub source: PathBuf,
     /// An absolute path inside; made when it is missing.
     pub inside: PathBuf,
+}
+
+/// A volume at a path inside.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VolumeMount {
+    /// Which.
+    pub name: VolumeName,
+    /// An absolute path inside; made when it is missing.
+    pub inside: PathBuf,
+    /// Nobody inside can write to it.
+    pub read_only: bool,
+}
+
+/// Whether a text can be part of a path and never leave its folder.
+pub(crate) fn is_plain_name(text: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
+    (1..=80).contains(&text.len()) && text.bytes().all(plain)
 }
 
 /// Names a layer: the name of its folder.
@@ -127,13 +165,7 @@ impl FromStr for LayerId {
     type Err = ParseLayerIdError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        // It becomes part of a path: nothing that could leave the folder of layers.
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
-        if (1..=80).contains(&text.len()) && text.bytes().all(plain) {
-            Ok(Self(text.to_owned()))
-        } else {
-            Err(ParseLayerIdError(text.to_owned()))
-        }
+        if is_plain_name(text) { Ok(Self(text.to_owned())) } else { Err(ParseLayerIdError(text.to_owned())) }
     }
 }
 

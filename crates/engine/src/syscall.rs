@@ -118,6 +118,40 @@ pub(crate) fn set_host_name(name: &str) -> io::Result<()> {
     check(unsafe { libc::sethostname(name.as_ptr().cast(), name.len()) }.into()).map(drop)
 }
 
+/// Reads an option of the IP protocol; `value` says on the way in what is asked for.
+pub(crate) fn ip_option(socket: impl AsFd, option: c_int, value: &mut [u8]) -> io::Result<()> {
+    let mut size = libc::socklen_t::try_from(value.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let socket = socket.as_fd().as_raw_fd();
+    // SAFETY: the kernel writes at most `size` bytes, which `value` has.
+    check(
+        unsafe {
+            libc::getsockopt(socket, libc::IPPROTO_IP, option, value.as_mut_ptr().cast(), &raw mut size)
+        }
+        .into(),
+    )
+    .map(drop)
+}
+
+/// Replaces a table of packet rules; the counters of the old one's entries come back in `counters`.
+pub(crate) fn replace_table(
+    socket: impl AsFd,
+    option: c_int,
+    (head, entries): (Vec<u8>, &[u8]),
+    counters: &mut [[u64; 2]],
+) -> io::Result<()> {
+    let count = u32::try_from(counters.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let mut bytes = head;
+    bytes.extend_from_slice(&count.to_ne_bytes());
+    bytes.extend_from_slice(&(counters.as_mut_ptr().expose_provenance()).to_ne_bytes());
+    bytes.extend_from_slice(entries);
+    let size = libc::socklen_t::try_from(bytes.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let socket = socket.as_fd().as_raw_fd();
+    // SAFETY: the kernel reads `size` bytes of `bytes`, and writes two numbers for each of `count` entries
+    // to `counters`, whose address and length the bytes hold.
+    check(unsafe { libc::setsockopt(socket, libc::IPPROTO_IP, option, bytes.as_ptr().cast(), size) }.into())
+        .map(drop)
+}
+
 /// One instruction of a seccomp program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
@@ -203,6 +237,14 @@ pub(crate) fn fresh_keyring() {
     // SAFETY: a null name asks for a new anonymous keyring. A kernel without keyrings says so, and
     // then there is nothing to leave behind.
     unsafe { libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, ptr::null::<libc::c_char>()) };
+}
+
+/// The disk serves this process when nobody else wants it, where its scheduler knows of such a thing.
+pub(crate) fn idle_disk_priority() {
+    const WHO_PROCESS: c_int = 1;
+    const CLASS_IDLE: c_int = 3 << 13;
+    // SAFETY: this call takes numbers only.
+    unsafe { libc::syscall(libc::SYS_ioprio_set, WHO_PROCESS, 0, CLASS_IDLE) };
 }
 
 /// How a process that is not our child ended, where the kernel still knows (6.15 and later).

@@ -5,12 +5,26 @@
 
 #[path = "engine/disks.rs"]
 mod disks;
+#[path = "engine/doctor.rs"]
+mod doctor;
+#[path = "engine/fallbacks.rs"]
+mod fallbacks;
+#[path = "engine/faults.rs"]
+mod faults;
+#[path = "engine/guests.rs"]
+mod guests;
+#[path = "engine/leftovers.rs"]
+mod leftovers;
+#[path = "engine/limits.rs"]
+mod limits;
 #[path = "engine/probes.rs"]
 mod probes;
 #[path = "engine/seeds.rs"]
 mod seeds;
 #[path = "engine/upgrades.rs"]
 mod upgrades;
+#[path = "engine/volumes.rs"]
+mod volumes;
 
 use std::{
     collections::BTreeMap,
@@ -37,9 +51,10 @@ use harvest_proto::{
     door::{Answer, Ask},
 };
 
-const APPLETS: [&str; 22] = [
-    "cat", "chown", "echo", "grep", "hostname", "id", "ip", "kill", "ln", "ls", "mkdir", "mknod", "mount",
-    "ps", "readlink", "setsid", "sh", "sleep", "touch", "true", "wget", "wc",
+const APPLETS: [&str; 28] = [
+    "cat", "chmod", "chown", "echo", "grep", "head", "hostname", "id", "ip", "kill", "ln", "ls", "mkdir",
+    "mkfifo", "mknod", "mv", "mount", "printf", "ps", "readlink", "rm", "setsid", "sh", "sleep", "touch",
+    "true", "wget", "wc",
 ];
 
 /// A home of its own; everything in it is gone when the test ends.
@@ -55,7 +70,24 @@ impl World {
     }
 
     fn at(below: &str) -> Self {
+        Self::with_zygote(below, &[])
+    }
+
+    /// One whose sandboxes lack these guards.
+    fn without(guards: &[&str]) -> Self {
+        match guards {
+            [] => Self::new(),
+            guards => Self::with_zygote("", &["--leave-out", &guards.join(",")]),
+        }
+    }
+
+    fn with_zygote(below: &str, arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
+        let home = folder.path().join(below).join("home");
+        Self::in_home(folder, home, arguments)
+    }
+
+    fn in_home(folder: tempfile::TempDir, home: PathBuf, arguments: &[&str]) -> Self {
         let base = folder.path().join("cache/layers/base");
         for name in ["bin", "etc", "tmp", "root", "proc", "dev", "sys"] {
             fs::create_dir_all(base.join(name)).unwrap();
@@ -64,17 +96,15 @@ impl World {
         for applet in APPLETS {
             symlink("busybox", base.join("bin").join(applet)).unwrap();
         }
-        let supervisor = PathBuf::from(std::env::var_os("HARVEST_SUPERVISOR").unwrap_or_default());
-        assert!(supervisor.is_file(), "no supervisor at {}: run `cargo supervisor`", supervisor.display());
-        let home = folder.path().join(below).join("home");
-        let engine = Engine::open(Config {
-            home: home.clone(),
-            cache: folder.path().join("cache"),
-            supervisor,
-            zygote: vec![env!("CARGO_BIN_EXE_harvest-zygote").into()],
-        })
-        .unwrap();
+        let zygote = [&[env!("CARGO_BIN_EXE_harvest-zygote")], arguments].concat();
+        let zygote = zygote.into_iter().map(Into::into).collect();
+        let engine = Engine::open(config(&home, &folder.path().join("cache"), zygote)).unwrap();
         Self { engine, home, folder }
+    }
+
+    fn config(&self) -> Config {
+        let zygote = vec![env!("CARGO_BIN_EXE_harvest-zygote").into()];
+        config(&self.home, &self.folder.path().join("cache"), zygote)
     }
 
     fn spec(&self) -> Spec {
@@ -89,6 +119,7 @@ impl World {
             network: Network::Door,
             owner: Owner::Kept,
             binds: Vec::new(),
+            volumes: Vec::new(),
             env: BTreeMap::new(),
         }
     }
@@ -121,27 +152,17 @@ impl World {
     /// Pids of this home's zygote.
     fn zygotes(&self) -> Vec<u32> {
         let home = self.home.canonicalize().unwrap();
-        let named: Vec<u32> = processes()
+        processes()
             .into_iter()
             .filter(|pid| {
                 let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-                let mut words = line.split(|byte| *byte == 0);
+                let mut words = line.split(|byte| *byte == 0).filter(|word| !word.is_empty());
                 // A sandbox being made has the zygote's name still, in a pid namespace of its own.
                 let link = |pid: &dyn std::fmt::Display| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
                 words.next().is_some_and(|word| word.ends_with(b"harvest-zygote"))
-                    && words.next() == Some(home.as_os_str().as_encoded_bytes())
+                    && words.any(|word| word == home.as_os_str().as_encoded_bytes())
                     && link(pid) == link(&"self")
             })
-            .collect();
-        // Its reaper has its name too.
-        let parent = |pid: &u32| {
-            let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-            status.lines().find_map(|line| line.strip_prefix("PPid:")?.trim().parse::<u32>().ok())
-        };
-        named
-            .iter()
-            .copied()
-            .filter(|pid| parent(pid).is_none_or(|parent| !named.contains(&parent)))
             .collect()
     }
 }
@@ -153,11 +174,15 @@ impl Drop for World {
         }
         let _ = self.engine.rest();
         if !thread::panicking() {
-            eventually("the zygote goes and leaves nothing", || {
-                self.zygotes().is_empty() && self.groups().is_empty()
-            });
+            self.assert_nothing_left();
         }
     }
+}
+
+fn config(home: &Path, cache: &Path, zygote: Vec<std::ffi::OsString>) -> Config {
+    let supervisor = PathBuf::from(std::env::var_os("HARVEST_SUPERVISOR").unwrap_or_default());
+    assert!(supervisor.is_file(), "no supervisor at {}: run `cargo supervisor`", supervisor.display());
+    Config { home: home.to_owned(), cache: cache.to_owned(), supervisor, zygote }
 }
 
 fn named(path: &Path) -> String {
@@ -200,7 +225,6 @@ fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
 
 /// What a command said and how it ended.
 #[derive(Debug)]
-#[expect(dead_code, reason = "what went to stderr is for whoever reads a failure")]
 struct Said {
     exit: Exit,
     out: String,

@@ -1,8 +1,13 @@
 //! What can be typed: every verb, argument and flag. Says nothing about what happens then.
 
+mod machine;
+pub(crate) mod units;
+
 use std::{ffi::OsString, net::SocketAddr, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, builder::NonEmptyStringValueParser};
+
+pub(crate) use machine::{Create, Exec, Language, Sandbox, Side, Snapshot, Volume};
 
 /// Background coding agents on machines you own: a prompt goes in, a tested pull request comes out.
 #[derive(Debug, Parser)]
@@ -22,7 +27,8 @@ pub(crate) struct Cli {
     pub(crate) command: Option<Command>,
 }
 
-/// The arguments as clap understands them: `-@2`, the newest session at turn 2, would be a flag to it.
+/// The arguments as clap understands them: `-@2`, the newest session at turn 2, would be a flag to it, and
+/// so would `-:/path`, a path in the newest sandbox.
 pub(crate) fn arguments(given: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut ours = true;
     let number = |turn: &str| !turn.is_empty() && turn.bytes().all(|byte| byte.is_ascii_digit());
@@ -30,6 +36,9 @@ pub(crate) fn arguments(given: impl Iterator<Item = OsString>) -> Vec<OsString> 
         ours &= argument != "--";
         match argument.to_str().and_then(|text| text.strip_prefix("-@")) {
             Some(turn) if ours && number(turn) => format!("@{turn}").into(),
+            None if ours && argument.as_encoded_bytes().starts_with(b"-:/") => {
+                argument.to_string_lossy()[1..].to_owned().into()
+            }
             _ => argument,
         }
     };
@@ -96,8 +105,8 @@ pub(crate) enum Command {
     Diff(One),
     /// Print what happened in a session
     Logs(Logs),
-    /// Run a command in a session's sandbox
-    Exec(Exec),
+    /// Run a command: in a fresh sandbox, in a sandbox of yours, or in a session's
+    Exec(Box<Exec>),
     /// Show a session's pull request
     #[command(subcommand)]
     Pr(Pr),
@@ -110,9 +119,15 @@ pub(crate) enum Command {
     /// Build and list the images sandboxes start from
     #[command(subcommand)]
     Image(Image),
-    /// See how a sandbox is made
+    /// Make and use sandboxes of your own; needs no server
     #[command(subcommand)]
     Sandbox(Sandbox),
+    /// List and forget snapshots
+    #[command(subcommand)]
+    Snapshot(Snapshot),
+    /// Make and remove volumes
+    #[command(subcommand)]
+    Volume(Volume),
     /// Remove what nothing uses any more
     Gc(Gc),
     /// The parent of every sandbox; started on demand
@@ -252,30 +267,6 @@ pub(crate) struct Logs {
     pub(crate) after: u64,
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct Exec {
-    /// The session: an id, the beginning of one, or `-` for the newest
-    pub(crate) session: String,
-    /// A variable for the command
-    #[arg(short, long = "env", value_name = "NAME=VALUE")]
-    pub(crate) env: Vec<String>,
-    /// Working folder; the checkout when absent
-    #[arg(short = 'w', long, value_name = "FOLDER")]
-    pub(crate) workdir: Option<String>,
-    /// `harvest` or `root`
-    #[arg(short, long)]
-    pub(crate) user: Option<String>,
-    /// Kill it after this, such as `30s` or `5m`
-    #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
-    pub(crate) timeout: Option<std::time::Duration>,
-    /// Give it what comes on standard input
-    #[arg(short, long)]
-    pub(crate) interactive: bool,
-    /// The command and its arguments
-    #[arg(required = true, last = true)]
-    pub(crate) command: Vec<String>,
-}
-
 #[derive(Debug, Subcommand)]
 pub(crate) enum Pr {
     /// Show it, with what the platform itself saw
@@ -348,16 +339,6 @@ pub(crate) enum Image {
     Ls,
 }
 
-#[derive(Debug, Subcommand)]
-pub(crate) enum Sandbox {
-    /// Print every step from nothing to a running supervisor; nothing is started
-    Plan {
-        /// The image it starts from; the configured one when absent
-        #[arg(long, value_name = "NAME")]
-        image: Option<String>,
-    },
-}
-
 #[derive(Debug, Args)]
 pub(crate) struct Gc {
     /// Only say what would go
@@ -370,6 +351,10 @@ pub(crate) struct Gc {
 
 #[derive(Debug, Args)]
 pub(crate) struct Zygote {
+    /// Try what sandboxes need of this host and say what was found
+    #[arg(long)]
+    pub(crate) probe: bool,
+
     /// Its installation
     pub(crate) at: PathBuf,
 }
@@ -380,8 +365,8 @@ mod tests {
 
     #[test]
     fn the_newest_session_at_a_turn_is_no_flag_but_a_commands_own_arguments_stay() {
-        let given = ["harvest", "fork", "-@12", "-t", "-@x", "--", "-@3"].map(OsString::from);
-        let expected = ["harvest", "fork", "@12", "-t", "-@x", "--", "-@3"].map(OsString::from);
+        let given = ["harvest", "fork", "-@12", "-:/a", "-t", "-@x", "--", "-@3", "-:/"].map(OsString::from);
+        let expected = ["harvest", "fork", "@12", ":/a", "-t", "-@x", "--", "-@3", "-:/"].map(OsString::from);
         assert_eq!(arguments(given.into_iter()), expected);
     }
 

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use harvest_engine::{BuildOptions, Engine, Image, Progress, Recipe};
 
 use crate::{
-    printer::{Printer, took},
+    printer::{Advice, Printer, took},
     recipes,
 };
 
@@ -27,6 +27,27 @@ pub(crate) async fn build(
         engine.image_build(&recipe, options, &mut |progress| tell(print, &mut step, progress))
     });
     built.await?.with_context(|| format!("cannot build the image `{named}`"))
+}
+
+/// Sees to it that there is an image of this name, or of this recipe's file: one that is missing is built,
+/// if a recipe has its name. Answers what it is called.
+pub(crate) async fn ensure(engine: &Engine, home: &Path, named: &str, print: Printer) -> Result<String> {
+    let is_file = named.ends_with(".toml");
+    if !is_file && engine.image(named).context("cannot look for the image")?.is_some() {
+        return Ok(named.to_owned());
+    }
+    if recipes::find(home, named).is_err() {
+        let hint = "`harvest image ls` lists those there are, `harvest image build FILE.toml` makes one";
+        return Err(Advice::new(format!("there is no image `{named}`"), hint).into());
+    }
+    let began = std::time::Instant::now();
+    if !is_file {
+        print.note(format!("Building the image {named}, which takes minutes the first time"));
+    }
+    let image = build(engine, home, named, BuildOptions { force: false }, print).await?;
+    let time = took(u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX));
+    print.note(format!("Built {} in {time}", image.name));
+    Ok(image.name)
 }
 
 fn tell(print: Printer, step: &mut String, progress: Progress) {

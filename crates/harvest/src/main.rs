@@ -1,6 +1,7 @@
 //! The harvest binary: parse, load the configuration, run the verb, turn its result into an exit code.
 #![forbid(unsafe_code)]
 
+mod begin;
 mod cli;
 mod client;
 mod commands;
@@ -39,7 +40,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse_from(cli::arguments(std::env::args_os()));
     // The zygote forks sandboxes: it must never have had a second thread, so it comes before everything.
     if let Some(Command::Zygote(zygote)) = &cli.command {
-        return commands::zygote::main(&zygote.at);
+        return commands::zygote::main(&zygote.at, zygote.probe);
     }
     let print = Printer::new(&cli.global, &process_env);
     let ours = commands::failure_code(cli.command.as_ref());

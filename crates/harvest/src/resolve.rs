@@ -1,7 +1,8 @@
 //! Finds the one thing a person means by a few letters: an id, the beginning of one, `-` for the newest.
 
 use anyhow::Result;
-use harvest_proto::{PromptId, SessionId};
+use harvest_engine::{Engine, Inspected};
+use harvest_proto::{PromptId, SandboxId, SessionId, SnapshotId};
 
 use crate::{client::Client, printer::Advice};
 
@@ -35,6 +36,33 @@ pub(crate) async fn prompt(client: &Client, session: &SessionId, typed: &str) ->
     let ids: Vec<PromptId> = client.prompts(session).await?.into_iter().map(|prompt| prompt.id).collect();
     let found = pick("prompt", PromptId::PREFIX, typed, &ids);
     found.map_err(|error| Advice::new(error.to_string(), format!("see `harvest queue ls {session}`")).into())
+}
+
+/// Every sandbox of this machine's engine, newest first.
+pub(crate) fn sandboxes(engine: &Engine) -> Result<Vec<Inspected>> {
+    let mut found = Vec::new();
+    for id in engine.list()? {
+        // Gone between listing and looking: removed by somebody else.
+        found.extend(engine.inspect(&id)?);
+    }
+    found.sort_by_key(|sandbox| std::cmp::Reverse(sandbox.created_at));
+    Ok(found)
+}
+
+/// The sandbox a person means.
+pub(crate) fn sandbox(engine: &Engine, typed: &str) -> Result<SandboxId> {
+    let ids: Vec<SandboxId> = sandboxes(engine)?.into_iter().map(|sandbox| sandbox.spec.id).collect();
+    let found = pick("sandbox", SandboxId::PREFIX, typed, &ids);
+    found.map_err(|error| Advice::new(error.to_string(), "see `harvest sandbox ls`").into())
+}
+
+/// The snapshot a person means.
+pub(crate) fn snapshot(engine: &Engine, typed: &str) -> Result<SnapshotId> {
+    let mut snapshots = engine.snapshots()?;
+    snapshots.sort_by_key(|snapshot| std::cmp::Reverse(snapshot.created_at));
+    let ids: Vec<SnapshotId> = snapshots.into_iter().map(|snapshot| snapshot.id).collect();
+    let found = pick("snapshot", SnapshotId::PREFIX, typed, &ids);
+    found.map_err(|error| Advice::new(error.to_string(), "see `harvest snapshot ls`").into())
 }
 
 /// `ids` has the newest first.

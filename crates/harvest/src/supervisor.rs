@@ -14,11 +14,6 @@ use crate::{config::process_env, printer::Advice};
 /// The program itself, when it was there at build time.
 const BYTES: Option<&[u8]> = include!(concat!(env!("OUT_DIR"), "/supervisor.rs"));
 
-/// Whether [`place`] would find one.
-pub(crate) fn is_there() -> bool {
-    BYTES.is_some() || named().is_some()
-}
-
 /// The supervisor's file on this host. Its folder has the hash of its bytes, so that a sandbox of an
 /// older version keeps the one it was started with.
 pub(crate) fn place(home: &Path) -> Result<PathBuf> {

@@ -349,8 +349,20 @@ pub(crate) fn random_token() -> String {
 
 fn prepare_home(home: &Path) -> Result<PathBuf> {
     let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(home);
-    made.with_context(|| format!("cannot make {}", home.display()))?;
+    made.map_err(|error| unusable(home, &error, "cannot be made"))?;
+    // Asked for ahead: the first file that cannot be written would say it in its own words.
+    let writable = rustix::fs::access(home, rustix::fs::Access::WRITE_OK);
+    writable.map_err(|error| unusable(home, &error.into(), "cannot be written to"))?;
     home.canonicalize().with_context(|| format!("cannot find {}", home.display()))
+}
+
+fn unusable(home: &Path, error: &std::io::Error, otherwise: &str) -> anyhow::Error {
+    let why = match error.kind() {
+        std::io::ErrorKind::ReadOnlyFilesystem => "is on a file system that is read-only".to_owned(),
+        _ => format!("{otherwise}: {error}"),
+    };
+    let hint = "name a folder that can be written to with --home or HARVEST_HOME";
+    Advice::new(format!("the home {} {why}", home.display()), hint).into()
 }
 
 /// One server per home: two would drive the same sessions.

@@ -253,6 +253,14 @@ pub enum Reply {
     List {
         /// The entries.
         entries: Vec<FileStat>,
+        /// Whether there are more after the last of them.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        more: bool,
+    },
+    /// Where a symbolic link points.
+    Link {
+        /// As it is.
+        target: String,
     },
 }
 
@@ -365,7 +373,41 @@ pub enum FileRequest {
     List {
         /// Which.
         path: String,
+        /// Only what comes after this name, and no more than fits a reply; all of it or a fault when absent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        after: Option<String>,
     },
+    /// Make a folder. One that is there already is left as it is.
+    Mkdir {
+        /// Which.
+        path: String,
+        /// Permission bits.
+        mode: u32,
+        /// Owner, as in [`Command::user`].
+        user: Option<String>,
+    },
+    /// Make a symbolic link, in the place of a file or link of that name.
+    Symlink {
+        /// Which.
+        path: String,
+        /// What it points to, as it is.
+        target: String,
+        /// Owner, as in [`Command::user`].
+        user: Option<String>,
+    },
+    /// Where does a symbolic link point?
+    ReadLink {
+        /// Which.
+        path: String,
+    },
+    /// Remove a file or a link.
+    Remove {
+        /// Which.
+        path: String,
+    },
+    /// What a later version asks for; answered with a fault.
+    #[serde(other)]
+    Unknown,
 }
 
 /// What a path is.
@@ -585,6 +627,13 @@ mod tests {
         let mut decoder = Decoder::default();
         decoder.push(&[0xff, 0xff, 0xff, 0xff]);
         assert!(matches!(decoder.take::<ToSupervisor>(), Err(FrameError::TooLong { .. })));
+    }
+
+    #[test]
+    fn a_file_request_of_a_later_version_is_understood_as_such() {
+        let text = r#"{"say":"file","id":7,"request":{"do":"chown_tree","path":"/x"}}"#;
+        let message: ToSupervisor = serde_json::from_str(text).unwrap();
+        assert_eq!(message, ToSupervisor::File { id: 7, request: FileRequest::Unknown });
     }
 
     #[test]

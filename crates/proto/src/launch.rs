@@ -40,6 +40,12 @@ pub struct Launch {
     pub user: String,
     /// The image's working folder.
     pub workdir: String,
+    /// No gateway will ever serve this sandbox: names are refused at once instead of waiting for one.
+    #[serde(default)]
+    pub sealed: bool,
+    /// No file may become larger, whoever writes it.
+    #[serde(default)]
+    pub file_bytes: Option<u64>,
 }
 
 /// What an inherited descriptor is.

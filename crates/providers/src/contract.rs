@@ -38,7 +38,7 @@ struct Suite {
 impl Suite {
     async fn start(&self, from: StartFrom) -> SandboxId {
         let sandbox = SandboxId::random();
-        let order = StartOrder { sandbox: sandbox.clone(), from };
+        let order = StartOrder { sandbox: sandbox.clone(), from, state: None };
         let started = self.provider.start(order).await.expect("a sandbox starts");
         assert!(started.door.is_absolute(), "a door is named by its whole path");
         sandbox
@@ -159,7 +159,7 @@ impl Suite {
     }
 
     async fn what_is_not_there_is_an_error(&self) {
-        let order = |from| StartOrder { sandbox: SandboxId::random(), from };
+        let order = |from| StartOrder { sandbox: SandboxId::random(), from, state: None };
         let missing = StartFrom::Snapshot(SnapshotId::random());
         assert!(self.provider.start(order(missing)).await.is_err(), "a snapshot nobody took");
         let (nobody, snapshot) = (SandboxId::random(), SnapshotId::random());

@@ -10,7 +10,9 @@ use std::{
 };
 
 use async_trait::async_trait;
-use harvest_engine::{Engine, EngineError, Limits, Network, Origin, Owner, Running, SandboxState, Spec};
+use harvest_engine::{
+    Engine, EngineError, Limits, Network, Origin, Owner, Running, SandboxState, Spec, VolumeName,
+};
 use harvest_proto::{SandboxId, SnapshotId, event::SnapshotKind};
 use harvest_session::provider::{
     BridgeStream, Found, Provider, ProviderError, Snapshots, StartFrom, StartOrder, Started,
@@ -57,12 +59,13 @@ impl Provider for Local {
             },
             limits: self.limits,
             network: Network::Door,
-            owner: Owner::Kept,
+            owner: Owner::Sessions,
             binds: Vec::new(),
+            volumes: Vec::new(),
             env: std::collections::BTreeMap::new(),
         };
-        let running =
-            self.engine(format!("cannot start sandbox {}", order.sandbox), move |engine| engine.start(&spec));
+        let doing = format!("cannot start sandbox {}", order.sandbox);
+        let running = self.engine(doing, move |engine| start(engine, spec, order.state.as_deref()));
         Ok(started(running.await?))
     }
 
@@ -126,7 +129,8 @@ impl Provider for Local {
     }
 
     async fn list(&self) -> Result<Vec<SandboxId>, ProviderError> {
-        self.engine("cannot list sandboxes".into(), Engine::list).await
+        // Those people made for themselves are none of the sessions' business.
+        self.engine("cannot list sandboxes".into(), |engine| engine.list_of(Owner::Sessions)).await
     }
 
     fn snapshots(&self) -> Option<&dyn Snapshots> {
@@ -153,6 +157,31 @@ impl Snapshots for Local {
         let id = snapshot.clone();
         self.engine(format!("cannot remove snapshot {snapshot}"), move |engine| engine.snapshot_remove(&id))
             .await
+    }
+}
+
+/// Starts a sandbox with the state of a repository, or without when that cannot be had: work that has to
+/// do without a cache is better than none.
+fn start(engine: &Engine, mut spec: Spec, repository: Option<&str>) -> Result<Running, EngineError> {
+    let without = |error: &EngineError, spec: &Spec| {
+        tracing::warn!(sandbox = %spec.id, %error, "this sandbox has no /mnt/state");
+    };
+    match repository.map(|repository| engine.state(&VolumeName::of_repository(repository))) {
+        Some(Ok(state)) => spec.volumes.push(state),
+        Some(Err(error)) => without(&error, &spec),
+        None => {}
+    }
+    match engine.start(&spec) {
+        Err(
+            error @ (EngineError::VolumeTool { .. }
+            | EngineError::VolumeMissing { .. }
+            | EngineError::File { .. }),
+        ) if !spec.volumes.is_empty() => {
+            without(&error, &spec);
+            spec.volumes.clear();
+            engine.start(&spec)
+        }
+        result => result,
     }
 }
 

@@ -10,14 +10,22 @@ use std::{
 };
 
 use harvest_engine::{BuildOptions, Config, Engine, Limits, Recipe};
+use harvest_proto::{
+    SandboxId,
+    bridge::{Command, Role},
+};
 use harvest_providers::{Local, contract};
+use harvest_session::{
+    bridge::Bridge,
+    provider::{Provider, StartFrom, StartOrder},
+};
 
 const IMAGE: &str = "contract";
 
 /// A home and a cache of its own. Whatever the suite leaves in it when it fails is ended.
 struct Home {
     engine: Engine,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 impl Home {
@@ -34,7 +42,7 @@ impl Home {
         let text = format!("name = \"{IMAGE}\"\nfrom = {{ folder = \"root\" }}\n");
         let recipe = Recipe::parse(&text, folder.path()).unwrap();
         engine.image_build(&recipe, BuildOptions::default(), &mut |_| {}).unwrap();
-        Self { engine, _folder: folder }
+        Self { engine, folder }
     }
 }
 
@@ -75,4 +83,43 @@ async fn the_local_provider_keeps_the_contract() {
     let home = Home::new();
     contract::run(Arc::new(Local::new(home.engine.clone(), Limits::default())), IMAGE).await;
     assert!(home.engine.list().unwrap().is_empty(), "the suite leaves no sandbox");
+}
+
+/// Runs a command in a sandbox that has this repository's state, and answers what it said.
+async fn in_state_of(local: &Local, repository: &str, script: &str) -> String {
+    let sandbox = SandboxId::random();
+    let (from, state) = (StartFrom::Image(IMAGE.into()), Some(repository.to_owned()));
+    local.start(StartOrder { sandbox: sandbox.clone(), from, state }).await.unwrap();
+    let stream = local.dial(&sandbox).await.unwrap();
+    let bridge = Bridge::open(stream, Role::Guest, None).await.unwrap().bridge;
+    let argv = ["sh", "-c", script].map(str::to_owned).into();
+    let user = Some("10001".to_owned());
+    let env = [("PATH".to_owned(), "/bin".to_owned())].into();
+    let command = Command { argv, user, env, ..Command::default() };
+    let ended = bridge.run_command(command, 4096).await.unwrap();
+    local.end(&sandbox).await.unwrap();
+    String::from_utf8_lossy(&ended.stdout).trim().to_owned()
+}
+
+#[tokio::test]
+async fn what_one_run_leaves_in_its_repositorys_state_the_next_one_finds() {
+    let home = Home::new();
+    let local = Local::new(home.engine.clone(), Limits::default());
+    in_state_of(&local, "acme/app", "echo found > /mnt/state/workspace/left").await;
+    assert_eq!(in_state_of(&local, "acme/app", "cat /mnt/state/workspace/left").await, "found");
+    let other = in_state_of(&local, "acme-app", "cat /mnt/state/workspace/left || echo nothing").await;
+    assert_eq!(other, "nothing");
+}
+
+#[tokio::test]
+async fn a_sandbox_whose_state_cannot_be_had_starts_without() {
+    let home = Home::new();
+    let local = Local::new(home.engine.clone(), Limits::default());
+    in_state_of(&local, "acme/app", "true").await;
+    let [volume] = &home.engine.volumes().unwrap()[..] else { panic!("one repository, one volume") };
+    // No zygote holds it mounted.
+    home.engine.rest().unwrap();
+    let image = home.folder.path().join("home").join("volumes").join(volume.name.as_str()).join("image");
+    fs::remove_file(image).unwrap();
+    assert_eq!(in_state_of(&local, "acme/app", "echo on").await, "on");
 }

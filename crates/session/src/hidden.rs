@@ -55,7 +55,9 @@ impl Hidden {
         // Before anything can fail: whatever was started is ended.
         let mut ending = EndLater { shared: Arc::clone(shared), sandbox: Some(sandbox.clone()) };
         shared.hidden.lock().expect("no holder of this lock can panic").insert(sandbox.clone());
-        let started = start(shared, StartOrder { sandbox: sandbox.clone(), from }).await?;
+        // Without state: what sessions leave there must not find its way into an image.
+        let order = StartOrder { sandbox: sandbox.clone(), from, state: None };
+        let started = start(shared, order).await?;
         let door = pass.map(|pass| shared.doors.open(&started.door, pass)).transpose();
         let door = door.map_err(HiddenError::Door)?;
         let stream = shared.provider.dial(&sandbox).await?;

@@ -68,6 +68,9 @@ pub struct StartOrder {
     pub sandbox: SandboxId,
     /// What its disk begins as.
     pub from: StartFrom,
+    /// Whose state it has at `/mnt/state`, a repository's name; `None` for none. State outlives sandboxes
+    /// and is in no snapshot; a machine that has no room for it starts the sandbox without.
+    pub state: Option<String>,
 }
 
 /// What a sandbox's disk begins as.

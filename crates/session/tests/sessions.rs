@@ -329,6 +329,8 @@ async fn a_paused_session_goes_on_where_it_was() {
     let next = send(&sessions, &id, "go on").await;
     until_status(&sessions, &id, &next, PromptStatus::Completed).await;
     assert_eq!(house.fake.orders()[1].from, StartFrom::Snapshot(snapshot));
+    let whose: Vec<_> = house.fake.orders().into_iter().map(|order| order.state).collect();
+    assert_eq!(whose, [Some("demo".to_owned()), Some("demo".to_owned())]);
     let file = house.fake.file(&sandbox(&sessions, &id).await, "/workspace/demo/a");
     assert_eq!(file.as_deref(), Some(&b"one"[..]));
 }
@@ -565,7 +567,7 @@ async fn sandboxes_nobody_owns_are_ended_at_the_start() {
     let house = House::new().await;
     let stray = SandboxId::random();
     let from = StartFrom::Image("claude".into());
-    let order = harvest_session::provider::StartOrder { sandbox: stray, from };
+    let order = harvest_session::provider::StartOrder { sandbox: stray, from, state: None };
     house.fake.start(order).await.unwrap();
     house.serve().await;
     assert!(house.fake.list().await.unwrap().is_empty());
@@ -615,6 +617,8 @@ async fn a_build_is_what_sessions_start_from_and_a_failed_one_keeps_the_older() 
     let sessions = house.serve().await;
     let lines: Vec<harvest_proto::api::BuildLine> =
         sessions.repository_build("demo").await.unwrap().collect().await;
+    let stateless = |order: &harvest_session::provider::StartOrder| order.state.is_none();
+    assert!(house.fake.orders().iter().all(stateless), "what sessions leave gets into no image");
     let Some(harvest_proto::api::BuildLine::Built { build }) = lines.last() else { panic!("{lines:?}") };
     assert_eq!(build.check, None, "no check is declared");
     house.fake.set_boots_failing(true);

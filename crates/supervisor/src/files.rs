@@ -1,6 +1,8 @@
 //! Reads, writes, describes and lists files for a connection. Bytes stream through: no file is ever
 //! held whole. A file appears under its name complete or not at all.
 
+mod shape;
+
 use std::{
     ffi::OsStr,
     fs::{self, File, Metadata},
@@ -33,7 +35,14 @@ pub(crate) fn start(connection: &Rc<Connection>, id: RequestId, request: FileReq
     let (FileRequest::Read { path, .. }
     | FileRequest::Write { path, .. }
     | FileRequest::Stat { path }
-    | FileRequest::List { path }) = &request;
+    | FileRequest::List { path, .. }
+    | FileRequest::Mkdir { path, .. }
+    | FileRequest::Symlink { path, .. }
+    | FileRequest::ReadLink { path }
+    | FileRequest::Remove { path }) = &request
+    else {
+        return Err(Fault::new(FaultCode::Invalid, "this supervisor does not know that request"));
+    };
     if !path.starts_with('/') || path.contains('\0') {
         return Err(Fault::new(FaultCode::Invalid, format!("`{path}` is not an absolute path")));
     }
@@ -58,10 +67,14 @@ pub(crate) fn start(connection: &Rc<Connection>, id: RequestId, request: FileReq
                 blocking(path, |path| fs::symlink_metadata(path).map(|data| stat(name(path), &data)));
             here.reply(id, result.await.map(Reply::Stat)).await;
         }),
-        FileRequest::List { .. } => connection.spawn(async move {
-            let result = blocking(path, list);
-            here.reply(id, result.await.map(|entries| Reply::List { entries })).await;
+        FileRequest::List { after, .. } => connection.spawn(async move {
+            let result = blocking(path, move |path| list(path, after.as_deref()));
+            here.reply(id, result.await.map(|(entries, more)| Reply::List { entries, more })).await;
         }),
+        request => {
+            let work = shape::work(&connection.supervisor, request)?;
+            connection.spawn(async move { here.reply(id, blocking(path, work).await).await });
+        }
     }
     Ok(())
 }
@@ -198,26 +211,28 @@ fn temporary_name(name: &OsStr) -> String {
     format!(".{}.{}.part", crate::cut::head(&name, 100), harvest_proto::SandboxId::random().part())
 }
 
-fn list(path: &Path) -> io::Result<Vec<FileStat>> {
+/// The entries by name, and whether there are more than fit a reply; who cannot ask for those is told so.
+fn list(path: &Path, after: Option<&str>) -> io::Result<(Vec<FileStat>, bool)> {
     // About what an entry takes beside its name, as JSON.
     const ENTRY_BYTES: usize = 160;
+    let mut names = Vec::new();
+    for entry in fs::read_dir(path)? {
+        names.push(entry?.file_name().to_string_lossy().into_owned());
+    }
+    names.sort_unstable();
     let mut entries = Vec::new();
     let mut bytes = 0;
-    for entry in fs::read_dir(path)? {
-        let entry = entry?;
-        let Ok(metadata) = entry.metadata() else { continue };
-        let name = entry.file_name().to_string_lossy().into_owned();
+    for name in names.into_iter().filter(|name| after.is_none_or(|after| name.as_str() > after)) {
+        let Ok(metadata) = fs::symlink_metadata(path.join(&name)) else { continue };
         bytes += ENTRY_BYTES + name.len() * 2;
         if bytes > MAX_CONTROL_BYTES {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "the folder has more entries than fit a reply",
-            ));
+            let words = "the folder has more entries than fit a reply";
+            let unasked = || io::Error::new(io::ErrorKind::InvalidInput, words);
+            return after.map(|_| (entries, true)).ok_or_else(unasked);
         }
         entries.push(stat(name, &metadata));
     }
-    entries.sort_by(|one, other| one.name.cmp(&other.name));
-    Ok(entries)
+    Ok((entries, false))
 }
 
 fn name(path: &Path) -> String {

@@ -17,7 +17,7 @@ use crate::{
     cgroup::{AgentGroup, OomCount},
     door, log,
     outbox::Outbox,
-    processes::Processes,
+    processes::{Processes, limit_file_size},
     reaper,
     supervisor::Supervisor,
     turn::Turns,
@@ -63,10 +63,11 @@ async fn serve(mut birth: Birth) -> Result<(), BirthError> {
     tokio::task::spawn_local(reaper::run());
     let processes = Processes::new(birth.inheritance.take_all(Descriptor::JoinCommands));
     let (launch, mut inheritance) = birth.launched().await?;
+    limit_file_size(launch.file_bytes)?;
     let bridge = inheritance.take(Descriptor::Bridge).ok_or(BirthError::NoBridge)?;
     let listener = bridge::listener(bridge)?;
     let shutdown = Rc::new(Notify::new());
-    door::open(&mut inheritance)?;
+    door::open(&mut inheritance, launch.sealed)?;
     let supervisor = build(launch, processes, inheritance);
     log::line(format_args!("{} is up", supervisor.launch.sandbox));
     let mut terminated = signal(SignalKind::terminate())?;

@@ -3,9 +3,11 @@
 #![forbid(unsafe_code)]
 
 mod host;
+mod machine;
 mod stream;
 
 pub use host::{Host, Ran};
+pub use machine::{FRESH, Machine, most_memory, processes_with, until};
 pub use stream::Follower;
 
 use std::{

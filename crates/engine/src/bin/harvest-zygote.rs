@@ -1,13 +1,39 @@
-//! Runs the zygote by itself, for the engine's own tests; the `harvest` binary brings its own.
+//! Runs the zygote by itself, for the engine's own tests; the `harvest` binary brings its own. It alone
+//! knows how to leave a guard out, so that the tests can show that their probes find an open way.
 
 use std::{path::PathBuf, process::ExitCode};
 
+use harvest_engine::{Lack, Namespace, Plan, Step, zygote};
+
 fn main() -> ExitCode {
-    match std::env::args_os().nth(1) {
-        Some(home) => harvest_engine::zygote::main(&PathBuf::from(home)),
-        None => {
-            eprintln!("usage: harvest-zygote HOME");
+    let arguments: Vec<_> = std::env::args_os().skip(1).collect();
+    match &arguments[..] {
+        [home] => zygote::main(&PathBuf::from(home)),
+        [without, lack, home] if without == "--without" && lack == "nftables" => {
+            zygote::main_without(&PathBuf::from(home), &[Lack::Nftables])
+        }
+        [probe, home] if probe == "--probe" => harvest_engine::probe::main(&PathBuf::from(home)),
+        [leave_out, guards, home] if leave_out == "--leave-out" => {
+            let guards = guards.to_string_lossy().into_owned();
+            let alter = move |plan: &mut Plan| guards.split(',').for_each(|guard| remove(guard, plan));
+            zygote::main_altered(&PathBuf::from(home), Box::new(alter))
+        }
+        _ => {
+            eprintln!("usage: harvest-zygote [--probe | --without nftables | --leave-out GUARD,…] HOME");
             ExitCode::from(2)
         }
     }
+}
+
+/// Leaves out the steps of this name, or the pid namespace.
+fn remove(guard: &str, plan: &mut Plan) {
+    if guard == "pid_namespace" {
+        for step in &mut plan.steps {
+            if let Step::Clone { namespaces, .. } = step {
+                namespaces.retain(|namespace| *namespace != Namespace::Pid);
+            }
+        }
+        return;
+    }
+    plan.steps.retain(|step| serde_json::to_value(step).is_ok_and(|step| step["step"] != guard));
 }

@@ -5,6 +5,7 @@
 
 pub(crate) mod caps;
 pub(crate) mod ids;
+mod iptables;
 pub(crate) mod mounts;
 pub(crate) mod network;
 pub(crate) mod seccomp;
@@ -59,7 +60,7 @@ pub(crate) struct Birth<'a> {
     pub(crate) gate: &'a OwnedFd,
 }
 
-/// What pid 1 is to be pid 1 of. Attached: the layers, the binds.
+/// What pid 1 is to be pid 1 of. Attached: the layers, the binds, the volumes.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Calling {
     /// The steps after the gate.
@@ -220,12 +221,13 @@ impl Work {
             Step::HostName { name } => {
                 syscall::set_host_name(name).doing(|| format!("set the host name {name}"))
             }
-            Step::Loopback { address, prefix, twin } => {
-                self.inherited.extend(network::set_up(*address, *prefix, *twin)?);
+            Step::Loopback { address, prefix, twin, redirect } => {
+                self.inherited.extend(network::set_up(*address, *prefix, *twin, *redirect)?);
                 Ok(())
             }
             Step::OomScore { adjust } => fs::write("/proc/self/oom_score_adj", adjust.to_string())
                 .doing(|| format!("set oom_score_adj to {adjust}")),
+            Step::SharedMemory { bytes } => limit_shared_memory(*bytes),
             Step::Bridge => self.bridge(),
             Step::Door => self.door(),
             Step::Log => self.log(),
@@ -292,10 +294,13 @@ impl Work {
                 let nodes = nodes.iter().map(|(name, (major, minor))| (name.as_str(), *major, *minor));
                 self.ahead()?.dev(nodes, birth.first_id).doing(|| "make /dev".to_owned())
             }
+            Step::Shm { bytes } => self.tree()?.shm(*bytes).doing(|| "mount /dev/shm".to_owned()),
             Step::Empty { inside } => {
                 self.ahead()?.empty(inside).doing(|| format!("cover {}", inside.display()))
             }
-            Step::Mask { paths } => self.ahead()?.mask(paths).doing(|| "mask parts of /proc".to_owned()),
+            Step::Mask { paths } => {
+                self.ahead()?.mask(paths, self.scratch()?).doing(|| "mask parts of /proc".to_owned())
+            }
             Step::ReadOnly { paths } => {
                 self.ahead()?.read_only(paths).doing(|| "make parts of /proc read-only".to_owned())
             }
@@ -309,6 +314,13 @@ impl Work {
                 .map_err(io::Error::from)
                 .and_then(|tree| self.tree.as_ref().ok_or(io::ErrorKind::Other)?.bind(tree, inside))
                 .doing(|| format!("bind {} to {}", from.path.display(), inside.display())),
+            Step::Volume { from, inside, read_only } => handed(from.number)
+                .map_err(io::Error::from)
+                .and_then(|mount| {
+                    let tree = self.tree.as_ref().ok_or(io::ErrorKind::Other)?;
+                    tree.volume(mount, inside, *read_only, ids)
+                })
+                .doing(|| format!("attach the volume {} to {}", from.path.display(), inside.display())),
             _ => Err(out_of_order()),
         }
     }
@@ -441,6 +453,17 @@ fn join(groups: &[PathBuf]) -> Result<(), StepError> {
     Ok(())
 }
 
+fn limit_shared_memory(bytes: u64) -> Result<(), StepError> {
+    const PAGE_BYTES: u64 = 4096;
+    match fs::write("/proc/sys/kernel/shmall", (bytes / PAGE_BYTES).to_string()) {
+        // A kernel without it, or one that lets only the host's root set it.
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => {
+            Ok(())
+        }
+        result => result.doing(|| "limit shared memory".to_owned()),
+    }
+}
+
 fn new_cgroup_namespace() -> Result<(), StepError> {
     // SAFETY: a cgroup namespace changes what paths are shown, nothing a running thread relies on.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWCGROUP) }
@@ -448,7 +471,7 @@ fn new_cgroup_namespace() -> Result<(), StepError> {
 }
 
 /// Files are made and permissions checked as this id from now on; capabilities stay.
-fn act_as(id: u32) -> Result<(), StepError> {
+pub(crate) fn act_as(id: u32) -> Result<(), StepError> {
     rustix::thread::set_capabilities_secure_bits(CapabilitiesSecureBits::NO_SETUID_FIXUP)
         .doing(|| "keep capabilities across a change of ids".to_owned())?;
     syscall::set_file_ids(id, id);

@@ -57,9 +57,14 @@ pub(crate) struct Scratch(OwnedFd);
 impl Scratch {
     /// Mounts it.
     pub(crate) fn make() -> Result<Self, StepError> {
+        Self::make_on(Path::new(SCRATCH))
+    }
+
+    /// The same on another folder.
+    pub(crate) fn make_on(place: &Path) -> Result<Self, StepError> {
         let make = || -> io::Result<OwnedFd> {
             let tmpfs = new("tmpfs", &[("mode", "0700")], NOSUID_NODEV)?;
-            let target = folder(CWD, SCRATCH)?;
+            let target = folder(CWD, place)?;
             syscall::attach(&tmpfs, &target)?;
             for name in
                 ["layers", "writable", "root", "files", "ahead", "ahead/proc", "ahead/dev", "ahead/sys"]
@@ -121,6 +126,16 @@ impl Scratch {
         rustix::process::fchdir(&self.0)?;
         mount("overlay", "root", "overlay", MountFlags::NOSUID | MountFlags::NODEV, Some(&*options))?;
         folder(&self.0, "root")
+    }
+
+    /// An empty file nobody can write to, mounted nowhere yet.
+    pub(crate) fn blank(&self) -> io::Result<OwnedFd> {
+        let name = Path::new("files/blank");
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
+        openat(&self.0, name, flags, Mode::from_raw_mode(0o444))?;
+        let tree = syscall::tree(&self.0, name, false)?;
+        syscall::mount_attributes(&tree, READ_ONLY | libc::MOUNT_ATTR_NOEXEC, None)?;
+        Ok(tree)
     }
 
     /// A read-only file with this text, mounted nowhere yet.
@@ -198,7 +213,7 @@ impl Tree {
         self.on_folder(&new("proc", &[], flags)?, Path::new("/proc"))
     }
 
-    /// A `/dev` with these nodes, its own terminals and shared memory.
+    /// A `/dev` with these nodes, its own terminals and room for shared memory.
     pub(crate) fn dev<'a>(
         &self,
         nodes: impl Iterator<Item = (&'a str, u32, u32)>,
@@ -228,9 +243,13 @@ impl Tree {
         let group = (first_id + 5).to_string();
         let options = [("ptmxmode", "0666"), ("mode", "0620"), ("gid", &*group), ("max", TERMINALS)];
         let pts = new("devpts", &options, quiet)?;
-        syscall::attach(&pts, folder(&dev, "pts")?)?;
-        let shm = new("tmpfs", &[("mode", "1777")], NOSUID_NODEV)?;
-        syscall::attach(&shm, folder(&dev, "shm")?)
+        syscall::attach(&pts, folder(&dev, "pts")?)
+    }
+
+    /// Shared memory of this size.
+    pub(crate) fn shm(&self, bytes: u64) -> io::Result<()> {
+        let shm = new("tmpfs", &[("mode", "1777"), ("size", &bytes.to_string())], NOSUID_NODEV)?;
+        self.on_folder(&shm, Path::new("/dev/shm"))
     }
 
     /// An empty folder nobody can write to.
@@ -238,12 +257,12 @@ impl Tree {
         self.on_folder(&nothing()?, inside)
     }
 
-    /// Hides paths below `/proc`.
-    pub(crate) fn mask(&self, paths: &[PathBuf]) -> io::Result<()> {
+    /// Hides paths below `/proc`. Not behind `/dev/null`, which would take whatever is written to it.
+    pub(crate) fn mask(&self, paths: &[PathBuf], blanks: &Scratch) -> io::Result<()> {
         let proc = folder(&self.root, "proc")?;
         for path in paths {
             let Some((target, is_folder)) = existing(&proc, path)? else { continue };
-            let cover = if is_folder { nothing()? } else { null(&self.root)? };
+            let cover = if is_folder { nothing()? } else { blanks.blank()? };
             syscall::attach(&cover, &target)?;
         }
         Ok(())
@@ -266,6 +285,20 @@ impl Tree {
         syscall::mount_attributes(tree, READ_ONLY, None)?;
         let is_folder = is_folder(tree)?;
         if is_folder { self.on_folder(tree, inside) } else { self.on_file(tree, inside) }
+    }
+
+    /// Shows a volume, with the sandbox's own ids on what is in it.
+    pub(crate) fn volume(
+        &self,
+        mount: &OwnedFd,
+        inside: &Path,
+        read_only: bool,
+        ids: BorrowedFd<'_>,
+    ) -> io::Result<()> {
+        let flags = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
+        let flags = if read_only { READ_ONLY } else { flags };
+        syscall::mount_attributes(mount, flags, Some(ids))?;
+        self.on_folder(mount, inside)
     }
 
     /// Makes this tree the root and lets go of everything else.
@@ -308,13 +341,6 @@ fn existing(at: &OwnedFd, path: &Path) -> io::Result<Option<(OwnedFd, bool)>> {
 fn nothing() -> io::Result<OwnedFd> {
     let flags = NOSUID_NODEV | MountAttrFlags::MOUNT_ATTR_NOEXEC | MountAttrFlags::MOUNT_ATTR_RDONLY;
     new("tmpfs", &[("mode", "0555"), ("size", "4k")], flags)
-}
-
-/// The `/dev/null` made for this sandbox; an image whose `/dev` is a link gets none.
-fn null(root: &OwnedFd) -> io::Result<OwnedFd> {
-    let how = ResolveFlags::IN_ROOT | ResolveFlags::NO_SYMLINKS;
-    let node = openat2(root, "dev/null", OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), how)?;
-    syscall::tree(node, Path::new(""), false)
 }
 
 /// The folder of a sandbox's sockets as a tree of its own: `..` leads nowhere.

@@ -13,7 +13,11 @@ use rustix::net::{
     AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink, recv, send, socket_with,
 };
 
-use crate::error::{Doing, StepError};
+use super::iptables;
+use crate::{
+    error::{Doing, StepError},
+    plan::Redirect,
+};
 
 const REQUEST_ACK: u16 = 0x5;
 const CREATE: u16 = 0x400;
@@ -24,6 +28,7 @@ pub(crate) fn set_up(
     address: Ipv4Addr,
     prefix: u8,
     twin: Ipv6Addr,
+    how: Redirect,
 ) -> Result<Vec<(Descriptor, OwnedFd)>, StepError> {
     // Every port is the sandbox's own affair.
     let ports = "/proc/sys/net/ipv4/ip_unprivileged_port_start";
@@ -38,12 +43,27 @@ pub(crate) fn set_up(
     let tcp = TcpListener::bind(SocketAddrV4::new(address, 53)).doing(|| format!("bind TCP {address}:53"))?;
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).doing(|| "bind the redirect".to_owned())?;
     let port = listener.local_addr().doing(|| "ask for the redirect's port".to_owned())?.port();
-    redirect(address, prefix, port).doing(|| "install the redirect".to_owned())?;
+    let installed = match how {
+        Redirect::Nftables => redirect(address, prefix, port),
+        Redirect::Iptables => iptables::redirect(address, prefix, port),
+    };
+    installed.doing(|| format!("install the redirect by {how:?}").to_lowercase())?;
     Ok(vec![
         (Descriptor::DnsUdp, udp.into()),
         (Descriptor::DnsTcp, tcp.into()),
         (Descriptor::Redirect, listener.into()),
     ])
+}
+
+/// How the redirect can be installed, found out by installing one in this network namespace, which must
+/// be a fresh one. Where neither way works the first is answered, so that a start says what it lacks.
+pub(crate) fn redirect_here() -> Redirect {
+    let (address, prefix, port) = (Ipv4Addr::new(198, 18, 0, 1), 15, 53);
+    if redirect(address, prefix, port).is_ok() || iptables::redirect(address, prefix, port).is_err() {
+        Redirect::Nftables
+    } else {
+        Redirect::Iptables
+    }
 }
 
 fn open(protocol: Option<rustix::net::Protocol>) -> Result<OwnedFd, StepError> {

@@ -12,18 +12,21 @@ macro_rules! numbers {
 /// The youngest call that was looked at when the list was made.
 pub(crate) const NEWEST: libc::c_long = libc::SYS_mseal;
 
-/// Answer ENOSYS: programs have a fallback whose arguments the filter can see, or do without.
-pub(crate) const ABSENT: &[libc::c_long] =
-    numbers! { SYS_clone3 SYS_io_uring_setup SYS_io_uring_enter SYS_io_uring_register };
+/// Answer ENOSYS: programs have a fallback whose arguments the filter can see, or do without. Of
+/// asynchronous I/O of the old kind the host has so much for everyone together (`fs.aio-max-nr`).
+pub(crate) const ABSENT: &[libc::c_long] = numbers! {
+    SYS_clone3 SYS_io_uring_setup SYS_io_uring_enter SYS_io_uring_register
+    SYS_io_setup SYS_io_destroy SYS_io_getevents SYS_io_submit SYS_io_cancel
+};
 
 /// Allowed when their arguments are harmless; the conditions are in `seccomp.rs`.
 pub(crate) const CONDITIONAL: &[libc::c_long] = numbers! {
     SYS_clone SYS_unshare SYS_socket SYS_personality SYS_ioctl SYS_mknod SYS_mknodat
 };
 
-/// Allowed too, by number because the libc crate has no names for them: io_pgetevents, cachestat,
+/// Allowed too, by number because the libc crate has no names for them: cachestat,
 /// map_shadow_stack, futex_wake, futex_wait, futex_requeue.
-pub(crate) const ALLOWED_UNNAMED: &[libc::c_long] = &[333, 451, 453, 454, 455, 456];
+pub(crate) const ALLOWED_UNNAMED: &[libc::c_long] = &[451, 453, 454, 455, 456];
 
 /// Allowed whatever their arguments.
 pub(crate) const ALLOWED: &[libc::c_long] = numbers! {
@@ -45,7 +48,6 @@ pub(crate) const ALLOWED: &[libc::c_long] = numbers! {
     SYS_poll SYS_ppoll SYS_select SYS_pselect6 SYS_epoll_create SYS_epoll_create1 SYS_epoll_ctl
     SYS_epoll_ctl_old SYS_epoll_wait SYS_epoll_wait_old SYS_epoll_pwait SYS_epoll_pwait2 SYS_eventfd
     SYS_eventfd2 SYS_signalfd SYS_signalfd4 SYS_timerfd_create SYS_timerfd_settime SYS_timerfd_gettime
-    SYS_io_setup SYS_io_destroy SYS_io_getevents SYS_io_submit SYS_io_cancel
     // memory
     SYS_mmap SYS_mprotect SYS_munmap SYS_brk SYS_mremap SYS_msync SYS_mincore SYS_madvise SYS_mlock SYS_mlock2
     SYS_munlock SYS_mlockall SYS_munlockall SYS_remap_file_pages SYS_pkey_mprotect SYS_pkey_alloc

@@ -44,6 +44,7 @@ impl Machine {
             id: SandboxId::random(),
             layers: vec![BASE.parse().unwrap()],
             config: ImageConfig::default(),
+            of_sessions: false,
         };
         let folder = disk.sandbox(&sandbox.id);
         for part in ["upper", "work", "merged"] {
@@ -401,7 +402,7 @@ fn an_end_retried_after_a_crash_at_any_step_keeps_the_work() {
         }
         if ["recorded", "removed"].contains(&crash) {
             let layers = vec![BASE.parse().unwrap(), layer.clone()];
-            machine.disk.snapshot_write(&id, layers, ImageConfig::default()).unwrap();
+            machine.disk.snapshot_write(&id, layers, ImageConfig::default(), false).unwrap();
         }
         if crash == "removed" {
             trash::throw_away(&machine.path(""), &machine.disk.trash()).unwrap();

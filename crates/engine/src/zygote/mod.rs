@@ -4,12 +4,13 @@
 //! one adopts what lives.
 
 pub(crate) mod client;
+mod holds;
 mod nursery;
 pub(crate) mod protocol;
-mod reaper;
 mod seed;
 mod server;
 mod supervisor;
+mod watch;
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
@@ -35,8 +36,10 @@ use rustix::{
 use crate::{
     cgroup::Hierarchy,
     error::{Doing, StepError},
+    facts::{Lack, RedirectTrial},
     home::Home,
     isolate::{ids, mounts},
+    plan::Plan,
     syscall::{self, Side},
 };
 use nursery::Nursery;
@@ -46,9 +49,29 @@ use server::Server;
 // A zygote that is just going holds its lock for a moment longer.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 
+/// Changes a plan before it is carried out.
+#[doc(hidden)]
+pub type Alter = Box<dyn Fn(&mut Plan)>;
+
 /// Runs the zygote of a home: says `ready` (or why not) on standard output and goes on in the
 /// background until it has had nothing to do for a minute.
 pub fn main(home: &Path) -> ExitCode {
+    run(home, &[], Box::new(|_| {}))
+}
+
+/// The same, on a host that is to be taken for a lesser one.
+pub fn main_without(home: &Path, lacking: &[Lack]) -> ExitCode {
+    run(home, lacking, Box::new(|_| {}))
+}
+
+/// The same with every plan changed first. For the engine's own tests, which show that a probe finds a
+/// guard that is off; what to change is known to their zygote alone, `src/bin/harvest-zygote.rs`.
+#[doc(hidden)]
+pub fn main_altered(home: &Path, alter: Alter) -> ExitCode {
+    run(home, &[], alter)
+}
+
+fn run(home: &Path, lacking: &[Lack], alter: Alter) -> ExitCode {
     // What some careless parent left open.
     // SAFETY: this is the first thing the program does; it owns no descriptor yet.
     unsafe { syscall::close_all_but(&[]) };
@@ -58,7 +81,7 @@ pub fn main(home: &Path) -> ExitCode {
         Err(error) => return say(&format!("cannot go into the background: {error}")),
     }
     let _ = rustix::process::setsid();
-    match prepare(home).and_then(|(server, lock)| {
+    match prepare(home, lacking, alter).and_then(|(server, lock)| {
         hush()?;
         Ok((server, lock))
     }) {
@@ -89,7 +112,7 @@ fn split() -> io::Result<Side> {
     unsafe { syscall::clone_process(0, None) }
 }
 
-fn prepare(home: &Path) -> Result<(Server, File), StepError> {
+fn prepare(home: &Path, lacking: &[Lack], alter: Alter) -> Result<(Server, File), StepError> {
     let build = Build::of(Path::new("/proc/self/exe"));
     let path = home.canonicalize().doing(|| format!("find {}", home.display()))?;
     let home = Home::new(path);
@@ -103,11 +126,13 @@ fn prepare(home: &Path) -> Result<(Server, File), StepError> {
     let _ = fs::write("/proc/self/oom_score_adj", "-900");
     let claims = Path::new(ids::CLAIMS);
     DirBuilder::new().recursive(true).mode(0o700).create(claims).doing(|| format!("make {}", ids::CLAIMS))?;
+    // SAFETY: the zygote has one thread.
+    let redirect = unsafe { RedirectTrial::start(lacking) };
     let cgroups = Hierarchy::detect()?;
     cgroups.enter_home(&home.group())?;
     empty_mount_table(&home, claims, &cgroups)?;
     ids::sweep(claims)?;
-    let nursery = Nursery::adopt(home.clone(), cgroups, claims.to_owned())?;
+    let nursery = Nursery::adopt(home.clone(), cgroups, claims.to_owned(), redirect.found(), alter)?;
     Ok((Server::listen(home, build, nursery)?, lock))
 }
 

@@ -1,6 +1,8 @@
 //! The sandboxes the zygote looks after: their birth, their end, and the adoption of those an earlier
 //! zygote left. Knows nothing of clients: what becomes of a sandbox is told as [`Told`].
 
+mod limits;
+
 use std::{
     collections::BTreeMap,
     fs, io,
@@ -16,36 +18,54 @@ use rustix::process::{
 };
 
 use super::{
+    Alter,
+    holds::Holds,
     protocol::send,
-    reaper::Reaper,
     seed::{LAUNCHED, Seed, mounts_of},
     supervisor::Supervisor,
+    watch::Watch,
 };
 use crate::{
     cgroup::Hierarchy,
     error::{Doing, EngineError, StepError},
     home::{Home, boot_id, start_ticks},
     isolate::{self, Calling, LOG, ids::Claim},
-    plan::{HostFacts, Plan, plan},
+    plan::{HostFacts, Plan, Redirect, plan},
     sandbox::{self, Record, State},
     spec::{Network, Owner},
     syscall,
+    volume::VolumeName,
 };
+use limits::Clocks;
 
 // A freeze that nobody renews ends: whoever asked for it may be dead.
 const FREEZE: Duration = Duration::from_secs(5);
+// How long work may take to stand still: a process that waits for a busy disk cannot be stopped.
+const STILL: Duration = Duration::from_secs(10);
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
 // What a supervisor may have written to its log; more is cut off at the front.
 const LOG_BYTES: u64 = 1 << 20;
 // Dying processes leave their cgroups within microseconds, seldom later.
 const CLEAR_AGAIN: Duration = Duration::from_millis(2);
-// A process that cannot be killed (waiting for a dead disk, say) must not keep a zygote from starting.
-const CLEAR_PATIENCE: Duration = Duration::from_secs(2);
+// What an earlier zygote left is waited for, but not for ever: a process may hang in the kernel.
+const CLEAR_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Something that happened to a sandbox.
 #[derive(Debug)]
 pub(super) enum Told {
-    Started { id: SandboxId, pid: u32 },
-    Ended { id: SandboxId, reason: String },
+    Started {
+        id: SandboxId,
+        pid: u32,
+    },
+    Ended {
+        id: SandboxId,
+        reason: String,
+    },
+    /// The answer to a freeze.
+    Still {
+        id: SandboxId,
+        result: Result<(), StepError>,
+    },
 }
 
 // Two starts in a row after an idle moment; in a burst joining cgroups is fast anyway.
@@ -61,19 +81,35 @@ pub(super) struct Live {
     /// Open as long: closing it with something unread would break the other end.
     gate: Option<OwnedFd>,
     failure: Option<String>,
-    killed: bool,
+    /// Why we have killed it.
+    killed: Option<&'static str>,
     thaw_at: Option<Instant>,
     mounts: Option<OwnedFd>,
+    clocks: Clocks,
+    /// It is to stand still and does not yet; until then we look.
+    freezing_until: Option<Instant>,
     /// Pid 1 is dead and reaped, for this reason; cgroups are still being cleared.
     ended: Option<String>,
 }
 
 impl Live {
-    fn new(seed: Seed) -> Self {
+    fn new(seed: Seed, clocks: Clocks) -> Self {
         let Seed { pid, pidfd, claim, report, gate, mounts, .. } = seed;
         let (report, gate) = (Some(report), Some(gate));
-        let (failure, killed, thaw_at, ended) = (None, false, None, None);
-        Self { pid, pidfd, claim, report, gate, failure, killed, thaw_at, mounts, ended }
+        Self {
+            pid,
+            pidfd,
+            claim,
+            report,
+            gate,
+            failure: None,
+            killed: None,
+            thaw_at: None,
+            mounts,
+            freezing_until: None,
+            clocks,
+            ended: None,
+        }
     }
 
     /// Tells when pid 1 dies, unless it is dead.
@@ -87,11 +123,14 @@ pub(super) struct Nursery {
     cgroups: Hierarchy,
     group: String,
     claims: PathBuf,
+    redirect: Redirect,
+    alter: Alter,
     supervisor: Supervisor,
-    reaper: Reaper,
     pub(super) live: BTreeMap<SandboxId, Live>,
     /// Processes that own sandboxes, also dead ones, whose disks go when the owner goes.
     pub(super) owners: BTreeMap<SandboxId, OwnedFd>,
+    watch: Watch,
+    pub(super) holds: Holds,
     births: u32,
     seeds: Vec<Seed>,
     seeds_wanted: bool,
@@ -99,7 +138,13 @@ pub(super) struct Nursery {
 
 impl Nursery {
     /// Takes over what an earlier zygote of this home left.
-    pub(super) fn adopt(home: Home, cgroups: Hierarchy, claims: PathBuf) -> Result<Self, StepError> {
+    pub(super) fn adopt(
+        home: Home,
+        cgroups: Hierarchy,
+        claims: PathBuf,
+        redirect: Redirect,
+        alter: Alter,
+    ) -> Result<Self, StepError> {
         let group = home.group();
         isolate::seccomp::program();
         let mut nursery = Self {
@@ -107,11 +152,13 @@ impl Nursery {
             cgroups,
             group,
             claims,
+            redirect,
+            alter,
             supervisor: Supervisor::default(),
-            // SAFETY: the zygote has one thread.
-            reaper: unsafe { Reaper::start() },
             live: BTreeMap::new(),
             owners: BTreeMap::new(),
+            watch: Watch::new(),
+            holds: Holds::default(),
             births: std::process::id(),
             seeds: Vec::new(),
             seeds_wanted: false,
@@ -119,29 +166,43 @@ impl Nursery {
         for id in sandbox::all(&nursery.home).map_err(told)? {
             if let Err(error) = nursery.adopt_one(&id) {
                 eprintln!("cannot adopt {id}: {error}");
+                // Nobody can tell what it is, so nobody looks after it: whatever lives of it ends below.
+                nursery.write_state(&id, &State::ended(format!("ended, because {error}")));
             }
         }
         nursery.clear_strangers();
         Ok(nursery)
     }
 
-    /// Removes the cgroups of what is not alive, and of seeds that die with the zygote they waited for.
+    /// Ends and removes what belongs to no sandbox that lives.
     fn clear_strangers(&self) {
-        let mut parts = self.cgroups.parts(&self.group);
-        parts.retain(|part| !self.live.keys().any(|id| id.part() == part));
-        let end = Instant::now() + CLEAR_PATIENCE;
-        loop {
-            parts.retain(|part| !self.cgroups.clear(&self.group, part));
-            if parts.is_empty() || Instant::now() > end {
-                return;
+        let lives = |part: &str| self.live.keys().any(|id| id.part() == part);
+        for part in self.cgroups.parts(&self.group).iter().filter(|part| !lives(part)) {
+            self.clear_soon(part);
+        }
+        for id in sandbox::parts_in(&self.home.run()).unwrap_or_default() {
+            if !lives(id.part()) {
+                let _ = fs::remove_dir_all(self.home.run_of(&id));
             }
+        }
+    }
+
+    /// Clears cgroups whose processes die only now.
+    fn clear_soon(&self, part: &str) {
+        let end = Instant::now() + CLEAR_PATIENCE;
+        while !self.cgroups.clear(&self.group, part) && Instant::now() < end {
             thread::sleep(CLEAR_AGAIN);
         }
     }
 
     fn adopt_one(&mut self, id: &SandboxId) -> Result<(), EngineError> {
         let state = State::read(&self.home, id)?;
-        if let Some(Record { owner: Owner::Process(pid), .. }) = Record::read(&self.home, id)? {
+        let record = Record::read(&self.home, id).unwrap_or_else(|error| {
+            // Whose it is cannot be told any more, and work is not thrown away on a guess.
+            eprintln!("{id} is taken for a kept one: {error}");
+            None
+        });
+        if let Some(Record { owner: Owner::Process(pid), .. }) = record {
             let owner_started = match &state {
                 Some(State::Running { owner_started, .. }) => *owner_started,
                 _ => None,
@@ -158,7 +219,7 @@ impl Nursery {
         }
         let Some(State::Running { pid, first_id, .. }) = state else { return Ok(()) };
         let Some(pidfd) = state.as_ref().and_then(State::living).and_then(open_process) else {
-            self.cgroups.clear(&self.group, id.part());
+            self.clear_soon(id.part());
             self.close(id, "ended while nobody looked".to_owned());
             return Ok(());
         };
@@ -169,10 +230,13 @@ impl Nursery {
             report: None,
             gate: None,
             failure: None,
-            killed: false,
+            killed: None,
+            clocks: record
+                .map_or_else(Clocks::none, |record| Clocks::new(&record.limits, record.lives_since())),
             // Whoever asked for a freeze asked another zygote.
             thaw_at: Some(Instant::now()),
             mounts: mounts_of(pid),
+            freezing_until: None,
             ended: None,
         };
         self.live.insert(id.clone(), live);
@@ -186,37 +250,55 @@ impl Nursery {
         layers: &[PathBuf],
         resolv_conf: String,
         mut files: Vec<OwnedFd>,
+        again: bool,
     ) -> Result<(), StepError> {
         let id = record.id.clone();
-        if self.live.contains_key(&id) || !matches!(State::read(&self.home, &id), Ok(None)) {
+        let may = match State::read(&self.home, &id) {
+            Ok(None) => true,
+            Ok(Some(State::Ended { .. })) => again,
+            _ => false,
+        };
+        if self.live.contains_key(&id) || !may {
             let error = io::Error::from(io::ErrorKind::AlreadyExists);
             return Err(StepError::new("start what has been started before", error));
         }
-        if files.len() != 1 + layers.len() + record.binds.len() {
+        if files.len() != 1 + layers.len() + record.binds.len() + record.volumes.len() {
             let error = io::Error::from(io::ErrorKind::InvalidInput);
             return Err(StepError::new("count the descriptors handed over", error));
         }
         let owner = self.owner(&record)?;
-        let handed = files.split_off(1);
+        let mut handed = files.split_off(1);
         let supervisor = files.pop().expect("its length was checked above");
         if self.supervisor.load(supervisor)? {
             self.discard_seeds();
         }
-        let facts = self.facts(resolv_conf);
-        let plan = plan(&record, layers, &facts);
+        let plan = self.plan(&record, layers, resolv_conf);
         let owner_started = owner.as_ref().map(|(started, _)| *started);
         let seed = self.seed_for(&record, &plan)?;
+        let clocks = Clocks::new(&record.limits, record.lives_since());
+        let volumes: Vec<VolumeName> = record.volumes.iter().map(|volume| volume.name.clone()).collect();
         if let Err(error) = self.call(&seed, record, &plan, &handed, owner_started) {
             seed.discard(&self.cgroups, &self.group);
             return Err(error);
         }
         self.owners.extend(owner.map(|(_, pidfd)| (id.clone(), pidfd)));
-        self.live.insert(id, Live::new(seed));
+        let mounts = handed.split_off(handed.len() - volumes.len());
+        for (name, mount) in volumes.into_iter().zip(mounts) {
+            self.holds.take(name, mount, Instant::now());
+        }
+        self.live.insert(id, Live::new(seed, clocks));
         Ok(())
     }
 
+    fn plan(&self, record: &Record, layers: &[PathBuf], resolv_conf: String) -> Plan {
+        let mut plan = plan(record, layers, &self.facts(resolv_conf));
+        (self.alter)(&mut plan);
+        plan
+    }
+
     fn facts(&self, resolv_conf: String) -> HostFacts {
-        HostFacts { cgroups: self.cgroups.clone(), group: self.group.clone(), resolv_conf }
+        let redirect = self.redirect;
+        HostFacts { cgroups: self.cgroups.clone(), group: self.group.clone(), resolv_conf, redirect }
     }
 
     /// A process that has taken the steps up to the gate, under this sandbox's name.
@@ -249,7 +331,7 @@ impl Nursery {
             return false;
         }
         self.births = self.births.wrapping_add(1);
-        let plan = plan(&Record::of_a_seed(), &[], &self.facts(String::new()));
+        let plan = self.plan(&Record::of_a_seed(), &[], String::new());
         let grown = self.supervisor.program().and_then(|supervisor| {
             Seed::grow(&plan, &self.cgroups, &self.group, &self.claims, self.births, supervisor)
         });
@@ -293,6 +375,8 @@ impl Nursery {
                 env,
                 user: record.config.user,
                 workdir: record.config.workdir,
+                sealed: record.sealed,
+                file_bytes: record.file_bytes,
             },
         };
         let files: Vec<_> = handed.iter().map(AsFd::as_fd).collect();
@@ -331,8 +415,12 @@ impl Nursery {
 
     /// Kills all of a sandbox; `Told::Ended` follows. False when it does not run.
     pub(super) fn kill(&mut self, id: &SandboxId) -> bool {
+        self.kill_for(id, "killed")
+    }
+
+    fn kill_for(&mut self, id: &SandboxId, reason: &'static str) -> bool {
         let Some(live) = self.live.get_mut(id) else { return false };
-        live.killed = true;
+        live.killed.get_or_insert(reason);
         // With pid 1 its whole pid namespace dies; frozen processes of cgroup v1 after a thaw only.
         let _ = pidfd_send_signal(&live.pidfd, Signal::KILL);
         let _ = self.cgroups.freeze(&self.group, id.part(), false);
@@ -347,15 +435,44 @@ impl Nursery {
         }
     }
 
-    /// Freezes or thaws. `None` when it does not run.
-    pub(super) fn freeze(&mut self, id: &SandboxId, frozen: bool) -> Option<Result<(), StepError>> {
-        let live = self.live.get_mut(id)?;
-        let result = self.cgroups.freeze(&self.group, id.part(), frozen);
-        live.thaw_at = (frozen && result.is_ok()).then(|| Instant::now() + FREEZE);
-        if frozen && result.is_err() {
-            let _ = self.cgroups.freeze(&self.group, id.part(), false);
+    /// Lets work stand still; `Told::Still` follows. `None` when it does not run.
+    pub(super) fn freeze(&mut self, id: &SandboxId) -> Option<Result<(), StepError>> {
+        let live = self.live.get_mut(id).filter(|live| live.ended.is_none())?;
+        let result = self.cgroups.freeze(&self.group, id.part(), true);
+        if result.is_ok() {
+            live.thaw_at = None;
+            live.freezing_until = Some(Instant::now() + STILL);
         }
         Some(result)
+    }
+
+    /// Lets work go on. `None` when it does not run.
+    pub(super) fn thaw(&mut self, id: &SandboxId) -> Option<Result<(), StepError>> {
+        let live = self.live.get_mut(id)?;
+        (live.thaw_at, live.freezing_until) = (None, None);
+        Some(self.cgroups.freeze(&self.group, id.part(), false))
+    }
+
+    /// Looks whether those that are to stand still do.
+    fn look_at_freezing(&mut self, now: Instant) -> Vec<Told> {
+        let mut told = Vec::new();
+        for (id, live) in &mut self.live {
+            let Some(until) = live.freezing_until else { continue };
+            let result = if live.killed.is_some() || live.ended.is_some() {
+                Err(StepError::new("freeze what has ended", io::ErrorKind::NotFound.into()))
+            } else if self.cgroups.is_frozen(&self.group, id.part()) {
+                live.thaw_at = Some(now + FREEZE);
+                Ok(())
+            } else if until <= now {
+                let _ = self.cgroups.freeze(&self.group, id.part(), false);
+                Err(StepError::new("make its work stand still", io::ErrorKind::TimedOut.into()))
+            } else {
+                continue;
+            };
+            live.freezing_until = None;
+            told.push(Told::Still { id: id.clone(), result });
+        }
+        told
     }
 
     /// Pid 1 is dead: takes note why and clears up behind it.
@@ -374,9 +491,11 @@ impl Nursery {
             let oom = self.cgroups.oom_kills(&self.group, id.part(), "supervisor") > 0;
             let reason = match &live.failure {
                 Some(failure) => failure.clone(),
-                None if live.killed => "killed".to_owned(),
-                None if oom => "oom".to_owned(),
-                None => how,
+                None => match live.killed {
+                    Some(reason) => reason.to_owned(),
+                    None if oom => "oom".to_owned(),
+                    None => how,
+                },
             };
             live.ended = Some(reason);
         }
@@ -395,7 +514,7 @@ impl Nursery {
         if let Some(live) = self.live.remove(id) {
             live.claim.release();
             if let Some(mounts) = live.mounts {
-                self.reaper.let_go(mounts);
+                self.holds.bury(mounts);
             }
         }
     }
@@ -424,7 +543,7 @@ impl Nursery {
                 Some(&rustix::event::Timespec { tv_sec: 5, tv_nsec: 0 }),
             );
         }
-        self.cgroups.clear(&self.group, id.part());
+        self.clear_soon(id.part());
         self.close(id, "its owner is gone".to_owned());
         self.discard(id);
     }
@@ -440,12 +559,19 @@ impl Nursery {
     pub(super) fn tick(&mut self, now: Instant) -> (Vec<Told>, Option<Instant>) {
         let dying: Vec<SandboxId> =
             self.live.iter().filter(|(_, live)| live.ended.is_some()).map(|(id, _)| id.clone()).collect();
-        let told: Vec<Told> = dying.iter().filter_map(|id| self.ended(id)).collect();
-        let mut next: Option<Instant> = None;
+        let mut told: Vec<Told> = dying.iter().filter_map(|id| self.ended(id)).collect();
+        told.extend(self.look_at_freezing(now));
+        let mut next = [self.end_lives(now), self.watch(now), self.stop(now), self.holds.tick(now)]
+            .into_iter()
+            .flatten()
+            .min();
         let mut sooner = |at: Instant| next = Some(next.map_or(at, |next| next.min(at)));
         for (id, live) in &mut self.live {
             if live.ended.is_some() {
                 sooner(now + CLEAR_AGAIN);
+            }
+            if live.freezing_until.is_some() {
+                sooner(now + LOOK_AGAIN);
             }
             match live.thaw_at {
                 Some(at) if at <= now => {
@@ -482,8 +608,9 @@ impl Nursery {
 
     /// Removes the home's cgroup before the zygote goes.
     pub(super) fn leave(&mut self) {
+        self.watch.leave();
         self.discard_seeds();
-        self.reaper.end();
+        self.holds.leave();
         self.cgroups.leave_home(&self.group);
     }
 

@@ -15,13 +15,14 @@ use harvest_proto::SandboxId;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::{isolate::send_with, sandbox::Record};
+use crate::{isolate::send_with, sandbox::Record, volume::VolumeName};
 
 /// What the engine asks for.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "snake_case")]
 pub(crate) enum Request {
-    /// Start what is recorded. Attached: the supervisor's file, the layers bottom first, the binds.
+    /// Start what is recorded. Attached: the supervisor's file, the layers bottom first, the binds, the
+    /// volumes.
     Start {
         record: Box<Record>,
         /// Where the layers are, for whoever reads the plan.
@@ -31,6 +32,9 @@ pub(crate) enum Request {
         /// The program a zygote would be started from now.
         #[serde(default)]
         build: Option<Build>,
+        /// It has run before and goes on with the disk it left.
+        #[serde(default)]
+        again: bool,
     },
     /// Answer when it has ended.
     Wait { id: SandboxId },
@@ -40,6 +44,8 @@ pub(crate) enum Request {
     Freeze { id: SandboxId },
     /// Go on.
     Thaw { id: SandboxId },
+    /// Let go of a volume, if you hold it.
+    Release { volume: VolumeName },
     /// Are you there? By the time of the answer every sandbox's state is written down.
     Ping,
     /// Exit unless there is something to look after.

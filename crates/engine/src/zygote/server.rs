@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeMap,
     fs, io,
-    os::fd::OwnedFd,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     time::{Duration, Instant},
 };
 
@@ -15,6 +15,7 @@ use rustix::{
         AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
         sockopt,
     },
+    process::{Resource, getrlimit},
 };
 
 use super::{
@@ -29,8 +30,8 @@ use crate::{
 // With nothing to look after it goes; the next request starts another one.
 const IDLE: Duration = Duration::from_secs(60);
 const CUT_LOGS_EVERY: Duration = Duration::from_secs(30);
-// Far below the limit of open files, far above what an engine asks for at once.
-const MAX_CLIENTS: usize = 400;
+// Whoever waits for a sandbox's end is a client: at least these, and half of all files where that is more.
+const MIN_CLIENTS: u64 = 400;
 
 // Longer than a burst's gaps, shorter than what a person or an agent takes between two starts.
 const QUIET: Duration = Duration::from_millis(50);
@@ -45,6 +46,7 @@ struct Client {
 enum Waits {
     Start(SandboxId),
     End(SandboxId),
+    Still(SandboxId),
 }
 
 pub(super) struct Server {
@@ -54,6 +56,7 @@ pub(super) struct Server {
     listener: Option<OwnedFd>,
     nursery: Nursery,
     clients: BTreeMap<u64, Client>,
+    max_clients: usize,
     next_client: u64,
     idle_since: Instant,
     last_request: Instant,
@@ -67,6 +70,7 @@ enum Ready {
     Report(SandboxId),
     End(SandboxId),
     Owner(SandboxId),
+    Weighed,
 }
 
 impl Server {
@@ -79,6 +83,7 @@ impl Server {
             listener: Some(listener),
             nursery,
             clients: BTreeMap::new(),
+            max_clients: max_clients(),
             next_client: 0,
             idle_since: now,
             last_request: now,
@@ -138,20 +143,22 @@ impl Server {
     }
 
     fn wait(&self, timeout: Duration) -> Vec<Ready> {
-        let mut watched: Vec<(&OwnedFd, Ready)> = Vec::new();
-        if let Some(listener) = self.listener.as_ref().filter(|_| self.clients.len() < MAX_CLIENTS) {
-            watched.push((listener, Ready::Listener));
+        let mut watched: Vec<(BorrowedFd<'_>, Ready)> = Vec::new();
+        if let Some(listener) = self.listener.as_ref().filter(|_| self.clients.len() < self.max_clients) {
+            watched.push((listener.as_fd(), Ready::Listener));
         }
-        watched.extend(self.clients.iter().map(|(key, client)| (&client.socket, Ready::Client(*key))));
+        watched.extend(self.clients.iter().map(|(key, client)| (client.socket.as_fd(), Ready::Client(*key))));
         for (id, live) in &self.nursery.live {
             // Before the end: a pid 1 that fails says why and dies.
-            watched.extend(live.report.as_ref().map(|report| (report, Ready::Report(id.clone()))));
+            watched.extend(live.report.as_ref().map(|report| (report.as_fd(), Ready::Report(id.clone()))));
             // One that is being cleared is looked at by the clock: it would be ready all the time.
-            watched.extend(live.dies_yet().map(|pidfd| (pidfd, Ready::End(id.clone()))));
+            watched.extend(live.dies_yet().map(|pidfd| (pidfd.as_fd(), Ready::End(id.clone()))));
         }
-        watched.extend(self.nursery.owners.iter().map(|(id, owner)| (owner, Ready::Owner(id.clone()))));
+        watched
+            .extend(self.nursery.owners.iter().map(|(id, owner)| (owner.as_fd(), Ready::Owner(id.clone()))));
+        watched.extend(self.nursery.scales().map(|scales| (scales.as_fd(), Ready::Weighed)));
         let mut polled: Vec<PollFd<'_>> =
-            watched.iter().map(|(file, _)| PollFd::new(*file, PollFlags::IN)).collect();
+            watched.iter().map(|(file, _)| PollFd::new(file, PollFlags::IN)).collect();
         let timeout = Timespec {
             tv_sec: i64::try_from(timeout.as_secs()).unwrap_or(i64::MAX),
             tv_nsec: timeout.subsec_nanos().into(),
@@ -176,6 +183,7 @@ impl Server {
                 self.tell(told);
             }
             Ready::Owner(id) => self.nursery.owner_ended(&id),
+            Ready::Weighed => self.nursery.weighed(),
         }
     }
 
@@ -223,10 +231,10 @@ impl Server {
                 self.resting = true;
                 Some(Answer::Outdated)
             }
-            Request::Start { record, layers, resolv_conf, .. } => {
+            Request::Start { record, layers, resolv_conf, again, .. } => {
                 self.resting = false;
                 let id = record.id.clone();
-                match self.nursery.start(*record, &layers, resolv_conf, files) {
+                match self.nursery.start(*record, &layers, resolv_conf, files, again) {
                     Ok(()) => self.wait_for(key, Waits::Start(id)),
                     Err(error) => Some(Answer::Failed { reason: error.line() }),
                 }
@@ -244,8 +252,20 @@ impl Server {
                 self.nursery.forgo(&id);
                 Some(Answer::Done)
             }
-            Request::Freeze { id } => Some(self.freeze(&id, true)),
-            Request::Thaw { id } => Some(self.freeze(&id, false)),
+            Request::Release { volume } => {
+                self.nursery.holds.release(&volume);
+                Some(Answer::Done)
+            }
+            Request::Freeze { id } => match self.nursery.freeze(&id) {
+                Some(Ok(())) => self.wait_for(key, Waits::Still(id)),
+                result => Some(done(result)),
+            },
+            Request::Thaw { id } => {
+                let result = self.nursery.thaw(&id);
+                let reason = "it was thawed".to_owned();
+                self.answer_all(&Waits::Still(id), &Answer::Failed { reason });
+                Some(done(result))
+            }
         }
     }
 
@@ -262,14 +282,6 @@ impl Server {
         None
     }
 
-    fn freeze(&mut self, id: &SandboxId, frozen: bool) -> Answer {
-        match self.nursery.freeze(id, frozen) {
-            Some(Ok(())) => Answer::Done,
-            Some(Err(error)) => Answer::Failed { reason: error.line() },
-            None => Answer::Unknown,
-        }
-    }
-
     fn tell(&mut self, told: impl IntoIterator<Item = Told>) {
         for told in told {
             match told {
@@ -279,8 +291,10 @@ impl Server {
                         self.nursery.discard(&id);
                     }
                     self.answer_all(&Waits::Start(id.clone()), &Answer::Failed { reason: reason.clone() });
+                    self.answer_all(&Waits::Still(id.clone()), &Answer::Unknown);
                     self.answer_all(&Waits::End(id), &Answer::Ended { reason });
                 }
+                Told::Still { id, result } => self.answer_all(&Waits::Still(id), &done(Some(result))),
             }
         }
     }
@@ -300,6 +314,19 @@ impl Server {
             self.clients.remove(&key);
         }
     }
+}
+
+fn done(result: Option<Result<(), StepError>>) -> Answer {
+    match result {
+        Some(Ok(())) => Answer::Done,
+        Some(Err(error)) => Answer::Failed { reason: error.line() },
+        None => Answer::Unknown,
+    }
+}
+
+fn max_clients() -> usize {
+    let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    usize::try_from((files / 2).max(MIN_CLIENTS)).unwrap_or(usize::MAX)
 }
 
 fn bound(home: &Home) -> io::Result<OwnedFd> {

@@ -1,74 +1,124 @@
-//! What a sandbox must be kept from, tried from inside, each with a run outside that shows that the
-//! probe itself works. A probe is this very test program, run inside in another role.
+//! What a sandbox must be kept from, tried from inside. A probe is this very test program, run inside in
+//! another role. Each is tried with every guard in place, with all but one of the guards that stand in
+//! its way, and with none of them: there it must succeed, or it proves nothing.
 
-use std::os::{linux::net::SocketAddrExt, unix::net::SocketAddr};
+#[path = "probes/disk.rs"]
+mod disk;
+#[path = "probes/files.rs"]
+mod files;
+#[path = "probes/kernel.rs"]
+mod kernel;
+#[path = "probes/mounts.rs"]
+mod mounts;
+#[path = "probes/neighbours.rs"]
+mod neighbours;
+#[path = "probes/processes.rs"]
+mod processes;
+#[path = "probes/sockets.rs"]
+mod sockets;
+
+use std::io;
 
 use super::*;
 
-/// What a sandbox is to be kept from, one way each.
-const PROBES: [(&str, i32); 18] = [
-    ("mount", libc::EPERM),
-    ("fsopen", libc::EPERM),
-    ("user_namespace", libc::EPERM),
-    ("ptrace", libc::EPERM),
-    ("proc_root", libc::EACCES),
-    ("proc_fd", libc::EACCES),
-    ("proc_mem", libc::EACCES),
-    ("sysctl", libc::EROFS),
-    ("raw_socket", libc::EPERM),
-    ("packet_socket", libc::EAFNOSUPPORT),
-    ("keyctl", libc::EPERM),
-    ("io_uring", libc::ENOSYS),
-    ("bpf", libc::EPERM),
-    ("device", libc::EPERM),
-    ("terminals", libc::ENOSPC),
-    ("kill_host", libc::ESRCH),
-    ("outside", libc::ENETUNREACH),
-    ("abstract_socket", libc::ECONNREFUSED),
-];
+/// One way to something a sandbox must not reach.
+struct Probe {
+    name: &'static str,
+    /// The error it ends with while all guards are in place.
+    refused: i32,
+    /// Steps of the plan that stand in its way, each of them enough.
+    walls: &'static [&'static str],
+    /// Steps that stand in its way on some kernels only, by their settings.
+    beside: &'static [&'static str],
+    attempt: fn() -> io::Result<()>,
+}
 
-#[test]
-fn a_sandbox_reaches_nothing_of_the_host_and_each_probe_works_where_nothing_guards() {
-    let world = World::new();
-    let spec = Spec { binds: probe_binds(), ..world.spec() };
-    let running = world.engine.start(&spec).unwrap();
-    let bystander = Sleeper::new();
-    let name = format!("harvest-test-{}", running.id.part());
-    let _listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
-    for (probe, errno) in PROBES {
-        let target = if probe == "kill_host" { bystander.0.id() } else { 1 };
-        let mut command = probe_command(probe, target);
-        command.env.insert("HARVEST_PROBE_SOCKET".to_owned(), name.clone());
-        let inside = exec(&running, command);
-        assert_eq!(result_of(&inside.out), Some(errno), "{probe} inside: {inside:?}");
-        // No machine may be reached from a test: inside, a synthetic address shows that the probe works.
-        if probe == "outside" {
-            let within = exec(&running, probe_command("synthetic", 1));
-            assert_ne!(result_of(&within.out), Some(errno), "{within:?}");
-            continue;
-        }
-        let outside = HostCommand::new(std::env::current_exe().unwrap())
-            .args(PROBE_ARGUMENTS)
-            .envs(probe_command(probe, bystander.0.id()).env)
-            .envs([("HARVEST_PROBE_CONTROL", "1"), ("HARVEST_PROBE_SOCKET", &name)])
-            .output()
-            .unwrap();
-        let said = String::from_utf8_lossy(&outside.stdout);
-        assert_eq!(result_of(&said), Some(0), "{probe} outside: {outside:?}");
+/// What stands between a sandbox and the calls of the host's administrator: the list of system calls, no
+/// such capability, and namespaces that belong to a user namespace above.
+const ADMIN: &[&str] = &["seccomp", "capabilities", "enter_user_namespace"];
+const SECCOMP: &[&str] = &["seccomp"];
+/// What stands between a sandbox's root and a process it may not look into.
+const FOREIGN: &[&str] = &["capabilities", "enter_user_namespace"];
+
+const fn probe(
+    name: &'static str,
+    refused: i32,
+    walls: &'static [&'static str],
+    attempt: fn() -> io::Result<()>,
+) -> Probe {
+    Probe { name, refused, walls, beside: &[], attempt }
+}
+
+/// What a kernel says that does not have what was asked for.
+const LACKING: [i32; 5] =
+    [libc::ENOSYS, libc::ENOENT, libc::EAFNOSUPPORT, libc::EPROTONOSUPPORT, libc::EOPNOTSUPP];
+
+/// Every probe of every topic.
+fn all() -> impl Iterator<Item = &'static Probe> {
+    [mounts::PROBES, files::PROBES, kernel::PROBES, processes::PROBES, sockets::PROBES].into_iter().flatten()
+}
+
+/// Sandboxes that lack some guards, one per set of them.
+#[derive(Default)]
+struct Sandboxes(BTreeMap<Vec<&'static str>, (World, Running)>);
+
+impl Sandboxes {
+    fn without(&mut self, mut guards: Vec<&'static str>) -> &Running {
+        guards.sort_unstable();
+        let (_, running) = self.0.entry(guards).or_insert_with_key(|guards| {
+            let world = World::without(guards);
+            let running = world.engine.start(&Spec { binds: probe_binds(), ..world.spec() }).unwrap();
+            (world, running)
+        });
+        running
+    }
+
+    /// What comes of a probe where these guards are off.
+    fn result(&mut self, probe: &Probe, off: Vec<&'static str>, target: u32) -> i32 {
+        let said = exec(self.without(off), probe_command(probe.name, target));
+        result_of(&said.out).unwrap_or_else(|| panic!("{} said nothing: {said:?}", probe.name))
     }
 }
 
-#[test]
-fn the_hosts_network_brings_the_hosts_abstract_sockets_along() {
-    let world = World::new();
-    let spec = Spec { binds: probe_binds(), network: Network::Host, ..world.spec() };
-    let running = world.engine.start(&spec).unwrap();
-    let name = format!("harvest-test-{}", running.id.part());
-    let _listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
-    let mut command = probe_command("abstract_socket", 1);
-    command.env.insert("HARVEST_PROBE_SOCKET".to_owned(), name);
-    let inside = exec(&running, command);
-    assert_eq!(result_of(&inside.out), Some(0), "{inside:?}");
+/// Tries each probe; `target` is a process of the host.
+fn hold(probes: &[Probe], target: u32) {
+    let mut sandboxes = Sandboxes::default();
+    for probe in probes {
+        let name = probe.name;
+        let guarded = sandboxes.result(probe, Vec::new(), target);
+        assert_ne!(guarded, 0, "{name}");
+        let without = |kept: Option<&str>| {
+            let steps = probe.walls.iter().chain(probe.beside).copied();
+            steps.filter(|step| Some(*step) != kept).collect::<Vec<_>>()
+        };
+        let open = sandboxes.result(probe, without(None), target);
+        if open != 0 {
+            // Not in this kernel: then root of the host gets the same answer.
+            assert!(LACKING.contains(&open), "{name}: {open}");
+            let host = outside(name, target);
+            assert_eq!(host, open, "{name} with nothing in its way");
+            println!("{name}: this kernel has no such thing ({host})");
+            continue;
+        }
+        assert_eq!(guarded, probe.refused, "{name}");
+        for wall in probe.walls {
+            assert_ne!(
+                sandboxes.result(probe, without(Some(wall)), target),
+                0,
+                "{name} with nothing but {wall}"
+            );
+        }
+    }
+}
+
+/// What comes of a probe on the host.
+fn outside(probe: &str, target: u32) -> i32 {
+    let output = HostCommand::new(std::env::current_exe().unwrap())
+        .args(PROBE_ARGUMENTS)
+        .envs(probe_command(probe, target).env)
+        .output()
+        .unwrap();
+    result_of(&String::from_utf8_lossy(&output.stdout)).unwrap_or_else(|| panic!("{probe}: {output:?}"))
 }
 
 const PROBE_ARGUMENTS: [&str; 4] = ["--exact", "probes::a_probe", "--nocapture", "--quiet"];
@@ -108,87 +158,47 @@ fn result_of(said: &str) -> Option<i32> {
 /// Not a test but what probes run as: does one thing and says which error came of it.
 #[test]
 fn a_probe() {
-    let Ok(probe) = std::env::var("HARVEST_PROBE") else { return };
-    let target = std::env::var("HARVEST_PROBE_TARGET").unwrap().parse().unwrap();
-    let control = std::env::var_os("HARVEST_PROBE_CONTROL").is_some();
-    println!(
-        "\nprobe: {}",
-        attempt(&probe, target, control).map_or_else(|error| error.raw_os_error().unwrap_or(-1), |()| 0)
-    );
+    let Ok(name) = std::env::var("HARVEST_PROBE") else { return };
+    let result = match all().find(|probe| probe.name == name) {
+        Some(probe) => (probe.attempt)(),
+        None => neighbours::attempt(&name),
+    };
+    println!("\nprobe: {}", result.map_or_else(|error| error.raw_os_error().unwrap_or(-1), |()| 0));
 }
 
-fn attempt(probe: &str, target: i32, control: bool) -> std::io::Result<()> {
-    let check = |result: libc::c_long| {
-        if result < 0 { Err(std::io::Error::last_os_error()) } else { Ok(()) }
-    };
-    let (empty, null) = (c"".as_ptr(), std::ptr::null::<libc::c_void>());
-    // SAFETY: every call gets pointers to things that live until it returns, or none; what they do
-    // is confined to this process, which ends right afterwards.
-    unsafe {
-        if control && matches!(probe, "mount" | "sysctl") {
-            // The host itself must not change: try it in namespaces of our own.
-            check(libc::unshare(libc::CLONE_NEWNS | libc::CLONE_NEWNET).into())?;
-            let private = libc::MS_REC | libc::MS_PRIVATE;
-            check(libc::mount(empty, c"/".as_ptr(), empty, private, null).into())?;
-        }
-        match probe {
-            "mount" => {
-                check(libc::mount(c"none".as_ptr(), c"/tmp".as_ptr(), c"tmpfs".as_ptr(), 0, null).into())
-            }
-            "fsopen" => check(libc::syscall(libc::SYS_fsopen, c"tmpfs".as_ptr(), 0)),
-            // Refused to programs with threads, as this one has: a child tries.
-            "user_namespace" => match libc::fork() {
-                0 => libc::_exit(if libc::unshare(libc::CLONE_NEWUSER) == 0 {
-                    0
-                } else {
-                    *libc::__errno_location()
-                }),
-                child => {
-                    let mut status = 0;
-                    check(libc::waitpid(child, &raw mut status, 0).into())?;
-                    match libc::WEXITSTATUS(status) {
-                        0 => Ok(()),
-                        errno => Err(std::io::Error::from_raw_os_error(errno)),
-                    }
-                }
-            },
-            "ptrace" => check(libc::ptrace(libc::PTRACE_SEIZE, target, 0, 0)),
-            "proc_root" => fs::read_link(format!("/proc/{target}/root")).map(drop),
-            "proc_fd" => fs::read_dir(format!("/proc/{target}/fd")).map(drop),
-            "proc_mem" => fs::File::open(format!("/proc/{target}/mem")).map(drop),
-            "sysctl" => fs::write("/proc/sys/net/ipv4/ip_forward", "0"),
-            "raw_socket" => check(libc::socket(libc::AF_INET, libc::SOCK_RAW, libc::IPPROTO_ICMP).into()),
-            "packet_socket" => check(libc::socket(libc::AF_PACKET, libc::SOCK_DGRAM, 0).into()),
-            // The id of the session's keyring.
-            "keyctl" => check(libc::syscall(libc::SYS_keyctl, 0, -3, 0)),
-            "io_uring" => check(libc::syscall(libc::SYS_io_uring_setup, 1, [0u32; 30].as_mut_ptr())),
-            // A map of one number.
-            "bpf" => check(libc::syscall(libc::SYS_bpf, 0, [2u32, 4, 4, 1, 0, 0, 0, 0].as_ptr(), 32)),
-            "device" => {
-                let path = std::ffi::CString::new(format!("/tmp/harvest-probe-{}", libc::getpid()))?;
-                check(libc::mknod(path.as_ptr(), libc::S_IFCHR | 0o600, libc::makedev(1, 3)).into())?;
-                check(libc::unlink(path.as_ptr()).into())
-            }
-            // Far fewer than the host has for all sandboxes together.
-            "terminals" => (0..300)
-                .map(|_| fs::File::options().read(true).write(true).open("/dev/ptmx"))
-                .collect::<Result<Vec<_>, _>>()
-                .map(drop),
-            "kill_host" => check(libc::kill(target, 0).into()),
-            "outside" => connect("192.0.2.1:80"),
-            "synthetic" => connect("198.18.77.7:80"),
-            "abstract_socket" => {
-                let name = std::env::var("HARVEST_PROBE_SOCKET").unwrap();
-                UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?).map(drop)
-            }
-            "bomb" => loop {
-                libc::fork();
-            },
-            other => panic!("unknown probe {other}"),
-        }
+/// The process a probe is aimed at.
+fn target() -> i32 {
+    std::env::var("HARVEST_PROBE_TARGET").unwrap().parse().unwrap()
+}
+
+/// What a system call answered.
+fn check(result: libc::c_long) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// A call that was let through and failed for the nonsense it was given, so that it does nothing.
+fn past(result: io::Result<()>, nonsense: i32) -> io::Result<()> {
+    match result {
+        Err(error) if error.raw_os_error() == Some(nonsense) => Ok(()),
+        other => other,
     }
 }
 
-fn connect(address: &str) -> std::io::Result<()> {
-    std::net::TcpStream::connect(address).map(drop)
+/// What a process of its own makes of it: for what is refused to programs with threads.
+fn in_child(act: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+    // SAFETY: the child calls what it was given, which makes system calls only, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let code = act().map_or_else(|error| error.raw_os_error().unwrap_or(255), |()| 0);
+        // SAFETY: ends the process.
+        unsafe { libc::_exit(code) };
+    }
+    check(child.into())?;
+    let mut status = 0;
+    // SAFETY: the status lives until the call returns.
+    check(unsafe { libc::waitpid(child, &raw mut status, 0) }.into())?;
+    match libc::WEXITSTATUS(status) {
+        0 => Ok(()),
+        errno => Err(io::Error::from_raw_os_error(errno)),
+    }
 }

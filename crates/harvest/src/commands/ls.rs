@@ -38,7 +38,7 @@ fn row(session: &Session, now: Timestamp) -> Vec<String> {
 }
 
 /// `12s`, `4m`, `3h`, `9d`: nobody needs more of an age.
-fn age(seconds: u64) -> String {
+pub(super) fn age(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds}s"),
         60..3_600 => format!("{}m", seconds / 60),

@@ -22,9 +22,11 @@ mod sandbox;
 mod secret;
 mod send;
 mod show;
+mod snapshot;
 mod status;
 mod stop;
 mod up;
+mod volume;
 pub(crate) mod watch;
 pub(crate) mod zygote;
 
@@ -33,6 +35,7 @@ use anyhow::Result;
 pub(crate) use doctor::line as check_line;
 pub(crate) use pr::text as pull_text;
 pub(crate) use repo::build as build_repository;
+pub(crate) use volume::explained as volume_explained;
 
 use crate::{Invocation, cli::Command};
 
@@ -60,12 +63,14 @@ pub(crate) async fn run(here: &Invocation, command: Option<Command>) -> Result<u
         Command::Rm(args) => rm::run(here, &args).await,
         Command::Diff(args) => diff::run(here, &args).await,
         Command::Logs(args) => logs::run(here, &args).await,
-        Command::Exec(args) => exec::run(here, args).await,
+        Command::Exec(args) => exec::run(here, *args).await,
         Command::Pr(verb) => pr::run(here, &verb).await,
         Command::Repo(verb) => repo::run(here, verb).await,
         Command::Secret(verb) => secret::run(here, &verb).await,
         Command::Image(verb) => image::run(here, verb).await,
         Command::Sandbox(verb) => sandbox::run(here, verb).await,
+        Command::Snapshot(verb) => snapshot::run(here, &verb).await,
+        Command::Volume(verb) => volume::run(here, verb).await,
         Command::Gc(args) => gc::run(here, &args).await,
         Command::Zygote(_) => unreachable!("main runs the zygote before there is a runtime"),
     }

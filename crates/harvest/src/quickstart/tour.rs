@@ -6,7 +6,7 @@ use std::{fs, pin::pin, time::Instant};
 use anyhow::{Context, Result, bail};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use futures_util::StreamExt;
-use harvest_engine::BuildOptions;
+use harvest_engine::{BuildOptions, probe::Level};
 use harvest_proto::{
     EventBody, SessionId,
     api::{AddRepository, CreatePrompt, CreateSession, ExecLine, ExecRequest, ForkSession, Session},
@@ -18,7 +18,7 @@ use crate::{
     Invocation,
     client::Client,
     commands::{self, watch::Screen},
-    doctor::{self, Status},
+    doctor,
     follow::{Update, Verdict, Watch},
     images,
     printer::{Advice, took},
@@ -77,12 +77,12 @@ impl Tour<'_> {
 
     fn doctor(&mut self) -> Result<()> {
         self.begin("Does this machine have what it takes?");
-        let checks = doctor::checks(&self.here.config.home);
-        for check in checks.iter().filter(|check| check.status != Status::Ok) {
+        let checks = doctor::findings(&self.here.config);
+        for check in checks.iter().filter(|check| check.level != Level::Ok) {
             let (word, color, rest) = commands::check_line(check);
             self.here.print.marked(&word, color, &rest);
         }
-        if checks.iter().any(|check| check.status == Status::Fail) {
+        if checks.iter().any(|check| check.level == Level::Fail) {
             bail!(Advice::new(
                 "this machine lacks something",
                 "`harvest doctor` says what, and how to mend it"

@@ -219,10 +219,11 @@ impl Connection {
                 let result = commands::stat(&self.machine, &path).map(Reply::Stat);
                 self.reply(id, result).await
             }
-            FileRequest::List { path } => {
+            FileRequest::List { path, .. } => {
                 let entries = commands::list(&self.machine, &path);
-                self.reply(id, Ok(Reply::List { entries })).await
+                self.reply(id, Ok(Reply::List { entries, more: false })).await
             }
+            _ => self.reply(id, Err(Fault::new(FaultCode::Invalid, "the fake has no folders"))).await,
         }
     }
 

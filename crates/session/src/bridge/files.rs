@@ -89,9 +89,9 @@ impl Bridge {
     /// # Errors
     /// When it is not there, or the connection is lost.
     pub async fn file_list(&self, path: &str) -> Result<Vec<FileStat>, BridgeError> {
-        let request = FileRequest::List { path: path.to_owned() };
+        let request = FileRequest::List { path: path.to_owned(), after: None };
         match self.request(|id| ToSupervisor::File { id, request }).await? {
-            Reply::List { entries } => Ok(entries),
+            Reply::List { entries, .. } => Ok(entries),
             _ => Err(BridgeError::Confused),
         }
     }

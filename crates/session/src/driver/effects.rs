@@ -78,7 +78,7 @@ impl Driver {
                 StartFrom::Image(name) => name.clone(),
                 StartFrom::Snapshot(snapshot) => snapshot.to_string(),
             };
-            let order = StartOrder { sandbox: sandbox.clone(), from };
+            let order = StartOrder { sandbox: sandbox.clone(), from, state: Some(repository) };
             let started = shared.provider.start(order).await;
             let millis = u64::try_from(now().since(began).as_millis()).unwrap_or(u64::MAX);
             let note = match started {
@@ -197,8 +197,14 @@ impl Driver {
             let input = match shared.provider.snapshots() {
                 None => Input::CannotSave { snapshot },
                 Some(snapshots) => {
-                    let capture = snapshots.capture(&sandbox, &snapshot, SnapshotKind::Turn);
-                    match in_time(&shared, capture).await {
+                    let capture =
+                        || in_time(&shared, snapshots.capture(&sandbox, &snapshot, SnapshotKind::Turn));
+                    let mut captured = capture().await;
+                    if captured.is_err() {
+                        // It is idempotent, and a busy machine may be less so a moment later.
+                        captured = capture().await;
+                    }
+                    match captured {
                         Ok(millis) => Input::Saved { snapshot, millis },
                         Err(detail) => Input::SaveFailed { snapshot, detail },
                     }

@@ -103,6 +103,9 @@ async fn answer(packet: &[u8], gateway: &Gateway, names: &Names) -> Option<Vec<u
 // A known name is answered though the gateway is away: the connection itself will wait for it and
 // be judged then.
 async fn resolve(name: &str, gateway: &Gateway, names: &Names) -> Verdict {
+    if gateway.sealed {
+        return Verdict::NxDomain;
+    }
     let ask = Ask::Lookup { name: name.to_owned() };
     let answered = match gateway.ask(&ask).await {
         Err(error) if is_absence(&error) => match names.known(name) {

@@ -2,7 +2,7 @@
 //! synthetic address is redirected to. Names go to the gateway, addresses never leave.
 //!
 //! While the gateway is away, look-ups of new names and connections *wait* for it: a restart of the
-//! server must not fail what runs inside.
+//! server must not fail what runs inside. A sealed sandbox has none to wait for: it is refused at once.
 
 mod dns;
 mod names;
@@ -31,9 +31,9 @@ const LOOK: Duration = Duration::from_millis(100);
 const PARK_LIMIT: Duration = Duration::from_secs(10 * 60);
 
 /// Starts resolver and listener, where the launch brings them.
-pub(crate) fn open(inheritance: &mut Inheritance) -> io::Result<()> {
+pub(crate) fn open(inheritance: &mut Inheritance, sealed: bool) -> io::Result<()> {
     let Some(folder) = inheritance.take(Descriptor::Door) else { return Ok(()) };
-    let gateway = Rc::new(Gateway { folder });
+    let gateway = Rc::new(Gateway { folder, sealed });
     let names = Rc::new(names::Names::default());
     if let Some(socket) = inheritance.take(Descriptor::DnsUdp) {
         let socket = std::net::UdpSocket::from(socket);
@@ -60,6 +60,8 @@ fn tcp(descriptor: OwnedFd) -> io::Result<TcpListener> {
 /// The way to the gateway: a folder that holds its socket while it is there.
 struct Gateway {
     folder: OwnedFd,
+    /// There never will be one.
+    sealed: bool,
 }
 
 impl Gateway {

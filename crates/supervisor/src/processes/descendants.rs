@@ -22,7 +22,7 @@ struct Entry {
 /// and exit is caught by it.
 pub(crate) fn kill_below(root: Pid, spared: &dyn Fn(i32) -> bool) {
     let table = table();
-    let own_group = rustix::process::getpgrp().as_raw_nonzero().get();
+    let own_group = group_of(&table, rustix::process::getpid().as_raw_nonzero().get());
     let below = below(&table, root.as_raw_nonzero().get(), spared);
     let mut groups = BTreeSet::new();
     for entry in &below {
@@ -37,6 +37,12 @@ pub(crate) fn kill_below(root: Pid, spared: &dyn Fn(i32) -> bool) {
     for group in groups.into_iter().filter_map(Pid::from_raw) {
         let _already_gone = kill_process_group(group, Signal::KILL);
     }
+}
+
+// Pid 1 of a sandbox comes from outside, and its group with it: to those inside the group is 0, which
+// `getpgrp` of rustix takes for impossible.
+fn group_of(table: &[Entry], pid: i32) -> i32 {
+    table.iter().find(|entry| entry.pid == pid).map_or(0, |entry| entry.group)
 }
 
 fn table() -> Vec<Entry> {
@@ -86,6 +92,12 @@ mod tests {
     fn a_name_with_brackets_and_spaces_does_not_shift_the_fields() {
         assert_eq!(parse(b"42 (a) b) (c) S 7 9 9 0"), Some(Entry { pid: 42, parent: 7, group: 9 }));
         assert_eq!(parse(b"garbage"), None);
+    }
+
+    #[test]
+    fn a_group_that_lies_outside_is_no_group_to_spare() {
+        let table = [parse(b"7 (supervisor) S 1 0 0").unwrap(), parse(b"8 (sh) S 7 8 8").unwrap()];
+        assert_eq!((group_of(&table, 7), group_of(&table, 8), group_of(&table, 9)), (0, 8, 0));
     }
 
     #[test]

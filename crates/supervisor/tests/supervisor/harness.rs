@@ -26,6 +26,8 @@ use harvest_proto::{
 };
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
+use crate::groups::Groups;
+
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A supervisor in a folder of its own.
@@ -37,6 +39,11 @@ pub(crate) struct Sandbox {
 
 impl Sandbox {
     pub(crate) fn start() -> Self {
+        Self::start_in(None)
+    }
+
+    /// In real cgroups, or with plain files in their place.
+    pub(crate) fn start_in(groups: Option<&Groups>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -52,15 +59,20 @@ impl Sandbox {
         };
         let dns = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = dns.local_addr().unwrap();
-        let descriptors: Vec<(Descriptor, OwnedFd)> = vec![
+        let plain = || {
+            vec![
+                (Descriptor::JoinCommands, open("join-commands")),
+                (Descriptor::JoinAgent, open("join-agent")),
+                (Descriptor::AgentProcs, open("agent-procs")),
+            ]
+        };
+        let mut descriptors: Vec<(Descriptor, OwnedFd)> = vec![
             (Descriptor::Bridge, UnixListener::bind(at("bridge.sock")).unwrap().into()),
-            (Descriptor::JoinCommands, open("join-commands")),
-            (Descriptor::JoinAgent, open("join-agent")),
-            (Descriptor::AgentProcs, open("agent-procs")),
             (Descriptor::OomCount, File::open(at("oom")).unwrap().into()),
             (Descriptor::Door, File::open(at("door")).unwrap().into()),
             (Descriptor::DnsUdp, dns.into()),
         ];
+        descriptors.extend(groups.map_or_else(plain, Groups::descriptors));
         let launch = Launch {
             sandbox: SandboxId::random(),
             descriptors: descriptors.iter().map(|(kind, _)| *kind).collect(),
@@ -71,6 +83,8 @@ impl Sandbox {
             ]),
             user: "harvest".to_owned(),
             workdir: "/".to_owned(),
+            sealed: false,
+            file_bytes: None,
         };
         let (ours, theirs) = UnixStream::pair().unwrap();
         let process = Process::new(env!("CARGO_BIN_EXE_harvest-supervisor"))

@@ -2,6 +2,7 @@
 //! agent by a script.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod groups;
 mod harness;
 
 use std::{
@@ -11,6 +12,7 @@ use std::{
     os::unix::{fs::PermissionsExt, net::UnixListener},
 };
 
+use groups::Groups;
 use harness::*;
 use harvest_proto::{
     EventBody, TurnId,
@@ -67,7 +69,7 @@ fn a_time_limit_kills_children_that_left_their_group_and_session() {
     let sandbox = Sandbox::start();
     let mut guest = sandbox.guest();
     let script = "(setsid sh -c 'sleep 98765 & echo $!; wait' &) ; sleep 98765";
-    let exec = guest.exec(Command { timeout_millis: Some(400), ..sh(script) }).unwrap();
+    let exec = guest.exec(Command { timeout_millis: Some(2000), ..sh(script) }).unwrap();
     assert_eq!(guest.exit(exec), Exit::Timeout);
     let pid = guest.stdout(exec);
     assert!(!pid.is_empty() && !lives(&pid), "{pid} lives");
@@ -203,6 +205,16 @@ fn only_the_highest_lease_owns_and_guests_own_nothing() {
 }
 
 #[test]
+fn a_request_of_a_later_version_is_answered_and_the_connection_goes_on() {
+    let sandbox = Sandbox::start();
+    let mut guest = sandbox.guest();
+    let fault = guest.ask(|id| ToSupervisor::File { id, request: FileRequest::Unknown }).unwrap_err();
+    assert_eq!(fault.code, FaultCode::Invalid);
+    let path = sandbox.at("home").display().to_string();
+    assert!(guest.ask(|id| ToSupervisor::File { id, request: FileRequest::Stat { path } }).is_ok());
+}
+
+#[test]
 fn a_file_appears_whole_with_its_owner_and_mode() {
     let sandbox = Sandbox::start();
     let mut guest = sandbox.guest();
@@ -233,8 +245,8 @@ fn a_file_appears_whole_with_its_owner_and_mode() {
     assert_eq!(guest.ask(|id| ToSupervisor::File { id, request: read }), Ok(Reply::Done));
     guest.until(|guest| guest.ended.contains(&6).then_some(()));
     assert!(guest.data[&6] == text);
-    let list = FileRequest::List { path: sandbox.at("home").display().to_string() };
-    let Ok(Reply::List { entries }) = guest.ask(|id| ToSupervisor::File { id, request: list }) else {
+    let list = FileRequest::List { path: sandbox.at("home").display().to_string(), after: None };
+    let Ok(Reply::List { entries, .. }) = guest.ask(|id| ToSupervisor::File { id, request: list }) else {
         panic!()
     };
     assert_eq!(entries.iter().map(|entry| entry.name.as_str()).collect::<Vec<_>>(), ["note"]);
@@ -372,6 +384,31 @@ fn a_stop_leaves_nothing_of_the_turn_and_the_conversation_goes_on() {
     owner.prompt("say hello");
     assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
     assert_eq!(fs::read_to_string(sandbox.at("home/starts")).unwrap(), "new\nresume\n");
+}
+
+#[test]
+fn a_stop_empties_the_agents_cgroup_of_version_2_and_no_other() {
+    let Some(groups) = Groups::make() else { return };
+    let sandbox = Sandbox::start_in(Some(&groups));
+    let mut owner = sandbox.owner(1, 0);
+    sandbox.booted(&mut owner);
+    let (_, turn) = owner.prompt("hang please");
+    owner.text("hanging");
+    let left = fs::read_to_string(sandbox.at("home/left")).unwrap();
+    assert!(groups.members("agent").contains(&left.trim().to_owned()));
+    assert!(!groups.members("commands").is_empty(), "no launcher is where commands are");
+    // Nobody's descendant: only who kills the cgroup as a whole reaches it.
+    let mut stranger = std::process::Command::new("sleep").arg("98765").spawn().unwrap();
+    groups.add("agent", stranger.id());
+    let waiting = std::thread::spawn(move || stranger.wait().unwrap());
+    owner.ask(|id| ToSupervisor::Stop { id, turn }).unwrap();
+    assert_eq!(owner.turn_ended(), TurnOutcome::Stopped);
+    assert!(!lives(&left) && !waiting.join().unwrap().success());
+    let exec = owner.exec(sh("echo on")).unwrap();
+    assert_eq!((owner.exit(exec), owner.stdout(exec).as_str()), (Exit::Code(0), "on\n"));
+    owner.prompt("say hello");
+    assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
+    drop(sandbox);
 }
 
 #[test]

@@ -2,12 +2,14 @@
 #![expect(clippy::unwrap_used, reason = "a test that meets an error has failed")]
 
 mod durable;
+mod exec;
 mod greedy;
 mod line;
 mod quickstart;
 mod reach;
 mod readme;
 mod recover;
+mod sandboxes;
 mod secrets;
 mod stop;
 mod tidy;

@@ -1,0 +1,303 @@
+//! The trials of the kernel itself: its version, calls, namespaces and limits.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    fs::{CWD, Mode, OFlags, ResolveFlags, openat2},
+    io::Errno,
+    process::{PidfdFlags, getpid, pidfd_open},
+    thread::UnshareFlags,
+};
+
+use super::{
+    Finding, Level, stack,
+    trial::{Outcome, in_child},
+};
+use crate::{isolate::seccomp, syscall};
+
+const OLDEST: (u32, u32) = (6, 1);
+// Who runs nothing else; its rights are those of every unprivileged user.
+const NOBODY: u32 = 65_534;
+const NAMESPACES: [(&str, i32); 7] = [
+    ("user", libc::CLONE_NEWUSER),
+    ("mount", libc::CLONE_NEWNS),
+    ("pid", libc::CLONE_NEWPID),
+    ("net", libc::CLONE_NEWNET),
+    ("ipc", libc::CLONE_NEWIPC),
+    ("uts", libc::CLONE_NEWUTS),
+    ("cgroup", libc::CLONE_NEWCGROUP),
+];
+
+/// Who tries, and what that means for what fails.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Who {
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+}
+
+impl Who {
+    pub(super) fn is_root(self) -> bool {
+        self.uid == 0
+    }
+
+    /// The namespaces of a trial; without root it needs a user namespace to have any say in them.
+    pub(super) fn flags(self, kinds: i32) -> u64 {
+        let own = if self.is_root() { 0 } else { libc::CLONE_NEWUSER };
+        u64::from((kinds | own).cast_unsigned())
+    }
+
+    /// In the new process of a trial: becomes root of its user namespace, where it has one.
+    pub(super) fn settle(self) -> io::Result<()> {
+        if self.is_root() {
+            return Ok(());
+        }
+        fs::write("/proc/self/setgroups", "deny")?;
+        fs::write("/proc/self/uid_map", format!("0 {} 1", self.uid))?;
+        fs::write("/proc/self/gid_map", format!("0 {} 1", self.gid))
+    }
+
+    /// What it means that something only root needs is refused.
+    pub(super) fn level(self) -> Level {
+        if self.is_root() { Level::Fail } else { Level::Warn }
+    }
+}
+
+/// Tries everything. The process must have one thread.
+pub(super) fn findings(home: &Path) -> Vec<Finding> {
+    let who = Who { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
+    let mut findings = vec![
+        privileges(who),
+        kernel(&read("/proc/sys/kernel/osrelease").unwrap_or_default()),
+        calls(),
+        namespaces(who),
+        namespace_limit(read("/proc/sys/user/max_user_namespaces").as_deref()),
+        unprivileged(who),
+        lsm(),
+        seccomp_list(),
+        loop_devices(),
+        inotify(),
+    ];
+    findings.extend(stack::findings(home, who));
+    findings
+}
+
+fn read(path: impl AsRef<Path>) -> Option<String> {
+    fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+}
+
+fn privileges(who: Who) -> Finding {
+    if who.is_root() {
+        return Finding::ok("privileges", "root");
+    }
+    let found = format!("user {}, not root: weaker isolation, limits only where delegated", who.uid);
+    Finding::bad("privileges", Level::Warn, found, "run as root for one id range per sandbox")
+}
+
+fn kernel(release: &str) -> Finding {
+    let mut numbers = release.split(|byte: char| !byte.is_ascii_digit()).map_while(|word| word.parse().ok());
+    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    if version >= OLDEST {
+        return Finding::ok("kernel", format!("Linux {release}"));
+    }
+    let fix = "use a kernel of 6.1 or later (Debian 12, Ubuntu 24.04 and their likes have one)";
+    Finding::bad("kernel", Level::Fail, format!("Linux {release} is older than 6.1"), fix)
+}
+
+fn calls() -> Finding {
+    let tried: [(&str, io::Result<()>); 4] = [
+        ("pidfd_open", pidfd_open(getpid(), PidfdFlags::empty()).map(drop).map_err(Into::into)),
+        (
+            "openat2",
+            openat2(CWD, ".", OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::empty())
+                .map(drop)
+                .map_err(Into::into),
+        ),
+        (
+            "open_tree",
+            rustix::mount::open_tree(CWD, "/", rustix::mount::OpenTreeFlags::OPEN_TREE_CLOEXEC)
+                .map(drop)
+                .map_err(Into::into),
+        ),
+        // Nothing to set: only a kernel that lacks the call, or forbids it, refuses.
+        (
+            "mount_setattr",
+            fs::File::open("/").and_then(|root| match syscall::mount_attributes(root, 0, None) {
+                Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => Err(error),
+                _ => Ok(()),
+            }),
+        ),
+    ];
+    let missing: Vec<String> = tried
+        .iter()
+        .filter_map(|(name, result)| result.as_ref().err().map(|error| format!("{name} ({error})")))
+        .collect();
+    if missing.is_empty() {
+        return Finding::ok("kernel_calls", "clone3, pidfds, openat2, the new mount calls");
+    }
+    let fix = "inside a container: allow these calls in its seccomp profile, or run it privileged";
+    Finding::bad("kernel_calls", Level::Fail, format!("refused: {}", missing.join(", ")), fix)
+}
+
+fn namespaces(who: Who) -> Finding {
+    let refused: Vec<String> = NAMESPACES
+        .iter()
+        .filter_map(|(name, flag)| {
+            // SAFETY: the probing process has one thread.
+            let outcome = unsafe { in_child(who.flags(*flag), || Ok(String::new())) };
+            outcome.err().map(|reason| format!("{name} ({reason})"))
+        })
+        .collect();
+    if refused.is_empty() {
+        let names = NAMESPACES.map(|(name, _)| name).join(", ");
+        return Finding::ok("namespaces", names);
+    }
+    let fix = "raise the limits under /proc/sys/user, or run outside the container that forbids them";
+    Finding::bad("namespaces", Level::Fail, format!("refused: {}", refused.join(", ")), fix)
+}
+
+fn namespace_limit(limit: Option<&str>) -> Finding {
+    let id = "user_namespace_limit";
+    let fix = "sysctl user.max_user_namespaces=15000";
+    match limit.map(str::parse::<u64>) {
+        Some(Ok(0)) => Finding::bad(id, Level::Fail, "user.max_user_namespaces is 0", fix),
+        // One per sandbox.
+        Some(Ok(limit @ ..512)) => Finding::bad(id, Level::Warn, format!("only {limit}"), fix),
+        Some(Ok(limit)) => Finding::ok(id, limit.to_string()),
+        _ => Finding::bad(id, Level::Fail, "this kernel has no user namespaces", "use a kernel with them"),
+    }
+}
+
+/// Whether one without privileges gets a user namespace in which it has a say.
+fn unprivileged(who: Who) -> Finding {
+    let id = "unprivileged_user_namespaces";
+    let act = || -> Outcome {
+        let become_nobody = || -> rustix::io::Result<()> {
+            let (uid, gid) = (rustix::process::Uid::from_raw(NOBODY), rustix::process::Gid::from_raw(NOBODY));
+            rustix::thread::set_thread_groups(&[])?;
+            rustix::thread::set_thread_res_gid(Some(gid), Some(gid), Some(gid))?;
+            rustix::thread::set_thread_res_uid(Some(uid), Some(uid), Some(uid))
+        };
+        if who.is_root() {
+            become_nobody().map_err(|error| error.to_string())?;
+        }
+        // SAFETY: this process has one thread and ends right afterwards.
+        unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER | UnshareFlags::NEWUTS) }
+            .map_err(|error| error.to_string())?;
+        // Where AppArmor restricts them, they are made and are of no use.
+        syscall::set_host_name("probe").map_err(|error| format!("no powers in it: {error}"))?;
+        Ok(String::new())
+    };
+    // SAFETY: the probing process has one thread.
+    match unsafe { in_child(0, act) } {
+        Ok(_) => Finding::ok(id, "allowed: Harvest can run without root"),
+        Err(reason) => {
+            let level = if who.is_root() { Level::Warn } else { Level::Fail };
+            Finding::bad(id, level, format!("refused ({reason}): without root nothing runs"), forbidder())
+        }
+    }
+}
+
+fn forbidder() -> &'static str {
+    let says = |path: &str, value: &str| read(path).as_deref() == Some(value);
+    if says("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1") {
+        "sysctl kernel.apparmor_restrict_unprivileged_userns=0, or an AppArmor profile with `userns,`"
+    } else if says("/proc/sys/kernel/unprivileged_userns_clone", "0") {
+        "sysctl kernel.unprivileged_userns_clone=1"
+    } else {
+        "run as root, or allow user namespaces to this user"
+    }
+}
+
+fn lsm() -> Finding {
+    let active = read("/sys/kernel/security/lsm").filter(|text| !text.is_empty());
+    let found = active.unwrap_or_else(|| "unknown: securityfs is not mounted".to_owned());
+    if read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns").as_deref() == Some("1") {
+        let found = format!("{found}; AppArmor restricts user namespaces of unprivileged users");
+        return Finding::bad("lsm", Level::Warn, found, forbidder());
+    }
+    Finding::ok("lsm", found)
+}
+
+fn seccomp_list() -> Finding {
+    let program = seccomp::program();
+    let act = || -> Outcome {
+        let text = |error: io::Error| error.to_string();
+        rustix::thread::set_no_new_privs(true).map_err(|error| error.to_string())?;
+        syscall::seccomp(program).map_err(text)?;
+        // SAFETY: this process has one thread and ends right afterwards.
+        match unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER) } {
+            Err(Errno::PERM) => Ok(format!("a list of {} instructions loads and refuses", program.len())),
+            other => Err(format!("the list loads and does not refuse ({other:?})")),
+        }
+    };
+    // SAFETY: the probing process has one thread.
+    match unsafe { in_child(0, act) } {
+        Ok(found) => Finding::ok("seccomp", found),
+        Err(reason) => {
+            let fix = "use a kernel with CONFIG_SECCOMP_FILTER";
+            Finding::bad("seccomp", Level::Fail, reason, fix)
+        }
+    }
+}
+
+fn loop_devices() -> Finding {
+    let path = PathBuf::from("/dev/loop-control");
+    match fs::OpenOptions::new().read(true).write(true).open(&path) {
+        Ok(_) => Finding::ok("loop_devices", "usable"),
+        Err(error) => {
+            let found =
+                format!("{}: {error}; no limits on size for volumes and writable layers", path.display());
+            Finding::bad(
+                "loop_devices",
+                Level::Warn,
+                found,
+                "modprobe loop; in a container hand /dev/loop* in",
+            )
+        }
+    }
+}
+
+fn inotify() -> Finding {
+    let limit = |name: &str| {
+        let number = |folder: &str| read(format!("/proc/sys/{folder}"))?.parse::<u64>().ok();
+        number(&format!("fs/inotify/max_user_{name}")).unwrap_or(0)
+    };
+    let (instances, watches) = (limit("instances"), limit("watches"));
+    let found = format!("{instances} instances, {watches} watches per user");
+    // The kernel's oldest defaults; an editor's watcher or a bundler takes thousands of watches.
+    if instances >= 128 && watches >= 8192 {
+        return Finding::ok("inotify", found);
+    }
+    let fix = "sysctl fs.inotify.max_user_instances=128 fs.inotify.max_user_watches=65536";
+    Finding::bad("inotify", Level::Warn, found, fix)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_is_judged_by_its_numbers_not_by_its_text() {
+        for (release, level) in [
+            ("6.1.0-18-cloud-amd64", Level::Ok),
+            ("6.18.44-fc", Level::Ok),
+            ("10.0", Level::Ok),
+            ("5.15.0", Level::Fail),
+            ("6.0.9", Level::Fail),
+            ("", Level::Fail),
+        ] {
+            assert_eq!(kernel(release).level, level, "{release}");
+        }
+    }
+
+    #[test]
+    fn a_host_without_user_namespaces_is_told_how_to_get_them() {
+        assert_eq!(namespace_limit(Some("0")).level, Level::Fail);
+        assert!(namespace_limit(Some("0")).fix.unwrap().contains("max_user_namespaces"));
+        assert_eq!(namespace_limit(Some("95000")).level, Level::Ok);
+        assert_eq!(namespace_limit(None).level, Level::Fail);
+    }
+}

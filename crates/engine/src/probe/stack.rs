@@ -1,0 +1,208 @@
+//! The trials of what a sandbox is put together from: its layers, its cgroups, its network. They go
+//! through the engine's own code, so that a finding is about what a start would do.
+
+use std::{
+    fs, io,
+    os::fd::AsFd,
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
+
+use harvest_proto::launch::{DNS_ADDRESS, SYNTHETIC_PREFIX_BITS};
+use rustix::{
+    fs::{AtFlags, Mode, OFlags, openat, statat},
+    mount::{MountFlags, MountPropagationFlags, mount, mount_change},
+    thread::UnshareFlags,
+};
+
+use super::{
+    Finding, Level,
+    host::Who,
+    trial::{Outcome, in_child},
+};
+use crate::{
+    cgroup::Hierarchy,
+    error::StepError,
+    facts,
+    isolate::{self, mounts::Scratch, network},
+    plan::TWIN,
+    spec::Limits,
+    syscall,
+};
+
+// Just below the ranges of sandboxes: nobody's.
+const SPARE_ID: u32 = 0x7000_0000 - 65_536;
+
+pub(super) fn findings(home: &Path, who: Who) -> Vec<Finding> {
+    let mut findings = layers(home, who);
+    findings.extend([cgroups(who), redirect(who)]);
+    findings
+}
+
+fn layers(home: &Path, who: Who) -> Vec<Finding> {
+    // In the trash, where a collection finds it should this process be killed.
+    let folder = home.join("trash").join(format!("probe-{}", std::process::id()));
+    let made =
+        ["lower", "upper", "work", "root"].iter().try_for_each(|name| fs::create_dir_all(folder.join(name)));
+    if let Err(error) = made {
+        let found = format!("{}: {error}", folder.display());
+        return vec![Finding::bad("overlay", Level::Fail, found, "make the home writable, or free space")];
+    }
+    let findings = vec![overlay(&folder, who), id_mapped(&folder, who)];
+    let _ = fs::remove_dir_all(&folder);
+    findings
+}
+
+fn text(error: impl Into<io::Error>) -> String {
+    error.into().to_string()
+}
+
+fn own_mounts(who: Who) -> Result<(), String> {
+    who.settle().map_err(text)?;
+    mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE).map_err(text)
+}
+
+fn overlay(folder: &Path, who: Who) -> Finding {
+    let act = || -> Outcome {
+        own_mounts(who)?;
+        rustix::process::chdir(folder).map_err(text)?;
+        let options = c"lowerdir=lower,upperdir=upper,workdir=work,redirect_dir=nofollow,metacopy=off";
+        mount("overlay", "root", "overlay", MountFlags::empty(), Some(options)).map_err(text)?;
+        fs::write("root/made", "").map_err(text)?;
+        Ok(String::new())
+    };
+    // SAFETY: the probing process has one thread.
+    match unsafe { in_child(who.flags(libc::CLONE_NEWNS), act) } {
+        Ok(_) => Finding::ok("overlay", "works on the home's file system"),
+        Err(reason) => {
+            let fix = "modprobe overlay; keep HARVEST_HOME on ext4, xfs or btrfs, not on an overlay or NFS";
+            Finding::bad("overlay", Level::Fail, format!("refused on the home's file system ({reason})"), fix)
+        }
+    }
+}
+
+/// A layer and a writable folder that show another range of ids, one on top of the other.
+fn id_mapped(folder: &Path, who: Who) -> Finding {
+    let id = "id_mapped_mounts";
+    let writable = folder.to_owned();
+    let act = || -> Outcome {
+        own_mounts(who)?;
+        stacked(&writable).map_err(|error| error.line())
+    };
+    // SAFETY: the probing process has one thread.
+    match unsafe { in_child(who.flags(libc::CLONE_NEWNS), act) } {
+        Ok(found) => Finding::ok(id, found),
+        Err(reason) => {
+            let fix = if who.is_root() {
+                "keep HARVEST_HOME on a file system with id-mapped mounts: ext4, xfs, btrfs"
+            } else {
+                "only root can map ids of mounts; without it all sandboxes share one range"
+            };
+            Finding::bad(id, who.level(), reason, fix)
+        }
+    }
+}
+
+fn stacked(folder: &Path) -> Result<String, StepError> {
+    use crate::error::Doing;
+    // SAFETY: this process is a trial's own and has one thread.
+    let users = unsafe { isolate::make_user_namespace(SPARE_ID) }?;
+    let lower = syscall::tree(rustix::fs::CWD, &folder.join("lower"), false);
+    let lower = lower.doing(|| "clone a mount".to_owned())?;
+    let scratch = Scratch::make_on(&folder.join("root"))?;
+    scratch.layer(&lower, "0", users.as_fd()).doing(|| "map the ids of a layer".to_owned())?;
+    scratch.writable(folder, users.as_fd()).doing(|| "map the ids of a writable folder".to_owned())?;
+    isolate::act_as(SPARE_ID)?;
+    let root = scratch.overlay(&["0".to_owned()]).doing(|| "mount an overlay of both".to_owned())?;
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
+    openat(&root, "mine", flags, Mode::from_raw_mode(0o600)).doing(|| "write through it".to_owned())?;
+    let owner = |at: &dyn Fn() -> rustix::io::Result<rustix::fs::Stat>| at().map(|about| about.st_uid);
+    let inside = owner(&|| statat(&root, "mine", AtFlags::empty())).doing(|| "look at it".to_owned())?;
+    let on_disk =
+        owner(&|| rustix::fs::stat(folder.join("upper/mine"))).doing(|| "find it on disk".to_owned())?;
+    if (inside, on_disk) == (SPARE_ID, 0) {
+        return Ok("layers and writable folders show each sandbox its own ids".to_owned());
+    }
+    let wrong = format!("map ids: a file of {SPARE_ID} is {inside} inside and {on_disk} on disk");
+    Err(StepError::new(wrong, io::ErrorKind::InvalidData.into()))
+}
+
+fn cgroups(who: Who) -> Finding {
+    let fix = "boot with cgroup v2 (systemd.unified_cgroup_hierarchy=1), or mount cpu, freezer, memory, pids";
+    let hierarchy = match Hierarchy::detect() {
+        Ok(hierarchy) => hierarchy,
+        Err(error) => return Finding::bad("cgroups", who.level(), error.line(), fix),
+    };
+    let home = format!("harvest-probe-{}", std::process::id());
+    let act = || -> Outcome {
+        hierarchy.enter_home(&home).map_err(|error| error.line())?;
+        let groups = hierarchy.groups(&home, "trial", &Limits::default());
+        groups.make.iter().try_for_each(crate::cgroup::Group::make).map_err(|error| error.line())?;
+        Ok(String::new())
+    };
+    // SAFETY: the probing process has one thread.
+    let outcome = unsafe { in_child(0, act) };
+    clear(&hierarchy, &home);
+    match outcome {
+        Ok(_) => hierarchy_found(&hierarchy),
+        Err(reason) => {
+            let fix = "run as root, or delegate a cgroup with memory and pids to this user";
+            Finding::bad("cgroups", who.level(), reason, fix)
+        }
+    }
+}
+
+fn hierarchy_found(hierarchy: &Hierarchy) -> Finding {
+    match hierarchy {
+        Hierarchy::V1 { mounts } => {
+            let names: Vec<&str> = mounts.keys().map(String::as_str).collect();
+            Finding::ok("cgroups", format!("v1 with {}", names.join(", ")))
+        }
+        Hierarchy::V2 { mount } => {
+            let has = fs::read_to_string(mount.join("cgroup.controllers")).unwrap_or_default();
+            let found = format!("v2 with {}", has.split_whitespace().collect::<Vec<_>>().join(", "));
+            if has.split_whitespace().any(|name| name == "cpu") {
+                return Finding::ok("cgroups", found);
+            }
+            let fix = "enable the cpu controller; without it nothing limits CPU time";
+            Finding::bad("cgroups", Level::Warn, found, fix)
+        }
+    }
+}
+
+/// Removes the cgroups of a trial, whose processes are dead or about to be.
+fn clear(hierarchy: &Hierarchy, home: &str) {
+    let folders: Vec<PathBuf> = hierarchy.mounts().iter().map(|mount| mount.join(home)).collect();
+    for _ in 0..50 {
+        hierarchy.clear(home, "trial");
+        for folder in &folders {
+            let _ = fs::remove_dir(folder.join("zygote"));
+            let _ = fs::remove_dir(folder);
+        }
+        if !folders.iter().any(|folder| folder.exists()) {
+            return;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+fn redirect(who: Who) -> Finding {
+    let act = || -> Outcome {
+        who.settle().map_err(text)?;
+        let way = network::redirect_here();
+        // What the trial has left there makes way for the real one.
+        // SAFETY: this process has one thread and ends right afterwards.
+        unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }.map_err(text)?;
+        network::set_up(DNS_ADDRESS, SYNTHETIC_PREFIX_BITS, TWIN, way).map_err(|error| error.line())?;
+        Ok(facts::word(way).to_owned())
+    };
+    // SAFETY: the probing process has one thread.
+    match unsafe { in_child(who.flags(libc::CLONE_NEWNET), act) } {
+        Ok(way) => Finding::ok("redirect", format!("loopback and its redirect by {way}")),
+        Err(reason) => {
+            let fix = "modprobe -a nf_tables nft_chain_nat nft_redir, or iptable_nat xt_REDIRECT xt_tcpudp";
+            Finding::bad("redirect", Level::Fail, reason, fix)
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Layers and what the host lends: whatever is done inside, they stay as they were.
+
+use std::os::unix::fs::PermissionsExt;
+
+use super::*;
+
+/// Every name below a folder with what tells a change: kind, mode, ids, size, times, content.
+fn fingerprint(folder: &Path) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut open = vec![folder.to_owned()];
+    while let Some(path) = open.pop() {
+        let about = fs::symlink_metadata(&path).unwrap();
+        let content = if about.is_file() { fs::read(&path).unwrap() } else { Vec::new() };
+        let sum = content.iter().fold(7u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(u64::from(*byte)));
+        lines.push(format!(
+            "{} {:o} {}:{} {} {} {} {sum}",
+            path.display(),
+            about.mode(),
+            about.uid(),
+            about.gid(),
+            about.nlink(),
+            about.mtime_nsec(),
+            about.ctime_nsec()
+        ));
+        if about.is_dir() {
+            open.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+        }
+    }
+    lines.sort();
+    lines
+}
+
+// Each way to change a file there is, as root inside: by name, through a descriptor opened before, a
+// link, a name of the descriptor, its mode, owner and times; then everything is removed.
+const VANDAL: &str = "
+    exec 5</etc/victim; echo x >> /proc/self/fd/5; exec 6<>/etc/victim; echo y >&6
+    ln /etc/victim /etc/second; echo z >> /etc/second; mv /etc/second /etc/third
+    chmod 777 /etc/victim; chown 7:7 /etc/victim; touch /etc/victim
+    echo w > /bin/true; rm -rf /etc /root /bin/wc; mkdir /etc; echo mine > /etc/victim
+    cat /etc/victim";
+
+#[test]
+fn nothing_done_inside_changes_a_layer() {
+    let world = World::new();
+    let layer = world.folder.path().join("cache/layers/base");
+    fs::write(layer.join("etc/victim"), "untouched").unwrap();
+    let before = fingerprint(&layer);
+    let running = world.engine.start(&Spec { binds: probe_binds(), ..world.spec() }).unwrap();
+    // A mapping of the whole file, shared: written to before anything else has copied it up.
+    let mapped = exec(&running, probe_command("map_victim", 1));
+    assert_eq!(result_of(&mapped.out), Some(0), "{mapped:?}");
+    assert!(shell(&running, "cat /etc/victim").out.starts_with('!'), "inside it has changed");
+    let said = shell(&running, VANDAL);
+    assert!(said.out.ends_with("mine"), "{said:?}");
+    assert_eq!(fingerprint(&layer), before);
+    fs::write(layer.join("etc/victim"), "untouched ").unwrap();
+    assert_ne!(fingerprint(&layer), before, "a change shows");
+}
+
+/// Writes into a shared mapping of a file.
+pub(super) fn map_victim() -> io::Result<()> {
+    let file = fs::OpenOptions::new().read(true).write(true).open("/etc/victim")?;
+    let (protection, number) = (libc::PROT_READ | libc::PROT_WRITE, std::os::fd::AsRawFd::as_raw_fd(&file));
+    // SAFETY: the file has at least one byte, and nothing else in this process knows the mapping.
+    unsafe {
+        let mapped = libc::mmap(std::ptr::null_mut(), 1, protection, libc::MAP_SHARED, number, 0);
+        if mapped == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        mapped.cast::<u8>().write(b'!');
+        check(libc::msync(mapped, 1, libc::MS_SYNC).into())
+    }
+}
+
+#[test]
+fn what_the_host_lends_is_read_and_not_written() {
+    let world = World::new();
+    let lent = world.folder.path().join("lent");
+    fs::create_dir(&lent).unwrap();
+    fs::write(lent.join("file"), "ours").unwrap();
+    // Open to everyone, so that only the mount stands in the way.
+    for path in [&lent, &lent.join("file")] {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap();
+    }
+    let before = fingerprint(&lent);
+    let bind = Bind { source: lent.clone(), inside: "/lent".into() };
+    let running = world.engine.start(&Spec { binds: vec![bind], ..world.spec() }).unwrap();
+    let tries = ["echo x > /lent/file", "touch /lent/new", "rm /lent/file", "ln /lent/file /lent/x"];
+    for script in tries.into_iter().chain(["chmod 700 /lent", "cd /lent; echo x > ../lent/file"]) {
+        let said = shell(&running, script);
+        assert_ne!(said.exit, Exit::Code(0), "{script}: {said:?}");
+        assert!(said.err.contains("Read-only file system"), "{script}: {said:?}");
+    }
+    assert_eq!(shell(&running, "cat /lent/file").out, "ours");
+    assert_eq!(fingerprint(&lent), before);
+}
+
+#[test]
+fn the_set_up_files_are_the_sandboxes_own_and_read_only() {
+    let world = World::new();
+    let running = world.start();
+    for path in ["/etc/hosts", "/etc/hostname", "/etc/resolv.conf"] {
+        let said = shell(&running, &format!("echo x >> {path}"));
+        assert!(said.err.contains("Read-only file system"), "{path}: {said:?}");
+        assert_ne!(shell(&running, &format!("rm {path}")).exit, Exit::Code(0), "{path}");
+    }
+}
+
+#[test]
+fn a_hostile_images_links_and_files_do_not_lead_the_set_up_astray() {
+    let world = World::new();
+    let base = world.folder.path().join("cache/layers/base");
+    let outside = world.folder.path().join("outside");
+    fs::write(&outside, "the host's").unwrap();
+    // Where files are put: links out, links to a device, a pipe, a chain with `..`.
+    symlink(&outside, base.join("etc/resolv.conf")).unwrap();
+    symlink("/../../../../proc/self/root/etc/passwd", base.join("etc/hosts")).unwrap();
+    let pipe = HostCommand::new("mkfifo").arg(base.join("etc/hostname")).status();
+    assert!(pipe.unwrap().success());
+    let running = world.start();
+    assert!(shell(&running, "cat /etc/resolv.conf").out.contains("198.18.0.1"));
+    assert!(shell(&running, "cat /etc/hosts").out.contains("localhost"));
+    assert!(shell(&running, "cat /etc/hostname").out.starts_with("sbx-"));
+    assert_eq!(fs::read_to_string(&outside).unwrap(), "the host's");
+    // Where folders are put: files in their place are refused, not replaced, and nothing is left.
+    for name in ["proc", "dev", "sys", "etc"] {
+        let (world, file) = (World::new(), |world: &World| world.folder.path().join("cache/layers/base"));
+        fs::remove_dir_all(file(&world).join(name)).unwrap();
+        fs::write(file(&world).join(name), "").unwrap();
+        assert!(matches!(world.engine.start(&world.spec()), Err(EngineError::Refused { .. })), "{name}");
+        assert!(world.engine.list().unwrap().is_empty());
+    }
+}
