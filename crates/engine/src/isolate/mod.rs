@@ -161,6 +161,8 @@ pub(crate) unsafe fn carry_out(birth: &Birth<'_>) -> Result<(), StepError> {
         Side::Child => {
             drop(inside);
             work.launcher = Some(outside);
+            // The host's own again: sockets and logs are the host's.
+            syscall::set_file_ids(0, 0);
             let result = work.furnish(birth);
             if result.is_err() {
                 // The end of its socket ends pid 1, and that ends us: the reason is to be told before.
@@ -258,7 +260,8 @@ impl Work {
         match step {
             Step::Scratch => {
                 self.scratch = Some(Scratch::make()?);
-                return Ok(());
+                // What is made ahead belongs to root inside.
+                return act_as(birth.first_id);
             }
             Step::Overlay { lowers } => {
                 // An overlay acts for its maker: with ids the layers do not know it could write nothing.

@@ -7,6 +7,8 @@ use std::{
     fs, io,
     os::fd::{AsFd, OwnedFd},
     path::Path,
+    thread,
+    time::{Duration, Instant},
 };
 
 use rustix::{
@@ -24,6 +26,9 @@ use crate::{
     plan::{Parts, Plan, Step},
     syscall::{self, Side},
 };
+
+// A process may hang in the kernel; nobody waits for it for ever.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 pub(super) struct Seed {
     /// The name of its cgroups.
@@ -156,7 +161,11 @@ impl Seed {
     pub(super) fn discard(self, cgroups: &Hierarchy, group: &str) {
         let _ = pidfd_send_signal(&self.pidfd, Signal::KILL);
         let _ = waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED);
-        cgroups.clear(group, &self.part);
+        // Dead with pid 1, but not gone from their cgroups that very moment.
+        let end = Instant::now() + PATIENCE;
+        while !cgroups.clear(group, &self.part) && Instant::now() < end {
+            thread::sleep(Duration::from_millis(1));
+        }
         self.claim.release();
     }
 }

@@ -47,7 +47,8 @@ fn seeds_end_when_their_zygote_is_killed() {
     }
     eventually("a seed", || !waiting(&world, &running).is_empty());
     for pid in world.zygotes() {
-        assert!(HostCommand::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
+        // What it does beside has its name for a moment, and may be gone already.
+        let _ = HostCommand::new("kill").args(["-9", &pid.to_string()]).status().unwrap();
     }
     eventually("their end", || waiting(&world, &running).is_empty());
     assert_eq!(shell(&running, "echo on").out, "on");
