@@ -2,8 +2,8 @@
 .PHONY: run test test-kernel build images hooks packages
 
 # What the product calls at run time, and what its tests need besides.
-PACKAGES := git mmdebstrap ca-certificates e2fsprogs
-TEST_PACKAGES := busybox-static python3 user-mode-linux
+PACKAGES := git mmdebstrap ca-certificates e2fsprogs btrfs-progs
+TEST_PACKAGES := busybox-static python3 uidmap user-mode-linux
 
 run: PACKAGES_WANTED = $(PACKAGES)
 run: packages build

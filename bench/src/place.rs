@@ -10,7 +10,9 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use harvest_engine::{Config, Engine, ImageConfig, Limits, Network, Origin, Owner, Spec};
+use harvest_engine::{
+    Config, Driver, Engine, ImageConfig, Limits, Network, Origin, Owner, Spec, Thresholds,
+};
 use harvest_proto::SandboxId;
 
 const APPLETS: [&str; 10] = ["cat", "cp", "dd", "find", "mkdir", "rm", "sh", "sync", "touch", "true"];
@@ -37,6 +39,8 @@ impl Place {
             cache: folder.join("cache"),
             supervisor,
             zygote: vec![program.into(), "zygote".into()],
+            driver: Driver::Dir,
+            thresholds: Thresholds::NONE,
         })?;
         Ok(Self { folder: folder.to_owned(), engine })
     }

@@ -21,6 +21,7 @@ use crate::{
     guest::Guest,
     layer::disk_usage,
     recipe::{Base, Make, Recipe, content_key, key},
+    room::What,
     spec::{ImageConfig, LayerId},
     trash, tree,
 };
@@ -92,6 +93,7 @@ impl Engine {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Image, EngineError> {
         // What is built on and what is built stays until this returns.
+        self.store.wake()?;
         let _hold = self.disk.hold_cache()?;
         Build { engine: self, disk: &self.disk, options, progress }.image(recipe, 0)
     }
@@ -259,6 +261,7 @@ impl Build<'_> {
             ground.layers.push(layer);
             return Ok(());
         }
+        self.engine.has_room(What::Build)?;
         (self.progress)(Progress::StepStarted { index, total, what: what.to_owned() });
         let started = Instant::now();
         let target = self.disk.building().join(random_name());
@@ -364,7 +367,7 @@ impl Build<'_> {
 
     fn take_upper(&self, id: &SandboxId, target: &Path) -> Result<(), EngineError> {
         self.engine.kill(id)?;
-        let upper = self.disk.sandbox(id).join("upper");
+        let upper = self.engine.home.writable(id).join("upper");
         match fs::rename(&upper, target) {
             // Home and cache on two file systems.
             Err(error) if error.kind() == io::ErrorKind::CrossesDevices => copy::copy_tree(&upper, target)?,

@@ -3,10 +3,14 @@
 //! Two per sandbox: `supervisor` for pid 1, `work` for everything it starts. Limits, freezing and
 //! killing act on `work`, so that a hog never takes pid 1 along.
 
+mod delegated;
+
 use std::{
     collections::BTreeMap,
     fs, io,
     path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
 };
 
 use harvest_proto::launch::Descriptor;
@@ -15,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     error::{Doing, StepError},
+    rootless,
     spec::Limits,
 };
 
@@ -29,9 +34,11 @@ pub enum Hierarchy {
     },
     /// One mount for all.
     V2 {
-        /// Where.
+        /// Where; for an ordinary user the folder in it that is theirs.
         mount: PathBuf,
     },
+    /// Nothing that this user may use.
+    None,
 }
 
 /// A cgroup to make.
@@ -70,6 +77,8 @@ const CONTROLLERS: [&str; 4] = ["cpu", "freezer", "memory", "pids"];
 const SUPERVISOR_MEMORY_BYTES: u64 = 256 << 20;
 // Where a container's own processes go when its root cgroup is divided.
 const OTHERS: &str = "harvest-others";
+// A process that was just being born or is dying is in no list and still keeps a cgroup from being divided.
+const DIVIDE: Duration = Duration::from_secs(2);
 // Room for the moment between fork and joining `work`.
 const SUPERVISOR_PIDS: u32 = 512;
 // What TCP holds is limited for the whole host together, to a tenth of its memory: without a limit of
@@ -89,6 +98,9 @@ fn maybe(file: &str, value: impl ToString) -> Setting {
 impl Hierarchy {
     /// Finds the cgroups of this host.
     pub(crate) fn detect() -> Result<Self, StepError> {
+        if rootless::is_here() {
+            return Ok(delegated::find().map_or(Self::None, |mount| Self::V2 { mount }));
+        }
         let mounts =
             fs::read_to_string("/proc/self/mountinfo").doing(|| "read the mount table".to_owned())?;
         Self::from_mounts(&mounts, |mount| {
@@ -131,6 +143,7 @@ impl Hierarchy {
         match self {
             Self::V2 { mount } => vec![mount],
             Self::V1 { mounts } => mounts.values().map(PathBuf::as_path).collect(),
+            Self::None => Vec::new(),
         }
     }
 
@@ -139,6 +152,7 @@ impl Hierarchy {
         match self {
             Self::V2 { mount } => v2(&mount.join(home).join(part), limits),
             Self::V1 { mounts } => v1(mounts, &Path::new(home).join(part), limits),
+            Self::None => Groups { make: Vec::new(), born_in: None, join: Vec::new(), inherit: Vec::new() },
         }
     }
 
@@ -149,11 +163,12 @@ impl Hierarchy {
     }
 
     /// Where `work` is frozen.
-    pub(crate) fn freezer(&self, home: &str, part: &str) -> PathBuf {
+    pub(crate) fn freezer(&self, home: &str, part: &str) -> Option<PathBuf> {
         let below = Path::new(home).join(part).join("work");
         match self {
-            Self::V2 { mount } => mount.join(below),
-            Self::V1 { mounts } => mounts["freezer"].join(below),
+            Self::V2 { mount } => Some(mount.join(below)),
+            Self::V1 { mounts } => Some(mounts["freezer"].join(below)),
+            Self::None => None,
         }
     }
 
@@ -163,6 +178,7 @@ impl Hierarchy {
         let file = match self {
             Self::V2 { mount } => mount.join(below).join("memory.events"),
             Self::V1 { mounts } => mounts["memory"].join(below).join("memory.oom_control"),
+            Self::None => return 0,
         };
         let text = fs::read_to_string(file).unwrap_or_default();
         text.lines()
@@ -174,13 +190,16 @@ impl Hierarchy {
     /// Asks `work` to stand still or to go on. Going on takes effect at once; standing still within
     /// 0.1 ms as a rule, but not while a process waits for a disk: see [`Hierarchy::is_frozen`].
     pub(crate) fn freeze(&self, home: &str, part: &str, frozen: bool) -> Result<(), StepError> {
+        let Some(folder) = self.freezer(home, part) else {
+            return Err(StepError::new("freeze without a cgroup", io::ErrorKind::Unsupported.into()));
+        };
         let (file, value) = match (self, frozen) {
             (Self::V2 { .. }, true) => ("cgroup.freeze", "1"),
             (Self::V2 { .. }, false) => ("cgroup.freeze", "0"),
-            (Self::V1 { .. }, true) => ("freezer.state", "FROZEN"),
-            (Self::V1 { .. }, false) => ("freezer.state", "THAWED"),
+            (_, true) => ("freezer.state", "FROZEN"),
+            (_, false) => ("freezer.state", "THAWED"),
         };
-        let path = self.freezer(home, part).join(file);
+        let path = folder.join(file);
         fs::write(&path, value).doing(|| format!("set {} to {value}", path.display()))
     }
 
@@ -188,22 +207,23 @@ impl Hierarchy {
     pub(crate) fn is_frozen(&self, home: &str, part: &str) -> bool {
         let (file, wanted) = match self {
             Self::V2 { .. } => ("cgroup.events", "frozen 1"),
-            Self::V1 { .. } => ("freezer.state", "FROZEN"),
+            _ => ("freezer.state", "FROZEN"),
         };
-        let state = fs::read_to_string(self.freezer(home, part).join(file)).unwrap_or_default();
+        let Some(folder) = self.freezer(home, part) else { return false };
+        let state = fs::read_to_string(folder.join(file)).unwrap_or_default();
         state.lines().any(|line| line == wanted)
     }
 
     /// The processes in `work`.
     pub(crate) fn working(&self, home: &str, part: &str) -> Vec<Pid> {
-        let work = self.freezer(home, part);
+        let Some(work) = self.freezer(home, part) else { return Vec::new() };
         [work.join("agent"), work.join("commands"), work].iter().flat_map(|group| processes(group)).collect()
     }
 
     /// Kills what runs in `work`; true when nothing is left in it. Waits for nothing, so to be called
     /// again. `frozen` when a freeze is to outlast this: who is frozen dies with the thaw.
     pub(crate) fn kill_work(&self, home: &str, part: &str, frozen: bool) -> bool {
-        let work = self.freezer(home, part);
+        let Some(work) = self.freezer(home, part) else { return true };
         // On v1 nothing forks while it stands still, so that none gets away between list and signal.
         let still = (matches!(self, Self::V1 { .. }) && !frozen).then(|| work.join("freezer.state"));
         if let Some(state) = &still {
@@ -224,8 +244,9 @@ impl Hierarchy {
     pub(crate) fn clear(&self, home: &str, part: &str) -> bool {
         let folders = self.folders(home, part);
         // Frozen processes of v1 die only after a thaw.
-        let freezer = self.freezer(home, part);
-        if freezer.exists() && matches!(self, Self::V1 { .. }) {
+        if matches!(self, Self::V1 { .. })
+            && let Some(freezer) = self.freezer(home, part).filter(|freezer| freezer.exists())
+        {
             let _ = fs::write(freezer.join("freezer.state"), "THAWED");
         }
         if let Self::V2 { mount } = self {
@@ -282,7 +303,9 @@ impl Hierarchy {
     pub(crate) fn leave_home(&self, home: &str) {
         for mount in self.mounts() {
             let back = |folder: &Path| fs::write(folder.join("cgroup.procs"), "0").is_ok();
-            let _ = back(mount) || back(&mount.join(OTHERS));
+            let others = mount.join(OTHERS);
+            // A cgroup that was handed down and is divided takes nobody back.
+            let _ = back(mount) || (make_folder(&others).is_ok() && back(&others));
             let _ = fs::remove_dir(mount.join(home).join("zygote"));
             let _ = fs::remove_dir(mount.join(home));
         }
@@ -434,17 +457,17 @@ fn divide(mount: &Path) -> Result<(), StepError> {
         result.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::ResourceBusy)
     };
     let mut result = hand_down(mount);
-    // Somebody may start processes there meanwhile, but not for ever.
-    for _ in 0..20 {
-        if !busy(&result) {
-            break;
-        }
+    let end = Instant::now() + DIVIDE;
+    while busy(&result) && Instant::now() < end {
         let others = mount.join(OTHERS);
         make_folder(&others)?;
         for pid in processes(mount) {
             let _ = fs::write(others.join("cgroup.procs"), pid.as_raw_nonzero().to_string());
         }
         result = hand_down(mount);
+        if busy(&result) {
+            thread::sleep(Duration::from_millis(1));
+        }
     }
     if busy(&result) {
         let why = "processes live in it that cannot be moved; \

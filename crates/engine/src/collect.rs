@@ -13,6 +13,7 @@ use crate::{
     layer::disk_usage,
     sandbox::Record,
     spec::LayerId,
+    store::{self, Driver, Store, StoreKind},
     trash,
 };
 
@@ -37,7 +38,7 @@ impl Disk {
     pub(crate) fn collect(&self, dry_run: bool, collected: &mut Collected) -> Result<Waste, EngineError> {
         let _alone = self.hold_home_alone()?;
         let mut used = BTreeSet::new();
-        self.used_by_home(self.home(), &mut used)?;
+        self.used_by_home(self.home(), self.store(), &mut used)?;
         self.throw_unused(&self.layers(), &used, &self.trash(), dry_run, collected)?;
         if !dry_run {
             // Nobody holds the home, so nobody is writing these.
@@ -45,14 +46,17 @@ impl Disk {
                 trash::throw_away(&self.partial().join(name), &self.trash())?;
             }
         }
-        let mut waste = Waste { home: disk::names_in(&self.trash())?, cache: Vec::new() };
+        let mut waste = Waste { home: disk::names_in(&self.trash())?, ..Waste::default() };
+        if self.host_trash() != self.trash() {
+            waste.host = disk::names_in(&self.host_trash())?;
+        }
         if let Some(_alone) = self.try_hold_cache_alone()? {
             self.collect_cache(used, dry_run, collected)?;
             waste.cache = disk::names_in(&self.cache_trash())?;
         } else {
             collected.cache_busy = true;
         }
-        collected.trees = (waste.home.len() + waste.cache.len()) as u64;
+        collected.trees = (waste.home.len() + waste.host.len() + waste.cache.len()) as u64;
         Ok(waste)
     }
 
@@ -66,7 +70,10 @@ impl Disk {
             let record = self.homes().join(format!("{name}.json"));
             let Some(home) = disk::read_record::<std::path::PathBuf>(&record)? else { continue };
             if home.is_dir() {
-                self.used_by_home(&home, &mut used)?;
+                // Its records may be in a store that is not mounted now.
+                let store = Store::open(&home, Driver::Dir)?;
+                self.used_by_home(&home, store.kind(), &mut used)?;
+                store.rest()?;
             } else if home.parent().is_some_and(Path::is_dir) {
                 // Removed by its owner. A home whose parent is missing too may be on a disk that is
                 // not attached right now.
@@ -103,14 +110,19 @@ impl Disk {
         Ok(())
     }
 
-    fn used_by_home(&self, home: &Path, used: &mut BTreeSet<LayerId>) -> Result<(), EngineError> {
-        let other = self.of_home(home);
+    fn used_by_home(
+        &self,
+        home: &Path,
+        store: StoreKind,
+        used: &mut BTreeSet<LayerId>,
+    ) -> Result<(), EngineError> {
+        let other = self.of_home(home, store);
         for snapshot in other.snapshot_list()? {
             used.extend(snapshot.layers);
         }
         for part in disk::names_in(&other.sandboxes())? {
             let Ok(id) = format!("{}_{part}", SandboxId::PREFIX).parse::<SandboxId>() else { continue };
-            if let Some(record) = Record::read(&Home::new(home.to_owned()), &id)? {
+            if let Some(record) = Record::read(&Home::new(home.to_owned(), store), &id)? {
                 used.extend(record.layers);
             }
             used.extend(other.captures(&id)?.chain);
@@ -143,17 +155,55 @@ impl Disk {
         Ok(())
     }
 
+    /// The layers that a collection would throw away now. Keeps nobody out, so it is a guess; and says
+    /// nothing of the cache while the records of a home that uses it cannot be read as they are.
+    pub(crate) fn find_unused(&self) -> Result<Vec<LayerId>, EngineError> {
+        let mut used = BTreeSet::new();
+        self.used_by_home(self.home(), self.store(), &mut used)?;
+        let mut folders = vec![self.layers()];
+        if self.used_by_others(&mut used)? {
+            folders.push(self.cache_layers());
+        }
+        let mut unused = Vec::new();
+        for folder in folders {
+            let names = disk::names_in(&folder)?;
+            let layers = names.iter().filter_map(|name| name.parse::<LayerId>().ok());
+            unused.extend(layers.filter(|layer| !used.contains(layer)));
+        }
+        Ok(unused)
+    }
+
+    /// False when there are others whose records are not there to be read.
+    fn used_by_others(&self, used: &mut BTreeSet<LayerId>) -> Result<bool, EngineError> {
+        for image in self.image_list()? {
+            used.extend(image.layers);
+        }
+        for name in disk::record_names(&self.homes())? {
+            let record = self.homes().join(format!("{name}.json"));
+            let Some(home) = disk::read_record::<std::path::PathBuf>(&record)? else { continue };
+            let kind = store::kind_of(&home)?.unwrap_or(StoreKind::Dir);
+            if store::root(&home, kind).join("snapshots").is_dir() {
+                self.used_by_home(&home, kind, used)?;
+            } else if home.is_dir() || !home.parent().is_some_and(Path::is_dir) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// Deletes what was in the trash when it was looked at; what came since may be in use.
     pub(crate) fn delete(&self, waste: &Waste) -> Result<(), EngineError> {
         trash::delete(&self.trash(), &waste.home)?;
+        trash::delete(&self.host_trash(), &waste.host)?;
         trash::delete(&self.cache_trash(), &waste.cache)
     }
 }
 
-/// What is to be deleted, by name, in the two trash folders.
+/// What is to be deleted, by name, in each trash.
 #[derive(Debug, Default)]
 pub(crate) struct Waste {
     home: Vec<String>,
+    host: Vec<String>,
     cache: Vec<String>,
 }
 
@@ -167,7 +217,7 @@ mod tests {
     use crate::{
         disk::tests::Temporary,
         image::Image,
-        snapshot::Ending,
+        snapshot::{Ending, Snapshot},
         spec::{ImageConfig, Limits, Network, Owner},
     };
 
@@ -202,6 +252,7 @@ mod tests {
             sealed: false,
             of_sessions: false,
             again_at: None,
+            snapshot: None,
         };
         fs::create_dir_all(disk.sandbox(&id)).unwrap();
         disk::write_record(&disk.sandbox(&id).join("record.json"), &record).unwrap();
@@ -233,7 +284,8 @@ mod tests {
         let ending = Ending { layer: layer(&home, kept[3]) };
         disk::write_record(&disk.sandbox(&id).join("ending.json"), &ending).unwrap();
         let snapshot = SnapshotId::random();
-        disk.snapshot_write(&snapshot, vec![layer(&home, kept[4])], ImageConfig::default(), true).unwrap();
+        let layers = vec![layer(&home, kept[4])];
+        disk.snapshot_write(Snapshot::of(snapshot.clone(), layers, ImageConfig::default())).unwrap();
         layer(&home, "orphan-a");
         layer(&cache, "orphan-b");
         assert_eq!(collect(&disk, true), ["orphan-a", "orphan-b"]);
@@ -250,9 +302,10 @@ mod tests {
     fn a_cache_layer_another_home_stands_on_is_not_collected() {
         let disk = Disk::temporary();
         let other_home = disk.home().with_file_name("other");
-        let other = Disk::open(&other_home, &disk.home().with_file_name("cache")).unwrap();
+        let other = Disk::open(&other_home, &disk.home().with_file_name("cache"), StoreKind::Dir).unwrap();
         let shared = layer(&disk.cache_layers(), "shared00");
-        other.snapshot_write(&SnapshotId::random(), vec![shared], ImageConfig::default(), true).unwrap();
+        let snapshot = Snapshot::of(SnapshotId::random(), vec![shared], ImageConfig::default());
+        other.snapshot_write(snapshot).unwrap();
         assert!(collect(&disk, false).is_empty());
         fs::remove_dir_all(&other_home).unwrap();
         assert_eq!(collect(&disk, false), ["shared00"]);

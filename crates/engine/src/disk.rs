@@ -19,6 +19,7 @@ pub(crate) use crate::home::read_record;
 use crate::{
     EngineError,
     home::{self, Survives, make_private},
+    store::{self, StoreKind},
 };
 
 /// The two folders everything of this installation is in.
@@ -26,13 +27,14 @@ use crate::{
 pub(crate) struct Disk {
     home: PathBuf,
     cache: PathBuf,
+    store: StoreKind,
 }
 
 impl Disk {
     /// Creates what is missing. Everything lies below folders only we may enter, because layers hold
     /// set-uid files of strangers.
-    pub(crate) fn open(home: &Path, cache: &Path) -> Result<Self, EngineError> {
-        let disk = Self { home: home.to_owned(), cache: cache.to_owned() };
+    pub(crate) fn open(home: &Path, cache: &Path, store: StoreKind) -> Result<Self, EngineError> {
+        let disk = Self { home: home.to_owned(), cache: cache.to_owned(), store };
         let home_folders = [disk.layers(), disk.snapshots(), disk.partial(), disk.trash(), disk.sandboxes()];
         let cache_folders = [
             disk.cache_layers(),
@@ -50,8 +52,22 @@ impl Disk {
     }
 
     /// The same cache seen from another home.
-    pub(crate) fn of_home(&self, home: &Path) -> Self {
-        Self { home: home.to_owned(), cache: self.cache.clone() }
+    pub(crate) fn of_home(&self, home: &Path, store: StoreKind) -> Self {
+        Self { home: home.to_owned(), cache: self.cache.clone(), store }
+    }
+
+    /// How this home keeps disks.
+    pub(crate) fn store(&self) -> StoreKind {
+        self.store
+    }
+
+    /// Where disks and their records are.
+    pub(crate) fn root(&self) -> PathBuf {
+        store::root(&self.home, self.store)
+    }
+
+    pub(crate) fn cache(&self) -> &Path {
+        &self.cache
     }
 
     pub(crate) fn home(&self) -> &Path {
@@ -59,23 +75,28 @@ impl Disk {
     }
 
     pub(crate) fn layers(&self) -> PathBuf {
-        self.home.join("layers")
+        self.root().join("layers")
     }
 
     pub(crate) fn snapshots(&self) -> PathBuf {
-        self.home.join("snapshots")
+        self.root().join("snapshots")
     }
 
     pub(crate) fn sandboxes(&self) -> PathBuf {
-        self.home.join("sandboxes")
+        self.root().join("sandboxes")
     }
 
     /// Layers being written. What is here while nobody holds a [`Hold`] is left from a crash.
     pub(crate) fn partial(&self) -> PathBuf {
-        self.home.join("partial")
+        self.root().join("partial")
     }
 
     pub(crate) fn trash(&self) -> PathBuf {
+        self.root().join("trash")
+    }
+
+    /// Trash on the host's own disk; the same where that is where disks are.
+    pub(crate) fn host_trash(&self) -> PathBuf {
         self.home.join("trash")
     }
 
@@ -90,6 +111,11 @@ impl Disk {
     /// Which layer stands for a step whose layer was built again by force.
     pub(crate) fn steps(&self) -> PathBuf {
         self.cache.join("steps")
+    }
+
+    /// What layers were measured to take: they never change.
+    pub(crate) fn sizes(&self) -> PathBuf {
+        self.cache.join("sizes")
     }
 
     pub(crate) fn building(&self) -> PathBuf {
@@ -110,6 +136,18 @@ impl Disk {
         let name = hex(digest::digest(&digest::SHA256, home.as_os_str().as_encoded_bytes()).as_ref());
         let record = self.homes().join(format!("{name}.json"));
         if record.exists() { Ok(()) } else { write_record(&record, &home) }
+    }
+
+    /// Writes a record of this home's disks, on the last of a full store if need be.
+    pub(crate) fn record_write(&self, path: &Path, record: &impl Serialize) -> Result<(), EngineError> {
+        loop {
+            match write_record(path, record) {
+                Err(EngineError::File { source, .. })
+                    if source.kind() == ErrorKind::StorageFull && store::give_way(&self.home, self.store) => {
+                }
+                result => return result,
+            }
+        }
     }
 
     /// Held by whoever reads which layers there are and then refers to them: until it is dropped
@@ -144,7 +182,8 @@ impl Disk {
     #[cfg(test)]
     pub(crate) fn temporary() -> tests::Temporary {
         let folder = tempfile::tempdir().unwrap();
-        let disk = Self::open(&folder.path().join("home"), &folder.path().join("cache")).unwrap();
+        let disk =
+            Self::open(&folder.path().join("home"), &folder.path().join("cache"), StoreKind::Dir).unwrap();
         tests::Temporary { disk, _folder: folder }
     }
 }
@@ -165,6 +204,16 @@ pub(crate) fn lock(path: &Path, operation: FlockOperation) -> Result<File, Engin
         .mode(0o600)
         .open(path)
         .map_err(|e| disk_error("open the lock", path, e))?;
+    locked(file, path, operation)
+}
+
+/// Locks a folder itself, which takes no room on a full disk.
+pub(crate) fn lock_folder(path: &Path) -> Result<File, EngineError> {
+    let folder = File::open(path).map_err(|e| disk_error("open", path, e))?;
+    locked(folder, path, FlockOperation::LockExclusive)
+}
+
+fn locked(file: File, path: &Path, operation: FlockOperation) -> Result<File, EngineError> {
     loop {
         match rustix::fs::flock(&file, operation) {
             Ok(()) => return Ok(file),

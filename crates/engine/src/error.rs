@@ -4,7 +4,10 @@ use std::{io, path::PathBuf};
 
 use harvest_proto::{SandboxId, SnapshotId};
 
-use crate::{guest::GuestError, recipe::RecipeError, spec::LayerId, volume::VolumeName};
+use crate::{
+    guest::GuestError, recipe::RecipeError, room::shown, rootless::RootlessError, spec::LayerId,
+    volume::VolumeName,
+};
 
 /// Why the engine could not do it.
 #[derive(Debug, thiserror::Error)]
@@ -105,6 +108,20 @@ pub enum EngineError {
         /// Its id.
         snapshot: SnapshotId,
     },
+    /// The disk is too full to begin this.
+    #[error("cannot {doing}: only {} are free below {}, {} are to stay free", shown(*free), path.display(), shown(*needed))]
+    DiskLow {
+        /// What was asked for.
+        doing: &'static str,
+        /// Where it would go.
+        path: PathBuf,
+        /// Bytes free there.
+        free: u64,
+        /// Bytes that have to be.
+        needed: u64,
+        /// What to do about it.
+        hint: &'static str,
+    },
     /// A text is no recipe.
     #[error("the recipe makes no sense")]
     Recipe(#[from] RecipeError),
@@ -126,6 +143,9 @@ pub enum EngineError {
         /// What it said.
         source: GuestError,
     },
+    /// The user is not root and cannot act as if.
+    #[error("this user cannot run sandboxes")]
+    Rootless(#[from] RootlessError),
     /// A file or folder said no.
     #[error("cannot {doing} {}", path.display())]
     File {

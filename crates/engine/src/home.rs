@@ -18,7 +18,9 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
     error::{AtPath, EngineError},
-    spec::LayerId,
+    room::Thresholds,
+    store::{self, Driver, StoreKind},
+    writable,
 };
 
 /// Where the engine lives and what it needs.
@@ -33,24 +35,43 @@ pub struct Config {
     /// The command that runs [`crate::zygote::main`]; the home is appended as its last argument,
     /// with `--probe` before it for [`crate::probe::main`].
     pub zygote: Vec<OsString>,
+    /// How the home keeps disks if it is new.
+    pub driver: Driver,
+    /// When there is too little room on a disk.
+    pub thresholds: Thresholds,
 }
 
 /// The folders of a home.
 #[derive(Debug, Clone)]
-pub(crate) struct Home(PathBuf);
+pub(crate) struct Home {
+    path: PathBuf,
+    store: StoreKind,
+}
 
 impl Home {
-    pub(crate) fn new(path: PathBuf) -> Self {
-        Self(path)
+    /// A home that keeps disks like this.
+    pub(crate) fn new(path: PathBuf, store: StoreKind) -> Self {
+        Self { path, store }
+    }
+
+    /// A home as its record describes it.
+    pub(crate) fn find(path: PathBuf) -> Result<Self, EngineError> {
+        let store = store::kind_of(&path)?.unwrap_or(StoreKind::Dir);
+        Ok(Self::new(path, store))
     }
 
     pub(crate) fn path(&self) -> &Path {
-        &self.0
+        &self.path
+    }
+
+    /// Where disks and their records are.
+    pub(crate) fn root(&self) -> PathBuf {
+        store::root(&self.path, self.store)
     }
 
     /// Sockets; nobody but root may look inside.
     pub(crate) fn run(&self) -> PathBuf {
-        self.0.join("run")
+        self.path.join("run")
     }
 
     pub(crate) fn run_of(&self, id: &SandboxId) -> PathBuf {
@@ -58,19 +79,25 @@ impl Home {
     }
 
     pub(crate) fn sandboxes(&self) -> PathBuf {
-        self.0.join("sandboxes")
+        self.root().join("sandboxes")
     }
 
     pub(crate) fn sandbox(&self, id: &SandboxId) -> PathBuf {
         self.sandboxes().join(id.part())
     }
 
+    /// The folder with a sandbox's `upper` and `work`.
+    pub(crate) fn writable(&self, id: &SandboxId) -> PathBuf {
+        writable::folder(&self.sandbox(id), self.store)
+    }
+
+    /// Volumes are files on the host's own disk, whatever the store is.
     pub(crate) fn volumes(&self) -> PathBuf {
-        self.0.join("volumes")
+        self.path.join("volumes")
     }
 
     pub(crate) fn trash(&self) -> PathBuf {
-        self.0.join("trash")
+        self.root().join("trash")
     }
 
     pub(crate) fn zygote_socket(&self) -> PathBuf {
@@ -79,37 +106,40 @@ impl Home {
 
     /// The cgroup of this home: the same for the same path, different for others.
     pub(crate) fn group(&self) -> String {
-        let digest = ring::digest::digest(&ring::digest::SHA256, self.0.as_os_str().as_bytes());
+        let digest = ring::digest::digest(&ring::digest::SHA256, self.path.as_os_str().as_bytes());
         let hex: String = digest.as_ref()[..6].iter().map(|byte| format!("{byte:02x}")).collect();
         format!("harvest-{hex}")
     }
 
     /// Makes the folders that are missing.
     pub(crate) fn make(&self) -> Result<(), EngineError> {
-        for folder in ["", "run", "sandboxes", "layers", "snapshots", "trash", "volumes"] {
-            make_private(&self.0.join(folder))?;
+        for folder in [self.run(), self.volumes(), self.sandboxes(), self.trash(), self.host_trash()] {
+            make_private(&folder)?;
         }
         Ok(())
     }
 
-    /// Gets rid of a folder of the home at once: its name is free when this returns.
-    pub(crate) fn discard(&self, path: &Path) -> Result<(), EngineError> {
+    /// Trash on the host's own disk; the same where that is where disks are.
+    pub(crate) fn host_trash(&self) -> PathBuf {
+        self.path.join("trash")
+    }
+
+    /// Whether the store itself holds a sandbox to what it may write.
+    pub(crate) fn has_quotas(&self) -> bool {
+        self.store == StoreKind::BtrfsFile
+    }
+
+    /// Gets rid of a folder of the home at once: its name is free when this returns. Answers what it is
+    /// called in the trash, if there was one.
+    pub(crate) fn discard(&self, path: &Path) -> Result<Option<String>, EngineError> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let target = self.trash().join(format!("{name}-{}", SandboxId::random().part()));
-        match fs::rename(path, &target) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            result => result.at("throw away", path),
+        let thrown = format!("{name}-{}", SandboxId::random().part());
+        let trash = if path.starts_with(self.root()) { self.trash() } else { self.host_trash() };
+        match fs::rename(path, trash.join(&thrown)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            result => result.at("throw away", path).map(|()| Some(thrown)),
         }
     }
-}
-
-/// The folder of a layer: in the home first, then in the cache.
-pub(crate) fn layer_folder(config: &Config, layer: &LayerId) -> Result<PathBuf, EngineError> {
-    [&config.home, &config.cache]
-        .into_iter()
-        .map(|place| place.join("layers").join(layer.as_str()))
-        .find(|folder| folder.is_dir())
-        .ok_or_else(|| EngineError::LayerMissing { layer: layer.clone() })
 }
 
 /// Makes a folder only root can enter, with its parents.
@@ -215,6 +245,9 @@ mod tests {
 
     #[test]
     fn two_homes_have_two_cgroups() {
-        assert_ne!(Home::new("/a".into()).group(), Home::new("/b".into()).group());
+        assert_ne!(
+            Home::new("/a".into(), StoreKind::Dir).group(),
+            Home::new("/b".into(), StoreKind::Dir).group()
+        );
     }
 }

@@ -8,7 +8,8 @@ use serde::Serialize;
 use crate::{
     Engine,
     error::EngineError,
-    home::{Survives, layer_folder, write_record},
+    home::{Survives, write_record},
+    room::What,
     sandbox::{Record, Running, SandboxState, host_resolv_conf},
     spec::{Origin, Owner, Spec},
     zygote::{
@@ -73,6 +74,8 @@ impl Engine {
     /// # Errors
     /// When nobody knows it, it runs, its disk is being kept as a snapshot, or the host says no.
     pub fn start_again(&self, id: &SandboxId) -> Result<Running, EngineError> {
+        self.store.wake()?;
+        self.has_room(What::Sandbox)?;
         let unknown = || EngineError::NotRunning { sandbox: id.clone() };
         let mut record = Record::read(&self.home, id)?.ok_or_else(unknown)?;
         let _turn = self.disk.lock_sandbox(id)?;
@@ -85,7 +88,7 @@ impl Engine {
             return Err(EngineError::Invalid { reason });
         }
         let layers: Vec<_> =
-            record.layers.iter().map(|layer| layer_folder(&self.config, layer)).collect::<Result<_, _>>()?;
+            record.layers.iter().map(|layer| self.disk.layer_path(layer)).collect::<Result<_, _>>()?;
         // Its lifetime begins anew, also for a zygote that adopts it later.
         record.again_at = Some(std::time::SystemTime::now().into());
         write_record(&self.home.sandbox(id).join("record.json"), &record, Survives::PowerCut)?;

@@ -8,6 +8,7 @@ use harvest_proto::{SandboxId, SnapshotId};
 use crate::{
     Captured, Collected, Engine, EngineError, Image, Owner, SandboxState, Snapshot,
     home::start_ticks,
+    room::What,
     sandbox::Record,
     snapshot::{SandboxDisk, Still},
 };
@@ -33,14 +34,16 @@ impl Engine {
     /// # Errors
     /// When nobody knows the sandbox or the disk is full; there is no snapshot then, and it goes on.
     pub fn capture(&self, id: &SandboxId, snapshot: &SnapshotId) -> Result<Captured, EngineError> {
+        self.store.wake()?;
         let sandbox =
             self.sandbox_disk(id)?.ok_or_else(|| EngineError::NotRunning { sandbox: id.clone() })?;
-        let captured = if matches!(self.find(id)?, SandboxState::Running(_)) {
-            let still = Still { freeze: &|| self.freeze(id), thaw: &|| self.thaw(id) };
-            self.disk.capture(&sandbox, snapshot, &still)?
+        self.has_room(What::Snapshot)?;
+        let still = if matches!(self.find(id)?, SandboxState::Running(_)) {
+            Still { runs: true, freeze: &|| self.freeze(id), thaw: &|| self.thaw(id) }
         } else {
-            self.disk.capture(&sandbox, snapshot, &Still { freeze: &|| Ok(()), thaw: &|| Ok(()) })?
+            Still { runs: false, freeze: &|| Ok(()), thaw: &|| Ok(()) }
         };
+        let captured = self.disk.capture(&sandbox, snapshot, &still)?;
         self.sync_later();
         Ok(captured)
     }
@@ -50,6 +53,7 @@ impl Engine {
     /// # Errors
     /// When its record cannot be read.
     pub fn snapshot(&self, id: &SnapshotId) -> Result<Option<Snapshot>, EngineError> {
+        self.store.wake()?;
         self.disk.snapshot(id)
     }
 
@@ -58,6 +62,7 @@ impl Engine {
     /// # Errors
     /// When a record cannot be read.
     pub fn snapshots(&self) -> Result<Vec<Snapshot>, EngineError> {
+        self.store.wake()?;
         self.disk.snapshot_list()
     }
 
@@ -66,6 +71,7 @@ impl Engine {
     /// # Errors
     /// When the record cannot be removed.
     pub fn snapshot_remove(&self, id: &SnapshotId) -> Result<(), EngineError> {
+        self.store.wake()?;
         self.disk.snapshot_remove(id)
     }
 
@@ -75,6 +81,7 @@ impl Engine {
     /// # Errors
     /// When the disk says no.
     pub fn snapshots_sync(&self) -> Result<(), EngineError> {
+        self.store.wake()?;
         self.disk.snapshots_sync()
     }
 
@@ -123,6 +130,7 @@ impl Engine {
         let waste = self.disk.collect(dry_run, &mut collected)?;
         if !dry_run {
             self.disk.delete(&waste)?;
+            self.disk.settle()?;
         }
         Ok(collected)
     }
@@ -135,9 +143,13 @@ impl Engine {
 
     fn sandbox_disk(&self, id: &SandboxId) -> Result<Option<SandboxDisk>, EngineError> {
         let record = Record::read(&self.home, id)?;
-        Ok(record.map(|record| {
-            let of_sessions = record.owner() == Owner::Sessions;
-            SandboxDisk { id: record.id, layers: record.layers, config: record.config, of_sessions }
+        Ok(record.map(|record| SandboxDisk {
+            of_sessions: record.owner() == Owner::Sessions,
+            id: record.id,
+            layers: record.layers,
+            config: record.config,
+            parent: record.snapshot,
+            limit: record.limits.writable_bytes.filter(|_| self.home.has_quotas()),
         }))
     }
 

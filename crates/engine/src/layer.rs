@@ -9,7 +9,7 @@ use std::{
 use harvest_proto::SnapshotId;
 use rustix::fs::FileType;
 
-use crate::{EngineError, disk::Disk, spec::LayerId, tree};
+use crate::{EngineError, disk::Disk, spec::LayerId, tree, writable};
 
 /// The layer that holds what a snapshot adds. Derived, so that a retry finds what a crash left.
 pub(crate) fn layer_of(snapshot: &SnapshotId) -> LayerId {
@@ -17,13 +17,21 @@ pub(crate) fn layer_of(snapshot: &SnapshotId) -> LayerId {
 }
 
 impl Disk {
-    /// A layer's folder: this home's own first, then the cache that all homes share.
+    /// A layer's tree: this home's own first, then the cache that all homes share.
     pub(crate) fn layer_path(&self, id: &LayerId) -> Result<PathBuf, EngineError> {
-        [self.layers(), self.cache_layers()]
+        let own = writable::layer(&self.layers().join(id.as_str()), self.store());
+        [own, self.cache_layers().join(id.as_str())]
             .into_iter()
-            .map(|folder| folder.join(id.as_str()))
             .find(|path| path.is_dir())
             .ok_or_else(|| EngineError::LayerMissing { layer: id.clone() })
+    }
+
+    /// The disk that a sandbox on these layers begins as a clone of: the topmost, when it was captured
+    /// here on btrfs and something is left below it.
+    pub(crate) fn cloned(&self, layers: &[LayerId]) -> Option<PathBuf> {
+        let (top, below) = layers.split_last()?;
+        let place = self.layers().join(top.as_str());
+        (self.store().is_btrfs() && !below.is_empty() && place.is_dir()).then_some(place)
     }
 }
 

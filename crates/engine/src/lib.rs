@@ -6,6 +6,7 @@
 #![expect(unsafe_code, reason = "clone3, mount and seccomp have no safe wrappers")]
 
 mod bootstrap;
+mod btrfs;
 mod build;
 mod cgroup;
 mod collect;
@@ -23,14 +24,19 @@ mod loop_device;
 mod plan;
 pub mod probe;
 mod recipe;
+mod room;
+pub mod rootless;
 mod sandbox;
 mod snapshot;
 mod spec;
+mod store;
 mod syscall;
 mod trash;
 mod tree;
+mod usage;
 mod volume;
 mod weigh;
+mod writable;
 pub mod zygote;
 
 use std::sync::Arc;
@@ -44,14 +50,17 @@ pub use home::Config;
 pub use image::Image;
 pub use inspect::Inspected;
 pub use isolate::caps::Capability;
-pub use plan::{Handed, HostFacts, IDS, Namespace, Plan, Redirect, Step};
+pub use plan::{Handed, HostFacts, IDS, Ids, Namespace, Plan, Redirect, Step};
 pub use probe::{Finding, Level};
 pub use recipe::{Base, Make, Recipe, RecipeError};
+pub use room::{Threshold, Thresholds};
 pub use sandbox::{Running, SandboxState, Stopped};
 pub use snapshot::{Captured, Snapshot};
 pub use spec::{
     Bind, ImageConfig, LayerId, Limits, Network, Origin, Owner, ParseLayerIdError, Spec, VolumeMount,
 };
+pub use store::{Driver, ParseDriverError, StoreKind};
+pub use usage::{DiskRoom, SandboxUsed, StoreFile, Usage, Used};
 pub use volume::{
     Backing, Volume, VolumeName, VolumeSpec,
     state::{EXEC_STATE, STATE_FOLDERS, STATE_INSIDE},
@@ -60,6 +69,7 @@ pub use volume::{
 use disk::Disk;
 use error::AtPath;
 use home::Home;
+use store::Store;
 
 /// The local machine of one home.
 #[derive(Debug, Clone)]
@@ -67,26 +77,32 @@ pub struct Engine {
     config: Arc<Config>,
     home: Home,
     disk: Disk,
+    store: Arc<Store>,
 }
 
 impl Engine {
     /// Makes the folders that are missing. Starts nothing.
     ///
     /// # Errors
-    /// When a folder cannot be made.
+    /// When a folder cannot be made, or belongs to the other kind of user (root or not).
     pub fn open(mut config: Config) -> Result<Self, EngineError> {
+        rootless::check()?;
         home::make_private(&config.home)?;
         home::make_private(&config.cache)?;
         // The zygote and every client must call the home by one name: its cgroup is named after it.
         config.home = config.home.canonicalize().at("find", &config.home)?;
         config.cache = config.cache.canonicalize().at("find", &config.cache)?;
-        let home = Home::new(config.home.clone());
+        for (folder, variable) in [(&config.home, "HARVEST_HOME"), (&config.cache, "HARVEST_CACHE")] {
+            rootless::check_store(folder, variable).at("use", folder)?;
+        }
+        let store = Store::open(&config.home, config.driver)?;
+        let home = Home::new(config.home.clone(), store.kind());
         home.make()?;
         for folder in ["layers", "images", "building", "trash"] {
             home::make_private(&config.cache.join(folder))?;
         }
-        let disk = Disk::open(&config.home, &config.cache)?;
-        Ok(Self { config: Arc::new(config), home, disk })
+        let disk = Disk::open(&config.home, &config.cache, store.kind())?;
+        Ok(Self { config: Arc::new(config), home, disk, store })
     }
 
     /// The layers, bottom first, and the config a disk begins as.

@@ -121,7 +121,6 @@ impl LoopDevice {
     }
 
     /// Makes the device as large as its file has become.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for a store that grows; volumes do not"))]
     pub(crate) fn refresh_capacity(&self) -> io::Result<()> {
         // SAFETY: this request takes no argument.
         check(unsafe { libc::ioctl(self.file.as_raw_fd(), LOOP_SET_CAPACITY, 0) }).map(drop)

@@ -34,6 +34,18 @@ pub struct HostFacts {
     pub resolv_conf: String,
     /// How packets to the synthetic range are redirected.
     pub redirect: Redirect,
+    /// Whose ids sandboxes have.
+    pub ids: Ids,
+}
+
+/// Whose ids sandboxes have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Ids {
+    /// Each its own: what root can give.
+    Own,
+    /// All those of the user who runs them.
+    Shared,
 }
 
 /// A way to redirect packets.
@@ -67,7 +79,14 @@ pub enum Step {
         /// How many.
         count: u32,
     },
-    /// Make a user namespace that maps 0.. to the range, owned by the range's first id.
+    /// Use the ids that all sandboxes of this user share, as they are.
+    ShareIds {
+        /// How many.
+        count: u32,
+        /// How many processes may have one of them inside; the kernel counts by user namespace.
+        processes: u32,
+    },
+    /// Make a user namespace that maps 0.. to the range, owned by an id that no other sandbox has.
     MakeUserNamespace,
     /// Start pid 1 in new namespaces, owned by the host so that nothing inside has power over them.
     Clone {
@@ -119,6 +138,8 @@ pub enum Step {
     Door,
     /// Have the supervisor's output appended to its log.
     Log,
+    /// Make the file by which pid 1 is asked to let its commands stand still, for want of a cgroup.
+    Still,
     /// A private place to put mounts together.
     Scratch,
     /// Attach a layer, read-only and id-mapped.
@@ -263,7 +284,7 @@ const MASKED: [&str; 14] = [
 const READ_ONLY: [&str; 4] = ["bus", "fs", "irq", "sys"];
 
 // Major and minor numbers of Linux's `Documentation/admin-guide/devices.txt`.
-const NODES: [(&str, u32, u32); 6] =
+pub(crate) const NODES: [(&str, u32, u32); 6] =
     [("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0)];
 
 // Inherited by everything inside: when the whole host runs short of memory, sandboxes go before anything
@@ -279,7 +300,11 @@ pub(crate) fn plan(record: &Record, layers: &[PathBuf], facts: &HostFacts) -> Pl
     let part = record.id.part();
     let groups = facts.cgroups.groups(&facts.group, part, &record.limits);
     let mut steps: Vec<Step> = groups.make.into_iter().map(Step::MakeGroup).collect();
-    steps.extend([Step::ClaimIds { count: IDS }, Step::MakeUserNamespace]);
+    steps.push(match facts.ids {
+        Ids::Own => Step::ClaimIds { count: IDS },
+        Ids::Shared => Step::ShareIds { count: IDS, processes: record.limits.pids },
+    });
+    steps.push(Step::MakeUserNamespace);
     let mut namespaces = vec![Namespace::Mount, Namespace::Pid, Namespace::Ipc, Namespace::Uts];
     if record.network == Network::Door {
         namespaces.push(Namespace::Net);
@@ -317,6 +342,9 @@ pub(crate) fn plan(record: &Record, layers: &[PathBuf], facts: &HostFacts) -> Pl
         steps.push(Step::Door);
     }
     steps.push(Step::Log);
+    if facts.cgroups == Hierarchy::None {
+        steps.push(Step::Still);
+    }
     steps.extend(disk(layers));
     // Both kinds count as the sandbox's memory and outlive who wrote to them. Full, they must leave room for
     // a command that empties them.
@@ -461,6 +489,7 @@ mod tests {
             sealed: false,
             of_sessions: false,
             again_at: None,
+            snapshot: None,
         }
     }
 
@@ -469,6 +498,7 @@ mod tests {
             cgroups: Hierarchy::V2 { mount: "/sys/fs/cgroup".into() },
             group: "harvest-0".into(),
             resolv_conf: "nameserver 192.0.2.1\n".into(),
+            ids: Ids::Own,
             redirect: Redirect::Nftables,
         }
     }
@@ -535,6 +565,15 @@ mod tests {
             |step| matches!(step, Step::Clone { namespaces, .. } if namespaces.contains(&Namespace::Net));
         assert!(has(Network::Door, loopback) && has(Network::Door, net));
         assert!(!has(Network::Host, loopback) && !has(Network::Host, net));
+    }
+
+    #[test]
+    fn without_root_ids_are_shared_and_no_cgroup_is_needed() {
+        let facts = HostFacts { cgroups: Hierarchy::None, ids: Ids::Shared, ..facts() };
+        let plan = plan(&record(Network::Door), &["/l/base".into()], &facts);
+        let pids = Limits::default().pids;
+        assert_eq!(plan.steps[0], Step::ShareIds { count: IDS, processes: pids });
+        assert!(!plan.steps.iter().any(|step| matches!(step, Step::MakeGroup(_) | Step::ClaimIds { .. })));
     }
 
     #[test]

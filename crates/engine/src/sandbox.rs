@@ -11,7 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use harvest_proto::{SandboxId, Timestamp, launch::DOOR_SOCKET};
+use harvest_proto::{SandboxId, SnapshotId, Timestamp, launch::DOOR_SOCKET};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -19,10 +19,12 @@ use crate::{
     cgroup::Hierarchy,
     error::{AtPath, EngineError},
     facts,
-    home::{Home, Survives, boot_id, layer_folder, read_record, start_ticks, sync, write_record},
-    plan::{HostFacts, Plan, plan},
-    spec::{Bind, ImageConfig, LayerId, Limits, Network, Owner, Spec, VolumeMount},
-    syscall, volume,
+    home::{Home, Survives, boot_id, read_record, start_ticks, sync, write_record},
+    plan::{HostFacts, Ids, Plan, plan},
+    room::What,
+    spec::{Bind, ImageConfig, LayerId, Limits, Network, Origin, Owner, Spec, VolumeMount},
+    syscall, trash, volume,
+    writable::{self, Begin},
     zygote::{
         client,
         protocol::{Answer, Build, Request},
@@ -60,6 +62,9 @@ pub(crate) struct Record {
     /// When it was started again, the last time.
     #[serde(default)]
     pub(crate) again_at: Option<Timestamp>,
+    /// The snapshot its disk began as.
+    #[serde(default)]
+    pub(crate) snapshot: Option<SnapshotId>,
 }
 
 /// How far a sandbox has come.
@@ -145,6 +150,7 @@ impl Record {
             sealed: false,
             of_sessions: false,
             again_at: None,
+            snapshot: None,
         }
     }
 
@@ -216,12 +222,14 @@ impl Engine {
     /// # Errors
     /// When its image is missing, its id is taken or the host says no; nothing is left of it then.
     pub fn start(&self, spec: &Spec) -> Result<Running, EngineError> {
+        self.store.wake()?;
+        self.has_room(What::Sandbox)?;
         // Until the record is there, nothing says that these layers are in use.
         let _hold = self.disk.hold()?;
-        let (record, layers) = self.recorded(spec)?;
+        let (record, layers, cloned) = self.recorded(spec)?;
         let files = self.handed_over(&record, &layers)?;
         let files: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
-        self.record_insert(&record)?;
+        self.record_insert(&record, cloned.as_deref())?;
         let resolv_conf = host_resolv_conf(record.network);
         let build = self.build();
         let request = Request::Start { record: Box::new(record), layers, resolv_conf, build, again: false };
@@ -245,13 +253,15 @@ impl Engine {
     /// # Errors
     /// When the image is missing or the host lacks cgroups.
     pub fn plan(&self, spec: &Spec) -> Result<Plan, EngineError> {
-        let (record, layers) = self.recorded(spec)?;
+        self.store.wake()?;
+        let (record, layers, _) = self.recorded(spec)?;
         let cgroups = Hierarchy::detect().map_err(|error| EngineError::Zygote { reason: error.line() })?;
         let facts = HostFacts {
             cgroups,
             group: self.home.group(),
             resolv_conf: host_resolv_conf(record.network),
             redirect: facts::redirect_in_a_thread(),
+            ids: Ids::here(),
         };
         Ok(plan(&record, &layers, &facts))
     }
@@ -261,6 +271,7 @@ impl Engine {
     /// # Errors
     /// When its records cannot be read.
     pub fn find(&self, id: &SandboxId) -> Result<SandboxState, EngineError> {
+        self.store.wake()?;
         if let Some(state) = self.settled(id)? {
             return Ok(state);
         }
@@ -283,6 +294,7 @@ impl Engine {
     /// # Errors
     /// When the folder of sandboxes cannot be read.
     pub fn list(&self) -> Result<Vec<SandboxId>, EngineError> {
+        self.store.wake()?;
         all(&self.home)
     }
 
@@ -291,6 +303,7 @@ impl Engine {
     /// # Errors
     /// When there is no such sandbox.
     pub fn wait(&self, id: &SandboxId) -> Result<String, EngineError> {
+        self.store.wake()?;
         if let Some(State::Ended { reason, .. }) = State::read(&self.home, id)? {
             return Ok(reason);
         }
@@ -305,6 +318,7 @@ impl Engine {
     /// # Errors
     /// When the zygote cannot be reached.
     pub fn kill(&self, id: &SandboxId) -> Result<(), EngineError> {
+        self.store.wake()?;
         // A state that cannot be read says nothing: then the zygote knows.
         if !self.home.sandbox(id).exists()
             || matches!(State::read(&self.home, id), Ok(Some(State::Ended { .. })))
@@ -336,15 +350,28 @@ impl Engine {
     /// When the zygote cannot be reached or the disk says no.
     pub fn remove(&self, id: &SandboxId) -> Result<(), EngineError> {
         self.kill(id)?;
-        self.home.discard(&self.home.sandbox(id))
+        let Some(thrown) = self.home.discard(&self.home.sandbox(id))? else { return Ok(()) };
+        // A subvolume is gone in no time; a folder is left to who has time.
+        if self.disk.store().is_btrfs() {
+            trash::delete(&self.home.trash(), &[thrown])?;
+        }
+        Ok(())
     }
 
-    /// Lets the zygote go when it has nothing to look after; it would go by itself after a minute.
+    /// Lets the zygote go when it has nothing to look after; it would go by itself after a minute. A
+    /// store in a file is unmounted when nothing runs and no other process uses it.
     ///
     /// # Errors
-    /// When it cannot be spoken to.
+    /// When the zygote cannot be spoken to or the host does not let the store go.
     pub fn rest(&self) -> Result<(), EngineError> {
-        client::ask_if_there(&self.home, &Request::Rest).map(drop)
+        client::ask_if_there(&self.home, &Request::Rest)?;
+        // Without the store mounted there is nothing to list, and nothing to let go of.
+        for id in all(&self.home).unwrap_or_default() {
+            if State::read(&self.home, &id)?.is_some_and(|state| state.living().is_some()) {
+                return Ok(());
+            }
+        }
+        self.store.rest()
     }
 
     fn done(&self, doing: &'static str, id: &SandboxId, answer: Answer) -> Result<(), EngineError> {
@@ -377,8 +404,9 @@ impl Engine {
         })
     }
 
-    fn recorded(&self, spec: &Spec) -> Result<(Record, Vec<PathBuf>), EngineError> {
-        let (layers, config) = self.resolve(&spec.from)?;
+    /// What is to be written down, where its layers are, and the layer its disk is a clone of.
+    fn recorded(&self, spec: &Spec) -> Result<(Record, Vec<PathBuf>, Option<PathBuf>), EngineError> {
+        let (mut layers, config) = self.resolve(&spec.from)?;
         if layers.is_empty() {
             return Err(EngineError::Invalid { reason: "a sandbox needs at least one layer".to_owned() });
         }
@@ -386,9 +414,13 @@ impl Engine {
             let reason = format!("`{}` is not an absolute path inside", bind.inside.display());
             return Err(EngineError::Invalid { reason });
         }
+        // A disk begins as a clone of what was captured on top of the rest, so stacks never grow.
+        let cloned = self.disk.cloned(&layers);
+        if cloned.is_some() {
+            layers.pop();
+        }
         let volumes = self.volumes_of(&spec.volumes)?;
-        let folders =
-            layers.iter().map(|layer| layer_folder(&self.config, layer)).collect::<Result<_, _>>()?;
+        let folders = layers.iter().map(|layer| self.disk.layer_path(layer)).collect::<Result<_, _>>()?;
         let record = Record {
             id: spec.id.clone(),
             layers,
@@ -404,8 +436,12 @@ impl Engine {
             sealed: spec.network == Network::Nothing,
             of_sessions: spec.owner == Owner::Sessions,
             again_at: None,
+            snapshot: match &spec.from {
+                Origin::Snapshot(snapshot) => Some(snapshot.clone()),
+                _ => None,
+            },
         };
-        Ok((record, folders))
+        Ok((record, folders, cloned))
     }
 
     /// Opens what the zygote, with its almost empty mount table, cannot reach by name.
@@ -426,23 +462,28 @@ impl Engine {
     }
 
     /// Puts a sandbox's folder there, whole or not at all.
-    fn record_insert(&self, record: &Record) -> Result<(), EngineError> {
-        let new = self.home.trash().join(format!("new-{}", SandboxId::random().part()));
+    fn record_insert(&self, record: &Record, cloned: Option<&Path>) -> Result<(), EngineError> {
+        let name = format!("new-{}", SandboxId::random().part());
+        let new = self.home.trash().join(&name);
         let folder = self.home.sandbox(&record.id);
-        let make = |path: &PathBuf, mode: u32| fs::DirBuilder::new().mode(mode).create(path).at("make", path);
-        make(&new, 0o700)?;
-        // The upper folder's mode is that of `/` inside.
-        make(&new.join("upper"), 0o755)?;
-        make(&new.join("work"), 0o755)?;
-        write_record(&new.join(RECORD), record, Survives::Crash)?;
-        match fs::rename(&new, &folder) {
-            Ok(()) => Ok(()),
-            Err(_) if folder.exists() => {
-                let _ = fs::remove_dir_all(&new);
-                Err(EngineError::Exists { sandbox: record.id.clone() })
+        let make = || {
+            fs::DirBuilder::new().mode(0o700).create(&new).at("make", &new)?;
+            let begin = cloned.map_or(Begin::Empty, Begin::Clone);
+            let limit = record.limits.writable_bytes.filter(|_| self.home.has_quotas());
+            writable::make(&new, self.disk.store(), begin, limit)?;
+            write_record(&new.join(RECORD), record, Survives::Crash)?;
+            match fs::rename(&new, &folder) {
+                Ok(()) => Ok(()),
+                Err(_) if folder.exists() => Err(EngineError::Exists { sandbox: record.id.clone() }),
+                Err(error) => Err(error).at("make", &folder),
             }
-            Err(error) => Err(error).at("make", folder),
+        };
+        let made = make();
+        if made.is_err() {
+            // What cannot be deleted now is in the trash already.
+            let _ = trash::delete(&self.home.trash(), &[name]);
         }
+        made
     }
 
     /// Brings the record of a sandbox that is kept to the disk: its layer may have to be found after a

@@ -6,17 +6,18 @@
 //! ```text
 //! end_kept:  ending.json → rename upper into layers/ → snapshot record → sandbox removed
 //! capture:   partial/ filled → rename into layers/ → index, captures.json → snapshot record
+//! on btrfs:  subvolume snapshot into layers/ → captures.json → snapshot record
 //! ```
 
+mod capture;
 pub(crate) mod delta;
 pub(crate) mod index;
 
 use std::{
-    cell::Cell,
     fs,
     io::ErrorKind,
     path::{Path, PathBuf},
-    time::{Duration, Instant, SystemTime},
+    time::SystemTime,
 };
 
 use harvest_proto::{SandboxId, SnapshotId, Timestamp};
@@ -26,20 +27,11 @@ use serde::{Deserialize, Serialize};
 use crate::{
     EngineError,
     disk::{self, Disk, disk_error},
-    home::{boot_id, make_private},
+    home::boot_id,
     layer::layer_of,
     spec::{ImageConfig, LayerId},
-    trash,
+    trash, writable,
 };
-use delta::Copied;
-use index::Index;
-
-// A freeze nobody renews is lifted after 5 s; this leaves room for a slow disk between two renewals.
-const RENEW_AFTER: Duration = Duration::from_secs(1);
-
-// Each delta is one more place to look for every name that is not there. Measured with overlay's own
-// limit (500) far away, the sum starts to show near 16.
-const LONGEST_CHAIN: usize = 16;
 
 /// A sandbox's disk, kept.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,6 +46,15 @@ pub struct Snapshot {
     pub created_at: Timestamp,
     /// Whether it survives a power cut; it survives the end of every process at once.
     pub durable: bool,
+    /// The sandbox it was taken of.
+    #[serde(default)]
+    pub sandbox: Option<SandboxId>,
+    /// The snapshot that sandbox began as, if it did.
+    #[serde(default)]
+    pub parent: Option<SnapshotId>,
+    /// What it added on the disk to what it stands on, where that is known without looking.
+    #[serde(default)]
+    pub bytes: Option<u64>,
     /// Whether it is of a sandbox of the server's sessions, which would miss it.
     #[serde(default = "known_to_sessions")]
     pub of_sessions: bool,
@@ -62,6 +63,15 @@ pub struct Snapshot {
 // Before it was written down, only sessions took snapshots.
 fn known_to_sessions() -> bool {
     true
+}
+
+impl Snapshot {
+    /// A snapshot taken now, of which no more is known.
+    pub(crate) fn of(id: SnapshotId, layers: Vec<LayerId>, config: ImageConfig) -> Self {
+        let created_at = Timestamp::from(SystemTime::now());
+        let (sandbox, parent, bytes) = (None, None, None);
+        Self { id, layers, config, created_at, durable: false, sandbox, parent, bytes, of_sessions: true }
+    }
 }
 
 /// What a live capture came to.
@@ -96,8 +106,22 @@ pub(crate) struct SandboxDisk {
     pub(crate) layers: Vec<LayerId>,
     /// What commands get.
     pub(crate) config: ImageConfig,
+    /// The snapshot it began as.
+    pub(crate) parent: Option<SnapshotId>,
+    /// What it may write, where the store sees to that.
+    pub(crate) limit: Option<u64>,
     /// Whether it is a session's.
     pub(crate) of_sessions: bool,
+}
+
+impl SandboxDisk {
+    /// A snapshot of it with these layers on top of what it started from.
+    fn snapshot(&self, id: &SnapshotId, top: impl IntoIterator<Item = LayerId>) -> Snapshot {
+        let layers = self.layers.iter().cloned().chain(top).collect();
+        let snapshot = Snapshot::of(id.clone(), layers, self.config.clone());
+        let (sandbox, parent) = (Some(self.id.clone()), self.parent.clone());
+        Snapshot { sandbox, parent, of_sessions: self.of_sessions, ..snapshot }
+    }
 }
 
 /// What live captures of a sandbox have left so far.
@@ -107,6 +131,9 @@ pub(crate) struct Captures {
     pub(crate) chain: Vec<LayerId>,
     /// The index of the last capture: a file beside this one.
     index: String,
+    /// What the disk took at the last capture, on btrfs.
+    #[serde(default)]
+    taken: u64,
 }
 
 /// Where the writable layer of a sandbox that is being ended goes, or has gone.
@@ -117,6 +144,8 @@ pub(crate) struct Ending {
 
 /// How a sandbox's work is made to stand still. `freeze` also renews.
 pub(crate) struct Still<'a> {
+    /// Whether there is work that could go on meanwhile.
+    pub(crate) runs: bool,
     pub(crate) freeze: &'a dyn Fn() -> Result<(), EngineError>,
     pub(crate) thaw: &'a dyn Fn() -> Result<(), EngineError>,
 }
@@ -159,17 +188,9 @@ impl Disk {
         disk::lock(&self.home().join("records.lock"), FlockOperation::LockExclusive)
     }
 
-    pub(crate) fn snapshot_write(
-        &self,
-        id: &SnapshotId,
-        layers: Vec<LayerId>,
-        config: ImageConfig,
-        of_sessions: bool,
-    ) -> Result<Snapshot, EngineError> {
-        let created_at = Timestamp::from(SystemTime::now());
-        let snapshot = Snapshot { id: id.clone(), layers, config, created_at, durable: false, of_sessions };
+    pub(crate) fn snapshot_write(&self, snapshot: Snapshot) -> Result<Snapshot, EngineError> {
         let record = Record { snapshot, boot: boot_id().to_owned() };
-        disk::write_record(&self.snapshot_path(id), &record)?;
+        self.record_write(&self.snapshot_path(&record.snapshot.id), &record)?;
         Ok(record.snapshot)
     }
 
@@ -191,7 +212,7 @@ impl Disk {
             if let Some(mut record) = disk::read_record::<Record>(&path)?.filter(|record| record.boot == boot)
             {
                 record.snapshot.durable = true;
-                disk::write_record(&path, &record)?;
+                self.record_write(&path, &record)?;
             }
         }
         Ok(())
@@ -209,7 +230,7 @@ impl Disk {
 
     // One capture or end of a sandbox at a time.
     pub(crate) fn lock_sandbox(&self, id: &SandboxId) -> Result<fs::File, EngineError> {
-        disk::lock(&self.sandbox(id).join("capture.lock"), FlockOperation::LockExclusive)
+        disk::lock_folder(&self.sandbox(id))
     }
 
     /// Turns the disk of a sandbox that is dead into a snapshot. `sandbox` is `None` when there is no
@@ -248,12 +269,12 @@ impl Disk {
             ending
         } else {
             let ending = Ending { layer: layer_of(snapshot) };
-            disk::write_record(&folder.join("ending.json"), &ending)?;
+            self.record_write(&folder.join("ending.json"), &ending)?;
             ending
         };
-        self.move_upper(&folder.join("upper"), &ending.layer)?;
-        let layers = sandbox.layers.iter().cloned().chain([ending.layer]).collect();
-        self.snapshot_write(snapshot, layers, sandbox.config.clone(), sandbox.of_sessions)
+        let bytes = self.grown_since(&sandbox.id)?;
+        self.move_upper(&writable::kept(&folder, self.store()), &ending.layer)?;
+        self.snapshot_write(Snapshot { bytes, ..sandbox.snapshot(snapshot, [ending.layer]) })
     }
 
     fn move_upper(&self, upper: &Path, layer: &LayerId) -> Result<(), EngineError> {
@@ -268,139 +289,6 @@ impl Disk {
             }
             (false, true) => Ok(()),
             (false, false) => Err(disk_error("find", upper, ErrorKind::NotFound)),
-        }
-    }
-
-    /// Captures the disk of a sandbox that may go on running.
-    pub(crate) fn capture(
-        &self,
-        sandbox: &SandboxDisk,
-        snapshot: &SnapshotId,
-        still: &Still<'_>,
-    ) -> Result<Captured, EngineError> {
-        let _turn = self.lock_sandbox(&sandbox.id)?;
-        if let Some(snapshot) = self.snapshot(snapshot)? {
-            return Ok(Captured { snapshot, frozen_millis: 0, names: 0, bytes: 0 });
-        }
-        if self.ending(&sandbox.id)?.is_some() {
-            return Err(EngineError::NotRunning { sandbox: sandbox.id.clone() });
-        }
-        let _hold = self.hold()?;
-        let layer = layer_of(snapshot);
-        let partial = self.partial().join(layer.as_str());
-        let captured = self.capture_into(sandbox, snapshot, &layer, &partial, still);
-        if captured.is_err() && partial.exists() {
-            // The disk may be full, so the error worth telling is the first one.
-            let _ = trash::throw_away(&partial, &self.trash());
-        }
-        captured
-    }
-
-    fn capture_into(
-        &self,
-        sandbox: &SandboxDisk,
-        snapshot: &SnapshotId,
-        layer: &LayerId,
-        partial: &Path,
-        still: &Still<'_>,
-    ) -> Result<Captured, EngineError> {
-        let folder = self.sandbox(&sandbox.id);
-        let (mut captures, previous) = self.last_capture(&sandbox.id)?;
-        self.clear(partial)?;
-        make_private(partial)?;
-        let (index, copied, frozen) = copy_still(&folder.join("upper"), partial, &previous, still)?;
-        if copied.names > 0 {
-            let target = self.layers().join(layer.as_str());
-            self.clear(&target)?;
-            fs::rename(partial, &target).map_err(|e| disk_error("keep", partial, e))?;
-            captures.chain.push(layer.clone());
-            self.write_captures(&folder, captures.chain.clone(), layer, &index)?;
-        } else {
-            trash::throw_away(partial, &self.trash())?;
-        }
-        let layers = sandbox.layers.iter().cloned().chain(captures.chain).collect();
-        let snapshot = self.snapshot_write(snapshot, layers, sandbox.config.clone(), sandbox.of_sessions)?;
-        let frozen_millis = u64::try_from(frozen.as_millis()).unwrap_or(u64::MAX);
-        Ok(Captured { snapshot, frozen_millis, names: copied.names, bytes: copied.bytes })
-    }
-
-    // Whatever lies where a layer is to be written was left by a crash.
-    fn clear(&self, path: &Path) -> Result<(), EngineError> {
-        if path.exists() { trash::throw_away(path, &self.trash()) } else { Ok(()) }
-    }
-
-    // Without a readable index everything is copied again, and then no earlier copy is needed: a whole
-    // copy has no whiteouts for what only they hold.
-    fn last_capture(&self, id: &SandboxId) -> Result<(Captures, Index), EngineError> {
-        let captures = self.captures(id)?;
-        let bytes = fs::read(self.sandbox(id).join(&captures.index)).unwrap_or_default();
-        match Index::decode(&bytes) {
-            Some(index) if captures.chain.len() < LONGEST_CHAIN => Ok((captures, index)),
-            _ => Ok((Captures::default(), Index::default())),
-        }
-    }
-
-    fn write_captures(
-        &self,
-        folder: &Path,
-        chain: Vec<LayerId>,
-        layer: &LayerId,
-        index: &Index,
-    ) -> Result<(), EngineError> {
-        let name = format!("index-{layer}");
-        // Not synced: it is of use only to this run of the kernel.
-        fs::write(folder.join(&name), index.encode())
-            .map_err(|e| disk_error("write", folder.join(&name), e))?;
-        disk::write_record(&folder.join("captures.json"), &Captures { chain, index: name.clone() })?;
-        for other in disk::names_in(folder)? {
-            if other.starts_with("index-") && other != name {
-                disk::remove_file(&folder.join(other))?;
-            }
-        }
-        Ok(())
-    }
-}
-
-fn copy_still(
-    upper: &Path,
-    partial: &Path,
-    previous: &Index,
-    still: &Still<'_>,
-) -> Result<(Index, Copied, Duration), EngineError> {
-    (still.freeze)()?;
-    let frozen = Instant::now();
-    let thawed = Thaw { still, done: Cell::new(false) };
-    let mut renewed = Instant::now();
-    let mut pulse = || {
-        if renewed.elapsed() >= RENEW_AFTER {
-            renewed = Instant::now();
-            (still.freeze)()?;
-        }
-        Ok(())
-    };
-    let (index, copied) = delta::copy_delta(upper, partial, previous, now_nanos(), &mut pulse)?;
-    thawed.thaw()?;
-    Ok((index, copied, frozen.elapsed()))
-}
-
-/// Thaws however the copying ends.
-struct Thaw<'a> {
-    still: &'a Still<'a>,
-    done: Cell<bool>,
-}
-
-impl Thaw<'_> {
-    fn thaw(&self) -> Result<(), EngineError> {
-        self.done.set(true);
-        (self.still.thaw)()
-    }
-}
-
-impl Drop for Thaw<'_> {
-    fn drop(&mut self) {
-        if !self.done.get() {
-            // The error on its way already says what went wrong; the zygote thaws in the worst case.
-            let _ = (self.still.thaw)();
         }
     }
 }

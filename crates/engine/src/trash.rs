@@ -14,7 +14,7 @@ use rustix::{
 };
 
 use crate::{
-    EngineError,
+    EngineError, btrfs,
     disk::{self, disk_error},
     tree,
 };
@@ -48,6 +48,15 @@ pub(crate) fn delete(trash: &Path, names: &[String]) -> Result<(), EngineError> 
     told
 }
 
+/// Deletes one tree in an open folder.
+pub(crate) fn delete_in(folder: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
+    let mut waiting = vec![name.to_owned()];
+    while let Some(name) = waiting.pop() {
+        delete_one(folder, folder, &name, 0, &mut waiting)?;
+    }
+    Ok(())
+}
+
 fn delete_one(
     top: BorrowedFd<'_>,
     folder: BorrowedFd<'_>,
@@ -55,13 +64,21 @@ fn delete_one(
     depth: usize,
     lifted: &mut Vec<CString>,
 ) -> Result<(), Errno> {
-    let kind = match tree::stat(folder, name) {
-        Ok(stat) => FileType::from_raw_mode(stat.st_mode),
+    let stat = match tree::stat(folder, name) {
+        Ok(stat) => stat,
         Err(Errno::NOENT) => return Ok(()),
         Err(error) => return Err(error),
     };
+    let kind = FileType::from_raw_mode(stat.st_mode);
     if kind != FileType::Directory {
         return gone(rustix::fs::unlinkat(folder, name, AtFlags::empty()));
+    }
+    // On other file systems the number is an ordinary one.
+    if btrfs::is_subvolume(&stat)
+        && rustix::fs::fstatfs(folder)?.f_type == libc::BTRFS_SUPER_MAGIC
+        && btrfs::destroy(folder, name).is_ok()
+    {
+        return Ok(());
     }
     if depth >= DEEPEST {
         let above = CString::new(disk::random_name()).expect("hexadecimal text has no zero byte");

@@ -24,15 +24,35 @@ use rustix::{
     io::Errno,
 };
 
-use crate::{EngineError, disk::disk_error};
+use crate::{EngineError, disk::disk_error, rootless};
 pub(crate) use trail::Trail;
 
-/// The attribute that makes a folder hide what lies below it in the stack.
-pub(crate) const OPAQUE: &CStr = c"trusted.overlay.opaque";
+/// The names of overlay's own notes.
+struct Notes {
+    /// Makes a folder hide what lies below it in the stack.
+    opaque: &'static CStr,
+    /// What overlay writes when it moves a lower folder by reference or copies only metadata up. Such
+    /// an upper does not stand for itself; our mounts turn both off.
+    by_reference: [&'static CStr; 2],
+}
 
-// What overlay writes when it moves a lower folder by reference or copies only metadata up. Such an
-// upper does not stand for itself; our mounts turn both off.
-const BY_REFERENCE: [&CStr; 2] = [c"trusted.overlay.redirect", c"trusted.overlay.metacopy"];
+const NOTES: Notes = Notes {
+    opaque: c"trusted.overlay.opaque",
+    by_reference: [c"trusted.overlay.redirect", c"trusted.overlay.metacopy"],
+};
+
+// Only the host's root may read and write the others.
+const ROOTLESS_NOTES: Notes = Notes {
+    opaque: c"user.overlay.opaque",
+    by_reference: [c"user.overlay.redirect", c"user.overlay.metacopy"],
+};
+
+// With every name of those notes, also of ones that do not concern us.
+const ROOTLESS_PREFIX: &[u8] = b"user.overlay.";
+
+fn notes() -> &'static Notes {
+    if rootless::is_here() { &ROOTLESS_NOTES } else { &NOTES }
+}
 
 // What a copy keeps besides: data of the owner, file capabilities, access lists. Everything else
 // (labels of the host, overlay's own notes) describes the original only.
@@ -102,11 +122,11 @@ pub(crate) fn is_whiteout(stat: &Stat) -> bool {
 /// # Errors
 /// Also when it stands for a folder below by reference, which no copy can keep.
 pub(crate) fn is_opaque(folder: BorrowedFd<'_>) -> Result<bool, Errno> {
-    if BY_REFERENCE.iter().any(|name| xattr(folder, name).is_ok_and(|value| value.is_some())) {
+    if notes().by_reference.iter().any(|name| xattr(folder, name).is_ok_and(|value| value.is_some())) {
         return Err(Errno::NOTSUP);
     }
     // `x` only says that the folder holds whiteouts of another form, which are regular files to us.
-    Ok(xattr(folder, OPAQUE)?.as_deref() == Some(b"y"))
+    Ok(xattr(folder, notes().opaque)?.as_deref() == Some(b"y"))
 }
 
 fn xattr(file: BorrowedFd<'_>, name: &CStr) -> Result<Option<Vec<u8>>, Errno> {
@@ -374,13 +394,14 @@ pub(crate) fn copy_file_metadata(from: BorrowedFd<'_>, to: BorrowedFd<'_>, stat:
 fn copy_xattrs(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Errno> {
     // 64 KiB: the kernel's own limits for a list of names and for a value.
     let mut list = Vec::new();
-    match fs::flistxattr(from, &mut [0u8; 0][..]) {
+    match fs::flistxattr_query(from) {
         Ok(0) | Err(Errno::NOTSUP) => return Ok(()),
         _ => list.resize(1 << 16, 0),
     }
     let length = fs::flistxattr(from, &mut list[..])?;
     for name in list[..length].split_inclusive(|byte| *byte == 0) {
-        if !KEPT_XATTRS.iter().any(|kept| name.starts_with(kept)) {
+        let of_overlay = rootless::is_here() && name.starts_with(ROOTLESS_PREFIX);
+        if of_overlay || !KEPT_XATTRS.iter().any(|kept| name.starts_with(kept)) {
             continue;
         }
         let Ok(name) = CStr::from_bytes_with_nul(name) else { continue };
@@ -406,5 +427,22 @@ pub(crate) fn make_whiteout(folder: BorrowedFd<'_>, name: &CStr) -> Result<(), E
 
 /// Makes a folder hide what lies below it in the stack.
 pub(crate) fn make_opaque(folder: BorrowedFd<'_>) -> Result<(), Errno> {
-    fs::fsetxattr(folder, OPAQUE, b"y", XattrFlags::empty())
+    fs::fsetxattr(folder, notes().opaque, b"y", XattrFlags::empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_keeps_the_owners_attributes_and_leaves_those_of_the_place() {
+        let (from, to) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
+        let set = |name: &CStr| fs::fsetxattr(&from, name, b"value", XattrFlags::empty());
+        set(c"user.mine").unwrap();
+        set(c"trusted.overlay.origin").unwrap();
+        let stat = fs::fstat(&from).unwrap();
+        copy_file_metadata(from.as_fd(), to.as_fd(), &stat).unwrap();
+        assert_eq!(xattr(to.as_fd(), c"user.mine").unwrap().as_deref(), Some(&b"value"[..]));
+        assert_eq!(xattr(to.as_fd(), c"trusted.overlay.origin").unwrap(), None);
+    }
 }

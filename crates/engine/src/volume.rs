@@ -27,6 +27,7 @@ use crate::{
     Engine, EngineError, disk,
     error::AtPath,
     home::{Survives, read_record, sync, write_record},
+    rootless,
     spec::{VolumeMount, is_plain_name},
     syscall,
     zygote::{client, protocol::Request},
@@ -278,10 +279,10 @@ impl Engine {
     }
 
     fn volume_fill(&self, spec: &VolumeSpec, folder: &Path) -> Result<Volume, EngineError> {
-        let privileged = rustix::process::geteuid().is_root();
         let volume = Volume {
             name: spec.name.clone(),
-            backing: if privileged { Backing::Image } else { Backing::Folder },
+            // Only the host's root may mount a file system of its own making.
+            backing: if rootless::is_here() { Backing::Folder } else { Backing::Image },
             size_bytes: spec.size_bytes,
             files: spec.files,
             folders: spec.folders.clone(),
@@ -294,7 +295,8 @@ impl Engine {
             }
             Backing::Folder => {
                 let files = folder.join(FILES);
-                fs::create_dir(&files).at("make", files)?;
+                fs::create_dir(&files).at("make", &files)?;
+                std::os::unix::fs::chown(&files, Some(OWNER), Some(OWNER)).at("make", files)?;
             }
         }
         write_record(&folder.join("record.json"), &volume, Survives::PowerCut)?;

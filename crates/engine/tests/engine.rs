@@ -3,6 +3,8 @@
 #![expect(unsafe_code, reason = "probes try system calls that have no safe wrapper")]
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+#[path = "engine/btrfs.rs"]
+mod btrfs;
 #[path = "engine/disks.rs"]
 mod disks;
 #[path = "engine/doctor.rs"]
@@ -21,6 +23,8 @@ mod limits;
 mod probes;
 #[path = "engine/seeds.rs"]
 mod seeds;
+#[path = "engine/rootless.rs"]
+mod rootless;
 #[path = "engine/upgrades.rs"]
 mod upgrades;
 #[path = "engine/volumes.rs"]
@@ -41,8 +45,8 @@ use std::{
 };
 
 use harvest_engine::{
-    Bind, Config, Engine, EngineError, ImageConfig, Limits, Network, Origin, Owner, Running, SandboxState,
-    Spec,
+    Bind, Config, Driver, Engine, EngineError, ImageConfig, Limits, Network, Origin, Owner, Running,
+    SandboxState, Spec, Threshold, Thresholds,
     guest::{Guest, Output},
 };
 use harvest_proto::{
@@ -57,6 +61,11 @@ const APPLETS: [&str; 28] = [
     "true", "wget", "wc",
 ];
 
+/// Elsewhere for an ordinary user, who may not enter the folder of what was built.
+fn zygote_program() -> std::ffi::OsString {
+    std::env::var_os("HARVEST_TEST_ZYGOTE").unwrap_or(env!("CARGO_BIN_EXE_harvest-zygote").into())
+}
+
 /// A home of its own; everything in it is gone when the test ends.
 struct World {
     engine: Engine,
@@ -70,7 +79,7 @@ impl World {
     }
 
     fn at(below: &str) -> Self {
-        Self::with_zygote(below, &[])
+        Self::in_folder(tempfile::tempdir().unwrap(), below, Driver::Dir, &[])
     }
 
     /// One whose sandboxes lack these guards.
@@ -82,12 +91,28 @@ impl World {
     }
 
     fn with_zygote(below: &str, arguments: &[&str]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let home = folder.path().join(below).join("home");
-        Self::in_home(folder, home, arguments)
+        Self::in_folder(tempfile::tempdir().unwrap(), below, Driver::Dir, arguments)
     }
 
-    fn in_home(folder: tempfile::TempDir, home: PathBuf, arguments: &[&str]) -> Self {
+    /// On btrfs, unless this host cannot.
+    fn btrfs() -> Option<Self> {
+        btrfs::is_possible().then(|| Self::in_folder(tempfile::tempdir().unwrap(), "", Driver::Btrfs, &[]))
+    }
+
+    /// One for each way to keep disks.
+    fn each() -> impl Iterator<Item = Self> {
+        [Some(Self::new()), Self::btrfs()].into_iter().flatten()
+    }
+
+    fn in_folder(folder: tempfile::TempDir, below: &str, driver: Driver, arguments: &[&str]) -> Self {
+        let home = folder.path().join(below).join("home");
+        Self::in_home(folder, home, driver, arguments)
+    }
+
+    fn in_home(folder: tempfile::TempDir, home: PathBuf, driver: Driver, arguments: &[&str]) -> Self {
+        let zygote = [zygote_program()].into_iter().chain(arguments.iter().map(Into::into)).collect();
+        let cache = folder.path().join("cache");
+        let engine = Engine::open(Config { driver, ..config(&home, &cache, zygote) }).unwrap();
         let base = folder.path().join("cache/layers/base");
         for name in ["bin", "etc", "tmp", "root", "proc", "dev", "sys"] {
             fs::create_dir_all(base.join(name)).unwrap();
@@ -96,9 +121,6 @@ impl World {
         for applet in APPLETS {
             symlink("busybox", base.join("bin").join(applet)).unwrap();
         }
-        let zygote = [&[env!("CARGO_BIN_EXE_harvest-zygote")], arguments].concat();
-        let zygote = zygote.into_iter().map(Into::into).collect();
-        let engine = Engine::open(config(&home, &folder.path().join("cache"), zygote)).unwrap();
         Self { engine, home, folder }
     }
 
@@ -162,6 +184,7 @@ impl World {
                 words.next().is_some_and(|word| word.ends_with(b"harvest-zygote"))
                     && words.any(|word| word == home.as_os_str().as_encoded_bytes())
                     && link(pid) == link(&"self")
+                    && leads_its_session(*pid)
             })
             .collect()
     }
@@ -176,13 +199,22 @@ impl Drop for World {
         if !thread::panicking() {
             self.assert_nothing_left();
         }
+        // Looking for cgroups has woken it.
+        btrfs::let_go(&self.engine, &self.home);
     }
 }
 
 fn config(home: &Path, cache: &Path, zygote: Vec<std::ffi::OsString>) -> Config {
     let supervisor = PathBuf::from(std::env::var_os("HARVEST_SUPERVISOR").unwrap_or_default());
     assert!(supervisor.is_file(), "no supervisor at {}: run `cargo supervisor`", supervisor.display());
-    Config { home: home.to_owned(), cache: cache.to_owned(), supervisor, zygote }
+    Config {
+        home: home.to_owned(),
+        cache: cache.to_owned(),
+        supervisor,
+        zygote,
+        driver: Driver::Dir,
+        thresholds: Thresholds::NONE,
+    }
 }
 
 fn named(path: &Path) -> String {
@@ -194,6 +226,12 @@ fn processes() -> Vec<u32> {
         .unwrap()
         .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
         .collect()
+}
+
+/// Unlike what it starts, a zygote does; a process that only makes a user namespace looks like one otherwise.
+fn leads_its_session(pid: u32) -> bool {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(3)) == Some(&pid.to_string())
 }
 
 /// The host's uid of a process, unless it is dead and only waits for its parent to notice.

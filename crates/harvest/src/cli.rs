@@ -128,6 +128,8 @@ pub(crate) enum Command {
     /// Make and remove volumes
     #[command(subcommand)]
     Volume(Volume),
+    /// Show what takes how much room; with -v each thing by itself
+    Df,
     /// Remove what nothing uses any more
     Gc(Gc),
     /// The parent of every sandbox; started on demand

@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use harvest_engine::Driver;
 use harvest_proto::Secret;
 use serde::Deserialize;
 
@@ -44,6 +45,8 @@ pub(crate) struct Config {
     pub(crate) budget_tokens: Option<u64>,
     /// Where the Anthropic API is; its own address when absent.
     pub(crate) anthropic_url: Option<String>,
+    /// How a new home keeps disks.
+    pub(crate) store_driver: Driver,
 }
 
 /// The file as written.
@@ -63,11 +66,12 @@ struct File {
     author_email: Option<String>,
     budget_tokens: Option<u64>,
     anthropic_url: Option<String>,
+    store_driver: Option<Driver>,
 }
 
 /// Key, type, default and meaning of everything in the file, for the reference page.
 #[cfg(test)]
-pub(crate) const KEYS: [(&str, &str, &str, &str); 13] = [
+pub(crate) const KEYS: [(&str, &str, &str, &str); 14] = [
     (
         "home",
         "path",
@@ -111,6 +115,13 @@ pub(crate) const KEYS: [(&str, &str, &str, &str); 13] = [
         "A session that has used so many tokens gets no more model calls",
     ),
     ("anthropic_url", "URL", "the Anthropic API", "Where the model upstream `anthropic` is"),
+    (
+        "store_driver",
+        "`auto`, `dir` or `btrfs`",
+        "`dir`",
+        "How a new `home` keeps disks: in plain folders, or on btrfs, which captures and forks in milliseconds; \
+         of no effect on a home that exists",
+    ),
 ];
 
 /// Variables that are no key, for the reference page.
@@ -175,6 +186,9 @@ impl Config {
             author_email: var("AUTHOR_EMAIL").or(file.author_email),
             budget_tokens: number("BUDGET_TOKENS")?.or(file.budget_tokens),
             anthropic_url: var("ANTHROPIC_URL").or(file.anthropic_url),
+            store_driver: parsed("STORE_DRIVER", var("STORE_DRIVER"))?
+                .or(file.store_driver)
+                .unwrap_or(Driver::Dir),
         })
     }
 

@@ -37,6 +37,9 @@ pub(crate) struct Invocation {
 }
 
 fn main() -> ExitCode {
+    // Only a process without threads can become root of a user namespace, so it comes first. Who cannot
+    // is told by the engine, should it be needed.
+    let _told_by_the_engine = harvest_engine::rootless::enter();
     let cli = Cli::parse_from(cli::arguments(std::env::args_os()));
     // The zygote forks sandboxes: it must never have had a second thread, so it comes before everything.
     if let Some(Command::Zygote(zygote)) = &cli.command {

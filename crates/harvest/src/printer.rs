@@ -3,6 +3,7 @@
 use std::io::{self, IsTerminal, Write};
 
 use anyhow::Result;
+use harvest_engine::rootless::RootlessError;
 use harvest_proto::api::Problem;
 use serde::Serialize;
 
@@ -163,7 +164,9 @@ pub(crate) fn columns() -> usize {
 pub(crate) fn hint_of(error: &anyhow::Error) -> Option<String> {
     // Asked of the whole: what `context` added is found only so.
     let advice = error.downcast_ref::<Advice>().map(|advice| advice.hint.clone());
-    advice.or_else(|| error.downcast_ref::<Refused>().and_then(|refused| refused.0.hint.clone()))
+    let refused = || error.downcast_ref::<Refused>().and_then(|refused| refused.0.hint.clone());
+    let rootless = || error.chain().find_map(|cause| Some(cause.downcast_ref::<RootlessError>()?.hint()));
+    advice.or_else(refused).or_else(|| rootless().map(str::to_owned))
 }
 
 /// Whether the reader of our stdout went away, which is no failure of ours.

@@ -14,7 +14,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 use futures_util::StreamExt;
-use harvest_engine::{Engine, Limits};
+use harvest_engine::{Engine, Limits, Thresholds};
 use harvest_gateway::{Gateway, GatewayConfig, ScriptRule, vault::Vault};
 use harvest_github::Forge;
 use harvest_proto::{Secret, SessionId, bridge::Author};
@@ -232,6 +232,8 @@ pub(crate) fn open_engine(config: &Config) -> Result<Engine> {
         home,
         cache: config.cache.clone(),
         zygote: vec![program.into(), "zygote".into()],
+        driver: config.store_driver,
+        thresholds: Thresholds::default(),
     })
     .context("cannot open the engine")
 }

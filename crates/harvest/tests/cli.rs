@@ -33,7 +33,7 @@ fn help_names_every_verb_and_hides_the_zygote() {
     let help = text(&output.stdout);
     assert_eq!(output.status.code(), Some(0));
     let verbs = "quickstart up doctor run ls show attach send queue stop pause resume fork archive rm diff logs exec \
-                 pr repo secret image sandbox snapshot volume gc";
+                 pr repo secret image sandbox snapshot volume df gc";
     for verb in verbs.split_whitespace() {
         assert!(
             help.lines().any(|line| line.starts_with(&format!("  {verb} "))),

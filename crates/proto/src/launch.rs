@@ -19,6 +19,9 @@ pub const DNS_ADDRESS: std::net::Ipv4Addr = std::net::Ipv4Addr::new(198, 18, 0, 
 /// The first two bytes of every synthetic address are 198.18 or 198.19.
 pub const SYNTHETIC_PREFIX_BITS: u8 = 15;
 
+/// Tells pid 1 (SIGUSR1) to read the order in [`Descriptor::Still`], where the host has no cgroup to freeze.
+pub const STILL_SIGNAL: i32 = 10;
+
 /// What a supervisor gets ahead of time, when nobody knows yet which sandbox it will be pid 1 of: it
 /// prepares what is the same for all, and waits for its launch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -75,6 +78,11 @@ pub enum Descriptor {
     AgentKill,
     /// `freezer.state` of the agent's cgroup (v1 only).
     AgentFreezer,
+    /// A file to read and write, in place of a cgroup that could be frozen or killed. Its first eight
+    /// bytes, in the machine's order, are the engine's: a number that rises with each order, whose last
+    /// two bits say what is to become of everything but pid 1: 0 go on, 1 stand still, 2 die. The next
+    /// eight are pid 1's: the last order it has carried out.
+    Still,
     /// Has a line `oom_kill N`: how many processes the memory limit has killed
     /// (`memory.events` on v2, `memory.oom_control` on v1).
     OomCount,

@@ -9,7 +9,7 @@ use std::{
     sync::Arc,
 };
 
-use harvest_engine::{BuildOptions, Config, Engine, Limits, Recipe};
+use harvest_engine::{BuildOptions, Config, Driver, Engine, Limits, Recipe, Thresholds};
 use harvest_proto::{
     SandboxId,
     bridge::{Command, Role},
@@ -29,13 +29,15 @@ struct Home {
 }
 
 impl Home {
-    fn new() -> Self {
+    fn new(driver: Driver) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let engine = Engine::open(Config {
             home: folder.path().join("home"),
             cache: folder.path().join("cache"),
             supervisor: built(std::env::var_os("HARVEST_SUPERVISOR").unwrap_or_default().into()),
             zygote: vec![built(harvest()).into(), "zygote".into()],
+            driver,
+            thresholds: Thresholds::NONE,
         })
         .unwrap();
         busybox(&folder.path().join("root"));
@@ -80,7 +82,20 @@ fn busybox(root: &Path) {
 
 #[tokio::test]
 async fn the_local_provider_keeps_the_contract() {
-    let home = Home::new();
+    keeps_the_contract(Driver::Dir).await;
+}
+
+#[tokio::test]
+async fn the_local_provider_keeps_the_contract_on_btrfs() {
+    if Path::new("/usr/sbin/mkfs.btrfs").exists() {
+        keeps_the_contract(Driver::Btrfs).await;
+    } else {
+        eprintln!("skipped: no mkfs.btrfs (package btrfs-progs)");
+    }
+}
+
+async fn keeps_the_contract(driver: Driver) {
+    let home = Home::new(driver);
     contract::run(Arc::new(Local::new(home.engine.clone(), Limits::default())), IMAGE).await;
     assert!(home.engine.list().unwrap().is_empty(), "the suite leaves no sandbox");
 }
@@ -103,7 +118,7 @@ async fn in_state_of(local: &Local, repository: &str, script: &str) -> String {
 
 #[tokio::test]
 async fn what_one_run_leaves_in_its_repositorys_state_the_next_one_finds() {
-    let home = Home::new();
+    let home = Home::new(Driver::Dir);
     let local = Local::new(home.engine.clone(), Limits::default());
     in_state_of(&local, "acme/app", "echo found > /mnt/state/workspace/left").await;
     assert_eq!(in_state_of(&local, "acme/app", "cat /mnt/state/workspace/left").await, "found");
@@ -113,7 +128,7 @@ async fn what_one_run_leaves_in_its_repositorys_state_the_next_one_finds() {
 
 #[tokio::test]
 async fn a_sandbox_whose_state_cannot_be_had_starts_without() {
-    let home = Home::new();
+    let home = Home::new(Driver::Dir);
     let local = Local::new(home.engine.clone(), Limits::default());
     in_state_of(&local, "acme/app", "true").await;
     let [volume] = &home.engine.volumes().unwrap()[..] else { panic!("one repository, one volume") };

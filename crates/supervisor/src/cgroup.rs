@@ -42,6 +42,11 @@ impl AgentGroup {
         }
     }
 
+    /// Whether the group's being empty proves anything; an ordinary user may have no cgroup.
+    pub(crate) fn proves(&self) -> bool {
+        self.procs.is_some()
+    }
+
     /// Kills everything in the group until it is empty. False when that is not proven in time.
     pub(crate) async fn clear(&self, limit: Duration) -> bool {
         let deadline = Instant::now() + limit;

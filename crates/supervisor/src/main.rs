@@ -22,6 +22,7 @@ mod passing;
 mod processes;
 mod reaper;
 mod run;
+mod still;
 mod streams;
 mod supervisor;
 mod turn;

@@ -18,7 +18,7 @@ use crate::{
     door, log,
     outbox::Outbox,
     processes::{Processes, limit_file_size},
-    reaper,
+    reaper, still,
     supervisor::Supervisor,
     turn::Turns,
 };
@@ -67,6 +67,9 @@ async fn serve(mut birth: Birth) -> Result<(), BirthError> {
     let bridge = inheritance.take(Descriptor::Bridge).ok_or(BirthError::NoBridge)?;
     let listener = bridge::listener(bridge)?;
     let shutdown = Rc::new(Notify::new());
+    if let Some(orders) = inheritance.take(Descriptor::Still) {
+        tokio::task::spawn_local(still::run(orders));
+    }
     door::open(&mut inheritance, launch.sealed)?;
     let supervisor = build(launch, processes, inheritance);
     log::line(format_args!("{} is up", supervisor.launch.sandbox));

@@ -1,6 +1,9 @@
 //! Ranges of host ids, one per sandbox, claimed host-wide: two sandboxes never share an id, whatever
 //! home they belong to, so that neither can signal the other or eat up its per-user limits.
 //!
+//! Where there is no root to give them out, sandboxes share the ids of their user; then only the id
+//! that owns a user namespace differs, among those of one zygote.
+//!
 //! A claim is a file named after the range that says which process holds it: the zygote while a
 //! sandbox is being made, its pid 1 afterwards. A claim whose process is gone is void.
 
@@ -26,11 +29,13 @@ pub(crate) const CLAIMS: &str = "/run/harvest-ids";
 const FIRST: u32 = 0x7000_0000;
 const RANGES: u32 = 0x1000_0000 / IDS;
 
-/// A range of ids that is ours.
+/// A range of ids that is ours, or that we may use.
 #[derive(Debug)]
-pub(crate) struct Claim {
-    file: PathBuf,
-    first: u32,
+pub(crate) enum Claim {
+    /// Nobody else has it.
+    Own { file: PathBuf, first: u32 },
+    /// The whole of what the user has.
+    Shared { owner: u32, processes: u32 },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -52,10 +57,10 @@ impl Claim {
         let _lock = lock(folder)?;
         let own = std::process::id();
         for number in (0..RANGES).map(|offset| wish.wrapping_add(offset) % RANGES) {
-            let claim = Self { file: folder.join(number.to_string()), first: FIRST + number * IDS };
-            if !claim.held() {
-                claim.write(own)?;
-                return Ok(claim);
+            let (file, first) = (folder.join(number.to_string()), FIRST + number * IDS);
+            if !held(&file) {
+                write(&file, own)?;
+                return Ok(Self::Own { file, first });
             }
         }
         Err(StepError::new("find a free range of ids", io::ErrorKind::QuotaExceeded.into()))
@@ -63,45 +68,75 @@ impl Claim {
 
     /// The range that starts with this id, as an earlier zygote claimed it.
     pub(crate) fn adopt(folder: &Path, first: u32) -> Self {
-        Self { file: folder.join((first.wrapping_sub(FIRST) / IDS).to_string()), first }
+        match first {
+            0 => Self::Shared { owner: 0, processes: 0 },
+            _ => Self::Own { file: folder.join((first.wrapping_sub(FIRST) / IDS).to_string()), first },
+        }
+    }
+
+    /// All ids of this user, for at most so many processes. Those with different wishes do not count
+    /// against each other.
+    pub(crate) fn share(wish: u32, processes: u32) -> Self {
+        Self::Shared { owner: 1 + wish % (IDS - 1), processes }
     }
 
     /// Says that the range is in use as long as this process lives.
     pub(crate) fn hand_to(&self, pid: u32) -> Result<(), StepError> {
-        let _lock = lock(self.file.parent().unwrap_or(Path::new("/")))?;
-        self.write(pid)
+        let Self::Own { file, .. } = self else { return Ok(()) };
+        let _lock = lock(file.parent().unwrap_or(Path::new("/")))?;
+        write(file, pid)
     }
 
     /// Gives the range back.
     pub(crate) fn release(&self) {
-        let _ = fs::remove_file(&self.file);
+        if let Self::Own { file, .. } = self {
+            let _ = fs::remove_file(file);
+        }
     }
 
-    /// The host id that is root inside.
+    /// The host id that is root inside; 0 where ids are shared.
     pub(crate) fn first(&self) -> u32 {
-        self.first
+        match self {
+            Self::Own { first, .. } => *first,
+            Self::Shared { .. } => 0,
+        }
     }
 
-    fn held(&self) -> bool {
-        // A claim that cannot be read was cut off while being written, under the lock we hold now.
-        fs::read(&self.file)
-            .ok()
-            .and_then(|bytes| serde_json::from_slice::<Holder>(&bytes).ok())
-            .is_some_and(|holder| holder.lives())
+    /// The id that makes the user namespace: what the kernel counts is counted against it.
+    pub(crate) fn owner(&self) -> u32 {
+        match self {
+            Self::Own { first, .. } => *first,
+            Self::Shared { owner, .. } => *owner,
+        }
     }
 
-    /// Under the lock: a sweep takes unfinished claims for abandoned ones.
-    fn write(&self, pid: u32) -> Result<(), StepError> {
-        let doing = || format!("claim ids in {}", self.file.display());
-        let started =
-            start_ticks(pid).ok_or(io::ErrorKind::NotFound).map_err(io::Error::from).doing(doing)?;
-        let holder = Holder { boot: boot_id().to_owned(), pid, started };
-        let text = serde_json::to_vec(&holder).map_err(io::Error::from).doing(doing)?;
-        // Replaced as a whole: a reader never sees a claim without its holder.
-        let new = self.file.with_extension("new");
-        fs::write(&new, text).doing(doing)?;
-        fs::rename(&new, &self.file).doing(doing)
+    /// How many processes the user namespace may have, where nothing better limits them.
+    pub(crate) fn processes(&self) -> Option<u32> {
+        match self {
+            Self::Own { .. } => None,
+            Self::Shared { processes, .. } => Some(*processes),
+        }
     }
+}
+
+fn held(file: &Path) -> bool {
+    // A claim that cannot be read was cut off while being written, under the lock we hold now.
+    fs::read(file)
+        .ok()
+        .and_then(|bytes| serde_json::from_slice::<Holder>(&bytes).ok())
+        .is_some_and(|holder| holder.lives())
+}
+
+/// Under the lock: a sweep takes unfinished claims for abandoned ones.
+fn write(file: &Path, pid: u32) -> Result<(), StepError> {
+    let doing = || format!("claim ids in {}", file.display());
+    let started = start_ticks(pid).ok_or(io::ErrorKind::NotFound).map_err(io::Error::from).doing(doing)?;
+    let holder = Holder { boot: boot_id().to_owned(), pid, started };
+    let text = serde_json::to_vec(&holder).map_err(io::Error::from).doing(doing)?;
+    // Replaced as a whole: a reader never sees a claim without its holder.
+    let new = file.with_extension("new");
+    fs::write(&new, text).doing(doing)?;
+    fs::rename(&new, file).doing(doing)
 }
 
 fn lock(folder: &Path) -> Result<fs::File, StepError> {
@@ -117,12 +152,10 @@ pub(crate) fn sweep(folder: &Path) -> Result<(), StepError> {
     let _lock = lock(folder)?;
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name();
-        let number = name.to_str().and_then(|name| name.parse::<u32>().ok());
-        let claim =
-            Claim { file: entry.path(), first: FIRST.wrapping_add(number.unwrap_or(0).wrapping_mul(IDS)) };
+        let is_claim = name.to_str().is_some_and(|name| name.parse::<u32>().is_ok());
         // Besides claims and the lock there are only claims cut off while being written.
-        if name != "lock" && (number.is_none() || !claim.held()) {
-            claim.release();
+        if name != "lock" && (!is_claim || !held(&entry.path())) {
+            let _ = fs::remove_file(entry.path());
         }
     }
     Ok(())
@@ -147,11 +180,19 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let claim = Claim::take(folder.path(), 7).unwrap();
         let holder = Holder { boot: boot_id().to_owned(), pid: std::process::id(), started: 1 };
-        fs::write(&claim.file, serde_json::to_vec(&holder).unwrap()).unwrap();
-        assert_eq!(Claim::take(folder.path(), 7).unwrap().first(), claim.first());
-        fs::write(&claim.file, "").unwrap();
+        let Claim::Own { file, first } = claim else { panic!("{claim:?}") };
+        fs::write(&file, serde_json::to_vec(&holder).unwrap()).unwrap();
+        assert_eq!(Claim::take(folder.path(), 7).unwrap().first(), first);
+        fs::write(&file, "").unwrap();
         sweep(folder.path()).unwrap();
-        assert!(!claim.file.exists());
+        assert!(!file.exists());
+    }
+
+    #[test]
+    fn no_owner_of_shared_ids_is_root_or_outside_the_range() {
+        for wish in [0, 1, IDS - 2, IDS - 1, IDS, u32::MAX] {
+            assert!((1..IDS).contains(&Claim::share(wish, 1).owner()), "{wish}");
+        }
     }
 
     #[test]

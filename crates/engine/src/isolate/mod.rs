@@ -30,7 +30,7 @@ use rustix::{
         AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
         SocketType, bind, listen, sendmsg, socket_with, socketpair,
     },
-    process::{Resource, Rlimit, Signal, getrlimit, setrlimit},
+    process::{DumpableBehavior, Resource, Rlimit, Signal, getrlimit, setrlimit},
     thread::{CapabilitiesSecureBits, LinkNameSpaceType, UnshareFlags},
 };
 use serde::{Deserialize, Serialize};
@@ -38,10 +38,15 @@ use serde::{Deserialize, Serialize};
 use crate::{
     error::{Doing, StepError},
     plan::{IDS, Namespace, Step},
+    rootless,
     syscall::{self, Side},
     zygote::protocol::receive,
 };
+use ids::Claim;
 use mounts::{Scratch, Tree};
+
+// Pid 1's own, beside those of its commands.
+const SUPERVISOR_PROCESSES: u64 = 64;
 
 /// What the new process is born with.
 pub(crate) struct Birth<'a> {
@@ -53,8 +58,10 @@ pub(crate) struct Birth<'a> {
     pub(crate) supervisor: &'a OwnedFd,
     /// The sandbox's user namespace.
     pub(crate) users: &'a OwnedFd,
-    /// Root's host id inside it.
+    /// Root's host id inside it; 0 where ids are shared, and then mounts show them as they are.
     pub(crate) first_id: u32,
+    /// How many processes it may have, where no cgroup counts them.
+    pub(crate) processes: Option<u32>,
     /// Takes word that the steps ahead are done, and brings a [`Calling`] when the zygote has written
     /// everything down; closed when it died.
     pub(crate) gate: &'a OwnedFd,
@@ -65,8 +72,10 @@ pub(crate) struct Birth<'a> {
 pub(crate) struct Calling {
     /// The steps after the gate.
     pub(crate) steps: Vec<Step>,
-    /// Holds `upper`, `work` and the log.
+    /// Holds the log.
     pub(crate) folder: PathBuf,
+    /// Holds `upper` and `work`.
+    pub(crate) writable: PathBuf,
     /// Holds the sockets.
     pub(crate) run: PathBuf,
     /// What the supervisor is told; its descriptors are collected on the way.
@@ -87,19 +96,22 @@ pub(crate) fn clone_flags(namespaces: &[Namespace]) -> u64 {
         .fold(0, |flags, flag| flags | u64::from(flag.cast_unsigned()))
 }
 
-/// Makes a user namespace that maps 0.. to the range starting at `first`.
+/// Makes a user namespace that maps 0.. to the claimed range.
 ///
 /// # Safety
 /// The caller must have one thread only.
-pub(crate) unsafe fn make_user_namespace(first: u32) -> Result<OwnedFd, StepError> {
+pub(crate) unsafe fn make_user_namespace(claim: &Claim) -> Result<OwnedFd, StepError> {
     let doing = || "make a user namespace".to_owned();
     // The kernel counts inotify watches, pending signals and the like against who made the
-    // namespace: the range's own first id, not root, whom all sandboxes would share.
+    // namespace: an id of its own, not root, whom all sandboxes would share.
     let owner = |uid: u32| {
         let id = rustix::process::Uid::from_raw(uid);
-        rustix::thread::set_thread_res_uid(None, Some(id), None)
+        rustix::thread::set_thread_res_uid(None, Some(id), None)?;
+        // Or what `/proc` shows of us and of the child would be closed to who is not the host's root.
+        rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable)
     };
-    owner(first).doing(doing)?;
+    let before = narrow(claim).doing(doing)?;
+    owner(claim.owner()).doing(doing)?;
     let zygote = rustix::process::getpid();
     // SAFETY: the caller vouches for one thread; the child below only waits to be killed.
     let side = unsafe { syscall::clone_process(libc::CLONE_NEWUSER.cast_unsigned().into(), None) };
@@ -107,11 +119,20 @@ pub(crate) unsafe fn make_user_namespace(first: u32) -> Result<OwnedFd, StepErro
         wait_for_the_end(zygote);
     }
     owner(0).doing(doing)?;
+    for (resource, limit) in before {
+        setrlimit(resource, limit).doing(doing)?;
+    }
     let Side::Parent { pid, pidfd } = side.doing(doing)? else { wait_for_the_end(zygote) };
-    let map = format!("0 {first} {IDS}\n");
     let prepare = || -> io::Result<OwnedFd> {
-        fs::write(format!("/proc/{pid}/uid_map"), &map)?;
-        fs::write(format!("/proc/{pid}/gid_map"), &map)?;
+        for file in ["uid_map", "gid_map"] {
+            let map = match claim {
+                Claim::Own { first, .. } => format!("0 {first} {IDS}\n"),
+                Claim::Shared { .. } => {
+                    rootless::same_ids(&fs::read_to_string(format!("/proc/self/{file}"))?)
+                }
+            };
+            fs::write(format!("/proc/{pid}/{file}"), map)?;
+        }
         Ok(fs::File::open(format!("/proc/{pid}/ns/user"))?.into())
     };
     let namespace = prepare();
@@ -121,6 +142,24 @@ pub(crate) unsafe fn make_user_namespace(first: u32) -> Result<OwnedFd, StepErro
         rustix::process::WaitIdOptions::EXITED,
     );
     namespace.doing(doing)
+}
+
+/// Lowers what the maker of a user namespace may have, where ids are shared: the namespace remembers it,
+/// and what has an id inside counts together. Answers what to set again.
+fn narrow(claim: &Claim) -> io::Result<Vec<(Resource, Rlimit)>> {
+    let Some(processes) = claim.processes() else { return Ok(Vec::new()) };
+    let mut before = Vec::new();
+    for resource in [Resource::Nproc, Resource::Sigpending] {
+        let limit = getrlimit(resource);
+        let most = match resource {
+            Resource::Nproc => u64::from(processes) + SUPERVISOR_PROCESSES,
+            _ => limit.current.unwrap_or(u64::MAX) / rootless::SHARE,
+        };
+        let most = limit.maximum.map_or(most, |maximum| maximum.min(most));
+        setrlimit(resource, Rlimit { current: Some(most), ..limit })?;
+        before.push((resource, limit));
+    }
+    Ok(before)
 }
 
 fn wait_for_the_end(zygote: rustix::process::Pid) -> ! {
@@ -233,8 +272,9 @@ impl Work {
             Step::Bridge => self.bridge(),
             Step::Door => self.door(),
             Step::Log => self.log(),
+            Step::Still => self.still(),
             Step::EnterUserNamespace => enter_users(birth.users.as_fd()),
-            Step::ResourceLimits => resource_limits(),
+            Step::ResourceLimits => resource_limits(birth.processes),
             Step::Capabilities { keep } => caps::keep_only(keep).doing(|| "drop capabilities".to_owned()),
             Step::NoNewPrivileges => {
                 rustix::thread::set_no_new_privs(true).doing(|| "set no_new_privs".to_owned())
@@ -246,6 +286,7 @@ impl Work {
             Step::Launch => self.launch(),
             Step::MakeGroup(_)
             | Step::ClaimIds { .. }
+            | Step::ShareIds { .. }
             | Step::MakeUserNamespace
             | Step::Clone { .. }
             | Step::Split
@@ -282,14 +323,14 @@ impl Work {
             _ => {}
         }
         let handed = |number: usize| self.handed.get(number).ok_or(io::ErrorKind::NotFound);
-        let ids = birth.users.as_fd();
+        let ids = (birth.first_id != 0).then_some(birth.users.as_fd());
         match step {
             Step::Layer { from, name } => handed(from.number)
                 .map_err(io::Error::from)
                 .and_then(|tree| self.scratch.as_ref().ok_or(io::ErrorKind::Other)?.layer(tree, name, ids))
                 .doing(|| format!("attach the layer {}", from.path.display())),
             Step::Writable => {
-                let folder = &self.calling()?.folder;
+                let folder = &self.calling()?.writable;
                 self.scratch()?.writable(folder, ids).doing(|| format!("attach {}", folder.display()))
             }
             Step::Proc => self.ahead()?.proc().doing(|| "mount /proc".to_owned()),
@@ -385,6 +426,19 @@ impl Work {
         Ok(())
     }
 
+    fn still(&mut self) -> Result<(), StepError> {
+        let path = self.calling()?.folder.join(STILL);
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
+        // Two numbers: a disk that is full later has room for them already.
+        let make = || -> io::Result<OwnedFd> {
+            let file = rustix::fs::open(&path, flags, Mode::from_raw_mode(0o600))?;
+            rustix::io::write(&file, &[0; 16])?;
+            Ok(file)
+        };
+        self.inherited.push((Descriptor::Still, make().doing(|| format!("make {}", path.display()))?));
+        Ok(())
+    }
+
     /// Becomes the supervisor, which finds what it gets ahead of its launch on its standard input.
     fn exec(&mut self, supervisor: &OwnedFd) -> StepError {
         let (Some(stdin), Some(null)) = (self.stdin.take(), self.null.take()) else {
@@ -432,6 +486,9 @@ fn give<T: Serialize>(socket: &OwnedFd, message: &T, files: &[OwnedFd]) -> io::R
 
 /// The name of the file the supervisor's output goes to.
 pub(crate) const LOG: &str = "supervisor.log";
+
+/// The name of the file by which pid 1 is asked to let its commands stand still.
+pub(crate) const STILL: &str = "still";
 
 fn out_of_order() -> StepError {
     StepError::new("carry out a plan whose steps are out of order", io::ErrorKind::InvalidInput.into())
@@ -492,7 +549,12 @@ fn enter_users(users: BorrowedFd<'_>) -> Result<(), StepError> {
     enter().doing(|| "enter the user namespace".to_owned())
 }
 
-fn resource_limits() -> Result<(), StepError> {
+fn resource_limits(processes: Option<u32>) -> Result<(), StepError> {
+    if let Some(processes) = processes.map(u64::from) {
+        let allowed = getrlimit(Resource::Nproc).maximum.map_or(processes, |most| most.min(processes));
+        let most = Rlimit { current: Some(allowed), maximum: Some(allowed) };
+        setrlimit(Resource::Nproc, most).doing(|| "limit processes".to_owned())?;
+    }
     // 1, not 0: a limit of 0 still starts the host's crash handler where core dumps go to a program.
     let core = Rlimit { current: Some(1), maximum: Some(1) };
     setrlimit(Resource::Core, core).doing(|| "forbid core dumps".to_owned())?;

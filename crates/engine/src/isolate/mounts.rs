@@ -22,7 +22,7 @@ use rustix::{
 use crate::{
     error::{Doing, StepError},
     plan::below_root,
-    syscall,
+    rootless, syscall,
 };
 
 const NOSUID_NODEV: MountAttrFlags =
@@ -35,6 +35,9 @@ const TERMINALS: &str = "256";
 
 /// The place in the zygote's root where mounts are put together; a fresh tmpfs for each sandbox.
 pub(crate) const SCRATCH: &str = "/scratch";
+
+/// Where the zygote of an ordinary user keeps the host's devices.
+pub(crate) const DEVICES: &str = "/dev";
 
 /// A new file system, mounted nowhere yet.
 pub(crate) fn new(kind: &str, options: &[(&str, &str)], flags: MountAttrFlags) -> io::Result<OwnedFd> {
@@ -96,18 +99,18 @@ impl Scratch {
     }
 
     /// Attaches a layer, read-only, showing the ids of `ids`.
-    pub(crate) fn layer(&self, tree: &OwnedFd, name: &str, ids: BorrowedFd<'_>) -> io::Result<()> {
+    pub(crate) fn layer(&self, tree: &OwnedFd, name: &str, ids: Option<BorrowedFd<'_>>) -> io::Result<()> {
         let target = Path::new("layers").join(name);
         mkdirat(&self.0, &target, Mode::from_raw_mode(0o755))?;
-        syscall::mount_attributes(tree, READ_ONLY, Some(ids))?;
+        syscall::mount_attributes(tree, READ_ONLY, ids)?;
         syscall::attach(tree, folder(&self.0, &target)?)
     }
 
     /// Attaches the folder that holds `upper` and `work`.
-    pub(crate) fn writable(&self, path: &Path, ids: BorrowedFd<'_>) -> io::Result<()> {
+    pub(crate) fn writable(&self, path: &Path, ids: Option<BorrowedFd<'_>>) -> io::Result<()> {
         let tree = syscall::tree(CWD, path, false)?;
         let flags = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
-        syscall::mount_attributes(&tree, flags, Some(ids))?;
+        syscall::mount_attributes(&tree, flags, ids)?;
         syscall::attach(&tree, folder(&self.0, "writable")?)
     }
 
@@ -118,8 +121,9 @@ impl Scratch {
         // metadata-only copies each layer can be read by itself, and none can point elsewhere.
         let options = format!(
             "lowerdir={},upperdir=writable/upper,workdir=writable/work,\
-             redirect_dir=nofollow,metacopy=off,index=off,nfs_export=off",
-            lowers.join(":")
+             redirect_dir=nofollow,metacopy=off,index=off,nfs_export=off{}",
+            lowers.join(":"),
+            if rootless::is_here() { ",userxattr" } else { "" }
         );
         let options = std::ffi::CString::new(options)?;
         // All paths above are relative to it.
@@ -222,9 +226,15 @@ impl Tree {
         let quiet = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
         // 64 KiB hold the names; whatever is written here counts against the sandbox's memory anyway.
         let dev = new("tmpfs", &[("mode", "0755"), ("size", "64k")], quiet)?;
+        let mut names = Vec::new();
         for (name, major, minor) in nodes {
             let device = rustix::fs::makedev(major, minor);
-            rustix::fs::mknodat(&dev, name, FileType::CharacterDevice, Mode::from_raw_mode(0o666), device)?;
+            let mode = Mode::from_raw_mode(0o666);
+            match rootless::is_here() {
+                true => create(&dev, OsStr::new(name))?,
+                false => rustix::fs::mknodat(&dev, name, FileType::CharacterDevice, mode, device)?,
+            }
+            names.push(name);
         }
         for (name, target) in [
             ("ptmx", "pts/ptmx"),
@@ -239,6 +249,12 @@ impl Tree {
             mkdirat(&dev, name, Mode::from_raw_mode(0o755))?;
         }
         self.on_folder(&dev, Path::new("/dev"))?;
+        // Only the host's root can make devices; the host's own are as good.
+        for name in names.iter().filter(|_| rootless::is_here()) {
+            let node = syscall::tree(CWD, &Path::new(DEVICES).join(name), false)?;
+            let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+            syscall::attach(&node, openat(&dev, *name, flags, Mode::empty())?)?;
+        }
         // 5 is the group of terminals on every distribution; options are read as the host's ids.
         let group = (first_id + 5).to_string();
         let options = [("ptmxmode", "0666"), ("mode", "0620"), ("gid", &*group), ("max", TERMINALS)];
@@ -293,11 +309,11 @@ impl Tree {
         mount: &OwnedFd,
         inside: &Path,
         read_only: bool,
-        ids: BorrowedFd<'_>,
+        ids: Option<BorrowedFd<'_>>,
     ) -> io::Result<()> {
         let flags = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
         let flags = if read_only { READ_ONLY } else { flags };
-        syscall::mount_attributes(mount, flags, Some(ids))?;
+        syscall::mount_attributes(mount, flags, ids)?;
         self.on_folder(mount, inside)
     }
 

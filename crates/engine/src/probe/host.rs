@@ -16,7 +16,7 @@ use super::{
     Finding, Level, stack,
     trial::{Outcome, in_child},
 };
-use crate::{isolate::seccomp, syscall};
+use crate::{isolate::seccomp, rootless, syscall};
 
 const OLDEST: (u32, u32) = (6, 1);
 // Who runs nothing else; its rights are those of every unprivileged user.
@@ -39,8 +39,13 @@ pub(super) struct Who {
 }
 
 impl Who {
+    /// Also as root of a user namespace.
     pub(super) fn is_root(self) -> bool {
         self.uid == 0
+    }
+
+    pub(super) fn is_host_root(self) -> bool {
+        self.is_root() && !rootless::is_here()
     }
 
     /// The namespaces of a trial; without root it needs a user namespace to have any say in them.
@@ -61,7 +66,7 @@ impl Who {
 
     /// What it means that something only root needs is refused.
     pub(super) fn level(self) -> Level {
-        if self.is_root() { Level::Fail } else { Level::Warn }
+        if self.is_host_root() { Level::Fail } else { Level::Warn }
     }
 }
 
@@ -89,10 +94,11 @@ fn read(path: impl AsRef<Path>) -> Option<String> {
 }
 
 fn privileges(who: Who) -> Finding {
-    if who.is_root() {
+    if who.is_host_root() {
         return Finding::ok("privileges", "root");
     }
-    let found = format!("user {}, not root: weaker isolation, limits only where delegated", who.uid);
+    let found =
+        "not root: sandboxes share one range of ids, root inside is you outside, limits only where delegated";
     Finding::bad("privileges", Level::Warn, found, "run as root for one id range per sandbox")
 }
 
@@ -180,7 +186,7 @@ fn unprivileged(who: Who) -> Finding {
             rustix::thread::set_thread_res_gid(Some(gid), Some(gid), Some(gid))?;
             rustix::thread::set_thread_res_uid(Some(uid), Some(uid), Some(uid))
         };
-        if who.is_root() {
+        if who.is_host_root() {
             become_nobody().map_err(|error| error.to_string())?;
         }
         // SAFETY: this process has one thread and ends right afterwards.
@@ -194,7 +200,7 @@ fn unprivileged(who: Who) -> Finding {
     match unsafe { in_child(0, act) } {
         Ok(_) => Finding::ok(id, "allowed: Harvest can run without root"),
         Err(reason) => {
-            let level = if who.is_root() { Level::Warn } else { Level::Fail };
+            let level = if who.is_host_root() { Level::Warn } else { Level::Fail };
             Finding::bad(id, level, format!("refused ({reason}): without root nothing runs"), forbidder())
         }
     }

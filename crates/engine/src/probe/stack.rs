@@ -25,7 +25,7 @@ use crate::{
     cgroup::Hierarchy,
     error::StepError,
     facts,
-    isolate::{self, mounts::Scratch, network},
+    isolate::{self, ids::Claim, mounts::Scratch, network},
     plan::TWIN,
     spec::Limits,
     syscall,
@@ -67,7 +67,12 @@ fn overlay(folder: &Path, who: Who) -> Finding {
     let act = || -> Outcome {
         own_mounts(who)?;
         rustix::process::chdir(folder).map_err(text)?;
-        let options = c"lowerdir=lower,upperdir=upper,workdir=work,redirect_dir=nofollow,metacopy=off";
+        let options = match who.is_host_root() {
+            true => c"lowerdir=lower,upperdir=upper,workdir=work,redirect_dir=nofollow,metacopy=off",
+            false => {
+                c"lowerdir=lower,upperdir=upper,workdir=work,redirect_dir=nofollow,metacopy=off,userxattr"
+            }
+        };
         mount("overlay", "root", "overlay", MountFlags::empty(), Some(options)).map_err(text)?;
         fs::write("root/made", "").map_err(text)?;
         Ok(String::new())
@@ -94,7 +99,7 @@ fn id_mapped(folder: &Path, who: Who) -> Finding {
     match unsafe { in_child(who.flags(libc::CLONE_NEWNS), act) } {
         Ok(found) => Finding::ok(id, found),
         Err(reason) => {
-            let fix = if who.is_root() {
+            let fix = if who.is_host_root() {
                 "keep HARVEST_HOME on a file system with id-mapped mounts: ext4, xfs, btrfs"
             } else {
                 "only root can map ids of mounts; without it all sandboxes share one range"
@@ -106,13 +111,14 @@ fn id_mapped(folder: &Path, who: Who) -> Finding {
 
 fn stacked(folder: &Path) -> Result<String, StepError> {
     use crate::error::Doing;
+    let spare = Claim::Own { file: PathBuf::new(), first: SPARE_ID };
     // SAFETY: this process is a trial's own and has one thread.
-    let users = unsafe { isolate::make_user_namespace(SPARE_ID) }?;
+    let users = unsafe { isolate::make_user_namespace(&spare) }?;
     let lower = syscall::tree(rustix::fs::CWD, &folder.join("lower"), false);
     let lower = lower.doing(|| "clone a mount".to_owned())?;
     let scratch = Scratch::make_on(&folder.join("root"))?;
-    scratch.layer(&lower, "0", users.as_fd()).doing(|| "map the ids of a layer".to_owned())?;
-    scratch.writable(folder, users.as_fd()).doing(|| "map the ids of a writable folder".to_owned())?;
+    scratch.layer(&lower, "0", Some(users.as_fd())).doing(|| "map the ids of a layer".to_owned())?;
+    scratch.writable(folder, Some(users.as_fd())).doing(|| "map the ids of a writable folder".to_owned())?;
     isolate::act_as(SPARE_ID)?;
     let root = scratch.overlay(&["0".to_owned()]).doing(|| "mount an overlay of both".to_owned())?;
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
@@ -155,6 +161,11 @@ fn cgroups(who: Who) -> Finding {
 
 fn hierarchy_found(hierarchy: &Hierarchy) -> Finding {
     match hierarchy {
+        Hierarchy::None => {
+            let found = "none that this user may divide: nothing limits memory and CPU time";
+            let fix = "run as root, or on cgroup v2 under `systemd-run --user --scope -p Delegate=yes`";
+            Finding::bad("cgroups", Level::Warn, found, fix)
+        }
         Hierarchy::V1 { mounts } => {
             let names: Vec<&str> = mounts.keys().map(String::as_str).collect();
             Finding::ok("cgroups", format!("v1 with {}", names.join(", ")))

@@ -55,6 +55,11 @@ impl Entry {
         Self { kind, inode: stat.st_ino, changed: if racy { UNTRUSTED } else { changed } }
     }
 
+    /// The same, proving nothing.
+    pub(crate) fn doubted(self) -> Self {
+        Self { changed: UNTRUSTED, ..self }
+    }
+
     /// Whether `stat` proves that nothing has changed since.
     pub(crate) fn still(&self, stat: &Stat, kind: Kind) -> bool {
         self.kind == kind && self.inode == stat.st_ino && self.changed == nanos(stat)
@@ -77,6 +82,8 @@ pub(crate) const ROOT: u64 = 0;
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Index {
     folders: HashMap<u64, Names>,
+    /// Folders met twice: moved while we looked.
+    doubtful: Vec<u64>,
 }
 
 impl Index {
@@ -87,7 +94,16 @@ impl Index {
 
     /// Remembers what the folder with this inode holds. `names` must be sorted.
     pub(crate) fn insert(&mut self, inode: u64, names: Names) {
-        self.folders.insert(inode, names);
+        if self.folders.insert(inode, names).is_some() {
+            self.doubtful.push(inode);
+        }
+    }
+
+    /// Forgets folders that were met twice: which of their two copies was remembered, nobody knows.
+    pub(crate) fn forget_doubtful(&mut self) {
+        for inode in std::mem::take(&mut self.doubtful) {
+            self.folders.remove(&inode);
+        }
     }
 
     /// The index as bytes.
@@ -123,7 +139,7 @@ impl Index {
             }
             folders.insert(folder, names);
         }
-        Some(Self { folders })
+        Some(Self { folders, doubtful: Vec::new() })
     }
 }
 

@@ -20,7 +20,7 @@ use rustix::{
     thread::UnshareFlags,
 };
 
-use super::*;
+use super::{capture::LONGEST_CHAIN, index::Index, *};
 use crate::{disk::tests::Temporary, tree};
 
 const BASE: &str = "baselayer";
@@ -44,6 +44,8 @@ impl Machine {
             id: SandboxId::random(),
             layers: vec![BASE.parse().unwrap()],
             config: ImageConfig::default(),
+            parent: None,
+            limit: None,
             of_sessions: false,
         };
         let folder = disk.sandbox(&sandbox.id);
@@ -72,7 +74,7 @@ impl Machine {
     }
 
     fn capture_as(&self, id: &SnapshotId) -> Result<Captured, EngineError> {
-        self.disk.capture(&self.sandbox, id, &Still { freeze: &|| Ok(()), thaw: &|| Ok(()) })
+        self.disk.capture(&self.sandbox, id, &Still { runs: true, freeze: &|| Ok(()), thaw: &|| Ok(()) })
     }
 
     fn end_as(&self, id: &SnapshotId) -> Result<Snapshot, EngineError> {
@@ -227,12 +229,22 @@ proptest! {
             machine.mount();
             let mut taken = Vec::new();
             for edits in turns {
-                for one in &edits {
+                // Some before the first pass, the rest while it has been made and nothing stands still yet.
+                let (before, meanwhile) = edits.split_at(edits.len() / 2);
+                for one in before {
                     edit(&machine.path("merged"), one);
                 }
-                let live = describe(&machine.path("merged"));
-                let captured = machine.capture().unwrap();
-                taken.push((live, captured.snapshot));
+                let live = RefCell::default();
+                let freeze = || {
+                    for one in meanwhile {
+                        edit(&machine.path("merged"), one);
+                    }
+                    *live.borrow_mut() = describe(&machine.path("merged"));
+                    Ok(())
+                };
+                let still = Still { runs: true, freeze: &freeze, thaw: &|| Ok(()) };
+                let captured = machine.disk.capture(&machine.sandbox, &SnapshotId::random(), &still).unwrap();
+                taken.push((live.into_inner(), captured.snapshot));
             }
             // All at the end: later captures must not disturb earlier ones.
             taken.into_iter().map(|(live, snapshot)| (live, machine.shown(&snapshot))).collect::<Vec<_>>()
@@ -307,6 +319,7 @@ fn a_failed_capture_thaws_and_leaves_nothing() {
     let said = RefCell::new(Vec::new());
     let frozen = Cell::new(false);
     let still = Still {
+        runs: true,
         freeze: &|| {
             said.borrow_mut().push("freeze");
             frozen.set(true);
@@ -402,7 +415,7 @@ fn an_end_retried_after_a_crash_at_any_step_keeps_the_work() {
         }
         if ["recorded", "removed"].contains(&crash) {
             let layers = vec![BASE.parse().unwrap(), layer.clone()];
-            machine.disk.snapshot_write(&id, layers, ImageConfig::default(), false).unwrap();
+            machine.disk.snapshot_write(Snapshot::of(id.clone(), layers, ImageConfig::default())).unwrap();
         }
         if crash == "removed" {
             trash::throw_away(&machine.path(""), &machine.disk.trash()).unwrap();

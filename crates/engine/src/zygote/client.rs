@@ -19,6 +19,7 @@ use super::protocol::{Answer, Request, receive, send};
 use crate::{
     error::{AtPath, EngineError},
     home::{Config, Home},
+    store::StoreKind,
 };
 
 // A zygote that dies under a request is replaced; three in a row is no accident.
@@ -40,7 +41,8 @@ pub(crate) fn ask_and(
     files: &[BorrowedFd<'_>],
     meanwhile: &mut dyn FnMut(),
 ) -> Result<Answer, EngineError> {
-    let home = Home::new(config.home.clone());
+    // Only its sockets matter here, which are in the same place in every home.
+    let home = Home::new(config.home.clone(), StoreKind::Dir);
     for _ in 0..ATTEMPTS {
         let socket = match dial(&home) {
             Ok(socket) => socket,

@@ -9,6 +9,7 @@ mod nursery;
 pub(crate) mod protocol;
 mod seed;
 mod server;
+mod still;
 mod supervisor;
 mod watch;
 
@@ -39,7 +40,8 @@ use crate::{
     facts::{Lack, RedirectTrial},
     home::Home,
     isolate::{ids, mounts},
-    plan::Plan,
+    plan::{NODES, Plan},
+    rootless,
     syscall::{self, Side},
 };
 use nursery::Nursery;
@@ -115,7 +117,8 @@ fn split() -> io::Result<Side> {
 fn prepare(home: &Path, lacking: &[Lack], alter: Alter) -> Result<(Server, File), StepError> {
     let build = Build::of(Path::new("/proc/self/exe"));
     let path = home.canonicalize().doing(|| format!("find {}", home.display()))?;
-    let home = Home::new(path);
+    let home = Home::find(path)
+        .map_err(|error| StepError::new("read the home's record", io::Error::other(error)))?;
     let lock = lock(&home)?;
     rustix::process::umask(Mode::empty());
     syscall::fresh_keyring();
@@ -124,12 +127,25 @@ fn prepare(home: &Path, lacking: &[Lack], alter: Alter) -> Result<(Server, File)
     let _ = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files });
     // Best effort: only the most privileged may make themselves less likely to be killed.
     let _ = fs::write("/proc/self/oom_score_adj", "-900");
-    let claims = Path::new(ids::CLAIMS);
-    DirBuilder::new().recursive(true).mode(0o700).create(claims).doing(|| format!("make {}", ids::CLAIMS))?;
+    // An ordinary user's sandboxes share their ids: nothing is claimed, and nowhere outside the home.
+    let claims = if rootless::is_here() { home.run().join("ids") } else { Path::new(ids::CLAIMS).to_owned() };
+    let claims = claims.as_path();
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(claims)
+        .doing(|| format!("make {}", claims.display()))?;
     // SAFETY: the zygote has one thread.
     let redirect = unsafe { RedirectTrial::start(lacking) };
-    let cgroups = Hierarchy::detect()?;
-    cgroups.enter_home(&home.group())?;
+    let mut cgroups = Hierarchy::detect()?;
+    match cgroups.enter_home(&home.group()) {
+        // What looked like ours is not: sandboxes without limits are better than none, and the plan says so.
+        Err(error) if rootless::is_here() => {
+            eprintln!("no cgroups: {}", error.line());
+            cgroups = Hierarchy::None;
+        }
+        result => result?,
+    }
     empty_mount_table(&home, claims, &cgroups)?;
     ids::sweep(claims)?;
     let nursery = Nursery::adopt(home.clone(), cgroups, claims.to_owned(), redirect.found(), alter)?;
@@ -159,11 +175,15 @@ fn empty_mount_table(home: &Home, claims: &Path, cgroups: &Hierarchy) -> Result<
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }.doing(doing)?;
     mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE).doing(doing)?;
     let mut kept: Vec<(PathBuf, bool)> = vec![
-        ("/proc".into(), false),
+        // Only the host's root may show what others have mounted over.
+        ("/proc".into(), rootless::is_here()),
         (claims.to_owned(), false),
         // A store may be mounted inside the home.
         (home.path().to_owned(), true),
     ];
+    if rootless::is_here() {
+        kept.extend(NODES.map(|(name, ..)| (Path::new(mounts::DEVICES).join(name), false)));
+    }
     kept.extend(cgroups.mounts().into_iter().map(|mount| (mount.to_owned(), false)));
     let mut trees: Vec<(PathBuf, OwnedFd)> = Vec::new();
     for (path, recursive) in kept {
@@ -177,10 +197,15 @@ fn empty_mount_table(home: &Home, claims: &Path, cgroups: &Hierarchy) -> Result<
         syscall::attach(&root, &target)?;
         rustix::process::fchdir(&root)?;
         let below = |path: &Path| path.strip_prefix("/").unwrap_or(path).to_owned();
-        fs::create_dir(below(Path::new(mounts::SCRATCH)))?;
+        for folder in [mounts::SCRATCH, mounts::DEVICES] {
+            fs::create_dir(below(Path::new(folder)))?;
+        }
         for (path, tree) in &trees {
             let path = below(path);
-            fs::create_dir_all(&path)?;
+            match fs::File::from(tree.try_clone()?).metadata()?.is_dir() {
+                true => fs::create_dir_all(&path)?,
+                false => fs::write(&path, "")?,
+            }
             let target = rustix::fs::open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
             syscall::attach(tree, &target)?;
         }

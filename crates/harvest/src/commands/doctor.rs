@@ -25,7 +25,7 @@ pub(crate) fn run(here: &Invocation) -> Result<u8> {
     Ok(0)
 }
 
-/// `ok    kernel            Linux 6.12`: the word, its colour, the rest.
+/// `ok    kernel                        Linux 6.12`: the word, its colour, the rest.
 pub(crate) fn line(finding: &Finding) -> (String, &'static str, String) {
     let (word, color) = match finding.level {
         Level::Ok => ("ok", "32"),
@@ -33,5 +33,5 @@ pub(crate) fn line(finding: &Finding) -> (String, &'static str, String) {
         Level::Fail => ("fail", "31"),
     };
     let fix = finding.fix.as_ref().map_or_else(String::new, |fix| format!("\n      fix: {fix}"));
-    (format!("{word:<4}"), color, format!("  {:<20}  {}{fix}", finding.id, finding.found))
+    (format!("{word:<4}"), color, format!("  {:<28}  {}{fix}", finding.id, finding.found))
 }

@@ -2,6 +2,7 @@
 
 mod archive;
 mod attach;
+mod df;
 mod diff;
 mod doctor;
 mod exec;
@@ -71,6 +72,7 @@ pub(crate) async fn run(here: &Invocation, command: Option<Command>) -> Result<u
         Command::Sandbox(verb) => sandbox::run(here, verb).await,
         Command::Snapshot(verb) => snapshot::run(here, &verb).await,
         Command::Volume(verb) => volume::run(here, verb).await,
+        Command::Df => df::run(here).await,
         Command::Gc(args) => gc::run(here, &args).await,
         Command::Zygote(_) => unreachable!("main runs the zygote before there is a runtime"),
     }

@@ -225,8 +225,10 @@ impl AgentProcess {
     }
 
     /// Kills it with everything below it, for at most `limit`.
-    pub(crate) async fn kill(mut self, limit: Duration) {
-        let _group_is_killed_next = timeout(limit, self.child.kill()).await;
+    ///
+    /// True when its launcher has seen all of it end: where there is no cgroup, that is the proof.
+    pub(crate) async fn kill(mut self, limit: Duration) -> bool {
+        timeout(limit, self.child.kill()).await.is_ok() && !self.child.was_abandoned()
     }
 
     /// Lets it end by itself, for at most `limit`, then kills it.

@@ -31,7 +31,7 @@ use tokio::{io::Interest, net::UnixStream};
 
 pub(crate) use self::order::{End, Order};
 use self::order::{FromLauncher, ToLauncher};
-use crate::{log, passing};
+use crate::{log, passing, still};
 
 // A cgroup that is killed again and again is somebody's wish, not bad luck.
 const TRIES: usize = 5;
@@ -147,6 +147,7 @@ impl Processes {
             .stdin(Stdio::from(OwnedFd::from(theirs)))
             .stdout(Stdio::from(crate::exec::empty()?))
             .spawn()?;
+        still::include_newcomers();
         UnixStream::from_std(ours)
     }
 
@@ -173,6 +174,7 @@ pub(crate) struct Child {
     launcher: Option<Launcher>,
     end: Option<End>,
     pool: Option<Rc<Processes>>,
+    abandoned: bool,
 }
 
 impl Child {
@@ -187,7 +189,13 @@ impl Child {
             match launcher.next().await {
                 Ok(Some(FromLauncher::Taken)) => taken = true,
                 Ok(Some(FromLauncher::Started { pid })) => {
-                    return Ok(Some(Self { pid, launcher: Some(launcher), end: None, pool }));
+                    return Ok(Some(Self {
+                        pid,
+                        launcher: Some(launcher),
+                        end: None,
+                        pool,
+                        abandoned: false,
+                    }));
                 }
                 Ok(Some(FromLauncher::Failed { errno, message })) => {
                     if let Some(pool) = pool {
@@ -226,6 +234,11 @@ impl Child {
         self.end.unwrap_or(End::Signal(9))
     }
 
+    /// Whether its launcher was killed before it could say that nothing is left.
+    pub(crate) fn was_abandoned(&self) -> bool {
+        self.abandoned
+    }
+
     // One report; without one the launcher was killed, and the command with it (the nursery sees
     // to that).
     async fn advance(&mut self) {
@@ -243,6 +256,7 @@ impl Child {
             Ok(Some(_)) => {}
             Ok(None) | Err(_) => {
                 self.launcher = None;
+                self.abandoned = true;
                 self.end.get_or_insert(End::Signal(9));
             }
         }

@@ -274,8 +274,9 @@ impl Driver {
     // Everything the agent started is dead when this returns; where that cannot be proven the
     // sandbox dies instead.
     async fn clear(&self, agent: AgentProcess) {
-        agent.kill(KILL_LIMIT).await;
-        if !self.supervisor.agent_group.clear(CLEAR_LIMIT).await {
+        let killed = agent.kill(KILL_LIMIT).await;
+        let group = &self.supervisor.agent_group;
+        if !group.clear(CLEAR_LIMIT).await || !(killed || group.proves()) {
             log::line(format_args!("the agent's processes do not die: the sandbox ends"));
             std::process::exit(1);
         }

@@ -55,6 +55,10 @@ async fn every_listing_is_json_on_request() {
         &["image", "ls"],
         &["doctor"],
         &["sandbox", "plan"],
+        &["sandbox", "ls"],
+        &["snapshot", "ls"],
+        &["volume", "ls"],
+        &["df"],
         &["gc", "--dry-run"],
     ] {
         let ran = host.harvest(verb.iter().chain(&["--json"]));

@@ -76,6 +76,9 @@ fn a_stopped_sandbox_starts_again_with_its_disk() {
     assert_eq!(machine.json(&["sandbox", "inspect", &sandbox])["state"], "dead");
     let dead = machine.harvest(["exec", &sandbox, "--", "true"]);
     assert!(dead.code == 125 && dead.stderr.contains("harvest sandbox start"), "{dead:?}");
+    let used = machine.json(&["df"]);
+    assert_eq!(used["sandboxes"][0]["id"], sandbox.as_str(), "{used}");
+    assert!(used["images_bytes"].as_u64().unwrap() > 1_000_000, "{used}");
     // Collecting garbage leaves what somebody may go on with.
     machine.line(&["gc"]);
     machine.line(&["sandbox", "start", &sandbox]);

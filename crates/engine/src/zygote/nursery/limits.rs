@@ -51,14 +51,18 @@ impl Clocks {
         Self { ends_at: None, writable: None, stopping: None }
     }
 
-    pub(super) fn new(limits: &Limits, created_at: Timestamp) -> Self {
+    /// `watched`: the disk has no limits of its own.
+    pub(super) fn new(limits: &Limits, created_at: Timestamp, watched: bool) -> Self {
         let lived = Timestamp::from(std::time::SystemTime::now()).since(created_at);
         let left = limits.lifetime_secs.map(|seconds| Duration::from_secs(seconds).saturating_sub(lived));
         Self {
             // A lifetime beyond what the clock can count never ends.
             ends_at: left.and_then(|left| Instant::now().checked_add(left)),
-            // The seam: a disk driver with limits of its own is not watched.
-            writable: limits.writable_bytes.map(|limit| Writable { limit, allowed: limit, weight: 0 }),
+            writable: limits.writable_bytes.filter(|_| watched).map(|limit| Writable {
+                limit,
+                allowed: limit,
+                weight: 0,
+            }),
             stopping: None,
         }
     }
@@ -126,7 +130,7 @@ impl Nursery {
         for (id, live) in &mut self.live {
             let Some(until) = live.clocks.stopping else { continue };
             let frozen = live.thaw_at.is_some() || live.freezing_until.is_some();
-            if self.cgroups.kill_work(&self.group, id.part(), frozen) || until <= now {
+            if self.brake.kill_work(id, &live.pidfd, frozen) || until <= now {
                 live.clocks.stopping = None;
             } else {
                 again = Some(now + CLEAR_AGAIN);
@@ -155,11 +159,11 @@ mod tests {
     #[test]
     fn a_lifetime_is_counted_from_the_creation() {
         let limits = Limits { lifetime_secs: Some(60), ..Limits::default() };
-        let long_ago = Clocks::new(&limits, Timestamp::from_millis(0));
+        let long_ago = Clocks::new(&limits, Timestamp::from_millis(0), true);
         assert!(long_ago.ends_at.unwrap() <= Instant::now());
-        let now = Clocks::new(&limits, std::time::SystemTime::now().into());
+        let now = Clocks::new(&limits, std::time::SystemTime::now().into(), true);
         assert!(now.ends_at.unwrap() > Instant::now());
         let endless = Limits { lifetime_secs: Some(u64::MAX), ..limits };
-        assert!(Clocks::new(&endless, Timestamp::from_millis(0)).ends_at.is_none());
+        assert!(Clocks::new(&endless, Timestamp::from_millis(0), true).ends_at.is_none());
     }
 }

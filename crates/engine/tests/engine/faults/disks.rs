@@ -19,7 +19,7 @@ impl SmallDisk {
         run(HostCommand::new("mkfs.ext4").args(["-q", "-m", "0"]).arg(&image));
         run(HostCommand::new("mount").args(["-o", "loop"]).arg(&image).arg(&place));
         let disk = Self { place, _folder: folder };
-        let world = World::in_home(tempfile::tempdir().unwrap(), disk.place.join("home"), &[]);
+        let world = World::in_home(tempfile::tempdir().unwrap(), disk.place.join("home"), Driver::Dir, &[]);
         (disk, world)
     }
 

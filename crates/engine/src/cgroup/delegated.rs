@@ -1,0 +1,59 @@
+//! The part of the host's cgroups that an ordinary user may divide: on v2 what the host's service manager
+//! hands down to their sessions. On v1 nobody is handed anything.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use rustix::fs::{Access, access};
+
+/// The topmost folder above our own cgroup that is ours to divide.
+pub(super) fn find() -> Option<PathBuf> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
+    let own = fs::read_to_string("/proc/self/cgroup").ok()?;
+    above(&mounts, &own)?.into_iter().find(|folder| is_ours(folder))
+}
+
+/// The cgroups from the mount down to our own.
+fn above(mountinfo: &str, own: &str) -> Option<Vec<PathBuf>> {
+    let own = Path::new(own.lines().find_map(|line| line.strip_prefix("0::/"))?);
+    let mount = mountinfo.lines().find_map(|line| {
+        let (left, right) = line.split_once(" - ")?;
+        // What is mounted must be the root of what we are told to be in.
+        let mut fields = left.split(' ').skip(3);
+        let is_root = fields.next()? == "/";
+        (is_root && right.starts_with("cgroup2 ")).then(|| fields.next().map(PathBuf::from))?
+    })?;
+    let mut folders = vec![mount.clone()];
+    folders.extend(own.ancestors().filter(|part| !part.as_os_str().is_empty()).map(|part| mount.join(part)));
+    folders[1..].reverse();
+    Some(folders)
+}
+
+/// Whether we may put cgroups with limits there, and processes from our own.
+fn is_ours(folder: &Path) -> bool {
+    let read = |file: &str| fs::read_to_string(folder.join(file)).unwrap_or_default();
+    let controllers = read("cgroup.controllers");
+    let has = |name: &str| controllers.split_whitespace().any(|word| word == name);
+    let may = |file: &str| access(folder.join(file), Access::WRITE_OK).is_ok();
+    has("memory")
+        && has("pids")
+        && ["", "cgroup.procs", "cgroup.subtree_control"].iter().all(|file| may(file))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_cgroup_above_our_own_is_looked_at_from_the_top() {
+        let mounts = "1 2 0:1 / /c/memory rw - cgroup cgroup rw,memory\n\
+            3 2 0:2 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n";
+        let found = above(mounts, "4:memory:/x\n0::/user.slice/me.service/app\n").unwrap();
+        let expected = ["", "/user.slice", "/user.slice/me.service", "/user.slice/me.service/app"];
+        assert_eq!(found, expected.map(|part| PathBuf::from(format!("/sys/fs/cgroup{part}"))));
+        assert_eq!(above(mounts, "0::/\n").unwrap(), [Path::new("/sys/fs/cgroup")]);
+        assert_eq!(above("", "0::/\n"), None);
+    }
+}
