@@ -33,7 +33,8 @@ fn recipes() -> String {
     // Asked when it runs, not when it was compiled: a clone may have moved since.
     let here = env::var("CARGO_MANIFEST_DIR").expect("cargo tells every build script where its crate is");
     let folder = Path::new(&here).join("../../images");
-    println!("cargo::rerun-if-changed={}", folder.display());
+    // Relative to the crate, for the same reason.
+    println!("cargo::rerun-if-changed=../../images");
     let entries = fs::read_dir(&folder).into_iter().flatten().flatten().map(|entry| entry.path());
     let mut files: Vec<PathBuf> =
         entries.filter(|path| path.extension().is_some_and(|ext| ext == "toml")).collect();

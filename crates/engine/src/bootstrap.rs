@@ -11,13 +11,13 @@ use std::{
 
 use crate::{
     EngineError,
-    build::{Tail, host},
+    build::{Tail, host, redact},
     disk::disk_error,
 };
 
-// Nobody reads these inside a sandbox, and they are a third of a small Debian. dpkg keeps the list,
+// Nobody needs these inside a sandbox, and they are a third of a small Debian. dpkg keeps the list,
 // so that packages installed later leave them out too. Copyright files stay: licences ask for them.
-const LEFT_OUT: [&str; 8] = [
+const LEFT_OUT: [&str; 16] = [
     "path-exclude=/usr/share/doc/*",
     "path-include=/usr/share/doc/*/copyright",
     "path-exclude=/usr/share/man/*",
@@ -26,6 +26,16 @@ const LEFT_OUT: [&str; 8] = [
     "path-exclude=/usr/share/lintian/*",
     "path-exclude=/usr/share/bug/*",
     "path-exclude=/usr/share/help/*",
+    "path-exclude=/usr/share/vim/vim*/doc/*.txt",
+    "path-exclude=/usr/share/vim/vim*/lang/*",
+    "path-exclude=/usr/share/vim/vim*/tutor/*",
+    // Every locale can still be made, in UTF-8.
+    "path-exclude=/usr/share/i18n/charmaps/*",
+    "path-include=/usr/share/i18n/charmaps/UTF-8.gz",
+    "path-exclude=/usr/share/i18n/locales/cns11643_stroke",
+    // 32 MB to look into a compiler's own files, and 25 MB of an interpreter to link into programs.
+    "path-exclude=/usr/bin/*lto-dump*",
+    "path-exclude=/usr/lib/python3*/config-*/libpython*.a",
 ];
 
 /// Where the image keeps its Debian sources.
@@ -54,7 +64,8 @@ pub(crate) fn debian(
     let made = fs::write(&file, host::render_sources(&sources, true))
         .map_err(|e| disk_error("write", &file, e))
         .and_then(|()| run(suite, include, root, &file, output))
-        .and_then(|()| tidy(root, &host::render_sources(&sources, false)));
+        // Where the packages come from stays in the image; who fetched them does not.
+        .and_then(|()| tidy(root, &redact::without_logins(&host::render_sources(&sources, false), "")));
     // Ours and tiny; a leftover is collected with the rest of what was being built.
     let _ = fs::remove_dir_all(&scratch);
     made
@@ -88,8 +99,9 @@ fn run(
         EngineError::Build { what: what.clone(), tail, hint }
     };
     let ended = stream(&mut command, &mut |line| {
-        tail.push(line);
-        output(line);
+        let line = redact::without_logins(line, "***");
+        tail.push(&line);
+        output(&line);
     });
     match ended {
         Ok(true) => Ok(()),

@@ -1,8 +1,9 @@
 //! Builds images: walks a recipe's steps, takes those whose layer is there, and makes the others in a
 //! sandbox whose writable layer becomes the step's. A step that fails leaves the old image as it was.
 
-mod copy;
+pub(crate) mod copy;
 pub(crate) mod host;
+pub(crate) mod redact;
 mod step;
 
 use std::{
@@ -13,17 +14,17 @@ use std::{
 };
 
 use harvest_proto::{ImageId, SandboxId, Timestamp, bridge::Exit};
-use rustix::fs::{FlockOperation, Mode};
 
 use crate::{
     Engine, EngineError, Image, Limits, Network, Origin, Owner, Spec, bootstrap,
     disk::{self, Disk, disk_error, random_name},
     guest::Guest,
+    import,
     layer::disk_usage,
+    oci::{self, Pulled},
     recipe::{Base, Make, Recipe, content_key, key},
     room::What,
     spec::{ImageConfig, LayerId},
-    trash, tree,
 };
 use host::HostFolder;
 pub(crate) use step::Tail;
@@ -64,6 +65,13 @@ pub enum Progress {
         total: usize,
         /// The step in words.
         what: String,
+    },
+    /// So much of what comes from elsewhere is there.
+    Bytes {
+        /// Read so far.
+        done: u64,
+        /// All of it, where that is known.
+        total: Option<u64>,
     },
     /// A step said something.
     Output {
@@ -126,8 +134,9 @@ impl Build<'_> {
             return Err(EngineError::Invalid { reason });
         }
         let parent = self.parent(recipe, depth)?;
-        let _turn = self.turn(&recipe.name)?;
-        let keys = self.keys(recipe, parent.as_ref())?;
+        let _turn = self.disk.image_turn(&recipe.name, self.progress)?;
+        let pulled = self.pulled(recipe)?;
+        let keys = self.keys(recipe, parent.as_ref(), pulled.as_ref())?;
         let total = keys.len();
         let last = keys.last().expect("every recipe has a base").clone();
         if let Some(image) = self.unchanged(&recipe.name, &last)? {
@@ -135,12 +144,13 @@ impl Build<'_> {
             return Ok(image);
         }
         let mut ground = Ground { suite: suite_below(recipe), ..Ground::default() };
-        match parent {
-            Some(parent) => {
+        match (parent, pulled) {
+            (Some(parent), _) => {
                 (ground.layers, ground.config) = (parent.layers, parent.config);
                 (self.progress)(Progress::StepCached { index: 1, total, what: words_of_base(&recipe.from) });
             }
-            None => self.base(recipe, &keys[0], total, &mut ground)?,
+            (None, Some(pulled)) => (ground.layers, ground.config) = (pulled.layers, pulled.config),
+            (None, None) => self.base(recipe, &keys[0], total, &mut ground)?,
         }
         for (at, step) in recipe.steps.iter().enumerate() {
             self.step(recipe, step, (at + 2, total), &keys[at + 1], &mut ground)?;
@@ -161,24 +171,19 @@ impl Build<'_> {
         }
     }
 
-    fn turn(&mut self, name: &str) -> Result<fs::File, EngineError> {
-        let path = self.disk.building().join(format!("{name}.lock"));
-        match disk::lock(&path, FlockOperation::NonBlockingLockExclusive) {
-            Err(EngineError::File { source, .. }) if source.kind() == io::ErrorKind::WouldBlock => {
-                (self.progress)(Progress::Waiting { image: name.to_owned() });
-                disk::lock(&path, FlockOperation::LockExclusive)
-            }
-            other => other,
-        }
-    }
-
     // A key for the base and for each step. The layers below count, not only their recipe: an image
     // made again by force is another ground.
-    fn keys(&self, recipe: &Recipe, parent: Option<&Image>) -> Result<Vec<String>, EngineError> {
+    fn keys(
+        &self,
+        recipe: &Recipe,
+        parent: Option<&Image>,
+        pulled: Option<&Pulled>,
+    ) -> Result<Vec<String>, EngineError> {
         let mut keys = vec![match (&recipe.from, parent) {
-            (Base::Folder(folder), _) => key("", &"folder", &content_key(&base_folder(recipe, folder)?)?),
+            (Base::Folder(folder), _) => import::folder_key(&base_folder(recipe, folder)?)?,
+            (Base::Tar(file), _) => import::archive_key(&base_folder(recipe, file)?)?,
             (_, Some(parent)) => key(&parent.recipe_key, &parent.layers, ""),
-            (base, None) => key("", base, ""),
+            (base, None) => key("", base, pulled.map_or("", |pulled| &pulled.digest)),
         }];
         for step in &recipe.steps {
             let content = match step {
@@ -214,9 +219,44 @@ impl Build<'_> {
             Base::Debian { suite, include } => bootstrap::debian(suite, include, target, &mut |line| {
                 (build.progress)(Progress::Output { line: line.to_owned() });
             }),
-            Base::Folder(folder) => copy::copy_tree(&base_folder(recipe, folder)?, target),
+            Base::Folder(folder) => import::copy_root(&base_folder(recipe, folder)?, target),
+            Base::Tar(file) => {
+                import::unpack_file(&base_folder(recipe, file)?, key, target, build.disk, build.progress)
+            }
             Base::Image(image) => Err(EngineError::ImageMissing { image: image.clone() }),
+            Base::Oci(reference) => Err(EngineError::ImageMissing { image: reference.clone() }),
         })
+    }
+
+    // A reference is asked for once and then stands for what it stood for, as a Debian does: only force
+    // looks again. So an unchanged recipe needs no registry.
+    fn pulled(&mut self, recipe: &Recipe) -> Result<Option<Pulled>, EngineError> {
+        let Base::Oci(text) = &recipe.from else { return Ok(None) };
+        let reference = import::parse_reference(text)?;
+        let record = self.disk.pulled().join(format!("{}.json", key("", &recipe.from, "")));
+        let known: Option<Pulled> = disk::read_record(&record)?;
+        let there = |pulled: &Pulled| pulled.layers.iter().all(|layer| self.disk.layer_path(layer).is_ok());
+        let (index, total, what) = (1, recipe.steps.len() + 1, words_of_base(&recipe.from));
+        if let Some(known) = known.filter(|known| !self.options.force && there(known)) {
+            (self.progress)(Progress::StepCached { index, total, what });
+            return Ok(Some(known));
+        }
+        self.engine.has_room(What::Build)?;
+        (self.progress)(Progress::StepStarted { index, total, what });
+        let started = Instant::now();
+        let progress = &mut self.progress;
+        // The layers are parts of this one step.
+        let mut tell = |inner| match inner {
+            Progress::StepStarted { index, total, what } => {
+                progress(Progress::Output { line: format!("fetching {index}/{total} {what}") });
+            }
+            bytes @ Progress::Bytes { .. } => progress(bytes),
+            _ => {}
+        };
+        let pulled = oci::pull(self.disk, &reference, &oci::PullOptions::default(), &mut tell)?;
+        disk::write_record(&record, &pulled)?;
+        (self.progress)(Progress::StepDone { index, millis: elapsed(started) });
+        Ok(Some(pulled))
     }
 
     fn step(
@@ -270,12 +310,11 @@ impl Build<'_> {
         match made {
             Ok(layer) => ground.layers.push(layer),
             Err(error) => {
-                let _ = trash::throw_away(&target, &self.disk.cache_trash());
+                self.disk.destroy(&target);
                 return Err(error);
             }
         }
-        let millis = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        (self.progress)(Progress::StepDone { index, millis });
+        (self.progress)(Progress::StepDone { index, millis: elapsed(started) });
         Ok(())
     }
 
@@ -285,11 +324,7 @@ impl Build<'_> {
         Ok(self.disk.layer_path(&layer).is_ok().then_some(layer))
     }
 
-    // On the disk before it has its name: a layer that is there is whole, even after a power cut.
     fn store(&mut self, target: &Path, key: &str, ground: &mut Ground) -> Result<LayerId, EngineError> {
-        let root = tree::open_root(target)?;
-        rustix::fs::fchmod(&root, Mode::from_raw_mode(0o755)).map_err(|e| disk_error("keep", target, e))?;
-        rustix::fs::syncfs(&root).map_err(|e| disk_error("sync", target, e))?;
         let parse = |text: &str| text.parse::<LayerId>().expect("hexadecimal text names a layer");
         let layer = if self.options.force {
             let fresh = parse(&random_name());
@@ -298,12 +333,7 @@ impl Build<'_> {
         } else {
             parse(key)
         };
-        let place = self.disk.cache_layers().join(layer.as_str());
-        match fs::rename(target, &place) {
-            // Another recipe with the same step was faster; theirs is as good.
-            Err(_) if place.is_dir() => trash::throw_away(target, &self.disk.cache_trash())?,
-            other => other.map_err(|e| disk_error("keep", &place, e))?,
-        }
+        self.disk.layer_keep(target, &layer)?;
         Ok(layer)
     }
 
@@ -328,7 +358,7 @@ impl Build<'_> {
         };
         let running = self.engine.start(&spec)?;
         let made = self
-            .command(&running.bridge, step, &ground.config, &host.env)
+            .command(&running.bridge, step, &ground.config, &host)
             .and_then(|()| self.take_upper(&spec.id, target));
         let removed = self.engine.remove(&spec.id);
         made.and(removed)
@@ -339,7 +369,7 @@ impl Build<'_> {
         bridge: &Path,
         step: &Make,
         config: &ImageConfig,
-        env: &BTreeMap<String, String>,
+        host: &HostFolder,
     ) -> Result<(), EngineError> {
         let what = words(step);
         let broken = |source| EngineError::Bridge { doing: format!("run `{what}`"), source };
@@ -347,10 +377,11 @@ impl Build<'_> {
         let (mut tail, mut lines) = (Tail::default(), Lines::default());
         let progress = &mut self.progress;
         let mut say = |line: &str| {
-            tail.push(line);
-            progress(Progress::Output { line: line.to_owned() });
+            let line = host.redaction.line(line);
+            tail.push(&line);
+            progress(Progress::Output { line });
         };
-        let command = shell(step, config, env);
+        let command = shell(step, config, &host.env);
         let exit = guest.exec(command, b"", &mut |_, bytes| lines.push(bytes, &mut say)).map_err(broken)?;
         lines.finish(&mut say);
         let how = match exit {
@@ -392,10 +423,16 @@ impl Build<'_> {
             recipe_key: ground.key,
             bytes,
             created_at: Timestamp::from(SystemTime::now()),
+            source: format!("recipe, {}", words_of_base(&recipe.from)),
         };
         self.disk.image_write(&image)?;
         Ok(image)
     }
+}
+
+/// Milliseconds since then.
+pub(crate) fn elapsed(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 
 fn base_folder(recipe: &Recipe, folder: &Path) -> Result<PathBuf, EngineError> {
@@ -421,7 +458,7 @@ fn suite_below(recipe: &Recipe) -> Option<String> {
             let parent = Recipe::read(&beside).ok().filter(|parent| parent.name != recipe.name)?;
             suite_below(&parent)
         }
-        Base::Folder(_) => None,
+        Base::Folder(_) | Base::Tar(_) | Base::Oci(_) => None,
     }
 }
 

@@ -11,6 +11,7 @@ use crate::{
     home::Home,
     image::Image,
     layer::disk_usage,
+    oci::Pulled,
     sandbox::Record,
     spec::LayerId,
     store::{self, Driver, Store, StoreKind},
@@ -104,6 +105,14 @@ impl Disk {
             let path = self.steps().join(format!("{name}.json"));
             let layer: Option<LayerId> = disk::read_record(&path)?;
             if layer.is_some_and(|layer| !self.cache_layers().join(layer.as_str()).exists()) {
+                disk::remove_file(&path)?;
+            }
+        }
+        for name in disk::record_names(&self.pulled())? {
+            let path = self.pulled().join(format!("{name}.json"));
+            let pulled: Option<Pulled> = disk::read_record(&path)?;
+            if pulled.is_some_and(|pulled| pulled.layers.iter().any(|layer| self.layer_path(layer).is_err()))
+            {
                 disk::remove_file(&path)?;
             }
         }
@@ -268,6 +277,7 @@ mod tests {
             recipe_key: String::new(),
             bytes: 0,
             created_at: Timestamp::from_millis(0),
+            source: String::new(),
         }
     }
 

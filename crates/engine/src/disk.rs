@@ -40,6 +40,7 @@ impl Disk {
             disk.cache_layers(),
             disk.images(),
             disk.steps(),
+            disk.pulled(),
             disk.building(),
             disk.cache_trash(),
             disk.homes(),
@@ -116,6 +117,11 @@ impl Disk {
     /// What layers were measured to take: they never change.
     pub(crate) fn sizes(&self) -> PathBuf {
         self.cache.join("sizes")
+    }
+
+    /// What a reference to a registry stood for when it was pulled for a recipe.
+    pub(crate) fn pulled(&self) -> PathBuf {
+        self.cache.join("pulled")
     }
 
     pub(crate) fn building(&self) -> PathBuf {

@@ -5,8 +5,8 @@ use std::{io, path::PathBuf};
 use harvest_proto::{SandboxId, SnapshotId};
 
 use crate::{
-    guest::GuestError, recipe::RecipeError, room::shown, rootless::RootlessError, spec::LayerId,
-    volume::VolumeName,
+    guest::GuestError, oci::PullError, recipe::RecipeError, room::shown, rootless::RootlessError,
+    spec::LayerId, unpack::UnpackError, volume::VolumeName,
 };
 
 /// Why the engine could not do it.
@@ -134,6 +134,22 @@ pub enum EngineError {
         tail: Vec<String>,
         /// What to do about it.
         hint: &'static str,
+    },
+    /// An archive or folder cannot become an image.
+    #[error("cannot make an image of {what}")]
+    Unpack {
+        /// The archive or folder.
+        what: String,
+        /// Why.
+        source: UnpackError,
+    },
+    /// An image cannot be pulled.
+    #[error("cannot pull {reference}")]
+    Pull {
+        /// What was asked for.
+        reference: String,
+        /// Why.
+        source: PullError,
     },
     /// A sandbox's supervisor could not be spoken to.
     #[error("cannot {doing}")]

@@ -5,6 +5,7 @@
 //! runtime; the zygote, a process of its own, is the parent of every sandbox.
 #![expect(unsafe_code, reason = "clone3, mount and seccomp have no safe wrappers")]
 
+mod archive;
 mod bootstrap;
 mod btrfs;
 mod build;
@@ -16,11 +17,13 @@ mod facts;
 pub mod guest;
 mod home;
 mod image;
+mod import;
 mod inspect;
 mod isolate;
 mod keep;
 mod layer;
 mod loop_device;
+mod oci;
 mod plan;
 pub mod probe;
 mod recipe;
@@ -33,6 +36,7 @@ mod store;
 mod syscall;
 mod trash;
 mod tree;
+mod unpack;
 mod usage;
 mod volume;
 mod weigh;
@@ -41,15 +45,18 @@ pub mod zygote;
 
 use std::sync::Arc;
 
+pub use archive::ArchiveError;
 pub use build::{BuildOptions, Progress};
 pub use cgroup::{Group, Hierarchy, Setting};
 pub use collect::Collected;
 pub use error::EngineError;
 pub use facts::Lack;
 pub use home::Config;
-pub use image::Image;
+pub use image::{Image, ImageUsers};
+pub use import::Import;
 pub use inspect::Inspected;
 pub use isolate::caps::Capability;
+pub use oci::{PullError, PullOptions};
 pub use plan::{Handed, HostFacts, IDS, Ids, Namespace, Plan, Redirect, Step};
 pub use probe::{Finding, Level};
 pub use recipe::{Base, Make, Recipe, RecipeError};
@@ -60,6 +67,7 @@ pub use spec::{
     Bind, ImageConfig, LayerId, Limits, Network, Origin, Owner, ParseLayerIdError, Spec, VolumeMount,
 };
 pub use store::{Driver, ParseDriverError, StoreKind};
+pub use unpack::{UnpackError, UnpackLimits};
 pub use usage::{DiskRoom, SandboxUsed, StoreFile, Usage, Used};
 pub use volume::{
     Backing, Volume, VolumeName, VolumeSpec,

@@ -3,7 +3,8 @@
 //!
 //! ```toml
 //! name = "tools"
-//! from = { debian = "bookworm", include = ["git"] }   # or "another-image", or { folder = "rootfs" }
+//! from = { debian = "bookworm", include = ["git"] }
+//! # or "another-image", { folder = "rootfs" }, { tar = "rootfs.tar.gz" }, { oci = "registry.example.com/name:tag" }
 //!
 //! [[step]]
 //! apt = ["jq"]
@@ -32,7 +33,7 @@ use crate::{
 };
 
 // Raised when the same recipe must give another image: other steps behind a word, other clean-up.
-const FORMAT_VERSION: u32 = 1;
+const FORMAT_VERSION: u32 = 2;
 
 /// What an image is made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -62,6 +63,10 @@ pub enum Base {
     },
     /// A folder with a root file system.
     Folder(PathBuf),
+    /// An archive of a root file system, plain or compressed with gzip or zstd.
+    Tar(PathBuf),
+    /// An image in a registry.
+    Oci(String),
 }
 
 /// One step.
@@ -245,15 +250,25 @@ impl Reader<'_> {
 }
 
 fn parse_base(top: &Reader<'_>) -> Result<Base, RecipeError> {
-    let wanted = "an image's name, { debian = \"…\", include = […] } or { folder = \"…\" }";
+    let wanted = "an image's name, { debian = \"…\", include = […] }, { folder = \"…\" }, { tar = \"…\" } or { oci = \"…\" }";
     match top.table.get("from") {
         Some(Value::String(name)) if is_image_name(name) => Ok(Base::Image(name.clone())),
         Some(Value::Table(table)) => {
             let reader = Reader { place: "`from`".to_owned(), table };
-            reader.only(&["debian", "include", "folder"])?;
-            match (table.contains_key("debian"), table.contains_key("folder")) {
-                (true, false) => parse_debian(&reader),
-                (false, true) if table.len() == 1 => Ok(Base::Folder(reader.text("folder")?.into())),
+            reader.only(&["debian", "include", "folder", "tar", "oci"])?;
+            let kind = ["debian", "folder", "tar", "oci"].into_iter().find(|kind| table.contains_key(*kind));
+            match kind {
+                Some("debian") if table.keys().all(|key| key == "debian" || key == "include") => {
+                    parse_debian(&reader)
+                }
+                Some("folder") if table.len() == 1 => Ok(Base::Folder(reader.text("folder")?.into())),
+                Some("tar") if table.len() == 1 => Ok(Base::Tar(reader.text("tar")?.into())),
+                Some("oci") if table.len() == 1 => {
+                    let text = reader.text("oci")?;
+                    let good = text.parse::<crate::oci::Reference>().is_ok();
+                    let wanted = "an image in a registry, such as `registry.example.com/debian:12`";
+                    if good { Ok(Base::Oci(text)) } else { Err(reader.wrong("oci", wanted)) }
+                }
                 _ => Err(top.wrong("from", wanted)),
             }
         }
@@ -453,6 +468,21 @@ mod tests {
             said(parse("name = \"x\"\nfrom = { debain = \"bookworm\" }")),
             "`from` has the unknown key `debain`; did you mean `debian`?"
         );
+    }
+
+    #[test]
+    fn an_image_starts_from_one_thing() {
+        let from = |table: &str| parse(&format!("name = \"x\"\nfrom = {table}")).map(|recipe| recipe.from);
+        assert_eq!(from("{ tar = \"a.tar.gz\" }").unwrap(), Base::Tar("a.tar.gz".into()));
+        assert_eq!(from("{ oci = \"r.test/a:1\" }").unwrap(), Base::Oci("r.test/a:1".to_owned()));
+        for wrong in [
+            "{ tar = \"a\", folder = \"b\" }",
+            "{ debian = \"bookworm\", oci = \"r.test/a\" }",
+            "{ oci = \"debian\" }",
+            "{ include = [\"a\"] }",
+        ] {
+            assert!(from(wrong).is_err(), "{wrong}");
+        }
     }
 
     #[test]

@@ -15,6 +15,8 @@ mod fallbacks;
 mod faults;
 #[path = "engine/guests.rs"]
 mod guests;
+#[path = "engine/images.rs"]
+mod images;
 #[path = "engine/leftovers.rs"]
 mod leftovers;
 #[path = "engine/limits.rs"]
@@ -96,7 +98,8 @@ impl World {
 
     /// On btrfs, unless this host cannot.
     fn btrfs() -> Option<Self> {
-        btrfs::is_possible().then(|| Self::in_folder(tempfile::tempdir().unwrap(), "", Driver::Btrfs, &[]))
+        let can = btrfs::is_possible() && !harvest_engine::rootless::is_here();
+        can.then(|| Self::in_folder(tempfile::tempdir().unwrap(), "", Driver::Btrfs, &[]))
     }
 
     /// One for each way to keep disks.
@@ -110,6 +113,9 @@ impl World {
     }
 
     fn in_home(folder: tempfile::TempDir, home: PathBuf, driver: Driver, arguments: &[&str]) -> Self {
+        if driver != Driver::Dir {
+            btrfs::own_mounts();
+        }
         let zygote = [zygote_program()].into_iter().chain(arguments.iter().map(Into::into)).collect();
         let cache = folder.path().join("cache");
         let engine = Engine::open(Config { driver, ..config(&home, &cache, zygote) }).unwrap();

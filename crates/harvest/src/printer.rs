@@ -106,6 +106,19 @@ impl Printer {
         let _ = io::stderr().lock().write_all(plain(text).as_bytes());
     }
 
+    /// Whether a line may move: somebody watches, and nothing else is said meanwhile.
+    pub(crate) fn moves(&self) -> bool {
+        !self.quiet && !self.json && !self.verbose && io::stderr().is_terminal()
+    }
+
+    /// Puts a line in the place of the last one that moved; an empty one takes it away.
+    pub(crate) fn moving(&self, text: &str) {
+        if self.moves() {
+            let line: String = plain_line(text).chars().take(columns() - 1).collect();
+            self.aside(format!("\r\x1b[K{line}"));
+        }
+    }
+
     fn aside(&self, text: String) {
         if !self.quiet && !self.json {
             // Nobody is left to tell when stderr is gone.

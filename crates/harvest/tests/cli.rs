@@ -1,6 +1,9 @@
 //! What a person sees of the real binary without a server: help, errors, exit codes.
 #![expect(clippy::unwrap_used, reason = "what a test cannot do without may fail loudly")]
 
+#[path = "cli/images.rs"]
+mod images;
+
 use std::process::{Command, Output};
 
 struct Host {

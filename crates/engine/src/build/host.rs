@@ -10,6 +10,7 @@ use std::{
     process::Command,
 };
 
+use super::redact::Redaction;
 use crate::{
     EngineError,
     disk::{self, disk_error},
@@ -77,6 +78,8 @@ pub(crate) struct HostFolder {
     path: PathBuf,
     /// Variables for every step.
     pub(crate) env: BTreeMap<String, String>,
+    /// What of it nobody may read in what a step says.
+    pub(crate) redaction: Redaction,
     sources: bool,
 }
 
@@ -87,12 +90,16 @@ impl HostFolder {
         // Readable for the ids of a sandbox; the folders above keep everyone else out.
         let readable = fs::Permissions::from_mode(0o755);
         fs::set_permissions(&path, readable).map_err(|e| disk_error("create", &path, e))?;
-        let mut folder = Self { path, env: BTreeMap::new(), sources: false };
+        let mut folder = Self { path, env: BTreeMap::new(), redaction: Redaction::default(), sources: false };
         folder.certificates()?;
         folder.apt(suite)?;
         folder.npm()?;
         folder.env.extend(pip_variables(&pip_files(), env::vars()));
+        folder.env.extend(uv_variables(&folder.env));
         folder.env.extend(proxy_variables(env::vars()));
+        for (name, value) in &folder.env {
+            folder.redaction.learn_npm(&format!("{name}={value}"));
+        }
         Ok(folder)
     }
 
@@ -131,6 +138,7 @@ impl HostFolder {
         if self.env.contains_key("SSL_CERT_FILE") {
             settings.push(format!("Acquire::https::CaInfo \"{INSIDE}/ca.pem\";"));
         }
+        settings.iter().for_each(|setting| self.redaction.learn(setting));
         self.put("apt.conf", (settings.join("\n") + "\n").as_bytes())?;
         self.env.insert("APT_CONFIG".to_owned(), format!("{INSIDE}/apt.conf"));
         if let Some(sources) = suite.map(debian_sources).filter(|sources| !sources.is_empty()) {
@@ -147,6 +155,7 @@ impl HostFolder {
         for file in [Path::new("/etc/npmrc"), Path::new("/usr/etc/npmrc"), &user] {
             lines += &npm_lines(&fs::read_to_string(file).unwrap_or_default());
         }
+        self.redaction.learn_npm(&lines);
         self.put("npmrc", lines.as_bytes())?;
         self.env.insert("npm_config_userconfig".to_owned(), format!("{INSIDE}/npmrc"));
         for (name, value) in env::vars() {
@@ -165,6 +174,13 @@ impl Drop for HostFolder {
         // Ours and small; a leftover is collected with the rest of what was being built.
         let _ = fs::remove_dir_all(&self.path);
     }
+}
+
+// uv reads none of pip's settings; where to fetch from is the same.
+fn uv_variables(known: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+    let same = [("PIP_INDEX_URL", "UV_DEFAULT_INDEX"), ("PIP_EXTRA_INDEX_URL", "UV_INDEX")];
+    let pair = |(pip, uv): (&str, &str)| Some((uv.to_owned(), known.get(pip)?.clone()));
+    same.into_iter().filter_map(pair).collect()
 }
 
 fn npm_lines(text: &str) -> String {

@@ -116,6 +116,8 @@ pub(super) fn words(step: &Make) -> String {
         Make::Run(text) => {
             let telling = |line: &&str| !line.is_empty() && !line.starts_with("set ");
             let first = text.lines().map(str::trim).find(telling).unwrap_or_default();
+            // A script may say in a comment what it does.
+            let first = first.trim_start_matches('#').trim_start();
             format!("run {}", first.chars().take(60).collect::<String>())
         }
         Make::Copy { from, to } => format!("copy {} to {}", from.display(), to.display()),
@@ -131,6 +133,8 @@ pub(super) fn words_of_base(base: &Base) -> String {
         Base::Image(name) => format!("from image {name}"),
         Base::Debian { suite, .. } => format!("from Debian {suite}"),
         Base::Folder(folder) => format!("from folder {}", folder.display()),
+        Base::Tar(file) => format!("from archive {}", file.display()),
+        Base::Oci(reference) => format!("from {reference}"),
     }
 }
 

@@ -21,7 +21,8 @@ enum StampError {
 pub(crate) fn check_store(folder: &Path, variable: &'static str) -> io::Result<()> {
     let stamp = folder.join(STAMP);
     let stamped = stamp.try_exists()?;
-    let used = folder.join("layers").try_exists()?;
+    // Layers may be on a disk of their own, which is not there now; its record is.
+    let used = folder.join("layers").try_exists()? || folder.join("store.json").try_exists()?;
     match (is_here(), stamped) {
         (true, false) if used => Err(io::Error::other(StampError::RootMadeIt(variable))),
         (true, false) => fs::File::create(&stamp)?.sync_all(),

@@ -127,14 +127,15 @@ fn prepare(home: &Path, lacking: &[Lack], alter: Alter) -> Result<(Server, File)
     let _ = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files });
     // Best effort: only the most privileged may make themselves less likely to be killed.
     let _ = fs::write("/proc/self/oom_score_adj", "-900");
-    // An ordinary user's sandboxes share their ids: nothing is claimed, and nowhere outside the home.
-    let claims = if rootless::is_here() { home.run().join("ids") } else { Path::new(ids::CLAIMS).to_owned() };
-    let claims = claims.as_path();
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(claims)
-        .doing(|| format!("make {}", claims.display()))?;
+    let claims = Path::new(ids::CLAIMS);
+    // An ordinary user's sandboxes share their ids: nothing is claimed.
+    if !rootless::is_here() {
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(claims)
+            .doing(|| format!("make {}", ids::CLAIMS))?;
+    }
     // SAFETY: the zygote has one thread.
     let redirect = unsafe { RedirectTrial::start(lacking) };
     let mut cgroups = Hierarchy::detect()?;
@@ -147,7 +148,9 @@ fn prepare(home: &Path, lacking: &[Lack], alter: Alter) -> Result<(Server, File)
         result => result?,
     }
     empty_mount_table(&home, claims, &cgroups)?;
-    ids::sweep(claims)?;
+    if !rootless::is_here() {
+        ids::sweep(claims)?;
+    }
     let nursery = Nursery::adopt(home.clone(), cgroups, claims.to_owned(), redirect.found(), alter)?;
     Ok((Server::listen(home, build, nursery)?, lock))
 }
@@ -177,12 +180,13 @@ fn empty_mount_table(home: &Home, claims: &Path, cgroups: &Hierarchy) -> Result<
     let mut kept: Vec<(PathBuf, bool)> = vec![
         // Only the host's root may show what others have mounted over.
         ("/proc".into(), rootless::is_here()),
-        (claims.to_owned(), false),
         // A store may be mounted inside the home.
         (home.path().to_owned(), true),
     ];
     if rootless::is_here() {
         kept.extend(NODES.map(|(name, ..)| (Path::new(mounts::DEVICES).join(name), false)));
+    } else {
+        kept.push((claims.to_owned(), false));
     }
     kept.extend(cgroups.mounts().into_iter().map(|mount| (mount.to_owned(), false)));
     let mut trees: Vec<(PathBuf, OwnedFd)> = Vec::new();

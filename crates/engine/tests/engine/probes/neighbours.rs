@@ -86,9 +86,13 @@ fn one_more(what: &str) -> io::Result<Vec<OwnedFd>> {
             let name = std::ffi::CString::new(format!("q{}-{}", std::process::id(), next()))?;
             let attributes = [0i64, 10, 8192, 0, 0, 0, 0, 0];
             let (flags, attributes) = (libc::O_CREAT | libc::O_RDWR, attributes.as_ptr());
-            // SAFETY: name and attributes outlive the call.
+            // SAFETY: name and attributes outlive the calls.
             let queue = unsafe { libc::syscall(libc::SYS_mq_open, name.as_ptr(), flags, 0o600, attributes) };
-            Ok(vec![descriptor(queue)?])
+            let queue = descriptor(queue)?;
+            // Counted as long as it is open, and gone with this process, on the host too.
+            // SAFETY: as above.
+            check(unsafe { libc::syscall(libc::SYS_mq_unlink, name.as_ptr()) })?;
+            Ok(vec![queue])
         }
         "signals" => {
             let signal = libc::SIGRTMIN();

@@ -1,0 +1,199 @@
+//! A reference to an image in a registry: `registry/name:tag`, `registry/name@sha256:…` or both. Pure.
+
+use std::{fmt, str::FromStr};
+
+use super::PullError;
+
+/// Where an image is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Reference {
+    /// `https` or `http`.
+    pub(crate) scheme: &'static str,
+    /// The registry, with its port.
+    pub(crate) host: String,
+    /// The image's name there.
+    pub(crate) name: String,
+    /// Asked for when there is no digest.
+    pub(crate) tag: String,
+    /// What its manifest must add up to.
+    pub(crate) digest: Option<Digest>,
+}
+
+/// A SHA-256 digest, as `sha256:` and 64 hexadecimal digits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Digest(String);
+
+impl Digest {
+    /// With the algorithm.
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The digest of these bytes.
+    pub(crate) fn of(bytes: &[u8]) -> Self {
+        Self::from_hash(ring::digest::digest(&ring::digest::SHA256, bytes))
+    }
+
+    /// A finished hash.
+    pub(crate) fn from_hash(hash: ring::digest::Digest) -> Self {
+        Self(format!("sha256:{}", crate::disk::hex(hash.as_ref())))
+    }
+
+    /// Few digits, for people.
+    pub(crate) fn short(&self) -> &str {
+        &self.0[7..19]
+    }
+}
+
+impl FromStr for Digest {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let hex = text.strip_prefix("sha256:").ok_or("only sha256 digests are read")?;
+        let plain = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+        let good = hex.len() == 64 && hex.bytes().all(plain);
+        good.then(|| Self(text.to_owned())).ok_or("a sha256 digest has 64 digits of 0-9 and a-f")
+    }
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.0)
+    }
+}
+
+impl fmt::Display for Reference {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}/{}:{}", self.host, self.name, self.tag)?;
+        self.digest.as_ref().map_or(Ok(()), |digest| write!(out, "@{digest}"))
+    }
+}
+
+impl Reference {
+    /// The name an image gets unless somebody says otherwise.
+    pub(crate) fn short_name(&self) -> &str {
+        self.name.rsplit('/').next().unwrap_or_default()
+    }
+
+    /// What to ask the registry for.
+    pub(crate) fn wanted(&self) -> &str {
+        self.digest.as_ref().map_or(&self.tag, |digest| digest.as_str())
+    }
+}
+
+impl FromStr for Reference {
+    type Err = PullError;
+
+    fn from_str(text: &str) -> Result<Self, PullError> {
+        parse(text).map_err(|reason| PullError::Reference { text: text.chars().take(200).collect(), reason })
+    }
+}
+
+fn parse(text: &str) -> Result<Reference, &'static str> {
+    let (scheme, rest) = match text.split_once("://") {
+        Some(("https", rest)) => (Some("https"), rest),
+        Some(("http", rest)) => (Some("http"), rest),
+        Some(_) => return Err("only http and https are spoken"),
+        None => (None, text),
+    };
+    let (rest, digest) = match rest.split_once('@') {
+        Some((rest, digest)) => (rest, Some(digest.parse::<Digest>()?)),
+        None => (rest, None),
+    };
+    let no_host = "it must begin with a registry, as in `registry.example.com/debian:12`";
+    let (host, path) = rest.split_once('/').ok_or(no_host)?;
+    if !is_host(host) {
+        return Err(no_host);
+    }
+    let (name, tag) = match path.rsplit_once(':') {
+        Some((name, tag)) if !tag.contains('/') => (name, tag),
+        _ => (path, "latest"),
+    };
+    let loopback = is_loopback(host);
+    let scheme = scheme.unwrap_or(if loopback { "http" } else { "https" });
+    if scheme == "http" && !loopback {
+        return Err("plain http is spoken with this machine only");
+    }
+    if name.len() > 255 || !name.split('/').all(is_name) {
+        return Err("its name must be of lower-case letters, digits, `.`, `-` and `_`, in parts between `/`");
+    }
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-');
+    if tag.is_empty() || tag.len() > 128 || !tag.bytes().all(plain) || tag.starts_with(['.', '-']) {
+        return Err("its tag must be of letters, digits, `.`, `-` and `_`");
+    }
+    Ok(Reference { scheme, host: host.to_owned(), name: name.to_owned(), tag: tag.to_owned(), digest })
+}
+
+// A first part without a dot or a port is part of a name in somebody's default registry.
+fn is_host(host: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b':' | b'[' | b']');
+    host.bytes().all(plain) && (host == "localhost" || host.contains(['.', ':']))
+}
+
+fn is_name(part: &str) -> bool {
+    let alphanumeric = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let plain = |byte: u8| alphanumeric(byte) || matches!(byte, b'.' | b'-' | b'_');
+    part.bytes().all(plain)
+        && part.bytes().next().is_some_and(alphanumeric)
+        && part.bytes().last().is_some_and(alphanumeric)
+}
+
+/// Whether a host, with or without its port, is this machine.
+pub(super) fn is_loopback(host: &str) -> bool {
+    let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => host.split(':').next().unwrap_or_default(),
+    };
+    name == "localhost" || name.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn references_are_read_as_people_write_them() {
+        let digest = format!("sha256:{}", "0a".repeat(32));
+        for (text, shown) in [
+            ("r.test/debian", "r.test/debian:latest"),
+            ("r.test:5000/a/b-c/d:12", "r.test:5000/a/b-c/d:12"),
+            ("localhost/a", "localhost/a:latest"),
+            ("https://r.test/a:1", "r.test/a:1"),
+            (&format!("r.test/a@{digest}"), &format!("r.test/a:latest@{digest}")),
+            (&format!("r.test/a:1@{digest}"), &format!("r.test/a:1@{digest}")),
+        ] {
+            assert_eq!(text.parse::<Reference>().unwrap().to_string(), shown);
+        }
+        let scheme = |text: &str| text.parse::<Reference>().unwrap().scheme;
+        assert_eq!(
+            [scheme("127.0.0.1:5000/a"), scheme("[::1]:5000/a"), scheme("r.test/a")],
+            ["http", "http", "https"]
+        );
+    }
+
+    #[test]
+    fn what_is_no_reference_is_refused() {
+        for text in [
+            "",
+            "debian",
+            "debian:12",
+            "library/debian",
+            "r.test/",
+            "r.test/A",
+            "r.test/a:",
+            "r.test/../a",
+            "r.test/a//b",
+            "http://r.test/a",
+            "ftp://r.test/a",
+            "r.test/a@sha256:12",
+            "r.test/a@md5:00",
+            "r.test/a:b c",
+            "user@r.test/a",
+            "127.0.0.1.evil.test/a b",
+        ] {
+            assert!(text.parse::<Reference>().is_err(), "{text}");
+        }
+        // A name that only begins like this machine's is not this machine.
+        assert_eq!("127.0.0.1.test/a".parse::<Reference>().unwrap().scheme, "https");
+    }
+}
