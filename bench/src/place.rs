@@ -27,20 +27,13 @@ impl Place {
         fs::create_dir(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let rootfs = folder.join("cache/layers/base");
         furnish(&rootfs)?;
-        let supervisor: PathBuf = std::env::var_os("HARVEST_SUPERVISOR").unwrap_or_default().into();
-        if !supervisor.is_file() {
-            bail!("no supervisor: run `cargo supervisor`, then `cargo run -p harvest-bench`");
-        }
-        let program = std::env::current_exe().context("cannot find the bench itself")?;
-        let engine = Engine::open(Config {
-            home: folder.join("home"),
-            cache: folder.join("cache"),
-            supervisor,
-            zygote: vec![program.into(), "zygote".into()],
-            driver: Driver::Dir,
-            thresholds: Thresholds::NONE,
-        })?;
+        let engine = open(folder, "home", Driver::Dir)?;
         Ok(Self { folder: folder.to_owned(), engine })
+    }
+
+    /// A second engine with the same file tree, whose disks are on btrfs.
+    pub(crate) fn on_btrfs(&self) -> Result<Guarded> {
+        Ok(Guarded(open(&self.folder, "home-btrfs", Driver::Btrfs)?))
     }
 
     /// The file tree every row starts from.
