@@ -466,8 +466,12 @@ impl Engine {
             let begin = cloned.map_or(Begin::Empty, Begin::Clone);
             let limit = record.limits.writable_bytes.filter(|_| self.home.has_quotas());
             writable::make(&new, self.disk.store(), begin, limit)?;
-            write_record(&new.join("record.json"), record, Survives::PowerCut)?;
+            // On btrfs the record and the disk come to the host's disk together or not at all.
+            let together = self.disk.store().is_btrfs();
+            let survives = if together { Survives::Crash } else { Survives::PowerCut };
+            write_record(&new.join("record.json"), record, survives)?;
             match fs::rename(&new, &folder) {
+                Ok(()) if together => Ok(()),
                 Ok(()) => sync_folder(&self.home.sandboxes()),
                 Err(_) if folder.exists() => Err(EngineError::Exists { sandbox: record.id.clone() }),
                 Err(error) => Err(error).at("make", &folder),
