@@ -1,9 +1,11 @@
 # The two commands of the README are `run` and `test`; the rest serves them.
-.PHONY: run test test-kernel build images hooks packages
+.PHONY: run test test-kernel bench build images hooks packages
 
 # What the product calls at run time, and what its tests need besides.
 PACKAGES := git mmdebstrap ca-certificates e2fsprogs btrfs-progs
 TEST_PACKAGES := busybox-static python3 uidmap user-mode-linux docker-registry skopeo
+# Whom the engine is measured beside; podman and docker too, where they are.
+BENCH_PACKAGES := busybox-static bubblewrap crun runc
 
 run: PACKAGES_WANTED = $(PACKAGES)
 run: packages build
@@ -20,6 +22,12 @@ test: packages build images
 test-kernel: PACKAGES_WANTED = $(PACKAGES) $(TEST_PACKAGES)
 test-kernel: packages
 	.ci/second-kernel
+
+# The engine beside its peers; minutes on an idle machine. `make bench BENCH=--quick` shows that it works.
+bench: PACKAGES_WANTED = $(PACKAGES) $(BENCH_PACKAGES)
+bench: packages
+	cargo supervisor
+	cargo run --release -p harvest-bench -- --json target/bench.json $(BENCH)
 
 build:
 	cargo supervisor

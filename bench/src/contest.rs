@@ -19,10 +19,7 @@ pub(crate) struct Contestant<'a> {
 
 impl<'a> Contestant<'a> {
     /// Says itself how long each of its rows took; what it does besides is not measured.
-    pub(crate) fn parts(
-        rows: &[&'static str],
-        run: impl FnMut() -> Result<Vec<Duration>> + 'a,
-    ) -> Self {
+    pub(crate) fn parts(rows: &[&'static str], run: impl FnMut() -> Result<Vec<Duration>> + 'a) -> Self {
         Self { rows: rows.to_vec(), run: Box::new(run) }
     }
 

@@ -10,7 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use harvest_engine::{Bind, Origin, Running};
+use harvest_engine::{Bind, Engine, Origin, Running, Spec};
 use harvest_proto::{SandboxId, SnapshotId};
 
 use crate::{
@@ -39,14 +39,34 @@ const QUICK: Size = Size { files: 200, folders: 20, file_bytes: 24_000, dirty_mi
 pub(crate) const COPY: &str = "cp -a, 1.2 GB / 50k files";
 /// The file system's own way.
 pub(crate) const SUBVOLUME: &str = "btrfs subvolume snapshot, 1 MB dirty";
-/// A snapshot while the sandbox runs.
+/// A snapshot while the sandbox runs, in plain folders.
 pub(crate) const SNAPSHOT: &str = "harvest dir: live snapshot, 1 MB dirty";
-/// The same and a second sandbox that runs from it.
-pub(crate) const FORK: &str = "harvest dir: live fork, 1 MB dirty";
-const SNAPSHOT_LARGE: [&str; 2] =
-    ["harvest dir: live snapshot, 100 MB dirty", "harvest dir: live snapshot, 1 GB dirty"];
-const FORK_LARGE: [&str; 2] = ["harvest dir: live fork, 100 MB dirty", "harvest dir: live fork, 1 GB dirty"];
-const FIRST: &str = "harvest dir: first live snapshot, all 1.2 GB";
+/// A snapshot and a second sandbox that has run a command from it, on btrfs.
+pub(crate) const FORK: &str = "harvest btrfs: live fork, 1 MB dirty";
+
+/// The names of one driver's rows.
+struct Names {
+    first: &'static str,
+    small: [&'static str; 2],
+    large: [[&'static str; 2]; 2],
+}
+
+const DIR: Names = Names {
+    first: "harvest dir: first live snapshot, all 1.2 GB",
+    small: [SNAPSHOT, "harvest dir: live fork, 1 MB dirty"],
+    large: [
+        ["harvest dir: live snapshot, 100 MB dirty", "harvest dir: live fork, 100 MB dirty"],
+        ["harvest dir: live snapshot, 1 GB dirty", "harvest dir: live fork, 1 GB dirty"],
+    ],
+};
+const BTRFS: Names = Names {
+    first: "harvest btrfs: first live snapshot, all 1.2 GB",
+    small: ["harvest btrfs: live snapshot, 1 MB dirty", FORK],
+    large: [
+        ["harvest btrfs: live snapshot, 100 MB dirty", "harvest btrfs: live fork, 100 MB dirty"],
+        ["harvest btrfs: live snapshot, 1 GB dirty", "harvest btrfs: live fork, 1 GB dirty"],
+    ],
+};
 
 /// Measures the rows and adds them to the report.
 pub(crate) fn run(place: &Place, options: &Options, report: &mut Report) -> Result<()> {
@@ -54,13 +74,17 @@ pub(crate) fn run(place: &Place, options: &Options, report: &mut Report) -> Resu
     let stage = place.at("stage");
     eprintln!("making {} files", size.files);
     make_tree(&stage, size)?;
-    let live = Live::start(place, &stage)?;
-    report.add(vec![Samples { row: FIRST, taken: vec![live.snapshot(place)?] }]);
     let volume = if options.peers { Volume::make(place, &stage) } else { bail_quietly() };
-    let mut contestants = vec![Contestant::parts(&[SNAPSHOT, FORK], || {
-        live.change(1)?;
-        live.fork(place)
-    })];
+    let btrfs = place.on_btrfs();
+    let mut lives = vec![Live::start(place, &place.engine, &stage, &DIR)?];
+    match &btrfs {
+        Ok(engine) => lives.push(Live::start(place, &engine.0, &stage, &BTRFS)?),
+        Err(error) => report.skipped.push((FORK.to_owned(), error.root_cause().to_string())),
+    }
+    for live in &lives {
+        report.add(vec![Samples { row: live.names.first, taken: vec![live.snapshot()?] }]);
+    }
+    let mut contestants: Vec<Contestant<'_>> = lives.iter().map(Live::contestant).collect();
     match &volume {
         Ok(volume) => contestants.push(volume.contestant()),
         Err(error) => report.skipped.push((SUBVOLUME.to_owned(), error.root_cause().to_string())),
@@ -69,17 +93,20 @@ pub(crate) fn run(place: &Place, options: &Options, report: &mut Report) -> Resu
     let rounds = (options.rounds / 5).clamp(1, 10);
     report.add(contest(&mut contestants, rounds, options.gap)?);
     drop(contestants);
-    for (number, mib) in size.dirty_mib.into_iter().enumerate() {
-        live.change(mib)?;
-        let taken = live.fork(place)?;
-        for (row, took) in [SNAPSHOT_LARGE[number], FORK_LARGE[number]].into_iter().zip(taken) {
-            report.add(vec![Samples { row, taken: vec![took] }]);
+    for live in &lives {
+        for (mib, names) in size.dirty_mib.into_iter().zip(live.names.large) {
+            live.change(mib)?;
+            for (row, took) in names.into_iter().zip(live.fork()?) {
+                report.add(vec![Samples { row, taken: vec![took] }]);
+            }
         }
     }
     if options.peers {
         report.add(vec![copies(place, &stage, rounds.min(3))?]);
     }
-    place.engine.remove(&live.running.id)?;
+    for live in lives {
+        live.engine.remove(&live.running.id)?;
+    }
     Ok(())
 }
 
@@ -120,17 +147,27 @@ fn make_tree(root: &Path, size: &Size) -> Result<()> {
 }
 
 /// A running sandbox whose writable layer holds the tree.
-struct Live {
+struct Live<'a> {
+    place: &'a Place,
+    engine: &'a Engine,
     running: Running,
+    names: &'static Names,
 }
 
-impl Live {
-    fn start(place: &Place, stage: &Path) -> Result<Self> {
+impl<'a> Live<'a> {
+    fn start(place: &'a Place, engine: &'a Engine, stage: &Path, names: &'static Names) -> Result<Self> {
         let mut spec = place.spec()?;
         spec.binds = vec![Bind { source: stage.to_owned(), inside: "/stage".into() }];
-        let running = place.engine.start(&spec)?;
+        let running = engine.start(&spec)?;
         in_sandbox(&running.bridge, &["cp", "-a", "/stage", "/work/tree"])?;
-        Ok(Self { running })
+        Ok(Self { place, engine, running, names })
+    }
+
+    fn contestant(&self) -> Contestant<'_> {
+        Contestant::parts(&self.names.small, || {
+            self.change(1)?;
+            self.fork()
+        })
     }
 
     /// Writes this many MiB, new each time.
@@ -139,24 +176,24 @@ impl Live {
         in_sandbox(&self.running.bridge, &["dd", "if=/dev/urandom", "of=/work/dirty", "bs=1M", &count])
     }
 
-    fn snapshot(&self, place: &Place) -> Result<Duration> {
+    fn snapshot(&self) -> Result<Duration> {
         let began = Instant::now();
-        place.engine.capture(&self.running.id, &SnapshotId::random())?;
+        self.engine.capture(&self.running.id, &SnapshotId::random())?;
         Ok(began.elapsed())
     }
 
     /// A snapshot, then a second sandbox from it that has run a command.
-    fn fork(&self, place: &Place) -> Result<Vec<Duration>> {
+    fn fork(&self) -> Result<Vec<Duration>> {
         let snapshot = SnapshotId::random();
-        let spec = place.spec()?;
+        let spec = self.place.spec()?;
         let began = Instant::now();
-        place.engine.capture(&self.running.id, &snapshot)?;
+        self.engine.capture(&self.running.id, &snapshot)?;
         let captured = began.elapsed();
-        let fork = harvest_engine::Spec { id: SandboxId::random(), from: Origin::Snapshot(snapshot), ..spec };
-        let running = place.engine.start(&fork)?;
+        let fork = Spec { id: SandboxId::random(), from: Origin::Snapshot(snapshot), ..spec };
+        let running = self.engine.start(&fork)?;
         in_sandbox(&running.bridge, &["true"])?;
         let forked = began.elapsed();
-        place.engine.remove(&fork.id)?;
+        self.engine.remove(&fork.id)?;
         Ok(vec![captured, forked])
     }
 }
@@ -174,7 +211,10 @@ impl Volume {
         File::create(&image)?.set_len(4 << 30)?;
         let words = |words: &[&Path]| words.iter().map(|word| word.display().to_string()).collect::<Vec<_>>();
         quietly(&[vec!["mkfs.btrfs".to_owned(), "--quiet".to_owned()], words(&[&image])].concat())?;
-        quietly(&[vec!["mount".to_owned(), "-o".to_owned(), "loop".to_owned()], words(&[&image, &mount])].concat())?;
+        quietly(
+            &[vec!["mount".to_owned(), "-o".to_owned(), "loop".to_owned()], words(&[&image, &mount])]
+                .concat(),
+        )?;
         let volume = Self { mount };
         volume.btrfs("create", &["live"])?;
         let target = volume.mount.join("live/tree");

@@ -24,8 +24,13 @@ pub(crate) const EXEC_AGAIN: &str = "harvest exec, connection kept";
 pub(crate) fn contestants(place: &Place) -> Result<Vec<Contestant<'_>>> {
     let live = place.engine.start(&place.spec()?)?;
     let mut kept = Guest::dial(&live.bridge)?;
-    let rows =
-        [COLD, COLD_REMOVED, "harvest · of this: create", "harvest · of this: command", "harvest · of this: removal"];
+    let rows = [
+        COLD,
+        COLD_REMOVED,
+        "harvest · of this: create",
+        "harvest · of this: command",
+        "harvest · of this: removal",
+    ];
     Ok(vec![
         Contestant::parts(&rows, || cold(place)),
         Contestant::whole(EXEC, move || run_true(&live)),
@@ -51,12 +56,13 @@ fn run_true(running: &Running) -> Result<()> {
 
 /// Runs a command in a sandbox; anything but exit code 0 is an error.
 pub(crate) fn in_sandbox(bridge: &Path, argv: &[&str]) -> Result<()> {
-    exec(&mut Guest::dial(bridge)?, argv)
+    exec(&mut Guest::hail(bridge)?, argv)
 }
 
 /// Runs a command on a connection.
 pub(crate) fn exec(guest: &mut Guest, argv: &[&str]) -> Result<()> {
-    let command = Command { argv: argv.iter().map(|word| (*word).to_owned()).collect(), ..Command::default() };
+    let command =
+        Command { argv: argv.iter().map(|word| (*word).to_owned()).collect(), ..Command::default() };
     let mut said = Vec::new();
     match guest.exec(command, b"", &mut |_, bytes| said.extend_from_slice(bytes))? {
         Exit::Code(0) => Ok(()),

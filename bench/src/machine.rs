@@ -72,7 +72,11 @@ impl Busy {
         Self {
             pressure_10s: percent("avg10=").unwrap_or(0.0),
             pressure_60s: percent("avg60=").unwrap_or(0.0),
-            load_1m: read("/proc/loadavg").split(' ').next().and_then(|load| load.parse().ok()).unwrap_or(0.0),
+            load_1m: read("/proc/loadavg")
+                .split(' ')
+                .next()
+                .and_then(|load| load.parse().ok())
+                .unwrap_or(0.0),
         }
     }
 

@@ -10,9 +10,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use harvest_engine::{
-    Config, Driver, Engine, ImageConfig, Limits, Network, Origin, Owner, Spec, Thresholds,
-};
+use harvest_engine::{Config, Driver, Engine, ImageConfig, Limits, Network, Origin, Owner, Spec, Thresholds};
 use harvest_proto::SandboxId;
 
 const APPLETS: [&str; 10] = ["cat", "cp", "dd", "find", "mkdir", "rm", "sh", "sync", "touch", "true"];
@@ -29,20 +27,13 @@ impl Place {
         fs::create_dir(folder).with_context(|| format!("cannot make {}", folder.display()))?;
         let rootfs = folder.join("cache/layers/base");
         furnish(&rootfs)?;
-        let supervisor: PathBuf = std::env::var_os("HARVEST_SUPERVISOR").unwrap_or_default().into();
-        if !supervisor.is_file() {
-            bail!("no supervisor: run `cargo supervisor`, then `cargo run -p harvest-bench`");
-        }
-        let program = std::env::current_exe().context("cannot find the bench itself")?;
-        let engine = Engine::open(Config {
-            home: folder.join("home"),
-            cache: folder.join("cache"),
-            supervisor,
-            zygote: vec![program.into(), "zygote".into()],
-            driver: Driver::Dir,
-            thresholds: Thresholds::NONE,
-        })?;
+        let engine = open(folder, "home", Driver::Dir)?;
         Ok(Self { folder: folder.to_owned(), engine })
+    }
+
+    /// A second home beside the first, whose disks are on btrfs.
+    pub(crate) fn on_btrfs(&self) -> Result<Guarded> {
+        open(&self.folder, "home-btrfs", Driver::Btrfs).map(Guarded)
     }
 
     /// The file tree every row starts from.
@@ -78,12 +69,41 @@ impl Place {
 pub(crate) const MEMORY_BYTES: u64 = 512 << 20;
 pub(crate) const PIDS: u32 = 512;
 
+/// An engine that leaves nothing behind.
+pub(crate) struct Guarded(pub(crate) Engine);
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        clear(&self.0);
+    }
+}
+
+fn open(folder: &Path, home: &str, driver: Driver) -> Result<Engine> {
+    let supervisor: PathBuf = std::env::var_os("HARVEST_SUPERVISOR").unwrap_or_default().into();
+    if !supervisor.is_file() {
+        bail!("no supervisor: run `cargo supervisor`, then `cargo run -p harvest-bench`");
+    }
+    let program = std::env::current_exe().context("cannot find the bench itself")?;
+    Ok(Engine::open(Config {
+        home: folder.join(home),
+        cache: folder.join("cache"),
+        supervisor,
+        zygote: vec![program.into(), "zygote".into()],
+        driver,
+        thresholds: Thresholds::NONE,
+    })?)
+}
+
+fn clear(engine: &Engine) {
+    for id in engine.list().unwrap_or_default() {
+        let _ = engine.remove(&id);
+    }
+    let _ = engine.rest();
+}
+
 impl Drop for Place {
     fn drop(&mut self) {
-        for id in self.engine.list().unwrap_or_default() {
-            let _ = self.engine.remove(&id);
-        }
-        let _ = self.engine.rest();
+        clear(&self.engine);
         if let Err(error) = fs::remove_dir_all(&self.folder) {
             eprintln!("cannot remove {}: {error}", self.folder.display());
         }

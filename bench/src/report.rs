@@ -116,7 +116,11 @@ impl fmt::Display for Report {
         writeln!(out, "| ms | n | min | p50 | p95 | ratio | target | |")?;
         writeln!(out, "|---|---:|---:|---:|---:|---|---|---|")?;
         for row in &self.rows {
-            write!(out, "| {} | {} | {:.2} | {:.2} | {:.2} ", row.name, row.samples, row.min_ms, row.p50_ms, row.p95_ms)?;
+            write!(
+                out,
+                "| {} | {} | {:.2} | {:.2} | {:.2} ",
+                row.name, row.samples, row.min_ms, row.p50_ms, row.p95_ms
+            )?;
             match &row.ratio {
                 Some(Ratio { to, is, target: Some(target) }) => {
                     let verdict = if is <= target { "met" } else { "not met" };
@@ -130,10 +134,19 @@ impl fmt::Display for Report {
             writeln!(out)?;
             let verdict = if memory.pid_1_kib() <= TARGET_KIB { "met" } else { "not met" };
             let pid_1 = memory.pid_1_kib();
-            writeln!(out, "private memory of pid 1 after {} execs: {pid_1} KiB (≤ {TARGET_KIB}: {verdict})", memory.execs)?;
+            writeln!(
+                out,
+                "private memory of pid 1 after {} execs: {pid_1} KiB (≤ {TARGET_KIB}: {verdict})",
+                memory.execs
+            )?;
             let parts: Vec<String> =
                 memory.processes.iter().map(|one| format!("{} {}", one.role, one.private_kib)).collect();
-            writeln!(out, "all platform processes of the sandbox: {} KiB ({})", memory.all_kib(), parts.join(", "))?;
+            writeln!(
+                out,
+                "all platform processes of the sandbox: {} KiB ({})",
+                memory.all_kib(),
+                parts.join(", ")
+            )?;
         }
         for (row, reason) in &self.skipped {
             writeln!(out, "left out: {row}: {reason}")?;

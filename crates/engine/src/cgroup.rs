@@ -420,11 +420,22 @@ impl Group {
     /// Makes it; an older one of the same name is used again.
     pub(crate) fn make(&self) -> Result<(), StepError> {
         make_folder(&self.path)?;
-        for setting in &self.settings {
-            let file = self.path.join(&setting.file);
-            match fs::write(&file, &setting.value) {
+        self.set()
+    }
+
+    /// Writes its settings. The kernel keeps some in order (memory below memory and swap), so that one
+    /// refused at first may pass after the others.
+    pub(crate) fn set(&self) -> Result<(), StepError> {
+        let write = |setting: &Setting| fs::write(self.path.join(&setting.file), &setting.value);
+        let refused: Vec<&Setting> = self.settings.iter().filter(|setting| write(setting).is_err()).collect();
+        for setting in refused {
+            match write(setting) {
                 Err(_) if setting.optional => {}
-                result => result.doing(|| format!("write {} to {}", setting.value, file.display()))?,
+                result => {
+                    result.doing(|| {
+                        format!("write {} to {}", setting.value, self.path.join(&setting.file).display())
+                    })?;
+                }
             }
         }
         Ok(())

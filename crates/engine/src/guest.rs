@@ -65,6 +65,8 @@ pub struct Guest {
     decoder: Decoder,
     requests: RequestId,
     streams: StreamId,
+    /// The supervisor has answered our greeting.
+    welcome: bool,
 }
 
 impl Guest {
@@ -73,14 +75,33 @@ impl Guest {
     /// # Errors
     /// When nobody answers there, or in another version.
     pub fn dial(bridge: &Path) -> Result<Self, GuestError> {
+        let mut guest = Self::hail(bridge)?;
+        guest.await_welcome()?;
+        Ok(guest)
+    }
+
+    /// Dials and does not wait for the answer, which is looked at with that to the first request: one
+    /// way there and back less, for who has one command to run.
+    ///
+    /// # Errors
+    /// When nobody listens there.
+    pub fn hail(bridge: &Path) -> Result<Self, GuestError> {
         let failed = |source| GuestError::Dial { path: bridge.to_owned(), source };
         let folder = bridge.parent().unwrap_or(Path::new("."));
         let name = bridge.file_name().unwrap_or_default().to_string_lossy();
         let socket = connect_in(folder, &name, SocketType::STREAM).map_err(failed)?;
-        let mut guest = Self { socket: socket.into(), decoder: Decoder::default(), requests: 0, streams: 0 };
+        let (socket, decoder) = (socket.into(), Decoder::default());
+        let mut guest = Self { socket, decoder, requests: 0, streams: 0, welcome: false };
         guest.say(&ToSupervisor::Hello { version: VERSION, role: Role::Guest })?;
-        match guest.hear()? {
-            Frame::Control(FromSupervisor::Welcome { version, .. }) if version == VERSION => Ok(guest),
+        Ok(guest)
+    }
+
+    fn await_welcome(&mut self) -> Result<(), GuestError> {
+        match self.hear_any()? {
+            Frame::Control(FromSupervisor::Welcome { version, .. }) if version == VERSION => {
+                self.welcome = true;
+                Ok(())
+            }
             _ => Err(GuestError::Unwelcome),
         }
     }
@@ -252,6 +273,13 @@ impl Guest {
     }
 
     fn hear(&mut self) -> Result<Frame<FromSupervisor>, GuestError> {
+        if !self.welcome {
+            self.await_welcome()?;
+        }
+        self.hear_any()
+    }
+
+    fn hear_any(&mut self) -> Result<Frame<FromSupervisor>, GuestError> {
         let mut buffer = vec![0u8; MAX_DATA_BYTES];
         loop {
             if let Some(frame) = self.decoder.take()? {

@@ -179,14 +179,14 @@ pub(crate) fn write_record<T: Serialize>(
     }
     result.at("write", path)?;
     match path.parent() {
-        Some(folder) if survives == Survives::PowerCut => sync_folder(folder),
+        Some(folder) if survives == Survives::PowerCut => sync(folder),
         _ => Ok(()),
     }
 }
 
-/// Brings a folder's names to disk.
-pub(crate) fn sync_folder(folder: &Path) -> Result<(), EngineError> {
-    File::open(folder).and_then(|file| file.sync_all()).at("sync", folder)
+/// Brings a file's content or a folder's names to the disk.
+pub(crate) fn sync(path: &Path) -> Result<(), EngineError> {
+    File::open(path).and_then(|file| file.sync_all()).at("sync", path)
 }
 
 /// A record, unless there is none.

@@ -162,8 +162,6 @@ pub enum Step {
     Dev {
         /// Devices by name, with their numbers.
         nodes: BTreeMap<String, (u32, u32)>,
-        /// What its shared memory may hold.
-        shm_bytes: u64,
     },
     /// What shared memory of the older kind may hold: it stays when whoever filled it has been killed.
     SharedMemory {
@@ -208,18 +206,26 @@ pub enum Step {
         /// Nothing to write.
         read_only: bool,
     },
-    /// Make the overlay the root and let go of everything else.
+    /// Put `/proc`, `/dev` and `/sys`, made ahead, into the overlay.
+    Furnish,
+    /// Memory that processes share by name.
+    Shm {
+        /// Its size.
+        bytes: u64,
+    },
+    /// Make the overlay the root, also of pid 1, and let go of everything else.
     Root,
-    /// Go on only when the zygote has written down that this process exists.
+    /// Split in two. Pid 1 goes on up to `exec`; the other process keeps the host's powers, takes the
+    /// steps from the gate on and ends.
+    Split,
+    /// Go on only when the zygote has written down that pid 1 exists.
     Gate,
+    /// Tell the supervisor which sandbox it is pid 1 of.
+    Launch,
     /// Become root of the user namespace: from here on the host's powers are gone.
     EnterUserNamespace,
     /// Lower the limits every process inherits.
-    ResourceLimits {
-        /// The size no file may pass.
-        #[serde(skip_serializing_if = "Option::is_none", default)]
-        file_bytes: Option<u64>,
-    },
+    ResourceLimits,
     /// Drop all capabilities but these, for good.
     Capabilities {
         /// Kept.
@@ -229,7 +235,7 @@ pub enum Step {
     NoNewPrivileges,
     /// Refuse system calls that are not on the list.
     Seccomp,
-    /// Become the supervisor.
+    /// Become the supervisor, which prepares itself and waits for its launch.
     Exec,
 }
 
@@ -319,7 +325,18 @@ pub(crate) fn plan(record: &Record, layers: &[PathBuf], facts: &HostFacts) -> Pl
             redirect: facts.redirect,
         });
     }
-    steps.extend([Step::OomScore { adjust: OOM_SCORE }, Step::Gate]);
+    steps.push(Step::OomScore { adjust: OOM_SCORE });
+    steps.extend(furniture());
+    steps.extend([
+        Step::Split,
+        Step::EnterUserNamespace,
+        Step::ResourceLimits,
+        Step::Capabilities { keep: Capability::ROLE.to_vec() },
+        Step::NoNewPrivileges,
+        Step::Seccomp,
+        Step::Exec,
+        Step::Gate,
+    ]);
     steps.extend([Step::HostName { name: host_name(&record.id) }, Step::Bridge]);
     if record.network == Network::Door {
         steps.push(Step::Door);
@@ -329,21 +346,17 @@ pub(crate) fn plan(record: &Record, layers: &[PathBuf], facts: &HostFacts) -> Pl
         steps.push(Step::Still);
     }
     steps.extend(disk(layers));
-    steps.extend(furniture(record, facts));
+    // Both kinds count as the sandbox's memory and outlive who wrote to them. Full, they must leave room for
+    // a command that empties them.
+    let memory = record.limits.memory_bytes;
+    steps.extend([Step::Furnish, Step::Shm { bytes: memory / 2 }, Step::SharedMemory { bytes: memory / 4 }]);
+    steps.extend(files(record, facts));
     steps.extend(record.binds.iter().enumerate().map(|(number, bind)| Step::Bind {
         from: Handed { path: bind.source.clone(), number: layers.len() + number },
         inside: bind.inside.clone(),
     }));
     steps.extend(volumes(record, layers.len() + record.binds.len()));
-    steps.extend([
-        Step::Root,
-        Step::EnterUserNamespace,
-        Step::ResourceLimits { file_bytes: record.file_bytes },
-        Step::Capabilities { keep: Capability::ROLE.to_vec() },
-        Step::NoNewPrivileges,
-        Step::Seccomp,
-        Step::Exec,
-    ]);
+    steps.extend([Step::Root, Step::EnterUserNamespace, Step::Launch]);
     Plan { sandbox: record.id.clone(), steps }
 }
 
@@ -356,17 +369,29 @@ fn volumes(record: &Record, first: usize) -> impl Iterator<Item = Step> {
 }
 
 fn disk(layers: &[PathBuf]) -> Vec<Step> {
-    let mut steps = vec![Step::Scratch];
-    steps.extend(layers.iter().enumerate().map(|(number, path)| Step::Layer {
+    let attach = |(number, path): (usize, &PathBuf)| Step::Layer {
         from: Handed { path: path.clone(), number },
         name: number.to_string(),
-    }));
+    };
+    let mut steps: Vec<Step> = layers.iter().enumerate().map(attach).collect();
     steps.push(Step::Writable);
     steps.push(Step::Overlay { lowers: (0..layers.len()).rev().map(|number| number.to_string()).collect() });
     steps
 }
 
-fn furniture(record: &Record, facts: &HostFacts) -> Vec<Step> {
+/// What every sandbox has, whatever its image.
+fn furniture() -> [Step; 6] {
+    [
+        Step::Scratch,
+        Step::Proc,
+        Step::Dev { nodes: NODES.map(|(name, major, minor)| (name.to_owned(), (major, minor))).into() },
+        Step::Empty { inside: "/sys".into() },
+        Step::Mask { paths: MASKED.map(PathBuf::from).into() },
+        Step::ReadOnly { paths: READ_ONLY.map(PathBuf::from).into() },
+    ]
+}
+
+fn files(record: &Record, facts: &HostFacts) -> [Step; 3] {
     let name = host_name(&record.id);
     let resolv_conf = match record.network {
         Network::Door | Network::Nothing => {
@@ -375,17 +400,7 @@ fn furniture(record: &Record, facts: &HostFacts) -> Vec<Step> {
         Network::Host => facts.resolv_conf.clone(),
     };
     let file = |inside: &str, text: String| Step::File { inside: inside.into(), text };
-    // Both kinds count as the sandbox's memory and outlive who wrote to them. Full, they must leave room for
-    // a command that empties them.
-    let memory = record.limits.memory_bytes;
-    let nodes = NODES.map(|(name, major, minor)| (name.to_owned(), (major, minor))).into();
-    vec![
-        Step::Proc,
-        Step::Dev { nodes, shm_bytes: memory / 2 },
-        Step::SharedMemory { bytes: memory / 4 },
-        Step::Empty { inside: "/sys".into() },
-        Step::Mask { paths: MASKED.map(PathBuf::from).into() },
-        Step::ReadOnly { paths: READ_ONLY.map(PathBuf::from).into() },
+    [
         file("/etc/resolv.conf", resolv_conf),
         file("/etc/hosts", format!("127.0.0.1 localhost {name}\n::1 localhost\n")),
         file("/etc/hostname", format!("{name}\n")),
@@ -397,15 +412,32 @@ fn host_name(id: &SandboxId) -> String {
     format!("sbx-{}", id.part())
 }
 
+/// Who takes which steps of a plan.
+pub(crate) struct Parts<'a> {
+    /// The zygote.
+    pub(crate) zygote: &'a [Step],
+    /// Pid 1, before it splits.
+    pub(crate) ahead: &'a [Step],
+    /// Pid 1, after that.
+    pub(crate) own: &'a [Step],
+    /// The other process, once it is called.
+    pub(crate) called: &'a [Step],
+}
+
 impl Plan {
-    /// The steps of the zygote, those the new process can take ahead of time, and the rest.
-    pub(crate) fn parts(&self) -> (&[Step], &[Step], &[Step]) {
+    /// The steps by who takes them.
+    pub(crate) fn parts(&self) -> Parts<'_> {
         let after = |wanted: fn(&Step) -> bool| {
             self.steps.iter().position(wanted).map_or(self.steps.len(), |at| at + 1)
         };
-        let (zygote, rest) = self.steps.split_at(after(|step| matches!(step, Step::Clone { .. })));
-        let (ahead, rest) = rest.split_at(after(|step| *step == Step::Gate) - zygote.len());
-        (zygote, ahead, rest)
+        let clone = after(|step| matches!(step, Step::Clone { .. }));
+        let (split, gate) = (after(|step| *step == Step::Split), after(|step| *step == Step::Gate));
+        Parts {
+            zygote: &self.steps[..clone],
+            ahead: &self.steps[clone..split - 1],
+            own: &self.steps[split..gate - 1],
+            called: &self.steps[gate..],
+        }
     }
 }
 
@@ -480,9 +512,11 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_mounted_after_the_hosts_powers_are_gone() {
+    fn pid_1_mounts_nothing_after_the_hosts_powers_are_gone() {
         let plan = planned(Network::Door);
-        let names: Vec<String> = plan.steps[at(&plan, |step| *step == Step::EnterUserNamespace)..]
+        let names: Vec<String> = plan
+            .parts()
+            .own
             .iter()
             .map(|step| serde_json::to_value(step).unwrap()["step"].as_str().unwrap().to_owned())
             .collect();
@@ -499,14 +533,28 @@ mod tests {
 
     #[test]
     fn nothing_that_tells_sandboxes_apart_is_done_before_the_gate() {
-        let other = Record { id: "sbx_zzzzzzzzzzzz".parse().unwrap(), ..record(Network::Door) };
+        let other = Record {
+            id: "sbx_zzzzzzzzzzzz".parse().unwrap(),
+            limits: Limits { memory_bytes: 1, cpu_millis_per_second: 1, pids: 1, ..Limits::default() },
+            file_bytes: Some(1),
+            env: [("A".to_owned(), "b".to_owned())].into(),
+            ..record(Network::Door)
+        };
         let facts = facts();
-        let plans = [plan(&record(Network::Door), &[], &facts), plan(&other, &[], &facts)];
-        let ahead = plans.map(|plan| {
-            let text = serde_json::to_string(plan.parts().1).unwrap();
+        let plans = [plan(&record(Network::Door), &["/l/base".into()], &facts), plan(&other, &[], &facts)];
+        let before = plans.map(|plan| {
+            let parts = plan.parts();
+            let text = serde_json::to_string(&(parts.ahead, parts.own)).unwrap();
             text.replace(plan.sandbox.part(), "")
         });
-        assert_eq!(ahead[0], ahead[1]);
+        assert_eq!(before[0], before[1]);
+    }
+
+    #[test]
+    fn the_supervisor_hears_whose_it_is_when_nobody_inside_has_the_hosts_powers() {
+        let plan = planned(Network::Door);
+        let called = plan.parts().called;
+        assert!(called.ends_with(&[Step::Root, Step::EnterUserNamespace, Step::Launch]), "{called:?}");
     }
 
     #[test]

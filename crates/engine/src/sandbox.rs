@@ -19,7 +19,7 @@ use crate::{
     cgroup::Hierarchy,
     error::{AtPath, EngineError},
     facts,
-    home::{Home, Survives, boot_id, read_record, start_ticks, sync_folder, write_record},
+    home::{Home, Survives, boot_id, read_record, start_ticks, sync, write_record},
     plan::{HostFacts, Ids, Plan, plan},
     room::What,
     spec::{Bind, ImageConfig, LayerId, Limits, Network, Origin, Owner, Spec, VolumeMount},
@@ -30,6 +30,9 @@ use crate::{
         protocol::{Answer, Build, Request},
     },
 };
+
+// What a sandbox was asked to be.
+const RECORD: &str = "record.json";
 
 /// What a sandbox was asked to be, with its image or snapshot looked up.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -167,7 +170,7 @@ impl Record {
     }
 
     pub(crate) fn read(home: &Home, id: &SandboxId) -> Result<Option<Self>, EngineError> {
-        read_record(&home.sandbox(id).join("record.json"))
+        read_record(&home.sandbox(id).join(RECORD))
     }
 }
 
@@ -230,7 +233,9 @@ impl Engine {
         let resolv_conf = host_resolv_conf(record.network);
         let build = self.build();
         let request = Request::Start { record: Box::new(record), layers, resolv_conf, build, again: false };
-        let reason = match client::ask(&self.config, &request, &files) {
+        let mut synced = Ok(());
+        let answer = client::ask_and(&self.config, &request, &files, &mut || synced = self.record_sync(spec));
+        let reason = match synced.and(answer) {
             Ok(Answer::Started { pid }) => return Ok(self.running(&spec.id, pid)),
             Ok(Answer::Failed { reason } | Answer::Ended { reason }) => reason,
             Ok(other) => format!("unexpected answer {other:?}"),
@@ -466,13 +471,9 @@ impl Engine {
             let begin = cloned.map_or(Begin::Empty, Begin::Clone);
             let limit = record.limits.writable_bytes.filter(|_| self.home.has_quotas());
             writable::make(&new, self.disk.store(), begin, limit)?;
-            // On btrfs the record and the disk come to the host's disk together or not at all.
-            let together = self.disk.store().is_btrfs();
-            let survives = if together { Survives::Crash } else { Survives::PowerCut };
-            write_record(&new.join("record.json"), record, survives)?;
+            write_record(&new.join(RECORD), record, Survives::Crash)?;
             match fs::rename(&new, &folder) {
-                Ok(()) if together => Ok(()),
-                Ok(()) => sync_folder(&self.home.sandboxes()),
+                Ok(()) => Ok(()),
                 Err(_) if folder.exists() => Err(EngineError::Exists { sandbox: record.id.clone() }),
                 Err(error) => Err(error).at("make", &folder),
             }
@@ -483,6 +484,19 @@ impl Engine {
             let _ = trash::delete(&self.home.trash(), &[name]);
         }
         made
+    }
+
+    /// Brings the record of a sandbox that is kept to the disk: its layer may have to be found after a
+    /// power cut. What lives for a process does not survive one anyway.
+    fn record_sync(&self, spec: &Spec) -> Result<(), EngineError> {
+        if matches!(spec.owner, Owner::Process(_)) {
+            return Ok(());
+        }
+        let folder = self.home.sandbox(&spec.id);
+        for path in [&folder.join(RECORD), &folder, &self.home.sandboxes()] {
+            sync(path)?;
+        }
+        Ok(())
     }
 }
 

@@ -26,7 +26,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Engine, EngineError, disk,
     error::AtPath,
-    home::{Survives, read_record, sync_folder, write_record},
+    home::{Survives, read_record, sync, write_record},
     rootless,
     spec::{VolumeMount, is_plain_name},
     syscall,
@@ -269,7 +269,7 @@ impl Engine {
         let made = self.volume_fill(spec, &new).and_then(|volume| {
             let folder = self.volume_folder(&spec.name);
             fs::rename(&new, &folder).at("make", folder)?;
-            sync_folder(&self.home.volumes())?;
+            sync(&self.home.volumes())?;
             Ok(volume)
         });
         if made.is_err() {

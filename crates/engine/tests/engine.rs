@@ -23,6 +23,8 @@ mod leftovers;
 mod limits;
 #[path = "engine/probes.rs"]
 mod probes;
+#[path = "engine/seeds.rs"]
+mod seeds;
 #[path = "engine/rootless.rs"]
 mod rootless;
 #[path = "engine/upgrades.rs"]

@@ -1,7 +1,8 @@
 //! What a supervisor is born with. The engine starts it with one end of a Unix socket pair as its
-//! standard input; the first and only message there is a [`Launch`] as JSON with the descriptors it
-//! names attached, in order. Nothing is passed by number or path, so the supervisor needs no unsafe
-//! code to pick them up and no host path is visible inside.
+//! standard input. There comes a [`Launch`] as JSON with the descriptors it names attached, in order;
+//! before it may come a [`Cradle`], when the supervisor is started ahead of time. Nothing is passed by
+//! number or path, so the supervisor needs no unsafe code to pick them up and no host path is visible
+//! inside.
 
 use std::collections::BTreeMap;
 
@@ -21,6 +22,14 @@ pub const SYNTHETIC_PREFIX_BITS: u8 = 15;
 /// Tells pid 1 (SIGUSR1) to read the order in [`Descriptor::Still`], where the host has no cgroup to freeze.
 pub const STILL_SIGNAL: i32 = 10;
 
+/// What a supervisor gets ahead of time, when nobody knows yet which sandbox it will be pid 1 of: it
+/// prepares what is the same for all, and waits for its launch.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cradle {
+    /// What the attached descriptors are, in their order.
+    pub cradle: Vec<Descriptor>,
+}
+
 /// A supervisor's inheritance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Launch {
@@ -37,6 +46,9 @@ pub struct Launch {
     /// No gateway will ever serve this sandbox: names are refused at once instead of waiting for one.
     #[serde(default)]
     pub sealed: bool,
+    /// No file may become larger, whoever writes it.
+    #[serde(default)]
+    pub file_bytes: Option<u64>,
 }
 
 /// What an inherited descriptor is.
@@ -74,4 +86,8 @@ pub enum Descriptor {
     /// Has a line `oom_kill N`: how many processes the memory limit has killed
     /// (`memory.events` on v2, `memory.oom_control` on v1).
     OomCount,
+    /// The sandbox's `/dev/null`, in a cradle: without a root there is none to open.
+    Null,
+    /// Where diagnostics go, after a cradle; else standard error is the place already.
+    Log,
 }

@@ -1,12 +1,18 @@
-//! Receives what the supervisor is born with: one message on standard input. Does nothing with it.
+//! Receives what the supervisor is born with, on standard input: its launch, and before it perhaps a
+//! cradle, with what is ready before anybody knows which sandbox this is. Does nothing with it.
 
 use std::{
     io,
-    os::fd::{AsFd, OwnedFd},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixStream as StdUnixStream,
+    },
 };
 
-use harvest_proto::launch::{Descriptor, Launch};
+use harvest_proto::launch::{Cradle, Descriptor, Launch};
 use rustix::fs::{Mode, OFlags};
+use serde::{Deserialize, de::DeserializeOwned};
+use tokio::{io::Interest, net::UnixStream};
 
 use crate::passing;
 
@@ -21,55 +27,132 @@ pub(crate) enum BirthError {
     Count { named: usize, brought: usize },
     #[error("the launch message brings no bridge")]
     NoBridge,
+    #[error("nobody launches it")]
+    NotLaunched,
 }
 
-/// The launch and its descriptors, by what they are.
-pub(crate) struct Inheritance {
-    pub(crate) launch: Launch,
-    descriptors: Vec<(Descriptor, OwnedFd)>,
-}
+/// Descriptors, by what they are.
+#[derive(Default)]
+pub(crate) struct Inheritance(Vec<(Descriptor, OwnedFd)>);
 
 impl Inheritance {
     /// Takes the first descriptor of this kind.
     pub(crate) fn take(&mut self, kind: Descriptor) -> Option<OwnedFd> {
-        let index = self.descriptors.iter().position(|(is, _)| *is == kind)?;
-        Some(self.descriptors.remove(index).1)
+        let index = self.0.iter().position(|(is, _)| *is == kind)?;
+        Some(self.0.remove(index).1)
     }
 
     /// Takes every descriptor of this kind.
     pub(crate) fn take_all(&mut self, kind: Descriptor) -> Vec<OwnedFd> {
         std::iter::from_fn(|| self.take(kind)).collect()
     }
+
+    fn add(&mut self, names: &[Descriptor], brought: Vec<OwnedFd>) -> Result<(), BirthError> {
+        if names.len() != brought.len() {
+            return Err(BirthError::Count { named: names.len(), brought: brought.len() });
+        }
+        self.0.extend(names.iter().copied().zip(brought));
+        Ok(())
+    }
 }
 
-/// Reads the launch message and puts `/dev/null` in the place of standard input.
-pub(crate) fn receive() -> Result<Inheritance, BirthError> {
-    let socket = io::stdin().as_fd().try_clone_to_owned()?;
-    let (text, descriptors) = read_message(&socket)?;
-    let launch: Launch = serde_json::from_slice(&text)?;
-    if launch.descriptors.len() != descriptors.len() {
-        return Err(BirthError::Count { named: launch.descriptors.len(), brought: descriptors.len() });
-    }
-    let null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
-        .map_err(io::Error::from)?;
-    rustix::stdio::dup2_stdin(&null).map_err(io::Error::from)?;
-    let descriptors = launch.descriptors.iter().copied().zip(descriptors).collect();
-    Ok(Inheritance { launch, descriptors })
+/// A supervisor that may not know yet which sandbox it is pid 1 of.
+pub(crate) struct Birth {
+    pub(crate) inheritance: Inheritance,
+    socket: OwnedFd,
+    launch: Option<Launch>,
 }
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum First {
+    Launch(Launch),
+    Cradle(Cradle),
+}
+
+impl Birth {
+    /// Reads the first message and puts `/dev/null` in the place of standard input.
+    pub(crate) fn receive() -> Result<Self, BirthError> {
+        let socket = io::stdin().as_fd().try_clone_to_owned()?;
+        let (first, brought) = read_message(|buffer| passing::receive_some(&socket, buffer))?;
+        let mut inheritance = Inheritance::default();
+        let launch = match first {
+            First::Launch(launch) => {
+                inheritance.add(&launch.descriptors, brought)?;
+                Some(launch)
+            }
+            First::Cradle(Cradle { cradle }) => {
+                inheritance.add(&cradle, brought)?;
+                dies_with_parent(true)?;
+                None
+            }
+        };
+        let null = match inheritance.take(Descriptor::Null) {
+            Some(null) => null,
+            None => rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+                .map_err(io::Error::from)?,
+        };
+        rustix::stdio::dup2_stdin(&null).map_err(io::Error::from)?;
+        Ok(Self { inheritance, socket, launch })
+    }
+
+    /// Waits for the launch, unless it has come, and goes over to its log.
+    pub(crate) async fn launched(self) -> Result<(Launch, Inheritance), BirthError> {
+        let Self { mut inheritance, socket, launch } = self;
+        let launch = match launch {
+            Some(launch) => launch,
+            None => {
+                let (launch, brought) = await_launch(socket).await?;
+                dies_with_parent(false)?;
+                inheritance.add(&launch.descriptors, brought)?;
+                launch
+            }
+        };
+        if let Some(log) = inheritance.take(Descriptor::Log) {
+            rustix::stdio::dup2_stdout(&log).map_err(io::Error::from)?;
+            rustix::stdio::dup2_stderr(&log).map_err(io::Error::from)?;
+        }
+        Ok((launch, inheritance))
+    }
+}
+
+// A sandbox outlives the zygote; one that has not begun does not.
+fn dies_with_parent(dies: bool) -> io::Result<()> {
+    Ok(rustix::process::set_parent_process_death_signal(dies.then_some(rustix::process::Signal::KILL))?)
+}
+
+// After a cradle the socket keeps messages apart, so one read is one launch.
+async fn await_launch(socket: OwnedFd) -> Result<(Launch, Vec<OwnedFd>), BirthError> {
+    let socket = StdUnixStream::from(socket);
+    socket.set_nonblocking(true)?;
+    let socket = UnixStream::from_std(socket)?;
+    let mut buffer = vec![0u8; MESSAGE_BYTES];
+    let receive = || passing::receive_some(&socket, &mut buffer);
+    let (count, brought) = socket.async_io(Interest::READABLE, receive).await?;
+    if count == 0 {
+        return Err(BirthError::NotLaunched);
+    }
+    Ok((serde_json::from_slice(&buffer[..count])?, brought))
+}
+
+// The engine's packets are smaller.
+const MESSAGE_BYTES: usize = 256 * 1024;
 
 // On a stream socket a long message may come in pieces: read on until the JSON is complete.
-fn read_message(socket: &OwnedFd) -> Result<(Vec<u8>, Vec<OwnedFd>), BirthError> {
+fn read_message<T: DeserializeOwned>(
+    mut receive: impl FnMut(&mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)>,
+) -> Result<(T, Vec<OwnedFd>), BirthError> {
     let mut text = Vec::new();
     let mut descriptors = Vec::new();
-    let mut buffer = vec![0u8; 256 * 1024];
+    let mut buffer = vec![0u8; MESSAGE_BYTES];
     loop {
-        let (count, more) = passing::receive_some(socket, &mut buffer)?;
+        let (count, more) = receive(&mut buffer)?;
         descriptors.extend(more);
         text.extend_from_slice(&buffer[..count]);
         match serde_json::from_slice::<serde::de::IgnoredAny>(&text) {
             Err(error) if error.is_eof() && count > 0 => {}
             Err(error) => return Err(error.into()),
-            Ok(_) => return Ok((text, descriptors)),
+            Ok(_) => return Ok((serde_json::from_slice(&text)?, descriptors)),
         }
     }
 }

@@ -3,7 +3,7 @@
 
 use std::{cell::RefCell, process::ExitCode, rc::Rc, time::Duration};
 
-use harvest_proto::launch::Descriptor;
+use harvest_proto::launch::{Descriptor, Launch};
 use tokio::{
     signal::unix::{SignalKind, signal},
     sync::Notify,
@@ -12,12 +12,12 @@ use tokio::{
 };
 
 use crate::{
-    birth::{self, BirthError, Inheritance},
+    birth::{Birth, BirthError, Inheritance},
     bridge::{self, Ownership},
     cgroup::{AgentGroup, OomCount},
     door, log,
     outbox::Outbox,
-    processes::Processes,
+    processes::{Processes, limit_file_size},
     reaper, still,
     supervisor::Supervisor,
     turn::Turns,
@@ -42,7 +42,7 @@ pub(crate) fn main() -> ExitCode {
 }
 
 fn live() -> Result<(), BirthError> {
-    let inheritance = birth::receive()?;
+    let birth = Birth::receive()?;
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     // Pid 1 is everybody's reaper anyway; outside a pid namespace this makes it so.
     rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(std::io::Error::from)?;
@@ -53,22 +53,25 @@ fn live() -> Result<(), BirthError> {
         .thread_keep_alive(Duration::from_secs(2))
         .build()?;
     LocalSet::new().block_on(&runtime, async {
-        serve(inheritance).await?;
+        serve(birth).await?;
         // Without taking anything apart: the kernel ends what is left, a blocked file thread too.
         std::process::exit(0)
     })
 }
 
-async fn serve(mut inheritance: Inheritance) -> Result<(), BirthError> {
+async fn serve(mut birth: Birth) -> Result<(), BirthError> {
+    tokio::task::spawn_local(reaper::run());
+    let processes = Processes::new(birth.inheritance.take_all(Descriptor::JoinCommands));
+    let (launch, mut inheritance) = birth.launched().await?;
+    limit_file_size(launch.file_bytes)?;
     let bridge = inheritance.take(Descriptor::Bridge).ok_or(BirthError::NoBridge)?;
     let listener = bridge::listener(bridge)?;
     let shutdown = Rc::new(Notify::new());
-    tokio::task::spawn_local(reaper::run());
     if let Some(orders) = inheritance.take(Descriptor::Still) {
         tokio::task::spawn_local(still::run(orders));
     }
-    door::open(&mut inheritance)?;
-    let supervisor = build(inheritance);
+    door::open(&mut inheritance, launch.sealed)?;
+    let supervisor = build(launch, processes, inheritance);
     log::line(format_args!("{} is up", supervisor.launch.sandbox));
     let mut terminated = signal(SignalKind::terminate())?;
     tokio::select! {
@@ -82,7 +85,7 @@ async fn serve(mut inheritance: Inheritance) -> Result<(), BirthError> {
     Ok(())
 }
 
-fn build(mut inheritance: Inheritance) -> Rc<Supervisor> {
+fn build(launch: Launch, processes: Rc<Processes>, mut inheritance: Inheritance) -> Rc<Supervisor> {
     let agent_group = AgentGroup::new(
         inheritance.take_all(Descriptor::JoinAgent),
         inheritance.take(Descriptor::AgentProcs),
@@ -90,7 +93,7 @@ fn build(mut inheritance: Inheritance) -> Rc<Supervisor> {
         inheritance.take(Descriptor::AgentFreezer),
     );
     Rc::new(Supervisor {
-        processes: Processes::new(inheritance.take_all(Descriptor::JoinCommands)),
+        processes,
         outbox: Outbox::new(),
         agent_group,
         oom: OomCount::new(inheritance.take(Descriptor::OomCount)),
@@ -99,7 +102,7 @@ fn build(mut inheritance: Inheritance) -> Rc<Supervisor> {
         boot: RefCell::default(),
         phase: std::cell::Cell::default(),
         failed: std::cell::Cell::default(),
-        launch: inheritance.launch,
+        launch,
     })
 }
 

@@ -1,6 +1,7 @@
-//! Carries a plan out. The first half runs in the zygote, the second in the new process, which ends
-//! by becoming the supervisor. Every step either succeeds or ends the sandbox before it began:
-//! nothing degrades.
+//! Carries a plan out. The first steps are the zygote's; then pid 1 goes on by itself, splits in two
+//! and becomes the supervisor, while the other process, which still has the host's powers, waits at the
+//! gate to furnish the sandbox around it. Every step either succeeds or ends the sandbox before it
+//! began: nothing degrades.
 
 pub(crate) mod caps;
 pub(crate) mod ids;
@@ -22,7 +23,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use harvest_proto::launch::{Descriptor, Launch};
+use harvest_proto::launch::{Cradle, Descriptor, Launch};
 use rustix::{
     fs::{Mode, OFlags},
     net::{
@@ -49,8 +50,12 @@ const SUPERVISOR_PROCESSES: u64 = 64;
 
 /// What the new process is born with.
 pub(crate) struct Birth<'a> {
-    /// The steps up to the gate.
+    /// The steps until it splits in two.
     pub(crate) ahead: &'a [Step],
+    /// Pid 1's steps from there on.
+    pub(crate) own: &'a [Step],
+    /// The supervisor's program.
+    pub(crate) supervisor: &'a OwnedFd,
     /// The sandbox's user namespace.
     pub(crate) users: &'a OwnedFd,
     /// Root's host id inside it; 0 where ids are shared, and then mounts show them as they are.
@@ -62,8 +67,7 @@ pub(crate) struct Birth<'a> {
     pub(crate) gate: &'a OwnedFd,
 }
 
-/// What the new process is to become. Attached: the supervisor's program, the layers, the binds, the
-/// volumes.
+/// What pid 1 is to be pid 1 of. Attached: the layers, the binds, the volumes.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct Calling {
     /// The steps after the gate.
@@ -169,38 +173,70 @@ fn wait_for_the_end(zygote: rustix::process::Pid) -> ! {
     }
 }
 
-/// Carries the new process's steps out. Returns only when one failed.
-pub(crate) fn become_supervisor(birth: &Birth<'_>) -> StepError {
+/// Carries the new process's steps out. Returns `Ok` in the process that has furnished the sandbox,
+/// `Err` in either when a step failed; pid 1 becomes the supervisor and does not return.
+///
+/// # Safety
+/// The caller must have one thread only.
+pub(crate) unsafe fn carry_out(birth: &Birth<'_>) -> Result<(), StepError> {
     let mut work = Work::default();
-    let mut next = birth.ahead.to_vec();
-    // Twice: what could be done ahead, then what the calling brings.
-    for _ in 0..2 {
-        for step in std::mem::take(&mut next) {
-            let result = match step {
-                Step::Gate => work.called(birth.gate).map(|steps| next = steps),
-                step => work.step(&step, birth),
-            };
-            if let Err(error) = result {
-                return error;
+    for step in birth.ahead {
+        work.step(step, birth)?;
+    }
+    let (inside, outside) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+            .doing(|| "make a socket pair".to_owned())?;
+    work.cradle(&outside)?;
+    // SAFETY: the caller vouches for one thread.
+    match unsafe { syscall::clone_process(0, None) }.doing(|| "split in two".to_owned())? {
+        Side::Parent { .. } => {
+            drop(outside);
+            work.stdin = Some(inside);
+            for step in birth.own {
+                work.step(step, birth)?;
             }
+            Err(out_of_order())
+        }
+        Side::Child => {
+            drop(inside);
+            work.launcher = Some(outside);
+            // The host's own again: sockets and logs are the host's.
+            syscall::set_file_ids(0, 0);
+            let result = work.furnish(birth);
+            if result.is_err() {
+                // The end of its socket ends pid 1, and that ends us: the reason is to be told before.
+                std::mem::forget(work);
+            }
+            result
         }
     }
-    StepError::new("carry out a plan that ends without exec", io::ErrorKind::InvalidInput.into())
 }
 
 #[derive(Default)]
 struct Work {
     calling: Option<Calling>,
-    supervisor: Option<OwnedFd>,
     handed: Vec<OwnedFd>,
     scratch: Option<Scratch>,
     tree: Option<Tree>,
-    log: Option<OwnedFd>,
     inherited: Vec<(Descriptor, OwnedFd)>,
+    /// Pid 1's end of the socket over which it is launched.
+    stdin: Option<OwnedFd>,
+    /// Where its output goes until then.
+    null: Option<OwnedFd>,
+    /// The other end.
+    launcher: Option<OwnedFd>,
     files: usize,
 }
 
 impl Work {
+    /// Waits at the gate, and takes the steps after it.
+    fn furnish(&mut self, birth: &Birth<'_>) -> Result<(), StepError> {
+        for step in self.called(birth.gate)? {
+            self.step(&step, birth)?;
+        }
+        Ok(())
+    }
+
     /// Waits for the calling and answers its steps.
     fn called(&mut self, gate: &OwnedFd) -> Result<Vec<Step>, StepError> {
         // Until now the cgroups' names were in use.
@@ -208,9 +244,7 @@ impl Work {
         let called = receive::<Calling>(gate).doing(|| "wait for the zygote".to_owned())?;
         let gone = || StepError::new("wait for the zygote", io::ErrorKind::UnexpectedEof.into());
         let (mut calling, files) = called.ok_or_else(gone)?;
-        let mut files = files.into_iter();
-        self.supervisor = files.next();
-        self.handed = files.collect();
+        self.handed = files;
         let steps = std::mem::take(&mut calling.steps);
         self.calling = Some(calling);
         Ok(steps)
@@ -240,7 +274,7 @@ impl Work {
             Step::Log => self.log(),
             Step::Still => self.still(),
             Step::EnterUserNamespace => enter_users(birth.users.as_fd()),
-            Step::ResourceLimits { file_bytes } => resource_limits(*file_bytes, birth.processes),
+            Step::ResourceLimits => resource_limits(birth.processes),
             Step::Capabilities { keep } => caps::keep_only(keep).doing(|| "drop capabilities".to_owned()),
             Step::NoNewPrivileges => {
                 rustix::thread::set_no_new_privs(true).doing(|| "set no_new_privs".to_owned())
@@ -248,13 +282,16 @@ impl Work {
             Step::Seccomp => {
                 syscall::seccomp(seccomp::program()).doing(|| "install the seccomp list".to_owned())
             }
-            Step::Exec => Err(self.exec()),
+            Step::Exec => Err(self.exec(birth.supervisor)),
+            Step::Launch => self.launch(),
             Step::MakeGroup(_)
             | Step::ClaimIds { .. }
             | Step::ShareIds { .. }
             | Step::MakeUserNamespace
-            | Step::Clone { .. } => {
-                Err(StepError::new("carry out a step of the zygote's", io::ErrorKind::InvalidInput.into()))
+            | Step::Clone { .. }
+            | Step::Split
+            | Step::Gate => {
+                Err(StepError::new("carry out a step of another's", io::ErrorKind::InvalidInput.into()))
             }
             _ => self.disk_step(step, birth),
         }
@@ -264,7 +301,8 @@ impl Work {
         match step {
             Step::Scratch => {
                 self.scratch = Some(Scratch::make()?);
-                return Ok(());
+                // What is made ahead belongs to root inside.
+                return act_as(birth.first_id);
             }
             Step::Overlay { lowers } => {
                 // An overlay acts for its maker: with ids the layers do not know it could write nothing.
@@ -272,6 +310,10 @@ impl Work {
                 let root = self.scratch()?.overlay(lowers).doing(|| "mount the overlay".to_owned())?;
                 self.tree = Some(Tree { root });
                 return Ok(());
+            }
+            Step::Furnish => {
+                let furnish = self.scratch()?.furnish(self.tree()?);
+                return furnish.doing(|| "put /proc, /dev and /sys into the root".to_owned());
             }
             Step::Root => {
                 let tree = self.tree.take().ok_or_else(out_of_order)?;
@@ -291,19 +333,20 @@ impl Work {
                 let folder = &self.calling()?.writable;
                 self.scratch()?.writable(folder, ids).doing(|| format!("attach {}", folder.display()))
             }
-            Step::Proc => self.tree()?.proc().doing(|| "mount /proc".to_owned()),
-            Step::Dev { nodes, shm_bytes } => {
+            Step::Proc => self.ahead()?.proc().doing(|| "mount /proc".to_owned()),
+            Step::Dev { nodes } => {
                 let nodes = nodes.iter().map(|(name, (major, minor))| (name.as_str(), *major, *minor));
-                self.tree()?.dev(nodes, birth.first_id, *shm_bytes).doing(|| "make /dev".to_owned())
+                self.ahead()?.dev(nodes, birth.first_id).doing(|| "make /dev".to_owned())
             }
+            Step::Shm { bytes } => self.tree()?.shm(*bytes).doing(|| "mount /dev/shm".to_owned()),
             Step::Empty { inside } => {
-                self.tree()?.empty(inside).doing(|| format!("cover {}", inside.display()))
+                self.ahead()?.empty(inside).doing(|| format!("cover {}", inside.display()))
             }
             Step::Mask { paths } => {
-                self.tree()?.mask(paths, self.scratch()?).doing(|| "mask parts of /proc".to_owned())
+                self.ahead()?.mask(paths, self.scratch()?).doing(|| "mask parts of /proc".to_owned())
             }
             Step::ReadOnly { paths } => {
-                self.tree()?.read_only(paths).doing(|| "make parts of /proc read-only".to_owned())
+                self.ahead()?.read_only(paths).doing(|| "make parts of /proc read-only".to_owned())
             }
             Step::File { inside, text } => {
                 self.files += 1;
@@ -328,6 +371,10 @@ impl Work {
 
     fn scratch(&self) -> Result<&Scratch, StepError> {
         self.scratch.as_ref().ok_or_else(out_of_order)
+    }
+
+    fn ahead(&self) -> Result<Tree, StepError> {
+        self.scratch()?.ahead().doing(|| "find what is made ahead".to_owned())
     }
 
     fn tree(&self) -> Result<&Tree, StepError> {
@@ -375,7 +422,7 @@ impl Work {
         let path = self.calling()?.folder.join(LOG);
         let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::CLOEXEC;
         let log = rustix::fs::open(&path, flags, Mode::from_raw_mode(0o600));
-        self.log = Some(log.doing(|| format!("open {}", path.display()))?);
+        self.inherited.push((Descriptor::Log, log.doing(|| format!("open {}", path.display()))?));
         Ok(())
     }
 
@@ -392,26 +439,18 @@ impl Work {
         Ok(())
     }
 
-    /// Sends the launch message to our own other end, then becomes its reader.
-    fn exec(&mut self) -> StepError {
-        let (Some(calling), Some(supervisor), Some(log)) =
-            (self.calling.take(), self.supervisor.take(), self.log.take())
-        else {
+    /// Becomes the supervisor, which finds what it gets ahead of its launch on its standard input.
+    fn exec(&mut self, supervisor: &OwnedFd) -> StepError {
+        let (Some(stdin), Some(null)) = (self.stdin.take(), self.null.take()) else {
             return out_of_order();
         };
-        let mut launch = calling.launch;
-        launch.descriptors = self.inherited.iter().map(|(descriptor, _)| *descriptor).collect();
-        let files: Vec<BorrowedFd<'_>> = self.inherited.iter().map(|(_, file)| file.as_fd()).collect();
         let start = || -> io::Result<()> {
-            let (inside, outside) =
-                socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
-            send_with(&outside, &serde_json::to_vec(&launch)?, &files)?;
-            syscall::standard_stream(&inside, 0)?;
-            syscall::standard_stream(&log, 1)?;
-            syscall::standard_stream(&log, 2)
+            syscall::standard_stream(&null, 1)?;
+            syscall::standard_stream(&null, 2)?;
+            syscall::standard_stream(&stdin, 0)
         };
         if let Err(error) = start() {
-            return StepError::new("prepare the supervisor's inheritance", error);
+            return StepError::new("prepare the supervisor's streams", error);
         }
         syscall::default_signals();
         // The zygote's own is empty, so that the modes it asks for are the modes it gets.
@@ -419,6 +458,30 @@ impl Work {
         let name = CString::from(c"harvest-supervisor");
         StepError::new("execute the supervisor", syscall::execute(supervisor, &[name]))
     }
+
+    /// Gives the supervisor what is ready before anybody knows which sandbox it will be pid 1 of.
+    fn cradle(&mut self, launcher: &OwnedFd) -> Result<(), StepError> {
+        let null = self.scratch()?.null().doing(|| "open /dev/null".to_owned())?;
+        self.null = Some(null.try_clone().doing(|| "keep /dev/null".to_owned())?);
+        self.inherited.push((Descriptor::Null, null));
+        let (cradle, files): (Vec<_>, Vec<_>) = std::mem::take(&mut self.inherited).into_iter().unzip();
+        give(launcher, &Cradle { cradle }, &files).doing(|| "fill the supervisor's cradle".to_owned())
+    }
+
+    fn launch(&mut self) -> Result<(), StepError> {
+        let (Some(calling), Some(launcher)) = (self.calling.take(), self.launcher.take()) else {
+            return Err(out_of_order());
+        };
+        let mut launch = calling.launch;
+        let (names, files): (Vec<_>, Vec<_>) = std::mem::take(&mut self.inherited).into_iter().unzip();
+        launch.descriptors = names;
+        give(&launcher, &launch, &files).doing(|| "launch the supervisor".to_owned())
+    }
+}
+
+fn give<T: Serialize>(socket: &OwnedFd, message: &T, files: &[OwnedFd]) -> io::Result<()> {
+    let files: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
+    send_with(socket, &serde_json::to_vec(message)?, &files)
 }
 
 /// The name of the file the supervisor's output goes to.
@@ -486,15 +549,11 @@ fn enter_users(users: BorrowedFd<'_>) -> Result<(), StepError> {
     enter().doing(|| "enter the user namespace".to_owned())
 }
 
-fn resource_limits(file_bytes: Option<u64>, processes: Option<u32>) -> Result<(), StepError> {
+fn resource_limits(processes: Option<u32>) -> Result<(), StepError> {
     if let Some(processes) = processes.map(u64::from) {
         let allowed = getrlimit(Resource::Nproc).maximum.map_or(processes, |most| most.min(processes));
         let most = Rlimit { current: Some(allowed), maximum: Some(allowed) };
         setrlimit(Resource::Nproc, most).doing(|| "limit processes".to_owned())?;
-    }
-    if file_bytes.is_some() {
-        let files = Rlimit { current: file_bytes, maximum: file_bytes };
-        setrlimit(Resource::Fsize, files).doing(|| "limit the size of files".to_owned())?;
     }
     // 1, not 0: a limit of 0 still starts the host's crash handler where core dumps go to a program.
     let core = Rlimit { current: Some(1), maximum: Some(1) };

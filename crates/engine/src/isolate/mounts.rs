@@ -58,7 +58,7 @@ fn folder(at: impl AsFd, path: impl AsRef<Path>) -> io::Result<OwnedFd> {
 pub(crate) struct Scratch(OwnedFd);
 
 impl Scratch {
-    /// Mounts it and makes it the working folder.
+    /// Mounts it.
     pub(crate) fn make() -> Result<Self, StepError> {
         Self::make_on(Path::new(SCRATCH))
     }
@@ -69,13 +69,33 @@ impl Scratch {
             let tmpfs = new("tmpfs", &[("mode", "0700")], NOSUID_NODEV)?;
             let target = folder(CWD, place)?;
             syscall::attach(&tmpfs, &target)?;
-            for name in ["layers", "writable", "root", "files"] {
+            for name in
+                ["layers", "writable", "root", "files", "ahead", "ahead/proc", "ahead/dev", "ahead/sys"]
+            {
                 mkdirat(&tmpfs, name, Mode::from_raw_mode(0o755))?;
             }
-            rustix::process::fchdir(&tmpfs)?;
             Ok(tmpfs)
         };
         make().doing(|| "make the scratch place".to_owned()).map(Self)
+    }
+
+    /// Where what every sandbox has is put together before there is a root to put it in.
+    pub(crate) fn ahead(&self) -> io::Result<Tree> {
+        Ok(Tree { root: folder(&self.0, "ahead")? })
+    }
+
+    /// The `/dev/null` made ahead.
+    pub(crate) fn null(&self) -> io::Result<OwnedFd> {
+        Ok(openat(&self.0, "ahead/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
+    }
+
+    /// Moves what was put together ahead into a tree, with all that is mounted below.
+    pub(crate) fn furnish(&self, tree: &Tree) -> io::Result<()> {
+        for name in ["proc", "dev", "sys"] {
+            let made = folder(&self.0, Path::new("ahead").join(name))?;
+            tree.on_folder(&made, &Path::new("/").join(name))?;
+        }
+        Ok(())
     }
 
     /// Attaches a layer, read-only, showing the ids of `ids`.
@@ -106,6 +126,8 @@ impl Scratch {
             if rootless::is_here() { ",userxattr" } else { "" }
         );
         let options = std::ffi::CString::new(options)?;
+        // All paths above are relative to it.
+        rustix::process::fchdir(&self.0)?;
         mount("overlay", "root", "overlay", MountFlags::NOSUID | MountFlags::NODEV, Some(&*options))?;
         folder(&self.0, "root")
     }
@@ -195,12 +217,11 @@ impl Tree {
         self.on_folder(&new("proc", &[], flags)?, Path::new("/proc"))
     }
 
-    /// A `/dev` with these nodes, its own terminals and shared memory.
+    /// A `/dev` with these nodes, its own terminals and room for shared memory.
     pub(crate) fn dev<'a>(
         &self,
         nodes: impl Iterator<Item = (&'a str, u32, u32)>,
         first_id: u32,
-        shm_bytes: u64,
     ) -> io::Result<()> {
         let quiet = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
         // 64 KiB hold the names; whatever is written here counts against the sandbox's memory anyway.
@@ -238,9 +259,13 @@ impl Tree {
         let group = (first_id + 5).to_string();
         let options = [("ptmxmode", "0666"), ("mode", "0620"), ("gid", &*group), ("max", TERMINALS)];
         let pts = new("devpts", &options, quiet)?;
-        syscall::attach(&pts, folder(&dev, "pts")?)?;
-        let shm = new("tmpfs", &[("mode", "1777"), ("size", &shm_bytes.to_string())], NOSUID_NODEV)?;
-        syscall::attach(&shm, folder(&dev, "shm")?)
+        syscall::attach(&pts, folder(&dev, "pts")?)
+    }
+
+    /// Shared memory of this size.
+    pub(crate) fn shm(&self, bytes: u64) -> io::Result<()> {
+        let shm = new("tmpfs", &[("mode", "1777"), ("size", &bytes.to_string())], NOSUID_NODEV)?;
+        self.on_folder(&shm, Path::new("/dev/shm"))
     }
 
     /// An empty folder nobody can write to.

@@ -31,6 +31,16 @@ pub(crate) fn ask(
     request: &Request,
     files: &[BorrowedFd<'_>],
 ) -> Result<Answer, EngineError> {
+    ask_and(config, request, files, &mut || {})
+}
+
+/// Asks, and does something else until the answer comes; again, should it have to ask again.
+pub(crate) fn ask_and(
+    config: &Config,
+    request: &Request,
+    files: &[BorrowedFd<'_>],
+    meanwhile: &mut dyn FnMut(),
+) -> Result<Answer, EngineError> {
     // Only its sockets matter here, which are in the same place in every home.
     let home = Home::new(config.home.clone(), StoreKind::Dir);
     for _ in 0..ATTEMPTS {
@@ -38,7 +48,7 @@ pub(crate) fn ask(
             Ok(socket) => socket,
             Err(_) => start(config, &home)?,
         };
-        match exchange(&socket, request, files)? {
+        match exchange(&socket, request, files, meanwhile)? {
             Some(Answer::Outdated) => await_end(&socket),
             Some(answer) => return Ok(answer),
             None => {}
@@ -50,7 +60,7 @@ pub(crate) fn ask(
 /// Asks only when there is a zygote; `None` when there is none.
 pub(crate) fn ask_if_there(home: &Home, request: &Request) -> Result<Option<Answer>, EngineError> {
     match dial(home) {
-        Ok(socket) => exchange(&socket, request, &[]),
+        Ok(socket) => exchange(&socket, request, &[], &mut || {}),
         Err(_) => Ok(None),
     }
 }
@@ -60,11 +70,13 @@ fn exchange(
     socket: &OwnedFd,
     request: &Request,
     files: &[BorrowedFd<'_>],
+    meanwhile: &mut dyn FnMut(),
 ) -> Result<Option<Answer>, EngineError> {
     match send(socket, request, files) {
         Err(error) if is_gone(&error) => return Ok(None),
         result => result.map_err(unreachable)?,
     }
+    meanwhile();
     match receive(socket) {
         Err(error) if is_gone(&error) => Ok(None),
         result => Ok(result.map_err(unreachable)?.map(|(answer, _)| answer)),

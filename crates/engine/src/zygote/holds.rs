@@ -1,6 +1,7 @@
 //! Volumes used a moment ago, kept mounted for the next one who wants them: taking a file system down
-//! and up again costs more than starting a sandbox. Nothing here is written down, so that a zygote that
-//! dies lets go of all of them.
+//! and up again costs more than starting a sandbox. And the mounts of sandboxes that have ended: taking
+//! an overlay down syncs the whole file system below it, and nobody should wait for that. Nothing here
+//! is written down, so that a zygote that dies lets go of all of them.
 
 use std::{
     collections::BTreeMap,
@@ -10,6 +11,7 @@ use std::{
 };
 
 use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
     pipe::{PipeFlags, pipe_with},
     process::{Signal, WaitId, WaitIdOptions, waitid},
 };
@@ -22,9 +24,14 @@ use crate::{
 // Between one command of a person or an agent and the next.
 const HELD: Duration = Duration::from_secs(30);
 
+// What is still to be taken down when the zygote goes may hold its cgroup up, but not for ever.
+const PATIENCE: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
+
 #[derive(Default)]
 pub(super) struct Holds {
     held: BTreeMap<VolumeName, (OwnedFd, Instant)>,
+    /// Mount namespaces without a process.
+    buried: Vec<OwnedFd>,
     /// Processes that let go of something and are to be reaped.
     leaving: Vec<OwnedFd>,
 }
@@ -42,12 +49,27 @@ impl Holds {
         self.let_go(held.into_iter().map(|(mount, _)| mount).collect());
     }
 
+    /// Lets go of the mounts of a dead sandbox, but not before whoever waits for its end is answered.
+    pub(super) fn bury(&mut self, mounts: OwnedFd) {
+        self.buried.push(mounts);
+    }
+
+    /// Lets go of everything, and waits for it as long as is reasonable.
+    pub(super) fn leave(&mut self) {
+        let held = std::mem::take(&mut self.held).into_values().map(|(mount, _)| mount);
+        let all = held.chain(self.buried.drain(..)).collect();
+        self.let_go(all);
+        for pidfd in self.leaving.drain(..) {
+            let _ = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&PATIENCE));
+        }
+    }
+
     /// Lets go of what nobody has used for a while; answers when there is more to let go of.
     pub(super) fn tick(&mut self, now: Instant) -> Option<Instant> {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
         self.leaving.retain(|pidfd| matches!(waitid(WaitId::PidFd(pidfd.as_fd()), options), Ok(None)));
         let over = self.held.extract_if(.., |_, (_, until)| *until <= now);
-        let over: Vec<OwnedFd> = over.map(|(_, (mount, _))| mount).collect();
+        let over: Vec<OwnedFd> = over.map(|(_, (mount, _))| mount).chain(self.buried.drain(..)).collect();
         self.let_go(over);
         self.held.values().map(|(_, until)| *until).min()
     }

@@ -18,7 +18,13 @@ use rustix::process::{
 };
 
 use super::{
-    Alter, holds::Holds, protocol::send, seed::Seed, still::Brake, supervisor::Supervisor, watch::Watch,
+    Alter,
+    holds::Holds,
+    protocol::send,
+    seed::{LAUNCHED, Seed, mounts_of},
+    still::Brake,
+    supervisor::Supervisor,
+    watch::Watch,
 };
 use crate::{
     cgroup::Hierarchy,
@@ -79,6 +85,7 @@ pub(super) struct Live {
     /// Why we have killed it.
     killed: Option<&'static str>,
     thaw_at: Option<Instant>,
+    mounts: Option<OwnedFd>,
     clocks: Clocks,
     /// It is to stand still and does not yet; until then we look.
     freezing_until: Option<Instant>,
@@ -88,7 +95,7 @@ pub(super) struct Live {
 
 impl Live {
     fn new(seed: Seed, clocks: Clocks) -> Self {
-        let Seed { pid, pidfd, claim, report, gate, .. } = seed;
+        let Seed { pid, pidfd, claim, report, gate, mounts, .. } = seed;
         let (report, gate) = (Some(report), Some(gate));
         Self {
             pid,
@@ -99,6 +106,7 @@ impl Live {
             failure: None,
             killed: None,
             thaw_at: None,
+            mounts,
             freezing_until: None,
             clocks,
             ended: None,
@@ -231,6 +239,7 @@ impl Nursery {
             }),
             // Whoever asked for a freeze asked another zygote.
             thaw_at: Some(Instant::now()),
+            mounts: mounts_of(pid),
             freezing_until: None,
             ended: None,
         };
@@ -264,7 +273,9 @@ impl Nursery {
         let owner = self.owner(&record)?;
         let mut handed = files.split_off(1);
         let supervisor = files.pop().expect("its length was checked above");
-        self.supervisor.load(supervisor)?;
+        if self.supervisor.load(supervisor)? {
+            self.discard_seeds();
+        }
         let plan = self.plan(&record, layers, resolv_conf);
         let owner_started = owner.as_ref().map(|(started, _)| *started);
         let seed = self.seed_for(&record, &plan)?;
@@ -307,9 +318,10 @@ impl Nursery {
             self.seeds.iter().position(Seed::is_ready).filter(|_| record.network == Network::Door)
         {
             let mut seed = self.seeds.swap_remove(at);
-            let lives = start_ticks(seed.pid)
-                .ok_or_else(|| StepError::new("find the process", io::ErrorKind::NotFound.into()));
-            match lives.and_then(|_| seed.rename(&self.cgroups, &self.group, part, plan)) {
+            let dead = || StepError::new("find the process", io::ErrorKind::NotFound.into());
+            let renamed =
+                if seed.lives() { seed.rename(&self.cgroups, &self.group, part, plan) } else { Err(dead()) };
+            match renamed {
                 Ok(()) => return Ok(seed),
                 Err(error) => {
                     eprintln!("a seed is of no use: {}", error.line());
@@ -318,7 +330,8 @@ impl Nursery {
             }
         }
         self.births = self.births.wrapping_add(1);
-        Seed::grow(plan, &self.cgroups, &self.group, &self.claims, self.births)
+        let supervisor = self.supervisor.program()?;
+        Seed::grow(plan, &self.cgroups, &self.group, &self.claims, self.births, supervisor)
     }
 
     /// Grows a seed ahead of time; false when there are enough.
@@ -328,7 +341,10 @@ impl Nursery {
         }
         self.births = self.births.wrapping_add(1);
         let plan = self.plan(&Record::of_a_seed(), &[], String::new());
-        match Seed::grow(&plan, &self.cgroups, &self.group, &self.claims, self.births) {
+        let grown = self.supervisor.program().and_then(|supervisor| {
+            Seed::grow(&plan, &self.cgroups, &self.group, &self.claims, self.births, supervisor)
+        });
+        match grown {
             Ok(seed) => self.seeds.push(seed),
             Err(error) => {
                 eprintln!("cannot grow a seed: {}", error.line());
@@ -347,11 +363,10 @@ impl Nursery {
         handed: &[OwnedFd],
         owner_started: Option<u64>,
     ) -> Result<(), StepError> {
-        seed.claim.hand_to(seed.pid)?;
         let state = State::Running {
             boot: boot_id().to_owned(),
             pid: seed.pid,
-            started: start_ticks(seed.pid).unwrap_or(0),
+            started: seed.started,
             first_id: seed.claim.first(),
             owner_started,
         };
@@ -360,7 +375,7 @@ impl Nursery {
         let mut env = record.config.env;
         env.extend(record.env);
         let calling = Calling {
-            steps: plan.parts().2.to_vec(),
+            steps: plan.parts().called.to_vec(),
             folder: self.home.sandbox(&id),
             writable: self.home.writable(&id),
             run: self.home.run_of(&id),
@@ -371,10 +386,10 @@ impl Nursery {
                 user: record.config.user,
                 workdir: record.config.workdir,
                 sealed: record.sealed,
+                file_bytes: record.file_bytes,
             },
         };
-        let mut files = vec![self.supervisor.program()?.as_fd()];
-        files.extend(handed.iter().map(AsFd::as_fd));
+        let files: Vec<_> = handed.iter().map(AsFd::as_fd).collect();
         send(&seed.gate, &calling, &files).doing(|| "tell pid 1 what to become".to_owned())
     }
 
@@ -387,17 +402,24 @@ impl Nursery {
         owner.map(Some).ok_or_else(gone)
     }
 
-    /// Pid 1 has said why it failed, or has become the supervisor.
+    /// Pid 1 is launched, or there is word why it is not.
     pub(super) fn reported(&mut self, id: &SandboxId) -> Option<Told> {
         let live = self.live.get_mut(id)?;
         let report = live.report.take()?;
         live.gate = None;
         let mut text = String::new();
         let _ = io::Read::read_to_string(&mut fs::File::from(report), &mut text);
-        if text.is_empty() {
-            return Some(Told::Started { id: id.clone(), pid: live.pid });
-        }
-        live.failure = Some(text);
+        // Where one of two processes fails, the other may say so too: the first word is the reason.
+        let mut said = text.lines();
+        let failure = match said.next() {
+            Some(LAUNCHED) if said.next().is_none() => {
+                return Some(Told::Started { id: id.clone(), pid: live.pid });
+            }
+            Some(LAUNCHED) | None => "a process that was to make it died",
+            Some(line) => line,
+        };
+        live.failure = Some(failure.to_owned());
+        let _ = pidfd_send_signal(&live.pidfd, Signal::KILL);
         None
     }
 
@@ -501,6 +523,9 @@ impl Nursery {
         self.write_state(id, &State::ended(reason));
         if let Some(live) = self.live.remove(id) {
             live.claim.release();
+            if let Some(mounts) = live.mounts {
+                self.holds.bury(mounts);
+            }
         }
     }
 
@@ -594,10 +619,15 @@ impl Nursery {
     /// Removes the home's cgroup before the zygote goes.
     pub(super) fn leave(&mut self) {
         self.watch.leave();
+        self.discard_seeds();
+        self.holds.leave();
+        self.cgroups.leave_home(&self.group);
+    }
+
+    fn discard_seeds(&mut self) {
         for seed in self.seeds.drain(..) {
             seed.discard(&self.cgroups, &self.group);
         }
-        self.cgroups.leave_home(&self.group);
     }
 
     /// The reason a sandbox ended for, when it has.

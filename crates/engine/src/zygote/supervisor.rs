@@ -24,16 +24,17 @@ pub(crate) struct Supervisor {
 type Version = (u64, u64, u64, i64, i64);
 
 impl Supervisor {
-    /// Takes the program from this file, unless it is the one already taken.
-    pub(crate) fn load(&mut self, file: OwnedFd) -> Result<(), StepError> {
+    /// Takes the program from this file, unless it is the one already taken; true when it was not.
+    pub(crate) fn load(&mut self, file: OwnedFd) -> Result<bool, StepError> {
         let doing = || "copy the supervisor into memory".to_owned();
         let mut file = File::from(file);
         let about = file.metadata().doing(doing)?;
         let version = (about.dev(), about.ino(), about.size(), about.mtime(), about.mtime_nsec());
-        if self.copy.as_ref().is_none_or(|copy| copy.0 != version) {
+        let is_new = self.copy.as_ref().is_none_or(|copy| copy.0 != version);
+        if is_new {
             self.copy = Some((version, sealed(&mut file).doing(doing)?));
         }
-        Ok(())
+        Ok(is_new)
     }
 
     /// The program last taken.

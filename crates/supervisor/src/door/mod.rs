@@ -31,8 +31,7 @@ const LOOK: Duration = Duration::from_millis(100);
 const PARK_LIMIT: Duration = Duration::from_secs(10 * 60);
 
 /// Starts resolver and listener, where the launch brings them.
-pub(crate) fn open(inheritance: &mut Inheritance) -> io::Result<()> {
-    let sealed = inheritance.launch.sealed;
+pub(crate) fn open(inheritance: &mut Inheritance, sealed: bool) -> io::Result<()> {
     let Some(folder) = inheritance.take(Descriptor::Door) else { return Ok(()) };
     let gateway = Rc::new(Gateway { folder, sealed });
     let names = Rc::new(names::Names::default());

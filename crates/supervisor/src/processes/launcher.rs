@@ -121,6 +121,7 @@ fn start(order: &Order, descriptors: Vec<OwnedFd>) -> io::Result<Pid> {
     let mut next = || descriptors.next().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput));
     let (stdin, stdout, stderr) = (next()?, next()?, next()?);
     super::join(descriptors)?;
+    super::limit_file_size(order.file_bytes)?;
     let (program, arguments) = order.argv.split_first().ok_or(io::ErrorKind::InvalidInput)?;
     // Said here because a failing chdir inside spawn looks like a missing program.
     if !std::fs::metadata(&order.cwd)?.is_dir() {

@@ -367,6 +367,16 @@ fn raise_files() -> Option<u64> {
     limit.current
 }
 
+/// Lets no file become larger than this, for good: for this process and what it starts.
+pub(crate) fn limit_file_size(bytes: Option<u64>) -> io::Result<()> {
+    match bytes {
+        Some(_) => {
+            Ok(rustix::process::setrlimit(Resource::Fsize, Rlimit { current: bytes, maximum: bytes })?)
+        }
+        None => Ok(()),
+    }
+}
+
 fn limit_files(files: Option<&str>) {
     let Some(current) = files.and_then(|files| files.parse().ok()) else { return };
     let maximum = rustix::process::getrlimit(Resource::Nofile).maximum;

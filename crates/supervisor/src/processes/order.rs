@@ -14,6 +14,8 @@ pub(crate) struct Order {
     pub(crate) cwd: String,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
+    /// The size no file it writes may pass.
+    pub(crate) file_bytes: Option<u64>,
 }
 
 /// What pid 1 says.

@@ -84,6 +84,7 @@ impl Sandbox {
             user: "harvest".to_owned(),
             workdir: "/".to_owned(),
             sealed: false,
+            file_bytes: None,
         };
         let (ours, theirs) = UnixStream::pair().unwrap();
         let process = Process::new(env!("CARGO_BIN_EXE_harvest-supervisor"))
