@@ -31,9 +31,9 @@ impl Place {
         Ok(Self { folder: folder.to_owned(), engine })
     }
 
-    /// A second engine with the same file tree, whose disks are on btrfs.
+    /// A second home beside the first, whose disks are on btrfs.
     pub(crate) fn on_btrfs(&self) -> Result<Guarded> {
-        Ok(Guarded(open(&self.folder, "home-btrfs", Driver::Btrfs)?))
+        open(&self.folder, "home-btrfs", Driver::Btrfs).map(Guarded)
     }
 
     /// The file tree every row starts from.
@@ -90,7 +90,7 @@ fn open(folder: &Path, home: &str, driver: Driver) -> Result<Engine> {
         supervisor,
         zygote: vec![program.into(), "zygote".into()],
         driver,
-        thresholds: Thresholds::default(),
+        thresholds: Thresholds::NONE,
     })?)
 }
 

@@ -33,6 +33,10 @@ const RENEW_AFTER: Duration = Duration::from_secs(1);
 // limit (500) far away, the sum starts to show near 16.
 pub(super) const LONGEST_CHAIN: usize = 16;
 
+// Copied within the time that a second walk over a large tree takes. Tests have small trees, and are to
+// find either way.
+const SMALL_BYTES: u64 = if cfg!(test) { 8 << 10 } else { 16 << 20 };
+
 impl Disk {
     /// Captures the disk of a sandbox that may go on running.
     pub(crate) fn capture(
@@ -100,12 +104,8 @@ impl Disk {
         self.clear(&self.partial().join(layer.as_str()))?;
         self.clear(&self.layers().join(layer.as_str()))?;
         writable::flush(&folder, &self.partial(), layer.as_str())?;
-        (still.freeze)()?;
-        let frozen = Instant::now();
-        let thawed = Thaw { still, done: Cell::new(false) };
-        writable::capture(&folder, &self.layers(), layer.as_str())?;
-        thawed.thaw()?;
-        let frozen = frozen.elapsed();
+        let capture = |_: &mut Pulse<'_>| writable::capture(&folder, &self.layers(), layer.as_str());
+        let ((), frozen) = while_frozen(still, capture)?;
         let bytes = self.grown_since(&sandbox.id)?;
         let taken = self.captures(&sandbox.id)?.taken + bytes.unwrap_or(0);
         if let Some(limit) = sandbox.limit {
@@ -166,7 +166,8 @@ impl Disk {
     }
 }
 
-/// Copies what must be copied: most of it while the sandbox runs, the rest while it stands still.
+/// Copies what must be copied. What is little is copied while the sandbox stands still; of the rest most
+/// while it runs.
 fn copy_still(
     upper: &Path,
     partial: &Path,
@@ -177,17 +178,41 @@ fn copy_still(
         let (index, copied) = delta::copy_delta(upper, partial, previous, now_nanos(), &mut || Ok(()))?;
         return Ok((index, copied, Duration::ZERO));
     }
+    let mut frozen = Duration::ZERO;
+    // Without an earlier capture everything is to be copied, which is seldom little.
+    if !previous.is_empty() {
+        let small = |pulse: &mut Pulse<'_>| {
+            delta::copy_small_delta(upper, partial, previous, SMALL_BYTES, now_nanos(), pulse)
+        };
+        let (done, took) = while_frozen(still, small)?;
+        frozen += took;
+        if let Some((index, copied)) = done {
+            return Ok((index, copied, frozen));
+        }
+        empty(partial)?;
+    }
     let (seen, first) = match delta::copy_running(upper, partial, previous, now_nanos()) {
         Err(error) if !delta::is_full(&error) => {
             // Too much moved under us. Without a first pass the second does it all.
-            let partial = tree::open_root(partial)?;
-            for name in tree::names(partial.as_fd()).unwrap_or_default() {
-                trash::delete_in(partial.as_fd(), &name).map_err(|e| disk_error("tidy", upper, e))?;
-            }
+            empty(partial)?;
             Default::default()
         }
         result => result?,
     };
+    let rest =
+        |pulse: &mut Pulse<'_>| delta::bring_up_to_date(upper, partial, previous, &seen, now_nanos(), pulse);
+    let ((index, second), took) = while_frozen(still, rest)?;
+    let copied = Copied { names: first.names + second.names, bytes: first.bytes + second.bytes };
+    Ok((index, copied, frozen + took))
+}
+
+type Pulse<'a> = dyn FnMut() -> Result<(), EngineError> + 'a;
+
+/// Does something while the sandbox's work stands still, and says for how long it did.
+fn while_frozen<T>(
+    still: &Still<'_>,
+    work: impl FnOnce(&mut Pulse<'_>) -> Result<T, EngineError>,
+) -> Result<(T, Duration), EngineError> {
     (still.freeze)()?;
     let frozen = Instant::now();
     let thawed = Thaw { still, done: Cell::new(false) };
@@ -199,10 +224,19 @@ fn copy_still(
         }
         Ok(())
     };
-    let (index, second) = delta::bring_up_to_date(upper, partial, previous, &seen, now_nanos(), &mut pulse)?;
+    let result = work(&mut pulse)?;
     thawed.thaw()?;
-    let copied = Copied { names: first.names + second.names, bytes: first.bytes + second.bytes };
-    Ok((index, copied, frozen.elapsed()))
+    Ok((result, frozen.elapsed()))
+}
+
+/// Takes away what half a copy has left.
+fn empty(partial: &Path) -> Result<(), EngineError> {
+    let folder = tree::open_root(partial)?;
+    let failed = |e| disk_error("tidy", partial, e);
+    for name in tree::names(folder.as_fd()).map_err(failed)? {
+        trash::delete_in(folder.as_fd(), &name).map_err(failed)?;
+    }
+    Ok(())
 }
 
 /// Thaws however the copying ends.

@@ -51,7 +51,21 @@ pub(crate) fn copy_delta(
     taken: i64,
     pulse: &mut dyn FnMut() -> Result<(), EngineError>,
 ) -> Result<(Index, Copied), EngineError> {
-    copy(source, target, previous, Pass::Only, taken, pulse)
+    let (index, copied) = copy(source, target, previous, Pass::Only { most_bytes: u64::MAX }, taken, pulse)?;
+    Ok((index.unwrap_or_default(), copied))
+}
+
+/// The same if it comes to no more than `most_bytes`; `None` when it does, with half a copy made.
+pub(crate) fn copy_small_delta(
+    source: &Path,
+    target: &Path,
+    previous: &Index,
+    most_bytes: u64,
+    taken: i64,
+    pulse: &mut dyn FnMut() -> Result<(), EngineError>,
+) -> Result<Option<(Index, Copied)>, EngineError> {
+    let (index, copied) = copy(source, target, previous, Pass::Only { most_bytes }, taken, pulse)?;
+    Ok(index.map(|index| (index, copied)))
 }
 
 /// The first pass: the same while the source changes, so that what it answers is a guess.
@@ -61,7 +75,8 @@ pub(crate) fn copy_running(
     previous: &Index,
     began: i64,
 ) -> Result<(Index, Copied), EngineError> {
-    let (mut index, copied) = copy(source, target, previous, Pass::First, began, &mut || Ok(()))?;
+    let (index, copied) = copy(source, target, previous, Pass::First, began, &mut || Ok(()))?;
+    let mut index = index.unwrap_or_default();
     index.forget_doubtful();
     Ok((index, copied))
 }
@@ -75,12 +90,16 @@ pub(crate) fn bring_up_to_date(
     taken: i64,
     pulse: &mut dyn FnMut() -> Result<(), EngineError>,
 ) -> Result<(Index, Copied), EngineError> {
-    copy(source, target, previous, Pass::Second(seen), taken, pulse)
+    let (index, copied) = copy(source, target, previous, Pass::Second(seen), taken, pulse)?;
+    Ok((index.unwrap_or_default(), copied))
 }
 
 #[derive(Clone, Copy)]
 enum Pass<'a> {
-    Only,
+    /// Given up when it comes to more than this.
+    Only {
+        most_bytes: u64,
+    },
     First,
     Second(&'a Index),
 }
@@ -92,7 +111,7 @@ fn copy(
     pass: Pass<'_>,
     taken: i64,
     pulse: &mut dyn FnMut() -> Result<(), EngineError>,
-) -> Result<(Index, Copied), EngineError> {
+) -> Result<(Option<Index>, Copied), EngineError> {
     let (from, to) = (tree::open_root(source)?, tree::open_root(target)?);
     let open = |path: &Path, e| disk_error("open the folder", path, e);
     let mut delta = Delta {
@@ -107,10 +126,11 @@ fn copy(
         above: Vec::new(),
         index: Index::default(),
         names: 0,
+        given_up: false,
     };
     delta.walk()?;
     let copied = Copied { names: delta.names, bytes: delta.copier.bytes };
-    Ok((delta.index, copied))
+    Ok(((!delta.given_up).then_some(delta.index), copied))
 }
 
 struct Delta<'a> {
@@ -128,6 +148,7 @@ struct Delta<'a> {
     above: Vec<Level>,
     index: Index,
     names: u64,
+    given_up: bool,
 }
 
 /// A folder on the way down.
@@ -162,7 +183,7 @@ impl Delta<'_> {
         self.above.push(root);
         let mut steps = vec![Step::Leave];
         self.folder(index::ROOT, &mut steps)?;
-        while let Some(step) = steps.pop() {
+        while let Some(step) = steps.pop().filter(|_| !self.given_up) {
             match step {
                 Step::Enter(level, changed) => {
                     let inode = level.stat.st_ino;
@@ -211,6 +232,9 @@ impl Delta<'_> {
         for name in tree::names(self.source.here()).map_err(|e| self.failed("list", None, e))? {
             if let Some(entry) = self.name(&name, index::find(old, &name), seen, steps)? {
                 present.push((name, entry));
+            }
+            if self.given_up {
+                return Ok(());
             }
             // Also where nothing is copied: to look at a million names takes longer than a freeze lasts.
             (self.copier.pulse)()?;
@@ -305,6 +329,11 @@ impl Delta<'_> {
 
     /// False when the source changed under us and there is no copy to rely on.
     fn copy(&mut self, name: &CStr, stat: &Stat) -> Result<bool, EngineError> {
+        let stored = u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
+        if matches!(self.pass, Pass::Only { most_bytes } if self.copier.bytes + stored > most_bytes) {
+            self.given_up = true;
+            return Ok(false);
+        }
         self.make_above()?;
         self.names += 1;
         self.at.push(OsStr::from_bytes(name.to_bytes()));

@@ -92,6 +92,11 @@ impl Index {
         self.folders.get(&inode)
     }
 
+    /// Whether nothing was seen, not even an empty root.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.folders.is_empty()
+    }
+
     /// Remembers what the folder with this inode holds. `names` must be sorted.
     pub(crate) fn insert(&mut self, inode: u64, names: Names) {
         if self.folders.insert(inode, names).is_some() {

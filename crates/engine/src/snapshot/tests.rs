@@ -256,6 +256,55 @@ proptest! {
 }
 
 #[test]
+fn what_changes_between_the_passes_is_captured_as_it_is_in_the_end() {
+    let text = |path: &str| path.to_owned();
+    let before = [
+        Edit::Write(text("kept"), 1),
+        Edit::Write(text("changed"), 1),
+        Edit::Write(text("gone"), 1),
+        Edit::Write(text("turned"), 1),
+        Edit::Folder(text("moved")),
+        Edit::Write(text("moved/inside"), 1),
+        Edit::Folder(text("filled")),
+        Edit::Remove(text("f")),
+        Edit::Remove(text("d")),
+        Edit::Settle,
+    ];
+    let meanwhile = [
+        Edit::Write(text("changed"), 2),
+        Edit::Remove(text("gone")),
+        Edit::Remove(text("turned")),
+        Edit::Folder(text("turned")),
+        Edit::Rename(text("moved"), text("elsewhere")),
+        Edit::Write(text("filled/inside"), 2),
+        Edit::Write(text("f"), 2),
+        Edit::Folder(text("d")),
+        Edit::Remove(text("a/b")),
+        Edit::Write(text("new"), 2),
+    ];
+    let (live, kept) = apart(move || {
+        let machine = Machine::new();
+        machine.mount();
+        let merged = machine.path("merged");
+        for one in &before {
+            edit(&merged, one);
+        }
+        let live = RefCell::default();
+        let freeze = || {
+            for one in &meanwhile {
+                edit(&merged, one);
+            }
+            *live.borrow_mut() = describe(&merged);
+            Ok(())
+        };
+        let still = Still { runs: true, freeze: &freeze, thaw: &|| Ok(()) };
+        let captured = machine.disk.capture(&machine.sandbox, &SnapshotId::random(), &still).unwrap();
+        (live.into_inner(), machine.shown(&captured.snapshot))
+    });
+    assert_eq!(live, kept);
+}
+
+#[test]
 fn an_unchanged_sandbox_adds_no_layer() {
     let machine = Machine::new();
     fs::write(machine.path("upper/new"), "1").unwrap();

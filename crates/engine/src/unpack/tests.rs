@@ -1,3 +1,5 @@
+//! Archives as hostile as they come, unpacked; nothing may appear outside the layer.
+
 use std::{
     collections::BTreeMap,
     ffi::{CString, OsStr},

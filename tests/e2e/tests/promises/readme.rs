@@ -42,6 +42,26 @@ async fn every_command_of_the_readme_works_in_its_order() {
 }
 
 #[tokio::test]
+async fn the_sandbox_alone_works_as_the_readme_shows_it() {
+    let host = Host::start().await;
+    well(host.harvest(["exec", "--code", "print(6 * 7)", "--lang", "python"]), "42\n");
+    let created = well(host.harvest(["sandbox", "create"]), "sbx_");
+    let sandbox = created.stdout.trim();
+    well(host.harvest(["exec", sandbox, "--", "sh", "-c", "echo hello > /workspace/note"]), "");
+    let note = host.home().join("note");
+    let (from, to) = (format!("{sandbox}:/workspace/note"), note.display().to_string());
+    well(host.harvest(["sandbox", "cp", &from, &to]), "");
+    assert_eq!(std::fs::read_to_string(note).unwrap(), "hello\n");
+    well(host.harvest(["sandbox", "snapshot", sandbox]), "snp_");
+    well(host.harvest(["sandbox", "fork", sandbox]), "sbx_");
+    well(host.harvest(["volume", "create", "data", "--size", "256m"]), "data");
+    let volume = ["exec", "--volume", "data:/data", "--", "sh", "-c", "df /data | tail -1"];
+    well(host.harvest(volume), "/data");
+    well(host.harvest(["df"]), "volume");
+    well(host.harvest(["sandbox", "rm", "--all"]), "");
+}
+
+#[tokio::test]
 async fn every_listing_is_json_on_request() {
     let host = Host::start().await;
     host.repository("calc", SAMPLE).await;
