@@ -23,10 +23,10 @@ mod leftovers;
 mod limits;
 #[path = "engine/probes.rs"]
 mod probes;
-#[path = "engine/seeds.rs"]
-mod seeds;
 #[path = "engine/rootless.rs"]
 mod rootless;
+#[path = "engine/seeds.rs"]
+mod seeds;
 #[path = "engine/upgrades.rs"]
 mod upgrades;
 #[path = "engine/volumes.rs"]
