@@ -14,11 +14,12 @@ use std::{
 
 use harvest_proto::bridge::{FaultCode, FileKind, FileRequest, FileStat, Reply};
 use rustix::{
-    fs::{AtFlags, CWD, Mode, OFlags, fchmod, mkdirat, openat, symlinkat, unlinkat},
+    fs::{AtFlags, CWD, Mode, OFlags, fchmod, mkdirat, openat, renameat, symlinkat, unlinkat},
     io::Errno,
 };
 
 use super::{Guest, GuestError, misunderstood};
+use crate::disk::random_name;
 
 /// Deeper than any tree people make, shallower than what the stack holds.
 const MAX_DEPTH: usize = 256;
@@ -184,13 +185,20 @@ impl Guest {
         name: &Path,
         copied: &mut CopiedTree,
     ) -> Result<(), GuestError> {
-        replace(folder, name)?;
+        // Beside its place first: what is there stays until all of the copy is.
+        let temporary = format!(".harvest-{}", random_name());
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = openat(folder, name, flags, Mode::from_raw_mode(0o600)).map_err(errno)?;
+        let file = openat(folder, &*temporary, flags, Mode::from_raw_mode(0o600)).map_err(errno)?;
         let mut counted = Counted { file: file.into(), bytes: 0 };
-        self.read(from, &mut counted)?;
-        // Without set-id bits: whose it is inside says nothing about whom it would act for here.
-        fchmod(counted.file.as_fd(), Mode::from_raw_mode(about.mode & 0o777)).map_err(errno)?;
+        let whole = self.read(from, &mut counted).and_then(|()| {
+            // Without set-id bits: whose it is inside says nothing about whom it would act for here.
+            fchmod(counted.file.as_fd(), Mode::from_raw_mode(about.mode & 0o777)).map_err(errno)?;
+            renameat(folder, &*temporary, folder, name).map_err(errno)
+        });
+        if let Err(error) = whole {
+            let _ = unlinkat(folder, &*temporary, AtFlags::empty());
+            return Err(error);
+        }
         copied.files += 1;
         copied.bytes += counted.bytes;
         Ok(())
@@ -214,7 +222,7 @@ impl io::Write for Counted {
     }
 }
 
-/// Makes room for a new file or link. A folder stays, and the copy fails.
+/// Makes room for a new link. A folder stays, and the copy fails.
 fn replace(folder: &OwnedFd, name: &Path) -> Result<(), GuestError> {
     match unlinkat(folder, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),

@@ -183,6 +183,22 @@ fn what_comes_out_of_a_sandbox_stays_in_its_target_and_gains_no_rights() {
 }
 
 #[test]
+fn a_copy_that_fails_leaves_what_was_there() {
+    let world = World::new();
+    let running = world.start();
+    let folder = world.folder.path().join("copies");
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join("file"), "mine").unwrap();
+    // A file by its kind, which cannot be read.
+    assert!(guest(&running).copy_out("/proc/1/mem", &folder.join("file")).is_err());
+    assert_eq!(fs::read_to_string(folder.join("file")).unwrap(), "mine");
+    assert_eq!(fs::read_dir(&folder).unwrap().count(), 1, "no half copy is left");
+    shell(&running, "echo theirs > /tmp/file");
+    guest(&running).copy_out("/tmp/file", &folder.join("file")).unwrap();
+    assert_eq!(fs::read_to_string(folder.join("file")).unwrap(), "theirs\n");
+}
+
+#[test]
 fn a_folder_with_more_entries_than_fit_a_reply_is_copied_whole() {
     let world = World::new();
     let running = world.start();
