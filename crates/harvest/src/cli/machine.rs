@@ -267,9 +267,9 @@ pub(crate) enum Volume {
         /// How large it is
         #[arg(long, value_name = "SIZE", default_value = "2g")]
         size: Size,
-        /// How many files it can hold
-        #[arg(long, value_name = "NUMBER", default_value_t = 500_000)]
-        files: u64,
+        /// How many files it can hold [default: 500000, fewer where it is small]
+        #[arg(long, value_name = "NUMBER")]
+        files: Option<u64>,
     },
     /// List volumes
     Ls,

@@ -15,11 +15,16 @@ use crate::{
     wire,
 };
 
+// Room for as many files as there are small ones in a cache; the engine refuses fewer than 1 KiB for each.
+const BYTES_PER_FILE: u64 = 4096;
+
 pub(crate) async fn run(here: &Invocation, verb: Volume) -> Result<u8> {
     let engine = wire::open_engine(&here.config)?;
     match verb {
         Volume::Create { name, size, files } => {
-            let spec = VolumeSpec { size_bytes: size.0, files, ..VolumeSpec::new(name) };
+            let default = VolumeSpec::new(name);
+            let files = files.unwrap_or(default.files.min(size.0 / BYTES_PER_FILE));
+            let spec = VolumeSpec { size_bytes: size.0, files, ..default };
             // Making its file system takes a moment.
             let made = tokio::task::spawn_blocking(move || engine.volume_create(&spec)).await?;
             let made = made.map_err(explained)?;

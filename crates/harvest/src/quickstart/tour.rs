@@ -77,7 +77,7 @@ impl Tour<'_> {
 
     fn doctor(&mut self) -> Result<()> {
         self.begin("Does this machine have what it takes?");
-        let checks = doctor::findings(&self.here.config);
+        let checks = doctor::findings(&self.here.config.at(self.serving.home()));
         for check in checks.iter().filter(|check| check.level != Level::Ok) {
             let (word, color, rest) = commands::check_line(check);
             self.here.print.marked(&word, color, &rest);
