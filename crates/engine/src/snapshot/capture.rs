@@ -21,7 +21,6 @@ use crate::{
     EngineError,
     disk::{self, Disk, disk_error},
     home::make_private,
-    layer::layer_of,
     spec::LayerId,
     trash, tree, writable,
 };
@@ -53,7 +52,7 @@ impl Disk {
             return Err(EngineError::NotRunning { sandbox: sandbox.id.clone() });
         }
         let _hold = self.hold()?;
-        let layer = layer_of(snapshot);
+        let layer = self.layer_for(&sandbox.id, snapshot)?;
         if self.store().is_btrfs() {
             return self.capture_subvolume(sandbox, snapshot, &layer, still);
         }
