@@ -128,6 +128,7 @@ impl SandboxDisk {
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Captures {
     /// The copies, oldest first: on top of the sandbox's own layers they show the last capture.
+    /// None on btrfs, where no capture stands on an earlier one.
     pub(crate) chain: Vec<LayerId>,
     /// The index of the last capture: a file beside this one.
     index: String,

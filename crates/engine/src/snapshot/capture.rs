@@ -110,7 +110,8 @@ impl Disk {
         if let Some(limit) = sandbox.limit {
             writable::limit_again(&folder, limit, taken)?;
         }
-        let captures = Captures { chain: vec![layer.clone()], taken, ..Captures::default() };
+        // No chain: the next capture is a whole one again, so this layer is the snapshot's alone.
+        let captures = Captures { taken, ..Captures::default() };
         self.record_write(&folder.join("captures.json"), &captures)?;
         // The kernel has written it down before it answered.
         let snapshot = Snapshot { bytes, durable: true, ..sandbox.snapshot(snapshot, [layer.clone()]) };
