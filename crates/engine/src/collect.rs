@@ -70,14 +70,14 @@ impl Disk {
         for name in disk::record_names(&self.homes())? {
             let record = self.homes().join(format!("{name}.json"));
             let Some(home) = disk::read_record::<std::path::PathBuf>(&record)? else { continue };
-            if home.is_dir() {
+            if store::is_made(&home)? {
                 // Its records may be in a store that is not mounted now.
                 let store = Store::open(&home, Driver::Dir)?;
                 self.used_by_home(&home, store.kind(), &mut used)?;
                 store.rest()?;
-            } else if home.parent().is_some_and(Path::is_dir) {
-                // Removed by its owner. A home whose parent is missing too may be on a disk that is
-                // not attached right now.
+            } else if !home.is_dir() && home.parent().is_some_and(Path::is_dir) {
+                // Removed by its owner. An empty one, or one whose parent is missing too, may be on a
+                // disk that is not attached right now.
                 disk::remove_file(&record)?;
             } else {
                 return Ok(());
@@ -318,6 +318,21 @@ mod tests {
         other.snapshot_write(snapshot).unwrap();
         assert!(collect(&disk, false).is_empty());
         fs::remove_dir_all(&other_home).unwrap();
+        assert_eq!(collect(&disk, false), ["shared00"]);
+    }
+
+    #[test]
+    fn a_home_whose_disk_is_not_attached_keeps_the_cache_as_it_is() {
+        let disk = Disk::temporary();
+        let other = disk.home().with_file_name("other");
+        Disk::open(&other, &disk.home().with_file_name("cache"), StoreKind::Dir).unwrap();
+        layer(&disk.cache_layers(), "shared00");
+        // What is left of a mount: the folder it was on.
+        fs::remove_dir_all(&other).unwrap();
+        fs::create_dir(&other).unwrap();
+        assert!(collect(&disk, false).is_empty());
+        assert!(disk::names_in(&other).unwrap().is_empty(), "and nothing is put there");
+        fs::remove_dir(&other).unwrap();
         assert_eq!(collect(&disk, false), ["shared00"]);
     }
 

@@ -35,6 +35,7 @@ impl Engine {
     /// # Errors
     /// When its records cannot be read.
     pub fn inspect(&self, id: &SandboxId) -> Result<Option<Inspected>, EngineError> {
+        self.store.wake()?;
         let Some(record) = Record::read(&self.home, id)? else { return Ok(None) };
         let state = self.find(id)?;
         if state == SandboxState::Gone {
@@ -54,14 +55,16 @@ impl Engine {
         Ok(Some(Inspected { spec, created_at: record.created_at, state }))
     }
 
-    /// Every sandbox of this owner with a record, running or dead.
+    /// Every sandbox of this owner with a record, running or dead. One whose record cannot be read is
+    /// nobody's: it must not keep everybody else from theirs.
     ///
     /// # Errors
-    /// When a record cannot be read.
+    /// When the folder of sandboxes cannot be read.
     pub fn list_of(&self, owner: Owner) -> Result<Vec<SandboxId>, EngineError> {
         let mut ids = Vec::new();
         for id in self.list()? {
-            if Record::read(&self.home, &id)?.is_some_and(|record| record.owner() == owner) {
+            let record = Record::read(&self.home, &id).ok().flatten();
+            if record.is_some_and(|record| record.owner() == owner) {
                 ids.push(id);
             }
         }

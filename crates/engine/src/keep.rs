@@ -37,7 +37,10 @@ impl Engine {
         self.store.wake()?;
         let sandbox =
             self.sandbox_disk(id)?.ok_or_else(|| EngineError::NotRunning { sandbox: id.clone() })?;
-        self.has_room(What::Snapshot)?;
+        // What is there already takes no room.
+        if self.disk.snapshot(snapshot)?.is_none() {
+            self.has_room(What::Snapshot)?;
+        }
         let still = if matches!(self.find(id)?, SandboxState::Running(_)) {
             Still { runs: true, freeze: &|| self.freeze(id), thaw: &|| self.thaw(id) }
         } else {

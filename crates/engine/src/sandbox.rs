@@ -272,10 +272,11 @@ impl Engine {
     /// When its records cannot be read.
     pub fn find(&self, id: &SandboxId) -> Result<SandboxState, EngineError> {
         self.store.wake()?;
-        if let Some(state) = self.settled(id)? {
+        if let Ok(Some(state)) = self.settled(id) {
             return Ok(state);
         }
-        // It says it runs and does not: whoever is to write down the end has not done so yet.
+        // It says it runs and does not: whoever is to write down the end has not done so yet. Or it says
+        // nothing, after a power cut: a zygote that starts writes down the end of what it cannot read.
         client::ask(&self.config, &Request::Ping, &[])?;
         Ok(self.settled(id)?.unwrap_or(SandboxState::Dead { reason: "lost".to_owned() }))
     }

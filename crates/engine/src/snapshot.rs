@@ -128,6 +128,7 @@ impl SandboxDisk {
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Captures {
     /// The copies, oldest first: on top of the sandbox's own layers they show the last capture.
+    /// None on btrfs, where no capture stands on an earlier one.
     pub(crate) chain: Vec<LayerId>,
     /// The index of the last capture: a file beside this one.
     index: String,
@@ -228,6 +229,14 @@ impl Disk {
         disk::read_record(&self.sandbox(id).join("ending.json"))
     }
 
+    /// The layer that is to hold what a snapshot of this sandbox adds. An earlier attempt under the same
+    /// id may have got as far as `captures.json`: later captures stand on what it left, so it stays.
+    fn layer_for(&self, id: &SandboxId, snapshot: &SnapshotId) -> Result<LayerId, EngineError> {
+        let layer = layer_of(snapshot);
+        let taken = self.captures(id)?.chain.contains(&layer);
+        Ok(if taken { layer_of(&SnapshotId::random()) } else { layer })
+    }
+
     // One capture or end of a sandbox at a time.
     pub(crate) fn lock_sandbox(&self, id: &SandboxId) -> Result<fs::File, EngineError> {
         disk::lock_folder(&self.sandbox(id))
@@ -268,7 +277,7 @@ impl Disk {
         let ending = if let Some(ending) = ending {
             ending
         } else {
-            let ending = Ending { layer: layer_of(snapshot) };
+            let ending = Ending { layer: self.layer_for(&sandbox.id, snapshot)? };
             self.record_write(&folder.join("ending.json"), &ending)?;
             ending
         };

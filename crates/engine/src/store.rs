@@ -137,7 +137,7 @@ impl Store {
         let turn = lock(&home.join("store.lock"), FlockOperation::LockExclusive)?;
         let kind = match kind_of(home)? {
             Some(kind) => kind,
-            None if home.join("sandboxes").exists() => StoreKind::Dir,
+            None if is_made(home)? => StoreKind::Dir,
             None => make(home, wanted)?,
         };
         let store = Arc::new(Self { home: home.to_owned(), kind, used: Mutex::new(None) });
@@ -234,6 +234,11 @@ pub(crate) fn root(home: &Path, kind: StoreKind) -> PathBuf {
 /// Makes room for a record in a store that is full; false when there is nothing to make it of.
 pub(crate) fn give_way(home: &Path, kind: StoreKind) -> bool {
     kind == StoreKind::BtrfsFile && file::give_way(home).unwrap_or(false)
+}
+
+/// Whether a folder is a home, and not where one was or will be.
+pub(crate) fn is_made(home: &Path) -> Result<bool, EngineError> {
+    Ok(kind_of(home)?.is_some() || home.join("sandboxes").exists())
 }
 
 /// How a home keeps disks; `None` when nothing says.

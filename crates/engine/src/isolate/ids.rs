@@ -87,9 +87,12 @@ impl Claim {
         write(file, pid)
     }
 
-    /// Gives the range back.
+    /// Gives the range back, unless somebody else has it by now: with the process it was handed to our
+    /// claim was void, and whoever needed a range could take it.
     pub(crate) fn release(&self) {
-        if let Self::Own { file, .. } = self {
+        let Self::Own { file, .. } = self else { return };
+        let Ok(_lock) = lock(file.parent().unwrap_or(Path::new("/"))) else { return };
+        if holder(file).is_none_or(|holder| holder.pid == std::process::id() || !holder.lives()) {
             let _ = fs::remove_file(file);
         }
     }
@@ -120,11 +123,12 @@ impl Claim {
 }
 
 fn held(file: &Path) -> bool {
+    holder(file).is_some_and(|holder| holder.lives())
+}
+
+fn holder(file: &Path) -> Option<Holder> {
     // A claim that cannot be read was cut off while being written, under the lock we hold now.
-    fs::read(file)
-        .ok()
-        .and_then(|bytes| serde_json::from_slice::<Holder>(&bytes).ok())
-        .is_some_and(|holder| holder.lives())
+    fs::read(file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok())
 }
 
 /// Under the lock: a sweep takes unfinished claims for abandoned ones.
@@ -186,6 +190,23 @@ mod tests {
         fs::write(&file, "").unwrap();
         sweep(folder.path()).unwrap();
         assert!(!file.exists());
+    }
+
+    #[test]
+    fn a_range_that_somebody_else_has_taken_over_stays_theirs() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let dead = Claim::take(folder.path(), 3).unwrap();
+        // Its process died, so that another zygote could take the range and hand it to a sandbox.
+        let theirs = Claim::adopt(folder.path(), dead.first());
+        theirs.hand_to(other.id()).unwrap();
+        dead.release();
+        let next = Claim::take(folder.path(), 3).unwrap();
+        other.kill().unwrap();
+        other.wait().unwrap();
+        assert_ne!(next.first(), theirs.first());
+        theirs.release();
+        assert_eq!(Claim::take(folder.path(), 3).unwrap().first(), theirs.first());
     }
 
     #[test]

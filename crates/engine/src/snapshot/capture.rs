@@ -21,7 +21,6 @@ use crate::{
     EngineError,
     disk::{self, Disk, disk_error},
     home::make_private,
-    layer::layer_of,
     spec::LayerId,
     trash, tree, writable,
 };
@@ -53,7 +52,7 @@ impl Disk {
             return Err(EngineError::NotRunning { sandbox: sandbox.id.clone() });
         }
         let _hold = self.hold()?;
-        let layer = layer_of(snapshot);
+        let layer = self.layer_for(&sandbox.id, snapshot)?;
         if self.store().is_btrfs() {
             return self.capture_subvolume(sandbox, snapshot, &layer, still);
         }
@@ -111,7 +110,8 @@ impl Disk {
         if let Some(limit) = sandbox.limit {
             writable::limit_again(&folder, limit, taken)?;
         }
-        let captures = Captures { chain: vec![layer.clone()], taken, ..Captures::default() };
+        // No chain: the next capture is a whole one again, so this layer is the snapshot's alone.
+        let captures = Captures { taken, ..Captures::default() };
         self.record_write(&folder.join("captures.json"), &captures)?;
         // The kernel has written it down before it answered.
         let snapshot = Snapshot { bytes, durable: true, ..sandbox.snapshot(snapshot, [layer.clone()]) };

@@ -433,6 +433,35 @@ fn a_capture_retried_after_a_crash_at_any_step_is_whole() {
 }
 
 #[test]
+fn a_capture_that_only_lacked_its_record_loses_nothing_when_it_is_retried() {
+    for retry in ["capture", "end"] {
+        let machine = Machine::new();
+        let id = SnapshotId::random();
+        fs::write(machine.path("upper/before"), "1").unwrap();
+        machine.capture_as(&id).unwrap();
+        machine.disk.snapshot_remove(&id).unwrap();
+        fs::write(machine.path("upper/between"), "2").unwrap();
+        let between = machine.capture().unwrap().snapshot;
+        fs::write(machine.path("upper/since"), "3").unwrap();
+        let retried = match retry {
+            "capture" => machine.capture_as(&id).unwrap().snapshot,
+            _ => machine.end_as(&id).unwrap(),
+        };
+        // A layer above hides nothing of these, so where one is does not matter.
+        let has = |snapshot: &Snapshot, file: &str| {
+            let mut layers = snapshot.layers.iter().map(|layer| machine.disk.layer_path(layer).unwrap());
+            layers.any(|layer| layer.join(file).exists())
+        };
+        assert!(["before", "between", "since"].iter().all(|file| has(&retried, file)), "{retry}");
+        assert!(["before", "between"].iter().all(|file| has(&between, file)), "{retry}");
+        let mut layers = retried.layers.clone();
+        layers.sort();
+        layers.dedup();
+        assert_eq!(layers.len(), retried.layers.len(), "each layer once: {:?}", retried.layers);
+    }
+}
+
+#[test]
 fn a_long_chain_of_captures_is_started_anew() {
     let machine = Machine::new();
     let mut last = None;

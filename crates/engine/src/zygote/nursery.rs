@@ -283,6 +283,8 @@ impl Nursery {
         let volumes: Vec<VolumeName> = record.volumes.iter().map(|volume| volume.name.clone()).collect();
         if let Err(error) = self.call(&seed, record, &plan, &handed, owner_started) {
             seed.discard(&self.cgroups, &self.group);
+            // It may be written down already that it runs, and what runs is not started again.
+            self.write_state(&id, &State::ended(error.line()));
             return Err(error);
         }
         self.owners.extend(owner.map(|(_, pidfd)| (id.clone(), pidfd)));

@@ -274,6 +274,19 @@ fn what_is_removed_comes_free() {
 }
 
 #[test]
+fn a_snapshot_that_is_removed_goes_while_its_sandbox_goes_on() {
+    let Some(world) = World::btrfs() else { return };
+    let running = world.start();
+    shell(&running, "echo 1 > /file");
+    let kept = world.captured(&running);
+    world.engine.snapshot_remove(&kept).unwrap();
+    assert_eq!(world.engine.gc(false).unwrap().layers.len(), 1, "nothing stands on it");
+    assert_eq!(shell(&running, "cat /file").out, "1");
+    let next = world.captured(&running);
+    assert_eq!(world.says(Origin::Snapshot(next), "cat /file"), "1");
+}
+
+#[test]
 fn collecting_never_takes_what_somebody_is_about_to_use() {
     for world in World::each() {
         // An image of its own: the tests' layer is in no record and would be collected.
@@ -506,8 +519,10 @@ fn a_home_that_is_too_full_refuses_new_sandboxes_and_says_what_to_do() {
     let error = engine.start(&world.spec()).unwrap_err();
     assert!(matches!(&error, EngineError::DiskLow { hint, .. } if hint.contains("harvest gc")), "{error}");
     assert!(error.to_string().contains("are free below"), "{error}");
-    engine.capture(&running.id, &SnapshotId::random()).expect("snapshots go on");
+    let taken = SnapshotId::random();
+    engine.capture(&running.id, &taken).expect("snapshots go on");
     let engine = open(Thresholds { snapshot: full, ..Thresholds::NONE });
+    engine.capture(&running.id, &taken).expect("to ask again for what is there takes no room");
     assert!(matches!(engine.capture(&running.id, &SnapshotId::random()), Err(EngineError::DiskLow { .. })));
     assert_eq!(shell(&running, "echo on > /file; cat /file").out, "on", "what runs goes on");
     engine.end_kept(&running.id, &SnapshotId::random()).expect("to end and keep takes no room");

@@ -47,6 +47,32 @@ fn a_sandbox_that_cannot_be_started_again_keeps_its_disk() {
 }
 
 #[test]
+fn a_start_that_was_written_down_and_failed_can_be_tried_again() {
+    let world = World::new();
+    let running = world.start();
+    shell(&running, "echo kept > /f");
+    world.engine.kill(&running.id).unwrap();
+    let record = world.home.join("sandboxes").join(running.id.part()).join("record.json");
+    let whole = fs::read_to_string(&record).unwrap();
+    // What pid 1 is told grows with the environment until it does not fit: after all has been written down.
+    let mut refusals = Vec::new();
+    for length in (0..4096).step_by(64).map(|less| 192 * 1024 - less) {
+        let env = format!(r#""env":{{"LONG":"{}"}},"created_at""#, "x".repeat(length));
+        fs::write(&record, whole.replace(r#""env":{},"created_at""#, &env)).unwrap();
+        match world.engine.start_again(&running.id) {
+            Ok(_) => break,
+            Err(error) => refusals.push(format!("{error:?}")),
+        }
+    }
+    assert!(refusals.iter().any(|reason| reason.contains("pid 1")), "{refusals:?}");
+    assert!(!refusals.iter().any(|reason| reason.contains("started before")), "{refusals:?}");
+    world.engine.kill(&running.id).unwrap();
+    fs::write(&record, &whole).unwrap();
+    let again = world.engine.start_again(&running.id).unwrap();
+    assert_eq!(shell(&again, "cat /f").out, "kept");
+}
+
+#[test]
 fn what_is_sealed_refuses_every_name_at_once() {
     let world = World::new();
     let spec = Spec { network: Network::Nothing, ..world.spec() };

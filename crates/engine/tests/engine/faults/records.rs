@@ -26,6 +26,9 @@ fn a_garbled_record_is_named_and_its_sandbox_can_be_removed() {
             };
             assert!(error.to_string().contains(file), "{error}");
             // Others are not held up by it.
+            let of = world.engine.list_of(Owner::Kept).unwrap();
+            assert_eq!(of.contains(&running.id), file == "state.json", "{of:?}");
+            assert!(of.contains(&other.id), "{of:?}");
             assert_eq!(shell(&other, "echo on").out, "on");
             world.start();
             world.engine.remove(&running.id).unwrap();
@@ -48,6 +51,19 @@ fn a_garbled_record_does_not_keep_the_next_zygote_from_its_work() {
     // Nobody knows whose it is: it has no owner, so it ends.
     eventually("what nobody can tell of is ended", || processes_of(range).is_empty());
     world.engine.remove(&garbled.id).unwrap();
+}
+
+#[test]
+fn what_ran_when_the_power_was_cut_is_found_dead_whatever_is_left_of_its_state() {
+    let world = World::new();
+    let running = world.start();
+    world.engine.kill(&running.id).unwrap();
+    world.engine.rest().unwrap();
+    eventually("the zygote is gone", || world.zygotes().is_empty());
+    fs::write(world.record(&running.id, "state.json"), "").unwrap();
+    let found = world.engine.find(&running.id).unwrap();
+    assert!(matches!(&found, SandboxState::Dead { reason } if reason.contains("state.json")), "{found:?}");
+    world.engine.start_again(&running.id).unwrap();
 }
 
 #[test]
