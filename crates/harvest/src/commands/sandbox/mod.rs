@@ -100,10 +100,14 @@ async fn stop(here: &Invocation, engine: Engine, typed: &[String]) -> Result<()>
     let ids = one_s_own(&engine, typed, "stop", false)?;
     for id in &ids {
         let same = id.clone();
+        let is_kept = engine.inspect(id)?.is_some_and(|sandbox| sandbox.spec.owner == Owner::Kept);
         blocking(&engine, move |engine| engine.kill(&same))
             .await
             .with_context(|| format!("cannot stop {id}"))?;
-        here.print.note(format!("Stopped {id}; its disk is kept"));
+        here.print.note(match is_kept {
+            true => format!("Stopped {id}; its disk is kept"),
+            false => format!("Stopped {id}; its disk goes with the process it belonged to"),
+        });
     }
     done(here, "stopped", &ids)
 }
