@@ -44,6 +44,11 @@ pub(crate) const SNAPSHOT: &str = "harvest dir: live snapshot, 1 MB dirty";
 /// A snapshot and a second sandbox that has run a command from it, on btrfs.
 pub(crate) const FORK: &str = "harvest btrfs: live fork, 1 MB dirty";
 
+/// Whether a row is about disks.
+pub(crate) fn is_row(name: &str) -> bool {
+    name.contains("dirty") || name.contains("1.2 GB")
+}
+
 /// The names of one driver's rows.
 struct Names {
     first: &'static str,

@@ -97,10 +97,13 @@ fn compare(rows: &mut [Row]) {
     let known = rows.to_vec();
     let find = |names: &[&str]| known.iter().find(|row| names.contains(&row.name.as_str()));
     for row in rows {
-        let asked = TARGETS.iter().find(|(name, ..)| *name == row.name);
-        let (names, target) = asked.map_or((BUBBLEWRAPS, None), |(_, names, target)| (*names, Some(*target)));
-        let is_disk = row.p50_ms > 0.0 && !names.is_empty();
-        row.ratio = find(names).filter(|other| is_disk && other.p50_ms > 0.0).map(|other| Ratio {
+        let (names, target) = match TARGETS.iter().find(|(name, ..)| *name == row.name) {
+            Some((_, names, target)) => (*names, Some(*target)),
+            // Starting something and copying a disk have nothing in common.
+            None if disks::is_row(&row.name) => continue,
+            None => (BUBBLEWRAPS, None),
+        };
+        row.ratio = find(names).filter(|other| other.p50_ms > 0.0).map(|other| Ratio {
             to: other.name.clone(),
             is: (row.p50_ms / other.p50_ms * 100.0).round() / 100.0,
             target,
@@ -179,6 +182,13 @@ mod tests {
         compare(&mut rows);
         let ratio = rows[0].ratio.clone().unwrap();
         assert_eq!((ratio.to.as_str(), ratio.is, ratio.target), (peers::FORK_EXEC, 2.0, Some(2.5)));
+    }
+
+    #[test]
+    fn a_copy_of_a_disk_is_not_compared_with_a_start() {
+        let mut rows = [row(disks::COPY, &[4000]), row(peers::BUBBLEWRAP, &[8])];
+        compare(&mut rows);
+        assert_eq!(rows[0].ratio, None);
     }
 
     #[test]

@@ -116,7 +116,7 @@ impl Engine {
 
 /// Reads a reference to an image in a registry.
 pub(crate) fn parse_reference(text: &str) -> Result<Reference, EngineError> {
-    text.parse().map_err(|source: PullError| EngineError::Pull { reference: text.to_owned(), source })
+    text.parse().map_err(|source: PullError| EngineError::Pull { reference: oci::shown(text), source })
 }
 
 fn check_name(name: &str) -> Result<(), EngineError> {
@@ -231,6 +231,7 @@ pub(crate) fn unpack_file(
 
 /// Copies a folder that is a root file system: without the devices below `/dev`, and refusing others.
 pub(crate) fn copy_root(source: &Path, target: &Path) -> Result<(), EngineError> {
+    refuse_saved(source, &source.display().to_string())?;
     copy_tree(source, target)?;
     tree::visit(target, &mut |path, folder, stat| {
         let refused = |error| Err(EngineError::Unpack { what: source.display().to_string(), source: error });
@@ -272,14 +273,20 @@ fn unpack_root(
     };
     // What lies behind the last compressed byte belongs to the file too.
     io::copy(source, &mut io::sink()).map_err(|e| disk_error("read", PathBuf::from(name), e))?;
-    let has = |file: &str| fs::symlink_metadata(target.join(file)).is_ok();
+    refuse_saved(target, name)?;
+    Ok(content)
+}
+
+// `docker save` and `skopeo copy` make these; nothing in them could be run.
+fn refuse_saved(root: &Path, name: &str) -> Result<(), EngineError> {
+    let has = |file: &str| fs::symlink_metadata(root.join(file)).is_ok();
     if (has("oci-layout") || has("manifest.json")) && !has("etc") && !has("bin") && !has("usr") {
         let reason = format!(
             "{name} is a saved image, not a root file system: export it (`docker export`), or put it into a registry and pull it"
         );
         return Err(EngineError::Invalid { reason });
     }
-    Ok(content)
+    Ok(())
 }
 
 struct Hashing<R> {

@@ -13,7 +13,7 @@ mod stream;
 use std::{path::PathBuf, time::Duration};
 
 pub(crate) use pull::{Pulled, pull};
-pub(crate) use reference::Reference;
+pub(crate) use reference::{Reference, shown};
 
 use crate::unpack::{UnpackError, UnpackLimits};
 

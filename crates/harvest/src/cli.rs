@@ -116,7 +116,7 @@ pub(crate) enum Command {
     /// Keep secrets that only the gateway uses
     #[command(subcommand)]
     Secret(Secret),
-    /// Build and list the images sandboxes start from
+    /// Build, import, pull and list the images sandboxes start from
     #[command(subcommand)]
     Image(Image),
     /// Make and use sandboxes of your own; needs no server
@@ -379,7 +379,7 @@ pub(crate) struct Gc {
     /// Only say what would go
     #[arg(long)]
     pub(crate) dry_run: bool,
-    /// End every sandbox of this home as well, whatever it is doing; no server may be running
+    /// End every sandbox of this home as well and throw its disk away; no server may be running
     #[arg(long, conflicts_with = "dry_run")]
     pub(crate) all: bool,
 }

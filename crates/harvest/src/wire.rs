@@ -9,7 +9,7 @@ use std::{
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
     sync::Arc,
-    time::{Duration, SystemTime},
+    time::{Duration, Instant, SystemTime},
 };
 
 use anyhow::{Context, Result, bail};
@@ -47,6 +47,9 @@ const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 
 /// Each is mostly waiting, and the disk is one.
 const PAUSES_AT_ONCE: usize = 8;
+
+// What a zygote takes to go, on a busy machine.
+const LAST_LINES: Duration = Duration::from_secs(10);
 
 /// How a server is to be started.
 pub(crate) struct Options {
@@ -241,7 +244,16 @@ pub(crate) fn open_engine(config: &Config) -> Result<Engine> {
 /// Removes a home nobody serves from, with the sandboxes it holds.
 pub(crate) fn remove_home(config: &Config) -> Result<()> {
     end_sandboxes(config)?;
-    Ok(fs::remove_dir_all(&config.home)?)
+    // The zygote goes by itself and writes its last lines meanwhile, into what is being removed.
+    let end = Instant::now() + LAST_LINES;
+    loop {
+        match fs::remove_dir_all(&config.home) {
+            Err(error) if error.kind() == std::io::ErrorKind::DirectoryNotEmpty && Instant::now() < end => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            result => return Ok(result?),
+        }
+    }
 }
 
 /// Ends every sandbox of a home nobody serves from, and the zygote; answers how many there were.

@@ -95,6 +95,17 @@ fn what_exec_cannot_make_sense_of_is_wrong_usage() {
 }
 
 #[test]
+fn a_volume_that_is_not_there_is_not_said_to_be_removed() {
+    let output = Host::new().harvest(&["volume", "rm", "nothing"]);
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert_eq!(
+        error,
+        "error: there is no volume `nothing`\nhint: `harvest volume ls` lists those there are\n"
+    );
+}
+
+#[test]
 fn a_server_that_does_not_answer_is_named_with_its_cause() {
     let host = Host::new();
     // Port 1 of loopback: nothing listens there, so the answer is a refusal, not a wait.

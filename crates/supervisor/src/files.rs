@@ -88,7 +88,7 @@ async fn blocking<T: Send + 'static>(
 }
 
 async fn read(connection: &Rc<Connection>, id: RequestId, path: &Path, stream: StreamId, credit: &Credit) {
-    let file = match blocking(path.to_owned(), open_regular).await {
+    let file = match blocking(path.to_owned(), open_readable).await {
         Ok(file) => Arc::new(file),
         Err(fault) => {
             connection.forget(stream);
@@ -135,6 +135,14 @@ pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
     if !metadata.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
     }
+    Ok(file)
+}
+
+/// Opens a regular file of which a first byte, if there is one, can be read: some in `/proc` open and then
+/// refuse, which is better said than shown by hanging up.
+fn open_readable(path: &Path) -> io::Result<File> {
+    let file = open_regular(path)?;
+    file.read_at(&mut [0u8; 1], 0)?;
     Ok(file)
 }
 

@@ -9,6 +9,9 @@ pub(crate) const AGENT_USER: &str = "harvest";
 // What `harvest` is where the image has no such line.
 const AGENT_UID: u32 = 10001;
 
+// The last id a sandbox has.
+const LAST_ID: u32 = 65_535;
+
 // A passwd file beyond this is not one; reading it whole must not fill the supervisor's memory.
 const MAX_PASSWD_BYTES: u64 = 1024 * 1024;
 
@@ -51,7 +54,8 @@ fn find_in(passwd: &str, user: &str) -> Option<User> {
     if let Some(group) = group {
         found.gid = group.parse().ok()?;
     }
-    Some(found)
+    // A sandbox has no others: nobody can become them, nothing can belong to them.
+    (found.uid <= LAST_ID && found.gid <= LAST_ID).then_some(found)
 }
 
 fn unlisted(name: &str, uid: u32, home: &str) -> User {
@@ -87,6 +91,10 @@ mod tests {
         assert_eq!(find_in("", "root").unwrap().uid, 0);
         assert_eq!(find_in("", "harvest").unwrap().uid, 10001);
         assert_eq!(find_in("", "77").unwrap().gid, 77);
+        assert_eq!(find_in("", "65535").unwrap().uid, 65535);
+        for user in ["65536", "4294967295", "0:65536", "far"] {
+            assert_eq!(find_in("far:x:70000:0::/:/bin/sh\n", user), None, "{user}");
+        }
         assert_eq!(find_in(PASSWD, "eve"), None);
         assert_eq!(find_in(PASSWD, ""), None);
     }

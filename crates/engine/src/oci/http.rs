@@ -10,6 +10,7 @@ use ureq::{
 };
 
 use super::{PullError, PullOptions, reference::is_loopback};
+use crate::build::redact::without_logins;
 
 // Registries send blobs to one other place, seldom two.
 const MAX_REDIRECTS: usize = 5;
@@ -106,9 +107,10 @@ fn fault(error: ureq::Error, host: &str) -> Fault {
 }
 
 fn refused(url: &str, to: &str) -> Fault {
-    let host = origin(url).map_or(url, |(_, host)| host).to_owned();
-    // A query may carry a signature, which is a login.
-    let to = to.split('?').next().unwrap_or_default().chars().take(200).collect();
+    let host = origin(url).map_or("the registry", |(_, host)| host).to_owned();
+    // A query may carry a signature, which is a login; some URLs have one before their host.
+    let to = to.split('?').next().unwrap_or_default();
+    let to = without_logins(to, "***").chars().take(200).collect();
     Fault::Refused(PullError::Redirect { host, to })
 }
 
@@ -133,6 +135,18 @@ fn joined(base: &str, location: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn where_a_registry_sends_us_is_told_without_any_login() {
+        for (url, to) in [
+            ("https://r.test/v2/a", "http://user:hidden@s.test/x?signature=hidden"),
+            ("https://user:hidden@s.test/token?x=hidden", "https://user:hidden@s.test/token?x=hidden"),
+        ] {
+            let Fault::Refused(error) = refused(url, to) else { panic!("not refused") };
+            let error = error.to_string();
+            assert!(!error.contains("hidden") && error.contains("s.test"), "{error}");
+        }
+    }
 
     #[test]
     fn a_location_is_a_path_or_a_whole_url() {

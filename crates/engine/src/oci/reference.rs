@@ -1,6 +1,6 @@
 //! A reference to an image in a registry: `registry/name:tag`, `registry/name@sha256:…` or both. Pure.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, ops::Range, str::FromStr};
 
 use super::PullError;
 
@@ -85,8 +85,26 @@ impl FromStr for Reference {
     type Err = PullError;
 
     fn from_str(text: &str) -> Result<Self, PullError> {
-        parse(text).map_err(|reason| PullError::Reference { text: text.chars().take(200).collect(), reason })
+        parse(text).map_err(|reason| PullError::Reference { text: shown(text), reason })
     }
+}
+
+/// A text somebody took for a reference, for people: not at any length, and without the login in it.
+pub(crate) fn shown(text: &str) -> String {
+    let shown = match login(text) {
+        Some(login) => format!("{}***{}", &text[..login.start], &text[login.end..]),
+        None => text.to_owned(),
+    };
+    shown.chars().take(200).collect()
+}
+
+// Where a login is, as in `user:password@host`.
+fn login(text: &str) -> Option<Range<usize>> {
+    let start = text.find("://").map_or(0, |at| at + 3);
+    let (host, _) = text[start..].split_once('/').unwrap_or((&text[start..], ""));
+    let (login, host) = host.rsplit_once('@')?;
+    // A name without a registry may have a digest.
+    (!host.starts_with("sha256:")).then(|| start..start + login.len())
 }
 
 fn parse(text: &str) -> Result<Reference, &'static str> {
@@ -96,6 +114,9 @@ fn parse(text: &str) -> Result<Reference, &'static str> {
         Some(_) => return Err("only http and https are spoken"),
         None => (None, text),
     };
+    if login(text).is_some() {
+        return Err("a login is no part of it: it belongs into `auths` of ~/.docker/config.json");
+    }
     let (rest, digest) = match rest.split_once('@') {
         Some((rest, digest)) => (rest, Some(digest.parse::<Digest>()?)),
         None => (rest, None),
@@ -195,5 +216,21 @@ mod tests {
         }
         // A name that only begins like this machine's is not this machine.
         assert_eq!("127.0.0.1.test/a".parse::<Reference>().unwrap().scheme, "https");
+        let unnamed = format!("debian@sha256:{}", "0a".repeat(32));
+        let error = unnamed.parse::<Reference>().unwrap_err().to_string();
+        assert!(error.contains("`debian@sha256") && error.contains("begin with a registry"), "{error}");
+    }
+
+    #[test]
+    fn a_login_in_a_reference_is_refused_and_not_repeated() {
+        for text in [
+            "https://user:hid@den@r.test/a",
+            "https://user:hidden@r.test/a@sha256:12",
+            "user:hidden@r.test/a",
+            "u:hidden@r.test",
+        ] {
+            let error = text.parse::<Reference>().unwrap_err().to_string();
+            assert!(!error.contains("den") && error.contains("~/.docker/config.json"), "{error}");
+        }
     }
 }

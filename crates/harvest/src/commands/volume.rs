@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Result, anyhow, bail};
 use harvest_engine::{Backing, EngineError, Volume as Made, VolumeSpec};
 use harvest_proto::Timestamp;
 use serde_json::json;
@@ -41,6 +41,13 @@ pub(crate) async fn run(here: &Invocation, verb: Volume) -> Result<u8> {
             })?;
         }
         Volume::Rm { names } => {
+            // All of them are looked up before the first goes.
+            let there = engine.volumes().map_err(explained)?;
+            if let Some(missing) = names.iter().find(|name| !there.iter().any(|volume| volume.name == **name))
+            {
+                let hint = "`harvest volume ls` lists those there are";
+                bail!(Advice::new(format!("there is no volume `{missing}`"), hint));
+            }
             for name in &names {
                 engine.volume_remove(name).map_err(explained)?;
                 here.print.note(format!("Removed {name}"));

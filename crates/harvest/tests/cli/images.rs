@@ -95,6 +95,26 @@ fn a_reference_without_a_registry_is_told_how_to_name_one() {
 }
 
 #[test]
+fn a_login_in_a_reference_is_in_no_error() {
+    let output = Host::new().harvest(&["image", "pull", "https://user:hidden@r.test/a"]);
+    let error = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{error}");
+    assert!(!error.contains("hidden") && error.contains("~/.docker/config.json"), "{error}");
+}
+
+#[test]
+fn a_folder_that_is_a_saved_image_is_no_root() {
+    let host = Host::new();
+    let folder = host.home.path().join("saved");
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join("oci-layout"), "{}").unwrap();
+    let output = host.harvest(&["image", "import", "x", folder.to_str().unwrap()]);
+    let error = text(&output.stderr);
+    assert!(output.status.code() == Some(1) && error.contains("is a saved image"), "{error}");
+    assert_eq!(host.json(&["image", "ls"]).as_array().unwrap().len(), 0);
+}
+
+#[test]
 fn a_recipe_with_an_unknown_key_is_named_with_a_hint() {
     let host = Host::new();
     let file = host.home.path().join("wrong.toml");

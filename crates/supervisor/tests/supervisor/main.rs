@@ -215,6 +215,17 @@ fn a_request_of_a_later_version_is_answered_and_the_connection_goes_on() {
 }
 
 #[test]
+fn a_file_that_opens_and_cannot_be_read_is_refused_and_the_connection_goes_on() {
+    let sandbox = Sandbox::start();
+    let mut guest = sandbox.guest();
+    // Nothing is at the first address of a process.
+    let request = FileRequest::Read { path: "/proc/self/mem".into(), stream: 5 };
+    let fault = guest.ask(|id| ToSupervisor::File { id, request }).unwrap_err();
+    assert!(fault.code == FaultCode::System && fault.message.contains("/proc/self/mem"), "{fault:?}");
+    assert_eq!(guest.sh("echo fine").1, "fine\n");
+}
+
+#[test]
 fn a_file_appears_whole_with_its_owner_and_mode() {
     let sandbox = Sandbox::start();
     let mut guest = sandbox.guest();

@@ -88,6 +88,10 @@ fn copy_out(guest: &mut Guest, from: &str, mut to: PathBuf) -> Result<CopiedTree
     if to.is_dir() {
         let name = Path::new(from).file_name().context("`/` has no name; say where its copy goes")?;
         to.push(name);
+    } else if to.as_os_str().as_encoded_bytes().ends_with(b"/") {
+        // Without the slash it would become a file of that name.
+        let hint = format!("`mkdir -p {}` makes it", to.display());
+        bail!(Advice::new(format!("there is no folder {} here", to.display()), hint));
     }
     guest.copy_out(from, &to).map_err(older)
 }

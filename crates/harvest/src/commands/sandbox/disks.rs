@@ -71,8 +71,10 @@ async fn restore_in_place(here: &Invocation, engine: Engine, sandbox: &str, snap
     here.print.note(format!("Keeping the disk of {id} as {kept}"));
     let spec = Spec { from: Origin::Snapshot(snapshot.clone()), ..before.spec };
     let (sandbox, old) = (id.clone(), kept.clone());
+    blocking(&engine, move |engine| engine.end_kept(&sandbox, &old).map(drop))
+        .await
+        .with_context(|| format!("cannot keep the disk of {id}; nothing was put back"))?;
     blocking(&engine, move |engine| {
-        engine.end_kept(&sandbox, &old)?;
         engine.start(&spec)?;
         engine.snapshots_sync()
     })

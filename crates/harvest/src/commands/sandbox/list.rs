@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use anyhow::{Context, Result};
-use harvest_engine::{Engine, Image, Inspected, Network, Origin, Owner, SandboxState};
+use harvest_engine::{Engine, Image, Inspected, Network, Origin, Owner, SandboxState, VolumeMount};
 use harvest_proto::Timestamp;
 use serde_json::{Value, json};
 
@@ -40,7 +40,17 @@ pub(super) fn inspect(here: &Invocation, engine: &Engine, typed: &str) -> Result
     let sandbox = engine.inspect(&id)?.with_context(|| format!("{id} is gone"))?;
     let images = engine.images().context("cannot list images")?;
     let document = document(&sandbox, &images);
-    here.print.result(&document, |document| lines(document, ""))
+    here.print.result(&document, |document| {
+        let mut shown = document.clone();
+        shown["volumes"] = sandbox.spec.volumes.iter().map(volume).collect();
+        lines(&shown, "")
+    })
+}
+
+/// As it is written on a command line.
+fn volume(mount: &VolumeMount) -> String {
+    let mode = if mount.read_only { ":ro" } else { "" };
+    format!("{}:{}{mode}", mount.name, mount.inside.display())
 }
 
 fn row(sandbox: &Inspected, images: &[Image], now: Timestamp) -> Vec<String> {
