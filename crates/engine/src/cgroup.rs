@@ -138,13 +138,17 @@ impl Hierarchy {
         CONTROLLERS.iter().all(|name| v1.contains_key(*name)).then_some(Self::V1 { mounts: v1 })
     }
 
-    /// Every folder below which a home's cgroups are.
+    /// Every folder below which a home's cgroups are, once.
     pub(crate) fn mounts(&self) -> Vec<&Path> {
-        match self {
+        let mut mounts: Vec<&Path> = match self {
             Self::V2 { mount } => vec![mount],
             Self::V1 { mounts } => mounts.values().map(PathBuf::as_path).collect(),
             Self::None => Vec::new(),
-        }
+        };
+        // A host may mount several controllers together.
+        mounts.sort();
+        mounts.dedup();
+        mounts
     }
 
     /// The cgroups of the sandbox `part` of the home `home`.
@@ -512,6 +516,13 @@ mod tests {
         let found = Hierarchy::from_mounts(V1, |_| "hugetlb".into()).unwrap();
         let Hierarchy::V1 { mounts } = found else { panic!("{found:?}") };
         assert_eq!(mounts["cpu"], Path::new("/c/cpu"));
+    }
+
+    #[test]
+    fn controllers_that_are_mounted_together_are_one_folder() {
+        let together = V1.replace("rw,cpu,cpuacct", "rw,cpu,memory").replace("rw,memory", "rw,blkio");
+        let found = Hierarchy::from_mounts(&together, |_| String::new()).unwrap();
+        assert_eq!(found.mounts(), ["/c/cpu", "/c/freezer", "/c/pids"].map(Path::new));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Finds the one thing a person means by a few letters: an id, the beginning of one, `-` for the newest.
 
 use anyhow::Result;
-use harvest_engine::{Engine, Inspected};
+use harvest_engine::{Engine, EngineError, Inspected};
 use harvest_proto::{PromptId, SandboxId, SessionId, SnapshotId};
 
 use crate::{client::Client, printer::Advice};
@@ -38,20 +38,33 @@ pub(crate) async fn prompt(client: &Client, session: &SessionId, typed: &str) ->
     found.map_err(|error| Advice::new(error.to_string(), format!("see `harvest queue ls {session}`")).into())
 }
 
-/// Every sandbox of this machine's engine, newest first.
-pub(crate) fn sandboxes(engine: &Engine) -> Result<Vec<Inspected>> {
-    let mut found = Vec::new();
+/// Every sandbox of this machine's engine.
+pub(crate) struct Sandboxes {
+    /// Newest first.
+    pub(crate) known: Vec<Inspected>,
+    /// Those whose records cannot be read, and why. They keep nobody from the others.
+    pub(crate) torn: Vec<(SandboxId, EngineError)>,
+}
+
+/// Looks at every sandbox of this machine's engine.
+pub(crate) fn sandboxes(engine: &Engine) -> Result<Sandboxes> {
+    let (mut known, mut torn) = (Vec::new(), Vec::new());
     for id in engine.list()? {
-        // Gone between listing and looking: removed by somebody else.
-        found.extend(engine.inspect(&id)?);
+        match engine.inspect(&id) {
+            Err(error @ EngineError::Record { .. }) => torn.push((id, error)),
+            // Gone between listing and looking: removed by somebody else.
+            found => known.extend(found?),
+        }
     }
-    found.sort_by_key(|sandbox| std::cmp::Reverse(sandbox.created_at));
-    Ok(found)
+    known.sort_by_key(|sandbox| std::cmp::Reverse(sandbox.created_at));
+    Ok(Sandboxes { known, torn })
 }
 
 /// The sandbox a person means.
 pub(crate) fn sandbox(engine: &Engine, typed: &str) -> Result<SandboxId> {
-    let ids: Vec<SandboxId> = sandboxes(engine)?.into_iter().map(|sandbox| sandbox.spec.id).collect();
+    let Sandboxes { known, torn } = sandboxes(engine)?;
+    let known = known.into_iter().map(|sandbox| sandbox.spec.id);
+    let ids: Vec<SandboxId> = known.chain(torn.into_iter().map(|(id, _)| id)).collect();
     let found = pick("sandbox", SandboxId::PREFIX, typed, &ids);
     found.map_err(|error| Advice::new(error.to_string(), "see `harvest sandbox ls`").into())
 }

@@ -191,6 +191,27 @@ fn a_plan_of_an_image_that_is_not_there_says_how_to_make_it() {
 }
 
 #[test]
+fn a_sandbox_whose_record_is_torn_is_named_and_can_be_thrown_away() {
+    let host = Host::new();
+    let folder = host.home.path().join(".local/state/harvest/sandboxes/gdg7h60twnmw");
+    std::fs::create_dir_all(&folder).unwrap();
+    std::fs::write(folder.join("record.json"), "").unwrap();
+    std::fs::write(
+        folder.join("state.json"),
+        r#"{"state":"ended","reason":"killed","at":"1970-01-01T00:00:00Z"}"#,
+    )
+    .unwrap();
+    let listed = host.harvest(&["sandbox", "ls"]);
+    let said = text(&listed.stderr);
+    assert!(listed.status.success() && said.contains("record.json") && said.contains("rm --force"), "{said}");
+    let output = host.harvest(&["sandbox", "rm", "gdg"]);
+    let error = text(&output.stderr);
+    assert!(output.status.code() == Some(1) && error.contains("rm --force"), "{error}");
+    let output = host.harvest(&["sandbox", "rm", "--force", "gdg"]);
+    assert!(output.status.success() && !folder.exists(), "{}", text(&output.stderr));
+}
+
+#[test]
 fn doctor_speaks_json() {
     let output = Host::new().harvest(&["doctor", "--json"]);
     let checks: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();

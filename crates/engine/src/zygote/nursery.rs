@@ -259,8 +259,9 @@ impl Nursery {
         let id = record.id.clone();
         let may = match State::read(&self.home, &id) {
             Ok(None) => true,
-            Ok(Some(State::Ended { .. })) => again,
-            _ => false,
+            // One that says it runs and does not: the disk was full when its end was to be written down.
+            Ok(Some(state)) => again && state.living().is_none(),
+            Err(_) => false,
         };
         if self.live.contains_key(&id) || !may {
             let error = io::Error::from(io::ErrorKind::AlreadyExists);

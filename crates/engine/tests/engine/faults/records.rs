@@ -67,6 +67,19 @@ fn what_ran_when_the_power_was_cut_is_found_dead_whatever_is_left_of_its_state()
 }
 
 #[test]
+fn a_sandbox_whose_end_found_no_room_on_the_disk_can_be_started_again() {
+    let world = World::new();
+    let [running, _other] = [world.start(), world.start()];
+    let state = fs::read(world.record(&running.id, "state.json")).unwrap();
+    world.engine.kill(&running.id).unwrap();
+    fs::write(world.record(&running.id, "state.json"), state).unwrap();
+    assert!(matches!(world.engine.find(&running.id).unwrap(), SandboxState::Dead { .. }));
+    let again = world.engine.start_again(&running.id).unwrap();
+    assert_eq!(shell(&again, "echo on").out, "on");
+    assert!(matches!(world.engine.start_again(&running.id), Err(EngineError::Exists { .. })));
+}
+
+#[test]
 fn a_record_of_another_boot_tells_of_no_living_process() {
     let world = World::new();
     let running = world.start();

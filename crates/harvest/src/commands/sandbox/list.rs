@@ -8,12 +8,20 @@ use harvest_proto::Timestamp;
 use serde_json::{Value, json};
 
 use super::super::ls::age;
-use crate::{Invocation, printer::table, resolve};
+use crate::{
+    Invocation,
+    printer::table,
+    resolve::{self, Sandboxes},
+};
 
 pub(super) fn ls(here: &Invocation, engine: &Engine) -> Result<()> {
-    let sandboxes = resolve::sandboxes(engine).context("cannot list sandboxes")?;
+    let Sandboxes { known: sandboxes, torn } = resolve::sandboxes(engine).context("cannot list sandboxes")?;
+    for (id, error) in &torn {
+        here.print.note(format!("{id}: {error}"));
+        here.print.hint(format!("`harvest sandbox rm --force {id}` throws away what is left of it"));
+    }
     let images = engine.images().context("cannot list images")?;
-    if sandboxes.is_empty() && !here.print.json {
+    if sandboxes.is_empty() && torn.is_empty() && !here.print.json {
         here.print.note("no sandboxes yet");
         here.print
             .hint("`harvest sandbox create` starts one that stays; `harvest exec -- COMMAND` needs none");

@@ -157,7 +157,15 @@ fn one_s_own(engine: &Engine, typed: &[String], verb: &str, force: bool) -> Resu
     let mut ids = Vec::new();
     for typed in typed {
         let id = resolve::sandbox(engine, typed)?;
-        let owner = engine.inspect(&id)?.map(|sandbox| sandbox.spec.owner);
+        let owner = match engine.inspect(&id) {
+            // Whose it is cannot be told, and they insist.
+            Err(EngineError::Record { .. }) if force => None,
+            Err(error @ EngineError::Record { .. }) => {
+                let hint = format!("`harvest sandbox rm --force {id}` throws away what is left of it");
+                bail!(Advice::new(error.to_string(), hint));
+            }
+            found => found?.map(|sandbox| sandbox.spec.owner),
+        };
         if owner == Some(Owner::Sessions) && !force {
             let hint =
                 "see `harvest ls`; `harvest stop --terminate SESSION` ends its sandbox and keeps its disk";
