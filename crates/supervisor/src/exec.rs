@@ -38,6 +38,10 @@ pub(crate) fn start(
     let user = supervisor.user(command.user.as_deref())?;
     let cwd = command.cwd.as_deref().unwrap_or(&supervisor.launch.workdir);
     let cwd = if cwd.is_empty() { "/" } else { cwd };
+    if command.cwd.is_none() {
+        // An image may name a folder that is in none of its layers; when it cannot be made, the start says so.
+        let _ = std::fs::create_dir_all(cwd);
+    }
     let mut order = supervisor.order(command.argv.clone(), &user, cwd);
     order.env.extend(command.env.clone());
     // Opened here and not in the task: the dialer may send stdin right behind the request.

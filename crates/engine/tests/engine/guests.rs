@@ -236,3 +236,21 @@ fn a_folder_with_more_entries_than_fit_a_reply_is_copied_whole() {
     assert_eq!(guest(&running).copy_out("/many", &target).unwrap().files, 3000);
     assert_eq!(fs::read_dir(&target).unwrap().count(), 3000);
 }
+
+#[test]
+fn a_working_folder_that_only_the_image_names_is_made() {
+    let world = World::new();
+    let mut spec = world.spec();
+    if let Origin::Layers { config, .. } = &mut spec.from {
+        config.workdir = "/w/x".to_owned();
+    }
+    let running = world.engine.start(&spec).unwrap();
+    assert_eq!(shell(&running, "pwd").out, "/w/x");
+    // One that a command names must be there: it may be a slip.
+    let refused = guest(&running).exec(
+        Command { cwd: Some("/y".to_owned()), ..command(&["true"]) },
+        &[],
+        &mut |_, _| {},
+    );
+    assert!(refused.is_err(), "{refused:?}");
+}
