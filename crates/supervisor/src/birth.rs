@@ -83,7 +83,6 @@ impl Birth {
             }
             First::Cradle(Cradle { cradle }) => {
                 inheritance.add(&cradle, brought)?;
-                dies_with_parent(true)?;
                 None
             }
         };
@@ -103,7 +102,6 @@ impl Birth {
             Some(launch) => launch,
             None => {
                 let (launch, brought) = await_launch(socket).await?;
-                dies_with_parent(false)?;
                 inheritance.add(&launch.descriptors, brought)?;
                 launch
             }
@@ -116,11 +114,6 @@ impl Birth {
     }
 }
 
-// A sandbox outlives the zygote; one that has not begun does not.
-fn dies_with_parent(dies: bool) -> io::Result<()> {
-    Ok(rustix::process::set_parent_process_death_signal(dies.then_some(rustix::process::Signal::KILL))?)
-}
-
 // After a cradle the socket keeps messages apart, so one read is one launch.
 async fn await_launch(socket: OwnedFd) -> Result<(Launch, Vec<OwnedFd>), BirthError> {
     let socket = StdUnixStream::from(socket);
@@ -129,6 +122,8 @@ async fn await_launch(socket: OwnedFd) -> Result<(Launch, Vec<OwnedFd>), BirthEr
     let mut buffer = vec![0u8; MESSAGE_BYTES];
     let receive = || passing::receive_some(&socket, &mut buffer);
     let (count, brought) = socket.async_io(Interest::READABLE, receive).await?;
+    // Who would launch it is gone, and with them the zygote. No signal for that: it would have to be
+    // undone before anybody is told that the sandbox runs, or it would die with the zygote.
     if count == 0 {
         return Err(BirthError::NotLaunched);
     }
