@@ -164,7 +164,7 @@ impl<'a> Live<'a> {
         let mut spec = place.spec()?;
         spec.binds = vec![Bind { source: stage.to_owned(), inside: "/stage".into() }];
         let running = engine.start(&spec)?;
-        in_sandbox(&running.bridge, &["cp", "-a", "/stage", "/work/tree"])?;
+        in_sandbox(&running.bridge, &["cp", "-a", "/stage", "/changed/tree"])?;
         Ok(Self { place, engine, running, names })
     }
 
@@ -178,7 +178,7 @@ impl<'a> Live<'a> {
     /// Writes this many MiB, new each time.
     fn change(&self, mib: usize) -> Result<()> {
         let count = format!("count={mib}");
-        in_sandbox(&self.running.bridge, &["dd", "if=/dev/urandom", "of=/work/dirty", "bs=1M", &count])
+        in_sandbox(&self.running.bridge, &["dd", "if=/dev/urandom", "of=/changed/dirty", "bs=1M", &count])
     }
 
     fn snapshot(&self) -> Result<Duration> {

@@ -111,7 +111,7 @@ impl Drop for Place {
 }
 
 fn furnish(rootfs: &Path) -> Result<()> {
-    for name in ["bin", "etc", "tmp", "root", "proc", "dev", "sys", "work", "stage"] {
+    for name in ["bin", "etc", "tmp", "root", "proc", "dev", "sys", "changed", "stage"] {
         fs::create_dir_all(rootfs.join(name))?;
     }
     fs::copy("/bin/busybox", rootfs.join("bin/busybox"))

@@ -663,7 +663,10 @@ fn a_zygote_survives_clients_that_talk_nonsense_or_go_away() {
 
 #[test]
 fn a_name_is_reached_through_the_door_and_by_no_other_way() {
-    let world = World::new();
+    the_door_is_the_only_way(&World::new());
+}
+
+fn the_door_is_the_only_way(world: &World) {
     let running = world.start();
     let door = UnixListener::bind(&running.door).unwrap();
     fs::set_permissions(&running.door, std::os::unix::fs::PermissionsExt::from_mode(0o666)).unwrap();
