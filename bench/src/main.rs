@@ -73,6 +73,11 @@ fn bench(options: &Options) -> Result<()> {
     }
     report.finish();
     println!("{report}");
+    if options.quick {
+        println!(
+            "quick: three rounds and far smaller trees than the rows are named for; these numbers mean nothing"
+        );
+    }
     if let Some(path) = &options.json {
         let text = serde_json::to_string_pretty(&report)? + "\n";
         fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
