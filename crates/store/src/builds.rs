@@ -2,10 +2,9 @@
 //! is named by the snapshot it will become; only a good one is ever shown or started from.
 
 use harvest_proto::{SandboxId, SnapshotId, Timestamp, api::Build};
-use sqlx::SqlitePool;
 
 use crate::{
-    Store, StoreError, leases,
+    DbPool, Store, StoreError, leases,
     leases::Lease,
     row::{self, bigint, to_json},
 };
@@ -157,7 +156,7 @@ impl Store {
     }
 }
 
-pub(crate) async fn newest(readers: &SqlitePool, repository: &str) -> Result<Option<Build>, StoreError> {
+pub(crate) async fn newest(readers: &DbPool, repository: &str) -> Result<Option<Build>, StoreError> {
     let row = sqlx::query(
         "SELECT * FROM builds WHERE repository = $1 AND status = 'ready'
          ORDER BY built_at DESC, started_at DESC LIMIT 1",

@@ -9,10 +9,9 @@ use harvest_proto::{
     bridge::{Author, OutboxEvent},
     event::{SnapshotKind, TurnOutcome, Usage},
 };
-use sqlx::SqliteConnection;
 
 use crate::{
-    Lease, Store, StoreError, events, prompts,
+    DbConnection, Lease, Store, StoreError, events, prompts,
     row::{self, bigint, to_word},
     snapshots, turns,
     writer::{Done, News},
@@ -170,14 +169,14 @@ impl Store {
 
 /// The session a list of writes is being done for.
 pub(crate) struct Target<'c> {
-    pub(crate) connection: &'c mut SqliteConnection,
+    pub(crate) connection: &'c mut DbConnection,
     pub(crate) session: SessionId,
     pub(crate) next_seq: u64,
     pub(crate) events: Vec<Arc<Event>>,
 }
 
 pub(crate) async fn apply(
-    connection: &mut SqliteConnection,
+    connection: &mut DbConnection,
     session: &SessionId,
     lease: Lease,
     at: Timestamp,

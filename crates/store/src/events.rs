@@ -3,10 +3,9 @@
 use std::sync::Arc;
 
 use harvest_proto::{Event, EventBody, SessionId, Timestamp, TurnId, bridge::OutboxEvent};
-use sqlx::sqlite::SqliteRow;
 
 use crate::{
-    Store, StoreError,
+    DbRow, Store, StoreError,
     commit::Target,
     row::{self, bigint, to_json},
 };
@@ -47,7 +46,7 @@ impl Store {
     }
 }
 
-fn event(row: &SqliteRow) -> Result<Event, StoreError> {
+fn event(row: &DbRow) -> Result<Event, StoreError> {
     Ok(Event {
         seq: row::count(row, "seq")?,
         at: row::time(row, "at")?,

@@ -2,9 +2,9 @@
 //! carries it, so that a server that was taken over can write nothing more, even while it still runs.
 
 use harvest_proto::Timestamp;
-use sqlx::{Row, SqliteConnection};
+use sqlx::Row;
 
-use crate::{Store, StoreError, row};
+use crate::{DbConnection, Store, StoreError, row};
 
 /// Whose turn it is to write. Higher is newer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -38,7 +38,7 @@ impl Store {
 }
 
 /// Refuses when `lease` is not the newest.
-pub(crate) async fn check(connection: &mut SqliteConnection, lease: Lease) -> Result<(), StoreError> {
+pub(crate) async fn check(connection: &mut DbConnection, lease: Lease) -> Result<(), StoreError> {
     let row = sqlx::query("SELECT COUNT(*) AS held FROM leases WHERE name = 'server' AND number = $1")
         .bind(row::bigint(lease.0))
         .fetch_one(connection)

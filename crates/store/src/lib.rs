@@ -32,7 +32,7 @@ use std::{collections::HashMap, path::Path, str::FromStr, sync::Arc, time::Durat
 
 use harvest_proto::{Event, SessionId};
 use sqlx::{
-    ConnectOptions, SqlitePool,
+    ConnectOptions,
     sqlite::{SqliteConnectOptions, SqliteJournalMode, SqlitePoolOptions, SqliteSynchronous},
 };
 use tokio::sync::{Mutex, broadcast};
@@ -55,13 +55,18 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 // What a follower may fall behind before it reads from the disk instead.
 const FOLLOW_BUFFER: usize = 1024;
 
+/// The one place that says which database it is.
+type DbConnection = sqlx::SqliteConnection;
+type DbRow = sqlx::sqlite::SqliteRow;
+type DbPool = sqlx::SqlitePool;
+
 type Topics = std::sync::Mutex<HashMap<SessionId, broadcast::Sender<Arc<Event>>>>;
 
 /// The store of one installation. Cheap to clone.
 #[derive(Clone)]
 pub struct Store {
     writer: Writer,
-    readers: SqlitePool,
+    readers: DbPool,
     topics: Arc<Topics>,
     closing: Arc<Mutex<()>>,
 }

@@ -1,14 +1,14 @@
 //! The tables, as a numbered list of SQL texts. A text that has been released is never edited; what
 //! changes is a new text at the end.
 
-use sqlx::{AssertSqlSafe, Row, SqliteConnection};
+use sqlx::{AssertSqlSafe, Row};
 
-use crate::StoreError;
+use crate::{DbConnection, StoreError};
 
 const STEPS: &[&str] = &[include_str!("schema/0001.sql")];
 
 /// Brings the tables up to date, in one transaction: a kill in the middle leaves the old ones.
-pub(crate) async fn run(connection: &mut SqliteConnection) -> Result<(), StoreError> {
+pub(crate) async fn run(connection: &mut DbConnection) -> Result<(), StoreError> {
     sqlx::query("BEGIN IMMEDIATE").execute(&mut *connection).await?;
     sqlx::query("CREATE TABLE IF NOT EXISTS schema_version (version BIGINT NOT NULL)")
         .execute(&mut *connection)

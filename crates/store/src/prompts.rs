@@ -6,10 +6,9 @@ use harvest_proto::{
     api::{Prompt, PromptStatus},
     bridge::Author,
 };
-use sqlx::sqlite::SqliteRow;
 
 use crate::{
-    NewPrompt, Store, StoreError,
+    DbRow, NewPrompt, Store, StoreError,
     commit::Target,
     events,
     row::{self, bigint, to_word},
@@ -60,7 +59,7 @@ impl Store {
     }
 }
 
-fn read(row: &SqliteRow) -> Result<Prompt, StoreError> {
+fn read(row: &DbRow) -> Result<Prompt, StoreError> {
     let status = row::word(row, "status")?;
     Ok(Prompt {
         id: row::parsed(row, "id")?,

@@ -1,9 +1,8 @@
 //! Repositories people registered.
 
 use harvest_proto::{SnapshotId, api::Repository};
-use sqlx::sqlite::SqliteRow;
 
-use crate::{Store, StoreError, builds, row};
+use crate::{DbRow, Store, StoreError, builds, row};
 
 impl Store {
     /// Registers a repository.
@@ -95,7 +94,7 @@ impl Store {
             .await
     }
 
-    async fn repository_read(&self, row: &SqliteRow) -> Result<Repository, StoreError> {
+    async fn repository_read(&self, row: &DbRow) -> Result<Repository, StoreError> {
         let name = row::text(row, "name")?;
         Ok(Repository {
             build: builds::newest(&self.readers, &name).await?,

@@ -4,42 +4,42 @@ use std::str::FromStr;
 
 use harvest_proto::Timestamp;
 use serde::{Serialize, de::DeserializeOwned};
-use sqlx::{Row, sqlite::SqliteRow};
+use sqlx::Row;
 
-use crate::StoreError;
+use crate::{DbRow, StoreError};
 
 /// A text.
-pub(crate) fn text(row: &SqliteRow, column: &'static str) -> Result<String, StoreError> {
+pub(crate) fn text(row: &DbRow, column: &'static str) -> Result<String, StoreError> {
     Ok(row.try_get(column)?)
 }
 
 /// A text that may be absent.
-pub(crate) fn optional(row: &SqliteRow, column: &'static str) -> Result<Option<String>, StoreError> {
+pub(crate) fn optional(row: &DbRow, column: &'static str) -> Result<Option<String>, StoreError> {
     Ok(row.try_get(column)?)
 }
 
 /// Anything that prints and parses: an id.
-pub(crate) fn parsed<T: FromStr>(row: &SqliteRow, column: &'static str) -> Result<T, StoreError> {
+pub(crate) fn parsed<T: FromStr>(row: &DbRow, column: &'static str) -> Result<T, StoreError> {
     text(row, column)?.parse().map_err(|_| StoreError::Corrupt { column })
 }
 
 /// The same, perhaps absent.
 pub(crate) fn parsed_optional<T: FromStr>(
-    row: &SqliteRow,
+    row: &DbRow,
     column: &'static str,
 ) -> Result<Option<T>, StoreError> {
     optional(row, column)?.map(|text| text.parse().map_err(|_| StoreError::Corrupt { column })).transpose()
 }
 
 /// A count, never negative.
-pub(crate) fn count<T: TryFrom<i64>>(row: &SqliteRow, column: &'static str) -> Result<T, StoreError> {
+pub(crate) fn count<T: TryFrom<i64>>(row: &DbRow, column: &'static str) -> Result<T, StoreError> {
     let number: i64 = row.try_get(column)?;
     T::try_from(number).map_err(|_| StoreError::Corrupt { column })
 }
 
 /// A count that may be absent.
 pub(crate) fn count_optional<T: TryFrom<i64>>(
-    row: &SqliteRow,
+    row: &DbRow,
     column: &'static str,
 ) -> Result<Option<T>, StoreError> {
     let number: Option<i64> = row.try_get(column)?;
@@ -47,24 +47,24 @@ pub(crate) fn count_optional<T: TryFrom<i64>>(
 }
 
 /// A point in time.
-pub(crate) fn time(row: &SqliteRow, column: &'static str) -> Result<Timestamp, StoreError> {
+pub(crate) fn time(row: &DbRow, column: &'static str) -> Result<Timestamp, StoreError> {
     Ok(Timestamp::from_millis(row.try_get(column)?))
 }
 
 /// A point in time that may be absent.
-pub(crate) fn time_optional(row: &SqliteRow, column: &'static str) -> Result<Option<Timestamp>, StoreError> {
+pub(crate) fn time_optional(row: &DbRow, column: &'static str) -> Result<Option<Timestamp>, StoreError> {
     let millis: Option<i64> = row.try_get(column)?;
     Ok(millis.map(Timestamp::from_millis))
 }
 
 /// JSON kept as text.
-pub(crate) fn json<T: DeserializeOwned>(row: &SqliteRow, column: &'static str) -> Result<T, StoreError> {
+pub(crate) fn json<T: DeserializeOwned>(row: &DbRow, column: &'static str) -> Result<T, StoreError> {
     serde_json::from_str(&text(row, column)?).map_err(|_| StoreError::Corrupt { column })
 }
 
 /// JSON kept as text, perhaps absent.
 pub(crate) fn json_optional<T: DeserializeOwned>(
-    row: &SqliteRow,
+    row: &DbRow,
     column: &'static str,
 ) -> Result<Option<T>, StoreError> {
     optional(row, column)?
@@ -73,13 +73,13 @@ pub(crate) fn json_optional<T: DeserializeOwned>(
 }
 
 /// A word such as `needs_input`, by the name serde gives the variant.
-pub(crate) fn word<T: DeserializeOwned>(row: &SqliteRow, column: &'static str) -> Result<T, StoreError> {
+pub(crate) fn word<T: DeserializeOwned>(row: &DbRow, column: &'static str) -> Result<T, StoreError> {
     from_word(text(row, column)?, column)
 }
 
 /// A word that may be absent.
 pub(crate) fn word_optional<T: DeserializeOwned>(
-    row: &SqliteRow,
+    row: &DbRow,
     column: &'static str,
 ) -> Result<Option<T>, StoreError> {
     optional(row, column)?.map(|text| from_word(text, column)).transpose()

@@ -6,10 +6,9 @@ use harvest_proto::{
     bridge::Author,
     event::Usage,
 };
-use sqlx::{SqliteConnection, sqlite::SqliteRow};
 
 use crate::{
-    Committed, Lease, Store, StoreError, Write, commit, leases,
+    Committed, DbConnection, DbRow, Lease, Store, StoreError, Write, commit, leases,
     row::{self, to_word},
     writer::Done,
 };
@@ -183,7 +182,7 @@ impl Store {
     }
 }
 
-async fn insert(connection: &mut SqliteConnection, new: NewSession) -> Result<(), StoreError> {
+async fn insert(connection: &mut DbConnection, new: NewSession) -> Result<(), StoreError> {
     sqlx::query(
         "INSERT INTO sessions (id, title, state, reason, repository, base, branch, agent, model, network,
          author_name, author_email, conversation, forked_from, base_commit, drive, created_at, last_activity)
@@ -210,7 +209,7 @@ async fn insert(connection: &mut SqliteConnection, new: NewSession) -> Result<()
     Ok(())
 }
 
-fn read(row: &SqliteRow) -> Result<SessionRecord, StoreError> {
+fn read(row: &DbRow) -> Result<SessionRecord, StoreError> {
     let next_seq: u64 = row::count(row, "next_seq")?;
     let session = Session {
         id: row::parsed(row, "id")?,
@@ -246,7 +245,7 @@ fn read(row: &SqliteRow) -> Result<SessionRecord, StoreError> {
     })
 }
 
-fn usage(row: &SqliteRow) -> Result<Usage, StoreError> {
+fn usage(row: &DbRow) -> Result<Usage, StoreError> {
     Ok(Usage {
         input_tokens: row::count(row, "input_tokens")?,
         output_tokens: row::count(row, "output_tokens")?,

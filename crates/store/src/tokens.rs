@@ -1,9 +1,8 @@
 //! Bearer tokens, by the hash of their value.
 
 use harvest_proto::{Timestamp, bridge::Author};
-use sqlx::sqlite::SqliteRow;
 
-use crate::{Store, StoreError, row};
+use crate::{DbRow, Store, StoreError, row};
 
 /// A token, its value apart.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,7 +84,7 @@ impl Store {
     }
 }
 
-fn read(row: &SqliteRow) -> Result<TokenRecord, StoreError> {
+fn read(row: &DbRow) -> Result<TokenRecord, StoreError> {
     Ok(TokenRecord {
         name: row::text(row, "name")?,
         user: Author { name: row::text(row, "user_name")?, email: row::text(row, "user_email")? },

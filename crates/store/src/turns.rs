@@ -1,10 +1,9 @@
 //! Turns: prompts carried out, numbered per session.
 
 use harvest_proto::{PromptId, SessionId, Timestamp, TurnId, api::Turn, event::TurnOutcome};
-use sqlx::sqlite::SqliteRow;
 
 use crate::{
-    Store, StoreError,
+    DbRow, Store, StoreError,
     commit::Target,
     row::{self, to_word},
 };
@@ -23,7 +22,7 @@ impl Store {
     }
 }
 
-fn read(row: &SqliteRow) -> Result<Turn, StoreError> {
+fn read(row: &DbRow) -> Result<Turn, StoreError> {
     Ok(Turn {
         id: row::parsed(row, "id")?,
         number: row::count(row, "number")?,

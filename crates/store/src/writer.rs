@@ -6,10 +6,10 @@
 use std::{future::Future, pin::Pin, sync::Arc};
 
 use harvest_proto::{Event, SessionId};
-use sqlx::{ConnectOptions, Connection, SqliteConnection, sqlite::SqliteConnectOptions};
+use sqlx::{ConnectOptions, Connection, sqlite::SqliteConnectOptions};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::{StoreError, Topics};
+use crate::{DbConnection, StoreError, Topics};
 
 // Enough to share a sync among many, small enough that the first of them does not wait long.
 const GROUP: usize = 256;
@@ -33,7 +33,7 @@ impl<T> From<T> for Done<T> {
 }
 
 trait Job: Send {
-    fn run<'c>(&'c mut self, connection: &'c mut SqliteConnection) -> Doing<'c, News>;
+    fn run<'c>(&'c mut self, connection: &'c mut DbConnection) -> Doing<'c, News>;
     fn answer(self: Box<Self>, failure: Option<StoreError>);
 }
 
@@ -46,9 +46,9 @@ struct Request<T, F> {
 impl<T, F> Job for Request<T, F>
 where
     T: Send + 'static,
-    F: for<'c> FnOnce(&'c mut SqliteConnection) -> Doing<'c, Done<T>> + Send + 'static,
+    F: for<'c> FnOnce(&'c mut DbConnection) -> Doing<'c, Done<T>> + Send + 'static,
 {
-    fn run<'c>(&'c mut self, connection: &'c mut SqliteConnection) -> Doing<'c, News> {
+    fn run<'c>(&'c mut self, connection: &'c mut DbConnection) -> Doing<'c, News> {
         Box::pin(async move {
             let work = self.work.take().expect("a job runs once");
             let Done { answer, news } = work(connection).await?;
@@ -81,7 +81,7 @@ pub(crate) struct Writer {
 
 impl Writer {
     pub(crate) fn spawn(
-        connection: SqliteConnection,
+        connection: DbConnection,
         options: SqliteConnectOptions,
         topics: Arc<Topics>,
     ) -> Self {
@@ -94,7 +94,7 @@ impl Writer {
     pub(crate) async fn run<T, F>(&self, work: F) -> Result<T, StoreError>
     where
         T: Send + 'static,
-        F: for<'c> FnOnce(&'c mut SqliteConnection) -> Doing<'c, Done<T>> + Send + 'static,
+        F: for<'c> FnOnce(&'c mut DbConnection) -> Doing<'c, Done<T>> + Send + 'static,
     {
         let (reply, answer) = oneshot::channel();
         let job = Box::new(Request { work: Some(work), done: None, reply });
@@ -111,7 +111,7 @@ impl Writer {
 }
 
 struct Task {
-    connection: Option<SqliteConnection>,
+    connection: Option<DbConnection>,
     options: SqliteConnectOptions,
     topics: Arc<Topics>,
     inbox: mpsc::UnboundedReceiver<Message>,

@@ -1,0 +1,58 @@
+//! Commands in a sandbox.
+
+use serde::{Deserialize, Serialize};
+
+/// `POST /v1/sessions/{id}/exec`. The answer is JSON lines of [`ExecLine`].
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ExecRequest {
+    /// Program and arguments.
+    pub argv: Vec<String>,
+    /// Variables on top of the image's.
+    #[serde(default)]
+    pub env: std::collections::BTreeMap<String, String>,
+    /// Working folder; the primary checkout when absent.
+    #[serde(default)]
+    pub cwd: Option<String>,
+    /// `harvest`, the default, or `root`.
+    #[serde(default)]
+    pub user: Option<String>,
+    /// Killed after this many milliseconds; 30 minutes when absent.
+    #[serde(default)]
+    pub timeout_millis: Option<u64>,
+    /// What the command reads, base64; nothing when absent.
+    #[serde(default)]
+    pub stdin: Option<String>,
+}
+
+/// One line of an exec's answer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum ExecLine {
+    /// Bytes of stdout.
+    Stdout {
+        /// Base64.
+        data: String,
+    },
+    /// Bytes of stderr.
+    Stderr {
+        /// Base64.
+        data: String,
+    },
+    /// The command ended; nothing follows.
+    Exited {
+        /// How.
+        exit: crate::bridge::Exit,
+        /// From start to end.
+        millis: u64,
+    },
+    /// The command could not be run, or we lost sight of it; nothing follows.
+    Failed {
+        /// What happened.
+        code: String,
+        /// In words.
+        message: String,
+    },
+}

@@ -1,0 +1,17 @@
+//! Bodies of the HTTP API, shared by the server, the CLI and the tests. One file per resource.
+
+mod common;
+mod exec;
+mod prompts;
+mod repositories;
+mod secrets;
+mod sessions;
+mod snapshots;
+
+pub use common::{Page, Problem};
+pub use exec::{ExecLine, ExecRequest};
+pub use prompts::{CreatePrompt, MovePrompt, Prompt, PromptStatus, Turn};
+pub use repositories::{AddRepository, Build, BuildLine, Evidence, Pull, Repository};
+pub use secrets::SetSecret;
+pub use sessions::{CreateSession, ForkSession, Session, SessionState};
+pub use snapshots::Snapshot;

@@ -1,0 +1,133 @@
+//! Sessions: what a session is, and how one is asked for.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{SandboxId, SessionId, SnapshotId, Timestamp, api::Pull, bridge::Author, event::Usage};
+
+/// What a session is doing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum SessionState {
+    /// Waits for a place on the machine.
+    Queued,
+    /// Its sandbox is being made ready.
+    Starting,
+    /// A turn is in progress.
+    Running,
+    /// Ready; nothing to do.
+    Idle,
+    /// The agent asked a question.
+    NeedsInput,
+    /// Kept on disk; a prompt wakes it.
+    Paused,
+    /// Could not go on by itself; the reason says what to do.
+    Failed,
+    /// Put away.
+    Archived,
+}
+
+impl SessionState {
+    /// The word users and programs see.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Queued => "queued",
+            Self::Starting => "starting",
+            Self::Running => "running",
+            Self::Idle => "idle",
+            Self::NeedsInput => "needs_input",
+            Self::Paused => "paused",
+            Self::Failed => "failed",
+            Self::Archived => "archived",
+        }
+    }
+}
+
+/// `POST /v1/sessions`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct CreateSession {
+    /// A registered repository's name, or a git URL.
+    pub repository: String,
+    /// The first prompt; a session without one waits idle.
+    #[serde(default)]
+    pub prompt: Option<String>,
+    /// The branch to start from; the remote's default when absent.
+    #[serde(default)]
+    pub base: Option<String>,
+    /// `claude`, the default.
+    #[serde(default)]
+    pub agent: Option<String>,
+    /// `scripted`, or a model's name.
+    #[serde(default)]
+    pub model: Option<String>,
+    /// `none` or `trusted`, the default.
+    #[serde(default)]
+    pub network: Option<String>,
+    /// Whose name commits get; the token's user when absent.
+    #[serde(default)]
+    pub author: Option<Author>,
+}
+
+/// A session as it stands.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Session {
+    /// Its id.
+    pub id: SessionId,
+    /// The first line of its first prompt.
+    pub title: String,
+    /// What it is doing.
+    pub state: SessionState,
+    /// Why it is in this state.
+    pub reason: String,
+    /// The repository's name.
+    pub repository: String,
+    /// The branch it works on.
+    pub branch: String,
+    /// The agent.
+    pub agent: String,
+    /// The model asked for.
+    pub model: Option<String>,
+    /// `none` or `trusted`.
+    pub network: String,
+    /// Who created it.
+    pub author: Author,
+    /// Its sandbox, while it has one.
+    pub sandbox: Option<SandboxId>,
+    /// The session's count of sandboxes so far.
+    pub epoch: u64,
+    /// The newest snapshot.
+    pub snapshot: Option<SnapshotId>,
+    /// The session and turn it was forked from.
+    pub forked_from: Option<SessionId>,
+    /// Turns so far.
+    pub turns: u32,
+    /// Prompts that wait.
+    pub queued: u32,
+    /// Tokens so far.
+    pub usage: Usage,
+    /// Its pull request, if there is one.
+    pub pull: Option<Pull>,
+    /// The newest event's number.
+    pub seq: u64,
+    /// When it was created.
+    pub created_at: Timestamp,
+    /// When something last happened in it.
+    pub last_activity: Timestamp,
+}
+
+/// `POST /v1/sessions/{id}/fork`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ForkSession {
+    /// The turn to go on from; the newest when absent.
+    #[serde(default)]
+    pub turn: Option<u32>,
+    /// The fork's first prompt.
+    #[serde(default)]
+    pub prompt: Option<String>,
+}
