@@ -1,6 +1,8 @@
 //! One TOML file, each key also a variable, some also a flag: flag before variable before file before
 //! default. Reads; makes nothing.
 
+mod tables;
+
 use std::{
     net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
@@ -9,9 +11,13 @@ use std::{
 use anyhow::{Context, Result};
 use harvest_engine::Driver;
 use harvest_proto::Secret;
+use harvest_session::{Limits, clocks::Clocks};
 use serde::Deserialize;
 
 use crate::{cli::Global, printer::Advice};
+#[cfg(test)]
+pub(crate) use tables::{CLOCKS, LIMITS};
+use tables::{ClocksTable, LimitsTable};
 
 /// Where `harvest up` listens unless told otherwise.
 pub(crate) const DEFAULT_PORT: u16 = 7070;
@@ -47,6 +53,10 @@ pub(crate) struct Config {
     pub(crate) anthropic_url: Option<String>,
     /// How a new home keeps disks.
     pub(crate) store_driver: Driver,
+    /// How long things may take.
+    pub(crate) clocks: Clocks,
+    /// How much may run at once.
+    pub(crate) limits: Limits,
 }
 
 /// The file as written.
@@ -67,11 +77,15 @@ struct File {
     budget_tokens: Option<u64>,
     anthropic_url: Option<String>,
     store_driver: Option<Driver>,
+    #[serde(default)]
+    clocks: ClocksTable,
+    #[serde(default)]
+    limits: LimitsTable,
 }
 
 /// Key, type, default and meaning of everything in the file, for the reference page.
 #[cfg(test)]
-pub(crate) const KEYS: [(&str, &str, &str, &str); 14] = [
+pub(crate) const KEYS: [(&str, &str, &str, &str); 16] = [
     (
         "home",
         "path",
@@ -122,6 +136,8 @@ pub(crate) const KEYS: [(&str, &str, &str, &str); 14] = [
         "How a new `home` keeps disks: in plain folders, or on btrfs, which captures and forks in milliseconds; \
          of no effect on a home that exists",
     ),
+    ("clocks", "table", "below", "How long things may take"),
+    ("limits", "table", "below", "How much may run at once"),
 ];
 
 /// Variables that are no key, for the reference page.
@@ -189,6 +205,8 @@ impl Config {
             store_driver: parsed("STORE_DRIVER", var("STORE_DRIVER"))?
                 .or(file.store_driver)
                 .unwrap_or(Driver::Dir),
+            clocks: file.clocks.merge(env)?,
+            limits: file.limits.merge(env)?,
         })
     }
 

@@ -18,14 +18,18 @@ mod exec;
 mod follow;
 mod hidden;
 mod ledger;
+mod places;
 pub mod provider;
 mod repository;
 mod secrets;
 mod sessions;
+mod suspend;
+mod usher;
 mod wiring;
 
 pub use error::SessionError;
 pub use harvest_store::{Claim, Lease, Store, StoreError, TokenRecord};
 pub use ledger::Books;
+pub use places::Limits;
 pub use sessions::Sessions;
 pub use wiring::{Config, Doors, Parts, PullOrder, Pulls, PullsError};

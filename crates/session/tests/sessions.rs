@@ -3,6 +3,8 @@
 
 #[path = "sessions/mishaps.rs"]
 mod mishaps;
+#[path = "sessions/rests.rs"]
+mod rests;
 
 use std::{
     any::Any,
