@@ -4,6 +4,7 @@
 
 mod groups;
 mod harness;
+mod terminals;
 
 use std::{
     fs,
