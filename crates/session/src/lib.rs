@@ -17,6 +17,7 @@ mod evidence;
 mod exec;
 mod follow;
 mod hidden;
+pub mod inside;
 mod ledger;
 pub mod provider;
 mod repository;

@@ -4,6 +4,7 @@ mod events;
 mod exec;
 mod health;
 mod prompts;
+mod pty;
 mod pulls;
 mod repositories;
 mod secrets;
@@ -23,8 +24,8 @@ use crate::{ServerState, idempotency, problem::ApiError};
 /// The handlers, for the table of the OpenAPI page.
 pub(crate) mod handlers {
     pub(crate) use super::{
-        events::*, exec::*, health::*, prompts::*, pulls::*, repositories::*, secrets::*, sessions::*,
-        snapshots::*, turns::*,
+        events::*, exec::*, health::*, prompts::*, pty::*, pulls::*, repositories::*, secrets::*,
+        sessions::*, snapshots::*, turns::*,
     };
 }
 
@@ -48,6 +49,7 @@ pub(crate) fn guarded(state: &ServerState) -> Router<ServerState> {
         .route("/v1/sessions/{session}/events", get(events::event_list))
         .route("/v1/sessions/{session}/diff", get(turns::diff_get))
         .route("/v1/sessions/{session}/exec", post(exec::exec_run))
+        .route("/v1/sessions/{session}/pty", get(pty::pty_open))
         .route("/v1/sessions/{session}/pull", get(pulls::pull_get))
         .route("/v1/repositories", get(repositories::repository_list))
         .route(
