@@ -1,5 +1,6 @@
 //! What can be typed: every verb, argument and flag. Says nothing about what happens then.
 
+mod inside;
 mod machine;
 pub(crate) mod units;
 
@@ -7,6 +8,7 @@ use std::{ffi::OsString, net::SocketAddr, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, builder::NonEmptyStringValueParser};
 
+pub(crate) use inside::Shell;
 pub(crate) use machine::{Create, Exec, Language, Sandbox, Side, Snapshot, Volume};
 
 /// Background coding agents on machines you own: a prompt goes in, a tested pull request comes out.
@@ -107,6 +109,8 @@ pub(crate) enum Command {
     Logs(Logs),
     /// Run a command: in a fresh sandbox, in a sandbox of yours, or in a session's
     Exec(Box<Exec>),
+    /// Open a terminal in a session's sandbox
+    Shell(Shell),
     /// Show a session's pull request
     #[command(subcommand)]
     Pr(Pr),

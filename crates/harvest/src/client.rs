@@ -12,7 +12,7 @@ use harvest_proto::{
         Prompt, Pull, Repository, Session, Turn,
     },
 };
-use reqwest::{Method, RequestBuilder, Response};
+use reqwest::{Method, RequestBuilder, Response, StatusCode};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
@@ -219,11 +219,19 @@ impl Client {
         }
     }
 
+    /// A GET that somebody else goes on with.
+    pub(crate) fn get_request(&self, path: &str) -> RequestBuilder {
+        self.request(Method::GET, path)
+    }
+
     fn request(&self, method: Method, path: &str) -> RequestBuilder {
         self.http.request(method, format!("{}{path}", self.url)).bearer_auth(self.token.expose())
     }
 
-    fn send(&self, request: RequestBuilder) -> impl Future<Output = Result<Response>> + Send + use<> {
+    pub(crate) fn send(
+        &self,
+        request: RequestBuilder,
+    ) -> impl Future<Output = Result<Response>> + Send + use<> {
         let url = self.url.clone();
         async move {
             let answer = request.send().await.map_err(|error| {
@@ -231,7 +239,7 @@ impl Client {
                     Advice::new(format!("no answer from {url}"), "is it running? start it with `harvest up`");
                 anyhow::Error::new(Broken(innermost(&error))).context(advice)
             })?;
-            if answer.status().is_success() {
+            if answer.status().is_success() || answer.status() == StatusCode::SWITCHING_PROTOCOLS {
                 return Ok(answer);
             }
             let status = answer.status();

@@ -44,8 +44,8 @@ pub(crate) async fn pty_open(
 }
 
 fn order(query: Vec<(String, String)>) -> Result<TerminalOrder, ApiError> {
-    let mut order = TerminalOrder::default();
-    order.terminal = Terminal { rows: 24, cols: 80, term: None };
+    let terminal = Terminal { rows: 24, cols: 80, term: None };
+    let mut order = TerminalOrder { terminal, ..TerminalOrder::default() };
     for (name, value) in query {
         match name.as_str() {
             "rows" => order.terminal.rows = side(&value)?,
