@@ -4,6 +4,7 @@
 //! nowhere else, so that the server, the supervisor and the clients cannot drift apart.
 #![forbid(unsafe_code)]
 
+pub mod agents;
 pub mod api;
 pub mod bridge;
 pub mod door;
@@ -13,6 +14,7 @@ pub mod launch;
 pub mod secret;
 pub mod time;
 
+pub use agents::AgentName;
 pub use event::{Event, EventBody};
 pub use ids::{ImageId, PromptId, SandboxId, SessionId, SnapshotId, TurnId};
 pub use secret::Secret;
