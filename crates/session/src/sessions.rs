@@ -8,7 +8,8 @@ use std::{
 
 use futures_util::FutureExt;
 use harvest_proto::{
-    SessionId, SnapshotId, Timestamp,
+    AgentName, SessionId, SnapshotId, Timestamp,
+    agents::UnknownAgent,
     api::{AddRepository, CreateSession, ForkSession, Page, Pull, Repository, Session, Snapshot, Turn},
     bridge::Author,
 };
@@ -396,12 +397,9 @@ fn fork_writes(snapshot: &SnapshotId, detail: String, at: Timestamp) -> Vec<Writ
 }
 
 fn named_agent(agent: Option<String>) -> Result<String, SessionError> {
-    match agent.as_deref() {
-        None | Some("claude") => Ok("claude".to_owned()),
-        Some(other) => {
-            Err(SessionError::invalid("invalid_agent", format!("there is no agent `{other}`; use `claude`")))
-        }
-    }
+    let named = agent.map_or(Ok(AgentName::default()), |name| name.parse());
+    let unknown = |unknown: UnknownAgent| SessionError::invalid("invalid_agent", unknown.to_string());
+    named.map(String::from).map_err(unknown)
 }
 
 fn named_network(network: Option<String>) -> Result<String, SessionError> {

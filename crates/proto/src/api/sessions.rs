@@ -57,7 +57,7 @@ pub struct CreateSession {
     /// The branch to start from; the remote's default when absent.
     #[serde(default)]
     pub base: Option<String>,
-    /// `claude`, the default.
+    /// `claude`, the default, or `scripted`.
     #[serde(default)]
     pub agent: Option<String>,
     /// `scripted`, or a model's name.

@@ -54,7 +54,7 @@ pub struct Checkout {
 /// Which agent, and how.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentLaunch {
-    /// `claude`.
+    /// One of [`crate::agents::NAMES`].
     pub name: String,
     /// The agent's own id of the conversation, chosen by us (a UUID).
     pub conversation: String,
