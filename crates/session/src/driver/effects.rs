@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use harvest_proto::{
     EventBody, PromptId, SandboxId, SnapshotId, TurnId,
-    bridge::{AgentLaunch, Boot, BootStart, Checkout, PromptOrder, ToSupervisor},
+    bridge::{AgentLaunch, Boot, BootStart, Checkout, PromptOrder, Restarts, ToSupervisor},
     event::SnapshotKind,
 };
 use harvest_store::{StoreError, Write};
@@ -124,6 +124,7 @@ impl Driver {
                 resume,
                 // The scripted stand-in is the gateway's, not a model the agent knows.
                 model: session.model.clone().filter(|model| model != "scripted"),
+                restarts: Restarts::default(),
             }),
             env: BTreeMap::new(),
         };
