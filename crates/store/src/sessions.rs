@@ -120,7 +120,7 @@ impl Store {
     ) -> Result<Vec<SessionRecord>, StoreError> {
         let (at, id) = before.map_or((i64::MAX, String::new()), |(at, id)| (at.as_millis(), id.to_string()));
         let rows = sqlx::query(sqlx::AssertSqlSafe(format!(
-            "{SELECT} WHERE s.created_at < $1 OR (s.created_at = $1 AND s.id < $2)
+            "{SELECT} WHERE (s.created_at, s.id) < ($1, $2)
              ORDER BY s.created_at DESC, s.id DESC LIMIT $3"
         )))
         .bind(at)
