@@ -17,7 +17,7 @@ use futures_util::StreamExt;
 use harvest_engine::{Engine, Limits, Thresholds};
 use harvest_gateway::{Gateway, GatewayConfig, ScriptRule, vault::Vault};
 use harvest_github::Forge;
-use harvest_proto::{Secret, SessionId, bridge::Author};
+use harvest_proto::{Secret, SessionId, api::Role, bridge::Author};
 use harvest_providers::Local;
 use harvest_server::ServerState;
 use harvest_session::{Books, Parts, SessionError, Sessions, clocks::Clocks};
@@ -337,10 +337,8 @@ async fn ensure_token(config: &Config, sessions: &Sessions) -> Result<(Secret<St
         email: named(&config.author_email, "user.email", "you@localhost"),
     };
     // One of that name whose file is lost is of no use to anybody.
-    if sessions.token_list().await?.iter().any(|token| token.name == FIRST_TOKEN) {
-        sessions.token_delete(FIRST_TOKEN).await?;
-    }
-    let token = sessions.token_create(FIRST_TOKEN, user).await.context("cannot make the first token")?;
+    let token = sessions.token_replace(FIRST_TOKEN, user, Role::Admin).await;
+    let token = token.context("cannot make the first token")?;
     write_private(&path, token.expose().as_bytes())?;
     Ok((token, true))
 }

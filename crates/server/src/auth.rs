@@ -3,17 +3,40 @@
 //! The host check is against DNS rebinding: a page in somebody's browser can make its own name point
 //! at 127.0.0.1, but it cannot make the browser send another name than its own.
 
-use std::net::IpAddr;
+use std::{
+    collections::HashMap,
+    net::IpAddr,
+    sync::{Mutex, PoisonError},
+};
 
 use axum::{
+    body::{Body, HttpBody as _},
     extract::{FromRequestParts, Request, State},
     http::{HeaderValue, StatusCode, header, request::Parts},
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use harvest_proto::bridge::Author;
+use futures_util::StreamExt;
+use harvest_proto::{Timestamp, api::Token, bridge::Author};
+use tokio_util::sync::CancellationToken;
 
-use crate::{ServerState, problem::ApiError};
+use crate::{
+    ServerState,
+    policy::{self, Asked},
+    problem::ApiError,
+};
+
+/// The token that was shown.
+#[derive(Debug, Clone)]
+pub(crate) struct Holder(pub(crate) Token);
+
+impl<S: Send + Sync> FromRequestParts<S> for Holder {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        parts.extensions.get::<Self>().cloned().ok_or_else(|| unauthorized("no token was checked"))
+    }
+}
 
 /// The person behind the token.
 #[derive(Debug, Clone)]
@@ -22,28 +45,58 @@ pub(crate) struct Caller(pub(crate) Author);
 impl<S: Send + Sync> FromRequestParts<S> for Caller {
     type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
-        parts.extensions.get::<Self>().cloned().ok_or_else(|| unauthorized("no token was checked"))
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        Holder::from_request_parts(parts, state).await.map(|holder| Self(holder.0.user))
     }
 }
 
-/// Lets only requests with a known token pass.
+/// The tokens in use, each with what ends its streams.
+#[derive(Debug, Default)]
+pub(crate) struct Revocations(Mutex<HashMap<(String, Timestamp), CancellationToken>>);
+
+impl Revocations {
+    /// Cancelled once the token is revoked.
+    fn of(&self, token: &Token) -> CancellationToken {
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        known.entry((token.name.clone(), token.created_at)).or_default().clone()
+    }
+
+    /// Cuts off whoever uses this token. The entry stays: a request may have been let in just before.
+    pub(crate) fn revoke(&self, token: &Token) {
+        self.of(token).cancel();
+    }
+}
+
+/// Lets only requests pass that show a known token and ask for what its user may do.
 pub(crate) async fn require_token(
     State(state): State<ServerState>,
     mut request: Request,
     next: Next,
 ) -> Response {
-    let Some(token) = bearer(&request) else {
+    let Some(shown) = bearer(&request) else {
         return refuse("the request has no bearer token");
     };
-    match state.sessions.token_check(token).await {
-        Ok(Some(author)) => {
-            request.extensions_mut().insert(Caller(author));
-            next.run(request).await
+    let asked = Asked::of(&request);
+    match state.sessions.token_check(shown).await {
+        Ok(Some(token)) => {
+            if let Err(error) = policy::check(&state.sessions, &token, &asked).await {
+                return error.into_response();
+            }
+            let revoked = state.revoked.of(&token);
+            request.extensions_mut().insert(Holder(token));
+            until(revoked, next.run(request).await)
         }
         Ok(None) => refuse("the bearer token is not known here"),
         Err(error) => ApiError::from(error).into_response(),
     }
+}
+
+/// Ends an answer of unknown length, which may be a stream, with the token it was given for.
+fn until(revoked: CancellationToken, response: Response) -> Response {
+    if response.body().size_hint().exact().is_some() {
+        return response;
+    }
+    response.map(|body| Body::from_stream(body.into_data_stream().take_until(revoked.cancelled_owned())))
 }
 
 /// Lets only requests pass that were sent to a name of this machine.
@@ -97,7 +150,7 @@ fn bearer(request: &Request) -> Option<&str> {
 
 fn unauthorized(detail: &str) -> ApiError {
     ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", detail)
-        .hint("send `authorization: Bearer TOKEN`; `harvest up` prints the first token once")
+        .hint("send `authorization: Bearer TOKEN`; `harvest up` prints the first one once, `harvest token create` makes more")
 }
 
 fn refuse(detail: &str) -> Response {

@@ -2,7 +2,7 @@
 //! crate never sees the store or a provider.
 //!
 //! The way of a request: `problem::name_request` names it, `auth::require_host` looks where it was sent,
-//! `auth::require_token` who sent it, `idempotency::once` whether it came before; a file under `routes/`
+//! `auth::require_token` who sent it and, by `policy`, whether they may, `idempotency::once` whether it came before; a file under `routes/`
 //! reads it and calls `Sessions`; `problem::finish` writes errors down.
 #![forbid(unsafe_code)]
 
@@ -10,6 +10,7 @@ mod auth;
 mod extract;
 mod idempotency;
 mod openapi;
+mod policy;
 mod problem;
 mod routes;
 mod stream;
@@ -30,6 +31,7 @@ pub struct ServerState {
     sessions: Sessions,
     hosts: Arc<auth::Hosts>,
     forge: Router,
+    revoked: Arc<auth::Revocations>,
     shutdown: CancellationToken,
 }
 
@@ -39,7 +41,7 @@ impl ServerState {
     #[must_use]
     pub fn new(sessions: Sessions, hosts: &[String], shutdown: CancellationToken) -> Self {
         let hosts = Arc::new(auth::Hosts::new(hosts));
-        Self { sessions, hosts, forge: Router::new(), shutdown }
+        Self { sessions, hosts, forge: Router::new(), revoked: Arc::default(), shutdown }
     }
 
     /// Serves the local forge below `/forge`. It keeps its own errors and limits: git speaks to it.

@@ -74,6 +74,7 @@ fn where_to_look(what: &str) -> &'static str {
     match what.split_whitespace().next() {
         Some("repository") => "`harvest repo ls` lists those there are",
         Some("secret") => "`harvest secret ls` lists those there are",
+        Some("token") => "`harvest token ls` lists those there are",
         Some("prompt") => "`harvest queue ls SESSION` lists those there are",
         Some("turn") => "`harvest show SESSION` lists those that ended",
         _ => "`harvest ls` lists sessions",

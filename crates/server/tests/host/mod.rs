@@ -6,7 +6,7 @@ mod bare;
 use std::{net::SocketAddr, path::Path, sync::Arc};
 
 use harvest_gateway::vault::Vault;
-use harvest_proto::bridge::Author;
+use harvest_proto::{api::Role, bridge::Author};
 use harvest_server::ServerState;
 use harvest_session::{Config, Parts, Sessions, Store};
 use serde_json::{Value, json};
@@ -101,7 +101,7 @@ impl Host {
         let shutdown = CancellationToken::new();
         let sessions = sessions(folder.path()).await;
         let user = Author { name: "Ada".into(), email: "ada@example.org".into() };
-        let token = sessions.token_create("first", user).await.unwrap().expose().clone();
+        let token = sessions.token_create("first", user, Role::Admin).await.unwrap().1.expose().clone();
         let state = ServerState::new(sessions, &["agents.example.org".into()], shutdown.clone());
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -154,6 +154,14 @@ impl Host {
             frames.push(stream.frame().await.expect("the stream goes on"));
         }
         frames
+    }
+
+    /// A stream, as seen by the holder of another token.
+    pub(crate) async fn follow_as(&self, token: &str, path: &str) -> Stream {
+        let mut stream = self.send(Some(token), "GET", path, &[("accept", "text/event-stream")], "").await;
+        let (status, headers) = stream.head().await;
+        assert_eq!(status, 200, "{headers:?}");
+        stream
     }
 
     pub(crate) async fn follow(&self, path: &str, headers: &[(&str, &str)]) -> Stream {
