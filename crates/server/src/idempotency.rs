@@ -15,7 +15,7 @@ use bytes::Bytes;
 use harvest_session::Claim;
 use serde::{Deserialize, Serialize};
 
-use crate::{ServerState, auth::Holder, extract::MAX_BODY_BYTES, problem::ApiError};
+use crate::{ServerState, auth::Holder, extract, problem::ApiError};
 
 /// Longer than any UUID; what is longer is a mistake.
 const MAX_KEY_BYTES: usize = 128;
@@ -33,9 +33,9 @@ pub(crate) async fn once(State(state): State<ServerState>, request: Request, nex
         return next.run(request).await;
     }
     let (parts, body) = request.into_parts();
-    let Ok(body) = to_bytes(body, MAX_BODY_BYTES).await else {
-        let detail = format!("the body is longer than {MAX_BODY_BYTES} bytes, or broke off");
-        return ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", detail).into_response();
+    let body = match extract::read(Request::from_parts(parts.clone(), body), &state).await {
+        Ok(body) => body,
+        Err(error) => return error.into_response(),
     };
     match claimed(&state, parts, body, next).await {
         Ok(response) => response,

@@ -2,6 +2,8 @@
 //! where they were left, and the OpenAPI page tells the truth.
 #![expect(clippy::unwrap_used, reason = "what a test cannot do without may fail loudly")]
 
+#[path = "api/guards.rs"]
+mod guards;
 mod host;
 #[path = "api/people.rs"]
 mod people;
