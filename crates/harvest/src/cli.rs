@@ -1,6 +1,7 @@
 //! What can be typed: every verb, argument and flag. Says nothing about what happens then.
 
 mod machine;
+mod server;
 pub(crate) mod units;
 
 use std::{ffi::OsString, net::SocketAddr, path::PathBuf};
@@ -8,6 +9,7 @@ use std::{ffi::OsString, net::SocketAddr, path::PathBuf};
 use clap::{Args, Parser, Subcommand, builder::NonEmptyStringValueParser};
 
 pub(crate) use machine::{Create, Exec, Language, Sandbox, Side, Snapshot, Volume};
+pub(crate) use server::{CreateToken, Token};
 
 /// Background coding agents on machines you own: a prompt goes in, a tested pull request comes out.
 #[derive(Debug, Parser)]
@@ -116,6 +118,9 @@ pub(crate) enum Command {
     /// Keep secrets that only the gateway uses
     #[command(subcommand)]
     Secret(Secret),
+    /// Make and revoke the tokens by which people and programs ask
+    #[command(subcommand)]
+    Token(Token),
     /// Build, import, pull and list the images sandboxes start from
     #[command(subcommand)]
     Image(Image),

@@ -22,10 +22,11 @@ pub mod provider;
 mod repository;
 mod secrets;
 mod sessions;
+mod tokens;
 mod wiring;
 
 pub use error::SessionError;
-pub use harvest_store::{Claim, Lease, Store, StoreError, TokenRecord};
+pub use harvest_store::{Claim, Lease, Store, StoreError};
 pub use ledger::Books;
 pub use sessions::Sessions;
 pub use wiring::{Config, Doors, Parts, PullOrder, Pulls, PullsError};

@@ -3,6 +3,8 @@
 
 #[path = "sessions/mishaps.rs"]
 mod mishaps;
+#[path = "sessions/tokens.rs"]
+mod tokens;
 
 use std::{
     any::Any,
@@ -29,7 +31,7 @@ use harvest_proto::{
 };
 use harvest_providers::{Fake, contract, fake::Act};
 use harvest_session::{
-    Books, Claim, Config, Doors, Lease, Parts, PullOrder, Pulls, PullsError, SessionError, Sessions, Store,
+    Books, Config, Doors, Lease, Parts, PullOrder, Pulls, PullsError, SessionError, Sessions, Store,
     clocks::Clocks,
     provider::{Provider, StartFrom},
 };
@@ -688,18 +690,6 @@ async fn a_secret_is_read_by_the_gateway_and_by_nobody_else() {
     }
     sessions.secret_delete("TOKEN").await.unwrap();
     assert!(books.secret("TOKEN").await.is_none());
-}
-
-#[tokio::test]
-async fn a_token_is_known_by_its_value_only() {
-    let house = House::new().await;
-    let sessions = house.serve().await;
-    let token = sessions.token_create("laptop", ada()).await.unwrap();
-    assert_eq!(sessions.token_check(token.expose()).await.unwrap(), Some(ada()));
-    assert_eq!(sessions.token_check("hvt_wrong").await.unwrap(), None);
-    sessions.token_delete("laptop").await.unwrap();
-    assert_eq!(sessions.token_check(token.expose()).await.unwrap(), None);
-    assert_eq!(sessions.idempotency_claim("k", b"body").await.unwrap(), Claim::New);
 }
 
 #[tokio::test]

@@ -42,7 +42,6 @@ pub use error::StoreError;
 pub use idempotency::Claim;
 pub use leases::Lease;
 pub use sessions::{NewSession, SessionRecord};
-pub use tokens::TokenRecord;
 
 use dialect::Source;
 use writer::Writer;

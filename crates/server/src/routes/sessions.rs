@@ -9,8 +9,9 @@ use serde::Serialize;
 
 use crate::{
     ServerState,
-    auth::Caller,
+    auth::{Caller, Holder},
     extract::{Body, OptionalBody, Paging, Path, Query},
+    policy,
     problem::ApiError,
     valid,
 };
@@ -37,9 +38,11 @@ pub(crate) async fn session_list(
 pub(crate) async fn session_create(
     State(state): State<ServerState>,
     Caller(caller): Caller,
+    Holder(token): Holder,
     Body(body): Body<CreateSession>,
 ) -> Result<(StatusCode, Json<Session>), ApiError> {
     valid::author(body.author.as_ref())?;
+    policy::speaks_for(&token, body.author.as_ref())?;
     Ok((StatusCode::CREATED, Json(state.sessions.create(body, caller).await?)))
 }
 
