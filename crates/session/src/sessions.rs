@@ -2,7 +2,7 @@
 //! store.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     sync::{Arc, Mutex},
 };
 
@@ -20,6 +20,7 @@ use crate::{
     decide::{Machine, Rest, State},
     driver::{Command, Driver, Handle},
     error::SessionError,
+    reconcile::Reconcile,
     repository::check_branch,
     wiring::{Parts, Shared, now, words},
 };
@@ -76,6 +77,7 @@ impl Sessions {
             stop: stop.clone(),
             tracker: TaskTracker::new(),
             hidden: Mutex::default(),
+            removals: tokio::sync::Notify::new(),
         });
         let sessions = Self { shared, drivers: Arc::default(), _stop: Arc::new(StopOnDrop(stop)) };
         sessions.pick_up().await?;
@@ -99,30 +101,19 @@ impl Sessions {
         let store = &self.shared.store;
         store.idempotency_release_all().await?;
         // Before the walk: what a session starts from here on, for itself or for a check, is nobody's stray.
-        let found = self.shared.provider.list().await?;
-        let (mut owned, mut cursor) = (HashSet::new(), None);
+        let mut reconcile = Reconcile::begin(&self.shared).await?;
+        let mut cursor = None;
         loop {
             let page = store.session_list(cursor.clone(), PAGE).await?;
             let Some(last) = page.last() else { break };
             cursor = Some((last.session.created_at, last.session.id.clone()));
             for record in page {
-                owned.extend(record.session.sandbox.clone());
+                reconcile.owned_by(&record);
                 self.take_up(record).await?;
             }
         }
-        for sandbox in found.into_iter().filter(|sandbox| !owned.contains(sandbox)) {
-            tracing::info!(%sandbox, "ending a sandbox nobody owns");
-            if let Err(error) = self.shared.provider.end(&sandbox).await {
-                tracing::warn!(%sandbox, error = words(&error), "a sandbox nobody owns cannot be ended");
-            }
-        }
-        // Last, when no sandbox starts from them any more.
-        for (snapshot, _) in store.build_unfinished().await? {
-            store.build_fail(self.shared.lease, &snapshot, "the server was restarted", now()).await?;
-            if let Some(snapshots) = self.shared.provider.snapshots() {
-                let _ = snapshots.remove(&snapshot).await;
-            }
-        }
+        reconcile.finish(&self.shared).await?;
+        crate::removals::spawn(&self.shared);
         Ok(())
     }
 
@@ -386,12 +377,7 @@ fn fork_writes(snapshot: &SnapshotId, detail: String, at: Timestamp) -> Vec<Writ
     vec![
         Write::Event { at, turn: None, body: Box::new(body) },
         // A row of its own, so that the snapshot outlives the session that took it.
-        Write::SnapshotInsert {
-            snapshot: snapshot.clone(),
-            kind: harvest_proto::event::SnapshotKind::Turn,
-            turn: None,
-            at,
-        },
+        Write::SnapshotShare { snapshot: snapshot.clone(), at },
     ]
 }
 

@@ -19,6 +19,7 @@ mod meta;
 mod migrate;
 mod prompts;
 mod pulls;
+mod removals;
 mod repositories;
 mod row;
 mod secrets;
@@ -41,6 +42,7 @@ pub use commit::{Committed, NewPrompt, Write};
 pub use error::StoreError;
 pub use idempotency::Claim;
 pub use leases::Lease;
+pub use removals::Removal;
 pub use sessions::{NewSession, SessionRecord};
 pub use tokens::TokenRecord;
 
