@@ -17,6 +17,7 @@ mod error;
 mod evidence;
 mod exec;
 mod follow;
+mod forks;
 mod hidden;
 mod ledger;
 pub mod provider;
@@ -28,6 +29,7 @@ mod sessions;
 mod wiring;
 
 pub use error::SessionError;
+pub use forks::MOST_FORKS;
 pub use harvest_store::{Claim, Lease, Store, StoreError, TokenRecord};
 pub use ledger::Books;
 pub use sessions::Sessions;

@@ -8,9 +8,8 @@ use harvest_proto::{
 };
 
 use crate::{
-    Committed, DbConnection, DbRow, Lease, Removal, Store, StoreError, Write, commit, leases, removals,
+    DbConnection, DbRow, Lease, Removal, Store, StoreError, Write, commit, leases, removals,
     row::{self, to_word},
-    writer::Done,
 };
 
 /// A session to be.
@@ -82,15 +81,30 @@ impl Store {
         lease: Lease,
         new: NewSession,
         writes: Vec<Write>,
-    ) -> Result<Committed, StoreError> {
+    ) -> Result<(), StoreError> {
+        self.session_insert_all(lease, vec![(new, writes)]).await
+    }
+
+    /// The same for several sessions, all or none of them.
+    ///
+    /// # Errors
+    /// [`StoreError::LeaseLost`] when another server has taken over.
+    pub async fn session_insert_all(
+        &self,
+        lease: Lease,
+        all: Vec<(NewSession, Vec<Write>)>,
+    ) -> Result<(), StoreError> {
         self.writer
             .run(move |connection| {
                 Box::pin(async move {
                     leases::check(connection, lease).await?;
-                    let (session, at) = (new.id.clone(), new.at);
-                    insert(connection, new).await?;
-                    let committed = commit::apply(connection, &session, lease, at, writes).await?;
-                    Ok(Done { answer: committed, news: Vec::new() })
+                    for (new, writes) in all {
+                        let (session, at) = (new.id.clone(), new.at);
+                        insert(connection, new).await?;
+                        commit::apply(connection, &session, lease, at, writes).await?;
+                    }
+                    // Nobody can follow a session that has just come to be.
+                    Ok(().into())
                 })
             })
             .await

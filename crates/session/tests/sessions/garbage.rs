@@ -59,7 +59,7 @@ async fn a_snapshot_two_sessions_use_goes_with_the_last_of_them() {
     let id = two_turns(&house, &sessions).await;
     let shared = sessions.turns(&id).await.unwrap()[0].snapshot.clone().unwrap();
     let order = ForkSession { turn: Some(1), ..ForkSession::default() };
-    let fork = sessions.fork(&id, order, ada()).await.unwrap();
+    let fork = sessions.fork(&id, order, ada()).await.unwrap().remove(0);
     until_state(&sessions, &fork.id, SessionState::Idle).await;
     sessions.delete(&id).await.unwrap();
     assert_eq!(house.fake.kept().into_iter().map(|kept| kept.0).collect::<Vec<_>>(), [shared.clone()]);
