@@ -2,7 +2,13 @@
 //! where they were left, and the OpenAPI page tells the truth.
 #![expect(clippy::unwrap_used, reason = "what a test cannot do without may fail loudly")]
 
+#[path = "api/guards.rs"]
+mod guards;
 mod host;
+#[path = "api/people.rs"]
+mod people;
+
+use std::collections::BTreeSet;
 
 use host::{Answer, Host};
 use serde_json::{Value, json};
@@ -111,10 +117,8 @@ async fn the_openapi_page_has_every_route_and_each_of_them_answers() {
     let host = Host::start().await;
     let page = host.ask("GET", "/v1/openapi.json", &[], "").await.json();
     assert!(page["openapi"].as_str().unwrap().starts_with("3.1"), "{}", page["openapi"]);
-    let mut operations = 0;
     for (path, item) in page["paths"].as_object().unwrap() {
         for (method, operation) in item.as_object().unwrap() {
-            operations += 1;
             let responses = operation["responses"].as_object().unwrap();
             // A socket's success is 101.
             let succeeds = |status: &String| status.starts_with('2') || status == "101";
@@ -131,8 +135,16 @@ async fn the_openapi_page_has_every_route_and_each_of_them_answers() {
             assert!([200, 401].contains(&answer.status), "{method} {path}: {answer:?}");
         }
     }
-    assert_eq!(operations, 32);
+    let described: BTreeSet<String> = page["paths"].as_object().unwrap().keys().cloned().collect();
+    assert_eq!(described, routes(), "the router and the page name the same paths");
     dangling(&page, &page);
+}
+
+/// The paths of the router, as they are written down in it.
+fn routes() -> BTreeSet<String> {
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/src/routes/mod.rs");
+    let text: String = std::fs::read_to_string(source).unwrap().split_whitespace().collect();
+    text.split(".route(\"").skip(1).map(|rest| rest.split('"').next().unwrap().to_owned()).collect()
 }
 
 /// Every `$ref` leads somewhere.

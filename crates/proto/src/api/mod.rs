@@ -8,6 +8,7 @@ mod secrets;
 mod sessions;
 mod snapshots;
 mod sockets;
+mod tokens;
 
 pub use common::{Page, Problem};
 pub use exec::{ExecLine, ExecRequest};
@@ -17,3 +18,4 @@ pub use secrets::SetSecret;
 pub use sessions::{CreateSession, ForkSession, Session, SessionState};
 pub use snapshots::Snapshot;
 pub use sockets::{STDERR, STDOUT, SocketIn, SocketOut};
+pub use tokens::{CreateToken, CreatedToken, Me, Role, Token};

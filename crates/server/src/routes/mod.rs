@@ -10,6 +10,7 @@ mod repositories;
 mod secrets;
 mod sessions;
 mod snapshots;
+mod tokens;
 mod turns;
 
 use axum::{
@@ -25,7 +26,7 @@ use crate::{ServerState, idempotency, problem::ApiError};
 pub(crate) mod handlers {
     pub(crate) use super::{
         events::*, exec::*, health::*, prompts::*, pty::*, pulls::*, repositories::*, secrets::*,
-        sessions::*, snapshots::*, turns::*,
+        sessions::*, snapshots::*, tokens::*, turns::*,
     };
 }
 
@@ -59,6 +60,9 @@ pub(crate) fn guarded(state: &ServerState) -> Router<ServerState> {
         .route("/v1/repositories/{name}/build", post(repositories::repository_build))
         .route("/v1/secrets", get(secrets::secret_list))
         .route("/v1/secrets/{name}", put(secrets::secret_set).delete(secrets::secret_delete))
+        .route("/v1/me", get(tokens::me_get))
+        .route("/v1/tokens", get(tokens::token_list).post(tokens::token_create))
+        .route("/v1/tokens/{token}", delete(tokens::token_delete))
 }
 
 /// POSTs that make something: they honour `Idempotency-Key`.
