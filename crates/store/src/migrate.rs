@@ -5,7 +5,7 @@ use sqlx::{AssertSqlSafe, Row};
 
 use crate::{DbConnection, StoreError, dialect::Dialect};
 
-const STEPS: &[&str] = &[include_str!("schema/0001.sql")];
+const STEPS: &[&str] = &[include_str!("schema/0001.sql"), include_str!("schema/0002.sql")];
 
 /// Brings the tables up to date, in one transaction: a kill in the middle leaves the old ones, and of two
 /// servers that start at once one waits for the other.
