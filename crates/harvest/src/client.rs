@@ -8,8 +8,8 @@ use futures_util::{Stream, stream};
 use harvest_proto::{
     PromptId, Secret, SessionId,
     api::{
-        AddRepository, CreatePrompt, CreateSession, ExecRequest, ForkSession, MovePrompt, Page, Problem,
-        Prompt, Pull, Repository, Session, Turn,
+        AddRepository, CreatePrompt, CreateSession, CreateToken, CreatedToken, ExecRequest, ForkSession, Me,
+        MovePrompt, Page, Problem, Prompt, Pull, Repository, Session, Token, Turn,
     },
 };
 use reqwest::{Method, RequestBuilder, Response};
@@ -80,8 +80,9 @@ impl Client {
         self.post("/v1/sessions", body).await
     }
 
-    pub(crate) async fn fork(&self, id: &SessionId, body: &ForkSession) -> Result<Session> {
-        self.post(&format!("/v1/sessions/{id}/fork"), body).await
+    pub(crate) async fn fork(&self, id: &SessionId, body: &ForkSession) -> Result<Vec<Session>> {
+        let page: Page<Session> = self.post(&format!("/v1/sessions/{id}/fork"), body).await?;
+        Ok(page.items)
     }
 
     pub(crate) async fn delete(&self, id: &SessionId) -> Result<()> {
@@ -175,6 +176,24 @@ impl Client {
     pub(crate) async fn secret_delete(&self, name: &str) -> Result<()> {
         let path = format!("/v1/secrets/{}", segment(name)?);
         self.send(self.request(Method::DELETE, &path)).await.map(drop)
+    }
+
+    pub(crate) async fn tokens(&self) -> Result<Vec<Token>> {
+        self.all("/v1/tokens").await
+    }
+
+    pub(crate) async fn token_create(&self, body: &CreateToken) -> Result<CreatedToken> {
+        // Without a key: the answer would be kept with it, and with the answer the value.
+        read(self.send(self.request(Method::POST, "/v1/tokens").json(body)).await?).await
+    }
+
+    pub(crate) async fn token_delete(&self, name: &str) -> Result<()> {
+        let path = format!("/v1/tokens/{}", segment(name)?);
+        self.send(self.request(Method::DELETE, &path)).await.map(drop)
+    }
+
+    pub(crate) async fn me(&self) -> Result<Me> {
+        self.get("/v1/me").await
     }
 
     /// The session as it stands, then every event after `after`, as they come; comes back by itself

@@ -32,6 +32,10 @@ pub(crate) struct Config {
     pub(crate) listen: SocketAddr,
     /// Names the server answers to, loopback apart.
     pub(crate) hosts: Vec<String>,
+    /// Requests of one token in a second; 0 is no limit.
+    pub(crate) rate_limit: u32,
+    /// Connections at once.
+    pub(crate) max_connections: u32,
     /// What to log, as `tracing` filters spell it.
     pub(crate) log: String,
     /// Names that `trusted` sandboxes may reach; this host's package sources when absent.
@@ -62,6 +66,8 @@ struct File {
     token: Option<Secret<String>>,
     listen: Option<SocketAddr>,
     hosts: Option<Vec<String>>,
+    rate_limit: Option<u32>,
+    max_connections: Option<u32>,
     log: Option<String>,
     trusted: Option<Vec<String>>,
     image: Option<String>,
@@ -75,7 +81,7 @@ struct File {
 
 /// Key, type, default and meaning of everything in the file, for the reference page.
 #[cfg(test)]
-pub(crate) const KEYS: [(&str, &str, &str, &str); 15] = [
+pub(crate) const KEYS: &[(&str, &str, &str, &str)] = &[
     (
         "home",
         "path",
@@ -97,6 +103,14 @@ pub(crate) const KEYS: [(&str, &str, &str, &str); 15] = [
         "Where `harvest up` listens; also `--listen`. Port 0 is any free one",
     ),
     ("hosts", "list of names", "none", "Names the server answers to besides loopback; also `--host`"),
+    (
+        "rate_limit",
+        "number",
+        "`500`",
+        "Requests of one token in a second, four times as many at once; a tenth of it for each address that \
+         shows no token. More are answered 429. 0 is no limit",
+    ),
+    ("max_connections", "number", "`1000`", "Connections to the server at once; more wait"),
     ("log", "filter", "`warn`", "What goes to the log on stderr, such as `info` or `harvest_session=debug`"),
     (
         "trusted",
@@ -190,6 +204,10 @@ impl Config {
                 .or(file.listen)
                 .unwrap_or_else(|| SocketAddr::from((Ipv4Addr::LOCALHOST, DEFAULT_PORT))),
             hosts: list("HOSTS").or(file.hosts).unwrap_or_default(),
+            rate_limit: parsed("RATE_LIMIT", var("RATE_LIMIT"))?.or(file.rate_limit).unwrap_or(500),
+            max_connections: parsed("MAX_CONNECTIONS", var("MAX_CONNECTIONS"))?
+                .or(file.max_connections)
+                .unwrap_or(1000),
             log: var("LOG").or(file.log).unwrap_or_else(|| "warn".into()),
             trusted: list("TRUSTED").or(file.trusted),
             image: var("IMAGE").or(file.image).unwrap_or_else(|| "claude".into()),
@@ -294,7 +312,8 @@ mod tests {
     fn the_reference_has_every_key_in_its_order() {
         let error = parse("no_such_key = 1").unwrap_err().to_string();
         let keys: Vec<&str> = error.split('`').skip(3).step_by(2).collect();
-        assert_eq!(keys, KEYS.map(|key| key.0), "{error}");
+        let documented: Vec<&str> = KEYS.iter().map(|key| key.0).collect();
+        assert_eq!(keys, documented, "{error}");
     }
 
     #[test]

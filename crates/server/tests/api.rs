@@ -2,7 +2,13 @@
 //! where they were left, and the OpenAPI page tells the truth.
 #![expect(clippy::unwrap_used, reason = "what a test cannot do without may fail loudly")]
 
+#[path = "api/guards.rs"]
+mod guards;
 mod host;
+#[path = "api/people.rs"]
+mod people;
+
+use std::collections::BTreeSet;
 
 use host::{Answer, Host};
 use serde_json::{Value, json};
@@ -98,10 +104,8 @@ async fn the_openapi_page_has_every_route_and_each_of_them_answers() {
     let host = Host::start().await;
     let page = host.ask("GET", "/v1/openapi.json", &[], "").await.json();
     assert!(page["openapi"].as_str().unwrap().starts_with("3.1"), "{}", page["openapi"]);
-    let mut operations = 0;
     for (path, item) in page["paths"].as_object().unwrap() {
         for (method, operation) in item.as_object().unwrap() {
-            operations += 1;
             let responses = operation["responses"].as_object().unwrap();
             assert!(responses.keys().any(|status| status.starts_with('2')), "{method} {path} never succeeds");
             assert!(responses.contains_key("default"), "{method} {path} does not say how it fails");
@@ -116,8 +120,16 @@ async fn the_openapi_page_has_every_route_and_each_of_them_answers() {
             assert!([200, 401].contains(&answer.status), "{method} {path}: {answer:?}");
         }
     }
-    assert_eq!(operations, 31);
+    let described: BTreeSet<String> = page["paths"].as_object().unwrap().keys().cloned().collect();
+    assert_eq!(described, routes(), "the router and the page name the same paths");
     dangling(&page, &page);
+}
+
+/// The paths of the router, as they are written down in it.
+fn routes() -> BTreeSet<String> {
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/src/routes/mod.rs");
+    let text: String = std::fs::read_to_string(source).unwrap().split_whitespace().collect();
+    text.split(".route(\"").skip(1).map(|rest| rest.split('"').next().unwrap().to_owned()).collect()
 }
 
 /// Every `$ref` leads somewhere.

@@ -104,6 +104,13 @@ pub enum Write {
         /// When.
         at: Timestamp,
     },
+    /// The session begins as a snapshot of another session's, which must be there still.
+    SnapshotShare {
+        /// Which.
+        snapshot: SnapshotId,
+        /// When.
+        at: Timestamp,
+    },
     /// What to call the session.
     Title(String),
     /// The remote's default branch: what the session starts from unless it named another.
@@ -256,6 +263,7 @@ impl Target<'_> {
             Write::SnapshotInsert { snapshot, kind, turn, at } => {
                 snapshots::insert(self, &snapshot, kind, turn.as_ref(), at).await
             }
+            Write::SnapshotShare { snapshot, at } => snapshots::share(self, &snapshot, at).await,
             Write::Title(text) => self.column("UPDATE sessions SET title = $2 WHERE id = $1", text).await,
             Write::DefaultBase(text) => {
                 self.column("UPDATE sessions SET base = COALESCE(base, $2) WHERE id = $1", text).await

@@ -22,6 +22,7 @@ mod meta;
 mod migrate;
 mod prompts;
 mod pulls;
+mod removals;
 mod repositories;
 mod row;
 mod secrets;
@@ -41,8 +42,8 @@ pub use database::{DatabaseUrl, DatabaseUrlError};
 pub use error::StoreError;
 pub use idempotency::Claim;
 pub use leases::Lease;
+pub use removals::Removal;
 pub use sessions::{NewSession, SessionRecord};
-pub use tokens::TokenRecord;
 
 use dialect::Source;
 use writer::Writer;

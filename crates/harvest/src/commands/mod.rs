@@ -26,6 +26,7 @@ mod show;
 mod snapshot;
 mod status;
 mod stop;
+mod token;
 mod up;
 mod volume;
 pub(crate) mod watch;
@@ -68,6 +69,7 @@ pub(crate) async fn run(here: &Invocation, command: Option<Command>) -> Result<u
         Command::Pr(verb) => pr::run(here, &verb).await,
         Command::Repo(verb) => repo::run(here, verb).await,
         Command::Secret(verb) => secret::run(here, &verb).await,
+        Command::Token(verb) => token::run(here, verb).await,
         Command::Image(verb) => image::run(here, verb).await,
         Command::Sandbox(verb) => sandbox::run(here, verb).await,
         Command::Snapshot(verb) => snapshot::run(here, &verb).await,

@@ -7,6 +7,7 @@ mod repositories;
 mod secrets;
 mod sessions;
 mod snapshots;
+mod tokens;
 
 pub use common::{Page, Problem};
 pub use exec::{ExecLine, ExecRequest};
@@ -15,3 +16,4 @@ pub use repositories::{AddRepository, Build, BuildLine, Evidence, Pull, Reposito
 pub use secrets::SetSecret;
 pub use sessions::{CreateSession, ForkSession, Session, SessionState};
 pub use snapshots::Snapshot;
+pub use tokens::{CreateToken, CreatedToken, Me, Role, Token};

@@ -9,6 +9,7 @@ mod repositories;
 mod secrets;
 mod sessions;
 mod snapshots;
+mod tokens;
 mod turns;
 
 use axum::{
@@ -24,7 +25,7 @@ use crate::{ServerState, idempotency, problem::ApiError};
 pub(crate) mod handlers {
     pub(crate) use super::{
         events::*, exec::*, health::*, prompts::*, pulls::*, repositories::*, secrets::*, sessions::*,
-        snapshots::*, turns::*,
+        snapshots::*, tokens::*, turns::*,
     };
 }
 
@@ -57,6 +58,9 @@ pub(crate) fn guarded(state: &ServerState) -> Router<ServerState> {
         .route("/v1/repositories/{name}/build", post(repositories::repository_build))
         .route("/v1/secrets", get(secrets::secret_list))
         .route("/v1/secrets/{name}", put(secrets::secret_set).delete(secrets::secret_delete))
+        .route("/v1/me", get(tokens::me_get))
+        .route("/v1/tokens", get(tokens::token_list).post(tokens::token_create))
+        .route("/v1/tokens/{token}", delete(tokens::token_delete))
 }
 
 /// POSTs that make something: they honour `Idempotency-Key`.

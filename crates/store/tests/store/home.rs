@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use harvest_e2e::{Database, Postgres};
 use harvest_proto::{
     EventBody, PromptId, SessionId, Timestamp,
-    api::PromptStatus,
+    api::{PromptStatus, Role, Token},
     bridge::{Author, OutboxEvent},
 };
 use harvest_store::{DatabaseUrl, Lease, NewPrompt, NewSession, Store, StoreError, Write};
@@ -194,4 +194,8 @@ pub(crate) fn outbox(number: u64) -> Write {
 
 pub(crate) fn dispatch(id: &PromptId) -> Write {
     Write::PromptStatus { prompt: id.clone(), from: PromptStatus::Queued, to: PromptStatus::Dispatched }
+}
+
+pub(crate) fn token(name: &str) -> Token {
+    Token { name: name.into(), user: author(), role: Role::Member, created_at: NOW, last_used: None }
 }

@@ -1,9 +1,8 @@
 //! The server lease: of two servers the newer one writes.
 
-use harvest_proto::bridge::Author;
-use harvest_store::{Store, StoreError, TokenRecord};
+use harvest_store::{Store, StoreError};
 
-use crate::home::{Home, NOW, new_session, on_both, warning};
+use crate::home::{Home, NOW, new_session, on_both, token, warning};
 
 on_both! {
     who_lost_the_lease_writes_nothing_more,
@@ -20,7 +19,10 @@ async fn who_lost_the_lease_writes_nothing_more(home: Home) {
         home.store.session_insert(home.lease, new_session(), Vec::new()).await,
         Err(StoreError::LeaseLost)
     ));
-    assert!(matches!(home.store.session_delete(&session, home.lease).await, Err(StoreError::LeaseLost)));
+    assert!(matches!(
+        home.store.session_delete(&session, home.lease, Vec::new(), NOW).await,
+        Err(StoreError::LeaseLost)
+    ));
     home.store.session_commit(&session, newer, NOW, vec![warning("ours")]).await.unwrap();
     assert_eq!(home.seqs(&session).await, [1]);
 }
@@ -32,11 +34,6 @@ async fn the_older_of_two_servers_is_refused_whatever_it_writes(home: Home) {
     let older = &home.store;
     assert!(matches!(home.commit(&session, vec![warning("late")]).await, Err(StoreError::LeaseLost)));
     // These carry no lease; the writer knows it all the same.
-    let token = |name: &str| TokenRecord {
-        name: name.into(),
-        user: Author { name: "Ada".into(), email: "a@b".into() },
-        created_at: NOW,
-    };
     assert!(matches!(older.token_insert("h1", &token("late")).await, Err(StoreError::LeaseLost)));
     assert!(matches!(older.meta_set("k", "v").await, Err(StoreError::LeaseLost)));
     assert!(matches!(older.idempotency_claim("k", "r", NOW).await, Err(StoreError::LeaseLost)));

@@ -3,12 +3,12 @@
 
 use harvest_proto::{
     PromptId, SandboxId, SnapshotId, Timestamp, TurnId,
-    api::{Build, Pull, Repository},
+    api::{Build, Pull, Repository, Role, Token},
     event::SnapshotKind,
 };
-use harvest_store::{Claim, StoreError, TokenRecord, Write};
+use harvest_store::{Claim, Removal, StoreError, Write};
 
-use crate::home::{Home, NOW, author, dispatch, new_session, on_both, outbox, prompt};
+use crate::home::{Home, NOW, dispatch, new_session, on_both, outbox, prompt, token};
 
 on_both! {
     an_idempotency_key_gives_the_first_answer_again,
@@ -73,10 +73,6 @@ fn repository(name: &str) -> Repository {
     }
 }
 
-fn token(name: &str) -> TokenRecord {
-    TokenRecord { name: name.into(), user: author(), created_at: NOW }
-}
-
 async fn names_are_unique(home: Home) {
     let store = &home.store;
     store.token_insert("h1", &token("a")).await.unwrap();
@@ -93,6 +89,9 @@ async fn names_are_unique(home: Home) {
     assert!(store.token_remove("a").await.unwrap());
     assert!(!store.token_remove("a").await.unwrap());
     assert_eq!(store.token_find("h1").await.unwrap(), None);
+    let admin = Token { role: Role::Admin, ..token("admin") };
+    store.token_insert("h3", &admin).await.unwrap();
+    assert!(!store.token_remove("admin").await.unwrap(), "the last admin stays");
 }
 
 async fn one_build_of_a_repository_at_a_time(home: Home) {
@@ -109,11 +108,8 @@ async fn one_build_of_a_repository_at_a_time(home: Home) {
     assert_eq!(store.build_unfinished().await.unwrap(), [(two.clone(), Some(sandbox))]);
     store.build_fail(lease, &two, "no", NOW).await.unwrap();
     assert_eq!(store.repository_get("r").await.unwrap().build, Some(build));
-    let mut gone = store.repository_delete("r").await.unwrap();
-    gone.sort();
-    let mut both = vec![one, two];
-    both.sort();
-    assert_eq!(gone, both);
+    let gone = store.repository_delete("r", NOW).await.unwrap();
+    assert!([one, two].into_iter().all(|build| gone.contains(&Removal::Snapshot(build))), "{gone:?}");
 }
 
 async fn pages_of_sessions_neither_repeat_nor_leave_out(home: Home) {
@@ -172,7 +168,7 @@ async fn a_deleted_session_takes_everything_of_its_own_along(home: Home) {
             .unwrap();
         home.store.pull_upsert(home.lease, id, "r", &pull, NOW).await.unwrap();
     }
-    assert_eq!(home.store.session_delete(&session, home.lease).await.unwrap().len(), 1);
+    assert_eq!(home.store.session_delete(&session, home.lease, Vec::new(), NOW).await.unwrap().len(), 1);
     for table in ["sessions WHERE id <> ''", "prompts", "turns", "events", "outboxes", "snapshots", "pulls"] {
         let left = home.kept.count(table).await;
         assert_eq!(left, if table == "events" { 2 } else { 1 }, "{table}");
@@ -195,8 +191,10 @@ async fn a_snapshot_a_fork_uses_outlives_the_session_that_took_it(home: Home) {
     home.commit(&source, vec![begin, keep(&shared, Some(turn)), keep(&own, None)]).await.unwrap();
     home.commit(&fork, vec![keep(&shared, None)]).await.unwrap();
     assert_eq!(home.store.turn_list(&source).await.unwrap()[0].snapshot, Some(shared.clone()));
-    assert_eq!(home.store.session_delete(&source, home.lease).await.unwrap(), [own]);
-    assert_eq!(home.store.session_delete(&fork, home.lease).await.unwrap(), [shared]);
+    let delete =
+        async |session| home.store.session_delete(session, home.lease, Vec::new(), NOW).await.unwrap();
+    assert_eq!(delete(&source).await, [Removal::Snapshot(own)]);
+    assert_eq!(delete(&fork).await, [Removal::Snapshot(shared)]);
 }
 
 async fn a_secret_and_a_fact_are_replaced_by_the_newer(home: Home) {
