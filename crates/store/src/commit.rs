@@ -14,7 +14,7 @@ use crate::{
     DbConnection, Lease, Store, StoreError,
     events::{self, Outbox},
     prompts,
-    row::{self, bigint, to_word},
+    row::{self, bigint, plain, to_word},
     snapshots, turns,
     writer::{Done, News},
 };
@@ -283,7 +283,11 @@ impl Target<'_> {
     }
 
     async fn column(&mut self, sql: &'static str, text: String) -> Result<(), StoreError> {
-        sqlx::query(sql).bind(self.session.to_string()).bind(text).execute(&mut *self.connection).await?;
+        sqlx::query(sql)
+            .bind(self.session.to_string())
+            .bind(plain(text))
+            .execute(&mut *self.connection)
+            .await?;
         Ok(())
     }
 

@@ -9,7 +9,7 @@ use harvest_proto::{
 
 use crate::{
     DbConnection, DbRow, Lease, Removal, Store, StoreError, Write, commit, leases, removals,
-    row::{self, to_word},
+    row::{self, plain, to_word},
 };
 
 /// A session to be.
@@ -221,7 +221,7 @@ async fn insert(connection: &mut DbConnection, new: NewSession) -> Result<(), St
          VALUES ($1, $2, $3, 'created', $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, '', $15, $15)",
     )
     .bind(new.id.to_string())
-    .bind(new.title)
+    .bind(plain(new.title))
     .bind(to_word(&SessionState::Queued))
     .bind(new.repository)
     .bind(new.base)
