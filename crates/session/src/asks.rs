@@ -12,7 +12,7 @@ use crate::{
     decide::{Input, Machine, Rest, State},
     driver::{Command, Handle},
     error::SessionError,
-    sessions::fork_point,
+    forks::fork_point,
     wiring::now,
 };
 
@@ -154,7 +154,8 @@ impl Sessions {
     pub async fn restore(&self, session: &SessionId, turn: u32) -> Result<(), SessionError> {
         let source = self.shared.store.session_get(session).await?;
         let turns = self.shared.store.turn_list(session).await?;
-        let (snapshot, _) = fork_point(&source.session, &turns, Some(turn))?;
+        let snapshots = self.shared.store.snapshot_list(session).await?;
+        let snapshot = fork_point(&source.session, &turns, &snapshots, Some(turn))?.snapshot;
         let handle = self.ask(session, Input::Restore { snapshot, turn }).await?;
         let done =
             handle.until(|state| state.restoring.is_none() || matches!(state.machine, Machine::Held { .. }));

@@ -7,6 +7,8 @@ use async_trait::async_trait;
 use harvest_proto::{SandboxId, SnapshotId, event::SnapshotKind};
 use tokio::io::{AsyncRead, AsyncWrite};
 
+use crate::disks::Disks;
+
 /// Starts, finds, keeps and ends sandboxes.
 #[async_trait]
 pub trait Provider: Send + Sync {
@@ -40,8 +42,15 @@ pub trait Provider: Send + Sync {
     /// `None` when this provider cannot keep the disk of a sandbox that goes on running.
     fn snapshots(&self) -> Option<&dyn Snapshots>;
 
+    /// `None` when this provider looks after the disks it keeps by itself.
+    fn disks(&self) -> Option<&dyn Disks> {
+        None
+    }
+
     /// `None` when what runs in a sandbox of this provider cannot be made to stand still.
-    fn freezing(&self) -> Option<&dyn Freezing>;
+    fn freezing(&self) -> Option<&dyn Freezing> {
+        None
+    }
 }
 
 /// Makes what runs in a sandbox stand still. Its supervisor goes on and answers.

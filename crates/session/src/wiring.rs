@@ -150,6 +150,8 @@ pub(crate) struct Shared {
     pub(crate) tracker: TaskTracker,
     /// The sandboxes that belong to no session.
     pub(crate) hidden: Mutex<HashSet<SandboxId>>,
+    /// Wakes whoever removes what nobody uses any more.
+    pub(crate) removals: tokio::sync::Notify,
     /// Who has a sandbox, and who waits for one.
     pub(crate) usher: Usher,
     /// Room for builds and checks: a session never waits for them, nor they for a session, so that a turn
