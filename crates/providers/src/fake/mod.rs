@@ -294,9 +294,18 @@ impl Provider for Fake {
 
 #[async_trait]
 impl Freezing for Fake {
-    async fn freeze(&self, sandbox: &SandboxId, _hold: Duration) -> Result<(), ProviderError> {
+    async fn freeze(&self, sandbox: &SandboxId, hold: Duration) -> Result<(), ProviderError> {
         self.check(Act::Freeze)?;
-        self.set_still(sandbox, true)
+        self.set_still(sandbox, true)?;
+        let machine = self.machine(sandbox)?;
+        let asked = machine.freezes();
+        tokio::spawn(async move {
+            tokio::time::sleep(hold).await;
+            if machine.freezes() == asked {
+                machine.set_still(false);
+            }
+        });
+        Ok(())
     }
 
     async fn thaw(&self, sandbox: &SandboxId) -> Result<(), ProviderError> {

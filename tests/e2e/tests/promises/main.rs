@@ -9,6 +9,7 @@ mod quickstart;
 mod reach;
 mod readme;
 mod recover;
+mod rests;
 mod sandboxes;
 mod secrets;
 mod stop;
