@@ -16,6 +16,7 @@ mod pr;
 mod queue;
 mod quickstart;
 mod repo;
+mod restore;
 mod resume;
 mod rm;
 mod run;
@@ -27,6 +28,7 @@ mod show;
 mod snapshot;
 mod status;
 mod stop;
+mod terminate;
 mod token;
 mod up;
 mod volume;
@@ -62,6 +64,8 @@ pub(crate) async fn run(here: &Invocation, command: Option<Command>) -> Result<u
         Command::Pause(args) => pause::run(here, &args).await,
         Command::Resume(args) => resume::run(here, &args).await,
         Command::Fork(args) => fork::run(here, args).await,
+        Command::Restore(args) => restore::run(here, &args).await,
+        Command::Terminate(args) => terminate::run(here, &args).await,
         Command::Archive(args) => archive::run(here, &args).await,
         Command::Rm(args) => rm::run(here, &args).await,
         Command::Diff(args) => diff::run(here, &args).await,
