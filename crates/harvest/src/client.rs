@@ -9,10 +9,10 @@ use harvest_proto::{
     PromptId, Secret, SessionId,
     api::{
         AddRepository, CreatePrompt, CreateSession, CreateToken, CreatedToken, ExecRequest, ForkSession, Me,
-        MovePrompt, Page, Problem, Prompt, Pull, Repository, Session, Token, Turn,
+        MovePrompt, Page, Problem, Prompt, Pull, Repository, RestoreSession, Session, Token, Turn,
     },
 };
-use reqwest::{Method, RequestBuilder, Response};
+use reqwest::{Method, RequestBuilder, Response, StatusCode};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
@@ -92,6 +92,10 @@ impl Client {
     /// `stop`, `resume`, `terminate` or `archive`.
     pub(crate) async fn act(&self, id: &SessionId, verb: &str) -> Result<Session> {
         self.post(&format!("/v1/sessions/{id}/{verb}"), &json!({})).await
+    }
+
+    pub(crate) async fn restore(&self, id: &SessionId, turn: u32) -> Result<Session> {
+        self.post(&format!("/v1/sessions/{id}/restore"), &RestoreSession { turn }).await
     }
 
     /// Answers the session and the snapshot it goes on from.
@@ -238,11 +242,19 @@ impl Client {
         }
     }
 
+    /// A GET that somebody else goes on with.
+    pub(crate) fn get_request(&self, path: &str) -> RequestBuilder {
+        self.request(Method::GET, path)
+    }
+
     fn request(&self, method: Method, path: &str) -> RequestBuilder {
         self.http.request(method, format!("{}{path}", self.url)).bearer_auth(self.token.expose())
     }
 
-    fn send(&self, request: RequestBuilder) -> impl Future<Output = Result<Response>> + Send + use<> {
+    pub(crate) fn send(
+        &self,
+        request: RequestBuilder,
+    ) -> impl Future<Output = Result<Response>> + Send + use<> {
         let url = self.url.clone();
         async move {
             let answer = request.send().await.map_err(|error| {
@@ -250,7 +262,7 @@ impl Client {
                     Advice::new(format!("no answer from {url}"), "is it running? start it with `harvest up`");
                 anyhow::Error::new(Broken(innermost(&error))).context(advice)
             })?;
-            if answer.status().is_success() {
+            if answer.status().is_success() || answer.status() == StatusCode::SWITCHING_PROTOCOLS {
                 return Ok(answer);
             }
             let status = answer.status();

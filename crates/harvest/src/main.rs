@@ -19,6 +19,7 @@ mod recipes;
 mod reference;
 mod render;
 mod resolve;
+mod socket;
 mod supervisor;
 mod wire;
 
