@@ -4,6 +4,8 @@
 pub mod contract;
 pub mod fake;
 mod local;
+pub mod machines;
 
 pub use fake::Fake;
 pub use local::Local;
+pub use machines::LocalMachines;

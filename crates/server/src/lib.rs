@@ -8,17 +8,19 @@
 
 mod auth;
 mod extract;
+pub mod here;
 mod idempotency;
 mod openapi;
 mod problem;
 mod routes;
+mod stdin;
 mod stream;
 mod valid;
 
 use std::{io, sync::Arc};
 
 use axum::{Router, extract::DefaultBodyLimit, middleware, serve::ListenerExt};
-use harvest_session::Sessions;
+use harvest_session::{Sessions, machines::Commands};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -30,6 +32,7 @@ pub struct ServerState {
     sessions: Sessions,
     hosts: Arc<auth::Hosts>,
     forge: Router,
+    machines: Option<Commands>,
     shutdown: CancellationToken,
 }
 
@@ -39,13 +42,19 @@ impl ServerState {
     #[must_use]
     pub fn new(sessions: Sessions, hosts: &[String], shutdown: CancellationToken) -> Self {
         let hosts = Arc::new(auth::Hosts::new(hosts));
-        Self { sessions, hosts, forge: Router::new(), shutdown }
+        Self { sessions, hosts, forge: Router::new(), machines: None, shutdown }
     }
 
     /// Serves the local forge below `/forge`. It keeps its own errors and limits: git speaks to it.
     #[must_use]
     pub fn with_forge(self, forge: Router) -> Self {
         Self { forge, ..self }
+    }
+
+    /// Offers the machines of this host: sandboxes, images and volumes without a session.
+    #[must_use]
+    pub fn with_machines(self, machines: Commands) -> Self {
+        Self { machines: Some(machines), ..self }
     }
 }
 

@@ -99,7 +99,7 @@ async fn ready_bridge(handle: &Handle) -> Option<Bridge> {
     handle.bridge().await
 }
 
-fn refused(fault: &Fault) -> ExecLine {
+pub(crate) fn refused(fault: &Fault) -> ExecLine {
     let code = match fault.code {
         FaultCode::NotFound => "not_found",
         FaultCode::Denied => "denied",
@@ -124,7 +124,9 @@ fn lines(exec: Exec, busy: Busy) -> BoxStream<'static, ExecLine> {
             Some(ExecOutput::Stderr { bytes, .. }) => {
                 Some((ExecLine::Stderr { data: encode(bytes) }, Some((exec, busy))))
             }
-            Some(ExecOutput::Exited { exit, millis }) => Some((ExecLine::Exited { exit, millis }, None)),
+            Some(ExecOutput::Exited { exit, millis }) => {
+                Some((ExecLine::Exited { exit, millis, reason: None }, None))
+            }
             Some(ExecOutput::End) | None => {
                 let message = "the connection to the sandbox was lost; the command may go on".to_owned();
                 Some((ExecLine::Failed { code: "lost".to_owned(), message }, None))

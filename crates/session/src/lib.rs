@@ -18,6 +18,7 @@ mod exec;
 mod follow;
 mod hidden;
 mod ledger;
+pub mod machines;
 pub mod provider;
 mod repository;
 mod secrets;

@@ -261,7 +261,7 @@ impl Tour<'_> {
         while let Some(line) = lines.json::<ExecLine>().await? {
             match line {
                 ExecLine::Stdout { data } => printed.extend(BASE64_STANDARD.decode(data)?),
-                ExecLine::Stderr { .. } => {}
+                ExecLine::Stderr { .. } | ExecLine::Started { .. } => {}
                 ExecLine::Exited { .. } => return Ok(String::from_utf8_lossy(&printed).into_owned()),
                 ExecLine::Failed { message, .. } => bail!("`{script}` could not be run: {message}"),
             }

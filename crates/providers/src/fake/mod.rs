@@ -9,6 +9,7 @@
 mod commands;
 mod connection;
 mod machine;
+mod machines;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -41,6 +42,7 @@ struct Inner {
     runs: Arc<Mutex<Vec<PromptId>>>,
     failing: BTreeSet<Act>,
     boots: Boots,
+    own: machines::Own,
 }
 
 /// How booting goes.
@@ -244,7 +246,9 @@ impl Provider for Fake {
     }
 
     async fn list(&self) -> Result<Vec<SandboxId>, ProviderError> {
-        Ok(self.inner().sandboxes.keys().cloned().collect())
+        // Those people made for themselves are none of the sessions' business.
+        let inner = self.inner();
+        Ok(inner.sandboxes.keys().filter(|id| !inner.own.has(id)).cloned().collect())
     }
 
     fn snapshots(&self) -> Option<&dyn Snapshots> {

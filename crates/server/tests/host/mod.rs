@@ -8,7 +8,8 @@ use std::{net::SocketAddr, path::Path, sync::Arc};
 use harvest_gateway::vault::Vault;
 use harvest_proto::bridge::Author;
 use harvest_server::ServerState;
-use harvest_session::{Config, Parts, Sessions, Store};
+use harvest_providers::Fake;
+use harvest_session::{Config, Parts, Sessions, Store, machines::Commands};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
@@ -32,6 +33,12 @@ impl Answer {
 
     pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// An answer of JSON lines.
+    pub(crate) fn lines(&self) -> Vec<Value> {
+        assert_eq!(self.header("content-type"), Some("application/x-ndjson"), "{self:?}");
+        self.body.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 }
 
@@ -90,6 +97,8 @@ impl Stream {
 pub(crate) struct Host {
     address: SocketAddr,
     token: String,
+    /// The machines it offers.
+    pub(crate) fake: Fake,
     shutdown: CancellationToken,
     task: JoinHandle<std::io::Result<()>>,
     _folder: tempfile::TempDir,
@@ -102,11 +111,13 @@ impl Host {
         let sessions = sessions(folder.path()).await;
         let user = Author { name: "Ada".into(), email: "ada@example.org".into() };
         let token = sessions.token_create("first", user).await.unwrap().expose().clone();
-        let state = ServerState::new(sessions, &["agents.example.org".into()], shutdown.clone());
+        let fake = Fake::new();
+        let state = ServerState::new(sessions, &["agents.example.org".into()], shutdown.clone())
+            .with_machines(Commands::new(Arc::new(fake.clone())));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let task = tokio::spawn(harvest_server::serve(listener, state));
-        Self { address, token, shutdown, task, _folder: folder }
+        Self { address, token, fake, shutdown, task, _folder: folder }
     }
 
     /// Ends the server; returns when the last answer is out.
@@ -162,6 +173,18 @@ impl Host {
         let (status, headers) = stream.head().await;
         assert_eq!(status, 200, "{headers:?}");
         stream
+    }
+
+    /// Begins a request whose body is sent by hand.
+    pub(crate) async fn begin(&self, path: &str, kind: &str) -> BufReader<TcpStream> {
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {}\r\ncontent-type: {kind}\r\n\
+             transfer-encoding: chunked\r\n\r\n",
+            self.token
+        );
+        let mut stream = TcpStream::connect(self.address).await.unwrap();
+        stream.write_all(head.as_bytes()).await.unwrap();
+        BufReader::new(stream)
     }
 
     async fn send(

@@ -81,7 +81,7 @@ impl Output {
 }
 
 impl Bridge {
-    /// Runs a command; the streams in `command` are chosen here. `stdin` is what it reads.
+    /// Runs a command; the streams of its outputs are chosen here. `stdin` is what it reads.
     ///
     /// # Errors
     /// When it could not be started.
@@ -90,7 +90,7 @@ impl Bridge {
         command.stdout = self.new_stream();
         command.stderr = self.new_stream();
         let input = stdin.map(|bytes| (self.new_stream(), bytes));
-        command.stdin = input.as_ref().map(|(stream, _)| *stream);
+        command.stdin = input.as_ref().map(|(stream, _)| *stream).or(command.stdin);
         self.receive(command.stdout, StreamKind::Stdout, to.clone());
         self.receive(command.stderr, StreamKind::Stderr, to.clone());
         let streams = vec![command.stdout, command.stderr];
