@@ -18,9 +18,9 @@ use harvest_engine::{Engine, Limits, Thresholds};
 use harvest_gateway::{Gateway, GatewayConfig, ScriptRule, vault::Vault};
 use harvest_github::Forge;
 use harvest_proto::{Secret, SessionId, bridge::Author};
-use harvest_providers::Local;
+use harvest_providers::{Local, LocalMachines};
 use harvest_server::ServerState;
-use harvest_session::{Books, Parts, SessionError, Sessions, clocks::Clocks};
+use harvest_session::{Books, Parts, SessionError, Sessions, clocks::Clocks, machines::Commands};
 use harvest_store::Store;
 use tokio::{
     net::TcpListener,
@@ -33,7 +33,7 @@ use crate::{
     client::{Client, ServerFile},
     config::{Config, process_env},
     printer::Advice,
-    supervisor,
+    recipes, supervisor,
 };
 
 /// The name of the token that `harvest up` makes by itself.
@@ -78,6 +78,7 @@ pub(crate) struct Serving {
     engine: Engine,
     forge: Forge,
     sessions: Sessions,
+    machines: Commands,
     store: Store,
     shutdown: CancellationToken,
     task: JoinHandle<std::io::Result<()>>,
@@ -103,8 +104,10 @@ impl Serving {
         let sessions = open_sessions(&config, options.script, engine.clone(), &store, &forge).await?;
         let (token, token_is_new) = ensure_token(&config, &sessions).await?;
         let shutdown = CancellationToken::new();
-        let state =
-            ServerState::new(sessions.clone(), &options.hosts, shutdown.clone()).with_forge(forge.router());
+        let machines = Commands::new(machines(engine.clone(), &home));
+        let state = ServerState::new(sessions.clone(), &options.hosts, shutdown.clone())
+            .with_forge(forge.router())
+            .with_machines(machines.clone());
         let task = tokio::spawn(harvest_server::serve(listener, state));
         let server_file = config.server_file();
         let record = serde_json::to_vec(&ServerFile { url: url.clone(), pid: std::process::id() })?;
@@ -118,6 +121,7 @@ impl Serving {
             engine,
             forge,
             sessions,
+            machines,
             store,
             shutdown,
             task,
@@ -134,10 +138,6 @@ impl Serving {
     /// Where its state is.
     pub(crate) fn home(&self) -> &Path {
         &self.home
-    }
-
-    pub(crate) fn engine(&self) -> &Engine {
-        &self.engine
     }
 
     pub(crate) fn forge(&self) -> &Forge {
@@ -173,6 +173,7 @@ impl Serving {
             // A client that does not read its answer must not keep the server from ending.
             Err(_) => abort.abort(),
         }
+        self.machines.settle().await;
         self.sessions.close().await;
         self.store.close().await;
         let engine = self.engine;
@@ -239,6 +240,11 @@ pub(crate) fn open_engine(config: &Config) -> Result<Engine> {
         thresholds: Thresholds::default(),
     })
     .context("cannot open the engine")
+}
+
+/// What this machine offers besides sessions; needs no server.
+pub(crate) fn machines(engine: Engine, home: &Path) -> Arc<LocalMachines> {
+    Arc::new(LocalMachines::new(engine, recipes::all(home)))
 }
 
 /// Removes a home nobody serves from, with the sandboxes it holds.

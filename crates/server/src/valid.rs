@@ -58,7 +58,7 @@ fn limits(limits: &SandboxLimits) -> Result<(), ApiError> {
     };
     within("memory_bytes", limits.memory_bytes, 1 << 20..=PEBIBYTE)?;
     // The kernel counts in tenths of a second and gives no less than a millisecond of each.
-    within("cpu_millis_per_second", limits.cpu_millis_per_second.map(u64::from), 10..=1_024_000)?;
+    within("cpu_millis_per_second", limits.cpu_millis_per_second.map(u64::from), 10..=4_096_000)?;
     within("pids", limits.pids.map(u64::from), 1..=4_194_304)?;
     within("writable_bytes", limits.writable_bytes, 4096..=PEBIBYTE)?;
     within("lifetime_secs", limits.lifetime_secs, 1..=315_360_000)

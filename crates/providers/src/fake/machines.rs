@@ -13,13 +13,13 @@ use harvest_proto::{
     api::machines::{
         Collected, CreateSandbox, CreateVolume, CreatedSandbox, DiskRoom, DiskUsage, Finding, FindingLevel,
         ForkedSandbox, Image, ImageConfig, ImageLine, ImageOrigin, ImageUsage, ImageUsers, MachineSnapshot,
-        MakeImage, Owned, RestoredSandbox, Sandbox, SandboxList, SandboxSnapshot, SandboxStatus, Used, Volume,
-        VolumeBacking,
+        MakeImage, Owned, RestoredSandbox, Sandbox, SandboxList, SandboxSnapshot, SandboxStatus, Used,
+        Volume, VolumeBacking,
     },
     event::SnapshotKind,
 };
 use harvest_session::{
-    machines::{Archive, Disks, ImageLines, Images, Lives, MachineError, Sandboxes},
+    machines::{Archive, Disks, ImageLines, Images, ImportImage, Lives, MachineError, Sandboxes},
     provider::{BridgeStream, Provider, ProviderError, Snapshots, StartFrom, StartOrder},
 };
 
@@ -99,7 +99,9 @@ impl Fake {
             Some(snapshot) => StartFrom::Snapshot(snapshot.clone()),
             None => StartFrom::Image(order.image.clone().unwrap_or_else(|| "base".to_owned())),
         };
-        if let Some(mount) = order.volumes.iter().find(|mount| !self.inner().own.volumes.contains_key(&mount.name)) {
+        if let Some(mount) =
+            order.volumes.iter().find(|mount| !self.inner().own.volumes.contains_key(&mount.name))
+        {
             return Err(missing("volume_missing", format!("there is no volume `{}`", mount.name)));
         }
         let start = StartOrder { sandbox: sandbox.clone(), from, state: None };
@@ -117,7 +119,11 @@ impl Fake {
 
 #[async_trait]
 impl Sandboxes for Fake {
-    async fn sandbox_create(&self, order: CreateSandbox, lives: Lives) -> Result<CreatedSandbox, MachineError> {
+    async fn sandbox_create(
+        &self,
+        order: CreateSandbox,
+        lives: Lives,
+    ) -> Result<CreatedSandbox, MachineError> {
         let sandbox_id = self.begin(order, lives).await?;
         Ok(CreatedSandbox { sandbox_id, status: SandboxStatus::Running, warnings: Vec::new() })
     }
@@ -144,7 +150,9 @@ impl Sandboxes for Fake {
     }
 
     async fn sandbox_stop(&self, sandbox: &SandboxId) -> Result<Sandbox, MachineError> {
-        self.machine(sandbox).map_err(|_| missing("not_found", format!("there is no sandbox {sandbox}")))?.die("killed");
+        self.machine(sandbox)
+            .map_err(|_| missing("not_found", format!("there is no sandbox {sandbox}")))?
+            .die("killed");
         self.sandbox_get(sandbox).await
     }
 
@@ -264,15 +272,14 @@ impl Images for Fake {
 
     async fn image_import(
         &self,
-        name: String,
+        order: ImportImage,
         mut archive: Archive,
-        _: Option<u64>,
     ) -> Result<ImageLines, MachineError> {
         let mut bytes = 0;
         while let Some(Ok(piece)) = archive.next().await {
             bytes += piece.len() as u64;
         }
-        Ok(self.make(name, bytes))
+        Ok(self.make(order.name, bytes))
     }
 
     async fn image_delete(&self, named: &str) -> Result<(), MachineError> {
@@ -331,7 +338,9 @@ impl Disks for Fake {
 
     async fn snapshot_delete(&self, snapshot: &SnapshotId, _: bool) -> Result<(), MachineError> {
         let removed = self.inner().snapshots.remove(snapshot);
-        removed.map(drop).ok_or_else(|| missing("snapshot_missing", format!("there is no snapshot {snapshot}")))
+        removed
+            .map(drop)
+            .ok_or_else(|| missing("snapshot_missing", format!("there is no snapshot {snapshot}")))
     }
 
     async fn disk_usage(&self) -> Result<DiskUsage, MachineError> {

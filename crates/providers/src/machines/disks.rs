@@ -2,7 +2,8 @@
 
 use async_trait::async_trait;
 use harvest_engine::{
-    Backing, DiskRoom as Room, EngineError, Level, Snapshot, StoreKind, Usage, Volume as Made, VolumeSpec,
+    Backing, DiskRoom as Room, Engine, EngineError, Level, Snapshot, StoreKind, Usage, Volume as Made,
+    VolumeSpec,
 };
 use harvest_proto::{
     SnapshotId,
@@ -25,14 +26,15 @@ const BYTES_PER_FILE: u64 = 4096;
 #[async_trait]
 impl Disks for LocalMachines {
     async fn volume_list(&self) -> Result<Vec<Volume>, MachineError> {
-        let volumes = self.ask("cannot list volumes", harvest_engine::Engine::volumes).await?;
+        let volumes = self.ask("cannot list volumes", Engine::volumes).await?;
         Ok(volumes.into_iter().map(volume).collect())
     }
 
     async fn volume_create(&self, order: CreateVolume) -> Result<Volume, MachineError> {
-        let name = order.name.parse().map_err(|error: EngineError| {
-            MachineError::invalid("invalid_volume", error.to_string())
-        })?;
+        let name = order
+            .name
+            .parse()
+            .map_err(|error: EngineError| MachineError::invalid("invalid_volume", error.to_string()))?;
         let default = VolumeSpec::new(name);
         let size_bytes = order.size_bytes.unwrap_or(default.size_bytes);
         let files = order.files.unwrap_or(default.files.min(size_bytes / BYTES_PER_FILE));
@@ -58,7 +60,7 @@ impl Disks for LocalMachines {
     }
 
     async fn snapshot_list(&self) -> Result<Vec<MachineSnapshot>, MachineError> {
-        let mut snapshots = self.ask("cannot list snapshots", harvest_engine::Engine::snapshots).await?;
+        let mut snapshots = self.ask("cannot list snapshots", Engine::snapshots).await?;
         snapshots.sort_by_key(|snapshot| std::cmp::Reverse(snapshot.created_at));
         Ok(snapshots.into_iter().map(snapshot).collect())
     }
@@ -98,10 +100,7 @@ impl Disks for LocalMachines {
     }
 
     async fn findings(&self) -> Result<Vec<Finding>, MachineError> {
-        self.work("cannot look at this host", |engine| {
-            Ok(engine.probe().into_iter().map(finding).chain(doctor::programs()).collect())
-        })
-        .await
+        self.work("cannot look at this host", |engine| Ok(look(engine))).await
     }
 }
 
@@ -163,6 +162,12 @@ fn disk_usage(usage: Usage, volumes: Vec<Made>) -> DiskUsage {
         home_disk: room(usage.home_disk),
         cache_disk: room(usage.cache_disk),
     }
+}
+
+/// Everything there is to find on this host, the engine's own first. Tries it, which takes a moment.
+#[must_use]
+pub fn look(engine: &Engine) -> Vec<Finding> {
+    engine.probe().into_iter().map(finding).chain(doctor::programs()).collect()
 }
 
 /// A finding of the engine in the words of the API.

@@ -24,7 +24,9 @@ pub(super) fn explained(doing: String, error: EngineError) -> MachineError {
         EngineError::VolumeMissing { volume } => {
             missing("volume_missing", text, format!("`harvest volume create {volume}` makes it"))
         }
-        EngineError::VolumeExists { .. } => conflict("exists", text, "`harvest volume ls` lists those there are"),
+        EngineError::VolumeExists { .. } => {
+            conflict("exists", text, "`harvest volume ls` lists those there are")
+        }
         EngineError::VolumeInUse { .. } => {
             conflict("volume_in_use", text, "`harvest sandbox ls` shows who may have it")
         }
@@ -64,7 +66,11 @@ pub(super) fn image_missing(named: &str) -> MachineError {
 
 /// Nobody knows this sandbox.
 pub(super) fn no_such_sandbox(sandbox: &SandboxId) -> MachineError {
-    missing("not_found", format!("there is no sandbox {sandbox}"), "`harvest sandbox ls` lists those there are")
+    missing(
+        "not_found",
+        format!("there is no sandbox {sandbox}"),
+        "`harvest sandbox ls` lists those there are",
+    )
 }
 
 /// It is there, and nothing runs in it.
@@ -73,19 +79,11 @@ pub(super) fn not_running(sandbox: &SandboxId) -> MachineError {
     conflict("not_running", format!("{sandbox} does not run"), hint)
 }
 
-pub(super) fn missing(
-    code: &'static str,
-    what: impl Into<String>,
-    hint: impl Into<String>,
-) -> MachineError {
+pub(super) fn missing(code: &'static str, what: impl Into<String>, hint: impl Into<String>) -> MachineError {
     MachineError::Missing { code, what: what.into(), hint: hint.into() }
 }
 
-pub(super) fn conflict(
-    code: &'static str,
-    what: impl Into<String>,
-    hint: impl Into<String>,
-) -> MachineError {
+pub(super) fn conflict(code: &'static str, what: impl Into<String>, hint: impl Into<String>) -> MachineError {
     MachineError::Conflict { code, what: what.into(), hint: hint.into() }
 }
 

@@ -10,7 +10,7 @@ use harvest_engine::{
 use harvest_proto::api::machines::{
     Image, ImageConfig, ImageLayer, ImageLine, ImageOrigin, ImageUsage, ImageUsers, MakeImage,
 };
-use harvest_session::machines::{Archive, ImageLines, Images, MachineError};
+use harvest_session::machines::{Archive, ImageLines, Images, ImportImage, MachineError};
 use tokio::{sync::mpsc, task::spawn_blocking};
 
 use super::{
@@ -47,11 +47,8 @@ impl Images for LocalMachines {
             let layers = engine.image_layers(&image).map_err(said("cannot look at its layers"))?;
             let users = engine.image_users(&image).map_err(said("cannot find who uses it"))?;
             let layers = layers.into_iter().map(|(id, bytes)| ImageLayer { id: id.into(), bytes }).collect();
-            let used_by = ImageUsers {
-                images: users.images,
-                sandboxes: users.sandboxes,
-                snapshots: users.snapshots,
-            };
+            let used_by =
+                ImageUsers { images: users.images, sandboxes: users.sandboxes, snapshots: users.snapshots };
             Ok(ImageUsage { layers, used_by })
         })
         .await
@@ -87,9 +84,8 @@ impl Images for LocalMachines {
 
     async fn image_import(
         &self,
-        name: String,
+        order: ImportImage,
         mut archive: Archive,
-        max_bytes: Option<u64>,
     ) -> Result<ImageLines, MachineError> {
         let (pieces, waiting) = mpsc::channel(PIECES_IN_FLIGHT);
         tokio::spawn(async move {
@@ -100,10 +96,11 @@ impl Images for LocalMachines {
                 }
             }
         });
-        let limits = limits(max_bytes);
+        let (name, limits) = (order.name, limits(order.max_bytes));
+        let source = order.source.unwrap_or_else(|| "that was sent".to_owned());
         Ok(self.make(format!("cannot make the image `{name}`"), move |engine, tell| {
             let mut bytes = Pieces { waiting, rest: Vec::new(), at: 0 };
-            let archive = Import::Archive { name: "what was sent", bytes: &mut bytes, length: None };
+            let archive = Import::Archive { name: &source, bytes: &mut bytes, length: None };
             engine.image_import(&name, archive, limits, tell)
         }))
     }
@@ -193,7 +190,8 @@ fn read(recipes: &Recipes, from: ImageOrigin) -> Result<Recipe, MachineError> {
     let read = match from {
         ImageOrigin::Recipe(name) => {
             if !recipes.names.contains(&name) {
-                let hint = format!("there are {}; or name a file that ends in .toml", recipes.names.join(", "));
+                let hint =
+                    format!("there are {}; or name a file that ends in .toml", recipes.names.join(", "));
                 return Err(missing("recipe_missing", format!("there is no recipe `{name}`"), hint));
             }
             Recipe::read(&placed()?.join(format!("{name}.toml")))

@@ -14,6 +14,7 @@ use harvest_engine::{Engine, EngineError};
 use harvest_session::machines::MachineError;
 use tokio::task::spawn_blocking;
 
+pub use disks::look;
 pub use doctor::programs;
 use errors::explained;
 

@@ -23,7 +23,11 @@ use crate::local::dial;
 
 #[async_trait]
 impl Sandboxes for LocalMachines {
-    async fn sandbox_create(&self, order: CreateSandbox, lives: Lives) -> Result<CreatedSandbox, MachineError> {
+    async fn sandbox_create(
+        &self,
+        order: CreateSandbox,
+        lives: Lives,
+    ) -> Result<CreatedSandbox, MachineError> {
         let with_state = order.state.unwrap_or(true);
         let spec = spec(order, lives)?;
         let doing = "cannot start a sandbox";

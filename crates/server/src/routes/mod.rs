@@ -24,8 +24,8 @@ use crate::{ServerState, idempotency, problem::ApiError};
 /// The handlers, for the table of the OpenAPI page.
 pub(crate) mod handlers {
     pub(crate) use super::{
-        events::*, exec::*, health::*, machines::handlers::*, prompts::*, pulls::*, repositories::*, secrets::*, sessions::*,
-        snapshots::*, turns::*,
+        events::*, exec::*, health::*, machines::handlers::*, prompts::*, pulls::*, repositories::*,
+        secrets::*, sessions::*, snapshots::*, turns::*,
     };
 }
 

@@ -7,8 +7,8 @@ use std::{net::SocketAddr, path::Path, sync::Arc};
 
 use harvest_gateway::vault::Vault;
 use harvest_proto::bridge::Author;
-use harvest_server::ServerState;
 use harvest_providers::Fake;
+use harvest_server::ServerState;
 use harvest_session::{Config, Parts, Sessions, Store, machines::Commands};
 use serde_json::{Value, json};
 use tokio::{

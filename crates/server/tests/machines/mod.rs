@@ -2,7 +2,7 @@
 
 use harvest_session::machines::{Commands, Sandboxes};
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt};
 
 use crate::{host::Host, problem};
 
@@ -54,7 +54,9 @@ async fn a_command_says_what_it_says_and_how_it_ended() {
     assert_eq!((missing.len(), &missing[0]["code"]), (1, &json!("not_found")));
     let given = host.post(&path, &[], json!({"argv": ["cat"], "stdin": "aGkK"})).await.lines();
     assert_eq!(given[0], json!({"type": "stdout", "data": "aGkK"}));
-    for body in [json!({}), json!({"argv": ["a\0"]}), json!({"code": "x"}), json!({"argv": ["a"], "stdin": "%"})] {
+    for body in
+        [json!({}), json!({"argv": ["a\0"]}), json!({"code": "x"}), json!({"argv": ["a"], "stdin": "%"})]
+    {
         let refused = host.post(&path, &[], body.clone()).await;
         assert_eq!(refused.status, 422, "{body}: {refused:?}");
     }

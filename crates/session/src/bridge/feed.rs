@@ -1,10 +1,11 @@
 //! Commands whose input comes while they run, however much it is.
 
-use std::sync::Arc;
-
 use futures_util::{StreamExt, stream::BoxStream};
 use harvest_proto::bridge::{Command, Frame, MAX_DATA_BYTES, StreamId, ToSupervisor};
-use tokio::{sync::Semaphore, task::AbortHandle};
+use tokio::{
+    sync::{Semaphore, oneshot},
+    task::AbortHandle,
+};
 
 use super::{Bridge, BridgeError, Exec};
 
@@ -19,11 +20,23 @@ pub struct FeedTorn;
 
 /// An input on its way; it stops when this is dropped.
 #[derive(Debug)]
-pub struct Feeding(AbortHandle);
+pub struct Feeding {
+    task: AbortHandle,
+    torn: oneshot::Receiver<()>,
+}
+
+impl Feeding {
+    /// Returns when the input has broken off; never when it comes to its end.
+    pub async fn torn(&mut self) {
+        if self.torn.is_terminated() || (&mut self.torn).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
 
 impl Drop for Feeding {
     fn drop(&mut self) {
-        self.0.abort();
+        self.task.abort();
     }
 }
 
@@ -44,25 +57,36 @@ impl Bridge {
                 return Err(error);
             }
         };
-        let task = tokio::spawn(pass_on(self.clone(), stream, credit, feed));
-        Ok((exec, Feeding(task.abort_handle())))
+        let (tell, torn) = oneshot::channel();
+        let bridge = self.clone();
+        let task = tokio::spawn(async move {
+            if pass_on(&bridge, stream, &credit, feed).await.is_err() {
+                let _ = tell.send(());
+            }
+        });
+        Ok((exec, Feeding { task: task.abort_handle(), torn }))
     }
 }
 
-async fn pass_on(bridge: Bridge, stream: StreamId, credit: Arc<Semaphore>, mut feed: Feed) {
+async fn pass_on(
+    bridge: &Bridge,
+    stream: StreamId,
+    credit: &Semaphore,
+    mut feed: Feed,
+) -> Result<(), FeedTorn> {
     while let Some(bytes) = feed.next().await {
-        let Ok(bytes) = bytes else { return };
-        for piece in bytes.chunks(MAX_DATA_BYTES) {
-            let Ok(length) = u32::try_from(piece.len()) else { return };
-            // Closed when the connection is lost.
-            let Ok(permit) = credit.acquire_many(length).await else { return };
+        for piece in bytes?.chunks(MAX_DATA_BYTES) {
+            let Ok(length) = u32::try_from(piece.len()) else { return Err(FeedTorn) };
+            // Closed when the connection is lost, which whoever listens to the command is told.
+            let Ok(permit) = credit.acquire_many(length).await else { return Ok(()) };
             permit.forget();
             let frame: Frame<ToSupervisor> = Frame::Data { stream, bytes: piece.to_vec() };
             if bridge.wire.out.send(frame.encode()).is_err() {
-                return;
+                return Ok(());
             }
         }
     }
     bridge.say(ToSupervisor::End { stream });
     bridge.table().outgoing.remove(&stream);
+    Ok(())
 }

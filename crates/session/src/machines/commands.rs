@@ -101,7 +101,8 @@ impl Commands {
         let commands = self.clone();
         let made = tokio::spawn(async move {
             let made = commands.machines.sandbox_create(order, Lives::WithUs).await?;
-            let ending = Ending { commands, sandbox: made.sandbox_id, runtime: Handle::current(), over: false };
+            let ending =
+                Ending { commands, sandbox: made.sandbox_id, runtime: Handle::current(), over: false };
             Ok((ending, made.warnings))
         });
         made.await.unwrap_or_else(|error| {
@@ -126,7 +127,7 @@ impl Commands {
                 machines: Arc::clone(&self.machines),
                 sandbox,
                 exec,
-                _feeding: feeding,
+                feeding,
                 after,
             })),
             Err(BridgeError::Fault(fault)) => Step::Last(refused(&fault), after),
@@ -154,8 +155,7 @@ impl Job {
             return Err(MachineError::invalid("invalid_command", "`argv` names no command"));
         }
         let stdin = request.stdin.map(|text| BASE64_STANDARD.decode(text)).transpose();
-        let stdin =
-            stdin.map_err(|_| MachineError::invalid("invalid_stdin", "`stdin` is not base64"))?;
+        let stdin = stdin.map_err(|_| MachineError::invalid("invalid_stdin", "`stdin` is not base64"))?;
         let limit = u64::try_from(Clocks::default().exec.as_millis()).unwrap_or(u64::MAX);
         let command = Command {
             argv: request.argv,
@@ -276,7 +276,7 @@ struct Run {
     machines: Arc<dyn Machines>,
     sandbox: SandboxId,
     exec: Exec,
-    _feeding: Option<Feeding>,
+    feeding: Option<Feeding>,
     after: After,
 }
 
@@ -296,9 +296,22 @@ impl Step {
 impl Run {
     async fn next(mut self: Box<Self>) -> (ExecLine, Step) {
         let data = |bytes: Vec<u8>| BASE64_STANDARD.encode(bytes);
-        match self.exec.next().await {
-            Some(ExecOutput::Stdout { bytes, .. }) => (ExecLine::Stdout { data: data(bytes) }, Step::Run(self)),
-            Some(ExecOutput::Stderr { bytes, .. }) => (ExecLine::Stderr { data: data(bytes) }, Step::Run(self)),
+        let said = tokio::select! {
+            said = self.exec.next() => said,
+            // Dropping the command kills it.
+            () = torn(&mut self.feeding) => {
+                let message = "the input broke off, and the command was killed".to_owned();
+                let line = ExecLine::Failed { code: "input_torn".to_owned(), message };
+                return (line, Step::After(self.after));
+            }
+        };
+        match said {
+            Some(ExecOutput::Stdout { bytes, .. }) => {
+                (ExecLine::Stdout { data: data(bytes) }, Step::Run(self))
+            }
+            Some(ExecOutput::Stderr { bytes, .. }) => {
+                (ExecLine::Stderr { data: data(bytes) }, Step::Run(self))
+            }
             Some(ExecOutput::Exited { exit, millis }) => {
                 let reason = match exit {
                     // Elsewhere something else of the sandbox may have been meant.
@@ -314,6 +327,13 @@ impl Run {
                 (line, Step::After(self.after))
             }
         }
+    }
+}
+
+async fn torn(feeding: &mut Option<Feeding>) {
+    match feeding {
+        Some(feeding) => feeding.torn().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -68,7 +68,9 @@ impl MachineError {
     #[must_use]
     pub fn hint(&self) -> Option<&str> {
         match self {
-            Self::Missing { hint, .. } | Self::Conflict { hint, .. } | Self::NoRoom { hint, .. } => Some(hint),
+            Self::Missing { hint, .. } | Self::Conflict { hint, .. } | Self::NoRoom { hint, .. } => {
+                Some(hint)
+            }
             Self::Invalid { hint, .. } | Self::Failed { hint, .. } => hint.as_deref(),
         }
     }

@@ -12,6 +12,17 @@ pub type ImageLines = BoxStream<'static, ImageLine>;
 /// A tar as it comes; an error means that it broke off.
 pub type Archive = BoxStream<'static, std::io::Result<Vec<u8>>>;
 
+/// An image to be made of a tar.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImportImage {
+    /// What to call it.
+    pub name: String,
+    /// Where the tar comes from, in words.
+    pub source: Option<String>,
+    /// The most it may become unpacked.
+    pub max_bytes: Option<u64>,
+}
+
 /// Makes, finds and forgets images.
 #[async_trait]
 pub trait Images: Send + Sync {
@@ -27,13 +38,8 @@ pub trait Images: Send + Sync {
     /// Makes one. What was begun is finished also when nobody reads the lines.
     async fn image_make(&self, order: MakeImage) -> Result<ImageLines, MachineError>;
 
-    /// Makes one of a tar, plain or compressed, that may become at most `max_bytes` unpacked.
-    async fn image_import(
-        &self,
-        name: String,
-        archive: Archive,
-        max_bytes: Option<u64>,
-    ) -> Result<ImageLines, MachineError>;
+    /// Makes one of a tar, plain or compressed.
+    async fn image_import(&self, order: ImportImage, archive: Archive) -> Result<ImageLines, MachineError>;
 
     /// Forgets one; its layers go with the next collection, if nothing uses them.
     async fn image_delete(&self, named: &str) -> Result<(), MachineError>;

@@ -11,7 +11,7 @@ mod sandboxes;
 pub use commands::Commands;
 pub use disks::Disks;
 pub use error::MachineError;
-pub use images::{Archive, ImageLines, Images};
+pub use images::{Archive, ImageLines, Images, ImportImage};
 pub use sandboxes::{Lives, Sandboxes};
 
 /// Everything a host offers.

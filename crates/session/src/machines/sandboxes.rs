@@ -25,7 +25,11 @@ pub enum Lives {
 #[async_trait]
 pub trait Sandboxes: Send + Sync {
     /// Starts one; its supervisor can be dialled when this returns.
-    async fn sandbox_create(&self, order: CreateSandbox, lives: Lives) -> Result<CreatedSandbox, MachineError>;
+    async fn sandbox_create(
+        &self,
+        order: CreateSandbox,
+        lives: Lives,
+    ) -> Result<CreatedSandbox, MachineError>;
 
     /// Every sandbox, newest first.
     async fn sandbox_list(&self) -> Result<SandboxList, MachineError>;

@@ -68,7 +68,7 @@ pub struct SandboxLimits {
     pub memory_bytes: Option<u64>,
     /// CPU time per second; 1000 is one core.
     #[serde(default)]
-    #[cfg_attr(feature = "openapi", schema(minimum = 10, maximum = 1024000))]
+    #[cfg_attr(feature = "openapi", schema(minimum = 10, maximum = 4096000))]
     pub cpu_millis_per_second: Option<u32>,
     /// Processes and threads.
     #[serde(default)]

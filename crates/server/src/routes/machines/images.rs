@@ -6,6 +6,7 @@ use harvest_proto::api::{
     Page,
     machines::{Image, ImageLine, ImageUsage, MakeImage},
 };
+use harvest_session::machines::ImportImage;
 use serde::Deserialize;
 
 use super::Desk;
@@ -51,6 +52,8 @@ pub(crate) async fn image_get(
 #[serde(deny_unknown_fields)]
 pub(crate) struct Unpacked {
     #[serde(default)]
+    source: Option<String>,
+    #[serde(default)]
     max_bytes: Option<u64>,
 }
 
@@ -58,6 +61,7 @@ pub(crate) struct Unpacked {
 /// body. The answer streams progress.
 #[utoipa::path(put, path = "/v1/images/{name}", tag = "images",
     params(("name" = String, Path, description = "What to call it"),
+           ("source" = Option<String>, Query, description = "Where it comes from, in words", max_length = 200),
            ("max_bytes" = Option<u64>, Query, description = "The most it may become unpacked; 64 GiB when absent")),
     request_body(content = String, content_type = "application/x-tar", description = "The archive"),
     responses((status = 200, body = ImageLine, content_type = "application/x-ndjson",
@@ -69,7 +73,10 @@ pub(crate) async fn image_import(
     body: axum::body::Body,
 ) -> Result<Response, ApiError> {
     let pieces = body.into_data_stream().map(|piece| piece.map(Vec::from).map_err(std::io::Error::other));
-    let lines = desk.machines().image_import(name, pieces.boxed(), unpacked.max_bytes).await?;
+    let source =
+        unpacked.source.map(|words| words.chars().filter(|letter| !letter.is_control()).take(200).collect());
+    let order = ImportImage { name, source, max_bytes: unpacked.max_bytes };
+    let lines = desk.machines().image_import(order, pieces.boxed()).await?;
     Ok(stream::lines(lines, desk.shutdown))
 }
 
