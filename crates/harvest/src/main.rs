@@ -5,6 +5,7 @@ mod cli;
 mod client;
 mod commands;
 mod config;
+mod database;
 mod desk;
 mod doctor;
 mod follow;
@@ -18,6 +19,7 @@ mod recipes;
 mod reference;
 mod render;
 mod resolve;
+mod socket;
 mod supervisor;
 mod wire;
 

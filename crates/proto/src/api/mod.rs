@@ -8,6 +8,8 @@ mod repositories;
 mod secrets;
 mod sessions;
 mod snapshots;
+mod sockets;
+mod tokens;
 
 pub use common::{Page, Problem};
 pub use exec::{ExecLine, ExecRequest};
@@ -16,3 +18,5 @@ pub use repositories::{AddRepository, Build, BuildLine, Evidence, Pull, Reposito
 pub use secrets::SetSecret;
 pub use sessions::{CreateSession, ForkSession, Session, SessionState};
 pub use snapshots::Snapshot;
+pub use sockets::{STDERR, STDOUT, SocketIn, SocketOut};
+pub use tokens::{CreateToken, CreatedToken, Me, Role, Token};

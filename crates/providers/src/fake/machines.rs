@@ -19,7 +19,7 @@ use harvest_proto::{
     event::SnapshotKind,
 };
 use harvest_session::{
-    machines::{Archive, Disks, ImageLines, Images, ImportImage, Lives, MachineError, Sandboxes},
+    machines::{Archive, HostDisks, ImageLines, Images, ImportImage, Lives, MachineError, Sandboxes},
     provider::{BridgeStream, Provider, ProviderError, Snapshots, StartFrom, StartOrder},
 };
 
@@ -301,7 +301,7 @@ fn volume(name: &str, size_bytes: u64) -> Volume {
 }
 
 #[async_trait]
-impl Disks for Fake {
+impl HostDisks for Fake {
     async fn volume_list(&self) -> Result<Vec<Volume>, MachineError> {
         Ok(self.inner().own.volumes.iter().map(|(name, size)| volume(name, *size)).collect())
     }

@@ -12,7 +12,7 @@ use harvest_proto::{
         SandboxUsed, StoreFile, Used, Volume, VolumeBacking,
     },
 };
-use harvest_session::machines::{Disks, MachineError};
+use harvest_session::machines::{HostDisks, MachineError};
 
 use super::{
     LocalMachines, doctor,
@@ -24,7 +24,7 @@ use super::{
 const BYTES_PER_FILE: u64 = 4096;
 
 #[async_trait]
-impl Disks for LocalMachines {
+impl HostDisks for LocalMachines {
     async fn volume_list(&self) -> Result<Vec<Volume>, MachineError> {
         let volumes = self.ask("cannot list volumes", Engine::volumes).await?;
         Ok(volumes.into_iter().map(volume).collect())

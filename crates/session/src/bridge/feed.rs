@@ -1,11 +1,8 @@
 //! Commands whose input comes while they run, however much it is.
 
 use futures_util::{StreamExt, stream::BoxStream};
-use harvest_proto::bridge::{Command, Frame, MAX_DATA_BYTES, StreamId, ToSupervisor};
-use tokio::{
-    sync::{Semaphore, oneshot},
-    task::AbortHandle,
-};
+use harvest_proto::bridge::Command;
+use tokio::{sync::oneshot, task::AbortHandle};
 
 use super::{Bridge, BridgeError, Exec};
 
@@ -46,47 +43,22 @@ impl Bridge {
     ///
     /// # Errors
     /// When it could not be started.
-    pub async fn exec_fed(&self, mut command: Command, feed: Feed) -> Result<(Exec, Feeding), BridgeError> {
-        let stream = self.new_stream();
-        let credit = self.sending(stream);
-        command.stdin = Some(stream);
-        let exec = match self.exec(command, None).await {
-            Ok(exec) => exec,
-            Err(error) => {
-                self.table().outgoing.remove(&stream);
-                return Err(error);
-            }
-        };
+    pub async fn exec_fed(&self, command: Command, mut feed: Feed) -> Result<(Exec, Feeding), BridgeError> {
+        let (exec, input) = self.exec_open(command, true).await?;
         let (tell, torn) = oneshot::channel();
-        let bridge = self.clone();
         let task = tokio::spawn(async move {
-            if pass_on(&bridge, stream, &credit, feed).await.is_err() {
-                let _ = tell.send(());
+            let Some(mut input) = input else { return };
+            while let Some(bytes) = feed.next().await {
+                let Ok(bytes) = bytes else {
+                    let _ = tell.send(());
+                    return;
+                };
+                if !input.write(&bytes).await {
+                    return;
+                }
             }
+            input.end();
         });
         Ok((exec, Feeding { task: task.abort_handle(), torn }))
     }
-}
-
-async fn pass_on(
-    bridge: &Bridge,
-    stream: StreamId,
-    credit: &Semaphore,
-    mut feed: Feed,
-) -> Result<(), FeedTorn> {
-    while let Some(bytes) = feed.next().await {
-        for piece in bytes?.chunks(MAX_DATA_BYTES) {
-            let Ok(length) = u32::try_from(piece.len()) else { return Err(FeedTorn) };
-            // Closed when the connection is lost, which whoever listens to the command is told.
-            let Ok(permit) = credit.acquire_many(length).await else { return Ok(()) };
-            permit.forget();
-            let frame: Frame<ToSupervisor> = Frame::Data { stream, bytes: piece.to_vec() };
-            if bridge.wire.out.send(frame.encode()).is_err() {
-                return Ok(());
-            }
-        }
-    }
-    bridge.say(ToSupervisor::End { stream });
-    bridge.table().outgoing.remove(&stream);
-    Ok(())
 }

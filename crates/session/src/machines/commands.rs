@@ -20,7 +20,7 @@ use super::{Lives, MachineError, Machines};
 use crate::{
     bridge::{Bridge, BridgeError, Exec, ExecOutput, Feed, Feeding},
     clocks::Clocks,
-    exec::refused,
+    error::fault_code,
     wiring::words,
 };
 
@@ -130,7 +130,10 @@ impl Commands {
                 feeding,
                 after,
             })),
-            Err(BridgeError::Fault(fault)) => Step::Last(refused(&fault), after),
+            Err(BridgeError::Fault(fault)) => {
+                let code = fault_code(&fault).to_owned();
+                Step::Last(ExecLine::Failed { code, message: fault.message }, after)
+            }
             Err(error) => Step::Last(lost(&*self.machines, &sandbox, Some(&error)).await, after),
         };
         Ok(stream::unfold(step, Step::next))

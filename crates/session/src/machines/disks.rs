@@ -10,7 +10,7 @@ use super::MachineError;
 
 /// Volumes, snapshots, room.
 #[async_trait]
-pub trait Disks: Send + Sync {
+pub trait HostDisks: Send + Sync {
     /// Every volume, by name.
     async fn volume_list(&self) -> Result<Vec<Volume>, MachineError>;
 

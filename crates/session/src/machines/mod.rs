@@ -9,12 +9,12 @@ mod images;
 mod sandboxes;
 
 pub use commands::Commands;
-pub use disks::Disks;
+pub use disks::HostDisks;
 pub use error::MachineError;
 pub use images::{Archive, ImageLines, Images, ImportImage};
 pub use sandboxes::{Lives, Sandboxes};
 
 /// Everything a host offers.
-pub trait Machines: Sandboxes + Images + Disks {}
+pub trait Machines: Sandboxes + Images + HostDisks {}
 
-impl<T: Sandboxes + Images + Disks> Machines for T {}
+impl<T: Sandboxes + Images + HostDisks> Machines for T {}

@@ -95,7 +95,8 @@ impl From<MachineError> for ApiError {
             MachineError::Failed { .. } => StatusCode::INTERNAL_SERVER_ERROR,
         };
         let hint = error.hint().map(str::to_owned);
-        Self { status, code: error.code(), detail: crate::problem::words(&error), hint }
+        let error = Self::new(status, error.code(), crate::problem::words(&error));
+        Self { hint, ..error }
     }
 }
 
