@@ -10,7 +10,7 @@ use std::{ffi::OsString, net::SocketAddr, path::PathBuf};
 use clap::{Args, Parser, Subcommand, builder::NonEmptyStringValueParser};
 
 pub(crate) use inside::Shell;
-pub(crate) use machine::{Create, Exec, Language, Sandbox, Side, Snapshot, Volume};
+pub(crate) use machine::{Create, Exec, Sandbox, Side, Snapshot, Volume};
 pub(crate) use server::{CreateToken, Token};
 
 /// Background coding agents on machines you own: a prompt goes in, a tested pull request comes out.

@@ -21,6 +21,7 @@ mod forks;
 mod hidden;
 pub mod inside;
 mod ledger;
+pub mod machines;
 mod places;
 pub mod provider;
 mod reconcile;

@@ -298,6 +298,7 @@ impl Host {
                 .unwrap_or_else(|_| panic!("not an exec line: {line}"))
             {
                 ExecLine::Stdout { data } | ExecLine::Stderr { data } => output.extend(decode(&data)),
+                ExecLine::Started { .. } => {}
                 ExecLine::Exited { exit, .. } => {
                     return (exit, String::from_utf8_lossy(&output).into_owned());
                 }

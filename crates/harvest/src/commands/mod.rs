@@ -40,7 +40,6 @@ use anyhow::Result;
 pub(crate) use doctor::line as check_line;
 pub(crate) use pr::text as pull_text;
 pub(crate) use repo::build as build_repository;
-pub(crate) use volume::explained as volume_explained;
 
 use crate::{Invocation, cli::Command};
 

@@ -5,6 +5,7 @@
 //! [`INITIAL_CREDIT_BYTES`] deep. Whether and when to dial again is the driver's.
 
 mod exec;
+mod feed;
 mod files;
 mod reader;
 
@@ -28,6 +29,7 @@ use tokio::{
 };
 
 pub use exec::{Exec, ExecInput, ExecOutput, Output};
+pub use feed::{Feed, FeedTorn, Feeding};
 
 use crate::provider::{BridgeStream, ProviderError};
 

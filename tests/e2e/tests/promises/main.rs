@@ -6,6 +6,7 @@ mod durable;
 mod exec;
 mod greedy;
 mod line;
+mod machines;
 mod quickstart;
 mod reach;
 mod readme;
