@@ -7,6 +7,7 @@
 
 mod agents;
 mod birth;
+mod blobs;
 mod boot;
 mod bridge;
 mod capture;

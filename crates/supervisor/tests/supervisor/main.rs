@@ -520,43 +520,6 @@ fn a_look_up_waits_for_the_gateway_and_obeys_it() {
 }
 
 #[test]
-fn a_flood_of_events_slows_the_agent_down_and_loses_nothing() {
-    let sandbox = Sandbox::start();
-    let mut owner = sandbox.owner(1, 0);
-    sandbox.booted(&mut owner);
-    let stored = owner.stored;
-    owner.say(ToSupervisor::EventsStored { upto: stored });
-    owner.prompt("flood me");
-    drop(owner);
-    // 30 MB wait to be told; the outbox holds 8 of them, the agent's own pipe the rest.
-    let full = |sandbox: &Sandbox| {
-        let mut probe = sandbox.guest();
-        let Ok(Reply::Status(before)) = probe.ask(|id| ToSupervisor::Status { id }) else { panic!() };
-        before.last_event > stored + 200
-    };
-    wait_until("the outbox fills", || full(&sandbox));
-    let mut owner = sandbox.owner(1, stored);
-    let mut heard = 0;
-    let outcome = loop {
-        owner.until(|owner| (!owner.events.is_empty()).then_some(()));
-        let upto = owner.stored;
-        owner.say(ToSupervisor::EventsStored { upto });
-        let events = std::mem::take(&mut owner.events);
-        heard += events.iter().filter(|event| matches!(event.body, EventBody::ToolEnded { .. })).count();
-        let ended = events.iter().find_map(|event| match &event.body {
-            EventBody::TurnEnded { outcome, .. } => Some(*outcome),
-            _ => None,
-        });
-        if let Some(outcome) = ended {
-            break outcome;
-        }
-    };
-    assert_eq!((heard, outcome), (1000, TurnOutcome::Completed));
-    let peak = sandbox.memory_kib("VmHWM");
-    assert!(peak < 40 * 1024, "{peak} KiB");
-}
-
-#[test]
 fn killed_go_betweens_are_replaced_and_leave_no_command_behind() {
     let sandbox = Sandbox::start();
     let mut guest = sandbox.guest();
