@@ -5,6 +5,7 @@ mod attach;
 mod df;
 mod diff;
 mod doctor;
+mod events;
 mod exec;
 mod fork;
 mod gc;
@@ -63,6 +64,7 @@ pub(crate) async fn run(here: &Invocation, command: Option<Command>) -> Result<u
         Command::Archive(args) => archive::run(here, &args).await,
         Command::Rm(args) => rm::run(here, &args).await,
         Command::Diff(args) => diff::run(here, &args).await,
+        Command::Events(args) => events::run(here, &args).await,
         Command::Logs(args) => logs::run(here, &args).await,
         Command::Exec(args) => exec::run(here, *args).await,
         Command::Pr(verb) => pr::run(here, &verb).await,
