@@ -23,6 +23,7 @@ mod outbox;
 mod passing;
 mod processes;
 mod reaper;
+mod redact;
 mod run;
 mod still;
 mod streams;
