@@ -17,9 +17,9 @@ use futures_util::StreamExt;
 use harvest_engine::{Engine, Limits, Thresholds};
 use harvest_gateway::{Gateway, GatewayConfig, ScriptRule, vault::Vault};
 use harvest_github::Forge;
-use harvest_proto::{Secret, SessionId, bridge::Author};
+use harvest_proto::{Secret, SessionId, api::Role, bridge::Author};
 use harvest_providers::Local;
-use harvest_server::ServerState;
+use harvest_server::{Limits as ServerLimits, ServerState};
 use harvest_session::{Books, Parts, SessionError, Sessions, clocks::Clocks};
 use harvest_store::Store;
 use tokio::{
@@ -32,6 +32,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     client::{Client, ServerFile},
     config::{Config, process_env},
+    database,
     printer::Advice,
     supervisor,
 };
@@ -89,6 +90,7 @@ pub(crate) struct Serving {
 impl Serving {
     /// Starts everything for this configuration's home; answers when requests are answered.
     pub(crate) async fn start(config: &Config, options: Options) -> Result<Self> {
+        allow_many_files();
         let home = prepare_home(&config.home)?;
         let lock = take(&home)?;
         let config = config.at(&home);
@@ -96,7 +98,7 @@ impl Serving {
         let listener = listen(options.listen, &home.join("port")).await?;
         let address = listener.local_addr()?;
         let url = format!("http://{address}");
-        let store = Store::open(&home.join("harvest.db")).await.context("cannot open the store")?;
+        let store = database::open(&config).await?;
         let forge =
             Forge::open(home.join("forge"), &format!("{url}/forge")).context("cannot open the forge")?;
         let forge_port = keep_port(&home.join("port"), &forge, address.port())?;
@@ -105,6 +107,10 @@ impl Serving {
         let shutdown = CancellationToken::new();
         let state =
             ServerState::new(sessions.clone(), &options.hosts, shutdown.clone()).with_forge(forge.router());
+        let state = state.with_limits(ServerLimits {
+            requests_per_second: config.rate_limit,
+            connections: usize::try_from(config.max_connections.max(1)).unwrap_or(usize::MAX),
+        });
         let task = tokio::spawn(harvest_server::serve(listener, state));
         let server_file = config.server_file();
         let record = serde_json::to_vec(&ServerFile { url: url.clone(), pid: std::process::id() })?;
@@ -178,6 +184,13 @@ impl Serving {
         let engine = self.engine;
         tokio::task::spawn_blocking(move || engine.rest()).await?.context("cannot let the zygote go")
     }
+}
+
+/// A connection, a door and a bridge are a descriptor each, and the usual first limit is 1024.
+fn allow_many_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let files = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files });
 }
 
 /// Returns when the process is asked to end: ctrl-c or SIGTERM. A second ctrl-c ends it at once.
@@ -337,10 +350,8 @@ async fn ensure_token(config: &Config, sessions: &Sessions) -> Result<(Secret<St
         email: named(&config.author_email, "user.email", "you@localhost"),
     };
     // One of that name whose file is lost is of no use to anybody.
-    if sessions.token_list().await?.iter().any(|token| token.name == FIRST_TOKEN) {
-        sessions.token_delete(FIRST_TOKEN).await?;
-    }
-    let token = sessions.token_create(FIRST_TOKEN, user).await.context("cannot make the first token")?;
+    let token = sessions.token_replace(FIRST_TOKEN, user, Role::Admin).await;
+    let token = token.context("cannot make the first token")?;
     write_private(&path, token.expose().as_bytes())?;
     Ok((token, true))
 }
@@ -421,7 +432,7 @@ fn keep_port(kept: &Path, forge: &Forge, port: u16) -> Result<Option<u16>> {
 }
 
 /// Under its name only once it is whole, and for nobody else's eyes.
-fn write_private(path: &Path, bytes: &[u8]) -> Result<()> {
+pub(crate) fn write_private(path: &Path, bytes: &[u8]) -> Result<()> {
     let half = path.with_extension(format!("{}.half", std::process::id()));
     let write = || -> std::io::Result<()> {
         let mut file =

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 /// An agent by its name.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(rename_all = "snake_case"))]
 pub enum AgentName {
     /// Claude Code.
     #[default]

@@ -146,6 +146,8 @@ pub(crate) struct Shared {
     pub(crate) tracker: TaskTracker,
     /// The sandboxes that belong to no session.
     pub(crate) hidden: Mutex<HashSet<SandboxId>>,
+    /// Wakes whoever removes what nobody uses any more.
+    pub(crate) removals: tokio::sync::Notify,
 }
 
 /// The names `trusted` sandboxes may reach, once they are known.

@@ -23,10 +23,12 @@ mod run;
 mod sandbox;
 mod secret;
 mod send;
+mod shell;
 mod show;
 mod snapshot;
 mod status;
 mod stop;
+mod token;
 mod up;
 mod volume;
 pub(crate) mod watch;
@@ -67,9 +69,11 @@ pub(crate) async fn run(here: &Invocation, command: Option<Command>) -> Result<u
         Command::Events(args) => events::run(here, &args).await,
         Command::Logs(args) => logs::run(here, &args).await,
         Command::Exec(args) => exec::run(here, *args).await,
+        Command::Shell(args) => shell::run(here, args).await,
         Command::Pr(verb) => pr::run(here, &verb).await,
         Command::Repo(verb) => repo::run(here, verb).await,
         Command::Secret(verb) => secret::run(here, &verb).await,
+        Command::Token(verb) => token::run(here, verb).await,
         Command::Image(verb) => image::run(here, verb).await,
         Command::Sandbox(verb) => sandbox::run(here, verb).await,
         Command::Snapshot(verb) => snapshot::run(here, &verb).await,
@@ -83,7 +87,7 @@ pub(crate) async fn run(here: &Invocation, command: Option<Command>) -> Result<u
 /// The exit code of an error of our own: `exec` must not be taken for the command's.
 pub(crate) fn failure_code(command: Option<&Command>) -> u8 {
     match command {
-        Some(Command::Exec(_)) => 125,
+        Some(Command::Exec(_) | Command::Shell(_)) => 125,
         _ => FAILED,
     }
 }

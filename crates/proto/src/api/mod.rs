@@ -7,6 +7,8 @@ mod repositories;
 mod secrets;
 mod sessions;
 mod snapshots;
+mod sockets;
+mod tokens;
 
 pub use common::{Page, Problem};
 pub use exec::{ExecLine, ExecRequest};
@@ -15,3 +17,5 @@ pub use repositories::{AddRepository, Build, BuildLine, Evidence, Pull, Reposito
 pub use secrets::SetSecret;
 pub use sessions::{CreateSession, ForkSession, Session, SessionState};
 pub use snapshots::Snapshot;
+pub use sockets::{STDERR, STDOUT, SocketIn, SocketOut};
+pub use tokens::{CreateToken, CreatedToken, Me, Role, Token};

@@ -151,6 +151,9 @@ impl Connection {
             },
             ToSupervisor::Exec { id, command } => self.exec(id, *command).await,
             ToSupervisor::Kill { id, exec } => self.kill(id, exec).await,
+            ToSupervisor::Resize { id, .. } => {
+                self.reply(id, Err(Fault::new(FaultCode::NotFound, "the fake has no terminals"))).await
+            }
             ToSupervisor::File { id, request } => self.file(id, request).await,
             ToSupervisor::Credit { stream, bytes } => {
                 if let Some(outgoing) = self.outgoing.get_mut(&stream) {
@@ -170,7 +173,7 @@ impl Connection {
     async fn exec(&mut self, id: RequestId, command: harvest_proto::bridge::Command) -> Alive {
         let (stdout, stderr) = (command.stdout, command.stderr);
         if let Some(stream) = command.stdin {
-            self.reply(id, Ok(Reply::Started { pid: 2 })).await?;
+            self.reply(id, Ok(Reply::Started { pid: 2, terminal: false })).await?;
             self.incoming.insert(stream, Incoming::Stdin { exec: id, stdout, stderr, bytes: Vec::new() });
             return Some(());
         }
@@ -178,10 +181,10 @@ impl Connection {
             Err(fault) => self.reply(id, Err(fault)).await,
             Ok(Ran::Sleeps) => {
                 self.sleeping.push((id, stdout, stderr));
-                self.reply(id, Ok(Reply::Started { pid: 2 })).await
+                self.reply(id, Ok(Reply::Started { pid: 2, terminal: false })).await
             }
             Ok(Ran::Ended { stdout: bytes, exit }) => {
-                self.reply(id, Ok(Reply::Started { pid: 2 })).await?;
+                self.reply(id, Ok(Reply::Started { pid: 2, terminal: false })).await?;
                 self.exited(id, stdout, stderr, bytes, exit).await
             }
         }

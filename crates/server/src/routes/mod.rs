@@ -5,11 +5,13 @@ mod events;
 mod exec;
 mod health;
 mod prompts;
+mod pty;
 mod pulls;
 mod repositories;
 mod secrets;
 mod sessions;
 mod snapshots;
+mod tokens;
 mod turns;
 
 use axum::{
@@ -24,8 +26,8 @@ use crate::{ServerState, idempotency, problem::ApiError};
 /// The handlers, for the table of the OpenAPI page.
 pub(crate) mod handlers {
     pub(crate) use super::{
-        blobs::*, events::*, exec::*, health::*, prompts::*, pulls::*, repositories::*, secrets::*,
-        sessions::*, snapshots::*, turns::*,
+        blobs::*, events::*, exec::*, health::*, prompts::*, pty::*, pulls::*, repositories::*, secrets::*,
+        sessions::*, snapshots::*, tokens::*, turns::*,
     };
 }
 
@@ -50,6 +52,7 @@ pub(crate) fn guarded(state: &ServerState) -> Router<ServerState> {
         .route("/v1/sessions/{session}/blobs/{blob}", get(blobs::blob_get))
         .route("/v1/sessions/{session}/diff", get(turns::diff_get))
         .route("/v1/sessions/{session}/exec", post(exec::exec_run))
+        .route("/v1/sessions/{session}/pty", get(pty::pty_open))
         .route("/v1/sessions/{session}/pull", get(pulls::pull_get))
         .route("/v1/repositories", get(repositories::repository_list))
         .route(
@@ -59,6 +62,9 @@ pub(crate) fn guarded(state: &ServerState) -> Router<ServerState> {
         .route("/v1/repositories/{name}/build", post(repositories::repository_build))
         .route("/v1/secrets", get(secrets::secret_list))
         .route("/v1/secrets/{name}", put(secrets::secret_set).delete(secrets::secret_delete))
+        .route("/v1/me", get(tokens::me_get))
+        .route("/v1/tokens", get(tokens::token_list).post(tokens::token_create))
+        .route("/v1/tokens/{token}", delete(tokens::token_delete))
 }
 
 /// POSTs that make something: they honour `Idempotency-Key`.

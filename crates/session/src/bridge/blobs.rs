@@ -18,6 +18,7 @@ impl Bridge {
             bridge: self.clone(),
             id: 0,
             streams: vec![stream],
+            stdin: None,
             output,
             read: std::collections::HashMap::new(),
             // There is no command to kill when this is dropped.
