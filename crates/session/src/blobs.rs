@@ -20,8 +20,8 @@ const QUOTA_BYTES: u64 = 64 * 1024 * 1024;
 // Longer than any line of an agent that a supervisor reads.
 const MAX_BYTES: u64 = 16 * 1024 * 1024;
 
-// As many as wait on the other side: this only passes them on.
-const WAITING: usize = 512;
+// As many as the driver writes at once. The supervisor has at most 2 MiB under way, wherever they wait.
+const WAITING: usize = 256;
 
 const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
