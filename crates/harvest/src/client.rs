@@ -6,7 +6,7 @@ use std::{future::Future, time::Duration};
 use anyhow::{Context, Result, bail};
 use futures_util::{Stream, StreamExt, stream};
 use harvest_proto::{
-    PromptId, Secret, SessionId,
+    BlobId, PromptId, Secret, SessionId,
     api::{
         AddRepository, CreatePrompt, CreateSession, CreateToken, CreatedToken, ExecRequest, ForkSession, Me,
         MovePrompt, Page, Problem, Prompt, Pull, Repository, RestoreSession, Session, Token, Turn,
@@ -143,6 +143,12 @@ impl Client {
     /// A page of events after `after`, and whether there are more.
     pub(crate) async fn events(&self, id: &SessionId, after: u64) -> Result<Page<harvest_proto::Event>> {
         self.get(&format!("/v1/sessions/{id}/events?after={after}&limit=1000")).await
+    }
+
+    /// The whole of what an event holds only the ends of.
+    pub(crate) async fn blob(&self, id: &SessionId, blob: &BlobId) -> Result<String> {
+        let answer = self.send(self.request(Method::GET, &format!("/v1/sessions/{id}/blobs/{blob}"))).await?;
+        answer.text().await.context("cannot read the blob to its end")
     }
 
     pub(crate) async fn exec(&self, id: &SessionId, body: &ExecRequest) -> Result<Lines> {

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod asks;
+mod blobs;
 pub mod bridge;
 mod check;
 mod checkout;

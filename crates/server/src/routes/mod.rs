@@ -1,5 +1,6 @@
 //! One file per resource. A handler reads the request, calls `Sessions` and answers; nothing more.
 
+mod blobs;
 mod events;
 mod exec;
 mod health;
@@ -26,8 +27,8 @@ use crate::{ServerState, idempotency, problem::ApiError};
 /// The handlers, for the table of the OpenAPI page.
 pub(crate) mod handlers {
     pub(crate) use super::{
-        events::*, exec::*, health::*, machines::handlers::*, prompts::*, pty::*, pulls::*, repositories::*,
-        secrets::*, sessions::*, snapshots::*, tokens::*, turns::*,
+        blobs::*, events::*, exec::*, health::*, machines::handlers::*, prompts::*, pty::*, pulls::*,
+        repositories::*, secrets::*, sessions::*, snapshots::*, tokens::*, turns::*,
     };
 }
 
@@ -51,6 +52,7 @@ pub(crate) fn guarded(state: &ServerState) -> Router<ServerState> {
         .route("/v1/sessions/{session}/turns", get(turns::turn_list))
         .route("/v1/sessions/{session}/snapshots", get(snapshots::snapshot_list))
         .route("/v1/sessions/{session}/events", get(events::event_list))
+        .route("/v1/sessions/{session}/blobs/{blob}", get(blobs::blob_get))
         .route("/v1/sessions/{session}/diff", get(turns::diff_get))
         .route("/v1/sessions/{session}/exec", post(exec::exec_run))
         .route("/v1/sessions/{session}/pty", get(pty::pty_open))
