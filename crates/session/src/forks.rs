@@ -161,7 +161,8 @@ fn birth(
         // A row of its own, so that the snapshot outlives the session that took it.
         Write::SnapshotShare { snapshot: point.snapshot.clone(), at },
     ];
-    (new, State::new(Some(point.snapshot.clone()), true), prompt, writes)
+    let state = State { user: Some(user.email.clone()), ..State::new(Some(point.snapshot.clone()), true) };
+    (new, state, prompt, writes)
 }
 
 #[cfg(test)]

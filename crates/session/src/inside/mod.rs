@@ -103,7 +103,7 @@ fn is_stuck(state: &State) -> bool {
 }
 
 fn spoken_with(state: &State) -> bool {
-    matches!(state.machine, Machine::Ready { link: Link::Up, .. })
+    matches!(state.machine, Machine::Ready { link: Link::Up, .. }) && state.is_awake()
 }
 
 fn not_ready(session: &SessionId) -> SessionError {
