@@ -9,7 +9,7 @@ use std::{
 use axum::{
     body::{Body, HttpBody as _},
     extract::{FromRequestParts, Request, State},
-    http::{HeaderValue, StatusCode, header, request::Parts},
+    http::{HeaderMap, HeaderValue, StatusCode, header, request::Parts},
     middleware::Next,
     response::{IntoResponse, Response},
 };
@@ -71,7 +71,7 @@ pub(crate) async fn require_token(
     next: Next,
 ) -> Response {
     let (asked, peer) = (Asked::of(&request), limit::peer(&request));
-    let Some(shown) = bearer(&request) else {
+    let Some(shown) = bearer(request.headers()) else {
         return refuse(&state, peer, "the request has no bearer token");
     };
     match state.sessions.token_check(shown).await {
@@ -99,8 +99,9 @@ fn until(revoked: CancellationToken, response: Response) -> Response {
     response.map(|body| Body::from_stream(body.into_data_stream().take_until(revoked.cancelled_owned())))
 }
 
-fn bearer(request: &Request) -> Option<&str> {
-    let value = request.headers().get(header::AUTHORIZATION)?.to_str().ok()?;
+/// The token a request shows.
+pub(crate) fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
     let (scheme, token) = value.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim()).filter(|token| !token.is_empty())
 }

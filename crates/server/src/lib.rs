@@ -12,6 +12,7 @@ mod extract;
 mod hosts;
 mod idempotency;
 mod limit;
+mod metrics;
 mod openapi;
 mod policy;
 mod problem;
@@ -38,6 +39,8 @@ pub struct ServerState {
     forge: Router,
     revoked: Arc<auth::Revocations>,
     rates: Arc<limit::Rates>,
+    answers: Arc<metrics::Answers>,
+    readiness: Arc<routes::Readiness>,
     limits: Limits,
     shutdown: CancellationToken,
 }
@@ -50,7 +53,17 @@ impl ServerState {
         let hosts = Arc::new(hosts::Hosts::new(hosts));
         let limits = Limits::default();
         let rates = Arc::new(limit::Rates::new(limits.requests_per_second));
-        Self { sessions, hosts, forge: Router::new(), revoked: Arc::default(), rates, limits, shutdown }
+        Self {
+            sessions,
+            hosts,
+            forge: Router::new(),
+            revoked: Arc::default(),
+            answers: Arc::default(),
+            readiness: Arc::default(),
+            rates,
+            limits,
+            shutdown,
+        }
     }
 
     /// With these limits in place of the default ones.
@@ -97,8 +110,9 @@ pub fn router(state: ServerState) -> Router {
     Router::new()
         .nest("/forge", state.forge.clone())
         .merge(api)
-        .layer(middleware::from_fn_with_state(state, hosts::require_host))
+        .layer(middleware::from_fn_with_state(state.clone(), hosts::require_host))
         .layer(middleware::from_fn(problem::finish))
+        .layer(middleware::from_fn_with_state(state, metrics::count))
         .layer(middleware::from_fn(problem::name_request))
 }
 

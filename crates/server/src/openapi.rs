@@ -25,7 +25,7 @@ use crate::routes::handlers as h;
         h::repository_list, h::repository_add, h::repository_get, h::repository_delete, h::repository_build,
         h::secret_list, h::secret_set, h::secret_delete,
         h::me_get, h::token_list, h::token_create, h::token_delete,
-        h::healthz, h::readyz, h::openapi,
+        h::healthz, h::readyz, h::metrics, h::openapi,
     )
 )]
 struct Api;

@@ -20,6 +20,7 @@ use crate::{
     decide::{Machine, Rest, State},
     driver::{Command, Driver, Handle},
     error::SessionError,
+    meters::Meters,
     repository::check_branch,
     wiring::{Parts, Shared, now, words},
 };
@@ -76,6 +77,7 @@ impl Sessions {
             stop: stop.clone(),
             tracker: TaskTracker::new(),
             hidden: Mutex::default(),
+            meters: Meters::default(),
         });
         let sessions = Self { shared, drivers: Arc::default(), _stop: Arc::new(StopOnDrop(stop)) };
         sessions.pick_up().await?;
@@ -250,7 +252,8 @@ impl Sessions {
             snapshot: state.disk.clone(),
         });
         writes.extend(prompt.map(|prompt| Write::PromptInsert(Box::new(prompt))));
-        self.shared.store.session_insert(self.shared.lease, new, writes).await?;
+        let created = self.shared.store.session_insert(self.shared.lease, new, writes).await?;
+        self.shared.meters.stored(created.events.iter().map(Arc::as_ref));
         self.handle(&id).await?;
         self.get(&id).await
     }

@@ -24,7 +24,7 @@ use harvest_proto::{
 use harvest_store::{Lease, SessionRecord, Store};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::{clocks::Clocks, provider::Provider};
+use crate::{clocks::Clocks, meters::Meters, provider::Provider};
 
 /// Opens doors for sandboxes.
 pub trait Doors: Send + Sync {
@@ -146,6 +146,8 @@ pub(crate) struct Shared {
     pub(crate) tracker: TaskTracker,
     /// The sandboxes that belong to no session.
     pub(crate) hidden: Mutex<HashSet<SandboxId>>,
+    /// What happens, counted.
+    pub(crate) meters: Meters,
 }
 
 /// The names `trusted` sandboxes may reach, once they are known.

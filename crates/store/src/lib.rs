@@ -11,6 +11,7 @@
 
 mod builds;
 mod commit;
+mod counts;
 mod error;
 mod events;
 mod idempotency;

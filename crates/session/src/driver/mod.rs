@@ -350,7 +350,8 @@ impl Driver {
             writes.push(writes::drive(&step.state, drive.clone()));
         }
         if !writes.is_empty() {
-            self.shared.store.session_commit(self.id(), self.shared.lease, at, writes).await?;
+            let commit = self.shared.store.session_commit(self.id(), self.shared.lease, at, writes);
+            self.shared.meters.stored(commit.await?.events.iter().map(Arc::as_ref));
         }
         self.kept = drive;
         self.state = step.state.clone();
