@@ -37,6 +37,8 @@ pub(crate) struct Config {
     pub(crate) max_connections: u32,
     /// What to log, as `tracing` filters spell it.
     pub(crate) log: String,
+    /// How log lines look.
+    pub(crate) log_format: LogFormat,
     /// Names that `trusted` sandboxes may reach; this host's package sources when absent.
     pub(crate) trusted: Option<Vec<String>>,
     /// The image sandboxes start from.
@@ -53,6 +55,34 @@ pub(crate) struct Config {
     pub(crate) store_driver: Driver,
 }
 
+/// How log lines look.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// For programs: one JSON object per line.
+    Json,
+}
+
+/// Neither of the two.
+#[derive(Debug, thiserror::Error)]
+#[error("it is `text` or `json`")]
+pub(crate) struct LogFormatError;
+
+impl std::str::FromStr for LogFormat {
+    type Err = LogFormatError;
+
+    fn from_str(text: &str) -> Result<Self, LogFormatError> {
+        match text {
+            "text" => Ok(Self::Text),
+            "json" => Ok(Self::Json),
+            _ => Err(LogFormatError),
+        }
+    }
+}
+
 /// The file as written.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -66,6 +96,7 @@ struct File {
     rate_limit: Option<u32>,
     max_connections: Option<u32>,
     log: Option<String>,
+    log_format: Option<LogFormat>,
     trusted: Option<Vec<String>>,
     image: Option<String>,
     author_name: Option<String>,
@@ -108,6 +139,12 @@ pub(crate) const KEYS: &[(&str, &str, &str, &str)] = &[
     ),
     ("max_connections", "number", "`1000`", "Connections to the server at once; more wait"),
     ("log", "filter", "`warn`", "What goes to the log on stderr, such as `info` or `harvest_session=debug`"),
+    (
+        "log_format",
+        "`text` or `json`",
+        "`text`",
+        "How the lines of the log look; `json` is one object per line",
+    ),
     (
         "trusted",
         "list of names",
@@ -198,6 +235,7 @@ impl Config {
                 .or(file.max_connections)
                 .unwrap_or(1000),
             log: var("LOG").or(file.log).unwrap_or_else(|| "warn".into()),
+            log_format: parsed("LOG_FORMAT", var("LOG_FORMAT"))?.or(file.log_format).unwrap_or_default(),
             trusted: list("TRUSTED").or(file.trusted),
             image: var("IMAGE").or(file.image).unwrap_or_else(|| "claude".into()),
             author_name: var("AUTHOR_NAME").or(file.author_name),

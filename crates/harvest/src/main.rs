@@ -9,6 +9,7 @@ mod config;
 mod doctor;
 mod follow;
 mod images;
+mod log;
 mod plain;
 mod printer;
 mod publish;
@@ -59,7 +60,7 @@ fn main() -> ExitCode {
 
 fn start(cli: Cli, print: Printer) -> Result<u8> {
     let config = Config::load(&cli.global, &process_env)?;
-    log(&config, cli.global.verbose)?;
+    log::start(&config, cli.global.verbose)?;
     // Everything that speaks TLS uses this one; a second call would only find the first.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let mut builder = match commands::serves(cli.command.as_ref()) {
@@ -71,14 +72,4 @@ fn start(cli: Cli, print: Printer) -> Result<u8> {
     // What still reads from a terminal cannot be cancelled, and nothing waits for it.
     runtime.shutdown_background();
     code
-}
-
-/// Logs go to stderr, apart from what people read; `HARVEST_LOG` says which.
-fn log(config: &Config, verbose: bool) -> Result<()> {
-    let filter = if verbose && config.log == "warn" { "info" } else { &config.log };
-    let filter = tracing_subscriber::EnvFilter::try_new(filter)
-        .with_context(|| format!("`{filter}` in HARVEST_LOG is not a log filter"))?;
-    let ansi = std::io::IsTerminal::is_terminal(&std::io::stderr()) && process_env("NO_COLOR").is_none();
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(ansi).init();
-    Ok(())
 }

@@ -32,6 +32,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     client::{Client, ServerFile},
     config::{Config, process_env},
+    log,
     printer::Advice,
     supervisor,
 };
@@ -285,6 +286,7 @@ fn environment_secrets() -> BTreeMap<String, Secret<String>> {
     ["ANTHROPIC_API_KEY"]
         .into_iter()
         .filter_map(|name| Some((name.to_owned(), Secret::new(process_env(name)?))))
+        .inspect(|(_, secret)| log::learn(secret))
         .collect()
 }
 
@@ -302,7 +304,8 @@ async fn open_sessions(
     store: &Store,
     forge: &Forge,
 ) -> Result<Sessions> {
-    let vault = Arc::new(Vault::open(&config.home.join("vault.key")).context("cannot open the vault")?);
+    let vault = Vault::open(&config.home.join("vault.key")).context("cannot open the vault")?;
+    let vault = Arc::new(vault.telling(log::learn));
     let lease = store.server_lease(SystemTime::now().into()).await.context("cannot take the store over")?;
     let books = Books::new(store.clone(), lease, Arc::clone(&vault), config.budget_tokens)
         .with_environment(environment_secrets());
