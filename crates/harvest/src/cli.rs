@@ -245,12 +245,16 @@ pub(crate) struct Stop {
 
 #[derive(Debug, Args)]
 pub(crate) struct Fork {
-    /// The session, or `SESSION@TURN`; `-@2` is turn 2 of the newest
+    /// The session, or `SESSION@TURN`; `-@2` is turn 2 of the newest, `@0` what a session began as
     #[arg(value_name = "SESSION[@TURN]")]
     pub(crate) session: String,
-    /// The fork's first prompt
-    pub(crate) prompt: Option<String>,
-    /// The turn to go on from; the newest when absent
+    /// The first prompt of every fork; with several, each makes a fork of its own
+    #[arg(value_name = "PROMPT")]
+    pub(crate) prompts: Vec<String>,
+    /// How many forks to make, at most 16
+    #[arg(short, long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub(crate) number: Option<u32>,
+    /// The turn to go on from; where the session stands when absent
     #[arg(short, long, value_name = "NUMBER")]
     pub(crate) turn: Option<u32>,
 }

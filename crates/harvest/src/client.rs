@@ -80,8 +80,9 @@ impl Client {
         self.post("/v1/sessions", body).await
     }
 
-    pub(crate) async fn fork(&self, id: &SessionId, body: &ForkSession) -> Result<Session> {
-        self.post(&format!("/v1/sessions/{id}/fork"), body).await
+    pub(crate) async fn fork(&self, id: &SessionId, body: &ForkSession) -> Result<Vec<Session>> {
+        let page: Page<Session> = self.post(&format!("/v1/sessions/{id}/fork"), body).await?;
+        Ok(page.items)
     }
 
     pub(crate) async fn delete(&self, id: &SessionId) -> Result<()> {

@@ -9,6 +9,7 @@ use std::{
 use anyhow::{Context, Result};
 use harvest_engine::Driver;
 use harvest_proto::Secret;
+use harvest_store::DatabaseUrl;
 use serde::Deserialize;
 
 use crate::{cli::Global, printer::Advice};
@@ -53,6 +54,8 @@ pub(crate) struct Config {
     pub(crate) anthropic_url: Option<String>,
     /// How a new home keeps disks.
     pub(crate) store_driver: Driver,
+    /// Where sessions are remembered; a file in the home when absent.
+    pub(crate) database: Option<DatabaseUrl>,
 }
 
 /// How log lines look.
@@ -104,6 +107,7 @@ struct File {
     budget_tokens: Option<u64>,
     anthropic_url: Option<String>,
     store_driver: Option<Driver>,
+    database: Option<Secret<String>>,
 }
 
 /// Key, type, default and meaning of everything in the file, for the reference page.
@@ -172,6 +176,13 @@ pub(crate) const KEYS: &[(&str, &str, &str, &str)] = &[
         "`dir`",
         "How a new `home` keeps disks: in plain folders, or on btrfs, which captures and forks in milliseconds; \
          of no effect on a home that exists",
+    ),
+    (
+        "database",
+        "`sqlite:PATH` or `postgres://USER:PASSWORD@HOST/NAME`",
+        "`harvest.db` in `home`",
+        "Where sessions, prompts and events are remembered; a PostgreSQL of version 13 or newer, used by this \
+         home alone. `?sslmode=verify-full` insists on a server that proves who it is",
     ),
 ];
 
@@ -245,6 +256,7 @@ impl Config {
             store_driver: parsed("STORE_DRIVER", var("STORE_DRIVER"))?
                 .or(file.store_driver)
                 .unwrap_or(Driver::Dir),
+            database: database(var("DATABASE"), file.database)?,
         })
     }
 
@@ -281,6 +293,20 @@ where
         text.parse().with_context(|| format!("HARVEST_{name} is `{text}`, which cannot be used"))
     };
     text.map(parse).transpose()
+}
+
+/// Unlike other values it is not repeated when it is wrong: there may be a password in it.
+fn database(variable: Option<String>, file: Option<Secret<String>>) -> Result<Option<DatabaseUrl>> {
+    let (name, text) = match (variable, file) {
+        (Some(text), _) => ("HARVEST_DATABASE", Secret::new(text)),
+        (None, Some(text)) => ("the key `database`", text),
+        (None, None) => return Ok(None),
+    };
+    let hint = "such as `sqlite:/var/lib/harvest.db` or `postgres://harvest:PASSWORD@localhost/harvest`";
+    let url = text.expose().parse();
+    url.map(Some).map_err(|error| {
+        anyhow::Error::new(error).context(Advice::new(format!("{name} cannot be used"), hint))
+    })
 }
 
 fn split(text: &str) -> Vec<String> {
@@ -340,6 +366,19 @@ mod tests {
     fn a_misspelt_key_is_refused_rather_than_ignored() {
         let error = with(&Global::default(), &[], "lisen = \"127.0.0.1:1\"").unwrap_err();
         assert!(format!("{error:#}").contains("unknown field `lisen`"), "{error:#}");
+    }
+
+    #[test]
+    fn a_databases_password_is_shown_neither_by_a_good_address_nor_by_a_wrong_one() {
+        let none = Global::default();
+        let good = with(&none, &[], "database = \"postgres://ada:s3cret@db/harvest\"").unwrap();
+        assert_eq!(good.database.clone().unwrap().to_string(), "postgres://ada@db/harvest");
+        assert!(!format!("{good:?}").contains("s3cret"));
+        for url in ["postgres:ada:s3cret@db", "postgres://ada:s3cret@db:x/y"] {
+            let error = format!("{:#}", with(&none, &[("HARVEST_DATABASE", url)], "").unwrap_err());
+            assert!(error.starts_with("HARVEST_DATABASE cannot be used: "), "{error}");
+            assert!(!error.contains("s3cret"), "{error}");
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod cli;
 mod client;
 mod commands;
 mod config;
+mod database;
 mod doctor;
 mod follow;
 mod images;

@@ -32,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     client::{Client, ServerFile},
     config::{Config, process_env},
-    log,
+    database, log,
     printer::Advice,
     supervisor,
 };
@@ -98,7 +98,7 @@ impl Serving {
         let listener = listen(options.listen, &home.join("port")).await?;
         let address = listener.local_addr()?;
         let url = format!("http://{address}");
-        let store = Store::open(&home.join("harvest.db")).await.context("cannot open the store")?;
+        let store = database::open(&config).await?;
         let forge =
             Forge::open(home.join("forge"), &format!("{url}/forge")).context("cannot open the forge")?;
         let forge_port = keep_port(&home.join("port"), &forge, address.port())?;
@@ -434,7 +434,7 @@ fn keep_port(kept: &Path, forge: &Forge, port: u16) -> Result<Option<u16>> {
 }
 
 /// Under its name only once it is whole, and for nobody else's eyes.
-fn write_private(path: &Path, bytes: &[u8]) -> Result<()> {
+pub(crate) fn write_private(path: &Path, bytes: &[u8]) -> Result<()> {
     let half = path.with_extension(format!("{}.half", std::process::id()));
     let write = || -> std::io::Result<()> {
         let mut file =

@@ -14,8 +14,9 @@ use harvest_engine::{
     Engine, EngineError, Limits, Network, Origin, Owner, Running, SandboxState, Spec, VolumeName,
 };
 use harvest_proto::{SandboxId, SnapshotId, event::SnapshotKind};
-use harvest_session::provider::{
-    BridgeStream, Found, Provider, ProviderError, Snapshots, StartFrom, StartOrder, Started,
+use harvest_session::{
+    disks::Disks,
+    provider::{BridgeStream, Found, Provider, ProviderError, Snapshots, StartFrom, StartOrder, Started},
 };
 use tokio::{net::UnixStream, sync::oneshot, task::spawn_blocking};
 
@@ -33,8 +34,13 @@ impl Local {
         Self { engine, limits }
     }
 
+    /// The engine, for a thread of its own.
+    pub(crate) fn clone_engine(&self) -> Engine {
+        self.engine.clone()
+    }
+
     /// Makes a call of the engine where it may block.
-    async fn engine<T: Send + 'static>(
+    pub(crate) async fn engine<T: Send + 'static>(
         &self,
         doing: String,
         call: impl FnOnce(&Engine) -> Result<T, EngineError> + Send + 'static,
@@ -136,6 +142,10 @@ impl Provider for Local {
     fn snapshots(&self) -> Option<&dyn Snapshots> {
         Some(self)
     }
+
+    fn disks(&self) -> Option<&dyn Disks> {
+        Some(self)
+    }
 }
 
 #[async_trait]
@@ -148,7 +158,7 @@ impl Snapshots for Local {
     ) -> Result<u64, ProviderError> {
         let (id, kept) = (sandbox.clone(), snapshot.clone());
         let doing = format!("cannot capture the disk of sandbox {sandbox}");
-        self.engine(doing, move |engine| engine.capture(&id, &kept))
+        self.engine(doing, move |engine| engine.capture_for_sessions(&id, &kept))
             .await
             .map(|captured| captured.frozen_millis)
     }

@@ -102,7 +102,7 @@ fn sessions(page: &mut Page, vitals: &Vitals) {
     if let Some(sandboxes) = vitals.sandboxes {
         page.one("harvest_sandboxes", "gauge", "Sandboxes of sessions, builds and checks", sandboxes);
     }
-    page.one("harvest_events_total", "counter", "Events the sessions stored", counts.events);
+    page.one("harvest_events_total", "counter", "Events stored", counts.events);
     let plain = [
         ("harvest_queue_wait_seconds", "What prompts waited for their turn", &counts.waits),
         ("harvest_start_seconds", "What starting a sandbox took", &counts.starts),

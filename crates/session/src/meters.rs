@@ -83,10 +83,9 @@ pub struct Counts {
 pub(crate) struct Meters(Mutex<Counts>);
 
 impl Meters {
-    /// Takes note of events that are stored.
-    pub(crate) fn stored<'e>(&self, events: impl IntoIterator<Item = &'e Event>) {
-        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        events.into_iter().for_each(|event| counts.count(event));
+    /// Takes note of an event that is stored.
+    pub(crate) fn stored(&self, event: &Event) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).count(event);
     }
 
     /// What was counted so far.
@@ -174,13 +173,14 @@ mod tests {
             reason: reason.into(),
             detail: None,
         };
-        meters.stored(&[
+        let events = [
             event(1_000, queued),
             event(1_500, EventBody::TurnStarted { prompt: prompt.clone(), number: 1 }),
             event(1_500, EventBody::TurnStarted { prompt, number: 1 }),
             event(2_000, change("sandbox_lost")),
             event(2_000, change("rm -rf /")),
-        ]);
+        ];
+        events.iter().for_each(|event| meters.stored(event));
         let counts = meters.counts();
         assert_eq!(
             (counts.events, counts.waits.count(), counts.waits.sum()),

@@ -7,6 +7,8 @@ use async_trait::async_trait;
 use harvest_proto::{SandboxId, SnapshotId, event::SnapshotKind};
 use tokio::io::{AsyncRead, AsyncWrite};
 
+use crate::disks::Disks;
+
 /// Starts, finds, keeps and ends sandboxes.
 #[async_trait]
 pub trait Provider: Send + Sync {
@@ -39,6 +41,11 @@ pub trait Provider: Send + Sync {
 
     /// `None` when this provider cannot keep the disk of a sandbox that goes on running.
     fn snapshots(&self) -> Option<&dyn Snapshots>;
+
+    /// `None` when this provider looks after the disks it keeps by itself.
+    fn disks(&self) -> Option<&dyn Disks> {
+        None
+    }
 }
 
 /// Keeps the disk of a running sandbox.

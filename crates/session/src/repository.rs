@@ -69,17 +69,14 @@ impl Sessions {
     /// # Errors
     /// When there is none of this name, or a session uses it.
     pub async fn repository_delete(&self, name: &str) -> Result<(), SessionError> {
-        let orphans = self.shared.store.repository_delete(name).await.map_err(|error| match error {
+        let deleted = self.shared.store.repository_delete(name, now()).await;
+        let removals = deleted.map_err(|error| match error {
             harvest_store::StoreError::Exists { what } => {
                 SessionError::conflict("in_use", what, "delete its sessions first")
             }
             other => other.into(),
         })?;
-        if let Some(snapshots) = self.shared.provider.snapshots() {
-            for snapshot in orphans {
-                let _ = snapshots.remove(&snapshot).await;
-            }
-        }
+        crate::removals::carry_out(&self.shared, &removals).await;
         Ok(())
     }
 

@@ -147,7 +147,9 @@ pub(crate) struct Shared {
     /// The sandboxes that belong to no session.
     pub(crate) hidden: Mutex<HashSet<SandboxId>>,
     /// What happens, counted.
-    pub(crate) meters: Meters,
+    pub(crate) meters: Arc<Meters>,
+    /// Wakes whoever removes what nobody uses any more.
+    pub(crate) removals: tokio::sync::Notify,
 }
 
 /// The names `trusted` sandboxes may reach, once they are known.

@@ -1,6 +1,10 @@
 //! Sessions on a real store and sandboxes that speak the real frames.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
 
+#[path = "sessions/garbage.rs"]
+mod garbage;
+#[path = "sessions/history.rs"]
+mod history;
 #[path = "sessions/mishaps.rs"]
 mod mishaps;
 #[path = "sessions/tokens.rs"]
@@ -355,8 +359,8 @@ async fn a_fork_goes_on_from_its_turn_on_a_branch_of_its_own() {
     until_state(&sessions, &source.id, SessionState::Idle).await;
     let second = send(&sessions, &source.id, "write /f two").await;
     until_status(&sessions, &source.id, &second, PromptStatus::Completed).await;
-    let order = ForkSession { turn: Some(1), prompt: Some("hold".into()) };
-    let fork = sessions.fork(&source.id, order, ada()).await.unwrap();
+    let order = ForkSession { turn: Some(1), prompt: Some("hold".into()), ..ForkSession::default() };
+    let fork = sessions.fork(&source.id, order, ada()).await.unwrap().remove(0);
     assert_eq!(fork.forked_from, Some(source.id.clone()));
     assert_ne!(fork.branch, source.branch);
     until(&sessions, &fork.id, started).await;

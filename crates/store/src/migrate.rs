@@ -3,14 +3,16 @@
 
 use sqlx::{AssertSqlSafe, Row};
 
-use crate::{DbConnection, StoreError};
+use crate::{DbConnection, StoreError, dialect::Dialect};
 
-const STEPS: &[&str] = &[include_str!("schema/0001.sql"), include_str!("schema/0008.sql")];
+const STEPS: &[&str] =
+    &[include_str!("schema/0001.sql"), include_str!("schema/0005.sql"), include_str!("schema/0008.sql")];
 
-/// Brings the tables up to date, in one transaction: a kill in the middle leaves the old ones.
-pub(crate) async fn run(connection: &mut DbConnection) -> Result<(), StoreError> {
-    sqlx::query("BEGIN IMMEDIATE").execute(&mut *connection).await?;
-    sqlx::query("CREATE TABLE IF NOT EXISTS schema_version (version BIGINT NOT NULL)")
+/// Brings the tables up to date, in one transaction: a kill in the middle leaves the old ones, and of two
+/// servers that start at once one waits for the other.
+pub(crate) async fn run(connection: &mut DbConnection, dialect: Dialect) -> Result<(), StoreError> {
+    sqlx::raw_sql(dialect.begin()).execute(&mut *connection).await?;
+    sqlx::raw_sql("CREATE TABLE IF NOT EXISTS schema_version (version BIGINT NOT NULL)")
         .execute(&mut *connection)
         .await?;
     let row = sqlx::query("SELECT COALESCE(MAX(version), 0) AS version FROM schema_version")
@@ -24,13 +26,14 @@ pub(crate) async fn run(connection: &mut DbConnection) -> Result<(), StoreError>
     let done = usize::try_from(found).map_err(|_| StoreError::Corrupt { column: "version" })?;
     for (index, step) in STEPS.iter().enumerate().skip(done) {
         for statement in step.split(";\n").map(str::trim).filter(|statement| !statement.is_empty()) {
-            sqlx::query(AssertSqlSafe(statement)).execute(&mut *connection).await?;
+            let statement = dialect.schema(statement).into_owned();
+            sqlx::raw_sql(AssertSqlSafe(statement)).execute(&mut *connection).await?;
         }
         sqlx::query("INSERT INTO schema_version (version) VALUES ($1)")
             .bind(i64::try_from(index + 1).unwrap_or(i64::MAX))
             .execute(&mut *connection)
             .await?;
     }
-    sqlx::query("COMMIT").execute(&mut *connection).await?;
+    sqlx::raw_sql("COMMIT").execute(&mut *connection).await?;
     Ok(())
 }

@@ -79,7 +79,7 @@ pub(crate) async fn insert(target: &mut Target<'_>, prompt: NewPrompt) -> Result
         text: prompt.text.clone(),
         author: prompt.author.name.clone(),
     };
-    let seq = events::append(target, prompt.at, None, body).await?;
+    let seq = events::append(target, prompt.at, None, body);
     sqlx::query(
         "INSERT INTO prompts (id, session, text, author_name, author_email, status, position, seq, created_at)
          VALUES ($1, $2, $3, $4, $5, 'queued',

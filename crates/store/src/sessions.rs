@@ -1,16 +1,16 @@
 //! Sessions: one row each, which also gives its events their numbers.
 
 use harvest_proto::{
-    SandboxId, SessionId, SnapshotId, Timestamp,
+    SandboxId, SessionId, Timestamp,
     api::{Pull, Session, SessionState},
     bridge::Author,
     event::Usage,
 };
 
 use crate::{
-    Committed, DbConnection, DbRow, Lease, Store, StoreError, Write, commit, leases,
+    DbConnection, DbRow, Lease, Removal, Store, StoreError, Write, commit, leases, removals,
     row::{self, to_word},
-    writer::Done,
+    writer::{Done, News},
 };
 
 /// A session to be.
@@ -82,15 +82,32 @@ impl Store {
         lease: Lease,
         new: NewSession,
         writes: Vec<Write>,
-    ) -> Result<Committed, StoreError> {
+    ) -> Result<(), StoreError> {
+        self.session_insert_all(lease, vec![(new, writes)]).await
+    }
+
+    /// The same for several sessions, all or none of them.
+    ///
+    /// # Errors
+    /// [`StoreError::LeaseLost`] when another server has taken over.
+    pub async fn session_insert_all(
+        &self,
+        lease: Lease,
+        all: Vec<(NewSession, Vec<Write>)>,
+    ) -> Result<(), StoreError> {
         self.writer
             .run(move |connection| {
                 Box::pin(async move {
                     leases::check(connection, lease).await?;
-                    let (session, at) = (new.id.clone(), new.at);
-                    insert(connection, new).await?;
-                    let committed = commit::apply(connection, &session, lease, at, writes).await?;
-                    Ok(Done { answer: committed, news: Vec::new() })
+                    let mut news = News::new();
+                    for (new, writes) in all {
+                        let (session, at) = (new.id.clone(), new.at);
+                        insert(connection, new).await?;
+                        let committed = commit::apply(connection, &session, lease, at, writes).await?;
+                        // Nobody can follow a session that has just come to be, but somebody may count.
+                        news.extend(committed.events.into_iter().map(|event| (session.clone(), event)));
+                    }
+                    Ok(Done { answer: (), news })
                 })
             })
             .await
@@ -120,7 +137,7 @@ impl Store {
     ) -> Result<Vec<SessionRecord>, StoreError> {
         let (at, id) = before.map_or((i64::MAX, String::new()), |(at, id)| (at.as_millis(), id.to_string()));
         let rows = sqlx::query(sqlx::AssertSqlSafe(format!(
-            "{SELECT} WHERE s.created_at < $1 OR (s.created_at = $1 AND s.id < $2)
+            "{SELECT} WHERE (s.created_at, s.id) < ($1, $2)
              ORDER BY s.created_at DESC, s.id DESC LIMIT $3"
         )))
         .bind(at)
@@ -144,7 +161,8 @@ impl Store {
         row::optional(&row, "diff")
     }
 
-    /// Forgets a session and everything in it. Answers the snapshots nobody else uses.
+    /// Forgets a session and everything in it. What of the machine nobody else uses is to be removed from
+    /// then on, together with `also`, which only the session's driver knows of; answers all of that.
     ///
     /// # Errors
     /// [`StoreError::LeaseLost`] when another server has taken over.
@@ -152,34 +170,51 @@ impl Store {
         &self,
         session: &SessionId,
         lease: Lease,
-    ) -> Result<Vec<SnapshotId>, StoreError> {
+        also: Vec<Removal>,
+        at: Timestamp,
+    ) -> Result<Vec<Removal>, StoreError> {
         let session = session.clone();
         let id = session.clone();
-        let orphans = self
+        let removals = self
             .writer
             .run(move |connection| {
                 Box::pin(async move {
                     leases::check(connection, lease).await?;
-                    let rows = sqlx::query(
-                        "SELECT id FROM snapshots WHERE session = $1 AND id NOT IN
-                         (SELECT id FROM snapshots WHERE session <> $1)",
-                    )
-                    .bind(session.to_string())
-                    .fetch_all(&mut *connection)
-                    .await?;
-                    let orphans =
-                        rows.iter().map(|row| row::parsed(row, "id")).collect::<Result<Vec<_>, _>>()?;
+                    let mut removals = left_by(connection, &session).await?;
+                    removals
+                        .extend(also.into_iter().filter(|one| !removals.contains(one)).collect::<Vec<_>>());
+                    for removal in &removals {
+                        removals::insert(connection, removal, at).await?;
+                    }
                     sqlx::query("DELETE FROM sessions WHERE id = $1")
                         .bind(session.to_string())
                         .execute(&mut *connection)
                         .await?;
-                    Ok(orphans.into())
+                    Ok(removals.into())
                 })
             })
             .await?;
         self.topics.lock().expect("no holder of this lock can panic").remove(&id);
-        Ok(orphans)
+        Ok(removals)
     }
+}
+
+/// The session's sandbox and the snapshots no other session may go on from.
+async fn left_by(connection: &mut DbConnection, session: &SessionId) -> Result<Vec<Removal>, StoreError> {
+    let sandbox = sqlx::query("SELECT sandbox FROM sessions WHERE id = $1")
+        .bind(session.to_string())
+        .fetch_optional(&mut *connection)
+        .await?;
+    let sandbox = sandbox.map_or(Ok(None), |row| row::parsed_optional(&row, "sandbox"))?;
+    let rows = sqlx::query(
+        "SELECT id FROM snapshots WHERE session = $1 AND id NOT IN
+         (SELECT id FROM snapshots WHERE session <> $1) ORDER BY created_at, id",
+    )
+    .bind(session.to_string())
+    .fetch_all(connection)
+    .await?;
+    let snapshots = rows.iter().map(|row| Ok(Removal::Snapshot(row::parsed(row, "id")?)));
+    sandbox.map(|id| Ok(Removal::Sandbox(id))).into_iter().chain(snapshots).collect()
 }
 
 async fn insert(connection: &mut DbConnection, new: NewSession) -> Result<(), StoreError> {

@@ -7,7 +7,7 @@ use harvest_proto::{
     bridge::{Author, OutboxEvent},
     event::SnapshotKind,
 };
-use harvest_store::{Claim, Lease, NewPrompt, NewSession, Store, StoreError, Write};
+use harvest_store::{Claim, Lease, NewPrompt, NewSession, Removal, Store, StoreError, Write};
 
 const NOW: Timestamp = Timestamp::from_millis(1_000);
 
@@ -136,7 +136,10 @@ async fn who_lost_the_lease_writes_nothing_more() {
         home.store.session_insert(home.lease, new_session(), Vec::new()).await,
         Err(StoreError::LeaseLost)
     ));
-    assert!(matches!(home.store.session_delete(&session, home.lease).await, Err(StoreError::LeaseLost)));
+    assert!(matches!(
+        home.store.session_delete(&session, home.lease, Vec::new(), NOW).await,
+        Err(StoreError::LeaseLost)
+    ));
     home.store.session_commit(&session, newer, NOW, vec![warning("ours")]).await.unwrap();
     assert_eq!(home.store.event_list(&session, 0, 10).await.unwrap().len(), 1);
 }
@@ -223,8 +226,14 @@ async fn a_snapshot_a_fork_uses_outlives_the_session_that_took_it() {
     home.commit(&source, vec![begin, keep(&shared, Some(turn)), keep(&own, None)]).await.unwrap();
     home.commit(&fork, vec![keep(&shared, None)]).await.unwrap();
     assert_eq!(home.store.turn_list(&source).await.unwrap()[0].snapshot, Some(shared.clone()));
-    assert_eq!(home.store.session_delete(&source, home.lease).await.unwrap(), [own]);
-    assert_eq!(home.store.session_delete(&fork, home.lease).await.unwrap(), [shared]);
+    assert_eq!(
+        home.store.session_delete(&source, home.lease, Vec::new(), NOW).await.unwrap(),
+        [Removal::Snapshot(own)]
+    );
+    assert_eq!(
+        home.store.session_delete(&fork, home.lease, Vec::new(), NOW).await.unwrap(),
+        [Removal::Snapshot(shared)]
+    );
 }
 
 #[tokio::test]

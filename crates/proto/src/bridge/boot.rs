@@ -54,7 +54,7 @@ pub struct Checkout {
 /// Which agent, and how.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentLaunch {
-    /// `claude`.
+    /// One of [`crate::agents::NAMES`].
     pub name: String,
     /// The agent's own id of the conversation, chosen by us (a UUID).
     pub conversation: String,
@@ -62,4 +62,24 @@ pub struct AgentLaunch {
     pub resume: bool,
     /// The model to ask for; the agent's default when absent.
     pub model: Option<String>,
+    /// What becomes of it when it crashes.
+    #[serde(default)]
+    pub restarts: Restarts,
+}
+
+/// How often and when a crashed agent is started again. A turn that ends well starts the count anew.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Restarts {
+    /// So many crashes are followed by a start.
+    pub times: u32,
+    /// Waited after the first crash, and twice as long after each further one.
+    pub first_millis: u64,
+    /// The longest that is waited.
+    pub longest_millis: u64,
+}
+
+impl Default for Restarts {
+    fn default() -> Self {
+        Self { times: 5, first_millis: 2_000, longest_millis: 60_000 }
+    }
 }

@@ -22,7 +22,7 @@ mod prompt;
 mod reply;
 mod status;
 
-pub use boot::{AgentLaunch, Boot, BootStart, Checkout};
+pub use boot::{AgentLaunch, Boot, BootStart, Checkout, Restarts};
 pub use command::{Command, Exit};
 pub use file::{FileKind, FileRequest, FileStat};
 pub use frame::{Decoder, Frame, FrameError};

@@ -8,6 +8,7 @@
 
 mod commands;
 mod connection;
+mod disks;
 mod machine;
 
 use std::{
@@ -17,8 +18,9 @@ use std::{
 
 use async_trait::async_trait;
 use harvest_proto::{PromptId, SandboxId, SnapshotId, event::SnapshotKind};
-use harvest_session::provider::{
-    BridgeStream, Found, Provider, ProviderError, Snapshots, StartFrom, StartOrder, Started,
+use harvest_session::{
+    disks::Disks,
+    provider::{BridgeStream, Found, Provider, ProviderError, Snapshots, StartFrom, StartOrder, Started},
 };
 
 use machine::Machine;
@@ -41,6 +43,11 @@ struct Inner {
     runs: Arc<Mutex<Vec<PromptId>>>,
     failing: BTreeSet<Act>,
     boots: Boots,
+    /// The store that has these disks.
+    store: Option<String>,
+    /// Repositories whose state was removed.
+    states_removed: Vec<String>,
+    sweeps: usize,
 }
 
 /// How booting goes.
@@ -63,6 +70,10 @@ pub enum Act {
     Capture,
     /// Ending and keeping one.
     EndKept,
+    /// Ending one.
+    End,
+    /// Removing a snapshot.
+    Remove,
 }
 
 impl Fake {
@@ -237,6 +248,7 @@ impl Provider for Fake {
     }
 
     async fn end(&self, sandbox: &SandboxId) -> Result<(), ProviderError> {
+        self.check(Act::End)?;
         if let Some(machine) = self.inner().sandboxes.remove(sandbox) {
             machine.die("ended");
         }
@@ -248,6 +260,10 @@ impl Provider for Fake {
     }
 
     fn snapshots(&self) -> Option<&dyn Snapshots> {
+        Some(self)
+    }
+
+    fn disks(&self) -> Option<&dyn Disks> {
         Some(self)
     }
 }
@@ -271,6 +287,7 @@ impl Snapshots for Fake {
     }
 
     async fn remove(&self, snapshot: &SnapshotId) -> Result<(), ProviderError> {
+        self.check(Act::Remove)?;
         self.inner().snapshots.remove(snapshot);
         Ok(())
     }

@@ -138,17 +138,18 @@ pub(crate) async fn session_archive(
     Ok(Json(state.sessions.get(&session).await?))
 }
 
-/// Makes another session that begins where a turn of this one ended: files and conversation.
+/// Makes sessions that begin where a turn of this one ended: files and conversation. All of them, or none.
 #[utoipa::path(post, path = "/v1/sessions/{session}/fork", tag = "sessions", request_body = Option<ForkSession>,
     params(("session" = SessionId, Path, description = "The session to go on from"),
            ("Idempotency-Key" = Option<String>, Header, description = "The same key creates only once",
             min_length = 1, max_length = 128)),
-    responses((status = 201, body = Session, description = "The new session")))]
+    responses((status = 201, body = Page<Session>, description = "The new sessions")))]
 pub(crate) async fn session_fork(
     State(state): State<ServerState>,
     Caller(caller): Caller,
     Path(session): Path<SessionId>,
     OptionalBody(body): OptionalBody<ForkSession>,
-) -> Result<(StatusCode, Json<Session>), ApiError> {
-    Ok((StatusCode::CREATED, Json(state.sessions.fork(&session, body, caller).await?)))
+) -> Result<(StatusCode, Json<Page<Session>>), ApiError> {
+    let items = state.sessions.fork(&session, body, caller).await?;
+    Ok((StatusCode::CREATED, Json(Page { items, next_cursor: None })))
 }

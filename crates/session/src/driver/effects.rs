@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use harvest_proto::{
     EventBody, PromptId, SandboxId, SnapshotId, TurnId,
-    bridge::{AgentLaunch, Boot, BootStart, Checkout, PromptOrder, ToSupervisor},
+    bridge::{AgentLaunch, Boot, BootStart, Checkout, PromptOrder, Restarts, ToSupervisor},
     event::SnapshotKind,
 };
 use harvest_store::{StoreError, Write};
@@ -17,6 +17,7 @@ use crate::{
     decide::{Action, Input, Machine},
     evidence,
     provider::{Found, ProviderError, StartFrom, StartOrder},
+    removals::carry_out,
     wiring::{Shared, now, remote, words},
 };
 
@@ -124,6 +125,7 @@ impl Driver {
                 resume,
                 // The scripted stand-in is the gateway's, not a model the agent knows.
                 model: session.model.clone().filter(|model| model != "scripted"),
+                restarts: Restarts::default(),
             }),
             env: BTreeMap::new(),
         };
@@ -252,20 +254,17 @@ impl Driver {
         });
     }
 
-    /// An archived session keeps its newest state only.
+    /// An archived session keeps its newest state and what is pinned.
     pub(super) fn trim(&self) {
-        let Some(newest) = self.state.disk.clone() else { return };
         let (shared, session) = (Arc::clone(&self.shared), self.id().clone());
         self.shared.spawn(async move {
-            let Some(snapshots) = shared.provider.snapshots() else { return };
-            match shared.store.snapshot_trim(&session, shared.lease, &newest).await {
-                Ok(orphans) => {
-                    for snapshot in orphans {
-                        if let Err(error) = snapshots.remove(&snapshot).await {
-                            tracing::warn!(%snapshot, error = words(&error), "a snapshot cannot be removed");
-                        }
-                    }
-                }
+            let kept = match shared.store.snapshot_list(&session).await {
+                Ok(snapshots) => snapshots.into_iter().map(|snapshot| snapshot.id).collect(),
+                Err(error) => return tracing::warn!(%session, %error, "old snapshots cannot be listed"),
+            };
+            // The store lets none go that is pinned or that the session would go on from.
+            match shared.store.snapshot_drop(&session, shared.lease, kept, "archived", now()).await {
+                Ok(removals) => carry_out(&shared, &removals).await,
                 Err(error) => tracing::warn!(%session, %error, "old snapshots cannot be forgotten"),
             }
         });

@@ -18,7 +18,7 @@ use harvest_proto::{
     EventBody, SandboxId, SessionId, SnapshotId, TurnId, api::SessionState, bridge::BootStart,
     event::SnapshotKind,
 };
-use harvest_store::{NewPrompt, SessionRecord, StoreError, Write};
+use harvest_store::{NewPrompt, Removal, SessionRecord, StoreError, Write};
 use tokio::{
     sync::{mpsc, oneshot, watch},
     task::AbortHandle,
@@ -29,6 +29,7 @@ use crate::{
     decide::{Action, Input, Machine, Moment, State, Step, Work, decide, restart},
     error::SessionError,
     provider::Started,
+    removals::carry_out,
     wiring::{Shared, now, steady, words},
 };
 
@@ -350,8 +351,7 @@ impl Driver {
             writes.push(writes::drive(&step.state, drive.clone()));
         }
         if !writes.is_empty() {
-            let commit = self.shared.store.session_commit(self.id(), self.shared.lease, at, writes);
-            self.shared.meters.stored(commit.await?.events.iter().map(Arc::as_ref));
+            self.shared.store.session_commit(self.id(), self.shared.lease, at, writes).await?;
         }
         self.kept = drive;
         self.state = step.state.clone();
@@ -374,24 +374,14 @@ impl Driver {
     }
 
     async fn delete(&mut self, reply: Reply<()>) -> Go {
-        let deleted = self.shared.store.session_delete(self.id(), self.shared.lease).await;
-        match deleted {
-            Ok(mut orphans) => {
+        // Of a save under way only we know.
+        let also = self.state.saving().cloned().map(Removal::Snapshot).into_iter().collect();
+        match self.shared.store.session_delete(self.id(), self.shared.lease, also, now()).await {
+            Ok(removals) => {
                 self.detach();
                 // Who starts or keeps something for the session still finds nobody to tell, and clears up.
                 self.notes.close();
-                orphans.extend(self.state.saving().cloned());
-                // From here on nobody owns them; what a crash leaves now is ended at the next start.
-                if let Some(sandbox) = self.state.sandbox().cloned()
-                    && let Err(error) = self.shared.provider.end(&sandbox).await
-                {
-                    tracing::warn!(%sandbox, %error, "the sandbox of a deleted session could not be ended");
-                }
-                if let Some(snapshots) = self.shared.provider.snapshots() {
-                    for snapshot in orphans {
-                        let _ = snapshots.remove(&snapshot).await;
-                    }
-                }
+                carry_out(&self.shared, &removals).await;
                 let _ = reply.send(Ok(()));
                 Err(Over)
             }

@@ -162,13 +162,19 @@ impl Sandbox {
                 conversation: "0b5a7e0e-1111-4111-8111-111111111111".into(),
                 resume: false,
                 model: None,
+                restarts: Restarts { first_millis: 1, ..Restarts::default() },
             }),
             env: BTreeMap::from([("GREETING".to_owned(), "hi".to_owned())]),
         }
     }
 
     pub(crate) fn booted(&self, client: &mut Client) {
-        let boot = self.boot(BootStart::Fresh, &[]);
+        self.booted_with(client, "claude");
+    }
+
+    pub(crate) fn booted_with(&self, client: &mut Client, agent: &str) {
+        let mut boot = self.boot(BootStart::Fresh, &[]);
+        boot.agent.as_mut().unwrap().name = agent.to_owned();
         assert_eq!(client.ask(|id| ToSupervisor::Boot { id, boot: Box::new(boot) }), Ok(Reply::Done));
         client.phase(BootPhase::Ready, PhaseStatus::Done);
     }
