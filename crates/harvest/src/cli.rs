@@ -9,7 +9,7 @@ use std::{ffi::OsString, net::SocketAddr, path::PathBuf};
 use clap::{Args, Parser, Subcommand, builder::NonEmptyStringValueParser};
 
 pub(crate) use machine::{Create, Exec, Language, Sandbox, Side, Snapshot, Volume};
-pub(crate) use server::{CreateToken, Token};
+pub(crate) use server::{ConfigArgs, CreateToken, Token};
 
 /// Background coding agents on machines you own: a prompt goes in, a tested pull request comes out.
 #[derive(Debug, Parser)]
@@ -121,6 +121,8 @@ pub(crate) enum Command {
     /// Make and revoke the tokens by which people and programs ask
     #[command(subcommand)]
     Token(Token),
+    /// Show what is configured, and who said so
+    Config(ConfigArgs),
     /// Build, import, pull and list the images sandboxes start from
     #[command(subcommand)]
     Image(Image),

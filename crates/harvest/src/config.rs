@@ -1,6 +1,9 @@
 //! One TOML file, each key also a variable, some also a flag: flag before variable before file before
 //! default. Reads; makes nothing.
 
+mod nearest;
+pub(crate) mod origin;
+
 use std::{
     net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
@@ -110,8 +113,7 @@ struct File {
     database: Option<Secret<String>>,
 }
 
-/// Key, type, default and meaning of everything in the file, for the reference page.
-#[cfg(test)]
+/// Key, type, default and meaning of everything in the file, in the order of `File`.
 pub(crate) const KEYS: &[(&str, &str, &str, &str)] = &[
     (
         "home",
@@ -206,16 +208,8 @@ pub(crate) fn process_env(name: &str) -> Option<String> {
 impl Config {
     /// What holds for these flags, this environment and the file they name.
     pub(crate) fn load(flags: &Global, env: Env) -> Result<Self> {
-        let named = flags.config.clone().or_else(|| env("HARVEST_CONFIG").map(PathBuf::from));
-        let path =
-            named.clone().unwrap_or_else(|| xdg(env, "XDG_CONFIG_HOME", ".config").join("harvest.toml"));
-        let text = match std::fs::read_to_string(&path) {
-            Ok(text) => text,
-            // A file nobody named need not be there.
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound && named.is_none() => String::new(),
-            Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
-        };
-        let file = parse(&text).with_context(|| format!("cannot use {}", path.display()))?;
+        let text = read(flags, env)?;
+        let file = parse(&text).with_context(|| format!("cannot use {}", path_of(flags, env).0.display()))?;
         Self::merge(flags, env, file)
     }
 
@@ -276,12 +270,49 @@ impl Config {
     }
 }
 
-/// Says in which line it is wrong.
+/// Who decided a setting, the strongest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Level {
+    Flag,
+    Variable,
+    File,
+    Default,
+}
+
+/// The file, and whether somebody named it.
+fn path_of(flags: &Global, env: Env) -> (PathBuf, bool) {
+    match flags.config.clone().or_else(|| env("HARVEST_CONFIG").map(PathBuf::from)) {
+        Some(named) => (named, true),
+        None => (xdg(env, "XDG_CONFIG_HOME", ".config").join("harvest.toml"), false),
+    }
+}
+
+fn read(flags: &Global, env: Env) -> Result<String> {
+    let (path, named) = path_of(flags, env);
+    match std::fs::read_to_string(&path) {
+        Ok(text) => Ok(text),
+        // A file nobody named need not be there.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !named => Ok(String::new()),
+        Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
+    }
+}
+
+/// Says in which line it is wrong, and what was meant.
 fn parse(text: &str) -> Result<File> {
-    toml::from_str(text).map_err(|error| {
+    toml::from_str(text).map_err(|error: toml::de::Error| {
         let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or("");
-        let message = format!("line {}: {}", before.matches('\n').count() + 1, error.message());
-        Advice::new(message, "correct it, or name another file with HARVEST_CONFIG").into()
+        let unknown = error.message().strip_prefix("unknown field `").and_then(|rest| rest.split('`').next());
+        let message = match unknown {
+            Some(key) => format!("unknown field `{key}`"),
+            None => error.message().to_owned(),
+        };
+        let meant = unknown.and_then(|key| nearest::nearest(key, KEYS.iter().map(|key| key.0)));
+        let hint = match (meant, unknown) {
+            (Some(key), _) => format!("did you mean `{key}`?"),
+            (None, Some(_)) => "`harvest config` lists all keys".to_owned(),
+            _ => "correct it, or name another file with HARVEST_CONFIG".to_owned(),
+        };
+        Advice::new(format!("line {}: {message}", before.matches('\n').count() + 1), hint).into()
     })
 }
 
@@ -346,9 +377,50 @@ mod tests {
         assert_eq!(with(&none, &[], "").unwrap().listen.to_string(), "127.0.0.1:7070");
     }
 
+    /// Every key with a value for the file and another for the variable.
+    const SAMPLES: &[(&str, &str, &str)] = &[
+        ("home", "\"/file\"", "/env"),
+        ("cache", "\"/file\"", "/env"),
+        ("url", "\"http://file\"", "http://env"),
+        ("token", "\"file\"", "env"),
+        ("listen", "\"127.0.0.1:1\"", "127.0.0.1:2"),
+        ("hosts", "[\"file\"]", "env,more"),
+        ("rate_limit", "1", "2"),
+        ("max_connections", "1", "2"),
+        ("log", "\"info\"", "debug"),
+        ("log_format", "\"json\"", "text"),
+        ("trusted", "[\"file\"]", "env"),
+        ("image", "\"file\"", "env"),
+        ("author_name", "\"file\"", "env"),
+        ("author_email", "\"file\"", "env"),
+        ("budget_tokens", "1", "2"),
+        ("anthropic_url", "\"file\"", "env"),
+        ("store_driver", "\"btrfs\"", "auto"),
+        ("database", "\"sqlite:/file\"", "sqlite:/env"),
+    ];
+
+    #[test]
+    fn for_every_key_a_variable_goes_before_the_file_before_the_default() {
+        let keys: Vec<&str> = SAMPLES.iter().map(|sample| sample.0).collect();
+        assert_eq!(keys, KEYS.iter().map(|key| key.0).collect::<Vec<_>>(), "a key has no sample");
+        for (key, in_file, in_variable) in SAMPLES {
+            let name = format!("HARVEST_{}", key.to_uppercase());
+            let (text, vars) = (format!("{key} = {in_file}"), [(name.as_str(), *in_variable)]);
+            let shown = |vars: &[(&str, &str)], text: &str| {
+                let config = with(&Global::default(), vars, text).unwrap();
+                // The one value that does not show itself.
+                format!("{config:?} {:?}", config.token.as_ref().map(|token| token.expose().clone()))
+            };
+            let (default, file, variable) = (shown(&[], ""), shown(&[], &text), shown(&vars, ""));
+            assert_ne!(file, default, "{key} in the file changes nothing");
+            assert_eq!(shown(&vars, &text), variable, "{name} does not go before the file");
+            assert_ne!(variable, file, "{name} changes nothing");
+        }
+    }
+
     #[test]
     fn the_reference_has_every_key_in_its_order() {
-        let error = parse("no_such_key = 1").unwrap_err().to_string();
+        let error = toml::from_str::<File>("no_such_key = 1").unwrap_err().message().to_owned();
         let keys: Vec<&str> = error.split('`').skip(3).step_by(2).collect();
         let documented: Vec<&str> = KEYS.iter().map(|key| key.0).collect();
         assert_eq!(keys, documented, "{error}");
@@ -366,6 +438,7 @@ mod tests {
     fn a_misspelt_key_is_refused_rather_than_ignored() {
         let error = with(&Global::default(), &[], "lisen = \"127.0.0.1:1\"").unwrap_err();
         assert!(format!("{error:#}").contains("unknown field `lisen`"), "{error:#}");
+        assert_eq!(crate::printer::hint_of(&error).as_deref(), Some("did you mean `listen`?"));
     }
 
     #[test]

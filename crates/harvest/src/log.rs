@@ -1,7 +1,7 @@
 //! The log: to stderr, as lines for people or as JSON, with every secret covered before it is written.
 //! What is logged is decided where it happens.
 
-mod redact;
+pub(crate) mod redact;
 
 use std::{
     io::{self, IsTerminal, Write},

@@ -28,13 +28,14 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Parser;
 
-use cli::{Cli, Command};
+use cli::{Cli, Command, Global};
 use config::{Config, process_env};
 use printer::Printer;
 
 /// What a verb is given: what was configured, and where to print.
 pub(crate) struct Invocation {
     pub(crate) config: Config,
+    pub(crate) flags: Global,
     pub(crate) print: Printer,
 }
 
@@ -69,7 +70,7 @@ fn start(cli: Cli, print: Printer) -> Result<u8> {
         false => tokio::runtime::Builder::new_current_thread(),
     };
     let runtime = builder.enable_all().build().context("cannot start the runtime")?;
-    let code = runtime.block_on(commands::run(&Invocation { config, print }, cli.command));
+    let code = runtime.block_on(commands::run(&Invocation { config, flags: cli.global, print }, cli.command));
     // What still reads from a terminal cannot be cancelled, and nothing waits for it.
     runtime.shutdown_background();
     code

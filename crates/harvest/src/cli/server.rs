@@ -2,6 +2,12 @@
 
 use clap::{Args, Subcommand};
 
+#[derive(Debug, Args)]
+pub(crate) struct ConfigArgs {
+    /// Only the value of this key
+    pub(crate) key: Option<String>,
+}
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum Token {
     /// Make a token; its value is printed this once

@@ -2,6 +2,7 @@
 
 mod archive;
 mod attach;
+mod config;
 mod df;
 mod diff;
 mod doctor;
@@ -70,6 +71,7 @@ pub(crate) async fn run(here: &Invocation, command: Option<Command>) -> Result<u
         Command::Repo(verb) => repo::run(here, verb).await,
         Command::Secret(verb) => secret::run(here, &verb).await,
         Command::Token(verb) => token::run(here, verb).await,
+        Command::Config(args) => config::run(here, &args),
         Command::Image(verb) => image::run(here, verb).await,
         Command::Sandbox(verb) => sandbox::run(here, verb).await,
         Command::Snapshot(verb) => snapshot::run(here, &verb).await,
