@@ -61,6 +61,9 @@ fn main() -> ExitCode {
 }
 
 fn start(cli: Cli, print: Printer) -> Result<u8> {
+    if let Some(Command::Completion(shell)) = &cli.command {
+        return commands::complete(shell);
+    }
     let config = Config::load(&cli.global, &process_env)?;
     log::start(&config, cli.global.verbose)?;
     // Everything that speaks TLS uses this one; a second call would only find the first.

@@ -374,7 +374,7 @@ pub(crate) fn random_token() -> String {
     bytes.iter().fold(String::from("hv_"), |token, byte| token + &format!("{byte:02x}"))
 }
 
-fn prepare_home(home: &Path) -> Result<PathBuf> {
+pub(crate) fn prepare_home(home: &Path) -> Result<PathBuf> {
     let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(home);
     made.map_err(|error| unusable(home, &error, "cannot be made"))?;
     // Asked for ahead: the first file that cannot be written would say it in its own words.
@@ -390,6 +390,11 @@ fn unusable(home: &Path, error: &std::io::Error, otherwise: &str) -> anyhow::Err
     };
     let hint = "name a folder that can be written to with --home or HARVEST_HOME";
     Advice::new(format!("the home {} {why}", home.display()), hint).into()
+}
+
+/// Whether somebody serves from this home.
+pub(crate) fn is_served(home: &Path) -> bool {
+    File::open(home.join("server.lock")).is_ok_and(|file| file.try_lock().is_err())
 }
 
 /// One server per home: two would drive the same sessions.

@@ -11,6 +11,7 @@ mod readme;
 mod recover;
 mod sandboxes;
 mod secrets;
+mod service;
 mod stop;
 mod tidy;
 
