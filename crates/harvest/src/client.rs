@@ -9,11 +9,11 @@ use harvest_proto::{
     PromptId, Secret, SessionId,
     api::{
         AddRepository, CreatePrompt, CreateSession, CreateToken, CreatedToken, ExecRequest, ForkSession, Me,
-        MovePrompt, Page, Problem, Prompt, Pull, Repository, Session, Token, Turn,
+        MovePrompt, Page, Problem, Prompt, Pull, Repository, RestoreSession, Session, Token, Turn,
     },
 };
 use reqwest::{
-    Method, RequestBuilder, Response,
+    Method, RequestBuilder, Response, StatusCode,
     header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue},
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -97,6 +97,10 @@ impl Client {
     /// `stop`, `resume`, `terminate` or `archive`.
     pub(crate) async fn act(&self, id: &SessionId, verb: &str) -> Result<Session> {
         self.post(&format!("/v1/sessions/{id}/{verb}"), &json!({})).await
+    }
+
+    pub(crate) async fn restore(&self, id: &SessionId, turn: u32) -> Result<Session> {
+        self.post(&format!("/v1/sessions/{id}/restore"), &RestoreSession { turn }).await
     }
 
     /// Answers the session and the snapshot it goes on from.
@@ -265,6 +269,11 @@ impl Client {
         }
     }
 
+    /// A GET that somebody else goes on with.
+    pub(crate) fn get_request(&self, path: &str) -> RequestBuilder {
+        self.request(Method::GET, path)
+    }
+
     fn request(&self, method: Method, path: &str) -> RequestBuilder {
         self.http.request(method, format!("{}{path}", self.url)).bearer_auth(self.token.expose())
     }
@@ -281,11 +290,14 @@ impl Client {
         }
     }
 
-    fn send(&self, request: RequestBuilder) -> impl Future<Output = Result<Response>> + Send + use<> {
+    pub(crate) fn send(
+        &self,
+        request: RequestBuilder,
+    ) -> impl Future<Output = Result<Response>> + Send + use<> {
         let (url, answer) = (self.url.clone(), self.ask(request));
         async move {
             let answer = answer.await?;
-            if answer.status().is_success() {
+            if answer.status().is_success() || answer.status() == StatusCode::SWITCHING_PROTOCOLS {
                 return Ok(answer);
             }
             let status = answer.status();

@@ -3,6 +3,7 @@
 
 mod nearest;
 pub(crate) mod origin;
+mod tables;
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -12,10 +13,13 @@ use std::{
 use anyhow::{Context, Result};
 use harvest_engine::Driver;
 use harvest_proto::Secret;
+use harvest_session::{Limits, clocks::Clocks};
 use harvest_store::DatabaseUrl;
 use serde::Deserialize;
 
 use crate::{cli::Global, printer::Advice};
+pub(crate) use tables::{CLOCKS, LIMITS};
+use tables::{ClocksTable, LimitsTable};
 
 /// Where `harvest up` listens unless told otherwise.
 pub(crate) const DEFAULT_PORT: u16 = 7070;
@@ -59,6 +63,10 @@ pub(crate) struct Config {
     pub(crate) store_driver: Driver,
     /// Where sessions are remembered; a file in the home when absent.
     pub(crate) database: Option<DatabaseUrl>,
+    /// How long things may take.
+    pub(crate) clocks: Clocks,
+    /// How much may run at once.
+    pub(crate) limits: Limits,
 }
 
 /// How log lines look.
@@ -111,6 +119,10 @@ struct File {
     anthropic_url: Option<String>,
     store_driver: Option<Driver>,
     database: Option<Secret<String>>,
+    #[serde(default)]
+    clocks: ClocksTable,
+    #[serde(default)]
+    limits: LimitsTable,
 }
 
 /// Key, type, default and meaning of everything in the file, in the order of `File`.
@@ -186,6 +198,8 @@ pub(crate) const KEYS: &[(&str, &str, &str, &str)] = &[
         "Where sessions, prompts and events are remembered; a PostgreSQL of version 13 or newer, used by this \
          home alone. `?sslmode=verify-full` insists on a server that proves who it is",
     ),
+    ("clocks", "table", "below", "How long things may take"),
+    ("limits", "table", "below", "How much may run at once"),
 ];
 
 /// Variables that are no key, for the reference page.
@@ -251,6 +265,8 @@ impl Config {
                 .or(file.store_driver)
                 .unwrap_or(Driver::Dir),
             database: database(var("DATABASE"), file.database)?,
+            clocks: file.clocks.merge(env)?,
+            limits: file.limits.merge(env)?,
         })
     }
 
@@ -268,6 +284,20 @@ impl Config {
     pub(crate) fn at(&self, home: &Path) -> Self {
         Self { home: home.to_owned(), url: None, token: None, ..self.clone() }
     }
+}
+
+/// Table, key and default of everything; the table is empty for what is in none.
+fn every_key() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
+    let clocks = CLOCKS.iter().map(|(key, default, _)| ("clocks", *key, *default));
+    let limits = LIMITS.iter().map(|(key, default, _)| ("limits", *key, *default));
+    let plain = KEYS.iter().filter(|(_, kind, ..)| *kind != "table");
+    plain.map(|(key, _, default, _)| ("", *key, *default)).chain(clocks).chain(limits)
+}
+
+/// The variable that is the same as a key.
+fn variable_of(table: &str, key: &str) -> String {
+    let table = if table.is_empty() { String::new() } else { format!("{table}_") };
+    format!("HARVEST_{table}{key}").to_uppercase()
 }
 
 /// Who decided a setting, the strongest first.
@@ -306,7 +336,7 @@ fn parse(text: &str) -> Result<File> {
             Some(key) => format!("unknown field `{key}`"),
             None => error.message().to_owned(),
         };
-        let meant = unknown.and_then(|key| nearest::nearest(key, KEYS.iter().map(|key| key.0)));
+        let meant = unknown.and_then(|key| nearest::nearest(key, every_key().map(|key| key.1)));
         let hint = match (meant, unknown) {
             (Some(key), _) => format!("did you mean `{key}`?"),
             (None, Some(_)) => "`harvest config` lists all keys".to_owned(),
@@ -402,10 +432,19 @@ mod tests {
     #[test]
     fn for_every_key_a_variable_goes_before_the_file_before_the_default() {
         let keys: Vec<&str> = SAMPLES.iter().map(|sample| sample.0).collect();
-        assert_eq!(keys, KEYS.iter().map(|key| key.0).collect::<Vec<_>>(), "a key has no sample");
-        for (key, in_file, in_variable) in SAMPLES {
-            let name = format!("HARVEST_{}", key.to_uppercase());
-            let (text, vars) = (format!("{key} = {in_file}"), [(name.as_str(), *in_variable)]);
+        let plain: Vec<&str> = every_key().filter(|key| key.0.is_empty()).map(|key| key.1).collect();
+        assert_eq!(keys, plain, "a key has no sample");
+        for (table, key, _) in every_key() {
+            let sample = SAMPLES.iter().find(|sample| table.is_empty() && sample.0 == key);
+            let (in_file, in_variable) = match (sample, table, key) {
+                (Some((_, in_file, in_variable)), ..) => (*in_file, *in_variable),
+                (None, "limits", _) | (None, _, "breaker_failures") => ("71", "72"),
+                (None, _, "heartbeat") => ("\"1s\"", "2s"),
+                _ => ("\"711s\"", "712s"),
+            };
+            let name = variable_of(table, key);
+            let heading = if table.is_empty() { String::new() } else { format!("[{table}]\n") };
+            let (text, vars) = (format!("{heading}{key} = {in_file}"), [(name.as_str(), in_variable)]);
             let shown = |vars: &[(&str, &str)], text: &str| {
                 let config = with(&Global::default(), vars, text).unwrap();
                 // The one value that does not show itself.

@@ -20,6 +20,7 @@ mod recipes;
 mod reference;
 mod render;
 mod resolve;
+mod socket;
 mod supervisor;
 mod wire;
 

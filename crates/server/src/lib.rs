@@ -1,4 +1,4 @@
-//! HTTP, SSE, auth, OpenAPI. Translates; decides nothing: what a session does is `session`'s, and this
+//! HTTP, SSE, WebSocket, auth, OpenAPI. Translates; decides nothing: what a session does is `session`'s, and this
 //! crate never sees the store or a provider.
 //!
 //! The way of a request: `problem::name_request` names it, `hosts::require_host` looks where it was sent,
@@ -17,6 +17,7 @@ mod openapi;
 mod policy;
 mod problem;
 mod routes;
+mod socket;
 mod stream;
 mod valid;
 
@@ -57,7 +58,7 @@ impl ServerState {
             sessions,
             hosts,
             forge: Router::new(),
-            revoked: Arc::default(),
+            revoked: Arc::new(auth::Revocations::new(shutdown.clone())),
             answers: Arc::default(),
             readiness: Arc::default(),
             rates,

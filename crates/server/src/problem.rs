@@ -13,8 +13,8 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures_util::FutureExt;
-use harvest_proto::{SessionId, api::Problem};
-use harvest_session::SessionError;
+use harvest_proto::{SessionId, api::Problem, bridge::FaultCode};
+use harvest_session::{SessionError, bridge::BridgeError};
 use tracing::Instrument;
 
 use crate::metrics;
@@ -72,15 +72,36 @@ impl From<SessionError> for ApiError {
             SessionError::Conflict { .. } => StatusCode::CONFLICT,
             SessionError::Invalid { .. } => StatusCode::UNPROCESSABLE_ENTITY,
             SessionError::Stopped => StatusCode::SERVICE_UNAVAILABLE,
+            SessionError::Bridge(error) => bridge_status(error),
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
         let hint = match &error {
             SessionError::NotFound { what } => Some(where_to_look(what)),
             _ => error.hint(),
         };
+        let detail = match &error {
+            SessionError::Bridge(BridgeError::Fault(fault)) => fault.message.clone(),
+            _ => words(&error),
+        };
         let (code, hint) = (error.code(), hint.map(str::to_owned));
         let retry_after = (status == StatusCode::SERVICE_UNAVAILABLE).then_some(1);
-        Self { status, code, detail: words(&error), hint, retry_after }
+        Self { status, code, detail, hint, retry_after }
+    }
+}
+
+/// A supervisor that says no has understood; one that cannot be reached has not.
+fn bridge_status(error: &BridgeError) -> StatusCode {
+    let BridgeError::Fault(fault) = error else {
+        return match error {
+            BridgeError::Outdated => StatusCode::CONFLICT,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+    };
+    match fault.code {
+        FaultCode::NotFound => StatusCode::NOT_FOUND,
+        FaultCode::Denied => StatusCode::FORBIDDEN,
+        FaultCode::Busy | FaultCode::NotReady | FaultCode::NotOwner => StatusCode::CONFLICT,
+        FaultCode::NotExecutable | FaultCode::Invalid | FaultCode::System => StatusCode::UNPROCESSABLE_ENTITY,
     }
 }
 

@@ -81,6 +81,19 @@ async fn a_body_that_could_harm_what_is_behind_it_is_refused() {
 }
 
 #[tokio::test]
+async fn a_socket_is_opened_by_an_upgrade_and_not_for_another_sites_page() {
+    let host = Host::start().await;
+    let path = "/v1/sessions/ses_000000000000/pty";
+    problem(&host.ask("GET", path, &[], "").await, 426, "upgrade_required");
+    problem(&host.ask("GET", &format!("{path}?rows=none"), &[], "").await, 426, "upgrade_required");
+    for origin in ["https://evil.example", "null", "http://127.0.0.1:8080"] {
+        let headers = [("origin", origin), ("connection", "upgrade"), ("upgrade", "websocket")];
+        problem(&host.ask("GET", path, &headers, "").await, 403, "origin_not_allowed");
+    }
+    problem(&host.ask_as(None, "GET", path, &[], "").await, 401, "unauthorized");
+}
+
+#[tokio::test]
 async fn a_request_without_a_known_token_is_refused() {
     let host = Host::start().await;
     for token in [None, Some("hv_wrong"), Some("")] {
@@ -109,7 +122,9 @@ async fn the_openapi_page_has_every_route_and_each_of_them_answers() {
     for (path, item) in page["paths"].as_object().unwrap() {
         for (method, operation) in item.as_object().unwrap() {
             let responses = operation["responses"].as_object().unwrap();
-            assert!(responses.keys().any(|status| status.starts_with('2')), "{method} {path} never succeeds");
+            // A socket's success is 101.
+            let succeeds = |status: &String| status.starts_with('2') || status == "101";
+            assert!(responses.keys().any(succeeds), "{method} {path} never succeeds");
             assert!(responses.contains_key("default"), "{method} {path} does not say how it fails");
             assert!(
                 responses.values().all(|response| response["description"].is_string()),

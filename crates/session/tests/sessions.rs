@@ -7,6 +7,8 @@ mod garbage;
 mod history;
 #[path = "sessions/mishaps.rs"]
 mod mishaps;
+#[path = "sessions/rests.rs"]
+mod rests;
 #[path = "sessions/tokens.rs"]
 mod tokens;
 
@@ -37,6 +39,7 @@ use harvest_providers::{Fake, contract, fake::Act};
 use harvest_session::{
     Books, Config, Doors, Lease, Parts, PullOrder, Pulls, PullsError, SessionError, Sessions, Store,
     clocks::Clocks,
+    inside::TerminalOrder,
     provider::{Provider, StartFrom},
 };
 
@@ -580,7 +583,7 @@ async fn sandboxes_nobody_owns_are_ended_at_the_start() {
 }
 
 #[tokio::test]
-async fn commands_run_in_a_ready_machine_only() {
+async fn commands_run_in_a_machine_which_is_resumed_for_them_unless_it_was_put_away() {
     let house = House::new().await;
     let sessions = house.serve().await;
     let id = house.session(&sessions, None).await.id;
@@ -598,6 +601,13 @@ async fn commands_run_in_a_ready_machine_only() {
     let lines: Vec<ExecLine> = sessions.exec(&id, unknown).await.unwrap().collect().await;
     assert!(matches!(&lines[..], [ExecLine::Failed { code, .. }] if code == "not_found"));
     sessions.pause(&id).await.unwrap();
+    let lines: Vec<ExecLine> = sessions.exec(&id, request.clone()).await.unwrap().collect().await;
+    assert!(matches!(&lines[..], [ExecLine::Stdout { .. }, ExecLine::Exited { .. }]));
+    // The fake knows no terminals, as an older supervisor does not: the command is not left running.
+    let order = TerminalOrder { argv: vec!["sleep".into(), "1".into()], ..TerminalOrder::default() };
+    let refused = sessions.inside(&id).await.unwrap().terminal(order).await.err().unwrap();
+    assert_eq!(refused.code(), "supervisor_outdated");
+    sessions.archive(&id).await.unwrap();
     assert_eq!(sessions.exec(&id, request).await.err().unwrap().code(), "not_ready");
 }
 

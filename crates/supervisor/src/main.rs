@@ -1,8 +1,9 @@
 //! The static program inside the sandbox: pid 1 and whatever pid 1 starts of itself.
 //!
-//! One file, four roles: without an argument it is the supervisor; `nursery` and `launcher` are
-//! the small processes between it and the commands (see [`processes`]); `scripted-agent` is an agent like
-//! any other, which happens to come along (see [`agents::scripted`]).
+//! One file, five roles: without an argument it is the supervisor; `nursery` and `launcher` are
+//! the small processes between it and the commands, `terminal` is what a command with a terminal is
+//! until it runs (see [`processes`]); `scripted-agent` is an agent like any other, which happens to come
+//! along (see [`agents::scripted`]).
 #![forbid(unsafe_code)]
 
 mod agents;
@@ -26,6 +27,7 @@ mod run;
 mod still;
 mod streams;
 mod supervisor;
+mod terminal;
 mod turn;
 mod users;
 
@@ -46,6 +48,7 @@ fn main() -> ExitCode {
         None => run::main(),
         Some("nursery") => processes::nursery::main(arguments.next().as_deref()),
         Some("launcher") => processes::launcher::main(arguments.next().as_deref()),
+        Some("terminal") => processes::controlled::main(),
         Some(other) => {
             log::line(format_args!("unknown role `{other}`"));
             ExitCode::from(2)

@@ -12,7 +12,7 @@ use crate::{
 pub(crate) fn run(here: &Invocation, args: &ConfigArgs) -> Result<u8> {
     let mut settings = settings(&here.config, &here.flags, &process_env)?;
     if let Some(key) = &args.key {
-        settings.retain(|setting| setting.key == key);
+        settings.retain(|setting| setting.key == *key);
         let [setting] = settings.as_slice() else {
             bail!(Advice::new(format!("there is no key `{key}`"), "`harvest config` lists all"));
         };
@@ -20,7 +20,7 @@ pub(crate) fn run(here: &Invocation, args: &ConfigArgs) -> Result<u8> {
         return Ok(0);
     }
     let row = |setting: &crate::config::origin::Setting| {
-        vec![setting.key.to_owned(), setting.value.clone(), setting.from.clone()]
+        vec![setting.key.clone(), setting.value.clone(), setting.from.clone()]
     };
     here.print.result(&settings, |settings| {
         table(&["KEY", "VALUE", "FROM"], &settings.iter().map(row).collect::<Vec<_>>())

@@ -3,14 +3,14 @@
 use anyhow::{Context, Result};
 use serde::Serialize;
 
-use super::{Config, Env, KEYS, Level, path_of, read};
+use super::{Config, Env, Level, every_key, path_of, read, variable_of};
 use crate::{cli::Global, log::redact::Redaction};
 
 /// One key as it holds for this run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Setting {
     /// Its name in the file.
-    pub(crate) key: &'static str,
+    pub(crate) key: String,
     /// What holds, secrets covered.
     pub(crate) value: String,
     /// Who said so: a flag, a variable, the file or nobody.
@@ -23,13 +23,15 @@ pub(crate) fn settings(config: &Config, flags: &Global, env: Env) -> Result<Vec<
     let text = read(flags, env)?;
     let file: toml::Table =
         toml::from_str(&text).with_context(|| format!("cannot use {}", path.display()))?;
-    let one = |(key, _, default, _): &(&'static str, &str, &str, &str)| {
-        let variable = format!("HARVEST_{}", key.to_uppercase());
-        let (level, text) = match (flag(flags, key), env(&variable), file.get(*key)) {
+    let one = |(table, key, default): (&str, &'static str, &str)| {
+        let (variable, name) = (variable_of(table, key), dotted(table, key));
+        let written =
+            if table.is_empty() { file.get(key) } else { file.get(table).and_then(|table| table.get(key)) };
+        let (level, text) = match (flag(flags, &name), env(&variable), written) {
             (Some(text), _, _) => (Level::Flag, text),
             (None, Some(text), _) => (Level::Variable, text),
             (None, None, Some(value)) => (Level::File, plain(value)),
-            (None, None, None) => (Level::Default, default_of(config, key, default)),
+            (None, None, None) => (Level::Default, default_of(config, &name, default)),
         };
         let from = match level {
             Level::Flag => format!("--{key}"),
@@ -37,11 +39,15 @@ pub(crate) fn settings(config: &Config, flags: &Global, env: Env) -> Result<Vec<
             Level::File => path.display().to_string(),
             Level::Default => "default".to_owned(),
         };
-        let secret = *key == "token" && level != Level::Default;
+        let secret = name == "token" && level != Level::Default;
         let value = if secret { "***".to_owned() } else { Redaction::new().cover(&text) };
-        Setting { key, value, from }
+        Setting { key: name, value, from }
     };
-    Ok(KEYS.iter().map(one).collect())
+    Ok(every_key().map(one).collect())
+}
+
+fn dotted(table: &str, key: &str) -> String {
+    if table.is_empty() { key.to_owned() } else { format!("{table}.{key}") }
 }
 
 fn flag(flags: &Global, key: &str) -> Option<String> {
@@ -79,12 +85,13 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(
             file.path(),
-            "log = \"info\"\ntoken = \"hvt_planted\"\nhosts = [\"a\", \"b\"]\ndatabase = \"postgres://u:planted@h/d\"\n",
+            "log = \"info\"\ntoken = \"hvt_planted\"\nhosts = [\"a\", \"b\"]\ndatabase = \"postgres://u:planted@h/d\"\n[clocks]\nturn = \"3h\"\n",
         )
         .unwrap();
         let flags =
             Global { home: Some("/flag".into()), config: Some(file.path().into()), ..Global::default() };
         let vars = [
+            ("HARVEST_LIMITS_SANDBOXES", "7"),
             ("HARVEST_HOME", "/env"),
             ("HARVEST_LISTEN", "127.0.0.1:9"),
             ("HARVEST_URL", "http://u:planted@h"),
@@ -104,6 +111,8 @@ mod tests {
         assert_eq!(shown("token"), ("***", path.as_str()));
         assert_eq!(shown("image"), ("claude", "default"));
         assert!(!format!("{settings:?}").contains("planted"), "{settings:?}");
-        assert_eq!(settings.len(), KEYS.len());
+        assert_eq!(settings.len(), every_key().count());
+        assert_eq!(shown("clocks.turn"), ("3h", path.as_str()));
+        assert_eq!(shown("limits.sandboxes"), ("7", "HARVEST_LIMITS_SANDBOXES"));
     }
 }

@@ -25,6 +25,21 @@ pub struct Command {
     pub stdout: StreamId,
     /// Carries stderr.
     pub stderr: StreamId,
+    /// Gives it a terminal of its own: `stdin` and `stdout` carry what is typed and shown, `stderr` nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub terminal: Option<Terminal>,
+}
+
+/// The terminal a command gets.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Terminal {
+    /// Its height.
+    pub rows: u16,
+    /// Its width.
+    pub cols: u16,
+    /// What it understands: the command's `TERM`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub term: Option<String>,
 }
 
 /// How a process ended.

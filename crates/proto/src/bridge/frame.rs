@@ -98,7 +98,7 @@ impl Decoder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bridge::{FileRequest, FromSupervisor, ToSupervisor};
+    use crate::bridge::{Command, FileRequest, FromSupervisor, Reply, ToSupervisor};
     use proptest::prelude::*;
 
     #[test]
@@ -113,6 +113,17 @@ mod tests {
         let text = r#"{"say":"file","id":7,"request":{"do":"chown_tree","path":"/x"}}"#;
         let message: ToSupervisor = serde_json::from_str(text).unwrap();
         assert_eq!(message, ToSupervisor::File { id: 7, request: FileRequest::Unknown });
+    }
+
+    #[test]
+    fn an_older_side_neither_asks_for_terminals_nor_claims_them() {
+        let text = r#"{"argv":["sh"],"env":{},"cwd":null,"user":null,"timeout_millis":null,"stdin":null,
+            "stdout":1,"stderr":2}"#;
+        let command: Command = serde_json::from_str(text).unwrap();
+        assert_eq!(command.terminal, None);
+        assert!(!serde_json::to_string(&command).unwrap().contains("terminal"));
+        let started: Reply = serde_json::from_str(r#"{"reply":"started","pid":7}"#).unwrap();
+        assert_eq!(started, Reply::Started { pid: 7, terminal: false });
     }
 
     #[test]

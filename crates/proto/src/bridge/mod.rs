@@ -23,7 +23,7 @@ mod reply;
 mod status;
 
 pub use boot::{AgentLaunch, Boot, BootStart, Checkout, Restarts};
-pub use command::{Command, Exit};
+pub use command::{Command, Exit, Terminal};
 pub use file::{FileKind, FileRequest, FileStat};
 pub use frame::{Decoder, Frame, FrameError};
 pub use prompt::{Author, PromptOrder};
@@ -116,6 +116,17 @@ pub enum ToSupervisor {
         id: RequestId,
         /// The command, by the number of its `Exec`.
         exec: RequestId,
+    },
+    /// A command's terminal has another size. Only to a supervisor whose `Started` said `terminal`.
+    Resize {
+        /// The request's number.
+        id: RequestId,
+        /// The command, by the number of its `Exec`.
+        exec: RequestId,
+        /// The new height.
+        rows: u16,
+        /// The new width.
+        cols: u16,
     },
     /// Do something with a file.
     File {

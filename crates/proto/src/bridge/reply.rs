@@ -16,6 +16,9 @@ pub enum Reply {
     Started {
         /// Its pid inside.
         pid: u32,
+        /// Whether it has the terminal it was to get; an older supervisor does not know what that is.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        terminal: bool,
     },
     /// What a path is.
     Stat(FileStat),

@@ -16,7 +16,7 @@ use harvest_proto::{
 };
 use harvest_session::{
     Doors, PullOrder, Pulls, PullsError,
-    provider::{BridgeStream, Found, Provider, ProviderError, Snapshots, StartOrder, Started},
+    provider::{BridgeStream, Found, Freezing, Provider, ProviderError, Snapshots, StartOrder, Started},
 };
 
 #[derive(Default)]
@@ -74,6 +74,10 @@ impl Provider for Bare {
     }
 
     fn snapshots(&self) -> Option<&dyn Snapshots> {
+        None
+    }
+
+    fn freezing(&self) -> Option<&dyn Freezing> {
         None
     }
 }

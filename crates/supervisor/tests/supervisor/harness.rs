@@ -338,6 +338,16 @@ impl Client {
         String::from_utf8_lossy(self.data.get(&stream).map_or(&[][..], Vec::as_slice)).into_owned()
     }
 
+    /// Types into a command.
+    pub(crate) fn type_in(&mut self, exec: u64, text: &str) {
+        self.data(u32::try_from(exec * 10).unwrap(), text.as_bytes());
+    }
+
+    /// Waits until a command has shown this.
+    pub(crate) fn shows(&mut self, exec: u64, wanted: &str) {
+        self.until(|client| client.stdout(exec).contains(wanted).then_some(()));
+    }
+
     pub(crate) fn sh(&mut self, script: &str) -> (Exit, String) {
         let exec = self.exec(sh(script)).unwrap();
         (self.exit(exec), self.stdout(exec))

@@ -5,6 +5,7 @@
 mod contract;
 mod groups;
 mod harness;
+mod terminals;
 
 use std::{
     fs,
