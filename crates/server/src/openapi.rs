@@ -32,7 +32,7 @@ use crate::routes::handlers as h;
         h::image_list, h::image_make, h::image_get, h::image_import, h::image_delete, h::image_usage,
         h::volume_list, h::volume_create, h::volume_delete, h::machine_snapshot_list, h::machine_snapshot_delete,
         h::disk_usage, h::collect, h::doctor,
-        h::healthz, h::readyz, h::openapi,
+        h::healthz, h::readyz, h::metrics, h::openapi,
     )
 )]
 struct Api;

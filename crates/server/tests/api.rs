@@ -4,6 +4,8 @@
 
 #[path = "api/guards.rs"]
 mod guards;
+#[path = "api/health.rs"]
+mod health;
 mod host;
 mod machines;
 #[path = "api/people.rs"]
@@ -100,7 +102,7 @@ async fn a_request_without_a_known_token_is_refused() {
         problem(&answer, 401, "unauthorized");
         assert_eq!(answer.header("www-authenticate"), Some("Bearer"));
     }
-    for open in ["/healthz", "/readyz", "/v1/openapi.json"] {
+    for open in ["/healthz", "/readyz", "/metrics", "/v1/openapi.json"] {
         assert_eq!(host.ask_as(None, "GET", open, &[], "").await.status, 200, "{open}");
     }
 }

@@ -20,6 +20,7 @@ use crate::{
     DbConnection, StoreError, Topics,
     dialect::Source,
     leases, row,
+    watch::Watcher,
     writer::{Held, Job, Message, News},
 };
 
@@ -58,12 +59,24 @@ pub(crate) struct Task {
     connection: Option<DbConnection>,
     topics: Arc<Topics>,
     held: Held,
+    watcher: Watcher,
     unsettled: Option<Unsettled>,
 }
 
 impl Task {
     pub(crate) fn new(connection: DbConnection, source: Source, topics: Arc<Topics>, held: Held) -> Self {
-        Self { source, connection: Some(connection), topics, held, unsettled: None }
+        Self {
+            source,
+            connection: Some(connection),
+            topics,
+            held,
+            watcher: Watcher::default(),
+            unsettled: None,
+        }
+    }
+
+    pub(crate) fn watched_by(self, watcher: Watcher) -> Self {
+        Self { watcher, ..self }
     }
 
     /// Until it is closed, or nobody can ask any more.
@@ -237,6 +250,7 @@ impl Task {
     }
 
     fn publish(&self, news: News) {
+        self.watcher.show(news.iter().map(|(_, event)| event.as_ref()));
         let topics = self.topics.lock().expect("no holder of this lock can panic");
         for (session, event) in news {
             if let Some(topic) = topics.get(&session) {
