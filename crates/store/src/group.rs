@@ -295,7 +295,7 @@ async fn run(connection: &mut DbConnection, sql: &'static str) -> Result<(), sql
 
 /// What became of a transaction: `committed`, `aborted`, or something else when the database does not know.
 async fn outcome(connection: &mut DbConnection, transaction: &str) -> Result<String, sqlx::Error> {
-    let row = sqlx::query("SELECT pg_xact_status(CAST($1 AS xid8)) AS status")
+    let row = sqlx::query("SELECT pg_xact_status(CAST(CAST($1 AS TEXT) AS xid8)) AS status")
         .bind(transaction.to_owned())
         .fetch_one(connection)
         .await?;
