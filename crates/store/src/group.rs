@@ -80,6 +80,13 @@ impl Task {
                 Ok(_) => {}
                 Err(_) => self.settle_now().await,
             }
+            // Those who were answered a moment ago are about to ask again: one sync for all of them.
+            tokio::task::yield_now().await;
+            while waiting.len() < GROUP
+                && let Ok(message) = inbox.try_recv()
+            {
+                waiting.push(message);
+            }
             let mut jobs = Vec::new();
             let mut closing = None;
             for message in waiting.drain(..) {
