@@ -66,6 +66,7 @@ const ROUTES: &[(&str, &str, Action)] = &[
     ("POST",   "/v1/sessions/{session}/pause", Change),
     ("POST",   "/v1/sessions/{session}/resume", Change),
     ("POST",   "/v1/sessions/{session}/terminate", Change),
+    ("POST",   "/v1/sessions/{session}/restore", Change),
     ("POST",   "/v1/sessions/{session}/archive", Change),
     // What comes of it is the asker's own session.
     ("POST",   "/v1/sessions/{session}/fork", Create),
@@ -78,6 +79,7 @@ const ROUTES: &[(&str, &str, Action)] = &[
     ("GET",    "/v1/sessions/{session}/events", See),
     ("GET",    "/v1/sessions/{session}/diff", See),
     ("POST",   "/v1/sessions/{session}/exec", Change),
+    ("GET",    "/v1/sessions/{session}/pty", Change),
     ("GET",    "/v1/sessions/{session}/pull", See),
     ("GET",    "/v1/repositories", See),
     // With a secret it is an admin's: see `names_secret`.
@@ -92,6 +94,32 @@ const ROUTES: &[(&str, &str, Action)] = &[
     ("GET",    "/v1/tokens", See),
     ("POST",   "/v1/tokens", Create),
     ("DELETE", "/v1/tokens/{token}", Change),
+    // Machines without a session: whoever has one can fill this host.
+    ("GET",    "/v1/sandboxes", Administer),
+    ("POST",   "/v1/sandboxes", Administer),
+    ("GET",    "/v1/sandboxes/{sandbox}", Administer),
+    ("DELETE", "/v1/sandboxes/{sandbox}", Administer),
+    ("POST",   "/v1/sandboxes/{sandbox}/exec", Administer),
+    ("POST",   "/v1/sandboxes/{sandbox}/stop", Administer),
+    ("POST",   "/v1/sandboxes/{sandbox}/start", Administer),
+    ("POST",   "/v1/sandboxes/{sandbox}/snapshot", Administer),
+    ("POST",   "/v1/sandboxes/{sandbox}/fork", Administer),
+    ("POST",   "/v1/sandboxes/{sandbox}/restore", Administer),
+    ("POST",   "/v1/exec", Administer),
+    ("GET",    "/v1/images", Administer),
+    ("POST",   "/v1/images", Administer),
+    ("GET",    "/v1/images/{name}", Administer),
+    ("PUT",    "/v1/images/{name}", Administer),
+    ("DELETE", "/v1/images/{name}", Administer),
+    ("GET",    "/v1/images/{name}/usage", Administer),
+    ("GET",    "/v1/volumes", Administer),
+    ("POST",   "/v1/volumes", Administer),
+    ("DELETE", "/v1/volumes/{name}", Administer),
+    ("GET",    "/v1/snapshots", Administer),
+    ("DELETE", "/v1/snapshots/{snapshot}", Administer),
+    ("GET",    "/v1/df", Administer),
+    ("POST",   "/v1/gc", Administer),
+    ("GET",    "/v1/doctor", Administer),
 ];
 
 /// What a request to this route does.
