@@ -93,6 +93,13 @@ impl Task {
                 Ok(_) => {}
                 Err(_) => self.settle_now().await,
             }
+            // Those who were answered a moment ago are about to ask again: one sync for all of them.
+            tokio::task::yield_now().await;
+            while waiting.len() < GROUP
+                && let Ok(message) = inbox.try_recv()
+            {
+                waiting.push(message);
+            }
             let mut jobs = Vec::new();
             let mut closing = None;
             for message in waiting.drain(..) {
@@ -309,7 +316,7 @@ async fn run(connection: &mut DbConnection, sql: &'static str) -> Result<(), sql
 
 /// What became of a transaction: `committed`, `aborted`, or something else when the database does not know.
 async fn outcome(connection: &mut DbConnection, transaction: &str) -> Result<String, sqlx::Error> {
-    let row = sqlx::query("SELECT pg_xact_status(CAST($1 AS xid8)) AS status")
+    let row = sqlx::query("SELECT pg_xact_status(CAST(CAST($1 AS TEXT) AS xid8)) AS status")
         .bind(transaction.to_owned())
         .fetch_one(connection)
         .await?;
