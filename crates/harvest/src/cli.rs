@@ -94,13 +94,17 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Queue(Queue),
     /// Stop the turn in progress
-    Stop(Stop),
+    Stop(One),
     /// Keep a session on disk and end its sandbox
     Pause(One),
     /// Start the sandbox of a paused session again and wait until it takes prompts
     Resume(One),
     /// Go on from the end of a turn in another session: files and conversation
     Fork(Fork),
+    /// Go back to the end of a turn in the same session: files and conversation
+    Restore(Restore),
+    /// End the sandbox of a session at once, whatever it is doing; its disk is kept
+    Terminate(One),
     /// Put a session away; it can be read and forked still
     Archive(One),
     /// Delete a session with its snapshots and its history
@@ -241,15 +245,6 @@ pub(crate) enum Queue {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Stop {
-    /// The session: an id, the beginning of one, or `-` for the newest
-    pub(crate) session: String,
-    /// End the sandbox as well, whatever it is doing; its disk is kept
-    #[arg(long)]
-    pub(crate) terminate: bool,
-}
-
-#[derive(Debug, Args)]
 pub(crate) struct Fork {
     /// The session, or `SESSION@TURN`; `-@2` is turn 2 of the newest, `@0` what a session began as
     #[arg(value_name = "SESSION[@TURN]")]
@@ -263,6 +258,13 @@ pub(crate) struct Fork {
     /// The turn to go on from; where the session stands when absent
     #[arg(short, long, value_name = "NUMBER")]
     pub(crate) turn: Option<u32>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Restore {
+    /// The session and the turn; `-@2` is turn 2 of the newest
+    #[arg(value_name = "SESSION@TURN")]
+    pub(crate) session: String,
 }
 
 #[derive(Debug, Args)]

@@ -9,7 +9,7 @@ use harvest_proto::{
     BlobId, PromptId, Secret, SessionId,
     api::{
         AddRepository, CreatePrompt, CreateSession, CreateToken, CreatedToken, ExecRequest, ForkSession, Me,
-        MovePrompt, Page, Problem, Prompt, Pull, Repository, Session, Token, Turn,
+        MovePrompt, Page, Problem, Prompt, Pull, Repository, RestoreSession, Session, Token, Turn,
     },
 };
 use reqwest::{Method, RequestBuilder, Response, StatusCode};
@@ -92,6 +92,10 @@ impl Client {
     /// `stop`, `resume`, `terminate` or `archive`.
     pub(crate) async fn act(&self, id: &SessionId, verb: &str) -> Result<Session> {
         self.post(&format!("/v1/sessions/{id}/{verb}"), &json!({})).await
+    }
+
+    pub(crate) async fn restore(&self, id: &SessionId, turn: u32) -> Result<Session> {
+        self.post(&format!("/v1/sessions/{id}/restore"), &RestoreSession { turn }).await
     }
 
     /// Answers the session and the snapshot it goes on from.

@@ -20,6 +20,7 @@ use crate::routes::handlers as h;
     paths(
         h::session_list, h::session_create, h::session_get, h::session_delete, h::session_stop,
         h::session_pause, h::session_resume, h::session_terminate, h::session_archive, h::session_fork,
+        h::session_restore,
         h::prompt_list, h::prompt_create, h::prompt_cancel, h::prompt_move,
         h::turn_list, h::diff_get, h::snapshot_list, h::event_list, h::blob_get,
         h::exec_run, h::pty_open, h::pull_get,

@@ -9,6 +9,8 @@ mod garbage;
 mod history;
 #[path = "sessions/mishaps.rs"]
 mod mishaps;
+#[path = "sessions/rests.rs"]
+mod rests;
 #[path = "sessions/tokens.rs"]
 mod tokens;
 

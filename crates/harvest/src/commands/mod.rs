@@ -17,6 +17,7 @@ mod pr;
 mod queue;
 mod quickstart;
 mod repo;
+mod restore;
 mod resume;
 mod rm;
 mod run;
@@ -28,6 +29,7 @@ mod show;
 mod snapshot;
 mod status;
 mod stop;
+mod terminate;
 mod token;
 mod up;
 mod volume;
@@ -63,6 +65,8 @@ pub(crate) async fn run(here: &Invocation, command: Option<Command>) -> Result<u
         Command::Pause(args) => pause::run(here, &args).await,
         Command::Resume(args) => resume::run(here, &args).await,
         Command::Fork(args) => fork::run(here, args).await,
+        Command::Restore(args) => restore::run(here, &args).await,
+        Command::Terminate(args) => terminate::run(here, &args).await,
         Command::Archive(args) => archive::run(here, &args).await,
         Command::Rm(args) => rm::run(here, &args).await,
         Command::Diff(args) => diff::run(here, &args).await,

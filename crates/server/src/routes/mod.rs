@@ -40,6 +40,7 @@ pub(crate) fn guarded(state: &ServerState) -> Router<ServerState> {
         .route("/v1/sessions/{session}/pause", post(sessions::session_pause))
         .route("/v1/sessions/{session}/resume", post(sessions::session_resume))
         .route("/v1/sessions/{session}/terminate", post(sessions::session_terminate))
+        .route("/v1/sessions/{session}/restore", post(sessions::session_restore))
         .route("/v1/sessions/{session}/archive", post(sessions::session_archive))
         .route("/v1/sessions/{session}/prompts", get(prompts::prompt_list))
         .route(
