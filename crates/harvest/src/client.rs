@@ -6,10 +6,10 @@ use std::{future::Future, time::Duration};
 use anyhow::{Context, Result, bail};
 use futures_util::{Stream, StreamExt, stream};
 use harvest_proto::{
-    PromptId, Secret, SessionId,
+    BlobId, PromptId, Secret, SessionId,
     api::{
         AddRepository, CreatePrompt, CreateSession, CreateToken, CreatedToken, ExecRequest, ForkSession, Me,
-        MovePrompt, Page, Problem, Prompt, Pull, Repository, Session, Token, Turn,
+        MovePrompt, Page, Problem, Prompt, Pull, Repository, RestoreSession, Session, Token, Turn,
     },
 };
 use harvest_server::here::{Pieces, Sent};
@@ -95,6 +95,10 @@ impl Client {
         self.post(&format!("/v1/sessions/{id}/{verb}"), &json!({})).await
     }
 
+    pub(crate) async fn restore(&self, id: &SessionId, turn: u32) -> Result<Session> {
+        self.post(&format!("/v1/sessions/{id}/restore"), &RestoreSession { turn }).await
+    }
+
     /// Answers the session and the snapshot it goes on from.
     pub(crate) async fn pause(&self, id: &SessionId) -> Result<Value> {
         self.post(&format!("/v1/sessions/{id}/pause"), &json!({})).await
@@ -139,6 +143,12 @@ impl Client {
     /// A page of events after `after`, and whether there are more.
     pub(crate) async fn events(&self, id: &SessionId, after: u64) -> Result<Page<harvest_proto::Event>> {
         self.get(&format!("/v1/sessions/{id}/events?after={after}&limit=1000")).await
+    }
+
+    /// The whole of what an event holds only the ends of.
+    pub(crate) async fn blob(&self, id: &SessionId, blob: &BlobId) -> Result<String> {
+        let answer = self.send(self.request(Method::GET, &format!("/v1/sessions/{id}/blobs/{blob}"))).await?;
+        answer.text().await.context("cannot read the blob to its end")
     }
 
     pub(crate) async fn exec(&self, id: &SessionId, body: &ExecRequest) -> Result<Lines> {

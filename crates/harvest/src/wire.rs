@@ -13,14 +13,13 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use futures_util::StreamExt;
 use harvest_engine::{Engine, Limits, Thresholds};
 use harvest_gateway::{Gateway, GatewayConfig, ScriptRule, vault::Vault};
 use harvest_github::Forge;
-use harvest_proto::{Secret, SessionId, api::Role, bridge::Author};
+use harvest_proto::{Secret, api::Role, bridge::Author};
 use harvest_providers::{Local, LocalMachines};
 use harvest_server::{Limits as ServerLimits, ServerState};
-use harvest_session::{Books, Parts, SessionError, Sessions, clocks::Clocks, machines::Commands};
+use harvest_session::{Books, Parts, Sessions, machines::Commands};
 use harvest_store::Store;
 use tokio::{
     net::TcpListener,
@@ -45,9 +44,6 @@ const PAUSE_PATIENCE: Duration = Duration::from_secs(90);
 
 /// How long answers under way may take once the server ends.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
-
-/// Each is mostly waiting, and the disk is one.
-const PAUSES_AT_ONCE: usize = 8;
 
 // What a zygote takes to go, on a busy machine.
 const LAST_LINES: Duration = Duration::from_secs(10);
@@ -170,7 +166,7 @@ impl Serving {
         let _ = fs::remove_file(&self.server_file);
         // While requests are answered still: who follows a session sees what becomes of it.
         if ending == Ending::Pause {
-            pause_all(&self.sessions).await;
+            self.sessions.suspend_all(PAUSE_PATIENCE).await;
         }
         self.shutdown.cancel();
         let abort = self.task.abort_handle();
@@ -208,37 +204,6 @@ pub(crate) async fn asked_to_end() -> Result<()> {
         }
     });
     Ok(())
-}
-
-/// Keeps every machine on disk. One that cannot be kept goes on, and the next server adopts it.
-async fn pause_all(sessions: &Sessions) {
-    let running = match running(sessions).await {
-        Ok(running) => running,
-        Err(error) => return tracing::error!(%error, "sessions could not be listed; sandboxes go on"),
-    };
-    let pauses = running.into_iter().map(|session| async move {
-        match tokio::time::timeout(PAUSE_PATIENCE, sessions.pause(&session)).await {
-            // A machine that held no work yet is gone all the same.
-            Ok(Ok(_)) | Ok(Err(SessionError::Conflict { code: "nothing_to_keep", .. })) => {}
-            Ok(Err(error)) => tracing::warn!(%session, %error, "a session could not be paused; it goes on"),
-            Err(_) => tracing::warn!(%session, "a session was not paused in time; it goes on"),
-        }
-    });
-    futures_util::stream::iter(pauses).buffer_unordered(PAUSES_AT_ONCE).collect::<()>().await;
-}
-
-async fn running(sessions: &Sessions) -> Result<Vec<SessionId>, SessionError> {
-    let (mut running, mut cursor) = (Vec::new(), None);
-    loop {
-        let page = sessions.list(cursor.as_deref(), 200).await?;
-        running.extend(
-            page.items.into_iter().filter(|session| session.sandbox.is_some()).map(|session| session.id),
-        );
-        cursor = page.next_cursor;
-        if cursor.is_none() {
-            return Ok(running);
-        }
-    }
 }
 
 /// The engine of this configuration; needs no server.
@@ -331,7 +296,8 @@ async fn open_sessions(
         pulls: Arc::new(forge.clone()),
         vault,
         config: harvest_session::Config {
-            clocks: Clocks::default(),
+            clocks: config.clocks.clone(),
+            limits: config.limits,
             image: config.image.clone(),
             trusted: Vec::new(),
             budget_tokens: config.budget_tokens,

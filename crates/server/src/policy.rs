@@ -66,6 +66,7 @@ const ROUTES: &[(&str, &str, Action)] = &[
     ("POST",   "/v1/sessions/{session}/pause", Change),
     ("POST",   "/v1/sessions/{session}/resume", Change),
     ("POST",   "/v1/sessions/{session}/terminate", Change),
+    ("POST",   "/v1/sessions/{session}/restore", Change),
     ("POST",   "/v1/sessions/{session}/archive", Change),
     // What comes of it is the asker's own session.
     ("POST",   "/v1/sessions/{session}/fork", Create),

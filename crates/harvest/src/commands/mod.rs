@@ -5,6 +5,7 @@ mod attach;
 mod df;
 mod diff;
 mod doctor;
+mod events;
 mod exec;
 mod fork;
 mod gc;
@@ -16,6 +17,7 @@ mod pr;
 mod queue;
 mod quickstart;
 mod repo;
+mod restore;
 mod resume;
 mod rm;
 mod run;
@@ -27,6 +29,7 @@ mod show;
 mod snapshot;
 mod status;
 mod stop;
+mod terminate;
 mod token;
 mod up;
 mod volume;
@@ -61,9 +64,12 @@ pub(crate) async fn run(here: &Invocation, command: Option<Command>) -> Result<u
         Command::Pause(args) => pause::run(here, &args).await,
         Command::Resume(args) => resume::run(here, &args).await,
         Command::Fork(args) => fork::run(here, args).await,
+        Command::Restore(args) => restore::run(here, &args).await,
+        Command::Terminate(args) => terminate::run(here, &args).await,
         Command::Archive(args) => archive::run(here, &args).await,
         Command::Rm(args) => rm::run(here, &args).await,
         Command::Diff(args) => diff::run(here, &args).await,
+        Command::Events(args) => events::run(here, &args).await,
         Command::Logs(args) => logs::run(here, &args).await,
         Command::Exec(args) => exec::run(here, *args).await,
         Command::Shell(args) => shell::run(here, args).await,

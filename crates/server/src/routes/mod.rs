@@ -1,5 +1,6 @@
 //! One file per resource. A handler reads the request, calls `Sessions` and answers; nothing more.
 
+mod blobs;
 mod events;
 mod exec;
 mod health;
@@ -26,8 +27,8 @@ use crate::{ServerState, idempotency, problem::ApiError};
 /// The handlers, for the table of the OpenAPI page.
 pub(crate) mod handlers {
     pub(crate) use super::{
-        events::*, exec::*, health::*, machines::handlers::*, prompts::*, pty::*, pulls::*, repositories::*,
-        secrets::*, sessions::*, snapshots::*, tokens::*, turns::*,
+        blobs::*, events::*, exec::*, health::*, machines::handlers::*, prompts::*, pty::*, pulls::*,
+        repositories::*, secrets::*, sessions::*, snapshots::*, tokens::*, turns::*,
     };
 }
 
@@ -41,6 +42,7 @@ pub(crate) fn guarded(state: &ServerState) -> Router<ServerState> {
         .route("/v1/sessions/{session}/pause", post(sessions::session_pause))
         .route("/v1/sessions/{session}/resume", post(sessions::session_resume))
         .route("/v1/sessions/{session}/terminate", post(sessions::session_terminate))
+        .route("/v1/sessions/{session}/restore", post(sessions::session_restore))
         .route("/v1/sessions/{session}/archive", post(sessions::session_archive))
         .route("/v1/sessions/{session}/prompts", get(prompts::prompt_list))
         .route(
@@ -50,6 +52,7 @@ pub(crate) fn guarded(state: &ServerState) -> Router<ServerState> {
         .route("/v1/sessions/{session}/turns", get(turns::turn_list))
         .route("/v1/sessions/{session}/snapshots", get(snapshots::snapshot_list))
         .route("/v1/sessions/{session}/events", get(events::event_list))
+        .route("/v1/sessions/{session}/blobs/{blob}", get(blobs::blob_get))
         .route("/v1/sessions/{session}/diff", get(turns::diff_get))
         .route("/v1/sessions/{session}/exec", post(exec::exec_run))
         .route("/v1/sessions/{session}/pty", get(pty::pty_open))

@@ -4,6 +4,7 @@
 //! a command: a stream may bring only what was granted to it, so its bytes wait in memory at most
 //! [`INITIAL_CREDIT_BYTES`] deep. Whether and when to dial again is the driver's.
 
+mod blobs;
 mod exec;
 mod feed;
 mod files;

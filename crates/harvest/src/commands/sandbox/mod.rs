@@ -166,8 +166,7 @@ async fn ones_own(desk: &Desk, typed: &[String], verb: &str, force: bool) -> Res
             bail!(Advice::new(torn.error.clone(), hint));
         }
         if !force && list.items.iter().any(|made| made.id == id && made.owner == "session") {
-            let hint =
-                "see `harvest ls`; `harvest stop --terminate SESSION` ends its sandbox and keeps its disk";
+            let hint = "see `harvest ls`; `harvest terminate SESSION` ends its sandbox and keeps its disk";
             bail!(Advice::new(format!("cannot {verb} {id}: it belongs to a session"), hint));
         }
         if !ids.contains(&id) {
