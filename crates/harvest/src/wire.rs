@@ -175,7 +175,8 @@ impl Serving {
             // A client that does not read its answer must not keep the server from ending.
             Err(_) => abort.abort(),
         }
-        self.machines.settle().await;
+        // What does not go in time goes with this process.
+        let _ = tokio::time::timeout(ANSWER_PATIENCE, self.machines.settle()).await;
         self.sessions.close().await;
         self.store.close().await;
         let engine = self.engine;

@@ -161,6 +161,15 @@ fn session(path: &str) -> Option<SessionId> {
 
 /// Turns every error answer of the API into a problem. The forge's own stay as git expects them.
 pub(crate) async fn finish(request: Request, next: Next) -> Response {
+    finish_as(request, next, true).await
+}
+
+/// The same where whoever asks is this process: it tells the person itself.
+pub(crate) async fn finish_unlogged(request: Request, next: Next) -> Response {
+    finish_as(request, next, false).await
+}
+
+async fn finish_as(request: Request, next: Next, logged: bool) -> Response {
     let forge = request.uri().path().starts_with("/forge/");
     let name = request.extensions().get::<RequestName>().map_or_else(random_name, |name| name.0.clone());
     // A bug in a handler costs its own request only, and is told like any other failure.
@@ -179,7 +188,7 @@ pub(crate) async fn finish(request: Request, next: Next) -> Response {
     }
     let (mut parts, _) = response.into_parts();
     let error = parts.extensions.remove::<ApiError>().unwrap_or_else(|| foreign(status));
-    if status.is_server_error() {
+    if logged && status.is_server_error() {
         tracing::error!(code = error.code, detail = %error.detail, "failed");
     }
     let mut answer = write(error, name);
