@@ -9,6 +9,7 @@
 mod auth;
 mod connections;
 mod extract;
+pub mod here;
 mod hosts;
 mod idempotency;
 mod limit;
@@ -18,13 +19,14 @@ mod policy;
 mod problem;
 mod routes;
 mod socket;
+mod stdin;
 mod stream;
 mod valid;
 
 use std::{io, sync::Arc};
 
 use axum::{Router, extract::DefaultBodyLimit, middleware};
-use harvest_session::Sessions;
+use harvest_session::{Sessions, machines::Commands};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -38,6 +40,7 @@ pub struct ServerState {
     sessions: Sessions,
     hosts: Arc<hosts::Hosts>,
     forge: Router,
+    machines: Option<Commands>,
     revoked: Arc<auth::Revocations>,
     rates: Arc<limit::Rates>,
     answers: Arc<metrics::Answers>,
@@ -58,6 +61,7 @@ impl ServerState {
             sessions,
             hosts,
             forge: Router::new(),
+            machines: None,
             revoked: Arc::new(auth::Revocations::new(shutdown.clone())),
             answers: Arc::default(),
             readiness: Arc::default(),
@@ -77,6 +81,12 @@ impl ServerState {
     #[must_use]
     pub fn with_forge(self, forge: Router) -> Self {
         Self { forge, ..self }
+    }
+
+    /// Offers the machines of this host: sandboxes, images and volumes without a session.
+    #[must_use]
+    pub fn with_machines(self, machines: Commands) -> Self {
+        Self { machines: Some(machines), ..self }
     }
 }
 

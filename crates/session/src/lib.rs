@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod asks;
+mod blobs;
 pub mod bridge;
 mod check;
 mod checkout;
@@ -21,6 +22,7 @@ mod forks;
 mod hidden;
 pub mod inside;
 mod ledger;
+pub mod machines;
 mod meters;
 mod places;
 pub mod provider;
