@@ -30,7 +30,9 @@ use crate::{
         ("cwd" = Option<String>, Query, description = "Working folder; the primary checkout when absent"),
         ("user" = Option<String>, Query, description = "`harvest`, the default, or `root`"),
     ),
-    responses((status = 101, body = SocketOut, description = "The terminal; the last text frame says how it ended")))]
+    responses((status = 101, body = SocketOut, description = "The terminal; the last text frame says how it ended"),
+        (status = 426, body = harvest_proto::api::Problem, content_type = "application/problem+json",
+            description = "The request is no upgrade to a WebSocket")))]
 pub(crate) async fn pty_open(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
