@@ -177,7 +177,7 @@ impl Bridge {
     pub fn hail(stream: Box<dyn BridgeStream>) -> Self {
         let (read, write) = tokio::io::split(stream);
         let bridge = Self::run(read, write, Decoder::default(), Status::default(), None).bridge;
-        bridge.say(ToSupervisor::Hello { version: VERSION, role: Role::Guest });
+        bridge.say(ToSupervisor::Hello { version: VERSION, role: Role::Guest, heartbeat_millis: None });
         bridge
     }
 
