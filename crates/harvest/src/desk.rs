@@ -96,7 +96,7 @@ impl Desk {
 
     async fn ask(&self, method: Method, path: &str, sent: Sent) -> Result<Pieces> {
         match self {
-            Self::Server { client, .. } => client.raw(method, path, sent).await,
+            Self::Server { client, .. } => client.carry(method, path, sent).await,
             Self::Here { here, .. } => {
                 let answer = here.ask(method, path, sent).await?;
                 if answer.status < 400 {

@@ -149,6 +149,7 @@ impl Provider for Local {
     fn disks(&self) -> Option<&dyn Disks> {
         Some(self)
     }
+
     fn freezing(&self) -> Option<&dyn Freezing> {
         Some(self)
     }
