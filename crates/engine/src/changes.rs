@@ -55,8 +55,8 @@ pub struct Change {
     pub path: PathBuf,
     /// How.
     pub how: How,
-    /// What it is, or was.
-    pub kind: FileType,
+    /// What it is, or was: `file`, `folder`, `link` or `other`.
+    pub kind: &'static str,
     /// The size of the file before.
     pub before: Option<u64>,
     /// The size of the file after.
@@ -271,7 +271,12 @@ impl Comparison {
         self.changes.entries.push(Change {
             path: path.to_owned(),
             how,
-            kind: FileType::from_raw_mode(stat.st_mode),
+            kind: match FileType::from_raw_mode(stat.st_mode) {
+                FileType::RegularFile => "file",
+                FileType::Directory => "folder",
+                FileType::Symlink => "link",
+                _ => "other",
+            },
             before: before.stat().and_then(size),
             after: after.stat().and_then(size),
         });

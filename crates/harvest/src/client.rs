@@ -8,8 +8,8 @@ use futures_util::{Stream, stream};
 use harvest_proto::{
     PromptId, Secret, SessionId,
     api::{
-        AddRepository, CreatePrompt, CreateSession, ExecRequest, ForkSession, MovePrompt, Page, Problem,
-        Prompt, Pull, Repository, Session, Turn,
+        AddRepository, CreatePrompt, CreateSession, DiffFiles, ExecRequest, ForkSession, MachineChanges,
+        MovePrompt, Page, Problem, Prompt, Pull, Repository, Session, Turn,
     },
 };
 use reqwest::{Method, RequestBuilder, Response};
@@ -126,9 +126,18 @@ impl Client {
         self.all(&format!("/v1/sessions/{id}/turns")).await
     }
 
-    pub(crate) async fn diff(&self, id: &SessionId) -> Result<String> {
-        let answer = self.send(self.request(Method::GET, &format!("/v1/sessions/{id}/diff"))).await?;
+    /// `range` is a query, or empty.
+    pub(crate) async fn diff(&self, id: &SessionId, range: &str) -> Result<String> {
+        let answer = self.send(self.request(Method::GET, &format!("/v1/sessions/{id}/diff{range}"))).await?;
         answer.text().await.context("cannot read the difference to its end")
+    }
+
+    pub(crate) async fn diff_files(&self, id: &SessionId, range: &str) -> Result<DiffFiles> {
+        self.get(&format!("/v1/sessions/{id}/diff/files{range}")).await
+    }
+
+    pub(crate) async fn diff_machine(&self, id: &SessionId, range: &str) -> Result<MachineChanges> {
+        self.get(&format!("/v1/sessions/{id}/diff/machine{range}")).await
     }
 
     pub(crate) async fn pull(&self, id: &SessionId) -> Result<Pull> {

@@ -21,7 +21,7 @@ use crate::routes::handlers as h;
         h::session_list, h::session_create, h::session_get, h::session_delete, h::session_stop,
         h::session_pause, h::session_resume, h::session_terminate, h::session_archive, h::session_fork,
         h::prompt_list, h::prompt_create, h::prompt_cancel, h::prompt_move,
-        h::turn_list, h::diff_get, h::snapshot_list, h::event_list, h::exec_run, h::pull_get,
+        h::turn_list, h::turn_get, h::diff_get, h::diff_files, h::diff_machine, h::snapshot_list, h::event_list, h::exec_run, h::pull_get,
         h::repository_list, h::repository_add, h::repository_get, h::repository_delete, h::repository_build,
         h::secret_list, h::secret_set, h::secret_delete,
         h::healthz, h::readyz, h::openapi,

@@ -1,8 +1,8 @@
 //! What sessions ask of a machine about the disks it keeps, beyond taking and using a snapshot: which
-//! there are, and that what is removed frees its room.
+//! there are, what differs between two, and that what is removed frees its room.
 
 use async_trait::async_trait;
-use harvest_proto::{SnapshotId, Timestamp};
+use harvest_proto::{SnapshotId, Timestamp, api::MachineChanges};
 
 use crate::provider::ProviderError;
 
@@ -21,6 +21,23 @@ pub trait Disks: Send + Sync {
 
     /// Forgets what sandboxes of this repository kept at `/mnt/state`. Idempotent.
     async fn state_remove(&self, repository: &str) -> Result<(), ProviderError>;
+
+    /// Every file that differs from what was before to a snapshot; at most `limit` of them one by one.
+    async fn changes(
+        &self,
+        before: &DiskBefore,
+        after: &SnapshotId,
+        limit: usize,
+    ) -> Result<MachineChanges, ProviderError>;
+}
+
+/// What a disk is compared with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DiskBefore {
+    /// A snapshot.
+    Snapshot(SnapshotId),
+    /// What the sandbox of this snapshot began as.
+    BeginningOf(SnapshotId),
 }
 
 /// A snapshot on the disk.

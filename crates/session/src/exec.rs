@@ -89,7 +89,7 @@ impl Sessions {
 }
 
 /// A machine that is ready but not spoken with, after a restart of the server say, is dialled this moment.
-async fn ready_bridge(handle: &Handle) -> Option<Bridge> {
+pub(crate) async fn ready_bridge(handle: &Handle) -> Option<Bridge> {
     if let Some(bridge) = handle.bridge().await {
         return Some(bridge);
     }

@@ -11,6 +11,7 @@ mod check;
 mod checkout;
 pub mod clocks;
 pub mod decide;
+mod diffs;
 pub mod disks;
 mod driver;
 mod error;
@@ -26,8 +27,10 @@ mod removals;
 mod repository;
 mod secrets;
 mod sessions;
+mod trees;
 mod wiring;
 
+pub use diffs::DiffRange;
 pub use error::SessionError;
 pub use forks::MOST_FORKS;
 pub use harvest_store::{Claim, Lease, Store, StoreError, TokenRecord};

@@ -297,6 +297,15 @@ impl Sessions {
         Ok(self.shared.store.turn_list(session).await?)
     }
 
+    /// A session's turn, with the whole of its prompt.
+    ///
+    /// # Errors
+    /// When there is no such session or turn.
+    pub async fn turn(&self, session: &SessionId, number: u32) -> Result<Turn, SessionError> {
+        self.shared.store.session_get(session).await?;
+        Ok(self.shared.store.turn_get(session, number).await?)
+    }
+
     /// A session's snapshots, oldest first.
     ///
     /// # Errors

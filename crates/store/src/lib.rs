@@ -45,6 +45,7 @@ pub use leases::Lease;
 pub use removals::Removal;
 pub use sessions::{NewSession, SessionRecord};
 pub use tokens::TokenRecord;
+pub use turns::TurnTree;
 
 use writer::Writer;
 

@@ -26,6 +26,7 @@ mod show;
 mod snapshot;
 mod status;
 mod stop;
+mod turns;
 mod up;
 mod volume;
 pub(crate) mod watch;
@@ -62,6 +63,7 @@ pub(crate) async fn run(here: &Invocation, command: Option<Command>) -> Result<u
         Command::Fork(args) => fork::run(here, args).await,
         Command::Archive(args) => archive::run(here, &args).await,
         Command::Rm(args) => rm::run(here, &args).await,
+        Command::Turns(args) => turns::run(here, &args).await,
         Command::Diff(args) => diff::run(here, &args).await,
         Command::Logs(args) => logs::run(here, &args).await,
         Command::Exec(args) => exec::run(here, *args).await,

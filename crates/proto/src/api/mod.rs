@@ -2,6 +2,7 @@
 
 mod common;
 mod exec;
+mod history;
 mod prompts;
 mod repositories;
 mod secrets;
@@ -10,6 +11,7 @@ mod snapshots;
 
 pub use common::{Page, Problem};
 pub use exec::{ExecLine, ExecRequest};
+pub use history::{ChangeKind, DiffFiles, DiffStat, FileDiff, MachineChange, MachineChanges};
 pub use prompts::{CreatePrompt, MovePrompt, Prompt, PromptStatus, Turn};
 pub use repositories::{AddRepository, Build, BuildLine, Evidence, Pull, Repository};
 pub use secrets::SetSecret;

@@ -44,9 +44,12 @@ pub(crate) fn guarded(state: &ServerState) -> Router<ServerState> {
             delete(prompts::prompt_cancel).patch(prompts::prompt_move),
         )
         .route("/v1/sessions/{session}/turns", get(turns::turn_list))
+        .route("/v1/sessions/{session}/turns/{turn}", get(turns::turn_get))
         .route("/v1/sessions/{session}/snapshots", get(snapshots::snapshot_list))
         .route("/v1/sessions/{session}/events", get(events::event_list))
         .route("/v1/sessions/{session}/diff", get(turns::diff_get))
+        .route("/v1/sessions/{session}/diff/files", get(turns::diff_files))
+        .route("/v1/sessions/{session}/diff/machine", get(turns::diff_machine))
         .route("/v1/sessions/{session}/exec", post(exec::exec_run))
         .route("/v1/sessions/{session}/pull", get(pulls::pull_get))
         .route("/v1/repositories", get(repositories::repository_list))

@@ -18,6 +18,7 @@ use crate::{
     evidence,
     provider::{Found, ProviderError, StartFrom, StartOrder},
     removals::carry_out,
+    trees,
     wiring::{Shared, now, remote, words},
 };
 
@@ -188,13 +189,20 @@ impl Driver {
         let bridge = self.link.as_ref().map(|link| link.bridge.clone());
         let folder = checkout::folder(&self.record.session.repository);
         let session = self.id().clone();
+        let (turn, began) = (self.state.saved_turn().cloned(), self.state.disk.clone());
         self.shared.spawn(async move {
             let kept = snapshot.clone();
-            let diff = match &bridge {
-                Some(bridge) => turn_diff(&shared, &session, bridge, &folder).await,
-                None => None,
-            };
-            let writes = diff.map(Write::Diff).into_iter().collect();
+            let mut writes = Vec::new();
+            if let Some(bridge) = &bridge {
+                let tree = async {
+                    let turn = turn.as_ref()?;
+                    Some(trees::of_turn(&shared, &session, bridge, turn, began.as_ref()).await)
+                };
+                let tree = tokio::time::timeout(DIFF_LIMIT, tree);
+                let (diff, tree) = tokio::join!(turn_diff(&shared, &session, bridge, &folder), tree);
+                writes.extend(diff.map(Write::Diff));
+                writes.extend(tree.ok().flatten().unwrap_or_default());
+            }
             let input = match shared.provider.snapshots() {
                 None => Input::CannotSave { snapshot },
                 Some(snapshots) => {
