@@ -6,13 +6,14 @@ use std::{future::Future, time::Duration};
 use anyhow::{Context, Result, bail};
 use futures_util::{Stream, stream};
 use harvest_proto::{
-    PromptId, Secret, SessionId,
+    PromptId, Secret, SessionId, SnapshotId,
     api::{
-        AddRepository, CreatePrompt, CreateSession, DiffFiles, ExecRequest, ForkSession, MachineChanges,
-        MovePrompt, Page, Problem, Prompt, Pull, Repository, Session, Turn,
+        AddRepository, CreatePrompt, CreateSession, CreateToken, CreatedToken, DiffFiles, ExecRequest,
+        ForkSession, MachineChanges, Me, MovePrompt, Page, PinSnapshot, Problem, Prompt, Pull, Repository,
+        RestoreSession, Retained, Session, Snapshot, Token, Turn,
     },
 };
-use reqwest::{Method, RequestBuilder, Response};
+use reqwest::{Method, RequestBuilder, Response, StatusCode};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
@@ -94,6 +95,10 @@ impl Client {
         self.post(&format!("/v1/sessions/{id}/{verb}"), &json!({})).await
     }
 
+    pub(crate) async fn restore(&self, id: &SessionId, turn: u32) -> Result<Session> {
+        self.post(&format!("/v1/sessions/{id}/restore"), &RestoreSession { turn }).await
+    }
+
     /// Answers the session and the snapshot it goes on from.
     pub(crate) async fn pause(&self, id: &SessionId) -> Result<Value> {
         self.post(&format!("/v1/sessions/{id}/pause"), &json!({})).await
@@ -138,6 +143,30 @@ impl Client {
 
     pub(crate) async fn diff_machine(&self, id: &SessionId, range: &str) -> Result<MachineChanges> {
         self.get(&format!("/v1/sessions/{id}/diff/machine{range}")).await
+    }
+
+    /// What sessions hold, and what would go.
+    pub(crate) async fn retention(&self) -> Result<Retained> {
+        self.get("/v1/retention").await
+    }
+
+    /// Has it go.
+    pub(crate) async fn retain(&self) -> Result<Retained> {
+        self.post("/v1/retention", &json!({})).await
+    }
+
+    pub(crate) async fn snapshots(&self, id: &SessionId) -> Result<Vec<Snapshot>> {
+        self.all(&format!("/v1/sessions/{id}/snapshots")).await
+    }
+
+    pub(crate) async fn snapshot_pin(
+        &self,
+        id: &SessionId,
+        snapshot: &SnapshotId,
+        pinned: bool,
+    ) -> Result<Snapshot> {
+        let request = self.request(Method::PUT, &format!("/v1/sessions/{id}/snapshots/{snapshot}"));
+        read(self.send(request.json(&PinSnapshot { pinned })).await?).await
     }
 
     pub(crate) async fn pull(&self, id: &SessionId) -> Result<Pull> {
@@ -187,6 +216,24 @@ impl Client {
         self.send(self.request(Method::DELETE, &path)).await.map(drop)
     }
 
+    pub(crate) async fn tokens(&self) -> Result<Vec<Token>> {
+        self.all("/v1/tokens").await
+    }
+
+    pub(crate) async fn token_create(&self, body: &CreateToken) -> Result<CreatedToken> {
+        // Without a key: the answer would be kept with it, and with the answer the value.
+        read(self.send(self.request(Method::POST, "/v1/tokens").json(body)).await?).await
+    }
+
+    pub(crate) async fn token_delete(&self, name: &str) -> Result<()> {
+        let path = format!("/v1/tokens/{}", segment(name)?);
+        self.send(self.request(Method::DELETE, &path)).await.map(drop)
+    }
+
+    pub(crate) async fn me(&self) -> Result<Me> {
+        self.get("/v1/me").await
+    }
+
     /// The session as it stands, then every event after `after`, as they come; comes back by itself
     /// when the connection breaks, without a gap and without a repeat.
     pub(crate) fn follow(&self, id: &SessionId, after: u64) -> impl Stream<Item = Result<Update>> + use<> {
@@ -229,11 +276,19 @@ impl Client {
         }
     }
 
+    /// A GET that somebody else goes on with.
+    pub(crate) fn get_request(&self, path: &str) -> RequestBuilder {
+        self.request(Method::GET, path)
+    }
+
     fn request(&self, method: Method, path: &str) -> RequestBuilder {
         self.http.request(method, format!("{}{path}", self.url)).bearer_auth(self.token.expose())
     }
 
-    fn send(&self, request: RequestBuilder) -> impl Future<Output = Result<Response>> + Send + use<> {
+    pub(crate) fn send(
+        &self,
+        request: RequestBuilder,
+    ) -> impl Future<Output = Result<Response>> + Send + use<> {
         let url = self.url.clone();
         async move {
             let answer = request.send().await.map_err(|error| {
@@ -241,7 +296,7 @@ impl Client {
                     Advice::new(format!("no answer from {url}"), "is it running? start it with `harvest up`");
                 anyhow::Error::new(Broken(innermost(&error))).context(advice)
             })?;
-            if answer.status().is_success() {
+            if answer.status().is_success() || answer.status() == StatusCode::SWITCHING_PROTOCOLS {
                 return Ok(answer);
             }
             let status = answer.status();

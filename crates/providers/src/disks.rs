@@ -31,6 +31,22 @@ impl Disks for Local {
             id: snapshot.id,
             bytes: snapshot.bytes.unwrap_or(0),
             created_at: snapshot.created_at,
+            layers: Vec::new(),
+        };
+        Ok(ours.map(disk).collect())
+    }
+
+    async fn weigh(&self) -> Result<Vec<KeptDisk>, ProviderError> {
+        let weighed = self.engine("cannot measure snapshots".into(), |engine| engine.snapshots_weighed());
+        let ours = weighed.await?.into_iter().filter(|(snapshot, _)| snapshot.of_sessions);
+        let disk = |(snapshot, layers): (harvest_engine::Snapshot, Vec<(harvest_engine::LayerId, u64)>)| {
+            let own = snapshot.layers.last().and_then(|own| layers.iter().find(|(layer, _)| layer == own));
+            KeptDisk {
+                bytes: own.map_or(0, |(_, bytes)| *bytes),
+                id: snapshot.id,
+                created_at: snapshot.created_at,
+                layers: layers.into_iter().map(|(layer, bytes)| (layer.to_string(), bytes)).collect(),
+            }
         };
         Ok(ours.map(disk).collect())
     }

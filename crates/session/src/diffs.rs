@@ -16,8 +16,8 @@ use crate::{
     disks::DiskBefore,
     driver::Busy,
     error::SessionError,
-    exec::ready_bridge,
     hidden::{Hidden, HiddenError},
+    inside::ready_bridge,
     provider::StartFrom,
     trees::{self, Compared, TreeError},
     wiring::words,
@@ -131,7 +131,9 @@ impl Sessions {
         let known = self.known(session).await?;
         let (from, to) = known.points(range)?;
         let handle = self.handle(session).await?;
-        let live = ready_bridge(&handle).await.map(|bridge| (bridge, handle.busy()));
+        // First, so that a machine that stands still is going by then; one that is not there is not started.
+        let busy = handle.busy();
+        let live = ready_bridge(&handle).await.map(|bridge| (bridge, busy));
         let mut all = Vec::new();
         for repository in [known.record.session.repository.clone()] {
             let mut comparison =

@@ -16,6 +16,9 @@ pub trait Disks: Send + Sync {
     /// Every snapshot taken for sessions and builds; none that people took for themselves.
     async fn list(&self) -> Result<Vec<KeptDisk>, ProviderError>;
 
+    /// The same, with what each consists of. The first time it measures, which may take a second each.
+    async fn weigh(&self) -> Result<Vec<KeptDisk>, ProviderError>;
+
     /// Frees the room of what was removed and ended. Other users of a layer keep it.
     async fn sweep(&self) -> Result<(), ProviderError>;
 
@@ -49,4 +52,6 @@ pub struct KeptDisk {
     pub bytes: u64,
     /// When it was taken.
     pub created_at: Timestamp,
+    /// The layers it consists of that belong to snapshots, and what each takes; only when weighed.
+    pub layers: Vec<(String, u64)>,
 }

@@ -73,14 +73,15 @@ fn prompts(fork: &ForkSession, user: &Author) -> Result<Vec<Option<NewPrompt>>, 
 
 /// What forks begin with.
 #[derive(Debug, PartialEq, Eq)]
-struct Point {
-    snapshot: SnapshotId,
+pub(crate) struct Point {
+    pub(crate) snapshot: SnapshotId,
     /// The turn that left it, or 0 for the beginning.
     turn: Option<u32>,
 }
 
 impl Point {
-    fn words(&self) -> String {
+    /// Where in the session that was.
+    pub(crate) fn words(&self) -> String {
         match self.turn {
             None => "its newest snapshot".to_owned(),
             Some(0) => "its beginning".to_owned(),
@@ -89,7 +90,7 @@ impl Point {
     }
 }
 
-fn fork_point(
+pub(crate) fn fork_point(
     source: &Session,
     turns: &[Turn],
     snapshots: &[Snapshot],
@@ -172,7 +173,8 @@ fn birth(
         Write::SnapshotShare { snapshot: point.snapshot.clone(), at },
     ];
     writes.extend(point.turn.map(|turn| Write::TreeShare { session: session.id.clone(), turn }));
-    (new, State::new(Some(point.snapshot.clone()), true), prompt, writes)
+    let state = State { user: Some(user.email.clone()), ..State::new(Some(point.snapshot.clone()), true) };
+    (new, state, prompt, writes)
 }
 
 #[cfg(test)]

@@ -164,7 +164,7 @@ mod tests {
     }
 
     fn kept(id: &SnapshotId) -> KeptDisk {
-        KeptDisk { id: id.clone(), bytes: 0, created_at: Timestamp::from_millis(0) }
+        KeptDisk { id: id.clone(), bytes: 0, created_at: Timestamp::from_millis(0), layers: Vec::new() }
     }
 
     #[test]

@@ -4,6 +4,7 @@ use anyhow::{Context, Result};
 use harvest_engine::{DiskRoom, Usage, Volume};
 use serde::Serialize;
 
+use super::held;
 use crate::{Invocation, cli::units::bytes, printer::table, wire};
 
 /// What a program is told.
@@ -13,6 +14,9 @@ struct Document {
     usage: Usage,
     volumes: Vec<Volume>,
     volumes_bytes: u64,
+    /// What sessions hold, when a server runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sessions: Option<harvest_proto::api::Retained>,
 }
 
 pub(crate) async fn run(here: &Invocation) -> Result<u8> {
@@ -22,11 +26,15 @@ pub(crate) async fn run(here: &Invocation) -> Result<u8> {
         tokio::task::spawn_blocking(move || Ok::<_, anyhow::Error>((engine.usage()?, engine.volumes()?)));
     let (usage, volumes) = measured.await?.context("cannot measure")?;
     let volumes_bytes = volumes.iter().map(|volume| volume.size_bytes).sum();
-    let document = Document { usage, volumes, volumes_bytes };
+    let sessions = held::look(here).await?;
+    let document = Document { usage, volumes, volumes_bytes, sessions };
     here.print.result(&document, |document| {
         let mut text = table(&["WHAT", "NUMBER", "SIZE"], &totals(document));
         if here.print.verbose {
             text += &format!("\n{}", table(&["WHAT", "NAME", "SIZE"], &each(document)));
+            if let Some(sessions) = &document.sessions {
+                text += &format!("\n{}", held::text(sessions));
+            }
         }
         text
     })?;
@@ -43,18 +51,23 @@ pub(crate) async fn run(here: &Invocation) -> Result<u8> {
 }
 
 fn totals(document: &Document) -> Vec<Vec<String>> {
-    let Document { usage, volumes, volumes_bytes } = document;
+    let Document { usage, volumes, volumes_bytes, sessions } = document;
     let sandboxes = usage.sandboxes.iter().map(|sandbox| sandbox.bytes).sum();
     let row = |what: &str, number: Option<usize>, size: u64| {
         vec![what.to_owned(), number.map_or_else(|| "–".to_owned(), |number| number.to_string()), bytes(size)]
     };
-    vec![
+    let of_sessions =
+        sessions.iter().map(|held| row("of sessions", Some(held.items.len()), held.snapshots_bytes));
+    let mut rows = vec![
         row("images", Some(usage.images.len()), usage.images_bytes),
         row("snapshots", Some(usage.snapshots.len()), usage.snapshots_bytes),
         row("sandboxes", Some(usage.sandboxes.len()), sandboxes),
         row("volumes", Some(volumes.len()), *volumes_bytes),
         row("trash", None, usage.trash_bytes),
-    ]
+    ];
+    // Part of the snapshots above it.
+    rows.splice(2..2, of_sessions);
+    rows
 }
 
 fn each(document: &Document) -> Vec<Vec<String>> {

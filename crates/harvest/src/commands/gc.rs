@@ -3,6 +3,7 @@
 use anyhow::{Context, Result};
 use serde_json::json;
 
+use super::held;
 use crate::{Invocation, cli::Gc, wire};
 
 pub(crate) async fn run(here: &Invocation, args: &Gc) -> Result<u8> {
@@ -10,8 +11,9 @@ pub(crate) async fn run(here: &Invocation, args: &Gc) -> Result<u8> {
         let ended = wire::end_sandboxes(&here.config)?;
         here.print.note(format!("Ended {ended} sandboxes"));
     }
-    let engine = wire::open_engine(&here.config)?;
     let dry_run = args.dry_run;
+    let retained = if args.all { None } else { held::keep_to_rules(here, dry_run).await? };
+    let engine = wire::open_engine(&here.config)?;
     let collected =
         tokio::task::spawn_blocking(move || engine.gc(dry_run)).await?.context("cannot collect")?;
     let document = json!({
@@ -20,6 +22,7 @@ pub(crate) async fn run(here: &Invocation, args: &Gc) -> Result<u8> {
         "bytes": collected.bytes,
         "trees": collected.trees,
         "cache_busy": collected.cache_busy,
+        "dropped": retained.map(|retained| retained.dropped),
     });
     here.print.result(&document, |_| String::new())?;
     let verb = if dry_run { "Would remove" } else { "Removed" };

@@ -1,6 +1,9 @@
-//! What changed between the turns of a session: lines, files of the checkout, files of the machine.
+//! What changed between the turns of a session: lines, files of the checkout, files of the machine; and
+//! what sessions hold on the disk.
 
 use serde::{Deserialize, Serialize};
+
+use crate::{SessionId, SnapshotId};
 
 /// How much changed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -86,4 +89,55 @@ pub enum ChangeKind {
     Changed,
     /// It is gone.
     Removed,
+}
+
+/// `GET` and `POST /v1/retention`: what sessions hold on the disk, and what goes.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Retained {
+    /// Each session.
+    pub items: Vec<Held>,
+    /// What all of their snapshots take together, what several share once.
+    pub snapshots_bytes: u64,
+    /// What the rules have go: with `GET` what would, with `POST` what did.
+    pub dropped: Vec<Dropped>,
+}
+
+/// What a session holds on the disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Held {
+    /// Which.
+    pub session: SessionId,
+    /// What it is called.
+    pub title: String,
+    /// How many snapshots.
+    pub snapshots: u64,
+    /// How many of them are pinned.
+    pub pinned: u64,
+    /// What they added, each to what it stands on.
+    pub bytes: u64,
+}
+
+/// Something the rules have go.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Dropped {
+    /// Of which session.
+    pub session: SessionId,
+    /// Which snapshot; absent when the whole session goes.
+    pub snapshot: Option<SnapshotId>,
+    /// Why: `archived`, `archived_long_ago`, `too_many` or `quota`.
+    pub why: String,
+    /// What it added to what it stands on.
+    pub bytes: u64,
+}
+
+/// `PUT /v1/sessions/{id}/snapshots/{snapshot}`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct PinSnapshot {
+    /// Whether it is kept whatever the rules say.
+    pub pinned: bool,
 }

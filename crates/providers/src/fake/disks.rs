@@ -54,8 +54,13 @@ impl Disks for Fake {
             id: id.clone(),
             bytes: size(files),
             created_at: Timestamp::from_millis(0),
+            layers: vec![(id.to_string(), size(files))],
         };
         Ok(self.inner().snapshots.iter().map(disk).collect())
+    }
+
+    async fn weigh(&self) -> Result<Vec<KeptDisk>, ProviderError> {
+        self.list().await
     }
 
     async fn sweep(&self) -> Result<(), ProviderError> {

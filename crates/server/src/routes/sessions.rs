@@ -3,14 +3,15 @@
 use axum::{Json, extract::State, http::StatusCode};
 use harvest_proto::{
     SessionId, SnapshotId,
-    api::{CreateSession, ForkSession, Page, Session},
+    api::{CreateSession, ForkSession, Page, RestoreSession, Session},
 };
 use serde::Serialize;
 
 use crate::{
     ServerState,
-    auth::Caller,
+    auth::{Caller, Holder},
     extract::{Body, OptionalBody, Paging, Path, Query},
+    policy,
     problem::ApiError,
     valid,
 };
@@ -37,9 +38,11 @@ pub(crate) async fn session_list(
 pub(crate) async fn session_create(
     State(state): State<ServerState>,
     Caller(caller): Caller,
+    Holder(token): Holder,
     Body(body): Body<CreateSession>,
 ) -> Result<(StatusCode, Json<Session>), ApiError> {
     valid::author(body.author.as_ref())?;
+    policy::speaks_for(&token, body.author.as_ref())?;
     Ok((StatusCode::CREATED, Json(state.sessions.create(body, caller).await?)))
 }
 
@@ -120,6 +123,20 @@ pub(crate) async fn session_terminate(
     Path(session): Path<SessionId>,
 ) -> Result<Json<Session>, ApiError> {
     state.sessions.terminate(&session).await?;
+    Ok(Json(state.sessions.get(&session).await?))
+}
+
+/// Goes back to the end of a turn, in place: files and conversation. A turn in progress is stopped, the
+/// present state is kept, and later turns can be gone back to as well.
+#[utoipa::path(post, path = "/v1/sessions/{session}/restore", tag = "sessions", request_body = RestoreSession,
+    params(("session" = SessionId, Path, description = "The session")),
+    responses((status = 200, body = Session, description = "The session; it goes on from that turn")))]
+pub(crate) async fn session_restore(
+    State(state): State<ServerState>,
+    Path(session): Path<SessionId>,
+    Body(body): Body<RestoreSession>,
+) -> Result<Json<Session>, ApiError> {
+    state.sessions.restore(&session, body.turn).await?;
     Ok(Json(state.sessions.get(&session).await?))
 }
 
