@@ -66,6 +66,7 @@ const ROUTES: &[(&str, &str, Action)] = &[
     ("POST",   "/v1/sessions/{session}/pause", Change),
     ("POST",   "/v1/sessions/{session}/resume", Change),
     ("POST",   "/v1/sessions/{session}/terminate", Change),
+    ("POST",   "/v1/sessions/{session}/restore", Change),
     ("POST",   "/v1/sessions/{session}/archive", Change),
     // What comes of it is the asker's own session.
     ("POST",   "/v1/sessions/{session}/fork", Create),
@@ -82,6 +83,7 @@ const ROUTES: &[(&str, &str, Action)] = &[
     ("GET",    "/v1/sessions/{session}/diff/files", See),
     ("GET",    "/v1/sessions/{session}/diff/machine", See),
     ("POST",   "/v1/sessions/{session}/exec", Change),
+    ("GET",    "/v1/sessions/{session}/pty", Change),
     ("GET",    "/v1/sessions/{session}/pull", See),
     ("GET",    "/v1/retention", See),
     ("POST",   "/v1/retention", Administer),

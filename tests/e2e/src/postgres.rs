@@ -49,15 +49,23 @@ impl Postgres {
             Err(_) => (std::process::id().to_string(), std::process::id()),
         };
         let short = run.split('-').next().unwrap_or(&run);
-        Self::start(&std::env::temp_dir().join(format!("harvest-pg-{short}")), whom)
+        let folder = std::env::temp_dir().join(format!("harvest-pg-{short}"));
+        // No test cuts the power.
+        Self::start(&folder, whom, &["fsync=off"])
     }
 
-    /// The server in `folder`, for as long as the process `whom` lives.
+    /// Whether there is anything to start.
+    #[must_use]
+    pub fn installed() -> bool {
+        find("postgres").is_some()
+    }
+
+    /// The server in `folder`, with these settings, for as long as the process `whom` lives.
     ///
     /// # Panics
     /// When PostgreSQL is not installed or does not start.
     #[must_use]
-    pub fn start(folder: &Path, whom: u32) -> Self {
+    pub fn start(folder: &Path, whom: u32, settings: &[&str]) -> Self {
         let server = Self { folder: folder.to_owned() };
         fs::create_dir_all(folder).expect("the temporary folder can be written");
         let lock = File::create(folder.join("lock")).expect("our folder can be written");
@@ -66,7 +74,7 @@ impl Postgres {
             // Who began before us may have been killed in the middle.
             if !folder.join("data/postmaster.pid").exists() {
                 server.initialize();
-                server.launch(whom);
+                server.launch(whom, settings);
             }
             server.wait();
             fs::write(folder.join("started"), "").expect("our folder can be written");
@@ -84,22 +92,30 @@ impl Postgres {
                 std::os::unix::fs::chown(path, Some(65534), Some(65534)).expect("root may give away");
             }
         }
-        let options = ["--username=harvest", "--auth=trust", "--no-sync", "--encoding=UTF8", "--locale=C"];
+        // An order of texts that is not that of their bytes, so that it is noticed when one is relied on.
+        let order = ["--locale=C.UTF-8", "--locale-provider=icu", "--icu-locale=en"];
+        let options = ["--username=harvest", "--auth=trust", "--no-sync", "--encoding=UTF8"];
         let mut initdb = unprivileged(&program("initdb"));
-        let made =
-            initdb.arg("-D").arg(&data).args(options).current_dir("/").output().expect("initdb starts");
+        let made = initdb
+            .arg("-D")
+            .arg(&data)
+            .args(options)
+            .args(order)
+            .current_dir("/")
+            .output()
+            .expect("initdb starts");
         assert!(made.status.success(), "initdb: {}", String::from_utf8_lossy(&made.stderr));
     }
 
-    fn launch(&self, whom: u32) {
+    fn launch(&self, whom: u32, settings: &[&str]) {
         let log = File::create(self.folder.join("log")).expect("our folder can be written");
         let server = unprivileged(&program("postgres"));
         let mut watcher = Command::new("setsid");
         watcher.args(["--fork", "sh", "-c", WATCHER, "watcher", &whom.to_string()]).arg(&self.folder);
         watcher.arg(server.get_program()).args(server.get_args());
         watcher.arg("-D").arg(self.folder.join("data")).arg("-k").arg(&self.folder);
-        // What tests of one machine do not need: a network, and a disk that outlives the power.
-        for setting in ["listen_addresses=", "fsync=off", "max_connections=200", "shared_buffers=16MB"] {
+        // No network: whoever reaches the folder may come in.
+        for setting in ["listen_addresses=", "max_connections=200"].iter().chain(settings) {
             watcher.args(["-c", setting]);
         }
         watcher.current_dir("/").stdin(Stdio::null());
@@ -195,11 +211,14 @@ fn is_root() -> bool {
     fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)
 }
 
-/// A program of the newest version that Debian has installed.
 fn program(name: &str) -> PathBuf {
-    let versions = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    find(name).expect("Debian's package `postgresql` is not installed; `make test` installs it")
+}
+
+/// A program of the newest version that Debian has installed.
+fn find(name: &str) -> Option<PathBuf> {
+    let versions = fs::read_dir("/usr/lib/postgresql").ok()?.flatten().map(|entry| entry.path());
     let number = |path: &Path| path.file_name()?.to_str()?.parse::<u32>().ok();
-    let newest = versions.map(|entry| entry.path()).max_by_key(|path| number(path));
-    let found = newest.map(|version| version.join("bin").join(name)).filter(|path| path.exists());
-    found.expect("Debian's package `postgresql` is not installed; `make test` installs it")
+    let newest = versions.max_by_key(|path| number(path))?;
+    Some(newest.join("bin").join(name)).filter(|path| path.exists())
 }

@@ -75,6 +75,41 @@ async fn a_connection_killed_in_mid_transaction_leaves_nothing_of_it() {
 }
 
 #[tokio::test]
+async fn a_server_that_takes_over_waits_for_the_write_in_progress() {
+    let home = Home::postgres().await;
+    let session = home.session().await;
+    let newer = home.kept.store().await;
+    let mut blocker = home.kept.raw().await;
+    sqlx::raw_sql("BEGIN; LOCK TABLE events IN EXCLUSIVE MODE").execute(&mut blocker).await.unwrap();
+    let writing = {
+        let (store, session, lease) = (home.store.clone(), session.clone(), home.lease);
+        tokio::spawn(
+            async move { store.session_commit(&session, lease, NOW, vec![warning("in time")]).await },
+        )
+    };
+    let waits = |what: &str| {
+        let sql = format!("SELECT COUNT(*) FROM pg_stat_activity WHERE wait_event = '{what}'");
+        database(&home).sql(&format!("{sql} AND datname = current_database()")) == "1"
+    };
+    eventually("the older to write", || async { waits("relation").then_some(()) }).await;
+    let lease = tokio::spawn({
+        let newer = newer.clone();
+        async move { newer.server_lease(NOW).await.unwrap() }
+    });
+    // Else it could read what the older is still about to change.
+    eventually("the newer to wait", || async {
+        assert!(!lease.is_finished(), "it did not wait");
+        waits("advisory").then_some(())
+    })
+    .await;
+    sqlx::raw_sql("ROLLBACK").execute(&mut blocker).await.unwrap();
+    assert_eq!(writing.await.unwrap().unwrap().seq, 1);
+    lease.await.unwrap();
+    assert_eq!(newer.session_get(&session).await.unwrap().session.seq, 1);
+    assert!(matches!(home.commit(&session, vec![warning("late")]).await, Err(StoreError::LeaseLost)));
+}
+
+#[tokio::test]
 async fn a_commit_whose_answer_is_lost_is_answered_as_it_went() {
     for (fault, stored) in [(AFTER_COMMIT, true), (BEFORE_COMMIT, false)] {
         let kept = Kept::postgres();
