@@ -4,6 +4,7 @@
 mod damage;
 mod events;
 mod faults;
+mod history;
 mod home;
 mod leases;
 mod prompts;
