@@ -70,7 +70,7 @@ pub use spec::{
 };
 pub use store::{Driver, ParseDriverError, StoreKind};
 pub use unpack::{UnpackError, UnpackLimits};
-pub use usage::{DiskRoom, SandboxUsed, StoreFile, Usage, Used};
+pub use usage::{DiskRoom, SandboxUsed, StoreFile, Usage, Used, Weighed};
 pub use volume::{
     Backing, Volume, VolumeName, VolumeSpec,
     state::{EXEC_STATE, STATE_FOLDERS, STATE_INSIDE},

@@ -59,6 +59,15 @@ pub struct Used<Name> {
     pub bytes: u64,
 }
 
+/// A snapshot and what the layers it consists of take.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Weighed {
+    /// Which.
+    pub snapshot: Snapshot,
+    /// Those of this home, bottom first.
+    pub layers: Vec<(LayerId, u64)>,
+}
+
 /// A sandbox and what its writable layer takes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SandboxUsed {
@@ -151,7 +160,7 @@ impl Engine {
     ///
     /// # Errors
     /// When a record cannot be read.
-    pub fn snapshots_weighed(&self) -> Result<Vec<(Snapshot, Vec<(LayerId, u64)>)>, EngineError> {
+    pub fn snapshots_weighed(&self) -> Result<Vec<Weighed>, EngineError> {
         self.store.wake()?;
         let _hold = self.disk.hold()?;
         let mut layers = Layers { disk: &self.disk, seen: BTreeMap::new() };
@@ -167,7 +176,7 @@ impl Engine {
         for snapshot in snapshots {
             let stack = snapshot.layers.iter().filter(ours);
             let stack = stack.map(|layer| (layer.clone(), layers.bytes(layer))).collect();
-            weighed.push((snapshot, stack));
+            weighed.push(Weighed { snapshot, layers: stack });
         }
         Ok(weighed)
     }

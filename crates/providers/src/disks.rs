@@ -4,7 +4,7 @@ use std::{os::unix::ffi::OsStrExt as _, path::Path, thread};
 
 use async_trait::async_trait;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use harvest_engine::{Before, Change, How, VolumeName};
+use harvest_engine::{Before, Change, How, VolumeName, Weighed};
 use harvest_proto::{
     SnapshotId,
     api::{ChangeKind, MachineChange, MachineChanges},
@@ -38,8 +38,8 @@ impl Disks for Local {
 
     async fn weigh(&self) -> Result<Vec<KeptDisk>, ProviderError> {
         let weighed = self.engine("cannot measure snapshots".into(), |engine| engine.snapshots_weighed());
-        let ours = weighed.await?.into_iter().filter(|(snapshot, _)| snapshot.of_sessions);
-        let disk = |(snapshot, layers): (harvest_engine::Snapshot, Vec<(harvest_engine::LayerId, u64)>)| {
+        let ours = weighed.await?.into_iter().filter(|weighed| weighed.snapshot.of_sessions);
+        let disk = |Weighed { snapshot, layers }| {
             let own = snapshot.layers.last().and_then(|own| layers.iter().find(|(layer, _)| layer == own));
             KeptDisk {
                 bytes: own.map_or(0, |(_, bytes)| *bytes),

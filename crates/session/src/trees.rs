@@ -264,7 +264,7 @@ mod tests {
         let second = keep(at, home.path(), &first.tree);
         assert_eq!(second.stat, DiffStat { files: 2, insertions: 0, deletions: 2 });
         let (code, diff) = run(at, home.path(), COMPARE, &[&first.tree, &second.tree, "--numstat", "-z"]);
-        assert_eq!((code, diff.as_slice()), (0, &b"0\t1\t-odd\00\t1\tsub/link\0"[..]));
+        assert_eq!((code, diff.as_slice()), (0, &b"0\t1\t-odd\x000\t1\tsub/link\x00"[..]));
         let left: Vec<_> =
             std::fs::read_dir(home.path().join(".local/state/harvest/turns/demo")).unwrap().collect();
         assert!(

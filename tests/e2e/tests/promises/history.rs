@@ -78,6 +78,13 @@ async fn any_two_turns_can_be_compared_awake_and_asleep_and_in_a_fork() {
     for word in ["2 files +2 −0", "completed", "snp_", "First."] {
         assert!(turns.contains(word), "{word}: {turns}");
     }
+    let read = |arguments: &[&str]| serde_json::from_str::<Value>(&printed(&host, arguments)).unwrap();
+    let pinned = read(&["snapshot", "pin", &format!("{id}@2"), "--json"]);
+    assert_eq!((&pinned["pinned"], &pinned["turn"]), (&json!(true), &json!(2)));
+    let held = read(&["df", "--json"])["sessions"]["items"][0].clone();
+    assert_eq!((&held["session"], &held["pinned"]), (&json!(id), &json!(1)), "{held}");
+    assert!(held["snapshots"].as_u64() >= Some(4) && held["bytes"].as_u64() > Some(0), "{held}");
+    assert_eq!(read(&["gc", "--dry-run", "--json"])["dropped"], json!([]), "nothing is too much");
     let fork = printed(&host, &["fork", &format!("{id}@1")]).trim().to_owned();
     host.wait_for(&fork.parse().unwrap(), SessionState::Idle).await;
     let prompt = host
