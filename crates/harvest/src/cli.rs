@@ -10,7 +10,7 @@ use std::{ffi::OsString, net::SocketAddr, path::PathBuf};
 use clap::{Args, Parser, Subcommand, builder::NonEmptyStringValueParser};
 
 pub(crate) use inside::Shell;
-pub(crate) use machine::{Create, Exec, Language, Sandbox, Side, Snapshot, Volume};
+pub(crate) use machine::{Create, Exec, Sandbox, Side, Snapshot, Volume};
 pub(crate) use server::{CreateToken, Token};
 
 /// Background coding agents on machines you own: a prompt goes in, a tested pull request comes out.
@@ -115,6 +115,8 @@ pub(crate) enum Command {
     Diff(Diff),
     /// Print what happened in a session
     Logs(Logs),
+    /// Print a session's events for programs: one JSON object per line
+    Events(Events),
     /// Run a command: in a fresh sandbox, in a sandbox of yours, or in a session's
     Exec(Box<Exec>),
     /// Open a terminal in a session's sandbox
@@ -193,8 +195,8 @@ pub(crate) struct Run {
     /// The branch to start from
     #[arg(short, long)]
     pub(crate) base: Option<String>,
-    /// The agent
-    #[arg(short, long)]
+    /// The agent: `claude` or `scripted`, which plays the script in the prompt [default: claude]
+    #[arg(short, long, value_name = "NAME", value_parser = harvest_proto::agents::NAMES)]
     pub(crate) agent: Option<String>,
     /// The model to ask for; `scripted` needs neither account nor key
     #[arg(short, long)]
@@ -300,6 +302,24 @@ pub(crate) struct Logs {
     /// Only what came after this event
     #[arg(long, value_name = "SEQ", default_value_t = 0)]
     pub(crate) after: u64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Events {
+    /// The session: an id, the beginning of one, or `-` for the newest
+    pub(crate) session: String,
+    /// Only what came after this event
+    #[arg(long, value_name = "SEQ", default_value_t = 0)]
+    pub(crate) after: u64,
+    /// Only these types, such as `tool_ended,turn_ended`
+    #[arg(long, value_name = "TYPE", value_delimiter = ',')]
+    pub(crate) types: Vec<String>,
+    /// Go on as it happens
+    #[arg(short, long)]
+    pub(crate) follow: bool,
+    /// Long inputs and outputs of tools in full, not only their ends
+    #[arg(long)]
+    pub(crate) full: bool,
 }
 
 #[derive(Debug, Subcommand)]

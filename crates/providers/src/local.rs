@@ -149,6 +149,7 @@ impl Provider for Local {
     fn disks(&self) -> Option<&dyn Disks> {
         Some(self)
     }
+
     fn freezing(&self) -> Option<&dyn Freezing> {
         Some(self)
     }
@@ -220,7 +221,7 @@ fn started(running: Running) -> Started {
 }
 
 /// Dials a Unix socket whose path may be longer than a socket address can hold.
-async fn dial(path: &Path) -> std::io::Result<UnixStream> {
+pub(crate) async fn dial(path: &Path) -> std::io::Result<UnixStream> {
     let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(std::io::ErrorKind::InvalidInput.into());
     };

@@ -5,6 +5,7 @@ mod attach;
 mod df;
 mod diff;
 mod doctor;
+mod events;
 mod exec;
 mod fork;
 mod gc;
@@ -42,7 +43,6 @@ use anyhow::Result;
 pub(crate) use doctor::line as check_line;
 pub(crate) use pr::text as pull_text;
 pub(crate) use repo::build as build_repository;
-pub(crate) use volume::explained as volume_explained;
 
 use crate::{Invocation, cli::Command};
 
@@ -72,6 +72,7 @@ pub(crate) async fn run(here: &Invocation, command: Option<Command>) -> Result<u
         Command::Rm(args) => rm::run(here, &args).await,
         Command::Turns(args) => turns::run(here, &args).await,
         Command::Diff(args) => diff::run(here, &args).await,
+        Command::Events(args) => events::run(here, &args).await,
         Command::Logs(args) => logs::run(here, &args).await,
         Command::Exec(args) => exec::run(here, *args).await,
         Command::Shell(args) => shell::run(here, args).await,

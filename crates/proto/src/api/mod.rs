@@ -3,6 +3,7 @@
 mod common;
 mod exec;
 mod history;
+pub mod machines;
 mod prompts;
 mod repositories;
 mod secrets;

@@ -32,7 +32,7 @@ pub use status::{OutboxEvent, PromptProgress, Status};
 
 use serde::{Deserialize, Serialize};
 
-use crate::TurnId;
+use crate::{BlobId, TurnId};
 
 /// Raised when a frame changes its meaning. A server adopts supervisors of this and the last version.
 pub const VERSION: u32 = 1;
@@ -62,6 +62,9 @@ pub enum ToSupervisor {
         version: u32,
         /// What it may do.
         role: Role,
+        /// How often an owner wants to hear that the supervisor is there; every 30 seconds when absent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        heartbeat_millis: Option<u64>,
     },
     /// Get ready for a session. Idempotent: the second time it only answers.
     Boot {
@@ -102,6 +105,16 @@ pub enum ToSupervisor {
     EventsStored {
         /// The number.
         upto: u64,
+    },
+    /// Send a blob's bytes on `stream`, then `End`; the reply comes first. Only asked for blobs that an
+    /// event named; they are there until `EventsStored` covers that event.
+    Blob {
+        /// The request's number.
+        id: RequestId,
+        /// Which.
+        blob: BlobId,
+        /// Where to.
+        stream: StreamId,
     },
     /// Run a command.
     Exec {
@@ -195,7 +208,7 @@ pub enum FromSupervisor {
         /// The stream.
         stream: StreamId,
     },
-    /// Sent to the owner every 30 seconds.
+    /// Sent to the owner as often as its `Hello` asked for.
     Heartbeat {
         /// Whether a turn is in progress.
         busy: bool,

@@ -1,11 +1,14 @@
 //! The inside of a fake sandbox: a disk, a boot, one turn at a time, an outbox.
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard},
+};
 
 use harvest_proto::{
-    EventBody, PromptId, Timestamp, TurnId,
+    BlobId, EventBody, PromptId, Timestamp, TurnId,
     bridge::{Boot, Fault, FaultCode, OutboxEvent, PromptOrder, PromptProgress, Reply, Status},
-    event::{BootPhase, PhaseStatus, TurnOutcome},
+    event::{Blob, BootPhase, PhaseStatus, TurnOutcome},
 };
 use tokio::sync::watch;
 
@@ -24,12 +27,14 @@ struct Inside {
     files: Files,
     ended: Option<String>,
     still: bool,
+    freezes: u64,
     boot: Option<Boot>,
     failed: bool,
     prompts: Vec<(PromptId, PromptProgress)>,
     turn: Option<Turn>,
     outbox: Vec<OutboxEvent>,
     last_event: u64,
+    blobs: BTreeMap<BlobId, Vec<u8>>,
     lease: u64,
     owner: u64,
     cut: u64,
@@ -64,6 +69,10 @@ impl Machine {
         self.inside().files.clone()
     }
 
+    pub(crate) fn blob(&self, id: &BlobId) -> Option<Vec<u8>> {
+        self.inside().blobs.get(id).cloned()
+    }
+
     pub(crate) fn write(&self, path: &str, bytes: Vec<u8>) {
         self.inside().files.insert(path.to_owned(), bytes);
     }
@@ -76,8 +85,17 @@ impl Machine {
         self.inside().still
     }
 
+    /// How often somebody has asked for standing still: who sees this rise was renewed.
+    pub(crate) fn freezes(&self) -> u64 {
+        self.inside().freezes
+    }
+
     pub(crate) fn set_still(&self, still: bool) {
-        self.inside().still = still;
+        {
+            let mut inside = self.inside();
+            inside.still = still;
+            inside.freezes += u64::from(still);
+        }
         self.beat();
     }
 
@@ -255,6 +273,14 @@ impl Inside {
         match verb {
             "hold" | "deaf" => {}
             "fail" => self.end(TurnOutcome::Failed),
+            // Says so many bytes, of which it holds as many as it says, or another number.
+            "long" => {
+                let mut number = || words.next().and_then(|word| word.parse().ok());
+                let bytes: usize = number().unwrap_or_default();
+                let held = number().unwrap_or(bytes);
+                self.say_long(bytes as u64, held);
+                self.end(TurnOutcome::Completed);
+            }
             "ask" => {
                 let request = format!("ask-{}", order.number);
                 if let Some(turn) = &mut self.turn {
@@ -273,6 +299,13 @@ impl Inside {
                 self.end(TurnOutcome::Completed);
             }
         }
+    }
+
+    fn say_long(&mut self, bytes: u64, held: usize) {
+        let id = BlobId::random();
+        self.blobs.insert(id.clone(), vec![b'x'; held]);
+        let (call, output) = ("long".to_owned(), "x…x".to_owned());
+        self.event(EventBody::ToolEnded { call, ok: true, output, blob: Some(Blob { id, bytes }) });
     }
 
     fn end(&mut self, outcome: TurnOutcome) {

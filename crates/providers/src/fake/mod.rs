@@ -10,6 +10,7 @@ mod commands;
 mod connection;
 mod disks;
 mod machine;
+mod machines;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -51,6 +52,7 @@ struct Inner {
     /// Repositories whose state was removed.
     states_removed: Vec<String>,
     sweeps: usize,
+    own: machines::Own,
 }
 
 /// How booting goes.
@@ -276,7 +278,9 @@ impl Provider for Fake {
     }
 
     async fn list(&self) -> Result<Vec<SandboxId>, ProviderError> {
-        Ok(self.inner().sandboxes.keys().cloned().collect())
+        // Those people made for themselves are none of the sessions' business.
+        let inner = self.inner();
+        Ok(inner.sandboxes.keys().filter(|id| !inner.own.has(id)).cloned().collect())
     }
 
     fn snapshots(&self) -> Option<&dyn Snapshots> {
@@ -286,6 +290,7 @@ impl Provider for Fake {
     fn disks(&self) -> Option<&dyn Disks> {
         Some(self)
     }
+
     fn freezing(&self) -> Option<&dyn Freezing> {
         Some(self)
     }
@@ -293,9 +298,18 @@ impl Provider for Fake {
 
 #[async_trait]
 impl Freezing for Fake {
-    async fn freeze(&self, sandbox: &SandboxId, _hold: Duration) -> Result<(), ProviderError> {
+    async fn freeze(&self, sandbox: &SandboxId, hold: Duration) -> Result<(), ProviderError> {
         self.check(Act::Freeze)?;
-        self.set_still(sandbox, true)
+        self.set_still(sandbox, true)?;
+        let machine = self.machine(sandbox)?;
+        let asked = machine.freezes();
+        tokio::spawn(async move {
+            tokio::time::sleep(hold).await;
+            if machine.freezes() == asked {
+                machine.set_still(false);
+            }
+        });
+        Ok(())
     }
 
     async fn thaw(&self, sandbox: &SandboxId) -> Result<(), ProviderError> {

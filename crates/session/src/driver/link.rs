@@ -171,6 +171,7 @@ impl Driver {
             return Ok(());
         };
         let Opened { bridge, status, events } = opened;
+        let events = crate::blobs::kept(&self.shared, self.id().clone(), bridge.clone(), events);
         self.link = Some(Link { bridge, epoch, events, stored });
         self.input(Input::LinkUp { epoch, status }).await
     }
@@ -222,7 +223,7 @@ async fn open(
     })?;
     let stream = shared.provider.dial(sandbox).await?;
     let role = Role::Owner { lease: shared.lease.0, epoch, stored };
-    Bridge::open(stream, role, Some(shared.config.clocks.stale)).await
+    Bridge::open(stream, role, Some(shared.config.clocks.pulse())).await
 }
 
 /// What an event means for the session, if anything.
