@@ -111,8 +111,10 @@ pub(crate) enum Command {
     Archive(One),
     /// Delete a session with its snapshots and its history
     Rm(Rm),
-    /// Show what a session has changed
-    Diff(One),
+    /// List a session's turns: what was asked, how it ended, what it changed
+    Turns(One),
+    /// Show what a session has changed, in one turn, or between two
+    Diff(Diff),
     /// Print what happened in a session
     Logs(Logs),
     /// Print a session's events for programs: one JSON object per line
@@ -272,6 +274,22 @@ pub(crate) struct Fork {
     /// The turn to go on from; where the session stands when absent
     #[arg(short, long, value_name = "NUMBER")]
     pub(crate) turn: Option<u32>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Diff {
+    /// The session: an id, the beginning of one, or `-` for the newest
+    pub(crate) session: String,
+    /// One turn's own changes, or those from the end of one turn to the end of another; 0 is the beginning,
+    /// and without an end it is to where the session stands
+    #[arg(short, long, value_name = "N|N..M")]
+    pub(crate) turn: Option<units::Turns>,
+    /// Only which files, and how many lines
+    #[arg(long)]
+    pub(crate) stat: bool,
+    /// Every file of the machine, checkout or not; with --stat how many
+    #[arg(long)]
+    pub(crate) machine: bool,
 }
 
 #[derive(Debug, Args)]

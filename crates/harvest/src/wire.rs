@@ -300,6 +300,7 @@ async fn open_sessions(
         config: harvest_session::Config {
             clocks: config.clocks.clone(),
             limits: config.limits,
+            retention: config.retention.clone(),
             image: config.image.clone(),
             trusted: Vec::new(),
             budget_tokens: config.budget_tokens,

@@ -134,6 +134,7 @@ async fn the_openapi_page_has_every_route_and_each_of_them_answers() {
             );
             // Without a token nothing is carried out, but an unknown route would say so.
             let path = path.replace("{session}", "ses_000000000000").replace("{prompt}", "prm_000000000000");
+            let path = path.replace("{turn}", "1");
             let path =
                 path.replace("{sandbox}", "sbx_000000000000").replace("{snapshot}", "snp_000000000000");
             let answer =

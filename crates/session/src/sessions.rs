@@ -137,6 +137,7 @@ impl Sessions {
         self.shared.usher.set_open(true);
         reconcile.finish(&self.shared).await?;
         crate::removals::spawn(&self.shared);
+        crate::retention::spawn(&self.shared);
         Ok(())
     }
 
@@ -324,6 +325,15 @@ impl Sessions {
     pub async fn turns(&self, session: &SessionId) -> Result<Vec<Turn>, SessionError> {
         self.shared.store.session_get(session).await?;
         Ok(self.shared.store.turn_list(session).await?)
+    }
+
+    /// A session's turn, with the whole of its prompt.
+    ///
+    /// # Errors
+    /// When there is no such session or turn.
+    pub async fn turn(&self, session: &SessionId, number: u32) -> Result<Turn, SessionError> {
+        self.shared.store.session_get(session).await?;
+        Ok(self.shared.store.turn_get(session, number).await?)
     }
 
     /// A session's snapshots, oldest first.

@@ -25,7 +25,9 @@ use harvest_store::{Lease, SessionRecord, Store};
 use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::{clocks::Clocks, meters::Meters, places::Limits, provider::Provider, usher::Usher};
+use crate::{
+    clocks::Clocks, meters::Meters, places::Limits, provider::Provider, retention::Retention, usher::Usher,
+};
 
 /// Opens doors for sandboxes.
 pub trait Doors: Send + Sync {
@@ -98,6 +100,8 @@ pub struct Config {
     pub clocks: Clocks,
     /// How much may run at once.
     pub limits: Limits,
+    /// What is kept of sessions.
+    pub retention: Retention,
     /// The image of repositories that name none.
     pub image: String,
     /// The names `trusted` sandboxes may reach.
@@ -111,6 +115,7 @@ impl Default for Config {
         Self {
             clocks: Clocks::default(),
             limits: Limits::default(),
+            retention: Retention::default(),
             image: "claude".to_owned(),
             trusted: Vec::new(),
             budget_tokens: None,

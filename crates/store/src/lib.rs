@@ -47,6 +47,7 @@ pub use idempotency::Claim;
 pub use leases::Lease;
 pub use removals::Removal;
 pub use sessions::{NewSession, SessionRecord};
+pub use turns::TurnTree;
 
 use dialect::Source;
 use writer::Writer;

@@ -281,7 +281,7 @@ fn read(row: &DbRow) -> Result<SessionRecord, StoreError> {
     })
 }
 
-fn usage(row: &DbRow) -> Result<Usage, StoreError> {
+pub(crate) fn usage(row: &DbRow) -> Result<Usage, StoreError> {
     Ok(Usage {
         input_tokens: row::count(row, "input_tokens")?,
         output_tokens: row::count(row, "output_tokens")?,

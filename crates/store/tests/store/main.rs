@@ -6,6 +6,7 @@ mod blobs;
 mod damage;
 mod events;
 mod faults;
+mod history;
 mod home;
 mod leases;
 mod prompts;

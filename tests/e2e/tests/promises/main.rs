@@ -6,6 +6,7 @@ mod database;
 mod durable;
 mod exec;
 mod greedy;
+mod history;
 mod line;
 mod machines;
 mod quickstart;
