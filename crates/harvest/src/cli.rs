@@ -172,11 +172,12 @@ pub(crate) struct Run {
     /// What to do
     #[arg(value_parser = NonEmptyStringValueParser::new())]
     pub(crate) prompt: String,
-    /// A registered repository's name, or a git URL, which registers it
-    #[arg(short, long, value_name = "NAME|URL")]
-    pub(crate) repository: String,
-    /// The branch to start from
-    #[arg(short, long)]
+    /// A registered repository's name, or a git URL, which registers it; several lie side by side in
+    /// /workspace, and the agent works in the first
+    #[arg(short, long = "repository", value_name = "NAME|URL")]
+    pub(crate) repositories: Vec<String>,
+    /// The branch the first repository starts from
+    #[arg(short, long, requires = "repositories")]
     pub(crate) base: Option<String>,
     /// The agent
     #[arg(short, long)]

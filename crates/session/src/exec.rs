@@ -78,9 +78,8 @@ impl Sessions {
     /// When there is no such session.
     pub async fn diff(&self, session: &SessionId) -> Result<String, SessionError> {
         let record = self.shared.store.session_get(session).await?;
-        let folder = checkout::folder(&record.session.repository);
         if let Some(bridge) = ready_bridge(&self.handle(session).await?).await
-            && let Ok(diff) = checkout::diff(&bridge, &folder, record.base_commit.as_deref()).await
+            && let Ok(diff) = checkout::diff(&bridge, &record.checkouts).await
         {
             return Ok(diff);
         }

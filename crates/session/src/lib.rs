@@ -10,6 +10,7 @@ pub mod bridge;
 mod check;
 mod checkout;
 pub mod clocks;
+mod create;
 pub mod decide;
 mod driver;
 mod error;

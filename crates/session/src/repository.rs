@@ -176,7 +176,7 @@ async fn build(
         model: Some("scripted".to_owned()),
         branch: None,
     };
-    let pass = shared.pass(repository, order).await;
+    let pass = shared.pass(std::slice::from_ref(repository), order).await;
     say("starting a sandbox");
     let from = StartFrom::Image(repository.image.clone());
     let mut hidden = Hidden::start(shared, sandbox, from, Some(pass)).await?;

@@ -9,10 +9,10 @@ use std::{
 use futures_util::FutureExt;
 use harvest_proto::{
     SessionId, SnapshotId, Timestamp,
-    api::{AddRepository, CreateSession, ForkSession, Page, Pull, Repository, Session, Snapshot, Turn},
+    api::{ForkSession, Page, Pull, Session, Snapshot, Turn},
     bridge::Author,
 };
-use harvest_store::{NewPrompt, NewSession, SessionRecord, Write};
+use harvest_store::{CheckoutRecord, NewCheckout, NewPrompt, NewSession, SessionRecord, Write};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -20,7 +20,6 @@ use crate::{
     decide::{Machine, Rest, State},
     driver::{Command, Driver, Handle},
     error::SessionError,
-    repository::check_branch,
     wiring::{Parts, Shared, now, words},
 };
 
@@ -132,7 +131,7 @@ impl Sessions {
             let nothing_to_do = state.rest != Rest::Open || (record.session.queued == 0 && !state.wake);
             state.machine == Machine::Absent
                 && nothing_to_do
-                && record.pushed_commit == record.reviewed_commit
+                && record.checkouts.iter().all(|checkout| checkout.unreviewed().is_none())
         });
         if resting {
             return Ok(());
@@ -161,38 +160,6 @@ impl Sessions {
         Ok(handle)
     }
 
-    /// Creates a session. With a prompt it is on disk, session and prompt, when this answers.
-    ///
-    /// # Errors
-    /// When the repository is not known, or the request makes no sense.
-    pub async fn create(&self, create: CreateSession, user: Author) -> Result<Session, SessionError> {
-        let repository = self.repository_for(&create.repository).await?;
-        let author = create.author.unwrap_or(user);
-        let (agent, network) = (named_agent(create.agent)?, named_network(create.network)?);
-        if let Some(base) = &create.base {
-            check_branch(base)?;
-        }
-        let prompt = create.prompt.map(|text| new_prompt(text, author.clone())).transpose()?;
-        let title = prompt.as_ref().map_or_else(|| "untitled".to_owned(), |prompt| title(&prompt.text));
-        let id = SessionId::random();
-        let new = NewSession {
-            branch: branch(&id, prompt.as_ref().map(|_| title.as_str())),
-            id,
-            title,
-            base: create.base.or(repository.base),
-            repository: repository.name,
-            agent,
-            model: create.model,
-            network,
-            author,
-            conversation: uuid(),
-            forked_from: None,
-            base_commit: None,
-            at: now(),
-        };
-        self.insert(new, State::new(None, false), prompt, Vec::new()).await
-    }
-
     /// Creates a session that goes on from the end of a turn of another.
     ///
     /// # Errors
@@ -206,6 +173,8 @@ impl Sessions {
         let source = self.shared.store.session_get(session).await?;
         let turns = self.shared.store.turn_list(session).await?;
         let (snapshot, at) = fork_point(&source.session, &turns, fork.turn)?;
+        let ended = turns.iter().find(|turn| turn.snapshot.as_ref() == Some(&snapshot));
+        let forked_turn = ended.map(|turn| turn.number);
         let prompt = fork.prompt.map(|text| new_prompt(text, user.clone())).transpose()?;
         let title =
             prompt.as_ref().map_or_else(|| source.session.title.clone(), |prompt| title(&prompt.text));
@@ -214,15 +183,16 @@ impl Sessions {
             branch: branch(&id, Some(&title)),
             id,
             title,
-            repository: source.session.repository.clone(),
-            base: source.base.clone(),
+            checkouts: source.checkouts.iter().map(same_start).collect(),
             agent: source.session.agent.clone(),
             model: source.session.model.clone(),
             network: source.session.network.clone(),
             author: user,
             conversation: source.conversation.clone(),
             forked_from: Some(session.clone()),
-            base_commit: source.base_commit.clone(),
+            forked_turn,
+            key: None,
+            env: source.env.clone(),
             at: now(),
         };
         let detail = format!("fork of {session} at {at}");
@@ -230,7 +200,7 @@ impl Sessions {
         self.insert(new, State::new(Some(snapshot), true), prompt, began).await
     }
 
-    async fn insert(
+    pub(crate) async fn insert(
         &self,
         new: NewSession,
         mut state: State,
@@ -253,17 +223,6 @@ impl Sessions {
         self.shared.store.session_insert(self.shared.lease, new, writes).await?;
         self.handle(&id).await?;
         self.get(&id).await
-    }
-
-    async fn repository_for(&self, named: &str) -> Result<Repository, SessionError> {
-        if !named.contains("://") {
-            return self.repository(named).await;
-        }
-        let url = named.trim().trim_end_matches('/');
-        if let Some(known) = self.repositories().await?.into_iter().find(|known| known.url == url) {
-            return Ok(known);
-        }
-        self.repository_add(AddRepository { url: url.to_owned(), ..AddRepository::default() }).await
     }
 
     /// A session.
@@ -381,7 +340,17 @@ fn fork_point(
     Ok((snapshot, at(number)))
 }
 
-fn fork_writes(snapshot: &SnapshotId, detail: String, at: Timestamp) -> Vec<Write> {
+/// A fork's work is compared with what its source's is compared with.
+fn same_start(source: &CheckoutRecord) -> NewCheckout {
+    NewCheckout {
+        repository: source.repository.clone(),
+        base: source.base.clone(),
+        base_commit: source.base_commit.clone(),
+    }
+}
+
+/// What a session begins with that starts from a snapshot of another.
+pub(crate) fn fork_writes(snapshot: &SnapshotId, detail: String, at: Timestamp) -> Vec<Write> {
     let body = harvest_proto::EventBody::Restored { snapshot: snapshot.clone(), detail };
     vec![
         Write::Event { at, turn: None, body: Box::new(body) },
@@ -395,7 +364,7 @@ fn fork_writes(snapshot: &SnapshotId, detail: String, at: Timestamp) -> Vec<Writ
     ]
 }
 
-fn named_agent(agent: Option<String>) -> Result<String, SessionError> {
+pub(crate) fn named_agent(agent: Option<String>) -> Result<String, SessionError> {
     match agent.as_deref() {
         None | Some("claude") => Ok("claude".to_owned()),
         Some(other) => {
@@ -404,7 +373,7 @@ fn named_agent(agent: Option<String>) -> Result<String, SessionError> {
     }
 }
 
-fn named_network(network: Option<String>) -> Result<String, SessionError> {
+pub(crate) fn named_network(network: Option<String>) -> Result<String, SessionError> {
     match network.as_deref() {
         None | Some("trusted") => Ok("trusted".to_owned()),
         Some("none") => Ok("none".to_owned()),
@@ -415,7 +384,7 @@ fn named_network(network: Option<String>) -> Result<String, SessionError> {
     }
 }
 
-fn branch(session: &SessionId, title: Option<&str>) -> String {
+pub(crate) fn branch(session: &SessionId, title: Option<&str>) -> String {
     match title {
         Some(title) => format!("harvest/{}-{}", harvest_github::slug(title), session.part()),
         None => format!("harvest/{}", session.part()),
@@ -434,7 +403,7 @@ fn parse_cursor(cursor: &str) -> Result<(Timestamp, SessionId), SessionError> {
 }
 
 /// A random UUID (version 4): what agents take for the id of a conversation.
-fn uuid() -> String {
+pub(crate) fn uuid() -> String {
     let mut bytes = [0u8; 16];
     getrandom::fill(&mut bytes).expect("the kernel's random source is there on every Linux we support");
     bytes[6] = (bytes[6] & 0x0f) | 0x40;

@@ -21,7 +21,7 @@ use harvest_proto::{
     SandboxId, SessionId, Timestamp,
     api::{Evidence, Pull, Repository},
 };
-use harvest_store::{Lease, SessionRecord, Store};
+use harvest_store::{Lease, SessionRecord, Store, StoreError};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{clocks::Clocks, provider::Provider};
@@ -161,6 +161,15 @@ impl Shared {
         self.tracker.spawn(async move { stop.run_until_cancelled(work).await })
     }
 
+    /// The repositories of a session, the primary one first.
+    pub(crate) async fn repositories(&self, record: &SessionRecord) -> Result<Vec<Repository>, StoreError> {
+        let mut all = Vec::with_capacity(record.checkouts.len());
+        for checkout in &record.checkouts {
+            all.push(self.store.repository_get(&checkout.repository).await?);
+        }
+        Ok(all)
+    }
+
     /// The sandboxes that belong to no session and are there still, as far as we know.
     pub(crate) fn hidden(&self) -> Vec<SandboxId> {
         self.hidden.lock().expect("no holder of this lock can panic").iter().cloned().collect()
@@ -168,7 +177,13 @@ impl Shared {
 
     /// What a sandbox may do at the door. Without a branch it only reads. Only a sandbox that may reach
     /// the trusted names waits until they are known.
-    pub(crate) async fn pass(&self, repository: &Repository, order: PassOrder) -> Pass {
+    pub(crate) async fn pass(&self, repositories: &[Repository], order: PassOrder) -> Pass {
+        let access = |repository: &Repository| GitAccess {
+            name: repository.name.clone(),
+            url: repository.url.clone(),
+            secret: repository.secret.clone(),
+            branch: order.branch.clone(),
+        };
         Pass {
             session: order.session,
             policy: match order.network.as_str() {
@@ -179,12 +194,7 @@ impl Shared {
                 Some("scripted") => Upstream::Scripted,
                 _ => Upstream::Anthropic,
             },
-            repositories: vec![GitAccess {
-                name: repository.name.clone(),
-                url: repository.url.clone(),
-                secret: repository.secret.clone(),
-                branch: order.branch,
-            }],
+            repositories: repositories.iter().map(access).collect(),
         }
     }
 }

@@ -1,6 +1,8 @@
 //! Sessions on a real store and sandboxes that speak the real frames.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
 
+#[path = "sessions/inputs.rs"]
+mod inputs;
 #[path = "sessions/mishaps.rs"]
 mod mishaps;
 
@@ -133,7 +135,7 @@ impl House {
 
     async fn session(&self, sessions: &Sessions, prompt: Option<&str>) -> Session {
         let create = CreateSession {
-            repository: "demo".into(),
+            repository: Some("demo".into()),
             prompt: prompt.map(str::to_owned),
             ..CreateSession::default()
         };

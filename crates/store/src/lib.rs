@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod builds;
+mod checkouts;
 mod commit;
 mod error;
 mod events;
@@ -37,6 +38,7 @@ use sqlx::{
 };
 use tokio::sync::{Mutex, broadcast};
 
+pub use checkouts::{CheckoutRecord, NewCheckout};
 pub use commit::{Committed, NewPrompt, Write};
 pub use error::StoreError;
 pub use idempotency::Claim;

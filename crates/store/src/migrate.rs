@@ -5,7 +5,7 @@ use sqlx::{AssertSqlSafe, Row};
 
 use crate::{DbConnection, StoreError};
 
-const STEPS: &[&str] = &[include_str!("schema/0001.sql")];
+const STEPS: &[&str] = &[include_str!("schema/0001.sql"), include_str!("schema/0004.sql")];
 
 /// Brings the tables up to date, in one transaction: a kill in the middle leaves the old ones.
 pub(crate) async fn run(connection: &mut DbConnection) -> Result<(), StoreError> {

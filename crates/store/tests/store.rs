@@ -7,7 +7,7 @@ use harvest_proto::{
     bridge::{Author, OutboxEvent},
     event::SnapshotKind,
 };
-use harvest_store::{Claim, Lease, NewPrompt, NewSession, Store, StoreError, Write};
+use harvest_store::{Claim, Lease, NewCheckout, NewPrompt, NewSession, Store, StoreError, Write};
 
 const NOW: Timestamp = Timestamp::from_millis(1_000);
 
@@ -28,12 +28,15 @@ fn author() -> Author {
     Author { name: "Ada".into(), email: "ada@example.org".into() }
 }
 
+fn checkout(repository: &str) -> NewCheckout {
+    NewCheckout { repository: repository.into(), base: None, base_commit: None }
+}
+
 fn new_session() -> NewSession {
     NewSession {
         id: SessionId::random(),
         title: "t".into(),
-        repository: "r".into(),
-        base: None,
+        checkouts: vec![checkout("r"), checkout("s")],
         branch: "b".into(),
         agent: "claude".into(),
         model: None,
@@ -41,7 +44,9 @@ fn new_session() -> NewSession {
         author: author(),
         conversation: "c".into(),
         forked_from: None,
-        base_commit: None,
+        forked_turn: None,
+        key: None,
+        env: std::collections::BTreeMap::new(),
         at: NOW,
     }
 }
@@ -245,4 +250,51 @@ async fn a_closed_store_says_so() {
     home.store.close().await;
     home.store.close().await;
     assert!(matches!(home.commit(&session, vec![warning("w")]).await, Err(StoreError::Closed)));
+}
+
+#[tokio::test]
+async fn what_is_learned_of_one_repository_is_not_said_of_another() {
+    let home = home().await;
+    let session = home.session().await;
+    let of = |repository: &str| repository.to_owned();
+    let facts = vec![
+        Write::BaseCommit { repository: of("s"), commit: "b".into() },
+        Write::DefaultBase { repository: of("s"), base: "main".into() },
+        Write::DefaultBase { repository: of("s"), base: "other".into() },
+        Write::Pushed { repository: of("r"), commit: "p".into() },
+    ];
+    home.commit(&session, facts).await.unwrap();
+    let record = home.store.session_get(&session).await.unwrap();
+    let [r, s] = &record.checkouts[..] else { panic!("{record:?}") };
+    assert_eq!(
+        (r.base.as_deref(), s.base.as_deref(), s.base_commit.as_deref()),
+        (None, Some("main"), Some("b"))
+    );
+    assert_eq!((r.unreviewed(), s.unreviewed()), (Some("p"), None));
+    home.commit(&session, vec![Write::Reviewed { repository: of("r"), commit: "p".into() }]).await.unwrap();
+    assert_eq!(home.store.session_get(&session).await.unwrap().checkouts[0].unreviewed(), None);
+}
+
+#[tokio::test]
+async fn a_session_has_a_pull_request_in_each_of_its_repositories() {
+    let home = home().await;
+    let session = home.session().await;
+    let pull = |number: u64| harvest_proto::api::Pull {
+        number,
+        url: format!("http://forge/{number}"),
+        title: "t".into(),
+        body: String::new(),
+        state: "open".into(),
+        branch: "b".into(),
+        base: "main".into(),
+        commit: "c".into(),
+        evidence: None,
+    };
+    for (repository, number) in [("s", 1), ("r", 2), ("s", 3)] {
+        home.store.pull_upsert(home.lease, &session, repository, &pull(number), NOW).await.unwrap();
+    }
+    let shown = home.store.session_get(&session).await.unwrap().session;
+    let numbers: Vec<_> = shown.repositories.iter().map(|one| one.pull.as_ref().unwrap().number).collect();
+    assert_eq!((numbers, shown.pr_number), (vec![2, 3], Some(2)));
+    assert_eq!(home.store.pull_list().await.unwrap().len(), 2);
 }

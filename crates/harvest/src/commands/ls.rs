@@ -27,7 +27,7 @@ fn row(session: &Session, now: Timestamp) -> Vec<String> {
     let pull = session.pull.as_ref().map_or_else(|| "–".into(), |pull| format!("#{}", pull.number));
     vec![
         session.id.to_string(),
-        session.repository.clone(),
+        repositories(session),
         session.state.as_str().into(),
         session.turns.to_string(),
         session.queued.to_string(),
@@ -35,6 +35,15 @@ fn row(session: &Session, now: Timestamp) -> Vec<String> {
         age(now.since(session.created_at).as_secs()),
         cut(&session.title, 60),
     ]
+}
+
+/// The first one by name, the others as a number.
+fn repositories(session: &Session) -> String {
+    match session.repositories.len() {
+        0 => "–".to_owned(),
+        1 => session.repository.clone(),
+        many => format!("{} +{}", session.repository, many - 1),
+    }
 }
 
 /// `12s`, `4m`, `3h`, `9d`: nobody needs more of an age.

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use harvest_proto::api::{AddRepository, CreateSession};
+use harvest_proto::api::{AddRepository, CreateSession, UseRepository};
 
 use super::watch::{self, Until};
 use crate::{
@@ -15,20 +15,25 @@ use crate::{
 
 pub(crate) async fn run(here: &Invocation, args: Run) -> Result<u8> {
     let client = Client::find(&here.config)?;
-    let repository = registered(here, &client, &args.repository).await?;
+    let mut repositories = Vec::with_capacity(args.repositories.len());
+    for named in &args.repositories {
+        repositories.push(registered(here, &client, named).await?);
+    }
+    if let (Some(first), Some(base)) = (repositories.first_mut(), args.base) {
+        first.base = Some(base);
+    }
     let request = CreateSession {
-        repository,
+        repositories,
         prompt: Some(args.prompt),
-        base: args.base,
         agent: args.agent,
         model: args.model,
         network: args.net,
-        author: None,
+        ..CreateSession::default()
     };
     let session = client
         .create(&request)
         .await
-        .map_err(|error| unknown(error, &args.repository))
+        .map_err(|error| unknown(error, &args.repositories))
         .context("cannot create a session")?;
     if args.detach {
         here.print.result(&session, |session| format!("{}\n", session.id))?;
@@ -44,12 +49,12 @@ pub(crate) async fn run(here: &Invocation, args: Run) -> Result<u8> {
 }
 
 /// An unknown repository is what a first `run` stumbles over.
-fn unknown(error: anyhow::Error, named: &str) -> anyhow::Error {
+fn unknown(error: anyhow::Error, named: &[String]) -> anyhow::Error {
     match error.downcast_ref::<Refused>() {
         Some(refused) if refused.0.status == 404 => {
-            let hint = match Path::new(named).is_dir() {
-                true => format!("`harvest repo add {named}` registers a folder under a name"),
-                false => "`harvest repo ls` lists them; a git URL in place of the name registers it".into(),
+            let hint = match named.iter().find(|named| Path::new(named).is_dir()) {
+                Some(named) => format!("`harvest repo add {named}` registers a folder under a name"),
+                None => "`harvest repo ls` lists them; a git URL in place of the name registers it".into(),
             };
             Advice::new(refused.0.detail.clone(), hint).into()
         }
@@ -57,14 +62,15 @@ fn unknown(error: anyhow::Error, named: &str) -> anyhow::Error {
     }
 }
 
-/// A repository's name; a URL nobody registered is registered now.
-async fn registered(here: &Invocation, client: &Client, named: &str) -> Result<String> {
+/// A repository by its name; a URL nobody registered is registered now.
+async fn registered(here: &Invocation, client: &Client, named: &str) -> Result<UseRepository> {
+    let by_name = |name: &str| UseRepository { name: Some(name.to_owned()), ..UseRepository::default() };
     if !named.contains("://") {
-        return Ok(named.to_owned());
+        return Ok(by_name(named));
     }
     let known = client.repositories().await?;
     if let Some(repository) = known.iter().find(|repository| same_url(&repository.url, named)) {
-        return Ok(repository.name.clone());
+        return Ok(by_name(&repository.name));
     }
     let request = AddRepository { url: named.to_owned(), ..AddRepository::default() };
     let added =
@@ -76,7 +82,7 @@ async fn registered(here: &Invocation, client: &Client, named: &str) -> Result<S
             _ => error,
         })?;
     here.print.note(format!("Registered {} as {}", added.url, added.name));
-    Ok(added.name)
+    Ok(by_name(&added.name))
 }
 
 fn same_url(left: &str, right: &str) -> bool {

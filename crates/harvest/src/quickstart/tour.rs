@@ -117,7 +117,7 @@ impl Tour<'_> {
         self.begin("A session: real Claude Code in a sandbox, two prompts, one pull request");
         self.here.print.note("The model is scripted: no account, no key, no cost. All else is real.");
         let request = CreateSession {
-            repository: sample::NAME.into(),
+            repository: Some(sample::NAME.into()),
             prompt: Some(FIRST.into()),
             model: Some("scripted".into()),
             network: Some("none".into()),

@@ -13,5 +13,5 @@ pub use exec::{ExecLine, ExecRequest};
 pub use prompts::{CreatePrompt, MovePrompt, Prompt, PromptStatus, Turn};
 pub use repositories::{AddRepository, Build, BuildLine, Evidence, Pull, Repository};
 pub use secrets::SetSecret;
-pub use sessions::{CreateSession, ForkSession, Session, SessionState};
+pub use sessions::{CreateSession, ForkSession, Session, SessionRepository, SessionState, UseRepository};
 pub use snapshots::Snapshot;

@@ -11,7 +11,7 @@ use harvest_proto::{
 };
 use harvest_session::{
     Doors, PullOrder, Pulls, PullsError,
-    provider::{BridgeStream, Found, Provider, ProviderError, Snapshots, StartOrder, Started},
+    provider::{BridgeStream, Found, Provider, ProviderError, Snapshots, StartFrom, StartOrder, Started},
 };
 
 pub(super) struct Bare;
@@ -53,6 +53,10 @@ impl Provider for Bare {
 
     async fn list(&self) -> Result<Vec<SandboxId>, ProviderError> {
         Ok(vec![])
+    }
+
+    async fn holds(&self, _: &StartFrom) -> Result<bool, ProviderError> {
+        Ok(false)
     }
 
     fn snapshots(&self) -> Option<&dyn Snapshots> {
