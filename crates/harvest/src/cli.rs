@@ -172,9 +172,10 @@ pub(crate) struct Run {
     /// What to do
     #[arg(value_parser = NonEmptyStringValueParser::new())]
     pub(crate) prompt: String,
-    /// A registered repository's name, or a git URL, which registers it; several lie side by side in
-    /// /workspace, and the agent works in the first
-    #[arg(short, long = "repository", value_name = "NAME|URL")]
+    /// What to work on: a folder, which is copied and stays as it is, a git URL, or a registered
+    /// repository's name; several lie side by side in /workspace, and the agent works in the first. Without
+    /// any, the git repository around the current folder
+    #[arg(short, long = "repository", value_name = "FOLDER|URL|NAME")]
     pub(crate) repositories: Vec<String>,
     /// The branch the first repository starts from
     #[arg(short, long, requires = "repositories")]
@@ -188,6 +189,16 @@ pub(crate) struct Run {
     /// What the sandbox may reach: `none` or `trusted`
     #[arg(long, value_name = "POLICY", value_parser = ["none", "trusted"])]
     pub(crate) net: Option<String>,
+    /// A variable for hooks, agent and commands; NAME alone passes this environment's own. Never a secret:
+    /// whatever runs inside reads it
+    #[arg(short, long = "env", value_name = "NAME=VALUE")]
+    pub(crate) env: Vec<String>,
+    /// A snapshot to start from, of any session or sandbox; what is checked out in it stays as it is
+    #[arg(long, value_name = "SNAPSHOT")]
+    pub(crate) from: Option<harvest_proto::SnapshotId>,
+    /// A name of your own for the session, which no other session has
+    #[arg(long)]
+    pub(crate) key: Option<String>,
     /// Print the id and leave it running
     #[arg(short, long)]
     pub(crate) detach: bool,

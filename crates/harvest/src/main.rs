@@ -9,6 +9,7 @@ mod config;
 mod doctor;
 mod follow;
 mod images;
+mod inputs;
 mod plain;
 mod printer;
 mod publish;

@@ -73,6 +73,8 @@ impl From<SessionError> for ApiError {
 fn where_to_look(what: &str) -> &'static str {
     match what.split_whitespace().next() {
         Some("repository") => "`harvest repo ls` lists those there are",
+        Some("image") => "`harvest image ls` lists those there are, `harvest image build` makes one",
+        Some("snapshot") => "`harvest snapshot ls` lists those there are",
         Some("secret") => "`harvest secret ls` lists those there are",
         Some("prompt") => "`harvest queue ls SESSION` lists those there are",
         Some("turn") => "`harvest show SESSION` lists those that ended",

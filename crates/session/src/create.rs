@@ -118,7 +118,8 @@ impl Sessions {
             return self.repository(wanted.name.as_deref().unwrap_or_default()).await;
         };
         let url = url.trim().trim_end_matches('/');
-        if let Some(known) = self.repositories().await?.into_iter().find(|known| known.url == url) {
+        let url = &self.shared.pulls.current(url);
+        if let Some(known) = self.repositories().await?.into_iter().find(|known| known.url == *url) {
             return Ok(known);
         }
         let add = AddRepository { url: url.to_owned(), ..AddRepository::default() };
@@ -164,6 +165,9 @@ fn wanted(
     for one in &all {
         if one.name.is_some() == one.url.is_some() {
             return Err(invalid("a repository is named by its `name` or by its `url`"));
+        }
+        if one.name.as_ref().is_some_and(|name| name.contains('\0')) {
+            return Err(invalid("a repository's name has no zero byte in it"));
         }
         one.base.as_deref().map(check_branch).transpose()?;
     }

@@ -179,7 +179,8 @@ async fn fetch(bridge: &Bridge, folder: &str, branch: &str, commit: &str) -> Res
 
 async fn keep(shared: &Shared, work: Pushed<'_>, pull: &Pull) -> Result<(), StoreError> {
     let Pushed { record, repository, .. } = work;
-    shared.store.pull_upsert(shared.lease, &record.session.id, &repository.name, pull, now()).await
+    let pull = Pull { url: shared.pulls.lasting(&pull.url), ..pull.clone() };
+    shared.store.pull_upsert(shared.lease, &record.session.id, &repository.name, &pull, now()).await
 }
 
 fn event(body: EventBody) -> Write {

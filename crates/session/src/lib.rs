@@ -26,7 +26,7 @@ mod sessions;
 mod wiring;
 
 pub use error::SessionError;
-pub use harvest_store::{Claim, Lease, Store, StoreError, TokenRecord};
+pub use harvest_store::{Claim, Lease, SessionFilter, Store, StoreError, TokenRecord};
 pub use ledger::Books;
 pub use sessions::Sessions;
 pub use wiring::{Config, Doors, Parts, PullOrder, Pulls, PullsError};

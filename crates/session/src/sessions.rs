@@ -12,7 +12,9 @@ use harvest_proto::{
     api::{ForkSession, Page, Pull, Session, Snapshot, Turn},
     bridge::Author,
 };
-use harvest_store::{CheckoutRecord, NewCheckout, NewPrompt, NewSession, SessionRecord, Write};
+use harvest_store::{
+    CheckoutRecord, NewCheckout, NewPrompt, NewSession, SessionFilter, SessionRecord, Write,
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -230,7 +232,19 @@ impl Sessions {
     /// # Errors
     /// When there is none.
     pub async fn get(&self, session: &SessionId) -> Result<Session, SessionError> {
-        Ok(self.shared.store.session_get(session).await?.session)
+        Ok(self.shown(self.shared.store.session_get(session).await?.session))
+    }
+
+    /// With URLs that lead where they lead now.
+    fn shown(&self, mut session: Session) -> Session {
+        let current = |url: &mut String| *url = self.shared.pulls.current(url);
+        for repository in &mut session.repositories {
+            current(&mut repository.url);
+            repository.pull.iter_mut().for_each(|pull| current(&mut pull.url));
+        }
+        session.pull.iter_mut().for_each(|pull| current(&mut pull.url));
+        session.pr_url.iter_mut().for_each(current);
+        session
     }
 
     /// Sessions, newest first.
@@ -238,15 +252,28 @@ impl Sessions {
     /// # Errors
     /// When the cursor is not one of ours.
     pub async fn list(&self, cursor: Option<&str>, limit: u32) -> Result<Page<Session>, SessionError> {
+        self.find(&SessionFilter::default(), cursor, limit).await
+    }
+
+    /// The same, only those that fit.
+    ///
+    /// # Errors
+    /// When the cursor is not one of ours.
+    pub async fn find(
+        &self,
+        filter: &SessionFilter,
+        cursor: Option<&str>,
+        limit: u32,
+    ) -> Result<Page<Session>, SessionError> {
         let limit = limit.clamp(1, PAGE);
         let before = cursor.map(parse_cursor).transpose()?;
         let mut items: Vec<Session> = self
             .shared
             .store
-            .session_list(before, limit + 1)
+            .session_find(filter, before, limit + 1)
             .await?
             .into_iter()
-            .map(|record| record.session)
+            .map(|record| self.shown(record.session))
             .collect();
         let more = items.len() > limit as usize;
         items.truncate(limit as usize);
@@ -308,7 +335,9 @@ impl Sessions {
     /// # Errors
     /// When the store fails.
     pub async fn pulls(&self) -> Result<Vec<(SessionId, Pull)>, SessionError> {
-        Ok(self.shared.store.pull_list().await?)
+        let mut all = self.shared.store.pull_list().await?;
+        all.iter_mut().for_each(|(_, pull)| pull.url = self.shared.pulls.current(&pull.url));
+        Ok(all)
     }
 }
 

@@ -65,6 +65,21 @@ pub trait Pulls: Send + Sync {
 
     /// Shows on it what the platform saw.
     async fn set_evidence(&self, url: &str, number: u64, evidence: Evidence) -> Result<(), PullsError>;
+
+    /// A URL as it can be remembered: the forge's own may change with the server's address.
+    fn lasting(&self, url: &str) -> String {
+        url.to_owned()
+    }
+
+    /// Where a remembered URL leads now.
+    fn current(&self, url: &str) -> String {
+        url.to_owned()
+    }
+
+    /// Removes a repository that the forge was made to hold; answers whether it was one.
+    async fn forget(&self, _url: &str) -> Result<bool, PullsError> {
+        Ok(false)
+    }
 }
 
 /// Why a forge did not do it, in words.
@@ -87,6 +102,22 @@ impl Pulls for Forge {
             .await
             .map(drop)
             .map_err(|error| PullsError(Box::new(error)))
+    }
+
+    fn lasting(&self, url: &str) -> String {
+        Self::lasting(self, url)
+    }
+
+    fn current(&self, url: &str) -> String {
+        Self::current(self, url)
+    }
+
+    async fn forget(&self, url: &str) -> Result<bool, PullsError> {
+        let Some(name) = self.owns(url) else { return Ok(false) };
+        let forge = self.clone();
+        let removed = tokio::task::spawn_blocking(move || forge.remove(&name)).await;
+        let removed = removed.map_err(|panicked| PullsError(Box::new(panicked)))?;
+        removed.map(|()| true).map_err(|error| PullsError(Box::new(error)))
     }
 }
 
@@ -180,7 +211,7 @@ impl Shared {
     pub(crate) async fn pass(&self, repositories: &[Repository], order: PassOrder) -> Pass {
         let access = |repository: &Repository| GitAccess {
             name: repository.name.clone(),
-            url: repository.url.clone(),
+            url: self.pulls.current(&repository.url),
             secret: repository.secret.clone(),
             branch: order.branch.clone(),
         };

@@ -43,7 +43,7 @@ pub use commit::{Committed, NewPrompt, Write};
 pub use error::StoreError;
 pub use idempotency::Claim;
 pub use leases::Lease;
-pub use sessions::{NewSession, SessionRecord};
+pub use sessions::{NewSession, SessionFilter, SessionRecord};
 pub use tokens::TokenRecord;
 
 use writer::Writer;

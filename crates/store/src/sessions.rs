@@ -64,6 +64,49 @@ pub struct SessionRecord {
     pub env: BTreeMap<String, String>,
 }
 
+/// Which sessions to list; what is not said fits any.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SessionFilter {
+    /// In this state.
+    pub state: Option<SessionState>,
+    /// With this repository among theirs.
+    pub repository: Option<String>,
+    /// With this in their title, whatever the case of its letters.
+    pub title: Option<String>,
+    /// With this key.
+    pub key: Option<String>,
+}
+
+impl SessionFilter {
+    /// SQL for after `$3`, and what it asks for in its order.
+    fn conditions(&self) -> (String, Vec<String>) {
+        let (mut sql, mut texts) = (String::new(), Vec::new());
+        let mut add = |text: Option<String>, condition: &str| {
+            let Some(text) = text else { return };
+            texts.push(text);
+            sql += &condition.replace("$?", &format!("${}", texts.len() + 3));
+        };
+        add(self.state.as_ref().map(to_word), "AND s.state = $? ");
+        add(self.key.clone(), "AND s.key = $? ");
+        let named = "AND EXISTS (SELECT 1 FROM checkouts c WHERE c.session = s.id AND c.repository = $?) ";
+        add(self.repository.clone(), named);
+        add(self.title.as_deref().map(contains), "AND LOWER(s.title) LIKE $? ESCAPE '\\' ");
+        (sql, texts)
+    }
+}
+
+/// A pattern for texts that hold this one.
+fn contains(text: &str) -> String {
+    let mut pattern = String::from("%");
+    for letter in text.to_lowercase().chars() {
+        if matches!(letter, '%' | '_' | '\\') {
+            pattern.push('\\');
+        }
+        pattern.push(letter);
+    }
+    pattern + "%"
+}
+
 // The diff is left out: it may be a megabyte, and lists do not show it.
 const SELECT: &str = "SELECT s.id, s.title, s.state, s.reason, s.repository, s.branch, s.agent, s.model, \
      s.network, s.author_name, s.author_email, s.conversation, s.sandbox, s.epoch, s.snapshot, s.forked_from, \
@@ -133,16 +176,32 @@ impl Store {
         before: Option<(Timestamp, SessionId)>,
         limit: u32,
     ) -> Result<Vec<SessionRecord>, StoreError> {
+        self.session_find(&SessionFilter::default(), before, limit).await
+    }
+
+    /// The same, only those that fit.
+    ///
+    /// # Errors
+    /// When the database cannot be read.
+    pub async fn session_find(
+        &self,
+        filter: &SessionFilter,
+        before: Option<(Timestamp, SessionId)>,
+        limit: u32,
+    ) -> Result<Vec<SessionRecord>, StoreError> {
         let (at, id) = before.map_or((i64::MAX, String::new()), |(at, id)| (at.as_millis(), id.to_string()));
-        let rows = sqlx::query(sqlx::AssertSqlSafe(format!(
-            "{SELECT} WHERE s.created_at < $1 OR (s.created_at = $1 AND s.id < $2)
+        let (conditions, texts) = filter.conditions();
+        let mut query = sqlx::query(sqlx::AssertSqlSafe(format!(
+            "{SELECT} WHERE (s.created_at < $1 OR (s.created_at = $1 AND s.id < $2)) {conditions}
              ORDER BY s.created_at DESC, s.id DESC LIMIT $3"
         )))
         .bind(at)
         .bind(id)
-        .bind(i64::from(limit))
-        .fetch_all(&self.readers)
-        .await?;
+        .bind(i64::from(limit));
+        for text in texts {
+            query = query.bind(text);
+        }
+        let rows = query.fetch_all(&self.readers).await?;
         let mut records = rows.iter().map(read).collect::<Result<Vec<_>, _>>()?;
         checkouts::complete(&self.readers, &mut records).await?;
         Ok(records)

@@ -22,7 +22,7 @@ use crate::{
     follow::{Update, Verdict, Watch},
     images,
     printer::{Advice, took},
-    publish::publish,
+    publish::{Naming, publish},
     wire::Serving,
 };
 
@@ -107,7 +107,8 @@ impl Tour<'_> {
         fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         sample::write(&folder)?;
         let request = AddRepository { name: Some(sample::NAME.into()), ..AddRepository::default() };
-        publish(&self.client, self.serving.forge(), &folder, request).await?;
+        let named = (folder.as_path(), Naming::Strict);
+        publish(self.here.print, &self.client, self.serving.forge(), named, request).await?;
         commands::build_repository(self.here, &self.client, sample::NAME).await?;
         self.done("Registered and prebuilt calc");
         Ok(())

@@ -191,3 +191,17 @@ async fn a_request_that_names_repositories_twice_or_unknown_ones_makes_nothing()
     assert!(refused.code() == "exists" && refused.hint().unwrap().contains("--name"), "{refused}");
     assert_eq!(sessions.list(None, 10).await.unwrap().items, []);
 }
+
+#[tokio::test]
+async fn a_repository_of_an_image_that_is_not_there_is_refused_at_once() {
+    let house = House::new().await;
+    let sessions = house.serve().await;
+    let add = |image: &str| AddRepository {
+        url: format!("https://example.org/{image}.git"),
+        image: Some(image.to_owned()),
+        ..AddRepository::default()
+    };
+    assert_eq!(sessions.repository_add(add("no-such-image")).await.unwrap_err().code(), "not_found");
+    assert!(sessions.repository("no-such-image").await.is_err());
+    assert!(sessions.repository_add(add("claude")).await.is_ok());
+}

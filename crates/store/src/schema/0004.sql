@@ -47,3 +47,6 @@ CREATE UNIQUE INDEX sessions_by_key ON sessions (key) WHERE key IS NOT NULL;
 ALTER TABLE sessions ADD COLUMN env TEXT NOT NULL DEFAULT '{}';
 
 ALTER TABLE sessions ADD COLUMN forked_turn BIGINT;
+
+UPDATE repositories SET url = 'http://forge.harvest.internal/' || name || '.git'
+    WHERE url LIKE 'http://127.0.0.1:%/forge/' || name || '.git'

@@ -4,6 +4,7 @@
 mod durable;
 mod exec;
 mod greedy;
+mod inputs;
 mod line;
 mod quickstart;
 mod reach;
