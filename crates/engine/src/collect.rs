@@ -31,6 +31,8 @@ pub struct Collected {
     pub trees: u64,
     /// Whether the shared cache was passed over because a build is in progress.
     pub cache_busy: bool,
+    /// Whether nobody asked how much it is.
+    pub(crate) unmeasured: bool,
 }
 
 impl Disk {
@@ -39,8 +41,33 @@ impl Disk {
     pub(crate) fn collect(&self, dry_run: bool, collected: &mut Collected) -> Result<Waste, EngineError> {
         let _alone = self.hold_home_alone()?;
         let mut used = BTreeSet::new();
-        self.used_by_home(self.home(), self.store(), &mut used)?;
-        self.throw_unused(&self.layers(), &used, &self.trash(), dry_run, collected)?;
+        let mut waste = self.collect_home(dry_run, &mut used, collected)?;
+        if let Some(_alone) = self.try_hold_cache_alone()? {
+            self.collect_cache(used, dry_run, collected)?;
+            waste.cache = disk::names_in(&self.cache_trash())?;
+        } else {
+            collected.cache_busy = true;
+        }
+        collected.trees = (waste.home.len() + waste.host.len() + waste.cache.len()) as u64;
+        Ok(waste)
+    }
+
+    /// The same for this home alone, without measuring what goes.
+    pub(crate) fn sweep(&self) -> Result<(Waste, usize), EngineError> {
+        let _alone = self.hold_home_alone()?;
+        let mut collected = Collected { unmeasured: true, ..Collected::default() };
+        let waste = self.collect_home(false, &mut BTreeSet::new(), &mut collected)?;
+        Ok((waste, collected.layers.len()))
+    }
+
+    fn collect_home(
+        &self,
+        dry_run: bool,
+        used: &mut BTreeSet<LayerId>,
+        collected: &mut Collected,
+    ) -> Result<Waste, EngineError> {
+        self.used_by_home(self.home(), self.store(), used)?;
+        self.throw_unused(&self.layers(), used, &self.trash(), dry_run, collected)?;
         if !dry_run {
             // Nobody holds the home, so nobody is writing these.
             for name in disk::names_in(&self.partial())? {
@@ -51,13 +78,6 @@ impl Disk {
         if self.host_trash() != self.trash() {
             waste.host = disk::names_in(&self.host_trash())?;
         }
-        if let Some(_alone) = self.try_hold_cache_alone()? {
-            self.collect_cache(used, dry_run, collected)?;
-            waste.cache = disk::names_in(&self.cache_trash())?;
-        } else {
-            collected.cache_busy = true;
-        }
-        collected.trees = (waste.home.len() + waste.host.len() + waste.cache.len()) as u64;
         Ok(waste)
     }
 
@@ -155,9 +175,12 @@ impl Disk {
             }
             let path = folder.join(layer.as_str());
             // A tree too hostile to be measured can be thrown away all the same.
-            collected.bytes += disk_usage(&path).unwrap_or(0);
+            if !collected.unmeasured {
+                collected.bytes += disk_usage(&path).unwrap_or(0);
+            }
             if !dry_run {
                 trash::throw_away(&path, trash)?;
+                disk::remove_file(&self.sizes().join(format!("{layer}.json")))?;
             }
             collected.layers.push(layer);
         }
@@ -306,6 +329,21 @@ mod tests {
         assert!(disk::names_in(&disk.trash()).unwrap().is_empty());
         disk.snapshot_remove(&snapshot).unwrap();
         assert_eq!(collect(&disk, false), ["ofsnapshot"]);
+    }
+
+    #[test]
+    fn a_sweep_frees_what_this_home_no_longer_uses_and_leaves_the_cache_alone() {
+        let disk = Disk::temporary();
+        let kept = layer(&disk.layers(), "kept0000");
+        disk.snapshot_write(Snapshot::of(SnapshotId::random(), vec![kept], ImageConfig::default())).unwrap();
+        layer(&disk.layers(), "orphan-a");
+        layer(&disk.cache_layers(), "orphan-b");
+        let (waste, layers) = disk.sweep().unwrap();
+        disk.delete(&waste).unwrap();
+        assert_eq!(layers, 1);
+        assert_eq!(disk::names_in(&disk.layers()).unwrap(), ["kept0000"]);
+        assert_eq!(disk::names_in(&disk.cache_layers()).unwrap(), ["orphan-b"]);
+        assert!(disk::names_in(&disk.trash()).unwrap().is_empty());
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::thread;
 use harvest_proto::{SandboxId, SnapshotId};
 
 use crate::{
-    Captured, Collected, Engine, EngineError, Image, Owner, SandboxState, Snapshot,
+    Captured, Collected, Engine, EngineError, Image, Owner, SandboxState, Snapshot, disk,
     home::start_ticks,
     room::What,
     sandbox::Record,
@@ -34,9 +34,31 @@ impl Engine {
     /// # Errors
     /// When nobody knows the sandbox or the disk is full; there is no snapshot then, and it goes on.
     pub fn capture(&self, id: &SandboxId, snapshot: &SnapshotId) -> Result<Captured, EngineError> {
+        self.capture_as(id, snapshot, false)
+    }
+
+    /// The same for the server's sessions, which know of each snapshot that is theirs.
+    ///
+    /// # Errors
+    /// As [`Engine::capture`].
+    pub fn capture_for_sessions(
+        &self,
+        id: &SandboxId,
+        snapshot: &SnapshotId,
+    ) -> Result<Captured, EngineError> {
+        self.capture_as(id, snapshot, true)
+    }
+
+    fn capture_as(
+        &self,
+        id: &SandboxId,
+        snapshot: &SnapshotId,
+        of_sessions: bool,
+    ) -> Result<Captured, EngineError> {
         self.store.wake()?;
         let sandbox =
             self.sandbox_disk(id)?.ok_or_else(|| EngineError::NotRunning { sandbox: id.clone() })?;
+        let sandbox = SandboxDisk { of_sessions, ..sandbox };
         // What is there already takes no room.
         if self.disk.snapshot(snapshot)?.is_none() {
             self.has_room(What::Snapshot)?;
@@ -136,6 +158,34 @@ impl Engine {
             self.disk.settle()?;
         }
         Ok(collected)
+    }
+
+    /// Frees what removed snapshots and sandboxes have left in this home. As [`Engine::gc`], but quick: the
+    /// cache that homes share is left alone and nothing is measured. Answers how many layers went.
+    ///
+    /// # Errors
+    /// When a record cannot be read: then nothing is known to be unused.
+    pub fn sweep(&self) -> Result<usize, EngineError> {
+        self.store.wake()?;
+        let (waste, layers) = self.disk.sweep()?;
+        self.disk.delete(&waste)?;
+        self.disk.settle()?;
+        Ok(layers)
+    }
+
+    /// Whether the sandboxes and snapshots of sessions here belong to the store of this name. The first one
+    /// to ask has them.
+    ///
+    /// # Errors
+    /// When the name cannot be read or written.
+    pub fn belongs_to(&self, store: &str) -> Result<bool, EngineError> {
+        self.store.wake()?;
+        let path = self.home.path().join("sessions-of.json");
+        if let Some(owner) = disk::read_record::<String>(&path)? {
+            return Ok(owner == store);
+        }
+        self.disk.record_write(&path, &store)?;
+        Ok(true)
     }
 
     fn is_ownerless(&self, id: &SandboxId) -> Result<bool, EngineError> {

@@ -19,8 +19,8 @@ pub mod vault;
 use std::{collections::BTreeMap, io, net::SocketAddr, path::Path, sync::Arc};
 
 pub use door::DoorHandle;
+pub use harvest_proto::script::{Script, ScriptError, ScriptRule};
 use ledger::{Ledger, Pass};
-pub use model::script::{Script, ScriptError, ScriptRule};
 pub use registries::host_registries;
 
 /// How the gateway behaves for every door.

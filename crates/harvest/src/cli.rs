@@ -1,13 +1,17 @@
 //! What can be typed: every verb, argument and flag. Says nothing about what happens then.
 
+mod inside;
 mod machine;
+mod server;
 pub(crate) mod units;
 
 use std::{ffi::OsString, net::SocketAddr, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, builder::NonEmptyStringValueParser};
 
+pub(crate) use inside::Shell;
 pub(crate) use machine::{Create, Exec, Language, Sandbox, Side, Snapshot, Volume};
+pub(crate) use server::{CreateToken, Token};
 
 /// Background coding agents on machines you own: a prompt goes in, a tested pull request comes out.
 #[derive(Debug, Parser)]
@@ -90,13 +94,17 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Queue(Queue),
     /// Stop the turn in progress
-    Stop(Stop),
+    Stop(One),
     /// Keep a session on disk and end its sandbox
     Pause(One),
     /// Start the sandbox of a paused session again and wait until it takes prompts
     Resume(One),
     /// Go on from the end of a turn in another session: files and conversation
     Fork(Fork),
+    /// Go back to the end of a turn in the same session: files and conversation
+    Restore(Restore),
+    /// End the sandbox of a session at once, whatever it is doing; its disk is kept
+    Terminate(One),
     /// Put a session away; it can be read and forked still
     Archive(One),
     /// Delete a session with its snapshots and its history
@@ -107,6 +115,8 @@ pub(crate) enum Command {
     Logs(Logs),
     /// Run a command: in a fresh sandbox, in a sandbox of yours, or in a session's
     Exec(Box<Exec>),
+    /// Open a terminal in a session's sandbox
+    Shell(Shell),
     /// Show a session's pull request
     #[command(subcommand)]
     Pr(Pr),
@@ -116,6 +126,9 @@ pub(crate) enum Command {
     /// Keep secrets that only the gateway uses
     #[command(subcommand)]
     Secret(Secret),
+    /// Make and revoke the tokens by which people and programs ask
+    #[command(subcommand)]
+    Token(Token),
     /// Build, import, pull and list the images sandboxes start from
     #[command(subcommand)]
     Image(Image),
@@ -242,24 +255,26 @@ pub(crate) enum Queue {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Stop {
-    /// The session: an id, the beginning of one, or `-` for the newest
+pub(crate) struct Fork {
+    /// The session, or `SESSION@TURN`; `-@2` is turn 2 of the newest, `@0` what a session began as
+    #[arg(value_name = "SESSION[@TURN]")]
     pub(crate) session: String,
-    /// End the sandbox as well, whatever it is doing; its disk is kept
-    #[arg(long)]
-    pub(crate) terminate: bool,
+    /// The first prompt of every fork; with several, each makes a fork of its own
+    #[arg(value_name = "PROMPT")]
+    pub(crate) prompts: Vec<String>,
+    /// How many forks to make, at most 16
+    #[arg(short, long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=16))]
+    pub(crate) number: Option<u32>,
+    /// The turn to go on from; where the session stands when absent
+    #[arg(short, long, value_name = "NUMBER")]
+    pub(crate) turn: Option<u32>,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Fork {
-    /// The session, or `SESSION@TURN`; `-@2` is turn 2 of the newest
-    #[arg(value_name = "SESSION[@TURN]")]
+pub(crate) struct Restore {
+    /// The session and the turn; `-@2` is turn 2 of the newest
+    #[arg(value_name = "SESSION@TURN")]
     pub(crate) session: String,
-    /// The fork's first prompt
-    pub(crate) prompt: Option<String>,
-    /// The turn to go on from; the newest when absent
-    #[arg(short, long, value_name = "NUMBER")]
-    pub(crate) turn: Option<u32>,
 }
 
 #[derive(Debug, Args)]

@@ -8,11 +8,11 @@ use futures_util::{Stream, stream};
 use harvest_proto::{
     PromptId, Secret, SessionId,
     api::{
-        AddRepository, CreatePrompt, CreateSession, ExecRequest, ForkSession, MovePrompt, Page, Problem,
-        Prompt, Pull, Repository, Session, Turn,
+        AddRepository, CreatePrompt, CreateSession, CreateToken, CreatedToken, ExecRequest, ForkSession, Me,
+        MovePrompt, Page, Problem, Prompt, Pull, Repository, RestoreSession, Session, Token, Turn,
     },
 };
-use reqwest::{Method, RequestBuilder, Response};
+use reqwest::{Method, RequestBuilder, Response, StatusCode};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
@@ -80,8 +80,9 @@ impl Client {
         self.post("/v1/sessions", body).await
     }
 
-    pub(crate) async fn fork(&self, id: &SessionId, body: &ForkSession) -> Result<Session> {
-        self.post(&format!("/v1/sessions/{id}/fork"), body).await
+    pub(crate) async fn fork(&self, id: &SessionId, body: &ForkSession) -> Result<Vec<Session>> {
+        let page: Page<Session> = self.post(&format!("/v1/sessions/{id}/fork"), body).await?;
+        Ok(page.items)
     }
 
     pub(crate) async fn delete(&self, id: &SessionId) -> Result<()> {
@@ -91,6 +92,10 @@ impl Client {
     /// `stop`, `resume`, `terminate` or `archive`.
     pub(crate) async fn act(&self, id: &SessionId, verb: &str) -> Result<Session> {
         self.post(&format!("/v1/sessions/{id}/{verb}"), &json!({})).await
+    }
+
+    pub(crate) async fn restore(&self, id: &SessionId, turn: u32) -> Result<Session> {
+        self.post(&format!("/v1/sessions/{id}/restore"), &RestoreSession { turn }).await
     }
 
     /// Answers the session and the snapshot it goes on from.
@@ -177,6 +182,24 @@ impl Client {
         self.send(self.request(Method::DELETE, &path)).await.map(drop)
     }
 
+    pub(crate) async fn tokens(&self) -> Result<Vec<Token>> {
+        self.all("/v1/tokens").await
+    }
+
+    pub(crate) async fn token_create(&self, body: &CreateToken) -> Result<CreatedToken> {
+        // Without a key: the answer would be kept with it, and with the answer the value.
+        read(self.send(self.request(Method::POST, "/v1/tokens").json(body)).await?).await
+    }
+
+    pub(crate) async fn token_delete(&self, name: &str) -> Result<()> {
+        let path = format!("/v1/tokens/{}", segment(name)?);
+        self.send(self.request(Method::DELETE, &path)).await.map(drop)
+    }
+
+    pub(crate) async fn me(&self) -> Result<Me> {
+        self.get("/v1/me").await
+    }
+
     /// The session as it stands, then every event after `after`, as they come; comes back by itself
     /// when the connection breaks, without a gap and without a repeat.
     pub(crate) fn follow(&self, id: &SessionId, after: u64) -> impl Stream<Item = Result<Update>> + use<> {
@@ -219,11 +242,19 @@ impl Client {
         }
     }
 
+    /// A GET that somebody else goes on with.
+    pub(crate) fn get_request(&self, path: &str) -> RequestBuilder {
+        self.request(Method::GET, path)
+    }
+
     fn request(&self, method: Method, path: &str) -> RequestBuilder {
         self.http.request(method, format!("{}{path}", self.url)).bearer_auth(self.token.expose())
     }
 
-    fn send(&self, request: RequestBuilder) -> impl Future<Output = Result<Response>> + Send + use<> {
+    pub(crate) fn send(
+        &self,
+        request: RequestBuilder,
+    ) -> impl Future<Output = Result<Response>> + Send + use<> {
         let url = self.url.clone();
         async move {
             let answer = request.send().await.map_err(|error| {
@@ -231,7 +262,7 @@ impl Client {
                     Advice::new(format!("no answer from {url}"), "is it running? start it with `harvest up`");
                 anyhow::Error::new(Broken(innermost(&error))).context(advice)
             })?;
-            if answer.status().is_success() {
+            if answer.status().is_success() || answer.status() == StatusCode::SWITCHING_PROTOCOLS {
                 return Ok(answer);
             }
             let status = answer.status();

@@ -1,6 +1,8 @@
 //! One TOML file, each key also a variable, some also a flag: flag before variable before file before
 //! default. Reads; makes nothing.
 
+mod tables;
+
 use std::{
     net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
@@ -9,9 +11,14 @@ use std::{
 use anyhow::{Context, Result};
 use harvest_engine::Driver;
 use harvest_proto::Secret;
+use harvest_session::{Limits, clocks::Clocks};
+use harvest_store::DatabaseUrl;
 use serde::Deserialize;
 
 use crate::{cli::Global, printer::Advice};
+#[cfg(test)]
+pub(crate) use tables::{CLOCKS, LIMITS};
+use tables::{ClocksTable, LimitsTable};
 
 /// Where `harvest up` listens unless told otherwise.
 pub(crate) const DEFAULT_PORT: u16 = 7070;
@@ -31,6 +38,10 @@ pub(crate) struct Config {
     pub(crate) listen: SocketAddr,
     /// Names the server answers to, loopback apart.
     pub(crate) hosts: Vec<String>,
+    /// Requests of one token in a second; 0 is no limit.
+    pub(crate) rate_limit: u32,
+    /// Connections at once.
+    pub(crate) max_connections: u32,
     /// What to log, as `tracing` filters spell it.
     pub(crate) log: String,
     /// Names that `trusted` sandboxes may reach; this host's package sources when absent.
@@ -47,6 +58,12 @@ pub(crate) struct Config {
     pub(crate) anthropic_url: Option<String>,
     /// How a new home keeps disks.
     pub(crate) store_driver: Driver,
+    /// Where sessions are remembered; a file in the home when absent.
+    pub(crate) database: Option<DatabaseUrl>,
+    /// How long things may take.
+    pub(crate) clocks: Clocks,
+    /// How much may run at once.
+    pub(crate) limits: Limits,
 }
 
 /// The file as written.
@@ -59,6 +76,8 @@ struct File {
     token: Option<Secret<String>>,
     listen: Option<SocketAddr>,
     hosts: Option<Vec<String>>,
+    rate_limit: Option<u32>,
+    max_connections: Option<u32>,
     log: Option<String>,
     trusted: Option<Vec<String>>,
     image: Option<String>,
@@ -67,11 +86,16 @@ struct File {
     budget_tokens: Option<u64>,
     anthropic_url: Option<String>,
     store_driver: Option<Driver>,
+    database: Option<Secret<String>>,
+    #[serde(default)]
+    clocks: ClocksTable,
+    #[serde(default)]
+    limits: LimitsTable,
 }
 
 /// Key, type, default and meaning of everything in the file, for the reference page.
 #[cfg(test)]
-pub(crate) const KEYS: [(&str, &str, &str, &str); 14] = [
+pub(crate) const KEYS: &[(&str, &str, &str, &str)] = &[
     (
         "home",
         "path",
@@ -93,6 +117,14 @@ pub(crate) const KEYS: [(&str, &str, &str, &str); 14] = [
         "Where `harvest up` listens; also `--listen`. Port 0 is any free one",
     ),
     ("hosts", "list of names", "none", "Names the server answers to besides loopback; also `--host`"),
+    (
+        "rate_limit",
+        "number",
+        "`500`",
+        "Requests of one token in a second, four times as many at once; a tenth of it for each address that \
+         shows no token. More are answered 429. 0 is no limit",
+    ),
+    ("max_connections", "number", "`1000`", "Connections to the server at once; more wait"),
     ("log", "filter", "`warn`", "What goes to the log on stderr, such as `info` or `harvest_session=debug`"),
     (
         "trusted",
@@ -122,6 +154,15 @@ pub(crate) const KEYS: [(&str, &str, &str, &str); 14] = [
         "How a new `home` keeps disks: in plain folders, or on btrfs, which captures and forks in milliseconds; \
          of no effect on a home that exists",
     ),
+    (
+        "database",
+        "`sqlite:PATH` or `postgres://USER:PASSWORD@HOST/NAME`",
+        "`harvest.db` in `home`",
+        "Where sessions, prompts and events are remembered; a PostgreSQL of version 13 or newer, used by this \
+         home alone. `?sslmode=verify-full` insists on a server that proves who it is",
+    ),
+    ("clocks", "table", "below", "How long things may take"),
+    ("limits", "table", "below", "How much may run at once"),
 ];
 
 /// Variables that are no key, for the reference page.
@@ -179,6 +220,10 @@ impl Config {
                 .or(file.listen)
                 .unwrap_or_else(|| SocketAddr::from((Ipv4Addr::LOCALHOST, DEFAULT_PORT))),
             hosts: list("HOSTS").or(file.hosts).unwrap_or_default(),
+            rate_limit: parsed("RATE_LIMIT", var("RATE_LIMIT"))?.or(file.rate_limit).unwrap_or(500),
+            max_connections: parsed("MAX_CONNECTIONS", var("MAX_CONNECTIONS"))?
+                .or(file.max_connections)
+                .unwrap_or(1000),
             log: var("LOG").or(file.log).unwrap_or_else(|| "warn".into()),
             trusted: list("TRUSTED").or(file.trusted),
             image: var("IMAGE").or(file.image).unwrap_or_else(|| "claude".into()),
@@ -189,6 +234,9 @@ impl Config {
             store_driver: parsed("STORE_DRIVER", var("STORE_DRIVER"))?
                 .or(file.store_driver)
                 .unwrap_or(Driver::Dir),
+            database: database(var("DATABASE"), file.database)?,
+            clocks: file.clocks.merge(env)?,
+            limits: file.limits.merge(env)?,
         })
     }
 
@@ -225,6 +273,20 @@ where
         text.parse().with_context(|| format!("HARVEST_{name} is `{text}`, which cannot be used"))
     };
     text.map(parse).transpose()
+}
+
+/// Unlike other values it is not repeated when it is wrong: there may be a password in it.
+fn database(variable: Option<String>, file: Option<Secret<String>>) -> Result<Option<DatabaseUrl>> {
+    let (name, text) = match (variable, file) {
+        (Some(text), _) => ("HARVEST_DATABASE", Secret::new(text)),
+        (None, Some(text)) => ("the key `database`", text),
+        (None, None) => return Ok(None),
+    };
+    let hint = "such as `sqlite:/var/lib/harvest.db` or `postgres://harvest:PASSWORD@localhost/harvest`";
+    let url = text.expose().parse();
+    url.map(Some).map_err(|error| {
+        anyhow::Error::new(error).context(Advice::new(format!("{name} cannot be used"), hint))
+    })
 }
 
 fn split(text: &str) -> Vec<String> {
@@ -268,7 +330,8 @@ mod tests {
     fn the_reference_has_every_key_in_its_order() {
         let error = parse("no_such_key = 1").unwrap_err().to_string();
         let keys: Vec<&str> = error.split('`').skip(3).step_by(2).collect();
-        assert_eq!(keys, KEYS.map(|key| key.0), "{error}");
+        let documented: Vec<&str> = KEYS.iter().map(|key| key.0).collect();
+        assert_eq!(keys, documented, "{error}");
     }
 
     #[test]
@@ -283,6 +346,19 @@ mod tests {
     fn a_misspelt_key_is_refused_rather_than_ignored() {
         let error = with(&Global::default(), &[], "lisen = \"127.0.0.1:1\"").unwrap_err();
         assert!(format!("{error:#}").contains("unknown field `lisen`"), "{error:#}");
+    }
+
+    #[test]
+    fn a_databases_password_is_shown_neither_by_a_good_address_nor_by_a_wrong_one() {
+        let none = Global::default();
+        let good = with(&none, &[], "database = \"postgres://ada:s3cret@db/harvest\"").unwrap();
+        assert_eq!(good.database.clone().unwrap().to_string(), "postgres://ada@db/harvest");
+        assert!(!format!("{good:?}").contains("s3cret"));
+        for url in ["postgres:ada:s3cret@db", "postgres://ada:s3cret@db:x/y"] {
+            let error = format!("{:#}", with(&none, &[("HARVEST_DATABASE", url)], "").unwrap_err());
+            assert!(error.starts_with("HARVEST_DATABASE cannot be used: "), "{error}");
+            assert!(!error.contains("s3cret"), "{error}");
+        }
     }
 
     #[test]

@@ -6,6 +6,7 @@ mod cli;
 mod client;
 mod commands;
 mod config;
+mod database;
 mod doctor;
 mod follow;
 mod images;
@@ -19,6 +20,7 @@ mod recipes;
 mod reference;
 mod render;
 mod resolve;
+mod socket;
 mod supervisor;
 mod wire;
 

@@ -120,6 +120,7 @@ fn said(body: &EventBody, width: usize) -> Vec<String> {
     let quoted = |text: &str| cut(first_line(text), width.saturating_sub(12));
     match body {
         EventBody::StateChanged { state, reason, detail } => state_changed(*state, reason, detail.as_deref()),
+        EventBody::Waiting { position } if *position > 1 => vec![format!("Number {position} in line")],
         EventBody::PromptQueued { text, .. } => vec![format!("Queued “{}”", quoted(text))],
         EventBody::PromptCancelled { prompt } => vec![format!("Cancelled {prompt}")],
         EventBody::PromptMoved { prompt, position } => vec![format!("Moved {prompt} to place {position}")],

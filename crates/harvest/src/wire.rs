@@ -13,14 +13,13 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use futures_util::StreamExt;
 use harvest_engine::{Engine, Limits, Thresholds};
 use harvest_gateway::{Gateway, GatewayConfig, ScriptRule, vault::Vault};
 use harvest_github::Forge;
-use harvest_proto::{Secret, SessionId, bridge::Author};
+use harvest_proto::{Secret, api::Role, bridge::Author};
 use harvest_providers::Local;
-use harvest_server::ServerState;
-use harvest_session::{Books, Parts, SessionError, Sessions, clocks::Clocks};
+use harvest_server::{Limits as ServerLimits, ServerState};
+use harvest_session::{Books, Parts, Sessions};
 use harvest_store::Store;
 use tokio::{
     net::TcpListener,
@@ -32,6 +31,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     client::{Client, ServerFile},
     config::{Config, process_env},
+    database,
     printer::Advice,
     supervisor,
 };
@@ -44,9 +44,6 @@ const PAUSE_PATIENCE: Duration = Duration::from_secs(90);
 
 /// How long answers under way may take once the server ends.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
-
-/// Each is mostly waiting, and the disk is one.
-const PAUSES_AT_ONCE: usize = 8;
 
 // What a zygote takes to go, on a busy machine.
 const LAST_LINES: Duration = Duration::from_secs(10);
@@ -88,6 +85,7 @@ pub(crate) struct Serving {
 impl Serving {
     /// Starts everything for this configuration's home; answers when requests are answered.
     pub(crate) async fn start(config: &Config, options: Options) -> Result<Self> {
+        allow_many_files();
         let home = prepare_home(&config.home)?;
         let lock = take(&home)?;
         let config = config.at(&home);
@@ -95,7 +93,7 @@ impl Serving {
         let listener = listen(options.listen).await?;
         let address = listener.local_addr()?;
         let url = format!("http://{address}");
-        let store = Store::open(&home.join("harvest.db")).await.context("cannot open the store")?;
+        let store = database::open(&config).await?;
         let forge =
             Forge::open(home.join("forge"), &format!("{url}/forge")).context("cannot open the forge")?;
         let sessions = open_sessions(&config, options.script, engine.clone(), &store, &forge).await?;
@@ -103,6 +101,10 @@ impl Serving {
         let shutdown = CancellationToken::new();
         let state =
             ServerState::new(sessions.clone(), &options.hosts, shutdown.clone()).with_forge(forge.router());
+        let state = state.with_limits(ServerLimits {
+            requests_per_second: config.rate_limit,
+            connections: usize::try_from(config.max_connections.max(1)).unwrap_or(usize::MAX),
+        });
         let task = tokio::spawn(harvest_server::serve(listener, state));
         let server_file = config.server_file();
         let record = serde_json::to_vec(&ServerFile { url: url.clone(), pid: std::process::id() })?;
@@ -156,7 +158,7 @@ impl Serving {
         let _ = fs::remove_file(&self.server_file);
         // While requests are answered still: who follows a session sees what becomes of it.
         if ending == Ending::Pause {
-            pause_all(&self.sessions).await;
+            self.sessions.suspend_all(PAUSE_PATIENCE).await;
         }
         self.shutdown.cancel();
         let abort = self.task.abort_handle();
@@ -172,6 +174,13 @@ impl Serving {
     }
 }
 
+/// A connection, a door and a bridge are a descriptor each, and the usual first limit is 1024.
+fn allow_many_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let files = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files });
+}
+
 /// Returns when the process is asked to end: ctrl-c or SIGTERM. A second ctrl-c ends it at once.
 pub(crate) async fn asked_to_end() -> Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for signals")?;
@@ -185,37 +194,6 @@ pub(crate) async fn asked_to_end() -> Result<()> {
         }
     });
     Ok(())
-}
-
-/// Keeps every machine on disk. One that cannot be kept goes on, and the next server adopts it.
-async fn pause_all(sessions: &Sessions) {
-    let running = match running(sessions).await {
-        Ok(running) => running,
-        Err(error) => return tracing::error!(%error, "sessions could not be listed; sandboxes go on"),
-    };
-    let pauses = running.into_iter().map(|session| async move {
-        match tokio::time::timeout(PAUSE_PATIENCE, sessions.pause(&session)).await {
-            // A machine that held no work yet is gone all the same.
-            Ok(Ok(_)) | Ok(Err(SessionError::Conflict { code: "nothing_to_keep", .. })) => {}
-            Ok(Err(error)) => tracing::warn!(%session, %error, "a session could not be paused; it goes on"),
-            Err(_) => tracing::warn!(%session, "a session was not paused in time; it goes on"),
-        }
-    });
-    futures_util::stream::iter(pauses).buffer_unordered(PAUSES_AT_ONCE).collect::<()>().await;
-}
-
-async fn running(sessions: &Sessions) -> Result<Vec<SessionId>, SessionError> {
-    let (mut running, mut cursor) = (Vec::new(), None);
-    loop {
-        let page = sessions.list(cursor.as_deref(), 200).await?;
-        running.extend(
-            page.items.into_iter().filter(|session| session.sandbox.is_some()).map(|session| session.id),
-        );
-        cursor = page.next_cursor;
-        if cursor.is_none() {
-            return Ok(running);
-        }
-    }
 }
 
 /// The engine of this configuration; needs no server.
@@ -303,7 +281,8 @@ async fn open_sessions(
         pulls: Arc::new(forge.clone()),
         vault,
         config: harvest_session::Config {
-            clocks: Clocks::default(),
+            clocks: config.clocks.clone(),
+            limits: config.limits,
             image: config.image.clone(),
             trusted: Vec::new(),
             budget_tokens: config.budget_tokens,
@@ -329,10 +308,8 @@ async fn ensure_token(config: &Config, sessions: &Sessions) -> Result<(Secret<St
         email: named(&config.author_email, "user.email", "you@localhost"),
     };
     // One of that name whose file is lost is of no use to anybody.
-    if sessions.token_list().await?.iter().any(|token| token.name == FIRST_TOKEN) {
-        sessions.token_delete(FIRST_TOKEN).await?;
-    }
-    let token = sessions.token_create(FIRST_TOKEN, user).await.context("cannot make the first token")?;
+    let token = sessions.token_replace(FIRST_TOKEN, user, Role::Admin).await;
+    let token = token.context("cannot make the first token")?;
     write_private(&path, token.expose().as_bytes())?;
     Ok((token, true))
 }
@@ -393,7 +370,7 @@ async fn listen(address: SocketAddr) -> Result<TcpListener> {
 }
 
 /// Under its name only once it is whole, and for nobody else's eyes.
-fn write_private(path: &Path, bytes: &[u8]) -> Result<()> {
+pub(crate) fn write_private(path: &Path, bytes: &[u8]) -> Result<()> {
     let half = path.with_extension(format!("{}.half", std::process::id()));
     let write = || -> std::io::Result<()> {
         let mut file =

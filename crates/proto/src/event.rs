@@ -38,6 +38,11 @@ pub enum EventBody {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         detail: Option<String>,
     },
+    /// The session waits for a place on the machine; its place in line is another one now.
+    Waiting {
+        /// 1 is the next.
+        position: u32,
+    },
     /// A prompt was stored in the queue.
     PromptQueued {
         /// Which.

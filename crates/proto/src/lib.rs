@@ -4,15 +4,18 @@
 //! nowhere else, so that the server, the supervisor and the clients cannot drift apart.
 #![forbid(unsafe_code)]
 
+pub mod agents;
 pub mod api;
 pub mod bridge;
 pub mod door;
 pub mod event;
 pub mod ids;
 pub mod launch;
+pub mod script;
 pub mod secret;
 pub mod time;
 
+pub use agents::AgentName;
 pub use event::{Event, EventBody};
 pub use ids::{ImageId, PromptId, SandboxId, SessionId, SnapshotId, TurnId};
 pub use secret::Secret;

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod contract;
+mod disks;
 pub mod fake;
 mod local;
 

@@ -7,6 +7,7 @@ use std::{
         unix::fs::OpenOptionsExt as _,
     },
     path::Path,
+    time::Duration,
 };
 
 use async_trait::async_trait;
@@ -14,8 +15,11 @@ use harvest_engine::{
     Engine, EngineError, Limits, Network, Origin, Owner, Running, SandboxState, Spec, VolumeName,
 };
 use harvest_proto::{SandboxId, SnapshotId, event::SnapshotKind};
-use harvest_session::provider::{
-    BridgeStream, Found, Provider, ProviderError, Snapshots, StartFrom, StartOrder, Started,
+use harvest_session::{
+    disks::Disks,
+    provider::{
+        BridgeStream, Found, Freezing, Provider, ProviderError, Snapshots, StartFrom, StartOrder, Started,
+    },
 };
 use tokio::{net::UnixStream, sync::oneshot, task::spawn_blocking};
 
@@ -33,8 +37,13 @@ impl Local {
         Self { engine, limits }
     }
 
+    /// The engine, for a thread of its own.
+    pub(crate) fn clone_engine(&self) -> Engine {
+        self.engine.clone()
+    }
+
     /// Makes a call of the engine where it may block.
-    async fn engine<T: Send + 'static>(
+    pub(crate) async fn engine<T: Send + 'static>(
         &self,
         doing: String,
         call: impl FnOnce(&Engine) -> Result<T, EngineError> + Send + 'static,
@@ -145,6 +154,27 @@ impl Provider for Local {
     fn snapshots(&self) -> Option<&dyn Snapshots> {
         Some(self)
     }
+
+    fn disks(&self) -> Option<&dyn Disks> {
+        Some(self)
+    }
+    fn freezing(&self) -> Option<&dyn Freezing> {
+        Some(self)
+    }
+}
+
+#[async_trait]
+impl Freezing for Local {
+    async fn freeze(&self, sandbox: &SandboxId, hold: Duration) -> Result<(), ProviderError> {
+        let id = sandbox.clone();
+        let doing = format!("cannot make sandbox {sandbox} stand still");
+        self.engine(doing, move |engine| engine.freeze_for(&id, hold)).await
+    }
+
+    async fn thaw(&self, sandbox: &SandboxId) -> Result<(), ProviderError> {
+        let id = sandbox.clone();
+        self.engine(format!("cannot thaw sandbox {sandbox}"), move |engine| engine.thaw(&id)).await
+    }
 }
 
 #[async_trait]
@@ -157,7 +187,7 @@ impl Snapshots for Local {
     ) -> Result<u64, ProviderError> {
         let (id, kept) = (sandbox.clone(), snapshot.clone());
         let doing = format!("cannot capture the disk of sandbox {sandbox}");
-        self.engine(doing, move |engine| engine.capture(&id, &kept))
+        self.engine(doing, move |engine| engine.capture_for_sessions(&id, &kept))
             .await
             .map(|captured| captured.frozen_millis)
     }

@@ -1,5 +1,7 @@
 //! Reads requests: bodies, path parts and queries, each parsed once, each refusal in our own words.
 
+use std::time::Duration;
+
 use axum::{
     body::Bytes,
     extract::{FromRequest, FromRequestParts, Request, rejection::BytesRejection},
@@ -10,8 +12,14 @@ use serde::de::DeserializeOwned;
 
 use crate::problem::ApiError;
 
+// Neither a database's text nor a command line can hold it.
+const NO_ZERO: &str = "a text holds the character zero, which ends a text for the kernel and the store";
+
 /// The longest body: a prompt of 64,000 characters, escaped, and room.
 pub(crate) const MAX_BODY_BYTES: usize = 1024 * 1024;
+
+/// How long a body may take to come. The longest one needs 35 kB/s.
+const BODY_PATIENCE: Duration = Duration::from_secs(30);
 
 /// A JSON body.
 pub(crate) struct Body<T>(pub(crate) T);
@@ -68,6 +76,9 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        if parts.uri.query().is_some_and(|query| query.contains("%00")) {
+            return Err(ApiError::invalid("invalid_query", NO_ZERO));
+        }
         let query = axum::extract::Query::<T>::from_request_parts(parts, state).await;
         query
             .map(|axum::extract::Query(value)| Self(value))
@@ -101,16 +112,20 @@ pub(crate) fn limit(asked: Option<u32>, otherwise: u32, most: u32) -> Result<u32
     }
 }
 
-async fn read<S: Send + Sync>(request: Request, state: &S) -> Result<Bytes, ApiError> {
-    Bytes::from_request(request, state).await.map_err(|error: BytesRejection| {
-        match error.into_response().status() {
-            StatusCode::PAYLOAD_TOO_LARGE => ApiError::new(
-                StatusCode::PAYLOAD_TOO_LARGE,
-                "too_large",
-                format!("the body is longer than {MAX_BODY_BYTES} bytes"),
-            ),
-            _ => ApiError::invalid("invalid_body", "the body could not be read to its end"),
-        }
+/// A body of limited length, within a limited time: a client that lets it trickle gets no place for ever.
+pub(crate) async fn read<S: Send + Sync>(request: Request, state: &S) -> Result<Bytes, ApiError> {
+    let read = tokio::time::timeout(BODY_PATIENCE, Bytes::from_request(request, state)).await;
+    let read = read.map_err(|_| {
+        let detail = format!("the body was not there within {} s", BODY_PATIENCE.as_secs());
+        ApiError::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", detail)
+    })?;
+    read.map_err(|error: BytesRejection| match error.into_response().status() {
+        StatusCode::PAYLOAD_TOO_LARGE => ApiError::new(
+            StatusCode::PAYLOAD_TOO_LARGE,
+            "too_large",
+            format!("the body is longer than {MAX_BODY_BYTES} bytes"),
+        ),
+        _ => ApiError::invalid("invalid_body", "the body could not be read to its end"),
     })
 }
 
@@ -131,12 +146,28 @@ fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
         let detail = "the body is a list, not an object";
         return Err(ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_body", detail));
     }
+    if has_zero(bytes) {
+        return Err(ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_body", NO_ZERO));
+    }
     serde_json::from_slice(bytes).map_err(|error| match error.classify() {
         serde_json::error::Category::Data => {
             ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_body", quiet(&error))
         }
         _ => ApiError::invalid("invalid_json", quiet(&error)),
     })
+}
+
+/// Whether a text in this JSON holds the character zero. Bare it would be no JSON.
+fn has_zero(json: &[u8]) -> bool {
+    let mut rest = json;
+    while let Some(at) = rest.iter().position(|byte| *byte == b'\\') {
+        if rest[at..].starts_with(b"\\u0000") {
+            return true;
+        }
+        // The escaped character as well: it may be a backslash itself.
+        rest = rest.get(at + 2..).unwrap_or_default();
+    }
+    false
 }
 
 /// What serde says, without the values it quotes: a body may hold a secret.
@@ -161,6 +192,16 @@ mod tests {
         assert!(!error.detail.contains("12345678"), "{}", error.detail);
         let error = parse::<SetSecret>(br#"{"value": "x", "valeu": 1}"#).unwrap_err();
         assert!(error.detail.contains("unknown field `valeu`"), "{}", error.detail);
+    }
+
+    #[test]
+    fn a_zero_is_found_however_it_is_written() {
+        for with in [r#"{"a":"\u0000"}"#, r#"{"a":"x\\\u0000"}"#, r#"{"\n\u0000":1}"#] {
+            assert!(has_zero(with.as_bytes()), "{with}");
+        }
+        for without in [r#"{"a":"\\u0000"}"#, r#"{"a":"\u0001"}"#, r#"{"a":"u0000"}"#, "\\"] {
+            assert!(!has_zero(without.as_bytes()), "{without}");
+        }
     }
 
     #[test]

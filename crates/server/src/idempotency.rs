@@ -15,7 +15,7 @@ use bytes::Bytes;
 use harvest_session::Claim;
 use serde::{Deserialize, Serialize};
 
-use crate::{ServerState, auth::Caller, extract::MAX_BODY_BYTES, problem::ApiError};
+use crate::{ServerState, auth::Holder, extract, problem::ApiError};
 
 /// Longer than any UUID; what is longer is a mistake.
 const MAX_KEY_BYTES: usize = 128;
@@ -33,9 +33,9 @@ pub(crate) async fn once(State(state): State<ServerState>, request: Request, nex
         return next.run(request).await;
     }
     let (parts, body) = request.into_parts();
-    let Ok(body) = to_bytes(body, MAX_BODY_BYTES).await else {
-        let detail = format!("the body is longer than {MAX_BODY_BYTES} bytes, or broke off");
-        return ApiError::new(StatusCode::PAYLOAD_TOO_LARGE, "too_large", detail).into_response();
+    let body = match extract::read(Request::from_parts(parts.clone(), body), &state).await {
+        Ok(body) => body,
+        Err(error) => return error.into_response(),
     };
     match claimed(&state, parts, body, next).await {
         Ok(response) => response,
@@ -107,7 +107,7 @@ fn key(parts: &Parts) -> Result<String, ApiError> {
         let detail = format!("`Idempotency-Key` is not 1 to {MAX_KEY_BYTES} ASCII characters");
         return Err(ApiError::invalid("invalid_key", detail));
     }
-    let whose = parts.extensions.get::<Caller>().map_or("", |caller| caller.0.email.as_str());
+    let whose = parts.extensions.get::<Holder>().map_or("", |holder| holder.0.user.email.as_str());
     Ok(format!("{whose} {given}"))
 }
 

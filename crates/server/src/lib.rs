@@ -1,26 +1,33 @@
-//! HTTP, SSE, auth, OpenAPI. Translates; decides nothing: what a session does is `session`'s, and this
+//! HTTP, SSE, WebSocket, auth, OpenAPI. Translates; decides nothing: what a session does is `session`'s, and this
 //! crate never sees the store or a provider.
 //!
-//! The way of a request: `problem::name_request` names it, `auth::require_host` looks where it was sent,
-//! `auth::require_token` who sent it, `idempotency::once` whether it came before; a file under `routes/`
+//! The way of a request: `problem::name_request` names it, `hosts::require_host` looks where it was sent,
+//! `auth::require_token` who sent it and, by `policy`, whether they may, `idempotency::once` whether it came before; a file under `routes/`
 //! reads it and calls `Sessions`; `problem::finish` writes errors down.
 #![forbid(unsafe_code)]
 
 mod auth;
+mod connections;
 mod extract;
+mod hosts;
 mod idempotency;
+mod limit;
 mod openapi;
+mod policy;
 mod problem;
 mod routes;
+mod socket;
 mod stream;
 mod valid;
 
 use std::{io, sync::Arc};
 
-use axum::{Router, extract::DefaultBodyLimit, middleware, serve::ListenerExt};
+use axum::{Router, extract::DefaultBodyLimit, middleware};
 use harvest_session::Sessions;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+
+use connections::Bounds;
 
 pub use openapi::document;
 
@@ -28,8 +35,11 @@ pub use openapi::document;
 #[derive(Clone)]
 pub struct ServerState {
     sessions: Sessions,
-    hosts: Arc<auth::Hosts>,
+    hosts: Arc<hosts::Hosts>,
     forge: Router,
+    revoked: Arc<auth::Revocations>,
+    rates: Arc<limit::Rates>,
+    limits: Limits,
     shutdown: CancellationToken,
 }
 
@@ -38,8 +48,16 @@ impl ServerState {
     /// its streams when `shutdown` is cancelled.
     #[must_use]
     pub fn new(sessions: Sessions, hosts: &[String], shutdown: CancellationToken) -> Self {
-        let hosts = Arc::new(auth::Hosts::new(hosts));
-        Self { sessions, hosts, forge: Router::new(), shutdown }
+        let hosts = Arc::new(hosts::Hosts::new(hosts));
+        let limits = Limits::default();
+        let rates = Arc::new(limit::Rates::new(limits.requests_per_second));
+        Self { sessions, hosts, forge: Router::new(), revoked: Arc::default(), rates, limits, shutdown }
+    }
+
+    /// With these limits in place of the default ones.
+    #[must_use]
+    pub fn with_limits(self, limits: Limits) -> Self {
+        Self { rates: Arc::new(limit::Rates::new(limits.requests_per_second)), limits, ..self }
     }
 
     /// Serves the local forge below `/forge`. It keeps its own errors and limits: git speaks to it.
@@ -49,12 +67,30 @@ impl ServerState {
     }
 }
 
+/// How much a server takes.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Requests of one token in a second; four times as many at once; a tenth of it for each address
+    /// without a token. 0 is no limit.
+    pub requests_per_second: u32,
+    /// Connections at once; more wait.
+    pub connections: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { requests_per_second: 500, connections: 1000 }
+    }
+}
+
 /// Every route, with everything in front of it.
 pub fn router(state: ServerState) -> Router {
     let guarded = routes::guarded(&state)
         .route_layer(middleware::from_fn_with_state(state.clone(), auth::require_token));
     let api = guarded
-        .merge(routes::open())
+        .merge(
+            routes::open().route_layer(middleware::from_fn_with_state(state.clone(), limit::count_strangers)),
+        )
         .fallback(routes::no_such_route)
         .method_not_allowed_fallback(routes::no_such_method)
         .layer(DefaultBodyLimit::max(extract::MAX_BODY_BYTES))
@@ -62,7 +98,7 @@ pub fn router(state: ServerState) -> Router {
     Router::new()
         .nest("/forge", state.forge.clone())
         .merge(api)
-        .layer(middleware::from_fn_with_state(state, auth::require_host))
+        .layer(middleware::from_fn_with_state(state, hosts::require_host))
         .layer(middleware::from_fn(problem::finish))
         .layer(middleware::from_fn(problem::name_request))
 }
@@ -70,12 +106,10 @@ pub fn router(state: ServerState) -> Router {
 /// Answers requests on `listener` until the state's `shutdown` is cancelled and the last answer is out.
 ///
 /// # Errors
-/// When the listener breaks.
+/// When the listener's address cannot be read.
 pub async fn serve(listener: TcpListener, state: ServerState) -> io::Result<()> {
-    let shutdown = state.shutdown.clone();
-    // Events are small and wanted at once; without this the kernel collects them for 40 ms.
-    let listener = listener.tap_io(|stream| {
-        let _ = stream.set_nodelay(true);
-    });
-    axum::serve(listener, router(state)).with_graceful_shutdown(shutdown.cancelled_owned()).await
+    tracing::info!(address = %listener.local_addr()?, "listening");
+    let (shutdown, bounds) = (state.shutdown.clone(), Bounds::of(state.limits.connections));
+    connections::serve(listener, router(state), bounds, shutdown).await;
+    Ok(())
 }

@@ -13,8 +13,8 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures_util::FutureExt;
-use harvest_proto::api::Problem;
-use harvest_session::SessionError;
+use harvest_proto::{api::Problem, bridge::FaultCode};
+use harvest_session::{SessionError, bridge::BridgeError};
 
 /// Names a request in answers and in the log.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -26,15 +26,22 @@ pub(crate) struct ApiError {
     pub(crate) code: &'static str,
     pub(crate) detail: String,
     pub(crate) hint: Option<String>,
+    /// When to ask again, in seconds.
+    pub(crate) retry_after: Option<u64>,
 }
 
 impl ApiError {
     pub(crate) fn new(status: StatusCode, code: &'static str, detail: impl Into<String>) -> Self {
-        Self { status, code, detail: detail.into(), hint: None }
+        Self { status, code, detail: detail.into(), hint: None, retry_after: None }
     }
 
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
+        self
+    }
+
+    pub(crate) fn retry_after(mut self, seconds: u64) -> Self {
+        self.retry_after = Some(seconds);
         self
     }
 
@@ -47,6 +54,9 @@ impl ApiError {
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let mut response = self.status.into_response();
+        if let Some(seconds) = self.retry_after {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
         response.extensions_mut().insert(self);
         response
     }
@@ -59,13 +69,36 @@ impl From<SessionError> for ApiError {
             SessionError::Conflict { .. } => StatusCode::CONFLICT,
             SessionError::Invalid { .. } => StatusCode::UNPROCESSABLE_ENTITY,
             SessionError::Stopped => StatusCode::SERVICE_UNAVAILABLE,
+            SessionError::Bridge(error) => bridge_status(error),
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
         let hint = match &error {
             SessionError::NotFound { what } => Some(where_to_look(what)),
             _ => error.hint(),
         };
-        Self { status, code: error.code(), detail: words(&error), hint: hint.map(str::to_owned) }
+        let detail = match &error {
+            SessionError::Bridge(BridgeError::Fault(fault)) => fault.message.clone(),
+            _ => words(&error),
+        };
+        let (code, hint) = (error.code(), hint.map(str::to_owned));
+        let retry_after = (status == StatusCode::SERVICE_UNAVAILABLE).then_some(1);
+        Self { status, code, detail, hint, retry_after }
+    }
+}
+
+/// A supervisor that says no has understood; one that cannot be reached has not.
+fn bridge_status(error: &BridgeError) -> StatusCode {
+    let BridgeError::Fault(fault) = error else {
+        return match error {
+            BridgeError::Outdated => StatusCode::CONFLICT,
+            _ => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+    };
+    match fault.code {
+        FaultCode::NotFound => StatusCode::NOT_FOUND,
+        FaultCode::Denied => StatusCode::FORBIDDEN,
+        FaultCode::Busy | FaultCode::NotReady | FaultCode::NotOwner => StatusCode::CONFLICT,
+        FaultCode::NotExecutable | FaultCode::Invalid | FaultCode::System => StatusCode::UNPROCESSABLE_ENTITY,
     }
 }
 
@@ -76,6 +109,7 @@ fn where_to_look(what: &str) -> &'static str {
         Some("image") => "`harvest image ls` lists those there are, `harvest image build` makes one",
         Some("snapshot") => "`harvest snapshot ls` lists those there are",
         Some("secret") => "`harvest secret ls` lists those there are",
+        Some("token") => "`harvest token ls` lists those there are",
         Some("prompt") => "`harvest queue ls SESSION` lists those there are",
         Some("turn") => "`harvest show SESSION` lists those that ended",
         _ => "`harvest ls` lists sessions",

@@ -2,7 +2,13 @@
 //! where they were left, and the OpenAPI page tells the truth.
 #![expect(clippy::unwrap_used, reason = "what a test cannot do without may fail loudly")]
 
+#[path = "api/guards.rs"]
+mod guards;
 mod host;
+#[path = "api/people.rs"]
+mod people;
+
+use std::collections::BTreeSet;
 
 use host::{Answer, Host};
 use serde_json::{Value, json};
@@ -73,6 +79,19 @@ async fn a_body_that_could_harm_what_is_behind_it_is_refused() {
 }
 
 #[tokio::test]
+async fn a_socket_is_opened_by_an_upgrade_and_not_for_another_sites_page() {
+    let host = Host::start().await;
+    let path = "/v1/sessions/ses_000000000000/pty";
+    problem(&host.ask("GET", path, &[], "").await, 426, "upgrade_required");
+    problem(&host.ask("GET", &format!("{path}?rows=none"), &[], "").await, 426, "upgrade_required");
+    for origin in ["https://evil.example", "null", "http://127.0.0.1:8080"] {
+        let headers = [("origin", origin), ("connection", "upgrade"), ("upgrade", "websocket")];
+        problem(&host.ask("GET", path, &headers, "").await, 403, "origin_not_allowed");
+    }
+    problem(&host.ask_as(None, "GET", path, &[], "").await, 401, "unauthorized");
+}
+
+#[tokio::test]
 async fn a_request_without_a_known_token_is_refused() {
     let host = Host::start().await;
     for token in [None, Some("hv_wrong"), Some("")] {
@@ -98,12 +117,12 @@ async fn the_openapi_page_has_every_route_and_each_of_them_answers() {
     let host = Host::start().await;
     let page = host.ask("GET", "/v1/openapi.json", &[], "").await.json();
     assert!(page["openapi"].as_str().unwrap().starts_with("3.1"), "{}", page["openapi"]);
-    let mut operations = 0;
     for (path, item) in page["paths"].as_object().unwrap() {
         for (method, operation) in item.as_object().unwrap() {
-            operations += 1;
             let responses = operation["responses"].as_object().unwrap();
-            assert!(responses.keys().any(|status| status.starts_with('2')), "{method} {path} never succeeds");
+            // A socket's success is 101.
+            let succeeds = |status: &String| status.starts_with('2') || status == "101";
+            assert!(responses.keys().any(succeeds), "{method} {path} never succeeds");
             assert!(responses.contains_key("default"), "{method} {path} does not say how it fails");
             assert!(
                 responses.values().all(|response| response["description"].is_string()),
@@ -116,8 +135,16 @@ async fn the_openapi_page_has_every_route_and_each_of_them_answers() {
             assert!([200, 401].contains(&answer.status), "{method} {path}: {answer:?}");
         }
     }
-    assert_eq!(operations, 31);
+    let described: BTreeSet<String> = page["paths"].as_object().unwrap().keys().cloned().collect();
+    assert_eq!(described, routes(), "the router and the page name the same paths");
     dangling(&page, &page);
+}
+
+/// The paths of the router, as they are written down in it.
+fn routes() -> BTreeSet<String> {
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/src/routes/mod.rs");
+    let text: String = std::fs::read_to_string(source).unwrap().split_whitespace().collect();
+    text.split(".route(\"").skip(1).map(|rest| rest.split('"').next().unwrap().to_owned()).collect()
 }
 
 /// Every `$ref` leads somewhere.

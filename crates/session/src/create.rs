@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use harvest_proto::{
-    SessionId, SnapshotId,
+    EventBody, SessionId, SnapshotId,
     api::{AddRepository, CreateSession, Repository, Session, UseRepository},
     bridge::Author,
 };
@@ -17,7 +17,7 @@ use crate::{
     error::SessionError,
     provider::StartFrom,
     repository::check_branch,
-    sessions::{branch, fork_writes, named_agent, named_network, uuid},
+    sessions::{branch, named_agent, named_network, uuid},
     wiring::now,
 };
 
@@ -36,6 +36,7 @@ impl Sessions {
     /// # Errors
     /// When a repository or the snapshot is not known, the key is taken, or the request makes no sense.
     pub async fn create(&self, create: CreateSession, user: Author) -> Result<Session, SessionError> {
+        let whose = Some(user.email.clone());
         let author = create.author.unwrap_or(user);
         let (agent, network) = (named_agent(create.agent)?, named_network(create.network)?);
         let prompt = create.prompt.map(|text| new_prompt(text, author.clone())).transpose()?;
@@ -68,7 +69,8 @@ impl Sessions {
             env: create.env,
             at: now(),
         };
-        let inserted = self.insert(new, State::new(create.from, false), prompt, began).await;
+        let state = State { user: whose, ..State::new(create.from, false) };
+        let inserted = self.insert(new, state, prompt, began).await;
         // Somebody else may have taken the key this moment: who has it now is what they want to hear.
         if let (Err(SessionError::Conflict { .. }), Some(key)) = (&inserted, &create.key) {
             self.key_is_free(key).await?;
@@ -92,10 +94,12 @@ impl Sessions {
         if !self.shared.provider.holds(&StartFrom::Snapshot(snapshot.clone())).await? {
             return Err(SessionError::missing(format!("snapshot {snapshot}")));
         }
-        let mut writes = fork_writes(snapshot, format!("start from {snapshot}"), now());
-        // One that no session has is its owner's alone to remove: it gets no row, or it would go with us.
-        if !self.shared.store.snapshot_of_a_session(snapshot).await? {
-            writes.retain(|write| !matches!(write, Write::SnapshotInsert { .. }));
+        let (at, detail) = (now(), format!("start from {snapshot}"));
+        let body = EventBody::Restored { snapshot: snapshot.clone(), detail };
+        let mut writes = vec![Write::Event { at, turn: None, body: Box::new(body) }];
+        // One that no session has is its owner's alone to remove: without a row it does not go with us.
+        if self.shared.store.snapshot_of_a_session(snapshot).await? {
+            writes.push(Write::SnapshotShare { snapshot: snapshot.clone(), at });
         }
         Ok(writes)
     }

@@ -1,5 +1,6 @@
 //! What went wrong, in words the server can pass on: each has a code for programs and a hint for people.
 
+use harvest_proto::bridge::{Fault, FaultCode};
 use harvest_store::StoreError;
 
 use crate::{bridge::BridgeError, provider::ProviderError};
@@ -60,6 +61,8 @@ impl SessionError {
             Self::Provider(ProviderError::ImageMissing { .. }) => "image_missing",
             Self::Provider(ProviderError::SnapshotMissing { .. }) => "snapshot_missing",
             Self::Provider(_) => "provider_failed",
+            Self::Bridge(BridgeError::Outdated) => "supervisor_outdated",
+            Self::Bridge(BridgeError::Fault(fault)) => fault_code(fault),
             Self::Bridge(_) => "sandbox_unreachable",
             Self::Vault(_) => "vault_failed",
         }
@@ -72,6 +75,9 @@ impl SessionError {
             Self::Conflict { hint, .. } => Some(hint),
             Self::Stopped => Some("try again in a moment"),
             Self::Provider(ProviderError::ImageMissing { .. }) => Some("build it with `harvest image build`"),
+            Self::Bridge(BridgeError::Outdated) => {
+                Some("pause the session and resume it: its next sandbox has this version's supervisor")
+            }
             Self::Store(_) => Some("look for a full disk; `harvest doctor` shows it"),
             _ => None,
         }
@@ -87,6 +93,20 @@ impl SessionError {
 
     pub(crate) fn conflict(code: &'static str, what: impl Into<String>, hint: &'static str) -> Self {
         Self::Conflict { code, what: what.into(), hint }
+    }
+}
+
+/// The word for what a supervisor refused.
+pub(crate) fn fault_code(fault: &Fault) -> &'static str {
+    match fault.code {
+        FaultCode::NotFound => "not_found",
+        FaultCode::Denied => "denied",
+        FaultCode::NotExecutable => "not_executable",
+        FaultCode::Busy => "busy",
+        FaultCode::NotReady => "not_ready",
+        FaultCode::NotOwner => "not_owner",
+        FaultCode::Invalid => "invalid",
+        FaultCode::System => "system",
     }
 }
 

@@ -63,6 +63,7 @@ async fn review_one(
     let repository = shared.store.repository_get(&checkout.repository).await.map_err(other)?;
     let work = Pushed { record, checkout, repository: &repository, commit };
     let pull = open_pull(shared, work).await?;
+    let _room = shared.room_for_check().await?;
     let limit = shared.config.clocks.check + shared.config.clocks.boot;
     let evidence = tokio::time::timeout(limit, gather(shared, work))
         .await

@@ -1,26 +1,19 @@
 //! Commands people run in a session's machine, and its diff.
 
-use std::time::Duration;
-
 use base64::{Engine, prelude::BASE64_STANDARD};
 use futures_util::stream::{self, BoxStream, StreamExt};
 use harvest_proto::{
     SessionId,
     api::{ExecLine, ExecRequest},
-    bridge::{Command, Fault, FaultCode},
 };
 
 use crate::{
     Sessions,
-    bridge::{Bridge, BridgeError, Exec, ExecOutput},
+    bridge::{BridgeError, ExecOutput},
     checkout,
-    decide::{Link, Machine, State},
-    driver::{Busy, Handle},
-    error::SessionError,
+    error::{SessionError, fault_code},
+    inside::{Running, ready_bridge},
 };
-
-// Dialling takes milliseconds; who waits for longer is better told.
-const DIAL_PATIENCE: Duration = Duration::from_secs(10);
 
 impl Sessions {
     /// Runs a command in the session's machine. It is killed when the stream is dropped.
@@ -30,45 +23,36 @@ impl Sessions {
     pub async fn exec(
         &self,
         session: &SessionId,
-        request: ExecRequest,
+        mut request: ExecRequest,
     ) -> Result<BoxStream<'static, ExecLine>, SessionError> {
         if request.argv.is_empty() {
             return Err(SessionError::invalid("invalid_command", "a command has a program"));
         }
         let stdin = request
             .stdin
+            .take()
             .map(|text| BASE64_STANDARD.decode(text))
             .transpose()
             .map_err(|_| SessionError::invalid("invalid_stdin", "stdin is not base64"))?;
-        let record = self.shared.store.session_get(session).await?;
-        let (handle, bridge) = self.machine(session).await?;
-        let limit = u64::try_from(self.shared.config.clocks.exec.as_millis()).unwrap_or(u64::MAX);
-        let command = Command {
-            argv: request.argv,
-            env: request.env,
-            cwd: Some(request.cwd.unwrap_or_else(|| checkout::folder(&record.session.repository))),
-            user: Some(request.user.unwrap_or_else(|| "harvest".to_owned())),
-            timeout_millis: Some(request.timeout_millis.unwrap_or(limit)),
-            ..Command::default()
-        };
-        let busy = handle.busy();
-        match bridge.exec(command, stdin).await {
-            Ok(exec) => Ok(lines(exec, busy)),
-            Err(BridgeError::Fault(fault)) => Ok(stream::iter([refused(&fault)]).boxed()),
-            Err(error) => Err(error.into()),
+        let inside = self.inside(session).await?;
+        match inside.exec(request, stdin.is_some()).await {
+            Ok((running, input)) => {
+                if let (Some(bytes), Some(mut input)) = (stdin, input) {
+                    // On its own: a command that never reads must not keep us from hearing what it says.
+                    tokio::spawn(async move {
+                        if input.write(&bytes).await {
+                            input.end();
+                        }
+                    });
+                }
+                Ok(lines(running))
+            }
+            Err(SessionError::Bridge(BridgeError::Fault(fault))) => {
+                let code = fault_code(&fault).to_owned();
+                Ok(stream::iter([ExecLine::Failed { code, message: fault.message }]).boxed())
+            }
+            Err(error) => Err(error),
         }
-    }
-
-    async fn machine(&self, session: &SessionId) -> Result<(Handle, Bridge), SessionError> {
-        let handle = self.handle(session).await?;
-        let bridge = ready_bridge(&handle).await.ok_or_else(|| {
-            SessionError::conflict(
-                "not_ready",
-                format!("session {session} has no machine that is ready"),
-                "resume it and wait until it is idle",
-            )
-        })?;
-        Ok((handle, bridge))
     }
 
     /// The session's work as a diff against where it started: as it is now when its machine runs, else
@@ -87,48 +71,26 @@ impl Sessions {
     }
 }
 
-/// A machine that is ready but not spoken with, after a restart of the server say, is dialled this moment.
-async fn ready_bridge(handle: &Handle) -> Option<Bridge> {
-    if let Some(bridge) = handle.bridge().await {
-        return Some(bridge);
-    }
-    let dialling = |state: &State| matches!(state.machine, Machine::Ready { link: Link::Down { .. }, .. });
-    let spoken_with = handle.until(|state| !dialling(state));
-    let _ = tokio::time::timeout(DIAL_PATIENCE, spoken_with).await;
-    handle.bridge().await
-}
-
-fn refused(fault: &Fault) -> ExecLine {
-    let code = match fault.code {
-        FaultCode::NotFound => "not_found",
-        FaultCode::Denied => "denied",
-        FaultCode::NotExecutable => "not_executable",
-        FaultCode::Busy => "busy",
-        FaultCode::NotReady => "not_ready",
-        FaultCode::NotOwner => "not_owner",
-        FaultCode::Invalid => "invalid",
-        FaultCode::System => "system",
-    };
-    ExecLine::Failed { code: code.to_owned(), message: fault.message.clone() }
-}
-
-fn lines(exec: Exec, busy: Busy) -> BoxStream<'static, ExecLine> {
-    stream::unfold(Some((exec, busy)), |running| async move {
-        let (mut exec, busy) = running?;
+fn lines(running: Running) -> BoxStream<'static, ExecLine> {
+    stream::unfold(Some(running), |running| async move {
+        let mut running = running?;
         let encode = |bytes: Vec<u8>| BASE64_STANDARD.encode(bytes);
-        match exec.next().await {
+        match running.next().await {
             Some(ExecOutput::Stdout { bytes, .. }) => {
-                Some((ExecLine::Stdout { data: encode(bytes) }, Some((exec, busy))))
+                Some((ExecLine::Stdout { data: encode(bytes) }, Some(running)))
             }
             Some(ExecOutput::Stderr { bytes, .. }) => {
-                Some((ExecLine::Stderr { data: encode(bytes) }, Some((exec, busy))))
+                Some((ExecLine::Stderr { data: encode(bytes) }, Some(running)))
             }
             Some(ExecOutput::Exited { exit, millis }) => Some((ExecLine::Exited { exit, millis }, None)),
-            Some(ExecOutput::End) | None => {
-                let message = "the connection to the sandbox was lost; the command may go on".to_owned();
-                Some((ExecLine::Failed { code: "lost".to_owned(), message }, None))
-            }
+            Some(ExecOutput::End) | None => Some((lost(), None)),
         }
     })
     .boxed()
+}
+
+/// What is said when nobody knows how a command ended.
+pub(crate) fn lost() -> ExecLine {
+    let message = "the connection to the sandbox was lost; the command may go on".to_owned();
+    ExecLine::Failed { code: "lost".to_owned(), message }
 }

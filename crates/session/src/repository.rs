@@ -78,17 +78,14 @@ impl Sessions {
     /// When there is none of this name, or a session uses it.
     pub async fn repository_delete(&self, name: &str) -> Result<(), SessionError> {
         let repository = self.shared.store.repository_get(name).await?;
-        let orphans = self.shared.store.repository_delete(name).await.map_err(|error| match error {
+        let deleted = self.shared.store.repository_delete(name, now()).await;
+        let removals = deleted.map_err(|error| match error {
             harvest_store::StoreError::Exists { what } => {
                 SessionError::conflict("in_use", what, "delete its sessions first")
             }
             other => other.into(),
         })?;
-        if let Some(snapshots) = self.shared.provider.snapshots() {
-            for snapshot in orphans {
-                let _ = snapshots.remove(&snapshot).await;
-            }
-        }
+        crate::removals::carry_out(&self.shared, &removals).await;
         self.forget_copy(&repository).await
     }
 
@@ -158,9 +155,13 @@ async fn build_to_the_end(
     tell: &Tell,
 ) -> BuildLine {
     let limit = shared.config.clocks.build;
-    let built = tokio::time::timeout(limit, build(shared, repository, snapshot, sandbox, tell))
-        .await
-        .unwrap_or(Err(HiddenError::TimedOut { limit }));
+    let built = match shared.room_for_check().await {
+        // Waiting for room does not count.
+        Ok(_room) => tokio::time::timeout(limit, build(shared, repository, snapshot, sandbox, tell))
+            .await
+            .unwrap_or(Err(HiddenError::TimedOut { limit })),
+        Err(error) => Err(error),
+    };
     let failed = |code: &str, message: String| BuildLine::Failed { code: code.to_owned(), message };
     let build = match built {
         Ok(build) => build,
@@ -224,7 +225,7 @@ async fn build(
     let commit = checkout::head(&hidden.bridge, &folder).await?;
     let commit = commit.ok_or_else(|| HiddenError::Other("the repository has no commit".to_owned()))?;
     say("running the check");
-    let limit: Duration = shared.config.clocks.check;
+    let limit: Duration = shared.config.clocks.warm;
     let evidence = check::run(&hidden.bridge, &folder, commit.clone(), limit).await?;
     say("keeping its disk");
     hidden.keep(snapshot).await?;

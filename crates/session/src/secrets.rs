@@ -1,9 +1,9 @@
-//! Secrets and tokens: a secret is sealed before it is stored and read by the gateway only; of a
-//! token only a hash is kept.
+//! Secrets, sealed before they are stored and read by the gateway only; and the keys by which a request
+//! is told from its repetition.
 
 use harvest_gateway::vault::SecretName;
-use harvest_proto::{Secret, Timestamp, bridge::Author};
-use harvest_store::{Claim, TokenRecord};
+use harvest_proto::{Secret, Timestamp};
+use harvest_store::Claim;
 use ring::digest::{SHA256, digest};
 
 use crate::{Sessions, error::SessionError, wiring::now};
@@ -40,46 +40,6 @@ impl Sessions {
         Err(SessionError::missing(format!("secret `{name}`")))
     }
 
-    /// Makes a token. Its value is shown this once.
-    ///
-    /// # Errors
-    /// When one has this name.
-    pub async fn token_create(&self, name: &str, user: Author) -> Result<Secret<String>, SessionError> {
-        let mut bytes = [0u8; 32];
-        getrandom::fill(&mut bytes).expect("the kernel's random source is there on every Linux we support");
-        let value = format!("hvt_{}", hex(&bytes));
-        let record = TokenRecord { name: name.to_owned(), user, created_at: now() };
-        self.shared.store.token_insert(&hash(&value), &record).await?;
-        Ok(Secret::new(value))
-    }
-
-    /// Whose token this is, if it is one of ours.
-    ///
-    /// # Errors
-    /// When the store fails.
-    pub async fn token_check(&self, value: &str) -> Result<Option<Author>, SessionError> {
-        Ok(self.shared.store.token_find(&hash(value)).await?.map(|token| token.user))
-    }
-
-    /// All tokens, by name.
-    ///
-    /// # Errors
-    /// When the store fails.
-    pub async fn token_list(&self) -> Result<Vec<TokenRecord>, SessionError> {
-        Ok(self.shared.store.token_list().await?)
-    }
-
-    /// Forgets a token.
-    ///
-    /// # Errors
-    /// When there is none of this name.
-    pub async fn token_delete(&self, name: &str) -> Result<(), SessionError> {
-        if self.shared.store.token_remove(name).await? {
-            return Ok(());
-        }
-        Err(SessionError::missing(format!("token `{name}`")))
-    }
-
     /// Claims an idempotency key for a request, told apart by what it says. Keys are kept for 24 hours.
     ///
     /// # Errors
@@ -112,10 +72,6 @@ impl Sessions {
     }
 }
 
-fn hash(value: &str) -> String {
-    hex(digest(&SHA256, value.as_bytes()).as_ref())
-}
-
-fn hex(bytes: &[u8]) -> String {
+pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -2,30 +2,33 @@
 //! store.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     sync::{Arc, Mutex},
 };
 
 use futures_util::FutureExt;
 use harvest_proto::{
-    SessionId, SnapshotId, Timestamp,
-    api::{ForkSession, Page, Pull, Session, Snapshot, Turn},
-    bridge::Author,
+    AgentName, SessionId, Timestamp,
+    agents::UnknownAgent,
+    api::{Page, Pull, Session, Snapshot, Turn},
 };
-use harvest_store::{
-    CheckoutRecord, NewCheckout, NewPrompt, NewSession, SessionFilter, SessionRecord, Write,
-};
+use harvest_store::{NewPrompt, NewSession, SessionFilter, SessionRecord, Write};
+use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    asks::{new_prompt, title},
-    decide::{Machine, Rest, State},
+    decide::{Machine, Rest, SUSPENDED, State},
     driver::{Command, Driver, Handle},
     error::SessionError,
-    wiring::{Parts, Shared, now, words},
+    reconcile::Reconcile,
+    usher::Usher,
+    wiring::{Parts, Shared, words},
 };
 
 const PAGE: u32 = 200;
+
+/// A session to be: what it is, where it stands, its first prompt, and what else is written with it.
+pub(crate) type Birth = (NewSession, State, Option<NewPrompt>, Vec<Write>);
 
 /// All sessions of one server. Cheap to clone; drivers stop when the last clone is dropped.
 #[derive(Clone)]
@@ -65,6 +68,9 @@ impl Sessions {
         trusted: impl Future<Output = Vec<String>> + Send + 'static,
     ) -> Result<Self, SessionError> {
         let stop = CancellationToken::new();
+        let mut config = parts.config;
+        config.clocks.idle_freeze = config.clocks.idle_freeze.filter(|_| parts.provider.freezing().is_some());
+        let limits = config.limits;
         let shared = Arc::new(Shared {
             store: parts.store,
             lease: parts.lease,
@@ -72,11 +78,14 @@ impl Sessions {
             doors: parts.doors,
             pulls: parts.pulls,
             vault: parts.vault,
-            config: parts.config,
+            config,
             trusted: trusted.boxed().shared(),
             stop: stop.clone(),
             tracker: TaskTracker::new(),
             hidden: Mutex::default(),
+            removals: tokio::sync::Notify::new(),
+            usher: Usher::new(limits),
+            checks: Semaphore::new(limits.checks.min(Semaphore::MAX_PERMITS)),
         });
         let sessions = Self { shared, drivers: Arc::default(), _stop: Arc::new(StopOnDrop(stop)) };
         sessions.pick_up().await?;
@@ -100,44 +109,48 @@ impl Sessions {
         let store = &self.shared.store;
         store.idempotency_release_all().await?;
         // Before the walk: what a session starts from here on, for itself or for a check, is nobody's stray.
-        let found = self.shared.provider.list().await?;
-        let (mut owned, mut cursor) = (HashSet::new(), None);
+        let mut reconcile = Reconcile::begin(&self.shared).await?;
+        let (mut cursor, mut driven) = (None, Vec::new());
         loop {
             let page = store.session_list(cursor.clone(), PAGE).await?;
             let Some(last) = page.last() else { break };
             cursor = Some((last.session.created_at, last.session.id.clone()));
             for record in page {
-                owned.extend(record.session.sandbox.clone());
-                self.take_up(record).await?;
+                reconcile.owned_by(&record);
+                if !self.is_resting(&record) {
+                    driven.push(record);
+                }
             }
         }
-        for sandbox in found.into_iter().filter(|sandbox| !owned.contains(sandbox)) {
-            tracing::info!(%sandbox, "ending a sandbox nobody owns");
-            if let Err(error) = self.shared.provider.end(&sandbox).await {
-                tracing::warn!(%sandbox, error = words(&error), "a sandbox nobody owns cannot be ended");
-            }
+        // The oldest first, and nobody gets a place before everybody who has one is known.
+        for record in driven.into_iter().rev() {
+            self.take_up(record).await;
         }
-        // Last, when no sandbox starts from them any more.
-        for (snapshot, _) in store.build_unfinished().await? {
-            store.build_fail(self.shared.lease, &snapshot, "the server was restarted", now()).await?;
-            if let Some(snapshots) = self.shared.provider.snapshots() {
-                let _ = snapshots.remove(&snapshot).await;
-            }
-        }
+        self.shared.usher.set_open(true);
+        reconcile.finish(&self.shared).await?;
+        crate::removals::spawn(&self.shared);
         Ok(())
     }
 
     /// A session that rests is left alone until somebody asks for it.
-    async fn take_up(&self, record: SessionRecord) -> Result<(), SessionError> {
-        let resting = serde_json::from_str::<State>(&record.drive).is_ok_and(|state| {
-            let nothing_to_do = state.rest != Rest::Open || (record.session.queued == 0 && !state.wake);
+    fn is_resting(&self, record: &SessionRecord) -> bool {
+        serde_json::from_str::<State>(&record.drive).is_ok_and(|state| {
+            if let Some(waiting) = state.waiting {
+                self.shared.usher.tickets_after(waiting.ticket);
+            }
+            let queued = record.session.queued > 0;
+            let nothing_to_do = match &state.rest {
+                Rest::Open => !queued && !state.wake,
+                Rest::Paused { reason } if reason == SUSPENDED => !queued,
+                _ => true,
+            };
             state.machine == Machine::Absent
                 && nothing_to_do
                 && record.checkouts.iter().all(|checkout| checkout.unreviewed().is_none())
-        });
-        if resting {
-            return Ok(());
-        }
+        })
+    }
+
+    async fn take_up(&self, record: SessionRecord) {
         let id = record.session.id.clone();
         match Driver::spawn(&self.shared, record).await {
             Ok(handle) => {
@@ -148,7 +161,6 @@ impl Sessions {
                 tracing::error!(session = %id, error = words(&error), "a session cannot be taken up")
             }
         }
-        Ok(())
     }
 
     pub(crate) async fn handle(&self, session: &SessionId) -> Result<Handle, SessionError> {
@@ -162,69 +174,42 @@ impl Sessions {
         Ok(handle)
     }
 
-    /// Creates a session that goes on from the end of a turn of another.
-    ///
-    /// # Errors
-    /// When the turn is not known or left no snapshot.
-    pub async fn fork(
-        &self,
-        session: &SessionId,
-        fork: ForkSession,
-        user: Author,
-    ) -> Result<Session, SessionError> {
-        let source = self.shared.store.session_get(session).await?;
-        let turns = self.shared.store.turn_list(session).await?;
-        let (snapshot, at) = fork_point(&source.session, &turns, fork.turn)?;
-        let ended = turns.iter().find(|turn| turn.snapshot.as_ref() == Some(&snapshot));
-        let forked_turn = ended.map(|turn| turn.number);
-        let prompt = fork.prompt.map(|text| new_prompt(text, user.clone())).transpose()?;
-        let title =
-            prompt.as_ref().map_or_else(|| source.session.title.clone(), |prompt| title(&prompt.text));
-        let id = SessionId::random();
-        let new = NewSession {
-            branch: branch(&id, Some(&title)),
-            id,
-            title,
-            checkouts: source.checkouts.iter().map(same_start).collect(),
-            agent: source.session.agent.clone(),
-            model: source.session.model.clone(),
-            network: source.session.network.clone(),
-            author: user,
-            conversation: source.conversation.clone(),
-            forked_from: Some(session.clone()),
-            forked_turn,
-            key: None,
-            env: source.env.clone(),
-            at: now(),
-        };
-        let detail = format!("fork of {session} at {at}");
-        let began = fork_writes(&snapshot, detail, new.at);
-        self.insert(new, State::new(Some(snapshot), true), prompt, began).await
-    }
-
     pub(crate) async fn insert(
         &self,
         new: NewSession,
-        mut state: State,
+        state: State,
         prompt: Option<NewPrompt>,
-        mut writes: Vec<Write>,
+        writes: Vec<Write>,
     ) -> Result<Session, SessionError> {
-        let (id, at) = (new.id.clone(), new.at);
-        state.wake = true;
-        let drive = serde_json::to_string(&state).expect("a state holds only maps with text keys");
-        writes.insert(0, crate::driver::created(at));
-        writes.push(Write::Drive {
-            drive,
-            state: state.shown.state,
-            reason: state.shown.reason.clone(),
-            sandbox: None,
-            epoch: 0,
-            snapshot: state.disk.clone(),
+        let mut sessions = self.insert_all(vec![(new, state, prompt, writes)]).await?;
+        Ok(sessions.remove(0))
+    }
+
+    /// Creates all of these sessions, or none.
+    pub(crate) async fn insert_all(&self, all: Vec<Birth>) -> Result<Vec<Session>, SessionError> {
+        let ids: Vec<SessionId> = all.iter().map(|(new, ..)| new.id.clone()).collect();
+        let births = all.into_iter().map(|(new, mut state, prompt, mut writes)| {
+            state.wake = true;
+            let drive = serde_json::to_string(&state).expect("a state holds only maps with text keys");
+            writes.insert(0, crate::driver::created(new.at));
+            writes.push(Write::Drive {
+                drive,
+                state: state.shown.state,
+                reason: state.shown.reason.clone(),
+                sandbox: None,
+                epoch: 0,
+                snapshot: state.disk.clone(),
+            });
+            writes.extend(prompt.map(|prompt| Write::PromptInsert(Box::new(prompt))));
+            (new, writes)
         });
-        writes.extend(prompt.map(|prompt| Write::PromptInsert(Box::new(prompt))));
-        self.shared.store.session_insert(self.shared.lease, new, writes).await?;
-        self.handle(&id).await?;
-        self.get(&id).await
+        self.shared.store.session_insert_all(self.shared.lease, births.collect()).await?;
+        let mut sessions = Vec::new();
+        for id in &ids {
+            self.handle(id).await?;
+            sessions.push(self.get(id).await?);
+        }
+        Ok(sessions)
     }
 
     /// A session.
@@ -341,65 +326,10 @@ impl Sessions {
     }
 }
 
-/// What a fork begins with, and where in the session that was, in words.
-fn fork_point(
-    source: &Session,
-    turns: &[Turn],
-    wanted: Option<u32>,
-) -> Result<(SnapshotId, String), SessionError> {
-    let at = |number: u32| format!("turn {number}");
-    let newest = || turns.iter().rev().find_map(|turn| Some((turn.snapshot.clone()?, at(turn.number))));
-    let Some(number) = wanted else {
-        // A fork that has had no turn yet, or a session put away: only what was kept last is there.
-        let kept = || Some((source.snapshot.clone()?, "its newest snapshot".to_owned()));
-        return newest().or_else(kept).ok_or_else(|| {
-            let what = "the session has ended no turn yet";
-            SessionError::conflict("no_snapshot", what, "wait for its first turn to end")
-        });
-    };
-    let turn = turns.iter().find(|turn| turn.number == number);
-    let turn = turn.ok_or_else(|| SessionError::missing(at(number)))?;
-    let snapshot = turn.snapshot.clone().ok_or_else(|| {
-        SessionError::conflict(
-            "no_snapshot",
-            format!("turn {number} left no snapshot"),
-            "wait for the turn to end, or fork from another",
-        )
-    })?;
-    Ok((snapshot, at(number)))
-}
-
-/// A fork's work is compared with what its source's is compared with.
-fn same_start(source: &CheckoutRecord) -> NewCheckout {
-    NewCheckout {
-        repository: source.repository.clone(),
-        base: source.base.clone(),
-        base_commit: source.base_commit.clone(),
-    }
-}
-
-/// What a session begins with that starts from a snapshot of another.
-pub(crate) fn fork_writes(snapshot: &SnapshotId, detail: String, at: Timestamp) -> Vec<Write> {
-    let body = harvest_proto::EventBody::Restored { snapshot: snapshot.clone(), detail };
-    vec![
-        Write::Event { at, turn: None, body: Box::new(body) },
-        // A row of its own, so that the snapshot outlives the session that took it.
-        Write::SnapshotInsert {
-            snapshot: snapshot.clone(),
-            kind: harvest_proto::event::SnapshotKind::Turn,
-            turn: None,
-            at,
-        },
-    ]
-}
-
 pub(crate) fn named_agent(agent: Option<String>) -> Result<String, SessionError> {
-    match agent.as_deref() {
-        None | Some("claude") => Ok("claude".to_owned()),
-        Some(other) => {
-            Err(SessionError::invalid("invalid_agent", format!("there is no agent `{other}`; use `claude`")))
-        }
-    }
+    let named = agent.map_or(Ok(AgentName::default()), |name| name.parse());
+    let unknown = |unknown: UnknownAgent| SessionError::invalid("invalid_agent", unknown.to_string());
+    named.map(String::from).map_err(unknown)
 }
 
 pub(crate) fn named_network(network: Option<String>) -> Result<String, SessionError> {

@@ -1,10 +1,18 @@
 //! Sessions on a real store and sandboxes that speak the real frames.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
 
+#[path = "sessions/garbage.rs"]
+mod garbage;
+#[path = "sessions/history.rs"]
+mod history;
 #[path = "sessions/inputs.rs"]
 mod inputs;
 #[path = "sessions/mishaps.rs"]
 mod mishaps;
+#[path = "sessions/rests.rs"]
+mod rests;
+#[path = "sessions/tokens.rs"]
+mod tokens;
 
 use std::{
     any::Any,
@@ -31,8 +39,9 @@ use harvest_proto::{
 };
 use harvest_providers::{Fake, contract, fake::Act};
 use harvest_session::{
-    Books, Claim, Config, Doors, Lease, Parts, PullOrder, Pulls, PullsError, SessionError, Sessions, Store,
+    Books, Config, Doors, Lease, Parts, PullOrder, Pulls, PullsError, SessionError, Sessions, Store,
     clocks::Clocks,
+    inside::TerminalOrder,
     provider::{Provider, StartFrom},
 };
 
@@ -355,8 +364,8 @@ async fn a_fork_goes_on_from_its_turn_on_a_branch_of_its_own() {
     until_state(&sessions, &source.id, SessionState::Idle).await;
     let second = send(&sessions, &source.id, "write /f two").await;
     until_status(&sessions, &source.id, &second, PromptStatus::Completed).await;
-    let order = ForkSession { turn: Some(1), prompt: Some("hold".into()) };
-    let fork = sessions.fork(&source.id, order, ada()).await.unwrap();
+    let order = ForkSession { turn: Some(1), prompt: Some("hold".into()), ..ForkSession::default() };
+    let fork = sessions.fork(&source.id, order, ada()).await.unwrap().remove(0);
     assert_eq!(fork.forked_from, Some(source.id.clone()));
     assert_ne!(fork.branch, source.branch);
     until(&sessions, &fork.id, started).await;
@@ -576,7 +585,7 @@ async fn sandboxes_nobody_owns_are_ended_at_the_start() {
 }
 
 #[tokio::test]
-async fn commands_run_in_a_ready_machine_only() {
+async fn commands_run_in_a_machine_which_is_resumed_for_them_unless_it_was_put_away() {
     let house = House::new().await;
     let sessions = house.serve().await;
     let id = house.session(&sessions, None).await.id;
@@ -594,6 +603,13 @@ async fn commands_run_in_a_ready_machine_only() {
     let lines: Vec<ExecLine> = sessions.exec(&id, unknown).await.unwrap().collect().await;
     assert!(matches!(&lines[..], [ExecLine::Failed { code, .. }] if code == "not_found"));
     sessions.pause(&id).await.unwrap();
+    let lines: Vec<ExecLine> = sessions.exec(&id, request.clone()).await.unwrap().collect().await;
+    assert!(matches!(&lines[..], [ExecLine::Stdout { .. }, ExecLine::Exited { .. }]));
+    // The fake knows no terminals, as an older supervisor does not: the command is not left running.
+    let order = TerminalOrder { argv: vec!["sleep".into(), "1".into()], ..TerminalOrder::default() };
+    let refused = sessions.inside(&id).await.unwrap().terminal(order).await.err().unwrap();
+    assert_eq!(refused.code(), "supervisor_outdated");
+    sessions.archive(&id).await.unwrap();
     assert_eq!(sessions.exec(&id, request).await.err().unwrap().code(), "not_ready");
 }
 
@@ -690,18 +706,6 @@ async fn a_secret_is_read_by_the_gateway_and_by_nobody_else() {
     }
     sessions.secret_delete("TOKEN").await.unwrap();
     assert!(books.secret("TOKEN").await.is_none());
-}
-
-#[tokio::test]
-async fn a_token_is_known_by_its_value_only() {
-    let house = House::new().await;
-    let sessions = house.serve().await;
-    let token = sessions.token_create("laptop", ada()).await.unwrap();
-    assert_eq!(sessions.token_check(token.expose()).await.unwrap(), Some(ada()));
-    assert_eq!(sessions.token_check("hvt_wrong").await.unwrap(), None);
-    sessions.token_delete("laptop").await.unwrap();
-    assert_eq!(sessions.token_check(token.expose()).await.unwrap(), None);
-    assert_eq!(sessions.idempotency_claim("k", b"body").await.unwrap(), Claim::New);
 }
 
 #[tokio::test]

@@ -13,8 +13,9 @@ use harvest_proto::{
 use crate::{
     DbConnection, Lease, Store, StoreError,
     checkouts::{self, Fact},
-    events, prompts,
-    row::{self, bigint, to_word},
+    events::{self, Outbox},
+    prompts,
+    row::{self, bigint, plain, to_word},
     snapshots, turns,
     writer::{Done, News},
 };
@@ -104,6 +105,15 @@ pub enum Write {
         /// When.
         at: Timestamp,
     },
+    /// The session begins as a snapshot of another session's, which must be there still.
+    SnapshotShare {
+        /// Which.
+        snapshot: SnapshotId,
+        /// When.
+        at: Timestamp,
+    },
+    /// As which number in line the session waits for a place; `None` when it does not.
+    Position(Option<u32>),
     /// What to call the session.
     Title(String),
     /// The remote's default branch: what work in this repository starts from unless another was named.
@@ -194,7 +204,9 @@ pub(crate) struct Target<'c> {
     pub(crate) connection: &'c mut DbConnection,
     pub(crate) session: SessionId,
     pub(crate) next_seq: u64,
+    /// Appended, and written all at once when every write is done.
     pub(crate) events: Vec<Arc<Event>>,
+    pub(crate) outbox: Outbox,
 }
 
 pub(crate) async fn apply(
@@ -204,42 +216,63 @@ pub(crate) async fn apply(
     at: Timestamp,
     writes: Vec<Write>,
 ) -> Result<Committed, StoreError> {
-    let claimed = sqlx::query(
-        "UPDATE sessions SET last_activity = CASE WHEN last_activity > $2 THEN last_activity ELSE $2 END
-         WHERE id = $1 AND EXISTS (SELECT 1 FROM leases WHERE name = 'server' AND number = $3)
-         RETURNING next_seq",
+    let epoch = writes.iter().find_map(|write| match write {
+        Write::Outbox { epoch, .. } => Some(*epoch),
+        _ => None,
+    });
+    let found = sqlx::query(
+        "SELECT s.next_seq, (SELECT number FROM leases WHERE name = 'server') AS lease,
+         (SELECT stored FROM outboxes o WHERE o.session = s.id AND o.epoch = $2) AS stored
+         FROM sessions s WHERE s.id = $1",
     )
     .bind(session.to_string())
-    .bind(at.as_millis())
-    .bind(bigint(lease.0))
+    .bind(bigint(epoch.unwrap_or(0)))
     .fetch_optional(&mut *connection)
     .await?;
-    let Some(claimed) = claimed else {
+    let Some(found) = found else {
         crate::leases::check(connection, lease).await?;
         return Err(StoreError::missing(format!("session {session}")));
     };
-    let first = row::count(&claimed, "next_seq")?;
-    let mut target = Target { connection, session: session.clone(), next_seq: first, events: Vec::new() };
+    if row::count_optional(&found, "lease")? != Some(lease.0) {
+        return Err(StoreError::LeaseLost);
+    }
+    let outbox = Outbox::new(epoch.unwrap_or(0), row::count_optional(&found, "stored")?.unwrap_or(0));
+    let next_seq = row::count(&found, "next_seq")?;
+    let mut target = Target { connection, session: session.clone(), next_seq, events: Vec::new(), outbox };
     for write in writes {
         target.write(write).await?;
     }
-    if target.next_seq != first {
-        sqlx::query("UPDATE sessions SET next_seq = $2 WHERE id = $1")
-            .bind(session.to_string())
-            .bind(bigint(target.next_seq))
-            .execute(&mut *target.connection)
-            .await?;
-    }
+    target.finish(at).await?;
     Ok(Committed { seq: target.next_seq - 1, events: target.events })
 }
 
 impl Target<'_> {
+    /// What is written once however many writes there were.
+    async fn finish(&mut self, at: Timestamp) -> Result<(), StoreError> {
+        events::flush(self).await?;
+        events::outbox_flush(self).await?;
+        sqlx::query(
+            "UPDATE sessions SET next_seq = $2,
+             last_activity = CASE WHEN last_activity > $3 THEN last_activity ELSE $3 END WHERE id = $1",
+        )
+        .bind(self.session.to_string())
+        .bind(bigint(self.next_seq))
+        .bind(at.as_millis())
+        .execute(&mut *self.connection)
+        .await?;
+        Ok(())
+    }
+
     async fn write(&mut self, write: Write) -> Result<(), StoreError> {
         match write {
-            Write::Event { at, turn, body } => events::append(self, at, turn, *body).await.map(drop),
+            Write::Event { at, turn, body } => {
+                events::append(self, at, turn, *body);
+                Ok(())
+            }
             Write::EventInTurn { at, body } => {
                 let turn = prompts::running_turn(self).await?;
-                events::append(self, at, turn, *body).await.map(drop)
+                events::append(self, at, turn, *body);
+                Ok(())
             }
             Write::Outbox { epoch, event } => events::append_outbox(self, epoch, *event).await,
             Write::Drive { .. } => self.drive(write).await,
@@ -253,6 +286,7 @@ impl Target<'_> {
             Write::SnapshotInsert { snapshot, kind, turn, at } => {
                 snapshots::insert(self, &snapshot, kind, turn.as_ref(), at).await
             }
+            Write::SnapshotShare { snapshot, at } => snapshots::share(self, &snapshot, at).await,
             Write::Title(text) => self.column("UPDATE sessions SET title = $2 WHERE id = $1", text).await,
             Write::DefaultBase { repository, base } => {
                 checkouts::learn(self, Fact::DefaultBase, repository, base).await
@@ -268,11 +302,25 @@ impl Target<'_> {
                 checkouts::learn(self, Fact::Reviewed, repository, commit).await
             }
             Write::Usage(usage) => self.usage(usage).await,
+            Write::Position(position) => self.position(position).await,
         }
     }
 
+    async fn position(&mut self, position: Option<u32>) -> Result<(), StoreError> {
+        sqlx::query("UPDATE sessions SET position = $2 WHERE id = $1")
+            .bind(self.session.to_string())
+            .bind(position.map(i64::from))
+            .execute(&mut *self.connection)
+            .await?;
+        Ok(())
+    }
+
     async fn column(&mut self, sql: &'static str, text: String) -> Result<(), StoreError> {
-        sqlx::query(sql).bind(self.session.to_string()).bind(text).execute(&mut *self.connection).await?;
+        sqlx::query(sql)
+            .bind(self.session.to_string())
+            .bind(plain(text))
+            .execute(&mut *self.connection)
+            .await?;
         Ok(())
     }
 

@@ -11,6 +11,22 @@ pub enum StoreError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// The database cannot be reached.
+    #[error("cannot reach the database {database}")]
+    Connect {
+        /// Which; it shows itself without its password.
+        database: crate::DatabaseUrl,
+        /// What the driver said.
+        source: sqlx::Error,
+    },
+    /// The database server is of an old version.
+    #[error("the database is PostgreSQL {found}; {needed} or newer is needed")]
+    TooOld {
+        /// Its version.
+        found: i64,
+        /// The oldest that will do.
+        needed: i64,
+    },
     /// The database said no.
     #[error("the database refused")]
     Database(#[from] sqlx::Error),
@@ -59,12 +75,27 @@ pub enum StoreError {
         /// What the database said. Shared by everyone in the group, so it is words.
         reason: String,
     },
+    /// The connection was lost while the transaction was being committed, and the store was closed before
+    /// the database could be asked. It may be stored or not.
+    #[error("whether it is stored is unknown: {reason}")]
+    Unknown {
+        /// What broke.
+        reason: String,
+    },
     /// The store has been closed.
     #[error("the store is closed")]
     Closed,
 }
 
 impl StoreError {
+    /// In the database's own words, without ours around them.
+    pub(crate) fn words(error: &sqlx::Error) -> String {
+        match error {
+            sqlx::Error::Database(inner) => inner.message().to_owned(),
+            other => other.to_string(),
+        }
+    }
+
     /// A row that is not there.
     pub(crate) fn missing(what: impl Into<String>) -> Self {
         Self::NotFound { what: what.into() }

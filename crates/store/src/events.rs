@@ -1,14 +1,21 @@
 //! Events: numbered per session without gap or repeat, append-only.
 
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use harvest_proto::{Event, EventBody, SessionId, Timestamp, TurnId, bridge::OutboxEvent};
+use sqlx::AssertSqlSafe;
 
 use crate::{
     DbRow, Store, StoreError,
     commit::Target,
     row::{self, bigint, to_json},
 };
+
+const RANGE: &str =
+    "SELECT seq, at, turn, body FROM events WHERE session = $1 AND seq > $2 ORDER BY seq LIMIT $3";
+const NEWEST: &str =
+    "SELECT seq, at, turn, body FROM events WHERE session = $1 AND seq < $2 ORDER BY seq DESC LIMIT $3";
+const STORED: &str = "SELECT stored FROM outboxes WHERE session = $1 AND epoch = $2";
 
 impl Store {
     /// A session's events after number `after`, oldest first, at most `limit`.
@@ -21,15 +28,32 @@ impl Store {
         after: u64,
         limit: u32,
     ) -> Result<Vec<Event>, StoreError> {
-        let rows = sqlx::query(
-            "SELECT seq, at, turn, body FROM events WHERE session = $1 AND seq > $2 ORDER BY seq LIMIT $3",
-        )
-        .bind(session.to_string())
-        .bind(bigint(after))
-        .bind(i64::from(limit))
-        .fetch_all(&self.readers)
-        .await?;
+        let rows = sqlx::query(RANGE)
+            .bind(session.to_string())
+            .bind(bigint(after))
+            .bind(i64::from(limit))
+            .fetch_all(&self.readers)
+            .await?;
         rows.iter().map(event).collect()
+    }
+
+    /// A session's newest events before number `before`, oldest first, at most `limit`.
+    ///
+    /// # Errors
+    /// When the database cannot be read.
+    pub async fn event_newest(
+        &self,
+        session: &SessionId,
+        before: u64,
+        limit: u32,
+    ) -> Result<Vec<Event>, StoreError> {
+        let rows = sqlx::query(NEWEST)
+            .bind(session.to_string())
+            .bind(bigint(before))
+            .bind(i64::from(limit))
+            .fetch_all(&self.readers)
+            .await?;
+        rows.iter().rev().map(event).collect()
     }
 
     /// The highest outbox number of a sandbox that is stored.
@@ -37,7 +61,7 @@ impl Store {
     /// # Errors
     /// When the database cannot be read.
     pub async fn outbox_stored(&self, session: &SessionId, epoch: u64) -> Result<u64, StoreError> {
-        let row = sqlx::query("SELECT stored FROM outboxes WHERE session = $1 AND epoch = $2")
+        let row = sqlx::query(STORED)
             .bind(session.to_string())
             .bind(bigint(epoch))
             .fetch_optional(&self.readers)
@@ -55,25 +79,61 @@ fn event(row: &DbRow) -> Result<Event, StoreError> {
     })
 }
 
-/// Appends with the session's next number, and says which that was.
-pub(crate) async fn append(
-    target: &mut Target<'_>,
-    at: Timestamp,
-    turn: Option<TurnId>,
-    body: EventBody,
-) -> Result<u64, StoreError> {
+/// Appends with the session's next number, and says which that is. It is on its way to the disk with
+/// [`flush`].
+pub(crate) fn append(target: &mut Target<'_>, at: Timestamp, turn: Option<TurnId>, body: EventBody) -> u64 {
     let seq = target.next_seq;
-    sqlx::query("INSERT INTO events (session, seq, at, turn, body) VALUES ($1, $2, $3, $4, $5)")
-        .bind(target.session.to_string())
-        .bind(bigint(seq))
-        .bind(at.as_millis())
-        .bind(turn.as_ref().map(ToString::to_string))
-        .bind(to_json(&body))
-        .execute(&mut *target.connection)
-        .await?;
     target.next_seq += 1;
     target.events.push(Arc::new(Event { seq, at, turn, body }));
-    Ok(seq)
+    seq
+}
+
+// Seven statements, so that every number of events is written in a few and each of them stays prepared.
+static INSERTS: LazyLock<Vec<(usize, String)>> =
+    LazyLock::new(|| [64, 32, 16, 8, 4, 2, 1].map(|rows| (rows, insert_of(rows))).to_vec());
+
+fn insert_of(rows: usize) -> String {
+    let row = |at: usize| {
+        let first = 5 * at;
+        format!("(${}, ${}, ${}, ${}, ${})", first + 1, first + 2, first + 3, first + 4, first + 5)
+    };
+    let rows: Vec<String> = (0..rows).map(row).collect();
+    format!("INSERT INTO events (session, seq, at, turn, body) VALUES {}", rows.join(", "))
+}
+
+/// Writes what was appended.
+pub(crate) async fn flush(target: &mut Target<'_>) -> Result<(), StoreError> {
+    let mut rest = target.events.as_slice();
+    for (rows, sql) in INSERTS.iter() {
+        while let Some((batch, after)) = rest.split_at_checked(*rows) {
+            let mut insert = sqlx::query(AssertSqlSafe(sql.as_str()));
+            for event in batch {
+                insert = insert
+                    .bind(target.session.to_string())
+                    .bind(bigint(event.seq))
+                    .bind(event.at.as_millis())
+                    .bind(event.turn.as_ref().map(ToString::to_string))
+                    .bind(to_json(&event.body));
+            }
+            insert.execute(&mut *target.connection).await?;
+            rest = after;
+        }
+    }
+    Ok(())
+}
+
+/// How far a sandbox's outbox is stored, while writes are being done.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Outbox {
+    epoch: u64,
+    stored: u64,
+    changed: bool,
+}
+
+impl Outbox {
+    pub(crate) fn new(epoch: u64, stored: u64) -> Self {
+        Self { epoch, stored, changed: false }
+    }
 }
 
 /// Appends unless the number is stored already. A number that skips one is refused: the supervisor
@@ -83,26 +143,51 @@ pub(crate) async fn append_outbox(
     epoch: u64,
     event: OutboxEvent,
 ) -> Result<(), StoreError> {
-    let stored = sqlx::query(
-        "INSERT INTO outboxes (session, epoch, stored) VALUES ($1, $2, 0)
-         ON CONFLICT (session, epoch) DO UPDATE SET stored = outboxes.stored RETURNING stored",
-    )
-    .bind(target.session.to_string())
-    .bind(bigint(epoch))
-    .fetch_one(&mut *target.connection)
-    .await?;
-    let stored: u64 = row::count(&stored, "stored")?;
+    if target.outbox.epoch != epoch {
+        outbox_flush(target).await?;
+        let row = sqlx::query(STORED)
+            .bind(target.session.to_string())
+            .bind(bigint(epoch))
+            .fetch_optional(&mut *target.connection)
+            .await?;
+        target.outbox = Outbox::new(epoch, row.map_or(Ok(0), |row| row::count(&row, "stored"))?);
+    }
+    let stored = target.outbox.stored;
     if event.number <= stored {
         return Ok(());
     }
     if event.number != stored + 1 {
         return Err(StoreError::OutboxGap { epoch, number: event.number, stored });
     }
-    sqlx::query("UPDATE outboxes SET stored = $3 WHERE session = $1 AND epoch = $2")
+    target.outbox = Outbox { epoch, stored: event.number, changed: true };
+    append(target, event.at, event.turn, event.body);
+    Ok(())
+}
+
+/// Writes how far the outbox is stored now.
+pub(crate) async fn outbox_flush(target: &mut Target<'_>) -> Result<(), StoreError> {
+    if target.outbox.changed {
+        sqlx::query(
+            "INSERT INTO outboxes (session, epoch, stored) VALUES ($1, $2, $3)
+             ON CONFLICT (session, epoch) DO UPDATE SET stored = excluded.stored",
+        )
         .bind(target.session.to_string())
-        .bind(bigint(epoch))
-        .bind(bigint(event.number))
+        .bind(bigint(target.outbox.epoch))
+        .bind(bigint(target.outbox.stored))
         .execute(&mut *target.connection)
         .await?;
-    append(target, event.at, event.turn, event.body).await.map(drop)
+        target.outbox.changed = false;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_statement_of_several_rows_has_a_parameter_for_each_value() {
+        assert!(insert_of(1).ends_with("VALUES ($1, $2, $3, $4, $5)"));
+        assert!(insert_of(64).ends_with("($316, $317, $318, $319, $320)"));
+    }
 }

@@ -2,7 +2,6 @@
 //! carries it, so that a server that was taken over can write nothing more, even while it still runs.
 
 use harvest_proto::Timestamp;
-use sqlx::Row;
 
 use crate::{DbConnection, Store, StoreError, row};
 
@@ -14,12 +13,14 @@ impl Store {
     /// Takes the store over: from now on only writes with the lease this answers are done.
     ///
     /// It fences; it does not refuse. That no second server is started on the same home is the
-    /// binary's lock on a file, which the kernel lets go when its holder dies.
+    /// binary's lock on a file, which the kernel lets go when its holder dies. A store that has lost its lease
+    /// stays so; who wants to go on opens another.
     ///
     /// # Errors
     /// When the database cannot be written.
     pub async fn server_lease(&self, at: Timestamp) -> Result<Lease, StoreError> {
-        self.writer
+        let lease: Lease = self
+            .writer
             .run(move |connection| {
                 Box::pin(async move {
                     let row = sqlx::query(
@@ -33,16 +34,16 @@ impl Store {
                     Ok(Lease(row::count(&row, "number")?).into())
                 })
             })
-            .await
+            .await?;
+        self.writer.hold(lease);
+        Ok(lease)
     }
 }
 
 /// Refuses when `lease` is not the newest.
 pub(crate) async fn check(connection: &mut DbConnection, lease: Lease) -> Result<(), StoreError> {
-    let row = sqlx::query("SELECT COUNT(*) AS held FROM leases WHERE name = 'server' AND number = $1")
-        .bind(row::bigint(lease.0))
-        .fetch_one(connection)
-        .await?;
-    let held: i64 = row.try_get("held")?;
-    if held == 1 { Ok(()) } else { Err(StoreError::LeaseLost) }
+    let row =
+        sqlx::query("SELECT number FROM leases WHERE name = 'server'").fetch_optional(connection).await?;
+    let newest = row.map_or(Ok(0), |row| row::count(&row, "number"))?;
+    if newest == lease.0 { Ok(()) } else { Err(StoreError::LeaseLost) }
 }

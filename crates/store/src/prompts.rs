@@ -11,7 +11,7 @@ use crate::{
     DbRow, NewPrompt, Store, StoreError,
     commit::Target,
     events,
-    row::{self, bigint, to_word},
+    row::{self, bigint, plain, to_word},
 };
 
 const SELECT: &str = "SELECT p.*, (SELECT COUNT(*) FROM prompts q WHERE q.session = p.session AND \
@@ -73,13 +73,14 @@ fn read(row: &DbRow) -> Result<Prompt, StoreError> {
     })
 }
 
-pub(crate) async fn insert(target: &mut Target<'_>, prompt: NewPrompt) -> Result<(), StoreError> {
+pub(crate) async fn insert(target: &mut Target<'_>, mut prompt: NewPrompt) -> Result<(), StoreError> {
+    prompt.text = plain(prompt.text);
     let body = EventBody::PromptQueued {
         prompt: prompt.id.clone(),
         text: prompt.text.clone(),
         author: prompt.author.name.clone(),
     };
-    let seq = events::append(target, prompt.at, None, body).await?;
+    let seq = events::append(target, prompt.at, None, body);
     sqlx::query(
         "INSERT INTO prompts (id, session, text, author_name, author_email, status, position, seq, created_at)
          VALUES ($1, $2, $3, $4, $5, 'queued',

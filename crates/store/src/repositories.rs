@@ -1,8 +1,8 @@
 //! Repositories people registered.
 
-use harvest_proto::{SnapshotId, api::Repository};
+use harvest_proto::{Timestamp, api::Repository};
 
-use crate::{DbRow, Store, StoreError, builds, row};
+use crate::{DbRow, Removal, Store, StoreError, builds, removals, row};
 
 impl Store {
     /// Registers a repository.
@@ -24,9 +24,11 @@ impl Store {
                     .bind(new.secret)
                     .bind(new.image)
                     .bind(new.created_at.as_millis())
-                    .execute(connection)
+                    .execute(&mut *connection)
                     .await
                     .map_err(|error| StoreError::or_exists(error, format!("repository `{}`", new.name)))?;
+                    // One of this name was forgotten just now: what it kept is this one's, then.
+                    removals::forget(connection, &Removal::State(new.name)).await?;
                     Ok(().into())
                 })
             })
@@ -63,7 +65,7 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::NotFound`] when there is none; [`StoreError::Exists`] when a session uses it.
-    pub async fn repository_delete(&self, name: &str) -> Result<Vec<SnapshotId>, StoreError> {
+    pub async fn repository_delete(&self, name: &str, at: Timestamp) -> Result<Vec<Removal>, StoreError> {
         let name = name.to_owned();
         self.writer
             .run(move |connection| {
@@ -80,7 +82,12 @@ impl Store {
                         .fetch_all(&mut *connection)
                         .await?;
                     let snapshots =
-                        rows.iter().map(|row| row::parsed(row, "snapshot")).collect::<Result<Vec<_>, _>>()?;
+                        rows.iter().map(|row| Ok(Removal::Snapshot(row::parsed(row, "snapshot")?)));
+                    let mut removals = snapshots.collect::<Result<Vec<_>, StoreError>>()?;
+                    removals.push(Removal::State(name.clone()));
+                    for removal in &removals {
+                        removals::insert(connection, removal, at).await?;
+                    }
                     let gone = sqlx::query("DELETE FROM repositories WHERE name = $1")
                         .bind(name.clone())
                         .execute(&mut *connection)
@@ -88,7 +95,7 @@ impl Store {
                     if gone.rows_affected() == 0 {
                         return Err(StoreError::missing(format!("repository `{name}`")));
                     }
-                    Ok(snapshots.into())
+                    Ok(removals.into())
                 })
             })
             .await

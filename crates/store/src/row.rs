@@ -8,14 +8,25 @@ use sqlx::Row;
 
 use crate::{DbRow, StoreError};
 
+/// A value as the database has it.
+fn get<'r, T>(row: &'r DbRow, column: &'static str) -> Result<T, StoreError>
+where
+    T: sqlx::Decode<'r, sqlx::Any> + sqlx::Type<sqlx::Any>,
+{
+    row.try_get(column).map_err(|error| match error {
+        sqlx::Error::ColumnDecode { .. } => StoreError::Corrupt { column },
+        other => StoreError::Database(other),
+    })
+}
+
 /// A text.
 pub(crate) fn text(row: &DbRow, column: &'static str) -> Result<String, StoreError> {
-    Ok(row.try_get(column)?)
+    get(row, column)
 }
 
 /// A text that may be absent.
 pub(crate) fn optional(row: &DbRow, column: &'static str) -> Result<Option<String>, StoreError> {
-    Ok(row.try_get(column)?)
+    get(row, column)
 }
 
 /// Anything that prints and parses: an id.
@@ -33,7 +44,7 @@ pub(crate) fn parsed_optional<T: FromStr>(
 
 /// A count, never negative.
 pub(crate) fn count<T: TryFrom<i64>>(row: &DbRow, column: &'static str) -> Result<T, StoreError> {
-    let number: i64 = row.try_get(column)?;
+    let number: i64 = get(row, column)?;
     T::try_from(number).map_err(|_| StoreError::Corrupt { column })
 }
 
@@ -42,18 +53,18 @@ pub(crate) fn count_optional<T: TryFrom<i64>>(
     row: &DbRow,
     column: &'static str,
 ) -> Result<Option<T>, StoreError> {
-    let number: Option<i64> = row.try_get(column)?;
+    let number: Option<i64> = get(row, column)?;
     number.map(|number| T::try_from(number).map_err(|_| StoreError::Corrupt { column })).transpose()
 }
 
 /// A point in time.
 pub(crate) fn time(row: &DbRow, column: &'static str) -> Result<Timestamp, StoreError> {
-    Ok(Timestamp::from_millis(row.try_get(column)?))
+    Ok(Timestamp::from_millis(get(row, column)?))
 }
 
 /// A point in time that may be absent.
 pub(crate) fn time_optional(row: &DbRow, column: &'static str) -> Result<Option<Timestamp>, StoreError> {
-    let millis: Option<i64> = row.try_get(column)?;
+    let millis: Option<i64> = get(row, column)?;
     Ok(millis.map(Timestamp::from_millis))
 }
 
@@ -95,6 +106,12 @@ pub(crate) fn to_word(value: &impl Serialize) -> String {
         Ok(serde_json::Value::String(word)) => word,
         other => unreachable!("only enums without data are kept as words, not {other:?}"),
     }
+}
+
+/// What people and programs wrote, without zero bytes, which PostgreSQL cannot keep in a text. They become
+/// the sign that is printed for them.
+pub(crate) fn plain(text: String) -> String {
+    if text.contains('\0') { text.replace('\0', "\u{2400}") } else { text }
 }
 
 /// JSON as text.

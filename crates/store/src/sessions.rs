@@ -10,10 +10,9 @@ use harvest_proto::{
 };
 
 use crate::{
-    CheckoutRecord, Committed, DbConnection, DbRow, Lease, NewCheckout, Store, StoreError, Write, checkouts,
-    commit, leases,
-    row::{self, to_json, to_word},
-    writer::Done,
+    CheckoutRecord, DbConnection, DbRow, Lease, NewCheckout, Removal, Store, StoreError, Write, checkouts,
+    commit, leases, removals,
+    row::{self, plain, to_json, to_word},
 };
 
 /// A session to be.
@@ -86,11 +85,16 @@ impl SessionFilter {
             texts.push(text);
             sql += &condition.replace("$?", &format!("${}", texts.len() + 3));
         };
-        add(self.state.as_ref().map(to_word), "AND s.state = $? ");
-        add(self.key.clone(), "AND s.key = $? ");
-        let named = "AND EXISTS (SELECT 1 FROM checkouts c WHERE c.session = s.id AND c.repository = $?) ";
+        add(self.state.as_ref().map(to_word), " AND s.state = $?");
+        add(self.key.clone(), " AND s.key = $?");
+        let named = " AND EXISTS (SELECT 1 FROM checkouts c WHERE c.session = s.id AND c.repository = $?)";
         add(self.repository.clone(), named);
-        add(self.title.as_deref().map(contains), "AND LOWER(s.title) LIKE $? ESCAPE '\\' ");
+        // Not every database knows the small form of every letter.
+        let title = self.title.as_ref();
+        let small = " AND (LOWER(s.title) LIKE $? ESCAPE '\\'";
+        add(title.map(|text| contains(&text.to_lowercase())), small);
+        let plain = " OR LOWER(s.title) LIKE $? ESCAPE '\\')";
+        add(title.map(|text| contains(&text.to_ascii_lowercase())), plain);
         (sql, texts)
     }
 }
@@ -98,7 +102,7 @@ impl SessionFilter {
 /// A pattern for texts that hold this one.
 fn contains(text: &str) -> String {
     let mut pattern = String::from("%");
-    for letter in text.to_lowercase().chars() {
+    for letter in text.chars() {
         if matches!(letter, '%' | '_' | '\\') {
             pattern.push('\\');
         }
@@ -108,7 +112,7 @@ fn contains(text: &str) -> String {
 }
 
 // The diff is left out: it may be a megabyte, and lists do not show it.
-const SELECT: &str = "SELECT s.id, s.title, s.state, s.reason, s.repository, s.branch, s.agent, s.model, \
+const SELECT: &str = "SELECT s.id, s.title, s.state, s.reason, s.position, s.repository, s.branch, s.agent, s.model, \
      s.network, s.author_name, s.author_email, s.conversation, s.sandbox, s.epoch, s.snapshot, s.forked_from, \
      s.forked_turn, s.key, s.env, s.drive, s.input_tokens, s.output_tokens, \
      s.cache_read_tokens, s.cache_write_tokens, s.next_seq, s.created_at, s.last_activity, \
@@ -126,15 +130,30 @@ impl Store {
         lease: Lease,
         new: NewSession,
         writes: Vec<Write>,
-    ) -> Result<Committed, StoreError> {
+    ) -> Result<(), StoreError> {
+        self.session_insert_all(lease, vec![(new, writes)]).await
+    }
+
+    /// The same for several sessions, all or none of them.
+    ///
+    /// # Errors
+    /// [`StoreError::LeaseLost`] when another server has taken over.
+    pub async fn session_insert_all(
+        &self,
+        lease: Lease,
+        all: Vec<(NewSession, Vec<Write>)>,
+    ) -> Result<(), StoreError> {
         self.writer
             .run(move |connection| {
                 Box::pin(async move {
                     leases::check(connection, lease).await?;
-                    let (session, at) = (new.id.clone(), new.at);
-                    insert(connection, new).await?;
-                    let committed = commit::apply(connection, &session, lease, at, writes).await?;
-                    Ok(Done { answer: committed, news: Vec::new() })
+                    for (new, writes) in all {
+                        let (session, at) = (new.id.clone(), new.at);
+                        insert(connection, new).await?;
+                        commit::apply(connection, &session, lease, at, writes).await?;
+                    }
+                    // Nobody can follow a session that has just come to be.
+                    Ok(().into())
                 })
             })
             .await
@@ -192,7 +211,7 @@ impl Store {
         let (at, id) = before.map_or((i64::MAX, String::new()), |(at, id)| (at.as_millis(), id.to_string()));
         let (conditions, texts) = filter.conditions();
         let mut query = sqlx::query(sqlx::AssertSqlSafe(format!(
-            "{SELECT} WHERE (s.created_at < $1 OR (s.created_at = $1 AND s.id < $2)) {conditions}
+            "{SELECT} WHERE (s.created_at, s.id) < ($1, $2) {conditions}
              ORDER BY s.created_at DESC, s.id DESC LIMIT $3"
         )))
         .bind(at)
@@ -220,7 +239,8 @@ impl Store {
         row::optional(&row, "diff")
     }
 
-    /// Forgets a session and everything in it. Answers the snapshots nobody else uses.
+    /// Forgets a session and everything in it. What of the machine nobody else uses is to be removed from
+    /// then on, together with `also`, which only the session's driver knows of; answers all of that.
     ///
     /// # Errors
     /// [`StoreError::LeaseLost`] when another server has taken over.
@@ -228,34 +248,51 @@ impl Store {
         &self,
         session: &SessionId,
         lease: Lease,
-    ) -> Result<Vec<SnapshotId>, StoreError> {
+        also: Vec<Removal>,
+        at: Timestamp,
+    ) -> Result<Vec<Removal>, StoreError> {
         let session = session.clone();
         let id = session.clone();
-        let orphans = self
+        let removals = self
             .writer
             .run(move |connection| {
                 Box::pin(async move {
                     leases::check(connection, lease).await?;
-                    let rows = sqlx::query(
-                        "SELECT id FROM snapshots WHERE session = $1 AND id NOT IN
-                         (SELECT id FROM snapshots WHERE session <> $1)",
-                    )
-                    .bind(session.to_string())
-                    .fetch_all(&mut *connection)
-                    .await?;
-                    let orphans =
-                        rows.iter().map(|row| row::parsed(row, "id")).collect::<Result<Vec<_>, _>>()?;
+                    let mut removals = left_by(connection, &session).await?;
+                    removals
+                        .extend(also.into_iter().filter(|one| !removals.contains(one)).collect::<Vec<_>>());
+                    for removal in &removals {
+                        removals::insert(connection, removal, at).await?;
+                    }
                     sqlx::query("DELETE FROM sessions WHERE id = $1")
                         .bind(session.to_string())
                         .execute(&mut *connection)
                         .await?;
-                    Ok(orphans.into())
+                    Ok(removals.into())
                 })
             })
             .await?;
         self.topics.lock().expect("no holder of this lock can panic").remove(&id);
-        Ok(orphans)
+        Ok(removals)
     }
+}
+
+/// The session's sandbox and the snapshots no other session may go on from.
+async fn left_by(connection: &mut DbConnection, session: &SessionId) -> Result<Vec<Removal>, StoreError> {
+    let sandbox = sqlx::query("SELECT sandbox FROM sessions WHERE id = $1")
+        .bind(session.to_string())
+        .fetch_optional(&mut *connection)
+        .await?;
+    let sandbox = sandbox.map_or(Ok(None), |row| row::parsed_optional(&row, "sandbox"))?;
+    let rows = sqlx::query(
+        "SELECT id FROM snapshots WHERE session = $1 AND id NOT IN
+         (SELECT id FROM snapshots WHERE session <> $1) ORDER BY created_at, id",
+    )
+    .bind(session.to_string())
+    .fetch_all(connection)
+    .await?;
+    let snapshots = rows.iter().map(|row| Ok(Removal::Snapshot(row::parsed(row, "id")?)));
+    sandbox.map(|id| Ok(Removal::Sandbox(id))).into_iter().chain(snapshots).collect()
 }
 
 async fn insert(connection: &mut DbConnection, new: NewSession) -> Result<(), StoreError> {
@@ -265,7 +302,7 @@ async fn insert(connection: &mut DbConnection, new: NewSession) -> Result<(), St
          VALUES ($1, $2, $3, 'created', $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, '', $16, $16)",
     )
     .bind(new.id.to_string())
-    .bind(new.title)
+    .bind(plain(new.title))
     .bind(to_word(&SessionState::Queued))
     .bind(new.checkouts.first().map(|first| first.repository.clone()).unwrap_or_default())
     .bind(new.branch)
@@ -297,6 +334,7 @@ fn read(row: &DbRow) -> Result<SessionRecord, StoreError> {
         title: row::text(row, "title")?,
         state: row::word(row, "state")?,
         reason: row::text(row, "reason")?,
+        position: row::count_optional(row, "position")?,
         repository: row::text(row, "repository")?,
         repositories: Vec::new(),
         branch: row::text(row, "branch")?,

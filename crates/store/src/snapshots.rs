@@ -1,12 +1,14 @@
 //! Snapshots: which session may start from which. A fork holds a row of its own for the snapshot it
 //! began with, so that the snapshot outlives the session that took it.
 
+use std::collections::HashSet;
+
 use harvest_proto::{SessionId, SnapshotId, Timestamp, TurnId, api::Snapshot, event::SnapshotKind};
 
 use crate::{
-    Lease, Store, StoreError,
+    DbConnection, DbRow, Lease, Removal, Store, StoreError,
     commit::Target,
-    leases,
+    leases, removals,
     row::{self, to_word},
 };
 
@@ -20,16 +22,7 @@ impl Store {
             .bind(session.to_string())
             .fetch_all(&self.readers)
             .await?;
-        rows.iter()
-            .map(|row| {
-                Ok(Snapshot {
-                    id: row::parsed(row, "id")?,
-                    kind: row::word(row, "kind")?,
-                    turn: row::count_optional(row, "turn")?,
-                    created_at: row::time(row, "created_at")?,
-                })
-            })
-            .collect()
+        rows.iter().map(read).collect()
     }
 
     /// Whether some session may start from it.
@@ -43,51 +36,166 @@ impl Store {
             .await?;
         Ok(row::count::<u64>(&row, "used")? > 0)
     }
-}
 
-impl Store {
-    /// Forgets a session's snapshots but the newest. Answers those nobody else uses.
+    /// Every snapshot any session may go on from, with each of those sessions.
     ///
     /// # Errors
-    /// [`StoreError::LeaseLost`] when another server has taken over.
-    pub async fn snapshot_trim(
+    /// When the database cannot be read.
+    pub async fn snapshot_all(&self) -> Result<Vec<(SessionId, Snapshot)>, StoreError> {
+        let rows = sqlx::query("SELECT * FROM snapshots ORDER BY session, created_at, id")
+            .fetch_all(&self.readers)
+            .await?;
+        rows.iter().map(|row| Ok((row::parsed(row, "session")?, read(row)?))).collect()
+    }
+
+    /// The snapshots of repositories' builds, done or in progress.
+    ///
+    /// # Errors
+    /// When the database cannot be read.
+    pub async fn snapshot_of_builds(&self) -> Result<HashSet<SnapshotId>, StoreError> {
+        let rows = sqlx::query("SELECT snapshot FROM builds WHERE status IN ('building', 'ready')")
+            .fetch_all(&self.readers)
+            .await?;
+        rows.iter().map(|row| row::parsed(row, "snapshot")).collect()
+    }
+
+    /// Keeps one of a session's snapshots whatever retention says, or no longer.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`] when the session has no such snapshot.
+    pub async fn snapshot_pin(
         &self,
         session: &SessionId,
         lease: Lease,
-        newest: &SnapshotId,
-    ) -> Result<Vec<SnapshotId>, StoreError> {
-        let (session, newest) = (session.to_string(), newest.to_string());
+        snapshot: &SnapshotId,
+        pinned: bool,
+    ) -> Result<(), StoreError> {
+        let (session, snapshot) = (session.clone(), snapshot.clone());
         self.writer
             .run(move |connection| {
                 Box::pin(async move {
                     leases::check(connection, lease).await?;
-                    sqlx::query("UPDATE turns SET snapshot = NULL WHERE session = $1 AND snapshot <> $2")
-                        .bind(session.clone())
-                        .bind(newest.clone())
-                        .execute(&mut *connection)
-                        .await?;
-                    let rows =
-                        sqlx::query("DELETE FROM snapshots WHERE session = $1 AND id <> $2 RETURNING id")
-                            .bind(session)
-                            .bind(newest)
-                            .fetch_all(&mut *connection)
+                    let changed =
+                        sqlx::query("UPDATE snapshots SET pinned = $3 WHERE session = $1 AND id = $2")
+                            .bind(session.to_string())
+                            .bind(snapshot.to_string())
+                            .bind(i64::from(pinned))
+                            .execute(connection)
                             .await?;
-                    let mut orphans = Vec::new();
-                    for row in &rows {
-                        let id: SnapshotId = row::parsed(row, "id")?;
-                        let used = sqlx::query("SELECT COUNT(*) AS used FROM snapshots WHERE id = $1")
-                            .bind(id.to_string())
-                            .fetch_one(&mut *connection)
-                            .await?;
-                        if row::count::<u64>(&used, "used")? == 0 {
-                            orphans.push(id);
-                        }
+                    if changed.rows_affected() == 0 {
+                        let what = format!("snapshot {snapshot} in session {session}");
+                        return Err(StoreError::missing(what));
                     }
-                    Ok(orphans.into())
+                    Ok(().into())
                 })
             })
             .await
     }
+
+    /// Notes which of a session's snapshots the machine no longer has, or has again.
+    ///
+    /// # Errors
+    /// [`StoreError::LeaseLost`] when another server has taken over.
+    pub async fn snapshot_gone(
+        &self,
+        session: &SessionId,
+        lease: Lease,
+        snapshot: &SnapshotId,
+        gone: bool,
+    ) -> Result<(), StoreError> {
+        let (session, snapshot) = (session.to_string(), snapshot.to_string());
+        self.writer
+            .run(move |connection| {
+                Box::pin(async move {
+                    leases::check(connection, lease).await?;
+                    sqlx::query("UPDATE snapshots SET gone = $3 WHERE session = $1 AND id = $2")
+                        .bind(session)
+                        .bind(snapshot)
+                        .bind(i64::from(gone))
+                        .execute(connection)
+                        .await?;
+                    Ok(().into())
+                })
+            })
+            .await
+    }
+
+    /// Forgets these of a session's snapshots: but none that is pinned or that its driver may need, however
+    /// things have changed since they were chosen. `why` is told where a turn misses its snapshot. What
+    /// nobody else uses is to be removed from then on; answers that.
+    ///
+    /// # Errors
+    /// [`StoreError::LeaseLost`] when another server has taken over.
+    pub async fn snapshot_drop(
+        &self,
+        session: &SessionId,
+        lease: Lease,
+        snapshots: Vec<SnapshotId>,
+        why: &'static str,
+        at: Timestamp,
+    ) -> Result<Vec<Removal>, StoreError> {
+        let session = session.to_string();
+        self.writer
+            .run(move |connection| {
+                Box::pin(async move {
+                    leases::check(connection, lease).await?;
+                    let mut dropped = Vec::new();
+                    for snapshot in snapshots {
+                        if drop_one(connection, &session, &snapshot, why).await? {
+                            let removal = Removal::Snapshot(snapshot);
+                            removals::insert(connection, &removal, at).await?;
+                            dropped.push(removal);
+                        }
+                    }
+                    Ok(dropped.into())
+                })
+            })
+            .await
+    }
+}
+
+/// Answers whether nobody uses it any more.
+async fn drop_one(
+    connection: &mut DbConnection,
+    session: &str,
+    snapshot: &SnapshotId,
+    why: &'static str,
+) -> Result<bool, StoreError> {
+    let id = snapshot.to_string();
+    let gone = sqlx::query(
+        "DELETE FROM snapshots WHERE session = $1 AND id = $2 AND pinned = 0 AND NOT EXISTS
+         (SELECT 1 FROM sessions s WHERE s.id = $1 AND (s.snapshot = $2 OR s.drive LIKE $3))",
+    )
+    .bind(session.to_owned())
+    .bind(id.clone())
+    .bind(format!("%{id}%"))
+    .execute(&mut *connection)
+    .await?;
+    if gone.rows_affected() == 0 {
+        return Ok(false);
+    }
+    sqlx::query("UPDATE turns SET snapshot = NULL, dropped = $3 WHERE session = $1 AND snapshot = $2")
+        .bind(session.to_owned())
+        .bind(id.clone())
+        .bind(why)
+        .execute(&mut *connection)
+        .await?;
+    let used = sqlx::query("SELECT COUNT(*) AS used FROM snapshots WHERE id = $1")
+        .bind(id)
+        .fetch_one(connection)
+        .await?;
+    Ok(row::count::<u64>(&used, "used")? == 0)
+}
+
+fn read(row: &DbRow) -> Result<Snapshot, StoreError> {
+    Ok(Snapshot {
+        id: row::parsed(row, "id")?,
+        kind: row::word(row, "kind")?,
+        turn: row::count_optional(row, "turn")?,
+        pinned: row::count::<u64>(row, "pinned")? != 0,
+        gone: row::count::<u64>(row, "gone")? != 0,
+        created_at: row::time(row, "created_at")?,
+    })
 }
 
 pub(crate) async fn insert(
@@ -116,5 +224,27 @@ pub(crate) async fn insert(
         .bind(snapshot.to_string())
         .execute(&mut *target.connection)
         .await?;
+    Ok(())
+}
+
+/// The session begins as a snapshot of another's, which must be there still: a row of its own, as turn 0.
+pub(crate) async fn share(
+    target: &mut Target<'_>,
+    snapshot: &SnapshotId,
+    at: Timestamp,
+) -> Result<(), StoreError> {
+    let shared = sqlx::query(
+        "INSERT INTO snapshots (id, session, kind, turn, created_at)
+         SELECT id, $2, kind, 0, $3 FROM snapshots WHERE id = $1 AND gone = 0 LIMIT 1
+         ON CONFLICT (session, id) DO NOTHING",
+    )
+    .bind(snapshot.to_string())
+    .bind(target.session.to_string())
+    .bind(at.as_millis())
+    .execute(&mut *target.connection)
+    .await?;
+    if shared.rows_affected() == 0 {
+        return Err(StoreError::missing(format!("snapshot {snapshot} any more")));
+    }
     Ok(())
 }

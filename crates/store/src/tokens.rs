@@ -1,43 +1,38 @@
-//! Bearer tokens, by the hash of their value.
+//! Bearer tokens, by the hash of their value. What a token allows is not decided here.
 
-use harvest_proto::{Timestamp, bridge::Author};
+use harvest_proto::{Timestamp, api::Token, bridge::Author};
 
-use crate::{DbRow, Store, StoreError, row};
-
-/// A token, its value apart.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TokenRecord {
-    /// What it is called.
-    pub name: String,
-    /// Whose it is.
-    pub user: Author,
-    /// When it was made.
-    pub created_at: Timestamp,
-}
+use crate::{
+    DbConnection, DbRow, Store, StoreError,
+    row::{self, to_word},
+};
 
 impl Store {
     /// Keeps a token.
     ///
     /// # Errors
     /// [`StoreError::Exists`] when one has this name.
-    pub async fn token_insert(&self, hash: &str, token: &TokenRecord) -> Result<(), StoreError> {
+    pub async fn token_insert(&self, hash: &str, token: &Token) -> Result<(), StoreError> {
+        let (hash, token) = (hash.to_owned(), token.clone());
+        self.writer
+            .run(move |connection| Box::pin(async move { Ok(insert(connection, hash, token).await?.into()) }))
+            .await
+    }
+
+    /// Keeps a token in place of an older one of that name, which is of no use from then on.
+    ///
+    /// # Errors
+    /// When the database cannot be written.
+    pub async fn token_replace(&self, hash: &str, token: &Token) -> Result<(), StoreError> {
         let (hash, token) = (hash.to_owned(), token.clone());
         self.writer
             .run(move |connection| {
                 Box::pin(async move {
-                    sqlx::query(
-                        "INSERT INTO tokens (hash, name, user_name, user_email, created_at)
-                         VALUES ($1, $2, $3, $4, $5)",
-                    )
-                    .bind(hash)
-                    .bind(token.name.clone())
-                    .bind(token.user.name)
-                    .bind(token.user.email)
-                    .bind(token.created_at.as_millis())
-                    .execute(connection)
-                    .await
-                    .map_err(|error| StoreError::or_exists(error, format!("token `{}`", token.name)))?;
-                    Ok(().into())
+                    sqlx::query("DELETE FROM tokens WHERE name = $1")
+                        .bind(token.name.clone())
+                        .execute(&mut *connection)
+                        .await?;
+                    Ok(insert(connection, hash, token).await?.into())
                 })
             })
             .await
@@ -47,7 +42,7 @@ impl Store {
     ///
     /// # Errors
     /// When the database cannot be read.
-    pub async fn token_find(&self, hash: &str) -> Result<Option<TokenRecord>, StoreError> {
+    pub async fn token_find(&self, hash: &str) -> Result<Option<Token>, StoreError> {
         let row = sqlx::query("SELECT * FROM tokens WHERE hash = $1")
             .bind(hash.to_owned())
             .fetch_optional(&self.readers)
@@ -55,16 +50,48 @@ impl Store {
         row.as_ref().map(read).transpose()
     }
 
+    /// The token with this name.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`] when there is none.
+    pub async fn token_get(&self, name: &str) -> Result<Token, StoreError> {
+        let row = sqlx::query("SELECT * FROM tokens WHERE name = $1")
+            .bind(name.to_owned())
+            .fetch_optional(&self.readers)
+            .await?;
+        read(&row.ok_or_else(|| StoreError::missing(format!("token `{name}`")))?)
+    }
+
     /// All tokens, by name.
     ///
     /// # Errors
     /// When the database cannot be read.
-    pub async fn token_list(&self) -> Result<Vec<TokenRecord>, StoreError> {
+    pub async fn token_list(&self) -> Result<Vec<Token>, StoreError> {
         let rows = sqlx::query("SELECT * FROM tokens ORDER BY name").fetch_all(&self.readers).await?;
         rows.iter().map(read).collect()
     }
 
-    /// Forgets a token. Answers whether there was one.
+    /// Notes when a token was shown.
+    ///
+    /// # Errors
+    /// When the database cannot be written.
+    pub async fn token_used(&self, name: &str, at: Timestamp) -> Result<(), StoreError> {
+        let name = name.to_owned();
+        self.writer
+            .run(move |connection| {
+                Box::pin(async move {
+                    sqlx::query("UPDATE tokens SET last_used = $2 WHERE name = $1")
+                        .bind(name)
+                        .bind(at.as_millis())
+                        .execute(connection)
+                        .await?;
+                    Ok(().into())
+                })
+            })
+            .await
+    }
+
+    /// Forgets a token, unless it is the only one of an admin. Answers whether it is gone by this.
     ///
     /// # Errors
     /// When the database cannot be written.
@@ -73,10 +100,13 @@ impl Store {
         self.writer
             .run(move |connection| {
                 Box::pin(async move {
-                    let changed = sqlx::query("DELETE FROM tokens WHERE name = $1")
-                        .bind(name)
-                        .execute(connection)
-                        .await?;
+                    let changed = sqlx::query(
+                        "DELETE FROM tokens WHERE name = $1 AND
+                         (role <> 'admin' OR (SELECT COUNT(*) FROM tokens WHERE role = 'admin') > 1)",
+                    )
+                    .bind(name)
+                    .execute(connection)
+                    .await?;
                     Ok((changed.rows_affected() > 0).into())
                 })
             })
@@ -84,10 +114,28 @@ impl Store {
     }
 }
 
-fn read(row: &DbRow) -> Result<TokenRecord, StoreError> {
-    Ok(TokenRecord {
+async fn insert(connection: &mut DbConnection, hash: String, token: Token) -> Result<(), StoreError> {
+    sqlx::query(
+        "INSERT INTO tokens (hash, name, user_name, user_email, role, created_at) VALUES ($1, $2, $3, $4, $5, $6)",
+    )
+    .bind(hash)
+    .bind(token.name.clone())
+    .bind(token.user.name)
+    .bind(token.user.email)
+    .bind(to_word(&token.role))
+    .bind(token.created_at.as_millis())
+    .execute(connection)
+    .await
+    .map_err(|error| StoreError::or_exists(error, format!("token `{}`", token.name)))?;
+    Ok(())
+}
+
+fn read(row: &DbRow) -> Result<Token, StoreError> {
+    Ok(Token {
         name: row::text(row, "name")?,
         user: Author { name: row::text(row, "user_name")?, email: row::text(row, "user_email")? },
+        role: row::word(row, "role")?,
         created_at: row::time(row, "created_at")?,
+        last_used: row::time_optional(row, "last_used")?,
     })
 }

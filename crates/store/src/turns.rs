@@ -8,27 +8,34 @@ use crate::{
     row::{self, to_word},
 };
 
+const SELECT: &str = "SELECT t.*, COALESCE(s.gone, 0) AS gone FROM turns t \
+     LEFT JOIN snapshots s ON s.session = t.session AND s.id = t.snapshot ";
+
 impl Store {
     /// A session's turns, oldest first.
     ///
     /// # Errors
     /// When the database cannot be read.
     pub async fn turn_list(&self, session: &SessionId) -> Result<Vec<Turn>, StoreError> {
-        let rows = sqlx::query("SELECT * FROM turns WHERE session = $1 ORDER BY number")
-            .bind(session.to_string())
-            .fetch_all(&self.readers)
-            .await?;
+        let rows =
+            sqlx::query(sqlx::AssertSqlSafe(format!("{SELECT} WHERE t.session = $1 ORDER BY t.number")))
+                .bind(session.to_string())
+                .fetch_all(&self.readers)
+                .await?;
         rows.iter().map(read).collect()
     }
 }
 
 fn read(row: &DbRow) -> Result<Turn, StoreError> {
+    let gone = row::count::<u64>(row, "gone")? != 0;
+    let dropped = row::optional(row, "dropped")?;
     Ok(Turn {
         id: row::parsed(row, "id")?,
         number: row::count(row, "number")?,
         prompt: row::parsed(row, "prompt")?,
         outcome: row::word_optional(row, "outcome")?,
-        snapshot: row::parsed_optional(row, "snapshot")?,
+        snapshot: row::parsed_optional(row, "snapshot")?.filter(|_| !gone),
+        dropped: if gone { Some("gone".to_owned()) } else { dropped },
         started_at: row::time(row, "started_at")?,
         ended_at: row::time_optional(row, "ended_at")?,
     })

@@ -1,18 +1,19 @@
-//! The one writer. It takes everything that waits, runs each request in a savepoint of its own and
-//! commits them together, so that a hundred sessions cost one sync to disk and one bad request spoils
-//! nobody else's. Nobody hears of success before the commit. A caller that goes away changes nothing:
-//! the transaction is the writer's.
+//! The way to the one writer. A caller that goes away changes nothing: the transaction is the writer's, and
+//! nobody hears of success before the commit. How requests share a transaction is in `group.rs`.
 
-use std::{future::Future, pin::Pin, sync::Arc};
+use std::{
+    future::Future,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
 
 use harvest_proto::{Event, SessionId};
-use sqlx::{ConnectOptions, Connection, sqlite::SqliteConnectOptions};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::{DbConnection, StoreError, Topics};
-
-// Enough to share a sync among many, small enough that the first of them does not wait long.
-const GROUP: usize = 256;
+use crate::{DbConnection, DbPool, Lease, StoreError, Topics, dialect::Source, group::Task};
 
 /// A future that borrows the connection.
 pub(crate) type Doing<'c, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'c>>;
@@ -32,7 +33,7 @@ impl<T> From<T> for Done<T> {
     }
 }
 
-trait Job: Send {
+pub(crate) trait Job: Send {
     fn run<'c>(&'c mut self, connection: &'c mut DbConnection) -> Doing<'c, News>;
     fn answer(self: Box<Self>, failure: Option<StoreError>);
 }
@@ -68,26 +69,41 @@ where
     }
 }
 
-enum Message {
+pub(crate) enum Message {
     Run(Box<dyn Job>),
-    Close(oneshot::Sender<()>),
+    /// Also lets the readers go: the last connection to a file tidies it up, and only a writing one can.
+    Close(DbPool, oneshot::Sender<()>),
 }
 
 /// A way to the writer.
 #[derive(Clone)]
 pub(crate) struct Writer {
     requests: mpsc::UnboundedSender<Message>,
+    held: Held,
+}
+
+/// The lease this process took, once it did. The writer refuses everything when the store has a newer one,
+/// also requests that do not carry the lease themselves.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Held(Arc<AtomicU64>);
+
+impl Held {
+    pub(crate) fn get(&self) -> Option<Lease> {
+        Some(self.0.load(Ordering::Acquire)).filter(|number| *number > 0).map(Lease)
+    }
 }
 
 impl Writer {
-    pub(crate) fn spawn(
-        connection: DbConnection,
-        options: SqliteConnectOptions,
-        topics: Arc<Topics>,
-    ) -> Self {
+    pub(crate) fn spawn(connection: DbConnection, source: Source, topics: Arc<Topics>) -> Self {
         let (requests, inbox) = mpsc::unbounded_channel();
-        tokio::spawn(Task { connection: Some(connection), options, topics, inbox }.run());
-        Self { requests }
+        let held = Held::default();
+        tokio::spawn(Task::new(connection, source, topics, held.clone()).run(inbox));
+        Self { requests, held }
+    }
+
+    /// From now on this process writes under this lease only.
+    pub(crate) fn hold(&self, lease: Lease) {
+        self.held.0.fetch_max(lease.0, Ordering::AcqRel);
     }
 
     /// Runs `work` in the next transaction; answers once that is committed.
@@ -102,104 +118,10 @@ impl Writer {
         answer.await.map_err(|_| StoreError::Closed)?
     }
 
-    pub(crate) async fn close(&self) {
+    pub(crate) async fn close(&self, readers: DbPool) {
         let (reply, closed) = oneshot::channel();
-        if self.requests.send(Message::Close(reply)).is_ok() {
+        if self.requests.send(Message::Close(readers, reply)).is_ok() {
             let _ = closed.await;
-        }
-    }
-}
-
-struct Task {
-    connection: Option<DbConnection>,
-    options: SqliteConnectOptions,
-    topics: Arc<Topics>,
-    inbox: mpsc::UnboundedReceiver<Message>,
-}
-
-impl Task {
-    async fn run(mut self) {
-        let mut waiting = Vec::new();
-        while self.inbox.recv_many(&mut waiting, GROUP).await > 0 {
-            let mut jobs = Vec::new();
-            let mut closing = None;
-            for message in waiting.drain(..) {
-                match message {
-                    Message::Run(job) => jobs.push(job),
-                    Message::Close(reply) => closing = Some(reply),
-                }
-            }
-            if !jobs.is_empty() {
-                self.group(jobs).await;
-            }
-            if let Some(reply) = closing {
-                self.inbox.close();
-                if let Some(connection) = self.connection.take() {
-                    let _ = connection.close().await;
-                }
-                let _ = reply.send(());
-                return;
-            }
-        }
-    }
-
-    /// One transaction for all of them.
-    async fn group(&mut self, mut jobs: Vec<Box<dyn Job>>) {
-        let mut failures: Vec<Option<StoreError>> = jobs.iter().map(|_| None).collect();
-        match self.attempt(&mut jobs, &mut failures).await {
-            Ok(news) => {
-                self.publish(news);
-                for (job, failure) in jobs.into_iter().zip(failures) {
-                    job.answer(failure);
-                }
-            }
-            Err(error) => {
-                // Whatever state the connection is in, the next group begins with a clean one: dropping
-                // it makes SQLite roll the transaction back.
-                self.connection = None;
-                let reason = error.to_string();
-                tracing::error!(reason, "a group of writes was rolled back");
-                for (job, failure) in jobs.into_iter().zip(failures) {
-                    job.answer(failure.or_else(|| Some(StoreError::Commit { reason: reason.clone() })));
-                }
-            }
-        }
-    }
-
-    async fn attempt(
-        &mut self,
-        jobs: &mut [Box<dyn Job>],
-        failures: &mut [Option<StoreError>],
-    ) -> Result<News, sqlx::Error> {
-        let connection = match &mut self.connection {
-            Some(connection) => connection,
-            none => none.insert(self.options.connect().await?),
-        };
-        let mut news = Vec::new();
-        // IMMEDIATE takes the write lock at once, so that no statement later fails half-way with BUSY.
-        sqlx::query("BEGIN IMMEDIATE").execute(&mut *connection).await?;
-        for (job, failure) in jobs.iter_mut().zip(failures) {
-            sqlx::query("SAVEPOINT request").execute(&mut *connection).await?;
-            match job.run(connection).await {
-                Ok(mut events) => news.append(&mut events),
-                Err(error) => {
-                    *failure = Some(error);
-                    sqlx::query("ROLLBACK TO SAVEPOINT request").execute(&mut *connection).await?;
-                }
-            }
-            sqlx::query("RELEASE SAVEPOINT request").execute(&mut *connection).await?;
-        }
-        sqlx::query("COMMIT").execute(&mut *connection).await?;
-        Ok(news)
-    }
-
-    fn publish(&self, news: News) {
-        let topics = self.topics.lock().expect("no holder of this lock can panic");
-        for (session, event) in news {
-            if let Some(topic) = topics.get(&session) {
-                // Nobody follows: everybody has gone since the topic was made.
-                let _ = topic.send(event);
-            }
         }
     }
 }

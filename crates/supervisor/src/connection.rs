@@ -2,7 +2,12 @@
 //! carries replies, streams and events back. A garbled frame ends this connection and nothing else;
 //! its commands end with it, the agent does not.
 
-use std::{cell::RefCell, collections::HashMap, rc::Rc, time::Duration};
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    rc::{Rc, Weak},
+    time::Duration,
+};
 
 use harvest_proto::bridge::{
     Decoder, Exit, Fault, FaultCode, FileRequest, Frame, FromSupervisor, MAX_DATA_BYTES, Reply, RequestId,
@@ -23,6 +28,7 @@ use crate::{
     boot, exec, files, log,
     streams::{Credit, Inbox},
     supervisor::Supervisor,
+    terminal::Master,
 };
 
 const GREETING: Duration = Duration::from_secs(10);
@@ -51,6 +57,7 @@ pub(crate) async fn serve(supervisor: Rc<Supervisor>, stream: UnixStream, shutdo
         credits: RefCell::default(),
         inboxes: RefCell::default(),
         kills: RefCell::default(),
+        terminals: RefCell::default(),
         tasks: RefCell::default(),
         flushed: Notify::new(),
         broken: Notify::new(),
@@ -138,6 +145,7 @@ pub(crate) struct Connection {
     credits: RefCell<HashMap<StreamId, Rc<Credit>>>,
     inboxes: RefCell<HashMap<StreamId, Rc<Inbox>>>,
     kills: RefCell<HashMap<RequestId, Rc<Notify>>>,
+    terminals: RefCell<HashMap<RequestId, Weak<Master>>>,
     tasks: RefCell<JoinSet<()>>,
     flushed: Notify,
     /// Rung when a stream cannot be ended honestly: the connection closes instead.
@@ -159,7 +167,21 @@ impl Connection {
     /// Tells how a command ended; its number is free again.
     pub(crate) async fn exited(&self, exec: RequestId, exit: Exit, millis: u64) {
         self.kills.borrow_mut().remove(&exec);
+        self.terminals.borrow_mut().remove(&exec);
         self.say(FromSupervisor::Exited { exec, exit, millis }).await;
+    }
+
+    /// This command has that terminal.
+    pub(crate) fn has_terminal(&self, exec: RequestId, master: &Rc<Master>) {
+        self.terminals.borrow_mut().insert(exec, Rc::downgrade(master));
+    }
+
+    fn resize(&self, exec: RequestId, rows: u16, cols: u16) -> Result<Reply, Fault> {
+        let master = self.terminals.borrow().get(&exec).and_then(Weak::upgrade);
+        let master = master.ok_or_else(|| Fault::new(FaultCode::NotFound, "no such terminal is open"))?;
+        let resized = master.resize(rows, cols);
+        resized.map_err(|error| Fault::new(FaultCode::System, format!("cannot resize: {error}")))?;
+        Ok(Reply::Done)
     }
 
     /// Sends bytes of a stream; the caller has the credit for them.
@@ -285,6 +307,9 @@ impl Connection {
                 let result = kill.map(|kill| kill.notify_one()).map(|()| Reply::Done);
                 let result = result.ok_or_else(|| Fault::new(FaultCode::NotFound, "no such command runs"));
                 self.reply(id, result).await;
+            }
+            ToSupervisor::Resize { id, exec, rows, cols } => {
+                self.reply(id, self.resize(exec, rows, cols)).await;
             }
             ToSupervisor::File { id, request } => self.file(id, request).await,
             ToSupervisor::Status { id } => self.reply(id, Ok(Reply::Status(self.supervisor.status()))).await,

@@ -25,6 +25,11 @@ pub(crate) fn head(text: &str, limit: usize) -> &str {
     &text[..text.floor_char_boundary(limit)]
 }
 
+/// The first `limit` bytes, and perhaps not all of the last character.
+pub(crate) fn bytes(bytes: &[u8], limit: usize) -> &[u8] {
+    &bytes[..bytes.len().min(limit)]
+}
+
 /// A value that takes at most about [`MAX_TEXT_BYTES`] as JSON; its shape is kept where possible.
 pub(crate) fn value(value: Value) -> Value {
     if serde_json::to_string(&value).map_or(0, |json| json.len()) <= MAX_TEXT_BYTES {

@@ -19,6 +19,7 @@ use crate::{
     processes::{Child, Order},
     streams::{Credit, Inbox},
     supervisor::Supervisor,
+    terminal,
 };
 
 // Most commands say little: buffers start small and grow while reads fill them.
@@ -44,17 +45,25 @@ pub(crate) fn start(
     }
     let mut order = supervisor.order(command.argv.clone(), &user, cwd);
     order.env.extend(command.env.clone());
+    order.terminal = command.terminal.is_some();
+    let term = command.terminal.as_ref().and_then(|terminal| terminal.term.clone());
+    order.env.extend(term.map(|term| ("TERM".to_owned(), term)));
     // Opened here and not in the task: the dialer may send stdin right behind the request.
     let streams = Streams::open(connection, &command)?;
     let here = Rc::clone(connection);
-    connection.spawn(async move { run(&here, id, order, &command, streams, &kill).await });
+    connection.spawn(async move {
+        match &command.terminal {
+            Some(size) => terminal::run(&here, id, order, &command, size, streams, &kill).await,
+            None => run(&here, id, order, &command, streams, &kill).await,
+        }
+    });
     Ok(())
 }
 
 /// The command's streams at the bridge.
-struct Streams {
-    stdin: Option<Rc<Inbox>>,
-    stdout: Rc<Credit>,
+pub(crate) struct Streams {
+    pub(crate) stdin: Option<Rc<Inbox>>,
+    pub(crate) stdout: Rc<Credit>,
     stderr: Rc<Credit>,
 }
 
@@ -74,7 +83,7 @@ impl Streams {
         }
     }
 
-    fn forget(connection: &Connection, command: &Command) {
+    pub(crate) fn forget(connection: &Connection, command: &Command) {
         for stream in command.stdin.into_iter().chain([command.stdout, command.stderr]) {
             connection.forget(stream);
         }
@@ -98,7 +107,7 @@ async fn run(
             return connection.refuse_exec(id, fault).await;
         }
     };
-    connection.reply(id, Ok(Reply::Started { pid: child.pid() })).await;
+    connection.reply(id, Ok(Reply::Started { pid: child.pid(), terminal: false })).await;
     let (ended, exited) = watch::channel(false);
     let limit = command.timeout_millis.map(Duration::from_millis);
     let wait = async {
@@ -281,7 +290,7 @@ pub(crate) async fn throw_away(receiver: pipe::Receiver) {
 
 // Never returns: the command's end is what ends it. A command that no longer reads must not stall
 // its dialer, so what it does not take is dropped.
-async fn pump_in(
+pub(crate) async fn pump_in(
     connection: &Connection,
     mut sender: Option<pipe::Sender>,
     stream: Option<StreamId>,

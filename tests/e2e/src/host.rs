@@ -159,8 +159,21 @@ impl Host {
         &self,
         arguments: impl IntoIterator<Item = Argument>,
     ) -> Ran {
-        let output =
-            self.command().args(arguments).stdin(Stdio::null()).output().expect("the CLI can be started");
+        self.harvest_with(&[], arguments)
+    }
+
+    /// The same, with variables of its own.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn harvest_with<Argument: AsRef<std::ffi::OsStr>>(
+        &self,
+        env: &[(&str, &str)],
+        arguments: impl IntoIterator<Item = Argument>,
+    ) -> Ran {
+        let mut command = self.command();
+        let output = command.envs(env.iter().copied()).args(arguments).stdin(Stdio::null()).output();
+        let output = output.expect("the CLI can be started");
         Ran {
             code: output.status.code().unwrap_or(-1),
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),

@@ -1,6 +1,7 @@
 //! Reads an agent's request as a conversation: what the user last asked, how many answers the agent
 //! has had since, and which tools it offers. Lenient: what it does not know it passes over.
 
+use harvest_proto::script::Script;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -59,6 +60,8 @@ pub(super) struct Due {
     pub(super) step: usize,
     /// How many texts and answers came before; tells equal prompts apart.
     pub(super) position: usize,
+    /// How many prompts the agent was given an answer to before this one.
+    pub(super) earlier: usize,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -73,13 +76,19 @@ impl Conversation {
     pub(super) fn due(&self) -> Due {
         let said = self.said();
         let Some(position) = last_prompt(&said) else {
-            return Due { prompt: String::new(), step: 0, position: 0 };
+            return Due { prompt: String::new(), step: 0, position: 0, earlier: 0 };
         };
         let Said::User(prompt) = &said[position] else { unreachable!("last_prompt finds user texts") };
         let later = &said[position..];
         // Agents may keep one answer as several messages, a block each.
         let begins_answer = |pair: &&[Said]| pair[1] == Said::Assistant && pair[0] != Said::Assistant;
-        Due { prompt: prompt.clone(), step: later.windows(2).filter(begins_answer).count(), position }
+        let answered = |pair: &&[Said]| matches!(pair[0], Said::User(_)) && pair[1] == Said::Assistant;
+        Due {
+            prompt: prompt.clone(),
+            step: later.windows(2).filter(begins_answer).count(),
+            position,
+            earlier: said[..position].windows(2).filter(answered).count(),
+        }
     }
 
     /// The whole answer to a request that offers no tools: a title, a summary, a routing question.
@@ -133,7 +142,8 @@ fn user_text(text: &str) -> Option<Said> {
 fn last_prompt(said: &[Said]) -> Option<usize> {
     let last = said.iter().rposition(|said| matches!(said, Said::User(_)))?;
     let since = said[..last].iter().rposition(|said| *said == Said::Assistant).map_or(0, |answer| answer + 1);
-    let carries_script = |index: &usize| matches!(&said[*index], Said::User(text) if super::script::Script::find(text) != Ok(None));
+    let carries_script =
+        |index: &usize| matches!(&said[*index], Said::User(text) if Script::find(text) != Ok(None));
     Some((since..=last).rev().find(carries_script).unwrap_or(last))
 }
 
@@ -210,7 +220,7 @@ mod tests {
             result
         ]))
         .due();
-        assert_eq!((due.prompt.as_str(), due.step), ("new", 2));
+        assert_eq!((due.prompt.as_str(), due.step, due.earlier), ("new", 2, 1));
     }
 
     #[test]

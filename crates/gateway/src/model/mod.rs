@@ -3,7 +3,6 @@
 
 mod anthropic;
 mod conversation;
-pub(crate) mod script;
 mod scripted;
 mod usage;
 

@@ -9,7 +9,11 @@ use std::{
 };
 
 use bytes::Bytes;
-use harvest_proto::{PromptId, SessionId, event::Usage};
+use harvest_proto::{
+    PromptId, SessionId,
+    event::Usage,
+    script::{Block, ErrorStep, Script, ScriptError, pieces},
+};
 use hyper::{
     Response, StatusCode,
     header::{self, HeaderName, HeaderValue},
@@ -20,7 +24,6 @@ use super::{
     CLIENT_GONE, Call, Ended, Question, Reply,
     conversation::{Conversation, Due, Tool},
     error, give,
-    script::{Block, ErrorStep, Script, ScriptError},
     usage::Meter,
 };
 use crate::http::{self, Body, Cut, Feed};
@@ -113,12 +116,12 @@ fn outcome(call: &Call, conversation: &Conversation) -> Result<Outcome, ScriptEr
     let due = conversation.due();
     let script = Script::choose(&due.prompt, &shared.config.script_rules)?;
     let count = |block| shared.mishaps.count(&call.session, &due, block);
-    compose(script.answer(due.step), due.step, &conversation.tools, count)
+    compose(script.answer(due.step), &due, &conversation.tools, count)
 }
 
 fn compose(
     blocks: Vec<Block>,
-    step: usize,
+    due: &Due,
     tools: &[Tool],
     count: impl Fn(usize) -> u32,
 ) -> Result<Outcome, ScriptError> {
@@ -134,8 +137,12 @@ fn compose(
                 parts.push(Part::Text { text, chunks, delay: Duration::from_millis(delay_ms) });
             }
             Block::Thinking(text) => parts.push(Part::Thinking(text)),
+            Block::History => {
+                let text = harvest_proto::script::remembered(due.earlier);
+                parts.push(Part::Text { text, chunks: 1, delay: Duration::ZERO });
+            }
             tool => parts.push(tool_call(tool, tools).map_err(|wanted| ScriptError::Step {
-                step: step + 1,
+                step: due.step + 1,
                 text: wanted.to_owned(),
                 problem: "the agent offers no tool for it".to_owned(),
             })?),
@@ -186,7 +193,7 @@ fn tool_call(block: Block, tools: &[Tool]) -> Result<Part, &'static str> {
         }
         // By name, offered or not: agents keep some tools back until they are called.
         Block::Tool { name, input } => (name, input),
-        _ => return Err("not a tool"),
+        _ => return Err("a step that only the scripted agent plays"),
     };
     Ok(Part::Call { name, input })
 }
@@ -267,23 +274,24 @@ fn block_cues(part: &Part, block: Value, index: usize, cues: &mut Vec<Cue>) {
     let (begin, deltas) = match part {
         Part::Text { text, chunks, delay } => {
             pause = *delay;
-            let pieces = split(text, *chunks);
-            let deltas =
-                pieces.into_iter().map(|piece| json!({"type": "text_delta", "text": piece})).collect();
+            let deltas = pieces(text, *chunks)
+                .into_iter()
+                .map(|piece| json!({"type": "text_delta", "text": piece}))
+                .collect();
             (json!({"type": "text", "text": ""}), deltas)
         }
         Part::Thinking(text) => {
-            let pieces = split(text, 2).into_iter();
+            let texts = pieces(text, 2).into_iter();
             let mut deltas: Vec<_> =
-                pieces.map(|piece| json!({"type": "thinking_delta", "thinking": piece})).collect();
+                texts.map(|piece| json!({"type": "thinking_delta", "thinking": piece})).collect();
             deltas.push(json!({"type": "signature_delta", "signature": block["signature"]}));
             (json!({"type": "thinking", "thinking": "", "signature": ""}), deltas)
         }
         Part::Call { input, .. } => {
             let input = input.to_string();
-            let pieces = split(&input, 3).into_iter();
+            let texts = pieces(&input, 3).into_iter();
             let deltas =
-                pieces.map(|piece| json!({"type": "input_json_delta", "partial_json": piece})).collect();
+                texts.map(|piece| json!({"type": "input_json_delta", "partial_json": piece})).collect();
             let mut begin = block;
             begin["input"] = json!({});
             (begin, deltas)
@@ -304,13 +312,6 @@ fn block_cues(part: &Part, block: Value, index: usize, cues: &mut Vec<Cue>) {
 
 fn event(name: &str, data: Value) -> Cue {
     Cue::Send(format!("event: {name}\ndata: {data}\n\n"))
-}
-
-// At most so many pieces of about the same length, cut between characters.
-fn split(text: &str, pieces: usize) -> Vec<String> {
-    let characters: Vec<char> = text.chars().collect();
-    let length = characters.len().div_ceil(pieces.max(1)).max(1);
-    characters.chunks(length).map(|piece| piece.iter().collect()).collect()
 }
 
 async fn stream(cues: Vec<Cue>, reply: Reply) -> Ended {

@@ -16,16 +16,20 @@ mod pr;
 mod queue;
 mod quickstart;
 mod repo;
+mod restore;
 mod resume;
 mod rm;
 mod run;
 mod sandbox;
 mod secret;
 mod send;
+mod shell;
 mod show;
 mod snapshot;
 mod status;
 mod stop;
+mod terminate;
+mod token;
 mod up;
 mod volume;
 pub(crate) mod watch;
@@ -60,14 +64,18 @@ pub(crate) async fn run(here: &Invocation, command: Option<Command>) -> Result<u
         Command::Pause(args) => pause::run(here, &args).await,
         Command::Resume(args) => resume::run(here, &args).await,
         Command::Fork(args) => fork::run(here, args).await,
+        Command::Restore(args) => restore::run(here, &args).await,
+        Command::Terminate(args) => terminate::run(here, &args).await,
         Command::Archive(args) => archive::run(here, &args).await,
         Command::Rm(args) => rm::run(here, &args).await,
         Command::Diff(args) => diff::run(here, &args).await,
         Command::Logs(args) => logs::run(here, &args).await,
         Command::Exec(args) => exec::run(here, *args).await,
+        Command::Shell(args) => shell::run(here, args).await,
         Command::Pr(verb) => pr::run(here, &verb).await,
         Command::Repo(verb) => repo::run(here, verb).await,
         Command::Secret(verb) => secret::run(here, &verb).await,
+        Command::Token(verb) => token::run(here, verb).await,
         Command::Image(verb) => image::run(here, verb).await,
         Command::Sandbox(verb) => sandbox::run(here, verb).await,
         Command::Snapshot(verb) => snapshot::run(here, &verb).await,
@@ -81,7 +89,7 @@ pub(crate) async fn run(here: &Invocation, command: Option<Command>) -> Result<u
 /// The exit code of an error of our own: `exec` must not be taken for the command's.
 pub(crate) fn failure_code(command: Option<&Command>) -> u8 {
     match command {
-        Some(Command::Exec(_)) => 125,
+        Some(Command::Exec(_) | Command::Shell(_)) => 125,
         _ => FAILED,
     }
 }

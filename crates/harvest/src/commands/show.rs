@@ -34,6 +34,7 @@ pub(crate) fn text(session: &Session, turns: &[Turn]) -> String {
         ("queued", session.queued.to_string()),
     ];
     let mut add = |name, value: Option<String>| lines.extend(value.map(|value| (name, value)));
+    add("in line", session.position.map(|position| format!("number {position}")));
     for repository in &session.repositories {
         add("repository", Some(repository_line(repository)));
     }

@@ -190,8 +190,9 @@ impl Tour<'_> {
 
     async fn fork(&mut self, id: &SessionId) -> Result<()> {
         self.begin("Fork turn 1: files and conversation as they were before the README changed");
-        let request = ForkSession { turn: Some(1), prompt: Some(THIRD.into()) };
-        let fork = self.client.fork(id, &request).await.context("cannot fork")?;
+        let request = ForkSession { turn: Some(1), prompt: Some(THIRD.into()), ..ForkSession::default() };
+        let forks = self.client.fork(id, &request).await.context("cannot fork")?;
+        let fork = forks.into_iter().next().context("the server made no fork")?;
         self.here.print.note(format!("Forked {id} at turn 1 as {}", fork.id));
         self.follow(&fork.id, 0, None).await?;
         let readme = self.output(&fork.id, "cat README.md").await?;

@@ -7,11 +7,17 @@ mod repositories;
 mod secrets;
 mod sessions;
 mod snapshots;
+mod sockets;
+mod tokens;
 
 pub use common::{Page, Problem};
 pub use exec::{ExecLine, ExecRequest};
 pub use prompts::{CreatePrompt, MovePrompt, Prompt, PromptStatus, Turn};
 pub use repositories::{AddRepository, Build, BuildLine, Evidence, Pull, Repository};
 pub use secrets::SetSecret;
-pub use sessions::{CreateSession, ForkSession, Session, SessionRepository, SessionState, UseRepository};
+pub use sessions::{
+    CreateSession, ForkSession, RestoreSession, Session, SessionRepository, SessionState, UseRepository,
+};
 pub use snapshots::Snapshot;
+pub use sockets::{STDERR, STDOUT, SocketIn, SocketOut};
+pub use tokens::{CreateToken, CreatedToken, Me, Role, Token};

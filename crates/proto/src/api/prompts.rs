@@ -85,6 +85,10 @@ pub struct Turn {
     pub outcome: Option<TurnOutcome>,
     /// The snapshot of the machine after it.
     pub snapshot: Option<SnapshotId>,
+    /// Why that is there no longer: `gone` from the machine, `archived`, or a rule of retention. Such a turn
+    /// can be neither restored nor forked.
+    #[serde(default)]
+    pub dropped: Option<String>,
     /// When it began.
     pub started_at: Timestamp,
     /// When it ended.

@@ -64,7 +64,7 @@ pub struct CreateSession {
     /// The branch `repository` starts from; its own default when absent.
     #[serde(default)]
     pub base: Option<String>,
-    /// `claude`, the default.
+    /// `claude`, the default, or `scripted`.
     #[serde(default)]
     pub agent: Option<String>,
     /// `scripted`, or a model's name.
@@ -135,6 +135,9 @@ pub struct Session {
     pub state: SessionState,
     /// Why it is in this state.
     pub reason: String,
+    /// While it waits for a place on the machine: as which number in line, 1 being the next.
+    #[serde(default)]
+    pub position: Option<u32>,
     /// The first repository's name; absent when it has none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub repository: String,
@@ -195,10 +198,27 @@ pub struct Session {
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ForkSession {
-    /// The turn to go on from; the newest when absent.
+    /// The turn to go on from, 0 being what the session began as; where it stands now when absent.
     #[serde(default)]
     pub turn: Option<u32>,
-    /// The fork's first prompt.
+    /// How many forks to make, 1 to 16; as many as there are `prompts`, else one, when absent.
+    #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 16))]
+    pub count: Option<u32>,
+    /// The first prompt of every fork.
     #[serde(default)]
     pub prompt: Option<String>,
+    /// The first prompt of each fork, in place of `prompt`.
+    #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(max_items = 16))]
+    pub prompts: Vec<String>,
+}
+
+/// `POST /v1/sessions/{id}/restore`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct RestoreSession {
+    /// The turn to go back to.
+    pub turn: u32,
 }

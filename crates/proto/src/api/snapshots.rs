@@ -12,8 +12,14 @@ pub struct Snapshot {
     pub id: SnapshotId,
     /// Why it was taken.
     pub kind: SnapshotKind,
-    /// The turn it follows.
+    /// The turn it follows; 0 for what the session began as.
     pub turn: Option<u32>,
+    /// Whether it is kept whatever retention says.
+    #[serde(default)]
+    pub pinned: bool,
+    /// Whether the machine no longer has it: nothing can go on from it then.
+    #[serde(default)]
+    pub gone: bool,
     /// When.
     pub created_at: Timestamp,
 }

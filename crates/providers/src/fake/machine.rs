@@ -23,6 +23,7 @@ pub(crate) struct Machine {
 struct Inside {
     files: Files,
     ended: Option<String>,
+    still: bool,
     boot: Option<Boot>,
     failed: bool,
     prompts: Vec<(PromptId, PromptProgress)>,
@@ -73,6 +74,15 @@ impl Machine {
 
     pub(crate) fn ended(&self) -> Option<String> {
         self.inside().ended.clone()
+    }
+
+    pub(crate) fn is_still(&self) -> bool {
+        self.inside().still
+    }
+
+    pub(crate) fn set_still(&self, still: bool) {
+        self.inside().still = still;
+        self.beat();
     }
 
     pub(crate) fn die(&self, reason: &str) {
@@ -173,6 +183,10 @@ impl Machine {
         }
         if inside.turn.is_some() {
             return Err(Fault::new(FaultCode::Busy, "a turn is in progress"));
+        }
+        // A real one would hang; a mistake in the order of things is better seen.
+        if inside.still {
+            return Err(Fault::new(FaultCode::System, "everything stands still"));
         }
         self.runs.lock().expect("no holder of this lock can panic").push(order.prompt.clone());
         inside.begin(&order);

@@ -8,17 +8,22 @@
 
 mod commands;
 mod connection;
+mod disks;
 mod machine;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
 };
 
 use async_trait::async_trait;
 use harvest_proto::{PromptId, SandboxId, SnapshotId, bridge::Boot, event::SnapshotKind};
-use harvest_session::provider::{
-    BridgeStream, Found, Provider, ProviderError, Snapshots, StartFrom, StartOrder, Started,
+use harvest_session::{
+    disks::Disks,
+    provider::{
+        BridgeStream, Found, Freezing, Provider, ProviderError, Snapshots, StartFrom, StartOrder, Started,
+    },
 };
 
 use machine::Machine;
@@ -41,6 +46,11 @@ struct Inner {
     runs: Arc<Mutex<Vec<PromptId>>>,
     failing: BTreeSet<Act>,
     boots: Boots,
+    /// The store that has these disks.
+    store: Option<String>,
+    /// Repositories whose state was removed.
+    states_removed: Vec<String>,
+    sweeps: usize,
 }
 
 /// How booting goes.
@@ -63,6 +73,12 @@ pub enum Act {
     Capture,
     /// Ending and keeping one.
     EndKept,
+    /// Ending one.
+    End,
+    /// Removing a snapshot.
+    Remove,
+    /// Making one stand still.
+    Freeze,
 }
 
 impl Fake {
@@ -152,6 +168,21 @@ impl Fake {
         if let Ok(machine) = self.machine(sandbox) {
             machine.drop_connections();
         }
+    }
+
+    /// Whether what runs in the sandbox stands still: no command and no turn begins in it.
+    #[must_use]
+    pub fn is_still(&self, sandbox: &SandboxId) -> bool {
+        self.machine(sandbox).is_ok_and(|machine| machine.is_still())
+    }
+
+    fn set_still(&self, sandbox: &SandboxId, still: bool) -> Result<(), ProviderError> {
+        let machine = self.machine(sandbox)?;
+        if machine.ended().is_some() {
+            return Err(ProviderError::NotRunning { sandbox: sandbox.clone() });
+        }
+        machine.set_still(still);
+        Ok(())
     }
 
     fn machine(&self, sandbox: &SandboxId) -> Result<Arc<Machine>, ProviderError> {
@@ -245,6 +276,7 @@ impl Provider for Fake {
     }
 
     async fn end(&self, sandbox: &SandboxId) -> Result<(), ProviderError> {
+        self.check(Act::End)?;
         if let Some(machine) = self.inner().sandboxes.remove(sandbox) {
             machine.die("ended");
         }
@@ -265,6 +297,25 @@ impl Provider for Fake {
 
     fn snapshots(&self) -> Option<&dyn Snapshots> {
         Some(self)
+    }
+
+    fn disks(&self) -> Option<&dyn Disks> {
+        Some(self)
+    }
+    fn freezing(&self) -> Option<&dyn Freezing> {
+        Some(self)
+    }
+}
+
+#[async_trait]
+impl Freezing for Fake {
+    async fn freeze(&self, sandbox: &SandboxId, _hold: Duration) -> Result<(), ProviderError> {
+        self.check(Act::Freeze)?;
+        self.set_still(sandbox, true)
+    }
+
+    async fn thaw(&self, sandbox: &SandboxId) -> Result<(), ProviderError> {
+        self.set_still(sandbox, false)
     }
 }
 
@@ -287,6 +338,7 @@ impl Snapshots for Fake {
     }
 
     async fn remove(&self, snapshot: &SnapshotId) -> Result<(), ProviderError> {
+        self.check(Act::Remove)?;
         self.inner().snapshots.remove(snapshot);
         Ok(())
     }

@@ -4,11 +4,13 @@ mod events;
 mod exec;
 mod health;
 mod prompts;
+mod pty;
 mod pulls;
 mod repositories;
 mod secrets;
 mod sessions;
 mod snapshots;
+mod tokens;
 mod turns;
 
 use axum::{
@@ -23,8 +25,8 @@ use crate::{ServerState, idempotency, problem::ApiError};
 /// The handlers, for the table of the OpenAPI page.
 pub(crate) mod handlers {
     pub(crate) use super::{
-        events::*, exec::*, health::*, prompts::*, pulls::*, repositories::*, secrets::*, sessions::*,
-        snapshots::*, turns::*,
+        events::*, exec::*, health::*, prompts::*, pty::*, pulls::*, repositories::*, secrets::*,
+        sessions::*, snapshots::*, tokens::*, turns::*,
     };
 }
 
@@ -37,6 +39,7 @@ pub(crate) fn guarded(state: &ServerState) -> Router<ServerState> {
         .route("/v1/sessions/{session}/pause", post(sessions::session_pause))
         .route("/v1/sessions/{session}/resume", post(sessions::session_resume))
         .route("/v1/sessions/{session}/terminate", post(sessions::session_terminate))
+        .route("/v1/sessions/{session}/restore", post(sessions::session_restore))
         .route("/v1/sessions/{session}/archive", post(sessions::session_archive))
         .route("/v1/sessions/{session}/prompts", get(prompts::prompt_list))
         .route(
@@ -48,6 +51,7 @@ pub(crate) fn guarded(state: &ServerState) -> Router<ServerState> {
         .route("/v1/sessions/{session}/events", get(events::event_list))
         .route("/v1/sessions/{session}/diff", get(turns::diff_get))
         .route("/v1/sessions/{session}/exec", post(exec::exec_run))
+        .route("/v1/sessions/{session}/pty", get(pty::pty_open))
         .route("/v1/sessions/{session}/pull", get(pulls::pull_get))
         .route("/v1/repositories", get(repositories::repository_list))
         .route(
@@ -57,6 +61,9 @@ pub(crate) fn guarded(state: &ServerState) -> Router<ServerState> {
         .route("/v1/repositories/{name}/build", post(repositories::repository_build))
         .route("/v1/secrets", get(secrets::secret_list))
         .route("/v1/secrets/{name}", put(secrets::secret_set).delete(secrets::secret_delete))
+        .route("/v1/me", get(tokens::me_get))
+        .route("/v1/tokens", get(tokens::token_list).post(tokens::token_create))
+        .route("/v1/tokens/{token}", delete(tokens::token_delete))
 }
 
 /// POSTs that make something: they honour `Idempotency-Key`.

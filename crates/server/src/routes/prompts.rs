@@ -8,8 +8,9 @@ use harvest_proto::{
 
 use crate::{
     ServerState,
-    auth::Caller,
+    auth::{Caller, Holder},
     extract::{Body, Path},
+    policy,
     problem::ApiError,
     valid,
 };
@@ -35,10 +36,12 @@ pub(crate) async fn prompt_list(
 pub(crate) async fn prompt_create(
     State(state): State<ServerState>,
     Caller(caller): Caller,
+    Holder(token): Holder,
     Path(session): Path<SessionId>,
     Body(body): Body<CreatePrompt>,
 ) -> Result<(StatusCode, Json<Prompt>), ApiError> {
     valid::author(body.author.as_ref())?;
+    policy::speaks_for(&token, body.author.as_ref())?;
     Ok((StatusCode::ACCEPTED, Json(state.sessions.prompt(&session, body, caller).await?)))
 }
 

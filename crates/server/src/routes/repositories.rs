@@ -5,7 +5,9 @@ use harvest_proto::api::{AddRepository, BuildLine, Page, Repository};
 
 use crate::{
     ServerState,
+    auth::Holder,
     extract::{Body, Path},
+    policy,
     problem::ApiError,
     stream,
 };
@@ -27,8 +29,10 @@ pub(crate) async fn repository_list(
     responses((status = 201, body = Repository, description = "Registered; nothing is built yet")))]
 pub(crate) async fn repository_add(
     State(state): State<ServerState>,
+    Holder(token): Holder,
     Body(body): Body<AddRepository>,
 ) -> Result<(StatusCode, Json<Repository>), ApiError> {
+    policy::names_secret(&token, body.secret.as_ref())?;
     Ok((StatusCode::CREATED, Json(state.sessions.repository_add(body).await?)))
 }
 

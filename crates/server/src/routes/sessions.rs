@@ -3,15 +3,16 @@
 use axum::{Json, extract::State, http::StatusCode};
 use harvest_proto::{
     SessionId, SnapshotId,
-    api::{CreateSession, ForkSession, Page, Session, SessionState},
+    api::{CreateSession, ForkSession, Page, RestoreSession, Session, SessionState},
 };
 use harvest_session::SessionFilter;
 use serde::Serialize;
 
 use crate::{
     ServerState,
-    auth::Caller,
+    auth::{Caller, Holder},
     extract::{Body, OptionalBody, Paging, Path, Query},
+    policy,
     problem::ApiError,
     valid,
 };
@@ -65,9 +66,11 @@ pub(crate) async fn session_list(
 pub(crate) async fn session_create(
     State(state): State<ServerState>,
     Caller(caller): Caller,
+    Holder(token): Holder,
     Body(body): Body<CreateSession>,
 ) -> Result<(StatusCode, Json<Session>), ApiError> {
     valid::author(body.author.as_ref())?;
+    policy::speaks_for(&token, body.author.as_ref())?;
     Ok((StatusCode::CREATED, Json(state.sessions.create(body, caller).await?)))
 }
 
@@ -151,6 +154,20 @@ pub(crate) async fn session_terminate(
     Ok(Json(state.sessions.get(&session).await?))
 }
 
+/// Goes back to the end of a turn, in place: files and conversation. A turn in progress is stopped, the
+/// present state is kept, and later turns can be gone back to as well.
+#[utoipa::path(post, path = "/v1/sessions/{session}/restore", tag = "sessions", request_body = RestoreSession,
+    params(("session" = SessionId, Path, description = "The session")),
+    responses((status = 200, body = Session, description = "The session; it goes on from that turn")))]
+pub(crate) async fn session_restore(
+    State(state): State<ServerState>,
+    Path(session): Path<SessionId>,
+    Body(body): Body<RestoreSession>,
+) -> Result<Json<Session>, ApiError> {
+    state.sessions.restore(&session, body.turn).await?;
+    Ok(Json(state.sessions.get(&session).await?))
+}
+
 /// Puts a session away; it can be read and forked still.
 #[utoipa::path(post, path = "/v1/sessions/{session}/archive", tag = "sessions",
     params(("session" = SessionId, Path, description = "The session")),
@@ -163,17 +180,18 @@ pub(crate) async fn session_archive(
     Ok(Json(state.sessions.get(&session).await?))
 }
 
-/// Makes another session that begins where a turn of this one ended: files and conversation.
+/// Makes sessions that begin where a turn of this one ended: files and conversation. All of them, or none.
 #[utoipa::path(post, path = "/v1/sessions/{session}/fork", tag = "sessions", request_body = Option<ForkSession>,
     params(("session" = SessionId, Path, description = "The session to go on from"),
            ("Idempotency-Key" = Option<String>, Header, description = "The same key creates only once",
             min_length = 1, max_length = 128)),
-    responses((status = 201, body = Session, description = "The new session")))]
+    responses((status = 201, body = Page<Session>, description = "The new sessions")))]
 pub(crate) async fn session_fork(
     State(state): State<ServerState>,
     Caller(caller): Caller,
     Path(session): Path<SessionId>,
     OptionalBody(body): OptionalBody<ForkSession>,
-) -> Result<(StatusCode, Json<Session>), ApiError> {
-    Ok((StatusCode::CREATED, Json(state.sessions.fork(&session, body, caller).await?)))
+) -> Result<(StatusCode, Json<Page<Session>>), ApiError> {
+    let items = state.sessions.fork(&session, body, caller).await?;
+    Ok((StatusCode::CREATED, Json(Page { items, next_cursor: None })))
 }

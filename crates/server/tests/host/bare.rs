@@ -11,7 +11,9 @@ use harvest_proto::{
 };
 use harvest_session::{
     Doors, PullOrder, Pulls, PullsError,
-    provider::{BridgeStream, Found, Provider, ProviderError, Snapshots, StartFrom, StartOrder, Started},
+    provider::{
+        BridgeStream, Found, Freezing, Provider, ProviderError, Snapshots, StartFrom, StartOrder, Started,
+    },
 };
 
 pub(super) struct Bare;
@@ -60,6 +62,10 @@ impl Provider for Bare {
     }
 
     fn snapshots(&self) -> Option<&dyn Snapshots> {
+        None
+    }
+
+    fn freezing(&self) -> Option<&dyn Freezing> {
         None
     }
 }

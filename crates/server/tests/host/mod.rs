@@ -6,9 +6,9 @@ mod bare;
 use std::{net::SocketAddr, path::Path, sync::Arc};
 
 use harvest_gateway::vault::Vault;
-use harvest_proto::bridge::Author;
-use harvest_server::ServerState;
-use harvest_session::{Config, Parts, Sessions, Store};
+use harvest_proto::{api::Role, bridge::Author};
+use harvest_server::{Limits, ServerState};
+use harvest_session::{Claim, Config, Parts, Sessions, Store};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
@@ -65,6 +65,15 @@ impl Stream {
         (status, lines[1..].iter().filter_map(header).collect())
     }
 
+    /// The whole of it.
+    async fn answer(mut self) -> Answer {
+        let (status, headers) = self.head().await;
+        let mut body = String::new();
+        // A server that refused a long body may close before it has read all of it.
+        let _ = self.0.read_to_string(&mut body).await;
+        Answer { status, headers, body }
+    }
+
     /// The next frame with data, or `None` at the end.
     pub(crate) async fn frame(&mut self) -> Option<Frame> {
         let (mut event, mut id, mut data) = (None, None, String::new());
@@ -90,6 +99,7 @@ impl Stream {
 pub(crate) struct Host {
     address: SocketAddr,
     token: String,
+    sessions: Sessions,
     shutdown: CancellationToken,
     task: JoinHandle<std::io::Result<()>>,
     _folder: tempfile::TempDir,
@@ -97,22 +107,33 @@ pub(crate) struct Host {
 
 impl Host {
     pub(crate) async fn start() -> Self {
+        Self::start_with(Limits::default()).await
+    }
+
+    pub(crate) async fn start_with(limits: Limits) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let shutdown = CancellationToken::new();
         let sessions = sessions(folder.path()).await;
         let user = Author { name: "Ada".into(), email: "ada@example.org".into() };
-        let token = sessions.token_create("first", user).await.unwrap().expose().clone();
-        let state = ServerState::new(sessions, &["agents.example.org".into()], shutdown.clone());
+        let token = sessions.token_create("first", user, Role::Admin).await.unwrap().1.expose().clone();
+        let state = ServerState::new(sessions.clone(), &["agents.example.org".into()], shutdown.clone());
+        let state = state.with_limits(limits);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let task = tokio::spawn(harvest_server::serve(listener, state));
-        Self { address, token, shutdown, task, _folder: folder }
+        Self { address, token, sessions, shutdown, task, _folder: folder }
     }
 
     /// Ends the server; returns when the last answer is out.
     pub(crate) async fn end(self) {
         self.shutdown.cancel();
         self.task.await.unwrap().unwrap();
+    }
+
+    /// Claims an idempotency key, as a request under way has.
+    pub(crate) async fn claim(&self, key: &str, request: &str) {
+        let claim = self.sessions.idempotency_claim(key, request.as_bytes()).await.unwrap();
+        assert_eq!(claim, Claim::New);
     }
 
     /// Registers a repository that nothing can be fetched from.
@@ -130,6 +151,17 @@ impl Host {
         self.ask("POST", path, &headers, &body.to_string()).await
     }
 
+    /// The same, with a body that need not be text.
+    pub(crate) async fn ask_bytes(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &[u8],
+    ) -> Answer {
+        self.send(Some(&self.token), method, path, headers, body).await.answer().await
+    }
+
     pub(crate) async fn ask_as(
         &self,
         token: Option<&str>,
@@ -138,12 +170,7 @@ impl Host {
         headers: &[(&str, &str)],
         body: &str,
     ) -> Answer {
-        let mut stream = self.send(token, method, path, headers, body).await;
-        let (status, headers) = stream.head().await;
-        let mut body = String::new();
-        // A server that refused a long body may close before it has read all of it.
-        let _ = stream.0.read_to_string(&mut body).await;
-        Answer { status, headers, body }
+        self.send(token, method, path, headers, body.as_bytes()).await.answer().await
     }
 
     /// The first so many frames of a stream.
@@ -156,9 +183,17 @@ impl Host {
         frames
     }
 
+    /// A stream, as seen by the holder of another token.
+    pub(crate) async fn follow_as(&self, token: &str, path: &str) -> Stream {
+        let mut stream = self.send(Some(token), "GET", path, &[("accept", "text/event-stream")], b"").await;
+        let (status, headers) = stream.head().await;
+        assert_eq!(status, 200, "{headers:?}");
+        stream
+    }
+
     pub(crate) async fn follow(&self, path: &str, headers: &[(&str, &str)]) -> Stream {
         let headers = [headers, &[("accept", "text/event-stream")]].concat();
-        let mut stream = self.send(Some(&self.token), "GET", path, &headers, "").await;
+        let mut stream = self.send(Some(&self.token), "GET", path, &headers, b"").await;
         let (status, headers) = stream.head().await;
         assert_eq!(status, 200, "{headers:?}");
         stream
@@ -170,7 +205,7 @@ impl Host {
         method: &str,
         path: &str,
         headers: &[(&str, &str)],
-        body: &str,
+        body: &[u8],
     ) -> Stream {
         let mut request = format!("{method} {path} HTTP/1.0\r\n");
         if !headers.iter().any(|header| header.0 == "host") {
@@ -182,10 +217,10 @@ impl Host {
         for (name, value) in headers {
             request += &format!("{name}: {value}\r\n");
         }
-        request += &format!("content-length: {}\r\n\r\n{body}", body.len());
+        request += &format!("content-length: {}\r\n\r\n", body.len());
         let mut stream = TcpStream::connect(self.address).await.unwrap();
         // The server may answer, and close, before it has taken all of a body it refuses.
-        let _ = stream.write_all(request.as_bytes()).await;
+        let _ = stream.write_all(&[request.as_bytes(), body].concat()).await;
         Stream(BufReader::new(stream))
     }
 }

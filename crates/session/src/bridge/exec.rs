@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use harvest_proto::bridge::{
-    Command, Exit, Frame, INITIAL_CREDIT_BYTES, MAX_DATA_BYTES, RequestId, StreamId, ToSupervisor,
+    Command, Exit, Frame, INITIAL_CREDIT_BYTES, MAX_DATA_BYTES, Reply, RequestId, StreamId, ToSupervisor,
 };
 use tokio::sync::{Semaphore, mpsc};
 
@@ -46,6 +46,7 @@ pub struct Exec {
     pub(super) bridge: Bridge,
     pub(super) id: RequestId,
     pub(super) streams: Vec<StreamId>,
+    pub(super) stdin: Option<StreamId>,
     pub(super) output: mpsc::UnboundedReceiver<ExecOutput>,
     pub(super) read: HashMap<StreamId, u32>,
     pub(super) ended: bool,
@@ -85,29 +86,50 @@ impl Bridge {
     ///
     /// # Errors
     /// When it could not be started.
-    pub async fn exec(&self, mut command: Command, stdin: Option<Vec<u8>>) -> Result<Exec, BridgeError> {
+    pub async fn exec(&self, command: Command, stdin: Option<Vec<u8>>) -> Result<Exec, BridgeError> {
+        let (exec, input) = self.exec_open(command, stdin.is_some()).await?;
+        if let (Some(bytes), Some(mut input)) = (stdin, input) {
+            // On its own: a command that never reads must not keep us from hearing what it says.
+            tokio::spawn(async move {
+                if input.write(&bytes).await {
+                    input.end();
+                }
+            });
+        }
+        Ok(exec)
+    }
+
+    /// Runs a command that reads, if it is to read at all, what is written to it while it runs.
+    ///
+    /// # Errors
+    /// When it could not be started, or was to have a terminal and its supervisor has none.
+    pub async fn exec_open(
+        &self,
+        mut command: Command,
+        stdin: bool,
+    ) -> Result<(Exec, Option<ExecInput>), BridgeError> {
         let (to, output) = mpsc::unbounded_channel();
         command.stdout = self.new_stream();
         command.stderr = self.new_stream();
-        let input = stdin.map(|bytes| (self.new_stream(), bytes));
-        command.stdin = input.as_ref().map(|(stream, _)| *stream);
+        command.stdin = stdin.then(|| self.new_stream());
         self.receive(command.stdout, StreamKind::Stdout, to.clone());
         self.receive(command.stderr, StreamKind::Stderr, to.clone());
-        let streams = vec![command.stdout, command.stderr];
-        let credit = input.as_ref().map(|(stream, _)| self.sending(*stream));
+        let (streams, stdin) = (vec![command.stdout, command.stderr], command.stdin);
+        let wants_terminal = command.terminal.is_some();
+        let credit = stdin.map(|stream| (stream, self.sending(stream)));
         let posted = self.post(|id| ToSupervisor::Exec { id, command: Box::new(command) })?;
-        self.table().execs.insert(posted.id, to);
-        let exec =
-            Exec { bridge: self.clone(), id: posted.id, streams, output, read: HashMap::new(), ended: false };
-        if let (Some((stream, bytes)), Some(credit)) = (input, credit) {
-            // On its own: a command that never reads must not keep us from hearing what it says.
-            let bridge = self.clone();
-            tokio::spawn(async move { bridge.send_bytes(stream, &credit, &bytes).await });
-        }
+        let id = posted.id;
+        self.table().execs.insert(id, to);
+        let read = HashMap::new();
+        let mut exec = Exec { bridge: self.clone(), id, streams, stdin, output, read, ended: false };
         match posted.reply().await {
-            Ok(_) => Ok(exec),
+            // It runs, but not as it should: dropped, it is killed.
+            Ok(Reply::Started { terminal: false, .. }) if wants_terminal => Err(BridgeError::Outdated),
+            Ok(_) => {
+                let bridge = self.clone();
+                Ok((exec, credit.map(|(stream, credit)| ExecInput { bridge, exec: id, stream, credit })))
+            }
             Err(error) => {
-                let mut exec = exec;
                 exec.ended = !matches!(error, BridgeError::Lost);
                 Err(error)
             }
@@ -143,19 +165,60 @@ impl Bridge {
         credit
     }
 
-    pub(super) async fn send_bytes(&self, stream: StreamId, credit: &Semaphore, bytes: &[u8]) {
+    /// Sends bytes as they are granted; false when nobody will read them.
+    pub(super) async fn send_bytes(&self, stream: StreamId, credit: &Semaphore, bytes: &[u8]) -> bool {
         for piece in bytes.chunks(MAX_DATA_BYTES) {
-            let Ok(length) = u32::try_from(piece.len()) else { return };
-            // Closed when the connection is lost.
-            let Ok(permit) = credit.acquire_many(length).await else { return };
+            let Ok(length) = u32::try_from(piece.len()) else { return false };
+            // Closed when the connection is lost or the reader is gone.
+            let Ok(permit) = credit.acquire_many(length).await else { return false };
             permit.forget();
             let frame: Frame<ToSupervisor> = Frame::Data { stream, bytes: piece.to_vec() };
             if self.wire.out.send(frame.encode()).is_err() {
-                return;
+                return false;
             }
         }
+        true
+    }
+
+    /// Says that no more comes.
+    pub(super) fn end_stream(&self, stream: StreamId) {
         self.say(ToSupervisor::End { stream });
         self.table().outgoing.remove(&stream);
+    }
+
+    /// Nobody reads this stream any more: whoever writes to it hears that.
+    pub(super) fn close_stream(&self, stream: StreamId) {
+        if let Some(credit) = self.table().outgoing.remove(&stream) {
+            credit.close();
+        }
+    }
+}
+
+/// What a running command reads.
+#[derive(Debug)]
+pub struct ExecInput {
+    bridge: Bridge,
+    exec: RequestId,
+    stream: StreamId,
+    credit: Arc<Semaphore>,
+}
+
+impl ExecInput {
+    /// Sends bytes, waiting while the command does not read; false when it never will again.
+    pub async fn write(&mut self, bytes: &[u8]) -> bool {
+        self.bridge.send_bytes(self.stream, &self.credit, bytes).await
+    }
+
+    /// Says that no more comes.
+    pub fn end(self) {
+        self.bridge.end_stream(self.stream);
+    }
+
+    /// Gives the command's terminal another size. Only for a command that has one.
+    pub fn resize(&self, rows: u16, cols: u16) {
+        let exec = self.exec;
+        // Nobody waits for the reply: a terminal that is gone needs no size.
+        self.bridge.say(ToSupervisor::Resize { id: self.bridge.next_request(), exec, rows, cols });
     }
 }
 
@@ -179,7 +242,10 @@ impl Exec {
             ExecOutput::Stdout { stream, bytes } | ExecOutput::Stderr { stream, bytes } => {
                 self.was_read(*stream, u32::try_from(bytes.len()).unwrap_or(u32::MAX));
             }
-            ExecOutput::Exited { .. } | ExecOutput::End => self.ended = true,
+            ExecOutput::Exited { .. } | ExecOutput::End => {
+                self.ended = true;
+                self.stdin.into_iter().for_each(|stream| self.bridge.close_stream(stream));
+            }
         }
         Some(output)
     }
@@ -201,10 +267,10 @@ impl Drop for Exec {
         }
         table.execs.remove(&self.id);
         drop(table);
+        self.stdin.into_iter().for_each(|stream| self.bridge.close_stream(stream));
         if !self.ended {
             let exec = self.id;
-            let id = self.bridge.wire.next_request.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            self.bridge.say(ToSupervisor::Kill { id, exec });
+            self.bridge.say(ToSupervisor::Kill { id: self.bridge.next_request(), exec });
         }
     }
 }

@@ -25,7 +25,7 @@ impl Bridge {
         // A refusal comes before the bytes are all sent; then nobody grants more.
         tokio::select! {
             early = &mut reply => return early.map(drop),
-            () = self.send_bytes(stream, &credit, bytes) => {}
+            _ = self.send_bytes(stream, &credit, bytes) => self.end_stream(stream),
         }
         reply.await.map(drop)
     }
@@ -42,6 +42,7 @@ impl Bridge {
             bridge: self.clone(),
             id: 0,
             streams: vec![stream],
+            stdin: None,
             output,
             read: std::collections::HashMap::new(),
             ended: false,

@@ -27,7 +27,7 @@ use tokio::{
     task::AbortHandle,
 };
 
-pub use exec::{Exec, ExecOutput, Output};
+pub use exec::{Exec, ExecInput, ExecOutput, Output};
 
 use crate::provider::{BridgeStream, ProviderError};
 
@@ -61,6 +61,9 @@ pub enum BridgeError {
         /// The limit.
         limit: usize,
     },
+    /// The supervisor is of a version that cannot do this.
+    #[error("the sandbox's supervisor is older than this server and has no terminals")]
+    Outdated,
     /// It could not be dialled.
     #[error("cannot dial the sandbox")]
     Dial(#[from] ProviderError),
@@ -178,7 +181,7 @@ impl Bridge {
     /// When the connection is gone already.
     pub fn post(&self, make: impl FnOnce(RequestId) -> ToSupervisor) -> Result<Posted, BridgeError> {
         let (reply, answer) = oneshot::channel();
-        let id = self.wire.next_request.fetch_add(1, Ordering::Relaxed);
+        let id = self.next_request();
         {
             let mut table = self.table();
             if table.closed {
@@ -206,6 +209,10 @@ impl Bridge {
 
     fn table(&self) -> std::sync::MutexGuard<'_, Table> {
         lock(&self.wire.table)
+    }
+
+    fn next_request(&self) -> RequestId {
+        self.wire.next_request.fetch_add(1, Ordering::Relaxed)
     }
 
     fn new_stream(&self) -> StreamId {

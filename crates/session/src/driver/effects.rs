@@ -5,18 +5,22 @@ use std::{sync::Arc, time::Duration};
 
 use harvest_proto::{
     EventBody, PromptId, SandboxId, SnapshotId, TurnId,
-    bridge::{AgentLaunch, Boot, BootStart, Checkout, PromptOrder, ToSupervisor},
+    bridge::{AgentLaunch, Boot, BootStart, Checkout, PromptOrder, Restarts, ToSupervisor},
     event::SnapshotKind,
 };
 use harvest_store::{CheckoutRecord, StoreError, Write};
 
-use super::{Driver, Note, is_kept, writes};
+use super::{
+    Driver, Note,
+    writes::{self, is_kept},
+};
 use crate::{
     bridge::{Bridge, BridgeError, Posted},
     checkout,
     decide::{Action, Input, Machine},
     evidence,
     provider::{Found, ProviderError, StartFrom, StartOrder},
+    removals::carry_out,
     wiring::{Shared, now, remote, words},
 };
 
@@ -43,6 +47,8 @@ impl Driver {
             Action::EndKept { sandbox, snapshot, kind } => self.end_kept(sandbox, snapshot, kind),
             Action::End { sandbox } => self.end(sandbox),
             Action::Review => self.review(),
+            Action::Freeze { sandbox } => self.wish_still(sandbox, true),
+            Action::Thaw { sandbox } => self.wish_still(sandbox, false),
             _ => {}
         }
     }
@@ -84,9 +90,10 @@ impl Driver {
             let millis = u64::try_from(now().since(began).as_millis()).unwrap_or(u64::MAX);
             let note = match started {
                 Ok(started) => {
-                    let sandbox = sandbox.clone();
+                    let (sandbox, id) = (sandbox.clone(), sandbox.clone());
                     let body = EventBody::SandboxStarted { sandbox, epoch, from: words_of, millis };
-                    Note::Started { epoch, start, started, writes: vec![writes::event(now(), None, body)] }
+                    let writes = vec![writes::event(now(), None, body)];
+                    Note::Started { epoch, sandbox: id, start, started, writes }
                 }
                 Err(error) => {
                     let permanent = matches!(
@@ -120,6 +127,7 @@ impl Driver {
                 resume,
                 // The scripted stand-in is the gateway's, not a model the agent knows.
                 model: session.model.clone().filter(|model| model != "scripted"),
+                restarts: Restarts::default(),
             }),
             env: self.record.env.clone(),
         };
@@ -251,6 +259,12 @@ impl Driver {
         });
     }
 
+    /// It came up after it was given up.
+    pub(super) fn end_late(&self, sandbox: SandboxId) {
+        let shared = Arc::clone(&self.shared);
+        self.shared.spawn(async move { retry(|| shared.provider.end(&sandbox)).await });
+    }
+
     fn end(&mut self, sandbox: SandboxId) {
         self.detach();
         let (shared, notes, epoch) = (Arc::clone(&self.shared), self.notes_in.clone(), self.state.epoch);
@@ -260,20 +274,17 @@ impl Driver {
         });
     }
 
-    /// An archived session keeps its newest state only.
+    /// An archived session keeps its newest state and what is pinned.
     pub(super) fn trim(&self) {
-        let Some(newest) = self.state.disk.clone() else { return };
         let (shared, session) = (Arc::clone(&self.shared), self.id().clone());
         self.shared.spawn(async move {
-            let Some(snapshots) = shared.provider.snapshots() else { return };
-            match shared.store.snapshot_trim(&session, shared.lease, &newest).await {
-                Ok(orphans) => {
-                    for snapshot in orphans {
-                        if let Err(error) = snapshots.remove(&snapshot).await {
-                            tracing::warn!(%snapshot, error = words(&error), "a snapshot cannot be removed");
-                        }
-                    }
-                }
+            let kept = match shared.store.snapshot_list(&session).await {
+                Ok(snapshots) => snapshots.into_iter().map(|snapshot| snapshot.id).collect(),
+                Err(error) => return tracing::warn!(%session, %error, "old snapshots cannot be listed"),
+            };
+            // The store lets none go that is pinned or that the session would go on from.
+            match shared.store.snapshot_drop(&session, shared.lease, kept, "archived", now()).await {
+                Ok(removals) => carry_out(&shared, &removals).await,
                 Err(error) => tracing::warn!(%session, %error, "old snapshots cannot be forgotten"),
             }
         });

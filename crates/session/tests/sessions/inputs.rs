@@ -101,7 +101,7 @@ async fn a_fork_keeps_repositories_and_variables_and_says_which_turn_it_is_from(
     let sessions = house.serve().await;
     let source = on_two(&sessions, "hello").await;
     until(&sessions, &source.id, |event| matches!(event.body, EventBody::SnapshotTaken { .. })).await;
-    let fork = sessions.fork(&source.id, ForkSession::default(), ada()).await.unwrap();
+    let fork = sessions.fork(&source.id, ForkSession::default(), ada()).await.unwrap().remove(0);
     assert_eq!((fork.forked_from, fork.forked_turn), (Some(source.id), Some(1)));
     assert_eq!((fork.repositories.len(), &fork.env), (2, &source.env));
     until_state(&sessions, &fork.id, SessionState::Idle).await;

@@ -106,14 +106,14 @@ async fn a_fork_without_a_turn_and_an_archived_session_can_be_forked() {
     let sessions = house.serve().await;
     let id = house.session(&sessions, Some("write /kept yes")).await.id;
     until_state(&sessions, &id, SessionState::Idle).await;
-    let fork = sessions.fork(&id, ForkSession::default(), ada()).await.unwrap().id;
-    let second = sessions.fork(&fork, ForkSession::default(), ada()).await.unwrap().id;
+    let fork = sessions.fork(&id, ForkSession::default(), ada()).await.unwrap().remove(0).id;
+    let second = sessions.fork(&fork, ForkSession::default(), ada()).await.unwrap().remove(0).id;
     until_state(&sessions, &second, SessionState::Idle).await;
     assert!(house.fake.file(&sandbox(&sessions, &second).await, "/kept").is_some());
     sessions.pause(&id).await.unwrap();
     sessions.archive(&id).await.unwrap();
     until_state(&sessions, &id, SessionState::Archived).await;
-    let third = sessions.fork(&id, ForkSession::default(), ada()).await.unwrap().id;
+    let third = sessions.fork(&id, ForkSession::default(), ada()).await.unwrap().remove(0).id;
     until_state(&sessions, &third, SessionState::Idle).await;
     assert!(house.fake.file(&sandbox(&sessions, &third).await, "/kept").is_some());
 }

@@ -1,6 +1,6 @@
 //! A running agent: its process in the agent's cgroup, its lines both ways, its last words.
 
-use std::{cell::RefCell, io, rc::Rc, time::Duration};
+use std::{cell::RefCell, fmt, io, rc::Rc, time::Duration};
 
 use harvest_proto::{
     EventBody,
@@ -8,11 +8,9 @@ use harvest_proto::{
 };
 use tokio::{io::AsyncWriteExt, net::unix::pipe, sync::mpsc, time::timeout};
 
-use super::{
-    Signal,
-    claude::{self, Claude},
-};
+use super::{Agent, Signal};
 use crate::{
+    capture::describe,
     cut::Tail,
     exec::{pipes, read_rest},
     git::NEVER_ASK,
@@ -21,7 +19,7 @@ use crate::{
     users::AGENT_USER,
 };
 
-// From exec to the answer to `initialize`: 0.4 s on an idle machine, minutes on a drowning one.
+// From exec to its word that it is ready: 0.4 s for Claude on an idle machine, minutes on a drowning one.
 const START_LIMIT: Duration = Duration::from_secs(120);
 
 // Between the end of its output and its own end.
@@ -32,9 +30,36 @@ const MAX_LINE_BYTES: usize = 8 * 1024 * 1024;
 
 /// Why an agent did not start.
 #[derive(Debug)]
-pub(crate) struct StartError {
-    pub(crate) exit: Exit,
-    pub(crate) tail: String,
+pub(crate) enum StartError {
+    /// There was never a process of it.
+    NoProcess(String),
+    /// It ended, or was killed, before it took prompts.
+    Ended { exit: Exit, tail: String },
+}
+
+impl StartError {
+    /// How it ended; a program that cannot be started is what shells call 127.
+    pub(crate) fn exit(&self) -> Exit {
+        match self {
+            Self::NoProcess(_) => Exit::Code(127),
+            Self::Ended { exit, .. } => *exit,
+        }
+    }
+
+    /// Its last words, or ours about it.
+    pub(crate) fn tail(&self) -> &str {
+        let (Self::NoProcess(tail) | Self::Ended { tail, .. }) = self;
+        tail
+    }
+}
+
+impl fmt::Display for StartError {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoProcess(reason) => out.write_str(reason),
+            Self::Ended { exit, tail } => write!(out, "{tail}\nthe agent {}", describe(*exit)),
+        }
+    }
 }
 
 /// What came from a running agent.
@@ -51,7 +76,7 @@ pub(crate) struct AgentProcess {
     lines: Lines,
     say: mpsc::UnboundedSender<Vec<u8>>,
     words: Rc<Words>,
-    claude: Claude,
+    agent: Box<dyn Agent>,
     oom_before: u64,
     end: Option<End>,
 }
@@ -66,7 +91,7 @@ impl AgentProcess {
         resume: bool,
     ) -> Result<Self, StartError> {
         match Self::start_once(supervisor, launch, cwd, resume).await {
-            Err(StartError { exit: Exit::Code(_), .. }) => {
+            Err(StartError::Ended { exit: Exit::Code(_), .. }) => {
                 Self::start_once(supervisor, launch, cwd, !resume).await
             }
             other => other,
@@ -80,7 +105,9 @@ impl AgentProcess {
         resume: bool,
     ) -> Result<Self, StartError> {
         let mut agent = Self::spawn(supervisor, launch, cwd, resume).await?;
-        agent.send(claude::wire::initialize());
+        if let Some(line) = agent.agent.greeting() {
+            agent.send(line);
+        }
         let ready = timeout(START_LIMIT, async {
             loop {
                 match agent.next().await {
@@ -97,7 +124,7 @@ impl AgentProcess {
         };
         let tail = agent.last_words();
         agent.child.kill().await;
-        Err(StartError { exit, tail })
+        Err(StartError::Ended { exit, tail })
     }
 
     async fn spawn(
@@ -106,14 +133,16 @@ impl AgentProcess {
         cwd: &str,
         resume: bool,
     ) -> Result<Self, StartError> {
-        let failed = |message: String| StartError { exit: Exit::Killed, tail: message };
+        let failed = StartError::NoProcess;
         let user = supervisor.user(Some(AGENT_USER)).map_err(|fault| failed(fault.message))?;
-        let mut order = supervisor.order(claude::command::argv(launch, cwd, resume), &user, cwd);
+        let agent = super::named(&launch.name).map_err(failed)?;
+        let invocation = agent.invocation(launch, cwd, resume);
+        let mut order = supervisor.order(invocation.argv, &user, cwd);
         order.env.extend(
             NEVER_ASK
-                .into_iter()
-                .chain(claude::command::ENV)
-                .map(|(name, value)| (name.to_owned(), value.to_owned())),
+                .iter()
+                .chain(invocation.env)
+                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned())),
         );
         let oom_before = supervisor.oom.read();
         let (ours, theirs) = pipes(&order, true).map_err(|error| failed(error.to_string()))?;
@@ -132,7 +161,7 @@ impl AgentProcess {
             lines: Lines::new(ours.stdout),
             say,
             words,
-            claude: Claude::default(),
+            agent,
             oom_before,
             end: None,
         })
@@ -146,24 +175,24 @@ impl AgentProcess {
 
     /// Hands a prompt over.
     pub(crate) fn prompt(&mut self, order: &PromptOrder) {
-        self.claude.begin(&order.prompt);
-        self.send(claude::wire::prompt(&order.prompt, &order.text));
+        let line = self.agent.prompt(order);
+        self.send(line);
     }
 
     /// Asks it to give up the prompt.
     pub(crate) fn interrupt(&self) {
-        self.send(claude::wire::interrupt());
+        self.send(self.agent.cancel());
     }
 
     /// Hands a person's answer over; what follows from it.
     pub(crate) fn answer(&mut self, request: &str, answer: &str) -> Vec<Signal> {
-        let signals = self.claude.answer(request, answer);
+        let signals = self.agent.answer(request, answer);
         self.send_replies(signals)
     }
 
     /// The requests nobody has answered.
     pub(crate) fn open_requests(&mut self) -> Vec<String> {
-        self.claude.drop_requests()
+        self.agent.drop_requests()
     }
 
     fn send_replies(&self, signals: Vec<Signal>) -> Vec<Signal> {
@@ -183,7 +212,7 @@ impl AgentProcess {
         loop {
             if let Some(line) = self.lines.pop() {
                 let signals = match line {
-                    Line::Whole(line) => self.claude.hear(&line),
+                    Line::Whole(line) => self.agent.hear(&line),
                     Line::TooLong => vec![Signal::Event(EventBody::Warning {
                         message: "a line of the agent was too long and is left out".to_owned(),
                     })],

@@ -26,7 +26,7 @@ use rustix::{
 };
 
 use super::{
-    descendants,
+    controlled, descendants,
     order::{End, FromLauncher, Order, ToLauncher},
 };
 use crate::{log, passing};
@@ -122,6 +122,16 @@ fn start(order: &Order, descriptors: Vec<OwnedFd>) -> io::Result<Pid> {
     let (stdin, stdout, stderr) = (next()?, next()?, next()?);
     super::join(descriptors)?;
     super::limit_file_size(order.file_bytes)?;
+    if order.terminal {
+        return controlled::start(order, &stdin);
+    }
+    let mut command = command(order, [stdin, stdout, stderr])?;
+    let spawned = command.process_group(0).spawn();
+    Ok(Pid::from_child(&spawned?))
+}
+
+/// The order as the standard library puts it.
+pub(super) fn command(order: &Order, [stdin, stdout, stderr]: super::Triple) -> io::Result<Command> {
     let (program, arguments) = order.argv.split_first().ok_or(io::ErrorKind::InvalidInput)?;
     // Said here because a failing chdir inside spawn looks like a missing program.
     if !std::fs::metadata(&order.cwd)?.is_dir() {
@@ -133,7 +143,6 @@ fn start(order: &Order, descriptors: Vec<OwnedFd>) -> io::Result<Pid> {
         .env_clear()
         .envs(&order.env)
         .current_dir(&order.cwd)
-        .process_group(0)
         .stdin(Stdio::from(stdin))
         .stdout(Stdio::from(stdout))
         .stderr(Stdio::from(stderr));
@@ -142,8 +151,7 @@ fn start(order: &Order, descriptors: Vec<OwnedFd>) -> io::Result<Pid> {
     if order.uid != 0 || order.gid != 0 {
         command.uid(order.uid).gid(order.gid);
     }
-    let spawned = command.spawn();
-    Ok(Pid::from_child(&spawned?))
+    Ok(command)
 }
 
 fn reap(command: Pid, control: &UnixStream, below: &Below) {

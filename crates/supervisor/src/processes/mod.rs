@@ -9,6 +9,7 @@
 //! again, so that a command usually costs one fork and one exec. Dropping a [`Child`] before it has
 //! ended kills it with everything below it.
 
+pub(crate) mod controlled;
 mod descendants;
 pub(crate) mod launcher;
 pub(crate) mod nursery;
@@ -212,6 +213,11 @@ impl Child {
     /// Its pid inside.
     pub(crate) fn pid(&self) -> u32 {
         self.pid
+    }
+
+    /// Whether the process itself has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.end.is_some()
     }
 
     /// Waits for the process itself; what it left behind may live on. Cancel-safe.

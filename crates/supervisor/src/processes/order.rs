@@ -16,6 +16,8 @@ pub(crate) struct Order {
     pub(crate) gid: u32,
     /// The size no file it writes may pass.
     pub(crate) file_bytes: Option<u64>,
+    /// Its stdin is a terminal, which it gets as its own.
+    pub(crate) terminal: bool,
 }
 
 /// What pid 1 says.

@@ -25,16 +25,13 @@ use tokio::{
 
 use super::Input;
 use crate::{
-    agents::{AgentProcess, News, Signal, StartError},
+    agents::{AgentProcess, News, Signal},
     capture::describe,
     git::Git,
     log,
     supervisor::Supervisor,
     users::AGENT_USER,
 };
-
-const RESTARTS: u32 = 5;
-const LONGEST_WAIT: Duration = Duration::from_secs(60);
 
 // What an interrupted agent gets to save its conversation; it takes 50 ms when all is well.
 const INTERRUPT_LIMIT: Duration = Duration::from_secs(10);
@@ -70,6 +67,7 @@ pub(super) struct Driver {
     /// A prompt that waits for the agent to be up again.
     waiting: Option<Turn>,
     crashes: u32,
+    last_exit: Option<Exit>,
 }
 
 impl Driver {
@@ -79,7 +77,7 @@ impl Driver {
         cwd: String,
         inputs: mpsc::UnboundedReceiver<Input>,
     ) -> Self {
-        Self { supervisor, launch, cwd, inputs, waiting: None, crashes: 0 }
+        Self { supervisor, launch, cwd, inputs, waiting: None, crashes: 0, last_exit: None }
     }
 
     /// Drives until shutdown or until the agent cannot be kept running.
@@ -94,7 +92,7 @@ impl Driver {
                     self.start_again().await
                 }
             };
-            if running.is_none() && (self.crashes > RESTARTS || self.inputs.is_closed()) {
+            if running.is_none() && (self.crashes > self.launch.restarts.times || self.inputs.is_closed()) {
                 return self.give_up();
             }
         }
@@ -284,7 +282,8 @@ impl Driver {
 
     fn crashed(&mut self, exit: Exit, tail: String) {
         self.crashes += 1;
-        let restarts = self.crashes <= RESTARTS;
+        self.last_exit = Some(exit);
+        let restarts = self.crashes <= self.launch.restarts.times;
         self.supervisor.outbox.push(None, EventBody::AgentExited { exit, tail, restarts });
     }
 
@@ -296,12 +295,9 @@ impl Driver {
         self.supervisor.turns.ended(&prompt);
     }
 
-    // 2, 4, 8… seconds after a crash, at once after a stop.
+    // After a while when it crashed, at once after a stop.
     async fn start_again(&mut self) -> Option<AgentProcess> {
-        let wait = match self.crashes {
-            0 => Duration::ZERO,
-            crashes => Duration::from_secs(1 << crashes.min(6)).min(LONGEST_WAIT),
-        };
+        let wait = super::wait_after(self.crashes, self.launch.restarts);
         let (supervisor, launch, cwd) = (Rc::clone(&self.supervisor), self.launch.clone(), self.cwd.clone());
         let mut start = pin!(async move {
             sleep(wait).await;
@@ -311,8 +307,8 @@ impl Driver {
             tokio::select! {
                 started = &mut start => return match started {
                     Ok(agent) => Some(agent),
-                    Err(StartError { exit, tail }) => {
-                        self.crashed(exit, tail);
+                    Err(error) => {
+                        self.crashed(error.exit(), error.tail().to_owned());
                         None
                     }
                 },
@@ -337,13 +333,15 @@ impl Driver {
     }
 
     fn give_up(mut self) {
-        self.supervisor.turns.driver.replace(None);
+        let ended = self.last_exit.map_or_else(|| "was shut down".to_owned(), describe);
+        let reason = format!("the agent {ended} and is not started again");
+        self.supervisor.turns.give_up(reason.clone());
         self.inputs.close();
         while let Ok(input) = self.inputs.try_recv() {
             self.take(input);
         }
         if let Some(turn) = self.waiting.take() {
-            self.end(&turn, TurnOutcome::Failed, Some("the agent does not start".to_owned()));
+            self.end(&turn, TurnOutcome::Failed, Some(reason));
         }
     }
 }

@@ -33,8 +33,34 @@ while read -r line; do
             say "answered"
             done_with ok
             ;;
+        *history*)
+            state running
+            say "I remember $(wc -l <"$HOME/talk-$id") earlier prompts."
+            done_with ok
+            ;;
+        *tool*)
+            state running
+            echo '{"type":"assistant","message":{"content":[{"type":"tool_use","id":"t7","name":"Bash","input":{"command":"echo made"}}]}}'
+            echo '{"type":"user","message":{"content":[{"type":"tool_result","tool_use_id":"t7","content":"made"}]}}'
+            done_with ok
+            ;;
+        *loop*)
+            echo >>"$HOME/talk-$id"
+            state running
+            setsid sh -c 'while :; do sleep 1; done' &
+            echo $! >"$HOME/left"
+            say "looping"
+            ;;
+        *garbage*)
+            state running
+            printf 'not json\n\377\376\377\n'
+            head -c 1000000 /dev/zero | tr '\0' z
+            printf '\n'
+            say "after"
+            done_with ok
+            ;;
         *hang*)
-            : >"$HOME/talk-$id"
+            echo >>"$HOME/talk-$id"
             state running
             # Leaves a process that no longer has anything to do with us.
             (setsid sleep 98765 & echo $! >"$HOME/left")
@@ -81,7 +107,8 @@ while read -r line; do
             done_with ok
             ;;
         *'"type":"user"'*)
-            : >"$HOME/talk-$id"
+            echo >>"$HOME/talk-$id"
+            echo $$ >"$HOME/pid"
             state running
             say "Hel"
             say "lo"

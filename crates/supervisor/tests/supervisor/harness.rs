@@ -163,13 +163,19 @@ impl Sandbox {
                 conversation: "0b5a7e0e-1111-4111-8111-111111111111".into(),
                 resume: false,
                 model: None,
+                restarts: Restarts { first_millis: 1, ..Restarts::default() },
             }),
             env: BTreeMap::from([("GREETING".to_owned(), "hi".to_owned())]),
         }
     }
 
     pub(crate) fn booted(&self, client: &mut Client) {
-        let boot = self.boot(BootStart::Fresh, &[]);
+        self.booted_with(client, "claude");
+    }
+
+    pub(crate) fn booted_with(&self, client: &mut Client, agent: &str) {
+        let mut boot = self.boot(BootStart::Fresh, &[]);
+        boot.agent.as_mut().unwrap().name = agent.to_owned();
         assert_eq!(client.ask(|id| ToSupervisor::Boot { id, boot: Box::new(boot) }), Ok(Reply::Done));
         client.phase(BootPhase::Ready, PhaseStatus::Done);
     }
@@ -331,6 +337,16 @@ impl Client {
     pub(crate) fn stdout(&self, exec: u64) -> String {
         let stream = u32::try_from(exec * 10 + 1).unwrap();
         String::from_utf8_lossy(self.data.get(&stream).map_or(&[][..], Vec::as_slice)).into_owned()
+    }
+
+    /// Types into a command.
+    pub(crate) fn type_in(&mut self, exec: u64, text: &str) {
+        self.data(u32::try_from(exec * 10).unwrap(), text.as_bytes());
+    }
+
+    /// Waits until a command has shown this.
+    pub(crate) fn shows(&mut self, exec: u64, wanted: &str) {
+        self.until(|client| client.stdout(exec).contains(wanted).then_some(()));
     }
 
     pub(crate) fn sh(&mut self, script: &str) -> (Exit, String) {

@@ -3,8 +3,10 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod checkouts;
+mod contract;
 mod groups;
 mod harness;
+mod terminals;
 
 use std::{
     fs,
@@ -436,45 +438,6 @@ fn an_agent_that_does_not_listen_is_stopped_all_the_same() {
     owner.prompt("say hello");
     assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
     assert_eq!(fs::read_to_string(sandbox.at("home/starts")).unwrap(), "new\nresume\nnew\n");
-}
-
-#[test]
-fn a_crashed_agent_fails_its_turn_and_comes_back() {
-    let sandbox = Sandbox::start();
-    let mut owner = sandbox.owner(1, 0);
-    sandbox.booted(&mut owner);
-    owner.prompt("say hello");
-    assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
-    owner.prompt("crash now");
-    let exited = owner.event(|body| matches!(body, EventBody::AgentExited { .. }));
-    let EventBody::AgentExited { exit, tail, restarts } = exited else { unreachable!() };
-    assert_eq!((exit, tail.as_str(), restarts), (Exit::Code(3), "last words", true));
-    assert_eq!(owner.turn_ended(), TurnOutcome::Failed);
-    // Accepted at once, carried out when the agent is back.
-    owner.prompt("say hello");
-    assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
-}
-
-#[test]
-fn a_question_reaches_a_person_and_the_answer_the_agent() {
-    let sandbox = Sandbox::start();
-    let mut owner = sandbox.owner(1, 0);
-    sandbox.booted(&mut owner);
-    owner.prompt("ask me");
-    let opened = owner.event(|body| matches!(body, EventBody::RequestOpened { .. }));
-    let EventBody::RequestOpened { request, question, options } = opened else { unreachable!() };
-    assert_eq!((question.as_str(), &options[..]), ("Colour?", &["red".to_owned()][..]));
-    let answer = || ToSupervisor::Answer { id: 0, request: request.clone(), answer: "red".into() };
-    let send = |id| match answer() {
-        ToSupervisor::Answer { request, answer, .. } => ToSupervisor::Answer { id, request, answer },
-        other => other,
-    };
-    assert_eq!(owner.ask(send), Ok(Reply::Done));
-    assert_eq!(owner.ask(send).unwrap_err().code, FaultCode::NotFound);
-    owner.event(
-        |body| matches!(body, EventBody::RequestClosed { answer: Some(answer), .. } if answer == "red"),
-    );
-    assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
 }
 
 #[test]

@@ -30,6 +30,11 @@ pub(crate) async fn run(here: &Invocation, args: Exec) -> Result<u8> {
     }
 }
 
+/// The exit code that says how a command ended.
+pub(crate) fn exit_code(exit: harvest_proto::bridge::Exit) -> u8 {
+    Outcome::exited(exit, 0).code
+}
+
 /// The variables of `-e`: `NAME=VALUE`, or `NAME` for this process's own.
 pub(crate) fn variables(given: &[String]) -> Result<BTreeMap<String, String>> {
     let mut env = BTreeMap::new();

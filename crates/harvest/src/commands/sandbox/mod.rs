@@ -167,8 +167,7 @@ fn one_s_own(engine: &Engine, typed: &[String], verb: &str, force: bool) -> Resu
             found => found?.map(|sandbox| sandbox.spec.owner),
         };
         if owner == Some(Owner::Sessions) && !force {
-            let hint =
-                "see `harvest ls`; `harvest stop --terminate SESSION` ends its sandbox and keeps its disk";
+            let hint = "see `harvest ls`; `harvest terminate SESSION` ends its sandbox and keeps its disk";
             bail!(Advice::new(format!("cannot {verb} {id}: it belongs to a session"), hint));
         }
         if !ids.contains(&id) {

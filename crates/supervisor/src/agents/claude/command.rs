@@ -78,6 +78,7 @@ mod tests {
             conversation: "c0ffee".into(),
             resume: false,
             model: Some("opus".into()),
+            restarts: harvest_proto::bridge::Restarts::default(),
         };
         let first = argv(&launch, "/workspace/shop", false).join(" ");
         assert!(first.contains("--session-id c0ffee --model opus") && !first.contains("--resume"));

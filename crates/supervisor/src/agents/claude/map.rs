@@ -9,13 +9,13 @@ use harvest_proto::{EventBody, PromptId};
 use serde_json::{Map, Value};
 
 use super::wire;
-use crate::{agents::Signal, cut};
-
-// A line we have no word for is kept for whoever looks into it, not for its content.
-const MAX_RAW_BYTES: usize = 4 * 1024;
-// A protocol that has grown brings a few such lines a turn. Whatever runs beside the agent can write
-// to its output too, without end, and every event is stored for good.
-const MAX_RAW_LINES: u32 = 100;
+use crate::{
+    agents::{
+        Signal,
+        noise::{MAX_RAW_BYTES, Noise},
+    },
+    cut,
+};
 
 /// The state of the conversation, as far as its lines need it.
 #[derive(Debug, Default)]
@@ -24,8 +24,7 @@ pub(crate) struct Claude {
     started: bool,
     result: Option<Result<(), String>>,
     asked: BTreeMap<String, Asked>,
-    /// Lines without meaning since the last prompt.
-    raw: u32,
+    noise: Noise,
 }
 
 /// A tool call that waits for a person's answers.
@@ -40,16 +39,16 @@ struct Asked {
 
 impl Claude {
     /// A prompt is about to be sent.
-    pub(crate) fn begin(&mut self, prompt: &PromptId) {
+    pub(super) fn begin(&mut self, prompt: &PromptId) {
         self.command = Some(wire::uuid(prompt));
         self.started = false;
         self.result = None;
-        self.raw = 0;
+        self.noise.begin();
     }
 
     /// What a line means.
-    pub(crate) fn hear(&mut self, line: &[u8]) -> Vec<Signal> {
-        let Ok(message) = serde_json::from_slice::<Value>(line) else { return self.raw(line) };
+    pub(super) fn line(&mut self, line: &[u8]) -> Vec<Signal> {
+        let Ok(message) = serde_json::from_slice::<Value>(line) else { return self.noise.hear(line) };
         match text(&message, "type") {
             "system" => self.system(&message, line),
             "stream_event" => partial(&message),
@@ -66,23 +65,8 @@ impl Claude {
             "keep_alive" | "rate_limit_event" | "tool_progress" | "auth_status" | "tool_use_summary" => {
                 Vec::new()
             }
-            _ => self.raw(line),
+            _ => self.noise.hear(line),
         }
-    }
-
-    fn raw(&mut self, line: &[u8]) -> Vec<Signal> {
-        let line = String::from_utf8_lossy(line);
-        if line.trim().is_empty() || self.raw > MAX_RAW_LINES {
-            return Vec::new();
-        }
-        self.raw += 1;
-        vec![Signal::Event(if self.raw > MAX_RAW_LINES {
-            EventBody::Warning {
-                message: "the agent says too much that has no meaning; more of it is left out".to_owned(),
-            }
-        } else {
-            EventBody::AgentRaw { line: cut::head(&line, MAX_RAW_BYTES).to_owned() }
-        })]
     }
 
     fn system(&mut self, message: &Value, line: &[u8]) -> Vec<Signal> {
@@ -102,7 +86,7 @@ impl Claude {
             | "hook_started"
             | "hook_progress"
             | "hook_response" => Vec::new(),
-            _ => self.raw(line),
+            _ => self.noise.hear(line),
         }
     }
 
@@ -145,7 +129,7 @@ impl Claude {
     }
 
     /// A person's answer to the question being asked; the next question, or the reply.
-    pub(crate) fn answer(&mut self, request: &str, answer: &str) -> Vec<Signal> {
+    pub(super) fn answered(&mut self, request: &str, answer: &str) -> Vec<Signal> {
         let Some(mut asked) = self.asked.remove(request) else { return Vec::new() };
         let question = text(&asked.questions.remove(0), "question").to_owned();
         asked.answers.insert(question, Value::from(answer));
@@ -181,7 +165,7 @@ impl Claude {
     }
 
     /// Forgets what nobody has answered, and says what that was.
-    pub(crate) fn drop_requests(&mut self) -> Vec<String> {
+    pub(super) fn forget_requests(&mut self) -> Vec<String> {
         std::mem::take(&mut self.asked).into_keys().collect()
     }
 }

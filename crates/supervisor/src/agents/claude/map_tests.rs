@@ -6,7 +6,7 @@ use serde_json::json;
 use super::*;
 
 fn hear(claude: &mut Claude, lines: &[&str]) -> Vec<Signal> {
-    lines.iter().flat_map(|line| claude.hear(line.as_bytes())).collect()
+    lines.iter().flat_map(|line| claude.line(line.as_bytes())).collect()
 }
 
 const IDLE: &str =
@@ -115,12 +115,12 @@ fn a_question_waits_for_its_answer() {
     };
     let asked = Signal::Asked { request: "toolu_d8".into() };
     assert_eq!(hear(&mut claude, &[ASK]), [Signal::Event(opened), asked]);
-    let signals = claude.answer("toolu_d8", "blue");
+    let signals = claude.answered("toolu_d8", "blue");
     let Signal::Say(line) = &signals[1] else { panic!("{signals:?}") };
     let reply: Value = serde_json::from_str(line).unwrap();
     assert_eq!(reply["response"]["request_id"], "a25e");
     assert_eq!(reply["response"]["response"]["updatedInput"]["answers"], json!({"Which colour?": "blue"}));
-    assert_eq!(claude.answer("toolu_d8", "again"), []);
+    assert_eq!(claude.answered("toolu_d8", "again"), []);
 }
 
 #[test]
@@ -131,9 +131,9 @@ fn two_questions_are_asked_one_after_the_other() {
     second["question"] = json!("Which size?");
     ask["request"]["input"]["questions"].as_array_mut().unwrap().push(second);
     hear(&mut claude, &[&ask.to_string()]);
-    let next = claude.answer("toolu_d8", "red");
+    let next = claude.answered("toolu_d8", "red");
     assert!(next.contains(&Signal::Asked { request: "toolu_d8+".into() }), "{next:?}");
-    let last = claude.answer("toolu_d8+", "small");
+    let last = claude.answered("toolu_d8+", "small");
     let Signal::Say(line) = &last[1] else { panic!("{last:?}") };
     assert!(line.contains(r#""Which colour?":"red""#) && line.contains(r#""Which size?":"small""#));
 }
@@ -164,21 +164,9 @@ fn what_we_have_no_word_for_is_kept_short() {
     assert_eq!(line.len(), 4096);
 }
 
-#[test]
-fn a_flood_without_meaning_is_cut_off_until_the_next_prompt() {
-    let mut claude = Claude::default();
-    let noise = vec!["y"; 1000];
-    let signals = hear(&mut claude, &noise);
-    assert_eq!(signals.len(), 101);
-    assert!(matches!(signals.last(), Some(Signal::Event(EventBody::Warning { .. }))));
-    assert_eq!(hear(&mut claude, &noise), []);
-    claude.begin(&PromptId::random());
-    assert_eq!(hear(&mut claude, &["y"]).len(), 1);
-}
-
 proptest! {
     #[test]
     fn garbled_lines_never_panic(line in r#"\{"type":"(user|assistant|result|system|control_request|x)".{0,60}"#) {
-        let _any = Claude::default().hear(line.as_bytes());
+        let _any = Claude::default().line(line.as_bytes());
     }
 }

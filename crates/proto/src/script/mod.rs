@@ -1,32 +1,48 @@
-//! The language of the scripted upstream, and which step of a script answers a request. Pure: sends
-//! nothing, remembers nothing.
+//! The language of scripts: what the scripted model (in the gateway) answers and what the scripted agent
+//! (in the sandbox) does. Pure: does nothing, remembers nothing.
 //!
 //! A prompt carries its script on a line that begins with `script:`, followed by a JSON array that may
-//! span lines; the first such line counts. Each element answers one request of the agent: an object, or a list of objects that
-//! become the blocks of one answer.
+//! span lines; the first such line counts. Each element is a step: an object, or a list of objects. To
+//! the model a step is one answer and the list its blocks, so a step that calls no tool ends the turn;
+//! the agent plays everything to the end.
 //!
-//! | step | what the model does |
+//! | step | what the model or the agent does |
 //! |---|---|
 //! | `{"text": "…", "chunks": 4, "delay_ms": 0}` | says this, in so many pieces, waiting before each |
 //! | `{"thinking": "…"}` | thinks aloud |
-//! | `{"bash": "make test"}` | calls the agent's own shell tool |
-//! | `{"write": {"path": "a", "content": "x"}}` | calls its tool that writes a file |
-//! | `{"read": "a"}` | calls its tool that reads one |
-//! | `{"edit": {"path": "a", "old": "x", "new": "y"}}` | calls its tool that edits one |
+//! | `{"bash": "make test"}` | calls the shell tool |
+//! | `{"write": {"path": "a", "content": "x"}}` | calls the tool that writes a file |
+//! | `{"read": "a"}` | calls the tool that reads one |
+//! | `{"edit": {"path": "a", "old": "x", "new": "y"}}` | calls the tool that edits one |
 //! | `{"ask": {"question": "Which?", "options": ["a", "b"]}}` | asks the person |
 //! | `{"tool": {"name": "Glob", "input": {}}}` | calls any tool by its name, offered or not |
 //! | `{"error": {"status": 529, "type": "overloaded_error", "message": "…", "times": 2}}` | fails so often, then goes on with the rest of the answer |
 //! | `{"hang": 30}` | stays silent for so many seconds |
 //! | `{"drop": true}` | cuts the connection in mid-answer, once; a number says how often |
-//! | `{"usage": {"input": 1, "output": 2, "cache_read": 3, "cache_write": 4}}` | counts these tokens; otherwise 100 and 20 |
+//! | `{"usage": {"input": 1, "output": 2, "cache_read": 3, "cache_write": 4}}` | counts these tokens, otherwise 100 and 20; the agent calls no model and counts none |
+//! | `{"history": true}` | says how many earlier prompts it remembers |
 //!
-//! Which step is due follows from the request alone: as many as the agent has had answers since the
-//! last text of the user. So retries, restarts, forks and resumes need no reset. After the last step the
+//! What befalls an agent itself only the scripted agent can play:
+//!
+//! | step | what the agent does |
+//! |---|---|
+//! | `{"crash": 3}` | ends with this code |
+//! | `{"raw": "…"}` | writes this line where only its protocol belongs |
+//! | `{"garbage": 1000}` | writes a line of so many bytes that are no text |
+//! | `{"stderr": "…"}` | writes a line to its standard error |
+//! | `{"flood": {"events": 1000, "bytes": 30000}}` | ends so many tool calls with an output of so many bytes each |
+//!
+//! Which step of the model is due follows from the request alone: as many as the agent has had answers since
+//! the last text of the user. So retries, restarts, forks and resumes need no reset. After the last step the
 //! model says `done`. What Claude wraps in `<system-reminder>` is not the user's text.
 
-use harvest_proto::event::Usage;
+mod written;
+
 use serde::Deserialize;
 use serde_json::Value;
+
+use self::written::Written;
+use crate::event::Usage;
 
 const MARKER: &str = "script:";
 const DEFAULT_TEXT: &str =
@@ -35,7 +51,7 @@ const DEFAULT_TEXT: &str =
 /// A script: the answers to the requests of one turn, in their order.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(try_from = "Value")]
-pub struct Script(pub(crate) Vec<Vec<Block>>);
+pub struct Script(Vec<Vec<Block>>);
 
 /// A script for prompts that carry none.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
@@ -65,9 +81,10 @@ pub enum ScriptError {
     },
 }
 
-/// One block of an answer, or something that befalls it.
+/// One block of an answer, or something that befalls it. The tables above say what each does.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Block {
+#[expect(missing_docs, reason = "the tables of this file are where each is explained")]
+pub enum Block {
     Text { text: String, chunks: usize, delay_ms: u64 },
     Thinking(String),
     Bash(String),
@@ -80,27 +97,37 @@ pub(crate) enum Block {
     Hang { seconds: f64 },
     Drop { times: u32 },
     Usage(Usage),
+    History,
+    Crash(u8),
+    Raw(String),
+    Garbage(usize),
+    Stderr(String),
+    Flood { events: usize, bytes: usize },
 }
 
 impl Block {
     /// A text in one piece.
-    pub(crate) fn text(text: impl Into<String>) -> Self {
+    pub fn text(text: impl Into<String>) -> Self {
         Self::Text { text: text.into(), chunks: 1, delay_ms: 0 }
     }
 }
 
 /// An error answer.
-#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct ErrorStep {
+pub struct ErrorStep {
+    /// The HTTP status.
     #[serde(default = "ErrorStep::default_status")]
-    pub(crate) status: u16,
+    pub status: u16,
+    /// The kind, as the API names it.
     #[serde(rename = "type", default = "ErrorStep::default_kind")]
-    pub(crate) kind: String,
+    pub kind: String,
+    /// In words.
     #[serde(default = "ErrorStep::default_message")]
-    pub(crate) message: String,
+    pub message: String,
+    /// How often it happens before it stops happening.
     #[serde(default = "ErrorStep::default_times")]
-    pub(crate) times: u32,
+    pub times: u32,
 }
 
 impl ErrorStep {
@@ -143,7 +170,10 @@ impl Script {
     }
 
     /// What to play for a prompt: its own script, the first rule's that fits, or a word about scripts.
-    pub(crate) fn choose(prompt: &str, rules: &[ScriptRule]) -> Result<Self, ScriptError> {
+    ///
+    /// # Errors
+    /// As [`Script::find`].
+    pub fn choose(prompt: &str, rules: &[ScriptRule]) -> Result<Self, ScriptError> {
         if let Some(own) = Self::find(prompt)? {
             return Ok(own);
         }
@@ -152,9 +182,29 @@ impl Script {
     }
 
     /// The blocks of the answer to the request with this number, from 0.
-    pub(crate) fn answer(&self, number: usize) -> Vec<Block> {
+    #[must_use]
+    pub fn answer(&self, number: usize) -> Vec<Block> {
         self.0.get(number).cloned().unwrap_or_else(|| vec![Block::text("done")])
     }
+
+    /// Every block, in order: what an agent plays.
+    pub fn into_blocks(self) -> impl Iterator<Item = Block> {
+        self.0.into_iter().flatten()
+    }
+}
+
+/// A text in at most so many pieces of about the same length, cut between characters.
+#[must_use]
+pub fn pieces(text: &str, pieces: usize) -> Vec<String> {
+    let characters: Vec<char> = text.chars().collect();
+    let length = characters.len().div_ceil(pieces.max(1)).max(1);
+    characters.chunks(length).map(|piece| piece.iter().collect()).collect()
+}
+
+/// What `history` says.
+#[must_use]
+pub fn remembered(earlier: usize) -> String {
+    format!("I remember {earlier} earlier prompts.")
 }
 
 impl TryFrom<Value> for Script {
@@ -189,131 +239,6 @@ fn blocks(number: usize, step: Value) -> Result<Vec<Block>, ScriptError> {
             }
         })
         .collect()
-}
-
-// A block as it is written. One field names the kind; serde names every field it does not know.
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Written {
-    text: Option<String>,
-    chunks: Option<usize>,
-    delay_ms: Option<u64>,
-    thinking: Option<String>,
-    bash: Option<String>,
-    write: Option<WrittenFile>,
-    read: Option<String>,
-    edit: Option<WrittenEdit>,
-    ask: Option<WrittenQuestion>,
-    tool: Option<WrittenTool>,
-    error: Option<ErrorStep>,
-    hang: Option<f64>,
-    drop: Option<WrittenDrop>,
-    usage: Option<WrittenUsage>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct WrittenFile {
-    path: String,
-    content: String,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct WrittenEdit {
-    path: String,
-    old: String,
-    new: String,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct WrittenQuestion {
-    question: String,
-    options: Vec<String>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct WrittenTool {
-    name: String,
-    #[serde(default = "empty_object")]
-    input: Value,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum WrittenDrop {
-    Once(bool),
-    Times(u32),
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
-struct WrittenUsage {
-    #[serde(default)]
-    input: u64,
-    #[serde(default)]
-    output: u64,
-    #[serde(default)]
-    cache_read: u64,
-    #[serde(default)]
-    cache_write: u64,
-}
-
-fn empty_object() -> Value {
-    Value::Object(serde_json::Map::new())
-}
-
-impl Written {
-    fn block(self) -> Result<Block, &'static str> {
-        // The API sends no more pieces than this for a long answer; more would only be slow.
-        let chunks = self.chunks.unwrap_or(4).clamp(1, 10_000);
-        let delay_ms = self.delay_ms.unwrap_or(0);
-        if self.text.is_none() && (self.chunks.is_some() || self.delay_ms.is_some()) {
-            return Err("`chunks` and `delay_ms` belong to `text`");
-        }
-        let kinds = [
-            self.text.map(|text| Block::Text { text, chunks, delay_ms }),
-            self.thinking.map(Block::Thinking),
-            self.bash.map(Block::Bash),
-            self.write.map(|file| Block::Write { path: file.path, content: file.content }),
-            self.read.map(Block::Read),
-            self.edit.map(|edit| Block::Edit { path: edit.path, old: edit.old, new: edit.new }),
-            self.ask.map(|ask| Block::Ask { question: ask.question, options: ask.options }),
-            self.tool.map(|tool| Block::Tool { name: tool.name, input: tool.input }),
-            self.error.map(Block::Error),
-            self.hang.map(|seconds| Block::Hang { seconds: seconds.clamp(0.0, 86_400.0) }),
-            self.drop.map(|drop| Block::Drop { times: drop.times() }),
-            self.usage.map(|usage| Block::Usage(usage.into())),
-        ];
-        let mut given = kinds.into_iter().flatten();
-        match (given.next(), given.next()) {
-            (Some(block), None) => Ok(block),
-            (None, _) => Err("it says nothing to do"),
-            (Some(_), Some(_)) => Err("it says two things at once; put them in a list"),
-        }
-    }
-}
-
-impl WrittenDrop {
-    fn times(&self) -> u32 {
-        match self {
-            Self::Once(once) => u32::from(*once),
-            Self::Times(times) => *times,
-        }
-    }
-}
-
-impl From<WrittenUsage> for Usage {
-    fn from(written: WrittenUsage) -> Self {
-        Self {
-            input_tokens: written.input,
-            output_tokens: written.output,
-            cache_read_tokens: written.cache_read,
-            cache_write_tokens: written.cache_write,
-        }
-    }
 }
 
 #[cfg(test)]
@@ -359,7 +284,7 @@ mod tests {
 
     #[test]
     fn every_step_of_the_table_above_is_understood() {
-        for row in include_str!("script.rs").lines().filter_map(|line| line.strip_prefix("//! | `{")) {
+        for row in include_str!("mod.rs").lines().filter_map(|line| line.strip_prefix("//! | `{")) {
             let step = format!("{{{}", row.split("` |").next().unwrap());
             assert!(Script::find(&format!("script: [{step}]")).unwrap().is_some(), "{step}");
         }

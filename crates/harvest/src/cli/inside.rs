@@ -1,0 +1,18 @@
+//! The verbs that reach into a session's sandbox: `shell` and `cp`.
+
+use clap::Args;
+
+#[derive(Debug, Args)]
+pub(crate) struct Shell {
+    /// The session: an id, the beginning of one, or `-` for the newest
+    pub(crate) session: String,
+    /// Who it runs as: `harvest` or `root`
+    #[arg(short, long, value_name = "USER")]
+    pub(crate) user: Option<String>,
+    /// Where it runs; the primary checkout when absent
+    #[arg(short, long, value_name = "FOLDER")]
+    pub(crate) workdir: Option<String>,
+    /// What to run instead of a shell, and its arguments
+    #[arg(last = true, value_name = "COMMAND")]
+    pub(crate) command: Vec<String>,
+}

@@ -1,0 +1,172 @@
+//! Deleting frees and nothing leaks, wherever the server dies; and what the store and the machine think
+//! there is agrees after every start.
+
+use harvest_proto::SnapshotId;
+use harvest_session::provider::StartOrder;
+
+use super::*;
+
+/// Waits until a test's own look at the fake says so.
+async fn eventually(what: &str, so: impl Fn() -> bool) {
+    let wait = async {
+        while !so() {
+            tokio::task::yield_now().await;
+        }
+    };
+    assert!(tokio::time::timeout(Duration::from_secs(20), wait).await.is_ok(), "never: {what}");
+}
+
+async fn two_turns(house: &House, sessions: &Sessions) -> SessionId {
+    let id = house.session(sessions, Some("one")).await.id;
+    until_state(sessions, &id, SessionState::Idle).await;
+    let second = send(sessions, &id, "two").await;
+    until_status(sessions, &id, &second, PromptStatus::Completed).await;
+    until_state(sessions, &id, SessionState::Idle).await;
+    id
+}
+
+#[tokio::test]
+async fn a_server_that_dies_anywhere_in_a_delete_leaves_nothing_to_the_next_but_the_work() {
+    for (failing, left) in
+        [(vec![Act::End, Act::Remove], (1, 2)), (vec![Act::Remove], (0, 2)), (vec![], (0, 0))]
+    {
+        let house = House::new().await;
+        let sessions = house.serve().await;
+        let id = two_turns(&house, &sessions).await;
+        for act in &failing {
+            house.fake.set_failing(*act, true);
+        }
+        sessions.delete(&id).await.unwrap();
+        assert!(matches!(sessions.get(&id).await, Err(SessionError::NotFound { .. })));
+        // The server dies here, with so much of it done.
+        drop(sessions);
+        let there = (house.fake.list().await.unwrap().len(), house.fake.kept().len());
+        assert_eq!(there, left, "{failing:?}");
+        for act in failing {
+            house.fake.set_failing(act, false);
+        }
+        let _sessions = house.serve().await;
+        eventually("everything is gone", || house.fake.kept().is_empty()).await;
+        assert!(house.fake.list().await.unwrap().is_empty());
+        eventually("and forgotten", || house.fake.sweeps() > 0).await;
+    }
+}
+
+#[tokio::test]
+async fn a_snapshot_two_sessions_use_goes_with_the_last_of_them() {
+    let house = House::new().await;
+    let sessions = house.serve().await;
+    let id = two_turns(&house, &sessions).await;
+    let shared = sessions.turns(&id).await.unwrap()[0].snapshot.clone().unwrap();
+    let order = ForkSession { turn: Some(1), ..ForkSession::default() };
+    let fork = sessions.fork(&id, order, ada()).await.unwrap().remove(0);
+    until_state(&sessions, &fork.id, SessionState::Idle).await;
+    sessions.delete(&id).await.unwrap();
+    assert_eq!(house.fake.kept().into_iter().map(|kept| kept.0).collect::<Vec<_>>(), [shared.clone()]);
+    drop(sessions);
+    let sessions = house.serve().await;
+    assert_eq!(house.fake.kept().len(), 1, "a restart changes nothing");
+    let kept = &sessions.snapshots(&fork.id).await.unwrap()[0];
+    assert_eq!((&kept.id, kept.turn), (&shared, Some(0)));
+    sessions.delete(&fork.id).await.unwrap();
+    assert!(house.fake.kept().is_empty());
+    assert!(house.store.removal_list().await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn what_nobody_knows_is_removed_at_the_start_and_what_a_save_under_way_means_is_not() {
+    let house = House::new().await;
+    let sessions = house.serve().await;
+    house.fake.set_failing(Act::EndKept, true);
+    let id = house.session(&sessions, Some("one")).await.id;
+    until_state(&sessions, &id, SessionState::Idle).await;
+    assert_eq!(sessions.pause(&id).await.unwrap_err().code(), "save_unknown");
+    drop(sessions);
+    // What the save came to, for all anybody knows; and something nobody does.
+    let drive = house.store.session_get(&id).await.unwrap().drive;
+    let meant: Vec<SnapshotId> = drive.split('"').filter_map(|word| word.parse().ok()).collect();
+    assert_eq!(meant.len(), 2, "the turn's and the pause's: {drive}");
+    let stranger = SnapshotId::random();
+    house.fake.plant(&stranger);
+    meant.iter().for_each(|snapshot| house.fake.plant(snapshot));
+    let _sessions = house.serve().await;
+    eventually("the stranger is gone", || !house.fake.kept().iter().any(|kept| kept.0 == stranger)).await;
+    assert_eq!(house.fake.kept().len(), 2);
+}
+
+#[tokio::test]
+async fn disks_of_another_store_are_left_alone() {
+    let house = House::new().await;
+    let stranger = SnapshotId::random();
+    house.fake.plant(&stranger);
+    house.fake.give_to("another");
+    let sandbox = SandboxId::random();
+    let from = StartFrom::Image("claude".into());
+    house.fake.start(StartOrder { sandbox: sandbox.clone(), from, state: None }).await.unwrap();
+    let _sessions = house.serve().await;
+    eventually("the server has swept", || house.fake.sweeps() > 0).await;
+    assert_eq!(house.fake.kept().len(), 1);
+    assert_eq!(house.fake.list().await.unwrap(), [sandbox]);
+}
+
+#[tokio::test]
+async fn a_snapshot_that_vanished_is_told_once_and_its_turn_cannot_be_forked() {
+    let house = House::new().await;
+    let sessions = house.serve().await;
+    let id = two_turns(&house, &sessions).await;
+    let first = sessions.turns(&id).await.unwrap()[0].snapshot.clone().unwrap();
+    drop(sessions);
+    house.fake.lose(&first);
+    for _ in 0..2 {
+        let sessions = house.serve().await;
+        let warnings = all(&sessions, &id).await.into_iter().filter(
+            |event| matches!(&event.body, EventBody::Warning { message } if message.contains("turn 1")),
+        );
+        assert_eq!(warnings.count(), 1, "it is told, and not again at every start");
+        let turn = &sessions.turns(&id).await.unwrap()[0];
+        assert_eq!((&turn.snapshot, turn.dropped.as_deref()), (&None, Some("gone")));
+        let order = ForkSession { turn: Some(1), ..ForkSession::default() };
+        assert_eq!(sessions.fork(&id, order, ada()).await.unwrap_err().code(), "no_snapshot");
+        drop(sessions);
+    }
+    house.fake.plant(&first);
+    let sessions = house.serve().await;
+    assert_eq!(sessions.turns(&id).await.unwrap()[0].snapshot, Some(first), "it came back");
+}
+
+#[tokio::test]
+async fn an_archived_session_keeps_its_last_snapshot_and_pinned_ones() {
+    let house = House::new().await;
+    let sessions = house.serve().await;
+    let id = two_turns(&house, &sessions).await;
+    let third = send(&sessions, &id, "three").await;
+    until_status(&sessions, &id, &third, PromptStatus::Completed).await;
+    let turns = sessions.turns(&id).await.unwrap();
+    let pinned = turns[0].snapshot.clone().unwrap();
+    house.store.snapshot_pin(&id, Lease(1), &pinned, true).await.unwrap();
+    sessions.archive(&id).await.unwrap();
+    until_state(&sessions, &id, SessionState::Archived).await;
+    eventually("the rest is gone", || house.fake.kept().len() == 2).await;
+    let newest = sessions.get(&id).await.unwrap().snapshot.unwrap();
+    let mut kept: Vec<_> = house.fake.kept().into_iter().map(|kept| kept.0).collect();
+    let mut wanted = vec![pinned, newest];
+    kept.sort();
+    wanted.sort();
+    assert_eq!(kept, wanted);
+    assert_eq!(sessions.turns(&id).await.unwrap()[1].dropped.as_deref(), Some("archived"));
+}
+
+#[tokio::test]
+async fn a_forgotten_repository_takes_its_builds_and_its_state_along() {
+    let house = House::new().await;
+    let sessions = house.serve().await;
+    let _lines: Vec<_> = sessions.repository_build("demo").await.unwrap().collect().await;
+    assert_eq!(house.fake.kept().len(), 1);
+    house.fake.set_failing(Act::Remove, true);
+    sessions.repository_delete("demo").await.unwrap();
+    assert_eq!(house.fake.states_removed(), ["demo"]);
+    drop(sessions);
+    house.fake.set_failing(Act::Remove, false);
+    let _sessions = house.serve().await;
+    eventually("the build is gone", || house.fake.kept().is_empty()).await;
+}

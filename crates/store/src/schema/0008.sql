@@ -1,0 +1,3 @@
+ALTER TABLE tokens ADD COLUMN role TEXT NOT NULL DEFAULT 'admin';
+
+ALTER TABLE tokens ADD COLUMN last_used BIGINT;

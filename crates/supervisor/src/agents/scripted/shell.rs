@@ -1,0 +1,95 @@
+//! Runs a command for the scripted agent, and can be told to give it up.
+
+use std::{
+    io,
+    os::unix::process::ExitStatusExt,
+    path::Path,
+    process::{ExitStatus, Stdio},
+};
+
+use rustix::{
+    pipe::{PipeFlags, pipe_with},
+    process::{Pid, Signal, kill_process_group},
+};
+use tokio::{
+    net::unix::pipe,
+    process::{Child, Command},
+};
+
+use super::program::{Program, Stop};
+use crate::exec::{read_rest, throw_away};
+
+// What a tool may say; what it says beyond that is counted and left out.
+const MAX_OUTPUT_BYTES: usize = 4 * 1024 * 1024;
+
+/// Runs a command in the working folder: whether it ended well, and what it said.
+pub(super) async fn run(program: &mut Program, command: &str) -> Result<(bool, String), Stop> {
+    let (ours, theirs) = pipe_with(PipeFlags::CLOEXEC).map_err(io::Error::from)?;
+    let shell = if Path::new("/bin/bash").exists() { "bash" } else { "sh" };
+    let mut child = Command::new(shell)
+        .args(["-c", command])
+        .process_group(0)
+        .stdin(Stdio::null())
+        .stdout(theirs.try_clone()?)
+        .stderr(theirs)
+        .spawn()?;
+    let output = pipe::Receiver::from_owned_fd(ours)?;
+    let mut said = Said::default();
+    let ended = tokio::select! {
+        ended = wait(&mut child, &output, &mut said) => ended,
+        stop = program.interrupted() => {
+            if let Some(group) = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)) {
+                let _gone_already = kill_process_group(group, Signal::KILL);
+            }
+            let _reaped = child.wait().await;
+            return Err(stop);
+        }
+    }?;
+    read_rest(&output, |bytes| said.push(bytes));
+    // What it left running holds the pipe open; a closed one would kill it.
+    tokio::spawn(throw_away(output));
+    Ok((ended.success(), said.text(ended)))
+}
+
+async fn wait(child: &mut Child, output: &pipe::Receiver, said: &mut Said) -> io::Result<ExitStatus> {
+    let mut buffer = vec![0u8; 16 * 1024];
+    let mut open = true;
+    loop {
+        tokio::select! {
+            ended = child.wait() => return ended,
+            ready = output.readable(), if open => match ready.and_then(|()| output.try_read(&mut buffer)) {
+                Ok(0) => open = false,
+                Ok(count) => said.push(&buffer[..count]),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(_) => open = false,
+            },
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Said {
+    bytes: Vec<u8>,
+    left_out: usize,
+}
+
+impl Said {
+    fn push(&mut self, bytes: &[u8]) {
+        let room = MAX_OUTPUT_BYTES.saturating_sub(self.bytes.len()).min(bytes.len());
+        self.bytes.extend_from_slice(&bytes[..room]);
+        self.left_out += bytes.len() - room;
+    }
+
+    fn text(self, ended: ExitStatus) -> String {
+        let mut text = String::from_utf8_lossy(&self.bytes).into_owned();
+        if self.left_out > 0 {
+            text.push_str(&format!("\n… {} bytes left out …", self.left_out));
+        }
+        match (ended.code(), ended.signal()) {
+            (Some(0), _) => {}
+            (Some(code), _) => text.push_str(&format!("\n(exit code {code})")),
+            (None, signal) => text.push_str(&format!("\n(signal {})", signal.unwrap_or_default())),
+        }
+        text
+    }
+}
