@@ -10,7 +10,7 @@ use std::{ffi::OsString, net::SocketAddr, path::PathBuf};
 use clap::{Args, Parser, Subcommand, builder::NonEmptyStringValueParser};
 
 pub(crate) use inside::Shell;
-pub(crate) use machine::{Create, Exec, Language, Sandbox, Side, Snapshot, Volume};
+pub(crate) use machine::{Create, Exec, Sandbox, Side, Snapshot, Volume};
 pub(crate) use server::{CreateToken, Token};
 
 /// Background coding agents on machines you own: a prompt goes in, a tested pull request comes out.
@@ -20,7 +20,7 @@ pub(crate) use server::{CreateToken, Token};
     version,
     propagate_version = true,
     disable_help_subcommand = true,
-    after_help = "A session is named by its id, the beginning of it, or `-` for the newest one.\n\
+    after_help = "A session is named by its id, the beginning of it, its key, or `-` for the newest one.\n\
                   Start here: `harvest quickstart` shows everything on this machine, without an account."
 )]
 pub(crate) struct Cli {
@@ -83,7 +83,7 @@ pub(crate) enum Command {
     /// Start a session and follow it
     Run(Run),
     /// List sessions
-    Ls,
+    Ls(Ls),
     /// Show a session
     Show(One),
     /// Follow a session live; ctrl-c detaches
@@ -113,6 +113,8 @@ pub(crate) enum Command {
     Diff(One),
     /// Print what happened in a session
     Logs(Logs),
+    /// Print a session's events for programs: one JSON object per line
+    Events(Events),
     /// Run a command: in a fresh sandbox, in a sandbox of yours, or in a session's
     Exec(Box<Exec>),
     /// Open a terminal in a session's sandbox
@@ -193,8 +195,8 @@ pub(crate) struct Run {
     /// The branch the first repository starts from
     #[arg(short, long, requires = "repositories")]
     pub(crate) base: Option<String>,
-    /// The agent
-    #[arg(short, long)]
+    /// The agent: `claude` or `scripted`, which plays the script in the prompt [default: claude]
+    #[arg(short, long, value_name = "NAME", value_parser = harvest_proto::agents::NAMES)]
     pub(crate) agent: Option<String>,
     /// The model to ask for; `scripted` needs neither account nor key
     #[arg(short, long)]
@@ -208,13 +210,29 @@ pub(crate) struct Run {
     pub(crate) env: Vec<String>,
     /// A snapshot to start from, of any session or sandbox; what is checked out in it stays as it is
     #[arg(long, value_name = "SNAPSHOT")]
-    pub(crate) from: Option<harvest_proto::SnapshotId>,
+    pub(crate) from: Option<String>,
     /// A name of your own for the session, which no other session has
     #[arg(long)]
     pub(crate) key: Option<String>,
     /// Print the id and leave it running
     #[arg(short, long)]
     pub(crate) detach: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Ls {
+    /// Only those in this state, such as running or idle
+    #[arg(short, long)]
+    pub(crate) state: Option<String>,
+    /// Only those that work on this repository
+    #[arg(short, long, value_name = "NAME")]
+    pub(crate) repository: Option<String>,
+    /// Only those with this in their title
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) title: Option<String>,
+    /// Only the one with this key
+    #[arg(long)]
+    pub(crate) key: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -294,6 +312,24 @@ pub(crate) struct Logs {
     /// Only what came after this event
     #[arg(long, value_name = "SEQ", default_value_t = 0)]
     pub(crate) after: u64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Events {
+    /// The session: an id, the beginning of one, or `-` for the newest
+    pub(crate) session: String,
+    /// Only what came after this event
+    #[arg(long, value_name = "SEQ", default_value_t = 0)]
+    pub(crate) after: u64,
+    /// Only these types, such as `tool_ended,turn_ended`
+    #[arg(long, value_name = "TYPE", value_delimiter = ',')]
+    pub(crate) types: Vec<String>,
+    /// Go on as it happens
+    #[arg(short, long)]
+    pub(crate) follow: bool,
+    /// Long inputs and outputs of tools in full, not only their ends
+    #[arg(long)]
+    pub(crate) full: bool,
 }
 
 #[derive(Debug, Subcommand)]

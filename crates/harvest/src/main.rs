@@ -1,12 +1,12 @@
 //! The harvest binary: parse, load the configuration, run the verb, turn its result into an exit code.
 #![forbid(unsafe_code)]
 
-mod begin;
 mod cli;
 mod client;
 mod commands;
 mod config;
 mod database;
+mod desk;
 mod doctor;
 mod follow;
 mod images;

@@ -81,7 +81,9 @@ impl Renderer {
                 self.tools.insert(call.clone(), (what, event.at));
                 vec![]
             }
-            EventBody::ToolEnded { call, ok, output } => vec![self.tool_ended(call, *ok, output, event.at)],
+            EventBody::ToolEnded { call, ok, output, .. } => {
+                vec![self.tool_ended(call, *ok, output, event.at)]
+            }
             EventBody::TurnEnded { outcome, error, millis, .. } => {
                 turn_ended(self.turn, *outcome, error.as_deref(), *millis)
             }
@@ -336,11 +338,11 @@ mod tests {
     }
 
     fn started(call: &str, name: &str, input: Value) -> EventBody {
-        EventBody::ToolStarted { call: call.into(), name: name.into(), input, parent: None }
+        EventBody::ToolStarted { call: call.into(), name: name.into(), input, parent: None, blob: None }
     }
 
     fn ended(call: &str, ok: bool, output: &str) -> EventBody {
-        EventBody::ToolEnded { call: call.into(), ok, output: output.into() }
+        EventBody::ToolEnded { call: call.into(), ok, output: output.into(), blob: None }
     }
 
     fn evidence(passed: bool) -> EventBody {

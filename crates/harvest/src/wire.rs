@@ -17,9 +17,9 @@ use harvest_engine::{Engine, Limits, Thresholds};
 use harvest_gateway::{Gateway, GatewayConfig, ScriptRule, vault::Vault};
 use harvest_github::Forge;
 use harvest_proto::{Secret, api::Role, bridge::Author};
-use harvest_providers::Local;
+use harvest_providers::{Local, LocalMachines};
 use harvest_server::{Limits as ServerLimits, ServerState};
-use harvest_session::{Books, Parts, Sessions};
+use harvest_session::{Books, Parts, Sessions, machines::Commands};
 use harvest_store::Store;
 use tokio::{
     net::TcpListener,
@@ -33,7 +33,7 @@ use crate::{
     config::{Config, process_env},
     database,
     printer::Advice,
-    supervisor,
+    recipes, supervisor,
 };
 
 /// The name of the token that `harvest up` makes by itself.
@@ -74,6 +74,7 @@ pub(crate) struct Serving {
     engine: Engine,
     forge: Forge,
     sessions: Sessions,
+    machines: Commands,
     store: Store,
     shutdown: CancellationToken,
     task: JoinHandle<std::io::Result<()>>,
@@ -99,8 +100,10 @@ impl Serving {
         let sessions = open_sessions(&config, options.script, engine.clone(), &store, &forge).await?;
         let (token, token_is_new) = ensure_token(&config, &sessions).await?;
         let shutdown = CancellationToken::new();
-        let state =
-            ServerState::new(sessions.clone(), &options.hosts, shutdown.clone()).with_forge(forge.router());
+        let machines = Commands::new(machines(engine.clone(), &home));
+        let state = ServerState::new(sessions.clone(), &options.hosts, shutdown.clone())
+            .with_forge(forge.router())
+            .with_machines(machines.clone());
         let state = state.with_limits(ServerLimits {
             requests_per_second: config.rate_limit,
             connections: usize::try_from(config.max_connections.max(1)).unwrap_or(usize::MAX),
@@ -117,6 +120,7 @@ impl Serving {
             engine,
             forge,
             sessions,
+            machines,
             store,
             shutdown,
             task,
@@ -133,10 +137,6 @@ impl Serving {
     /// Where its state is.
     pub(crate) fn home(&self) -> &Path {
         &self.home
-    }
-
-    pub(crate) fn engine(&self) -> &Engine {
-        &self.engine
     }
 
     pub(crate) fn forge(&self) -> &Forge {
@@ -167,6 +167,7 @@ impl Serving {
             // A client that does not read its answer must not keep the server from ending.
             Err(_) => abort.abort(),
         }
+        self.machines.settle().await;
         self.sessions.close().await;
         self.store.close().await;
         let engine = self.engine;
@@ -209,6 +210,11 @@ pub(crate) fn open_engine(config: &Config) -> Result<Engine> {
         thresholds: Thresholds::default(),
     })
     .context("cannot open the engine")
+}
+
+/// What this machine offers besides sessions; needs no server.
+pub(crate) fn machines(engine: Engine, home: &Path) -> Arc<LocalMachines> {
+    Arc::new(LocalMachines::new(engine, recipes::all(home)))
 }
 
 /// Removes a home nobody serves from, with the sandboxes it holds.

@@ -229,7 +229,7 @@ fn started(running: Running) -> Started {
 }
 
 /// Dials a Unix socket whose path may be longer than a socket address can hold.
-async fn dial(path: &Path) -> std::io::Result<UnixStream> {
+pub(crate) async fn dial(path: &Path) -> std::io::Result<UnixStream> {
     let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(std::io::ErrorKind::InvalidInput.into());
     };

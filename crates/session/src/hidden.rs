@@ -96,6 +96,7 @@ impl Hidden {
             }],
             agent: None,
             env: BTreeMap::new(),
+            hook_millis: None,
         };
         self.bridge.request(|id| ToSupervisor::Boot { id, boot: Box::new(boot) }).await?;
         while let Some(heard) = self.events.recv().await {

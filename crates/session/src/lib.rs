@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod asks;
+mod blobs;
 pub mod bridge;
 mod check;
 mod checkout;
@@ -22,6 +23,7 @@ mod forks;
 mod hidden;
 pub mod inside;
 mod ledger;
+pub mod machines;
 mod places;
 pub mod provider;
 mod reconcile;

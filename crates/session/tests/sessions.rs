@@ -1,6 +1,8 @@
 //! Sessions on a real store and sandboxes that speak the real frames.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
 
+#[path = "sessions/blobs.rs"]
+mod blobs;
 #[path = "sessions/garbage.rs"]
 mod garbage;
 #[path = "sessions/history.rs"]

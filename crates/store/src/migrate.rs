@@ -11,6 +11,7 @@ const STEPS: &[(i64, &str)] = &[
     (3, include_str!("schema/0003.sql")),
     (4, include_str!("schema/0004.sql")),
     (5, include_str!("schema/0005.sql")),
+    (6, include_str!("schema/0006.sql")),
     (8, include_str!("schema/0008.sql")),
 ];
 

@@ -75,11 +75,12 @@ async fn run(supervisor: &Rc<Supervisor>, boot: &Boot) -> Result<(), ()> {
         BootStart::Build | BootStart::Fresh => boot.repositories.iter().collect(),
         BootStart::Image | BootStart::Restore => Vec::new(),
     };
+    let limit = boot.hook_millis.map_or(HOOK_LIMIT, Duration::from_millis);
     let started: Vec<&Checkout> = boot.repositories.iter().filter(|_| !building).collect();
     step(supervisor, BootPhase::Starting, starting(supervisor, &user)).await?;
     step(supervisor, BootPhase::Sync, sync(supervisor, boot, &user, &mut fresh)).await?;
-    step(supervisor, BootPhase::Setup, hooks(supervisor, &fresh, &user, "setup.sh")).await?;
-    step(supervisor, BootPhase::Start, hooks(supervisor, &started, &user, "start.sh")).await?;
+    step(supervisor, BootPhase::Setup, hooks(supervisor, &fresh, &user, ("setup.sh", limit))).await?;
+    step(supervisor, BootPhase::Start, hooks(supervisor, &started, &user, ("start.sh", limit))).await?;
     step(supervisor, BootPhase::Agent, async {
         let Some(agent) = boot.agent.as_ref().filter(|_| !building) else { return Ok(false) };
         supervisor.turns.start(supervisor, agent, primary(supervisor, boot)).await.map(|()| true)
@@ -154,7 +155,12 @@ async fn sync<'a>(
     Ok(true)
 }
 
-async fn hooks(supervisor: &Supervisor, checkouts: &[&Checkout], user: &User, name: &str) -> Step {
+async fn hooks(
+    supervisor: &Supervisor,
+    checkouts: &[&Checkout],
+    user: &User,
+    (name, limit): (&str, Duration),
+) -> Step {
     let mut ran = false;
     for checkout in checkouts {
         let folder = format!("{}/{}", supervisor.workspace(), checkout.name);
@@ -165,7 +171,7 @@ async fn hooks(supervisor: &Supervisor, checkouts: &[&Checkout], user: &User, na
         ran = true;
         let shell = if Path::new("/bin/bash").exists() { "bash" } else { "sh" };
         let order = supervisor.order(vec![shell.to_owned(), script.clone()], user, &folder);
-        let captured = capture::run(supervisor, order, HOOK_LIMIT).await.map_err(|fault| fault.message)?;
+        let captured = capture::run(supervisor, order, limit).await.map_err(|fault| fault.message)?;
         captured.ok().map_err(|tail| format!("{}: {script}\n{tail}", checkout.name))?;
     }
     Ok(ran)
@@ -196,6 +202,7 @@ mod tests {
             repositories: vec![checkout],
             agent: None,
             env: Default::default(),
+            hook_millis: None,
         }
     }
 

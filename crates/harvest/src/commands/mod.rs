@@ -5,6 +5,7 @@ mod attach;
 mod df;
 mod diff;
 mod doctor;
+mod events;
 mod exec;
 mod fork;
 mod gc;
@@ -40,7 +41,6 @@ use anyhow::Result;
 pub(crate) use doctor::line as check_line;
 pub(crate) use pr::text as pull_text;
 pub(crate) use repo::build as build_repository;
-pub(crate) use volume::explained as volume_explained;
 
 use crate::{Invocation, cli::Command};
 
@@ -55,7 +55,7 @@ pub(crate) async fn run(here: &Invocation, command: Option<Command>) -> Result<u
         Command::Up(args) => up::run(here, args).await,
         Command::Doctor => doctor::run(here),
         Command::Run(args) => run::run(here, args).await,
-        Command::Ls => ls::run(here).await,
+        Command::Ls(args) => ls::run(here, args).await,
         Command::Show(args) => show::run(here, &args).await,
         Command::Attach(args) => attach::run(here, &args).await,
         Command::Send(args) => send::run(here, args).await,
@@ -69,6 +69,7 @@ pub(crate) async fn run(here: &Invocation, command: Option<Command>) -> Result<u
         Command::Archive(args) => archive::run(here, &args).await,
         Command::Rm(args) => rm::run(here, &args).await,
         Command::Diff(args) => diff::run(here, &args).await,
+        Command::Events(args) => events::run(here, &args).await,
         Command::Logs(args) => logs::run(here, &args).await,
         Command::Exec(args) => exec::run(here, *args).await,
         Command::Shell(args) => shell::run(here, args).await,

@@ -7,10 +7,15 @@ use super::{
     exec::variables,
     watch::{self, Until},
 };
-use crate::{Invocation, cli::Run, client::Client, inputs};
+use crate::{Invocation, cli::Run, client::Client, desk::Desk, inputs, resolve};
 
 pub(crate) async fn run(here: &Invocation, args: Run) -> Result<u8> {
     let client = Client::find(&here.config)?;
+    let env = variables(&args.env)?;
+    let from = match args.from {
+        Some(typed) => Some(resolve::snapshot(&Desk::of(client.clone()), &typed).await?),
+        None => None,
+    };
     let mut repositories = inputs::repositories(here, &client, &args.repositories).await?;
     if let (Some(first), Some(base)) = (repositories.first_mut(), args.base) {
         first.base = Some(base);
@@ -21,8 +26,8 @@ pub(crate) async fn run(here: &Invocation, args: Run) -> Result<u8> {
         agent: args.agent,
         model: args.model,
         network: args.net,
-        env: variables(&args.env)?,
-        from: args.from,
+        env,
+        from,
         key: args.key,
         ..CreateSession::default()
     };

@@ -40,7 +40,12 @@ pub(crate) fn text(session: &Session, turns: &[Turn]) -> String {
     }
     add("sandbox", session.sandbox.as_ref().map(ToString::to_string));
     add("snapshot", session.snapshot.as_ref().map(ToString::to_string));
-    add("forked from", session.forked_from.as_ref().map(ToString::to_string));
+    let turn = session.forked_turn.map_or_else(String::new, |turn| format!("@{turn}"));
+    add("forked from", session.forked_from.as_ref().map(|from| format!("{from}{turn}")));
+    add("variables", Some(session.env.join(" ")).filter(|names| !names.is_empty()));
+    add("key", session.key.clone());
+    add("created", Some(session.created_at.to_string()));
+    add("active", Some(session.last_activity.to_string()));
     for pull in session.repositories.iter().filter_map(|repository| repository.pull.as_ref()) {
         add("pull", Some(format!("#{} {} {}", pull.number, pull.state, pull.url)));
     }

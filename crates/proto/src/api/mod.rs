@@ -2,6 +2,7 @@
 
 mod common;
 mod exec;
+pub mod machines;
 mod prompts;
 mod repositories;
 mod secrets;

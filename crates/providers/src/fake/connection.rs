@@ -145,6 +145,13 @@ impl Connection {
                 machine.stored(upto);
                 Some(())
             }
+            ToSupervisor::Blob { id, blob, stream } => match machine.blob(&blob) {
+                None => self.reply(id, Err(commands::missing(blob.part()))).await,
+                Some(bytes) => {
+                    self.reply(id, Ok(Reply::Done)).await?;
+                    self.send(stream, bytes, None).await
+                }
+            },
             ToSupervisor::Exec { id, command } => self.exec(id, *command).await,
             ToSupervisor::Kill { id, exec } => self.kill(id, exec).await,
             ToSupervisor::Resize { id, .. } => {

@@ -10,6 +10,7 @@ mod commands;
 mod connection;
 mod disks;
 mod machine;
+mod machines;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -51,6 +52,7 @@ struct Inner {
     /// Repositories whose state was removed.
     states_removed: Vec<String>,
     sweeps: usize,
+    own: machines::Own,
 }
 
 /// How booting goes.
@@ -284,7 +286,9 @@ impl Provider for Fake {
     }
 
     async fn list(&self) -> Result<Vec<SandboxId>, ProviderError> {
-        Ok(self.inner().sandboxes.keys().cloned().collect())
+        // Those people made for themselves are none of the sessions' business.
+        let inner = self.inner();
+        Ok(inner.sandboxes.keys().filter(|id| !inner.own.has(id)).cloned().collect())
     }
 
     async fn holds(&self, from: &StartFrom) -> Result<bool, ProviderError> {

@@ -130,6 +130,7 @@ impl Driver {
                 restarts: Restarts::default(),
             }),
             env: self.record.env.clone(),
+            hook_millis: None,
         };
         let epoch = self.state.epoch;
         let Some(posted) = self.post(|id| ToSupervisor::Boot { id, boot: Box::new(boot) }) else { return };

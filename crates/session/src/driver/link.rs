@@ -171,6 +171,7 @@ impl Driver {
             return Ok(());
         };
         let Opened { bridge, status, events } = opened;
+        let events = crate::blobs::kept(&self.shared, self.id().clone(), bridge.clone(), events);
         self.link = Some(Link { bridge, epoch, events, stored });
         self.input(Input::LinkUp { epoch, status }).await
     }

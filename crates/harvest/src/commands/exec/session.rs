@@ -37,7 +37,8 @@ pub(super) async fn run(here: &Invocation, args: Exec, place: &str, mut sink: Si
                 sink.take(Output::Stderr, &bytes(&data)?)?;
                 continue;
             }
-            ExecLine::Exited { exit, millis } => Outcome::exited(exit, millis),
+            ExecLine::Started { .. } => continue,
+            ExecLine::Exited { exit, millis, .. } => Outcome::exited(exit, millis),
             ExecLine::Failed { code, message } => Outcome::refused(&Fault::new(fault(&code), message)),
         };
         let sandbox = client.session(&id).await.ok().and_then(|session| session.sandbox);
@@ -72,12 +73,12 @@ fn read_stdin() -> Result<String> {
     Ok(BASE64_STANDARD.encode(bytes))
 }
 
-fn bytes(data: &str) -> Result<Vec<u8>> {
+pub(super) fn bytes(data: &str) -> Result<Vec<u8>> {
     BASE64_STANDARD.decode(data).context("the server sent output that is not base64")
 }
 
 /// The server's word for why a command did not run, as the supervisor would have put it.
-fn fault(code: &str) -> FaultCode {
+pub(super) fn fault(code: &str) -> FaultCode {
     match code {
         "not_executable" => FaultCode::NotExecutable,
         "denied" => FaultCode::Denied,

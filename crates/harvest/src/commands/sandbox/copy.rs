@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use harvest_engine::{
-    Engine, SandboxState,
+    SandboxState,
     guest::{CopiedTree, Guest, GuestError},
 };
 use harvest_proto::bridge::{FaultCode, FileKind};
@@ -13,13 +13,14 @@ use serde_json::json;
 use crate::{
     Invocation,
     cli::{Side, units},
+    desk::Desk,
     printer::Advice,
-    resolve,
+    resolve, wire,
 };
 
 pub(super) async fn run(
     here: &Invocation,
-    engine: Engine,
+    desk: &Desk,
     from: &str,
     to: &str,
     user: Option<String>,
@@ -27,11 +28,11 @@ pub(super) async fn run(
     let words = format!("cannot copy {from} to {to}");
     let copy = match (Side::parse(from), Side::parse(to)) {
         (Side::Here(from), Side::Inside { sandbox, path }) => {
-            let mut guest = dial(&engine, &sandbox)?;
+            let mut guest = dial(here, desk, &sandbox).await?;
             tokio::task::spawn_blocking(move || copy_in(&mut guest, &from, path, user.as_deref()))
         }
         (Side::Inside { sandbox, path }, Side::Here(to)) => {
-            let mut guest = dial(&engine, &sandbox)?;
+            let mut guest = dial(here, desk, &sandbox).await?;
             tokio::task::spawn_blocking(move || copy_out(&mut guest, &path, to))
         }
         (Side::Inside { .. }, Side::Inside { .. }) => {
@@ -54,8 +55,14 @@ pub(super) async fn run(
     Ok(())
 }
 
-fn dial(engine: &Engine, typed: &str) -> Result<Guest> {
-    let id = resolve::sandbox(engine, typed)?;
+/// By this machine's engine: the sandbox is one of this home, whoever is asked for the rest.
+async fn dial(here: &Invocation, desk: &Desk, typed: &str) -> Result<Guest> {
+    if !desk.shares_our_files() {
+        let hint = "unset HARVEST_URL on the machine that has the sandbox";
+        bail!(Advice::new("a sandbox of another machine cannot be copied from or to", hint));
+    }
+    let id = resolve::sandbox(desk, typed).await?;
+    let engine = wire::open_engine(&here.config)?;
     match engine.find(&id)? {
         SandboxState::Running(running) => {
             Guest::dial(&running.bridge).with_context(|| format!("cannot reach {id}"))
