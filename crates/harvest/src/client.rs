@@ -79,6 +79,13 @@ impl Client {
         self.all("/v1/sessions?limit=200").await
     }
 
+    /// Those that fit all of these words of the query.
+    pub(crate) async fn sessions_with(&self, wanted: &[(&str, String)]) -> Result<Vec<Session>> {
+        let mut query = reqwest::Url::parse("http://x/v1/sessions?limit=200").context("that is a URL")?;
+        query.query_pairs_mut().extend_pairs(wanted);
+        self.all(&format!("/v1/sessions?{}", query.query().unwrap_or_default())).await
+    }
+
     pub(crate) async fn session(&self, id: &SessionId) -> Result<Session> {
         self.get(&format!("/v1/sessions/{id}")).await
     }

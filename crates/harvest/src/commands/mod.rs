@@ -63,7 +63,7 @@ pub(crate) async fn run(here: &Invocation, command: Option<Command>) -> Result<u
         Command::Down => background::down(here).await,
         Command::Doctor => doctor::run(here),
         Command::Run(args) => run::run(here, args).await,
-        Command::Ls => ls::run(here).await,
+        Command::Ls(args) => ls::run(here, args).await,
         Command::Show(args) => show::run(here, &args).await,
         Command::Attach(args) => attach::run(here, &args).await,
         Command::Send(args) => send::run(here, args).await,

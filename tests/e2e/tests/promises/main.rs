@@ -7,6 +7,7 @@ mod durable;
 mod exec;
 mod greedy;
 mod history;
+mod inputs;
 mod line;
 mod machines;
 mod quickstart;
