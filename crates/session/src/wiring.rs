@@ -25,7 +25,9 @@ use harvest_store::{Lease, SessionRecord, Store};
 use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::{clocks::Clocks, places::Limits, provider::Provider, retention::Retention, usher::Usher};
+use crate::{
+    clocks::Clocks, meters::Meters, places::Limits, provider::Provider, retention::Retention, usher::Usher,
+};
 
 /// Opens doors for sandboxes.
 pub trait Doors: Send + Sync {
@@ -153,6 +155,8 @@ pub(crate) struct Shared {
     pub(crate) tracker: TaskTracker,
     /// The sandboxes that belong to no session.
     pub(crate) hidden: Mutex<HashSet<SandboxId>>,
+    /// What happens, counted.
+    pub(crate) meters: Arc<Meters>,
     /// Wakes whoever removes what nobody uses any more.
     pub(crate) removals: tokio::sync::Notify,
     /// Who has a sandbox, and who waits for one.

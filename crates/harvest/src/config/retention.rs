@@ -17,7 +17,6 @@ pub(crate) struct RetentionTable {
 }
 
 /// Key, default and meaning of each rule, for the reference page.
-#[cfg(test)]
 pub(crate) const RETENTION: [(&str, &str, &str); 3] = [
     (
         "archived",

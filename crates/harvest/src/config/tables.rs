@@ -65,7 +65,6 @@ pub(crate) struct ClocksTable {
 }
 
 /// Key, default and meaning of each clock, for the reference page.
-#[cfg(test)]
 pub(crate) const CLOCKS: [(&str, &str, &str); 15] = [
     ("heartbeat", "`30s`", "How often a supervisor says that it is there"),
     (
@@ -137,7 +136,6 @@ pub(crate) struct LimitsTable {
 }
 
 /// Key, default and meaning of each limit, for the reference page.
-#[cfg(test)]
 pub(crate) const LIMITS: [(&str, &str, &str); 3] = [
     (
         "sandboxes",

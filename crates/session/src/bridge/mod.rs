@@ -171,6 +171,16 @@ impl Bridge {
         Ok(Self::run(read, write, decoder, status, pulse.map(|pulse| pulse.silence)))
     }
 
+    /// Says hello as a guest and does not wait for the answer: one way there and back less, for who has one
+    /// command to run and knows that the supervisor is of this version.
+    #[must_use]
+    pub fn hail(stream: Box<dyn BridgeStream>) -> Self {
+        let (read, write) = tokio::io::split(stream);
+        let bridge = Self::run(read, write, Decoder::default(), Status::default(), None).bridge;
+        bridge.say(ToSupervisor::Hello { version: VERSION, role: Role::Guest, heartbeat_millis: None });
+        bridge
+    }
+
     fn run(
         read: ReadHalf<Box<dyn BridgeStream>>,
         write: WriteHalf<Box<dyn BridgeStream>>,

@@ -16,6 +16,7 @@ mod recover;
 mod rests;
 mod sandboxes;
 mod secrets;
+mod service;
 mod stop;
 mod tidy;
 
