@@ -21,7 +21,8 @@ use crate::routes::handlers as h;
         h::session_list, h::session_create, h::session_get, h::session_delete, h::session_stop,
         h::session_pause, h::session_resume, h::session_terminate, h::session_archive, h::session_fork,
         h::prompt_list, h::prompt_create, h::prompt_cancel, h::prompt_move,
-        h::turn_list, h::diff_get, h::snapshot_list, h::event_list, h::exec_run, h::pty_open, h::pull_get,
+        h::turn_list, h::diff_get, h::snapshot_list, h::event_list, h::exec_run, h::exec_open, h::pty_open,
+        h::file_get, h::file_stat, h::file_put, h::file_delete, h::pull_get,
         h::repository_list, h::repository_add, h::repository_get, h::repository_delete, h::repository_build,
         h::secret_list, h::secret_set, h::secret_delete,
         h::me_get, h::token_list, h::token_create, h::token_delete,
@@ -68,6 +69,6 @@ fn describe(operation: &mut Operation, open: bool) {
 }
 
 fn operations(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
-    let PathItem { get, put, post, delete, patch, .. } = item;
-    [get, put, post, delete, patch].into_iter().flatten()
+    let PathItem { get, put, post, delete, patch, head, .. } = item;
+    [get, put, post, delete, patch, head].into_iter().flatten()
 }

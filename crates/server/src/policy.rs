@@ -77,7 +77,13 @@ const ROUTES: &[(&str, &str, Action)] = &[
     ("GET",    "/v1/sessions/{session}/snapshots", See),
     ("GET",    "/v1/sessions/{session}/events", See),
     ("GET",    "/v1/sessions/{session}/diff", See),
+    // Whoever looks inside may have to wake the machine first, and sees more than the session shows.
     ("POST",   "/v1/sessions/{session}/exec", Change),
+    ("GET",    "/v1/sessions/{session}/exec", Change),
+    ("GET",    "/v1/sessions/{session}/pty", Change),
+    ("GET",    "/v1/sessions/{session}/files", Change),
+    ("PUT",    "/v1/sessions/{session}/files", Change),
+    ("DELETE", "/v1/sessions/{session}/files", Change),
     ("GET",    "/v1/sessions/{session}/pull", See),
     ("GET",    "/v1/repositories", See),
     // With a secret it is an admin's: see `names_secret`.

@@ -2,6 +2,7 @@
 
 mod archive;
 mod attach;
+mod cp;
 mod df;
 mod diff;
 mod doctor;
@@ -67,6 +68,7 @@ pub(crate) async fn run(here: &Invocation, command: Option<Command>) -> Result<u
         Command::Diff(args) => diff::run(here, &args).await,
         Command::Logs(args) => logs::run(here, &args).await,
         Command::Exec(args) => exec::run(here, *args).await,
+        Command::Cp(args) => cp::run(here, args).await,
         Command::Shell(args) => shell::run(here, args).await,
         Command::Pr(verb) => pr::run(here, &verb).await,
         Command::Repo(verb) => repo::run(here, verb).await,

@@ -2,6 +2,7 @@
 
 mod events;
 mod exec;
+mod files;
 mod health;
 mod prompts;
 mod pty;
@@ -25,7 +26,7 @@ use crate::{ServerState, idempotency, problem::ApiError};
 /// The handlers, for the table of the OpenAPI page.
 pub(crate) mod handlers {
     pub(crate) use super::{
-        events::*, exec::*, health::*, prompts::*, pty::*, pulls::*, repositories::*, secrets::*,
+        events::*, exec::*, files::*, health::*, prompts::*, pty::*, pulls::*, repositories::*, secrets::*,
         sessions::*, snapshots::*, tokens::*, turns::*,
     };
 }
@@ -49,7 +50,11 @@ pub(crate) fn guarded(state: &ServerState) -> Router<ServerState> {
         .route("/v1/sessions/{session}/snapshots", get(snapshots::snapshot_list))
         .route("/v1/sessions/{session}/events", get(events::event_list))
         .route("/v1/sessions/{session}/diff", get(turns::diff_get))
-        .route("/v1/sessions/{session}/exec", post(exec::exec_run))
+        .route("/v1/sessions/{session}/exec", post(exec::exec_run).get(exec::exec_open))
+        .route(
+            "/v1/sessions/{session}/files",
+            get(files::file_get).head(files::file_stat).put(files::file_put).delete(files::file_delete),
+        )
         .route("/v1/sessions/{session}/pty", get(pty::pty_open))
         .route("/v1/sessions/{session}/pull", get(pulls::pull_get))
         .route("/v1/repositories", get(repositories::repository_list))

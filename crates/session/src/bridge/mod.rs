@@ -28,6 +28,7 @@ use tokio::{
 };
 
 pub use exec::{Exec, ExecInput, ExecOutput, Output};
+pub use files::{FileReading, FileWriting};
 
 use crate::provider::{BridgeStream, ProviderError};
 

@@ -4,6 +4,7 @@
 mod durable;
 mod exec;
 mod greedy;
+mod inside;
 mod line;
 mod quickstart;
 mod reach;

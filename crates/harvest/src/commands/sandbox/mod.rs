@@ -1,7 +1,7 @@
 //! `harvest sandbox`: sandboxes of one's own, by this machine's engine. Needs no server and is in no
 //! server's way.
 
-mod copy;
+pub(super) mod copy;
 mod disks;
 mod list;
 
