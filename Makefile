@@ -3,9 +3,9 @@
 
 # What the product calls at run time, and what its tests need besides.
 PACKAGES := git mmdebstrap ca-certificates e2fsprogs btrfs-progs
-TEST_PACKAGES := busybox-static python3 uidmap user-mode-linux docker-registry skopeo
+TEST_PACKAGES := busybox-static python3 uidmap user-mode-linux docker-registry skopeo postgresql
 # Whom the engine is measured beside; podman and docker too, where they are.
-BENCH_PACKAGES := busybox-static bubblewrap crun runc
+BENCH_PACKAGES := busybox-static bubblewrap crun runc postgresql
 
 run: PACKAGES_WANTED = $(PACKAGES)
 run: packages build

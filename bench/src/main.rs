@@ -11,6 +11,7 @@ mod options;
 mod peers;
 mod place;
 mod report;
+mod store;
 
 use std::{
     fs,
@@ -70,6 +71,9 @@ fn bench(options: &Options) -> Result<()> {
     }
     if options.disks && options.wants("disk") {
         disks::run(&place, options, &mut report)?;
+    }
+    if options.wants("store") {
+        store::run(&place, options, &mut report)?;
     }
     report.finish();
     println!("{report}");

@@ -9,7 +9,7 @@ use crate::{
     disks, harvest,
     machine::{Busy, Machine},
     memory::{Memory, TARGET_KIB},
-    peers,
+    peers, store,
 };
 
 /// Everything one run found.
@@ -33,6 +33,9 @@ struct Row {
     /// p50 as a multiple of another row's.
     #[serde(skip_serializing_if = "Option::is_none")]
     ratio: Option<Ratio>,
+    /// What p50 may be at most, where that is asked for in milliseconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    limit_ms: Option<f64>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -83,6 +86,7 @@ impl Row {
             p95_ms: at(&taken, 95),
             max_ms: at(&taken, 100),
             ratio: None,
+            limit_ms: store::LIMITS.iter().find(|(name, _)| *name == samples.row).map(|(_, limit)| *limit),
         }
     }
 }
@@ -99,8 +103,8 @@ fn compare(rows: &mut [Row]) {
     for row in rows {
         let (names, target) = match TARGETS.iter().find(|(name, ..)| *name == row.name) {
             Some((_, names, target)) => (*names, Some(*target)),
-            // Starting something and copying a disk have nothing in common.
-            None if disks::is_row(&row.name) => continue,
+            // Starting something, copying a disk and writing events have nothing in common.
+            None if disks::is_row(&row.name) || store::is_row(&row.name) => continue,
             None => (BUBBLEWRAPS, None),
         };
         row.ratio = find(names).filter(|other| other.p50_ms > 0.0).map(|other| Ratio {
@@ -130,7 +134,13 @@ impl fmt::Display for Report {
                     writeln!(out, "| {is:.2} × {} | ≤ {target} | {verdict} |", short(to))?;
                 }
                 Some(Ratio { to, is, target: None }) => writeln!(out, "| {is:.2} × {} | | |", short(to))?,
-                None => writeln!(out, "| | | |")?,
+                None => match row.limit_ms {
+                    Some(limit) => {
+                        let verdict = if row.p50_ms <= limit { "met" } else { "not met" };
+                        writeln!(out, "| | ≤ {limit} ms | {verdict} |")?;
+                    }
+                    None => writeln!(out, "| | | |")?,
+                },
             }
         }
         if let Some(memory) = &self.memory {
@@ -189,6 +199,14 @@ mod tests {
         let mut rows = [row(disks::COPY, &[4000]), row(peers::BUBBLEWRAP, &[8])];
         compare(&mut rows);
         assert_eq!(rows[0].ratio, None);
+    }
+
+    #[test]
+    fn a_row_of_the_store_has_a_limit_in_milliseconds() {
+        let mut rows = [row(store::OPEN_SQLITE, &[4]), row(peers::BUBBLEWRAP, &[8])];
+        compare(&mut rows);
+        assert_eq!((rows[0].ratio.clone(), rows[0].limit_ms), (None, Some(100.0)));
+        assert_eq!(rows[1].limit_ms, None);
     }
 
     #[test]

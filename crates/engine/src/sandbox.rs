@@ -9,6 +9,7 @@ use std::{
         unix::fs::DirBuilderExt,
     },
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use harvest_proto::{SandboxId, SnapshotId, Timestamp, launch::DOOR_SOCKET};
@@ -334,7 +335,19 @@ impl Engine {
     /// # Errors
     /// When it does not run.
     pub fn freeze(&self, id: &SandboxId) -> Result<(), EngineError> {
-        self.done("freeze", id, client::ask(&self.config, &Request::Freeze { id: id.clone() }, &[])?)
+        let request = Request::Freeze { id: id.clone(), hold_millis: None };
+        self.done("freeze", id, client::ask(&self.config, &request, &[])?)
+    }
+
+    /// As [`Engine::freeze`], to be renewed within `hold`, at most ten minutes. A zygote of an earlier build
+    /// wants it renewed within five seconds all the same.
+    ///
+    /// # Errors
+    /// When it does not run, or does not come to a stop.
+    pub fn freeze_for(&self, id: &SandboxId, hold: Duration) -> Result<(), EngineError> {
+        let hold_millis = Some(u64::try_from(hold.as_millis()).unwrap_or(u64::MAX));
+        let request = Request::Freeze { id: id.clone(), hold_millis };
+        self.done("freeze", id, client::ask(&self.config, &request, &[])?)
     }
 
     /// Lets a frozen sandbox go on.

@@ -10,7 +10,7 @@ use std::{ffi::OsString, net::SocketAddr, path::PathBuf};
 use clap::{Args, Parser, Subcommand, builder::NonEmptyStringValueParser};
 
 pub(crate) use inside::{Cp, Shell};
-pub(crate) use machine::{Create, Exec, Language, Sandbox, Side, Snapshot, Volume};
+pub(crate) use machine::{Create, Exec, Sandbox, Side, Snapshot, Volume};
 pub(crate) use server::{CreateToken, Token};
 
 /// Background coding agents on machines you own: a prompt goes in, a tested pull request comes out.
@@ -94,13 +94,17 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Queue(Queue),
     /// Stop the turn in progress
-    Stop(Stop),
+    Stop(One),
     /// Keep a session on disk and end its sandbox
     Pause(One),
     /// Start the sandbox of a paused session again and wait until it takes prompts
     Resume(One),
     /// Go on from the end of a turn in another session: files and conversation
     Fork(Fork),
+    /// Go back to the end of a turn in the same session: files and conversation
+    Restore(Restore),
+    /// End the sandbox of a session at once, whatever it is doing; its disk is kept
+    Terminate(One),
     /// Put a session away; it can be read and forked still
     Archive(One),
     /// Delete a session with its snapshots and its history
@@ -109,6 +113,8 @@ pub(crate) enum Command {
     Diff(One),
     /// Print what happened in a session
     Logs(Logs),
+    /// Print a session's events for programs: one JSON object per line
+    Events(Events),
     /// Run a command: in a fresh sandbox, in a sandbox of yours, or in a session's
     Exec(Box<Exec>),
     /// Open a terminal in a session's sandbox
@@ -189,8 +195,8 @@ pub(crate) struct Run {
     /// The branch to start from
     #[arg(short, long)]
     pub(crate) base: Option<String>,
-    /// The agent
-    #[arg(short, long)]
+    /// The agent: `claude` or `scripted`, which plays the script in the prompt [default: claude]
+    #[arg(short, long, value_name = "NAME", value_parser = harvest_proto::agents::NAMES)]
     pub(crate) agent: Option<String>,
     /// The model to ask for; `scripted` needs neither account nor key
     #[arg(short, long)]
@@ -241,15 +247,6 @@ pub(crate) enum Queue {
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Stop {
-    /// The session: an id, the beginning of one, or `-` for the newest
-    pub(crate) session: String,
-    /// End the sandbox as well, whatever it is doing; its disk is kept
-    #[arg(long)]
-    pub(crate) terminate: bool,
-}
-
-#[derive(Debug, Args)]
 pub(crate) struct Fork {
     /// The session, or `SESSION@TURN`; `-@2` is turn 2 of the newest, `@0` what a session began as
     #[arg(value_name = "SESSION[@TURN]")]
@@ -263,6 +260,13 @@ pub(crate) struct Fork {
     /// The turn to go on from; where the session stands when absent
     #[arg(short, long, value_name = "NUMBER")]
     pub(crate) turn: Option<u32>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Restore {
+    /// The session and the turn; `-@2` is turn 2 of the newest
+    #[arg(value_name = "SESSION@TURN")]
+    pub(crate) session: String,
 }
 
 #[derive(Debug, Args)]
@@ -282,6 +286,24 @@ pub(crate) struct Logs {
     /// Only what came after this event
     #[arg(long, value_name = "SEQ", default_value_t = 0)]
     pub(crate) after: u64,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Events {
+    /// The session: an id, the beginning of one, or `-` for the newest
+    pub(crate) session: String,
+    /// Only what came after this event
+    #[arg(long, value_name = "SEQ", default_value_t = 0)]
+    pub(crate) after: u64,
+    /// Only these types, such as `tool_ended,turn_ended`
+    #[arg(long, value_name = "TYPE", value_delimiter = ',')]
+    pub(crate) types: Vec<String>,
+    /// Go on as it happens
+    #[arg(short, long)]
+    pub(crate) follow: bool,
+    /// Long inputs and outputs of tools in full, not only their ends
+    #[arg(long)]
+    pub(crate) full: bool,
 }
 
 #[derive(Debug, Subcommand)]

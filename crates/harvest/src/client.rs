@@ -4,14 +4,15 @@
 use std::{future::Future, time::Duration};
 
 use anyhow::{Context, Result, bail};
-use futures_util::{Stream, stream};
+use futures_util::{Stream, StreamExt, stream};
 use harvest_proto::{
-    PromptId, Secret, SessionId,
+    BlobId, PromptId, Secret, SessionId,
     api::{
         AddRepository, CreatePrompt, CreateSession, CreateToken, CreatedToken, ExecRequest, ForkSession, Me,
-        MovePrompt, Page, Problem, Prompt, Pull, Repository, Session, Token, Turn,
+        MovePrompt, Page, Problem, Prompt, Pull, Repository, RestoreSession, Session, Token, Turn,
     },
 };
+use harvest_server::here::{Pieces, Sent};
 use reqwest::{Method, RequestBuilder, Response, StatusCode};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
@@ -94,6 +95,10 @@ impl Client {
         self.post(&format!("/v1/sessions/{id}/{verb}"), &json!({})).await
     }
 
+    pub(crate) async fn restore(&self, id: &SessionId, turn: u32) -> Result<Session> {
+        self.post(&format!("/v1/sessions/{id}/restore"), &RestoreSession { turn }).await
+    }
+
     /// Answers the session and the snapshot it goes on from.
     pub(crate) async fn pause(&self, id: &SessionId) -> Result<Value> {
         self.post(&format!("/v1/sessions/{id}/pause"), &json!({})).await
@@ -138,6 +143,12 @@ impl Client {
     /// A page of events after `after`, and whether there are more.
     pub(crate) async fn events(&self, id: &SessionId, after: u64) -> Result<Page<harvest_proto::Event>> {
         self.get(&format!("/v1/sessions/{id}/events?after={after}&limit=1000")).await
+    }
+
+    /// The whole of what an event holds only the ends of.
+    pub(crate) async fn blob(&self, id: &SessionId, blob: &BlobId) -> Result<String> {
+        let answer = self.send(self.request(Method::GET, &format!("/v1/sessions/{id}/blobs/{blob}"))).await?;
+        answer.text().await.context("cannot read the blob to its end")
     }
 
     pub(crate) async fn exec(&self, id: &SessionId, body: &ExecRequest) -> Result<Lines> {
@@ -207,12 +218,26 @@ impl Client {
         })
     }
 
+    /// Any request; the answer as it comes.
+    pub(crate) async fn raw(&self, method: Method, path: &str, sent: Sent) -> Result<Pieces> {
+        let request = self.request(method, path);
+        let request = match sent {
+            Sent::Nothing => request,
+            Sent::Json(document) => request.header("content-type", "application/json").body(document),
+            Sent::Stream(kind, pieces) => {
+                request.header("content-type", kind).body(reqwest::Body::wrap_stream(pieces))
+            }
+        };
+        let answer = self.send(request).await?.bytes_stream();
+        Ok(answer.map(|piece| piece.map(Vec::from).map_err(std::io::Error::other)).boxed())
+    }
+
     async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
         read(self.send(self.request(Method::GET, path)).await?).await
     }
 
     /// Creating POSTs carry a key, so that a retry after a broken connection creates nothing twice.
-    async fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T> {
+    pub(crate) async fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T> {
         let key = PromptId::random().part().to_owned();
         let request = || self.request(Method::POST, path).header("idempotency-key", &key).json(body);
         let answer = match self.send(request()).await {
@@ -308,7 +333,7 @@ fn bodiless(answer: &Response) -> Option<Problem> {
 }
 
 /// The server's hint is for any client; ours knows where a person's token comes from.
-fn refused(mut problem: Problem) -> anyhow::Error {
+pub(crate) fn refused(mut problem: Problem) -> anyhow::Error {
     if problem.status == 401 {
         problem.detail = "the server does not know this token".into();
         let hint = "set HARVEST_TOKEN to the one `harvest up` printed; on the server's own machine, unset it";
@@ -386,7 +411,7 @@ async fn read<T: DeserializeOwned>(answer: Response) -> Result<T> {
 }
 
 /// A name as part of a path; anything that would need escaping is no name of ours.
-fn segment(name: &str) -> Result<&str> {
+pub(crate) fn segment(name: &str) -> Result<&str> {
     let sound = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     if name.is_empty() || name.starts_with('.') || !name.bytes().all(sound) {
         bail!(Advice::new(format!("`{name}` is not a name"), "names are letters, digits, `.`, `_` and `-`"));

@@ -1,6 +1,8 @@
 //! One TOML file, each key also a variable, some also a flag: flag before variable before file before
 //! default. Reads; makes nothing.
 
+mod tables;
+
 use std::{
     net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
@@ -9,10 +11,14 @@ use std::{
 use anyhow::{Context, Result};
 use harvest_engine::Driver;
 use harvest_proto::Secret;
+use harvest_session::{Limits, clocks::Clocks};
 use harvest_store::DatabaseUrl;
 use serde::Deserialize;
 
 use crate::{cli::Global, printer::Advice};
+#[cfg(test)]
+pub(crate) use tables::{CLOCKS, LIMITS};
+use tables::{ClocksTable, LimitsTable};
 
 /// Where `harvest up` listens unless told otherwise.
 pub(crate) const DEFAULT_PORT: u16 = 7070;
@@ -54,6 +60,10 @@ pub(crate) struct Config {
     pub(crate) store_driver: Driver,
     /// Where sessions are remembered; a file in the home when absent.
     pub(crate) database: Option<DatabaseUrl>,
+    /// How long things may take.
+    pub(crate) clocks: Clocks,
+    /// How much may run at once.
+    pub(crate) limits: Limits,
 }
 
 /// The file as written.
@@ -77,6 +87,10 @@ struct File {
     anthropic_url: Option<String>,
     store_driver: Option<Driver>,
     database: Option<Secret<String>>,
+    #[serde(default)]
+    clocks: ClocksTable,
+    #[serde(default)]
+    limits: LimitsTable,
 }
 
 /// Key, type, default and meaning of everything in the file, for the reference page.
@@ -147,6 +161,8 @@ pub(crate) const KEYS: &[(&str, &str, &str, &str)] = &[
         "Where sessions, prompts and events are remembered; a PostgreSQL of version 13 or newer, used by this \
          home alone. `?sslmode=verify-full` insists on a server that proves who it is",
     ),
+    ("clocks", "table", "below", "How long things may take"),
+    ("limits", "table", "below", "How much may run at once"),
 ];
 
 /// Variables that are no key, for the reference page.
@@ -219,6 +235,8 @@ impl Config {
                 .or(file.store_driver)
                 .unwrap_or(Driver::Dir),
             database: database(var("DATABASE"), file.database)?,
+            clocks: file.clocks.merge(env)?,
+            limits: file.limits.merge(env)?,
         })
     }
 

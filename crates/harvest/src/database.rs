@@ -43,7 +43,10 @@ pub(crate) async fn open(config: &Config) -> Result<Store> {
     if record.is_none() && own.exists() {
         return Err(elsewhere(&own.display().to_string()));
     }
-    let store = Store::connect(&url).await.context("cannot open the store")?;
+    let store = Store::connect(&url).await.map_err(|error| {
+        let hint = format!("see whether the database is there, and whether `{url}` is its address");
+        anyhow::Error::new(error).context(Advice::new("cannot open the store", hint))
+    })?;
     if let Err(error) = belong(&config.home, &store, &url.to_string(), record).await {
         store.close().await;
         return Err(error);

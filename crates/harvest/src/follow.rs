@@ -23,21 +23,26 @@ pub(crate) enum Update {
 
 /// An answer read line by line.
 pub(crate) struct Lines {
-    bytes: BoxStream<'static, reqwest::Result<Vec<u8>>>,
+    bytes: BoxStream<'static, Result<Vec<u8>>>,
     buffer: Vec<u8>,
 }
 
 impl Lines {
     pub(crate) fn new(answer: reqwest::Response) -> Self {
-        let bytes = answer.bytes_stream().map(|piece| piece.map(Vec::from)).boxed();
+        let bytes = answer.bytes_stream().map(|piece| Ok(piece.map(Vec::from)?)).boxed();
         Self { bytes, buffer: Vec::new() }
+    }
+
+    /// Of an answer that came another way.
+    pub(crate) fn of(pieces: BoxStream<'static, std::io::Result<Vec<u8>>>) -> Self {
+        Self { bytes: pieces.map(|piece| Ok(piece?)).boxed(), buffer: Vec::new() }
     }
 
     /// The next line without its end, or `None` at the end of the answer.
     async fn line(&mut self) -> Result<Option<String>> {
         let mut searched = 0;
         loop {
-            if let Some(end) = self.buffer[searched..].iter().position(|byte| *byte == b'\n') {
+            if let Some(end) = memchr::memchr(b'\n', &self.buffer[searched..]) {
                 let rest = self.buffer.split_off(searched + end + 1);
                 let line = std::mem::replace(&mut self.buffer, rest);
                 let text = String::from_utf8(line).context("the answer is not UTF-8")?;
@@ -55,12 +60,14 @@ impl Lines {
         }
     }
 
-    /// The next line as JSON.
+    /// The next line as JSON; an empty one only says that the other side is there.
     pub(crate) async fn json<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
-        match self.line().await? {
-            Some(line) => Ok(Some(serde_json::from_str(&line).context("cannot make sense of a line")?)),
-            None => Ok(None),
+        while let Some(line) = self.line().await? {
+            if !line.is_empty() {
+                return Ok(Some(serde_json::from_str(&line).context("cannot make sense of a line")?));
+            }
         }
+        Ok(None)
     }
 
     /// The lines of the next server-sent frame, or `None` at the end of the stream.
@@ -264,8 +271,7 @@ mod tests {
 
     #[tokio::test]
     async fn lines_are_whole_whatever_pieces_they_come_in() {
-        let pieces: Vec<reqwest::Result<Vec<u8>>> =
-            b"{\"a\":1}\n[2]\n".chunks(3).map(|p| Ok(p.to_vec())).collect();
+        let pieces: Vec<Result<Vec<u8>>> = b"{\"a\":1}\n\n[2]\n".chunks(3).map(|p| Ok(p.to_vec())).collect();
         let mut lines = Lines { bytes: futures_util::stream::iter(pieces).boxed(), buffer: Vec::new() };
         assert_eq!(lines.line().await.unwrap().as_deref(), Some("{\"a\":1}"));
         assert_eq!(lines.json::<Vec<u8>>().await.unwrap(), Some(vec![2]));

@@ -1,149 +1,188 @@
-//! Images: builds, pulls and imports them, with what happens meanwhile on the screen.
+//! Images: built, pulled and imported by whoever is asked, with what happens meanwhile on the screen.
 
-use std::{
-    fs::File,
-    path::{Path, PathBuf},
-};
+use std::{fs::File, io::Read, path::Path};
 
-use anyhow::{Context, Result};
-use harvest_engine::{
-    BuildOptions, Engine, EngineError, Image, Import, Progress, PullOptions, Recipe, UnpackLimits,
-};
+use anyhow::{Context, Result, bail};
+use futures_util::{StreamExt, stream};
+use harvest_proto::api::machines::{Image, ImageLine, ImageOrigin, MakeImage};
+use harvest_server::here::{Pieces, Sent};
+use reqwest::Method;
+use tokio::sync::mpsc;
 
 use crate::{
-    printer::{Advice, Printer, took},
-    recipes,
+    client::segment,
+    desk::Desk,
+    follow::Lines,
+    printer::{Advice, Printer, Refused, took},
 };
 
 // Cells of a bar.
 const BAR: usize = 24;
 
+// What is read of an archive at once.
+const PIECE_BYTES: usize = 256 * 1024;
+
 /// Builds the image of a recipe that comes along, or of a file. What has not changed is not made again.
-pub(crate) async fn build(
-    engine: &Engine,
-    home: &Path,
-    named: &str,
-    options: BuildOptions,
-    print: Printer,
-) -> Result<Image> {
-    let path = recipes::find(home, named)?;
-    let recipe = Recipe::read(&path).with_context(|| format!("cannot use {}", path.display()))?;
-    let built =
-        blocking(engine, print, move |engine, tell| engine.image_build(&recipe, options, tell)).await?;
-    built.map_err(advised).with_context(|| format!("cannot build the image `{named}`"))
+pub(crate) async fn build(desk: &Desk, named: &str, force: bool, print: Printer) -> Result<Image> {
+    follow(begin(desk, named, force).await?, print).await
+}
+
+async fn begin(desk: &Desk, named: &str, force: bool) -> Result<Lines> {
+    let from = match named.ends_with(".toml") {
+        true => recipe_file(desk, Path::new(named))?,
+        false => ImageOrigin::Recipe(named.to_owned()),
+    };
+    make(desk, &MakeImage { from, name: None, force, max_bytes: None }).await
+}
+
+/// A recipe's file by its path, where that means the same there; else what it says.
+fn recipe_file(desk: &Desk, path: &Path) -> Result<ImageOrigin> {
+    let read = || format!("cannot read {}", path.display());
+    if !desk.shares_our_files() {
+        return Ok(ImageOrigin::Text(std::fs::read_to_string(path).with_context(read)?));
+    }
+    Ok(ImageOrigin::File(whole_path(path)?))
+}
+
+fn whole_path(path: &Path) -> Result<String> {
+    let whole = path.canonicalize().with_context(|| format!("cannot read {}", path.display()))?;
+    whole.into_os_string().into_string().map_err(|path| {
+        Advice::new(format!("{} is not UTF-8", path.display()), "give it a name that is text").into()
+    })
 }
 
 /// Sees to it that there is an image of this name, or of this recipe's file: one that is missing is built,
 /// if a recipe has its name. Answers what it is called.
-pub(crate) async fn ensure(engine: &Engine, home: &Path, named: &str, print: Printer) -> Result<String> {
-    let is_file = named.ends_with(".toml");
-    if !is_file && engine.image(named).context("cannot look for the image")?.is_some() {
-        return Ok(named.to_owned());
-    }
-    if recipes::find(home, named).is_err() {
-        let hint = "`harvest image ls` lists those there are, `harvest image build FILE.toml` makes one";
-        return Err(Advice::new(format!("there is no image `{named}`"), hint).into());
-    }
+pub(crate) async fn ensure(desk: &Desk, named: &str, print: Printer) -> Result<String> {
     let began = std::time::Instant::now();
-    if !is_file {
-        print.note(format!("Building the image {named}, which takes minutes the first time"));
-    }
-    let image = build(engine, home, named, BuildOptions { force: false }, print).await?;
+    let lines = match named.ends_with(".toml") {
+        true => begin(desk, named, false).await?,
+        false => {
+            let missing = match desk.get::<Image>(&format!("/v1/images/{}", segment(named)?)).await {
+                Ok(_) => return Ok(named.to_owned()),
+                Err(error) if is(&error, "image_missing") => error,
+                Err(error) => return Err(error),
+            };
+            let lines = match begin(desk, named, false).await {
+                Err(error) if is(&error, "recipe_missing") => return Err(missing),
+                begun => begun?,
+            };
+            print.note(format!("Building the image {named}, which takes minutes the first time"));
+            lines
+        }
+    };
+    let image = follow(lines, print).await?;
     let time = took(u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX));
     print.note(format!("Built {} in {time}", image.name));
     Ok(image.name)
 }
 
+fn is(error: &anyhow::Error, code: &str) -> bool {
+    error.downcast_ref::<Refused>().is_some_and(|refused| refused.0.code == code)
+}
+
 /// Pulls an image from a registry.
 pub(crate) async fn pull(
-    engine: &Engine,
+    desk: &Desk,
     reference: String,
     name: Option<String>,
     max_bytes: u64,
     print: Printer,
 ) -> Result<Image> {
-    let limits = UnpackLimits { bytes: max_bytes, ..UnpackLimits::default() };
-    let options = PullOptions { limits, ..PullOptions::default() };
-    let pulled = blocking(engine, print, move |engine, tell| {
-        engine.image_pull(&reference, name.as_deref(), &options, tell)
-    });
-    pulled.await?.map_err(advised)
+    let from = ImageOrigin::Pull(reference);
+    let order = MakeImage { from, name, force: false, max_bytes: Some(max_bytes) };
+    follow(make(desk, &order).await?, print).await
 }
 
 /// Makes an image of an archive, a folder, or what comes on standard input.
 pub(crate) async fn import(
-    engine: &Engine,
+    desk: &Desk,
     name: String,
-    from: PathBuf,
+    from: &Path,
     max_bytes: u64,
     print: Printer,
 ) -> Result<Image> {
-    let limits = UnpackLimits { bytes: max_bytes, ..UnpackLimits::default() };
     if from.as_os_str() == "-" {
-        let imported = blocking(engine, print, move |engine, tell| {
-            let mut input = std::io::stdin().lock();
-            let archive = Import::Archive { name: "standard input", bytes: &mut input, length: None };
-            engine.image_import(&name, archive, limits, tell)
-        });
-        return imported.await?.map_err(advised);
+        return send(desk, &name, "standard input", std::io::stdin(), max_bytes, print).await;
     }
     let read = || format!("cannot read {}", from.display());
-    let about = std::fs::metadata(&from).with_context(read)?;
-    if about.is_dir() {
-        let imported = blocking(engine, print, move |engine, tell| {
-            engine.image_import(&name, Import::Folder(&from), limits, tell)
-        });
-        return imported.await?.map_err(advised);
+    if std::fs::metadata(from).with_context(read)?.is_dir() {
+        if !desk.shares_our_files() {
+            let hint = format!("`tar -C {} -c . | harvest image import {name} -` sends it", from.display());
+            bail!(Advice::new("a folder of this machine means nothing to the server", hint));
+        }
+        let from = ImageOrigin::Folder(whole_path(from)?);
+        let order = MakeImage { from, name: Some(name), force: false, max_bytes: Some(max_bytes) };
+        return follow(make(desk, &order).await?, print).await;
     }
-    let mut file = File::open(&from).with_context(read)?;
-    let length = about.is_file().then_some(about.len());
-    let imported = blocking(engine, print, move |engine, tell| {
-        let shown = from.display().to_string();
-        let archive = Import::Archive { name: &shown, bytes: &mut file, length };
-        engine.image_import(&name, archive, limits, tell)
-    });
-    imported.await?.map_err(advised)
+    let shown = from.display().to_string();
+    send(desk, &name, &shown, File::open(from).with_context(read)?, max_bytes, print).await
 }
 
-// The engine is synchronous, and this takes minutes.
-async fn blocking<T: Send + 'static>(
-    engine: &Engine,
+async fn make(desk: &Desk, order: &MakeImage) -> Result<Lines> {
+    desk.lines(Method::POST, "/v1/images", Sent::Json(serde_json::to_vec(order)?)).await
+}
+
+async fn send(
+    desk: &Desk,
+    name: &str,
+    source: &str,
+    from: impl Read + Send + 'static,
+    max_bytes: u64,
     print: Printer,
-    work: impl FnOnce(&Engine, &mut dyn FnMut(Progress)) -> T + Send + 'static,
-) -> Result<T> {
-    let engine = engine.clone();
-    let done = tokio::task::spawn_blocking(move || {
-        let mut screen = Screen { print, step: String::new(), at: (0, 1) };
-        let done = work(&engine, &mut |progress| screen.tell(progress));
-        print.moving("");
-        done
-    });
-    Ok(done.await?)
+) -> Result<Image> {
+    let source = percent(source);
+    let path = format!("/v1/images/{}?max_bytes={max_bytes}&source={source}", segment(name)?);
+    let sent = Sent::Stream("application/x-tar", pieces(from));
+    follow(desk.lines(Method::PUT, &path, sent).await?, print).await
 }
 
-// What a person can do about it.
-fn advised(error: EngineError) -> anyhow::Error {
-    let hint = match &error {
-        EngineError::Build { hint, .. } => (*hint).to_owned(),
-        EngineError::Unpack { source: harvest_engine::UnpackError::Owner { .. }, .. } => {
-            "pack it with `tar --owner=0 --group=0`, or as the ids it has inside".to_owned()
+/// Any text as part of a query.
+fn percent(text: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-/".contains(&byte);
+    let escaped = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    text.bytes().map(escaped).collect()
+}
+
+/// What is read, as it is read; in a thread, because who reads may wait.
+fn pieces(mut from: impl Read + Send + 'static) -> Pieces {
+    let (pieces, waiting) = mpsc::channel(2);
+    std::thread::spawn(move || {
+        loop {
+            let mut piece = vec![0; PIECE_BYTES];
+            let read = match from.read(&mut piece) {
+                Ok(0) => return,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                Ok(length) => {
+                    piece.truncate(length);
+                    Ok(piece)
+                }
+                Err(error) => Err(error),
+            };
+            let torn = read.is_err();
+            if pieces.blocking_send(read).is_err() || torn {
+                return;
+            }
         }
-        EngineError::Unpack { source: harvest_engine::UnpackError::Limit { .. }, .. } => {
-            "if it is what you want, say so with --max-size".to_owned()
+    });
+    stream::unfold(waiting, |mut waiting| async move { Some((waiting.recv().await?, waiting)) }).boxed()
+}
+
+async fn follow(mut lines: Lines, print: Printer) -> Result<Image> {
+    let mut screen = Screen { print, step: String::new(), at: (0, 1) };
+    let image = loop {
+        match lines.json::<ImageLine>().await? {
+            Some(ImageLine::Made { image }) => break Ok(image),
+            Some(ImageLine::Failed { message, hint: Some(hint), .. }) => {
+                break Err(Advice::new(message, hint).into());
+            }
+            Some(ImageLine::Failed { message, .. }) => break Err(anyhow::anyhow!(message)),
+            Some(line) => screen.tell(line),
+            None => break Err(anyhow::anyhow!("the answer ended before the image was made")),
         }
-        EngineError::ImageMissing { image } => {
-            format!("build it with `harvest image build {image}`, or pull it")
-        }
-        EngineError::File { source, .. } if source.kind() == std::io::ErrorKind::StorageFull => {
-            "`harvest gc` removes what nothing uses".to_owned()
-        }
-        _ => return error.into(),
     };
-    let told = Advice::new(error.to_string(), hint);
-    match std::error::Error::source(&error).is_some() {
-        true => anyhow::Error::new(error).context(told),
-        false => told.into(),
-    }
+    print.moving("");
+    image
 }
 
 /// How far a build has come: lines that stay, and on a terminal one that moves.
@@ -154,10 +193,10 @@ struct Screen {
 }
 
 impl Screen {
-    fn tell(&mut self, progress: Progress) {
-        match progress {
-            Progress::Waiting { image } => self.note(&format!("  Waiting for another build of {image}")),
-            Progress::StepStarted { index, total, what } => {
+    fn tell(&mut self, line: ImageLine) {
+        match line {
+            ImageLine::Waiting { image } => self.note(&format!("  Waiting for another build of {image}")),
+            ImageLine::StepStarted { index, total, what } => {
                 self.step = format!("{index}/{total} {what}");
                 self.at = (index, total);
                 match self.print.moves() {
@@ -165,16 +204,16 @@ impl Screen {
                     false => self.note(&format!("  Making {}", self.step)),
                 }
             }
-            Progress::StepDone { millis, .. } => {
+            ImageLine::StepDone { millis, .. } => {
                 self.note(&format!("  Made {} in {}", self.step, took(millis)))
             }
-            Progress::StepCached { index, total, what } if self.print.verbose => {
+            ImageLine::StepCached { index, total, what } if self.print.verbose => {
                 self.note(&format!("  Found {index}/{total} {what}"));
             }
-            Progress::Bytes { done, total } => self.bytes(done, total),
-            Progress::Output { line } if self.print.verbose => self.note(&format!("  | {line}")),
-            Progress::Output { line } => self.bar(self.share(), &line),
-            Progress::StepCached { .. } => {}
+            ImageLine::Bytes { done, total } => self.bytes(done, total),
+            ImageLine::Output { line } if self.print.verbose => self.note(&format!("  | {line}")),
+            ImageLine::Output { line } => self.bar(self.share(), &line),
+            ImageLine::StepCached { .. } | ImageLine::Made { .. } | ImageLine::Failed { .. } => {}
         }
     }
 
@@ -213,6 +252,11 @@ fn bar(share: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn any_text_fits_into_a_query() {
+        assert_eq!(percent("/a b/ä&x=1.tar"), "/a%20b/%C3%A4%26x%3D1.tar");
+    }
 
     #[test]
     fn a_bar_is_empty_then_full_and_never_longer() {

@@ -1,13 +1,13 @@
 //! The harvest binary: parse, load the configuration, run the verb, turn its result into an exit code.
 #![forbid(unsafe_code)]
 
-mod begin;
 mod cli;
 mod client;
 mod commands;
 mod config;
 mod copy;
 mod database;
+mod desk;
 mod doctor;
 mod far;
 mod follow;

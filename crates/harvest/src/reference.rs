@@ -7,7 +7,7 @@ use clap::{Arg, Command, CommandFactory};
 
 use crate::{
     cli::Cli,
-    config::{KEYS, VARIABLES},
+    config::{CLOCKS, KEYS, LIMITS, VARIABLES},
 };
 
 const AGAIN: &str = "HARVEST_REGENERATE=1 cargo nextest run -p harvest reference";
@@ -88,6 +88,16 @@ fn config_page() -> String {
     );
     for (key, kind, default, what) in KEYS {
         page += &format!("| `{key}` | {kind} | {default} | {what} |\n");
+    }
+    for (table, keys) in [("clocks", &CLOCKS[..]), ("limits", &LIMITS[..])] {
+        let variable = table.to_uppercase();
+        page += &format!(
+            "\nKeys of `[{table}]`; the variable of each is its name in capitals behind `HARVEST_{variable}_`:\n\n\
+             | key | default | what it is |\n|---|---|---|\n"
+        );
+        for (key, default, what) in keys {
+            page += &format!("| `{key}` | {default} | {what} |\n");
+        }
     }
     page += "\nVariables without a key:\n\n| variable | what it is |\n|---|---|\n";
     for (name, what) in VARIABLES {

@@ -81,7 +81,9 @@ impl Renderer {
                 self.tools.insert(call.clone(), (what, event.at));
                 vec![]
             }
-            EventBody::ToolEnded { call, ok, output } => vec![self.tool_ended(call, *ok, output, event.at)],
+            EventBody::ToolEnded { call, ok, output, .. } => {
+                vec![self.tool_ended(call, *ok, output, event.at)]
+            }
             EventBody::TurnEnded { outcome, error, millis, .. } => {
                 turn_ended(self.turn, *outcome, error.as_deref(), *millis)
             }
@@ -120,6 +122,7 @@ fn said(body: &EventBody, width: usize) -> Vec<String> {
     let quoted = |text: &str| cut(first_line(text), width.saturating_sub(12));
     match body {
         EventBody::StateChanged { state, reason, detail } => state_changed(*state, reason, detail.as_deref()),
+        EventBody::Waiting { position } if *position > 1 => vec![format!("Number {position} in line")],
         EventBody::PromptQueued { text, .. } => vec![format!("Queued “{}”", quoted(text))],
         EventBody::PromptCancelled { prompt } => vec![format!("Cancelled {prompt}")],
         EventBody::PromptMoved { prompt, position } => vec![format!("Moved {prompt} to place {position}")],
@@ -335,11 +338,11 @@ mod tests {
     }
 
     fn started(call: &str, name: &str, input: Value) -> EventBody {
-        EventBody::ToolStarted { call: call.into(), name: name.into(), input, parent: None }
+        EventBody::ToolStarted { call: call.into(), name: name.into(), input, parent: None, blob: None }
     }
 
     fn ended(call: &str, ok: bool, output: &str) -> EventBody {
-        EventBody::ToolEnded { call: call.into(), ok, output: output.into() }
+        EventBody::ToolEnded { call: call.into(), ok, output: output.into(), blob: None }
     }
 
     fn evidence(passed: bool) -> EventBody {

@@ -1,10 +1,15 @@
 //! Finds the one thing a person means by a few letters: an id, the beginning of one, `-` for the newest.
 
 use anyhow::Result;
-use harvest_engine::{Engine, EngineError, Inspected};
-use harvest_proto::{PromptId, SandboxId, SessionId, SnapshotId};
+use harvest_proto::{
+    PromptId, SandboxId, SessionId, SnapshotId,
+    api::{
+        Page,
+        machines::{MachineSnapshot, SandboxList},
+    },
+};
 
-use crate::{client::Client, printer::Advice};
+use crate::{client::Client, desk::Desk, printer::Advice};
 
 /// Why letters name nothing, or too much.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -38,42 +43,30 @@ pub(crate) async fn prompt(client: &Client, session: &SessionId, typed: &str) ->
     found.map_err(|error| Advice::new(error.to_string(), format!("see `harvest queue ls {session}`")).into())
 }
 
-/// Every sandbox of this machine's engine.
-pub(crate) struct Sandboxes {
-    /// Newest first.
-    pub(crate) known: Vec<Inspected>,
-    /// Those whose records cannot be read, and why. They keep nobody from the others.
-    pub(crate) torn: Vec<(SandboxId, EngineError)>,
-}
-
-/// Looks at every sandbox of this machine's engine.
-pub(crate) fn sandboxes(engine: &Engine) -> Result<Sandboxes> {
-    let (mut known, mut torn) = (Vec::new(), Vec::new());
-    for id in engine.list()? {
-        match engine.inspect(&id) {
-            Err(error @ EngineError::Record { .. }) => torn.push((id, error)),
-            // Gone between listing and looking: removed by somebody else.
-            found => known.extend(found?),
-        }
-    }
-    known.sort_by_key(|sandbox| std::cmp::Reverse(sandbox.created_at));
-    Ok(Sandboxes { known, torn })
-}
-
 /// The sandbox a person means.
-pub(crate) fn sandbox(engine: &Engine, typed: &str) -> Result<SandboxId> {
-    let Sandboxes { known, torn } = sandboxes(engine)?;
-    let known = known.into_iter().map(|sandbox| sandbox.spec.id);
-    let ids: Vec<SandboxId> = known.chain(torn.into_iter().map(|(id, _)| id)).collect();
+pub(crate) async fn sandbox(desk: &Desk, typed: &str) -> Result<SandboxId> {
+    // A whole id needs no list; who is asked says whether it exists.
+    if let Ok(id) = typed.parse() {
+        return Ok(id);
+    }
+    sandbox_of(&desk.get("/v1/sandboxes").await?, typed)
+}
+
+/// The one of these a person means.
+pub(crate) fn sandbox_of(list: &SandboxList, typed: &str) -> Result<SandboxId> {
+    let known = list.items.iter().map(|sandbox| sandbox.id.clone());
+    let ids: Vec<SandboxId> = known.chain(list.torn.iter().map(|torn| torn.id.clone())).collect();
     let found = pick("sandbox", SandboxId::PREFIX, typed, &ids);
     found.map_err(|error| Advice::new(error.to_string(), "see `harvest sandbox ls`").into())
 }
 
 /// The snapshot a person means.
-pub(crate) fn snapshot(engine: &Engine, typed: &str) -> Result<SnapshotId> {
-    let mut snapshots = engine.snapshots()?;
-    snapshots.sort_by_key(|snapshot| std::cmp::Reverse(snapshot.created_at));
-    let ids: Vec<SnapshotId> = snapshots.into_iter().map(|snapshot| snapshot.id).collect();
+pub(crate) async fn snapshot(desk: &Desk, typed: &str) -> Result<SnapshotId> {
+    if let Ok(id) = typed.parse() {
+        return Ok(id);
+    }
+    let page: Page<MachineSnapshot> = desk.get("/v1/snapshots").await?;
+    let ids: Vec<SnapshotId> = page.items.into_iter().map(|snapshot| snapshot.id).collect();
     let found = pick("snapshot", SnapshotId::PREFIX, typed, &ids);
     found.map_err(|error| Advice::new(error.to_string(), "see `harvest snapshot ls`").into())
 }

@@ -13,14 +13,13 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use futures_util::StreamExt;
 use harvest_engine::{Engine, Limits, Thresholds};
 use harvest_gateway::{Gateway, GatewayConfig, ScriptRule, vault::Vault};
 use harvest_github::Forge;
-use harvest_proto::{Secret, SessionId, api::Role, bridge::Author};
-use harvest_providers::Local;
+use harvest_proto::{Secret, api::Role, bridge::Author};
+use harvest_providers::{Local, LocalMachines};
 use harvest_server::{Limits as ServerLimits, ServerState};
-use harvest_session::{Books, Parts, SessionError, Sessions, clocks::Clocks};
+use harvest_session::{Books, Parts, Sessions, machines::Commands};
 use harvest_store::Store;
 use tokio::{
     net::TcpListener,
@@ -34,7 +33,7 @@ use crate::{
     config::{Config, process_env},
     database,
     printer::Advice,
-    supervisor,
+    recipes, supervisor,
 };
 
 /// The name of the token that `harvest up` makes by itself.
@@ -45,9 +44,6 @@ const PAUSE_PATIENCE: Duration = Duration::from_secs(90);
 
 /// How long answers under way may take once the server ends.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
-
-/// Each is mostly waiting, and the disk is one.
-const PAUSES_AT_ONCE: usize = 8;
 
 // What a zygote takes to go, on a busy machine.
 const LAST_LINES: Duration = Duration::from_secs(10);
@@ -79,6 +75,7 @@ pub(crate) struct Serving {
     engine: Engine,
     forge: Forge,
     sessions: Sessions,
+    machines: Commands,
     store: Store,
     shutdown: CancellationToken,
     task: JoinHandle<std::io::Result<()>>,
@@ -105,8 +102,10 @@ impl Serving {
         let sessions = open_sessions(&config, options.script, engine.clone(), &store, &forge).await?;
         let (token, token_is_new) = ensure_token(&config, &sessions).await?;
         let shutdown = CancellationToken::new();
-        let state =
-            ServerState::new(sessions.clone(), &options.hosts, shutdown.clone()).with_forge(forge.router());
+        let machines = Commands::new(machines(engine.clone(), &home));
+        let state = ServerState::new(sessions.clone(), &options.hosts, shutdown.clone())
+            .with_forge(forge.router())
+            .with_machines(machines.clone());
         let state = state.with_limits(ServerLimits {
             requests_per_second: config.rate_limit,
             connections: usize::try_from(config.max_connections.max(1)).unwrap_or(usize::MAX),
@@ -124,6 +123,7 @@ impl Serving {
             engine,
             forge,
             sessions,
+            machines,
             store,
             shutdown,
             task,
@@ -140,10 +140,6 @@ impl Serving {
     /// Where its state is.
     pub(crate) fn home(&self) -> &Path {
         &self.home
-    }
-
-    pub(crate) fn engine(&self) -> &Engine {
-        &self.engine
     }
 
     pub(crate) fn forge(&self) -> &Forge {
@@ -170,7 +166,7 @@ impl Serving {
         let _ = fs::remove_file(&self.server_file);
         // While requests are answered still: who follows a session sees what becomes of it.
         if ending == Ending::Pause {
-            pause_all(&self.sessions).await;
+            self.sessions.suspend_all(PAUSE_PATIENCE).await;
         }
         self.shutdown.cancel();
         let abort = self.task.abort_handle();
@@ -179,6 +175,7 @@ impl Serving {
             // A client that does not read its answer must not keep the server from ending.
             Err(_) => abort.abort(),
         }
+        self.machines.settle().await;
         self.sessions.close().await;
         self.store.close().await;
         let engine = self.engine;
@@ -208,37 +205,6 @@ pub(crate) async fn asked_to_end() -> Result<()> {
     Ok(())
 }
 
-/// Keeps every machine on disk. One that cannot be kept goes on, and the next server adopts it.
-async fn pause_all(sessions: &Sessions) {
-    let running = match running(sessions).await {
-        Ok(running) => running,
-        Err(error) => return tracing::error!(%error, "sessions could not be listed; sandboxes go on"),
-    };
-    let pauses = running.into_iter().map(|session| async move {
-        match tokio::time::timeout(PAUSE_PATIENCE, sessions.pause(&session)).await {
-            // A machine that held no work yet is gone all the same.
-            Ok(Ok(_)) | Ok(Err(SessionError::Conflict { code: "nothing_to_keep", .. })) => {}
-            Ok(Err(error)) => tracing::warn!(%session, %error, "a session could not be paused; it goes on"),
-            Err(_) => tracing::warn!(%session, "a session was not paused in time; it goes on"),
-        }
-    });
-    futures_util::stream::iter(pauses).buffer_unordered(PAUSES_AT_ONCE).collect::<()>().await;
-}
-
-async fn running(sessions: &Sessions) -> Result<Vec<SessionId>, SessionError> {
-    let (mut running, mut cursor) = (Vec::new(), None);
-    loop {
-        let page = sessions.list(cursor.as_deref(), 200).await?;
-        running.extend(
-            page.items.into_iter().filter(|session| session.sandbox.is_some()).map(|session| session.id),
-        );
-        cursor = page.next_cursor;
-        if cursor.is_none() {
-            return Ok(running);
-        }
-    }
-}
-
 /// The engine of this configuration; needs no server.
 pub(crate) fn open_engine(config: &Config) -> Result<Engine> {
     let home = prepare_home(&config.home)?;
@@ -252,6 +218,11 @@ pub(crate) fn open_engine(config: &Config) -> Result<Engine> {
         thresholds: Thresholds::default(),
     })
     .context("cannot open the engine")
+}
+
+/// What this machine offers besides sessions; needs no server.
+pub(crate) fn machines(engine: Engine, home: &Path) -> Arc<LocalMachines> {
+    Arc::new(LocalMachines::new(engine, recipes::all(home)))
 }
 
 /// Removes a home nobody serves from, with the sandboxes it holds.
@@ -324,7 +295,8 @@ async fn open_sessions(
         pulls: Arc::new(forge.clone()),
         vault,
         config: harvest_session::Config {
-            clocks: Clocks::default(),
+            clocks: config.clocks.clone(),
+            limits: config.limits,
             image: config.image.clone(),
             trusted: Vec::new(),
             budget_tokens: config.budget_tokens,

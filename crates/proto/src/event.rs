@@ -5,7 +5,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{PromptId, SandboxId, SnapshotId, Timestamp, TurnId, api::SessionState};
+use crate::{BlobId, PromptId, SandboxId, SnapshotId, Timestamp, TurnId, api::SessionState};
 
 /// One stored event.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -37,6 +37,11 @@ pub enum EventBody {
         /// Why, in words for people, where the word alone does not say enough.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         detail: Option<String>,
+    },
+    /// The session waits for a place on the machine; its place in line is another one now.
+    Waiting {
+        /// 1 is the next.
+        position: u32,
     },
     /// A prompt was stored in the queue.
     PromptQueued {
@@ -118,6 +123,9 @@ pub enum EventBody {
         /// The call this one was made for, in a sub-agent.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         parent: Option<String>,
+        /// The arguments in full, as JSON, where `input` is cut.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        blob: Option<Blob>,
     },
     /// A tool answered.
     ToolEnded {
@@ -127,6 +135,9 @@ pub enum EventBody {
         ok: bool,
         /// What it said, head and tail when long.
         output: String,
+        /// What it said in full, where `output` is cut.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        blob: Option<Blob>,
     },
     /// The agent waits for a person.
     RequestOpened {
@@ -252,6 +263,34 @@ pub enum EventBody {
         /// The line, cut at 4 KiB.
         line: String,
     },
+}
+
+impl EventBody {
+    /// Where the whole of it is, if it is only part of something.
+    #[must_use]
+    pub const fn blob(&self) -> Option<&Blob> {
+        match self {
+            Self::ToolStarted { blob, .. } | Self::ToolEnded { blob, .. } => blob.as_ref(),
+            _ => None,
+        }
+    }
+
+    /// The whole could not be kept: only the part there is.
+    pub fn forget_blob(&mut self) {
+        if let Self::ToolStarted { blob, .. } | Self::ToolEnded { blob, .. } = self {
+            *blob = None;
+        }
+    }
+}
+
+/// The whole of something an event holds only the ends of: `GET /v1/sessions/{session}/blobs/{id}`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Blob {
+    /// Its id in the session.
+    pub id: BlobId,
+    /// How long it is.
+    pub bytes: u64,
 }
 
 /// The steps of getting a sandbox ready, in their order.

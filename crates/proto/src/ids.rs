@@ -118,6 +118,11 @@ id!(
     ImageId, "img"
 );
 
+id!(
+    /// The whole of something an event holds only the ends of.
+    BlobId, "blb"
+);
+
 #[cfg(test)]
 mod tests {
     use super::*;

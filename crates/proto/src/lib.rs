@@ -17,6 +17,6 @@ pub mod time;
 
 pub use agents::AgentName;
 pub use event::{Event, EventBody};
-pub use ids::{ImageId, PromptId, SandboxId, SessionId, SnapshotId, TurnId};
+pub use ids::{BlobId, ImageId, PromptId, SandboxId, SessionId, SnapshotId, TurnId};
 pub use secret::Secret;
 pub use time::Timestamp;

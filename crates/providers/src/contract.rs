@@ -1,7 +1,10 @@
 //! What every provider keeps, as one suite that runs against each of them. It panics at the first
 //! promise that is broken, so it is called from tests only.
 
-use std::sync::Arc;
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use harvest_proto::{
     SandboxId, SnapshotId,
@@ -25,6 +28,7 @@ pub async fn run(provider: Arc<dyn Provider>, image: &str) {
     suite.a_started_sandbox_is_found_listed_and_runs_commands().await;
     suite.what_was_kept_at_the_end_is_there_after_a_restore().await;
     suite.a_running_sandbox_is_kept_and_forked().await;
+    suite.what_stands_still_goes_on_after_a_thaw().await;
     suite.a_sandbox_that_dies_leaves_its_disk().await;
     suite.ending_is_idempotent_and_leaves_nothing().await;
     suite.what_is_not_there_is_an_error().await;
@@ -125,6 +129,40 @@ impl Suite {
             self.end(sandbox).await;
         }
         self.forget(&snapshot).await;
+    }
+
+    async fn what_stands_still_goes_on_after_a_thaw(&self) {
+        let Some(freezing) = self.provider.freezing() else { return };
+        let (sandbox, hold) = (self.fresh().await, Duration::from_secs(60));
+        for _ in 0..2 {
+            freezing.freeze(&sandbox, hold).await.expect("a freeze can be renewed");
+        }
+        // Its supervisor answers all the while.
+        self.write(&sandbox, "still").await;
+        let bridge = self.dial(&sandbox).await;
+        let argv = ["echo", "on"].map(str::to_owned).to_vec();
+        let command = bridge.run_command(Command { argv, ..Command::default() }, 1024);
+        let order = Mutex::new(Vec::new());
+        let note = |what| order.lock().expect("no holder of this lock panics").push(what);
+        let ran = async {
+            let ran = command.await.expect("a command runs");
+            note("ran");
+            ran
+        };
+        let thawed = async {
+            assert_eq!(self.read(&sandbox).await, "still");
+            note("thawed");
+            for _ in 0..2 {
+                freezing.thaw(&sandbox).await.expect("a thaw is idempotent");
+            }
+        };
+        let (ran, ()) = tokio::join!(ran, thawed);
+        assert_eq!((ran.exit, &ran.stdout[..]), (Exit::Code(0), &b"on\n"[..]));
+        let order = order.into_inner().expect("no holder of this lock panics");
+        assert_eq!(order, ["thawed", "ran"], "nothing runs in what stands still");
+        freezing.freeze(&sandbox, hold).await.expect("it stands still again");
+        self.end(&sandbox).await;
+        assert!(freezing.freeze(&sandbox, hold).await.is_err(), "what is gone cannot stand still");
     }
 
     async fn a_sandbox_that_dies_leaves_its_disk(&self) {

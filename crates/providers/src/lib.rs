@@ -5,6 +5,8 @@ pub mod contract;
 mod disks;
 pub mod fake;
 mod local;
+pub mod machines;
 
 pub use fake::Fake;
 pub use local::Local;
+pub use machines::LocalMachines;

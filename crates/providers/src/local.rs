@@ -7,6 +7,7 @@ use std::{
         unix::fs::OpenOptionsExt as _,
     },
     path::Path,
+    time::Duration,
 };
 
 use async_trait::async_trait;
@@ -16,7 +17,9 @@ use harvest_engine::{
 use harvest_proto::{SandboxId, SnapshotId, event::SnapshotKind};
 use harvest_session::{
     disks::Disks,
-    provider::{BridgeStream, Found, Provider, ProviderError, Snapshots, StartFrom, StartOrder, Started},
+    provider::{
+        BridgeStream, Found, Freezing, Provider, ProviderError, Snapshots, StartFrom, StartOrder, Started,
+    },
 };
 use tokio::{net::UnixStream, sync::oneshot, task::spawn_blocking};
 
@@ -146,6 +149,23 @@ impl Provider for Local {
     fn disks(&self) -> Option<&dyn Disks> {
         Some(self)
     }
+    fn freezing(&self) -> Option<&dyn Freezing> {
+        Some(self)
+    }
+}
+
+#[async_trait]
+impl Freezing for Local {
+    async fn freeze(&self, sandbox: &SandboxId, hold: Duration) -> Result<(), ProviderError> {
+        let id = sandbox.clone();
+        let doing = format!("cannot make sandbox {sandbox} stand still");
+        self.engine(doing, move |engine| engine.freeze_for(&id, hold)).await
+    }
+
+    async fn thaw(&self, sandbox: &SandboxId) -> Result<(), ProviderError> {
+        let id = sandbox.clone();
+        self.engine(format!("cannot thaw sandbox {sandbox}"), move |engine| engine.thaw(&id)).await
+    }
 }
 
 #[async_trait]
@@ -200,7 +220,7 @@ fn started(running: Running) -> Started {
 }
 
 /// Dials a Unix socket whose path may be longer than a socket address can hold.
-async fn dial(path: &Path) -> std::io::Result<UnixStream> {
+pub(crate) async fn dial(path: &Path) -> std::io::Result<UnixStream> {
     let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(std::io::ErrorKind::InvalidInput.into());
     };

@@ -64,7 +64,7 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T>
         path.map(|axum::extract::Path(value)| Self(value)).map_err(|error| {
             // A well-formed address of nothing: an id that cannot exist is not found, too.
             ApiError::new(StatusCode::NOT_FOUND, "not_found", error.body_text())
-                .hint("ids look like `ses_` followed by 12 letters and digits")
+                .hint("ids look like `ses_` or `sbx_`, followed by 12 letters and digits")
         })
     }
 }
@@ -129,7 +129,7 @@ pub(crate) async fn read<S: Send + Sync>(request: Request, state: &S) -> Result<
     })
 }
 
-fn require_json(headers: &HeaderMap) -> Result<(), ApiError> {
+pub(crate) fn require_json(headers: &HeaderMap) -> Result<(), ApiError> {
     let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
     let essence = kind.split(';').next().unwrap_or("").trim();
     if essence.eq_ignore_ascii_case("application/json") {
@@ -140,7 +140,7 @@ fn require_json(headers: &HeaderMap) -> Result<(), ApiError> {
         .hint("send the header `content-type: application/json`"))
 }
 
-fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     // A list would be taken for the fields in their order, which nobody means.
     if bytes.trim_ascii_start().first() == Some(&b'[') {
         let detail = "the body is a list, not an object";

@@ -9,6 +9,7 @@
 mod auth;
 mod connections;
 mod extract;
+pub mod here;
 mod hosts;
 mod idempotency;
 mod limit;
@@ -17,13 +18,14 @@ mod policy;
 mod problem;
 mod routes;
 mod socket;
+mod stdin;
 mod stream;
 mod valid;
 
 use std::{io, sync::Arc};
 
 use axum::{Router, extract::DefaultBodyLimit, middleware};
-use harvest_session::Sessions;
+use harvest_session::{Sessions, machines::Commands};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -37,6 +39,7 @@ pub struct ServerState {
     sessions: Sessions,
     hosts: Arc<hosts::Hosts>,
     forge: Router,
+    machines: Option<Commands>,
     revoked: Arc<auth::Revocations>,
     rates: Arc<limit::Rates>,
     limits: Limits,
@@ -51,7 +54,8 @@ impl ServerState {
         let hosts = Arc::new(hosts::Hosts::new(hosts));
         let limits = Limits::default();
         let rates = Arc::new(limit::Rates::new(limits.requests_per_second));
-        Self { sessions, hosts, forge: Router::new(), revoked: Arc::default(), rates, limits, shutdown }
+        let (forge, revoked, machines) = (Router::new(), Arc::default(), None);
+        Self { sessions, hosts, forge, machines, revoked, rates, limits, shutdown }
     }
 
     /// With these limits in place of the default ones.
@@ -64,6 +68,12 @@ impl ServerState {
     #[must_use]
     pub fn with_forge(self, forge: Router) -> Self {
         Self { forge, ..self }
+    }
+
+    /// Offers the machines of this host: sandboxes, images and volumes without a session.
+    #[must_use]
+    pub fn with_machines(self, machines: Commands) -> Self {
+        Self { machines: Some(machines), ..self }
     }
 }
 

@@ -20,12 +20,18 @@ use crate::routes::handlers as h;
     paths(
         h::session_list, h::session_create, h::session_get, h::session_delete, h::session_stop,
         h::session_pause, h::session_resume, h::session_terminate, h::session_archive, h::session_fork,
+        h::session_restore,
         h::prompt_list, h::prompt_create, h::prompt_cancel, h::prompt_move,
-        h::turn_list, h::diff_get, h::snapshot_list, h::event_list, h::exec_run, h::exec_open, h::pty_open,
-        h::file_get, h::file_stat, h::file_put, h::file_delete, h::pull_get,
+        h::turn_list, h::diff_get, h::snapshot_list, h::event_list, h::blob_get,
+        h::exec_run, h::exec_open, h::pty_open, h::file_get, h::file_stat, h::file_put, h::file_delete, h::pull_get,
         h::repository_list, h::repository_add, h::repository_get, h::repository_delete, h::repository_build,
         h::secret_list, h::secret_set, h::secret_delete,
         h::me_get, h::token_list, h::token_create, h::token_delete,
+        h::sandbox_list, h::sandbox_create, h::sandbox_get, h::sandbox_delete, h::sandbox_exec, h::sandbox_stop,
+        h::sandbox_start, h::sandbox_snapshot, h::sandbox_fork, h::sandbox_restore, h::exec_once,
+        h::image_list, h::image_make, h::image_get, h::image_import, h::image_delete, h::image_usage,
+        h::volume_list, h::volume_create, h::volume_delete, h::machine_snapshot_list, h::machine_snapshot_delete,
+        h::disk_usage, h::collect, h::doctor,
         h::healthz, h::readyz, h::openapi,
     )
 )]

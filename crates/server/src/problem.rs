@@ -116,7 +116,7 @@ fn where_to_look(what: &str) -> &'static str {
 }
 
 /// An error with everything behind it, in one line.
-fn words(error: &dyn std::error::Error) -> String {
+pub(crate) fn words(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(inner) = source {

@@ -22,6 +22,9 @@ use crate::problem::ApiError;
 /// Shorter than the idle limits of common proxies, the strictest of which is 30 s.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 
+/// How long a command may outlive a client that went away without a word.
+const FEEL: Duration = Duration::from_secs(2);
+
 /// How long a client waits before it comes back.
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -77,6 +80,24 @@ pub(crate) fn lines<T: Serialize>(
     let bytes =
         items.map(|item| Ok::<_, Infallible>(Bytes::from(json(&item) + "\n"))).take_until(ending(shutdown));
     ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(bytes)).into_response()
+}
+
+/// The same, with an empty line when there was nothing to say for a while: what cannot be written tells that
+/// the client is gone. One that is sending its own body is not heard to hang up while nobody reads that.
+pub(crate) fn lines_felt<T: Serialize>(
+    items: impl Stream<Item = T> + Send + Unpin + 'static,
+    shutdown: CancellationToken,
+) -> Response {
+    let felt = stream::unfold(items, |mut items| async move {
+        let line = match tokio::time::timeout(FEEL, items.next()).await {
+            Ok(Some(item)) => json(&item) + "\n",
+            Ok(None) => return None,
+            Err(_) => "\n".to_owned(),
+        };
+        Some((Ok::<_, Infallible>(Bytes::from(line)), items))
+    });
+    let kind = [(header::CONTENT_TYPE, "application/x-ndjson")];
+    (kind, Body::from_stream(felt.take_until(ending(shutdown)))).into_response()
 }
 
 fn json(value: &impl Serialize) -> String {

@@ -2,7 +2,15 @@
 //! commit. Refused here, because further in there is nobody left to answer.
 
 use axum::http::StatusCode;
-use harvest_proto::{api::ExecRequest, bridge::Author};
+use std::{collections::BTreeMap, ops::RangeInclusive};
+
+use harvest_proto::{
+    api::{
+        ExecRequest,
+        machines::{CreateSandbox, RunCommand, SandboxLimits},
+    },
+    bridge::Author,
+};
 
 use crate::problem::ApiError;
 
@@ -14,14 +22,61 @@ pub(crate) fn exec(request: &ExecRequest) -> Result<(), ApiError> {
     if request.argv.first().is_none_or(String::is_empty) {
         return Err(invalid("`argv` names no command"));
     }
-    let texts = request.argv.iter().chain(&request.cwd).chain(&request.user);
-    if texts.chain(request.env.values()).any(|text| text.contains('\0')) {
-        return Err(invalid("the command holds a zero byte, which ends a text for the kernel"));
+    texts(request.argv.iter().chain(&request.cwd).chain(&request.user))?;
+    env(&request.env)
+}
+
+/// The same for a command in a sandbox of one's own; with code it needs no program.
+pub(crate) fn run(request: &RunCommand) -> Result<(), ApiError> {
+    texts(request.argv.iter().chain(&request.cwd).chain(&request.user))?;
+    env(&request.env)
+}
+
+/// A sandbox that a host can be asked for at all.
+pub(crate) fn sandbox(request: &CreateSandbox) -> Result<(), ApiError> {
+    texts(request.image.iter().chain(request.volumes.iter().map(|volume| &volume.inside)))?;
+    env(&request.env)?;
+    limits(&request.limits)
+}
+
+/// How many forks a sandbox may get at once.
+pub(crate) fn forks(asked: Option<u16>) -> Result<u16, ApiError> {
+    match asked.unwrap_or(1) {
+        count @ 1..=100 => Ok(count),
+        count => Err(invalid(&format!("`count` is 1 to 100, not {count}"))),
     }
-    if request.env.keys().any(|name| name.is_empty() || name.contains(['=', '\0'])) {
-        return Err(invalid("a variable's name is not empty and has no `=` in it"));
+}
+
+fn limits(limits: &SandboxLimits) -> Result<(), ApiError> {
+    const PEBIBYTE: u64 = 1 << 50;
+    let within = |name: &str, given: Option<u64>, range: RangeInclusive<u64>| match given {
+        Some(given) if !range.contains(&given) => {
+            let (from, to) = range.into_inner();
+            Err(invalid(&format!("`{name}` is {from} to {to}, not {given}")))
+        }
+        _ => Ok(()),
+    };
+    within("memory_bytes", limits.memory_bytes, 1 << 20..=PEBIBYTE)?;
+    // The kernel counts in tenths of a second and gives no less than a millisecond of each.
+    within("cpu_millis_per_second", limits.cpu_millis_per_second.map(u64::from), 10..=4_096_000)?;
+    within("pids", limits.pids.map(u64::from), 1..=4_194_304)?;
+    within("writable_bytes", limits.writable_bytes, 4096..=PEBIBYTE)?;
+    within("lifetime_secs", limits.lifetime_secs, 1..=315_360_000)
+}
+
+fn texts<'a>(mut texts: impl Iterator<Item = &'a String>) -> Result<(), ApiError> {
+    match texts.any(|text| text.contains('\0')) {
+        true => Err(invalid("the request holds a zero byte, which ends a text for the kernel")),
+        false => Ok(()),
     }
-    Ok(())
+}
+
+fn env(env: &BTreeMap<String, String>) -> Result<(), ApiError> {
+    texts(env.values())?;
+    match env.keys().any(|name| name.is_empty() || name.contains(['=', '\0'])) {
+        true => Err(invalid("a variable's name is not empty and has no `=` in it")),
+        false => Ok(()),
+    }
 }
 
 /// Somebody a commit can be by: git ends a name at `<` and a header at a line's end.
@@ -71,6 +126,22 @@ mod tests {
         }
         let cwd = Some("/a\0".to_owned());
         assert!(exec(&ExecRequest { cwd, ..command(&["pwd"]) }).is_err());
+    }
+
+    #[test]
+    fn a_limit_no_kernel_takes_is_refused() {
+        let with = |limits| sandbox(&CreateSandbox { limits, ..CreateSandbox::default() });
+        assert!(with(SandboxLimits { memory_bytes: Some(24 << 20), ..SandboxLimits::default() }).is_ok());
+        for bad in [
+            SandboxLimits { memory_bytes: Some(0), ..SandboxLimits::default() },
+            SandboxLimits { cpu_millis_per_second: Some(0), ..SandboxLimits::default() },
+            SandboxLimits { pids: Some(u32::MAX), ..SandboxLimits::default() },
+            SandboxLimits { writable_bytes: Some(u64::MAX), ..SandboxLimits::default() },
+            SandboxLimits { lifetime_secs: Some(0), ..SandboxLimits::default() },
+        ] {
+            assert!(with(bad).is_err(), "{bad:?}");
+        }
+        assert!(forks(Some(0)).is_err() && forks(Some(101)).is_err() && forks(None).is_ok());
     }
 
     #[test]

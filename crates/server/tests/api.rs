@@ -5,6 +5,7 @@
 #[path = "api/guards.rs"]
 mod guards;
 mod host;
+mod machines;
 #[path = "api/people.rs"]
 mod people;
 
@@ -130,6 +131,8 @@ async fn the_openapi_page_has_every_route_and_each_of_them_answers() {
             );
             // Without a token nothing is carried out, but an unknown route would say so.
             let path = path.replace("{session}", "ses_000000000000").replace("{prompt}", "prm_000000000000");
+            let path =
+                path.replace("{sandbox}", "sbx_000000000000").replace("{snapshot}", "snp_000000000000");
             let answer =
                 host.ask_as(None, &method.to_uppercase(), &path.replace("{name}", "x"), &[], "").await;
             assert!([200, 401].contains(&answer.status), "{method} {path}: {answer:?}");
@@ -142,9 +145,14 @@ async fn the_openapi_page_has_every_route_and_each_of_them_answers() {
 
 /// The paths of the router, as they are written down in it.
 fn routes() -> BTreeSet<String> {
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/src/routes/mod.rs");
-    let text: String = std::fs::read_to_string(source).unwrap().split_whitespace().collect();
-    text.split(".route(\"").skip(1).map(|rest| rest.split('"').next().unwrap().to_owned()).collect()
+    let mut routes = BTreeSet::new();
+    for source in ["mod.rs", "machines/mod.rs"] {
+        let source = format!("{}/src/routes/{source}", env!("CARGO_MANIFEST_DIR"));
+        let text: String = std::fs::read_to_string(source).unwrap().split_whitespace().collect();
+        let paths = text.split(".route(\"").skip(1).map(|rest| rest.split('"').next().unwrap().to_owned());
+        routes.extend(paths);
+    }
+    routes
 }
 
 /// Every `$ref` leads somewhere.

@@ -12,6 +12,7 @@ use crate::{
     decide::{Input, Machine, Rest, State},
     driver::{Command, Handle},
     error::SessionError,
+    forks::fork_point,
     wiring::now,
 };
 
@@ -42,7 +43,7 @@ impl Sessions {
         Ok(self.shared.store.prompt_get(session, &id).await?)
     }
 
-    async fn ask(&self, session: &SessionId, input: Input) -> Result<Handle, SessionError> {
+    pub(crate) async fn ask(&self, session: &SessionId, input: Input) -> Result<Handle, SessionError> {
         let handle = self.handle(session).await?;
         let answer = handle.ask(input).await;
         self.or_missing(session, answer).await?;
@@ -111,17 +112,13 @@ impl Sessions {
     }
 
     /// Waits until the session has no machine, or cannot get rid of it.
-    async fn rested(&self, session: &SessionId, handle: &Handle) -> Result<State, SessionError> {
+    pub(crate) async fn rested(&self, session: &SessionId, handle: &Handle) -> Result<State, SessionError> {
         let rested = handle.until(|state| {
             state.rest == Rest::Open || matches!(state.machine, Machine::Absent | Machine::Held { .. })
         });
         let state = self.or_missing(session, rested.await).await?;
         match &state.machine {
-            Machine::Held { detail, .. } => Err(SessionError::conflict(
-                "save_unknown",
-                format!("nobody knows whether the machine was kept: {detail}"),
-                "resume the session: the save is tried again first",
-            )),
+            Machine::Held { detail, .. } => Err(save_unknown(detail)),
             Machine::Absent => Ok(state),
             _ => Err(SessionError::conflict(
                 "resumed",
@@ -148,6 +145,27 @@ impl Sessions {
         self.rested(session, &handle).await.map(drop)
     }
 
+    /// Goes back to the state after a turn: files and conversation. A turn in progress is stopped first, and
+    /// the present state is kept; the turns in between can be gone back to, too. Answers when it is done; it
+    /// goes on when nobody waits any more.
+    ///
+    /// # Errors
+    /// When the turn is not known or left no snapshot, or a save of the session is unknown.
+    pub async fn restore(&self, session: &SessionId, turn: u32) -> Result<(), SessionError> {
+        let source = self.shared.store.session_get(session).await?;
+        let turns = self.shared.store.turn_list(session).await?;
+        let snapshots = self.shared.store.snapshot_list(session).await?;
+        let snapshot = fork_point(&source.session, &turns, &snapshots, Some(turn))?.snapshot;
+        let handle = self.ask(session, Input::Restore { snapshot, turn }).await?;
+        let done =
+            handle.until(|state| state.restoring.is_none() || matches!(state.machine, Machine::Held { .. }));
+        let state = self.or_missing(session, done.await).await?;
+        match &state.machine {
+            Machine::Held { detail, .. } if state.restoring.is_some() => Err(save_unknown(detail)),
+            _ => Ok(()),
+        }
+    }
+
     /// Puts a session away: its machine is kept on disk, waiting prompts are cancelled.
     ///
     /// # Errors
@@ -155,6 +173,14 @@ impl Sessions {
     pub async fn archive(&self, session: &SessionId) -> Result<(), SessionError> {
         self.ask(session, Input::Archive).await.map(drop)
     }
+}
+
+fn save_unknown(detail: &str) -> SessionError {
+    SessionError::conflict(
+        "save_unknown",
+        format!("nobody knows whether the machine was kept: {detail}"),
+        "resume the session: the save is tried again first",
+    )
 }
 
 pub(crate) fn new_prompt(text: String, author: Author) -> Result<NewPrompt, SessionError> {

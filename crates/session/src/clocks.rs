@@ -5,6 +5,10 @@ use std::time::Duration;
 /// The clocks of design §7 that a session looks at.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Clocks {
+    /// How often a supervisor says that it is there.
+    pub heartbeat: Duration,
+    /// An idle session's sandbox stands still after this; `None` when it never does.
+    pub idle_freeze: Option<Duration>,
     /// An idle session is paused after this.
     pub idle_pause: Duration,
     /// A bridge that has been silent for this long is dialled anew; a sandbox that could not be
@@ -24,6 +28,8 @@ pub struct Clocks {
     pub exec: Duration,
     /// A repository build.
     pub build: Duration,
+    /// The declared check, when it warms a build up.
+    pub warm: Duration,
     /// The declared check, when it makes evidence.
     pub check: Duration,
     /// Failed starts count for this long …
@@ -36,6 +42,8 @@ impl Default for Clocks {
     fn default() -> Self {
         let minutes = |count: u64| Duration::from_secs(count * 60);
         Self {
+            heartbeat: Duration::from_secs(30),
+            idle_freeze: Some(minutes(2)),
             idle_pause: minutes(10),
             stale: Duration::from_secs(90),
             boot: minutes(30),
@@ -45,6 +53,7 @@ impl Default for Clocks {
             save: minutes(5),
             exec: minutes(30),
             build: minutes(30),
+            warm: minutes(5),
             check: minutes(30),
             breaker: minutes(5),
             breaker_failures: 3,

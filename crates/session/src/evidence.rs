@@ -47,6 +47,7 @@ async fn try_review(shared: &Arc<Shared>, session: &SessionId) -> Result<(), Hid
     }
     let repository = shared.store.repository_get(&record.session.repository).await.map_err(other)?;
     let pull = open_pull(shared, &record, &repository, &commit).await?;
+    let _room = shared.room_for_check().await?;
     let limit = shared.config.clocks.check + shared.config.clocks.boot;
     let evidence = tokio::time::timeout(limit, gather(shared, &record, &repository, &commit))
         .await

@@ -83,7 +83,9 @@ fn lines(running: Running) -> BoxStream<'static, ExecLine> {
             Some(ExecOutput::Stderr { bytes, .. }) => {
                 Some((ExecLine::Stderr { data: encode(bytes) }, Some(running)))
             }
-            Some(ExecOutput::Exited { exit, millis }) => Some((ExecLine::Exited { exit, millis }, None)),
+            Some(ExecOutput::Exited { exit, millis }) => {
+                Some((ExecLine::Exited { exit, millis, reason: None }, None))
+            }
             Some(ExecOutput::End) | None => Some((lost(), None)),
         }
     })

@@ -73,13 +73,13 @@ fn prompts(fork: &ForkSession, user: &Author) -> Result<Vec<Option<NewPrompt>>, 
 
 /// What forks begin with.
 #[derive(Debug, PartialEq, Eq)]
-struct Point {
-    snapshot: SnapshotId,
+pub(crate) struct Point {
+    pub(crate) snapshot: SnapshotId,
     /// Where in the session that was, in words.
     at: String,
 }
 
-fn fork_point(
+pub(crate) fn fork_point(
     source: &Session,
     turns: &[Turn],
     snapshots: &[Snapshot],
@@ -161,7 +161,8 @@ fn birth(
         // A row of its own, so that the snapshot outlives the session that took it.
         Write::SnapshotShare { snapshot: point.snapshot.clone(), at },
     ];
-    (new, State::new(Some(point.snapshot.clone()), true), prompt, writes)
+    let state = State { user: Some(user.email.clone()), ..State::new(Some(point.snapshot.clone()), true) };
+    (new, state, prompt, writes)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use harvest_proto::{
     bridge::{Boot, BootStart, Checkout, Role, ToSupervisor},
     event::{BootPhase, PhaseStatus, SnapshotKind},
 };
-use tokio::sync::mpsc;
+use tokio::sync::{SemaphorePermit, mpsc};
 
 use crate::{
     bridge::{Bridge, BridgeError, FromBridge, Opened},
@@ -32,6 +32,13 @@ pub(crate) enum HiddenError {
     TimedOut { limit: Duration },
     #[error("{0}")]
     Other(String),
+}
+
+impl Shared {
+    /// Waits until another build or check may run, and holds its room.
+    pub(crate) async fn room_for_check(&self) -> Result<SemaphorePermit<'_>, HiddenError> {
+        self.checks.acquire().await.map_err(|closed| HiddenError::Other(closed.to_string()))
+    }
 }
 
 /// A sandbox that belongs to no session. Ended when dropped.
@@ -88,6 +95,7 @@ impl Hidden {
             }],
             agent: None,
             env: BTreeMap::new(),
+            hook_millis: None,
         };
         self.bridge.request(|id| ToSupervisor::Boot { id, boot: Box::new(boot) }).await?;
         while let Some(heard) = self.events.recv().await {

@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod asks;
+mod blobs;
 pub mod bridge;
 mod check;
 mod checkout;
@@ -21,18 +22,23 @@ mod forks;
 mod hidden;
 pub mod inside;
 mod ledger;
+pub mod machines;
+mod places;
 pub mod provider;
 mod reconcile;
 mod removals;
 mod repository;
 mod secrets;
 mod sessions;
+mod suspend;
 mod tokens;
+mod usher;
 mod wiring;
 
 pub use error::SessionError;
 pub use forks::MOST_FORKS;
 pub use harvest_store::{Claim, Lease, Store, StoreError};
 pub use ledger::Books;
+pub use places::Limits;
 pub use sessions::Sessions;
 pub use wiring::{Config, Doors, Parts, PullOrder, Pulls, PullsError};

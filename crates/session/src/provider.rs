@@ -1,7 +1,7 @@
 //! What a session needs of a machine: start it, find it again, keep it, end it. Everything else goes
 //! over the bridge and works the same on every provider.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use async_trait::async_trait;
 use harvest_proto::{SandboxId, SnapshotId, event::SnapshotKind};
@@ -46,6 +46,19 @@ pub trait Provider: Send + Sync {
     fn disks(&self) -> Option<&dyn Disks> {
         None
     }
+    /// `None` when what runs in a sandbox of this provider cannot be made to stand still.
+    fn freezing(&self) -> Option<&dyn Freezing>;
+}
+
+/// Makes what runs in a sandbox stand still. Its supervisor goes on and answers.
+#[async_trait]
+pub trait Freezing: Send + Sync {
+    /// Everything but the supervisor stands still when this answers, until [`Freezing::thaw`] or until
+    /// nobody has asked again for as long as `hold`: whoever asked may be dead.
+    async fn freeze(&self, sandbox: &SandboxId, hold: Duration) -> Result<(), ProviderError>;
+
+    /// It goes on. Idempotent. A freeze that is being waited for fails.
+    async fn thaw(&self, sandbox: &SandboxId) -> Result<(), ProviderError>;
 }
 
 /// Keeps the disk of a running sandbox.

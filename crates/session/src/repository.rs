@@ -116,9 +116,13 @@ async fn build_to_the_end(
     tell: &Tell,
 ) -> BuildLine {
     let limit = shared.config.clocks.build;
-    let built = tokio::time::timeout(limit, build(shared, repository, snapshot, sandbox, tell))
-        .await
-        .unwrap_or(Err(HiddenError::TimedOut { limit }));
+    let built = match shared.room_for_check().await {
+        // Waiting for room does not count.
+        Ok(_room) => tokio::time::timeout(limit, build(shared, repository, snapshot, sandbox, tell))
+            .await
+            .unwrap_or(Err(HiddenError::TimedOut { limit })),
+        Err(error) => Err(error),
+    };
     let failed = |code: &str, message: String| BuildLine::Failed { code: code.to_owned(), message };
     let build = match built {
         Ok(build) => build,
@@ -182,7 +186,7 @@ async fn build(
     let commit = checkout::head(&hidden.bridge, &folder).await?;
     let commit = commit.ok_or_else(|| HiddenError::Other("the repository has no commit".to_owned()))?;
     say("running the check");
-    let limit: Duration = shared.config.clocks.check;
+    let limit: Duration = shared.config.clocks.warm;
     let evidence = check::run(&hidden.bridge, &folder, commit.clone(), limit).await?;
     say("keeping its disk");
     hidden.keep(snapshot).await?;

@@ -14,15 +14,17 @@ use harvest_proto::{
     bridge::Author,
 };
 use harvest_store::{NewPrompt, NewSession, SessionRecord, Write};
+use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     asks::{new_prompt, title},
-    decide::{Machine, Rest, State},
+    decide::{Machine, Rest, SUSPENDED, State},
     driver::{Command, Driver, Handle},
     error::SessionError,
     reconcile::Reconcile,
     repository::check_branch,
+    usher::Usher,
     wiring::{Parts, Shared, now, words},
 };
 
@@ -69,6 +71,9 @@ impl Sessions {
         trusted: impl Future<Output = Vec<String>> + Send + 'static,
     ) -> Result<Self, SessionError> {
         let stop = CancellationToken::new();
+        let mut config = parts.config;
+        config.clocks.idle_freeze = config.clocks.idle_freeze.filter(|_| parts.provider.freezing().is_some());
+        let limits = config.limits;
         let shared = Arc::new(Shared {
             store: parts.store,
             lease: parts.lease,
@@ -76,12 +81,14 @@ impl Sessions {
             doors: parts.doors,
             pulls: parts.pulls,
             vault: parts.vault,
-            config: parts.config,
+            config,
             trusted: trusted.boxed().shared(),
             stop: stop.clone(),
             tracker: TaskTracker::new(),
             hidden: Mutex::default(),
             removals: tokio::sync::Notify::new(),
+            usher: Usher::new(limits),
+            checks: Semaphore::new(limits.checks.min(Semaphore::MAX_PERMITS)),
         });
         let sessions = Self { shared, drivers: Arc::default(), _stop: Arc::new(StopOnDrop(stop)) };
         sessions.pick_up().await?;
@@ -106,32 +113,47 @@ impl Sessions {
         store.idempotency_release_all().await?;
         // Before the walk: what a session starts from here on, for itself or for a check, is nobody's stray.
         let mut reconcile = Reconcile::begin(&self.shared).await?;
-        let mut cursor = None;
+        let (mut cursor, mut driven) = (None, Vec::new());
         loop {
             let page = store.session_list(cursor.clone(), PAGE).await?;
             let Some(last) = page.last() else { break };
             cursor = Some((last.session.created_at, last.session.id.clone()));
             for record in page {
                 reconcile.owned_by(&record);
-                self.take_up(record).await?;
+                if !self.is_resting(&record) {
+                    driven.push(record);
+                }
             }
         }
+        // The oldest first, and nobody gets a place before everybody who has one is known.
+        for record in driven.into_iter().rev() {
+            self.take_up(record).await;
+        }
+        self.shared.usher.set_open(true);
         reconcile.finish(&self.shared).await?;
         crate::removals::spawn(&self.shared);
         Ok(())
     }
 
     /// A session that rests is left alone until somebody asks for it.
-    async fn take_up(&self, record: SessionRecord) -> Result<(), SessionError> {
-        let resting = serde_json::from_str::<State>(&record.drive).is_ok_and(|state| {
-            let nothing_to_do = state.rest != Rest::Open || (record.session.queued == 0 && !state.wake);
+    fn is_resting(&self, record: &SessionRecord) -> bool {
+        serde_json::from_str::<State>(&record.drive).is_ok_and(|state| {
+            if let Some(waiting) = state.waiting {
+                self.shared.usher.tickets_after(waiting.ticket);
+            }
+            let queued = record.session.queued > 0;
+            let nothing_to_do = match &state.rest {
+                Rest::Open => !queued && !state.wake,
+                Rest::Paused { reason } if reason == SUSPENDED => !queued,
+                _ => true,
+            };
             state.machine == Machine::Absent
                 && nothing_to_do
                 && record.pushed_commit == record.reviewed_commit
-        });
-        if resting {
-            return Ok(());
-        }
+        })
+    }
+
+    async fn take_up(&self, record: SessionRecord) {
         let id = record.session.id.clone();
         match Driver::spawn(&self.shared, record).await {
             Ok(handle) => {
@@ -142,7 +164,6 @@ impl Sessions {
                 tracing::error!(session = %id, error = words(&error), "a session cannot be taken up")
             }
         }
-        Ok(())
     }
 
     pub(crate) async fn handle(&self, session: &SessionId) -> Result<Handle, SessionError> {
@@ -162,6 +183,7 @@ impl Sessions {
     /// When the repository is not known, or the request makes no sense.
     pub async fn create(&self, create: CreateSession, user: Author) -> Result<Session, SessionError> {
         let repository = self.repository_for(&create.repository).await?;
+        let whose = Some(user.email.clone());
         let author = create.author.unwrap_or(user);
         let (agent, network) = (named_agent(create.agent)?, named_network(create.network)?);
         if let Some(base) = &create.base {
@@ -185,7 +207,8 @@ impl Sessions {
             base_commit: None,
             at: now(),
         };
-        self.insert(new, State::new(None, false), prompt, Vec::new()).await
+        let state = State { user: whose, ..State::new(None, false) };
+        self.insert(new, state, prompt, Vec::new()).await
     }
 
     async fn insert(

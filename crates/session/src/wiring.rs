@@ -22,9 +22,10 @@ use harvest_proto::{
     api::{Evidence, Pull, Repository},
 };
 use harvest_store::{Lease, SessionRecord, Store};
+use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::{clocks::Clocks, provider::Provider};
+use crate::{clocks::Clocks, places::Limits, provider::Provider, usher::Usher};
 
 /// Opens doors for sandboxes.
 pub trait Doors: Send + Sync {
@@ -95,6 +96,8 @@ impl Pulls for Forge {
 pub struct Config {
     /// How long things may take.
     pub clocks: Clocks,
+    /// How much may run at once.
+    pub limits: Limits,
     /// The image of repositories that name none.
     pub image: String,
     /// The names `trusted` sandboxes may reach.
@@ -107,6 +110,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             clocks: Clocks::default(),
+            limits: Limits::default(),
             image: "claude".to_owned(),
             trusted: Vec::new(),
             budget_tokens: None,
@@ -148,6 +152,11 @@ pub(crate) struct Shared {
     pub(crate) hidden: Mutex<HashSet<SandboxId>>,
     /// Wakes whoever removes what nobody uses any more.
     pub(crate) removals: tokio::sync::Notify,
+    /// Who has a sandbox, and who waits for one.
+    pub(crate) usher: Usher,
+    /// Room for builds and checks: a session never waits for them, nor they for a session, so that a turn
+    /// whose push is being checked cannot wait for itself.
+    pub(crate) checks: Semaphore,
 }
 
 /// The names `trusted` sandboxes may reach, once they are known.

@@ -1,12 +1,16 @@
 //! Sessions on a real store and sandboxes that speak the real frames.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
 
+#[path = "sessions/blobs.rs"]
+mod blobs;
 #[path = "sessions/garbage.rs"]
 mod garbage;
 #[path = "sessions/history.rs"]
 mod history;
 #[path = "sessions/mishaps.rs"]
 mod mishaps;
+#[path = "sessions/rests.rs"]
+mod rests;
 #[path = "sessions/tokens.rs"]
 mod tokens;
 

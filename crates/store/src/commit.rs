@@ -14,7 +14,7 @@ use crate::{
     DbConnection, Lease, Store, StoreError,
     events::{self, Outbox},
     prompts,
-    row::{self, bigint, to_word},
+    row::{self, bigint, plain, to_word},
     snapshots, turns,
     writer::{Done, News},
 };
@@ -111,6 +111,8 @@ pub enum Write {
         /// When.
         at: Timestamp,
     },
+    /// As which number in line the session waits for a place; `None` when it does not.
+    Position(Option<u32>),
     /// What to call the session.
     Title(String),
     /// The remote's default branch: what the session starts from unless it named another.
@@ -279,11 +281,25 @@ impl Target<'_> {
                 self.column("UPDATE sessions SET reviewed_commit = $2 WHERE id = $1", text).await
             }
             Write::Usage(usage) => self.usage(usage).await,
+            Write::Position(position) => self.position(position).await,
         }
     }
 
+    async fn position(&mut self, position: Option<u32>) -> Result<(), StoreError> {
+        sqlx::query("UPDATE sessions SET position = $2 WHERE id = $1")
+            .bind(self.session.to_string())
+            .bind(position.map(i64::from))
+            .execute(&mut *self.connection)
+            .await?;
+        Ok(())
+    }
+
     async fn column(&mut self, sql: &'static str, text: String) -> Result<(), StoreError> {
-        sqlx::query(sql).bind(self.session.to_string()).bind(text).execute(&mut *self.connection).await?;
+        sqlx::query(sql)
+            .bind(self.session.to_string())
+            .bind(plain(text))
+            .execute(&mut *self.connection)
+            .await?;
         Ok(())
     }
 

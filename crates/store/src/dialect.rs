@@ -19,6 +19,9 @@ const READER_PATIENCE: Duration = Duration::from_secs(10);
 // A restart of PostgreSQL takes a few seconds; who writes meanwhile waits instead of failing.
 const RECONNECT_PATIENCE: Duration = Duration::from_secs(5);
 
+// Twice what a predecessor that stopped in the middle may hold the lock.
+const SILENCE: Duration = Duration::from_secs(60);
+
 // The first with `pg_current_xact_id` and `pg_xact_status`.
 const OLDEST_POSTGRES: i64 = 130_000;
 
@@ -73,6 +76,15 @@ impl Dialect {
         match self {
             Self::Sqlite => Duration::ZERO,
             Self::Postgres => RECONNECT_PATIENCE,
+        }
+    }
+
+    /// How long the database may keep silent before it counts as gone. A disk may be slow; a network that is
+    /// has failed.
+    pub(crate) fn limit(self) -> Option<Duration> {
+        match self {
+            Self::Sqlite => None,
+            Self::Postgres => Some(SILENCE),
         }
     }
 

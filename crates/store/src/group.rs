@@ -11,7 +11,7 @@
 //!       has asked what became of it; nothing else is written before.
 //! ```
 
-use std::{sync::Arc, time::Duration};
+use std::{io, sync::Arc, time::Duration};
 
 use sqlx::Connection;
 use tokio::{sync::mpsc, time::Instant};
@@ -31,6 +31,9 @@ const RECONNECT_PAUSE: Duration = Duration::from_millis(100);
 
 // Between attempts to learn the outcome of a commit while nobody else wants to write.
 const SETTLE_PAUSE: Duration = Duration::from_secs(1);
+
+// What reads under way may still take when the store is closed.
+const READERS_PATIENCE: Duration = Duration::from_secs(10);
 
 const SAVEPOINT: &str = "SAVEPOINT request";
 // Also how a request is found out that met an error and did not say so: PostgreSQL then refuses the RELEASE.
@@ -90,7 +93,8 @@ impl Task {
             }
             if let Some((readers, reply)) = closing {
                 inbox.close();
-                readers.close().await;
+                // A read that never ends must not keep the program from ending.
+                let _ = tokio::time::timeout(READERS_PATIENCE, readers.close()).await;
                 self.close().await;
                 let _ = reply.send(());
                 return;
@@ -124,11 +128,14 @@ impl Task {
         {
             return self.fenced(jobs, failures, &error);
         }
-        let news = match each(connection, &mut jobs, &mut failures).await {
-            Ok(news) => news,
-            Err(reason) => return self.broken(jobs, failures, reason),
+        let limit = self.source.dialect.limit();
+        let news = match within(limit, each(connection, &mut jobs, &mut failures)).await {
+            Ok(Ok(news)) => news,
+            Ok(Err(reason)) => return self.broken(jobs, failures, reason),
+            Err(silent) => return self.broken(jobs, failures, silent.to_string()),
         };
-        match (run(connection, "COMMIT").await, transaction) {
+        let committed = within(limit, run(connection, "COMMIT")).await;
+        match (committed.unwrap_or_else(|silent| Err(silent.into())), transaction) {
             (Ok(()), _) => self.stored(jobs, failures, news),
             (Err(error), None) => self.broken(jobs, failures, StoreError::words(&error)),
             (Err(error), Some(transaction)) => {
@@ -144,16 +151,21 @@ impl Task {
     /// Opens the transaction, on a new connection if need be, and settles what is unsettled first.
     async fn begin(&mut self, patience: Duration) -> Result<Option<String>, sqlx::Error> {
         let until = Instant::now() + patience;
+        let limit = self.source.dialect.limit();
         loop {
-            match self.try_begin().await {
+            let idle = self.connection.is_some();
+            let begun = within(limit, self.try_begin()).await.unwrap_or_else(|silent| Err(silent.into()));
+            let error = match begun {
                 Ok(transaction) => return Ok(transaction),
-                Err(error) => {
-                    self.connection = None;
-                    if Instant::now() >= until {
-                        return Err(error);
-                    }
-                    tokio::time::sleep(RECONNECT_PAUSE).await;
-                }
+                Err(error) => error,
+            };
+            self.connection = None;
+            if Instant::now() >= until {
+                return Err(error);
+            }
+            // A connection may have died while nobody used it; a new one may well stand.
+            if !idle {
+                tokio::time::sleep(RECONNECT_PAUSE).await;
             }
         }
     }
@@ -268,6 +280,13 @@ async fn each(
         }
     }
     Ok(news)
+}
+
+/// Waits no longer than this. A network that swallows everything is a lost connection, too.
+async fn within<T>(limit: Option<Duration>, work: impl Future<Output = T>) -> Result<T, io::Error> {
+    let Some(limit) = limit else { return Ok(work.await) };
+    let silent = |_| io::Error::new(io::ErrorKind::TimedOut, "the database does not answer");
+    tokio::time::timeout(limit, work).await.map_err(silent)
 }
 
 async fn run(connection: &mut DbConnection, sql: &'static str) -> Result<(), sqlx::Error> {

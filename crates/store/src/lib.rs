@@ -9,6 +9,7 @@
 //! does next is not decided here.
 #![forbid(unsafe_code)]
 
+mod blobs;
 mod builds;
 mod commit;
 mod database;

@@ -11,7 +11,7 @@ use crate::{
     DbRow, NewPrompt, Store, StoreError,
     commit::Target,
     events,
-    row::{self, bigint, to_word},
+    row::{self, bigint, plain, to_word},
 };
 
 const SELECT: &str = "SELECT p.*, (SELECT COUNT(*) FROM prompts q WHERE q.session = p.session AND \
@@ -73,7 +73,8 @@ fn read(row: &DbRow) -> Result<Prompt, StoreError> {
     })
 }
 
-pub(crate) async fn insert(target: &mut Target<'_>, prompt: NewPrompt) -> Result<(), StoreError> {
+pub(crate) async fn insert(target: &mut Target<'_>, mut prompt: NewPrompt) -> Result<(), StoreError> {
+    prompt.text = plain(prompt.text);
     let body = EventBody::PromptQueued {
         prompt: prompt.id.clone(),
         text: prompt.text.clone(),

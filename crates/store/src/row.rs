@@ -108,6 +108,12 @@ pub(crate) fn to_word(value: &impl Serialize) -> String {
     }
 }
 
+/// What people and programs wrote, without zero bytes, which PostgreSQL cannot keep in a text. They become
+/// the sign that is printed for them.
+pub(crate) fn plain(text: String) -> String {
+    if text.contains('\0') { text.replace('\0', "\u{2400}") } else { text }
+}
+
 /// JSON as text.
 pub(crate) fn to_json(value: &impl Serialize) -> String {
     serde_json::to_string(value).expect("our records hold only maps with text keys")

@@ -9,7 +9,7 @@ use harvest_proto::{
 
 use crate::{
     DbConnection, DbRow, Lease, Removal, Store, StoreError, Write, commit, leases, removals,
-    row::{self, to_word},
+    row::{self, plain, to_word},
 };
 
 /// A session to be.
@@ -63,7 +63,7 @@ pub struct SessionRecord {
 }
 
 // The diff is left out: it may be a megabyte, and lists do not show it.
-const SELECT: &str = "SELECT s.id, s.title, s.state, s.reason, s.repository, s.base, s.branch, s.agent, s.model, \
+const SELECT: &str = "SELECT s.id, s.title, s.state, s.reason, s.position, s.repository, s.base, s.branch, s.agent, s.model, \
      s.network, s.author_name, s.author_email, s.conversation, s.sandbox, s.epoch, s.snapshot, s.forked_from, \
      s.drive, s.base_commit, s.pushed_commit, s.reviewed_commit, s.input_tokens, s.output_tokens, \
      s.cache_read_tokens, s.cache_write_tokens, s.next_seq, s.created_at, s.last_activity, l.pull, \
@@ -221,7 +221,7 @@ async fn insert(connection: &mut DbConnection, new: NewSession) -> Result<(), St
          VALUES ($1, $2, $3, 'created', $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, '', $15, $15)",
     )
     .bind(new.id.to_string())
-    .bind(new.title)
+    .bind(plain(new.title))
     .bind(to_word(&SessionState::Queued))
     .bind(new.repository)
     .bind(new.base)
@@ -248,6 +248,7 @@ fn read(row: &DbRow) -> Result<SessionRecord, StoreError> {
         title: row::text(row, "title")?,
         state: row::word(row, "state")?,
         reason: row::text(row, "reason")?,
+        position: row::count_optional(row, "position")?,
         repository: row::text(row, "repository")?,
         branch: row::text(row, "branch")?,
         agent: row::text(row, "agent")?,

@@ -142,7 +142,8 @@ async fn hooks(supervisor: &Supervisor, boot: &Boot, user: &User, name: &str, wa
         ran = true;
         let shell = if Path::new("/bin/bash").exists() { "bash" } else { "sh" };
         let order = supervisor.order(vec![shell.to_owned(), script.clone()], user, &folder);
-        let captured = capture::run(supervisor, order, HOOK_LIMIT).await.map_err(|fault| fault.message)?;
+        let limit = boot.hook_millis.map_or(HOOK_LIMIT, Duration::from_millis);
+        let captured = capture::run(supervisor, order, limit).await.map_err(|fault| fault.message)?;
         captured.ok().map_err(|tail| format!("{}: {script}\n{tail}", checkout.name))?;
     }
     Ok(ran)
@@ -172,6 +173,7 @@ mod tests {
             repositories: vec![checkout],
             agent: None,
             env: Default::default(),
+            hook_millis: None,
         }
     }
 

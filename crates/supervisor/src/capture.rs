@@ -10,6 +10,7 @@ use crate::{
     cut::Tail,
     exec::{pipes, read_rest, throw_away},
     processes::Order,
+    redact,
     supervisor::Supervisor,
 };
 
@@ -26,7 +27,10 @@ impl Captured {
     pub(crate) fn ok(self) -> Result<String, String> {
         match self.exit {
             Exit::Code(0) => Ok(self.tail),
-            exit => Err(format!("{}\n{}", self.tail, describe(exit)).trim_start().to_owned()),
+            exit => {
+                let tail = redact::text(&self.tail);
+                Err(format!("{tail}\n{}", describe(exit)).trim_start().to_owned())
+            }
         }
     }
 }

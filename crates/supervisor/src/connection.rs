@@ -25,7 +25,7 @@ use tokio::{
 };
 
 use crate::{
-    boot, exec, files, log,
+    blobs, boot, exec, files, log,
     streams::{Credit, Inbox},
     supervisor::Supervisor,
     terminal::Master,
@@ -350,7 +350,8 @@ impl Connection {
                 }
                 return;
             }
-            ToSupervisor::Boot { id, .. }
+            ToSupervisor::Blob { id, .. }
+            | ToSupervisor::Boot { id, .. }
             | ToSupervisor::Prompt { id, .. }
             | ToSupervisor::Stop { id, .. }
             | ToSupervisor::Answer { id, .. }
@@ -359,6 +360,10 @@ impl Connection {
             {
                 (id, Err(Fault::new(FaultCode::NotOwner, "only the owner may do this")))
             }
+            ToSupervisor::Blob { id, blob, stream } => match blobs::start(self, id, &blob, stream) {
+                Ok(()) => return,
+                Err(fault) => (id, Err(fault)),
+            },
             ToSupervisor::Boot { id, boot } if self.owner != Some(boot.epoch) => {
                 (id, Err(Fault::new(FaultCode::Invalid, "the boot is for another epoch than this owner's")))
             }

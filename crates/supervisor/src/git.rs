@@ -43,7 +43,13 @@ impl Git<'_> {
 
     /// The user's global settings, the default identity among them.
     pub(crate) async fn settings(&self) -> Result<(), String> {
-        for (name, value) in SETTINGS {
+        // An image or a restored disk has them already: one process says so in the place of five.
+        let there = self.run("/", &["config", "--global", "--list"], LOCAL_LIMIT).await.unwrap_or_default();
+        let is_set = |(name, value): &(&str, &str)| {
+            let wanted = format!("{}={value}", name.to_lowercase());
+            there.lines().any(|line| line == wanted)
+        };
+        for (name, value) in SETTINGS.into_iter().filter(|setting| !is_set(setting)) {
             self.run("/", &["config", "--global", name, value], LOCAL_LIMIT).await?;
         }
         Ok(())
@@ -80,11 +86,19 @@ impl Git<'_> {
 
     async fn fetch(&self, folder: &str, checkout: &Checkout) -> Result<(), String> {
         self.run(folder, &["remote", "set-url", "origin", &checkout.remote], LOCAL_LIMIT).await?;
-        self.run(folder, &["fetch", "--quiet", "--prune", "origin"], GIT_LIMIT).await?;
-        if checkout.base.is_none() {
-            // The remote's default branch may have moved; without one the old word stands.
-            let _keeps_the_old =
-                self.run(folder, &["remote", "set-head", "origin", "--auto"], GIT_LIMIT).await;
+        let fetch = self.run(folder, &["fetch", "--quiet", "--prune", "origin"], GIT_LIMIT);
+        if checkout.base.is_some() {
+            return fetch.await.map(drop);
+        }
+        // The remote's default branch may have moved. Asked meanwhile: each question takes as long as a
+        // fetch that brings nothing.
+        let head = self.run(folder, &["ls-remote", "--symref", "origin", "HEAD"], GIT_LIMIT);
+        let (fetched, head) = tokio::join!(fetch, head);
+        fetched?;
+        // Without an answer the old word stands.
+        if let Some(branch) = head.ok().as_deref().and_then(default_branch) {
+            let origin = format!("refs/remotes/origin/{branch}");
+            self.run(folder, &["symbolic-ref", "refs/remotes/origin/HEAD", &origin], LOCAL_LIMIT).await?;
         }
         Ok(())
     }
@@ -125,5 +139,24 @@ impl Git<'_> {
         let reference = format!("refs/heads/{branch}");
         self.run(folder, &["symbolic-ref", "HEAD", &reference], LOCAL_LIMIT).await?;
         Ok(())
+    }
+}
+
+// `ref: refs/heads/main<tab>HEAD`, as `ls-remote --symref` says it.
+fn default_branch(said: &str) -> Option<&str> {
+    let line = said.lines().find_map(|line| line.strip_prefix("ref: refs/heads/"))?;
+    let branch = line.strip_suffix("\tHEAD")?;
+    (!branch.is_empty()).then_some(branch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_default_branch_is_what_the_remotes_head_refers_to() {
+        assert_eq!(default_branch("ref: refs/heads/trunk/x\tHEAD\n0b5a\tHEAD"), Some("trunk/x"));
+        assert_eq!(default_branch("0b5a\tHEAD"), None);
+        assert_eq!(default_branch(""), None);
     }
 }

@@ -8,6 +8,7 @@
 
 mod agents;
 mod birth;
+mod blobs;
 mod boot;
 mod bridge;
 mod capture;
@@ -23,6 +24,7 @@ mod outbox;
 mod passing;
 mod processes;
 mod reaper;
+mod redact;
 mod run;
 mod still;
 mod streams;

@@ -159,8 +159,21 @@ impl Host {
         &self,
         arguments: impl IntoIterator<Item = Argument>,
     ) -> Ran {
-        let output =
-            self.command().args(arguments).stdin(Stdio::null()).output().expect("the CLI can be started");
+        self.harvest_with(&[], arguments)
+    }
+
+    /// The same, with variables of its own.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn harvest_with<Argument: AsRef<std::ffi::OsStr>>(
+        &self,
+        env: &[(&str, &str)],
+        arguments: impl IntoIterator<Item = Argument>,
+    ) -> Ran {
+        let mut command = self.command();
+        let output = command.envs(env.iter().copied()).args(arguments).stdin(Stdio::null()).output();
+        let output = output.expect("the CLI can be started");
         Ran {
             code: output.status.code().unwrap_or(-1),
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
@@ -197,8 +210,25 @@ impl Host {
     /// # Panics
     /// When it is refused.
     pub async fn session(&self, repository: &str, prompt: &str, script: &Value) -> Session {
+        self.session_of("claude", repository, prompt, script).await
+    }
+
+    /// A session whose agent is the scripted one: for whatever the agent itself is not the point of. It
+    /// starts in milliseconds and plays the same scripts, all of their steps.
+    ///
+    /// # Panics
+    /// When it is refused.
+    pub async fn scripted(&self, repository: &str, prompt: &str, script: &Value) -> Session {
+        self.session_of("scripted", repository, prompt, script).await
+    }
+
+    /// A session with this agent; one that asks a model asks the scripted one.
+    ///
+    /// # Panics
+    /// When it is refused.
+    pub async fn session_of(&self, agent: &str, repository: &str, prompt: &str, script: &Value) -> Session {
         let body = json!({
-            "repository": repository, "model": "scripted", "network": "none",
+            "repository": repository, "agent": agent, "model": "scripted", "network": "none",
             "prompt": format!("{prompt}\nscript: {script}"),
         });
         serde_json::from_value(self.post("/v1/sessions", body).await).expect("a session comes back")
@@ -285,6 +315,7 @@ impl Host {
                 .unwrap_or_else(|_| panic!("not an exec line: {line}"))
             {
                 ExecLine::Stdout { data } | ExecLine::Stderr { data } => output.extend(decode(&data)),
+                ExecLine::Started { .. } => {}
                 ExecLine::Exited { exit, .. } => {
                     return (exit, String::from_utf8_lossy(&output).into_owned());
                 }

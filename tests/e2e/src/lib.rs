@@ -4,10 +4,12 @@
 
 mod host;
 mod machine;
+mod postgres;
 mod stream;
 
 pub use host::{Host, Ran};
 pub use machine::{FRESH, Machine, most_memory, processes_with, until};
+pub use postgres::{Database, Postgres};
 pub use stream::Follower;
 
 use std::{

@@ -41,6 +41,8 @@ use limits::Clocks;
 
 // A freeze that nobody renews ends: whoever asked for it may be dead.
 const FREEZE: Duration = Duration::from_secs(5);
+// However long somebody wants it.
+const LONGEST_FREEZE: Duration = Duration::from_secs(600);
 // How long work may take to stand still: a process that waits for a busy disk cannot be stopped.
 const STILL: Duration = Duration::from_secs(10);
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
@@ -85,6 +87,8 @@ pub(super) struct Live {
     /// Why we have killed it.
     killed: Option<&'static str>,
     thaw_at: Option<Instant>,
+    /// How long a freeze lasts that nobody renews.
+    hold: Duration,
     mounts: Option<OwnedFd>,
     clocks: Clocks,
     /// It is to stand still and does not yet; until then we look.
@@ -106,6 +110,7 @@ impl Live {
             failure: None,
             killed: None,
             thaw_at: None,
+            hold: FREEZE,
             mounts,
             freezing_until: None,
             clocks,
@@ -239,6 +244,7 @@ impl Nursery {
             }),
             // Whoever asked for a freeze asked another zygote.
             thaw_at: Some(Instant::now()),
+            hold: FREEZE,
             mounts: mounts_of(pid),
             freezing_until: None,
             ended: None,
@@ -449,10 +455,15 @@ impl Nursery {
     }
 
     /// Lets work stand still; `Told::Still` follows. `None` when it does not run.
-    pub(super) fn freeze(&mut self, id: &SandboxId) -> Option<Result<(), StepError>> {
+    pub(super) fn freeze(
+        &mut self,
+        id: &SandboxId,
+        hold_millis: Option<u64>,
+    ) -> Option<Result<(), StepError>> {
         let live = self.live.get_mut(id).filter(|live| live.ended.is_none())?;
         let result = self.brake.freeze(id, &live.pidfd, true);
         if result.is_ok() {
+            live.hold = hold_millis.map_or(FREEZE, Duration::from_millis).min(LONGEST_FREEZE);
             live.thaw_at = None;
             live.freezing_until = Some(Instant::now() + STILL);
         }
@@ -474,7 +485,7 @@ impl Nursery {
             let result = if live.killed.is_some() || live.ended.is_some() {
                 Err(StepError::new("freeze what has ended", io::ErrorKind::NotFound.into()))
             } else if self.brake.has_stopped(id, live.pid) {
-                live.thaw_at = Some(now + FREEZE);
+                live.thaw_at = Some(now + live.hold);
                 Ok(())
             } else if until <= now {
                 let _ = self.brake.freeze(id, &live.pidfd, false);

@@ -40,8 +40,12 @@ pub(crate) enum Request {
     Wait { id: SandboxId },
     /// Kill it and answer when all of it is dead.
     Kill { id: SandboxId },
-    /// Stand still until `Thaw`, or until nobody has asked again for five seconds.
-    Freeze { id: SandboxId },
+    /// Stand still until `Thaw`, or until nobody has asked again for so long; five seconds when absent.
+    Freeze {
+        id: SandboxId,
+        #[serde(default)]
+        hold_millis: Option<u64>,
+    },
     /// Go on.
     Thaw { id: SandboxId },
     /// Let go of a volume, if you hold it.

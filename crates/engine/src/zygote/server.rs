@@ -256,7 +256,7 @@ impl Server {
                 self.nursery.holds.release(&volume);
                 Some(Answer::Done)
             }
-            Request::Freeze { id } => match self.nursery.freeze(&id) {
+            Request::Freeze { id, hold_millis } => match self.nursery.freeze(&id, hold_millis) {
                 Some(Ok(())) => self.wait_for(key, Waits::Still(id)),
                 result => Some(done(result)),
             },

@@ -1,9 +1,10 @@
-//! The verbs that work on this machine's engine: `exec`, `sandbox`, `snapshot`.
+//! The verbs that are about machines rather than sessions: `exec`, `sandbox`, `snapshot`, `volume`.
 
 use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Subcommand, ValueEnum};
-use harvest_engine::{Limits, Network, VolumeMount, VolumeName};
+use harvest_engine::VolumeName;
+use harvest_proto::api::machines::{self, SandboxLimits, SandboxNetwork, VolumeMount};
 
 use super::units::{Cores, Size};
 
@@ -50,23 +51,22 @@ fn volume_mount(text: &str) -> Result<VolumeMount, String> {
         Some(inside) => (inside, true),
         None => (rest.strip_suffix(":rw").unwrap_or(rest), false),
     };
-    let name = name.parse().map_err(|error: harvest_engine::EngineError| error.to_string())?;
+    let name: VolumeName = name.parse().map_err(|error: harvest_engine::EngineError| error.to_string())?;
     if !inside.starts_with('/') {
         return Err(wrong());
     }
-    Ok(VolumeMount { name, inside: inside.into(), read_only })
+    Ok(VolumeMount { name: name.to_string(), inside: inside.to_owned(), read_only })
 }
 
 impl LimitFlags {
-    /// These, and the engine's own for the rest.
-    pub(crate) fn limits(&self) -> Limits {
-        let default = Limits::default();
-        Limits {
-            memory_bytes: self.memory.map_or(default.memory_bytes, |size| size.0),
-            cpu_millis_per_second: self.cpus.map_or(default.cpu_millis_per_second, |cores| cores.millis()),
-            pids: self.pids.unwrap_or(default.pids),
-            writable_bytes: self.disk.map_or(default.writable_bytes, |size| Some(size.0)),
-            ..default
+    /// These; the host has its own for the rest.
+    pub(crate) fn limits(&self) -> SandboxLimits {
+        SandboxLimits {
+            memory_bytes: self.memory.map(|size| size.0),
+            cpu_millis_per_second: self.cpus.map(|cores| cores.millis()),
+            pids: self.pids,
+            writable_bytes: self.disk.map(|size| size.0),
+            lifetime_secs: None,
         }
     }
 
@@ -86,10 +86,10 @@ pub(crate) enum Net {
 }
 
 impl Net {
-    pub(crate) fn network(self) -> Network {
+    pub(crate) fn network(self) -> SandboxNetwork {
         match self {
-            Self::None => Network::Nothing,
-            Self::Host => Network::Host,
+            Self::None => SandboxNetwork::None,
+            Self::Host => SandboxNetwork::Host,
         }
     }
 }
@@ -100,6 +100,16 @@ pub(crate) enum Language {
     Python,
     Node,
     Bash,
+}
+
+impl From<Language> for machines::Language {
+    fn from(language: Language) -> Self {
+        match language {
+            Language::Python => Self::Python,
+            Language::Node => Self::Node,
+            Language::Bash => Self::Bash,
+        }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -310,8 +320,8 @@ mod tests {
     fn a_volume_has_a_name_and_a_place() {
         let mount = volume_mount("cache:/var/cache:ro").unwrap();
         assert_eq!(
-            (mount.name.as_str(), mount.inside.to_str(), mount.read_only),
-            ("cache", Some("/var/cache"), true)
+            (mount.name.as_str(), mount.inside.as_str(), mount.read_only),
+            ("cache", "/var/cache", true)
         );
         assert!(!volume_mount("cache:/a:b").unwrap().read_only);
         for text in ["cache", "cache:relative", ":/a", "../x:/a", "/etc:/etc"] {

@@ -11,16 +11,17 @@ use crate::{
     cli::{Cp, Side},
     client::Client,
     copy,
+    desk::Desk,
     far::SessionFiles,
     printer::{Advice, write_bytes},
-    resolve, wire,
+    resolve,
 };
 
 pub(crate) async fn run(here: &Invocation, args: Cp) -> Result<u8> {
     let (place, job) = job(&args)?;
     if place.starts_with("sbx_") {
-        let engine = wire::open_engine(&here.config)?;
-        super::sandbox::copy::run(here, engine, &args.from, &args.to, args.user).await?;
+        let desk = Desk::find(&here.config)?;
+        super::sandbox::copy::run(here, &desk, &args.from, &args.to, args.user).await?;
         return Ok(0);
     }
     let client = Client::find(&here.config)?;

@@ -1,38 +1,26 @@
 //! `harvest df`: what takes how much room, and what `harvest gc` would give back.
 
-use anyhow::{Context, Result};
-use harvest_engine::{DiskRoom, Usage, Volume};
-use serde::Serialize;
+use anyhow::Result;
+use harvest_proto::api::machines::{DiskRoom, DiskUsage};
 
-use crate::{Invocation, cli::units::bytes, printer::table, wire};
-
-/// What a program is told.
-#[derive(Debug, Serialize)]
-struct Document {
-    #[serde(flatten)]
-    usage: Usage,
-    volumes: Vec<Volume>,
-    volumes_bytes: u64,
-}
+use crate::{Invocation, cli::units::bytes, desk::Desk, printer::table};
 
 pub(crate) async fn run(here: &Invocation) -> Result<u8> {
-    let engine = wire::open_engine(&here.config)?;
-    // Measuring a layer for the first time may take a second.
-    let measured =
-        tokio::task::spawn_blocking(move || Ok::<_, anyhow::Error>((engine.usage()?, engine.volumes()?)));
-    let (usage, volumes) = measured.await?.context("cannot measure")?;
-    let volumes_bytes = volumes.iter().map(|volume| volume.size_bytes).sum();
-    let document = Document { usage, volumes, volumes_bytes };
-    here.print.result(&document, |document| {
-        let mut text = table(&["WHAT", "NUMBER", "SIZE"], &totals(document));
+    let desk = Desk::find(&here.config)?;
+    let usage: DiskUsage = desk.get("/v1/df").await?;
+    here.print.result(&usage, |usage| {
+        let mut text = table(&["WHAT", "NUMBER", "SIZE"], &totals(usage));
         if here.print.verbose {
-            text += &format!("\n{}", table(&["WHAT", "NAME", "SIZE"], &each(document)));
+            text += &format!("\n{}", table(&["WHAT", "NAME", "SIZE"], &each(usage)));
         }
         text
     })?;
-    let usage = &document.usage;
-    here.print.note(room("home", &here.config.home, usage.home_disk));
-    here.print.note(room("cache", &here.config.cache, usage.cache_disk));
+    let at = |path: &std::path::Path| match desk.shares_our_files() {
+        true => format!(" {}", path.display()),
+        false => " of the server".to_owned(),
+    };
+    here.print.note(room("home", &at(&here.config.home), usage.home_disk));
+    here.print.note(room("cache", &at(&here.config.cache), usage.cache_disk));
     if let Some(file) = usage.store_file {
         here.print.note(format!("store file: {}, {} of it free", bytes(file.bytes), bytes(file.free_bytes)));
     }
@@ -42,8 +30,7 @@ pub(crate) async fn run(here: &Invocation) -> Result<u8> {
     Ok(0)
 }
 
-fn totals(document: &Document) -> Vec<Vec<String>> {
-    let Document { usage, volumes, volumes_bytes } = document;
+fn totals(usage: &DiskUsage) -> Vec<Vec<String>> {
     let sandboxes = usage.sandboxes.iter().map(|sandbox| sandbox.bytes).sum();
     let row = |what: &str, number: Option<usize>, size: u64| {
         vec![what.to_owned(), number.map_or_else(|| "–".to_owned(), |number| number.to_string()), bytes(size)]
@@ -52,24 +39,23 @@ fn totals(document: &Document) -> Vec<Vec<String>> {
         row("images", Some(usage.images.len()), usage.images_bytes),
         row("snapshots", Some(usage.snapshots.len()), usage.snapshots_bytes),
         row("sandboxes", Some(usage.sandboxes.len()), sandboxes),
-        row("volumes", Some(volumes.len()), *volumes_bytes),
+        row("volumes", Some(usage.volumes.len()), usage.volumes_bytes),
         row("trash", None, usage.trash_bytes),
     ]
 }
 
-fn each(document: &Document) -> Vec<Vec<String>> {
-    let Document { usage, volumes, .. } = document;
+fn each(usage: &DiskUsage) -> Vec<Vec<String>> {
     let row = |what: &str, name: String, size: u64| vec![what.to_owned(), name, bytes(size)];
     let images = usage.images.iter().map(|image| row("image", image.name.clone(), image.bytes));
-    let snapshots = usage.snapshots.iter().map(|kept| row("snapshot", kept.name.to_string(), kept.bytes));
+    let snapshots = usage.snapshots.iter().map(|kept| row("snapshot", kept.name.clone(), kept.bytes));
     let sandboxes = usage.sandboxes.iter().map(|sandbox| {
         let what = if sandbox.running { "sandbox" } else { "dead sandbox" };
         row(what, sandbox.id.to_string(), sandbox.bytes)
     });
-    let volumes = volumes.iter().map(|volume| row("volume", volume.name.to_string(), volume.size_bytes));
+    let volumes = usage.volumes.iter().map(|volume| row("volume", volume.name.clone(), volume.size_bytes));
     images.chain(snapshots).chain(sandboxes).chain(volumes).collect()
 }
 
-fn room(what: &str, at: &std::path::Path, disk: DiskRoom) -> String {
-    format!("{what} {}: {} of {} free", at.display(), bytes(disk.free_bytes), bytes(disk.total_bytes))
+fn room(what: &str, at: &str, disk: DiskRoom) -> String {
+    format!("{what}{at}: {} of {} free", bytes(disk.free_bytes), bytes(disk.total_bytes))
 }

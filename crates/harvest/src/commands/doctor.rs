@@ -1,7 +1,7 @@
 //! `harvest doctor`: what this machine lacks, and how to mend it.
 
 use anyhow::Result;
-use harvest_engine::probe::{Finding, Level};
+use harvest_proto::api::machines::{Finding, FindingLevel as Level};
 
 use super::FAILED;
 use crate::{Invocation, doctor::findings};

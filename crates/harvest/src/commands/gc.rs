@@ -1,28 +1,19 @@
 //! `harvest gc`: removes what nothing uses any more; never a layer in use.
 
-use anyhow::{Context, Result};
-use serde_json::json;
+use anyhow::Result;
+use harvest_proto::api::machines::{Collect, Collected};
 
-use crate::{Invocation, cli::Gc, wire};
+use crate::{Invocation, cli::Gc, desk::Desk, wire};
 
 pub(crate) async fn run(here: &Invocation, args: &Gc) -> Result<u8> {
     if args.all {
         let ended = wire::end_sandboxes(&here.config)?;
         here.print.note(format!("Ended {ended} sandboxes"));
     }
-    let engine = wire::open_engine(&here.config)?;
-    let dry_run = args.dry_run;
-    let collected =
-        tokio::task::spawn_blocking(move || engine.gc(dry_run)).await?.context("cannot collect")?;
-    let document = json!({
-        "layers": collected.layers,
-        "sandboxes": collected.sandboxes,
-        "bytes": collected.bytes,
-        "trees": collected.trees,
-        "cache_busy": collected.cache_busy,
-    });
-    here.print.result(&document, |_| String::new())?;
-    let verb = if dry_run { "Would remove" } else { "Removed" };
+    let collected: Collected =
+        Desk::find(&here.config)?.post("/v1/gc", &Collect { dry_run: args.dry_run }).await?;
+    here.print.result(&collected, |_| String::new())?;
+    let verb = if args.dry_run { "Would remove" } else { "Removed" };
     let (layers, sandboxes) = (collected.layers.len(), collected.sandboxes.len());
     let megabytes = collected.bytes / 1_000_000;
     here.print.note(format!("{verb} {layers} layers ({megabytes} MB) and {sandboxes} dead sandboxes"));

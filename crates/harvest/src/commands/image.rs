@@ -2,53 +2,60 @@
 
 use std::time::Instant;
 
-use anyhow::{Context, Result};
-use harvest_engine::{BuildOptions, Engine, Image as Made, ImageUsers};
+use anyhow::Result;
+use harvest_proto::api::{
+    Page,
+    machines::{Image as Made, ImageUsage, ImageUsers},
+};
 use serde_json::json;
 
 use crate::{
     Invocation,
     cli::Image,
+    desk::Desk,
     images,
     printer::{Advice, table, took},
-    wire,
 };
 
 pub(crate) async fn run(here: &Invocation, verb: Image) -> Result<u8> {
-    let engine = wire::open_engine(&here.config)?;
-    let (home, print, began) = (&here.config.home, here.print, Instant::now());
+    let desk = Desk::find(&here.config)?;
+    let (print, began) = (here.print, Instant::now());
     match verb {
         Image::Build { recipe, force } => {
-            let image = images::build(&engine, home, &recipe, BuildOptions { force }, print).await?;
+            let image = images::build(&desk, &recipe, force, print).await?;
             done(here, "Built", &image, began)?;
             // Nothing else may need the zygote that the build's steps ran under.
-            tokio::task::spawn_blocking(move || engine.rest()).await?.context("cannot let the zygote go")?;
+            desk.rest().await?;
         }
         Image::Pull { reference, name, max_size } => {
-            let image = images::pull(&engine, reference, name, max_size.0, print).await?;
+            let image = images::pull(&desk, reference, name, max_size.0, print).await?;
             done(here, "Pulled", &image, began)?;
         }
         Image::Import { name, from, max_size } => {
-            let image = images::import(&engine, name, from, max_size.0, print).await?;
+            let image = images::import(&desk, name, &from, max_size.0, print).await?;
             done(here, "Imported", &image, began)?;
         }
         Image::Ls => {
-            let images = engine.images().context("cannot list images")?;
-            print.result(&images, |images| {
+            print.result(&list(&desk).await?, |images| {
                 let rows: Vec<_> = images.iter().map(row).collect();
                 table(&["NAME", "ID", "LAYERS", "SIZE", "CREATED"], &rows)
             })?;
         }
-        Image::Inspect { name } => inspect(here, &engine, &find(&engine, &name)?)?,
+        Image::Inspect { name } => inspect(here, &desk, &find(&list(&desk).await?, &name)?).await?,
         Image::Rm { names } => {
             // All of them are looked up before the first goes.
-            let images = names.iter().map(|name| find(&engine, name)).collect::<Result<Vec<_>>>()?;
+            let images = list(&desk).await?;
+            let images = names.iter().map(|name| find(&images, name)).collect::<Result<Vec<_>>>()?;
             for image in &images {
-                remove(here, &engine, image)?;
+                remove(here, &desk, image).await?;
             }
         }
     }
     Ok(0)
+}
+
+async fn list(desk: &Desk) -> Result<Vec<Made>> {
+    Ok(desk.get::<Page<Made>>("/v1/images").await?.items)
 }
 
 fn done(here: &Invocation, verb: &str, image: &Made, began: Instant) -> Result<()> {
@@ -58,8 +65,7 @@ fn done(here: &Invocation, verb: &str, image: &Made, began: Instant) -> Result<(
     Ok(())
 }
 
-fn find(engine: &Engine, named: &str) -> Result<Made> {
-    let images = engine.images().context("cannot list images")?;
+fn find(images: &[Made], named: &str) -> Result<Made> {
     let found = images.iter().find(|image| image.name == named || image.id.to_string() == named);
     found.cloned().ok_or_else(|| {
         let names: Vec<&str> = images.iter().map(|image| image.name.as_str()).collect();
@@ -71,13 +77,11 @@ fn find(engine: &Engine, named: &str) -> Result<Made> {
     })
 }
 
-fn inspect(here: &Invocation, engine: &Engine, image: &Made) -> Result<()> {
-    let layers = engine.image_layers(image).context("cannot look at its layers")?;
-    let users = engine.image_users(image).context("cannot find who uses it")?;
-    let sized: Vec<_> = layers.iter().map(|(id, bytes)| json!({ "id": id, "bytes": bytes })).collect();
+async fn inspect(here: &Invocation, desk: &Desk, image: &Made) -> Result<()> {
+    let ImageUsage { layers, used_by } = desk.get(&format!("/v1/images/{}/usage", image.name)).await?;
     let mut document = serde_json::to_value(image)?;
-    document["layers"] = json!(sized);
-    document["used_by"] = json!(users);
+    document["layers"] = json!(layers);
+    document["used_by"] = json!(used_by);
     here.print.result(&document, |_| {
         let mut text = format!(
             "name        {}\nid          {}\nmade from   {}\ncreated     {}\nsize        {}\nkey         {}\nuser        {}\nworkdir     {}\n",
@@ -87,16 +91,16 @@ fn inspect(here: &Invocation, engine: &Engine, image: &Made) -> Result<()> {
         for (name, value) in &image.config.env {
             text += &format!("env         {name}={value}\n");
         }
-        for (id, bytes) in &layers {
-            text += &format!("layer       {id}  {}\n", megabytes(*bytes));
+        for layer in &layers {
+            text += &format!("layer       {}  {}\n", layer.id, megabytes(layer.bytes));
         }
-        text + &format!("also used   {}\n", said(&users).unwrap_or_else(|| "by nothing else".to_owned()))
+        text + &format!("also used   {}\n", said(&used_by).unwrap_or_else(|| "by nothing else".to_owned()))
     })
 }
 
-fn remove(here: &Invocation, engine: &Engine, image: &Made) -> Result<()> {
-    let users = engine.image_users(image).context("cannot find who uses it")?;
-    engine.image_remove(&image.name).with_context(|| format!("cannot remove the image `{}`", image.name))?;
+async fn remove(here: &Invocation, desk: &Desk, image: &Made) -> Result<()> {
+    let users = desk.get::<ImageUsage>(&format!("/v1/images/{}/usage", image.name)).await?.used_by;
+    desk.delete(&format!("/v1/images/{}", image.name)).await?;
     here.print
         .result(&json!({ "removed": image.name, "id": image.id, "used_by": users }), |_| String::new())?;
     here.print.note(format!("Removed {}", image.name));

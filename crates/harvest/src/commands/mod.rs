@@ -6,6 +6,7 @@ mod cp;
 mod df;
 mod diff;
 mod doctor;
+mod events;
 mod exec;
 mod fork;
 mod gc;
@@ -17,6 +18,7 @@ mod pr;
 mod queue;
 mod quickstart;
 mod repo;
+mod restore;
 mod resume;
 mod rm;
 mod run;
@@ -28,6 +30,7 @@ mod show;
 mod snapshot;
 mod status;
 mod stop;
+mod terminate;
 mod token;
 mod up;
 mod volume;
@@ -39,7 +42,6 @@ use anyhow::Result;
 pub(crate) use doctor::line as check_line;
 pub(crate) use pr::text as pull_text;
 pub(crate) use repo::build as build_repository;
-pub(crate) use volume::explained as volume_explained;
 
 use crate::{Invocation, cli::Command};
 
@@ -63,9 +65,12 @@ pub(crate) async fn run(here: &Invocation, command: Option<Command>) -> Result<u
         Command::Pause(args) => pause::run(here, &args).await,
         Command::Resume(args) => resume::run(here, &args).await,
         Command::Fork(args) => fork::run(here, args).await,
+        Command::Restore(args) => restore::run(here, &args).await,
+        Command::Terminate(args) => terminate::run(here, &args).await,
         Command::Archive(args) => archive::run(here, &args).await,
         Command::Rm(args) => rm::run(here, &args).await,
         Command::Diff(args) => diff::run(here, &args).await,
+        Command::Events(args) => events::run(here, &args).await,
         Command::Logs(args) => logs::run(here, &args).await,
         Command::Exec(args) => exec::run(here, *args).await,
         Command::Cp(args) => cp::run(here, args).await,

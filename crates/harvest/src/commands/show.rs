@@ -35,6 +35,7 @@ pub(crate) fn text(session: &Session, turns: &[Turn]) -> String {
         ("queued", session.queued.to_string()),
     ];
     let mut add = |name, value: Option<String>| lines.extend(value.map(|value| (name, value)));
+    add("in line", session.position.map(|position| format!("number {position}")));
     add("sandbox", session.sandbox.as_ref().map(ToString::to_string));
     add("snapshot", session.snapshot.as_ref().map(ToString::to_string));
     add("forked from", session.forked_from.as_ref().map(ToString::to_string));

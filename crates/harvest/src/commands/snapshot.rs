@@ -2,42 +2,50 @@
 
 use std::time::SystemTime;
 
-use anyhow::{Context, Result, bail};
-use harvest_proto::Timestamp;
+use anyhow::{Result, bail};
+use harvest_proto::{
+    Timestamp,
+    api::{
+        Page,
+        machines::{MachineSnapshot, Owned},
+    },
+};
 use serde_json::json;
 
 use super::ls::age;
 use crate::{
     Invocation,
     cli::Snapshot,
+    desk::Desk,
     printer::{Advice, table},
-    resolve, wire,
+    resolve,
 };
 
 pub(crate) async fn run(here: &Invocation, verb: &Snapshot) -> Result<u8> {
-    let engine = wire::open_engine(&here.config)?;
+    let desk = Desk::find(&here.config)?;
+    let snapshots = desk.get::<Page<MachineSnapshot>>("/v1/snapshots").await?.items;
     match verb {
         Snapshot::Ls => {
-            let mut snapshots = engine.snapshots().context("cannot list snapshots")?;
-            snapshots.sort_by_key(|snapshot| std::cmp::Reverse(snapshot.created_at));
             let now = Timestamp::from(SystemTime::now());
             here.print.result(&snapshots, |snapshots| {
                 let rows: Vec<_> = snapshots.iter().map(|snapshot| row(snapshot, now)).collect();
                 table(&["ID", "OF", "LAYERS", "DURABLE", "AGE"], &rows)
             })?;
         }
-        Snapshot::Rm { snapshots, force } => {
+        Snapshot::Rm { snapshots: typed, force } => {
             let mut ids = Vec::new();
-            for typed in snapshots {
-                let id = resolve::snapshot(&engine, typed)?;
-                if !force && engine.snapshot(&id)?.is_some_and(|snapshot| snapshot.of_sessions) {
+            for typed in typed {
+                let id = resolve::snapshot(&desk, typed).await?;
+                let of_sessions = |kept: &MachineSnapshot| kept.id == id && kept.owner == Owned::Session;
+                // Before the first of them goes.
+                if !force && snapshots.iter().any(of_sessions) {
                     let hint = "`harvest rm SESSION` and `harvest repo rm` forget theirs; --force insists";
                     bail!(Advice::new(format!("a session or repository may go on from {id}"), hint));
                 }
                 ids.push(id);
             }
             for id in &ids {
-                engine.snapshot_remove(id).with_context(|| format!("cannot forget {id}"))?;
+                desk.delete(&format!("/v1/snapshots/{id}?force={force}")).await?;
                 here.print.note(format!("Forgot {id}"));
             }
             if here.print.json {
@@ -48,13 +56,16 @@ pub(crate) async fn run(here: &Invocation, verb: &Snapshot) -> Result<u8> {
     Ok(0)
 }
 
-fn row(snapshot: &harvest_engine::Snapshot, now: Timestamp) -> Vec<String> {
-    let yes = |is: bool, word: &str, other: &str| if is { word } else { other }.to_owned();
+fn row(snapshot: &MachineSnapshot, now: Timestamp) -> Vec<String> {
     vec![
         snapshot.id.to_string(),
-        yes(snapshot.of_sessions, "session", "you"),
+        match snapshot.owner {
+            Owned::Session => "session",
+            Owned::You => "you",
+        }
+        .to_owned(),
         snapshot.layers.len().to_string(),
-        yes(snapshot.durable, "yes", "not yet"),
+        if snapshot.durable { "yes" } else { "not yet" }.to_owned(),
         age(now.since(snapshot.created_at).as_secs()),
     ]
 }

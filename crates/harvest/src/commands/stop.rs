@@ -1,5 +1,4 @@
-//! `harvest stop`: stops the turn in progress and waits until it is over; with `--terminate`, ends the
-//! sandbox too.
+//! `harvest stop`: stops the turn in progress and waits until it is over.
 
 use std::time::Instant;
 
@@ -7,17 +6,16 @@ use anyhow::Result;
 use harvest_proto::{EventBody, api::SessionState};
 
 use super::watch;
-use crate::{Invocation, cli::Stop, client::Client, printer::took, resolve};
+use crate::{Invocation, cli::One, client::Client, printer::took, resolve};
 
-pub(crate) async fn run(here: &Invocation, args: &Stop) -> Result<u8> {
+pub(crate) async fn run(here: &Invocation, args: &One) -> Result<u8> {
     let client = Client::find(&here.config)?;
     let id = resolve::session(&client, &args.session).await?;
     let began = Instant::now();
     let before = client.session(&id).await?;
     let busy = matches!(before.state, SessionState::Running | SessionState::NeedsInput);
-    let verb = if args.terminate { "terminate" } else { "stop" };
-    let mut session = client.act(&id, verb).await?;
-    if busy && !args.terminate {
+    let mut session = client.act(&id, "stop").await?;
+    if busy {
         // The answer comes when the stop is decided; what the agent started is dead when the turn has ended.
         watch::until(&client, &id, before.seq, turn_over()).await?;
         session = client.session(&id).await?;
@@ -25,10 +23,9 @@ pub(crate) async fn run(here: &Invocation, args: &Stop) -> Result<u8> {
     here.print.result(&session, |_| String::new())?;
     let time = took(u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX));
     let state = session.state.as_str();
-    here.print.note(match (args.terminate, busy) {
-        (true, _) => format!("Terminated {id} in {time}: {state}"),
-        (false, true) => format!("Stopped {id} in {time}: {state}"),
-        (false, false) => format!("No turn is in progress in {id}: {state}"),
+    here.print.note(match busy {
+        true => format!("Stopped {id} in {time}: {state}"),
+        false => format!("No turn is in progress in {id}: {state}"),
     });
     Ok(0)
 }

@@ -2,54 +2,52 @@
 
 use std::time::SystemTime;
 
-use anyhow::{Result, anyhow, bail};
-use harvest_engine::{Backing, EngineError, Volume as Made, VolumeSpec};
-use harvest_proto::Timestamp;
+use anyhow::{Result, bail};
+use harvest_proto::{
+    Timestamp,
+    api::{
+        Page,
+        machines::{CreateVolume, Volume as Made, VolumeBacking},
+    },
+};
 use serde_json::json;
 
 use super::ls::age;
 use crate::{
     Invocation,
     cli::{Volume, units},
+    desk::Desk,
     printer::{Advice, table},
-    wire,
 };
 
-// Room for as many files as there are small ones in a cache; the engine refuses fewer than 1 KiB for each.
-const BYTES_PER_FILE: u64 = 4096;
-
 pub(crate) async fn run(here: &Invocation, verb: Volume) -> Result<u8> {
-    let engine = wire::open_engine(&here.config)?;
+    let desk = Desk::find(&here.config)?;
     match verb {
         Volume::Create { name, size, files } => {
-            let default = VolumeSpec::new(name);
-            let files = files.unwrap_or(default.files.min(size.0 / BYTES_PER_FILE));
-            let spec = VolumeSpec { size_bytes: size.0, files, ..default };
-            // Making its file system takes a moment.
-            let made = tokio::task::spawn_blocking(move || engine.volume_create(&spec)).await?;
-            let made = made.map_err(explained)?;
+            let order = CreateVolume { name: name.to_string(), size_bytes: Some(size.0), files };
+            let made: Made = desk.post("/v1/volumes", &order).await?;
             here.print.result(&made, |made| format!("{}\n", made.name))?;
             let hint = format!("`harvest exec --volume {}:/data -- COMMAND` uses it", made.name);
             here.print.hint(hint);
         }
         Volume::Ls => {
-            let volumes = engine.volumes().map_err(explained)?;
             let now = Timestamp::from(SystemTime::now());
-            here.print.result(&volumes, |volumes| {
+            here.print.result(&list(&desk).await?, |volumes| {
                 let rows: Vec<_> = volumes.iter().map(|volume| row(volume, now)).collect();
                 table(&["NAME", "SIZE", "FILES", "KEPT AS", "AGE"], &rows)
             })?;
         }
         Volume::Rm { names } => {
             // All of them are looked up before the first goes.
-            let there = engine.volumes().map_err(explained)?;
-            if let Some(missing) = names.iter().find(|name| !there.iter().any(|volume| volume.name == **name))
+            let there = list(&desk).await?;
+            if let Some(missing) =
+                names.iter().find(|name| !there.iter().any(|volume| volume.name == name.as_str()))
             {
                 let hint = "`harvest volume ls` lists those there are";
                 bail!(Advice::new(format!("there is no volume `{missing}`"), hint));
             }
             for name in &names {
-                engine.volume_remove(name).map_err(explained)?;
+                desk.delete(&format!("/v1/volumes/{name}")).await?;
                 here.print.note(format!("Removed {name}"));
             }
             if here.print.json {
@@ -60,24 +58,17 @@ pub(crate) async fn run(here: &Invocation, verb: Volume) -> Result<u8> {
     Ok(0)
 }
 
-/// With what to do next, where there is something.
-pub(crate) fn explained(error: EngineError) -> anyhow::Error {
-    let hint = match &error {
-        EngineError::VolumeMissing { volume } => format!("`harvest volume create {volume}` makes it"),
-        EngineError::VolumeInUse { .. } => "`harvest sandbox ls` shows who may have it".to_owned(),
-        EngineError::VolumeExists { .. } => "`harvest volume ls` lists those there are".to_owned(),
-        _ => return error.into(),
-    };
-    anyhow!(Advice::new(error.to_string(), hint))
+async fn list(desk: &Desk) -> Result<Vec<Made>> {
+    Ok(desk.get::<Page<Made>>("/v1/volumes").await?.items)
 }
 
 fn row(volume: &Made, now: Timestamp) -> Vec<String> {
     let kept = match volume.backing {
-        Backing::Image => "file system",
-        Backing::Folder => "folder, limits not kept",
+        VolumeBacking::Image => "file system",
+        VolumeBacking::Folder => "folder, limits not kept",
     };
     vec![
-        volume.name.to_string(),
+        volume.name.clone(),
         units::bytes(volume.size_bytes),
         volume.files.to_string(),
         kept.to_owned(),

@@ -6,10 +6,12 @@ use std::{fs, pin::pin, time::Instant};
 use anyhow::{Context, Result, bail};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use futures_util::StreamExt;
-use harvest_engine::{BuildOptions, probe::Level};
 use harvest_proto::{
     EventBody, SessionId,
-    api::{AddRepository, CreatePrompt, CreateSession, ExecLine, ExecRequest, ForkSession, Session},
+    api::{
+        AddRepository, CreatePrompt, CreateSession, ExecLine, ExecRequest, ForkSession, Session,
+        machines::FindingLevel as Level,
+    },
 };
 use serde_json::json;
 
@@ -18,6 +20,7 @@ use crate::{
     Invocation,
     client::Client,
     commands::{self, watch::Screen},
+    desk::Desk,
     doctor,
     follow::{Update, Verdict, Watch},
     images,
@@ -94,9 +97,8 @@ impl Tour<'_> {
 
     async fn image(&mut self) -> Result<()> {
         self.begin("An image to start sandboxes from");
-        let (engine, name) = (self.serving.engine(), &self.here.config.image);
-        images::build(engine, self.serving.home(), name, BuildOptions { force: false }, self.here.print)
-            .await?;
+        let name = &self.here.config.image;
+        images::build(&Desk::of(self.client.clone()), name, false, self.here.print).await?;
         self.done(&format!("Made sure of image {name}"));
         Ok(())
     }
@@ -262,7 +264,7 @@ impl Tour<'_> {
         while let Some(line) = lines.json::<ExecLine>().await? {
             match line {
                 ExecLine::Stdout { data } => printed.extend(BASE64_STANDARD.decode(data)?),
-                ExecLine::Stderr { .. } => {}
+                ExecLine::Stderr { .. } | ExecLine::Started { .. } => {}
                 ExecLine::Exited { .. } => return Ok(String::from_utf8_lossy(&printed).into_owned()),
                 ExecLine::Failed { message, .. } => bail!("`{script}` could not be run: {message}"),
             }

@@ -36,6 +36,14 @@ pub struct ExecRequest {
 #[serde(tag = "type", rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum ExecLine {
+    /// A fresh sandbox for the command has started; comes first, and only where one was asked for.
+    Started {
+        /// Its id; it is gone when the command is.
+        sandbox: crate::SandboxId,
+        /// What it has to do without, in words.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        warnings: Vec<String>,
+    },
     /// Bytes of stdout.
     Stdout {
         /// Base64.
@@ -52,6 +60,9 @@ pub enum ExecLine {
         exit: crate::bridge::Exit,
         /// From start to end.
         millis: u64,
+        /// Why, where the way it ended cannot say it.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        reason: Option<String>,
     },
     /// The command could not be run, or we lost sight of it; nothing follows.
     Failed {

@@ -2,6 +2,7 @@
 
 mod common;
 mod exec;
+pub mod machines;
 mod prompts;
 mod repositories;
 mod secrets;
@@ -15,7 +16,7 @@ pub use exec::{ExecLine, ExecRequest};
 pub use prompts::{CreatePrompt, MovePrompt, Prompt, PromptStatus, Turn};
 pub use repositories::{AddRepository, Build, BuildLine, Evidence, Pull, Repository};
 pub use secrets::SetSecret;
-pub use sessions::{CreateSession, ForkSession, Session, SessionState};
+pub use sessions::{CreateSession, ForkSession, RestoreSession, Session, SessionState};
 pub use snapshots::Snapshot;
 pub use sockets::{STDERR, STDOUT, SocketIn, SocketOut};
 pub use tokens::{CreateToken, CreatedToken, Me, Role, Token};

@@ -83,6 +83,9 @@ pub struct Session {
     pub state: SessionState,
     /// Why it is in this state.
     pub reason: String,
+    /// While it waits for a place on the machine: as which number in line, 1 being the next.
+    #[serde(default)]
+    pub position: Option<u32>,
     /// The repository's name.
     pub repository: String,
     /// The branch it works on.
@@ -138,4 +141,13 @@ pub struct ForkSession {
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(max_items = 16))]
     pub prompts: Vec<String>,
+}
+
+/// `POST /v1/sessions/{id}/restore`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct RestoreSession {
+    /// The turn to go back to.
+    pub turn: u32,
 }

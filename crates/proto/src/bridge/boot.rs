@@ -21,6 +21,9 @@ pub struct Boot {
     pub agent: Option<AgentLaunch>,
     /// Variables for hooks, agent and commands. Never a secret.
     pub env: BTreeMap<String, String>,
+    /// How long a hook may take before it is killed; half an hour when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hook_millis: Option<u64>,
 }
 
 /// What the disk of a booting sandbox holds already.

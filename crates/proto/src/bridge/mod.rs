@@ -32,7 +32,7 @@ pub use status::{OutboxEvent, PromptProgress, Status};
 
 use serde::{Deserialize, Serialize};
 
-use crate::TurnId;
+use crate::{BlobId, TurnId};
 
 /// Raised when a frame changes its meaning. A server adopts supervisors of this and the last version.
 pub const VERSION: u32 = 1;
@@ -102,6 +102,16 @@ pub enum ToSupervisor {
     EventsStored {
         /// The number.
         upto: u64,
+    },
+    /// Send a blob's bytes on `stream`, then `End`; the reply comes first. Only asked for blobs that an
+    /// event named; they are there until `EventsStored` covers that event.
+    Blob {
+        /// The request's number.
+        id: RequestId,
+        /// Which.
+        blob: BlobId,
+        /// Where to.
+        stream: StreamId,
     },
     /// Run a command.
     Exec {

@@ -25,6 +25,7 @@ pub(crate) async fn serve(machine: Arc<Machine>, stream: DuplexStream) {
         outgoing: BTreeMap::new(),
         incoming: BTreeMap::new(),
         sleeping: Vec::new(),
+        frozen: Vec::new(),
     };
     let mut decoder = Decoder::default();
     let mut buffer = vec![0; 64 * 1024];
@@ -39,7 +40,7 @@ pub(crate) async fn serve(machine: Arc<Machine>, stream: DuplexStream) {
         if machine.ended().is_some() || machine.cuts() != cuts || replaced {
             return;
         }
-        if connection.send_events().await.is_none() {
+        if connection.send_events().await.is_none() || connection.go_on().await.is_none() {
             return;
         }
         tokio::select! {
@@ -61,6 +62,8 @@ struct Connection {
     outgoing: BTreeMap<StreamId, Outgoing>,
     incoming: BTreeMap<StreamId, Incoming>,
     sleeping: Vec<(RequestId, StreamId, StreamId)>,
+    /// Commands that came while everything stood still.
+    frozen: Vec<(RequestId, harvest_proto::bridge::Command)>,
 }
 
 struct Outgoing {
@@ -142,6 +145,13 @@ impl Connection {
                 machine.stored(upto);
                 Some(())
             }
+            ToSupervisor::Blob { id, blob, stream } => match machine.blob(&blob) {
+                None => self.reply(id, Err(commands::missing(blob.part()))).await,
+                Some(bytes) => {
+                    self.reply(id, Ok(Reply::Done)).await?;
+                    self.send(stream, bytes, None).await
+                }
+            },
             ToSupervisor::Exec { id, command } => self.exec(id, *command).await,
             ToSupervisor::Kill { id, exec } => self.kill(id, exec).await,
             ToSupervisor::Resize { id, .. } => {
@@ -163,7 +173,21 @@ impl Connection {
         }
     }
 
+    /// What came while everything stood still begins once it does not.
+    async fn go_on(&mut self) -> Alive {
+        if !self.machine.is_still() {
+            for (id, command) in std::mem::take(&mut self.frozen) {
+                self.exec(id, command).await?;
+            }
+        }
+        Some(())
+    }
+
     async fn exec(&mut self, id: RequestId, command: harvest_proto::bridge::Command) -> Alive {
+        if self.machine.is_still() {
+            self.frozen.push((id, command));
+            return Some(());
+        }
         let (stdout, stderr) = (command.stdout, command.stderr);
         if let Some(stream) = command.stdin {
             self.reply(id, Ok(Reply::Started { pid: 2, terminal: false })).await?;

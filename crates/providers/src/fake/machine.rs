@@ -1,11 +1,14 @@
 //! The inside of a fake sandbox: a disk, a boot, one turn at a time, an outbox.
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard},
+};
 
 use harvest_proto::{
-    EventBody, PromptId, Timestamp, TurnId,
+    BlobId, EventBody, PromptId, Timestamp, TurnId,
     bridge::{Boot, Fault, FaultCode, OutboxEvent, PromptOrder, PromptProgress, Reply, Status},
-    event::{BootPhase, PhaseStatus, TurnOutcome},
+    event::{Blob, BootPhase, PhaseStatus, TurnOutcome},
 };
 use tokio::sync::watch;
 
@@ -23,12 +26,14 @@ pub(crate) struct Machine {
 struct Inside {
     files: Files,
     ended: Option<String>,
+    still: bool,
     boot: Option<Boot>,
     failed: bool,
     prompts: Vec<(PromptId, PromptProgress)>,
     turn: Option<Turn>,
     outbox: Vec<OutboxEvent>,
     last_event: u64,
+    blobs: BTreeMap<BlobId, Vec<u8>>,
     lease: u64,
     owner: u64,
     cut: u64,
@@ -63,12 +68,25 @@ impl Machine {
         self.inside().files.clone()
     }
 
+    pub(crate) fn blob(&self, id: &BlobId) -> Option<Vec<u8>> {
+        self.inside().blobs.get(id).cloned()
+    }
+
     pub(crate) fn write(&self, path: &str, bytes: Vec<u8>) {
         self.inside().files.insert(path.to_owned(), bytes);
     }
 
     pub(crate) fn ended(&self) -> Option<String> {
         self.inside().ended.clone()
+    }
+
+    pub(crate) fn is_still(&self) -> bool {
+        self.inside().still
+    }
+
+    pub(crate) fn set_still(&self, still: bool) {
+        self.inside().still = still;
+        self.beat();
     }
 
     pub(crate) fn die(&self, reason: &str) {
@@ -170,6 +188,10 @@ impl Machine {
         if inside.turn.is_some() {
             return Err(Fault::new(FaultCode::Busy, "a turn is in progress"));
         }
+        // A real one would hang; a mistake in the order of things is better seen.
+        if inside.still {
+            return Err(Fault::new(FaultCode::System, "everything stands still"));
+        }
         self.runs.lock().expect("no holder of this lock can panic").push(order.prompt.clone());
         inside.begin(&order);
         drop(inside);
@@ -241,6 +263,14 @@ impl Inside {
         match verb {
             "hold" | "deaf" => {}
             "fail" => self.end(TurnOutcome::Failed),
+            // Says so many bytes, of which it holds as many as it says, or another number.
+            "long" => {
+                let mut number = || words.next().and_then(|word| word.parse().ok());
+                let bytes: usize = number().unwrap_or_default();
+                let held = number().unwrap_or(bytes);
+                self.say_long(bytes as u64, held);
+                self.end(TurnOutcome::Completed);
+            }
             "ask" => {
                 let request = format!("ask-{}", order.number);
                 if let Some(turn) = &mut self.turn {
@@ -259,6 +289,13 @@ impl Inside {
                 self.end(TurnOutcome::Completed);
             }
         }
+    }
+
+    fn say_long(&mut self, bytes: u64, held: usize) {
+        let id = BlobId::random();
+        self.blobs.insert(id.clone(), vec![b'x'; held]);
+        let (call, output) = ("long".to_owned(), "x…x".to_owned());
+        self.event(EventBody::ToolEnded { call, ok: true, output, blob: Some(Blob { id, bytes }) });
     }
 
     fn end(&mut self, outcome: TurnOutcome) {

@@ -10,17 +10,21 @@ mod commands;
 mod connection;
 mod disks;
 mod machine;
+mod machines;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
 };
 
 use async_trait::async_trait;
 use harvest_proto::{PromptId, SandboxId, SnapshotId, event::SnapshotKind};
 use harvest_session::{
     disks::Disks,
-    provider::{BridgeStream, Found, Provider, ProviderError, Snapshots, StartFrom, StartOrder, Started},
+    provider::{
+        BridgeStream, Found, Freezing, Provider, ProviderError, Snapshots, StartFrom, StartOrder, Started,
+    },
 };
 
 use machine::Machine;
@@ -48,6 +52,7 @@ struct Inner {
     /// Repositories whose state was removed.
     states_removed: Vec<String>,
     sweeps: usize,
+    own: machines::Own,
 }
 
 /// How booting goes.
@@ -74,6 +79,8 @@ pub enum Act {
     End,
     /// Removing a snapshot.
     Remove,
+    /// Making one stand still.
+    Freeze,
 }
 
 impl Fake {
@@ -155,6 +162,21 @@ impl Fake {
         if let Ok(machine) = self.machine(sandbox) {
             machine.drop_connections();
         }
+    }
+
+    /// Whether what runs in the sandbox stands still: no command and no turn begins in it.
+    #[must_use]
+    pub fn is_still(&self, sandbox: &SandboxId) -> bool {
+        self.machine(sandbox).is_ok_and(|machine| machine.is_still())
+    }
+
+    fn set_still(&self, sandbox: &SandboxId, still: bool) -> Result<(), ProviderError> {
+        let machine = self.machine(sandbox)?;
+        if machine.ended().is_some() {
+            return Err(ProviderError::NotRunning { sandbox: sandbox.clone() });
+        }
+        machine.set_still(still);
+        Ok(())
     }
 
     fn machine(&self, sandbox: &SandboxId) -> Result<Arc<Machine>, ProviderError> {
@@ -256,7 +278,9 @@ impl Provider for Fake {
     }
 
     async fn list(&self) -> Result<Vec<SandboxId>, ProviderError> {
-        Ok(self.inner().sandboxes.keys().cloned().collect())
+        // Those people made for themselves are none of the sessions' business.
+        let inner = self.inner();
+        Ok(inner.sandboxes.keys().filter(|id| !inner.own.has(id)).cloned().collect())
     }
 
     fn snapshots(&self) -> Option<&dyn Snapshots> {
@@ -265,6 +289,21 @@ impl Provider for Fake {
 
     fn disks(&self) -> Option<&dyn Disks> {
         Some(self)
+    }
+    fn freezing(&self) -> Option<&dyn Freezing> {
+        Some(self)
+    }
+}
+
+#[async_trait]
+impl Freezing for Fake {
+    async fn freeze(&self, sandbox: &SandboxId, _hold: Duration) -> Result<(), ProviderError> {
+        self.check(Act::Freeze)?;
+        self.set_still(sandbox, true)
+    }
+
+    async fn thaw(&self, sandbox: &SandboxId) -> Result<(), ProviderError> {
+        self.set_still(sandbox, false)
     }
 }
 

@@ -1,9 +1,11 @@
 //! One file per resource. A handler reads the request, calls `Sessions` and answers; nothing more.
 
+mod blobs;
 mod events;
 mod exec;
 mod files;
 mod health;
+pub(crate) mod machines;
 mod prompts;
 mod pty;
 mod pulls;
@@ -26,20 +28,22 @@ use crate::{ServerState, idempotency, problem::ApiError};
 /// The handlers, for the table of the OpenAPI page.
 pub(crate) mod handlers {
     pub(crate) use super::{
-        events::*, exec::*, files::*, health::*, prompts::*, pty::*, pulls::*, repositories::*, secrets::*,
-        sessions::*, snapshots::*, tokens::*, turns::*,
+        blobs::*, events::*, exec::*, files::*, health::*, machines::handlers::*, prompts::*, pty::*,
+        pulls::*, repositories::*, secrets::*, sessions::*, snapshots::*, tokens::*, turns::*,
     };
 }
 
 /// Routes that ask for a token. What is here is in `openapi.rs` too; a test compares them.
 pub(crate) fn guarded(state: &ServerState) -> Router<ServerState> {
     created_once(state)
+        .merge(machines::guarded(state))
         .route("/v1/sessions", get(sessions::session_list))
         .route("/v1/sessions/{session}", get(sessions::session_get).delete(sessions::session_delete))
         .route("/v1/sessions/{session}/stop", post(sessions::session_stop))
         .route("/v1/sessions/{session}/pause", post(sessions::session_pause))
         .route("/v1/sessions/{session}/resume", post(sessions::session_resume))
         .route("/v1/sessions/{session}/terminate", post(sessions::session_terminate))
+        .route("/v1/sessions/{session}/restore", post(sessions::session_restore))
         .route("/v1/sessions/{session}/archive", post(sessions::session_archive))
         .route("/v1/sessions/{session}/prompts", get(prompts::prompt_list))
         .route(
@@ -49,6 +53,7 @@ pub(crate) fn guarded(state: &ServerState) -> Router<ServerState> {
         .route("/v1/sessions/{session}/turns", get(turns::turn_list))
         .route("/v1/sessions/{session}/snapshots", get(snapshots::snapshot_list))
         .route("/v1/sessions/{session}/events", get(events::event_list))
+        .route("/v1/sessions/{session}/blobs/{blob}", get(blobs::blob_get))
         .route("/v1/sessions/{session}/diff", get(turns::diff_get))
         .route("/v1/sessions/{session}/exec", post(exec::exec_run).get(exec::exec_open))
         .route(
@@ -77,6 +82,7 @@ fn created_once(state: &ServerState) -> Router<ServerState> {
         .route("/v1/sessions/{session}/fork", post(sessions::session_fork))
         .route("/v1/sessions/{session}/prompts", post(prompts::prompt_create))
         .route("/v1/repositories", post(repositories::repository_add))
+        .merge(machines::created_once(state))
         .route_layer(from_fn_with_state(state.clone(), idempotency::once))
 }
 

@@ -3,7 +3,7 @@
 use axum::{Json, extract::State, http::StatusCode};
 use harvest_proto::{
     SessionId, SnapshotId,
-    api::{CreateSession, ForkSession, Page, Session},
+    api::{CreateSession, ForkSession, Page, RestoreSession, Session},
 };
 use serde::Serialize;
 
@@ -123,6 +123,20 @@ pub(crate) async fn session_terminate(
     Path(session): Path<SessionId>,
 ) -> Result<Json<Session>, ApiError> {
     state.sessions.terminate(&session).await?;
+    Ok(Json(state.sessions.get(&session).await?))
+}
+
+/// Goes back to the end of a turn, in place: files and conversation. A turn in progress is stopped, the
+/// present state is kept, and later turns can be gone back to as well.
+#[utoipa::path(post, path = "/v1/sessions/{session}/restore", tag = "sessions", request_body = RestoreSession,
+    params(("session" = SessionId, Path, description = "The session")),
+    responses((status = 200, body = Session, description = "The session; it goes on from that turn")))]
+pub(crate) async fn session_restore(
+    State(state): State<ServerState>,
+    Path(session): Path<SessionId>,
+    Body(body): Body<RestoreSession>,
+) -> Result<Json<Session>, ApiError> {
+    state.sessions.restore(&session, body.turn).await?;
     Ok(Json(state.sessions.get(&session).await?))
 }
 

@@ -11,7 +11,7 @@ use harvest_proto::{
 };
 use harvest_session::{
     Doors, PullOrder, Pulls, PullsError,
-    provider::{BridgeStream, Found, Provider, ProviderError, Snapshots, StartOrder, Started},
+    provider::{BridgeStream, Found, Freezing, Provider, ProviderError, Snapshots, StartOrder, Started},
 };
 
 pub(super) struct Bare;
@@ -56,6 +56,10 @@ impl Provider for Bare {
     }
 
     fn snapshots(&self) -> Option<&dyn Snapshots> {
+        None
+    }
+
+    fn freezing(&self) -> Option<&dyn Freezing> {
         None
     }
 }

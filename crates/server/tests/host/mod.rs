@@ -7,8 +7,9 @@ use std::{net::SocketAddr, path::Path, sync::Arc};
 
 use harvest_gateway::vault::Vault;
 use harvest_proto::{api::Role, bridge::Author};
+use harvest_providers::Fake;
 use harvest_server::{Limits, ServerState};
-use harvest_session::{Claim, Config, Parts, Sessions, Store};
+use harvest_session::{Claim, Config, Parts, Sessions, Store, machines::Commands};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
@@ -32,6 +33,12 @@ impl Answer {
 
     pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    /// An answer of JSON lines.
+    pub(crate) fn lines(&self) -> Vec<Value> {
+        assert_eq!(self.header("content-type"), Some("application/x-ndjson"), "{self:?}");
+        self.body.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 }
 
@@ -99,6 +106,8 @@ impl Stream {
 pub(crate) struct Host {
     address: SocketAddr,
     token: String,
+    /// The machines it offers.
+    pub(crate) fake: Fake,
     sessions: Sessions,
     shutdown: CancellationToken,
     task: JoinHandle<std::io::Result<()>>,
@@ -117,11 +126,12 @@ impl Host {
         let user = Author { name: "Ada".into(), email: "ada@example.org".into() };
         let token = sessions.token_create("first", user, Role::Admin).await.unwrap().1.expose().clone();
         let state = ServerState::new(sessions.clone(), &["agents.example.org".into()], shutdown.clone());
-        let state = state.with_limits(limits);
+        let fake = Fake::new();
+        let state = state.with_limits(limits).with_machines(Commands::new(Arc::new(fake.clone())));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let task = tokio::spawn(harvest_server::serve(listener, state));
-        Self { address, token, sessions, shutdown, task, _folder: folder }
+        Self { address, token, fake, sessions, shutdown, task, _folder: folder }
     }
 
     /// Ends the server; returns when the last answer is out.
@@ -197,6 +207,18 @@ impl Host {
         let (status, headers) = stream.head().await;
         assert_eq!(status, 200, "{headers:?}");
         stream
+    }
+
+    /// Begins a request whose body is sent by hand.
+    pub(crate) async fn begin(&self, path: &str, kind: &str) -> BufReader<TcpStream> {
+        let head = format!(
+            "POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {}\r\ncontent-type: {kind}\r\n\
+             transfer-encoding: chunked\r\n\r\n",
+            self.token
+        );
+        let mut stream = TcpStream::connect(self.address).await.unwrap();
+        stream.write_all(head.as_bytes()).await.unwrap();
+        BufReader::new(stream)
     }
 
     async fn send(

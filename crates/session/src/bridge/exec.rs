@@ -82,7 +82,7 @@ impl Output {
 }
 
 impl Bridge {
-    /// Runs a command; the streams in `command` are chosen here. `stdin` is what it reads.
+    /// Runs a command; the streams of its outputs are chosen here. `stdin` is what it reads.
     ///
     /// # Errors
     /// When it could not be started.

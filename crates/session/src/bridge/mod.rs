@@ -4,7 +4,9 @@
 //! a command: a stream may bring only what was granted to it, so its bytes wait in memory at most
 //! [`INITIAL_CREDIT_BYTES`] deep. Whether and when to dial again is the driver's.
 
+mod blobs;
 mod exec;
+mod feed;
 mod files;
 mod reader;
 
@@ -28,6 +30,7 @@ use tokio::{
 };
 
 pub use exec::{Exec, ExecInput, ExecOutput, Output};
+pub use feed::{Feed, FeedTorn, Feeding};
 pub use files::{FileReading, FileWriting};
 
 use crate::provider::{BridgeStream, ProviderError};

@@ -7,7 +7,7 @@ use harvest_proto::{
     event::TurnOutcome,
 };
 
-use super::{Action, Asked, Link, Machine, Turn, Work, step::Deciding};
+use super::{Action, Asked, Link, Machine, Still, Turn, Work, step::Deciding};
 
 impl Deciding<'_> {
     pub(super) fn link_up(&mut self, status: &Status) {
@@ -84,7 +84,12 @@ impl Deciding<'_> {
     pub(super) fn prepared(&mut self) {
         if let Machine::Booting { sandbox, link, booted: true, .. } = &self.state.machine {
             let (sandbox, link, now) = (sandbox.clone(), *link, self.moment.now);
-            self.state.machine = Machine::Ready { sandbox, link, born: now, work: Work::Idle { since: now } };
+            self.state.machine = Machine::Ready {
+                sandbox,
+                link,
+                born: now,
+                work: Work::Idle { since: now, still: Still::Awake },
+            };
             self.state.wake = false;
         }
     }

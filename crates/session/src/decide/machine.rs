@@ -6,7 +6,7 @@ use harvest_proto::{
     event::{SnapshotKind, TurnOutcome},
 };
 
-use super::{Action, Ending, Link, Machine, Rest, Work, step::Deciding};
+use super::{Action, Ending, Link, Machine, Rest, Still, Work, step::Deciding};
 
 impl Deciding<'_> {
     pub(super) fn started(&mut self, start: BootStart) {
@@ -41,9 +41,11 @@ impl Deciding<'_> {
             }
             Machine::Ready { sandbox, work, .. } => {
                 self.actions.push(Action::Connect { sandbox: sandbox.clone(), epoch });
-                if let Work::Saving(save) = work {
-                    self.actions
-                        .push(Action::Capture { sandbox: sandbox.clone(), snapshot: save.snapshot.clone() });
+                match work {
+                    Work::Saving(save) => self
+                        .actions
+                        .push(Action::Capture { sandbox: sandbox.clone(), snapshot: save.snapshot.clone() }),
+                    _ => self.still_as_before(),
                 }
             }
             _ => {}
@@ -124,7 +126,7 @@ impl Deciding<'_> {
             millis,
         });
         self.state.disk = Some(snapshot.clone());
-        *work = Work::Idle { since: self.moment.now };
+        *work = Work::Idle { since: self.moment.now, still: Still::Awake };
         self.actions.push(Action::Review);
     }
 
@@ -132,7 +134,7 @@ impl Deciding<'_> {
         if let Machine::Ready { work, .. } = &mut self.state.machine
             && matches!(work, Work::Saving(save) if save.snapshot == *snapshot)
         {
-            *work = Work::Idle { since: self.moment.now };
+            *work = Work::Idle { since: self.moment.now, still: Still::Awake };
             self.actions.push(Action::Review);
         }
     }

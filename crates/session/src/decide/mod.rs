@@ -6,6 +6,9 @@
 //!             └──────────┴→ Ending{Discard} → Absent      Ending{Keep} → Held (outcome unknown)
 //! ```
 //!
+//! Whoever is not `Absent` has a place on the machine; who wants to leave `Absent` without one waits for
+//! it. Idle{Awake → Freezing → Frozen → Thawing → Awake}: nothing is sent to what stands still.
+//!
 //! A step's actions come in two kinds. Those that are *kept* are written in one transaction with the
 //! new state; only then the others are carried out. So a crash between the two finds a state that
 //! knows what was about to be done, and [`restart`] does it again: every such act is idempotent, by
@@ -14,10 +17,14 @@
 mod inside;
 mod machine;
 mod people;
+mod place;
+mod restore;
 mod state;
 mod step;
+mod still;
 #[cfg(test)]
 mod tests;
+mod time;
 
 use harvest_proto::{
     PromptId, SandboxId, SnapshotId, Timestamp, TurnId,
@@ -26,8 +33,12 @@ use harvest_proto::{
     event::{SnapshotKind, TurnOutcome},
 };
 
+pub(crate) use place::SUSPENDED;
+pub use place::{Limit, Room, Waiting};
+pub use restore::Restoring;
 pub use state::{Asked, Ending, Keep, Link, Machine, Rest, Save, Shown, State, Turn, Work};
 use step::Deciding;
+pub use still::Still;
 
 use crate::clocks::Clocks;
 
@@ -63,6 +74,46 @@ pub enum Input {
     Terminate,
     /// Put the session away.
     Archive,
+    /// Go back to the state after a turn, in place.
+    Restore {
+        /// The turn's snapshot.
+        snapshot: SnapshotId,
+        /// Its number.
+        turn: u32,
+    },
+    /// The server ends: keep the machine on disk until the next one.
+    Suspend,
+    /// There is a place for the session.
+    PlaceGiven {
+        /// For which waiting.
+        ticket: u64,
+    },
+    /// There is no place yet.
+    PlaceMoved {
+        /// For which waiting.
+        ticket: u64,
+        /// Why.
+        limit: Limit,
+        /// As which number in line it waits.
+        position: u32,
+    },
+    /// Somebody waits for a place; an idle session gives up its own.
+    PlaceNeeded,
+    /// What runs in the machine stands still.
+    Froze {
+        /// Whose.
+        epoch: u64,
+    },
+    /// It could not be made to, or does so no longer.
+    FreezeFailed {
+        /// Whose.
+        epoch: u64,
+    },
+    /// It goes on.
+    Thawed {
+        /// Whose.
+        epoch: u64,
+    },
     /// The sandbox runs.
     Started {
         /// Whose word it is: an older epoch's is not heard.
@@ -254,6 +305,18 @@ pub enum Action {
         /// How long the machine stood still.
         millis: u64,
     },
+    /// Kept: the session goes on from an earlier turn.
+    Restored {
+        /// Its snapshot.
+        snapshot: SnapshotId,
+        /// Its number.
+        turn: u32,
+    },
+    /// Kept: the session waits, as this number in line.
+    Wait {
+        /// 1 is the next.
+        position: u32,
+    },
     /// Kept: a sandbox is no more.
     SandboxOver {
         /// Which.
@@ -321,6 +384,16 @@ pub enum Action {
         /// The prompt.
         prompt: PromptId,
     },
+    /// Have what runs in a machine stand still, and keep it so.
+    Freeze {
+        /// Which.
+        sandbox: SandboxId,
+    },
+    /// Have it go on.
+    Thaw {
+        /// Which.
+        sandbox: SandboxId,
+    },
     /// Keep the disk of a machine that goes on.
     Capture {
         /// Which.
@@ -355,6 +428,10 @@ pub struct Moment<'a> {
     pub clocks: &'a Clocks,
     /// Commands run in the machine apart from the agent: it is not idle.
     pub busy: bool,
+    /// Whether there is a place for a session that has none.
+    pub room: Room,
+    /// For a new place in line.
+    pub ticket: u64,
     /// For a new sandbox.
     pub sandbox: SandboxId,
     /// For a new turn.
@@ -387,6 +464,7 @@ pub fn restart(mut state: State, queue: Vec<PromptId>, moment: &Moment<'_>) -> S
     let answering = state.answering().cloned();
     state.queue = queue.into_iter().filter(|prompt| Some(prompt) != answering.as_ref()).collect();
     let mut deciding = Deciding::new(state, moment);
+    deciding.unsuspend();
     deciding.pick_up();
     deciding.advance();
     deciding.finish()

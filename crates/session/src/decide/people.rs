@@ -2,7 +2,11 @@
 
 use std::mem;
 
-use harvest_proto::{PromptId, api::PromptStatus, event::TurnOutcome};
+use harvest_proto::{
+    PromptId,
+    api::PromptStatus,
+    event::{SnapshotKind, TurnOutcome},
+};
 
 use super::{Action, Ending, Link, Machine, Rest, Work, step::Deciding};
 
@@ -70,10 +74,20 @@ impl Deciding<'_> {
         self.state.wake = false;
     }
 
+    /// The machine is killed now, whatever it does. What it left is kept all the same.
     pub(super) fn terminate(&mut self) {
-        self.rest("terminated");
-        if matches!(self.state.machine, Machine::Ready { work: Work::Turn(_), .. }) {
-            self.end_turn_with_machine(TurnOutcome::Stopped, "the sandbox was terminated", "terminated");
+        const REASON: &str = "terminated";
+        self.rest(REASON);
+        let Machine::Ready { work, .. } = &self.state.machine else { return };
+        match work {
+            Work::Turn(_) => {
+                self.end_turn_with_machine(TurnOutcome::Stopped, "the sandbox was terminated", REASON);
+            }
+            Work::Saving(save) | Work::Unsaved { save, .. } => {
+                let turn = Some(save.turn.clone());
+                self.end_kept(SnapshotKind::Recovered, turn, REASON);
+            }
+            Work::Idle { .. } => self.end_kept(SnapshotKind::Recovered, None, REASON),
         }
     }
 
@@ -106,8 +120,9 @@ impl Deciding<'_> {
     }
 
     pub(super) fn touched(&mut self) {
-        if let Machine::Ready { work: Work::Idle { since }, .. } = &mut self.state.machine {
+        if let Machine::Ready { work: Work::Idle { since, .. }, .. } = &mut self.state.machine {
             *since = self.moment.now;
         }
+        self.thaw();
     }
 }

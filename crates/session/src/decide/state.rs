@@ -1,5 +1,8 @@
 //! Where a session stands. Each variant has exactly the data that exists in it. The whole of it, the
 //! queue apart, is what the store keeps as the session's `drive`: what is not here is lost in a crash.
+//!
+//! Servers of the last version read it, too: what is new is a field that may be missing, never another
+//! variant of what they know.
 
 use std::collections::VecDeque;
 
@@ -9,6 +12,7 @@ use harvest_proto::{
 };
 use serde::{Deserialize, Serialize};
 
+use super::{place::Waiting, restore::Restoring, still::Still};
 use crate::clocks::Clocks;
 
 /// Where a session stands.
@@ -35,6 +39,18 @@ pub struct State {
     pub shown: Shown,
     /// When starts failed lately.
     pub failures: Vec<Timestamp>,
+    /// Whose limit it counts against; its author's when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+    /// It wants a machine and waits for a place.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waiting: Option<Waiting>,
+    /// Its place goes to somebody else as soon as its machine is ended.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ceding: bool,
+    /// What it goes back to as soon as its machine is ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub restoring: Option<Restoring>,
 }
 
 /// Whether a session goes on by itself.
@@ -139,6 +155,9 @@ pub enum Work {
     Idle {
         /// Since when.
         since: Timestamp,
+        /// Whether what runs in it stands still.
+        #[serde(default, skip_serializing_if = "Still::is_awake")]
+        still: Still,
     },
     /// A turn.
     Turn(Turn),
@@ -235,6 +254,10 @@ impl State {
             machine: Machine::Absent,
             shown: Shown { state: SessionState::Queued, reason: "created".to_owned() },
             failures: Vec::new(),
+            user: None,
+            waiting: None,
+            ceding: false,
+            restoring: None,
         }
     }
 
@@ -248,6 +271,31 @@ impl State {
             | Machine::Ready { sandbox, .. }
             | Machine::Ending { sandbox, .. }
             | Machine::Held { sandbox, .. } => Some(sandbox),
+        }
+    }
+
+    /// Since when nothing is done and nothing waits to be done. `busy` when commands run beside the agent.
+    #[must_use]
+    pub fn idle_since(&self, busy: bool) -> Option<Timestamp> {
+        match &self.machine {
+            Machine::Ready { work: Work::Idle { since, .. }, .. }
+                if !busy && self.queue.is_empty() && self.rest == Rest::Open && self.restoring.is_none() =>
+            {
+                Some(*since)
+            }
+            _ => None,
+        }
+    }
+
+    /// Whether its machine takes prompts and commands this moment.
+    #[must_use]
+    pub const fn is_awake(&self) -> bool {
+        match &self.machine {
+            Machine::Ready { work: Work::Idle { still, .. }, .. } => {
+                matches!(still, Still::Awake | Still::Restless)
+            }
+            Machine::Ready { .. } => true,
+            _ => false,
         }
     }
 
@@ -288,13 +336,19 @@ impl State {
             Link::Up => None,
         };
         match &self.machine {
+            Machine::Starting { since, .. } => Some(since.after(clocks.boot)),
             Machine::Booting { link, since, .. } => {
                 Some(since.after(clocks.boot)).into_iter().chain(down(link)).min()
             }
             Machine::Ready { link, born, work, .. } => {
                 let own = match work {
-                    Work::Idle { since } => {
-                        Some(since.after(clocks.idle_pause).min(born.after(clocks.lifetime)))
+                    Work::Idle { still: Still::Thawing { since }, .. } => Some(since.after(clocks.stale)),
+                    // What waits is sent as soon as the machine can be spoken with.
+                    Work::Idle { .. } if !self.queue.is_empty() => None,
+                    Work::Idle { since, still } => {
+                        let freeze = clocks.idle_freeze.filter(|_| still.is_awake());
+                        let pause = since.after(clocks.idle_pause).min(born.after(clocks.lifetime));
+                        Some(freeze.map_or(pause, |freeze| since.after(freeze).min(pause)))
                     }
                     Work::Turn(Turn { stopping: Some(since), .. }) => Some(since.after(clocks.stop)),
                     Work::Turn(turn) => Some(turn.since.after(clocks.turn)),

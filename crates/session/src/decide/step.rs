@@ -9,18 +9,22 @@ use harvest_proto::{
 };
 
 use super::{
-    Action, Asked, Ending, Input, Keep, Link, Machine, Moment, Rest, Save, Shown, State, Step, Turn, Work,
+    Action, Asked, Ending, Input, Keep, Link, Machine, Moment, Rest, Save, Shown, State, Step, Still, Turn,
+    Work,
 };
 
 pub(super) struct Deciding<'a> {
     pub(super) state: State,
     pub(super) actions: Vec<Action>,
     pub(super) moment: &'a Moment<'a>,
+    /// The session has a place, and may keep it if it goes straight on.
+    pub(super) place: bool,
 }
 
 impl<'a> Deciding<'a> {
     pub(super) fn new(state: State, moment: &'a Moment<'a>) -> Self {
-        Self { state, actions: Vec::new(), moment }
+        let place = state.machine != Machine::Absent && !state.ceding;
+        Self { state, actions: Vec::new(), moment, place }
     }
 
     pub(super) fn take(&mut self, input: Input) {
@@ -33,6 +37,11 @@ impl<'a> Deciding<'a> {
             Input::Terminate => self.terminate(),
             Input::Archive => self.archive(),
             Input::Resume => self.resume(),
+            Input::Restore { snapshot, turn } => self.restore(snapshot, turn),
+            Input::Suspend => self.suspend(),
+            Input::PlaceGiven { ticket } => self.place_given(ticket),
+            Input::PlaceMoved { ticket, limit, position } => self.place_moved(ticket, limit, position),
+            Input::PlaceNeeded => self.place_needed(),
             Input::Accepted { prompt } => self.accepted(&prompt),
             Input::Refused { prompt, detail } => self.refused(&prompt, detail),
             Input::TurnEnded { prompt, outcome } => self.turn_ended(&prompt, outcome),
@@ -70,6 +79,9 @@ impl<'a> Deciding<'a> {
             }
             Input::Prepared { epoch } if epoch == current => self.prepared(),
             Input::Discarded { epoch } if epoch == current => self.discarded(),
+            Input::Froze { epoch } if epoch == current => self.froze(),
+            Input::FreezeFailed { epoch } if epoch == current => self.freeze_failed(),
+            Input::Thawed { epoch } if epoch == current => self.thawed(),
             _ => {}
         }
     }
@@ -82,26 +94,57 @@ impl<'a> Deciding<'a> {
                 self.mark(prompt, PromptStatus::Queued, PromptStatus::Cancelled);
             }
         }
+        self.put_back();
         let open = self.state.rest == Rest::Open;
         let wanted = self.state.wake || !self.state.queue.is_empty();
         match &self.state.machine {
-            Machine::Absent if open && wanted => self.start(),
-            Machine::Booting { .. } if !open => self.discard("stopped"),
-            Machine::Ready { work: Work::Idle { .. }, .. } if !open => {
-                let reason = self.rest_reason();
+            Machine::Absent if open && wanted => self.start_or_wait(),
+            Machine::Absent => self.state.waiting = None,
+            _ if !open || self.state.restoring.is_some() => self.leave(),
+            Machine::Ready { link: Link::Up, work: Work::Idle { .. }, .. } if wanted => self.go_on(),
+            _ => {}
+        }
+        if self.state.machine == Machine::Absent {
+            self.state.ceding = false;
+        }
+    }
+
+    /// The machine is to go; what it does is ended first, and what it holds is kept.
+    fn leave(&mut self) {
+        let reason = match self.state.restoring {
+            Some(_) => "restore".to_owned(),
+            None => self.rest_reason(),
+        };
+        match &self.state.machine {
+            Machine::Booting { .. } => self.discard(&reason),
+            Machine::Ready { work: Work::Idle { .. }, .. } => {
                 self.end_kept(SnapshotKind::Pause, None, &reason);
             }
-            Machine::Ready { work: Work::Unsaved { save, .. }, .. } if !open => {
-                let (turn, reason) = (Some(save.turn.clone()), self.rest_reason());
+            Machine::Ready { work: Work::Unsaved { save, .. }, .. } => {
+                let turn = Some(save.turn.clone());
                 self.end_kept(SnapshotKind::Pause, turn, &reason);
             }
-            Machine::Ready { work: Work::Turn(_), .. } if !open => self.fence(),
-            Machine::Ready { link: Link::Up, work: Work::Idle { .. }, .. } => self.dispatch(),
+            Machine::Ready { work: Work::Turn(_), .. } => self.fence(),
             _ => {}
         }
     }
 
-    fn start(&mut self) {
+    /// Something waits and the machine could do it.
+    fn go_on(&mut self) {
+        let Machine::Ready { born, work: Work::Idle { still, .. }, .. } = &self.state.machine else { return };
+        let old = self.moment.now.since(*born) >= self.moment.clocks.lifetime;
+        match still {
+            _ if self.state.queue.is_empty() => {}
+            // The next turn is another sandbox's: this one would outlive its time by a whole turn.
+            _ if old && !self.moment.busy => self.end_kept(SnapshotKind::Pause, None, "lifetime"),
+            Still::Awake | Still::Restless => self.dispatch(),
+            Still::Freezing | Still::Frozen => self.thaw(),
+            Still::Thawing { .. } => {}
+        }
+    }
+
+    pub(super) fn start(&mut self) {
+        self.state.waiting = None;
         let sandbox = self.moment.sandbox.clone();
         self.state.epoch += 1;
         self.actions.push(Action::Start {
@@ -141,76 +184,6 @@ impl<'a> Deciding<'a> {
                 self.actions.push(Action::StopTurn { turn: turn.turn.clone() });
             }
         }
-    }
-
-    // Time.
-
-    fn tick(&mut self) {
-        let (now, clocks) = (self.moment.now, self.moment.clocks);
-        match &self.state.machine {
-            Machine::Booting { since, .. } if now.since(*since) >= clocks.boot => {
-                let detail = format!("not ready after {} s", clocks.boot.as_secs());
-                self.boot_failed("boot_timeout", detail);
-            }
-            Machine::Booting { link: Link::Down { since }, .. }
-            | Machine::Ready { link: Link::Down { since }, .. }
-                if now.since(*since) >= clocks.stale =>
-            {
-                self.lost("unreachable");
-            }
-            Machine::Ready { work: Work::Turn(Turn { stopping: Some(since), .. }), .. }
-                if now.since(*since) >= clocks.stop =>
-            {
-                self.end_turn_with_machine(TurnOutcome::Stopped, "the stop was not confirmed", "stopped");
-            }
-            Machine::Ready { work: Work::Turn(turn), .. } if now.since(turn.since) >= clocks.turn => {
-                self.fence()
-            }
-            Machine::Ready { born, work: Work::Idle { .. }, .. }
-                if now.since(*born) >= clocks.lifetime && !self.moment.busy =>
-            {
-                self.end_kept(SnapshotKind::Pause, None, "lifetime");
-            }
-            Machine::Ready { work: Work::Idle { since }, .. }
-                if now.since(*since) >= clocks.idle_pause
-                    && self.state.queue.is_empty()
-                    && !self.moment.busy =>
-            {
-                self.rest("idle");
-            }
-            _ => {}
-        }
-    }
-
-    // After a restart.
-
-    pub(super) fn pick_up(&mut self) {
-        let now = self.moment.now;
-        match &mut self.state.machine {
-            Machine::Absent | Machine::Held { .. } => {}
-            // Nobody knows what it was started from any more, and nothing was done in it.
-            Machine::Starting { .. } => self.discard("restart"),
-            Machine::Booting { sandbox, link, since, .. } => {
-                (*link, *since) = (Link::Down { since: now }, now);
-                self.actions.push(Action::Find { sandbox: sandbox.clone() });
-            }
-            Machine::Ready { sandbox, link, work, .. } => {
-                *link = Link::Down { since: now };
-                if let Work::Turn(Turn { stopping: Some(since), .. }) | Work::Idle { since } = work {
-                    *since = now;
-                }
-                self.actions.push(Action::Find { sandbox: sandbox.clone() });
-            }
-            Machine::Ending { sandbox, how: Ending::Discard, .. } => {
-                self.actions.push(Action::End { sandbox: sandbox.clone() });
-            }
-            Machine::Ending { sandbox, how: Ending::Keep(keep), .. } => self.actions.push(Action::EndKept {
-                sandbox: sandbox.clone(),
-                snapshot: keep.snapshot.clone(),
-                kind: keep.kind,
-            }),
-        }
-        self.actions.push(Action::Review);
     }
 
     // Pieces.
@@ -271,7 +244,7 @@ impl<'a> Deciding<'a> {
 
     pub(super) fn take_turn(&mut self) -> Option<Turn> {
         let Machine::Ready { work, .. } = &mut self.state.machine else { return None };
-        match mem::replace(work, Work::Idle { since: self.moment.now }) {
+        match mem::replace(work, Work::Idle { since: self.moment.now, still: Still::Awake }) {
             Work::Turn(turn) => Some(turn),
             other => {
                 *work = other;
@@ -321,6 +294,7 @@ impl<'a> Deciding<'a> {
         match &self.state.machine {
             Machine::Starting { .. } | Machine::Booting { .. } => show(SessionState::Starting, "sandbox"),
             Machine::Ready { work, .. } => match work {
+                Work::Idle { still: Still::Frozen, .. } => show(SessionState::Idle, "frozen"),
                 Work::Idle { .. } => show(SessionState::Idle, "ready"),
                 Work::Turn(Turn { asked: Some(Asked { answer: None, .. }), .. }) => {
                     show(SessionState::NeedsInput, "question")
@@ -331,6 +305,9 @@ impl<'a> Deciding<'a> {
             Machine::Held { detail, .. } => with(SessionState::Failed, "save_unknown", detail),
             Machine::Ending { .. } => (self.state.shown.clone(), None),
             Machine::Absent => match &self.state.rest {
+                Rest::Open if let Some(waiting) = self.state.waiting => {
+                    with(SessionState::Queued, waiting.limit.as_str(), &waiting.limit.words().to_owned())
+                }
                 Rest::Paused { reason } => show(SessionState::Paused, reason),
                 Rest::Failed { reason, detail } => with(SessionState::Failed, reason, detail),
                 Rest::Archived => show(SessionState::Archived, "archived"),

@@ -10,7 +10,10 @@ use harvest_proto::{
 };
 use harvest_store::{StoreError, Write};
 
-use super::{Driver, Note, is_kept, writes};
+use super::{
+    Driver, Note,
+    writes::{self, is_kept},
+};
 use crate::{
     bridge::{Bridge, BridgeError, Posted},
     checkout,
@@ -44,6 +47,8 @@ impl Driver {
             Action::EndKept { sandbox, snapshot, kind } => self.end_kept(sandbox, snapshot, kind),
             Action::End { sandbox } => self.end(sandbox),
             Action::Review => self.review(),
+            Action::Freeze { sandbox } => self.wish_still(sandbox, true),
+            Action::Thaw { sandbox } => self.wish_still(sandbox, false),
             _ => {}
         }
     }
@@ -84,9 +89,10 @@ impl Driver {
             let millis = u64::try_from(now().since(began).as_millis()).unwrap_or(u64::MAX);
             let note = match started {
                 Ok(started) => {
-                    let sandbox = sandbox.clone();
+                    let (sandbox, id) = (sandbox.clone(), sandbox.clone());
                     let body = EventBody::SandboxStarted { sandbox, epoch, from: words_of, millis };
-                    Note::Started { epoch, start, started, writes: vec![writes::event(now(), None, body)] }
+                    let writes = vec![writes::event(now(), None, body)];
+                    Note::Started { epoch, sandbox: id, start, started, writes }
                 }
                 Err(error) => {
                     let permanent = matches!(
@@ -128,6 +134,7 @@ impl Driver {
                 restarts: Restarts::default(),
             }),
             env: BTreeMap::new(),
+            hook_millis: None,
         };
         let epoch = self.state.epoch;
         let Some(posted) = self.post(|id| ToSupervisor::Boot { id, boot: Box::new(boot) }) else { return };
@@ -243,6 +250,12 @@ impl Driver {
                 remove_if_deleted(&shared, &session, &kept_as).await;
             }
         });
+    }
+
+    /// It came up after it was given up.
+    pub(super) fn end_late(&self, sandbox: SandboxId) {
+        let shared = Arc::clone(&self.shared);
+        self.shared.spawn(async move { retry(|| shared.provider.end(&sandbox)).await });
     }
 
     fn end(&mut self, sandbox: SandboxId) {

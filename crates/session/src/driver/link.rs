@@ -74,7 +74,7 @@ impl Driver {
             let input = input_of(epoch, &event);
             writes.push(Write::Outbox { epoch, event: Box::new(event) });
             if let Some(input) = input {
-                let next = self.at(|moment, _| decide(step.state, input, moment));
+                let next = self.at(|moment, _| decide(step.state.clone(), input.clone(), moment));
                 step.state = next.state;
                 step.actions.extend(next.actions);
             }
@@ -171,6 +171,7 @@ impl Driver {
             return Ok(());
         };
         let Opened { bridge, status, events } = opened;
+        let events = crate::blobs::kept(&self.shared, self.id().clone(), bridge.clone(), events);
         self.link = Some(Link { bridge, epoch, events, stored });
         self.input(Input::LinkUp { epoch, status }).await
     }
@@ -188,6 +189,7 @@ impl Driver {
         }
         self.link = None;
         self.door = None;
+        self.freezer = None;
     }
 }
 

@@ -2,7 +2,9 @@
 //! rest. It awaits nothing but the store, so a session answers while its sandbox starts or is saved:
 //! whatever takes time runs beside it and reports back.
 
+mod allowed;
 mod effects;
+mod freezer;
 mod link;
 mod writes;
 
@@ -26,21 +28,37 @@ use tokio::{
 
 use crate::{
     bridge::{Bridge, Opened},
-    decide::{Action, Input, Machine, Moment, State, Step, Work, decide, restart},
+    decide::{Action, Input, Limit, Machine, Moment, Room, State, Step, Work, decide, restart},
     error::SessionError,
     provider::Started,
     removals::carry_out,
     wiring::{Shared, now, steady, words},
 };
 
+use allowed::allowed;
 use link::Link;
 
 /// What others ask of a driver.
 pub(crate) enum Command {
-    Prompt { new: Box<NewPrompt>, now: bool, title: Option<String>, reply: Reply<()> },
-    Ask { input: Box<Input>, reply: Reply<()> },
-    Bridge { reply: oneshot::Sender<Option<Bridge>> },
-    Delete { reply: Reply<()> },
+    Prompt {
+        new: Box<NewPrompt>,
+        now: bool,
+        title: Option<String>,
+        reply: Reply<()>,
+    },
+    Ask {
+        input: Box<Input>,
+        reply: Reply<()>,
+    },
+    Bridge {
+        reply: oneshot::Sender<Option<Bridge>>,
+    },
+    Delete {
+        reply: Reply<()>,
+    },
+    /// Somebody begins to use the machine.
+    Used,
+    /// Somebody has used it.
     Touched,
 }
 
@@ -49,7 +67,7 @@ pub(crate) type Reply<T> = oneshot::Sender<Result<T, SessionError>>;
 /// What the driver's own tasks report.
 pub(crate) enum Note {
     Input(Input, Vec<Write>),
-    Started { epoch: u64, start: BootStart, started: Started, writes: Vec<Write> },
+    Started { epoch: u64, sandbox: SandboxId, start: BootStart, started: Started, writes: Vec<Write> },
     FoundRunning { epoch: u64, started: Started },
     Connected { epoch: u64, opened: Box<Opened> },
     Reviewed,
@@ -95,6 +113,7 @@ impl Handle {
     /// While this lives, the machine is not idle.
     pub(crate) fn busy(&self) -> Busy {
         self.execs.fetch_add(1, Ordering::SeqCst);
+        let _ = self.commands.send(Command::Used);
         Busy { handle: self.clone() }
     }
 }
@@ -127,6 +146,7 @@ pub(crate) struct Driver {
     /// The tasks that only make sense while the sandbox is spoken with.
     attached: Vec<AbortHandle>,
     reviewing: Option<bool>,
+    freezer: Option<freezer::Freezer>,
 }
 
 /// The driver ends: another server took over, or the session is deleted.
@@ -158,13 +178,17 @@ impl Driver {
             door: None,
             attached: Vec::new(),
             reviewing: None,
+            freezer: None,
         };
+        let author = &driver.record.session.author.email;
+        let user = driver.state.user.clone().unwrap_or_else(|| author.clone());
+        shared.usher.join(driver.id(), user, &driver.state, driver.notes_in.clone());
         shared.spawn(driver.run(queue));
         Ok(Handle { commands, view: seen, execs })
     }
 
     async fn run(mut self, queue: Vec<harvest_proto::PromptId>) {
-        let step = self.at(|moment, state| restart(state, queue, moment));
+        let step = self.at(|moment, state| restart(state, queue.clone(), moment));
         let (id, mut go) = (self.id().clone(), self.insist(step, Vec::new()).await);
         while go.is_ok() {
             let wake = self.next_clock();
@@ -192,7 +216,7 @@ impl Driver {
         // A machine in use is looked at again later; a day is as good as for ever.
         let day = Duration::from_secs(24 * 60 * 60);
         let idle = matches!(self.state.machine, Machine::Ready { work: Work::Idle { .. }, .. });
-        if idle && self.execs.load(Ordering::SeqCst) > 0 && self.link.is_some() {
+        if idle && self.is_busy() && self.link.is_some() {
             return day;
         }
         let now = steady();
@@ -202,16 +226,33 @@ impl Driver {
         })
     }
 
-    fn at(&self, judge: impl FnOnce(&Moment<'_>, State) -> Step) -> Step {
-        let moment = Moment {
+    fn is_busy(&self) -> bool {
+        self.execs.load(Ordering::SeqCst) > 0
+    }
+
+    /// Decides. Only a session that would have to wait otherwise asks for a place.
+    fn at(&self, judge: impl Fn(&Moment<'_>, State) -> Step) -> Step {
+        let mut moment = Moment {
             now: steady(),
             clocks: &self.shared.config.clocks,
-            busy: self.execs.load(Ordering::SeqCst) > 0,
+            busy: self.is_busy(),
+            room: Room::Full { limit: Limit::Closed, position: 0 },
+            ticket: 0,
             sandbox: SandboxId::random(),
             turn: TurnId::random(),
             snapshot: SnapshotId::random(),
         };
+        let step = judge(&moment, self.state.clone());
+        if step.state.waiting.is_none() || self.state.waiting.is_some() {
+            return step;
+        }
+        (moment.room, moment.ticket) = self.shared.usher.claim(self.id());
         judge(&moment, self.state.clone())
+    }
+
+    /// The usher knows how the session stands.
+    fn tell(&self, answers: bool) {
+        self.shared.usher.tell(self.id(), &self.state, self.is_busy(), answers);
     }
 
     async fn command(&mut self, command: Command) -> Go {
@@ -223,14 +264,24 @@ impl Driver {
             }
             Command::Ask { input, reply } => self.asked(*input, Vec::new(), reply).await,
             Command::Bridge { reply } => {
-                let ready = matches!(self.state.machine, Machine::Ready { .. });
-                let bridge = self.link.as_ref().filter(|_| ready).map(|link| link.bridge.clone());
-                let _ = reply.send(bridge);
-                Ok(())
+                let go = self.used().await;
+                let bridge = self.link.as_ref().filter(|_| self.state.is_awake());
+                let _ = reply.send(bridge.map(|link| link.bridge.clone()));
+                go
             }
+            Command::Used => self.used().await,
             Command::Touched => self.input(Input::Touched).await,
             Command::Delete { reply } => self.delete(reply).await,
         }
+    }
+
+    /// The machine is needed: it is awake soon, and not given away meanwhile.
+    async fn used(&mut self) -> Go {
+        if self.state.is_awake() || !matches!(self.state.machine, Machine::Ready { .. }) {
+            self.tell(false);
+            return Ok(());
+        }
+        self.input(Input::Touched).await
     }
 
     /// Somebody waits for the outcome: it is tried once, and they hear of a failure.
@@ -239,13 +290,15 @@ impl Driver {
             let _ = reply.send(Err(refused));
             return Ok(());
         }
-        let step = self.at(|moment, state| decide(state, input, moment));
+        let step = self.at(|moment, state| decide(state, input.clone(), moment));
         match self.attempt(&step, writes).await {
             Ok(()) => {
                 let _ = reply.send(Ok(()));
                 self.carry_out(step).await
             }
             Err(error) => {
+                // Whatever was claimed for it is free again.
+                self.tell(false);
                 let over = matches!(error, StoreError::LeaseLost | StoreError::Closed);
                 let _ = reply.send(Err(error.into()));
                 if over { Err(Over) } else { Ok(()) }
@@ -257,10 +310,21 @@ impl Driver {
         match note {
             Note::Input(input, writes) => {
                 self.learn(&writes);
-                let step = self.at(|moment, state| decide(state, input, moment));
-                self.insist(step, writes).await
+                let answers = input == Input::PlaceNeeded;
+                let step = self.at(|moment, state| decide(state, input.clone(), moment));
+                self.insist(step, writes).await?;
+                if answers {
+                    self.tell(true);
+                }
+                Ok(())
             }
-            Note::Started { epoch, start, started, writes } => {
+            Note::Started { epoch, sandbox, start, started, writes } => {
+                let wanted =
+                    epoch == self.state.epoch && matches!(self.state.machine, Machine::Starting { .. });
+                if !wanted {
+                    self.end_late(sandbox);
+                    return Ok(());
+                }
                 self.meet(epoch, &started).await;
                 let step = self.at(|moment, state| decide(state, Input::Started { epoch, start }, moment));
                 self.insist(step, writes).await
@@ -293,7 +357,7 @@ impl Driver {
     }
 
     async fn input(&mut self, input: Input) -> Go {
-        let step = self.at(|moment, state| decide(state, input, moment));
+        let step = self.at(|moment, state| decide(state, input.clone(), moment));
         self.insist(step, Vec::new()).await
     }
 
@@ -334,7 +398,7 @@ impl Driver {
                 Command::Bridge { reply } => {
                     let _ = reply.send(None);
                 }
-                Command::Touched => {}
+                Command::Used | Command::Touched => {}
             }
         }
         tokio::time::sleep_until(until).await;
@@ -350,12 +414,17 @@ impl Driver {
         if drive != self.kept {
             writes.push(writes::drive(&step.state, drive.clone()));
         }
+        let position = |state: &State| state.waiting.map(|waiting| waiting.position);
+        if position(&step.state) != position(&self.state) {
+            writes.push(Write::Position(position(&step.state)));
+        }
         if !writes.is_empty() {
             self.shared.store.session_commit(self.id(), self.shared.lease, at, writes).await?;
         }
         self.kept = drive;
         self.state = step.state.clone();
         self.view.send_replace(self.state.clone());
+        self.tell(false);
         Ok(())
     }
 
@@ -393,42 +462,6 @@ impl Driver {
     }
 }
 
-/// Whether a person may ask this as things stand.
-fn allowed(state: &State, input: &Input) -> Result<(), SessionError> {
-    let archived = state.rest == crate::decide::Rest::Archived;
-    let held = matches!(state.machine, Machine::Held { .. });
-    match input {
-        Input::Queued { .. } if archived => Err(SessionError::conflict(
-            "archived",
-            "the session is archived",
-            "resume it first, or create another",
-        )),
-        Input::Cancelled { prompt } | Input::Moved { prompt, .. } if !state.queue.contains(prompt) => {
-            Err(SessionError::conflict(
-                "not_queued",
-                format!("prompt {prompt} does not wait"),
-                "only waiting prompts can be moved or cancelled; stop the turn instead",
-            ))
-        }
-        Input::Pause | Input::Archive if held => Err(SessionError::conflict(
-            "save_unknown",
-            "nobody knows whether the last save worked",
-            "resume the session: the save is tried again first",
-        )),
-        Input::Pause | Input::Terminate if archived => {
-            Err(SessionError::conflict("archived", "the session is archived", "it has no machine any more"))
-        }
-        Input::Pause if matches!(state.machine, Machine::Absent) && state.disk.is_none() => {
-            Err(SessionError::conflict(
-                "nothing_to_keep",
-                "the session has no machine and never had one",
-                "send it a prompt",
-            ))
-        }
-        _ => Ok(()),
-    }
-}
-
 /// The first event of every session.
 pub(crate) fn created(at: harvest_proto::Timestamp) -> Write {
     let state = harvest_proto::api::SessionState::Queued;
@@ -442,19 +475,6 @@ fn snapshot_event(snapshot: &SnapshotId, kind: SnapshotKind, millis: u64) -> Eve
 impl Drop for Driver {
     fn drop(&mut self) {
         self.detach();
+        self.shared.usher.leave(self.id());
     }
-}
-
-/// Kept actions have been written when this is asked.
-pub(crate) const fn is_kept(action: &Action) -> bool {
-    matches!(
-        action,
-        Action::Prompt { .. }
-            | Action::Order { .. }
-            | Action::TurnBegun { .. }
-            | Action::TurnOver { .. }
-            | Action::SnapshotTaken { .. }
-            | Action::SandboxOver { .. }
-            | Action::Show { .. }
-    )
 }

@@ -44,6 +44,16 @@ pub(super) fn of(action: &Action, at: Timestamp, writes: &mut Vec<Write>) {
             writes.push(Write::SnapshotInsert { snapshot: snapshot.clone(), kind, turn: turn.clone(), at });
             writes.push(event(at, turn, snapshot_event(snapshot, kind, *millis)));
         }
+        Action::Restored { snapshot, turn } => {
+            let body = EventBody::Restored {
+                snapshot: snapshot.clone(),
+                detail: format!("turn {turn} of this session"),
+            };
+            writes.push(event(at, None, body));
+        }
+        Action::Wait { position } => {
+            writes.push(event(at, None, EventBody::Waiting { position: *position }));
+        }
         Action::SandboxOver { sandbox, reason } => {
             let body = EventBody::SandboxEnded { sandbox: sandbox.clone(), reason: reason.clone() };
             writes.push(event(at, None, body));
@@ -72,4 +82,20 @@ pub(super) fn drive(state: &State, drive: String) -> Write {
 /// An event of the server's own.
 pub(crate) fn event(at: Timestamp, turn: Option<TurnId>, body: EventBody) -> Write {
     Write::Event { at, turn, body: Box::new(body) }
+}
+
+/// Kept actions have been written when this is asked.
+pub(super) const fn is_kept(action: &Action) -> bool {
+    matches!(
+        action,
+        Action::Prompt { .. }
+            | Action::Order { .. }
+            | Action::TurnBegun { .. }
+            | Action::TurnOver { .. }
+            | Action::SnapshotTaken { .. }
+            | Action::SandboxOver { .. }
+            | Action::Restored { .. }
+            | Action::Wait { .. }
+            | Action::Show { .. }
+    )
 }

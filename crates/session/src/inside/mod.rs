@@ -108,7 +108,7 @@ fn is_stuck(state: &State) -> bool {
 }
 
 fn spoken_with(state: &State) -> bool {
-    matches!(state.machine, Machine::Ready { link: Link::Up, .. })
+    matches!(state.machine, Machine::Ready { link: Link::Up, .. }) && state.is_awake()
 }
 
 fn not_ready(session: &SessionId) -> SessionError {
@@ -119,13 +119,17 @@ fn not_ready(session: &SessionId) -> SessionError {
     )
 }
 
-/// A machine that is ready but not spoken with, after a restart of the server say, is dialled this moment.
+/// A machine that is ready but not spoken with, after a restart of the server say, is dialled this moment;
+/// one that stands still is going again in a moment.
 pub(crate) async fn ready_bridge(handle: &Handle) -> Option<Bridge> {
     if let Some(bridge) = handle.bridge().await {
         return Some(bridge);
     }
-    let dialling = |state: &State| matches!(state.machine, Machine::Ready { link: Link::Down { .. }, .. });
-    let spoken_with = handle.until(|state| !dialling(state));
+    let soon = |state: &State| match &state.machine {
+        Machine::Ready { link, .. } => *link != Link::Up || !state.is_awake(),
+        _ => false,
+    };
+    let spoken_with = handle.until(|state| !soon(state));
     let _ = tokio::time::timeout(DIAL_PATIENCE, spoken_with).await;
     handle.bridge().await
 }

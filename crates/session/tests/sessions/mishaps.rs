@@ -6,7 +6,7 @@ use sqlx::{AssertSqlSafe, Connection, SqliteConnection};
 use super::*;
 
 /// Makes every write of this kind fail, as a full disk would; `None` mends it.
-async fn break_store(house: &House, what: Option<&str>) {
+pub(super) async fn break_store(house: &House, what: Option<&str>) {
     let path = house.folder.path().join("store.db");
     let mut store = SqliteConnection::connect(&format!("sqlite://{}", path.display())).await.unwrap();
     let order = match what {

@@ -15,6 +15,7 @@ use crate::{
     exec::{pipes, read_rest},
     git::NEVER_ASK,
     processes::{Child, End},
+    redact,
     supervisor::Supervisor,
     users::AGENT_USER,
 };
@@ -247,10 +248,10 @@ impl AgentProcess {
         }
     }
 
-    /// The last lines of its stderr.
+    /// The last lines of its stderr, without what looks like a secret.
     pub(crate) fn last_words(&self) -> String {
         self.words.take_all();
-        self.words.tail.borrow_mut().text()
+        redact::text(&self.words.tail.borrow_mut().text())
     }
 
     /// Kills it with everything below it, for at most `limit`.

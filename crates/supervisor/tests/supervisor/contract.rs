@@ -25,6 +25,10 @@ struct Kind {
     /// Lines without meaning, one of them a megabyte, then "after".
     garbage: &'static str,
     history: &'static str,
+    /// A thousand events of 30,000 bytes.
+    flood: &'static str,
+    /// A tool call that says 200,000 bytes: a line `begin`, many `x`, a line `end`.
+    long: &'static str,
 }
 
 const CLAUDE: Kind = Kind {
@@ -37,6 +41,8 @@ const CLAUDE: Kind = Kind {
     crash: "crash now",
     garbage: "garbage",
     history: "history",
+    flood: "flood me",
+    long: "long output",
 };
 
 const SCRIPTED: Kind = Kind {
@@ -49,6 +55,8 @@ const SCRIPTED: Kind = Kind {
     crash: r#"script: [{"stderr":"last words"},{"crash":3}]"#,
     garbage: r#"script: [{"raw":"not json"},{"garbage":3},{"garbage":1000000},{"text":"after","chunks":1}]"#,
     history: r#"script: [{"history":true}]"#,
+    flood: r#"script: [{"flood":{"events":1000,"bytes":30000}}]"#,
+    long: r#"script: [{"bash":"echo begin; head -c 199990 /dev/zero | tr '\\0' x; echo; echo end"}]"#,
 };
 
 impl Kind {
@@ -208,6 +216,65 @@ impl Kind {
         self.goes_on(&mut owner);
     }
 
+    fn a_flood_waits_for_its_owner_and_loses_nothing(&self) {
+        let (sandbox, mut owner) = self.start();
+        let stored = owner.stored;
+        owner.say(ToSupervisor::EventsStored { upto: stored });
+        owner.prompt(self.flood);
+        drop(owner);
+        // 30 MB wait to be told. The outbox holds two of them; then nobody reads the agent any more.
+        let mut probe = sandbox.guest();
+        let mut last = 0;
+        let mut same = 0;
+        wait_until("the outbox is full", || {
+            let Ok(Reply::Status(status)) = probe.ask(|id| ToSupervisor::Status { id }) else { panic!() };
+            same = if status.last_event == last { same + 1 } else { 0 };
+            last = status.last_event;
+            same > 40 && last > stored + 20
+        });
+        assert!(last - stored < 80, "{} events wait", last - stored);
+        let mut owner = sandbox.owner(1, stored);
+        let mut heard = 0;
+        let outcome = loop {
+            owner.until(|owner| (!owner.events.is_empty()).then_some(()));
+            let upto = owner.stored;
+            owner.say(ToSupervisor::EventsStored { upto });
+            let events = std::mem::take(&mut owner.events);
+            heard += events.iter().filter(|event| matches!(event.body, EventBody::ToolEnded { .. })).count();
+            let ended = events.iter().find_map(|event| match &event.body {
+                EventBody::TurnEnded { outcome, .. } => Some(*outcome),
+                _ => None,
+            });
+            if let Some(outcome) = ended {
+                break outcome;
+            }
+        };
+        assert_eq!((heard, outcome), (1000, TurnOutcome::Completed));
+        let peak = sandbox.memory_kib("VmHWM");
+        assert!(peak < 24 * 1024, "{peak} KiB");
+    }
+
+    fn a_long_output_can_be_had_whole_until_its_event_is_stored(&self) {
+        let (sandbox, mut owner) = self.start();
+        owner.prompt(self.long);
+        let ended = owner.event(|body| matches!(body, EventBody::ToolEnded { .. }));
+        let upto = owner.stored;
+        let EventBody::ToolEnded { output, blob: Some(blob), .. } = ended else { panic!("{ended:?}") };
+        assert!(output.len() < 70_000 && output.starts_with("begin") && output.trim_end().ends_with("end"));
+        let wanted = blob.id.clone();
+        let ask = |id| ToSupervisor::Blob { id, blob: wanted.clone(), stream: 77 };
+        assert_eq!(sandbox.guest().ask(ask).unwrap_err().code, FaultCode::NotOwner);
+        assert_eq!(owner.ask(ask), Ok(Reply::Done));
+        owner.until(|owner| owner.ended.contains(&77).then_some(()));
+        let whole = String::from_utf8(owner.data.remove(&77).unwrap()).unwrap();
+        assert_eq!(whole.len() as u64, blob.bytes);
+        assert_eq!(whole.trim_end(), format!("begin\n{}\nend", "x".repeat(199_990)));
+        assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
+        owner.say(ToSupervisor::EventsStored { upto });
+        assert_eq!(owner.ask(ask).unwrap_err().code, FaultCode::NotFound);
+        self.goes_on(&mut owner);
+    }
+
     fn a_prompt_is_carried_out_once_although_it_is_sent_twice(&self) {
         let (_sandbox, mut owner) = self.start();
         let order = order(self.hello);
@@ -247,6 +314,8 @@ every_agent! {
     six_crashes_in_a_row_are_enough,
     a_turn_that_ends_well_starts_the_count_of_crashes_anew,
     lines_without_meaning_are_kept_short_and_stop_nothing,
+    a_flood_waits_for_its_owner_and_loses_nothing,
+    a_long_output_can_be_had_whole_until_its_event_is_stored,
     a_prompt_is_carried_out_once_although_it_is_sent_twice,
 }
 

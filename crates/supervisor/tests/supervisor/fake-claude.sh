@@ -44,6 +44,12 @@ while read -r line; do
             echo '{"type":"user","message":{"content":[{"type":"tool_result","tool_use_id":"t7","content":"made"}]}}'
             done_with ok
             ;;
+        *long*)
+            state running
+            text=$(head -c 199990 /dev/zero | tr '\0' x)
+            echo '{"type":"user","message":{"content":[{"type":"tool_result","tool_use_id":"t8","content":"begin\\n'"$text"'\\nend"}]}}'
+            done_with ok
+            ;;
         *loop*)
             echo >>"$HOME/talk-$id"
             state running
@@ -98,7 +104,7 @@ while read -r line; do
             ;;
         *flood*)
             state running
-            text=$(head -c 30000 /dev/zero | tr '\\0' x)
+            text=$(head -c 30000 /dev/zero | tr '\0' x)
             n=0
             while [ $n -lt 1000 ]; do
                 echo '{"type":"user","message":{"content":[{"type":"tool_result","tool_use_id":"n'$n'","content":"'"$text"'"}]}}'

@@ -165,6 +165,7 @@ impl Sandbox {
                 restarts: Restarts { first_millis: 1, ..Restarts::default() },
             }),
             env: BTreeMap::from([("GREETING".to_owned(), "hi".to_owned())]),
+            hook_millis: None,
         }
     }
 

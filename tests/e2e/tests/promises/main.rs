@@ -1,11 +1,14 @@
 //! The promises of the design, each tested on the real binaries.
 #![expect(clippy::unwrap_used, reason = "a test that meets an error has failed")]
 
+mod agents;
+mod database;
 mod durable;
 mod exec;
 mod greedy;
 mod inside;
 mod line;
+mod machines;
 mod quickstart;
 mod reach;
 mod readme;

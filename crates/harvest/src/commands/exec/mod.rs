@@ -2,7 +2,7 @@
 //! it is, as `ssh` would give it, and its own exit code.
 
 mod ends;
-mod local;
+mod machine;
 mod outcome;
 mod session;
 
@@ -18,7 +18,7 @@ pub(crate) async fn run(here: &Invocation, args: Exec) -> Result<u8> {
     let place = args.place.clone();
     let ran = match place.as_deref() {
         Some(place) if !place.starts_with("sbx_") => session::run(here, args, place, sink).await,
-        _ => local::run(here, args, sink).await,
+        _ => machine::run(here, args, sink).await,
     };
     match ran {
         // Who asked for a document gets one, also of a failure that is ours.

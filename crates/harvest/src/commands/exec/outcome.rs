@@ -73,10 +73,9 @@ impl Outcome {
         Self { code, status, millis: 0, error: Some(fault.message.clone()) }
     }
 
-    /// The sandbox went away under it.
-    pub(super) fn crashed(reason: &str, millis: u64) -> Self {
-        let error = Some(format!("the sandbox ended before the command did: {reason}"));
-        Self { code: OURS, status: Status::Crashed, millis, error }
+    /// The sandbox went away under it, as the server says.
+    pub(super) fn crashed(message: String, millis: u64) -> Self {
+        Self { code: OURS, status: Status::Crashed, millis, error: Some(message) }
     }
 
     /// We failed before there was anything to tell.
@@ -195,7 +194,7 @@ mod tests {
             [FaultCode::NotFound, FaultCode::NotExecutable, FaultCode::System].map(refused),
             [127, 126, 125]
         );
-        assert_eq!(Outcome::crashed("killed", 0).code, 125);
+        assert_eq!(Outcome::crashed("killed".into(), 0).code, 125);
     }
 
     #[test]

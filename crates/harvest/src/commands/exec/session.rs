@@ -2,7 +2,8 @@
 
 use std::{io::Read, time::Duration};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
+use base64::{Engine, prelude::BASE64_STANDARD};
 use harvest_engine::guest::Output;
 use harvest_proto::{
     api::{ExecRequest, STDERR, STDOUT, SocketIn, SocketOut},
@@ -108,8 +109,12 @@ async fn hear(listener: &mut Listener, sink: &mut Sink) -> Result<Outcome> {
     }
 }
 
+pub(super) fn bytes(data: &str) -> Result<Vec<u8>> {
+    BASE64_STANDARD.decode(data).context("the server sent output that is not base64")
+}
+
 /// The server's word for why a command did not run, as the supervisor would have put it.
-fn fault(code: &str) -> FaultCode {
+pub(super) fn fault(code: &str) -> FaultCode {
     match code {
         "not_executable" => FaultCode::NotExecutable,
         "denied" => FaultCode::Denied,

@@ -2,15 +2,15 @@
 
 use anyhow::{Context, Result, bail};
 use harvest_engine::{
-    Engine, SandboxState,
+    SandboxState,
     guest::{Guest, GuestError},
 };
 
-use crate::{Invocation, cli::Side, copy, printer::Advice, resolve};
+use crate::{Invocation, cli::Side, copy, desk::Desk, printer::Advice, resolve, wire};
 
 pub(crate) async fn run(
     here: &Invocation,
-    engine: Engine,
+    desk: &Desk,
     from: &str,
     to: &str,
     user: Option<String>,
@@ -18,13 +18,13 @@ pub(crate) async fn run(
     let words = format!("cannot copy {from} to {to}");
     let copy = match (Side::parse(from), Side::parse(to)) {
         (Side::Here(from), Side::Inside { sandbox, path }) => {
-            let mut guest = dial(&engine, &sandbox)?;
+            let mut guest = dial(here, desk, &sandbox).await?;
             tokio::task::spawn_blocking(move || {
                 copy::into_sandbox(&mut guest, &from, path, user.as_deref(), older)
             })
         }
         (Side::Inside { sandbox, path }, Side::Here(to)) => {
-            let mut guest = dial(&engine, &sandbox)?;
+            let mut guest = dial(here, desk, &sandbox).await?;
             tokio::task::spawn_blocking(move || copy::out_of_sandbox(&mut guest, &path, to, older))
         }
         (Side::Inside { .. }, Side::Inside { .. }) => {
@@ -37,8 +37,14 @@ pub(crate) async fn run(
     copy::tell(here, copy.await?.context(words)?)
 }
 
-fn dial(engine: &Engine, typed: &str) -> Result<Guest> {
-    let id = resolve::sandbox(engine, typed)?;
+/// By this machine's engine: the sandbox is one of this home, whoever is asked for the rest.
+async fn dial(here: &Invocation, desk: &Desk, typed: &str) -> Result<Guest> {
+    if !desk.shares_our_files() {
+        let hint = "unset HARVEST_URL on the machine that has the sandbox";
+        bail!(Advice::new("a sandbox of another machine cannot be copied from or to", hint));
+    }
+    let id = resolve::sandbox(desk, typed).await?;
+    let engine = wire::open_engine(&here.config)?;
     match engine.find(&id)? {
         SandboxState::Running(running) => {
             Guest::dial(&running.bridge).with_context(|| format!("cannot reach {id}"))

@@ -2,125 +2,67 @@
 
 use std::time::SystemTime;
 
-use anyhow::{Context, Result};
-use harvest_engine::{Engine, Image, Inspected, Network, Origin, Owner, SandboxState, VolumeMount};
-use harvest_proto::Timestamp;
-use serde_json::{Value, json};
+use anyhow::Result;
+use harvest_proto::{
+    Timestamp,
+    api::machines::{Sandbox, SandboxList, SandboxNetwork, SandboxStatus, VolumeMount},
+};
+use serde_json::Value;
 
 use super::super::ls::age;
-use crate::{
-    Invocation,
-    printer::table,
-    resolve::{self, Sandboxes},
-};
+use crate::{Invocation, desk::Desk, printer::table, resolve};
 
-pub(super) fn ls(here: &Invocation, engine: &Engine) -> Result<()> {
-    let Sandboxes { known: sandboxes, torn } = resolve::sandboxes(engine).context("cannot list sandboxes")?;
-    for (id, error) in &torn {
-        here.print.note(format!("{id}: {error}"));
-        here.print.hint(format!("`harvest sandbox rm --force {id}` throws away what is left of it"));
+pub(super) async fn ls(here: &Invocation, desk: &Desk) -> Result<()> {
+    let SandboxList { items, torn } = desk.get("/v1/sandboxes").await?;
+    for torn in &torn {
+        here.print.note(format!("{}: {}", torn.id, torn.error));
+        here.print.hint(format!("`harvest sandbox rm --force {}` throws away what is left of it", torn.id));
     }
-    let images = engine.images().context("cannot list images")?;
-    if sandboxes.is_empty() && torn.is_empty() && !here.print.json {
+    if items.is_empty() && torn.is_empty() && !here.print.json {
         here.print.note("no sandboxes yet");
         here.print
             .hint("`harvest sandbox create` starts one that stays; `harvest exec -- COMMAND` needs none");
         return Ok(());
     }
-    let documents: Vec<Value> = sandboxes.iter().map(|sandbox| document(sandbox, &images)).collect();
     let now = Timestamp::from(SystemTime::now());
-    here.print.result(&documents, |_| {
-        let rows: Vec<_> = sandboxes.iter().map(|sandbox| row(sandbox, &images, now)).collect();
+    here.print.result(&items, |items| {
+        let rows: Vec<_> = items.iter().map(|sandbox| row(sandbox, now)).collect();
         table(&["ID", "STATE", "IMAGE", "OWNER", "NETWORK", "AGE"], &rows)
     })
 }
 
-pub(super) fn inspect(here: &Invocation, engine: &Engine, typed: &str) -> Result<()> {
-    let id = resolve::sandbox(engine, typed)?;
-    let sandbox = engine.inspect(&id)?.with_context(|| format!("{id} is gone"))?;
-    let images = engine.images().context("cannot list images")?;
-    let document = document(&sandbox, &images);
-    here.print.result(&document, |document| {
-        let mut shown = document.clone();
-        shown["volumes"] = sandbox.spec.volumes.iter().map(volume).collect();
-        lines(&shown, "")
-    })
+pub(super) async fn inspect(here: &Invocation, desk: &Desk, typed: &str) -> Result<()> {
+    let id = resolve::sandbox(desk, typed).await?;
+    let sandbox: Sandbox = desk.get(&format!("/v1/sandboxes/{id}")).await?;
+    let mut shown = serde_json::to_value(&sandbox)?;
+    shown["volumes"] = sandbox.volumes.iter().map(volume).collect();
+    here.print.result(&sandbox, |_| lines(&shown, ""))
 }
 
 /// As it is written on a command line.
 fn volume(mount: &VolumeMount) -> String {
     let mode = if mount.read_only { ":ro" } else { "" };
-    format!("{}:{}{mode}", mount.name, mount.inside.display())
+    format!("{}:{}{mode}", mount.name, mount.inside)
 }
 
-fn row(sandbox: &Inspected, images: &[Image], now: Timestamp) -> Vec<String> {
-    let spec = &sandbox.spec;
+fn row(sandbox: &Sandbox, now: Timestamp) -> Vec<String> {
+    let state = match sandbox.state {
+        SandboxStatus::Running => "running",
+        SandboxStatus::Dead => "dead",
+    };
+    let network = match sandbox.network {
+        SandboxNetwork::None => "none",
+        SandboxNetwork::Gateway => "gateway",
+        SandboxNetwork::Host => "host",
+    };
     vec![
-        spec.id.to_string(),
-        state(sandbox).0.to_owned(),
-        image(sandbox, images).unwrap_or("–").to_owned(),
-        owner(spec.owner),
-        network(spec.network).to_owned(),
+        sandbox.id.to_string(),
+        state.to_owned(),
+        sandbox.image.clone().unwrap_or_else(|| "–".to_owned()),
+        sandbox.owner.clone(),
+        network.to_owned(),
         age(now.since(sandbox.created_at).as_secs()),
     ]
-}
-
-/// What a program is told: names that stay.
-fn document(sandbox: &Inspected, images: &[Image]) -> Value {
-    let spec = &sandbox.spec;
-    let (word, reason) = state(sandbox);
-    let pid = match &sandbox.state {
-        SandboxState::Running(running) => Some(running.pid),
-        _ => None,
-    };
-    let Origin::Layers { layers, config } = &spec.from else { return Value::Null };
-    json!({
-        "id": spec.id,
-        "state": word,
-        "reason": reason,
-        "pid": pid,
-        "image": image(sandbox, images),
-        "owner": owner(spec.owner),
-        "network": network(spec.network),
-        "limits": spec.limits,
-        "volumes": spec.volumes,
-        "env": spec.env,
-        "user": config.user,
-        "workdir": config.workdir,
-        "layers": layers,
-        "created_at": sandbox.created_at,
-    })
-}
-
-fn state(sandbox: &Inspected) -> (&'static str, Option<&str>) {
-    match &sandbox.state {
-        SandboxState::Running(_) => ("running", None),
-        SandboxState::Dead { reason } => ("dead", Some(reason)),
-        SandboxState::Gone => ("gone", None),
-    }
-}
-
-/// The image it grew from: the one that makes up most of it.
-fn image<'a>(sandbox: &Inspected, images: &'a [Image]) -> Option<&'a str> {
-    let Origin::Layers { layers, .. } = &sandbox.spec.from else { return None };
-    let grown = images.iter().filter(|image| layers.starts_with(&image.layers));
-    grown.max_by_key(|image| image.layers.len()).map(|image| image.name.as_str())
-}
-
-fn owner(owner: Owner) -> String {
-    match owner {
-        Owner::Kept => "you".to_owned(),
-        Owner::Sessions => "session".to_owned(),
-        Owner::Process(pid) => format!("process {pid}"),
-    }
-}
-
-fn network(network: Network) -> &'static str {
-    match network {
-        Network::Nothing => "none",
-        Network::Door => "gateway",
-        Network::Host => "host",
-    }
 }
 
 /// A document for people: one line per value.

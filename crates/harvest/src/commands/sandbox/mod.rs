@@ -1,78 +1,86 @@
-//! `harvest sandbox`: sandboxes of one's own, by this machine's engine. Needs no server and is in no
-//! server's way.
+//! `harvest sandbox`: sandboxes of one's own. Asks the server where one runs, else this process; only a plan
+//! and a copy are made by this machine's engine itself.
 
 pub(super) mod copy;
 mod disks;
 mod list;
 
-use anyhow::{Context, Result, anyhow, bail};
-use harvest_engine::{Engine, EngineError, Limits, Network, Origin, Owner, SandboxState, Spec};
-use harvest_proto::SandboxId;
+use anyhow::{Result, anyhow, bail};
+use harvest_engine::{EngineError, Limits, Network, Origin, Owner, Spec};
+use harvest_proto::{
+    SandboxId,
+    api::machines::{
+        CreateSandbox, CreatedSandbox, Sandbox as Made, SandboxLimits, SandboxList, SandboxStatus,
+    },
+};
 use serde_json::json;
 
 use super::exec::variables;
 use crate::{
     Invocation,
-    begin::begin,
     cli::{Create, Sandbox},
+    desk::Desk,
     images,
     printer::Advice,
     resolve, wire,
 };
 
 pub(crate) async fn run(here: &Invocation, verb: Sandbox) -> Result<u8> {
-    let engine = wire::open_engine(&here.config)?;
+    if let Sandbox::Plan { image } = verb {
+        plan(here, image).await?;
+        return Ok(0);
+    }
+    let desk = Desk::find(&here.config)?;
     match verb {
-        Sandbox::Create(args) => create(here, engine, args).await?,
-        Sandbox::Ls => list::ls(here, &engine)?,
-        Sandbox::Inspect(one) => list::inspect(here, &engine, &one.sandbox)?,
-        Sandbox::Cp { from, to, user } => copy::run(here, engine, &from, &to, user).await?,
-        Sandbox::Snapshot(one) => disks::snapshot(here, engine, &one.sandbox).await?,
-        Sandbox::Restore { what } => disks::restore(here, engine, &what).await?,
-        Sandbox::Fork { sandbox, count } => disks::fork(here, engine, &sandbox, count).await?,
-        Sandbox::Stop(many) => stop(here, engine, &many.sandboxes).await?,
-        Sandbox::Start(many) => start(here, engine, &many.sandboxes).await?,
-        Sandbox::Plan { image } => plan(here, engine, image).await?,
-        Sandbox::Rm { sandboxes, all, force } => remove(here, engine, &sandboxes, all, force).await?,
+        Sandbox::Create(args) => create(here, &desk, args).await?,
+        Sandbox::Ls => list::ls(here, &desk).await?,
+        Sandbox::Inspect(one) => list::inspect(here, &desk, &one.sandbox).await?,
+        Sandbox::Cp { from, to, user } => copy::run(here, &desk, &from, &to, user).await?,
+        Sandbox::Snapshot(one) => disks::snapshot(here, &desk, &one.sandbox).await?,
+        Sandbox::Restore { what } => disks::restore(here, &desk, &what).await?,
+        Sandbox::Fork { sandbox, count } => disks::fork(here, &desk, &sandbox, count).await?,
+        Sandbox::Stop(many) => stop(here, &desk, &many.sandboxes).await?,
+        Sandbox::Start(many) => start(here, &desk, &many.sandboxes).await?,
+        Sandbox::Rm { sandboxes, all, force } => remove(here, &desk, &sandboxes, all, force).await?,
+        Sandbox::Plan { .. } => unreachable!("a plan needs no desk"),
     }
     Ok(0)
 }
 
-/// Makes a call of the engine where it may block.
-async fn blocking<T: Send + 'static>(
-    engine: &Engine,
-    call: impl FnOnce(&Engine) -> Result<T, EngineError> + Send + 'static,
-) -> Result<T> {
-    let engine = engine.clone();
-    Ok(tokio::task::spawn_blocking(move || call(&engine)).await??)
-}
-
-async fn create(here: &Invocation, engine: Engine, args: Create) -> Result<()> {
-    let from = match &args.from {
-        Some(snapshot) => Origin::Snapshot(resolve::snapshot(&engine, snapshot)?),
-        None => Origin::Image(images::ensure(&engine, &here.config.home, &args.image, here.print).await?),
+async fn create(here: &Invocation, desk: &Desk, args: Create) -> Result<()> {
+    let (image, from) = match &args.from {
+        Some(snapshot) => (None, Some(resolve::snapshot(desk, snapshot).await?)),
+        None => (Some(images::ensure(desk, &args.image, here.print).await?), None),
     };
-    let spec = Spec {
-        id: SandboxId::random(),
+    let order = CreateSandbox {
+        image,
         from,
-        limits: Limits {
+        limits: SandboxLimits {
             lifetime_secs: args.lifetime.map(|time| time.as_secs().max(1)),
             ..args.limits.limits()
         },
         network: args.net.network(),
-        owner: Owner::Kept,
-        binds: Vec::new(),
         volumes: args.volumes.volumes.clone(),
+        state: Some(!args.volumes.no_state),
         env: variables(&args.env)?,
     };
-    let (id, print) = (spec.id.clone(), here.print);
-    tokio::task::spawn_blocking(move || begin(&engine, spec, !args.volumes.no_state, print)).await??;
+    let id = begin(here, desk, &order).await?;
     here.print.result(&json!({ "id": id }), |_| format!("{id}\n"))?;
     here.print.hint(format!("`harvest exec {id} -- COMMAND` runs something in it"));
     Ok(())
 }
 
-async fn plan(here: &Invocation, engine: Engine, image: Option<String>) -> Result<()> {
+/// Starts one, and says what it has to do without.
+async fn begin(here: &Invocation, desk: &Desk, order: &CreateSandbox) -> Result<SandboxId> {
+    let made: CreatedSandbox = desk.post("/v1/sandboxes", order).await?;
+    for warning in made.warnings {
+        here.print.note(format!("warning: {warning}"));
+    }
+    Ok(made.sandbox_id)
+}
+
+async fn plan(here: &Invocation, image: Option<String>) -> Result<()> {
+    let engine = wire::open_engine(&here.config)?;
     let image = image.unwrap_or_else(|| here.config.image.clone());
     // What a session's sandbox gets, but for its repository's snapshot.
     let spec = Spec {
@@ -96,49 +104,44 @@ async fn plan(here: &Invocation, engine: Engine, image: Option<String>) -> Resul
     here.print.result(&plan, ToString::to_string)
 }
 
-async fn stop(here: &Invocation, engine: Engine, typed: &[String]) -> Result<()> {
-    let ids = one_s_own(&engine, typed, "stop", false)?;
+async fn stop(here: &Invocation, desk: &Desk, typed: &[String]) -> Result<()> {
+    let ids = ones_own(desk, typed, "stop", false).await?;
     for id in &ids {
-        let same = id.clone();
-        let is_kept = engine.inspect(id)?.is_some_and(|sandbox| sandbox.spec.owner == Owner::Kept);
-        blocking(&engine, move |engine| engine.kill(&same))
-            .await
-            .with_context(|| format!("cannot stop {id}"))?;
-        here.print.note(match is_kept {
-            true => format!("Stopped {id}; its disk is kept"),
-            false => format!("Stopped {id}; its disk goes with the process it belonged to"),
+        let stopped: Made = desk.post(&format!("/v1/sandboxes/{id}/stop"), &json!({})).await?;
+        here.print.note(match stopped.owner.as_str() {
+            "you" => format!("Stopped {id}; its disk is kept"),
+            _ => format!("Stopped {id}; its disk goes with the process it belonged to"),
         });
     }
     done(here, "stopped", &ids)
 }
 
-async fn start(here: &Invocation, engine: Engine, typed: &[String]) -> Result<()> {
-    let ids = one_s_own(&engine, typed, "start", false)?;
+async fn start(here: &Invocation, desk: &Desk, typed: &[String]) -> Result<()> {
+    let ids = ones_own(desk, typed, "start", false).await?;
     for id in &ids {
-        let same = id.clone();
-        let started = blocking(&engine, move |engine| match engine.find(&same)? {
-            SandboxState::Running(_) => Ok(false),
-            _ => engine.start_again(&same).map(|_| true),
+        let path = format!("/v1/sandboxes/{id}");
+        let before: Made = desk.get(&path).await?;
+        desk.post::<Made>(&format!("{path}/start"), &json!({})).await?;
+        here.print.note(match before.state {
+            SandboxStatus::Dead => format!("Started {id} with the disk it left"),
+            SandboxStatus::Running => format!("{id} runs already"),
         });
-        match started.await.with_context(|| format!("cannot start {id}"))? {
-            true => here.print.note(format!("Started {id} with the disk it left")),
-            false => here.print.note(format!("{id} runs already")),
-        }
     }
     done(here, "started", &ids)
 }
 
-async fn remove(here: &Invocation, engine: Engine, typed: &[String], all: bool, force: bool) -> Result<()> {
+async fn remove(here: &Invocation, desk: &Desk, typed: &[String], all: bool, force: bool) -> Result<()> {
     let ids = match all {
-        false => one_s_own(&engine, typed, "remove", force)?,
+        false => ones_own(desk, typed, "remove", force).await?,
         // One that belongs to a process is in use by it.
-        true => engine.list_of(Owner::Kept).context("cannot list sandboxes")?,
+        true => {
+            let list: SandboxList = desk.get("/v1/sandboxes").await?;
+            list.items.into_iter().filter(|made| made.owner == "you").map(|made| made.id).collect()
+        }
     };
     for id in &ids {
-        let same = id.clone();
-        blocking(&engine, move |engine| engine.remove(&same))
-            .await
-            .with_context(|| format!("cannot remove {id}"))?;
+        let insist = if force { "?force=true" } else { "" };
+        desk.delete(&format!("/v1/sandboxes/{id}{insist}")).await?;
         here.print.note(format!("Removed {id}"));
     }
     done(here, "removed", &ids)
@@ -153,22 +156,17 @@ fn done(here: &Invocation, word: &str, ids: &[SandboxId]) -> Result<()> {
 
 /// The sandboxes a person means. All are looked up first: a slip in the last must not cost the first.
 /// What a session works in is the session's, unless they insist.
-fn one_s_own(engine: &Engine, typed: &[String], verb: &str, force: bool) -> Result<Vec<SandboxId>> {
+async fn ones_own(desk: &Desk, typed: &[String], verb: &str, force: bool) -> Result<Vec<SandboxId>> {
+    let list: SandboxList = desk.get("/v1/sandboxes").await?;
     let mut ids = Vec::new();
     for typed in typed {
-        let id = resolve::sandbox(engine, typed)?;
-        let owner = match engine.inspect(&id) {
-            // Whose it is cannot be told, and they insist.
-            Err(EngineError::Record { .. }) if force => None,
-            Err(error @ EngineError::Record { .. }) => {
-                let hint = format!("`harvest sandbox rm --force {id}` throws away what is left of it");
-                bail!(Advice::new(error.to_string(), hint));
-            }
-            found => found?.map(|sandbox| sandbox.spec.owner),
-        };
-        if owner == Some(Owner::Sessions) && !force {
-            let hint =
-                "see `harvest ls`; `harvest stop --terminate SESSION` ends its sandbox and keeps its disk";
+        let id = resolve::sandbox_of(&list, typed)?;
+        if let Some(torn) = list.torn.iter().find(|torn| torn.id == id && !force) {
+            let hint = format!("`harvest sandbox rm --force {id}` throws away what is left of it");
+            bail!(Advice::new(torn.error.clone(), hint));
+        }
+        if !force && list.items.iter().any(|made| made.id == id && made.owner == "session") {
+            let hint = "see `harvest ls`; `harvest terminate SESSION` ends its sandbox and keeps its disk";
             bail!(Advice::new(format!("cannot {verb} {id}: it belongs to a session"), hint));
         }
         if !ids.contains(&id) {

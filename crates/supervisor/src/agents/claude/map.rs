@@ -199,10 +199,8 @@ fn partial(message: &Value) -> Vec<Signal> {
         return Vec::new();
     }
     let event = match text(delta, "type") {
-        "text_delta" => EventBody::TextDelta { text: cut::text(text(delta, "text"), cut::MAX_TEXT_BYTES) },
-        "thinking_delta" => {
-            EventBody::ThoughtDelta { text: cut::text(text(delta, "thinking"), cut::MAX_TEXT_BYTES) }
-        }
+        "text_delta" => EventBody::TextDelta { text: text(delta, "text").to_owned() },
+        "thinking_delta" => EventBody::ThoughtDelta { text: text(delta, "thinking").to_owned() },
         _ => return Vec::new(),
     };
     let empty =
@@ -222,8 +220,9 @@ fn tools_started(message: &Value) -> Vec<Signal> {
             Signal::Event(EventBody::ToolStarted {
                 call: text(block, "id").to_owned(),
                 name: text(block, "name").to_owned(),
-                input: cut::value(block["input"].clone()),
+                input: block["input"].clone(),
                 parent: parent.map(str::to_owned),
+                blob: None,
             })
         })
         .collect()
@@ -235,7 +234,8 @@ fn tools_ended(message: &Value) -> Vec<Signal> {
             Signal::Event(EventBody::ToolEnded {
                 call: text(block, "tool_use_id").to_owned(),
                 ok: !block["is_error"].as_bool().unwrap_or(false),
-                output: cut::text(&output(&block["content"]), cut::MAX_TEXT_BYTES),
+                output: output(&block["content"]),
+                blob: None,
             })
         })
         .collect()

@@ -66,11 +66,13 @@ fn a_tool_call_starts_and_ends() {
                 name: "Bash".into(),
                 input: json!({"command": "echo x > made.txt"}),
                 parent: None,
+                blob: None,
             }),
             Signal::Event(EventBody::ToolEnded {
                 call: "toolu_75".into(),
                 ok: true,
                 output: "(Bash completed with no output)".into(),
+                blob: None,
             }),
         ]
     );

@@ -69,18 +69,12 @@ impl Agent for Scripted {
             FromProgram::Ask { request, question, options } => {
                 return self.asked(request, &question, options);
             }
-            FromProgram::Text { text } => {
-                EventBody::TextDelta { text: cut::text(&text, cut::MAX_TEXT_BYTES) }
-            }
-            FromProgram::Thought { text } => {
-                EventBody::ThoughtDelta { text: cut::text(&text, cut::MAX_TEXT_BYTES) }
-            }
+            FromProgram::Text { text } => EventBody::TextDelta { text },
+            FromProgram::Thought { text } => EventBody::ThoughtDelta { text },
             FromProgram::Tool { call, name, input } => {
-                EventBody::ToolStarted { call, name, input: cut::value(input), parent: None }
+                EventBody::ToolStarted { call, name, input, parent: None, blob: None }
             }
-            FromProgram::Result { call, ok, output } => {
-                EventBody::ToolEnded { call, ok, output: cut::text(&output, cut::MAX_TEXT_BYTES) }
-            }
+            FromProgram::Result { call, ok, output } => EventBody::ToolEnded { call, ok, output, blob: None },
             FromProgram::Retry { attempt, status } => EventBody::Retry { attempt, after_millis: 0, status },
         };
         vec![Signal::Event(event)]

@@ -1,0 +1,141 @@
+//! The store's rows: fifty writers at once, and opening a long session; on a file, and on a PostgreSQL of the
+//! bench's own where Debian's package is installed. Both sync to the disk before they answer.
+
+use std::{
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use harvest_e2e::Postgres;
+use harvest_proto::{
+    EventBody, SessionId, Timestamp,
+    bridge::{Author, OutboxEvent},
+};
+use harvest_store::{DatabaseUrl, Lease, NewSession, Store, Write};
+
+use crate::{contest::Samples, options::Options, place::Place, report::Report};
+
+const NOW: Timestamp = Timestamp::from_millis(1_000);
+const WRITERS: u64 = 50;
+/// One after the other, each answered before the next is sent.
+const EACH: u64 = 100;
+const LONG: u64 = 10_000;
+const SHOWN: u32 = 50;
+
+/// Five thousand events, so the milliseconds are also the target: 5,000 events a second.
+pub(crate) const WRITE_SQLITE: &str = "store: 50 writers, 100 events each, SQLite";
+pub(crate) const OPEN_SQLITE: &str = "store: open a session of 10,000 events, SQLite";
+const WRITE_POSTGRES: &str = "store: 50 writers, 100 events each, PostgreSQL";
+const OPEN_POSTGRES: &str = "store: open a session of 10,000 events, PostgreSQL";
+
+/// What the issue asks for, in milliseconds.
+pub(crate) const LIMITS: [(&str, f64); 2] = [(WRITE_SQLITE, 1000.0), (OPEN_SQLITE, 100.0)];
+
+/// Whether a row is one of these.
+pub(crate) fn is_row(name: &str) -> bool {
+    name.starts_with("store: ")
+}
+
+/// Measures both databases and adds their rows.
+pub(crate) fn run(place: &Place, options: &Options, report: &mut Report) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let file = DatabaseUrl::file(&place.at("store.db"));
+    report.add(runtime.block_on(rows(&file, [WRITE_SQLITE, OPEN_SQLITE], options))?);
+    if !Postgres::installed() {
+        report
+            .skipped
+            .push((WRITE_POSTGRES.to_owned(), "the package `postgresql` is not installed".to_owned()));
+        return Ok(());
+    }
+    // Not in the bench's folder, which only root may enter.
+    let folder = std::env::temp_dir().join(format!("harvest-bench-pg-{}", std::process::id()));
+    report.add(runtime.block_on(on_postgres(&folder, options))?);
+    Ok(())
+}
+
+async fn on_postgres(folder: &Path, options: &Options) -> Result<Vec<Samples>> {
+    let database = Postgres::start(folder, std::process::id(), &[]).database();
+    let url = database.url().parse().context("the address of our own server")?;
+    rows(&url, [WRITE_POSTGRES, OPEN_POSTGRES], options).await
+}
+
+async fn rows(url: &DatabaseUrl, names: [&'static str; 2], options: &Options) -> Result<Vec<Samples>> {
+    let store = Store::connect(url).await?;
+    let lease = store.server_lease(NOW).await?;
+    let rounds = options.rounds.min(10);
+    let mut write = Samples { row: names[0], taken: Vec::new() };
+    // The first round makes the file grow and is not counted.
+    for round in 0..=rounds {
+        let taken = fifty_writers(&store, lease).await?;
+        if round > 0 {
+            write.taken.push(taken);
+        }
+    }
+    let long = session(&store, lease).await?;
+    for first in (0..LONG).step_by(100) {
+        let writes = (first + 1..=first + 100).map(event).collect();
+        store.session_commit(&long, lease, NOW, writes).await?;
+    }
+    let mut open = Samples { row: names[1], taken: Vec::new() };
+    for _ in 0..options.rounds {
+        tokio::time::sleep(options.gap).await;
+        let began = Instant::now();
+        let record = store.session_get(&long).await?;
+        let newest = store.event_newest(&long, u64::MAX, SHOWN).await?;
+        open.taken.push(began.elapsed());
+        anyhow::ensure!(record.session.seq == LONG && newest.len() == 50, "not what was written");
+    }
+    store.close().await;
+    Ok(vec![write, open])
+}
+
+/// How long it takes until the last of them has its last answer.
+async fn fifty_writers(store: &Store, lease: Lease) -> Result<Duration> {
+    let mut sessions = Vec::new();
+    for _ in 0..WRITERS {
+        sessions.push(session(store, lease).await?);
+    }
+    let began = Instant::now();
+    let writers = sessions.into_iter().map(|session| {
+        let store = store.clone();
+        tokio::spawn(async move {
+            for number in 1..=EACH {
+                store.session_commit(&session, lease, NOW, vec![event(number)]).await?;
+            }
+            anyhow::Ok(())
+        })
+    });
+    for writer in writers.collect::<Vec<_>>() {
+        writer.await??;
+    }
+    Ok(began.elapsed())
+}
+
+async fn session(store: &Store, lease: Lease) -> Result<SessionId> {
+    let word = || "word".to_owned();
+    let new = NewSession {
+        id: SessionId::random(),
+        title: word(),
+        repository: word(),
+        base: None,
+        branch: word(),
+        agent: word(),
+        model: None,
+        network: word(),
+        author: Author { name: word(), email: word() },
+        conversation: word(),
+        forked_from: None,
+        base_commit: None,
+        at: NOW,
+    };
+    let id = new.id.clone();
+    store.session_insert(lease, new, Vec::new()).await?;
+    Ok(id)
+}
+
+/// As a sandbox sends it: a hundred characters of what the agent says.
+fn event(number: u64) -> Write {
+    let body = EventBody::TextDelta { text: "x".repeat(100) };
+    Write::Outbox { epoch: 1, event: Box::new(OutboxEvent { number, at: NOW, turn: None, body }) }
+}

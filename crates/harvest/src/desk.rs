@@ -1,0 +1,110 @@
+//! Who is asked for sandboxes, images and volumes: the server of this home or the one that was named, and
+//! without any this process itself. The requests and answers are the same.
+
+use anyhow::{Context, Result};
+use futures_util::StreamExt;
+use harvest_engine::Engine;
+use harvest_proto::api::Problem;
+use harvest_server::here::{Here, Pieces, Sent};
+use harvest_session::machines::Commands;
+use reqwest::Method;
+use serde::{Serialize, de::DeserializeOwned};
+
+use crate::{
+    client::{self, Client},
+    config::Config,
+    follow::Lines,
+    wire,
+};
+
+/// Who is asked.
+pub(crate) enum Desk {
+    /// A server; `ours` when it is on this machine and works in this home.
+    Server { client: Client, ours: bool },
+    /// Nobody but us.
+    Here { here: Here, engine: Engine },
+}
+
+impl Desk {
+    /// The server that was named, else the one that runs from this home, else this process.
+    pub(crate) fn find(config: &Config) -> Result<Self> {
+        if config.url.is_some() || client::local(config).is_ok() {
+            return Ok(Self::Server { client: Client::find(config)?, ours: config.url.is_none() });
+        }
+        let engine = wire::open_engine(config)?;
+        let commands = Commands::new(wire::machines(engine.clone(), &config.home));
+        Ok(Self::Here { here: Here::new(commands), engine })
+    }
+
+    /// A server that this process has started.
+    pub(crate) fn of(client: Client) -> Self {
+        Self::Server { client, ours: true }
+    }
+
+    /// Whether a path means the same to whoever is asked.
+    pub(crate) fn shares_our_files(&self) -> bool {
+        matches!(self, Self::Here { .. } | Self::Server { ours: true, .. })
+    }
+
+    pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
+        whole(self.ask(Method::GET, path, Sent::Nothing).await?).await
+    }
+
+    pub(crate) async fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T> {
+        match self {
+            // With a key: a retry after a broken connection makes nothing twice.
+            Self::Server { client, .. } => client.post(path, body).await,
+            Self::Here { .. } => {
+                let body = Sent::Json(serde_json::to_vec(body)?);
+                whole(self.ask(Method::POST, path, body).await?).await
+            }
+        }
+    }
+
+    pub(crate) async fn delete(&self, path: &str) -> Result<()> {
+        self.ask(Method::DELETE, path, Sent::Nothing).await.map(drop)
+    }
+
+    /// An answer of JSON lines.
+    pub(crate) async fn lines(&self, method: Method, path: &str, sent: Sent) -> Result<Lines> {
+        Ok(Lines::of(self.ask(method, path, sent).await?))
+    }
+
+    /// Waits for what goes on after an answer was not read to its end. Nothing may be asked afterwards.
+    pub(crate) async fn settle(&self) {
+        if let Self::Here { here, .. } = self {
+            here.settle().await;
+        }
+    }
+
+    /// Lets the zygote go if nothing else may need it; a server does so itself.
+    pub(crate) async fn rest(&self) -> Result<()> {
+        if let Self::Here { engine, .. } = self {
+            let engine = engine.clone();
+            tokio::task::spawn_blocking(move || engine.rest()).await?.context("cannot let the zygote go")?;
+        }
+        Ok(())
+    }
+
+    async fn ask(&self, method: Method, path: &str, sent: Sent) -> Result<Pieces> {
+        match self {
+            Self::Server { client, .. } => client.raw(method, path, sent).await,
+            Self::Here { here, .. } => {
+                let answer = here.ask(method, path, sent).await?;
+                if answer.status < 400 {
+                    return Ok(answer.body);
+                }
+                let problem: Problem = whole(answer.body).await?;
+                Err(client::refused(problem))
+            }
+        }
+    }
+}
+
+async fn whole<T: DeserializeOwned>(mut pieces: Pieces) -> Result<T> {
+    let mut bytes = Vec::new();
+    while let Some(piece) = pieces.next().await {
+        bytes.append(&mut piece.context("the answer broke off")?);
+    }
+    serde_json::from_slice(&bytes).context("cannot make sense of the answer")
+}

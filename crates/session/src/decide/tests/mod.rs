@@ -1,0 +1,6 @@
+//! The promises of the decision: by example, then in stories in which the server crashes, connections
+//! break and everything fails at any moment.
+
+mod examples;
+mod stories;
+mod world;

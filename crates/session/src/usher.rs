@@ -1,0 +1,102 @@
+//! Shows sessions to their places: keeps the line behind a lock and passes on what `places` decides to
+//! the drivers it is about. Decides nothing.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, MutexGuard},
+};
+
+use harvest_proto::SessionId;
+use tokio::sync::mpsc;
+
+use crate::{
+    decide::{Input, Machine, Room, State},
+    driver::Note,
+    places::{Limits, Places, Standing, Word},
+};
+
+/// Where every session has its place.
+pub(crate) struct Usher(Mutex<Hall>);
+
+struct Hall {
+    places: Places,
+    notes: HashMap<SessionId, mpsc::UnboundedSender<Note>>,
+}
+
+impl Usher {
+    pub(crate) fn new(limits: Limits) -> Self {
+        Self(Mutex::new(Hall { places: Places::new(limits), notes: HashMap::new() }))
+    }
+
+    fn hall(&self) -> MutexGuard<'_, Hall> {
+        self.0.lock().expect("no holder of this lock can panic")
+    }
+
+    /// From here on places are given, or no more.
+    pub(crate) fn set_open(&self, open: bool) {
+        self.hall().pass_on(|places| places.set_open(open));
+    }
+
+    /// Tickets given from here on are larger than this one.
+    pub(crate) fn tickets_after(&self, ticket: u64) {
+        self.hall().places.tickets_after(ticket);
+    }
+
+    /// A driver begins with its session standing so.
+    pub(crate) fn join(
+        &self,
+        session: &SessionId,
+        user: String,
+        state: &State,
+        notes: mpsc::UnboundedSender<Note>,
+    ) {
+        let mut hall = self.hall();
+        hall.notes.insert(session.clone(), notes);
+        hall.pass_on(|places| places.join(session.clone(), user, standing(state, false)));
+    }
+
+    /// A driver has ended.
+    pub(crate) fn leave(&self, session: &SessionId) {
+        let mut hall = self.hall();
+        hall.notes.remove(session);
+        hall.pass_on(|places| places.leave(session));
+    }
+
+    /// Whether there is a place, and a ticket for the line in case there is none.
+    pub(crate) fn claim(&self, session: &SessionId) -> (Room, u64) {
+        let mut hall = self.hall();
+        (hall.places.claim(session), hall.places.ticket())
+    }
+
+    /// A session stands so now. `answers` when it has just thought about giving up its place.
+    pub(crate) fn tell(&self, session: &SessionId, state: &State, busy: bool, answers: bool) {
+        self.hall().pass_on(|places| places.tell(session, standing(state, busy), answers));
+    }
+}
+
+impl Hall {
+    fn pass_on(&mut self, change: impl FnOnce(&mut Places) -> Vec<(SessionId, Word)>) {
+        for (session, word) in change(&mut self.places) {
+            let input = match word {
+                Word::Given { ticket } => Input::PlaceGiven { ticket },
+                Word::Wait { ticket, limit, position } => Input::PlaceMoved { ticket, limit, position },
+                Word::Needed => Input::PlaceNeeded,
+            };
+            // A driver that has just ended leaves by itself.
+            if let Some(notes) = self.notes.get(&session) {
+                let _ = notes.send(Note::Input(input, Vec::new()));
+            }
+        }
+    }
+}
+
+fn standing(state: &State, busy: bool) -> Standing {
+    match (&state.machine, state.waiting) {
+        (Machine::Absent, Some(waiting)) => Standing::Waits { ticket: waiting.ticket },
+        (Machine::Absent, None) => Standing::Away,
+        (machine, _) => Standing::Holds {
+            idle_since: state.idle_since(busy),
+            leaving: state.ceding || matches!(machine, Machine::Ending { .. }),
+        },
+    }
+}

@@ -1,0 +1,201 @@
+//! A store of a test's own, on either database, and what tests write into it.
+
+use std::path::PathBuf;
+
+use harvest_e2e::{Database, Postgres};
+use harvest_proto::{
+    EventBody, PromptId, SessionId, Timestamp,
+    api::{PromptStatus, Role, Token},
+    bridge::{Author, OutboxEvent},
+};
+use harvest_store::{DatabaseUrl, Lease, NewPrompt, NewSession, Store, StoreError, Write};
+use sqlx::Row;
+
+pub(crate) const NOW: Timestamp = Timestamp::from_millis(1_000);
+
+/// Makes one test per database of each rule. A rule is an `async fn(Home)`.
+macro_rules! on_both {
+    ($($rule:ident),* $(,)?) => {
+        mod sqlite {
+            $(#[tokio::test]
+            async fn $rule() {
+                super::$rule(crate::home::Home::sqlite().await).await;
+            })*
+        }
+        mod postgres {
+            $(#[tokio::test]
+            async fn $rule() {
+                super::$rule(crate::home::Home::postgres().await).await;
+            })*
+        }
+    };
+}
+pub(crate) use on_both;
+
+/// Where it is kept, and what goes away with it.
+pub(crate) enum Kept {
+    File(tempfile::TempDir),
+    Server(Database),
+}
+
+pub(crate) struct Home {
+    pub(crate) store: Store,
+    pub(crate) lease: Lease,
+    pub(crate) kept: Kept,
+}
+
+impl Kept {
+    pub(crate) fn sqlite() -> Self {
+        Self::File(tempfile::tempdir().unwrap())
+    }
+
+    pub(crate) fn postgres() -> Self {
+        Self::Server(Postgres::shared().database())
+    }
+
+    pub(crate) fn file(&self) -> PathBuf {
+        match self {
+            Self::File(folder) => folder.path().join("store.db"),
+            Self::Server(_) => panic!("not a file"),
+        }
+    }
+
+    /// As it is written in a configuration.
+    pub(crate) fn text(&self) -> String {
+        match self {
+            Self::File(_) => format!("sqlite:{}", self.file().display()),
+            Self::Server(database) => database.url(),
+        }
+    }
+
+    pub(crate) fn url(&self) -> DatabaseUrl {
+        self.text().parse().unwrap()
+    }
+
+    pub(crate) async fn store(&self) -> Store {
+        Store::connect(&self.url()).await.unwrap()
+    }
+
+    /// A connection beside the store's own, for what it offers no way to do.
+    pub(crate) async fn raw(&self) -> sqlx::AnyConnection {
+        use sqlx::Connection;
+        sqlx::any::install_default_drivers();
+        sqlx::AnyConnection::connect(&format!("{}{}", self.text(), self.create())).await.unwrap()
+    }
+
+    fn create(&self) -> &'static str {
+        match self {
+            Self::File(_) => "?mode=rwc",
+            Self::Server(_) => "",
+        }
+    }
+
+    /// Holds up everybody who wants to write, as another server would, until `connection` rolls back.
+    pub(crate) async fn hold_writers(&self, connection: &mut sqlx::AnyConnection) {
+        let sql = match self {
+            Self::File(_) => "BEGIN IMMEDIATE",
+            Self::Server(_) => "BEGIN; SELECT pg_advisory_xact_lock(7305447129)",
+        };
+        sqlx::raw_sql(sql).execute(connection).await.unwrap();
+    }
+
+    /// How many rows there are.
+    pub(crate) async fn count(&self, table: &str) -> i64 {
+        let sql = sqlx::AssertSqlSafe(format!("SELECT COUNT(*) AS rows FROM {table}"));
+        sqlx::query(sql).fetch_one(&mut self.raw().await).await.unwrap().get("rows")
+    }
+
+    /// How the database would go about a query.
+    pub(crate) async fn plan(&self, sql: &str, session: &SessionId) -> String {
+        let mut connection = self.raw().await;
+        sqlx::raw_sql("ANALYZE").execute(&mut connection).await.unwrap();
+        let explain = match self {
+            Self::File(_) => "EXPLAIN QUERY PLAN",
+            Self::Server(_) => "EXPLAIN",
+        };
+        let query = sqlx::query(sqlx::AssertSqlSafe(format!("{explain} {sql}")));
+        let rows = query.bind(session.to_string()).bind(1000_i64).fetch_all(&mut connection).await.unwrap();
+        rows.iter().map(|row| row.get::<String, _>(row.columns().len() - 1) + "\n").collect()
+    }
+
+    /// Runs SQL as a stranger would, past everything the store guards.
+    pub(crate) async fn sql(&self, sql: &str) {
+        let sql = sqlx::AssertSqlSafe(sql.to_owned());
+        sqlx::raw_sql(sql).execute(&mut self.raw().await).await.unwrap();
+    }
+}
+
+impl Home {
+    pub(crate) async fn sqlite() -> Self {
+        Self::at(Kept::sqlite()).await
+    }
+
+    pub(crate) async fn postgres() -> Self {
+        Self::at(Kept::postgres()).await
+    }
+
+    pub(crate) async fn at(kept: Kept) -> Self {
+        let store = kept.store().await;
+        let lease = store.server_lease(NOW).await.unwrap();
+        Self { store, lease, kept }
+    }
+
+    pub(crate) async fn session(&self) -> SessionId {
+        let new = new_session();
+        let id = new.id.clone();
+        self.store.session_insert(self.lease, new, Vec::new()).await.unwrap();
+        id
+    }
+
+    pub(crate) async fn commit(&self, session: &SessionId, writes: Vec<Write>) -> Result<u64, StoreError> {
+        self.store.session_commit(session, self.lease, NOW, writes).await.map(|done| done.seq)
+    }
+
+    pub(crate) async fn seqs(&self, session: &SessionId) -> Vec<u64> {
+        let events = self.store.event_list(session, 0, 100_000).await.unwrap();
+        events.iter().map(|event| event.seq).collect()
+    }
+}
+
+pub(crate) fn author() -> Author {
+    Author { name: "Ada".into(), email: "ada@example.org".into() }
+}
+
+pub(crate) fn new_session() -> NewSession {
+    NewSession {
+        id: SessionId::random(),
+        title: "t".into(),
+        repository: "r".into(),
+        base: None,
+        branch: "b".into(),
+        agent: "claude".into(),
+        model: None,
+        network: "trusted".into(),
+        author: author(),
+        conversation: "c".into(),
+        forked_from: None,
+        base_commit: None,
+        at: NOW,
+    }
+}
+
+pub(crate) fn warning(text: &str) -> Write {
+    Write::Event { at: NOW, turn: None, body: Box::new(EventBody::Warning { message: text.into() }) }
+}
+
+pub(crate) fn prompt(id: &PromptId) -> Write {
+    Write::PromptInsert(Box::new(NewPrompt { id: id.clone(), text: "do".into(), author: author(), at: NOW }))
+}
+
+pub(crate) fn outbox(number: u64) -> Write {
+    let body = EventBody::TextDelta { text: number.to_string() };
+    Write::Outbox { epoch: 1, event: Box::new(OutboxEvent { number, at: NOW, turn: None, body }) }
+}
+
+pub(crate) fn dispatch(id: &PromptId) -> Write {
+    Write::PromptStatus { prompt: id.clone(), from: PromptStatus::Queued, to: PromptStatus::Dispatched }
+}
+
+pub(crate) fn token(name: &str) -> Token {
+    Token { name: name.into(), user: author(), role: Role::Member, created_at: NOW, last_used: None }
+}

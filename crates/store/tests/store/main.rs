@@ -1,0 +1,12 @@
+//! The rules the store keeps by itself, each on a file and on a PostgreSQL server.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
+
+mod blobs;
+mod damage;
+mod events;
+mod faults;
+mod home;
+mod leases;
+mod prompts;
+mod records;
+mod sharing;

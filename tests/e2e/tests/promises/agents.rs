@@ -1,0 +1,149 @@
+//! Promise 10: what every agent must do, asked of the real ones on the real binaries. The same prompts and
+//! scripts for each: Claude Code asks the scripted model, the scripted agent needs none. What needs no
+//! sandbox is in `crates/supervisor/tests/supervisor/contract.rs`.
+
+use harvest_e2e::{Follower, Host};
+use harvest_proto::{
+    Event, EventBody,
+    api::SessionState,
+    bridge::Exit,
+    event::{SnapshotKind, TurnOutcome},
+};
+use serde_json::{Value, json};
+
+use crate::{SAMPLE, completed, turn_ended};
+
+/// The number a `history` step tells.
+fn remembered(follower: &Follower<'_>, after: u64) -> u32 {
+    let told = follower.seen.iter().rev().find_map(|event| match &event.body {
+        EventBody::TextDelta { text } if event.seq > after => Some(text.clone()),
+        _ => None,
+    });
+    let told = told.expect("it tells what it remembers");
+    told.split(' ').nth(2).and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{told}"))
+}
+
+fn last(follower: &Follower<'_>) -> u64 {
+    follower.seen.last().map_or(0, |event| event.seq)
+}
+
+async fn keeps_the_contract(agent: &str) {
+    let host = Host::start().await;
+    host.repository("calc", SAMPLE).await;
+    // Text, a tool as the agent's user, a question and its answer.
+    let script = json!([
+        [{ "text": "Let me see." }, { "bash": "id -u; echo made > made.txt" }],
+        [{ "ask": { "question": "Which colour?", "options": ["red", "blue"] } }],
+        { "text": "thanks" },
+    ]);
+    let session = host.session_of(agent, "calc", "Do this.", &script).await.id;
+    let mut follower = host.follow(session.clone());
+    let tool = follower.until("the tool", |body| matches!(body, EventBody::ToolEnded { .. })).await;
+    assert!(
+        matches!(&tool.body, EventBody::ToolEnded { ok: true, output, .. } if output.contains("10001")),
+        "{tool:?}"
+    );
+    host.wait_for(&session, SessionState::NeedsInput).await;
+    assert_eq!(host.harvest(["send", &session.to_string(), "blue"]).code, 0);
+    follower.until("turn 1", completed).await;
+    assert!(follower.text().contains("Let me see.") && follower.text().contains("thanks"));
+
+    // It dies in the middle of a turn, comes back, and remembers.
+    let before = last(&follower);
+    host.prompt(&session, "Die.", &json!([{ "bash": "kill -9 $PPID" }, { "text": "no" }])).await;
+    let exited =
+        follower.after(before, "its end", |body| matches!(body, EventBody::AgentExited { .. })).await;
+    assert!(matches!(exited.body, EventBody::AgentExited { exit: Exit::Signal(9), restarts: true, .. }));
+    let end = follower.after(before, "the end of its turn", turn_ended).await;
+    assert!(matches!(end.body, EventBody::TurnEnded { outcome: TurnOutcome::Failed, .. }), "{end:?}");
+    let before = last(&follower);
+    host.prompt(&session, "Remember?", &json!([{ "history": true }])).await;
+    follower.after(before, "turn 3", completed).await;
+    assert!(remembered(&follower, before) >= 1);
+
+    // It is stopped in a loop, and goes on.
+    let before = last(&follower);
+    host.prompt(&session, "Spin.", &json!([{ "bash": "while :; do sleep 0.1; done" }])).await;
+    follower.after(before, "the loop", |body| matches!(body, EventBody::ToolStarted { .. })).await;
+    host.post(&format!("/v1/sessions/{session}/stop"), json!({})).await;
+    let end = follower.after(before, "the end of the loop", turn_ended).await;
+    assert!(matches!(end.body, EventBody::TurnEnded { outcome: TurnOutcome::Stopped, .. }), "{end:?}");
+    let before = last(&follower);
+    host.prompt(&session, "Go on.", &json!([{ "bash": "cat made.txt" }, { "text": "on" }])).await;
+    follower.after(before, "the last turn", completed).await;
+}
+
+#[tokio::test]
+async fn claude_keeps_the_contract_of_agents() {
+    keeps_the_contract("claude").await;
+}
+
+#[tokio::test]
+async fn the_scripted_agent_keeps_the_contract_of_agents() {
+    keeps_the_contract("scripted").await;
+}
+
+#[tokio::test]
+async fn the_scripted_agent_hands_work_in_and_a_resumed_or_forked_one_remembers() {
+    let host = Host::start().await;
+    host.repository("calc", SAMPLE).await;
+    let script = json!([
+        { "edit": { "path": "calc.py", "old": "a - b", "new": "a + b" } },
+        { "bash": "git commit -qam 'Add' && git push -q" },
+    ]);
+    let session = host.scripted("calc", "Fix it.", &script).await.id;
+    let mut follower = host.follow(session.clone());
+    let evidence = follower.until("the evidence", |body| matches!(body, EventBody::Evidence(_))).await;
+    assert!(matches!(&evidence.body, EventBody::Evidence(evidence) if evidence.passed), "{evidence:?}");
+    let kept = |body: &EventBody| matches!(body, EventBody::SnapshotTaken { kind: SnapshotKind::Turn, .. });
+    follower.until("the snapshot of turn 1", kept).await;
+
+    let history = json!([{ "history": true }]);
+    let before = last(&follower);
+    host.prompt(&session, "Remember?", &history).await;
+    follower.after(before, "turn 2", completed).await;
+    assert_eq!(remembered(&follower, before), 1);
+    assert_eq!(host.harvest(["pause", &session.to_string()]).code, 0);
+    let before = last(&follower);
+    host.prompt(&session, "Still?", &history).await;
+    follower.after(before, "turn 3", completed).await;
+    assert_eq!(remembered(&follower, before), 2);
+
+    let fork = host.harvest(["fork", &format!("{session}@1"), "--json"]);
+    let fork: Value = serde_json::from_str(&fork.stdout).unwrap_or_else(|_| panic!("{fork:?}"));
+    let fork = fork["id"].as_str().unwrap().parse().unwrap();
+    host.prompt(&fork, "And you?", &history).await;
+    let mut follower = host.follow(fork);
+    follower.until("the fork's turn", completed).await;
+    assert_eq!(remembered(&follower, 0), 1);
+}
+
+#[tokio::test]
+async fn what_a_tool_says_at_length_can_be_read_whole() {
+    let host = Host::start().await;
+    host.repository("calc", SAMPLE).await;
+    let script = json!([{ "bash": "seq 100000" }, { "bash": "echo short" }]);
+    let session = host.scripted("calc", "Count.", &script).await.id;
+    host.follow(session.clone()).until("the turn", completed).await;
+    let outputs = |arguments: &[&str]| {
+        let ran =
+            host.harvest([&["events", &session.to_string(), "--types", "tool_ended"], arguments].concat());
+        assert_eq!(ran.code, 0, "{ran:?}");
+        let outputs = ran.stdout.lines().map(|line| {
+            let event: Event = serde_json::from_str(line).unwrap();
+            let EventBody::ToolEnded { output, blob, .. } = event.body else { panic!("{line}") };
+            (output, blob.map(|blob| blob.bytes))
+        });
+        outputs.collect::<Vec<_>>()
+    };
+    let whole: String = (1..=100_000).map(|number| format!("{number}\n")).collect();
+    let cut = outputs(&[]);
+    assert!(cut[0].0.len() < 70_000 && cut[0].0.contains("bytes left out"));
+    assert_eq!(cut[0].1, Some(whole.len() as u64));
+    assert_eq!(cut[1], ("short\n".to_owned(), None));
+    assert!(outputs(&["--full"])[0].0 == whole);
+    let wrong = host.harvest(["events", "-", "--types", "tool_edned"]);
+    assert!(wrong.code == 1 && wrong.stderr.contains("`tool_ended`"), "{wrong:?}");
+    let unknown = host.harvest(["run", "-r", "calc", "-a", "gpt", "x"]);
+    assert!(unknown.code == 2 && unknown.stderr.contains("scripted"), "{unknown:?}");
+}

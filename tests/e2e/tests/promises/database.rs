@@ -1,0 +1,55 @@
+//! The same promises with the store on a PostgreSQL server.
+
+use harvest_e2e::{Host, Postgres};
+use harvest_proto::{EventBody, api::SessionState};
+use serde_json::json;
+
+use crate::{SAMPLE, completed};
+
+#[tokio::test]
+async fn a_session_on_postgres_goes_on_after_the_server_dies() {
+    let database = Postgres::shared().database();
+    let mut host = Host::start_with(&[("HARVEST_DATABASE", &database.url())]).await;
+    host.repository("calc", SAMPLE).await;
+    let session = host.session("calc", "Begin.", &json!([{ "text": "ready" }])).await.id;
+    host.follow(session.clone()).until("the first turn", completed).await;
+    assert!(!host.home().join("harvest.db").exists());
+
+    let script = json!([{ "bash": "echo once >> /workspace/calc/ran" }, { "text": "written" }]);
+    let prompt = host.prompt(&session, "Write a line.", &script).await;
+    host.kill();
+    host.up().await;
+
+    let mut follower = host.follow(session.clone());
+    let ended =
+        |body: &EventBody| matches!(body, EventBody::TurnEnded { prompt: of, .. } if *of == prompt.id);
+    follower.until("the second turn", ended).await;
+    let (_, ran) = host.exec(&session, "harvest", "cat /workspace/calc/ran").await;
+    assert_eq!(ran, "once\n");
+
+    // The database's connections die, as in a restart of PostgreSQL; nobody notices.
+    database.sql(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+         WHERE datname = current_database() AND pid <> pg_backend_pid()",
+    );
+    let third = host.prompt(&session, "Once more.", &json!([{ "text": "done" }])).await;
+    let ended = |body: &EventBody| matches!(body, EventBody::TurnEnded { prompt: of, .. } if *of == third.id);
+    follower.until("the third turn", ended).await;
+    assert_eq!(host.wait_for(&session, SessionState::Idle).await.turns, 3);
+}
+
+#[tokio::test]
+async fn a_home_does_not_start_without_the_database_it_was_made_with() {
+    let database = Postgres::shared().database();
+    let mut host = Host::start_with(&[("HARVEST_DATABASE", &database.url())]).await;
+    host.kill();
+    for other in ["sqlite:/nowhere/at.all", "postgres://ada:s3cret@127.0.0.1:1/harvest"] {
+        let up = host.harvest_with(&[("HARVEST_DATABASE", other)], ["up", "--listen", "127.0.0.1:0"]);
+        assert_ne!(up.code, 0);
+        assert!(!up.stderr.contains("s3cret"), "{}", up.stderr);
+    }
+    let up = host.harvest_with(&[("HARVEST_DATABASE", "")], ["up", "--listen", "127.0.0.1:0"]);
+    assert_ne!(up.code, 0);
+    assert!(up.stderr.contains("the sessions of this home are in postgres://"), "{}", up.stderr);
+    assert!(up.stderr.contains("hint: "), "{}", up.stderr);
+}
