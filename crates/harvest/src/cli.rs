@@ -11,7 +11,7 @@ use clap::{Args, Parser, Subcommand, builder::NonEmptyStringValueParser};
 
 pub(crate) use inside::{Cp, Shell};
 pub(crate) use machine::{Create, Exec, Sandbox, Side, Snapshot, Volume};
-pub(crate) use server::{CreateToken, Token};
+pub(crate) use server::{Api, Completion, ConfigArgs, CreateToken, Token};
 
 /// Background coding agents on machines you own: a prompt goes in, a tested pull request comes out.
 #[derive(Debug, Parser)]
@@ -78,6 +78,8 @@ pub(crate) enum Command {
     Quickstart(Quickstart),
     /// Start the server
     Up(Up),
+    /// End the server of this home, as ctrl-c would
+    Down,
     /// See what this machine lacks
     Doctor,
     /// Start a session and follow it
@@ -133,6 +135,12 @@ pub(crate) enum Command {
     /// Make and revoke the tokens by which people and programs ask
     #[command(subcommand)]
     Token(Token),
+    /// Send any request to the server and print its answer
+    Api(Api),
+    /// Print what a shell needs to complete verbs and flags
+    Completion(Completion),
+    /// Show what is configured, and who said so
+    Config(ConfigArgs),
     /// Build, import, pull and list the images sandboxes start from
     #[command(subcommand)]
     Image(Image),
@@ -182,6 +190,12 @@ pub(crate) struct Up {
     /// Leave sandboxes running at the end; the next `harvest up` adopts them
     #[arg(long)]
     pub(crate) keep: bool,
+    /// Go on in the background: return when it is ready, log to `server.log` in the home
+    #[arg(short, long)]
+    pub(crate) detach: bool,
+    /// In the background already
+    #[arg(long, hide = true, conflicts_with = "detach")]
+    pub(crate) detached: bool,
 }
 
 #[derive(Debug, Args)]

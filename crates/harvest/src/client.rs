@@ -13,7 +13,10 @@ use harvest_proto::{
     },
 };
 use harvest_server::here::{Pieces, Sent};
-use reqwest::{Method, RequestBuilder, Response, StatusCode};
+use reqwest::{
+    Method, RequestBuilder, Response, StatusCode,
+    header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue},
+};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
@@ -58,6 +61,8 @@ impl Client {
         }
         let http = reqwest::Client::builder()
             .connect_timeout(Duration::from_secs(5))
+            // Sooner than the server closes what is not used.
+            .pool_idle_timeout(Duration::from_secs(20))
             // Loopback and one's own server: a proxy variable is not meant for them.
             .no_proxy()
             .build()
@@ -218,8 +223,8 @@ impl Client {
         })
     }
 
-    /// Any request; the answer as it comes.
-    pub(crate) async fn raw(&self, method: Method, path: &str, sent: Sent) -> Result<Pieces> {
+    /// Any request; the answer's body as it comes.
+    pub(crate) async fn carry(&self, method: Method, path: &str, sent: Sent) -> Result<Pieces> {
         let request = self.request(method, path);
         let request = match sent {
             Sent::Nothing => request,
@@ -230,6 +235,28 @@ impl Client {
         };
         let answer = self.send(request).await?.bytes_stream();
         Ok(answer.map(|piece| piece.map(Vec::from).map_err(std::io::Error::other)).boxed())
+    }
+
+    /// Any request; the answer as it is, whatever its status.
+    pub(crate) async fn raw(
+        &self,
+        method: Method,
+        path: &str,
+        headers: Vec<(HeaderName, HeaderValue)>,
+        body: Option<Vec<u8>>,
+    ) -> Result<Response> {
+        let mut request = self.request(method, path);
+        if let Some(body) = body {
+            let json = (CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            let given = headers.iter().any(|(name, _)| *name == CONTENT_TYPE);
+            request = request.headers(HeaderMap::from_iter((!given).then_some(json))).body(body);
+        }
+        self.ask(request.headers(headers.into_iter().collect())).await
+    }
+
+    /// Whether the server takes work.
+    pub(crate) async fn ready(&self) -> bool {
+        self.send(self.request(Method::GET, "/readyz")).await.is_ok()
     }
 
     async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
@@ -268,17 +295,25 @@ impl Client {
         self.http.request(method, format!("{}{path}", self.url)).bearer_auth(self.token.expose())
     }
 
+    /// The answer, whatever it says.
+    fn ask(&self, request: RequestBuilder) -> impl Future<Output = Result<Response>> + Send + use<> {
+        let url = self.url.clone();
+        async move {
+            request.send().await.map_err(|error| {
+                let advice =
+                    Advice::new(format!("no answer from {url}"), "is it running? start it with `harvest up`");
+                anyhow::Error::new(Broken(innermost(&error))).context(advice)
+            })
+        }
+    }
+
     pub(crate) fn send(
         &self,
         request: RequestBuilder,
     ) -> impl Future<Output = Result<Response>> + Send + use<> {
-        let url = self.url.clone();
+        let (url, answer) = (self.url.clone(), self.ask(request));
         async move {
-            let answer = request.send().await.map_err(|error| {
-                let advice =
-                    Advice::new(format!("no answer from {url}"), "is it running? start it with `harvest up`");
-                anyhow::Error::new(Broken(innermost(&error))).context(advice)
-            })?;
+            let answer = answer.await?;
             if answer.status().is_success() || answer.status() == StatusCode::SWITCHING_PROTOCOLS {
                 return Ok(answer);
             }

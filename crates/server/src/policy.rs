@@ -77,6 +77,7 @@ const ROUTES: &[(&str, &str, Action)] = &[
     ("GET",    "/v1/sessions/{session}/turns", See),
     ("GET",    "/v1/sessions/{session}/snapshots", See),
     ("GET",    "/v1/sessions/{session}/events", See),
+    ("GET",    "/v1/sessions/{session}/blobs/{blob}", See),
     ("GET",    "/v1/sessions/{session}/diff", See),
     // Whoever looks inside may have to wake the machine first, and sees more than the session shows.
     ("POST",   "/v1/sessions/{session}/exec", Change),

@@ -84,10 +84,13 @@ pub(crate) enum Kind {
 
 /// Waits for the command a client wants on its socket, starts it and carries its bytes.
 pub(crate) async fn attend(mut socket: WebSocket, inside: Inside, shutdown: CancellationToken) {
-    let started = match timeout(SILENCE, first(&mut socket)).await {
-        Ok(Ok(request)) => start(inside, request).await,
-        Ok(Err(end)) => Err(end),
-        Err(_silent) => Err(End::Gone),
+    let first = tokio::select! {
+        first = timeout(SILENCE, first(&mut socket)) => first.unwrap_or(Err(End::Gone)),
+        () = shutdown.cancelled() => Err(End::Server),
+    };
+    let started = match first {
+        Ok(request) => start(inside, request).await,
+        Err(end) => Err(end),
     };
     match started {
         Ok((running, input)) => carry(socket, running, input, Kind::Command, shutdown).await,
@@ -147,7 +150,7 @@ enum End {
     Gone,
     /// The client said something that makes no sense here.
     Nonsense(&'static str),
-    /// The server ends.
+    /// The server ends, or the token it was opened with is good for nothing any more.
     Server,
 }
 
@@ -161,7 +164,7 @@ async fn goodbye(mut sender: Sender, mut receiver: Receiver, end: End) {
             let out = SocketOut::Failed { code: "invalid_frame".to_owned(), message: reason.to_owned() };
             (Some(out), close(close_code::POLICY, reason))
         }
-        End::Server => (None, close(close_code::AWAY, "the server ends")),
+        End::Server => (None, close(close_code::AWAY, "the server ends, or the token was revoked")),
     };
     let farewell = async {
         if let Some(out) = last {

@@ -22,6 +22,7 @@ use crate::{
     decide::{Machine, Rest, SUSPENDED, State},
     driver::{Command, Driver, Handle},
     error::SessionError,
+    meters::Meters,
     reconcile::Reconcile,
     repository::check_branch,
     usher::Usher,
@@ -71,6 +72,9 @@ impl Sessions {
         trusted: impl Future<Output = Vec<String>> + Send + 'static,
     ) -> Result<Self, SessionError> {
         let stop = CancellationToken::new();
+        let meters = Arc::new(Meters::default());
+        let counted = Arc::clone(&meters);
+        parts.store.event_watch(move |event| counted.stored(event));
         let mut config = parts.config;
         config.clocks.idle_freeze = config.clocks.idle_freeze.filter(|_| parts.provider.freezing().is_some());
         let limits = config.limits;
@@ -86,6 +90,7 @@ impl Sessions {
             stop: stop.clone(),
             tracker: TaskTracker::new(),
             hidden: Mutex::default(),
+            meters,
             removals: tokio::sync::Notify::new(),
             usher: Usher::new(limits),
             checks: Semaphore::new(limits.checks.min(Semaphore::MAX_PERMITS)),

@@ -25,7 +25,7 @@ use harvest_store::{Lease, SessionRecord, Store};
 use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::{clocks::Clocks, places::Limits, provider::Provider, usher::Usher};
+use crate::{clocks::Clocks, meters::Meters, places::Limits, provider::Provider, usher::Usher};
 
 /// Opens doors for sandboxes.
 pub trait Doors: Send + Sync {
@@ -150,6 +150,8 @@ pub(crate) struct Shared {
     pub(crate) tracker: TaskTracker,
     /// The sandboxes that belong to no session.
     pub(crate) hidden: Mutex<HashSet<SandboxId>>,
+    /// What happens, counted.
+    pub(crate) meters: Arc<Meters>,
     /// Wakes whoever removes what nobody uses any more.
     pub(crate) removals: tokio::sync::Notify,
     /// Who has a sandbox, and who waits for one.

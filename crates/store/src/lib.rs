@@ -12,6 +12,7 @@
 mod blobs;
 mod builds;
 mod commit;
+mod counts;
 mod database;
 mod dialect;
 mod error;
@@ -31,6 +32,7 @@ mod sessions;
 mod snapshots;
 mod tokens;
 mod turns;
+mod watch;
 mod writer;
 
 use std::{collections::HashMap, path::Path, sync::Arc};

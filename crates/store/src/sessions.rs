@@ -10,6 +10,7 @@ use harvest_proto::{
 use crate::{
     DbConnection, DbRow, Lease, Removal, Store, StoreError, Write, commit, leases, removals,
     row::{self, plain, to_word},
+    writer::{Done, News},
 };
 
 /// A session to be.
@@ -98,13 +99,15 @@ impl Store {
             .run(move |connection| {
                 Box::pin(async move {
                     leases::check(connection, lease).await?;
+                    let mut news = News::new();
                     for (new, writes) in all {
                         let (session, at) = (new.id.clone(), new.at);
                         insert(connection, new).await?;
-                        commit::apply(connection, &session, lease, at, writes).await?;
+                        let committed = commit::apply(connection, &session, lease, at, writes).await?;
+                        // Nobody can follow a session that has just come to be, but somebody may count.
+                        news.extend(committed.events.into_iter().map(|event| (session.clone(), event)));
                     }
-                    // Nobody can follow a session that has just come to be.
-                    Ok(().into())
+                    Ok(Done { answer: (), news })
                 })
             })
             .await

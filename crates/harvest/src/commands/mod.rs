@@ -1,7 +1,11 @@
 //! One file per verb. Each calls the server (or, for what needs none, the machine) and prints.
 
+mod api;
 mod archive;
 mod attach;
+mod background;
+mod completion;
+mod config;
 mod cp;
 mod df;
 mod diff;
@@ -39,6 +43,7 @@ pub(crate) mod zygote;
 
 use anyhow::Result;
 
+pub(crate) use completion::run as complete;
 pub(crate) use doctor::line as check_line;
 pub(crate) use pr::text as pull_text;
 pub(crate) use repo::build as build_repository;
@@ -54,6 +59,7 @@ pub(crate) async fn run(here: &Invocation, command: Option<Command>) -> Result<u
     match command {
         Command::Quickstart(args) => quickstart::run(here, &args).await,
         Command::Up(args) => up::run(here, args).await,
+        Command::Down => background::down(here).await,
         Command::Doctor => doctor::run(here),
         Command::Run(args) => run::run(here, args).await,
         Command::Ls => ls::run(here).await,
@@ -79,6 +85,9 @@ pub(crate) async fn run(here: &Invocation, command: Option<Command>) -> Result<u
         Command::Repo(verb) => repo::run(here, verb).await,
         Command::Secret(verb) => secret::run(here, &verb).await,
         Command::Token(verb) => token::run(here, verb).await,
+        Command::Api(args) => api::run(here, args).await,
+        Command::Completion(_) => unreachable!("main prints it before anything is configured"),
+        Command::Config(args) => config::run(here, &args),
         Command::Image(verb) => image::run(here, verb).await,
         Command::Sandbox(verb) => sandbox::run(here, verb).await,
         Command::Snapshot(verb) => snapshot::run(here, &verb).await,

@@ -58,7 +58,6 @@ pub(crate) struct ClocksTable {
 }
 
 /// Key, default and meaning of each clock, for the reference page.
-#[cfg(test)]
 pub(crate) const CLOCKS: [(&str, &str, &str); 15] = [
     ("heartbeat", "`30s`", "How often a supervisor says that it is there"),
     (
@@ -130,7 +129,6 @@ pub(crate) struct LimitsTable {
 }
 
 /// Key, default and meaning of each limit, for the reference page.
-#[cfg(test)]
 pub(crate) const LIMITS: [(&str, &str, &str); 3] = [
     (
         "sandboxes",

@@ -11,7 +11,7 @@ use axum::{
 use futures_util::{StreamExt, stream};
 use harvest_proto::{
     SessionId,
-    api::Page,
+    api::{Page, Problem},
     bridge::{FileKind, FileStat},
 };
 use harvest_session::inside::{Content, Download, Inside};
@@ -47,8 +47,12 @@ pub(crate) struct Get {
         ("cursor" = Option<String>, Query, description = "Where a list goes on: its `next_cursor`"),
         ("limit" = Option<u32>, Query, description = "How many entries, 1 to 1000; 200 when absent"),
     ),
-    responses((status = 200, description = "The file's bytes, or what the folder holds",
-        content((Vec<u8> = "application/octet-stream"), (Page<FileStat> = "application/json")))))]
+    responses(
+        (status = 200, description = "The file's bytes, or what the folder holds",
+            content((Vec<u8> = "application/octet-stream"), (Page<FileStat> = "application/json"))),
+        (status = 409, body = Problem, content_type = "application/problem+json",
+            description = "The session has no machine, and none could be started for this"),
+    ))]
 pub(crate) async fn file_get(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,

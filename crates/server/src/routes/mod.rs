@@ -23,6 +23,8 @@ use axum::{
     routing::{delete, get, post, put},
 };
 
+pub(crate) use health::Readiness;
+
 use crate::{ServerState, idempotency, problem::ApiError};
 
 /// The handlers, for the table of the OpenAPI page.
@@ -91,6 +93,7 @@ pub(crate) fn open() -> Router<ServerState> {
     Router::new()
         .route("/healthz", get(health::healthz))
         .route("/readyz", get(health::readyz))
+        .route("/metrics", get(health::metrics))
         .route("/v1/openapi.json", get(health::openapi))
 }
 

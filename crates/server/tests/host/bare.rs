@@ -1,6 +1,11 @@
 //! A machine without an image, a door or a forge: sessions can be created, and fail to start.
 
-use std::{any::Any, io, path::Path};
+use std::{
+    any::Any,
+    io,
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use async_trait::async_trait;
 use harvest_gateway::ledger::Pass;
@@ -14,7 +19,17 @@ use harvest_session::{
     provider::{BridgeStream, Found, Freezing, Provider, ProviderError, Snapshots, StartOrder, Started},
 };
 
-pub(super) struct Bare;
+#[derive(Default)]
+pub(super) struct Bare {
+    broken: AtomicBool,
+}
+
+impl Bare {
+    /// From now on nothing answers.
+    pub(super) fn break_down(&self) {
+        self.broken.store(true, Ordering::SeqCst);
+    }
+}
 
 fn not_running<T>(sandbox: &SandboxId) -> Result<T, ProviderError> {
     Err(ProviderError::NotRunning { sandbox: sandbox.clone() })
@@ -52,7 +67,10 @@ impl Provider for Bare {
     }
 
     async fn list(&self) -> Result<Vec<SandboxId>, ProviderError> {
-        Ok(vec![])
+        match self.broken.load(Ordering::SeqCst) {
+            true => Err(ProviderError::ImageMissing { image: "none".into() }),
+            false => Ok(vec![]),
+        }
     }
 
     fn snapshots(&self) -> Option<&dyn Snapshots> {

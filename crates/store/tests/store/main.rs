@@ -1,6 +1,7 @@
 //! The rules the store keeps by itself, each on a file and on a PostgreSQL server.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
 
+mod acts;
 mod blobs;
 mod damage;
 mod events;
@@ -10,3 +11,4 @@ mod leases;
 mod prompts;
 mod records;
 mod sharing;
+mod statements;

@@ -13,8 +13,10 @@ mod quickstart;
 mod reach;
 mod readme;
 mod recover;
+mod rests;
 mod sandboxes;
 mod secrets;
+mod service;
 mod stop;
 mod tidy;
 
