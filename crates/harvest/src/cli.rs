@@ -20,7 +20,7 @@ pub(crate) use server::{Api, Completion, ConfigArgs, CreateToken, Token};
     version,
     propagate_version = true,
     disable_help_subcommand = true,
-    after_help = "A session is named by its id, the beginning of it, or `-` for the newest one.\n\
+    after_help = "A session is named by its id, the beginning of it, its key, or `-` for the newest one.\n\
                   Start here: `harvest quickstart` shows everything on this machine, without an account."
 )]
 pub(crate) struct Cli {
@@ -85,7 +85,7 @@ pub(crate) enum Command {
     /// Start a session and follow it
     Run(Run),
     /// List sessions
-    Ls,
+    Ls(Ls),
     /// Show a session
     Show(One),
     /// Follow a session live; ctrl-c detaches
@@ -111,8 +111,10 @@ pub(crate) enum Command {
     Archive(One),
     /// Delete a session with its snapshots and its history
     Rm(Rm),
-    /// Show what a session has changed
-    Diff(One),
+    /// List a session's turns: what was asked, how it ended, what it changed
+    Turns(One),
+    /// Show what a session has changed, in one turn, or between two
+    Diff(Diff),
     /// Print what happened in a session
     Logs(Logs),
     /// Print a session's events for programs: one JSON object per line
@@ -201,11 +203,13 @@ pub(crate) struct Run {
     /// What to do
     #[arg(value_parser = NonEmptyStringValueParser::new())]
     pub(crate) prompt: String,
-    /// A registered repository's name, or a git URL, which registers it
-    #[arg(short, long, value_name = "NAME|URL")]
-    pub(crate) repository: String,
-    /// The branch to start from
-    #[arg(short, long)]
+    /// What to work on: a folder, which is copied and stays as it is, a git URL, or a registered
+    /// repository's name; several lie side by side in /workspace, and the agent works in the first. Without
+    /// any, the git repository around the current folder
+    #[arg(short, long = "repository", value_name = "FOLDER|URL|NAME")]
+    pub(crate) repositories: Vec<String>,
+    /// The branch the first repository starts from
+    #[arg(short, long, requires = "repositories")]
     pub(crate) base: Option<String>,
     /// The agent: `claude` or `scripted`, which plays the script in the prompt [default: claude]
     #[arg(short, long, value_name = "NAME", value_parser = harvest_proto::agents::NAMES)]
@@ -216,9 +220,35 @@ pub(crate) struct Run {
     /// What the sandbox may reach: `none` or `trusted`
     #[arg(long, value_name = "POLICY", value_parser = ["none", "trusted"])]
     pub(crate) net: Option<String>,
+    /// A variable for hooks, agent and commands; NAME alone passes this environment's own. Never a secret:
+    /// whatever runs inside reads it
+    #[arg(short, long = "env", value_name = "NAME=VALUE")]
+    pub(crate) env: Vec<String>,
+    /// A snapshot to start from, of any session or sandbox; what is checked out in it stays as it is
+    #[arg(long, value_name = "SNAPSHOT")]
+    pub(crate) from: Option<String>,
+    /// A name of your own for the session, which no other session has
+    #[arg(long)]
+    pub(crate) key: Option<String>,
     /// Print the id and leave it running
     #[arg(short, long)]
     pub(crate) detach: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Ls {
+    /// Only those in this state, such as running or idle
+    #[arg(short, long)]
+    pub(crate) state: Option<String>,
+    /// Only those that work on this repository
+    #[arg(short, long, value_name = "NAME")]
+    pub(crate) repository: Option<String>,
+    /// Only those with this in their title
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) title: Option<String>,
+    /// Only the one with this key
+    #[arg(long)]
+    pub(crate) key: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -272,6 +302,22 @@ pub(crate) struct Fork {
     /// The turn to go on from; where the session stands when absent
     #[arg(short, long, value_name = "NUMBER")]
     pub(crate) turn: Option<u32>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Diff {
+    /// The session: an id, the beginning of one, or `-` for the newest
+    pub(crate) session: String,
+    /// One turn's own changes, or those from the end of one turn to the end of another; 0 is the beginning,
+    /// and without an end it is to where the session stands
+    #[arg(short, long, value_name = "N|N..M")]
+    pub(crate) turn: Option<units::Turns>,
+    /// Only which files, and how many lines
+    #[arg(long)]
+    pub(crate) stat: bool,
+    /// Every file of the machine, checkout or not; with --stat how many
+    #[arg(long)]
+    pub(crate) machine: bool,
 }
 
 #[derive(Debug, Args)]

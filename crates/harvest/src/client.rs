@@ -6,10 +6,11 @@ use std::{future::Future, time::Duration};
 use anyhow::{Context, Result, bail};
 use futures_util::{Stream, StreamExt, stream};
 use harvest_proto::{
-    BlobId, PromptId, Secret, SessionId,
+    BlobId, PromptId, Secret, SessionId, SnapshotId,
     api::{
-        AddRepository, CreatePrompt, CreateSession, CreateToken, CreatedToken, ExecRequest, ForkSession, Me,
-        MovePrompt, Page, Problem, Prompt, Pull, Repository, RestoreSession, Session, Token, Turn,
+        AddRepository, CreatePrompt, CreateSession, CreateToken, CreatedToken, DiffFiles, ExecRequest,
+        ForkSession, MachineChanges, Me, MovePrompt, Page, PinSnapshot, Problem, Prompt, Pull, Repository,
+        RestoreSession, Retained, Session, Snapshot, Token, Turn,
     },
 };
 use harvest_server::here::{Pieces, Sent};
@@ -78,6 +79,13 @@ impl Client {
         self.all("/v1/sessions?limit=200").await
     }
 
+    /// Those that fit all of these words of the query.
+    pub(crate) async fn sessions_with(&self, wanted: &[(&str, String)]) -> Result<Vec<Session>> {
+        let mut query = reqwest::Url::parse("http://x/v1/sessions?limit=200").context("that is a URL")?;
+        query.query_pairs_mut().extend_pairs(wanted);
+        self.all(&format!("/v1/sessions?{}", query.query().unwrap_or_default())).await
+    }
+
     pub(crate) async fn session(&self, id: &SessionId) -> Result<Session> {
         self.get(&format!("/v1/sessions/{id}")).await
     }
@@ -136,9 +144,42 @@ impl Client {
         self.all(&format!("/v1/sessions/{id}/turns")).await
     }
 
-    pub(crate) async fn diff(&self, id: &SessionId) -> Result<String> {
-        let answer = self.send(self.request(Method::GET, &format!("/v1/sessions/{id}/diff"))).await?;
+    /// `range` is a query, or empty.
+    pub(crate) async fn diff(&self, id: &SessionId, range: &str) -> Result<String> {
+        let answer = self.send(self.request(Method::GET, &format!("/v1/sessions/{id}/diff{range}"))).await?;
         answer.text().await.context("cannot read the difference to its end")
+    }
+
+    pub(crate) async fn diff_files(&self, id: &SessionId, range: &str) -> Result<DiffFiles> {
+        self.get(&format!("/v1/sessions/{id}/diff/files{range}")).await
+    }
+
+    pub(crate) async fn diff_machine(&self, id: &SessionId, range: &str) -> Result<MachineChanges> {
+        self.get(&format!("/v1/sessions/{id}/diff/machine{range}")).await
+    }
+
+    /// What sessions hold, and what would go.
+    pub(crate) async fn retention(&self) -> Result<Retained> {
+        self.get("/v1/retention").await
+    }
+
+    /// Has it go.
+    pub(crate) async fn retain(&self) -> Result<Retained> {
+        self.post("/v1/retention", &json!({})).await
+    }
+
+    pub(crate) async fn snapshots(&self, id: &SessionId) -> Result<Vec<Snapshot>> {
+        self.all(&format!("/v1/sessions/{id}/snapshots")).await
+    }
+
+    pub(crate) async fn snapshot_pin(
+        &self,
+        id: &SessionId,
+        snapshot: &SnapshotId,
+        pinned: bool,
+    ) -> Result<Snapshot> {
+        let request = self.request(Method::PUT, &format!("/v1/sessions/{id}/snapshots/{snapshot}"));
+        read(self.send(request.json(&PinSnapshot { pinned })).await?).await
     }
 
     pub(crate) async fn pull(&self, id: &SessionId) -> Result<Pull> {

@@ -3,6 +3,7 @@
 
 mod nearest;
 pub(crate) mod origin;
+mod retention;
 mod tables;
 
 use std::{
@@ -13,11 +14,13 @@ use std::{
 use anyhow::{Context, Result};
 use harvest_engine::Driver;
 use harvest_proto::Secret;
-use harvest_session::{Limits, clocks::Clocks};
+use harvest_session::{Limits, Retention, clocks::Clocks};
 use harvest_store::DatabaseUrl;
 use serde::Deserialize;
 
 use crate::{cli::Global, printer::Advice};
+pub(crate) use retention::RETENTION;
+use retention::RetentionTable;
 pub(crate) use tables::{CLOCKS, LIMITS};
 use tables::{ClocksTable, LimitsTable};
 
@@ -67,6 +70,8 @@ pub(crate) struct Config {
     pub(crate) clocks: Clocks,
     /// How much may run at once.
     pub(crate) limits: Limits,
+    /// What is kept of sessions.
+    pub(crate) retention: Retention,
 }
 
 /// How log lines look.
@@ -123,6 +128,8 @@ struct File {
     clocks: ClocksTable,
     #[serde(default)]
     limits: LimitsTable,
+    #[serde(default)]
+    retention: RetentionTable,
 }
 
 /// Key, type, default and meaning of everything in the file, in the order of `File`.
@@ -200,6 +207,7 @@ pub(crate) const KEYS: &[(&str, &str, &str, &str)] = &[
     ),
     ("clocks", "table", "below", "How long things may take"),
     ("limits", "table", "below", "How much may run at once"),
+    ("retention", "table", "below", "What is kept of sessions"),
 ];
 
 /// Variables that are no key, for the reference page.
@@ -267,6 +275,7 @@ impl Config {
             database: database(var("DATABASE"), file.database)?,
             clocks: file.clocks.merge(env)?,
             limits: file.limits.merge(env)?,
+            retention: file.retention.merge(env)?,
         })
     }
 
@@ -290,8 +299,9 @@ impl Config {
 fn every_key() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
     let clocks = CLOCKS.iter().map(|(key, default, _)| ("clocks", *key, *default));
     let limits = LIMITS.iter().map(|(key, default, _)| ("limits", *key, *default));
+    let retention = RETENTION.iter().map(|(key, default, _)| ("retention", *key, *default));
     let plain = KEYS.iter().filter(|(_, kind, ..)| *kind != "table");
-    plain.map(|(key, _, default, _)| ("", *key, *default)).chain(clocks).chain(limits)
+    plain.map(|(key, _, default, _)| ("", *key, *default)).chain(clocks).chain(limits).chain(retention)
 }
 
 /// The variable that is the same as a key.
@@ -438,7 +448,8 @@ mod tests {
             let sample = SAMPLES.iter().find(|sample| table.is_empty() && sample.0 == key);
             let (in_file, in_variable) = match (sample, table, key) {
                 (Some((_, in_file, in_variable)), ..) => (*in_file, *in_variable),
-                (None, "limits", _) | (None, _, "breaker_failures") => ("71", "72"),
+                (None, "limits", _) | (None, _, "breaker_failures" | "snapshots_per_session") => ("71", "72"),
+                (None, _, "snapshots_bytes") => ("\"71g\"", "72g"),
                 (None, _, "heartbeat") => ("\"1s\"", "2s"),
                 _ => ("\"711s\"", "712s"),
             };

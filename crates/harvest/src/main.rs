@@ -10,6 +10,7 @@ mod desk;
 mod doctor;
 mod follow;
 mod images;
+mod inputs;
 mod log;
 mod plain;
 mod printer;

@@ -109,6 +109,8 @@ fn bridge_status(error: &BridgeError) -> StatusCode {
 fn where_to_look(what: &str) -> &'static str {
     match what.split_whitespace().next() {
         Some("repository") => "`harvest repo ls` lists those there are",
+        Some("image") => "`harvest image ls` lists those there are, `harvest image build` makes one",
+        Some("snapshot") => "`harvest snapshot ls` lists those there are",
         Some("secret") => "`harvest secret ls` lists those there are",
         Some("token") => "`harvest token ls` lists those there are",
         Some("prompt") => "`harvest queue ls SESSION` lists those there are",

@@ -5,13 +5,14 @@ use std::sync::Arc;
 
 use harvest_proto::{
     Event, EventBody, PromptId, SandboxId, SessionId, SnapshotId, Timestamp, TurnId,
-    api::{PromptStatus, SessionState},
+    api::{DiffStat, PromptStatus, SessionState},
     bridge::{Author, OutboxEvent},
     event::{SnapshotKind, TurnOutcome, Usage},
 };
 
 use crate::{
     DbConnection, Lease, Store, StoreError,
+    checkouts::{self, Fact},
     events::{self, Outbox},
     prompts,
     row::{self, bigint, plain, to_word},
@@ -93,6 +94,26 @@ pub enum Write {
         /// When.
         at: Timestamp,
     },
+    /// What a turn left of a checkout.
+    TurnTree {
+        /// Which turn.
+        turn: TurnId,
+        /// The number of the turn it went on from.
+        after: u32,
+        /// The repository.
+        repository: String,
+        /// The git tree.
+        tree: String,
+        /// What it changed.
+        stat: DiffStat,
+    },
+    /// The session begins with what a turn of another left of its checkouts.
+    TreeShare {
+        /// Whose.
+        session: SessionId,
+        /// The turn's number.
+        turn: u32,
+    },
     /// A snapshot was taken, perhaps after a turn.
     SnapshotInsert {
         /// Which.
@@ -115,18 +136,38 @@ pub enum Write {
     Position(Option<u32>),
     /// What to call the session.
     Title(String),
-    /// The remote's default branch: what the session starts from unless it named another.
-    DefaultBase(String),
-    /// The commit the session's work is compared with.
-    BaseCommit(String),
+    /// The remote's default branch: what work in this repository starts from unless another was named.
+    DefaultBase {
+        /// Which repository.
+        repository: String,
+        /// Its branch.
+        base: String,
+    },
+    /// The commit the session's work in this repository is compared with.
+    BaseCommit {
+        /// Which repository.
+        repository: String,
+        /// Its commit.
+        commit: String,
+    },
     /// The session's work so far, as a diff.
     Diff(String),
     /// The session used this much more.
     Usage(Usage),
     /// A commit passed the git door.
-    Pushed(String),
+    Pushed {
+        /// To which repository.
+        repository: String,
+        /// Which.
+        commit: String,
+    },
     /// That commit's pull request and evidence are done.
-    Reviewed(String),
+    Reviewed {
+        /// Of which repository.
+        repository: String,
+        /// Which.
+        commit: String,
+    },
 }
 
 /// A prompt to put into the queue.
@@ -262,23 +303,28 @@ impl Target<'_> {
                 turns::insert(self, &turn, number, &prompt, at).await
             }
             Write::TurnEnd { turn, outcome, at } => turns::end(self, &turn, outcome, at).await,
+            Write::TurnTree { turn, after, repository, tree, stat } => {
+                let tree = turns::TurnTree { turn: after, repository, tree };
+                turns::tree(self, &turn, after, tree, stat).await
+            }
+            Write::TreeShare { session, turn } => turns::share_trees(self, &session, turn).await,
             Write::SnapshotInsert { snapshot, kind, turn, at } => {
                 snapshots::insert(self, &snapshot, kind, turn.as_ref(), at).await
             }
             Write::SnapshotShare { snapshot, at } => snapshots::share(self, &snapshot, at).await,
             Write::Title(text) => self.column("UPDATE sessions SET title = $2 WHERE id = $1", text).await,
-            Write::DefaultBase(text) => {
-                self.column("UPDATE sessions SET base = COALESCE(base, $2) WHERE id = $1", text).await
+            Write::DefaultBase { repository, base } => {
+                checkouts::learn(self, Fact::DefaultBase, repository, base).await
             }
-            Write::BaseCommit(text) => {
-                self.column("UPDATE sessions SET base_commit = $2 WHERE id = $1", text).await
+            Write::BaseCommit { repository, commit } => {
+                checkouts::learn(self, Fact::BaseCommit, repository, commit).await
             }
             Write::Diff(text) => self.column("UPDATE sessions SET diff = $2 WHERE id = $1", text).await,
-            Write::Pushed(text) => {
-                self.column("UPDATE sessions SET pushed_commit = $2 WHERE id = $1", text).await
+            Write::Pushed { repository, commit } => {
+                checkouts::learn(self, Fact::Pushed, repository, commit).await
             }
-            Write::Reviewed(text) => {
-                self.column("UPDATE sessions SET reviewed_commit = $2 WHERE id = $1", text).await
+            Write::Reviewed { repository, commit } => {
+                checkouts::learn(self, Fact::Reviewed, repository, commit).await
             }
             Write::Usage(usage) => self.usage(usage).await,
             Write::Position(position) => self.position(position).await,
@@ -321,19 +367,21 @@ impl Target<'_> {
         Ok(())
     }
 
+    /// Counted for the session, and for its turn in progress.
     async fn usage(&mut self, usage: Usage) -> Result<(), StoreError> {
-        sqlx::query(
-            "UPDATE sessions SET input_tokens = input_tokens + $2, output_tokens = output_tokens + $3,
-             cache_read_tokens = cache_read_tokens + $4, cache_write_tokens = cache_write_tokens + $5
-             WHERE id = $1",
-        )
-        .bind(self.session.to_string())
-        .bind(bigint(usage.input_tokens))
-        .bind(bigint(usage.output_tokens))
-        .bind(bigint(usage.cache_read_tokens))
-        .bind(bigint(usage.cache_write_tokens))
-        .execute(&mut *self.connection)
-        .await?;
+        const SET: &str = "SET input_tokens = input_tokens + $2, output_tokens = output_tokens + $3, \
+             cache_read_tokens = cache_read_tokens + $4, cache_write_tokens = cache_write_tokens + $5";
+        let turn = "WHERE session = $1 AND id = (SELECT turn FROM prompts WHERE session = $1 AND status = 'dispatched')";
+        for sql in [format!("UPDATE sessions {SET} WHERE id = $1"), format!("UPDATE turns {SET} {turn}")] {
+            sqlx::query(sqlx::AssertSqlSafe(sql))
+                .bind(self.session.to_string())
+                .bind(bigint(usage.input_tokens))
+                .bind(bigint(usage.output_tokens))
+                .bind(bigint(usage.cache_read_tokens))
+                .bind(bigint(usage.cache_write_tokens))
+                .execute(&mut *self.connection)
+                .await?;
+        }
         Ok(())
     }
 }

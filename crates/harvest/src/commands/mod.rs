@@ -13,6 +13,7 @@ mod events;
 mod exec;
 mod fork;
 mod gc;
+mod held;
 mod image;
 mod logs;
 mod ls;
@@ -35,6 +36,7 @@ mod status;
 mod stop;
 mod terminate;
 mod token;
+mod turns;
 mod up;
 mod volume;
 pub(crate) mod watch;
@@ -61,7 +63,7 @@ pub(crate) async fn run(here: &Invocation, command: Option<Command>) -> Result<u
         Command::Down => background::down(here).await,
         Command::Doctor => doctor::run(here),
         Command::Run(args) => run::run(here, args).await,
-        Command::Ls => ls::run(here).await,
+        Command::Ls(args) => ls::run(here, args).await,
         Command::Show(args) => show::run(here, &args).await,
         Command::Attach(args) => attach::run(here, &args).await,
         Command::Send(args) => send::run(here, args).await,
@@ -74,6 +76,7 @@ pub(crate) async fn run(here: &Invocation, command: Option<Command>) -> Result<u
         Command::Terminate(args) => terminate::run(here, &args).await,
         Command::Archive(args) => archive::run(here, &args).await,
         Command::Rm(args) => rm::run(here, &args).await,
+        Command::Turns(args) => turns::run(here, &args).await,
         Command::Diff(args) => diff::run(here, &args).await,
         Command::Events(args) => events::run(here, &args).await,
         Command::Logs(args) => logs::run(here, &args).await,

@@ -14,6 +14,13 @@ use crate::printer::Advice;
 #[serde(try_from = "String")]
 pub(crate) struct Span(Duration);
 
+impl Span {
+    /// As everything but a text takes it.
+    pub(super) fn duration(self) -> Duration {
+        self.0
+    }
+}
+
 /// Why a text is no time.
 #[derive(Debug, thiserror::Error)]
 #[error("`{0}` is not a time; write it as `90s`, `15m` or `24h`")]

@@ -9,6 +9,7 @@ mod prompts;
 mod pty;
 mod pulls;
 mod repositories;
+mod retention;
 mod secrets;
 mod sessions;
 mod snapshots;
@@ -30,7 +31,7 @@ use crate::{ServerState, idempotency, problem::ApiError};
 pub(crate) mod handlers {
     pub(crate) use super::{
         blobs::*, events::*, exec::*, health::*, machines::handlers::*, prompts::*, pty::*, pulls::*,
-        repositories::*, secrets::*, sessions::*, snapshots::*, tokens::*, turns::*,
+        repositories::*, retention::*, secrets::*, sessions::*, snapshots::*, tokens::*, turns::*,
     };
 }
 
@@ -52,10 +53,15 @@ pub(crate) fn guarded(state: &ServerState) -> Router<ServerState> {
             delete(prompts::prompt_cancel).patch(prompts::prompt_move),
         )
         .route("/v1/sessions/{session}/turns", get(turns::turn_list))
+        .route("/v1/sessions/{session}/turns/{turn}", get(turns::turn_get))
         .route("/v1/sessions/{session}/snapshots", get(snapshots::snapshot_list))
+        .route("/v1/sessions/{session}/snapshots/{snapshot}", put(retention::snapshot_pin))
+        .route("/v1/retention", get(retention::retention_get).post(retention::retention_keep))
         .route("/v1/sessions/{session}/events", get(events::event_list))
         .route("/v1/sessions/{session}/blobs/{blob}", get(blobs::blob_get))
         .route("/v1/sessions/{session}/diff", get(turns::diff_get))
+        .route("/v1/sessions/{session}/diff/files", get(turns::diff_files))
+        .route("/v1/sessions/{session}/diff/machine", get(turns::diff_machine))
         .route("/v1/sessions/{session}/exec", post(exec::exec_run))
         .route("/v1/sessions/{session}/pty", get(pty::pty_open))
         .route("/v1/sessions/{session}/pull", get(pulls::pull_get))

@@ -145,7 +145,7 @@ async fn one_users_sessions_wait_for_each_other_and_not_for_anybody_elses() {
     let grace = Author { name: "Grace".into(), email: "grace@example.org".into() };
     // Whose name commits get makes no difference.
     let create = CreateSession {
-        repository: "demo".into(),
+        repository: Some("demo".into()),
         prompt: Some("hello".into()),
         author: Some(ada()),
         ..CreateSession::default()

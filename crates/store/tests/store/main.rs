@@ -3,9 +3,11 @@
 
 mod acts;
 mod blobs;
+mod checkouts;
 mod damage;
 mod events;
 mod faults;
+mod history;
 mod home;
 mod leases;
 mod prompts;

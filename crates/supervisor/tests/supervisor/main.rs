@@ -2,6 +2,7 @@
 //! agent by a script.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+mod checkouts;
 mod contract;
 mod groups;
 mod harness;

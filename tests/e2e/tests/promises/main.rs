@@ -6,6 +6,8 @@ mod database;
 mod durable;
 mod exec;
 mod greedy;
+mod history;
+mod inputs;
 mod line;
 mod machines;
 mod quickstart;
