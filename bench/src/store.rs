@@ -12,7 +12,7 @@ use harvest_proto::{
     EventBody, SessionId, Timestamp,
     bridge::{Author, OutboxEvent},
 };
-use harvest_store::{DatabaseUrl, Lease, NewSession, Store, Write};
+use harvest_store::{DatabaseUrl, Lease, NewCheckout, NewSession, Store, Write};
 
 use crate::{contest::Samples, options::Options, place::Place, report::Report};
 
@@ -117,8 +117,7 @@ async fn session(store: &Store, lease: Lease) -> Result<SessionId> {
     let new = NewSession {
         id: SessionId::random(),
         title: word(),
-        repository: word(),
-        base: None,
+        checkouts: vec![NewCheckout { repository: word(), base: None, base_commit: None }],
         branch: word(),
         agent: word(),
         model: None,
@@ -126,7 +125,9 @@ async fn session(store: &Store, lease: Lease) -> Result<SessionId> {
         author: Author { name: word(), email: word() },
         conversation: word(),
         forked_from: None,
-        base_commit: None,
+        forked_turn: None,
+        key: None,
+        env: Default::default(),
         at: NOW,
     };
     let id = new.id.clone();

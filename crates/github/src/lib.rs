@@ -4,5 +4,5 @@
 pub mod forge;
 mod slug;
 
-pub use forge::{Forge, ForgeError, NewPull};
+pub use forge::{Forge, ForgeError, NewPull, TakeError, Taken};
 pub use slug::slug;

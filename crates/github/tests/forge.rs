@@ -1,6 +1,9 @@
 //! The local forge with the real git, over loopback.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on stops where it stands")]
 
+#[path = "forge/take.rs"]
+mod take;
+
 use std::{fs, path::Path};
 
 use axum::Router;

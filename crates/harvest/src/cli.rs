@@ -9,7 +9,7 @@ use std::{ffi::OsString, net::SocketAddr, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, builder::NonEmptyStringValueParser};
 
-pub(crate) use inside::Shell;
+pub(crate) use inside::{Cp, Shell};
 pub(crate) use machine::{Create, Exec, Sandbox, Side, Snapshot, Volume};
 pub(crate) use server::{Api, Completion, ConfigArgs, CreateToken, Token};
 
@@ -20,7 +20,7 @@ pub(crate) use server::{Api, Completion, ConfigArgs, CreateToken, Token};
     version,
     propagate_version = true,
     disable_help_subcommand = true,
-    after_help = "A session is named by its id, the beginning of it, or `-` for the newest one.\n\
+    after_help = "A session is named by its id, the beginning of it, its key, or `-` for the newest one.\n\
                   Start here: `harvest quickstart` shows everything on this machine, without an account."
 )]
 pub(crate) struct Cli {
@@ -85,7 +85,7 @@ pub(crate) enum Command {
     /// Start a session and follow it
     Run(Run),
     /// List sessions
-    Ls,
+    Ls(Ls),
     /// Show a session
     Show(One),
     /// Follow a session live; ctrl-c detaches
@@ -123,6 +123,8 @@ pub(crate) enum Command {
     Exec(Box<Exec>),
     /// Open a terminal in a session's sandbox
     Shell(Shell),
+    /// Copy files into a session's sandbox or out of it
+    Cp(Cp),
     /// Show a session's pull request
     #[command(subcommand)]
     Pr(Pr),
@@ -203,11 +205,13 @@ pub(crate) struct Run {
     /// What to do
     #[arg(value_parser = NonEmptyStringValueParser::new())]
     pub(crate) prompt: String,
-    /// A registered repository's name, or a git URL, which registers it
-    #[arg(short, long, value_name = "NAME|URL")]
-    pub(crate) repository: String,
-    /// The branch to start from
-    #[arg(short, long)]
+    /// What to work on: a folder, which is copied and stays as it is, a git URL, or a registered
+    /// repository's name; several lie side by side in /workspace, and the agent works in the first. Without
+    /// any, the git repository around the current folder
+    #[arg(short, long = "repository", value_name = "FOLDER|URL|NAME")]
+    pub(crate) repositories: Vec<String>,
+    /// The branch the first repository starts from
+    #[arg(short, long, requires = "repositories")]
     pub(crate) base: Option<String>,
     /// The agent: `claude` or `scripted`, which plays the script in the prompt [default: claude]
     #[arg(short, long, value_name = "NAME", value_parser = harvest_proto::agents::NAMES)]
@@ -218,9 +222,35 @@ pub(crate) struct Run {
     /// What the sandbox may reach: `none` or `trusted`
     #[arg(long, value_name = "POLICY", value_parser = ["none", "trusted"])]
     pub(crate) net: Option<String>,
+    /// A variable for hooks, agent and commands; NAME alone passes this environment's own. Never a secret:
+    /// whatever runs inside reads it
+    #[arg(short, long = "env", value_name = "NAME=VALUE")]
+    pub(crate) env: Vec<String>,
+    /// A snapshot to start from, of any session or sandbox; what is checked out in it stays as it is
+    #[arg(long, value_name = "SNAPSHOT")]
+    pub(crate) from: Option<String>,
+    /// A name of your own for the session, which no other session has
+    #[arg(long)]
+    pub(crate) key: Option<String>,
     /// Print the id and leave it running
     #[arg(short, long)]
     pub(crate) detach: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Ls {
+    /// Only those in this state, such as running or idle
+    #[arg(short, long)]
+    pub(crate) state: Option<String>,
+    /// Only those that work on this repository
+    #[arg(short, long, value_name = "NAME")]
+    pub(crate) repository: Option<String>,
+    /// Only those with this in their title
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) title: Option<String>,
+    /// Only the one with this key
+    #[arg(long)]
+    pub(crate) key: Option<String>,
 }
 
 #[derive(Debug, Args)]

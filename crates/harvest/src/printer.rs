@@ -91,6 +91,11 @@ impl Printer {
         self.aside(format!("{}\n", plain(text.as_ref())));
     }
 
+    /// What a person must hear of even when a program reads the result.
+    pub(crate) fn warn(&self, text: impl AsRef<str>) {
+        Self { json: false, ..*self }.marked("warning:", "33", &format!(" {}", text.as_ref()));
+    }
+
     /// What was done, behind a coloured word.
     pub(crate) fn marked(&self, mark: &str, color: &str, text: &str) {
         self.aside(format!("{}{}\n", paint(self.color, mark, color), plain(text)));

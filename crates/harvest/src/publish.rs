@@ -1,70 +1,155 @@
-//! Puts a folder's repository on the local forge and registers it: for work without an account anywhere.
-//! The folder itself is only read.
+//! Puts what a folder holds on the local forge and registers it: for work without an account anywhere.
+//! The folder itself is only read; see the forge's `take`.
 
 use std::{
     os::unix::process::CommandExt,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
 };
 
 use anyhow::{Context, Result, bail};
-use harvest_github::{Forge, ForgeError};
+use harvest_github::{Forge, ForgeError, TakeError, Taken};
 use harvest_proto::{
     Secret,
     api::{AddRepository, Repository},
 };
 
-use crate::{client::Client, printer::Advice, wire};
+use crate::{
+    Invocation,
+    client::{self, Client},
+    printer::{Advice, Printer},
+    wire,
+};
 
-/// Copies the branch that is checked out in `folder` to the forge of this server and registers it there.
+/// What became of a folder.
+pub(crate) struct Published {
+    pub(crate) repository: Repository,
+    /// The branch that is checked out in it.
+    pub(crate) branch: String,
+    /// Whether it is registered now for the first time.
+    pub(crate) new: bool,
+}
+
+/// What to do when another repository has the folder's name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Naming {
+    /// Say so.
+    Strict,
+    /// Put a number behind it.
+    Numbered,
+}
+
+/// The forge of the server on this machine.
+pub(crate) fn forge(here: &Invocation) -> Result<Forge> {
+    let server = client::local(&here.config)
+        .context("a folder can only be worked on by a server on its own machine")?;
+    Ok(Forge::open(here.config.home.join("forge"), &format!("{}/forge", server.url))?)
+}
+
+/// Copies what `folder` holds to the forge and registers it there; one that was copied before is brought
+/// up to date.
 pub(crate) async fn publish(
+    print: Printer,
     client: &Client,
     forge: &Forge,
-    folder: &Path,
+    (folder, naming): (&Path, Naming),
     mut add: AddRepository,
-) -> Result<Repository> {
+) -> Result<Published> {
+    let folder = folder.canonicalize().with_context(|| format!("cannot find {}", folder.display()))?;
+    let known = client.repositories().await?;
+    if let Some(before) = known.iter().find(|known| is_copy(forge, known, &folder, &add)) {
+        if add.base.is_some() || add.image.is_some() {
+            let message = format!("the folder is registered already, as {}", before.name);
+            bail!(Advice::new(message, format!("`harvest repo rm {}` forgets that first", before.name)));
+        }
+        let Taken { branch, notes, .. } = take(forge, &before.name, &folder).await?;
+        tell(print, &before.name, &notes);
+        return Ok(Published { repository: before.clone(), branch, new: false });
+    }
     let name = match add.name.take() {
         Some(name) => name,
-        None => folder_name(folder)?,
+        None => free_name(&folder_name(&folder), naming, &known),
     };
-    if client.repositories().await?.iter().any(|known| known.name == name) {
+    if known.iter().any(|known| known.name == name) {
         bail!(Advice::new(format!("there is a repository `{name}` already"), "choose another with --name"));
     }
-    let branch = git(folder, &["symbolic-ref", "--short", "HEAD"]).map_err(|error| {
-        let message = format!("{} is not a git repository with a branch checked out", folder.display());
-        error.context(Advice::new(message, "`git init` and a first commit make it one"))
-    })?;
-    let token = Secret::new(wire::random_token());
-    match forge.create(&name, &token).await {
-        // An earlier try got as far as this.
-        Err(ForgeError::Exists { .. }) => forge.set_token(&name, &token)?,
-        other => drop(other.context("cannot make a repository on the local forge")?),
-    }
-    let bare = forge.repository(&name)?;
-    let target = bare.to_str().context("the forge's folder is not UTF-8")?;
-    let head = format!("refs/heads/{branch}");
-    // The hooks of somebody's folder are not ours to run.
-    git(
-        folder,
-        &["-c", "core.hooksPath=/dev/null", "push", "-q", "--no-verify", target, &format!("HEAD:{head}")],
-    )?;
-    git(&bare, &["symbolic-ref", "HEAD", &head])?;
+    let (token, taken) = copy(forge, &name, &folder).await?;
     let secret = secret_name(&name);
     client.secret_set(&secret, &token).await?;
+    tell(print, &name, &taken.notes);
     let request = AddRepository {
         url: forge.url(&name),
         name: Some(name),
-        base: add.base.or(Some(branch)),
+        base: add.base.or_else(|| Some(taken.branch.clone())),
         secret: Some(secret),
         image: add.image,
     };
-    client.repository_add(&request).await.context("cannot register the repository")
+    let repository = client.repository_add(&request).await.context("cannot register the repository")?;
+    Ok(Published { repository, branch: taken.branch, new: true })
 }
 
-fn folder_name(folder: &Path) -> Result<String> {
-    let folder = folder.canonicalize().with_context(|| format!("cannot find {}", folder.display()))?;
-    let name = folder.file_name().and_then(|name| name.to_str()).map(str::to_owned);
-    name.context(Advice::new("the folder has no name", "choose one with --name"))
+/// Whether it was made from this folder, and nobody asked for another name.
+fn is_copy(forge: &Forge, known: &Repository, folder: &Path, add: &AddRepository) -> bool {
+    let named = add.name.as_ref().is_none_or(|name| *name == known.name);
+    let source = forge.owns(&known.url).and_then(|name| forge.source(&name));
+    named && source.as_deref() == Some(folder)
+}
+
+/// A new repository of the forge with what the folder holds.
+async fn copy(forge: &Forge, name: &str, folder: &Path) -> Result<(Secret<String>, Taken)> {
+    let token = Secret::new(wire::random_token());
+    let made = forge.create(name, &token).await;
+    let made = match made {
+        // An earlier try got as far as this.
+        Err(ForgeError::Exists { .. }) => forge.set_token(name, &token).map(|()| false),
+        other => other.map(|_| true),
+    };
+    let made = made.context("cannot make a repository on the local forge")?;
+    match take(forge, name, folder).await {
+        Ok(taken) => Ok((token, taken)),
+        Err(error) => {
+            if made {
+                // Nobody knows of it yet.
+                let _ = forge.remove(name);
+            }
+            Err(error)
+        }
+    }
+}
+
+async fn take(forge: &Forge, name: &str, folder: &Path) -> Result<Taken> {
+    tokio::select! {
+        taken = forge.take(name, folder) => taken.map_err(|error: TakeError| {
+            let advice = Advice::new(error.to_string(), error.hint());
+            match std::error::Error::source(&error) {
+                Some(_) => anyhow::Error::new(error).context(advice),
+                None => advice.into(),
+            }
+        }),
+        _ = tokio::signal::ctrl_c() => bail!("interrupted while {} was being copied", folder.display()),
+    }
+}
+
+fn tell(print: Printer, name: &str, notes: &[String]) {
+    for note in notes {
+        print.warn(format!("{name}: {note}"));
+    }
+}
+
+/// The folder's own name, as far as a repository may have it.
+fn folder_name(folder: &Path) -> String {
+    let sound = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
+    let name = folder.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let name: String = name.chars().map(|letter| if sound(letter) { letter } else { '-' }).take(90).collect();
+    let name = name.trim_matches(['-', '.']).trim_end_matches(".git");
+    if name.is_empty() { "folder".to_owned() } else { name.to_owned() }
+}
+
+fn free_name(name: &str, naming: Naming, known: &[Repository]) -> String {
+    let free = |name: &String| naming == Naming::Strict || !known.iter().any(|known| known.name == *name);
+    let numbered = (2..).map(|number| format!("{name}-{number}"));
+    let mut names = std::iter::once(name.to_owned()).chain(numbered);
+    names.find(free).expect("there are more numbers than repositories")
 }
 
 /// Secrets are named in capitals.
@@ -72,6 +157,16 @@ fn secret_name(repository: &str) -> String {
     let letter =
         |letter: char| if letter.is_ascii_alphanumeric() { letter.to_ascii_uppercase() } else { '_' };
     format!("FORGE_{}", repository.chars().map(letter).collect::<String>())
+}
+
+/// The git repository that holds `folder`, if it is this user's: what others left further up is not meant.
+pub(crate) fn enclosing(folder: &Path) -> Option<PathBuf> {
+    use std::os::unix::fs::MetadataExt as _;
+    let ours = rustix::process::geteuid().as_raw();
+    let sudo = crate::config::process_env("SUDO_UID").and_then(|uid| uid.parse().ok());
+    let found = folder.ancestors().find(|folder| folder.join(".git").exists())?;
+    let owner = std::fs::symlink_metadata(found.join(".git")).ok()?.uid();
+    (owner == ours || Some(owner) == sudo).then(|| found.to_owned())
 }
 
 /// What git prints.
@@ -95,6 +190,48 @@ mod tests {
     #[test]
     fn a_secret_of_any_repository_has_a_name_the_vault_takes() {
         assert_eq!(secret_name("next.js-app"), "FORGE_NEXT_JS_APP");
+    }
+
+    #[test]
+    fn any_folder_has_a_name_a_repository_may_have() {
+        for (folder, name) in [
+            ("/a/next.js", "next.js"),
+            ("/My Project!", "My-Project"),
+            ("/", "folder"),
+            ("/x/.git", "git"),
+            ("/b.git", "b"),
+        ] {
+            assert_eq!(folder_name(Path::new(folder)), name);
+        }
+    }
+
+    #[test]
+    fn a_taken_name_gets_a_number_where_that_is_wanted() {
+        let known = |name: &str| Repository {
+            name: name.to_owned(),
+            url: String::new(),
+            base: None,
+            secret: None,
+            image: String::new(),
+            build: None,
+            created_at: harvest_proto::Timestamp::from_millis(0),
+        };
+        let known = [known("app"), known("app-2")];
+        assert_eq!(free_name("app", Naming::Numbered, &known), "app-3");
+        assert_eq!(free_name("lib", Naming::Numbered, &known), "lib");
+        assert_eq!(free_name("app", Naming::Strict, &known), "app");
+    }
+
+    #[test]
+    fn the_repository_around_a_folder_is_found() {
+        let folder = tempfile::tempdir().unwrap();
+        let inner = folder.path().join("a/b");
+        std::fs::create_dir_all(&inner).unwrap();
+        assert_eq!(enclosing(&inner), None);
+        std::fs::create_dir(folder.path().join(".git")).unwrap();
+        assert_eq!(enclosing(&inner).as_deref(), Some(folder.path()));
+        rustix::fs::chown(folder.path().join(".git"), Some(rustix::fs::Uid::from_raw(12345)), None).unwrap();
+        assert_eq!(enclosing(&inner), None, "it is somebody else's");
     }
 
     #[test]

@@ -28,7 +28,12 @@ pub(crate) async fn session(client: &Client, typed: &str) -> Result<SessionId> {
     if let Ok(id) = typed.parse() {
         return Ok(id);
     }
-    let ids: Vec<SessionId> = client.sessions().await?.into_iter().map(|session| session.id).collect();
+    let sessions = client.sessions().await?;
+    // A key is a whole name, chosen by somebody.
+    if let Some(named) = sessions.iter().find(|session| session.key.as_deref() == Some(typed)) {
+        return Ok(named.id.clone());
+    }
+    let ids: Vec<SessionId> = sessions.into_iter().map(|session| session.id).collect();
     let found = pick("session", SessionId::PREFIX, typed, &ids);
     found.map_err(|error| Advice::new(error.to_string(), "see `harvest ls`").into())
 }

@@ -71,7 +71,6 @@ pub(crate) struct Serving {
     url: String,
     token: Secret<String>,
     token_is_new: bool,
-    forge_port: Option<u16>,
     engine: Engine,
     forge: Forge,
     sessions: Sessions,
@@ -92,13 +91,12 @@ impl Serving {
         let lock = take(&home)?;
         let config = config.at(&home);
         let engine = open_engine(&config)?;
-        let listener = listen(options.listen, &home.join("port")).await?;
+        let listener = listen(options.listen).await?;
         let address = listener.local_addr()?;
         let url = format!("http://{address}");
         let store = database::open(&config).await?;
         let forge =
             Forge::open(home.join("forge"), &format!("{url}/forge")).context("cannot open the forge")?;
-        let forge_port = keep_port(&home.join("port"), &forge, address.port())?;
         let sessions = open_sessions(&config, options.script, engine.clone(), &store, &forge).await?;
         let (token, token_is_new) = ensure_token(&config, &sessions).await?;
         let shutdown = CancellationToken::new();
@@ -119,7 +117,6 @@ impl Serving {
             url,
             token,
             token_is_new,
-            forge_port,
             engine,
             forge,
             sessions,
@@ -149,11 +146,6 @@ impl Serving {
     /// The first token, when it was made just now.
     pub(crate) fn new_token(&self) -> Option<&str> {
         self.token_is_new.then(|| self.token.expose().as_str())
-    }
-
-    /// The port the forge's repositories were registered under, when it is not this server's.
-    pub(crate) fn forge_port(&self) -> Option<u16> {
-        self.forge_port
     }
 
     pub(crate) fn client(&self) -> Result<Client> {
@@ -383,33 +375,13 @@ fn take(home: &Path) -> Result<File> {
     Ok(file)
 }
 
-/// Port 0 is any port, but the last one if it is still free: repositories of the forge are known by it.
-async fn listen(address: SocketAddr, kept: &Path) -> Result<TcpListener> {
-    let last = fs::read_to_string(kept).ok().and_then(|text| text.trim().parse().ok());
-    let listener = match (address.port(), last) {
-        (0, Some(port)) => match TcpListener::bind((address.ip(), port)).await {
-            Ok(listener) => Ok(listener),
-            Err(_) => TcpListener::bind(address).await,
-        },
-        _ => TcpListener::bind(address).await,
-    };
+async fn listen(address: SocketAddr) -> Result<TcpListener> {
+    let listener = TcpListener::bind(address).await;
     let listener = listener.map_err(|error| {
         let hint = "choose another with `--listen 127.0.0.1:PORT`";
         anyhow::Error::new(error).context(Advice::new(format!("cannot listen on {address}"), hint))
     })?;
     Ok(listener)
-}
-
-/// Remembers the port that the forge's repositories are known by; answers it when it is another one.
-fn keep_port(kept: &Path, forge: &Forge, port: u16) -> Result<Option<u16>> {
-    let last: Option<u16> = fs::read_to_string(kept).ok().and_then(|text| text.trim().parse().ok());
-    if let Some(last) = last.filter(|last| *last != port)
-        && !forge.names()?.is_empty()
-    {
-        return Ok(Some(last));
-    }
-    write_private(kept, port.to_string().as_bytes())?;
-    Ok(None)
 }
 
 /// Under its name only once it is whole, and for nobody else's eyes.

@@ -51,7 +51,7 @@ fn help_names_every_verb_and_hides_the_zygote() {
 fn wrong_usage_exits_with_2_and_says_what_is_right() {
     let output = Host::new().harvest(&["run"]);
     assert_eq!(output.status.code(), Some(2));
-    assert!(text(&output.stderr).contains("--repository <NAME|URL>"), "{}", text(&output.stderr));
+    assert!(text(&output.stderr).contains("<PROMPT>"), "{}", text(&output.stderr));
     assert_eq!(text(&output.stdout), "");
 }
 

@@ -204,7 +204,12 @@ impl Suite {
     async fn what_is_not_there_is_an_error(&self) {
         let order = |from| StartOrder { sandbox: SandboxId::random(), from, state: None };
         let missing = StartFrom::Snapshot(SnapshotId::random());
+        assert!(!self.provider.holds(&missing).await.expect("it can be looked for"), "nobody took it");
         assert!(self.provider.start(order(missing)).await.is_err(), "a snapshot nobody took");
+        for (name, there) in [(self.image.as_str(), true), ("no-such-image", false)] {
+            let held = self.provider.holds(&StartFrom::Image(name.to_owned())).await;
+            assert_eq!(held.expect("it can be looked for"), there, "{name}");
+        }
         let (nobody, snapshot) = (SandboxId::random(), SnapshotId::random());
         let kept = self.provider.end_kept(&nobody, &snapshot, SnapshotKind::Pause).await;
         assert!(kept.is_err(), "what is not there cannot be kept");

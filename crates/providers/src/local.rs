@@ -142,6 +142,15 @@ impl Provider for Local {
         self.engine("cannot list sandboxes".into(), |engine| engine.list_of(Owner::Sessions)).await
     }
 
+    async fn holds(&self, from: &StartFrom) -> Result<bool, ProviderError> {
+        let from = from.clone();
+        self.engine("cannot look for what to start from".into(), move |engine| match from {
+            StartFrom::Image(name) => engine.image(&name).map(|image| image.is_some()),
+            StartFrom::Snapshot(id) => engine.snapshot(&id).map(|snapshot| snapshot.is_some()),
+        })
+        .await
+    }
+
     fn snapshots(&self) -> Option<&dyn Snapshots> {
         Some(self)
     }

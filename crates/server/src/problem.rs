@@ -98,6 +98,7 @@ fn bridge_status(error: &BridgeError) -> StatusCode {
         };
     };
     match fault.code {
+        _ if fault.full => StatusCode::PAYLOAD_TOO_LARGE,
         FaultCode::NotFound => StatusCode::NOT_FOUND,
         FaultCode::Denied => StatusCode::FORBIDDEN,
         FaultCode::Busy | FaultCode::NotReady | FaultCode::NotOwner => StatusCode::CONFLICT,
@@ -109,6 +110,8 @@ fn bridge_status(error: &BridgeError) -> StatusCode {
 fn where_to_look(what: &str) -> &'static str {
     match what.split_whitespace().next() {
         Some("repository") => "`harvest repo ls` lists those there are",
+        Some("image") => "`harvest image ls` lists those there are, `harvest image build` makes one",
+        Some("snapshot") => "`harvest snapshot ls` lists those there are",
         Some("secret") => "`harvest secret ls` lists those there are",
         Some("token") => "`harvest token ls` lists those there are",
         Some("prompt") => "`harvest queue ls SESSION` lists those there are",

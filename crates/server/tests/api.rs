@@ -47,7 +47,7 @@ async fn every_error_is_a_problem() {
         "unsupported_media_type",
     );
     problem(&host.ask("POST", "/v1/sessions", &json, "{").await, 400, "invalid_json");
-    problem(&host.ask("POST", "/v1/sessions", &json, "{}").await, 422, "invalid_body");
+    problem(&host.ask("POST", "/v1/sessions", &json, r#"{"env":1}"#).await, 422, "invalid_body");
     problem(
         &host.ask("POST", "/v1/sessions", &json, r#"{"repository":"calc","x":1}"#).await,
         422,
@@ -263,4 +263,65 @@ async fn a_prompt_that_is_too_long_is_refused_whole() {
     assert!((400..500).contains(&refused.status), "{}", refused.status);
     assert_eq!(refused.header("content-type"), Some("application/problem+json"));
     assert_eq!(host.ask("GET", "/v1/sessions", &[], "").await.json()["items"], json!([]));
+}
+
+#[tokio::test]
+async fn sessions_are_found_by_state_repository_title_and_key() {
+    let host = Host::start().await;
+    host.repository().await;
+    let create = |body: Value| host.post("/v1/sessions", &[], body);
+    let mine = create(json!({"repository": "calc", "prompt": "Fix 100% of it", "key": "issue 12"})).await;
+    assert_eq!(mine.status, 201, "{mine:?}");
+    let mine = mine.json();
+    create(json!({"prompt": "another thing", "env": {"MODE": "fast"}})).await;
+    let found = async |query: &str| {
+        let page = host.ask("GET", &format!("/v1/sessions?{query}"), &[], "").await.json();
+        page["items"].as_array().unwrap().iter().map(|item| item["id"].clone()).collect::<Vec<_>>()
+    };
+    for query in ["repository=calc", "q=100%25%20OF", "key=issue%2012", "repository=calc&q=fix&limit=1"] {
+        assert_eq!(found(query).await, [mine["id"].clone()], "{query}");
+    }
+    for query in ["state=archived", "repository=nope", "q=100_", "key=issue", "q=thing&repository=calc"] {
+        assert_eq!(found(query).await, Vec::<Value>::new(), "{query}");
+    }
+    assert_eq!(found("q=").await.len(), 2);
+    for query in ["state=sleeping", "q=%00", "nope=1"] {
+        problem(&host.ask("GET", &format!("/v1/sessions?{query}"), &[], "").await, 400, "invalid_query");
+    }
+    let taken = create(json!({"repository": "calc", "key": "issue 12"})).await;
+    problem(&taken, 409, "key_taken");
+    assert!(taken.json()["detail"].as_str().unwrap().contains(mine["id"].as_str().unwrap()));
+}
+
+#[tokio::test]
+async fn a_session_reads_back_as_what_it_was_made_from() {
+    let host = Host::start().await;
+    host.repository().await;
+    let body =
+        json!({"repositories": [{"name": "calc", "base": "next"}], "env": {"MODE": "fast"}, "key": "k"});
+    let session = host.post("/v1/sessions", &[], body).await.json();
+    let shown = json!([{"name": "calc", "url": "http://127.0.0.1:1/calc.git", "base": "next",
+                        "branch": session["branch"], "pull": null}]);
+    assert_eq!(session["repositories"], shown);
+    assert_eq!((&session["env"], &session["key"]), (&json!(["MODE"]), &json!("k")));
+    assert!(!session.to_string().contains("fast"), "values are not shown: {session}");
+    for field in ["snapshot_id", "pr_number", "pr_url", "forked_from", "forked_turn"] {
+        assert_eq!(session.get(field), Some(&Value::Null), "{field}");
+    }
+    for (body, code) in [
+        (json!({"repository": "calc", "repositories": [{"name": "calc"}]}), "invalid_repositories"),
+        (json!({"env": {"A B": ""}}), "invalid_env"),
+        (json!({"key": ""}), "invalid_key"),
+        (json!({"repositories": [{"name": "calc", "url": "http://h/calc"}]}), "invalid_repositories"),
+    ] {
+        problem(&host.post("/v1/sessions", &[], body).await, 422, code);
+    }
+    problem(&host.post("/v1/sessions", &[], json!({"from": "snp_000000000000"})).await, 404, "not_found");
+    let image = json!({"url": "http://127.0.0.1:1/other.git", "image": "nope"});
+    let refused = host.post("/v1/repositories", &[], image).await;
+    assert_eq!(
+        (refused.json()["code"].clone(), host.ask("GET", "/v1/repositories/other", &[], "").await.status),
+        (json!("not_found"), 404)
+    );
+    assert!((400..500).contains(&refused.status), "{refused:?}");
 }

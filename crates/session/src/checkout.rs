@@ -1,9 +1,9 @@
-//! A session's primary checkout, looked at and prepared by commands over the bridge.
+//! A session's checkouts, looked at and prepared by commands over the bridge.
 
 use std::collections::BTreeMap;
 
 use harvest_proto::bridge::Command;
-use harvest_store::Write;
+use harvest_store::{CheckoutRecord, Write};
 
 use crate::bridge::{Bridge, BridgeError, Output};
 
@@ -15,16 +15,23 @@ const GIT_LIMIT_MILLIS: u64 = 60_000;
 
 // Untracked files are part of the work, so they are added to a copy of the index, never to the agent's own.
 const DIFF: &str = r#"
+cd "$3" 2>/dev/null || exit 0
 index=$(mktemp) && rm -f "$index" && trap 'rm -f "$index"' EXIT
 cp "$(git rev-parse --git-dir)/index" "$index" 2>/dev/null
 export GIT_INDEX_FILE="$index"
-git add -A -N . && git diff --no-color --no-ext-diff --no-textconv "$1" --
+git add -A -N . && git diff --no-color --no-ext-diff --no-textconv --src-prefix="a/$2" --dst-prefix="b/$2" "$1" --
 "#;
 
+// Another session's branch is renamed, anything else is left where it is and begun from. What a turn has
+// taken away stays away: that is no failure.
 const RENAME: &str = r#"
+cd "$2" 2>/dev/null && [ -e .git ] || exit 0
 current=$(git symbolic-ref -q --short HEAD)
 [ "$current" = "$1" ] && exit 0
-if [ -n "$current" ]; then git branch -M "$1"; else git checkout -q -B "$1"; fi || exit 1
+case "$current" in
+harvest/*) git branch -M "$1" ;;
+*) git checkout -q -B "$1" || git symbolic-ref HEAD "refs/heads/$1" ;;
+esac || exit 1
 git branch --unset-upstream 2>/dev/null
 exit 0
 "#;
@@ -41,9 +48,9 @@ pub(crate) enum PrepareError {
     Branch { branch: String, tail: String },
 }
 
-/// Where a repository's checkout is.
+/// Where a repository's checkout is; for no name, where checkouts are.
 pub(crate) fn folder(repository: &str) -> String {
-    format!("/workspace/{repository}")
+    format!("/workspace/{repository}").trim_end_matches('/').to_owned()
 }
 
 /// A command of ours, run as the agent's user so that it can do no more than the agent could.
@@ -63,7 +70,12 @@ async fn git(bridge: &Bridge, argv: &[&str], folder: &str) -> Result<Output, Bri
 }
 
 async fn line(bridge: &Bridge, argv: &[&str], folder: &str) -> Result<Option<String>, BridgeError> {
-    let output = git(bridge, argv, folder).await?;
+    let output = match git(bridge, argv, folder).await {
+        Ok(output) => output,
+        // Its folder is gone.
+        Err(BridgeError::Fault(_)) => return Ok(None),
+        Err(error) => return Err(error),
+    };
     let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     Ok(Some(text).filter(|text| output.ok() && !text.is_empty()))
 }
@@ -73,37 +85,62 @@ pub(crate) async fn head(bridge: &Bridge, folder: &str) -> Result<Option<String>
     line(bridge, &["git", "rev-parse", "--verify", "HEAD"], folder).await
 }
 
-/// Gives the checkout the session's own branch, when it needs one, and looks what the session starts
+/// Gives each checkout the session's own branch, when it needs one, and looks what the work in it starts
 /// from, when that is not known.
 pub(crate) async fn prepare(
     bridge: &Bridge,
-    folder: &str,
+    checkouts: &[CheckoutRecord],
     branch: Option<&str>,
     look: bool,
 ) -> Result<Vec<Write>, PrepareError> {
-    if let Some(branch) = branch {
-        let renamed = git(bridge, &["sh", "-c", RENAME, "sh", branch], folder).await?;
-        if !renamed.ok() {
-            return Err(PrepareError::Branch { branch: branch.to_owned(), tail: renamed.tail() });
-        }
-    }
     let mut writes = Vec::new();
-    if look {
-        if let Some(commit) = head(bridge, folder).await? {
-            writes.push(Write::BaseCommit(commit));
+    for checkout in checkouts {
+        let (repository, folder) = (&checkout.repository, folder(&checkout.repository));
+        if let Some(branch) = branch {
+            let script = ["sh", "-c", RENAME, "sh", branch, &folder];
+            let renamed = git(bridge, &script, &self::folder("")).await?;
+            if !renamed.ok() {
+                return Err(PrepareError::Branch { branch: branch.to_owned(), tail: renamed.tail() });
+            }
         }
-        let default = ["git", "symbolic-ref", "--short", "refs/remotes/origin/HEAD"];
-        if let Some(base) = line(bridge, &default, folder).await? {
-            writes.push(Write::DefaultBase(base.trim_start_matches("origin/").to_owned()));
+        if look && checkout.base_commit.is_none() {
+            writes.extend(start_of(bridge, repository, &folder).await?);
         }
     }
     Ok(writes)
 }
 
-/// The session's work: everything that differs from where it started.
-pub(crate) async fn diff(bridge: &Bridge, folder: &str, base: Option<&str>) -> Result<String, BridgeError> {
-    let base = base.unwrap_or(EMPTY_TREE);
-    let order = command(&["sh", "-c", DIFF, "sh", base], folder, GIT_LIMIT_MILLIS);
+/// The commit that is checked out, and the remote's default branch.
+async fn start_of(bridge: &Bridge, repository: &str, folder: &str) -> Result<Vec<Write>, BridgeError> {
+    let commit = head(bridge, folder).await?;
+    let default = ["git", "symbolic-ref", "--short", "refs/remotes/origin/HEAD"];
+    let base = line(bridge, &default, folder).await?;
+    let commit = commit.map(|commit| Write::BaseCommit { repository: repository.to_owned(), commit });
+    let base = base.map(|base| Write::DefaultBase {
+        repository: repository.to_owned(),
+        base: base.trim_start_matches("origin/").to_owned(),
+    });
+    Ok(commit.into_iter().chain(base).collect())
+}
+
+/// The session's work: everything that differs from where it started, in each of its checkouts. With
+/// several, the name of each is in front of its paths, so that one patch in `/workspace` applies them all.
+pub(crate) async fn diff(bridge: &Bridge, checkouts: &[CheckoutRecord]) -> Result<String, BridgeError> {
+    let mut whole = String::new();
+    for checkout in checkouts {
+        let prefix = match checkouts.len() {
+            1 => String::new(),
+            _ => format!("{}/", checkout.repository),
+        };
+        let base = checkout.base_commit.as_deref().unwrap_or(EMPTY_TREE);
+        whole += &diff_of(bridge, &folder(&checkout.repository), base, &prefix).await?;
+    }
+    Ok(whole)
+}
+
+async fn diff_of(bridge: &Bridge, folder: &str, base: &str, prefix: &str) -> Result<String, BridgeError> {
+    let script = ["sh", "-c", DIFF, "sh", base, prefix, folder];
+    let order = command(&script, &self::folder(""), GIT_LIMIT_MILLIS);
     let output = bridge.run_command(order, DIFF_BYTES).await?;
     let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
     if output.cut {
@@ -149,7 +186,7 @@ pub(crate) mod tests {
         let work = "echo two > second && git add second && git commit -q -m two && echo x >> file && echo new > third";
         assert_eq!(sh(folder.path(), work, &[]).0, 0);
         let before = sh(folder.path(), "git status --porcelain", &[]).1;
-        let (code, diff) = sh(folder.path(), DIFF, &[&base]);
+        let (code, diff) = sh(folder.path(), DIFF, &[&base, "", "."]);
         assert_eq!(code, 0);
         for shown in ["+two", "+x", "+new"] {
             assert!(diff.contains(shown), "{shown} is missing in {diff}");
@@ -161,20 +198,43 @@ pub(crate) mod tests {
     fn a_repository_without_a_commit_is_compared_with_nothing() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(sh(folder.path(), "git init -q && echo new > file", &[]).0, 0);
-        let (code, diff) = sh(folder.path(), DIFF, &[EMPTY_TREE]);
+        let (code, diff) = sh(folder.path(), DIFF, &[EMPTY_TREE, "", "."]);
         assert!(code == 0 && diff.contains("+new"), "{code}: {diff}");
     }
 
     #[test]
     fn a_fork_gets_its_own_branch_wherever_its_checkout_stands() {
-        for before in ["git checkout -q -b harvest/old", "git checkout -q --detach"] {
+        let elsewhere = "git checkout -q -b own && echo x >> file";
+        for before in ["git checkout -q -b harvest/old", "git checkout -q --detach", elsewhere] {
             let (folder, _) = repository();
             assert_eq!(sh(folder.path(), before, &[]).0, 0);
+            let status = sh(folder.path(), "git status --porcelain", &[]).1;
             for _ in 0..2 {
-                assert_eq!(sh(folder.path(), RENAME, &["harvest/new"]).0, 0);
+                assert_eq!(sh(folder.path(), RENAME, &["harvest/new", "."]).0, 0);
                 let now = sh(folder.path(), "git symbolic-ref --short HEAD", &[]).1;
                 assert_eq!(now.trim(), "harvest/new");
             }
+            assert_eq!(sh(folder.path(), "git status --porcelain", &[]).1, status);
+            let branches = sh(folder.path(), "git branch --format='%(refname:short)'", &[]).1;
+            assert!(branches.contains("main") && !branches.contains("harvest/old"), "{branches}");
         }
+    }
+
+    #[test]
+    fn a_checkout_a_turn_took_away_or_never_committed_to_is_no_failure() {
+        let folder = tempfile::tempdir().unwrap();
+        assert_eq!(sh(folder.path(), RENAME, &["harvest/new", "gone"]).0, 0);
+        assert_eq!(sh(folder.path(), DIFF, &[EMPTY_TREE, "", "gone"]), (0, String::new()));
+        assert_eq!(sh(folder.path(), "git init -q -b main", &[]).0, 0);
+        assert_eq!(sh(folder.path(), RENAME, &["harvest/new", "."]).0, 0);
+        assert_eq!(sh(folder.path(), "git symbolic-ref --short HEAD", &[]).1.trim(), "harvest/new");
+    }
+
+    #[test]
+    fn with_several_checkouts_paths_say_which() {
+        let (folder, base) = repository();
+        assert_eq!(sh(folder.path(), "echo x >> file", &[]).0, 0);
+        let diff = sh(folder.path(), DIFF, &[&base, "app/", "."]).1;
+        assert!(diff.contains("--- a/app/file\n+++ b/app/file\n"), "{diff}");
     }
 }

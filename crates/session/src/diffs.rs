@@ -135,7 +135,7 @@ impl Sessions {
         let busy = handle.busy();
         let live = ready_bridge(&handle).await.map(|bridge| (bridge, busy));
         let mut all = Vec::new();
-        for repository in [known.record.session.repository.clone()] {
+        for repository in known.record.repositories() {
             let mut comparison =
                 Comparison { sessions: self, known: &known, live: live.as_ref(), repository };
             let told = comparison.run(from, to, how).await?;
@@ -221,7 +221,8 @@ impl Known {
         Ok(match point {
             Point::Now => None,
             Point::Turn(0) if self.began().is_none() => {
-                Some(self.record.base_commit.clone().unwrap_or_else(|| checkout::EMPTY_TREE.to_owned()))
+                let base = self.record.base_commit(repository);
+                Some(base.unwrap_or(checkout::EMPTY_TREE).to_owned())
             }
             Point::Turn(0) => noted(0),
             Point::Turn(number) => {
@@ -296,7 +297,7 @@ impl Comparison<'_> {
                 Some(before) => before,
                 None => self.keep(other).await?,
             };
-            let base = self.known.record.base_commit.as_deref();
+            let base = self.known.record.base_commit(&self.repository);
             trees::carry(other, bridge, &self.repository, &before, base).await.map_err(failed)?;
             self.told(bridge, (&before, after), how).await
         };

@@ -8,7 +8,7 @@ use harvest_proto::{
     api::{Evidence, Pull, Repository},
     bridge::BootStart,
 };
-use harvest_store::{SessionRecord, StoreError, Write};
+use harvest_store::{CheckoutRecord, SessionRecord, StoreError, Write};
 
 use crate::{
     bridge::Bridge,
@@ -41,15 +41,31 @@ async fn try_review(shared: &Arc<Shared>, session: &SessionId) -> Result<(), Hid
         Err(StoreError::NotFound { .. }) => return Ok(()),
         Err(error) => return Err(other(error)),
     };
-    let Some(commit) = record.pushed_commit.clone() else { return Ok(()) };
-    if record.reviewed_commit.as_ref() == Some(&commit) {
-        return Ok(());
+    // One that fails does not keep the others from being looked at.
+    let mut failed = Ok(());
+    for checkout in &record.checkouts {
+        if let Some(commit) = checkout.unreviewed()
+            && let Err(error) = review_one(shared, &record, checkout, commit).await
+        {
+            failed = Err(error);
+        }
     }
-    let repository = shared.store.repository_get(&record.session.repository).await.map_err(other)?;
-    let pull = open_pull(shared, &record, &repository, &commit).await?;
+    failed
+}
+
+async fn review_one(
+    shared: &Arc<Shared>,
+    record: &SessionRecord,
+    checkout: &CheckoutRecord,
+    commit: &str,
+) -> Result<(), HiddenError> {
+    let other = |error: StoreError| HiddenError::Other(words(&error));
+    let repository = shared.store.repository_get(&checkout.repository).await.map_err(other)?;
+    let work = Pushed { record, checkout, repository: &repository, commit };
+    let pull = open_pull(shared, work).await?;
     let _room = shared.room_for_check().await?;
     let limit = shared.config.clocks.check + shared.config.clocks.boot;
-    let evidence = tokio::time::timeout(limit, gather(shared, &record, &repository, &commit))
+    let evidence = tokio::time::timeout(limit, gather(shared, work))
         .await
         .map_err(|_| HiddenError::TimedOut { limit })??;
     if let Some(mut pull) = pull {
@@ -58,20 +74,26 @@ async fn try_review(shared: &Arc<Shared>, session: &SessionId) -> Result<(), Hid
             return Err(HiddenError::Other(words(&error)));
         }
         pull.evidence = Some(evidence.clone());
-        keep(shared, &record, &repository, &pull).await.map_err(other)?;
+        keep(shared, work, &pull).await.map_err(other)?;
     }
-    let writes = vec![event(EventBody::Evidence(evidence)), Write::Reviewed(commit)];
-    write(shared, session, writes).await.map_err(other)
+    let reviewed = Write::Reviewed { repository: repository.name, commit: commit.to_owned() };
+    let writes = vec![event(EventBody::Evidence(evidence)), reviewed];
+    write(shared, &record.session.id, writes).await.map_err(other)
 }
 
-async fn open_pull(
-    shared: &Shared,
-    record: &SessionRecord,
-    repository: &Repository,
-    commit: &str,
-) -> Result<Option<Pull>, HiddenError> {
+/// A commit that passed the git door, and whose.
+#[derive(Clone, Copy)]
+struct Pushed<'a> {
+    record: &'a SessionRecord,
+    checkout: &'a CheckoutRecord,
+    repository: &'a Repository,
+    commit: &'a str,
+}
+
+async fn open_pull(shared: &Shared, work: Pushed<'_>) -> Result<Option<Pull>, HiddenError> {
+    let Pushed { record, checkout, repository, commit } = work;
     let session = &record.session;
-    let base = record.base.clone().or_else(|| repository.base.clone()).unwrap_or_else(|| "main".to_owned());
+    let base = checkout.base.clone().or_else(|| repository.base.clone()).unwrap_or_else(|| "main".to_owned());
     let order = PullOrder {
         url: repository.url.clone(),
         title: session.title.clone(),
@@ -90,9 +112,10 @@ async fn open_pull(
         }
     };
     let Some(pull) = pull else { return Ok(None) };
-    let known = session.pull.as_ref();
+    let known = session.repositories.iter().find(|known| known.name == repository.name);
+    let known = known.and_then(|known| known.pull.as_ref());
     if known.is_none_or(|known| known.number != pull.number || known.commit != pull.commit) {
-        keep(shared, record, repository, &pull).await.map_err(|error| HiddenError::Other(words(&error)))?;
+        keep(shared, work, &pull).await.map_err(|error| HiddenError::Other(words(&error)))?;
         let (number, url, branch) = (pull.number, pull.url.clone(), pull.branch.clone());
         let opened = event(EventBody::PullOpened { number, url, branch });
         let _ = write(shared, &session.id, vec![opened]).await;
@@ -115,20 +138,16 @@ async fn body(shared: &Shared, record: &SessionRecord, commit: &str) -> String {
 }
 
 /// Runs the declared check on the commit in a fresh sandbox.
-async fn gather(
-    shared: &Arc<Shared>,
-    record: &SessionRecord,
-    repository: &Repository,
-    commit: &str,
-) -> Result<Evidence, HiddenError> {
+async fn gather(shared: &Arc<Shared>, work: Pushed<'_>) -> Result<Evidence, HiddenError> {
+    let Pushed { record, checkout, repository, commit } = work;
     let (from, start) = match &repository.build {
         Some(build) => (StartFrom::Snapshot(build.snapshot.clone()), BootStart::Image),
         None => (StartFrom::Image(repository.image.clone()), BootStart::Fresh),
     };
     let pass = PassOrder { branch: None, ..PassOrder::from(record) };
-    let pass = shared.pass(repository, pass).await;
+    let pass = shared.pass(std::slice::from_ref(repository), pass).await;
     let mut hidden = Hidden::start(shared, SandboxId::random(), from, Some(pass)).await?;
-    hidden.boot(&repository.name, record.base.clone(), start, |_| {}).await?;
+    hidden.boot(&repository.name, checkout.base.clone(), start, |_| {}).await?;
     let folder = checkout::folder(&repository.name);
     let changed = fetch(&hidden.bridge, &folder, &record.session.branch, commit).await?;
     let limit = shared.config.clocks.check;
@@ -159,13 +178,10 @@ async fn fetch(bridge: &Bridge, folder: &str, branch: &str, commit: &str) -> Res
     }
 }
 
-async fn keep(
-    shared: &Shared,
-    record: &SessionRecord,
-    repository: &Repository,
-    pull: &Pull,
-) -> Result<(), StoreError> {
-    shared.store.pull_upsert(shared.lease, &record.session.id, &repository.name, pull, now()).await
+async fn keep(shared: &Shared, work: Pushed<'_>, pull: &Pull) -> Result<(), StoreError> {
+    let Pushed { record, repository, .. } = work;
+    let pull = Pull { url: shared.pulls.lasting(&pull.url), ..pull.clone() };
+    shared.store.pull_upsert(shared.lease, &record.session.id, &repository.name, &pull, now()).await
 }
 
 fn event(body: EventBody) -> Write {

@@ -62,12 +62,11 @@ impl Sessions {
     /// When there is no such session.
     pub async fn diff(&self, session: &SessionId) -> Result<String, SessionError> {
         let record = self.shared.store.session_get(session).await?;
-        let folder = checkout::folder(&record.session.repository);
         let handle = self.handle(session).await?;
         // First, so that a machine that stands still is going by then.
         let _busy = handle.busy();
         if let Some(bridge) = ready_bridge(&handle).await
-            && let Ok(diff) = checkout::diff(&bridge, &folder, record.base_commit.as_deref()).await
+            && let Ok(diff) = checkout::diff(&bridge, &record.checkouts).await
         {
             return Ok(diff);
         }

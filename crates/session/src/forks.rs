@@ -6,7 +6,7 @@ use harvest_proto::{
     api::{ForkSession, Session, Snapshot, Turn},
     bridge::Author,
 };
-use harvest_store::{NewPrompt, NewSession, SessionRecord, Write};
+use harvest_store::{CheckoutRecord, NewCheckout, NewPrompt, NewSession, SessionRecord, Write};
 
 use crate::{
     Sessions,
@@ -140,6 +140,15 @@ fn words(turn: u32) -> String {
     format!("turn {turn}")
 }
 
+/// A fork's work is compared with what its source's is compared with.
+fn same_start(source: &CheckoutRecord) -> NewCheckout {
+    NewCheckout {
+        repository: source.repository.clone(),
+        base: source.base.clone(),
+        base_commit: source.base_commit.clone(),
+    }
+}
+
 fn birth(
     source: &SessionRecord,
     point: &Point,
@@ -154,15 +163,16 @@ fn birth(
         branch: branch(&id, Some(&title)),
         id,
         title,
-        repository: session.repository.clone(),
-        base: source.base.clone(),
+        checkouts: source.checkouts.iter().map(same_start).collect(),
         agent: session.agent.clone(),
         model: session.model.clone(),
         network: session.network.clone(),
         author: user.clone(),
         conversation: source.conversation.clone(),
         forked_from: Some(session.id.clone()),
-        base_commit: source.base_commit.clone(),
+        forked_turn: point.turn,
+        key: None,
+        env: source.env.clone(),
         at,
     };
     let detail = format!("fork of {} at {}", session.id, point.words());

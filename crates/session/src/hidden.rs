@@ -92,6 +92,7 @@ impl Hidden {
                 remote: remote(repository),
                 base,
                 branch: None,
+                clone_missing: false,
             }],
             agent: None,
             env: BTreeMap::new(),

@@ -78,7 +78,9 @@ impl Ledger for Books {
 
     async fn log(&self, session: &SessionId, event: EventBody) {
         let pushed = match &event {
-            EventBody::Pushed { commit, .. } => Some(Write::Pushed(commit.clone())),
+            EventBody::Pushed { repository, commit, .. } => {
+                Some(Write::Pushed { repository: repository.clone(), commit: commit.clone() })
+            }
             _ => None,
         };
         let event = Write::EventInTurn { at: now(), body: Box::new(event) };

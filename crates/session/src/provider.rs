@@ -39,6 +39,9 @@ pub trait Provider: Send + Sync {
     /// Every sandbox this provider holds, running or dead, so that none is without an owner.
     async fn list(&self) -> Result<Vec<SandboxId>, ProviderError>;
 
+    /// Whether there is something to start from under this name.
+    async fn holds(&self, from: &StartFrom) -> Result<bool, ProviderError>;
+
     /// `None` when this provider cannot keep the disk of a sandbox that goes on running.
     fn snapshots(&self) -> Option<&dyn Snapshots>;
 

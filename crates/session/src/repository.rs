@@ -27,6 +27,11 @@ impl Sessions {
     pub async fn repository_add(&self, add: AddRepository) -> Result<Repository, SessionError> {
         let url = add.url.trim().trim_end_matches('/').to_owned();
         check_url(&url)?;
+        if let Some(image) = &add.image
+            && !self.shared.provider.holds(&StartFrom::Image(image.clone())).await?
+        {
+            return Err(SessionError::missing(format!("image `{image}`")));
+        }
         let name = match add.name {
             Some(name) => name,
             None => url.rsplit('/').next().unwrap_or_default().trim_end_matches(".git").to_owned(),
@@ -37,7 +42,7 @@ impl Sessions {
         }
         let repository = Repository {
             name,
-            url,
+            url: self.shared.pulls.lasting(&url),
             base: add.base,
             secret: add.secret,
             image: add.image.unwrap_or_else(|| self.shared.config.image.clone()),
@@ -45,7 +50,7 @@ impl Sessions {
             created_at: now(),
         };
         self.shared.store.repository_insert(&repository).await?;
-        Ok(repository)
+        Ok(Repository { url, ..repository })
     }
 
     /// All repositories, by name.
@@ -53,7 +58,9 @@ impl Sessions {
     /// # Errors
     /// When the store fails.
     pub async fn repositories(&self) -> Result<Vec<Repository>, SessionError> {
-        Ok(self.shared.store.repository_list().await?)
+        let mut all = self.shared.store.repository_list().await?;
+        all.iter_mut().for_each(|one| one.url = self.shared.pulls.current(&one.url));
+        Ok(all)
     }
 
     /// A repository.
@@ -61,14 +68,16 @@ impl Sessions {
     /// # Errors
     /// When there is none of this name.
     pub async fn repository(&self, name: &str) -> Result<Repository, SessionError> {
-        Ok(self.shared.store.repository_get(name).await?)
+        let one = self.shared.store.repository_get(name).await?;
+        Ok(Repository { url: self.shared.pulls.current(&one.url), ..one })
     }
 
-    /// Forgets a repository that no session uses.
+    /// Forgets a repository that no session uses, and with it what the local forge was made to hold of it.
     ///
     /// # Errors
     /// When there is none of this name, or a session uses it.
     pub async fn repository_delete(&self, name: &str) -> Result<(), SessionError> {
+        let repository = self.shared.store.repository_get(name).await?;
         let deleted = self.shared.store.repository_delete(name, now()).await;
         let removals = deleted.map_err(|error| match error {
             harvest_store::StoreError::Exists { what } => {
@@ -77,6 +86,36 @@ impl Sessions {
             other => other.into(),
         })?;
         crate::removals::carry_out(&self.shared, &removals).await;
+        self.forget_copy(&repository).await
+    }
+
+    /// Nobody else may know the copy by another name.
+    async fn forget_copy(&self, gone: &Repository) -> Result<(), SessionError> {
+        let others = self.shared.store.repository_list().await?;
+        if others.iter().any(|other| other.url == gone.url) {
+            return Ok(());
+        }
+        match self.shared.pulls.forget(&gone.url).await {
+            Ok(true) => {}
+            Ok(false) => return Ok(()),
+            // The repository is forgotten; whoever registers the folder again finds what is left and uses it.
+            Err(error) => {
+                tracing::warn!(
+                    name = gone.name,
+                    error = words(&error),
+                    "a copy on the forge cannot be removed"
+                );
+                return Ok(());
+            }
+        }
+        // The key to what is no more.
+        let secret = gone
+            .secret
+            .as_ref()
+            .filter(|name| others.iter().all(|other| other.secret.as_ref() != Some(name)));
+        if let Some(secret) = secret {
+            let _ = self.secret_delete(secret).await;
+        }
         Ok(())
     }
 
@@ -177,7 +216,7 @@ async fn build(
         model: Some("scripted".to_owned()),
         branch: None,
     };
-    let pass = shared.pass(repository, order).await;
+    let pass = shared.pass(std::slice::from_ref(repository), order).await;
     say("starting a sandbox");
     let from = StartFrom::Image(repository.image.clone());
     let mut hidden = Hidden::start(shared, sandbox, from, Some(pass)).await?;

@@ -10,23 +10,20 @@ use futures_util::FutureExt;
 use harvest_proto::{
     AgentName, SessionId, Timestamp,
     agents::UnknownAgent,
-    api::{AddRepository, CreateSession, Page, Pull, Repository, Session, Snapshot, Turn},
-    bridge::Author,
+    api::{Page, Pull, Session, Snapshot, Turn},
 };
-use harvest_store::{NewPrompt, NewSession, SessionRecord, Write};
+use harvest_store::{NewPrompt, NewSession, SessionFilter, SessionRecord, Write};
 use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    asks::{new_prompt, title},
-    decide::{Machine, Rest, SUSPENDED, State},
+    decide::{Limit, Machine, Rest, SUSPENDED, State, Waiting},
     driver::{Command, Driver, Handle},
     error::SessionError,
     meters::Meters,
     reconcile::Reconcile,
-    repository::check_branch,
     usher::Usher,
-    wiring::{Parts, Shared, now, words},
+    wiring::{Parts, Shared, words},
 };
 
 const PAGE: u32 = 200;
@@ -155,7 +152,7 @@ impl Sessions {
             };
             state.machine == Machine::Absent
                 && nothing_to_do
-                && record.pushed_commit == record.reviewed_commit
+                && record.checkouts.iter().all(|checkout| checkout.unreviewed().is_none())
         })
     }
 
@@ -183,41 +180,7 @@ impl Sessions {
         Ok(handle)
     }
 
-    /// Creates a session. With a prompt it is on disk, session and prompt, when this answers.
-    ///
-    /// # Errors
-    /// When the repository is not known, or the request makes no sense.
-    pub async fn create(&self, create: CreateSession, user: Author) -> Result<Session, SessionError> {
-        let repository = self.repository_for(&create.repository).await?;
-        let whose = Some(user.email.clone());
-        let author = create.author.unwrap_or(user);
-        let (agent, network) = (named_agent(create.agent)?, named_network(create.network)?);
-        if let Some(base) = &create.base {
-            check_branch(base)?;
-        }
-        let prompt = create.prompt.map(|text| new_prompt(text, author.clone())).transpose()?;
-        let title = prompt.as_ref().map_or_else(|| "untitled".to_owned(), |prompt| title(&prompt.text));
-        let id = SessionId::random();
-        let new = NewSession {
-            branch: branch(&id, prompt.as_ref().map(|_| title.as_str())),
-            id,
-            title,
-            base: create.base.or(repository.base),
-            repository: repository.name,
-            agent,
-            model: create.model,
-            network,
-            author,
-            conversation: uuid(),
-            forked_from: None,
-            base_commit: None,
-            at: now(),
-        };
-        let state = State { user: whose, ..State::new(None, false) };
-        self.insert(new, state, prompt, Vec::new()).await
-    }
-
-    async fn insert(
+    pub(crate) async fn insert(
         &self,
         new: NewSession,
         state: State,
@@ -233,6 +196,9 @@ impl Sessions {
         let ids: Vec<SessionId> = all.iter().map(|(new, ..)| new.id.clone()).collect();
         let births = all.into_iter().map(|(new, mut state, prompt, mut writes)| {
             state.wake = true;
+            // From here on: who is created first is first in line, whichever driver is faster.
+            let ticket = self.shared.usher.ticket();
+            state.waiting = Some(Waiting { ticket, limit: Limit::Closed, position: 0 });
             let drive = serde_json::to_string(&state).expect("a state holds only maps with text keys");
             writes.insert(0, crate::driver::created(new.at));
             writes.push(Write::Drive {
@@ -255,23 +221,24 @@ impl Sessions {
         Ok(sessions)
     }
 
-    async fn repository_for(&self, named: &str) -> Result<Repository, SessionError> {
-        if !named.contains("://") {
-            return self.repository(named).await;
-        }
-        let url = named.trim().trim_end_matches('/');
-        if let Some(known) = self.repositories().await?.into_iter().find(|known| known.url == url) {
-            return Ok(known);
-        }
-        self.repository_add(AddRepository { url: url.to_owned(), ..AddRepository::default() }).await
-    }
-
     /// A session.
     ///
     /// # Errors
     /// When there is none.
     pub async fn get(&self, session: &SessionId) -> Result<Session, SessionError> {
-        Ok(self.shared.store.session_get(session).await?.session)
+        Ok(self.shown(self.shared.store.session_get(session).await?.session))
+    }
+
+    /// With URLs that lead where they lead now.
+    fn shown(&self, mut session: Session) -> Session {
+        let current = |url: &mut String| *url = self.shared.pulls.current(url);
+        for repository in &mut session.repositories {
+            current(&mut repository.url);
+            repository.pull.iter_mut().for_each(|pull| current(&mut pull.url));
+        }
+        session.pull.iter_mut().for_each(|pull| current(&mut pull.url));
+        session.pr_url.iter_mut().for_each(current);
+        session
     }
 
     /// Sessions, newest first.
@@ -279,15 +246,28 @@ impl Sessions {
     /// # Errors
     /// When the cursor is not one of ours.
     pub async fn list(&self, cursor: Option<&str>, limit: u32) -> Result<Page<Session>, SessionError> {
+        self.find(&SessionFilter::default(), cursor, limit).await
+    }
+
+    /// The same, only those that fit.
+    ///
+    /// # Errors
+    /// When the cursor is not one of ours.
+    pub async fn find(
+        &self,
+        filter: &SessionFilter,
+        cursor: Option<&str>,
+        limit: u32,
+    ) -> Result<Page<Session>, SessionError> {
         let limit = limit.clamp(1, PAGE);
         let before = cursor.map(parse_cursor).transpose()?;
         let mut items: Vec<Session> = self
             .shared
             .store
-            .session_list(before, limit + 1)
+            .session_find(filter, before, limit + 1)
             .await?
             .into_iter()
-            .map(|record| record.session)
+            .map(|record| self.shown(record.session))
             .collect();
         let more = items.len() > limit as usize;
         items.truncate(limit as usize);
@@ -358,17 +338,19 @@ impl Sessions {
     /// # Errors
     /// When the store fails.
     pub async fn pulls(&self) -> Result<Vec<(SessionId, Pull)>, SessionError> {
-        Ok(self.shared.store.pull_list().await?)
+        let mut all = self.shared.store.pull_list().await?;
+        all.iter_mut().for_each(|(_, pull)| pull.url = self.shared.pulls.current(&pull.url));
+        Ok(all)
     }
 }
 
-fn named_agent(agent: Option<String>) -> Result<String, SessionError> {
+pub(crate) fn named_agent(agent: Option<String>) -> Result<String, SessionError> {
     let named = agent.map_or(Ok(AgentName::default()), |name| name.parse());
     let unknown = |unknown: UnknownAgent| SessionError::invalid("invalid_agent", unknown.to_string());
     named.map(String::from).map_err(unknown)
 }
 
-fn named_network(network: Option<String>) -> Result<String, SessionError> {
+pub(crate) fn named_network(network: Option<String>) -> Result<String, SessionError> {
     match network.as_deref() {
         None | Some("trusted") => Ok("trusted".to_owned()),
         Some("none") => Ok("none".to_owned()),
@@ -398,7 +380,7 @@ fn parse_cursor(cursor: &str) -> Result<(Timestamp, SessionId), SessionError> {
 }
 
 /// A random UUID (version 4): what agents take for the id of a conversation.
-fn uuid() -> String {
+pub(crate) fn uuid() -> String {
     let mut bytes = [0u8; 16];
     getrandom::fill(&mut bytes).expect("the kernel's random source is there on every Linux we support");
     bytes[6] = (bytes[6] & 0x0f) | 0x40;

@@ -21,7 +21,7 @@ use harvest_proto::{
     SandboxId, SessionId, Timestamp,
     api::{Evidence, Pull, Repository},
 };
-use harvest_store::{Lease, SessionRecord, Store};
+use harvest_store::{Lease, SessionRecord, Store, StoreError};
 use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -68,6 +68,21 @@ pub trait Pulls: Send + Sync {
 
     /// Shows on it what the platform saw.
     async fn set_evidence(&self, url: &str, number: u64, evidence: Evidence) -> Result<(), PullsError>;
+
+    /// A URL as it can be remembered: the forge's own may change with the server's address.
+    fn lasting(&self, url: &str) -> String {
+        url.to_owned()
+    }
+
+    /// Where a remembered URL leads now.
+    fn current(&self, url: &str) -> String {
+        url.to_owned()
+    }
+
+    /// Removes a repository that the forge was made to hold; answers whether it was one.
+    async fn forget(&self, _url: &str) -> Result<bool, PullsError> {
+        Ok(false)
+    }
 }
 
 /// Why a forge did not do it, in words.
@@ -90,6 +105,22 @@ impl Pulls for Forge {
             .await
             .map(drop)
             .map_err(|error| PullsError(Box::new(error)))
+    }
+
+    fn lasting(&self, url: &str) -> String {
+        Self::lasting(self, url)
+    }
+
+    fn current(&self, url: &str) -> String {
+        Self::current(self, url)
+    }
+
+    async fn forget(&self, url: &str) -> Result<bool, PullsError> {
+        let Some(name) = self.owns(url) else { return Ok(false) };
+        let forge = self.clone();
+        let removed = tokio::task::spawn_blocking(move || forge.remove(&name)).await;
+        let removed = removed.map_err(|panicked| PullsError(Box::new(panicked)))?;
+        removed.map(|()| true).map_err(|error| PullsError(Box::new(error)))
     }
 }
 
@@ -179,6 +210,15 @@ impl Shared {
         self.tracker.spawn(async move { stop.run_until_cancelled(work).await })
     }
 
+    /// The repositories of a session, the primary one first.
+    pub(crate) async fn repositories(&self, record: &SessionRecord) -> Result<Vec<Repository>, StoreError> {
+        let mut all = Vec::with_capacity(record.checkouts.len());
+        for checkout in &record.checkouts {
+            all.push(self.store.repository_get(&checkout.repository).await?);
+        }
+        Ok(all)
+    }
+
     /// The sandboxes that belong to no session and are there still, as far as we know.
     pub(crate) fn hidden(&self) -> Vec<SandboxId> {
         self.hidden.lock().expect("no holder of this lock can panic").iter().cloned().collect()
@@ -186,7 +226,13 @@ impl Shared {
 
     /// What a sandbox may do at the door. Without a branch it only reads. Only a sandbox that may reach
     /// the trusted names waits until they are known.
-    pub(crate) async fn pass(&self, repository: &Repository, order: PassOrder) -> Pass {
+    pub(crate) async fn pass(&self, repositories: &[Repository], order: PassOrder) -> Pass {
+        let access = |repository: &Repository| GitAccess {
+            name: repository.name.clone(),
+            url: self.pulls.current(&repository.url),
+            secret: repository.secret.clone(),
+            branch: order.branch.clone(),
+        };
         Pass {
             session: order.session,
             policy: match order.network.as_str() {
@@ -197,12 +243,7 @@ impl Shared {
                 Some("scripted") => Upstream::Scripted,
                 _ => Upstream::Anthropic,
             },
-            repositories: vec![GitAccess {
-                name: repository.name.clone(),
-                url: repository.url.clone(),
-                secret: repository.secret.clone(),
-                branch: order.branch,
-            }],
+            repositories: repositories.iter().map(access).collect(),
         }
     }
 }

@@ -7,6 +7,8 @@ mod blobs;
 mod garbage;
 #[path = "sessions/history.rs"]
 mod history;
+#[path = "sessions/inputs.rs"]
+mod inputs;
 #[path = "sessions/mishaps.rs"]
 mod mishaps;
 #[path = "sessions/rests.rs"]
@@ -144,7 +146,7 @@ impl House {
 
     async fn session(&self, sessions: &Sessions, prompt: Option<&str>) -> Session {
         let create = CreateSession {
-            repository: "demo".into(),
+            repository: Some("demo".into()),
             prompt: prompt.map(str::to_owned),
             ..CreateSession::default()
         };

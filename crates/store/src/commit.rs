@@ -12,6 +12,7 @@ use harvest_proto::{
 
 use crate::{
     DbConnection, Lease, Store, StoreError,
+    checkouts::{self, Fact},
     events::{self, Outbox},
     prompts,
     row::{self, bigint, plain, to_word},
@@ -135,18 +136,38 @@ pub enum Write {
     Position(Option<u32>),
     /// What to call the session.
     Title(String),
-    /// The remote's default branch: what the session starts from unless it named another.
-    DefaultBase(String),
-    /// The commit the session's work is compared with.
-    BaseCommit(String),
+    /// The remote's default branch: what work in this repository starts from unless another was named.
+    DefaultBase {
+        /// Which repository.
+        repository: String,
+        /// Its branch.
+        base: String,
+    },
+    /// The commit the session's work in this repository is compared with.
+    BaseCommit {
+        /// Which repository.
+        repository: String,
+        /// Its commit.
+        commit: String,
+    },
     /// The session's work so far, as a diff.
     Diff(String),
     /// The session used this much more.
     Usage(Usage),
     /// A commit passed the git door.
-    Pushed(String),
+    Pushed {
+        /// To which repository.
+        repository: String,
+        /// Which.
+        commit: String,
+    },
     /// That commit's pull request and evidence are done.
-    Reviewed(String),
+    Reviewed {
+        /// Of which repository.
+        repository: String,
+        /// Which.
+        commit: String,
+    },
 }
 
 /// A prompt to put into the queue.
@@ -292,18 +313,18 @@ impl Target<'_> {
             }
             Write::SnapshotShare { snapshot, at } => snapshots::share(self, &snapshot, at).await,
             Write::Title(text) => self.column("UPDATE sessions SET title = $2 WHERE id = $1", text).await,
-            Write::DefaultBase(text) => {
-                self.column("UPDATE sessions SET base = COALESCE(base, $2) WHERE id = $1", text).await
+            Write::DefaultBase { repository, base } => {
+                checkouts::learn(self, Fact::DefaultBase, repository, base).await
             }
-            Write::BaseCommit(text) => {
-                self.column("UPDATE sessions SET base_commit = $2 WHERE id = $1", text).await
+            Write::BaseCommit { repository, commit } => {
+                checkouts::learn(self, Fact::BaseCommit, repository, commit).await
             }
             Write::Diff(text) => self.column("UPDATE sessions SET diff = $2 WHERE id = $1", text).await,
-            Write::Pushed(text) => {
-                self.column("UPDATE sessions SET pushed_commit = $2 WHERE id = $1", text).await
+            Write::Pushed { repository, commit } => {
+                checkouts::learn(self, Fact::Pushed, repository, commit).await
             }
-            Write::Reviewed(text) => {
-                self.column("UPDATE sessions SET reviewed_commit = $2 WHERE id = $1", text).await
+            Write::Reviewed { repository, commit } => {
+                checkouts::learn(self, Fact::Reviewed, repository, commit).await
             }
             Write::Usage(usage) => self.usage(usage).await,
             Write::Position(position) => self.position(position).await,

@@ -11,6 +11,7 @@
 
 mod blobs;
 mod builds;
+mod checkouts;
 mod commit;
 mod counts;
 mod database;
@@ -40,13 +41,14 @@ use std::{collections::HashMap, path::Path, sync::Arc};
 use harvest_proto::{Event, SessionId};
 use tokio::sync::{Mutex, broadcast};
 
+pub use checkouts::{CheckoutRecord, NewCheckout};
 pub use commit::{Committed, NewPrompt, Write};
 pub use database::{DatabaseUrl, DatabaseUrlError};
 pub use error::StoreError;
 pub use idempotency::Claim;
 pub use leases::Lease;
 pub use removals::Removal;
-pub use sessions::{NewSession, SessionRecord};
+pub use sessions::{NewSession, SessionFilter, SessionRecord};
 pub use turns::TurnTree;
 
 use dialect::Source;

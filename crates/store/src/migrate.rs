@@ -9,6 +9,7 @@ const STEPS: &[(i64, &str)] = &[
     (1, include_str!("schema/0001.sql")),
     (2, include_str!("schema/0002.sql")),
     (3, include_str!("schema/0003.sql")),
+    (4, include_str!("schema/0004.sql")),
     (5, include_str!("schema/0005.sql")),
     (6, include_str!("schema/0006.sql")),
     (8, include_str!("schema/0008.sql")),

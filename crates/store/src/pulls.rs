@@ -1,4 +1,4 @@
-//! Pull requests as we recorded them, one per session.
+//! Pull requests as we recorded them, one per session and repository.
 
 use harvest_proto::{SessionId, Timestamp, api::Pull};
 
@@ -8,7 +8,7 @@ use crate::{
 };
 
 impl Store {
-    /// Records a session's pull request as it stands.
+    /// Records a session's pull request in a repository as it stands.
     ///
     /// # Errors
     /// [`StoreError::LeaseLost`] when another server has taken over.
@@ -28,9 +28,8 @@ impl Store {
                     leases::check(connection, lease).await?;
                     sqlx::query(
                         "INSERT INTO pulls (session, repository, number, pull, updated_at)
-                         VALUES ($1, $2, $3, $4, $5) ON CONFLICT (session) DO UPDATE SET
-                         repository = excluded.repository, number = excluded.number, pull = excluded.pull,
-                         updated_at = excluded.updated_at",
+                         VALUES ($1, $2, $3, $4, $5) ON CONFLICT (session, repository) DO UPDATE SET
+                         number = excluded.number, pull = excluded.pull, updated_at = excluded.updated_at",
                     )
                     .bind(session)
                     .bind(repository)
@@ -45,19 +44,7 @@ impl Store {
             .await
     }
 
-    /// A session's pull request.
-    ///
-    /// # Errors
-    /// When the database cannot be read.
-    pub async fn pull_get(&self, session: &SessionId) -> Result<Option<Pull>, StoreError> {
-        let row = sqlx::query("SELECT pull FROM pulls WHERE session = $1")
-            .bind(session.to_string())
-            .fetch_optional(&self.readers)
-            .await?;
-        row.map(|row| row::json(&row, "pull")).transpose()
-    }
-
-    /// Every session's pull request, the last changed first.
+    /// Every session's pull requests, the last changed first.
     ///
     /// # Errors
     /// When the database cannot be read.

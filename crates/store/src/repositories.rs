@@ -70,7 +70,7 @@ impl Store {
         self.writer
             .run(move |connection| {
                 Box::pin(async move {
-                    let used = sqlx::query("SELECT COUNT(*) AS used FROM sessions WHERE repository = $1")
+                    let used = sqlx::query("SELECT COUNT(*) AS used FROM checkouts WHERE repository = $1")
                         .bind(name.clone())
                         .fetch_one(&mut *connection)
                         .await?;

@@ -1,15 +1,18 @@
 //! Sessions: one row each, which also gives its events their numbers.
 
+use std::collections::BTreeMap;
+
 use harvest_proto::{
-    SandboxId, SessionId, Timestamp,
-    api::{Pull, Session, SessionState},
+    SandboxId, SessionId, SnapshotId, Timestamp,
+    api::{Session, SessionState},
     bridge::Author,
     event::Usage,
 };
 
 use crate::{
-    DbConnection, DbRow, Lease, Removal, Store, StoreError, Write, commit, leases, removals,
-    row::{self, plain, to_word},
+    CheckoutRecord, DbConnection, DbRow, Lease, NewCheckout, Removal, Store, StoreError, Write, checkouts,
+    commit, leases, removals,
+    row::{self, plain, to_json, to_word},
     writer::{Done, News},
 };
 
@@ -20,10 +23,8 @@ pub struct NewSession {
     pub id: SessionId,
     /// What to call it.
     pub title: String,
-    /// The repository's name.
-    pub repository: String,
-    /// The branch it starts from; the remote's default when absent.
-    pub base: Option<String>,
+    /// What it works on, the primary one first.
+    pub checkouts: Vec<NewCheckout>,
     /// The branch it works on.
     pub branch: String,
     /// The agent.
@@ -38,8 +39,12 @@ pub struct NewSession {
     pub conversation: String,
     /// The session it was forked from.
     pub forked_from: Option<SessionId>,
-    /// The commit its work is compared with, when it is known already.
-    pub base_commit: Option<String>,
+    /// The turn of it, if it was the end of one.
+    pub forked_turn: Option<u32>,
+    /// A name of its creator's, which no other session has.
+    pub key: Option<String>,
+    /// Variables for what runs in it.
+    pub env: BTreeMap<String, String>,
     /// When it is created.
     pub at: Timestamp,
 }
@@ -49,28 +54,72 @@ pub struct NewSession {
 pub struct SessionRecord {
     /// What people see of it.
     pub session: Session,
-    /// The branch it starts from; the remote's default when absent.
-    pub base: Option<String>,
+    /// What it works on, the primary one first.
+    pub checkouts: Vec<CheckoutRecord>,
     /// The agent's id of the conversation.
     pub conversation: String,
     /// The driver's own words.
     pub drive: String,
-    /// The commit its work is compared with, once known.
-    pub base_commit: Option<String>,
-    /// The newest commit that passed the git door.
-    pub pushed_commit: Option<String>,
-    /// The newest commit whose pull request and evidence are done.
-    pub reviewed_commit: Option<String>,
+    /// Variables for what runs in it.
+    pub env: BTreeMap<String, String>,
+}
+
+/// Which sessions to list; what is not said fits any.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SessionFilter {
+    /// In this state.
+    pub state: Option<SessionState>,
+    /// With this repository among theirs.
+    pub repository: Option<String>,
+    /// With this in their title, whatever the case of its letters.
+    pub title: Option<String>,
+    /// With this key.
+    pub key: Option<String>,
+}
+
+impl SessionFilter {
+    /// SQL for after `$3`, and what it asks for in its order.
+    fn conditions(&self) -> (String, Vec<String>) {
+        let (mut sql, mut texts) = (String::new(), Vec::new());
+        let mut add = |text: Option<String>, condition: &str| {
+            let Some(text) = text else { return };
+            texts.push(text);
+            sql += &condition.replace("$?", &format!("${}", texts.len() + 3));
+        };
+        add(self.state.as_ref().map(to_word), " AND s.state = $?");
+        add(self.key.clone(), " AND s.key = $?");
+        let named = " AND EXISTS (SELECT 1 FROM checkouts c WHERE c.session = s.id AND c.repository = $?)";
+        add(self.repository.clone(), named);
+        // Not every database knows the small form of every letter.
+        let title = self.title.as_ref();
+        let small = " AND (LOWER(s.title) LIKE $? ESCAPE '\\'";
+        add(title.map(|text| contains(&text.to_lowercase())), small);
+        let plain = " OR LOWER(s.title) LIKE $? ESCAPE '\\')";
+        add(title.map(|text| contains(&text.to_ascii_lowercase())), plain);
+        (sql, texts)
+    }
+}
+
+/// A pattern for texts that hold this one.
+fn contains(text: &str) -> String {
+    let mut pattern = String::from("%");
+    for letter in text.chars() {
+        if matches!(letter, '%' | '_' | '\\') {
+            pattern.push('\\');
+        }
+        pattern.push(letter);
+    }
+    pattern + "%"
 }
 
 // The diff is left out: it may be a megabyte, and lists do not show it.
-const SELECT: &str = "SELECT s.id, s.title, s.state, s.reason, s.position, s.repository, s.base, s.branch, s.agent, s.model, \
+const SELECT: &str = "SELECT s.id, s.title, s.state, s.reason, s.position, s.repository, s.branch, s.agent, s.model, \
      s.network, s.author_name, s.author_email, s.conversation, s.sandbox, s.epoch, s.snapshot, s.forked_from, \
-     s.drive, s.base_commit, s.pushed_commit, s.reviewed_commit, s.input_tokens, s.output_tokens, \
-     s.cache_read_tokens, s.cache_write_tokens, s.next_seq, s.created_at, s.last_activity, l.pull, \
+     s.forked_turn, s.key, s.env, s.drive, s.input_tokens, s.output_tokens, \
+     s.cache_read_tokens, s.cache_write_tokens, s.next_seq, s.created_at, s.last_activity, \
      (SELECT COUNT(*) FROM turns t WHERE t.session = s.id) AS turns, \
      (SELECT COUNT(*) FROM prompts p WHERE p.session = s.id AND p.status = 'queued') AS queued \
-     FROM sessions s LEFT JOIN pulls l ON l.session = s.id ";
+     FROM sessions s ";
 
 impl Store {
     /// Creates a session and does `writes` in it, all or nothing.
@@ -123,7 +172,21 @@ impl Store {
             .fetch_optional(&self.readers)
             .await?
             .ok_or_else(|| StoreError::missing(format!("session {session}")))?;
-        read(&row)
+        let mut record = read(&row)?;
+        checkouts::complete(&self.readers, std::slice::from_mut(&mut record)).await?;
+        Ok(record)
+    }
+
+    /// The session that has this key, if one has.
+    ///
+    /// # Errors
+    /// When the database cannot be read.
+    pub async fn session_by_key(&self, key: &str) -> Result<Option<SessionId>, StoreError> {
+        let row = sqlx::query("SELECT id FROM sessions WHERE key = $1")
+            .bind(key.to_owned())
+            .fetch_optional(&self.readers)
+            .await?;
+        row.map(|row| row::parsed(&row, "id")).transpose()
     }
 
     /// Sessions, newest first, at most `limit`, those older than `before` when it is given.
@@ -135,17 +198,35 @@ impl Store {
         before: Option<(Timestamp, SessionId)>,
         limit: u32,
     ) -> Result<Vec<SessionRecord>, StoreError> {
+        self.session_find(&SessionFilter::default(), before, limit).await
+    }
+
+    /// The same, only those that fit.
+    ///
+    /// # Errors
+    /// When the database cannot be read.
+    pub async fn session_find(
+        &self,
+        filter: &SessionFilter,
+        before: Option<(Timestamp, SessionId)>,
+        limit: u32,
+    ) -> Result<Vec<SessionRecord>, StoreError> {
         let (at, id) = before.map_or((i64::MAX, String::new()), |(at, id)| (at.as_millis(), id.to_string()));
-        let rows = sqlx::query(sqlx::AssertSqlSafe(format!(
-            "{SELECT} WHERE (s.created_at, s.id) < ($1, $2)
+        let (conditions, texts) = filter.conditions();
+        let mut query = sqlx::query(sqlx::AssertSqlSafe(format!(
+            "{SELECT} WHERE (s.created_at, s.id) < ($1, $2) {conditions}
              ORDER BY s.created_at DESC, s.id DESC LIMIT $3"
         )))
         .bind(at)
         .bind(id)
-        .bind(i64::from(limit))
-        .fetch_all(&self.readers)
-        .await?;
-        rows.iter().map(read).collect()
+        .bind(i64::from(limit));
+        for text in texts {
+            query = query.bind(text);
+        }
+        let rows = query.fetch_all(&self.readers).await?;
+        let mut records = rows.iter().map(read).collect::<Result<Vec<_>, _>>()?;
+        checkouts::complete(&self.readers, &mut records).await?;
+        Ok(records)
     }
 
     /// The session's work as a diff, as it was when last looked at.
@@ -219,15 +300,14 @@ async fn left_by(connection: &mut DbConnection, session: &SessionId) -> Result<V
 
 async fn insert(connection: &mut DbConnection, new: NewSession) -> Result<(), StoreError> {
     sqlx::query(
-        "INSERT INTO sessions (id, title, state, reason, repository, base, branch, agent, model, network,
-         author_name, author_email, conversation, forked_from, base_commit, drive, created_at, last_activity)
-         VALUES ($1, $2, $3, 'created', $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, '', $15, $15)",
+        "INSERT INTO sessions (id, title, state, reason, repository, branch, agent, model, network,
+         author_name, author_email, conversation, forked_from, forked_turn, key, env, drive, created_at, last_activity)
+         VALUES ($1, $2, $3, 'created', $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, '', $16, $16)",
     )
     .bind(new.id.to_string())
     .bind(plain(new.title))
     .bind(to_word(&SessionState::Queued))
-    .bind(new.repository)
-    .bind(new.base)
+    .bind(new.checkouts.first().map(|first| first.repository.clone()).unwrap_or_default())
     .bind(new.branch)
     .bind(new.agent)
     .bind(new.model)
@@ -236,23 +316,30 @@ async fn insert(connection: &mut DbConnection, new: NewSession) -> Result<(), St
     .bind(new.author.email)
     .bind(new.conversation)
     .bind(new.forked_from.map(|id| id.to_string()))
-    .bind(new.base_commit)
+    .bind(new.forked_turn.map(i64::from))
+    .bind(new.key)
+    .bind(to_json(&new.env))
     .bind(new.at.as_millis())
-    .execute(connection)
+    .execute(&mut *connection)
     .await
     .map_err(|error| StoreError::or_exists(error, format!("session {}", new.id)))?;
-    Ok(())
+    checkouts::insert(connection, &new.id, new.checkouts).await
 }
 
+/// All but what it works on: see [`checkouts::complete`].
 fn read(row: &DbRow) -> Result<SessionRecord, StoreError> {
     let next_seq: u64 = row::count(row, "next_seq")?;
+    let env: BTreeMap<String, String> = row::json(row, "env")?;
+    let snapshot: Option<SnapshotId> = row::parsed_optional(row, "snapshot")?;
     let session = Session {
         id: row::parsed(row, "id")?,
+        key: row::optional(row, "key")?,
         title: row::text(row, "title")?,
         state: row::word(row, "state")?,
         reason: row::text(row, "reason")?,
         position: row::count_optional(row, "position")?,
         repository: row::text(row, "repository")?,
+        repositories: Vec::new(),
         branch: row::text(row, "branch")?,
         agent: row::text(row, "agent")?,
         model: row::optional(row, "model")?,
@@ -260,24 +347,27 @@ fn read(row: &DbRow) -> Result<SessionRecord, StoreError> {
         author: Author { name: row::text(row, "author_name")?, email: row::text(row, "author_email")? },
         sandbox: row::parsed_optional::<SandboxId>(row, "sandbox")?,
         epoch: row::count(row, "epoch")?,
-        snapshot: row::parsed_optional(row, "snapshot")?,
+        snapshot_id: snapshot.clone(),
+        snapshot,
         forked_from: row::parsed_optional(row, "forked_from")?,
+        forked_turn: row::count_optional(row, "forked_turn")?,
+        env: env.keys().cloned().collect(),
         turns: row::count(row, "turns")?,
         queued: row::count(row, "queued")?,
         usage: usage(row)?,
-        pull: row::json_optional::<Pull>(row, "pull")?,
+        pull: None,
+        pr_number: None,
+        pr_url: None,
         seq: next_seq.saturating_sub(1),
         created_at: row::time(row, "created_at")?,
         last_activity: row::time(row, "last_activity")?,
     };
     Ok(SessionRecord {
         session,
-        base: row::optional(row, "base")?,
+        checkouts: Vec::new(),
         conversation: row::text(row, "conversation")?,
         drive: row::text(row, "drive")?,
-        base_commit: row::optional(row, "base_commit")?,
-        pushed_commit: row::optional(row, "pushed_commit")?,
-        reviewed_commit: row::optional(row, "reviewed_commit")?,
+        env,
     })
 }
 

@@ -25,6 +25,18 @@ impl Store {
         rows.iter().map(read).collect()
     }
 
+    /// Whether some session may start from it.
+    ///
+    /// # Errors
+    /// When the database cannot be read.
+    pub async fn snapshot_of_a_session(&self, snapshot: &SnapshotId) -> Result<bool, StoreError> {
+        let row = sqlx::query("SELECT COUNT(*) AS used FROM snapshots WHERE id = $1")
+            .bind(snapshot.to_string())
+            .fetch_one(&self.readers)
+            .await?;
+        Ok(row::count::<u64>(&row, "used")? > 0)
+    }
+
     /// Every snapshot any session may go on from, with each of those sessions.
     ///
     /// # Errors

@@ -11,13 +11,13 @@ use std::{
 
 use harvest_proto::{
     EventBody,
-    bridge::{Boot, BootStart, Fault, FaultCode, Reply},
+    bridge::{Boot, BootStart, Checkout, Fault, FaultCode, Reply},
     event::{BootPhase, PhaseStatus},
 };
 
 use crate::{
     capture,
-    git::Git,
+    git::{Git, Synced},
     supervisor::Supervisor,
     users::{AGENT_USER, User},
 };
@@ -70,11 +70,17 @@ type Step = Result<bool, String>;
 async fn run(supervisor: &Rc<Supervisor>, boot: &Boot) -> Result<(), ()> {
     let user = supervisor.user(Some(AGENT_USER)).map_err(|_| ())?;
     let building = boot.start == BootStart::Build;
-    let sets_up = building || boot.start == BootStart::Fresh;
+    // What a disk holds already has been set up there.
+    let mut fresh: Vec<&Checkout> = match boot.start {
+        BootStart::Build | BootStart::Fresh => boot.repositories.iter().collect(),
+        BootStart::Image | BootStart::Restore => Vec::new(),
+    };
+    let limit = boot.hook_millis.map_or(HOOK_LIMIT, Duration::from_millis);
+    let started: Vec<&Checkout> = boot.repositories.iter().filter(|_| !building).collect();
     step(supervisor, BootPhase::Starting, starting(supervisor, &user)).await?;
-    step(supervisor, BootPhase::Sync, sync(supervisor, boot, &user)).await?;
-    step(supervisor, BootPhase::Setup, hooks(supervisor, boot, &user, "setup.sh", sets_up)).await?;
-    step(supervisor, BootPhase::Start, hooks(supervisor, boot, &user, "start.sh", !building)).await?;
+    step(supervisor, BootPhase::Sync, sync(supervisor, boot, &user, &mut fresh)).await?;
+    step(supervisor, BootPhase::Setup, hooks(supervisor, &fresh, &user, ("setup.sh", limit))).await?;
+    step(supervisor, BootPhase::Start, hooks(supervisor, &started, &user, ("start.sh", limit))).await?;
     step(supervisor, BootPhase::Agent, async {
         let Some(agent) = boot.agent.as_ref().filter(|_| !building) else { return Ok(false) };
         supervisor.turns.start(supervisor, agent, primary(supervisor, boot)).await.map(|()| true)
@@ -117,23 +123,46 @@ fn own(folder: &Path, user: &User) -> std::io::Result<()> {
     Ok(())
 }
 
-async fn sync(supervisor: &Supervisor, boot: &Boot, user: &User) -> Step {
+async fn sync<'a>(
+    supervisor: &Supervisor,
+    boot: &'a Boot,
+    user: &User,
+    fresh: &mut Vec<&'a Checkout>,
+) -> Step {
+    let git = Git { supervisor, user };
+    let settled = git.settings().await;
     if boot.repositories.is_empty() {
+        // An image without git is as good as any for work that needs none.
         return Ok(false);
     }
-    let git = Git { supervisor, user };
-    git.settings().await?;
+    settled?;
     for checkout in &boot.repositories {
-        if let Some(message) = git.sync(checkout, boot.start).await? {
+        let told = match git.sync(checkout, boot.start).await? {
+            Synced::Brought => None,
+            Synced::Stale(message) => Some(message),
+            Synced::Cloned => {
+                if !fresh.contains(&checkout) {
+                    fresh.push(checkout);
+                }
+                let restored = boot.start == BootStart::Restore;
+                restored.then(|| format!("the disk held no {}: it was cloned", checkout.name))
+            }
+        };
+        if let Some(message) = told {
             supervisor.outbox.push(None, EventBody::Warning { message });
         }
     }
     Ok(true)
 }
 
-async fn hooks(supervisor: &Supervisor, boot: &Boot, user: &User, name: &str, wanted: bool) -> Step {
+async fn hooks(
+    supervisor: &Supervisor,
+    checkouts: &[&Checkout],
+    user: &User,
+    (name, limit): (&str, Duration),
+) -> Step {
     let mut ran = false;
-    for checkout in boot.repositories.iter().filter(|_| wanted) {
+    for checkout in checkouts {
         let folder = format!("{}/{}", supervisor.workspace(), checkout.name);
         let script = format!(".harvest/{name}");
         if !Path::new(&folder).join(&script).is_file() {
@@ -142,7 +171,6 @@ async fn hooks(supervisor: &Supervisor, boot: &Boot, user: &User, name: &str, wa
         ran = true;
         let shell = if Path::new("/bin/bash").exists() { "bash" } else { "sh" };
         let order = supervisor.order(vec![shell.to_owned(), script.clone()], user, &folder);
-        let limit = boot.hook_millis.map_or(HOOK_LIMIT, Duration::from_millis);
         let captured = capture::run(supervisor, order, limit).await.map_err(|fault| fault.message)?;
         captured.ok().map_err(|tail| format!("{}: {script}\n{tail}", checkout.name))?;
     }
@@ -157,7 +185,7 @@ fn primary(supervisor: &Supervisor, boot: &Boot) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use harvest_proto::{SessionId, bridge::Checkout};
+    use harvest_proto::SessionId;
 
     fn boot(name: &str, branch: &str) -> Boot {
         let checkout = Checkout {
@@ -165,6 +193,7 @@ mod tests {
             remote: "http://git.harvest.internal/x".into(),
             base: None,
             branch: Some(branch.into()),
+            clone_missing: false,
         };
         Boot {
             session: SessionId::random(),

@@ -24,6 +24,16 @@ const SETTINGS: [(&str, &str); 5] = [
     ("user.email", "harvest@localhost"),
 ];
 
+/// What became of a checkout.
+pub(crate) enum Synced {
+    /// It was there, and is up to date.
+    Brought,
+    /// It was there and stays as it is, for this reason.
+    Stale(String),
+    /// It was not there.
+    Cloned,
+}
+
 /// Git in one folder.
 pub(crate) struct Git<'a> {
     pub(crate) supervisor: &'a Supervisor,
@@ -64,28 +74,34 @@ impl Git<'_> {
         Ok(())
     }
 
-    /// Brings one checkout to where `start` wants it. `Ok(Some(_))` is a warning.
-    pub(crate) async fn sync(&self, checkout: &Checkout, start: BootStart) -> Result<Option<String>, String> {
+    /// Brings one checkout to where `start` wants it.
+    pub(crate) async fn sync(&self, checkout: &Checkout, start: BootStart) -> Result<Synced, String> {
         let workspace = self.supervisor.workspace();
         let folder = format!("{workspace}/{}", checkout.name);
         let there = std::path::Path::new(&folder).join(".git").exists();
-        match start {
-            BootStart::Restore => {
-                let fetched = self.fetch(&folder, checkout).await;
-                return Ok(fetched.err().map(|tail| format!("cannot fetch {}: {tail}", checkout.name)));
-            }
-            BootStart::Fresh | BootStart::Build if !there => {
-                let arguments = ["clone", "--quiet", "--", &checkout.remote, &checkout.name];
-                self.run(&workspace, &arguments, GIT_LIMIT).await?;
-            }
-            _ => self.fetch(&folder, checkout).await?,
+        if start == BootStart::Restore && (there || !checkout.clone_missing) {
+            return Ok(match self.fetch(&folder, checkout).await {
+                Ok(()) => Synced::Brought,
+                Err(tail) => Synced::Stale(format!("cannot fetch {}: {tail}", checkout.name)),
+            });
+        }
+        if there {
+            self.fetch(&folder, checkout).await?;
+        } else {
+            let arguments = ["clone", "--quiet", "--", &checkout.remote, &checkout.name];
+            self.run(&workspace, &arguments, GIT_LIMIT).await?;
         }
         self.check_out(&folder, checkout, start).await?;
-        Ok(None)
+        Ok(if there { Synced::Brought } else { Synced::Cloned })
     }
 
     async fn fetch(&self, folder: &str, checkout: &Checkout) -> Result<(), String> {
-        self.run(folder, &["remote", "set-url", "origin", &checkout.remote], LOCAL_LIMIT).await?;
+        let set = self.run(folder, &["remote", "set-url", "origin", &checkout.remote], LOCAL_LIMIT).await;
+        if let Err(tail) = set {
+            // One that was made inside has none yet.
+            let added = self.run(folder, &["remote", "add", "origin", &checkout.remote], LOCAL_LIMIT).await;
+            added.map_err(|_| tail)?;
+        }
         let fetch = self.run(folder, &["fetch", "--quiet", "--prune", "origin"], GIT_LIMIT);
         if checkout.base.is_some() {
             return fetch.await.map(drop);

@@ -126,7 +126,7 @@ async fn output(repository: &Path, arguments: &[&str]) -> std::io::Result<Output
     bare("git").arg("--git-dir").arg(repository).args(arguments).output().await
 }
 
-fn good(doing: &'static str, output: std::io::Result<Output>) -> Result<String, ForgeError> {
+pub(super) fn good(doing: &'static str, output: std::io::Result<Output>) -> Result<String, ForgeError> {
     let output = output.map_err(|error| ForgeError::Git { doing, message: error.to_string() })?;
     if !output.status.success() {
         let message = String::from_utf8_lossy(&output.stderr).trim().chars().take(500).collect();

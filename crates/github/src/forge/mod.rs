@@ -5,6 +5,7 @@
 //! {root}/{name}/repository.git   the bare repository
 //! {root}/{name}/token            what opens it, as a hash
 //! {root}/{name}/pulls/1.json     its pull requests
+//! {root}/{name}/source           the folder it was taken from, if it was
 //! ```
 
 mod cgi;
@@ -12,6 +13,7 @@ mod git;
 mod page;
 mod pulls;
 mod routes;
+mod take;
 
 use std::{
     fs, io,
@@ -25,7 +27,11 @@ use ring::digest::{SHA256, digest};
 use tokio::sync::Mutex;
 
 pub use pulls::NewPull;
+pub use take::{TakeError, Taken};
 
+// What the forge's URLs begin with where they are remembered: the server's own address may be another one
+// tomorrow. Nothing answers under this name.
+const LASTING: &str = "http://forge.harvest.internal";
 // As long as GitHub's names may be.
 const MAX_NAME_BYTES: usize = 100;
 // Longer than any push takes.
@@ -158,6 +164,21 @@ impl Forge {
         Ok(self.url(name))
     }
 
+    /// Removes a repository with its branches and its pull requests; one that is not there is removed already.
+    ///
+    /// # Errors
+    /// When the name is none or the disk fails.
+    pub fn remove(&self, name: &str) -> Result<(), ForgeError> {
+        let place = self.place(name)?;
+        // Out of sight at once; what a crash leaves of it is swept.
+        let gone = self.shared.root.join(format!(".new-{}", SessionId::random().part()));
+        match fs::rename(&place, &gone) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            other => other.map_err(file_error("remove", &place))?,
+        }
+        fs::remove_dir_all(&gone).map_err(file_error("remove", &gone))
+    }
+
     /// Has another token open the repository from now on.
     ///
     /// # Errors
@@ -192,10 +213,29 @@ impl Forge {
         Ok(names)
     }
 
+    /// A URL of this forge as it can be remembered; any other as it is.
+    #[must_use]
+    pub fn lasting(&self, url: &str) -> String {
+        match under(url, &self.shared.public) {
+            Some(rest) => format!("{LASTING}{rest}"),
+            None => url.to_owned(),
+        }
+    }
+
+    /// Where a remembered URL of this forge leads now; any other as it is.
+    #[must_use]
+    pub fn current(&self, url: &str) -> String {
+        match under(url, LASTING) {
+            Some(rest) => format!("{}{rest}", self.shared.public),
+            None => url.to_owned(),
+        }
+    }
+
     /// The repository's name, if this URL leads to the local forge. Says nothing about whether it exists.
     #[must_use]
     pub fn owns(&self, url: &str) -> Option<String> {
-        let (public, url) = (split_url(&self.shared.public)?, split_url(url)?);
+        let url = self.current(url);
+        let (public, url) = (split_url(&self.shared.public)?, split_url(&url)?);
         let same_host = public.host == url.host || (is_loopback(&public.host) && is_loopback(&url.host));
         if !same_host || public.scheme != url.scheme || public.port != url.port {
             return None;
@@ -333,6 +373,11 @@ fn split_url(url: &str) -> Option<SplitUrl> {
     })
 }
 
+/// What follows in a URL that lies below another.
+fn under<'a>(url: &'a str, above: &str) -> Option<&'a str> {
+    url.strip_prefix(above).filter(|rest| rest.starts_with('/'))
+}
+
 fn is_loopback(host: &str) -> bool {
     host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }
@@ -369,6 +414,21 @@ mod tests {
             "/srv/app.git",
         ] {
             assert_eq!(forge.owns(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn a_remembered_url_leads_to_wherever_the_forge_is_now() {
+        let (folder, forge) = forge();
+        for path in ["/app.git", "/app/pulls/1"] {
+            let kept = forge.lasting(&format!("http://127.0.0.1:7077/forge{path}"));
+            assert!(!kept.contains("7077"), "{kept}");
+            let moved = Forge::open(folder.path().join("forge"), "http://127.0.0.1:9/forge").unwrap();
+            assert_eq!(moved.current(&kept), format!("http://127.0.0.1:9/forge{path}"));
+        }
+        assert_eq!(forge.owns(&forge.lasting(&forge.url("app"))).as_deref(), Some("app"));
+        for other in ["http://127.0.0.1:7077/forgery/app.git", "https://example.org/app.git"] {
+            assert_eq!((forge.lasting(other), forge.current(other)), (other.to_owned(), other.to_owned()));
         }
     }
 

@@ -17,7 +17,10 @@ pub(crate) async fn run(here: &Invocation, verb: &Pr) -> Result<u8> {
     let client = Client::find(&here.config)?;
     let id = resolve::session(&client, &args.session).await?;
     let pull = client.pull(&id).await?;
-    here.print.result(&pull, text)?;
+    let repositories = client.session(&id).await?.repositories;
+    let pulls: Vec<&Pull> = repositories.iter().filter_map(|repository| repository.pull.as_ref()).collect();
+    // A program gets the first, as it always did; `show` has one for each repository.
+    here.print.result(&pull, |_| pulls.into_iter().map(text).collect::<Vec<_>>().join("\n"))?;
     Ok(0)
 }
 

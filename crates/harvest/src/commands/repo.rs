@@ -3,16 +3,15 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use harvest_github::Forge;
 use harvest_proto::api::{AddRepository, Build, BuildLine, Repository};
 use serde_json::json;
 
 use crate::{
     Invocation,
     cli::Repo,
-    client::{self, Client},
+    client::Client,
     printer::{Advice, table, took},
-    publish::publish,
+    publish::{Naming, forge, publish},
     render::short,
 };
 
@@ -21,9 +20,12 @@ pub(crate) async fn run(here: &Invocation, verb: Repo) -> Result<u8> {
     match verb {
         Repo::Add { location, name, base, secret, image } => {
             let request = AddRepository { url: location, name, base, secret, image };
-            let added = add(here, &client, request).await?;
+            let (added, new) = add(here, &client, request).await?;
             here.print.result(&added, |added| format!("{}\n", added.name))?;
-            here.print.note(format!("Registered {} as {}", added.url, added.name));
+            match new {
+                true => here.print.note(format!("Registered {} as {}", added.url, added.name)),
+                false => here.print.note(format!("Brought {} up to date with its folder", added.name)),
+            }
             here.print.hint(format!("`harvest repo build {}` makes sessions start faster", added.name));
         }
         Repo::Build { name } => {
@@ -48,29 +50,36 @@ pub(crate) async fn run(here: &Invocation, verb: Repo) -> Result<u8> {
             })?;
         }
         Repo::Rm { name } => {
+            let known = client.repositories().await?.into_iter().find(|known| known.name == name);
             client.repository_delete(&name).await?;
             here.print.result(&json!({ "forgotten": name }), |_| String::new())?;
-            here.print.note(format!("Forgot {name}"));
+            let copied =
+                known.is_some_and(|known| known.url.starts_with(&format!("{}/forge/", client.url())));
+            here.print.note(match copied {
+                true => format!(
+                    "Forgot {name}, and removed its copy on the local forge; the folder stays as it is"
+                ),
+                false => format!("Forgot {name}"),
+            });
         }
     }
     Ok(0)
 }
 
 /// A URL is registered as it is; a folder goes to the forge of the server on this machine first.
-async fn add(here: &Invocation, client: &Client, request: AddRepository) -> Result<Repository> {
+async fn add(here: &Invocation, client: &Client, request: AddRepository) -> Result<(Repository, bool)> {
     let folder = Path::new(&request.url);
     if !request.url.contains("://") && !folder.is_dir() {
-        let hint = "name a folder with a git repository, or an http or https URL";
+        let hint = "name a folder, or an http or https URL";
         bail!(Advice::new(format!("there is no folder `{}`", request.url), hint));
     }
     if request.url.contains("://") {
-        return client.repository_add(&request).await.context("cannot register the repository");
+        let added = client.repository_add(&request).await.context("cannot register the repository")?;
+        return Ok((added, true));
     }
-    let server =
-        client::local(&here.config).context("a folder can only be added on the server's own machine")?;
-    let forge = Forge::open(here.config.home.join("forge"), &format!("{}/forge", server.url))?;
     let folder = folder.to_owned();
-    publish(client, &forge, &folder, request).await
+    let published = publish(here.print, client, &forge(here)?, (&folder, Naming::Strict), request).await?;
+    Ok((published.repository, published.new))
 }
 
 /// Builds a repository and prints how it goes.

@@ -1,35 +1,37 @@
 //! `harvest run`: creates a session and follows it until it rests.
 
-use std::path::Path;
-
 use anyhow::{Context, Result};
-use harvest_proto::api::{AddRepository, CreateSession};
+use harvest_proto::api::CreateSession;
 
-use super::watch::{self, Until};
-use crate::{
-    Invocation,
-    cli::Run,
-    client::Client,
-    printer::{Advice, Refused},
+use super::{
+    exec::variables,
+    watch::{self, Until},
 };
+use crate::{Invocation, cli::Run, client::Client, desk::Desk, inputs, resolve};
 
 pub(crate) async fn run(here: &Invocation, args: Run) -> Result<u8> {
     let client = Client::find(&here.config)?;
-    let repository = registered(here, &client, &args.repository).await?;
+    let env = variables(&args.env)?;
+    let from = match args.from {
+        Some(typed) => Some(resolve::snapshot(&Desk::of(client.clone()), &typed).await?),
+        None => None,
+    };
+    let mut repositories = inputs::repositories(here, &client, &args.repositories).await?;
+    if let (Some(first), Some(base)) = (repositories.first_mut(), args.base) {
+        first.base = Some(base);
+    }
     let request = CreateSession {
-        repository,
+        repositories,
         prompt: Some(args.prompt),
-        base: args.base,
         agent: args.agent,
         model: args.model,
         network: args.net,
-        author: None,
+        env,
+        from,
+        key: args.key,
+        ..CreateSession::default()
     };
-    let session = client
-        .create(&request)
-        .await
-        .map_err(|error| unknown(error, &args.repository))
-        .context("cannot create a session")?;
+    let session = client.create(&request).await.context("cannot create a session")?;
     if args.detach {
         here.print.result(&session, |session| format!("{}\n", session.id))?;
         here.print.hint(format!("`harvest attach {}` follows it", session.id));
@@ -41,56 +43,4 @@ pub(crate) async fn run(here: &Invocation, args: Run) -> Result<u8> {
     here.print.note(format!("Created {} on {} (ctrl-c detaches; it goes on)", session.id, session.branch));
     let seen = watch::follow(here, &client, &session.id, 0, Until::Rest).await?;
     Ok(watch::exit_code(here, &session.id, seen))
-}
-
-/// An unknown repository is what a first `run` stumbles over.
-fn unknown(error: anyhow::Error, named: &str) -> anyhow::Error {
-    match error.downcast_ref::<Refused>() {
-        Some(refused) if refused.0.status == 404 => {
-            let hint = match Path::new(named).is_dir() {
-                true => format!("`harvest repo add {named}` registers a folder under a name"),
-                false => "`harvest repo ls` lists them; a git URL in place of the name registers it".into(),
-            };
-            Advice::new(refused.0.detail.clone(), hint).into()
-        }
-        _ => error,
-    }
-}
-
-/// A repository's name; a URL nobody registered is registered now.
-async fn registered(here: &Invocation, client: &Client, named: &str) -> Result<String> {
-    if !named.contains("://") {
-        return Ok(named.to_owned());
-    }
-    let known = client.repositories().await?;
-    if let Some(repository) = known.iter().find(|repository| same_url(&repository.url, named)) {
-        return Ok(repository.name.clone());
-    }
-    let request = AddRepository { url: named.to_owned(), ..AddRepository::default() };
-    let added =
-        client.repository_add(&request).await.map_err(|error| match error.downcast_ref::<Refused>() {
-            Some(refused) if refused.0.status == 409 => error.context(Advice::new(
-                "another repository has that name",
-                "register it with `harvest repo add --name`",
-            )),
-            _ => error,
-        })?;
-    here.print.note(format!("Registered {} as {}", added.url, added.name));
-    Ok(added.name)
-}
-
-fn same_url(left: &str, right: &str) -> bool {
-    let plain = |url: &str| url.trim_end_matches('/').trim_end_matches(".git").to_owned();
-    plain(left) == plain(right)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_url_is_the_same_with_and_without_its_ending() {
-        assert!(same_url("http://h/a.git", "http://h/a/"));
-        assert!(!same_url("http://h/a", "http://h/b"));
-    }
 }

@@ -1,7 +1,7 @@
 //! `harvest show`: one session as it stands, with its turns.
 
 use anyhow::Result;
-use harvest_proto::api::{Session, Turn};
+use harvest_proto::api::{Session, SessionRepository, Turn};
 use serde_json::json;
 
 use crate::{Invocation, cli::One, client::Client, printer::took, render::cut, resolve};
@@ -26,7 +26,6 @@ pub(crate) fn text(session: &Session, turns: &[Turn]) -> String {
         ("session", session.id.to_string()),
         ("title", cut(&session.title, 100)),
         ("state", format!("{} ({})", session.state.as_str(), session.reason)),
-        ("repository", session.repository.clone()),
         ("branch", session.branch.clone()),
         ("agent", format!("{} ({})", session.agent, session.model.as_deref().unwrap_or("its own model"))),
         ("network", session.network.clone()),
@@ -36,12 +35,27 @@ pub(crate) fn text(session: &Session, turns: &[Turn]) -> String {
     ];
     let mut add = |name, value: Option<String>| lines.extend(value.map(|value| (name, value)));
     add("in line", session.position.map(|position| format!("number {position}")));
+    for repository in &session.repositories {
+        add("repository", Some(repository_line(repository)));
+    }
     add("sandbox", session.sandbox.as_ref().map(ToString::to_string));
     add("snapshot", session.snapshot.as_ref().map(ToString::to_string));
-    add("forked from", session.forked_from.as_ref().map(ToString::to_string));
-    add("pull", session.pull.as_ref().map(|pull| format!("#{} {} {}", pull.number, pull.state, pull.url)));
+    let turn = session.forked_turn.map_or_else(String::new, |turn| format!("@{turn}"));
+    add("forked from", session.forked_from.as_ref().map(|from| format!("{from}{turn}")));
+    add("variables", Some(session.env.join(" ")).filter(|names| !names.is_empty()));
+    add("key", session.key.clone());
+    add("created", Some(session.created_at.to_string()));
+    add("active", Some(session.last_activity.to_string()));
+    for pull in session.repositories.iter().filter_map(|repository| repository.pull.as_ref()) {
+        add("pull", Some(format!("#{} {} {}", pull.number, pull.state, pull.url)));
+    }
     let lines = lines.iter().map(|(name, value)| format!("{name:<12}{value}\n"));
     lines.chain(turns.iter().map(turn_line)).collect()
+}
+
+fn repository_line(repository: &SessionRepository) -> String {
+    let base = repository.base.as_ref().map_or_else(String::new, |base| format!(" from {base}"));
+    format!("{}{base} {}", repository.name, repository.url)
 }
 
 fn turn_line(turn: &Turn) -> String {

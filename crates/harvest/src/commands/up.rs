@@ -34,11 +34,6 @@ pub(crate) async fn run(here: &Invocation, args: Up) -> Result<u8> {
     let serving = Serving::start(config, options).await.context("cannot start the server")?;
     let millis = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
     here.print.note(format!("Listening on {} after {}", serving.url(), took(millis)));
-    if let Some(port) = serving.forge_port() {
-        here.print
-            .note(format!("warning: repositories on the local forge were registered under port {port}"));
-        here.print.hint(format!("`harvest up --listen 127.0.0.1:{port}` makes them work again"));
-    }
     if let Some(token) = serving.new_token() {
         here.print.note(format!("Token {token} (shown once; kept in {})", config.token_file().display()));
     }

@@ -25,7 +25,7 @@ use crate::{
     follow::{Update, Verdict, Watch},
     images,
     printer::{Advice, took},
-    publish::publish,
+    publish::{Naming, publish},
     wire::Serving,
 };
 
@@ -109,7 +109,8 @@ impl Tour<'_> {
         fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         sample::write(&folder)?;
         let request = AddRepository { name: Some(sample::NAME.into()), ..AddRepository::default() };
-        publish(&self.client, self.serving.forge(), &folder, request).await?;
+        let named = (folder.as_path(), Naming::Strict);
+        publish(self.here.print, &self.client, self.serving.forge(), named, request).await?;
         commands::build_repository(self.here, &self.client, sample::NAME).await?;
         self.done("Registered and prebuilt calc");
         Ok(())
@@ -119,7 +120,7 @@ impl Tour<'_> {
         self.begin("A session: real Claude Code in a sandbox, two prompts, one pull request");
         self.here.print.note("The model is scripted: no account, no key, no cost. All else is real.");
         let request = CreateSession {
-            repository: sample::NAME.into(),
+            repository: Some(sample::NAME.into()),
             prompt: Some(FIRST.into()),
             model: Some("scripted".into()),
             network: Some("none".into()),

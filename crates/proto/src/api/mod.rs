@@ -21,7 +21,9 @@ pub use history::{
 pub use prompts::{CreatePrompt, MovePrompt, Prompt, PromptStatus, Turn};
 pub use repositories::{AddRepository, Build, BuildLine, Evidence, Pull, Repository};
 pub use secrets::SetSecret;
-pub use sessions::{CreateSession, ForkSession, RestoreSession, Session, SessionState};
+pub use sessions::{
+    CreateSession, ForkSession, RestoreSession, Session, SessionRepository, SessionState, UseRepository,
+};
 pub use snapshots::Snapshot;
 pub use sockets::{STDERR, STDOUT, SocketIn, SocketOut};
 pub use tokens::{CreateToken, CreatedToken, Me, Role, Token};

@@ -52,6 +52,9 @@ pub struct Checkout {
     pub base: Option<String>,
     /// The branch the session works on; a build stays on the base.
     pub branch: Option<String>,
+    /// Clone it when a restored disk does not hold it. Otherwise its absence is the work of a turn.
+    #[serde(default)]
+    pub clone_missing: bool,
 }
 
 /// Which agent, and how.

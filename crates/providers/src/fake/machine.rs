@@ -77,6 +77,10 @@ impl Machine {
         self.inside().files.insert(path.to_owned(), bytes);
     }
 
+    pub(crate) fn booted(&self) -> Option<Boot> {
+        self.inside().boot.clone()
+    }
+
     pub(crate) fn ended(&self) -> Option<String> {
         self.inside().ended.clone()
     }

@@ -19,7 +19,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use harvest_proto::{PromptId, SandboxId, SnapshotId, event::SnapshotKind};
+use harvest_proto::{PromptId, SandboxId, SnapshotId, bridge::Boot, event::SnapshotKind};
 use harvest_session::{
     disks::Disks,
     provider::{
@@ -84,10 +84,12 @@ pub enum Act {
 }
 
 impl Fake {
-    /// Nothing in it yet.
+    /// Nothing in it yet. It has an image of every name but `no-such-image`.
     #[must_use]
     pub fn new() -> Self {
-        Self::default()
+        let fake = Self::default();
+        fake.forget_image("no-such-image");
+        fake
     }
 
     fn inner(&self) -> MutexGuard<'_, Inner> {
@@ -141,6 +143,12 @@ impl Fake {
     #[must_use]
     pub fn file(&self, sandbox: &SandboxId, path: &str) -> Option<Vec<u8>> {
         self.machine(sandbox).ok()?.files().get(path).cloned()
+    }
+
+    /// What a sandbox was told to get ready, if it was.
+    #[must_use]
+    pub fn boot(&self, sandbox: &SandboxId) -> Option<Boot> {
+        self.machine(sandbox).ok()?.booted()
     }
 
     /// The turn that holds in this sandbox ends well.
@@ -281,6 +289,14 @@ impl Provider for Fake {
         // Those people made for themselves are none of the sessions' business.
         let inner = self.inner();
         Ok(inner.sandboxes.keys().filter(|id| !inner.own.has(id)).cloned().collect())
+    }
+
+    async fn holds(&self, from: &StartFrom) -> Result<bool, ProviderError> {
+        let inner = self.inner();
+        Ok(match from {
+            StartFrom::Image(image) => !inner.missing_images.contains(image),
+            StartFrom::Snapshot(snapshot) => inner.snapshots.contains_key(snapshot),
+        })
     }
 
     fn snapshots(&self) -> Option<&dyn Snapshots> {

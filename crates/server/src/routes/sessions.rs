@@ -3,8 +3,9 @@
 use axum::{Json, extract::State, http::StatusCode};
 use harvest_proto::{
     SessionId, SnapshotId,
-    api::{CreateSession, ForkSession, Page, RestoreSession, Session},
+    api::{CreateSession, ForkSession, Page, RestoreSession, Session, SessionState},
 };
+use harvest_session::SessionFilter;
 use serde::Serialize;
 
 use crate::{
@@ -16,18 +17,45 @@ use crate::{
     valid,
 };
 
+/// Which sessions to list.
+#[derive(Debug, Default, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Which {
+    #[serde(default)]
+    cursor: Option<String>,
+    #[serde(default)]
+    limit: Option<u32>,
+    #[serde(default)]
+    state: Option<SessionState>,
+    #[serde(default)]
+    repository: Option<String>,
+    #[serde(default)]
+    q: Option<String>,
+    #[serde(default)]
+    key: Option<String>,
+}
+
 /// Lists sessions, newest first.
 #[utoipa::path(get, path = "/v1/sessions", tag = "sessions",
-    params(("cursor" = Option<String>, Query, description = "Where the last page ended", min_length = 1),
+    params(("state" = Option<SessionState>, Query, description = "Only those in this state"),
+           ("repository" = Option<String>, Query, description = "Only those that work on this repository"),
+           ("q" = Option<String>, Query, description = "Only those with this in their title"),
+           ("key" = Option<String>, Query, description = "Only the one with this key"),
+           ("cursor" = Option<String>, Query, description = "Where the last page ended", min_length = 1),
            ("limit" = Option<u32>, Query, description = "1 to 200; 50 when absent",
             minimum = 1, maximum = 200)),
     responses((status = 200, body = Page<Session>, description = "A page of sessions")))]
 pub(crate) async fn session_list(
     State(state): State<ServerState>,
-    Query(paging): Query<Paging>,
+    Query(which): Query<Which>,
 ) -> Result<Json<Page<Session>>, ApiError> {
-    let limit = paging.limit()?;
-    Ok(Json(state.sessions.list(paging.cursor.as_deref(), limit).await?))
+    let Which { cursor, limit, state: shown, repository, q, key } = which;
+    let paging = Paging { cursor, limit };
+    if [&repository, &q, &key].into_iter().flatten().any(|text| text.contains('\0')) {
+        return Err(ApiError::invalid("invalid_query", "no session has a zero byte in any of its texts"));
+    }
+    let filter = SessionFilter { state: shown, repository, title: q, key };
+    Ok(Json(state.sessions.find(&filter, paging.cursor.as_deref(), paging.limit()?).await?))
 }
 
 /// Creates a session; with a prompt, work begins at once.

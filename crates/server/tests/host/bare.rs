@@ -16,7 +16,9 @@ use harvest_proto::{
 };
 use harvest_session::{
     Doors, PullOrder, Pulls, PullsError,
-    provider::{BridgeStream, Found, Freezing, Provider, ProviderError, Snapshots, StartOrder, Started},
+    provider::{
+        BridgeStream, Found, Freezing, Provider, ProviderError, Snapshots, StartFrom, StartOrder, Started,
+    },
 };
 
 #[derive(Default)]
@@ -71,6 +73,10 @@ impl Provider for Bare {
             true => Err(ProviderError::ImageMissing { image: "none".into() }),
             false => Ok(vec![]),
         }
+    }
+
+    async fn holds(&self, _: &StartFrom) -> Result<bool, ProviderError> {
+        Ok(false)
     }
 
     fn snapshots(&self) -> Option<&dyn Snapshots> {

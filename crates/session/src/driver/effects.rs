@@ -1,14 +1,14 @@
 //! What of a step is carried out. Frames go onto the wire here and now, in the order decided; the
 //! rest runs beside the driver and reports back.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use harvest_proto::{
     EventBody, PromptId, SandboxId, SnapshotId, TurnId,
     bridge::{AgentLaunch, Boot, BootStart, Checkout, PromptOrder, Restarts, ToSupervisor},
     event::SnapshotKind,
 };
-use harvest_store::{StoreError, Write};
+use harvest_store::{CheckoutRecord, StoreError, Write};
 
 use super::{
     Driver, Note,
@@ -70,10 +70,11 @@ impl Driver {
     fn start(&mut self, sandbox: SandboxId, epoch: u64, from: Option<SnapshotId>) {
         self.detach();
         let (shared, notes) = (Arc::clone(&self.shared), self.notes_in.clone());
-        let (session, repository) = (self.id().clone(), self.record.session.repository.clone());
+        let session = self.id().clone();
+        let primary = self.record.checkouts.first().map(|first| first.repository.clone());
         self.shared.spawn(async move {
             let began = now();
-            let (start, from) = match origin(&shared, &repository, from).await {
+            let (start, from) = match origin(&shared, primary.as_deref(), from).await {
                 Ok(origin) => origin,
                 Err(detail) => {
                     let failed = Input::StartFailed { epoch, detail, permanent: true };
@@ -85,7 +86,7 @@ impl Driver {
                 StartFrom::Image(name) => name.clone(),
                 StartFrom::Snapshot(snapshot) => snapshot.to_string(),
             };
-            let order = StartOrder { sandbox: sandbox.clone(), from, state: Some(repository) };
+            let order = StartOrder { sandbox: sandbox.clone(), from, state: primary };
             let started = shared.provider.start(order).await;
             let millis = u64::try_from(now().since(began).as_millis()).unwrap_or(u64::MAX);
             let note = match started {
@@ -120,12 +121,7 @@ impl Driver {
             session: session.id.clone(),
             epoch: self.state.epoch,
             start,
-            repositories: vec![Checkout {
-                name: session.repository.clone(),
-                remote: remote(&session.repository),
-                base: self.record.base.clone(),
-                branch: Some(session.branch.clone()),
-            }],
+            repositories: self.checkouts(),
             agent: Some(AgentLaunch {
                 name: session.agent.clone(),
                 conversation: self.record.conversation.clone(),
@@ -134,7 +130,7 @@ impl Driver {
                 model: session.model.clone().filter(|model| model != "scripted"),
                 restarts: Restarts::default(),
             }),
-            env: BTreeMap::new(),
+            env: self.record.env.clone(),
             hook_millis: None,
         };
         let epoch = self.state.epoch;
@@ -148,19 +144,32 @@ impl Driver {
         });
     }
 
+    /// What the sandbox is to have in `/workspace`.
+    fn checkouts(&self) -> Vec<Checkout> {
+        let session = &self.record.session;
+        let checkout = |of: &CheckoutRecord| Checkout {
+            name: of.repository.clone(),
+            remote: remote(&of.repository),
+            base: of.base.clone(),
+            branch: Some(session.branch.clone()),
+            // Before its first turn a disk holds nothing of the session's; a fork's holds all there is to have.
+            clone_missing: self.state.turns == 0 && session.forked_from.is_none(),
+        };
+        self.record.checkouts.iter().map(checkout).collect()
+    }
+
     fn prepare(&mut self) {
         let Some(link) = &self.link else { return };
         let (bridge, notes, epoch) = (link.bridge.clone(), self.notes_in.clone(), self.state.epoch);
         let session = &self.record.session;
-        // A fork begins on the branch of the session it came from.
-        let fork = session.forked_from.is_some() && self.state.turns == 0;
-        let branch = fork.then(|| session.branch.clone());
+        let restored = matches!(&self.state.machine, Machine::Booting { start: BootStart::Restore, .. });
+        // A disk from elsewhere comes with the branches it had there.
+        let branch = (restored && self.state.turns == 0).then(|| session.branch.clone());
         // Only a disk that holds nothing of the session yet shows what it starts from.
-        let look = self.record.base_commit.is_none()
-            && matches!(&self.state.machine, Machine::Booting { start, .. } if *start != BootStart::Restore);
-        let folder = checkout::folder(&session.repository);
+        let look = !restored || self.state.turns == 0;
+        let checkouts = self.record.checkouts.clone();
         self.attach(async move {
-            let note = match checkout::prepare(&bridge, &folder, branch.as_deref(), look).await {
+            let note = match checkout::prepare(&bridge, &checkouts, branch.as_deref(), look).await {
                 Ok(writes) => Note::Input(Input::Prepared { epoch }, writes),
                 // The connection comes back, and with it the order to prepare.
                 Err(checkout::PrepareError::Bridge(BridgeError::Lost)) => return,
@@ -195,7 +204,6 @@ impl Driver {
     fn capture(&mut self, sandbox: SandboxId, snapshot: SnapshotId) {
         let (shared, notes) = (Arc::clone(&self.shared), self.notes_in.clone());
         let bridge = self.link.as_ref().map(|link| link.bridge.clone());
-        let folder = checkout::folder(&self.record.session.repository);
         let session = self.id().clone();
         let (turn, began) = (self.state.saved_turn().cloned(), self.state.disk.clone());
         self.shared.spawn(async move {
@@ -207,7 +215,7 @@ impl Driver {
                     Some(trees::of_turn(&shared, &session, bridge, turn, began.as_ref()).await)
                 };
                 let tree = tokio::time::timeout(DIFF_LIMIT, tree);
-                let (diff, tree) = tokio::join!(turn_diff(&shared, &session, bridge, &folder), tree);
+                let (diff, tree) = tokio::join!(turn_diff(&shared, &session, bridge), tree);
                 writes.extend(diff.map(Write::Diff));
                 writes.extend(tree.ok().flatten().unwrap_or_default());
             }
@@ -331,12 +339,15 @@ async fn in_time<T>(
 /// What a sandbox starts from, and what its disk holds then.
 async fn origin(
     shared: &Shared,
-    repository: &str,
+    primary: Option<&str>,
     from: Option<SnapshotId>,
 ) -> Result<(BootStart, StartFrom), String> {
     if let Some(snapshot) = from {
         return Ok((BootStart::Restore, StartFrom::Snapshot(snapshot)));
     }
+    let Some(repository) = primary else {
+        return Ok((BootStart::Fresh, StartFrom::Image(shared.config.image.clone())));
+    };
     let repository = shared.store.repository_get(repository).await.map_err(|error| words(&error))?;
     Ok(match repository.build {
         Some(build) => (BootStart::Image, StartFrom::Snapshot(build.snapshot)),
@@ -344,14 +355,9 @@ async fn origin(
     })
 }
 
-async fn turn_diff(
-    shared: &Shared,
-    session: &harvest_proto::SessionId,
-    bridge: &Bridge,
-    folder: &str,
-) -> Option<String> {
-    let base = shared.store.session_get(session).await.ok()?.base_commit;
-    match tokio::time::timeout(DIFF_LIMIT, checkout::diff(bridge, folder, base.as_deref())).await {
+async fn turn_diff(shared: &Shared, session: &harvest_proto::SessionId, bridge: &Bridge) -> Option<String> {
+    let checkouts = shared.store.session_get(session).await.ok()?.checkouts;
+    match tokio::time::timeout(DIFF_LIMIT, checkout::diff(bridge, &checkouts)).await {
         Ok(Ok(diff)) => Some(diff),
         Ok(Err(error)) => {
             tracing::debug!(%session, error = words(&error), "the turn's diff cannot be read");

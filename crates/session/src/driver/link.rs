@@ -129,14 +129,14 @@ impl Driver {
     }
 
     async fn open_door(&mut self, socket: PathBuf) {
-        let repository = match self.shared.store.repository_get(&self.record.session.repository).await {
-            Ok(repository) => repository,
+        let repositories = match self.shared.repositories(&self.record).await {
+            Ok(repositories) => repositories,
             Err(error) => {
-                tracing::error!(session = %self.id(), %error, "the session's repository cannot be read");
+                tracing::error!(session = %self.id(), %error, "the session's repositories cannot be read");
                 return;
             }
         };
-        let pass = self.shared.pass(&repository, PassOrder::from(&self.record)).await;
+        let pass = self.shared.pass(&repositories, PassOrder::from(&self.record)).await;
         match self.shared.doors.open(&socket, pass) {
             Ok(door) => self.door = Some(door),
             Err(error) => {

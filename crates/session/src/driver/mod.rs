@@ -20,7 +20,7 @@ use harvest_proto::{
     EventBody, SandboxId, SessionId, SnapshotId, TurnId, api::SessionState, bridge::BootStart,
     event::SnapshotKind,
 };
-use harvest_store::{NewPrompt, Removal, SessionRecord, StoreError, Write};
+use harvest_store::{CheckoutRecord, NewPrompt, Removal, SessionRecord, StoreError, Write};
 use tokio::{
     sync::{mpsc, oneshot, watch},
     task::AbortHandle,
@@ -347,12 +347,23 @@ impl Driver {
     fn learn(&mut self, writes: &[Write]) {
         for write in writes {
             match write {
-                Write::BaseCommit(commit) => self.record.base_commit = Some(commit.clone()),
-                Write::DefaultBase(base) => {
-                    self.record.base.get_or_insert_with(|| base.clone());
+                Write::BaseCommit { repository, commit } => {
+                    self.checkout(repository, |known| known.base_commit = Some(commit.clone()));
+                }
+                Write::DefaultBase { repository, base } => {
+                    self.checkout(repository, |known| {
+                        known.base.get_or_insert_with(|| base.clone());
+                    });
                 }
                 _ => {}
             }
+        }
+    }
+
+    fn checkout(&mut self, repository: &str, change: impl FnOnce(&mut CheckoutRecord)) {
+        let mut checkouts = self.record.checkouts.iter_mut();
+        if let Some(known) = checkouts.find(|known| known.repository == repository) {
+            change(known);
         }
     }
 
@@ -414,9 +425,8 @@ impl Driver {
         if drive != self.kept {
             writes.push(writes::drive(&step.state, drive.clone()));
         }
-        let position = |state: &State| state.waiting.map(|waiting| waiting.position);
-        if position(&step.state) != position(&self.state) {
-            writes.push(Write::Position(position(&step.state)));
+        if step.state.position() != self.state.position() {
+            writes.push(Write::Position(step.state.position()));
         }
         if !writes.is_empty() {
             self.shared.store.session_commit(self.id(), self.shared.lease, at, writes).await?;

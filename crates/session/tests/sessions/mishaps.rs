@@ -140,7 +140,7 @@ async fn only_doors_to_trusted_names_wait_until_those_are_known() {
     let url = "https://example.org/demo.git".to_owned();
     sessions.repository_add(AddRepository { url, ..AddRepository::default() }).await.unwrap();
     let trusting = house.session(&sessions, None).await.id;
-    let (repository, network) = ("demo".to_owned(), Some("none".to_owned()));
+    let (repository, network) = (Some("demo".to_owned()), Some("none".to_owned()));
     let create = CreateSession { repository, network, ..CreateSession::default() };
     let alone = sessions.create(create, ada()).await.unwrap().id;
     until_state(&sessions, &alone, SessionState::Idle).await;

@@ -45,11 +45,11 @@ async fn every_kind_of_write_is_read_back_as_it_was_written(home: Home) {
     };
     let texts = [
         Write::Title("title".into()),
-        Write::DefaultBase("main".into()),
-        Write::DefaultBase("another".into()),
-        Write::BaseCommit("c1".into()),
-        Write::Pushed("c2".into()),
-        Write::Reviewed("c3".into()),
+        Write::DefaultBase { repository: "app".into(), base: "main".into() },
+        Write::DefaultBase { repository: "app".into(), base: "another".into() },
+        Write::BaseCommit { repository: "app".into(), commit: "c1".into() },
+        Write::Pushed { repository: "app".into(), commit: "c2".into() },
+        Write::Reviewed { repository: "app".into(), commit: "c3".into() },
         Write::Position(Some(4)),
     ];
     let mut writes = vec![Write::EventInTurn { at: NOW, body: Box::new(inside) }, end, done, kept];
@@ -60,10 +60,11 @@ async fn every_kind_of_write_is_read_back_as_it_was_written(home: Home) {
     let record = home.store.session_get(&session).await.unwrap();
     assert_eq!(record.session.usage.output_tokens, 4);
     assert_eq!((record.session.state, record.session.epoch), (SessionState::Running, 2));
-    assert_eq!((record.session.title.as_str(), record.base.as_deref()), ("title", Some("main")));
-    assert_eq!(record.base_commit.as_deref(), Some("c1"));
+    let checkout = &record.checkouts[0];
+    assert_eq!((record.session.title.as_str(), checkout.base.as_deref()), ("title", Some("main")));
+    assert_eq!(checkout.base_commit.as_deref(), Some("c1"));
     assert_eq!(
-        (record.pushed_commit.as_deref(), record.reviewed_commit.as_deref()),
+        (checkout.pushed_commit.as_deref(), checkout.reviewed_commit.as_deref()),
         (Some("c2"), Some("c3"))
     );
     let turns = home.store.turn_list(&session).await.unwrap();

@@ -8,7 +8,7 @@ use harvest_proto::{
     api::{PromptStatus, Role, Token},
     bridge::{Author, OutboxEvent},
 };
-use harvest_store::{DatabaseUrl, Lease, NewPrompt, NewSession, Store, StoreError, Write};
+use harvest_store::{DatabaseUrl, Lease, NewCheckout, NewPrompt, NewSession, Store, StoreError, Write};
 use sqlx::Row;
 
 pub(crate) const NOW: Timestamp = Timestamp::from_millis(1_000);
@@ -161,12 +161,15 @@ pub(crate) fn author() -> Author {
     Author { name: "Ada".into(), email: "ada@example.org".into() }
 }
 
+fn checkout(repository: &str) -> NewCheckout {
+    NewCheckout { repository: repository.into(), base: None, base_commit: None }
+}
+
 pub(crate) fn new_session() -> NewSession {
     NewSession {
         id: SessionId::random(),
         title: "t".into(),
-        repository: "r".into(),
-        base: None,
+        checkouts: vec![checkout("r"), checkout("s")],
         branch: "b".into(),
         agent: "claude".into(),
         model: None,
@@ -174,7 +177,9 @@ pub(crate) fn new_session() -> NewSession {
         author: author(),
         conversation: "c".into(),
         forked_from: None,
-        base_commit: None,
+        forked_turn: None,
+        key: None,
+        env: std::collections::BTreeMap::new(),
         at: NOW,
     }
 }

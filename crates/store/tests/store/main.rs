@@ -3,6 +3,7 @@
 
 mod acts;
 mod blobs;
+mod checkouts;
 mod damage;
 mod events;
 mod faults;

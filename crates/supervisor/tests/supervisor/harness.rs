@@ -161,6 +161,7 @@ impl Sandbox {
                 remote: format!("file://{}", bare.display()),
                 base: None,
                 branch: Some("harvest/work".into()),
+                clone_missing: false,
             }],
             agent: Some(AgentLaunch {
                 name: "claude".into(),

@@ -7,6 +7,8 @@ mod durable;
 mod exec;
 mod greedy;
 mod history;
+mod inputs;
+mod inside;
 mod line;
 mod machines;
 mod quickstart;

@@ -51,11 +51,11 @@ pub(crate) fn argv(launch: &AgentLaunch, cwd: &str, resume: bool) -> Vec<String>
 
 fn instructions(cwd: &str) -> String {
     format!(
-        "You work unattended in a sandbox of your own. The repository is checked out in {cwd}, on a branch made \
-         for this work. Hand work in by committing it and running a plain `git push`: pushing the current branch is \
-         all there is to do, a pull request is opened from it. You need no credentials for git, for the model or \
-         for installing packages: never look for any and never ask for one. What the network policy does not allow \
-         cannot be reached; say so instead of working around it."
+        "You work unattended in a sandbox of your own, in {cwd}. Every repository below /workspace is on a branch \
+         made for this work. Hand work in by committing it and running a plain `git push` in its folder: pushing the \
+         current branch is all there is to do, a pull request is opened from it, one in each repository. You need no \
+         credentials for git, for the model or for installing packages: never look for any and never ask for one. \
+         What the network policy does not allow cannot be reached; say so instead of working around it."
     )
 }
 

@@ -1,0 +1,93 @@
+//! Several checkouts beside each other, and disks that hold some of them.
+
+use std::fs;
+
+use harvest_proto::{
+    EventBody,
+    bridge::{Boot, BootStart, Checkout, ToSupervisor},
+    event::{BootPhase, PhaseStatus},
+};
+
+use crate::harness::{Client, Sandbox};
+
+const SETUP: &str = "basename $PWD >> $HOME/set-up";
+
+/// The sandbox's own repository under two names, with a hook that says where it ran.
+fn two(sandbox: &Sandbox, start: BootStart) -> Boot {
+    let boot = sandbox.boot(start, &[(".harvest/setup.sh", SETUP)]);
+    let other = Checkout { name: "lib".into(), clone_missing: true, ..boot.repositories[0].clone() };
+    Boot { agent: None, repositories: vec![boot.repositories[0].clone(), other], ..boot }
+}
+
+fn boot(sandbox: &Sandbox, boot: Boot) -> Client {
+    let mut owner = sandbox.owner(1, 0);
+    owner.ask(|id| ToSupervisor::Boot { id, boot: Box::new(boot) }).unwrap();
+    owner.phase(BootPhase::Ready, PhaseStatus::Done);
+    owner
+}
+
+fn heads(sandbox: &Sandbox) -> [String; 2] {
+    ["shop", "lib"].map(|name| {
+        fs::read_to_string(sandbox.at("workspace").join(name).join(".git/HEAD")).unwrap_or_default()
+    })
+}
+
+const BRANCH: &str = "ref: refs/heads/harvest/work\n";
+
+/// A sandbox whose disk holds the primary checkout only, as a build leaves it.
+fn with_primary() -> Sandbox {
+    let built = Sandbox::start();
+    let mut build = two(&built, BootStart::Build);
+    build.repositories.truncate(1);
+    boot(&built, build);
+    built
+}
+
+fn on_the_disk_of(built: &Sandbox) -> Sandbox {
+    let next = Sandbox::start();
+    fs::remove_dir(next.at("workspace")).unwrap();
+    fs::rename(built.at("workspace"), next.at("workspace")).unwrap();
+    next
+}
+
+#[test]
+fn repositories_are_cloned_beside_each_other_and_each_is_set_up() {
+    let sandbox = Sandbox::start();
+    boot(&sandbox, two(&sandbox, BootStart::Fresh));
+    assert_eq!(heads(&sandbox), [BRANCH, BRANCH]);
+    assert_eq!(fs::read_to_string(sandbox.at("home/set-up")).unwrap(), "shop\nlib\n");
+}
+
+#[test]
+fn what_an_image_does_not_hold_is_cloned_and_only_that_is_set_up() {
+    let built = with_primary();
+    let sandbox = on_the_disk_of(&built);
+    boot(&sandbox, two(&built, BootStart::Image));
+    assert_eq!(heads(&sandbox), [BRANCH, BRANCH]);
+    assert_eq!(fs::read_to_string(sandbox.at("home/set-up")).unwrap(), "lib\n");
+}
+
+#[test]
+fn what_a_restored_disk_lacks_is_cloned_when_asked_for_and_never_silently() {
+    let built = with_primary();
+    let sandbox = on_the_disk_of(&built);
+    let mut owner = boot(&sandbox, two(&built, BootStart::Restore));
+    let told = owner.event(|body| matches!(body, EventBody::Warning { .. }));
+    assert!(matches!(&told, EventBody::Warning { message } if message.contains("lib")), "{told:?}");
+    assert_eq!(heads(&sandbox), ["ref: refs/heads/main\n", BRANCH], "what was there stays as it is");
+
+    let sandbox = on_the_disk_of(&sandbox);
+    fs::remove_dir_all(sandbox.at("workspace/lib")).unwrap();
+    let mut restore = two(&built, BootStart::Restore);
+    restore.repositories[1].clone_missing = false;
+    boot(&sandbox, restore);
+    assert_eq!(heads(&sandbox)[1], "", "a turn may have removed it");
+}
+
+#[test]
+fn without_a_repository_the_workspace_is_empty() {
+    let sandbox = Sandbox::start();
+    let boot_order = Boot { repositories: Vec::new(), ..two(&sandbox, BootStart::Fresh) };
+    boot(&sandbox, boot_order);
+    assert_eq!(fs::read_dir(sandbox.at("workspace")).unwrap().count(), 0);
+}

@@ -1,0 +1,184 @@
+//! What a session is made from: several repositories, folders that stay as they are, variables, a
+//! snapshot, a key.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use harvest_e2e::{Host, Ran};
+use harvest_proto::{EventBody, api::Session};
+use serde_json::{Value, json};
+
+use crate::{SAMPLE, completed};
+
+/// Every file below a folder, `.git` included, with its mode, time and content.
+fn picture(folder: &Path) -> BTreeMap<PathBuf, (u32, i64, i64, Vec<u8>)> {
+    let (mut all, mut folders) = (BTreeMap::new(), vec![folder.to_owned()]);
+    while let Some(next) = folders.pop() {
+        for entry in fs::read_dir(next).unwrap() {
+            let path = entry.unwrap().path();
+            let about = fs::symlink_metadata(&path).unwrap();
+            let content = if about.is_file() { fs::read(&path).unwrap() } else { Vec::new() };
+            if about.is_dir() {
+                folders.push(path.clone());
+            }
+            all.insert(path, (about.mode(), about.mtime(), about.mtime_nsec(), content));
+        }
+    }
+    all
+}
+
+/// A folder with the sample in it.
+fn folder(host: &Host, name: &str) -> PathBuf {
+    let folder = host.home().join("folders").join(name);
+    for (path, content) in SAMPLE {
+        let path = folder.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, content).unwrap();
+    }
+    folder
+}
+
+fn git(folder: &Path, script: &str) {
+    let who = ["-c", "user.name=Test", "-c", "user.email=test@example.org"];
+    let done = Command::new("git").arg("-C").arg(folder).args(who).args(script.split(' ')).output().unwrap();
+    assert!(done.status.success(), "git {script}: {done:?}");
+}
+
+fn well(ran: Ran) -> Ran {
+    assert_eq!(ran.code, 0, "{ran:?}");
+    ran
+}
+
+fn session(ran: &Ran) -> Session {
+    serde_json::from_str(&ran.stdout).unwrap_or_else(|_| panic!("{ran:?}"))
+}
+
+const SCRIPTED: [&str; 5] = ["-m", "scripted", "--net", "none", "-d"];
+
+#[tokio::test]
+async fn two_folders_are_worked_on_side_by_side_and_stay_as_they_are() {
+    let host = Host::start().await;
+    // One with git, on a branch of its own and with work in progress; one without.
+    let (calc, lib) = (folder(&host, "calc"), folder(&host, "other/lib"));
+    git(&calc, "init -q -b trunk");
+    git(&calc, "add -A");
+    git(&calc, "commit -qm Begin");
+    fs::write(calc.join("draft.txt"), "not yet").unwrap();
+    let before = (picture(&calc), picture(&lib));
+
+    let change = "sed -i s/a.-.b/a+b/ calc.py && git commit -qam fix && git push -q";
+    let script = json!([
+        { "bash": format!("pwd > /tmp/where; {change}; cd ../lib && {change}; echo $MODE > /tmp/mode") },
+        { "text": "done" },
+    ]);
+    let prompt = format!("Fix both.\nscript: {script}");
+    let names = [calc.to_str().unwrap(), lib.to_str().unwrap()];
+    let run = ["run", &prompt, "-r", names[0], "-r", names[1], "-e", "MODE=fast", "--key", "both", "--json"];
+    let ran = well(host.harvest(run.iter().chain(&SCRIPTED)));
+    assert!(ran.stderr.contains("draft.txt"), "what is not committed is named: {}", ran.stderr);
+    let made = session(&ran);
+    let mut follower = host.follow(made.id.clone());
+    let checked = |body: &EventBody| matches!(body, EventBody::Evidence(evidence) if evidence.passed);
+    let first = follower.until("the first evidence", checked).await;
+    follower.after(first.seq, "the second evidence", checked).await;
+    assert!(follower.seen.iter().any(|event| completed(&event.body)));
+    let shown = host.show(&made.id).await;
+    let bases: Vec<_> =
+        shown.repositories.iter().map(|one| (one.name.as_str(), one.base.as_deref())).collect();
+    assert_eq!(bases, [("calc", Some("trunk")), ("lib", Some("main"))]);
+    for repository in &shown.repositories {
+        let pull = repository.pull.as_ref().unwrap();
+        assert!(pull.evidence.as_ref().unwrap().passed && pull.url.contains(&repository.name), "{pull:?}");
+    }
+    let (_, seen) = host.exec(&made.id, "harvest", "cat /tmp/where /tmp/mode; pwd; ls /workspace").await;
+    assert_eq!(seen, "/workspace/calc\nfast\n/workspace/calc\ncalc\nlib\n");
+    let diff = well(host.harvest(["diff", "-"])).stdout;
+    assert!(diff.contains("+++ b/calc/calc.py") && diff.contains("+++ b/lib/calc.py"), "{diff}");
+    assert_eq!((picture(&calc), picture(&lib)), before, "the folders are only read");
+
+    // The key finds it; the same folder is brought up to date, not registered again.
+    let key: Value = host.get("/v1/sessions?key=both").send().await.unwrap().json().await.unwrap();
+    assert_eq!(key["items"][0]["id"], json!(made.id));
+    fs::write(lib.join("calc.py"), "def add(a, b):\n    return a + b\n").unwrap();
+    let again = format!("Look.\nscript: {}", json!([{ "bash": "cat calc.py" }, { "text": "seen" }]));
+    let again =
+        session(&well(host.harvest(["run", &again, "-r", names[1], "--json"].iter().chain(&SCRIPTED))));
+    host.follow(again.id.clone()).until("the turn", completed).await;
+    let (_, code) = host.exec(&again.id, "harvest", "cat calc.py").await;
+    assert!(code.contains("a + b"), "{code}");
+    let listed: Value = serde_json::from_str(&well(host.harvest(["repo", "ls", "--json"])).stdout).unwrap();
+    assert_eq!(listed.as_array().unwrap().len(), 2, "{listed}");
+}
+
+#[tokio::test]
+async fn a_session_starts_without_a_repository_or_from_a_snapshot_of_another() {
+    let host = Host::start().await;
+    let note =
+        format!("Write.\nscript: {}", json!([{ "bash": "pwd > note; ls -A >> note" }, { "text": "done" }]));
+    let body = json!({ "prompt": note, "model": "scripted", "network": "none" });
+    let first: Session = serde_json::from_value(host.post("/v1/sessions", body).await).unwrap();
+    let mut follower = host.follow(first.id.clone());
+    follower.until("the snapshot", |body| matches!(body, EventBody::SnapshotTaken { .. })).await;
+    let snapshot = host.show(&first.id).await.snapshot_id.unwrap().to_string();
+    let lib = folder(&host, "lib");
+    let look =
+        format!("Look.\nscript: {}", json!([{ "bash": "git branch --show-current" }, { "text": "seen" }]));
+    let run = ["run", &look, "-r", lib.to_str().unwrap(), "--from", &snapshot, "--json"];
+    let second = session(&well(host.harvest(run.iter().chain(&SCRIPTED))));
+    well(host.harvest(["rm", &first.id.to_string()]));
+    host.follow(second.id.clone()).until("the turn", completed).await;
+    let (_, seen) = host.exec(&second.id, "harvest", "cat /workspace/note; git branch --show-current").await;
+    assert_eq!(
+        seen,
+        format!("/workspace\nnote\n{}\n", second.branch),
+        "its disk, and what it lacked, cloned"
+    );
+    let unknown = host.harvest(["run", "x", "-r", lib.to_str().unwrap(), "--from", "snp_000000000000"]);
+    assert!(unknown.code == 1 && unknown.stderr.contains("hint:"), "{unknown:?}");
+}
+
+#[tokio::test]
+async fn a_copied_folder_works_after_the_server_has_moved_and_goes_when_it_is_forgotten() {
+    let mut host = Host::start().await;
+    let lib = folder(&host, "lib");
+    let lib = lib.to_str().unwrap();
+    well(host.harvest(["repo", "add", lib]));
+    let again = well(host.harvest(["repo", "add", lib]));
+    assert!(again.stderr.contains("up to date"), "{again:?}");
+    let before = host.url().unwrap();
+    host.kill();
+    // Somebody else has the port now.
+    let port = before.rsplit(':').next().unwrap().parse::<u16>().unwrap();
+    let _taken = std::net::TcpListener::bind(("127.0.0.1", port)).unwrap();
+    host.up().await;
+    assert_ne!(host.url().unwrap(), before);
+    let listed = well(host.harvest(["repo", "ls"])).stdout;
+    assert!(listed.contains(&host.url().unwrap()), "{listed}");
+    let look = format!("Look.\nscript: {}", json!([{ "text": "seen" }]));
+    let made = session(&well(host.harvest(["run", &look, "-r", "lib", "--json"].iter().chain(&SCRIPTED))));
+    host.follow(made.id.clone()).until("the turn", completed).await;
+    let used = host.harvest(["repo", "rm", "lib"]);
+    assert!(used.code == 1 && used.stderr.contains("hint:"), "{used:?}");
+    well(host.harvest(["rm", "-"]));
+    well(host.harvest(["repo", "rm", "lib"]));
+    assert!(!host.home().join("forge/lib").exists());
+    assert!(!well(host.harvest(["secret", "ls"])).stdout.contains("FORGE_LIB"));
+    let empty = host.home().join("empty");
+    fs::create_dir(&empty).unwrap();
+    for (arguments, words) in [
+        (["repo", "add", empty.to_str().unwrap()], "there is no file in"),
+        (["repo", "add", "/nope"], "there is no folder"),
+        (["run", "x", "-rnope"], "no repository and no folder `nope`"),
+    ] {
+        let refused = host.harvest(arguments);
+        assert!(refused.code == 1 && refused.stderr.contains(words), "{refused:?}");
+        assert!(refused.stderr.contains("hint:") && !refused.stderr.contains("fatal:"), "{refused:?}");
+    }
+    let image = host.harvest(["repo", "add", "http://127.0.0.1:1/x.git", "--image", "nope"]);
+    assert!(image.code == 1 && image.stderr.contains("harvest image ls"), "{image:?}");
+}
