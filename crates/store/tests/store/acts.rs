@@ -45,11 +45,11 @@ async fn every_kind_of_write_is_read_back_as_it_was_written(home: Home) {
     };
     let texts = [
         Write::Title("title".into()),
-        Write::DefaultBase { repository: "app".into(), base: "main".into() },
-        Write::DefaultBase { repository: "app".into(), base: "another".into() },
-        Write::BaseCommit { repository: "app".into(), commit: "c1".into() },
-        Write::Pushed { repository: "app".into(), commit: "c2".into() },
-        Write::Reviewed { repository: "app".into(), commit: "c3".into() },
+        Write::DefaultBase { repository: "r".into(), base: "main".into() },
+        Write::DefaultBase { repository: "r".into(), base: "another".into() },
+        Write::BaseCommit { repository: "r".into(), commit: "c1".into() },
+        Write::Pushed { repository: "r".into(), commit: "c2".into() },
+        Write::Reviewed { repository: "r".into(), commit: "c3".into() },
         Write::Position(Some(4)),
     ];
     let mut writes = vec![Write::EventInTurn { at: NOW, body: Box::new(inside) }, end, done, kept];
