@@ -95,13 +95,11 @@ fn sandboxes_of_sessions_are_told_from_those_of_people() {
     for (owner, running) in [(Owner::Kept, &mine), (Owner::Sessions, &theirs)] {
         assert_eq!(world.engine.list_of(owner).unwrap(), std::slice::from_ref(&running.id));
     }
-    let of_sessions = |running: &Running| {
-        let snapshot = harvest_proto::SnapshotId::random();
-        let captured = world.engine.capture(&running.id, &snapshot).unwrap().snapshot;
-        world.engine.snapshot_remove(&snapshot).unwrap();
-        captured.of_sessions
-    };
-    assert_eq!((of_sessions(&mine), of_sessions(&theirs)), (false, true));
+    // What people take by hand of a session's sandbox is theirs: only the session's own captures are its.
+    let snapshot = harvest_proto::SnapshotId::random;
+    let by_hand = world.engine.capture(&theirs.id, &snapshot()).unwrap().snapshot;
+    let its_own = world.engine.capture_for_sessions(&theirs.id, &snapshot()).unwrap().snapshot;
+    assert_eq!((by_hand.of_sessions, its_own.of_sessions), (false, true));
 }
 
 #[test]
