@@ -3,7 +3,7 @@
 
 # What the product calls at run time, and what its tests need besides.
 PACKAGES := git mmdebstrap ca-certificates e2fsprogs btrfs-progs
-TEST_PACKAGES := busybox-static python3 uidmap user-mode-linux docker-registry skopeo postgresql
+TEST_PACKAGES := busybox-static python3 python3-venv uidmap user-mode-linux docker-registry skopeo postgresql
 # Whom the engine is measured beside; podman and docker too, where they are.
 BENCH_PACKAGES := busybox-static bubblewrap crun runc postgresql
 
@@ -16,6 +16,7 @@ test: packages build images
 	@if cargo nextest --version >/dev/null 2>&1; \
 	then cargo nextest run --workspace; \
 	else cargo test --workspace; fi
+	.ci/fuzz-api
 	.ci/second-kernel
 
 # The engine's tests on Linux 6.1 with cgroup v2; about a minute, part of `test`.

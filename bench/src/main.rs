@@ -5,6 +5,7 @@
 mod contest;
 mod disks;
 mod harvest;
+mod http;
 mod machine;
 mod memory;
 mod options;
@@ -58,6 +59,9 @@ fn bench(options: &Options) -> Result<()> {
     let mut contestants = Vec::new();
     contestants.extend(peers::fork_exec(&place));
     contestants.extend(harvest::contestants(&place)?);
+    if options.wants(http::FIRST_OUTPUT) {
+        contestants.push(http::contestant(&place)?);
+    }
     if options.peers {
         for offered in peers::all(&place) {
             offered.enter(&mut contestants, &mut report);

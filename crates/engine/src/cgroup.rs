@@ -204,7 +204,14 @@ impl Hierarchy {
             (_, false) => ("freezer.state", "THAWED"),
         };
         let path = folder.join(file);
-        fs::write(&path, value).doing(|| format!("set {} to {value}", path.display()))
+        fs::write(&path, value).doing(|| format!("set {} to {value}", path.display()))?;
+        if !frozen {
+            // Somebody may have frozen one of them by hand: it would outlast this, and on v1 a kill.
+            for below in ["agent", "commands"] {
+                let _ = fs::write(folder.join(below).join(file), value);
+            }
+        }
+        Ok(())
     }
 
     /// Whether all of `work` stands still.
@@ -248,10 +255,8 @@ impl Hierarchy {
     pub(crate) fn clear(&self, home: &str, part: &str) -> bool {
         let folders = self.folders(home, part);
         // Frozen processes of v1 die only after a thaw.
-        if matches!(self, Self::V1 { .. })
-            && let Some(freezer) = self.freezer(home, part).filter(|freezer| freezer.exists())
-        {
-            let _ = fs::write(freezer.join("freezer.state"), "THAWED");
+        if matches!(self, Self::V1 { .. }) {
+            let _ = self.freeze(home, part, false);
         }
         if let Self::V2 { mount } = self {
             let _ = fs::write(mount.join(home).join(part).join("cgroup.kill"), "1");

@@ -92,7 +92,7 @@ impl Guest {
         let socket = connect_in(folder, &name, SocketType::STREAM).map_err(failed)?;
         let (socket, decoder) = (socket.into(), Decoder::default());
         let mut guest = Self { socket, decoder, requests: 0, streams: 0, welcome: false };
-        guest.say(&ToSupervisor::Hello { version: VERSION, role: Role::Guest })?;
+        guest.say(&ToSupervisor::Hello { version: VERSION, role: Role::Guest, heartbeat_millis: None })?;
         Ok(guest)
     }
 

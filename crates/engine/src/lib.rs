@@ -10,6 +10,7 @@ mod bootstrap;
 mod btrfs;
 mod build;
 mod cgroup;
+mod changes;
 mod collect;
 mod disk;
 mod error;
@@ -48,6 +49,7 @@ use std::sync::Arc;
 pub use archive::ArchiveError;
 pub use build::{BuildOptions, Progress};
 pub use cgroup::{Group, Hierarchy, Setting};
+pub use changes::{Before, Change, Changes, How};
 pub use collect::Collected;
 pub use error::EngineError;
 pub use facts::Lack;
@@ -68,7 +70,7 @@ pub use spec::{
 };
 pub use store::{Driver, ParseDriverError, StoreKind};
 pub use unpack::{UnpackError, UnpackLimits};
-pub use usage::{DiskRoom, SandboxUsed, StoreFile, Usage, Used};
+pub use usage::{DiskRoom, SandboxUsed, StoreFile, Usage, Used, Weighed};
 pub use volume::{
     Backing, Volume, VolumeName, VolumeSpec,
     state::{EXEC_STATE, STATE_FOLDERS, STATE_INSIDE},

@@ -52,6 +52,9 @@ pub struct Snapshot {
     /// The snapshot that sandbox began as, if it did.
     #[serde(default)]
     pub parent: Option<SnapshotId>,
+    /// How many of the layers its sandbox began with; not known of old ones.
+    #[serde(default)]
+    pub stands_on: Option<usize>,
     /// What it added on the disk to what it stands on, where that is known without looking.
     #[serde(default)]
     pub bytes: Option<u64>,
@@ -69,8 +72,9 @@ impl Snapshot {
     /// A snapshot taken now, of which no more is known.
     pub(crate) fn of(id: SnapshotId, layers: Vec<LayerId>, config: ImageConfig) -> Self {
         let created_at = Timestamp::from(SystemTime::now());
-        let (sandbox, parent, bytes) = (None, None, None);
-        Self { id, layers, config, created_at, durable: false, sandbox, parent, bytes, of_sessions: true }
+        let (sandbox, parent, stands_on, bytes) = (None, None, None, None);
+        let (durable, of_sessions) = (false, true);
+        Self { id, layers, config, created_at, durable, sandbox, parent, stands_on, bytes, of_sessions }
     }
 }
 
@@ -120,7 +124,8 @@ impl SandboxDisk {
         let layers = self.layers.iter().cloned().chain(top).collect();
         let snapshot = Snapshot::of(id.clone(), layers, self.config.clone());
         let (sandbox, parent) = (Some(self.id.clone()), self.parent.clone());
-        Snapshot { sandbox, parent, of_sessions: self.of_sessions, ..snapshot }
+        let stands_on = Some(self.layers.len());
+        Snapshot { sandbox, parent, stands_on, of_sessions: self.of_sessions, ..snapshot }
     }
 }
 

@@ -11,7 +11,7 @@ use harvest_proto::{SandboxId, SnapshotId};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Engine, EngineError, SandboxState, StoreKind, btrfs,
+    Engine, EngineError, SandboxState, Snapshot, StoreKind, btrfs,
     btrfs::Taken,
     disk::{self, Disk},
     home::make_private,
@@ -57,6 +57,15 @@ pub struct Used<Name> {
     pub name: Name,
     /// How much.
     pub bytes: u64,
+}
+
+/// A snapshot and what the layers it consists of take.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Weighed {
+    /// Which.
+    pub snapshot: Snapshot,
+    /// Those of this home, bottom first.
+    pub layers: Vec<(LayerId, u64)>,
 }
 
 /// A sandbox and what its writable layer takes.
@@ -144,6 +153,32 @@ impl Engine {
             snapshots.push(Used { name: snapshot.id, bytes });
         }
         Ok((snapshots, all.iter().map(|(_, bytes)| bytes).sum()))
+    }
+
+    /// Every snapshot of this home with the layers of this home it consists of and what each takes. What an
+    /// image brought along is not counted.
+    ///
+    /// # Errors
+    /// When a record cannot be read.
+    pub fn snapshots_weighed(&self) -> Result<Vec<Weighed>, EngineError> {
+        self.store.wake()?;
+        let _hold = self.disk.hold()?;
+        let mut layers = Layers { disk: &self.disk, seen: BTreeMap::new() };
+        let snapshots = self.disk.snapshot_list()?;
+        for snapshot in &snapshots {
+            // What was counted when it was taken needs no measuring.
+            if let (Some(own), Some(bytes)) = (snapshot.layers.last(), snapshot.bytes) {
+                layers.seen.entry(own.clone()).or_insert(bytes);
+            }
+        }
+        let ours = |layer: &&LayerId| self.disk.layers().join(layer.as_str()).exists();
+        let mut weighed = Vec::new();
+        for snapshot in snapshots {
+            let stack = snapshot.layers.iter().filter(ours);
+            let stack = stack.map(|layer| (layer.clone(), layers.bytes(layer))).collect();
+            weighed.push(Weighed { snapshot, layers: stack });
+        }
+        Ok(weighed)
     }
 
     fn sandbox_usage(&self) -> Result<Vec<SandboxUsed>, EngineError> {

@@ -92,6 +92,7 @@ impl fmt::Display for SecretName {
 pub struct Vault {
     key: LessSafeKey,
     random: SystemRandom,
+    tell: fn(&Secret<String>),
 }
 
 impl fmt::Debug for Vault {
@@ -101,6 +102,13 @@ impl fmt::Debug for Vault {
 }
 
 impl Vault {
+    /// Calls `tell` with every value that passes, sealed or unsealed: whoever keeps a log wants to know
+    /// what must not be in it.
+    #[must_use]
+    pub fn telling(self, tell: fn(&Secret<String>)) -> Self {
+        Self { tell, ..self }
+    }
+
     /// Opens the vault whose key is in this file; makes the file when there is none.
     ///
     /// # Errors
@@ -115,7 +123,7 @@ impl Vault {
             other => other?,
         };
         let key = UnboundKey::new(&AES_256_GCM, &bytes).expect("32 bytes are a key of AES-256");
-        Ok(Self { key: LessSafeKey::new(key), random })
+        Ok(Self { key: LessSafeKey::new(key), random, tell: |_| {} })
     }
 
     /// The value as it may be stored.
@@ -123,6 +131,7 @@ impl Vault {
     /// # Errors
     /// When the system has no random bytes for us.
     pub fn seal(&self, name: &SecretName, value: &Secret<String>) -> Result<Vec<u8>, VaultError> {
+        (self.tell)(value);
         let mut nonce = [0; NONCE_LEN];
         self.random.fill(&mut nonce).map_err(|_| VaultError::Random)?;
         let mut body = value.expose().clone().into_bytes();
@@ -140,6 +149,7 @@ impl Vault {
         self.unseal_bytes(name, sealed)
             .and_then(|bytes| String::from_utf8(bytes).ok())
             .map(Secret::new)
+            .inspect(self.tell)
             .ok_or_else(|| VaultError::Unopenable { name: name.clone() })
     }
 

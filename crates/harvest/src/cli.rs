@@ -11,7 +11,7 @@ use clap::{Args, Parser, Subcommand, builder::NonEmptyStringValueParser};
 
 pub(crate) use inside::Shell;
 pub(crate) use machine::{Create, Exec, Sandbox, Side, Snapshot, Volume};
-pub(crate) use server::{CreateToken, Token};
+pub(crate) use server::{Api, Completion, ConfigArgs, CreateToken, Token};
 
 /// Background coding agents on machines you own: a prompt goes in, a tested pull request comes out.
 #[derive(Debug, Parser)]
@@ -78,6 +78,8 @@ pub(crate) enum Command {
     Quickstart(Quickstart),
     /// Start the server
     Up(Up),
+    /// End the server of this home, as ctrl-c would
+    Down,
     /// See what this machine lacks
     Doctor,
     /// Start a session and follow it
@@ -109,8 +111,10 @@ pub(crate) enum Command {
     Archive(One),
     /// Delete a session with its snapshots and its history
     Rm(Rm),
-    /// Show what a session has changed
-    Diff(One),
+    /// List a session's turns: what was asked, how it ended, what it changed
+    Turns(One),
+    /// Show what a session has changed, in one turn, or between two
+    Diff(Diff),
     /// Print what happened in a session
     Logs(Logs),
     /// Print a session's events for programs: one JSON object per line
@@ -131,6 +135,12 @@ pub(crate) enum Command {
     /// Make and revoke the tokens by which people and programs ask
     #[command(subcommand)]
     Token(Token),
+    /// Send any request to the server and print its answer
+    Api(Api),
+    /// Print what a shell needs to complete verbs and flags
+    Completion(Completion),
+    /// Show what is configured, and who said so
+    Config(ConfigArgs),
     /// Build, import, pull and list the images sandboxes start from
     #[command(subcommand)]
     Image(Image),
@@ -180,6 +190,12 @@ pub(crate) struct Up {
     /// Leave sandboxes running at the end; the next `harvest up` adopts them
     #[arg(long)]
     pub(crate) keep: bool,
+    /// Go on in the background: return when it is ready, log to `server.log` in the home
+    #[arg(short, long)]
+    pub(crate) detach: bool,
+    /// In the background already
+    #[arg(long, hide = true, conflicts_with = "detach")]
+    pub(crate) detached: bool,
 }
 
 #[derive(Debug, Args)]
@@ -286,6 +302,22 @@ pub(crate) struct Fork {
     /// The turn to go on from; where the session stands when absent
     #[arg(short, long, value_name = "NUMBER")]
     pub(crate) turn: Option<u32>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Diff {
+    /// The session: an id, the beginning of one, or `-` for the newest
+    pub(crate) session: String,
+    /// One turn's own changes, or those from the end of one turn to the end of another; 0 is the beginning,
+    /// and without an end it is to where the session stands
+    #[arg(short, long, value_name = "N|N..M")]
+    pub(crate) turn: Option<units::Turns>,
+    /// Only which files, and how many lines
+    #[arg(long)]
+    pub(crate) stat: bool,
+    /// Every file of the machine, checkout or not; with --stat how many
+    #[arg(long)]
+    pub(crate) machine: bool,
 }
 
 #[derive(Debug, Args)]

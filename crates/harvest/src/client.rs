@@ -6,14 +6,18 @@ use std::{future::Future, time::Duration};
 use anyhow::{Context, Result, bail};
 use futures_util::{Stream, StreamExt, stream};
 use harvest_proto::{
-    BlobId, PromptId, Secret, SessionId,
+    BlobId, PromptId, Secret, SessionId, SnapshotId,
     api::{
-        AddRepository, CreatePrompt, CreateSession, CreateToken, CreatedToken, ExecRequest, ForkSession, Me,
-        MovePrompt, Page, Problem, Prompt, Pull, Repository, RestoreSession, Session, Token, Turn,
+        AddRepository, CreatePrompt, CreateSession, CreateToken, CreatedToken, DiffFiles, ExecRequest,
+        ForkSession, MachineChanges, Me, MovePrompt, Page, PinSnapshot, Problem, Prompt, Pull, Repository,
+        RestoreSession, Retained, Session, Snapshot, Token, Turn,
     },
 };
 use harvest_server::here::{Pieces, Sent};
-use reqwest::{Method, RequestBuilder, Response, StatusCode};
+use reqwest::{
+    Method, RequestBuilder, Response, StatusCode,
+    header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue},
+};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::{Value, json};
 
@@ -58,6 +62,8 @@ impl Client {
         }
         let http = reqwest::Client::builder()
             .connect_timeout(Duration::from_secs(5))
+            // Sooner than the server closes what is not used.
+            .pool_idle_timeout(Duration::from_secs(20))
             // Loopback and one's own server: a proxy variable is not meant for them.
             .no_proxy()
             .build()
@@ -138,9 +144,42 @@ impl Client {
         self.all(&format!("/v1/sessions/{id}/turns")).await
     }
 
-    pub(crate) async fn diff(&self, id: &SessionId) -> Result<String> {
-        let answer = self.send(self.request(Method::GET, &format!("/v1/sessions/{id}/diff"))).await?;
+    /// `range` is a query, or empty.
+    pub(crate) async fn diff(&self, id: &SessionId, range: &str) -> Result<String> {
+        let answer = self.send(self.request(Method::GET, &format!("/v1/sessions/{id}/diff{range}"))).await?;
         answer.text().await.context("cannot read the difference to its end")
+    }
+
+    pub(crate) async fn diff_files(&self, id: &SessionId, range: &str) -> Result<DiffFiles> {
+        self.get(&format!("/v1/sessions/{id}/diff/files{range}")).await
+    }
+
+    pub(crate) async fn diff_machine(&self, id: &SessionId, range: &str) -> Result<MachineChanges> {
+        self.get(&format!("/v1/sessions/{id}/diff/machine{range}")).await
+    }
+
+    /// What sessions hold, and what would go.
+    pub(crate) async fn retention(&self) -> Result<Retained> {
+        self.get("/v1/retention").await
+    }
+
+    /// Has it go.
+    pub(crate) async fn retain(&self) -> Result<Retained> {
+        self.post("/v1/retention", &json!({})).await
+    }
+
+    pub(crate) async fn snapshots(&self, id: &SessionId) -> Result<Vec<Snapshot>> {
+        self.all(&format!("/v1/sessions/{id}/snapshots")).await
+    }
+
+    pub(crate) async fn snapshot_pin(
+        &self,
+        id: &SessionId,
+        snapshot: &SnapshotId,
+        pinned: bool,
+    ) -> Result<Snapshot> {
+        let request = self.request(Method::PUT, &format!("/v1/sessions/{id}/snapshots/{snapshot}"));
+        read(self.send(request.json(&PinSnapshot { pinned })).await?).await
     }
 
     pub(crate) async fn pull(&self, id: &SessionId) -> Result<Pull> {
@@ -225,8 +264,8 @@ impl Client {
         })
     }
 
-    /// Any request; the answer as it comes.
-    pub(crate) async fn raw(&self, method: Method, path: &str, sent: Sent) -> Result<Pieces> {
+    /// Any request; the answer's body as it comes.
+    pub(crate) async fn carry(&self, method: Method, path: &str, sent: Sent) -> Result<Pieces> {
         let request = self.request(method, path);
         let request = match sent {
             Sent::Nothing => request,
@@ -237,6 +276,28 @@ impl Client {
         };
         let answer = self.send(request).await?.bytes_stream();
         Ok(answer.map(|piece| piece.map(Vec::from).map_err(std::io::Error::other)).boxed())
+    }
+
+    /// Any request; the answer as it is, whatever its status.
+    pub(crate) async fn raw(
+        &self,
+        method: Method,
+        path: &str,
+        headers: Vec<(HeaderName, HeaderValue)>,
+        body: Option<Vec<u8>>,
+    ) -> Result<Response> {
+        let mut request = self.request(method, path);
+        if let Some(body) = body {
+            let json = (CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            let given = headers.iter().any(|(name, _)| *name == CONTENT_TYPE);
+            request = request.headers(HeaderMap::from_iter((!given).then_some(json))).body(body);
+        }
+        self.ask(request.headers(headers.into_iter().collect())).await
+    }
+
+    /// Whether the server takes work.
+    pub(crate) async fn ready(&self) -> bool {
+        self.send(self.request(Method::GET, "/readyz")).await.is_ok()
     }
 
     async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
@@ -279,17 +340,25 @@ impl Client {
         self.http.request(method, format!("{}{path}", self.url)).bearer_auth(self.token.expose())
     }
 
+    /// The answer, whatever it says.
+    fn ask(&self, request: RequestBuilder) -> impl Future<Output = Result<Response>> + Send + use<> {
+        let url = self.url.clone();
+        async move {
+            request.send().await.map_err(|error| {
+                let advice =
+                    Advice::new(format!("no answer from {url}"), "is it running? start it with `harvest up`");
+                anyhow::Error::new(Broken(innermost(&error))).context(advice)
+            })
+        }
+    }
+
     pub(crate) fn send(
         &self,
         request: RequestBuilder,
     ) -> impl Future<Output = Result<Response>> + Send + use<> {
-        let url = self.url.clone();
+        let (url, answer) = (self.url.clone(), self.ask(request));
         async move {
-            let answer = request.send().await.map_err(|error| {
-                let advice =
-                    Advice::new(format!("no answer from {url}"), "is it running? start it with `harvest up`");
-                anyhow::Error::new(Broken(innermost(&error))).context(advice)
-            })?;
+            let answer = answer.await?;
             if answer.status().is_success() || answer.status() == StatusCode::SWITCHING_PROTOCOLS {
                 return Ok(answer);
             }

@@ -1,6 +1,9 @@
 //! One TOML file, each key also a variable, some also a flag: flag before variable before file before
 //! default. Reads; makes nothing.
 
+mod nearest;
+pub(crate) mod origin;
+mod retention;
 mod tables;
 
 use std::{
@@ -11,12 +14,13 @@ use std::{
 use anyhow::{Context, Result};
 use harvest_engine::Driver;
 use harvest_proto::Secret;
-use harvest_session::{Limits, clocks::Clocks};
+use harvest_session::{Limits, Retention, clocks::Clocks};
 use harvest_store::DatabaseUrl;
 use serde::Deserialize;
 
 use crate::{cli::Global, printer::Advice};
-#[cfg(test)]
+pub(crate) use retention::RETENTION;
+use retention::RetentionTable;
 pub(crate) use tables::{CLOCKS, LIMITS};
 use tables::{ClocksTable, LimitsTable};
 
@@ -44,6 +48,8 @@ pub(crate) struct Config {
     pub(crate) max_connections: u32,
     /// What to log, as `tracing` filters spell it.
     pub(crate) log: String,
+    /// How log lines look.
+    pub(crate) log_format: LogFormat,
     /// Names that `trusted` sandboxes may reach; this host's package sources when absent.
     pub(crate) trusted: Option<Vec<String>>,
     /// The image sandboxes start from.
@@ -64,6 +70,36 @@ pub(crate) struct Config {
     pub(crate) clocks: Clocks,
     /// How much may run at once.
     pub(crate) limits: Limits,
+    /// What is kept of sessions.
+    pub(crate) retention: Retention,
+}
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// For programs: one JSON object per line.
+    Json,
+}
+
+/// Neither of the two.
+#[derive(Debug, thiserror::Error)]
+#[error("it is `text` or `json`")]
+pub(crate) struct LogFormatError;
+
+impl std::str::FromStr for LogFormat {
+    type Err = LogFormatError;
+
+    fn from_str(text: &str) -> Result<Self, LogFormatError> {
+        match text {
+            "text" => Ok(Self::Text),
+            "json" => Ok(Self::Json),
+            _ => Err(LogFormatError),
+        }
+    }
 }
 
 /// The file as written.
@@ -79,6 +115,7 @@ struct File {
     rate_limit: Option<u32>,
     max_connections: Option<u32>,
     log: Option<String>,
+    log_format: Option<LogFormat>,
     trusted: Option<Vec<String>>,
     image: Option<String>,
     author_name: Option<String>,
@@ -91,10 +128,11 @@ struct File {
     clocks: ClocksTable,
     #[serde(default)]
     limits: LimitsTable,
+    #[serde(default)]
+    retention: RetentionTable,
 }
 
-/// Key, type, default and meaning of everything in the file, for the reference page.
-#[cfg(test)]
+/// Key, type, default and meaning of everything in the file, in the order of `File`.
 pub(crate) const KEYS: &[(&str, &str, &str, &str)] = &[
     (
         "home",
@@ -126,6 +164,12 @@ pub(crate) const KEYS: &[(&str, &str, &str, &str)] = &[
     ),
     ("max_connections", "number", "`1000`", "Connections to the server at once; more wait"),
     ("log", "filter", "`warn`", "What goes to the log on stderr, such as `info` or `harvest_session=debug`"),
+    (
+        "log_format",
+        "`text` or `json`",
+        "`text`",
+        "How the lines of the log look; `json` is one object per line",
+    ),
     (
         "trusted",
         "list of names",
@@ -163,6 +207,7 @@ pub(crate) const KEYS: &[(&str, &str, &str, &str)] = &[
     ),
     ("clocks", "table", "below", "How long things may take"),
     ("limits", "table", "below", "How much may run at once"),
+    ("retention", "table", "below", "What is kept of sessions"),
 ];
 
 /// Variables that are no key, for the reference page.
@@ -185,16 +230,8 @@ pub(crate) fn process_env(name: &str) -> Option<String> {
 impl Config {
     /// What holds for these flags, this environment and the file they name.
     pub(crate) fn load(flags: &Global, env: Env) -> Result<Self> {
-        let named = flags.config.clone().or_else(|| env("HARVEST_CONFIG").map(PathBuf::from));
-        let path =
-            named.clone().unwrap_or_else(|| xdg(env, "XDG_CONFIG_HOME", ".config").join("harvest.toml"));
-        let text = match std::fs::read_to_string(&path) {
-            Ok(text) => text,
-            // A file nobody named need not be there.
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound && named.is_none() => String::new(),
-            Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
-        };
-        let file = parse(&text).with_context(|| format!("cannot use {}", path.display()))?;
+        let text = read(flags, env)?;
+        let file = parse(&text).with_context(|| format!("cannot use {}", path_of(flags, env).0.display()))?;
         Self::merge(flags, env, file)
     }
 
@@ -225,6 +262,7 @@ impl Config {
                 .or(file.max_connections)
                 .unwrap_or(1000),
             log: var("LOG").or(file.log).unwrap_or_else(|| "warn".into()),
+            log_format: parsed("LOG_FORMAT", var("LOG_FORMAT"))?.or(file.log_format).unwrap_or_default(),
             trusted: list("TRUSTED").or(file.trusted),
             image: var("IMAGE").or(file.image).unwrap_or_else(|| "claude".into()),
             author_name: var("AUTHOR_NAME").or(file.author_name),
@@ -237,6 +275,7 @@ impl Config {
             database: database(var("DATABASE"), file.database)?,
             clocks: file.clocks.merge(env)?,
             limits: file.limits.merge(env)?,
+            retention: file.retention.merge(env)?,
         })
     }
 
@@ -256,12 +295,64 @@ impl Config {
     }
 }
 
-/// Says in which line it is wrong.
+/// Table, key and default of everything; the table is empty for what is in none.
+fn every_key() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
+    let clocks = CLOCKS.iter().map(|(key, default, _)| ("clocks", *key, *default));
+    let limits = LIMITS.iter().map(|(key, default, _)| ("limits", *key, *default));
+    let retention = RETENTION.iter().map(|(key, default, _)| ("retention", *key, *default));
+    let plain = KEYS.iter().filter(|(_, kind, ..)| *kind != "table");
+    plain.map(|(key, _, default, _)| ("", *key, *default)).chain(clocks).chain(limits).chain(retention)
+}
+
+/// The variable that is the same as a key.
+fn variable_of(table: &str, key: &str) -> String {
+    let table = if table.is_empty() { String::new() } else { format!("{table}_") };
+    format!("HARVEST_{table}{key}").to_uppercase()
+}
+
+/// Who decided a setting, the strongest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Level {
+    Flag,
+    Variable,
+    File,
+    Default,
+}
+
+/// The file, and whether somebody named it.
+fn path_of(flags: &Global, env: Env) -> (PathBuf, bool) {
+    match flags.config.clone().or_else(|| env("HARVEST_CONFIG").map(PathBuf::from)) {
+        Some(named) => (named, true),
+        None => (xdg(env, "XDG_CONFIG_HOME", ".config").join("harvest.toml"), false),
+    }
+}
+
+fn read(flags: &Global, env: Env) -> Result<String> {
+    let (path, named) = path_of(flags, env);
+    match std::fs::read_to_string(&path) {
+        Ok(text) => Ok(text),
+        // A file nobody named need not be there.
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !named => Ok(String::new()),
+        Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
+    }
+}
+
+/// Says in which line it is wrong, and what was meant.
 fn parse(text: &str) -> Result<File> {
-    toml::from_str(text).map_err(|error| {
+    toml::from_str(text).map_err(|error: toml::de::Error| {
         let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or("");
-        let message = format!("line {}: {}", before.matches('\n').count() + 1, error.message());
-        Advice::new(message, "correct it, or name another file with HARVEST_CONFIG").into()
+        let unknown = error.message().strip_prefix("unknown field `").and_then(|rest| rest.split('`').next());
+        let message = match unknown {
+            Some(key) => format!("unknown field `{key}`"),
+            None => error.message().to_owned(),
+        };
+        let meant = unknown.and_then(|key| nearest::nearest(key, every_key().map(|key| key.1)));
+        let hint = match (meant, unknown) {
+            (Some(key), _) => format!("did you mean `{key}`?"),
+            (None, Some(_)) => "`harvest config` lists all keys".to_owned(),
+            _ => "correct it, or name another file with HARVEST_CONFIG".to_owned(),
+        };
+        Advice::new(format!("line {}: {message}", before.matches('\n').count() + 1), hint).into()
     })
 }
 
@@ -326,9 +417,60 @@ mod tests {
         assert_eq!(with(&none, &[], "").unwrap().listen.to_string(), "127.0.0.1:7070");
     }
 
+    /// Every key with a value for the file and another for the variable.
+    const SAMPLES: &[(&str, &str, &str)] = &[
+        ("home", "\"/file\"", "/env"),
+        ("cache", "\"/file\"", "/env"),
+        ("url", "\"http://file\"", "http://env"),
+        ("token", "\"file\"", "env"),
+        ("listen", "\"127.0.0.1:1\"", "127.0.0.1:2"),
+        ("hosts", "[\"file\"]", "env,more"),
+        ("rate_limit", "1", "2"),
+        ("max_connections", "1", "2"),
+        ("log", "\"info\"", "debug"),
+        ("log_format", "\"json\"", "text"),
+        ("trusted", "[\"file\"]", "env"),
+        ("image", "\"file\"", "env"),
+        ("author_name", "\"file\"", "env"),
+        ("author_email", "\"file\"", "env"),
+        ("budget_tokens", "1", "2"),
+        ("anthropic_url", "\"file\"", "env"),
+        ("store_driver", "\"btrfs\"", "auto"),
+        ("database", "\"sqlite:/file\"", "sqlite:/env"),
+    ];
+
+    #[test]
+    fn for_every_key_a_variable_goes_before_the_file_before_the_default() {
+        let keys: Vec<&str> = SAMPLES.iter().map(|sample| sample.0).collect();
+        let plain: Vec<&str> = every_key().filter(|key| key.0.is_empty()).map(|key| key.1).collect();
+        assert_eq!(keys, plain, "a key has no sample");
+        for (table, key, _) in every_key() {
+            let sample = SAMPLES.iter().find(|sample| table.is_empty() && sample.0 == key);
+            let (in_file, in_variable) = match (sample, table, key) {
+                (Some((_, in_file, in_variable)), ..) => (*in_file, *in_variable),
+                (None, "limits", _) | (None, _, "breaker_failures" | "snapshots_per_session") => ("71", "72"),
+                (None, _, "snapshots_bytes") => ("\"71g\"", "72g"),
+                (None, _, "heartbeat") => ("\"1s\"", "2s"),
+                _ => ("\"711s\"", "712s"),
+            };
+            let name = variable_of(table, key);
+            let heading = if table.is_empty() { String::new() } else { format!("[{table}]\n") };
+            let (text, vars) = (format!("{heading}{key} = {in_file}"), [(name.as_str(), in_variable)]);
+            let shown = |vars: &[(&str, &str)], text: &str| {
+                let config = with(&Global::default(), vars, text).unwrap();
+                // The one value that does not show itself.
+                format!("{config:?} {:?}", config.token.as_ref().map(|token| token.expose().clone()))
+            };
+            let (default, file, variable) = (shown(&[], ""), shown(&[], &text), shown(&vars, ""));
+            assert_ne!(file, default, "{key} in the file changes nothing");
+            assert_eq!(shown(&vars, &text), variable, "{name} does not go before the file");
+            assert_ne!(variable, file, "{name} changes nothing");
+        }
+    }
+
     #[test]
     fn the_reference_has_every_key_in_its_order() {
-        let error = parse("no_such_key = 1").unwrap_err().to_string();
+        let error = toml::from_str::<File>("no_such_key = 1").unwrap_err().message().to_owned();
         let keys: Vec<&str> = error.split('`').skip(3).step_by(2).collect();
         let documented: Vec<&str> = KEYS.iter().map(|key| key.0).collect();
         assert_eq!(keys, documented, "{error}");
@@ -346,6 +488,7 @@ mod tests {
     fn a_misspelt_key_is_refused_rather_than_ignored() {
         let error = with(&Global::default(), &[], "lisen = \"127.0.0.1:1\"").unwrap_err();
         assert!(format!("{error:#}").contains("unknown field `lisen`"), "{error:#}");
+        assert_eq!(crate::printer::hint_of(&error).as_deref(), Some("did you mean `listen`?"));
     }
 
     #[test]

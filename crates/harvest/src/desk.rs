@@ -1,6 +1,11 @@
 //! Who is asked for sandboxes, images and volumes: the server of this home or the one that was named, and
 //! without any this process itself. The requests and answers are the same.
 
+use std::{
+    net::{SocketAddr, TcpStream},
+    time::Duration,
+};
+
 use anyhow::{Context, Result};
 use futures_util::StreamExt;
 use harvest_engine::Engine;
@@ -17,6 +22,9 @@ use crate::{
     wire,
 };
 
+/// Loopback answers at once; a machine that is very busy does not.
+const KNOCK: Duration = Duration::from_secs(5);
+
 /// Who is asked.
 pub(crate) enum Desk {
     /// A server; `ours` when it is on this machine and works in this home.
@@ -28,7 +36,7 @@ pub(crate) enum Desk {
 impl Desk {
     /// The server that was named, else the one that runs from this home, else this process.
     pub(crate) fn find(config: &Config) -> Result<Self> {
-        if config.url.is_some() || client::local(config).is_ok() {
+        if config.url.is_some() || client::local(config).is_ok_and(|file| answers(&file.url)) {
             return Ok(Self::Server { client: Client::find(config)?, ours: config.url.is_none() });
         }
         let engine = wire::open_engine(config)?;
@@ -88,7 +96,7 @@ impl Desk {
 
     async fn ask(&self, method: Method, path: &str, sent: Sent) -> Result<Pieces> {
         match self {
-            Self::Server { client, .. } => client.raw(method, path, sent).await,
+            Self::Server { client, .. } => client.carry(method, path, sent).await,
             Self::Here { here, .. } => {
                 let answer = here.ask(method, path, sent).await?;
                 if answer.status < 400 {
@@ -101,10 +109,31 @@ impl Desk {
     }
 }
 
+/// Whether somebody listens there. The file of a server that was killed stays behind, and its number may be
+/// another process's by now; without a server we do as well ourselves.
+fn answers(url: &str) -> bool {
+    let address = url.strip_prefix("http://").and_then(|address| address.parse::<SocketAddr>().ok());
+    address.is_none_or(|address| TcpStream::connect_timeout(&address, KNOCK).is_ok())
+}
+
 async fn whole<T: DeserializeOwned>(mut pieces: Pieces) -> Result<T> {
     let mut bytes = Vec::new();
     while let Some(piece) = pieces.next().await {
         bytes.append(&mut piece.context("the answer broke off")?);
     }
     serde_json::from_slice(&bytes).context("cannot make sense of the answer")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_is_gone_does_not_answer() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        assert!(answers(&url));
+        drop(listener);
+        assert!(!answers(&url));
+    }
 }

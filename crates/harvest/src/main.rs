@@ -11,6 +11,7 @@ mod doctor;
 mod follow;
 mod images;
 mod inputs;
+mod log;
 mod plain;
 mod printer;
 mod publish;
@@ -29,13 +30,14 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use clap::Parser;
 
-use cli::{Cli, Command};
+use cli::{Cli, Command, Global};
 use config::{Config, process_env};
 use printer::Printer;
 
 /// What a verb is given: what was configured, and where to print.
 pub(crate) struct Invocation {
     pub(crate) config: Config,
+    pub(crate) flags: Global,
     pub(crate) print: Printer,
 }
 
@@ -61,8 +63,11 @@ fn main() -> ExitCode {
 }
 
 fn start(cli: Cli, print: Printer) -> Result<u8> {
+    if let Some(Command::Completion(shell)) = &cli.command {
+        return commands::complete(shell);
+    }
     let config = Config::load(&cli.global, &process_env)?;
-    log(&config, cli.global.verbose)?;
+    log::start(&config, cli.global.verbose)?;
     // Everything that speaks TLS uses this one; a second call would only find the first.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let mut builder = match commands::serves(cli.command.as_ref()) {
@@ -70,18 +75,8 @@ fn start(cli: Cli, print: Printer) -> Result<u8> {
         false => tokio::runtime::Builder::new_current_thread(),
     };
     let runtime = builder.enable_all().build().context("cannot start the runtime")?;
-    let code = runtime.block_on(commands::run(&Invocation { config, print }, cli.command));
+    let code = runtime.block_on(commands::run(&Invocation { config, flags: cli.global, print }, cli.command));
     // What still reads from a terminal cannot be cancelled, and nothing waits for it.
     runtime.shutdown_background();
     code
-}
-
-/// Logs go to stderr, apart from what people read; `HARVEST_LOG` says which.
-fn log(config: &Config, verbose: bool) -> Result<()> {
-    let filter = if verbose && config.log == "warn" { "info" } else { &config.log };
-    let filter = tracing_subscriber::EnvFilter::try_new(filter)
-        .with_context(|| format!("`{filter}` in HARVEST_LOG is not a log filter"))?;
-    let ansi = std::io::IsTerminal::is_terminal(&std::io::stderr()) && process_env("NO_COLOR").is_none();
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(ansi).init();
-    Ok(())
 }

@@ -7,7 +7,7 @@ use clap::{Arg, Command, CommandFactory};
 
 use crate::{
     cli::Cli,
-    config::{CLOCKS, KEYS, LIMITS, VARIABLES},
+    config::{CLOCKS, KEYS, LIMITS, RETENTION, VARIABLES},
 };
 
 const AGAIN: &str = "HARVEST_REGENERATE=1 cargo nextest run -p harvest reference";
@@ -89,7 +89,7 @@ fn config_page() -> String {
     for (key, kind, default, what) in KEYS {
         page += &format!("| `{key}` | {kind} | {default} | {what} |\n");
     }
-    for (table, keys) in [("clocks", &CLOCKS[..]), ("limits", &LIMITS[..])] {
+    for (table, keys) in [("clocks", &CLOCKS[..]), ("limits", &LIMITS[..]), ("retention", &RETENTION[..])] {
         let variable = table.to_uppercase();
         page += &format!(
             "\nKeys of `[{table}]`; the variable of each is its name in capitals behind `HARVEST_{variable}_`:\n\n\

@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     client::{Client, ServerFile},
     config::{Config, process_env},
-    database,
+    database, log,
     printer::Advice,
     recipes, supervisor,
 };
@@ -167,7 +167,8 @@ impl Serving {
             // A client that does not read its answer must not keep the server from ending.
             Err(_) => abort.abort(),
         }
-        self.machines.settle().await;
+        // What does not go in time goes with this process.
+        let _ = tokio::time::timeout(ANSWER_PATIENCE, self.machines.settle()).await;
         self.sessions.close().await;
         self.store.close().await;
         let engine = self.engine;
@@ -249,6 +250,7 @@ fn environment_secrets() -> BTreeMap<String, Secret<String>> {
     ["ANTHROPIC_API_KEY"]
         .into_iter()
         .filter_map(|name| Some((name.to_owned(), Secret::new(process_env(name)?))))
+        .inspect(|(_, secret)| log::learn(secret))
         .collect()
 }
 
@@ -266,7 +268,8 @@ async fn open_sessions(
     store: &Store,
     forge: &Forge,
 ) -> Result<Sessions> {
-    let vault = Arc::new(Vault::open(&config.home.join("vault.key")).context("cannot open the vault")?);
+    let vault = Vault::open(&config.home.join("vault.key")).context("cannot open the vault")?;
+    let vault = Arc::new(vault.telling(log::learn));
     let lease = store.server_lease(SystemTime::now().into()).await.context("cannot take the store over")?;
     let books = Books::new(store.clone(), lease, Arc::clone(&vault), config.budget_tokens)
         .with_environment(environment_secrets());
@@ -289,6 +292,7 @@ async fn open_sessions(
         config: harvest_session::Config {
             clocks: config.clocks.clone(),
             limits: config.limits,
+            retention: config.retention.clone(),
             image: config.image.clone(),
             trusted: Vec::new(),
             budget_tokens: config.budget_tokens,
@@ -336,7 +340,7 @@ pub(crate) fn random_token() -> String {
     bytes.iter().fold(String::from("hv_"), |token, byte| token + &format!("{byte:02x}"))
 }
 
-fn prepare_home(home: &Path) -> Result<PathBuf> {
+pub(crate) fn prepare_home(home: &Path) -> Result<PathBuf> {
     let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(home);
     made.map_err(|error| unusable(home, &error, "cannot be made"))?;
     // Asked for ahead: the first file that cannot be written would say it in its own words.
@@ -352,6 +356,11 @@ fn unusable(home: &Path, error: &std::io::Error, otherwise: &str) -> anyhow::Err
     };
     let hint = "name a folder that can be written to with --home or HARVEST_HOME";
     Advice::new(format!("the home {} {why}", home.display()), hint).into()
+}
+
+/// Whether somebody serves from this home.
+pub(crate) fn is_served(home: &Path) -> bool {
+    File::open(home.join("server.lock")).is_ok_and(|file| file.try_lock().is_err())
 }
 
 /// One server per home: two would drive the same sessions.

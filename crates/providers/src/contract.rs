@@ -160,6 +160,11 @@ impl Suite {
         assert_eq!((ran.exit, &ran.stdout[..]), (Exit::Code(0), &b"on\n"[..]));
         let order = order.into_inner().expect("no holder of this lock panics");
         assert_eq!(order, ["thawed", "ran"], "nothing runs in what stands still");
+        // Whoever froze it may be dead: what nobody renews goes on by itself.
+        freezing.freeze(&sandbox, Duration::from_millis(50)).await.expect("it stands still again");
+        let argv = ["echo", "by itself"].map(str::to_owned).to_vec();
+        let ran = bridge.run_command(Command { argv, ..Command::default() }, 1024).await;
+        assert!(ran.expect("a command runs").ok(), "a freeze nobody renews ends");
         freezing.freeze(&sandbox, hold).await.expect("it stands still again");
         self.end(&sandbox).await;
         assert!(freezing.freeze(&sandbox, hold).await.is_err(), "what is gone cannot stand still");

@@ -6,7 +6,7 @@ use std::{
         fd::{AsRawFd as _, OwnedFd},
         unix::fs::OpenOptionsExt as _,
     },
-    path::Path,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -158,6 +158,7 @@ impl Provider for Local {
     fn disks(&self) -> Option<&dyn Disks> {
         Some(self)
     }
+
     fn freezing(&self) -> Option<&dyn Freezing> {
         Some(self)
     }
@@ -230,13 +231,28 @@ fn started(running: Running) -> Started {
 
 /// Dials a Unix socket whose path may be longer than a socket address can hold.
 pub(crate) async fn dial(path: &Path) -> std::io::Result<UnixStream> {
+    let (_folder, way) = way(path)?;
+    UnixStream::connect(way).await
+}
+
+/// The same where it may block; for whoever has a runtime later.
+pub(crate) fn dial_blocking(path: &Path) -> std::io::Result<std::os::unix::net::UnixStream> {
+    let (_folder, way) = way(path)?;
+    let stream = std::os::unix::net::UnixStream::connect(way)?;
+    stream.set_nonblocking(true)?;
+    Ok(stream)
+}
+
+/// A short path to a socket, for as long as its folder is held.
+fn way(path: &Path) -> std::io::Result<(OwnedFd, PathBuf)> {
     let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(std::io::ErrorKind::InvalidInput.into());
     };
     // O_PATH: the folder is only a way to its socket.
     let folder = std::fs::File::options().read(true).custom_flags(0o10_000_000).open(folder)?;
     let folder = OwnedFd::from(folder);
-    UnixStream::connect(Path::new("/proc/self/fd").join(folder.as_raw_fd().to_string()).join(name)).await
+    let way = Path::new("/proc/self/fd").join(folder.as_raw_fd().to_string()).join(name);
+    Ok((folder, way))
 }
 
 /// The engine's errors in the words a session knows.

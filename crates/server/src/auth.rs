@@ -9,7 +9,7 @@ use std::{
 use axum::{
     body::{Body, HttpBody as _},
     extract::{FromRequestParts, Request, State},
-    http::{HeaderValue, StatusCode, header, request::Parts},
+    http::{HeaderMap, HeaderValue, StatusCode, header, request::Parts},
     middleware::Next,
     response::{IntoResponse, Response},
 };
@@ -47,20 +47,43 @@ impl<S: Send + Sync> FromRequestParts<S> for Caller {
     }
 }
 
-/// The tokens in use, each with what ends its streams.
-#[derive(Debug, Default)]
-pub(crate) struct Revocations(Mutex<HashMap<(String, Timestamp), CancellationToken>>);
+/// Cancelled when the server ends or the token of the request at hand is revoked: for sockets, which are
+/// no answers any more.
+#[derive(Debug, Clone)]
+pub(crate) struct Ending(pub(crate) CancellationToken);
+
+impl<S: Send + Sync> FromRequestParts<S> for Ending {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
+        parts.extensions.get::<Self>().cloned().ok_or_else(|| unauthorized("no token was checked"))
+    }
+}
+
+/// The tokens in use, each with what ends its streams and its sockets.
+#[derive(Debug)]
+pub(crate) struct Revocations {
+    shutdown: CancellationToken,
+    known: Mutex<HashMap<(String, Timestamp), (CancellationToken, Ending)>>,
+}
 
 impl Revocations {
-    /// Cancelled once the token is revoked.
-    fn of(&self, token: &Token) -> CancellationToken {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        known.entry((token.name.clone(), token.created_at)).or_default().clone()
+    pub(crate) fn new(shutdown: CancellationToken) -> Self {
+        Self { shutdown, known: Mutex::default() }
+    }
+
+    /// Cancelled once the token is revoked; the second also when the server ends.
+    fn of(&self, token: &Token) -> (CancellationToken, Ending) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let fresh = || (CancellationToken::new(), Ending(self.shutdown.child_token()));
+        known.entry((token.name.clone(), token.created_at)).or_insert_with(fresh).clone()
     }
 
     /// Cuts off whoever uses this token. The entry stays: a request may have been let in just before.
     pub(crate) fn revoke(&self, token: &Token) {
-        self.of(token).cancel();
+        let (revoked, Ending(ending)) = self.of(token);
+        revoked.cancel();
+        ending.cancel();
     }
 }
 
@@ -71,7 +94,7 @@ pub(crate) async fn require_token(
     next: Next,
 ) -> Response {
     let (asked, peer) = (Asked::of(&request), limit::peer(&request));
-    let Some(shown) = bearer(&request) else {
+    let Some(shown) = bearer(request.headers()) else {
         return refuse(&state, peer, "the request has no bearer token");
     };
     match state.sessions.token_check(shown).await {
@@ -82,7 +105,8 @@ pub(crate) async fn require_token(
             if let Err(error) = policy::check(&state.sessions, &token, &asked).await {
                 return error.into_response();
             }
-            let revoked = state.revoked.of(&token);
+            let (revoked, ending) = state.revoked.of(&token);
+            request.extensions_mut().insert(ending);
             request.extensions_mut().insert(Holder(token));
             until(revoked, next.run(request).await)
         }
@@ -99,8 +123,9 @@ fn until(revoked: CancellationToken, response: Response) -> Response {
     response.map(|body| Body::from_stream(body.into_data_stream().take_until(revoked.cancelled_owned())))
 }
 
-fn bearer(request: &Request) -> Option<&str> {
-    let value = request.headers().get(header::AUTHORIZATION)?.to_str().ok()?;
+/// The token a request shows.
+pub(crate) fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
     let (scheme, token) = value.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim()).filter(|token| !token.is_empty())
 }

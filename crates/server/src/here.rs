@@ -59,7 +59,7 @@ impl Here {
             .method_not_allowed_fallback(routes::no_such_method)
             .layer(DefaultBodyLimit::max(extract::MAX_BODY_BYTES))
             .with_state(desk)
-            .layer(middleware::from_fn(problem::finish))
+            .layer(middleware::from_fn(problem::finish_unlogged))
             .layer(middleware::from_fn(problem::name_request));
         Self { router, commands }
     }

@@ -14,6 +14,7 @@ use axum::{
 use bytes::Bytes;
 use harvest_session::Claim;
 use serde::{Deserialize, Serialize};
+use tracing::Instrument;
 
 use crate::{ServerState, auth::Holder, extract, problem::ApiError};
 
@@ -61,10 +62,11 @@ async fn claimed(state: &ServerState, parts: Parts, body: Bytes, next: Next) -> 
         }
     }
     let state = state.clone();
-    let work = tokio::spawn(async move {
+    let work = async move {
         let response = next.run(Request::from_parts(parts, Body::from(body))).await;
         keep(&state, &key, response).await
-    });
+    };
+    let work = tokio::spawn(work.in_current_span());
     work.await.unwrap_or_else(|_| {
         let detail = "the request broke off inside the server";
         Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", detail))

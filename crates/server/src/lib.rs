@@ -13,6 +13,7 @@ pub mod here;
 mod hosts;
 mod idempotency;
 mod limit;
+mod metrics;
 mod openapi;
 mod policy;
 mod problem;
@@ -42,6 +43,8 @@ pub struct ServerState {
     machines: Option<Commands>,
     revoked: Arc<auth::Revocations>,
     rates: Arc<limit::Rates>,
+    answers: Arc<metrics::Answers>,
+    readiness: Arc<routes::Readiness>,
     limits: Limits,
     shutdown: CancellationToken,
 }
@@ -54,8 +57,18 @@ impl ServerState {
         let hosts = Arc::new(hosts::Hosts::new(hosts));
         let limits = Limits::default();
         let rates = Arc::new(limit::Rates::new(limits.requests_per_second));
-        let (forge, revoked, machines) = (Router::new(), Arc::default(), None);
-        Self { sessions, hosts, forge, machines, revoked, rates, limits, shutdown }
+        Self {
+            sessions,
+            hosts,
+            forge: Router::new(),
+            machines: None,
+            revoked: Arc::new(auth::Revocations::new(shutdown.clone())),
+            answers: Arc::default(),
+            readiness: Arc::default(),
+            rates,
+            limits,
+            shutdown,
+        }
     }
 
     /// With these limits in place of the default ones.
@@ -108,8 +121,9 @@ pub fn router(state: ServerState) -> Router {
     Router::new()
         .nest("/forge", state.forge.clone())
         .merge(api)
-        .layer(middleware::from_fn_with_state(state, hosts::require_host))
+        .layer(middleware::from_fn_with_state(state.clone(), hosts::require_host))
         .layer(middleware::from_fn(problem::finish))
+        .layer(middleware::from_fn_with_state(state, metrics::count))
         .layer(middleware::from_fn(problem::name_request))
 }
 

@@ -13,8 +13,11 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures_util::FutureExt;
-use harvest_proto::{api::Problem, bridge::FaultCode};
+use harvest_proto::{SessionId, api::Problem, bridge::FaultCode};
 use harvest_session::{SessionError, bridge::BridgeError};
+use tracing::Instrument;
+
+use crate::metrics;
 
 /// Names a request in answers and in the log.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -131,23 +134,44 @@ pub(crate) fn words(error: &dyn std::error::Error) -> String {
 #[derive(Debug, Clone)]
 pub(crate) struct RequestName(pub(crate) String);
 
-/// Gives every request an id, puts it on the answer and writes one line about both to the log.
+/// Gives every request an id, puts it on the answer and on what is logged meanwhile, and writes one line
+/// about both.
 pub(crate) async fn name_request(mut request: Request, next: Next) -> Response {
     let name = random_name();
-    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
     request.extensions_mut().insert(RequestName(name.clone()));
+    // Route and session only: a path, a query or a header may hold what must not be in a log.
+    let span = tracing::error_span!(
+        "request",
+        id = %name,
+        method = %request.method(),
+        route = metrics::route(&request),
+        session = session(request.uri().path()).map(tracing::field::display),
+    );
     let began = std::time::Instant::now();
-    let mut response = next.run(request).await;
+    let mut response = next.run(request).instrument(span.clone()).await;
     let millis = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-    // The path only: a query or a header may hold what must not be in a log.
-    tracing::debug!(request = %name, %method, %path, status = response.status().as_u16(), millis, "answered");
+    span.in_scope(|| tracing::info!(status = response.status().as_u16(), millis, "answered"));
     let value = HeaderValue::from_str(&name).expect("our own names are plain ASCII");
     response.headers_mut().insert(REQUEST_ID, value);
     response
 }
 
+/// The session a path names.
+fn session(path: &str) -> Option<SessionId> {
+    path.strip_prefix("/v1/sessions/")?.split('/').next()?.parse().ok()
+}
+
 /// Turns every error answer of the API into a problem. The forge's own stay as git expects them.
 pub(crate) async fn finish(request: Request, next: Next) -> Response {
+    finish_as(request, next, true).await
+}
+
+/// The same where whoever asks is this process: it tells the person itself.
+pub(crate) async fn finish_unlogged(request: Request, next: Next) -> Response {
+    finish_as(request, next, false).await
+}
+
+async fn finish_as(request: Request, next: Next, logged: bool) -> Response {
     let forge = request.uri().path().starts_with("/forge/");
     let name = request.extensions().get::<RequestName>().map_or_else(random_name, |name| name.0.clone());
     // A bug in a handler costs its own request only, and is told like any other failure.
@@ -166,8 +190,8 @@ pub(crate) async fn finish(request: Request, next: Next) -> Response {
     }
     let (mut parts, _) = response.into_parts();
     let error = parts.extensions.remove::<ApiError>().unwrap_or_else(|| foreign(status));
-    if status.is_server_error() {
-        tracing::error!(request = %name, code = error.code, detail = %error.detail, "failed");
+    if logged && status.is_server_error() {
+        tracing::error!(code = error.code, detail = %error.detail, "failed");
     }
     let mut answer = write(error, name);
     // What the router itself adds to an error, such as `Allow` on 405, stays.

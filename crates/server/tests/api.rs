@@ -4,6 +4,8 @@
 
 #[path = "api/guards.rs"]
 mod guards;
+#[path = "api/health.rs"]
+mod health;
 mod host;
 mod machines;
 #[path = "api/people.rs"]
@@ -100,7 +102,7 @@ async fn a_request_without_a_known_token_is_refused() {
         problem(&answer, 401, "unauthorized");
         assert_eq!(answer.header("www-authenticate"), Some("Bearer"));
     }
-    for open in ["/healthz", "/readyz", "/v1/openapi.json"] {
+    for open in ["/healthz", "/readyz", "/metrics", "/v1/openapi.json"] {
         assert_eq!(host.ask_as(None, "GET", open, &[], "").await.status, 200, "{open}");
     }
 }
@@ -124,13 +126,15 @@ async fn the_openapi_page_has_every_route_and_each_of_them_answers() {
             // A socket's success is 101.
             let succeeds = |status: &String| status.starts_with('2') || status == "101";
             assert!(responses.keys().any(succeeds), "{method} {path} never succeeds");
-            assert!(responses.contains_key("default"), "{method} {path} does not say how it fails");
+            assert!(responses.contains_key("429"), "{method} {path} does not say how it fails");
+            assert!(!responses.contains_key("default"), "{method} {path} says that it may answer anything");
             assert!(
                 responses.values().all(|response| response["description"].is_string()),
                 "{method} {path}"
             );
             // Without a token nothing is carried out, but an unknown route would say so.
             let path = path.replace("{session}", "ses_000000000000").replace("{prompt}", "prm_000000000000");
+            let path = path.replace("{turn}", "1");
             let path =
                 path.replace("{sandbox}", "sbx_000000000000").replace("{snapshot}", "snp_000000000000");
             let answer =

@@ -37,7 +37,7 @@ exit 0
 "#;
 
 // The hash git gives a tree with nothing in it.
-const EMPTY_TREE: &str = "4b825dc642cb6eb9a060e54bf8d69288fbee4904";
+pub(crate) const EMPTY_TREE: &str = "4b825dc642cb6eb9a060e54bf8d69288fbee4904";
 
 /// Why a checkout could not be prepared.
 #[derive(Debug, thiserror::Error)]

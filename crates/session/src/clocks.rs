@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::bridge::Pulse;
+
 /// The clocks of design §7 that a session looks at.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Clocks {
@@ -36,6 +38,12 @@ pub struct Clocks {
     pub breaker: Duration,
     /// … and after so many the session waits for a person.
     pub breaker_failures: usize,
+}
+
+impl Clocks {
+    pub(crate) const fn pulse(&self) -> Pulse {
+        Pulse { heartbeat: self.heartbeat, silence: self.stale }
+    }
 }
 
 impl Default for Clocks {

@@ -62,7 +62,10 @@ impl Sessions {
     /// When there is no such session.
     pub async fn diff(&self, session: &SessionId) -> Result<String, SessionError> {
         let record = self.shared.store.session_get(session).await?;
-        if let Some(bridge) = ready_bridge(&self.handle(session).await?).await
+        let handle = self.handle(session).await?;
+        // First, so that a machine that stands still is going by then.
+        let _busy = handle.busy();
+        if let Some(bridge) = ready_bridge(&handle).await
             && let Ok(diff) = checkout::diff(&bridge, &record.checkouts).await
         {
             return Ok(diff);

@@ -75,10 +75,19 @@ fn prompts(fork: &ForkSession, user: &Author) -> Result<Vec<Option<NewPrompt>>, 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Point {
     pub(crate) snapshot: SnapshotId,
-    /// Where in the session that was, in words.
-    at: String,
-    /// The turn that ended there, if one did.
+    /// The turn that left it, or 0 for the beginning.
     turn: Option<u32>,
+}
+
+impl Point {
+    /// Where in the session that was.
+    pub(crate) fn words(&self) -> String {
+        match self.turn {
+            None => "its newest snapshot".to_owned(),
+            Some(0) => "its beginning".to_owned(),
+            Some(number) => words(number),
+        }
+    }
 }
 
 pub(crate) fn fork_point(
@@ -94,8 +103,8 @@ pub(crate) fn fork_point(
         None => match source.snapshot.clone().filter(kept) {
             Some(snapshot) => {
                 let turn = turns.iter().find(|turn| turn.snapshot.as_ref() == Some(&snapshot));
-                let at = turn.map_or_else(|| "its newest snapshot".to_owned(), |turn| words(turn.number));
-                Ok(Point { snapshot, at, turn: turn.map(|turn| turn.number) })
+                let turn = turn.map(|turn| turn.number);
+                Ok(Point { snapshot, turn })
             }
             None if source.snapshot.is_some() => {
                 refuse("the session's newest snapshot is gone".to_owned(), "fork one of its turns")
@@ -103,9 +112,7 @@ pub(crate) fn fork_point(
             None => refuse("the session has ended no turn yet".to_owned(), "wait for its first turn to end"),
         },
         Some(0) => match snapshots.iter().find(|one| one.turn == Some(0) && !one.gone) {
-            Some(began) => {
-                Ok(Point { snapshot: began.id.clone(), at: "its beginning".to_owned(), turn: Some(0) })
-            }
+            Some(began) => Ok(Point { snapshot: began.id.clone(), turn: Some(0) }),
             None => refuse(
                 "the session began from its repository, not from a snapshot".to_owned(),
                 "start another on the same repository with `harvest run`",
@@ -115,9 +122,7 @@ pub(crate) fn fork_point(
             let turn = turns.iter().find(|turn| turn.number == number);
             let turn = turn.ok_or_else(|| SessionError::missing(words(number)))?;
             match (&turn.snapshot, turn.dropped.as_deref()) {
-                (Some(snapshot), _) => {
-                    Ok(Point { snapshot: snapshot.clone(), at: words(number), turn: Some(number) })
-                }
+                (Some(snapshot), _) => Ok(Point { snapshot: snapshot.clone(), turn: Some(number) }),
                 (None, Some(why)) => refuse(
                     format!("turn {number} has no snapshot any more ({why})"),
                     "fork another turn; `harvest turns` shows which can be",
@@ -170,13 +175,14 @@ fn birth(
         env: source.env.clone(),
         at,
     };
-    let detail = format!("fork of {} at {}", session.id, point.at);
+    let detail = format!("fork of {} at {}", session.id, point.words());
     let body = EventBody::Restored { snapshot: point.snapshot.clone(), detail };
-    let writes = vec![
+    let mut writes = vec![
         Write::Event { at, turn: None, body: Box::new(body) },
         // A row of its own, so that the snapshot outlives the session that took it.
         Write::SnapshotShare { snapshot: point.snapshot.clone(), at },
     ];
+    writes.extend(point.turn.map(|turn| Write::TreeShare { session: session.id.clone(), turn }));
     let state = State { user: Some(user.email.clone()), ..State::new(Some(point.snapshot.clone()), true) };
     (new, state, prompt, writes)
 }

@@ -69,7 +69,7 @@ impl Hidden {
         let door = door.map_err(HiddenError::Door)?;
         let stream = shared.provider.dial(&sandbox).await?;
         let role = Role::Owner { lease: shared.lease.0, epoch: 1, stored: 0 };
-        let opened = Bridge::open(stream, role, Some(shared.config.clocks.stale)).await?;
+        let opened = Bridge::open(stream, role, Some(shared.config.clocks.pulse())).await?;
         let Opened { bridge, events, .. } = opened;
         ending.sandbox = None;
         Ok(Self { shared: Arc::clone(shared), sandbox, bridge, events, _door: door, over: false })

@@ -49,8 +49,11 @@ pub trait Provider: Send + Sync {
     fn disks(&self) -> Option<&dyn Disks> {
         None
     }
+
     /// `None` when what runs in a sandbox of this provider cannot be made to stand still.
-    fn freezing(&self) -> Option<&dyn Freezing>;
+    fn freezing(&self) -> Option<&dyn Freezing> {
+        None
+    }
 }
 
 /// Makes what runs in a sandbox stand still. Its supervisor goes on and answers.

@@ -164,7 +164,7 @@ mod tests {
     }
 
     fn kept(id: &SnapshotId) -> KeptDisk {
-        KeptDisk { id: id.clone(), bytes: 0, created_at: Timestamp::from_millis(0) }
+        KeptDisk { id: id.clone(), bytes: 0, created_at: Timestamp::from_millis(0), layers: Vec::new() }
     }
 
     #[test]
@@ -174,7 +174,7 @@ mod tests {
         let known = vec![snapshot(fine, false), snapshot(lost, false), snapshot(back, true)];
         let all: HashSet<_> = [fine, lost, back, meant].into_iter().cloned().collect();
         let found = compare(known, &all, &[kept(fine), kept(back), kept(stranger), kept(meant)]);
-        assert_eq!(found.strangers, [stranger.clone()]);
+        assert_eq!(found.strangers, std::slice::from_ref(stranger));
         assert_eq!(found.missing.iter().map(|(_, one)| &one.id).collect::<Vec<_>>(), [lost]);
         assert_eq!(found.back.iter().map(|(_, one)| one).collect::<Vec<_>>(), [back]);
     }

@@ -20,6 +20,7 @@ use crate::{
     decide::{Machine, Rest, SUSPENDED, State},
     driver::{Command, Driver, Handle},
     error::SessionError,
+    meters::Meters,
     reconcile::Reconcile,
     usher::Usher,
     wiring::{Parts, Shared, words},
@@ -68,6 +69,9 @@ impl Sessions {
         trusted: impl Future<Output = Vec<String>> + Send + 'static,
     ) -> Result<Self, SessionError> {
         let stop = CancellationToken::new();
+        let meters = Arc::new(Meters::default());
+        let counted = Arc::clone(&meters);
+        parts.store.event_watch(move |event| counted.stored(event));
         let mut config = parts.config;
         config.clocks.idle_freeze = config.clocks.idle_freeze.filter(|_| parts.provider.freezing().is_some());
         let limits = config.limits;
@@ -83,6 +87,7 @@ impl Sessions {
             stop: stop.clone(),
             tracker: TaskTracker::new(),
             hidden: Mutex::default(),
+            meters,
             removals: tokio::sync::Notify::new(),
             usher: Usher::new(limits),
             checks: Semaphore::new(limits.checks.min(Semaphore::MAX_PERMITS)),
@@ -129,6 +134,7 @@ impl Sessions {
         self.shared.usher.set_open(true);
         reconcile.finish(&self.shared).await?;
         crate::removals::spawn(&self.shared);
+        crate::retention::spawn(&self.shared);
         Ok(())
     }
 
@@ -296,6 +302,15 @@ impl Sessions {
     pub async fn turns(&self, session: &SessionId) -> Result<Vec<Turn>, SessionError> {
         self.shared.store.session_get(session).await?;
         Ok(self.shared.store.turn_list(session).await?)
+    }
+
+    /// A session's turn, with the whole of its prompt.
+    ///
+    /// # Errors
+    /// When there is no such session or turn.
+    pub async fn turn(&self, session: &SessionId, number: u32) -> Result<Turn, SessionError> {
+        self.shared.store.session_get(session).await?;
+        Ok(self.shared.store.turn_get(session, number).await?)
     }
 
     /// A session's snapshots, oldest first.

@@ -67,7 +67,7 @@ impl Sessions {
         let (store, name) = (self.shared.store.clone(), token.name.clone());
         self.shared.spawn(async move {
             if let Err(error) = store.token_used(&name, at).await {
-                tracing::debug!(token = %name, %error, "the use of a token was not noted");
+                tracing::debug!(name, %error, "the use of a token was not noted");
             }
         });
     }

@@ -25,7 +25,9 @@ use harvest_store::{Lease, SessionRecord, Store, StoreError};
 use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-use crate::{clocks::Clocks, places::Limits, provider::Provider, usher::Usher};
+use crate::{
+    clocks::Clocks, meters::Meters, places::Limits, provider::Provider, retention::Retention, usher::Usher,
+};
 
 /// Opens doors for sandboxes.
 pub trait Doors: Send + Sync {
@@ -129,6 +131,8 @@ pub struct Config {
     pub clocks: Clocks,
     /// How much may run at once.
     pub limits: Limits,
+    /// What is kept of sessions.
+    pub retention: Retention,
     /// The image of repositories that name none.
     pub image: String,
     /// The names `trusted` sandboxes may reach.
@@ -142,6 +146,7 @@ impl Default for Config {
         Self {
             clocks: Clocks::default(),
             limits: Limits::default(),
+            retention: Retention::default(),
             image: "claude".to_owned(),
             trusted: Vec::new(),
             budget_tokens: None,
@@ -181,6 +186,8 @@ pub(crate) struct Shared {
     pub(crate) tracker: TaskTracker,
     /// The sandboxes that belong to no session.
     pub(crate) hidden: Mutex<HashSet<SandboxId>>,
+    /// What happens, counted.
+    pub(crate) meters: Arc<Meters>,
     /// Wakes whoever removes what nobody uses any more.
     pub(crate) removals: tokio::sync::Notify,
     /// Who has a sandbox, and who waits for one.

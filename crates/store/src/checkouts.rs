@@ -37,6 +37,15 @@ pub struct CheckoutRecord {
     pub reviewed_commit: Option<String>,
 }
 
+impl SessionRecord {
+    /// The commit that the work in one of its repositories is compared with, once known.
+    #[must_use]
+    pub fn base_commit(&self, repository: &str) -> Option<&str> {
+        let checkout = self.checkouts.iter().find(|one| one.repository == repository)?;
+        checkout.base_commit.as_deref()
+    }
+}
+
 impl CheckoutRecord {
     /// The commit that passed the door and was not looked at since.
     #[must_use]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use harvest_proto::{
     Event, EventBody, PromptId, SandboxId, SessionId, SnapshotId, Timestamp, TurnId,
-    api::{PromptStatus, SessionState},
+    api::{DiffStat, PromptStatus, SessionState},
     bridge::{Author, OutboxEvent},
     event::{SnapshotKind, TurnOutcome, Usage},
 };
@@ -93,6 +93,26 @@ pub enum Write {
         outcome: TurnOutcome,
         /// When.
         at: Timestamp,
+    },
+    /// What a turn left of a checkout.
+    TurnTree {
+        /// Which turn.
+        turn: TurnId,
+        /// The number of the turn it went on from.
+        after: u32,
+        /// The repository.
+        repository: String,
+        /// The git tree.
+        tree: String,
+        /// What it changed.
+        stat: DiffStat,
+    },
+    /// The session begins with what a turn of another left of its checkouts.
+    TreeShare {
+        /// Whose.
+        session: SessionId,
+        /// The turn's number.
+        turn: u32,
     },
     /// A snapshot was taken, perhaps after a turn.
     SnapshotInsert {
@@ -283,6 +303,11 @@ impl Target<'_> {
                 turns::insert(self, &turn, number, &prompt, at).await
             }
             Write::TurnEnd { turn, outcome, at } => turns::end(self, &turn, outcome, at).await,
+            Write::TurnTree { turn, after, repository, tree, stat } => {
+                let tree = turns::TurnTree { turn: after, repository, tree };
+                turns::tree(self, &turn, after, tree, stat).await
+            }
+            Write::TreeShare { session, turn } => turns::share_trees(self, &session, turn).await,
             Write::SnapshotInsert { snapshot, kind, turn, at } => {
                 snapshots::insert(self, &snapshot, kind, turn.as_ref(), at).await
             }
@@ -342,19 +367,21 @@ impl Target<'_> {
         Ok(())
     }
 
+    /// Counted for the session, and for its turn in progress.
     async fn usage(&mut self, usage: Usage) -> Result<(), StoreError> {
-        sqlx::query(
-            "UPDATE sessions SET input_tokens = input_tokens + $2, output_tokens = output_tokens + $3,
-             cache_read_tokens = cache_read_tokens + $4, cache_write_tokens = cache_write_tokens + $5
-             WHERE id = $1",
-        )
-        .bind(self.session.to_string())
-        .bind(bigint(usage.input_tokens))
-        .bind(bigint(usage.output_tokens))
-        .bind(bigint(usage.cache_read_tokens))
-        .bind(bigint(usage.cache_write_tokens))
-        .execute(&mut *self.connection)
-        .await?;
+        const SET: &str = "SET input_tokens = input_tokens + $2, output_tokens = output_tokens + $3, \
+             cache_read_tokens = cache_read_tokens + $4, cache_write_tokens = cache_write_tokens + $5";
+        let turn = "WHERE session = $1 AND id = (SELECT turn FROM prompts WHERE session = $1 AND status = 'dispatched')";
+        for sql in [format!("UPDATE sessions {SET} WHERE id = $1"), format!("UPDATE turns {SET} {turn}")] {
+            sqlx::query(sqlx::AssertSqlSafe(sql))
+                .bind(self.session.to_string())
+                .bind(bigint(usage.input_tokens))
+                .bind(bigint(usage.output_tokens))
+                .bind(bigint(usage.cache_read_tokens))
+                .bind(bigint(usage.cache_write_tokens))
+                .execute(&mut *self.connection)
+                .await?;
+        }
         Ok(())
     }
 }

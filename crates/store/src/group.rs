@@ -20,6 +20,7 @@ use crate::{
     DbConnection, StoreError, Topics,
     dialect::Source,
     leases, row,
+    watch::Watcher,
     writer::{Held, Job, Message, News},
 };
 
@@ -58,12 +59,24 @@ pub(crate) struct Task {
     connection: Option<DbConnection>,
     topics: Arc<Topics>,
     held: Held,
+    watcher: Watcher,
     unsettled: Option<Unsettled>,
 }
 
 impl Task {
     pub(crate) fn new(connection: DbConnection, source: Source, topics: Arc<Topics>, held: Held) -> Self {
-        Self { source, connection: Some(connection), topics, held, unsettled: None }
+        Self {
+            source,
+            connection: Some(connection),
+            topics,
+            held,
+            watcher: Watcher::default(),
+            unsettled: None,
+        }
+    }
+
+    pub(crate) fn watched_by(self, watcher: Watcher) -> Self {
+        Self { watcher, ..self }
     }
 
     /// Until it is closed, or nobody can ask any more.
@@ -79,6 +92,13 @@ impl Task {
                 Ok(0) => return self.close().await,
                 Ok(_) => {}
                 Err(_) => self.settle_now().await,
+            }
+            // Those who were answered a moment ago are about to ask again: one sync for all of them.
+            tokio::task::yield_now().await;
+            while waiting.len() < GROUP
+                && let Ok(message) = inbox.try_recv()
+            {
+                waiting.push(message);
             }
             let mut jobs = Vec::new();
             let mut closing = None;
@@ -237,6 +257,7 @@ impl Task {
     }
 
     fn publish(&self, news: News) {
+        self.watcher.show(news.iter().map(|(_, event)| event.as_ref()));
         let topics = self.topics.lock().expect("no holder of this lock can panic");
         for (session, event) in news {
             if let Some(topic) = topics.get(&session) {
@@ -295,7 +316,7 @@ async fn run(connection: &mut DbConnection, sql: &'static str) -> Result<(), sql
 
 /// What became of a transaction: `committed`, `aborted`, or something else when the database does not know.
 async fn outcome(connection: &mut DbConnection, transaction: &str) -> Result<String, sqlx::Error> {
-    let row = sqlx::query("SELECT pg_xact_status(CAST($1 AS xid8)) AS status")
+    let row = sqlx::query("SELECT pg_xact_status(CAST(CAST($1 AS TEXT) AS xid8)) AS status")
         .bind(transaction.to_owned())
         .fetch_one(connection)
         .await?;

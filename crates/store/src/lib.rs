@@ -13,6 +13,7 @@ mod blobs;
 mod builds;
 mod checkouts;
 mod commit;
+mod counts;
 mod database;
 mod dialect;
 mod error;
@@ -32,6 +33,7 @@ mod sessions;
 mod snapshots;
 mod tokens;
 mod turns;
+mod watch;
 mod writer;
 
 use std::{collections::HashMap, path::Path, sync::Arc};
@@ -47,6 +49,7 @@ pub use idempotency::Claim;
 pub use leases::Lease;
 pub use removals::Removal;
 pub use sessions::{NewSession, SessionFilter, SessionRecord};
+pub use turns::TurnTree;
 
 use dialect::Source;
 use writer::Writer;

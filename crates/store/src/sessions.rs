@@ -13,6 +13,7 @@ use crate::{
     CheckoutRecord, DbConnection, DbRow, Lease, NewCheckout, Removal, Store, StoreError, Write, checkouts,
     commit, leases, removals,
     row::{self, plain, to_json, to_word},
+    writer::{Done, News},
 };
 
 /// A session to be.
@@ -147,13 +148,15 @@ impl Store {
             .run(move |connection| {
                 Box::pin(async move {
                     leases::check(connection, lease).await?;
+                    let mut news = News::new();
                     for (new, writes) in all {
                         let (session, at) = (new.id.clone(), new.at);
                         insert(connection, new).await?;
-                        commit::apply(connection, &session, lease, at, writes).await?;
+                        let committed = commit::apply(connection, &session, lease, at, writes).await?;
+                        // Nobody can follow a session that has just come to be, but somebody may count.
+                        news.extend(committed.events.into_iter().map(|event| (session.clone(), event)));
                     }
-                    // Nobody can follow a session that has just come to be.
-                    Ok(().into())
+                    Ok(Done { answer: (), news })
                 })
             })
             .await
@@ -368,7 +371,7 @@ fn read(row: &DbRow) -> Result<SessionRecord, StoreError> {
     })
 }
 
-fn usage(row: &DbRow) -> Result<Usage, StoreError> {
+pub(crate) fn usage(row: &DbRow) -> Result<Usage, StoreError> {
     Ok(Usage {
         input_tokens: row::count(row, "input_tokens")?,
         output_tokens: row::count(row, "output_tokens")?,

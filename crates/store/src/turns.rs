@@ -1,15 +1,45 @@
 //! Turns: prompts carried out, numbered per session.
 
-use harvest_proto::{PromptId, SessionId, Timestamp, TurnId, api::Turn, event::TurnOutcome};
+use harvest_proto::{
+    PromptId, SessionId, Timestamp, TurnId,
+    api::{DiffStat, Turn},
+    event::TurnOutcome,
+};
 
 use crate::{
     DbRow, Store, StoreError,
     commit::Target,
-    row::{self, to_word},
+    row::{self, bigint, to_word},
 };
 
-const SELECT: &str = "SELECT t.*, COALESCE(s.gone, 0) AS gone FROM turns t \
-     LEFT JOIN snapshots s ON s.session = t.session AND s.id = t.snapshot ";
+// How much of a prompt a list shows.
+const BEGINNING: u32 = 500;
+
+fn select(text: &str) -> String {
+    format!(
+        "SELECT t.*, COALESCE(s.gone, 0) AS gone, {text} AS text,
+         CAST((SELECT SUM(x.files) FROM turn_trees x WHERE x.session = t.session AND x.number = t.number)
+              AS BIGINT) AS files,
+         CAST((SELECT SUM(x.insertions) FROM turn_trees x WHERE x.session = t.session AND x.number = t.number)
+              AS BIGINT) AS insertions,
+         CAST((SELECT SUM(x.deletions) FROM turn_trees x WHERE x.session = t.session AND x.number = t.number)
+              AS BIGINT) AS deletions
+         FROM turns t
+         LEFT JOIN snapshots s ON s.session = t.session AND s.id = t.snapshot
+         LEFT JOIN prompts p ON p.session = t.session AND p.id = t.prompt"
+    )
+}
+
+/// A checkout as a turn left it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TurnTree {
+    /// The turn's number; 0 for what the session began as.
+    pub turn: u32,
+    /// The repository.
+    pub repository: String,
+    /// The git tree.
+    pub tree: String,
+}
 
 impl Store {
     /// A session's turns, oldest first.
@@ -17,13 +47,49 @@ impl Store {
     /// # Errors
     /// When the database cannot be read.
     pub async fn turn_list(&self, session: &SessionId) -> Result<Vec<Turn>, StoreError> {
+        let beginning = format!("SUBSTR(p.text, 1, {BEGINNING})");
+        let sql = format!("{} WHERE t.session = $1 ORDER BY t.number", select(&beginning));
         let rows =
-            sqlx::query(sqlx::AssertSqlSafe(format!("{SELECT} WHERE t.session = $1 ORDER BY t.number")))
-                .bind(session.to_string())
-                .fetch_all(&self.readers)
-                .await?;
+            sqlx::query(sqlx::AssertSqlSafe(sql)).bind(session.to_string()).fetch_all(&self.readers).await?;
         rows.iter().map(read).collect()
     }
+
+    /// A turn of a session, with the whole of its prompt.
+    ///
+    /// # Errors
+    /// [`StoreError::NotFound`] when the session has no such turn.
+    pub async fn turn_get(&self, session: &SessionId, number: u32) -> Result<Turn, StoreError> {
+        let sql = format!("{} WHERE t.session = $1 AND t.number = $2", select("p.text"));
+        let row = sqlx::query(sqlx::AssertSqlSafe(sql))
+            .bind(session.to_string())
+            .bind(i64::from(number))
+            .fetch_optional(&self.readers)
+            .await?
+            .ok_or_else(|| StoreError::missing(format!("turn {number} in session {session}")))?;
+        read(&row)
+    }
+
+    /// What the turns of a session left of its checkouts.
+    ///
+    /// # Errors
+    /// When the database cannot be read.
+    pub async fn tree_list(&self, session: &SessionId) -> Result<Vec<TurnTree>, StoreError> {
+        let rows = sqlx::query("SELECT * FROM turn_trees WHERE session = $1 ORDER BY number, repository")
+            .bind(session.to_string())
+            .fetch_all(&self.readers)
+            .await?;
+        let read = |row: &DbRow| {
+            let (repository, tree) = (row::text(row, "repository")?, row::text(row, "tree")?);
+            Ok(TurnTree { turn: row::count(row, "number")?, repository, tree })
+        };
+        rows.iter().map(read).collect()
+    }
+}
+
+fn diff(row: &DbRow) -> Result<Option<DiffStat>, StoreError> {
+    let Some(files) = row::count_optional(row, "files")? else { return Ok(None) };
+    let lines = |column| Ok::<_, StoreError>(row::count_optional(row, column)?.unwrap_or(0));
+    Ok(Some(DiffStat { files, insertions: lines("insertions")?, deletions: lines("deletions")? }))
 }
 
 fn read(row: &DbRow) -> Result<Turn, StoreError> {
@@ -33,6 +99,10 @@ fn read(row: &DbRow) -> Result<Turn, StoreError> {
         id: row::parsed(row, "id")?,
         number: row::count(row, "number")?,
         prompt: row::parsed(row, "prompt")?,
+        text: row::optional(row, "text")?.unwrap_or_default(),
+        after: row::count_optional(row, "after_turn")?,
+        diff: diff(row)?,
+        usage: crate::sessions::usage(row)?,
         outcome: row::word_optional(row, "outcome")?,
         snapshot: row::parsed_optional(row, "snapshot")?.filter(|_| !gone),
         dropped: if gone { Some("gone".to_owned()) } else { dropped },
@@ -79,6 +149,59 @@ pub(crate) async fn end(
     .bind(turn.to_string())
     .bind(to_word(&outcome))
     .bind(at.as_millis())
+    .execute(&mut *target.connection)
+    .await?;
+    Ok(())
+}
+
+/// What a turn left of a checkout, and which turn it went on from.
+pub(crate) async fn tree(
+    target: &mut Target<'_>,
+    turn: &TurnId,
+    after: u32,
+    tree: TurnTree,
+    stat: DiffStat,
+) -> Result<(), StoreError> {
+    let session = target.session.to_string();
+    sqlx::query("UPDATE turns SET after_turn = $3 WHERE session = $1 AND id = $2 AND number <> $4")
+        .bind(session.clone())
+        .bind(turn.to_string())
+        .bind(i64::from(after))
+        .bind(i64::from(after) + 1)
+        .execute(&mut *target.connection)
+        .await?;
+    sqlx::query(
+        "INSERT INTO turn_trees (session, number, repository, tree, files, insertions, deletions)
+         SELECT session, number, $3, $4, $5, $6, $7 FROM turns WHERE session = $1 AND id = $2
+         ON CONFLICT (session, number, repository) DO UPDATE SET tree = excluded.tree,
+         files = excluded.files, insertions = excluded.insertions, deletions = excluded.deletions",
+    )
+    .bind(session)
+    .bind(turn.to_string())
+    .bind(tree.repository)
+    .bind(tree.tree)
+    .bind(bigint(stat.files))
+    .bind(bigint(stat.insertions))
+    .bind(bigint(stat.deletions))
+    .execute(&mut *target.connection)
+    .await?;
+    Ok(())
+}
+
+/// The session begins as a turn of another left its checkouts.
+pub(crate) async fn share_trees(
+    target: &mut Target<'_>,
+    from: &SessionId,
+    number: u32,
+) -> Result<(), StoreError> {
+    sqlx::query(
+        "INSERT INTO turn_trees (session, number, repository, tree, files, insertions, deletions)
+         SELECT $1, 0, repository, tree, 0, 0, 0 FROM turn_trees WHERE session = $2 AND number = $3
+         ON CONFLICT (session, number, repository) DO NOTHING",
+    )
+    .bind(target.session.to_string())
+    .bind(from.to_string())
+    .bind(i64::from(number))
     .execute(&mut *target.connection)
     .await?;
     Ok(())

@@ -13,7 +13,7 @@ use std::{
 use harvest_proto::{Event, SessionId};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::{DbConnection, DbPool, Lease, StoreError, Topics, dialect::Source, group::Task};
+use crate::{DbConnection, DbPool, Lease, StoreError, Topics, dialect::Source, group::Task, watch::Watcher};
 
 /// A future that borrows the connection.
 pub(crate) type Doing<'c, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'c>>;
@@ -80,6 +80,7 @@ pub(crate) enum Message {
 pub(crate) struct Writer {
     requests: mpsc::UnboundedSender<Message>,
     held: Held,
+    pub(crate) watcher: Watcher,
 }
 
 /// The lease this process took, once it did. The writer refuses everything when the store has a newer one,
@@ -96,9 +97,10 @@ impl Held {
 impl Writer {
     pub(crate) fn spawn(connection: DbConnection, source: Source, topics: Arc<Topics>) -> Self {
         let (requests, inbox) = mpsc::unbounded_channel();
-        let held = Held::default();
-        tokio::spawn(Task::new(connection, source, topics, held.clone()).run(inbox));
-        Self { requests, held }
+        let (held, watcher) = (Held::default(), Watcher::default());
+        let task = Task::new(connection, source, topics, held.clone()).watched_by(watcher.clone());
+        tokio::spawn(task.run(inbox));
+        Self { requests, held, watcher }
     }
 
     /// From now on this process writes under this lease only.

@@ -33,6 +33,8 @@ use crate::{
 
 const GREETING: Duration = Duration::from_secs(10);
 const HEARTBEAT: Duration = Duration::from_secs(30);
+// However often an owner asks for one.
+const SHORTEST_HEARTBEAT: Duration = Duration::from_millis(10);
 
 // Frames on their way to a reader: at most 16 of 64 KiB, then every sender of this connection waits.
 const QUEUED_FRAMES: usize = 16;
@@ -44,7 +46,8 @@ const MAX_STREAMS: usize = 1024;
 pub(crate) async fn serve(supervisor: Rc<Supervisor>, stream: UnixStream, shutdown: Rc<Notify>) {
     let (mut reader, writer) = stream.into_split();
     let mut decoder = Decoder::default();
-    let Ok(Some(role)) = timeout(GREETING, greeting(&mut reader, &mut decoder)).await else { return };
+    let greeted = timeout(GREETING, greeting(&mut reader, &mut decoder)).await;
+    let Ok(Some((role, heartbeat))) = greeted else { return };
     let bell = match admit(&supervisor, &role) {
         Ok(bell) => bell,
         Err(reason) => return log::line(format_args!("refused a connection: {reason}")),
@@ -72,7 +75,7 @@ pub(crate) async fn serve(supervisor: Rc<Supervisor>, stream: UnixStream, shutdo
         () = write(writer, queue, &connection.flushed) => "the dialer stopped reading",
         () = connection.broken.notified() => "a stream broke off",
         () = over.notified() => "another owner took over",
-        () = connection.tell(bell, role) => "",
+        () = connection.tell(bell, role, heartbeat) => "",
     };
     if !ended.is_empty() && connection.owner.is_some() {
         log::line(format_args!("the owner's connection ended: {ended}"));
@@ -88,10 +91,13 @@ fn owner_epoch(role: &Role) -> Option<u64> {
     }
 }
 
-async fn greeting(reader: &mut OwnedReadHalf, decoder: &mut Decoder) -> Option<Role> {
+async fn greeting(reader: &mut OwnedReadHalf, decoder: &mut Decoder) -> Option<(Role, Duration)> {
     loop {
         match decoder.take::<ToSupervisor>() {
-            Ok(Some(Frame::Control(ToSupervisor::Hello { role, .. }))) => return Some(role),
+            Ok(Some(Frame::Control(ToSupervisor::Hello { role, heartbeat_millis, .. }))) => {
+                let heartbeat = heartbeat_millis.map_or(HEARTBEAT, Duration::from_millis);
+                return Some((role, heartbeat.max(SHORTEST_HEARTBEAT)));
+            }
             Ok(None) => {}
             Ok(Some(_)) | Err(_) => return None,
         }
@@ -235,13 +241,13 @@ impl Connection {
     }
 
     // What is said without being asked: events and heartbeats, to the owner.
-    async fn tell(&self, bell: Option<Bell>, role: Role) {
+    async fn tell(&self, bell: Option<Bell>, role: Role, heartbeat: Duration) {
         let supervisor = &self.supervisor;
         let (Some((number, _)), Role::Owner { stored, .. }) = (bell, role) else {
             return std::future::pending().await;
         };
         supervisor.outbox.reconnect(stored);
-        let mut heartbeat = interval(HEARTBEAT);
+        let mut heartbeat = interval(heartbeat);
         heartbeat.reset();
         while supervisor.ownership.is_current(number) {
             let news = supervisor.outbox.news.notified();

@@ -21,7 +21,7 @@ use rustix::{
 };
 
 use super::{capture::LONGEST_CHAIN, index::Index, *};
-use crate::{disk::tests::Temporary, tree};
+use crate::{changes::How, disk::tests::Temporary, tree};
 
 const BASE: &str = "baselayer";
 
@@ -604,4 +604,81 @@ fn a_freeze_is_renewed_while_nothing_needs_copying() {
     let (_, copied) = delta::copy_delta(&upper, again.path(), &index, now_nanos(), &mut pulse).unwrap();
     assert_eq!(copied.names, 0);
     assert!(pulses.get() >= 20);
+}
+
+/// What differs between two descriptions, times apart.
+fn differences(
+    before: &BTreeMap<PathBuf, String>,
+    after: &BTreeMap<PathBuf, String>,
+) -> BTreeMap<PathBuf, How> {
+    let told = |line: &String| {
+        let written = |(at, _): &(usize, &str)| *at == 2 && !line.contains("->");
+        line.split(' ').enumerate().filter(|part| !written(part)).map(|(_, part)| part.to_owned()).collect()
+    };
+    let mut differ = BTreeMap::new();
+    for path in before.keys().chain(after.keys()).filter(|path| !path.as_os_str().is_empty()) {
+        let how = match (before.get(path).map(told), after.get(path).map(told)) {
+            (None, _) => How::Added,
+            (_, None) => How::Removed,
+            (Some::<Vec<_>>(one), Some(other)) if one != other => How::Changed,
+            _ => continue,
+        };
+        differ.insert(path.clone(), how);
+    }
+    differ
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 20, ..ProptestConfig::default() })]
+
+    #[test]
+    fn what_is_said_to_differ_between_two_captures_is_what_differs(
+        turns in proptest::collection::vec(proptest::collection::vec(any_edit(), 0..10), 1..6),
+    ) {
+        let compared = apart(move || {
+            let machine = Machine::new();
+            machine.mount();
+            let base = Snapshot::of(SnapshotId::random(), machine.sandbox.layers.clone(), ImageConfig::default());
+            let mut taken = vec![(machine.shown(&base), base)];
+            for edits in turns {
+                edits.iter().for_each(|one| edit(&machine.path("merged"), one));
+                let snapshot = machine.capture().unwrap().snapshot;
+                taken.push((machine.shown(&snapshot), snapshot));
+            }
+            let mut compared = Vec::new();
+            for (before, first) in &taken {
+                for (after, second) in &taken {
+                    let changes = machine.disk.changes(&first.layers, &second.layers, usize::MAX).unwrap();
+                    assert!(!changes.cut);
+                    let entries = changes.entries.into_iter();
+                    let told: BTreeMap<_, _> = entries.map(|change| (change.path, change.how)).collect();
+                    compared.push((differences(before, after), told));
+                }
+            }
+            compared
+        });
+        for (differ, told) in compared {
+            prop_assert_eq!(differ, told);
+        }
+    }
+}
+
+#[test]
+fn a_comparison_is_cut_where_it_gets_too_long_or_too_deep_and_counts_on() {
+    let machine = Machine::new();
+    let before = machine.sandbox.layers.clone();
+    for number in 0..5 {
+        fs::write(machine.path("upper").join(number.to_string()), "").unwrap();
+    }
+    // Deeper than any path can say.
+    let mut folder = tree::open_root(&machine.path("upper")).unwrap();
+    let name = CString::new("x".repeat(200)).unwrap();
+    for _ in 0..40 {
+        rustix::fs::mkdirat(&folder, &name, Mode::RWXU).unwrap();
+        folder = rustix::fs::openat(&folder, &name, rustix::fs::OFlags::DIRECTORY, Mode::empty()).unwrap();
+    }
+    let after = machine.capture().unwrap().snapshot.layers;
+    let changes = machine.disk.changes(&before, &after, 3).unwrap();
+    assert_eq!(changes.entries.len(), 3);
+    assert!(changes.cut && changes.added >= 5 + 20, "{changes:?}");
 }

@@ -257,6 +257,18 @@ pub(crate) struct Create {
 pub(crate) enum Snapshot {
     /// List snapshots, newest first
     Ls,
+    /// Keep a session's snapshot whatever the rules of retention say
+    Pin {
+        /// The session and the turn; without a turn where the session stands
+        #[arg(value_name = "SESSION[@TURN]")]
+        at: String,
+    },
+    /// Keep it no longer than the rules of retention say
+    Unpin {
+        /// The session and the turn; without a turn where the session stands
+        #[arg(value_name = "SESSION[@TURN]")]
+        at: String,
+    },
     /// Forget snapshots; what only they held goes with the next `harvest gc`
     Rm {
         /// The snapshots: ids or the beginnings of them

@@ -1,4 +1,4 @@
-//! Sizes and numbers of cores as people type them.
+//! Sizes, numbers of cores and turns as people type them.
 
 use std::str::FromStr;
 
@@ -54,6 +54,40 @@ impl FromStr for Cores {
     }
 }
 
+/// Turns of a session: `3`, `1..3`, `1..`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turns {
+    /// One by itself.
+    Of(u32),
+    /// From the end of one to the end of another, or to now.
+    Between(u32, Option<u32>),
+}
+
+impl Turns {
+    /// As the server takes it.
+    pub(crate) fn query(self) -> String {
+        match self {
+            Self::Of(turn) => format!("?turn={turn}"),
+            Self::Between(from, None) => format!("?from={from}"),
+            Self::Between(from, Some(to)) => format!("?from={from}&to={to}"),
+        }
+    }
+}
+
+impl FromStr for Turns {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("`{text}` names no turns; write it as `3` or `1..3`");
+        let number = |text: &str| text.parse::<u32>().map_err(|_| wrong());
+        match text.split_once("..") {
+            None => number(text).map(Self::Of),
+            Some((from, "")) => Ok(Self::Between(number(from)?, None)),
+            Some((from, to)) => Ok(Self::Between(number(from)?, Some(number(to)?))),
+        }
+    }
+}
+
 /// `1.2 GB`, `340 MB`, `12 kB`: as disks are sold.
 pub(crate) fn bytes(bytes: u64) -> String {
     match bytes {
@@ -67,6 +101,17 @@ pub(crate) fn bytes(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn turns_are_one_or_from_one_to_another() {
+        let query = |text: &str| text.parse::<Turns>().map(Turns::query);
+        assert_eq!(query("3").as_deref(), Ok("?turn=3"));
+        assert_eq!(query("0..3").as_deref(), Ok("?from=0&to=3"));
+        assert_eq!(query("2..").as_deref(), Ok("?from=2"));
+        for wrong in ["", "..", "..2", "a", "1...2", "-1"] {
+            assert!(query(wrong).is_err(), "{wrong}");
+        }
+    }
 
     #[test]
     fn a_size_has_a_unit_and_is_never_nothing() {

@@ -1,20 +1,39 @@
 //! `harvest df`: what takes how much room, and what `harvest gc` would give back.
 
 use anyhow::Result;
-use harvest_proto::api::machines::{DiskRoom, DiskUsage};
+use harvest_proto::api::{
+    Retained,
+    machines::{DiskRoom, DiskUsage},
+};
+use serde::Serialize;
 
+use super::held;
 use crate::{Invocation, cli::units::bytes, desk::Desk, printer::table};
+
+/// What a program is told.
+#[derive(Debug, Serialize)]
+struct Document {
+    #[serde(flatten)]
+    usage: DiskUsage,
+    /// What sessions hold, when a server runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sessions: Option<Retained>,
+}
 
 pub(crate) async fn run(here: &Invocation) -> Result<u8> {
     let desk = Desk::find(&here.config)?;
-    let usage: DiskUsage = desk.get("/v1/df").await?;
-    here.print.result(&usage, |usage| {
-        let mut text = table(&["WHAT", "NUMBER", "SIZE"], &totals(usage));
+    let document = Document { usage: desk.get("/v1/df").await?, sessions: held::look(here).await? };
+    here.print.result(&document, |document| {
+        let mut text = table(&["WHAT", "NUMBER", "SIZE"], &totals(document));
         if here.print.verbose {
-            text += &format!("\n{}", table(&["WHAT", "NAME", "SIZE"], &each(usage)));
+            text += &format!("\n{}", table(&["WHAT", "NAME", "SIZE"], &each(&document.usage)));
+            if let Some(sessions) = &document.sessions {
+                text += &format!("\n{}", held::text(sessions));
+            }
         }
         text
     })?;
+    let usage = &document.usage;
     let at = |path: &std::path::Path| match desk.shares_our_files() {
         true => format!(" {}", path.display()),
         false => " of the server".to_owned(),
@@ -30,18 +49,23 @@ pub(crate) async fn run(here: &Invocation) -> Result<u8> {
     Ok(0)
 }
 
-fn totals(usage: &DiskUsage) -> Vec<Vec<String>> {
+fn totals(Document { usage, sessions }: &Document) -> Vec<Vec<String>> {
     let sandboxes = usage.sandboxes.iter().map(|sandbox| sandbox.bytes).sum();
     let row = |what: &str, number: Option<usize>, size: u64| {
         vec![what.to_owned(), number.map_or_else(|| "–".to_owned(), |number| number.to_string()), bytes(size)]
     };
-    vec![
+    let of_sessions =
+        sessions.iter().map(|held| row("of sessions", Some(held.items.len()), held.snapshots_bytes));
+    let mut rows = vec![
         row("images", Some(usage.images.len()), usage.images_bytes),
         row("snapshots", Some(usage.snapshots.len()), usage.snapshots_bytes),
         row("sandboxes", Some(usage.sandboxes.len()), sandboxes),
         row("volumes", Some(usage.volumes.len()), usage.volumes_bytes),
         row("trash", None, usage.trash_bytes),
-    ]
+    ];
+    // Part of the snapshots above it.
+    rows.splice(2..2, of_sessions);
+    rows
 }
 
 fn each(usage: &DiskUsage) -> Vec<Vec<String>> {

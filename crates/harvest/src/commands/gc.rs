@@ -1,18 +1,36 @@
 //! `harvest gc`: removes what nothing uses any more; never a layer in use.
 
 use anyhow::Result;
-use harvest_proto::api::machines::{Collect, Collected};
+use harvest_proto::api::{
+    Dropped,
+    machines::{Collect, Collected},
+};
+use serde::Serialize;
 
+use super::held;
 use crate::{Invocation, cli::Gc, desk::Desk, wire};
+
+/// What a program is told.
+#[derive(Debug, Serialize)]
+struct Document<'a> {
+    #[serde(flatten)]
+    collected: &'a Collected,
+    /// What the rules of retention had go, when a server runs.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dropped: Option<Vec<Dropped>>,
+}
 
 pub(crate) async fn run(here: &Invocation, args: &Gc) -> Result<u8> {
     if args.all {
         let ended = wire::end_sandboxes(&here.config)?;
         here.print.note(format!("Ended {ended} sandboxes"));
     }
+    // First: what the rules have go is nobody's then.
+    let retained = if args.all { None } else { held::keep_to_rules(here, args.dry_run).await? };
     let collected: Collected =
         Desk::find(&here.config)?.post("/v1/gc", &Collect { dry_run: args.dry_run }).await?;
-    here.print.result(&collected, |_| String::new())?;
+    let dropped = retained.map(|retained| retained.dropped);
+    here.print.result(&Document { collected: &collected, dropped }, |_| String::new())?;
     let verb = if args.dry_run { "Would remove" } else { "Removed" };
     let (layers, sandboxes) = (collected.layers.len(), collected.sandboxes.len());
     let megabytes = collected.bytes / 1_000_000;

@@ -1,7 +1,11 @@
 //! One file per verb. Each calls the server (or, for what needs none, the machine) and prints.
 
+mod api;
 mod archive;
 mod attach;
+mod background;
+mod completion;
+mod config;
 mod df;
 mod diff;
 mod doctor;
@@ -9,6 +13,7 @@ mod events;
 mod exec;
 mod fork;
 mod gc;
+mod held;
 mod image;
 mod logs;
 mod ls;
@@ -31,6 +36,7 @@ mod status;
 mod stop;
 mod terminate;
 mod token;
+mod turns;
 mod up;
 mod volume;
 pub(crate) mod watch;
@@ -38,6 +44,7 @@ pub(crate) mod zygote;
 
 use anyhow::Result;
 
+pub(crate) use completion::run as complete;
 pub(crate) use doctor::line as check_line;
 pub(crate) use pr::text as pull_text;
 pub(crate) use repo::build as build_repository;
@@ -53,6 +60,7 @@ pub(crate) async fn run(here: &Invocation, command: Option<Command>) -> Result<u
     match command {
         Command::Quickstart(args) => quickstart::run(here, &args).await,
         Command::Up(args) => up::run(here, args).await,
+        Command::Down => background::down(here).await,
         Command::Doctor => doctor::run(here),
         Command::Run(args) => run::run(here, args).await,
         Command::Ls(args) => ls::run(here, args).await,
@@ -68,6 +76,7 @@ pub(crate) async fn run(here: &Invocation, command: Option<Command>) -> Result<u
         Command::Terminate(args) => terminate::run(here, &args).await,
         Command::Archive(args) => archive::run(here, &args).await,
         Command::Rm(args) => rm::run(here, &args).await,
+        Command::Turns(args) => turns::run(here, &args).await,
         Command::Diff(args) => diff::run(here, &args).await,
         Command::Events(args) => events::run(here, &args).await,
         Command::Logs(args) => logs::run(here, &args).await,
@@ -77,6 +86,9 @@ pub(crate) async fn run(here: &Invocation, command: Option<Command>) -> Result<u
         Command::Repo(verb) => repo::run(here, verb).await,
         Command::Secret(verb) => secret::run(here, &verb).await,
         Command::Token(verb) => token::run(here, verb).await,
+        Command::Api(args) => api::run(here, args).await,
+        Command::Completion(_) => unreachable!("main prints it before anything is configured"),
+        Command::Config(args) => config::run(here, &args),
         Command::Image(verb) => image::run(here, verb).await,
         Command::Sandbox(verb) => sandbox::run(here, verb).await,
         Command::Snapshot(verb) => snapshot::run(here, &verb).await,

@@ -16,15 +16,20 @@ use super::ls::age;
 use crate::{
     Invocation,
     cli::Snapshot,
+    client::Client,
     desk::Desk,
     printer::{Advice, table},
     resolve,
 };
 
 pub(crate) async fn run(here: &Invocation, verb: &Snapshot) -> Result<u8> {
+    if let Snapshot::Pin { at } | Snapshot::Unpin { at } = verb {
+        return pin(here, at, matches!(verb, Snapshot::Pin { .. })).await;
+    }
     let desk = Desk::find(&here.config)?;
     let snapshots = desk.get::<Page<MachineSnapshot>>("/v1/snapshots").await?.items;
     match verb {
+        Snapshot::Pin { .. } | Snapshot::Unpin { .. } => unreachable!("done above"),
         Snapshot::Ls => {
             let now = Timestamp::from(SystemTime::now());
             here.print.result(&snapshots, |snapshots| {
@@ -53,6 +58,29 @@ pub(crate) async fn run(here: &Invocation, verb: &Snapshot) -> Result<u8> {
             }
         }
     }
+    Ok(0)
+}
+
+/// `SESSION@TURN`, or where the session stands.
+async fn pin(here: &Invocation, at: &str, pinned: bool) -> Result<u8> {
+    let client = Client::find(&here.config)?;
+    let (typed, turn) = resolve::at_turn(at)?;
+    let session = resolve::session(&client, typed).await?;
+    let snapshot = match turn {
+        None => client.session(&session).await?.snapshot,
+        Some(turn) => {
+            let all = client.snapshots(&session).await?;
+            all.into_iter().rfind(|snapshot| snapshot.turn == Some(turn)).map(|snapshot| snapshot.id)
+        }
+    };
+    let Some(snapshot) = snapshot else {
+        let hint = format!("see `harvest turns {session}`");
+        bail!(Advice::new("there is no snapshot of it", hint));
+    };
+    let shown = client.snapshot_pin(&session, &snapshot, pinned).await?;
+    here.print.result(&shown, |shown| format!("{}\n", shown.id))?;
+    let kept = if pinned { "is kept whatever retention says" } else { "is kept as long as retention says" };
+    here.print.note(format!("{snapshot} of {session} {kept}"));
     Ok(0)
 }
 

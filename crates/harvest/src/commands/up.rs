@@ -8,11 +8,19 @@ use serde_json::json;
 use crate::{
     Invocation,
     cli::Up,
+    commands::background,
     printer::took,
     wire::{self, Ending, Serving},
 };
 
 pub(crate) async fn run(here: &Invocation, args: Up) -> Result<u8> {
+    if args.detach {
+        return background::up(here, &args).await;
+    }
+    if args.detached {
+        // Not of the terminal it was started from, whose end would be the server's.
+        rustix::process::setsid().context("cannot leave the terminal")?;
+    }
     let began = Instant::now();
     let config = &here.config;
     let options = wire::Options {
@@ -36,8 +44,12 @@ pub(crate) async fn run(here: &Invocation, args: Up) -> Result<u8> {
     wire::asked_to_end().await?;
     let ending = if args.keep { Ending::Keep } else { Ending::Pause };
     here.print.note(match ending {
-        Ending::Keep => "Ending; sandboxes go on and are adopted by the next `harvest up`",
-        Ending::Pause => "Ending; sessions are kept on disk",
+        Ending::Keep => {
+            "Ending; sandboxes go on and are adopted by the next `harvest up`; ctrl-c again ends at once"
+        }
+        Ending::Pause => {
+            "Ending; sessions are kept on disk; ctrl-c again ends at once and leaves them running"
+        }
     });
     let began = Instant::now();
     serving.end(ending).await?;

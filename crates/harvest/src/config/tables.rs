@@ -14,6 +14,13 @@ use crate::printer::Advice;
 #[serde(try_from = "String")]
 pub(crate) struct Span(Duration);
 
+impl Span {
+    /// As everything but a text takes it.
+    pub(super) fn duration(self) -> Duration {
+        self.0
+    }
+}
+
 /// Why a text is no time.
 #[derive(Debug, thiserror::Error)]
 #[error("`{0}` is not a time; write it as `90s`, `15m` or `24h`")]
@@ -58,7 +65,6 @@ pub(crate) struct ClocksTable {
 }
 
 /// Key, default and meaning of each clock, for the reference page.
-#[cfg(test)]
 pub(crate) const CLOCKS: [(&str, &str, &str); 15] = [
     ("heartbeat", "`30s`", "How often a supervisor says that it is there"),
     (
@@ -130,7 +136,6 @@ pub(crate) struct LimitsTable {
 }
 
 /// Key, default and meaning of each limit, for the reference page.
-#[cfg(test)]
 pub(crate) const LIMITS: [(&str, &str, &str); 3] = [
     (
         "sandboxes",

@@ -163,7 +163,7 @@ impl Tour<'_> {
 
     async fn diff(&mut self, id: &SessionId) -> Result<()> {
         self.begin("What it changed");
-        let diff = self.client.diff(id).await?;
+        let diff = self.client.diff(id, "").await?;
         match self.here.print.json {
             true => self.here.print.item(&json!({ "session": id, "diff": diff }))?,
             false => self.here.print.exact(&diff)?,

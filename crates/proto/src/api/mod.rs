@@ -2,6 +2,7 @@
 
 mod common;
 mod exec;
+mod history;
 pub mod machines;
 mod prompts;
 mod repositories;
@@ -13,6 +14,10 @@ mod tokens;
 
 pub use common::{Page, Problem};
 pub use exec::{ExecLine, ExecRequest};
+pub use history::{
+    ChangeKind, DiffFiles, DiffStat, Dropped, FileDiff, Held, MachineChange, MachineChanges, PinSnapshot,
+    Retained,
+};
 pub use prompts::{CreatePrompt, MovePrompt, Prompt, PromptStatus, Turn};
 pub use repositories::{AddRepository, Build, BuildLine, Evidence, Pull, Repository};
 pub use secrets::SetSecret;

@@ -2,7 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{PromptId, SnapshotId, Timestamp, TurnId, bridge::Author, event::TurnOutcome};
+use crate::{
+    PromptId, SnapshotId, Timestamp, TurnId,
+    api::DiffStat,
+    bridge::Author,
+    event::{TurnOutcome, Usage},
+};
 
 /// `POST /v1/sessions/{id}/prompts`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -81,6 +86,18 @@ pub struct Turn {
     pub number: u32,
     /// The prompt it carries out.
     pub prompt: PromptId,
+    /// What that says; in lists the beginning of it.
+    #[serde(default)]
+    pub text: String,
+    /// The turn it went on from, when that is not the one before; 0 for the session's beginning.
+    #[serde(default)]
+    pub after: Option<u32>,
+    /// What it changed in the checkout, where that is known.
+    #[serde(default)]
+    pub diff: Option<DiffStat>,
+    /// The tokens it used.
+    #[serde(default)]
+    pub usage: Usage,
     /// How it ended, once it has.
     pub outcome: Option<TurnOutcome>,
     /// The snapshot of the machine after it.

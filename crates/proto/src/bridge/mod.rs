@@ -62,6 +62,9 @@ pub enum ToSupervisor {
         version: u32,
         /// What it may do.
         role: Role,
+        /// How often an owner wants to hear that the supervisor is there; every 30 seconds when absent.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        heartbeat_millis: Option<u64>,
     },
     /// Get ready for a session. Idempotent: the second time it only answers.
     Boot {
@@ -205,7 +208,7 @@ pub enum FromSupervisor {
         /// The stream.
         stream: StreamId,
     },
-    /// Sent to the owner every 30 seconds.
+    /// Sent to the owner as often as its `Hello` asked for.
     Heartbeat {
         /// Whether a turn is in progress.
         busy: bool,

@@ -27,6 +27,7 @@ struct Inside {
     files: Files,
     ended: Option<String>,
     still: bool,
+    freezes: u64,
     boot: Option<Boot>,
     failed: bool,
     prompts: Vec<(PromptId, PromptProgress)>,
@@ -88,8 +89,17 @@ impl Machine {
         self.inside().still
     }
 
+    /// How often somebody has asked for standing still: who sees this rise was renewed.
+    pub(crate) fn freezes(&self) -> u64 {
+        self.inside().freezes
+    }
+
     pub(crate) fn set_still(&self, still: bool) {
-        self.inside().still = still;
+        {
+            let mut inside = self.inside();
+            inside.still = still;
+            inside.freezes += u64::from(still);
+        }
         self.beat();
     }
 

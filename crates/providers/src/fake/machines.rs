@@ -19,7 +19,7 @@ use harvest_proto::{
     event::SnapshotKind,
 };
 use harvest_session::{
-    machines::{Archive, HostDisks, ImageLines, Images, ImportImage, Lives, MachineError, Sandboxes},
+    machines::{Archive, Fresh, HostDisks, ImageLines, Images, ImportImage, MachineError, Sandboxes},
     provider::{BridgeStream, Provider, ProviderError, Snapshots, StartFrom, StartOrder},
 };
 
@@ -37,6 +37,12 @@ impl Own {
     pub(super) fn has(&self, sandbox: &SandboxId) -> bool {
         self.sandboxes.contains_key(sandbox)
     }
+}
+
+#[derive(Clone, Copy)]
+enum Lives {
+    OnItsOwn,
+    WithUs,
 }
 
 struct Made {
@@ -119,13 +125,16 @@ impl Fake {
 
 #[async_trait]
 impl Sandboxes for Fake {
-    async fn sandbox_create(
-        &self,
-        order: CreateSandbox,
-        lives: Lives,
-    ) -> Result<CreatedSandbox, MachineError> {
-        let sandbox_id = self.begin(order, lives).await?;
+    async fn sandbox_create(&self, order: CreateSandbox) -> Result<CreatedSandbox, MachineError> {
+        let sandbox_id = self.begin(order, Lives::OnItsOwn).await?;
         Ok(CreatedSandbox { sandbox_id, status: SandboxStatus::Running, warnings: Vec::new() })
+    }
+
+    async fn sandbox_fresh(&self, order: CreateSandbox) -> Result<Fresh, MachineError> {
+        let sandbox_id = self.begin(order, Lives::WithUs).await?;
+        let bridge = self.sandbox_dial(&sandbox_id).await?;
+        let made = CreatedSandbox { sandbox_id, status: SandboxStatus::Running, warnings: Vec::new() };
+        Ok(Fresh { made, bridge })
     }
 
     async fn sandbox_list(&self) -> Result<SandboxList, MachineError> {

@@ -306,6 +306,7 @@ impl Provider for Fake {
     fn disks(&self) -> Option<&dyn Disks> {
         Some(self)
     }
+
     fn freezing(&self) -> Option<&dyn Freezing> {
         Some(self)
     }
@@ -313,9 +314,18 @@ impl Provider for Fake {
 
 #[async_trait]
 impl Freezing for Fake {
-    async fn freeze(&self, sandbox: &SandboxId, _hold: Duration) -> Result<(), ProviderError> {
+    async fn freeze(&self, sandbox: &SandboxId, hold: Duration) -> Result<(), ProviderError> {
         self.check(Act::Freeze)?;
-        self.set_still(sandbox, true)
+        self.set_still(sandbox, true)?;
+        let machine = self.machine(sandbox)?;
+        let asked = machine.freezes();
+        tokio::spawn(async move {
+            tokio::time::sleep(hold).await;
+            if machine.freezes() == asked {
+                machine.set_still(false);
+            }
+        });
+        Ok(())
     }
 
     async fn thaw(&self, sandbox: &SandboxId) -> Result<(), ProviderError> {

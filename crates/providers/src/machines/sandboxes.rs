@@ -1,7 +1,7 @@
 //! Sandboxes of one's own on this machine.
 
 use async_trait::async_trait;
-use harvest_engine::{EXEC_STATE, Engine, EngineError, Network, Origin, Owner, SandboxState, Spec};
+use harvest_engine::{EXEC_STATE, Engine, EngineError, Network, Origin, Owner, Running, SandboxState, Spec};
 use harvest_proto::{
     SandboxId, SnapshotId,
     api::machines::{
@@ -10,36 +10,49 @@ use harvest_proto::{
     },
 };
 use harvest_session::{
-    machines::{Lives, MachineError, Sandboxes},
+    machines::{Fresh, MachineError, Sandboxes},
     provider::BridgeStream,
 };
+use tokio::net::UnixStream;
 
 use super::{
     LocalMachines,
     errors::{conflict, explained, no_such_sandbox, not_running, words},
     spec::{shown, spec},
 };
-use crate::local::dial;
+use crate::local::{dial, dial_blocking};
+
+const STARTING: &str = "cannot start a sandbox";
 
 #[async_trait]
 impl Sandboxes for LocalMachines {
-    async fn sandbox_create(
-        &self,
-        order: CreateSandbox,
-        lives: Lives,
-    ) -> Result<CreatedSandbox, MachineError> {
+    async fn sandbox_create(&self, order: CreateSandbox) -> Result<CreatedSandbox, MachineError> {
         let with_state = order.state.unwrap_or(true);
-        let spec = spec(order, lives)?;
-        let doing = "cannot start a sandbox";
-        self.ask(doing, move |engine| {
-            let (sandbox_id, mut warnings) = (spec.id.clone(), Vec::new());
-            if spec.network == Network::Host {
-                warnings.push("it reaches everything the host does, its loopback included".to_owned());
+        let spec = spec(order, Owner::Kept)?;
+        let begun = self.ask(STARTING, move |engine| begin(engine, spec, with_state));
+        Ok(begun.await?.0)
+    }
+
+    async fn sandbox_fresh(&self, order: CreateSandbox) -> Result<Fresh, MachineError> {
+        let with_state = order.state.unwrap_or(true);
+        let spec = spec(order, Owner::Process(std::process::id()))?;
+        let begun = self.work(STARTING, move |engine| {
+            let said = |error| explained(STARTING.to_owned(), error);
+            let (made, running) = begin(engine, spec, with_state).map_err(said)?;
+            // In the same breath: one hop less between asking for a sandbox and its first command.
+            dial_blocking(&running.bridge).map(|stream| (made, stream)).map_err(|error| {
+                let _ = engine.remove(&running.id);
+                MachineError::Failed { doing: STARTING.to_owned(), hint: None, source: error.into() }
+            })
+        });
+        let (made, stream) = begun.await?;
+        match UnixStream::from_std(stream) {
+            Ok(stream) => Ok(Fresh { made, bridge: Box::new(stream) }),
+            Err(error) => {
+                self.sandbox_delete(&made.sandbox_id, true).await?;
+                Err(MachineError::Failed { doing: STARTING.to_owned(), hint: None, source: error.into() })
             }
-            begin(engine, spec, with_state, &mut warnings)?;
-            Ok(CreatedSandbox { sandbox_id, status: SandboxStatus::Running, warnings })
-        })
-        .await
+        }
     }
 
     async fn sandbox_list(&self) -> Result<SandboxList, MachineError> {
@@ -163,26 +176,29 @@ fn begin(
     engine: &Engine,
     mut spec: Spec,
     with_state: bool,
-    warnings: &mut Vec<String>,
-) -> Result<(), EngineError> {
-    let asked_for = spec.volumes.clone();
-    let mut without = |error: &EngineError| warnings.push(format!("without /mnt/state: {}", words(error)));
+) -> Result<(CreatedSandbox, Running), EngineError> {
+    let (asked_for, mut warnings) = (spec.volumes.clone(), Vec::new());
+    if spec.network == Network::Host {
+        warnings.push("it reaches everything the host does, its loopback included".to_owned());
+    }
+    let without = |error: &EngineError| format!("without /mnt/state: {}", words(error));
     if with_state {
         match EXEC_STATE.parse().and_then(|name| engine.state(&name)) {
             Ok(state) => spec.volumes.push(state),
-            Err(error) => without(&error),
+            Err(error) => warnings.push(without(&error)),
         }
     }
-    match engine.start(&spec) {
+    let running = match engine.start(&spec) {
         Err(error) if is_of_volumes(&error) && spec.volumes.len() > asked_for.len() => {
             spec.volumes = asked_for;
             // Only when this one starts is it known whose fault it was.
-            engine.start(&spec)?;
-            without(&error);
-            Ok(())
+            let running = engine.start(&spec)?;
+            warnings.push(without(&error));
+            running
         }
-        other => other.map(drop),
-    }
+        other => other?,
+    };
+    Ok((CreatedSandbox { sandbox_id: spec.id, status: SandboxStatus::Running, warnings }, running))
 }
 
 fn is_of_volumes(error: &EngineError) -> bool {

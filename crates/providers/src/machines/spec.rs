@@ -10,13 +10,13 @@ use harvest_proto::{
         CreateSandbox, Sandbox, SandboxLimits, SandboxNetwork, SandboxStatus, VolumeMount as Mount,
     },
 };
-use harvest_session::machines::{Lives, MachineError};
+use harvest_session::machines::MachineError;
 
 /// What a sandbox of one's own starts from when nobody says.
 const IMAGE: &str = "base";
 
 /// The spec of a sandbox that is asked for.
-pub(super) fn spec(order: CreateSandbox, lives: Lives) -> Result<Spec, MachineError> {
+pub(super) fn spec(order: CreateSandbox, owner: Owner) -> Result<Spec, MachineError> {
     let from = match (order.image, order.from) {
         (Some(_), Some(_)) => {
             let what = "a sandbox starts from an `image` or `from` a snapshot, not both";
@@ -38,10 +38,7 @@ pub(super) fn spec(order: CreateSandbox, lives: Lives) -> Result<Spec, MachineEr
         from,
         limits: limits(order.limits),
         network,
-        owner: match lives {
-            Lives::OnItsOwn => Owner::Kept,
-            Lives::WithUs => Owner::Process(std::process::id()),
-        },
+        owner,
         binds: Vec::new(),
         volumes: order.volumes.into_iter().map(mount).collect::<Result<_, _>>()?,
         env: order.env,
@@ -137,7 +134,7 @@ mod tests {
 
     #[test]
     fn what_is_not_said_is_as_safe_as_can_be() {
-        let spec = spec(CreateSandbox::default(), Lives::OnItsOwn).unwrap();
+        let spec = spec(CreateSandbox::default(), Owner::Kept).unwrap();
         assert_eq!((spec.from, spec.network), (Origin::Image("base".into()), Network::Nothing));
         assert_eq!((spec.limits, spec.owner), (Limits::default(), Owner::Kept));
     }
@@ -155,7 +152,7 @@ mod tests {
         };
         let gateway = CreateSandbox { network: SandboxNetwork::Gateway, ..CreateSandbox::default() };
         for order in [both, gateway, volume("../x", "/a"), volume("data", "relative")] {
-            assert!(spec(order.clone(), Lives::WithUs).is_err(), "{order:?}");
+            assert!(spec(order.clone(), Owner::Process(1)).is_err(), "{order:?}");
         }
     }
 }

@@ -9,6 +9,7 @@ mod prompts;
 mod pty;
 mod pulls;
 mod repositories;
+mod retention;
 mod secrets;
 mod sessions;
 mod snapshots;
@@ -22,13 +23,15 @@ use axum::{
     routing::{delete, get, post, put},
 };
 
+pub(crate) use health::Readiness;
+
 use crate::{ServerState, idempotency, problem::ApiError};
 
 /// The handlers, for the table of the OpenAPI page.
 pub(crate) mod handlers {
     pub(crate) use super::{
         blobs::*, events::*, exec::*, health::*, machines::handlers::*, prompts::*, pty::*, pulls::*,
-        repositories::*, secrets::*, sessions::*, snapshots::*, tokens::*, turns::*,
+        repositories::*, retention::*, secrets::*, sessions::*, snapshots::*, tokens::*, turns::*,
     };
 }
 
@@ -50,10 +53,15 @@ pub(crate) fn guarded(state: &ServerState) -> Router<ServerState> {
             delete(prompts::prompt_cancel).patch(prompts::prompt_move),
         )
         .route("/v1/sessions/{session}/turns", get(turns::turn_list))
+        .route("/v1/sessions/{session}/turns/{turn}", get(turns::turn_get))
         .route("/v1/sessions/{session}/snapshots", get(snapshots::snapshot_list))
+        .route("/v1/sessions/{session}/snapshots/{snapshot}", put(retention::snapshot_pin))
+        .route("/v1/retention", get(retention::retention_get).post(retention::retention_keep))
         .route("/v1/sessions/{session}/events", get(events::event_list))
         .route("/v1/sessions/{session}/blobs/{blob}", get(blobs::blob_get))
         .route("/v1/sessions/{session}/diff", get(turns::diff_get))
+        .route("/v1/sessions/{session}/diff/files", get(turns::diff_files))
+        .route("/v1/sessions/{session}/diff/machine", get(turns::diff_machine))
         .route("/v1/sessions/{session}/exec", post(exec::exec_run))
         .route("/v1/sessions/{session}/pty", get(pty::pty_open))
         .route("/v1/sessions/{session}/pull", get(pulls::pull_get))
@@ -86,6 +94,7 @@ pub(crate) fn open() -> Router<ServerState> {
     Router::new()
         .route("/healthz", get(health::healthz))
         .route("/readyz", get(health::readyz))
+        .route("/metrics", get(health::metrics))
         .route("/v1/openapi.json", get(health::openapi))
 }
 

@@ -10,6 +10,7 @@ use harvest_session::inside::TerminalOrder;
 
 use crate::{
     ServerState,
+    auth::Ending,
     extract::{Path, Query},
     problem::ApiError,
     socket::{self, Kind, Upgrade},
@@ -29,18 +30,20 @@ use crate::{
         ("cwd" = Option<String>, Query, description = "Working folder; the primary checkout when absent"),
         ("user" = Option<String>, Query, description = "`harvest`, the default, or `root`"),
     ),
-    responses((status = 101, body = SocketOut, description = "The terminal; the last text frame says how it ended")))]
+    responses((status = 101, body = SocketOut, description = "The terminal; the last text frame says how it ended"),
+        (status = 426, body = harvest_proto::api::Problem, content_type = "application/problem+json",
+            description = "The request is no upgrade to a WebSocket")))]
 pub(crate) async fn pty_open(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
     Query(query): Query<Vec<(String, String)>>,
+    Ending(ending): Ending,
     Upgrade(upgrade): Upgrade,
 ) -> Result<Response, ApiError> {
     let order = order(query)?;
     // Before the upgrade: what goes wrong up to here is a problem like any other.
     let (running, input) = state.sessions.inside(&session).await?.terminal(order).await?;
-    Ok(upgrade
-        .on_upgrade(|socket| socket::carry(socket, running, Some(input), Kind::Terminal, state.shutdown)))
+    Ok(upgrade.on_upgrade(|socket| socket::carry(socket, running, Some(input), Kind::Terminal, ending)))
 }
 
 fn order(query: Vec<(String, String)>) -> Result<TerminalOrder, ApiError> {

@@ -1,6 +1,11 @@
 //! A machine without an image, a door or a forge: sessions can be created, and fail to start.
 
-use std::{any::Any, io, path::Path};
+use std::{
+    any::Any,
+    io,
+    path::Path,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use async_trait::async_trait;
 use harvest_gateway::ledger::Pass;
@@ -16,7 +21,17 @@ use harvest_session::{
     },
 };
 
-pub(super) struct Bare;
+#[derive(Default)]
+pub(super) struct Bare {
+    broken: AtomicBool,
+}
+
+impl Bare {
+    /// From now on nothing answers.
+    pub(super) fn break_down(&self) {
+        self.broken.store(true, Ordering::SeqCst);
+    }
+}
 
 fn not_running<T>(sandbox: &SandboxId) -> Result<T, ProviderError> {
     Err(ProviderError::NotRunning { sandbox: sandbox.clone() })
@@ -54,7 +69,10 @@ impl Provider for Bare {
     }
 
     async fn list(&self) -> Result<Vec<SandboxId>, ProviderError> {
-        Ok(vec![])
+        match self.broken.load(Ordering::SeqCst) {
+            true => Err(ProviderError::ImageMissing { image: "none".into() }),
+            false => Ok(vec![]),
+        }
     }
 
     async fn holds(&self, _: &StartFrom) -> Result<bool, ProviderError> {

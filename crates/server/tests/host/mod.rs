@@ -31,6 +31,10 @@ impl Answer {
         self.headers.iter().find(|header| header.0 == name).map(|header| header.1.as_str())
     }
 
+    pub(crate) fn text(&self) -> &str {
+        &self.body
+    }
+
     pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error}: {self:?}"))
     }
@@ -109,6 +113,7 @@ pub(crate) struct Host {
     /// The machines it offers.
     pub(crate) fake: Fake,
     sessions: Sessions,
+    machine: Arc<bare::Bare>,
     shutdown: CancellationToken,
     task: JoinHandle<std::io::Result<()>>,
     _folder: tempfile::TempDir,
@@ -119,10 +124,18 @@ impl Host {
         Self::start_with(Limits::default()).await
     }
 
+    /// A server whose machine does not answer any more.
+    pub(crate) async fn start_broken() -> Self {
+        let host = Self::start().await;
+        host.machine.break_down();
+        host
+    }
+
     pub(crate) async fn start_with(limits: Limits) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let shutdown = CancellationToken::new();
-        let sessions = sessions(folder.path()).await;
+        let machine = Arc::new(bare::Bare::default());
+        let sessions = sessions(folder.path(), Arc::clone(&machine)).await;
         let user = Author { name: "Ada".into(), email: "ada@example.org".into() };
         let token = sessions.token_create("first", user, Role::Admin).await.unwrap().1.expose().clone();
         let state = ServerState::new(sessions.clone(), &["agents.example.org".into()], shutdown.clone());
@@ -131,7 +144,7 @@ impl Host {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let task = tokio::spawn(harvest_server::serve(listener, state));
-        Self { address, token, fake, sessions, shutdown, task, _folder: folder }
+        Self { address, token, fake, sessions, machine, shutdown, task, _folder: folder }
     }
 
     /// Ends the server; returns when the last answer is out.
@@ -248,15 +261,15 @@ impl Host {
 }
 
 /// Sessions on a real store, on a machine that can start nothing.
-async fn sessions(folder: &Path) -> Sessions {
+async fn sessions(folder: &Path, machine: Arc<bare::Bare>) -> Sessions {
     let store = Store::open(&folder.join("harvest.db")).await.unwrap();
     let lease = store.server_lease(std::time::SystemTime::now().into()).await.unwrap();
     Sessions::open(Parts {
         store,
         lease,
-        provider: Arc::new(bare::Bare),
-        doors: Arc::new(bare::Bare),
-        pulls: Arc::new(bare::Bare),
+        provider: machine.clone(),
+        doors: machine.clone(),
+        pulls: machine,
         vault: Arc::new(Vault::open(&folder.join("vault.key")).unwrap()),
         config: Config::default(),
     })

@@ -90,6 +90,15 @@ pub struct Bridge {
     wire: Arc<Wire>,
 }
 
+/// How an owner knows that the other side lives.
+#[derive(Debug, Clone, Copy)]
+pub struct Pulse {
+    /// How often it is to say so.
+    pub heartbeat: Duration,
+    /// How long it may say nothing before the connection is taken for dead.
+    pub silence: Duration,
+}
+
 /// A connection that has just been made.
 pub struct Opened {
     /// The connection.
@@ -138,18 +147,20 @@ enum StreamKind {
 }
 
 impl Bridge {
-    /// Says hello. `silence` is how long the other side may say nothing before the connection is
-    /// taken for dead; owners get heartbeats, guests may hear nothing for ever.
+    /// Says hello. Owners get heartbeats and take a connection without any for dead; guests, which have no
+    /// `pulse`, may hear nothing for ever.
     ///
     /// # Errors
     /// When the supervisor does not answer, or not as ours does.
     pub async fn open(
         stream: Box<dyn BridgeStream>,
         role: Role,
-        silence: Option<Duration>,
+        pulse: Option<Pulse>,
     ) -> Result<Opened, BridgeError> {
         let (mut read, mut write) = tokio::io::split(stream);
-        let hello = Frame::Control(ToSupervisor::Hello { version: VERSION, role }).encode();
+        let heartbeat_millis =
+            pulse.map(|pulse| u64::try_from(pulse.heartbeat.as_millis()).unwrap_or(u64::MAX));
+        let hello = Frame::Control(ToSupervisor::Hello { version: VERSION, role, heartbeat_millis }).encode();
         let mut decoder = Decoder::default();
         let welcome = tokio::time::timeout(HELLO_LIMIT, async {
             write.write_all(&hello).await.map_err(|_| BridgeError::Lost)?;
@@ -157,7 +168,17 @@ impl Bridge {
         });
         let not_in_time = |_| BridgeError::NotWelcome { reason: "not in time".to_owned() };
         let status = welcome.await.map_err(not_in_time)??;
-        Ok(Self::run(read, write, decoder, status, silence))
+        Ok(Self::run(read, write, decoder, status, pulse.map(|pulse| pulse.silence)))
+    }
+
+    /// Says hello as a guest and does not wait for the answer: one way there and back less, for who has one
+    /// command to run and knows that the supervisor is of this version.
+    #[must_use]
+    pub fn hail(stream: Box<dyn BridgeStream>) -> Self {
+        let (read, write) = tokio::io::split(stream);
+        let bridge = Self::run(read, write, Decoder::default(), Status::default(), None).bridge;
+        bridge.say(ToSupervisor::Hello { version: VERSION, role: Role::Guest, heartbeat_millis: None });
+        bridge
     }
 
     fn run(

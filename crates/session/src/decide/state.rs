@@ -313,6 +313,15 @@ impl State {
         }
     }
 
+    /// The turn whose state is being kept.
+    #[must_use]
+    pub fn saved_turn(&self) -> Option<&TurnId> {
+        match &self.machine {
+            Machine::Ready { work: Work::Saving(save) | Work::Unsaved { save, .. }, .. } => Some(&save.turn),
+            _ => None,
+        }
+    }
+
     /// The turn in progress.
     #[must_use]
     pub fn turn(&self) -> Option<&Turn> {

@@ -20,7 +20,8 @@ use crate::{
     decide::{Action, Input, Machine},
     evidence,
     provider::{Found, ProviderError, StartFrom, StartOrder},
-    removals::carry_out,
+    retention::keep_to_rules,
+    trees,
     wiring::{Shared, now, remote, words},
 };
 
@@ -204,13 +205,20 @@ impl Driver {
         let (shared, notes) = (Arc::clone(&self.shared), self.notes_in.clone());
         let bridge = self.link.as_ref().map(|link| link.bridge.clone());
         let session = self.id().clone();
+        let (turn, began) = (self.state.saved_turn().cloned(), self.state.disk.clone());
         self.shared.spawn(async move {
             let kept = snapshot.clone();
-            let diff = match &bridge {
-                Some(bridge) => turn_diff(&shared, &session, bridge).await,
-                None => None,
-            };
-            let writes = diff.map(Write::Diff).into_iter().collect();
+            let mut writes = Vec::new();
+            if let Some(bridge) = &bridge {
+                let tree = async {
+                    let turn = turn.as_ref()?;
+                    Some(trees::of_turn(&shared, &session, bridge, turn, began.as_ref()).await)
+                };
+                let tree = tokio::time::timeout(DIFF_LIMIT, tree);
+                let (diff, tree) = tokio::join!(turn_diff(&shared, &session, bridge), tree);
+                writes.extend(diff.map(Write::Diff));
+                writes.extend(tree.ok().flatten().unwrap_or_default());
+            }
             let input = match shared.provider.snapshots() {
                 None => Input::CannotSave { snapshot },
                 Some(snapshots) => {
@@ -279,14 +287,8 @@ impl Driver {
     pub(super) fn trim(&self) {
         let (shared, session) = (Arc::clone(&self.shared), self.id().clone());
         self.shared.spawn(async move {
-            let kept = match shared.store.snapshot_list(&session).await {
-                Ok(snapshots) => snapshots.into_iter().map(|snapshot| snapshot.id).collect(),
-                Err(error) => return tracing::warn!(%session, %error, "old snapshots cannot be listed"),
-            };
-            // The store lets none go that is pinned or that the session would go on from.
-            match shared.store.snapshot_drop(&session, shared.lease, kept, "archived", now()).await {
-                Ok(removals) => carry_out(&shared, &removals).await,
-                Err(error) => tracing::warn!(%session, %error, "old snapshots cannot be forgotten"),
+            if let Err(error) = keep_to_rules(&shared).await {
+                tracing::warn!(%session, error = words(&error), "old snapshots cannot be forgotten");
             }
         });
     }

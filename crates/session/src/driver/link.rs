@@ -223,7 +223,7 @@ async fn open(
     })?;
     let stream = shared.provider.dial(sandbox).await?;
     let role = Role::Owner { lease: shared.lease.0, epoch, stored };
-    Bridge::open(stream, role, Some(shared.config.clocks.stale)).await
+    Bridge::open(stream, role, Some(shared.config.clocks.pulse())).await
 }
 
 /// What an event means for the session, if anything.

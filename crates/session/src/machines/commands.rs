@@ -16,7 +16,7 @@ use harvest_proto::{
 use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 
-use super::{Lives, MachineError, Machines};
+use super::{Fresh, MachineError, Machines};
 use crate::{
     bridge::{Bridge, BridgeError, Exec, ExecOutput, Feed, Feeding},
     clocks::Clocks,
@@ -82,28 +82,23 @@ impl Commands {
     ) -> Result<BoxStream<'static, ExecLine>, MachineError> {
         let (order, request) = request.parts();
         let job = Job::new(request, feed)?;
-        let (ending, warnings) = self.fresh(order).await?;
+        let (ending, warnings, bridge) = self.fresh(order).await?;
         let sandbox = ending.sandbox.clone();
-        let opened = match self.machines.sandbox_dial(&sandbox).await {
-            Ok(stream) => Bridge::open(stream, Role::Guest, None).await.map(|opened| opened.bridge),
-            // Gone again already; why is found out below.
-            Err(_) => Err(BridgeError::Lost),
-        };
         let after = After { ending: Some(ending), written: None };
         let started = ExecLine::Started { sandbox: sandbox.clone(), warnings };
-        let lines = self.run(sandbox, opened, job, after).await?;
+        let lines = self.run(sandbox, Ok(bridge), job, after).await?;
         Ok(stream::iter([started]).chain(lines).boxed())
     }
 
     /// A sandbox that goes with what this gives. Made in a task of its own: who asks may be gone before it
     /// is there.
-    async fn fresh(&self, order: CreateSandbox) -> Result<(Ending, Vec<String>), MachineError> {
+    async fn fresh(&self, order: CreateSandbox) -> Result<(Ending, Vec<String>, Bridge), MachineError> {
         let commands = self.clone();
         let made = tokio::spawn(async move {
-            let made = commands.machines.sandbox_create(order, Lives::WithUs).await?;
+            let Fresh { made, bridge } = commands.machines.sandbox_fresh(order).await?;
             let ending =
                 Ending { commands, sandbox: made.sandbox_id, runtime: Handle::current(), over: false };
-            Ok((ending, made.warnings))
+            Ok((ending, made.warnings, Bridge::hail(bridge)))
         });
         made.await.unwrap_or_else(|error| {
             let doing = "cannot start a sandbox".to_owned();

@@ -12,7 +12,7 @@ pub use commands::Commands;
 pub use disks::HostDisks;
 pub use error::MachineError;
 pub use images::{Archive, ImageLines, Images, ImportImage};
-pub use sandboxes::{Lives, Sandboxes};
+pub use sandboxes::{Fresh, Sandboxes};
 
 /// Everything a host offers.
 pub trait Machines: Sandboxes + Images + HostDisks {}

@@ -11,25 +11,24 @@ use harvest_proto::{
 use super::MachineError;
 use crate::provider::BridgeStream;
 
-/// How long a sandbox lives.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lives {
-    /// Until somebody deletes it.
-    OnItsOwn,
-    /// At most as long as this process: nothing of it is left then, however the process ends.
-    WithUs,
+/// A sandbox for one command.
+pub struct Fresh {
+    /// What was made.
+    pub made: CreatedSandbox,
+    /// A stream to its supervisor, which is of this version.
+    pub bridge: Box<dyn BridgeStream>,
 }
 
 /// Makes, finds, keeps and ends sandboxes that no session has. Those of sessions are listed too, and
 /// nothing is done to them that their session would miss.
 #[async_trait]
 pub trait Sandboxes: Send + Sync {
-    /// Starts one; its supervisor can be dialled when this returns.
-    async fn sandbox_create(
-        &self,
-        order: CreateSandbox,
-        lives: Lives,
-    ) -> Result<CreatedSandbox, MachineError>;
+    /// Starts one that stays until somebody deletes it; its supervisor can be dialled when this returns.
+    async fn sandbox_create(&self, order: CreateSandbox) -> Result<CreatedSandbox, MachineError>;
+
+    /// Starts one that lives at most as long as this process, and dials it: nothing of it is left then,
+    /// however the process ends.
+    async fn sandbox_fresh(&self, order: CreateSandbox) -> Result<Fresh, MachineError>;
 
     /// Every sandbox, newest first.
     async fn sandbox_list(&self) -> Result<SandboxList, MachineError>;

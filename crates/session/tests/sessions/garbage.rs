@@ -17,7 +17,7 @@ async fn eventually(what: &str, so: impl Fn() -> bool) {
 }
 
 async fn two_turns(house: &House, sessions: &Sessions) -> SessionId {
-    let id = house.session(sessions, Some("one")).await.id;
+    let id = house.session(sessions, Some("write /a one")).await.id;
     until_state(sessions, &id, SessionState::Idle).await;
     let second = send(sessions, &id, "two").await;
     until_status(sessions, &id, &second, PromptStatus::Completed).await;
@@ -62,7 +62,8 @@ async fn a_snapshot_two_sessions_use_goes_with_the_last_of_them() {
     let fork = sessions.fork(&id, order, ada()).await.unwrap().remove(0);
     until_state(&sessions, &fork.id, SessionState::Idle).await;
     sessions.delete(&id).await.unwrap();
-    assert_eq!(house.fake.kept().into_iter().map(|kept| kept.0).collect::<Vec<_>>(), [shared.clone()]);
+    let left: Vec<_> = house.fake.kept().into_iter().map(|kept| kept.0).collect();
+    assert_eq!(left, std::slice::from_ref(&shared));
     drop(sessions);
     let sessions = house.serve().await;
     assert_eq!(house.fake.kept().len(), 1, "a restart changes nothing");
@@ -143,7 +144,7 @@ async fn an_archived_session_keeps_its_last_snapshot_and_pinned_ones() {
     until_status(&sessions, &id, &third, PromptStatus::Completed).await;
     let turns = sessions.turns(&id).await.unwrap();
     let pinned = turns[0].snapshot.clone().unwrap();
-    house.store.snapshot_pin(&id, Lease(1), &pinned, true).await.unwrap();
+    assert!(sessions.snapshot_pin(&id, &pinned, true).await.unwrap().pinned);
     sessions.archive(&id).await.unwrap();
     until_state(&sessions, &id, SessionState::Archived).await;
     eventually("the rest is gone", || house.fake.kept().len() == 2).await;
@@ -169,4 +170,44 @@ async fn a_forgotten_repository_takes_its_builds_and_its_state_along() {
     house.fake.set_failing(Act::Remove, false);
     let _sessions = house.serve().await;
     eventually("the build is gone", || house.fake.kept().is_empty()).await;
+}
+
+#[tokio::test]
+async fn an_open_session_keeps_its_newest_snapshots_and_the_rules_are_told_before_they_act() {
+    let mut house = House::new().await;
+    let sessions = house.serve().await;
+    let id = two_turns(&house, &sessions).await;
+    for text in ["three", "four"] {
+        let prompt = send(&sessions, &id, text).await;
+        until_status(&sessions, &id, &prompt, PromptStatus::Completed).await;
+        until_state(&sessions, &id, SessionState::Idle).await;
+    }
+    sessions.close().await;
+    drop(sessions);
+    house.config.retention.snapshots_per_session = 2;
+    let sessions = house.serve().await;
+    eventually("the oldest two are gone", || house.fake.kept().len() == 2).await;
+    let turns = sessions.turns(&id).await.unwrap();
+    let dropped: Vec<_> = turns.iter().map(|turn| turn.dropped.as_deref()).collect();
+    assert_eq!(dropped, [Some("too_many"), Some("too_many"), None, None]);
+    let told = sessions.retention().await.unwrap();
+    assert_eq!((told.items[0].snapshots, told.dropped.len()), (2, 0));
+    sessions.close().await;
+    drop(sessions);
+    // With no room at all only what the session goes on from stays.
+    house.config.retention.snapshots_bytes = Some(0);
+    let sessions = house.serve().await;
+    eventually("one is left", || house.fake.kept().len() == 1).await;
+    assert!(sessions.get(&id).await.unwrap().snapshot.is_some());
+}
+
+#[tokio::test]
+async fn a_session_archived_long_ago_is_deleted_with_all_it_holds() {
+    let mut house = House::new().await;
+    house.config.retention.archived = Some(Duration::ZERO);
+    let sessions = house.serve().await;
+    let id = two_turns(&house, &sessions).await;
+    sessions.archive(&id).await.unwrap();
+    eventually("nothing is left", || house.fake.kept().is_empty()).await;
+    assert!(matches!(sessions.get(&id).await, Err(SessionError::NotFound { .. })));
 }

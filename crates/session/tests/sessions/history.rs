@@ -1,5 +1,8 @@
 //! Going back and sideways: forks, turns, diffs.
 
+use harvest_proto::api::ChangeKind;
+use harvest_session::DiffRange;
+
 use super::*;
 
 fn fork_of(turn: Option<u32>, count: u32) -> ForkSession {
@@ -68,4 +71,54 @@ async fn forks_are_made_all_or_none() {
     assert_eq!(sessions.list(None, 50).await.unwrap().items.len(), before + 16);
     let listed = sessions.snapshots(&id).await.unwrap();
     assert_eq!(listed.last().unwrap().id, kept);
+}
+
+#[tokio::test]
+async fn the_machine_of_any_two_turns_is_compared_without_waking_it() {
+    let house = House::new().await;
+    let sessions = house.serve().await;
+    let id = house.session(&sessions, Some("write /a one")).await.id;
+    until_state(&sessions, &id, SessionState::Idle).await;
+    let second = send(&sessions, &id, "write /b two").await;
+    until_status(&sessions, &id, &second, PromptStatus::Completed).await;
+    until_state(&sessions, &id, SessionState::Idle).await;
+    sessions.pause(&id).await.unwrap();
+    let paths = async |range: DiffRange| {
+        let changes = sessions.diff_machine(&id, range).await.unwrap();
+        changes.items.into_iter().map(|one| (one.path, one.change)).collect::<Vec<_>>()
+    };
+    let of = |turn| DiffRange { turn: Some(turn), ..DiffRange::default() };
+    assert_eq!(paths(of(1)).await, [("/a".to_owned(), ChangeKind::Added)]);
+    assert_eq!(paths(of(2)).await, [("/b".to_owned(), ChangeKind::Added)]);
+    let back = DiffRange { from: Some(2), to: Some(1), turn: None };
+    assert_eq!(paths(back).await, [("/b".to_owned(), ChangeKind::Removed)]);
+    assert_eq!(paths(DiffRange::default()).await.len(), 2);
+    assert_eq!(sessions.get(&id).await.unwrap().sandbox, None);
+    let wrong = |range| sessions.diff_machine(&id, range);
+    assert_eq!(wrong(of(7)).await.unwrap_err().code(), "not_found");
+    let both = DiffRange { turn: Some(1), from: Some(1), to: None };
+    assert_eq!(wrong(both).await.unwrap_err().code(), "invalid_range");
+}
+
+#[tokio::test]
+async fn a_turn_tells_its_prompt_and_the_tokens_it_used() {
+    let house = House::new().await;
+    let lease = house.lease().await;
+    let sessions = house.serve_with(lease).await;
+    let books = Books::new(house.store.clone(), lease, house.vault.clone(), None);
+    let text = format!("hold {}", "x".repeat(600));
+    let id = house.session(&sessions, Some(&text)).await.id;
+    until(&sessions, &id, started).await;
+    books.settle(&id, Usage { input_tokens: 90, output_tokens: 20, ..Usage::default() }).await;
+    house.fake.release(&sandbox(&sessions, &id).await);
+    until_state(&sessions, &id, SessionState::Idle).await;
+    books.settle(&id, Usage { input_tokens: 1, ..Usage::default() }).await;
+    let turn = sessions.turn(&id, 1).await.unwrap();
+    assert_eq!(
+        (turn.text.as_str(), turn.usage.input_tokens, turn.usage.output_tokens),
+        (text.as_str(), 90, 20)
+    );
+    let listed = sessions.turns(&id).await.unwrap().remove(0);
+    assert_eq!((listed.text.len(), listed.usage), (500, turn.usage));
+    assert!(matches!(sessions.turn(&id, 2).await, Err(SessionError::NotFound { .. })));
 }

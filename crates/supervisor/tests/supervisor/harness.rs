@@ -105,13 +105,18 @@ impl Sandbox {
     }
 
     pub(crate) fn dial(&self, role: Role) -> Client {
+        self.dial_beating(role, None)
+    }
+
+    /// One that wants to hear so often that the supervisor is there.
+    pub(crate) fn dial_beating(&self, role: Role, heartbeat_millis: Option<u64>) -> Client {
         let stream = UnixStream::connect(self.at("bridge.sock")).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut client = Client::new(stream);
         if let Role::Owner { stored, .. } = &role {
             client.stored = *stored;
         }
-        client.say(ToSupervisor::Hello { version: VERSION, role });
+        client.say(ToSupervisor::Hello { version: VERSION, role, heartbeat_millis });
         client
     }
 
@@ -213,6 +218,7 @@ pub(crate) struct Client {
     pub(crate) welcome: Option<Status>,
     pub(crate) events: Vec<OutboxEvent>,
     pub(crate) stored: u64,
+    pub(crate) heartbeats: u32,
     /// Streams that get no credit by themselves, and what has arrived on them.
     pub(crate) withheld: HashMap<StreamId, u64>,
 }
@@ -230,6 +236,7 @@ impl Client {
             welcome: None,
             events: Vec::new(),
             stored: 0,
+            heartbeats: 0,
             withheld: HashMap::new(),
         }
     }
@@ -286,7 +293,8 @@ impl Client {
                 self.stored = event.number;
                 self.events.push(event);
             }
-            Frame::Control(FromSupervisor::Credit { .. } | FromSupervisor::Heartbeat { .. }) => {}
+            Frame::Control(FromSupervisor::Credit { .. }) => {}
+            Frame::Control(FromSupervisor::Heartbeat { .. }) => self.heartbeats += 1,
         }
     }
 

@@ -189,6 +189,13 @@ fn a_garbled_connection_is_closed_and_no_other() {
 }
 
 #[test]
+fn an_owner_hears_as_often_as_it_asked_that_the_supervisor_is_there() {
+    let sandbox = Sandbox::start();
+    let mut owner = sandbox.dial_beating(Role::Owner { lease: 1, epoch: 1, stored: 0 }, Some(20));
+    owner.until(|owner| (owner.heartbeats >= 3).then_some(()));
+}
+
+#[test]
 fn only_the_highest_lease_owns_and_guests_own_nothing() {
     let sandbox = Sandbox::start();
     let mut first = sandbox.owner(2, 0);

@@ -6,6 +6,7 @@ mod database;
 mod durable;
 mod exec;
 mod greedy;
+mod history;
 mod inputs;
 mod line;
 mod machines;
@@ -13,8 +14,10 @@ mod quickstart;
 mod reach;
 mod readme;
 mod recover;
+mod rests;
 mod sandboxes;
 mod secrets;
+mod service;
 mod stop;
 mod tidy;
 

@@ -81,7 +81,7 @@ async fn carry_out(here: &Invocation, desk: &Desk, args: Exec, sink: Sink) -> Re
         false => Sent::Json(command),
     };
     let lines = desk.lines(Method::POST, &path, sent).await?;
-    Following { here, lines, sink, sandbox, began }.to_the_end().await
+    Following { here, lines, sink, sandbox, began }.finish().await
 }
 
 /// Answers the exit code when a signal asks this process to end.
@@ -174,7 +174,7 @@ struct Following<'a> {
 }
 
 impl Following<'_> {
-    async fn to_the_end(mut self) -> Result<u8> {
+    async fn finish(mut self) -> Result<u8> {
         let outcome = loop {
             let Some(line) = self.lines.json::<ExecLine>().await? else {
                 bail!("the answer ended before the command did");

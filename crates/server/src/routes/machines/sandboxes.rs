@@ -11,7 +11,6 @@ use harvest_proto::{
         },
     },
 };
-use harvest_session::machines::Lives;
 
 use super::{Desk, Insist};
 use crate::{
@@ -38,7 +37,7 @@ pub(crate) async fn sandbox_create(
     OptionalBody(body): OptionalBody<CreateSandbox>,
 ) -> Result<(StatusCode, Json<CreatedSandbox>), ApiError> {
     valid::sandbox(&body)?;
-    let made = desk.machines().sandbox_create(body, Lives::OnItsOwn).await?;
+    let made = desk.machines().sandbox_create(body).await?;
     Ok((StatusCode::CREATED, Json(made)))
 }
 

@@ -1,0 +1,96 @@
+//! `harvest api`: any request to the server, with the token on it, its answer as it is.
+
+use std::io::{IsTerminal, Read};
+
+use anyhow::{Context, Result, bail};
+use futures_util::StreamExt;
+use reqwest::{
+    Method,
+    header::{HeaderName, HeaderValue},
+};
+
+use crate::{
+    Invocation,
+    cli::Api,
+    client::Client,
+    commands::FAILED,
+    printer::{Advice, write_bytes},
+};
+
+pub(crate) async fn run(here: &Invocation, args: Api) -> Result<u8> {
+    let method = Method::from_bytes(args.method.to_ascii_uppercase().as_bytes())
+        .map_err(|_| Advice::new(format!("`{}` is no method", args.method), "such as GET or POST"))?;
+    let headers = args.headers.iter().map(|text| header(text)).collect::<Result<Vec<_>>>()?;
+    let body = args.data.as_deref().map(body).transpose()?;
+    let client = Client::find(&here.config)?;
+    let answer = client.raw(method, &path(&args.path), headers, body).await?;
+    let status = answer.status();
+    if args.include {
+        here.print.note(format!("HTTP {status}"));
+        for (name, value) in answer.headers() {
+            here.print.note(format!("{name}: {}", String::from_utf8_lossy(value.as_bytes())));
+        }
+    }
+    let mut chunks = answer.bytes_stream();
+    let (mut last, terminal) = (None, std::io::stdout().is_terminal());
+    while let Some(chunk) = chunks.next().await {
+        let chunk = chunk.context("the answer broke off")?;
+        last = chunk.last().copied().or(last);
+        match terminal {
+            true => here.print.out(&String::from_utf8_lossy(&chunk))?,
+            false => write_bytes(&chunk)?,
+        }
+    }
+    if terminal && last.is_some_and(|byte| byte != b'\n') {
+        here.print.out("\n")?;
+    }
+    Ok(if status.is_client_error() || status.is_server_error() { FAILED } else { 0 })
+}
+
+/// `sessions` is short for `/v1/sessions`.
+fn path(given: &str) -> String {
+    match given.starts_with('/') {
+        true => given.to_owned(),
+        false => format!("/v1/{given}"),
+    }
+}
+
+fn header(text: &str) -> Result<(HeaderName, HeaderValue)> {
+    let parsed = text.split_once(':').and_then(|(name, value)| {
+        Some((name.trim().parse().ok()?, HeaderValue::from_str(value.trim()).ok()?))
+    });
+    match parsed {
+        Some(header) => Ok(header),
+        None => bail!(Advice::new(format!("`{text}` is no header"), "write it as `Name: value`")),
+    }
+}
+
+/// What to send: the text itself, the file behind `@`, or standard input for `-`.
+fn body(data: &str) -> Result<Vec<u8>> {
+    match (data, data.strip_prefix('@')) {
+        ("-", _) | (_, Some("-")) => {
+            let mut bytes = Vec::new();
+            std::io::stdin().read_to_end(&mut bytes).context("cannot read standard input")?;
+            Ok(bytes)
+        }
+        (_, Some(file)) => std::fs::read(file).with_context(|| format!("cannot read {file}")),
+        _ => Ok(data.as_bytes().to_vec()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_may_be_short_and_a_header_has_a_name() {
+        assert_eq!(
+            (path("sessions?limit=1"), path("/healthz")),
+            ("/v1/sessions?limit=1".into(), "/healthz".into())
+        );
+        assert!(header("X-A: b:c").is_ok_and(|(name, value)| name == "x-a" && value == "b:c"));
+        for bad in ["", "x", "a b: c", "x: \u{1}"] {
+            assert!(header(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,29 @@
+//! `harvest config`: what holds for this run, and who said so.
+
+use anyhow::{Result, bail};
+
+use crate::{
+    Invocation,
+    cli::ConfigArgs,
+    config::{origin::settings, process_env},
+    printer::{Advice, table},
+};
+
+pub(crate) fn run(here: &Invocation, args: &ConfigArgs) -> Result<u8> {
+    let mut settings = settings(&here.config, &here.flags, &process_env)?;
+    if let Some(key) = &args.key {
+        settings.retain(|setting| setting.key == *key);
+        let [setting] = settings.as_slice() else {
+            bail!(Advice::new(format!("there is no key `{key}`"), "`harvest config` lists all"));
+        };
+        here.print.result(setting, |setting| format!("{}\n", setting.value))?;
+        return Ok(0);
+    }
+    let row = |setting: &crate::config::origin::Setting| {
+        vec![setting.key.clone(), setting.value.clone(), setting.from.clone()]
+    };
+    here.print.result(&settings, |settings| {
+        table(&["KEY", "VALUE", "FROM"], &settings.iter().map(row).collect::<Vec<_>>())
+    })?;
+    Ok(0)
+}
