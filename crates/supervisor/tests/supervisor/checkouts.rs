@@ -8,7 +8,7 @@ use harvest_proto::{
     event::{BootPhase, PhaseStatus},
 };
 
-use crate::harness::{Client, Sandbox};
+use crate::harness::Sandbox;
 
 const SETUP: &str = "basename $PWD >> $HOME/set-up";
 
@@ -19,11 +19,10 @@ fn two(sandbox: &Sandbox, start: BootStart) -> Boot {
     Boot { agent: None, repositories: vec![boot.repositories[0].clone(), other], ..boot }
 }
 
-fn boot(sandbox: &Sandbox, boot: Boot) -> Client {
+fn boot(sandbox: &Sandbox, boot: Boot) {
     let mut owner = sandbox.owner(1, 0);
     owner.ask(|id| ToSupervisor::Boot { id, boot: Box::new(boot) }).unwrap();
     owner.phase(BootPhase::Ready, PhaseStatus::Done);
-    owner
 }
 
 fn heads(sandbox: &Sandbox) -> [String; 2] {
@@ -71,9 +70,12 @@ fn what_an_image_does_not_hold_is_cloned_and_only_that_is_set_up() {
 fn what_a_restored_disk_lacks_is_cloned_when_asked_for_and_never_silently() {
     let built = with_primary();
     let sandbox = on_the_disk_of(&built);
-    let mut owner = boot(&sandbox, two(&built, BootStart::Restore));
+    let mut owner = sandbox.owner(1, 0);
+    let order = Box::new(two(&built, BootStart::Restore));
+    owner.ask(|id| ToSupervisor::Boot { id, boot: order }).unwrap();
     let told = owner.event(|body| matches!(body, EventBody::Warning { .. }));
     assert!(matches!(&told, EventBody::Warning { message } if message.contains("lib")), "{told:?}");
+    owner.phase(BootPhase::Ready, PhaseStatus::Done);
     assert_eq!(heads(&sandbox), ["ref: refs/heads/main\n", BRANCH], "what was there stays as it is");
 
     let sandbox = on_the_disk_of(&sandbox);
