@@ -17,7 +17,7 @@ use harvest_proto::bridge::{
 use rustix::net::SocketType;
 
 pub use live::{Heard, Input, Live};
-pub use tree::CopiedTree;
+pub use tree::{CopiedTree, Far, copy_in, copy_out};
 
 use crate::zygote::client::connect_in;
 
@@ -220,7 +220,7 @@ impl Guest {
     /// # Errors
     /// When there is nothing.
     pub fn stat(&mut self, path: &str) -> Result<FileStat, GuestError> {
-        match self.ask_file(FileRequest::Stat { path: path.to_owned() })? {
+        match self.ask_file(FileRequest::Stat { path: path.to_owned(), follow: false })? {
             Reply::Stat(stat) => Ok(stat),
             _ => Err(misunderstood()),
         }

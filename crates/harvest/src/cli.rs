@@ -9,7 +9,7 @@ use std::{ffi::OsString, net::SocketAddr, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, builder::NonEmptyStringValueParser};
 
-pub(crate) use inside::Shell;
+pub(crate) use inside::{Cp, Shell};
 pub(crate) use machine::{Create, Exec, Sandbox, Side, Snapshot, Volume};
 pub(crate) use server::{Api, Completion, ConfigArgs, CreateToken, Token};
 
@@ -123,6 +123,8 @@ pub(crate) enum Command {
     Exec(Box<Exec>),
     /// Open a terminal in a session's sandbox
     Shell(Shell),
+    /// Copy files into a session's sandbox or out of it
+    Cp(Cp),
     /// Show a session's pull request
     #[command(subcommand)]
     Pr(Pr),

@@ -331,12 +331,8 @@ impl Client {
         }
     }
 
-    /// A GET that somebody else goes on with.
-    pub(crate) fn get_request(&self, path: &str) -> RequestBuilder {
-        self.request(Method::GET, path)
-    }
-
-    fn request(&self, method: Method, path: &str) -> RequestBuilder {
+    /// A request with the token on it.
+    pub(crate) fn request(&self, method: Method, path: &str) -> RequestBuilder {
         self.http.request(method, format!("{}{path}", self.url)).bearer_auth(self.token.expose())
     }
 
@@ -363,6 +359,10 @@ impl Client {
                 return Ok(answer);
             }
             let status = answer.status();
+            // An answer to HEAD has no body to say it in.
+            if let Some(problem) = bodiless(&answer) {
+                return Err(refused(problem));
+            }
             let problem: Problem = answer.json().await.map_err(|_| {
                 let message = format!("{url} answered {status}, and not as a Harvest server does");
                 Advice::new(message, "does --url or HARVEST_URL name the right one?")
@@ -370,6 +370,13 @@ impl Client {
             Err(refused(problem))
         }
     }
+}
+
+/// Words as the query of a path.
+pub(crate) fn query(words: &[(&str, &str)]) -> String {
+    let mut url = reqwest::Url::parse("http://localhost/").expect("it is one");
+    url.query_pairs_mut().extend_pairs(words);
+    url.query().unwrap_or_default().to_owned()
 }
 
 /// The connection failed rather than the request.
@@ -384,6 +391,21 @@ fn innermost(error: &dyn std::error::Error) -> String {
         error = source;
     }
     error.to_string()
+}
+
+/// The problem of an answer that is a server's of ours and has no body.
+fn bodiless(answer: &Response) -> Option<Problem> {
+    let request_id = answer.headers().get("x-request-id")?.to_str().ok()?.to_owned();
+    let (status, none) = (answer.status(), answer.content_length() == Some(0));
+    none.then(|| Problem {
+        kind: "about:blank".into(),
+        title: status.canonical_reason().unwrap_or("Error").into(),
+        status: status.as_u16(),
+        detail: format!("the server answered {status}"),
+        code: "no_body".into(),
+        hint: None,
+        request_id,
+    })
 }
 
 /// The server's hint is for any client; ours knows where a person's token comes from.

@@ -7,7 +7,7 @@ use futures_util::{
     stream::{SplitSink, SplitStream},
 };
 use harvest_proto::api::{SocketIn, SocketOut};
-use reqwest::{StatusCode, Upgraded, header};
+use reqwest::{Method, StatusCode, Upgraded, header};
 use tokio_tungstenite::{
     WebSocketStream,
     tungstenite::{
@@ -37,7 +37,7 @@ pub(crate) struct Listener(SplitStream<WebSocketStream<Upgraded>>);
 pub(crate) async fn open(client: &Client, path: &str) -> Result<(Speaker, Listener)> {
     let key = generate_key();
     let request = client
-        .get_request(path)
+        .request(Method::GET, path)
         .header(header::CONNECTION, "Upgrade")
         .header(header::UPGRADE, "websocket")
         .header(header::SEC_WEBSOCKET_VERSION, "13")

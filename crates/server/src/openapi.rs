@@ -1,6 +1,9 @@
 //! The OpenAPI page, made from the handlers themselves.
 
-use harvest_proto::{PromptId, SandboxId, SessionId, SnapshotId, TurnId, api::Problem};
+use harvest_proto::{
+    PromptId, SandboxId, SessionId, SnapshotId, TurnId,
+    api::{Problem, SocketIn},
+};
 use utoipa::{
     Modify, OpenApi,
     openapi::{
@@ -17,7 +20,7 @@ use crate::routes::handlers as h;
 #[openapi(
     info(title = "Harvest", description = "Background coding agents on machines you own."),
     modifiers(&Common),
-    components(schemas(Problem)),
+    components(schemas(Problem, SocketIn)),
     paths(
         h::session_list, h::session_create, h::session_get, h::session_delete, h::session_stop,
         h::session_pause, h::session_resume, h::session_terminate, h::session_archive, h::session_fork,
@@ -25,7 +28,7 @@ use crate::routes::handlers as h;
         h::prompt_list, h::prompt_create, h::prompt_cancel, h::prompt_move,
         h::turn_list, h::turn_get, h::diff_get, h::diff_files, h::diff_machine, h::snapshot_list, h::snapshot_pin,
         h::retention_get, h::retention_keep, h::event_list, h::blob_get,
-        h::exec_run, h::pty_open, h::pull_get,
+        h::exec_run, h::exec_open, h::pty_open, h::file_get, h::file_stat, h::file_put, h::file_delete, h::pull_get,
         h::repository_list, h::repository_add, h::repository_get, h::repository_delete, h::repository_build,
         h::secret_list, h::secret_set, h::secret_delete,
         h::me_get, h::token_list, h::token_create, h::token_delete,

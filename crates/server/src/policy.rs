@@ -83,8 +83,13 @@ const ROUTES: &[(&str, &str, Action)] = &[
     ("GET",    "/v1/sessions/{session}/diff", See),
     ("GET",    "/v1/sessions/{session}/diff/files", See),
     ("GET",    "/v1/sessions/{session}/diff/machine", See),
+    // Whoever looks inside may have to wake the machine first, and sees more than the session shows.
     ("POST",   "/v1/sessions/{session}/exec", Change),
+    ("GET",    "/v1/sessions/{session}/exec", Change),
     ("GET",    "/v1/sessions/{session}/pty", Change),
+    ("GET",    "/v1/sessions/{session}/files", Change),
+    ("PUT",    "/v1/sessions/{session}/files", Change),
+    ("DELETE", "/v1/sessions/{session}/files", Change),
     ("GET",    "/v1/sessions/{session}/pull", See),
     ("GET",    "/v1/retention", See),
     ("POST",   "/v1/retention", Administer),

@@ -98,6 +98,7 @@ fn bridge_status(error: &BridgeError) -> StatusCode {
         };
     };
     match fault.code {
+        _ if fault.full => StatusCode::PAYLOAD_TOO_LARGE,
         FaultCode::NotFound => StatusCode::NOT_FOUND,
         FaultCode::Denied => StatusCode::FORBIDDEN,
         FaultCode::Busy | FaultCode::NotReady | FaultCode::NotOwner => StatusCode::CONFLICT,

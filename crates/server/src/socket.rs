@@ -18,15 +18,15 @@ use futures_util::{
     SinkExt, StreamExt,
     stream::{SplitSink, SplitStream},
 };
-use harvest_proto::api::{STDERR, STDOUT, SocketIn, SocketOut};
+use harvest_proto::api::{ExecRequest, STDERR, STDOUT, SocketIn, SocketOut};
 use harvest_session::{
     bridge::{ExecInput, ExecOutput},
-    inside::Running,
+    inside::{Inside, Running},
 };
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::problem::ApiError;
+use crate::{problem::ApiError, valid};
 
 /// Shorter than the idle limits of common proxies, the strictest of which is 30 s.
 const PING: Duration = Duration::from_secs(20);
@@ -38,7 +38,7 @@ const SILENCE: Duration = Duration::from_secs(90);
 const GOODBYE: Duration = Duration::from_secs(10);
 
 /// The longest frame of a client: a paste, or a piece of a file.
-pub(crate) const MAX_FRAME_BYTES: usize = 1024 * 1024;
+const MAX_FRAME_BYTES: usize = 1024 * 1024;
 
 type Sender = SplitSink<WebSocket, Message>;
 type Receiver = SplitStream<WebSocket>;
@@ -79,10 +79,47 @@ pub(crate) enum Kind {
     /// A terminal: one stream of bytes each way.
     Terminal,
     /// A command, whose outputs are kept apart.
-    Command {
-        /// It goes on when the client is gone.
-        detach: bool,
-    },
+    Command,
+}
+
+/// Waits for the command a client wants on its socket, starts it and carries its bytes.
+pub(crate) async fn attend(mut socket: WebSocket, inside: Inside, shutdown: CancellationToken) {
+    let first = tokio::select! {
+        first = timeout(SILENCE, first(&mut socket)) => first.unwrap_or(Err(End::Gone)),
+        () = shutdown.cancelled() => Err(End::Server),
+    };
+    let started = match first {
+        Ok(request) => start(inside, request).await,
+        Err(end) => Err(end),
+    };
+    match started {
+        Ok((running, input)) => carry(socket, running, input, Kind::Command, shutdown).await,
+        Err(end) => {
+            let (sender, receiver) = socket.split();
+            goodbye(sender, receiver, end).await;
+        }
+    }
+}
+
+async fn first(socket: &mut WebSocket) -> Result<ExecRequest, End> {
+    loop {
+        match socket.recv().await {
+            Some(Ok(Message::Text(text))) => match serde_json::from_str(&text) {
+                Ok(SocketIn::Start(request)) if request.stdin.is_none() => return Ok(request),
+                _ => return Err(End::Nonsense("the first frame is the command, without its stdin")),
+            },
+            Some(Ok(Message::Binary(_))) => return Err(End::Nonsense("the first frame is the command")),
+            Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
+            Some(Ok(Message::Close(_)) | Err(_)) | None => return Err(End::Gone),
+        }
+    }
+}
+
+async fn start(inside: Inside, request: ExecRequest) -> Result<(Running, Option<ExecInput>), End> {
+    let failed =
+        |error: ApiError| End::Told(SocketOut::Failed { code: error.code.to_owned(), message: error.detail });
+    valid::exec(&request).map_err(failed)?;
+    inside.exec(request, true).await.map_err(|error| failed(error.into()))
 }
 
 /// Carries bytes both ways until the command has ended, the client is gone or the server ends.
@@ -100,28 +137,25 @@ pub(crate) async fn carry(
         end = hear(&mut receiver, input, kind, &stalled) => end,
         () = shutdown.cancelled() => End::Server,
     };
-    if matches!(end, End::Gone) && kind == (Kind::Command { detach: true }) {
-        return running.let_go();
-    }
     // Now, not after the goodbye: what still runs is killed.
     drop(running);
     goodbye(sender, receiver, end).await;
 }
 
 /// Why a socket ends.
-pub(crate) enum End {
+enum End {
     /// Everything is said.
     Told(SocketOut),
     /// The client went, or never was one.
     Gone,
     /// The client said something that makes no sense here.
     Nonsense(&'static str),
-    /// The server ends.
+    /// The server ends, or the token it was opened with is good for nothing any more.
     Server,
 }
 
 /// Says why, and waits for the client to hear it.
-pub(crate) async fn goodbye(mut sender: Sender, mut receiver: Receiver, end: End) {
+async fn goodbye(mut sender: Sender, mut receiver: Receiver, end: End) {
     let close = |code, reason: &'static str| Message::Close(Some(CloseFrame { code, reason: reason.into() }));
     let (last, close) = match end {
         End::Gone => return,
@@ -130,7 +164,7 @@ pub(crate) async fn goodbye(mut sender: Sender, mut receiver: Receiver, end: End
             let out = SocketOut::Failed { code: "invalid_frame".to_owned(), message: reason.to_owned() };
             (Some(out), close(close_code::POLICY, reason))
         }
-        End::Server => (None, close(close_code::AWAY, "the server ends")),
+        End::Server => (None, close(close_code::AWAY, "the server ends, or the token was revoked")),
     };
     let farewell = async {
         if let Some(out) = last {
@@ -214,7 +248,7 @@ async fn hear(
 
 /// What the client says next; `None` when it is gone. One that reads nothing cannot answer pings either, so
 /// its silence counts only while nothing waits for it.
-pub(crate) async fn next(receiver: &mut Receiver, stalled: &AtomicBool) -> Option<Message> {
+async fn next(receiver: &mut Receiver, stalled: &AtomicBool) -> Option<Message> {
     loop {
         match timeout(SILENCE, receiver.next()).await {
             Ok(message) => return message?.ok(),

@@ -135,9 +135,9 @@ impl Sessions {
         let busy = handle.busy();
         let live = ready_bridge(&handle).await.map(|bridge| (bridge, busy));
         let mut all = Vec::new();
-        let several = known.record.checkouts.len() > 1;
-        for checkout in &known.record.checkouts {
-            let repository = checkout.repository.clone();
+        let repositories = known.record.repositories();
+        let several = repositories.len() > 1;
+        for repository in repositories {
             // With several, paths say which, as in a diff without turns.
             let prefixes = [format!("--src-prefix=a/{repository}/"), format!("--dst-prefix=b/{repository}/")];
             let prefixes = prefixes.iter().filter(|_| several).map(String::as_str);
@@ -227,7 +227,8 @@ impl Known {
         Ok(match point {
             Point::Now => None,
             Point::Turn(0) if self.began().is_none() => {
-                Some(self.record.base_commit(repository).unwrap_or(checkout::EMPTY_TREE).to_owned())
+                let base = self.record.base_commit(repository);
+                Some(base.unwrap_or(checkout::EMPTY_TREE).to_owned())
             }
             Point::Turn(0) => noted(0),
             Point::Turn(number) => {

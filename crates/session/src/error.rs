@@ -78,6 +78,9 @@ impl SessionError {
             Self::Bridge(BridgeError::Outdated) => {
                 Some("pause the session and resume it: its next sandbox has this version's supervisor")
             }
+            Self::Bridge(BridgeError::Fault(fault)) if fault.full => {
+                Some("make room in the sandbox: `harvest exec SESSION -- df -h` shows what is full")
+            }
             Self::Store(_) => Some("look for a full disk; `harvest doctor` shows it"),
             _ => None,
         }
@@ -99,6 +102,7 @@ impl SessionError {
 /// The word for what a supervisor refused.
 pub(crate) fn fault_code(fault: &Fault) -> &'static str {
     match fault.code {
+        _ if fault.full => "no_room",
         FaultCode::NotFound => "not_found",
         FaultCode::Denied => "denied",
         FaultCode::NotExecutable => "not_executable",

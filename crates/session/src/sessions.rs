@@ -17,7 +17,7 @@ use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    decide::{Machine, Rest, SUSPENDED, State},
+    decide::{Limit, Machine, Rest, SUSPENDED, State, Waiting},
     driver::{Command, Driver, Handle},
     error::SessionError,
     meters::Meters,
@@ -196,6 +196,9 @@ impl Sessions {
         let ids: Vec<SessionId> = all.iter().map(|(new, ..)| new.id.clone()).collect();
         let births = all.into_iter().map(|(new, mut state, prompt, mut writes)| {
             state.wake = true;
+            // From here on: who is created first is first in line, whichever driver is faster.
+            let ticket = self.shared.usher.ticket();
+            state.waiting = Some(Waiting { ticket, limit: Limit::Closed, position: 0 });
             let drive = serde_json::to_string(&state).expect("a state holds only maps with text keys");
             writes.insert(0, crate::driver::created(new.at));
             writes.push(Write::Drive {

@@ -7,7 +7,7 @@ use harvest_proto::{
     api::{DiffStat, Snapshot, Turn},
     bridge::{Command, Exit},
 };
-use harvest_store::{CheckoutRecord, Write};
+use harvest_store::Write;
 
 use crate::{
     bridge::{Bridge, BridgeError, ExecOutput},
@@ -181,9 +181,9 @@ pub(crate) async fn of_turn(
     let trees = shared.store.tree_list(session).await.unwrap_or_default();
     let after = before(turn, began, &turns, shared.store.snapshot_list(session).await.unwrap_or_default());
     let mut writes = Vec::new();
-    for CheckoutRecord { repository, base_commit, .. } in &record.checkouts {
+    for repository in &record.repositories() {
         let left = trees.iter().find(|tree| tree.turn == after && tree.repository == *repository);
-        let left = left.map(|tree| tree.tree.as_str()).or(base_commit.as_deref());
+        let left = left.map(|tree| tree.tree.as_str()).or(record.base_commit(repository));
         match keep(bridge, repository, left.unwrap_or(checkout::EMPTY_TREE)).await {
             Ok(Kept { tree, stat }) => {
                 let (turn, repository) = (turn.clone(), repository.clone());

@@ -42,6 +42,11 @@ impl Usher {
         self.hall().places.tickets_after(ticket);
     }
 
+    /// A place at the end of the line.
+    pub(crate) fn ticket(&self) -> u64 {
+        self.hall().places.ticket()
+    }
+
     /// A driver begins with its session standing so.
     pub(crate) fn join(
         &self,

@@ -37,20 +37,25 @@ pub struct CheckoutRecord {
     pub reviewed_commit: Option<String>,
 }
 
-impl SessionRecord {
-    /// The commit that the work in one of its repositories is compared with, once known.
-    #[must_use]
-    pub fn base_commit(&self, repository: &str) -> Option<&str> {
-        let checkout = self.checkouts.iter().find(|one| one.repository == repository)?;
-        checkout.base_commit.as_deref()
-    }
-}
-
 impl CheckoutRecord {
     /// The commit that passed the door and was not looked at since.
     #[must_use]
     pub fn unreviewed(&self) -> Option<&str> {
         self.pushed_commit.as_deref().filter(|pushed| self.reviewed_commit.as_deref() != Some(pushed))
+    }
+}
+
+impl SessionRecord {
+    /// The names of the repositories it works on, the primary one first.
+    #[must_use]
+    pub fn repositories(&self) -> Vec<String> {
+        self.checkouts.iter().map(|checkout| checkout.repository.clone()).collect()
+    }
+
+    /// The commit the work in a repository is compared with, once known.
+    #[must_use]
+    pub fn base_commit(&self, repository: &str) -> Option<&str> {
+        self.checkouts.iter().find(|checkout| checkout.repository == repository)?.base_commit.as_deref()
     }
 }
 

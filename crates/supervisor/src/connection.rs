@@ -177,6 +177,18 @@ impl Connection {
         self.say(FromSupervisor::Exited { exec, exit, millis }).await;
     }
 
+    /// Rung when the dialer gives a transfer up. A number that is in use already cannot be given up.
+    pub(crate) fn killable(&self, id: RequestId) -> Rc<Notify> {
+        let bell = Rc::new(Notify::new());
+        self.kills.borrow_mut().entry(id).or_insert_with(|| Rc::clone(&bell));
+        bell
+    }
+
+    /// The transfer is over.
+    pub(crate) fn no_longer_killable(&self, id: RequestId) {
+        self.kills.borrow_mut().remove(&id);
+    }
+
     /// This command has that terminal.
     pub(crate) fn has_terminal(&self, exec: RequestId, master: &Rc<Master>) {
         self.terminals.borrow_mut().insert(exec, Rc::downgrade(master));

@@ -1,6 +1,7 @@
 //! Reads, writes, describes and lists files for a connection. Bytes stream through: no file is ever
 //! held whole. A file appears under its name complete or not at all.
 
+mod place;
 mod shape;
 
 use std::{
@@ -20,9 +21,10 @@ use harvest_proto::{
         Reply, RequestId, StreamId,
     },
 };
-use rustix::fs::OFlags;
+use rustix::{fs::OFlags, io::Errno};
 use tokio::task::spawn_blocking;
 
+use self::place::Place;
 use crate::{
     connection::Connection,
     log,
@@ -34,12 +36,12 @@ use crate::{
 pub(crate) fn start(connection: &Rc<Connection>, id: RequestId, request: FileRequest) -> Result<(), Fault> {
     let (FileRequest::Read { path, .. }
     | FileRequest::Write { path, .. }
-    | FileRequest::Stat { path }
+    | FileRequest::Stat { path, .. }
     | FileRequest::List { path, .. }
     | FileRequest::Mkdir { path, .. }
     | FileRequest::Symlink { path, .. }
     | FileRequest::ReadLink { path }
-    | FileRequest::Remove { path }) = &request
+    | FileRequest::Remove { path, .. }) = &request
     else {
         return Err(Fault::new(FaultCode::Invalid, "this supervisor does not know that request"));
     };
@@ -51,20 +53,32 @@ pub(crate) fn start(connection: &Rc<Connection>, id: RequestId, request: FileReq
     match request {
         FileRequest::Read { stream, .. } => {
             let credit = connection.sends(stream)?;
-            connection.spawn(async move { read(&here, id, &path, stream, &credit).await });
+            let given_up = connection.killable(id);
+            connection.spawn(async move {
+                tokio::select! {
+                    () = read(&here, id, &path, stream, &credit) => {}
+                    () = given_up.notified() => here.forget(stream),
+                }
+                here.no_longer_killable(id);
+            });
         }
         FileRequest::Write { mode, user, stream, .. } => {
             let user = connection.supervisor.user(user.as_deref())?;
             let inbox = connection.receives(stream)?;
+            let given_up = connection.killable(id);
             connection.spawn(async move {
-                let written = write(&here, &path, mode, user, stream, &inbox).await;
+                let written = tokio::select! {
+                    written = write(&here, &path, mode, user, stream, &inbox) => written,
+                    // What was written of it goes, too.
+                    () = given_up.notified() => Err(io::ErrorKind::Interrupted.into()),
+                };
+                here.no_longer_killable(id);
                 here.forget(stream);
                 here.reply(id, written.map(|()| Reply::Done).map_err(|error| fault(&path, &error))).await;
             });
         }
-        FileRequest::Stat { .. } => connection.spawn(async move {
-            let result =
-                blocking(path, |path| fs::symlink_metadata(path).map(|data| stat(name(path), &data)));
+        FileRequest::Stat { follow, .. } => connection.spawn(async move {
+            let result = blocking(path, move |path| describe(path, follow));
             here.reply(id, result.await.map(Reply::Stat)).await;
         }),
         FileRequest::List { after, .. } => connection.spawn(async move {
@@ -126,8 +140,7 @@ async fn read(connection: &Rc<Connection>, id: RequestId, path: &Path, stream: S
 
 /// Opens a regular file to read. Without waiting: opening a pipe would block until somebody writes.
 pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
-    let flags = i32::try_from(OFlags::NONBLOCK.bits()).unwrap_or(0);
-    let file = fs::OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    let file = place::open(path, OFlags::RDONLY | OFlags::NONBLOCK)?;
     let metadata = file.metadata()?;
     if metadata.is_dir() {
         return Err(io::ErrorKind::IsADirectory.into());
@@ -176,20 +189,19 @@ async fn on_thread<T: Send + 'static>(
 struct Unfinished {
     file: File,
     temporary: PathBuf,
-    target: PathBuf,
+    place: Place,
 }
 
 impl Unfinished {
     fn new(target: &Path, mode: u32, user: &User) -> io::Result<Self> {
-        let missing = || io::Error::new(io::ErrorKind::InvalidInput, "not the path of a file");
-        let (folder, name) = (target.parent().ok_or_else(missing)?, target.file_name().ok_or_else(missing)?);
-        if target.is_dir() {
+        let place = Place::of(target)?;
+        if place.path().is_dir() {
             return Err(io::ErrorKind::IsADirectory.into());
         }
-        let temporary = folder.join(temporary_name(name));
+        let temporary = place.beside(&temporary_name(target.file_name().unwrap_or_default()));
         // Born without rights and without following a link: nobody inside sees half a file.
         let file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
-        let unfinished = Self { file, temporary, target: target.to_owned() };
+        let unfinished = Self { file, temporary, place };
         let (uid, gid) = (rustix::fs::Uid::from_raw(user.uid), rustix::fs::Gid::from_raw(user.gid));
         rustix::fs::fchown(&unfinished.file, Some(uid), Some(gid))?;
         // After the owner, which clears the set-id bits.
@@ -199,9 +211,8 @@ impl Unfinished {
 
     fn finish(&self) -> io::Result<()> {
         self.file.sync_all()?;
-        fs::rename(&self.temporary, &self.target)?;
-        let folder = self.target.parent().unwrap_or(Path::new("/"));
-        File::open(folder)?.sync_all()
+        fs::rename(&self.temporary, self.place.path())?;
+        self.place.sync()
     }
 }
 
@@ -223,8 +234,11 @@ fn temporary_name(name: &OsStr) -> String {
 fn list(path: &Path, after: Option<&str>) -> io::Result<(Vec<FileStat>, bool)> {
     // About what an entry takes beside its name, as JSON.
     const ENTRY_BYTES: usize = 160;
+    // Held while it is listed: the way to it may lead elsewhere a moment later.
+    let folder = place::open(path, OFlags::RDONLY | OFlags::DIRECTORY)?;
+    let path = place::through(&folder);
     let mut names = Vec::new();
-    for entry in fs::read_dir(path)? {
+    for entry in fs::read_dir(&path)? {
         names.push(entry?.file_name().to_string_lossy().into_owned());
     }
     names.sort_unstable();
@@ -232,13 +246,14 @@ fn list(path: &Path, after: Option<&str>) -> io::Result<(Vec<FileStat>, bool)> {
     let mut bytes = 0;
     for name in names.into_iter().filter(|name| after.is_none_or(|after| name.as_str() > after)) {
         let Ok(metadata) = fs::symlink_metadata(path.join(&name)) else { continue };
-        bytes += ENTRY_BYTES + name.len() * 2;
+        let target = metadata.is_symlink().then(|| target(&path.join(&name))).flatten();
+        bytes += ENTRY_BYTES + name.len() * 2 + target.as_ref().map_or(0, |target| target.len() * 2);
         if bytes > MAX_CONTROL_BYTES {
             let words = "the folder has more entries than fit a reply";
             let unasked = || io::Error::new(io::ErrorKind::InvalidInput, words);
             return after.map(|_| (entries, true)).ok_or_else(unasked);
         }
-        entries.push(stat(name, &metadata));
+        entries.push(FileStat { target, ..stat(name, &metadata) });
     }
     Ok((entries, false))
 }
@@ -262,7 +277,24 @@ fn stat(name: String, metadata: &Metadata) -> FileStat {
         mode: metadata.mode() & 0o7777,
         uid: metadata.uid(),
         modified,
+        target: None,
     }
+}
+
+fn target(link: &Path) -> Option<String> {
+    Some(fs::read_link(link).ok()?.to_string_lossy().into_owned())
+}
+
+/// What a path is: a link itself, or what it leads to.
+fn describe(path: &Path, follow: bool) -> io::Result<FileStat> {
+    if follow || path.file_name().is_none() {
+        let there = place::open(path, OFlags::PATH)?;
+        return Ok(stat(name(path), &there.metadata()?));
+    }
+    let place = Place::of(path)?;
+    let metadata = fs::symlink_metadata(place.path())?;
+    let target = metadata.is_symlink().then(|| target(place.path())).flatten();
+    Ok(FileStat { target, ..stat(name(path), &metadata) })
 }
 
 fn fault(path: &Path, error: &io::Error) -> Fault {
@@ -270,8 +302,13 @@ fn fault(path: &Path, error: &io::Error) -> Fault {
     let code = match error.kind() {
         Kind::NotFound | Kind::NotADirectory => FaultCode::NotFound,
         Kind::PermissionDenied | Kind::ReadOnlyFilesystem => FaultCode::Denied,
-        Kind::InvalidInput | Kind::IsADirectory | Kind::InvalidFilename => FaultCode::Invalid,
+        Kind::InvalidInput | Kind::IsADirectory | Kind::InvalidFilename | Kind::AlreadyExists => {
+            FaultCode::Invalid
+        }
+        // Links that lead in a circle, or out of the tree of files (see `place`).
+        _ if error.raw_os_error() == Some(Errno::LOOP.raw_os_error()) => FaultCode::Denied,
         _ => FaultCode::System,
     };
-    Fault::new(code, format!("{}: {error}", path.display()))
+    let full = matches!(error.kind(), Kind::StorageFull | Kind::QuotaExceeded | Kind::FileTooLarge);
+    Fault { full, ..Fault::new(code, format!("{}: {error}", path.display())) }
 }

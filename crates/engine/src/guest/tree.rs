@@ -35,44 +35,114 @@ pub struct CopiedTree {
     pub skipped: u64,
 }
 
-impl Guest {
-    /// Copies a file, link or folder of the host to `to`, which names the copy itself. Existing folders
-    /// are filled; files are replaced. Everything belongs to `user`, the image's when absent.
-    ///
-    /// # Errors
-    /// When something cannot be read here or written there.
-    pub fn copy_in(&mut self, from: &Path, to: &str, user: Option<&str>) -> Result<CopiedTree, GuestError> {
-        let mut copied = CopiedTree::default();
-        self.put(from, to, user, &mut copied, 0)?;
-        Ok(copied)
-    }
+/// The far side of a copy: files by their paths in a sandbox, whatever way leads there.
+pub trait Far {
+    /// Why something failed.
+    type Error;
 
-    /// Copies a file, link or folder of the sandbox to `to`, which names the copy itself. Existing
-    /// folders are filled; files are replaced.
+    /// Something failed on our own side.
+    fn local(error: io::Error) -> Self::Error;
+
+    /// Whether it says that nothing is there.
+    fn is_missing(error: &Self::Error) -> bool;
+
+    /// What a path is; a link is a link.
     ///
     /// # Errors
-    /// When something cannot be read there or written here.
-    pub fn copy_out(&mut self, from: &str, to: &Path) -> Result<CopiedTree, GuestError> {
-        let name = to.file_name().ok_or_else(|| local("the target has no name"))?;
-        let folder = to.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        // The person named this folder; links on the way to it are theirs.
-        let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
-        let folder = openat(CWD, folder, flags, Mode::empty()).map_err(errno)?;
-        let about = self.stat(from)?;
-        let mut copied = CopiedTree::default();
-        self.get(from, &about, &folder, Path::new(name), &mut copied, 0)?;
-        Ok(copied)
-    }
+    /// When nothing is there.
+    fn stat(&mut self, path: &str) -> Result<FileStat, Self::Error>;
+
+    /// Everything a folder holds, however much it is. A link to a folder is as good as the folder.
+    ///
+    /// # Errors
+    /// When it is none.
+    fn list_all(&mut self, path: &str) -> Result<Vec<FileStat>, Self::Error>;
+
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// When there is none, or `to` fails.
+    fn read(&mut self, path: &str, to: &mut dyn io::Write) -> Result<(), Self::Error>;
+
+    /// Writes a file; it is under its name when this returns.
+    ///
+    /// # Errors
+    /// When it cannot be written, or `from` fails.
+    fn write(
+        &mut self,
+        path: &str,
+        mode: u32,
+        user: Option<&str>,
+        from: &mut dyn io::Read,
+    ) -> Result<(), Self::Error>;
+
+    /// Makes a folder. One that is there already is left as it is.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    fn make_folder(&mut self, path: &str, mode: u32, user: Option<&str>) -> Result<(), Self::Error>;
+
+    /// Makes a symbolic link, in the place of a file or link of that name.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    fn make_link(&mut self, path: &str, target: &str, user: Option<&str>) -> Result<(), Self::Error>;
 
     /// Where a symbolic link points.
     ///
     /// # Errors
     /// When it is none.
-    pub fn read_link(&mut self, path: &str) -> Result<String, GuestError> {
-        match self.ask_file(FileRequest::ReadLink { path: path.to_owned() })? {
-            Reply::Link { target } => Ok(target),
-            _ => Err(misunderstood()),
-        }
+    fn read_link(&mut self, path: &str) -> Result<String, Self::Error>;
+}
+
+/// Copies a file, link or folder of the host to `to`, which names the copy itself. Existing folders
+/// are filled; files are replaced. Everything belongs to `user`, the far side's default when absent.
+///
+/// # Errors
+/// When something cannot be read here or written there.
+pub fn copy_in<F: Far>(
+    far: &mut F,
+    from: &Path,
+    to: &str,
+    user: Option<&str>,
+) -> Result<CopiedTree, F::Error> {
+    let mut copied = CopiedTree::default();
+    put(far, from, to, user, &mut copied, 0)?;
+    Ok(copied)
+}
+
+/// Copies a file, link or folder of the sandbox to `to`, which names the copy itself. Existing
+/// folders are filled; files are replaced.
+///
+/// # Errors
+/// When something cannot be read there or written here.
+pub fn copy_out<F: Far>(far: &mut F, from: &str, to: &Path) -> Result<CopiedTree, F::Error> {
+    let name = to.file_name().ok_or_else(|| local::<F>("the target has no name"))?;
+    let folder = to.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    // The person named this folder; links on the way to it are theirs.
+    let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+    let folder = openat(CWD, folder, flags, Mode::empty()).map_err(errno::<F>)?;
+    let about = far.stat(from)?;
+    let mut copied = CopiedTree::default();
+    get(far, from, &about, (&folder, Path::new(name)), &mut copied, 0)?;
+    Ok(copied)
+}
+
+impl Guest {
+    /// [`copy_in`] by this guest.
+    ///
+    /// # Errors
+    /// When something cannot be read here or written there.
+    pub fn copy_in(&mut self, from: &Path, to: &str, user: Option<&str>) -> Result<CopiedTree, GuestError> {
+        copy_in(self, from, to, user)
+    }
+
+    /// [`copy_out`] by this guest.
+    ///
+    /// # Errors
+    /// When something cannot be read there or written here.
+    pub fn copy_out(&mut self, from: &str, to: &Path) -> Result<CopiedTree, GuestError> {
+        copy_out(self, from, to)
     }
 
     /// Removes a file or a link.
@@ -80,10 +150,25 @@ impl Guest {
     /// # Errors
     /// When there is none.
     pub fn remove(&mut self, path: &str) -> Result<(), GuestError> {
-        self.ask_file(FileRequest::Remove { path: path.to_owned() }).map(drop)
+        self.ask_file(FileRequest::Remove { path: path.to_owned(), tree: false }).map(drop)
+    }
+}
+
+impl Far for Guest {
+    type Error = GuestError;
+
+    fn local(error: io::Error) -> GuestError {
+        GuestError::Local(error)
     }
 
-    /// Everything a folder holds, however much it is.
+    fn is_missing(error: &GuestError) -> bool {
+        matches!(error, GuestError::Refused(fault) if fault.code == FaultCode::NotFound)
+    }
+
+    fn stat(&mut self, path: &str) -> Result<FileStat, GuestError> {
+        Self::stat(self, path)
+    }
+
     fn list_all(&mut self, path: &str) -> Result<Vec<FileStat>, GuestError> {
         let mut all: Vec<FileStat> = Vec::new();
         loop {
@@ -101,108 +186,138 @@ impl Guest {
         }
     }
 
-    fn put(
+    fn read(&mut self, path: &str, to: &mut dyn io::Write) -> Result<(), GuestError> {
+        Self::read(self, path, to)
+    }
+
+    fn write(
         &mut self,
-        from: &Path,
-        to: &str,
+        path: &str,
+        mode: u32,
         user: Option<&str>,
-        copied: &mut CopiedTree,
-        depth: usize,
+        from: &mut dyn io::Read,
     ) -> Result<(), GuestError> {
-        let about = fs::symlink_metadata(from).map_err(GuestError::Local)?;
-        let (path, owner, mode) = (to.to_owned(), user.map(str::to_owned), about.mode() & 0o7777);
-        if about.is_symlink() {
-            let target = fs::read_link(from).map_err(GuestError::Local)?;
-            let target = text(target.as_os_str())?.to_owned();
-            self.ask_file(FileRequest::Symlink { path, target, user: owner })?;
-        } else if about.is_dir() {
-            if depth >= MAX_DEPTH {
-                return Err(local("the tree is too deep"));
-            }
-            self.ask_file(FileRequest::Mkdir { path, mode, user: owner })?;
-            for entry in fs::read_dir(from).map_err(GuestError::Local)? {
-                let entry = entry.map_err(GuestError::Local)?;
-                let inside = join(to, text(&entry.file_name())?);
-                self.put(&entry.path(), &inside, user, copied, depth + 1)?;
-            }
-        } else if about.is_file() {
-            // Not waiting: what was a file a moment ago may be a pipe now.
-            let open =
-                File::options().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(from);
-            self.write(to, mode, user, &mut open.map_err(GuestError::Local)?)?;
-            copied.files += 1;
-            copied.bytes += about.len();
-        } else {
-            copied.skipped += 1;
+        Self::write(self, path, mode, user, from)
+    }
+
+    fn make_folder(&mut self, path: &str, mode: u32, user: Option<&str>) -> Result<(), GuestError> {
+        let (path, user) = (path.to_owned(), user.map(str::to_owned));
+        self.ask_file(FileRequest::Mkdir { path, mode, user }).map(drop)
+    }
+
+    fn make_link(&mut self, path: &str, target: &str, user: Option<&str>) -> Result<(), GuestError> {
+        let (path, target, user) = (path.to_owned(), target.to_owned(), user.map(str::to_owned));
+        self.ask_file(FileRequest::Symlink { path, target, user }).map(drop)
+    }
+
+    fn read_link(&mut self, path: &str) -> Result<String, GuestError> {
+        match self.ask_file(FileRequest::ReadLink { path: path.to_owned() })? {
+            Reply::Link { target } => Ok(target),
+            _ => Err(misunderstood()),
+        }
+    }
+}
+
+fn put<F: Far>(
+    far: &mut F,
+    from: &Path,
+    to: &str,
+    user: Option<&str>,
+    copied: &mut CopiedTree,
+    depth: usize,
+) -> Result<(), F::Error> {
+    let about = fs::symlink_metadata(from).map_err(F::local)?;
+    let mode = about.mode() & 0o7777;
+    if about.is_symlink() {
+        let target = fs::read_link(from).map_err(F::local)?;
+        far.make_link(to, text::<F>(target.as_os_str())?, user)
+    } else if about.is_dir() {
+        if depth >= MAX_DEPTH {
+            return Err(local::<F>("the tree is too deep"));
+        }
+        far.make_folder(to, mode, user)?;
+        for entry in fs::read_dir(from).map_err(F::local)? {
+            let entry = entry.map_err(F::local)?;
+            let inside = join(to, text::<F>(&entry.file_name())?);
+            put(far, &entry.path(), &inside, user, copied, depth + 1)?;
         }
         Ok(())
-    }
-
-    fn get(
-        &mut self,
-        from: &str,
-        about: &FileStat,
-        folder: &OwnedFd,
-        name: &Path,
-        copied: &mut CopiedTree,
-        depth: usize,
-    ) -> Result<(), GuestError> {
-        match about.kind {
-            FileKind::Link => {
-                let target = match self.read_link(from) {
-                    // Gone, or something else by now: a tree that changes meanwhile is its owner's affair.
-                    Err(GuestError::Refused(fault)) if fault.code == FaultCode::NotFound => return Ok(()),
-                    other => other?,
-                };
-                replace(folder, name)?;
-                symlinkat(target, folder, name).map_err(errno)
-            }
-            FileKind::Folder if depth >= MAX_DEPTH => Err(local("the tree is too deep")),
-            FileKind::Folder => {
-                let inner = enter(folder, name)?;
-                for entry in self.list_all(from)? {
-                    if !is_plain(&entry.name) {
-                        return Err(local("the sandbox gave a name that is none"));
-                    }
-                    let inside = join(from, &entry.name);
-                    self.get(&inside, &entry, &inner, Path::new(&entry.name), copied, depth + 1)?;
-                }
-                fchmod(&inner, Mode::from_raw_mode(about.mode & 0o777)).map_err(errno)
-            }
-            FileKind::File => self.get_file(from, about, folder, name, copied),
-            FileKind::Other => {
-                copied.skipped += 1;
-                Ok(())
-            }
-        }
-    }
-
-    fn get_file(
-        &mut self,
-        from: &str,
-        about: &FileStat,
-        folder: &OwnedFd,
-        name: &Path,
-        copied: &mut CopiedTree,
-    ) -> Result<(), GuestError> {
-        // Beside its place first: what is there stays until all of the copy is.
-        let temporary = format!(".harvest-{}", random_name());
-        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = openat(folder, &*temporary, flags, Mode::from_raw_mode(0o600)).map_err(errno)?;
-        let mut counted = Counted { file: file.into(), bytes: 0 };
-        let whole = self.read(from, &mut counted).and_then(|()| {
-            // Without set-id bits: whose it is inside says nothing about whom it would act for here.
-            fchmod(counted.file.as_fd(), Mode::from_raw_mode(about.mode & 0o777)).map_err(errno)?;
-            renameat(folder, &*temporary, folder, name).map_err(errno)
-        });
-        if let Err(error) = whole {
-            let _ = unlinkat(folder, &*temporary, AtFlags::empty());
-            return Err(error);
-        }
+    } else if about.is_file() {
+        // Not waiting: what was a file a moment ago may be a pipe now.
+        let open = File::options().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(from);
+        far.write(to, mode, user, &mut open.map_err(F::local)?)?;
         copied.files += 1;
-        copied.bytes += counted.bytes;
+        copied.bytes += about.len();
+        Ok(())
+    } else {
+        copied.skipped += 1;
         Ok(())
     }
+}
+
+fn get<F: Far>(
+    far: &mut F,
+    from: &str,
+    about: &FileStat,
+    to: (&OwnedFd, &Path),
+    copied: &mut CopiedTree,
+    depth: usize,
+) -> Result<(), F::Error> {
+    let (folder, name) = to;
+    match about.kind {
+        FileKind::Link => {
+            let target = match about.target.clone().map_or_else(|| far.read_link(from), Ok) {
+                // Gone, or something else by now: a tree that changes meanwhile is its owner's affair.
+                Err(error) if F::is_missing(&error) => return Ok(()),
+                other => other?,
+            };
+            replace::<F>(folder, name)?;
+            symlinkat(target, folder, name).map_err(errno::<F>)
+        }
+        FileKind::Folder if depth >= MAX_DEPTH => Err(local::<F>("the tree is too deep")),
+        FileKind::Folder => {
+            let inner = enter(folder, name).map_err(F::local)?;
+            for entry in far.list_all(from)? {
+                if !is_plain(&entry.name) {
+                    return Err(local::<F>("the sandbox gave a name that is none"));
+                }
+                let inside = join(from, &entry.name);
+                get(far, &inside, &entry, (&inner, Path::new(&entry.name)), copied, depth + 1)?;
+            }
+            fchmod(&inner, Mode::from_raw_mode(about.mode & 0o777)).map_err(errno::<F>)
+        }
+        FileKind::File => get_file(far, from, about, to, copied),
+        FileKind::Other => {
+            copied.skipped += 1;
+            Ok(())
+        }
+    }
+}
+
+fn get_file<F: Far>(
+    far: &mut F,
+    from: &str,
+    about: &FileStat,
+    (folder, name): (&OwnedFd, &Path),
+    copied: &mut CopiedTree,
+) -> Result<(), F::Error> {
+    // Beside its place first: what is there stays until all of the copy is.
+    let temporary = format!(".harvest-{}", random_name());
+    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let file = openat(folder, &*temporary, flags, Mode::from_raw_mode(0o600)).map_err(errno::<F>)?;
+    let mut counted = Counted { file: file.into(), bytes: 0 };
+    let whole = far.read(from, &mut counted).and_then(|()| {
+        // Without set-id bits: whose it is inside says nothing about whom it would act for here.
+        fchmod(counted.file.as_fd(), Mode::from_raw_mode(about.mode & 0o777)).map_err(errno::<F>)?;
+        renameat(folder, &*temporary, folder, name).map_err(errno::<F>)
+    });
+    if let Err(error) = whole {
+        let _ = unlinkat(folder, &*temporary, AtFlags::empty());
+        return Err(error);
+    }
+    copied.files += 1;
+    copied.bytes += counted.bytes;
+    Ok(())
 }
 
 struct Counted {
@@ -223,21 +338,21 @@ impl io::Write for Counted {
 }
 
 /// Makes room for a new link. A folder stays, and the copy fails.
-fn replace(folder: &OwnedFd, name: &Path) -> Result<(), GuestError> {
+fn replace<F: Far>(folder: &OwnedFd, name: &Path) -> Result<(), F::Error> {
     match unlinkat(folder, name, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
-        Err(error) => Err(errno(error)),
+        Err(error) => Err(errno::<F>(error)),
     }
 }
 
 /// Opens a folder, made if it is missing. A link in its place is not followed.
-fn enter(folder: &OwnedFd, name: &Path) -> Result<OwnedFd, GuestError> {
+fn enter(folder: &OwnedFd, name: &Path) -> io::Result<OwnedFd> {
     match mkdirat(folder, name, Mode::from_raw_mode(0o700)) {
         Ok(()) | Err(Errno::EXIST) => {}
-        Err(error) => return Err(errno(error)),
+        Err(error) => return Err(error.into()),
     }
     let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    openat(folder, name, flags, Mode::empty()).map_err(errno)
+    Ok(openat(folder, name, flags, Mode::empty())?)
 }
 
 /// Whether a name is one part of a path and nothing else.
@@ -249,16 +364,16 @@ fn join(folder: &str, name: &str) -> String {
     format!("{}/{name}", folder.trim_end_matches('/'))
 }
 
-fn text(name: &std::ffi::OsStr) -> Result<&str, GuestError> {
-    name.to_str().ok_or_else(|| local("a name is not UTF-8, which the bridge cannot carry"))
+fn text<F: Far>(name: &std::ffi::OsStr) -> Result<&str, F::Error> {
+    name.to_str().ok_or_else(|| local::<F>("a name is not UTF-8, which the bridge cannot carry"))
 }
 
-fn local(words: &'static str) -> GuestError {
-    GuestError::Local(io::Error::new(io::ErrorKind::InvalidInput, words))
+fn local<F: Far>(words: &'static str) -> F::Error {
+    F::local(io::Error::new(io::ErrorKind::InvalidInput, words))
 }
 
-fn errno(error: Errno) -> GuestError {
-    GuestError::Local(error.into())
+fn errno<F: Far>(error: Errno) -> F::Error {
+    F::local(error.into())
 }
 
 #[cfg(test)]

@@ -628,6 +628,52 @@ fn differences(
     differ
 }
 
+/// What differs and what is said to differ, between any two of the captures after these turns.
+fn compared(turns: Vec<Vec<Edit>>) -> Vec<(BTreeMap<PathBuf, How>, BTreeMap<PathBuf, How>)> {
+    apart(move || {
+        let machine = Machine::new();
+        machine.mount();
+        let base = Snapshot::of(SnapshotId::random(), machine.sandbox.layers.clone(), ImageConfig::default());
+        let mut taken = vec![(machine.shown(&base), base)];
+        for edits in turns {
+            edits.iter().for_each(|one| edit(&machine.path("merged"), one));
+            let snapshot = machine.capture().unwrap().snapshot;
+            taken.push((machine.shown(&snapshot), snapshot));
+        }
+        let mut compared = Vec::new();
+        for (before, first) in &taken {
+            for (after, second) in &taken {
+                let changes = machine.disk.changes(&first.layers, &second.layers, usize::MAX).unwrap();
+                assert!(!changes.cut);
+                let told = changes.entries.into_iter().map(|change| (change.path, change.how)).collect();
+                compared.push((differences(before, after), told));
+            }
+        }
+        compared
+    })
+}
+
+#[test]
+fn a_folder_made_anew_hides_what_lay_below_when_two_captures_are_compared() {
+    let text = |path: &str| path.to_owned();
+    let (gone, made) = (|path: &str| Edit::Remove(text(path)), |path: &str| Edit::Folder(text(path)));
+    let turns = vec![
+        vec![gone("d"), made("d"), Edit::Write(text("d/new"), 1), gone("a/b"), Edit::Settle],
+        vec![made("d/e"), made("a/b"), Edit::Write(text("a/b/f"), 2), gone("c"), made("c"), Edit::Settle],
+        vec![
+            gone("d"),
+            Edit::Write(text("d"), 3),
+            gone("c"),
+            Edit::Symlink(text("c")),
+            gone("a"),
+            Edit::Settle,
+        ],
+    ];
+    for (differ, told) in compared(turns) {
+        assert_eq!(differ, told);
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 20, ..ProptestConfig::default() })]
 
@@ -635,29 +681,7 @@ proptest! {
     fn what_is_said_to_differ_between_two_captures_is_what_differs(
         turns in proptest::collection::vec(proptest::collection::vec(any_edit(), 0..10), 1..6),
     ) {
-        let compared = apart(move || {
-            let machine = Machine::new();
-            machine.mount();
-            let base = Snapshot::of(SnapshotId::random(), machine.sandbox.layers.clone(), ImageConfig::default());
-            let mut taken = vec![(machine.shown(&base), base)];
-            for edits in turns {
-                edits.iter().for_each(|one| edit(&machine.path("merged"), one));
-                let snapshot = machine.capture().unwrap().snapshot;
-                taken.push((machine.shown(&snapshot), snapshot));
-            }
-            let mut compared = Vec::new();
-            for (before, first) in &taken {
-                for (after, second) in &taken {
-                    let changes = machine.disk.changes(&first.layers, &second.layers, usize::MAX).unwrap();
-                    assert!(!changes.cut);
-                    let entries = changes.entries.into_iter();
-                    let told: BTreeMap<_, _> = entries.map(|change| (change.path, change.how)).collect();
-                    compared.push((differences(before, after), told));
-                }
-            }
-            compared
-        });
-        for (differ, told) in compared {
+        for (differ, told) in compared(turns) {
             prop_assert_eq!(differ, told);
         }
     }

@@ -460,7 +460,8 @@ impl Nursery {
         id: &SandboxId,
         hold_millis: Option<u64>,
     ) -> Option<Result<(), StepError>> {
-        let live = self.live.get_mut(id).filter(|live| live.ended.is_none())?;
+        // Who is being killed must not be caught by it: on cgroup v1 the frozen do not die.
+        let live = self.live.get_mut(id).filter(|live| live.ended.is_none() && live.killed.is_none())?;
         let result = self.brake.freeze(id, &live.pidfd, true);
         if result.is_ok() {
             live.hold = hold_millis.map_or(FREEZE, Duration::from_millis).min(LONGEST_FREEZE);

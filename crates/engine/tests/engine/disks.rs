@@ -1,6 +1,6 @@
 //! Snapshots and builds with real sandboxes.
 
-use harvest_engine::{BuildOptions, Image, Progress, Recipe};
+use harvest_engine::{Before, BuildOptions, Change, Image, Progress, Recipe};
 use harvest_proto::SnapshotId;
 
 use super::*;
@@ -45,6 +45,42 @@ const RECIPE: &str = r#"
     [[step]]
     workdir = "/greetings"
 "#;
+
+#[test]
+fn two_snapshots_differ_in_what_was_done_between_them() {
+    for world in World::each() {
+        let kept = |running: &Running| {
+            let snapshot = SnapshotId::random();
+            world.engine.capture(&running.id, &snapshot).unwrap();
+            snapshot
+        };
+        let running = world.start();
+        shell(&running, "echo 1 > /file; mkdir /folder; echo kept > /folder/kept; echo same > /same");
+        let first = kept(&running);
+        shell(&running, "echo 22 > /file; rm /folder/kept; rm /bin/wc; touch /same; echo same > /same");
+        let second = kept(&running);
+        let again = world.start_from(Origin::Snapshot(second.clone()));
+        shell(&again, "rm -r /folder; mkdir /folder; echo 1 > /folder/new");
+        let third = kept(&again);
+        let told = |before: &Before, after: &SnapshotId| {
+            let changes = world.engine.changes(before, after, 100).unwrap();
+            let line = |change: &Change| format!("{:?} {}", change.how, change.path.display());
+            changes.entries.iter().map(line).collect::<Vec<_>>()
+        };
+        let of = |snapshot: &SnapshotId| Before::Snapshot(snapshot.clone());
+        assert_eq!(told(&of(&first), &second), ["Changed file", "Removed bin/wc", "Removed folder/kept"]);
+        assert_eq!(told(&of(&second), &third), ["Added folder/new"]);
+        assert_eq!(told(&Before::BeginningOf(third.clone()), &third), ["Added folder/new"]);
+        let all = told(&Before::BeginningOf(first.clone()), &third);
+        for line in ["Added file", "Added same", "Removed bin/wc", "Added folder", "Added folder/new"] {
+            assert!(all.contains(&line.to_owned()), "{line}: {all:?}");
+        }
+        assert_eq!(told(&of(&third), &third), Vec::<String>::new());
+        for running in [running, again] {
+            world.engine.remove(&running.id).unwrap();
+        }
+    }
+}
 
 #[test]
 fn a_snapshot_holds_the_disk_of_its_moment() {

@@ -16,3 +16,19 @@ pub(crate) struct Shell {
     #[arg(last = true, value_name = "COMMAND")]
     pub(crate) command: Vec<String>,
 }
+
+#[derive(Debug, Args)]
+pub(crate) struct Cp {
+    /// What to copy: a path here, `SESSION:/path`, or `-` for standard input
+    #[arg(value_name = "FROM", allow_hyphen_values = true)]
+    pub(crate) from: String,
+    /// Where to: a path here, `SESSION:/path`, or `-` for standard output. A folder takes the copy in
+    #[arg(value_name = "TO", allow_hyphen_values = true)]
+    pub(crate) to: String,
+    /// Also folders, with all that is in them
+    #[arg(short, long)]
+    pub(crate) recursive: bool,
+    /// Whose the copies inside are: `harvest`, the default, `root` or a number
+    #[arg(short, long, value_name = "USER")]
+    pub(crate) user: Option<String>,
+}

@@ -6,6 +6,7 @@ mod attach;
 mod background;
 mod completion;
 mod config;
+mod cp;
 mod df;
 mod diff;
 mod doctor;
@@ -81,6 +82,7 @@ pub(crate) async fn run(here: &Invocation, command: Option<Command>) -> Result<u
         Command::Events(args) => events::run(here, &args).await,
         Command::Logs(args) => logs::run(here, &args).await,
         Command::Exec(args) => exec::run(here, *args).await,
+        Command::Cp(args) => cp::run(here, args).await,
         Command::Shell(args) => shell::run(here, args).await,
         Command::Pr(verb) => pr::run(here, &verb).await,
         Command::Repo(verb) => repo::run(here, verb).await,

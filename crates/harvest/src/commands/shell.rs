@@ -14,7 +14,7 @@ use tokio::{
 use crate::{
     Invocation,
     cli::Shell,
-    client::Client,
+    client::{self, Client},
     printer::Advice,
     resolve,
     socket::{self, Heard, Listener, Speaker},
@@ -51,21 +51,14 @@ enum Ended {
 }
 
 fn query(args: &Shell) -> Result<String> {
-    let size = size()?;
-    let mut url = reqwest::Url::parse("http://localhost/").context("a URL of our own")?;
-    {
-        let mut pairs = url.query_pairs_mut();
-        pairs.append_pair("rows", &size.0.to_string()).append_pair("cols", &size.1.to_string());
-        let term = std::env::var("TERM").ok().filter(|term| sound(term));
-        let words = [("term", &term), ("user", &args.user), ("cwd", &args.workdir)];
-        for (name, value) in words.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?))) {
-            pairs.append_pair(name, value);
-        }
-        for word in &args.command {
-            pairs.append_pair("argv", word);
-        }
-    }
-    Ok(url.query().unwrap_or_default().to_owned())
+    let (rows, cols) = size()?;
+    let (rows, cols) = (rows.to_string(), cols.to_string());
+    let term = std::env::var("TERM").ok().filter(|term| sound(term));
+    let mut words = vec![("rows", rows.as_str()), ("cols", cols.as_str())];
+    let given = [("term", &term), ("user", &args.user), ("cwd", &args.workdir)];
+    words.extend(given.into_iter().filter_map(|(name, value)| Some((name, value.as_deref()?))));
+    words.extend(args.command.iter().map(|word| ("argv", word.as_str())));
+    Ok(client::query(&words))
 }
 
 /// What a server takes for the name of a terminal.

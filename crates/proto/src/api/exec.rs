@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// `POST /v1/sessions/{id}/exec`. The answer is JSON lines of [`ExecLine`].
+/// `POST /v1/sessions/{id}/exec`, where the answer is JSON lines of [`ExecLine`], and the first frame of the
+/// socket at the same place.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -24,6 +25,10 @@ pub struct ExecRequest {
     /// What the command reads, base64; nothing when absent.
     #[serde(default)]
     pub stdin: Option<String>,
+    /// It goes on when the client is gone, and what it says then is thrown away. It still ends with the
+    /// server's connection to the sandbox.
+    #[serde(default)]
+    pub detach: bool,
 }
 
 /// One line of an exec's answer.

@@ -32,6 +32,9 @@ pub enum FileRequest {
     Stat {
         /// Which.
         path: String,
+        /// What a symbolic link leads to, rather than the link. An older supervisor describes the link.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        follow: bool,
     },
     /// What is in it?
     List {
@@ -68,6 +71,9 @@ pub enum FileRequest {
     Remove {
         /// Which.
         path: String,
+        /// A folder as well, with all that is in it. An older supervisor refuses folders.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        tree: bool,
     },
     /// What a later version asks for; answered with a fault.
     #[serde(other)]
@@ -90,6 +96,9 @@ pub struct FileStat {
     pub uid: u32,
     /// When it was last written.
     pub modified: Timestamp,
+    /// Where a link points, as it is; an older supervisor does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
 }
 
 /// What kind of thing a path is.

@@ -139,7 +139,7 @@ mod tests {
                 .prop_map(|(stream, bytes)| Frame::Control(ToSupervisor::Credit { stream, bytes })),
             (any::<u64>(), ".*").prop_map(|(id, path)| Frame::Control(ToSupervisor::File {
                 id,
-                request: FileRequest::Stat { path }
+                request: FileRequest::Stat { path, follow: false }
             })),
             (any::<u32>(), proptest::collection::vec(any::<u8>(), 0..300))
                 .prop_map(|(stream, bytes)| Frame::Data { stream, bytes }),

@@ -123,11 +123,12 @@ pub enum ToSupervisor {
         /// What to run.
         command: Box<Command>,
     },
-    /// Kill a command and everything it started.
+    /// Kill a command and everything it started, or give the reading or writing of a file up; an older
+    /// supervisor goes on with a file until the connection ends.
     Kill {
         /// The request's number.
         id: RequestId,
-        /// The command, by the number of its `Exec`.
+        /// The command, by the number of its `Exec`, or of the `File`.
         exec: RequestId,
     },
     /// A command's terminal has another size. Only to a supervisor whose `Started` said `terminal`.

@@ -45,12 +45,15 @@ pub struct Fault {
     pub code: FaultCode,
     /// In words.
     pub message: String,
+    /// There is no room: the disk, a quota or a file is as large as it may become.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub full: bool,
 }
 
 impl Fault {
     /// A fault with its words.
     pub fn new(code: FaultCode, message: impl Into<String>) -> Self {
-        Self { code, message: message.into() }
+        Self { code, message: message.into(), full: false }
     }
 }
 

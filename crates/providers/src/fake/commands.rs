@@ -62,5 +62,6 @@ fn entry(path: &str, bytes: &[u8]) -> FileStat {
         mode: 0o644,
         uid: 0,
         modified: Timestamp::from_millis(0),
+        target: None,
     }
 }

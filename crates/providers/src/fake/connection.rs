@@ -242,7 +242,7 @@ impl Connection {
                     self.send(stream, bytes, None).await
                 }
             },
-            FileRequest::Stat { path } => {
+            FileRequest::Stat { path, .. } => {
                 let result = commands::stat(&self.machine, &path).map(Reply::Stat);
                 self.reply(id, result).await
             }

@@ -3,6 +3,7 @@
 mod blobs;
 mod events;
 mod exec;
+mod files;
 mod health;
 pub(crate) mod machines;
 mod prompts;
@@ -30,8 +31,8 @@ use crate::{ServerState, idempotency, problem::ApiError};
 /// The handlers, for the table of the OpenAPI page.
 pub(crate) mod handlers {
     pub(crate) use super::{
-        blobs::*, events::*, exec::*, health::*, machines::handlers::*, prompts::*, pty::*, pulls::*,
-        repositories::*, retention::*, secrets::*, sessions::*, snapshots::*, tokens::*, turns::*,
+        blobs::*, events::*, exec::*, files::*, health::*, machines::handlers::*, prompts::*, pty::*,
+        pulls::*, repositories::*, retention::*, secrets::*, sessions::*, snapshots::*, tokens::*, turns::*,
     };
 }
 
@@ -62,7 +63,11 @@ pub(crate) fn guarded(state: &ServerState) -> Router<ServerState> {
         .route("/v1/sessions/{session}/diff", get(turns::diff_get))
         .route("/v1/sessions/{session}/diff/files", get(turns::diff_files))
         .route("/v1/sessions/{session}/diff/machine", get(turns::diff_machine))
-        .route("/v1/sessions/{session}/exec", post(exec::exec_run))
+        .route("/v1/sessions/{session}/exec", post(exec::exec_run).get(exec::exec_open))
+        .route(
+            "/v1/sessions/{session}/files",
+            get(files::file_get).head(files::file_stat).put(files::file_put).delete(files::file_delete),
+        )
         .route("/v1/sessions/{session}/pty", get(pty::pty_open))
         .route("/v1/sessions/{session}/pull", get(pulls::pull_get))
         .route("/v1/repositories", get(repositories::repository_list))

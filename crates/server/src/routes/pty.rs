@@ -3,7 +3,7 @@
 use axum::{extract::State, response::Response};
 use harvest_proto::{
     SessionId,
-    api::{ExecRequest, SocketOut},
+    api::{ExecRequest, Problem, SocketOut},
     bridge::Terminal,
 };
 use harvest_session::inside::TerminalOrder;
@@ -31,7 +31,9 @@ use crate::{
         ("user" = Option<String>, Query, description = "`harvest`, the default, or `root`"),
     ),
     responses((status = 101, body = SocketOut, description = "The terminal; the last text frame says how it ended"),
-        (status = 426, body = harvest_proto::api::Problem, content_type = "application/problem+json",
+        (status = 409, body = Problem, content_type = "application/problem+json",
+            description = "The session has no machine, and none could be started for this"),
+        (status = 426, body = Problem, content_type = "application/problem+json",
             description = "The request is no upgrade to a WebSocket")))]
 pub(crate) async fn pty_open(
     State(state): State<ServerState>,

@@ -31,6 +31,7 @@ use tokio::{
 
 pub use exec::{Exec, ExecInput, ExecOutput, Output};
 pub use feed::{Feed, FeedTorn, Feeding};
+pub use files::{FileReading, FileWriting};
 
 use crate::provider::{BridgeStream, ProviderError};
 

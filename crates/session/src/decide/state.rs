@@ -12,7 +12,11 @@ use harvest_proto::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{place::Waiting, restore::Restoring, still::Still};
+use super::{
+    place::{Limit, Waiting},
+    restore::Restoring,
+    still::Still,
+};
 use crate::clocks::Clocks;
 
 /// Where a session stands.
@@ -259,6 +263,17 @@ impl State {
             ceding: false,
             restoring: None,
         }
+    }
+
+    /// Its place in line was taken when it was created, and nobody has said yet whether it has to wait.
+    pub(super) fn is_new(&self) -> bool {
+        self.epoch == 0 && self.waiting.is_some_and(|waiting| waiting.limit == Limit::Closed)
+    }
+
+    /// As which number in line it waits, once that is known.
+    #[must_use]
+    pub fn position(&self) -> Option<u32> {
+        self.waiting.map(|waiting| waiting.position).filter(|position| *position > 0)
     }
 
     /// The session's sandbox, while it has one.

@@ -305,7 +305,7 @@ impl<'a> Deciding<'a> {
             Machine::Held { detail, .. } => with(SessionState::Failed, "save_unknown", detail),
             Machine::Ending { .. } => (self.state.shown.clone(), None),
             Machine::Absent => match &self.state.rest {
-                Rest::Open if let Some(waiting) = self.state.waiting => {
+                Rest::Open if let Some(waiting) = self.state.waiting.filter(|_| !self.state.is_new()) => {
                     with(SessionState::Queued, waiting.limit.as_str(), &waiting.limit.words().to_owned())
                 }
                 Rest::Paused { reason } => show(SessionState::Paused, reason),

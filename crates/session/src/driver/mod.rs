@@ -425,9 +425,8 @@ impl Driver {
         if drive != self.kept {
             writes.push(writes::drive(&step.state, drive.clone()));
         }
-        let position = |state: &State| state.waiting.map(|waiting| waiting.position);
-        if position(&step.state) != position(&self.state) {
-            writes.push(Write::Position(position(&step.state)));
+        if step.state.position() != self.state.position() {
+            writes.push(Write::Position(step.state.position()));
         }
         if !writes.is_empty() {
             self.shared.store.session_commit(self.id(), self.shared.lease, at, writes).await?;

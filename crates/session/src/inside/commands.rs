@@ -1,10 +1,8 @@
 //! Commands and terminals in a machine.
 
-use std::any::Any;
-
 use harvest_proto::{api::ExecRequest, bridge::Terminal};
 
-use super::Inside;
+use super::{InUse, Inside};
 use crate::{
     bridge::{Exec, ExecInput, ExecOutput},
     error::SessionError,
@@ -26,26 +24,34 @@ pub struct TerminalOrder {
     pub terminal: Terminal,
 }
 
-/// A command that runs. It is killed when this is dropped before it ended, unless it was let go.
+/// A command that runs. When this is dropped before it ended it is killed, or, if it was to be detached,
+/// runs on while what it says is thrown away.
 pub struct Running {
-    exec: Exec,
-    in_use: Box<dyn Any + Send>,
+    exec: Option<Exec>,
+    in_use: Option<InUse>,
+    detach: bool,
 }
 
 impl Running {
-    /// What it says next; `None` when the connection was lost before it ended.
-    pub async fn next(&mut self) -> Option<ExecOutput> {
-        self.exec.next().await
+    fn new(exec: Exec, in_use: InUse, detach: bool) -> Self {
+        Self { exec: Some(exec), in_use: Some(in_use), detach }
     }
 
-    /// Lets it run on although nobody listens: what it says is thrown away. It still ends with the
-    /// connection to its machine.
-    pub fn let_go(self) {
-        let Self { mut exec, in_use } = self;
-        tokio::spawn(async move {
-            while exec.next().await.is_some() {}
-            drop(in_use);
-        });
+    /// What it says next; `None` when the connection was lost before it ended. Cancel-safe.
+    pub async fn next(&mut self) -> Option<ExecOutput> {
+        self.exec.as_mut()?.next().await
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let (Some(mut exec), in_use) = (self.exec.take(), self.in_use.take()) else { return };
+        if self.detach {
+            tokio::spawn(async move {
+                while exec.next().await.is_some() {}
+                drop(in_use);
+            });
+        }
     }
 }
 
@@ -65,7 +71,7 @@ impl Inside {
         command.env = request.env;
         command.timeout_millis = Some(request.timeout_millis.unwrap_or(limit));
         let (exec, input) = self.bridge.exec_open(command, stdin).await?;
-        Ok((Running { exec, in_use: self.in_use }, input))
+        Ok((Running::new(exec, self.in_use, request.detach), input))
     }
 
     /// Opens a terminal with a shell or another command on it; for as long as somebody looks.
@@ -81,6 +87,6 @@ impl Inside {
         command.terminal = Some(order.terminal);
         let (exec, input) = self.bridge.exec_open(command, true).await?;
         let input = input.expect("a command opened with stdin has it");
-        Ok((Running { exec, in_use: self.in_use }, input))
+        Ok((Running::new(exec, self.in_use, false), input))
     }
 }

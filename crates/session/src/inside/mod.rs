@@ -3,6 +3,7 @@
 //! used the same way.
 
 mod commands;
+mod files;
 
 use std::{any::Any, time::Duration};
 
@@ -18,6 +19,7 @@ use crate::{
 };
 
 pub use commands::{Running, TerminalOrder};
+pub use files::{Content, Download};
 
 // Long enough for a machine to start from its snapshot and run its hooks; who waits for longer is better told.
 const MACHINE_PATIENCE: Duration = Duration::from_secs(300);
@@ -28,6 +30,9 @@ const DIAL_PATIENCE: Duration = Duration::from_secs(10);
 /// Who commands run as and files belong to, unless somebody says otherwise.
 const USER: &str = "harvest";
 
+/// Held for as long as a machine is used.
+pub type InUse = Box<dyn Any + Send + Sync>;
+
 /// A machine in use. It does not go idle while this, or anything made from it, lives.
 pub struct Inside {
     bridge: Bridge,
@@ -35,14 +40,14 @@ pub struct Inside {
     folder: String,
     /// How long commands may run.
     limit: Duration,
-    in_use: Box<dyn Any + Send>,
+    in_use: InUse,
 }
 
 impl Inside {
     /// The machine behind a bridge. Commands run in `folder` for at most `limit`; `in_use` is held for as
     /// long as it is used.
     #[must_use]
-    pub fn new(bridge: Bridge, folder: String, limit: Duration, in_use: Box<dyn Any + Send>) -> Self {
+    pub fn new(bridge: Bridge, folder: String, limit: Duration, in_use: InUse) -> Self {
         Self { bridge, folder, limit, in_use }
     }
 

@@ -224,7 +224,7 @@ impl After {
             ending.end().await;
         }
         if let Some((bridge, path)) = self.written {
-            let request = FileRequest::Remove { path };
+            let request = FileRequest::Remove { path, tree: false };
             // Whatever it says: the command has ended, and that was told.
             let _ = bridge.request(|id| ToSupervisor::File { id, request }).await;
         }

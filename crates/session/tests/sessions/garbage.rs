@@ -53,6 +53,18 @@ async fn a_server_that_dies_anywhere_in_a_delete_leaves_nothing_to_the_next_but_
 }
 
 #[tokio::test]
+async fn what_could_not_be_removed_is_tried_again_without_a_restart() {
+    let house = House::new().await;
+    let sessions = house.serve().await;
+    let id = two_turns(&house, &sessions).await;
+    house.fake.set_failing(Act::Remove, true);
+    sessions.delete(&id).await.unwrap();
+    assert_eq!(house.store.removal_list().await.unwrap().len(), 2, "the sandbox went, the snapshots did not");
+    house.fake.set_failing(Act::Remove, false);
+    eventually("the task has done it", || house.fake.kept().is_empty()).await;
+}
+
+#[tokio::test]
 async fn a_snapshot_two_sessions_use_goes_with_the_last_of_them() {
     let house = House::new().await;
     let sessions = house.serve().await;

@@ -88,9 +88,9 @@ async fn six_sessions_share_two_places_in_the_order_they_came() {
         until(&sessions, id, started).await;
     }
     for (place, id) in ids[2..].iter().enumerate() {
-        until_state(&sessions, id, SessionState::Queued).await;
+        until_reason(&sessions, id, "limit_sandboxes").await;
         let waiting = sessions.get(id).await.unwrap();
-        assert_eq!(waiting.reason, "limit_sandboxes");
+        assert_eq!(waiting.state, SessionState::Queued);
         assert_eq!(waiting.position, Some(u32::try_from(place + 1).unwrap()));
     }
     let mut begun = ids[..2].to_vec();
@@ -124,7 +124,6 @@ async fn the_line_keeps_its_order_when_the_server_dies() {
         ids.push(house.session(&sessions, Some("hold")).await.id);
     }
     until(&sessions, &ids[0], started).await;
-    until_state(&sessions, &ids[3], SessionState::Queued).await;
     until_reason(&sessions, &ids[3], "limit_sandboxes").await;
     sessions.close().await;
     let sessions = house.serve().await;

@@ -43,14 +43,13 @@ async fn every_kind_of_write_is_read_back_as_it_was_written(home: Home) {
         turn: Some(turn.clone()),
         at: NOW,
     };
-    let r = || "r".to_owned();
     let texts = [
         Write::Title("title".into()),
-        Write::DefaultBase { repository: r(), base: "main".into() },
-        Write::DefaultBase { repository: r(), base: "another".into() },
-        Write::BaseCommit { repository: r(), commit: "c1".into() },
-        Write::Pushed { repository: r(), commit: "c2".into() },
-        Write::Reviewed { repository: r(), commit: "c3".into() },
+        Write::DefaultBase { repository: "r".into(), base: "main".into() },
+        Write::DefaultBase { repository: "r".into(), base: "another".into() },
+        Write::BaseCommit { repository: "r".into(), commit: "c1".into() },
+        Write::Pushed { repository: "r".into(), commit: "c2".into() },
+        Write::Reviewed { repository: "r".into(), commit: "c3".into() },
         Write::Position(Some(4)),
     ];
     let mut writes = vec![Write::EventInTurn { at: NOW, body: Box::new(inside) }, end, done, kept];
@@ -63,7 +62,7 @@ async fn every_kind_of_write_is_read_back_as_it_was_written(home: Home) {
     assert_eq!((record.session.state, record.session.epoch), (SessionState::Running, 2));
     let checkout = &record.checkouts[0];
     assert_eq!((record.session.title.as_str(), checkout.base.as_deref()), ("title", Some("main")));
-    assert_eq!(record.base_commit("r"), Some("c1"));
+    assert_eq!(checkout.base_commit.as_deref(), Some("c1"));
     assert_eq!(
         (checkout.pushed_commit.as_deref(), checkout.reviewed_commit.as_deref()),
         (Some("c2"), Some("c3"))

@@ -81,12 +81,12 @@ async fn a_session_is_found_by_what_it_is_made_from(home: Home) {
     };
     let title = |text: &str| SessionFilter { title: Some(text.into()), ..SessionFilter::default() };
     for text in ["fix", "100%", "X", "Äpfel_"] {
-        assert_eq!(found(title(text)).await, [id.clone()], "{text}");
+        assert_eq!(found(title(text)).await, std::slice::from_ref(&id), "{text}");
     }
     assert!(found(title("100_")).await.is_empty() && found(title("fix%of")).await.is_empty());
     let named = |name: &str| SessionFilter { repository: Some(name.into()), ..SessionFilter::default() };
-    assert_eq!(found(named("s")).await, [id.clone()]);
-    assert_eq!(found(SessionFilter { key: Some("k".into()), ..named("r") }).await, [id.clone()]);
+    assert_eq!(found(named("s")).await, std::slice::from_ref(&id));
+    assert_eq!(found(SessionFilter { key: Some("k".into()), ..named("r") }).await, std::slice::from_ref(&id));
     assert!(found(named("t")).await.is_empty());
     assert_eq!(home.store.session_by_key("k").await.unwrap(), Some(id));
     let again = NewSession { key: Some("k".into()), ..new_session() };

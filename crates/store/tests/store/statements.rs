@@ -67,8 +67,8 @@ fn literals(code: &str) -> Vec<String> {
         let from = &rest[at..];
         if from.starts_with("//") {
             rest = from.split_once('\n').map_or("", |(_, after)| after);
-        } else if from.starts_with("'\"'") {
-            rest = &from[3..];
+        } else if let Some(after) = from.strip_prefix("'\"'") {
+            rest = after;
         } else if let Some(text) = from.strip_prefix('"') {
             let mut end = 0;
             while !text[end..].starts_with('"') {

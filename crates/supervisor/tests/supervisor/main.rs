@@ -221,7 +221,9 @@ fn a_request_of_a_later_version_is_answered_and_the_connection_goes_on() {
     let fault = guest.ask(|id| ToSupervisor::File { id, request: FileRequest::Unknown }).unwrap_err();
     assert_eq!(fault.code, FaultCode::Invalid);
     let path = sandbox.at("home").display().to_string();
-    assert!(guest.ask(|id| ToSupervisor::File { id, request: FileRequest::Stat { path } }).is_ok());
+    assert!(
+        guest.ask(|id| ToSupervisor::File { id, request: FileRequest::Stat { path, follow: false } }).is_ok()
+    );
 }
 
 #[test]
@@ -259,7 +261,10 @@ fn a_file_appears_whole_with_its_owner_and_mode() {
     }
     guest.say(ToSupervisor::End { stream: 5 });
     assert_eq!(guest.until(|guest| guest.replies.remove(&id)), Ok(Reply::Done));
-    let stat = guest.ask(|id| ToSupervisor::File { id, request: FileRequest::Stat { path: path.clone() } });
+    let stat = guest.ask(|id| ToSupervisor::File {
+        id,
+        request: FileRequest::Stat { path: path.clone(), follow: false },
+    });
     let Ok(Reply::Stat(stat)) = stat else { panic!("{stat:?}") };
     assert_eq!((stat.kind, stat.size, stat.mode, stat.uid), (FileKind::File, 4_000_000, 0o640, 10001));
     let read = FileRequest::Read { path: path.clone(), stream: 6 };

@@ -8,6 +8,7 @@ mod exec;
 mod greedy;
 mod history;
 mod inputs;
+mod inside;
 mod line;
 mod machines;
 mod quickstart;

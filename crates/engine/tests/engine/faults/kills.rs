@@ -198,3 +198,21 @@ fn a_sandbox_frozen_by_somebody_else_can_be_killed() {
     world.engine.remove(&running.id).unwrap();
     assert_eq!(processes_of(range), [0u32; 0]);
 }
+
+#[test]
+fn a_freeze_that_comes_while_a_sandbox_is_killed_keeps_nobody_from_dying() {
+    let world = World::new();
+    for _ in 0..4 {
+        let running = world.start();
+        let range = range(&running);
+        // Many take a while to die.
+        shell(&running, "i=0; while [ $i -lt 200 ]; do (sleep 1000 >/dev/null 2>&1 &); i=$((i+1)); done");
+        let (engine, id) = (world.engine.clone(), running.id.clone());
+        // A capture at the end of a turn that is deleted, over and over.
+        let freezing =
+            thread::spawn(move || while engine.freeze(&id).and_then(|()| engine.thaw(&id)).is_ok() {});
+        world.engine.remove(&running.id).unwrap();
+        freezing.join().unwrap();
+        assert_eq!(processes_of(range), [0u32; 0]);
+    }
+}

@@ -10,9 +10,7 @@ use std::{
 
 use tokio::io::AsyncWriteExt;
 
-use super::{
-    Draft, ForgeError, TakeError, Taken, beside, disk, few, git, good, on, run, settle, shown, unreadable,
-};
+use super::{Draft, TakeError, Taken, beside, disk, few, git, good, on, run, settle, shown, unreadable};
 
 const BRANCH: &str = "main";
 
@@ -84,7 +82,7 @@ async fn list(bare: &Path, folder: &Path, index: &Draft) -> Result<(Vec<Vec<u8>>
     command.args(["ls-files", "-z", "--others", "--exclude-standard"]);
     let output = run(command).await.map_err(disk("list", folder))?;
     if !output.status.success() {
-        good("list the folder's files", Ok(output)).map_err(ForgeError::from)?;
+        good("list the folder's files", Ok(output))?;
         return Ok((Vec::new(), Vec::new()));
     }
     let names = output.stdout.split(|byte| *byte == 0).filter(|name| !name.is_empty());

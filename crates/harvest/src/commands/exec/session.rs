@@ -1,23 +1,31 @@
-//! A command in a session's sandbox, by way of the server.
+//! A command in a session's sandbox, by way of the server: what it reads and what it says, of any length.
 
-use std::io::Read;
+use std::{io::Read, time::Duration};
 
 use anyhow::{Context, Result, bail};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use harvest_engine::guest::Output;
 use harvest_proto::{
-    api::{ExecLine, ExecRequest},
+    api::{ExecRequest, STDERR, STDOUT, SocketIn, SocketOut},
     bridge::{Fault, FaultCode},
 };
+use tokio::sync::mpsc;
 
 use super::{
     outcome::{Outcome, Sink},
     variables,
 };
-use crate::{Invocation, cli::Exec, client::Client, printer::Advice, resolve};
+use crate::{
+    Invocation,
+    cli::Exec,
+    client::Client,
+    printer::Advice,
+    resolve,
+    socket::{self, Heard, Listener, Speaker},
+};
 
-/// What fits into one request, in base64 and with room for the rest.
-const MAX_STDIN_BYTES: u64 = 700 * 1024;
+/// A frame: what a pipe holds.
+const READ_BYTES: usize = 64 * 1024;
 
 pub(super) async fn run(here: &Invocation, args: Exec, place: &str, mut sink: Sink) -> Result<u8> {
     if args.code.is_some() || args.limits.any() || args.volumes.any() {
@@ -26,51 +34,79 @@ pub(super) async fn run(here: &Invocation, args: Exec, place: &str, mut sink: Si
     }
     let client = Client::find(&here.config)?;
     let id = resolve::session(&client, place).await?;
-    let mut lines = client.exec(&id, &request(args)?).await?;
-    while let Some(line) = lines.json::<ExecLine>().await? {
-        let outcome = match line {
-            ExecLine::Stdout { data } => {
-                sink.take(Output::Stdout, &bytes(&data)?)?;
-                continue;
-            }
-            ExecLine::Stderr { data } => {
-                sink.take(Output::Stderr, &bytes(&data)?)?;
-                continue;
-            }
-            ExecLine::Started { .. } => continue,
-            ExecLine::Exited { exit, millis, .. } => Outcome::exited(exit, millis),
-            ExecLine::Failed { code, message } => Outcome::refused(&Fault::new(fault(&code), message)),
-        };
-        let sandbox = client.session(&id).await.ok().and_then(|session| session.sandbox);
-        return sink.finish(here.print, &outcome, sandbox.map(|sandbox| sandbox.to_string()).as_deref());
-    }
-    bail!("the server went away before the command ended")
+    let (with_stdin, request) = (args.stdin, request(args)?);
+    let (mut speaker, mut listener) = socket::open(&client, &format!("/v1/sessions/{id}/exec")).await?;
+    speaker.say(&SocketIn::Start(request)).await?;
+    let outcome = {
+        let mut feeding = std::pin::pin!(feed(&mut speaker, with_stdin));
+        let mut hearing = std::pin::pin!(hear(&mut listener, &mut sink));
+        tokio::select! {
+            outcome = &mut hearing => outcome?,
+            // All is sent; or it broke, and then why is better heard from the other side.
+            _ = &mut feeding => hearing.await?,
+        }
+    };
+    speaker.close().await;
+    let sandbox = client.session(&id).await.ok().and_then(|session| session.sandbox);
+    sink.finish(here.print, &outcome, sandbox.map(|sandbox| sandbox.to_string()).as_deref())
 }
 
 fn request(args: Exec) -> Result<ExecRequest> {
-    let stdin = if args.stdin { Some(read_stdin()?) } else { None };
     Ok(ExecRequest {
         argv: args.command,
         env: variables(&args.env)?,
         cwd: args.workdir,
         user: args.user,
-        timeout_millis: args.timeout.map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX)),
-        stdin,
+        timeout_millis: args.timeout.map(millis),
+        ..ExecRequest::default()
     })
 }
 
-fn read_stdin() -> Result<String> {
-    let mut bytes = Vec::new();
-    std::io::stdin()
-        .lock()
-        .take(MAX_STDIN_BYTES + 1)
-        .read_to_end(&mut bytes)
-        .context("cannot read standard input")?;
-    if bytes.len() as u64 > MAX_STDIN_BYTES {
-        let hint = "put it into the session's checkout and let the command read the file";
-        bail!(Advice::new(format!("standard input is longer than {MAX_STDIN_BYTES} bytes"), hint));
+/// No time at all is no limit.
+fn millis(time: Duration) -> u64 {
+    let millis = u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
+    if millis == 0 { u64::MAX } else { millis }
+}
+
+/// Gives the command our standard input, or none.
+async fn feed(speaker: &mut Speaker, with_stdin: bool) -> Result<()> {
+    if with_stdin {
+        let mut pieces = stdin();
+        while let Some(piece) = pieces.recv().await {
+            speaker.write(piece).await?;
+        }
     }
-    Ok(BASE64_STANDARD.encode(bytes))
+    speaker.say(&SocketIn::End {}).await
+}
+
+/// Read in a thread of its own, which ends with this process.
+fn stdin() -> mpsc::Receiver<Vec<u8>> {
+    let (sender, receiver) = mpsc::channel(2);
+    std::thread::spawn(move || {
+        let mut buffer = vec![0; READ_BYTES];
+        while let Ok(count @ 1..) = std::io::stdin().read(&mut buffer) {
+            if sender.blocking_send(buffer[..count].to_vec()).is_err() {
+                return;
+            }
+        }
+    });
+    receiver
+}
+
+async fn hear(listener: &mut Listener, sink: &mut Sink) -> Result<Outcome> {
+    loop {
+        match listener.hear().await? {
+            Heard::Bytes(bytes) => match bytes.split_first() {
+                Some((&STDOUT, bytes)) => sink.take(Output::Stdout, bytes)?,
+                Some((&STDERR, bytes)) => sink.take(Output::Stderr, bytes)?,
+                _ => bail!("the server sent output of nobody knows what"),
+            },
+            Heard::Said(SocketOut::Exited { exit, millis }) => return Ok(Outcome::exited(exit, millis)),
+            Heard::Said(SocketOut::Failed { code, message }) => {
+                return Ok(Outcome::refused(&Fault::new(fault(&code), message)));
+            }
+        }
+    }
 }
 
 pub(super) fn bytes(data: &str) -> Result<Vec<u8>> {

@@ -1,7 +1,7 @@
 //! `harvest sandbox`: sandboxes of one's own. Asks the server where one runs, else this process; only a plan
 //! and a copy are made by this machine's engine itself.
 
-mod copy;
+pub(super) mod copy;
 mod disks;
 mod list;
 

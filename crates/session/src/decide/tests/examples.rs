@@ -318,6 +318,21 @@ fn a_session_without_a_place_waits_in_line_and_starts_by_itself() {
 }
 
 #[test]
+fn a_new_session_has_its_place_in_line_from_its_creation_on() {
+    let mut world = World::new();
+    let waiting = Waiting { ticket: 7, limit: Limit::Closed, position: 0 };
+    world.begin(State { waiting: Some(waiting), ..State::new(None, false) });
+    assert_eq!(world.state.shown, Shown { state: SessionState::Queued, reason: "created".into() });
+    assert_eq!(world.state.position(), None);
+    world.input(Input::PlaceMoved { ticket: 7, limit: Limit::Sandboxes, position: 2 });
+    assert_eq!(world.state.shown, Shown { state: SessionState::Queued, reason: "limit_sandboxes".into() });
+    assert_eq!(world.state.position(), Some(2));
+    world.give_place();
+    run(&mut world);
+    assert_eq!(world.state.shown.state, SessionState::Idle);
+}
+
+#[test]
 fn who_waits_in_line_can_be_stopped_and_asks_again_later() {
     let mut world = ready();
     world.input(Input::Pause);

@@ -116,6 +116,13 @@ impl World {
         }
     }
 
+    /// Another session, and nothing else yet.
+    pub(super) fn begin(&mut self, state: State) {
+        self.kept = serde_json::to_string(&state).unwrap();
+        (self.state, self.place) = (state, false);
+        self.crash();
+    }
+
     /// The server dies and comes back: only the store and the sandboxes are left.
     pub(super) fn crash(&mut self) {
         self.pending.clear();
