@@ -135,10 +135,16 @@ impl Sessions {
         let busy = handle.busy();
         let live = ready_bridge(&handle).await.map(|bridge| (bridge, busy));
         let mut all = Vec::new();
-        for repository in known.record.repositories() {
+        let repositories = known.record.repositories();
+        let several = repositories.len() > 1;
+        for repository in repositories {
+            // With several, paths say which, as in a diff without turns.
+            let prefixes = [format!("--src-prefix=a/{repository}/"), format!("--dst-prefix=b/{repository}/")];
+            let prefixes = prefixes.iter().filter(|_| several).map(String::as_str);
+            let how: Vec<&str> = how.iter().copied().chain(prefixes).collect();
             let mut comparison =
                 Comparison { sessions: self, known: &known, live: live.as_ref(), repository };
-            let told = comparison.run(from, to, how).await?;
+            let told = comparison.run(from, to, &how).await?;
             all.push((comparison.repository, told));
         }
         Ok(all)

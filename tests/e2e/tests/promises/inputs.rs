@@ -99,6 +99,8 @@ async fn two_folders_are_worked_on_side_by_side_and_stay_as_they_are() {
     assert_eq!(seen, "/workspace/calc\nfast\n/workspace/calc\ncalc\nlib\n");
     let diff = well(host.harvest(["diff", "-"])).stdout;
     assert!(diff.contains("+++ b/calc/calc.py") && diff.contains("+++ b/lib/calc.py"), "{diff}");
+    let turn = well(host.harvest(["diff", "-", "--turn", "1"])).stdout;
+    assert!(turn.contains("+++ b/calc/calc.py") && turn.contains("+++ b/lib/calc.py"), "{turn}");
     assert_eq!((picture(&calc), picture(&lib)), before, "the folders are only read");
 
     // The key finds it; the same folder is brought up to date, not registered again.
