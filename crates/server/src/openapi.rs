@@ -86,7 +86,7 @@ fn describe(operation: &mut Operation, method: &str, open: bool) {
         ("403", true, "Not for the token's user, or sent by another site's page"),
         ("404", names_something || changes, "There is no such thing"),
         ("408", takes_body, "The body took too long"),
-        ("409", changes && !open, "It cannot be done as things stand; `code` says what is in the way"),
+        ("409", (changes || names_something) && !open, "It cannot be done as things stand; `code` says what is in the way"),
         ("413", takes_body, "The body is too long"),
         ("415", takes_body, "The body is not of the right type"),
         ("421", true, "Sent to a name that is not this server's"),
