@@ -78,6 +78,15 @@ impl Host {
     /// # Panics
     /// When it does not.
     pub async fn up(&mut self) {
+        self.launch();
+        self.ready().await;
+    }
+
+    /// Starts the server, and waits for nothing.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn launch(&mut self) {
         let _ = fs::remove_file(self.home.path().join("server.json"));
         let log = fs::File::options()
             .create(true)
@@ -93,16 +102,28 @@ impl Host {
             .spawn()
             .expect("the server can be started");
         self.server = Some(server);
-        let host = &*self;
+    }
+
+    /// Waits until the server answers.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub async fn ready(&self) {
         eventually("the server to answer", || async {
-            host.url()?;
-            host.request(Method::GET, "/readyz")
-                .send()
-                .await
-                .ok()
-                .filter(|answer| answer.status().is_success())
+            self.url()?;
+            let answer = self.request(Method::GET, "/readyz").send().await;
+            answer.ok().filter(|answer| answer.status().is_success())
         })
         .await;
+    }
+
+    /// The server's pid.
+    ///
+    /// # Panics
+    /// When there is no server.
+    #[must_use]
+    pub fn server(&self) -> u32 {
+        self.server.as_ref().expect("a server runs").id()
     }
 
     /// kill -9, as a power cut would.

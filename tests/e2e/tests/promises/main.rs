@@ -20,6 +20,7 @@ mod sandboxes;
 mod secrets;
 mod service;
 mod stop;
+mod storm;
 mod tidy;
 
 use harvest_proto::{EventBody, event::TurnOutcome};
