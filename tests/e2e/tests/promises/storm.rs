@@ -251,7 +251,7 @@ async fn disagreement(host: &Host, group: &str) -> Option<String> {
     }
     let compare = |what: &str, there: &BTreeSet<String>, owned: &BTreeSet<String>| {
         let differ: Vec<_> = there.symmetric_difference(owned).collect();
-        if differ.is_empty() { String::new() } else { format!("{what}: {differ:?} of {owned:?} ") }
+        if differ.is_empty() { String::new() } else { format!("{what}: {differ:?} ") }
     };
     let home = host.home();
     let groups = parts(group).intersection(&sandboxes).cloned().collect();
