@@ -82,9 +82,9 @@ impl SessionError {
             Self::Bridge(BridgeError::Fault(fault)) if fault.full => {
                 Some("make room in the sandbox: `harvest exec SESSION -- df -h` shows what is full")
             }
-            Self::Store(error) if error.is_full() => {
-                Some("nothing was changed; make room on the server's disk (`harvest df`, `harvest gc`), then try again")
-            }
+            Self::Store(error) if error.is_full() => Some(
+                "nothing was changed; make room on the server's disk (`harvest df`, `harvest gc`), then try again",
+            ),
             Self::Store(_) => Some("look for a full disk; `harvest doctor` shows it"),
             _ => None,
         }
