@@ -23,6 +23,7 @@ mod service;
 mod stop;
 mod storm;
 mod tidy;
+mod upgrade;
 
 use harvest_proto::{EventBody, event::TurnOutcome};
 
