@@ -14,6 +14,7 @@ mod line;
 mod machines;
 mod quickstart;
 mod reach;
+mod readers;
 mod readme;
 mod recover;
 mod rests;
