@@ -3,6 +3,7 @@
 
 mod agents;
 mod clocks;
+mod crowd;
 mod database;
 mod durable;
 mod exec;
