@@ -9,8 +9,8 @@ use std::{
 };
 
 use harvest_proto::{
-    EventBody, SessionId,
-    api::{ExecLine, Prompt, Session, SessionState},
+    Event, EventBody, SessionId,
+    api::{ExecLine, Page, Prompt, Session, SessionState},
     bridge::Exit,
 };
 use reqwest::{Method, RequestBuilder};
@@ -318,15 +318,20 @@ impl Host {
     /// Every stored event of a session, in order.
     ///
     /// # Panics
-    /// When the server does not answer.
+    /// When the server does not answer, or when a number is skipped or repeated.
     pub async fn events(&self, session: &SessionId) -> Vec<EventBody> {
-        let mut follower = self.follow(session.clone());
-        let last = self.show(session).await.seq;
-        while follower.seen.last().map_or(0, |event| event.seq) < last {
-            let next = follower.seen.last().map_or(0, |event| event.seq);
-            follower.after(next, "the next event", |_| true).await;
+        let (last, mut all) = (self.show(session).await.seq, Vec::new());
+        while (all.len() as u64) < last {
+            let path = format!("/v1/sessions/{session}/events?limit=1000&after={}", all.len());
+            let page = self.get(&path).send().await.expect("the server answers");
+            let page: Page<Event> = page.json().await.expect("a page comes back");
+            assert!(!page.items.is_empty(), "the newest of {session} is {last}, and {} came", all.len());
+            for event in page.items {
+                assert_eq!(event.seq, all.len() as u64 + 1, "a number was skipped or repeated");
+                all.push(event.body);
+            }
         }
-        follower.seen.into_iter().map(|event| event.body).collect()
+        all
     }
 
     /// Runs a command in a session's sandbox: exit code (or how else it ended) and output.
