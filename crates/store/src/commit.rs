@@ -14,7 +14,7 @@ use crate::{
     DbConnection, Lease, Store, StoreError,
     checkouts::{self, Fact},
     events::{self, Outbox},
-    prompts, pulls,
+    idempotency, prompts, pulls,
     row::{self, bigint, plain, to_word},
     snapshots, turns,
     writer::{Done, News},
@@ -169,6 +169,13 @@ pub enum Write {
         pull: Box<Pull>,
         /// When.
         at: Timestamp,
+    },
+    /// This, under the idempotency key it was asked for with.
+    Made {
+        /// The key.
+        key: String,
+        /// What was made.
+        id: String,
     },
     /// That commit's pull request and evidence are done.
     Reviewed {
@@ -337,6 +344,7 @@ impl Target<'_> {
                 checkouts::learn(self, Fact::Reviewed, repository, commit).await
             }
             Write::Usage(usage) => self.usage(usage).await,
+            Write::Made { key, id } => idempotency::made(self, key, id).await,
             Write::Position(position) => self.position(position).await,
         }
     }

@@ -3,11 +3,13 @@
 #![forbid(unsafe_code)]
 
 mod host;
+mod leftovers;
 mod machine;
 mod postgres;
 mod stream;
 
 pub use host::{Host, Ran};
+pub use leftovers::{Leftovers, cgroup_of, names, parts};
 pub use machine::{FRESH, Machine, most_memory, processes_with, until};
 pub use postgres::{Database, Postgres};
 pub use stream::Follower;

@@ -13,6 +13,7 @@ use crate::home::{Home, NOW, dispatch, new_session, on_both, outbox, prompt, tok
 on_both! {
     an_idempotency_key_gives_the_first_answer_again,
     of_fifty_that_claim_a_key_at_once_one_does_the_work,
+    what_a_key_made_is_known_though_nobody_kept_the_answer,
     an_old_key_is_forgotten,
     names_are_unique,
     one_build_of_a_repository_at_a_time,
@@ -36,6 +37,24 @@ async fn an_idempotency_key_gives_the_first_answer_again(home: Home) {
     assert_eq!(home.store.idempotency_claim("l", "a", NOW).await.unwrap(), Claim::New);
     home.store.idempotency_release_all().await.unwrap();
     assert_eq!(home.store.idempotency_claim("l", "a", NOW).await.unwrap(), Claim::New);
+}
+
+async fn what_a_key_made_is_known_though_nobody_kept_the_answer(home: Home) {
+    let claim = async || home.store.idempotency_claim("k", "a", NOW).await.unwrap();
+    let session = home.session().await;
+    assert_eq!(claim().await, Claim::New);
+    let made = |id: &str| Write::Made { key: "k".into(), id: id.into() };
+    // Not with a commit that fails …
+    let unknown = Write::SnapshotShare { snapshot: SnapshotId::random(), at: NOW };
+    home.commit(&session, vec![made("prm_0"), unknown]).await.unwrap_err();
+    assert_eq!(claim().await, Claim::InProgress);
+    // … and with one that does not, whatever a server does that starts or gives up.
+    home.commit(&session, vec![made("ses_1"), made("ses_2")]).await.unwrap();
+    home.store.idempotency_release_all().await.unwrap();
+    home.store.idempotency_release("k").await.unwrap();
+    assert_eq!(claim().await, Claim::Made { ids: vec!["ses_1".into(), "ses_2".into()] });
+    home.store.idempotency_finish("k", "answer").await.unwrap();
+    assert_eq!(claim().await, Claim::Done { answer: "answer".into() });
 }
 
 async fn of_fifty_that_claim_a_key_at_once_one_does_the_work(home: Home) {
