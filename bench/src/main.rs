@@ -11,6 +11,7 @@ mod memory;
 mod options;
 mod peers;
 mod place;
+mod pool;
 mod report;
 mod store;
 
@@ -72,6 +73,9 @@ fn bench(options: &Options) -> Result<()> {
     drop(contestants);
     if options.wants("memory") {
         report.memory = Some(memory::after_execs(&place, memory::EXECS)?);
+    }
+    if options.wants("pool") {
+        pool::run(&place, options, &mut report)?;
     }
     if options.disks && options.wants("disk") {
         disks::run(&place, options, &mut report)?;

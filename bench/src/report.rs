@@ -9,7 +9,7 @@ use crate::{
     disks, harvest, http,
     machine::{Busy, Machine},
     memory::{Memory, TARGET_KIB},
-    peers, store,
+    peers, pool, store,
 };
 
 /// Everything one run found.
@@ -49,13 +49,15 @@ struct Ratio {
 const BUBBLEWRAPS: &[&str] = &[peers::BUBBLEWRAP, peers::BUBBLEWRAP_READ_ONLY];
 
 /// What design §9 asks of a row: to which rows it is compared and how many times it may take.
-const TARGETS: [(&str, &[&str], f64); 6] = [
+const TARGETS: [(&str, &[&str], f64); 8] = [
     (harvest::COLD, BUBBLEWRAPS, 1.2),
     (harvest::COLD_REMOVED, BUBBLEWRAPS, 1.2),
     (http::FIRST_OUTPUT, BUBBLEWRAPS, 1.5),
     (harvest::EXEC, &[peers::FORK_EXEC], 2.5),
     (disks::FORK, &[disks::SUBVOLUME], 3.0),
     (disks::SNAPSHOT, &[disks::COPY], 0.1),
+    (pool::BURST, &pool::BUBBLEWRAPS, 60.0),
+    (pool::LIVE_P99, &[pool::FORK_EXEC], 20.0),
 ];
 
 impl Report {
