@@ -5,6 +5,7 @@ mod agents;
 mod database;
 mod durable;
 mod exec;
+mod faults_host;
 mod greedy;
 mod history;
 mod inputs;
@@ -13,6 +14,7 @@ mod line;
 mod machines;
 mod quickstart;
 mod reach;
+mod readers;
 mod readme;
 mod recover;
 mod rests;
@@ -20,7 +22,9 @@ mod sandboxes;
 mod secrets;
 mod service;
 mod stop;
+mod storm;
 mod tidy;
+mod upgrade;
 
 use harvest_proto::{EventBody, event::TurnOutcome};
 
