@@ -5,6 +5,7 @@ mod agents;
 mod database;
 mod durable;
 mod exec;
+mod faults_inside;
 mod greedy;
 mod history;
 mod inputs;
