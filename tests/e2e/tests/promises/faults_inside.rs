@@ -4,7 +4,10 @@
 
 mod between;
 mod bridge;
+mod clients;
+mod frozen;
 mod kills;
+mod storm;
 
 use std::{fs, process::Command};
 
