@@ -6,6 +6,7 @@ mod between;
 mod bridge;
 mod clients;
 mod frozen;
+mod hostile;
 mod kills;
 mod storm;
 
