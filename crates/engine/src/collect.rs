@@ -73,6 +73,7 @@ impl Disk {
             for name in disk::names_in(&self.partial())? {
                 trash::throw_away(&self.partial().join(name), &self.trash())?;
             }
+            self.snapshots_tidy()?;
         }
         let mut waste = Waste { home: disk::names_in(&self.trash())?, ..Waste::default() };
         if self.host_trash() != self.trash() {
@@ -329,6 +330,17 @@ mod tests {
         assert!(disk::names_in(&disk.trash()).unwrap().is_empty());
         disk.snapshot_remove(&snapshot).unwrap();
         assert_eq!(collect(&disk, false), ["ofsnapshot"]);
+    }
+
+    #[test]
+    fn a_sweep_removes_records_whose_writer_was_killed() {
+        let disk = Disk::temporary();
+        let kept = SnapshotId::random();
+        disk.snapshot_write(Snapshot::of(kept.clone(), Vec::new(), ImageConfig::default())).unwrap();
+        let unfinished = disk.snapshots().join(format!("{}.somebody.new", kept.part()));
+        fs::write(&unfinished, "{").unwrap();
+        disk.sweep().unwrap();
+        assert_eq!(disk::names_in(&disk.snapshots()).unwrap(), [format!("{}.json", kept.part())]);
     }
 
     #[test]

@@ -5,6 +5,15 @@
 //! runtime; the zygote, a process of its own, is the parent of every sandbox.
 #![expect(unsafe_code, reason = "clone3, mount and seccomp have no safe wrappers")]
 
+/// The zygote is the parent of every sandbox and its log is in the home: on a full disk the standard macro of
+/// this name would panic, and take it down for a line nobody can read.
+macro_rules! eprintln {
+    ($($words:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($words)*);
+    }};
+}
+
 mod archive;
 mod bootstrap;
 mod btrfs;

@@ -3,11 +3,13 @@
 #![forbid(unsafe_code)]
 
 mod host;
+mod leftovers;
 mod machine;
 mod postgres;
 mod stream;
 
 pub use host::{Host, Ran};
+pub use leftovers::{Leftovers, cgroup_of, names, parts};
 pub use machine::{FRESH, Machine, most_memory, processes_with, until};
 pub use postgres::{Database, Postgres};
 pub use stream::Follower;
@@ -28,7 +30,9 @@ pub const PATIENCE: Duration = Duration::from_secs(120);
 #[must_use]
 pub fn binary(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("a test knows its own file");
-    let folder = test.parent().and_then(|deps| deps.parent()).expect("tests lie in target/<profile>/deps");
+    // Tests lie in `deps`, the bench beside what it measures.
+    let beside = test.parent().expect("a program lies in a folder");
+    let folder = if beside.ends_with("deps") { beside.parent().unwrap_or(beside) } else { beside };
     let path = folder.join(name);
     assert!(path.exists(), "{} is not built; run `make build` first", path.display());
     path

@@ -213,9 +213,12 @@ impl Forge {
         Ok(names)
     }
 
-    /// A URL of this forge as it can be remembered; any other as it is.
+    /// A URL of this forge as it can be remembered, the same for all ways to write a repository's; any other as it is.
     #[must_use]
     pub fn lasting(&self, url: &str) -> String {
+        if let Some(name) = self.owns(url) {
+            return format!("{LASTING}/{name}.git");
+        }
         match under(url, &self.shared.public) {
             Some(rest) => format!("{LASTING}{rest}"),
             None => url.to_owned(),
@@ -427,6 +430,10 @@ mod tests {
             assert_eq!(moved.current(&kept), format!("http://127.0.0.1:9/forge{path}"));
         }
         assert_eq!(forge.owns(&forge.lasting(&forge.url("app"))).as_deref(), Some("app"));
+        // Or who removes a repository by one of its names would remove it from under another.
+        for other in ["http://localhost:7077/forge/app", "http://127.0.0.1:7077/forge/app.git/"] {
+            assert_eq!(forge.lasting(other), forge.lasting(&forge.url("app")), "{other}");
+        }
         for other in ["http://127.0.0.1:7077/forgery/app.git", "https://example.org/app.git"] {
             assert_eq!((forge.lasting(other), forge.current(other)), (other.to_owned(), other.to_owned()));
         }

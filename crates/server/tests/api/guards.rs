@@ -1,5 +1,6 @@
 //! What keeps a server from harm: strangers, other people's pages, too much at once, broken requests.
 
+use harvest_proto::bridge::Author;
 use harvest_server::Limits;
 use serde_json::{Value, json};
 
@@ -122,6 +123,44 @@ async fn a_key_whose_request_is_being_carried_out_has_to_wait() {
     host.claim(&format!("ada@example.org {}", "k"), &format!("POST /v1/sessions\n{body}")).await;
     let headers = [("idempotency-key", "k"), ("content-type", "application/json")];
     problem(&host.ask("POST", "/v1/sessions", &headers, &body).await, 409, "in_progress");
+}
+
+#[tokio::test]
+async fn what_a_server_made_that_died_before_its_answer_is_shown_and_not_made_again() {
+    let host = Host::start().await;
+    host.repository().await;
+    let ada = || Author { name: "Ada".into(), email: "ada@example.org".into() };
+    let die = async |key: &str, path: &str, body: &Value| {
+        host.claim(&format!("ada@example.org {key}"), &format!("POST {path}\n{body}")).await;
+        host.sessions.under(Some(&format!("ada@example.org {key}")))
+    };
+    let again = async |key: &str, path: &str, body: &Value, status: u16| {
+        let answer = host.post(path, &[("idempotency-key", key)], body.clone()).await;
+        assert_eq!(
+            (answer.status, answer.header("idempotency-replayed")),
+            (status, Some("true")),
+            "{answer:?}"
+        );
+        answer.json()
+    };
+    let create = json!({"repository": "calc"});
+    let sessions = die("k", "/v1/sessions", &create).await;
+    let order = serde_json::from_value(create.clone()).unwrap();
+    let made = sessions.create(order, ada()).await.unwrap();
+    assert_eq!(again("k", "/v1/sessions", &create, 201).await["id"], made.id.to_string());
+
+    let (path, text) = (format!("/v1/sessions/{}/prompts", made.id), json!({"text": "Go on."}));
+    let sessions = die("l", &path, &text).await;
+    let order = serde_json::from_value(text.clone()).unwrap();
+    let prompt = sessions.prompt(&made.id, order, ada()).await.unwrap();
+    assert_eq!(again("l", &path, &text, 202).await["id"], prompt.id.to_string());
+    problem(
+        &host.post(&path, &[("idempotency-key", "l")], json!({"text": "Other."})).await,
+        422,
+        "key_reused",
+    );
+    assert_eq!(host.sessions.prompts(&made.id).await.unwrap().len(), 1);
+    assert_eq!(host.sessions.list(None, 10).await.unwrap().items.len(), 1);
 }
 
 #[tokio::test]

@@ -66,6 +66,12 @@ pub enum BridgeError {
         /// The limit.
         limit: usize,
     },
+    /// The supervisor speaks neither our version of the bridge nor the last one.
+    #[error("the sandbox's supervisor speaks version {theirs} of the bridge, this server {VERSION}")]
+    OtherVersion {
+        /// Its version.
+        theirs: u32,
+    },
     /// The supervisor is of a version that cannot do this.
     #[error("the sandbox's supervisor is older than this server and has no terminals")]
     Outdated,
@@ -305,7 +311,7 @@ async fn welcome(
             Some(Frame::Control(FromSupervisor::Welcome { version, .. }))
                 if version > VERSION || version + 1 < VERSION =>
             {
-                return Err(refused("it speaks another version"));
+                return Err(BridgeError::OtherVersion { theirs: version });
             }
             Some(Frame::Control(FromSupervisor::Welcome { status, .. })) => return Ok(status),
             Some(_) => return Err(refused("not our protocol")),

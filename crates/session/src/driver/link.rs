@@ -209,6 +209,12 @@ async fn dial(shared: &Shared, session: &SessionId, sandbox: &SandboxId, epoch: 
     loop {
         match open(shared, session, sandbox, epoch).await {
             Ok(opened) => return Note::Connected { epoch, opened: Box::new(opened) },
+            // It never will be understood: what it holds is kept, and the session goes on in another.
+            Err(error @ BridgeError::OtherVersion { .. }) => {
+                tracing::warn!(%sandbox, %error, "a sandbox cannot be adopted");
+                let reason = error.to_string();
+                return Note::Input(Input::SandboxEnded { epoch, reason }, Vec::new());
+            }
             Err(error) => tracing::debug!(%sandbox, error = words(&error), "cannot dial"),
         }
         match shared.provider.find(sandbox).await {

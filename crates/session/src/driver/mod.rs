@@ -43,7 +43,8 @@ pub(crate) enum Command {
     Prompt {
         new: Box<NewPrompt>,
         now: bool,
-        title: Option<String>,
+        /// What is written with it.
+        also: Vec<Write>,
         reply: Reply<()>,
     },
     Ask {
@@ -260,9 +261,9 @@ impl Driver {
 
     async fn command(&mut self, command: Command) -> Go {
         match command {
-            Command::Prompt { new, now, title, reply } => {
+            Command::Prompt { new, now, also: mut writes, reply } => {
                 let input = Input::Queued { prompt: new.id.clone(), now };
-                let writes = title.map(Write::Title).into_iter().chain([Write::PromptInsert(new)]).collect();
+                writes.push(Write::PromptInsert(new));
                 self.asked(input, writes, reply).await
             }
             Command::Ask { input, reply } => self.asked(*input, Vec::new(), reply).await,

@@ -70,6 +70,12 @@ async fn any_two_turns_can_be_compared_awake_and_asleep_and_in_a_fork() {
         let machine = printed(&host, &["diff", &id, "--machine", "--turn", "2"]);
         assert!(machine.contains("- /home/harvest/tool (5 B)"), "{machine}");
         assert!(machine.contains("~ /workspace/calc/notes (4 B → 8 B)"), "{machine}");
+        // More at once than may run: each needs two machines when nobody is awake, and none waits for another's.
+        let path = format!("/v1/sessions/{id}/diff?from=3&to=1");
+        let many = (0..4).map(|_| async { host.get(&path).send().await.unwrap().text().await.unwrap() });
+        for told in futures_util::future::join_all(many).await {
+            assert!(told.contains("+one") && !told.contains("two"), "{told}");
+        }
         let all = printed(&host, &["diff", &id, "--machine"]);
         assert!(all.contains("/workspace/calc/odd") && !all.contains('\u{1b}'), "{all}");
         assert_eq!(host.show(&id.parse().unwrap()).await.sandbox.is_none(), asleep, "nobody is woken for it");

@@ -5,6 +5,7 @@ mod agents;
 mod database;
 mod durable;
 mod exec;
+mod faults_host;
 mod faults_inside;
 mod greedy;
 mod history;
@@ -14,6 +15,7 @@ mod line;
 mod machines;
 mod quickstart;
 mod reach;
+mod readers;
 mod readme;
 mod recover;
 mod rests;
@@ -21,7 +23,9 @@ mod sandboxes;
 mod secrets;
 mod service;
 mod stop;
+mod storm;
 mod tidy;
+mod upgrade;
 
 use harvest_proto::{EventBody, event::TurnOutcome};
 
