@@ -15,6 +15,16 @@ const LOCAL_LIMIT: Duration = Duration::from_secs(60);
 pub(crate) const NEVER_ASK: [(&str, &str); 2] =
     [("GIT_TERMINAL_PROMPT", "0"), ("GIT_SSH_COMMAND", "ssh -o BatchMode=yes")];
 
+// What a restored disk may have set in its checkouts, and what would be run whenever they are brought up to
+// date: a monitor or a hook that hangs would hold the boot.
+const UNHINDERED: [(&str, &str); 5] = [
+    ("GIT_CONFIG_COUNT", "2"),
+    ("GIT_CONFIG_KEY_0", "core.fsmonitor"),
+    ("GIT_CONFIG_VALUE_0", "false"),
+    ("GIT_CONFIG_KEY_1", "core.hooksPath"),
+    ("GIT_CONFIG_VALUE_1", "/dev/null"),
+];
+
 /// What holds for every git of this user. Set once per boot.
 const SETTINGS: [(&str, &str); 5] = [
     ("safe.directory", "*"),
@@ -45,7 +55,12 @@ impl Git<'_> {
     async fn run(&self, folder: &str, arguments: &[&str], limit: Duration) -> Result<String, String> {
         let argv = std::iter::once("git").chain(arguments.iter().copied()).map(str::to_owned).collect();
         let mut order = self.supervisor.order(argv, self.user, folder);
-        order.env.extend(NEVER_ASK.map(|(name, value)| (name.to_owned(), value.to_owned())));
+        order.env.extend(
+            NEVER_ASK
+                .iter()
+                .chain(&UNHINDERED)
+                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned())),
+        );
         let captured = capture::run(self.supervisor, order, limit).await.map_err(|fault| fault.message)?;
         let line = format!("git {}", arguments.join(" "));
         captured.ok().map_err(|tail| format!("{line}\n{tail}"))

@@ -13,7 +13,7 @@ use serde_json::json;
 use crate::{SAMPLE, completed, turn_ended};
 
 /// The file by which the cgroup of a process is frozen, and the word that freezes it.
-fn freezer(pid: u32) -> (PathBuf, &'static str) {
+pub(crate) fn freezer(pid: u32) -> (PathBuf, &'static str) {
     let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
     for line in groups.lines() {
         let mut parts = line.splitn(3, ':').skip(1);
@@ -27,7 +27,7 @@ fn freezer(pid: u32) -> (PathBuf, &'static str) {
 }
 
 /// Whether a process stands still, by itself or with a cgroup above its own.
-fn stands_still(pid: u32) -> bool {
+pub(crate) fn stands_still(pid: u32) -> bool {
     let (file, word) = freezer(pid);
     match word {
         "FROZEN" => fs::read_to_string(file).is_ok_and(|state| state.trim() == word),
@@ -36,7 +36,7 @@ fn stands_still(pid: u32) -> bool {
     }
 }
 
-fn frozen(body: &EventBody) -> bool {
+pub(crate) fn frozen(body: &EventBody) -> bool {
     matches!(body, EventBody::StateChanged { state: SessionState::Idle, reason, .. } if reason == "frozen")
 }
 
