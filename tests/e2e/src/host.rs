@@ -75,6 +75,11 @@ impl Host {
         self.home.path()
     }
 
+    /// Sets a variable for what is started from now on.
+    pub fn set(&mut self, name: &str, value: &str) {
+        self.env.insert(name.into(), value.into());
+    }
+
     fn command(&self) -> Command {
         let mut command = Command::new(binary("harvest"));
         command.env("HARVEST_HOME", self.home.path()).env("NO_COLOR", "1").env_remove("HARVEST_URL");
