@@ -28,6 +28,8 @@ test-kernel: packages
 bench: PACKAGES_WANTED = $(PACKAGES) $(BENCH_PACKAGES)
 bench: packages
 	cargo supervisor
+	cargo build --release --workspace --bins
+	target/release/harvest image build claude
 	cargo run --release -p harvest-bench -- --json target/bench.json $(BENCH)
 
 build:

@@ -11,7 +11,9 @@ mod memory;
 mod options;
 mod peers;
 mod place;
+mod pool;
 mod report;
+mod sessions;
 mod store;
 
 use std::{
@@ -73,8 +75,14 @@ fn bench(options: &Options) -> Result<()> {
     if options.wants("memory") {
         report.memory = Some(memory::after_execs(&place, memory::EXECS)?);
     }
+    if options.wants("pool") {
+        pool::run(&place, options, &mut report)?;
+    }
     if options.disks && options.wants("disk") {
         disks::run(&place, options, &mut report)?;
+    }
+    if options.wants("session") {
+        sessions::run(options, &mut report)?;
     }
     if options.wants("store") {
         store::run(&place, options, &mut report)?;

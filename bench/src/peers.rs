@@ -49,14 +49,19 @@ impl<'a> Offer<'a> {
 
 /// What everything else is compared with.
 pub(crate) fn fork_exec(place: &Place) -> Vec<Contestant<'_>> {
+    vec![fork_exec_as(FORK_EXEC, place)]
+}
+
+/// The same under another name.
+pub(crate) fn fork_exec_as<'a>(row: &'static str, place: &Place) -> Contestant<'a> {
     let program = place.rootfs().join("bin/true").display().to_string();
-    vec![Contestant::whole(FORK_EXEC, move || quietly(&[program.as_str()]))]
+    Contestant::whole(row, move || quietly(&[program.as_str()]))
 }
 
 /// Every peer, also those that are not installed.
 pub(crate) fn all(place: &Place) -> Vec<Offer<'_>> {
     let rootfs = place.rootfs().display().to_string();
-    let mut offers = vec![bubblewrap(&rootfs)];
+    let mut offers = vec![bubblewrap(place, [BUBBLEWRAP, BUBBLEWRAP_READ_ONLY])];
     offers.extend(runtimes(place));
     let podman = ["podman", "run", "--rm", "--network=none", "--rootfs"].map(str::to_owned).to_vec();
     let podman = [podman, vec![format!("{rootfs}:O"), "/bin/true".to_owned()]].concat();
@@ -65,13 +70,15 @@ pub(crate) fn all(place: &Place) -> Vec<Offer<'_>> {
     offers
 }
 
-fn bubblewrap(rootfs: &str) -> Offer<'static> {
+/// Bubblewrap under one of two names: where it has overlays, and where it has none.
+pub(crate) fn bubblewrap(place: &Place, rows: [&'static str; 2]) -> Offer<'static> {
+    let rootfs = &*place.rootfs().display().to_string();
     let help = Command::new("bwrap").arg("--help").output();
     let overlays = help.is_ok_and(|help| String::from_utf8_lossy(&help.stdout).contains("--tmp-overlay"));
     let (row, root): (_, &[&str]) = if overlays {
-        (BUBBLEWRAP, &["--overlay-src", rootfs, "--tmp-overlay", "/"])
+        (rows[0], &["--overlay-src", rootfs, "--tmp-overlay", "/"])
     } else {
-        (BUBBLEWRAP_READ_ONLY, &["--ro-bind", rootfs, "/", "--tmpfs", "/tmp"])
+        (rows[1], &["--ro-bind", rootfs, "/", "--tmpfs", "/tmp"])
     };
     let words = ["bwrap", "--unshare-all"].iter().chain(root).chain(&["--proc", "/proc", "--dev", "/dev"]);
     Offer::command(row, words.chain(&["/bin/true"]).map(|word| (*word).to_owned()).collect())

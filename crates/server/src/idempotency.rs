@@ -19,7 +19,6 @@ use bytes::Bytes;
 use harvest_proto::api::Page;
 use harvest_session::{Claim, Made, Sessions};
 use serde::{Deserialize, Serialize};
-use tracing::Instrument;
 
 use crate::{
     ServerState,
@@ -96,17 +95,9 @@ async fn claimed(
                 .hint("a new request needs a new Idempotency-Key"));
         }
     }
-    let state = state.clone();
     parts.extensions.insert(Once(Some(key.clone())));
-    let work = async move {
-        let response = next.run(Request::from_parts(parts, Body::from(body))).await;
-        keep(&state, &key, response).await
-    };
-    let work = tokio::spawn(work.in_current_span());
-    work.await.unwrap_or_else(|_| {
-        let detail = "the request broke off inside the server";
-        Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", detail))
-    })
+    let response = next.run(Request::from_parts(parts, Body::from(body))).await;
+    keep(state, &key, response).await
 }
 
 /// Keeps what was created; what failed may be tried again with the same key.

@@ -92,7 +92,8 @@ impl Sessions {
     /// Nobody else may know the copy by another name.
     async fn forget_copy(&self, gone: &Repository) -> Result<(), SessionError> {
         let others = self.shared.store.repository_list().await?;
-        if others.iter().any(|other| other.url == gone.url) {
+        let lasting = |one: &Repository| self.shared.pulls.lasting(&one.url);
+        if others.iter().any(|other| lasting(other) == lasting(gone)) {
             return Ok(());
         }
         match self.shared.pulls.forget(&gone.url).await {

@@ -73,6 +73,10 @@ pub(crate) async fn session_create(
 ) -> Result<(StatusCode, Json<Session>), ApiError> {
     valid::author(body.author.as_ref())?;
     policy::speaks_for(&token, body.author.as_ref())?;
+    policy::starts_from(&state.sessions, &token, body.from.as_ref()).await?;
+    for repository in &body.repositories {
+        policy::names_host(&token, repository.url.as_ref())?;
+    }
     Ok((StatusCode::CREATED, Json(once.of(&state.sessions).create(body, caller).await?)))
 }
 

@@ -9,6 +9,7 @@ mod exec;
 mod feed;
 mod files;
 mod reader;
+mod vigil;
 
 use std::{
     collections::HashMap,
@@ -154,8 +155,8 @@ enum StreamKind {
 }
 
 impl Bridge {
-    /// Says hello. Owners get heartbeats and take a connection without any for dead; guests, which have no
-    /// `pulse`, may hear nothing for ever.
+    /// Says hello. Owners get heartbeats and ask now and then whether they are heard; they take a connection
+    /// without either for dead. Guests, which have no `pulse`, may hear nothing for ever.
     ///
     /// # Errors
     /// When the supervisor does not answer, or not as ours does.
@@ -175,7 +176,7 @@ impl Bridge {
         });
         let not_in_time = |_| BridgeError::NotWelcome { reason: "not in time".to_owned() };
         let status = welcome.await.map_err(not_in_time)??;
-        Ok(Self::run(read, write, decoder, status, pulse.map(|pulse| pulse.silence)))
+        Ok(Self::run(read, write, decoder, status, pulse))
     }
 
     /// Says hello as a guest and does not wait for the answer: one way there and back less, for who has one
@@ -193,12 +194,20 @@ impl Bridge {
         write: WriteHalf<Box<dyn BridgeStream>>,
         decoder: Decoder,
         status: Status,
-        silence: Option<Duration>,
+        pulse: Option<Pulse>,
     ) -> Opened {
         let (out, outbox) = mpsc::unbounded_channel();
         let (events_in, events) = mpsc::channel(EVENTS_IN_FLIGHT);
         let table = Arc::new(Mutex::new(Table::default()));
-        let reading = reader::Reader { read, decoder, table: Arc::clone(&table), events: events_in, silence };
+        let vigil = pulse.map(|pulse| vigil::Vigil::new(pulse, tokio::time::Instant::now()));
+        let reading = reader::Reader {
+            read,
+            decoder,
+            table: Arc::clone(&table),
+            events: events_in,
+            out: out.clone(),
+            vigil,
+        };
         let reader = tokio::spawn(reading.run()).abort_handle();
         tokio::spawn(write_out(write, outbox, reader.clone(), Arc::clone(&table)));
         let wire =

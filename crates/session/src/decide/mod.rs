@@ -415,6 +415,11 @@ pub enum Action {
         /// Which.
         sandbox: SandboxId,
     },
+    /// Remove a snapshot that may be there and that nobody knows of.
+    Forget {
+        /// Which.
+        snapshot: SnapshotId,
+    },
     /// If a commit was pushed: open the pull request and run the check.
     Review,
 }

@@ -217,6 +217,10 @@ impl<'a> Deciding<'a> {
 
     pub(super) fn end_kept(&mut self, kind: SnapshotKind, turn: Option<TurnId>, reason: &str) {
         let Some(sandbox) = self.state.sandbox().cloned() else { return };
+        // Whether that one is there nobody knows; it will not be asked for again.
+        if let Machine::Ready { work: Work::Unsaved { save, .. }, .. } = &self.state.machine {
+            self.actions.push(Action::Forget { snapshot: save.snapshot.clone() });
+        }
         let snapshot = self.moment.snapshot.clone();
         self.actions.push(Action::EndKept { sandbox: sandbox.clone(), snapshot: snapshot.clone(), kind });
         let how = Ending::Keep(Keep { snapshot, kind, turn });

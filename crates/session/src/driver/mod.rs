@@ -143,6 +143,8 @@ pub(crate) struct Driver {
     view: watch::Sender<State>,
     execs: Arc<AtomicUsize>,
     link: Option<Link>,
+    /// How long a lost connection is not dialled again.
+    redial: Duration,
     door: Option<Box<dyn std::any::Any + Send>>,
     /// The tasks that only make sense while the sandbox is spoken with.
     attached: Vec<AbortHandle>,
@@ -176,6 +178,7 @@ impl Driver {
             view,
             execs: Arc::clone(&execs),
             link: None,
+            redial: Duration::ZERO,
             door: None,
             attached: Vec::new(),
             reviewing: None,

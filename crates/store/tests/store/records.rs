@@ -3,7 +3,7 @@
 
 use harvest_proto::{
     PromptId, SandboxId, SnapshotId, Timestamp, TurnId,
-    api::{Build, Pull, Repository, Role, Token},
+    api::{Build, Pull, Repository, Role, SessionState, Token},
     event::SnapshotKind,
 };
 use harvest_store::{Claim, Removal, StoreError, Write};
@@ -21,6 +21,7 @@ on_both! {
     names_are_ordered_by_their_bytes,
     a_deleted_session_takes_everything_of_its_own_along,
     a_snapshot_a_fork_uses_outlives_the_session_that_took_it,
+    a_session_somebody_went_on_with_is_not_deleted_for_its_age,
     a_secret_and_a_fact_are_replaced_by_the_newer,
 }
 
@@ -72,6 +73,32 @@ async fn of_fifty_that_claim_a_key_at_once_one_does_the_work(home: Home) {
         }
     }
     assert_eq!(new, 1);
+}
+
+async fn a_session_somebody_went_on_with_is_not_deleted_for_its_age(home: Home) {
+    let (session, snapshot) = (home.session().await, SnapshotId::random());
+    let shown = |state| Write::Drive {
+        drive: String::new(),
+        state,
+        reason: String::new(),
+        sandbox: None,
+        epoch: 0,
+        snapshot: None,
+    };
+    let kept =
+        Write::SnapshotInsert { snapshot: snapshot.clone(), kind: SnapshotKind::Turn, turn: None, at: NOW };
+    let age = async |quiet| {
+        home.store.session_delete_archived(&session, home.lease, quiet, NOW).await.unwrap();
+        home.store.session_get(&session).await.is_ok()
+    };
+    home.commit(&session, vec![kept, shown(SessionState::Paused)]).await.unwrap();
+    assert!(age(NOW).await, "it is not archived");
+    home.commit(&session, vec![shown(SessionState::Archived)]).await.unwrap();
+    assert!(age(Timestamp::from_millis(NOW.as_millis() - 1)).await, "it was used since");
+    home.store.snapshot_pin(&session, home.lease, &snapshot, true).await.unwrap();
+    assert!(age(NOW).await, "something of it is pinned");
+    home.store.snapshot_pin(&session, home.lease, &snapshot, false).await.unwrap();
+    assert!(!age(NOW).await, "nothing speaks for it any more");
 }
 
 async fn an_old_key_is_forgotten(home: Home) {
@@ -182,10 +209,10 @@ async fn a_deleted_session_takes_everything_of_its_own_along(home: Home) {
             turn: Some(turn),
             at: NOW,
         };
-        home.commit(id, vec![prompt(&prompt_id), dispatch(&prompt_id), begin, outbox(1), kept])
+        let opened = Write::Pull { repository: "r".to_owned(), pull: Box::new(pull.clone()), at: NOW };
+        home.commit(id, vec![prompt(&prompt_id), dispatch(&prompt_id), begin, outbox(1), kept, opened])
             .await
             .unwrap();
-        home.store.pull_upsert(home.lease, id, "r", &pull, NOW).await.unwrap();
     }
     assert_eq!(home.store.session_delete(&session, home.lease, Vec::new(), NOW).await.unwrap().len(), 1);
     for table in ["sessions WHERE id <> ''", "prompts", "turns", "events", "outboxes", "snapshots", "pulls"] {

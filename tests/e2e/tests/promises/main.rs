@@ -8,6 +8,7 @@ mod database;
 mod durable;
 mod exec;
 mod faults_host;
+mod faults_inside;
 mod greedy;
 mod history;
 mod inputs;
