@@ -8,7 +8,7 @@ use std::{
 };
 
 /// What is there of a home besides its plain records.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Leftovers {
     /// Processes that name the home or lie in one of its cgroups.
     pub processes: BTreeSet<u32>,
@@ -30,7 +30,10 @@ impl Leftovers {
             let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
             let in_group = groups.is_some_and(|group| read("cgroup").contains(group));
             // Only who was started with the home as a word of its own: a shell may mention it in passing.
-            let named = read("cmdline").split('\0').any(|word| word == name);
+            // And not who waits to sweep up after a test that is killed.
+            let line = read("cmdline");
+            let has = |wanted: &str| line.split('\0').any(|word| word == wanted);
+            let named = has(&name) && !has("sweeper");
             if pid != std::process::id() && (named || in_group) {
                 found.processes.insert(pid);
             }

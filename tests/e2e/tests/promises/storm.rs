@@ -273,8 +273,16 @@ async fn nothing_is_left(mut host: Host) {
     host.kill();
     let swept = host.harvest(["gc", "--all", "--json"]);
     assert_eq!(swept.code, 0, "{swept:?}");
+    let told = RefCell::new(Leftovers::default());
     eventually("nothing of the home to be left", || async {
-        (Leftovers::of(&home, Some(&group)) == Leftovers::default()).then_some(())
+        let left = Leftovers::of(&home, Some(&group));
+        if left == Leftovers::default() {
+            return Some(());
+        }
+        if left != told.replace(left.clone()) {
+            println!("{left:?}");
+        }
+        None
     })
     .await;
 }
