@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-use harvest_e2e::{Host, eventually};
+use harvest_e2e::{Host, eventually, until};
 use harvest_proto::{
     EventBody, SessionId,
     api::{Prompt, PromptStatus, SessionState},
@@ -136,9 +136,16 @@ impl SmallDisk {
 
 impl Drop for SmallDisk {
     fn drop(&mut self) {
-        let lazy = std::thread::panicking().then_some("-l");
-        let unmounted = Command::new("umount").args(lazy).arg(&self.place).status();
-        assert!(std::thread::panicking() || unmounted.unwrap().success());
+        let unmounted = |how: Option<&str>| {
+            let done = Command::new("umount").args(how).arg(&self.place).output();
+            done.is_ok_and(|done| done.status.success())
+        };
+        if std::thread::panicking() {
+            unmounted(Some("-l"));
+            return;
+        }
+        // Who is just dying may have something open still.
+        until("nobody to use the disk", || unmounted(None));
     }
 }
 
