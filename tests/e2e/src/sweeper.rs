@@ -12,7 +12,7 @@ use crate::binary;
 // Waits until the home is gone, as it is when a test ends in order, or the process it is for. Then it ends the
 // servers of that home, and none else: they have it in their environment.
 const WATCHER: &str = r#"
-whom=$1 home=$2 harvest=$3
+whom=$1 harvest=$2 home=$SWEPT_HOME
 while kill -0 "$whom" 2>/dev/null && [ -d "$home" ]; do sleep 0.5; done
 [ -d "$home" ] || exit 0
 for process in /proc/[0-9]*; do
@@ -34,7 +34,8 @@ pub fn sweep_after(whom: u32, home: &Path, env: &BTreeMap<String, String>) {
     // Out of the test's process group, which is killed as a whole, and off its output, which is waited for.
     let mut watcher = Command::new("setsid");
     watcher.args(["--fork", "sh", "-c", WATCHER, "sweeper", &whom.to_string()]);
-    watcher.arg(home).arg(binary("harvest")).envs(env).current_dir("/");
+    // The home is no word of it: tests look for processes that have it as one.
+    watcher.arg(binary("harvest")).env("SWEPT_HOME", home).envs(env).current_dir("/");
     watcher.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     assert!(watcher.status().expect("setsid starts").success());
 }
