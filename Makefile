@@ -3,7 +3,7 @@
 
 # What the product calls at run time, and what its tests need besides.
 PACKAGES := git mmdebstrap ca-certificates e2fsprogs btrfs-progs
-TEST_PACKAGES := busybox-static python3 python3-venv uidmap user-mode-linux docker-registry skopeo postgresql
+TEST_PACKAGES := busybox-static python3 python3-venv uidmap user-mode-linux docker-registry skopeo postgresql libfaketime
 # Whom the engine is measured beside; podman and docker too, where they are.
 BENCH_PACKAGES := busybox-static bubblewrap crun runc postgresql
 

@@ -31,6 +31,7 @@ mod import;
 mod inspect;
 mod isolate;
 mod keep;
+mod later;
 mod layer;
 mod loop_device;
 mod oci;
@@ -97,6 +98,7 @@ pub struct Engine {
     home: Home,
     disk: Disk,
     store: Arc<Store>,
+    syncs: later::Later,
 }
 
 impl Engine {
@@ -121,7 +123,7 @@ impl Engine {
             home::make_private(&config.cache.join(folder))?;
         }
         let disk = Disk::open(&config.home, &config.cache, store.kind())?;
-        Ok(Self { config: Arc::new(config), home, disk, store })
+        Ok(Self { config: Arc::new(config), home, disk, store, syncs: later::Later::default() })
     }
 
     /// The layers, bottom first, and the config a disk begins as.

@@ -35,6 +35,7 @@ mod repository;
 mod retention;
 mod secrets;
 mod sessions;
+mod steady;
 mod suspend;
 mod tokens;
 mod trees;

@@ -209,7 +209,7 @@ async fn build(
     let say = |message: &str| {
         let _ = tell.send(BuildLine::Progress { message: message.to_owned() });
     };
-    let began = now();
+    let began = shared.steady.now();
     let order = PassOrder {
         // No session's: what passes this door is written down nowhere but in the log.
         session: SessionId::random(),
@@ -238,7 +238,7 @@ async fn build(
         snapshot: snapshot.clone(),
         commit,
         check: Some(evidence).filter(|evidence| evidence.check == check::CHECK),
-        millis: u64::try_from(now().since(began).as_millis()).unwrap_or(u64::MAX),
+        millis: u64::try_from(shared.steady.now().since(began).as_millis()).unwrap_or(u64::MAX),
         built_at: now(),
     })
 }

@@ -22,6 +22,7 @@ use crate::{
     error::SessionError,
     meters::Meters,
     reconcile::Reconcile,
+    steady::Steady,
     usher::Usher,
     wiring::{Parts, Shared, words},
 };
@@ -78,6 +79,7 @@ impl Sessions {
         config.clocks.idle_freeze = config.clocks.idle_freeze.filter(|_| parts.provider.freezing().is_some());
         let limits = config.limits;
         let shared = Arc::new(Shared {
+            steady: Steady::open(&parts.store).await?,
             store: parts.store,
             lease: parts.lease,
             provider: parts.provider,

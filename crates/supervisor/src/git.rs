@@ -100,14 +100,25 @@ impl Git<'_> {
                 Err(tail) => Synced::Stale(format!("cannot fetch {}: {tail}", checkout.name)),
             });
         }
-        if there {
-            self.fetch(&folder, checkout).await?;
-        } else {
-            let arguments = ["clone", "--quiet", "--", &checkout.remote, &checkout.name];
-            self.run(&workspace, &arguments, GIT_LIMIT).await?;
+        if !there {
+            self.clone(&workspace, checkout, start).await?;
+            return Ok(Synced::Cloned);
         }
+        self.fetch(&folder, checkout).await?;
         self.check_out(&folder, checkout, start).await?;
-        Ok(if there { Synced::Brought } else { Synced::Cloned })
+        Ok(Synced::Brought)
+    }
+
+    // Under its name only once it is whole: what is cut off in the middle must not pass for a checkout on the
+    // next boot.
+    async fn clone(&self, workspace: &str, checkout: &Checkout, start: BootStart) -> Result<(), String> {
+        let part = format!(".{}.part", checkout.name);
+        let (at, folder) = (format!("{workspace}/{part}"), format!("{workspace}/{}", checkout.name));
+        remove(&at).await.map_err(|error| format!("cannot remove {at}: {error}"))?;
+        let arguments = ["clone", "--quiet", "--", &checkout.remote, &part];
+        self.run(workspace, &arguments, GIT_LIMIT).await?;
+        self.check_out(&at, checkout, start).await?;
+        std::fs::rename(&at, &folder).map_err(|error| format!("cannot put the clone at {folder}: {error}"))
     }
 
     async fn fetch(&self, folder: &str, checkout: &Checkout) -> Result<(), String> {
@@ -170,6 +181,16 @@ impl Git<'_> {
         let reference = format!("refs/heads/{branch}");
         self.run(folder, &["symbolic-ref", "HEAD", &reference], LOCAL_LIMIT).await?;
         Ok(())
+    }
+}
+
+// What an earlier clone got done. It may be large, and others wait for this thread.
+async fn remove(folder: &str) -> std::io::Result<()> {
+    let folder = folder.to_owned();
+    let removed = tokio::task::spawn_blocking(move || std::fs::remove_dir_all(folder)).await;
+    match removed.unwrap_or_else(|_| Err(std::io::ErrorKind::Interrupted.into())) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        other => other,
     }
 }
 

@@ -16,7 +16,7 @@ use harvest_proto::{
 use reqwest::{Method, RequestBuilder};
 use serde_json::{Value, json};
 
-use crate::{Follower, PATIENCE, binary, eventually};
+use crate::{Follower, PATIENCE, binary, eventually, sweep_after};
 
 /// What a program printed and how it ended.
 #[derive(Debug)]
@@ -64,6 +64,7 @@ impl Host {
             env: env.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect(),
             client: reqwest::Client::builder().no_proxy().build().expect("a client needs nothing"),
         };
+        sweep_after(std::process::id(), host.home(), &host.env);
         host.up().await;
         host
     }
@@ -72,6 +73,11 @@ impl Host {
     #[must_use]
     pub fn home(&self) -> &Path {
         self.home.path()
+    }
+
+    /// Sets a variable for what is started from now on.
+    pub fn set(&mut self, name: &str, value: &str) {
+        self.env.insert(name.into(), value.into());
     }
 
     fn command(&self) -> Command {

@@ -291,8 +291,8 @@ pub enum Action {
         outcome: TurnOutcome,
         /// The words for the event, when the supervisor cannot tell it itself.
         told: Option<String>,
-        /// Since when it ran.
-        since: Timestamp,
+        /// How long it ran.
+        millis: u64,
     },
     /// Kept: a snapshot is there.
     SnapshotTaken {

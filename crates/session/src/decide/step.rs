@@ -270,7 +270,7 @@ impl<'a> Deciding<'a> {
             prompt: turn.prompt,
             outcome,
             told,
-            since: turn.since,
+            millis: u64::try_from(self.moment.now.since(turn.since).as_millis()).unwrap_or(u64::MAX),
         });
         // Its answer never arrived: it waits like any other prompt.
         if let Some(Asked { answer: Some(prompt), .. }) = turn.asked {

@@ -75,7 +75,7 @@ impl Driver {
         let session = self.id().clone();
         let primary = self.record.checkouts.first().map(|first| first.repository.clone());
         self.shared.spawn(async move {
-            let began = now();
+            let began = shared.steady.now();
             let (start, from) = match origin(&shared, primary.as_deref(), from).await {
                 Ok(origin) => origin,
                 Err(detail) => {
@@ -90,7 +90,7 @@ impl Driver {
             };
             let order = StartOrder { sandbox: sandbox.clone(), from, state: primary };
             let started = shared.provider.start(order).await;
-            let millis = u64::try_from(now().since(began).as_millis()).unwrap_or(u64::MAX);
+            let millis = u64::try_from(shared.steady.now().since(began).as_millis()).unwrap_or(u64::MAX);
             let note = match started {
                 Ok(started) => {
                     let (sandbox, id) = (sandbox.clone(), sandbox.clone());
@@ -247,7 +247,7 @@ impl Driver {
         self.detach();
         let (shared, notes, session) = (Arc::clone(&self.shared), self.notes_in.clone(), self.id().clone());
         self.shared.spawn(async move {
-            let (began, kept_as) = (now(), snapshot.clone());
+            let (began, kept_as) = (shared.steady.now(), snapshot.clone());
             let keep = || in_time(&shared, shared.provider.end_kept(&sandbox, &snapshot, kind));
             let mut kept = keep().await;
             if kept.is_err() {
@@ -256,7 +256,8 @@ impl Driver {
             }
             let input = match kept {
                 Ok(()) => {
-                    let millis = u64::try_from(now().since(began).as_millis()).unwrap_or(u64::MAX);
+                    let millis =
+                        u64::try_from(shared.steady.now().since(began).as_millis()).unwrap_or(u64::MAX);
                     Input::Kept { snapshot, millis }
                 }
                 Err(detail) => {

@@ -32,7 +32,7 @@ use crate::{
     error::SessionError,
     provider::Started,
     removals::carry_out,
-    wiring::{Shared, now, steady, words},
+    wiring::{Shared, now, words},
 };
 
 use allowed::allowed;
@@ -223,7 +223,7 @@ impl Driver {
         if idle && self.is_busy() && self.link.is_some() {
             return day;
         }
-        let now = steady();
+        let now = self.shared.steady.now();
         self.state.next_clock(&self.shared.config.clocks).map_or(day, |at| {
             // One millisecond more, so that the clock has struck when it is looked at.
             at.since(now) + Duration::from_millis(1)
@@ -237,7 +237,7 @@ impl Driver {
     /// Decides. Only a session that would have to wait otherwise asks for a place.
     fn at(&self, judge: impl Fn(&Moment<'_>, State) -> Step) -> Step {
         let mut moment = Moment {
-            now: steady(),
+            now: self.shared.steady.now(),
             clocks: &self.shared.config.clocks,
             busy: self.is_busy(),
             room: Room::Full { limit: Limit::Closed, position: 0 },

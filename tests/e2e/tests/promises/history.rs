@@ -132,11 +132,17 @@ async fn a_deleted_session_gives_everything_back_though_the_server_is_killed() {
     host.wait_for(&fork, SessionState::Idle).await;
     let (_, file) = host.exec(&fork, "harvest", "cat /workspace/calc/a").await;
     assert_eq!(file, "one\n", "what a fork stands on stays");
-    // Cut short: the server is killed while the answer is on its way.
+    // Cut short: the server is killed as soon as it is decided, while the answer is on its way.
     let url = format!("/v1/sessions/{fork}");
-    let deleting = host.request(reqwest::Method::DELETE, &url).send();
-    let _ = tokio::time::timeout(std::time::Duration::from_millis(5), deleting).await;
+    let deleting = tokio::spawn(host.request(reqwest::Method::DELETE, &url).send());
+    let decided = async {
+        while host.get(&url).send().await.unwrap().status() != reqwest::StatusCode::NOT_FOUND {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(harvest_e2e::PATIENCE, decided).await.expect("it is deleted");
     host.kill();
+    deleting.abort();
     host.up().await;
     let _ = host.request(reqwest::Method::DELETE, &url).send().await.unwrap();
     eventually("everything is as it was", || async {

@@ -6,7 +6,7 @@ use std::{
     io::{Read, Write},
     os::unix::fs::{PermissionsExt, symlink},
     process::{Command, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use futures_util::{SinkExt, StreamExt};
@@ -14,6 +14,7 @@ use harvest_e2e::{Host, PATIENCE, most_memory};
 use harvest_proto::{SessionId, api::SessionState, bridge::Exit};
 use reqwest::{Method, StatusCode, header};
 use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
     pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt},
     termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize},
 };
@@ -59,8 +60,10 @@ impl Socket {
 
     /// The next frame that says something.
     async fn next(&mut self) -> Message {
+        // One for all: pings come for as long as the server lives, whatever else does not.
+        let end = tokio::time::Instant::now() + PATIENCE;
         loop {
-            let next = tokio::time::timeout(PATIENCE, self.0.next()).await.expect("a frame comes");
+            let next = tokio::time::timeout_at(end, self.0.next()).await.expect("a frame comes");
             match next.expect("the socket is open").unwrap() {
                 Message::Ping(_) | Message::Pong(_) => {}
                 message => return message,
@@ -212,7 +215,11 @@ impl Screen {
 
     fn shows(&mut self, wanted: &str) {
         let mut buffer = [0; 4096];
+        let end = Instant::now() + PATIENCE;
         while !self.1.contains(wanted) {
+            let left = Timespec::try_from(end.saturating_duration_since(Instant::now())).unwrap();
+            let ready = poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&left)).unwrap();
+            assert!(ready > 0, "{wanted:?} is not shown: {:?}", self.1);
             let count = self.0.read(&mut buffer).unwrap();
             self.1 += &String::from_utf8_lossy(&buffer[..count]);
         }

@@ -2,6 +2,8 @@
 #![expect(clippy::unwrap_used, reason = "a test that meets an error has failed")]
 
 mod agents;
+mod clocks;
+mod crowd;
 mod database;
 mod durable;
 mod exec;
