@@ -38,7 +38,7 @@ impl Leftovers {
                 found.mounting.insert(pid);
             }
         }
-        found.cgroups = groups.map(|group| group_folders(group)).unwrap_or_default();
+        found.cgroups = groups.map(group_folders).unwrap_or_default();
         for entry in fs::read_dir("/sys/block").into_iter().flatten().flatten() {
             let file = fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();
             if file.starts_with(&*name) {
