@@ -15,7 +15,7 @@ use std::{fs, process::Command};
 use harvest_e2e::{Follower, Host, eventually, processes_with};
 use harvest_proto::{
     EventBody, SessionId,
-    api::{Prompt, PromptStatus},
+    api::{Prompt, PromptStatus, Session, SessionState},
     event::{SnapshotKind, TurnOutcome},
 };
 use serde_json::{Value, json};
@@ -46,13 +46,15 @@ fn signal(pid: u32, which: &str) -> bool {
 
 /// Pid 1 of the session's sandbox, as the zygote wrote it down.
 async fn supervisor(host: &Host, session: &SessionId) -> u32 {
-    eventually("the sandbox to be on record", || async {
-        let sandbox = host.show(session).await.sandbox?;
-        let state = host.home().join("sandboxes").join(sandbox.part()).join("state.json");
-        let state: Value = serde_json::from_str(&fs::read_to_string(state).ok()?).ok()?;
-        u32::try_from(state.get("running").unwrap_or(&state)["pid"].as_u64()?).ok()
-    })
-    .await
+    eventually("the sandbox to be on record", || supervisor_now(host, session)).await
+}
+
+/// The same, if it has one this moment.
+async fn supervisor_now(host: &Host, session: &SessionId) -> Option<u32> {
+    let sandbox = host.show(session).await.sandbox?;
+    let state = host.home().join("sandboxes").join(sandbox.part()).join("state.json");
+    let state: Value = serde_json::from_str(&fs::read_to_string(state).ok()?).ok()?;
+    u32::try_from(state["pid"].as_u64()?).ok()
 }
 
 /// The zygote of this host, and none of the sandboxes it is about to make, which have its name still.
@@ -75,6 +77,15 @@ fn kill_zygote(host: &Host) -> bool {
 /// A word that is on the command line of a process of the sandbox, and the process.
 async fn lives(word: &str) -> u32 {
     eventually(&format!("a process with {word}"), || async { processes_with(word).first().copied() }).await
+}
+
+/// Waits until the session does nothing: it is idle, or paused with the loss of its machine or its place.
+async fn rests(host: &Host, session: &SessionId) -> Session {
+    eventually(&format!("{session} to rest"), || async {
+        let now = host.show(session).await;
+        matches!(now.state, SessionState::Idle | SessionState::Paused).then_some(now)
+    })
+    .await
 }
 
 fn recovered(body: &EventBody) -> bool {

@@ -216,3 +216,25 @@ async fn an_agent_that_attacks_its_supervisor_and_babbles_finds_it_and_the_sessi
     assert!(after < before + (96 << 20), "the server took {before} bytes before and {after} at most");
     told_once(&host, &session).await;
 }
+
+#[tokio::test]
+async fn a_turn_that_eats_memory_and_processes_fails_or_is_stopped_and_the_next_one_runs() {
+    let host = Host::start().await;
+    let hog = "python3 -c 'x = []\nwhile True: x.append(bytearray(64 << 20))'; echo ended $?";
+    let session = begin(&host, &json!([{ "bash": hog }, { "text": "on" }])).await;
+    let mut follower = host.follow(session.clone());
+    let first = prompts(&host, &session).await.remove(0);
+    // The hog dies of it, or the agent with it, which is started again.
+    let ended = outcome(&mut follower, &first).await;
+    assert!(matches!(ended, TurnOutcome::Completed | TurnOutcome::Failed), "{ended:?}");
+    let pid = supervisor(&host, &session).await;
+    let bomb = "f() { f | f & }; f; exec sleep 98763.25";
+    let second = host.prompt(&session, "Go off.", &json!([{ "bash": bomb }])).await;
+    lives("98763.25").await;
+    host.post(&format!("/v1/sessions/{session}/stop"), json!({})).await;
+    assert_eq!(outcome(&mut follower, &second).await, TurnOutcome::Stopped);
+    let third = host.prompt(&session, "Go on.", &json!([{ "bash": "echo alive" }, { "text": "on" }])).await;
+    assert_eq!(outcome(&mut follower, &third).await, TurnOutcome::Completed);
+    assert_eq!(supervisor(&host, &session).await, pid, "it is the same sandbox");
+    told_once(&host, &session).await;
+}

@@ -1,14 +1,18 @@
 //! kill -9 of the supervisor, the zygote and the agent.
 
+use std::time::Duration;
+
 use harvest_e2e::Host;
 use harvest_proto::{
     EventBody,
-    api::SessionState,
+    api::{PromptStatus, SessionState},
     event::{BootPhase, PhaseStatus, TurnOutcome},
 };
 use serde_json::json;
 
-use super::{begin, kill_zygote, lives, outcome, recovered, signal, supervisor, told_once};
+use super::{
+    Dice, begin, kill_zygote, lives, outcome, recovered, rests, signal, supervisor, supervisor_now, told_once,
+};
 use crate::completed;
 
 #[tokio::test]
@@ -46,6 +50,38 @@ async fn a_killed_supervisor_costs_its_turn_and_what_waited_goes_on_with_the_fil
 }
 
 #[tokio::test]
+async fn a_supervisor_killed_at_any_moment_costs_one_turn_at_most_and_no_file() {
+    let host = Host::start().await;
+    let session = begin(&host, &json!([{ "bash": "echo begun > /workspace/work" }])).await;
+    let mut dice = Dice(13);
+    let mut asked = Vec::new();
+    for round in 0..10 {
+        let script =
+            json!([{ "bash": format!("echo {round} >> /workspace/work; sleep 0.1") }, { "text": "ok" }]);
+        asked.push(host.prompt(&session, "Go on.", &script).await);
+        // While it boots, works, is kept, or rests.
+        tokio::time::sleep(Duration::from_millis(dice.below(400))).await;
+        if let Some(pid) = supervisor_now(&host, &session).await {
+            signal(pid, "-9");
+        }
+    }
+    // Three boots that failed in a row wait for a person's word, which a prompt is.
+    asked.push(host.prompt(&session, "Go on.", &json!([{ "text": "here" }])).await);
+    let mut follower = host.follow(session.clone());
+    for prompt in &asked {
+        outcome(&mut follower, prompt).await;
+    }
+    rests(&host, &session).await;
+    told_once(&host, &session).await;
+    let (_, work) = host.exec(&session, "harvest", "cat /workspace/work").await;
+    for (round, prompt) in super::prompts(&host, &session).await[1..11].iter().enumerate() {
+        let lines = work.lines().filter(|line| *line == round.to_string()).count();
+        let done = prompt.status == PromptStatus::Completed;
+        assert!(lines == 1 || (lines == 0 && !done), "{round} {prompt:?}: {work}");
+    }
+}
+
+#[tokio::test]
 async fn sandboxes_turns_and_starts_go_on_when_the_zygote_is_killed() {
     let host = Host::start().await;
     let session = begin(&host, &json!([{ "bash": "exec sleep 98712.5" }])).await;
@@ -69,7 +105,7 @@ async fn sandboxes_turns_and_starts_go_on_when_the_zygote_is_killed() {
     let mut started = Vec::new();
     for round in 0..6 {
         let next = begin(&host, &json!([{ "bash": "echo here > here" }, { "text": "ok" }])).await;
-        tokio::time::sleep(std::time::Duration::from_millis(round * 4)).await;
+        tokio::time::sleep(Duration::from_millis(round * 4)).await;
         kill_zygote(&host);
         started.push(next);
     }

@@ -6,15 +6,11 @@ use std::{collections::BTreeSet, sync::Mutex, time::Duration};
 
 use futures_util::future::join_all;
 use harvest_e2e::{Host, eventually, processes_with};
-use harvest_proto::{
-    SessionId,
-    api::{PromptStatus, SessionState},
-    event::TurnOutcome,
-};
+use harvest_proto::{SessionId, api::PromptStatus, event::TurnOutcome};
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use super::{Dice, begin, outcome, prompts, told_once};
+use super::{Dice, begin, outcome, prompts, rests, told_once};
 
 const CALLERS: u64 = 4;
 const ROUNDS: usize = 40;
@@ -104,12 +100,7 @@ async fn works(host: &Host, session: &SessionId) {
     let last = serde_json::from_value(last).unwrap();
     let mut follower = host.follow(session.clone());
     assert_eq!(outcome(&mut follower, &last).await, TurnOutcome::Completed, "{session}");
-    eventually("it to rest", || async {
-        // Idle, or paused by then because others wait for its place.
-        let now = host.show(session).await;
-        matches!(now.state, SessionState::Idle | SessionState::Paused).then_some(())
-    })
-    .await;
+    rests(host, session).await;
     told_once(host, session).await;
 }
 
