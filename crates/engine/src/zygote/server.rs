@@ -113,7 +113,7 @@ impl Server {
             }
             // Once nobody has asked for anything for a moment: growing a seed holds up who asks.
             let grow_at = self.last_request + QUIET;
-            if grow_at <= now && !self.resting && self.nursery.grow_seed() {
+            if grow_at <= now && !self.resting && self.nursery.grow_seed(now) {
                 continue;
             }
             let wake = [
@@ -172,7 +172,13 @@ impl Server {
 
     fn handle(&mut self, ready: Ready) {
         match ready {
-            Ready::Listener => drop(self.accept()),
+            Ready::Listener => {
+                // Who dials asks at once, as a rule.
+                let key = self.next_client;
+                if self.accept() {
+                    self.request(key);
+                }
+            }
             Ready::Client(key) => self.request(key),
             Ready::Report(id) => {
                 let told = self.nursery.reported(&id);
