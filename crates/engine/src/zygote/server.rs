@@ -112,12 +112,12 @@ impl Server {
                 return;
             }
             // Once nobody has asked for anything for a moment: growing a seed holds up who asks.
+            // One at a time, and a look at who asks in between.
             let grow_at = self.last_request + QUIET;
-            if grow_at <= now && !self.resting && self.nursery.grow_seed(now) {
-                continue;
-            }
+            let grew = grow_at <= now && !self.resting && self.nursery.grow_seed(now);
             let wake = [
                 next,
+                grew.then_some(now),
                 (grow_at > now).then_some(grow_at),
                 Some(now + CUT_LOGS_EVERY),
                 idle.then_some(idle_end.max(now)),

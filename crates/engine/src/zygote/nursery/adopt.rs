@@ -54,7 +54,7 @@ impl Nursery {
             watch: Watch::new(),
             holds: Holds::default(),
             births: std::process::id(),
-            seeds: Seeds::default(),
+            seeds: Seeds::new(),
         };
         for id in sandbox::all(&nursery.home).map_err(told)? {
             if let Err(error) = nursery.adopt_one(&id) {

@@ -1,27 +1,52 @@
 //! Pid 1s ahead of their sandboxes: grown in quiet moments, used once, as many as starts come in a row.
 
 use std::{
-    io,
+    fs, io,
     time::{Duration, Instant},
 };
+
+use rustix::process::{Resource, getrlimit};
 
 use super::Nursery;
 use crate::{error::StepError, plan::Plan, sandbox::Record, spec::Network, zygote::seed::Seed};
 
 // Two starts in a row after an idle moment.
 const FEWEST: usize = 2;
-// Each keeps 0.7 MB, a dozen cgroups and a network namespace.
-const MOST: usize = 16;
+// A burst that is written about, and some.
+const MOST: u64 = 128;
+// What each keeps of the host's memory, besides a dozen cgroups and a network namespace.
+const SEED_KIB: u64 = 700;
+// All together never more than this part of the host's memory.
+const PART_OF_MEMORY: u64 = 256;
+// Each has four files open; clients and sandboxes need most of what there is.
+const PART_OF_FILES: u64 = 64;
 // After so long without another, a burst is history.
 const REMEMBERED: Duration = Duration::from_secs(600);
 
 /// What waits, and for how many it waits.
-#[derive(Default)]
 pub(super) struct Seeds {
     waiting: Vec<Seed>,
     /// A sandbox was started, on a host where seeds thrive.
     wanted: bool,
     demand: Demand,
+    most: usize,
+}
+
+impl Seeds {
+    /// None yet, and never more than this host can spare.
+    pub(super) fn new() -> Self {
+        let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+        let kib = total.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0);
+        let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+        Self { waiting: Vec::new(), wanted: false, demand: Demand::default(), most: most(kib, files) }
+    }
+}
+
+/// How many a host with so much memory can spare, for a zygote that may open so many files.
+fn most(memory_kib: u64, files: u64) -> usize {
+    let most = MOST.min(memory_kib / PART_OF_MEMORY / SEED_KIB).min(files / PART_OF_FILES);
+    usize::try_from(most).unwrap_or(usize::MAX).max(FEWEST)
 }
 
 /// How many starts come before there is time to grow the next seed.
@@ -46,8 +71,8 @@ impl Demand {
         self.longest = self.longest.filter(|(_, at)| now.saturating_duration_since(*at) < REMEMBERED);
     }
 
-    fn wanted(&self) -> usize {
-        self.longest.map_or(FEWEST, |(longest, _)| longest.clamp(FEWEST, MOST))
+    fn wanted(&self, most: usize) -> usize {
+        self.longest.map_or(FEWEST, |(longest, _)| longest.clamp(FEWEST, most))
     }
 }
 
@@ -87,7 +112,7 @@ impl Nursery {
             return false;
         }
         self.seeds.demand.quiet(now);
-        let wanted = self.seeds.demand.wanted();
+        let wanted = self.seeds.demand.wanted(self.seeds.most);
         if self.seeds.waiting.len() >= wanted {
             let too_many = self.seeds.waiting.len() > wanted;
             if let Some(seed) = self.seeds.waiting.pop_if(|_| too_many) {
@@ -121,15 +146,15 @@ mod tests {
     fn as_many_seeds_wait_as_starts_came_in_a_row_within_bounds() {
         let now = Instant::now();
         let mut demand = Demand::default();
-        assert_eq!(demand.wanted(), FEWEST);
+        assert_eq!(demand.wanted(16), FEWEST);
         (0..7).for_each(|_| demand.start(now));
         demand.quiet(now);
-        assert_eq!(demand.wanted(), 7);
+        assert_eq!(demand.wanted(16), 7);
         (0..3).for_each(|_| demand.start(now));
         demand.quiet(now);
-        assert_eq!(demand.wanted(), 7, "a shorter one changes nothing");
+        assert_eq!(demand.wanted(16), 7, "a shorter one changes nothing");
         (0..100).for_each(|_| demand.start(now));
-        assert_eq!(demand.wanted(), MOST);
+        assert_eq!(demand.wanted(16), 16);
     }
 
     #[test]
@@ -139,11 +164,21 @@ mod tests {
         (0..5).for_each(|_| demand.start(now));
         let later = now + REMEMBERED - Duration::from_secs(1);
         demand.quiet(later);
-        assert_eq!(demand.wanted(), 5);
+        assert_eq!(demand.wanted(16), 5);
         (0..5).for_each(|_| demand.start(later));
         demand.quiet(now + REMEMBERED);
-        assert_eq!(demand.wanted(), 5, "it came again");
+        assert_eq!(demand.wanted(16), 5, "it came again");
         demand.quiet(later + REMEMBERED);
-        assert_eq!(demand.wanted(), FEWEST);
+        assert_eq!(demand.wanted(16), FEWEST);
+    }
+
+    #[test]
+    fn a_small_host_keeps_few_seeds_and_a_large_one_not_too_many() {
+        let mib = 1 << 10;
+        assert_eq!(most(512 * mib, 1 << 20), FEWEST);
+        assert_eq!(most(4096 * mib, 1 << 20), 23);
+        assert_eq!(most(4096 * mib, 1024), 16);
+        assert_eq!(most(1 << 40, 1 << 20), 128);
+        assert_eq!(most(0, 0), FEWEST);
     }
 }
