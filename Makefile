@@ -3,7 +3,7 @@
 
 # What the product calls at run time, and what its tests need besides.
 PACKAGES := git mmdebstrap ca-certificates e2fsprogs btrfs-progs
-TEST_PACKAGES := busybox-static python3 python3-venv uidmap user-mode-linux docker-registry skopeo postgresql
+TEST_PACKAGES := busybox-static python3 python3-venv uidmap user-mode-linux docker-registry skopeo postgresql libfaketime
 # Whom the engine is measured beside; podman and docker too, where they are.
 BENCH_PACKAGES := busybox-static bubblewrap crun runc postgresql
 
@@ -28,6 +28,8 @@ test-kernel: packages
 bench: PACKAGES_WANTED = $(PACKAGES) $(BENCH_PACKAGES)
 bench: packages
 	cargo supervisor
+	cargo build --release --workspace --bins
+	target/release/harvest image build claude
 	cargo run --release -p harvest-bench -- --json target/bench.json $(BENCH)
 
 build:

@@ -13,6 +13,7 @@ mod peers;
 mod place;
 mod pool;
 mod report;
+mod sessions;
 mod store;
 
 use std::{
@@ -79,6 +80,9 @@ fn bench(options: &Options) -> Result<()> {
     }
     if options.disks && options.wants("disk") {
         disks::run(&place, options, &mut report)?;
+    }
+    if options.wants("session") {
+        sessions::run(options, &mut report)?;
     }
     if options.wants("store") {
         store::run(&place, options, &mut report)?;

@@ -11,7 +11,8 @@ usage: harvest-bench [--rounds N] [--gap-millis N] [--quick] [--only WORD]… [-
 --rounds N      rounds of the start and exec rows (50)
 --gap-millis N  idle time before every sample (200): shorter gaps hide what a first start costs
 --quick         three rounds, small trees: shows that it works, measures nothing
---only WORD     only rows whose name has this word; `disk`, `memory`, `pool` and `store` are words too
+--only WORD     only rows whose name has this word; `disk`, `memory`, `pool`,
+                `session` and `store` are words too
 --folder DIR    where trees and sandboxes go (a new folder in the temporary folder)";
 
 /// What to measure and how.

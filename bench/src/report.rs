@@ -9,7 +9,7 @@ use crate::{
     disks, harvest, http,
     machine::{Busy, Machine},
     memory::{Memory, TARGET_KIB},
-    peers, pool, store,
+    peers, pool, sessions, store,
 };
 
 /// Everything one run found.
@@ -19,6 +19,15 @@ pub(crate) struct Report {
     rows: Vec<Row>,
     pub(crate) skipped: Vec<(String, String)>,
     pub(crate) memory: Option<Memory>,
+    weights: Vec<Weight>,
+}
+
+/// What something takes of memory.
+#[derive(Debug, Serialize)]
+struct Weight {
+    what: String,
+    kib: u64,
+    limit_kib: u64,
 }
 
 /// One line.
@@ -62,12 +71,17 @@ const TARGETS: [(&str, &[&str], f64); 8] = [
 
 impl Report {
     pub(crate) fn new(machine: Machine) -> Self {
-        Self { machine, rows: Vec::new(), skipped: Vec::new(), memory: None }
+        Self { machine, rows: Vec::new(), skipped: Vec::new(), memory: None, weights: Vec::new() }
     }
 
     /// Adds rows.
     pub(crate) fn add(&mut self, samples: Vec<Samples>) {
         self.rows.extend(samples.into_iter().filter(|one| !one.taken.is_empty()).map(Row::of));
+    }
+
+    /// Adds a line about memory, and what it may be at most.
+    pub(crate) fn weigh(&mut self, what: String, kib: u64, limit_kib: u64) {
+        self.weights.push(Weight { what, kib, limit_kib });
     }
 
     /// Compares the rows with each other and looks at the machine again.
@@ -89,7 +103,11 @@ impl Row {
             p95_ms: at(&taken, 95),
             max_ms: at(&taken, 100),
             ratio: None,
-            limit_ms: store::LIMITS.iter().find(|(name, _)| *name == samples.row).map(|(_, limit)| *limit),
+            limit_ms: store::LIMITS
+                .iter()
+                .chain(&sessions::LIMITS)
+                .find(|(name, _)| *name == samples.row)
+                .map(|(_, limit)| *limit),
         }
     }
 }
@@ -107,7 +125,9 @@ fn compare(rows: &mut [Row]) {
         let (names, target) = match TARGETS.iter().find(|(name, ..)| *name == row.name) {
             Some((_, names, target)) => (*names, Some(*target)),
             // Starting something, copying a disk and writing events have nothing in common.
-            None if disks::is_row(&row.name) || store::is_row(&row.name) => continue,
+            None if disks::is_row(&row.name) || store::is_row(&row.name) || sessions::is_row(&row.name) => {
+                continue;
+            }
             None => (BUBBLEWRAPS, None),
         };
         row.ratio = find(names).filter(|other| other.p50_ms > 0.0).map(|other| Ratio {
@@ -163,6 +183,10 @@ impl fmt::Display for Report {
                 memory.all_kib(),
                 parts.join(", ")
             )?;
+        }
+        for Weight { what, kib, limit_kib } in &self.weights {
+            let verdict = if kib <= limit_kib { "met" } else { "not met" };
+            writeln!(out, "{what}: {kib} KiB (≤ {limit_kib}: {verdict})")?;
         }
         for (row, reason) in &self.skipped {
             writeln!(out, "left out: {row}: {reason}")?;

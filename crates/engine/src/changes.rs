@@ -19,7 +19,7 @@ use rustix::{
 use crate::{Engine, EngineError, Snapshot, disk::Disk, spec::LayerId, tree};
 
 // Walked names at most: minutes of work, and more than any report is read for.
-const MOST_NAMES: u64 = 4_000_000;
+const MOST_NAMES: usize = 4_000_000;
 
 // So much is read to tell whether files of one size differ; then their times have to do.
 const MOST_BYTES: i64 = 1 << 30;
@@ -138,7 +138,7 @@ impl Disk {
             common,
         };
         let mut comparison =
-            Comparison { roots, limit, names: 0, bytes: MOST_BYTES, changes: Changes::default() };
+            Comparison { roots, limit, names: MOST_NAMES, bytes: MOST_BYTES, changes: Changes::default() };
         comparison.walk(root);
         Ok(comparison.changes)
     }
@@ -183,7 +183,8 @@ type Open = Vec<(usize, OwnedFd)>;
 struct Comparison {
     roots: Vec<OwnedFd>,
     limit: usize,
-    names: u64,
+    /// How many names may still be looked at.
+    names: usize,
     /// What may still be read.
     bytes: i64,
     changes: Changes,
@@ -194,7 +195,7 @@ impl Comparison {
     fn walk(&mut self, root: Place) {
         let mut waiting = vec![root];
         while let Some(place) = waiting.pop() {
-            if self.names > MOST_NAMES {
+            if self.names == 0 {
                 self.changes.cut = true;
                 return;
             }
@@ -212,14 +213,18 @@ impl Comparison {
         let mut names: Vec<CString> = Vec::new();
         for (layer, folder) in &open {
             if unequal || !place.common.contains(layer) {
-                names.extend(tree::names(folder.as_fd())?);
+                // One folder may hold more than there is memory for: those that come first have to do.
+                let room = self.names - names.len();
+                let (some, all) = tree::first_names(folder.as_fd(), room)?;
+                names.extend(some);
+                self.changes.cut |= !all;
             }
         }
         names.sort_unstable();
         names.dedup();
+        self.names -= names.len();
         let mut below = Vec::new();
         for name in names {
-            self.names += 1;
             let before = look(&open, &place.before, &place.common, &name)?;
             let after = look(&open, &place.after, &place.common, &name)?;
             let path = tree::join(&place.path, &name);
@@ -396,6 +401,32 @@ fn has_same_content(one: BorrowedFd<'_>, other: BorrowedFd<'_>, name: &CStr) -> 
         }
         if other.read_exact(&mut second[..read]).is_err() || first[..read] != second[..read] {
             return Ok(false);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_of_more_names_than_are_looked_at_is_cut_and_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let (before, after) = (folder.path().join("before"), folder.path().join("after"));
+        std::fs::create_dir(&before).unwrap();
+        std::fs::create_dir(&after).unwrap();
+        for number in 0..100 {
+            std::fs::write(after.join(number.to_string()), "").unwrap();
+        }
+        for (names, added, cut) in [(40, 40, true), (99, 99, true), (101, 100, false)] {
+            let roots = [&before, &after].map(|root| tree::open_root(root).unwrap()).into();
+            let side = |layer| Side { own: vec![layer], sees: true };
+            let (before, after) = (side(0), side(1));
+            let root = Place { path: PathBuf::new(), before, after, common: Vec::new() };
+            let changes = Changes::default();
+            let mut comparison = Comparison { roots, limit: 1000, names, bytes: 0, changes };
+            comparison.walk(root);
+            assert_eq!((comparison.changes.added, comparison.changes.cut), (added, cut), "of {names}");
         }
     }
 }

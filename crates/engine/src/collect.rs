@@ -1,7 +1,10 @@
 //! Collecting garbage: finds what nothing refers to any more and throws it away. A layer that any
 //! snapshot, image or sandbox of any home refers to stays.
 
-use std::{collections::BTreeSet, path::Path};
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+};
 
 use harvest_proto::SandboxId;
 
@@ -31,6 +34,9 @@ pub struct Collected {
     pub trees: u64,
     /// Whether the shared cache was passed over because a build is in progress.
     pub cache_busy: bool,
+    /// The home for whose sake the shared cache was passed over: its folder is there and empty, or gone with
+    /// the folder it was in, as when a disk is not attached.
+    pub cache_kept_for: Option<PathBuf>,
     /// Whether nobody asked how much it is.
     pub(crate) unmeasured: bool,
 }
@@ -73,6 +79,7 @@ impl Disk {
             for name in disk::names_in(&self.partial())? {
                 trash::throw_away(&self.partial().join(name), &self.trash())?;
             }
+            self.snapshots_tidy()?;
         }
         let mut waste = Waste { home: disk::names_in(&self.trash())?, ..Waste::default() };
         if self.host_trash() != self.trash() {
@@ -89,7 +96,7 @@ impl Disk {
     ) -> Result<(), EngineError> {
         for name in disk::record_names(&self.homes())? {
             let record = self.homes().join(format!("{name}.json"));
-            let Some(home) = disk::read_record::<std::path::PathBuf>(&record)? else { continue };
+            let Some(home) = disk::read_record::<PathBuf>(&record)? else { continue };
             if store::is_made(&home)? {
                 // Its records may be in a store that is not mounted now.
                 let store = Store::open(&home, Driver::Dir)?;
@@ -100,6 +107,7 @@ impl Disk {
                 // disk that is not attached right now.
                 disk::remove_file(&record)?;
             } else {
+                collected.cache_kept_for = Some(home);
                 return Ok(());
             }
         }
@@ -332,6 +340,17 @@ mod tests {
     }
 
     #[test]
+    fn a_sweep_removes_records_whose_writer_was_killed() {
+        let disk = Disk::temporary();
+        let kept = SnapshotId::random();
+        disk.snapshot_write(Snapshot::of(kept.clone(), Vec::new(), ImageConfig::default())).unwrap();
+        let unfinished = disk.snapshots().join(format!("{}.somebody.new", kept.part()));
+        fs::write(&unfinished, "{").unwrap();
+        disk.sweep().unwrap();
+        assert_eq!(disk::names_in(&disk.snapshots()).unwrap(), [format!("{}.json", kept.part())]);
+    }
+
+    #[test]
     fn a_sweep_frees_what_this_home_no_longer_uses_and_leaves_the_cache_alone() {
         let disk = Disk::temporary();
         let kept = layer(&disk.layers(), "kept0000");
@@ -370,6 +389,9 @@ mod tests {
         fs::create_dir(&other).unwrap();
         assert!(collect(&disk, false).is_empty());
         assert!(disk::names_in(&other).unwrap().is_empty(), "and nothing is put there");
+        let mut collected = Collected::default();
+        disk.collect(true, &mut collected).unwrap();
+        assert_eq!(collected.cache_kept_for.as_ref(), Some(&other), "and it is told");
         fs::remove_dir(&other).unwrap();
         assert_eq!(collect(&disk, false), ["shared00"]);
     }

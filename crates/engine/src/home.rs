@@ -147,6 +147,9 @@ pub(crate) fn make_private(path: &Path) -> Result<(), EngineError> {
     DirBuilder::new().recursive(true).mode(0o700).create(path).at("make the folder", path)
 }
 
+/// How the name of a record ends that is being written.
+pub(crate) const UNFINISHED: &str = ".new";
+
 /// How much a written record must survive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Survives {
@@ -164,7 +167,7 @@ pub(crate) fn write_record<T: Serialize>(
 ) -> Result<(), EngineError> {
     let bytes =
         serde_json::to_vec(record).map_err(|source| EngineError::Record { path: path.to_owned(), source })?;
-    let new = path.with_extension(format!("{}.new", SandboxId::random().part()));
+    let new = path.with_extension(format!("{}{UNFINISHED}", SandboxId::random().part()));
     let write = || -> io::Result<()> {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
         file.write_all(&bytes)?;

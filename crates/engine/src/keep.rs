@@ -1,8 +1,5 @@
 //! What the engine offers around disks: keep one, look one up, forget one, clean up. Joins the
 //! processes of `sandbox` with the files of `snapshot`, `image` and `collect`.
-
-use std::thread;
-
 use harvest_proto::{SandboxId, SnapshotId};
 
 use crate::{
@@ -206,9 +203,12 @@ impl Engine {
         }))
     }
 
-    // In the background and alone: a sync may take seconds, and when it fails the records say so.
+    // In the background: a sync may take seconds, and when it fails the records say so. One for everybody, or
+    // a hundred sessions would wait with a thread each, and each read every record.
     fn sync_later(&self) {
         let disk = self.disk.clone();
-        let _ = thread::Builder::new().name("snapshot-sync".to_owned()).spawn(move || disk.snapshots_sync());
+        self.syncs.ask("snapshot-sync", move || {
+            let _ = disk.snapshots_sync();
+        });
     }
 }

@@ -5,6 +5,15 @@
 //! runtime; the zygote, a process of its own, is the parent of every sandbox.
 #![expect(unsafe_code, reason = "clone3, mount and seccomp have no safe wrappers")]
 
+/// The zygote is the parent of every sandbox and its log is in the home: on a full disk the standard macro of
+/// this name would panic, and take it down for a line nobody can read.
+macro_rules! eprintln {
+    ($($words:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($words)*);
+    }};
+}
+
 mod archive;
 mod bootstrap;
 mod btrfs;
@@ -22,6 +31,7 @@ mod import;
 mod inspect;
 mod isolate;
 mod keep;
+mod later;
 mod layer;
 mod loop_device;
 mod oci;
@@ -88,6 +98,7 @@ pub struct Engine {
     home: Home,
     disk: Disk,
     store: Arc<Store>,
+    syncs: later::Later,
 }
 
 impl Engine {
@@ -112,7 +123,7 @@ impl Engine {
             home::make_private(&config.cache.join(folder))?;
         }
         let disk = Disk::open(&config.home, &config.cache, store.kind())?;
-        Ok(Self { config: Arc::new(config), home, disk, store })
+        Ok(Self { config: Arc::new(config), home, disk, store, syncs: later::Later::default() })
     }
 
     /// The layers, bottom first, and the config a disk begins as.

@@ -27,7 +27,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     EngineError,
     disk::{self, Disk, disk_error},
-    home::boot_id,
+    home::{UNFINISHED, boot_id},
     layer::layer_of,
     spec::{ImageConfig, LayerId},
     trash, writable,
@@ -187,6 +187,17 @@ impl Disk {
     pub(crate) fn snapshot_remove(&self, id: &SnapshotId) -> Result<(), EngineError> {
         let _records = self.lock_records()?;
         disk::remove_file(&self.snapshot_path(id))
+    }
+
+    /// Removes what was left by writers of records that were killed. The home is held alone, so nobody writes
+    /// a new snapshot; whoever rewrites one has the records locked.
+    pub(crate) fn snapshots_tidy(&self) -> Result<(), EngineError> {
+        let _records = self.lock_records()?;
+        let names = disk::names_in(&self.snapshots())?;
+        for name in names.iter().filter(|name| name.ends_with(UNFINISHED)) {
+            disk::remove_file(&self.snapshots().join(name))?;
+        }
+        Ok(())
     }
 
     // Two may want to rewrite a record: whoever removes it and whoever marks it durable.

@@ -96,15 +96,25 @@ fn retried<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
 
 /// The names in a folder, sorted, without itself and its parent.
 pub(crate) fn names(folder: BorrowedFd<'_>) -> Result<Vec<CString>, Errno> {
-    let mut names = Vec::new();
+    first_names(folder, usize::MAX).map(|(names, _)| names)
+}
+
+/// So many of them at most, and whether they are all.
+pub(crate) fn first_names(folder: BorrowedFd<'_>, most: usize) -> Result<(Vec<CString>, bool), Errno> {
+    let (mut names, mut all) = (Vec::new(), true);
     for entry in fs::Dir::read_from(folder)? {
         let entry = entry?;
-        if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
-            names.push(entry.file_name().to_owned());
+        if matches!(entry.file_name().to_bytes(), b"." | b"..") {
+            continue;
         }
+        if names.len() == most {
+            all = false;
+            break;
+        }
+        names.push(entry.file_name().to_owned());
     }
     names.sort_unstable();
-    Ok(names)
+    Ok((names, all))
 }
 
 /// What a name in a folder is, without following it.

@@ -25,6 +25,8 @@ use crate::{
     config::Config,
     follow::{Lines, Update, parse_frame},
     printer::{Advice, Refused},
+    socket::heard_in_time,
+    wire,
 };
 
 /// Where a server on this machine is, as it wrote it down itself.
@@ -317,11 +319,11 @@ impl Client {
 
     async fn all<T: DeserializeOwned>(&self, path: &str) -> Result<Vec<T>> {
         let mut items = Vec::new();
-        let mut next = None;
+        let mut next: Option<String> = None;
         loop {
             let page: Page<T> = match &next {
                 None => self.get(path).await?,
-                Some(cursor) => self.get(&format!("{path}&cursor={cursor}")).await?,
+                Some(cursor) => self.get(&from_cursor(path, cursor)).await?,
             };
             items.extend(page.items);
             match page.next_cursor {
@@ -377,6 +379,12 @@ pub(crate) fn query(words: &[(&str, &str)]) -> String {
     let mut url = reqwest::Url::parse("http://localhost/").expect("it is one");
     url.query_pairs_mut().extend_pairs(words);
     url.query().unwrap_or_default().to_owned()
+}
+
+/// The same path, from where the last page ended.
+fn from_cursor(path: &str, cursor: &str) -> String {
+    let joint = if path.contains('?') { '&' } else { '?' };
+    format!("{path}{joint}{}", query(&[("cursor", cursor)]))
 }
 
 /// The connection failed rather than the request.
@@ -462,7 +470,9 @@ impl Follower {
             Some(lines) => lines,
             None => self.connect().await?,
         };
-        self.lines.insert(lines).frame().await?.context("the server ended the stream")
+        // Only a heartbeat when nothing happens; a network that is gone says nothing at all.
+        let frame = heard_in_time(self.lines.insert(lines).frame()).await??;
+        frame.context("the server ended the stream")
     }
 
     async fn connect(&self) -> Result<Lines> {
@@ -501,11 +511,9 @@ pub(crate) fn local(config: &Config) -> Result<ServerFile> {
         || Advice::new("no server is running", "start one with `harvest up`, or name one with HARVEST_URL");
     let text = std::fs::read_to_string(config.server_file()).map_err(|_| none())?;
     let file: ServerFile = serde_json::from_str(&text).map_err(|_| none())?;
-    // The file of a server that was killed stays behind.
-    match std::path::Path::new(&format!("/proc/{}", file.pid)).exists() {
-        true => Ok(file),
-        false => Err(none().into()),
-    }
+    // The file of a server that was killed stays behind, and its number may be anybody's now.
+    let there = std::path::Path::new(&format!("/proc/{}", file.pid)).exists();
+    if there && wire::is_served(&config.home) { Ok(file) } else { Err(none().into()) }
 }
 
 fn read_token(config: &Config) -> Result<Secret<String>> {
@@ -528,6 +536,27 @@ mod tests {
         for bad in ["", "notaurl", "127.0.0.1:7070", "file:///etc/passwd", "ftp://h/"] {
             assert!(!names_server(bad), "{bad}");
         }
+    }
+
+    #[test]
+    fn the_next_page_is_asked_for_whether_or_not_the_path_has_a_query() {
+        assert_eq!(from_cursor("/v1/tokens", "a=b"), "/v1/tokens?cursor=a%3Db");
+        assert_eq!(from_cursor("/v1/sessions?limit=2", "c"), "/v1/sessions?limit=2&cursor=c");
+    }
+
+    #[test]
+    fn a_server_that_is_gone_is_not_found_though_its_number_is_somebodys() {
+        let home = tempfile::tempdir().unwrap();
+        let flags =
+            crate::cli::Global { home: Some(home.path().to_owned()), ..crate::cli::Global::default() };
+        let config = Config::load(&flags, &|_| None).unwrap();
+        let file = ServerFile { url: "http://127.0.0.1:1".into(), pid: std::process::id() };
+        std::fs::write(config.server_file(), serde_json::to_vec(&file).unwrap()).unwrap();
+        assert!(local(&config).is_err(), "nobody serves from here");
+        let lock = std::fs::File::create(home.path().join("server.lock")).unwrap();
+        assert!(local(&config).is_err(), "the lock of a server that was killed stays behind, too");
+        lock.lock().unwrap();
+        assert_eq!(local(&config).unwrap().pid, std::process::id());
     }
 
     #[test]

@@ -57,6 +57,7 @@ pub(crate) async fn open(config: &Config) -> Result<Store> {
 /// Sees to it that home and store carry the same mark.
 async fn belong(home: &Path, store: &Store, url: &str, record: Option<Record>) -> Result<()> {
     let marked = store.meta_get(MARK).await.context("cannot read the store")?;
+    let new = record.is_none();
     let mark = match (record, marked) {
         (None, None) => SessionId::random().to_string().replace("ses_", "home_"),
         (Some(record), Some(mark)) if record.mark == mark && record.database == url => return Ok(()),
@@ -65,14 +66,29 @@ async fn belong(home: &Path, store: &Store, url: &str, record: Option<Record>) -
         // Killed between the two writes below.
         (Some(record), None) if record.database == url => record.mark,
         (Some(record), None) => return Err(elsewhere(&record.database)),
-        (_, Some(_)) => {
-            let hint = "give every home a database of its own";
-            return Err(Advice::new(format!("{url} holds the sessions of another home"), hint).into());
-        }
+        (_, Some(_)) => return Err(another(url)),
     };
-    let record = Record { mark: mark.clone(), database: url.to_owned() };
-    write_private(&home.join(RECORD_FILE), &serde_json::to_vec(&record)?)?;
-    store.meta_set(MARK, &mark).await.context("cannot write the store")
+    claim(home, store, Record { mark, database: url.to_owned() }, new).await
+}
+
+/// Marks both, unless another home has been quicker: two that are new may find the same database empty.
+async fn claim(home: &Path, store: &Store, record: Record, new: bool) -> Result<()> {
+    let path = home.join(RECORD_FILE);
+    write_private(&path, &serde_json::to_vec(&record)?)?;
+    let mark = store.meta_claim(MARK, &record.mark).await.context("cannot write the store")?;
+    if mark == record.mark {
+        return Ok(());
+    }
+    if new {
+        // It goes with no database yet.
+        fs::remove_file(&path).with_context(|| format!("cannot remove {}", path.display()))?;
+    }
+    Err(another(&record.database))
+}
+
+fn another(url: &str) -> anyhow::Error {
+    let hint = "give every home a database of its own";
+    Advice::new(format!("{url} holds the sessions of another home"), hint).into()
 }
 
 fn elsewhere(place: &str) -> anyhow::Error {
@@ -132,6 +148,22 @@ mod tests {
         // Naming the file it has anyway changes nothing.
         let own = folder.path().join("harvest.db");
         open(&config(folder.path(), Some(&own))).await.unwrap().close().await;
+    }
+
+    #[tokio::test]
+    async fn of_two_new_homes_that_found_a_database_empty_one_gets_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let (one, two) = (folder.path().join("one"), folder.path().join("two"));
+        fs::create_dir(&one).unwrap();
+        fs::create_dir(&two).unwrap();
+        let store = Store::connect(&DatabaseUrl::file(&folder.path().join("its.db"))).await.unwrap();
+        let record = |mark: &str| Record { mark: mark.into(), database: "its.db".into() };
+        claim(&one, &store, record("home_one"), true).await.unwrap();
+        let error = claim(&two, &store, record("home_two"), true).await.unwrap_err();
+        assert!(error.to_string().ends_with("another home"), "{error}");
+        assert_eq!(store.meta_get(MARK).await.unwrap().as_deref(), Some("home_one"));
+        assert!(one.join(RECORD_FILE).exists() && !two.join(RECORD_FILE).exists());
+        store.close().await;
     }
 
     #[tokio::test]

@@ -67,18 +67,21 @@ impl<'w, W: MakeWriter<'w>> MakeWriter<'w> for Covered<W> {
 }
 
 impl<W: Write> Write for Covered<W> {
-    /// One call is one whole line: that is how the subscriber writes.
+    /// One call is one whole line: that is how the subscriber writes. A line that cannot be written, on a full
+    /// disk for one, is lost and disturbs nobody: told of the failure, the subscriber would print it to the same
+    /// place, and panic in the middle of whatever was being logged.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let clean = {
             let known = KNOWN.read().unwrap_or_else(PoisonError::into_inner);
             known.cover(&String::from_utf8_lossy(bytes))
         };
-        self.0.write_all(clean.as_bytes())?;
+        let _ = self.0.write_all(clean.as_bytes());
         Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.0.flush()
+        let _ = self.0.flush();
+        Ok(())
     }
 }
 
@@ -126,6 +129,14 @@ mod tests {
             assert!(!text.contains("planted") && !text.contains("0123456789abcdef"), "{text}");
             assert!(text.contains("git.example/x") && text.contains("in the message"), "{text}");
         }
+    }
+
+    #[test]
+    fn a_log_that_cannot_be_written_fails_nobody() {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let mut out = Covered(full);
+        assert_eq!(out.write(b"a line\n").unwrap(), 7);
+        out.flush().unwrap();
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::io::{self, IsTerminal, Write};
 use anyhow::Result;
 use harvest_engine::rootless::RootlessError;
 use harvest_proto::api::Problem;
+use harvest_session::StoreError;
 use serde::Serialize;
 
 use crate::{
@@ -184,7 +185,16 @@ pub(crate) fn hint_of(error: &anyhow::Error) -> Option<String> {
     let advice = error.downcast_ref::<Advice>().map(|advice| advice.hint.clone());
     let refused = || error.downcast_ref::<Refused>().and_then(|refused| refused.0.hint.clone());
     let rootless = || error.chain().find_map(|cause| Some(cause.downcast_ref::<RootlessError>()?.hint()));
-    advice.or_else(refused).or_else(|| rootless().map(str::to_owned))
+    let full = || error.chain().any(is_full).then(|| MAKE_ROOM.to_owned());
+    advice.or_else(refused).or_else(|| rootless().map(str::to_owned)).or_else(full)
+}
+
+const MAKE_ROOM: &str = "the disk is full: `harvest df` shows what takes room here, `harvest gc` frees some";
+
+fn is_full(cause: &(dyn std::error::Error + 'static)) -> bool {
+    let system = |error: &io::Error| error.kind() == io::ErrorKind::StorageFull;
+    cause.downcast_ref::<StoreError>().is_some_and(StoreError::is_full)
+        || cause.downcast_ref::<io::Error>().is_some_and(system)
 }
 
 /// Whether the reader of our stdout went away, which is no failure of ours.

@@ -5,6 +5,7 @@ use std::{
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
@@ -20,6 +21,9 @@ use crate::{
     printer::{Advice, Printer},
     wire,
 };
+
+// How often to look whether the forge is free: a registration takes as long as its folder takes to copy.
+const HELD_LOOK: Duration = Duration::from_millis(50);
 
 /// What became of a folder.
 pub(crate) struct Published {
@@ -58,13 +62,14 @@ pub(crate) async fn publish(
     let folder = folder.canonicalize().with_context(|| format!("cannot find {}", folder.display()))?;
     let known = client.repositories().await?;
     if let Some(before) = known.iter().find(|known| is_copy(forge, known, &folder, &add)) {
-        if add.base.is_some() || add.image.is_some() {
-            let message = format!("the folder is registered already, as {}", before.name);
-            bail!(Advice::new(message, format!("`harvest repo rm {}` forgets that first", before.name)));
-        }
-        let Taken { branch, notes, .. } = take(forge, &before.name, &folder).await?;
-        tell(print, &before.name, &notes);
-        return Ok(Published { repository: before.clone(), branch, new: false });
+        return renew(print, forge, before, &folder, &add).await;
+    }
+    // From the name that is free to the token that goes with it, others wait: of two that registered the same
+    // folder at once, each would leave a token the other does not know.
+    let _held = hold(forge).await?;
+    let known = client.repositories().await?;
+    if let Some(before) = known.iter().find(|known| is_copy(forge, known, &folder, &add)) {
+        return renew(print, forge, before, &folder, &add).await;
     }
     let name = match add.name.take() {
         Some(name) => name,
@@ -74,7 +79,7 @@ pub(crate) async fn publish(
         bail!(Advice::new(format!("there is a repository `{name}` already"), "choose another with --name"));
     }
     let (token, taken) = copy(forge, &name, &folder).await?;
-    let secret = secret_name(&name);
+    let secret = secret_name(&name, &known);
     client.secret_set(&secret, &token).await?;
     tell(print, &name, &taken.notes);
     let request = AddRepository {
@@ -86,6 +91,33 @@ pub(crate) async fn publish(
     };
     let repository = client.repository_add(&request).await.context("cannot register the repository")?;
     Ok(Published { repository, branch: taken.branch, new: true })
+}
+
+/// Brings a copy that is registered already up to date.
+async fn renew(
+    print: Printer,
+    forge: &Forge,
+    before: &Repository,
+    folder: &Path,
+    add: &AddRepository,
+) -> Result<Published> {
+    if add.base.is_some() || add.image.is_some() {
+        let message = format!("the folder is registered already, as {}", before.name);
+        bail!(Advice::new(message, format!("`harvest repo rm {}` forgets that first", before.name)));
+    }
+    let Taken { branch, notes, .. } = take(forge, &before.name, folder).await?;
+    tell(print, &before.name, &notes);
+    Ok(Published { repository: before.clone(), branch, new: false })
+}
+
+/// The forge, once nobody else registers anything on it.
+async fn hold(forge: &Forge) -> Result<std::fs::File> {
+    loop {
+        if let Some(held) = forge.hold().context("cannot hold the local forge")? {
+            return Ok(held);
+        }
+        tokio::time::sleep(HELD_LOOK).await;
+    }
 }
 
 /// Whether it was made from this folder, and nobody asked for another name.
@@ -152,11 +184,18 @@ fn free_name(name: &str, naming: Naming, known: &[Repository]) -> String {
     names.find(free).expect("there are more numbers than repositories")
 }
 
-/// Secrets are named in capitals.
-fn secret_name(repository: &str) -> String {
+/// Secrets are named in capitals, so that names that differ may come to the same: the second gets a number,
+/// for what is set under a name replaces what was there.
+fn secret_name(repository: &str, known: &[Repository]) -> String {
     let letter =
         |letter: char| if letter.is_ascii_alphanumeric() { letter.to_ascii_uppercase() } else { '_' };
-    format!("FORGE_{}", repository.chars().map(letter).collect::<String>())
+    let name = format!("FORGE_{}", repository.chars().map(letter).collect::<String>());
+    let taken = |name: &str| {
+        known.iter().any(|known| known.name != repository && known.secret.as_deref() == Some(name))
+    };
+    let numbered = (2..).map(|number| format!("{name}_{number}"));
+    let mut names = std::iter::once(name.clone()).chain(numbered);
+    names.find(|name| !taken(name)).expect("there are more numbers than repositories")
 }
 
 /// The git repository that holds `folder`, if it is this user's: what others left further up is not meant.
@@ -189,7 +228,31 @@ mod tests {
 
     #[test]
     fn a_secret_of_any_repository_has_a_name_the_vault_takes() {
-        assert_eq!(secret_name("next.js-app"), "FORGE_NEXT_JS_APP");
+        assert_eq!(secret_name("next.js-app", &[]), "FORGE_NEXT_JS_APP");
+    }
+
+    #[test]
+    fn no_two_repositories_share_a_secret() {
+        let mut known = Vec::new();
+        for name in ["my-app", "my_app", "My.App", "my-app-2"] {
+            let secret = secret_name(name, &known);
+            assert!(known.iter().all(|one: &Repository| one.secret.as_ref() != Some(&secret)), "{secret}");
+            known.push(Repository { secret: Some(secret), ..repository(name) });
+        }
+        assert_eq!(known[1].secret.as_deref(), Some("FORGE_MY_APP_2"));
+        assert_eq!(secret_name("my-app", &known), "FORGE_MY_APP", "its own is no other's");
+    }
+
+    fn repository(name: &str) -> Repository {
+        Repository {
+            name: name.to_owned(),
+            url: String::new(),
+            base: None,
+            secret: None,
+            image: String::new(),
+            build: None,
+            created_at: harvest_proto::Timestamp::from_millis(0),
+        }
     }
 
     #[test]
@@ -207,16 +270,7 @@ mod tests {
 
     #[test]
     fn a_taken_name_gets_a_number_where_that_is_wanted() {
-        let known = |name: &str| Repository {
-            name: name.to_owned(),
-            url: String::new(),
-            base: None,
-            secret: None,
-            image: String::new(),
-            build: None,
-            created_at: harvest_proto::Timestamp::from_millis(0),
-        };
-        let known = [known("app"), known("app-2")];
+        let known = [repository("app"), repository("app-2")];
         assert_eq!(free_name("app", Naming::Numbered, &known), "app-3");
         assert_eq!(free_name("lib", Naming::Numbered, &known), "lib");
         assert_eq!(free_name("app", Naming::Strict, &known), "app");

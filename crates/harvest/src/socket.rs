@@ -1,6 +1,8 @@
 //! A WebSocket to a server, by way of the same client as every other request: same token, same TLS, same
 //! errors. Knows nothing of what is carried.
 
+use std::{future::Future, io::Read, time::Duration};
+
 use anyhow::{Context, Result, bail};
 use futures_util::{
     SinkExt, StreamExt,
@@ -8,6 +10,7 @@ use futures_util::{
 };
 use harvest_proto::api::{SocketIn, SocketOut};
 use reqwest::{Method, StatusCode, Upgraded, header};
+use tokio::{sync::mpsc, time::timeout};
 use tokio_tungstenite::{
     WebSocketStream,
     tungstenite::{
@@ -17,7 +20,13 @@ use tokio_tungstenite::{
     },
 };
 
-use crate::client::Client;
+use crate::{client::Client, printer::Advice};
+
+/// A server says every 20 seconds or sooner that it is there: one that has not for so long is not.
+const SILENCE: Duration = Duration::from_secs(90);
+
+/// A close that nobody answers is none.
+const CLOSE_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What comes over a socket.
 #[derive(Debug)]
@@ -68,15 +77,48 @@ impl Speaker {
 
     /// Closes it in order, so that the server need not wait.
     pub(crate) async fn close(mut self) {
-        let _ = self.0.close().await;
+        let _ = timeout(CLOSE_PATIENCE, self.0.close()).await;
     }
+}
+
+/// What comes, or a word about a server that is silent for longer than a living one can be.
+pub(crate) async fn heard_in_time<T>(coming: impl Future<Output = T>) -> Result<T> {
+    heard_within(SILENCE, coming).await
+}
+
+async fn heard_within<T>(limit: Duration, coming: impl Future<Output = T>) -> Result<T> {
+    timeout(limit, coming).await.map_err(|_| {
+        let message = format!("nothing was heard from the server for {} seconds", limit.as_secs());
+        Advice::new(message, "is the network there? `harvest` shows what is going on").into()
+    })
+}
+
+/// What a reader gives, piece by piece, until it ends or nobody wants more. Read in a thread of its own, which
+/// ends with this process.
+pub(crate) fn pieces(mut from: impl Read + Send + 'static, longest: usize) -> mpsc::Receiver<Vec<u8>> {
+    let (sender, receiver) = mpsc::channel(2);
+    std::thread::spawn(move || {
+        let mut buffer = vec![0; longest];
+        loop {
+            let piece = match from.read(&mut buffer) {
+                Ok(count @ 1..) => buffer[..count].to_vec(),
+                // A signal is no end: a window that changes its size sends one.
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+                Ok(0) | Err(_) => return,
+            };
+            if sender.blocking_send(piece).is_err() {
+                return;
+            }
+        }
+    });
+    receiver
 }
 
 impl Listener {
     /// What comes next. It is an error when the connection ends before the end was said. Cancel-safe.
     pub(crate) async fn hear(&mut self) -> Result<Heard> {
         loop {
-            match self.0.next().await {
+            match heard_in_time(self.0.next()).await? {
                 Some(Ok(Message::Binary(bytes))) => return Ok(Heard::Bytes(bytes.into())),
                 Some(Ok(Message::Text(text))) => {
                     let said =
@@ -91,5 +133,42 @@ impl Listener {
                 Some(Err(error)) => return Err(error).context("the connection to the server broke"),
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_server_that_is_silent_for_too_long_is_given_up() {
+        let (ours, _theirs) = tokio::io::duplex(64);
+        let mut socket = WebSocketStream::from_raw_socket(ours, Role::Client, None).await;
+        let error = heard_within(Duration::from_millis(1), socket.next()).await.unwrap_err();
+        assert!(error.to_string().contains("nothing was heard"), "{error}");
+        assert!(heard_in_time(async { 1 }).await.is_ok());
+    }
+
+    /// A reader that is interrupted before each piece.
+    struct Interrupted(Vec<&'static [u8]>, bool);
+
+    impl Read for Interrupted {
+        fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+            self.1 = !self.1;
+            if self.1 {
+                return Err(std::io::ErrorKind::Interrupted.into());
+            }
+            let Some(piece) = self.0.pop() else { return Ok(0) };
+            buffer[..piece.len()].copy_from_slice(piece);
+            Ok(piece.len())
+        }
+    }
+
+    #[tokio::test]
+    async fn a_signal_does_not_pass_for_the_end_of_input() {
+        let mut pieces = pieces(Interrupted(vec![b"b", b"a"], false), 8);
+        assert_eq!(pieces.recv().await.as_deref(), Some(&b"a"[..]));
+        assert_eq!(pieces.recv().await.as_deref(), Some(&b"b"[..]));
+        assert_eq!(pieces.recv().await, None);
     }
 }

@@ -45,6 +45,9 @@ const PAUSE_PATIENCE: Duration = Duration::from_secs(90);
 /// How long answers under way may take once the server ends.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(10);
 
+// How often to look, 10 ms apart, whether a home that is taken is taken for longer than a look.
+const LOOKS: u32 = 20;
+
 // What a zygote takes to go, on a busy machine.
 const LAST_LINES: Duration = Duration::from_secs(10);
 
@@ -360,7 +363,8 @@ fn unusable(home: &Path, error: &std::io::Error, otherwise: &str) -> anyhow::Err
 
 /// Whether somebody serves from this home.
 pub(crate) fn is_served(home: &Path) -> bool {
-    File::open(home.join("server.lock")).is_ok_and(|file| file.try_lock().is_err())
+    // Shared: who looks at the same time is no server.
+    File::open(home.join("server.lock")).is_ok_and(|file| file.try_lock_shared().is_err())
 }
 
 /// One server per home: two would drive the same sessions.
@@ -368,7 +372,12 @@ fn take(home: &Path) -> Result<File> {
     let path = home.join("server.lock");
     let file = fs::OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
     let file = file.with_context(|| format!("cannot open {}", path.display()))?;
-    if file.try_lock().is_err() {
+    // Who looks whether somebody serves holds it for a moment.
+    let free = (0..LOOKS).any(|look| {
+        std::thread::sleep(if look == 0 { Duration::ZERO } else { Duration::from_millis(10) });
+        file.try_lock().is_ok()
+    });
+    if !free {
         let message = format!("another server runs from {}", home.display());
         bail!(Advice::new(message, "end it first, or use another home with --home"));
     }

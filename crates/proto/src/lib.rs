@@ -11,6 +11,7 @@ pub mod door;
 pub mod event;
 pub mod ids;
 pub mod launch;
+pub mod redact;
 pub mod script;
 pub mod secret;
 pub mod time;

@@ -39,6 +39,12 @@ impl Timestamp {
         Self(self.0.saturating_add(i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)))
     }
 
+    /// The point in time that lies `duration` earlier.
+    #[must_use]
+    pub fn before(self, duration: Duration) -> Self {
+        Self(self.0.saturating_sub(i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)))
+    }
+
     fn system(self) -> SystemTime {
         // Years outside 1970 to 9999 cannot be printed; they only come from a broken clock.
         let millis = u64::try_from(self.0).unwrap_or(0).min(253_402_300_799_999);

@@ -19,7 +19,7 @@ const NO_ZERO: &str = "a text holds the character zero, which ends a text for th
 pub(crate) const MAX_BODY_BYTES: usize = 1024 * 1024;
 
 /// How long a body may take to come. The longest one needs 35 kB/s.
-const BODY_PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const BODY_PATIENCE: Duration = Duration::from_secs(30);
 
 /// A JSON body.
 pub(crate) struct Body<T>(pub(crate) T);

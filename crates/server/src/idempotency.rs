@@ -2,21 +2,30 @@
 //!
 //! Keys and answers are kept on disk, so a client that saw its connection die may ask again after a
 //! restart of the server just as well. The work goes on when the client goes away, or nobody would know
-//! whether it was done.
+//! whether it was done. Sessions and prompts are stored together with their key: one that was made by a server
+//! which died before it could keep its answer is shown as it stands, and not made again.
+
+use std::convert::Infallible;
 
 use axum::{
+    Json,
     body::{Body, to_bytes},
-    extract::{Request, State},
+    extract::{FromRequestParts, Request, State},
     http::{HeaderValue, StatusCode, header, request::Parts},
     middleware::Next,
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
-use harvest_session::Claim;
+use harvest_proto::api::Page;
+use harvest_session::{Claim, Made, Sessions};
 use serde::{Deserialize, Serialize};
-use tracing::Instrument;
 
-use crate::{ServerState, auth::Holder, extract, problem::ApiError};
+use crate::{
+    ServerState,
+    auth::Holder,
+    extract,
+    problem::{ApiError, words},
+};
 
 /// Longer than any UUID; what is longer is a mistake.
 const MAX_KEY_BYTES: usize = 128;
@@ -26,6 +35,25 @@ const MAX_KEY_BYTES: usize = 128;
 struct Kept {
     status: u16,
     body: String,
+}
+
+/// The key of the request at hand, for what is stored with it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Once(Option<String>);
+
+impl Once {
+    /// Sessions that store what they make under the key.
+    pub(crate) fn of(&self, sessions: &Sessions) -> Sessions {
+        sessions.under(self.0.as_deref())
+    }
+}
+
+impl<S: Send + Sync> FromRequestParts<S> for Once {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        Ok(parts.extensions.get::<Self>().cloned().unwrap_or_default())
+    }
 }
 
 /// Carries a request out once per key.
@@ -44,11 +72,17 @@ pub(crate) async fn once(State(state): State<ServerState>, request: Request, nex
     }
 }
 
-async fn claimed(state: &ServerState, parts: Parts, body: Bytes, next: Next) -> Result<Response, ApiError> {
+async fn claimed(
+    state: &ServerState,
+    mut parts: Parts,
+    body: Bytes,
+    next: Next,
+) -> Result<Response, ApiError> {
     let key = key(&parts)?;
     match state.sessions.idempotency_claim(&key, &fingerprint(&parts, &body)).await? {
         Claim::New => {}
         Claim::Done { answer } => return replay(&answer),
+        Claim::Made { ids } => return show(state, &parts, &ids).await,
         Claim::InProgress => {
             let detail = "the first request with this key is still being carried out";
             return Err(
@@ -61,22 +95,17 @@ async fn claimed(state: &ServerState, parts: Parts, body: Bytes, next: Next) -> 
                 .hint("a new request needs a new Idempotency-Key"));
         }
     }
-    let state = state.clone();
-    let work = async move {
-        let response = next.run(Request::from_parts(parts, Body::from(body))).await;
-        keep(&state, &key, response).await
-    };
-    let work = tokio::spawn(work.in_current_span());
-    work.await.unwrap_or_else(|_| {
-        let detail = "the request broke off inside the server";
-        Err(ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", detail))
-    })
+    parts.extensions.insert(Once(Some(key.clone())));
+    let response = next.run(Request::from_parts(parts, Body::from(body))).await;
+    keep(state, &key, response).await
 }
 
 /// Keeps what was created; what failed may be tried again with the same key.
 async fn keep(state: &ServerState, key: &str, response: Response) -> Result<Response, ApiError> {
     if !response.status().is_success() {
-        state.sessions.idempotency_release(key).await?;
+        if let Err(error) = state.sessions.idempotency_release(key).await {
+            tracing::warn!(error = words(&error), "a key cannot be released");
+        }
         return Ok(response);
     }
     let (parts, body) = response.into_parts();
@@ -85,7 +114,10 @@ async fn keep(state: &ServerState, key: &str, response: Response) -> Result<Resp
     })?;
     let kept = Kept { status: parts.status.as_u16(), body: String::from_utf8_lossy(&bytes).into_owned() };
     let answer = serde_json::to_string(&kept).expect("a number and a text are JSON");
-    state.sessions.idempotency_finish(key, &answer).await?;
+    // It is made, and whoever waits for it hears so: who asks again is shown it by its key.
+    if let Err(error) = state.sessions.idempotency_finish(key, &answer).await {
+        tracing::warn!(error = words(&error), "an answer cannot be kept");
+    }
     Ok(Response::from_parts(parts, Body::from(bytes)))
 }
 
@@ -98,8 +130,26 @@ fn replay(answer: &str) -> Result<Response, ApiError> {
     let status = StatusCode::from_u16(kept.status).map_err(|_| unreadable())?;
     let mut response = (status, kept.body).into_response();
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    Ok(replayed(response))
+}
+
+/// What the first request made, in the words it would have been answered with.
+async fn show(state: &ServerState, parts: &Parts, ids: &[String]) -> Result<Response, ApiError> {
+    let mut below = parts.uri.path().trim_start_matches("/v1/sessions").trim_start_matches('/').split('/');
+    let (session, verb) = (below.next().and_then(|part| part.parse().ok()), below.next());
+    let response = match state.sessions.made_under_key(session.as_ref(), ids).await? {
+        Made::Prompt(prompt) => (StatusCode::ACCEPTED, Json(prompt)).into_response(),
+        Made::Sessions(items) if verb == Some("fork") => {
+            (StatusCode::CREATED, Json(Page { items, next_cursor: None })).into_response()
+        }
+        Made::Sessions(items) => (StatusCode::CREATED, Json(items.into_iter().next())).into_response(),
+    };
+    Ok(replayed(response))
+}
+
+fn replayed(mut response: Response) -> Response {
     response.headers_mut().insert("idempotency-replayed", HeaderValue::from_static("true"));
-    Ok(response)
+    response
 }
 
 /// Keys of different people do not meet.

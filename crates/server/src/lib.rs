@@ -2,8 +2,9 @@
 //! crate never sees the store or a provider.
 //!
 //! The way of a request: `problem::name_request` names it, `hosts::require_host` looks where it was sent,
-//! `auth::require_token` who sent it and, by `policy`, whether they may, `idempotency::once` whether it came before; a file under `routes/`
-//! reads it and calls `Sessions`; `problem::finish` writes errors down.
+//! `auth::require_token` who sent it and, by `policy`, whether they may; `to_the_end` sees that what was begun is done,
+//! `idempotency::once` whether it came before; a file under `routes/` reads it and calls `Sessions`;
+//! `problem::finish` writes errors down.
 #![forbid(unsafe_code)]
 
 mod auth;
@@ -21,6 +22,7 @@ mod routes;
 mod socket;
 mod stdin;
 mod stream;
+mod to_the_end;
 mod valid;
 
 use std::{io, sync::Arc};
@@ -109,6 +111,7 @@ impl Default for Limits {
 /// Every route, with everything in front of it.
 pub fn router(state: ServerState) -> Router {
     let guarded = routes::guarded(&state)
+        .route_layer(middleware::from_fn(to_the_end::to_the_end))
         .route_layer(middleware::from_fn_with_state(state.clone(), auth::require_token));
     let api = guarded
         .merge(

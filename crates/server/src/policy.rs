@@ -9,7 +9,7 @@ use axum::{
     http::{Method, StatusCode},
 };
 use harvest_proto::{
-    SessionId,
+    SessionId, SnapshotId,
     api::{Role, Token},
     bridge::Author,
 };
@@ -68,8 +68,8 @@ const ROUTES: &[(&str, &str, Action)] = &[
     ("POST",   "/v1/sessions/{session}/terminate", Change),
     ("POST",   "/v1/sessions/{session}/restore", Change),
     ("POST",   "/v1/sessions/{session}/archive", Change),
-    // What comes of it is the asker's own session.
-    ("POST",   "/v1/sessions/{session}/fork", Create),
+    // A fork has all files of the machine, and the variables the session was given.
+    ("POST",   "/v1/sessions/{session}/fork", Change),
     ("GET",    "/v1/sessions/{session}/prompts", See),
     ("POST",   "/v1/sessions/{session}/prompts", Change),
     ("DELETE", "/v1/sessions/{session}/prompts/{prompt}", Change),
@@ -218,6 +218,43 @@ pub(crate) fn names_secret(token: &Token, secret: Option<&String>) -> Result<(),
     }
 }
 
+/// Who starts from a snapshot sees every file in it: members start from those of their own sessions.
+pub(crate) async fn starts_from(
+    sessions: &Sessions,
+    token: &Token,
+    snapshot: Option<&SnapshotId>,
+) -> Result<(), ApiError> {
+    let Some(snapshot) = snapshot.filter(|_| token.role != Role::Admin) else { return Ok(()) };
+    let authors = sessions.snapshot_authors(snapshot).await?;
+    match authors.iter().any(|author| is_same(author, &token.user)) {
+        true => Ok(()),
+        false => Err(forbidden(Change)),
+    }
+}
+
+/// The gateway asks for a repository from this machine's own place in the network: members name hosts, never
+/// this machine or an address. What a name leads to is its owner's word.
+pub(crate) fn names_host(token: &Token, url: Option<&String>) -> Result<(), ApiError> {
+    match url {
+        Some(url) if token.role != Role::Admin && !has_public_name(url) => Err(ApiError::new(
+            StatusCode::FORBIDDEN,
+            "forbidden",
+            "only admins may register a repository at an address or on this machine",
+        )
+        .hint("use a URL with the host's name, or ask an admin for `harvest repo add`")),
+        _ => Ok(()),
+    }
+}
+
+fn has_public_name(url: &str) -> bool {
+    let rest = url.trim().split_once("://").map_or("", |(_, rest)| rest);
+    let authority = rest.split('/').next().unwrap_or_default();
+    let host = authority.rsplit_once(':').map_or(authority, |(host, _)| host).trim_end_matches('.');
+    // The resolver takes `127.1`, `0x7f000001` and `2130706433` for addresses, too.
+    let last = host.rsplit('.').next().unwrap_or_default().to_ascii_lowercase();
+    last.starts_with(|first: char| first.is_ascii_alphabetic()) && last != "localhost"
+}
+
 fn not_found() -> ApiError {
     ApiError::new(StatusCode::NOT_FOUND, "not_found", "there is no such session")
         .hint("`harvest ls` lists sessions")
@@ -226,7 +263,7 @@ fn not_found() -> ApiError {
 pub(crate) fn forbidden(action: Action) -> ApiError {
     let (detail, hint) = match action {
         Change => {
-            ("that belongs to somebody else", "ask them or an admin; `harvest fork` makes one of your own")
+            ("that belongs to somebody else", "ask them or an admin; `harvest run` makes one of your own")
         }
         _ => ("only admins may do that", "ask an admin, or use a token of one"),
     };
@@ -278,6 +315,29 @@ mod tests {
                 path.contains("{session}") || path.contains("{token}"),
                 "{method} {path} is {action:?}, but nobody owns what it names"
             );
+        }
+    }
+
+    #[test]
+    fn an_address_is_no_name_however_it_is_written() {
+        for url in ["https://github.com/a/b", "http://gitlab/a.git", "https://git.example.org:8443/a"] {
+            assert!(has_public_name(url), "{url}");
+        }
+        for url in [
+            "http://127.0.0.1:1/a",
+            "http://127.1/a",
+            "http://2130706433/a",
+            "http://0x7f000001/a",
+            "http://[::1]/a",
+            "http://[fd00::a]:80/a",
+            "http://localhost/a",
+            "http://LOCALHOST.:80/a",
+            "http://x.localhost/a",
+            "http://169.254.169.254/a",
+            "http:///a",
+            "nonsense",
+        ] {
+            assert!(!has_public_name(url), "{url}");
         }
     }
 

@@ -72,6 +72,7 @@ impl From<SessionError> for ApiError {
             SessionError::Conflict { .. } => StatusCode::CONFLICT,
             SessionError::Invalid { .. } => StatusCode::UNPROCESSABLE_ENTITY,
             SessionError::Stopped => StatusCode::SERVICE_UNAVAILABLE,
+            SessionError::Store(error) if error.is_full() => StatusCode::INSUFFICIENT_STORAGE,
             SessionError::Bridge(error) => bridge_status(error),
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };

@@ -12,7 +12,7 @@ use harvest_session::bridge::{Feed, FeedTorn};
 use serde::de::DeserializeOwned;
 
 use crate::{
-    extract::{self, MAX_BODY_BYTES},
+    extract::{self, BODY_PATIENCE, MAX_BODY_BYTES},
     problem::ApiError,
 };
 
@@ -40,8 +40,15 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Fed<T> {
     }
 }
 
-/// The first line of a body, and the rest of it.
+/// The first line of a body, which must come soon, and the rest of it, which may take its time.
 async fn first_line(body: Body) -> Result<(BytesMut, Feed), ApiError> {
+    tokio::time::timeout(BODY_PATIENCE, line_of(body)).await.unwrap_or_else(|_| {
+        let detail = format!("the command's line was not there within {} s", BODY_PATIENCE.as_secs());
+        Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", detail))
+    })
+}
+
+async fn line_of(body: Body) -> Result<(BytesMut, Feed), ApiError> {
     let mut body = body.into_data_stream();
     let mut line = BytesMut::new();
     let mut searched = 0;

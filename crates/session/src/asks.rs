@@ -5,7 +5,7 @@ use harvest_proto::{
     api::{CreatePrompt, Prompt},
     bridge::Author,
 };
-use harvest_store::NewPrompt;
+use harvest_store::{NewPrompt, Write};
 
 use crate::{
     Sessions,
@@ -38,7 +38,8 @@ impl Sessions {
         let handle = self.handle(session).await?;
         let untitled = self.shared.store.session_get(session).await?.session.title == "untitled";
         let title = untitled.then(|| title(&new.text));
-        let order = |reply| Command::Prompt { new: Box::new(new), now: create.now, title, reply };
+        let also = title.map(Write::Title).into_iter().chain(self.made(&id.to_string())).collect();
+        let order = |reply| Command::Prompt { new: Box::new(new), now: create.now, also, reply };
         self.or_missing(session, handle.call(order).await).await?;
         Ok(self.shared.store.prompt_get(session, &id).await?)
     }

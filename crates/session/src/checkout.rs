@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use harvest_proto::bridge::Command;
+use harvest_proto::bridge::{Command, Exit};
 use harvest_store::{CheckoutRecord, Write};
 
 use crate::bridge::{Bridge, BridgeError, Output};
@@ -36,6 +36,16 @@ git branch --unset-upstream 2>/dev/null
 exit 0
 "#;
 
+// What an agent may have set in its repository, and what would be run whenever we look at its work: a monitor
+// or a hook that hangs would hide the work behind a time limit.
+const UNHINDERED: [(&str, &str); 5] = [
+    ("GIT_CONFIG_COUNT", "2"),
+    ("GIT_CONFIG_KEY_0", "core.fsmonitor"),
+    ("GIT_CONFIG_VALUE_0", "false"),
+    ("GIT_CONFIG_KEY_1", "core.hooksPath"),
+    ("GIT_CONFIG_VALUE_1", "/dev/null"),
+];
+
 // The hash git gives a tree with nothing in it.
 pub(crate) const EMPTY_TREE: &str = "4b825dc642cb6eb9a060e54bf8d69288fbee4904";
 
@@ -65,8 +75,14 @@ pub(crate) fn command(argv: &[&str], folder: &str, timeout_millis: u64) -> Comma
     }
 }
 
+/// A command that asks git, whatever the agent has set there.
+pub(crate) fn git_command(argv: &[&str], folder: &str, timeout_millis: u64) -> Command {
+    let env = UNHINDERED.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    Command { env: env.into(), ..command(argv, folder, timeout_millis) }
+}
+
 async fn git(bridge: &Bridge, argv: &[&str], folder: &str) -> Result<Output, BridgeError> {
-    bridge.run_command(command(argv, folder, GIT_LIMIT_MILLIS), 4096).await
+    bridge.run_command(git_command(argv, folder, GIT_LIMIT_MILLIS), 4096).await
 }
 
 async fn line(bridge: &Bridge, argv: &[&str], folder: &str) -> Result<Option<String>, BridgeError> {
@@ -140,11 +156,14 @@ pub(crate) async fn diff(bridge: &Bridge, checkouts: &[CheckoutRecord]) -> Resul
 
 async fn diff_of(bridge: &Bridge, folder: &str, base: &str, prefix: &str) -> Result<String, BridgeError> {
     let script = ["sh", "-c", DIFF, "sh", base, prefix, folder];
-    let order = command(&script, &self::folder(""), GIT_LIMIT_MILLIS);
+    let order = git_command(&script, &self::folder(""), GIT_LIMIT_MILLIS);
     let output = bridge.run_command(order, DIFF_BYTES).await?;
     let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
     if output.cut {
         text.push_str("\n… the rest of the diff is left out\n");
+    } else if output.exit == Exit::Timeout {
+        // Nothing would look like no work.
+        text.push_str("\n… git takes too long here: the diff is left out\n");
     }
     Ok(text)
 }

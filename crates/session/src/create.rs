@@ -8,7 +8,7 @@ use harvest_proto::{
     api::{AddRepository, CreateSession, Repository, Session, UseRepository},
     bridge::Author,
 };
-use harvest_store::{NewCheckout, NewSession, Write};
+use harvest_store::{NewCheckout, NewSession, Removal, Write};
 
 use crate::{
     Sessions,
@@ -89,16 +89,25 @@ impl Sessions {
         }
     }
 
+    /// Whose sessions have a snapshot; nobody's when it was taken of no session.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn snapshot_authors(&self, snapshot: &SnapshotId) -> Result<Vec<Author>, SessionError> {
+        Ok(self.shared.store.snapshot_authors(snapshot).await?)
+    }
+
     /// What a session writes first that starts from a snapshot somebody took.
     async fn start_from(&self, snapshot: &SnapshotId) -> Result<Vec<Write>, SessionError> {
-        if !self.shared.provider.holds(&StartFrom::Snapshot(snapshot.clone())).await? {
+        let removed = self.shared.store.removal_list().await?.contains(&Removal::Snapshot(snapshot.clone()));
+        if removed || !self.shared.provider.holds(&StartFrom::Snapshot(snapshot.clone())).await? {
             return Err(SessionError::missing(format!("snapshot {snapshot}")));
         }
         let (at, detail) = (now(), format!("start from {snapshot}"));
         let body = EventBody::Restored { snapshot: snapshot.clone(), detail };
         let mut writes = vec![Write::Event { at, turn: None, body: Box::new(body) }];
         // One that no session has is its owner's alone to remove: without a row it does not go with us.
-        if self.shared.store.snapshot_of_a_session(snapshot).await? {
+        if !self.shared.store.snapshot_authors(snapshot).await?.is_empty() {
             writes.push(Write::SnapshotShare { snapshot: snapshot.clone(), at });
         }
         Ok(writes)

@@ -7,7 +7,7 @@ use harvest_proto::{
     api::{DiffFiles, DiffStat, FileDiff, MachineChanges, Snapshot, Turn},
 };
 use harvest_store::{SessionRecord, TurnTree};
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::Semaphore;
 
 use crate::{
     Sessions,
@@ -23,13 +23,13 @@ use crate::{
     wiring::words,
 };
 
-// Enough for a person; a generated file is looked at in the machine.
+// Of all checkouts together. Enough for a person; a generated file is looked at in the machine.
 const PATCH_BYTES: usize = 8 << 20;
 
 // How many names of the machine are told one by one.
 const MACHINE_NAMES: usize = 20_000;
 
-// Each comparison may need two, and they are nobody's work.
+// Comparisons at a time. Each may need two machines that are nobody's work, and holds what it tells.
 static COMPARING: Semaphore = Semaphore::const_new(2);
 
 /// What to compare. Without anything: where the session started with where it stands.
@@ -130,11 +130,13 @@ impl Sessions {
     ) -> Result<Vec<(String, (Vec<u8>, bool))>, SessionError> {
         let known = self.known(session).await?;
         let (from, to) = known.points(range)?;
+        // Once for all it will need: two that each wait for what the other holds would wait for ever.
+        let _place = COMPARING.acquire().await.map_err(|_| SessionError::Stopped)?;
         let handle = self.handle(session).await?;
         // First, so that a machine that stands still is going by then; one that is not there is not started.
         let busy = handle.busy();
         let live = ready_bridge(&handle).await.map(|bridge| (bridge, busy));
-        let mut all = Vec::new();
+        let (mut all, mut room) = (Vec::new(), PATCH_BYTES);
         let repositories = known.record.repositories();
         let several = repositories.len() > 1;
         for repository in repositories {
@@ -143,8 +145,9 @@ impl Sessions {
             let prefixes = prefixes.iter().filter(|_| several).map(String::as_str);
             let how: Vec<&str> = how.iter().copied().chain(prefixes).collect();
             let mut comparison =
-                Comparison { sessions: self, known: &known, live: live.as_ref(), repository };
+                Comparison { sessions: self, known: &known, live: live.as_ref(), repository, room };
             let told = comparison.run(from, to, &how).await?;
+            room = room.saturating_sub(told.0.len());
             all.push((comparison.repository, told));
         }
         Ok(all)
@@ -245,6 +248,8 @@ struct Comparison<'a> {
     known: &'a Known,
     live: Option<&'a (Bridge, Busy)>,
     repository: String,
+    /// How much may be told of it.
+    room: usize,
 }
 
 impl Comparison<'_> {
@@ -267,7 +272,7 @@ impl Comparison<'_> {
             _ => Some(self.aside(to).await?),
         };
         let bridge = match (&aside, self.live) {
-            (Some(aside), _) => &aside.hidden.bridge,
+            (Some(aside), _) => &aside.0.bridge,
             (None, Some((bridge, _))) => bridge,
             (None, None) => unreachable!("without a machine of its own one is started"),
         };
@@ -297,7 +302,7 @@ impl Comparison<'_> {
         }
         // The earlier one is not here: it is brought along from where it is.
         let aside = self.aside(from).await?;
-        let other = &aside.hidden.bridge;
+        let other = &aside.0.bridge;
         let carried = async {
             let before = match before {
                 Some(before) => before,
@@ -328,28 +333,24 @@ impl Comparison<'_> {
         points: (&str, &str),
         how: &[&str],
     ) -> Result<Compared, SessionError> {
-        trees::compare(bridge, &self.repository, points, how, PATCH_BYTES).await.map_err(failed)
+        trees::compare(bridge, &self.repository, points, how, self.room).await.map_err(failed)
     }
 
     /// A machine that begins as the session was at a moment, for nothing but looking.
     async fn aside(&self, point: Point) -> Result<Aside, SessionError> {
         let snapshot = self.known.snapshot(point)?;
-        let place = COMPARING.acquire().await.map_err(|_| SessionError::Stopped)?;
         let from = StartFrom::Snapshot(snapshot);
         let hidden = Hidden::start(&self.sessions.shared, SandboxId::random(), from, None).await;
-        Ok(Aside { hidden: hidden.map_err(not_started)?, _place: place })
+        Ok(Aside(hidden.map_err(not_started)?))
     }
 }
 
 /// A machine aside.
-struct Aside {
-    hidden: Hidden,
-    _place: SemaphorePermit<'static>,
-}
+struct Aside(Hidden);
 
 impl Aside {
     async fn end(self) {
-        if let Err(error) = self.hidden.end().await {
+        if let Err(error) = self.0.end().await {
             tracing::warn!(error = words(&error), "a sandbox that compared turns cannot be ended");
         }
     }

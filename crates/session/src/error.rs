@@ -57,6 +57,7 @@ impl SessionError {
             Self::NotFound { .. } => "not_found",
             Self::Conflict { code, .. } | Self::Invalid { code, .. } => code,
             Self::Stopped => "stopping",
+            Self::Store(error) if error.is_full() => "no_room",
             Self::Store(_) => "store_failed",
             Self::Provider(ProviderError::ImageMissing { .. }) => "image_missing",
             Self::Provider(ProviderError::SnapshotMissing { .. }) => "snapshot_missing",
@@ -81,6 +82,9 @@ impl SessionError {
             Self::Bridge(BridgeError::Fault(fault)) if fault.full => {
                 Some("make room in the sandbox: `harvest exec SESSION -- df -h` shows what is full")
             }
+            Self::Store(error) if error.is_full() => Some(
+                "nothing was changed; make room on the server's disk (`harvest df`, `harvest gc`), then try again",
+            ),
             Self::Store(_) => Some("look for a full disk; `harvest doctor` shows it"),
             _ => None,
         }

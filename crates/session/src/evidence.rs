@@ -68,16 +68,17 @@ async fn review_one(
     let evidence = tokio::time::timeout(limit, gather(shared, work))
         .await
         .map_err(|_| HiddenError::TimedOut { limit })??;
+    let mut writes = Vec::new();
     if let Some(mut pull) = pull {
         let number = pull.number;
         if let Err(error) = shared.pulls.set_evidence(&repository.url, number, evidence.clone()).await {
             return Err(HiddenError::Other(words(&error)));
         }
         pull.evidence = Some(evidence.clone());
-        keep(shared, work, &pull).await.map_err(other)?;
+        writes.push(kept(shared, work, &pull));
     }
     let reviewed = Write::Reviewed { repository: repository.name, commit: commit.to_owned() };
-    let writes = vec![event(EventBody::Evidence(evidence)), reviewed];
+    writes.extend([event(EventBody::Evidence(evidence)), reviewed]);
     write(shared, &record.session.id, writes).await.map_err(other)
 }
 
@@ -115,10 +116,10 @@ async fn open_pull(shared: &Shared, work: Pushed<'_>) -> Result<Option<Pull>, Hi
     let known = session.repositories.iter().find(|known| known.name == repository.name);
     let known = known.and_then(|known| known.pull.as_ref());
     if known.is_none_or(|known| known.number != pull.number || known.commit != pull.commit) {
-        keep(shared, work, &pull).await.map_err(|error| HiddenError::Other(words(&error)))?;
         let (number, url, branch) = (pull.number, pull.url.clone(), pull.branch.clone());
         let opened = event(EventBody::PullOpened { number, url, branch });
-        let _ = write(shared, &session.id, vec![opened]).await;
+        let writes = vec![kept(shared, work, &pull), opened];
+        write(shared, &session.id, writes).await.map_err(|error| HiddenError::Other(words(&error)))?;
     }
     Ok(Some(pull))
 }
@@ -178,10 +179,9 @@ async fn fetch(bridge: &Bridge, folder: &str, branch: &str, commit: &str) -> Res
     }
 }
 
-async fn keep(shared: &Shared, work: Pushed<'_>, pull: &Pull) -> Result<(), StoreError> {
-    let Pushed { record, repository, .. } = work;
+fn kept(shared: &Shared, work: Pushed<'_>, pull: &Pull) -> Write {
     let pull = Pull { url: shared.pulls.lasting(&pull.url), ..pull.clone() };
-    shared.store.pull_upsert(shared.lease, &record.session.id, &repository.name, &pull, now()).await
+    Write::Pull { repository: work.repository.name.clone(), pull: Box::new(pull), at: now() }
 }
 
 fn event(body: EventBody) -> Write {

@@ -1,6 +1,6 @@
 //! The gateway's books, kept in the store: secrets, what a session may still use, what passed the door.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use harvest_gateway::{
@@ -11,6 +11,9 @@ use harvest_proto::{EventBody, Secret, SessionId, event::Usage};
 use harvest_store::{Lease, Store, StoreError, Write};
 
 use crate::wiring::now;
+
+const FIRST_WAIT: Duration = Duration::from_millis(50);
+const LONGEST_WAIT: Duration = Duration::from_secs(10);
 
 /// The ledger of one server.
 #[derive(Debug, Clone)]
@@ -42,11 +45,28 @@ impl Books {
     }
 
     async fn write(&self, session: &SessionId, writes: Vec<Write>) {
-        match self.store.session_commit(session, self.lease, now(), writes).await {
+        let (store, lease, session) = (self.store.clone(), self.lease, session.clone());
+        // What has passed cannot be taken back: it is written even when whoever waits at the door goes away.
+        let _written = tokio::spawn(async move { written(&store, lease, &session, writes).await }).await;
+    }
+}
+
+/// Writes it down, on a full disk as soon as there is room.
+async fn written(store: &Store, lease: Lease, session: &SessionId, writes: Vec<Write>) {
+    let mut wait = FIRST_WAIT;
+    loop {
+        match store.session_commit(session, lease, now(), writes.clone()).await {
             // Builds pass the door too, and have no session.
-            Ok(_) | Err(StoreError::NotFound { .. }) => {}
-            Err(error) => tracing::error!(%session, %error, "what passed the door could not be stored"),
+            Ok(_) | Err(StoreError::NotFound { .. }) => return,
+            Err(error @ (StoreError::LeaseLost | StoreError::Closed | StoreError::Unknown { .. })) => {
+                return tracing::error!(%session, %error, "what passed the door could not be stored");
+            }
+            Err(error) => {
+                tracing::error!(%session, %error, "what passed the door cannot be stored; trying again");
+            }
         }
+        tokio::time::sleep(wait).await;
+        wait = (wait * 2).min(LONGEST_WAIT);
     }
 }
 

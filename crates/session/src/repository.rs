@@ -92,7 +92,8 @@ impl Sessions {
     /// Nobody else may know the copy by another name.
     async fn forget_copy(&self, gone: &Repository) -> Result<(), SessionError> {
         let others = self.shared.store.repository_list().await?;
-        if others.iter().any(|other| other.url == gone.url) {
+        let lasting = |one: &Repository| self.shared.pulls.lasting(&one.url);
+        if others.iter().any(|other| lasting(other) == lasting(gone)) {
             return Ok(());
         }
         match self.shared.pulls.forget(&gone.url).await {
@@ -208,7 +209,7 @@ async fn build(
     let say = |message: &str| {
         let _ = tell.send(BuildLine::Progress { message: message.to_owned() });
     };
-    let began = now();
+    let began = shared.steady.now();
     let order = PassOrder {
         // No session's: what passes this door is written down nowhere but in the log.
         session: SessionId::random(),
@@ -237,7 +238,7 @@ async fn build(
         snapshot: snapshot.clone(),
         commit,
         check: Some(evidence).filter(|evidence| evidence.check == check::CHECK),
-        millis: u64::try_from(now().since(began).as_millis()).unwrap_or(u64::MAX),
+        millis: u64::try_from(shared.steady.now().since(began).as_millis()).unwrap_or(u64::MAX),
         built_at: now(),
     })
 }

@@ -239,8 +239,11 @@ async fn look(
 
 async fn carry(shared: &Shared, plan: &Plan) -> Result<(), SessionError> {
     for (session, why) in &plan.sessions {
-        tracing::info!(%session, why, "a session is deleted");
-        let removals = shared.store.session_delete(session, shared.lease, Vec::new(), now()).await?;
+        // Somebody may have gone on with it since the plan was made: the store looks again.
+        let Some(limit) = shared.config.retention.archived else { continue };
+        let quiet = now().before(limit);
+        let removals = shared.store.session_delete_archived(session, shared.lease, quiet, now()).await?;
+        tracing::info!(%session, why, removals = removals.len(), "an archived session's time is up");
         carry_out(shared, &removals).await;
     }
     let mut by_session: BTreeMap<(&SessionId, &'static str), Vec<SnapshotId>> = BTreeMap::new();

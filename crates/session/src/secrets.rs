@@ -1,10 +1,7 @@
-//! Secrets, sealed before they are stored and read by the gateway only; and the keys by which a request
-//! is told from its repetition.
+//! Secrets, sealed before they are stored and read by the gateway only.
 
 use harvest_gateway::vault::SecretName;
 use harvest_proto::{Secret, Timestamp};
-use harvest_store::Claim;
-use ring::digest::{SHA256, digest};
 
 use crate::{Sessions, error::SessionError, wiring::now};
 
@@ -38,31 +35,6 @@ impl Sessions {
             return Ok(());
         }
         Err(SessionError::missing(format!("secret `{name}`")))
-    }
-
-    /// Claims an idempotency key for a request, told apart by what it says. Keys are kept for 24 hours.
-    ///
-    /// # Errors
-    /// When the store fails.
-    pub async fn idempotency_claim(&self, key: &str, request: &[u8]) -> Result<Claim, SessionError> {
-        let request = hex(digest(&SHA256, request).as_ref());
-        Ok(self.shared.store.idempotency_claim(key, &request, now()).await?)
-    }
-
-    /// The work of a claimed key is done; this was the answer.
-    ///
-    /// # Errors
-    /// When the store fails.
-    pub async fn idempotency_finish(&self, key: &str, answer: &str) -> Result<(), SessionError> {
-        Ok(self.shared.store.idempotency_finish(key, answer).await?)
-    }
-
-    /// The work of a claimed key was not done; it may be claimed again.
-    ///
-    /// # Errors
-    /// When the store fails.
-    pub async fn idempotency_release(&self, key: &str) -> Result<(), SessionError> {
-        Ok(self.shared.store.idempotency_release(key).await?)
     }
 
     /// The time by the server's clock.

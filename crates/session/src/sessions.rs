@@ -22,6 +22,7 @@ use crate::{
     error::SessionError,
     meters::Meters,
     reconcile::Reconcile,
+    steady::Steady,
     usher::Usher,
     wiring::{Parts, Shared, words},
 };
@@ -36,6 +37,8 @@ pub(crate) type Birth = (NewSession, State, Option<NewPrompt>, Vec<Write>);
 pub struct Sessions {
     pub(crate) shared: Arc<Shared>,
     drivers: Arc<tokio::sync::Mutex<HashMap<SessionId, Handle>>>,
+    /// The idempotency key that what is made now is made under.
+    pub(crate) key: Option<Arc<str>>,
     _stop: Arc<StopOnDrop>,
 }
 
@@ -76,6 +79,7 @@ impl Sessions {
         config.clocks.idle_freeze = config.clocks.idle_freeze.filter(|_| parts.provider.freezing().is_some());
         let limits = config.limits;
         let shared = Arc::new(Shared {
+            steady: Steady::open(&parts.store).await?,
             store: parts.store,
             lease: parts.lease,
             provider: parts.provider,
@@ -92,7 +96,7 @@ impl Sessions {
             usher: Usher::new(limits),
             checks: Semaphore::new(limits.checks.min(Semaphore::MAX_PERMITS)),
         });
-        let sessions = Self { shared, drivers: Arc::default(), _stop: Arc::new(StopOnDrop(stop)) };
+        let sessions = Self { shared, drivers: Arc::default(), key: None, _stop: Arc::new(StopOnDrop(stop)) };
         sessions.pick_up().await?;
         Ok(sessions)
     }
@@ -210,6 +214,7 @@ impl Sessions {
                 snapshot: state.disk.clone(),
             });
             writes.extend(prompt.map(|prompt| Write::PromptInsert(Box::new(prompt))));
+            writes.extend(self.made(&new.id.to_string()));
             (new, writes)
         });
         self.shared.store.session_insert_all(self.shared.lease, births.collect()).await?;

@@ -11,7 +11,7 @@ use harvest_store::Write;
 
 use crate::{
     bridge::{Bridge, BridgeError, ExecOutput},
-    checkout::{self, command},
+    checkout::{self, git_command},
     wiring::{Shared, words},
 };
 
@@ -36,7 +36,7 @@ find "$kept" -maxdepth 1 -name 'index.*' -mmin +10 -delete
 index=$(mktemp "$kept/index.XXXXXX") && rm -f "$index" && trap 'rm -f "$index" "$index.lock"' EXIT || exit 1
 cp "$(git rev-parse --git-path index)" "$index" 2>/dev/null
 export GIT_INDEX_FILE="$index"
-git='git -c core.fsmonitor=false -c core.untrackedCache=false -c core.splitIndex=false'
+git='git -c core.untrackedCache=false -c core.splitIndex=false'
 $git add -u --ignore-errors -- . 2>/dev/null
 $git ls-files -z -o --exclude-standard | sed -z 's|^|./|' \
   | xargs -0 -r sh -c 'find "$@" -maxdepth 0 \( -type l -o -type f -size -16385b \) -print0' sh \
@@ -91,7 +91,7 @@ pub(crate) enum TreeError {
 fn script(body: &str, repository: &str, arguments: &[&str]) -> Command {
     let text = format!("{BEGIN}{body}");
     let argv = [&["sh", "-c", &text, "sh", repository], arguments].concat();
-    command(&argv, &checkout::folder(repository), GIT_LIMIT_MILLIS)
+    git_command(&argv, &checkout::folder(repository), GIT_LIMIT_MILLIS)
 }
 
 /// Keeps the state of a checkout as it is now, and tells how it differs from another.

@@ -5,8 +5,7 @@ use std::{
     collections::HashSet,
     io,
     path::Path,
-    sync::{Arc, Mutex, OnceLock},
-    time::Instant,
+    sync::{Arc, Mutex},
 };
 
 use async_trait::async_trait;
@@ -26,7 +25,8 @@ use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    clocks::Clocks, meters::Meters, places::Limits, provider::Provider, retention::Retention, usher::Usher,
+    clocks::Clocks, meters::Meters, places::Limits, provider::Provider, retention::Retention, steady::Steady,
+    usher::Usher,
 };
 
 /// Opens doors for sandboxes.
@@ -182,6 +182,8 @@ pub(crate) struct Shared {
     pub(crate) vault: Arc<Vault>,
     pub(crate) config: Config,
     pub(crate) trusted: Trusted,
+    /// What clocks are looked at by.
+    pub(crate) steady: Steady,
     pub(crate) stop: CancellationToken,
     pub(crate) tracker: TaskTracker,
     /// The sandboxes that belong to no session.
@@ -270,14 +272,6 @@ impl From<&SessionRecord> for PassOrder {
 /// The time.
 pub(crate) fn now() -> Timestamp {
     std::time::SystemTime::now().into()
-}
-
-/// The time for measuring how long things take: it begins as the wall's and then goes evenly, so that
-/// neither a corrected clock nor a night of a closed laptop ends a turn.
-pub(crate) fn steady() -> Timestamp {
-    static BEGAN: OnceLock<(Timestamp, Instant)> = OnceLock::new();
-    let (wall, then) = BEGAN.get_or_init(|| (now(), Instant::now()));
-    wall.after(then.elapsed())
 }
 
 /// An error with everything behind it, in one line.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use harvest_proto::{
     Event, EventBody, PromptId, SandboxId, SessionId, SnapshotId, Timestamp, TurnId,
-    api::{DiffStat, PromptStatus, SessionState},
+    api::{DiffStat, PromptStatus, Pull, SessionState},
     bridge::{Author, OutboxEvent},
     event::{SnapshotKind, TurnOutcome, Usage},
 };
@@ -14,7 +14,7 @@ use crate::{
     DbConnection, Lease, Store, StoreError,
     checkouts::{self, Fact},
     events::{self, Outbox},
-    prompts,
+    idempotency, prompts, pulls,
     row::{self, bigint, plain, to_word},
     snapshots, turns,
     writer::{Done, News},
@@ -160,6 +160,22 @@ pub enum Write {
         repository: String,
         /// Which.
         commit: String,
+    },
+    /// The session's pull request in this repository as it stands.
+    Pull {
+        /// Which repository.
+        repository: String,
+        /// The pull request.
+        pull: Box<Pull>,
+        /// When.
+        at: Timestamp,
+    },
+    /// This, under the idempotency key it was asked for with.
+    Made {
+        /// The key.
+        key: String,
+        /// What was made.
+        id: String,
     },
     /// That commit's pull request and evidence are done.
     Reviewed {
@@ -323,10 +339,12 @@ impl Target<'_> {
             Write::Pushed { repository, commit } => {
                 checkouts::learn(self, Fact::Pushed, repository, commit).await
             }
+            Write::Pull { repository, pull, at } => pulls::upsert(self, repository, &pull, at).await,
             Write::Reviewed { repository, commit } => {
                 checkouts::learn(self, Fact::Reviewed, repository, commit).await
             }
             Write::Usage(usage) => self.usage(usage).await,
+            Write::Made { key, id } => idempotency::made(self, key, id).await,
             Write::Position(position) => self.position(position).await,
         }
     }

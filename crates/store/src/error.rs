@@ -96,6 +96,19 @@ impl StoreError {
         }
     }
 
+    /// Whether a disk has no room left, be it ours or the database server's.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        let told = match self {
+            Self::Commit { reason } => reason.clone(),
+            Self::Database(error) | Self::Connect { source: error, .. } => Self::words(error),
+            Self::File { source, .. } => source.to_string(),
+            _ => return false,
+        };
+        // SQLite's words, and the system's, which PostgreSQL passes on.
+        told.contains("disk is full") || told.contains("No space left on device")
+    }
+
     /// A row that is not there.
     pub(crate) fn missing(what: impl Into<String>) -> Self {
         Self::NotFound { what: what.into() }

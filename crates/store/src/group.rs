@@ -131,7 +131,7 @@ impl Task {
             refuse(left.jobs, left.failures, || StoreError::Unknown { reason: reason.clone() });
         }
         if let Some(connection) = self.connection.take() {
-            let _ = connection.close().await;
+            let _ = within(self.source.dialect.limit(), connection.close()).await;
         }
     }
 
@@ -143,12 +143,14 @@ impl Task {
             Err(error) => return self.broken(jobs, failures, StoreError::words(&error)),
         };
         let Some(connection) = &mut self.connection else { return };
-        if let Some(lease) = self.held.get()
-            && let Err(error) = leases::check(connection, lease).await
-        {
-            return self.fenced(jobs, failures, &error);
-        }
         let limit = self.source.dialect.limit();
+        if let Some(lease) = self.held.get() {
+            match within(limit, leases::check(connection, lease)).await {
+                Ok(Ok(_)) => {}
+                Ok(Err(error)) => return self.fenced(jobs, failures, &error),
+                Err(silent) => return self.broken(jobs, failures, silent.to_string()),
+            }
+        }
         let news = match within(limit, each(connection, &mut jobs, &mut failures)).await {
             Ok(Ok(news)) => news,
             Ok(Err(reason)) => return self.broken(jobs, failures, reason),
@@ -215,7 +217,7 @@ impl Task {
     async fn settle_now(&mut self) {
         if self.begin(Duration::ZERO).await.is_ok()
             && let Some(connection) = &mut self.connection
-            && run(connection, "ROLLBACK").await.is_err()
+            && !matches!(within(self.source.dialect.limit(), run(connection, "ROLLBACK")).await, Ok(Ok(())))
         {
             self.connection = None;
         }

@@ -1,13 +1,18 @@
-//! Idempotency keys: a request that is sent again gets the first one's answer.
+//! Idempotency keys: a request that is sent again gets the first one's answer. What it made is written down
+//! with the thing itself, so that a server which dies before it has answered leaves no doubt.
 
 use std::time::Duration;
 
 use harvest_proto::Timestamp;
 
-use crate::{Store, StoreError, row};
+use crate::{Store, StoreError, commit::Target, row};
 
 // The time the HTTP draft's implementers keep keys: long enough for any client's retries.
 const KEPT: Duration = Duration::from_secs(24 * 60 * 60);
+
+// Work that made something is done, whether or not anybody heard of it.
+const RELEASE: &str = "DELETE FROM idempotency_keys WHERE key = $1 AND answer IS NULL AND made IS NULL";
+const RELEASE_ALL: &str = "DELETE FROM idempotency_keys WHERE answer IS NULL AND made IS NULL";
 
 /// What a key says about a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -20,6 +25,11 @@ pub enum Claim {
     Done {
         /// The answer.
         answer: String,
+    },
+    /// The work was done, and nobody wrote down what was answered. These ids are what it made.
+    Made {
+        /// What it made, in their order.
+        ids: Vec<String>,
     },
     /// The key was used for another request.
     Mismatch,
@@ -57,15 +67,15 @@ impl Store {
                     if new.rows_affected() == 1 {
                         return Ok(Claim::New.into());
                     }
-                    let row = sqlx::query("SELECT request, answer FROM idempotency_keys WHERE key = $1")
-                        .bind(key)
-                        .fetch_one(&mut *connection)
-                        .await?;
+                    let row =
+                        sqlx::query("SELECT request, answer, made FROM idempotency_keys WHERE key = $1")
+                            .bind(key)
+                            .fetch_one(&mut *connection)
+                            .await?;
                     if row::text(&row, "request")? != request {
                         return Ok(Claim::Mismatch.into());
                     }
-                    let answer = row::optional(&row, "answer")?;
-                    Ok(answer.map_or(Claim::InProgress, |answer| Claim::Done { answer }).into())
+                    Ok(used(row::optional(&row, "answer")?, row::optional(&row, "made")?).into())
                 })
             })
             .await
@@ -91,7 +101,7 @@ impl Store {
             .await
     }
 
-    /// The work of a claimed key was not done; it may be claimed again.
+    /// The work of a claimed key was not done; it may be claimed again. Changes nothing when it made something.
     ///
     /// # Errors
     /// When the database cannot be written.
@@ -100,10 +110,7 @@ impl Store {
         self.writer
             .run(move |connection| {
                 Box::pin(async move {
-                    sqlx::query("DELETE FROM idempotency_keys WHERE key = $1 AND answer IS NULL")
-                        .bind(key)
-                        .execute(connection)
-                        .await?;
+                    sqlx::query(RELEASE).bind(key).execute(connection).await?;
                     Ok(().into())
                 })
             })
@@ -118,12 +125,31 @@ impl Store {
         self.writer
             .run(move |connection| {
                 Box::pin(async move {
-                    sqlx::query("DELETE FROM idempotency_keys WHERE answer IS NULL")
-                        .execute(connection)
-                        .await?;
+                    sqlx::query(RELEASE_ALL).execute(connection).await?;
                     Ok(().into())
                 })
             })
             .await
     }
+}
+
+fn used(answer: Option<String>, made: Option<String>) -> Claim {
+    match (answer, made) {
+        (Some(answer), _) => Claim::Done { answer },
+        (None, Some(made)) => Claim::Made { ids: made.split_whitespace().map(str::to_owned).collect() },
+        (None, None) => Claim::InProgress,
+    }
+}
+
+/// Writes down what the request of a key made, together with it.
+pub(crate) async fn made(target: &mut Target<'_>, key: String, id: String) -> Result<(), StoreError> {
+    sqlx::query(
+        "UPDATE idempotency_keys SET made = CASE WHEN made IS NULL THEN $2 ELSE made || ' ' || $2 END
+         WHERE key = $1",
+    )
+    .bind(key)
+    .bind(id)
+    .execute(&mut *target.connection)
+    .await?;
+    Ok(())
 }

@@ -15,6 +15,30 @@ impl Store {
         row.map(|row| row::text(&row, "value")).transpose()
     }
 
+    /// Keeps `value` under `key` unless something is there already; answers what is there then.
+    ///
+    /// # Errors
+    /// When the database cannot be written.
+    pub async fn meta_claim(&self, key: &str, value: &str) -> Result<String, StoreError> {
+        let (key, value) = (key.to_owned(), value.to_owned());
+        self.writer
+            .run(move |connection| {
+                Box::pin(async move {
+                    sqlx::query("INSERT INTO meta (key, value) VALUES ($1, $2) ON CONFLICT (key) DO NOTHING")
+                        .bind(key.clone())
+                        .bind(value)
+                        .execute(&mut *connection)
+                        .await?;
+                    let kept = sqlx::query("SELECT value FROM meta WHERE key = $1")
+                        .bind(key)
+                        .fetch_one(&mut *connection)
+                        .await?;
+                    Ok(row::text(&kept, "value")?.into())
+                })
+            })
+            .await
+    }
+
     /// Keeps `value` under `key`.
     ///
     /// # Errors

@@ -254,6 +254,32 @@ impl Store {
         also: Vec<Removal>,
         at: Timestamp,
     ) -> Result<Vec<Removal>, StoreError> {
+        self.delete_where(session, lease, None, also, at).await
+    }
+
+    /// The same for a session that is archived, has been quiet since `quiet`, and of which nothing is pinned; any
+    /// other stays, and with it everything.
+    ///
+    /// # Errors
+    /// [`StoreError::LeaseLost`] when another server has taken over.
+    pub async fn session_delete_archived(
+        &self,
+        session: &SessionId,
+        lease: Lease,
+        quiet: Timestamp,
+        at: Timestamp,
+    ) -> Result<Vec<Removal>, StoreError> {
+        self.delete_where(session, lease, Some(quiet), Vec::new(), at).await
+    }
+
+    async fn delete_where(
+        &self,
+        session: &SessionId,
+        lease: Lease,
+        quiet: Option<Timestamp>,
+        also: Vec<Removal>,
+        at: Timestamp,
+    ) -> Result<Vec<Removal>, StoreError> {
         let session = session.clone();
         let id = session.clone();
         let removals = self
@@ -261,6 +287,11 @@ impl Store {
             .run(move |connection| {
                 Box::pin(async move {
                     leases::check(connection, lease).await?;
+                    if let Some(quiet) = quiet
+                        && !is_forgotten(connection, &session, quiet).await?
+                    {
+                        return Ok(None.into());
+                    }
                     let mut removals = left_by(connection, &session).await?;
                     removals
                         .extend(also.into_iter().filter(|one| !removals.contains(one)).collect::<Vec<_>>());
@@ -271,13 +302,31 @@ impl Store {
                         .bind(session.to_string())
                         .execute(&mut *connection)
                         .await?;
-                    Ok(removals.into())
+                    Ok(Some(removals).into())
                 })
             })
             .await?;
+        let Some(removals) = removals else { return Ok(Vec::new()) };
         self.topics.lock().expect("no holder of this lock can panic").remove(&id);
         Ok(removals)
     }
+}
+
+async fn is_forgotten(
+    connection: &mut DbConnection,
+    session: &SessionId,
+    quiet: Timestamp,
+) -> Result<bool, StoreError> {
+    let over = sqlx::query(
+        "SELECT 1 FROM sessions s WHERE s.id = $1 AND s.state = $2 AND s.last_activity <= $3 AND NOT EXISTS
+         (SELECT 1 FROM snapshots p WHERE p.session = s.id AND p.pinned <> 0)",
+    )
+    .bind(session.to_string())
+    .bind(to_word(&SessionState::Archived))
+    .bind(quiet.as_millis())
+    .fetch_optional(&mut *connection)
+    .await?;
+    Ok(over.is_some())
 }
 
 /// The session's sandbox and the snapshots no other session may go on from.

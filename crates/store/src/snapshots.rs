@@ -3,7 +3,9 @@
 
 use std::collections::HashSet;
 
-use harvest_proto::{SessionId, SnapshotId, Timestamp, TurnId, api::Snapshot, event::SnapshotKind};
+use harvest_proto::{
+    SessionId, SnapshotId, Timestamp, TurnId, api::Snapshot, bridge::Author, event::SnapshotKind,
+};
 
 use crate::{
     DbConnection, DbRow, Lease, Removal, Store, StoreError,
@@ -25,16 +27,21 @@ impl Store {
         rows.iter().map(read).collect()
     }
 
-    /// Whether some session may start from it.
+    /// Whose sessions may start from it; nobody's when no session has it.
     ///
     /// # Errors
     /// When the database cannot be read.
-    pub async fn snapshot_of_a_session(&self, snapshot: &SnapshotId) -> Result<bool, StoreError> {
-        let row = sqlx::query("SELECT COUNT(*) AS used FROM snapshots WHERE id = $1")
-            .bind(snapshot.to_string())
-            .fetch_one(&self.readers)
-            .await?;
-        Ok(row::count::<u64>(&row, "used")? > 0)
+    pub async fn snapshot_authors(&self, snapshot: &SnapshotId) -> Result<Vec<Author>, StoreError> {
+        let rows = sqlx::query(
+            "SELECT s.author_name, s.author_email FROM sessions s JOIN snapshots p ON p.session = s.id
+             WHERE p.id = $1 ORDER BY s.created_at, s.id",
+        )
+        .bind(snapshot.to_string())
+        .fetch_all(&self.readers)
+        .await?;
+        let author =
+            |row| Ok(Author { name: row::text(row, "author_name")?, email: row::text(row, "author_email")? });
+        rows.iter().map(author).collect()
     }
 
     /// Every snapshot any session may go on from, with each of those sessions.

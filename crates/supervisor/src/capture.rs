@@ -3,14 +3,16 @@
 
 use std::time::Duration;
 
-use harvest_proto::bridge::{Exit, Fault, FaultCode};
+use harvest_proto::{
+    bridge::{Exit, Fault, FaultCode},
+    redact,
+};
 use tokio::net::unix::pipe;
 
 use crate::{
     cut::Tail,
     exec::{pipes, read_rest, throw_away},
     processes::Order,
-    redact,
     supervisor::Supervisor,
 };
 
@@ -28,7 +30,7 @@ impl Captured {
         match self.exit {
             Exit::Code(0) => Ok(self.tail),
             exit => {
-                let tail = redact::text(&self.tail);
+                let tail = redact::cover(&self.tail);
                 Err(format!("{tail}\n{}", describe(exit)).trim_start().to_owned())
             }
         }

@@ -25,7 +25,7 @@ use tokio::{
 };
 
 use crate::{
-    blobs, boot, exec, files, log,
+    blobs, boot, cut, exec, files, log,
     streams::{Credit, Inbox},
     supervisor::Supervisor,
     terminal::Master,
@@ -167,6 +167,9 @@ impl Connection {
 
     /// Answers a request.
     pub(crate) async fn reply(&self, id: RequestId, result: Result<Reply, Fault>) {
+        // Words about a request may repeat it, and the request may have been a whole frame.
+        let result = result
+            .map_err(|fault| Fault { message: cut::text(&fault.message, cut::MAX_TEXT_BYTES), ..fault });
         self.say(FromSupervisor::Reply { id, result }).await;
     }
 

@@ -5,6 +5,9 @@ use serde_json::Value;
 /// The longest text an event carries.
 pub(crate) const MAX_TEXT_BYTES: usize = 64 * 1024;
 
+/// The longest name of a question that is to be answered by it.
+pub(crate) const MAX_NAME_BYTES: usize = 1024;
+
 // A text inside a long tool input: two dozen of them still fit one event.
 const MAX_INNER_BYTES: usize = 2 * 1024;
 
@@ -49,6 +52,23 @@ fn shorten(value: Value) -> Value {
         }
         other => other,
     }
+}
+
+/// How long a value is as JSON; nothing is kept of it.
+pub(crate) fn encoded(value: &impl serde::Serialize) -> usize {
+    struct Count(usize);
+    impl std::io::Write for Count {
+        fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+            self.0 += bytes.len();
+            Ok(bytes.len())
+        }
+        fn flush(&mut self) -> std::io::Result<()> {
+            Ok(())
+        }
+    }
+    let mut count = Count(0);
+    // What cannot be written as JSON is no frame either.
+    serde_json::to_writer(&mut count, value).map_or(usize::MAX, |()| count.0)
 }
 
 /// The last lines of a program's output, each of bounded length.

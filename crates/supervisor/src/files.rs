@@ -27,7 +27,7 @@ use tokio::task::spawn_blocking;
 use self::place::Place;
 use crate::{
     connection::Connection,
-    log,
+    cut, log,
     streams::{Credit, Inbox},
     users::User,
 };
@@ -227,13 +227,13 @@ fn temporary_name(name: &OsStr) -> String {
     // Cut: the whole must stay below the 255 bytes a name may have. An id of ours is as random as
     // a name needs to be.
     let name = name.to_string_lossy();
-    format!(".{}.{}.part", crate::cut::head(&name, 100), harvest_proto::SandboxId::random().part())
+    format!(".{}.{}.part", cut::head(&name, 100), harvest_proto::SandboxId::random().part())
 }
 
 /// The entries by name, and whether there are more than fit a reply; who cannot ask for those is told so.
 fn list(path: &Path, after: Option<&str>) -> io::Result<(Vec<FileStat>, bool)> {
-    // About what an entry takes beside its name, as JSON.
-    const ENTRY_BYTES: usize = 160;
+    // What a frame takes around the entries.
+    const FRAME_BYTES: usize = 4 * 1024;
     // Held while it is listed: the way to it may lead elsewhere a moment later.
     let folder = place::open(path, OFlags::RDONLY | OFlags::DIRECTORY)?;
     let path = place::through(&folder);
@@ -243,17 +243,19 @@ fn list(path: &Path, after: Option<&str>) -> io::Result<(Vec<FileStat>, bool)> {
     }
     names.sort_unstable();
     let mut entries = Vec::new();
-    let mut bytes = 0;
+    let mut bytes = FRAME_BYTES;
     for name in names.into_iter().filter(|name| after.is_none_or(|after| name.as_str() > after)) {
         let Ok(metadata) = fs::symlink_metadata(path.join(&name)) else { continue };
         let target = metadata.is_symlink().then(|| target(&path.join(&name))).flatten();
-        bytes += ENTRY_BYTES + name.len() * 2 + target.as_ref().map_or(0, |target| target.len() * 2);
+        let entry = FileStat { target, ..stat(name, &metadata) };
+        // As it is written, with a comma: a character of one byte may take six there.
+        bytes += cut::encoded(&entry) + 1;
         if bytes > MAX_CONTROL_BYTES {
             let words = "the folder has more entries than fit a reply";
             let unasked = || io::Error::new(io::ErrorKind::InvalidInput, words);
             return after.map(|_| (entries, true)).ok_or_else(unasked);
         }
-        entries.push(FileStat { target, ..stat(name, &metadata) });
+        entries.push(entry);
     }
     Ok((entries, false))
 }
@@ -311,4 +313,34 @@ fn fault(path: &Path, error: &io::Error) -> Fault {
     };
     let full = matches!(error.kind(), Kind::StorageFull | Kind::QuotaExceeded | Kind::FileTooLarge);
     Fault { full, ..Fault::new(code, format!("{}: {error}", path.display())) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use harvest_proto::bridge::Frame;
+
+    #[test]
+    fn a_folder_of_hostile_names_is_listed_in_frames_that_are_read() {
+        let folder = tempfile::tempdir().unwrap();
+        for number in 0..300 {
+            let name = format!("{number:03}{}", "\u{1}".repeat(200));
+            std::os::unix::fs::symlink("\u{1}".repeat(2000), folder.path().join(name)).unwrap();
+        }
+        let (mut after, mut listed) = (String::new(), 0);
+        loop {
+            let (entries, more) = list(folder.path(), Some(&after)).unwrap();
+            after = entries.last().unwrap().name.clone();
+            listed += entries.len();
+            let reply = FromSupervisor::Reply { id: u64::MAX, result: Ok(Reply::List { entries, more }) };
+            let mut decoder = harvest_proto::bridge::Decoder::default();
+            decoder.push(&Frame::Control(reply).encode());
+            assert!(decoder.take::<FromSupervisor>().is_ok(), "the other side would hang up");
+            if !more {
+                break;
+            }
+        }
+        assert_eq!(listed, 300);
+        assert!(list(folder.path(), None).is_err(), "who cannot ask for more is told");
+    }
 }

@@ -15,6 +15,16 @@ const LOCAL_LIMIT: Duration = Duration::from_secs(60);
 pub(crate) const NEVER_ASK: [(&str, &str); 2] =
     [("GIT_TERMINAL_PROMPT", "0"), ("GIT_SSH_COMMAND", "ssh -o BatchMode=yes")];
 
+// What a restored disk may have set in its checkouts, and what would be run whenever they are brought up to
+// date: a monitor or a hook that hangs would hold the boot.
+const UNHINDERED: [(&str, &str); 5] = [
+    ("GIT_CONFIG_COUNT", "2"),
+    ("GIT_CONFIG_KEY_0", "core.fsmonitor"),
+    ("GIT_CONFIG_VALUE_0", "false"),
+    ("GIT_CONFIG_KEY_1", "core.hooksPath"),
+    ("GIT_CONFIG_VALUE_1", "/dev/null"),
+];
+
 /// What holds for every git of this user. Set once per boot.
 const SETTINGS: [(&str, &str); 5] = [
     ("safe.directory", "*"),
@@ -45,7 +55,12 @@ impl Git<'_> {
     async fn run(&self, folder: &str, arguments: &[&str], limit: Duration) -> Result<String, String> {
         let argv = std::iter::once("git").chain(arguments.iter().copied()).map(str::to_owned).collect();
         let mut order = self.supervisor.order(argv, self.user, folder);
-        order.env.extend(NEVER_ASK.map(|(name, value)| (name.to_owned(), value.to_owned())));
+        order.env.extend(
+            NEVER_ASK
+                .iter()
+                .chain(&UNHINDERED)
+                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned())),
+        );
         let captured = capture::run(self.supervisor, order, limit).await.map_err(|fault| fault.message)?;
         let line = format!("git {}", arguments.join(" "));
         captured.ok().map_err(|tail| format!("{line}\n{tail}"))
@@ -85,14 +100,25 @@ impl Git<'_> {
                 Err(tail) => Synced::Stale(format!("cannot fetch {}: {tail}", checkout.name)),
             });
         }
-        if there {
-            self.fetch(&folder, checkout).await?;
-        } else {
-            let arguments = ["clone", "--quiet", "--", &checkout.remote, &checkout.name];
-            self.run(&workspace, &arguments, GIT_LIMIT).await?;
+        if !there {
+            self.clone(&workspace, checkout, start).await?;
+            return Ok(Synced::Cloned);
         }
+        self.fetch(&folder, checkout).await?;
         self.check_out(&folder, checkout, start).await?;
-        Ok(if there { Synced::Brought } else { Synced::Cloned })
+        Ok(Synced::Brought)
+    }
+
+    // Under its name only once it is whole: what is cut off in the middle must not pass for a checkout on the
+    // next boot.
+    async fn clone(&self, workspace: &str, checkout: &Checkout, start: BootStart) -> Result<(), String> {
+        let part = format!(".{}.part", checkout.name);
+        let (at, folder) = (format!("{workspace}/{part}"), format!("{workspace}/{}", checkout.name));
+        remove(&at).await.map_err(|error| format!("cannot remove {at}: {error}"))?;
+        let arguments = ["clone", "--quiet", "--", &checkout.remote, &part];
+        self.run(workspace, &arguments, GIT_LIMIT).await?;
+        self.check_out(&at, checkout, start).await?;
+        std::fs::rename(&at, &folder).map_err(|error| format!("cannot put the clone at {folder}: {error}"))
     }
 
     async fn fetch(&self, folder: &str, checkout: &Checkout) -> Result<(), String> {
@@ -155,6 +181,16 @@ impl Git<'_> {
         let reference = format!("refs/heads/{branch}");
         self.run(folder, &["symbolic-ref", "HEAD", &reference], LOCAL_LIMIT).await?;
         Ok(())
+    }
+}
+
+// What an earlier clone got done. It may be large, and others wait for this thread.
+async fn remove(folder: &str) -> std::io::Result<()> {
+    let folder = folder.to_owned();
+    let removed = tokio::task::spawn_blocking(move || std::fs::remove_dir_all(folder)).await;
+    match removed.unwrap_or_else(|_| Err(std::io::ErrorKind::Interrupted.into())) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        other => other,
     }
 }
 

@@ -24,7 +24,6 @@ mod outbox;
 mod passing;
 mod processes;
 mod reaper;
-mod redact;
 mod run;
 mod still;
 mod streams;

@@ -16,7 +16,7 @@ use harvest_proto::{
 use reqwest::{Method, RequestBuilder};
 use serde_json::{Value, json};
 
-use crate::{Follower, PATIENCE, binary, eventually};
+use crate::{Follower, PATIENCE, binary, eventually, sweep_after};
 
 /// What a program printed and how it ended.
 #[derive(Debug)]
@@ -48,14 +48,23 @@ impl Host {
     /// # Panics
     /// When it does not come up.
     pub async fn start_with(env: &[(&str, &str)]) -> Self {
+        Self::start_below(&std::env::temp_dir(), env).await
+    }
+
+    /// The same, with the home in this folder.
+    ///
+    /// # Panics
+    /// When it does not come up.
+    pub async fn start_below(folder: &Path, env: &[(&str, &str)]) -> Self {
         // Another test of this process may have been first; one provider is enough.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut host = Self {
-            home: tempfile::Builder::new().prefix("hv").tempdir().expect("a temporary folder can be made"),
+            home: tempfile::Builder::new().prefix("hv").tempdir_in(folder).expect("a folder can be made"),
             server: None,
             env: env.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect(),
             client: reqwest::Client::builder().no_proxy().build().expect("a client needs nothing"),
         };
+        sweep_after(std::process::id(), host.home(), &host.env);
         host.up().await;
         host
     }
@@ -64,6 +73,11 @@ impl Host {
     #[must_use]
     pub fn home(&self) -> &Path {
         self.home.path()
+    }
+
+    /// Sets a variable for what is started from now on.
+    pub fn set(&mut self, name: &str, value: &str) {
+        self.env.insert(name.into(), value.into());
     }
 
     fn command(&self) -> Command {
@@ -78,6 +92,15 @@ impl Host {
     /// # Panics
     /// When it does not.
     pub async fn up(&mut self) {
+        self.launch();
+        self.ready().await;
+    }
+
+    /// Starts the server, and waits for nothing.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn launch(&mut self) {
         let _ = fs::remove_file(self.home.path().join("server.json"));
         let log = fs::File::options()
             .create(true)
@@ -93,16 +116,28 @@ impl Host {
             .spawn()
             .expect("the server can be started");
         self.server = Some(server);
-        let host = &*self;
+    }
+
+    /// Waits until the server answers.
+    ///
+    /// # Panics
+    /// When it does not.
+    pub async fn ready(&self) {
         eventually("the server to answer", || async {
-            host.url()?;
-            host.request(Method::GET, "/readyz")
-                .send()
-                .await
-                .ok()
-                .filter(|answer| answer.status().is_success())
+            self.url()?;
+            let answer = self.request(Method::GET, "/readyz").send().await;
+            answer.ok().filter(|answer| answer.status().is_success())
         })
         .await;
+    }
+
+    /// The server's pid.
+    ///
+    /// # Panics
+    /// When there is no server.
+    #[must_use]
+    pub fn server(&self) -> u32 {
+        self.server.as_ref().expect("a server runs").id()
     }
 
     /// kill -9, as a power cut would.
@@ -231,6 +266,16 @@ impl Host {
             "repository": repository, "agent": agent, "model": "scripted", "network": "none",
             "prompt": format!("{prompt}\nscript: {script}"),
         });
+        serde_json::from_value(self.post("/v1/sessions", body).await).expect("a session comes back")
+    }
+
+    /// A session with no repository, whose agent is the scripted one: the quickest there is.
+    ///
+    /// # Panics
+    /// When it is refused.
+    pub async fn bare(&self, prompt: &str, script: &Value) -> Session {
+        let prompt = format!("{prompt}\nscript: {script}");
+        let body = json!({ "agent": "scripted", "network": "none", "prompt": prompt });
         serde_json::from_value(self.post("/v1/sessions", body).await).expect("a session comes back")
     }
 

@@ -3,14 +3,18 @@
 #![forbid(unsafe_code)]
 
 mod host;
+mod leftovers;
 mod machine;
 mod postgres;
 mod stream;
+mod sweeper;
 
 pub use host::{Host, Ran};
+pub use leftovers::{Leftovers, cgroup_of, names, parts};
 pub use machine::{FRESH, Machine, most_memory, processes_with, until};
 pub use postgres::{Database, Postgres};
 pub use stream::Follower;
+pub use sweeper::sweep_after;
 
 use std::{
     path::PathBuf,
@@ -28,10 +32,24 @@ pub const PATIENCE: Duration = Duration::from_secs(120);
 #[must_use]
 pub fn binary(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("a test knows its own file");
-    let folder = test.parent().and_then(|deps| deps.parent()).expect("tests lie in target/<profile>/deps");
+    // Tests lie in `deps`, the bench beside what it measures.
+    let beside = test.parent().expect("a program lies in a folder");
+    let folder = if beside.ends_with("deps") { beside.parent().unwrap_or(beside) } else { beside };
     let path = folder.join(name);
     assert!(path.exists(), "{} is not built; run `make build` first", path.display());
     path
+}
+
+/// A word nobody else has on a command line: how long somebody sleeps. Processes are looked for on the whole
+/// host, where others may run the same tests.
+///
+/// # Panics
+/// When there is no /proc.
+#[must_use]
+pub fn unique() -> String {
+    let random = std::fs::read_to_string("/proc/sys/kernel/random/uuid").expect("every Linux has it");
+    let digits: String = random.bytes().take(12).map(|byte| char::from(b'0' + byte % 10)).collect();
+    format!("1{digits}")
 }
 
 /// Asks again and again until the answer is there.

@@ -6,6 +6,7 @@
 //! {root}/{name}/token            what opens it, as a hash
 //! {root}/{name}/pulls/1.json     its pull requests
 //! {root}/{name}/source           the folder it was taken from, if it was
+//! {root}/.lock                   held while one is registered, see `hold`
 //! ```
 
 mod cgi;
@@ -17,6 +18,7 @@ mod take;
 
 use std::{
     fs, io,
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -164,6 +166,23 @@ impl Forge {
         Ok(self.url(name))
     }
 
+    /// Holds the forge for whoever gives repositories names and tokens, for as long as the answer is kept;
+    /// `None` while another process does. Pushes and pull requests go on.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub fn hold(&self) -> Result<Option<fs::File>, ForgeError> {
+        // No repository's name begins with a dot.
+        let path = self.shared.root.join(".lock");
+        let file = fs::File::options().create(true).truncate(false).write(true).mode(0o600).open(&path);
+        let file = file.map_err(file_error("open", &path))?;
+        match file.try_lock() {
+            Ok(()) => Ok(Some(file)),
+            Err(fs::TryLockError::WouldBlock) => Ok(None),
+            Err(fs::TryLockError::Error(error)) => Err(file_error("lock", &path)(error)),
+        }
+    }
+
     /// Removes a repository with its branches and its pull requests; one that is not there is removed already.
     ///
     /// # Errors
@@ -213,9 +232,12 @@ impl Forge {
         Ok(names)
     }
 
-    /// A URL of this forge as it can be remembered; any other as it is.
+    /// A URL of this forge as it can be remembered, the same for all ways to write a repository's; any other as it is.
     #[must_use]
     pub fn lasting(&self, url: &str) -> String {
+        if let Some(name) = self.owns(url) {
+            return format!("{LASTING}/{name}.git");
+        }
         match under(url, &self.shared.public) {
             Some(rest) => format!("{LASTING}{rest}"),
             None => url.to_owned(),
@@ -427,6 +449,10 @@ mod tests {
             assert_eq!(moved.current(&kept), format!("http://127.0.0.1:9/forge{path}"));
         }
         assert_eq!(forge.owns(&forge.lasting(&forge.url("app"))).as_deref(), Some("app"));
+        // Or who removes a repository by one of its names would remove it from under another.
+        for other in ["http://localhost:7077/forge/app", "http://127.0.0.1:7077/forge/app.git/"] {
+            assert_eq!(forge.lasting(other), forge.lasting(&forge.url("app")), "{other}");
+        }
         for other in ["http://127.0.0.1:7077/forgery/app.git", "https://example.org/app.git"] {
             assert_eq!((forge.lasting(other), forge.current(other)), (other.to_owned(), other.to_owned()));
         }
@@ -444,6 +470,16 @@ mod tests {
         assert!(forge.opens("app", "new") && !forge.opens("app", "t0ken"));
         assert_eq!(forge.names().unwrap(), ["app"]);
         assert!(!fs::read_to_string(forge.existing("app").unwrap().join("token")).unwrap().contains("new"));
+    }
+
+    #[test]
+    fn one_at_a_time_holds_the_forge() {
+        let (_folder, forge) = forge();
+        let held = forge.hold().unwrap();
+        assert!(held.is_some() && forge.hold().unwrap().is_none());
+        drop(held);
+        assert!(forge.hold().unwrap().is_some());
+        assert_eq!(forge.names().unwrap(), [] as [String; 0]);
     }
 
     #[tokio::test]

@@ -31,6 +31,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// How often to look whether it is there.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
+/// As much of the log is shown of a server that ended before it was ready.
+const LAST_WORDS: u64 = 4096;
+
 /// A log this long is put aside when the next server starts.
 const LONG_LOG: u64 = 10 * 1024 * 1024;
 
@@ -111,7 +114,7 @@ async fn ready(config: &Config, server: &mut Child, log: &Path, before: u64) -> 
             bail!(Advice::new(format!("the server ended before it was ready: {said}"), hint));
         }
         let ours = client::local(config).is_ok_and(|file| file.pid == server.id());
-        if ours && Client::find(config)?.ready().await {
+        if ours && own(config)?.ready().await {
             return Ok(());
         }
         if Instant::now() > end {
@@ -122,12 +125,22 @@ async fn ready(config: &Config, server: &mut Child, log: &Path, before: u64) -> 
     }
 }
 
+/// The server of this home, whichever one the settings name for everything else.
+fn own(config: &Config) -> Result<Client> {
+    Client::find(&config.at(&config.home))
+}
+
+/// The end of what was said since: why it ended is said last.
 fn since(path: &Path, before: u64) -> io::Result<String> {
     let mut file = File::open(path)?;
-    file.seek(SeekFrom::Start(before))?;
-    let mut text = String::new();
-    file.take(4096).read_to_string(&mut text)?;
-    Ok(text)
+    let begin = before.max(file.metadata()?.len().saturating_sub(LAST_WORDS));
+    file.seek(SeekFrom::Start(begin))?;
+    let mut bytes = Vec::new();
+    file.take(LAST_WORDS).read_to_end(&mut bytes)?;
+    // Whole lines only, unless there is but one.
+    let whole =
+        bytes.iter().position(|byte| *byte == b'\n').filter(|end| begin > before && end + 1 < bytes.len());
+    Ok(String::from_utf8_lossy(&bytes[whole.map_or(0, |end| end + 1)..]).into_owned())
 }
 
 /// Ends the server of this home as ctrl-c would; returns when it is gone.
@@ -161,4 +174,43 @@ pub(crate) async fn down(here: &Invocation) -> Result<u8> {
     here.print.result(&json!({ "ended": server.pid }), |_| String::new())?;
     here.print.note(format!("Ended in {}", took(millis)));
     Ok(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_words_of_a_server_are_shown_whatever_came_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let log = folder.path().join("log");
+        let long = format!("old\n{}\nerror: the disk is full\n", "ä".repeat(4000));
+        fs::write(&log, &long).unwrap();
+        assert_eq!(since(&log, 4).unwrap(), "error: the disk is full\n");
+        fs::write(&log, "old\nnew\nerror\n").unwrap();
+        assert_eq!(since(&log, 4).unwrap(), "new\nerror\n");
+        fs::write(&log, "ä".repeat(4001)).unwrap();
+        assert!(since(&log, 0).unwrap().ends_with("ää"), "a line without an end is cut");
+    }
+
+    #[test]
+    fn the_server_of_the_home_is_asked_whichever_one_the_settings_name() {
+        // Another test of this process may have been first; one provider is enough.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let home = tempfile::tempdir().unwrap();
+        let flags =
+            crate::cli::Global { home: Some(home.path().to_owned()), ..crate::cli::Global::default() };
+        let config = Config::load(&flags, &|name| {
+            let far = [("HARVEST_URL", "http://far.example"), ("HARVEST_TOKEN", "theirs")];
+            far.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+        });
+        let config = config.unwrap();
+        let record = client::ServerFile { url: "http://127.0.0.1:1".into(), pid: std::process::id() };
+        fs::write(config.server_file(), serde_json::to_vec(&record).unwrap()).unwrap();
+        fs::write(config.token_file(), "ours").unwrap();
+        let lock = File::create(home.path().join("server.lock")).unwrap();
+        lock.lock().unwrap();
+        assert_eq!(Client::find(&config).unwrap().url(), "http://far.example");
+        assert_eq!(own(&config).unwrap().url(), "http://127.0.0.1:1");
+    }
 }

@@ -1,15 +1,12 @@
 //! `harvest shell`: this terminal in a session's sandbox. Every key goes there, ctrl-c too; this terminal is as it
 //! was again however it ends.
 
-use std::io::{IsTerminal, Read, Write};
+use std::io::{IsTerminal, Write};
 
 use anyhow::{Context, Result, bail};
 use harvest_proto::api::{SocketIn, SocketOut};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
-use tokio::{
-    signal::unix::{SignalKind, signal},
-    sync::mpsc,
-};
+use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
     Invocation,
@@ -104,7 +101,7 @@ async fn watch(listener: &mut Listener) -> Result<Ended> {
 async fn speak(speaker: &mut Speaker) -> anyhow::Error {
     let passed = async {
         let mut resized = signal(SignalKind::window_change()).context("cannot listen for signals")?;
-        let mut keys = keys();
+        let mut keys = socket::pieces(std::io::stdin(), READ_BYTES);
         loop {
             tokio::select! {
                 Some(bytes) = keys.recv() => speaker.write(bytes).await?,
@@ -124,20 +121,6 @@ async fn speak(speaker: &mut Speaker) -> anyhow::Error {
 fn show(bytes: &[u8]) -> Result<()> {
     let mut screen = std::io::stdout().lock();
     screen.write_all(bytes).and_then(|()| screen.flush()).context("cannot write to the terminal")
-}
-
-/// What is typed. Read in a thread of its own, which ends with this process.
-fn keys() -> mpsc::Receiver<Vec<u8>> {
-    let (sender, receiver) = mpsc::channel(4);
-    std::thread::spawn(move || {
-        let mut buffer = [0; READ_BYTES];
-        while let Ok(count @ 1..) = std::io::stdin().read(&mut buffer) {
-            if sender.blocking_send(buffer[..count].to_vec()).is_err() {
-                return;
-            }
-        }
-    });
-    receiver
 }
 
 /// A terminal that passes every key on. It is as it was again when this is dropped, by a panic too.

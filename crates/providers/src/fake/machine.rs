@@ -202,6 +202,9 @@ impl Machine {
         if inside.turn.is_some() {
             return Err(Fault::new(FaultCode::Busy, "a turn is in progress"));
         }
+        if order.text == "refuse" {
+            return Err(Fault::new(FaultCode::NotReady, "the agent crashed and is not started again"));
+        }
         // A real one would hang; a mistake in the order of things is better seen.
         if inside.still {
             return Err(Fault::new(FaultCode::System, "everything stands still"));

@@ -96,6 +96,7 @@ impl HostDisks for LocalMachines {
             bytes: collected.bytes,
             trees: collected.trees,
             cache_busy: collected.cache_busy,
+            cache_kept_for: collected.cache_kept_for.map(|home| home.display().to_string()),
         })
     }
 

@@ -139,6 +139,8 @@ impl Sandboxes for LocalMachines {
     async fn sandbox_dial(&self, sandbox: &SandboxId) -> Result<Box<dyn BridgeStream>, MachineError> {
         let (id, doing) = (sandbox.clone(), format!("cannot reach {sandbox}"));
         let bridge = self.work(doing.clone(), move |engine| {
+            // It may stand still, or go when the session rests: a session's commands go through the session.
+            ones_own(engine, &id, "run a command in")?;
             match engine.find(&id).map_err(|error| explained(doing, error))? {
                 SandboxState::Running(running) => Ok(running.bridge),
                 SandboxState::Dead { .. } => Err(not_running(&id)),
@@ -244,7 +246,7 @@ fn there(engine: &Engine, id: &SandboxId) -> Result<harvest_engine::Inspected, M
 /// What a session works in is the session's.
 fn ones_own(engine: &Engine, id: &SandboxId, verb: &str) -> Result<(), MachineError> {
     if there(engine, id)?.spec.owner == Owner::Sessions {
-        let hint = "see `harvest ls`; `harvest stop --terminate SESSION` ends its sandbox and keeps its disk";
+        let hint = "see `harvest ls`; `harvest exec SESSION` runs something in it, `harvest terminate SESSION` ends it and keeps its disk";
         return Err(conflict("of_a_session", format!("cannot {verb} {id}: it belongs to a session"), hint));
     }
     Ok(())

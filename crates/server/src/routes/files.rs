@@ -16,7 +16,10 @@ use harvest_proto::{
 };
 use harvest_session::inside::{Content, Download, Inside};
 use serde::Deserialize;
-use tokio::time::{Duration, timeout};
+use tokio::{
+    sync::mpsc::{self, error::SendTimeoutError},
+    time::{Duration, timeout},
+};
 
 use crate::{
     ServerState,
@@ -27,6 +30,9 @@ use crate::{
 /// Who is refused while still sending hears it only if most of that is taken.
 const DRAINED_BYTES: usize = 16 * 1024 * 1024;
 const DRAIN: Duration = Duration::from_secs(5);
+
+// How long nothing of a file may move, either way.
+const STALL: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -76,12 +82,30 @@ pub(crate) async fn file_get(
     }
 }
 
-/// Ends with an error, and so not as a whole answer, when the file cannot be read to its end.
-fn bytes(download: Download) -> impl futures_util::Stream<Item = Result<Bytes, axum::BoxError>> {
-    stream::try_unfold(download, |mut download| async move {
-        let piece = download.next().await?;
-        Ok(piece.map(|piece| (Bytes::from(piece), download)))
-    })
+/// Ends with an error, and so not as a whole answer, when the file cannot be read to its end, or when nobody
+/// takes any of it for long.
+fn bytes(mut download: Download) -> impl futures_util::Stream<Item = Result<Bytes, axum::BoxError>> {
+    let (pieces, taken) = mpsc::channel::<Result<Bytes, axum::BoxError>>(1);
+    tokio::spawn(async move {
+        loop {
+            let piece = match download.next().await {
+                Ok(Some(piece)) => Ok(Bytes::from(piece)),
+                Ok(None) => return,
+                Err(error) => Err(error.into()),
+            };
+            let over = piece.is_err();
+            // The machine is free to rest from here on; who comes back finds the answer broken off.
+            if let Err(SendTimeoutError::Timeout(_)) = pieces.send_timeout(piece, STALL).await {
+                drop(download);
+                let _ = pieces.send(Err("nobody took the file for too long".into())).await;
+                return;
+            }
+            if over || pieces.is_closed() {
+                return;
+            }
+        }
+    });
+    stream::unfold(taken, |mut taken| async move { taken.recv().await.map(|piece| (piece, taken)) })
 }
 
 #[derive(Debug, Deserialize)]
@@ -191,7 +215,7 @@ async fn write(inside: &Inside, query: Put, body: &mut BodyDataStream) -> Result
     match (kind, query.target) {
         (FileKind::File, None) => {
             let mut writing = inside.file_put(path, bits, query.user)?;
-            while let Some(piece) = body.next().await {
+            while let Some(piece) = next_of(body).await? {
                 let broke = |_| ApiError::invalid("invalid_body", "the body could not be read to its end");
                 writing.write(&piece.map_err(broke)?).await.map_err(harvest_session::SessionError::from)?;
             }
@@ -204,6 +228,14 @@ async fn write(inside: &Inside, query: Put, body: &mut BodyDataStream) -> Result
         _ => return Err(ApiError::invalid("invalid_query", "a link, and nothing else, has a `target`")),
     }
     Ok(inside.file_stat(path).await?)
+}
+
+/// The next piece of a body; who sends none for long does not keep the machine awake for it.
+async fn next_of(body: &mut BodyDataStream) -> Result<Option<Result<Bytes, axum::Error>>, ApiError> {
+    timeout(STALL, body.next()).await.map_err(|_| {
+        let detail = format!("no more of the body came for {} s", STALL.as_secs());
+        ApiError::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", detail).hint("send the file again")
+    })
 }
 
 async fn drain(body: &mut BodyDataStream) {

@@ -10,6 +10,7 @@ use crate::{
     ServerState,
     auth::{Caller, Holder},
     extract::{Body, Path},
+    idempotency::Once,
     policy,
     problem::ApiError,
     valid,
@@ -37,12 +38,13 @@ pub(crate) async fn prompt_create(
     State(state): State<ServerState>,
     Caller(caller): Caller,
     Holder(token): Holder,
+    once: Once,
     Path(session): Path<SessionId>,
     Body(body): Body<CreatePrompt>,
 ) -> Result<(StatusCode, Json<Prompt>), ApiError> {
     valid::author(body.author.as_ref())?;
     policy::speaks_for(&token, body.author.as_ref())?;
-    Ok((StatusCode::ACCEPTED, Json(state.sessions.prompt(&session, body, caller).await?)))
+    Ok((StatusCode::ACCEPTED, Json(once.of(&state.sessions).prompt(&session, body, caller).await?)))
 }
 
 /// Takes a waiting prompt out of the queue.

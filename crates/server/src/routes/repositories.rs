@@ -33,6 +33,7 @@ pub(crate) async fn repository_add(
     Body(body): Body<AddRepository>,
 ) -> Result<(StatusCode, Json<Repository>), ApiError> {
     policy::names_secret(&token, body.secret.as_ref())?;
+    policy::names_host(&token, Some(&body.url))?;
     Ok((StatusCode::CREATED, Json(state.sessions.repository_add(body).await?)))
 }
 
@@ -47,7 +48,7 @@ pub(crate) async fn repository_get(
     Ok(Json(state.sessions.repository(&name).await?))
 }
 
-/// Forgets a repository and its builds; the sessions that worked on it stay.
+/// Forgets a repository that no session uses, with its builds and what the local forge holds of it.
 #[utoipa::path(delete, path = "/v1/repositories/{name}", tag = "repositories",
     params(("name" = String, Path, description = "What it is called")),
     responses((status = 204, description = "Gone")))]

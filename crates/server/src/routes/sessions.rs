@@ -12,6 +12,7 @@ use crate::{
     ServerState,
     auth::{Caller, Holder},
     extract::{Body, OptionalBody, Paging, Path, Query},
+    idempotency::Once,
     policy,
     problem::ApiError,
     valid,
@@ -67,11 +68,16 @@ pub(crate) async fn session_create(
     State(state): State<ServerState>,
     Caller(caller): Caller,
     Holder(token): Holder,
+    once: Once,
     Body(body): Body<CreateSession>,
 ) -> Result<(StatusCode, Json<Session>), ApiError> {
     valid::author(body.author.as_ref())?;
     policy::speaks_for(&token, body.author.as_ref())?;
-    Ok((StatusCode::CREATED, Json(state.sessions.create(body, caller).await?)))
+    policy::starts_from(&state.sessions, &token, body.from.as_ref()).await?;
+    for repository in &body.repositories {
+        policy::names_host(&token, repository.url.as_ref())?;
+    }
+    Ok((StatusCode::CREATED, Json(once.of(&state.sessions).create(body, caller).await?)))
 }
 
 /// Shows a session as it stands.
@@ -189,9 +195,10 @@ pub(crate) async fn session_archive(
 pub(crate) async fn session_fork(
     State(state): State<ServerState>,
     Caller(caller): Caller,
+    once: Once,
     Path(session): Path<SessionId>,
     OptionalBody(body): OptionalBody<ForkSession>,
 ) -> Result<(StatusCode, Json<Page<Session>>), ApiError> {
-    let items = state.sessions.fork(&session, body, caller).await?;
+    let items = once.of(&state.sessions).fork(&session, body, caller).await?;
     Ok((StatusCode::CREATED, Json(Page { items, next_cursor: None })))
 }

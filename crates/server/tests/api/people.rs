@@ -39,6 +39,11 @@ async fn a_member_sees_every_session_and_changes_only_their_own() {
     problem(&send(&host, &bob, "POST", &path(theirs, "/prompts"), prompt.clone()).await, 403, "forbidden");
     problem(&send(&host, &bob, "POST", &path(theirs, "/stop"), json!({})).await, 403, "forbidden");
     problem(&send(&host, &bob, "DELETE", &path(theirs, ""), json!({})).await, 403, "forbidden");
+    // What runs in a fork reads every file, and every variable the session was given.
+    problem(&send(&host, &bob, "POST", &path(theirs, "/fork"), json!({})).await, 403, "forbidden");
+    let from = json!({"repository": "calc", "from": "snp_000000000000"});
+    problem(&send(&host, &bob, "POST", "/v1/sessions", from.clone()).await, 403, "forbidden");
+    problem(&host.post("/v1/sessions", &[], from).await, 404, "not_found");
     // The same id, written so that only the router reads it.
     let disguised = theirs.replacen("ses", "%73es", 1);
     problem(&send(&host, &bob, "DELETE", &path(&disguised, ""), json!({})).await, 404, "not_found");
@@ -66,7 +71,11 @@ async fn what_is_everybodys_is_the_admins() {
     // Else the vault's secret would be sent wherever a member says.
     let greedy = json!({"url": "http://127.0.0.1:1/a.git", "secret": "KEY"});
     problem(&add(greedy).await, 403, "forbidden");
-    assert_eq!(add(json!({"url": "http://127.0.0.1:1/a.git"})).await.status, 201);
+    assert_eq!(add(json!({"url": "https://git.example.org/a.git"})).await.status, 201);
+    // Nor may the gateway be sent to what only this machine reaches.
+    problem(&add(json!({"url": "http://169.254.169.254/b.git"})).await, 403, "forbidden");
+    let run = json!({"repositories": [{"url": "http://localhost:1/c.git"}]});
+    problem(&send(&host, &bob, "POST", "/v1/sessions", run).await, 403, "forbidden");
 }
 
 #[tokio::test]

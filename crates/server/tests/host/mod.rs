@@ -112,7 +112,7 @@ pub(crate) struct Host {
     token: String,
     /// The machines it offers.
     pub(crate) fake: Fake,
-    sessions: Sessions,
+    pub(crate) sessions: Sessions,
     machine: Arc<bare::Bare>,
     shutdown: CancellationToken,
     task: JoinHandle<std::io::Result<()>>,

@@ -9,6 +9,7 @@ mod exec;
 mod feed;
 mod files;
 mod reader;
+mod vigil;
 
 use std::{
     collections::HashMap,
@@ -64,6 +65,12 @@ pub enum BridgeError {
     TooLong {
         /// The limit.
         limit: usize,
+    },
+    /// The supervisor speaks neither our version of the bridge nor the last one.
+    #[error("the sandbox's supervisor speaks version {theirs} of the bridge, this server {VERSION}")]
+    OtherVersion {
+        /// Its version.
+        theirs: u32,
     },
     /// The supervisor is of a version that cannot do this.
     #[error("the sandbox's supervisor is older than this server and has no terminals")]
@@ -148,8 +155,8 @@ enum StreamKind {
 }
 
 impl Bridge {
-    /// Says hello. Owners get heartbeats and take a connection without any for dead; guests, which have no
-    /// `pulse`, may hear nothing for ever.
+    /// Says hello. Owners get heartbeats and ask now and then whether they are heard; they take a connection
+    /// without either for dead. Guests, which have no `pulse`, may hear nothing for ever.
     ///
     /// # Errors
     /// When the supervisor does not answer, or not as ours does.
@@ -169,7 +176,7 @@ impl Bridge {
         });
         let not_in_time = |_| BridgeError::NotWelcome { reason: "not in time".to_owned() };
         let status = welcome.await.map_err(not_in_time)??;
-        Ok(Self::run(read, write, decoder, status, pulse.map(|pulse| pulse.silence)))
+        Ok(Self::run(read, write, decoder, status, pulse))
     }
 
     /// Says hello as a guest and does not wait for the answer: one way there and back less, for who has one
@@ -187,12 +194,20 @@ impl Bridge {
         write: WriteHalf<Box<dyn BridgeStream>>,
         decoder: Decoder,
         status: Status,
-        silence: Option<Duration>,
+        pulse: Option<Pulse>,
     ) -> Opened {
         let (out, outbox) = mpsc::unbounded_channel();
         let (events_in, events) = mpsc::channel(EVENTS_IN_FLIGHT);
         let table = Arc::new(Mutex::new(Table::default()));
-        let reading = reader::Reader { read, decoder, table: Arc::clone(&table), events: events_in, silence };
+        let vigil = pulse.map(|pulse| vigil::Vigil::new(pulse, tokio::time::Instant::now()));
+        let reading = reader::Reader {
+            read,
+            decoder,
+            table: Arc::clone(&table),
+            events: events_in,
+            out: out.clone(),
+            vigil,
+        };
         let reader = tokio::spawn(reading.run()).abort_handle();
         tokio::spawn(write_out(write, outbox, reader.clone(), Arc::clone(&table)));
         let wire =
@@ -296,7 +311,7 @@ async fn welcome(
             Some(Frame::Control(FromSupervisor::Welcome { version, .. }))
                 if version > VERSION || version + 1 < VERSION =>
             {
-                return Err(refused("it speaks another version"));
+                return Err(BridgeError::OtherVersion { theirs: version });
             }
             Some(Frame::Control(FromSupervisor::Welcome { status, .. })) => return Ok(status),
             Some(_) => return Err(refused("not our protocol")),

@@ -1,25 +1,32 @@
 //! What comes over the bridge, handed to whoever waits for it.
 
-use std::{
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::sync::{Arc, Mutex};
 
-use harvest_proto::bridge::{Decoder, Frame, FromSupervisor, StreamId};
+use harvest_proto::bridge::{Decoder, Frame, FromSupervisor, RequestId, StreamId, ToSupervisor};
 use tokio::{
     io::{AsyncReadExt, ReadHalf},
     sync::mpsc,
+    time::Instant,
 };
 
-use super::{ExecOutput, FromBridge, StreamKind, Table, lock};
+use super::{
+    ExecOutput, FromBridge, StreamKind, Table, lock,
+    vigil::{Duty, Vigil},
+};
 use crate::provider::BridgeStream;
+
+// Whether we are heard is asked with this number, and about this command. Nobody else has either, so that
+// every supervisor has an answer at once: there is no such command.
+const NOBODYS: RequestId = 0;
 
 pub(super) struct Reader {
     pub(super) read: ReadHalf<Box<dyn BridgeStream>>,
     pub(super) decoder: Decoder,
     pub(super) table: Arc<Mutex<Table>>,
     pub(super) events: mpsc::Sender<FromBridge>,
-    pub(super) silence: Option<Duration>,
+    pub(super) out: mpsc::UnboundedSender<Vec<u8>>,
+    /// An owner's; a guest trusts.
+    pub(super) vigil: Option<Vigil>,
 }
 
 /// Closes the table however the reader ends, an abort included.
@@ -48,8 +55,13 @@ impl Reader {
             loop {
                 match self.decoder.take() {
                     Ok(Some(frame)) => {
+                        let came = Instant::now();
                         if !self.hear(frame).await {
                             return;
+                        }
+                        if let Some(vigil) = &mut self.vigil {
+                            vigil.heard(came);
+                            vigil.away(came.elapsed());
                         }
                     }
                     Ok(None) => break,
@@ -59,14 +71,34 @@ impl Reader {
                     }
                 }
             }
-            let read = self.read.read(&mut buffer);
-            let count = match self.silence {
-                Some(silence) => tokio::time::timeout(silence, read).await,
+            match self.more(&mut buffer).await {
+                Some(count) => self.decoder.push(&buffer[..count]),
+                None => return,
+            }
+        }
+    }
+
+    /// Reads what comes next; `None` when nothing will.
+    async fn more(&mut self, buffer: &mut [u8]) -> Option<usize> {
+        loop {
+            let read = self.read.read(buffer);
+            let read = match &self.vigil {
+                Some(vigil) => tokio::time::timeout_at(vigil.due(), read).await,
                 None => Ok(read.await),
             };
-            match count {
-                Ok(Ok(count)) if count > 0 => self.decoder.push(&buffer[..count]),
-                _ => return,
+            if let Ok(read) = read {
+                return read.ok().filter(|count| *count > 0);
+            }
+            match self.vigil.as_mut().map(|vigil| vigil.look(Instant::now())) {
+                Some(Duty::GiveUp) => {
+                    tracing::debug!("a supervisor says or answers nothing");
+                    return None;
+                }
+                Some(Duty::Ask) => {
+                    let knock = ToSupervisor::Kill { id: NOBODYS, exec: NOBODYS };
+                    let _ = self.out.send(Frame::Control(knock).encode());
+                }
+                Some(Duty::Wait) | None => {}
             }
         }
     }
@@ -84,6 +116,11 @@ impl Reader {
                 let _ = self.events.try_send(FromBridge::Heartbeat { busy });
             }
             FromSupervisor::Welcome { .. } => {}
+            FromSupervisor::Reply { id: NOBODYS, .. } => {
+                if let Some(vigil) = &mut self.vigil {
+                    vigil.answered(Instant::now());
+                }
+            }
             FromSupervisor::Reply { id, result } => {
                 let waiting = lock(&self.table).replies.remove(&id);
                 if let Some(waiting) = waiting {

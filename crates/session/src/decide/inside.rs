@@ -4,7 +4,7 @@ use harvest_proto::{
     PromptId,
     api::PromptStatus,
     bridge::{BootStart, PromptProgress, Status},
-    event::TurnOutcome,
+    event::{SnapshotKind, TurnOutcome},
 };
 
 use super::{Action, Asked, Link, Machine, Still, Turn, Work, step::Deciding};
@@ -104,9 +104,15 @@ impl Deciding<'_> {
         }
     }
 
+    /// Who takes this prompt not takes none after it, as when its agent cannot be kept running: the next one
+    /// gets another sandbox, with the same files.
     pub(super) fn refused(&mut self, prompt: &PromptId, detail: String) {
-        if self.state.turn().is_some_and(|turn| turn.prompt == *prompt) {
-            self.turn_finished(TurnOutcome::Failed, Some(detail));
+        if self.state.turn().is_some_and(|turn| turn.prompt == *prompt)
+            && let Some(turn) = self.take_turn()
+        {
+            let id = turn.turn.clone();
+            self.turn_over(turn, TurnOutcome::Failed, Some(detail));
+            self.end_kept(SnapshotKind::Pause, Some(id), "prompt_refused");
         }
     }
 

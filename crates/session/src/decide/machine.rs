@@ -114,10 +114,10 @@ impl Deciding<'_> {
     }
 
     pub(super) fn saved(&mut self, snapshot: &SnapshotId, millis: u64) {
-        let Machine::Ready { work, .. } = &mut self.state.machine else { return };
-        let Work::Saving(save) = work else { return };
+        let Machine::Ready { work, .. } = &mut self.state.machine else { return self.unwanted(snapshot) };
+        let Work::Saving(save) = work else { return self.unwanted(snapshot) };
         if save.snapshot != *snapshot {
-            return;
+            return self.unwanted(snapshot);
         }
         self.actions.push(Action::SnapshotTaken {
             snapshot: snapshot.clone(),
@@ -145,6 +145,15 @@ impl Deciding<'_> {
             && save.snapshot == *snapshot
         {
             *work = Work::Unsaved { save: save.clone(), detail };
+        } else {
+            self.unwanted(snapshot);
+        }
+    }
+
+    /// The machine was ended while this was taken, and kept as another.
+    fn unwanted(&mut self, snapshot: &SnapshotId) {
+        if self.state.disk.as_ref() != Some(snapshot) && self.state.saving() != Some(snapshot) {
+            self.actions.push(Action::Forget { snapshot: snapshot.clone() });
         }
     }
 

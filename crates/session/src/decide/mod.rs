@@ -291,8 +291,8 @@ pub enum Action {
         outcome: TurnOutcome,
         /// The words for the event, when the supervisor cannot tell it itself.
         told: Option<String>,
-        /// Since when it ran.
-        since: Timestamp,
+        /// How long it ran.
+        millis: u64,
     },
     /// Kept: a snapshot is there.
     SnapshotTaken {
@@ -414,6 +414,11 @@ pub enum Action {
     End {
         /// Which.
         sandbox: SandboxId,
+    },
+    /// Remove a snapshot that may be there and that nobody knows of.
+    Forget {
+        /// Which.
+        snapshot: SnapshotId,
     },
     /// If a commit was pushed: open the pull request and run the check.
     Review,

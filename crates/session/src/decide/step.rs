@@ -217,6 +217,10 @@ impl<'a> Deciding<'a> {
 
     pub(super) fn end_kept(&mut self, kind: SnapshotKind, turn: Option<TurnId>, reason: &str) {
         let Some(sandbox) = self.state.sandbox().cloned() else { return };
+        // Whether that one is there nobody knows; it will not be asked for again.
+        if let Machine::Ready { work: Work::Unsaved { save, .. }, .. } = &self.state.machine {
+            self.actions.push(Action::Forget { snapshot: save.snapshot.clone() });
+        }
         let snapshot = self.moment.snapshot.clone();
         self.actions.push(Action::EndKept { sandbox: sandbox.clone(), snapshot: snapshot.clone(), kind });
         let how = Ending::Keep(Keep { snapshot, kind, turn });
@@ -266,7 +270,7 @@ impl<'a> Deciding<'a> {
             prompt: turn.prompt,
             outcome,
             told,
-            since: turn.since,
+            millis: u64::try_from(self.moment.now.since(turn.since).as_millis()).unwrap_or(u64::MAX),
         });
         // Its answer never arrived: it waits like any other prompt.
         if let Some(Asked { answer: Some(prompt), .. }) = turn.asked {

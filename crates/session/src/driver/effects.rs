@@ -8,7 +8,7 @@ use harvest_proto::{
     bridge::{AgentLaunch, Boot, BootStart, Checkout, PromptOrder, Restarts, ToSupervisor},
     event::SnapshotKind,
 };
-use harvest_store::{CheckoutRecord, StoreError, Write};
+use harvest_store::{CheckoutRecord, Removal, StoreError, Write};
 
 use super::{
     Driver, Note,
@@ -20,6 +20,7 @@ use crate::{
     decide::{Action, Input, Machine},
     evidence,
     provider::{Found, ProviderError, StartFrom, StartOrder},
+    removals::carry_out,
     retention::keep_to_rules,
     trees,
     wiring::{Shared, now, remote, words},
@@ -47,6 +48,7 @@ impl Driver {
             Action::Capture { sandbox, snapshot } => self.capture(sandbox, snapshot),
             Action::EndKept { sandbox, snapshot, kind } => self.end_kept(sandbox, snapshot, kind),
             Action::End { sandbox } => self.end(sandbox),
+            Action::Forget { snapshot } => self.forget(snapshot),
             Action::Review => self.review(),
             Action::Freeze { sandbox } => self.wish_still(sandbox, true),
             Action::Thaw { sandbox } => self.wish_still(sandbox, false),
@@ -73,7 +75,7 @@ impl Driver {
         let session = self.id().clone();
         let primary = self.record.checkouts.first().map(|first| first.repository.clone());
         self.shared.spawn(async move {
-            let began = now();
+            let began = shared.steady.now();
             let (start, from) = match origin(&shared, primary.as_deref(), from).await {
                 Ok(origin) => origin,
                 Err(detail) => {
@@ -88,7 +90,7 @@ impl Driver {
             };
             let order = StartOrder { sandbox: sandbox.clone(), from, state: primary };
             let started = shared.provider.start(order).await;
-            let millis = u64::try_from(now().since(began).as_millis()).unwrap_or(u64::MAX);
+            let millis = u64::try_from(shared.steady.now().since(began).as_millis()).unwrap_or(u64::MAX);
             let note = match started {
                 Ok(started) => {
                     let (sandbox, id) = (sandbox.clone(), sandbox.clone());
@@ -245,7 +247,7 @@ impl Driver {
         self.detach();
         let (shared, notes, session) = (Arc::clone(&self.shared), self.notes_in.clone(), self.id().clone());
         self.shared.spawn(async move {
-            let (began, kept_as) = (now(), snapshot.clone());
+            let (began, kept_as) = (shared.steady.now(), snapshot.clone());
             let keep = || in_time(&shared, shared.provider.end_kept(&sandbox, &snapshot, kind));
             let mut kept = keep().await;
             if kept.is_err() {
@@ -254,7 +256,8 @@ impl Driver {
             }
             let input = match kept {
                 Ok(()) => {
-                    let millis = u64::try_from(now().since(began).as_millis()).unwrap_or(u64::MAX);
+                    let millis =
+                        u64::try_from(shared.steady.now().since(began).as_millis()).unwrap_or(u64::MAX);
                     Input::Kept { snapshot, millis }
                 }
                 Err(detail) => {
@@ -265,6 +268,19 @@ impl Driver {
             if notes.send(Note::Input(input, Vec::new())).is_err() {
                 remove_if_deleted(&shared, &session, &kept_as).await;
             }
+        });
+    }
+
+    /// A server that dies here leaves it to the next, which knows of no use for it either.
+    fn forget(&self, snapshot: SnapshotId) {
+        let shared = Arc::clone(&self.shared);
+        self.shared.spawn(async move {
+            let removals = [Removal::Snapshot(snapshot)];
+            if let Err(error) = shared.store.removal_add(shared.lease, removals.to_vec(), now()).await {
+                tracing::warn!(%error, "a snapshot nobody wants stays until the next start");
+                return;
+            }
+            carry_out(&shared, &removals).await;
         });
     }
 

@@ -31,6 +31,14 @@ pub(super) struct Link {
     events: mpsc::Receiver<FromBridge>,
     /// The highest outbox number we have written.
     stored: u64,
+    /// Something of it was written.
+    useful: bool,
+}
+
+/// How long to wait before dialling again, given how long it was last time. Who never gets to say anything
+/// that can be kept would be dialled without end otherwise.
+fn wait_again(last: Duration, useful: bool) -> Duration {
+    if useful { Duration::ZERO } else { (last * 2).clamp(FIRST_WAIT, LONGEST_WAIT) }
 }
 
 /// What was heard, or that nothing will be heard any more.
@@ -95,7 +103,7 @@ impl Driver {
             }
         }
         if let Some(link) = &mut self.link {
-            link.stored = last;
+            (link.stored, link.useful) = (last, true);
             link.bridge.say(ToSupervisor::EventsStored { upto: last });
         }
         self.carry_out(step).await
@@ -104,6 +112,7 @@ impl Driver {
     async fn link_lost(&mut self) -> Go {
         let Some(link) = self.link.take() else { return Ok(()) };
         let epoch = link.epoch;
+        self.redial = wait_again(self.redial, link.useful);
         drop(link);
         self.input(Input::LinkLost { epoch }).await?;
         if let Machine::Booting { sandbox, .. } | Machine::Ready { sandbox, .. } = &self.state.machine {
@@ -151,8 +160,9 @@ impl Driver {
 
     pub(super) fn dial(&mut self, sandbox: SandboxId, epoch: u64) {
         let (shared, notes) = (Arc::clone(&self.shared), self.notes_in.clone());
-        let session = self.id().clone();
+        let (session, wait) = (self.id().clone(), self.redial);
         self.attach(async move {
+            tokio::time::sleep(wait).await;
             let note = dial(&shared, &session, &sandbox, epoch).await;
             let _ = notes.send(note);
         });
@@ -172,7 +182,7 @@ impl Driver {
         };
         let Opened { bridge, status, events } = opened;
         let events = crate::blobs::kept(&self.shared, self.id().clone(), bridge.clone(), events);
-        self.link = Some(Link { bridge, epoch, events, stored });
+        self.link = Some(Link { bridge, epoch, events, stored, useful: false });
         self.input(Input::LinkUp { epoch, status }).await
     }
 
@@ -188,6 +198,7 @@ impl Driver {
             task.abort();
         }
         self.link = None;
+        self.redial = Duration::ZERO;
         self.door = None;
         self.freezer = None;
     }
@@ -198,6 +209,12 @@ async fn dial(shared: &Shared, session: &SessionId, sandbox: &SandboxId, epoch: 
     loop {
         match open(shared, session, sandbox, epoch).await {
             Ok(opened) => return Note::Connected { epoch, opened: Box::new(opened) },
+            // It never will be understood: what it holds is kept, and the session goes on in another.
+            Err(error @ BridgeError::OtherVersion { .. }) => {
+                tracing::warn!(%sandbox, %error, "a sandbox cannot be adopted");
+                let reason = error.to_string();
+                return Note::Input(Input::SandboxEnded { epoch, reason }, Vec::new());
+            }
             Err(error) => tracing::debug!(%sandbox, error = words(&error), "cannot dial"),
         }
         match shared.provider.find(sandbox).await {
@@ -246,5 +263,20 @@ fn input_of(epoch: u64, event: &OutboxEvent) -> Option<Input> {
             Some(Input::RequestClosed { request: request.clone(), answered: answer.is_some() })
         }
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_that_brings_nothing_is_dialled_less_and_less_often() {
+        let mut waits = vec![Duration::ZERO];
+        for _ in 0..10 {
+            waits.push(wait_again(*waits.last().unwrap(), false));
+        }
+        assert_eq!((waits[1], waits[2], waits[10]), (FIRST_WAIT, 2 * FIRST_WAIT, LONGEST_WAIT));
+        assert_eq!(wait_again(LONGEST_WAIT, true), Duration::ZERO);
     }
 }

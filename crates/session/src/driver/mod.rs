@@ -32,7 +32,7 @@ use crate::{
     error::SessionError,
     provider::Started,
     removals::carry_out,
-    wiring::{Shared, now, steady, words},
+    wiring::{Shared, now, words},
 };
 
 use allowed::allowed;
@@ -43,7 +43,8 @@ pub(crate) enum Command {
     Prompt {
         new: Box<NewPrompt>,
         now: bool,
-        title: Option<String>,
+        /// What is written with it.
+        also: Vec<Write>,
         reply: Reply<()>,
     },
     Ask {
@@ -142,6 +143,8 @@ pub(crate) struct Driver {
     view: watch::Sender<State>,
     execs: Arc<AtomicUsize>,
     link: Option<Link>,
+    /// How long a lost connection is not dialled again.
+    redial: Duration,
     door: Option<Box<dyn std::any::Any + Send>>,
     /// The tasks that only make sense while the sandbox is spoken with.
     attached: Vec<AbortHandle>,
@@ -175,6 +178,7 @@ impl Driver {
             view,
             execs: Arc::clone(&execs),
             link: None,
+            redial: Duration::ZERO,
             door: None,
             attached: Vec::new(),
             reviewing: None,
@@ -219,7 +223,7 @@ impl Driver {
         if idle && self.is_busy() && self.link.is_some() {
             return day;
         }
-        let now = steady();
+        let now = self.shared.steady.now();
         self.state.next_clock(&self.shared.config.clocks).map_or(day, |at| {
             // One millisecond more, so that the clock has struck when it is looked at.
             at.since(now) + Duration::from_millis(1)
@@ -233,7 +237,7 @@ impl Driver {
     /// Decides. Only a session that would have to wait otherwise asks for a place.
     fn at(&self, judge: impl Fn(&Moment<'_>, State) -> Step) -> Step {
         let mut moment = Moment {
-            now: steady(),
+            now: self.shared.steady.now(),
             clocks: &self.shared.config.clocks,
             busy: self.is_busy(),
             room: Room::Full { limit: Limit::Closed, position: 0 },
@@ -257,9 +261,9 @@ impl Driver {
 
     async fn command(&mut self, command: Command) -> Go {
         match command {
-            Command::Prompt { new, now, title, reply } => {
+            Command::Prompt { new, now, also: mut writes, reply } => {
                 let input = Input::Queued { prompt: new.id.clone(), now };
-                let writes = title.map(Write::Title).into_iter().chain([Write::PromptInsert(new)]).collect();
+                writes.push(Write::PromptInsert(new));
                 self.asked(input, writes, reply).await
             }
             Command::Ask { input, reply } => self.asked(*input, Vec::new(), reply).await,

@@ -26,15 +26,14 @@ pub(super) fn of(action: &Action, at: Timestamp, writes: &mut Vec<Write>) {
             let (turn, prompt) = (turn.clone(), prompt.clone());
             writes.push(Write::TurnInsert { turn, number: *number, prompt, at });
         }
-        Action::TurnOver { turn, prompt, outcome, told, since } => {
+        Action::TurnOver { turn, prompt, outcome, told, millis } => {
             writes.push(Write::TurnEnd { turn: turn.clone(), outcome: *outcome, at });
             if told.is_some() {
-                let millis = u64::try_from(at.since(*since).as_millis()).unwrap_or(u64::MAX);
                 let body = EventBody::TurnEnded {
                     prompt: prompt.clone(),
                     outcome: *outcome,
                     error: told.clone(),
-                    millis,
+                    millis: *millis,
                 };
                 writes.push(event(at, Some(turn.clone()), body));
             }

@@ -102,9 +102,9 @@ fn may_wake(state: &State) -> bool {
         || (state.rest == Rest::Open && !state.wake && matches!(state.machine, Machine::Absent))
 }
 
+/// Nothing starts any more: it failed, or somebody has had it rest meanwhile.
 fn is_stuck(state: &State) -> bool {
-    matches!(state.rest, Rest::Archived | Rest::Failed { .. })
-        || matches!(state.machine, Machine::Held { .. })
+    state.rest != Rest::Open || matches!(state.machine, Machine::Held { .. })
 }
 
 fn spoken_with(state: &State) -> bool {

@@ -42,14 +42,26 @@ async fn a_server_that_dies_anywhere_in_a_delete_leaves_nothing_to_the_next_but_
         drop(sessions);
         let there = (house.fake.list().await.unwrap().len(), house.fake.kept().len());
         assert_eq!(there, left, "{failing:?}");
+        let noted = house.store.removal_list().await.unwrap().len();
+        assert_eq!(noted, left.0 + left.1, "what is left to do is noted: {failing:?}");
         for act in failing {
             house.fake.set_failing(act, false);
         }
         let _sessions = house.serve().await;
         eventually("everything is gone", || house.fake.kept().is_empty()).await;
         assert!(house.fake.list().await.unwrap().is_empty());
-        eventually("and forgotten", || house.fake.sweeps() > 0).await;
+        forgotten(&house).await;
     }
+}
+
+/// Returns when nothing is left that is to be removed.
+async fn forgotten(house: &House) {
+    let waiting = async {
+        while !house.store.removal_list().await.unwrap().is_empty() {
+            tokio::task::yield_now().await;
+        }
+    };
+    assert!(tokio::time::timeout(Duration::from_secs(20), waiting).await.is_ok(), "it is not forgotten");
 }
 
 #[tokio::test]

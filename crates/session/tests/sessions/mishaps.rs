@@ -165,3 +165,26 @@ async fn a_repository_keeps_its_last_two_builds_and_no_more() {
     let kept: Vec<_> = house.fake.kept().into_iter().map(|(snapshot, _)| snapshot).collect();
     assert!(kept.len() == 2 && built[2..].iter().all(|last| kept.contains(last)), "{built:?} {kept:?}");
 }
+
+#[tokio::test]
+async fn an_agent_that_takes_no_prompts_any_more_fails_one_and_the_next_gets_another_sandbox() {
+    let house = House::new().await;
+    let sessions = house.serve().await;
+    let id = house.session(&sessions, Some("write /kept yes")).await.id;
+    until_state(&sessions, &id, SessionState::Idle).await;
+    let refused = send(&sessions, &id, "refuse").await;
+    until_status(&sessions, &id, &refused, PromptStatus::Failed).await;
+    until_state(&sessions, &id, SessionState::Paused).await;
+    assert_eq!(sessions.get(&id).await.unwrap().reason, "prompt_refused");
+    let next = send(&sessions, &id, "go on").await;
+    until_status(&sessions, &id, &next, PromptStatus::Completed).await;
+    assert!(house.fake.file(&sandbox(&sessions, &id).await, "/kept").is_some(), "with its files");
+    assert_eq!(sessions.get(&id).await.unwrap().epoch, 2);
+    let told = until(
+        &sessions,
+        &id,
+        |event| matches!(&event.body, EventBody::TurnEnded { prompt, .. } if *prompt == refused),
+    );
+    let EventBody::TurnEnded { error: Some(error), .. } = told.await.body else { panic!("it says why") };
+    assert!(error.contains("not started again"), "{error}");
+}

@@ -173,6 +173,26 @@ async fn a_session_with_a_command_running_keeps_its_place() {
 }
 
 #[tokio::test]
+async fn a_command_that_waits_for_a_machine_hears_when_somebody_has_the_session_rest() {
+    let house = limited(1, None).await;
+    let sessions = house.serve().await;
+    let first = house.session(&sessions, Some("hello")).await.id;
+    until_state(&sessions, &first, SessionState::Idle).await;
+    sessions.pause(&first).await.unwrap();
+    until_state(&sessions, &first, SessionState::Paused).await;
+    let second = house.session(&sessions, Some("hold")).await.id;
+    until(&sessions, &second, started).await;
+    let request = ExecRequest { argv: vec!["true".into()], ..ExecRequest::default() };
+    let pausing = async {
+        until_reason(&sessions, &first, "limit_sandboxes").await;
+        sessions.pause(&first).await.unwrap();
+    };
+    let both = async { tokio::join!(sessions.exec(&first, request), pausing).0 };
+    let refused = tokio::time::timeout(Duration::from_secs(20), both).await.expect("it does not wait on");
+    assert_eq!(refused.err().unwrap().code(), "not_ready");
+}
+
+#[tokio::test]
 async fn a_push_is_checked_although_every_place_is_taken() {
     let house = limited(1, None).await;
     let lease = house.lease().await;

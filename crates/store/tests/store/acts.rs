@@ -51,6 +51,7 @@ async fn every_kind_of_write_is_read_back_as_it_was_written(home: Home) {
         Write::Pushed { repository: "r".into(), commit: "c2".into() },
         Write::Reviewed { repository: "r".into(), commit: "c3".into() },
         Write::Position(Some(4)),
+        Write::Made { key: "k".into(), id: "prm_1".into() },
     ];
     let mut writes = vec![Write::EventInTurn { at: NOW, body: Box::new(inside) }, end, done, kept];
     writes.extend([Write::Usage(usage), Write::Usage(usage)]);

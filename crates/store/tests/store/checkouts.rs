@@ -51,7 +51,8 @@ fn pull(number: u64) -> Pull {
 async fn a_session_has_a_pull_request_in_each_of_its_repositories(home: Home) {
     let session = home.session().await;
     for (repository, number) in [("s", 1), ("r", 2), ("s", 3)] {
-        home.store.pull_upsert(home.lease, &session, repository, &pull(number), NOW).await.unwrap();
+        let write = Write::Pull { repository: repository.to_owned(), pull: Box::new(pull(number)), at: NOW };
+        home.commit(&session, vec![write]).await.unwrap();
     }
     let shown = home.store.session_get(&session).await.unwrap().session;
     let numbers: Vec<_> = shown.repositories.iter().map(|one| one.pull.as_ref().unwrap().number).collect();

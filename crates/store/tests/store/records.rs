@@ -3,7 +3,7 @@
 
 use harvest_proto::{
     PromptId, SandboxId, SnapshotId, Timestamp, TurnId,
-    api::{Build, Pull, Repository, Role, Token},
+    api::{Build, Pull, Repository, Role, SessionState, Token},
     event::SnapshotKind,
 };
 use harvest_store::{Claim, Removal, StoreError, Write};
@@ -13,6 +13,7 @@ use crate::home::{Home, NOW, dispatch, new_session, on_both, outbox, prompt, tok
 on_both! {
     an_idempotency_key_gives_the_first_answer_again,
     of_fifty_that_claim_a_key_at_once_one_does_the_work,
+    what_a_key_made_is_known_though_nobody_kept_the_answer,
     an_old_key_is_forgotten,
     names_are_unique,
     one_build_of_a_repository_at_a_time,
@@ -20,6 +21,7 @@ on_both! {
     names_are_ordered_by_their_bytes,
     a_deleted_session_takes_everything_of_its_own_along,
     a_snapshot_a_fork_uses_outlives_the_session_that_took_it,
+    a_session_somebody_went_on_with_is_not_deleted_for_its_age,
     a_secret_and_a_fact_are_replaced_by_the_newer,
 }
 
@@ -35,6 +37,24 @@ async fn an_idempotency_key_gives_the_first_answer_again(home: Home) {
     assert_eq!(home.store.idempotency_claim("l", "a", NOW).await.unwrap(), Claim::New);
     home.store.idempotency_release_all().await.unwrap();
     assert_eq!(home.store.idempotency_claim("l", "a", NOW).await.unwrap(), Claim::New);
+}
+
+async fn what_a_key_made_is_known_though_nobody_kept_the_answer(home: Home) {
+    let claim = async || home.store.idempotency_claim("k", "a", NOW).await.unwrap();
+    let session = home.session().await;
+    assert_eq!(claim().await, Claim::New);
+    let made = |id: &str| Write::Made { key: "k".into(), id: id.into() };
+    // Not with a commit that fails …
+    let unknown = Write::SnapshotShare { snapshot: SnapshotId::random(), at: NOW };
+    home.commit(&session, vec![made("prm_0"), unknown]).await.unwrap_err();
+    assert_eq!(claim().await, Claim::InProgress);
+    // … and with one that does not, whatever a server does that starts or gives up.
+    home.commit(&session, vec![made("ses_1"), made("ses_2")]).await.unwrap();
+    home.store.idempotency_release_all().await.unwrap();
+    home.store.idempotency_release("k").await.unwrap();
+    assert_eq!(claim().await, Claim::Made { ids: vec!["ses_1".into(), "ses_2".into()] });
+    home.store.idempotency_finish("k", "answer").await.unwrap();
+    assert_eq!(claim().await, Claim::Done { answer: "answer".into() });
 }
 
 async fn of_fifty_that_claim_a_key_at_once_one_does_the_work(home: Home) {
@@ -53,6 +73,32 @@ async fn of_fifty_that_claim_a_key_at_once_one_does_the_work(home: Home) {
         }
     }
     assert_eq!(new, 1);
+}
+
+async fn a_session_somebody_went_on_with_is_not_deleted_for_its_age(home: Home) {
+    let (session, snapshot) = (home.session().await, SnapshotId::random());
+    let shown = |state| Write::Drive {
+        drive: String::new(),
+        state,
+        reason: String::new(),
+        sandbox: None,
+        epoch: 0,
+        snapshot: None,
+    };
+    let kept =
+        Write::SnapshotInsert { snapshot: snapshot.clone(), kind: SnapshotKind::Turn, turn: None, at: NOW };
+    let age = async |quiet| {
+        home.store.session_delete_archived(&session, home.lease, quiet, NOW).await.unwrap();
+        home.store.session_get(&session).await.is_ok()
+    };
+    home.commit(&session, vec![kept, shown(SessionState::Paused)]).await.unwrap();
+    assert!(age(NOW).await, "it is not archived");
+    home.commit(&session, vec![shown(SessionState::Archived)]).await.unwrap();
+    assert!(age(Timestamp::from_millis(NOW.as_millis() - 1)).await, "it was used since");
+    home.store.snapshot_pin(&session, home.lease, &snapshot, true).await.unwrap();
+    assert!(age(NOW).await, "something of it is pinned");
+    home.store.snapshot_pin(&session, home.lease, &snapshot, false).await.unwrap();
+    assert!(!age(NOW).await, "nothing speaks for it any more");
 }
 
 async fn an_old_key_is_forgotten(home: Home) {
@@ -163,10 +209,10 @@ async fn a_deleted_session_takes_everything_of_its_own_along(home: Home) {
             turn: Some(turn),
             at: NOW,
         };
-        home.commit(id, vec![prompt(&prompt_id), dispatch(&prompt_id), begin, outbox(1), kept])
+        let opened = Write::Pull { repository: "r".to_owned(), pull: Box::new(pull.clone()), at: NOW };
+        home.commit(id, vec![prompt(&prompt_id), dispatch(&prompt_id), begin, outbox(1), kept, opened])
             .await
             .unwrap();
-        home.store.pull_upsert(home.lease, id, "r", &pull, NOW).await.unwrap();
     }
     assert_eq!(home.store.session_delete(&session, home.lease, Vec::new(), NOW).await.unwrap().len(), 1);
     for table in ["sessions WHERE id <> ''", "prompts", "turns", "events", "outboxes", "snapshots", "pulls"] {

@@ -5,6 +5,7 @@ use std::{cell::RefCell, fmt, io, rc::Rc, time::Duration};
 use harvest_proto::{
     EventBody,
     bridge::{AgentLaunch, Exit, PromptOrder},
+    redact,
 };
 use tokio::{io::AsyncWriteExt, net::unix::pipe, sync::mpsc, time::timeout};
 
@@ -15,7 +16,6 @@ use crate::{
     exec::{pipes, read_rest},
     git::NEVER_ASK,
     processes::{Child, End},
-    redact,
     supervisor::Supervisor,
     users::AGENT_USER,
 };
@@ -251,7 +251,7 @@ impl AgentProcess {
     /// The last lines of its stderr, without what looks like a secret.
     pub(crate) fn last_words(&self) -> String {
         self.words.take_all();
-        redact::text(&self.words.tail.borrow_mut().text())
+        redact::cover(&self.words.tail.borrow_mut().text())
     }
 
     /// Kills it with everything below it, for at most `limit`.

@@ -1,12 +1,9 @@
 //! The shape of a tree: folders, symbolic links, removals. Moves no bytes.
 
-use std::{
-    fs, io,
-    os::unix::fs::{DirBuilderExt, PermissionsExt},
-    path::Path,
-};
+use std::{fs, io, os::unix::fs::DirBuilderExt, path::Path};
 
 use harvest_proto::bridge::{Fault, FaultCode, FileRequest, Reply};
+use rustix::fs::{Gid, Mode, OFlags, Uid};
 
 use super::place::Place;
 use crate::{supervisor::Supervisor, users::User};
@@ -54,9 +51,20 @@ fn make_folder(path: &Path, mode: u32, user: &User) -> io::Result<Reply> {
         }
         Err(error) => return Err(error),
     }
-    std::os::unix::fs::lchown(path, Some(user.uid), Some(user.gid))?;
-    fs::set_permissions(path, fs::Permissions::from_mode(mode & 0o7777))?;
+    give(path, mode, user)?;
     Ok(Reply::Done)
+}
+
+/// The folder becomes theirs: the folder itself, held open, for whoever works beside it may have put a link
+/// in its place.
+fn give(path: &Path, mode: u32, user: &User) -> io::Result<()> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let folder = rustix::fs::open(path, flags, Mode::empty())?;
+    let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
+    rustix::fs::fchown(&folder, Some(uid), Some(gid))?;
+    // After the owner, which clears the set-id bits.
+    rustix::fs::fchmod(&folder, Mode::from_raw_mode(mode & 0o7777))?;
+    Ok(())
 }
 
 fn make_link(path: &Path, target: &str, user: &User) -> io::Result<Reply> {
@@ -68,4 +76,24 @@ fn make_link(path: &Path, target: &str, user: &User) -> io::Result<Reply> {
     std::os::unix::fs::symlink(target, path)?;
     std::os::unix::fs::lchown(path, Some(user.uid), Some(user.gid))?;
     Ok(Reply::Done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+    #[test]
+    fn a_link_put_in_the_place_of_a_new_folder_leads_nowhere() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        let user = crate::users::find("root").unwrap();
+        fs::DirBuilder::new().mode(0o700).create(at("private")).unwrap();
+        std::os::unix::fs::symlink("private", at("new")).unwrap();
+        assert!(give(&at("new"), 0o777, &user).is_err());
+        assert_eq!(fs::metadata(at("private")).unwrap().permissions().mode() & 0o7777, 0o700);
+        make_folder(&at("made"), 0o2755, &user).unwrap();
+        let made = fs::metadata(at("made")).unwrap();
+        assert_eq!((made.mode() & 0o7777, made.uid()), (0o2755, user.uid));
+    }
 }

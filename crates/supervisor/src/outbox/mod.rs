@@ -109,6 +109,7 @@ impl Queue {
         if self.merge(turn, &body) {
             return;
         }
+        let body = long::framed(body);
         self.last += 1;
         let event = OutboxEvent { number: self.last, at, turn: turn.cloned(), body };
         let size = size(&event.body) + whole.as_ref().map_or(0, |whole| whole.len());
@@ -313,6 +314,22 @@ mod tests {
         assert_eq!(outbox.next(), Some(event), "the same blob is named again");
         outbox.stored(1);
         assert!(has_room(&outbox) && outbox.blob(&id).is_none());
+    }
+
+    #[test]
+    fn an_event_that_would_be_no_frame_is_told_as_a_warning() {
+        let outbox = Outbox::new();
+        let body = EventBody::PromptQueued {
+            prompt: harvest_proto::PromptId::random(),
+            text: "x".repeat(2 * 1024 * 1024),
+            author: String::new(),
+        };
+        outbox.push(None, body);
+        let event = outbox.next().unwrap();
+        assert!(
+            matches!(&event.body, EventBody::Warning { message } if message.contains("2097")),
+            "{event:?}"
+        );
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Several checkouts beside each other, and disks that hold some of them.
 
-use std::fs;
+use std::{fs, os::unix::fs::PermissionsExt};
 
 use harvest_proto::{
     EventBody,
@@ -55,6 +55,28 @@ fn repositories_are_cloned_beside_each_other_and_each_is_set_up() {
     boot(&sandbox, two(&sandbox, BootStart::Fresh));
     assert_eq!(heads(&sandbox), [BRANCH, BRANCH]);
     assert_eq!(fs::read_to_string(sandbox.at("home/set-up")).unwrap(), "shop\nlib\n");
+}
+
+#[test]
+fn a_clone_has_its_name_only_once_it_is_whole() {
+    let sandbox = Sandbox::start();
+    // What git runs in the middle of a clone, and what an earlier one left.
+    let hook =
+        "#!/bin/sh\nbasename \"$PWD\" >> $HOME/cloning\ntest ! -e ../shop && echo apart >> $HOME/cloning\n";
+    let hooks = sandbox.at("home/template/hooks");
+    fs::create_dir_all(&hooks).unwrap();
+    fs::write(hooks.join("post-checkout"), hook).unwrap();
+    fs::set_permissions(hooks.join("post-checkout"), fs::Permissions::from_mode(0o755)).unwrap();
+    let template = hooks.parent().unwrap().display().to_string();
+    fs::write(sandbox.at("home/.gitconfig"), format!("[init]\n\ttemplateDir = {template}\n")).unwrap();
+    fs::create_dir_all(sandbox.at("workspace/.shop.part/.git")).unwrap();
+    let mut one = two(&sandbox, BootStart::Fresh);
+    one.repositories.truncate(1);
+    boot(&sandbox, one);
+    let cloning = fs::read_to_string(sandbox.at("home/cloning")).unwrap();
+    assert!(cloning.starts_with(".shop.part\napart\n"), "{cloning}");
+    assert_eq!(heads(&sandbox)[0], BRANCH);
+    assert!(!sandbox.at("workspace/.shop.part").exists());
 }
 
 #[test]

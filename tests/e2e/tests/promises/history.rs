@@ -70,6 +70,12 @@ async fn any_two_turns_can_be_compared_awake_and_asleep_and_in_a_fork() {
         let machine = printed(&host, &["diff", &id, "--machine", "--turn", "2"]);
         assert!(machine.contains("- /home/harvest/tool (5 B)"), "{machine}");
         assert!(machine.contains("~ /workspace/calc/notes (4 B → 8 B)"), "{machine}");
+        // More at once than may run: each needs two machines when nobody is awake, and none waits for another's.
+        let path = format!("/v1/sessions/{id}/diff?from=3&to=1");
+        let many = (0..4).map(|_| async { host.get(&path).send().await.unwrap().text().await.unwrap() });
+        for told in futures_util::future::join_all(many).await {
+            assert!(told.contains("+one") && !told.contains("two"), "{told}");
+        }
         let all = printed(&host, &["diff", &id, "--machine"]);
         assert!(all.contains("/workspace/calc/odd") && !all.contains('\u{1b}'), "{all}");
         assert_eq!(host.show(&id.parse().unwrap()).await.sandbox.is_none(), asleep, "nobody is woken for it");
@@ -126,11 +132,17 @@ async fn a_deleted_session_gives_everything_back_though_the_server_is_killed() {
     host.wait_for(&fork, SessionState::Idle).await;
     let (_, file) = host.exec(&fork, "harvest", "cat /workspace/calc/a").await;
     assert_eq!(file, "one\n", "what a fork stands on stays");
-    // Cut short: the server is killed while the answer is on its way.
+    // Cut short: the server is killed as soon as it is decided, while the answer is on its way.
     let url = format!("/v1/sessions/{fork}");
-    let deleting = host.request(reqwest::Method::DELETE, &url).send();
-    let _ = tokio::time::timeout(std::time::Duration::from_millis(5), deleting).await;
+    let deleting = tokio::spawn(host.request(reqwest::Method::DELETE, &url).send());
+    let decided = async {
+        while host.get(&url).send().await.unwrap().status() != reqwest::StatusCode::NOT_FOUND {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(harvest_e2e::PATIENCE, decided).await.expect("it is deleted");
     host.kill();
+    deleting.abort();
     host.up().await;
     let _ = host.request(reqwest::Method::DELETE, &url).send().await.unwrap();
     eventually("everything is as it was", || async {

@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeMap,
+    ffi::OsStr,
     fs,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
@@ -145,6 +146,19 @@ async fn a_session_starts_without_a_repository_or_from_a_snapshot_of_another() {
 }
 
 #[tokio::test]
+async fn a_folder_that_two_register_at_once_is_registered_once_with_a_token_that_opens_it() {
+    let host = Host::start().await;
+    let lib = folder(&host, "lib");
+    std::thread::scope(|scope| {
+        let add = || well(host.harvest([OsStr::new("repo"), OsStr::new("add"), lib.as_os_str()]));
+        let both = [scope.spawn(add), scope.spawn(add)].map(|one| one.join().unwrap().stderr);
+        assert_eq!(both.iter().filter(|said| said.contains("up to date")).count(), 1, "{both:?}");
+    });
+    // It is cloned with the token.
+    well(host.harvest(["repo", "build", "lib"]));
+}
+
+#[tokio::test]
 async fn a_copied_folder_works_after_the_server_has_moved_and_goes_when_it_is_forgotten() {
     let mut host = Host::start().await;
     let lib = folder(&host, "lib");
@@ -154,9 +168,9 @@ async fn a_copied_folder_works_after_the_server_has_moved_and_goes_when_it_is_fo
     assert!(again.stderr.contains("up to date"), "{again:?}");
     let before = host.url().unwrap();
     host.kill();
-    // Somebody else has the port now.
+    // Somebody else has the port now: we, unless another test was quicker.
     let port = before.rsplit(':').next().unwrap().parse::<u16>().unwrap();
-    let _taken = std::net::TcpListener::bind(("127.0.0.1", port)).unwrap();
+    let _taken = std::net::TcpListener::bind(("127.0.0.1", port)).ok();
     host.up().await;
     assert_ne!(host.url().unwrap(), before);
     let listed = well(host.harvest(["repo", "ls"])).stdout;

@@ -6,7 +6,7 @@ use std::{
     io::{Read, Write},
     os::unix::fs::{PermissionsExt, symlink},
     process::{Command, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use futures_util::{SinkExt, StreamExt};
@@ -14,6 +14,7 @@ use harvest_e2e::{Host, PATIENCE, most_memory};
 use harvest_proto::{SessionId, api::SessionState, bridge::Exit};
 use reqwest::{Method, StatusCode, header};
 use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
     pty::{OpenptFlags, grantpt, ioctl_tiocgptpeer, openpt, unlockpt},
     termios::{LocalModes, Winsize, tcgetattr, tcsetwinsize},
 };
@@ -37,8 +38,8 @@ async fn ready() -> (Host, SessionId) {
     (host, session)
 }
 
-/// A client that knows nothing but the protocol.
-struct Socket(Stream);
+/// A client that knows nothing but the protocol, and what it was shown that was not waited for yet.
+struct Socket(Stream, String);
 
 impl Socket {
     async fn open(host: &Host, path: &str) -> Self {
@@ -46,7 +47,7 @@ impl Socket {
         let mut request = url.into_client_request().unwrap();
         let token = format!("Bearer {}", host.token()).parse().unwrap();
         request.headers_mut().insert(header::AUTHORIZATION, token);
-        Self(connect_async(request).await.unwrap().0)
+        Self(connect_async(request).await.unwrap().0, String::new())
     }
 
     async fn say(&mut self, text: Value) {
@@ -59,8 +60,10 @@ impl Socket {
 
     /// The next frame that says something.
     async fn next(&mut self) -> Message {
+        // One for all: pings come for as long as the server lives, whatever else does not.
+        let end = tokio::time::Instant::now() + PATIENCE;
         loop {
-            let next = tokio::time::timeout(PATIENCE, self.0.next()).await.expect("a frame comes");
+            let next = tokio::time::timeout_at(end, self.0.next()).await.expect("a frame comes");
             match next.expect("the socket is open").unwrap() {
                 Message::Ping(_) | Message::Pong(_) => {}
                 message => return message,
@@ -70,14 +73,14 @@ impl Socket {
 
     /// Reads until this was shown, and gives all that was shown until then.
     async fn shows(&mut self, wanted: &str) -> String {
-        let mut shown = String::new();
-        while !shown.contains(wanted) {
+        while !self.1.contains(wanted) {
             match self.next().await {
-                Message::Binary(bytes) => shown += &String::from_utf8_lossy(&bytes),
-                other => panic!("{wanted:?} was not shown before {other:?}: {shown:?}"),
+                Message::Binary(bytes) => self.1 += &String::from_utf8_lossy(&bytes),
+                other => panic!("{wanted:?} was not shown before {other:?}: {:?}", self.1),
             }
         }
-        shown
+        let end = self.1.find(wanted).expect("it was shown") + wanted.len();
+        self.1.drain(..end).collect()
     }
 
     /// How it ended.
@@ -94,23 +97,32 @@ fn exited(code: i32) -> Value {
     json!({ "how": "code", "value": code })
 }
 
+/// Says that it is ready once it is what Ctrl-C is for. A list in the shell would say so before the kernel
+/// knows of its second command, and what is typed while nobody reads it can be lost on the way to the shell.
+const IN_FRONT: &str = "sh -c \"echo rea''dy; exec sleep 98765\"";
+
 #[tokio::test]
 async fn a_terminal_over_a_websocket_is_one() {
     let (host, session) = ready().await;
     let path = format!("/v1/sessions/{session}/pty?rows=33&cols=99");
     let mut socket = Socket::open(&host, &path).await;
+    socket.shows("$ ").await;
     // A quiet shell: what is typed is shown once, by the terminal.
     socket.type_in("PS1='$ '; stty -echo; tty; stty size; id -un; pwd\r").await;
     let shown = socket.shows("/workspace/calc\r\n").await;
     assert!(shown.contains("/dev/pts/0") && shown.contains("33 99") && shown.contains("harvest"), "{shown}");
+    socket.shows("$ ").await;
     socket.say(json!({ "resize": { "rows": 44, "cols": 111 } })).await;
     socket.type_in("until [ \"$(stty size)\" = '44 111' ]; do :; done; echo resi''zed\r").await;
     socket.shows("resized").await;
-    socket.type_in("echo rea''dy; sleep 98765\r").await;
+    socket.shows("$ ").await;
+    socket.type_in(&format!("{IN_FRONT}\r")).await;
     socket.shows("ready").await;
     socket.type_in("\u{3}").await;
-    socket.type_in("echo sta''tus $?\r").await;
-    assert!(socket.shows("status ").await.contains("status"));
+    socket.shows("$ ").await;
+    socket.type_in("echo sta''tus $?.\r").await;
+    socket.shows("status 130.").await;
+    socket.shows("$ ").await;
     socket.type_in("exit 7\r").await;
     assert_eq!(socket.end().await["exited"]["exit"], exited(7));
 
@@ -120,6 +132,7 @@ async fn a_terminal_over_a_websocket_is_one() {
     let plain = host.get(&path).send().await.unwrap();
     assert_eq!(plain.status(), StatusCode::UPGRADE_REQUIRED);
     let mut socket = Socket::open(&host, &path).await;
+    socket.shows("$ ").await;
     socket.type_in("echo $$ >/tmp/shell; echo writ''ten; sleep 98765\r").await;
     socket.shows("written").await;
     drop(socket);
@@ -166,15 +179,21 @@ async fn a_shell_turns_this_terminal_into_one_inside_and_back() {
         let ours = ours.try_clone().unwrap();
         move || {
             let mut screen = Screen(ours.try_clone().unwrap().into(), String::new());
-            screen.type_in("stty -echo; PS1=; echo $TERM $(stty size).\r");
+            screen.shows("$ ");
+            screen.type_in("stty -echo; PS1='next> '; echo $TERM $(stty size).\r");
             screen.shows("vt100 20 70.");
+            screen.shows("next> ");
             tcsetwinsize(&ours, Winsize { ws_row: 21, ws_col: 71, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
             screen.type_in("until [ \"$(stty size)\" = '21 71' ]; do :; done; echo resi''zed\r");
             screen.shows("resized");
-            screen.type_in("echo rea''dy; sleep 98765\r");
+            screen.shows("next> ");
+            screen.type_in(&format!("{IN_FRONT}\r"));
             screen.shows("ready");
-            screen.type_in("\u{3}echo code $?.\r");
+            screen.type_in("\u{3}");
+            screen.shows("next> ");
+            screen.type_in("echo code $?.\r");
             screen.shows("code 130.");
+            screen.shows("next> ");
             screen.type_in("echo ä''ö; exit 9\r");
             screen.shows("äö");
         }
@@ -186,7 +205,7 @@ async fn a_shell_turns_this_terminal_into_one_inside_and_back() {
     assert!(echoes(), "it ends as it began");
 }
 
-/// Our side of a terminal.
+/// Our side of a terminal, and what it showed that was not waited for yet.
 struct Screen(fs::File, String);
 
 impl Screen {
@@ -196,10 +215,16 @@ impl Screen {
 
     fn shows(&mut self, wanted: &str) {
         let mut buffer = [0; 4096];
+        let end = Instant::now() + PATIENCE;
         while !self.1.contains(wanted) {
+            let left = Timespec::try_from(end.saturating_duration_since(Instant::now())).unwrap();
+            let ready = poll(&mut [PollFd::new(&self.0, PollFlags::IN)], Some(&left)).unwrap();
+            assert!(ready > 0, "{wanted:?} is not shown: {:?}", self.1);
             let count = self.0.read(&mut buffer).unwrap();
             self.1 += &String::from_utf8_lossy(&buffer[..count]);
         }
+        let end = self.1.find(wanted).unwrap() + wanted.len();
+        self.1.drain(..end);
     }
 }
 
@@ -256,6 +281,7 @@ async fn who_does_not_read_or_sends_garbage_is_noticed_by_nobody_else() {
     for _ in 0..3 {
         let (exit, said) = host.exec(&session, "harvest", "head -c 3000000 /dev/zero | wc -c").await;
         assert_eq!((exit, said.trim()), (Exit::Code(0), "3000000"));
+        typing.shows("$ ").await;
         typing.type_in("echo mea''nwhile\r").await;
         typing.shows("meanwhile").await;
     }
@@ -279,6 +305,7 @@ async fn who_does_not_read_or_sends_garbage_is_noticed_by_nobody_else() {
     drop(left);
     let went = "touch /tmp/go; chmod 666 /tmp/go; until [ -e /tmp/went ]; do sleep 0.05; done";
     assert_eq!(host.exec_within(&session, "harvest", went, Duration::from_secs(60)).await.0, Exit::Code(0));
+    typing.shows("$ ").await;
     typing.type_in("exit\r").await;
     assert_eq!(typing.end().await["exited"]["exit"], exited(0));
 }

@@ -6,7 +6,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use harvest_e2e::{Host, binary, eventually, processes_with};
+use harvest_e2e::{Host, binary, eventually, processes_with, sweep_after, unique};
 use reqwest::Method;
 use serde_json::{Value, json};
 
@@ -34,11 +34,25 @@ async fn owners(host: &Host) -> Vec<String> {
     items.iter().map(|sandbox| sandbox["owner"].as_str().unwrap().to_owned()).collect()
 }
 
-/// A word nobody else has on a command line: how long somebody sleeps.
-fn unique() -> String {
-    let random = std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap();
-    let digits: String = random.bytes().take(12).map(|byte| char::from(b'0' + byte % 10)).collect();
-    format!("1{digits}")
+#[tokio::test]
+async fn what_a_test_that_was_killed_leaves_behind_is_swept() {
+    let host = Host::start().await;
+    host.post("/v1/sandboxes", json!({"image": "claude", "state": false})).await;
+    let home = host.home().to_owned();
+    let living = |role: &str| {
+        let ours = processes_with(home.to_str().unwrap());
+        processes_with(role).into_iter().filter(|pid| ours.contains(pid)).count()
+    };
+    assert_eq!(living("zygote"), 1);
+    let mut test = Command::new("sleep").arg(unique()).spawn().unwrap();
+    sweep_after(test.id(), &home, &std::collections::BTreeMap::new());
+    test.kill().unwrap();
+    test.wait().unwrap();
+    eventually("everything of it to be gone", || async {
+        (!home.exists() && living("zygote") == 0).then_some(())
+    })
+    .await;
+    assert!(host.get("/healthz").send().await.is_err(), "the server is gone, too");
 }
 
 /// The same commands have the same ends, whoever carries them out.

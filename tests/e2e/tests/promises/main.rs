@@ -2,9 +2,13 @@
 #![expect(clippy::unwrap_used, reason = "a test that meets an error has failed")]
 
 mod agents;
+mod clocks;
+mod crowd;
 mod database;
 mod durable;
 mod exec;
+mod faults_host;
+mod faults_inside;
 mod greedy;
 mod history;
 mod inputs;
@@ -13,6 +17,7 @@ mod line;
 mod machines;
 mod quickstart;
 mod reach;
+mod readers;
 mod readme;
 mod recover;
 mod rests;
@@ -20,7 +25,9 @@ mod sandboxes;
 mod secrets;
 mod service;
 mod stop;
+mod storm;
 mod tidy;
+mod upgrade;
 
 use harvest_proto::{EventBody, event::TurnOutcome};
 

@@ -2,7 +2,7 @@
 
 use std::{fs, path::PathBuf};
 
-use harvest_e2e::{Host, eventually, processes_with};
+use harvest_e2e::{Host, eventually, processes_with, unique};
 use harvest_proto::{
     EventBody, SessionId,
     api::{Session, SessionState},
@@ -13,7 +13,7 @@ use serde_json::json;
 use crate::{SAMPLE, completed, turn_ended};
 
 /// The file by which the cgroup of a process is frozen, and the word that freezes it.
-fn freezer(pid: u32) -> (PathBuf, &'static str) {
+pub(crate) fn freezer(pid: u32) -> (PathBuf, &'static str) {
     let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
     for line in groups.lines() {
         let mut parts = line.splitn(3, ':').skip(1);
@@ -27,7 +27,7 @@ fn freezer(pid: u32) -> (PathBuf, &'static str) {
 }
 
 /// Whether a process stands still, by itself or with a cgroup above its own.
-fn stands_still(pid: u32) -> bool {
+pub(crate) fn stands_still(pid: u32) -> bool {
     let (file, word) = freezer(pid);
     match word {
         "FROZEN" => fs::read_to_string(file).is_ok_and(|state| state.trim() == word),
@@ -36,7 +36,7 @@ fn stands_still(pid: u32) -> bool {
     }
 }
 
-fn frozen(body: &EventBody) -> bool {
+pub(crate) fn frozen(body: &EventBody) -> bool {
     matches!(body, EventBody::StateChanged { state: SessionState::Idle, reason, .. } if reason == "frozen")
 }
 
@@ -49,11 +49,12 @@ async fn lives(word: &str) -> u32 {
 async fn an_idle_session_stands_still_and_a_prompt_and_a_command_have_it_go_on_first() {
     let mut host = Host::start_with(&[("HARVEST_CLOCKS_IDLE_FREEZE", "300ms")]).await;
     host.repository("calc", SAMPLE).await;
-    let service = "setsid -f sleep 98761.5 >/dev/null 2>&1 </dev/null";
+    let word = unique();
+    let service = format!("setsid -f sleep {word} >/dev/null 2>&1 </dev/null");
     let session = host.session("calc", "Serve.", &json!([{ "bash": service }, { "text": "on" }])).await.id;
     let mut follower = host.follow(session.clone());
     let still = follower.until("it to stand still", frozen).await;
-    let pid = lives("98761.5").await;
+    let pid = lives(&word).await;
     eventually("the service to stand still", || async { stands_still(pid).then_some(()) }).await;
     assert_eq!(host.show(&session).await.state, SessionState::Idle);
 
@@ -74,16 +75,17 @@ async fn an_idle_session_stands_still_and_a_prompt_and_a_command_have_it_go_on_f
     let end = follower.after(again, "the turn to end", turn_ended).await;
     assert!(completed(&end.body), "{:?}", end.body);
     assert_eq!(host.show(&session).await.epoch, epoch, "in the same sandbox");
-    assert_eq!(lives("98761.5").await, pid, "and the service lives");
+    assert_eq!(lives(&word).await, pid, "and the service lives");
 }
 
 #[tokio::test]
 async fn a_turn_frozen_by_hand_can_be_stopped_and_what_it_did_is_kept() {
     let host = Host::start_with(&[("HARVEST_CLOCKS_STOP", "1s")]).await;
     host.repository("calc", SAMPLE).await;
-    let script = json!([{ "bash": "echo precious > /workspace/calc/work; exec sleep 98762.5" }]);
+    let word = unique();
+    let script = json!([{ "bash": format!("echo precious > /workspace/calc/work; exec sleep {word}") }]);
     let session = host.session("calc", "Work.", &script).await.id;
-    let pid = lives("98762.5").await;
+    let pid = lives(&word).await;
     let (file, word) = freezer(pid);
     fs::write(&file, word).unwrap();
     eventually("it to stand still", || async { stands_still(pid).then_some(()) }).await;

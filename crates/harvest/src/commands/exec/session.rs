@@ -1,6 +1,6 @@
 //! A command in a session's sandbox, by way of the server: what it reads and what it says, of any length.
 
-use std::{io::Read, time::Duration};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use base64::{Engine, prelude::BASE64_STANDARD};
@@ -9,7 +9,6 @@ use harvest_proto::{
     api::{ExecRequest, STDERR, STDOUT, SocketIn, SocketOut},
     bridge::{Fault, FaultCode},
 };
-use tokio::sync::mpsc;
 
 use super::{
     outcome::{Outcome, Sink},
@@ -71,26 +70,12 @@ fn millis(time: Duration) -> u64 {
 /// Gives the command our standard input, or none.
 async fn feed(speaker: &mut Speaker, with_stdin: bool) -> Result<()> {
     if with_stdin {
-        let mut pieces = stdin();
+        let mut pieces = socket::pieces(std::io::stdin(), READ_BYTES);
         while let Some(piece) = pieces.recv().await {
             speaker.write(piece).await?;
         }
     }
     speaker.say(&SocketIn::End {}).await
-}
-
-/// Read in a thread of its own, which ends with this process.
-fn stdin() -> mpsc::Receiver<Vec<u8>> {
-    let (sender, receiver) = mpsc::channel(2);
-    std::thread::spawn(move || {
-        let mut buffer = vec![0; READ_BYTES];
-        while let Ok(count @ 1..) = std::io::stdin().read(&mut buffer) {
-            if sender.blocking_send(buffer[..count].to_vec()).is_err() {
-                return;
-            }
-        }
-    });
-    receiver
 }
 
 async fn hear(listener: &mut Listener, sink: &mut Sink) -> Result<Outcome> {

@@ -183,6 +183,9 @@ pub struct Collected {
     pub trees: u64,
     /// Whether the shared cache was passed over because a build is in progress.
     pub cache_busy: bool,
+    /// The home for whose sake it was passed over: what was there is gone, as when a disk is not attached.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cache_kept_for: Option<String>,
 }
 
 /// One thing the host has or lacks.

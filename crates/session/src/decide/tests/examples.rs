@@ -529,3 +529,21 @@ fn a_state_of_the_last_version_is_read() {
     let state: State = serde_json::from_str(old).unwrap();
     assert!(state.is_awake() && state.waiting.is_none() && state.restoring.is_none() && !state.ceding);
 }
+
+#[test]
+fn a_snapshot_taken_for_a_machine_that_was_terminated_meanwhile_is_forgotten() {
+    let mut world = ready();
+    world.prompt(false);
+    run(&mut world);
+    world.end_turn(TurnOutcome::Completed);
+    world.deliver();
+    let [Action::Capture { snapshot, .. }] = &world.pending[..] else { panic!("{:?}", world.pending) };
+    let snapshot = snapshot.clone();
+    world.input(Input::Terminate);
+    // It is taken before the machine is ended.
+    world.carry_out(0, Luck::Good);
+    assert!(world.pending.contains(&Action::Forget { snapshot: snapshot.clone() }), "{:?}", world.pending);
+    run(&mut world);
+    assert_eq!(world.state.shown.reason, "terminated");
+    assert!(world.newest.is_some_and(|newest| newest != snapshot), "what was kept is another one");
+}

@@ -304,6 +304,11 @@ impl World {
             }
             Action::Capture { sandbox, snapshot } => self.capture(&sandbox, snapshot, luck),
             Action::EndKept { sandbox, snapshot, .. } => self.end_kept(&sandbox, snapshot, luck),
+            Action::Forget { snapshot } => {
+                assert_ne!(self.state.disk.as_ref(), Some(&snapshot), "what is needed is not forgotten");
+                assert!(self.turns.values().all(|kept| *kept != snapshot), "nor what is known");
+                self.snapshots.remove(&snapshot);
+            }
             Action::End { sandbox } => {
                 if let Some(sandbox) = self.sandboxes.get_mut(&sandbox) {
                     assert!(!sandbox.worked, "work is never thrown away");

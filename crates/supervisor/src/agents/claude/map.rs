@@ -119,9 +119,11 @@ impl Claude {
             return vec![Signal::Say(wire::allow(control, &request["input"]))];
         }
         let name = match text(request, "tool_use_id") {
-            "" => control.to_owned(),
-            call => call.to_owned(),
+            "" => control,
+            call => call,
         };
+        // An answer names it as the event does, and that must be short.
+        let name = cut::text(name, cut::MAX_NAME_BYTES);
         let asked = Asked { control: control.to_owned(), input, questions, answers: Map::new() };
         let signals = ask(&name, &asked);
         self.asked.insert(name, asked);
@@ -185,8 +187,8 @@ fn ask(name: &str, asked: &Asked) -> Vec<Signal> {
     let options = question["options"].as_array().map_or(&[][..], Vec::as_slice);
     let opened = EventBody::RequestOpened {
         request: name.to_owned(),
-        question: cut::text(text(question, "question"), cut::MAX_TEXT_BYTES),
-        options: options.iter().map(|option| cut::text(text(option, "label"), 1024)).take(64).collect(),
+        question: text(question, "question").to_owned(),
+        options: options.iter().map(|option| text(option, "label").to_owned()).collect(),
     };
     vec![Signal::Event(opened), Signal::Asked { request: name.to_owned() }]
 }

@@ -11,7 +11,7 @@ pub(crate) mod program;
 mod shell;
 mod wire;
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use harvest_proto::{
     EventBody,
@@ -28,7 +28,8 @@ pub(crate) const ROLE: &str = "scripted-agent";
 /// The state of a conversation, as far as its lines need it.
 #[derive(Debug, Default)]
 pub(crate) struct Scripted {
-    asked: BTreeSet<String>,
+    /// Its open questions: what the outside calls them, and what the program does.
+    asked: BTreeMap<String, String>,
     noise: Noise,
 }
 
@@ -53,12 +54,10 @@ impl Agent for Scripted {
     }
 
     fn answer(&mut self, request: &str, answer: &str) -> Vec<Signal> {
-        if !self.asked.remove(request) {
-            return Vec::new();
-        }
+        let Some(own) = self.asked.remove(request) else { return Vec::new() };
         let (request, answer) = (request.to_owned(), answer.to_owned());
-        let closed = EventBody::RequestClosed { request: request.clone(), answer: Some(answer.clone()) };
-        vec![Signal::Event(closed), Signal::Say(ToProgram::Answer { request, answer }.line())]
+        let closed = EventBody::RequestClosed { request, answer: Some(answer.clone()) };
+        vec![Signal::Event(closed), Signal::Say(ToProgram::Answer { request: own, answer }.line())]
     }
 
     fn hear(&mut self, line: &[u8]) -> Vec<Signal> {
@@ -67,7 +66,7 @@ impl Agent for Scripted {
             FromProgram::Ready { .. } => return vec![Signal::Ready],
             FromProgram::Done { error } => return vec![Signal::Done(error.map_or(Ok(()), Err))],
             FromProgram::Ask { request, question, options } => {
-                return self.asked(request, &question, options);
+                return self.asked(request, question, options);
             }
             FromProgram::Text { text } => EventBody::TextDelta { text },
             FromProgram::Thought { text } => EventBody::ThoughtDelta { text },
@@ -81,18 +80,15 @@ impl Agent for Scripted {
     }
 
     fn drop_requests(&mut self) -> Vec<String> {
-        std::mem::take(&mut self.asked).into_iter().collect()
+        std::mem::take(&mut self.asked).into_keys().collect()
     }
 }
 
 impl Scripted {
-    fn asked(&mut self, request: String, question: &str, options: Vec<String>) -> Vec<Signal> {
-        self.asked.insert(request.clone());
-        let opened = EventBody::RequestOpened {
-            request: request.clone(),
-            question: cut::text(question, cut::MAX_TEXT_BYTES),
-            options: options.iter().map(|option| cut::text(option, 1024)).take(64).collect(),
-        };
+    fn asked(&mut self, own: String, question: String, options: Vec<String>) -> Vec<Signal> {
+        let request = cut::text(&own, cut::MAX_NAME_BYTES);
+        self.asked.insert(request.clone(), own);
+        let opened = EventBody::RequestOpened { request: request.clone(), question, options };
         vec![Signal::Event(opened), Signal::Asked { request }]
     }
 }
@@ -110,6 +106,20 @@ mod tests {
         assert_eq!(scripted.answer("q1", "a"), []);
         scripted.hear(ask.as_bytes());
         assert_eq!((scripted.drop_requests(), scripted.drop_requests()), (vec!["q1".to_owned()], vec![]));
+    }
+
+    #[test]
+    fn a_question_with_a_long_name_is_answered_by_a_short_one() {
+        let (mut scripted, long) = (Scripted::default(), "q".repeat(100_000));
+        let ask = serde_json::json!({ "say": "ask", "request": long, "question": "?", "options": [] });
+        let signals = scripted.hear(ask.to_string().as_bytes());
+        let [Signal::Event(EventBody::RequestOpened { request, .. }), Signal::Asked { .. }] = &signals[..]
+        else {
+            panic!("{signals:?}")
+        };
+        assert!(request.len() < 2048, "{}", request.len());
+        let told = ToProgram::Answer { request: long, answer: "a".into() }.line();
+        assert!(scripted.answer(request, "a").contains(&Signal::Say(told)), "the program's own name of it");
     }
 
     #[test]

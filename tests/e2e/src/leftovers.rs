@@ -1,0 +1,101 @@
+//! What a home has on this host: processes, mounts, cgroups, loop devices and files. For tests that end with
+//! "and nothing without an owner".
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// What is there of a home besides its plain records.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Leftovers {
+    /// Processes that name the home or lie in one of its cgroups.
+    pub processes: BTreeSet<u32>,
+    /// Processes in whose mount table the home is.
+    pub mounting: BTreeSet<u32>,
+    /// Its cgroups.
+    pub cgroups: BTreeSet<PathBuf>,
+    /// Files behind loop devices.
+    pub loops: BTreeSet<String>,
+}
+
+impl Leftovers {
+    /// Looks for them. `groups` is what [`cgroup_of`] said while the zygote lived.
+    #[must_use]
+    pub fn of(home: &Path, groups: Option<&str>) -> Self {
+        let mut found = Self::default();
+        let name = home.to_string_lossy();
+        for pid in numbers("/proc") {
+            let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
+            let in_group = groups.is_some_and(|group| read("cgroup").contains(group));
+            // Only who was started with the home as a word of its own: a shell may mention it in passing.
+            let named = read("cmdline").split('\0').any(|word| word == name);
+            if pid != std::process::id() && (named || in_group) {
+                found.processes.insert(pid);
+            }
+            if read("mountinfo").lines().any(|line| line.contains(&*name)) {
+                found.mounting.insert(pid);
+            }
+        }
+        found.cgroups = groups.map(|group| group_folders(group)).unwrap_or_default();
+        for entry in fs::read_dir("/sys/block").into_iter().flatten().flatten() {
+            let file = fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();
+            if file.starts_with(&*name) {
+                found.loops.insert(file.trim().to_owned());
+            }
+        }
+        found
+    }
+}
+
+/// The name of the cgroup that holds everything of a home, asked while its zygote lives.
+#[must_use]
+pub fn cgroup_of(home: &Path) -> Option<String> {
+    let name = home.to_string_lossy();
+    let zygotes = numbers("/proc").into_iter().filter(|pid| {
+        let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        line.split('\0').skip(1).take(2).eq(["zygote", &name])
+    });
+    zygotes.into_iter().find_map(|pid| {
+        let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
+        let part =
+            groups.lines().find_map(|line| line.split('/').find(|part| part.starts_with("harvest-")))?;
+        Some(part.to_owned())
+    })
+}
+
+/// The parts of a home's cgroup: one for each sandbox, and for each that waits to become one.
+#[must_use]
+pub fn parts(group: &str) -> BTreeSet<String> {
+    let mut parts = BTreeSet::new();
+    for folder in group_folders(group) {
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        let folders = entries.filter(|entry| entry.path().is_dir());
+        parts.extend(folders.map(|entry| entry.file_name().to_string_lossy().into_owned()));
+    }
+    parts.remove("zygote");
+    parts
+}
+
+/// What lies in a folder, sorted; nothing when there is no such folder.
+#[must_use]
+pub fn names(folder: &Path) -> BTreeSet<String> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+fn group_folders(group: &str) -> BTreeSet<PathBuf> {
+    let root = Path::new("/sys/fs/cgroup");
+    let controllers = fs::read_dir(root).into_iter().flatten().flatten().map(|entry| entry.path());
+    controllers
+        .chain([root.to_owned()])
+        .map(|folder| folder.join(group))
+        .filter(|path| path.is_dir())
+        .collect()
+}
+
+fn numbers(folder: &str) -> Vec<u32> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}

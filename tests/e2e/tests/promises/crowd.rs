@@ -1,0 +1,64 @@
+//! Many sessions with many prompts at once, on few places.
+
+use std::collections::BTreeSet;
+
+use futures_util::future::join_all;
+use harvest_e2e::{Host, eventually, most_memory};
+use harvest_proto::{
+    EventBody, SessionId,
+    api::{Prompt, PromptStatus},
+};
+use serde_json::{Value, json};
+
+use crate::completed;
+
+const SESSIONS: usize = 50;
+const PROMPTS: usize = 20;
+
+async fn prompts(host: &Host, session: &SessionId) -> Option<Vec<Prompt>> {
+    let page = host.get(&format!("/v1/sessions/{session}/prompts")).send().await.ok()?;
+    serde_json::from_value(page.json::<Value>().await.ok()?["items"].clone()).ok()
+}
+
+/// Creates a session and queues the rest of its prompts.
+async fn ask(host: &Host, number: usize) -> SessionId {
+    let script = |mark: usize| json!([{ "bash": format!("echo {number}.{mark} >> ~/ran") }]);
+    let session = host.bare(&format!("{number}.0"), &script(0)).await.id;
+    for mark in 1..PROMPTS {
+        host.prompt(&session, &format!("{number}.{mark}"), &script(mark)).await;
+    }
+    session
+}
+
+#[tokio::test]
+async fn of_twenty_prompts_on_each_of_fifty_sessions_none_is_lost_and_none_doubled() {
+    let host = Host::start_with(&[("HARVEST_LIMITS_SANDBOXES", "8")]).await;
+    let sessions = join_all((0..SESSIONS).map(|number| ask(&host, number))).await;
+    assert_eq!(sessions.iter().collect::<BTreeSet<_>>().len(), SESSIONS);
+    for (number, session) in sessions.iter().enumerate() {
+        let all = eventually("every prompt to be over", || async {
+            let over = |one: &Prompt| !matches!(one.status, PromptStatus::Queued | PromptStatus::Dispatched);
+            prompts(&host, session).await.filter(|all| all.iter().all(over))
+        })
+        .await;
+        let marks: Vec<String> = (0..PROMPTS).map(|mark| format!("{number}.{mark}")).collect();
+        let asked: Vec<&str> = all.iter().filter_map(|one| one.text.lines().next()).collect();
+        assert_eq!(asked, marks);
+        // Reads them all, and asserts that numbers neither skip nor repeat.
+        let events = host.events(session).await;
+        let ends = events.iter().filter_map(|body| match body {
+            EventBody::TurnEnded { prompt, .. } if completed(body) => Some(prompt),
+            _ => None,
+        });
+        assert!(ends.eq(all.iter().map(|one| &one.id)), "each turn ended well, once and in its order");
+    }
+    let memory = most_memory(host.server()).unwrap();
+    println!("at most {} MB of memory", memory >> 20);
+    assert!(memory < 150 << 20, "the server took {memory} bytes");
+    // What was done is what was asked for, wherever the session's disk is now.
+    for (number, session) in sessions.iter().enumerate().step_by(7) {
+        let (_, ran) = host.exec(session, "harvest", "cat ~/ran").await;
+        let marks = (0..PROMPTS).map(|mark| format!("{number}.{mark}\n"));
+        assert_eq!(ran, marks.collect::<String>());
+    }
+}

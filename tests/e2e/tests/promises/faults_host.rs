@@ -1,0 +1,213 @@
+//! What may go wrong around a server: killed in the middle of a snapshot or a fork, a disk that is full.
+
+use std::{
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use harvest_e2e::{Host, eventually};
+use harvest_proto::{
+    EventBody, SessionId,
+    api::{Prompt, PromptStatus, SessionState},
+    event::SnapshotKind,
+};
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+
+use crate::{completed, turn_ended};
+
+fn kept(body: &EventBody) -> bool {
+    matches!(body, EventBody::SnapshotTaken { kind: SnapshotKind::Turn, .. })
+}
+
+async fn prompts(host: &Host, session: &SessionId) -> Vec<Prompt> {
+    let page: Value =
+        host.get(&format!("/v1/sessions/{session}/prompts")).send().await.unwrap().json().await.unwrap();
+    serde_json::from_value(page["items"].clone()).unwrap()
+}
+
+#[tokio::test]
+async fn a_snapshot_cut_short_by_a_kill_is_taken_once_and_whole() {
+    let mut host = Host::start().await;
+    // So many files that the kill comes while they are copied.
+    let files = "mkdir /home/harvest/many; cd /home/harvest/many; seq 1 6000 | split -l 2 -a 4 -; ls | wc -l";
+    let session = host.bare("Write a lot.", &json!([{ "bash": files }, { "text": "done" }])).await.id;
+    let ended = host.follow(session.clone()).until("the turn to end", turn_ended).await;
+    let next =
+        host.prompt(&session, "Go on.", &json!([{ "bash": "echo on > ~/next" }, { "text": "on" }])).await;
+    for _ in 0..3 {
+        host.kill();
+        host.up().await;
+    }
+    let mut follower = host.follow(session.clone());
+    let of_next =
+        |body: &EventBody| matches!(body, EventBody::TurnEnded { prompt, .. } if *prompt == next.id);
+    let second = follower.until("the next turn", of_next).await;
+    assert!(completed(&second.body), "{:?}", second.body);
+    let last = follower.after(second.seq, "its snapshot", kept).await.seq;
+    let taken = follower.seen.iter().filter(|event| kept(&event.body)).map(|event| event.seq);
+    let taken: Vec<u64> = taken.collect();
+    assert_eq!(taken.len(), 2, "one for each turn: {taken:?}");
+    assert!(
+        ended.seq < taken[0] && taken[0] < second.seq && taken[1] == last,
+        "before the next prompt was sent"
+    );
+    // What the first one holds is all there.
+    let fork = host.post(&format!("/v1/sessions/{session}/fork"), json!({ "turn": 1 })).await;
+    let fork: SessionId = fork["items"][0]["id"].as_str().unwrap().parse().unwrap();
+    host.wait_for(&fork, SessionState::Idle).await;
+    let (_, count) = host.exec(&fork, "harvest", "ls ~/many | wc -l; ls ~/next 2>&1").await;
+    assert!(count.starts_with("3000\n") && count.contains("No such file"), "{count}");
+}
+
+#[tokio::test]
+async fn forks_cut_short_by_a_kill_are_all_made_once_or_none_of_them() {
+    let mut host = Host::start().await;
+    let session = host.bare("Begin.", &json!([{ "bash": "echo one > ~/file" }, { "text": "done" }])).await.id;
+    host.follow(session.clone()).until("its snapshot", kept).await;
+    let path = format!("/v1/sessions/{session}/fork");
+    let mut made = Vec::new();
+    for (number, millis) in [0, 1, 2, 4, 8, 16].into_iter().enumerate() {
+        let key = format!("fork-{number}");
+        let ask =
+            || host.request(Method::POST, &path).header("idempotency-key", &key).json(&json!({ "count": 3 }));
+        // The kill is the point: wherever the request is by then.
+        let sent = tokio::time::timeout(std::time::Duration::from_millis(millis), ask().send()).await;
+        drop(sent);
+        host.kill();
+        host.up().await;
+        let again = eventually("the forks to be made", || async {
+            let answer = host.request(Method::POST, &path).header("idempotency-key", &key);
+            let answer = answer.json(&json!({ "count": 3 })).send().await.ok()?;
+            answer.status().is_success().then_some(answer)
+        })
+        .await;
+        let page: Value = again.json().await.unwrap();
+        made.extend(
+            page["items"].as_array().unwrap().iter().map(|one| one["id"].as_str().unwrap().to_owned()),
+        );
+    }
+    let page: Value = host.get("/v1/sessions?limit=200").send().await.unwrap().json().await.unwrap();
+    assert_eq!(page["items"].as_array().unwrap().len(), 1 + made.len(), "no fork that nobody was told of");
+    assert_eq!(made.len(), 18);
+    for id in [&made[0], &made[17]] {
+        let fork: SessionId = id.parse().unwrap();
+        host.wait_for(&fork, SessionState::Idle).await;
+        assert_eq!(host.exec(&fork, "harvest", "cat ~/file").await.1, "one\n");
+    }
+}
+
+/// A disk of its own with some room, until it is dropped.
+struct SmallDisk {
+    place: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl SmallDisk {
+    fn new() -> Self {
+        let folder = tempfile::Builder::new().prefix("hv").tempdir().unwrap();
+        let (image, place) = (folder.path().join("image"), folder.path().join("d"));
+        fs::create_dir(&place).unwrap();
+        // Sparse: it takes what is written to it. Below half a gigabyte no sandbox would be started.
+        fs::File::create(&image).unwrap().set_len(2 << 30).unwrap();
+        let run = |command: &mut Command| assert!(command.status().unwrap().success(), "{command:?}");
+        run(Command::new("mkfs.ext4").args(["-q", "-m", "0"]).arg(&image));
+        run(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&place));
+        Self { place, _folder: folder }
+    }
+
+    /// Takes all the room there is; the file gives it back.
+    fn fill(&self) -> PathBuf {
+        let ballast = self.place.join("ballast");
+        let mut file = fs::File::create(&ballast).unwrap();
+        // Blocks are reserved, not written, in ever smaller pieces.
+        for bytes in [256 << 20, 16 << 20, 1 << 20, 64 << 10, 4096] {
+            let mut end = file.metadata().unwrap().len();
+            while rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), end, bytes).is_ok() {
+                end += bytes;
+            }
+        }
+        while file.write(&[0; 4096]).is_ok_and(|written| written > 0) {}
+        ballast
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let lazy = std::thread::panicking().then_some("-l");
+        let unmounted = Command::new("umount").args(lazy).arg(&self.place).status();
+        assert!(std::thread::panicking() || unmounted.unwrap().success());
+    }
+}
+
+/// Queues prompts until even a short one is refused; gives back those that were taken, and the refusal.
+async fn until_full(host: &Host, session: &SessionId) -> (Vec<String>, StatusCode, Value) {
+    let (mut taken, mut long) = (Vec::new(), 30_000);
+    loop {
+        assert!(taken.len() < 3_000, "the disk never fills");
+        let script = json!([{ "bash": format!("echo {} >> ~/ran", taken.len()) }, { "text": "ok" }]);
+        let text = format!("{}\n{}\nscript: {script}", taken.len(), "x".repeat(long));
+        let path = format!("/v1/sessions/{session}/prompts");
+        let answer = host.request(Method::POST, &path).json(&json!({ "text": text })).send().await.unwrap();
+        let (status, body) = (answer.status(), answer.json::<Value>().await.unwrap());
+        match (status.is_success(), long) {
+            (true, _) => taken.push(body["id"].as_str().unwrap().to_owned()),
+            (false, 0) => return (taken, status, body),
+            (false, _) => long /= 2,
+        }
+    }
+}
+
+#[tokio::test]
+async fn on_a_full_disk_nothing_answered_is_lost_and_it_goes_on_when_there_is_room() {
+    let disk = SmallDisk::new();
+    let mut host = Host::start_below(&disk.place, &[]).await;
+    // Its events come while nothing can be written.
+    let slow = json!([{ "text": "a b c d e f g h i j k l m n o p", "chunks": 16, "delay_ms": 200 }]);
+    let session = host.bare("Talk.", &slow).await.id;
+    let talks = |body: &EventBody| matches!(body, EventBody::TextDelta { .. });
+    host.follow(session.clone()).until("it to talk", talks).await;
+    let ballast = disk.fill();
+    let (taken, status, problem) = until_full(&host, &session).await;
+    assert_eq!(status, StatusCode::INSUFFICIENT_STORAGE, "{problem}");
+    assert_eq!(problem["code"], "no_room", "{problem}");
+    assert!(problem["hint"].as_str().unwrap().contains("harvest gc"), "{problem}");
+    // Looking goes on.
+    assert_eq!(host.show(&session).await.id, session);
+    assert_eq!(prompts(&host, &session).await.len(), taken.len() + 1, "what was refused is not there");
+    fs::remove_file(&ballast).unwrap();
+    everything_runs(&host, &session, &taken).await;
+
+    // Again, and the server dies meanwhile: the next one says why it cannot start, and then does.
+    let ballast = disk.fill();
+    let (more, ..) = until_full(&host, &session).await;
+    host.kill();
+    refuses_to_start(&host, &disk.place);
+    fs::remove_file(&ballast).unwrap();
+    host.up().await;
+    everything_runs(&host, &session, &[taken, more].concat()).await;
+}
+
+/// Every prompt that was answered is carried out once, in order; the events have no gap.
+async fn everything_runs(host: &Host, session: &SessionId, taken: &[String]) {
+    let all = eventually("every prompt to be over", || async {
+        let all = prompts(host, session).await;
+        let waits = |one: &Prompt| matches!(one.status, PromptStatus::Queued | PromptStatus::Dispatched);
+        (!all.iter().any(waits)).then_some(all)
+    })
+    .await;
+    let ids: Vec<String> = all.iter().skip(1).map(|one| one.id.to_string()).collect();
+    assert_eq!(ids, taken);
+    assert!(all.iter().all(|one| one.status == PromptStatus::Completed), "{all:?}");
+    let ends = host.events(session).await.iter().filter(|body| turn_ended(body)).count();
+    assert_eq!(ends, all.len());
+}
+
+fn refuses_to_start(host: &Host, place: &Path) {
+    let up = host.harvest(["up", "--listen", "127.0.0.1:0"]);
+    assert_ne!(up.code, 0, "nothing can be written below {}", place.display());
+    let told = up.stderr.contains("full") || up.stderr.contains("No space left");
+    assert!(told && up.stderr.contains("hint: "), "{}", up.stderr);
+}

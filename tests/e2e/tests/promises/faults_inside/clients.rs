@@ -1,0 +1,75 @@
+//! Clients that vanish in the middle of something: what they began in a sandbox ends with them, what they left
+//! half done is undone, and the session knows that nobody uses its machine any more.
+
+use std::{
+    io::{Read, Write},
+    net::TcpStream,
+};
+
+use harvest_e2e::{Host, eventually, processes_with};
+use harvest_proto::{SessionId, api::SessionState};
+use serde_json::json;
+
+use super::{begin, lives};
+
+/// A request whose sender is gone once this is dropped.
+fn half(host: &Host, head: &str, body: &[u8]) -> TcpStream {
+    let address = host.url().unwrap().replace("http://", "");
+    let mut stream = TcpStream::connect(&address).unwrap();
+    let head = format!("{head}\r\nhost: {address}\r\nauthorization: Bearer {}\r\n\r\n", host.token());
+    stream.write_all(head.as_bytes()).unwrap();
+    stream.write_all(body).unwrap();
+    stream
+}
+
+/// Nobody uses the machine: it stands still soon.
+async fn is_left(host: &Host, session: &SessionId, after: u64) -> u64 {
+    let mut follower = host.follow(session.clone());
+    follower.after(after, "it to stand still", crate::rests::frozen).await.seq
+}
+
+#[tokio::test]
+async fn who_vanishes_in_the_middle_of_a_request_leaves_nothing_half_done() {
+    let host = Host::start_with(&[("HARVEST_CLOCKS_IDLE_FREEZE", "300ms")]).await;
+    let session = begin(&host, &json!([{ "bash": "echo old > /workspace/file" }, { "text": "on" }])).await;
+    let mut left = is_left(&host, &session, 0).await;
+    let path = format!("/v1/sessions/{session}");
+
+    // A command, read by nobody any more.
+    let body = json!({ "argv": ["sh", "-c", "yes & exec sleep 98751.5"] }).to_string();
+    let head = format!(
+        "POST {path}/exec HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: {}",
+        body.len()
+    );
+    let stream = half(&host, &head, body.as_bytes());
+    lives("98751.5").await;
+    drop(stream);
+    eventually("the command to be gone", || async { processes_with("98751.5").is_empty().then_some(()) })
+        .await;
+    left = is_left(&host, &session, left).await;
+
+    // A file, of which a part is there.
+    let head = format!("PUT {path}/files?path=/workspace/file HTTP/1.1\r\ncontent-length: 50000000");
+    let stream = half(&host, &head, &vec![b'x'; 4_000_000]);
+    host.wait_for(&session, SessionState::Idle).await;
+    let partial = "until [ $(ls -A /workspace | wc -l) -gt 1 ]; do sleep 0.05; done";
+    host.exec(&session, "root", partial).await;
+    drop(stream);
+    let gone = "while [ $(ls -A /workspace | wc -l) -gt 1 ]; do sleep 0.05; done; cat /workspace/file";
+    assert_eq!(host.exec(&session, "root", gone).await.1, "old\n");
+    left = is_left(&host, &session, left).await;
+
+    // A file on its way out.
+    host.exec(&session, "harvest", "head -c 200000000 /dev/zero > /tmp/large").await;
+    let mut stream = half(&host, &format!("GET {path}/files?path=/tmp/large HTTP/1.1"), b"");
+    stream.read_exact(&mut [0; 100_000]).unwrap();
+    drop(stream);
+    left = is_left(&host, &session, left).await;
+
+    // Whoever wanted it paused does not wait for it: it is paused all the same.
+    drop(half(&host, &format!("POST {path}/pause HTTP/1.1\r\ncontent-length: 0"), b""));
+    let mut follower = host.follow(session.clone());
+    let paused =
+        |body: &_| matches!(body, harvest_proto::EventBody::StateChanged { state: SessionState::Paused, .. });
+    follower.after(left, "it to be paused", paused).await;
+}

@@ -1,0 +1,280 @@
+//! Promises 1 to 4 at once: the server is killed fifty times, at moments nobody chose, while people create
+//! sessions, queue prompts and fork. The seed is printed; `HARVEST_STORM_SEED` plays a storm again.
+
+use std::{
+    cell::RefCell,
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    time::Duration,
+};
+
+use harvest_e2e::{Host, Leftovers, cgroup_of, eventually, names, parts};
+use harvest_proto::{
+    EventBody, SessionId,
+    api::{Prompt, PromptStatus, Session},
+    event::TurnOutcome,
+};
+use reqwest::Method;
+use serde_json::{Value, json};
+
+const KILLS: usize = 50;
+const SESSIONS: usize = 5;
+const PROMPTS: usize = 12;
+
+/// Marsaglia's xorshift: all a storm needs of chance, and the same every time.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % limit
+    }
+}
+
+/// What somebody wants, until it is answered.
+#[derive(Debug, Clone)]
+enum Wish {
+    Create { number: usize },
+    Prompt { of: String, mark: String, millis: u64 },
+    Fork { of: String, name: String },
+}
+
+/// People who ask until they are answered, each request under a key of its own.
+#[derive(Default)]
+struct People {
+    wishes: VecDeque<Wish>,
+    known: BTreeMap<String, SessionId>,
+    /// What each session was asked to do, in order.
+    marks: BTreeMap<String, Vec<String>>,
+    replayed: usize,
+    answered: usize,
+}
+
+fn script(mark: &str, millis: u64) -> String {
+    let command = format!("echo {mark} >> /home/harvest/ran; sleep {:.3}", millis as f64 / 1000.0);
+    format!("{mark}\nscript: {}", json!([{ "bash": command }, { "text": "done" }]))
+}
+
+impl People {
+    fn new(dice: &mut Dice) -> Self {
+        let mut wishes: VecDeque<Wish> = (0..SESSIONS).map(|number| Wish::Create { number }).collect();
+        for round in 0..PROMPTS {
+            for number in 0..SESSIONS {
+                let (of, mark) = (format!("s{number}"), format!("s{number}p{round}"));
+                wishes.push_back(Wish::Prompt { of: of.clone(), mark, millis: dice.below(400) });
+                if round > 1 && dice.below(12) == 0 {
+                    let name = format!("f{}", wishes.len());
+                    wishes.push_back(Wish::Fork { of, name: name.clone() });
+                    let mark = format!("{name}p0");
+                    wishes.push_back(Wish::Prompt { of: name, mark, millis: dice.below(300) });
+                }
+            }
+        }
+        Self { wishes, ..Self::default() }
+    }
+
+    /// Asks for one thing after the other, until everything is answered or this is dropped.
+    async fn ask(&mut self, host: &Host, dice: &mut Dice, pace: u64) {
+        while let Some(wish) = self.wishes.front().cloned() {
+            if pace > 0 {
+                tokio::time::sleep(Duration::from_millis(dice.below(pace))).await;
+            }
+            if self.grant(host, &wish).await {
+                self.wishes.pop_front();
+                self.answered += 1;
+            } else {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        }
+    }
+
+    /// Whether the server has answered.
+    async fn grant(&mut self, host: &Host, wish: &Wish) -> bool {
+        let (key, path, body) = match wish {
+            Wish::Create { number } => {
+                let body = json!({ "agent": "scripted", "network": "none", "prompt": script(&format!("s{number}first"), 100) });
+                (format!("create-{number}"), "/v1/sessions".to_owned(), body)
+            }
+            Wish::Prompt { of, mark, millis } => {
+                let path = format!("/v1/sessions/{}/prompts", self.known[of]);
+                (format!("prompt-{mark}"), path, json!({ "text": script(mark, *millis) }))
+            }
+            Wish::Fork { of, name } => {
+                let path = format!("/v1/sessions/{}/fork", self.known[of]);
+                (format!("fork-{name}"), path, json!({}))
+            }
+        };
+        let sent = host.request(Method::POST, &path).header("idempotency-key", &key).json(&body).send().await;
+        let Ok(answer) = sent else { return false };
+        let (status, headers) = (answer.status(), answer.headers().clone());
+        let Ok(answer) = answer.json::<Value>().await else { return false };
+        // A server that starts or ends says so; a first turn that has not ended cannot be forked yet.
+        if matches!(answer["code"].as_str(), Some("stopping" | "no_snapshot" | "in_progress")) {
+            return false;
+        }
+        assert!(status.is_success(), "{wish:?}: {status} {answer}");
+        self.replayed += usize::from(headers.contains_key("idempotency-replayed"));
+        self.learn(wish, &answer);
+        true
+    }
+
+    fn learn(&mut self, wish: &Wish, answer: &Value) {
+        let id = |answer: &Value| answer["id"].as_str().unwrap().parse().unwrap();
+        match wish {
+            Wish::Create { number } => {
+                self.known.insert(format!("s{number}"), id(answer));
+                self.marks.insert(format!("s{number}"), vec![format!("s{number}first")]);
+            }
+            Wish::Prompt { of, mark, .. } => self.marks.get_mut(of).unwrap().push(mark.clone()),
+            Wish::Fork { name, .. } => {
+                let fork = answer.get("items").map_or(answer, |items| &items[0]);
+                self.known.insert(name.clone(), id(fork));
+                self.marks.insert(name.clone(), Vec::new());
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_lost_doubled_or_left_behind_in_a_storm_of_fifty_kills() {
+    let seed = std::env::var("HARVEST_STORM_SEED").ok().and_then(|seed| seed.parse().ok());
+    let seed: u64 = seed.unwrap_or(0x5EED_0004);
+    println!("HARVEST_STORM_SEED={seed}");
+    let mut dice = Dice(seed);
+    let mut host = Host::start_with(&[
+        ("HARVEST_LIMITS_SANDBOXES", "4"),
+        ("HARVEST_CLOCKS_IDLE_FREEZE", "150ms"),
+        ("HARVEST_CLOCKS_IDLE_PAUSE", "600ms"),
+    ])
+    .await;
+    let mut people = People::new(&mut dice);
+    for _ in 0..KILLS {
+        let fuse = Duration::from_millis(dice.below(900));
+        let asking = async {
+            people.ask(&host, &mut dice, 300).await;
+            std::future::pending::<()>().await;
+        };
+        let _ = tokio::time::timeout(fuse, asking).await;
+        host.kill();
+        host.launch();
+    }
+    host.ready().await;
+    people.ask(&host, &mut dice, 0).await;
+    println!("{} answered, {} of them a second time", people.answered, people.replayed);
+    let sessions = all(&host).await;
+    let known: BTreeSet<_> = people.known.values().cloned().collect();
+    assert_eq!(
+        sessions.iter().map(|one| one.id.clone()).collect::<BTreeSet<_>>(),
+        known,
+        "one for each wish"
+    );
+    for (name, id) in &people.known {
+        everything_ran_once(&host, id, &people.marks[name]).await;
+    }
+    everything_has_an_owner(&host).await;
+    for id in people.known.values() {
+        let gone = host.request(Method::DELETE, &format!("/v1/sessions/{id}")).send().await.unwrap();
+        assert!(gone.status().is_success(), "{gone:?}");
+    }
+    nothing_is_left(host).await;
+}
+
+async fn all(host: &Host) -> Vec<Session> {
+    let page: Value = host.get("/v1/sessions?limit=200").send().await.unwrap().json().await.unwrap();
+    serde_json::from_value(page["items"].clone()).unwrap()
+}
+
+/// Waits until the session has nothing to do, then counts.
+async fn everything_ran_once(host: &Host, id: &SessionId, marks: &[String]) {
+    let prompts = eventually("every prompt to be over", || async {
+        let page: Value =
+            host.get(&format!("/v1/sessions/{id}/prompts")).send().await.ok()?.json().await.ok()?;
+        let prompts: Vec<Prompt> = serde_json::from_value(page["items"].clone()).unwrap();
+        let waits = |one: &Prompt| matches!(one.status, PromptStatus::Queued | PromptStatus::Dispatched);
+        (!prompts.iter().any(waits)).then_some(prompts)
+    })
+    .await;
+    let asked: Vec<&str> = prompts.iter().map(|one| one.text.lines().next().unwrap()).collect();
+    assert_eq!(asked, marks, "each prompt is in the queue once, in its order");
+    // Follows from the beginning, and asserts that numbers neither skip nor repeat.
+    let events = host.events(id).await;
+    for prompt in &prompts {
+        let ends: Vec<_> = events
+            .iter()
+            .filter_map(|body| match body {
+                EventBody::TurnEnded { prompt: of, outcome, .. } if *of == prompt.id => Some(*outcome),
+                _ => None,
+            })
+            .collect();
+        // No sandbox died in this storm: nothing had a reason to be interrupted.
+        assert_eq!(ends, [TurnOutcome::Completed], "{} of {id}", prompt.text);
+        assert_eq!(prompt.status, PromptStatus::Completed);
+    }
+    let (_, ran) = host.exec(id, "harvest", "cat /home/harvest/ran 2>/dev/null").await;
+    let ran: Vec<&str> = ran.lines().collect();
+    // A fork begins with what its source had done.
+    let own: Vec<&str> = ran.iter().filter(|mark| marks.iter().any(|own| own == *mark)).copied().collect();
+    assert_eq!(own, marks, "each ran once, in its order: {ran:?}");
+    assert_eq!(ran.iter().collect::<BTreeSet<_>>().len(), ran.len(), "nothing ran twice: {ran:?}");
+}
+
+/// Compares what sessions hold with what is on the machine.
+async fn everything_has_an_owner(host: &Host) {
+    let group = cgroup_of(host.home()).expect("a zygote lives");
+    let told = RefCell::new(String::new());
+    eventually("the machine to hold what sessions hold, and no more", || async {
+        let wrong = disagreement(host, &group).await?;
+        if wrong != *told.borrow() {
+            println!("{wrong}");
+        }
+        wrong.is_empty().then_some(()).or_else(|| {
+            told.replace(wrong);
+            None
+        })
+    })
+    .await;
+    let waste = host.harvest(["gc", "--dry-run", "--json"]);
+    let waste: Value = serde_json::from_str(&waste.stdout).unwrap();
+    assert_eq!((&waste["layers"], &waste["sandboxes"]), (&json!([]), &json!([])), "{waste}");
+}
+
+/// What is on the machine and of no session, or the reverse.
+async fn disagreement(host: &Host, group: &str) -> Option<String> {
+    let (mut sandboxes, mut snapshots) = (BTreeSet::new(), BTreeSet::new());
+    for session in all(host).await {
+        sandboxes.extend(session.sandbox.map(|id| id.part().to_owned()));
+        let path = format!("/v1/sessions/{}/snapshots", session.id);
+        let page: Value = host.get(&path).send().await.ok()?.json().await.ok()?;
+        let ids = page["items"].as_array()?.iter().filter_map(|one| one["id"].as_str());
+        snapshots.extend(ids.map(|id| id.trim_start_matches("snp_").to_owned() + ".json"));
+    }
+    let compare = |what: &str, there: &BTreeSet<String>, owned: &BTreeSet<String>| {
+        let differ: Vec<_> = there.symmetric_difference(owned).collect();
+        if differ.is_empty() { String::new() } else { format!("{what}: {differ:?} ") }
+    };
+    let home = host.home();
+    let groups = parts(group).intersection(&sandboxes).cloned().collect();
+    Some(
+        compare("sandboxes", &names(&home.join("sandboxes")), &sandboxes)
+            + &compare("snapshots", &names(&home.join("snapshots")), &snapshots)
+            + &compare("cgroups", &groups, &sandboxes),
+    )
+}
+
+/// All sessions are deleted: only what waits to become a sandbox is there, and then not even that.
+async fn nothing_is_left(mut host: Host) {
+    let (home, group) = (host.home().to_owned(), cgroup_of(host.home()).expect("a zygote lives"));
+    eventually("everything to be given back", || async {
+        let empty = |folder: &str| names(&home.join(folder)).is_empty();
+        ["sandboxes", "snapshots", "layers", "partial", "trash"].into_iter().all(empty).then_some(())
+    })
+    .await;
+    host.kill();
+    let swept = host.harvest(["gc", "--all", "--json"]);
+    assert_eq!(swept.code, 0, "{swept:?}");
+    eventually("nothing of the home to be left", || async {
+        (Leftovers::of(&home, Some(&group)) == Leftovers::default()).then_some(())
+    })
+    .await;
+}
