@@ -60,15 +60,19 @@ fn repositories_are_cloned_beside_each_other_and_each_is_set_up() {
 #[test]
 fn a_clone_has_its_name_only_once_it_is_whole() {
     let sandbox = Sandbox::start();
-    // What git runs in the middle of a clone, and what an earlier one left.
-    let hook =
-        "#!/bin/sh\nbasename \"$PWD\" >> $HOME/cloning\ntest ! -e ../shop && echo apart >> $HOME/cloning\n";
-    let hooks = sandbox.at("home/template/hooks");
-    fs::create_dir_all(&hooks).unwrap();
-    fs::write(hooks.join("post-checkout"), hook).unwrap();
-    fs::set_permissions(hooks.join("post-checkout"), fs::Permissions::from_mode(0o755)).unwrap();
-    let template = hooks.parent().unwrap().display().to_string();
-    fs::write(sandbox.at("home/.gitconfig"), format!("[init]\n\ttemplateDir = {template}\n")).unwrap();
+    // What git asks to make each file in the middle of a clone, and what an earlier one left.
+    let spy = sandbox.at("home/spy");
+    let spying = "#!/bin/sh\nbasename \"$PWD\" >> $HOME/cloning\n\
+                  test ! -e ../shop && echo apart >> $HOME/cloning\nexec cat\n";
+    fs::write(&spy, spying).unwrap();
+    fs::set_permissions(&spy, fs::Permissions::from_mode(0o755)).unwrap();
+    let (spy, attributes) = (spy.display(), sandbox.at("home/attributes"));
+    fs::write(&attributes, "* filter=spy\n").unwrap();
+    let settings = format!(
+        "[core]\n\tattributesFile = {}\n[filter \"spy\"]\n\tsmudge = {spy}\n\tclean = cat\n",
+        attributes.display()
+    );
+    fs::write(sandbox.at("home/.gitconfig"), settings).unwrap();
     fs::create_dir_all(sandbox.at("workspace/.shop.part/.git")).unwrap();
     let mut one = two(&sandbox, BootStart::Fresh);
     one.repositories.truncate(1);
