@@ -36,17 +36,22 @@ pub(crate) const FORK_EXEC: &str = "plain fork+exec, beside 200 live";
 const BURST_SIZE: usize = 100;
 const LIVE: usize = 200;
 const CALLERS: usize = 4;
+// Bursts come seldom, and the zygote needs a second or two to have as many ready again.
+const REST: Duration = Duration::from_secs(5);
 // Enough for a p99 that is not the slowest one.
 const CALLS: usize = 50;
 
 /// Measures the rows and adds them to the report.
 pub(crate) fn run(place: &Place, options: &Options, report: &mut Report) -> Result<()> {
-    let mut contestants = vec![Contestant::parts(&[BURST, BURST_RUN], || burst(place))];
+    let mut contestants = vec![Contestant::parts(&[BURST, BURST_RUN], || {
+        thread::sleep(if options.quick { Duration::ZERO } else { REST });
+        burst(place)
+    })];
     if options.peers {
         peers::bubblewrap(place, BUBBLEWRAPS).enter(&mut contestants, report);
     }
     // A burst is a hundred samples in one.
-    let rounds = (options.rounds / 3).max(1);
+    let rounds = (options.rounds / 5).max(1);
     report.add(contest(&mut contestants, rounds, options.gap)?);
     drop(contestants);
     eprintln!("starting {LIVE} sandboxes");

@@ -213,6 +213,9 @@ pub enum Step {
         /// Its size.
         bytes: u64,
     },
+    /// Wait until pid 1 starts no processes: the kernel gives a new root to every process there is, and one
+    /// that is being started in that moment would keep the old root.
+    Settle,
     /// Make the overlay the root, also of pid 1, and let go of everything else.
     Root,
     /// Split in two. Pid 1 goes on up to `exec`; the other process keeps the host's powers, takes the
@@ -356,7 +359,7 @@ pub(crate) fn plan(record: &Record, layers: &[PathBuf], facts: &HostFacts) -> Pl
         inside: bind.inside.clone(),
     }));
     steps.extend(volumes(record, layers.len() + record.binds.len()));
-    steps.extend([Step::Root, Step::EnterUserNamespace, Step::Launch]);
+    steps.extend([Step::Settle, Step::Root, Step::EnterUserNamespace, Step::Launch]);
     Plan { sandbox: record.id.clone(), steps }
 }
 
@@ -554,7 +557,10 @@ mod tests {
     fn the_supervisor_hears_whose_it_is_when_nobody_inside_has_the_hosts_powers() {
         let plan = planned(Network::Door);
         let called = plan.parts().called;
-        assert!(called.ends_with(&[Step::Root, Step::EnterUserNamespace, Step::Launch]), "{called:?}");
+        assert!(
+            called.ends_with(&[Step::Settle, Step::Root, Step::EnterUserNamespace, Step::Launch]),
+            "{called:?}"
+        );
     }
 
     #[test]

@@ -23,7 +23,8 @@ pub const SYNTHETIC_PREFIX_BITS: u8 = 15;
 pub const STILL_SIGNAL: i32 = 10;
 
 /// What a supervisor gets ahead of time, when nobody knows yet which sandbox it will be pid 1 of: it
-/// prepares what is the same for all, and waits for its launch.
+/// prepares what is the same for all, and waits for its launch. When it starts no more processes of its
+/// own accord it shuts its end down for writing; until then nobody may change the root of its mounts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cradle {
     /// What the attached descriptors are, in their order.

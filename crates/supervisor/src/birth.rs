@@ -10,11 +10,14 @@ use std::{
 };
 
 use harvest_proto::launch::{Cradle, Descriptor, Launch};
-use rustix::fs::{Mode, OFlags};
+use rustix::{
+    fs::{Mode, OFlags},
+    net::{Shutdown, shutdown},
+};
 use serde::{Deserialize, de::DeserializeOwned};
 use tokio::{io::Interest, net::UnixStream};
 
-use crate::passing;
+use crate::{log, passing};
 
 /// Why a supervisor cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -93,6 +96,21 @@ impl Birth {
         };
         rustix::stdio::dup2_stdin(&null).map_err(io::Error::from)?;
         Ok(Self { inheritance, socket, launch })
+    }
+
+    /// What to call when no process is being started any more: the engine may give everybody a new root
+    /// then. One that is started in that moment would keep the old one.
+    pub(crate) fn settles(&self) -> Result<impl FnOnce() + use<>, BirthError> {
+        let socket = match self.launch {
+            Some(_) => None,
+            None => Some(self.socket.try_clone()?),
+        };
+        // Not by a message: an engine that does not know of it would leave it unread.
+        Ok(move || {
+            if let Some(error) = socket.and_then(|socket| shutdown(socket, Shutdown::Write).err()) {
+                log::line(format_args!("cannot say that it has settled: {error}"));
+            }
+        })
     }
 
     /// Waits for the launch, unless it has come, and goes over to its log.

@@ -61,7 +61,8 @@ fn live() -> Result<(), BirthError> {
 
 async fn serve(mut birth: Birth) -> Result<(), BirthError> {
     tokio::task::spawn_local(reaper::run());
-    let processes = Processes::new(birth.inheritance.take_all(Descriptor::JoinCommands));
+    let joins = birth.inheritance.take_all(Descriptor::JoinCommands);
+    let processes = Processes::new(joins, birth.settles()?);
     let (launch, mut inheritance) = birth.launched().await?;
     limit_file_size(launch.file_bytes)?;
     let bridge = inheritance.take(Descriptor::Bridge).ok_or(BirthError::NoBridge)?;

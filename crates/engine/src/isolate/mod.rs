@@ -9,6 +9,7 @@ mod iptables;
 pub(crate) mod mounts;
 pub(crate) mod network;
 pub(crate) mod seccomp;
+mod settle;
 pub(crate) mod syscalls;
 
 use std::{
@@ -283,6 +284,7 @@ impl Work {
                 syscall::seccomp(seccomp::program()).doing(|| "install the seccomp list".to_owned())
             }
             Step::Exec => Err(self.exec(birth.supervisor)),
+            Step::Settle => settle::wait(self.launcher.as_ref().ok_or_else(out_of_order)?),
             Step::Launch => self.launch(),
             Step::MakeGroup(_)
             | Step::ClaimIds { .. }

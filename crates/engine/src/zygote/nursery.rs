@@ -1,27 +1,28 @@
 //! The sandboxes the zygote looks after: their birth, their end, and the adoption of those an earlier
 //! zygote left. Knows nothing of clients: what becomes of a sandbox is told as [`Told`].
 
+mod adopt;
+mod end;
+mod freeze;
 mod limits;
+mod seeds;
 
 use std::{
     collections::BTreeMap,
     fs, io,
     os::fd::{AsFd, OwnedFd},
     path::PathBuf,
-    thread,
     time::{Duration, Instant},
 };
 
 use harvest_proto::{SandboxId, launch::Launch};
-use rustix::process::{
-    Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, pidfd_open, pidfd_send_signal, waitid,
-};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use super::{
     Alter,
     holds::Holds,
     protocol::send,
-    seed::{LAUNCHED, Seed, mounts_of},
+    seed::{LAUNCHED, Seed},
     still::Brake,
     supervisor::Supervisor,
     watch::Watch,
@@ -30,28 +31,21 @@ use crate::{
     cgroup::Hierarchy,
     error::{Doing, EngineError, StepError},
     home::{Home, boot_id, start_ticks},
-    isolate::{self, Calling, LOG, ids::Claim},
+    isolate::{Calling, LOG, ids::Claim},
     plan::{HostFacts, Ids, Plan, Redirect, plan},
-    sandbox::{self, Record, State},
-    spec::{Network, Owner},
-    syscall,
+    sandbox::{Record, State},
+    spec::Owner,
     volume::VolumeName,
 };
+use freeze::FREEZE;
 use limits::Clocks;
+use seeds::Seeds;
 
-// A freeze that nobody renews ends: whoever asked for it may be dead.
-const FREEZE: Duration = Duration::from_secs(5);
-// However long somebody wants it.
-const LONGEST_FREEZE: Duration = Duration::from_secs(600);
-// How long work may take to stand still: a process that waits for a busy disk cannot be stopped.
-const STILL: Duration = Duration::from_secs(10);
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 // What a supervisor may have written to its log; more is cut off at the front.
 const LOG_BYTES: u64 = 1 << 20;
 // Dying processes leave their cgroups within microseconds, seldom later.
 const CLEAR_AGAIN: Duration = Duration::from_millis(2);
-// What an earlier zygote left is waited for, but not for ever: a process may hang in the kernel.
-const CLEAR_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Something that happened to a sandbox.
 #[derive(Debug)]
@@ -70,9 +64,6 @@ pub(super) enum Told {
         result: Result<(), StepError>,
     },
 }
-
-// Two starts in a row after an idle moment; in a burst joining cgroups is fast anyway.
-const SEEDS: usize = 2;
 
 /// A sandbox whose pid 1 lives, or died a moment ago.
 pub(super) struct Live {
@@ -139,120 +130,10 @@ pub(super) struct Nursery {
     watch: Watch,
     pub(super) holds: Holds,
     births: u32,
-    seeds: Vec<Seed>,
-    seeds_wanted: bool,
+    seeds: Seeds,
 }
 
 impl Nursery {
-    /// Takes over what an earlier zygote of this home left.
-    pub(super) fn adopt(
-        home: Home,
-        cgroups: Hierarchy,
-        claims: PathBuf,
-        redirect: Redirect,
-        alter: Alter,
-    ) -> Result<Self, StepError> {
-        let group = home.group();
-        isolate::seccomp::program();
-        let mut nursery = Self {
-            brake: Brake { home: home.clone(), cgroups: cgroups.clone(), group: group.clone() },
-            home,
-            cgroups,
-            group,
-            claims,
-            redirect,
-            alter,
-            supervisor: Supervisor::default(),
-            live: BTreeMap::new(),
-            owners: BTreeMap::new(),
-            watch: Watch::new(),
-            holds: Holds::default(),
-            births: std::process::id(),
-            seeds: Vec::new(),
-            seeds_wanted: false,
-        };
-        for id in sandbox::all(&nursery.home).map_err(told)? {
-            if let Err(error) = nursery.adopt_one(&id) {
-                eprintln!("cannot adopt {id}: {error}");
-                // Nobody can tell what it is, so nobody looks after it: whatever lives of it ends below.
-                nursery.write_state(&id, &State::ended(format!("ended, because {error}")));
-            }
-        }
-        nursery.clear_strangers();
-        Ok(nursery)
-    }
-
-    /// Ends and removes what belongs to no sandbox that lives.
-    fn clear_strangers(&self) {
-        let lives = |part: &str| self.live.keys().any(|id| id.part() == part);
-        for part in self.cgroups.parts(&self.group).iter().filter(|part| !lives(part)) {
-            self.clear_soon(part);
-        }
-        for id in sandbox::parts_in(&self.home.run()).unwrap_or_default() {
-            if !lives(id.part()) {
-                let _ = fs::remove_dir_all(self.home.run_of(&id));
-            }
-        }
-    }
-
-    /// Clears cgroups whose processes die only now.
-    fn clear_soon(&self, part: &str) {
-        let end = Instant::now() + CLEAR_PATIENCE;
-        while !self.cgroups.clear(&self.group, part) && Instant::now() < end {
-            thread::sleep(CLEAR_AGAIN);
-        }
-    }
-
-    fn adopt_one(&mut self, id: &SandboxId) -> Result<(), EngineError> {
-        let state = State::read(&self.home, id)?;
-        let record = Record::read(&self.home, id).unwrap_or_else(|error| {
-            // Whose it is cannot be told any more, and work is not thrown away on a guess.
-            eprintln!("{id} is taken for a kept one: {error}");
-            None
-        });
-        if let Some(Record { owner: Owner::Process(pid), .. }) = record {
-            let owner_started = match &state {
-                Some(State::Running { owner_started, .. }) => *owner_started,
-                _ => None,
-            };
-            // Without a start time there is no telling the owner from a later process with its pid;
-            // then its being there is believed.
-            let there =
-                start_ticks(pid).filter(|ticks| owner_started.is_none_or(|started| started == *ticks));
-            let Some(owner) = there.and_then(|_| open_process(pid)) else {
-                self.owner_was_gone(id, state.as_ref());
-                return Ok(());
-            };
-            self.owners.insert(id.clone(), owner);
-        }
-        let Some(State::Running { pid, first_id, .. }) = state else { return Ok(()) };
-        let Some(pidfd) = state.as_ref().and_then(State::living).and_then(open_process) else {
-            self.clear_soon(id.part());
-            self.close(id, "ended while nobody looked".to_owned());
-            return Ok(());
-        };
-        let live = Live {
-            pid,
-            pidfd,
-            claim: Claim::adopt(&self.claims, first_id),
-            report: None,
-            gate: None,
-            failure: None,
-            killed: None,
-            clocks: record.map_or_else(Clocks::none, |record| {
-                Clocks::new(&record.limits, record.lives_since(), !self.home.has_quotas())
-            }),
-            // Whoever asked for a freeze asked another zygote.
-            thaw_at: Some(Instant::now()),
-            hold: FREEZE,
-            mounts: mounts_of(pid),
-            freezing_until: None,
-            ended: None,
-        };
-        self.live.insert(id.clone(), live);
-        Ok(())
-    }
-
     /// Starts what is recorded; `Told::Started` or `Told::Ended` follows.
     pub(super) fn start(
         &mut self,
@@ -317,50 +198,6 @@ impl Nursery {
             redirect: self.redirect,
             ids: Ids::here(),
         }
-    }
-
-    /// A process that has taken the steps up to the gate, under this sandbox's name.
-    fn seed_for(&mut self, record: &Record, plan: &Plan) -> Result<Seed, StepError> {
-        self.seeds_wanted = self.cgroups.renames();
-        let part = record.id.part();
-        while let Some(at) =
-            self.seeds.iter().position(Seed::is_ready).filter(|_| record.network == Network::Door)
-        {
-            let mut seed = self.seeds.swap_remove(at);
-            let dead = || StepError::new("find the process", io::ErrorKind::NotFound.into());
-            let renamed =
-                if seed.lives() { seed.rename(&self.cgroups, &self.group, part, plan) } else { Err(dead()) };
-            match renamed {
-                Ok(()) => return Ok(seed),
-                Err(error) => {
-                    eprintln!("a seed is of no use: {}", error.line());
-                    seed.discard(&self.cgroups, &self.group);
-                }
-            }
-        }
-        self.births = self.births.wrapping_add(1);
-        let supervisor = self.supervisor.program()?;
-        Seed::grow(plan, &self.cgroups, &self.group, &self.claims, self.births, supervisor)
-    }
-
-    /// Grows a seed ahead of time; false when there are enough.
-    pub(super) fn grow_seed(&mut self) -> bool {
-        if !self.seeds_wanted || self.seeds.len() >= SEEDS {
-            return false;
-        }
-        self.births = self.births.wrapping_add(1);
-        let plan = self.plan(&Record::of_a_seed(), &[], String::new());
-        let grown = self.supervisor.program().and_then(|supervisor| {
-            Seed::grow(&plan, &self.cgroups, &self.group, &self.claims, self.births, supervisor)
-        });
-        match grown {
-            Ok(seed) => self.seeds.push(seed),
-            Err(error) => {
-                eprintln!("cannot grow a seed: {}", error.line());
-                self.seeds_wanted = false;
-            }
-        }
-        true
     }
 
     /// Writes down that pid 1 is this sandbox's, then tells it what to become.
@@ -432,154 +269,6 @@ impl Nursery {
         None
     }
 
-    /// Kills all of a sandbox; `Told::Ended` follows. False when it does not run.
-    pub(super) fn kill(&mut self, id: &SandboxId) -> bool {
-        self.kill_for(id, "killed")
-    }
-
-    fn kill_for(&mut self, id: &SandboxId, reason: &'static str) -> bool {
-        let Some(live) = self.live.get_mut(id) else { return false };
-        live.killed.get_or_insert(reason);
-        // With pid 1 its whole pid namespace dies; frozen processes of cgroup v1 after a thaw only.
-        let _ = pidfd_send_signal(&live.pidfd, Signal::KILL);
-        let _ = self.brake.freeze(id, &live.pidfd, false);
-        live.thaw_at = None;
-        true
-    }
-
-    /// Writes down that a sandbox that was never started never will be.
-    pub(super) fn forgo(&self, id: &SandboxId) {
-        if self.home.sandbox(id).exists() && matches!(State::read(&self.home, id), Ok(None)) {
-            self.write_state(id, &State::ended("never started"));
-        }
-    }
-
-    /// Lets work stand still; `Told::Still` follows. `None` when it does not run.
-    pub(super) fn freeze(
-        &mut self,
-        id: &SandboxId,
-        hold_millis: Option<u64>,
-    ) -> Option<Result<(), StepError>> {
-        // Who is being killed must not be caught by it: on cgroup v1 the frozen do not die.
-        let live = self.live.get_mut(id).filter(|live| live.ended.is_none() && live.killed.is_none())?;
-        let result = self.brake.freeze(id, &live.pidfd, true);
-        if result.is_ok() {
-            live.hold = hold_millis.map_or(FREEZE, Duration::from_millis).min(LONGEST_FREEZE);
-            live.thaw_at = None;
-            live.freezing_until = Some(Instant::now() + STILL);
-        }
-        Some(result)
-    }
-
-    /// Lets work go on. `None` when it does not run.
-    pub(super) fn thaw(&mut self, id: &SandboxId) -> Option<Result<(), StepError>> {
-        let live = self.live.get_mut(id)?;
-        (live.thaw_at, live.freezing_until) = (None, None);
-        Some(self.brake.freeze(id, &live.pidfd, false))
-    }
-
-    /// Looks whether those that are to stand still do.
-    fn look_at_freezing(&mut self, now: Instant) -> Vec<Told> {
-        let mut told = Vec::new();
-        for (id, live) in &mut self.live {
-            let Some(until) = live.freezing_until else { continue };
-            let result = if live.killed.is_some() || live.ended.is_some() {
-                Err(StepError::new("freeze what has ended", io::ErrorKind::NotFound.into()))
-            } else if self.brake.has_stopped(id, live.pid) {
-                live.thaw_at = Some(now + live.hold);
-                Ok(())
-            } else if until <= now {
-                let _ = self.brake.freeze(id, &live.pidfd, false);
-                Err(StepError::new("make its work stand still", io::ErrorKind::TimedOut.into()))
-            } else {
-                continue;
-            };
-            live.freezing_until = None;
-            told.push(Told::Still { id: id.clone(), result });
-        }
-        told
-    }
-
-    /// Pid 1 is dead: takes note why and clears up behind it.
-    pub(super) fn ended(&mut self, id: &SandboxId) -> Option<Told> {
-        let live = self.live.get_mut(id)?;
-        if live.ended.is_none() {
-            let status = waitid(WaitId::PidFd(live.pidfd.as_fd()), WaitIdOptions::EXITED);
-            let how = match status {
-                Ok(Some(status)) => how(status.exit_status(), status.terminating_signal()),
-                // Not our child but an earlier zygote's.
-                _ => syscall::exit_status_of(&live.pidfd).map_or("lost".to_owned(), |status| {
-                    let signal = status & 0x7f;
-                    how((signal == 0).then_some(status >> 8 & 0xff), (signal != 0).then_some(signal))
-                }),
-            };
-            let oom = self.cgroups.oom_kills(&self.group, id.part(), "supervisor") > 0;
-            let reason = match &live.failure {
-                Some(failure) => failure.clone(),
-                None => match live.killed {
-                    Some(reason) => reason.to_owned(),
-                    None if oom => "oom".to_owned(),
-                    None => how,
-                },
-            };
-            live.ended = Some(reason);
-        }
-        if !self.cgroups.clear(&self.group, id.part()) {
-            return None;
-        }
-        let reason = live.ended.take()?;
-        self.close(id, reason.clone());
-        Some(Told::Ended { id: id.clone(), reason })
-    }
-
-    /// The last word on a sandbox whose processes are all dead.
-    fn close(&mut self, id: &SandboxId, reason: String) {
-        let _ = fs::remove_dir_all(self.home.run_of(id));
-        self.write_state(id, &State::ended(reason));
-        if let Some(live) = self.live.remove(id) {
-            live.claim.release();
-            if let Some(mounts) = live.mounts {
-                self.holds.bury(mounts);
-            }
-        }
-    }
-
-    fn write_state(&self, id: &SandboxId, state: &State) {
-        // A full disk must not keep a sandbox from ending; the next zygote sees that it is dead.
-        if let Err(error) = state.write(&self.home, id) {
-            eprintln!("cannot write down the end of {id}: {error}");
-        }
-    }
-
-    /// The process a sandbox lived for is gone.
-    pub(super) fn owner_ended(&mut self, id: &SandboxId) {
-        self.owners.remove(id);
-        if !self.kill(id) {
-            self.discard(id);
-        }
-    }
-
-    /// The owner went while no zygote looked.
-    fn owner_was_gone(&mut self, id: &SandboxId, state: Option<&State>) {
-        if let Some(pidfd) = state.and_then(State::living).and_then(open_process) {
-            let _ = pidfd_send_signal(&pidfd, Signal::KILL);
-            let _ = rustix::event::poll(
-                &mut [rustix::event::PollFd::new(&pidfd, rustix::event::PollFlags::IN)],
-                Some(&rustix::event::Timespec { tv_sec: 5, tv_nsec: 0 }),
-            );
-        }
-        self.clear_soon(id.part());
-        self.close(id, "its owner is gone".to_owned());
-        self.discard(id);
-    }
-
-    /// Throws the disk of a sandbox away whose owner is gone.
-    pub(super) fn discard(&self, id: &SandboxId) {
-        if let Err(error) = self.home.discard(&self.home.sandbox(id)) {
-            eprintln!("cannot discard {id}: {error}");
-        }
-    }
-
     /// What time alone brings about; answers when to look again.
     pub(super) fn tick(&mut self, now: Instant) -> (Vec<Told>, Option<Instant>) {
         let dying: Vec<SandboxId> =
@@ -637,34 +326,6 @@ impl Nursery {
         self.discard_seeds();
         self.holds.leave();
         self.cgroups.leave_home(&self.group);
-    }
-
-    fn discard_seeds(&mut self) {
-        for seed in self.seeds.drain(..) {
-            seed.discard(&self.cgroups, &self.group);
-        }
-    }
-
-    /// The reason a sandbox ended for, when it has.
-    pub(super) fn end_of(&self, id: &SandboxId) -> Option<String> {
-        match State::read(&self.home, id) {
-            Ok(Some(State::Ended { reason, .. })) => Some(reason),
-            _ => None,
-        }
-    }
-
-    /// Whether a sandbox of this owner's is to be thrown away once dead.
-    pub(super) fn is_ownerless(&self, id: &SandboxId) -> bool {
-        !self.owners.contains_key(id)
-            && matches!(Record::read(&self.home, id), Ok(Some(Record { owner: Owner::Process(_), .. })))
-    }
-}
-
-fn how(code: Option<i32>, signal: Option<i32>) -> String {
-    match (code, signal) {
-        (Some(code), _) => format!("exited {code}"),
-        (_, Some(signal)) => format!("signal {signal}"),
-        _ => "lost".to_owned(),
     }
 }
 

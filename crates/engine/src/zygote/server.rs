@@ -112,12 +112,12 @@ impl Server {
                 return;
             }
             // Once nobody has asked for anything for a moment: growing a seed holds up who asks.
+            // One at a time, and a look at who asks in between.
             let grow_at = self.last_request + QUIET;
-            if grow_at <= now && !self.resting && self.nursery.grow_seed() {
-                continue;
-            }
+            let grew = grow_at <= now && !self.resting && self.nursery.grow_seed(now);
             let wake = [
                 next,
+                grew.then_some(now),
                 (grow_at > now).then_some(grow_at),
                 Some(now + CUT_LOGS_EVERY),
                 idle.then_some(idle_end.max(now)),
@@ -172,7 +172,13 @@ impl Server {
 
     fn handle(&mut self, ready: Ready) {
         match ready {
-            Ready::Listener => drop(self.accept()),
+            Ready::Listener => {
+                // Who dials asks at once, as a rule.
+                let key = self.next_client;
+                if self.accept() {
+                    self.request(key);
+                }
+            }
             Ready::Client(key) => self.request(key),
             Ready::Report(id) => {
                 let told = self.nursery.reported(&id);

@@ -55,6 +55,29 @@ fn seeds_end_when_their_zygote_is_killed() {
 }
 
 #[test]
+fn as_many_seeds_wait_as_sandboxes_were_started_at_once() {
+    let world = World::new();
+    if !has_seeds(&world) {
+        return;
+    }
+    let seeds = |group: &Path| {
+        let own: Vec<String> = world.engine.list().unwrap().iter().map(|id| id.part().to_owned()).collect();
+        parts(group).into_iter().filter(|part| !own.contains(part)).count()
+    };
+    world.start();
+    let group = world.groups().remove(0);
+    let mut bursts = 0;
+    // Two wait always; a burst that a busy machine spreads out is not one.
+    eventually("more than two seeds", || {
+        if bursts < 5 && seeds(&group) <= 2 {
+            bursts += 1;
+            std::thread::scope(|scope| (0..5).for_each(|_| drop(scope.spawn(|| world.start()))));
+        }
+        seeds(&group) > 2
+    });
+}
+
+#[test]
 fn a_sandbox_may_have_more_memory_than_the_seed_it_came_from() {
     let world = World::new();
     let first = world.start();

@@ -52,6 +52,7 @@ fn serve() -> io::Result<()> {
     let _already_leader = rustix::process::setsid();
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     let below = Arc::new(Below::default());
+    report(&control, &FromLauncher::Waiting)?;
     loop {
         let Ok(Some((message, descriptors))) = passing::receive(&control) else { break };
         match serde_json::from_slice(&message)? {

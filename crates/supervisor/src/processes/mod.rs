@@ -58,7 +58,8 @@ pub(crate) struct Processes {
 
 impl Processes {
     /// Raises pid 1's own limit of open files and starts the nursery of the cgroup `joins` lead into.
-    pub(crate) fn new(joins: Vec<OwnedFd>) -> Rc<Self> {
+    /// `settled` is called when that has led to a launcher that waits, or to nothing.
+    pub(crate) fn new(joins: Vec<OwnedFd>, settled: impl FnOnce() + 'static) -> Rc<Self> {
         let processes = Rc::new(Self {
             joins,
             nursery: RefCell::default(),
@@ -67,7 +68,10 @@ impl Processes {
         });
         let early = Rc::clone(&processes);
         // So that the first command finds a launcher waiting.
-        tokio::task::spawn_local(async move { early.refill().await });
+        tokio::task::spawn_local(async move {
+            early.refill().await;
+            settled();
+        });
         processes
     }
 
@@ -153,11 +157,18 @@ impl Processes {
     }
 
     async fn refill(&self) {
-        if self.idle.borrow().is_empty() {
-            match self.launcher().await {
-                Ok(launcher) => self.keep(launcher),
-                Err(error) => log::line(format_args!("cannot start a launcher: {error}")),
-            }
+        match self.waiting().await {
+            Ok(launcher) => self.keep(launcher),
+            Err(error) => log::line(format_args!("cannot start a launcher: {error}")),
+        }
+    }
+
+    /// A launcher that has been born.
+    async fn waiting(&self) -> io::Result<Launcher> {
+        let mut launcher = self.launcher().await?;
+        match launcher.next().await? {
+            Some(_) => Ok(launcher),
+            None => Err(io::ErrorKind::UnexpectedEof.into()),
         }
     }
 
@@ -188,6 +199,7 @@ impl Child {
         let mut taken = false;
         loop {
             match launcher.next().await {
+                Ok(Some(FromLauncher::Waiting)) => {}
                 Ok(Some(FromLauncher::Taken)) => taken = true,
                 Ok(Some(FromLauncher::Started { pid })) => {
                     return Ok(Some(Self {

@@ -34,6 +34,8 @@ pub(crate) enum ToLauncher {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum FromLauncher {
+    /// It is born and waits for its first order.
+    Waiting,
     /// The order has arrived; from here on it may have had an effect.
     Taken,
     /// The command runs.

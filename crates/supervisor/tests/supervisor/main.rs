@@ -4,6 +4,7 @@
 
 mod checkouts;
 mod contract;
+mod cradle;
 mod groups;
 mod harness;
 mod terminals;
