@@ -117,9 +117,12 @@ impl Bridge {
         let (streams, stdin) = (vec![command.stdout, command.stderr], command.stdin);
         let wants_terminal = command.terminal.is_some();
         let credit = stdin.map(|stream| (stream, self.sending(stream)));
-        let posted = self.post(|id| ToSupervisor::Exec { id, command: Box::new(command) })?;
+        let posted = self.post(|id| {
+            // Before it is sent: a short command has ended before this thread may run again.
+            self.table().execs.insert(id, to);
+            ToSupervisor::Exec { id, command: Box::new(command) }
+        })?;
         let id = posted.id;
-        self.table().execs.insert(id, to);
         let read = HashMap::new();
         let mut exec = Exec { bridge: self.clone(), id, streams, stdin, output, read, ended: false };
         match posted.reply().await {

@@ -94,7 +94,12 @@ async fn forks_cut_short_by_a_kill_are_all_made_once_or_none_of_them() {
     assert_eq!(made.len(), 18);
     for id in [&made[0], &made[17]] {
         let fork: SessionId = id.parse().unwrap();
-        host.wait_for(&fork, SessionState::Idle).await;
+        // One that is done gives its place to who waits for one.
+        eventually("a fork to be ready", || async {
+            let now = host.show(&fork).await.state;
+            matches!(now, SessionState::Idle | SessionState::Paused).then_some(())
+        })
+        .await;
         assert_eq!(host.exec(&fork, "harvest", "cat ~/file").await.1, "one\n");
     }
 }
