@@ -227,12 +227,12 @@ fn a_folder_with_more_entries_than_fit_a_reply_is_copied_whole() {
     let world = World::new();
     let running = world.start();
     let name = "n".repeat(200);
-    let script = format!("mkdir /many; i=0; while [ $i -lt 3000 ]; do : > /many/$i-{name}; i=$((i+1)); done");
+    let script = format!("mkdir /many; i=0; while [ $i -lt 6000 ]; do : > /many/$i-{name}; i=$((i+1)); done");
     assert_eq!(shell(&running, &script).exit, Exit::Code(0));
     assert!(guest(&running).list("/many").is_err(), "it does not fit one");
     let target = world.folder.path().join("many");
-    assert_eq!(guest(&running).copy_out("/many", &target).unwrap().files, 3000);
-    assert_eq!(fs::read_dir(&target).unwrap().count(), 3000);
+    assert_eq!(guest(&running).copy_out("/many", &target).unwrap().files, 6000);
+    assert_eq!(fs::read_dir(&target).unwrap().count(), 6000);
 }
 
 #[test]
