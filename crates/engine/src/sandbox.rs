@@ -300,21 +300,6 @@ impl Engine {
         all(&self.home)
     }
 
-    /// Blocks until a sandbox has ended and says why.
-    ///
-    /// # Errors
-    /// When there is no such sandbox.
-    pub fn wait(&self, id: &SandboxId) -> Result<String, EngineError> {
-        self.store.wake()?;
-        if let Some(State::Ended { reason, .. }) = State::read(&self.home, id)? {
-            return Ok(reason);
-        }
-        match client::ask(&self.config, &Request::Wait { id: id.clone() }, &[])? {
-            Answer::Ended { reason } => Ok(reason),
-            _ => Err(EngineError::NotRunning { sandbox: id.clone() }),
-        }
-    }
-
     /// Kills all of a sandbox; its disk stays. Idempotent.
     ///
     /// # Errors

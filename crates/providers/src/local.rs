@@ -12,7 +12,8 @@ use std::{
 
 use async_trait::async_trait;
 use harvest_engine::{
-    Engine, EngineError, Limits, Network, Origin, Owner, Running, SandboxState, Spec, VolumeName,
+    ASK_AGAIN, Ending, Engine, EngineError, Limits, Network, Origin, Owner, Running, SandboxState, Spec,
+    VolumeName,
 };
 use harvest_proto::{SandboxId, SnapshotId, event::SnapshotKind};
 use harvest_session::{
@@ -21,7 +22,10 @@ use harvest_session::{
         BridgeStream, Found, Freezing, Provider, ProviderError, Snapshots, StartFrom, StartOrder, Started,
     },
 };
-use tokio::{net::UnixStream, sync::oneshot, task::spawn_blocking};
+use tokio::{
+    net::{UnixStream, unix::pipe},
+    task::spawn_blocking,
+};
 
 /// Sandboxes on this machine.
 #[derive(Clone)]
@@ -106,18 +110,25 @@ impl Provider for Local {
     }
 
     async fn ended(&self, sandbox: &SandboxId) -> Result<String, ProviderError> {
-        // A thread of its own: this wait lasts as long as the sandbox, and the runtime would wait for
-        // a blocking task of its own before it ends.
-        let (tell, told) = oneshot::channel();
-        let (engine, id) = (self.engine.clone(), sandbox.clone());
-        std::thread::spawn(move || {
-            let _ = tell.send(engine.wait(&id));
-        });
         let doing = || format!("cannot wait for sandbox {sandbox}");
-        match told.await {
-            Ok(Ok(reason)) => Ok(reason),
-            Ok(Err(error)) => Err(translate(doing(), error)),
-            Err(gone) => Err(ProviderError::Machine { doing: doing(), source: gone.into() }),
+        loop {
+            let id = sandbox.clone();
+            let asked = match self.engine(doing(), move |engine| engine.ending(&id)).await? {
+                Ending::Over(reason) => return Ok(reason),
+                Ending::Asked(asked) => asked,
+            };
+            // Without a thread: this wait lasts as long as the sandbox. To the runtime a socket that is only waited
+            // for is a pipe.
+            let system =
+                |source: std::io::Error| ProviderError::Machine { doing: doing(), source: source.into() };
+            let asked = pipe::Receiver::from_owned_fd_unchecked(asked).map_err(system)?;
+            asked.readable().await.map_err(system)?;
+            let asked = asked.into_blocking_fd().map_err(system)?;
+            let answer = self.engine.ended(sandbox, &asked).map_err(|error| translate(doing(), error))?;
+            if let Some(reason) = answer {
+                return Ok(reason);
+            }
+            tokio::time::sleep(ASK_AGAIN).await;
         }
     }
 

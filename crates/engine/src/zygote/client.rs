@@ -57,6 +57,31 @@ pub(crate) fn ask_and(
     Err(EngineError::Zygote { reason: format!("it died {ATTEMPTS} times over the same request") })
 }
 
+/// Asks what is answered later, on the socket.
+pub(crate) fn begin(config: &Config, request: &Request) -> Result<OwnedFd, EngineError> {
+    let home = Home::new(config.home.clone(), StoreKind::Dir);
+    for _ in 0..ATTEMPTS {
+        let socket = match dial(&home) {
+            Ok(socket) => socket,
+            Err(_) => start(config, &home)?,
+        };
+        match send(&socket, request, &[]) {
+            Ok(()) => return Ok(socket),
+            Err(error) if is_gone(&error) => {}
+            Err(error) => return Err(unreachable(error)),
+        }
+    }
+    Err(EngineError::Zygote { reason: format!("it died {ATTEMPTS} times over the same request") })
+}
+
+/// `None` when the zygote died before it answered.
+pub(crate) fn answer(socket: &OwnedFd) -> Result<Option<Answer>, EngineError> {
+    match receive(socket) {
+        Err(error) if is_gone(&error) => Ok(None),
+        result => Ok(result.map_err(unreachable)?.map(|(answer, _)| answer)),
+    }
+}
+
 /// Asks only when there is a zygote; `None` when there is none.
 pub(crate) fn ask_if_there(home: &Home, request: &Request) -> Result<Option<Answer>, EngineError> {
     match dial(home) {
@@ -77,14 +102,11 @@ fn exchange(
         result => result.map_err(unreachable)?,
     }
     meanwhile();
-    match receive(socket) {
-        Err(error) if is_gone(&error) => Ok(None),
-        result => Ok(result.map_err(unreachable)?.map(|(answer, _)| answer)),
-    }
+    answer(socket)
 }
 
 /// Waits until a zygote that is going has gone: until then it would be found again.
-fn await_end(socket: &OwnedFd) {
+pub(crate) fn await_end(socket: &OwnedFd) {
     let patience = Timespec { tv_sec: 2, tv_nsec: 0 };
     // Late or early, asking again is right.
     let _ = poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&patience));

@@ -19,6 +19,20 @@ use crate::provider::BridgeStream;
 // every supervisor has an answer at once: there is no such command.
 const NOBODYS: RequestId = 0;
 
+// Most of the time a sandbox has little to say, and there are many; one that talks is read in long pieces.
+const LEAST_READ_BYTES: usize = 4 * 1024;
+const MOST_READ_BYTES: usize = 64 * 1024;
+
+/// Room for the next read, by how much the last one brought.
+fn fit(buffer: &mut Vec<u8>, count: usize) {
+    if count == buffer.len() && count < MOST_READ_BYTES {
+        buffer.resize(count * 2, 0);
+    } else if count < buffer.len() / 8 {
+        buffer.truncate((buffer.len() / 2).max(LEAST_READ_BYTES));
+        buffer.shrink_to_fit();
+    }
+}
+
 pub(super) struct Reader {
     pub(super) read: ReadHalf<Box<dyn BridgeStream>>,
     pub(super) decoder: Decoder,
@@ -50,7 +64,7 @@ pub(super) fn close(table: &Mutex<Table>) {
 impl Reader {
     pub(super) async fn run(mut self) {
         let _closing = Closing(Arc::clone(&self.table));
-        let mut buffer = vec![0; 64 * 1024];
+        let mut buffer = vec![0; LEAST_READ_BYTES];
         loop {
             loop {
                 match self.decoder.take() {
@@ -72,7 +86,10 @@ impl Reader {
                 }
             }
             match self.more(&mut buffer).await {
-                Some(count) => self.decoder.push(&buffer[..count]),
+                Some(count) => {
+                    self.decoder.push(&buffer[..count]);
+                    fit(&mut buffer, count);
+                }
                 None => return,
             }
         }
