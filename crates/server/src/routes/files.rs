@@ -1,5 +1,5 @@
-//! `/v1/sessions/{session}/files`: files and folders in the session's sandbox. Bytes stream through; no file is
-//! ever held whole.
+//! `/v1/sessions/{session}/files`: files and folders in the session's sandbox, and what these routes have in common
+//! with those of sandboxes without a session. Bytes stream through; no file is ever held whole.
 
 use axum::{
     Json,
@@ -64,9 +64,22 @@ pub(crate) async fn file_get(
     Path(session): Path<SessionId>,
     Query(query): Query<Get>,
 ) -> Result<Response, ApiError> {
+    query.check()?;
+    read(state.sessions.inside(&session).await?, query).await
+}
+
+impl Get {
+    /// Before anybody is woken for it.
+    pub(crate) fn check(&self) -> Result<(), ApiError> {
+        sound(&self.path)?;
+        limit(self.limit, 200, 1000).map(drop)
+    }
+}
+
+/// Answers with a file's bytes, or what a folder holds.
+pub(crate) async fn read(inside: Inside, query: Get) -> Result<Response, ApiError> {
     let path = sound(&query.path)?;
     let most = limit(query.limit, 200, 1000)? as usize;
-    let inside = state.sessions.inside(&session).await?;
     match inside.file_get(path, query.cursor.as_deref().unwrap_or_default()).await? {
         Content::File(stat, download) => {
             let kind = (header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
@@ -127,11 +140,18 @@ pub(crate) async fn file_stat(
     Path(session): Path<SessionId>,
     Query(query): Query<Head>,
 ) -> Result<HeaderMap, ApiError> {
-    let path = sound(&query.path)?;
+    let path = query.checked()?;
     Ok(described(&state.sessions.inside(&session).await?.file_stat(path).await?))
 }
 
-fn described(stat: &FileStat) -> HeaderMap {
+impl Head {
+    /// The path, before anybody is woken for it.
+    pub(crate) fn checked(&self) -> Result<&str, ApiError> {
+        sound(&self.path)
+    }
+}
+
+pub(crate) fn described(stat: &FileStat) -> HeaderMap {
     let kind = match stat.kind {
         FileKind::File => "file",
         FileKind::Folder => "folder",
@@ -194,11 +214,25 @@ pub(crate) async fn file_put(
     Query(query): Query<Put>,
     body: Body,
 ) -> Result<Json<FileStat>, ApiError> {
+    let inside = async { Ok(state.sessions.inside(&session).await?) };
+    write_or_drain(inside, query, body).await
+}
+
+impl Put {
+    /// As somebody else's, unless it says whose.
+    pub(crate) fn by(self, user: &str) -> Self {
+        Self { user: Some(self.user.unwrap_or_else(|| user.to_owned())), ..self }
+    }
+}
+
+/// Writes what is sent; takes it all the same when that is refused.
+pub(crate) async fn write_or_drain(
+    inside: impl Future<Output = Result<Inside, ApiError>>,
+    query: Put,
+    body: Body,
+) -> Result<Json<FileStat>, ApiError> {
     let mut body = body.into_data_stream();
-    let put = async {
-        let inside = state.sessions.inside(&session).await?;
-        write(&inside, query, &mut body).await
-    };
+    let put = async { write(&inside.await?, query, &mut body).await };
     match put.await {
         Ok(stat) => Ok(Json(stat)),
         Err(error) => {
@@ -279,9 +313,16 @@ pub(crate) async fn file_delete(
     Path(session): Path<SessionId>,
     Query(query): Query<Delete>,
 ) -> Result<StatusCode, ApiError> {
-    let path = sound(&query.path)?;
-    state.sessions.inside(&session).await?.file_remove(path, query.recursive).await?;
+    let (path, recursive) = query.checked()?;
+    state.sessions.inside(&session).await?.file_remove(path, recursive).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+impl Delete {
+    /// What is to go, before anybody is woken for it.
+    pub(crate) fn checked(&self) -> Result<(&str, bool), ApiError> {
+        Ok((sound(&self.path)?, self.recursive))
+    }
 }
 
 /// A path the kernel can be given.

@@ -21,6 +21,7 @@ use crate::{
     bridge::{Bridge, BridgeError, Exec, ExecOutput, Feed, Feeding},
     clocks::Clocks,
     error::fault_code,
+    inside::Inside,
     wiring::words,
 };
 
@@ -69,6 +70,20 @@ impl Commands {
         let after = After::default();
         let opened = Bridge::open(stream, Role::Guest, None).await;
         Ok(self.run(sandbox.clone(), opened.map(|opened| opened.bridge), job, after).await?.boxed())
+    }
+
+    /// The inside of a sandbox that runs: its files.
+    ///
+    /// # Errors
+    /// When it does not run, or a session works in it.
+    pub async fn inside(&self, sandbox: &SandboxId) -> Result<Inside, MachineError> {
+        let stream = self.machines.sandbox_dial(sandbox).await?;
+        let opened = Bridge::open(stream, Role::Guest, None).await.map_err(|error| MachineError::Failed {
+            doing: format!("cannot speak with the supervisor of {sandbox}"),
+            hint: None,
+            source: error.into(),
+        })?;
+        Ok(Inside::new(opened.bridge, "/".to_owned(), Clocks::default().exec, Box::new(())))
     }
 
     /// Runs a command in a fresh sandbox, which is gone when the stream has ended or is dropped.

@@ -141,6 +141,17 @@ async fn a_sandbox_over_http_is_used_kept_multiplied_and_deleted() {
         (text.lines().count() - 1, last["exit"]["value"].as_i64())
     };
     assert_eq!(run(&path, "echo first > /f").await, (0, Some(0)));
+    let file = |path: &str, file: &str| format!("{path}/files?path={file}");
+    let put = host.request(Method::PUT, &(file(&path, "/srv/g") + "&mode=600")).body("in");
+    let put: Value = put.send().await.unwrap().json().await.unwrap();
+    assert_eq!((&put["size"], &put["uid"], &put["mode"]), (&json!(2), &json!(0), &json!(0o600)), "{put}");
+    let listed: Value = host.get(&file(&path, "/srv")).send().await.unwrap().json().await.unwrap();
+    assert_eq!(listed["items"][0]["name"], "g", "{listed}");
+    assert_eq!(host.get(&file(&path, "/srv/g")).send().await.unwrap().text().await.unwrap(), "in");
+    let about = host.request(Method::HEAD, &file(&path, "/srv/g")).send().await.unwrap();
+    assert_eq!(about.headers()["x-harvest-mode"], "0600");
+    assert_eq!(host.request(Method::DELETE, &file(&path, "/srv/g")).send().await.unwrap().status(), 204);
+    assert_eq!(host.get(&file(&path, "/srv/g")).send().await.unwrap().status(), 404);
     let kept = host.post(&format!("{path}/snapshot"), json!({})).await;
     run(&path, "echo second > /f").await;
     let forked = host.post(&format!("{path}/fork"), json!({"count": 2})).await;

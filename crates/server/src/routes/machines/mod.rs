@@ -2,6 +2,7 @@
 //! answer over HTTP and, without a server, inside the process that asks (`crate::here`).
 
 mod disks;
+mod files;
 mod images;
 mod sandboxes;
 
@@ -17,7 +18,7 @@ use crate::{ServerState, problem::ApiError};
 
 /// The handlers, for the table of the OpenAPI page.
 pub(crate) mod handlers {
-    pub(crate) use super::{disks::*, images::*, sandboxes::*};
+    pub(crate) use super::{disks::*, files::*, images::*, sandboxes::*};
 }
 
 /// What these routes need; no store and no session.
@@ -67,6 +68,13 @@ fn others() -> Router<Desk> {
         .route("/v1/sandboxes", get(sandboxes::sandbox_list))
         .route("/v1/sandboxes/{sandbox}", get(sandboxes::sandbox_get).delete(sandboxes::sandbox_delete))
         .route("/v1/sandboxes/{sandbox}/exec", post(sandboxes::sandbox_exec))
+        .route(
+            "/v1/sandboxes/{sandbox}/files",
+            get(files::sandbox_file_get)
+                .head(files::sandbox_file_stat)
+                .put(files::sandbox_file_put)
+                .delete(files::sandbox_file_delete),
+        )
         .route("/v1/sandboxes/{sandbox}/stop", post(sandboxes::sandbox_stop))
         .route("/v1/sandboxes/{sandbox}/start", post(sandboxes::sandbox_start))
         .route("/v1/exec", post(sandboxes::exec_once))
