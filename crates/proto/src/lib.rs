@@ -9,6 +9,7 @@ pub mod api;
 pub mod bridge;
 pub mod door;
 pub mod event;
+pub mod git;
 pub mod ids;
 pub mod launch;
 pub mod redact;

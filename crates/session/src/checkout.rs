@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use harvest_proto::bridge::{Command, Exit};
+use harvest_proto::{
+    bridge::{Command, Exit},
+    git::UNHINDERED,
+};
 use harvest_store::{CheckoutRecord, Write};
 
 use crate::bridge::{Bridge, BridgeError, Output};
@@ -35,16 +38,6 @@ esac || exit 1
 git branch --unset-upstream 2>/dev/null
 exit 0
 "#;
-
-// What an agent may have set in its repository, and what would be run whenever we look at its work: a monitor
-// or a hook that hangs would hide the work behind a time limit.
-const UNHINDERED: [(&str, &str); 5] = [
-    ("GIT_CONFIG_COUNT", "2"),
-    ("GIT_CONFIG_KEY_0", "core.fsmonitor"),
-    ("GIT_CONFIG_VALUE_0", "false"),
-    ("GIT_CONFIG_KEY_1", "core.hooksPath"),
-    ("GIT_CONFIG_VALUE_1", "/dev/null"),
-];
 
 // The hash git gives a tree with nothing in it.
 pub(crate) const EMPTY_TREE: &str = "4b825dc642cb6eb9a060e54bf8d69288fbee4904";

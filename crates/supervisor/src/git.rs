@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use harvest_proto::bridge::{Author, BootStart, Checkout};
+use harvest_proto::{
+    bridge::{Author, BootStart, Checkout},
+    git::UNHINDERED,
+};
 
 use crate::{capture, supervisor::Supervisor, users::User};
 
@@ -14,16 +17,6 @@ const LOCAL_LIMIT: Duration = Duration::from_secs(60);
 /// Variables that make git fail where it would ask a person.
 pub(crate) const NEVER_ASK: [(&str, &str); 2] =
     [("GIT_TERMINAL_PROMPT", "0"), ("GIT_SSH_COMMAND", "ssh -o BatchMode=yes")];
-
-// What a restored disk may have set in its checkouts, and what would be run whenever they are brought up to
-// date: a monitor or a hook that hangs would hold the boot.
-const UNHINDERED: [(&str, &str); 5] = [
-    ("GIT_CONFIG_COUNT", "2"),
-    ("GIT_CONFIG_KEY_0", "core.fsmonitor"),
-    ("GIT_CONFIG_VALUE_0", "false"),
-    ("GIT_CONFIG_KEY_1", "core.hooksPath"),
-    ("GIT_CONFIG_VALUE_1", "/dev/null"),
-];
 
 /// What holds for every git of this user. Set once per boot.
 const SETTINGS: [(&str, &str); 5] = [
