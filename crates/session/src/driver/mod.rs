@@ -9,6 +9,7 @@ mod link;
 mod writes;
 
 use std::{
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -16,8 +17,9 @@ use std::{
     time::Duration,
 };
 
+use harvest_gateway::ledger::Pass;
 use harvest_proto::{
-    EventBody, SandboxId, SessionId, SnapshotId, TurnId, api::SessionState, bridge::BootStart,
+    EventBody, PromptId, SandboxId, SessionId, SnapshotId, TurnId, api::SessionState, bridge::BootStart,
     event::SnapshotKind,
 };
 use harvest_store::{CheckoutRecord, NewPrompt, Removal, SessionRecord, StoreError, Write};
@@ -71,6 +73,7 @@ pub(crate) enum Note {
     Started { epoch: u64, sandbox: SandboxId, start: BootStart, started: Started, writes: Vec<Write> },
     FoundRunning { epoch: u64, started: Started },
     Connected { epoch: u64, opened: Box<Opened> },
+    Pass { epoch: u64, socket: PathBuf, pass: Box<Pass> },
     Reviewed,
 }
 
@@ -91,6 +94,11 @@ impl Handle {
         let (reply, answer) = oneshot::channel();
         self.commands.send(make(reply)).map_err(|_| SessionError::Stopped)?;
         answer.await.map_err(|_| SessionError::Stopped)?
+    }
+
+    /// Whether both lead to the same driver.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        self.commands.same_channel(&other.commands)
     }
 
     /// Nobody listens any more.
@@ -150,6 +158,8 @@ pub(crate) struct Driver {
     attached: Vec<AbortHandle>,
     reviewing: Option<bool>,
     freezer: Option<freezer::Freezer>,
+    /// How many commands go on by themselves in the machine, as its supervisor said last.
+    detached: u32,
     /// Thaws of what is believed awake, under way.
     rousing: Vec<JoinHandle<Option<()>>>,
 }
@@ -160,9 +170,12 @@ struct Over;
 type Go = Result<(), Over>;
 
 impl Driver {
-    /// Starts driving a session from where the store says it stands.
-    pub(crate) async fn spawn(shared: &Arc<Shared>, record: SessionRecord) -> Result<Handle, SessionError> {
-        let queue = shared.store.prompt_queue(&record.session.id).await?;
+    /// Starts driving a session from where the store says it stands. `queue` are the waiting prompts.
+    pub(crate) fn spawn(
+        shared: &Arc<Shared>,
+        record: SessionRecord,
+        queue: Vec<PromptId>,
+    ) -> Result<Handle, SessionError> {
         let state: State =
             serde_json::from_str(&record.drive).map_err(|_| StoreError::Corrupt { column: "drive" })?;
         let (commands, inbox) = mpsc::unbounded_channel();
@@ -186,6 +199,7 @@ impl Driver {
             reviewing: None,
             freezer: None,
             rousing: Vec::new(),
+            detached: 0,
         };
         let author = &driver.record.session.author.email;
         let user = driver.state.user.clone().unwrap_or_else(|| author.clone());
@@ -194,7 +208,7 @@ impl Driver {
         Ok(Handle { commands, view: seen, execs })
     }
 
-    async fn run(mut self, queue: Vec<harvest_proto::PromptId>) {
+    async fn run(mut self, queue: Vec<PromptId>) {
         let step = self.at(|moment, state| restart(state, queue.clone(), moment));
         let (id, mut go) = (self.id().clone(), self.insist(step, Vec::new()).await);
         while go.is_ok() {
@@ -234,7 +248,7 @@ impl Driver {
     }
 
     fn is_busy(&self) -> bool {
-        self.execs.load(Ordering::SeqCst) > 0
+        self.execs.load(Ordering::SeqCst) > 0 || self.detached > 0
     }
 
     /// Decides. Only a session that would have to wait otherwise asks for a place.
@@ -344,6 +358,10 @@ impl Driver {
                 self.input(Input::FoundRunning { epoch }).await
             }
             Note::Connected { epoch, opened } => self.connected(epoch, *opened).await,
+            Note::Pass { epoch, socket, pass } => {
+                self.passes(epoch, &socket, *pass);
+                Ok(())
+            }
             Note::Reviewed => {
                 if self.reviewing.take() == Some(true) {
                     self.review();

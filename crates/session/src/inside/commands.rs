@@ -69,6 +69,7 @@ impl Inside {
         let limit = u64::try_from(self.limit.as_millis()).unwrap_or(u64::MAX);
         let mut command = self.command(request.argv, request.cwd, request.user);
         command.env = request.env;
+        command.detached = request.detach;
         command.timeout_millis = Some(request.timeout_millis.unwrap_or(limit));
         let (exec, input) = self.bridge.exec_open(command, stdin).await?;
         Ok((Running::new(exec, self.in_use, request.detach), input))
