@@ -15,7 +15,7 @@ use harvest_proto::SandboxId;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::{isolate::send_with, sandbox::Record, volume::VolumeName};
+use crate::{isolate::send_with, sandbox::Record, seeds::SeedCounts, volume::VolumeName};
 
 /// What the engine asks for.
 #[derive(Debug, Serialize, Deserialize)]
@@ -50,6 +50,8 @@ pub(crate) enum Request {
     Thaw { id: SandboxId },
     /// Let go of a volume, if you hold it.
     Release { volume: VolumeName },
+    /// How many seeds do you have? Who asks only this keeps no zygote from going.
+    Seeds,
     /// Are you there? By the time of the answer every sandbox's state is written down.
     Ping,
     /// Exit unless there is something to look after.
@@ -64,6 +66,8 @@ pub(crate) enum Answer {
     Started { pid: u32 },
     /// It has ended.
     Ended { reason: String },
+    /// So many.
+    Seeds(SeedCounts),
     /// Done.
     Done,
     /// No such sandbox, or it does not run.
