@@ -12,14 +12,15 @@ use std::{
 
 use async_trait::async_trait;
 use harvest_engine::{
-    ASK_AGAIN, Ending, Engine, EngineError, Limits, Network, Origin, Owner, Running, SandboxState, Spec,
-    VolumeName,
+    ASK_AGAIN, Ending, Engine, EngineError, Limits, Network, Origin, Owner, Running, SandboxState,
+    SeedCounts, Spec, VolumeName,
 };
 use harvest_proto::{SandboxId, SnapshotId, event::SnapshotKind};
 use harvest_session::{
     disks::Disks,
     provider::{
-        BridgeStream, Found, Freezing, Provider, ProviderError, Snapshots, StartFrom, StartOrder, Started,
+        BridgeStream, Found, Freezing, Provider, ProviderError, Seeds, Snapshots, StartFrom, StartOrder,
+        Started,
     },
 };
 use tokio::{
@@ -168,6 +169,12 @@ impl Provider for Local {
 
     fn disks(&self) -> Option<&dyn Disks> {
         Some(self)
+    }
+
+    async fn seeds(&self) -> Option<Seeds> {
+        let counts = self.engine("cannot count seeds".into(), Engine::seeds).await.ok().flatten()?;
+        let SeedCounts { ready, grown, used, missed } = counts;
+        Some(Seeds { ready, grown, used, missed })
     }
 
     fn freezing(&self) -> Option<&dyn Freezing> {

@@ -50,6 +50,11 @@ pub trait Provider: Send + Sync {
         None
     }
 
+    /// How well it was prepared for starts; `None` when it does not prepare, or does not say.
+    async fn seeds(&self) -> Option<Seeds> {
+        None
+    }
+
     /// `None` when what runs in a sandbox of this provider cannot be made to stand still.
     fn freezing(&self) -> Option<&dyn Freezing> {
         None
@@ -80,6 +85,19 @@ pub trait Snapshots: Send + Sync {
 
     /// Forgets a snapshot; its layers go when nothing uses them. Idempotent.
     async fn remove(&self, snapshot: &SnapshotId) -> Result<(), ProviderError>;
+}
+
+/// Processes on their way to becoming a sandbox, since whoever grows them was started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seeds {
+    /// Waiting for a start now.
+    pub ready: u64,
+    /// Grown ahead of time.
+    pub grown: u64,
+    /// Starts that took one.
+    pub used: u64,
+    /// Starts that found none.
+    pub missed: u64,
 }
 
 /// A stream to a supervisor.
