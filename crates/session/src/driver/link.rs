@@ -117,6 +117,7 @@ impl Driver {
         self.input(Input::LinkLost { epoch }).await?;
         if let Machine::Booting { sandbox, .. } | Machine::Ready { sandbox, .. } = &self.state.machine {
             let sandbox = sandbox.clone();
+            self.rouse();
             self.dial(sandbox, epoch);
         }
         Ok(())

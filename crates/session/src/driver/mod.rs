@@ -23,7 +23,7 @@ use harvest_proto::{
 use harvest_store::{CheckoutRecord, NewPrompt, Removal, SessionRecord, StoreError, Write};
 use tokio::{
     sync::{mpsc, oneshot, watch},
-    task::AbortHandle,
+    task::{AbortHandle, JoinHandle},
 };
 
 use crate::{
@@ -150,6 +150,8 @@ pub(crate) struct Driver {
     attached: Vec<AbortHandle>,
     reviewing: Option<bool>,
     freezer: Option<freezer::Freezer>,
+    /// Thaws of what is believed awake, under way.
+    rousing: Vec<JoinHandle<Option<()>>>,
 }
 
 /// The driver ends: another server took over, or the session is deleted.
@@ -183,6 +185,7 @@ impl Driver {
             attached: Vec::new(),
             reviewing: None,
             freezer: None,
+            rousing: Vec::new(),
         };
         let author = &driver.record.session.author.email;
         let user = driver.state.user.clone().unwrap_or_else(|| author.clone());
@@ -273,7 +276,10 @@ impl Driver {
                 let _ = reply.send(bridge.map(|link| link.bridge.clone()));
                 go
             }
-            Command::Used => self.used().await,
+            Command::Used => {
+                self.rouse();
+                self.used().await
+            }
             Command::Touched => self.input(Input::Touched).await,
             Command::Delete { reply } => self.delete(reply).await,
         }

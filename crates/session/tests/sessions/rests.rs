@@ -26,6 +26,21 @@ async fn echo(sessions: &Sessions, session: &SessionId) -> Vec<ExecLine> {
 }
 
 #[tokio::test]
+async fn a_command_has_a_machine_that_somebody_else_made_stand_still_go_on_at_once() {
+    let house = House::new().await;
+    let sessions = house.serve().await;
+    let id = house.session(&sessions, Some("hello")).await.id;
+    until_state(&sessions, &id, SessionState::Idle).await;
+    let sandbox = sandbox(&sessions, &id).await;
+    let freezing = house.fake.freezing().unwrap();
+    for _ in 0..2 {
+        freezing.freeze(&sandbox, Duration::from_secs(3600)).await.unwrap();
+        let lines = echo(&sessions, &id).await;
+        assert!(matches!(lines.last(), Some(ExecLine::Exited { exit: Exit::Code(0), .. })), "{lines:?}");
+    }
+}
+
+#[tokio::test]
 async fn an_idle_session_stands_still_and_goes_on_for_a_prompt_and_for_a_command() {
     let house = House::with(freezing_soon()).await;
     let sessions = house.serve().await;
