@@ -493,6 +493,7 @@ mod tests {
             of_sessions: false,
             again_at: None,
             snapshot: None,
+            made_by: None,
         }
     }
 

@@ -66,6 +66,9 @@ pub(crate) struct Record {
     /// The snapshot its disk began as.
     #[serde(default)]
     pub(crate) snapshot: Option<SnapshotId>,
+    /// The user of a server that asked for it.
+    #[serde(default)]
+    pub(crate) made_by: Option<String>,
 }
 
 /// How far a sandbox has come.
@@ -152,6 +155,7 @@ impl Record {
             of_sessions: false,
             again_at: None,
             snapshot: None,
+            made_by: None,
         }
     }
 
@@ -439,6 +443,7 @@ impl Engine {
                 Origin::Snapshot(snapshot) => Some(snapshot.clone()),
                 _ => None,
             },
+            made_by: spec.made_by.clone(),
         };
         Ok((record, folders, cloned))
     }

@@ -149,6 +149,7 @@ impl World {
             binds: Vec::new(),
             volumes: Vec::new(),
             env: BTreeMap::new(),
+            made_by: None,
         }
     }
 
