@@ -77,6 +77,7 @@ impl Provider for Local {
             binds: Vec::new(),
             volumes: Vec::new(),
             env: std::collections::BTreeMap::new(),
+            made_by: None,
         };
         let doing = format!("cannot start sandbox {}", order.sandbox);
         let running = self.engine(doing, move |engine| start(engine, spec, order.state.as_deref()));
@@ -152,6 +153,10 @@ impl Provider for Local {
     async fn list(&self) -> Result<Vec<SandboxId>, ProviderError> {
         // Those people made for themselves are none of the sessions' business.
         self.engine("cannot list sandboxes".into(), |engine| engine.list_of(Owner::Sessions)).await
+    }
+
+    async fn others(&self) -> Result<Vec<(SandboxId, Option<String>)>, ProviderError> {
+        self.engine("cannot list sandboxes".into(), Engine::running_kept).await
     }
 
     async fn holds(&self, from: &StartFrom) -> Result<bool, ProviderError> {
