@@ -346,6 +346,9 @@ pub(crate) struct Logs {
     /// Only what came after this event
     #[arg(long, value_name = "SEQ", default_value_t = 0)]
     pub(crate) after: u64,
+    /// All that tools said, not only the last line of it
+    #[arg(long)]
+    pub(crate) full: bool,
 }
 
 #[derive(Debug, Args)]

@@ -7,38 +7,45 @@ use std::{
         unix::fs::OpenOptionsExt as _,
     },
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
 use async_trait::async_trait;
 use harvest_engine::{
-    ASK_AGAIN, Ending, Engine, EngineError, Limits, Network, Origin, Owner, Running, SandboxState, Spec,
-    VolumeName,
+    ASK_AGAIN, Ending, Engine, EngineError, Limits, Network, Origin, Owner, Running, SandboxState,
+    SeedCounts, Spec, VolumeName,
 };
 use harvest_proto::{SandboxId, SnapshotId, event::SnapshotKind};
 use harvest_session::{
     disks::Disks,
     provider::{
-        BridgeStream, Found, Freezing, Provider, ProviderError, Snapshots, StartFrom, StartOrder, Started,
+        BridgeStream, Found, Freezing, Provider, ProviderError, Seeds, Snapshots, StartFrom, StartOrder,
+        Started,
     },
 };
 use tokio::{
     net::{UnixStream, unix::pipe},
+    sync::Semaphore,
     task::spawn_blocking,
 };
+
+// Each holds a thread. The zygote starts one after another; a few more get ready for it meanwhile.
+const STARTS_AT_ONCE: usize = 8;
 
 /// Sandboxes on this machine.
 #[derive(Clone)]
 pub struct Local {
     engine: Engine,
     limits: Limits,
+    starts: Arc<Semaphore>,
 }
 
 impl Local {
     /// On top of an engine, every sandbox with these limits.
     #[must_use]
-    pub const fn new(engine: Engine, limits: Limits) -> Self {
-        Self { engine, limits }
+    pub fn new(engine: Engine, limits: Limits) -> Self {
+        Self { engine, limits, starts: Arc::new(Semaphore::new(STARTS_AT_ONCE)) }
     }
 
     /// The engine, for a thread of its own.
@@ -76,8 +83,10 @@ impl Provider for Local {
             binds: Vec::new(),
             volumes: Vec::new(),
             env: std::collections::BTreeMap::new(),
+            made_by: None,
         };
         let doing = format!("cannot start sandbox {}", order.sandbox);
+        let _turn = self.starts.acquire().await.expect("it is never closed");
         let running = self.engine(doing, move |engine| start(engine, spec, order.state.as_deref()));
         Ok(started(running.await?))
     }
@@ -153,6 +162,10 @@ impl Provider for Local {
         self.engine("cannot list sandboxes".into(), |engine| engine.list_of(Owner::Sessions)).await
     }
 
+    async fn others(&self) -> Result<Vec<(SandboxId, Option<String>)>, ProviderError> {
+        self.engine("cannot list sandboxes".into(), Engine::running_kept).await
+    }
+
     async fn holds(&self, from: &StartFrom) -> Result<bool, ProviderError> {
         let from = from.clone();
         self.engine("cannot look for what to start from".into(), move |engine| match from {
@@ -168,6 +181,12 @@ impl Provider for Local {
 
     fn disks(&self) -> Option<&dyn Disks> {
         Some(self)
+    }
+
+    async fn seeds(&self) -> Option<Seeds> {
+        let counts = self.engine("cannot count seeds".into(), Engine::seeds).await.ok().flatten()?;
+        let SeedCounts { ready, grown, used, missed } = counts;
+        Some(Seeds { ready, grown, used, missed })
     }
 
     fn freezing(&self) -> Option<&dyn Freezing> {

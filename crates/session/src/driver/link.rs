@@ -50,7 +50,7 @@ fn wait_again(last: Duration, useful: bool) -> Duration {
 /// What was heard, or that nothing will be heard any more.
 pub(super) enum Heard {
     /// Events, and how many detached commands run if that was said.
-    Events(Vec<OutboxEvent>, Option<u32>),
+    Events(Vec<Box<OutboxEvent>>, Option<u32>),
     Lost,
 }
 
@@ -94,17 +94,17 @@ impl Driver {
         self.input(Input::Touched).await
     }
 
-    async fn events(&mut self, events: Vec<OutboxEvent>) -> Go {
+    async fn events(&mut self, events: Vec<Box<OutboxEvent>>) -> Go {
         let Some(link) = &self.link else { return Ok(()) };
         let (epoch, stored) = (link.epoch, link.stored);
         // What is stored already was sent again after a reconnect; deciding twice could answer twice.
-        let fresh: Vec<OutboxEvent> = events.into_iter().filter(|event| event.number > stored).collect();
+        let fresh: Vec<_> = events.into_iter().filter(|event| event.number > stored).collect();
         let Some(last) = fresh.last().map(|event| event.number) else { return Ok(()) };
         let mut step = Step { state: self.state.clone(), actions: Vec::new() };
         let mut writes = Vec::new();
         for event in fresh {
             let input = input_of(epoch, &event);
-            writes.push(Write::Outbox { epoch, event: Box::new(event) });
+            writes.push(Write::Outbox { epoch, event });
             if let Some(input) = input {
                 let next = self.at(|moment, _| decide(step.state.clone(), input.clone(), moment));
                 step.state = next.state;

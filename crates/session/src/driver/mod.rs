@@ -5,6 +5,7 @@
 mod allowed;
 mod effects;
 mod freezer;
+mod handle;
 mod link;
 mod writes;
 
@@ -22,14 +23,14 @@ use harvest_proto::{
     EventBody, PromptId, SandboxId, SessionId, SnapshotId, TurnId, api::SessionState, bridge::BootStart,
     event::SnapshotKind,
 };
-use harvest_store::{CheckoutRecord, NewPrompt, Removal, SessionRecord, StoreError, Write};
+use harvest_store::{CheckoutRecord, Removal, SessionRecord, StoreError, Write};
 use tokio::{
-    sync::{mpsc, oneshot, watch},
+    sync::{mpsc, watch},
     task::{AbortHandle, JoinHandle},
 };
 
 use crate::{
-    bridge::{Bridge, Opened},
+    bridge::Opened,
     decide::{Action, Input, Limit, Machine, Moment, Room, State, Step, Work, decide, restart},
     error::SessionError,
     provider::Started,
@@ -37,35 +38,10 @@ use crate::{
     wiring::{Shared, now, words},
 };
 
+pub(crate) use handle::{Busy, Command, Handle, Reply};
+
 use allowed::allowed;
 use link::Link;
-
-/// What others ask of a driver.
-pub(crate) enum Command {
-    Prompt {
-        new: Box<NewPrompt>,
-        now: bool,
-        /// What is written with it.
-        also: Vec<Write>,
-        reply: Reply<()>,
-    },
-    Ask {
-        input: Box<Input>,
-        reply: Reply<()>,
-    },
-    Bridge {
-        reply: oneshot::Sender<Option<Bridge>>,
-    },
-    Delete {
-        reply: Reply<()>,
-    },
-    /// Somebody begins to use the machine.
-    Used,
-    /// Somebody has used it.
-    Touched,
-}
-
-pub(crate) type Reply<T> = oneshot::Sender<Result<T, SessionError>>;
 
 /// What the driver's own tasks report.
 pub(crate) enum Note {
@@ -75,68 +51,6 @@ pub(crate) enum Note {
     Connected { epoch: u64, opened: Box<Opened> },
     Pass { epoch: u64, socket: PathBuf, pass: Box<Pass> },
     Reviewed,
-}
-
-/// A way to a driver.
-#[derive(Clone)]
-pub(crate) struct Handle {
-    commands: mpsc::UnboundedSender<Command>,
-    pub(crate) view: watch::Receiver<State>,
-    execs: Arc<AtomicUsize>,
-}
-
-impl Handle {
-    pub(crate) async fn ask(&self, input: Input) -> Result<(), SessionError> {
-        self.call(|reply| Command::Ask { input: Box::new(input), reply }).await
-    }
-
-    pub(crate) async fn call<T>(&self, make: impl FnOnce(Reply<T>) -> Command) -> Result<T, SessionError> {
-        let (reply, answer) = oneshot::channel();
-        self.commands.send(make(reply)).map_err(|_| SessionError::Stopped)?;
-        answer.await.map_err(|_| SessionError::Stopped)?
-    }
-
-    /// Whether both lead to the same driver.
-    pub(crate) fn is(&self, other: &Self) -> bool {
-        self.commands.same_channel(&other.commands)
-    }
-
-    /// Nobody listens any more.
-    pub(crate) fn is_over(&self) -> bool {
-        self.commands.is_closed()
-    }
-
-    pub(crate) async fn bridge(&self) -> Option<Bridge> {
-        let (reply, answer) = oneshot::channel();
-        self.commands.send(Command::Bridge { reply }).ok()?;
-        answer.await.ok()?
-    }
-
-    /// Waits until the session stands so.
-    pub(crate) async fn until(&self, so: impl FnMut(&State) -> bool) -> Result<State, SessionError> {
-        let mut view = self.view.clone();
-        let state = view.wait_for(so).await.map_err(|_| SessionError::Stopped)?.clone();
-        Ok(state)
-    }
-
-    /// While this lives, the machine is not idle.
-    pub(crate) fn busy(&self) -> Busy {
-        self.execs.fetch_add(1, Ordering::SeqCst);
-        let _ = self.commands.send(Command::Used);
-        Busy { handle: self.clone() }
-    }
-}
-
-/// Somebody uses the machine.
-pub(crate) struct Busy {
-    handle: Handle,
-}
-
-impl Drop for Busy {
-    fn drop(&mut self) {
-        self.handle.execs.fetch_sub(1, Ordering::SeqCst);
-        let _ = self.handle.commands.send(Command::Touched);
-    }
 }
 
 pub(crate) struct Driver {
@@ -182,7 +96,7 @@ impl Driver {
         let (notes_in, notes) = mpsc::unbounded_channel();
         let (view, seen) = watch::channel(state.clone());
         let execs = Arc::new(AtomicUsize::new(0));
-        let driver = Self {
+        let driver = Box::new(Self {
             shared: Arc::clone(shared),
             kept: record.drive.clone(),
             record,
@@ -200,7 +114,7 @@ impl Driver {
             freezer: None,
             rousing: Vec::new(),
             detached: 0,
-        };
+        });
         let author = &driver.record.session.author.email;
         let user = driver.state.user.clone().unwrap_or_else(|| author.clone());
         shared.usher.join(driver.id(), user, &driver.state, driver.notes_in.clone());
@@ -208,22 +122,23 @@ impl Driver {
         Ok(Handle { commands, view: seen, execs })
     }
 
-    async fn run(mut self, queue: Vec<PromptId>) {
+    /// Everything but the waiting is boxed: what acting takes is much, and gone while nothing happens.
+    async fn run(mut self: Box<Self>, queue: Vec<PromptId>) {
         let step = self.at(|moment, state| restart(state, queue.clone(), moment));
-        let (id, mut go) = (self.id().clone(), self.insist(step, Vec::new()).await);
+        let (id, mut go) = (self.id().clone(), Box::pin(self.insist(step, Vec::new())).await);
         while go.is_ok() {
             let wake = self.next_clock();
             go = tokio::select! {
                 command = self.commands.recv() => match command {
-                    Some(command) => self.command(command).await,
+                    Some(command) => Box::pin(self.command(command)).await,
                     None => Err(Over),
                 },
                 note = self.notes.recv() => match note {
-                    Some(note) => self.note(note).await,
+                    Some(note) => Box::pin(self.note(note)).await,
                     None => Err(Over),
                 },
-                heard = link::hear(&mut self.link) => self.heard(heard).await,
-                () = tokio::time::sleep(wake) => self.input(Input::Tick).await,
+                heard = link::hear(&mut self.link) => Box::pin(self.heard(heard)).await,
+                () = tokio::time::sleep(wake) => Box::pin(self.input(Input::Tick)).await,
             };
         }
         tracing::debug!(session = %id, "the driver ends");

@@ -4,7 +4,7 @@ use harvest_session::Limits;
 
 use super::*;
 
-async fn until_reason(sessions: &Sessions, session: &SessionId, reason: &str) {
+pub(super) async fn until_reason(sessions: &Sessions, session: &SessionId, reason: &str) {
     let wait = async {
         let mut events = sessions.follow(session, 0).await.unwrap();
         while sessions.get(session).await.unwrap().reason != reason {
