@@ -7,7 +7,10 @@ use harvest_proto::{SessionId, api::SessionState};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
-use crate::completed;
+use crate::{
+    completed,
+    inside::{Socket, plays_a_shell},
+};
 
 const PLAIN: &str = r#"{"image": "claude", "state": false}"#;
 
@@ -173,4 +176,66 @@ async fn forks_of_a_sandbox_asked_for_under_a_key_are_all_made_once() {
         assert_eq!(left["items"], json!([]), "what they began as has no name any more");
     }
     assert_eq!(made.len(), 13);
+}
+
+#[tokio::test]
+async fn a_sandbox_of_ones_own_has_terminals_with_a_server_and_without() {
+    let mut host = Host::start().await;
+    let id = host.post("/v1/sandboxes", plain()).await["sandbox_id"].as_str().unwrap().to_owned();
+    let path = format!("/v1/sandboxes/{id}/pty?rows=33&cols=99");
+    let mut socket = Socket::open(&host, &path).await;
+    socket.shows("$ ").await;
+    socket.type_in("PS1='$ '; stty -echo; stty size; id -un; pwd\r").await;
+    let inspected = shown(&host, &id).await;
+    let said = socket.shows(&format!("{}\r\n", inspected["workdir"].as_str().unwrap())).await;
+    assert!(said.contains("33 99") && said.contains(inspected["user"].as_str().unwrap()), "{said}");
+    socket.shows("$ ").await;
+    socket.say(json!({ "resize": { "rows": 44, "cols": 111 } })).await;
+    socket.type_in("until [ \"$(stty size)\" = '44 111' ]; do :; done; exit 7\r").await;
+    assert_eq!(socket.end().await["exited"]["exit"], json!({ "how": "code", "value": 7 }));
+    // What is no upgrade, and what is not there, is told as always.
+    assert_eq!(host.get(&path).send().await.unwrap().status(), StatusCode::UPGRADE_REQUIRED);
+    let none = host.harvest(["sandbox", "shell", &id]);
+    assert!(none.code == 125 && none.stderr.contains("needs a terminal"), "{none:?}");
+
+    let bash = ["--", "bash", "--norc", "-i"];
+    let of = |words: &[&str]| words.iter().chain(&bash).map(|&word| word.to_owned()).collect::<Vec<_>>();
+    let (verbs, newest) =
+        ([of(&["shell", &id]), of(&["sandbox", "shell", &id])], of(&["sandbox", "shell", "-"]));
+    for verb in &verbs {
+        plays_a_shell(&host, &verb.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    }
+    host.kill();
+    plays_a_shell(&host, &newest.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    host.up().await;
+    assert_eq!(shown(&host, &id).await["state"], "running");
+}
+
+#[tokio::test]
+async fn files_go_in_and_come_out_of_a_sandbox_of_ones_own_with_a_server_and_without() {
+    let mut host = Host::start().await;
+    let id = host.post("/v1/sandboxes", plain()).await["sandbox_id"].as_str().unwrap().to_owned();
+    let inside = |path: &str| format!("{id}:{path}");
+    let here = tempfile::tempdir().unwrap();
+    let text = |name: &str| here.path().join(name).to_str().unwrap().to_owned();
+    std::fs::create_dir(text("tree")).unwrap();
+    std::fs::write(text("tree/file"), vec![b'x'; 300_000]).unwrap();
+    for (at, served) in ["/one", "/two"].into_iter().zip([true, false]) {
+        if !served {
+            host.kill();
+        }
+        let copied = host.harvest(["sandbox", "cp", &text("tree"), &inside(at)]);
+        assert_eq!(copied.code, 0, "{served} {copied:?}");
+        let back = host.harvest(["cp", "-r", &inside(at), &text(&at[1..])]);
+        assert_eq!(back.code, 0, "{served} {back:?}");
+        assert_eq!(std::fs::read(text(&format!("{}/file", &at[1..]))).unwrap().len(), 300_000);
+        let whose = ["exec", &id, "--user", "root", "--", "stat", "-c", "%U", &format!("{at}/file")];
+        let whose = host.harvest(whose).stdout;
+        assert_eq!(whose.trim(), "harvest", "the image's user");
+        let missing = host.harvest(["cp", &inside("/nosuch"), "-"]);
+        assert!(missing.code == 1 && missing.stderr.contains("/nosuch"), "{missing:?}");
+        let stopped = "sbx_000000000000:/x";
+        let none = host.harvest(["cp", &text("tree/file"), stopped]);
+        assert!(none.code == 1 && none.stderr.contains("there is no sandbox"), "{none:?}");
+    }
 }
