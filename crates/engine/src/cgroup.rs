@@ -155,9 +155,10 @@ impl Hierarchy {
         let path = folder.join(file);
         fs::write(&path, value).doing(|| format!("set {} to {value}", path.display()))?;
         if !frozen {
-            // Somebody may have frozen one of them by hand: it would outlast this, and on v1 a kill.
-            for below in ["agent", "commands"] {
-                let _ = fs::write(folder.join(below).join(file), value);
+            // Somebody may have frozen one of them by hand, or all of the sandbox: it would outlast this, and on v1
+            // a kill.
+            for other in ["agent", "commands", "..", "../supervisor"] {
+                let _ = fs::write(folder.join(other).join(file), value);
             }
         }
         Ok(())

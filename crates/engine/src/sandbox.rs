@@ -286,6 +286,7 @@ impl Engine {
                 Origin::Snapshot(snapshot) => Some(snapshot.clone()),
                 _ => None,
             },
+            made_by: spec.made_by.clone(),
         };
         Ok((record, folders, cloned))
     }

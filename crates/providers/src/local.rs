@@ -7,6 +7,7 @@ use std::{
         unix::fs::OpenOptionsExt as _,
     },
     path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
@@ -25,21 +26,26 @@ use harvest_session::{
 };
 use tokio::{
     net::{UnixStream, unix::pipe},
+    sync::Semaphore,
     task::spawn_blocking,
 };
+
+// Each holds a thread. The zygote starts one after another; a few more get ready for it meanwhile.
+const STARTS_AT_ONCE: usize = 8;
 
 /// Sandboxes on this machine.
 #[derive(Clone)]
 pub struct Local {
     engine: Engine,
     limits: Limits,
+    starts: Arc<Semaphore>,
 }
 
 impl Local {
     /// On top of an engine, every sandbox with these limits.
     #[must_use]
-    pub const fn new(engine: Engine, limits: Limits) -> Self {
-        Self { engine, limits }
+    pub fn new(engine: Engine, limits: Limits) -> Self {
+        Self { engine, limits, starts: Arc::new(Semaphore::new(STARTS_AT_ONCE)) }
     }
 
     /// The engine, for a thread of its own.
@@ -77,8 +83,10 @@ impl Provider for Local {
             binds: Vec::new(),
             volumes: Vec::new(),
             env: std::collections::BTreeMap::new(),
+            made_by: None,
         };
         let doing = format!("cannot start sandbox {}", order.sandbox);
+        let _turn = self.starts.acquire().await.expect("it is never closed");
         let running = self.engine(doing, move |engine| start(engine, spec, order.state.as_deref()));
         Ok(started(running.await?))
     }
@@ -152,6 +160,10 @@ impl Provider for Local {
     async fn list(&self) -> Result<Vec<SandboxId>, ProviderError> {
         // Those people made for themselves are none of the sessions' business.
         self.engine("cannot list sandboxes".into(), |engine| engine.list_of(Owner::Sessions)).await
+    }
+
+    async fn others(&self) -> Result<Vec<(SandboxId, Option<String>)>, ProviderError> {
+        self.engine("cannot list sandboxes".into(), Engine::running_kept).await
     }
 
     async fn holds(&self, from: &StartFrom) -> Result<bool, ProviderError> {

@@ -42,7 +42,7 @@ pub(crate) fn kept(
         let keeping = async {
             while let Some(mut one) = heard.recv().await {
                 if let FromBridge::Event(event) = &mut one
-                    && keep(&here, &session, &bridge, event).await.is_err()
+                    && Box::pin(keep(&here, &session, &bridge, event)).await.is_err()
                 {
                     return;
                 }

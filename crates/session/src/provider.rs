@@ -39,6 +39,12 @@ pub trait Provider: Send + Sync {
     /// Every sandbox this provider holds, running or dead, so that none is without an owner.
     async fn list(&self) -> Result<Vec<SandboxId>, ProviderError>;
 
+    /// Every sandbox that runs, stays until somebody ends it and is no session's, each with the user who made it:
+    /// it takes a place like any other.
+    async fn others(&self) -> Result<Vec<(SandboxId, Option<String>)>, ProviderError> {
+        Ok(Vec::new())
+    }
+
     /// Whether there is something to start from under this name.
     async fn holds(&self, from: &StartFrom) -> Result<bool, ProviderError>;
 

@@ -135,6 +135,9 @@ impl Sessions {
         for record in driven.into_iter().rev() {
             self.take_up(record).await;
         }
+        for (sandbox, user) in self.shared.provider.others().await? {
+            self.shared.usher.take_raw(sandbox, user);
+        }
         self.shared.usher.set_open(true);
         reconcile.finish(&self.shared).await?;
         crate::removals::spawn(&self.shared);

@@ -22,7 +22,7 @@ use harvest_proto::{
 };
 use harvest_store::{Lease, SessionRecord, Store, StoreError};
 use tokio::sync::Semaphore;
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::{future::FutureExt as _, sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     clocks::Clocks, meters::Meters, places::Limits, provider::Provider, retention::Retention, steady::Steady,
@@ -208,8 +208,8 @@ impl Shared {
         &self,
         work: impl Future<Output = ()> + Send + 'static,
     ) -> tokio::task::JoinHandle<Option<()>> {
-        let stop = self.stop.clone();
-        self.tracker.spawn(async move { stop.run_until_cancelled(work).await })
+        // No async block around it: that would have room for the work twice.
+        self.tracker.spawn(work.with_cancellation_token_owned(self.stop.clone()))
     }
 
     /// The repositories of a session, the primary one first.

@@ -27,6 +27,7 @@ fn record(network: Network) -> Record {
         of_sessions: false,
         again_at: None,
         snapshot: None,
+        made_by: None,
     }
 }
 

@@ -46,6 +46,9 @@ pub(crate) struct Record {
     /// The snapshot its disk began as.
     #[serde(default)]
     pub(crate) snapshot: Option<SnapshotId>,
+    /// The user of a server that asked for it.
+    #[serde(default)]
+    pub(crate) made_by: Option<String>,
 }
 
 /// How far a sandbox has come.
@@ -104,6 +107,7 @@ impl Record {
             of_sessions: false,
             again_at: None,
             snapshot: None,
+            made_by: None,
         }
     }
 

@@ -14,7 +14,7 @@ use std::{
 use harvest_proto::SandboxId;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    SendAncillaryMessage, SendFlags, recv, recvmsg, sendmsg,
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
@@ -129,7 +129,11 @@ pub(crate) fn send_with(socket: impl AsFd, bytes: &[u8], files: &[BorrowedFd<'_>
 
 /// Receives one packet; `None` when the other end is gone.
 pub(crate) fn receive<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
-    let mut bytes = vec![0u8; MAX_PACKET_BYTES];
+    // Whoever waits here holds no room for the largest packet there is: many wait at once.
+    let (_, length) = rustix::io::retry_on_intr(|| {
+        recv(socket.as_fd(), &mut [0u8; 0], RecvFlags::PEEK | RecvFlags::TRUNC)
+    })?;
+    let mut bytes = vec![0u8; length.min(MAX_PACKET_BYTES)];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut parts = [IoSliceMut::new(&mut bytes)];
@@ -166,5 +170,18 @@ mod tests {
         assert_eq!(files.len(), 2);
         drop((left, files));
         assert!(receive::<Request>(&right).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_packet_of_any_length_comes_whole_and_one_that_is_too_long_not_at_all() {
+        let (left, right) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+        for length in [1, 4096, MAX_PACKET_BYTES - 100] {
+            send(&left, &Answer::Failed { reason: "x".repeat(length) }, &[]).unwrap();
+            let (answer, _) = receive::<Answer>(&right).unwrap().unwrap();
+            assert!(matches!(answer, Answer::Failed { reason } if reason.len() == length));
+        }
+        send_with(&left, &[b' '; MAX_PACKET_BYTES + 1], &[]).unwrap();
+        assert_eq!(receive::<Answer>(&right).unwrap_err().kind(), io::ErrorKind::InvalidData);
     }
 }

@@ -104,6 +104,7 @@ impl World {
             binds: Vec::new(),
             volumes: Vec::new(),
             env: BTreeMap::new(),
+            made_by: None,
         }
     }
 

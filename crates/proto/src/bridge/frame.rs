@@ -91,6 +91,10 @@ impl Decoder {
             other => return Err(FrameError::Kind { kind: other.map_or(255, |(kind, _)| *kind) }),
         };
         self.buffer.drain(..4 + length);
+        if self.buffer.is_empty() {
+            // The next bytes may be long in coming.
+            self.buffer = Vec::new();
+        }
         Ok(Some(frame))
     }
 }

@@ -291,6 +291,13 @@ impl Provider for Fake {
         Ok(inner.sandboxes.keys().filter(|id| !inner.own.has(id)).cloned().collect())
     }
 
+    async fn others(&self) -> Result<Vec<(SandboxId, Option<String>)>, ProviderError> {
+        let inner = self.inner();
+        let runs = |id: &SandboxId| inner.sandboxes.get(id).is_some_and(|machine| machine.ended().is_none());
+        let kept = inner.own.kept().filter(|(id, _)| runs(id));
+        Ok(kept.map(|(id, user)| (id.clone(), user.cloned())).collect())
+    }
+
     async fn holds(&self, from: &StartFrom) -> Result<bool, ProviderError> {
         let inner = self.inner();
         Ok(match from {

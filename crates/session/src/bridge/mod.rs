@@ -25,7 +25,7 @@ use harvest_proto::bridge::{
     StreamId, ToSupervisor, VERSION,
 };
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt, ReadHalf, WriteHalf},
+    io::{AsyncWriteExt, ReadHalf, WriteHalf},
     sync::{Semaphore, mpsc, oneshot},
     task::AbortHandle,
 };
@@ -83,8 +83,8 @@ pub enum BridgeError {
 /// What the owner hears.
 #[derive(Debug)]
 pub enum FromBridge {
-    /// An event to store and acknowledge.
-    Event(OutboxEvent),
+    /// An event to store and acknowledge. Boxed: channels have room for many of whatever they carry.
+    Event(Box<OutboxEvent>),
     /// The supervisor is there.
     Heartbeat {
         /// Whether a turn is in progress.
@@ -304,7 +304,6 @@ async fn welcome(
     read: &mut ReadHalf<Box<dyn BridgeStream>>,
     decoder: &mut Decoder,
 ) -> Result<Status, BridgeError> {
-    let mut buffer = vec![0; 16 * 1024];
     loop {
         let refused = |reason: &str| BridgeError::NotWelcome { reason: reason.to_owned() };
         match decoder.take::<FromSupervisor>().map_err(|_| refused("not our protocol"))? {
@@ -317,9 +316,8 @@ async fn welcome(
             Some(_) => return Err(refused("not our protocol")),
             None => {}
         }
-        match read.read(&mut buffer).await {
-            Ok(count) if count > 0 => decoder.push(&buffer[..count]),
-            _ => return Err(refused("it closed the connection")),
+        if !reader::more(read, decoder).await {
+            return Err(refused("it closed the connection"));
         }
     }
 }

@@ -1,10 +1,16 @@
 //! What comes over the bridge, handed to whoever waits for it.
 
-use std::sync::{Arc, Mutex};
+use std::{
+    future::poll_fn,
+    mem::MaybeUninit,
+    pin::Pin,
+    sync::{Arc, Mutex},
+    task::{Poll, ready},
+};
 
 use harvest_proto::bridge::{Decoder, Frame, FromSupervisor, RequestId, StreamId, ToSupervisor};
 use tokio::{
-    io::{AsyncReadExt, ReadHalf},
+    io::{AsyncRead, ReadBuf, ReadHalf},
     sync::mpsc,
     time::Instant,
 };
@@ -19,18 +25,19 @@ use crate::provider::BridgeStream;
 // every supervisor has an answer at once: there is no such command.
 const NOBODYS: RequestId = 0;
 
-// Most of the time a sandbox has little to say, and there are many; one that talks is read in long pieces.
-const LEAST_READ_BYTES: usize = 4 * 1024;
-const MOST_READ_BYTES: usize = 64 * 1024;
+const READ_BYTES: usize = 64 * 1024;
 
-/// Room for the next read, by how much the last one brought.
-fn fit(buffer: &mut Vec<u8>, count: usize) {
-    if count == buffer.len() && count < MOST_READ_BYTES {
-        buffer.resize(count * 2, 0);
-    } else if count < buffer.len() / 8 {
-        buffer.truncate((buffer.len() / 2).max(LEAST_READ_BYTES));
-        buffer.shrink_to_fit();
-    }
+/// Reads what comes next; `false` when nothing will. The room for it is on the stack, for as long as a read takes:
+/// there are many connections, and most of the time none of them has anything to say.
+pub(super) async fn more(read: &mut ReadHalf<Box<dyn BridgeStream>>, decoder: &mut Decoder) -> bool {
+    poll_fn(|context| {
+        let mut room = [const { MaybeUninit::uninit() }; READ_BYTES];
+        let mut came = ReadBuf::uninit(&mut room);
+        let result = ready!(Pin::new(&mut *read).poll_read(context, &mut came));
+        decoder.push(came.filled());
+        Poll::Ready(result.is_ok() && !came.filled().is_empty())
+    })
+    .await
 }
 
 pub(super) struct Reader {
@@ -64,7 +71,6 @@ pub(super) fn close(table: &Mutex<Table>) {
 impl Reader {
     pub(super) async fn run(mut self) {
         let _closing = Closing(Arc::clone(&self.table));
-        let mut buffer = vec![0; LEAST_READ_BYTES];
         loop {
             loop {
                 match self.decoder.take() {
@@ -85,31 +91,27 @@ impl Reader {
                     }
                 }
             }
-            match self.more(&mut buffer).await {
-                Some(count) => {
-                    self.decoder.push(&buffer[..count]);
-                    fit(&mut buffer, count);
-                }
-                None => return,
+            if !self.more().await {
+                return;
             }
         }
     }
 
-    /// Reads what comes next; `None` when nothing will.
-    async fn more(&mut self, buffer: &mut [u8]) -> Option<usize> {
+    /// The same, and asks meanwhile whether we are heard; `false` also when we are not.
+    async fn more(&mut self) -> bool {
         loop {
-            let read = self.read.read(buffer);
+            let read = more(&mut self.read, &mut self.decoder);
             let read = match &self.vigil {
                 Some(vigil) => tokio::time::timeout_at(vigil.due(), read).await,
                 None => Ok(read.await),
             };
-            if let Ok(read) = read {
-                return read.ok().filter(|count| *count > 0);
+            if let Ok(came) = read {
+                return came;
             }
             match self.vigil.as_mut().map(|vigil| vigil.look(Instant::now())) {
                 Some(Duty::GiveUp) => {
                     tracing::debug!("a supervisor says or answers nothing");
-                    return None;
+                    return false;
                 }
                 Some(Duty::Ask) => {
                     let knock = ToSupervisor::Kill { id: NOBODYS, exec: NOBODYS };
@@ -127,7 +129,9 @@ impl Reader {
             Frame::Control(message) => message,
         };
         match message {
-            FromSupervisor::Event(event) => return self.events.send(FromBridge::Event(event)).await.is_ok(),
+            FromSupervisor::Event(event) => {
+                return self.events.send(FromBridge::Event(Box::new(event))).await.is_ok();
+            }
             FromSupervisor::Heartbeat { busy } => {
                 // Nobody misses a heartbeat while events wait to be read.
                 let _ = self.events.try_send(FromBridge::Heartbeat { busy });

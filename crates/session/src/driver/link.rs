@@ -43,7 +43,7 @@ fn wait_again(last: Duration, useful: bool) -> Duration {
 
 /// What was heard, or that nothing will be heard any more.
 pub(super) enum Heard {
-    Events(Vec<OutboxEvent>),
+    Events(Vec<Box<OutboxEvent>>),
     Lost,
 }
 
@@ -70,17 +70,17 @@ impl Driver {
         }
     }
 
-    async fn events(&mut self, events: Vec<OutboxEvent>) -> Go {
+    async fn events(&mut self, events: Vec<Box<OutboxEvent>>) -> Go {
         let Some(link) = &self.link else { return Ok(()) };
         let (epoch, stored) = (link.epoch, link.stored);
         // What is stored already was sent again after a reconnect; deciding twice could answer twice.
-        let fresh: Vec<OutboxEvent> = events.into_iter().filter(|event| event.number > stored).collect();
+        let fresh: Vec<_> = events.into_iter().filter(|event| event.number > stored).collect();
         let Some(last) = fresh.last().map(|event| event.number) else { return Ok(()) };
         let mut step = Step { state: self.state.clone(), actions: Vec::new() };
         let mut writes = Vec::new();
         for event in fresh {
             let input = input_of(epoch, &event);
-            writes.push(Write::Outbox { epoch, event: Box::new(event) });
+            writes.push(Write::Outbox { epoch, event });
             if let Some(input) = input {
                 let next = self.at(|moment, _| decide(step.state.clone(), input.clone(), moment));
                 step.state = next.state;
@@ -117,6 +117,7 @@ impl Driver {
         self.input(Input::LinkLost { epoch }).await?;
         if let Machine::Booting { sandbox, .. } | Machine::Ready { sandbox, .. } = &self.state.machine {
             let sandbox = sandbox.clone();
+            self.rouse();
             self.dial(sandbox, epoch);
         }
         Ok(())

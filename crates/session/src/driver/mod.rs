@@ -23,7 +23,7 @@ use harvest_proto::{
 use harvest_store::{CheckoutRecord, NewPrompt, Removal, SessionRecord, StoreError, Write};
 use tokio::{
     sync::{mpsc, oneshot, watch},
-    task::AbortHandle,
+    task::{AbortHandle, JoinHandle},
 };
 
 use crate::{
@@ -150,6 +150,8 @@ pub(crate) struct Driver {
     attached: Vec<AbortHandle>,
     reviewing: Option<bool>,
     freezer: Option<freezer::Freezer>,
+    /// Thaws of what is believed awake, under way.
+    rousing: Vec<JoinHandle<Option<()>>>,
 }
 
 /// The driver ends: another server took over, or the session is deleted.
@@ -167,7 +169,7 @@ impl Driver {
         let (notes_in, notes) = mpsc::unbounded_channel();
         let (view, seen) = watch::channel(state.clone());
         let execs = Arc::new(AtomicUsize::new(0));
-        let driver = Self {
+        let driver = Box::new(Self {
             shared: Arc::clone(shared),
             kept: record.drive.clone(),
             record,
@@ -183,7 +185,8 @@ impl Driver {
             attached: Vec::new(),
             reviewing: None,
             freezer: None,
-        };
+            rousing: Vec::new(),
+        });
         let author = &driver.record.session.author.email;
         let user = driver.state.user.clone().unwrap_or_else(|| author.clone());
         shared.usher.join(driver.id(), user, &driver.state, driver.notes_in.clone());
@@ -191,22 +194,23 @@ impl Driver {
         Ok(Handle { commands, view: seen, execs })
     }
 
-    async fn run(mut self, queue: Vec<harvest_proto::PromptId>) {
+    /// Everything but the waiting is boxed: what acting takes is much, and gone while nothing happens.
+    async fn run(mut self: Box<Self>, queue: Vec<harvest_proto::PromptId>) {
         let step = self.at(|moment, state| restart(state, queue.clone(), moment));
-        let (id, mut go) = (self.id().clone(), self.insist(step, Vec::new()).await);
+        let (id, mut go) = (self.id().clone(), Box::pin(self.insist(step, Vec::new())).await);
         while go.is_ok() {
             let wake = self.next_clock();
             go = tokio::select! {
                 command = self.commands.recv() => match command {
-                    Some(command) => self.command(command).await,
+                    Some(command) => Box::pin(self.command(command)).await,
                     None => Err(Over),
                 },
                 note = self.notes.recv() => match note {
-                    Some(note) => self.note(note).await,
+                    Some(note) => Box::pin(self.note(note)).await,
                     None => Err(Over),
                 },
-                heard = link::hear(&mut self.link) => self.heard(heard).await,
-                () = tokio::time::sleep(wake) => self.input(Input::Tick).await,
+                heard = link::hear(&mut self.link) => Box::pin(self.heard(heard)).await,
+                () = tokio::time::sleep(wake) => Box::pin(self.input(Input::Tick)).await,
             };
         }
         tracing::debug!(session = %id, "the driver ends");
@@ -273,7 +277,10 @@ impl Driver {
                 let _ = reply.send(bridge.map(|link| link.bridge.clone()));
                 go
             }
-            Command::Used => self.used().await,
+            Command::Used => {
+                self.rouse();
+                self.used().await
+            }
             Command::Touched => self.input(Input::Touched).await,
             Command::Delete { reply } => self.delete(reply).await,
         }

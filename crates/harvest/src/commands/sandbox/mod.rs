@@ -92,6 +92,7 @@ async fn plan(here: &Invocation, image: Option<String>) -> Result<()> {
         binds: Vec::new(),
         volumes: Vec::new(),
         env: Default::default(),
+        made_by: None,
     };
     let plan = tokio::task::spawn_blocking(move || engine.plan(&spec)).await?;
     let plan = plan.map_err(|error| match error {
