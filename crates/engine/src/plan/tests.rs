@@ -1,3 +1,5 @@
+//! The order that makes a plan safe, and what it depends on.
+
 use std::collections::BTreeMap;
 
 use super::*;
