@@ -73,8 +73,8 @@ impl Client {
         &self.url
     }
 
-    /// Any request; the answer's body as it comes.
-    pub(crate) async fn carry(&self, method: Method, path: &str, sent: Sent) -> Result<Pieces> {
+    /// Any request; the answer's head, and its body as it comes.
+    pub(crate) async fn carry(&self, method: Method, path: &str, sent: Sent) -> Result<(HeaderMap, Pieces)> {
         let request = self.request(method, path);
         let request = match sent {
             Sent::Nothing => request,
@@ -83,8 +83,9 @@ impl Client {
                 request.header("content-type", kind).body(reqwest::Body::wrap_stream(pieces))
             }
         };
-        let answer = self.send(request).await?.bytes_stream();
-        Ok(answer.map(|piece| piece.map(Vec::from).map_err(std::io::Error::other)).boxed())
+        let answer = self.send(request).await?;
+        let (headers, body) = (answer.headers().clone(), answer.bytes_stream());
+        Ok((headers, body.map(|piece| piece.map(Vec::from).map_err(std::io::Error::other)).boxed()))
     }
 
     /// Any request; the answer as it is, whatever its status.
@@ -169,7 +170,9 @@ impl Client {
             }
             let status = answer.status();
             // An answer to HEAD has no body to say it in.
-            if let Some(problem) = bodiless(&answer) {
+            if answer.content_length() == Some(0)
+                && let Some(problem) = bodiless(status, answer.headers())
+            {
                 return Err(refused(problem));
             }
             let problem: Problem = answer.json().await.map_err(|_| {
@@ -209,10 +212,9 @@ fn innermost(error: &dyn std::error::Error) -> String {
 }
 
 /// The problem of an answer that is a server's of ours and has no body.
-fn bodiless(answer: &Response) -> Option<Problem> {
-    let request_id = answer.headers().get("x-request-id")?.to_str().ok()?.to_owned();
-    let (status, none) = (answer.status(), answer.content_length() == Some(0));
-    none.then(|| Problem {
+pub(crate) fn bodiless(status: StatusCode, headers: &HeaderMap) -> Option<Problem> {
+    let request_id = headers.get("x-request-id")?.to_str().ok()?.to_owned();
+    Some(Problem {
         kind: "about:blank".into(),
         title: status.canonical_reason().unwrap_or("Error").into(),
         status: status.as_u16(),

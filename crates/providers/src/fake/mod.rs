@@ -172,6 +172,13 @@ impl Fake {
         }
     }
 
+    /// So many detached commands run in the sandbox from now on.
+    pub fn set_detached(&self, sandbox: &SandboxId, count: u32) {
+        if let Ok(machine) = self.machine(sandbox) {
+            machine.set_detached(count);
+        }
+    }
+
     /// Whether what runs in the sandbox stands still: no command and no turn begins in it.
     #[must_use]
     pub fn is_still(&self, sandbox: &SandboxId) -> bool {

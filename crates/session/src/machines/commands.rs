@@ -74,7 +74,7 @@ impl Commands {
         Ok(self.run(sandbox.clone(), opened.map(|opened| opened.bridge), job, after).await?.boxed())
     }
 
-    /// The inside of a sandbox that runs: its files.
+    /// The inside of a sandbox that runs: its files, and terminals in it.
     ///
     /// # Errors
     /// When it does not run, or a session works in it.
@@ -82,10 +82,13 @@ impl Commands {
         let stream = self.machines.sandbox_dial(sandbox).await?;
         let opened = Bridge::open(stream, Role::Guest, None).await.map_err(|error| MachineError::Failed {
             doing: format!("cannot speak with the supervisor of {sandbox}"),
-            hint: None,
+            hint: matches!(error, BridgeError::Outdated).then(|| {
+                "`harvest sandbox stop` and `harvest sandbox start` give it this version's supervisor"
+                    .to_owned()
+            }),
             source: error.into(),
         })?;
-        Ok(Inside::new(opened.bridge, "/".to_owned(), Clocks::default().exec, Box::new(())))
+        Ok(Inside::new(opened.bridge, "/".to_owned(), Clocks::default().exec, Box::new(())).as_imaged())
     }
 
     /// Runs a command in a fresh sandbox, which is gone when the stream has ended or is dropped.

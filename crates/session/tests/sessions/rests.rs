@@ -41,6 +41,30 @@ async fn a_command_has_a_machine_that_somebody_else_made_stand_still_go_on_at_on
 }
 
 #[tokio::test]
+async fn a_detached_command_is_activity_also_for_the_next_server() {
+    let house = House::with(freezing_soon()).await;
+    let sessions = house.serve().await;
+    let id = house.session(&sessions, Some("hello")).await.id;
+    until_reason(&sessions, &id, "frozen").await;
+    let machine = sandbox(&sessions, &id).await;
+    house.fake.set_detached(&machine, 1);
+    until_reason(&sessions, &id, "ready").await;
+    sessions.close().await;
+    let sessions = house.serve().await;
+    // By the same clock: had the first been idle, it would have stood still before the second.
+    until(
+        &sessions,
+        &house.session(&sessions, Some("hello")).await.id,
+        |event| matches!(&event.body, EventBody::StateChanged { reason, .. } if reason == "frozen"),
+    )
+    .await;
+    assert_eq!(sessions.get(&id).await.unwrap().reason, "ready");
+    assert!(!house.fake.is_still(&machine));
+    house.fake.set_detached(&machine, 0);
+    until_reason(&sessions, &id, "frozen").await;
+}
+
+#[tokio::test]
 async fn an_idle_session_stands_still_and_goes_on_for_a_prompt_and_for_a_command() {
     let house = House::with(freezing_soon()).await;
     let sessions = house.serve().await;
