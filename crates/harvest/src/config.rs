@@ -2,7 +2,6 @@
 //! default. Reads; makes nothing.
 
 mod keys;
-mod nearest;
 pub(crate) mod origin;
 mod retention;
 mod tables;
@@ -14,7 +13,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use harvest_engine::Driver;
-use harvest_proto::Secret;
+use harvest_proto::{Secret, nearest::nearest};
 use harvest_session::{Limits, Retention, clocks::Clocks};
 use harvest_store::DatabaseUrl;
 use serde::Deserialize;
@@ -263,7 +262,7 @@ fn parse(text: &str) -> Result<File> {
             Some(key) => format!("unknown field `{key}`"),
             None => error.message().to_owned(),
         };
-        let meant = unknown.and_then(|key| nearest::nearest(key, every_key().map(|key| key.1)));
+        let meant = unknown.and_then(|key| nearest(key, every_key().map(|key| key.1)));
         let hint = match (meant, unknown) {
             (Some(key), _) => format!("did you mean `{key}`?"),
             (None, Some(_)) => "`harvest config` lists all keys".to_owned(),

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use futures_util::{Stream, stream};
+use futures_util::{
+    Stream, StreamExt, TryStreamExt,
+    stream::{self, LocalBoxStream},
+};
 use harvest_proto::SessionId;
 use reqwest::Method;
 
@@ -15,6 +18,30 @@ use crate::{
 };
 
 impl Client {
+    /// What there is after `after`, and with `follow` also what comes, until somebody presses ctrl-c.
+    pub(crate) fn told(
+        &self,
+        id: &SessionId,
+        after: u64,
+        follow: bool,
+    ) -> LocalBoxStream<'static, Result<Update>> {
+        if follow {
+            return self.follow(id, after).take_until(tokio::signal::ctrl_c()).boxed_local();
+        }
+        let (client, id) = (self.clone(), id.clone());
+        let pages = stream::try_unfold(Some(after), move |after| {
+            let (client, id) = (client.clone(), id.clone());
+            async move {
+                let Some(after) = after else { return anyhow::Ok(None) };
+                let page = client.events(&id, after).await?;
+                let last = page.items.last().filter(|_| page.next_cursor.is_some()).map(|event| event.seq);
+                let updates = page.items.into_iter().map(|event| Ok(Update::Event(Box::new(event))));
+                Ok(Some((stream::iter(updates), last)))
+            }
+        });
+        pages.try_flatten().boxed_local()
+    }
+
     /// The session as it stands, then every event after `after`, as they come; comes back by itself
     /// when the connection breaks, without a gap and without a repeat.
     pub(crate) fn follow(&self, id: &SessionId, after: u64) -> impl Stream<Item = Result<Update>> + use<> {
