@@ -61,6 +61,7 @@ impl Place {
             binds: Vec::new(),
             volumes: Vec::new(),
             env: BTreeMap::new(),
+            made_by: None,
         })
     }
 }

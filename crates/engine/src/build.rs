@@ -355,6 +355,7 @@ impl Build<'_> {
             binds: host.binds(has_sources),
             volumes: Vec::new(),
             env: host.env.clone(),
+            made_by: None,
         };
         let running = self.engine.start(&spec)?;
         let made = self

@@ -293,6 +293,7 @@ mod tests {
             of_sessions: false,
             again_at: None,
             snapshot: None,
+            made_by: None,
         };
         fs::create_dir_all(disk.sandbox(&id)).unwrap();
         disk::write_record(&disk.sandbox(&id).join("record.json"), &record).unwrap();

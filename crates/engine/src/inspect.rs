@@ -51,6 +51,7 @@ impl Engine {
             binds: record.binds,
             volumes: record.volumes,
             env: record.env,
+            made_by: record.made_by,
         };
         Ok(Some(Inspected { spec, created_at: record.created_at, state }))
     }
@@ -69,6 +70,23 @@ impl Engine {
             }
         }
         Ok(ids)
+    }
+
+    /// Every sandbox that runs and stays until somebody ends it, sessions' apart, with who made it. One whose
+    /// record cannot be read is passed by, as in [`Engine::list_of`].
+    ///
+    /// # Errors
+    /// When the folder of sandboxes cannot be read.
+    pub fn running_kept(&self) -> Result<Vec<(SandboxId, Option<String>)>, EngineError> {
+        let mut found = Vec::new();
+        for id in self.list()? {
+            let record = Record::read(&self.home, &id).ok().flatten();
+            let Some(record) = record.filter(|record| record.owner() == Owner::Kept) else { continue };
+            if matches!(self.find(&id), Ok(SandboxState::Running(_))) {
+                found.push((id, record.made_by));
+            }
+        }
+        Ok(found)
     }
 
     /// Starts a dead sandbox again, under its id and with the disk it left; its lifetime begins anew. What

@@ -42,6 +42,7 @@ mod recipe;
 mod room;
 pub mod rootless;
 mod sandbox;
+mod seeds;
 mod snapshot;
 mod spec;
 mod store;
@@ -76,6 +77,7 @@ pub use probe::{Finding, Level};
 pub use recipe::{Base, Make, Recipe, RecipeError};
 pub use room::{Threshold, Thresholds};
 pub use sandbox::{Running, SandboxState, Stopped};
+pub use seeds::SeedCounts;
 pub use snapshot::{Captured, Snapshot};
 pub use spec::{
     Bind, ImageConfig, LayerId, Limits, Network, Origin, Owner, ParseLayerIdError, Spec, VolumeMount,

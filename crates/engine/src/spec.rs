@@ -27,6 +27,9 @@ pub struct Spec {
     pub volumes: Vec<VolumeMount>,
     /// Variables on top of the image's.
     pub env: BTreeMap<String, String>,
+    /// The user of a server that asked for it, by their address; nobody's where there was no server.
+    #[serde(default)]
+    pub made_by: Option<String>,
 }
 
 /// What a disk begins as.

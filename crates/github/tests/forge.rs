@@ -285,6 +285,7 @@ async fn a_pull_request_is_shown_as_json_and_as_an_escaped_page() {
 
 fn evidence(commit: &str) -> Evidence {
     Evidence {
+        repository: Some("app".to_owned()),
         commit: commit.to_owned(),
         check: "make check".to_owned(),
         passed: true,

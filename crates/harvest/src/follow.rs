@@ -1,5 +1,7 @@
 //! Streams of the API as they arrive: lines, server-sent frames, and when following a session is over.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use anyhow::{Context, Result, bail};
 use futures_util::{StreamExt, stream::BoxStream};
 use harvest_proto::{
@@ -127,9 +129,10 @@ pub(crate) struct Watch {
     /// Prompts that have not come to their end.
     pending: usize,
     bad: bool,
-    refuted: bool,
-    /// The pushed commit that the platform has not looked at yet.
-    unreviewed: Option<String>,
+    /// Repositories whose newest commit that was looked at did not pass.
+    refuted: BTreeSet<String>,
+    /// The pushed commits that the platform has not looked at yet, by repository.
+    unreviewed: BTreeMap<String, String>,
     state: Option<SessionState>,
 }
 
@@ -143,17 +146,28 @@ impl Watch {
                 self.pending = self.pending.saturating_sub(1);
                 self.bad = *outcome != TurnOutcome::Completed;
             }
-            EventBody::Pushed { commit, .. } => self.unreviewed = Some(commit.clone()),
-            EventBody::Evidence(evidence) => {
-                self.refuted = is_declared(evidence) && !evidence.passed;
-                self.unreviewed.take_if(|commit| *commit == evidence.commit);
+            EventBody::Pushed { repository, commit, .. } => {
+                self.unreviewed.insert(repository.clone(), commit.clone());
             }
+            EventBody::Evidence(evidence) => self.evidence(evidence),
             // Also what says that the review failed: it is not tried again before the next turn.
-            EventBody::Warning { .. } if self.rests() => self.unreviewed = None,
+            EventBody::Warning { .. } if self.rests() => self.unreviewed.clear(),
             EventBody::StateChanged { state, .. } => self.state = Some(*state),
             _ => {}
         }
         self.verdict()
+    }
+
+    fn evidence(&mut self, evidence: &Evidence) {
+        let repository = evidence.repository.as_ref();
+        let is_it = |name: &String| repository.is_none_or(|repository| repository == name);
+        self.unreviewed.retain(|name, commit| *commit != evidence.commit || !is_it(name));
+        let name = repository.cloned().unwrap_or_default();
+        if is_declared(evidence) && !evidence.passed {
+            self.refuted.insert(name);
+        } else {
+            self.refuted.remove(&name);
+        }
     }
 
     fn rests(&self) -> bool {
@@ -164,8 +178,8 @@ impl Watch {
         match self.state? {
             SessionState::NeedsInput => Some(Verdict::Asked),
             SessionState::Failed | SessionState::Archived => Some(Verdict::Bad),
-            _ if self.rests() && self.unreviewed.is_none() => {
-                Some(if self.bad || self.refuted { Verdict::Bad } else { Verdict::Good })
+            _ if self.rests() && self.unreviewed.is_empty() => {
+                Some(if self.bad || !self.refuted.is_empty() { Verdict::Bad } else { Verdict::Good })
             }
             _ => None,
         }
@@ -225,6 +239,7 @@ mod tests {
 
     fn evidence(commit: &str, check: &str, passed: bool) -> EventBody {
         EventBody::Evidence(Evidence {
+            repository: None,
             commit: commit.into(),
             check: check.into(),
             passed,
@@ -247,6 +262,25 @@ mod tests {
         assert_eq!(after(&[evidence("b", "none declared", false)]), Some(Verdict::Good));
         let failed = EventBody::Warning { message: "the pushed commit is not reviewed yet".into() };
         assert_eq!(after(&[failed]), Some(Verdict::Good));
+    }
+
+    #[test]
+    fn following_waits_for_every_repository_and_one_that_passes_does_not_speak_for_another() {
+        let push = |name: &str| EventBody::Pushed {
+            repository: name.into(),
+            branch: "b".into(),
+            commit: "same".into(),
+        };
+        let seen = |name: &str, passed: bool| {
+            let EventBody::Evidence(seen) = evidence("same", ".harvest/check.sh", passed) else { panic!() };
+            EventBody::Evidence(Evidence { repository: Some(name.into()), ..seen })
+        };
+        let turn =
+            [queued(), push("web"), push("api"), ended(TurnOutcome::Completed), now(SessionState::Idle)];
+        let after = |bodies: &[EventBody]| verdict(&[&turn[..], bodies].concat());
+        assert_eq!(after(&[seen("web", true)]), None);
+        assert_eq!(after(&[seen("web", true), seen("api", true)]), Some(Verdict::Good));
+        assert_eq!(after(&[seen("web", false), seen("api", true)]), Some(Verdict::Bad));
     }
 
     fn lines(text: &str) -> Vec<String> {

@@ -25,6 +25,7 @@ mod render;
 mod resolve;
 mod socket;
 mod supervisor;
+mod whole;
 mod wire;
 
 use std::process::ExitCode;

@@ -4,11 +4,11 @@
 //! past tense, with the time it took. Whoever prints decides where each goes. An agent and what it reads
 //! may say anything, so no piece holds an escape sequence.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use harvest_proto::{
     Event, EventBody, Timestamp,
-    api::{Evidence, SessionState},
+    api::{Evidence, Session, SessionState},
     bridge::Exit,
     event::{BootPhase, PhaseStatus, SnapshotKind, TurnOutcome},
 };
@@ -39,13 +39,27 @@ pub(crate) struct Renderer {
     open: bool,
     turn: u32,
     tools: HashMap<String, (String, Timestamp)>,
-    /// The pull request that was told of.
-    pull: Option<u64>,
+    /// The pull requests that were told of: whose, and which.
+    pulls: HashSet<(Option<String>, u64)>,
+    /// Each repository's own, by name: the session has several.
+    several: bool,
+    /// What tools said is shown to its end.
+    full: bool,
 }
 
 impl Renderer {
     pub(crate) fn new(verbose: bool, width: usize) -> Self {
         Self { verbose, width, ..Self::default() }
+    }
+
+    /// What is known of the session itself.
+    pub(crate) fn session(&mut self, session: &Session) {
+        self.several = session.repositories.len() > 1;
+    }
+
+    /// Shows what tools said to its end.
+    pub(crate) fn full(&mut self) {
+        self.full = true;
     }
 
     /// What to print for an event.
@@ -81,17 +95,17 @@ impl Renderer {
                 self.tools.insert(call.clone(), (what, event.at));
                 vec![]
             }
-            EventBody::ToolEnded { call, ok, output, .. } => {
-                vec![self.tool_ended(call, *ok, output, event.at)]
-            }
+            EventBody::ToolEnded { call, ok, output, .. } => self.tool_ended(call, *ok, output, event.at),
             EventBody::TurnEnded { outcome, error, millis, .. } => {
                 turn_ended(self.turn, *outcome, error.as_deref(), *millis)
             }
-            EventBody::PullOpened { number, url, .. } => {
+            EventBody::PullOpened { repository, number, url, .. } => {
                 // Each push to it is told as an event of its own.
-                let verb = if self.pull.replace(*number) == Some(*number) { "Updated" } else { "Opened" };
-                vec![format!("{verb} pull request #{number}  {url}")]
+                let is_new = self.pulls.insert((repository.clone(), *number));
+                let verb = if is_new { "Opened" } else { "Updated" };
+                vec![format!("{verb} pull request #{number}{}  {url}", self.of(repository.as_deref()))]
             }
+            EventBody::Evidence(evidence) => verified(evidence, &self.of(evidence.repository.as_deref())),
             body => {
                 let said = said(body, self.width);
                 if said.is_empty() && self.verbose { aside(body, self.width) } else { said }
@@ -99,20 +113,29 @@ impl Renderer {
         }
     }
 
-    fn tool_ended(&mut self, call: &str, ok: bool, output: &str, at: Timestamp) -> String {
+    /// ` of web`, where there are several.
+    fn of(&self, repository: Option<&str>) -> String {
+        let named = repository.filter(|_| self.several);
+        named.map_or_else(String::new, |name| format!(" of {name}"))
+    }
+
+    fn tool_ended(&mut self, call: &str, ok: bool, output: &str, at: Timestamp) -> Vec<String> {
         let (what, began) = self.tools.remove(call).unwrap_or_else(|| ("tool".into(), at));
         let millis = u64::try_from(at.since(began).as_millis()).unwrap_or(u64::MAX);
         let mark = if ok { '✓' } else { '✗' };
         let output = plain(output);
-        let last = output.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or("");
         let line = format!("  {mark} {what} ({})", took(millis));
+        if self.full {
+            return with_tail(line, &output);
+        }
+        let last = output.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or("");
         if last.is_empty() {
-            return line;
+            return vec![line];
         }
         let both = format!("{line} → {last}");
         match both.chars().count() <= self.width {
-            true => both,
-            false => format!("{line}\n→ {}", cut(last, self.width.saturating_sub(7))),
+            true => vec![both],
+            false => vec![format!("{line}\n→ {}", cut(last, self.width.saturating_sub(7)))],
         }
     }
 }
@@ -159,7 +182,6 @@ fn said(body: &EventBody, width: usize) -> Vec<String> {
         EventBody::PushRefused { repository, reason } => {
             vec![format!("Refused a push to {repository}: {reason}")]
         }
-        EventBody::Evidence(evidence) => verified(evidence),
         EventBody::Warning { message } => vec![format!("warning: {message}")],
         _ => vec![],
     }
@@ -229,8 +251,9 @@ fn turn_ended(turn: u32, outcome: TurnOutcome, error: Option<&str>, millis: u64)
     vec![format!("{what} turn {turn} in {}{error}", took(millis))]
 }
 
-fn verified(evidence: &Evidence) -> Vec<String> {
-    let (commit, time) = (short(&evidence.commit), took(evidence.millis));
+/// `of` names the repository where that is not clear.
+fn verified(evidence: &Evidence, of: &str) -> Vec<String> {
+    let (commit, time) = (format!("{}{of}", short(&evidence.commit)), took(evidence.millis));
     if evidence.passed {
         return vec![format!("Verified {commit} in a fresh sandbox: {} passed in {time}", evidence.check)];
     }
@@ -308,194 +331,4 @@ pub(crate) fn cut(text: &str, width: usize) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use harvest_proto::{PromptId, SandboxId, SnapshotId};
-    use serde_json::json;
-
-    /// What a stream of events looks like on a screen; ids as their prefix.
-    fn shown(bodies: Vec<EventBody>) -> String {
-        let mut renderer = Renderer::new(false, 100);
-        let mut screen = String::new();
-        for (number, body) in bodies.into_iter().enumerate() {
-            let seq = number as u64 + 1;
-            let event = Event { seq, at: Timestamp::from_millis(seq.cast_signed() * 250), turn: None, body };
-            for piece in renderer.event(&event) {
-                match piece {
-                    Piece::Text(text) => screen += &text,
-                    Piece::Line(line) => screen += &(line + "\n"),
-                }
-            }
-        }
-        if let Some(Piece::Text(text)) = renderer.finish() {
-            screen += &text;
-        }
-        screen
-    }
-
-    fn phase(phase: BootPhase, status: PhaseStatus, millis: u64) -> EventBody {
-        EventBody::BootPhase { phase, status, millis: Some(millis), tail: None }
-    }
-
-    fn started(call: &str, name: &str, input: Value) -> EventBody {
-        EventBody::ToolStarted { call: call.into(), name: name.into(), input, parent: None, blob: None }
-    }
-
-    fn ended(call: &str, ok: bool, output: &str) -> EventBody {
-        EventBody::ToolEnded { call: call.into(), ok, output: output.into(), blob: None }
-    }
-
-    fn evidence(passed: bool) -> EventBody {
-        EventBody::Evidence(Evidence {
-            commit: "1c9e0d4aaaaaaaaa".into(),
-            check: ".harvest/check.sh".into(),
-            passed,
-            exit: Exit::Code(i32::from(!passed)),
-            millis: 640,
-            tail: "FAILED (failures=1)".into(),
-            at: Timestamp::from_millis(0),
-        })
-    }
-
-    #[test]
-    fn a_boot_reads_as_timed_lines_without_what_was_skipped() {
-        let screen = shown(vec![
-            phase(BootPhase::Starting, PhaseStatus::Started, 0),
-            phase(BootPhase::Starting, PhaseStatus::Done, 12),
-            phase(BootPhase::Sync, PhaseStatus::Done, 380),
-            phase(BootPhase::Setup, PhaseStatus::Skipped, 0),
-            phase(BootPhase::Agent, PhaseStatus::Done, 1_640),
-            EventBody::BootPhase {
-                phase: BootPhase::Start,
-                status: PhaseStatus::Failed,
-                millis: Some(9),
-                tail: Some("no such file\nexit 127".into()),
-            },
-        ]);
-        assert_eq!(
-            screen,
-            "Synced the checkout in 380ms\nStarted the agent in 1.6s\n\
-             Failed to boot at `start` after 9ms\n  | no such file\n  | exit 127\n"
-        );
-    }
-
-    #[test]
-    fn a_turn_shows_words_as_they_come_and_one_line_per_tool() {
-        let prompt = PromptId::random();
-        let screen = shown(vec![
-            EventBody::TurnStarted { prompt: prompt.clone(), number: 1 },
-            EventBody::TextDelta { text: "I look at ".into() },
-            EventBody::TextDelta { text: "the test.".into() },
-            started("a", "Read", json!({"file_path": "calc.py"})),
-            started("b", "Bash", json!({"command": "python3 -m unittest\necho done"})),
-            ended("a", true, "def add(a, b):\n\n"),
-            ended("b", false, "FAILED (failures=1)\n"),
-            EventBody::TurnEnded { prompt, outcome: TurnOutcome::Completed, error: None, millis: 126_000 },
-        ]);
-        assert_eq!(
-            screen,
-            "● turn 1\nI look at the test.\n  ✓ Read calc.py (500ms) → def add(a, b):\n\
-             \x20 ✗ Bash python3 -m unittest (500ms) → FAILED (failures=1)\nCompleted turn 1 in 2m06s\n"
-        );
-    }
-
-    #[test]
-    fn what_does_not_fit_the_screen_goes_to_a_line_of_its_own_and_is_cut() {
-        let bodies = vec![
-            started("a", "Bash", json!({"command": "x".repeat(200)})),
-            ended("a", true, &"y".repeat(200)),
-            EventBody::PromptQueued {
-                prompt: PromptId::random(),
-                text: "z".repeat(200),
-                author: String::new(),
-            },
-        ];
-        let screen = shown(bodies);
-        assert!(screen.lines().all(|line| line.chars().count() <= 100), "{screen}");
-        assert_eq!(screen.lines().count(), 3, "{screen}");
-    }
-
-    #[test]
-    fn nothing_an_agent_or_a_repository_says_acts_on_the_terminal() {
-        let nasty = "\x1b]0;t\x07\x1b[2J\u{9b}31m\rx\u{202e}";
-        let prompt = PromptId::random();
-        let screen = shown(vec![
-            EventBody::TextDelta { text: nasty.into() },
-            started("a", nasty, json!({ "command": nasty })),
-            ended("a", true, nasty),
-            EventBody::Warning { message: format!("{nasty}\nVerified 1c9e0d4: passed") },
-            EventBody::RequestOpened {
-                request: nasty.into(),
-                question: nasty.into(),
-                options: vec![nasty.into()],
-            },
-            EventBody::PushRefused { repository: nasty.into(), reason: nasty.into() },
-            EventBody::TurnEnded {
-                prompt,
-                outcome: TurnOutcome::Failed,
-                error: Some(nasty.into()),
-                millis: 1,
-            },
-        ]);
-        assert_eq!(screen, plain(&screen));
-        assert!(!screen.lines().any(|line| line.starts_with("Verified")), "{screen}");
-    }
-
-    #[test]
-    fn a_later_push_is_told_as_an_update_of_the_pull_request() {
-        let pull = || EventBody::PullOpened { number: 1, url: "u".into(), branch: "b".into() };
-        assert_eq!(shown(vec![pull(), pull()]), "Opened pull request #1  u\nUpdated pull request #1  u\n");
-    }
-
-    #[test]
-    fn shipping_reads_as_what_was_done_and_what_was_seen() {
-        let screen = shown(vec![
-            EventBody::Pushed {
-                repository: "calc".into(),
-                branch: "harvest/x".into(),
-                commit: "1c9e0d4aaaaaaaaa".into(),
-            },
-            EventBody::PullOpened { number: 3, url: "http://h/3".into(), branch: "harvest/x".into() },
-            evidence(true),
-            evidence(false),
-        ]);
-        assert_eq!(
-            screen,
-            "Pushed harvest/x at 1c9e0d4 to calc\nOpened pull request #3  http://h/3\n\
-             Verified 1c9e0d4 in a fresh sandbox: .harvest/check.sh passed in 640ms\n\
-             Refuted 1c9e0d4 in a fresh sandbox: .harvest/check.sh failed (exit 1) in 640ms\n  | FAILED (failures=1)\n"
-        );
-    }
-
-    #[test]
-    fn what_is_only_for_programs_prints_nothing() {
-        let idle =
-            EventBody::StateChanged { state: SessionState::Idle, reason: "turn_ended".into(), detail: None };
-        assert_eq!(shown(vec![idle, EventBody::AgentRaw { line: "{}".into() }]), "");
-    }
-
-    #[test]
-    fn words_cut_off_by_a_detach_still_end_their_line() {
-        assert_eq!(shown(vec![EventBody::TextDelta { text: "half a".into() }]), "half a\n");
-    }
-
-    #[test]
-    fn a_long_or_odd_text_is_cut_between_characters() {
-        assert_eq!(cut("äöü", 2), "äö…");
-        assert_eq!(cut("äö", 2), "äö");
-        assert_eq!(short("äö"), "äö");
-    }
-
-    #[test]
-    fn sandboxes_and_snapshots_are_named() {
-        let (sandbox, snapshot) = (SandboxId::random(), SnapshotId::random());
-        let screen = shown(vec![
-            EventBody::SandboxStarted { sandbox: sandbox.clone(), epoch: 1, from: "calc".into(), millis: 4 },
-            EventBody::SnapshotTaken { snapshot: snapshot.clone(), kind: SnapshotKind::Turn, millis: 3 },
-        ]);
-        assert_eq!(
-            screen,
-            format!("Started {sandbox} from calc in 4ms\nKept {snapshot} (end of turn) in 3ms\n")
-        );
-    }
-}
+mod tests;

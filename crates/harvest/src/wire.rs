@@ -103,7 +103,7 @@ impl Serving {
         let sessions = open_sessions(&config, options.script, engine.clone(), &store, &forge).await?;
         let (token, token_is_new) = ensure_token(&config, &sessions).await?;
         let shutdown = CancellationToken::new();
-        let machines = Commands::new(machines(engine.clone(), &home));
+        let machines = Commands::new(machines(engine.clone(), &home)).counted(&sessions);
         let state = ServerState::new(sessions.clone(), &options.hosts, shutdown.clone())
             .with_forge(forge.router())
             .with_machines(machines.clone());

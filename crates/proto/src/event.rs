@@ -244,6 +244,9 @@ pub enum EventBody {
     },
     /// A pull request was opened, or an open one now shows another commit.
     PullOpened {
+        /// The repository's name; absent in events of older versions.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        repository: Option<String>,
         /// Its number at the forge.
         number: u64,
         /// Where to look at it.
@@ -402,6 +405,7 @@ mod tests {
     #[test]
     fn evidence_survives_lying_flat_in_its_event() {
         let evidence = crate::api::Evidence {
+            repository: Some("calc".into()),
             commit: "c0ffee".into(),
             check: ".harvest/check.sh".into(),
             passed: true,
@@ -414,5 +418,17 @@ mod tests {
             Event { seq: 7, at: Timestamp::from_millis(2), turn: None, body: EventBody::Evidence(evidence) };
         let json = serde_json::to_string(&event).unwrap();
         assert_eq!(serde_json::from_str::<Event>(&json).unwrap(), event, "{json}");
+    }
+
+    #[test]
+    fn events_stored_before_they_named_their_repository_are_read() {
+        let pull = r#"{"type":"pull_opened","number":1,"url":"u","branch":"b"}"#;
+        let evidence = r#"{"type":"evidence","commit":"c","check":"none declared","passed":false,"exit":{"how":"code","value":127},
+            "millis":0,"tail":"","checked_at":"1970-01-01T00:00:00.000Z"}"#;
+        for old in [pull, evidence] {
+            let body: EventBody = serde_json::from_str(old).unwrap();
+            let new = serde_json::to_value(&body).unwrap();
+            assert_eq!(new, serde_json::from_str::<serde_json::Value>(old).unwrap());
+        }
     }
 }

@@ -13,14 +13,15 @@ use std::{
 
 use async_trait::async_trait;
 use harvest_engine::{
-    ASK_AGAIN, Ending, Engine, EngineError, Limits, Network, Origin, Owner, Running, SandboxState, Spec,
-    VolumeName,
+    ASK_AGAIN, Ending, Engine, EngineError, Limits, Network, Origin, Owner, Running, SandboxState,
+    SeedCounts, Spec, VolumeName,
 };
 use harvest_proto::{SandboxId, SnapshotId, event::SnapshotKind};
 use harvest_session::{
     disks::Disks,
     provider::{
-        BridgeStream, Found, Freezing, Provider, ProviderError, Snapshots, StartFrom, StartOrder, Started,
+        BridgeStream, Found, Freezing, Provider, ProviderError, Seeds, Snapshots, StartFrom, StartOrder,
+        Started,
     },
 };
 use tokio::{
@@ -82,6 +83,7 @@ impl Provider for Local {
             binds: Vec::new(),
             volumes: Vec::new(),
             env: std::collections::BTreeMap::new(),
+            made_by: None,
         };
         let doing = format!("cannot start sandbox {}", order.sandbox);
         let _turn = self.starts.acquire().await.expect("it is never closed");
@@ -160,6 +162,10 @@ impl Provider for Local {
         self.engine("cannot list sandboxes".into(), |engine| engine.list_of(Owner::Sessions)).await
     }
 
+    async fn others(&self) -> Result<Vec<(SandboxId, Option<String>)>, ProviderError> {
+        self.engine("cannot list sandboxes".into(), Engine::running_kept).await
+    }
+
     async fn holds(&self, from: &StartFrom) -> Result<bool, ProviderError> {
         let from = from.clone();
         self.engine("cannot look for what to start from".into(), move |engine| match from {
@@ -175,6 +181,12 @@ impl Provider for Local {
 
     fn disks(&self) -> Option<&dyn Disks> {
         Some(self)
+    }
+
+    async fn seeds(&self) -> Option<Seeds> {
+        let counts = self.engine("cannot count seeds".into(), Engine::seeds).await.ok().flatten()?;
+        let SeedCounts { ready, grown, used, missed } = counts;
+        Some(Seeds { ready, grown, used, missed })
     }
 
     fn freezing(&self) -> Option<&dyn Freezing> {

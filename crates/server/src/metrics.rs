@@ -102,6 +102,12 @@ fn sessions(page: &mut Page, vitals: &Vitals) {
     if let Some(sandboxes) = vitals.sandboxes {
         page.one("harvest_sandboxes", "gauge", "Sandboxes of sessions, builds and checks", sandboxes);
     }
+    if let Some(seeds) = vitals.seeds {
+        page.one("harvest_seeds_ready", "gauge", "Seeds that wait for a start", seeds.ready);
+        page.one("harvest_seeds_grown_total", "counter", "Seeds grown ahead of time", seeds.grown);
+        page.one("harvest_seeds_used_total", "counter", "Starts that took a seed", seeds.used);
+        page.one("harvest_seeds_missed_total", "counter", "Starts that found no seed", seeds.missed);
+    }
     page.one("harvest_events_total", "counter", "Events stored", counts.events);
     let plain = [
         ("harvest_queue_wait_seconds", "What prompts waited for their turn", &counts.waits),

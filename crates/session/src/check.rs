@@ -27,6 +27,7 @@ pub(crate) async fn run(
     let declared = bridge.run_command(checkout::command(&["test", "-f", CHECK], folder, 60_000), 0).await?;
     if !declared.ok() {
         return Ok(Evidence {
+            repository: None,
             commit,
             check: "none declared".to_owned(),
             passed: false,
@@ -40,6 +41,7 @@ pub(crate) async fn run(
     let millis = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
     let output = bridge.run_command(checkout::command(&["sh", "-c", RUN], folder, millis), 0).await?;
     Ok(Evidence {
+        repository: None,
         commit,
         check: CHECK.to_owned(),
         passed: output.ok(),

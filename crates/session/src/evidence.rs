@@ -27,27 +27,33 @@ const PROMPT_CHARACTERS: usize = 4000;
 /// Does what is left to do for the newest pushed commit. What fails is told as a warning and tried
 /// again after the next turn.
 pub(crate) async fn review(shared: &Arc<Shared>, session: &SessionId) {
-    if let Err(error) = try_review(shared, session).await {
-        tracing::warn!(%session, error = words(&error), "the review failed");
-        let message = format!("the pushed commit is not reviewed yet: {}", words(&error));
-        let _ = write(shared, session, vec![event(EventBody::Warning { message })]).await;
+    let failed = try_review(shared, session).await;
+    if failed.is_empty() {
+        return;
     }
+    // All at once and last: who follows waits for nothing more.
+    let warnings = failed.into_iter().map(|why| {
+        tracing::warn!(%session, why, "the review failed");
+        event(EventBody::Warning { message: why })
+    });
+    let _ = write(shared, session, warnings.collect()).await;
 }
 
-async fn try_review(shared: &Arc<Shared>, session: &SessionId) -> Result<(), HiddenError> {
-    let other = |error: StoreError| HiddenError::Other(words(&error));
+/// What could not be reviewed, in words.
+async fn try_review(shared: &Arc<Shared>, session: &SessionId) -> Vec<String> {
     let record = match shared.store.session_get(session).await {
         Ok(record) => record,
-        Err(StoreError::NotFound { .. }) => return Ok(()),
-        Err(error) => return Err(other(error)),
+        Err(StoreError::NotFound { .. }) => return Vec::new(),
+        Err(error) => return vec![format!("the pushed commit is not reviewed yet: {}", words(&error))],
     };
+    let mut failed = Vec::new();
     // One that fails does not keep the others from being looked at.
-    let mut failed = Ok(());
     for checkout in &record.checkouts {
         if let Some(commit) = checkout.unreviewed()
             && let Err(error) = review_one(shared, &record, checkout, commit).await
         {
-            failed = Err(error);
+            let name = &checkout.repository;
+            failed.push(format!("the commit pushed to {name} is not reviewed yet: {}", words(&error)));
         }
     }
     failed
@@ -116,9 +122,13 @@ async fn open_pull(shared: &Shared, work: Pushed<'_>) -> Result<Option<Pull>, Hi
     let known = session.repositories.iter().find(|known| known.name == repository.name);
     let known = known.and_then(|known| known.pull.as_ref());
     if known.is_none_or(|known| known.number != pull.number || known.commit != pull.commit) {
-        let (number, url, branch) = (pull.number, pull.url.clone(), pull.branch.clone());
-        let opened = event(EventBody::PullOpened { number, url, branch });
-        let writes = vec![kept(shared, work, &pull), opened];
+        let opened = EventBody::PullOpened {
+            repository: Some(repository.name.clone()),
+            number: pull.number,
+            url: pull.url.clone(),
+            branch: pull.branch.clone(),
+        };
+        let writes = vec![kept(shared, work, &pull), event(opened)];
         write(shared, &session.id, writes).await.map_err(|error| HiddenError::Other(words(&error)))?;
     }
     Ok(Some(pull))
@@ -153,6 +163,7 @@ async fn gather(shared: &Arc<Shared>, work: Pushed<'_>) -> Result<Evidence, Hidd
     let changed = fetch(&hidden.bridge, &folder, &record.session.branch, commit).await?;
     let limit = shared.config.clocks.check;
     let mut evidence = check::run(&hidden.bridge, &folder, commit.to_owned(), limit).await?;
+    evidence.repository = Some(repository.name.clone());
     if changed {
         evidence.check.push_str(" (changed by this branch)");
     }

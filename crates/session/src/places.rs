@@ -1,5 +1,5 @@
-//! Who may have a sandbox. Pure: told how every session stands, it says who gets a place, who waits
-//! where in line, and who is asked to give a place up. Nothing of it is stored: how sessions stand is,
+//! Who may have a sandbox. Pure: told how every session stands and which sandboxes no session has, it says who
+//! gets a place, who waits where in line, and who is asked to give a place up. Nothing of it is stored: how sessions stand is,
 //! and with it the tickets that keep the line in order across a restart.
 //!
 //! First come, first served. Only a session whose own user has too many is passed by. When somebody
@@ -7,17 +7,20 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use harvest_proto::{SessionId, Timestamp};
+use harvest_proto::{SandboxId, SessionId, Timestamp};
 
 use crate::decide::{Limit, Room};
 
+mod raw;
 #[cfg(test)]
 mod tests;
+
+pub(crate) use raw::Refusal;
 
 /// How much may run at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Sessions that have a sandbox.
+    /// Sandboxes that run, be they sessions' or nobody's but their maker's.
     pub sandboxes: usize,
     /// The same, of one user.
     pub sandboxes_per_user: Option<usize>,
@@ -79,6 +82,7 @@ pub(crate) enum Word {
 pub(crate) struct Places {
     limits: Limits,
     guests: BTreeMap<SessionId, Guest>,
+    raw: BTreeMap<SandboxId, raw::Taken>,
     next_ticket: u64,
     open: bool,
 }
@@ -103,7 +107,7 @@ impl Guest {
 impl Places {
     /// Nobody gets a place before [`Places::open`]: first everybody who has one must be known.
     pub(crate) fn new(limits: Limits) -> Self {
-        Self { limits, guests: BTreeMap::new(), next_ticket: 1, open: false }
+        Self { limits, guests: BTreeMap::new(), raw: BTreeMap::new(), next_ticket: 1, open: false }
     }
 
     /// From here on places are given, or no more.
@@ -274,6 +278,12 @@ impl Places {
         for guest in self.guests.values().filter(|guest| guest.counts()) {
             total += 1;
             *users.entry(guest.user.clone()).or_default() += 1;
+        }
+        for taken in self.raw.values() {
+            total += 1;
+            if let Some(user) = &taken.user {
+                *users.entry(user.clone()).or_default() += 1;
+            }
         }
         (total, users)
     }

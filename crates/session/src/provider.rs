@@ -39,6 +39,12 @@ pub trait Provider: Send + Sync {
     /// Every sandbox this provider holds, running or dead, so that none is without an owner.
     async fn list(&self) -> Result<Vec<SandboxId>, ProviderError>;
 
+    /// Every sandbox that runs, stays until somebody ends it and is no session's, each with the user who made it:
+    /// it takes a place like any other.
+    async fn others(&self) -> Result<Vec<(SandboxId, Option<String>)>, ProviderError> {
+        Ok(Vec::new())
+    }
+
     /// Whether there is something to start from under this name.
     async fn holds(&self, from: &StartFrom) -> Result<bool, ProviderError>;
 
@@ -47,6 +53,11 @@ pub trait Provider: Send + Sync {
 
     /// `None` when this provider looks after the disks it keeps by itself.
     fn disks(&self) -> Option<&dyn Disks> {
+        None
+    }
+
+    /// How well it was prepared for starts; `None` when it does not prepare, or does not say.
+    async fn seeds(&self) -> Option<Seeds> {
         None
     }
 
@@ -80,6 +91,19 @@ pub trait Snapshots: Send + Sync {
 
     /// Forgets a snapshot; its layers go when nothing uses them. Idempotent.
     async fn remove(&self, snapshot: &SnapshotId) -> Result<(), ProviderError>;
+}
+
+/// Processes on their way to becoming a sandbox, since whoever grows them was started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seeds {
+    /// Waiting for a start now.
+    pub ready: u64,
+    /// Grown ahead of time.
+    pub grown: u64,
+    /// Starts that took one.
+    pub used: u64,
+    /// Starts that found none.
+    pub missed: u64,
 }
 
 /// A stream to a supervisor.

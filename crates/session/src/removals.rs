@@ -85,5 +85,32 @@ async fn remove(shared: &Shared, removal: &Removal) -> Result<(), ProviderError>
             Some(disks) => disks.state_remove(repository).await,
             None => Ok(()),
         },
+        Removal::Copy { url, secret } => {
+            forget_copy(shared, url, secret.as_deref()).await.map_err(|source| ProviderError::Machine {
+                doing: format!("cannot remove what the forge holds of {url}"),
+                source,
+            })
+        }
     }
+}
+
+/// Nobody else may know the copy by another name, nor be about to register it again.
+async fn forget_copy(
+    shared: &Shared,
+    url: &str,
+    secret: Option<&str>,
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    let _held = shared.pulls.hold()?;
+    let others = shared.store.repository_list().await?;
+    let lasting = |url: &str| shared.pulls.lasting(url);
+    let known = others.iter().any(|other| lasting(&other.url) == lasting(url));
+    if known || !shared.pulls.forget(url).await? {
+        return Ok(());
+    }
+    // The key to what is no more.
+    let used = |name: &str| others.iter().any(|other| other.secret.as_deref() == Some(name));
+    if let Some(secret) = secret.filter(|name| !used(name)) {
+        shared.store.secret_remove(secret).await?;
+    }
+    Ok(())
 }

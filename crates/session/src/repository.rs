@@ -77,7 +77,6 @@ impl Sessions {
     /// # Errors
     /// When there is none of this name, or a session uses it.
     pub async fn repository_delete(&self, name: &str) -> Result<(), SessionError> {
-        let repository = self.shared.store.repository_get(name).await?;
         let deleted = self.shared.store.repository_delete(name, now()).await;
         let removals = deleted.map_err(|error| match error {
             harvest_store::StoreError::Exists { what } => {
@@ -86,37 +85,6 @@ impl Sessions {
             other => other.into(),
         })?;
         crate::removals::carry_out(&self.shared, &removals).await;
-        self.forget_copy(&repository).await
-    }
-
-    /// Nobody else may know the copy by another name.
-    async fn forget_copy(&self, gone: &Repository) -> Result<(), SessionError> {
-        let others = self.shared.store.repository_list().await?;
-        let lasting = |one: &Repository| self.shared.pulls.lasting(&one.url);
-        if others.iter().any(|other| lasting(other) == lasting(gone)) {
-            return Ok(());
-        }
-        match self.shared.pulls.forget(&gone.url).await {
-            Ok(true) => {}
-            Ok(false) => return Ok(()),
-            // The repository is forgotten; whoever registers the folder again finds what is left and uses it.
-            Err(error) => {
-                tracing::warn!(
-                    name = gone.name,
-                    error = words(&error),
-                    "a copy on the forge cannot be removed"
-                );
-                return Ok(());
-            }
-        }
-        // The key to what is no more.
-        let secret = gone
-            .secret
-            .as_ref()
-            .filter(|name| others.iter().all(|other| other.secret.as_ref() != Some(name)));
-        if let Some(secret) = secret {
-            let _ = self.secret_delete(secret).await;
-        }
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, MutexGuard},
 };
 
 use futures_util::FutureExt;
@@ -36,7 +36,7 @@ pub(crate) type Birth = (NewSession, State, Option<NewPrompt>, Vec<Write>);
 #[derive(Clone)]
 pub struct Sessions {
     pub(crate) shared: Arc<Shared>,
-    drivers: Arc<tokio::sync::Mutex<HashMap<SessionId, Handle>>>,
+    drivers: Arc<Mutex<HashMap<SessionId, Handle>>>,
     /// The idempotency key that what is made now is made under.
     pub(crate) key: Option<Arc<str>>,
     _stop: Arc<StopOnDrop>,
@@ -135,6 +135,9 @@ impl Sessions {
         for record in driven.into_iter().rev() {
             self.take_up(record).await;
         }
+        for (sandbox, user) in self.shared.provider.others().await? {
+            self.shared.usher.take_raw(sandbox, user);
+        }
         self.shared.usher.set_open(true);
         reconcile.finish(&self.shared).await?;
         crate::removals::spawn(&self.shared);
@@ -162,9 +165,10 @@ impl Sessions {
 
     async fn take_up(&self, record: SessionRecord) {
         let id = record.session.id.clone();
-        match Driver::spawn(&self.shared, record).await {
+        let queue = self.shared.store.prompt_queue(&id).await.map_err(SessionError::from);
+        match queue.and_then(|queue| Driver::spawn(&self.shared, record, queue)) {
             Ok(handle) => {
-                self.drivers.lock().await.insert(id, handle);
+                self.drivers().insert(id, handle);
             }
             // One unreadable session must not keep the others from going on.
             Err(error) => {
@@ -173,15 +177,32 @@ impl Sessions {
         }
     }
 
+    fn drivers(&self) -> MutexGuard<'_, HashMap<SessionId, Handle>> {
+        self.drivers.lock().expect("no holder of this lock can panic")
+    }
+
+    /// The way to a session's driver, which is started if there is none. Nobody else waits while it is read
+    /// where the session stands; what was read counts only if nobody else has driven it meanwhile.
     pub(crate) async fn handle(&self, session: &SessionId) -> Result<Handle, SessionError> {
-        let mut drivers = self.drivers.lock().await;
-        if let Some(handle) = drivers.get(session).filter(|handle| !handle.is_over()) {
-            return Ok(handle.clone());
+        loop {
+            let before = self.drivers().get(session).cloned();
+            if let Some(handle) = before.as_ref().filter(|handle| !handle.is_over()) {
+                return Ok(handle.clone());
+            }
+            let record = self.shared.store.session_get(session).await?;
+            let queue = self.shared.store.prompt_queue(session).await?;
+            let mut drivers = self.drivers();
+            let same = match (&before, drivers.get(session)) {
+                (None, None) => true,
+                (Some(before), Some(now)) => now.is(before),
+                _ => false,
+            };
+            if same {
+                let handle = Driver::spawn(&self.shared, record, queue)?;
+                drivers.insert(session.clone(), handle.clone());
+                return Ok(handle);
+            }
         }
-        let record = self.shared.store.session_get(session).await?;
-        let handle = Driver::spawn(&self.shared, record).await?;
-        drivers.insert(session.clone(), handle.clone());
-        Ok(handle)
     }
 
     pub(crate) async fn insert(
@@ -287,7 +308,7 @@ impl Sessions {
     pub async fn delete(&self, session: &SessionId) -> Result<(), SessionError> {
         let deleted = self.handle(session).await?.call(|reply| Command::Delete { reply }).await;
         self.or_missing(session, deleted).await?;
-        self.drivers.lock().await.remove(session);
+        self.drivers().remove(session);
         Ok(())
     }
 

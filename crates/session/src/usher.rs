@@ -1,4 +1,4 @@
-//! Shows sessions to their places: keeps the line behind a lock and passes on what `places` decides to
+//! Shows sessions, and sandboxes that none of them has, to their places: keeps the line behind a lock and passes on what `places` decides to
 //! the drivers it is about. Decides nothing.
 
 use std::{
@@ -6,13 +6,13 @@ use std::{
     sync::{Mutex, MutexGuard},
 };
 
-use harvest_proto::SessionId;
+use harvest_proto::{SandboxId, SessionId};
 use tokio::sync::mpsc;
 
 use crate::{
-    decide::{Input, Machine, Room, State},
+    decide::{Input, Limit, Machine, Room, State},
     driver::Note,
-    places::{Limits, Places, Standing, Word},
+    places::{Limits, Places, Refusal, Standing, Word},
 };
 
 /// Where every session has its place.
@@ -76,6 +76,35 @@ impl Usher {
     /// A session stands so now. `answers` when it has just thought about giving up its place.
     pub(crate) fn tell(&self, session: &SessionId, state: &State, busy: bool, answers: bool) {
         self.hall().pass_on(|places| places.tell(session, standing(state, busy), answers));
+    }
+
+    /// Places for these sandboxes that no session has, or for none of them; answers their number.
+    pub(crate) fn claim_raw(&self, sandboxes: &[SandboxId], user: Option<&str>) -> Result<u64, Refusal> {
+        let mut claimed = Err(Refusal { limit: Limit::Closed, soon: false });
+        self.hall().pass_on(|places| {
+            let (answer, words) = places.claim_raw(sandboxes, user);
+            claimed = answer;
+            words
+        });
+        claimed
+    }
+
+    /// A sandbox that no session has runs, whether or not there is room.
+    pub(crate) fn take_raw(&self, sandbox: SandboxId, user: Option<String>) -> u64 {
+        let mut hall = self.hall();
+        let number = hall.places.ticket();
+        hall.places.take_raw(sandbox, user, number);
+        number
+    }
+
+    /// It runs no more; with a number only if it has not been started again since.
+    pub(crate) fn leave_raw(&self, sandbox: &SandboxId, number: Option<u64>) {
+        self.hall().pass_on(|places| places.leave_raw(sandbox, number));
+    }
+
+    /// Every sandbox that has a place and no session, with the place's number.
+    pub(crate) fn all_raw(&self) -> Vec<(SandboxId, u64)> {
+        self.hall().places.all_raw()
     }
 }
 

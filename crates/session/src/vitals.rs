@@ -8,6 +8,7 @@ use crate::{
     Sessions,
     error::SessionError,
     meters::Counts,
+    provider::Seeds,
     wiring::{now, words},
 };
 
@@ -23,6 +24,8 @@ pub struct Vitals {
     pub prompts_waiting: u64,
     /// Sandboxes there are; absent when the provider did not say.
     pub sandboxes: Option<u64>,
+    /// What is prepared for starts; absent when the provider did not say.
+    pub seeds: Option<Seeds>,
     /// What happened.
     pub counts: Counts,
 }
@@ -50,7 +53,9 @@ impl Sessions {
     /// When the store fails.
     pub async fn vitals(&self) -> Result<Vitals, SessionError> {
         let store = &self.shared.store;
-        let sandboxes = tokio::time::timeout(PATIENCE, self.shared.provider.list()).await;
+        let sandboxes = tokio::time::timeout(PATIENCE, self.shared.provider.list());
+        let seeds = tokio::time::timeout(PATIENCE, self.shared.provider.seeds());
+        let (sandboxes, seeds) = tokio::join!(sandboxes, seeds);
         Ok(Vitals {
             sessions: store.session_count().await?,
             prompts_waiting: store.prompt_waiting().await?,
@@ -58,6 +63,7 @@ impl Sessions {
                 .ok()
                 .and_then(Result::ok)
                 .map(|list| u64::try_from(list.len()).unwrap_or(u64::MAX)),
+            seeds: seeds.ok().flatten(),
             counts: self.shared.meters.counts(),
         })
     }

@@ -79,7 +79,12 @@ pub trait Pulls: Send + Sync {
         url.to_owned()
     }
 
-    /// Removes a repository that the forge was made to hold; answers whether it was one.
+    /// While what this gives is kept nobody registers anything on the forge; fails while somebody does.
+    fn hold(&self) -> Result<Box<dyn std::any::Any + Send>, PullsError> {
+        Ok(Box::new(()))
+    }
+
+    /// Removes a repository that the forge was made to hold; answers whether it was one. Idempotent.
     async fn forget(&self, _url: &str) -> Result<bool, PullsError> {
         Ok(false)
     }
@@ -113,6 +118,14 @@ impl Pulls for Forge {
 
     fn current(&self, url: &str) -> String {
         Self::current(self, url)
+    }
+
+    fn hold(&self) -> Result<Box<dyn std::any::Any + Send>, PullsError> {
+        match Self::hold(self) {
+            Ok(Some(held)) => Ok(Box::new(held)),
+            Ok(None) => Err(PullsError("somebody registers a repository on it".into())),
+            Err(error) => Err(PullsError(Box::new(error))),
+        }
     }
 
     async fn forget(&self, url: &str) -> Result<bool, PullsError> {

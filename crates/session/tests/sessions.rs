@@ -11,6 +11,8 @@ mod history;
 mod inputs;
 #[path = "sessions/mishaps.rs"]
 mod mishaps;
+#[path = "sessions/raw.rs"]
+mod raw;
 #[path = "sessions/rests.rs"]
 mod rests;
 #[path = "sessions/tokens.rs"]

@@ -12,6 +12,7 @@ use harvest_proto::{
 
 use crate::{
     DbConnection, Lease, Store, StoreError,
+    append::{self, Append},
     checkouts::{self, Fact},
     events::{self, Outbox},
     idempotency, prompts, pulls,
@@ -208,6 +209,13 @@ pub struct Committed {
     pub seq: u64,
 }
 
+impl Committed {
+    /// What those who follow the session are to hear.
+    pub(crate) fn news(&self, session: &SessionId) -> News {
+        self.events.iter().map(|event| (session.clone(), Arc::clone(event))).collect()
+    }
+}
+
 impl Store {
     /// Does all of `writes`, or none.
     ///
@@ -222,18 +230,24 @@ impl Store {
         writes: Vec<Write>,
     ) -> Result<Committed, StoreError> {
         let session = session.clone();
+        if append::only_appends(&writes) {
+            return self.writer.send(|reply| Append::new(session, lease, at, writes, reply)).await;
+        }
         self.writer
             .run(move |connection| {
                 Box::pin(async move {
                     let committed = apply(connection, &session, lease, at, writes).await?;
-                    let news: News =
-                        committed.events.iter().map(|event| (session.clone(), Arc::clone(event))).collect();
+                    let news = committed.news(&session);
                     Ok(Done { answer: committed, news })
                 })
             })
             .await
     }
 }
+
+// Not a column of its session: that row is written with every event, and a diff may be long.
+const DIFF: &str = "INSERT INTO diffs (session, text) VALUES ($1, $2)
+     ON CONFLICT (session) DO UPDATE SET text = excluded.text";
 
 /// The session a list of writes is being done for.
 pub(crate) struct Target<'c> {
@@ -335,7 +349,7 @@ impl Target<'_> {
             Write::BaseCommit { repository, commit } => {
                 checkouts::learn(self, Fact::BaseCommit, repository, commit).await
             }
-            Write::Diff(text) => self.column("UPDATE sessions SET diff = $2 WHERE id = $1", text).await,
+            Write::Diff(text) => self.column(DIFF, text).await,
             Write::Pushed { repository, commit } => {
                 checkouts::learn(self, Fact::Pushed, repository, commit).await
             }

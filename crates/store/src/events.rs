@@ -6,9 +6,11 @@ use harvest_proto::{Event, EventBody, SessionId, Timestamp, TurnId, bridge::Outb
 use sqlx::AssertSqlSafe;
 
 use crate::{
-    DbRow, Store, StoreError,
+    DbConnection, DbRow, Store, StoreError,
+    batch::Batch,
     commit::Target,
     row::{self, bigint, to_json},
+    writer::News,
 };
 
 const RANGE: &str =
@@ -88,36 +90,28 @@ pub(crate) fn append(target: &mut Target<'_>, at: Timestamp, turn: Option<TurnId
     seq
 }
 
-// Seven statements, so that every number of events is written in a few and each of them stays prepared.
-static INSERTS: LazyLock<Vec<(usize, String)>> =
-    LazyLock::new(|| [64, 32, 16, 8, 4, 2, 1].map(|rows| (rows, insert_of(rows))).to_vec());
-
-fn insert_of(rows: usize) -> String {
-    let row = |at: usize| {
-        let first = 5 * at;
-        format!("(${}, ${}, ${}, ${}, ${})", first + 1, first + 2, first + 3, first + 4, first + 5)
-    };
-    let rows: Vec<String> = (0..rows).map(row).collect();
-    format!("INSERT INTO events (session, seq, at, turn, body) VALUES {}", rows.join(", "))
-}
+static INSERT: LazyLock<Batch> = LazyLock::new(|| Batch::new("events (session, seq, at, turn, body)", 5, ""));
 
 /// Writes what was appended.
 pub(crate) async fn flush(target: &mut Target<'_>) -> Result<(), StoreError> {
-    let mut rest = target.events.as_slice();
-    for (rows, sql) in INSERTS.iter() {
-        while let Some((batch, after)) = rest.split_at_checked(*rows) {
-            let mut insert = sqlx::query(AssertSqlSafe(sql.as_str()));
-            for event in batch {
-                insert = insert
-                    .bind(target.session.to_string())
-                    .bind(bigint(event.seq))
-                    .bind(event.at.as_millis())
-                    .bind(event.turn.as_ref().map(ToString::to_string))
-                    .bind(to_json(&event.body));
-            }
-            insert.execute(&mut *target.connection).await?;
-            rest = after;
+    let session = &target.session;
+    let news: News = target.events.iter().map(|event| (session.clone(), Arc::clone(event))).collect();
+    insert(target.connection, &news).await
+}
+
+/// Writes events of any sessions.
+pub(crate) async fn insert(connection: &mut DbConnection, news: &News) -> Result<(), StoreError> {
+    for (sql, piece) in INSERT.pieces(news) {
+        let mut query = sqlx::query(AssertSqlSafe(sql));
+        for (session, event) in piece {
+            query = query
+                .bind(session.to_string())
+                .bind(bigint(event.seq))
+                .bind(event.at.as_millis())
+                .bind(event.turn.as_ref().map(ToString::to_string))
+                .bind(to_json(&event.body));
         }
+        query.execute(&mut *connection).await?;
     }
     Ok(())
 }
@@ -167,27 +161,30 @@ pub(crate) async fn append_outbox(
 /// Writes how far the outbox is stored now.
 pub(crate) async fn outbox_flush(target: &mut Target<'_>) -> Result<(), StoreError> {
     if target.outbox.changed {
-        sqlx::query(
-            "INSERT INTO outboxes (session, epoch, stored) VALUES ($1, $2, $3)
-             ON CONFLICT (session, epoch) DO UPDATE SET stored = excluded.stored",
-        )
-        .bind(target.session.to_string())
-        .bind(bigint(target.outbox.epoch))
-        .bind(bigint(target.outbox.stored))
-        .execute(&mut *target.connection)
-        .await?;
+        let row = (target.session.clone(), target.outbox.epoch, target.outbox.stored);
+        outbox_insert(target.connection, &[row]).await?;
         target.outbox.changed = false;
     }
     Ok(())
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+static OUTBOX_INSERT: LazyLock<Batch> = LazyLock::new(|| {
+    let stored = "ON CONFLICT (session, epoch) DO UPDATE SET stored = excluded.stored";
+    Batch::new("outboxes (session, epoch, stored)", 3, stored)
+});
 
-    #[test]
-    fn a_statement_of_several_rows_has_a_parameter_for_each_value() {
-        assert!(insert_of(1).ends_with("VALUES ($1, $2, $3, $4, $5)"));
-        assert!(insert_of(64).ends_with("($316, $317, $318, $319, $320)"));
+/// Writes how far outboxes of any sessions are stored: the session, the epoch, the highest number. None may be
+/// named twice.
+pub(crate) async fn outbox_insert(
+    connection: &mut DbConnection,
+    outboxes: &[(SessionId, u64, u64)],
+) -> Result<(), StoreError> {
+    for (sql, piece) in OUTBOX_INSERT.pieces(outboxes) {
+        let mut query = sqlx::query(AssertSqlSafe(sql));
+        for (session, epoch, stored) in piece {
+            query = query.bind(session.to_string()).bind(bigint(*epoch)).bind(bigint(*stored));
+        }
+        query.execute(&mut *connection).await?;
     }
+    Ok(())
 }

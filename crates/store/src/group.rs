@@ -1,6 +1,6 @@
-//! The one writer at work. It takes everything that waits, runs each request in a savepoint of its own and
-//! commits them together, so that a hundred sessions cost one sync to disk and one bad request spoils
-//! nobody else's.
+//! The one writer at work. It takes everything that waits, runs each request in a savepoint of its own (those
+//! that only append events share one, see `append.rs`) and commits them together, so that a hundred sessions
+//! cost one sync to disk and one bad request spoils nobody else's.
 //!
 //! ```text
 //! waiting ─ begin ─ run each ─ COMMIT ─┬─ answered: published, then the callers hear of it
@@ -17,7 +17,7 @@ use sqlx::Connection;
 use tokio::{sync::mpsc, time::Instant};
 
 use crate::{
-    DbConnection, StoreError, Topics,
+    DbConnection, StoreError, Topics, append,
     dialect::Source,
     leases, row,
     watch::Watcher,
@@ -270,7 +270,8 @@ impl Task {
     }
 }
 
-/// Runs every request in a savepoint of its own. The error is why nobody's writes survive.
+/// Runs every request, those that only append together with their neighbours. The error is why nobody's writes
+/// survive.
 async fn each(
     connection: &mut DbConnection,
     jobs: &mut Jobs,
@@ -278,31 +279,48 @@ async fn each(
 ) -> Result<News, String> {
     let mut news = Vec::new();
     run(connection, SAVEPOINT).await.map_err(|error| StoreError::words(&error))?;
-    for (job, failure) in jobs.iter_mut().zip(failures) {
-        let mut done = job.run(connection).await;
-        if done.is_ok()
-            && let Err(error) = run(connection, NEXT).await
-        {
-            done = Err(error.into());
+    let mut begin = 0;
+    while begin < jobs.len() {
+        let row = append::in_a_row(&mut jobs[begin..]).max(1);
+        let range = begin..begin + row;
+        begin += row;
+        if row > 1 {
+            let done = append::together(connection, &mut jobs[range.clone()]).await;
+            // An error may be one's own: whose it is, and what the others can do, is seen one by one.
+            if let Ok(Some(mut events)) = keep(connection, done).await? {
+                news.append(&mut events);
+                continue;
+            }
         }
-        match done {
-            Ok(mut events) => news.append(&mut events),
-            Err(error) => {
-                let undone = run(connection, UNDO).await;
-                // A full disk or a lost connection ends the whole transaction; the first error says why.
-                let reason = match (&undone, &error) {
-                    (Err(_), StoreError::Database(cause)) => Some(StoreError::words(cause)),
-                    (Err(undo), _) => Some(StoreError::words(undo)),
-                    (Ok(()), _) => None,
-                };
-                *failure = Some(error);
-                if let Some(reason) = reason {
-                    return Err(reason);
-                }
+        for (job, failure) in jobs[range.clone()].iter_mut().zip(&mut failures[range]) {
+            let done = job.run(connection).await;
+            match keep(connection, done).await? {
+                Ok(mut events) => news.append(&mut events),
+                Err(error) => *failure = Some(error),
             }
         }
     }
     Ok(news)
+}
+
+/// Keeps what was written since the savepoint, or undoes it when there was an error. Fails when the whole
+/// transaction is lost.
+async fn keep<T>(
+    connection: &mut DbConnection,
+    mut done: Result<T, StoreError>,
+) -> Result<Result<T, StoreError>, String> {
+    if done.is_ok()
+        && let Err(error) = run(connection, NEXT).await
+    {
+        done = Err(error.into());
+    }
+    let Err(error) = &done else { return Ok(done) };
+    // A full disk or a lost connection ends the whole transaction; the first error says why.
+    match (run(connection, UNDO).await, error) {
+        (Ok(()), _) => Ok(done),
+        (Err(_), StoreError::Database(cause)) => Err(StoreError::words(cause)),
+        (Err(undo), _) => Err(StoreError::words(&undo)),
+    }
 }
 
 /// Waits no longer than this. A network that swallows everything is a lost connection, too.

@@ -9,6 +9,8 @@
 //! does next is not decided here.
 #![forbid(unsafe_code)]
 
+mod append;
+mod batch;
 mod blobs;
 mod builds;
 mod checkouts;
@@ -59,6 +61,7 @@ const FOLLOW_BUFFER: usize = 1024;
 
 /// Whichever database it is.
 type DbConnection = sqlx::AnyConnection;
+type DbQuery<'q> = sqlx::query::Query<'q, sqlx::Any, sqlx::any::AnyArguments>;
 type DbRow = sqlx::any::AnyRow;
 type DbPool = sqlx::AnyPool;
 

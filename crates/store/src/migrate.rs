@@ -14,6 +14,7 @@ const STEPS: &[(i64, &str)] = &[
     (6, include_str!("schema/0006.sql")),
     (8, include_str!("schema/0008.sql")),
     (9, include_str!("schema/0009.sql")),
+    (12, include_str!("schema/0012.sql")),
 ];
 
 /// Brings the tables up to date, in one transaction: a kill in the middle leaves the old ones, and of two

@@ -14,6 +14,14 @@ pub enum Removal {
     Snapshot(SnapshotId),
     /// What sandboxes of a repository kept at `/mnt/state`, by the repository's name.
     State(String),
+    /// What the local forge was made to hold of a repository, with the secret that opens it; nothing where the
+    /// URL is not the forge's.
+    Copy {
+        /// As the repository had it.
+        url: String,
+        /// The secret's name.
+        secret: Option<String>,
+    },
 }
 
 impl Removal {
@@ -22,6 +30,9 @@ impl Removal {
             Self::Sandbox(id) => ("sandbox", id.to_string()),
             Self::Snapshot(id) => ("snapshot", id.to_string()),
             Self::State(repository) => ("state", repository.clone()),
+            // A URL holds no space.
+            Self::Copy { url, secret: Some(secret) } => ("copy", format!("{url} {secret}")),
+            Self::Copy { url, secret: None } => ("copy", url.clone()),
         }
     }
 }
@@ -32,11 +43,11 @@ impl Store {
     /// # Errors
     /// When the database cannot be read.
     pub async fn removal_list(&self) -> Result<Vec<Removal>, StoreError> {
-        // By the alphabet, which happens to be the order wanted.
+        // By the alphabet, which happens to be the order wanted; it does not matter for copies and states.
         let rows = sqlx::query("SELECT kind, id FROM removals ORDER BY kind, created_at, id")
             .fetch_all(&self.readers)
             .await?;
-        rows.iter().map(read).collect()
+        rows.iter().filter_map(|row| read(row).transpose()).collect()
     }
 
     /// These are to be removed.
@@ -80,13 +91,19 @@ impl Store {
     }
 }
 
-fn read(row: &DbRow) -> Result<Removal, StoreError> {
-    Ok(match row::text(row, "kind")?.as_str() {
+/// `None` for what only a later version knows how to remove: it does when it is back.
+fn read(row: &DbRow) -> Result<Option<Removal>, StoreError> {
+    Ok(Some(match row::text(row, "kind")?.as_str() {
         "sandbox" => Removal::Sandbox(row::parsed(row, "id")?),
         "snapshot" => Removal::Snapshot(row::parsed(row, "id")?),
         "state" => Removal::State(row::text(row, "id")?),
-        _ => return Err(StoreError::Corrupt { column: "kind" }),
-    })
+        "copy" => {
+            let id = row::text(row, "id")?;
+            let (url, secret) = id.split_once(' ').map_or((&id[..], None), |(url, name)| (url, Some(name)));
+            Removal::Copy { url: url.to_owned(), secret: secret.map(str::to_owned) }
+        }
+        _ => return Ok(None),
+    }))
 }
 
 pub(crate) async fn insert(

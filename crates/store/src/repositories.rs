@@ -61,7 +61,7 @@ impl Store {
         Ok(all)
     }
 
-    /// Forgets a repository and its builds. Answers the builds' snapshots.
+    /// Forgets a repository and its builds. Answers what is to be removed with it.
     ///
     /// # Errors
     /// [`StoreError::NotFound`] when there is none; [`StoreError::Exists`] when a session uses it.
@@ -85,6 +85,14 @@ impl Store {
                         rows.iter().map(|row| Ok(Removal::Snapshot(row::parsed(row, "snapshot")?)));
                     let mut removals = snapshots.collect::<Result<Vec<_>, StoreError>>()?;
                     removals.push(Removal::State(name.clone()));
+                    let known = sqlx::query("SELECT url, secret FROM repositories WHERE name = $1")
+                        .bind(name.clone())
+                        .fetch_optional(&mut *connection)
+                        .await?;
+                    if let Some(known) = known {
+                        let (url, secret) = (row::text(&known, "url")?, row::optional(&known, "secret")?);
+                        removals.push(Removal::Copy { url, secret });
+                    }
                     for removal in &removals {
                         removals::insert(connection, removal, at).await?;
                     }

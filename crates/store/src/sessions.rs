@@ -234,12 +234,14 @@ impl Store {
     /// # Errors
     /// When the database cannot be read.
     pub async fn session_diff(&self, session: &SessionId) -> Result<Option<String>, StoreError> {
-        let row = sqlx::query("SELECT diff FROM sessions WHERE id = $1")
-            .bind(session.to_string())
-            .fetch_optional(&self.readers)
-            .await?
-            .ok_or_else(|| StoreError::missing(format!("session {session}")))?;
-        row::optional(&row, "diff")
+        let row = sqlx::query(
+            "SELECT d.text FROM sessions s LEFT JOIN diffs d ON d.session = s.id WHERE s.id = $1",
+        )
+        .bind(session.to_string())
+        .fetch_optional(&self.readers)
+        .await?
+        .ok_or_else(|| StoreError::missing(format!("session {session}")))?;
+        row::optional(&row, "text")
     }
 
     /// Forgets a session and everything in it. What of the machine nobody else uses is to be removed from

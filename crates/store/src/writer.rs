@@ -13,7 +13,10 @@ use std::{
 use harvest_proto::{Event, SessionId};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::{DbConnection, DbPool, Lease, StoreError, Topics, dialect::Source, group::Task, watch::Watcher};
+use crate::{
+    DbConnection, DbPool, Lease, StoreError, Topics, append::Append, dialect::Source, group::Task,
+    watch::Watcher,
+};
 
 /// A future that borrows the connection.
 pub(crate) type Doing<'c, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'c>>;
@@ -35,13 +38,17 @@ impl<T> From<T> for Done<T> {
 
 pub(crate) trait Job: Send {
     fn run<'c>(&'c mut self, connection: &'c mut DbConnection) -> Doing<'c, News>;
+    /// What is to be appended, when that is all. It can be done together with others.
+    fn append(&mut self) -> Option<&mut Append> {
+        None
+    }
     fn answer(self: Box<Self>, failure: Option<StoreError>);
 }
 
 struct Request<T, F> {
     work: Option<F>,
     done: Option<T>,
-    reply: oneshot::Sender<Result<T, StoreError>>,
+    reply: Reply<T>,
 }
 
 impl<T, F> Job for Request<T, F>
@@ -59,14 +66,21 @@ where
     }
 
     fn answer(self: Box<Self>, failure: Option<StoreError>) {
-        let result = match (failure, self.done) {
-            (Some(error), _) => Err(error),
-            (None, Some(answer)) => Ok(answer),
-            (None, None) => Err(StoreError::Closed),
-        };
-        // The caller may have gone; what it asked for is done all the same.
-        let _ = self.reply.send(result);
+        answer(self.reply, self.done, failure);
     }
+}
+
+/// A way to tell the caller what became of it.
+pub(crate) type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
+
+pub(crate) fn answer<T>(reply: Reply<T>, done: Option<T>, failure: Option<StoreError>) {
+    let result = match (failure, done) {
+        (Some(error), _) => Err(error),
+        (None, Some(answer)) => Ok(answer),
+        (None, None) => Err(StoreError::Closed),
+    };
+    // The caller may have gone; what it asked for is done all the same.
+    let _ = reply.send(result);
 }
 
 pub(crate) enum Message {
@@ -114,9 +128,16 @@ impl Writer {
         T: Send + 'static,
         F: for<'c> FnOnce(&'c mut DbConnection) -> Doing<'c, Done<T>> + Send + 'static,
     {
+        self.send(|reply| Request { work: Some(work), done: None, reply }).await
+    }
+
+    /// The same for a job that is more than a piece of work.
+    pub(crate) async fn send<T, J: Job + 'static>(
+        &self,
+        job: impl FnOnce(Reply<T>) -> J,
+    ) -> Result<T, StoreError> {
         let (reply, answer) = oneshot::channel();
-        let job = Box::new(Request { work: Some(work), done: None, reply });
-        self.requests.send(Message::Run(job)).map_err(|_| StoreError::Closed)?;
+        self.requests.send(Message::Run(Box::new(job(reply)))).map_err(|_| StoreError::Closed)?;
         answer.await.map_err(|_| StoreError::Closed)?
     }
 

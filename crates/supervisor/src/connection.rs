@@ -3,7 +3,7 @@
 //! its commands end with it, the agent does not.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     collections::HashMap,
     rc::{Rc, Weak},
     time::Duration,
@@ -64,10 +64,12 @@ pub(crate) async fn serve(supervisor: Rc<Supervisor>, stream: UnixStream, shutdo
         tasks: RefCell::default(),
         flushed: Notify::new(),
         broken: Notify::new(),
+        over: Cell::new(false),
         shutdown,
     });
     // Before anything else: a dialer may send requests right behind its greeting.
     let status = connection.supervisor.status();
+    let detached = status.detached;
     connection.say(FromSupervisor::Welcome { version: VERSION, status }).await;
     let over = bell.as_ref().map_or_else(|| Rc::new(Notify::new()), |(_, bell)| Rc::clone(bell));
     let ended = tokio::select! {
@@ -75,13 +77,14 @@ pub(crate) async fn serve(supervisor: Rc<Supervisor>, stream: UnixStream, shutdo
         () = write(writer, queue, &connection.flushed) => "the dialer stopped reading",
         () = connection.broken.notified() => "a stream broke off",
         () = over.notified() => "another owner took over",
-        () = connection.tell(bell, role, heartbeat) => "",
+        () = connection.tell(bell, role, heartbeat, detached) => "",
     };
     if !ended.is_empty() && connection.owner.is_some() {
         log::line(format_args!("the owner's connection ended: {ended}"));
     }
     // Commands hold the connection; without this neither would ever end.
     connection.tasks.take().abort_all();
+    connection.close();
 }
 
 fn owner_epoch(role: &Role) -> Option<u64> {
@@ -156,10 +159,24 @@ pub(crate) struct Connection {
     flushed: Notify,
     /// Rung when a stream cannot be ended honestly: the connection closes instead.
     pub(crate) broken: Notify,
+    /// Nobody is on the other side any more.
+    over: Cell<bool>,
     shutdown: Rc<Notify>,
 }
 
 impl Connection {
+    /// Whether nobody hears what is said here.
+    pub(crate) fn is_over(&self) -> bool {
+        self.over.get()
+    }
+
+    // What outlives the connection waits for nobody on its other side.
+    fn close(&self) {
+        self.over.set(true);
+        self.credits.take().values().for_each(|credit| credit.lift());
+        self.inboxes.take().values().for_each(|inbox| inbox.end());
+    }
+
     /// Sends a message.
     pub(crate) async fn say(&self, message: FromSupervisor) {
         let _connection_is_over = self.frames.send(Frame::Control(message).encode()).await;
@@ -256,7 +273,7 @@ impl Connection {
     }
 
     // What is said without being asked: events and heartbeats, to the owner.
-    async fn tell(&self, bell: Option<Bell>, role: Role, heartbeat: Duration) {
+    async fn tell(&self, bell: Option<Bell>, role: Role, heartbeat: Duration, mut detached: u32) {
         let supervisor = &self.supervisor;
         let (Some((number, _)), Role::Owner { stored, .. }) = (bell, role) else {
             return std::future::pending().await;
@@ -265,15 +282,20 @@ impl Connection {
         let mut heartbeat = interval(heartbeat);
         heartbeat.reset();
         while supervisor.ownership.is_current(number) {
-            let news = supervisor.outbox.news.notified();
+            let (news, other) = (supervisor.outbox.news.notified(), supervisor.detached.news.notified());
+            if supervisor.detached.count() != detached {
+                heartbeat.reset_immediately();
+            }
             if let Some(event) = supervisor.outbox.next() {
                 self.say(FromSupervisor::Event(event)).await;
                 continue;
             }
             tokio::select! {
                 () = news => {}
+                () = other => {}
                 _ = heartbeat.tick() => {
-                    self.say(FromSupervisor::Heartbeat { busy: supervisor.turns.busy() }).await;
+                    detached = supervisor.detached.count();
+                    self.say(FromSupervisor::Heartbeat { busy: supervisor.turns.busy(), detached }).await;
                 }
             }
         }

@@ -51,6 +51,14 @@ pub(crate) fn start(
     // Opened here and not in the task: the dialer may send stdin right behind the request.
     let streams = Streams::open(connection, &command)?;
     let here = Rc::clone(connection);
+    if command.detached && command.terminal.is_none() {
+        let running = supervisor.detached.one();
+        tokio::task::spawn_local(async move {
+            run(&here, id, order, &command, streams, &kill).await;
+            drop(running);
+        });
+        return Ok(());
+    }
     connection.spawn(async move {
         match &command.terminal {
             Some(size) => terminal::run(&here, id, order, &command, size, streams, &kill).await,
@@ -215,7 +223,7 @@ async fn pump_out(
     loop {
         let may = credit.available(buffer.len()).await;
         let last = *exited.borrow();
-        if left == 0 {
+        if left == 0 || connection.is_over() {
             tokio::task::spawn_local(throw_away(receiver));
             break;
         }

@@ -15,6 +15,7 @@ mod capture;
 mod cgroup;
 mod connection;
 mod cut;
+mod detached;
 mod door;
 mod exec;
 mod files;

@@ -103,6 +103,7 @@ fn build(launch: Launch, processes: Rc<Processes>, mut inheritance: Inheritance)
         boot: RefCell::default(),
         phase: std::cell::Cell::default(),
         failed: std::cell::Cell::default(),
+        detached: std::rc::Rc::default(),
         launch,
     })
 }

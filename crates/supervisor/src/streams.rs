@@ -26,6 +26,12 @@ impl Credit {
         self.more.notify_one();
     }
 
+    /// Nobody receives any more: who waits for credit waits no longer.
+    pub(crate) fn lift(&self) {
+        self.available.set(u64::MAX);
+        self.more.notify_one();
+    }
+
     /// Waits until something may be sent; how much, at most `wanted`.
     pub(crate) async fn available(&self, wanted: usize) -> usize {
         while self.available.get() == 0 {

@@ -17,6 +17,7 @@ use harvest_proto::{
 use crate::{
     bridge::Ownership,
     cgroup::{AgentGroup, OomCount},
+    detached::Detached,
     outbox::Outbox,
     processes::{End, Order, Processes},
     turn::Turns,
@@ -41,6 +42,7 @@ pub(crate) struct Supervisor {
     pub(crate) boot: RefCell<Option<Boot>>,
     pub(crate) phase: Cell<Option<BootPhase>>,
     pub(crate) failed: Cell<bool>,
+    pub(crate) detached: Rc<Detached>,
 }
 
 impl Supervisor {
@@ -51,6 +53,7 @@ impl Supervisor {
             failed: self.failed.get(),
             prompts: self.turns.seen(),
             last_event: self.outbox.last(),
+            detached: self.detached.count(),
         }
     }
 

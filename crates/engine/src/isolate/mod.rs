@@ -4,6 +4,8 @@
 //! began: nothing degrades.
 
 pub(crate) mod caps;
+mod disk;
+mod handover;
 pub(crate) mod ids;
 mod iptables;
 pub(crate) mod mounts;
@@ -11,43 +13,36 @@ pub(crate) mod network;
 pub(crate) mod seccomp;
 mod settle;
 pub(crate) mod syscalls;
+mod users;
 
 use std::{
-    ffi::CString,
-    fs,
-    io::{self, IoSlice},
-    mem::MaybeUninit,
-    os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
-        unix::fs::{DirBuilderExt, PermissionsExt},
-    },
-    path::{Path, PathBuf},
+    fs, io,
+    os::fd::{AsFd, OwnedFd},
+    path::PathBuf,
 };
 
-use harvest_proto::launch::{Cradle, Descriptor, Launch};
+use harvest_proto::launch::{Descriptor, Launch};
 use rustix::{
-    fs::{Mode, OFlags},
-    net::{
-        AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
-        SocketType, bind, listen, sendmsg, socket_with, socketpair,
-    },
-    process::{DumpableBehavior, Resource, Rlimit, Signal, getrlimit, setrlimit},
-    thread::{CapabilitiesSecureBits, LinkNameSpaceType, UnshareFlags},
+    net::{AddressFamily, SocketFlags, SocketType, socketpair},
+    process::{Resource, Rlimit, getrlimit, setrlimit},
+    thread::UnshareFlags,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::{
     error::{Doing, StepError},
-    plan::{IDS, Namespace, Step},
-    rootless,
+    plan::{Namespace, Step},
     syscall::{self, Side},
-    zygote::protocol::receive,
+    zygote::protocol::{receive, send_with},
 };
-use ids::Claim;
 use mounts::{Scratch, Tree};
+pub(crate) use users::{act_as, make_user_namespace};
 
-// Pid 1's own, beside those of its commands.
-const SUPERVISOR_PROCESSES: u64 = 64;
+/// The name of the file the supervisor's output goes to.
+pub(crate) const LOG: &str = "supervisor.log";
+
+/// The name of the file by which pid 1 is asked to let its commands stand still.
+pub(crate) const STILL: &str = "still";
 
 /// What the new process is born with.
 pub(crate) struct Birth<'a> {
@@ -95,83 +90,6 @@ pub(crate) fn clone_flags(namespaces: &[Namespace]) -> u64 {
             Namespace::Uts => libc::CLONE_NEWUTS,
         })
         .fold(0, |flags, flag| flags | u64::from(flag.cast_unsigned()))
-}
-
-/// Makes a user namespace that maps 0.. to the claimed range.
-///
-/// # Safety
-/// The caller must have one thread only.
-pub(crate) unsafe fn make_user_namespace(claim: &Claim) -> Result<OwnedFd, StepError> {
-    let doing = || "make a user namespace".to_owned();
-    // The kernel counts inotify watches, pending signals and the like against who made the
-    // namespace: an id of its own, not root, whom all sandboxes would share.
-    let owner = |uid: u32| {
-        let id = rustix::process::Uid::from_raw(uid);
-        rustix::thread::set_thread_res_uid(None, Some(id), None)?;
-        // Or what `/proc` shows of us and of the child would be closed to who is not the host's root.
-        rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable)
-    };
-    let before = narrow(claim).doing(doing)?;
-    owner(claim.owner()).doing(doing)?;
-    let zygote = rustix::process::getpid();
-    // SAFETY: the caller vouches for one thread; the child below only waits to be killed.
-    let side = unsafe { syscall::clone_process(libc::CLONE_NEWUSER.cast_unsigned().into(), None) };
-    if let Ok(Side::Child) = side {
-        wait_for_the_end(zygote);
-    }
-    owner(0).doing(doing)?;
-    for (resource, limit) in before {
-        setrlimit(resource, limit).doing(doing)?;
-    }
-    let Side::Parent { pid, pidfd } = side.doing(doing)? else { wait_for_the_end(zygote) };
-    let prepare = || -> io::Result<OwnedFd> {
-        for file in ["uid_map", "gid_map"] {
-            let map = match claim {
-                Claim::Own { first, .. } => format!("0 {first} {IDS}\n"),
-                Claim::Shared { .. } => {
-                    rootless::same_ids(&fs::read_to_string(format!("/proc/self/{file}"))?)
-                }
-            };
-            fs::write(format!("/proc/{pid}/{file}"), map)?;
-        }
-        Ok(fs::File::open(format!("/proc/{pid}/ns/user"))?.into())
-    };
-    let namespace = prepare();
-    let _ = rustix::process::pidfd_send_signal(&pidfd, Signal::KILL);
-    let _ = rustix::process::waitid(
-        rustix::process::WaitId::PidFd(pidfd.as_fd()),
-        rustix::process::WaitIdOptions::EXITED,
-    );
-    namespace.doing(doing)
-}
-
-/// Lowers what the maker of a user namespace may have, where ids are shared: the namespace remembers it,
-/// and what has an id inside counts together. Answers what to set again.
-fn narrow(claim: &Claim) -> io::Result<Vec<(Resource, Rlimit)>> {
-    let Some(processes) = claim.processes() else { return Ok(Vec::new()) };
-    let mut before = Vec::new();
-    for resource in [Resource::Nproc, Resource::Sigpending] {
-        let limit = getrlimit(resource);
-        let most = match resource {
-            Resource::Nproc => u64::from(processes) + SUPERVISOR_PROCESSES,
-            _ => limit.current.unwrap_or(u64::MAX) / rootless::SHARE,
-        };
-        let most = limit.maximum.map_or(most, |maximum| maximum.min(most));
-        setrlimit(resource, Rlimit { current: Some(most), ..limit })?;
-        before.push((resource, limit));
-    }
-    Ok(before)
-}
-
-fn wait_for_the_end(zygote: rustix::process::Pid) -> ! {
-    // Should the zygote die first, this process must not stay.
-    let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
-    if rustix::process::getppid() != Some(zygote) {
-        syscall::exit_now(1);
-    }
-    loop {
-        let _ = rustix::thread::nanosleep(&rustix::thread::Timespec { tv_sec: 60, tv_nsec: 0 });
-    }
 }
 
 /// Carries the new process's steps out. Returns `Ok` in the process that has furnished the sandbox,
@@ -274,7 +192,7 @@ impl Work {
             Step::Door => self.door(),
             Step::Log => self.log(),
             Step::Still => self.still(),
-            Step::EnterUserNamespace => enter_users(birth.users.as_fd()),
+            Step::EnterUserNamespace => users::enter(birth.users.as_fd()),
             Step::ResourceLimits => resource_limits(birth.processes),
             Step::Capabilities { keep } => caps::keep_only(keep).doing(|| "drop capabilities".to_owned()),
             Step::NoNewPrivileges => {
@@ -298,213 +216,10 @@ impl Work {
             _ => self.disk_step(step, birth),
         }
     }
-
-    fn disk_step(&mut self, step: &Step, birth: &Birth<'_>) -> Result<(), StepError> {
-        match step {
-            Step::Scratch => {
-                self.scratch = Some(Scratch::make()?);
-                // What is made ahead belongs to root inside.
-                return act_as(birth.first_id);
-            }
-            Step::Overlay { lowers } => {
-                // An overlay acts for its maker: with ids the layers do not know it could write nothing.
-                act_as(birth.first_id)?;
-                let root = self.scratch()?.overlay(lowers).doing(|| "mount the overlay".to_owned())?;
-                self.tree = Some(Tree { root });
-                return Ok(());
-            }
-            Step::Furnish => {
-                let furnish = self.scratch()?.furnish(self.tree()?);
-                return furnish.doing(|| "put /proc, /dev and /sys into the root".to_owned());
-            }
-            Step::Root => {
-                let tree = self.tree.take().ok_or_else(out_of_order)?;
-                self.scratch = None;
-                return tree.enter().doing(|| "enter the new root".to_owned());
-            }
-            _ => {}
-        }
-        let handed = |number: usize| self.handed.get(number).ok_or(io::ErrorKind::NotFound);
-        let ids = (birth.first_id != 0).then_some(birth.users.as_fd());
-        match step {
-            Step::Layer { from, name } => handed(from.number)
-                .map_err(io::Error::from)
-                .and_then(|tree| self.scratch.as_ref().ok_or(io::ErrorKind::Other)?.layer(tree, name, ids))
-                .doing(|| format!("attach the layer {}", from.path.display())),
-            Step::Writable => {
-                let folder = &self.calling()?.writable;
-                self.scratch()?.writable(folder, ids).doing(|| format!("attach {}", folder.display()))
-            }
-            Step::Proc => self.ahead()?.proc().doing(|| "mount /proc".to_owned()),
-            Step::Dev { nodes } => {
-                let nodes = nodes.iter().map(|(name, (major, minor))| (name.as_str(), *major, *minor));
-                self.ahead()?.dev(nodes, birth.first_id).doing(|| "make /dev".to_owned())
-            }
-            Step::Shm { bytes } => self.tree()?.shm(*bytes).doing(|| "mount /dev/shm".to_owned()),
-            Step::Empty { inside } => {
-                self.ahead()?.empty(inside).doing(|| format!("cover {}", inside.display()))
-            }
-            Step::Mask { paths } => {
-                self.ahead()?.mask(paths, self.scratch()?).doing(|| "mask parts of /proc".to_owned())
-            }
-            Step::ReadOnly { paths } => {
-                self.ahead()?.read_only(paths).doing(|| "make parts of /proc read-only".to_owned())
-            }
-            Step::File { inside, text } => {
-                self.files += 1;
-                let file = self.scratch()?.file(self.files, text);
-                file.and_then(|file| self.tree.as_ref().ok_or(io::ErrorKind::Other)?.on_file(&file, inside))
-                    .doing(|| format!("provide {}", inside.display()))
-            }
-            Step::Bind { from, inside } => handed(from.number)
-                .map_err(io::Error::from)
-                .and_then(|tree| self.tree.as_ref().ok_or(io::ErrorKind::Other)?.bind(tree, inside))
-                .doing(|| format!("bind {} to {}", from.path.display(), inside.display())),
-            Step::Volume { from, inside, read_only } => handed(from.number)
-                .map_err(io::Error::from)
-                .and_then(|mount| {
-                    let tree = self.tree.as_ref().ok_or(io::ErrorKind::Other)?;
-                    tree.volume(mount, inside, *read_only, ids)
-                })
-                .doing(|| format!("attach the volume {} to {}", from.path.display(), inside.display())),
-            _ => Err(out_of_order()),
-        }
-    }
-
-    fn scratch(&self) -> Result<&Scratch, StepError> {
-        self.scratch.as_ref().ok_or_else(out_of_order)
-    }
-
-    fn ahead(&self) -> Result<Tree, StepError> {
-        self.scratch()?.ahead().doing(|| "find what is made ahead".to_owned())
-    }
-
-    fn tree(&self) -> Result<&Tree, StepError> {
-        self.tree.as_ref().ok_or_else(out_of_order)
-    }
-
-    fn inherit(&mut self, descriptor: Descriptor, path: &Path, write: bool) -> Result<(), StepError> {
-        let access = if write { OFlags::WRONLY } else { OFlags::RDONLY };
-        let file = rustix::fs::open(path, access | OFlags::CLOEXEC, Mode::empty())
-            .doing(|| format!("open {}", path.display()))?;
-        self.inherited.push((descriptor, file));
-        Ok(())
-    }
-
-    fn bridge(&mut self) -> Result<(), StepError> {
-        let run = &self.calling()?.run;
-        let make = || -> io::Result<OwnedFd> {
-            match fs::DirBuilder::new().mode(0o711).create(run) {
-                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-                _ => {}
-            }
-            // Bound by a short name: a socket's path may have 107 bytes only.
-            rustix::process::chdir(run)?;
-            let _ = fs::remove_file("bridge.sock");
-            let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-            bind(&socket, &SocketAddrUnix::new("bridge.sock")?)?;
-            fs::set_permissions("bridge.sock", fs::Permissions::from_mode(0o666))?;
-            listen(&socket, 128)?;
-            rustix::process::chdir("/")?;
-            Ok(socket)
-        };
-        let bridge = make().doing(|| format!("bind the bridge in {}", run.display()))?;
-        self.inherited.push((Descriptor::Bridge, bridge));
-        Ok(())
-    }
-
-    fn door(&mut self) -> Result<(), StepError> {
-        let run = &self.calling()?.run;
-        let door = mounts::detached(run).doing(|| format!("open the door's folder {}", run.display()))?;
-        self.inherited.push((Descriptor::Door, door));
-        Ok(())
-    }
-
-    fn log(&mut self) -> Result<(), StepError> {
-        let path = self.calling()?.folder.join(LOG);
-        let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::CLOEXEC;
-        let log = rustix::fs::open(&path, flags, Mode::from_raw_mode(0o600));
-        self.inherited.push((Descriptor::Log, log.doing(|| format!("open {}", path.display()))?));
-        Ok(())
-    }
-
-    fn still(&mut self) -> Result<(), StepError> {
-        let path = self.calling()?.folder.join(STILL);
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC;
-        // Two numbers: a disk that is full later has room for them already.
-        let make = || -> io::Result<OwnedFd> {
-            let file = rustix::fs::open(&path, flags, Mode::from_raw_mode(0o600))?;
-            rustix::io::write(&file, &[0; 16])?;
-            Ok(file)
-        };
-        self.inherited.push((Descriptor::Still, make().doing(|| format!("make {}", path.display()))?));
-        Ok(())
-    }
-
-    /// Becomes the supervisor, which finds what it gets ahead of its launch on its standard input.
-    fn exec(&mut self, supervisor: &OwnedFd) -> StepError {
-        let (Some(stdin), Some(null)) = (self.stdin.take(), self.null.take()) else {
-            return out_of_order();
-        };
-        let start = || -> io::Result<()> {
-            syscall::standard_stream(&null, 1)?;
-            syscall::standard_stream(&null, 2)?;
-            syscall::standard_stream(&stdin, 0)
-        };
-        if let Err(error) = start() {
-            return StepError::new("prepare the supervisor's streams", error);
-        }
-        syscall::default_signals();
-        // The zygote's own is empty, so that the modes it asks for are the modes it gets.
-        rustix::process::umask(Mode::from_raw_mode(0o022));
-        let name = CString::from(c"harvest-supervisor");
-        StepError::new("execute the supervisor", syscall::execute(supervisor, &[name]))
-    }
-
-    /// Gives the supervisor what is ready before anybody knows which sandbox it will be pid 1 of.
-    fn cradle(&mut self, launcher: &OwnedFd) -> Result<(), StepError> {
-        let null = self.scratch()?.null().doing(|| "open /dev/null".to_owned())?;
-        self.null = Some(null.try_clone().doing(|| "keep /dev/null".to_owned())?);
-        self.inherited.push((Descriptor::Null, null));
-        let (cradle, files): (Vec<_>, Vec<_>) = std::mem::take(&mut self.inherited).into_iter().unzip();
-        give(launcher, &Cradle { cradle }, &files).doing(|| "fill the supervisor's cradle".to_owned())
-    }
-
-    fn launch(&mut self) -> Result<(), StepError> {
-        let (Some(calling), Some(launcher)) = (self.calling.take(), self.launcher.take()) else {
-            return Err(out_of_order());
-        };
-        let mut launch = calling.launch;
-        let (names, files): (Vec<_>, Vec<_>) = std::mem::take(&mut self.inherited).into_iter().unzip();
-        launch.descriptors = names;
-        give(&launcher, &launch, &files).doing(|| "launch the supervisor".to_owned())
-    }
 }
-
-fn give<T: Serialize>(socket: &OwnedFd, message: &T, files: &[OwnedFd]) -> io::Result<()> {
-    let files: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
-    send_with(socket, &serde_json::to_vec(message)?, &files)
-}
-
-/// The name of the file the supervisor's output goes to.
-pub(crate) const LOG: &str = "supervisor.log";
-
-/// The name of the file by which pid 1 is asked to let its commands stand still.
-pub(crate) const STILL: &str = "still";
 
 fn out_of_order() -> StepError {
     StepError::new("carry out a plan whose steps are out of order", io::ErrorKind::InvalidInput.into())
-}
-
-/// Sends one message with descriptors attached.
-pub(crate) fn send_with(socket: impl AsFd, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(files.len()))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
-    let sent = sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?;
-    if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
 fn join(groups: &[PathBuf]) -> Result<(), StepError> {
@@ -530,25 +245,6 @@ fn new_cgroup_namespace() -> Result<(), StepError> {
     // SAFETY: a cgroup namespace changes what paths are shown, nothing a running thread relies on.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWCGROUP) }
         .doing(|| "make a cgroup namespace".to_owned())
-}
-
-/// Files are made and permissions checked as this id from now on; capabilities stay.
-pub(crate) fn act_as(id: u32) -> Result<(), StepError> {
-    rustix::thread::set_capabilities_secure_bits(CapabilitiesSecureBits::NO_SETUID_FIXUP)
-        .doing(|| "keep capabilities across a change of ids".to_owned())?;
-    syscall::set_file_ids(id, id);
-    Ok(())
-}
-
-fn enter_users(users: BorrowedFd<'_>) -> Result<(), StepError> {
-    let enter = || -> io::Result<()> {
-        rustix::thread::move_into_link_name_space(users, Some(LinkNameSpaceType::User))?;
-        let (uid, gid) = (rustix::process::Uid::ROOT, rustix::process::Gid::ROOT);
-        rustix::thread::set_thread_res_gid(Some(gid), Some(gid), Some(gid))?;
-        rustix::thread::set_thread_groups(&[])?;
-        Ok(rustix::thread::set_thread_res_uid(Some(uid), Some(uid), Some(uid))?)
-    };
-    enter().doing(|| "enter the user namespace".to_owned())
 }
 
 fn resource_limits(processes: Option<u32>) -> Result<(), StepError> {

@@ -2,7 +2,7 @@
 //! descriptors a start needs attached. A `Wait` is answered when the sandbox has ended.
 
 use std::{
-    io::{self, IoSliceMut},
+    io::{self, IoSlice, IoSliceMut},
     mem::MaybeUninit,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
@@ -12,10 +12,13 @@ use std::{
 };
 
 use harvest_proto::SandboxId;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recv, recvmsg};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recv, recvmsg, sendmsg,
+};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::{isolate::send_with, sandbox::Record, volume::VolumeName};
+use crate::{sandbox::Record, seeds::SeedCounts, volume::VolumeName};
 
 /// What the engine asks for.
 #[derive(Debug, Serialize, Deserialize)]
@@ -50,6 +53,8 @@ pub(crate) enum Request {
     Thaw { id: SandboxId },
     /// Let go of a volume, if you hold it.
     Release { volume: VolumeName },
+    /// How many seeds do you have? Who asks only this keeps no zygote from going.
+    Seeds,
     /// Are you there? By the time of the answer every sandbox's state is written down.
     Ping,
     /// Exit unless there is something to look after.
@@ -64,6 +69,8 @@ pub(crate) enum Answer {
     Started { pid: u32 },
     /// It has ended.
     Ended { reason: String },
+    /// So many.
+    Seeds(SeedCounts),
     /// Done.
     Done,
     /// No such sandbox, or it does not run.
@@ -107,6 +114,17 @@ pub(crate) fn send<T: Serialize>(socket: impl AsFd, message: &T, files: &[Borrow
         return Err(io::ErrorKind::ArgumentListTooLong.into());
     }
     send_with(socket, &bytes, files)
+}
+
+/// Sends one message with descriptors attached.
+pub(crate) fn send_with(socket: impl AsFd, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(files.len()))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let sent = sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)?;
+    if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
 }
 
 /// Receives one packet; `None` when the other end is gone.

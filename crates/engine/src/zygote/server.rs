@@ -39,6 +39,8 @@ const QUIET: Duration = Duration::from_millis(50);
 struct Client {
     socket: OwnedFd,
     waits: Option<Waits>,
+    /// It asked only how things are.
+    only_looks: bool,
 }
 
 /// What a client is to be told of.
@@ -103,7 +105,8 @@ impl Server {
                 self.nursery.cut_logs();
             }
             // Who asked for rest may hold the connection still; a sandbox is never left alone.
-            let idle = self.nursery.is_empty() && (self.resting || self.clients.is_empty());
+            let idle =
+                self.nursery.is_empty() && (self.resting || self.clients.values().all(|one| one.only_looks));
             if !idle {
                 self.idle_since = now;
             }
@@ -202,16 +205,17 @@ impl Server {
         if !sockopt::socket_peercred(&socket).is_ok_and(|peer| peer.uid == rustix::process::geteuid()) {
             return false;
         }
-        self.clients.insert(self.next_client, Client { socket, waits: None });
+        self.clients.insert(self.next_client, Client { socket, waits: None, only_looks: false });
         self.next_client += 1;
         true
     }
 
     fn request(&mut self, key: u64) {
-        let Some(client) = self.clients.get(&key) else { return };
+        let Some(client) = self.clients.get_mut(&key) else { return };
         self.last_request = Instant::now();
         match receive(&client.socket) {
             Ok(Some((request, files))) => {
+                client.only_looks = matches!(request, Request::Seeds);
                 if let Some(answer) = self.serve(key, request, files) {
                     self.answer(key, &answer);
                 }
@@ -229,6 +233,7 @@ impl Server {
     fn serve(&mut self, key: u64, request: Request, files: Vec<OwnedFd>) -> Option<Answer> {
         match request {
             Request::Ping => Some(Answer::Done),
+            Request::Seeds => Some(Answer::Seeds(self.nursery.seed_counts())),
             Request::Rest => {
                 self.resting = true;
                 Some(Answer::Done)

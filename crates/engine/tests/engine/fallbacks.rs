@@ -1,6 +1,6 @@
 //! The ways around what a lesser host lacks, taken on this one.
 
-use super::*;
+use super::{door::the_door_is_the_only_way, *};
 
 /// Its zygote believes that the host has none.
 #[test]

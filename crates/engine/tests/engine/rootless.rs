@@ -13,15 +13,15 @@ const INSIDE: &str = "HARVEST_TEST_ROOTLESS";
 
 /// Tests of the engine that must pass for an ordinary user just as they are.
 const THE_SAME: [&str; 24] = [
-    "a_command_runs_in_all_namespaces_and_sees_only_its_own_processes",
-    "a_fork_bomb_hurts_only_its_own_work",
-    "a_home_with_a_long_path_works",
-    "a_name_is_reached_through_the_door_and_by_no_other_way",
-    "a_sandbox_that_died_while_no_zygote_looked_is_found_dead",
-    "a_start_that_fails_says_why_and_leaves_nothing",
-    "a_zygote_killed_at_any_moment_of_a_start_leaves_a_whole_sandbox_or_none",
-    "a_zygote_survives_clients_that_talk_nonsense_or_go_away",
-    "an_image_cannot_lead_the_set_up_out_of_its_root",
+    "lives::a_command_runs_in_all_namespaces_and_sees_only_its_own_processes",
+    "lives::a_fork_bomb_hurts_only_its_own_work",
+    "lives::a_home_with_a_long_path_works",
+    "door::a_name_is_reached_through_the_door_and_by_no_other_way",
+    "lives::a_sandbox_that_died_while_no_zygote_looked_is_found_dead",
+    "lives::a_start_that_fails_says_why_and_leaves_nothing",
+    "lives::a_zygote_killed_at_any_moment_of_a_start_leaves_a_whole_sandbox_or_none",
+    "lives::a_zygote_survives_clients_that_talk_nonsense_or_go_away",
+    "lives::an_image_cannot_lead_the_set_up_out_of_its_root",
     "doctor::a_host_that_runs_sandboxes_is_found_fit_and_nothing_is_left_of_the_trials",
     "disks::a_sandbox_that_died_by_itself_leaves_its_disk",
     "disks::a_snapshot_holds_the_disk_of_its_moment",
@@ -171,8 +171,8 @@ fn a_cgroup_the_user_was_given_keeps_the_limits() {
         let user = User::new();
         let given = user.has_cgroup();
         user.runs(&[
-            "a_fork_bomb_hurts_only_its_own_work",
-            "a_memory_hog_dies_alone_and_is_counted",
+            "lives::a_fork_bomb_hurts_only_its_own_work",
+            "lives::a_memory_hog_dies_alone_and_is_counted",
             "disks::a_writer_stands_still_while_it_is_captured",
             "rootless::a_cgroup_the_user_was_given_keeps_the_limits",
         ]);

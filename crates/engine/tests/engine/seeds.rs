@@ -78,6 +78,24 @@ fn as_many_seeds_wait_as_sandboxes_were_started_at_once() {
 }
 
 #[test]
+fn seeds_are_counted_as_they_are_grown_used_and_missed() {
+    let world = World::new();
+    assert_eq!(world.engine.seeds().unwrap(), None, "to ask starts no zygote");
+    world.start();
+    let counts = || world.engine.seeds().unwrap().unwrap();
+    let first = counts();
+    assert_eq!((first.used, first.missed), (0, 1));
+    if !has_seeds(&world) {
+        return;
+    }
+    eventually("a seed", || counts().ready > 0);
+    world.start();
+    let second = counts();
+    assert_eq!((second.used, second.missed), (1, 1));
+    assert!(second.grown > second.ready, "one of those grown is a sandbox now: {second:?}");
+}
+
+#[test]
 fn a_sandbox_may_have_more_memory_than_the_seed_it_came_from() {
     let world = World::new();
     let first = world.start();

@@ -91,6 +91,7 @@ mod tests {
     fn nothing_written_by_others_becomes_markup() {
         let evil = "<script>alert('1')</script>\"&";
         let evidence = Evidence {
+            repository: Some(evil.into()),
             commit: evil.into(),
             check: evil.into(),
             passed: true,

@@ -2,12 +2,12 @@
 
 use std::pin::pin;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use futures_util::StreamExt;
 use harvest_proto::{Event, EventBody, SessionId};
 use serde_json::json;
 
-use crate::{Invocation, cli::Events, client::Client, follow::Update, printer::Advice, resolve};
+use crate::{Invocation, cli::Events, client::Client, follow::Update, printer::Advice, resolve, whole};
 
 pub(crate) async fn run(here: &Invocation, args: &Events) -> Result<u8> {
     check(&args.types)?;
@@ -64,11 +64,8 @@ impl Output<'_> {
         if !is_wanted(&event.body, &self.args.types) {
             return Ok(());
         }
-        if self.args.full
-            && let Some(blob) = event.body.blob().cloned()
-        {
-            let whole = self.client.blob(self.session, &blob.id).await;
-            fill(&mut event.body, whole.with_context(|| format!("cannot read {}", blob.id))?)?;
+        if self.args.full {
+            whole::fetch(self.client, self.session, &mut event.body).await?;
         }
         self.here.print.item(&event)
     }
@@ -77,18 +74,6 @@ impl Output<'_> {
 fn is_wanted(body: &EventBody, types: &[String]) -> bool {
     let name = serde_json::to_value(body).unwrap_or_default();
     types.is_empty() || types.iter().any(|wanted| name["type"] == wanted.as_str())
-}
-
-/// Puts the whole in the place of its ends.
-fn fill(body: &mut EventBody, whole: String) -> Result<()> {
-    match body {
-        EventBody::ToolEnded { output, .. } => *output = whole,
-        EventBody::ToolStarted { input, .. } => {
-            *input = serde_json::from_str(&whole).context("the blob of a tool's input is not JSON")?;
-        }
-        _ => {}
-    }
-    Ok(())
 }
 
 /// A type that does not exist would print nothing for ever.
@@ -120,24 +105,5 @@ mod tests {
         let text = EventBody::TextDelta { text: "x".into() };
         assert!(is_wanted(&text, &[]) && is_wanted(&text, &["text_delta".into()]));
         assert!(!is_wanted(&text, &["turn_ended".into()]));
-    }
-
-    #[test]
-    fn a_blob_takes_the_place_of_its_ends() {
-        let mut ended =
-            EventBody::ToolEnded { call: "c".into(), ok: true, output: "a…b".into(), blob: None };
-        fill(&mut ended, "all".into()).unwrap();
-        assert!(matches!(&ended, EventBody::ToolEnded { output, .. } if output == "all"));
-        let input = json!("cut");
-        let mut started = EventBody::ToolStarted {
-            call: "c".into(),
-            name: "Write".into(),
-            input,
-            parent: None,
-            blob: None,
-        };
-        fill(&mut started, r#"{"path":"a"}"#.into()).unwrap();
-        assert!(matches!(&started, EventBody::ToolStarted { input, .. } if input["path"] == "a"));
-        assert!(fill(&mut started, "{".into()).is_err());
     }
 }

@@ -4,7 +4,7 @@ use std::{io::Write, pin::pin};
 
 use anyhow::{Result, bail};
 use futures_util::StreamExt;
-use harvest_proto::{Event, EventBody, SessionId};
+use harvest_proto::{Event, EventBody, SessionId, api::Session};
 
 use crate::{
     Invocation,
@@ -61,7 +61,7 @@ pub(crate) async fn follow(
                     return Ok(Seen::Rest(verdict));
                 }
             }
-            Some(Ok(Update::Snapshot(_))) => {}
+            Some(Ok(Update::Snapshot(session))) => screen.session(&session),
             Some(Err(error)) => {
                 screen.finish()?;
                 return Err(error);
@@ -100,6 +100,16 @@ impl<'a> Screen<'a> {
     pub(crate) fn new(here: &'a Invocation, lines_are_results: bool) -> Self {
         let renderer = Renderer::new(here.print.verbose, columns());
         Self { here, renderer, lines_are_results }
+    }
+
+    /// What is known of the session itself, before its events.
+    pub(crate) fn session(&mut self, session: &Session) {
+        self.renderer.session(session);
+    }
+
+    /// Shows what tools said to its end.
+    pub(crate) fn full(&mut self) {
+        self.renderer.full();
     }
 
     pub(crate) fn event(&mut self, event: &Event) -> Result<()> {

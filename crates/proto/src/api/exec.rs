@@ -25,8 +25,8 @@ pub struct ExecRequest {
     /// What the command reads, base64; nothing when absent.
     #[serde(default)]
     pub stdin: Option<String>,
-    /// It goes on when the client is gone, and what it says then is thrown away. It still ends with the
-    /// server's connection to the sandbox.
+    /// It goes on when the client is gone, or the server, and what it says then is thrown away. While it runs
+    /// its session is not idle.
     #[serde(default)]
     pub detach: bool,
 }

@@ -114,6 +114,9 @@ pub struct Pull {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Evidence {
+    /// The repository's name; absent in what older versions stored.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repository: Option<String>,
     /// The commit checked out.
     pub commit: String,
     /// What ran.

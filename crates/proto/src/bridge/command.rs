@@ -28,6 +28,10 @@ pub struct Command {
     /// Gives it a terminal of its own: `stdin` and `stdout` carry what is typed and shown, `stderr` nothing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub terminal: Option<Terminal>,
+    /// It goes on when the connection ends, and what it says then is thrown away; not with a terminal. An older
+    /// supervisor ends it with the connection.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub detached: bool,
 }
 
 /// The terminal a command gets.

@@ -120,12 +120,15 @@ mod tests {
     }
 
     #[test]
-    fn an_older_side_neither_asks_for_terminals_nor_claims_them() {
+    fn an_older_side_neither_asks_for_what_is_new_nor_claims_it() {
         let text = r#"{"argv":["sh"],"env":{},"cwd":null,"user":null,"timeout_millis":null,"stdin":null,
             "stdout":1,"stderr":2}"#;
         let command: Command = serde_json::from_str(text).unwrap();
-        assert_eq!(command.terminal, None);
-        assert!(!serde_json::to_string(&command).unwrap().contains("terminal"));
+        assert_eq!((&command.terminal, command.detached), (&None, false));
+        let again = serde_json::to_string(&command).unwrap();
+        assert!(!again.contains("terminal") && !again.contains("detached"));
+        let heartbeat: FromSupervisor = serde_json::from_str(r#"{"say":"heartbeat","busy":true}"#).unwrap();
+        assert_eq!(heartbeat, FromSupervisor::Heartbeat { busy: true, detached: 0 });
         let started: Reply = serde_json::from_str(r#"{"reply":"started","pid":7}"#).unwrap();
         assert_eq!(started, Reply::Started { pid: 7, terminal: false });
     }

@@ -209,10 +209,13 @@ pub enum FromSupervisor {
         /// The stream.
         stream: StreamId,
     },
-    /// Sent to the owner as often as its `Hello` asked for.
+    /// Sent to the owner as often as its `Hello` asked for, and when another number of detached commands runs.
     Heartbeat {
         /// Whether a turn is in progress.
         busy: bool,
+        /// As in [`Status::detached`].
+        #[serde(default, skip_serializing_if = "status::is_none")]
+        detached: u32,
     },
 }
 

@@ -18,6 +18,14 @@ pub struct Status {
     pub prompts: Vec<(PromptId, PromptProgress)>,
     /// The highest outbox number given out.
     pub last_event: u64,
+    /// How many detached commands run, whoever started them; an older supervisor does not say.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub detached: u32,
+}
+
+/// Nothing to tell.
+pub(super) const fn is_none(count: &u32) -> bool {
+    *count == 0
 }
 
 /// How far a prompt has come.

@@ -22,6 +22,7 @@ pub(crate) async fn serve(machine: Arc<Machine>, stream: DuplexStream) {
         owner: None,
         welcomed: false,
         sent: 0,
+        detached: 0,
         outgoing: BTreeMap::new(),
         incoming: BTreeMap::new(),
         sleeping: Vec::new(),
@@ -59,6 +60,8 @@ struct Connection {
     owner: Option<u64>,
     welcomed: bool,
     sent: u64,
+    /// How many detached commands run, as was said last.
+    detached: u32,
     outgoing: BTreeMap<StreamId, Outgoing>,
     incoming: BTreeMap<StreamId, Incoming>,
     sleeping: Vec<(RequestId, StreamId, StreamId)>,
@@ -96,6 +99,10 @@ impl Connection {
                 self.sent = event.number;
                 self.say(FromSupervisor::Event(event)).await?;
             }
+            let detached = self.machine.detached();
+            if std::mem::replace(&mut self.detached, detached) != detached {
+                self.say(FromSupervisor::Heartbeat { busy: false, detached }).await?;
+            }
         }
         Some(())
     }
@@ -116,6 +123,7 @@ impl Connection {
         }
         self.welcomed = true;
         let status = self.machine.status();
+        self.detached = status.detached;
         self.say(FromSupervisor::Welcome { version: VERSION, status }).await
     }
 

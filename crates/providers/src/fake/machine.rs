@@ -28,6 +28,7 @@ struct Inside {
     ended: Option<String>,
     still: bool,
     freezes: u64,
+    detached: u32,
     boot: Option<Boot>,
     failed: bool,
     prompts: Vec<(PromptId, PromptProgress)>,
@@ -162,7 +163,17 @@ impl Machine {
             failed: inside.failed,
             prompts: inside.prompts.clone(),
             last_event: inside.last_event,
+            detached: inside.detached,
         }
+    }
+
+    pub(crate) fn detached(&self) -> u32 {
+        self.inside().detached
+    }
+
+    pub(crate) fn set_detached(&self, count: u32) {
+        self.inside().detached = count;
+        self.beat();
     }
 
     pub(crate) fn events_after(&self, number: u64) -> Vec<OutboxEvent> {

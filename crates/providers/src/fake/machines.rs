@@ -19,7 +19,10 @@ use harvest_proto::{
     event::SnapshotKind,
 };
 use harvest_session::{
-    machines::{Archive, Fresh, HostDisks, ImageLines, Images, ImportImage, MachineError, Sandboxes},
+    machines::{
+        Archive, Forks, Fresh, HostDisks, ImageLines, Images, ImportImage, MachineError, NewSandbox,
+        Sandboxes,
+    },
     provider::{BridgeStream, Provider, ProviderError, Snapshots, StartFrom, StartOrder},
 };
 
@@ -37,6 +40,12 @@ impl Own {
     pub(super) fn has(&self, sandbox: &SandboxId) -> bool {
         self.sandboxes.contains_key(sandbox)
     }
+
+    /// Those that stay, with who made them.
+    pub(super) fn kept(&self) -> impl Iterator<Item = (&SandboxId, Option<&String>)> {
+        let kept = self.sandboxes.iter().filter(|(_, made)| matches!(made.lives, Lives::OnItsOwn));
+        kept.map(|(id, made)| (id, made.made_by.as_ref()))
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -47,6 +56,7 @@ enum Lives {
 
 struct Made {
     order: CreateSandbox,
+    made_by: Option<String>,
     lives: Lives,
     number: i64,
 }
@@ -88,6 +98,7 @@ impl Fake {
                 Some(Lives::WithUs) => format!("process {}", std::process::id()),
                 None => "session".to_owned(),
             },
+            made_by: made.and_then(|made| made.made_by.clone()),
             network: order.network,
             limits: order.limits,
             volumes: order.volumes,
@@ -99,8 +110,11 @@ impl Fake {
         })
     }
 
-    async fn begin(&self, order: CreateSandbox, lives: Lives) -> Result<SandboxId, MachineError> {
-        let sandbox = SandboxId::random();
+    async fn begin(&self, new: NewSandbox, lives: Lives) -> Result<SandboxId, MachineError> {
+        let NewSandbox { id: sandbox, made_by, order } = new;
+        if self.inner().sandboxes.contains_key(&sandbox) {
+            return Err(conflict("exists", format!("{sandbox} is there already")));
+        }
         let from = match &order.from {
             Some(snapshot) => StartFrom::Snapshot(snapshot.clone()),
             None => StartFrom::Image(order.image.clone().unwrap_or_else(|| "base".to_owned())),
@@ -114,7 +128,7 @@ impl Fake {
         self.start(start).await.map_err(translate)?;
         let mut inner = self.inner();
         let number = i64::try_from(inner.orders.len()).unwrap_or(i64::MAX);
-        inner.own.sandboxes.insert(sandbox.clone(), Made { order, lives, number });
+        inner.own.sandboxes.insert(sandbox.clone(), Made { order, made_by, lives, number });
         Ok(sandbox)
     }
 
@@ -125,13 +139,13 @@ impl Fake {
 
 #[async_trait]
 impl Sandboxes for Fake {
-    async fn sandbox_create(&self, order: CreateSandbox) -> Result<CreatedSandbox, MachineError> {
-        let sandbox_id = self.begin(order, Lives::OnItsOwn).await?;
+    async fn sandbox_create(&self, new: NewSandbox) -> Result<CreatedSandbox, MachineError> {
+        let sandbox_id = self.begin(new, Lives::OnItsOwn).await?;
         Ok(CreatedSandbox { sandbox_id, status: SandboxStatus::Running, warnings: Vec::new() })
     }
 
-    async fn sandbox_fresh(&self, order: CreateSandbox) -> Result<Fresh, MachineError> {
-        let sandbox_id = self.begin(order, Lives::WithUs).await?;
+    async fn sandbox_fresh(&self, new: NewSandbox) -> Result<Fresh, MachineError> {
+        let sandbox_id = self.begin(new, Lives::WithUs).await?;
         let bridge = self.sandbox_dial(&sandbox_id).await?;
         let made = CreatedSandbox { sandbox_id, status: SandboxStatus::Running, warnings: Vec::new() };
         Ok(Fresh { made, bridge })
@@ -177,19 +191,26 @@ impl Sandboxes for Fake {
         self.sandbox_get(sandbox).await
     }
 
-    async fn sandbox_snapshot(&self, sandbox: &SandboxId) -> Result<SandboxSnapshot, MachineError> {
+    async fn sandbox_snapshot(
+        &self,
+        sandbox: &SandboxId,
+        id: SnapshotId,
+    ) -> Result<SandboxSnapshot, MachineError> {
         self.sandbox_get(sandbox).await?;
-        let id = SnapshotId::random();
         let frozen_millis = self.capture(sandbox, &id, SnapshotKind::Turn).await.map_err(translate)?;
         Ok(SandboxSnapshot { id, sandbox: sandbox.clone(), frozen_millis, bytes: 0 })
     }
 
-    async fn sandbox_fork(&self, sandbox: &SandboxId, count: u16) -> Result<ForkedSandbox, MachineError> {
-        let snapshot = self.sandbox_snapshot(sandbox).await?.id;
+    async fn sandbox_fork(&self, sandbox: &SandboxId, wanted: Forks) -> Result<ForkedSandbox, MachineError> {
+        let snapshot = self.sandbox_snapshot(sandbox, wanted.through).await?.id;
         let mut forks = Vec::new();
-        for _ in 0..count {
+        for id in wanted.ids {
             let order = CreateSandbox { from: Some(snapshot.clone()), ..CreateSandbox::default() };
-            forks.push(self.begin(order, Lives::OnItsOwn).await?);
+            let new = NewSandbox { id: id.clone(), made_by: wanted.made_by.clone(), order };
+            match self.begin(new, Lives::OnItsOwn).await {
+                Ok(_) | Err(MachineError::Conflict { code: "exists", .. }) => forks.push(id),
+                Err(error) => return Err(error),
+            }
         }
         self.remove(&snapshot).await.map_err(translate)?;
         Ok(ForkedSandbox { source: sandbox.clone(), forks, failed: None })
@@ -217,6 +238,14 @@ impl Sandboxes for Fake {
     async fn sandbox_dial(&self, sandbox: &SandboxId) -> Result<Box<dyn BridgeStream>, MachineError> {
         self.sandbox_get(sandbox).await?;
         self.dial(sandbox).await.map_err(translate)
+    }
+
+    async fn sandbox_ended(&self, sandbox: &SandboxId) -> Result<(), MachineError> {
+        match self.ended(sandbox).await {
+            // Who is not there has ended.
+            Ok(_) | Err(ProviderError::NotRunning { .. }) => Ok(()),
+            Err(error) => Err(translate(error)),
+        }
     }
 
     async fn sandbox_why(&self, sandbox: &SandboxId) -> Option<String> {

@@ -172,6 +172,13 @@ impl Fake {
         }
     }
 
+    /// So many detached commands run in the sandbox from now on.
+    pub fn set_detached(&self, sandbox: &SandboxId, count: u32) {
+        if let Ok(machine) = self.machine(sandbox) {
+            machine.set_detached(count);
+        }
+    }
+
     /// Whether what runs in the sandbox stands still: no command and no turn begins in it.
     #[must_use]
     pub fn is_still(&self, sandbox: &SandboxId) -> bool {
@@ -289,6 +296,13 @@ impl Provider for Fake {
         // Those people made for themselves are none of the sessions' business.
         let inner = self.inner();
         Ok(inner.sandboxes.keys().filter(|id| !inner.own.has(id)).cloned().collect())
+    }
+
+    async fn others(&self) -> Result<Vec<(SandboxId, Option<String>)>, ProviderError> {
+        let inner = self.inner();
+        let runs = |id: &SandboxId| inner.sandboxes.get(id).is_some_and(|machine| machine.ended().is_none());
+        let kept = inner.own.kept().filter(|(id, _)| runs(id));
+        Ok(kept.map(|(id, user)| (id.clone(), user.cloned())).collect())
     }
 
     async fn holds(&self, from: &StartFrom) -> Result<bool, ProviderError> {

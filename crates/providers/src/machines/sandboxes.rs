@@ -1,17 +1,19 @@
 //! Sandboxes of one's own on this machine.
 
 use async_trait::async_trait;
-use harvest_engine::{EXEC_STATE, Engine, EngineError, Network, Origin, Owner, Running, SandboxState, Spec};
+use harvest_engine::{
+    EXEC_STATE, Engine, EngineError, Limits, Network, Origin, Owner, Running, SandboxState, Spec,
+};
 use harvest_proto::{
     SandboxId, SnapshotId,
     api::machines::{
-        CreateSandbox, CreatedSandbox, ForkedSandbox, RestoredSandbox, Sandbox, SandboxList, SandboxSnapshot,
-        SandboxStatus, TornSandbox,
+        CreatedSandbox, ForkedSandbox, RestoredSandbox, Sandbox, SandboxList, SandboxSnapshot, SandboxStatus,
+        TornSandbox,
     },
 };
 use harvest_session::{
-    machines::{Fresh, MachineError, Sandboxes},
-    provider::BridgeStream,
+    machines::{Forks, Fresh, MachineError, NewSandbox, Sandboxes},
+    provider::{BridgeStream, Provider as _},
 };
 use tokio::net::UnixStream;
 
@@ -20,22 +22,22 @@ use super::{
     errors::{conflict, explained, no_such_sandbox, not_running, words},
     spec::{shown, spec},
 };
-use crate::local::{dial, dial_blocking};
+use crate::local::{Local, dial, dial_blocking};
 
 const STARTING: &str = "cannot start a sandbox";
 
 #[async_trait]
 impl Sandboxes for LocalMachines {
-    async fn sandbox_create(&self, order: CreateSandbox) -> Result<CreatedSandbox, MachineError> {
-        let with_state = order.state.unwrap_or(true);
-        let spec = spec(order, Owner::Kept)?;
+    async fn sandbox_create(&self, new: NewSandbox) -> Result<CreatedSandbox, MachineError> {
+        let with_state = new.order.state.unwrap_or(true);
+        let spec = spec(new, Owner::Kept)?;
         let begun = self.ask(STARTING, move |engine| begin(engine, spec, with_state));
         Ok(begun.await?.0)
     }
 
-    async fn sandbox_fresh(&self, order: CreateSandbox) -> Result<Fresh, MachineError> {
-        let with_state = order.state.unwrap_or(true);
-        let spec = spec(order, Owner::Process(std::process::id()))?;
+    async fn sandbox_fresh(&self, new: NewSandbox) -> Result<Fresh, MachineError> {
+        let with_state = new.order.state.unwrap_or(true);
+        let spec = spec(new, Owner::Process(std::process::id()))?;
         let begun = self.work(STARTING, move |engine| {
             let said = |error| explained(STARTING.to_owned(), error);
             let (made, running) = begin(engine, spec, with_state).map_err(said)?;
@@ -98,17 +100,22 @@ impl Sandboxes for LocalMachines {
             match start() {
                 // Somebody else was faster.
                 Ok(()) | Err(EngineError::Exists { .. }) => get(engine, &id),
+                // So was a server that died after it had asked for it.
+                Err(_) if matches!(engine.find(&id), Ok(SandboxState::Running(_))) => get(engine, &id),
                 Err(error) => Err(explained(doing, error)),
             }
         })
         .await
     }
 
-    async fn sandbox_snapshot(&self, sandbox: &SandboxId) -> Result<SandboxSnapshot, MachineError> {
+    async fn sandbox_snapshot(
+        &self,
+        sandbox: &SandboxId,
+        kept: SnapshotId,
+    ) -> Result<SandboxSnapshot, MachineError> {
         let (id, doing) = (sandbox.clone(), format!("cannot keep the disk of {sandbox}"));
         self.work(doing.clone(), move |engine| {
             there(engine, &id)?;
-            let kept = SnapshotId::random();
             // On the disk before it is answered: the process that asks may end, and take the thread with it
             // that would do it later.
             let captured = engine.capture(&id, &kept).and_then(|captured| {
@@ -122,9 +129,9 @@ impl Sandboxes for LocalMachines {
         .await
     }
 
-    async fn sandbox_fork(&self, sandbox: &SandboxId, count: u16) -> Result<ForkedSandbox, MachineError> {
+    async fn sandbox_fork(&self, sandbox: &SandboxId, forks: Forks) -> Result<ForkedSandbox, MachineError> {
         let id = sandbox.clone();
-        self.work(format!("cannot fork {sandbox}"), move |engine| fork(engine, id, count)).await
+        self.work(format!("cannot fork {sandbox}"), move |engine| fork(engine, id, forks)).await
     }
 
     async fn sandbox_restore(
@@ -155,6 +162,15 @@ impl Sandboxes for LocalMachines {
                 source: source.into(),
             }),
         }
+    }
+
+    async fn sandbox_ended(&self, sandbox: &SandboxId) -> Result<(), MachineError> {
+        let local = Local::new(self.engine.clone(), Limits::default());
+        local.ended(sandbox).await.map(drop).map_err(|error| MachineError::Failed {
+            doing: format!("cannot wait for {sandbox}"),
+            hint: None,
+            source: error.into(),
+        })
     }
 
     async fn sandbox_why(&self, sandbox: &SandboxId) -> Option<String> {
@@ -252,20 +268,22 @@ fn ones_own(engine: &Engine, id: &SandboxId, verb: &str) -> Result<(), MachineEr
     Ok(())
 }
 
-fn fork(engine: &Engine, id: SandboxId, count: u16) -> Result<ForkedSandbox, MachineError> {
+fn fork(engine: &Engine, id: SandboxId, wanted: Forks) -> Result<ForkedSandbox, MachineError> {
     let source = there(engine, &id)?.spec;
-    let snapshot = SnapshotId::random();
+    let Forks { ids, made_by, through: snapshot } = wanted;
+    let count = ids.len();
     let said = |doing: String| move |error| explained(doing, error);
     engine.capture(&id, &snapshot).map_err(said(format!("cannot keep the disk of {id}")))?;
     let (mut forks, mut failed) = (Vec::new(), None);
-    for _ in 0..count {
-        let fork = SandboxId::random();
+    for fork in ids {
         let from = Origin::Snapshot(snapshot.clone());
         // Whoever forks a session's sandbox has one of their own: nobody serves its door.
         let network = if source.network == Network::Door { Network::Nothing } else { source.network };
-        let spec = Spec { id: fork.clone(), from, network, owner: Owner::Kept, ..source.clone() };
+        let made_by = made_by.clone();
+        let spec = Spec { id: fork.clone(), from, network, owner: Owner::Kept, made_by, ..source.clone() };
         match engine.start(&spec) {
-            Ok(_) => forks.push(fork),
+            // It was made already, for the same request.
+            Ok(_) | Err(EngineError::Exists { .. }) => forks.push(fork),
             Err(error) if forks.is_empty() => {
                 // What could not be forgotten is listed, and the first failure says more.
                 let _ = engine.snapshot_remove(&snapshot);

@@ -4,19 +4,17 @@
 use harvest_engine::{
     EngineError, Image, Inspected, Limits, Network, Origin, Owner, SandboxState, Spec, VolumeMount,
 };
-use harvest_proto::{
-    SandboxId,
-    api::machines::{
-        CreateSandbox, Sandbox, SandboxLimits, SandboxNetwork, SandboxStatus, VolumeMount as Mount,
-    },
+use harvest_proto::api::machines::{
+    Sandbox, SandboxLimits, SandboxNetwork, SandboxStatus, VolumeMount as Mount,
 };
-use harvest_session::machines::MachineError;
+use harvest_session::machines::{MachineError, NewSandbox};
 
 /// What a sandbox of one's own starts from when nobody says.
 const IMAGE: &str = "base";
 
 /// The spec of a sandbox that is asked for.
-pub(super) fn spec(order: CreateSandbox, owner: Owner) -> Result<Spec, MachineError> {
+pub(super) fn spec(new: NewSandbox, owner: Owner) -> Result<Spec, MachineError> {
+    let NewSandbox { id, made_by, order } = new;
     let from = match (order.image, order.from) {
         (Some(_), Some(_)) => {
             let what = "a sandbox starts from an `image` or `from` a snapshot, not both";
@@ -34,7 +32,7 @@ pub(super) fn spec(order: CreateSandbox, owner: Owner) -> Result<Spec, MachineEr
         }
     };
     Ok(Spec {
-        id: SandboxId::random(),
+        id,
         from,
         limits: limits(order.limits),
         network,
@@ -42,6 +40,7 @@ pub(super) fn spec(order: CreateSandbox, owner: Owner) -> Result<Spec, MachineEr
         binds: Vec::new(),
         volumes: order.volumes.into_iter().map(mount).collect::<Result<_, _>>()?,
         env: order.env,
+        made_by,
     })
 }
 
@@ -86,6 +85,7 @@ pub(super) fn shown(sandbox: Inspected, images: &[Image]) -> Sandbox {
         pid,
         image,
         owner: owner(spec.owner),
+        made_by: spec.made_by,
         network: match spec.network {
             Network::Nothing => SandboxNetwork::None,
             Network::Door => SandboxNetwork::Gateway,
@@ -130,11 +130,15 @@ fn owner(owner: Owner) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use harvest_proto::SnapshotId;
+    use harvest_proto::{SandboxId, SnapshotId, api::machines::CreateSandbox};
+
+    fn new(order: CreateSandbox) -> NewSandbox {
+        NewSandbox { id: SandboxId::random(), made_by: None, order }
+    }
 
     #[test]
     fn what_is_not_said_is_as_safe_as_can_be() {
-        let spec = spec(CreateSandbox::default(), Owner::Kept).unwrap();
+        let spec = spec(new(CreateSandbox::default()), Owner::Kept).unwrap();
         assert_eq!((spec.from, spec.network), (Origin::Image("base".into()), Network::Nothing));
         assert_eq!((spec.limits, spec.owner), (Limits::default(), Owner::Kept));
     }
@@ -152,7 +156,7 @@ mod tests {
         };
         let gateway = CreateSandbox { network: SandboxNetwork::Gateway, ..CreateSandbox::default() };
         for order in [both, gateway, volume("../x", "/a"), volume("data", "relative")] {
-            assert!(spec(order.clone(), Owner::Process(1)).is_err(), "{order:?}");
+            assert!(spec(new(order.clone()), Owner::Process(1)).is_err(), "{order:?}");
         }
     }
 }

@@ -23,6 +23,7 @@ impl Bridge {
             read: std::collections::HashMap::new(),
             // There is no command to kill when this is dropped.
             ended: true,
+            detached: false,
         };
         let blob = blob.clone();
         self.request(|id| ToSupervisor::Blob { id, blob, stream }).await?;

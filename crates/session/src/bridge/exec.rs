@@ -40,7 +40,7 @@ pub enum ExecOutput {
     },
 }
 
-/// A command that runs. It is killed when this is dropped before it ended.
+/// A command that runs. It is killed when this is dropped before it ended, unless it is detached.
 #[derive(Debug)]
 pub struct Exec {
     pub(super) bridge: Bridge,
@@ -50,6 +50,8 @@ pub struct Exec {
     pub(super) output: mpsc::UnboundedReceiver<ExecOutput>,
     pub(super) read: HashMap<StreamId, u32>,
     pub(super) ended: bool,
+    /// It goes on without us.
+    pub(super) detached: bool,
 }
 
 /// What a whole command gave.
@@ -115,7 +117,7 @@ impl Bridge {
         self.receive(command.stdout, StreamKind::Stdout, to.clone());
         self.receive(command.stderr, StreamKind::Stderr, to.clone());
         let (streams, stdin) = (vec![command.stdout, command.stderr], command.stdin);
-        let wants_terminal = command.terminal.is_some();
+        let (wants_terminal, detached) = (command.terminal.is_some(), command.detached);
         let credit = stdin.map(|stream| (stream, self.sending(stream)));
         let posted = self.post(|id| {
             // Before it is sent: a short command has ended before this thread may run again.
@@ -124,7 +126,8 @@ impl Bridge {
         })?;
         let id = posted.id;
         let read = HashMap::new();
-        let mut exec = Exec { bridge: self.clone(), id, streams, stdin, output, read, ended: false };
+        let mut exec =
+            Exec { bridge: self.clone(), id, streams, stdin, output, read, ended: false, detached };
         match posted.reply().await {
             // It runs, but not as it should: dropped, it is killed.
             Ok(Reply::Started { terminal: false, .. }) if wants_terminal => Err(BridgeError::Outdated),
@@ -271,7 +274,7 @@ impl Drop for Exec {
         table.execs.remove(&self.id);
         drop(table);
         self.stdin.into_iter().for_each(|stream| self.bridge.close_stream(stream));
-        if !self.ended {
+        if !self.ended && !self.detached {
             let exec = self.id;
             self.bridge.say(ToSupervisor::Kill { id: self.bridge.next_request(), exec });
         }

@@ -106,7 +106,7 @@ impl Bridge {
         let request = FileRequest::Read { path: path.to_owned(), stream };
         let posted = self.post(|id| ToSupervisor::File { id, request })?;
         let (bridge, id, streams, read) = (self.clone(), posted.id, vec![stream], HashMap::new());
-        let pieces = Exec { bridge, id, streams, stdin: None, output, read, ended: false };
+        let pieces = Exec { bridge, id, streams, stdin: None, output, read, ended: false, detached: false };
         let mut reading = FileReading { pieces, reply: Some(Box::pin(posted.reply())) };
         reading.started().await?;
         Ok(reading)

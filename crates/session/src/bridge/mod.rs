@@ -89,6 +89,8 @@ pub enum FromBridge {
     Heartbeat {
         /// Whether a turn is in progress.
         busy: bool,
+        /// How many detached commands run.
+        detached: u32,
     },
 }
 

@@ -132,9 +132,9 @@ impl Reader {
             FromSupervisor::Event(event) => {
                 return self.events.send(FromBridge::Event(Box::new(event))).await.is_ok();
             }
-            FromSupervisor::Heartbeat { busy } => {
+            FromSupervisor::Heartbeat { busy, detached } => {
                 // Nobody misses a heartbeat while events wait to be read.
-                let _ = self.events.try_send(FromBridge::Heartbeat { busy });
+                let _ = self.events.try_send(FromBridge::Heartbeat { busy, detached });
             }
             FromSupervisor::Welcome { .. } => {}
             FromSupervisor::Reply { id: NOBODYS, .. } => {

@@ -24,6 +24,7 @@ impl Deciding<'_> {
                     let turn = turn.clone();
                     self.compare(&turn, status);
                 }
+                self.save();
             }
             _ => {}
         }

@@ -41,11 +41,9 @@ impl Deciding<'_> {
             }
             Machine::Ready { sandbox, work, .. } => {
                 self.actions.push(Action::Connect { sandbox: sandbox.clone(), epoch });
-                match work {
-                    Work::Saving(save) => self
-                        .actions
-                        .push(Action::Capture { sandbox: sandbox.clone(), snapshot: save.snapshot.clone() }),
-                    _ => self.still_as_before(),
+                // Whoever keeps its state has it go on first.
+                if !matches!(work, Work::Saving(_)) {
+                    self.still_as_before();
                 }
             }
             _ => {}

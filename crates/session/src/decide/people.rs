@@ -8,7 +8,7 @@ use harvest_proto::{
     event::{SnapshotKind, TurnOutcome},
 };
 
-use super::{Action, Ending, Link, Machine, Rest, Work, step::Deciding};
+use super::{Action, Ending, Link, Machine, Rest, Save, Work, step::Deciding};
 
 impl Deciding<'_> {
     pub(super) fn queued(&mut self, prompt: PromptId, now: bool) {
@@ -111,9 +111,9 @@ impl Deciding<'_> {
                 self.state.machine = Machine::Ending { sandbox, how: Ending::Keep(keep), reason };
             }
             Machine::Ready { sandbox, link, born, work: Work::Unsaved { save, .. } } => {
-                self.actions
-                    .push(Action::Capture { sandbox: sandbox.clone(), snapshot: save.snapshot.clone() });
-                self.state.machine = Machine::Ready { sandbox, link, born, work: Work::Saving(save) };
+                let work = Work::Saving(Save { later: true, ..save });
+                self.state.machine = Machine::Ready { sandbox, link, born, work };
+                self.save();
             }
             other => self.state.machine = other,
         }

@@ -211,6 +211,9 @@ pub struct Save {
     pub snapshot: SnapshotId,
     /// The turn it follows.
     pub turn: TurnId,
+    /// It is taken once the machine can be spoken with: what the turn changed is asked for first.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub later: bool,
 }
 
 /// What becomes of the disk of a sandbox that ends.

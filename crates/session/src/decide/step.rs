@@ -218,7 +218,11 @@ impl<'a> Deciding<'a> {
     pub(super) fn end_kept(&mut self, kind: SnapshotKind, turn: Option<TurnId>, reason: &str) {
         let Some(sandbox) = self.state.sandbox().cloned() else { return };
         // Whether that one is there nobody knows; it will not be asked for again.
-        if let Machine::Ready { work: Work::Unsaved { save, .. }, .. } = &self.state.machine {
+        if let Machine::Ready {
+            work: Work::Unsaved { save, .. } | Work::Saving(save @ Save { later: true, .. }),
+            ..
+        } = &self.state.machine
+        {
             self.actions.push(Action::Forget { snapshot: save.snapshot.clone() });
         }
         let snapshot = self.moment.snapshot.clone();
@@ -238,11 +242,23 @@ impl<'a> Deciding<'a> {
     /// The turn ended, the machine goes on: its state is kept before anything else.
     pub(super) fn turn_finished(&mut self, outcome: TurnOutcome, told: Option<String>) {
         let Some(turn) = self.take_turn() else { return };
-        let save = Save { snapshot: self.moment.snapshot.clone(), turn: turn.turn.clone() };
+        let (snapshot, id) = (self.moment.snapshot.clone(), turn.turn.clone());
         self.turn_over(turn, outcome, told);
-        if let Machine::Ready { sandbox, work, .. } = &mut self.state.machine {
+        if let Machine::Ready { work, .. } = &mut self.state.machine {
+            *work = Work::Saving(Save { snapshot, turn: id, later: true });
+        }
+        self.save();
+    }
+
+    /// What is to be kept is kept now, or once the machine can be spoken with. It may be kept for the second
+    /// time: the first was another server's, and nobody knows how far it came.
+    pub(super) fn save(&mut self) {
+        if let Machine::Ready { sandbox, link: Link::Up, work: Work::Saving(save), .. } =
+            &mut self.state.machine
+            && save.later
+        {
+            save.later = false;
             self.actions.push(Action::Capture { sandbox: sandbox.clone(), snapshot: save.snapshot.clone() });
-            *work = Work::Saving(save);
         }
     }
 

@@ -79,6 +79,9 @@ impl Deciding<'_> {
                 if let Work::Idle { still: Still::Thawing { since }, .. } = work {
                     *since = now;
                 }
+                if let Work::Saving(save) = work {
+                    save.later = true;
+                }
                 self.actions.push(Action::Find { sandbox: sandbox.clone() });
             }
             Machine::Ending { sandbox, how: Ending::Discard, .. } => {

@@ -3,6 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures_util::future::join_all;
 use harvest_proto::{
     EventBody, PromptId, SandboxId, SnapshotId, TurnId,
     bridge::{AgentLaunch, Boot, BootStart, Checkout, PromptOrder, Restarts, ToSupervisor},
@@ -12,6 +13,7 @@ use harvest_store::{CheckoutRecord, Removal, StoreError, Write};
 
 use super::{
     Driver, Note,
+    freezer::go_on,
     writes::{self, is_kept},
 };
 use crate::{
@@ -33,6 +35,9 @@ impl Driver {
     pub(super) async fn act(&mut self, action: Action) {
         if is_kept(&action) {
             return;
+        }
+        if let Action::Send { .. } | Action::StopTurn { .. } | Action::Answer { .. } = action {
+            self.rouse();
         }
         match action {
             Action::Find { sandbox } => self.find(sandbox),
@@ -208,7 +213,12 @@ impl Driver {
         let bridge = self.link.as_ref().map(|link| link.bridge.clone());
         let session = self.id().clone();
         let (turn, began) = (self.state.saved_turn().cloned(), self.state.disk.clone());
+        let rousing = std::mem::take(&mut self.rousing);
         self.shared.spawn(async move {
+            // What goes on while its disk is kept is kept torn.
+            join_all(rousing).await;
+            // An earlier server may have died while it kept the disk.
+            let _ = in_time(&shared, async { Ok(go_on(&shared, &sandbox).await) }).await;
             let kept = snapshot.clone();
             let mut writes = Vec::new();
             if let Some(bridge) = &bridge {

@@ -11,7 +11,7 @@ use tokio::{
 
 use super::{Driver, Note};
 use crate::{
-    decide::Input,
+    decide::{self, Input, Machine},
     provider::{Freezing, ProviderError},
     wiring::{Shared, words},
 };
@@ -37,6 +37,20 @@ impl Drop for Freezer {
 }
 
 impl Driver {
+    /// The machine is to do something and is believed awake. Whoever has it stand still did so behind our back:
+    /// it goes on at once rather than when a clock strikes. Nobody waits for that but who keeps its disk, which
+    /// must stand still then.
+    pub(super) fn rouse(&mut self) {
+        let Machine::Ready { sandbox, work, .. } = &self.state.machine else { return };
+        let kept = matches!(work, decide::Work::Saving(_));
+        if kept || !self.state.is_awake() || self.shared.provider.freezing().is_none() {
+            return;
+        }
+        let (shared, sandbox) = (Arc::clone(&self.shared), sandbox.clone());
+        self.rousing.retain(|thaw| !thaw.is_finished());
+        self.rousing.push(self.shared.spawn(async move { go_on(&shared, &sandbox).await }));
+    }
+
     /// What runs in the sandbox is to stand still, or to go on.
     pub(super) fn wish_still(&mut self, sandbox: SandboxId, still: bool) {
         let epoch = self.state.epoch;
@@ -48,6 +62,15 @@ impl Driver {
         let work = Work { shared: Arc::clone(&self.shared), notes: self.notes_in.clone(), sandbox, epoch };
         let task = self.shared.spawn(work.run(wished)).abort_handle();
         self.freezer = Some(Freezer { epoch, still: wish, task });
+    }
+}
+
+/// Has a sandbox go on, as far as that works: one that does not run is told of by others.
+pub(super) async fn go_on(shared: &Shared, sandbox: &SandboxId) {
+    if let Some(freezing) = shared.provider.freezing()
+        && let Err(error) = freezing.thaw(sandbox).await
+    {
+        tracing::debug!(%sandbox, error = words(&error), "it cannot be made to go on");
     }
 }
 

@@ -1,8 +1,14 @@
 //! The driver's connection to its sandbox: events are written, then acknowledged; a lost connection
 //! is dialled again until the sandbox is found dead.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
+use futures_util::FutureExt;
+use harvest_gateway::ledger::Pass;
 use harvest_proto::{
     EventBody, SandboxId, SessionId,
     bridge::{OutboxEvent, Role, ToSupervisor},
@@ -43,7 +49,8 @@ fn wait_again(last: Duration, useful: bool) -> Duration {
 
 /// What was heard, or that nothing will be heard any more.
 pub(super) enum Heard {
-    Events(Vec<Box<OutboxEvent>>),
+    /// Events, and how many detached commands run if that was said.
+    Events(Vec<Box<OutboxEvent>>, Option<u32>),
     Lost,
 }
 
@@ -54,20 +61,37 @@ pub(super) async fn hear(link: &mut Option<Link>) -> Heard {
     if link.events.recv_many(&mut waiting, BATCH).await == 0 {
         return Heard::Lost;
     }
+    let mut running = None;
     let events = waiting.into_iter().filter_map(|heard| match heard {
         FromBridge::Event(event) => Some(event),
-        FromBridge::Heartbeat { .. } => None,
+        FromBridge::Heartbeat { detached, .. } => {
+            running = Some(detached);
+            None
+        }
     });
-    Heard::Events(events.collect())
+    Heard::Events(events.collect(), running)
 }
 
 impl Driver {
     pub(super) async fn heard(&mut self, heard: Heard) -> Go {
         match heard {
-            Heard::Events(events) if events.is_empty() => Ok(()),
-            Heard::Events(events) => self.events(events).await,
+            Heard::Events(events, running) => {
+                if !events.is_empty() {
+                    self.events(events).await?;
+                }
+                self.runs(running.unwrap_or(self.detached)).await
+            }
             Heard::Lost => self.link_lost().await,
         }
+    }
+
+    /// So many commands go on by themselves: while there are any the machine is not idle, and when the last has
+    /// ended it has just been used.
+    async fn runs(&mut self, detached: u32) -> Go {
+        if std::mem::replace(&mut self.detached, detached) == detached {
+            return Ok(());
+        }
+        self.input(Input::Touched).await
     }
 
     async fn events(&mut self, events: Vec<Box<OutboxEvent>>) -> Go {
@@ -117,6 +141,7 @@ impl Driver {
         self.input(Input::LinkLost { epoch }).await?;
         if let Machine::Booting { sandbox, .. } | Machine::Ready { sandbox, .. } = &self.state.machine {
             let sandbox = sandbox.clone();
+            self.rouse();
             self.dial(sandbox, epoch);
         }
         Ok(())
@@ -127,7 +152,7 @@ impl Driver {
         if epoch != self.state.epoch {
             return;
         }
-        self.open_door(started.door.clone()).await;
+        self.open_door(epoch, started.door.clone()).await;
         let Some(sandbox) = self.state.sandbox().cloned() else { return };
         let (shared, notes) = (Arc::clone(&self.shared), self.notes_in.clone());
         self.attach(async move {
@@ -137,7 +162,9 @@ impl Driver {
         });
     }
 
-    async fn open_door(&mut self, socket: PathBuf) {
+    /// Opens the door now, or, while the names it may let through are not known yet, as soon as they are: what
+    /// the sandbox sends out waits for its door, and nothing else does.
+    async fn open_door(&mut self, epoch: u64, socket: PathBuf) {
         let repositories = match self.shared.repositories(&self.record).await {
             Ok(repositories) => repositories,
             Err(error) => {
@@ -145,8 +172,28 @@ impl Driver {
                 return;
             }
         };
-        let pass = self.shared.pass(&repositories, PassOrder::from(&self.record)).await;
-        match self.shared.doors.open(&socket, pass) {
+        let (shared, order) = (Arc::clone(&self.shared), PassOrder::from(&self.record));
+        let mut pass = Box::pin(async move { shared.pass(&repositories, order).await });
+        if let Some(pass) = (&mut pass).now_or_never() {
+            return self.let_out(&socket, pass);
+        }
+        let notes = self.notes_in.clone();
+        self.attach(async move {
+            let pass = Box::new(pass.await);
+            let _ = notes.send(Note::Pass { epoch, socket, pass });
+        });
+    }
+
+    /// The names are known at last.
+    pub(super) fn passes(&mut self, epoch: u64, socket: &Path, pass: Pass) {
+        let runs = matches!(self.state.machine, Machine::Booting { .. } | Machine::Ready { .. });
+        if epoch == self.state.epoch && runs {
+            self.let_out(socket, pass);
+        }
+    }
+
+    fn let_out(&mut self, socket: &Path, pass: Pass) {
+        match self.shared.doors.open(socket, pass) {
             Ok(door) => self.door = Some(door),
             Err(error) => {
                 tracing::error!(session = %self.id(), %error, "the sandbox's door cannot be opened");
@@ -183,7 +230,9 @@ impl Driver {
         let Opened { bridge, status, events } = opened;
         let events = crate::blobs::kept(&self.shared, self.id().clone(), bridge.clone(), events);
         self.link = Some(Link { bridge, epoch, events, stored, useful: false });
-        self.input(Input::LinkUp { epoch, status }).await
+        let detached = status.detached;
+        self.input(Input::LinkUp { epoch, status }).await?;
+        self.runs(detached).await
     }
 
     /// Spawns a task that ends when the sandbox is no longer spoken with.
@@ -201,6 +250,7 @@ impl Driver {
         self.redial = Duration::ZERO;
         self.door = None;
         self.freezer = None;
+        self.detached = 0;
     }
 }
 

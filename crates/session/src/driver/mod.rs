@@ -5,10 +5,12 @@
 mod allowed;
 mod effects;
 mod freezer;
+mod handle;
 mod link;
 mod writes;
 
 use std::{
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -16,18 +18,19 @@ use std::{
     time::Duration,
 };
 
+use harvest_gateway::ledger::Pass;
 use harvest_proto::{
-    EventBody, SandboxId, SessionId, SnapshotId, TurnId, api::SessionState, bridge::BootStart,
+    EventBody, PromptId, SandboxId, SessionId, SnapshotId, TurnId, api::SessionState, bridge::BootStart,
     event::SnapshotKind,
 };
-use harvest_store::{CheckoutRecord, NewPrompt, Removal, SessionRecord, StoreError, Write};
+use harvest_store::{CheckoutRecord, Removal, SessionRecord, StoreError, Write};
 use tokio::{
-    sync::{mpsc, oneshot, watch},
-    task::AbortHandle,
+    sync::{mpsc, watch},
+    task::{AbortHandle, JoinHandle},
 };
 
 use crate::{
-    bridge::{Bridge, Opened},
+    bridge::Opened,
     decide::{Action, Input, Limit, Machine, Moment, Room, State, Step, Work, decide, restart},
     error::SessionError,
     provider::Started,
@@ -35,35 +38,10 @@ use crate::{
     wiring::{Shared, now, words},
 };
 
+pub(crate) use handle::{Busy, Command, Handle, Reply};
+
 use allowed::allowed;
 use link::Link;
-
-/// What others ask of a driver.
-pub(crate) enum Command {
-    Prompt {
-        new: Box<NewPrompt>,
-        now: bool,
-        /// What is written with it.
-        also: Vec<Write>,
-        reply: Reply<()>,
-    },
-    Ask {
-        input: Box<Input>,
-        reply: Reply<()>,
-    },
-    Bridge {
-        reply: oneshot::Sender<Option<Bridge>>,
-    },
-    Delete {
-        reply: Reply<()>,
-    },
-    /// Somebody begins to use the machine.
-    Used,
-    /// Somebody has used it.
-    Touched,
-}
-
-pub(crate) type Reply<T> = oneshot::Sender<Result<T, SessionError>>;
 
 /// What the driver's own tasks report.
 pub(crate) enum Note {
@@ -71,64 +49,8 @@ pub(crate) enum Note {
     Started { epoch: u64, sandbox: SandboxId, start: BootStart, started: Started, writes: Vec<Write> },
     FoundRunning { epoch: u64, started: Started },
     Connected { epoch: u64, opened: Box<Opened> },
+    Pass { epoch: u64, socket: PathBuf, pass: Box<Pass> },
     Reviewed,
-}
-
-/// A way to a driver.
-#[derive(Clone)]
-pub(crate) struct Handle {
-    commands: mpsc::UnboundedSender<Command>,
-    pub(crate) view: watch::Receiver<State>,
-    execs: Arc<AtomicUsize>,
-}
-
-impl Handle {
-    pub(crate) async fn ask(&self, input: Input) -> Result<(), SessionError> {
-        self.call(|reply| Command::Ask { input: Box::new(input), reply }).await
-    }
-
-    pub(crate) async fn call<T>(&self, make: impl FnOnce(Reply<T>) -> Command) -> Result<T, SessionError> {
-        let (reply, answer) = oneshot::channel();
-        self.commands.send(make(reply)).map_err(|_| SessionError::Stopped)?;
-        answer.await.map_err(|_| SessionError::Stopped)?
-    }
-
-    /// Nobody listens any more.
-    pub(crate) fn is_over(&self) -> bool {
-        self.commands.is_closed()
-    }
-
-    pub(crate) async fn bridge(&self) -> Option<Bridge> {
-        let (reply, answer) = oneshot::channel();
-        self.commands.send(Command::Bridge { reply }).ok()?;
-        answer.await.ok()?
-    }
-
-    /// Waits until the session stands so.
-    pub(crate) async fn until(&self, so: impl FnMut(&State) -> bool) -> Result<State, SessionError> {
-        let mut view = self.view.clone();
-        let state = view.wait_for(so).await.map_err(|_| SessionError::Stopped)?.clone();
-        Ok(state)
-    }
-
-    /// While this lives, the machine is not idle.
-    pub(crate) fn busy(&self) -> Busy {
-        self.execs.fetch_add(1, Ordering::SeqCst);
-        let _ = self.commands.send(Command::Used);
-        Busy { handle: self.clone() }
-    }
-}
-
-/// Somebody uses the machine.
-pub(crate) struct Busy {
-    handle: Handle,
-}
-
-impl Drop for Busy {
-    fn drop(&mut self) {
-        self.handle.execs.fetch_sub(1, Ordering::SeqCst);
-        let _ = self.handle.commands.send(Command::Touched);
-    }
 }
 
 pub(crate) struct Driver {
@@ -150,6 +72,10 @@ pub(crate) struct Driver {
     attached: Vec<AbortHandle>,
     reviewing: Option<bool>,
     freezer: Option<freezer::Freezer>,
+    /// How many commands go on by themselves in the machine, as its supervisor said last.
+    detached: u32,
+    /// Thaws of what is believed awake, under way.
+    rousing: Vec<JoinHandle<Option<()>>>,
 }
 
 /// The driver ends: another server took over, or the session is deleted.
@@ -158,9 +84,12 @@ struct Over;
 type Go = Result<(), Over>;
 
 impl Driver {
-    /// Starts driving a session from where the store says it stands.
-    pub(crate) async fn spawn(shared: &Arc<Shared>, record: SessionRecord) -> Result<Handle, SessionError> {
-        let queue = shared.store.prompt_queue(&record.session.id).await?;
+    /// Starts driving a session from where the store says it stands. `queue` are the waiting prompts.
+    pub(crate) fn spawn(
+        shared: &Arc<Shared>,
+        record: SessionRecord,
+        queue: Vec<PromptId>,
+    ) -> Result<Handle, SessionError> {
         let state: State =
             serde_json::from_str(&record.drive).map_err(|_| StoreError::Corrupt { column: "drive" })?;
         let (commands, inbox) = mpsc::unbounded_channel();
@@ -183,6 +112,8 @@ impl Driver {
             attached: Vec::new(),
             reviewing: None,
             freezer: None,
+            rousing: Vec::new(),
+            detached: 0,
         });
         let author = &driver.record.session.author.email;
         let user = driver.state.user.clone().unwrap_or_else(|| author.clone());
@@ -192,7 +123,7 @@ impl Driver {
     }
 
     /// Everything but the waiting is boxed: what acting takes is much, and gone while nothing happens.
-    async fn run(mut self: Box<Self>, queue: Vec<harvest_proto::PromptId>) {
+    async fn run(mut self: Box<Self>, queue: Vec<PromptId>) {
         let step = self.at(|moment, state| restart(state, queue.clone(), moment));
         let (id, mut go) = (self.id().clone(), Box::pin(self.insist(step, Vec::new())).await);
         while go.is_ok() {
@@ -232,7 +163,7 @@ impl Driver {
     }
 
     fn is_busy(&self) -> bool {
-        self.execs.load(Ordering::SeqCst) > 0
+        self.execs.load(Ordering::SeqCst) > 0 || self.detached > 0
     }
 
     /// Decides. Only a session that would have to wait otherwise asks for a place.
@@ -274,7 +205,10 @@ impl Driver {
                 let _ = reply.send(bridge.map(|link| link.bridge.clone()));
                 go
             }
-            Command::Used => self.used().await,
+            Command::Used => {
+                self.rouse();
+                self.used().await
+            }
             Command::Touched => self.input(Input::Touched).await,
             Command::Delete { reply } => self.delete(reply).await,
         }
@@ -339,6 +273,10 @@ impl Driver {
                 self.input(Input::FoundRunning { epoch }).await
             }
             Note::Connected { epoch, opened } => self.connected(epoch, *opened).await,
+            Note::Pass { epoch, socket, pass } => {
+                self.passes(epoch, &socket, *pass);
+                Ok(())
+            }
             Note::Reviewed => {
                 if self.reviewing.take() == Some(true) {
                     self.review();

@@ -16,9 +16,9 @@ const SHELL: &str = "command -v bash >/dev/null && exec bash; exec sh";
 pub struct TerminalOrder {
     /// Program and arguments; a shell when empty.
     pub argv: Vec<String>,
-    /// Working folder; the primary checkout when absent.
+    /// Working folder; the primary checkout, or where the image says, when absent.
     pub cwd: Option<String>,
-    /// `harvest`, the default, or `root`.
+    /// `harvest`, the default of sessions, or `root`.
     pub user: Option<String>,
     /// Size and kind.
     pub terminal: Terminal,
@@ -69,6 +69,7 @@ impl Inside {
         let limit = u64::try_from(self.limit.as_millis()).unwrap_or(u64::MAX);
         let mut command = self.command(request.argv, request.cwd, request.user);
         command.env = request.env;
+        command.detached = request.detach;
         command.timeout_millis = Some(request.timeout_millis.unwrap_or(limit));
         let (exec, input) = self.bridge.exec_open(command, stdin).await?;
         Ok((Running::new(exec, self.in_use, request.detach), input))

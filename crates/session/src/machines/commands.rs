@@ -16,13 +16,13 @@ use harvest_proto::{
 use tokio::runtime::Handle;
 use tokio_util::task::TaskTracker;
 
-use super::{Fresh, MachineError, Machines};
+use super::{Asker, Fresh, MachineError, Machines, NewSandbox, counted::Place};
 use crate::{
     bridge::{Bridge, BridgeError, Exec, ExecOutput, Feed, Feeding},
     clocks::Clocks,
     error::fault_code,
     inside::Inside,
-    wiring::words,
+    wiring::{Shared, words},
 };
 
 /// By signal 9, which says nothing about who sent it.
@@ -31,16 +31,18 @@ const KILL: i32 = 9;
 /// Runs commands on a host's machines. Cheap to clone; all clones are one.
 #[derive(Clone)]
 pub struct Commands {
-    machines: Arc<dyn Machines>,
+    pub(super) machines: Arc<dyn Machines>,
     /// Sandboxes on their way out.
     endings: TaskTracker,
+    /// Where sandboxes take places; nowhere without a server.
+    pub(super) hall: Option<Arc<Shared>>,
 }
 
 impl Commands {
     /// On these machines.
     #[must_use]
     pub fn new(machines: Arc<dyn Machines>) -> Self {
-        Self { machines, endings: TaskTracker::new() }
+        Self { machines, endings: TaskTracker::new(), hall: None }
     }
 
     /// The machines.
@@ -72,7 +74,7 @@ impl Commands {
         Ok(self.run(sandbox.clone(), opened.map(|opened| opened.bridge), job, after).await?.boxed())
     }
 
-    /// The inside of a sandbox that runs: its files.
+    /// The inside of a sandbox that runs: its files, and terminals in it.
     ///
     /// # Errors
     /// When it does not run, or a session works in it.
@@ -80,24 +82,28 @@ impl Commands {
         let stream = self.machines.sandbox_dial(sandbox).await?;
         let opened = Bridge::open(stream, Role::Guest, None).await.map_err(|error| MachineError::Failed {
             doing: format!("cannot speak with the supervisor of {sandbox}"),
-            hint: None,
+            hint: matches!(error, BridgeError::Outdated).then(|| {
+                "`harvest sandbox stop` and `harvest sandbox start` give it this version's supervisor"
+                    .to_owned()
+            }),
             source: error.into(),
         })?;
-        Ok(Inside::new(opened.bridge, "/".to_owned(), Clocks::default().exec, Box::new(())))
+        Ok(Inside::new(opened.bridge, "/".to_owned(), Clocks::default().exec, Box::new(())).as_imaged())
     }
 
     /// Runs a command in a fresh sandbox, which is gone when the stream has ended or is dropped.
     ///
     /// # Errors
-    /// When the sandbox cannot be started, or the request makes no sense.
+    /// When there is no place for the sandbox, it cannot be started, or the request makes no sense.
     pub async fn exec_once(
         &self,
+        asker: &Asker,
         request: ExecOnce,
         feed: Option<Feed>,
     ) -> Result<BoxStream<'static, ExecLine>, MachineError> {
         let (order, request) = request.parts();
         let job = Job::new(request, feed)?;
-        let (ending, warnings, bridge) = self.fresh(order).await?;
+        let (ending, warnings, bridge) = self.fresh(asker, order).await?;
         let sandbox = ending.sandbox.clone();
         let after = After { ending: Some(ending), written: None };
         let started = ExecLine::Started { sandbox: sandbox.clone(), warnings };
@@ -107,12 +113,18 @@ impl Commands {
 
     /// A sandbox that goes with what this gives. Made in a task of its own: who asks may be gone before it
     /// is there.
-    async fn fresh(&self, order: CreateSandbox) -> Result<(Ending, Vec<String>, Bridge), MachineError> {
-        let commands = self.clone();
+    async fn fresh(
+        &self,
+        asker: &Asker,
+        order: CreateSandbox,
+    ) -> Result<(Ending, Vec<String>, Bridge), MachineError> {
+        let (commands, id, made_by) = (self.clone(), SandboxId::random(), asker.user.clone());
+        let place = self.claim(std::slice::from_ref(&id), asker.user.as_deref())?.pop();
         let made = tokio::spawn(async move {
-            let Fresh { made, bridge } = commands.machines.sandbox_fresh(order).await?;
-            let ending =
-                Ending { commands, sandbox: made.sandbox_id, runtime: Handle::current(), over: false };
+            let new = NewSandbox { id, made_by, order };
+            let Fresh { made, bridge } = commands.machines.sandbox_fresh(new).await?;
+            let sandbox = made.sandbox_id;
+            let ending = Ending { commands, sandbox, place, runtime: Handle::current(), over: false };
             Ok((ending, made.warnings, Bridge::hail(bridge)))
         });
         made.await.unwrap_or_else(|error| {
@@ -251,13 +263,14 @@ impl After {
 struct Ending {
     commands: Commands,
     sandbox: SandboxId,
+    place: Option<Place>,
     runtime: Handle,
     over: bool,
 }
 
 impl Ending {
     async fn end(mut self) {
-        delete(&*self.commands.machines, &self.sandbox).await;
+        delete(&self.commands.machines, &self.sandbox, self.place.take()).await;
         self.over = true;
     }
 }
@@ -268,13 +281,16 @@ impl Drop for Ending {
             return;
         }
         let (machines, sandbox) = (Arc::clone(&self.commands.machines), self.sandbox.clone());
-        self.commands.endings.spawn_on(async move { delete(&*machines, &sandbox).await }, &self.runtime);
+        let place = self.place.take();
+        let deleting = async move { delete(&machines, &sandbox, place).await };
+        self.commands.endings.spawn_on(deleting, &self.runtime);
     }
 }
 
-async fn delete(machines: &dyn Machines, sandbox: &SandboxId) {
+async fn delete(machines: &Arc<dyn Machines>, sandbox: &SandboxId, place: Option<Place>) {
     if let Err(error) = machines.sandbox_delete(sandbox, true).await {
         tracing::warn!(%sandbox, error = %words(&error), "a sandbox is left until this process ends");
+        place.into_iter().for_each(|place| place.watch(Arc::clone(machines)));
     }
 }
 

@@ -20,6 +20,8 @@ struct Hall {
     now: i64,
     /// In which order places were given to those who waited.
     given: Vec<u64>,
+    /// Sandboxes that no session has, with who made them and the number of their place.
+    raw: Vec<(SandboxId, String, u64)>,
 }
 
 impl Hall {
@@ -31,6 +33,7 @@ impl Hall {
             post: Vec::new(),
             now: 0,
             given: Vec::new(),
+            raw: Vec::new(),
         };
         for index in 0..count {
             let (session, user) = (SessionId::random(), format!("user{}", index % 2));
@@ -51,7 +54,8 @@ impl Hall {
     fn check(&self) {
         let holds = |standing: &Standing| matches!(standing, Standing::Holds { .. });
         let held = self.sessions.iter().filter(|(_, _, standing)| holds(standing));
-        let users: Vec<&String> = held.map(|(_, user, _)| user).collect();
+        let raw = self.raw.iter().map(|(_, user, _)| user);
+        let users: Vec<&String> = held.map(|(_, user, _)| user).chain(raw).collect();
         assert!(users.len() <= self.limits.sandboxes, "never more than the limit run");
         for user in &users {
             let same = users.iter().filter(|other| *other == user).count();
@@ -113,10 +117,32 @@ impl Hall {
         }
     }
 
-    /// The server dies and comes back: only how sessions stand is known.
+    /// Somebody wants a sandbox of their own.
+    fn creates(&mut self, index: usize) -> Result<(), Refusal> {
+        let (sandbox, user) = (SandboxId::random(), format!("user{}", index % 2));
+        let (claimed, words) = self.places.claim_raw(std::slice::from_ref(&sandbox), Some(&user));
+        self.post.extend(words);
+        self.raw.push((sandbox, user, claimed?));
+        self.check();
+        Ok(())
+    }
+
+    /// One of those ends.
+    fn ends(&mut self, index: usize) {
+        if !self.raw.is_empty() {
+            let (sandbox, _, number) = self.raw.remove(index % self.raw.len());
+            self.post.extend(self.places.leave_raw(&sandbox, Some(number)));
+        }
+    }
+
+    /// The server dies and comes back: only how sessions stand is known, and which sandboxes run.
     fn crash(&mut self) {
         self.post.clear();
         self.places = Places::new(self.limits);
+        for (number, raw) in (0..).zip(&mut self.raw) {
+            raw.2 = number;
+            self.places.take_raw(raw.0.clone(), Some(raw.1.clone()), number);
+        }
         for (session, user, standing) in &self.sessions {
             self.post.extend(self.places.join(session.clone(), user.clone(), *standing));
         }
@@ -189,6 +215,68 @@ fn a_place_given_to_somebody_who_went_away_goes_to_the_next() {
 }
 
 #[test]
+fn a_sandbox_without_a_session_takes_a_place_and_is_refused_where_there_is_none() {
+    let mut hall = Hall::new(3, limits(2, None));
+    assert_eq!(hall.creates(0), Ok(()));
+    hall.wants(0);
+    hall.wants(1);
+    let waits = Word::Wait { ticket: 2, limit: Limit::Sandboxes, position: 1 };
+    assert_eq!(hall.post, [(hall.sessions[1].0.clone(), waits)], "a session waits for it");
+    hall.post.clear();
+    assert_eq!(
+        hall.creates(1),
+        Err(Refusal { limit: Limit::Sandboxes, soon: false }),
+        "and is not queued itself"
+    );
+    hall.ends(0);
+    assert_eq!(
+        hall.post,
+        [(hall.sessions[1].0.clone(), Word::Given { ticket: 2 })],
+        "who waits starts by itself"
+    );
+}
+
+#[test]
+fn who_is_refused_a_sandbox_has_an_idle_session_asked_once() {
+    let mut hall = Hall::new(2, limits(2, None));
+    hall.wants(0);
+    hall.wants(1);
+    hall.idle(1);
+    let refused = Err(Refusal { limit: Limit::Sandboxes, soon: true });
+    assert_eq!((hall.creates(0), hall.creates(0)), (refused, refused));
+    assert_eq!(hall.post, [(hall.sessions[1].0.clone(), Word::Needed)]);
+    hall.hear();
+    hall.end(1);
+    assert_eq!(hall.creates(0), Ok(()), "asking again helps");
+}
+
+#[test]
+fn a_users_own_sandboxes_and_sessions_count_together_and_forks_are_all_or_none() {
+    let mut hall = Hall::new(2, limits(9, Some(3)));
+    hall.wants(0);
+    assert_eq!(hall.creates(0), Ok(()));
+    let forks = [SandboxId::random(), SandboxId::random()];
+    let (claimed, _) = hall.places.claim_raw(&forks, Some("user0"));
+    assert_eq!(claimed, Err(Refusal { limit: Limit::User, soon: false }));
+    assert_eq!(hall.creates(0), Ok(()), "no place was lost on the way");
+    assert_eq!(hall.creates(1), Ok(()), "another user's are their own");
+    assert!(hall.places.claim_raw(&forks, None).0.is_ok(), "and nobody's count for nobody");
+}
+
+#[test]
+fn a_sandbox_started_again_keeps_its_new_place_when_its_old_end_is_heard_of() {
+    let mut hall = Hall::new(1, limits(1, None));
+    let sandbox = [SandboxId::random()];
+    let first = hall.places.claim_raw(&sandbox, None).0.unwrap();
+    hall.places.leave_raw(&sandbox[0], None);
+    let second = hall.places.claim_raw(&sandbox, None).0.unwrap();
+    hall.places.leave_raw(&sandbox[0], Some(first));
+    assert_eq!(hall.places.all_raw(), [(sandbox[0].clone(), second)]);
+    let again = hall.places.claim_raw(&sandbox, None).0;
+    assert!(again.is_ok(), "who has a place needs no other");
+}
+
+#[test]
 fn a_machine_bears_four_sandboxes_per_core_and_one_per_gibibyte() {
     assert_eq!(Limits::of_machine(2, 24 << 30).sandboxes, 8);
     assert_eq!(Limits::of_machine(16, 16 << 30).sandboxes, 16);
@@ -202,7 +290,7 @@ proptest! {
     fn never_too_many_run_and_everybody_who_waits_gets_a_place(
         sandboxes in 1usize..4,
         per_user in proptest::option::of(1usize..3),
-        story in proptest::collection::vec((0u8..8, 0usize..7), 0..80),
+        story in proptest::collection::vec((0u8..11, 0usize..7), 0..80),
     ) {
         let mut hall = Hall::new(7, limits(sandboxes, per_user));
         for (what, which) in story {
@@ -212,9 +300,12 @@ proptest! {
                 4 => hall.idle(which),
                 5 => hall.busy(which),
                 6 => hall.end(which),
+                7 => drop(hall.creates(which)),
+                8 | 9 => hall.ends(which),
                 _ => hall.crash(),
             }
         }
+        (0..hall.raw.len()).for_each(|_| hall.ends(0));
         // From here on nothing new comes, and whatever runs comes to rest; who is asked for its place goes.
         for _ in 0..100 {
             while hall.hear() {}

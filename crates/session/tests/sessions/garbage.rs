@@ -1,13 +1,15 @@
 //! Deleting frees and nothing leaks, wherever the server dies; and what the store and the machine think
 //! there is agrees after every start.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use harvest_proto::SnapshotId;
 use harvest_session::provider::StartOrder;
 
 use super::*;
 
 /// Waits until a test's own look at the fake says so.
-async fn eventually(what: &str, so: impl Fn() -> bool) {
+pub(super) async fn eventually(what: &str, so: impl Fn() -> bool) {
     let wait = async {
         while !so() {
             tokio::task::yield_now().await;
@@ -194,6 +196,70 @@ async fn a_forgotten_repository_takes_its_builds_and_its_state_along() {
     house.fake.set_failing(Act::Remove, false);
     let _sessions = house.serve().await;
     eventually("the build is gone", || house.fake.kept().is_empty()).await;
+}
+
+/// A forge that holds everything, and at times refuses to let go of it.
+#[derive(Default)]
+struct Copies {
+    refuses: AtomicBool,
+    forgotten: Mutex<Vec<String>>,
+}
+
+#[async_trait]
+impl Pulls for Copies {
+    async fn open(&self, _order: PullOrder) -> Result<Option<Pull>, PullsError> {
+        Ok(None)
+    }
+
+    async fn set_evidence(&self, _url: &str, _number: u64, _evidence: Evidence) -> Result<(), PullsError> {
+        Ok(())
+    }
+
+    async fn forget(&self, url: &str) -> Result<bool, PullsError> {
+        if self.refuses.load(Ordering::SeqCst) {
+            return Err(PullsError("the disk is full".into()));
+        }
+        self.forgotten.lock().unwrap().push(url.to_owned());
+        Ok(true)
+    }
+}
+
+#[tokio::test]
+async fn what_the_forge_holds_of_a_forgotten_repository_is_removed_by_whichever_server_lives() {
+    let house = House::new().await;
+    let copies = Arc::new(Copies::default());
+    let serve = || async {
+        let parts = Parts { pulls: copies.clone(), ..house.parts(house.lease().await) };
+        Sessions::open(parts).await.unwrap()
+    };
+    let sessions = serve().await;
+    let add = |name: &str, of: &str, secret: &str| AddRepository {
+        url: format!("http://forge.example.org/{of}.git"),
+        name: Some(name.to_owned()),
+        secret: Some(secret.to_owned()),
+        ..AddRepository::default()
+    };
+    for one in [add("one", "one", "KEY"), add("two", "one", "KEY"), add("three", "three", "OTHER")] {
+        sessions.secret_set(one.secret.as_ref().unwrap(), Secret::new("token".to_owned())).await.unwrap();
+        sessions.repository_add(one).await.unwrap();
+    }
+    // Somebody else knows it by another name.
+    sessions.repository_delete("one").await.unwrap();
+    assert_eq!(*copies.forgotten.lock().unwrap(), Vec::<String>::new());
+    copies.refuses.store(true, Ordering::SeqCst);
+    sessions.repository_delete("two").await.unwrap();
+    // A server that died right after it was written down.
+    sessions.close().await;
+    drop(sessions);
+    house.store.repository_delete("three", Timestamp::from_millis(0)).await.unwrap();
+    copies.refuses.store(false, Ordering::SeqCst);
+    let sessions = serve().await;
+    eventually("both are gone", || copies.forgotten.lock().unwrap().len() == 2).await;
+    let mut gone = copies.forgotten.lock().unwrap().clone();
+    gone.sort();
+    assert_eq!(gone, ["http://forge.example.org/one.git", "http://forge.example.org/three.git"]);
+    forgotten(&house).await;
+    assert_eq!(sessions.secret_list().await.unwrap(), Vec::<String>::new(), "nor the keys to it");
 }
 
 #[tokio::test]

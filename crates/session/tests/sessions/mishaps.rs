@@ -144,8 +144,13 @@ async fn only_doors_to_trusted_names_wait_until_those_are_known() {
     let create = CreateSession { repository, network, ..CreateSession::default() };
     let alone = sessions.create(create, ada()).await.unwrap().id;
     until_state(&sessions, &alone, SessionState::Idle).await;
-    tell.send(vec!["packages.example.org".to_owned()]).unwrap();
+    // Its driver waits for no name: it answers, and what needs no way out is done.
     until_state(&sessions, &trusting, SessionState::Idle).await;
+    let gone = house.session(&sessions, Some("hold")).await.id;
+    until(&sessions, &gone, started).await;
+    sessions.delete(&gone).await.unwrap();
+    tell.send(vec!["packages.example.org".to_owned()]).unwrap();
+    garbage::eventually("the door to be opened", || house.doors.0.lock().unwrap().len() == 2).await;
     let passes = house.doors.0.lock().unwrap().clone();
     let names = Policy::Trusted(vec!["packages.example.org".to_owned()]);
     assert_eq!(passes.iter().map(|pass| &pass.policy).collect::<Vec<_>>(), [&Policy::None, &names]);
@@ -187,4 +192,22 @@ async fn an_agent_that_takes_no_prompts_any_more_fails_one_and_the_next_gets_ano
     );
     let EventBody::TurnEnded { error: Some(error), .. } = told.await.body else { panic!("it says why") };
     assert!(error.contains("not started again"), "{error}");
+}
+
+#[tokio::test]
+async fn a_session_that_many_ask_for_at_once_gets_one_driver() {
+    let house = House::new().await;
+    let sessions = house.serve().await;
+    let id = house.session(&sessions, Some("hello")).await.id;
+    until_state(&sessions, &id, SessionState::Idle).await;
+    sessions.pause(&id).await.unwrap();
+    until_state(&sessions, &id, SessionState::Paused).await;
+    sessions.close().await;
+    drop(sessions);
+    let sessions = house.serve().await;
+    let prompts = futures_util::future::join_all((0..20).map(|_| send(&sessions, &id, "again"))).await;
+    for prompt in &prompts {
+        until_status(&sessions, &id, prompt, PromptStatus::Completed).await;
+        assert_eq!(house.fake.runs().iter().filter(|run| *run == prompt).count(), 1);
+    }
 }

@@ -4,7 +4,7 @@ use harvest_session::Limits;
 
 use super::*;
 
-async fn until_reason(sessions: &Sessions, session: &SessionId, reason: &str) {
+pub(super) async fn until_reason(sessions: &Sessions, session: &SessionId, reason: &str) {
     let wait = async {
         let mut events = sessions.follow(session, 0).await.unwrap();
         while sessions.get(session).await.unwrap().reason != reason {
@@ -23,6 +23,45 @@ fn freezing_soon() -> Clocks {
 async fn echo(sessions: &Sessions, session: &SessionId) -> Vec<ExecLine> {
     let request = ExecRequest { argv: vec!["echo".into(), "hi".into()], ..ExecRequest::default() };
     sessions.exec(session, request).await.unwrap().collect().await
+}
+
+#[tokio::test]
+async fn a_command_has_a_machine_that_somebody_else_made_stand_still_go_on_at_once() {
+    let house = House::new().await;
+    let sessions = house.serve().await;
+    let id = house.session(&sessions, Some("hello")).await.id;
+    until_state(&sessions, &id, SessionState::Idle).await;
+    let sandbox = sandbox(&sessions, &id).await;
+    let freezing = house.fake.freezing().unwrap();
+    for _ in 0..2 {
+        freezing.freeze(&sandbox, Duration::from_secs(3600)).await.unwrap();
+        let lines = echo(&sessions, &id).await;
+        assert!(matches!(lines.last(), Some(ExecLine::Exited { exit: Exit::Code(0), .. })), "{lines:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_detached_command_is_activity_also_for_the_next_server() {
+    let house = House::with(freezing_soon()).await;
+    let sessions = house.serve().await;
+    let id = house.session(&sessions, Some("hello")).await.id;
+    until_reason(&sessions, &id, "frozen").await;
+    let machine = sandbox(&sessions, &id).await;
+    house.fake.set_detached(&machine, 1);
+    until_reason(&sessions, &id, "ready").await;
+    sessions.close().await;
+    let sessions = house.serve().await;
+    // By the same clock: had the first been idle, it would have stood still before the second.
+    until(
+        &sessions,
+        &house.session(&sessions, Some("hello")).await.id,
+        |event| matches!(&event.body, EventBody::StateChanged { reason, .. } if reason == "frozen"),
+    )
+    .await;
+    assert_eq!(sessions.get(&id).await.unwrap().reason, "ready");
+    assert!(!house.fake.is_still(&machine));
+    house.fake.set_detached(&machine, 0);
+    until_reason(&sessions, &id, "frozen").await;
 }
 
 #[tokio::test]

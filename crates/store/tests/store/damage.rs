@@ -65,8 +65,8 @@ async fn an_old_store_is_brought_up_to_date(kept: Kept) {
          INSERT INTO schema_version (version) VALUES (1);
          INSERT INTO leases (name, number, taken_at) VALUES ('server', 7, 1);
          INSERT INTO sessions (id, title, state, reason, repository, branch, agent, network, author_name,
-           author_email, conversation, drive, next_seq, created_at, last_activity)
-         VALUES ('{session}', 'old', 'idle', 'created', 'r', 'b', 'claude', 'trusted', 'Ada', 'a@b', 'c', '', 3, 1, 1);
+           author_email, conversation, drive, diff, next_seq, created_at, last_activity)
+         VALUES ('{session}', 'old', 'idle', 'created', 'r', 'b', 'claude', 'trusted', 'Ada', 'a@b', 'c', '', '+1', 3, 1, 1);
          INSERT INTO events (session, seq, at, body) VALUES
            ('{session}', 1, 1, '{{\"type\":\"warning\",\"message\":\"m\"}}'),
            ('{session}', 2, 1, '{{\"type\":\"warning\",\"message\":\"m\"}}');"
@@ -75,6 +75,7 @@ async fn an_old_store_is_brought_up_to_date(kept: Kept) {
     let home = Home::at(kept).await;
     assert_eq!(home.lease.0, 8);
     assert_eq!(home.store.session_get(&session).await.unwrap().session.title, "old");
+    assert_eq!(home.store.session_diff(&session).await.unwrap().as_deref(), Some("+1"));
     assert_eq!(home.commit(&session, vec![warning("new")]).await.unwrap(), 3);
     assert_eq!(home.seqs(&session).await, [1, 2, 3]);
 }

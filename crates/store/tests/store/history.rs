@@ -127,7 +127,13 @@ async fn a_snapshot_that_is_gone_is_no_turns_any_more_until_it_is_back(home: Hom
 }
 
 async fn what_is_to_be_removed_is_listed_until_it_is_done(home: Home) {
+    let copy = |secret: Option<&str>| Removal::Copy {
+        url: "http://forge/a.git".into(),
+        secret: secret.map(str::to_owned),
+    };
     let removals = vec![
+        copy(None),
+        copy(Some("FORGE_A")),
         Removal::Sandbox(harvest_proto::SandboxId::random()),
         Removal::Snapshot(SnapshotId::random()),
         Removal::State("r".into()),

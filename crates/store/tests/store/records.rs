@@ -154,7 +154,9 @@ async fn one_build_of_a_repository_at_a_time(home: Home) {
     assert_eq!(store.build_unfinished().await.unwrap(), [(two.clone(), Some(sandbox))]);
     store.build_fail(lease, &two, "no", NOW).await.unwrap();
     assert_eq!(store.repository_get("r").await.unwrap().build, Some(build));
+    let (url, secret) = (repository("r").url, repository("r").secret);
     let gone = store.repository_delete("r", NOW).await.unwrap();
+    assert!(gone.contains(&Removal::Copy { url, secret }), "{gone:?}");
     assert!([one, two].into_iter().all(|build| gone.contains(&Removal::Snapshot(build))), "{gone:?}");
 }
 

@@ -219,6 +219,8 @@ pub(crate) struct Client {
     pub(crate) events: Vec<OutboxEvent>,
     pub(crate) stored: u64,
     pub(crate) heartbeats: u32,
+    /// What the last of them said.
+    pub(crate) detached: Option<u32>,
     /// Streams that get no credit by themselves, and what has arrived on them.
     pub(crate) withheld: HashMap<StreamId, u64>,
 }
@@ -237,6 +239,7 @@ impl Client {
             events: Vec::new(),
             stored: 0,
             heartbeats: 0,
+            detached: None,
             withheld: HashMap::new(),
         }
     }
@@ -294,7 +297,10 @@ impl Client {
                 self.events.push(event);
             }
             Frame::Control(FromSupervisor::Credit { .. }) => {}
-            Frame::Control(FromSupervisor::Heartbeat { .. }) => self.heartbeats += 1,
+            Frame::Control(FromSupervisor::Heartbeat { detached, .. }) => {
+                self.heartbeats += 1;
+                self.detached = Some(detached);
+            }
         }
     }
 

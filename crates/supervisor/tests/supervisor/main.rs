@@ -145,6 +145,48 @@ fn a_lost_connection_takes_its_commands_along() {
 }
 
 #[test]
+fn a_detached_command_outlives_its_connection_and_every_owner_hears_that_it_runs_and_that_it_has_ended() {
+    let sandbox = Sandbox::start();
+    fs::set_permissions(sandbox.at("home"), fs::Permissions::from_mode(0o777)).unwrap();
+    let mut owner = sandbox.owner(1, 0);
+    // More than anybody grants is said, and something is read: neither keeps it from its end.
+    let script =
+        "cd $HOME; head -c 3000000 /dev/zero; cat; echo $$ >pid; mkfifo go; read x <go; echo done >end";
+    let command = Command { detached: true, stdin: Some(0), ..sh(script) };
+    let stream = u32::try_from((owner.next + 1) * 10 + 1).unwrap();
+    owner.withheld.insert(stream, 0);
+    owner.exec(command).unwrap();
+    owner.until(|owner| (owner.detached == Some(1)).then_some(()));
+    drop(owner);
+    wait_until("nobody waits for it", || sandbox.at("home/go").exists());
+    let mut next = sandbox.owner(2, 0);
+    assert_eq!(next.welcome().unwrap().detached, 1);
+    // A command of its own is none of them.
+    assert_eq!(next.sh("echo hi").1, "hi\n");
+    assert_eq!(
+        next.ask(|id| ToSupervisor::Status { id })
+            .map(|status| format!("{status:?}").contains("detached: 1")),
+        Ok(true)
+    );
+    fs::write(sandbox.at("home/go"), "go\n").unwrap();
+    next.until(|next| (next.detached == Some(0)).then_some(()));
+    assert_eq!(fs::read_to_string(sandbox.at("home/end")).unwrap(), "done\n");
+}
+
+#[test]
+fn a_detached_command_is_killed_when_its_time_is_up_though_nobody_is_there() {
+    let sandbox = Sandbox::start();
+    let mut guest = sandbox.guest();
+    let command = Command { detached: true, timeout_millis: Some(2000), ..sh("echo $$; exec sleep 98765") };
+    let exec = guest.exec(command).unwrap();
+    guest.until(|guest| guest.stdout(exec).ends_with('\n').then_some(()));
+    let pid = guest.stdout(exec);
+    drop(guest);
+    wait_until("it lives on", || !lives(&pid));
+    assert_eq!(sandbox.owner(1, 0).welcome().unwrap().detached, 0);
+}
+
+#[test]
 fn a_slow_reader_stalls_its_own_stream_in_bounded_memory() {
     const TOTAL: u64 = 100 * 1024 * 1024;
     let sandbox = Sandbox::start();

@@ -142,6 +142,14 @@ async fn what_a_tool_says_at_length_can_be_read_whole() {
     assert_eq!(cut[0].1, Some(whole.len() as u64));
     assert_eq!(cut[1], ("short\n".to_owned(), None));
     assert!(outputs(&["--full"])[0].0 == whole);
+    let logs = host.harvest(["logs", &session.to_string()]).stdout;
+    assert!(logs.contains("→ 100000\n") && !logs.contains("| 99999\n"), "{logs}");
+    let logs = host.harvest(["logs", &session.to_string(), "--full"]).stdout;
+    assert!(
+        ["  | 1\n  | 2\n", "  | 50000\n", "  | 100000\n", "  | short\n"]
+            .iter()
+            .all(|line| logs.contains(line))
+    );
     let wrong = host.harvest(["events", "-", "--types", "tool_edned"]);
     assert!(wrong.code == 1 && wrong.stderr.contains("`tool_ended`"), "{wrong:?}");
     let unknown = host.harvest(["run", "-r", "calc", "-a", "gpt", "x"]);

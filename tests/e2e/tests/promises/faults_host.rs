@@ -16,7 +16,7 @@ use harvest_proto::{
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
-use crate::{completed, turn_ended};
+use crate::{SAMPLE, completed, turn_ended};
 
 fn kept(body: &EventBody) -> bool {
     matches!(body, EventBody::SnapshotTaken { kind: SnapshotKind::Turn, .. })
@@ -60,6 +60,39 @@ async fn a_snapshot_cut_short_by_a_kill_is_taken_once_and_whole() {
     host.wait_for(&fork, SessionState::Idle).await;
     let (_, count) = host.exec(&fork, "harvest", "ls ~/many | wc -l; ls ~/next 2>&1").await;
     assert!(count.starts_with("3000\n") && count.contains("No such file"), "{count}");
+}
+
+#[tokio::test]
+async fn a_turn_whose_server_died_while_its_state_was_kept_has_a_diff_of_its_own() {
+    let mut host = Host::start().await;
+    host.repository("calc", SAMPLE).await;
+    // So many files that the kill comes while git looks at them.
+    let files = "mkdir /workspace/calc/many; cd /workspace/calc/many; seq 1 600 | split -l 2 -a 4 -";
+    let first = json!([{ "bash": files }, { "text": "done" }]);
+    let prompt = format!("Write a lot.\nscript: {first}");
+    let body = json!({ "repository": "calc", "agent": "scripted", "network": "none", "prompt": prompt });
+    let session: SessionId = host.post("/v1/sessions", body).await["id"].as_str().unwrap().parse().unwrap();
+    let ended = host.follow(session.clone()).until("the turn to end", turn_ended).await;
+    let then = json!([{ "bash": "echo on > /workspace/calc/next" }, { "text": "on" }]);
+    let next = host.prompt(&session, "Go on.", &then).await;
+    for _ in 0..2 {
+        host.kill();
+        host.up().await;
+    }
+    let mut follower = host.follow(session.clone());
+    let first_kept = follower.after(ended.seq, "the first turn to be kept", kept).await.seq;
+    let of_next =
+        |body: &EventBody| matches!(body, EventBody::TurnStarted { prompt, .. } if *prompt == next.id);
+    let began = follower.after(ended.seq, "the next turn", of_next).await.seq;
+    assert!(first_kept < began, "the first is kept before the next is begun");
+    follower.after(began, "the next to be kept", kept).await;
+    let page: Value =
+        host.get(&format!("/v1/sessions/{session}/turns")).send().await.unwrap().json().await.unwrap();
+    let changed = |turn: usize| page["items"][turn]["diff"]["files"].as_u64();
+    assert_eq!((changed(0), changed(1)), (Some(300), Some(1)), "{page}");
+    let told = host.get(&format!("/v1/sessions/{session}/diff?from=1&to=2")).send().await.unwrap();
+    let told = told.text().await.unwrap();
+    assert!(told.contains("+on") && !told.contains("many/"), "{told}");
 }
 
 #[tokio::test]

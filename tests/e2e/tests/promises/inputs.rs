@@ -88,6 +88,13 @@ async fn two_folders_are_worked_on_side_by_side_and_stay_as_they_are() {
     let first = follower.until("the first evidence", checked).await;
     follower.after(first.seq, "the second evidence", checked).await;
     assert!(follower.seen.iter().any(|event| completed(&event.body)));
+    let logs = well(host.harvest(["logs", &made.id.to_string()])).stdout;
+    for name in ["calc", "lib"] {
+        let told = |line: &str| {
+            logs.lines().any(|one| one.starts_with(line) && one.contains(&format!(" of {name} ")))
+        };
+        assert!(told("Opened pull request #1") && told("Verified "), "{logs}");
+    }
     let shown = host.show(&made.id).await;
     let bases: Vec<_> =
         shown.repositories.iter().map(|one| (one.name.as_str(), one.base.as_deref())).collect();

@@ -132,6 +132,11 @@ async fn the_cli_shows_what_the_api_knows() {
     }
     assert_eq!(host.harvest(["exec", &id, "--", "sh", "-c", "exit 7"]).code, 7);
     assert_eq!(host.harvest(["exec", &id, "--", "/no/such/program"]).code, 127);
+    let metrics = host.get("/metrics").send().await.unwrap().text().await.unwrap();
+    let sample =
+        |name: &str| metrics.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
+    let (used, missed) = (sample("harvest_seeds_used_total"), sample("harvest_seeds_missed_total"));
+    assert!(used.unwrap() + missed.unwrap() >= 1 && sample("harvest_seeds_ready").is_some(), "{metrics}");
     let unknown = host.harvest(["show", "ses_000000000000"]);
     assert!(unknown.code == 1 && unknown.stderr.contains("hint:"), "{unknown:?}");
 }

@@ -16,6 +16,7 @@ mod inside;
 mod line;
 mod machines;
 mod quickstart;
+mod raw;
 mod reach;
 mod readers;
 mod readme;

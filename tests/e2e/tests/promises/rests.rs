@@ -8,6 +8,7 @@ use harvest_proto::{
     api::{Session, SessionState},
     event::{SnapshotKind, TurnOutcome},
 };
+use reqwest::Method;
 use serde_json::json;
 
 use crate::{SAMPLE, completed, turn_ended};
@@ -76,6 +77,30 @@ async fn an_idle_session_stands_still_and_a_prompt_and_a_command_have_it_go_on_f
     assert!(completed(&end.body), "{:?}", end.body);
     assert_eq!(host.show(&session).await.epoch, epoch, "in the same sandbox");
     assert_eq!(lives(&word).await, pid, "and the service lives");
+}
+
+#[tokio::test]
+async fn a_detached_command_goes_on_when_the_server_dies_and_its_session_stands_still_only_after_it() {
+    let mut host = Host::start_with(&[("HARVEST_CLOCKS_IDLE_FREEZE", "300ms")]).await;
+    let session = host.bare("Begin.", &json!([{ "text": "ready" }])).await.id;
+    let mut follower = host.follow(session.clone());
+    follower.until("it to stand still", frozen).await;
+    let word = unique();
+    // Several times as long as it takes an idle session to stand still.
+    let script = format!("echo on; for n in 1 2 3 4; do sleep 0.5; done; echo {word} > ~/went");
+    let body = json!({ "argv": ["sh", "-c", script], "detach": true });
+    let ask = host.request(Method::POST, &format!("/v1/sessions/{session}/exec")).json(&body);
+    let mut answer = ask.send().await.unwrap();
+    assert!(answer.chunk().await.unwrap().is_some(), "it has begun");
+    drop(answer);
+    host.kill();
+    host.up().await;
+    eventually("it to end", || async { processes_with(&word).is_empty().then_some(()) }).await;
+    // Had it been killed, or stood still and been woken by this, it would not be there.
+    let told = host.exec(&session, "harvest", "cat ~/went").await.1;
+    assert_eq!(told.trim_end(), word);
+    let seq = host.show(&session).await.seq;
+    host.follow(session.clone()).after(seq, "it to stand still again", frozen).await;
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 //! Promises 1 to 4 at once: the server is killed fifty times, at moments nobody chose, while people create
-//! sessions, queue prompts and fork. The seed is printed; `HARVEST_STORM_SEED` plays a storm again.
+//! sessions, queue prompts and fork; on PostgreSQL less often, and its connections die, too. The seed is
+//! printed; `HARVEST_STORM_SEED` plays a storm again.
 
 use std::{
     cell::RefCell,
@@ -7,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use harvest_e2e::{Host, Leftovers, cgroup_of, eventually, names, parts};
+use harvest_e2e::{Database, Host, Leftovers, Postgres, cgroup_of, eventually, names, parts};
 use harvest_proto::{
     EventBody, SessionId,
     api::{Prompt, PromptStatus, Session},
@@ -16,9 +17,13 @@ use harvest_proto::{
 use reqwest::Method;
 use serde_json::{Value, json};
 
-const KILLS: usize = 50;
-const SESSIONS: usize = 5;
-const PROMPTS: usize = 12;
+/// How much of everything there is.
+struct Storm {
+    kills: usize,
+    sessions: usize,
+    /// Of each session.
+    prompts: usize,
+}
 
 /// Marsaglia's xorshift: all a storm needs of chance, and the same every time.
 struct Dice(u64);
@@ -57,10 +62,10 @@ fn script(mark: &str, millis: u64) -> String {
 }
 
 impl People {
-    fn new(dice: &mut Dice) -> Self {
-        let mut wishes: VecDeque<Wish> = (0..SESSIONS).map(|number| Wish::Create { number }).collect();
-        for round in 0..PROMPTS {
-            for number in 0..SESSIONS {
+    fn new(storm: &Storm, dice: &mut Dice) -> Self {
+        let mut wishes: VecDeque<Wish> = (0..storm.sessions).map(|number| Wish::Create { number }).collect();
+        for round in 0..storm.prompts {
+            for number in 0..storm.sessions {
                 let (of, mark) = (format!("s{number}"), format!("s{number}p{round}"));
                 wishes.push_back(Wish::Prompt { of: of.clone(), mark, millis: dice.below(400) });
                 if round > 1 && dice.below(12) == 0 {
@@ -138,18 +143,39 @@ impl People {
 
 #[tokio::test]
 async fn nothing_is_lost_doubled_or_left_behind_in_a_storm_of_fifty_kills() {
+    rages(&Storm { kills: 50, sessions: 5, prompts: 12 }, None).await;
+}
+
+#[tokio::test]
+async fn nothing_is_lost_doubled_or_left_behind_in_a_storm_on_postgres() {
+    rages(&Storm { kills: 15, sessions: 3, prompts: 6 }, Some(Postgres::shared().database())).await;
+}
+
+async fn rages(storm: &Storm, database: Option<Database>) {
     let seed = std::env::var("HARVEST_STORM_SEED").ok().and_then(|seed| seed.parse().ok());
     let seed: u64 = seed.unwrap_or(0x5EED_0004);
     println!("HARVEST_STORM_SEED={seed}");
     let mut dice = Dice(seed);
+    let url = database.as_ref().map(Database::url).unwrap_or_default();
+    // One place fewer than sessions: somebody waits for it all the time.
+    let places = (storm.sessions - 1).to_string();
     let mut host = Host::start_with(&[
-        ("HARVEST_LIMITS_SANDBOXES", "4"),
+        ("HARVEST_DATABASE", &url),
+        ("HARVEST_LIMITS_SANDBOXES", &places),
         ("HARVEST_CLOCKS_IDLE_FREEZE", "150ms"),
         ("HARVEST_CLOCKS_IDLE_PAUSE", "600ms"),
     ])
     .await;
-    let mut people = People::new(&mut dice);
-    for _ in 0..KILLS {
+    let mut people = People::new(storm, &mut dice);
+    for round in 0..storm.kills {
+        // As in a restart of the database, with a server in the middle of something.
+        if let Some(database) = database.as_ref().filter(|_| round % 3 == 1) {
+            host.ready().await;
+            database.sql(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+                 WHERE datname = current_database() AND pid <> pg_backend_pid()",
+            );
+        }
         let fuse = Duration::from_millis(dice.below(900));
         let asking = async {
             people.ask(&host, &mut dice, 300).await;

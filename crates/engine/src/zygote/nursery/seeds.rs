@@ -8,7 +8,9 @@ use std::{
 use rustix::process::{Resource, getrlimit};
 
 use super::Nursery;
-use crate::{error::StepError, plan::Plan, sandbox::Record, spec::Network, zygote::seed::Seed};
+use crate::{
+    error::StepError, plan::Plan, sandbox::Record, seeds::SeedCounts, spec::Network, zygote::seed::Seed,
+};
 
 // Two starts in a row after an idle moment.
 const FEWEST: usize = 2;
@@ -30,6 +32,8 @@ pub(super) struct Seeds {
     wanted: bool,
     demand: Demand,
     most: usize,
+    /// Since this zygote was started; those that are ready are counted when somebody asks.
+    counts: SeedCounts,
 }
 
 impl Seeds {
@@ -39,7 +43,13 @@ impl Seeds {
         let total = meminfo.lines().find_map(|line| line.strip_prefix("MemTotal:"));
         let kib = total.and_then(|rest| rest.split_whitespace().next()?.parse().ok()).unwrap_or(0);
         let files = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
-        Self { waiting: Vec::new(), wanted: false, demand: Demand::default(), most: most(kib, files) }
+        Self {
+            waiting: Vec::new(),
+            wanted: false,
+            demand: Demand::default(),
+            most: most(kib, files),
+            counts: SeedCounts::default(),
+        }
     }
 }
 
@@ -90,14 +100,24 @@ impl Nursery {
             let renamed =
                 if seed.lives() { seed.rename(&self.cgroups, &self.group, part, plan) } else { Err(dead()) };
             match renamed {
-                Ok(()) => return Ok(seed),
+                Ok(()) => {
+                    self.seeds.counts.used += 1;
+                    return Ok(seed);
+                }
                 Err(error) => {
                     eprintln!("a seed is of no use: {}", error.line());
                     seed.discard(&self.cgroups, &self.group);
                 }
             }
         }
+        self.seeds.counts.missed += 1;
         self.grow(plan)
+    }
+
+    /// How many there are and were.
+    pub(in crate::zygote) fn seed_counts(&self) -> SeedCounts {
+        let ready = self.seeds.waiting.iter().filter(|seed| seed.is_ready()).count();
+        SeedCounts { ready: u64::try_from(ready).unwrap_or(u64::MAX), ..self.seeds.counts }
     }
 
     fn grow(&mut self, plan: &Plan) -> Result<Seed, StepError> {
@@ -122,7 +142,10 @@ impl Nursery {
         }
         let plan = self.plan(&Record::of_a_seed(), &[], String::new());
         match self.grow(&plan) {
-            Ok(seed) => self.seeds.waiting.push(seed),
+            Ok(seed) => {
+                self.seeds.counts.grown += 1;
+                self.seeds.waiting.push(seed);
+            }
             Err(error) => {
                 eprintln!("cannot grow a seed: {}", error.line());
                 self.seeds.wanted = false;

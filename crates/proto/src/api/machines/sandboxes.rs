@@ -129,6 +129,9 @@ pub struct Sandbox {
     /// `you`: it stays until it is deleted; `session`: it is a session's; `process N`: it goes with that
     /// process of the host.
     pub owner: String,
+    /// The user who asked a server for it; absent for one that was made without a server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub made_by: Option<String>,
     /// What it can reach.
     pub network: SandboxNetwork,
     /// What it may use.

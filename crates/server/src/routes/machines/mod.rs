@@ -1,9 +1,11 @@
 //! Machines without a session: sandboxes of one's own, images, volumes, snapshots, room. The same routes
 //! answer over HTTP and, without a server, inside the process that asks (`crate::here`).
 
+mod asker;
 mod disks;
 mod files;
 mod images;
+mod pty;
 mod sandboxes;
 
 use axum::{
@@ -11,14 +13,23 @@ use axum::{
     http::StatusCode,
     routing::{delete, get, post},
 };
-use harvest_session::machines::{Commands, MachineError, Machines};
+use harvest_session::{
+    decide::Limit,
+    machines::{Commands, MachineError, Machines},
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{ServerState, problem::ApiError};
 
+/// A place is being given up: what that takes, in seconds.
+const SOON: u64 = 1;
+
+/// Somebody has to give one up first.
+const LATER: u64 = 15;
+
 /// The handlers, for the table of the OpenAPI page.
 pub(crate) mod handlers {
-    pub(crate) use super::{disks::*, files::*, images::*, sandboxes::*};
+    pub(crate) use super::{disks::*, files::*, images::*, pty::*, sandboxes::*};
 }
 
 /// What these routes need; no store and no session.
@@ -68,6 +79,7 @@ fn others() -> Router<Desk> {
         .route("/v1/sandboxes", get(sandboxes::sandbox_list))
         .route("/v1/sandboxes/{sandbox}", get(sandboxes::sandbox_get).delete(sandboxes::sandbox_delete))
         .route("/v1/sandboxes/{sandbox}/exec", post(sandboxes::sandbox_exec))
+        .route("/v1/sandboxes/{sandbox}/pty", get(pty::sandbox_pty_open))
         .route(
             "/v1/sandboxes/{sandbox}/files",
             get(files::sandbox_file_get)
@@ -100,11 +112,19 @@ impl From<MachineError> for ApiError {
             // A full disk is nothing the request is to blame for, and nothing that broke.
             MachineError::Conflict { .. } | MachineError::NoRoom { .. } => StatusCode::CONFLICT,
             MachineError::Invalid { .. } => StatusCode::UNPROCESSABLE_ENTITY,
+            MachineError::Full { limit: Limit::Closed, .. } => StatusCode::SERVICE_UNAVAILABLE,
+            MachineError::Full { .. } => StatusCode::TOO_MANY_REQUESTS,
             MachineError::Failed { .. } => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        let retry_after = match &error {
+            MachineError::Full { soon, limit, .. } => {
+                Some(if *soon || *limit == Limit::Closed { SOON } else { LATER })
+            }
+            _ => None,
         };
         let hint = error.hint().map(str::to_owned);
         let error = Self::new(status, error.code(), crate::problem::words(&error));
-        Self { hint, ..error }
+        Self { hint, retry_after, ..error }
     }
 }
 

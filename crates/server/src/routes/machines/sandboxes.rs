@@ -1,6 +1,11 @@
 //! `/v1/sandboxes` and `/v1/exec`: sandboxes that no session has, and commands in them.
 
-use axum::{Json, extract::State, http::StatusCode, response::Response};
+use axum::{
+    Json,
+    extract::State,
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
 use harvest_proto::{
     SandboxId,
     api::{
@@ -12,9 +17,13 @@ use harvest_proto::{
     },
 };
 
-use super::{Desk, Insist};
+use harvest_session::machines::Outcome;
+use serde::Serialize;
+
+use super::{Desk, Insist, asker::By};
 use crate::{
     extract::{Body, OptionalBody, Path, Query},
+    idempotency::replayed,
     problem::ApiError,
     stdin::Fed,
     stream, valid,
@@ -34,11 +43,11 @@ pub(crate) async fn sandbox_list(State(desk): State<Desk>) -> Result<Json<Sandbo
     responses((status = 201, body = CreatedSandbox, description = "It runs")))]
 pub(crate) async fn sandbox_create(
     State(desk): State<Desk>,
+    By(asker): By,
     OptionalBody(body): OptionalBody<CreateSandbox>,
-) -> Result<(StatusCode, Json<CreatedSandbox>), ApiError> {
+) -> Result<Response, ApiError> {
     valid::sandbox(&body)?;
-    let made = desk.machines().sandbox_create(body).await?;
-    Ok((StatusCode::CREATED, Json(made)))
+    Ok(created(desk.commands.create(&asker, body).await?))
 }
 
 /// Shows a sandbox as it stands.
@@ -62,7 +71,7 @@ pub(crate) async fn sandbox_delete(
     Path(sandbox): Path<SandboxId>,
     Query(insist): Query<Insist>,
 ) -> Result<StatusCode, ApiError> {
-    desk.machines().sandbox_delete(&sandbox, insist.force).await?;
+    desk.commands.delete(&sandbox, insist.force).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -96,14 +105,21 @@ pub(crate) async fn sandbox_exec(
                        `failed`")))]
 pub(crate) async fn exec_once(
     State(desk): State<Desk>,
+    By(asker): By,
     Fed { command, input }: Fed<ExecOnce>,
 ) -> Result<Response, ApiError> {
     let (sandbox, run) = command.clone().parts();
     valid::sandbox(&sandbox)?;
     valid::run(&run)?;
     let is_fed = input.is_some();
-    let lines = desk.commands.exec_once(command, input).await?;
+    let lines = desk.commands.exec_once(&asker, command, input).await?;
     Ok(answer(lines, is_fed, desk))
+}
+
+/// What was made, just now or for an earlier request with the same key.
+fn created<T: Serialize>(Outcome { made, again }: Outcome<T>) -> Response {
+    let response = (StatusCode::CREATED, Json(made)).into_response();
+    if again { replayed(response) } else { response }
 }
 
 fn answer(
@@ -125,7 +141,7 @@ pub(crate) async fn sandbox_stop(
     State(desk): State<Desk>,
     Path(sandbox): Path<SandboxId>,
 ) -> Result<Json<Sandbox>, ApiError> {
-    Ok(Json(desk.machines().sandbox_stop(&sandbox).await?))
+    Ok(Json(desk.commands.stop(&sandbox).await?))
 }
 
 /// Starts a stopped or dead sandbox again with the disk it left.
@@ -136,7 +152,7 @@ pub(crate) async fn sandbox_start(
     State(desk): State<Desk>,
     Path(sandbox): Path<SandboxId>,
 ) -> Result<Json<Sandbox>, ApiError> {
-    Ok(Json(desk.machines().sandbox_start(&sandbox).await?))
+    Ok(Json(desk.commands.start(&sandbox).await?))
 }
 
 /// Keeps the disk of a sandbox, which goes on.
@@ -147,9 +163,10 @@ pub(crate) async fn sandbox_start(
     responses((status = 201, body = SandboxSnapshot, description = "On disk")))]
 pub(crate) async fn sandbox_snapshot(
     State(desk): State<Desk>,
+    By(asker): By,
     Path(sandbox): Path<SandboxId>,
 ) -> Result<(StatusCode, Json<SandboxSnapshot>), ApiError> {
-    Ok((StatusCode::CREATED, Json(desk.machines().sandbox_snapshot(&sandbox).await?)))
+    Ok((StatusCode::CREATED, Json(desk.commands.snapshot(&asker, &sandbox).await?)))
 }
 
 /// Starts others from a sandbox's disk as it is now.
@@ -160,11 +177,12 @@ pub(crate) async fn sandbox_snapshot(
     responses((status = 201, body = ForkedSandbox, description = "At least one of them runs")))]
 pub(crate) async fn sandbox_fork(
     State(desk): State<Desk>,
+    By(asker): By,
     Path(sandbox): Path<SandboxId>,
     OptionalBody(body): OptionalBody<ForkSandbox>,
-) -> Result<(StatusCode, Json<ForkedSandbox>), ApiError> {
+) -> Result<Response, ApiError> {
     let count = valid::forks(body.count)?;
-    Ok((StatusCode::CREATED, Json(desk.machines().sandbox_fork(&sandbox, count).await?)))
+    Ok(created(desk.commands.fork(&asker, &sandbox, count).await?))
 }
 
 /// Puts a sandbox back to a snapshot; what was on its disk is kept as another one.
@@ -178,5 +196,5 @@ pub(crate) async fn sandbox_restore(
     Path(sandbox): Path<SandboxId>,
     Body(body): Body<RestoreSandbox>,
 ) -> Result<Json<RestoredSandbox>, ApiError> {
-    Ok(Json(desk.machines().sandbox_restore(&sandbox, &body.snapshot).await?))
+    Ok(Json(desk.commands.restore(&sandbox, &body.snapshot).await?))
 }

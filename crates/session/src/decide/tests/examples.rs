@@ -78,6 +78,46 @@ fn a_save_whose_outcome_is_unknown_holds_the_session_until_somebody_resumes_it()
 }
 
 #[test]
+fn a_turn_whose_server_died_while_it_was_kept_is_asked_what_it_changed_before_it_is_kept() {
+    let mut world = ready();
+    world.prompt(false);
+    world.prompt(false);
+    run(&mut world);
+    world.end_turn(TurnOutcome::Completed);
+    world.deliver();
+    let [Action::Capture { snapshot, .. }] = &world.pending[..] else { panic!("{:?}", world.pending) };
+    let first = snapshot.clone();
+    for _ in 0..2 {
+        world.crash();
+        world.carry_out(0, Luck::Good);
+        assert!(matches!(world.pending[..], [Action::Connect { .. }, ..]), "{:?}", world.pending);
+        let captures = |action: &Action| matches!(action, Action::Capture { .. });
+        assert!(!world.pending.iter().any(captures), "nobody could be asked: {:?}", world.pending);
+        assert_eq!(world.runs.len(), 1);
+    }
+    run(&mut world);
+    assert_eq!(world.turns[&1], first, "under the id it had");
+    assert_eq!(world.runs.len(), 2, "and the next prompt goes on");
+}
+
+#[test]
+fn a_turn_that_can_no_longer_be_asked_is_kept_with_its_machine() {
+    let mut world = ready();
+    world.prompt(false);
+    run(&mut world);
+    world.end_turn(TurnOutcome::Completed);
+    world.deliver();
+    world.crash();
+    world.carry_out(0, Luck::Good);
+    world.pending.clear();
+    world.tick(90_000);
+    let kept = |action: &Action| matches!(action, Action::EndKept { kind: SnapshotKind::Recovered, .. });
+    assert!(world.pending.iter().any(kept), "{:?}", world.pending);
+    run(&mut world);
+    assert_eq!(world.turns.len(), 1);
+}
+
+#[test]
 fn a_failed_snapshot_holds_the_next_prompt_until_it_is_taken() {
     let mut world = ready();
     world.prompt(false);

@@ -205,6 +205,12 @@ impl World {
                     self.pending.push(wish);
                 }
                 effect => {
+                    if let Action::Capture { sandbox, .. } = &effect {
+                        let linked = matches!(self.state.machine, Machine::Ready { link: Link::Up, .. });
+                        assert!(linked, "what a turn changed can be asked for before its state is kept");
+                        let same = |action: &Action| matches!(action, Action::Capture { sandbox: of, .. } if of == sandbox);
+                        assert!(!self.pending.iter().any(same), "a state is kept once at a time");
+                    }
                     // Whoever ends a sandbox stops speaking with it first.
                     if let Action::EndKept { sandbox, .. } | Action::End { sandbox } = &effect {
                         self.pending.retain(|action| {
@@ -230,6 +236,14 @@ impl World {
             _ => false,
         };
         assert!(!waits || clock.is_some(), "every wait has a clock: {:?}", self.state);
+        if let Machine::Ready { link, work: Work::Saving(Save { later: true, .. }), .. } = &self.state.machine
+        {
+            assert!(
+                *link != Link::Up && clock.is_some(),
+                "a save waits for the bridge alone: {:?}",
+                self.state
+            );
+        }
         let read: State = serde_json::from_str(&self.kept).unwrap();
         let queue = self.state.queue.clone();
         assert_eq!(State { queue, ..read }, self.state, "what is kept is what is");

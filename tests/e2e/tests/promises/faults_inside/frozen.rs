@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use harvest_e2e::{Host, eventually, processes_with};
+use harvest_e2e::{Host, eventually, processes_with, unique};
 use harvest_proto::{SessionId, api::SessionState, event::TurnOutcome};
 use serde_json::json;
 
@@ -11,43 +11,58 @@ use crate::rests::{freezer, stands_still};
 
 const SERVICE: &str = "98741.5";
 
-/// An idle session with a service in it, which stands still by somebody else's hand.
-async fn freeze(host: &Host, session: &SessionId) {
+/// An idle session with a service in it, which stands still by somebody else's hand: it with what runs beside
+/// it, or, so many folders up, the whole sandbox.
+async fn freeze(host: &Host, session: &SessionId, service: &str, up: usize) {
     host.wait_for(session, SessionState::Idle).await;
-    let pid = lives(SERVICE).await;
+    let pid = lives(service).await;
     let (file, word) = freezer(pid);
-    fs::write(file, word).unwrap();
+    let name = file.file_name().unwrap().to_owned();
+    let group = file.ancestors().nth(1 + up).unwrap();
+    fs::write(group.join(name), word).unwrap();
     eventually("it to stand still", || async { stands_still(pid).then_some(()) }).await;
 }
 
 #[tokio::test]
-async fn an_idle_sandbox_frozen_by_hand_can_be_stopped_paused_and_deleted_and_keeps_its_files() {
-    let host = Host::start_with(&[("HARVEST_CLOCKS_STOP", "1s")]).await;
+async fn an_idle_sandbox_frozen_by_hand_can_be_paused_and_deleted_and_keeps_its_files() {
+    let host = Host::start().await;
     let serve = format!("echo kept >> /workspace/work; setsid -f sleep {SERVICE} >/dev/null 2>&1 </dev/null");
     let serve = json!([{ "bash": serve }, { "text": "on" }]);
     let session = begin(&host, &serve).await;
     let mut follower = host.follow(session.clone());
 
-    // A prompt gets nowhere, and is stopped.
-    freeze(&host, &session).await;
-    let stuck = host.prompt(&session, "Go on.", &json!([{ "text": "on" }])).await;
-    host.wait_for(&session, SessionState::Running).await;
-    host.post(&format!("/v1/sessions/{session}/stop"), json!({})).await;
-    assert_eq!(outcome(&mut follower, &stuck).await, TurnOutcome::Stopped);
-    let again = host.prompt(&session, "Go on.", &serve).await;
-    assert_eq!(outcome(&mut follower, &again).await, TurnOutcome::Completed);
-
-    freeze(&host, &session).await;
+    freeze(&host, &session, SERVICE, 0).await;
     host.post(&format!("/v1/sessions/{session}/pause"), json!({})).await;
     host.wait_for(&session, SessionState::Paused).await;
     let again = host.prompt(&session, "Go on.", &serve).await;
     assert_eq!(outcome(&mut follower, &again).await, TurnOutcome::Completed);
     host.wait_for(&session, SessionState::Idle).await;
-    assert_eq!(host.exec(&session, "harvest", "cat /workspace/work").await.1, "kept\nkept\nkept\n");
+    assert_eq!(host.exec(&session, "harvest", "cat /workspace/work").await.1, "kept\nkept\n");
     told_once(&host, &session).await;
 
-    freeze(&host, &session).await;
+    freeze(&host, &session, SERVICE, 0).await;
     let gone = host.harvest(["rm", &session.to_string()]);
     assert_eq!(gone.code, 0, "{gone:?}");
     eventually("its service to be gone", || async { processes_with(SERVICE).is_empty().then_some(()) }).await;
+}
+
+#[tokio::test]
+async fn a_prompt_and_a_command_have_a_sandbox_frozen_by_hand_go_on_at_once() {
+    // No clock strikes while this runs: whoever waits for one waits in vain.
+    let host = Host::start().await;
+    let service = unique();
+    let serve = format!("setsid -f sleep {service} >/dev/null 2>&1 </dev/null");
+    let session = begin(&host, &json!([{ "bash": serve }, { "text": "on" }])).await;
+    let mut follower = host.follow(session.clone());
+    // The group of commands or of the agent, that of both, and the whole sandbox with its supervisor.
+    for up in 0..3 {
+        freeze(&host, &session, &service, up).await;
+        assert_eq!(host.exec(&session, "harvest", "echo on").await.1, "on\n");
+        freeze(&host, &session, &service, up).await;
+        let work = json!([{ "bash": "echo work" }, { "text": "on" }]);
+        let prompt = host.prompt(&session, "Go on.", &work).await;
+        assert_eq!(outcome(&mut follower, &prompt).await, TurnOutcome::Completed);
+    }
+    assert_eq!(host.show(&session).await.epoch, 1, "in the same sandbox");
+    told_once(&host, &session).await;
 }

@@ -1,0 +1,186 @@
+//! Which cgroups a sandbox has and what is set in each, on v1 and on v2.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use harvest_proto::launch::Descriptor;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    error::{Doing, StepError},
+    spec::Limits,
+};
+
+/// A cgroup to make.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Group {
+    /// Its folder.
+    pub path: PathBuf,
+    /// Files to write, in order.
+    #[serde(skip_serializing_if = "Vec::is_empty", default)]
+    pub settings: Vec<Setting>,
+}
+
+/// A value of a cgroup.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Setting {
+    /// The file's name.
+    pub file: String,
+    /// What is written.
+    pub value: String,
+    /// A kernel without this file is good enough.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub optional: bool,
+}
+
+/// The cgroups of one sandbox, for a plan.
+pub(crate) struct Groups {
+    pub(crate) make: Vec<Group>,
+    pub(crate) born_in: Option<PathBuf>,
+    pub(crate) join: Vec<PathBuf>,
+    pub(crate) inherit: Vec<(Descriptor, PathBuf, bool)>,
+}
+
+// Pid 1 holds outboxes and stream windows, a few MiB; this stops a leak, not a normal day.
+const SUPERVISOR_MEMORY_BYTES: u64 = 256 << 20;
+// Room for the moment between fork and joining `work`.
+const SUPERVISOR_PIDS: u32 = 512;
+// What TCP holds is limited for the whole host together, to a tenth of its memory: without a limit of
+// its own one sandbox took all of it. This fills a hundred connections.
+const TCP_BYTES: u64 = 256 << 20;
+// 100 ms: the kernel's default, long enough not to stutter, short enough to be fair.
+const PERIOD_MICROS: u64 = 100_000;
+
+pub(super) fn v2(folder: &Path, limits: &Limits) -> Groups {
+    let (supervisor, work) = (folder.join("supervisor"), folder.join("work"));
+    let (agent, commands) = (work.join("agent"), work.join("commands"));
+    let quota = u64::from(limits.cpu_millis_per_second) * PERIOD_MICROS / 1000;
+    let make = vec![
+        Group {
+            path: folder.to_owned(),
+            settings: vec![
+                set("cgroup.subtree_control", "+memory +pids"),
+                maybe("cgroup.subtree_control", "+cpu"),
+            ],
+        },
+        Group {
+            path: supervisor.clone(),
+            settings: vec![
+                set("memory.max", SUPERVISOR_MEMORY_BYTES),
+                maybe("memory.swap.max", 0),
+                set("pids.max", SUPERVISOR_PIDS),
+            ],
+        },
+        Group {
+            path: work.clone(),
+            settings: vec![
+                set("memory.max", limits.memory_bytes),
+                maybe("memory.swap.max", 0),
+                set("pids.max", limits.pids),
+                maybe("cpu.max", format!("{quota} {PERIOD_MICROS}")),
+            ],
+        },
+        Group { path: agent.clone(), settings: Vec::new() },
+        Group { path: commands.clone(), settings: Vec::new() },
+    ];
+    let inherit = vec![
+        (Descriptor::JoinCommands, commands.join("cgroup.procs"), true),
+        (Descriptor::JoinAgent, agent.join("cgroup.procs"), true),
+        (Descriptor::AgentProcs, agent.join("cgroup.procs"), false),
+        (Descriptor::AgentKill, agent.join("cgroup.kill"), true),
+        (Descriptor::OomCount, work.join("memory.events"), false),
+    ];
+    Groups { make, born_in: Some(supervisor), join: Vec::new(), inherit }
+}
+
+// Only the freezer tells agent and commands apart: fewer cgroups, and a limit counts both anyway.
+pub(super) fn v1(mounts: &BTreeMap<String, PathBuf>, below: &Path, limits: &Limits) -> Groups {
+    let folder = |controller: &str| mounts[controller].join(below);
+    let group = |controller: &str, name: &str, settings: Vec<Setting>| Group {
+        path: folder(controller).join(name),
+        settings,
+    };
+    let memory =
+        |bytes: u64| vec![set("memory.limit_in_bytes", bytes), maybe("memory.memsw.limit_in_bytes", bytes)];
+    // v1 counts what sockets hold apart from all other memory, and only where there is a limit.
+    let work =
+        [memory(limits.memory_bytes), vec![maybe("memory.kmem.tcp.limit_in_bytes", TCP_BYTES)]].concat();
+    let quota = u64::from(limits.cpu_millis_per_second) * PERIOD_MICROS / 1000;
+    let cpu = vec![set("cpu.cfs_period_us", PERIOD_MICROS), set("cpu.cfs_quota_us", quota)];
+    let make = vec![
+        group("cpu", "", Vec::new()),
+        group("cpu", "work", cpu),
+        group("freezer", "", Vec::new()),
+        group("freezer", "work", Vec::new()),
+        group("freezer", "work/agent", Vec::new()),
+        group("freezer", "work/commands", Vec::new()),
+        group("memory", "", Vec::new()),
+        group("memory", "supervisor", memory(SUPERVISOR_MEMORY_BYTES)),
+        group("memory", "work", work),
+        group("pids", "", Vec::new()),
+        group("pids", "supervisor", vec![set("pids.max", SUPERVISOR_PIDS)]),
+        group("pids", "work", vec![set("pids.max", limits.pids)]),
+    ];
+    let join = vec![
+        folder("cpu"),
+        folder("freezer"),
+        folder("memory").join("supervisor"),
+        folder("pids").join("supervisor"),
+    ];
+    let freezer = folder("freezer").join("work");
+    let mut inherit = Vec::new();
+    for (descriptor, name) in [(Descriptor::JoinCommands, "commands"), (Descriptor::JoinAgent, "agent")] {
+        inherit.push((descriptor, freezer.join(name).join("cgroup.procs"), true));
+        for controller in ["cpu", "memory", "pids"] {
+            inherit.push((descriptor, folder(controller).join("work/cgroup.procs"), true));
+        }
+    }
+    inherit.push((Descriptor::AgentProcs, freezer.join("agent/cgroup.procs"), false));
+    inherit.push((Descriptor::AgentFreezer, freezer.join("agent/freezer.state"), true));
+    inherit.push((Descriptor::OomCount, folder("memory").join("work/memory.oom_control"), false));
+    Groups { make, born_in: None, join, inherit }
+}
+
+impl Group {
+    /// Makes it; an older one of the same name is used again.
+    pub(crate) fn make(&self) -> Result<(), StepError> {
+        make_folder(&self.path)?;
+        self.set()
+    }
+
+    /// Writes its settings. The kernel keeps some in order (memory below memory and swap), so that one
+    /// refused at first may pass after the others.
+    pub(crate) fn set(&self) -> Result<(), StepError> {
+        let write = |setting: &Setting| fs::write(self.path.join(&setting.file), &setting.value);
+        let refused: Vec<&Setting> = self.settings.iter().filter(|setting| write(setting).is_err()).collect();
+        for setting in refused {
+            match write(setting) {
+                Err(_) if setting.optional => {}
+                result => {
+                    result.doing(|| {
+                        format!("write {} to {}", setting.value, self.path.join(&setting.file).display())
+                    })?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+pub(super) fn set(file: &str, value: impl ToString) -> Setting {
+    Setting { file: file.to_owned(), value: value.to_string(), optional: false }
+}
+
+fn maybe(file: &str, value: impl ToString) -> Setting {
+    Setting { optional: true, ..set(file, value) }
+}
+
+pub(super) fn make_folder(path: &Path) -> Result<(), StepError> {
+    match fs::create_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        result => result.doing(|| format!("make cgroup {}", path.display())),
+    }
+}

@@ -1,0 +1,119 @@
+//! The user namespace of a sandbox: made before anything else, entered when the host's powers are to go.
+
+use std::{
+    fs, io,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+};
+
+use rustix::{
+    process::{DumpableBehavior, Resource, Rlimit, Signal, getrlimit, setrlimit},
+    thread::{CapabilitiesSecureBits, LinkNameSpaceType},
+};
+
+use super::ids::Claim;
+use crate::{
+    error::{Doing, StepError},
+    plan::IDS,
+    rootless,
+    syscall::{self, Side},
+};
+
+// Pid 1's own, beside those of its commands.
+const SUPERVISOR_PROCESSES: u64 = 64;
+
+/// Makes a user namespace that maps 0.. to the claimed range.
+///
+/// # Safety
+/// The caller must have one thread only.
+pub(crate) unsafe fn make_user_namespace(claim: &Claim) -> Result<OwnedFd, StepError> {
+    let doing = || "make a user namespace".to_owned();
+    // The kernel counts inotify watches, pending signals and the like against who made the
+    // namespace: an id of its own, not root, whom all sandboxes would share.
+    let owner = |uid: u32| {
+        let id = rustix::process::Uid::from_raw(uid);
+        rustix::thread::set_thread_res_uid(None, Some(id), None)?;
+        // Or what `/proc` shows of us and of the child would be closed to who is not the host's root.
+        rustix::process::set_dumpable_behavior(DumpableBehavior::Dumpable)
+    };
+    let before = narrow(claim).doing(doing)?;
+    owner(claim.owner()).doing(doing)?;
+    let zygote = rustix::process::getpid();
+    // SAFETY: the caller vouches for one thread; the child below only waits to be killed.
+    let side = unsafe { syscall::clone_process(libc::CLONE_NEWUSER.cast_unsigned().into(), None) };
+    if let Ok(Side::Child) = side {
+        wait_for_the_end(zygote);
+    }
+    owner(0).doing(doing)?;
+    for (resource, limit) in before {
+        setrlimit(resource, limit).doing(doing)?;
+    }
+    let Side::Parent { pid, pidfd } = side.doing(doing)? else { wait_for_the_end(zygote) };
+    let prepare = || -> io::Result<OwnedFd> {
+        for file in ["uid_map", "gid_map"] {
+            let map = match claim {
+                Claim::Own { first, .. } => format!("0 {first} {IDS}\n"),
+                Claim::Shared { .. } => {
+                    rootless::same_ids(&fs::read_to_string(format!("/proc/self/{file}"))?)
+                }
+            };
+            fs::write(format!("/proc/{pid}/{file}"), map)?;
+        }
+        Ok(fs::File::open(format!("/proc/{pid}/ns/user"))?.into())
+    };
+    let namespace = prepare();
+    let _ = rustix::process::pidfd_send_signal(&pidfd, Signal::KILL);
+    let _ = rustix::process::waitid(
+        rustix::process::WaitId::PidFd(pidfd.as_fd()),
+        rustix::process::WaitIdOptions::EXITED,
+    );
+    namespace.doing(doing)
+}
+
+/// Lowers what the maker of a user namespace may have, where ids are shared: the namespace remembers it,
+/// and what has an id inside counts together. Answers what to set again.
+fn narrow(claim: &Claim) -> io::Result<Vec<(Resource, Rlimit)>> {
+    let Some(processes) = claim.processes() else { return Ok(Vec::new()) };
+    let mut before = Vec::new();
+    for resource in [Resource::Nproc, Resource::Sigpending] {
+        let limit = getrlimit(resource);
+        let most = match resource {
+            Resource::Nproc => u64::from(processes) + SUPERVISOR_PROCESSES,
+            _ => limit.current.unwrap_or(u64::MAX) / rootless::SHARE,
+        };
+        let most = limit.maximum.map_or(most, |maximum| maximum.min(most));
+        setrlimit(resource, Rlimit { current: Some(most), ..limit })?;
+        before.push((resource, limit));
+    }
+    Ok(before)
+}
+
+fn wait_for_the_end(zygote: rustix::process::Pid) -> ! {
+    // Should the zygote die first, this process must not stay.
+    let _ = rustix::process::set_parent_process_death_signal(Some(Signal::KILL));
+    if rustix::process::getppid() != Some(zygote) {
+        syscall::exit_now(1);
+    }
+    loop {
+        let _ = rustix::thread::nanosleep(&rustix::thread::Timespec { tv_sec: 60, tv_nsec: 0 });
+    }
+}
+
+/// Files are made and permissions checked as this id from now on; capabilities stay.
+pub(crate) fn act_as(id: u32) -> Result<(), StepError> {
+    rustix::thread::set_capabilities_secure_bits(CapabilitiesSecureBits::NO_SETUID_FIXUP)
+        .doing(|| "keep capabilities across a change of ids".to_owned())?;
+    syscall::set_file_ids(id, id);
+    Ok(())
+}
+
+/// Becomes root inside; the host's powers are gone.
+pub(super) fn enter(users: BorrowedFd<'_>) -> Result<(), StepError> {
+    let enter = || -> io::Result<()> {
+        rustix::thread::move_into_link_name_space(users, Some(LinkNameSpaceType::User))?;
+        let (uid, gid) = (rustix::process::Uid::ROOT, rustix::process::Gid::ROOT);
+        rustix::thread::set_thread_res_gid(Some(gid), Some(gid), Some(gid))?;
+        rustix::thread::set_thread_groups(&[])?;
+        Ok(rustix::thread::set_thread_res_uid(Some(uid), Some(uid), Some(uid))?)
+    };
+    enter().doing(|| "enter the user namespace".to_owned())
+}

@@ -1,0 +1,209 @@
+//! What streams of events look like on a screen.
+
+use super::*;
+use harvest_proto::{PromptId, SandboxId, SnapshotId};
+use serde_json::json;
+
+/// What a stream of events looks like on a screen; ids as their prefix.
+fn shown(bodies: Vec<EventBody>) -> String {
+    shown_by(Renderer::new(false, 100), bodies)
+}
+
+fn shown_by(mut renderer: Renderer, bodies: Vec<EventBody>) -> String {
+    let mut screen = String::new();
+    for (number, body) in bodies.into_iter().enumerate() {
+        let seq = number as u64 + 1;
+        let event = Event { seq, at: Timestamp::from_millis(seq.cast_signed() * 250), turn: None, body };
+        for piece in renderer.event(&event) {
+            match piece {
+                Piece::Text(text) => screen += &text,
+                Piece::Line(line) => screen += &(line + "\n"),
+            }
+        }
+    }
+    if let Some(Piece::Text(text)) = renderer.finish() {
+        screen += &text;
+    }
+    screen
+}
+
+fn phase(phase: BootPhase, status: PhaseStatus, millis: u64) -> EventBody {
+    EventBody::BootPhase { phase, status, millis: Some(millis), tail: None }
+}
+
+fn started(call: &str, name: &str, input: Value) -> EventBody {
+    EventBody::ToolStarted { call: call.into(), name: name.into(), input, parent: None, blob: None }
+}
+
+fn ended(call: &str, ok: bool, output: &str) -> EventBody {
+    EventBody::ToolEnded { call: call.into(), ok, output: output.into(), blob: None }
+}
+
+fn opened(repository: &str, number: u64, url: &str) -> EventBody {
+    let repository = Some(repository.into());
+    EventBody::PullOpened { repository, number, url: url.into(), branch: "harvest/x".into() }
+}
+
+fn evidence(passed: bool) -> EventBody {
+    EventBody::Evidence(Evidence {
+        repository: Some("calc".into()),
+        commit: "1c9e0d4aaaaaaaaa".into(),
+        check: ".harvest/check.sh".into(),
+        passed,
+        exit: Exit::Code(i32::from(!passed)),
+        millis: 640,
+        tail: "FAILED (failures=1)".into(),
+        at: Timestamp::from_millis(0),
+    })
+}
+
+#[test]
+fn a_boot_reads_as_timed_lines_without_what_was_skipped() {
+    let screen = shown(vec![
+        phase(BootPhase::Starting, PhaseStatus::Started, 0),
+        phase(BootPhase::Starting, PhaseStatus::Done, 12),
+        phase(BootPhase::Sync, PhaseStatus::Done, 380),
+        phase(BootPhase::Setup, PhaseStatus::Skipped, 0),
+        phase(BootPhase::Agent, PhaseStatus::Done, 1_640),
+        EventBody::BootPhase {
+            phase: BootPhase::Start,
+            status: PhaseStatus::Failed,
+            millis: Some(9),
+            tail: Some("no such file\nexit 127".into()),
+        },
+    ]);
+    assert_eq!(
+        screen,
+        "Synced the checkout in 380ms\nStarted the agent in 1.6s\n\
+         Failed to boot at `start` after 9ms\n  | no such file\n  | exit 127\n"
+    );
+}
+
+#[test]
+fn a_turn_shows_words_as_they_come_and_one_line_per_tool() {
+    let prompt = PromptId::random();
+    let screen = shown(vec![
+        EventBody::TurnStarted { prompt: prompt.clone(), number: 1 },
+        EventBody::TextDelta { text: "I look at ".into() },
+        EventBody::TextDelta { text: "the test.".into() },
+        started("a", "Read", json!({"file_path": "calc.py"})),
+        started("b", "Bash", json!({"command": "python3 -m unittest\necho done"})),
+        ended("a", true, "def add(a, b):\n\n"),
+        ended("b", false, "FAILED (failures=1)\n"),
+        EventBody::TurnEnded { prompt, outcome: TurnOutcome::Completed, error: None, millis: 126_000 },
+    ]);
+    assert_eq!(
+        screen,
+        "● turn 1\nI look at the test.\n  ✓ Read calc.py (500ms) → def add(a, b):\n\
+         \x20 ✗ Bash python3 -m unittest (500ms) → FAILED (failures=1)\nCompleted turn 1 in 2m06s\n"
+    );
+}
+
+#[test]
+fn what_does_not_fit_the_screen_goes_to_a_line_of_its_own_and_is_cut() {
+    let bodies = vec![
+        started("a", "Bash", json!({"command": "x".repeat(200)})),
+        ended("a", true, &"y".repeat(200)),
+        EventBody::PromptQueued { prompt: PromptId::random(), text: "z".repeat(200), author: String::new() },
+    ];
+    let screen = shown(bodies);
+    assert!(screen.lines().all(|line| line.chars().count() <= 100), "{screen}");
+    assert_eq!(screen.lines().count(), 3, "{screen}");
+}
+
+#[test]
+fn nothing_an_agent_or_a_repository_says_acts_on_the_terminal() {
+    let nasty = "\x1b]0;t\x07\x1b[2J\u{9b}31m\rx\u{202e}";
+    let prompt = PromptId::random();
+    let screen = shown(vec![
+        EventBody::TextDelta { text: nasty.into() },
+        started("a", nasty, json!({ "command": nasty })),
+        ended("a", true, nasty),
+        EventBody::Warning { message: format!("{nasty}\nVerified 1c9e0d4: passed") },
+        EventBody::RequestOpened {
+            request: nasty.into(),
+            question: nasty.into(),
+            options: vec![nasty.into()],
+        },
+        EventBody::PushRefused { repository: nasty.into(), reason: nasty.into() },
+        EventBody::TurnEnded { prompt, outcome: TurnOutcome::Failed, error: Some(nasty.into()), millis: 1 },
+    ]);
+    assert_eq!(screen, plain(&screen));
+    assert!(!screen.lines().any(|line| line.starts_with("Verified")), "{screen}");
+}
+
+#[test]
+fn a_later_push_is_told_as_an_update_of_the_pull_request() {
+    let pull = || opened("calc", 1, "u");
+    assert_eq!(shown(vec![pull(), pull()]), "Opened pull request #1  u\nUpdated pull request #1  u\n");
+}
+
+#[test]
+fn of_several_repositories_each_is_named() {
+    let renderer = Renderer { several: true, ..Renderer::new(false, 100) };
+    let screen = shown_by(renderer, vec![opened("calc", 1, "u"), opened("lib", 1, "v"), evidence(true)]);
+    assert_eq!(
+        screen,
+        "Opened pull request #1 of calc  u\nOpened pull request #1 of lib  v\n\
+         Verified 1c9e0d4 of calc in a fresh sandbox: .harvest/check.sh passed in 640ms\n"
+    );
+}
+
+#[test]
+fn what_a_tool_said_is_shown_to_its_end_on_request() {
+    let mut renderer = Renderer::new(false, 30);
+    renderer.full();
+    let said = ["x".repeat(40), "y".into()].join("\n\n");
+    let bodies = vec![started("a", "Bash", json!({"command": "go"})), ended("a", true, &said)];
+    let screen = shown_by(renderer, bodies);
+    assert_eq!(screen, format!("  ✓ Bash go (250ms)\n  | {}\n  | \n  | y\n", "x".repeat(40)));
+}
+
+#[test]
+fn shipping_reads_as_what_was_done_and_what_was_seen() {
+    let screen = shown(vec![
+        EventBody::Pushed {
+            repository: "calc".into(),
+            branch: "harvest/x".into(),
+            commit: "1c9e0d4aaaaaaaaa".into(),
+        },
+        opened("calc", 3, "http://h/3"),
+        evidence(true),
+        evidence(false),
+    ]);
+    assert_eq!(
+        screen,
+        "Pushed harvest/x at 1c9e0d4 to calc\nOpened pull request #3  http://h/3\n\
+         Verified 1c9e0d4 in a fresh sandbox: .harvest/check.sh passed in 640ms\n\
+         Refuted 1c9e0d4 in a fresh sandbox: .harvest/check.sh failed (exit 1) in 640ms\n  | FAILED (failures=1)\n"
+    );
+}
+
+#[test]
+fn what_is_only_for_programs_prints_nothing() {
+    let idle =
+        EventBody::StateChanged { state: SessionState::Idle, reason: "turn_ended".into(), detail: None };
+    assert_eq!(shown(vec![idle, EventBody::AgentRaw { line: "{}".into() }]), "");
+}
+
+#[test]
+fn words_cut_off_by_a_detach_still_end_their_line() {
+    assert_eq!(shown(vec![EventBody::TextDelta { text: "half a".into() }]), "half a\n");
+}
+
+#[test]
+fn a_long_or_odd_text_is_cut_between_characters() {
+    assert_eq!(cut("äöü", 2), "äö…");
+    assert_eq!(cut("äö", 2), "äö");
+    assert_eq!(short("äö"), "äö");
+}
+
+#[test]
+fn sandboxes_and_snapshots_are_named() {
+    let (sandbox, snapshot) = (SandboxId::random(), SnapshotId::random());
+    let screen = shown(vec![
+        EventBody::SandboxStarted { sandbox: sandbox.clone(), epoch: 1, from: "calc".into(), millis: 4 },
+        EventBody::SnapshotTaken { snapshot: snapshot.clone(), kind: SnapshotKind::Turn, millis: 3 },
+    ]);
+    assert_eq!(screen, format!("Started {sandbox} from calc in 4ms\nKept {snapshot} (end of turn) in 3ms\n"));
+}
