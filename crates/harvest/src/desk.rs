@@ -6,19 +6,20 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use futures_util::StreamExt;
 use harvest_engine::Engine;
 use harvest_proto::api::Problem;
-use harvest_server::here::{Here, Pieces, Sent};
+use harvest_server::here::{Answered, Here, Opened, Pieces, Sent};
 use harvest_session::machines::Commands;
-use reqwest::Method;
+use reqwest::{Method, StatusCode, header::HeaderMap};
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
     client::{self, Client},
     config::Config,
     follow::Lines,
+    socket::{self, Knock, Listener, Speaker},
     wire,
 };
 
@@ -55,7 +56,7 @@ impl Desk {
     }
 
     pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T> {
-        whole(self.ask(Method::GET, path, Sent::Nothing).await?).await
+        whole(self.carry(Method::GET, path, Sent::Nothing).await?.1).await
     }
 
     pub(crate) async fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T> {
@@ -64,18 +65,18 @@ impl Desk {
             Self::Server { client, .. } => client.post(path, body).await,
             Self::Here { .. } => {
                 let body = Sent::Json(serde_json::to_vec(body)?);
-                whole(self.ask(Method::POST, path, body).await?).await
+                whole(self.carry(Method::POST, path, body).await?.1).await
             }
         }
     }
 
     pub(crate) async fn delete(&self, path: &str) -> Result<()> {
-        self.ask(Method::DELETE, path, Sent::Nothing).await.map(drop)
+        self.carry(Method::DELETE, path, Sent::Nothing).await.map(drop)
     }
 
     /// An answer of JSON lines.
     pub(crate) async fn lines(&self, method: Method, path: &str, sent: Sent) -> Result<Lines> {
-        Ok(Lines::of(self.ask(method, path, sent).await?))
+        Ok(Lines::of(self.carry(method, path, sent).await?.1))
     }
 
     /// Waits for what goes on after an answer was not read to its end. Nothing may be asked afterwards.
@@ -94,18 +95,41 @@ impl Desk {
         Ok(())
     }
 
-    async fn ask(&self, method: Method, path: &str, sent: Sent) -> Result<Pieces> {
+    /// Any request; the answer's head, and its body as it comes.
+    pub(crate) async fn carry(&self, method: Method, path: &str, sent: Sent) -> Result<(HeaderMap, Pieces)> {
         match self {
             Self::Server { client, .. } => client.carry(method, path, sent).await,
             Self::Here { here, .. } => {
                 let answer = here.ask(method, path, sent).await?;
-                if answer.status < 400 {
-                    return Ok(answer.body);
+                match answer.status {
+                    ..400 => Ok((answer.headers, answer.body)),
+                    _ => Err(refused(answer).await),
                 }
-                let problem: Problem = whole(answer.body).await?;
-                Err(client::refused(problem))
             }
         }
+    }
+
+    /// A WebSocket at this path.
+    pub(crate) async fn socket(&self, path: &str) -> Result<(Speaker, Listener)> {
+        let here = match self {
+            Self::Server { client, .. } => return socket::open(client, path).await,
+            Self::Here { here, .. } => here,
+        };
+        let knock = Knock::new();
+        match here.open(path, knock.headers()).await? {
+            Opened::Socket(headers, stream) if knock.is_answered(&headers) => Ok(socket::split(stream).await),
+            Opened::Socket(..) => bail!("the answer is not a WebSocket"),
+            Opened::Refused(answer) => Err(refused(answer).await),
+        }
+    }
+}
+
+async fn refused(answer: Answered) -> anyhow::Error {
+    let status = StatusCode::from_u16(answer.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    match whole::<Problem>(answer.body).await {
+        Ok(problem) => client::refused(problem),
+        // An answer to HEAD has no body to say it in.
+        Err(error) => client::bodiless(status, &answer.headers).map_or(error, client::refused),
     }
 }
 
@@ -116,7 +140,8 @@ fn answers(url: &str) -> bool {
     address.is_none_or(|address| TcpStream::connect_timeout(&address, KNOCK).is_ok())
 }
 
-async fn whole<T: DeserializeOwned>(mut pieces: Pieces) -> Result<T> {
+/// The document that comes in pieces.
+pub(crate) async fn whole<T: DeserializeOwned>(mut pieces: Pieces) -> Result<T> {
     let mut bytes = Vec::new();
     while let Some(piece) = pieces.next().await {
         bytes.append(&mut piece.context("the answer broke off")?);

@@ -1,19 +1,28 @@
-//! The files of a session's sandbox by way of the server, for who copies and may block: each call waits on the
+//! The files of a sandbox by way of whoever answers for it, for who copies and may block: each call waits on the
 //! runtime of the thread that started the copy. Bytes pass in pieces.
 
-use std::io::{self, Read, Write};
+use std::{
+    io::{self, Read, Write},
+    sync::Arc,
+};
 
 use anyhow::{Context, Result};
+use futures_util::StreamExt;
 use harvest_engine::guest::Far;
 use harvest_proto::{
-    SessionId,
+    SandboxId, SessionId,
     api::Page,
     bridge::{FileKind, FileStat},
 };
-use reqwest::{Body, Method, RequestBuilder, Response, header::HeaderMap};
-use tokio::{runtime::Handle, sync::mpsc};
+use harvest_server::here::{Pieces, Sent};
+use reqwest::{Method, header::HeaderMap};
+use tokio::{runtime::Handle, sync::mpsc, task::JoinHandle};
 
-use crate::{client::Client, printer::Refused};
+use crate::{
+    client::Client,
+    desk::{self, Desk},
+    printer::Refused,
+};
 
 /// A piece of a file on its way: what one frame of the bridge holds.
 const PIECE_BYTES: usize = 64 * 1024;
@@ -21,37 +30,52 @@ const PIECE_BYTES: usize = 64 * 1024;
 /// Pieces between the disk and the network.
 const PIECES: usize = 4;
 
-/// A session's files.
-pub(crate) struct SessionFiles {
-    client: Client,
-    session: SessionId,
+/// The files of a sandbox, its session's or one's own.
+pub(crate) struct Files {
+    desk: Arc<Desk>,
+    /// The route of its files.
+    route: String,
     runtime: Handle,
 }
 
-impl SessionFiles {
-    /// To be used on a thread that may block.
-    pub(crate) fn new(client: Client, session: SessionId) -> Self {
-        Self { client, session, runtime: Handle::current() }
+impl Files {
+    /// Of a session's sandbox. To be used on a thread that may block.
+    pub(crate) fn of_session(client: Client, session: &SessionId) -> Self {
+        let desk = Arc::new(Desk::of(client));
+        Self { desk, route: format!("/v1/sessions/{session}/files"), runtime: Handle::current() }
     }
 
-    fn request(&self, method: Method, words: &[(&str, &str)]) -> RequestBuilder {
-        let path = format!("/v1/sessions/{}/files?{}", self.session, crate::client::query(words));
-        self.client.request(method, &path)
+    /// Of a sandbox of one's own. To be used on a thread that may block.
+    pub(crate) fn of_sandbox(desk: Desk, sandbox: &SandboxId) -> Self {
+        let desk = Arc::new(desk);
+        Self { desk, route: format!("/v1/sandboxes/{sandbox}/files"), runtime: Handle::current() }
     }
 
-    fn ask(&self, request: RequestBuilder) -> Result<Response> {
-        self.runtime.block_on(self.client.send(request))
+    fn path(&self, words: &[(&str, &str)]) -> String {
+        format!("{}?{}", self.route, crate::client::query(words))
     }
 
-    fn put(&self, path: &str, words: &[(&str, &str)], user: Option<&str>) -> RequestBuilder {
+    fn ask(&self, method: Method, words: &[(&str, &str)]) -> Result<(HeaderMap, Pieces)> {
+        self.runtime.block_on(self.desk.carry(method, &self.path(words), Sent::Nothing))
+    }
+
+    fn put(&self, path: &str, words: &[(&str, &str)], user: Option<&str>, sent: Sent) -> Putting {
         let mut all = vec![("path", path)];
         all.extend(user.map(|user| ("user", user)));
         all.extend(words);
-        self.request(Method::PUT, &all)
+        let (desk, path) = (Arc::clone(&self.desk), self.path(&all));
+        self.runtime.spawn(async move { desk.carry(Method::PUT, &path, sent).await.map(drop) })
     }
 }
 
-impl Far for SessionFiles {
+/// A file on its way in.
+type Putting = JoinHandle<Result<()>>;
+
+fn is_folder(headers: &HeaderMap) -> bool {
+    headers.get("x-harvest-kind").is_some_and(|kind| kind == "folder")
+}
+
+impl Far for Files {
     type Error = anyhow::Error;
 
     fn local(error: io::Error) -> anyhow::Error {
@@ -64,13 +88,11 @@ impl Far for SessionFiles {
 
     fn stat(&mut self, path: &str) -> Result<FileStat> {
         let answer =
-            self.ask(self.request(Method::HEAD, &[("path", path)])).map_err(
-                |error| match Self::is_missing(&error) {
-                    true => error.context(format!("there is nothing at {path} in the session's sandbox")),
-                    false => error,
-                },
-            )?;
-        described(path, answer.headers()).context("the server does not say what it is")
+            self.ask(Method::HEAD, &[("path", path)]).map_err(|error| match Self::is_missing(&error) {
+                true => error.context(format!("there is nothing at {path} in the sandbox")),
+                false => error,
+            });
+        described(path, &answer?.0).context("the server does not say what it is")
     }
 
     fn list_all(&mut self, path: &str) -> Result<Vec<FileStat>> {
@@ -79,11 +101,9 @@ impl Far for SessionFiles {
         loop {
             let mut words = vec![("path", path), ("limit", "1000")];
             words.extend(cursor.as_deref().map(|cursor| ("cursor", cursor)));
-            let answer = self.ask(self.request(Method::GET, &words))?;
-            let is_folder = answer.headers().get("x-harvest-kind").is_some_and(|kind| kind == "folder");
-            anyhow::ensure!(is_folder, "{path} is not a folder");
-            let page: Page<FileStat> =
-                self.runtime.block_on(answer.json()).context("cannot make sense of the server's answer")?;
+            let (headers, body) = self.ask(Method::GET, &words)?;
+            anyhow::ensure!(is_folder(&headers), "{path} is not a folder");
+            let page: Page<FileStat> = self.runtime.block_on(desk::whole(body))?;
             all.extend(page.items);
             cursor = page.next_cursor;
             if cursor.is_none() {
@@ -93,11 +113,10 @@ impl Far for SessionFiles {
     }
 
     fn read(&mut self, path: &str, to: &mut dyn Write) -> Result<()> {
-        let mut answer = self.ask(self.request(Method::GET, &[("path", path)]))?;
-        let is_folder = answer.headers().get("x-harvest-kind").is_some_and(|kind| kind == "folder");
-        anyhow::ensure!(!is_folder, "{path} is a folder by now");
-        let cut = || format!("{path} did not come to its end");
-        while let Some(piece) = self.runtime.block_on(answer.chunk()).with_context(cut)? {
+        let (headers, mut body) = self.ask(Method::GET, &[("path", path)])?;
+        anyhow::ensure!(!is_folder(&headers), "{path} is a folder by now");
+        while let Some(piece) = self.runtime.block_on(body.next()) {
+            let piece = piece.with_context(|| format!("{path} did not come to its end"))?;
             to.write_all(&piece).map_err(Self::local)?;
         }
         Ok(())
@@ -106,23 +125,25 @@ impl Far for SessionFiles {
     fn write(&mut self, path: &str, mode: u32, user: Option<&str>, from: &mut dyn Read) -> Result<()> {
         let (sender, mut receiver) = mpsc::channel::<io::Result<Vec<u8>>>(PIECES);
         let pieces = futures_util::stream::poll_fn(move |context| receiver.poll_recv(context));
-        let request = self.put(path, &[("mode", &format!("{mode:o}"))], user).body(Body::wrap_stream(pieces));
-        let sent = self.runtime.spawn(self.client.send(request));
+        let sent = Sent::Stream("application/octet-stream", pieces.boxed());
+        let sent = self.put(path, &[("mode", &format!("{mode:o}"))], user, sent);
         let fed = feed(from, &sender);
         drop(sender);
         let answer = self.runtime.block_on(sent)?;
         // What went wrong here is the reason for whatever the server made of it.
         fed.map_err(Self::local)?;
-        answer.map(drop)
+        answer
     }
 
     fn make_folder(&mut self, path: &str, mode: u32, user: Option<&str>) -> Result<()> {
         let mode = format!("{mode:o}");
-        self.ask(self.put(path, &[("kind", "folder"), ("mode", &mode)], user)).map(drop)
+        let made = self.put(path, &[("kind", "folder"), ("mode", &mode)], user, Sent::Nothing);
+        self.runtime.block_on(made)?
     }
 
     fn make_link(&mut self, path: &str, target: &str, user: Option<&str>) -> Result<()> {
-        self.ask(self.put(path, &[("kind", "link"), ("target", target)], user)).map(drop)
+        let made = self.put(path, &[("kind", "link"), ("target", target)], user, Sent::Nothing);
+        self.runtime.block_on(made)?
     }
 
     fn read_link(&mut self, path: &str) -> Result<String> {

@@ -1,5 +1,5 @@
 //! A WebSocket to a server, by way of the same client as every other request: same token, same TLS, same
-//! errors. Knows nothing of what is carried.
+//! errors; or to this process itself. Knows nothing of what is carried.
 
 use std::{future::Future, io::Read, time::Duration};
 
@@ -9,7 +9,11 @@ use futures_util::{
     stream::{SplitSink, SplitStream},
 };
 use harvest_proto::api::{SocketIn, SocketOut};
-use reqwest::{Method, StatusCode, Upgraded, header};
+use harvest_session::provider::BridgeStream;
+use reqwest::{
+    Method, StatusCode,
+    header::{self, HeaderMap, HeaderValue},
+};
 use tokio::{sync::mpsc, time::timeout};
 use tokio_tungstenite::{
     WebSocketStream,
@@ -37,30 +41,55 @@ pub(crate) enum Heard {
 
 /// Where to speak. Apart from the listening: who only speaks while the other side only speaks as well would
 /// wait for ever.
-pub(crate) struct Speaker(SplitSink<WebSocketStream<Upgraded>, Message>);
+pub(crate) struct Speaker(SplitSink<WebSocketStream<Wire>, Message>);
 
 /// Where to listen.
-pub(crate) struct Listener(SplitStream<WebSocketStream<Upgraded>>);
+pub(crate) struct Listener(SplitStream<WebSocketStream<Wire>>);
+
+/// The connection below a socket.
+type Wire = Box<dyn BridgeStream>;
+
+/// What asks for a socket, and tells its answer from another.
+pub(crate) struct Knock(String);
+
+impl Knock {
+    pub(crate) fn new() -> Self {
+        Self(generate_key())
+    }
+
+    /// The headers of an upgrade.
+    pub(crate) fn headers(&self) -> HeaderMap {
+        let key = HeaderValue::from_str(&self.0).expect("base64 is ASCII");
+        HeaderMap::from_iter([
+            (header::CONNECTION, HeaderValue::from_static("Upgrade")),
+            (header::UPGRADE, HeaderValue::from_static("websocket")),
+            (header::SEC_WEBSOCKET_VERSION, HeaderValue::from_static("13")),
+            (header::SEC_WEBSOCKET_KEY, key),
+        ])
+    }
+
+    /// Whether these are the headers of its answer.
+    pub(crate) fn is_answered(&self, headers: &HeaderMap) -> bool {
+        let accepted = headers.get(header::SEC_WEBSOCKET_ACCEPT).map(HeaderValue::as_bytes);
+        accepted == Some(derive_accept_key(self.0.as_bytes()).as_bytes())
+    }
+}
 
 /// Opens the socket at this path. A server that says no does so as always.
 pub(crate) async fn open(client: &Client, path: &str) -> Result<(Speaker, Listener)> {
-    let key = generate_key();
-    let request = client
-        .request(Method::GET, path)
-        .header(header::CONNECTION, "Upgrade")
-        .header(header::UPGRADE, "websocket")
-        .header(header::SEC_WEBSOCKET_VERSION, "13")
-        .header(header::SEC_WEBSOCKET_KEY, &key);
-    let answer = client.send(request).await?;
-    let accepted = answer.headers().get(header::SEC_WEBSOCKET_ACCEPT).map(|value| value.as_bytes());
-    if answer.status() != StatusCode::SWITCHING_PROTOCOLS
-        || accepted != Some(derive_accept_key(key.as_bytes()).as_bytes())
-    {
+    let knock = Knock::new();
+    let answer = client.send(client.request(Method::GET, path).headers(knock.headers())).await?;
+    if answer.status() != StatusCode::SWITCHING_PROTOCOLS || !knock.is_answered(answer.headers()) {
         bail!("{} answered, and not with a WebSocket", client.url());
     }
     let stream = answer.upgrade().await.context("the connection did not become a WebSocket")?;
+    Ok(split(Box::new(stream)).await)
+}
+
+/// The two sides of a socket on this connection.
+pub(crate) async fn split(stream: Wire) -> (Speaker, Listener) {
     let (speaker, listener) = WebSocketStream::from_raw_socket(stream, Role::Client, None).await.split();
-    Ok((Speaker(speaker), Listener(listener)))
+    (Speaker(speaker), Listener(listener))
 }
 
 impl Speaker {

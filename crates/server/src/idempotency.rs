@@ -3,9 +3,14 @@
 //! Keys and answers are kept on disk, so a client that saw its connection die may ask again after a
 //! restart of the server just as well. The work goes on when the client goes away, or nobody would know
 //! whether it was done. Sessions and prompts are stored together with their key: one that was made by a server
-//! which died before it could keep its answer is shown as it stands, and not made again.
+//! which died before it could keep its answer is shown as it stands, and not made again. Of sandboxes the ids are
+//! stored before they are made: the same request again finds or makes those of these ids.
 
-use std::convert::Infallible;
+use std::{
+    collections::HashSet,
+    convert::Infallible,
+    sync::{Arc, Mutex, PoisonError},
+};
 
 use axum::{
     Json,
@@ -46,6 +51,35 @@ impl Once {
     pub(crate) fn of(&self, sessions: &Sessions) -> Sessions {
         sessions.under(self.0.as_deref())
     }
+
+    /// The key itself.
+    pub(crate) fn key(&self) -> Option<&str> {
+        self.0.as_deref()
+    }
+}
+
+/// What an earlier request with the key of this one was about to make when its server died.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Meant(pub(crate) Vec<String>);
+
+/// The keys whose requests this server carries out.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct UnderWay(Arc<Mutex<HashSet<String>>>);
+
+/// A key in use, until this is dropped.
+struct InUse(UnderWay, String);
+
+impl UnderWay {
+    fn begin(&self, key: &str) -> Option<InUse> {
+        let mut keys = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        keys.insert(key.to_owned()).then(|| InUse(self.clone(), key.to_owned()))
+    }
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        self.0.0.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.1);
+    }
 }
 
 impl<S: Send + Sync> FromRequestParts<S> for Once {
@@ -79,25 +113,29 @@ async fn claimed(
     next: Next,
 ) -> Result<Response, ApiError> {
     let key = key(&parts)?;
-    match state.sessions.idempotency_claim(&key, &fingerprint(&parts, &body)).await? {
-        Claim::New => {}
+    // Before it is claimed: what is only meant to be made may be being made just now.
+    let _in_use = state.under_way.begin(&key).ok_or_else(in_progress)?;
+    let meant = match state.sessions.idempotency_claim(&key, &fingerprint(&parts, &body)).await? {
+        Claim::New => Vec::new(),
         Claim::Done { answer } => return replay(&answer),
+        Claim::Made { ids } if parts.uri.path().starts_with("/v1/sandboxes") => ids,
         Claim::Made { ids } => return show(state, &parts, &ids).await,
-        Claim::InProgress => {
-            let detail = "the first request with this key is still being carried out";
-            return Err(
-                ApiError::new(StatusCode::CONFLICT, "in_progress", detail).hint("ask again in a moment")
-            );
-        }
+        Claim::InProgress => return Err(in_progress()),
         Claim::Mismatch => {
             let detail = "this key was used for another request";
             return Err(ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "key_reused", detail)
                 .hint("a new request needs a new Idempotency-Key"));
         }
-    }
+    };
+    parts.extensions.insert(Meant(meant));
     parts.extensions.insert(Once(Some(key.clone())));
     let response = next.run(Request::from_parts(parts, Body::from(body))).await;
     keep(state, &key, response).await
+}
+
+fn in_progress() -> ApiError {
+    let detail = "the first request with this key is still being carried out";
+    ApiError::new(StatusCode::CONFLICT, "in_progress", detail).hint("ask again in a moment")
 }
 
 /// Keeps what was created; what failed may be tried again with the same key.
@@ -147,7 +185,8 @@ async fn show(state: &ServerState, parts: &Parts, ids: &[String]) -> Result<Resp
     Ok(replayed(response))
 }
 
-fn replayed(mut response: Response) -> Response {
+/// Says that what is answered was made for an earlier request.
+pub(crate) fn replayed(mut response: Response) -> Response {
     response.headers_mut().insert("idempotency-replayed", HeaderValue::from_static("true"));
     response
 }

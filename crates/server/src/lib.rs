@@ -48,6 +48,7 @@ pub struct ServerState {
     answers: Arc<metrics::Answers>,
     readiness: Arc<routes::Readiness>,
     limits: Limits,
+    under_way: idempotency::UnderWay,
     shutdown: CancellationToken,
 }
 
@@ -69,6 +70,7 @@ impl ServerState {
             readiness: Arc::default(),
             rates,
             limits,
+            under_way: idempotency::UnderWay::default(),
             shutdown,
         }
     }

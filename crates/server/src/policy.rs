@@ -112,6 +112,7 @@ const ROUTES: &[(&str, &str, Action)] = &[
     ("GET",    "/v1/sandboxes/{sandbox}", Administer),
     ("DELETE", "/v1/sandboxes/{sandbox}", Administer),
     ("POST",   "/v1/sandboxes/{sandbox}/exec", Administer),
+    ("GET",    "/v1/sandboxes/{sandbox}/pty", Administer),
     ("GET",    "/v1/sandboxes/{sandbox}/files", Administer),
     ("PUT",    "/v1/sandboxes/{sandbox}/files", Administer),
     ("DELETE", "/v1/sandboxes/{sandbox}/files", Administer),

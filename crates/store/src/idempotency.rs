@@ -26,7 +26,8 @@ pub enum Claim {
         /// The answer.
         answer: String,
     },
-    /// The work was done, and nobody wrote down what was answered. These ids are what it made.
+    /// The work was done, and nobody wrote down what was answered. These ids are what it made; or, where it makes
+    /// what no transaction can, what it was about to make ([`Store::idempotency_mean`]).
     Made {
         /// What it made, in their order.
         ids: Vec<String>,
@@ -93,6 +94,27 @@ impl Store {
                     sqlx::query("UPDATE idempotency_keys SET answer = $2 WHERE key = $1")
                         .bind(key)
                         .bind(answer)
+                        .execute(connection)
+                        .await?;
+                    Ok(().into())
+                })
+            })
+            .await
+    }
+
+    /// What the work of a claimed key is about to make outside the store, in place of what it meant before: whoever
+    /// dies in the middle is asked for the same again. Without ids, that nothing came of it.
+    ///
+    /// # Errors
+    /// When the database cannot be written.
+    pub async fn idempotency_mean(&self, key: &str, ids: &[String]) -> Result<(), StoreError> {
+        let (key, meant) = (key.to_owned(), (!ids.is_empty()).then(|| ids.join(" ")));
+        self.writer
+            .run(move |connection| {
+                Box::pin(async move {
+                    sqlx::query("UPDATE idempotency_keys SET made = $2 WHERE key = $1 AND answer IS NULL")
+                        .bind(key)
+                        .bind(meant)
                         .execute(connection)
                         .await?;
                     Ok(().into())

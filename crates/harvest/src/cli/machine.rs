@@ -6,7 +6,10 @@ use clap::{Args, Subcommand, ValueEnum};
 use harvest_engine::VolumeName;
 use harvest_proto::api::machines::{self, SandboxLimits, SandboxNetwork, VolumeMount};
 
-use super::units::{Cores, Size};
+use super::{
+    inside::Shell,
+    units::{Cores, Size},
+};
 
 /// What a new sandbox may use.
 #[derive(Debug, Clone, Args)]
@@ -164,16 +167,18 @@ pub(crate) enum Sandbox {
     Inspect(SandboxOne),
     /// Copy a file or a tree into or out of a sandbox; modes and links are kept, owners are not
     Cp {
-        /// What to copy: a path here, or `SANDBOX:/path`
-        #[arg(value_name = "FROM")]
+        /// What to copy: a path here, `SANDBOX:/path`, or `-` for standard input
+        #[arg(value_name = "FROM", allow_hyphen_values = true)]
         from: String,
-        /// Where to: a path here, or `SANDBOX:/path`; into it when it is a folder
-        #[arg(value_name = "TO")]
+        /// Where to: a path here, `SANDBOX:/path`, or `-` for standard output. A folder takes the copy in
+        #[arg(value_name = "TO", allow_hyphen_values = true)]
         to: String,
         /// Whose the copies inside are; the image's user when absent
         #[arg(short, long)]
         user: Option<String>,
     },
+    /// Open a terminal in a sandbox; ends with what runs in it
+    Shell(SandboxShell),
     /// Keep the disk of a sandbox, which goes on; prints the snapshot's id
     Snapshot(SandboxOne),
     /// Start a new sandbox from a snapshot; or, with a sandbox first, put that one back to it. What was on
@@ -220,6 +225,28 @@ pub(crate) enum Sandbox {
 pub(crate) struct SandboxOne {
     /// The sandbox: an id, the beginning of one, or `-` for the newest
     pub(crate) sandbox: String,
+}
+
+/// A terminal in a sandbox.
+#[derive(Debug, Args)]
+pub(crate) struct SandboxShell {
+    /// The sandbox: an id, the beginning of one, or `-` for the newest
+    sandbox: String,
+    /// Who it runs as: `harvest`, `root` or a number; the image's user when absent
+    #[arg(short, long, value_name = "USER")]
+    user: Option<String>,
+    /// Where it runs; where the image says when absent
+    #[arg(short, long, value_name = "FOLDER")]
+    workdir: Option<String>,
+    /// What to run instead of a shell, and its arguments
+    #[arg(last = true, value_name = "COMMAND")]
+    command: Vec<String>,
+}
+
+impl From<SandboxShell> for Shell {
+    fn from(SandboxShell { sandbox, user, workdir, command }: SandboxShell) -> Self {
+        Self { session: sandbox, user, workdir, command }
+    }
 }
 
 /// Names sandboxes.

@@ -4,7 +4,10 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use harvest_engine::guest::{CopiedTree, Far};
-use harvest_proto::bridge::FileKind;
+use harvest_proto::{
+    api::machines::{Sandbox, SandboxStatus},
+    bridge::FileKind,
+};
 
 use crate::{
     Invocation,
@@ -12,29 +15,47 @@ use crate::{
     client::Client,
     copy,
     desk::Desk,
-    far::SessionFiles,
+    far::Files,
     printer::{Advice, write_bytes},
     resolve,
 };
 
 pub(crate) async fn run(here: &Invocation, args: Cp) -> Result<u8> {
-    let (place, job) = job(&args)?;
+    let (place, job) = job(&args.from, &args.to)?;
     if place.starts_with("sbx_") {
-        let desk = Desk::find(&here.config)?;
-        super::sandbox::copy::run(here, &desk, &args.from, &args.to, args.user).await?;
+        let (files, user) = of_sandbox(Desk::find(&here.config)?, &place, args.user).await?;
+        job.carry_out(here, files, user, args.recursive).await?;
         return Ok(0);
     }
     let client = Client::find(&here.config)?;
     let session = resolve::session(&client, &place).await?;
-    let words = format!("cannot copy {} to {}", args.from, args.to);
-    let mut files = SessionFiles::new(client, session);
-    let (user, recursive) = (args.user, args.recursive);
-    let copied = tokio::task::spawn_blocking(move || job.run(&mut files, user.as_deref(), recursive)).await?;
-    // Nothing is to be told of what is on standard output.
-    if let Some(copied) = copied.context(words)? {
-        copy::tell(here, copied)?;
-    }
+    job.carry_out(here, Files::of_session(client, &session), args.user, args.recursive).await?;
     Ok(0)
+}
+
+/// `harvest sandbox cp`, which copies folders without being told to.
+pub(super) async fn in_sandbox(
+    here: &Invocation,
+    desk: Desk,
+    from: String,
+    to: String,
+    user: Option<String>,
+) -> Result<()> {
+    let (place, job) = job(&from, &to)?;
+    let (files, user) = of_sandbox(desk, &place, user).await?;
+    job.carry_out(here, files, user, true).await
+}
+
+/// The files of a sandbox that runs, and whose those are to be that are put there: the image's user's unless
+/// somebody says otherwise.
+async fn of_sandbox(desk: Desk, place: &str, user: Option<String>) -> Result<(Files, Option<String>)> {
+    let id = resolve::sandbox(&desk, place).await?;
+    let sandbox: Sandbox = desk.get(&format!("/v1/sandboxes/{id}")).await?;
+    if sandbox.state == SandboxStatus::Dead {
+        let hint = format!("`harvest sandbox start {id}` starts it with the disk it left");
+        bail!(Advice::new(format!("{id} does not run"), hint));
+    }
+    Ok((Files::of_sandbox(desk, &id), user.or(Some(sandbox.user))))
 }
 
 /// What is to be copied which way.
@@ -47,14 +68,14 @@ enum Job {
 }
 
 /// The session or sandbox meant, and what to do with it.
-fn job(args: &Cp) -> Result<(String, Job)> {
+fn job(from: &str, to: &str) -> Result<(String, Job)> {
     let stream = |side: &str| side == "-";
-    Ok(match (Side::parse(&args.from), Side::parse(&args.to)) {
-        (Side::Here(_), Side::Inside { sandbox, path }) if stream(&args.from) => {
+    Ok(match (Side::parse(from), Side::parse(to)) {
+        (Side::Here(_), Side::Inside { sandbox, path }) if stream(from) => {
             (sandbox, Job::InFromStdin { to: path })
         }
         (Side::Here(from), Side::Inside { sandbox, path }) => (sandbox, Job::In { from, to: path }),
-        (Side::Inside { sandbox, path }, Side::Here(_)) if stream(&args.to) => {
+        (Side::Inside { sandbox, path }, Side::Here(_)) if stream(to) => {
             (sandbox, Job::OutToStdout { from: path })
         }
         (Side::Inside { sandbox, path }, Side::Here(to)) => (sandbox, Job::Out { from: path, to }),
@@ -62,13 +83,42 @@ fn job(args: &Cp) -> Result<(String, Job)> {
             bail!(Advice::new("one side of a copy is on this machine", "copy out first, then in"))
         }
         (Side::Here(_), Side::Here(_)) => {
-            bail!(Advice::new("neither side is in a sandbox", "write that side as SESSION:/path"))
+            bail!(Advice::new(
+                "neither side is in a sandbox",
+                "write that side as SESSION:/path or SANDBOX:/path"
+            ))
         }
     })
 }
 
 impl Job {
-    fn run(self, far: &mut SessionFiles, user: Option<&str>, recursive: bool) -> Result<Option<CopiedTree>> {
+    async fn carry_out(
+        self,
+        here: &Invocation,
+        mut files: Files,
+        user: Option<String>,
+        recursive: bool,
+    ) -> Result<()> {
+        let words = self.words();
+        let copied = tokio::task::spawn_blocking(move || self.run(&mut files, user.as_deref(), recursive));
+        // Nothing is to be told of what is on standard output.
+        match copied.await?.context(words)? {
+            Some(copied) => copy::tell(here, copied),
+            None => Ok(()),
+        }
+    }
+
+    /// What was not done, should it fail.
+    fn words(&self) -> String {
+        match self {
+            Self::In { from, to } => format!("cannot copy {} to {to} in the sandbox", from.display()),
+            Self::InFromStdin { to } => format!("cannot copy standard input to {to} in the sandbox"),
+            Self::Out { from, to } => format!("cannot copy {from} of the sandbox to {}", to.display()),
+            Self::OutToStdout { from } => format!("cannot copy {from} of the sandbox to standard output"),
+        }
+    }
+
+    fn run(self, far: &mut Files, user: Option<&str>, recursive: bool) -> Result<Option<CopiedTree>> {
         let explain = |error| error;
         match self {
             Self::In { from, to } => {
@@ -134,7 +184,7 @@ mod tests {
     use super::*;
 
     fn of(from: &str, to: &str) -> Option<(String, Job)> {
-        job(&Cp { from: from.into(), to: to.into(), recursive: false, user: None }).ok()
+        job(from, to).ok()
     }
 
     #[test]

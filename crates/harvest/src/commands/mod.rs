@@ -50,7 +50,10 @@ pub(crate) use doctor::line as check_line;
 pub(crate) use pr::text as pull_text;
 pub(crate) use repo::build as build_repository;
 
-use crate::{Invocation, cli::Command};
+use crate::{
+    Invocation,
+    cli::{Command, Sandbox},
+};
 
 /// The work failed.
 pub(crate) const FAILED: u8 = 1;
@@ -104,7 +107,7 @@ pub(crate) async fn run(here: &Invocation, command: Option<Command>) -> Result<u
 /// The exit code of an error of our own: `exec` must not be taken for the command's.
 pub(crate) fn failure_code(command: Option<&Command>) -> u8 {
     match command {
-        Some(Command::Exec(_) | Command::Shell(_)) => 125,
+        Some(Command::Exec(_) | Command::Shell(_) | Command::Sandbox(Sandbox::Shell(_))) => 125,
         _ => FAILED,
     }
 }

@@ -1,4 +1,4 @@
-//! `harvest shell`: this terminal in a session's sandbox. Every key goes there, ctrl-c too; this terminal is as it
+//! `harvest shell`: this terminal in a session's sandbox, or in one of one's own. Every key goes there, ctrl-c too; this terminal is as it
 //! was again however it ends.
 
 use std::io::{IsTerminal, Write};
@@ -12,6 +12,7 @@ use crate::{
     Invocation,
     cli::Shell,
     client::{self, Client},
+    desk::Desk,
     printer::Advice,
     resolve,
     socket::{self, Heard, Listener, Speaker},
@@ -21,14 +22,33 @@ use crate::{
 const READ_BYTES: usize = 4096;
 
 pub(crate) async fn run(here: &Invocation, args: Shell) -> Result<u8> {
+    needs_terminal(&args)?;
+    if args.session.starts_with("sbx_") {
+        return in_sandbox(&Desk::find(&here.config)?, &args).await;
+    }
+    let client = Client::find(&here.config)?;
+    let id = resolve::session(&client, &args.session).await?;
+    let path = format!("/v1/sessions/{id}/pty?{}", query(&args)?);
+    talk(socket::open(&client, &path).await?).await
+}
+
+/// A shell in a sandbox of one's own.
+pub(crate) async fn in_sandbox(desk: &Desk, args: &Shell) -> Result<u8> {
+    needs_terminal(args)?;
+    let id = resolve::sandbox(desk, &args.session).await?;
+    talk(desk.socket(&format!("/v1/sandboxes/{id}/pty?{}", query(args)?)).await?).await
+}
+
+/// Without a terminal here there is nothing to turn into one there.
+fn needs_terminal(args: &Shell) -> Result<()> {
     if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
         let hint = format!("`harvest exec {} -- COMMAND` runs a command without one", args.session);
         bail!(Advice::new("a shell needs a terminal on its standard input and output", hint));
     }
-    let client = Client::find(&here.config)?;
-    let id = resolve::session(&client, &args.session).await?;
-    let (speaker, listener) =
-        socket::open(&client, &format!("/v1/sessions/{id}/pty?{}", query(&args)?)).await?;
+    Ok(())
+}
+
+async fn talk((speaker, listener): (Speaker, Listener)) -> Result<u8> {
     // Only now: what went wrong before was said to a terminal as people know it.
     let raw = Raw::set()?;
     let ended = carry(speaker, listener).await;

@@ -206,8 +206,11 @@ impl Sandboxes for Fake {
         let mut forks = Vec::new();
         for id in wanted.ids {
             let order = CreateSandbox { from: Some(snapshot.clone()), ..CreateSandbox::default() };
-            let new = NewSandbox { id, made_by: wanted.made_by.clone(), order };
-            forks.push(self.begin(new, Lives::OnItsOwn).await?);
+            let new = NewSandbox { id: id.clone(), made_by: wanted.made_by.clone(), order };
+            match self.begin(new, Lives::OnItsOwn).await {
+                Ok(_) | Err(MachineError::Conflict { code: "exists", .. }) => forks.push(id),
+                Err(error) => return Err(error),
+            }
         }
         self.remove(&snapshot).await.map_err(translate)?;
         Ok(ForkedSandbox { source: sandbox.clone(), forks, failed: None })

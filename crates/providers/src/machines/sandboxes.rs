@@ -100,6 +100,8 @@ impl Sandboxes for LocalMachines {
             match start() {
                 // Somebody else was faster.
                 Ok(()) | Err(EngineError::Exists { .. }) => get(engine, &id),
+                // So was a server that died after it had asked for it.
+                Err(_) if matches!(engine.find(&id), Ok(SandboxState::Running(_))) => get(engine, &id),
                 Err(error) => Err(explained(doing, error)),
             }
         })
@@ -280,7 +282,8 @@ fn fork(engine: &Engine, id: SandboxId, wanted: Forks) -> Result<ForkedSandbox, 
         let made_by = made_by.clone();
         let spec = Spec { id: fork.clone(), from, network, owner: Owner::Kept, made_by, ..source.clone() };
         match engine.start(&spec) {
-            Ok(_) => forks.push(fork),
+            // It was made already, for the same request.
+            Ok(_) | Err(EngineError::Exists { .. }) => forks.push(fork),
             Err(error) if forks.is_empty() => {
                 // What could not be forgotten is listed, and the first failure says more.
                 let _ = engine.snapshot_remove(&snapshot);

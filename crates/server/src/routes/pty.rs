@@ -1,4 +1,5 @@
-//! `/v1/sessions/{session}/pty`: a terminal in the session's sandbox, over a WebSocket.
+//! `/v1/sessions/{session}/pty`: a terminal in the session's sandbox, over a WebSocket; and how any terminal is asked
+//! for.
 
 use axum::{extract::State, response::Response};
 use harvest_proto::{
@@ -48,7 +49,8 @@ pub(crate) async fn pty_open(
     Ok(upgrade.on_upgrade(|socket| socket::carry(socket, running, Some(input), Kind::Terminal, ending)))
 }
 
-fn order(query: Vec<(String, String)>) -> Result<TerminalOrder, ApiError> {
+/// A terminal as its query describes it.
+pub(crate) fn order(query: Vec<(String, String)>) -> Result<TerminalOrder, ApiError> {
     let terminal = Terminal { rows: 24, cols: 80, term: None };
     let mut order = TerminalOrder { terminal, ..TerminalOrder::default() };
     for (name, value) in query {

@@ -16,9 +16,9 @@ const SHELL: &str = "command -v bash >/dev/null && exec bash; exec sh";
 pub struct TerminalOrder {
     /// Program and arguments; a shell when empty.
     pub argv: Vec<String>,
-    /// Working folder; the primary checkout when absent.
+    /// Working folder; the primary checkout, or where the image says, when absent.
     pub cwd: Option<String>,
-    /// `harvest`, the default, or `root`.
+    /// `harvest`, the default of sessions, or `root`.
     pub user: Option<String>,
     /// Size and kind.
     pub terminal: Terminal,

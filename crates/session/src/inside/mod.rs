@@ -41,6 +41,8 @@ pub struct Inside {
     /// How long commands may run.
     limit: Duration,
     in_use: InUse,
+    /// Commands run where, and as whom, the image says.
+    as_imaged: bool,
 }
 
 impl Inside {
@@ -48,16 +50,21 @@ impl Inside {
     /// long as it is used.
     #[must_use]
     pub fn new(bridge: Bridge, folder: String, limit: Duration, in_use: InUse) -> Self {
-        Self { bridge, folder, limit, in_use }
+        Self { bridge, folder, limit, in_use, as_imaged: false }
+    }
+
+    /// The same; commands that do not say otherwise run where, and as whom, the image says.
+    #[must_use]
+    pub fn as_imaged(self) -> Self {
+        Self { as_imaged: true, ..self }
     }
 
     fn command(&self, argv: Vec<String>, cwd: Option<String>, user: Option<String>) -> Command {
-        Command {
-            argv,
-            cwd: Some(cwd.unwrap_or_else(|| self.folder.clone())),
-            user: Some(user.unwrap_or_else(|| USER.to_owned())),
-            ..Command::default()
-        }
+        let (cwd, user) = match self.as_imaged {
+            true => (cwd, user),
+            false => (cwd.or_else(|| Some(self.folder.clone())), user.or_else(|| Some(USER.to_owned()))),
+        };
+        Command { argv, cwd, user, ..Command::default() }
     }
 }
 

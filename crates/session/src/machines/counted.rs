@@ -1,7 +1,10 @@
 //! Sandboxes that no session has, made and ended where a server counts: each takes a place for as long as it runs, as
 //! a session's does. Without a server nobody counts, and what is asked for is done.
+//!
+//! What is asked for under a key is made once. No transaction can hold a sandbox, so its id is written down first: who
+//! asks again after a server died in between gets the sandbox of that id, made then or made now.
 
-use std::{sync::Arc, time::Duration};
+use std::{str::FromStr, sync::Arc, time::Duration};
 
 use harvest_proto::{
     SandboxId, SnapshotId,
@@ -10,6 +13,8 @@ use harvest_proto::{
         SandboxStatus,
     },
 };
+
+use tokio::time::{Instant, timeout_at};
 
 use super::{Commands, Forks, MachineError, Machines, NewSandbox};
 use crate::{
@@ -25,6 +30,32 @@ const LOOK_AGAIN: Duration = Duration::from_secs(5);
 pub struct Asker {
     /// The user whose place it takes; nobody where there is no server to know them.
     pub user: Option<String>,
+    /// The idempotency key it is asked for under, which was claimed before.
+    pub key: Option<String>,
+    /// What a server that died was about to make under this key.
+    pub meant: Vec<String>,
+}
+
+impl Asker {
+    /// Whether a server died over this.
+    fn asks_again(&self) -> bool {
+        !self.meant.is_empty()
+    }
+
+    /// The ids that were meant by this kind of thing, else new ones.
+    fn ids<T: FromStr>(&self, count: usize, new: impl Fn() -> T) -> Vec<T> {
+        let meant: Vec<T> = self.meant.iter().filter_map(|id| id.parse().ok()).collect();
+        if meant.len() == count { meant } else { (0..count).map(|_| new()).collect() }
+    }
+}
+
+/// What came of a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Outcome<T> {
+    /// What it made.
+    pub made: T,
+    /// It was there already, for an earlier request under the same key.
+    pub again: bool,
 }
 
 impl Commands {
@@ -44,13 +75,29 @@ impl Commands {
     ///
     /// # Errors
     /// When there is no place for it, or it cannot be started.
-    pub async fn create(&self, asker: &Asker, order: CreateSandbox) -> Result<CreatedSandbox, MachineError> {
-        let id = SandboxId::random();
+    pub async fn create(
+        &self,
+        asker: &Asker,
+        order: CreateSandbox,
+    ) -> Result<Outcome<CreatedSandbox>, MachineError> {
+        let id = asker.ids(1, SandboxId::random).remove(0);
+        if asker.asks_again() && self.is_there(&id).await? {
+            // Half of it may be there. What it has to do without was told to nobody, and nobody knows it now.
+            let status = self.start(&id).await?.state;
+            return Ok(Outcome {
+                made: CreatedSandbox { sandbox_id: id, status, warnings: Vec::new() },
+                again: true,
+            });
+        }
         let mut places = self.claim(std::slice::from_ref(&id), asker.user.as_deref())?;
-        let made_by = asker.user.clone();
-        let made = self.machines.sandbox_create(NewSandbox { id, made_by, order }).await?;
+        self.mean(asker, &[id.to_string()]).await?;
+        let new = NewSandbox { id: id.clone(), made_by: asker.user.clone(), order };
+        let made = match self.machines.sandbox_create(new).await {
+            Ok(made) => made,
+            Err(error) => return Err(self.unmade(asker, &id, error).await),
+        };
         self.hold(places.drain(..));
-        Ok(made)
+        Ok(Outcome { made, again: false })
     }
 
     /// Starts others from a sandbox's disk as it is now; there is a place for all of them, or none is started.
@@ -62,21 +109,43 @@ impl Commands {
         asker: &Asker,
         sandbox: &SandboxId,
         count: u16,
-    ) -> Result<ForkedSandbox, MachineError> {
-        let ids: Vec<SandboxId> = (0..count).map(|_| SandboxId::random()).collect();
+    ) -> Result<Outcome<ForkedSandbox>, MachineError> {
+        let through = asker.ids(1, SnapshotId::random).remove(0);
+        let ids = asker.ids(usize::from(count), SandboxId::random);
+        let there = if asker.asks_again() { self.those_there(&ids).await? } else { Vec::new() };
         let mut places = self.claim(&ids, asker.user.as_deref())?;
-        let forks = Forks { ids, made_by: asker.user.clone(), through: SnapshotId::random() };
-        let made = self.machines.sandbox_fork(sandbox, forks).await?;
+        let (first, again) = (ids[0].clone(), there.len() == ids.len());
+        let made = if again {
+            ForkedSandbox { source: sandbox.clone(), forks: ids, failed: None }
+        } else {
+            let meant = std::iter::once(through.to_string()).chain(ids.iter().map(SandboxId::to_string));
+            self.mean(asker, &meant.collect::<Vec<_>>()).await?;
+            let forks = Forks { ids, made_by: asker.user.clone(), through };
+            match self.machines.sandbox_fork(sandbox, forks).await {
+                Ok(made) => made,
+                Err(error) => return Err(self.unmade(asker, &first, error).await),
+            }
+        };
+        for half_made in &there {
+            self.machines.sandbox_start(half_made).await?;
+        }
         self.hold(places.drain(..).filter(|place| made.forks.contains(&place.sandbox)));
-        Ok(made)
+        Ok(Outcome { made, again })
     }
 
     /// Keeps the disk of a sandbox, which goes on.
     ///
     /// # Errors
     /// When it cannot be kept.
-    pub async fn snapshot(&self, sandbox: &SandboxId) -> Result<SandboxSnapshot, MachineError> {
-        self.machines.sandbox_snapshot(sandbox, SnapshotId::random()).await
+    pub async fn snapshot(
+        &self,
+        asker: &Asker,
+        sandbox: &SandboxId,
+    ) -> Result<SandboxSnapshot, MachineError> {
+        let kept = asker.ids(1, SnapshotId::random).remove(0);
+        self.mean(asker, &[kept.to_string()]).await?;
+        // One that is there is not taken again.
+        self.machines.sandbox_snapshot(sandbox, kept).await
     }
 
     /// Starts one that was stopped or died, with the disk it left. The place is its maker's.
@@ -114,7 +183,9 @@ impl Commands {
         snapshot: &SnapshotId,
     ) -> Result<RestoredSandbox, MachineError> {
         let found = self.machines.sandbox_get(sandbox).await?;
-        let mut places = self.claim(std::slice::from_ref(sandbox), found.made_by.as_deref())?;
+        // Another's is refused, and takes no place for it.
+        let own: &[SandboxId] = if found.owner == "you" { std::slice::from_ref(sandbox) } else { &[] };
+        let mut places = self.claim(own, found.made_by.as_deref())?;
         let restored = self.machines.sandbox_restore(sandbox, snapshot).await;
         // Whether or not it was put back: it may run as it did before.
         if self.machines.sandbox_get(sandbox).await.is_ok_and(|found| found.state == SandboxStatus::Running) {
@@ -133,12 +204,76 @@ impl Commands {
         Ok(())
     }
 
+    /// Writes down what is about to be made, where it is made under a key.
+    async fn mean(&self, asker: &Asker, ids: &[String]) -> Result<(), MachineError> {
+        let (Some(hall), Some(key)) = (&self.hall, &asker.key) else { return Ok(()) };
+        hall.store.idempotency_mean(key, ids).await.map_err(|error| match error.is_full() {
+            true => MachineError::NoRoom {
+                what: "there is no room to write down what is to be made".to_owned(),
+                hint: "make room on the server's disk (`harvest df`, `harvest gc`), then try again"
+                    .to_owned(),
+            },
+            false => MachineError::Failed {
+                doing: "cannot write down what is to be made".to_owned(),
+                hint: None,
+                source: error.into(),
+            },
+        })
+    }
+
+    /// It could not be made: whoever asks for something else under the key may, if nothing is there.
+    async fn unmade(&self, asker: &Asker, sandbox: &SandboxId, error: MachineError) -> MachineError {
+        if let Ok(false) = self.is_there(sandbox).await
+            && let Err(error) = self.mean(asker, &[]).await
+        {
+            tracing::warn!(error = words(&error), "a key cannot be given back");
+        }
+        error
+    }
+
+    async fn is_there(&self, sandbox: &SandboxId) -> Result<bool, MachineError> {
+        match self.machines.sandbox_get(sandbox).await {
+            Ok(_) => Ok(true),
+            Err(MachineError::Missing { .. }) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn those_there(&self, sandboxes: &[SandboxId]) -> Result<Vec<SandboxId>, MachineError> {
+        let mut there = Vec::new();
+        for sandbox in sandboxes {
+            there.extend(self.is_there(sandbox).await?.then(|| sandbox.clone()));
+        }
+        Ok(there)
+    }
+
     /// Places for these sandboxes, to be left when they are dropped; none where nobody counts.
     pub(super) fn claim(&self, ids: &[SandboxId], user: Option<&str>) -> Result<Vec<Place>, MachineError> {
         let Some(hall) = &self.hall else { return Ok(Vec::new()) };
         let number = hall.usher.claim_raw(ids, user)?;
         let place = |id: &SandboxId| Place { hall: Arc::clone(hall), sandbox: id.clone(), number };
         Ok(ids.iter().map(place).collect())
+    }
+
+    /// A place for one sandbox as soon as there is one: what it is for is short, and so may be what it waits for.
+    /// Sessions in line come first.
+    pub(super) async fn wait(
+        &self,
+        id: &SandboxId,
+        user: Option<&str>,
+    ) -> Result<Option<Place>, MachineError> {
+        let Some(hall) = &self.hall else { return Ok(None) };
+        let (mut moved, until) = (hall.usher.moved(), Instant::now() + self.patience);
+        loop {
+            moved.borrow_and_update();
+            let refused = match self.claim(std::slice::from_ref(id), user) {
+                Ok(mut places) => return Ok(places.pop()),
+                Err(refused) => refused,
+            };
+            if !matches!(timeout_at(until, moved.changed()).await, Ok(Ok(()))) {
+                return Err(refused);
+            }
+        }
     }
 
     /// These sandboxes run: their places are left when they end.

@@ -10,7 +10,7 @@ mod images;
 mod sandboxes;
 
 pub use commands::Commands;
-pub use counted::Asker;
+pub use counted::{Asker, Outcome};
 pub use disks::HostDisks;
 pub use error::MachineError;
 pub use images::{Archive, ImageLines, Images, ImportImage};

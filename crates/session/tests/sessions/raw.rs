@@ -2,7 +2,7 @@
 
 use harvest_proto::api::machines::{CreateSandbox, ExecOnce};
 use harvest_session::{
-    Limits,
+    Claim, Limits,
     machines::{Asker, Commands, MachineError, Sandboxes},
 };
 
@@ -15,7 +15,7 @@ async fn limited(sandboxes: usize, sandboxes_per_user: Option<usize>) -> House {
 }
 
 fn by(user: &str) -> Asker {
-    Asker { user: Some(user.to_owned()) }
+    Asker { user: Some(user.to_owned()), ..Asker::default() }
 }
 
 fn machines(house: &House, sessions: &Sessions) -> Commands {
@@ -23,7 +23,7 @@ fn machines(house: &House, sessions: &Sessions) -> Commands {
 }
 
 async fn create(machines: &Commands, user: &str) -> Result<SandboxId, MachineError> {
-    Ok(machines.create(&by(user), CreateSandbox::default()).await?.sandbox_id)
+    Ok(machines.create(&by(user), CreateSandbox::default()).await?.made.sandbox_id)
 }
 
 fn code<T>(answer: Result<T, MachineError>) -> &'static str {
@@ -40,7 +40,8 @@ async fn a_sandbox_of_ones_own_has_a_place_until_it_ends_however_it_ends() {
         assert_eq!(code(create(&machines, "bob@example.org").await), "limit_sandboxes");
         assert_eq!(code(machines.fork(&by("a"), &sandbox, 1).await), "limit_sandboxes");
         let once = ExecOnce { argv: vec!["true".into()], ..ExecOnce::default() };
-        assert_eq!(code(machines.exec_once(&by("a"), once, None).await), "limit_sandboxes");
+        let in_a_hurry = machines.clone().with_patience(Duration::ZERO);
+        assert_eq!(code(in_a_hurry.exec_once(&by("a"), once, None).await), "limit_sandboxes");
         let waits = house.session(&sessions, Some("hello")).await.id;
         until_reason(&sessions, &waits, "limit_sandboxes").await;
         match end {
@@ -75,6 +76,28 @@ async fn a_fresh_sandbox_has_its_place_for_its_command_only() {
 }
 
 #[tokio::test]
+async fn commands_wait_for_a_place_and_all_of_them_run() {
+    let house = limited(2, None).await;
+    let sessions = house.serve().await;
+    let machines = machines(&house, &sessions).with_patience(Duration::from_secs(3600));
+    let kept = create(&machines, "a").await.unwrap();
+    let all: Vec<_> = (0..8)
+        .map(|_| {
+            let machines = machines.clone();
+            tokio::spawn(async move {
+                let once = ExecOnce { argv: vec!["echo".into(), "hi".into()], ..ExecOnce::default() };
+                machines.exec_once(&by("a"), once, None).await.unwrap().collect::<Vec<_>>().await
+            })
+        })
+        .collect();
+    for one in all {
+        let lines = one.await.unwrap();
+        assert!(matches!(lines.last(), Some(ExecLine::Exited { .. })), "{lines:?}");
+    }
+    machines.delete(&kept, false).await.unwrap();
+}
+
+#[tokio::test]
 async fn what_runs_when_a_server_starts_has_its_place_and_its_makers() {
     let house = limited(9, Some(1)).await;
     let sessions = house.serve().await;
@@ -97,7 +120,7 @@ async fn a_sandbox_put_back_keeps_its_place() {
     let sessions = house.serve().await;
     let machines = machines(&house, &sessions);
     let sandbox = create(&machines, "a").await.unwrap();
-    let kept = machines.snapshot(&sandbox).await.unwrap().id;
+    let kept = machines.snapshot(&Asker::default(), &sandbox).await.unwrap().id;
     machines.restore(&sandbox, &kept).await.unwrap();
     assert_eq!(code(create(&machines, "a").await), "limit_sandboxes");
     house.fake.crash(&sandbox, "by itself");
@@ -115,4 +138,65 @@ async fn without_a_server_nobody_counts() {
         machines.create(&Asker::default(), CreateSandbox::default()).await.unwrap();
     }
     assert_eq!(house.fake.sandbox_list().await.unwrap().items.len(), 3);
+}
+
+/// A request under a key that a server has claimed.
+async fn claimed(sessions: &Sessions, key: &str) -> Asker {
+    let meant = match sessions.idempotency_claim(key, b"the same").await.unwrap() {
+        Claim::New => Vec::new(),
+        Claim::Made { ids } => ids,
+        other => panic!("{other:?}"),
+    };
+    Asker { key: Some(key.to_owned()), meant, ..Asker::default() }
+}
+
+#[tokio::test]
+async fn what_a_dead_server_made_under_a_key_is_found_and_what_it_meant_to_make_is_made() {
+    let house = limited(9, None).await;
+    let (mut sessions, order) = (house.serve().await, CreateSandbox::default);
+    let first = claimed(&sessions, "k").await;
+    let made = machines(&house, &sessions).create(&first, order()).await.unwrap();
+    let meant = made.made.sandbox_id.clone();
+    for made_before in [true, false] {
+        // Nothing was answered.
+        sessions.close().await;
+        sessions = house.serve().await;
+        let again = claimed(&sessions, "k").await;
+        assert_eq!(again.meant, [meant.to_string()]);
+        let machines = machines(&house, &sessions);
+        let found = machines.create(&again, order()).await.unwrap();
+        assert_eq!((found.made.sandbox_id, found.again), (meant.clone(), made_before));
+        assert_eq!(house.fake.sandbox_list().await.unwrap().items.len(), 1, "one sandbox, not two");
+        machines.delete(&meant, false).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn forks_that_a_dead_server_made_half_of_are_made_to_their_number() {
+    let house = limited(9, None).await;
+    let mut sessions = house.serve().await;
+    let source = create(&machines(&house, &sessions), "a").await.unwrap();
+    let first = claimed(&sessions, "k").await;
+    let forks = machines(&house, &sessions).fork(&first, &source, 3).await.unwrap().made.forks;
+    machines(&house, &sessions).delete(&forks[1], false).await.unwrap();
+    for made_before in [false, true] {
+        sessions.close().await;
+        sessions = house.serve().await;
+        let again = claimed(&sessions, "k").await;
+        let found = machines(&house, &sessions).fork(&again, &source, 3).await.unwrap();
+        assert_eq!((&found.made.forks, found.again), (&forks, made_before));
+        assert_eq!(house.fake.sandbox_list().await.unwrap().items.len(), 4);
+    }
+    assert_eq!(house.fake.kept(), [], "what they began as is gone");
+}
+
+#[tokio::test]
+async fn a_key_under_which_nothing_could_be_made_is_free_again() {
+    let house = limited(9, None).await;
+    let sessions = house.serve().await;
+    let asker = claimed(&sessions, "k").await;
+    house.fake.set_failing(Act::Start, true);
+    assert!(machines(&house, &sessions).create(&asker, CreateSandbox::default()).await.is_err());
+    sessions.idempotency_release("k").await.unwrap();
+    assert_eq!(sessions.idempotency_claim("k", b"another").await.unwrap(), Claim::New);
 }

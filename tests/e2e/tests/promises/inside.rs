@@ -39,10 +39,10 @@ async fn ready() -> (Host, SessionId) {
 }
 
 /// A client that knows nothing but the protocol, and what it was shown that was not waited for yet.
-struct Socket(Stream, String);
+pub(crate) struct Socket(Stream, String);
 
 impl Socket {
-    async fn open(host: &Host, path: &str) -> Self {
+    pub(crate) async fn open(host: &Host, path: &str) -> Self {
         let url = format!("{}{path}", host.url().unwrap()).replacen("http", "ws", 1);
         let mut request = url.into_client_request().unwrap();
         let token = format!("Bearer {}", host.token()).parse().unwrap();
@@ -50,11 +50,11 @@ impl Socket {
         Self(connect_async(request).await.unwrap().0, String::new())
     }
 
-    async fn say(&mut self, text: Value) {
+    pub(crate) async fn say(&mut self, text: Value) {
         self.0.send(Message::text(text.to_string())).await.unwrap();
     }
 
-    async fn type_in(&mut self, text: &str) {
+    pub(crate) async fn type_in(&mut self, text: &str) {
         self.0.send(Message::Binary(text.as_bytes().to_vec().into())).await.unwrap();
     }
 
@@ -72,7 +72,7 @@ impl Socket {
     }
 
     /// Reads until this was shown, and gives all that was shown until then.
-    async fn shows(&mut self, wanted: &str) -> String {
+    pub(crate) async fn shows(&mut self, wanted: &str) -> String {
         while !self.1.contains(wanted) {
             match self.next().await {
                 Message::Binary(bytes) => self.1 += &String::from_utf8_lossy(&bytes),
@@ -84,7 +84,7 @@ impl Socket {
     }
 
     /// How it ended.
-    async fn end(&mut self) -> Value {
+    pub(crate) async fn end(&mut self) -> Value {
         loop {
             if let Message::Text(text) = self.next().await {
                 return serde_json::from_str(&text).unwrap();
@@ -155,6 +155,11 @@ async fn a_shell_turns_this_terminal_into_one_inside_and_back() {
     assert_eq!(none.code, 125);
     assert!(none.stderr.contains("needs a terminal") && none.stderr.contains("harvest exec"), "{none:?}");
 
+    plays_a_shell(&host, &["shell", &*session.to_string(), "--", "bash", "--norc", "-i"]).await;
+}
+
+/// A person at a terminal runs a verb that opens a shell, works in it and leaves.
+pub(crate) async fn plays_a_shell(host: &Host, arguments: &[&str]) {
     let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
     let ours = openpt(flags).unwrap();
     grantpt(&ours).unwrap();
@@ -166,7 +171,7 @@ async fn a_shell_turns_this_terminal_into_one_inside_and_back() {
     let mut child = Command::new("setsid")
         .args(["-c", "-w"])
         .arg(harvest_e2e::binary("harvest"))
-        .args(["shell", &*session.to_string(), "--", "bash", "--norc", "-i"])
+        .args(arguments)
         .env("HARVEST_HOME", host.home())
         .env("TERM", "vt100")
         .stdin(side())

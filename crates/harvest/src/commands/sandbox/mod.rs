@@ -1,7 +1,6 @@
 //! `harvest sandbox`: sandboxes of one's own. Asks the server where one runs, else this process; only a plan
-//! and a copy are made by this machine's engine itself.
+//! is made by this machine's engine itself.
 
-pub(super) mod copy;
 mod disks;
 mod list;
 
@@ -15,7 +14,7 @@ use harvest_proto::{
 };
 use serde_json::json;
 
-use super::exec::variables;
+use super::{cp, exec::variables, shell};
 use crate::{
     Invocation,
     cli::{Create, Sandbox},
@@ -35,7 +34,8 @@ pub(crate) async fn run(here: &Invocation, verb: Sandbox) -> Result<u8> {
         Sandbox::Create(args) => create(here, &desk, args).await?,
         Sandbox::Ls => list::ls(here, &desk).await?,
         Sandbox::Inspect(one) => list::inspect(here, &desk, &one.sandbox).await?,
-        Sandbox::Cp { from, to, user } => copy::run(here, &desk, &from, &to, user).await?,
+        Sandbox::Cp { from, to, user } => cp::in_sandbox(here, desk, from, to, user).await?,
+        Sandbox::Shell(args) => return shell::in_sandbox(&desk, &args.into()).await,
         Sandbox::Snapshot(one) => disks::snapshot(here, &desk, &one.sandbox).await?,
         Sandbox::Restore { what } => disks::restore(here, &desk, &what).await?,
         Sandbox::Fork { sandbox, count } => disks::fork(here, &desk, &sandbox, count).await?,

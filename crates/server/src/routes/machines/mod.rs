@@ -5,6 +5,7 @@ mod asker;
 mod disks;
 mod files;
 mod images;
+mod pty;
 mod sandboxes;
 
 use axum::{
@@ -28,7 +29,7 @@ const LATER: u64 = 15;
 
 /// The handlers, for the table of the OpenAPI page.
 pub(crate) mod handlers {
-    pub(crate) use super::{disks::*, files::*, images::*, sandboxes::*};
+    pub(crate) use super::{disks::*, files::*, images::*, pty::*, sandboxes::*};
 }
 
 /// What these routes need; no store and no session.
@@ -78,6 +79,7 @@ fn others() -> Router<Desk> {
         .route("/v1/sandboxes", get(sandboxes::sandbox_list))
         .route("/v1/sandboxes/{sandbox}", get(sandboxes::sandbox_get).delete(sandboxes::sandbox_delete))
         .route("/v1/sandboxes/{sandbox}/exec", post(sandboxes::sandbox_exec))
+        .route("/v1/sandboxes/{sandbox}/pty", get(pty::sandbox_pty_open))
         .route(
             "/v1/sandboxes/{sandbox}/files",
             get(files::sandbox_file_get)

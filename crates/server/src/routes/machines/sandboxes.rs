@@ -1,6 +1,11 @@
 //! `/v1/sandboxes` and `/v1/exec`: sandboxes that no session has, and commands in them.
 
-use axum::{Json, extract::State, http::StatusCode, response::Response};
+use axum::{
+    Json,
+    extract::State,
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
 use harvest_proto::{
     SandboxId,
     api::{
@@ -12,9 +17,13 @@ use harvest_proto::{
     },
 };
 
+use harvest_session::machines::Outcome;
+use serde::Serialize;
+
 use super::{Desk, Insist, asker::By};
 use crate::{
     extract::{Body, OptionalBody, Path, Query},
+    idempotency::replayed,
     problem::ApiError,
     stdin::Fed,
     stream, valid,
@@ -36,10 +45,9 @@ pub(crate) async fn sandbox_create(
     State(desk): State<Desk>,
     By(asker): By,
     OptionalBody(body): OptionalBody<CreateSandbox>,
-) -> Result<(StatusCode, Json<CreatedSandbox>), ApiError> {
+) -> Result<Response, ApiError> {
     valid::sandbox(&body)?;
-    let made = desk.commands.create(&asker, body).await?;
-    Ok((StatusCode::CREATED, Json(made)))
+    Ok(created(desk.commands.create(&asker, body).await?))
 }
 
 /// Shows a sandbox as it stands.
@@ -108,6 +116,12 @@ pub(crate) async fn exec_once(
     Ok(answer(lines, is_fed, desk))
 }
 
+/// What was made, just now or for an earlier request with the same key.
+fn created<T: Serialize>(Outcome { made, again }: Outcome<T>) -> Response {
+    let response = (StatusCode::CREATED, Json(made)).into_response();
+    if again { replayed(response) } else { response }
+}
+
 fn answer(
     lines: impl futures_util::Stream<Item = ExecLine> + Send + Unpin + 'static,
     is_fed: bool,
@@ -149,9 +163,10 @@ pub(crate) async fn sandbox_start(
     responses((status = 201, body = SandboxSnapshot, description = "On disk")))]
 pub(crate) async fn sandbox_snapshot(
     State(desk): State<Desk>,
+    By(asker): By,
     Path(sandbox): Path<SandboxId>,
 ) -> Result<(StatusCode, Json<SandboxSnapshot>), ApiError> {
-    Ok((StatusCode::CREATED, Json(desk.commands.snapshot(&sandbox).await?)))
+    Ok((StatusCode::CREATED, Json(desk.commands.snapshot(&asker, &sandbox).await?)))
 }
 
 /// Starts others from a sandbox's disk as it is now.
@@ -165,9 +180,9 @@ pub(crate) async fn sandbox_fork(
     By(asker): By,
     Path(sandbox): Path<SandboxId>,
     OptionalBody(body): OptionalBody<ForkSandbox>,
-) -> Result<(StatusCode, Json<ForkedSandbox>), ApiError> {
+) -> Result<Response, ApiError> {
     let count = valid::forks(body.count)?;
-    Ok((StatusCode::CREATED, Json(desk.commands.fork(&asker, &sandbox, count).await?)))
+    Ok(created(desk.commands.fork(&asker, &sandbox, count).await?))
 }
 
 /// Puts a sandbox back to a snapshot; what was on its disk is kept as another one.
