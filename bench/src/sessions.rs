@@ -4,12 +4,11 @@
 use std::{
     cell::RefCell,
     collections::BTreeMap,
-    fs,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use anyhow::{Context, Result, bail, ensure};
-use harvest_e2e::{Host, eventually, most_memory};
+use anyhow::{Context, Result, ensure};
+use harvest_e2e::{Host, eventually, most_memory, private_memory};
 use harvest_proto::{
     EventBody, SessionId,
     api::{Session, SessionState},
@@ -177,19 +176,12 @@ async fn idle(sessions: usize) -> Result<u64> {
             host.wait_for(session, SessionState::Idle).await;
         }
         if before == 0 {
-            before = private(host.server())?;
+            before = kept(&host)?;
         }
     }
-    Ok(private(host.server())?.saturating_sub(before) / sessions as u64)
+    Ok(kept(&host)?.saturating_sub(before) / sessions as u64 / 1024)
 }
 
-/// What a process keeps for itself, in KiB.
-fn private(pid: u32) -> Result<u64> {
-    let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))?;
-    let lines = text.lines().filter(|line| line.starts_with("Private_"));
-    let sum = lines.filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).sum();
-    if sum == 0 {
-        bail!("process {pid} keeps nothing for itself");
-    }
-    Ok(sum)
+fn kept(host: &Host) -> Result<u64> {
+    private_memory(host.server()).context("the server keeps nothing for itself")
 }

@@ -9,9 +9,11 @@ use std::{
     process::{Command, Stdio},
 };
 
+use harvest_proto::redact;
+
 use crate::{
     EngineError,
-    build::{Tail, host, redact},
+    build::{Tail, host},
     disk::disk_error,
 };
 
@@ -65,7 +67,7 @@ pub(crate) fn debian(
         .map_err(|e| disk_error("write", &file, e))
         .and_then(|()| run(suite, include, root, &file, output))
         // Where the packages come from stays in the image; who fetched them does not.
-        .and_then(|()| tidy(root, &redact::without_logins(&host::render_sources(&sources, false), "")));
+        .and_then(|()| tidy(root, &redact::without_logins(&host::render_sources(&sources, false))));
     // Ours and tiny; a leftover is collected with the rest of what was being built.
     let _ = fs::remove_dir_all(&scratch);
     made
@@ -99,7 +101,7 @@ fn run(
         EngineError::Build { what: what.clone(), tail, hint }
     };
     let ended = stream(&mut command, &mut |line| {
-        let line = redact::without_logins(line, "***");
+        let line = redact::cover(line);
         tail.push(&line);
         output(&line);
     });

@@ -3,7 +3,7 @@
 
 pub(crate) mod copy;
 pub(crate) mod host;
-pub(crate) mod redact;
+mod passwords;
 mod step;
 
 use std::{
@@ -378,7 +378,7 @@ impl Build<'_> {
         let (mut tail, mut lines) = (Tail::default(), Lines::default());
         let progress = &mut self.progress;
         let mut say = |line: &str| {
-            let line = host.redaction.line(line);
+            let line = host.redaction.cover(line);
             tail.push(&line);
             progress(Progress::Output { line });
         };

@@ -258,7 +258,7 @@ mod tests {
         disk::tests::Temporary,
         image::Image,
         snapshot::{Ending, Snapshot},
-        spec::{ImageConfig, Limits, Network, Owner},
+        spec::ImageConfig,
     };
 
     fn layer(folder: &Path, name: &str) -> LayerId {
@@ -277,24 +277,7 @@ mod tests {
 
     fn sandbox(disk: &Disk, layers: Vec<LayerId>) -> SandboxId {
         let id = SandboxId::random();
-        let record = Record {
-            id: id.clone(),
-            layers,
-            config: ImageConfig::default(),
-            limits: Limits::default(),
-            network: Network::Door,
-            owner: Owner::Kept,
-            binds: Vec::new(),
-            volumes: Vec::new(),
-            file_bytes: None,
-            env: std::collections::BTreeMap::new(),
-            created_at: Timestamp::from_millis(0),
-            sealed: false,
-            of_sessions: false,
-            again_at: None,
-            snapshot: None,
-            made_by: None,
-        };
+        let record = Record { id: id.clone(), layers, ..Record::of_a_seed() };
         fs::create_dir_all(disk.sandbox(&id)).unwrap();
         disk::write_record(&disk.sandbox(&id).join("record.json"), &record).unwrap();
         id

@@ -1,17 +1,21 @@
 //! What can be typed: every verb, argument and flag. Says nothing about what happens then.
 
+mod image;
 mod inside;
 mod machine;
 mod server;
+mod session;
 pub(crate) mod units;
 
 use std::{ffi::OsString, net::SocketAddr, path::PathBuf};
 
-use clap::{Args, Parser, Subcommand, builder::NonEmptyStringValueParser};
+use clap::{Args, Parser, Subcommand};
 
+pub(crate) use image::Image;
 pub(crate) use inside::{Cp, Shell};
 pub(crate) use machine::{Create, Exec, Sandbox, Side, Snapshot, Volume};
 pub(crate) use server::{Api, Completion, ConfigArgs, CreateToken, Token};
+pub(crate) use session::{Diff, Events, Fork, Logs, Ls, Pr, Queue, Restore, Rm, Run, Send};
 
 /// Background coding agents on machines you own: a prompt goes in, a tested pull request comes out.
 #[derive(Debug, Parser)]
@@ -200,181 +204,6 @@ pub(crate) struct Up {
     pub(crate) detached: bool,
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct Run {
-    /// What to do
-    #[arg(value_parser = NonEmptyStringValueParser::new())]
-    pub(crate) prompt: String,
-    /// What to work on: a folder, which is copied and stays as it is, a git URL, or a registered
-    /// repository's name; several lie side by side in /workspace, and the agent works in the first. Without
-    /// any, the git repository around the current folder
-    #[arg(short, long = "repository", value_name = "FOLDER|URL|NAME")]
-    pub(crate) repositories: Vec<String>,
-    /// The branch the first repository starts from
-    #[arg(short, long, requires = "repositories")]
-    pub(crate) base: Option<String>,
-    /// The agent: `claude` or `scripted`, which plays the script in the prompt [default: claude]
-    #[arg(short, long, value_name = "NAME", value_parser = harvest_proto::agents::NAMES)]
-    pub(crate) agent: Option<String>,
-    /// The model to ask for; `scripted` needs neither account nor key
-    #[arg(short, long)]
-    pub(crate) model: Option<String>,
-    /// What the sandbox may reach: `none` or `trusted`
-    #[arg(long, value_name = "POLICY", value_parser = ["none", "trusted"])]
-    pub(crate) net: Option<String>,
-    /// A variable for hooks, agent and commands; NAME alone passes this environment's own. Never a secret:
-    /// whatever runs inside reads it
-    #[arg(short, long = "env", value_name = "NAME=VALUE")]
-    pub(crate) env: Vec<String>,
-    /// A snapshot to start from, of any session or sandbox; what is checked out in it stays as it is
-    #[arg(long, value_name = "SNAPSHOT")]
-    pub(crate) from: Option<String>,
-    /// A name of your own for the session, which no other session has
-    #[arg(long)]
-    pub(crate) key: Option<String>,
-    /// Print the id and leave it running
-    #[arg(short, long)]
-    pub(crate) detach: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Ls {
-    /// Only those in this state, such as running or idle
-    #[arg(short, long)]
-    pub(crate) state: Option<String>,
-    /// Only those that work on this repository
-    #[arg(short, long, value_name = "NAME")]
-    pub(crate) repository: Option<String>,
-    /// Only those with this in their title
-    #[arg(long, value_name = "TEXT")]
-    pub(crate) title: Option<String>,
-    /// Only the one with this key
-    #[arg(long)]
-    pub(crate) key: Option<String>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Send {
-    /// The session: an id, the beginning of one, or `-` for the newest
-    pub(crate) session: String,
-    /// What to do next; the answer, when the agent asked
-    #[arg(value_parser = NonEmptyStringValueParser::new())]
-    pub(crate) text: String,
-    /// Stop the turn in progress and do this next
-    #[arg(long)]
-    pub(crate) now: bool,
-    /// Follow the session
-    #[arg(short, long)]
-    pub(crate) follow: bool,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum Queue {
-    /// List a session's prompts
-    Ls(One),
-    /// Take a waiting prompt out of the queue
-    Rm {
-        /// The session
-        session: String,
-        /// The prompt: an id or the beginning of one
-        prompt: String,
-    },
-    /// Move a waiting prompt
-    Mv {
-        /// The session
-        session: String,
-        /// The prompt: an id or the beginning of one
-        prompt: String,
-        /// Its new place, 1 being the next
-        position: u32,
-    },
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Fork {
-    /// The session, or `SESSION@TURN`; `-@2` is turn 2 of the newest, `@0` what a session began as
-    #[arg(value_name = "SESSION[@TURN]")]
-    pub(crate) session: String,
-    /// The first prompt of every fork; with several, each makes a fork of its own
-    #[arg(value_name = "PROMPT")]
-    pub(crate) prompts: Vec<String>,
-    /// How many forks to make, at most 16
-    #[arg(short, long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=16))]
-    pub(crate) number: Option<u32>,
-    /// The turn to go on from; where the session stands when absent
-    #[arg(short, long, value_name = "NUMBER")]
-    pub(crate) turn: Option<u32>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Diff {
-    /// The session: an id, the beginning of one, or `-` for the newest
-    pub(crate) session: String,
-    /// One turn's own changes, or those from the end of one turn to the end of another; 0 is the beginning,
-    /// and without an end it is to where the session stands
-    #[arg(short, long, value_name = "N|N..M")]
-    pub(crate) turn: Option<units::Turns>,
-    /// Only which files, and how many lines
-    #[arg(long)]
-    pub(crate) stat: bool,
-    /// Every file of the machine, checkout or not; with --stat how many
-    #[arg(long)]
-    pub(crate) machine: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Restore {
-    /// The session and the turn; `-@2` is turn 2 of the newest
-    #[arg(value_name = "SESSION@TURN")]
-    pub(crate) session: String,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Rm {
-    /// The sessions
-    #[arg(required = true)]
-    pub(crate) sessions: Vec<String>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Logs {
-    /// The session: an id, the beginning of one, or `-` for the newest
-    pub(crate) session: String,
-    /// Go on as it happens
-    #[arg(short, long)]
-    pub(crate) follow: bool,
-    /// Only what came after this event
-    #[arg(long, value_name = "SEQ", default_value_t = 0)]
-    pub(crate) after: u64,
-    /// All that tools said, not only the last line of it
-    #[arg(long)]
-    pub(crate) full: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct Events {
-    /// The session: an id, the beginning of one, or `-` for the newest
-    pub(crate) session: String,
-    /// Only what came after this event
-    #[arg(long, value_name = "SEQ", default_value_t = 0)]
-    pub(crate) after: u64,
-    /// Only these types, such as `tool_ended,turn_ended`
-    #[arg(long, value_name = "TYPE", value_delimiter = ',')]
-    pub(crate) types: Vec<String>,
-    /// Go on as it happens
-    #[arg(short, long)]
-    pub(crate) follow: bool,
-    /// Long inputs and outputs of tools in full, not only their ends
-    #[arg(long)]
-    pub(crate) full: bool,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum Pr {
-    /// Show it, with what the platform itself saw
-    Show(One),
-}
-
 #[derive(Debug, Subcommand)]
 pub(crate) enum Repo {
     /// Register a repository
@@ -423,54 +252,6 @@ pub(crate) enum Secret {
     Rm {
         /// Its name
         name: String,
-    },
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum Image {
-    /// Build an image from a recipe
-    Build {
-        /// A recipe that comes along, or a file
-        #[arg(default_value = "claude")]
-        recipe: String,
-        /// Make every step again
-        #[arg(long)]
-        force: bool,
-    },
-    /// Pull an image from a registry; a login is taken from ~/.docker/config.json
-    Pull {
-        /// Such as registry.example.com/debian:12, or with @sha256:… behind the name
-        reference: String,
-        /// What to call it; the last part of its own name when absent
-        #[arg(long)]
-        name: Option<String>,
-        /// The most one layer may become unpacked
-        #[arg(long, value_name = "SIZE", default_value = "64g")]
-        max_size: units::Size,
-    },
-    /// Make an image from an archive or a folder with a root file system
-    Import {
-        /// What to call it
-        name: String,
-        /// A tar (plain, gzip or zstd), a folder, or `-` for a tar on standard input
-        #[arg(value_name = "FILE|FOLDER|-")]
-        from: PathBuf,
-        /// The most an archive may become unpacked
-        #[arg(long, value_name = "SIZE", default_value = "64g")]
-        max_size: units::Size,
-    },
-    /// List images
-    Ls,
-    /// Show an image: its layers with their sizes, what it was made from, what commands get
-    Inspect {
-        /// Its name or id
-        name: String,
-    },
-    /// Forget images; their layers go with the next `harvest gc`, if nothing uses them
-    Rm {
-        /// Names or ids
-        #[arg(required = true)]
-        names: Vec<String>,
     },
 }
 

@@ -1,17 +1,16 @@
 //! Talks to a server: finds it, shows the token, reads answers and problems, follows streams.
 //! Knows nothing about what is printed.
 
+mod calls;
+mod events;
+
 use std::{future::Future, time::Duration};
 
 use anyhow::{Context, Result, bail};
-use futures_util::{Stream, StreamExt, stream};
+use futures_util::StreamExt;
 use harvest_proto::{
-    BlobId, PromptId, Secret, SessionId, SnapshotId,
-    api::{
-        AddRepository, CreatePrompt, CreateSession, CreateToken, CreatedToken, DiffFiles, ExecRequest,
-        ForkSession, MachineChanges, Me, MovePrompt, Page, PinSnapshot, Problem, Prompt, Pull, Repository,
-        RestoreSession, Retained, Session, Snapshot, Token, Turn,
-    },
+    PromptId, Secret,
+    api::{Page, Problem},
 };
 use harvest_server::here::{Pieces, Sent};
 use reqwest::{
@@ -19,13 +18,10 @@ use reqwest::{
     header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue},
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
-use serde_json::{Value, json};
 
 use crate::{
     config::Config,
-    follow::{Lines, Update, parse_frame},
     printer::{Advice, Refused},
-    socket::heard_in_time,
     wire,
 };
 
@@ -75,195 +71,6 @@ impl Client {
 
     pub(crate) fn url(&self) -> &str {
         &self.url
-    }
-
-    pub(crate) async fn sessions(&self) -> Result<Vec<Session>> {
-        self.all("/v1/sessions?limit=200").await
-    }
-
-    /// Those that fit all of these words of the query.
-    pub(crate) async fn sessions_with(&self, wanted: &[(&str, String)]) -> Result<Vec<Session>> {
-        let mut query = reqwest::Url::parse("http://x/v1/sessions?limit=200").context("that is a URL")?;
-        query.query_pairs_mut().extend_pairs(wanted);
-        self.all(&format!("/v1/sessions?{}", query.query().unwrap_or_default())).await
-    }
-
-    pub(crate) async fn session(&self, id: &SessionId) -> Result<Session> {
-        self.get(&format!("/v1/sessions/{id}")).await
-    }
-
-    pub(crate) async fn create(&self, body: &CreateSession) -> Result<Session> {
-        self.post("/v1/sessions", body).await
-    }
-
-    pub(crate) async fn fork(&self, id: &SessionId, body: &ForkSession) -> Result<Vec<Session>> {
-        let page: Page<Session> = self.post(&format!("/v1/sessions/{id}/fork"), body).await?;
-        Ok(page.items)
-    }
-
-    pub(crate) async fn delete(&self, id: &SessionId) -> Result<()> {
-        self.send(self.request(Method::DELETE, &format!("/v1/sessions/{id}"))).await.map(drop)
-    }
-
-    /// `stop`, `resume`, `terminate` or `archive`.
-    pub(crate) async fn act(&self, id: &SessionId, verb: &str) -> Result<Session> {
-        self.post(&format!("/v1/sessions/{id}/{verb}"), &json!({})).await
-    }
-
-    pub(crate) async fn restore(&self, id: &SessionId, turn: u32) -> Result<Session> {
-        self.post(&format!("/v1/sessions/{id}/restore"), &RestoreSession { turn }).await
-    }
-
-    /// Answers the session and the snapshot it goes on from.
-    pub(crate) async fn pause(&self, id: &SessionId) -> Result<Value> {
-        self.post(&format!("/v1/sessions/{id}/pause"), &json!({})).await
-    }
-
-    pub(crate) async fn prompts(&self, id: &SessionId) -> Result<Vec<Prompt>> {
-        self.all(&format!("/v1/sessions/{id}/prompts")).await
-    }
-
-    pub(crate) async fn prompt(&self, id: &SessionId, body: &CreatePrompt) -> Result<Prompt> {
-        self.post(&format!("/v1/sessions/{id}/prompts"), body).await
-    }
-
-    pub(crate) async fn prompt_cancel(&self, id: &SessionId, prompt: &PromptId) -> Result<Prompt> {
-        let request = self.request(Method::DELETE, &format!("/v1/sessions/{id}/prompts/{prompt}"));
-        read(self.send(request).await?).await
-    }
-
-    pub(crate) async fn prompt_move(
-        &self,
-        id: &SessionId,
-        prompt: &PromptId,
-        position: u32,
-    ) -> Result<Prompt> {
-        let request = self.request(Method::PATCH, &format!("/v1/sessions/{id}/prompts/{prompt}"));
-        read(self.send(request.json(&MovePrompt { position })).await?).await
-    }
-
-    pub(crate) async fn turns(&self, id: &SessionId) -> Result<Vec<Turn>> {
-        self.all(&format!("/v1/sessions/{id}/turns")).await
-    }
-
-    /// `range` is a query, or empty.
-    pub(crate) async fn diff(&self, id: &SessionId, range: &str) -> Result<String> {
-        let answer = self.send(self.request(Method::GET, &format!("/v1/sessions/{id}/diff{range}"))).await?;
-        answer.text().await.context("cannot read the difference to its end")
-    }
-
-    pub(crate) async fn diff_files(&self, id: &SessionId, range: &str) -> Result<DiffFiles> {
-        self.get(&format!("/v1/sessions/{id}/diff/files{range}")).await
-    }
-
-    pub(crate) async fn diff_machine(&self, id: &SessionId, range: &str) -> Result<MachineChanges> {
-        self.get(&format!("/v1/sessions/{id}/diff/machine{range}")).await
-    }
-
-    /// What sessions hold, and what would go.
-    pub(crate) async fn retention(&self) -> Result<Retained> {
-        self.get("/v1/retention").await
-    }
-
-    /// Has it go.
-    pub(crate) async fn retain(&self) -> Result<Retained> {
-        self.post("/v1/retention", &json!({})).await
-    }
-
-    pub(crate) async fn snapshots(&self, id: &SessionId) -> Result<Vec<Snapshot>> {
-        self.all(&format!("/v1/sessions/{id}/snapshots")).await
-    }
-
-    pub(crate) async fn snapshot_pin(
-        &self,
-        id: &SessionId,
-        snapshot: &SnapshotId,
-        pinned: bool,
-    ) -> Result<Snapshot> {
-        let request = self.request(Method::PUT, &format!("/v1/sessions/{id}/snapshots/{snapshot}"));
-        read(self.send(request.json(&PinSnapshot { pinned })).await?).await
-    }
-
-    pub(crate) async fn pull(&self, id: &SessionId) -> Result<Pull> {
-        self.get(&format!("/v1/sessions/{id}/pull")).await
-    }
-
-    /// A page of events after `after`, and whether there are more.
-    pub(crate) async fn events(&self, id: &SessionId, after: u64) -> Result<Page<harvest_proto::Event>> {
-        self.get(&format!("/v1/sessions/{id}/events?after={after}&limit=1000")).await
-    }
-
-    /// The whole of what an event holds only the ends of.
-    pub(crate) async fn blob(&self, id: &SessionId, blob: &BlobId) -> Result<String> {
-        let answer = self.send(self.request(Method::GET, &format!("/v1/sessions/{id}/blobs/{blob}"))).await?;
-        answer.text().await.context("cannot read the blob to its end")
-    }
-
-    pub(crate) async fn exec(&self, id: &SessionId, body: &ExecRequest) -> Result<Lines> {
-        let request = self.request(Method::POST, &format!("/v1/sessions/{id}/exec")).json(body);
-        Ok(Lines::new(self.send(request).await?))
-    }
-
-    pub(crate) async fn repositories(&self) -> Result<Vec<Repository>> {
-        self.all("/v1/repositories").await
-    }
-
-    pub(crate) async fn repository_add(&self, body: &AddRepository) -> Result<Repository> {
-        self.post("/v1/repositories", body).await
-    }
-
-    pub(crate) async fn repository_delete(&self, name: &str) -> Result<()> {
-        let path = format!("/v1/repositories/{}", segment(name)?);
-        self.send(self.request(Method::DELETE, &path)).await.map(drop)
-    }
-
-    pub(crate) async fn repository_build(&self, name: &str) -> Result<Lines> {
-        let path = format!("/v1/repositories/{}/build", segment(name)?);
-        Ok(Lines::new(self.send(self.request(Method::POST, &path)).await?))
-    }
-
-    pub(crate) async fn secrets(&self) -> Result<Vec<String>> {
-        self.all("/v1/secrets").await
-    }
-
-    pub(crate) async fn secret_set(&self, name: &str, value: &Secret<String>) -> Result<()> {
-        let path = format!("/v1/secrets/{}", segment(name)?);
-        let request = self.request(Method::PUT, &path).json(&json!({ "value": value.expose() }));
-        self.send(request).await.map(drop)
-    }
-
-    pub(crate) async fn secret_delete(&self, name: &str) -> Result<()> {
-        let path = format!("/v1/secrets/{}", segment(name)?);
-        self.send(self.request(Method::DELETE, &path)).await.map(drop)
-    }
-
-    pub(crate) async fn tokens(&self) -> Result<Vec<Token>> {
-        self.all("/v1/tokens").await
-    }
-
-    pub(crate) async fn token_create(&self, body: &CreateToken) -> Result<CreatedToken> {
-        // Without a key: the answer would be kept with it, and with the answer the value.
-        read(self.send(self.request(Method::POST, "/v1/tokens").json(body)).await?).await
-    }
-
-    pub(crate) async fn token_delete(&self, name: &str) -> Result<()> {
-        let path = format!("/v1/tokens/{}", segment(name)?);
-        self.send(self.request(Method::DELETE, &path)).await.map(drop)
-    }
-
-    pub(crate) async fn me(&self) -> Result<Me> {
-        self.get("/v1/me").await
-    }
-
-    /// The session as it stands, then every event after `after`, as they come; comes back by itself
-    /// when the connection breaks, without a gap and without a repeat.
-    pub(crate) fn follow(&self, id: &SessionId, after: u64) -> impl Stream<Item = Result<Update>> + use<> {
-        let start =
-            Follower { client: self.clone(), path: format!("/v1/sessions/{id}/events"), after, lines: None };
-        stream::try_unfold(start, |mut follower| async move {
-            let update = follower.next().await?;
-            Ok(Some((update, follower)))
-        })
     }
 
     /// Any request; the answer's head, and its body as it comes.
@@ -432,63 +239,6 @@ fn names_server(url: &str) -> bool {
     reqwest::Url::parse(url).is_ok_and(|url| ["http", "https"].contains(&url.scheme()))
 }
 
-/// Where a stream of events stands.
-struct Follower {
-    client: Client,
-    path: String,
-    after: u64,
-    lines: Option<Lines>,
-}
-
-impl Follower {
-    async fn next(&mut self) -> Result<Update> {
-        // About a minute in all: long enough for a restart of the server.
-        let mut waits = [250, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 20_000].into_iter();
-        loop {
-            let broke = match self.frame().await {
-                Ok(frame) => match parse_frame(&frame)? {
-                    Some(Update::Event(event)) if event.seq <= self.after => continue,
-                    Some(update) => {
-                        if let Update::Event(event) = &update {
-                            self.after = event.seq;
-                        }
-                        return Ok(update);
-                    }
-                    None => continue,
-                },
-                Err(error) => error,
-            };
-            self.lines = None;
-            match waits.next() {
-                Some(millis) if may_pass(&broke) => tokio::time::sleep(Duration::from_millis(millis)).await,
-                _ => return Err(broke),
-            }
-        }
-    }
-
-    /// The next frame of the connection there is, or of a new one.
-    async fn frame(&mut self) -> Result<Vec<String>> {
-        let lines = match self.lines.take() {
-            Some(lines) => lines,
-            None => self.connect().await?,
-        };
-        // Only a heartbeat when nothing happens; a network that is gone says nothing at all.
-        let frame = heard_in_time(self.lines.insert(lines).frame()).await??;
-        frame.context("the server ended the stream")
-    }
-
-    async fn connect(&self) -> Result<Lines> {
-        let request = self.client.request(Method::GET, &format!("{}?after={}", self.path, self.after));
-        let answer = self.client.send(request.header("accept", "text/event-stream")).await?;
-        Ok(Lines::new(answer))
-    }
-}
-
-/// Whether it may be better in a moment: everything but a server that understood and said no.
-fn may_pass(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<Refused>().is_none_or(|refused| refused.0.status == 503)
-}
-
 /// Whether the connection failed rather than the request.
 fn is_broken(error: &anyhow::Error) -> bool {
     error.downcast_ref::<Broken>().is_some()
@@ -529,43 +279,4 @@ fn read_token(config: &Config) -> Result<Secret<String>> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_a_url_names_a_server() {
-        assert!(names_server("http://127.0.0.1:7070/") && names_server("https://agents.example.org"));
-        for bad in ["", "notaurl", "127.0.0.1:7070", "file:///etc/passwd", "ftp://h/"] {
-            assert!(!names_server(bad), "{bad}");
-        }
-    }
-
-    #[test]
-    fn the_next_page_is_asked_for_whether_or_not_the_path_has_a_query() {
-        assert_eq!(from_cursor("/v1/tokens", "a=b"), "/v1/tokens?cursor=a%3Db");
-        assert_eq!(from_cursor("/v1/sessions?limit=2", "c"), "/v1/sessions?limit=2&cursor=c");
-    }
-
-    #[test]
-    fn a_server_that_is_gone_is_not_found_though_its_number_is_somebodys() {
-        let home = tempfile::tempdir().unwrap();
-        let flags =
-            crate::cli::Global { home: Some(home.path().to_owned()), ..crate::cli::Global::default() };
-        let config = Config::load(&flags, &|_| None).unwrap();
-        let file = ServerFile { url: "http://127.0.0.1:1".into(), pid: std::process::id() };
-        std::fs::write(config.server_file(), serde_json::to_vec(&file).unwrap()).unwrap();
-        assert!(local(&config).is_err(), "nobody serves from here");
-        let lock = std::fs::File::create(home.path().join("server.lock")).unwrap();
-        assert!(local(&config).is_err(), "the lock of a server that was killed stays behind, too");
-        lock.lock().unwrap();
-        assert_eq!(local(&config).unwrap().pid, std::process::id());
-    }
-
-    #[test]
-    fn a_name_that_would_lead_elsewhere_is_refused() {
-        assert!(segment("calc.py-2_x").is_ok());
-        for bad in ["", "..", "a/b", "a?b", "a b", "%2e"] {
-            assert!(segment(bad).is_err(), "{bad}");
-        }
-    }
-}
+mod tests;

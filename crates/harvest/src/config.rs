@@ -1,7 +1,7 @@
 //! One TOML file, each key also a variable, some also a flag: flag before variable before file before
 //! default. Reads; makes nothing.
 
-mod nearest;
+mod keys;
 pub(crate) mod origin;
 mod retention;
 mod tables;
@@ -13,12 +13,15 @@ use std::{
 
 use anyhow::{Context, Result};
 use harvest_engine::Driver;
-use harvest_proto::Secret;
+use harvest_proto::{Secret, nearest::nearest};
 use harvest_session::{Limits, Retention, clocks::Clocks};
 use harvest_store::DatabaseUrl;
 use serde::Deserialize;
 
 use crate::{cli::Global, printer::Advice};
+pub(crate) use keys::KEYS;
+#[cfg(test)]
+pub(crate) use keys::VARIABLES;
 pub(crate) use retention::RETENTION;
 use retention::RetentionTable;
 pub(crate) use tables::{CLOCKS, LIMITS};
@@ -131,93 +134,6 @@ struct File {
     #[serde(default)]
     retention: RetentionTable,
 }
-
-/// Key, type, default and meaning of everything in the file, in the order of `File`.
-pub(crate) const KEYS: &[(&str, &str, &str, &str)] = &[
-    (
-        "home",
-        "path",
-        "`$XDG_STATE_HOME/harvest` (`~/.local/state/harvest`)",
-        "State of this installation: store, sandboxes, snapshots, local forge, sealed secrets; also `--home`",
-    ),
-    (
-        "cache",
-        "path",
-        "`$XDG_CACHE_HOME/harvest` (`~/.cache/harvest`)",
-        "Image layers, shared by all installations of this user",
-    ),
-    ("url", "text", "the server that runs from `home`", "The server to talk to; also `--url`"),
-    ("token", "text", "the one in `home`", "The token to show it"),
-    (
-        "listen",
-        "address and port",
-        "`127.0.0.1:7070`",
-        "Where `harvest up` listens; also `--listen`. Port 0 is any free one",
-    ),
-    ("hosts", "list of names", "none", "Names the server answers to besides loopback; also `--host`"),
-    (
-        "rate_limit",
-        "number",
-        "`500`",
-        "Requests of one token in a second, four times as many at once; a tenth of it for each address that \
-         shows no token. More are answered 429. 0 is no limit",
-    ),
-    ("max_connections", "number", "`1000`", "Connections to the server at once; more wait"),
-    ("log", "filter", "`warn`", "What goes to the log on stderr, such as `info` or `harvest_session=debug`"),
-    (
-        "log_format",
-        "`text` or `json`",
-        "`text`",
-        "How the lines of the log look; `json` is one object per line",
-    ),
-    (
-        "trusted",
-        "list of names",
-        "this host's package sources",
-        "What a sandbox with the network policy `trusted` may reach",
-    ),
-    ("image", "name", "`claude`", "The image sandboxes start from"),
-    (
-        "author_name",
-        "text",
-        "git's own `user.name`, else `You`",
-        "Whose name commits get, followed by ` (Harvest)`; read when the first token is made",
-    ),
-    ("author_email", "text", "git's own `user.email`, else `you@localhost`", "And their address"),
-    (
-        "budget_tokens",
-        "number",
-        "no limit",
-        "A session that has used so many tokens gets no more model calls",
-    ),
-    ("anthropic_url", "URL", "the Anthropic API", "Where the model upstream `anthropic` is"),
-    (
-        "store_driver",
-        "`auto`, `dir` or `btrfs`",
-        "`dir`",
-        "How a new `home` keeps disks: in plain folders, or on btrfs, which captures and forks in milliseconds; \
-         of no effect on a home that exists",
-    ),
-    (
-        "database",
-        "`sqlite:PATH` or `postgres://USER:PASSWORD@HOST/NAME`",
-        "`harvest.db` in `home`",
-        "Where sessions, prompts and events are remembered; a PostgreSQL of version 13 or newer, used by this \
-         home alone. `?sslmode=verify-full` insists on a server that proves who it is",
-    ),
-    ("clocks", "table", "below", "How long things may take"),
-    ("limits", "table", "below", "How much may run at once"),
-    ("retention", "table", "below", "What is kept of sessions"),
-];
-
-/// Variables that are no key, for the reference page.
-#[cfg(test)]
-pub(crate) const VARIABLES: [(&str, &str); 4] = [
-    ("HARVEST_CONFIG", "The configuration file; also `--config`"),
-    ("HARVEST_SUPERVISOR", "Another supervisor than the one in the binary; for work on Harvest itself"),
-    ("ANTHROPIC_API_KEY", "In the environment of `harvest up`: used when no secret of that name is stored"),
-    ("NO_COLOR", "Prints without colours when it is set"),
-];
 
 /// Looks a variable up; empty counts as absent.
 pub(crate) type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
@@ -346,7 +262,7 @@ fn parse(text: &str) -> Result<File> {
             Some(key) => format!("unknown field `{key}`"),
             None => error.message().to_owned(),
         };
-        let meant = unknown.and_then(|key| nearest::nearest(key, every_key().map(|key| key.1)));
+        let meant = unknown.and_then(|key| nearest(key, every_key().map(|key| key.1)));
         let hint = match (meant, unknown) {
             (Some(key), _) => format!("did you mean `{key}`?"),
             (None, Some(_)) => "`harvest config` lists all keys".to_owned(),
@@ -393,120 +309,4 @@ fn xdg(env: Env, name: &str, below_home: &str) -> PathBuf {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn with(flags: &Global, vars: &[(&str, &str)], text: &str) -> Result<Config> {
-        let env = |name: &str| vars.iter().find(|var| var.0 == name).map(|var| var.1.to_owned());
-        Config::merge(flags, &env, parse(text)?)
-    }
-
-    #[test]
-    fn a_flag_goes_before_a_variable_before_the_file_before_the_default() {
-        let none = Global::default();
-        let file = "home = \"/file\"\nlisten = \"127.0.0.1:1\"";
-        let home = |flags: &Global, vars: &[(&str, &str)], text: &str| with(flags, vars, text).unwrap().home;
-        assert_eq!(home(&none, &[("HOME", "/h")], ""), Path::new("/h/.local/state/harvest"));
-        assert_eq!(home(&none, &[("XDG_STATE_HOME", "/s")], ""), Path::new("/s/harvest"));
-        assert_eq!(home(&none, &[], file), Path::new("/file"));
-        assert_eq!(home(&none, &[("HARVEST_HOME", "/env")], file), Path::new("/env"));
-        let flag = Global { home: Some("/flag".into()), ..Global::default() };
-        assert_eq!(home(&flag, &[("HARVEST_HOME", "/env")], file), Path::new("/flag"));
-        assert_eq!(with(&none, &[], file).unwrap().listen.port(), 1);
-        assert_eq!(with(&none, &[("HARVEST_LISTEN", "127.0.0.1:2")], file).unwrap().listen.port(), 2);
-        assert_eq!(with(&none, &[], "").unwrap().listen.to_string(), "127.0.0.1:7070");
-    }
-
-    /// Every key with a value for the file and another for the variable.
-    const SAMPLES: &[(&str, &str, &str)] = &[
-        ("home", "\"/file\"", "/env"),
-        ("cache", "\"/file\"", "/env"),
-        ("url", "\"http://file\"", "http://env"),
-        ("token", "\"file\"", "env"),
-        ("listen", "\"127.0.0.1:1\"", "127.0.0.1:2"),
-        ("hosts", "[\"file\"]", "env,more"),
-        ("rate_limit", "1", "2"),
-        ("max_connections", "1", "2"),
-        ("log", "\"info\"", "debug"),
-        ("log_format", "\"json\"", "text"),
-        ("trusted", "[\"file\"]", "env"),
-        ("image", "\"file\"", "env"),
-        ("author_name", "\"file\"", "env"),
-        ("author_email", "\"file\"", "env"),
-        ("budget_tokens", "1", "2"),
-        ("anthropic_url", "\"file\"", "env"),
-        ("store_driver", "\"btrfs\"", "auto"),
-        ("database", "\"sqlite:/file\"", "sqlite:/env"),
-    ];
-
-    #[test]
-    fn for_every_key_a_variable_goes_before_the_file_before_the_default() {
-        let keys: Vec<&str> = SAMPLES.iter().map(|sample| sample.0).collect();
-        let plain: Vec<&str> = every_key().filter(|key| key.0.is_empty()).map(|key| key.1).collect();
-        assert_eq!(keys, plain, "a key has no sample");
-        for (table, key, _) in every_key() {
-            let sample = SAMPLES.iter().find(|sample| table.is_empty() && sample.0 == key);
-            let (in_file, in_variable) = match (sample, table, key) {
-                (Some((_, in_file, in_variable)), ..) => (*in_file, *in_variable),
-                (None, "limits", _) | (None, _, "breaker_failures" | "snapshots_per_session") => ("71", "72"),
-                (None, _, "snapshots_bytes") => ("\"71g\"", "72g"),
-                (None, _, "heartbeat") => ("\"1s\"", "2s"),
-                _ => ("\"711s\"", "712s"),
-            };
-            let name = variable_of(table, key);
-            let heading = if table.is_empty() { String::new() } else { format!("[{table}]\n") };
-            let (text, vars) = (format!("{heading}{key} = {in_file}"), [(name.as_str(), in_variable)]);
-            let shown = |vars: &[(&str, &str)], text: &str| {
-                let config = with(&Global::default(), vars, text).unwrap();
-                // The one value that does not show itself.
-                format!("{config:?} {:?}", config.token.as_ref().map(|token| token.expose().clone()))
-            };
-            let (default, file, variable) = (shown(&[], ""), shown(&[], &text), shown(&vars, ""));
-            assert_ne!(file, default, "{key} in the file changes nothing");
-            assert_eq!(shown(&vars, &text), variable, "{name} does not go before the file");
-            assert_ne!(variable, file, "{name} changes nothing");
-        }
-    }
-
-    #[test]
-    fn the_reference_has_every_key_in_its_order() {
-        let error = toml::from_str::<File>("no_such_key = 1").unwrap_err().message().to_owned();
-        let keys: Vec<&str> = error.split('`').skip(3).step_by(2).collect();
-        let documented: Vec<&str> = KEYS.iter().map(|key| key.0).collect();
-        assert_eq!(keys, documented, "{error}");
-    }
-
-    #[test]
-    fn a_wrong_value_is_named_with_its_line_and_a_variable_by_its_name() {
-        let error = parse("log = \"warn\"\n\nlisten = 7").unwrap_err().to_string();
-        assert!(error.starts_with("line 3: "), "{error}");
-        let error = with(&Global::default(), &[("HARVEST_LISTEN", "x")], "").unwrap_err().to_string();
-        assert!(error.starts_with("HARVEST_LISTEN is `x`"), "{error}");
-    }
-
-    #[test]
-    fn a_misspelt_key_is_refused_rather_than_ignored() {
-        let error = with(&Global::default(), &[], "lisen = \"127.0.0.1:1\"").unwrap_err();
-        assert!(format!("{error:#}").contains("unknown field `lisen`"), "{error:#}");
-        assert_eq!(crate::printer::hint_of(&error).as_deref(), Some("did you mean `listen`?"));
-    }
-
-    #[test]
-    fn a_databases_password_is_shown_neither_by_a_good_address_nor_by_a_wrong_one() {
-        let none = Global::default();
-        let good = with(&none, &[], "database = \"postgres://ada:s3cret@db/harvest\"").unwrap();
-        assert_eq!(good.database.clone().unwrap().to_string(), "postgres://ada@db/harvest");
-        assert!(!format!("{good:?}").contains("s3cret"));
-        for url in ["postgres:ada:s3cret@db", "postgres://ada:s3cret@db:x/y"] {
-            let error = format!("{:#}", with(&none, &[("HARVEST_DATABASE", url)], "").unwrap_err());
-            assert!(error.starts_with("HARVEST_DATABASE cannot be used: "), "{error}");
-            assert!(!error.contains("s3cret"), "{error}");
-        }
-    }
-
-    #[test]
-    fn the_token_does_not_show_itself() {
-        let config = with(&Global::default(), &[("HARVEST_TOKEN", "hv_123")], "").unwrap();
-        assert!(!format!("{config:?}").contains("hv_123"));
-    }
-}
+mod tests;

@@ -1,20 +1,17 @@
 //! The log: to stderr, as lines for people or as JSON, with every secret covered before it is written.
 //! What is logged is decided where it happens.
 
-pub(crate) mod redact;
-
 use std::{
     io::{self, IsTerminal, Write},
     sync::{PoisonError, RwLock},
 };
 
 use anyhow::{Context, Result};
-use harvest_proto::Secret;
+use harvest_proto::{Secret, redact::Redaction};
 use tracing::Subscriber;
 use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
 
 use crate::config::{Config, LogFormat, process_env};
-use redact::Redaction;
 
 /// One log per process, so one list of what must not be in it.
 static KNOWN: RwLock<Redaction> = RwLock::new(Redaction::new());

@@ -12,6 +12,7 @@ pub mod event;
 pub mod git;
 pub mod ids;
 pub mod launch;
+pub mod nearest;
 pub mod redact;
 pub mod script;
 pub mod secret;

@@ -1,7 +1,11 @@
 //! Covers what looks like a secret in words that are kept or shown: a program's last lines, a log. It knows
 //! shapes, not secrets: it is a net, not a promise, and rather takes too much than too little. Pure.
 
+mod known;
+
 use std::ops::Range;
+
+pub use known::Redaction;
 
 /// What stands where a secret stood.
 pub const MASK: &str = "***";
@@ -49,26 +53,37 @@ const SCHEMES: [&str; 3] = ["bearer", "basic", "token"];
 /// The same without what looks like a secret. Lines stay lines.
 #[must_use]
 pub fn cover(text: &str) -> String {
-    text.split('\n').map(|line| shapes(&logins(line))).collect::<Vec<_>>().join("\n")
+    text.split('\n').map(|line| shapes(&replace_logins(line, MASK))).collect::<Vec<_>>().join("\n")
 }
 
-/// Covers the login of every URL.
-fn logins(text: &str) -> String {
-    let mut parts = text.split("://");
-    let mut out = parts.next().unwrap_or_default().to_owned();
-    for part in parts {
-        let ends = |letter: char| letter.is_whitespace() || "/\"'?#\\<>".contains(letter);
-        let authority = part.find(ends).map_or(part, |end| &part[..end]);
-        out += "://";
-        match authority.rfind('@').filter(|at| *at > 0) {
-            Some(at) => {
-                out += MASK;
-                out += &part[at..];
-            }
-            None => out += part,
-        }
+/// A text in which no URL has a login any more.
+#[must_use]
+pub fn without_logins(text: &str) -> String {
+    replace_logins(text, "")
+}
+
+/// The logins of all URLs in a text: `user:password` of `scheme://user:password@host`.
+pub fn logins(text: &str) -> impl Iterator<Item = Range<usize>> + '_ {
+    let ends = |letter: char| letter.is_whitespace() || "/\"'?#\\<>".contains(letter);
+    text.match_indices("://").filter_map(move |(at, mark)| {
+        let start = at + mark.len();
+        let rest = &text[start..];
+        let authority = rest.find(ends).map_or(rest, |end| &rest[..end]);
+        let length = authority.rfind('@').filter(|length| *length > 0)?;
+        Some(start..start + length)
+    })
+}
+
+/// With nothing to put in its place, the sign behind a login goes as well.
+fn replace_logins(text: &str, mask: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut from = 0;
+    for login in logins(text) {
+        out += &text[from..login.start];
+        out += mask;
+        from = login.end + usize::from(mask.is_empty());
     }
-    out
+    out + &text[from..]
 }
 
 /// Covers tokens, and what stands behind a telling name, in one line.
@@ -229,6 +244,14 @@ mod tests {
         ] {
             assert_eq!(cover(said), told);
         }
+    }
+
+    #[test]
+    fn a_login_is_found_with_its_signs_and_can_be_left_out() {
+        let text = "URIs: http://a:p@ss@m.test/debian https://b@c/ http://d/e@f";
+        let found: Vec<&str> = logins(text).map(|login| &text[login]).collect();
+        assert_eq!(found, ["a:p@ss", "b"]);
+        assert_eq!(without_logins(text), "URIs: http://m.test/debian https://c/ http://d/e@f");
     }
 
     #[test]

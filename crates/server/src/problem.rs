@@ -14,6 +14,7 @@ use axum::{
 };
 use futures_util::FutureExt;
 use harvest_proto::{SessionId, api::Problem, bridge::FaultCode};
+pub(crate) use harvest_session::words;
 use harvest_session::{SessionError, bridge::BridgeError};
 use tracing::Instrument;
 
@@ -119,17 +120,6 @@ fn where_to_look(what: &str) -> &'static str {
         Some("turn") => "`harvest show SESSION` lists those that ended",
         _ => "`harvest ls` lists sessions",
     }
-}
-
-/// An error with everything behind it, in one line.
-pub(crate) fn words(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(inner) = source {
-        text = format!("{text}: {inner}");
-        source = inner.source();
-    }
-    text
 }
 
 /// The id [`name_request`] gave the request at hand.

@@ -54,4 +54,4 @@ pub use places::Limits;
 pub use retention::Retention;
 pub use sessions::Sessions;
 pub use vitals::Vitals;
-pub use wiring::{Config, Doors, Parts, PullOrder, Pulls, PullsError};
+pub use wiring::{Config, Doors, Parts, PullOrder, Pulls, PullsError, words};

@@ -7,7 +7,7 @@ use std::{
 };
 
 use harvest_proto::{SandboxId, SessionId};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use crate::{
     decide::{Input, Limit, Machine, Room, State},
@@ -16,7 +16,11 @@ use crate::{
 };
 
 /// Where every session has its place.
-pub(crate) struct Usher(Mutex<Hall>);
+pub(crate) struct Usher {
+    hall: Mutex<Hall>,
+    /// Told whenever there may be a place that was not there before.
+    moved: watch::Sender<()>,
+}
 
 struct Hall {
     places: Places,
@@ -25,16 +29,18 @@ struct Hall {
 
 impl Usher {
     pub(crate) fn new(limits: Limits) -> Self {
-        Self(Mutex::new(Hall { places: Places::new(limits), notes: HashMap::new() }))
+        let hall = Hall { places: Places::new(limits), notes: HashMap::new() };
+        Self { hall: Mutex::new(hall), moved: watch::Sender::default() }
     }
 
     fn hall(&self) -> MutexGuard<'_, Hall> {
-        self.0.lock().expect("no holder of this lock can panic")
+        self.hall.lock().expect("no holder of this lock can panic")
     }
 
     /// From here on places are given, or no more.
     pub(crate) fn set_open(&self, open: bool) {
         self.hall().pass_on(|places| places.set_open(open));
+        self.moved.send_replace(());
     }
 
     /// Tickets given from here on are larger than this one.
@@ -65,6 +71,7 @@ impl Usher {
         let mut hall = self.hall();
         hall.notes.remove(session);
         hall.pass_on(|places| places.leave(session));
+        self.moved.send_replace(());
     }
 
     /// Whether there is a place, and a ticket for the line in case there is none.
@@ -76,6 +83,7 @@ impl Usher {
     /// A session stands so now. `answers` when it has just thought about giving up its place.
     pub(crate) fn tell(&self, session: &SessionId, state: &State, busy: bool, answers: bool) {
         self.hall().pass_on(|places| places.tell(session, standing(state, busy), answers));
+        self.moved.send_replace(());
     }
 
     /// Places for these sandboxes that no session has, or for none of them; answers their number.
@@ -100,6 +108,12 @@ impl Usher {
     /// It runs no more; with a number only if it has not been started again since.
     pub(crate) fn leave_raw(&self, sandbox: &SandboxId, number: Option<u64>) {
         self.hall().pass_on(|places| places.leave_raw(sandbox, number));
+        self.moved.send_replace(());
+    }
+
+    /// Wakes whoever looks for a place, when it may be worth another look.
+    pub(crate) fn moved(&self) -> watch::Receiver<()> {
+        self.moved.subscribe()
     }
 
     /// Every sandbox that has a place and no session, with the place's number.

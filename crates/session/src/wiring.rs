@@ -288,7 +288,8 @@ pub(crate) fn now() -> Timestamp {
 }
 
 /// An error with everything behind it, in one line.
-pub(crate) fn words(error: &dyn std::error::Error) -> String {
+#[must_use]
+pub fn words(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(inner) = source {

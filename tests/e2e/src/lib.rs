@@ -11,7 +11,7 @@ mod sweeper;
 
 pub use host::{Host, Ran};
 pub use leftovers::{Leftovers, cgroup_of, names, parts};
-pub use machine::{FRESH, Machine, most_memory, processes_with, until};
+pub use machine::{FRESH, Machine, most_memory, private_memory, processes_with, until};
 pub use postgres::{Database, Postgres};
 pub use stream::Follower;
 pub use sweeper::sweep_after;

@@ -10,7 +10,9 @@ use std::{
     process::Command,
 };
 
-use super::redact::Redaction;
+use harvest_proto::redact::Redaction;
+
+use super::passwords;
 use crate::{
     EngineError,
     disk::{self, disk_error},
@@ -90,7 +92,7 @@ impl HostFolder {
         // Readable for the ids of a sandbox; the folders above keep everyone else out.
         let readable = fs::Permissions::from_mode(0o755);
         fs::set_permissions(&path, readable).map_err(|e| disk_error("create", &path, e))?;
-        let mut folder = Self { path, env: BTreeMap::new(), redaction: Redaction::default(), sources: false };
+        let mut folder = Self { path, env: BTreeMap::new(), redaction: Redaction::new(), sources: false };
         folder.certificates()?;
         folder.apt(suite)?;
         folder.npm()?;
@@ -98,7 +100,7 @@ impl HostFolder {
         folder.env.extend(uv_variables(&folder.env));
         folder.env.extend(proxy_variables(env::vars()));
         for (name, value) in &folder.env {
-            folder.redaction.learn_npm(&format!("{name}={value}"));
+            passwords::learn_npm(&mut folder.redaction, &format!("{name}={value}"));
         }
         Ok(folder)
     }
@@ -138,7 +140,7 @@ impl HostFolder {
         if self.env.contains_key("SSL_CERT_FILE") {
             settings.push(format!("Acquire::https::CaInfo \"{INSIDE}/ca.pem\";"));
         }
-        settings.iter().for_each(|setting| self.redaction.learn(setting));
+        settings.iter().for_each(|setting| passwords::learn(&mut self.redaction, setting));
         self.put("apt.conf", (settings.join("\n") + "\n").as_bytes())?;
         self.env.insert("APT_CONFIG".to_owned(), format!("{INSIDE}/apt.conf"));
         if let Some(sources) = suite.map(debian_sources).filter(|sources| !sources.is_empty()) {
@@ -155,7 +157,7 @@ impl HostFolder {
         for file in [Path::new("/etc/npmrc"), Path::new("/usr/etc/npmrc"), &user] {
             lines += &npm_lines(&fs::read_to_string(file).unwrap_or_default());
         }
-        self.redaction.learn_npm(&lines);
+        passwords::learn_npm(&mut self.redaction, &lines);
         self.put("npmrc", lines.as_bytes())?;
         self.env.insert("npm_config_userconfig".to_owned(), format!("{INSIDE}/npmrc"));
         for (name, value) in env::vars() {

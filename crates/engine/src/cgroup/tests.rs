@@ -1,3 +1,5 @@
+//! Which cgroups are found and made, on made-up mount tables.
+
 use super::{layout::set, *};
 
 const V1: &str = "1 2 0:1 / /c/cpu rw - cgroup cgroup rw,cpu,cpuacct\n\

@@ -106,9 +106,9 @@ pub fn copy_in<F: Far>(
     to: &str,
     user: Option<&str>,
 ) -> Result<CopiedTree, F::Error> {
-    let mut copied = CopiedTree::default();
-    put(far, from, to, user, &mut copied, 0)?;
-    Ok(copied)
+    let mut copying = Copying::new(far);
+    copying.put(from, to, user, 0)?;
+    Ok(copying.copied)
 }
 
 /// Copies a file, link or folder of the sandbox to `to`, which names the copy itself. Existing
@@ -123,9 +123,9 @@ pub fn copy_out<F: Far>(far: &mut F, from: &str, to: &Path) -> Result<CopiedTree
     let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
     let folder = openat(CWD, folder, flags, Mode::empty()).map_err(errno::<F>)?;
     let about = far.stat(from)?;
-    let mut copied = CopiedTree::default();
-    get(far, from, &about, (&folder, Path::new(name)), &mut copied, 0)?;
-    Ok(copied)
+    let mut copying = Copying::new(far);
+    copying.get(from, &about, (&folder, Path::new(name)), 0)?;
+    Ok(copying.copied)
 }
 
 impl Guest {
@@ -218,107 +218,106 @@ impl Far for Guest {
     }
 }
 
-fn put<F: Far>(
-    far: &mut F,
-    from: &Path,
-    to: &str,
-    user: Option<&str>,
-    copied: &mut CopiedTree,
-    depth: usize,
-) -> Result<(), F::Error> {
-    let about = fs::symlink_metadata(from).map_err(F::local)?;
-    let mode = about.mode() & 0o7777;
-    if about.is_symlink() {
-        let target = fs::read_link(from).map_err(F::local)?;
-        far.make_link(to, text::<F>(target.as_os_str())?, user)
-    } else if about.is_dir() {
-        if depth >= MAX_DEPTH {
-            return Err(local::<F>("the tree is too deep"));
-        }
-        far.make_folder(to, mode, user)?;
-        for entry in fs::read_dir(from).map_err(F::local)? {
-            let entry = entry.map_err(F::local)?;
-            let inside = join(to, text::<F>(&entry.file_name())?);
-            put(far, &entry.path(), &inside, user, copied, depth + 1)?;
-        }
-        Ok(())
-    } else if about.is_file() {
-        // Not waiting: what was a file a moment ago may be a pipe now.
-        let open = File::options().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(from);
-        far.write(to, mode, user, &mut open.map_err(F::local)?)?;
-        copied.files += 1;
-        copied.bytes += about.len();
-        Ok(())
-    } else {
-        copied.skipped += 1;
-        Ok(())
-    }
+/// A copy on its way.
+struct Copying<'a, F> {
+    far: &'a mut F,
+    copied: CopiedTree,
 }
 
-fn get<F: Far>(
-    far: &mut F,
-    from: &str,
-    about: &FileStat,
-    to: (&OwnedFd, &Path),
-    copied: &mut CopiedTree,
-    depth: usize,
-) -> Result<(), F::Error> {
-    let (folder, name) = to;
-    match about.kind {
-        FileKind::Link => {
-            let target = match about.target.clone().map_or_else(|| far.read_link(from), Ok) {
-                // Gone, or something else by now: a tree that changes meanwhile is its owner's affair.
-                Err(error) if F::is_missing(&error) => return Ok(()),
-                other => other?,
-            };
-            replace::<F>(folder, name)?;
-            symlinkat(target, folder, name).map_err(errno::<F>)
-        }
-        FileKind::Folder if depth >= MAX_DEPTH => Err(local::<F>("the tree is too deep")),
-        FileKind::Folder => {
-            let inner = enter(folder, name).map_err(F::local)?;
-            for entry in far.list_all(from)? {
-                if !is_plain(&entry.name) {
-                    return Err(local::<F>("the sandbox gave a name that is none"));
-                }
-                let inside = join(from, &entry.name);
-                get(far, &inside, &entry, (&inner, Path::new(&entry.name)), copied, depth + 1)?;
+impl<'a, F: Far> Copying<'a, F> {
+    fn new(far: &'a mut F) -> Self {
+        Self { far, copied: CopiedTree::default() }
+    }
+
+    fn put(&mut self, from: &Path, to: &str, user: Option<&str>, depth: usize) -> Result<(), F::Error> {
+        let about = fs::symlink_metadata(from).map_err(F::local)?;
+        let mode = about.mode() & 0o7777;
+        if about.is_symlink() {
+            let target = fs::read_link(from).map_err(F::local)?;
+            self.far.make_link(to, text::<F>(target.as_os_str())?, user)
+        } else if about.is_dir() {
+            if depth >= MAX_DEPTH {
+                return Err(local::<F>("the tree is too deep"));
             }
-            fchmod(&inner, Mode::from_raw_mode(about.mode & 0o777)).map_err(errno::<F>)
-        }
-        FileKind::File => get_file(far, from, about, to, copied),
-        FileKind::Other => {
-            copied.skipped += 1;
+            self.far.make_folder(to, mode, user)?;
+            for entry in fs::read_dir(from).map_err(F::local)? {
+                let entry = entry.map_err(F::local)?;
+                let inside = join(to, text::<F>(&entry.file_name())?);
+                self.put(&entry.path(), &inside, user, depth + 1)?;
+            }
             Ok(())
+        } else if about.is_file() {
+            // Not waiting: what was a file a moment ago may be a pipe now.
+            let open =
+                File::options().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(from);
+            self.far.write(to, mode, user, &mut open.map_err(F::local)?)?;
+            self.has_copied(about.len())
+        } else {
+            self.has_skipped()
         }
+    }
+
+    fn get(&mut self, from: &str, about: &FileStat, to: Place<'_>, depth: usize) -> Result<(), F::Error> {
+        let (folder, name) = to;
+        match about.kind {
+            FileKind::Link => {
+                let target = match about.target.clone().map_or_else(|| self.far.read_link(from), Ok) {
+                    // Gone, or something else by now: a tree that changes meanwhile is its owner's affair.
+                    Err(error) if F::is_missing(&error) => return Ok(()),
+                    other => other?,
+                };
+                replace::<F>(folder, name)?;
+                symlinkat(target, folder, name).map_err(errno::<F>)
+            }
+            FileKind::Folder if depth >= MAX_DEPTH => Err(local::<F>("the tree is too deep")),
+            FileKind::Folder => {
+                let inner = enter(folder, name).map_err(F::local)?;
+                for entry in self.far.list_all(from)? {
+                    if !is_plain(&entry.name) {
+                        return Err(local::<F>("the sandbox gave a name that is none"));
+                    }
+                    let inside = join(from, &entry.name);
+                    self.get(&inside, &entry, (&inner, Path::new(&entry.name)), depth + 1)?;
+                }
+                fchmod(&inner, Mode::from_raw_mode(about.mode & 0o777)).map_err(errno::<F>)
+            }
+            FileKind::File => self.get_file(from, about, to),
+            FileKind::Other => self.has_skipped(),
+        }
+    }
+
+    fn get_file(&mut self, from: &str, about: &FileStat, (folder, name): Place<'_>) -> Result<(), F::Error> {
+        // Beside its place first: what is there stays until all of the copy is.
+        let temporary = format!(".harvest-{}", random_name());
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = openat(folder, &*temporary, flags, Mode::from_raw_mode(0o600)).map_err(errno::<F>)?;
+        let mut counted = Counted { file: file.into(), bytes: 0 };
+        let whole = self.far.read(from, &mut counted).and_then(|()| {
+            // Without set-id bits: whose it is inside says nothing about whom it would act for here.
+            fchmod(counted.file.as_fd(), Mode::from_raw_mode(about.mode & 0o777)).map_err(errno::<F>)?;
+            renameat(folder, &*temporary, folder, name).map_err(errno::<F>)
+        });
+        if let Err(error) = whole {
+            let _ = unlinkat(folder, &*temporary, AtFlags::empty());
+            return Err(error);
+        }
+        self.has_copied(counted.bytes)
+    }
+
+    fn has_copied(&mut self, bytes: u64) -> Result<(), F::Error> {
+        self.copied.files += 1;
+        self.copied.bytes += bytes;
+        Ok(())
+    }
+
+    fn has_skipped(&mut self) -> Result<(), F::Error> {
+        self.copied.skipped += 1;
+        Ok(())
     }
 }
 
-fn get_file<F: Far>(
-    far: &mut F,
-    from: &str,
-    about: &FileStat,
-    (folder, name): (&OwnedFd, &Path),
-    copied: &mut CopiedTree,
-) -> Result<(), F::Error> {
-    // Beside its place first: what is there stays until all of the copy is.
-    let temporary = format!(".harvest-{}", random_name());
-    let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file = openat(folder, &*temporary, flags, Mode::from_raw_mode(0o600)).map_err(errno::<F>)?;
-    let mut counted = Counted { file: file.into(), bytes: 0 };
-    let whole = far.read(from, &mut counted).and_then(|()| {
-        // Without set-id bits: whose it is inside says nothing about whom it would act for here.
-        fchmod(counted.file.as_fd(), Mode::from_raw_mode(about.mode & 0o777)).map_err(errno::<F>)?;
-        renameat(folder, &*temporary, folder, name).map_err(errno::<F>)
-    });
-    if let Err(error) = whole {
-        let _ = unlinkat(folder, &*temporary, AtFlags::empty());
-        return Err(error);
-    }
-    copied.files += 1;
-    copied.bytes += counted.bytes;
-    Ok(())
-}
+/// A name in a folder of the host.
+type Place<'a> = (&'a OwnedFd, &'a Path);
 
 struct Counted {
     file: File,

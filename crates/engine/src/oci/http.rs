@@ -3,6 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use harvest_proto::redact;
 use ureq::{
     Agent, Body, Proxy,
     http::{Response, Uri, header},
@@ -10,7 +11,6 @@ use ureq::{
 };
 
 use super::{PullError, PullOptions, reference::is_loopback};
-use crate::build::redact::without_logins;
 
 // Registries send blobs to one other place, seldom two.
 const MAX_REDIRECTS: usize = 5;
@@ -110,7 +110,7 @@ fn refused(url: &str, to: &str) -> Fault {
     let host = origin(url).map_or("the registry", |(_, host)| host).to_owned();
     // A query may carry a signature, which is a login; some URLs have one before their host.
     let to = to.split('?').next().unwrap_or_default();
-    let to = without_logins(to, "***").chars().take(200).collect();
+    let to = redact::cover(to).chars().take(200).collect();
     Fault::Refused(PullError::Redirect { host, to })
 }
 

@@ -1,17 +1,13 @@
-use std::collections::BTreeMap;
+//! The order that makes a plan safe, and what it depends on.
 
 use super::*;
-use crate::spec::{Bind, ImageConfig, Limits, Owner, VolumeMount};
-use harvest_proto::Timestamp;
+use crate::spec::{Bind, Limits, VolumeMount};
 
 fn record(network: Network) -> Record {
     Record {
         id: "sbx_0123456789ab".parse().unwrap(),
         layers: vec!["base".parse().unwrap(), "repo".parse().unwrap()],
-        config: ImageConfig::default(),
-        limits: Limits::default(),
         network,
-        owner: Owner::Kept,
         binds: vec![Bind { source: "/etc/ssl".into(), inside: "/etc/ssl".into() }],
         volumes: vec![VolumeMount {
             name: "notes".parse().unwrap(),
@@ -19,13 +15,7 @@ fn record(network: Network) -> Record {
             read_only: true,
         }],
         file_bytes: Some(7),
-        env: BTreeMap::new(),
-        created_at: Timestamp::from_millis(0),
-        sealed: false,
-        of_sessions: false,
-        again_at: None,
-        snapshot: None,
-        made_by: None,
+        ..Record::of_a_seed()
     }
 }
 

@@ -5,6 +5,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
+use harvest_proto::nearest::distance;
 use toml::{Table, Value};
 
 use super::{Base, Make, Recipe, RecipeError};
@@ -200,20 +201,4 @@ fn parse_env(reader: &Reader<'_>) -> Result<Make, RecipeError> {
     };
     let env: Option<BTreeMap<String, String>> = table.iter().map(pair).collect();
     env.filter(|env| !env.is_empty()).map(Make::Env).ok_or_else(|| reader.wrong("env", wanted))
-}
-
-// Levenshtein's distance, two rows at a time.
-fn distance(one: &str, other: &str) -> usize {
-    let other: Vec<char> = other.chars().collect();
-    let mut row: Vec<usize> = (0..=other.len()).collect();
-    for (at, left) in one.chars().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = at + 1;
-        for (column, right) in other.iter().enumerate() {
-            let replaced = diagonal + usize::from(left != *right);
-            diagonal = row[column + 1];
-            row[column + 1] = replaced.min(diagonal + 1).min(row[column] + 1);
-        }
-    }
-    row[other.len()]
 }

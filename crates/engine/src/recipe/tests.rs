@@ -1,3 +1,5 @@
+//! What is a recipe, and what is said of a text that is none.
+
 use super::*;
 
 fn parse(text: &str) -> Result<Recipe, RecipeError> {

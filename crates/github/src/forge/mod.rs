@@ -10,26 +10,23 @@
 //! ```
 
 mod cgi;
+mod files;
 mod git;
 mod page;
 mod pulls;
 mod routes;
 mod take;
+mod url;
 
-use std::{
-    fs, io,
-    os::unix::fs::OpenOptionsExt,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{fs, io, os::unix::fs::OpenOptionsExt, path::PathBuf, sync::Arc, time::Duration};
 
 use harvest_proto::{Secret, SessionId};
-use ring::digest::{SHA256, digest};
 use tokio::sync::Mutex;
 
+use files::{file_error, hash, sweep, sync_folder, write_token, write_whole};
 pub use pulls::NewPull;
 pub use take::{TakeError, Taken};
+use url::{is_loopback, split_url, under};
 
 // What the forge's URLs begin with where they are remembered: the server's own address may be another one
 // tomorrow. Nothing answers under this name.
@@ -298,39 +295,6 @@ impl Forge {
     }
 }
 
-// Removes what a process that was killed left half done: drafts of ours, and git's half-received packs. Young ones may
-// belong to somebody who is still at work.
-fn sweep(root: &Path) {
-    let mut folders = vec![root.to_owned()];
-    for place in entries(root) {
-        folders.extend([
-            place.join("pulls"),
-            place.join("repository.git/objects"),
-            place.join("repository.git/objects/pack"),
-        ]);
-        folders.push(place);
-    }
-    let left_over = |path: &PathBuf| {
-        let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let ours =
-            name.starts_with(".new-") || name.starts_with("tmp_objdir-") || name.starts_with("tmp_pack_");
-        let age =
-            fs::symlink_metadata(path).and_then(|data| data.modified()).ok().and_then(|at| at.elapsed().ok());
-        ours && age.is_some_and(|age| age > LEFT_OVER)
-    };
-    for path in folders.iter().flat_map(|folder| entries(folder)).filter(left_over) {
-        let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
-        if let Err(error) = removed {
-            tracing::warn!(path = %path.display(), %error, "cannot remove a left-over file");
-        }
-    }
-}
-
-fn entries(folder: &Path) -> Vec<PathBuf> {
-    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
-    entries.filter_map(Result::ok).map(|entry| entry.path()).collect()
-}
-
 // A name is one folder and one part of a URL: no dot in front, nothing that needs escaping. `.git` at the
 // end would be taken for the suffix.
 fn is_name(name: &str) -> bool {
@@ -341,176 +305,5 @@ fn is_name(name: &str) -> bool {
         && !name.ends_with(".git")
 }
 
-fn hash(token: &str) -> String {
-    digest(&SHA256, token.as_bytes()).as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
-fn write_token(place: &Path, token: &Secret<String>) -> Result<(), ForgeError> {
-    write_whole(&place.join("token"), hash(token.expose()).as_bytes())
-}
-
-// Under its name there is the old file or the new one, never half of either.
-fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), ForgeError> {
-    let folder = path.parent().unwrap_or(Path::new("/"));
-    let draft = folder.join(format!(".new-{}", SessionId::random().part()));
-    let written = fs::File::create_new(&draft).and_then(|mut file| {
-        io::Write::write_all(&mut file, bytes)?;
-        file.sync_all()?;
-        fs::rename(&draft, path)
-    });
-    if written.is_err() {
-        // The disk may be full; the draft is of no use, and the next write makes another.
-        let _ = fs::remove_file(&draft);
-    }
-    written.map_err(file_error("write", path))?;
-    sync_folder(folder)
-}
-
-fn sync_folder(folder: &Path) -> Result<(), ForgeError> {
-    fs::File::open(folder).and_then(|folder| folder.sync_all()).map_err(file_error("sync", folder))
-}
-
-fn file_error(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> ForgeError {
-    let path = path.display().to_string();
-    move |source| ForgeError::File { doing, path, source }
-}
-
-#[derive(Debug, PartialEq, Eq)]
-struct SplitUrl {
-    scheme: String,
-    host: String,
-    port: u16,
-    path: String,
-}
-
-fn split_url(url: &str) -> Option<SplitUrl> {
-    let url: axum::http::Uri = url.parse().ok()?;
-    let scheme = url.scheme_str()?.to_owned();
-    let default_port = if scheme == "https" { 443 } else { 80 };
-    Some(SplitUrl {
-        host: url.host()?.trim_matches(['[', ']']).to_ascii_lowercase(),
-        port: url.port_u16().unwrap_or(default_port),
-        path: url.path().trim_end_matches('/').to_owned(),
-        scheme,
-    })
-}
-
-/// What follows in a URL that lies below another.
-fn under<'a>(url: &'a str, above: &str) -> Option<&'a str> {
-    url.strip_prefix(above).filter(|rest| rest.starts_with('/'))
-}
-
-fn is_loopback(host: &str) -> bool {
-    host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn forge() -> (tempfile::TempDir, Forge) {
-        let folder = tempfile::tempdir().unwrap();
-        let forge = Forge::open(folder.path().join("forge"), "http://127.0.0.1:7077/forge/").unwrap();
-        (folder, forge)
-    }
-
-    #[test]
-    fn a_forge_knows_its_own_urls() {
-        let (_folder, forge) = forge();
-        for own in [
-            "http://127.0.0.1:7077/forge/app.git",
-            "http://localhost:7077/forge/app",
-            "http://x-access-token:t@127.0.0.1:7077/forge/app.git/",
-        ] {
-            assert_eq!(forge.owns(own).as_deref(), Some("app"), "{own}");
-        }
-        for other in [
-            "https://127.0.0.1:7077/forge/app.git",
-            "http://127.0.0.1:7078/forge/app.git",
-            "http://127.0.0.1:7077/forge/../app.git",
-            "http://127.0.0.1:7077/forge/a/b.git",
-            "http://127.0.0.1:7077/forge/.git",
-            "http://127.0.0.1:7077/forgery/app.git",
-            "http://127.0.0.1.evil.org:7077/forge/app.git",
-            "git@127.0.0.1:app.git",
-            "/srv/app.git",
-        ] {
-            assert_eq!(forge.owns(other), None, "{other}");
-        }
-    }
-
-    #[test]
-    fn a_remembered_url_leads_to_wherever_the_forge_is_now() {
-        let (folder, forge) = forge();
-        for path in ["/app.git", "/app/pulls/1"] {
-            let kept = forge.lasting(&format!("http://127.0.0.1:7077/forge{path}"));
-            assert!(!kept.contains("7077"), "{kept}");
-            let moved = Forge::open(folder.path().join("forge"), "http://127.0.0.1:9/forge").unwrap();
-            assert_eq!(moved.current(&kept), format!("http://127.0.0.1:9/forge{path}"));
-        }
-        assert_eq!(forge.owns(&forge.lasting(&forge.url("app"))).as_deref(), Some("app"));
-        // Or who removes a repository by one of its names would remove it from under another.
-        for other in ["http://localhost:7077/forge/app", "http://127.0.0.1:7077/forge/app.git/"] {
-            assert_eq!(forge.lasting(other), forge.lasting(&forge.url("app")), "{other}");
-        }
-        for other in ["http://127.0.0.1:7077/forgery/app.git", "https://example.org/app.git"] {
-            assert_eq!((forge.lasting(other), forge.current(other)), (other.to_owned(), other.to_owned()));
-        }
-    }
-
-    #[tokio::test]
-    async fn a_repository_is_made_once_and_opened_by_its_token_only() {
-        let (_folder, forge) = forge();
-        let token = Secret::new("t0ken".to_owned());
-        assert_eq!(forge.create("app", &token).await.unwrap(), "http://127.0.0.1:7077/forge/app.git");
-        assert!(matches!(forge.create("app", &token).await, Err(ForgeError::Exists { .. })));
-        assert!(forge.opens("app", "t0ken") && !forge.opens("app", "t0ke") && !forge.opens("app", ""));
-        assert!(!forge.opens("other", "t0ken"));
-        forge.set_token("app", &Secret::new("new".to_owned())).unwrap();
-        assert!(forge.opens("app", "new") && !forge.opens("app", "t0ken"));
-        assert_eq!(forge.names().unwrap(), ["app"]);
-        assert!(!fs::read_to_string(forge.existing("app").unwrap().join("token")).unwrap().contains("new"));
-    }
-
-    #[test]
-    fn one_at_a_time_holds_the_forge() {
-        let (_folder, forge) = forge();
-        let held = forge.hold().unwrap();
-        assert!(held.is_some() && forge.hold().unwrap().is_none());
-        drop(held);
-        assert!(forge.hold().unwrap().is_some());
-        assert_eq!(forge.names().unwrap(), [] as [String; 0]);
-    }
-
-    #[tokio::test]
-    async fn what_a_killed_process_left_long_ago_is_removed_when_the_forge_opens() {
-        let (folder, forge) = forge();
-        forge.create("app", &Secret::new("t".to_owned())).await.unwrap();
-        let objects = forge.repository("app").unwrap().join("objects");
-        let long_ago = std::time::SystemTime::now() - LEFT_OVER * 2;
-        let draft = |path: &Path, old: bool| {
-            fs::create_dir(path).unwrap();
-            if old {
-                fs::File::open(path).unwrap().set_modified(long_ago).unwrap();
-            }
-        };
-        let (old, young) = (objects.join("tmp_objdir-incoming-a"), objects.join("tmp_objdir-incoming-b"));
-        draft(&old, true);
-        draft(&young, false);
-        draft(&folder.path().join("forge/.new-x"), true);
-        Forge::open(folder.path().join("forge"), "http://127.0.0.1:1/forge").unwrap();
-        assert!(!old.exists() && young.exists() && !folder.path().join("forge/.new-x").exists());
-        assert!(forge.repository("app").unwrap().join("HEAD").is_file());
-    }
-
-    #[tokio::test]
-    async fn names_that_could_lead_elsewhere_are_refused() {
-        let (_folder, forge) = forge();
-        for name in
-            ["", ".", "..", "../x", "a/b", ".hidden", "-option", "a\0b", "ä", "x.git", &"a".repeat(101)]
-        {
-            let made = forge.create(name, &Secret::new("t".to_owned())).await;
-            assert!(matches!(made, Err(ForgeError::BadName { .. })), "{name}");
-        }
-    }
-}
+mod tests;

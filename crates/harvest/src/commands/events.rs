@@ -1,10 +1,8 @@
 //! `harvest events`: a session's events as they are, one JSON object per line, for programs.
 
-use std::pin::pin;
-
 use anyhow::{Result, bail};
 use futures_util::StreamExt;
-use harvest_proto::{Event, EventBody, SessionId};
+use harvest_proto::EventBody;
 use serde_json::json;
 
 use crate::{Invocation, cli::Events, client::Client, follow::Update, printer::Advice, resolve, whole};
@@ -13,62 +11,18 @@ pub(crate) async fn run(here: &Invocation, args: &Events) -> Result<u8> {
     check(&args.types)?;
     let client = Client::find(&here.config)?;
     let session = resolve::session(&client, &args.session).await?;
-    let output = Output { here, args, client: &client, session: &session };
-    if args.follow {
-        output.follow().await?;
-    } else {
-        output.all().await?;
+    let mut updates = client.told(&session, args.after, args.follow);
+    while let Some(update) = updates.next().await {
+        let Update::Event(mut event) = update? else { continue };
+        if !is_wanted(&event.body, &args.types) {
+            continue;
+        }
+        if args.full {
+            whole::fetch(&client, &session, &mut event.body).await?;
+        }
+        here.print.item(&event)?;
     }
     Ok(0)
-}
-
-struct Output<'a> {
-    here: &'a Invocation,
-    args: &'a Events,
-    client: &'a Client,
-    session: &'a SessionId,
-}
-
-impl Output<'_> {
-    async fn all(&self) -> Result<()> {
-        let mut after = self.args.after;
-        loop {
-            let page = self.client.events(self.session, after).await?;
-            for event in page.items {
-                after = event.seq;
-                self.event(event).await?;
-            }
-            if page.next_cursor.is_none() {
-                return Ok(());
-            }
-        }
-    }
-
-    async fn follow(&self) -> Result<()> {
-        let mut updates = pin!(self.client.follow(self.session, self.args.after));
-        let mut detach = pin!(tokio::signal::ctrl_c());
-        loop {
-            tokio::select! {
-                _ = &mut detach => return Ok(()),
-                update = updates.next() => match update {
-                    Some(Ok(Update::Event(event))) => self.event(*event).await?,
-                    Some(Ok(Update::Snapshot(_))) => {}
-                    Some(Err(error)) => return Err(error),
-                    None => return Ok(()),
-                },
-            }
-        }
-    }
-
-    async fn event(&self, mut event: Event) -> Result<()> {
-        if !is_wanted(&event.body, &self.args.types) {
-            return Ok(());
-        }
-        if self.args.full {
-            whole::fetch(self.client, self.session, &mut event.body).await?;
-        }
-        self.here.print.item(&event)
-    }
 }
 
 fn is_wanted(body: &EventBody, types: &[String]) -> bool {

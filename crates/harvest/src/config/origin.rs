@@ -1,10 +1,11 @@
 //! Where each setting comes from, for who wonders why something is as it is. Shows no secret.
 
 use anyhow::{Context, Result};
+use harvest_proto::redact;
 use serde::Serialize;
 
 use super::{Config, Env, Level, every_key, path_of, read, variable_of};
-use crate::{cli::Global, log::redact::Redaction};
+use crate::cli::Global;
 
 /// One key as it holds for this run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -40,7 +41,7 @@ pub(crate) fn settings(config: &Config, flags: &Global, env: Env) -> Result<Vec<
             Level::Default => "default".to_owned(),
         };
         let secret = name == "token" && level != Level::Default;
-        let value = if secret { "***".to_owned() } else { Redaction::new().cover(&text) };
+        let value = if secret { "***".to_owned() } else { redact::cover(&text) };
         Setting { key: name, value, from }
     };
     Ok(every_key().map(one).collect())

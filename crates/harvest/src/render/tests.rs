@@ -1,3 +1,5 @@
+//! What streams of events look like on a screen.
+
 use super::*;
 use harvest_proto::{PromptId, SandboxId, SnapshotId};
 use serde_json::json;

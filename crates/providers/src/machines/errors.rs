@@ -1,10 +1,9 @@
 //! The engine's errors in the words of the API, each with what to do next where we know it.
 
-use std::error::Error;
-
 use harvest_engine::{EngineError, PullError, UnpackError};
 use harvest_proto::SandboxId;
 use harvest_session::machines::MachineError;
+pub(super) use harvest_session::words;
 
 const GC: &str = "`harvest df` shows what takes the room, `harvest gc` removes what nothing uses";
 
@@ -94,17 +93,6 @@ fn invalid(code: &'static str, error: &EngineError, hint: Option<&str>) -> Machi
 
 fn failed(doing: String, hint: Option<String>, error: EngineError) -> MachineError {
     MachineError::Failed { doing, hint, source: Box::new(error) }
-}
-
-/// An error with everything behind it, in one line.
-pub(super) fn words(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(inner) = source {
-        text = format!("{text}: {inner}");
-        source = inner.source();
-    }
-    text
 }
 
 #[cfg(test)]

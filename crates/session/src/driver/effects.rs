@@ -218,7 +218,7 @@ impl Driver {
             // What goes on while its disk is kept is kept torn.
             join_all(rousing).await;
             // An earlier server may have died while it kept the disk.
-            let _ = in_time(&shared, async { Ok(go_on(&shared, &sandbox).await) }).await;
+            let _ = tokio::time::timeout(shared.config.clocks.save, go_on(&shared, &sandbox)).await;
             let kept = snapshot.clone();
             let mut writes = Vec::new();
             if let Some(bridge) = &bridge {

@@ -50,7 +50,7 @@ fn wait_again(last: Duration, useful: bool) -> Duration {
 /// What was heard, or that nothing will be heard any more.
 pub(super) enum Heard {
     /// Events, and how many detached commands run if that was said.
-    Events(Vec<Box<OutboxEvent>>, Option<u32>),
+    Events(Vec<OutboxEvent>, Option<u32>),
     Lost,
 }
 
@@ -63,7 +63,7 @@ pub(super) async fn hear(link: &mut Option<Link>) -> Heard {
     }
     let mut running = None;
     let events = waiting.into_iter().filter_map(|heard| match heard {
-        FromBridge::Event(event) => Some(event),
+        FromBridge::Event(event) => Some(*event),
         FromBridge::Heartbeat { detached, .. } => {
             running = Some(detached);
             None
@@ -94,7 +94,7 @@ impl Driver {
         self.input(Input::Touched).await
     }
 
-    async fn events(&mut self, events: Vec<Box<OutboxEvent>>) -> Go {
+    async fn events(&mut self, events: Vec<OutboxEvent>) -> Go {
         let Some(link) = &self.link else { return Ok(()) };
         let (epoch, stored) = (link.epoch, link.stored);
         // What is stored already was sent again after a reconnect; deciding twice could answer twice.
@@ -104,7 +104,7 @@ impl Driver {
         let mut writes = Vec::new();
         for event in fresh {
             let input = input_of(epoch, &event);
-            writes.push(Write::Outbox { epoch, event });
+            writes.push(Write::Outbox { epoch, event: Box::new(event) });
             if let Some(input) = input {
                 let next = self.at(|moment, _| decide(step.state.clone(), input.clone(), moment));
                 step.state = next.state;

@@ -1,7 +1,7 @@
 //! Commands in sandboxes that no session has: in one that stays, or in a fresh one that is gone afterwards,
 //! whatever becomes of who asked.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use futures_util::stream::{self, BoxStream, Stream, StreamExt};
@@ -28,6 +28,9 @@ use crate::{
 /// By signal 9, which says nothing about who sent it.
 const KILL: i32 = 9;
 
+// How long a command waits for a place for its sandbox before its caller is told that there is none.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 /// Runs commands on a host's machines. Cheap to clone; all clones are one.
 #[derive(Clone)]
 pub struct Commands {
@@ -36,13 +39,21 @@ pub struct Commands {
     endings: TaskTracker,
     /// Where sandboxes take places; nowhere without a server.
     pub(super) hall: Option<Arc<Shared>>,
+    pub(super) patience: Duration,
 }
 
 impl Commands {
     /// On these machines.
     #[must_use]
     pub fn new(machines: Arc<dyn Machines>) -> Self {
-        Self { machines, endings: TaskTracker::new(), hall: None }
+        Self { machines, endings: TaskTracker::new(), hall: None, patience: PATIENCE }
+    }
+
+    /// The same; a command waits no longer than this for a place for its sandbox.
+    #[must_use]
+    pub const fn with_patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
     }
 
     /// The machines.
@@ -119,7 +130,7 @@ impl Commands {
         order: CreateSandbox,
     ) -> Result<(Ending, Vec<String>, Bridge), MachineError> {
         let (commands, id, made_by) = (self.clone(), SandboxId::random(), asker.user.clone());
-        let place = self.claim(std::slice::from_ref(&id), asker.user.as_deref())?.pop();
+        let place = self.wait(&id, asker.user.as_deref()).await?;
         let made = tokio::spawn(async move {
             let new = NewSandbox { id, made_by, order };
             let Fresh { made, bridge } = commands.machines.sandbox_fresh(new).await?;

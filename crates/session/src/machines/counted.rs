@@ -14,6 +14,8 @@ use harvest_proto::{
     },
 };
 
+use tokio::time::{Instant, timeout_at};
+
 use super::{Commands, Forks, MachineError, Machines, NewSandbox};
 use crate::{
     Sessions,
@@ -251,6 +253,27 @@ impl Commands {
         let number = hall.usher.claim_raw(ids, user)?;
         let place = |id: &SandboxId| Place { hall: Arc::clone(hall), sandbox: id.clone(), number };
         Ok(ids.iter().map(place).collect())
+    }
+
+    /// A place for one sandbox as soon as there is one: what it is for is short, and so may be what it waits for.
+    /// Sessions in line come first.
+    pub(super) async fn wait(
+        &self,
+        id: &SandboxId,
+        user: Option<&str>,
+    ) -> Result<Option<Place>, MachineError> {
+        let Some(hall) = &self.hall else { return Ok(None) };
+        let (mut moved, until) = (hall.usher.moved(), Instant::now() + self.patience);
+        loop {
+            moved.borrow_and_update();
+            let refused = match self.claim(std::slice::from_ref(id), user) {
+                Ok(mut places) => return Ok(places.pop()),
+                Err(refused) => refused,
+            };
+            if !matches!(timeout_at(until, moved.changed()).await, Ok(Ok(()))) {
+                return Err(refused);
+            }
+        }
     }
 
     /// These sandboxes run: their places are left when they end.

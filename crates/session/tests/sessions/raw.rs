@@ -40,7 +40,8 @@ async fn a_sandbox_of_ones_own_has_a_place_until_it_ends_however_it_ends() {
         assert_eq!(code(create(&machines, "bob@example.org").await), "limit_sandboxes");
         assert_eq!(code(machines.fork(&by("a"), &sandbox, 1).await), "limit_sandboxes");
         let once = ExecOnce { argv: vec!["true".into()], ..ExecOnce::default() };
-        assert_eq!(code(machines.exec_once(&by("a"), once, None).await), "limit_sandboxes");
+        let in_a_hurry = machines.clone().with_patience(Duration::ZERO);
+        assert_eq!(code(in_a_hurry.exec_once(&by("a"), once, None).await), "limit_sandboxes");
         let waits = house.session(&sessions, Some("hello")).await.id;
         until_reason(&sessions, &waits, "limit_sandboxes").await;
         match end {
@@ -72,6 +73,28 @@ async fn a_fresh_sandbox_has_its_place_for_its_command_only() {
     drop(running);
     machines.settle().await;
     assert!(create(&machines, "a").await.is_ok());
+}
+
+#[tokio::test]
+async fn commands_wait_for_a_place_and_all_of_them_run() {
+    let house = limited(2, None).await;
+    let sessions = house.serve().await;
+    let machines = machines(&house, &sessions).with_patience(Duration::from_secs(3600));
+    let kept = create(&machines, "a").await.unwrap();
+    let all: Vec<_> = (0..8)
+        .map(|_| {
+            let machines = machines.clone();
+            tokio::spawn(async move {
+                let once = ExecOnce { argv: vec!["echo".into(), "hi".into()], ..ExecOnce::default() };
+                machines.exec_once(&by("a"), once, None).await.unwrap().collect::<Vec<_>>().await
+            })
+        })
+        .collect();
+    for one in all {
+        let lines = one.await.unwrap();
+        assert!(matches!(lines.last(), Some(ExecLine::Exited { .. })), "{lines:?}");
+    }
+    machines.delete(&kept, false).await.unwrap();
 }
 
 #[tokio::test]

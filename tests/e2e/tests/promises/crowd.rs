@@ -1,12 +1,12 @@
-//! Many sessions with many prompts at once, on few places.
+//! Many sessions: with many prompts at once on few places, and with nothing to do.
 
 use std::collections::BTreeSet;
 
 use futures_util::future::join_all;
-use harvest_e2e::{Host, eventually, most_memory};
+use harvest_e2e::{Host, eventually, most_memory, private_memory};
 use harvest_proto::{
     EventBody, SessionId,
-    api::{Prompt, PromptStatus},
+    api::{Prompt, PromptStatus, SessionState},
 };
 use serde_json::{Value, json};
 
@@ -61,4 +61,31 @@ async fn of_twenty_prompts_on_each_of_fifty_sessions_none_is_lost_and_none_doubl
         let marks = (0..PROMPTS).map(|mark| format!("{number}.{mark}\n"));
         assert_eq!(ran, marks.collect::<String>());
     }
+}
+
+/// Sessions with a live sandbox and nothing to do.
+async fn lie_idle(host: &Host, count: usize) {
+    let mut all = Vec::new();
+    // One after another: a connection costs something, too.
+    for _ in 0..count {
+        let made = host.post("/v1/sessions", json!({ "agent": "scripted", "network": "none" })).await;
+        all.push(serde_json::from_value::<SessionId>(made["id"].clone()).unwrap());
+    }
+    for session in &all {
+        host.wait_for(session, SessionState::Idle).await;
+    }
+}
+
+#[tokio::test]
+async fn a_session_that_lies_idle_costs_the_server_little() {
+    const MORE: usize = 24;
+    let host = Host::start_with(&[("HARVEST_LIMITS_SANDBOXES", "40")]).await;
+    // What the first few cost is everybody's.
+    lie_idle(&host, 8).await;
+    let before = private_memory(host.server()).unwrap();
+    lie_idle(&host, MORE).await;
+    let each = private_memory(host.server()).unwrap().saturating_sub(before) / MORE as u64;
+    println!("{} KiB each", each >> 10);
+    // A release build needs 50 at most, which the bench looks after.
+    assert!(each < 80 << 10, "each takes {each} bytes");
 }

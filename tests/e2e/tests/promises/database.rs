@@ -4,29 +4,17 @@ use harvest_e2e::{Host, Postgres};
 use harvest_proto::{EventBody, api::SessionState};
 use serde_json::json;
 
-use crate::{SAMPLE, completed};
+use crate::{completed, durable::runs_once_although_the_server_dies};
 
 #[tokio::test]
 async fn a_session_on_postgres_goes_on_after_the_server_dies() {
     let database = Postgres::shared().database();
     let mut host = Host::start_with(&[("HARVEST_DATABASE", &database.url())]).await;
-    host.repository("calc", SAMPLE).await;
-    let session = host.session("calc", "Begin.", &json!([{ "text": "ready" }])).await.id;
-    host.follow(session.clone()).until("the first turn", completed).await;
+    let session = runs_once_although_the_server_dies(&mut host).await;
     assert!(!host.home().join("harvest.db").exists());
 
-    let script = json!([{ "bash": "echo once >> /workspace/calc/ran" }, { "text": "written" }]);
-    let prompt = host.prompt(&session, "Write a line.", &script).await;
-    host.kill();
-    host.up().await;
-
     let mut follower = host.follow(session.clone());
-    let ended =
-        |body: &EventBody| matches!(body, EventBody::TurnEnded { prompt: of, .. } if *of == prompt.id);
-    follower.until("the second turn", ended).await;
-    let (_, ran) = host.exec(&session, "harvest", "cat /workspace/calc/ran").await;
-    assert_eq!(ran, "once\n");
-
+    follower.until("the first turn", completed).await;
     // The database's connections die, as in a restart of PostgreSQL; nobody notices.
     database.sql(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity

@@ -4,14 +4,18 @@
 use std::time::Duration;
 
 use harvest_e2e::Host;
-use harvest_proto::{EventBody, api::SessionState};
+use harvest_proto::{EventBody, SessionId, api::SessionState};
 use serde_json::json;
 
 use crate::{SAMPLE, completed, turn_ended};
 
 #[tokio::test]
 async fn a_prompt_answered_202_runs_once_although_the_server_dies_right_after() {
-    let mut host = Host::start().await;
+    runs_once_although_the_server_dies(&mut Host::start().await).await;
+}
+
+/// The promise, wherever the host's store is; the session has had two turns then.
+pub(crate) async fn runs_once_although_the_server_dies(host: &mut Host) -> SessionId {
     host.repository("calc", SAMPLE).await;
     let session = host.session("calc", "Begin.", &json!([{ "text": "ready" }])).await.id;
     host.follow(session.clone()).until("the first turn", completed).await;
@@ -28,6 +32,7 @@ async fn a_prompt_answered_202_runs_once_although_the_server_dies_right_after() 
     let (_, ran) = host.exec(&session, "harvest", "cat /workspace/calc/ran").await;
     assert_eq!(ran, "once\n");
     assert_eq!(follower.seen.iter().filter(|event| ended(&event.body)).count(), 1);
+    session
 }
 
 #[tokio::test]

@@ -87,8 +87,8 @@ async fn a_detached_command_goes_on_when_the_server_dies_and_its_session_stands_
     follower.until("it to stand still", frozen).await;
     let word = unique();
     // Several times as long as it takes an idle session to stand still.
-    let script = format!("echo on; for n in 1 2 3 4; do sleep 0.5; done; echo {word} > ~/went");
-    let body = json!({ "argv": ["sh", "-c", script], "detach": true });
+    let script = "echo on; for n in 1 2 3 4; do sleep 0.5; done; echo $0 > ~/went";
+    let body = json!({ "argv": ["sh", "-c", script, word], "detach": true });
     let ask = host.request(Method::POST, &format!("/v1/sessions/{session}/exec")).json(&body);
     let mut answer = ask.send().await.unwrap();
     assert!(answer.chunk().await.unwrap().is_some(), "it has begun");

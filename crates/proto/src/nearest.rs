@@ -1,14 +1,16 @@
-//! Which key somebody meant. Pure.
+//! Which word somebody meant. Pure.
 
 /// The candidate most like `word`, unless none is like it.
-pub(super) fn nearest<'c>(word: &str, candidates: impl IntoIterator<Item = &'c str>) -> Option<&'c str> {
+#[must_use]
+pub fn nearest<'c>(word: &str, candidates: impl IntoIterator<Item = &'c str>) -> Option<&'c str> {
     let near = candidates.into_iter().map(|candidate| (distance(word, candidate), candidate)).min()?;
     // A third of the letters wrong is another word.
     (near.0 * 3 <= near.1.len().max(word.len())).then_some(near.1)
 }
 
 /// How many letters to put in, take out or exchange.
-fn distance(one: &str, other: &str) -> usize {
+#[must_use]
+pub fn distance(one: &str, other: &str) -> usize {
     let other: Vec<char> = other.chars().collect();
     let mut row: Vec<usize> = (0..=other.len()).collect();
     for (down, letter) in one.chars().enumerate() {

@@ -1,7 +1,6 @@
-//! Covers secrets in a line: those we were told of, and whatever has the shape of one (see
-//! [`harvest_proto::redact`]). Pure.
+//! Covers secrets that we were told of, besides whatever has the shape of one.
 
-use harvest_proto::redact::{self, MASK};
+use super::MASK;
 
 // Shorter ones are more often part of a word than anybody's secret.
 const SHORTEST: usize = 4;
@@ -10,16 +9,25 @@ const SHORTEST: usize = 4;
 const SHORTEST_LINE: usize = 16;
 
 /// What is to be covered.
-#[derive(Debug)]
-pub(crate) struct Redaction(Vec<String>);
+#[derive(Default, Clone)]
+pub struct Redaction(Vec<String>);
+
+/// Tells no secret of it.
+impl std::fmt::Debug for Redaction {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.debug_tuple("Redaction").field(&self.0.len()).finish()
+    }
+}
 
 impl Redaction {
-    pub(crate) const fn new() -> Self {
+    /// Of nothing yet.
+    #[must_use]
+    pub const fn new() -> Self {
         Self(Vec::new())
     }
 
     /// Notes a value, also as it looks inside a quoted text.
-    pub(crate) fn learn(&mut self, secret: &str) {
+    pub fn learn(&mut self, secret: &str) {
         let quoted = serde_json::to_string(secret).unwrap_or_default();
         let quoted = quoted.trim_matches('"').to_owned();
         let lines = secret.lines().map(str::trim);
@@ -34,13 +42,14 @@ impl Redaction {
     }
 
     /// The text without secrets.
-    pub(crate) fn cover(&self, text: &str) -> String {
+    #[must_use]
+    pub fn cover(&self, text: &str) -> String {
         let known =
             self.0.iter().fold(text.to_owned(), |line, secret| match line.contains(secret.as_str()) {
                 true => line.replace(secret.as_str(), MASK),
                 false => line,
             });
-        redact::cover(&known)
+        super::cover(&known)
     }
 }
 
