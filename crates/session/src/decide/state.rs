@@ -292,11 +292,12 @@ impl State {
         }
     }
 
-    /// Since when nothing is done and nothing waits to be done. `busy` when commands run beside the agent.
+    /// Since when nothing is done and nothing waits to be done. `busy` when commands run beside the agent. Who
+    /// cannot be spoken with is not idle: what another server left running there is not known.
     #[must_use]
     pub fn idle_since(&self, busy: bool) -> Option<Timestamp> {
         match &self.machine {
-            Machine::Ready { work: Work::Idle { since, .. }, .. }
+            Machine::Ready { link: Link::Up, work: Work::Idle { since, .. }, .. }
                 if !busy && self.queue.is_empty() && self.rest == Rest::Open && self.restoring.is_none() =>
             {
                 Some(*since)
@@ -370,8 +371,8 @@ impl State {
             Machine::Ready { link, born, work, .. } => {
                 let own = match work {
                     Work::Idle { still: Still::Thawing { since }, .. } => Some(since.after(clocks.stale)),
-                    // What waits is sent as soon as the machine can be spoken with.
-                    Work::Idle { .. } if !self.queue.is_empty() => None,
+                    // What waits is sent as soon as the machine can be spoken with, and whether it is idle known.
+                    Work::Idle { .. } if !self.queue.is_empty() || *link != Link::Up => None,
                     Work::Idle { since, still } => {
                         let freeze = clocks.idle_freeze.filter(|_| still.is_awake());
                         let pause = since.after(clocks.idle_pause).min(born.after(clocks.lifetime));

@@ -30,7 +30,7 @@ impl Deciding<'_> {
             Machine::Ready { work: Work::Turn(turn), .. } if now.since(turn.since) >= clocks.turn => {
                 self.fence()
             }
-            Machine::Ready { born, work: Work::Idle { .. }, .. }
+            Machine::Ready { born, link: Link::Up, work: Work::Idle { .. }, .. }
                 if now.since(*born) >= clocks.lifetime && !self.moment.busy =>
             {
                 self.end_kept(SnapshotKind::Pause, None, "lifetime");

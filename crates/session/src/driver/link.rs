@@ -230,9 +230,10 @@ impl Driver {
         let Opened { bridge, status, events } = opened;
         let events = crate::blobs::kept(&self.shared, self.id().clone(), bridge.clone(), events);
         self.link = Some(Link { bridge, epoch, events, stored, useful: false });
-        let detached = status.detached;
+        // Known by the time it is decided what the machine does next.
+        let changed = std::mem::replace(&mut self.detached, status.detached) != status.detached;
         self.input(Input::LinkUp { epoch, status }).await?;
-        self.runs(detached).await
+        if changed { self.input(Input::Touched).await } else { Ok(()) }
     }
 
     /// Spawns a task that ends when the sandbox is no longer spoken with.

@@ -407,6 +407,23 @@ fn an_idle_session_gives_up_its_place_and_one_in_use_does_not() {
     assert_eq!(world.state.shown.state, SessionState::Running);
 }
 
+#[test]
+fn an_adopted_session_rests_for_nobody_before_it_is_known_what_runs_in_it() {
+    let mut world = ready();
+    world.busy = true;
+    world.crash();
+    world.input(Input::PlaceNeeded);
+    assert!(matches!(world.pending[..], [Action::Find { .. }]), "{:?}", world.pending);
+    run(&mut world);
+    world.input(Input::PlaceNeeded);
+    world.tick(60 * 60 * 1000);
+    assert_eq!(world.state.shown.state, SessionState::Idle, "running work is activity");
+    world.busy = false;
+    world.input(Input::PlaceNeeded);
+    run(&mut world);
+    assert_eq!(world.state.shown, Shown { state: SessionState::Paused, reason: "place_needed".into() });
+}
+
 fn two_turns() -> World {
     let mut world = ready();
     for _ in 0..2 {

@@ -46,6 +46,8 @@ pub(super) struct World {
     unknown: bool,
     /// Commands run beside the agent.
     pub(super) busy: bool,
+    /// The server knows of them: a new one only hears it from the supervisor.
+    told: bool,
     /// There is no place for anybody.
     pub(super) full: bool,
     /// The session has a place.
@@ -74,6 +76,7 @@ impl World {
             requests: 0,
             unknown: false,
             busy: false,
+            told: true,
             full: false,
             place: false,
             tickets: 0,
@@ -86,13 +89,21 @@ impl World {
 
     pub(super) fn input(&mut self, input: Input) {
         let state = self.state.clone();
+        let rests = |action: &&Action| {
+            matches!(action, Action::Freeze { .. } | Action::EndKept { kind: SnapshotKind::Pause, .. })
+        };
+        let before = self.pending.iter().filter(rests).count();
         self.step(|moment| decide(state.clone(), input.clone(), moment), state.waiting.is_some());
+        if self.busy && matches!(input, Input::Tick | Input::PlaceNeeded) {
+            let after = self.pending.iter().filter(rests).count();
+            assert!(after <= before, "what runs beside the agent is activity: {:?}", self.pending);
+        }
     }
 
     /// As the driver does: only who would have to wait otherwise asks for a place.
     fn step(&mut self, judge: impl Fn(&Moment<'_>) -> Step, waited: bool) {
         let clocks = self.clocks.clone();
-        let mut moment = moment(self.now, &clocks, self.busy);
+        let mut moment = moment(self.now, &clocks, self.busy && self.told);
         let mut step = judge(&moment);
         if step.state.waiting.is_some() && !waited {
             self.tickets += 1;
@@ -126,6 +137,7 @@ impl World {
     /// The server dies and comes back: only the store and the sandboxes are left.
     pub(super) fn crash(&mut self) {
         self.pending.clear();
+        self.told = false;
         for sandbox in self.sandboxes.values_mut() {
             sandbox.linked = false;
         }
@@ -363,6 +375,7 @@ impl World {
             return self.input(Input::SandboxEnded { epoch, reason: "killed".into() });
         }
         sandbox.linked = true;
+        self.told = true;
         let status = Status { prompts: sandbox.seen.clone(), ..Status::default() };
         self.input(Input::LinkUp { epoch, status });
     }
