@@ -140,9 +140,9 @@ pub(crate) const LIMITS: [(&str, &str, &str); 3] = [
     (
         "sandboxes",
         "4 per core, but 1 per GiB of memory",
-        "So many sessions have a sandbox at once; the next ones wait in line",
+        "So many sandboxes run at once, sessions' and those without one; sessions wait in line for a place, others are refused",
     ),
-    ("sandboxes_per_user", "no limit", "The same for the sessions of one user"),
+    ("sandboxes_per_user", "no limit", "The same for the sandboxes of one user"),
     (
         "checks",
         "half the cores",

@@ -43,7 +43,8 @@ async fn what_a_test_that_was_killed_leaves_behind_is_swept() {
         let ours = processes_with(home.to_str().unwrap());
         processes_with(role).into_iter().filter(|pid| ours.contains(pid)).count()
     };
-    assert_eq!(living("zygote"), 1);
+    // A seed on its way has the zygote's command line for a moment.
+    assert_ne!(living("zygote"), 0);
     let mut test = Command::new("sleep").arg(unique()).spawn().unwrap();
     sweep_after(test.id(), &home, &std::collections::BTreeMap::new());
     test.kill().unwrap();

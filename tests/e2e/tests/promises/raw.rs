@@ -37,7 +37,7 @@ async fn a_sandbox_of_ones_own_has_one_of_the_places_and_sessions_wait_for_it() 
     assert_eq!(made.code, 0, "{made:?}");
     let first = made.stdout.trim().to_owned();
     assert!(shown(&host, &first).await["made_by"].is_string());
-    // There is no place for another, nor for a command in a fresh one, and it is said kindly.
+    // There is no place for another, and it is said kindly.
     let refused = host.request(Method::POST, "/v1/sandboxes").json(&plain()).send().await.unwrap();
     assert_eq!(
         (refused.status(), refused.headers().contains_key("retry-after")),
@@ -45,8 +45,8 @@ async fn a_sandbox_of_ones_own_has_one_of_the_places_and_sessions_wait_for_it() 
     );
     let problem: Value = refused.json().await.unwrap();
     assert_eq!(problem["code"], "limit_sandboxes", "{problem}");
-    let told = host.harvest(["exec", "--image", "claude", "--no-state", "--", "true"]);
-    assert!(told.code == 125 && told.stderr.contains("`limits.sandboxes`"), "{told:?}");
+    let told = host.harvest(["sandbox", "create", "--image", "claude", "--no-state"]);
+    assert!(told.code == 1 && told.stderr.contains("`limits.sandboxes`"), "{told:?}");
     // A session waits, and starts by itself when the sandbox goes.
     let session = host.bare("Wait.", &json!([{ "text": "done" }])).await.id;
     waits(&host, &session).await;
