@@ -125,9 +125,9 @@ pub(crate) enum Command {
     Events(Events),
     /// Run a command: in a fresh sandbox, in a sandbox of yours, or in a session's
     Exec(Box<Exec>),
-    /// Open a terminal in a session's sandbox
+    /// Open a terminal in a session's sandbox, or in one of yours
     Shell(Shell),
-    /// Copy files into a session's sandbox or out of it
+    /// Copy files into a sandbox or out of it: a session's, or one of yours
     Cp(Cp),
     /// Show a session's pull request
     #[command(subcommand)]
