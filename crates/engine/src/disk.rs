@@ -219,6 +219,16 @@ pub(crate) fn lock_folder(path: &Path) -> Result<File, EngineError> {
     locked(folder, path, FlockOperation::LockExclusive)
 }
 
+/// The same; `None` when somebody has it.
+pub(crate) fn try_lock_folder(path: &Path) -> Result<Option<File>, EngineError> {
+    let folder = File::open(path).map_err(|e| disk_error("open", path, e))?;
+    match rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Some(folder)),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+        Err(error) => Err(disk_error("lock", path, error)),
+    }
+}
+
 fn locked(file: File, path: &Path, operation: FlockOperation) -> Result<File, EngineError> {
     loop {
         match rustix::fs::flock(&file, operation) {

@@ -19,6 +19,7 @@ use serde::Serialize;
 use crate::{
     Engine,
     cgroup::Hierarchy,
+    disk,
     error::{AtPath, EngineError},
     facts,
     home::{Survives, read_record, sync, write_record},
@@ -188,6 +189,17 @@ impl Engine {
     /// When it does not run.
     pub fn thaw(&self, id: &SandboxId) -> Result<(), EngineError> {
         self.done("thaw", id, client::ask(&self.config, &Request::Thaw { id: id.clone() }, &[])?)
+    }
+
+    /// The same, unless its disk is being kept: it must stand still then, and goes on afterwards by itself.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn rouse(&self, id: &SandboxId) -> Result<(), EngineError> {
+        match disk::try_lock_folder(&self.home.sandbox(id))? {
+            Some(_turn) => self.thaw(id),
+            None => Ok(()),
+        }
     }
 
     /// Kills a sandbox and throws its disk and record away. Idempotent.

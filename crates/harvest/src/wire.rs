@@ -159,6 +159,7 @@ impl Serving {
     pub(crate) async fn end(self, ending: Ending) -> Result<()> {
         // First, so that no client finds a server that no longer answers.
         let _ = fs::remove_file(&self.server_file);
+        self.sessions.give_no_more_places();
         // While requests are answered still: who follows a session sees what becomes of it.
         if ending == Ending::Pause {
             self.sessions.suspend_all(PAUSE_PATIENCE).await;

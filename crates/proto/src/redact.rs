@@ -64,7 +64,7 @@ pub fn without_logins(text: &str) -> String {
 
 /// The logins of all URLs in a text: `user:password` of `scheme://user:password@host`.
 pub fn logins(text: &str) -> impl Iterator<Item = Range<usize>> + '_ {
-    let ends = |letter: char| letter.is_whitespace() || "/\"'?#\\<>".contains(letter);
+    let ends = |letter: char| letter.is_whitespace() || "/\"'?#".contains(letter);
     text.match_indices("://").filter_map(move |(at, mark)| {
         let start = at + mark.len();
         let rest = &text[start..];
@@ -248,10 +248,10 @@ mod tests {
 
     #[test]
     fn a_login_is_found_with_its_signs_and_can_be_left_out() {
-        let text = "URIs: http://a:p@ss@m.test/debian https://b@c/ http://d/e@f";
+        let text = "URIs: http://a:p@ss@m.test/debian https://b@c/ http://d/e@f http://u:p<w>\\@g";
         let found: Vec<&str> = logins(text).map(|login| &text[login]).collect();
-        assert_eq!(found, ["a:p@ss", "b"]);
-        assert_eq!(without_logins(text), "URIs: http://m.test/debian https://c/ http://d/e@f");
+        assert_eq!(found, ["a:p@ss", "b", "u:p<w>\\"]);
+        assert_eq!(without_logins(text), "URIs: http://m.test/debian https://c/ http://d/e@f http://g");
     }
 
     #[test]

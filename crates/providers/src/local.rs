@@ -26,7 +26,7 @@ use harvest_session::{
 };
 use tokio::{
     net::{UnixStream, unix::pipe},
-    sync::Semaphore,
+    sync::{Mutex, Semaphore},
     task::spawn_blocking,
 };
 
@@ -39,13 +39,14 @@ pub struct Local {
     engine: Engine,
     limits: Limits,
     starts: Arc<Semaphore>,
+    counting: Arc<Mutex<()>>,
 }
 
 impl Local {
     /// On top of an engine, every sandbox with these limits.
     #[must_use]
     pub fn new(engine: Engine, limits: Limits) -> Self {
-        Self { engine, limits, starts: Arc::new(Semaphore::new(STARTS_AT_ONCE)) }
+        Self { engine, limits, starts: Arc::new(Semaphore::new(STARTS_AT_ONCE)), counting: Arc::default() }
     }
 
     /// The engine, for a thread of its own.
@@ -184,7 +185,13 @@ impl Provider for Local {
     }
 
     async fn seeds(&self) -> Option<Seeds> {
-        let counts = self.engine("cannot count seeds".into(), Engine::seeds).await.ok().flatten()?;
+        // One at a time: a zygote that does not answer holds a thread for as long as it does not.
+        let turn = Arc::clone(&self.counting).try_lock_owned().ok()?;
+        let counting = move |engine: &Engine| {
+            let _turn = turn;
+            engine.seeds()
+        };
+        let counts = self.engine("cannot count seeds".into(), counting).await.ok().flatten()?;
         let SeedCounts { ready, grown, used, missed } = counts;
         Some(Seeds { ready, grown, used, missed })
     }
@@ -205,6 +212,11 @@ impl Freezing for Local {
     async fn thaw(&self, sandbox: &SandboxId) -> Result<(), ProviderError> {
         let id = sandbox.clone();
         self.engine(format!("cannot thaw sandbox {sandbox}"), move |engine| engine.thaw(&id)).await
+    }
+
+    async fn rouse(&self, sandbox: &SandboxId) -> Result<(), ProviderError> {
+        let id = sandbox.clone();
+        self.engine(format!("cannot rouse sandbox {sandbox}"), move |engine| engine.rouse(&id)).await
     }
 }
 

@@ -58,6 +58,9 @@ impl Once {
     }
 }
 
+/// Where a key stands.
+pub(crate) const HEADER: &str = "idempotency-key";
+
 /// What an earlier request with the key of this one was about to make when its server died.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Meant(pub(crate) Vec<String>);
@@ -92,7 +95,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Once {
 
 /// Carries a request out once per key.
 pub(crate) async fn once(State(state): State<ServerState>, request: Request, next: Next) -> Response {
-    if !request.headers().contains_key("idempotency-key") {
+    if !request.headers().contains_key(HEADER) {
         return next.run(request).await;
     }
     let (parts, body) = request.into_parts();
@@ -193,7 +196,7 @@ pub(crate) fn replayed(mut response: Response) -> Response {
 
 /// Keys of different people do not meet.
 fn key(parts: &Parts) -> Result<String, ApiError> {
-    let given = parts.headers.get("idempotency-key").and_then(|value| value.to_str().ok()).unwrap_or("");
+    let given = parts.headers.get(HEADER).and_then(|value| value.to_str().ok()).unwrap_or("");
     if given.is_empty() || given.len() > MAX_KEY_BYTES {
         let detail = format!("`Idempotency-Key` is not 1 to {MAX_KEY_BYTES} ASCII characters");
         return Err(ApiError::invalid("invalid_key", detail));

@@ -11,9 +11,12 @@ use tracing::Instrument;
 
 use crate::problem::ApiError;
 
-/// Looking ends with the looker; everything else goes on. A stream in the answer ends with its reader either way.
+/// Looking ends with the looker, and so does waiting for a sandbox of one command; everything else goes on. A
+/// stream in the answer ends with its reader either way.
 pub(crate) async fn to_the_end(request: Request, next: Next) -> Response {
-    if request.method().is_safe() {
+    let once =
+        request.uri().path() == "/v1/exec" && !request.headers().contains_key(crate::idempotency::HEADER);
+    if request.method().is_safe() || once {
         return next.run(request).await;
     }
     let work = tokio::spawn(next.run(request).in_current_span());

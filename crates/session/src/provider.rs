@@ -76,6 +76,9 @@ pub trait Freezing: Send + Sync {
 
     /// It goes on. Idempotent. A freeze that is being waited for fails.
     async fn thaw(&self, sandbox: &SandboxId) -> Result<(), ProviderError>;
+
+    /// It goes on, whoever made it stand still, unless that is for keeping its disk. Idempotent.
+    async fn rouse(&self, sandbox: &SandboxId) -> Result<(), ProviderError>;
 }
 
 /// Keeps the disk of a running sandbox.

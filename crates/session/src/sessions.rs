@@ -101,8 +101,14 @@ impl Sessions {
         Ok(sessions)
     }
 
+    /// From here on nobody gets a place, and whoever waits for one is told so.
+    pub fn give_no_more_places(&self) {
+        self.shared.usher.set_open(false);
+    }
+
     /// Stops driving. Sandboxes and their turns go on; the next server adopts them.
     pub async fn close(&self) {
+        self.give_no_more_places();
         self.shared.stop.cancel();
         self.shared.tracker.close();
         self.shared.tracker.wait().await;

@@ -14,7 +14,7 @@ impl Sessions {
     /// Keeps every machine on disk; no more are started. One that cannot be kept within `patience` goes
     /// on, and the next server adopts it.
     pub async fn suspend_all(&self, patience: Duration) {
-        self.shared.usher.set_open(false);
+        self.give_no_more_places();
         let running = match self.running().await {
             Ok(running) => running,
             Err(error) => {

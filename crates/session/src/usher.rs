@@ -63,7 +63,7 @@ impl Usher {
     ) {
         let mut hall = self.hall();
         hall.notes.insert(session.clone(), notes);
-        hall.pass_on(|places| places.join(session.clone(), user, standing(state, false)));
+        hall.pass_on(|places| places.join(session.clone(), person(&user), standing(state, false)));
     }
 
     /// A driver has ended.
@@ -90,7 +90,7 @@ impl Usher {
     pub(crate) fn claim_raw(&self, sandboxes: &[SandboxId], user: Option<&str>) -> Result<u64, Refusal> {
         let mut claimed = Err(Refusal { limit: Limit::Closed, soon: false });
         self.hall().pass_on(|places| {
-            let (answer, words) = places.claim_raw(sandboxes, user);
+            let (answer, words) = places.claim_raw(sandboxes, user.map(person).as_deref());
             claimed = answer;
             words
         });
@@ -101,12 +101,17 @@ impl Usher {
     pub(crate) fn take_raw(&self, sandbox: SandboxId, user: Option<String>) -> u64 {
         let mut hall = self.hall();
         let number = hall.places.ticket();
-        hall.places.take_raw(sandbox, user, number);
+        hall.places.take_raw(sandbox, user.as_deref().map(person), number);
         number
     }
 
-    /// It runs no more; with a number only if it has not been started again since.
-    pub(crate) fn leave_raw(&self, sandbox: &SandboxId, number: Option<u64>) {
+    /// The number of the place it has.
+    pub(crate) fn number_raw(&self, sandbox: &SandboxId) -> Option<u64> {
+        self.hall().places.number_raw(sandbox)
+    }
+
+    /// It runs no more, unless it has been started again since it got the place of this number.
+    pub(crate) fn leave_raw(&self, sandbox: &SandboxId, number: u64) {
         self.hall().pass_on(|places| places.leave_raw(sandbox, number));
         self.moved.send_replace(());
     }
@@ -136,6 +141,11 @@ impl Hall {
             }
         }
     }
+}
+
+/// People are told apart by their address, however it is spelled.
+fn person(email: &str) -> String {
+    email.to_ascii_lowercase()
 }
 
 fn standing(state: &State, busy: bool) -> Standing {

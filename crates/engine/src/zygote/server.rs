@@ -212,10 +212,12 @@ impl Server {
 
     fn request(&mut self, key: u64) {
         let Some(client) = self.clients.get_mut(&key) else { return };
-        self.last_request = Instant::now();
         match receive(&client.socket) {
             Ok(Some((request, files))) => {
                 client.only_looks = matches!(request, Request::Seeds);
+                if !client.only_looks {
+                    self.last_request = Instant::now();
+                }
                 if let Some(answer) = self.serve(key, request, files) {
                     self.answer(key, &answer);
                 }

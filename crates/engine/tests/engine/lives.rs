@@ -296,18 +296,23 @@ fn a_home_with_a_long_path_works() {
     assert_eq!(shell(&running, "echo on").out, "on");
 }
 
-#[test]
-fn a_freeze_nobody_renews_ends_and_a_frozen_sandbox_can_be_killed() {
-    let world = World::new();
-    let running = world.start();
+/// Whether it stands still, at any time.
+fn is_frozen(world: &World, running: &Running) -> impl Fn() -> bool + use<> {
     let group = world.groups().into_iter().find(|group| group.to_string_lossy().contains("freezer"));
     let group = group.unwrap_or_else(|| world.groups()[0].clone()).join(running.id.part()).join("work");
-    let frozen = || {
+    move || {
         ["freezer.state", "cgroup.freeze"]
             .iter()
             .filter_map(|file| fs::read_to_string(group.join(file)).ok())
             .any(|state| matches!(state.trim(), "FROZEN" | "1"))
-    };
+    }
+}
+
+#[test]
+fn a_freeze_nobody_renews_ends_and_a_frozen_sandbox_can_be_killed() {
+    let world = World::new();
+    let running = world.start();
+    let frozen = is_frozen(&world, &running);
     shell(&running, "(setsid sleep 1000 >/dev/null 2>&1 &); true");
     world.engine.freeze(&running.id).unwrap();
     assert!(frozen());
@@ -320,6 +325,22 @@ fn a_freeze_nobody_renews_ends_and_a_frozen_sandbox_can_be_killed() {
     world.engine.kill(&running.id).unwrap();
     assert_eq!(processes_of(range), [0u32; 0]);
     assert!(matches!(world.engine.freeze(&running.id), Err(EngineError::NotRunning { .. })));
+}
+
+#[test]
+fn who_is_roused_goes_on_unless_its_disk_is_being_kept() {
+    let world = World::new();
+    let running = world.start();
+    let frozen = is_frozen(&world, &running);
+    // As whoever keeps a disk holds it.
+    let kept = fs::File::open(world.home.join("sandboxes").join(running.id.part())).unwrap();
+    kept.lock().unwrap();
+    world.engine.freeze_for(&running.id, Duration::from_secs(600)).unwrap();
+    world.engine.rouse(&running.id).unwrap();
+    assert!(frozen(), "a copy of what goes on is torn");
+    drop(kept);
+    world.engine.rouse(&running.id).unwrap();
+    assert!(!frozen());
 }
 
 #[test]

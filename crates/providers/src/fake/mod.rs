@@ -345,6 +345,11 @@ impl Freezing for Fake {
     async fn thaw(&self, sandbox: &SandboxId) -> Result<(), ProviderError> {
         self.set_still(sandbox, false)
     }
+
+    async fn rouse(&self, sandbox: &SandboxId) -> Result<(), ProviderError> {
+        // A disk is kept in no time here.
+        self.set_still(sandbox, false)
+    }
 }
 
 #[async_trait]

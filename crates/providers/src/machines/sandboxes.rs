@@ -13,7 +13,7 @@ use harvest_proto::{
 };
 use harvest_session::{
     machines::{Forks, Fresh, MachineError, NewSandbox, Sandboxes},
-    provider::{BridgeStream, Provider as _},
+    provider::{BridgeStream, Provider as _, ProviderError},
 };
 use tokio::net::UnixStream;
 
@@ -166,11 +166,15 @@ impl Sandboxes for LocalMachines {
 
     async fn sandbox_ended(&self, sandbox: &SandboxId) -> Result<(), MachineError> {
         let local = Local::new(self.engine.clone(), Limits::default());
-        local.ended(sandbox).await.map(drop).map_err(|error| MachineError::Failed {
-            doing: format!("cannot wait for {sandbox}"),
-            hint: None,
-            source: error.into(),
-        })
+        match local.ended(sandbox).await {
+            // Nobody knows it any more, so it does not run.
+            Ok(_) | Err(ProviderError::NotRunning { .. }) => Ok(()),
+            Err(error) => Err(MachineError::Failed {
+                doing: format!("cannot wait for {sandbox}"),
+                hint: None,
+                source: error.into(),
+            }),
+        }
     }
 
     async fn sandbox_why(&self, sandbox: &SandboxId) -> Option<String> {

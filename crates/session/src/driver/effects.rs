@@ -3,7 +3,6 @@
 
 use std::{sync::Arc, time::Duration};
 
-use futures_util::future::join_all;
 use harvest_proto::{
     EventBody, PromptId, SandboxId, SnapshotId, TurnId,
     bridge::{AgentLaunch, Boot, BootStart, Checkout, PromptOrder, Restarts, ToSupervisor},
@@ -213,10 +212,7 @@ impl Driver {
         let bridge = self.link.as_ref().map(|link| link.bridge.clone());
         let session = self.id().clone();
         let (turn, began) = (self.state.saved_turn().cloned(), self.state.disk.clone());
-        let rousing = std::mem::take(&mut self.rousing);
         self.shared.spawn(async move {
-            // What goes on while its disk is kept is kept torn.
-            join_all(rousing).await;
             // An earlier server may have died while it kept the disk.
             let _ = tokio::time::timeout(shared.config.clocks.save, go_on(&shared, &sandbox)).await;
             let kept = snapshot.clone();

@@ -11,7 +11,7 @@ use tokio::{
 
 use super::{Driver, Note};
 use crate::{
-    decide::{self, Input, Machine},
+    decide::{Input, Machine},
     provider::{Freezing, ProviderError},
     wiring::{Shared, words},
 };
@@ -38,17 +38,14 @@ impl Drop for Freezer {
 
 impl Driver {
     /// The machine is to do something and is believed awake. Whoever has it stand still did so behind our back:
-    /// it goes on at once rather than when a clock strikes. Nobody waits for that but who keeps its disk, which
-    /// must stand still then.
-    pub(super) fn rouse(&mut self) {
-        let Machine::Ready { sandbox, work, .. } = &self.state.machine else { return };
-        let kept = matches!(work, decide::Work::Saving(_));
-        if kept || !self.state.is_awake() || self.shared.provider.freezing().is_none() {
+    /// it goes on at once rather than when a clock strikes. Nobody waits for that.
+    pub(super) fn rouse(&self) {
+        let Machine::Ready { sandbox, .. } = &self.state.machine else { return };
+        if !self.state.is_awake() || self.shared.provider.freezing().is_none() {
             return;
         }
         let (shared, sandbox) = (Arc::clone(&self.shared), sandbox.clone());
-        self.rousing.retain(|thaw| !thaw.is_finished());
-        self.rousing.push(self.shared.spawn(async move { go_on(&shared, &sandbox).await }));
+        self.shared.spawn(async move { go_on(&shared, &sandbox).await });
     }
 
     /// What runs in the sandbox is to stand still, or to go on.
@@ -68,7 +65,7 @@ impl Driver {
 /// Has a sandbox go on, as far as that works: one that does not run is told of by others.
 pub(super) async fn go_on(shared: &Shared, sandbox: &SandboxId) {
     if let Some(freezing) = shared.provider.freezing()
-        && let Err(error) = freezing.thaw(sandbox).await
+        && let Err(error) = freezing.rouse(sandbox).await
     {
         tracing::debug!(%sandbox, error = words(&error), "it cannot be made to go on");
     }

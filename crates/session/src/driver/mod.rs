@@ -26,7 +26,7 @@ use harvest_proto::{
 use harvest_store::{CheckoutRecord, Removal, SessionRecord, StoreError, Write};
 use tokio::{
     sync::{mpsc, watch},
-    task::{AbortHandle, JoinHandle},
+    task::AbortHandle,
 };
 
 use crate::{
@@ -74,8 +74,6 @@ pub(crate) struct Driver {
     freezer: Option<freezer::Freezer>,
     /// How many commands go on by themselves in the machine, as its supervisor said last.
     detached: u32,
-    /// Thaws of what is believed awake, under way.
-    rousing: Vec<JoinHandle<Option<()>>>,
 }
 
 /// The driver ends: another server took over, or the session is deleted.
@@ -112,7 +110,6 @@ impl Driver {
             attached: Vec::new(),
             reviewing: None,
             freezer: None,
-            rousing: Vec::new(),
             detached: 0,
         });
         let author = &driver.record.session.author.email;

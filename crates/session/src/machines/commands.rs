@@ -13,7 +13,7 @@ use harvest_proto::{
     },
     bridge::{Command, Exit, FileRequest, Role, ToSupervisor},
 };
-use tokio::runtime::Handle;
+use tokio::{runtime::Handle, sync::Semaphore};
 use tokio_util::task::TaskTracker;
 
 use super::{Asker, Fresh, MachineError, Machines, NewSandbox, counted::Place};
@@ -31,6 +31,9 @@ const KILL: i32 = 9;
 // How long a command waits for a place for its sandbox before its caller is told that there is none.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+// So many at once.
+const MOST_WAITING: usize = 64;
+
 /// Runs commands on a host's machines. Cheap to clone; all clones are one.
 #[derive(Clone)]
 pub struct Commands {
@@ -40,18 +43,26 @@ pub struct Commands {
     /// Where sandboxes take places; nowhere without a server.
     pub(super) hall: Option<Arc<Shared>>,
     pub(super) patience: Duration,
+    /// Commands that wait for a place.
+    pub(super) waiting: Arc<Semaphore>,
 }
 
 impl Commands {
     /// On these machines.
     #[must_use]
     pub fn new(machines: Arc<dyn Machines>) -> Self {
-        Self { machines, endings: TaskTracker::new(), hall: None, patience: PATIENCE }
+        Self {
+            machines,
+            endings: TaskTracker::new(),
+            hall: None,
+            patience: PATIENCE,
+            waiting: Arc::new(Semaphore::new(MOST_WAITING)),
+        }
     }
 
     /// The same; a command waits no longer than this for a place for its sandbox.
     #[must_use]
-    pub const fn with_patience(mut self, patience: Duration) -> Self {
+    pub fn with_patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
         self
     }
@@ -93,7 +104,7 @@ impl Commands {
         let stream = self.machines.sandbox_dial(sandbox).await?;
         let opened = Bridge::open(stream, Role::Guest, None).await.map_err(|error| MachineError::Failed {
             doing: format!("cannot speak with the supervisor of {sandbox}"),
-            hint: matches!(error, BridgeError::Outdated).then(|| {
+            hint: matches!(error, BridgeError::Outdated | BridgeError::OtherVersion { .. }).then(|| {
                 "`harvest sandbox stop` and `harvest sandbox start` give it this version's supervisor"
                     .to_owned()
             }),
@@ -299,7 +310,11 @@ impl Drop for Ending {
 }
 
 async fn delete(machines: &Arc<dyn Machines>, sandbox: &SandboxId, place: Option<Place>) {
-    if let Err(error) = machines.sandbox_delete(sandbox, true).await {
+    let deleted = machines.sandbox_delete(sandbox, true).await;
+    // Somebody may have removed it before.
+    if let Err(error) = deleted
+        && !matches!(error, MachineError::Missing { .. })
+    {
         tracing::warn!(%sandbox, error = %words(&error), "a sandbox is left until this process ends");
         place.into_iter().for_each(|place| place.watch(Arc::clone(machines)));
     }

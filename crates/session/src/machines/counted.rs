@@ -19,6 +19,7 @@ use tokio::time::{Instant, timeout_at};
 use super::{Commands, Forks, MachineError, Machines, NewSandbox};
 use crate::{
     Sessions,
+    decide::Limit,
     wiring::{Shared, words},
 };
 
@@ -89,15 +90,15 @@ impl Commands {
                 again: true,
             });
         }
-        let mut places = self.claim(std::slice::from_ref(&id), asker.user.as_deref())?;
+        let places = self.claim(std::slice::from_ref(&id), asker.user.as_deref())?;
         self.mean(asker, &[id.to_string()]).await?;
         let new = NewSandbox { id: id.clone(), made_by: asker.user.clone(), order };
-        let made = match self.machines.sandbox_create(new).await {
-            Ok(made) => made,
-            Err(error) => return Err(self.unmade(asker, &id, error).await),
-        };
-        self.hold(places.drain(..));
-        Ok(Outcome { made, again: false })
+        let made = self.machines.sandbox_create(new).await;
+        self.seat(places).await;
+        match made {
+            Ok(made) => Ok(Outcome { made, again: false }),
+            Err(error) => Err(self.unmade(asker, &id, error).await),
+        }
     }
 
     /// Starts others from a sandbox's disk as it is now; there is a place for all of them, or none is started.
@@ -113,24 +114,49 @@ impl Commands {
         let through = asker.ids(1, SnapshotId::random).remove(0);
         let ids = asker.ids(usize::from(count), SandboxId::random);
         let there = if asker.asks_again() { self.those_there(&ids).await? } else { Vec::new() };
-        let mut places = self.claim(&ids, asker.user.as_deref())?;
-        let (first, again) = (ids[0].clone(), there.len() == ids.len());
+        let places = self.claim(&ids, asker.user.as_deref())?;
+        let forks = Forks { ids, made_by: asker.user.clone(), through: through.clone() };
+        let made = self.make_forks(asker, sandbox, forks, &there).await;
+        if asker.asks_again() {
+            self.forget(&through).await;
+        }
+        self.seat(places).await;
+        made
+    }
+
+    async fn make_forks(
+        &self,
+        asker: &Asker,
+        sandbox: &SandboxId,
+        forks: Forks,
+        there: &[SandboxId],
+    ) -> Result<Outcome<ForkedSandbox>, MachineError> {
+        let (first, again) = (forks.ids[0].clone(), there.len() == forks.ids.len());
         let made = if again {
-            ForkedSandbox { source: sandbox.clone(), forks: ids, failed: None }
+            ForkedSandbox { source: sandbox.clone(), forks: forks.ids, failed: None }
         } else {
-            let meant = std::iter::once(through.to_string()).chain(ids.iter().map(SandboxId::to_string));
-            self.mean(asker, &meant.collect::<Vec<_>>()).await?;
-            let forks = Forks { ids, made_by: asker.user.clone(), through };
+            let ids = forks.ids.iter().map(SandboxId::to_string);
+            let meant: Vec<_> = std::iter::once(forks.through.to_string()).chain(ids).collect();
+            self.mean(asker, &meant).await?;
             match self.machines.sandbox_fork(sandbox, forks).await {
                 Ok(made) => made,
                 Err(error) => return Err(self.unmade(asker, &first, error).await),
             }
         };
-        for half_made in &there {
+        for half_made in there {
             self.machines.sandbox_start(half_made).await?;
         }
-        self.hold(places.drain(..).filter(|place| made.forks.contains(&place.sandbox)));
         Ok(Outcome { made, again })
+    }
+
+    /// A server that died over its forks may have left the snapshot they began as.
+    async fn forget(&self, through: &SnapshotId) {
+        match self.machines.snapshot_delete(through, true).await {
+            Ok(()) | Err(MachineError::Missing { .. }) => {}
+            Err(error) => {
+                tracing::warn!(snapshot = %through, error = words(&error), "a snapshot nobody asked for stays");
+            }
+        }
     }
 
     /// Keeps the disk of a sandbox, which goes on.
@@ -145,7 +171,13 @@ impl Commands {
         let kept = asker.ids(1, SnapshotId::random).remove(0);
         self.mean(asker, &[kept.to_string()]).await?;
         // One that is there is not taken again.
-        self.machines.sandbox_snapshot(sandbox, kept).await
+        let taken = self.machines.sandbox_snapshot(sandbox, kept.clone()).await;
+        if let Err(MachineError::Missing { .. } | MachineError::Invalid { .. }) = &taken
+            && !asker.asks_again()
+        {
+            self.give_back(asker).await;
+        }
+        taken
     }
 
     /// Starts one that was stopped or died, with the disk it left. The place is its maker's.
@@ -157,10 +189,10 @@ impl Commands {
         if found.state == SandboxStatus::Running {
             return Ok(found);
         }
-        let mut places = self.claim(std::slice::from_ref(sandbox), found.made_by.as_deref())?;
-        let started = self.machines.sandbox_start(sandbox).await?;
-        self.hold(places.drain(..));
-        Ok(started)
+        let places = self.claim(std::slice::from_ref(sandbox), found.made_by.as_deref())?;
+        let started = self.machines.sandbox_start(sandbox).await;
+        self.seat(places).await;
+        started
     }
 
     /// Ends what runs in one; its disk stays.
@@ -168,8 +200,9 @@ impl Commands {
     /// # Errors
     /// When it cannot be ended.
     pub async fn stop(&self, sandbox: &SandboxId) -> Result<Sandbox, MachineError> {
+        let place = self.number(sandbox);
         let stopped = self.machines.sandbox_stop(sandbox).await?;
-        self.left(sandbox);
+        self.left(sandbox, place);
         Ok(stopped)
     }
 
@@ -185,12 +218,9 @@ impl Commands {
         let found = self.machines.sandbox_get(sandbox).await?;
         // Another's is refused, and takes no place for it.
         let own: &[SandboxId] = if found.owner == "you" { std::slice::from_ref(sandbox) } else { &[] };
-        let mut places = self.claim(own, found.made_by.as_deref())?;
+        let places = self.claim(own, found.made_by.as_deref())?;
         let restored = self.machines.sandbox_restore(sandbox, snapshot).await;
-        // Whether or not it was put back: it may run as it did before.
-        if self.machines.sandbox_get(sandbox).await.is_ok_and(|found| found.state == SandboxStatus::Running) {
-            self.hold(places.drain(..));
-        }
+        self.seat(places).await;
         restored
     }
 
@@ -199,8 +229,9 @@ impl Commands {
     /// # Errors
     /// When it cannot be ended.
     pub async fn delete(&self, sandbox: &SandboxId, force: bool) -> Result<(), MachineError> {
+        let place = self.number(sandbox);
         self.machines.sandbox_delete(sandbox, force).await?;
-        self.left(sandbox);
+        self.left(sandbox, place);
         Ok(())
     }
 
@@ -223,12 +254,17 @@ impl Commands {
 
     /// It could not be made: whoever asks for something else under the key may, if nothing is there.
     async fn unmade(&self, asker: &Asker, sandbox: &SandboxId, error: MachineError) -> MachineError {
-        if let Ok(false) = self.is_there(sandbox).await
-            && let Err(error) = self.mean(asker, &[]).await
-        {
-            tracing::warn!(error = words(&error), "a key cannot be given back");
+        if let Ok(false) = self.is_there(sandbox).await {
+            self.give_back(asker).await;
         }
         error
+    }
+
+    /// Nothing is made under the key, and it is free for something else.
+    async fn give_back(&self, asker: &Asker) {
+        if let Err(error) = self.mean(asker, &[]).await {
+            tracing::warn!(error = words(&error), "a key cannot be given back");
+        }
     }
 
     async fn is_there(&self, sandbox: &SandboxId) -> Result<bool, MachineError> {
@@ -264,27 +300,43 @@ impl Commands {
     ) -> Result<Option<Place>, MachineError> {
         let Some(hall) = &self.hall else { return Ok(None) };
         let (mut moved, until) = (hall.usher.moved(), Instant::now() + self.patience);
+        let mut waits = None;
         loop {
             moved.borrow_and_update();
             let refused = match self.claim(std::slice::from_ref(id), user) {
                 Ok(mut places) => return Ok(places.pop()),
                 Err(refused) => refused,
             };
+            // A server that ends has no place for anybody, and a line that long moves too slowly.
+            waits = waits.or_else(|| self.waiting.try_acquire().ok());
+            if waits.is_none() || matches!(refused, MachineError::Full { limit: Limit::Closed, .. }) {
+                return Err(refused);
+            }
             if !matches!(timeout_at(until, moved.changed()).await, Ok(Ok(()))) {
                 return Err(refused);
             }
         }
     }
 
-    /// These sandboxes run: their places are left when they end.
-    fn hold(&self, places: impl Iterator<Item = Place>) {
-        places.for_each(|place| place.watch(Arc::clone(&self.machines)));
+    /// Something was done with these sandboxes, well or not: those that run keep their places until they end.
+    async fn seat(&self, places: Vec<Place>) {
+        for place in places {
+            match self.machines.sandbox_get(&place.sandbox).await {
+                Ok(found) if found.state != SandboxStatus::Running => {}
+                Err(MachineError::Missing { .. }) => {}
+                Ok(_) | Err(_) => place.watch(Arc::clone(&self.machines)),
+            }
+        }
     }
 
-    /// A sandbox has ended, and who waits for its place need not wait until somebody notices.
-    fn left(&self, sandbox: &SandboxId) {
-        if let Some(hall) = &self.hall {
-            hall.usher.leave_raw(sandbox, None);
+    fn number(&self, sandbox: &SandboxId) -> Option<u64> {
+        self.hall.as_ref()?.usher.number_raw(sandbox)
+    }
+
+    /// A sandbox has ended that had this place: who waits for it need not wait until somebody notices.
+    fn left(&self, sandbox: &SandboxId, place: Option<u64>) {
+        if let (Some(hall), Some(number)) = (&self.hall, place) {
+            hall.usher.leave_raw(sandbox, number);
         }
     }
 }
@@ -311,6 +363,6 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.hall.usher.leave_raw(&self.sandbox, Some(self.number));
+        self.hall.usher.leave_raw(&self.sandbox, self.number);
     }
 }

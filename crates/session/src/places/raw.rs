@@ -4,7 +4,7 @@
 
 use harvest_proto::{SandboxId, SessionId};
 
-use super::{Places, Standing, Word};
+use super::{Guest, Places, Standing, Word};
 use crate::decide::Limit;
 
 /// A place somebody's own sandbox has.
@@ -38,8 +38,9 @@ impl Places {
         let new = sandboxes.iter().filter(|sandbox| !self.raw.contains_key(sandbox)).count();
         if let Some((limit, missing)) = self.reached(new, user) {
             let user = user.unwrap_or_default().to_owned();
-            let asked = self.ask(vec![(limit, user.clone()); missing]);
-            let soon = self.is_being_left(limit, &user);
+            // Nobody gives up a place for what finds no room all the same.
+            let soon = new <= self.most(limit) && missing <= self.could_leave(limit, &user);
+            let asked = if soon { self.ask(vec![(limit, user); missing]) } else { Vec::new() };
             let words = asked.into_iter().map(|session| (session, Word::Needed)).collect();
             return (Err(Refusal { limit, soon }), words);
         }
@@ -55,11 +56,15 @@ impl Places {
         self.raw.insert(sandbox, Taken { user, number });
     }
 
-    /// A sandbox runs no more. With a number only the place of that number is left: the sandbox may have been
-    /// started again since.
-    pub(crate) fn leave_raw(&mut self, sandbox: &SandboxId, number: Option<u64>) -> Vec<(SessionId, Word)> {
-        let is_meant = |taken: &Taken| number.is_none_or(|number| taken.number == number);
-        if !self.raw.get(sandbox).is_some_and(is_meant) {
+    /// The number of a sandbox's place.
+    pub(crate) fn number_raw(&self, sandbox: &SandboxId) -> Option<u64> {
+        self.raw.get(sandbox).map(|taken| taken.number)
+    }
+
+    /// A sandbox runs no more. Only the place of that number is left: the sandbox may have been started again
+    /// since.
+    pub(crate) fn leave_raw(&mut self, sandbox: &SandboxId, number: u64) -> Vec<(SessionId, Word)> {
+        if self.number_raw(sandbox) != Some(number) {
             return Vec::new();
         }
         self.raw.remove(sandbox);
@@ -84,10 +89,21 @@ impl Places {
         }
     }
 
-    fn is_being_left(&self, limit: Limit, user: &str) -> bool {
-        self.guests.values().any(|guest| {
-            let leaving = matches!(guest.standing, Standing::Holds { leaving: true, .. }) || guest.asked;
-            leaving && (limit != Limit::User || guest.user == user)
-        })
+    /// How many there may be at all.
+    fn most(&self, limit: Limit) -> usize {
+        match limit {
+            Limit::User => self.limits.sandboxes_per_user.unwrap_or(usize::MAX),
+            Limit::Sandboxes | Limit::Closed => self.limits.sandboxes,
+        }
+    }
+
+    /// How many places are being left, or would be if they were asked for.
+    fn could_leave(&self, limit: Limit, user: &str) -> usize {
+        let could = |guest: &&Guest| match guest.standing {
+            Standing::Holds { idle_since, leaving } => leaving || idle_since.is_some(),
+            _ => false,
+        };
+        let fits = |guest: &&Guest| limit != Limit::User || guest.user == user;
+        self.guests.values().filter(could).filter(fits).count()
     }
 }

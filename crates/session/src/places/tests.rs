@@ -131,7 +131,7 @@ impl Hall {
     fn ends(&mut self, index: usize) {
         if !self.raw.is_empty() {
             let (sandbox, _, number) = self.raw.remove(index % self.raw.len());
-            self.post.extend(self.places.leave_raw(&sandbox, Some(number)));
+            self.post.extend(self.places.leave_raw(&sandbox, number));
         }
     }
 
@@ -251,6 +251,26 @@ fn who_is_refused_a_sandbox_has_an_idle_session_asked_once() {
 }
 
 #[test]
+fn nobody_is_asked_for_a_place_that_would_not_be_enough() {
+    let mut hall = Hall::new(3, limits(3, None));
+    hall.wants(0);
+    hall.wants(1);
+    hall.wants(2);
+    hall.idle(1);
+    for forks in [2, 4] {
+        let forks: Vec<_> = (0..forks).map(|_| SandboxId::random()).collect();
+        let (claimed, words) = hall.places.claim_raw(&forks, None);
+        assert_eq!(claimed, Err(Refusal { limit: Limit::Sandboxes, soon: false }));
+        assert_eq!(words, []);
+    }
+    hall.idle(2);
+    let forks = [SandboxId::random(), SandboxId::random()];
+    let (claimed, words) = hall.places.claim_raw(&forks, None);
+    assert_eq!(claimed, Err(Refusal { limit: Limit::Sandboxes, soon: true }));
+    assert_eq!(words.len(), 2);
+}
+
+#[test]
 fn a_users_own_sandboxes_and_sessions_count_together_and_forks_are_all_or_none() {
     let mut hall = Hall::new(2, limits(9, Some(3)));
     hall.wants(0);
@@ -268,9 +288,9 @@ fn a_sandbox_started_again_keeps_its_new_place_when_its_old_end_is_heard_of() {
     let mut hall = Hall::new(1, limits(1, None));
     let sandbox = [SandboxId::random()];
     let first = hall.places.claim_raw(&sandbox, None).0.unwrap();
-    hall.places.leave_raw(&sandbox[0], None);
+    hall.places.leave_raw(&sandbox[0], first);
     let second = hall.places.claim_raw(&sandbox, None).0.unwrap();
-    hall.places.leave_raw(&sandbox[0], Some(first));
+    hall.places.leave_raw(&sandbox[0], first);
     assert_eq!(hall.places.all_raw(), [(sandbox[0].clone(), second)]);
     let again = hall.places.claim_raw(&sandbox, None).0;
     assert!(again.is_ok(), "who has a place needs no other");

@@ -191,6 +191,40 @@ async fn forks_that_a_dead_server_made_half_of_are_made_to_their_number() {
 }
 
 #[tokio::test]
+async fn forks_that_run_keep_their_places_when_the_others_cannot_be_made() {
+    let house = limited(4, None).await;
+    let mut sessions = house.serve().await;
+    let source = create(&machines(&house, &sessions), "a").await.unwrap();
+    let first = claimed(&sessions, "k").await;
+    let forks = machines(&house, &sessions).fork(&first, &source, 3).await.unwrap().made.forks;
+    machines(&house, &sessions).delete(&forks[2], false).await.unwrap();
+    sessions.close().await;
+    sessions = house.serve().await;
+    let (again, machines) = (claimed(&sessions, "k").await, machines(&house, &sessions));
+    machines.delete(&source, true).await.unwrap();
+    assert!(machines.fork(&again, &source, 3).await.is_err());
+    // Two of four run.
+    assert!(create(&machines, "a").await.is_ok() && create(&machines, "a").await.is_ok());
+    assert_eq!(code(create(&machines, "a").await), "limit_sandboxes");
+}
+
+#[tokio::test]
+async fn a_server_that_ends_lets_no_command_wait() {
+    let house = limited(1, None).await;
+    let sessions = house.serve().await;
+    let machines = machines(&house, &sessions).with_patience(Duration::from_secs(3600));
+    create(&machines, "a").await.unwrap();
+    let waits = machines.clone();
+    let waits = tokio::spawn(async move {
+        let once = ExecOnce { argv: vec!["true".into()], ..ExecOnce::default() };
+        code(waits.exec_once(&by("a"), once, None).await)
+    });
+    tokio::task::yield_now().await;
+    sessions.close().await;
+    assert_eq!(waits.await.unwrap(), "server_busy");
+}
+
+#[tokio::test]
 async fn a_key_under_which_nothing_could_be_made_is_free_again() {
     let house = limited(9, None).await;
     let sessions = house.serve().await;
