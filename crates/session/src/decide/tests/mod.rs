@@ -2,5 +2,7 @@
 //! break and everything fails at any moment.
 
 mod examples;
+mod going_back;
+mod resting;
 mod stories;
 mod world;

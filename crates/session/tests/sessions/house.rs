@@ -1,0 +1,194 @@
+//! A server's worth of sessions in a folder of its own, and ways to wait for them.
+
+use super::*;
+
+/// Everything a server would have, in its own folder.
+pub(crate) struct House {
+    pub(crate) folder: tempfile::TempDir,
+    pub(crate) store: Store,
+    pub(crate) fake: Fake,
+    pub(crate) doors: Arc<RecordingDoors>,
+    pub(crate) pulls: Arc<RecordingPulls>,
+    pub(crate) vault: Arc<Vault>,
+    pub(crate) config: Config,
+}
+
+#[derive(Default)]
+pub(crate) struct RecordingDoors(pub(crate) Mutex<Vec<Pass>>);
+
+impl Doors for RecordingDoors {
+    fn open(&self, _socket: &Path, pass: Pass) -> io::Result<Box<dyn Any + Send>> {
+        self.0.lock().unwrap().push(pass);
+        Ok(Box::new(()))
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct RecordingPulls(pub(crate) Mutex<Vec<PullOrder>>);
+
+#[async_trait]
+impl Pulls for RecordingPulls {
+    async fn open(&self, order: PullOrder) -> Result<Option<Pull>, PullsError> {
+        self.0.lock().unwrap().push(order.clone());
+        Ok(Some(Pull {
+            number: 7,
+            url: "http://forge/7".into(),
+            title: order.title,
+            body: order.body,
+            state: "open".into(),
+            branch: order.branch,
+            base: order.base,
+            commit: "c0ffee".into(),
+            evidence: None,
+        }))
+    }
+
+    async fn set_evidence(&self, _url: &str, _number: u64, _evidence: Evidence) -> Result<(), PullsError> {
+        Ok(())
+    }
+}
+
+pub(crate) fn ada() -> Author {
+    Author { name: "Ada".into(), email: "ada@example.org".into() }
+}
+
+impl House {
+    pub(crate) async fn new() -> Self {
+        Self::with(Clocks::default()).await
+    }
+
+    pub(crate) async fn with(clocks: Clocks) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        Self {
+            store: Store::open(&folder.path().join("store.db")).await.unwrap(),
+            vault: Arc::new(Vault::open(&folder.path().join("key")).unwrap()),
+            fake: Fake::new(),
+            doors: Arc::default(),
+            pulls: Arc::default(),
+            config: Config { clocks, ..Config::default() },
+            folder,
+        }
+    }
+
+    pub(crate) async fn lease(&self) -> Lease {
+        self.store.server_lease(Timestamp::from_millis(0)).await.unwrap()
+    }
+
+    /// A server, with a newer lease than the one before.
+    pub(crate) async fn serve(&self) -> Sessions {
+        let lease = self.lease().await;
+        self.serve_with(lease).await
+    }
+
+    pub(crate) async fn serve_with(&self, lease: Lease) -> Sessions {
+        let sessions = Sessions::open(self.parts(lease)).await.unwrap();
+        let url = "https://example.org/demo.git".to_owned();
+        let _there_already = sessions.repository_add(AddRepository { url, ..AddRepository::default() }).await;
+        sessions
+    }
+
+    pub(crate) fn parts(&self, lease: Lease) -> Parts {
+        Parts {
+            store: self.store.clone(),
+            lease,
+            provider: Arc::new(self.fake.clone()),
+            doors: self.doors.clone(),
+            pulls: self.pulls.clone(),
+            vault: self.vault.clone(),
+            config: self.config.clone(),
+        }
+    }
+
+    pub(crate) async fn session(&self, sessions: &Sessions, prompt: Option<&str>) -> Session {
+        let create = CreateSession {
+            repository: Some("demo".into()),
+            prompt: prompt.map(str::to_owned),
+            ..CreateSession::default()
+        };
+        sessions.create(create, ada()).await.unwrap()
+    }
+}
+
+pub(crate) async fn send(sessions: &Sessions, session: &SessionId, text: &str) -> PromptId {
+    let create = CreatePrompt { text: text.into(), ..CreatePrompt::default() };
+    sessions.prompt(session, create, ada()).await.unwrap().id
+}
+
+/// Follows the session until an event fits. Bounded, so that a mistake is a failure and not a hang.
+pub(crate) async fn until(
+    sessions: &Sessions,
+    session: &SessionId,
+    mut fits: impl FnMut(&Event) -> bool,
+) -> Event {
+    let mut events = sessions.follow(session, 0).await.unwrap();
+    let wait = async {
+        while let Some(event) = events.next().await {
+            if fits(&event) {
+                return event;
+            }
+        }
+        panic!("the events ended");
+    };
+    match tokio::time::timeout(Duration::from_secs(20), wait).await {
+        Ok(event) => event,
+        Err(_) => panic!("it never happened: {:#?}", all(sessions, session).await),
+    }
+}
+
+pub(crate) async fn until_state(sessions: &Sessions, session: &SessionId, wanted: SessionState) {
+    let wait = async {
+        let mut events = sessions.follow(session, 0).await.unwrap();
+        loop {
+            if sessions.get(session).await.unwrap().state == wanted {
+                return;
+            }
+            events.next().await;
+        }
+    };
+    if tokio::time::timeout(Duration::from_secs(20), wait).await.is_err() {
+        panic!("never {wanted:?}: {:#?}", all(sessions, session).await);
+    }
+}
+
+pub(crate) async fn until_status(
+    sessions: &Sessions,
+    session: &SessionId,
+    prompt: &PromptId,
+    wanted: PromptStatus,
+) {
+    let wait = async {
+        let mut events = sessions.follow(session, 0).await.unwrap();
+        while status(sessions, session, prompt).await != wanted {
+            events.next().await;
+        }
+    };
+    if tokio::time::timeout(Duration::from_secs(20), wait).await.is_err() {
+        panic!("never {wanted:?}: {:#?}", all(sessions, session).await);
+    }
+}
+
+pub(crate) async fn all(sessions: &Sessions, session: &SessionId) -> Vec<Event> {
+    sessions.events(session, 0, 1000).await.unwrap()
+}
+
+pub(crate) async fn status(sessions: &Sessions, session: &SessionId, prompt: &PromptId) -> PromptStatus {
+    let prompts = sessions.prompts(session).await.unwrap();
+    prompts.iter().find(|row| row.id == *prompt).unwrap().status
+}
+
+pub(crate) fn assert_gapless(events: &[Event]) {
+    let seqs: Vec<u64> = events.iter().map(|event| event.seq).collect();
+    assert_eq!(seqs, (1..=events.len() as u64).collect::<Vec<_>>());
+}
+
+pub(crate) async fn sandbox(sessions: &Sessions, session: &SessionId) -> SandboxId {
+    sessions.get(session).await.unwrap().sandbox.unwrap()
+}
+
+pub(crate) fn ended(event: &Event) -> bool {
+    matches!(event.body, EventBody::TurnEnded { .. })
+}
+
+pub(crate) fn started(event: &Event) -> bool {
+    matches!(event.body, EventBody::TurnStarted { .. })
+}
