@@ -86,11 +86,17 @@ impl Usher {
         self.moved.send_replace(());
     }
 
-    /// Places for these sandboxes that no session has, or for none of them; answers their number.
-    pub(crate) fn claim_raw(&self, sandboxes: &[SandboxId], user: Option<&str>) -> Result<u64, Refusal> {
+    /// Places for these sandboxes that no session has, or for none of them; answers their number. Idle sessions are
+    /// asked for theirs if that would help, and `ask` says so.
+    pub(crate) fn claim_raw(
+        &self,
+        sandboxes: &[SandboxId],
+        user: Option<&str>,
+        ask: bool,
+    ) -> Result<u64, Refusal> {
         let mut claimed = Err(Refusal { limit: Limit::Closed, soon: false });
         self.hall().pass_on(|places| {
-            let (answer, words) = places.claim_raw(sandboxes, user.map(person).as_deref());
+            let (answer, words) = places.claim_raw(sandboxes, user.map(person).as_deref(), ask);
             claimed = answer;
             words
         });

@@ -26,6 +26,9 @@ use crate::{
 // A machine that cannot say whether a sandbox has ended can in a while.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
+// Most commands are over by then; no session is paused for what a moment's wait gives.
+const ASKS_AFTER: Duration = Duration::from_secs(2);
+
 /// Who asks for a sandbox.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Asker {
@@ -284,9 +287,18 @@ impl Commands {
     }
 
     /// Places for these sandboxes, to be left when they are dropped; none where nobody counts.
-    pub(super) fn claim(&self, ids: &[SandboxId], user: Option<&str>) -> Result<Vec<Place>, MachineError> {
+    fn claim(&self, ids: &[SandboxId], user: Option<&str>) -> Result<Vec<Place>, MachineError> {
+        self.claim_asking(ids, user, true)
+    }
+
+    fn claim_asking(
+        &self,
+        ids: &[SandboxId],
+        user: Option<&str>,
+        ask: bool,
+    ) -> Result<Vec<Place>, MachineError> {
         let Some(hall) = &self.hall else { return Ok(Vec::new()) };
-        let number = hall.usher.claim_raw(ids, user)?;
+        let number = hall.usher.claim_raw(ids, user, ask)?;
         let place = |id: &SandboxId| Place { hall: Arc::clone(hall), sandbox: id.clone(), number };
         Ok(ids.iter().map(place).collect())
     }
@@ -299,11 +311,13 @@ impl Commands {
         user: Option<&str>,
     ) -> Result<Option<Place>, MachineError> {
         let Some(hall) = &self.hall else { return Ok(None) };
-        let (mut moved, until) = (hall.usher.moved(), Instant::now() + self.patience);
+        let (mut moved, now) = (hall.usher.moved(), Instant::now());
+        let (until, asks_at) = (now + self.patience, now + ASKS_AFTER.min(self.patience));
         let mut waits = None;
         loop {
             moved.borrow_and_update();
-            let refused = match self.claim(std::slice::from_ref(id), user) {
+            let asks = Instant::now() >= asks_at;
+            let refused = match self.claim_asking(std::slice::from_ref(id), user, asks) {
                 Ok(mut places) => return Ok(places.pop()),
                 Err(refused) => refused,
             };
@@ -312,7 +326,8 @@ impl Commands {
             if waits.is_none() || matches!(refused, MachineError::Full { limit: Limit::Closed, .. }) {
                 return Err(refused);
             }
-            if !matches!(timeout_at(until, moved.changed()).await, Ok(Ok(()))) {
+            let look = timeout_at(if asks { until } else { asks_at }, moved.changed()).await;
+            if matches!(look, Ok(Err(_))) || Instant::now() >= until {
                 return Err(refused);
             }
         }

@@ -1,5 +1,5 @@
 //! Places of sandboxes that no session has. They never wait in line: there is room, or whoever asks is told that
-//! there is none; and they are asked for nothing. Who is refused still has an idle session asked for its place,
+//! there is none; and they are asked for nothing. Who is refused may still have an idle session asked for its place,
 //! as a session that waits would, so that asking again helps.
 
 use harvest_proto::{SandboxId, SessionId};
@@ -26,11 +26,12 @@ pub(crate) struct Refusal {
 
 impl Places {
     /// Places for all of these sandboxes of a user, or for none. One that has a place goes on with it, under the
-    /// number that is answered, by which the places are left.
+    /// number that is answered, by which the places are left. Who does not `ask` has no idle session asked.
     pub(crate) fn claim_raw(
         &mut self,
         sandboxes: &[SandboxId],
         user: Option<&str>,
+        ask: bool,
     ) -> (Result<u64, Refusal>, Vec<(SessionId, Word)>) {
         if !self.open {
             return (Err(Refusal { limit: Limit::Closed, soon: false }), Vec::new());
@@ -40,7 +41,7 @@ impl Places {
             let user = user.unwrap_or_default().to_owned();
             // Nobody gives up a place for what finds no room all the same.
             let soon = new <= self.most(limit) && missing <= self.could_leave(limit, &user);
-            let asked = if soon { self.ask(vec![(limit, user); missing]) } else { Vec::new() };
+            let asked = if soon && ask { self.ask(vec![(limit, user); missing]) } else { Vec::new() };
             let words = asked.into_iter().map(|session| (session, Word::Needed)).collect();
             return (Err(Refusal { limit, soon }), words);
         }

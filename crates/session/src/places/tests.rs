@@ -120,7 +120,7 @@ impl Hall {
     /// Somebody wants a sandbox of their own.
     fn creates(&mut self, index: usize) -> Result<(), Refusal> {
         let (sandbox, user) = (SandboxId::random(), format!("user{}", index % 2));
-        let (claimed, words) = self.places.claim_raw(std::slice::from_ref(&sandbox), Some(&user));
+        let (claimed, words) = self.places.claim_raw(std::slice::from_ref(&sandbox), Some(&user), true);
         self.post.extend(words);
         self.raw.push((sandbox, user, claimed?));
         self.check();
@@ -251,6 +251,15 @@ fn who_is_refused_a_sandbox_has_an_idle_session_asked_once() {
 }
 
 #[test]
+fn who_only_looks_for_a_place_has_nobody_asked() {
+    let mut hall = Hall::new(1, limits(1, None));
+    hall.wants(0);
+    hall.idle(0);
+    let (claimed, words) = hall.places.claim_raw(&[SandboxId::random()], None, false);
+    assert_eq!((claimed, words), (Err(Refusal { limit: Limit::Sandboxes, soon: true }), Vec::new()));
+}
+
+#[test]
 fn nobody_is_asked_for_a_place_that_would_not_be_enough() {
     let mut hall = Hall::new(3, limits(3, None));
     hall.wants(0);
@@ -259,13 +268,13 @@ fn nobody_is_asked_for_a_place_that_would_not_be_enough() {
     hall.idle(1);
     for forks in [2, 4] {
         let forks: Vec<_> = (0..forks).map(|_| SandboxId::random()).collect();
-        let (claimed, words) = hall.places.claim_raw(&forks, None);
+        let (claimed, words) = hall.places.claim_raw(&forks, None, true);
         assert_eq!(claimed, Err(Refusal { limit: Limit::Sandboxes, soon: false }));
         assert_eq!(words, []);
     }
     hall.idle(2);
     let forks = [SandboxId::random(), SandboxId::random()];
-    let (claimed, words) = hall.places.claim_raw(&forks, None);
+    let (claimed, words) = hall.places.claim_raw(&forks, None, true);
     assert_eq!(claimed, Err(Refusal { limit: Limit::Sandboxes, soon: true }));
     assert_eq!(words.len(), 2);
 }
@@ -276,23 +285,23 @@ fn a_users_own_sandboxes_and_sessions_count_together_and_forks_are_all_or_none()
     hall.wants(0);
     assert_eq!(hall.creates(0), Ok(()));
     let forks = [SandboxId::random(), SandboxId::random()];
-    let (claimed, _) = hall.places.claim_raw(&forks, Some("user0"));
+    let (claimed, _) = hall.places.claim_raw(&forks, Some("user0"), true);
     assert_eq!(claimed, Err(Refusal { limit: Limit::User, soon: false }));
     assert_eq!(hall.creates(0), Ok(()), "no place was lost on the way");
     assert_eq!(hall.creates(1), Ok(()), "another user's are their own");
-    assert!(hall.places.claim_raw(&forks, None).0.is_ok(), "and nobody's count for nobody");
+    assert!(hall.places.claim_raw(&forks, None, true).0.is_ok(), "and nobody's count for nobody");
 }
 
 #[test]
 fn a_sandbox_started_again_keeps_its_new_place_when_its_old_end_is_heard_of() {
     let mut hall = Hall::new(1, limits(1, None));
     let sandbox = [SandboxId::random()];
-    let first = hall.places.claim_raw(&sandbox, None).0.unwrap();
+    let first = hall.places.claim_raw(&sandbox, None, true).0.unwrap();
     hall.places.leave_raw(&sandbox[0], first);
-    let second = hall.places.claim_raw(&sandbox, None).0.unwrap();
+    let second = hall.places.claim_raw(&sandbox, None, true).0.unwrap();
     hall.places.leave_raw(&sandbox[0], first);
     assert_eq!(hall.places.all_raw(), [(sandbox[0].clone(), second)]);
-    let again = hall.places.claim_raw(&sandbox, None).0;
+    let again = hall.places.claim_raw(&sandbox, None, true).0;
     assert!(again.is_ok(), "who has a place needs no other");
 }
 
