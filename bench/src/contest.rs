@@ -19,7 +19,10 @@ pub(crate) struct Contestant<'a> {
 
 impl<'a> Contestant<'a> {
     /// Says itself how long each of its rows took; what it does besides is not measured.
-    pub(crate) fn parts(rows: &[&'static str], run: impl FnMut() -> Result<Vec<Duration>> + 'a) -> Self {
+    pub(crate) fn parts(
+        rows: &[&'static str],
+        run: impl FnMut() -> Result<Vec<Duration>> + 'a,
+    ) -> Self {
         Self { rows: rows.to_vec(), run: Box::new(run) }
     }
 
@@ -46,7 +49,11 @@ pub(crate) struct Samples {
 }
 
 /// Lets all of them take turns. Two rounds more than asked for come first and do not count.
-pub(crate) fn run(contestants: &mut [Contestant<'_>], rounds: usize, gap: Duration) -> Result<Vec<Samples>> {
+pub(crate) fn run(
+    contestants: &mut [Contestant<'_>],
+    rounds: usize,
+    gap: Duration,
+) -> Result<Vec<Samples>> {
     const WARMING: usize = 2;
     let mut all: Vec<Vec<Samples>> = contestants
         .iter()

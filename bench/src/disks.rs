@@ -32,7 +32,8 @@ struct Size {
 }
 
 // 50,000 files and 1.2 GB: a checkout with its dependencies installed.
-const FULL: Size = Size { files: 50_000, folders: 5_000, file_bytes: 24_000, dirty_mib: [100, 1024] };
+const FULL: Size =
+    Size { files: 50_000, folders: 5_000, file_bytes: 24_000, dirty_mib: [100, 1024] };
 const QUICK: Size = Size { files: 200, folders: 20, file_bytes: 24_000, dirty_mib: [2, 4] };
 
 /// The copy everybody could make.
@@ -146,7 +147,9 @@ fn make_tree(root: &Path, size: &Size) -> Result<()> {
         }
         let folder = number % size.folders;
         let path = root.join(format!("{:02}/{folder}/file-{number}", folder % 50));
-        File::create(&path).and_then(|mut file| file.write_all(&bytes)).context("cannot make the tree")?;
+        File::create(&path)
+            .and_then(|mut file| file.write_all(&bytes))
+            .context("cannot make the tree")?;
     }
     Ok(())
 }
@@ -160,7 +163,12 @@ struct Live<'a> {
 }
 
 impl<'a> Live<'a> {
-    fn start(place: &'a Place, engine: &'a Engine, stage: &Path, names: &'static Names) -> Result<Self> {
+    fn start(
+        place: &'a Place,
+        engine: &'a Engine,
+        stage: &Path,
+        names: &'static Names,
+    ) -> Result<Self> {
         let mut spec = place.spec()?;
         spec.binds = vec![Bind { source: stage.to_owned(), inside: "/stage".into() }];
         let running = engine.start(&spec)?;
@@ -178,7 +186,10 @@ impl<'a> Live<'a> {
     /// Writes this many MiB, new each time.
     fn change(&self, mib: usize) -> Result<()> {
         let count = format!("count={mib}");
-        in_sandbox(&self.running.bridge, &["dd", "if=/dev/urandom", "of=/changed/dirty", "bs=1M", &count])
+        in_sandbox(
+            &self.running.bridge,
+            &["dd", "if=/dev/urandom", "of=/changed/dirty", "bs=1M", &count],
+        )
     }
 
     fn snapshot(&self) -> Result<Duration> {
@@ -214,11 +225,16 @@ impl Volume {
         fs::create_dir_all(&mount)?;
         // Sparse, with room for the tree and what is written besides.
         File::create(&image)?.set_len(4 << 30)?;
-        let words = |words: &[&Path]| words.iter().map(|word| word.display().to_string()).collect::<Vec<_>>();
+        let words = |words: &[&Path]| {
+            words.iter().map(|word| word.display().to_string()).collect::<Vec<_>>()
+        };
         quietly(&[vec!["mkfs.btrfs".to_owned(), "--quiet".to_owned()], words(&[&image])].concat())?;
         quietly(
-            &[vec!["mount".to_owned(), "-o".to_owned(), "loop".to_owned()], words(&[&image, &mount])]
-                .concat(),
+            &[
+                vec!["mount".to_owned(), "-o".to_owned(), "loop".to_owned()],
+                words(&[&image, &mount]),
+            ]
+            .concat(),
         )?;
         let volume = Self { mount };
         volume.btrfs("create", &["live"])?;

@@ -61,8 +61,10 @@ pub(crate) fn in_sandbox(bridge: &Path, argv: &[&str]) -> Result<()> {
 
 /// Runs a command on a connection.
 pub(crate) fn exec(guest: &mut Guest, argv: &[&str]) -> Result<()> {
-    let command =
-        Command { argv: argv.iter().map(|word| (*word).to_owned()).collect(), ..Command::default() };
+    let command = Command {
+        argv: argv.iter().map(|word| (*word).to_owned()).collect(),
+        ..Command::default()
+    };
     let mut said = Vec::new();
     match guest.exec(command, b"", &mut |_, bytes| said.extend_from_slice(bytes))? {
         Exit::Code(0) => Ok(()),

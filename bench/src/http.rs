@@ -91,8 +91,8 @@ impl Server {
         loop {
             line.clear();
             self.connection.read_line(&mut line)?;
-            let length =
-                usize::from_str_radix(line.trim(), 16).with_context(|| format!("no chunk: {line:?}"))?;
+            let length = usize::from_str_radix(line.trim(), 16)
+                .with_context(|| format!("no chunk: {line:?}"))?;
             let mut rest = vec![0; length + 2];
             self.connection.read_exact(&mut rest)?;
             if length == 0 {

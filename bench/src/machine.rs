@@ -41,7 +41,11 @@ impl Machine {
                 .and_then(|kib| kib.parse::<u64>().ok())
                 .map_or(0, |kib| kib / 1024),
             cgroups: cgroups(hidden),
-            versions: versions.iter().chain(&more).filter_map(|(name, flag)| version(name, flag)).collect(),
+            versions: versions
+                .iter()
+                .chain(&more)
+                .filter_map(|(name, flag)| version(name, flag))
+                .collect(),
             busy_before: Busy::now(),
             busy_after: Busy::default(),
         }

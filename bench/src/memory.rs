@@ -77,6 +77,7 @@ fn in_namespace_of(pid: u32) -> Vec<u32> {
 fn private_kib(pid: u32) -> Result<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))
         .with_context(|| format!("cannot look at the memory of process {pid}"))?;
-    let kib = |line: &str| line.split_whitespace().nth(1).and_then(|number| number.parse::<u64>().ok());
+    let kib =
+        |line: &str| line.split_whitespace().nth(1).and_then(|number| number.parse::<u64>().ok());
     Ok(text.lines().filter(|line| line.starts_with("Private_")).filter_map(kib).sum())
 }

@@ -51,10 +51,13 @@ impl Options {
             match word.as_str() {
                 "--help" | "-h" => options.help = true,
                 "--alone" => options.alone = true,
-                "--rounds" => options.rounds = value()?.parse().context("--rounds needs a number")?,
+                "--rounds" => {
+                    options.rounds = value()?.parse().context("--rounds needs a number")?
+                }
                 "--gap-millis" => {
-                    options.gap =
-                        Duration::from_millis(value()?.parse().context("--gap-millis needs a number")?);
+                    options.gap = Duration::from_millis(
+                        value()?.parse().context("--gap-millis needs a number")?,
+                    );
                 }
                 "--quick" => (options.quick, options.rounds) = (true, 3),
                 "--no-peers" => options.peers = false,

@@ -41,7 +41,9 @@ impl<'a> Offer<'a> {
             Ok(contestant) => contestants.push(contestant),
             Err(error) => {
                 let reason = error.root_cause().to_string();
-                report.skipped.push((self.row.to_owned(), reason.lines().next().unwrap_or("?").to_owned()));
+                report
+                    .skipped
+                    .push((self.row.to_owned(), reason.lines().next().unwrap_or("?").to_owned()));
             }
         }
     }
@@ -63,7 +65,8 @@ pub(crate) fn all(place: &Place) -> Vec<Offer<'_>> {
     let rootfs = place.rootfs().display().to_string();
     let mut offers = vec![bubblewrap(place, [BUBBLEWRAP, BUBBLEWRAP_READ_ONLY])];
     offers.extend(runtimes(place));
-    let podman = ["podman", "run", "--rm", "--network=none", "--rootfs"].map(str::to_owned).to_vec();
+    let podman =
+        ["podman", "run", "--rm", "--network=none", "--rootfs"].map(str::to_owned).to_vec();
     let podman = [podman, vec![format!("{rootfs}:O"), "/bin/true".to_owned()]].concat();
     offers.push(Offer::command("podman run --network=none", podman));
     offers.push(docker(&rootfs));
@@ -74,13 +77,15 @@ pub(crate) fn all(place: &Place) -> Vec<Offer<'_>> {
 pub(crate) fn bubblewrap(place: &Place, rows: [&'static str; 2]) -> Offer<'static> {
     let rootfs = &*place.rootfs().display().to_string();
     let help = Command::new("bwrap").arg("--help").output();
-    let overlays = help.is_ok_and(|help| String::from_utf8_lossy(&help.stdout).contains("--tmp-overlay"));
+    let overlays =
+        help.is_ok_and(|help| String::from_utf8_lossy(&help.stdout).contains("--tmp-overlay"));
     let (row, root): (_, &[&str]) = if overlays {
         (rows[0], &["--overlay-src", rootfs, "--tmp-overlay", "/"])
     } else {
         (rows[1], &["--ro-bind", rootfs, "/", "--tmpfs", "/tmp"])
     };
-    let words = ["bwrap", "--unshare-all"].iter().chain(root).chain(&["--proc", "/proc", "--dev", "/dev"]);
+    let words =
+        ["bwrap", "--unshare-all"].iter().chain(root).chain(&["--proc", "/proc", "--dev", "/dev"]);
     Offer::command(row, words.chain(&["/bin/true"]).map(|word| (*word).to_owned()).collect())
 }
 
@@ -154,9 +159,11 @@ fn docker(rootfs: &str) -> Offer<'static> {
     const IMAGE: &str = "harvest-bench:latest";
     let import = || -> Result<Contestant<'static>> {
         quietly(&["docker", "info"])?;
-        let mut tar = Command::new("tar").args(["-C", rootfs, "-c", "."]).stdout(Stdio::piped()).spawn()?;
+        let mut tar =
+            Command::new("tar").args(["-C", rootfs, "-c", "."]).stdout(Stdio::piped()).spawn()?;
         let input = tar.stdout.take().context("tar has an output")?;
-        let status = Command::new("docker").args(["import", "-", IMAGE]).stdin(input).output()?.status;
+        let status =
+            Command::new("docker").args(["import", "-", IMAGE]).stdin(input).output()?.status;
         if !tar.wait()?.success() || !status.success() {
             bail!("docker does not take the file tree");
         }
@@ -173,11 +180,15 @@ pub(crate) fn quietly<T: AsRef<str>>(words: &[T]) -> Result<()> {
     // Into a file, not a pipe: waiting for the program is all that is to be measured.
     let mut command = Command::new(program);
     command.args(arguments.iter().map(AsRef::as_ref)).stdin(Stdio::null()).stdout(Stdio::null());
-    let status = command.stderr(Stdio::null()).status().with_context(|| format!("cannot run {program}"))?;
+    let status =
+        command.stderr(Stdio::null()).status().with_context(|| format!("cannot run {program}"))?;
     if status.success() {
         return Ok(());
     }
     let output = command.stderr(Stdio::piped()).output()?;
     let said = String::from_utf8_lossy(&output.stderr);
-    bail!("{} ({program} ended with {status})", said.lines().last().unwrap_or("said nothing").trim())
+    bail!(
+        "{} ({program} ended with {status})",
+        said.lines().last().unwrap_or("said nothing").trim()
+    )
 }

@@ -10,10 +10,13 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use harvest_engine::{Config, Driver, Engine, ImageConfig, Limits, Network, Origin, Owner, Spec, Thresholds};
+use harvest_engine::{
+    Config, Driver, Engine, ImageConfig, Limits, Network, Origin, Owner, Spec, Thresholds,
+};
 use harvest_proto::SandboxId;
 
-const APPLETS: [&str; 11] = ["cat", "cp", "dd", "echo", "find", "mkdir", "rm", "sh", "sync", "touch", "true"];
+const APPLETS: [&str; 11] =
+    ["cat", "cp", "dd", "echo", "find", "mkdir", "rm", "sh", "sync", "touch", "true"];
 
 /// The folder and what is in it.
 pub(crate) struct Place {

@@ -85,7 +85,8 @@ fn burst(place: &Place) -> Result<Vec<Duration>> {
     };
     let took = at_once(&specs, &one)?;
     at_once(&specs, &|spec: &Spec| Ok(place.engine.remove(&spec.id)?))?;
-    let last = |of: fn(&(Duration, Duration)) -> Duration| took.iter().map(of).max().unwrap_or_default();
+    let last =
+        |of: fn(&(Duration, Duration)) -> Duration| took.iter().map(of).max().unwrap_or_default();
     Ok(vec![last(|took| took.0), last(|took| took.1)])
 }
 
@@ -116,6 +117,7 @@ fn calls(live: &[Running], seed: usize) -> Result<Vec<Duration>> {
     })?
     .concat();
     taken.sort_unstable();
-    let at = |percent: usize| taken.get((taken.len() - 1) * percent / 100).copied().context("no calls");
+    let at =
+        |percent: usize| taken.get((taken.len() - 1) * percent / 100).copied().context("no calls");
     Ok(vec![at(99)?, at(50)?])
 }

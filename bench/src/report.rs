@@ -125,7 +125,10 @@ fn compare(rows: &mut [Row]) {
         let (names, target) = match TARGETS.iter().find(|(name, ..)| *name == row.name) {
             Some((_, names, target)) => (*names, Some(*target)),
             // Starting something, copying a disk and writing events have nothing in common.
-            None if disks::is_row(&row.name) || store::is_row(&row.name) || sessions::is_row(&row.name) => {
+            None if disks::is_row(&row.name)
+                || store::is_row(&row.name)
+                || sessions::is_row(&row.name) =>
+            {
                 continue;
             }
             None => (BUBBLEWRAPS, None),
@@ -156,7 +159,9 @@ impl fmt::Display for Report {
                     let verdict = if is <= target { "met" } else { "not met" };
                     writeln!(out, "| {is:.2} × {} | ≤ {target} | {verdict} |", short(to))?;
                 }
-                Some(Ratio { to, is, target: None }) => writeln!(out, "| {is:.2} × {} | | |", short(to))?,
+                Some(Ratio { to, is, target: None }) => {
+                    writeln!(out, "| {is:.2} × {} | | |", short(to))?
+                }
                 None => match row.limit_ms {
                     Some(limit) => {
                         let verdict = if row.p50_ms <= limit { "met" } else { "not met" };
@@ -175,8 +180,11 @@ impl fmt::Display for Report {
                 "private memory of pid 1 after {} execs: {pid_1} KiB (≤ {TARGET_KIB}: {verdict})",
                 memory.execs
             )?;
-            let parts: Vec<String> =
-                memory.processes.iter().map(|one| format!("{} {}", one.role, one.private_kib)).collect();
+            let parts: Vec<String> = memory
+                .processes
+                .iter()
+                .map(|one| format!("{} {}", one.role, one.private_kib))
+                .collect();
             writeln!(
                 out,
                 "all platform processes of the sandbox: {} KiB ({})",
@@ -204,7 +212,10 @@ mod tests {
     use super::*;
 
     fn row(name: &'static str, millis: &[u64]) -> Row {
-        Row::of(Samples { row: name, taken: millis.iter().map(|ms| Duration::from_millis(*ms)).collect() })
+        Row::of(Samples {
+            row: name,
+            taken: millis.iter().map(|ms| Duration::from_millis(*ms)).collect(),
+        })
     }
 
     #[test]
@@ -215,7 +226,8 @@ mod tests {
 
     #[test]
     fn a_target_is_compared_with_its_own_row() {
-        let mut rows = [row(harvest::EXEC, &[4]), row(peers::FORK_EXEC, &[2]), row(peers::BUBBLEWRAP, &[8])];
+        let mut rows =
+            [row(harvest::EXEC, &[4]), row(peers::FORK_EXEC, &[2]), row(peers::BUBBLEWRAP, &[8])];
         compare(&mut rows);
         let ratio = rows[0].ratio.clone().unwrap();
         assert_eq!((ratio.to.as_str(), ratio.is, ratio.target), (peers::FORK_EXEC, 2.0, Some(2.5)));

@@ -52,7 +52,9 @@ pub(crate) fn run(options: &Options, report: &mut Report) -> Result<()> {
         report.add(vec![Samples { row: HEARD, taken: heard(&host).await? }]);
         let (sessions, prompts) = if options.quick { (4, 3) } else { (SESSIONS, PROMPTS) };
         let busy = crowd(&host, sessions, prompts).await?;
-        let what = format!("the server's memory at most, {prompts} prompts on each of {sessions} sessions");
+        let what = format!(
+            "the server's memory at most, {prompts} prompts on each of {sessions} sessions"
+        );
         report.weigh(what, busy, 150 * 1024);
         drop(host);
         let idle = idle(sessions).await?;
@@ -87,7 +89,9 @@ async fn start(host: &Host, row: &'static str) -> Result<Duration> {
     };
     let wanted = |body: &EventBody| match body {
         EventBody::TurnStarted { .. } => true,
-        EventBody::BootPhase { phase: BootPhase::Ready, status: PhaseStatus::Done, .. } => row == READY,
+        EventBody::BootPhase { phase: BootPhase::Ready, status: PhaseStatus::Done, .. } => {
+            row == READY
+        }
         _ => false,
     };
     host.follow(session.id.clone()).until(row, wanted).await;
@@ -124,7 +128,9 @@ async fn heard(host: &Host) -> Result<Vec<Duration>> {
     let mut took = Vec::new();
     for event in &follower.seen {
         let EventBody::ToolEnded { call, output, .. } = &event.body else { continue };
-        let said = Duration::from_nanos(output.trim().parse().with_context(|| format!("no time: {output}"))?);
+        let said = Duration::from_nanos(
+            output.trim().parse().with_context(|| format!("no time: {output}"))?,
+        );
         took.push(came.borrow()[call].saturating_sub(said));
     }
     ensure!(took.len() == SAID, "{} of {SAID} answers came", took.len());
@@ -134,8 +140,7 @@ async fn heard(host: &Host) -> Result<Vec<Duration>> {
 
 /// Everybody is given everything at once; each prompt must have run once. Answers KiB.
 async fn crowd(host: &Host, sessions: usize, prompts: usize) -> Result<u64> {
-    let script =
-        |number: usize| json!([{ "bash": format!("echo {number} >> /tmp/ran") }, { "text": "done" }]);
+    let script = |number: usize| json!([{ "bash": format!("echo {number} >> /tmp/ran") }, { "text": "done" }]);
     let mut all = Vec::new();
     for _ in 0..sessions {
         all.push(host.bare("Note it.", &script(0)).await.id);

@@ -43,9 +43,10 @@ pub(crate) fn run(place: &Place, options: &Options, report: &mut Report) -> Resu
     let file = DatabaseUrl::file(&place.at("store.db"));
     report.add(runtime.block_on(rows(&file, [WRITE_SQLITE, OPEN_SQLITE], options))?);
     if !Postgres::installed() {
-        report
-            .skipped
-            .push((WRITE_POSTGRES.to_owned(), "the package `postgresql` is not installed".to_owned()));
+        report.skipped.push((
+            WRITE_POSTGRES.to_owned(),
+            "the package `postgresql` is not installed".to_owned(),
+        ));
         return Ok(());
     }
     // Not in the bench's folder, which only root may enter.
@@ -60,7 +61,11 @@ async fn on_postgres(folder: &Path, options: &Options) -> Result<Vec<Samples>> {
     rows(&url, [WRITE_POSTGRES, OPEN_POSTGRES], options).await
 }
 
-async fn rows(url: &DatabaseUrl, names: [&'static str; 2], options: &Options) -> Result<Vec<Samples>> {
+async fn rows(
+    url: &DatabaseUrl,
+    names: [&'static str; 2],
+    options: &Options,
+) -> Result<Vec<Samples>> {
     let store = Store::connect(url).await?;
     let lease = store.server_lease(NOW).await?;
     let rounds = options.rounds.min(10);

@@ -7,7 +7,8 @@ use std::{
 };
 
 fn main() {
-    let out = PathBuf::from(env::var("OUT_DIR").expect("cargo tells every build script where to write"));
+    let out =
+        PathBuf::from(env::var("OUT_DIR").expect("cargo tells every build script where to write"));
     write(&out.join("supervisor.rs"), &supervisor());
     write(&out.join("recipes.rs"), &recipes());
 }
@@ -31,7 +32,8 @@ fn supervisor() -> String {
 /// `images/*.toml` as a table of names and texts.
 fn recipes() -> String {
     // Asked when it runs, not when it was compiled: a clone may have moved since.
-    let here = env::var("CARGO_MANIFEST_DIR").expect("cargo tells every build script where its crate is");
+    let here =
+        env::var("CARGO_MANIFEST_DIR").expect("cargo tells every build script where its crate is");
     let folder = Path::new(&here).join("../../images");
     // Relative to the crate, for the same reason.
     println!("cargo::rerun-if-changed=../../images");

@@ -133,7 +133,8 @@ impl<R: Read> Archive<R> {
         if wanted == 0 {
             return Ok(0);
         }
-        let length = read_some(&mut self.source, &mut buffer[..wanted]).map_err(ArchiveError::Read)?;
+        let length =
+            read_some(&mut self.source, &mut buffer[..wanted]).map_err(ArchiveError::Read)?;
         if length == 0 {
             return Err(ArchiveError::Truncated);
         }
@@ -151,7 +152,8 @@ impl<R: Read> Archive<R> {
         let wrong = |reason| ArchiveError::Header { at: begin, reason };
         let pax = extensions.pax;
         let mut path = pax.path.or(extensions.path).unwrap_or(header.path);
-        let kind = Kind::of(header.flag, &path).ok_or_else(|| wrong("it is of a kind nobody unpacks"))?;
+        let kind =
+            Kind::of(header.flag, &path).ok_or_else(|| wrong("it is of a kind nobody unpacks"))?;
         let stored = if kind.has_data() { pax.size.unwrap_or(header.size) } else { 0 };
         self.expect(stored, begin)?;
         let mut size = stored;
@@ -208,7 +210,10 @@ impl<R: Read> Archive<R> {
     fn expect(&mut self, stored: u64, begin: u64) -> Result<(), ArchiveError> {
         let padding = stored.wrapping_neg() % BLOCK as u64;
         if stored > i64::MAX as u64 {
-            return Err(ArchiveError::Header { at: begin, reason: "its size is beyond every disk" });
+            return Err(ArchiveError::Header {
+                at: begin,
+                reason: "its size is beyond every disk",
+            });
         }
         (self.data, self.padding) = (stored, padding);
         Ok(())

@@ -54,7 +54,8 @@ pub(crate) fn debian(
     let sources = host::debian_sources(suite);
     if sources.is_empty() {
         let what = format!("find the packages of Debian {suite}");
-        let tail = vec![format!("this host's apt sources name no Debian {suite} and no other Debian")];
+        let tail =
+            vec![format!("this host's apt sources name no Debian {suite} and no other Debian")];
         return Err(EngineError::Build {
             what,
             tail,
@@ -82,7 +83,15 @@ fn run(
 ) -> Result<(), EngineError> {
     // `unshare`: what it mounts and what it starts are gone with it, however it ends.
     let mut command = Command::new("unshare");
-    command.args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "--", "mmdebstrap"]);
+    command.args([
+        "--mount",
+        "--pid",
+        "--fork",
+        "--kill-child",
+        "--mount-proc",
+        "--",
+        "mmdebstrap",
+    ]);
     command.args(["--variant=minbase", "--format=directory"]);
     if !include.is_empty() {
         command.arg(format!("--include={}", include.join(",")));
@@ -145,14 +154,19 @@ fn tidy(root: &Path, sources: &str) -> Result<(), EngineError> {
     for name in crate::disk::names_in(&parts)? {
         crate::disk::remove_file(&parts.join(name))?;
     }
-    for (path, text) in [(SOURCES, sources), ("etc/resolv.conf", ""), ("etc/hostname", ""), ("etc/hosts", "")]
+    for (path, text) in
+        [(SOURCES, sources), ("etc/resolv.conf", ""), ("etc/hostname", ""), ("etc/hosts", "")]
     {
         crate::disk::remove_file(&at(path))?;
         fs::write(at(path), text).map_err(|e| disk_error("write", at(path), e))?;
     }
     let foreign = fs::metadata(root).map_err(|e| disk_error("read", root, e))?.uid() != 0;
     if foreign {
-        return Err(disk_error("use", root, io::Error::other("the root folder does not belong to root")));
+        return Err(disk_error(
+            "use",
+            root,
+            io::Error::other("the root folder does not belong to root"),
+        ));
     }
     // A sandbox has devices of its own.
     fs::remove_dir_all(at("dev")).map_err(|e| disk_error("tidy", at("dev"), e))?;

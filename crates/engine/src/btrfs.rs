@@ -176,7 +176,8 @@ pub(crate) fn taken(anywhere: impl AsFd) -> io::Result<BTreeMap<u64, Taken>> {
 
 // Every item has a header of 32 bytes: transaction, object, offset, kind, length.
 fn read_found(search: &Search, taken: &mut BTreeMap<u64, Taken>) -> Option<u64> {
-    let number = |at: usize| Some(u64::from_le_bytes(search.found.get(at..at + 8)?.try_into().ok()?));
+    let number =
+        |at: usize| Some(u64::from_le_bytes(search.found.get(at..at + 8)?.try_into().ok()?));
     let (mut at, mut last) = (0, None);
     for _ in 0..search.items {
         let (group, sizes) = (number(at + 16)?, number(at + 24)?);

@@ -147,7 +147,11 @@ impl Build<'_> {
         match (parent, pulled) {
             (Some(parent), _) => {
                 (ground.layers, ground.config) = (parent.layers, parent.config);
-                (self.progress)(Progress::StepCached { index: 1, total, what: words_of_base(&recipe.from) });
+                (self.progress)(Progress::StepCached {
+                    index: 1,
+                    total,
+                    what: words_of_base(&recipe.from),
+                });
             }
             (None, Some(pulled)) => (ground.layers, ground.config) = (pulled.layers, pulled.config),
             (None, None) => self.base(recipe, &keys[0], total, &mut ground)?,
@@ -196,8 +200,10 @@ impl Build<'_> {
     }
 
     fn unchanged(&self, name: &str, key: &str) -> Result<Option<Image>, EngineError> {
-        let image = self.disk.image(name)?.filter(|image| !self.options.force && image.recipe_key == key);
-        Ok(image.filter(|image| image.layers.iter().all(|layer| self.disk.layer_path(layer).is_ok())))
+        let image =
+            self.disk.image(name)?.filter(|image| !self.options.force && image.recipe_key == key);
+        Ok(image
+            .filter(|image| image.layers.iter().all(|layer| self.disk.layer_path(layer).is_ok())))
     }
 
     fn tell_cached(&mut self, recipe: &Recipe, total: usize) {
@@ -216,13 +222,19 @@ impl Build<'_> {
     ) -> Result<(), EngineError> {
         let what = words_of_base(&recipe.from);
         self.layer((1, total), &what, key, ground, |build, target, _| match &recipe.from {
-            Base::Debian { suite, include } => bootstrap::debian(suite, include, target, &mut |line| {
-                (build.progress)(Progress::Output { line: line.to_owned() });
-            }),
-            Base::Folder(folder) => import::copy_root(&base_folder(recipe, folder)?, target),
-            Base::Tar(file) => {
-                import::unpack_file(&base_folder(recipe, file)?, key, target, build.disk, build.progress)
+            Base::Debian { suite, include } => {
+                bootstrap::debian(suite, include, target, &mut |line| {
+                    (build.progress)(Progress::Output { line: line.to_owned() });
+                })
             }
+            Base::Folder(folder) => import::copy_root(&base_folder(recipe, folder)?, target),
+            Base::Tar(file) => import::unpack_file(
+                &base_folder(recipe, file)?,
+                key,
+                target,
+                build.disk,
+                build.progress,
+            ),
             Base::Image(image) => Err(EngineError::ImageMissing { image: image.clone() }),
             Base::Oci(reference) => Err(EngineError::ImageMissing { image: reference.clone() }),
         })
@@ -235,7 +247,8 @@ impl Build<'_> {
         let reference = import::parse_reference(text)?;
         let record = self.disk.pulled().join(format!("{}.json", key("", &recipe.from, "")));
         let known: Option<Pulled> = disk::read_record(&record)?;
-        let there = |pulled: &Pulled| pulled.layers.iter().all(|layer| self.disk.layer_path(layer).is_ok());
+        let there =
+            |pulled: &Pulled| pulled.layers.iter().all(|layer| self.disk.layer_path(layer).is_ok());
         let (index, total, what) = (1, recipe.steps.len() + 1, words_of_base(&recipe.from));
         if let Some(known) = known.filter(|known| !self.options.force && there(known)) {
             (self.progress)(Progress::StepCached { index, total, what });
@@ -319,12 +332,18 @@ impl Build<'_> {
     }
 
     fn known(&self, key: &str) -> Result<Option<LayerId>, EngineError> {
-        let renamed: Option<LayerId> = disk::read_record(&self.disk.steps().join(format!("{key}.json")))?;
+        let renamed: Option<LayerId> =
+            disk::read_record(&self.disk.steps().join(format!("{key}.json")))?;
         let layer = renamed.unwrap_or_else(|| key.parse().expect("hexadecimal text names a layer"));
         Ok(self.disk.layer_path(&layer).is_ok().then_some(layer))
     }
 
-    fn store(&mut self, target: &Path, key: &str, ground: &mut Ground) -> Result<LayerId, EngineError> {
+    fn store(
+        &mut self,
+        target: &Path,
+        key: &str,
+        ground: &mut Ground,
+    ) -> Result<LayerId, EngineError> {
         let parse = |text: &str| text.parse::<LayerId>().expect("hexadecimal text names a layer");
         let layer = if self.options.force {
             let fresh = parse(&random_name());
@@ -383,7 +402,9 @@ impl Build<'_> {
             progress(Progress::Output { line });
         };
         let command = shell(step, config, &host.env);
-        let exit = guest.exec(command, b"", &mut |_, bytes| lines.push(bytes, &mut say)).map_err(broken)?;
+        let exit = guest
+            .exec(command, b"", &mut |_, bytes| lines.push(bytes, &mut say))
+            .map_err(broken)?;
         lines.finish(&mut say);
         let how = match exit {
             Exit::Code(0) => return Ok(()),
@@ -394,7 +415,11 @@ impl Build<'_> {
             Exit::Killed => "it was killed".to_owned(),
         };
         tail.push(&how);
-        Err(EngineError::Build { what, tail: tail.lines(), hint: "the lines above are the last it said" })
+        Err(EngineError::Build {
+            what,
+            tail: tail.lines(),
+            hint: "the lines above are the last it said",
+        })
     }
 
     fn take_upper(&self, id: &SandboxId, target: &Path) -> Result<(), EngineError> {
@@ -402,7 +427,9 @@ impl Build<'_> {
         let upper = self.engine.home.writable(id).join("upper");
         match fs::rename(&upper, target) {
             // Home and cache on two file systems.
-            Err(error) if error.kind() == io::ErrorKind::CrossesDevices => copy::copy_tree(&upper, target)?,
+            Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
+                copy::copy_tree(&upper, target)?
+            }
             other => other.map_err(|e| disk_error("keep", &upper, e))?,
         }
         scrub(target)
@@ -473,7 +500,8 @@ mod tests {
         fs::create_dir_all(folder.path().join("recipe/files")).unwrap();
         std::os::unix::fs::symlink("files", folder.path().join("recipe/inside")).unwrap();
         std::os::unix::fs::symlink("..", folder.path().join("recipe/outside")).unwrap();
-        let recipe = Recipe::parse("name = \"x\"\nfrom = \"base\"", &folder.path().join("recipe")).unwrap();
+        let recipe =
+            Recipe::parse("name = \"x\"\nfrom = \"base\"", &folder.path().join("recipe")).unwrap();
         assert!(beside(&recipe, Path::new("inside")).is_ok());
         assert!(beside(&recipe, Path::new("outside")).is_err());
         assert!(beside(&recipe, Path::new("nothing")).is_err());

@@ -50,13 +50,14 @@ impl Hierarchy {
         if rootless::is_here() {
             return Ok(delegated::find().map_or(Self::None, |mount| Self::V2 { mount }));
         }
-        let mounts =
-            fs::read_to_string("/proc/self/mountinfo").doing(|| "read the mount table".to_owned())?;
+        let mounts = fs::read_to_string("/proc/self/mountinfo")
+            .doing(|| "read the mount table".to_owned())?;
         Self::from_mounts(&mounts, |mount| {
             fs::read_to_string(mount.join("cgroup.controllers")).unwrap_or_default()
         })
         .ok_or_else(|| {
-            let missing = "neither cgroup v2 with memory and pids nor v1 with cpu, freezer, memory and pids";
+            let missing =
+                "neither cgroup v2 with memory and pids nor v1 with cpu, freezer, memory and pids";
             StepError::new(missing, io::ErrorKind::Unsupported.into())
         })
     }
@@ -71,7 +72,9 @@ impl Hierarchy {
             match right.first().copied() {
                 Some("cgroup2") => {
                     let has = controllers(&mount);
-                    if ["memory", "pids"].iter().all(|name| has.split_whitespace().any(|word| word == *name))
+                    if ["memory", "pids"]
+                        .iter()
+                        .all(|name| has.split_whitespace().any(|word| word == *name))
                     {
                         return Some(Self::V2 { mount });
                     }
@@ -105,7 +108,9 @@ impl Hierarchy {
         match self {
             Self::V2 { mount } => layout::v2(&mount.join(home).join(part), limits),
             Self::V1 { mounts } => layout::v1(mounts, &Path::new(home).join(part), limits),
-            Self::None => Groups { make: Vec::new(), born_in: None, join: Vec::new(), inherit: Vec::new() },
+            Self::None => {
+                Groups { make: Vec::new(), born_in: None, join: Vec::new(), inherit: Vec::new() }
+            }
         }
     }
 
@@ -144,7 +149,10 @@ impl Hierarchy {
     /// 0.1 ms as a rule, but not while a process waits for a disk: see [`Hierarchy::is_frozen`].
     pub(crate) fn freeze(&self, home: &str, part: &str, frozen: bool) -> Result<(), StepError> {
         let Some(folder) = self.freezer(home, part) else {
-            return Err(StepError::new("freeze without a cgroup", io::ErrorKind::Unsupported.into()));
+            return Err(StepError::new(
+                "freeze without a cgroup",
+                io::ErrorKind::Unsupported.into(),
+            ));
         };
         let (file, value) = match (self, frozen) {
             (Self::V2 { .. }, true) => ("cgroup.freeze", "1"),
@@ -178,7 +186,10 @@ impl Hierarchy {
     /// The processes in `work`.
     pub(crate) fn working(&self, home: &str, part: &str) -> Vec<Pid> {
         let Some(work) = self.freezer(home, part) else { return Vec::new() };
-        [work.join("agent"), work.join("commands"), work].iter().flat_map(|group| processes(group)).collect()
+        [work.join("agent"), work.join("commands"), work]
+            .iter()
+            .flat_map(|group| processes(group))
+            .collect()
     }
 
     /// Kills what runs in `work`; true when nothing is left in it. Waits for nothing, so to be called
@@ -186,7 +197,8 @@ impl Hierarchy {
     pub(crate) fn kill_work(&self, home: &str, part: &str, frozen: bool) -> bool {
         let Some(work) = self.freezer(home, part) else { return true };
         // On v1 nothing forks while it stands still, so that none gets away between list and signal.
-        let still = (matches!(self, Self::V1 { .. }) && !frozen).then(|| work.join("freezer.state"));
+        let still =
+            (matches!(self, Self::V1 { .. }) && !frozen).then(|| work.join("freezer.state"));
         if let Some(state) = &still {
             let _ = fs::write(state, "FROZEN");
         }

@@ -79,12 +79,19 @@ impl Engine {
     ///
     /// # Errors
     /// When a snapshot or what it began as is not there.
-    pub fn changes(&self, before: &Before, after: &SnapshotId, limit: usize) -> Result<Changes, EngineError> {
+    pub fn changes(
+        &self,
+        before: &Before,
+        after: &SnapshotId,
+        limit: usize,
+    ) -> Result<Changes, EngineError> {
         self.store.wake()?;
         // What is compared stays until it is.
         let _hold = self.disk.hold()?;
         let find = |id: &SnapshotId| {
-            self.disk.snapshot(id)?.ok_or_else(|| EngineError::SnapshotMissing { snapshot: id.clone() })
+            self.disk
+                .snapshot(id)?
+                .ok_or_else(|| EngineError::SnapshotMissing { snapshot: id.clone() })
         };
         let before = match before {
             Before::Snapshot(id) => find(id)?.layers,
@@ -107,7 +114,9 @@ impl Disk {
             (Some(parent), _) if self.store().is_btrfs() => {
                 Err(EngineError::SnapshotMissing { snapshot: parent.clone() })
             }
-            (_, Some(count)) if count <= snapshot.layers.len() => Ok(snapshot.layers[..count].to_vec()),
+            (_, Some(count)) if count <= snapshot.layers.len() => {
+                Ok(snapshot.layers[..count].to_vec())
+            }
             _ => Err(EngineError::Invalid {
                 reason: format!("nobody noted what the sandbox of {} began as", snapshot.id),
             }),
@@ -137,8 +146,13 @@ impl Disk {
             after: Side { own: open(&after[shared..])?, sees: true },
             common,
         };
-        let mut comparison =
-            Comparison { roots, limit, names: MOST_NAMES, bytes: MOST_BYTES, changes: Changes::default() };
+        let mut comparison = Comparison {
+            roots,
+            limit,
+            names: MOST_NAMES,
+            bytes: MOST_BYTES,
+            changes: Changes::default(),
+        };
         comparison.walk(root);
         Ok(comparison.changes)
     }
@@ -249,7 +263,10 @@ impl Comparison {
             (Seen::Nothing, Seen::Nothing) => return,
             (Seen::Nothing, _) => How::Added,
             (_, Seen::Nothing) => How::Removed,
-            (Seen::Other { stat: one, layer: first }, Seen::Other { stat: other, layer: second }) => {
+            (
+                Seen::Other { stat: one, layer: first },
+                Seen::Other { stat: other, layer: second },
+            ) => {
                 if first == second || self.is_same(open, name, (one, *first), (other, *second)) {
                     return;
                 }
@@ -287,7 +304,13 @@ impl Comparison {
         });
     }
 
-    fn is_same(&mut self, open: &Open, name: &CStr, one: (&Stat, usize), other: (&Stat, usize)) -> bool {
+    fn is_same(
+        &mut self,
+        open: &Open,
+        name: &CStr,
+        one: (&Stat, usize),
+        other: (&Stat, usize),
+    ) -> bool {
         let ((before, first), (after, second)) = (one, other);
         if !has_same_owner(before, after)
             || before.st_rdev != after.st_rdev
@@ -300,7 +323,9 @@ impl Comparison {
         if changed(before) == changed(after) {
             return true;
         }
-        let (Some(before_in), Some(after_in)) = (of(open, first), of(open, second)) else { return false };
+        let (Some(before_in), Some(after_in)) = (of(open, first), of(open, second)) else {
+            return false;
+        };
         match FileType::from_raw_mode(before.st_mode) {
             FileType::RegularFile if before.st_size <= self.bytes => {
                 self.bytes -= before.st_size;
@@ -334,8 +359,11 @@ fn deeper(path: PathBuf, before: Seen, after: Seen) -> Option<Place> {
 fn look(open: &Open, side: &Side, common: &[usize], name: &CStr) -> Result<Seen, Errno> {
     let mut found: Option<(Stat, Side, Vec<usize>)> = None;
     let through = if side.sees { common } else { &[] };
-    let layers =
-        side.own.iter().map(|layer| (*layer, false)).chain(through.iter().map(|layer| (*layer, true)));
+    let layers = side
+        .own
+        .iter()
+        .map(|layer| (*layer, false))
+        .chain(through.iter().map(|layer| (*layer, true)));
     let mut cut = !side.sees;
     for (layer, is_common) in layers {
         let Some(folder) = of(open, layer) else { continue };
@@ -386,7 +414,11 @@ fn has_same_owner(one: &Stat, other: &Stat) -> bool {
     (one.st_mode, one.st_uid, one.st_gid) == (other.st_mode, other.st_uid, other.st_gid)
 }
 
-fn has_same_content(one: BorrowedFd<'_>, other: BorrowedFd<'_>, name: &CStr) -> std::io::Result<bool> {
+fn has_same_content(
+    one: BorrowedFd<'_>,
+    other: BorrowedFd<'_>,
+    name: &CStr,
+) -> std::io::Result<bool> {
     let open = |folder| {
         // Not to wait should it have become a pipe, which in an immutable layer it cannot.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
@@ -426,7 +458,11 @@ mod tests {
             let changes = Changes::default();
             let mut comparison = Comparison { roots, limit: 1000, names, bytes: 0, changes };
             comparison.walk(root);
-            assert_eq!((comparison.changes.added, comparison.changes.cut), (added, cut), "of {names}");
+            assert_eq!(
+                (comparison.changes.added, comparison.changes.cut),
+                (added, cut),
+                "of {names}"
+            );
         }
     }
 }

@@ -44,7 +44,11 @@ pub struct Collected {
 impl Disk {
     /// Throws away every layer nothing refers to, in this home and in the cache. With `dry_run` it only
     /// says which. Answers what is in the trash by name, to be deleted without holding anyone up.
-    pub(crate) fn collect(&self, dry_run: bool, collected: &mut Collected) -> Result<Waste, EngineError> {
+    pub(crate) fn collect(
+        &self,
+        dry_run: bool,
+        collected: &mut Collected,
+    ) -> Result<Waste, EngineError> {
         let _alone = self.hold_home_alone()?;
         let mut used = BTreeSet::new();
         let mut waste = self.collect_home(dry_run, &mut used, collected)?;
@@ -139,8 +143,9 @@ impl Disk {
         for name in disk::record_names(&self.pulled())? {
             let path = self.pulled().join(format!("{name}.json"));
             let pulled: Option<Pulled> = disk::read_record(&path)?;
-            if pulled.is_some_and(|pulled| pulled.layers.iter().any(|layer| self.layer_path(layer).is_err()))
-            {
+            if pulled.is_some_and(|pulled| {
+                pulled.layers.iter().any(|layer| self.layer_path(layer).is_err())
+            }) {
                 disk::remove_file(&path)?;
             }
         }
@@ -158,7 +163,9 @@ impl Disk {
             used.extend(snapshot.layers);
         }
         for part in disk::names_in(&other.sandboxes())? {
-            let Ok(id) = format!("{}_{part}", SandboxId::PREFIX).parse::<SandboxId>() else { continue };
+            let Ok(id) = format!("{}_{part}", SandboxId::PREFIX).parse::<SandboxId>() else {
+                continue;
+            };
             if let Some(record) = Record::read(&Home::new(home.to_owned(), store), &id)? {
                 used.extend(record.layers);
             }
@@ -310,7 +317,8 @@ mod tests {
         disk::write_record(&disk.sandbox(&id).join("ending.json"), &ending).unwrap();
         let snapshot = SnapshotId::random();
         let layers = vec![layer(&home, kept[4])];
-        disk.snapshot_write(Snapshot::of(snapshot.clone(), layers, ImageConfig::default())).unwrap();
+        disk.snapshot_write(Snapshot::of(snapshot.clone(), layers, ImageConfig::default()))
+            .unwrap();
         layer(&home, "orphan-a");
         layer(&cache, "orphan-b");
         assert_eq!(collect(&disk, true), ["orphan-a", "orphan-b"]);
@@ -327,7 +335,8 @@ mod tests {
     fn a_sweep_removes_records_whose_writer_was_killed() {
         let disk = Disk::temporary();
         let kept = SnapshotId::random();
-        disk.snapshot_write(Snapshot::of(kept.clone(), Vec::new(), ImageConfig::default())).unwrap();
+        disk.snapshot_write(Snapshot::of(kept.clone(), Vec::new(), ImageConfig::default()))
+            .unwrap();
         let unfinished = disk.snapshots().join(format!("{}.somebody.new", kept.part()));
         fs::write(&unfinished, "{").unwrap();
         disk.sweep().unwrap();
@@ -338,7 +347,8 @@ mod tests {
     fn a_sweep_frees_what_this_home_no_longer_uses_and_leaves_the_cache_alone() {
         let disk = Disk::temporary();
         let kept = layer(&disk.layers(), "kept0000");
-        disk.snapshot_write(Snapshot::of(SnapshotId::random(), vec![kept], ImageConfig::default())).unwrap();
+        disk.snapshot_write(Snapshot::of(SnapshotId::random(), vec![kept], ImageConfig::default()))
+            .unwrap();
         layer(&disk.layers(), "orphan-a");
         layer(&disk.cache_layers(), "orphan-b");
         let (waste, layers) = disk.sweep().unwrap();
@@ -353,7 +363,8 @@ mod tests {
     fn a_cache_layer_another_home_stands_on_is_not_collected() {
         let disk = Disk::temporary();
         let other_home = disk.home().with_file_name("other");
-        let other = Disk::open(&other_home, &disk.home().with_file_name("cache"), StoreKind::Dir).unwrap();
+        let other =
+            Disk::open(&other_home, &disk.home().with_file_name("cache"), StoreKind::Dir).unwrap();
         let shared = layer(&disk.cache_layers(), "shared00");
         let snapshot = Snapshot::of(SnapshotId::random(), vec![shared], ImageConfig::default());
         other.snapshot_write(snapshot).unwrap();

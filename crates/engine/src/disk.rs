@@ -35,7 +35,8 @@ impl Disk {
     /// set-uid files of strangers.
     pub(crate) fn open(home: &Path, cache: &Path, store: StoreKind) -> Result<Self, EngineError> {
         let disk = Self { home: home.to_owned(), cache: cache.to_owned(), store };
-        let home_folders = [disk.layers(), disk.snapshots(), disk.partial(), disk.trash(), disk.sandboxes()];
+        let home_folders =
+            [disk.layers(), disk.snapshots(), disk.partial(), disk.trash(), disk.sandboxes()];
         let cache_folders = [
             disk.cache_layers(),
             disk.images(),
@@ -139,18 +140,23 @@ impl Disk {
 
     fn register(&self) -> Result<(), EngineError> {
         let home = fs::canonicalize(&self.home).map_err(|e| disk_error("find", &self.home, e))?;
-        let name = hex(digest::digest(&digest::SHA256, home.as_os_str().as_encoded_bytes()).as_ref());
+        let name =
+            hex(digest::digest(&digest::SHA256, home.as_os_str().as_encoded_bytes()).as_ref());
         let record = self.homes().join(format!("{name}.json"));
         if record.exists() { Ok(()) } else { write_record(&record, &home) }
     }
 
     /// Writes a record of this home's disks, on the last of a full store if need be.
-    pub(crate) fn record_write(&self, path: &Path, record: &impl Serialize) -> Result<(), EngineError> {
+    pub(crate) fn record_write(
+        &self,
+        path: &Path,
+        record: &impl Serialize,
+    ) -> Result<(), EngineError> {
         loop {
             match write_record(path, record) {
                 Err(EngineError::File { source, .. })
-                    if source.kind() == ErrorKind::StorageFull && store::give_way(&self.home, self.store) => {
-                }
+                    if source.kind() == ErrorKind::StorageFull
+                        && store::give_way(&self.home, self.store) => {}
                 result => return result,
             }
         }
@@ -180,7 +186,9 @@ impl Disk {
         let path = self.cache.join("collect.lock");
         match lock(&path, FlockOperation::NonBlockingLockExclusive) {
             Ok(file) => Ok(Some(file)),
-            Err(EngineError::File { source, .. }) if source.kind() == ErrorKind::WouldBlock => Ok(None),
+            Err(EngineError::File { source, .. }) if source.kind() == ErrorKind::WouldBlock => {
+                Ok(None)
+            }
             Err(error) => Err(error),
         }
     }
@@ -189,7 +197,8 @@ impl Disk {
     pub(crate) fn temporary() -> tests::Temporary {
         let folder = tempfile::tempdir().unwrap();
         let disk =
-            Self::open(&folder.path().join("home"), &folder.path().join("cache"), StoreKind::Dir).unwrap();
+            Self::open(&folder.path().join("home"), &folder.path().join("cache"), StoreKind::Dir)
+                .unwrap();
         tests::Temporary { disk, _folder: folder }
     }
 }

@@ -11,8 +11,9 @@ use std::{
 };
 
 use harvest_proto::bridge::{
-    Command, Decoder, Exit, Fault, FaultCode, FileRequest, FileStat, Frame, FrameError, FromSupervisor,
-    INITIAL_CREDIT_BYTES, MAX_DATA_BYTES, Reply, RequestId, Role, StreamId, ToSupervisor, VERSION,
+    Command, Decoder, Exit, Fault, FaultCode, FileRequest, FileStat, Frame, FrameError,
+    FromSupervisor, INITIAL_CREDIT_BYTES, MAX_DATA_BYTES, Reply, RequestId, Role, StreamId,
+    ToSupervisor, VERSION,
 };
 use rustix::net::SocketType;
 
@@ -92,7 +93,11 @@ impl Guest {
         let socket = connect_in(folder, &name, SocketType::STREAM).map_err(failed)?;
         let (socket, decoder) = (socket.into(), Decoder::default());
         let mut guest = Self { socket, decoder, requests: 0, streams: 0, welcome: false };
-        guest.say(&ToSupervisor::Hello { version: VERSION, role: Role::Guest, heartbeat_millis: None })?;
+        guest.say(&ToSupervisor::Hello {
+            version: VERSION,
+            role: Role::Guest,
+            heartbeat_millis: None,
+        })?;
         Ok(guest)
     }
 
@@ -140,9 +145,13 @@ impl Guest {
                     result?;
                     started = true;
                 }
-                Frame::Control(FromSupervisor::Exited { exec, exit, .. }) if exec == id => return Ok(exit),
+                Frame::Control(FromSupervisor::Exited { exec, exit, .. }) if exec == id => {
+                    return Ok(exit);
+                }
                 Frame::Control(FromSupervisor::Credit { stream, bytes }) => {
-                    if let Some(sending) = sender.as_mut().filter(|sending| sending.stream == stream) {
+                    if let Some(sending) =
+                        sender.as_mut().filter(|sending| sending.stream == stream)
+                    {
                         sending.credit += u64::from(bytes);
                     }
                 }
@@ -165,8 +174,12 @@ impl Guest {
         let id = self.request();
         let mut sender = Some(Sender::new(self.stream()));
         let stream = sender.as_ref().map_or(0, |sender| sender.stream);
-        let request =
-            FileRequest::Write { path: path.to_owned(), mode, user: user.map(str::to_owned), stream };
+        let request = FileRequest::Write {
+            path: path.to_owned(),
+            mode,
+            user: user.map(str::to_owned),
+            stream,
+        };
         self.say(&ToSupervisor::File { id, request })?;
         loop {
             if let Some(sending) = &mut sender

@@ -113,7 +113,9 @@ impl Home {
 
     /// Makes the folders that are missing.
     pub(crate) fn make(&self) -> Result<(), EngineError> {
-        for folder in [self.run(), self.volumes(), self.sandboxes(), self.trash(), self.host_trash()] {
+        for folder in
+            [self.run(), self.volumes(), self.sandboxes(), self.trash(), self.host_trash()]
+        {
             make_private(&folder)?;
         }
         Ok(())
@@ -165,8 +167,8 @@ pub(crate) fn write_record<T: Serialize>(
     record: &T,
     survives: Survives,
 ) -> Result<(), EngineError> {
-    let bytes =
-        serde_json::to_vec(record).map_err(|source| EngineError::Record { path: path.to_owned(), source })?;
+    let bytes = serde_json::to_vec(record)
+        .map_err(|source| EngineError::Record { path: path.to_owned(), source })?;
     let new = path.with_extension(format!("{}{UNFINISHED}", SandboxId::random().part()));
     let write = || -> io::Result<()> {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;

@@ -61,7 +61,8 @@ impl Engine {
     /// # Errors
     /// When a layer is missing or cannot be read.
     pub fn image_layers(&self, image: &Image) -> Result<Vec<(LayerId, u64)>, EngineError> {
-        let size = |layer: &LayerId| Ok((layer.clone(), disk_usage(&self.disk.layer_path(layer)?)?));
+        let size =
+            |layer: &LayerId| Ok((layer.clone(), disk_usage(&self.disk.layer_path(layer)?)?));
         image.layers.iter().map(size).collect()
     }
 
@@ -135,7 +136,8 @@ impl Disk {
     /// a layer that is there is whole, even after a power cut.
     pub(crate) fn layer_keep(&self, target: &Path, layer: &LayerId) -> Result<(), EngineError> {
         let root = tree::open_root(target)?;
-        rustix::fs::fchmod(&root, Mode::from_raw_mode(0o755)).map_err(|e| disk_error("keep", target, e))?;
+        rustix::fs::fchmod(&root, Mode::from_raw_mode(0o755))
+            .map_err(|e| disk_error("keep", target, e))?;
         rustix::fs::syncfs(&root).map_err(|e| disk_error("sync", target, e))?;
         let place = self.cache_layers().join(layer.as_str());
         match fs::rename(target, &place) {

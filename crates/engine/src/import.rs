@@ -116,7 +116,8 @@ impl Engine {
 
 /// Reads a reference to an image in a registry.
 pub(crate) fn parse_reference(text: &str) -> Result<Reference, EngineError> {
-    text.parse().map_err(|source: PullError| EngineError::Pull { reference: oci::shown(text), source })
+    text.parse()
+        .map_err(|source: PullError| EngineError::Pull { reference: oci::shown(text), source })
 }
 
 fn check_name(name: &str) -> Result<(), EngineError> {
@@ -234,7 +235,8 @@ pub(crate) fn copy_root(source: &Path, target: &Path) -> Result<(), EngineError>
     refuse_saved(source, &source.display().to_string())?;
     copy_tree(source, target)?;
     tree::visit(target, &mut |path, folder, stat| {
-        let refused = |error| Err(EngineError::Unpack { what: source.display().to_string(), source: error });
+        let refused =
+            |error| Err(EngineError::Unpack { what: source.display().to_string(), source: error });
         let kind = FileType::from_raw_mode(stat.st_mode);
         let shown = || tree::shown(path);
         if let Some(id) = [stat.st_uid, stat.st_gid].into_iter().find(|id| *id > 65_535) {
@@ -313,7 +315,11 @@ struct Watched<'a> {
 }
 
 impl<'a> Watched<'a> {
-    fn new(source: &'a mut dyn Read, length: Option<u64>, progress: &'a mut dyn FnMut(Progress)) -> Self {
+    fn new(
+        source: &'a mut dyn Read,
+        length: Option<u64>,
+        progress: &'a mut dyn FnMut(Progress),
+    ) -> Self {
         Self { source, hash: Context::new(&SHA256), done: 0, told: 0, length, progress }
     }
 }

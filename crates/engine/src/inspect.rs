@@ -81,7 +81,9 @@ impl Engine {
         let mut found = Vec::new();
         for id in self.list()? {
             let record = Record::read(&self.home, &id).ok().flatten();
-            let Some(record) = record.filter(|record| record.owner() == Owner::Kept) else { continue };
+            let Some(record) = record.filter(|record| record.owner() == Owner::Kept) else {
+                continue;
+            };
             if matches!(self.find(&id), Ok(SandboxState::Running(_))) {
                 found.push((id, record.made_by));
             }
@@ -108,8 +110,11 @@ impl Engine {
             let reason = format!("the disk of {id} is being kept as a snapshot");
             return Err(EngineError::Invalid { reason });
         }
-        let layers: Vec<_> =
-            record.layers.iter().map(|layer| self.disk.layer_path(layer)).collect::<Result<_, _>>()?;
+        let layers: Vec<_> = record
+            .layers
+            .iter()
+            .map(|layer| self.disk.layer_path(layer))
+            .collect::<Result<_, _>>()?;
         // Its lifetime begins anew, also for a zygote that adopts it later.
         record.again_at = Some(std::time::SystemTime::now().into());
         write_record(&self.home.sandbox(id).join("record.json"), &record, Survives::PowerCut)?;
@@ -117,7 +122,8 @@ impl Engine {
         let files: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
         let resolv_conf = host_resolv_conf(record.network);
         let build = self.build();
-        let request = Request::Start { record: Box::new(record), layers, resolv_conf, build, again: true };
+        let request =
+            Request::Start { record: Box::new(record), layers, resolv_conf, build, again: true };
         match client::ask(&self.config, &request, &files)? {
             Answer::Started { pid } => Ok(self.running(id, pid)),
             Answer::Failed { reason } | Answer::Ended { reason } => {

@@ -53,8 +53,9 @@ impl Engine {
         of_sessions: bool,
     ) -> Result<Captured, EngineError> {
         self.store.wake()?;
-        let sandbox =
-            self.sandbox_disk(id)?.ok_or_else(|| EngineError::NotRunning { sandbox: id.clone() })?;
+        let sandbox = self
+            .sandbox_disk(id)?
+            .ok_or_else(|| EngineError::NotRunning { sandbox: id.clone() })?;
         let sandbox = SandboxDisk { of_sessions, ..sandbox };
         // What is there already takes no room.
         if self.disk.snapshot(snapshot)?.is_none() {

@@ -30,7 +30,8 @@ impl Later {
                 // What was there before they asked is seen by what follows.
                 state.store(AT_WORK, Ordering::SeqCst);
                 work();
-                if state.compare_exchange(AT_WORK, IDLE, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+                if state.compare_exchange(AT_WORK, IDLE, Ordering::SeqCst, Ordering::SeqCst).is_ok()
+                {
                     return;
                 }
             }
@@ -49,7 +50,8 @@ mod tests {
 
     #[test]
     fn however_often_it_is_asked_for_it_is_done_once_more() {
-        let (later, (begun, begins), (go, goes)) = (Later::default(), mpsc::channel(), mpsc::channel::<()>());
+        let (later, (begun, begins), (go, goes)) =
+            (Later::default(), mpsc::channel(), mpsc::channel::<()>());
         let goes = std::sync::Mutex::new(goes);
         let work = Arc::new(move || {
             begun.send(()).unwrap();

@@ -80,7 +80,8 @@ pub use sandbox::{Running, SandboxState, Stopped};
 pub use seeds::SeedCounts;
 pub use snapshot::{Captured, Snapshot};
 pub use spec::{
-    Bind, ImageConfig, LayerId, Limits, Network, Origin, Owner, ParseLayerIdError, Spec, VolumeMount,
+    Bind, ImageConfig, LayerId, Limits, Network, Origin, Owner, ParseLayerIdError, Spec,
+    VolumeMount,
 };
 pub use store::{Driver, ParseDriverError, StoreKind};
 pub use unpack::{UnpackError, UnpackLimits};
@@ -117,7 +118,8 @@ impl Engine {
         // The zygote and every client must call the home by one name: its cgroup is named after it.
         config.home = config.home.canonicalize().at("find", &config.home)?;
         config.cache = config.cache.canonicalize().at("find", &config.cache)?;
-        for (folder, variable) in [(&config.home, "HARVEST_HOME"), (&config.cache, "HARVEST_CACHE")] {
+        for (folder, variable) in [(&config.home, "HARVEST_HOME"), (&config.cache, "HARVEST_CACHE")]
+        {
             rootless::check_store(folder, variable).at("use", folder)?;
         }
         let store = Store::open(&config.home, config.driver)?;
@@ -136,13 +138,14 @@ impl Engine {
             Origin::Layers { layers, config } => Ok((layers.clone(), config.clone())),
             Origin::Image(image) => {
                 let found = self.disk.image(image)?;
-                let found = found.ok_or_else(|| EngineError::ImageMissing { image: image.clone() })?;
+                let found =
+                    found.ok_or_else(|| EngineError::ImageMissing { image: image.clone() })?;
                 Ok((found.layers, found.config))
             }
             Origin::Snapshot(snapshot) => {
                 let found = self.disk.snapshot(snapshot)?;
-                let found =
-                    found.ok_or_else(|| EngineError::SnapshotMissing { snapshot: snapshot.clone() })?;
+                let found = found
+                    .ok_or_else(|| EngineError::SnapshotMissing { snapshot: snapshot.clone() })?;
                 Ok((found.layers, found.config))
             }
         }

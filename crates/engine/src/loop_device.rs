@@ -69,7 +69,10 @@ impl LoopDevice {
             match Self::attach_next(&control, backing, autoclear) {
                 // Another process was quicker, or has just removed the device.
                 Err(error)
-                    if matches!(error.raw_os_error(), Some(libc::EBUSY | libc::ENXIO | libc::ENOENT)) =>
+                    if matches!(
+                        error.raw_os_error(),
+                        Some(libc::EBUSY | libc::ENXIO | libc::ENOENT)
+                    ) =>
                 {
                     last = error;
                 }
@@ -86,7 +89,8 @@ impl LoopDevice {
         let writable = OpenOptions::new().read(true).write(true).open(&path)?;
         // SAFETY: plain numbers, for all of which zero means "not asked for".
         let mut wanted: Configuration = unsafe { std::mem::zeroed() };
-        wanted.file = u32::try_from(backing.as_raw_fd()).map_err(|_| io::ErrorKind::InvalidInput)?;
+        wanted.file =
+            u32::try_from(backing.as_raw_fd()).map_err(|_| io::ErrorKind::InvalidInput)?;
         wanted.info.flags = if autoclear { LO_FLAGS_AUTOCLEAR } else { 0 };
         // SAFETY: the kernel reads a `struct loop_config`, which `wanted` is, and keeps no pointer to it.
         check(unsafe { libc::ioctl(writable.as_raw_fd(), LOOP_CONFIGURE, &raw const wanted) })?;
@@ -158,7 +162,8 @@ mod tests {
     fn a_device_is_found_by_its_file_grows_with_it_and_goes_with_its_last_user() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("backing");
-        let backing = OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
+        let backing =
+            OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
         backing.set_len(1 << 20).unwrap();
         assert!(LoopDevice::find(&backing).unwrap().is_none());
 

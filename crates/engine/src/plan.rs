@@ -89,8 +89,14 @@ const MASKED: [&str; 14] = [
 const READ_ONLY: [&str; 4] = ["bus", "fs", "irq", "sys"];
 
 // Major and minor numbers of Linux's `Documentation/admin-guide/devices.txt`.
-pub(crate) const NODES: [(&str, u32, u32); 6] =
-    [("null", 1, 3), ("zero", 1, 5), ("full", 1, 7), ("random", 1, 8), ("urandom", 1, 9), ("tty", 5, 0)];
+pub(crate) const NODES: [(&str, u32, u32); 6] = [
+    ("null", 1, 3),
+    ("zero", 1, 5),
+    ("full", 1, 7),
+    ("random", 1, 8),
+    ("urandom", 1, 9),
+    ("tty", 5, 0),
+];
 
 // Inherited by everything inside: when the whole host runs short of memory, sandboxes go before anything
 // of the host. Within a sandbox the limit is on `work`, which pid 1 is not in, so it is never the one taken.
@@ -165,7 +171,11 @@ fn called(record: &Record, layers: &[PathBuf], facts: &HostFacts) -> Vec<Step> {
     // Both kinds count as the sandbox's memory and outlive who wrote to them. Full, they must leave room for
     // a command that empties them.
     let memory = record.limits.memory_bytes;
-    steps.extend([Step::Furnish, Step::Shm { bytes: memory / 2 }, Step::SharedMemory { bytes: memory / 4 }]);
+    steps.extend([
+        Step::Furnish,
+        Step::Shm { bytes: memory / 2 },
+        Step::SharedMemory { bytes: memory / 4 },
+    ]);
     steps.extend(files(record, facts));
     steps.extend(record.binds.iter().enumerate().map(|(number, bind)| Step::Bind {
         from: Handed { path: bind.source.clone(), number: layers.len() + number },
@@ -191,7 +201,9 @@ fn disk(layers: &[PathBuf]) -> Vec<Step> {
     };
     let mut steps: Vec<Step> = layers.iter().enumerate().map(attach).collect();
     steps.push(Step::Writable);
-    steps.push(Step::Overlay { lowers: (0..layers.len()).rev().map(|number| number.to_string()).collect() });
+    steps.push(Step::Overlay {
+        lowers: (0..layers.len()).rev().map(|number| number.to_string()).collect(),
+    });
     steps
 }
 
@@ -200,7 +212,9 @@ fn furniture() -> [Step; 6] {
     [
         Step::Scratch,
         Step::Proc,
-        Step::Dev { nodes: NODES.map(|(name, major, minor)| (name.to_owned(), (major, minor))).into() },
+        Step::Dev {
+            nodes: NODES.map(|(name, major, minor)| (name.to_owned(), (major, minor))).into(),
+        },
         Step::Empty { inside: "/sys".into() },
         Step::Mask { paths: MASKED.map(PathBuf::from).into() },
         Step::ReadOnly { paths: READ_ONLY.map(PathBuf::from).into() },

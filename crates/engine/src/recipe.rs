@@ -140,7 +140,8 @@ impl Recipe {
     pub fn read(path: &Path) -> Result<Self, RecipeError> {
         let failed = |source| RecipeError::Read { path: path.to_owned(), source };
         let text = fs::read_to_string(path).map_err(failed)?;
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let folder =
+            path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         Self::parse(&text, folder)
     }
 }

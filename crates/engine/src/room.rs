@@ -85,16 +85,18 @@ fn lacking(free: u64, total: u64, what: What, thresholds: &Thresholds) -> Option
 
 fn words(what: What) -> (&'static str, &'static str) {
     match what {
-        What::Build => {
-            ("build an image", "`harvest gc` frees what nothing uses; `harvest df` shows what takes room")
-        }
+        What::Build => (
+            "build an image",
+            "`harvest gc` frees what nothing uses; `harvest df` shows what takes room",
+        ),
         What::Sandbox => (
             "start a sandbox",
             "`harvest gc` frees what nothing uses; remove sandboxes and snapshots you no longer need",
         ),
-        What::Snapshot => {
-            ("take a snapshot", "`harvest gc` frees what nothing uses; remove snapshots you no longer need")
-        }
+        What::Snapshot => (
+            "take a snapshot",
+            "`harvest gc` frees what nothing uses; remove snapshots you no longer need",
+        ),
     }
 }
 
@@ -106,7 +108,9 @@ impl Engine {
             What::Sandbox | What::Snapshot => self.disk.root(),
         };
         let (free, total) = free_of_total(&place)?;
-        let Some(needed) = lacking(free, total, what, &self.config.thresholds) else { return Ok(()) };
+        let Some(needed) = lacking(free, total, what, &self.config.thresholds) else {
+            return Ok(());
+        };
         let (doing, hint) = words(what);
         Err(EngineError::DiskLow { doing, path: place, free, needed, hint })
     }
@@ -120,7 +124,8 @@ pub(crate) fn free_of_total(path: &Path) -> Result<(u64, u64), EngineError> {
 
 /// Bytes for people.
 pub(crate) fn shown(bytes: u64) -> String {
-    let (unit, name) = if bytes >= 1_000_000_000 { (1_000_000_000, "GB") } else { (1_000_000, "MB") };
+    let (unit, name) =
+        if bytes >= 1_000_000_000 { (1_000_000_000, "GB") } else { (1_000_000, "MB") };
     format!("{}.{} {name}", bytes / unit, bytes % unit / (unit / 10))
 }
 
@@ -132,7 +137,9 @@ mod tests {
 
     fn refused(free: u64, total: u64) -> Vec<What> {
         let all = [What::Build, What::Sandbox, What::Snapshot];
-        all.into_iter().filter(|what| lacking(free, total, *what, &Thresholds::default()).is_some()).collect()
+        all.into_iter()
+            .filter(|what| lacking(free, total, *what, &Thresholds::default()).is_some())
+            .collect()
     }
 
     #[test]
@@ -141,7 +148,10 @@ mod tests {
             let mut seen = vec![];
             for free in (0..=25 * GIB).rev().step_by(64 << 20) {
                 let now = refused(free, total);
-                assert!(now.starts_with(&seen), "what is refused stays refused: {now:?} after {seen:?}");
+                assert!(
+                    now.starts_with(&seen),
+                    "what is refused stays refused: {now:?} after {seen:?}"
+                );
                 seen = now;
             }
             assert_eq!(seen, [What::Build, What::Sandbox, What::Snapshot], "on a full disk");

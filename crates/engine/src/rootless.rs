@@ -99,7 +99,8 @@ pub fn enter() -> Result<(), RootlessError> {
     }
     let entered = try_enter();
     if let Err(error) = &entered {
-        let cause = std::error::Error::source(error).map_or(String::new(), |cause| format!(": {cause}"));
+        let cause =
+            std::error::Error::source(error).map_or(String::new(), |cause| format!(": {cause}"));
         let _is_kept_once = REFUSAL.set((format!("{error}{cause}"), error.hint()));
     }
     entered
@@ -137,7 +138,10 @@ fn divide() {
         let limit = limit.ok().and_then(|text| text.trim().parse::<u64>().ok());
         if let Some(limit) = limit {
             // A kernel that does not let us leaves everything as it was.
-            let _ = fs::write(format!("/proc/sys/user/max_inotify_{name}"), (limit / SHARE).to_string());
+            let _ = fs::write(
+                format!("/proc/sys/user/max_inotify_{name}"),
+                (limit / SHARE).to_string(),
+            );
         }
     }
 }
@@ -162,7 +166,9 @@ fn refused(doing: &'static str, error: impl Into<io::Error>) -> RootlessError {
 #[must_use]
 pub fn is_here() -> bool {
     static HERE: OnceLock<bool> = OnceLock::new();
-    *HERE.get_or_init(|| fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| !maps::is_initial(&map)))
+    *HERE.get_or_init(|| {
+        fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| !maps::is_initial(&map))
+    })
 }
 
 impl Ids {

@@ -81,9 +81,12 @@ impl Engine {
         self.record_insert(&record, cloned.as_deref())?;
         let resolv_conf = host_resolv_conf(record.network);
         let build = self.build();
-        let request = Request::Start { record: Box::new(record), layers, resolv_conf, build, again: false };
+        let request =
+            Request::Start { record: Box::new(record), layers, resolv_conf, build, again: false };
         let mut synced = Ok(());
-        let answer = client::ask_and(&self.config, &request, &files, &mut || synced = self.record_sync(spec));
+        let answer = client::ask_and(&self.config, &request, &files, &mut || {
+            synced = self.record_sync(spec)
+        });
         let reason = match synced.and(answer) {
             Ok(Answer::Started { pid }) => return Ok(self.running(&spec.id, pid)),
             Ok(Answer::Failed { reason } | Answer::Ended { reason }) => reason,
@@ -104,7 +107,8 @@ impl Engine {
     pub fn plan(&self, spec: &Spec) -> Result<Plan, EngineError> {
         self.store.wake()?;
         let (record, layers, _) = self.recorded(spec)?;
-        let cgroups = Hierarchy::detect().map_err(|error| EngineError::Zygote { reason: error.line() })?;
+        let cgroups =
+            Hierarchy::detect().map_err(|error| EngineError::Zygote { reason: error.line() })?;
         let facts = HostFacts {
             cgroups,
             group: self.home.group(),
@@ -235,7 +239,9 @@ impl Engine {
     fn done(&self, doing: &'static str, id: &SandboxId, answer: Answer) -> Result<(), EngineError> {
         match answer {
             Answer::Done | Answer::Ended { .. } => Ok(()),
-            Answer::Failed { reason } => Err(EngineError::Refused { doing, sandbox: id.clone(), reason }),
+            Answer::Failed { reason } => {
+                Err(EngineError::Refused { doing, sandbox: id.clone(), reason })
+            }
             _ => Err(EngineError::NotRunning { sandbox: id.clone() }),
         }
     }
@@ -247,7 +253,12 @@ impl Engine {
 
     pub(crate) fn running(&self, id: &SandboxId, pid: u32) -> Running {
         let run = self.home.run_of(id);
-        Running { id: id.clone(), bridge: run.join("bridge.sock"), door: run.join(DOOR_SOCKET), pid }
+        Running {
+            id: id.clone(),
+            bridge: run.join("bridge.sock"),
+            door: run.join(DOOR_SOCKET),
+            pid,
+        }
     }
 
     /// What the records say, unless they say that it runs and it does not.
@@ -263,10 +274,15 @@ impl Engine {
     }
 
     /// What is to be written down, where its layers are, and the layer its disk is a clone of.
-    fn recorded(&self, spec: &Spec) -> Result<(Record, Vec<PathBuf>, Option<PathBuf>), EngineError> {
+    fn recorded(
+        &self,
+        spec: &Spec,
+    ) -> Result<(Record, Vec<PathBuf>, Option<PathBuf>), EngineError> {
         let (mut layers, config) = self.resolve(&spec.from)?;
         if layers.is_empty() {
-            return Err(EngineError::Invalid { reason: "a sandbox needs at least one layer".to_owned() });
+            return Err(EngineError::Invalid {
+                reason: "a sandbox needs at least one layer".to_owned(),
+            });
         }
         if let Some(bind) = spec.binds.iter().find(|bind| !bind.inside.is_absolute()) {
             let reason = format!("`{}` is not an absolute path inside", bind.inside.display());
@@ -278,7 +294,8 @@ impl Engine {
             layers.pop();
         }
         let volumes = self.volumes_of(&spec.volumes)?;
-        let folders = layers.iter().map(|layer| self.disk.layer_path(layer)).collect::<Result<_, _>>()?;
+        let folders =
+            layers.iter().map(|layer| self.disk.layer_path(layer)).collect::<Result<_, _>>()?;
         let record = Record {
             id: spec.id.clone(),
             layers,
@@ -310,7 +327,8 @@ impl Engine {
         layers: &[PathBuf],
     ) -> Result<Vec<OwnedFd>, EngineError> {
         let supervisor = &self.config.supervisor;
-        let mut files: Vec<OwnedFd> = vec![fs::File::open(supervisor).at("open", supervisor)?.into()];
+        let mut files: Vec<OwnedFd> =
+            vec![fs::File::open(supervisor).at("open", supervisor)?.into()];
         for path in layers.iter().chain(record.binds.iter().map(|bind| &bind.source)) {
             files.push(syscall::tree(rustix::fs::CWD, path, false).at("open", path)?);
         }
@@ -333,7 +351,9 @@ impl Engine {
             write_record(&new.join(RECORD), record, Survives::Crash)?;
             match fs::rename(&new, &folder) {
                 Ok(()) => Ok(()),
-                Err(_) if folder.exists() => Err(EngineError::Exists { sandbox: record.id.clone() }),
+                Err(_) if folder.exists() => {
+                    Err(EngineError::Exists { sandbox: record.id.clone() })
+                }
                 Err(error) => Err(error).at("make", &folder),
             }
         };

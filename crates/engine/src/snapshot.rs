@@ -74,7 +74,18 @@ impl Snapshot {
         let created_at = Timestamp::from(SystemTime::now());
         let (sandbox, parent, stands_on, bytes) = (None, None, None, None);
         let (durable, of_sessions) = (false, true);
-        Self { id, layers, config, created_at, durable, sandbox, parent, stands_on, bytes, of_sessions }
+        Self {
+            id,
+            layers,
+            config,
+            created_at,
+            durable,
+            sandbox,
+            parent,
+            stands_on,
+            bytes,
+            of_sessions,
+        }
     }
 }
 
@@ -177,7 +188,8 @@ impl Disk {
         let mut found = Vec::new();
         for name in disk::record_names(&self.snapshots())? {
             // Gone between listing and reading: removed by somebody else.
-            let record: Option<Record> = disk::read_record(&self.snapshots().join(format!("{name}.json")))?;
+            let record: Option<Record> =
+                disk::read_record(&self.snapshots().join(format!("{name}.json")))?;
             found.extend(record.map(|record| record.snapshot));
         }
         Ok(found)
@@ -226,7 +238,8 @@ impl Disk {
         let _records = self.lock_records()?;
         for snapshot in waiting {
             let path = self.snapshot_path(&snapshot.id);
-            if let Some(mut record) = disk::read_record::<Record>(&path)?.filter(|record| record.boot == boot)
+            if let Some(mut record) =
+                disk::read_record::<Record>(&path)?.filter(|record| record.boot == boot)
             {
                 record.snapshot.durable = true;
                 self.record_write(&path, &record)?;
@@ -269,14 +282,20 @@ impl Disk {
     ) -> Result<Snapshot, EngineError> {
         let Some(sandbox) = sandbox else {
             // A retry after the last step, or a stranger.
-            return self.snapshot(snapshot)?.ok_or_else(|| EngineError::NotRunning { sandbox: id.clone() });
+            return self
+                .snapshot(snapshot)?
+                .ok_or_else(|| EngineError::NotRunning { sandbox: id.clone() });
         };
         let kept = self.keep_upper(sandbox, snapshot)?;
         remove()?;
         Ok(kept)
     }
 
-    fn keep_upper(&self, sandbox: &SandboxDisk, snapshot: &SnapshotId) -> Result<Snapshot, EngineError> {
+    fn keep_upper(
+        &self,
+        sandbox: &SandboxDisk,
+        snapshot: &SnapshotId,
+    ) -> Result<Snapshot, EngineError> {
         let _turn = self.lock_sandbox(&sandbox.id)?;
         let _hold = self.hold()?;
         let ending = self.ending(&sandbox.id)?;

@@ -168,7 +168,11 @@ impl FromStr for LayerId {
     type Err = ParseLayerIdError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if is_plain_name(text) { Ok(Self(text.to_owned())) } else { Err(ParseLayerIdError(text.to_owned())) }
+        if is_plain_name(text) {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(ParseLayerIdError(text.to_owned()))
+        }
     }
 }
 

@@ -114,7 +114,9 @@ fn choose(wanted: Driver, facts: Facts) -> Result<StoreKind, &'static str> {
         Driver::Auto if facts.root && facts.mkfs && roomy => Ok(StoreKind::BtrfsFile),
         Driver::Auto => Ok(StoreKind::Dir),
         Driver::Btrfs if !facts.root => Err("a store on btrfs needs root"),
-        Driver::Btrfs if !facts.mkfs => Err("a store on btrfs needs mkfs.btrfs (package btrfs-progs)"),
+        Driver::Btrfs if !facts.mkfs => {
+            Err("a store on btrfs needs mkfs.btrfs (package btrfs-progs)")
+        }
         Driver::Btrfs if file::first_size(facts.free).is_none() => {
             Err("a store on btrfs needs 512 MiB of free space")
         }
@@ -192,7 +194,9 @@ impl Store {
         let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
         *used = None;
         let path = self.home.join("store.used");
-        if lock(&path, FlockOperation::NonBlockingLockExclusive).is_ok() && file::unmount(&self.home)? {
+        if lock(&path, FlockOperation::NonBlockingLockExclusive).is_ok()
+            && file::unmount(&self.home)?
+        {
             return Ok(());
         }
         *used = Some(lock(&path, FlockOperation::LockShared)?);
@@ -265,8 +269,9 @@ fn make(home: &Path, wanted: Driver) -> Result<StoreKind, EngineError> {
         mkfs: file::mkfs().is_some(),
         free: file::free(home)?,
     };
-    let kind = choose(wanted, facts)
-        .map_err(|reason| EngineError::Invalid { reason: format!("{reason}: {}", home.display()) })?;
+    let kind = choose(wanted, facts).map_err(|reason| EngineError::Invalid {
+        reason: format!("{reason}: {}", home.display()),
+    })?;
     match kind {
         StoreKind::Dir => {}
         StoreKind::Btrfs => make_private(&root(home, kind))?,
@@ -302,7 +307,10 @@ mod tests {
         assert!(why(Facts { root: false, ..ABLE }).contains("root"));
         assert!(why(Facts { mkfs: false, ..ABLE }).contains("btrfs-progs"));
         assert!(why(Facts { free: 1 << 20, ..ABLE }).contains("free space"));
-        assert_eq!(choose(Driver::Btrfs, Facts { free: 1 << 30, ..ABLE }), Ok(StoreKind::BtrfsFile));
+        assert_eq!(
+            choose(Driver::Btrfs, Facts { free: 1 << 30, ..ABLE }),
+            Ok(StoreKind::BtrfsFile)
+        );
     }
 
     #[test]

@@ -46,7 +46,8 @@ pub(crate) unsafe fn clone_process(flags: u64, group: Option<BorrowedFd<'_>>) ->
     let size = size_of::<libc::clone_args>();
     // SAFETY: no stack is given, so the child goes on with a copy of ours as after fork; the kernel
     // writes the descriptor into `pidfd`, which lives until we have read it.
-    let pid = check(unsafe { libc::syscall(libc::SYS_clone3, ptr::from_mut(&mut arguments), size) })?;
+    let pid =
+        check(unsafe { libc::syscall(libc::SYS_clone3, ptr::from_mut(&mut arguments), size) })?;
     if pid == 0 {
         return Ok(Side::Child);
     }
@@ -62,8 +63,13 @@ pub(crate) fn exit_now(code: i32) -> ! {
 }
 
 /// Sets attributes of a mount, and the ids it shows when `ids` is a user namespace.
-pub(crate) fn mount_attributes(mount: impl AsFd, set: u64, ids: Option<BorrowedFd<'_>>) -> io::Result<()> {
-    let mut attributes = libc::mount_attr { attr_set: set, attr_clr: 0, propagation: 0, userns_fd: 0 };
+pub(crate) fn mount_attributes(
+    mount: impl AsFd,
+    set: u64,
+    ids: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
+    let mut attributes =
+        libc::mount_attr { attr_set: set, attr_clr: 0, propagation: 0, userns_fd: 0 };
     if let Some(ids) = ids {
         attributes.attr_set |= libc::MOUNT_ATTR_IDMAP;
         attributes.userns_fd = ids.as_raw_fd() as u64;
@@ -120,12 +126,19 @@ pub(crate) fn set_host_name(name: &str) -> io::Result<()> {
 
 /// Reads an option of the IP protocol; `value` says on the way in what is asked for.
 pub(crate) fn ip_option(socket: impl AsFd, option: c_int, value: &mut [u8]) -> io::Result<()> {
-    let mut size = libc::socklen_t::try_from(value.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    let mut size =
+        libc::socklen_t::try_from(value.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
     let socket = socket.as_fd().as_raw_fd();
     // SAFETY: the kernel writes at most `size` bytes, which `value` has.
     check(
         unsafe {
-            libc::getsockopt(socket, libc::IPPROTO_IP, option, value.as_mut_ptr().cast(), &raw mut size)
+            libc::getsockopt(
+                socket,
+                libc::IPPROTO_IP,
+                option,
+                value.as_mut_ptr().cast(),
+                &raw mut size,
+            )
         }
         .into(),
     )
@@ -148,8 +161,11 @@ pub(crate) fn replace_table(
     let socket = socket.as_fd().as_raw_fd();
     // SAFETY: the kernel reads `size` bytes of `bytes`, and writes two numbers for each of `count` entries
     // to `counters`, whose address and length the bytes hold.
-    check(unsafe { libc::setsockopt(socket, libc::IPPROTO_IP, option, bytes.as_ptr().cast(), size) }.into())
-        .map(drop)
+    check(
+        unsafe { libc::setsockopt(socket, libc::IPPROTO_IP, option, bytes.as_ptr().cast(), size) }
+            .into(),
+    )
+    .map(drop)
 }
 
 /// One instruction of a seccomp program.
@@ -165,18 +181,22 @@ pub(crate) struct Instruction {
 /// Puts the calling thread and everything it starts under a seccomp program, for good.
 pub(crate) fn seccomp(program: &[Instruction]) -> io::Result<()> {
     let filter = libc::sock_fprog {
-        len: u16::try_from(program.len()).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?,
+        len: u16::try_from(program.len())
+            .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?,
         filter: program.as_ptr().cast_mut().cast(),
     };
     // SAFETY: `Instruction` has the layout of `sock_filter`; the kernel copies the program and
     // checks it before it takes effect.
-    check(unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const filter) })
-        .map(drop)
+    check(unsafe {
+        libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const filter)
+    })
+    .map(drop)
 }
 
 /// Becomes the program in `file`. Returns only when that failed.
 pub(crate) fn execute(file: impl AsFd, arguments: &[CString]) -> io::Error {
-    let mut argv: Vec<*const libc::c_char> = arguments.iter().map(|argument| argument.as_ptr()).collect();
+    let mut argv: Vec<*const libc::c_char> =
+        arguments.iter().map(|argument| argument.as_ptr()).collect();
     argv.push(ptr::null());
     let env: [*const libc::c_char; 1] = [ptr::null()];
     let file = file.as_fd().as_raw_fd();
@@ -205,13 +225,21 @@ pub(crate) fn standard_stream(from: impl AsFd, number: c_int) -> io::Result<()> 
 /// # Safety
 /// Nothing that owns one of the others may be used or dropped afterwards.
 pub(crate) unsafe fn close_all_but(kept: &[BorrowedFd<'_>]) {
-    let mut kept: Vec<u32> = kept.iter().filter_map(|file| file.as_raw_fd().try_into().ok()).collect();
+    let mut kept: Vec<u32> =
+        kept.iter().filter_map(|file| file.as_raw_fd().try_into().ok()).collect();
     kept.sort_unstable();
     let mut from = 3;
     for file in kept.into_iter().chain([u32::MAX]) {
         if from < file {
             // SAFETY: the caller vouches that nobody uses what is closed.
-            unsafe { libc::syscall(libc::SYS_close_range, c_ulong::from(from), c_ulong::from(file - 1), 0) };
+            unsafe {
+                libc::syscall(
+                    libc::SYS_close_range,
+                    c_ulong::from(from),
+                    c_ulong::from(file - 1),
+                    0,
+                )
+            };
         }
         from = file.saturating_add(1);
     }

@@ -18,8 +18,8 @@ use std::{
 
 use rustix::{
     fs::{
-        self, AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, SeekFrom, Stat, Timespec, Timestamps, Uid,
-        XattrFlags,
+        self, AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, SeekFrom, Stat, Timespec,
+        Timestamps, Uid, XattrFlags,
     },
     io::Errno,
 };
@@ -100,7 +100,10 @@ pub(crate) fn names(folder: BorrowedFd<'_>) -> Result<Vec<CString>, Errno> {
 }
 
 /// So many of them at most, and whether they are all.
-pub(crate) fn first_names(folder: BorrowedFd<'_>, most: usize) -> Result<(Vec<CString>, bool), Errno> {
+pub(crate) fn first_names(
+    folder: BorrowedFd<'_>,
+    most: usize,
+) -> Result<(Vec<CString>, bool), Errno> {
     let (mut names, mut all) = (Vec::new(), true);
     for entry in fs::Dir::read_from(folder)? {
         let entry = entry?;
@@ -132,7 +135,11 @@ pub(crate) fn is_whiteout(stat: &Stat) -> bool {
 /// # Errors
 /// Also when it stands for a folder below by reference, which no copy can keep.
 pub(crate) fn is_opaque(folder: BorrowedFd<'_>) -> Result<bool, Errno> {
-    if notes().by_reference.iter().any(|name| xattr(folder, name).is_ok_and(|value| value.is_some())) {
+    if notes()
+        .by_reference
+        .iter()
+        .any(|name| xattr(folder, name).is_ok_and(|value| value.is_some()))
+    {
         return Err(Errno::NOTSUP);
     }
     // `x` only says that the folder holds whiteouts of another form, which are regular files to us.
@@ -220,7 +227,10 @@ pub(crate) struct Copier<'a> {
 
 impl<'a> Copier<'a> {
     /// A copier into `target`.
-    pub(crate) fn new(target: BorrowedFd<'a>, pulse: &'a mut dyn FnMut() -> Result<(), EngineError>) -> Self {
+    pub(crate) fn new(
+        target: BorrowedFd<'a>,
+        pulse: &'a mut dyn FnMut() -> Result<(), EngineError>,
+    ) -> Self {
         Self {
             target,
             pulse,
@@ -241,7 +251,8 @@ impl<'a> Copier<'a> {
         into: BorrowedFd<'_>,
         path: &Path,
     ) -> Result<(), EngineError> {
-        let shared = stat.st_nlink > 1 && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
+        let shared =
+            stat.st_nlink > 1 && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
         if shared && let Some(first) = self.links.get(&stat.st_ino) {
             // A file system's limit of names per file is no reason to fail: then it is copied.
             if fs::linkat(self.target, first, into, name, AtFlags::empty()).is_ok() {
@@ -250,7 +261,8 @@ impl<'a> Copier<'a> {
         }
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => self.copy_file(from, name, into, path)?,
-            _ => copy_special(from, name, stat, into).map_err(|e| disk_error("copy", shown(path), e))?,
+            _ => copy_special(from, name, stat, into)
+                .map_err(|e| disk_error("copy", shown(path), e))?,
         }
         // Where no path is long enough to lead there, the next name gets a copy of its own.
         if shared && path.as_os_str().len() < MAX_PATH_BYTES {
@@ -274,7 +286,8 @@ impl<'a> Copier<'a> {
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(failed(Errno::INVAL));
         }
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let copy = fs::openat(into, name, flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
         start_write_back(source.as_fd());
         self.copy_content(&source, &copy, &stat, path)?;
@@ -307,8 +320,8 @@ impl<'a> Copier<'a> {
         fs::ftruncate(copy, size).map_err(|e| disk_error("copy", shown(path), e))?;
         let mut position = 0;
         while position < size {
-            let Some((start, end)) =
-                next_data(source.as_fd(), position, size).map_err(|e| disk_error("copy", shown(path), e))?
+            let Some((start, end)) = next_data(source.as_fd(), position, size)
+                .map_err(|e| disk_error("copy", shown(path), e))?
             else {
                 break;
             };
@@ -318,7 +331,8 @@ impl<'a> Copier<'a> {
     }
 
     fn copy_small(&mut self, source: &OwnedFd, copy: &OwnedFd) -> std::io::Result<()> {
-        let (mut source, mut copy) = (File::from(source.try_clone()?), File::from(copy.try_clone()?));
+        let (mut source, mut copy) =
+            (File::from(source.try_clone()?), File::from(copy.try_clone()?));
         loop {
             match source.read(&mut self.buffer)? {
                 0 => return Ok(()),
@@ -337,7 +351,8 @@ impl<'a> Copier<'a> {
     ) -> Result<u64, EngineError> {
         let (mut read, mut written) = (start, start);
         while read < end {
-            let length = usize::try_from(end - read).unwrap_or(COPY_STEP_BYTES).min(COPY_STEP_BYTES);
+            let length =
+                usize::try_from(end - read).unwrap_or(COPY_STEP_BYTES).min(COPY_STEP_BYTES);
             match fs::copy_file_range(source, Some(&mut read), copy, Some(&mut written), length) {
                 // The file became shorter under us; a frozen one does not.
                 Ok(0) => return Ok(u64::MAX),
@@ -375,7 +390,12 @@ fn next_data(file: BorrowedFd<'_>, position: u64, size: u64) -> Result<Option<(u
     }
 }
 
-fn copy_special(from: BorrowedFd<'_>, name: &CStr, stat: &Stat, into: BorrowedFd<'_>) -> Result<(), Errno> {
+fn copy_special(
+    from: BorrowedFd<'_>,
+    name: &CStr,
+    stat: &Stat,
+    into: BorrowedFd<'_>,
+) -> Result<(), Errno> {
     let kind = FileType::from_raw_mode(stat.st_mode);
     if kind == FileType::Symlink {
         let target = fs::readlinkat(from, name, Vec::new())?;
@@ -393,7 +413,11 @@ fn copy_special(from: BorrowedFd<'_>, name: &CStr, stat: &Stat, into: BorrowedFd
 }
 
 /// Gives an open file or folder the owner, mode, kept attributes and times of another.
-pub(crate) fn copy_file_metadata(from: BorrowedFd<'_>, to: BorrowedFd<'_>, stat: &Stat) -> Result<(), Errno> {
+pub(crate) fn copy_file_metadata(
+    from: BorrowedFd<'_>,
+    to: BorrowedFd<'_>,
+    stat: &Stat,
+) -> Result<(), Errno> {
     fs::fchown(to, Some(Uid::from_raw(stat.st_uid)), Some(Gid::from_raw(stat.st_gid)))?;
     // After the owner, whose change takes set-uid bits and capabilities away.
     fs::fchmod(to, Mode::from_raw_mode(stat.st_mode))?;
@@ -423,7 +447,10 @@ fn copy_xattrs(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Errno> {
 }
 
 fn times(stat: &Stat) -> Timestamps {
-    let spec = |seconds, nanos: u64| Timespec { tv_sec: seconds, tv_nsec: i64::try_from(nanos).unwrap_or(0) };
+    let spec = |seconds, nanos: u64| Timespec {
+        tv_sec: seconds,
+        tv_nsec: i64::try_from(nanos).unwrap_or(0),
+    };
     Timestamps {
         last_access: spec(stat.st_atime, stat.st_atime_nsec),
         last_modification: spec(stat.st_mtime, stat.st_mtime_nsec),

@@ -111,8 +111,10 @@ impl Engine {
         let (snapshots, snapshots_bytes) = self.snapshot_usage(&mut layers)?;
         let sandboxes = self.sandbox_usage()?;
         let volumes = self.volumes()?.into_iter();
-        let volumes = volumes.map(|volume| Used { name: volume.name, bytes: volume.size_bytes }).collect();
-        let mut trash_bytes = trash_usage(&self.disk.trash())? + trash_usage(&self.disk.cache_trash())?;
+        let volumes =
+            volumes.map(|volume| Used { name: volume.name, bytes: volume.size_bytes }).collect();
+        let mut trash_bytes =
+            trash_usage(&self.disk.trash())? + trash_usage(&self.disk.cache_trash())?;
         if self.disk.host_trash() != self.disk.trash() {
             trash_bytes += trash_usage(&self.disk.host_trash())?;
         }
@@ -128,13 +130,19 @@ impl Engine {
             volumes,
             trash_bytes,
             reclaimable_bytes: reclaimable + trash_bytes,
-            store_file: self.store.file_size()?.map(|(bytes, free_bytes)| StoreFile { bytes, free_bytes }),
+            store_file: self
+                .store
+                .file_size()?
+                .map(|(bytes, free_bytes)| StoreFile { bytes, free_bytes }),
             home_disk: disk_room(self.disk.home())?,
             cache_disk: disk_room(self.disk.cache())?,
         })
     }
 
-    fn image_usage(&self, layers: &mut Layers<'_>) -> Result<(Vec<Used<String>>, u64), EngineError> {
+    fn image_usage(
+        &self,
+        layers: &mut Layers<'_>,
+    ) -> Result<(Vec<Used<String>>, u64), EngineError> {
         let (mut images, mut all) = (Vec::new(), BTreeSet::new());
         for image in self.disk.image_list()? {
             let bytes = image.layers.iter().map(|layer| layers.bytes(layer)).sum();
@@ -144,11 +152,18 @@ impl Engine {
         Ok((images, all.iter().map(|layer| layers.bytes(layer)).sum()))
     }
 
-    fn snapshot_usage(&self, layers: &mut Layers<'_>) -> Result<(Vec<Used<SnapshotId>>, u64), EngineError> {
+    fn snapshot_usage(
+        &self,
+        layers: &mut Layers<'_>,
+    ) -> Result<(Vec<Used<SnapshotId>>, u64), EngineError> {
         let (mut snapshots, mut all) = (Vec::new(), BTreeSet::new());
         for snapshot in self.disk.snapshot_list()? {
-            let own = snapshot.layers.last().filter(|layer| self.disk.layers().join(layer.as_str()).exists());
-            let bytes = snapshot.bytes.or_else(|| own.map(|layer| layers.bytes(layer))).unwrap_or(0);
+            let own = snapshot
+                .layers
+                .last()
+                .filter(|layer| self.disk.layers().join(layer.as_str()).exists());
+            let bytes =
+                snapshot.bytes.or_else(|| own.map(|layer| layers.bytes(layer))).unwrap_or(0);
             all.extend(own.cloned().map(|layer| (layer, bytes)));
             snapshots.push(Used { name: snapshot.id, bytes });
         }
@@ -204,7 +219,9 @@ impl Disk {
             return Ok(());
         }
         let root = self.root();
-        File::open(&root).and_then(|root| btrfs::sync(&root)).map_err(|e| disk::disk_error("sync", root, e))
+        File::open(&root)
+            .and_then(|root| btrfs::sync(&root))
+            .map_err(|e| disk::disk_error("sync", root, e))
     }
 
     /// What a subvolume takes, where the store counts.
@@ -240,8 +257,9 @@ impl Layers<'_> {
     fn measure(&self, layer: &LayerId) -> Option<u64> {
         let bytes = disk_usage(&self.disk.layer_path(layer).ok()?).ok()?;
         // Kept where it can be; measured again where it cannot.
-        let _ = make_private(&self.disk.sizes())
-            .and_then(|()| disk::write_record(&self.disk.sizes().join(format!("{layer}.json")), &bytes));
+        let _ = make_private(&self.disk.sizes()).and_then(|()| {
+            disk::write_record(&self.disk.sizes().join(format!("{layer}.json")), &bytes)
+        });
         Some(bytes)
     }
 }

@@ -61,7 +61,8 @@ impl FromStr for VolumeName {
         if is_plain_name(text) {
             return Ok(Self(text.to_owned()));
         }
-        let reason = format!("`{text}` is no name for a volume: letters, digits, `_` and `-`, at most 80");
+        let reason =
+            format!("`{text}` is no name for a volume: letters, digits, `_` and `-`, at most 80");
         Err(EngineError::Invalid { reason })
     }
 }
@@ -249,7 +250,9 @@ impl Engine {
     /// Throws away what a crash left half-made.
     pub(crate) fn volumes_sweep(&self) -> Result<(), EngineError> {
         for entry in disk::names_in(&self.home.volumes())? {
-            let Some(Ok(name)) = entry.strip_prefix(NEW).map(str::parse::<VolumeName>) else { continue };
+            let Some(Ok(name)) = entry.strip_prefix(NEW).map(str::parse::<VolumeName>) else {
+                continue;
+            };
             let _lock = self.volume_lock(&name)?;
             self.home.discard(&self.home.volumes().join(entry))?;
         }
@@ -321,7 +324,9 @@ impl Engine {
             let file = disk::lock(&path, FlockOperation::LockExclusive)?;
             let own = file.metadata().at("look at", &path)?;
             // Whoever had it before may have removed the volume, and the lock with it.
-            if fs::metadata(&path).is_ok_and(|found| (found.dev(), found.ino()) == (own.dev(), own.ino())) {
+            if fs::metadata(&path)
+                .is_ok_and(|found| (found.dev(), found.ino()) == (own.dev(), own.ino()))
+            {
                 return Ok(Lock { path, _file: file });
             }
         }
@@ -346,7 +351,10 @@ pub(crate) fn largest_file(writable_bytes: Option<u64>, volumes: &[Volume]) -> O
 
 fn check(spec: &VolumeSpec) -> Result<(), EngineError> {
     let reason = if !(SMALLEST_BYTES..=LARGEST_BYTES).contains(&spec.size_bytes) {
-        format!("a volume has between {SMALLEST_BYTES} and {LARGEST_BYTES} bytes, not {}", spec.size_bytes)
+        format!(
+            "a volume has between {SMALLEST_BYTES} and {LARGEST_BYTES} bytes, not {}",
+            spec.size_bytes
+        )
     } else if spec.files == 0 || spec.files > spec.size_bytes / 1024 {
         // Each takes 256 bytes whether it is there or not.
         format!("a volume of {} bytes cannot hold {} files", spec.size_bytes, spec.files)
@@ -391,7 +399,13 @@ fn furnish(root: &OwnedFd, folders: &[String]) -> io::Result<()> {
         match rustix::fs::mkdirat(root, folder, Mode::from_raw_mode(0o755)) {
             Ok(()) => {
                 let (user, group) = (Uid::from_raw(OWNER), Gid::from_raw(OWNER));
-                rustix::fs::chownat(root, folder, Some(user), Some(group), AtFlags::SYMLINK_NOFOLLOW)?;
+                rustix::fs::chownat(
+                    root,
+                    folder,
+                    Some(user),
+                    Some(group),
+                    AtFlags::SYMLINK_NOFOLLOW,
+                )?;
             }
             // Full of files, of a sandbox's making: that is no reason not to start.
             Err(rustix::io::Errno::EXIST | rustix::io::Errno::NOSPC) => {}

@@ -136,7 +136,9 @@ mod tests {
     #[test]
     fn little_unwritten_data_is_not_worth_a_capture_of_its_own() {
         let meminfo = |dirty: u64, back: u64| {
-            format!("MemTotal: 1 kB\nDirty:    {dirty} kB\nWriteback:  {back} kB\nWritebackTmp: 9999999 kB\n")
+            format!(
+                "MemTotal: 1 kB\nDirty:    {dirty} kB\nWriteback:  {back} kB\nWritebackTmp: 9999999 kB\n"
+            )
         };
         assert!(!is_worth_flushing(&meminfo(1000, 1000)));
         assert!(is_worth_flushing(&meminfo(8000, 1000)));

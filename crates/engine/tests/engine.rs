@@ -53,8 +53,8 @@ use std::{
 };
 
 use harvest_engine::{
-    Bind, Config, Driver, Engine, EngineError, ImageConfig, Limits, Network, Origin, Owner, Running,
-    SandboxState, Spec, Threshold, Thresholds,
+    Bind, Config, Driver, Engine, EngineError, ImageConfig, Limits, Network, Origin, Owner,
+    Running, SandboxState, Spec, Threshold, Thresholds,
     guest::{Guest, Output},
 };
 use harvest_proto::{

@@ -145,7 +145,8 @@ pub(crate) fn open(shared: Arc<Shared>, socket: &Path, pass: Pass) -> io::Result
 
 // A socket's address holds 107 bytes of path. Through the folder's descriptor every path fits.
 fn bind(socket: &Path) -> io::Result<(StdListener, (u64, u64))> {
-    let invalid = || io::Error::new(io::ErrorKind::InvalidInput, "the door's path has no folder or no name");
+    let invalid =
+        || io::Error::new(io::ErrorKind::InvalidInput, "the door's path has no folder or no name");
     let folder = fs::File::open(socket.parent().ok_or_else(invalid)?)?;
     let name = socket.file_name().ok_or_else(invalid)?;
     let short = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd())).join(name);
@@ -224,7 +225,9 @@ impl Door {
     async fn serve(self: Arc<Self>, mut stream: Stream) {
         let asked = match timeout(ASK_LIMIT, read_ask(&mut stream)).await {
             Ok(Ok(ask)) => ask,
-            Ok(Err(error)) => return tracing::debug!(%error, "a connection did not say what it is for"),
+            Ok(Err(error)) => {
+                return tracing::debug!(%error, "a connection did not say what it is for");
+            }
             Err(_) => return,
         };
         match asked {
@@ -254,18 +257,25 @@ impl Door {
             }
             let model = policy::normal(name).as_deref() == Some(MODEL_NAME);
             return match model {
-                true => http::serve(stream, |request| model::answer(Arc::clone(&self), request)).await,
-                false => http::serve(stream, |request| git::answer(Arc::clone(&self), request)).await,
+                true => {
+                    http::serve(stream, |request| model::answer(Arc::clone(&self), request)).await
+                }
+                false => {
+                    http::serve(stream, |request| git::answer(Arc::clone(&self), request)).await
+                }
             };
         }
         let opened = match policy::allows(&self.pass().policy, name, port) {
             true => egress::connect(&self.shared.config, name, port).await,
-            false => Err(egress::Refused("the policy does not allow this name and port".to_owned())),
+            false => {
+                Err(egress::Refused("the policy does not allow this name and port".to_owned()))
+            }
         };
         match opened {
             Ok(upstream) => {
                 if stream.write_all(&line(&Answer::Open)).await.is_ok()
-                    && let Err(egress::Refused(reason)) = egress::carry(stream, upstream, name, port).await
+                    && let Err(egress::Refused(reason)) =
+                        egress::carry(stream, upstream, name, port).await
                 {
                     self.log_refusal(name, &reason).await;
                 }

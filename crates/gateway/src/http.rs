@@ -74,8 +74,9 @@ pub(crate) fn full(bytes: impl Into<Bytes>) -> Body {
 pub(crate) fn streamed() -> (Feed, Body) {
     let (feed, mut pieces) = mpsc::channel(2);
     let pieces = stream::poll_fn(move |context| pieces.poll_recv(context));
-    let frames =
-        futures_util::StreamExt::map(pieces, |piece: Result<Bytes, BodyError>| piece.map(Frame::data));
+    let frames = futures_util::StreamExt::map(pieces, |piece: Result<Bytes, BodyError>| {
+        piece.map(Frame::data)
+    });
     (feed, StreamBody::new(frames).boxed_unsync())
 }
 
@@ -105,8 +106,9 @@ pub(crate) fn passed_on(headers: &HeaderMap, without: &[HeaderName]) -> HeaderMa
         .flat_map(|value| value.split(','))
         .filter_map(|name| name.trim().parse::<HeaderName>().ok())
         .collect();
-    let stays =
-        |name: &HeaderName| HOP_BY_HOP.contains(name) || named.contains(name) || without.contains(name);
+    let stays = |name: &HeaderName| {
+        HOP_BY_HOP.contains(name) || named.contains(name) || without.contains(name)
+    };
     headers
         .iter()
         .filter(|(name, _)| !stays(name))
@@ -135,17 +137,21 @@ impl Clients {
         // An error means that somebody else has chosen a provider for the whole process: as good.
         PROVIDER.call_once(|| drop(rustls::crypto::ring::default_provider().install_default()));
         let loopback = builder().no_proxy().tls_certs_only([]).build();
-        let loopback = loopback.expect("a client that reads nothing from the host can always be built");
+        let loopback =
+            loopback.expect("a client that reads nothing from the host can always be built");
         Self { loopback, outside: OnceLock::new() }
     }
 
     /// Sends the request with the client for its URL. The error never shows the URL.
-    pub(crate) async fn execute(&self, request: reqwest::Request) -> Result<reqwest::Response, BodyError> {
+    pub(crate) async fn execute(
+        &self,
+        request: reqwest::Request,
+    ) -> Result<reqwest::Response, BodyError> {
         let client = match is_plain_loopback(request.url()) {
             true => &self.loopback,
-            false => {
-                self.outside().ok_or("no client can be made; are there CA certificates on this host?")?
-            }
+            false => self
+                .outside()
+                .ok_or("no client can be made; are there CA certificates on this host?")?,
         };
         client.execute(request).await.map_err(|failed| failed.without_url().into())
     }
@@ -153,7 +159,10 @@ impl Clients {
     fn outside(&self) -> Option<&reqwest::Client> {
         let make = || {
             let made = builder().build();
-            made.inspect_err(|error| tracing::error!(%error, "cannot make a client for the outside")).ok()
+            made.inspect_err(
+                |error| tracing::error!(%error, "cannot make a client for the outside"),
+            )
+            .ok()
         };
         self.outside.get_or_init(make).as_ref()
     }
@@ -161,7 +170,8 @@ impl Clients {
 
 fn is_plain_loopback(url: &reqwest::Url) -> bool {
     let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']);
-    let local = host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
+    let local =
+        host == "localhost" || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
     local && url.scheme() == "http"
 }
 
@@ -183,9 +193,13 @@ mod tests {
     #[test]
     fn headers_for_one_hop_stay_behind_with_those_the_sender_named() {
         let mut headers = HeaderMap::new();
-        for (name, value) in
-            [("connection", "close, X-Mine"), ("x-mine", "1"), ("te", "x"), ("cookie", "c"), ("a", "b")]
-        {
+        for (name, value) in [
+            ("connection", "close, X-Mine"),
+            ("x-mine", "1"),
+            ("te", "x"),
+            ("cookie", "c"),
+            ("a", "b"),
+        ] {
             headers.insert(
                 HeaderName::from_static(name.to_ascii_lowercase().leak()),
                 HeaderValue::from_static(value),

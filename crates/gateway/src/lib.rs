@@ -67,7 +67,14 @@ impl Gateway {
     #[must_use]
     pub fn new(ledger: Arc<dyn Ledger>, config: GatewayConfig) -> Self {
         let clients = http::Clients::new();
-        Self { shared: Arc::new(Shared { ledger, config, clients, mishaps: model::Mishaps::default() }) }
+        Self {
+            shared: Arc::new(Shared {
+                ledger,
+                config,
+                clients,
+                mishaps: model::Mishaps::default(),
+            }),
+        }
     }
 
     /// Opens one sandbox's door: listens on this socket until the handle is dropped. A socket left

@@ -72,7 +72,9 @@ fn label_is_sound(label: &str) -> bool {
 // number, so a name whose last label looks like one is an address or nonsense.
 fn ends_in_a_number(name: &str) -> bool {
     let last = name.rsplit('.').next().unwrap_or(name);
-    let hex = last.strip_prefix("0x").is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_hexdigit()));
+    let hex = last
+        .strip_prefix("0x")
+        .is_some_and(|rest| rest.bytes().all(|byte| byte.is_ascii_hexdigit()));
     hex || last.bytes().all(|byte| byte.is_ascii_digit())
 }
 
@@ -125,7 +127,9 @@ mod tests {
         let policy = trusted(&["Example.ORG.", "bücher.example"]);
         assert!(allows_name(&policy, "eXample.org."));
         assert!(!allows_name(&policy, "example.org.."));
-        assert!(allows_name(&policy, "xn--bcher-kva.example") && allows_name(&policy, "BÜCHER.example"));
+        assert!(
+            allows_name(&policy, "xn--bcher-kva.example") && allows_name(&policy, "BÜCHER.example")
+        );
     }
 
     #[test]
@@ -148,7 +152,10 @@ mod tests {
 
     #[test]
     fn the_gateways_own_names_are_never_sent_elsewhere() {
-        assert!(!allows_name(&trusted(&["*.internal", "git.harvest.internal"]), "git.harvest.internal"));
+        assert!(!allows_name(
+            &trusted(&["*.internal", "git.harvest.internal"]),
+            "git.harvest.internal"
+        ));
     }
 
     #[test]

@@ -80,9 +80,9 @@ fn pip() -> String {
     // The default is spelled in the help of the option that changes it, and only there.
     let help = ask("pip", &["install", "--help"]);
     let Some((_, option)) = help.split_once("--index-url <url>") else { return String::new() };
-    option
-        .split_once("(default")
-        .map_or_else(String::new, |(_, default)| default.split(')').next().unwrap_or_default().to_owned())
+    option.split_once("(default").map_or_else(String::new, |(_, default)| {
+        default.split(')').next().unwrap_or_default().to_owned()
+    })
 }
 
 fn index_lines(list: &str) -> String {
@@ -113,7 +113,10 @@ fn go() -> String {
 }
 
 fn without_comments(text: &str) -> String {
-    text.lines().filter(|line| !line.trim_start().starts_with('#')).map(|line| format!("{line}\n")).collect()
+    text.lines()
+        .filter(|line| !line.trim_start().starts_with('#'))
+        .map(|line| format!("{line}\n"))
+        .collect()
 }
 
 fn read(path: &Path) -> String {
@@ -138,7 +141,8 @@ fn ask(program: &str, arguments: &[&str]) -> String {
     while Instant::now() < deadline {
         match child.try_wait() {
             Ok(Some(status)) if status.success() => {
-                let output = child.wait_with_output().map(|output| output.stdout).unwrap_or_default();
+                let output =
+                    child.wait_with_output().map(|output| output.stdout).unwrap_or_default();
                 return String::from_utf8_lossy(&output).into_owned();
             }
             Ok(None) => thread::sleep(Duration::from_millis(10)),
@@ -161,7 +165,10 @@ mod tests {
         let text = "deb [arch=amd64] http://Mirror.example.org/debian stable main\n\
                     URIs: https://user:pw@packages.example.net:8443/x http://10.0.0.1/ http://localhost/\n\
                     index = \"sparse+https://index.example.com/\" mirror+file:/etc/x";
-        assert_eq!(hosts(text), ["mirror.example.org", "packages.example.net", "index.example.com"]);
+        assert_eq!(
+            hosts(text),
+            ["mirror.example.org", "packages.example.net", "index.example.com"]
+        );
     }
 
     #[test]

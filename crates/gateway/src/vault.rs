@@ -59,7 +59,9 @@ pub struct SecretName(String);
 
 /// Why a text is not a secret's name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("a secret's name is a capital letter followed by at most 127 capitals, digits and underscores")]
+#[error(
+    "a secret's name is a capital letter followed by at most 127 capitals, digits and underscores"
+)]
 pub struct SecretNameError;
 
 impl SecretName {
@@ -136,7 +138,11 @@ impl Vault {
         self.random.fill(&mut nonce).map_err(|_| VaultError::Random)?;
         let mut body = value.expose().clone().into_bytes();
         self.key
-            .seal_in_place_append_tag(Nonce::assume_unique_for_key(nonce), associated(name), &mut body)
+            .seal_in_place_append_tag(
+                Nonce::assume_unique_for_key(nonce),
+                associated(name),
+                &mut body,
+            )
             .expect("a secret is shorter than the 64 GiB one nonce may cover");
         Ok([&[VERSION], &nonce[..], &body].concat())
     }
@@ -197,18 +203,22 @@ fn read_key(path: &Path) -> Result<[u8; KEY_BYTES], VaultError> {
     let mut bytes = Vec::with_capacity(KEY_BYTES + 1);
     let limit = KEY_BYTES as u64 + 1;
     file.take(limit).read_to_end(&mut bytes).map_err(failed)?;
-    bytes.try_into().map_err(|_| VaultError::KeyUnsound { path: shown, problem: "does not hold 32 bytes" })
+    bytes
+        .try_into()
+        .map_err(|_| VaultError::KeyUnsound { path: shown, problem: "does not hold 32 bytes" })
 }
 
 // The file appears under its name complete or not at all, and whoever comes second uses the first
 // one's key: a link fails when the name is taken, where a rename would replace it.
 fn make_key(path: &Path, random: &SystemRandom) -> Result<(), VaultError> {
-    let failed =
-        |doing| move |source| VaultError::KeyFile { doing, path: path.display().to_string(), source };
+    let failed = |doing| {
+        move |source| VaultError::KeyFile { doing, path: path.display().to_string(), source }
+    };
     let mut bytes = [0; KEY_BYTES + 8];
     random.fill(&mut bytes).map_err(|_| VaultError::Random)?;
     let (key, tag) = bytes.split_at(KEY_BYTES);
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder =
+        path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let tag: String = tag.iter().map(|byte| format!("{byte:02x}")).collect();
     let draft = folder.join(format!(".key-{tag}"));
     let written = write_draft(&draft, key).and_then(|()| match fs::hard_link(&draft, path) {
@@ -269,7 +279,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("key");
         let sealed: Vec<_> = std::thread::scope(|scope| {
-            let make = || Vault::open(&path).unwrap().seal(&name("A"), &Secret::new("v".into())).unwrap();
+            let make =
+                || Vault::open(&path).unwrap().seal(&name("A"), &Secret::new("v".into())).unwrap();
             let threads: Vec<_> = (0..8).map(|_| scope.spawn(make)).collect();
             threads.into_iter().map(|thread| thread.join().unwrap()).collect()
         });

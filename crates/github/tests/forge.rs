@@ -29,7 +29,8 @@ impl Host {
         let folder = tempfile::tempdir().unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let forge = Forge::open(folder.path().join("forge"), &format!("http://{address}/forge")).unwrap();
+        let forge =
+            Forge::open(folder.path().join("forge"), &format!("http://{address}/forge")).unwrap();
         forge.create("app", &Secret::new(TOKEN.to_owned())).await.unwrap();
         let router = Router::new().nest("/forge", forge.router());
         tokio::spawn(async move { axum::serve(listener, router).await });
@@ -76,7 +77,8 @@ impl Host {
     }
 
     async fn get(&self, path: &str, headers: &str) -> String {
-        self.http(&format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n")).await
+        self.http(&format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{headers}\r\n"))
+            .await
     }
 }
 
@@ -174,7 +176,8 @@ async fn a_push_larger_than_gits_buffer_arrives() {
     fs::write(host.folder.path().join("work/noise"), noise).unwrap();
     let commit = host.commit("two").await;
     host.git("work", &["push", "-q", &host.url(TOKEN), "main"]).await.unwrap();
-    let remote = host.git("work", &["ls-remote", &host.url(TOKEN), "refs/heads/main"]).await.unwrap();
+    let remote =
+        host.git("work", &["ls-remote", &host.url(TOKEN), "refs/heads/main"]).await.unwrap();
     assert!(remote.starts_with(&commit));
 }
 
@@ -208,14 +211,18 @@ async fn until(condition: impl Fn() -> bool) {
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(std::time::Duration::from_secs(60), reached).await.expect("it never became true");
+    tokio::time::timeout(std::time::Duration::from_secs(60), reached)
+        .await
+        .expect("it never became true");
 }
 
 fn processes_for(place: &Path) -> usize {
     let needle = format!("GIT_PROJECT_ROOT={}", fs::canonicalize(place).unwrap().display());
     let processes = fs::read_dir("/proc").unwrap().filter_map(Result::ok);
     let environments = processes.filter_map(|entry| fs::read(entry.path().join("environ")).ok());
-    environments.filter(|bytes| bytes.windows(needle.len()).any(|part| part == needle.as_bytes())).count()
+    environments
+        .filter(|bytes| bytes.windows(needle.len()).any(|part| part == needle.as_bytes()))
+        .count()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -277,10 +284,15 @@ async fn a_pull_request_is_shown_as_json_and_as_an_escaped_page() {
     let page = host.get("/forge/app/pulls/1", &format!("{}Accept: text/html\r\n", basic())).await;
     assert!(page.contains("A &lt;b&gt;title&lt;/b&gt;") && !page.contains("<b>title"), "{page}");
     assert!(
-        page.contains("file-harvest-a") && page.contains("1 file changed") && page.contains("make check"),
+        page.contains("file-harvest-a")
+            && page.contains("1 file changed")
+            && page.contains("make check"),
         "{page}"
     );
-    assert!(page.to_ascii_lowercase().contains("content-security-policy: default-src 'none'"), "{page}");
+    assert!(
+        page.to_ascii_lowercase().contains("content-security-policy: default-src 'none'"),
+        "{page}"
+    );
 }
 
 fn evidence(commit: &str) -> Evidence {

@@ -281,8 +281,10 @@ mod tests {
 
     #[test]
     fn the_newest_session_at_a_turn_is_no_flag_but_a_commands_own_arguments_stay() {
-        let given = ["harvest", "fork", "-@12", "-:/a", "-t", "-@x", "--", "-@3", "-:/"].map(OsString::from);
-        let expected = ["harvest", "fork", "@12", ":/a", "-t", "-@x", "--", "-@3", "-:/"].map(OsString::from);
+        let given = ["harvest", "fork", "-@12", "-:/a", "-t", "-@x", "--", "-@3", "-:/"]
+            .map(OsString::from);
+        let expected =
+            ["harvest", "fork", "@12", ":/a", "-t", "-@x", "--", "-@3", "-:/"].map(OsString::from);
         assert_eq!(arguments(given.into_iter()), expected);
     }
 

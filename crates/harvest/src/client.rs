@@ -56,7 +56,10 @@ impl Client {
 
     pub(crate) fn new(url: &str, token: Secret<String>) -> Result<Self> {
         if !names_server(url) {
-            bail!(Advice::new(format!("`{url}` is not a server's URL"), "write it as http://127.0.0.1:7070"));
+            bail!(Advice::new(
+                format!("`{url}` is not a server's URL"),
+                "write it as http://127.0.0.1:7070"
+            ));
         }
         let http = reqwest::Client::builder()
             .connect_timeout(Duration::from_secs(5))
@@ -74,11 +77,18 @@ impl Client {
     }
 
     /// Any request; the answer's head, and its body as it comes.
-    pub(crate) async fn carry(&self, method: Method, path: &str, sent: Sent) -> Result<(HeaderMap, Pieces)> {
+    pub(crate) async fn carry(
+        &self,
+        method: Method,
+        path: &str,
+        sent: Sent,
+    ) -> Result<(HeaderMap, Pieces)> {
         let request = self.request(method, path);
         let request = match sent {
             Sent::Nothing => request,
-            Sent::Json(document) => request.header("content-type", "application/json").body(document),
+            Sent::Json(document) => {
+                request.header("content-type", "application/json").body(document)
+            }
             Sent::Stream(kind, pieces) => {
                 request.header("content-type", kind).body(reqwest::Body::wrap_stream(pieces))
             }
@@ -115,9 +125,14 @@ impl Client {
     }
 
     /// Creating POSTs carry a key, so that a retry after a broken connection creates nothing twice.
-    pub(crate) async fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T> {
+    pub(crate) async fn post<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T> {
         let key = PromptId::random().part().to_owned();
-        let request = || self.request(Method::POST, path).header("idempotency-key", &key).json(body);
+        let request =
+            || self.request(Method::POST, path).header("idempotency-key", &key).json(body);
         let answer = match self.send(request()).await {
             Err(error) if is_broken(&error) => self.send(request()).await?,
             other => other?,
@@ -147,12 +162,17 @@ impl Client {
     }
 
     /// The answer, whatever it says.
-    fn ask(&self, request: RequestBuilder) -> impl Future<Output = Result<Response>> + Send + use<> {
+    fn ask(
+        &self,
+        request: RequestBuilder,
+    ) -> impl Future<Output = Result<Response>> + Send + use<> {
         let url = self.url.clone();
         async move {
             request.send().await.map_err(|error| {
-                let advice =
-                    Advice::new(format!("no answer from {url}"), "is it running? start it with `harvest up`");
+                let advice = Advice::new(
+                    format!("no answer from {url}"),
+                    "is it running? start it with `harvest up`",
+                );
                 anyhow::Error::new(Broken(innermost(&error))).context(advice)
             })
         }
@@ -252,15 +272,22 @@ async fn read<T: DeserializeOwned>(answer: Response) -> Result<T> {
 pub(crate) fn segment(name: &str) -> Result<&str> {
     let sound = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     if name.is_empty() || name.starts_with('.') || !name.bytes().all(sound) {
-        bail!(Advice::new(format!("`{name}` is not a name"), "names are letters, digits, `.`, `_` and `-`"));
+        bail!(Advice::new(
+            format!("`{name}` is not a name"),
+            "names are letters, digits, `.`, `_` and `-`"
+        ));
     }
     Ok(name)
 }
 
 /// The server that runs from this home.
 pub(crate) fn local(config: &Config) -> Result<ServerFile> {
-    let none =
-        || Advice::new("no server is running", "start one with `harvest up`, or name one with HARVEST_URL");
+    let none = || {
+        Advice::new(
+            "no server is running",
+            "start one with `harvest up`, or name one with HARVEST_URL",
+        )
+    };
     let text = std::fs::read_to_string(config.server_file()).map_err(|_| none())?;
     let file: ServerFile = serde_json::from_str(&text).map_err(|_| none())?;
     // The file of a server that was killed stays behind, and its number may be anybody's now.
@@ -271,8 +298,10 @@ pub(crate) fn local(config: &Config) -> Result<ServerFile> {
 fn read_token(config: &Config) -> Result<Secret<String>> {
     let path = config.token_file();
     let text = std::fs::read_to_string(&path).map_err(|error| {
-        let advice =
-            Advice::new("no token to show the server", "set HARVEST_TOKEN; `harvest up` printed it once");
+        let advice = Advice::new(
+            "no token to show the server",
+            "set HARVEST_TOKEN; `harvest up` printed it once",
+        );
         anyhow::Error::new(error).context(format!("cannot read {}", path.display())).context(advice)
     })?;
     Ok(Secret::new(text.trim().to_owned()))

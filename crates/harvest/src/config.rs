@@ -147,7 +147,8 @@ impl Config {
     /// What holds for these flags, this environment and the file they name.
     pub(crate) fn load(flags: &Global, env: Env) -> Result<Self> {
         let text = read(flags, env)?;
-        let file = parse(&text).with_context(|| format!("cannot use {}", path_of(flags, env).0.display()))?;
+        let file = parse(&text)
+            .with_context(|| format!("cannot use {}", path_of(flags, env).0.display()))?;
         Self::merge(flags, env, file)
     }
 
@@ -178,7 +179,9 @@ impl Config {
                 .or(file.max_connections)
                 .unwrap_or(1000),
             log: var("LOG").or(file.log).unwrap_or_else(|| "warn".into()),
-            log_format: parsed("LOG_FORMAT", var("LOG_FORMAT"))?.or(file.log_format).unwrap_or_default(),
+            log_format: parsed("LOG_FORMAT", var("LOG_FORMAT"))?
+                .or(file.log_format)
+                .unwrap_or_default(),
             trusted: list("TRUSTED").or(file.trusted),
             image: var("IMAGE").or(file.image).unwrap_or_else(|| "claude".into()),
             author_name: var("AUTHOR_NAME").or(file.author_name),
@@ -217,7 +220,11 @@ fn every_key() -> impl Iterator<Item = (&'static str, &'static str, &'static str
     let limits = LIMITS.iter().map(|(key, default, _)| ("limits", *key, *default));
     let retention = RETENTION.iter().map(|(key, default, _)| ("retention", *key, *default));
     let plain = KEYS.iter().filter(|(_, kind, ..)| *kind != "table");
-    plain.map(|(key, _, default, _)| ("", *key, *default)).chain(clocks).chain(limits).chain(retention)
+    plain
+        .map(|(key, _, default, _)| ("", *key, *default))
+        .chain(clocks)
+        .chain(limits)
+        .chain(retention)
 }
 
 /// The variable that is the same as a key.
@@ -257,7 +264,8 @@ fn read(flags: &Global, env: Env) -> Result<String> {
 fn parse(text: &str) -> Result<File> {
     toml::from_str(text).map_err(|error: toml::de::Error| {
         let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or("");
-        let unknown = error.message().strip_prefix("unknown field `").and_then(|rest| rest.split('`').next());
+        let unknown =
+            error.message().strip_prefix("unknown field `").and_then(|rest| rest.split('`').next());
         let message = match unknown {
             Some(key) => format!("unknown field `{key}`"),
             None => error.message().to_owned(),
@@ -289,7 +297,8 @@ fn database(variable: Option<String>, file: Option<Secret<String>>) -> Result<Op
         (None, Some(text)) => ("the key `database`", text),
         (None, None) => return Ok(None),
     };
-    let hint = "such as `sqlite:/var/lib/harvest.db` or `postgres://harvest:PASSWORD@localhost/harvest`";
+    let hint =
+        "such as `sqlite:/var/lib/harvest.db` or `postgres://harvest:PASSWORD@localhost/harvest`";
     let url = text.expose().parse();
     url.map(Some).map_err(|error| {
         anyhow::Error::new(error).context(Advice::new(format!("{name} cannot be used"), hint))
@@ -302,10 +311,9 @@ fn split(text: &str) -> Vec<String> {
 
 fn xdg(env: Env, name: &str, below_home: &str) -> PathBuf {
     // A relative path there is invalid and to be ignored, says the base directory specification.
-    env(name)
-        .map(PathBuf::from)
-        .filter(|path| path.is_absolute())
-        .unwrap_or_else(|| PathBuf::from(env("HOME").unwrap_or_else(|| "/root".into())).join(below_home))
+    env(name).map(PathBuf::from).filter(|path| path.is_absolute()).unwrap_or_else(|| {
+        PathBuf::from(env("HOME").unwrap_or_else(|| "/root".into())).join(below_home)
+    })
 }
 
 #[cfg(test)]

@@ -42,7 +42,8 @@ pub(crate) fn out_of_sandbox<F: Far>(
     explain: fn(F::Error) -> anyhow::Error,
 ) -> Result<CopiedTree> {
     if to.is_dir() {
-        let name = Path::new(from).file_name().context("`/` has no name; say where its copy goes")?;
+        let name =
+            Path::new(from).file_name().context("`/` has no name; say where its copy goes")?;
         to.push(name);
     } else if to.as_os_str().as_encoded_bytes().ends_with(b"/") {
         // Without the slash it would become a file of that name.

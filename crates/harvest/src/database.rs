@@ -60,7 +60,9 @@ async fn belong(home: &Path, store: &Store, url: &str, record: Option<Record>) -
     let new = record.is_none();
     let mark = match (record, marked) {
         (None, None) => SessionId::random().to_string().replace("ses_", "home_"),
-        (Some(record), Some(mark)) if record.mark == mark && record.database == url => return Ok(()),
+        (Some(record), Some(mark)) if record.mark == mark && record.database == url => {
+            return Ok(());
+        }
         // The same database at another address.
         (Some(record), Some(mark)) if record.mark == mark => mark,
         // Killed between the two writes below.
@@ -92,15 +94,16 @@ fn another(url: &str) -> anyhow::Error {
 }
 
 fn elsewhere(place: &str) -> anyhow::Error {
-    let hint = "set `database` (HARVEST_DATABASE) to what it was, or use another home with `--home`";
+    let hint =
+        "set `database` (HARVEST_DATABASE) to what it was, or use another home with `--home`";
     Advice::new(format!("the sessions of this home are in {place}"), hint).into()
 }
 
 fn read(path: &Path) -> Result<Option<Record>> {
     match fs::read(path) {
-        Ok(bytes) => {
-            serde_json::from_slice(&bytes).map(Some).with_context(|| format!("cannot use {}", path.display()))
-        }
+        Ok(bytes) => serde_json::from_slice(&bytes)
+            .map(Some)
+            .with_context(|| format!("cannot use {}", path.display())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
     }
@@ -111,7 +114,8 @@ mod tests {
     use super::*;
 
     fn config(home: &Path, database: Option<&Path>) -> Config {
-        let flags = crate::cli::Global { home: Some(home.to_owned()), ..crate::cli::Global::default() };
+        let flags =
+            crate::cli::Global { home: Some(home.to_owned()), ..crate::cli::Global::default() };
         let config = Config::load(&flags, &|_| None).unwrap();
         Config { database: database.map(DatabaseUrl::file), ..config }
     }
@@ -156,7 +160,8 @@ mod tests {
         let (one, two) = (folder.path().join("one"), folder.path().join("two"));
         fs::create_dir(&one).unwrap();
         fs::create_dir(&two).unwrap();
-        let store = Store::connect(&DatabaseUrl::file(&folder.path().join("its.db"))).await.unwrap();
+        let store =
+            Store::connect(&DatabaseUrl::file(&folder.path().join("its.db"))).await.unwrap();
         let record = |mark: &str| Record { mark: mark.into(), database: "its.db".into() };
         claim(&one, &store, record("home_one"), true).await.unwrap();
         let error = claim(&two, &store, record("home_two"), true).await.unwrap_err();
@@ -172,7 +177,8 @@ mod tests {
         let url = DatabaseUrl::file(&folder.path().join("its.db"));
         let record = Record { mark: "home_x".into(), database: url.to_string() };
         fs::write(folder.path().join(RECORD_FILE), serde_json::to_vec(&record).unwrap()).unwrap();
-        let store = open(&Config { database: Some(url), ..config(folder.path(), None) }).await.unwrap();
+        let store =
+            open(&Config { database: Some(url), ..config(folder.path(), None) }).await.unwrap();
         assert_eq!(store.meta_get(MARK).await.unwrap().as_deref(), Some("home_x"));
     }
 }

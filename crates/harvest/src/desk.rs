@@ -59,7 +59,11 @@ impl Desk {
         whole(self.carry(Method::GET, path, Sent::Nothing).await?.1).await
     }
 
-    pub(crate) async fn post<T: DeserializeOwned>(&self, path: &str, body: &impl Serialize) -> Result<T> {
+    pub(crate) async fn post<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        body: &impl Serialize,
+    ) -> Result<T> {
         match self {
             // With a key: a retry after a broken connection makes nothing twice.
             Self::Server { client, .. } => client.post(path, body).await,
@@ -90,13 +94,20 @@ impl Desk {
     pub(crate) async fn rest(&self) -> Result<()> {
         if let Self::Here { engine, .. } = self {
             let engine = engine.clone();
-            tokio::task::spawn_blocking(move || engine.rest()).await?.context("cannot let the zygote go")?;
+            tokio::task::spawn_blocking(move || engine.rest())
+                .await?
+                .context("cannot let the zygote go")?;
         }
         Ok(())
     }
 
     /// Any request; the answer's head, and its body as it comes.
-    pub(crate) async fn carry(&self, method: Method, path: &str, sent: Sent) -> Result<(HeaderMap, Pieces)> {
+    pub(crate) async fn carry(
+        &self,
+        method: Method,
+        path: &str,
+        sent: Sent,
+    ) -> Result<(HeaderMap, Pieces)> {
         match self {
             Self::Server { client, .. } => client.carry(method, path, sent).await,
             Self::Here { here, .. } => {
@@ -117,7 +128,9 @@ impl Desk {
         };
         let knock = Knock::new();
         match here.open(path, knock.headers()).await? {
-            Opened::Socket(headers, stream) if knock.is_answered(&headers) => Ok(socket::split(stream).await),
+            Opened::Socket(headers, stream) if knock.is_answered(&headers) => {
+                Ok(socket::split(stream).await)
+            }
             Opened::Socket(..) => bail!("the answer is not a WebSocket"),
             Opened::Refused(answer) => Err(refused(answer).await),
         }
@@ -136,7 +149,8 @@ async fn refused(answer: Answered) -> anyhow::Error {
 /// Whether somebody listens there. The file of a server that was killed stays behind, and its number may be
 /// another process's by now; without a server we do as well ourselves.
 fn answers(url: &str) -> bool {
-    let address = url.strip_prefix("http://").and_then(|address| address.parse::<SocketAddr>().ok());
+    let address =
+        url.strip_prefix("http://").and_then(|address| address.parse::<SocketAddr>().ok());
     address.is_none_or(|address| TcpStream::connect_timeout(&address, KNOCK).is_ok())
 }
 

@@ -11,7 +11,8 @@ pub(crate) fn findings(config: &Config) -> Vec<Finding> {
     match wire::open_engine(config) {
         Ok(engine) => look(&engine),
         Err(error) => {
-            let fix = hint_of(&error).unwrap_or_else(|| "mend what it says, then ask again".to_owned());
+            let fix =
+                hint_of(&error).unwrap_or_else(|| "mend what it says, then ask again".to_owned());
             let (id, found) = ("engine".to_owned(), format!("{error:#}"));
             let unopened = Finding { id, level: FindingLevel::Fail, found, fix: Some(fix) };
             [vec![unopened], programs()].concat()

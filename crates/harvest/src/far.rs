@@ -87,11 +87,12 @@ impl Far for Files {
     }
 
     fn stat(&mut self, path: &str) -> Result<FileStat> {
-        let answer =
-            self.ask(Method::HEAD, &[("path", path)]).map_err(|error| match Self::is_missing(&error) {
+        let answer = self.ask(Method::HEAD, &[("path", path)]).map_err(|error| {
+            match Self::is_missing(&error) {
                 true => error.context(format!("there is nothing at {path} in the sandbox")),
                 false => error,
-            });
+            }
+        });
         described(path, &answer?.0).context("the server does not say what it is")
     }
 
@@ -122,7 +123,13 @@ impl Far for Files {
         Ok(())
     }
 
-    fn write(&mut self, path: &str, mode: u32, user: Option<&str>, from: &mut dyn Read) -> Result<()> {
+    fn write(
+        &mut self,
+        path: &str,
+        mode: u32,
+        user: Option<&str>,
+        from: &mut dyn Read,
+    ) -> Result<()> {
         let (sender, mut receiver) = mpsc::channel::<io::Result<Vec<u8>>>(PIECES);
         let pieces = futures_util::stream::poll_fn(move |context| receiver.poll_recv(context));
         let sent = Sent::Stream("application/octet-stream", pieces.boxed());

@@ -55,7 +55,9 @@ impl Lines {
                 bail!("the server sent a line longer than {MAX_LINE_BYTES} bytes");
             }
             match self.bytes.next().await {
-                Some(piece) => self.buffer.extend_from_slice(&piece.context("the answer broke off")?),
+                Some(piece) => {
+                    self.buffer.extend_from_slice(&piece.context("the answer broke off")?)
+                }
                 None if self.buffer.is_empty() => return Ok(None),
                 None => bail!("the answer broke off in the middle of a line"),
             }
@@ -66,7 +68,9 @@ impl Lines {
     pub(crate) async fn json<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
         while let Some(line) = self.line().await? {
             if !line.is_empty() {
-                return Ok(Some(serde_json::from_str(&line).context("cannot make sense of a line")?));
+                return Ok(Some(
+                    serde_json::from_str(&line).context("cannot make sense of a line")?,
+                ));
             }
         }
         Ok(None)
@@ -97,7 +101,9 @@ pub(crate) fn parse_frame(lines: &[String]) -> Result<Option<Update>> {
         return Ok(None);
     }
     let update = match field("event")[..] {
-        ["snapshot"] => serde_json::from_str(&data).map(|session| Update::Snapshot(Box::new(session))),
+        ["snapshot"] => {
+            serde_json::from_str(&data).map(|session| Update::Snapshot(Box::new(session)))
+        }
         _ => serde_json::from_str(&data).map(|event| Update::Event(Box::new(event))),
     };
     // A newer server may know kinds of events that we do not; they are not ours to fail on.
@@ -179,7 +185,11 @@ impl Watch {
             SessionState::NeedsInput => Some(Verdict::Asked),
             SessionState::Failed | SessionState::Archived => Some(Verdict::Bad),
             _ if self.rests() && self.unreviewed.is_empty() => {
-                Some(if self.bad || !self.refuted.is_empty() { Verdict::Bad } else { Verdict::Good })
+                Some(if self.bad || !self.refuted.is_empty() {
+                    Verdict::Bad
+                } else {
+                    Verdict::Good
+                })
             }
             _ => None,
         }
@@ -197,7 +207,11 @@ mod tests {
     use harvest_proto::{PromptId, Timestamp, bridge::Exit};
 
     fn queued() -> EventBody {
-        EventBody::PromptQueued { prompt: PromptId::random(), text: String::new(), author: String::new() }
+        EventBody::PromptQueued {
+            prompt: PromptId::random(),
+            text: String::new(),
+            author: String::new(),
+        }
     }
 
     fn ended(outcome: TurnOutcome) -> EventBody {
@@ -216,7 +230,10 @@ mod tests {
     #[test]
     fn following_ends_when_the_queue_is_empty_and_the_session_rests() {
         let good = TurnOutcome::Completed;
-        assert_eq!(verdict(&[queued(), now(SessionState::Starting), now(SessionState::Idle)]), None);
+        assert_eq!(
+            verdict(&[queued(), now(SessionState::Starting), now(SessionState::Idle)]),
+            None
+        );
         assert_eq!(verdict(&[queued(), queued(), ended(good), now(SessionState::Idle)]), None);
         assert_eq!(verdict(&[queued(), ended(good), now(SessionState::Idle)]), Some(Verdict::Good));
         assert_eq!(
@@ -229,8 +246,12 @@ mod tests {
 
     #[test]
     fn a_later_good_turn_makes_up_for_a_failed_one() {
-        let bodies = [queued(), ended(TurnOutcome::Failed), queued(), ended(TurnOutcome::Completed)];
-        assert_eq!(verdict(&[&bodies[..], &[now(SessionState::Idle)]].concat()), Some(Verdict::Good));
+        let bodies =
+            [queued(), ended(TurnOutcome::Failed), queued(), ended(TurnOutcome::Completed)];
+        assert_eq!(
+            verdict(&[&bodies[..], &[now(SessionState::Idle)]].concat()),
+            Some(Verdict::Good)
+        );
     }
 
     fn pushed(commit: &str) -> EventBody {
@@ -252,8 +273,13 @@ mod tests {
 
     #[test]
     fn what_was_pushed_is_waited_for_until_it_has_been_looked_at() {
-        let turn =
-            [queued(), pushed("a"), pushed("b"), ended(TurnOutcome::Completed), now(SessionState::Idle)];
+        let turn = [
+            queued(),
+            pushed("a"),
+            pushed("b"),
+            ended(TurnOutcome::Completed),
+            now(SessionState::Idle),
+        ];
         let after = |bodies: &[EventBody]| verdict(&[&turn[..], bodies].concat());
         assert_eq!(after(&[]), None);
         assert_eq!(after(&[evidence("a", ".harvest/check.sh", true)]), None);
@@ -272,11 +298,18 @@ mod tests {
             commit: "same".into(),
         };
         let seen = |name: &str, passed: bool| {
-            let EventBody::Evidence(seen) = evidence("same", ".harvest/check.sh", passed) else { panic!() };
+            let EventBody::Evidence(seen) = evidence("same", ".harvest/check.sh", passed) else {
+                panic!()
+            };
             EventBody::Evidence(Evidence { repository: Some(name.into()), ..seen })
         };
-        let turn =
-            [queued(), push("web"), push("api"), ended(TurnOutcome::Completed), now(SessionState::Idle)];
+        let turn = [
+            queued(),
+            push("web"),
+            push("api"),
+            ended(TurnOutcome::Completed),
+            now(SessionState::Idle),
+        ];
         let after = |bodies: &[EventBody]| verdict(&[&turn[..], bodies].concat());
         assert_eq!(after(&[seen("web", true)]), None);
         assert_eq!(after(&[seen("web", true), seen("api", true)]), Some(Verdict::Good));
@@ -305,8 +338,10 @@ mod tests {
 
     #[tokio::test]
     async fn lines_are_whole_whatever_pieces_they_come_in() {
-        let pieces: Vec<Result<Vec<u8>>> = b"{\"a\":1}\n\n[2]\n".chunks(3).map(|p| Ok(p.to_vec())).collect();
-        let mut lines = Lines { bytes: futures_util::stream::iter(pieces).boxed(), buffer: Vec::new() };
+        let pieces: Vec<Result<Vec<u8>>> =
+            b"{\"a\":1}\n\n[2]\n".chunks(3).map(|p| Ok(p.to_vec())).collect();
+        let mut lines =
+            Lines { bytes: futures_util::stream::iter(pieces).boxed(), buffer: Vec::new() };
         assert_eq!(lines.line().await.unwrap().as_deref(), Some("{\"a\":1}"));
         assert_eq!(lines.json::<Vec<u8>>().await.unwrap(), Some(vec![2]));
         assert_eq!(lines.line().await.unwrap(), None);

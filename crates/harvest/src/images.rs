@@ -47,7 +47,8 @@ fn recipe_file(desk: &Desk, path: &Path) -> Result<ImageOrigin> {
 fn whole_path(path: &Path) -> Result<String> {
     let whole = path.canonicalize().with_context(|| format!("cannot read {}", path.display()))?;
     whole.into_os_string().into_string().map_err(|path| {
-        Advice::new(format!("{} is not UTF-8", path.display()), "give it a name that is text").into()
+        Advice::new(format!("{} is not UTF-8", path.display()), "give it a name that is text")
+            .into()
     })
 }
 
@@ -58,7 +59,8 @@ pub(crate) async fn ensure(desk: &Desk, named: &str, print: Printer) -> Result<S
     let lines = match named.ends_with(".toml") {
         true => begin(desk, named, false).await?,
         false => {
-            let missing = match desk.get::<Image>(&format!("/v1/images/{}", segment(named)?)).await {
+            let missing = match desk.get::<Image>(&format!("/v1/images/{}", segment(named)?)).await
+            {
                 Ok(_) => return Ok(named.to_owned()),
                 Err(error) if is(&error, "image_missing") => error,
                 Err(error) => return Err(error),
@@ -108,7 +110,10 @@ pub(crate) async fn import(
     let read = || format!("cannot read {}", from.display());
     if std::fs::metadata(from).with_context(read)?.is_dir() {
         if !desk.shares_our_files() {
-            let hint = format!("`tar -C {} -c . | harvest image import {name} -` sends it", from.display());
+            let hint = format!(
+                "`tar -C {} -c . | harvest image import {name} -` sends it",
+                from.display()
+            );
             bail!(Advice::new("a folder of this machine means nothing to the server", hint));
         }
         let from = ImageOrigin::Folder(whole_path(from)?);
@@ -140,7 +145,8 @@ async fn send(
 /// Any text as part of a query.
 fn percent(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-/".contains(&byte);
-    let escaped = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    let escaped =
+        |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
     text.bytes().map(escaped).collect()
 }
 
@@ -165,7 +171,8 @@ fn pieces(mut from: impl Read + Send + 'static) -> Pieces {
             }
         }
     });
-    stream::unfold(waiting, |mut waiting| async move { Some((waiting.recv().await?, waiting)) }).boxed()
+    stream::unfold(waiting, |mut waiting| async move { Some((waiting.recv().await?, waiting)) })
+        .boxed()
 }
 
 async fn follow(mut lines: Lines, print: Printer) -> Result<Image> {
@@ -195,7 +202,9 @@ struct Screen {
 impl Screen {
     fn tell(&mut self, line: ImageLine) {
         match line {
-            ImageLine::Waiting { image } => self.note(&format!("  Waiting for another build of {image}")),
+            ImageLine::Waiting { image } => {
+                self.note(&format!("  Waiting for another build of {image}"))
+            }
             ImageLine::StepStarted { index, total, what } => {
                 self.step = format!("{index}/{total} {what}");
                 self.at = (index, total);
@@ -223,7 +232,8 @@ impl Screen {
     }
 
     fn bytes(&self, done: u64, total: Option<u64>) {
-        let share = total.filter(|total| *total > 0).map_or(0.0, |total| done as f64 / total as f64);
+        let share =
+            total.filter(|total| *total > 0).map_or(0.0, |total| done as f64 / total as f64);
         let (index, steps) = self.at;
         let share = (index.saturating_sub(1) as f64 + share.min(1.0)) / steps as f64;
         self.bar(share, &format!("{} MB", done / 1_000_000));

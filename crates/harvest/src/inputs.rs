@@ -37,11 +37,13 @@ pub(crate) async fn repositories(
             Named::Name(name) => by_name(name),
             Named::Url(url) => by_name(registered(here, client, &url, &known).await?),
             Named::Folder(folder) => {
-                if let Some(around) = folder.canonicalize().ok().and_then(|folder| enclosing(&folder))
+                if let Some(around) =
+                    folder.canonicalize().ok().and_then(|folder| enclosing(&folder))
                     && !is_repository(&folder)
                 {
                     let (folder, around) = (folder.display(), around.display());
-                    here.print.note(format!("{folder} is taken by itself, not {around}, which it is in"));
+                    here.print
+                        .note(format!("{folder} is taken by itself, not {around}, which it is in"));
                 }
                 taken(here, client, &folder).await?
             }
@@ -108,19 +110,25 @@ async fn taken(here: &Invocation, client: &Client, folder: &Path) -> Result<UseR
 }
 
 /// The name of what is at a URL; one nobody registered is registered now.
-async fn registered(here: &Invocation, client: &Client, url: &str, known: &[Repository]) -> Result<String> {
+async fn registered(
+    here: &Invocation,
+    client: &Client,
+    url: &str,
+    known: &[Repository],
+) -> Result<String> {
     if let Some(repository) = known.iter().find(|repository| same_url(&repository.url, url)) {
         return Ok(repository.name.clone());
     }
     let request = AddRepository { url: url.to_owned(), ..AddRepository::default() };
-    let added =
-        client.repository_add(&request).await.map_err(|error| match error.downcast_ref::<Refused>() {
+    let added = client.repository_add(&request).await.map_err(|error| {
+        match error.downcast_ref::<Refused>() {
             Some(refused) if refused.0.status == 409 => error.context(Advice::new(
                 "another repository has that name",
                 "register it with `harvest repo add --name`",
             )),
             _ => error,
-        })?;
+        }
+    })?;
     here.print.note(format!("Registered {} as {}", added.url, added.name));
     Ok(added.name)
 }

@@ -106,13 +106,19 @@ mod tests {
         let lines = Lines::default();
         let out = lines.clone();
         let filter = EnvFilter::new("trace");
-        tracing::subscriber::with_default(subscriber(filter, format, false, move || out.clone()), || {
-            let span =
-                tracing::error_span!("request", id = "req_1", url = "http://me:planted-1@git.example/x");
-            let _inside = span.enter();
-            tracing::trace!(value = "planted-2\"quoted", "a planted-3-value in the message");
-            tracing::trace!(header = "authorization: Bearer planted-4", key = ?Some("hvt_0123456789abcdef"));
-        });
+        tracing::subscriber::with_default(
+            subscriber(filter, format, false, move || out.clone()),
+            || {
+                let span = tracing::error_span!(
+                    "request",
+                    id = "req_1",
+                    url = "http://me:planted-1@git.example/x"
+                );
+                let _inside = span.enter();
+                tracing::trace!(value = "planted-2\"quoted", "a planted-3-value in the message");
+                tracing::trace!(header = "authorization: Bearer planted-4", key = ?Some("hvt_0123456789abcdef"));
+            },
+        );
         let written = lines.0.lock().unwrap().clone();
         String::from_utf8(written).unwrap()
     }
@@ -142,7 +148,10 @@ mod tests {
         assert_eq!(text.lines().count(), 2);
         for line in text.lines() {
             let line: serde_json::Value = serde_json::from_str(line).unwrap();
-            assert_eq!((line["level"].as_str(), line["span"]["id"].as_str()), (Some("TRACE"), Some("req_1")));
+            assert_eq!(
+                (line["level"].as_str(), line["span"]["id"].as_str()),
+                (Some("TRACE"), Some("req_1"))
+            );
         }
     }
 }

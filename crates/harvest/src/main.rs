@@ -78,7 +78,8 @@ fn start(cli: Cli, print: Printer) -> Result<u8> {
         false => tokio::runtime::Builder::new_current_thread(),
     };
     let runtime = builder.enable_all().build().context("cannot start the runtime")?;
-    let code = runtime.block_on(commands::run(&Invocation { config, flags: cli.global, print }, cli.command));
+    let code = runtime
+        .block_on(commands::run(&Invocation { config, flags: cli.global, print }, cli.command));
     // What still reads from a terminal cannot be cancelled, and nothing waits for it.
     runtime.shutdown_background();
     code

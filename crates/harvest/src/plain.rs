@@ -55,7 +55,9 @@ fn sign(letter: char) -> Option<char> {
         '\u{7f}' => Some('␡'),
         '\u{80}'..='\u{9f}' => Some('�'),
         // They reorder what stands around them, so that what is read is not what is there.
-        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => Some('�'),
+        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
+            Some('�')
+        }
         _ => None,
     }
 }
@@ -93,8 +95,7 @@ mod tests {
 
     #[test]
     fn nothing_that_acts_is_left_whatever_it_is_made_of() {
-        let nasty =
-            "\x1b\x1b[\x1b]0;x\n\x1b[31\u{9b}31m\u{202e}evil\rgood\x08\x7f\0\x1bc\x1b[\x1b[mä\x1b]52;c;\x1b";
+        let nasty = "\x1b\x1b[\x1b]0;x\n\x1b[31\u{9b}31m\u{202e}evil\rgood\x08\x7f\0\x1bc\x1b[\x1b[mä\x1b]52;c;\x1b";
         let shown = plain(nasty);
         let acts = |letter: char| sign(letter).is_some() && letter != '\n' && letter != '\t';
         assert!(!shown.contains(acts), "{shown:?}");

@@ -75,7 +75,11 @@ impl Printer {
     }
 
     /// A result: one JSON document, or what `text` makes of it.
-    pub(crate) fn result<T: Serialize>(&self, value: &T, text: impl FnOnce(&T) -> String) -> Result<()> {
+    pub(crate) fn result<T: Serialize>(
+        &self,
+        value: &T,
+        text: impl FnOnce(&T) -> String,
+    ) -> Result<()> {
         match self.json {
             true => write_out(&plain_json(serde_json::to_string_pretty(value)? + "\n")),
             false => self.out(&text(value)),
@@ -134,7 +138,8 @@ impl Printer {
 
     /// An error with its causes and its hint. Printed whatever the flags say.
     pub(crate) fn error(&self, error: &anyhow::Error) {
-        let mut text = format!("{} {}\n", paint(self.color, "error:", "31"), plain(&error.to_string()));
+        let mut text =
+            format!("{} {}\n", paint(self.color, "error:", "31"), plain(&error.to_string()));
         let mut said = error.to_string();
         for cause in error.chain().skip(1).map(ToString::to_string) {
             // Some libraries repeat their source in their own message.
@@ -174,8 +179,13 @@ fn paint(colors: bool, text: &str, color: &str) -> String {
 
 /// How wide the screen is; where there is none, as wide as a line may well be.
 pub(crate) fn columns() -> usize {
-    let size = [rustix::termios::tcgetwinsize(io::stderr()), rustix::termios::tcgetwinsize(io::stdout())];
-    let found = size.into_iter().flatten().map(|size| usize::from(size.ws_col)).find(|columns| *columns > 0);
+    let size =
+        [rustix::termios::tcgetwinsize(io::stderr()), rustix::termios::tcgetwinsize(io::stdout())];
+    let found = size
+        .into_iter()
+        .flatten()
+        .map(|size| usize::from(size.ws_col))
+        .find(|columns| *columns > 0);
     found.map_or(100, |columns| columns.max(40))
 }
 
@@ -184,12 +194,14 @@ pub(crate) fn hint_of(error: &anyhow::Error) -> Option<String> {
     // Asked of the whole: what `context` added is found only so.
     let advice = error.downcast_ref::<Advice>().map(|advice| advice.hint.clone());
     let refused = || error.downcast_ref::<Refused>().and_then(|refused| refused.0.hint.clone());
-    let rootless = || error.chain().find_map(|cause| Some(cause.downcast_ref::<RootlessError>()?.hint()));
+    let rootless =
+        || error.chain().find_map(|cause| Some(cause.downcast_ref::<RootlessError>()?.hint()));
     let full = || error.chain().any(is_full).then(|| MAKE_ROOM.to_owned());
     advice.or_else(refused).or_else(|| rootless().map(str::to_owned)).or_else(full)
 }
 
-const MAKE_ROOM: &str = "the disk is full: `harvest df` shows what takes room here, `harvest gc` frees some";
+const MAKE_ROOM: &str =
+    "the disk is full: `harvest df` shows what takes room here, `harvest gc` frees some";
 
 fn is_full(cause: &(dyn std::error::Error + 'static)) -> bool {
     let system = |error: &io::Error| error.kind() == io::ErrorKind::StorageFull;
@@ -199,7 +211,9 @@ fn is_full(cause: &(dyn std::error::Error + 'static)) -> bool {
 
 /// Whether the reader of our stdout went away, which is no failure of ours.
 pub(crate) fn reader_left(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<Unprinted>().is_some_and(|error| error.0.kind() == io::ErrorKind::BrokenPipe)
+    error
+        .downcast_ref::<Unprinted>()
+        .is_some_and(|error| error.0.kind() == io::ErrorKind::BrokenPipe)
 }
 
 /// Rows under headings, columns as wide as they need to be. The last column is not padded.
@@ -242,11 +256,13 @@ mod tests {
 
     #[test]
     fn a_hint_is_found_wherever_it_is_in_the_chain() {
-        let inside = Err::<(), _>(Advice::new("no server", "start one")).context("cannot list").unwrap_err();
+        let inside =
+            Err::<(), _>(Advice::new("no server", "start one")).context("cannot list").unwrap_err();
         assert_eq!(hint_of(&inside).as_deref(), Some("start one"));
         let outside = io::Error::other("refused");
-        let outside =
-            anyhow::Error::new(outside).context(Advice::new("no answer", "wait")).context("cannot list");
+        let outside = anyhow::Error::new(outside)
+            .context(Advice::new("no answer", "wait"))
+            .context("cannot list");
         assert_eq!(hint_of(&outside).as_deref(), Some("wait"));
     }
 

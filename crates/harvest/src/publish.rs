@@ -59,7 +59,8 @@ pub(crate) async fn publish(
     (folder, naming): (&Path, Naming),
     mut add: AddRepository,
 ) -> Result<Published> {
-    let folder = folder.canonicalize().with_context(|| format!("cannot find {}", folder.display()))?;
+    let folder =
+        folder.canonicalize().with_context(|| format!("cannot find {}", folder.display()))?;
     let known = client.repositories().await?;
     if let Some(before) = known.iter().find(|known| is_copy(forge, known, &folder, &add)) {
         return renew(print, forge, before, &folder, &add).await;
@@ -76,7 +77,10 @@ pub(crate) async fn publish(
         None => free_name(&folder_name(&folder), naming, &known),
     };
     if known.iter().any(|known| known.name == name) {
-        bail!(Advice::new(format!("there is a repository `{name}` already"), "choose another with --name"));
+        bail!(Advice::new(
+            format!("there is a repository `{name}` already"),
+            "choose another with --name"
+        ));
     }
     let (token, taken) = copy(forge, &name, &folder).await?;
     let secret = secret_name(&name, &known);
@@ -89,7 +93,8 @@ pub(crate) async fn publish(
         secret: Some(secret),
         image: add.image,
     };
-    let repository = client.repository_add(&request).await.context("cannot register the repository")?;
+    let repository =
+        client.repository_add(&request).await.context("cannot register the repository")?;
     Ok(Published { repository, branch: taken.branch, new: true })
 }
 
@@ -103,7 +108,10 @@ async fn renew(
 ) -> Result<Published> {
     if add.base.is_some() || add.image.is_some() {
         let message = format!("the folder is registered already, as {}", before.name);
-        bail!(Advice::new(message, format!("`harvest repo rm {}` forgets that first", before.name)));
+        bail!(Advice::new(
+            message,
+            format!("`harvest repo rm {}` forgets that first", before.name)
+        ));
     }
     let Taken { branch, notes, .. } = take(forge, &before.name, folder).await?;
     tell(print, &before.name, &notes);
@@ -171,14 +179,17 @@ fn tell(print: Printer, name: &str, notes: &[String]) {
 /// The folder's own name, as far as a repository may have it.
 fn folder_name(folder: &Path) -> String {
     let sound = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
-    let name = folder.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    let name: String = name.chars().map(|letter| if sound(letter) { letter } else { '-' }).take(90).collect();
+    let name =
+        folder.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let name: String =
+        name.chars().map(|letter| if sound(letter) { letter } else { '-' }).take(90).collect();
     let name = name.trim_matches(['-', '.']).trim_end_matches(".git");
     if name.is_empty() { "folder".to_owned() } else { name.to_owned() }
 }
 
 fn free_name(name: &str, naming: Naming, known: &[Repository]) -> String {
-    let free = |name: &String| naming == Naming::Strict || !known.iter().any(|known| known.name == *name);
+    let free =
+        |name: &String| naming == Naming::Strict || !known.iter().any(|known| known.name == *name);
     let numbered = (2..).map(|number| format!("{name}-{number}"));
     let mut names = std::iter::once(name.to_owned()).chain(numbered);
     names.find(free).expect("there are more numbers than repositories")
@@ -187,8 +198,9 @@ fn free_name(name: &str, naming: Naming, known: &[Repository]) -> String {
 /// Secrets are named in capitals, so that names that differ may come to the same: the second gets a number,
 /// for what is set under a name replaces what was there.
 fn secret_name(repository: &str, known: &[Repository]) -> String {
-    let letter =
-        |letter: char| if letter.is_ascii_alphanumeric() { letter.to_ascii_uppercase() } else { '_' };
+    let letter = |letter: char| {
+        if letter.is_ascii_alphanumeric() { letter.to_ascii_uppercase() } else { '_' }
+    };
     let name = format!("FORGE_{}", repository.chars().map(letter).collect::<String>());
     let taken = |name: &str| {
         known.iter().any(|known| known.name != repository && known.secret.as_deref() == Some(name))
@@ -236,7 +248,10 @@ mod tests {
         let mut known = Vec::new();
         for name in ["my-app", "my_app", "My.App", "my-app-2"] {
             let secret = secret_name(name, &known);
-            assert!(known.iter().all(|one: &Repository| one.secret.as_ref() != Some(&secret)), "{secret}");
+            assert!(
+                known.iter().all(|one: &Repository| one.secret.as_ref() != Some(&secret)),
+                "{secret}"
+            );
             known.push(Repository { secret: Some(secret), ..repository(name) });
         }
         assert_eq!(known[1].secret.as_deref(), Some("FORGE_MY_APP_2"));
@@ -284,7 +299,8 @@ mod tests {
         assert_eq!(enclosing(&inner), None);
         std::fs::create_dir(folder.path().join(".git")).unwrap();
         assert_eq!(enclosing(&inner).as_deref(), Some(folder.path()));
-        rustix::fs::chown(folder.path().join(".git"), Some(rustix::fs::Uid::from_raw(12345)), None).unwrap();
+        rustix::fs::chown(folder.path().join(".git"), Some(rustix::fs::Uid::from_raw(12345)), None)
+            .unwrap();
         assert_eq!(enclosing(&inner), None, "it is somebody else's");
     }
 

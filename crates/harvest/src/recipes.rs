@@ -44,7 +44,8 @@ mod tests {
         let recipes = all(home.path());
         let folder = (recipes.place)().unwrap();
         for name in recipes.names {
-            let recipe = harvest_engine::Recipe::read(&folder.join(format!("{name}.toml"))).unwrap();
+            let recipe =
+                harvest_engine::Recipe::read(&folder.join(format!("{name}.toml"))).unwrap();
             assert_eq!(recipe.name, name);
         }
     }

@@ -49,7 +49,9 @@ fn arguments(command: &Command, global: bool) -> String {
     // How a session is named is at the top of the page.
     let known = |arg: &Arg| {
         let id = arg.get_id().as_str();
-        id == "help" || id == "version" || (id == "session" && arg.get_help().is_some_and(is_plain_session))
+        id == "help"
+            || id == "version"
+            || (id == "session" && arg.get_help().is_some_and(is_plain_session))
     };
     let shown = |arg: &&Arg| arg.is_global_set() == global && !known(arg);
     command.get_arguments().filter(shown).map(argument).collect()
@@ -69,7 +71,8 @@ fn argument(arg: &Arg) -> String {
     let flags: Vec<String> = [short, long].into_iter().flatten().collect();
     let spelled = format!("{} {names}", flags.join(", "));
     let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
-    let default: Vec<_> = arg.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
+    let default: Vec<_> =
+        arg.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
     let default = match arg.get_id() == "after" || default.is_empty() || !value {
         true => String::new(),
         false => format!(" [default: {}]", default.join(" ")),
@@ -89,7 +92,9 @@ fn config_page() -> String {
     for (key, kind, default, what) in KEYS {
         page += &format!("| `{key}` | {kind} | {default} | {what} |\n");
     }
-    for (table, keys) in [("clocks", &CLOCKS[..]), ("limits", &LIMITS[..]), ("retention", &RETENTION[..])] {
+    for (table, keys) in
+        [("clocks", &CLOCKS[..]), ("limits", &LIMITS[..]), ("retention", &RETENTION[..])]
+    {
         let variable = table.to_uppercase();
         page += &format!(
             "\nKeys of `[{table}]`; the variable of each is its name in capitals behind `HARVEST_{variable}_`:\n\n\

@@ -69,7 +69,8 @@ impl Renderer {
             self.open = !text.ends_with('\n') && (self.open || !text.is_empty());
             return vec![Piece::Text(text)];
         }
-        let lines: Vec<String> = self.lines(event).iter().flat_map(|line| whole_lines(line)).collect();
+        let lines: Vec<String> =
+            self.lines(event).iter().flat_map(|line| whole_lines(line)).collect();
         let mut pieces = Vec::new();
         if !lines.is_empty() && std::mem::take(&mut self.open) {
             pieces.push(Piece::Text("\n".into()));
@@ -95,7 +96,9 @@ impl Renderer {
                 self.tools.insert(call.clone(), (what, event.at));
                 vec![]
             }
-            EventBody::ToolEnded { call, ok, output, .. } => self.tool_ended(call, *ok, output, event.at),
+            EventBody::ToolEnded { call, ok, output, .. } => {
+                self.tool_ended(call, *ok, output, event.at)
+            }
             EventBody::TurnEnded { outcome, error, millis, .. } => {
                 turn_ended(self.turn, *outcome, error.as_deref(), *millis)
             }
@@ -103,9 +106,14 @@ impl Renderer {
                 // Each push to it is told as an event of its own.
                 let is_new = self.pulls.insert((repository.clone(), *number));
                 let verb = if is_new { "Opened" } else { "Updated" };
-                vec![format!("{verb} pull request #{number}{}  {url}", self.of(repository.as_deref()))]
+                vec![format!(
+                    "{verb} pull request #{number}{}  {url}",
+                    self.of(repository.as_deref())
+                )]
             }
-            EventBody::Evidence(evidence) => verified(evidence, &self.of(evidence.repository.as_deref())),
+            EventBody::Evidence(evidence) => {
+                verified(evidence, &self.of(evidence.repository.as_deref()))
+            }
             body => {
                 let said = said(body, self.width);
                 if said.is_empty() && self.verbose { aside(body, self.width) } else { said }
@@ -144,11 +152,17 @@ impl Renderer {
 fn said(body: &EventBody, width: usize) -> Vec<String> {
     let quoted = |text: &str| cut(first_line(text), width.saturating_sub(12));
     match body {
-        EventBody::StateChanged { state, reason, detail } => state_changed(*state, reason, detail.as_deref()),
-        EventBody::Waiting { position } if *position > 1 => vec![format!("Number {position} in line")],
+        EventBody::StateChanged { state, reason, detail } => {
+            state_changed(*state, reason, detail.as_deref())
+        }
+        EventBody::Waiting { position } if *position > 1 => {
+            vec![format!("Number {position} in line")]
+        }
         EventBody::PromptQueued { text, .. } => vec![format!("Queued “{}”", quoted(text))],
         EventBody::PromptCancelled { prompt } => vec![format!("Cancelled {prompt}")],
-        EventBody::PromptMoved { prompt, position } => vec![format!("Moved {prompt} to place {position}")],
+        EventBody::PromptMoved { prompt, position } => {
+            vec![format!("Moved {prompt} to place {position}")]
+        }
         EventBody::SandboxStarted { sandbox, from, millis, .. } => {
             vec![format!("Started {sandbox} from {from} in {}", took(*millis))]
         }
@@ -162,7 +176,10 @@ fn said(body: &EventBody, width: usize) -> Vec<String> {
         }
         EventBody::Retry { attempt, after_millis, status } => {
             let status = status.map_or_else(String::new, |status| format!(", status {status}"));
-            vec![format!("Waiting {} for the model (attempt {attempt}{status})", took(*after_millis))]
+            vec![format!(
+                "Waiting {} for the model (attempt {attempt}{status})",
+                took(*after_millis)
+            )]
         }
         EventBody::Compacted {} => vec!["Compacted the conversation".into()],
         EventBody::AgentExited { exit, tail, restarts } => {
@@ -190,15 +207,21 @@ fn said(body: &EventBody, width: usize) -> Vec<String> {
 /// Events that only `--verbose` shows.
 fn aside(body: &EventBody, width: usize) -> Vec<String> {
     match body {
-        EventBody::StateChanged { state, reason, .. } => vec![format!("State {}: {reason}", state.as_str())],
-        EventBody::ThoughtDelta { text } => text.lines().map(|line| format!("  ~ {line}")).collect(),
+        EventBody::StateChanged { state, reason, .. } => {
+            vec![format!("State {}: {reason}", state.as_str())]
+        }
+        EventBody::ThoughtDelta { text } => {
+            text.lines().map(|line| format!("  ~ {line}")).collect()
+        }
         EventBody::ModelCall { upstream, model, status, usage, millis } => vec![format!(
             "Called {model} ({upstream}, {status}) in {}: {} in, {} out",
             took(*millis),
             usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens,
             usage.output_tokens
         )],
-        EventBody::BootPhase { phase, status, .. } => vec![format!("{phase:?}: {status:?}").to_lowercase()],
+        EventBody::BootPhase { phase, status, .. } => {
+            vec![format!("{phase:?}: {status:?}").to_lowercase()]
+        }
         EventBody::AgentRaw { line } => vec![format!("  | {}", cut(line, width.saturating_sub(5)))],
         _ => vec![],
     }
@@ -218,7 +241,12 @@ fn state_changed(state: SessionState, reason: &str, detail: Option<&str>) -> Vec
     }
 }
 
-fn boot(phase: BootPhase, status: PhaseStatus, millis: Option<u64>, tail: Option<&str>) -> Vec<String> {
+fn boot(
+    phase: BootPhase,
+    status: PhaseStatus,
+    millis: Option<u64>,
+    tail: Option<&str>,
+) -> Vec<String> {
     let time = took(millis.unwrap_or(0));
     let what = match phase {
         // Nobody waits for these.
@@ -255,13 +283,17 @@ fn turn_ended(turn: u32, outcome: TurnOutcome, error: Option<&str>, millis: u64)
 fn verified(evidence: &Evidence, of: &str) -> Vec<String> {
     let (commit, time) = (format!("{}{of}", short(&evidence.commit)), took(evidence.millis));
     if evidence.passed {
-        return vec![format!("Verified {commit} in a fresh sandbox: {} passed in {time}", evidence.check)];
+        return vec![format!(
+            "Verified {commit} in a fresh sandbox: {} passed in {time}",
+            evidence.check
+        )];
     }
     if !is_declared(evidence) {
         return vec![format!("Did not verify {commit}: {}", evidence.tail)];
     }
     let how = exit_words(evidence.exit);
-    let line = format!("Refuted {commit} in a fresh sandbox: {} failed ({how}) in {time}", evidence.check);
+    let line =
+        format!("Refuted {commit} in a fresh sandbox: {} failed ({how}) in {time}", evidence.check);
     with_tail(line, &evidence.tail)
 }
 
@@ -292,7 +324,8 @@ fn snapshot_words(kind: SnapshotKind) -> &'static str {
 
 /// A tool and the one argument that says what it does.
 fn tool(name: &str, input: &Value) -> String {
-    let known = ["command", "file_path", "path", "pattern", "url", "query", "description", "prompt"];
+    let known =
+        ["command", "file_path", "path", "pattern", "url", "query", "description", "prompt"];
     let argument = known.iter().find_map(|key| input.get(key)?.as_str()).map(first_line);
     match argument {
         Some(argument) => plain_line(&format!("{name} {argument}")),

@@ -43,9 +43,12 @@ pub(crate) async fn prompt(client: &Client, session: &SessionId, typed: &str) ->
     if let Ok(id) = typed.parse() {
         return Ok(id);
     }
-    let ids: Vec<PromptId> = client.prompts(session).await?.into_iter().map(|prompt| prompt.id).collect();
+    let ids: Vec<PromptId> =
+        client.prompts(session).await?.into_iter().map(|prompt| prompt.id).collect();
     let found = pick("prompt", PromptId::PREFIX, typed, &ids);
-    found.map_err(|error| Advice::new(error.to_string(), format!("see `harvest queue ls {session}`")).into())
+    found.map_err(|error| {
+        Advice::new(error.to_string(), format!("see `harvest queue ls {session}`")).into()
+    })
 }
 
 /// The sandbox a person means.
@@ -109,7 +112,10 @@ pub(crate) fn at_turn(typed: &str) -> Result<(&str, Option<u32>)> {
     // `-@2` reaches us as `@2`: see `cli::arguments`.
     let session = if session.is_empty() { "-" } else { session };
     let turn = turn.trim_start_matches("turn").parse().map_err(|_| {
-        Advice::new(format!("`{turn}` is not a turn"), "write it as `SESSION@2`; turns count from 1")
+        Advice::new(
+            format!("`{turn}` is not a turn"),
+            "write it as `SESSION@2`; turns count from 1",
+        )
     })?;
     Ok((session, Some(turn)))
 }
@@ -119,7 +125,9 @@ mod tests {
     use super::*;
 
     fn ids() -> Vec<SessionId> {
-        ["ses_4kq2aaaaaaaa", "ses_4kq9aaaaaaaa", "ses_b81xaaaaaaaa"].map(|id| id.parse().unwrap()).into()
+        ["ses_4kq2aaaaaaaa", "ses_4kq9aaaaaaaa", "ses_b81xaaaaaaaa"]
+            .map(|id| id.parse().unwrap())
+            .into()
     }
 
     fn picked(typed: &str) -> Result<String, Unclear> {

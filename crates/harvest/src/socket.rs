@@ -88,14 +88,18 @@ pub(crate) async fn open(client: &Client, path: &str) -> Result<(Speaker, Listen
 
 /// The two sides of a socket on this connection.
 pub(crate) async fn split(stream: Wire) -> (Speaker, Listener) {
-    let (speaker, listener) = WebSocketStream::from_raw_socket(stream, Role::Client, None).await.split();
+    let (speaker, listener) =
+        WebSocketStream::from_raw_socket(stream, Role::Client, None).await.split();
     (Speaker(speaker), Listener(listener))
 }
 
 impl Speaker {
     /// Sends bytes.
     pub(crate) async fn write(&mut self, bytes: Vec<u8>) -> Result<()> {
-        self.0.send(Message::Binary(bytes.into())).await.context("the connection to the server broke")
+        self.0
+            .send(Message::Binary(bytes.into()))
+            .await
+            .context("the connection to the server broke")
     }
 
     /// Says something.
@@ -124,7 +128,10 @@ async fn heard_within<T>(limit: Duration, coming: impl Future<Output = T>) -> Re
 
 /// What a reader gives, piece by piece, until it ends or nobody wants more. Read in a thread of its own, which
 /// ends with this process.
-pub(crate) fn pieces(mut from: impl Read + Send + 'static, longest: usize) -> mpsc::Receiver<Vec<u8>> {
+pub(crate) fn pieces(
+    mut from: impl Read + Send + 'static,
+    longest: usize,
+) -> mpsc::Receiver<Vec<u8>> {
     let (sender, receiver) = mpsc::channel(2);
     std::thread::spawn(move || {
         let mut buffer = vec![0; longest];
@@ -150,16 +157,20 @@ impl Listener {
             match heard_in_time(self.0.next()).await? {
                 Some(Ok(Message::Binary(bytes))) => return Ok(Heard::Bytes(bytes.into())),
                 Some(Ok(Message::Text(text))) => {
-                    let said =
-                        serde_json::from_str(&text).context("the server said what nobody understands")?;
+                    let said = serde_json::from_str(&text)
+                        .context("the server said what nobody understands")?;
                     return Ok(Heard::Said(said));
                 }
                 Some(Ok(Message::Close(Some(close)))) if !close.reason.is_empty() => {
                     bail!("{}", close.reason)
                 }
-                Some(Ok(Message::Close(_))) | None => bail!("the server went away before the command ended"),
+                Some(Ok(Message::Close(_))) | None => {
+                    bail!("the server went away before the command ended")
+                }
                 Some(Ok(_)) => {}
-                Some(Err(error)) => return Err(error).context("the connection to the server broke"),
+                Some(Err(error)) => {
+                    return Err(error).context("the connection to the server broke");
+                }
             }
         }
     }

@@ -43,7 +43,8 @@ fn named() -> Option<PathBuf> {
 fn write(folder: &Path, path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     fs::create_dir_all(folder)?;
     let half = folder.join(format!(".harvest-supervisor.{}", std::process::id()));
-    let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o755).open(&half)?;
+    let mut file =
+        fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o755).open(&half)?;
     file.write_all(bytes)?;
     file.sync_all()?;
     drop(file);

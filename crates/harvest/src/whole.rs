@@ -6,7 +6,11 @@ use harvest_proto::{EventBody, SessionId};
 use crate::client::Client;
 
 /// Makes an event whole; does nothing to one that is.
-pub(crate) async fn fetch(client: &Client, session: &SessionId, body: &mut EventBody) -> Result<()> {
+pub(crate) async fn fetch(
+    client: &Client,
+    session: &SessionId,
+    body: &mut EventBody,
+) -> Result<()> {
     let Some(blob) = body.blob().cloned() else { return Ok(()) };
     let whole = client.blob(session, &blob.id).await;
     fill(body, whole.with_context(|| format!("cannot read {}", blob.id))?)
@@ -16,7 +20,8 @@ fn fill(body: &mut EventBody, whole: String) -> Result<()> {
     match body {
         EventBody::ToolEnded { output, .. } => *output = whole,
         EventBody::ToolStarted { input, .. } => {
-            *input = serde_json::from_str(&whole).context("the blob of a tool's input is not JSON")?;
+            *input =
+                serde_json::from_str(&whole).context("the blob of a tool's input is not JSON")?;
         }
         _ => {}
     }

@@ -98,9 +98,10 @@ impl Serving {
         let address = listener.local_addr()?;
         let url = format!("http://{address}");
         let store = database::open(&config).await?;
-        let forge =
-            Forge::open(home.join("forge"), &format!("{url}/forge")).context("cannot open the forge")?;
-        let sessions = open_sessions(&config, options.script, engine.clone(), &store, &forge).await?;
+        let forge = Forge::open(home.join("forge"), &format!("{url}/forge"))
+            .context("cannot open the forge")?;
+        let sessions =
+            open_sessions(&config, options.script, engine.clone(), &store, &forge).await?;
         let (token, token_is_new) = ensure_token(&config, &sessions).await?;
         let shutdown = CancellationToken::new();
         let machines = Commands::new(machines(engine.clone(), &home)).counted(&sessions);
@@ -167,7 +168,9 @@ impl Serving {
         self.shutdown.cancel();
         let abort = self.task.abort_handle();
         match tokio::time::timeout(ANSWER_PATIENCE, self.task).await {
-            Ok(served) => served.context("the server broke off")?.context("the server's socket broke")?,
+            Ok(served) => {
+                served.context("the server broke off")?.context("the server's socket broke")?
+            }
             // A client that does not read its answer must not keep the server from ending.
             Err(_) => abort.abort(),
         }
@@ -176,7 +179,9 @@ impl Serving {
         self.sessions.close().await;
         self.store.close().await;
         let engine = self.engine;
-        tokio::task::spawn_blocking(move || engine.rest()).await?.context("cannot let the zygote go")
+        tokio::task::spawn_blocking(move || engine.rest())
+            .await?
+            .context("cannot let the zygote go")
     }
 }
 
@@ -229,7 +234,10 @@ pub(crate) fn remove_home(config: &Config) -> Result<()> {
     let end = Instant::now() + LAST_LINES;
     loop {
         match fs::remove_dir_all(&config.home) {
-            Err(error) if error.kind() == std::io::ErrorKind::DirectoryNotEmpty && Instant::now() < end => {
+            Err(error)
+                if error.kind() == std::io::ErrorKind::DirectoryNotEmpty
+                    && Instant::now() < end =>
+            {
                 std::thread::sleep(Duration::from_millis(10));
             }
             result => return Ok(result?),
@@ -274,7 +282,8 @@ async fn open_sessions(
 ) -> Result<Sessions> {
     let vault = Vault::open(&config.home.join("vault.key")).context("cannot open the vault")?;
     let vault = Arc::new(vault.telling(log::learn));
-    let lease = store.server_lease(SystemTime::now().into()).await.context("cannot take the store over")?;
+    let lease =
+        store.server_lease(SystemTime::now().into()).await.context("cannot take the store over")?;
     let books = Books::new(store.clone(), lease, Arc::clone(&vault), config.budget_tokens)
         .with_environment(environment_secrets());
     let gateway = Gateway::new(Arc::new(books), gateway_config(config, script));
@@ -283,7 +292,9 @@ async fn open_sessions(
     let trusted = async move {
         match trusted {
             Some(names) => names,
-            None => tokio::task::spawn_blocking(harvest_gateway::host_registries).await.unwrap_or_default(),
+            None => tokio::task::spawn_blocking(harvest_gateway::host_registries)
+                .await
+                .unwrap_or_default(),
         }
     };
     let parts = Parts {
@@ -330,7 +341,8 @@ async fn ensure_token(config: &Config, sessions: &Sessions) -> Result<(Secret<St
 
 /// What the person has told git about themselves.
 fn git_setting(key: &str) -> Option<String> {
-    let output = std::process::Command::new("git").args(["config", "--global", key]).output().ok()?;
+    let output =
+        std::process::Command::new("git").args(["config", "--global", key]).output().ok()?;
     let value = String::from_utf8(output.stdout).ok()?.trim().to_owned();
     (output.status.success() && !value.is_empty()).then_some(value)
 }
@@ -355,7 +367,9 @@ pub(crate) fn prepare_home(home: &Path) -> Result<PathBuf> {
 
 fn unusable(home: &Path, error: &std::io::Error, otherwise: &str) -> anyhow::Error {
     let why = match error.kind() {
-        std::io::ErrorKind::ReadOnlyFilesystem => "is on a file system that is read-only".to_owned(),
+        std::io::ErrorKind::ReadOnlyFilesystem => {
+            "is on a file system that is read-only".to_owned()
+        }
         _ => format!("{otherwise}: {error}"),
     };
     let hint = "name a folder that can be written to with --home or HARVEST_HOME";
@@ -371,7 +385,8 @@ pub(crate) fn is_served(home: &Path) -> bool {
 /// One server per home: two would drive the same sessions.
 fn take(home: &Path) -> Result<File> {
     let path = home.join("server.lock");
-    let file = fs::OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
+    let file =
+        fs::OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
     let file = file.with_context(|| format!("cannot open {}", path.display()))?;
     // Who looks whether somebody serves holds it for a moment.
     let free = (0..LOOKS).any(|look| {
@@ -398,8 +413,12 @@ async fn listen(address: SocketAddr) -> Result<TcpListener> {
 pub(crate) fn write_private(path: &Path, bytes: &[u8]) -> Result<()> {
     let half = path.with_extension(format!("{}.half", std::process::id()));
     let write = || -> std::io::Result<()> {
-        let mut file =
-            fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&half)?;
+        let mut file = fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&half)?;
         file.write_all(bytes)?;
         file.sync_all()?;
         fs::rename(&half, path)

@@ -118,7 +118,9 @@ fn a_server_that_does_not_answer_is_named_with_its_cause() {
     let error = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1));
     assert!(
-        error.starts_with("error: cannot list sessions\n  cause: no answer from http://127.0.0.1:1\n"),
+        error.starts_with(
+            "error: cannot list sessions\n  cause: no answer from http://127.0.0.1:1\n"
+        ),
         "{error}"
     );
     // One cause that says something, not the stack of those around it.
@@ -146,7 +148,8 @@ fn alone_it_says_what_is_going_on_and_what_to_do_next() {
     assert_eq!(output.status.code(), Some(0));
     assert!(text(&output.stdout).ends_with(": no server is running\n"), "{}", text(&output.stdout));
     assert!(text(&output.stderr).contains("`harvest quickstart`"), "{}", text(&output.stderr));
-    let json: serde_json::Value = serde_json::from_slice(&host.harvest(&["--json"]).stdout).unwrap();
+    let json: serde_json::Value =
+        serde_json::from_slice(&host.harvest(&["--json"]).stdout).unwrap();
     assert!(json["server"].is_null(), "{json}");
 }
 
@@ -203,7 +206,10 @@ fn a_sandbox_whose_record_is_torn_is_named_and_can_be_thrown_away() {
     .unwrap();
     let listed = host.harvest(&["sandbox", "ls"]);
     let said = text(&listed.stderr);
-    assert!(listed.status.success() && said.contains("record.json") && said.contains("rm --force"), "{said}");
+    assert!(
+        listed.status.success() && said.contains("record.json") && said.contains("rm --force"),
+        "{said}"
+    );
     let output = host.harvest(&["sandbox", "rm", "gdg"]);
     let error = text(&output.stderr);
     assert!(output.status.code() == Some(1) && error.contains("rm --force"), "{error}");
@@ -221,7 +227,8 @@ fn doctor_speaks_json() {
         assert!(ids.contains(&id), "{id} is missing from {ids:?}");
     }
     // A test build may come without a supervisor, and then there is no engine to ask.
-    let engine = "kernel privileges namespaces overlay id_mapped_mounts cgroups seccomp store disk_home";
+    let engine =
+        "kernel privileges namespaces overlay id_mapped_mounts cgroups seccomp store disk_home";
     for id in engine.split_whitespace() {
         assert!(unopened || ids.contains(&id), "{id} is missing from {ids:?}");
     }

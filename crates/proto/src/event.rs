@@ -398,7 +398,10 @@ mod tests {
             body: EventBody::TextDelta { text: "hi".into() },
         };
         let json = serde_json::to_string(&event).unwrap();
-        assert_eq!(json, r#"{"seq":7,"at":"1970-01-01T00:00:00.000Z","type":"text_delta","text":"hi"}"#);
+        assert_eq!(
+            json,
+            r#"{"seq":7,"at":"1970-01-01T00:00:00.000Z","type":"text_delta","text":"hi"}"#
+        );
         assert_eq!(serde_json::from_str::<Event>(&json).unwrap(), event);
     }
 
@@ -414,8 +417,12 @@ mod tests {
             tail: String::new(),
             at: Timestamp::from_millis(1),
         };
-        let event =
-            Event { seq: 7, at: Timestamp::from_millis(2), turn: None, body: EventBody::Evidence(evidence) };
+        let event = Event {
+            seq: 7,
+            at: Timestamp::from_millis(2),
+            turn: None,
+            body: EventBody::Evidence(evidence),
+        };
         let json = serde_json::to_string(&event).unwrap();
         assert_eq!(serde_json::from_str::<Event>(&json).unwrap(), event, "{json}");
     }

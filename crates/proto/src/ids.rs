@@ -20,7 +20,8 @@ pub struct ParseIdError {
 
 fn random_part() -> String {
     let mut bytes = [0u8; LENGTH];
-    getrandom::fill(&mut bytes).expect("the kernel's random source is there on every Linux we support");
+    getrandom::fill(&mut bytes)
+        .expect("the kernel's random source is there on every Linux we support");
     bytes.iter().map(|byte| char::from(ALPHABET[usize::from(byte & 31)])).collect()
 }
 
@@ -131,7 +132,10 @@ mod tests {
     fn an_id_survives_printing_and_parsing() {
         let id = SessionId::random();
         assert_eq!(id.to_string().parse(), Ok(id.clone()));
-        assert_eq!(serde_json::from_str::<SessionId>(&serde_json::to_string(&id).unwrap()).unwrap(), id);
+        assert_eq!(
+            serde_json::from_str::<SessionId>(&serde_json::to_string(&id).unwrap()).unwrap(),
+            id
+        );
     }
 
     #[test]

@@ -3,7 +3,8 @@
 /// The candidate most like `word`, unless none is like it.
 #[must_use]
 pub fn nearest<'c>(word: &str, candidates: impl IntoIterator<Item = &'c str>) -> Option<&'c str> {
-    let near = candidates.into_iter().map(|candidate| (distance(word, candidate), candidate)).min()?;
+    let near =
+        candidates.into_iter().map(|candidate| (distance(word, candidate), candidate)).min()?;
     // A third of the letters wrong is another word.
     (near.0 * 3 <= near.1.len().max(word.len())).then_some(near.1)
 }

@@ -111,7 +111,8 @@ fn secret_at(line: &str, at: usize) -> Option<Range<usize>> {
     }
     let rest = &line[at..];
     let found = prefixed(rest).or_else(|| borne(rest));
-    let found = found.or_else(|| if before.is_some_and(is_name_letter) { None } else { pair(rest) })?;
+    let found =
+        found.or_else(|| if before.is_some_and(is_name_letter) { None } else { pair(rest) })?;
     Some(at + found.start..at + found.end)
 }
 
@@ -130,9 +131,11 @@ fn prefixed(text: &str) -> Option<Range<usize>> {
 /// `Bearer …`, without a name before it.
 fn borne(text: &str) -> Option<Range<usize>> {
     // The other schemes are ordinary words.
-    let skip =
-        scheme(text).filter(|_| text.get(..6).is_some_and(|word| word.eq_ignore_ascii_case("bearer")))?;
-    let value = length(&text[skip..], |letter| letter.is_ascii_alphanumeric() || "-._~+/=%".contains(letter));
+    let skip = scheme(text)
+        .filter(|_| text.get(..6).is_some_and(|word| word.eq_ignore_ascii_case("bearer")))?;
+    let value = length(&text[skip..], |letter| {
+        letter.is_ascii_alphanumeric() || "-._~+/=%".contains(letter)
+    });
     (value > 0).then(|| skip..skip + value)
 }
 
@@ -221,7 +224,10 @@ mod tests {
                 "cannot clone https://ada:s3cret@git.example/x.git",
                 "cannot clone https://***@git.example/x.git",
             ),
-            ("https://me:pw@git.example/x and http://a@b", "https://***@git.example/x and http://***@b"),
+            (
+                "https://me:pw@git.example/x and http://a@b",
+                "https://***@git.example/x and http://***@b",
+            ),
             ("DB_PASSWORD=hunter2 ./run", "DB_PASSWORD=*** ./run"),
             ("api_key: abc123", "api_key: ***"),
             ("password:abc", "password:***"),
@@ -251,7 +257,10 @@ mod tests {
         let text = "URIs: http://a:p@ss@m.test/debian https://b@c/ http://d/e@f http://u:p<w>\\@g";
         let found: Vec<&str> = logins(text).map(|login| &text[login]).collect();
         assert_eq!(found, ["a:p@ss", "b", "u:p<w>\\"]);
-        assert_eq!(without_logins(text), "URIs: http://m.test/debian https://c/ http://d/e@f http://g");
+        assert_eq!(
+            without_logins(text),
+            "URIs: http://m.test/debian https://c/ http://d/e@f http://g"
+        );
     }
 
     #[test]

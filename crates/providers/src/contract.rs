@@ -176,7 +176,8 @@ impl Suite {
         let stream = self.provider.dial(&sandbox).await.expect("a started sandbox can be dialled");
         // Only its owner may shut it down.
         let role = Role::Owner { lease: 1, epoch: 1, stored: 0 };
-        let owner = Bridge::open(stream, role, None).await.expect("its supervisor says welcome").bridge;
+        let owner =
+            Bridge::open(stream, role, None).await.expect("its supervisor says welcome").bridge;
         owner.say(ToSupervisor::Shutdown { id: 1_000_000 });
         let reason = self.provider.ended(&sandbox).await.expect("its end is told");
         assert!(!reason.is_empty(), "an end has a reason");
@@ -204,7 +205,10 @@ impl Suite {
     async fn what_is_not_there_is_an_error(&self) {
         let order = |from| StartOrder { sandbox: SandboxId::random(), from, state: None };
         let missing = StartFrom::Snapshot(SnapshotId::random());
-        assert!(!self.provider.holds(&missing).await.expect("it can be looked for"), "nobody took it");
+        assert!(
+            !self.provider.holds(&missing).await.expect("it can be looked for"),
+            "nobody took it"
+        );
         assert!(self.provider.start(order(missing)).await.is_err(), "a snapshot nobody took");
         for (name, there) in [(self.image.as_str(), true), ("no-such-image", false)] {
             let held = self.provider.holds(&StartFrom::Image(name.to_owned())).await;

@@ -21,11 +21,15 @@ use crate::Local;
 impl Disks for Local {
     async fn belongs_to(&self, store: &str) -> Result<bool, ProviderError> {
         let store = store.to_owned();
-        self.engine("cannot tell whose disks these are".into(), move |engine| engine.belongs_to(&store)).await
+        self.engine("cannot tell whose disks these are".into(), move |engine| {
+            engine.belongs_to(&store)
+        })
+        .await
     }
 
     async fn list(&self) -> Result<Vec<KeptDisk>, ProviderError> {
-        let snapshots = self.engine("cannot list snapshots".into(), |engine| engine.snapshots()).await?;
+        let snapshots =
+            self.engine("cannot list snapshots".into(), |engine| engine.snapshots()).await?;
         let ours = snapshots.into_iter().filter(|snapshot| snapshot.of_sessions);
         let disk = |snapshot: harvest_engine::Snapshot| KeptDisk {
             id: snapshot.id,
@@ -37,15 +41,22 @@ impl Disks for Local {
     }
 
     async fn weigh(&self) -> Result<Vec<KeptDisk>, ProviderError> {
-        let weighed = self.engine("cannot measure snapshots".into(), |engine| engine.snapshots_weighed());
+        let weighed =
+            self.engine("cannot measure snapshots".into(), |engine| engine.snapshots_weighed());
         let ours = weighed.await?.into_iter().filter(|weighed| weighed.snapshot.of_sessions);
         let disk = |Weighed { snapshot, layers }| {
-            let own = snapshot.layers.last().and_then(|own| layers.iter().find(|(layer, _)| layer == own));
+            let own = snapshot
+                .layers
+                .last()
+                .and_then(|own| layers.iter().find(|(layer, _)| layer == own));
             KeptDisk {
                 bytes: own.map_or(0, |(_, bytes)| *bytes),
                 id: snapshot.id,
                 created_at: snapshot.created_at,
-                layers: layers.into_iter().map(|(layer, bytes)| (layer.to_string(), bytes)).collect(),
+                layers: layers
+                    .into_iter()
+                    .map(|(layer, bytes)| (layer.to_string(), bytes))
+                    .collect(),
             }
         };
         Ok(ours.map(disk).collect())
@@ -62,7 +73,9 @@ impl Disks for Local {
         let doing = || "cannot free the room of what was removed".to_owned();
         match told.await {
             Ok(Ok(_)) => Ok(()),
-            Ok(Err(error)) => Err(ProviderError::Machine { doing: doing(), source: Box::new(error) }),
+            Ok(Err(error)) => {
+                Err(ProviderError::Machine { doing: doing(), source: Box::new(error) })
+            }
             Err(gone) => Err(ProviderError::Machine { doing: doing(), source: gone.into() }),
         }
     }
@@ -84,7 +97,8 @@ impl Disks for Local {
             DiskBefore::BeginningOf(snapshot) => Before::BeginningOf(snapshot),
         };
         let (doing, after) = ("cannot compare two snapshots".to_owned(), after.clone());
-        let changes = self.engine(doing, move |engine| engine.changes(&before, &after, limit)).await?;
+        let changes =
+            self.engine(doing, move |engine| engine.changes(&before, &after, limit)).await?;
         Ok(MachineChanges {
             items: changes.entries.into_iter().map(told).collect(),
             added: changes.added,

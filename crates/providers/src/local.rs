@@ -20,8 +20,8 @@ use harvest_proto::{SandboxId, SnapshotId, event::SnapshotKind};
 use harvest_session::{
     disks::Disks,
     provider::{
-        BridgeStream, Found, Freezing, Provider, ProviderError, Seeds, Snapshots, StartFrom, StartOrder,
-        Started,
+        BridgeStream, Found, Freezing, Provider, ProviderError, Seeds, Snapshots, StartFrom,
+        StartOrder, Started,
     },
 };
 use tokio::{
@@ -46,7 +46,12 @@ impl Local {
     /// On top of an engine, every sandbox with these limits.
     #[must_use]
     pub fn new(engine: Engine, limits: Limits) -> Self {
-        Self { engine, limits, starts: Arc::new(Semaphore::new(STARTS_AT_ONCE)), counting: Arc::default() }
+        Self {
+            engine,
+            limits,
+            starts: Arc::new(Semaphore::new(STARTS_AT_ONCE)),
+            counting: Arc::default(),
+        }
     }
 
     /// The engine, for a thread of its own.
@@ -94,8 +99,9 @@ impl Provider for Local {
 
     async fn find(&self, sandbox: &SandboxId) -> Result<Found, ProviderError> {
         let id = sandbox.clone();
-        let state =
-            self.engine(format!("cannot find sandbox {sandbox}"), move |engine| engine.find(&id)).await?;
+        let state = self
+            .engine(format!("cannot find sandbox {sandbox}"), move |engine| engine.find(&id))
+            .await?;
         Ok(match state {
             SandboxState::Running(running) => Found::Running(started(running)),
             SandboxState::Dead { reason } => Found::Dead { reason },
@@ -105,8 +111,9 @@ impl Provider for Local {
 
     async fn dial(&self, sandbox: &SandboxId) -> Result<Box<dyn BridgeStream>, ProviderError> {
         let id = sandbox.clone();
-        let state =
-            self.engine(format!("cannot find sandbox {sandbox}"), move |engine| engine.find(&id)).await?;
+        let state = self
+            .engine(format!("cannot find sandbox {sandbox}"), move |engine| engine.find(&id))
+            .await?;
         let SandboxState::Running(running) = state else {
             return Err(ProviderError::NotRunning { sandbox: sandbox.clone() });
         };
@@ -129,12 +136,15 @@ impl Provider for Local {
             };
             // Without a thread: this wait lasts as long as the sandbox. To the runtime a socket that is only waited
             // for is a pipe.
-            let system =
-                |source: std::io::Error| ProviderError::Machine { doing: doing(), source: source.into() };
+            let system = |source: std::io::Error| ProviderError::Machine {
+                doing: doing(),
+                source: source.into(),
+            };
             let asked = pipe::Receiver::from_owned_fd_unchecked(asked).map_err(system)?;
             asked.readable().await.map_err(system)?;
             let asked = asked.into_blocking_fd().map_err(system)?;
-            let answer = self.engine.ended(sandbox, &asked).map_err(|error| translate(doing(), error))?;
+            let answer =
+                self.engine.ended(sandbox, &asked).map_err(|error| translate(doing(), error))?;
             if let Some(reason) = answer {
                 return Ok(reason);
             }
@@ -216,7 +226,8 @@ impl Freezing for Local {
 
     async fn rouse(&self, sandbox: &SandboxId) -> Result<(), ProviderError> {
         let id = sandbox.clone();
-        self.engine(format!("cannot rouse sandbox {sandbox}"), move |engine| engine.rouse(&id)).await
+        self.engine(format!("cannot rouse sandbox {sandbox}"), move |engine| engine.rouse(&id))
+            .await
     }
 }
 
@@ -237,14 +248,20 @@ impl Snapshots for Local {
 
     async fn remove(&self, snapshot: &SnapshotId) -> Result<(), ProviderError> {
         let id = snapshot.clone();
-        self.engine(format!("cannot remove snapshot {snapshot}"), move |engine| engine.snapshot_remove(&id))
-            .await
+        self.engine(format!("cannot remove snapshot {snapshot}"), move |engine| {
+            engine.snapshot_remove(&id)
+        })
+        .await
     }
 }
 
 /// Starts a sandbox with the state of a repository, or without when that cannot be had: work that has to
 /// do without a cache is better than none.
-fn start(engine: &Engine, mut spec: Spec, repository: Option<&str>) -> Result<Running, EngineError> {
+fn start(
+    engine: &Engine,
+    mut spec: Spec,
+    repository: Option<&str>,
+) -> Result<Running, EngineError> {
     let without = |error: &EngineError, spec: &Spec| {
         tracing::warn!(sandbox = %spec.id, %error, "this sandbox has no /mnt/state");
     };

@@ -73,8 +73,10 @@ fn busybox(root: &Path) {
     for folder in ["bin", "etc", "tmp", "root", "proc", "dev", "sys"] {
         fs::create_dir_all(root.join(folder)).unwrap();
     }
-    let found = ["/bin/busybox", "/usr/bin/busybox"].into_iter().find(|path| Path::new(path).is_file());
-    fs::copy(found.expect("a static busybox (package busybox-static)"), root.join("bin/busybox")).unwrap();
+    let found =
+        ["/bin/busybox", "/usr/bin/busybox"].into_iter().find(|path| Path::new(path).is_file());
+    fs::copy(found.expect("a static busybox (package busybox-static)"), root.join("bin/busybox"))
+        .unwrap();
     for applet in ["cat", "echo", "sh", "true"] {
         symlink("busybox", root.join("bin").join(applet)).unwrap();
     }
@@ -97,7 +99,14 @@ async fn the_local_provider_keeps_the_contract_on_btrfs() {
         // In a mount table of its own: killed, it leaves no store mounted.
         let mut inside = std::process::Command::new("unshare");
         inside.args(["--mount", "--propagation", "private"]).arg(std::env::current_exe().unwrap());
-        assert!(inside.args(["--exact", NAME, "--nocapture"]).env(INSIDE, "1").status().unwrap().success());
+        assert!(
+            inside
+                .args(["--exact", NAME, "--nocapture"])
+                .env(INSIDE, "1")
+                .status()
+                .unwrap()
+                .success()
+        );
     }
 }
 
@@ -129,7 +138,8 @@ async fn what_one_run_leaves_in_its_repositorys_state_the_next_one_finds() {
     let local = Local::new(home.engine.clone(), Limits::default());
     in_state_of(&local, "acme/app", "echo found > /mnt/state/workspace/left").await;
     assert_eq!(in_state_of(&local, "acme/app", "cat /mnt/state/workspace/left").await, "found");
-    let other = in_state_of(&local, "acme-app", "cat /mnt/state/workspace/left || echo nothing").await;
+    let other =
+        in_state_of(&local, "acme-app", "cat /mnt/state/workspace/left || echo nothing").await;
     assert_eq!(other, "nothing");
 }
 
@@ -138,10 +148,13 @@ async fn a_sandbox_whose_state_cannot_be_had_starts_without() {
     let home = Home::new(Driver::Dir);
     let local = Local::new(home.engine.clone(), Limits::default());
     in_state_of(&local, "acme/app", "true").await;
-    let [volume] = &home.engine.volumes().unwrap()[..] else { panic!("one repository, one volume") };
+    let [volume] = &home.engine.volumes().unwrap()[..] else {
+        panic!("one repository, one volume")
+    };
     // No zygote holds it mounted.
     home.engine.rest().unwrap();
-    let image = home.folder.path().join("home").join("volumes").join(volume.name.as_str()).join("image");
+    let image =
+        home.folder.path().join("home").join("volumes").join(volume.name.as_str()).join("image");
     fs::remove_file(image).unwrap();
     assert_eq!(in_state_of(&local, "acme/app", "echo on").await, "on");
 }

@@ -120,7 +120,9 @@ fn until(revoked: CancellationToken, response: Response) -> Response {
     if response.body().size_hint().exact().is_some() {
         return response;
     }
-    response.map(|body| Body::from_stream(body.into_data_stream().take_until(revoked.cancelled_owned())))
+    response.map(|body| {
+        Body::from_stream(body.into_data_stream().take_until(revoked.cancelled_owned()))
+    })
 }
 
 /// The token a request shows.

@@ -127,7 +127,12 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let router = Router::new().route("/", get(|| async { "here" }));
-        tokio::spawn(serve(listener, router, Bounds { connections, head }, CancellationToken::new()));
+        tokio::spawn(serve(
+            listener,
+            router,
+            Bounds { connections, head },
+            CancellationToken::new(),
+        ));
         address
     }
 
@@ -161,7 +166,8 @@ mod tests {
         first.read_exact(&mut byte).await.unwrap();
         let mut second = TcpStream::connect(address).await.unwrap();
         second.write_all(ASK).await.unwrap();
-        let early = tokio::time::timeout(Duration::from_millis(50), second.read_exact(&mut byte)).await;
+        let early =
+            tokio::time::timeout(Duration::from_millis(50), second.read_exact(&mut byte)).await;
         assert!(early.is_err(), "there was room for one only");
         drop(first);
         second.read_exact(&mut byte).await.unwrap();

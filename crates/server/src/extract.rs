@@ -13,7 +13,8 @@ use serde::de::DeserializeOwned;
 use crate::problem::ApiError;
 
 // Neither a database's text nor a command line can hold it.
-const NO_ZERO: &str = "a text holds the character zero, which ends a text for the kernel and the store";
+const NO_ZERO: &str =
+    "a text holds the character zero, which ends a text for the kernel and the store";
 
 /// The longest body: a prompt of 64,000 characters, escaped, and room.
 pub(crate) const MAX_BODY_BYTES: usize = 1024 * 1024;
@@ -108,7 +109,9 @@ pub(crate) fn limit(asked: Option<u32>, otherwise: u32, most: u32) -> Result<u32
     let limit = asked.unwrap_or(otherwise);
     match (1..=most).contains(&limit) {
         true => Ok(limit),
-        false => Err(ApiError::invalid("invalid_query", format!("`limit` is 1 to {most}, not {limit}"))),
+        false => {
+            Err(ApiError::invalid("invalid_query", format!("`limit` is 1 to {most}, not {limit}")))
+        }
     }
 }
 
@@ -130,7 +133,8 @@ pub(crate) async fn read<S: Send + Sync>(request: Request, state: &S) -> Result<
 }
 
 pub(crate) fn require_json(headers: &HeaderMap) -> Result<(), ApiError> {
-    let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
+    let kind =
+        headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
     let essence = kind.split(';').next().unwrap_or("").trim();
     if essence.eq_ignore_ascii_case("application/json") {
         return Ok(());
@@ -174,10 +178,13 @@ fn has_zero(json: &[u8]) -> bool {
 fn quiet(error: &serde_json::Error) -> String {
     let (line, column) = (error.line(), error.column());
     let text = error.to_string();
-    let safe = ["missing field", "unknown field", "EOF while", "expected value", "trailing characters"];
+    let safe =
+        ["missing field", "unknown field", "EOF while", "expected value", "trailing characters"];
     match safe.iter().find(|safe| text.starts_with(**safe)) {
         Some(_) => format!("the body cannot be read: {text}"),
-        None => format!("the body cannot be read: wrong type or value at line {line} column {column}"),
+        None => {
+            format!("the body cannot be read: wrong type or value at line {line} column {column}")
+        }
     }
 }
 
@@ -213,7 +220,10 @@ mod tests {
     #[test]
     fn a_limit_is_within_what_a_page_may_hold() {
         let limit = |limit| Paging { cursor: None, limit }.limit();
-        assert_eq!((limit(None).unwrap(), limit(Some(1)).unwrap(), limit(Some(200)).unwrap()), (50, 1, 200));
+        assert_eq!(
+            (limit(None).unwrap(), limit(Some(1)).unwrap(), limit(Some(200)).unwrap()),
+            (50, 1, 200)
+        );
         assert!(limit(Some(0)).is_err() && limit(Some(201)).is_err());
     }
 }

@@ -110,7 +110,8 @@ impl Here {
     pub async fn open(&self, path: &str, headers: HeaderMap) -> io::Result<Opened> {
         let (ours, theirs) = tokio::io::duplex(PIPE_BYTES);
         let router = TowerToHyperService::new(self.router.clone());
-        let serving = server::conn::http1::Builder::new().serve_connection(TokioIo::new(theirs), router);
+        let serving =
+            server::conn::http1::Builder::new().serve_connection(TokioIo::new(theirs), router);
         tokio::spawn(serving.with_upgrades());
         let (mut sender, asking) =
             client::conn::http1::handshake(TokioIo::new(ours)).await.map_err(io::Error::other)?;

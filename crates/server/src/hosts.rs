@@ -16,7 +16,11 @@ use axum::{
 use crate::{ServerState, problem::ApiError};
 
 /// Lets only requests pass that were sent to a name of this machine, and not by another site's page.
-pub(crate) async fn require_host(State(state): State<ServerState>, request: Request, next: Next) -> Response {
+pub(crate) async fn require_host(
+    State(state): State<ServerState>,
+    request: Request,
+    next: Next,
+) -> Response {
     match check(&state.hosts, request.headers()) {
         Ok(()) => next.run(request).await,
         Err(error) => error.into_response(),
@@ -76,7 +80,11 @@ impl Hosts {
 fn without_port(host: &str) -> &str {
     match host.rsplit_once(':') {
         // The colons of a bare `[::1]` are not a port's.
-        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) && !name.is_empty() => name,
+        Some((name, port))
+            if port.bytes().all(|byte| byte.is_ascii_digit()) && !name.is_empty() =>
+        {
+            name
+        }
         _ => host,
     }
 }
@@ -88,12 +96,19 @@ mod tests {
     #[test]
     fn only_addresses_loopback_names_and_configured_names_pass() {
         let hosts = Hosts::new(&["Agents.Example.org".into()]);
-        for good in
-            ["localhost:7070", "127.0.0.1", "[::1]:80", "[::1]", "10.0.0.5:7070", "agents.example.org:443"]
-        {
+        for good in [
+            "localhost:7070",
+            "127.0.0.1",
+            "[::1]:80",
+            "[::1]",
+            "10.0.0.5:7070",
+            "agents.example.org:443",
+        ] {
             assert!(hosts.allow(good), "{good}");
         }
-        for bad in ["", "evil.example", "127.0.0.1.evil.example", "localhost.evil.example:7070", ":7070"] {
+        for bad in
+            ["", "evil.example", "127.0.0.1.evil.example", "localhost.evil.example:7070", ":7070"]
+        {
             assert!(!hosts.allow(bad), "{bad}");
         }
     }

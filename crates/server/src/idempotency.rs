@@ -94,7 +94,11 @@ impl<S: Send + Sync> FromRequestParts<S> for Once {
 }
 
 /// Carries a request out once per key.
-pub(crate) async fn once(State(state): State<ServerState>, request: Request, next: Next) -> Response {
+pub(crate) async fn once(
+    State(state): State<ServerState>,
+    request: Request,
+    next: Next,
+) -> Response {
     if !request.headers().contains_key(HEADER) {
         return next.run(request).await;
     }
@@ -151,9 +155,14 @@ async fn keep(state: &ServerState, key: &str, response: Response) -> Result<Resp
     }
     let (parts, body) = response.into_parts();
     let bytes = to_bytes(body, usize::MAX).await.map_err(|_| {
-        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "an answer could not be read back")
+        ApiError::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "internal",
+            "an answer could not be read back",
+        )
     })?;
-    let kept = Kept { status: parts.status.as_u16(), body: String::from_utf8_lossy(&bytes).into_owned() };
+    let kept =
+        Kept { status: parts.status.as_u16(), body: String::from_utf8_lossy(&bytes).into_owned() };
     let answer = serde_json::to_string(&kept).expect("a number and a text are JSON");
     // It is made, and whoever waits for it hears so: who asks again is shown it by its key.
     if let Err(error) = state.sessions.idempotency_finish(key, &answer).await {
@@ -170,20 +179,25 @@ fn replay(answer: &str) -> Result<Response, ApiError> {
     let kept: Kept = serde_json::from_str(answer).map_err(|_| unreadable())?;
     let status = StatusCode::from_u16(kept.status).map_err(|_| unreadable())?;
     let mut response = (status, kept.body).into_response();
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     Ok(replayed(response))
 }
 
 /// What the first request made, in the words it would have been answered with.
 async fn show(state: &ServerState, parts: &Parts, ids: &[String]) -> Result<Response, ApiError> {
-    let mut below = parts.uri.path().trim_start_matches("/v1/sessions").trim_start_matches('/').split('/');
+    let mut below =
+        parts.uri.path().trim_start_matches("/v1/sessions").trim_start_matches('/').split('/');
     let (session, verb) = (below.next().and_then(|part| part.parse().ok()), below.next());
     let response = match state.sessions.made_under_key(session.as_ref(), ids).await? {
         Made::Prompt(prompt) => (StatusCode::ACCEPTED, Json(prompt)).into_response(),
         Made::Sessions(items) if verb == Some("fork") => {
             (StatusCode::CREATED, Json(Page { items, next_cursor: None })).into_response()
         }
-        Made::Sessions(items) => (StatusCode::CREATED, Json(items.into_iter().next())).into_response(),
+        Made::Sessions(items) => {
+            (StatusCode::CREATED, Json(items.into_iter().next())).into_response()
+        }
     };
     Ok(replayed(response))
 }

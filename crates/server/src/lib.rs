@@ -117,7 +117,8 @@ pub fn router(state: ServerState) -> Router {
         .route_layer(middleware::from_fn_with_state(state.clone(), auth::require_token));
     let api = guarded
         .merge(
-            routes::open().route_layer(middleware::from_fn_with_state(state.clone(), limit::count_strangers)),
+            routes::open()
+                .route_layer(middleware::from_fn_with_state(state.clone(), limit::count_strangers)),
         )
         .fallback(routes::no_such_route)
         .method_not_allowed_fallback(routes::no_such_method)

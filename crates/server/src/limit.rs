@@ -48,7 +48,8 @@ impl Rates {
 
     /// Counts a request without one.
     pub(crate) fn stranger(&self, request: Option<SocketAddr>) -> Result<(), ApiError> {
-        let address = request.map_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED), |peer| household(peer.ip()));
+        let address =
+            request.map_or(IpAddr::V6(Ipv6Addr::UNSPECIFIED), |peer| household(peer.ip()));
         self.strangers.take(address, Instant::now()).map_err(too_many)
     }
 }
@@ -74,7 +75,9 @@ fn too_many(wait: Duration) -> ApiError {
     let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
     let detail = "more requests than this server takes from one token or address";
     ApiError::new(StatusCode::TOO_MANY_REQUESTS, "rate_limited", detail)
-        .hint(format!("ask again in {seconds} s; `rate_limit` in the server's configuration says how many"))
+        .hint(format!(
+            "ask again in {seconds} s; `rate_limit` in the server's configuration says how many"
+        ))
         .retry_after(seconds)
 }
 

@@ -38,7 +38,11 @@ impl Answers {
 }
 
 /// Counts an answer, and what it took until its head was out.
-pub(crate) async fn count(State(state): State<ServerState>, request: Request, next: Next) -> Response {
+pub(crate) async fn count(
+    State(state): State<ServerState>,
+    request: Request,
+    next: Next,
+) -> Response {
     let route = route(&request).to_owned();
     let (method, began) = (request.method().clone(), Instant::now());
     let response = next.run(request).await;
@@ -78,7 +82,11 @@ pub(crate) fn page(vitals: &Vitals, answers: &Answers) -> String {
     }
     page.family("harvest_request_seconds", "histogram", "From a request's head to its answer's");
     for ((method, path), route) in &routes {
-        page.histogram("harvest_request_seconds", &[("method", method), ("route", path)], &route.took);
+        page.histogram(
+            "harvest_request_seconds",
+            &[("method", method), ("route", path)],
+            &route.took,
+        );
     }
     if let Some(bytes) = resident_bytes() {
         page.one("harvest_resident_bytes", "gauge", "Memory of the server's process", bytes);
@@ -94,19 +102,42 @@ fn sessions(page: &mut Page, vitals: &Vitals) {
     for (state, number) in &vitals.sessions {
         page.sample("harvest_sessions", &[("state", state.as_str())], *number);
     }
-    page.family("harvest_state_changes_total", "counter", "Changes of a session's state, by reason");
+    page.family(
+        "harvest_state_changes_total",
+        "counter",
+        "Changes of a session's state, by reason",
+    );
     for ((state, reason), number) in &counts.changes {
-        page.sample("harvest_state_changes_total", &[("state", state), ("reason", reason)], *number);
+        page.sample(
+            "harvest_state_changes_total",
+            &[("state", state), ("reason", reason)],
+            *number,
+        );
     }
-    page.one("harvest_prompts_waiting", "gauge", "Prompts that wait for their turn", vitals.prompts_waiting);
+    page.one(
+        "harvest_prompts_waiting",
+        "gauge",
+        "Prompts that wait for their turn",
+        vitals.prompts_waiting,
+    );
     if let Some(sandboxes) = vitals.sandboxes {
-        page.one("harvest_sandboxes", "gauge", "Sandboxes of sessions, builds and checks", sandboxes);
+        page.one(
+            "harvest_sandboxes",
+            "gauge",
+            "Sandboxes of sessions, builds and checks",
+            sandboxes,
+        );
     }
     if let Some(seeds) = vitals.seeds {
         page.one("harvest_seeds_ready", "gauge", "Seeds that wait for a start", seeds.ready);
         page.one("harvest_seeds_grown_total", "counter", "Seeds grown ahead of time", seeds.grown);
         page.one("harvest_seeds_used_total", "counter", "Starts that took a seed", seeds.used);
-        page.one("harvest_seeds_missed_total", "counter", "Starts that found no seed", seeds.missed);
+        page.one(
+            "harvest_seeds_missed_total",
+            "counter",
+            "Starts that found no seed",
+            seeds.missed,
+        );
     }
     page.one("harvest_events_total", "counter", "Events stored", counts.events);
     let plain = [
@@ -149,7 +180,8 @@ impl Page {
     fn sample(&mut self, name: &str, labels: &[(&str, &str)], value: impl std::fmt::Display) {
         let labels: Vec<String> =
             labels.iter().map(|(label, value)| format!("{label}=\"{}\"", escaped(value))).collect();
-        let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
+        let labels =
+            if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
         let _ = writeln!(self.text, "{name}{labels} {value}");
     }
 

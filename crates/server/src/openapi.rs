@@ -7,8 +7,8 @@ use harvest_proto::{
 use utoipa::{
     Modify, OpenApi,
     openapi::{
-        Components, ContentBuilder, OpenApi as Document, PathItem, Ref, RefOr, Response, ResponseBuilder,
-        Schema,
+        Components, ContentBuilder, OpenApi as Document, PathItem, Ref, RefOr, Response,
+        ResponseBuilder, Schema,
         path::{Operation, ParameterIn},
         security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme},
     },
@@ -71,11 +71,9 @@ impl Modify for Common {
 fn describe(operation: &mut Operation, method: &str, open: bool) {
     let takes_body = operation.request_body.is_some();
     let of = |place: ParameterIn| {
-        operation
-            .parameters
-            .iter()
-            .flatten()
-            .any(|parameter| matches!(parameter, RefOr::T(parameter) if parameter.parameter_in == place))
+        operation.parameters.iter().flatten().any(
+            |parameter| matches!(parameter, RefOr::T(parameter) if parameter.parameter_in == place),
+        )
     };
     let names_something = of(ParameterIn::Path);
     let asks = takes_body || of(ParameterIn::Query) || of(ParameterIn::Header);
@@ -112,7 +110,10 @@ fn describe(operation: &mut Operation, method: &str, open: bool) {
 
 fn failure(description: &str) -> Response {
     let problem = ContentBuilder::new().schema(Some(Ref::from_schema_name("Problem"))).build();
-    ResponseBuilder::new().description(description).content("application/problem+json", problem).build()
+    ResponseBuilder::new()
+        .description(description)
+        .content("application/problem+json", problem)
+        .build()
 }
 
 /// What an id looks like: its prefix and twelve letters and digits.
@@ -133,7 +134,13 @@ fn spell_ids(components: &mut Components) {
 
 fn operations(item: &mut PathItem) -> impl Iterator<Item = (&'static str, &mut Operation)> {
     let PathItem { get, put, post, delete, patch, head, .. } = item;
-    let named =
-        [("get", get), ("put", put), ("post", post), ("delete", delete), ("patch", patch), ("head", head)];
+    let named = [
+        ("get", get),
+        ("put", put),
+        ("post", post),
+        ("delete", delete),
+        ("patch", patch),
+        ("head", head),
+    ];
     named.into_iter().filter_map(|(name, operation)| Some((name, operation.as_mut()?)))
 }

@@ -155,7 +155,8 @@ pub(crate) struct Asked {
 
 impl Asked {
     pub(crate) fn of(request: &Request) -> Self {
-        let route = request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str).to_owned();
+        let route =
+            request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str).to_owned();
         Self { method: request.method().clone(), route, path: request.uri().path().to_owned() }
     }
 
@@ -167,7 +168,11 @@ impl Asked {
 }
 
 /// Refuses what the token's user may not do.
-pub(crate) async fn check(sessions: &Sessions, token: &Token, asked: &Asked) -> Result<(), ApiError> {
+pub(crate) async fn check(
+    sessions: &Sessions,
+    token: &Token,
+    asked: &Asked,
+) -> Result<(), ApiError> {
     if token.role == Role::Admin {
         return Ok(());
     }
@@ -266,9 +271,10 @@ fn not_found() -> ApiError {
 
 pub(crate) fn forbidden(action: Action) -> ApiError {
     let (detail, hint) = match action {
-        Change => {
-            ("that belongs to somebody else", "ask them or an admin; `harvest run` makes one of your own")
-        }
+        Change => (
+            "that belongs to somebody else",
+            "ask them or an admin; `harvest run` makes one of your own",
+        ),
         _ => ("only admins may do that", "ask an admin, or use a token of one"),
     };
     ApiError::new(StatusCode::FORBIDDEN, "forbidden", detail).hint(hint)
@@ -324,7 +330,9 @@ mod tests {
 
     #[test]
     fn an_address_is_no_name_however_it_is_written() {
-        for url in ["https://github.com/a/b", "http://gitlab/a.git", "https://git.example.org:8443/a"] {
+        for url in
+            ["https://github.com/a/b", "http://gitlab/a.git", "https://git.example.org:8443/a"]
+        {
             assert!(has_public_name(url), "{url}");
         }
         for url in [

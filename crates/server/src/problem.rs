@@ -104,7 +104,9 @@ fn bridge_status(error: &BridgeError) -> StatusCode {
         FaultCode::NotFound => StatusCode::NOT_FOUND,
         FaultCode::Denied => StatusCode::FORBIDDEN,
         FaultCode::Busy | FaultCode::NotReady | FaultCode::NotOwner => StatusCode::CONFLICT,
-        FaultCode::NotExecutable | FaultCode::Invalid | FaultCode::System => StatusCode::UNPROCESSABLE_ENTITY,
+        FaultCode::NotExecutable | FaultCode::Invalid | FaultCode::System => {
+            StatusCode::UNPROCESSABLE_ENTITY
+        }
     }
 }
 
@@ -112,7 +114,9 @@ fn bridge_status(error: &BridgeError) -> StatusCode {
 fn where_to_look(what: &str) -> &'static str {
     match what.split_whitespace().next() {
         Some("repository") => "`harvest repo ls` lists those there are",
-        Some("image") => "`harvest image ls` lists those there are, `harvest image build` makes one",
+        Some("image") => {
+            "`harvest image ls` lists those there are, `harvest image build` makes one"
+        }
         Some("snapshot") => "`harvest snapshot ls` lists those there are",
         Some("secret") => "`harvest secret ls` lists those there are",
         Some("token") => "`harvest token ls` lists those there are",
@@ -165,7 +169,8 @@ pub(crate) async fn finish_unlogged(request: Request, next: Next) -> Response {
 
 async fn finish_as(request: Request, next: Next, logged: bool) -> Response {
     let forge = request.uri().path().starts_with("/forge/");
-    let name = request.extensions().get::<RequestName>().map_or_else(random_name, |name| name.0.clone());
+    let name =
+        request.extensions().get::<RequestName>().map_or_else(random_name, |name| name.0.clone());
     // A bug in a handler costs its own request only, and is told like any other failure.
     let response = AssertUnwindSafe(next.run(request)).catch_unwind().await.unwrap_or_else(|_| {
         ApiError::new(
@@ -226,6 +231,7 @@ fn write(error: ApiError, request_id: String) -> Response {
 
 fn random_name() -> String {
     let mut bytes = [0u8; 6];
-    getrandom::fill(&mut bytes).expect("the kernel's random source is there on every Linux we support");
+    getrandom::fill(&mut bytes)
+        .expect("the kernel's random source is there on every Linux we support");
     bytes.iter().fold(String::from("req_"), |name, byte| name + &format!("{byte:02x}"))
 }

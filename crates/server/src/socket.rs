@@ -51,10 +51,11 @@ impl<S: Send + Sync> FromRequestParts<S> for Upgrade {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         same_origin(&parts.headers)?;
-        let upgrade = WebSocketUpgrade::from_request_parts(parts, state).await.map_err(|error| {
-            ApiError::new(StatusCode::UPGRADE_REQUIRED, "upgrade_required", error.body_text())
-                .hint("this route is a WebSocket: send the headers of an upgrade")
-        })?;
+        let upgrade =
+            WebSocketUpgrade::from_request_parts(parts, state).await.map_err(|error| {
+                ApiError::new(StatusCode::UPGRADE_REQUIRED, "upgrade_required", error.body_text())
+                    .hint("this route is a WebSocket: send the headers of an upgrade")
+            })?;
         Ok(Self(upgrade.max_message_size(MAX_FRAME_BYTES).max_frame_size(MAX_FRAME_BYTES)))
     }
 }
@@ -65,7 +66,9 @@ fn same_origin(headers: &HeaderMap) -> Result<(), ApiError> {
     let Some(origin) = text(header::ORIGIN) else { return Ok(()) };
     let host = text(header::HOST).unwrap_or_default();
     match origin.split_once("://") {
-        Some(("http" | "https", site)) if !host.is_empty() && site.eq_ignore_ascii_case(host) => Ok(()),
+        Some(("http" | "https", site)) if !host.is_empty() && site.eq_ignore_ascii_case(host) => {
+            Ok(())
+        }
         _ => {
             let detail = format!("a page of `{origin}` may not open a socket here");
             Err(ApiError::new(StatusCode::FORBIDDEN, "origin_not_allowed", detail))
@@ -106,9 +109,13 @@ async fn first(socket: &mut WebSocket) -> Result<ExecRequest, End> {
         match socket.recv().await {
             Some(Ok(Message::Text(text))) => match serde_json::from_str(&text) {
                 Ok(SocketIn::Start(request)) if request.stdin.is_none() => return Ok(request),
-                _ => return Err(End::Nonsense("the first frame is the command, without its stdin")),
+                _ => {
+                    return Err(End::Nonsense("the first frame is the command, without its stdin"));
+                }
             },
-            Some(Ok(Message::Binary(_))) => return Err(End::Nonsense("the first frame is the command")),
+            Some(Ok(Message::Binary(_))) => {
+                return Err(End::Nonsense("the first frame is the command"));
+            }
             Some(Ok(Message::Ping(_) | Message::Pong(_))) => {}
             Some(Ok(Message::Close(_)) | Err(_)) | None => return Err(End::Gone),
         }
@@ -116,8 +123,9 @@ async fn first(socket: &mut WebSocket) -> Result<ExecRequest, End> {
 }
 
 async fn start(inside: Inside, request: ExecRequest) -> Result<(Running, Option<ExecInput>), End> {
-    let failed =
-        |error: ApiError| End::Told(SocketOut::Failed { code: error.code.to_owned(), message: error.detail });
+    let failed = |error: ApiError| {
+        End::Told(SocketOut::Failed { code: error.code.to_owned(), message: error.detail })
+    };
     valid::exec(&request).map_err(failed)?;
     inside.exec(request, true).await.map_err(|error| failed(error.into()))
 }
@@ -156,12 +164,15 @@ enum End {
 
 /// Says why, and waits for the client to hear it.
 async fn goodbye(mut sender: Sender, mut receiver: Receiver, end: End) {
-    let close = |code, reason: &'static str| Message::Close(Some(CloseFrame { code, reason: reason.into() }));
+    let close = |code, reason: &'static str| {
+        Message::Close(Some(CloseFrame { code, reason: reason.into() }))
+    };
     let (last, close) = match end {
         End::Gone => return,
         End::Told(out) => (Some(out), close(close_code::NORMAL, "")),
         End::Nonsense(reason) => {
-            let out = SocketOut::Failed { code: "invalid_frame".to_owned(), message: reason.to_owned() };
+            let out =
+                SocketOut::Failed { code: "invalid_frame".to_owned(), message: reason.to_owned() };
             (Some(out), close(close_code::POLICY, reason))
         }
         End::Server => (None, close(close_code::AWAY, "the server ends, or the token was revoked")),
@@ -273,7 +284,8 @@ mod tests {
             same_origin(&headers).map_err(|error| error.status.as_u16())
         };
         assert_eq!((check(None), check(Some("http://LOCALHOST:7070"))), (Ok(()), Ok(())));
-        for foreign in ["http://localhost:8080", "https://evil.example", "null", "", "file://localhost:7070"]
+        for foreign in
+            ["http://localhost:8080", "https://evil.example", "null", "", "file://localhost:7070"]
         {
             assert_eq!(check(Some(foreign)), Err(403), "{foreign}");
         }

@@ -29,7 +29,8 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Fed<T> {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
-        let kind = request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+        let kind =
+            request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
         let essence = kind.and_then(|kind| kind.split(';').next()).unwrap_or("").trim();
         if !essence.eq_ignore_ascii_case(WITH_INPUT) {
             let extract::Body(command) = extract::Body::from_request(request, state).await?;
@@ -43,7 +44,8 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Fed<T> {
 /// The first line of a body, which must come soon, and the rest of it, which may take its time.
 async fn first_line(body: Body) -> Result<(BytesMut, Feed), ApiError> {
     tokio::time::timeout(BODY_PATIENCE, line_of(body)).await.unwrap_or_else(|_| {
-        let detail = format!("the command's line was not there within {} s", BODY_PATIENCE.as_secs());
+        let detail =
+            format!("the command's line was not there within {} s", BODY_PATIENCE.as_secs());
         Err(ApiError::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", detail))
     })
 }
@@ -66,7 +68,10 @@ async fn line_of(body: Body) -> Result<(BytesMut, Feed), ApiError> {
         match body.next().await {
             Some(Ok(piece)) => line.extend_from_slice(&piece),
             Some(Err(_)) => {
-                return Err(ApiError::invalid("invalid_body", "the body could not be read to its end"));
+                return Err(ApiError::invalid(
+                    "invalid_body",
+                    "the body could not be read to its end",
+                ));
             }
             // Without an input there need not be a line's end either.
             None => return Ok((line, feed(Vec::new(), body))),

@@ -65,8 +65,9 @@ pub(crate) fn events(
         .map(|event| Frame::default().id(event.seq.to_string()).data(json(&event)))
         .take_until(ending(shutdown));
     let frames = stream::iter([first]).chain(rest).map(Ok::<_, Infallible>);
-    let mut response =
-        Sse::new(frames).keep_alive(KeepAlive::new().interval(HEARTBEAT).text("heartbeat")).into_response();
+    let mut response = Sse::new(frames)
+        .keep_alive(KeepAlive::new().interval(HEARTBEAT).text("heartbeat"))
+        .into_response();
     // Proxies that collect an answer before they pass it on would make a live stream a dead one.
     response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
@@ -77,8 +78,9 @@ pub(crate) fn lines<T: Serialize>(
     items: impl Stream<Item = T> + Send + 'static,
     shutdown: CancellationToken,
 ) -> Response {
-    let bytes =
-        items.map(|item| Ok::<_, Infallible>(Bytes::from(json(&item) + "\n"))).take_until(ending(shutdown));
+    let bytes = items
+        .map(|item| Ok::<_, Infallible>(Bytes::from(json(&item) + "\n")))
+        .take_until(ending(shutdown));
     ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(bytes)).into_response()
 }
 
@@ -117,7 +119,10 @@ mod tests {
         assert_eq!(cursor(None, &HeaderMap::new()).unwrap(), 0);
         assert_eq!(cursor(None, &headers("last-event-id", "7")).unwrap(), 7);
         assert_eq!(cursor(Some(3), &headers("last-event-id", "7")).unwrap(), 3);
-        assert_eq!(cursor(None, &headers("last-event-id", "yesterday")).unwrap_err().code, "invalid_cursor");
+        assert_eq!(
+            cursor(None, &headers("last-event-id", "yesterday")).unwrap_err().code,
+            "invalid_cursor"
+        );
     }
 
     #[test]

@@ -14,8 +14,8 @@ use crate::problem::ApiError;
 /// Looking ends with the looker, and so does waiting for a sandbox of one command; everything else goes on. A
 /// stream in the answer ends with its reader either way.
 pub(crate) async fn to_the_end(request: Request, next: Next) -> Response {
-    let once =
-        request.uri().path() == "/v1/exec" && !request.headers().contains_key(crate::idempotency::HEADER);
+    let once = request.uri().path() == "/v1/exec"
+        && !request.headers().contains_key(crate::idempotency::HEADER);
     if request.method().is_safe() || once {
         return next.run(request).await;
     }
@@ -47,7 +47,10 @@ mod tests {
         let mut router: Router = Router::new().route("/", post(work)).layer(from_fn(to_the_end));
         let request = Request::builder().method("POST").uri("/").body(Body::empty()).unwrap();
         let asked = router.call(request);
-        assert!(tokio::time::timeout(Duration::ZERO, asked).await.is_err(), "it waits, and is given up");
+        assert!(
+            tokio::time::timeout(Duration::ZERO, asked).await.is_err(),
+            "it waits, and is given up"
+        );
         go.notify_one();
         done.notified().await;
     }

@@ -111,7 +111,10 @@ mod tests {
     use super::*;
 
     fn command(argv: &[&str]) -> ExecRequest {
-        ExecRequest { argv: argv.iter().map(|text| (*text).to_owned()).collect(), ..ExecRequest::default() }
+        ExecRequest {
+            argv: argv.iter().map(|text| (*text).to_owned()).collect(),
+            ..ExecRequest::default()
+        }
     }
 
     #[test]
@@ -131,7 +134,10 @@ mod tests {
     #[test]
     fn a_limit_no_kernel_takes_is_refused() {
         let with = |limits| sandbox(&CreateSandbox { limits, ..CreateSandbox::default() });
-        assert!(with(SandboxLimits { memory_bytes: Some(24 << 20), ..SandboxLimits::default() }).is_ok());
+        assert!(
+            with(SandboxLimits { memory_bytes: Some(24 << 20), ..SandboxLimits::default() })
+                .is_ok()
+        );
         for bad in [
             SandboxLimits { memory_bytes: Some(0), ..SandboxLimits::default() },
             SandboxLimits { cpu_millis_per_second: Some(0), ..SandboxLimits::default() },

@@ -24,7 +24,10 @@ fn problem(answer: &Answer, status: u16, code: &str) {
     assert_eq!(problem["status"], status);
     assert_eq!(problem["request_id"].as_str(), answer.header("x-request-id"));
     for field in ["type", "title", "detail"] {
-        assert!(problem[field].as_str().is_some_and(|text| !text.is_empty()), "{field} in {answer:?}");
+        assert!(
+            problem[field].as_str().is_some_and(|text| !text.is_empty()),
+            "{field} in {answer:?}"
+        );
     }
 }
 
@@ -53,8 +56,16 @@ async fn every_error_is_a_problem() {
         422,
         "invalid_body",
     );
-    problem(&host.ask("POST", "/v1/sessions", &json, &"x".repeat(1024 * 1024 + 1)).await, 413, "too_large");
-    problem(&host.ask("POST", "/v1/sessions", &json, r#"{"repository":"nobody"}"#).await, 404, "not_found");
+    problem(
+        &host.ask("POST", "/v1/sessions", &json, &"x".repeat(1024 * 1024 + 1)).await,
+        413,
+        "too_large",
+    );
+    problem(
+        &host.ask("POST", "/v1/sessions", &json, r#"{"repository":"nobody"}"#).await,
+        404,
+        "not_found",
+    );
 }
 
 #[tokio::test]
@@ -63,8 +74,11 @@ async fn a_body_that_could_harm_what_is_behind_it_is_refused() {
     host.repository().await;
     let session = host.post("/v1/sessions", &[], json!({"repository": "calc"})).await.json();
     let path = format!("/v1/sessions/{}", session["id"].as_str().unwrap());
-    for body in [json!({"argv": []}), json!({"argv": ["a\0b"]}), json!({"argv": ["a"], "env": {"A=B": "c"}})]
-    {
+    for body in [
+        json!({"argv": []}),
+        json!({"argv": ["a\0b"]}),
+        json!({"argv": ["a"], "env": {"A=B": "c"}}),
+    ] {
         problem(&host.post(&format!("{path}/exec"), &[], body).await, 422, "invalid_body");
     }
     let author = json!({"name": "a\n\u{1b}[31m", "email": "a@b"});
@@ -73,7 +87,11 @@ async fn a_body_that_could_harm_what_is_behind_it_is_refused() {
     let create = json!({"repository": "calc", "author": author});
     problem(&host.post("/v1/sessions", &[], create).await, 422, "invalid_body");
     let json = [("content-type", "application/json")];
-    problem(&host.ask("PUT", "/v1/secrets/KEY", &json, r#"{"value":""}"#).await, 422, "invalid_body");
+    problem(
+        &host.ask("PUT", "/v1/secrets/KEY", &json, r#"{"value":""}"#).await,
+        422,
+        "invalid_body",
+    );
     problem(&host.post("/v1/sessions", &[], json!(["calc"])).await, 422, "invalid_body");
     for limit in ["0", "201"] {
         let path = format!("/v1/sessions?limit={limit}");
@@ -112,7 +130,10 @@ async fn a_name_that_is_not_this_servers_is_refused_before_anything_else() {
     let host = Host::start().await;
     let answer = host.ask("GET", "/healthz", &[("host", "rebound.example:7070")], "").await;
     problem(&answer, 421, "host_not_allowed");
-    assert_eq!(host.ask("GET", "/healthz", &[("host", "agents.example.org")], "").await.status, 200);
+    assert_eq!(
+        host.ask("GET", "/healthz", &[("host", "agents.example.org")], "").await.status,
+        200
+    );
 }
 
 #[tokio::test]
@@ -127,18 +148,25 @@ async fn the_openapi_page_has_every_route_and_each_of_them_answers() {
             let succeeds = |status: &String| status.starts_with('2') || status == "101";
             assert!(responses.keys().any(succeeds), "{method} {path} never succeeds");
             assert!(responses.contains_key("429"), "{method} {path} does not say how it fails");
-            assert!(!responses.contains_key("default"), "{method} {path} says that it may answer anything");
+            assert!(
+                !responses.contains_key("default"),
+                "{method} {path} says that it may answer anything"
+            );
             assert!(
                 responses.values().all(|response| response["description"].is_string()),
                 "{method} {path}"
             );
             // Without a token nothing is carried out, but an unknown route would say so.
-            let path = path.replace("{session}", "ses_000000000000").replace("{prompt}", "prm_000000000000");
+            let path = path
+                .replace("{session}", "ses_000000000000")
+                .replace("{prompt}", "prm_000000000000");
             let path = path.replace("{turn}", "1");
-            let path =
-                path.replace("{sandbox}", "sbx_000000000000").replace("{snapshot}", "snp_000000000000");
-            let answer =
-                host.ask_as(None, &method.to_uppercase(), &path.replace("{name}", "x"), &[], "").await;
+            let path = path
+                .replace("{sandbox}", "sbx_000000000000")
+                .replace("{snapshot}", "snp_000000000000");
+            let answer = host
+                .ask_as(None, &method.to_uppercase(), &path.replace("{name}", "x"), &[], "")
+                .await;
             assert!([200, 401].contains(&answer.status), "{method} {path}: {answer:?}");
         }
     }
@@ -153,7 +181,8 @@ fn routes() -> BTreeSet<String> {
     for source in ["mod.rs", "machines/mod.rs"] {
         let source = format!("{}/src/routes/{source}", env!("CARGO_MANIFEST_DIR"));
         let text: String = std::fs::read_to_string(source).unwrap().split_whitespace().collect();
-        let paths = text.split(".route(\"").skip(1).map(|rest| rest.split('"').next().unwrap().to_owned());
+        let paths =
+            text.split(".route(\"").skip(1).map(|rest| rest.split('"').next().unwrap().to_owned());
         routes.extend(paths);
     }
     routes
@@ -164,7 +193,10 @@ fn dangling(page: &Value, part: &Value) {
     match part {
         Value::Object(fields) => {
             if let Some(Value::String(target)) = fields.get("$ref") {
-                assert!(page.pointer(target.trim_start_matches('#')).is_some(), "{target} is not there");
+                assert!(
+                    page.pointer(target.trim_start_matches('#')).is_some(),
+                    "{target} is not there"
+                );
             }
             fields.values().for_each(|field| dangling(page, field));
         }
@@ -184,13 +216,17 @@ async fn a_key_creates_once_and_is_good_for_one_request() {
     assert_eq!((again.status, again.json()["id"].clone()), (201, first.json()["id"].clone()));
     assert_eq!(again.header("idempotency-replayed"), Some("true"));
     problem(&ask(json!({"repository": "calc", "prompt": "x"})).await, 422, "key_reused");
-    assert_eq!(host.ask("GET", "/v1/sessions", &[], "").await.json()["items"].as_array().unwrap().len(), 1);
+    assert_eq!(
+        host.ask("GET", "/v1/sessions", &[], "").await.json()["items"].as_array().unwrap().len(),
+        1
+    );
 }
 
 #[tokio::test]
 async fn a_key_of_a_failed_request_may_be_used_again() {
     let host = Host::start().await;
-    let ask = || host.post("/v1/sessions", &[("idempotency-key", "k1")], json!({"repository": "calc"}));
+    let ask =
+        || host.post("/v1/sessions", &[("idempotency-key", "k1")], json!({"repository": "calc"}));
     problem(&ask().await, 404, "not_found");
     host.repository().await;
     assert_eq!(ask().await.status, 201);
@@ -200,8 +236,10 @@ async fn a_key_of_a_failed_request_may_be_used_again() {
 async fn a_stream_begins_with_the_session_and_resumes_after_the_last_event_seen() {
     let host = Host::start().await;
     host.repository().await;
-    let session =
-        host.post("/v1/sessions", &[], json!({"repository": "calc", "prompt": "hello"})).await.json();
+    let session = host
+        .post("/v1/sessions", &[], json!({"repository": "calc", "prompt": "hello"}))
+        .await
+        .json();
     let path = format!("/v1/sessions/{}/events", session["id"].as_str().unwrap());
     let frames = host.frames(&path, &[], 3).await;
     assert_eq!((frames[0].event.as_deref(), frames[0].id.as_deref()), (Some("snapshot"), None));
@@ -219,13 +257,22 @@ async fn a_stream_begins_with_the_session_and_resumes_after_the_last_event_seen(
 async fn a_page_of_events_says_where_it_goes_on() {
     let host = Host::start().await;
     host.repository().await;
-    let session =
-        host.post("/v1/sessions", &[], json!({"repository": "calc", "prompt": "hello"})).await.json();
+    let session = host
+        .post("/v1/sessions", &[], json!({"repository": "calc", "prompt": "hello"}))
+        .await
+        .json();
     let path = format!("/v1/sessions/{}/events", session["id"].as_str().unwrap());
     let page = host.ask("GET", &format!("{path}?limit=1"), &[], "").await.json();
-    assert_eq!((page["items"][0]["seq"].as_u64(), page["next_cursor"].as_str()), (Some(1), Some("1")));
+    assert_eq!(
+        (page["items"][0]["seq"].as_u64(), page["next_cursor"].as_str()),
+        (Some(1), Some("1"))
+    );
     problem(&host.ask("GET", &format!("{path}?after=999999"), &[], "").await, 410, "cursor_gone");
-    problem(&host.ask("GET", &path, &[("last-event-id", "yesterday")], "").await, 400, "invalid_cursor");
+    problem(
+        &host.ask("GET", &path, &[("last-event-id", "yesterday")], "").await,
+        400,
+        "invalid_cursor",
+    );
 }
 
 #[tokio::test]
@@ -259,7 +306,8 @@ async fn a_prompt_that_is_too_long_is_refused_whole() {
     let host = Host::start().await;
     host.repository().await;
     let text = "x".repeat(64_001);
-    let refused = host.post("/v1/sessions", &[], json!({"repository": "calc", "prompt": text})).await;
+    let refused =
+        host.post("/v1/sessions", &[], json!({"repository": "calc", "prompt": text})).await;
     assert!((400..500).contains(&refused.status), "{}", refused.status);
     assert_eq!(refused.header("content-type"), Some("application/problem+json"));
     assert_eq!(host.ask("GET", "/v1/sessions", &[], "").await.json()["items"], json!([]));
@@ -270,7 +318,8 @@ async fn sessions_are_found_by_state_repository_title_and_key() {
     let host = Host::start().await;
     host.repository().await;
     let create = |body: Value| host.post("/v1/sessions", &[], body);
-    let mine = create(json!({"repository": "calc", "prompt": "Fix 100% of it", "key": "issue 12"})).await;
+    let mine =
+        create(json!({"repository": "calc", "prompt": "Fix 100% of it", "key": "issue 12"})).await;
     assert_eq!(mine.status, 201, "{mine:?}");
     let mine = mine.json();
     create(json!({"prompt": "another thing", "env": {"MODE": "fast"}})).await;
@@ -278,15 +327,23 @@ async fn sessions_are_found_by_state_repository_title_and_key() {
         let page = host.ask("GET", &format!("/v1/sessions?{query}"), &[], "").await.json();
         page["items"].as_array().unwrap().iter().map(|item| item["id"].clone()).collect::<Vec<_>>()
     };
-    for query in ["repository=calc", "q=100%25%20OF", "key=issue%2012", "repository=calc&q=fix&limit=1"] {
+    for query in
+        ["repository=calc", "q=100%25%20OF", "key=issue%2012", "repository=calc&q=fix&limit=1"]
+    {
         assert_eq!(found(query).await, [mine["id"].clone()], "{query}");
     }
-    for query in ["state=archived", "repository=nope", "q=100_", "key=issue", "q=thing&repository=calc"] {
+    for query in
+        ["state=archived", "repository=nope", "q=100_", "key=issue", "q=thing&repository=calc"]
+    {
         assert_eq!(found(query).await, Vec::<Value>::new(), "{query}");
     }
     assert_eq!(found("q=").await.len(), 2);
     for query in ["state=sleeping", "q=%00", "nope=1"] {
-        problem(&host.ask("GET", &format!("/v1/sessions?{query}"), &[], "").await, 400, "invalid_query");
+        problem(
+            &host.ask("GET", &format!("/v1/sessions?{query}"), &[], "").await,
+            400,
+            "invalid_query",
+        );
     }
     let taken = create(json!({"repository": "calc", "key": "issue 12"})).await;
     problem(&taken, 409, "key_taken");
@@ -297,8 +354,7 @@ async fn sessions_are_found_by_state_repository_title_and_key() {
 async fn a_session_reads_back_as_what_it_was_made_from() {
     let host = Host::start().await;
     host.repository().await;
-    let body =
-        json!({"repositories": [{"name": "calc", "base": "next"}], "env": {"MODE": "fast"}, "key": "k"});
+    let body = json!({"repositories": [{"name": "calc", "base": "next"}], "env": {"MODE": "fast"}, "key": "k"});
     let session = host.post("/v1/sessions", &[], body).await.json();
     let shown = json!([{"name": "calc", "url": "http://127.0.0.1:1/calc.git", "base": "next",
                         "branch": session["branch"], "pull": null}]);
@@ -312,15 +368,25 @@ async fn a_session_reads_back_as_what_it_was_made_from() {
         (json!({"repository": "calc", "repositories": [{"name": "calc"}]}), "invalid_repositories"),
         (json!({"env": {"A B": ""}}), "invalid_env"),
         (json!({"key": ""}), "invalid_key"),
-        (json!({"repositories": [{"name": "calc", "url": "http://h/calc"}]}), "invalid_repositories"),
+        (
+            json!({"repositories": [{"name": "calc", "url": "http://h/calc"}]}),
+            "invalid_repositories",
+        ),
     ] {
         problem(&host.post("/v1/sessions", &[], body).await, 422, code);
     }
-    problem(&host.post("/v1/sessions", &[], json!({"from": "snp_000000000000"})).await, 404, "not_found");
+    problem(
+        &host.post("/v1/sessions", &[], json!({"from": "snp_000000000000"})).await,
+        404,
+        "not_found",
+    );
     let image = json!({"url": "http://127.0.0.1:1/other.git", "image": "nope"});
     let refused = host.post("/v1/repositories", &[], image).await;
     assert_eq!(
-        (refused.json()["code"].clone(), host.ask("GET", "/v1/repositories/other", &[], "").await.status),
+        (
+            refused.json()["code"].clone(),
+            host.ask("GET", "/v1/repositories/other", &[], "").await.status
+        ),
         (json!("not_found"), 404)
     );
     assert!((400..500).contains(&refused.status), "{refused:?}");

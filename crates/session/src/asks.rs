@@ -44,7 +44,11 @@ impl Sessions {
         Ok(self.shared.store.prompt_get(session, &id).await?)
     }
 
-    pub(crate) async fn ask(&self, session: &SessionId, input: Input) -> Result<Handle, SessionError> {
+    pub(crate) async fn ask(
+        &self,
+        session: &SessionId,
+        input: Input,
+    ) -> Result<Handle, SessionError> {
         let handle = self.handle(session).await?;
         let answer = handle.ask(input).await;
         self.or_missing(session, answer).await?;
@@ -113,9 +117,14 @@ impl Sessions {
     }
 
     /// Waits until the session has no machine, or cannot get rid of it.
-    pub(crate) async fn rested(&self, session: &SessionId, handle: &Handle) -> Result<State, SessionError> {
+    pub(crate) async fn rested(
+        &self,
+        session: &SessionId,
+        handle: &Handle,
+    ) -> Result<State, SessionError> {
         let rested = handle.until(|state| {
-            state.rest == Rest::Open || matches!(state.machine, Machine::Absent | Machine::Held { .. })
+            state.rest == Rest::Open
+                || matches!(state.machine, Machine::Absent | Machine::Held { .. })
         });
         let state = self.or_missing(session, rested.await).await?;
         match &state.machine {
@@ -158,8 +167,9 @@ impl Sessions {
         let snapshots = self.shared.store.snapshot_list(session).await?;
         let snapshot = fork_point(&source.session, &turns, &snapshots, Some(turn))?.snapshot;
         let handle = self.ask(session, Input::Restore { snapshot, turn }).await?;
-        let done =
-            handle.until(|state| state.restoring.is_none() || matches!(state.machine, Machine::Held { .. }));
+        let done = handle.until(|state| {
+            state.restoring.is_none() || matches!(state.machine, Machine::Held { .. })
+        });
         let state = self.or_missing(session, done.await).await?;
         match &state.machine {
             Machine::Held { detail, .. } if state.restoring.is_some() => Err(save_unknown(detail)),

@@ -73,8 +73,10 @@ async fn keep(
     };
     let mut wait = Duration::from_millis(50);
     loop {
-        let put =
-            shared.store.blob_put(session, shared.lease, &blob.id, text.clone(), QUOTA_BYTES, now()).await;
+        let put = shared
+            .store
+            .blob_put(session, shared.lease, &blob.id, text.clone(), QUOTA_BYTES, now())
+            .await;
         match put {
             Ok(true) => return Ok(()),
             Ok(false) => {
@@ -85,7 +87,9 @@ async fn keep(
                 return Err(Over);
             }
             // A full disk: the event waits, and with it the agent, rather than losing anything.
-            Err(error) => tracing::error!(%session, %error, "a blob cannot be written; trying again"),
+            Err(error) => {
+                tracing::error!(%session, %error, "a blob cannot be written; trying again")
+            }
         }
         tokio::time::sleep(wait).await;
         wait = (wait * 2).min(LONGEST_WAIT);

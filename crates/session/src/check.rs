@@ -13,8 +13,7 @@ use crate::{
 /// Where a repository declares its check.
 pub(crate) const CHECK: &str = ".harvest/check.sh";
 
-const RUN: &str =
-    "if [ -x .harvest/check.sh ]; then exec ./.harvest/check.sh; else exec sh .harvest/check.sh; fi";
+const RUN: &str = "if [ -x .harvest/check.sh ]; then exec ./.harvest/check.sh; else exec sh .harvest/check.sh; fi";
 
 /// Runs the declared check on what is checked out. Where none is declared, the evidence says so and
 /// does not claim to have passed.
@@ -24,7 +23,8 @@ pub(crate) async fn run(
     commit: String,
     limit: Duration,
 ) -> Result<Evidence, BridgeError> {
-    let declared = bridge.run_command(checkout::command(&["test", "-f", CHECK], folder, 60_000), 0).await?;
+    let declared =
+        bridge.run_command(checkout::command(&["test", "-f", CHECK], folder, 60_000), 0).await?;
     if !declared.ok() {
         return Ok(Evidence {
             repository: None,
@@ -39,7 +39,8 @@ pub(crate) async fn run(
         });
     }
     let millis = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
-    let output = bridge.run_command(checkout::command(&["sh", "-c", RUN], folder, millis), 0).await?;
+    let output =
+        bridge.run_command(checkout::command(&["sh", "-c", RUN], folder, millis), 0).await?;
     Ok(Evidence {
         repository: None,
         commit,

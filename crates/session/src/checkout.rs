@@ -109,7 +109,10 @@ pub(crate) async fn prepare(
             let script = ["sh", "-c", RENAME, "sh", branch, &folder];
             let renamed = git(bridge, &script, &self::folder("")).await?;
             if !renamed.ok() {
-                return Err(PrepareError::Branch { branch: branch.to_owned(), tail: renamed.tail() });
+                return Err(PrepareError::Branch {
+                    branch: branch.to_owned(),
+                    tail: renamed.tail(),
+                });
             }
         }
         if look && checkout.base_commit.is_none() {
@@ -120,11 +123,16 @@ pub(crate) async fn prepare(
 }
 
 /// The commit that is checked out, and the remote's default branch.
-async fn start_of(bridge: &Bridge, repository: &str, folder: &str) -> Result<Vec<Write>, BridgeError> {
+async fn start_of(
+    bridge: &Bridge,
+    repository: &str,
+    folder: &str,
+) -> Result<Vec<Write>, BridgeError> {
     let commit = head(bridge, folder).await?;
     let default = ["git", "symbolic-ref", "--short", "refs/remotes/origin/HEAD"];
     let base = line(bridge, &default, folder).await?;
-    let commit = commit.map(|commit| Write::BaseCommit { repository: repository.to_owned(), commit });
+    let commit =
+        commit.map(|commit| Write::BaseCommit { repository: repository.to_owned(), commit });
     let base = base.map(|base| Write::DefaultBase {
         repository: repository.to_owned(),
         base: base.trim_start_matches("origin/").to_owned(),
@@ -134,7 +142,10 @@ async fn start_of(bridge: &Bridge, repository: &str, folder: &str) -> Result<Vec
 
 /// The session's work: everything that differs from where it started, in each of its checkouts. With
 /// several, the name of each is in front of its paths, so that one patch in `/workspace` applies them all.
-pub(crate) async fn diff(bridge: &Bridge, checkouts: &[CheckoutRecord]) -> Result<String, BridgeError> {
+pub(crate) async fn diff(
+    bridge: &Bridge,
+    checkouts: &[CheckoutRecord],
+) -> Result<String, BridgeError> {
     let mut whole = String::new();
     for checkout in checkouts {
         let prefix = match checkouts.len() {
@@ -147,7 +158,12 @@ pub(crate) async fn diff(bridge: &Bridge, checkouts: &[CheckoutRecord]) -> Resul
     Ok(whole)
 }
 
-async fn diff_of(bridge: &Bridge, folder: &str, base: &str, prefix: &str) -> Result<String, BridgeError> {
+async fn diff_of(
+    bridge: &Bridge,
+    folder: &str,
+    base: &str,
+    prefix: &str,
+) -> Result<String, BridgeError> {
     let script = ["sh", "-c", DIFF, "sh", base, prefix, folder];
     let order = git_command(&script, &self::folder(""), GIT_LIMIT_MILLIS);
     let output = bridge.run_command(order, DIFF_BYTES).await?;
@@ -176,7 +192,9 @@ pub(crate) mod tests {
             .env("GIT_CONFIG_GLOBAL", "/dev/null")
             .env("GIT_CONFIG_NOSYSTEM", "1")
             .envs(["AUTHOR", "COMMITTER"].map(|who| (format!("GIT_{who}_NAME"), "Ada")))
-            .envs(["AUTHOR", "COMMITTER"].map(|who| (format!("GIT_{who}_EMAIL"), "ada@example.org")))
+            .envs(
+                ["AUTHOR", "COMMITTER"].map(|who| (format!("GIT_{who}_EMAIL"), "ada@example.org")),
+            )
             .output()
             .unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();

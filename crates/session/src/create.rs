@@ -35,7 +35,11 @@ impl Sessions {
     ///
     /// # Errors
     /// When a repository or the snapshot is not known, the key is taken, or the request makes no sense.
-    pub async fn create(&self, create: CreateSession, user: Author) -> Result<Session, SessionError> {
+    pub async fn create(
+        &self,
+        create: CreateSession,
+        user: Author,
+    ) -> Result<Session, SessionError> {
         let whose = Some(user.email.clone());
         let author = create.author.unwrap_or(user);
         let (agent, network) = (named_agent(create.agent)?, named_network(create.network)?);
@@ -51,7 +55,8 @@ impl Sessions {
             None => Vec::new(),
         };
         let checkouts = self.checkouts(wanted).await?;
-        let title = prompt.as_ref().map_or_else(|| "untitled".to_owned(), |prompt| title(&prompt.text));
+        let title =
+            prompt.as_ref().map_or_else(|| "untitled".to_owned(), |prompt| title(&prompt.text));
         let id = SessionId::random();
         let new = NewSession {
             branch: branch(&id, prompt.as_ref().map(|_| title.as_str())),
@@ -93,13 +98,17 @@ impl Sessions {
     ///
     /// # Errors
     /// When the store fails.
-    pub async fn snapshot_authors(&self, snapshot: &SnapshotId) -> Result<Vec<Author>, SessionError> {
+    pub async fn snapshot_authors(
+        &self,
+        snapshot: &SnapshotId,
+    ) -> Result<Vec<Author>, SessionError> {
         Ok(self.shared.store.snapshot_authors(snapshot).await?)
     }
 
     /// What a session writes first that starts from a snapshot somebody took.
     async fn start_from(&self, snapshot: &SnapshotId) -> Result<Vec<Write>, SessionError> {
-        let removed = self.shared.store.removal_list().await?.contains(&Removal::Snapshot(snapshot.clone()));
+        let removed =
+            self.shared.store.removal_list().await?.contains(&Removal::Snapshot(snapshot.clone()));
         if removed || !self.shared.provider.holds(&StartFrom::Snapshot(snapshot.clone())).await? {
             return Err(SessionError::missing(format!("snapshot {snapshot}")));
         }
@@ -113,7 +122,10 @@ impl Sessions {
         Ok(writes)
     }
 
-    async fn checkouts(&self, wanted: Vec<UseRepository>) -> Result<Vec<NewCheckout>, SessionError> {
+    async fn checkouts(
+        &self,
+        wanted: Vec<UseRepository>,
+    ) -> Result<Vec<NewCheckout>, SessionError> {
         let (mut checkouts, mut names) = (Vec::with_capacity(wanted.len()), HashSet::new());
         for one in wanted {
             let repository = self.repository_for(&one).await?;
@@ -132,7 +144,8 @@ impl Sessions {
         };
         let url = url.trim().trim_end_matches('/');
         let url = &self.shared.pulls.current(url);
-        if let Some(known) = self.repositories().await?.into_iter().find(|known| known.url == *url) {
+        if let Some(known) = self.repositories().await?.into_iter().find(|known| known.url == *url)
+        {
             return Ok(known);
         }
         let add = AddRepository { url: url.to_owned(), ..AddRepository::default() };
@@ -164,7 +177,9 @@ fn wanted(
             ));
         }
         (None, Some(_), _) => {
-            return Err(invalid("`base` belongs to `repository`; in `repositories` each has its own"));
+            return Err(invalid(
+                "`base` belongs to `repository`; in `repositories` each has its own",
+            ));
         }
         (Some(one), base, _) if one.contains("://") => {
             vec![UseRepository { name: None, url: Some(one), base }]
@@ -217,7 +232,8 @@ fn check_env(env: &BTreeMap<String, String>) -> Result<(), SessionError> {
 }
 
 fn check_key(key: &str) -> Result<(), SessionError> {
-    let sound = (1..=LONGEST_KEY).contains(&key.chars().count()) && !key.chars().any(char::is_control);
+    let sound =
+        (1..=LONGEST_KEY).contains(&key.chars().count()) && !key.chars().any(char::is_control);
     match sound && key.trim() == key {
         true => Ok(()),
         false => Err(SessionError::invalid(
@@ -252,7 +268,8 @@ mod tests {
 
     #[test]
     fn a_variable_is_one_a_shell_would_take_and_none_of_ours() {
-        let check = |name: &str, value: &str| check_env(&[(name.to_owned(), value.to_owned())].into());
+        let check =
+            |name: &str, value: &str| check_env(&[(name.to_owned(), value.to_owned())].into());
         assert!(check("NODE_ENV", "a=b\nc").is_ok() && check("_", "").is_ok());
         for bad in ["", "1A", "A B", "A=B", "Ä", "HARVEST_WORKSPACE", &"A".repeat(201)] {
             assert!(check(bad, "x").is_err(), "{bad}");

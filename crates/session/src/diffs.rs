@@ -48,7 +48,11 @@ impl Sessions {
     ///
     /// # Errors
     /// When there is no such session or turn, or it cannot be looked into any more.
-    pub async fn diff_patch(&self, session: &SessionId, range: DiffRange) -> Result<Vec<u8>, SessionError> {
+    pub async fn diff_patch(
+        &self,
+        session: &SessionId,
+        range: DiffRange,
+    ) -> Result<Vec<u8>, SessionError> {
         if range == DiffRange::default() {
             return Ok(self.diff(session).await?.into_bytes());
         }
@@ -66,14 +70,24 @@ impl Sessions {
     ///
     /// # Errors
     /// As [`Sessions::diff_patch`].
-    pub async fn diff_stat(&self, session: &SessionId, range: DiffRange) -> Result<DiffFiles, SessionError> {
-        let range = if range == DiffRange::default() { DiffRange { from: Some(0), ..range } } else { range };
+    pub async fn diff_stat(
+        &self,
+        session: &SessionId,
+        range: DiffRange,
+    ) -> Result<DiffFiles, SessionError> {
+        let range = if range == DiffRange::default() {
+            DiffRange { from: Some(0), ..range }
+        } else {
+            range
+        };
         let mut files = DiffFiles::default();
         for (repository, (text, cut)) in
             self.compare(session, range, &["--numstat", "-z", "--no-renames"]).await?
         {
             files.cut |= cut;
-            files.items.extend(text.split(|byte| *byte == 0).filter_map(|line| file(&repository, line)));
+            files
+                .items
+                .extend(text.split(|byte| *byte == 0).filter_map(|line| file(&repository, line)));
         }
         let sum = |of: fn(&FileDiff) -> Option<u64>| files.items.iter().filter_map(of).sum();
         files.total = DiffStat {
@@ -96,7 +110,11 @@ impl Sessions {
         let known = self.known(session).await?;
         let (from, to) = known.points(range)?;
         let Some(disks) = self.shared.provider.disks() else {
-            return Err(SessionError::conflict("no_disks", "this machine keeps no disks", "leave it out"));
+            return Err(SessionError::conflict(
+                "no_disks",
+                "this machine keeps no disks",
+                "leave it out",
+            ));
         };
         let after = known.snapshot(to)?;
         let before = match from {
@@ -141,7 +159,8 @@ impl Sessions {
         let several = repositories.len() > 1;
         for repository in repositories {
             // With several, paths say which, as in a diff without turns.
-            let prefixes = [format!("--src-prefix=a/{repository}/"), format!("--dst-prefix=b/{repository}/")];
+            let prefixes =
+                [format!("--src-prefix=a/{repository}/"), format!("--dst-prefix=b/{repository}/")];
             let prefixes = prefixes.iter().filter(|_| several).map(String::as_str);
             let how: Vec<&str> = how.iter().copied().chain(prefixes).collect();
             let mut comparison =
@@ -192,7 +211,11 @@ impl Known {
         let turn = found.ok_or_else(|| SessionError::missing(format!("turn {number}")))?;
         if turn.outcome.is_none() {
             let hint = "wait for it, or leave the end out to see how things stand";
-            return Err(SessionError::conflict("not_ended", format!("turn {number} has not ended"), hint));
+            return Err(SessionError::conflict(
+                "not_ended",
+                format!("turn {number} has not ended"),
+                hint,
+            ));
         }
         Ok(turn)
     }
@@ -205,18 +228,27 @@ impl Known {
     /// The snapshot of a moment.
     fn snapshot(&self, point: Point) -> Result<SnapshotId, SessionError> {
         let gone = |what: String| {
-            SessionError::conflict("no_snapshot", what, "see `harvest turns` for those that are kept")
+            SessionError::conflict(
+                "no_snapshot",
+                what,
+                "see `harvest turns` for those that are kept",
+            )
         };
         match point {
             Point::Now => {
                 let newest = self.record.session.snapshot.clone();
                 newest.ok_or_else(|| gone("the session has no snapshot yet".to_owned()))
             }
-            Point::Turn(0) => self.began().ok_or_else(|| gone("its beginning was not kept".to_owned())),
+            Point::Turn(0) => {
+                self.began().ok_or_else(|| gone("its beginning was not kept".to_owned()))
+            }
             Point::Turn(number) => {
                 let turn = self.turn(number)?;
-                let why = turn.dropped.as_deref().map(|why| format!(" ({why})")).unwrap_or_default();
-                turn.snapshot.clone().ok_or_else(|| gone(format!("turn {number} has no snapshot{why}")))
+                let why =
+                    turn.dropped.as_deref().map(|why| format!(" ({why})")).unwrap_or_default();
+                turn.snapshot
+                    .clone()
+                    .ok_or_else(|| gone(format!("turn {number} has no snapshot{why}")))
             }
         }
     }
@@ -224,7 +256,8 @@ impl Known {
     /// The state of a checkout at a moment, where it was noted.
     fn tree(&self, repository: &str, point: Point) -> Result<Option<String>, SessionError> {
         let noted = |number: u32| {
-            let tree = self.trees.iter().find(|tree| tree.turn == number && tree.repository == repository);
+            let tree =
+                self.trees.iter().find(|tree| tree.turn == number && tree.repository == repository);
             tree.map(|tree| tree.tree.clone())
         };
         Ok(match point {
@@ -253,7 +286,12 @@ struct Comparison<'a> {
 }
 
 impl Comparison<'_> {
-    async fn run(&mut self, from: Point, to: Point, how: &[&str]) -> Result<(Vec<u8>, bool), SessionError> {
+    async fn run(
+        &mut self,
+        from: Point,
+        to: Point,
+        how: &[&str],
+    ) -> Result<(Vec<u8>, bool), SessionError> {
         let (before, mut after) =
             (self.known.tree(&self.repository, from)?, self.known.tree(&self.repository, to)?);
         if let Some((bridge, _)) = self.live {
@@ -261,7 +299,8 @@ impl Comparison<'_> {
                 after = Some(self.keep(bridge).await?);
             }
             if let (Some(before), Some(after)) = (&before, &after)
-                && let Compared::Told { text, cut } = self.told(bridge, (before, after), how).await?
+                && let Compared::Told { text, cut } =
+                    self.told(bridge, (before, after), how).await?
             {
                 return Ok((text, cut));
             }
@@ -364,7 +403,11 @@ fn failed(error: TreeError) -> SessionError {
 fn not_started(error: HiddenError) -> SessionError {
     match error {
         HiddenError::Provider(error) => error.into(),
-        other => SessionError::conflict("diff_failed", words(&other), "try again; `harvest doctor` may help"),
+        other => SessionError::conflict(
+            "diff_failed",
+            words(&other),
+            "try again; `harvest doctor` may help",
+        ),
     }
 }
 
@@ -386,7 +429,8 @@ mod tests {
 
     #[test]
     fn a_line_of_numbers_is_a_file() {
-        let read = |line: &[u8]| file("r", line).map(|file| (file.path, file.insertions, file.deletions));
+        let read =
+            |line: &[u8]| file("r", line).map(|file| (file.path, file.insertions, file.deletions));
         assert_eq!(read(b"3\t0\ta\tb"), Some(("a\tb".to_owned(), Some(3), Some(0))));
         assert_eq!(read(b"-\t-\tbinary"), Some(("binary".to_owned(), None, None)));
         assert_eq!(read(b"1\t2\t\xff"), Some(("\u{fffd}".to_owned(), Some(1), Some(2))));

@@ -75,10 +75,12 @@ impl SessionError {
         match self {
             Self::Conflict { hint, .. } => Some(hint),
             Self::Stopped => Some("try again in a moment"),
-            Self::Provider(ProviderError::ImageMissing { .. }) => Some("build it with `harvest image build`"),
-            Self::Bridge(BridgeError::Outdated) => {
-                Some("pause the session and resume it: its next sandbox has this version's supervisor")
+            Self::Provider(ProviderError::ImageMissing { .. }) => {
+                Some("build it with `harvest image build`")
             }
+            Self::Bridge(BridgeError::Outdated) => Some(
+                "pause the session and resume it: its next sandbox has this version's supervisor",
+            ),
             Self::Bridge(BridgeError::Fault(fault)) if fault.full => {
                 Some("make room in the sandbox: `harvest exec SESSION -- df -h` shows what is full")
             }
@@ -98,7 +100,11 @@ impl SessionError {
         Self::Invalid { code, what: what.into() }
     }
 
-    pub(crate) fn conflict(code: &'static str, what: impl Into<String>, hint: &'static str) -> Self {
+    pub(crate) fn conflict(
+        code: &'static str,
+        what: impl Into<String>,
+        hint: &'static str,
+    ) -> Self {
         Self::Conflict { code, what: what.into(), hint }
     }
 }

@@ -44,7 +44,9 @@ async fn try_review(shared: &Arc<Shared>, session: &SessionId) -> Vec<String> {
     let record = match shared.store.session_get(session).await {
         Ok(record) => record,
         Err(StoreError::NotFound { .. }) => return Vec::new(),
-        Err(error) => return vec![format!("the pushed commit is not reviewed yet: {}", words(&error))],
+        Err(error) => {
+            return vec![format!("the pushed commit is not reviewed yet: {}", words(&error))];
+        }
     };
     let mut failed = Vec::new();
     // One that fails does not keep the others from being looked at.
@@ -53,7 +55,10 @@ async fn try_review(shared: &Arc<Shared>, session: &SessionId) -> Vec<String> {
             && let Err(error) = review_one(shared, &record, checkout, commit).await
         {
             let name = &checkout.repository;
-            failed.push(format!("the commit pushed to {name} is not reviewed yet: {}", words(&error)));
+            failed.push(format!(
+                "the commit pushed to {name} is not reviewed yet: {}",
+                words(&error)
+            ));
         }
     }
     failed
@@ -77,7 +82,9 @@ async fn review_one(
     let mut writes = Vec::new();
     if let Some(mut pull) = pull {
         let number = pull.number;
-        if let Err(error) = shared.pulls.set_evidence(&repository.url, number, evidence.clone()).await {
+        if let Err(error) =
+            shared.pulls.set_evidence(&repository.url, number, evidence.clone()).await
+        {
             return Err(HiddenError::Other(words(&error)));
         }
         pull.evidence = Some(evidence.clone());
@@ -100,7 +107,11 @@ struct Pushed<'a> {
 async fn open_pull(shared: &Shared, work: Pushed<'_>) -> Result<Option<Pull>, HiddenError> {
     let Pushed { record, checkout, repository, commit } = work;
     let session = &record.session;
-    let base = checkout.base.clone().or_else(|| repository.base.clone()).unwrap_or_else(|| "main".to_owned());
+    let base = checkout
+        .base
+        .clone()
+        .or_else(|| repository.base.clone())
+        .unwrap_or_else(|| "main".to_owned());
     let order = PullOrder {
         url: repository.url.clone(),
         title: session.title.clone(),
@@ -129,7 +140,9 @@ async fn open_pull(shared: &Shared, work: Pushed<'_>) -> Result<Option<Pull>, Hi
             branch: pull.branch.clone(),
         };
         let writes = vec![kept(shared, work, &pull), event(opened)];
-        write(shared, &session.id, writes).await.map_err(|error| HiddenError::Other(words(&error)))?;
+        write(shared, &session.id, writes)
+            .await
+            .map_err(|error| HiddenError::Other(words(&error)))?;
     }
     Ok(Some(pull))
 }
@@ -180,13 +193,21 @@ git checkout -q --force --detach "$2" || exit 1
 git diff --quiet "$base" "$2" -- .harvest || exit 10
 "#;
 
-async fn fetch(bridge: &Bridge, folder: &str, branch: &str, commit: &str) -> Result<bool, HiddenError> {
+async fn fetch(
+    bridge: &Bridge,
+    folder: &str,
+    branch: &str,
+    commit: &str,
+) -> Result<bool, HiddenError> {
     let order = checkout::command(&["sh", "-c", FETCH, "sh", branch, commit], folder, 10 * 60_000);
     let output = bridge.run_command(order, 0).await?;
     match output.exit {
         harvest_proto::bridge::Exit::Code(0) => Ok(false),
         harvest_proto::bridge::Exit::Code(10) => Ok(true),
-        _ => Err(HiddenError::Other(format!("commit {commit} cannot be checked out: {}", output.tail()))),
+        _ => Err(HiddenError::Other(format!(
+            "commit {commit} cannot be checked out: {}",
+            output.tail()
+        ))),
     }
 }
 
@@ -223,7 +244,10 @@ mod tests {
             assert_eq!(sh(&checkout, FETCH, &["work", &commit]).0, answer);
             assert_eq!(sh(&checkout, "git rev-parse HEAD", &[]).1.trim(), commit);
         }
-        assert_eq!(sh(&checkout, FETCH, &["work", "0123456789abcdef0123456789abcdef01234567"]).0, 1);
+        assert_eq!(
+            sh(&checkout, FETCH, &["work", "0123456789abcdef0123456789abcdef01234567"]).0,
+            1
+        );
         assert_eq!(sh(&checkout, FETCH, &["gone", "HEAD"]).0, 1);
     }
 }

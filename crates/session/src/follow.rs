@@ -41,7 +41,8 @@ impl Sessions {
         let news = self.shared.store.event_follow(session);
         let newest = self.shared.store.session_get(session).await?.session.seq;
         if after > newest {
-            let what = format!("the session has {newest} events, there is none to continue after {after}");
+            let what =
+                format!("the session has {newest} events, there is none to continue after {after}");
             return Err(SessionError::invalid("invalid_cursor", what));
         }
         let follower = Follower {

@@ -39,11 +39,13 @@ impl Sessions {
         let births = prompts.into_iter().map(|prompt| birth(&source, &point, prompt, &user, now()));
         self.insert_all(births.collect()).await.map_err(|error| match error {
             // It was dropped after we had looked.
-            SessionError::NotFound { what } if what.starts_with("snapshot") => SessionError::conflict(
-                "no_snapshot",
-                format!("there is no {what}"),
-                "see `harvest turns` for those that can be forked",
-            ),
+            SessionError::NotFound { what } if what.starts_with("snapshot") => {
+                SessionError::conflict(
+                    "no_snapshot",
+                    format!("there is no {what}"),
+                    "see `harvest turns` for those that can be forked",
+                )
+            }
             other => other,
         })
     }
@@ -109,7 +111,10 @@ pub(crate) fn fork_point(
             None if source.snapshot.is_some() => {
                 refuse("the session's newest snapshot is gone".to_owned(), "fork one of its turns")
             }
-            None => refuse("the session has ended no turn yet".to_owned(), "wait for its first turn to end"),
+            None => refuse(
+                "the session has ended no turn yet".to_owned(),
+                "wait for its first turn to end",
+            ),
         },
         Some(0) => match snapshots.iter().find(|one| one.turn == Some(0) && !one.gone) {
             Some(began) => Ok(Point { snapshot: began.id.clone(), turn: Some(0) }),
@@ -183,7 +188,8 @@ fn birth(
         Write::SnapshotShare { snapshot: point.snapshot.clone(), at },
     ];
     writes.extend(point.turn.map(|turn| Write::TreeShare { session: session.id.clone(), turn }));
-    let state = State { user: Some(user.email.clone()), ..State::new(Some(point.snapshot.clone()), true) };
+    let state =
+        State { user: Some(user.email.clone()), ..State::new(Some(point.snapshot.clone()), true) };
     (new, state, prompt, writes)
 }
 
@@ -201,7 +207,9 @@ mod tests {
         let ada = Author { name: "Ada".into(), email: "ada@example.org".into() };
         let texts = |order: ForkSession| {
             let all = prompts(&order, &ada)?;
-            Ok::<_, SessionError>(all.into_iter().map(|one| one.map(|one| one.text)).collect::<Vec<_>>())
+            Ok::<_, SessionError>(
+                all.into_iter().map(|one| one.map(|one| one.text)).collect::<Vec<_>>(),
+            )
         };
         let some = |text: &str| Some(text.to_owned());
         assert_eq!(texts(order(None, None, &[])).unwrap(), [None]);

@@ -103,7 +103,8 @@ impl Hidden {
             let FromBridge::Event(event) = heard else { continue };
             self.bridge.say(ToSupervisor::EventsStored { upto: event.number });
             let EventBody::BootPhase { phase, status, tail, .. } = event.body else { continue };
-            let name = serde_json::to_string(&phase).unwrap_or_default().trim_matches('"').to_owned();
+            let name =
+                serde_json::to_string(&phase).unwrap_or_default().trim_matches('"').to_owned();
             match status {
                 PhaseStatus::Failed => {
                     return Err(HiddenError::Boot { phase: name, tail: tail.unwrap_or_default() });
@@ -150,7 +151,10 @@ fn forget(shared: &Shared, sandbox: &SandboxId) {
 impl Drop for Hidden {
     fn drop(&mut self) {
         if !self.over {
-            drop(EndLater { shared: Arc::clone(&self.shared), sandbox: Some(self.sandbox.clone()) });
+            drop(EndLater {
+                shared: Arc::clone(&self.shared),
+                sandbox: Some(self.sandbox.clone()),
+            });
         }
     }
 }

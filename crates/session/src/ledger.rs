@@ -47,7 +47,8 @@ impl Books {
     async fn write(&self, session: &SessionId, writes: Vec<Write>) {
         let (store, lease, session) = (self.store.clone(), self.lease, session.clone());
         // What has passed cannot be taken back: it is written even when whoever waits at the door goes away.
-        let _written = tokio::spawn(async move { written(&store, lease, &session, writes).await }).await;
+        let _written =
+            tokio::spawn(async move { written(&store, lease, &session, writes).await }).await;
     }
 }
 
@@ -58,7 +59,9 @@ async fn written(store: &Store, lease: Lease, session: &SessionId, writes: Vec<W
         match store.session_commit(session, lease, now(), writes.clone()).await {
             // Builds pass the door too, and have no session.
             Ok(_) | Err(StoreError::NotFound { .. }) => return,
-            Err(error @ (StoreError::LeaseLost | StoreError::Closed | StoreError::Unknown { .. })) => {
+            Err(
+                error @ (StoreError::LeaseLost | StoreError::Closed | StoreError::Unknown { .. }),
+            ) => {
                 return tracing::error!(%session, %error, "what passed the door could not be stored");
             }
             Err(error) => {
@@ -84,8 +87,10 @@ impl Ledger for Books {
             Err(_) => return Err(Refusal { reason: "the budget cannot be looked up".to_owned() }),
         };
         let usage = record.session.usage;
-        let used =
-            usage.input_tokens + usage.output_tokens + usage.cache_read_tokens + usage.cache_write_tokens;
+        let used = usage.input_tokens
+            + usage.output_tokens
+            + usage.cache_read_tokens
+            + usage.cache_write_tokens;
         if used < budget {
             return Ok(());
         }

@@ -113,12 +113,17 @@ impl Counts {
                     self.waits.observe(event.at.since(queued));
                 }
             }
-            EventBody::SandboxStarted { millis, .. } => self.starts.observe(Duration::from_millis(*millis)),
+            EventBody::SandboxStarted { millis, .. } => {
+                self.starts.observe(Duration::from_millis(*millis))
+            }
             EventBody::SnapshotTaken { millis, .. } => {
                 self.snapshots.observe(Duration::from_millis(*millis));
             }
             EventBody::TurnEnded { outcome, millis, .. } => {
-                self.turns.entry(named(*outcome)).or_default().observe(Duration::from_millis(*millis));
+                self.turns
+                    .entry(named(*outcome))
+                    .or_default()
+                    .observe(Duration::from_millis(*millis));
             }
             _ => {}
         }
@@ -159,15 +164,21 @@ mod tests {
         }
         let buckets: Vec<(f64, u64)> = histogram.buckets().collect();
         assert_eq!((buckets[0], buckets[1]), ((0.001, 2), (0.005, 3)));
-        assert_eq!((buckets[buckets.len() - 2].1, buckets[buckets.len() - 1]), (3, (f64::INFINITY, 4)));
+        assert_eq!(
+            (buckets[buckets.len() - 2].1, buckets[buckets.len() - 1]),
+            (3, (f64::INFINITY, 4))
+        );
         assert_eq!((histogram.count(), histogram.sum()), (4, Duration::from_millis(3_600_003)));
     }
 
     #[test]
     fn a_prompts_wait_ends_with_its_turns_beginning_and_a_text_is_no_reason() {
         let (meters, prompt) = (Meters::default(), PromptId::random());
-        let queued =
-            EventBody::PromptQueued { prompt: prompt.clone(), text: "x".into(), author: "Ada".into() };
+        let queued = EventBody::PromptQueued {
+            prompt: prompt.clone(),
+            text: "x".into(),
+            author: "Ada".into(),
+        };
         let change = |reason: &str| EventBody::StateChanged {
             state: SessionState::Failed,
             reason: reason.into(),

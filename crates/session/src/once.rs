@@ -39,7 +39,11 @@ impl Sessions {
     ///
     /// # Errors
     /// When the store fails.
-    pub async fn idempotency_claim(&self, key: &str, request: &[u8]) -> Result<Claim, SessionError> {
+    pub async fn idempotency_claim(
+        &self,
+        key: &str,
+        request: &[u8],
+    ) -> Result<Claim, SessionError> {
         let request = hex(digest(&SHA256, request).as_ref());
         Ok(self.shared.store.idempotency_claim(key, &request, now()).await?)
     }
@@ -72,7 +76,9 @@ impl Sessions {
         if let (Some(session), [id]) = (session, ids)
             && let Ok(prompt) = id.parse::<PromptId>()
         {
-            return Ok(Made::Prompt(Box::new(self.shared.store.prompt_get(session, &prompt).await?)));
+            return Ok(Made::Prompt(Box::new(
+                self.shared.store.prompt_get(session, &prompt).await?,
+            )));
         }
         let mut sessions = Vec::new();
         for id in ids {

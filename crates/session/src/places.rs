@@ -138,7 +138,8 @@ impl Places {
         if let Standing::Waits { ticket } = standing {
             self.tickets_after(ticket);
         }
-        self.guests.insert(session, Guest { user, standing, given: false, asked: false, told: None });
+        self.guests
+            .insert(session, Guest { user, standing, given: false, asked: false, told: None });
         self.judge()
     }
 
@@ -181,7 +182,8 @@ impl Places {
     ) -> Vec<(SessionId, Word)> {
         let Some(guest) = self.guests.get_mut(session) else { return Vec::new() };
         // A place on its way to somebody who waits stays theirs until they have heard of it.
-        let given = guest.given && guest.standing == standing && matches!(standing, Standing::Waits { .. });
+        let given =
+            guest.given && guest.standing == standing && matches!(standing, Standing::Waits { .. });
         if guest.standing == standing && guest.given == given && !answers {
             return Vec::new();
         }

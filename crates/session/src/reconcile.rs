@@ -57,9 +57,12 @@ impl Reconcile {
     pub(crate) async fn finish(self, shared: &Shared) -> Result<(), SessionError> {
         let Self { sandboxes, disks, owned, mut meant, ours } = self;
         if !ours {
-            tracing::warn!("this home holds sandboxes and snapshots of another store; they are left alone");
+            tracing::warn!(
+                "this home holds sandboxes and snapshots of another store; they are left alone"
+            );
         }
-        let strays: Vec<_> = sandboxes.into_iter().filter(|one| ours && !owned.contains(one)).collect();
+        let strays: Vec<_> =
+            sandboxes.into_iter().filter(|one| ours && !owned.contains(one)).collect();
         for sandbox in &strays {
             if let Err(error) = shared.provider.end(sandbox).await {
                 tracing::warn!(%sandbox, error = words(&error), "a sandbox nobody owns cannot be ended");
@@ -67,11 +70,16 @@ impl Reconcile {
         }
         // When no sandbox starts from them any more.
         for (snapshot, _) in shared.store.build_unfinished().await? {
-            shared.store.build_fail(shared.lease, &snapshot, "the server was restarted", now()).await?;
+            shared
+                .store
+                .build_fail(shared.lease, &snapshot, "the server was restarted", now())
+                .await?;
         }
         let Some(DisksThen { known, held }) = disks else { return Ok(()) };
         meant.extend(shared.store.snapshot_of_builds().await?);
-        meant.extend(shared.store.snapshot_all().await?.into_iter().map(|(_, snapshot)| snapshot.id));
+        meant.extend(
+            shared.store.snapshot_all().await?.into_iter().map(|(_, snapshot)| snapshot.id),
+        );
         let Difference { strangers, missing, back } = compare(known, &meant, &held);
         let strangers = if ours { strangers } else { Vec::new() };
         let counts = (strays.len(), strangers.len(), missing.len(), back.len());
@@ -84,7 +92,13 @@ impl Reconcile {
             shared.store.snapshot_gone(&session, shared.lease, &snapshot, false).await?;
         }
         let (sandboxes, snapshots, missing, back) = counts;
-        tracing::info!(sandboxes, snapshots, missing, back, "removed what nobody owns, compared the rest");
+        tracing::info!(
+            sandboxes,
+            snapshots,
+            missing,
+            back,
+            "removed what nobody owns, compared the rest"
+        );
         Ok(())
     }
 }
@@ -100,7 +114,11 @@ struct Difference {
     back: Vec<(SessionId, SnapshotId)>,
 }
 
-fn compare(known: Vec<(SessionId, Snapshot)>, meant: &HashSet<SnapshotId>, held: &[KeptDisk]) -> Difference {
+fn compare(
+    known: Vec<(SessionId, Snapshot)>,
+    meant: &HashSet<SnapshotId>,
+    held: &[KeptDisk],
+) -> Difference {
     let there: HashSet<&SnapshotId> = held.iter().map(|disk| &disk.id).collect();
     let mut difference = Difference::default();
     for (session, snapshot) in known {
@@ -133,7 +151,11 @@ async fn is_ours(shared: &Shared, disks: &dyn Disks) -> Result<bool, SessionErro
     Ok(disks.belongs_to(&name).await?)
 }
 
-async fn tell_missing(shared: &Shared, session: &SessionId, snapshot: &Snapshot) -> Result<(), SessionError> {
+async fn tell_missing(
+    shared: &Shared,
+    session: &SessionId,
+    snapshot: &Snapshot,
+) -> Result<(), SessionError> {
     shared.store.snapshot_gone(session, shared.lease, &snapshot.id, true).await?;
     let of = match snapshot.turn {
         Some(0) => "what the session began as".to_owned(),
@@ -144,7 +166,8 @@ async fn tell_missing(shared: &Shared, session: &SessionId, snapshot: &Snapshot)
         "the snapshot of {of} ({}) is no longer on this machine; nothing can be restored or forked from it",
         snapshot.id
     );
-    let event = Write::Event { at: now(), turn: None, body: Box::new(EventBody::Warning { message }) };
+    let event =
+        Write::Event { at: now(), turn: None, body: Box::new(EventBody::Warning { message }) };
     shared.store.session_commit(session, shared.lease, now(), vec![event]).await?;
     Ok(())
 }
@@ -164,7 +187,12 @@ mod tests {
     }
 
     fn kept(id: &SnapshotId) -> KeptDisk {
-        KeptDisk { id: id.clone(), bytes: 0, created_at: Timestamp::from_millis(0), layers: Vec::new() }
+        KeptDisk {
+            id: id.clone(),
+            bytes: 0,
+            created_at: Timestamp::from_millis(0),
+            layers: Vec::new(),
+        }
     }
 
     #[test]

@@ -63,7 +63,11 @@ async fn attempt(shared: &Shared, removals: &[Removal]) -> bool {
     let mut all_done = true;
     for removal in removals {
         if let Err(error) = remove(shared, removal).await {
-            tracing::warn!(?removal, error = words(&error), "cannot be removed yet; it is tried again");
+            tracing::warn!(
+                ?removal,
+                error = words(&error),
+                "cannot be removed yet; it is tried again"
+            );
             all_done = false;
         } else if let Err(error) = shared.store.removal_done(shared.lease, removal).await {
             // It is removed again then, which changes nothing.
@@ -86,9 +90,11 @@ async fn remove(shared: &Shared, removal: &Removal) -> Result<(), ProviderError>
             None => Ok(()),
         },
         Removal::Copy { url, secret } => {
-            forget_copy(shared, url, secret.as_deref()).await.map_err(|source| ProviderError::Machine {
-                doing: format!("cannot remove what the forge holds of {url}"),
-                source,
+            forget_copy(shared, url, secret.as_deref()).await.map_err(|source| {
+                ProviderError::Machine {
+                    doing: format!("cannot remove what the forge holds of {url}"),
+                    source,
+                }
             })
         }
     }

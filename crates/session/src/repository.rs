@@ -92,25 +92,29 @@ impl Sessions {
     ///
     /// # Errors
     /// When there is no such repository, or it is being built already.
-    pub async fn repository_build(&self, name: &str) -> Result<BoxStream<'static, BuildLine>, SessionError> {
+    pub async fn repository_build(
+        &self,
+        name: &str,
+    ) -> Result<BoxStream<'static, BuildLine>, SessionError> {
         let repository = self.repository(name).await?;
         let (snapshot, sandbox) = (SnapshotId::random(), SandboxId::random());
         let lease = self.shared.lease;
-        self.shared.store.build_begin(lease, name, &snapshot, &sandbox, now()).await.map_err(|error| {
-            match error {
+        self.shared.store.build_begin(lease, name, &snapshot, &sandbox, now()).await.map_err(
+            |error| match error {
                 harvest_store::StoreError::Exists { what } => {
                     SessionError::conflict("building", what, "wait for it to end")
                 }
                 other => other.into(),
-            }
-        })?;
+            },
+        )?;
         let (tell, told) = mpsc::unbounded_channel();
         let shared = Arc::clone(&self.shared);
         self.shared.spawn(async move {
             let last = build_to_the_end(&shared, &repository, &snapshot, sandbox, &tell).await;
             let _ = tell.send(last);
         });
-        Ok(stream::unfold(told, async |mut told| told.recv().await.map(|line| (line, told))).boxed())
+        Ok(stream::unfold(told, async |mut told| told.recv().await.map(|line| (line, told)))
+            .boxed())
     }
 }
 
@@ -126,9 +130,11 @@ async fn build_to_the_end(
     let limit = shared.config.clocks.build;
     let built = match shared.room_for_check().await {
         // Waiting for room does not count.
-        Ok(_room) => tokio::time::timeout(limit, build(shared, repository, snapshot, sandbox, tell))
-            .await
-            .unwrap_or(Err(HiddenError::TimedOut { limit })),
+        Ok(_room) => {
+            tokio::time::timeout(limit, build(shared, repository, snapshot, sandbox, tell))
+                .await
+                .unwrap_or(Err(HiddenError::TimedOut { limit }))
+        }
         Err(error) => Err(error),
     };
     let failed = |code: &str, message: String| BuildLine::Failed { code: code.to_owned(), message };
@@ -192,7 +198,8 @@ async fn build(
     hidden.boot(&repository.name, repository.base.clone(), BootStart::Build, &say).await?;
     let folder = checkout::folder(&repository.name);
     let commit = checkout::head(&hidden.bridge, &folder).await?;
-    let commit = commit.ok_or_else(|| HiddenError::Other("the repository has no commit".to_owned()))?;
+    let commit =
+        commit.ok_or_else(|| HiddenError::Other("the repository has no commit".to_owned()))?;
     say("running the check");
     let limit: Duration = shared.config.clocks.warm;
     let evidence = check::run(&hidden.bridge, &folder, commit.clone(), limit).await?;
@@ -200,7 +207,8 @@ async fn build(
     hidden.keep(snapshot).await?;
     say("starting a sandbox from it");
     let proof =
-        Hidden::start(shared, SandboxId::random(), StartFrom::Snapshot(snapshot.clone()), None).await?;
+        Hidden::start(shared, SandboxId::random(), StartFrom::Snapshot(snapshot.clone()), None)
+            .await?;
     proof.end().await?;
     Ok(Build {
         snapshot: snapshot.clone(),
@@ -228,7 +236,10 @@ fn check_url(url: &str) -> Result<(), SessionError> {
     }
     // What git remotes do without is where tokens hide, and a URL is stored as it is.
     if rest.contains(['?', '#', '\\']) {
-        return Err(SessionError::invalid("invalid_url", "a repository's URL has no `?`, `#` or backslash"));
+        return Err(SessionError::invalid(
+            "invalid_url",
+            "a repository's URL has no `?`, `#` or backslash",
+        ));
     }
     if host.is_empty() || rest.chars().any(|letter| letter.is_whitespace() || letter.is_control()) {
         return Err(SessionError::invalid("invalid_url", "that is not a repository's URL"));
@@ -255,7 +266,8 @@ pub(crate) fn check_name(name: &str) -> Result<(), SessionError> {
 
 /// What git takes for a branch, and a little less.
 pub(crate) fn check_branch(branch: &str) -> Result<(), SessionError> {
-    let sound = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '-' | '_' | '.' | '/');
+    let sound =
+        |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '-' | '_' | '.' | '/');
     let bad = branch.is_empty()
         || branch.len() > 200
         || branch.starts_with(['-', '/', '.'])
@@ -265,7 +277,10 @@ pub(crate) fn check_branch(branch: &str) -> Result<(), SessionError> {
         || branch.contains("//")
         || !branch.chars().all(sound);
     if bad {
-        return Err(SessionError::invalid("invalid_branch", format!("`{branch}` is not a branch's name")));
+        return Err(SessionError::invalid(
+            "invalid_branch",
+            format!("`{branch}` is not a branch's name"),
+        ));
     }
     Ok(())
 }

@@ -97,7 +97,8 @@ fn plan(rules: &Retention, now: Timestamp, holdings: &[Holding], disks: &[KeptDi
     }
     if let Some(most) = rules.snapshots_bytes {
         let over = over_quota(most, kept, disks);
-        plan.snapshots.extend(over.into_iter().map(|(session, snapshot)| (session, snapshot, "quota")));
+        plan.snapshots
+            .extend(over.into_iter().map(|(session, snapshot)| (session, snapshot, "quota")));
     }
     plan
 }
@@ -142,7 +143,10 @@ fn over_quota(
         of(snapshot).iter().any(|(name, bytes)| *bytes > 0 && !still.contains(name.as_str()))
     };
     going.retain(|(_, snapshot)| frees(snapshot));
-    going.into_iter().map(|(holding, snapshot)| (holding.session.clone(), snapshot.id.clone())).collect()
+    going
+        .into_iter()
+        .map(|(holding, snapshot)| (holding.session.clone(), snapshot.id.clone()))
+        .collect()
 }
 
 impl Sessions {
@@ -242,7 +246,8 @@ async fn carry(shared: &Shared, plan: &Plan) -> Result<(), SessionError> {
         // Somebody may have gone on with it since the plan was made: the store looks again.
         let Some(limit) = shared.config.retention.archived else { continue };
         let quiet = now().before(limit);
-        let removals = shared.store.session_delete_archived(session, shared.lease, quiet, now()).await?;
+        let removals =
+            shared.store.session_delete_archived(session, shared.lease, quiet, now()).await?;
         tracing::info!(%session, why, removals = removals.len(), "an archived session's time is up");
         carry_out(shared, &removals).await;
     }
@@ -251,7 +256,8 @@ async fn carry(shared: &Shared, plan: &Plan) -> Result<(), SessionError> {
         by_session.entry((session, *why)).or_default().push(snapshot.clone());
     }
     for ((session, why), snapshots) in by_session {
-        let dropped = shared.store.snapshot_drop(session, shared.lease, snapshots, why, now()).await?;
+        let dropped =
+            shared.store.snapshot_drop(session, shared.lease, snapshots, why, now()).await?;
         carry_out(shared, &dropped).await;
     }
     Ok(())
@@ -267,13 +273,19 @@ fn told(
     let mut all: BTreeMap<&str, u64> = BTreeMap::new();
     let held = |holding: &Holding| Held {
         session: holding.session.clone(),
-        title: records.get(&holding.session).map(|record| record.session.title.clone()).unwrap_or_default(),
+        title: records
+            .get(&holding.session)
+            .map(|record| record.session.title.clone())
+            .unwrap_or_default(),
         snapshots: holding.snapshots.len() as u64,
         pinned: holding.snapshots.iter().filter(|snapshot| snapshot.pinned).count() as u64,
         bytes: holding.snapshots.iter().filter_map(|snapshot| own.get(&snapshot.id)).sum(),
     };
-    let used: BTreeSet<&SnapshotId> =
-        holdings.iter().flat_map(|holding| &holding.snapshots).map(|snapshot| &snapshot.id).collect();
+    let used: BTreeSet<&SnapshotId> = holdings
+        .iter()
+        .flat_map(|holding| &holding.snapshots)
+        .map(|snapshot| &snapshot.id)
+        .collect();
     for disk in disks.iter().filter(|disk| used.contains(&disk.id)) {
         all.extend(disk.layers.iter().map(|(name, bytes)| (name.as_str(), *bytes)));
     }
@@ -284,8 +296,10 @@ fn told(
         why: why.to_owned(),
     };
     let sessions = plan.sessions.into_iter().map(|(session, why)| dropped(session, None, why));
-    let snapshots =
-        plan.snapshots.into_iter().map(|(session, snapshot, why)| dropped(session, Some(snapshot), why));
+    let snapshots = plan
+        .snapshots
+        .into_iter()
+        .map(|(session, snapshot, why)| dropped(session, Some(snapshot), why));
     Retained {
         items: holdings.iter().map(held).collect(),
         snapshots_bytes: all.values().sum(),

@@ -11,9 +11,10 @@ impl Sessions {
     /// # Errors
     /// When the name makes no sense.
     pub async fn secret_set(&self, name: &str, value: Secret<String>) -> Result<(), SessionError> {
-        let parsed: SecretName = name.parse().map_err(|error: harvest_gateway::vault::SecretNameError| {
-            SessionError::invalid("invalid_name", error.to_string())
-        })?;
+        let parsed: SecretName =
+            name.parse().map_err(|error: harvest_gateway::vault::SecretNameError| {
+                SessionError::invalid("invalid_name", error.to_string())
+            })?;
         let sealed = self.shared.vault.seal(&parsed, &value)?;
         Ok(self.shared.store.secret_set(name, &sealed, now()).await?)
     }

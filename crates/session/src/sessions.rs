@@ -76,7 +76,8 @@ impl Sessions {
         let counted = Arc::clone(&meters);
         parts.store.event_watch(move |event| counted.stored(event));
         let mut config = parts.config;
-        config.clocks.idle_freeze = config.clocks.idle_freeze.filter(|_| parts.provider.freezing().is_some());
+        config.clocks.idle_freeze =
+            config.clocks.idle_freeze.filter(|_| parts.provider.freezing().is_some());
         let limits = config.limits;
         let shared = Arc::new(Shared {
             steady: Steady::open(&parts.store).await?,
@@ -96,7 +97,8 @@ impl Sessions {
             usher: Usher::new(limits),
             checks: Semaphore::new(limits.checks.min(Semaphore::MAX_PERMITS)),
         });
-        let sessions = Self { shared, drivers: Arc::default(), key: None, _stop: Arc::new(StopOnDrop(stop)) };
+        let sessions =
+            Self { shared, drivers: Arc::default(), key: None, _stop: Arc::new(StopOnDrop(stop)) };
         sessions.pick_up().await?;
         Ok(sessions)
     }
@@ -230,7 +232,8 @@ impl Sessions {
             // From here on: who is created first is first in line, whichever driver is faster.
             let ticket = self.shared.usher.ticket();
             state.waiting = Some(Waiting { ticket, limit: Limit::Closed, position: 0 });
-            let drive = serde_json::to_string(&state).expect("a state holds only maps with text keys");
+            let drive =
+                serde_json::to_string(&state).expect("a state holds only maps with text keys");
             writes.insert(0, crate::driver::created(new.at));
             writes.push(Write::Drive {
                 drive,
@@ -277,7 +280,11 @@ impl Sessions {
     ///
     /// # Errors
     /// When the cursor is not one of ours.
-    pub async fn list(&self, cursor: Option<&str>, limit: u32) -> Result<Page<Session>, SessionError> {
+    pub async fn list(
+        &self,
+        cursor: Option<&str>,
+        limit: u32,
+    ) -> Result<Page<Session>, SessionError> {
         self.find(&SessionFilter::default(), cursor, limit).await
     }
 
@@ -378,7 +385,8 @@ impl Sessions {
 
 pub(crate) fn named_agent(agent: Option<String>) -> Result<String, SessionError> {
     let named = agent.map_or(Ok(AgentName::default()), |name| name.parse());
-    let unknown = |unknown: UnknownAgent| SessionError::invalid("invalid_agent", unknown.to_string());
+    let unknown =
+        |unknown: UnknownAgent| SessionError::invalid("invalid_agent", unknown.to_string());
     named.map(String::from).map_err(unknown)
 }
 
@@ -414,7 +422,8 @@ fn parse_cursor(cursor: &str) -> Result<(Timestamp, SessionId), SessionError> {
 /// A random UUID (version 4): what agents take for the id of a conversation.
 pub(crate) fn uuid() -> String {
     let mut bytes = [0u8; 16];
-    getrandom::fill(&mut bytes).expect("the kernel's random source is there on every Linux we support");
+    getrandom::fill(&mut bytes)
+        .expect("the kernel's random source is there on every Linux we support");
     bytes[6] = (bytes[6] & 0x0f) | 0x40;
     bytes[8] = (bytes[8] & 0x3f) | 0x80;
     let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();

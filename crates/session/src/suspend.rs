@@ -18,7 +18,10 @@ impl Sessions {
         let running = match self.running().await {
             Ok(running) => running,
             Err(error) => {
-                return tracing::error!(error = words(&error), "sessions cannot be listed; sandboxes go on");
+                return tracing::error!(
+                    error = words(&error),
+                    "sessions cannot be listed; sandboxes go on"
+                );
             }
         };
         let suspends = running.into_iter().map(|session| async move {
@@ -28,7 +31,9 @@ impl Sessions {
                     let error = words(&error);
                     tracing::warn!(%session, error, "a session could not be suspended; it goes on");
                 }
-                Err(_) => tracing::warn!(%session, "a session was not suspended in time; it goes on"),
+                Err(_) => {
+                    tracing::warn!(%session, "a session was not suspended in time; it goes on")
+                }
             }
         });
         futures_util::stream::iter(suspends).buffer_unordered(AT_ONCE).collect::<()>().await;

@@ -111,7 +111,8 @@ fn new(name: &str, user: Author, role: Role) -> Result<(Token, Secret<String>), 
         return Err(SessionError::invalid("invalid_name", what));
     }
     let mut bytes = [0u8; 20];
-    getrandom::fill(&mut bytes).expect("the kernel's random source is there on every Linux we support");
+    getrandom::fill(&mut bytes)
+        .expect("the kernel's random source is there on every Linux we support");
     let token = Token { name: name.to_owned(), user, role, created_at: now(), last_used: None };
     Ok((token, Secret::new(format!("hvt_{}", hex(&bytes)))))
 }

@@ -95,10 +95,15 @@ fn script(body: &str, repository: &str, arguments: &[&str]) -> Command {
 }
 
 /// Keeps the state of a checkout as it is now, and tells how it differs from another.
-pub(crate) async fn keep(bridge: &Bridge, repository: &str, against: &str) -> Result<Kept, TreeError> {
+pub(crate) async fn keep(
+    bridge: &Bridge,
+    repository: &str,
+    against: &str,
+) -> Result<Kept, TreeError> {
     let output = bridge.run_command(script(KEEP, repository, &[against]), 4096).await?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    kept(&text).ok_or_else(|| TreeError::Git { folder: checkout::folder(repository), tail: output.tail() })
+    kept(&text)
+        .ok_or_else(|| TreeError::Git { folder: checkout::folder(repository), tail: output.tail() })
 }
 
 fn kept(text: &str) -> Option<Kept> {
@@ -179,7 +184,8 @@ pub(crate) async fn of_turn(
     let Ok(record) = shared.store.session_get(session).await else { return Vec::new() };
     let turns = shared.store.turn_list(session).await.unwrap_or_default();
     let trees = shared.store.tree_list(session).await.unwrap_or_default();
-    let after = before(turn, began, &turns, shared.store.snapshot_list(session).await.unwrap_or_default());
+    let after =
+        before(turn, began, &turns, shared.store.snapshot_list(session).await.unwrap_or_default());
     let mut writes = Vec::new();
     for repository in &record.repositories() {
         let left = trees.iter().find(|tree| tree.turn == after && tree.repository == *repository);
@@ -199,7 +205,12 @@ pub(crate) async fn of_turn(
 
 /// The number of the turn that one went on from: whose snapshot the machine began as, or else, after a
 /// pause, the one before; 0 for the session's beginning.
-fn before(turn: &TurnId, began: Option<&SnapshotId>, turns: &[Turn], snapshots: Vec<Snapshot>) -> u32 {
+fn before(
+    turn: &TurnId,
+    began: Option<&SnapshotId>,
+    turns: &[Turn],
+    snapshots: Vec<Snapshot>,
+) -> u32 {
     let Some(began) = began else { return 0 };
     if snapshots.iter().any(|one| one.id == *began && one.turn == Some(0)) {
         return 0;
@@ -249,24 +260,36 @@ mod tests {
             at,
             "echo x >> file; echo new > -odd; printf 'a\\nb\\n' > \"$(printf 'caf\\303\\251 \\t')\"; mkdir sub; ln -s nowhere sub/link",
         );
-        sh(at, "echo ignored > .git/info/exclude; echo i > ignored; git add -N sub; truncate -s 9M large");
-        let before = crate::checkout::tests::sh(at, "git status --porcelain; find .git | sort", &[]).1;
+        sh(
+            at,
+            "echo ignored > .git/info/exclude; echo i > ignored; git add -N sub; truncate -s 9M large",
+        );
+        let before =
+            crate::checkout::tests::sh(at, "git status --porcelain; find .git | sort", &[]).1;
         let first = keep(at, home.path(), &base);
         assert_eq!(first.stat, DiffStat { files: 4, insertions: 5, deletions: 0 });
-        assert_eq!(crate::checkout::tests::sh(at, "git status --porcelain; find .git | sort", &[]).1, before);
+        assert_eq!(
+            crate::checkout::tests::sh(at, "git status --porcelain; find .git | sort", &[]).1,
+            before
+        );
         assert_eq!(
             keep(at, home.path(), &first.tree),
             Kept { tree: first.tree.clone(), stat: DiffStat::default() }
         );
         // The agent rewrites everything it has.
-        sh(at, "rm -rf sub ./-odd; git commit -qam two; git checkout -q --orphan other; git commit -qm new");
+        sh(
+            at,
+            "rm -rf sub ./-odd; git commit -qam two; git checkout -q --orphan other; git commit -qm new",
+        );
         sh(at, "git branch -D main; git reflog expire --expire=now --all; git gc -q --prune=now");
         let second = keep(at, home.path(), &first.tree);
         assert_eq!(second.stat, DiffStat { files: 2, insertions: 0, deletions: 2 });
-        let (code, diff) = run(at, home.path(), COMPARE, &[&first.tree, &second.tree, "--numstat", "-z"]);
+        let (code, diff) =
+            run(at, home.path(), COMPARE, &[&first.tree, &second.tree, "--numstat", "-z"]);
         assert_eq!((code, diff.as_slice()), (0, &b"0\t1\t-odd\x000\t1\tsub/link\x00"[..]));
-        let left: Vec<_> =
-            std::fs::read_dir(home.path().join(".local/state/harvest/turns/demo")).unwrap().collect();
+        let left: Vec<_> = std::fs::read_dir(home.path().join(".local/state/harvest/turns/demo"))
+            .unwrap()
+            .collect();
         assert!(
             left.iter().all(|entry| entry.as_ref().unwrap().file_name().len() == 2),
             "only objects: {left:?}"
@@ -282,7 +305,8 @@ mod tests {
         let first = keep(at, homes[0].path(), &base);
         sh(at, "echo two > a");
         let second = keep(at, homes[1].path(), &base);
-        let compare = || run(at, homes[1].path(), COMPARE, &[&first.tree, &second.tree, "--shortstat"]);
+        let compare =
+            || run(at, homes[1].path(), COMPARE, &[&first.tree, &second.tree, "--shortstat"]);
         assert_eq!(compare().0, 3, "it is not here");
         let (code, pack) = run(at, homes[0].path(), PACK, &[&first.tree, &base]);
         assert_eq!(code, 0);

@@ -138,7 +138,9 @@ impl Hall {
         for (session, word) in change(&mut self.places) {
             let input = match word {
                 Word::Given { ticket } => Input::PlaceGiven { ticket },
-                Word::Wait { ticket, limit, position } => Input::PlaceMoved { ticket, limit, position },
+                Word::Wait { ticket, limit, position } => {
+                    Input::PlaceMoved { ticket, limit, position }
+                }
                 Word::Needed => Input::PlaceNeeded,
             };
             // A driver that has just ended leaves by itself.

@@ -40,11 +40,15 @@ impl Sessions {
         };
         let provider = in_time(self.shared.provider.list());
         let (store, provider) = tokio::join!(store, provider);
-        let trouble = |part: &str, answer: Option<String>| answer.map(|why| format!("{part}: {why}"));
-        [trouble("the store cannot be written", store), trouble("the machine does not answer", provider)]
-            .into_iter()
-            .flatten()
-            .collect()
+        let trouble =
+            |part: &str, answer: Option<String>| answer.map(|why| format!("{part}: {why}"));
+        [
+            trouble("the store cannot be written", store),
+            trouble("the machine does not answer", provider),
+        ]
+        .into_iter()
+        .flatten()
+        .collect()
     }
 
     /// What there is of everything.
@@ -70,7 +74,9 @@ impl Sessions {
 }
 
 /// Why it was not done, if it was not.
-async fn in_time<T, E: std::error::Error>(work: impl Future<Output = Result<T, E>>) -> Option<String> {
+async fn in_time<T, E: std::error::Error>(
+    work: impl Future<Output = Result<T, E>>,
+) -> Option<String> {
     match tokio::time::timeout(PATIENCE, work).await {
         Ok(Ok(_)) => None,
         Ok(Err(error)) => Some(words(&error)),

@@ -25,8 +25,8 @@ use tokio::sync::Semaphore;
 use tokio_util::{future::FutureExt as _, sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    clocks::Clocks, meters::Meters, places::Limits, provider::Provider, retention::Retention, steady::Steady,
-    usher::Usher,
+    clocks::Clocks, meters::Meters, places::Limits, provider::Provider, retention::Retention,
+    steady::Steady, usher::Usher,
 };
 
 /// Opens doors for sandboxes.
@@ -67,7 +67,12 @@ pub trait Pulls: Send + Sync {
     async fn open(&self, order: PullOrder) -> Result<Option<Pull>, PullsError>;
 
     /// Shows on it what the platform saw.
-    async fn set_evidence(&self, url: &str, number: u64, evidence: Evidence) -> Result<(), PullsError>;
+    async fn set_evidence(
+        &self,
+        url: &str,
+        number: u64,
+        evidence: Evidence,
+    ) -> Result<(), PullsError>;
 
     /// A URL as it can be remembered: the forge's own may change with the server's address.
     fn lasting(&self, url: &str) -> String {
@@ -104,7 +109,12 @@ impl Pulls for Forge {
         pull.map(Some).map_err(|error| PullsError(Box::new(error)))
     }
 
-    async fn set_evidence(&self, url: &str, number: u64, evidence: Evidence) -> Result<(), PullsError> {
+    async fn set_evidence(
+        &self,
+        url: &str,
+        number: u64,
+        evidence: Evidence,
+    ) -> Result<(), PullsError> {
         let Some(name) = self.owns(url) else { return Ok(()) };
         Self::set_evidence(self, &name, number, evidence)
             .await
@@ -226,7 +236,10 @@ impl Shared {
     }
 
     /// The repositories of a session, the primary one first.
-    pub(crate) async fn repositories(&self, record: &SessionRecord) -> Result<Vec<Repository>, StoreError> {
+    pub(crate) async fn repositories(
+        &self,
+        record: &SessionRecord,
+    ) -> Result<Vec<Repository>, StoreError> {
         let mut all = Vec::with_capacity(record.checkouts.len());
         for checkout in &record.checkouts {
             all.push(self.store.repository_get(&checkout.repository).await?);

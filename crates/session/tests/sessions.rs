@@ -47,7 +47,8 @@ use harvest_proto::{
 };
 use harvest_providers::{Fake, contract, fake::Act};
 use harvest_session::{
-    Books, Config, Doors, Lease, Parts, PullOrder, Pulls, PullsError, SessionError, Sessions, Store,
+    Books, Config, Doors, Lease, Parts, PullOrder, Pulls, PullsError, SessionError, Sessions,
+    Store,
     clocks::Clocks,
     inside::TerminalOrder,
     provider::{Provider, StartFrom},
@@ -89,7 +90,8 @@ async fn a_second_prompt_waits_and_runs_after_the_first() {
     assert_eq!(house.fake.runs().len(), 1);
     house.fake.release(&sandbox(&sessions, &id).await);
     until_status(&sessions, &id, &second, PromptStatus::Completed).await;
-    let bodies: Vec<EventBody> = all(&sessions, &id).await.into_iter().map(|event| event.body).collect();
+    let bodies: Vec<EventBody> =
+        all(&sessions, &id).await.into_iter().map(|event| event.body).collect();
     let place = |fits: &dyn Fn(&EventBody) -> bool| bodies.iter().position(fits).unwrap();
     let kept = place(&|body| matches!(body, EventBody::SnapshotTaken { .. }));
     let next = place(&|body| matches!(body, EventBody::TurnStarted { number: 2, .. }));
@@ -103,8 +105,11 @@ async fn waiting_prompts_are_moved_and_cancelled() {
     let id = house.session(&sessions, Some("hold")).await.id;
     until(&sessions, &id, started).await;
     let first = sessions.prompts(&id).await.unwrap()[0].id.clone();
-    let (b, c, d) =
-        (send(&sessions, &id, "b").await, send(&sessions, &id, "c").await, send(&sessions, &id, "d").await);
+    let (b, c, d) = (
+        send(&sessions, &id, "b").await,
+        send(&sessions, &id, "c").await,
+        send(&sessions, &id, "d").await,
+    );
     assert_eq!(sessions.prompt_move(&id, &d, 1).await.unwrap().position, Some(1));
     assert_eq!(sessions.prompt_cancel(&id, &b).await.unwrap().status, PromptStatus::Cancelled);
     let refused = sessions.prompt_cancel(&id, &first).await.unwrap_err();
@@ -192,7 +197,8 @@ async fn a_fork_goes_on_from_its_turn_on_a_branch_of_its_own() {
     until_state(&sessions, &source.id, SessionState::Idle).await;
     let second = send(&sessions, &source.id, "write /f two").await;
     until_status(&sessions, &source.id, &second, PromptStatus::Completed).await;
-    let order = ForkSession { turn: Some(1), prompt: Some("hold".into()), ..ForkSession::default() };
+    let order =
+        ForkSession { turn: Some(1), prompt: Some("hold".into()), ..ForkSession::default() };
     let fork = sessions.fork(&source.id, order, ada()).await.unwrap().remove(0);
     assert_eq!(fork.forked_from, Some(source.id.clone()));
     assert_ne!(fork.branch, source.branch);
@@ -215,8 +221,11 @@ async fn a_prompt_sent_while_the_agent_asks_is_the_answer() {
     let answer = send(&sessions, &id, "blue").await;
     until_status(&sessions, &id, &answer, PromptStatus::Completed).await;
     until_state(&sessions, &id, SessionState::Idle).await;
-    let closed = until(&sessions, &id, |event| matches!(event.body, EventBody::RequestClosed { .. })).await;
-    assert!(matches!(closed.body, EventBody::RequestClosed { answer: Some(text), .. } if text == "blue"));
+    let closed =
+        until(&sessions, &id, |event| matches!(event.body, EventBody::RequestClosed { .. })).await;
+    assert!(
+        matches!(closed.body, EventBody::RequestClosed { answer: Some(text), .. } if text == "blue")
+    );
     assert_eq!(house.fake.runs().len(), 1, "an answer is not a turn");
 }
 
@@ -290,8 +299,11 @@ async fn commands_run_in_a_machine_which_is_resumed_for_them_unless_it_was_put_a
     assert!(
         matches!(&lines[..], [ExecLine::Stdout { data }, ExecLine::Exited { exit: Exit::Code(0), .. }] if data == "aGkK")
     );
-    let stdin =
-        ExecRequest { argv: vec!["cat".into()], stdin: Some("aGkK".into()), ..ExecRequest::default() };
+    let stdin = ExecRequest {
+        argv: vec!["cat".into()],
+        stdin: Some("aGkK".into()),
+        ..ExecRequest::default()
+    };
     let lines: Vec<ExecLine> = sessions.exec(&id, stdin).await.unwrap().collect().await;
     assert!(matches!(&lines[0], ExecLine::Stdout { data } if data == "aGkK"));
     let unknown = ExecRequest { argv: vec!["nope".into()], ..ExecRequest::default() };
@@ -301,7 +313,8 @@ async fn commands_run_in_a_machine_which_is_resumed_for_them_unless_it_was_put_a
     let lines: Vec<ExecLine> = sessions.exec(&id, request.clone()).await.unwrap().collect().await;
     assert!(matches!(&lines[..], [ExecLine::Stdout { .. }, ExecLine::Exited { .. }]));
     // The fake knows no terminals, as an older supervisor does not: the command is not left running.
-    let order = TerminalOrder { argv: vec!["sleep".into(), "1".into()], ..TerminalOrder::default() };
+    let order =
+        TerminalOrder { argv: vec!["sleep".into(), "1".into()], ..TerminalOrder::default() };
     let refused = sessions.inside(&id).await.unwrap().terminal(order).await.err().unwrap();
     assert_eq!(refused.code(), "supervisor_outdated");
     sessions.archive(&id).await.unwrap();
@@ -332,7 +345,9 @@ async fn a_build_is_what_sessions_start_from_and_a_failed_one_keeps_the_older() 
         sessions.repository_build("demo").await.unwrap().collect().await;
     let stateless = |order: &harvest_session::provider::StartOrder| order.state.is_none();
     assert!(house.fake.orders().iter().all(stateless), "what sessions leave gets into no image");
-    let Some(harvest_proto::api::BuildLine::Built { build }) = lines.last() else { panic!("{lines:?}") };
+    let Some(harvest_proto::api::BuildLine::Built { build }) = lines.last() else {
+        panic!("{lines:?}")
+    };
     assert_eq!(build.check, None, "no check is declared");
     house.fake.set_boots_failing(true);
     let lines: Vec<harvest_proto::api::BuildLine> =
@@ -346,7 +361,11 @@ async fn a_build_is_what_sessions_start_from_and_a_failed_one_keeps_the_older() 
     until_state(&sessions, &id, SessionState::Idle).await;
     let last = house.fake.orders().last().unwrap().from.clone();
     assert_eq!(last, StartFrom::Snapshot(build.snapshot.clone()));
-    assert_eq!(house.fake.list().await.unwrap(), [sandbox(&sessions, &id).await], "builds leave nothing");
+    assert_eq!(
+        house.fake.list().await.unwrap(),
+        [sandbox(&sessions, &id).await],
+        "builds leave nothing"
+    );
 }
 
 #[tokio::test]
@@ -359,8 +378,11 @@ async fn a_pushed_commit_gets_a_pull_request_and_honest_evidence() {
     let id = session.id;
     until(&sessions, &id, started).await;
     let commit = "c0ffee".to_owned();
-    let pushed =
-        EventBody::Pushed { repository: "demo".into(), branch: session.branch, commit: commit.clone() };
+    let pushed = EventBody::Pushed {
+        repository: "demo".into(),
+        branch: session.branch,
+        commit: commit.clone(),
+    };
     books.log(&id, pushed).await;
     assert!(books.reserve(&id).await.is_ok());
     books.settle(&id, Usage { input_tokens: 90, output_tokens: 20, ..Usage::default() }).await;
@@ -368,12 +390,19 @@ async fn a_pushed_commit_gets_a_pull_request_and_honest_evidence() {
     house.fake.release(&sandbox(&sessions, &id).await);
     let told = until(&sessions, &id, |event| matches!(event.body, EventBody::Evidence(_))).await;
     let EventBody::Evidence(evidence) = told.body else { unreachable!() };
-    assert_eq!((evidence.commit, evidence.check.as_str(), evidence.passed), (commit, "none declared", false));
+    assert_eq!(
+        (evidence.commit, evidence.check.as_str(), evidence.passed),
+        (commit, "none declared", false)
+    );
     let pull = sessions.get(&id).await.unwrap().pull.unwrap();
     assert_eq!((pull.number, pull.title.as_str()), (7, "hold"));
     assert!(pull.evidence.is_some());
     assert_eq!(house.pulls.0.lock().unwrap().len(), 1);
-    assert_eq!(house.fake.list().await.unwrap(), [sandbox(&sessions, &id).await], "the check leaves nothing");
+    assert_eq!(
+        house.fake.list().await.unwrap(),
+        [sandbox(&sessions, &id).await],
+        "the check leaves nothing"
+    );
     let passes = house.doors.0.lock().unwrap().clone();
     assert_eq!(passes.last().unwrap().repositories[0].branch, None, "the check cannot push");
     let push = until(&sessions, &id, |event| matches!(event.body, EventBody::Pushed { .. })).await;
@@ -413,7 +442,8 @@ async fn lists_are_paged_newest_first() {
     }
     let first = sessions.list(None, 2).await.unwrap();
     let rest = sessions.list(first.next_cursor.as_deref(), 2).await.unwrap();
-    let mut seen: Vec<SessionId> = first.items.into_iter().chain(rest.items).map(|item| item.id).collect();
+    let mut seen: Vec<SessionId> =
+        first.items.into_iter().chain(rest.items).map(|item| item.id).collect();
     seen.sort();
     made.sort();
     assert_eq!(seen, made);

@@ -49,7 +49,8 @@ impl Job for Append {
     fn run<'c>(&'c mut self, connection: &'c mut DbConnection) -> Doing<'c, News> {
         Box::pin(async move {
             let writes = std::mem::take(&mut self.writes);
-            let done = commit::apply(connection, &self.session, self.lease, self.at, writes).await?;
+            let done =
+                commit::apply(connection, &self.session, self.lease, self.at, writes).await?;
             let news = done.news(&self.session);
             self.done = Some(done);
             Ok(news)
@@ -150,7 +151,8 @@ async fn count(connection: &mut DbConnection, appends: &[&mut Append]) -> Result
 
 /// A place that nobody takes gets what is no session's id: one statement serves any number of them.
 fn bind_ids<'q>(query: DbQuery<'q>, appends: &[&mut Append]) -> DbQuery<'q> {
-    let id = |at: usize| appends.get(at).map(|append| append.session.to_string()).unwrap_or_default();
+    let id =
+        |at: usize| appends.get(at).map(|append| append.session.to_string()).unwrap_or_default();
     (0..MOST).fold(query, |query, at| query.bind(id(at)))
 }
 
@@ -166,8 +168,9 @@ fn plan(appends: &[&mut Append], mut known: HashMap<String, Known>) -> Option<Pl
     let mut plan = Plan { news: Vec::new(), outboxes: Vec::new(), done: Vec::new() };
     let mut stored: HashMap<(&SessionId, u64), u64> = HashMap::new();
     for append in appends {
-        let session =
-            known.get_mut(&append.session.to_string()).filter(|known| known.lease == append.lease.0)?;
+        let session = known
+            .get_mut(&append.session.to_string())
+            .filter(|known| known.lease == append.lease.0)?;
         let mut done = Committed { events: Vec::new(), seq: 0 };
         for write in &append.writes {
             let (at, turn, body) = match write {
@@ -187,7 +190,8 @@ fn plan(appends: &[&mut Append], mut known: HashMap<String, Known>) -> Option<Pl
         plan.news.extend(done.news(&append.session));
         plan.done.push(done);
     }
-    plan.outboxes = stored.into_iter().map(|((session, epoch), n)| (session.clone(), epoch, n)).collect();
+    plan.outboxes =
+        stored.into_iter().map(|((session, epoch), n)| (session.clone(), epoch, n)).collect();
     Some(plan)
 }
 

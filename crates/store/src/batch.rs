@@ -6,13 +6,17 @@ pub(crate) struct Batch(Vec<(usize, String)>);
 impl Batch {
     /// `INSERT INTO {table} VALUES ($1, …), … {after}`; the table with its columns.
     pub(crate) fn new(table: &str, columns: usize, after: &str) -> Self {
-        let length =
-            |rows: usize| (rows, format!("INSERT INTO {table} VALUES {} {after}", values(rows, columns)));
+        let length = |rows: usize| {
+            (rows, format!("INSERT INTO {table} VALUES {} {after}", values(rows, columns)))
+        };
         Self([64, 32, 16, 8, 4, 2, 1].map(length).to_vec())
     }
 
     /// The rows in pieces, each with the statement that writes it.
-    pub(crate) fn pieces<'a, T>(&'a self, rows: &'a [T]) -> impl Iterator<Item = (&'a str, &'a [T])> {
+    pub(crate) fn pieces<'a, T>(
+        &'a self,
+        rows: &'a [T],
+    ) -> impl Iterator<Item = (&'a str, &'a [T])> {
         let mut rest = rows;
         std::iter::from_fn(move || {
             let (length, sql) = self.0.iter().find(|(length, _)| *length <= rest.len())?;
@@ -50,7 +54,10 @@ mod tests {
         for count in 0..200 {
             let rows: Vec<usize> = (0..count).collect();
             let pieces: Vec<_> = batch.pieces(&rows).collect();
-            assert_eq!(pieces.iter().flat_map(|(_, piece)| piece.to_vec()).collect::<Vec<_>>(), rows);
+            assert_eq!(
+                pieces.iter().flat_map(|(_, piece)| piece.to_vec()).collect::<Vec<_>>(),
+                rows
+            );
             for (sql, piece) in pieces {
                 assert_eq!(sql.matches('$').count(), piece.len());
             }

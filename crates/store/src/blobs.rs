@@ -52,11 +52,13 @@ impl Store {
     /// # Errors
     /// [`StoreError::NotFound`] when there is none of that id in the session.
     pub async fn blob_get(&self, session: &SessionId, id: &BlobId) -> Result<String, StoreError> {
-        let rows = sqlx::query("SELECT text FROM blob_pieces WHERE session = $1 AND id = $2 ORDER BY number")
-            .bind(session.to_string())
-            .bind(id.to_string())
-            .fetch_all(&self.readers)
-            .await?;
+        let rows = sqlx::query(
+            "SELECT text FROM blob_pieces WHERE session = $1 AND id = $2 ORDER BY number",
+        )
+        .bind(session.to_string())
+        .bind(id.to_string())
+        .fetch_all(&self.readers)
+        .await?;
         if rows.is_empty() {
             return Err(StoreError::missing(format!("blob {id} in session {session}")));
         }

@@ -126,7 +126,11 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::LeaseLost`] when another server has taken over.
-    pub async fn build_forget(&self, lease: Lease, snapshot: &SnapshotId) -> Result<(), StoreError> {
+    pub async fn build_forget(
+        &self,
+        lease: Lease,
+        snapshot: &SnapshotId,
+    ) -> Result<(), StoreError> {
         let snapshot = snapshot.to_string();
         self.writer
             .run(move |connection| {
@@ -146,7 +150,9 @@ impl Store {
     ///
     /// # Errors
     /// When the database cannot be read.
-    pub async fn build_unfinished(&self) -> Result<Vec<(SnapshotId, Option<SandboxId>)>, StoreError> {
+    pub async fn build_unfinished(
+        &self,
+    ) -> Result<Vec<(SnapshotId, Option<SandboxId>)>, StoreError> {
         let rows = sqlx::query("SELECT snapshot, sandbox FROM builds WHERE status = 'building'")
             .fetch_all(&self.readers)
             .await?;
@@ -156,7 +162,10 @@ impl Store {
     }
 }
 
-pub(crate) async fn newest(readers: &DbPool, repository: &str) -> Result<Option<Build>, StoreError> {
+pub(crate) async fn newest(
+    readers: &DbPool,
+    repository: &str,
+) -> Result<Option<Build>, StoreError> {
     let row = sqlx::query(
         "SELECT * FROM builds WHERE repository = $1 AND status = 'ready'
          ORDER BY built_at DESC, started_at DESC LIMIT 1",

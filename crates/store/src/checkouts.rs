@@ -9,7 +9,9 @@ use harvest_proto::{
 };
 use sqlx::AssertSqlSafe;
 
-use crate::{DbConnection, DbPool, DbRow, StoreError, commit::Target, row, sessions::SessionRecord};
+use crate::{
+    DbConnection, DbPool, DbRow, StoreError, commit::Target, row, sessions::SessionRecord,
+};
 
 /// A repository a session is to work on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,7 +43,9 @@ impl CheckoutRecord {
     /// The commit that passed the door and was not looked at since.
     #[must_use]
     pub fn unreviewed(&self) -> Option<&str> {
-        self.pushed_commit.as_deref().filter(|pushed| self.reviewed_commit.as_deref() != Some(pushed))
+        self.pushed_commit
+            .as_deref()
+            .filter(|pushed| self.reviewed_commit.as_deref() != Some(pushed))
     }
 }
 
@@ -55,7 +59,11 @@ impl SessionRecord {
     /// The commit the work in a repository is compared with, once known.
     #[must_use]
     pub fn base_commit(&self, repository: &str) -> Option<&str> {
-        self.checkouts.iter().find(|checkout| checkout.repository == repository)?.base_commit.as_deref()
+        self.checkouts
+            .iter()
+            .find(|checkout| checkout.repository == repository)?
+            .base_commit
+            .as_deref()
     }
 }
 
@@ -76,7 +84,9 @@ pub(crate) async fn insert(
         .bind(new.base_commit)
         .execute(&mut *connection)
         .await
-        .map_err(|error| StoreError::or_exists(error, format!("a checkout of `{}`", new.repository)))?;
+        .map_err(|error| {
+            StoreError::or_exists(error, format!("a checkout of `{}`", new.repository))
+        })?;
     }
     Ok(())
 }
@@ -100,9 +110,15 @@ pub(crate) async fn learn(
         Fact::DefaultBase => {
             "UPDATE checkouts SET base = COALESCE(base, $3) WHERE session = $1 AND repository = $2"
         }
-        Fact::BaseCommit => "UPDATE checkouts SET base_commit = $3 WHERE session = $1 AND repository = $2",
-        Fact::Pushed => "UPDATE checkouts SET pushed_commit = $3 WHERE session = $1 AND repository = $2",
-        Fact::Reviewed => "UPDATE checkouts SET reviewed_commit = $3 WHERE session = $1 AND repository = $2",
+        Fact::BaseCommit => {
+            "UPDATE checkouts SET base_commit = $3 WHERE session = $1 AND repository = $2"
+        }
+        Fact::Pushed => {
+            "UPDATE checkouts SET pushed_commit = $3 WHERE session = $1 AND repository = $2"
+        }
+        Fact::Reviewed => {
+            "UPDATE checkouts SET reviewed_commit = $3 WHERE session = $1 AND repository = $2"
+        }
     };
     sqlx::query(sql)
         .bind(target.session.to_string())
@@ -114,7 +130,10 @@ pub(crate) async fn learn(
 }
 
 /// Adds to each session what it works on.
-pub(crate) async fn complete(readers: &DbPool, records: &mut [SessionRecord]) -> Result<(), StoreError> {
+pub(crate) async fn complete(
+    readers: &DbPool,
+    records: &mut [SessionRecord],
+) -> Result<(), StoreError> {
     if records.is_empty() {
         return Ok(());
     }

@@ -286,9 +286,11 @@ pub(crate) async fn apply(
     if row::count_optional(&found, "lease")? != Some(lease.0) {
         return Err(StoreError::LeaseLost);
     }
-    let outbox = Outbox::new(epoch.unwrap_or(0), row::count_optional(&found, "stored")?.unwrap_or(0));
+    let outbox =
+        Outbox::new(epoch.unwrap_or(0), row::count_optional(&found, "stored")?.unwrap_or(0));
     let next_seq = row::count(&found, "next_seq")?;
-    let mut target = Target { connection, session: session.clone(), next_seq, events: Vec::new(), outbox };
+    let mut target =
+        Target { connection, session: session.clone(), next_seq, events: Vec::new(), outbox };
     for write in writes {
         target.write(write).await?;
     }
@@ -327,7 +329,9 @@ impl Target<'_> {
             Write::Outbox { epoch, event } => events::append_outbox(self, epoch, *event).await,
             Write::Drive { .. } => self.drive(write).await,
             Write::PromptInsert(prompt) => prompts::insert(self, *prompt).await,
-            Write::PromptStatus { prompt, from, to } => prompts::status(self, &prompt, from, to).await,
+            Write::PromptStatus { prompt, from, to } => {
+                prompts::status(self, &prompt, from, to).await
+            }
             Write::PromptOrder(order) => prompts::order(self, &order).await,
             Write::TurnInsert { turn, number, prompt, at } => {
                 turns::insert(self, &turn, number, &prompt, at).await
@@ -342,7 +346,9 @@ impl Target<'_> {
                 snapshots::insert(self, &snapshot, kind, turn.as_ref(), at).await
             }
             Write::SnapshotShare { snapshot, at } => snapshots::share(self, &snapshot, at).await,
-            Write::Title(text) => self.column("UPDATE sessions SET title = $2 WHERE id = $1", text).await,
+            Write::Title(text) => {
+                self.column("UPDATE sessions SET title = $2 WHERE id = $1", text).await
+            }
             Write::DefaultBase { repository, base } => {
                 checkouts::learn(self, Fact::DefaultBase, repository, base).await
             }
@@ -353,7 +359,9 @@ impl Target<'_> {
             Write::Pushed { repository, commit } => {
                 checkouts::learn(self, Fact::Pushed, repository, commit).await
             }
-            Write::Pull { repository, pull, at } => pulls::upsert(self, repository, &pull, at).await,
+            Write::Pull { repository, pull, at } => {
+                pulls::upsert(self, repository, &pull, at).await
+            }
             Write::Reviewed { repository, commit } => {
                 checkouts::learn(self, Fact::Reviewed, repository, commit).await
             }
@@ -382,7 +390,9 @@ impl Target<'_> {
     }
 
     async fn drive(&mut self, write: Write) -> Result<(), StoreError> {
-        let Write::Drive { drive, state, reason, sandbox, epoch, snapshot } = write else { return Ok(()) };
+        let Write::Drive { drive, state, reason, sandbox, epoch, snapshot } = write else {
+            return Ok(());
+        };
         sqlx::query(
             "UPDATE sessions SET drive = $2, state = $3, reason = $4, sandbox = $5, epoch = $6, snapshot = $7
              WHERE id = $1 AND epoch <= $6",
@@ -404,7 +414,9 @@ impl Target<'_> {
         const SET: &str = "SET input_tokens = input_tokens + $2, output_tokens = output_tokens + $3, \
              cache_read_tokens = cache_read_tokens + $4, cache_write_tokens = cache_write_tokens + $5";
         let turn = "WHERE session = $1 AND id = (SELECT turn FROM prompts WHERE session = $1 AND status = 'dispatched')";
-        for sql in [format!("UPDATE sessions {SET} WHERE id = $1"), format!("UPDATE turns {SET} {turn}")] {
+        for sql in
+            [format!("UPDATE sessions {SET} WHERE id = $1"), format!("UPDATE turns {SET} {turn}")]
+        {
             sqlx::query(sqlx::AssertSqlSafe(sql))
                 .bind(self.session.to_string())
                 .bind(bigint(usage.input_tokens))

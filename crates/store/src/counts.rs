@@ -10,10 +10,11 @@ impl Store {
     /// # Errors
     /// When the database cannot be read.
     pub async fn session_count(&self) -> Result<Vec<(SessionState, u64)>, StoreError> {
-        let rows =
-            sqlx::query("SELECT state, COUNT(*) AS number FROM sessions GROUP BY state ORDER BY state")
-                .fetch_all(&self.readers)
-                .await?;
+        let rows = sqlx::query(
+            "SELECT state, COUNT(*) AS number FROM sessions GROUP BY state ORDER BY state",
+        )
+        .fetch_all(&self.readers)
+        .await?;
         rows.iter().map(|row| Ok((row::word(row, "state")?, row::count(row, "number")?))).collect()
     }
 

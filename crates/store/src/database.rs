@@ -78,8 +78,10 @@ impl FromStr for DatabaseUrl {
             }
             return Ok(Self::file(Path::new(path)));
         }
-        let scheme = ["postgres://", "postgresql://"].into_iter().find(|scheme| text.starts_with(scheme));
-        let rest = scheme.and_then(|scheme| text.strip_prefix(scheme)).ok_or(DatabaseUrlError::Scheme)?;
+        let scheme =
+            ["postgres://", "postgresql://"].into_iter().find(|scheme| text.starts_with(scheme));
+        let rest =
+            scheme.and_then(|scheme| text.strip_prefix(scheme)).ok_or(DatabaseUrlError::Scheme)?;
         for name in parameters(rest) {
             let known = name.split('[').next().unwrap_or(name);
             if !PARAMETERS.contains(&known) {
@@ -93,7 +95,10 @@ impl FromStr for DatabaseUrl {
 
 fn parameters(rest: &str) -> impl Iterator<Item = &str> {
     let query = rest.split_once('?').map_or("", |(_, query)| query);
-    query.split('&').filter(|pair| !pair.is_empty()).map(|pair| pair.split('=').next().unwrap_or(pair))
+    query
+        .split('&')
+        .filter(|pair| !pair.is_empty())
+        .map(|pair| pair.split('=').next().unwrap_or(pair))
 }
 
 impl fmt::Display for DatabaseUrl {
@@ -135,7 +140,10 @@ mod tests {
             shown("postgres://ada:s3cret@db.example:5433/harvest"),
             "postgres://ada@db.example:5433/harvest"
         );
-        assert_eq!(shown("postgresql://ada@db/harvest?password=s3cret"), "postgres://ada@db/harvest");
+        assert_eq!(
+            shown("postgresql://ada@db/harvest?password=s3cret"),
+            "postgres://ada@db/harvest"
+        );
         assert_eq!(shown("postgres://db/harvest?host=/run/pg"), "postgres://db/harvest");
         let url: DatabaseUrl = "postgres://ada:s3cret@db/harvest".parse().unwrap();
         assert!(!format!("{url:?} {url:#?}").contains("s3cret"));
@@ -156,7 +164,10 @@ mod tests {
             ("sqlite:", DatabaseUrlError::NoFile),
             ("sqlite::memory:", DatabaseUrlError::NoFile),
             ("postgres://u:s3cret@h:port/d", DatabaseUrlError::Url),
-            ("postgres://u@h/d?pasword=s3cret", DatabaseUrlError::Parameter { name: "pasword".into() }),
+            (
+                "postgres://u@h/d?pasword=s3cret",
+                DatabaseUrlError::Parameter { name: "pasword".into() },
+            ),
         ] {
             let error = text.parse::<DatabaseUrl>().unwrap_err();
             assert_eq!(error, why, "{text}");

@@ -112,14 +112,20 @@ impl Source {
         sqlx::any::install_default_drivers();
         let (dialect, writer, reader) = match &database.0 {
             Place::File(path) => {
-                let path = private(path).map_err(|source| StoreError::File { path: path.clone(), source })?;
+                let path = private(path)
+                    .map_err(|source| StoreError::File { path: path.clone(), source })?;
                 let url = escaped(&path);
-                (Dialect::Sqlite, format!("sqlite://{url}?mode=rw"), format!("sqlite://{url}?mode=ro"))
+                (
+                    Dialect::Sqlite,
+                    format!("sqlite://{url}?mode=rw"),
+                    format!("sqlite://{url}?mode=ro"),
+                )
             }
             Place::Postgres(url) => (Dialect::Postgres, url.expose().clone(), url.expose().clone()),
         };
-        let options =
-            |url: String| AnyConnectOptions::from_str(&url).map(ConnectOptions::disable_statement_logging);
+        let options = |url: String| {
+            AnyConnectOptions::from_str(&url).map(ConnectOptions::disable_statement_logging)
+        };
         Ok(Self { dialect, writer: options(writer)?, reader: options(reader)? })
     }
 
@@ -139,12 +145,16 @@ impl Source {
         if self.dialect == Dialect::Sqlite {
             return Ok(());
         }
-        let row = sqlx::query("SELECT CAST(current_setting('server_version_num') AS BIGINT) AS version")
-            .fetch_one(connection)
-            .await?;
+        let row =
+            sqlx::query("SELECT CAST(current_setting('server_version_num') AS BIGINT) AS version")
+                .fetch_one(connection)
+                .await?;
         let found: i64 = row.try_get("version")?;
         if found < OLDEST_POSTGRES {
-            return Err(StoreError::TooOld { found: found / 10_000, needed: OLDEST_POSTGRES / 10_000 });
+            return Err(StoreError::TooOld {
+                found: found / 10_000,
+                needed: OLDEST_POSTGRES / 10_000,
+            });
         }
         Ok(())
     }

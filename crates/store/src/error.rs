@@ -117,7 +117,9 @@ impl StoreError {
     /// Names what stood in the way when the database refused a duplicate.
     pub(crate) fn or_exists(error: sqlx::Error, what: impl Into<String>) -> Self {
         match &error {
-            sqlx::Error::Database(inner) if inner.is_unique_violation() => Self::Exists { what: what.into() },
+            sqlx::Error::Database(inner) if inner.is_unique_violation() => {
+                Self::Exists { what: what.into() }
+            }
             _ => Self::Database(error),
         }
     }

@@ -15,8 +15,7 @@ use crate::{
 
 const RANGE: &str =
     "SELECT seq, at, turn, body FROM events WHERE session = $1 AND seq > $2 ORDER BY seq LIMIT $3";
-const NEWEST: &str =
-    "SELECT seq, at, turn, body FROM events WHERE session = $1 AND seq < $2 ORDER BY seq DESC LIMIT $3";
+const NEWEST: &str = "SELECT seq, at, turn, body FROM events WHERE session = $1 AND seq < $2 ORDER BY seq DESC LIMIT $3";
 const STORED: &str = "SELECT stored FROM outboxes WHERE session = $1 AND epoch = $2";
 
 impl Store {
@@ -83,19 +82,26 @@ fn event(row: &DbRow) -> Result<Event, StoreError> {
 
 /// Appends with the session's next number, and says which that is. It is on its way to the disk with
 /// [`flush`].
-pub(crate) fn append(target: &mut Target<'_>, at: Timestamp, turn: Option<TurnId>, body: EventBody) -> u64 {
+pub(crate) fn append(
+    target: &mut Target<'_>,
+    at: Timestamp,
+    turn: Option<TurnId>,
+    body: EventBody,
+) -> u64 {
     let seq = target.next_seq;
     target.next_seq += 1;
     target.events.push(Arc::new(Event { seq, at, turn, body }));
     seq
 }
 
-static INSERT: LazyLock<Batch> = LazyLock::new(|| Batch::new("events (session, seq, at, turn, body)", 5, ""));
+static INSERT: LazyLock<Batch> =
+    LazyLock::new(|| Batch::new("events (session, seq, at, turn, body)", 5, ""));
 
 /// Writes what was appended.
 pub(crate) async fn flush(target: &mut Target<'_>) -> Result<(), StoreError> {
     let session = &target.session;
-    let news: News = target.events.iter().map(|event| (session.clone(), Arc::clone(event))).collect();
+    let news: News =
+        target.events.iter().map(|event| (session.clone(), Arc::clone(event))).collect();
     insert(target.connection, &news).await
 }
 

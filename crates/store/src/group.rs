@@ -64,7 +64,12 @@ pub(crate) struct Task {
 }
 
 impl Task {
-    pub(crate) fn new(connection: DbConnection, source: Source, topics: Arc<Topics>, held: Held) -> Self {
+    pub(crate) fn new(
+        connection: DbConnection,
+        source: Source,
+        topics: Arc<Topics>,
+        held: Held,
+    ) -> Self {
         Self {
             source,
             connection: Some(connection),
@@ -176,7 +181,8 @@ impl Task {
         let limit = self.source.dialect.limit();
         loop {
             let idle = self.connection.is_some();
-            let begun = within(limit, self.try_begin()).await.unwrap_or_else(|silent| Err(silent.into()));
+            let begun =
+                within(limit, self.try_begin()).await.unwrap_or_else(|silent| Err(silent.into()));
             let error = match begun {
                 Ok(transaction) => return Ok(transaction),
                 Err(error) => error,
@@ -217,7 +223,10 @@ impl Task {
     async fn settle_now(&mut self) {
         if self.begin(Duration::ZERO).await.is_ok()
             && let Some(connection) = &mut self.connection
-            && !matches!(within(self.source.dialect.limit(), run(connection, "ROLLBACK")).await, Ok(Ok(())))
+            && !matches!(
+                within(self.source.dialect.limit(), run(connection, "ROLLBACK")).await,
+                Ok(Ok(()))
+            )
         {
             self.connection = None;
         }
@@ -228,9 +237,13 @@ impl Task {
         match outcome {
             "committed" => self.stored(left.jobs, left.failures, left.news),
             "aborted" => {
-                refuse(left.jobs, left.failures, || StoreError::Commit { reason: left.reason.clone() });
+                refuse(left.jobs, left.failures, || StoreError::Commit {
+                    reason: left.reason.clone(),
+                });
             }
-            _ => refuse(left.jobs, left.failures, || StoreError::Unknown { reason: left.reason.clone() }),
+            _ => refuse(left.jobs, left.failures, || StoreError::Unknown {
+                reason: left.reason.clone(),
+            }),
         }
     }
 

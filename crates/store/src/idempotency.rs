@@ -11,7 +11,8 @@ use crate::{Store, StoreError, commit::Target, row};
 const KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 
 // Work that made something is done, whether or not anybody heard of it.
-const RELEASE: &str = "DELETE FROM idempotency_keys WHERE key = $1 AND answer IS NULL AND made IS NULL";
+const RELEASE: &str =
+    "DELETE FROM idempotency_keys WHERE key = $1 AND answer IS NULL AND made IS NULL";
 const RELEASE_ALL: &str = "DELETE FROM idempotency_keys WHERE answer IS NULL AND made IS NULL";
 
 /// What a key says about a request.
@@ -48,7 +49,8 @@ impl Store {
         at: Timestamp,
     ) -> Result<Claim, StoreError> {
         let (key, request) = (key.to_owned(), request.to_owned());
-        let oldest = at.as_millis().saturating_sub(i64::try_from(KEPT.as_millis()).unwrap_or(i64::MAX));
+        let oldest =
+            at.as_millis().saturating_sub(i64::try_from(KEPT.as_millis()).unwrap_or(i64::MAX));
         self.writer
             .run(move |connection| {
                 Box::pin(async move {
@@ -68,11 +70,12 @@ impl Store {
                     if new.rows_affected() == 1 {
                         return Ok(Claim::New.into());
                     }
-                    let row =
-                        sqlx::query("SELECT request, answer, made FROM idempotency_keys WHERE key = $1")
-                            .bind(key)
-                            .fetch_one(&mut *connection)
-                            .await?;
+                    let row = sqlx::query(
+                        "SELECT request, answer, made FROM idempotency_keys WHERE key = $1",
+                    )
+                    .bind(key)
+                    .fetch_one(&mut *connection)
+                    .await?;
                     if row::text(&row, "request")? != request {
                         return Ok(Claim::Mismatch.into());
                     }
@@ -112,11 +115,13 @@ impl Store {
         self.writer
             .run(move |connection| {
                 Box::pin(async move {
-                    sqlx::query("UPDATE idempotency_keys SET made = $2 WHERE key = $1 AND answer IS NULL")
-                        .bind(key)
-                        .bind(meant)
-                        .execute(connection)
-                        .await?;
+                    sqlx::query(
+                        "UPDATE idempotency_keys SET made = $2 WHERE key = $1 AND answer IS NULL",
+                    )
+                    .bind(key)
+                    .bind(meant)
+                    .execute(connection)
+                    .await?;
                     Ok(().into())
                 })
             })
@@ -158,13 +163,19 @@ impl Store {
 fn used(answer: Option<String>, made: Option<String>) -> Claim {
     match (answer, made) {
         (Some(answer), _) => Claim::Done { answer },
-        (None, Some(made)) => Claim::Made { ids: made.split_whitespace().map(str::to_owned).collect() },
+        (None, Some(made)) => {
+            Claim::Made { ids: made.split_whitespace().map(str::to_owned).collect() }
+        }
         (None, None) => Claim::InProgress,
     }
 }
 
 /// Writes down what the request of a key made, together with it.
-pub(crate) async fn made(target: &mut Target<'_>, key: String, id: String) -> Result<(), StoreError> {
+pub(crate) async fn made(
+    target: &mut Target<'_>,
+    key: String,
+    id: String,
+) -> Result<(), StoreError> {
     sqlx::query(
         "UPDATE idempotency_keys SET made = CASE WHEN made IS NULL THEN $2 ELSE made || ' ' || $2 END
          WHERE key = $1",

@@ -42,8 +42,9 @@ impl Store {
 
 /// Refuses when `lease` is not the newest.
 pub(crate) async fn check(connection: &mut DbConnection, lease: Lease) -> Result<(), StoreError> {
-    let row =
-        sqlx::query("SELECT number FROM leases WHERE name = 'server'").fetch_optional(connection).await?;
+    let row = sqlx::query("SELECT number FROM leases WHERE name = 'server'")
+        .fetch_optional(connection)
+        .await?;
     let newest = row.map_or(Ok(0), |row| row::count(&row, "number"))?;
     if newest == lease.0 { Ok(()) } else { Err(StoreError::LeaseLost) }
 }

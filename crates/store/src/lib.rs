@@ -113,7 +113,10 @@ impl Store {
     pub fn event_follow(&self, session: &SessionId) -> broadcast::Receiver<Arc<Event>> {
         let mut topics = self.topics.lock().expect("no holder of this lock can panic");
         topics.retain(|_, topic| topic.receiver_count() > 0);
-        topics.entry(session.clone()).or_insert_with(|| broadcast::Sender::new(FOLLOW_BUFFER)).subscribe()
+        topics
+            .entry(session.clone())
+            .or_insert_with(|| broadcast::Sender::new(FOLLOW_BUFFER))
+            .subscribe()
     }
 }
 

@@ -24,14 +24,17 @@ pub(crate) async fn run(connection: &mut DbConnection, dialect: Dialect) -> Resu
     sqlx::raw_sql("CREATE TABLE IF NOT EXISTS schema_version (version BIGINT NOT NULL)")
         .execute(&mut *connection)
         .await?;
-    let rows = sqlx::query("SELECT version FROM schema_version").fetch_all(&mut *connection).await?;
+    let rows =
+        sqlx::query("SELECT version FROM schema_version").fetch_all(&mut *connection).await?;
     let done = rows.iter().map(|row| row.try_get("version")).collect::<Result<Vec<i64>, _>>()?;
-    if let Some(found) = done.iter().find(|found| STEPS.iter().all(|(number, _)| number != *found)) {
+    if let Some(found) = done.iter().find(|found| STEPS.iter().all(|(number, _)| number != *found))
+    {
         let known = STEPS.iter().map(|(number, _)| *number).max().unwrap_or(0);
         return Err(StoreError::TooNew { found: *found, known });
     }
     for (number, step) in STEPS.iter().filter(|(number, _)| !done.contains(number)) {
-        for statement in step.split(";\n").map(str::trim).filter(|statement| !statement.is_empty()) {
+        for statement in step.split(";\n").map(str::trim).filter(|statement| !statement.is_empty())
+        {
             let statement = dialect.schema(statement).into_owned();
             sqlx::raw_sql(AssertSqlSafe(statement)).execute(&mut *connection).await?;
         }

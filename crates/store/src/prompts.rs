@@ -22,13 +22,19 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::NotFound`] when the session has no such prompt.
-    pub async fn prompt_get(&self, session: &SessionId, prompt: &PromptId) -> Result<Prompt, StoreError> {
-        let row = sqlx::query(sqlx::AssertSqlSafe(format!("{SELECT} WHERE p.session = $1 AND p.id = $2")))
-            .bind(session.to_string())
-            .bind(prompt.to_string())
-            .fetch_optional(&self.readers)
-            .await?
-            .ok_or_else(|| StoreError::missing(format!("prompt {prompt}")))?;
+    pub async fn prompt_get(
+        &self,
+        session: &SessionId,
+        prompt: &PromptId,
+    ) -> Result<Prompt, StoreError> {
+        let row = sqlx::query(sqlx::AssertSqlSafe(format!(
+            "{SELECT} WHERE p.session = $1 AND p.id = $2"
+        )))
+        .bind(session.to_string())
+        .bind(prompt.to_string())
+        .fetch_optional(&self.readers)
+        .await?
+        .ok_or_else(|| StoreError::missing(format!("prompt {prompt}")))?;
         read(&row)
     }
 
@@ -37,10 +43,12 @@ impl Store {
     /// # Errors
     /// When the database cannot be read.
     pub async fn prompt_list(&self, session: &SessionId) -> Result<Vec<Prompt>, StoreError> {
-        let rows = sqlx::query(sqlx::AssertSqlSafe(format!("{SELECT} WHERE p.session = $1 ORDER BY p.seq")))
-            .bind(session.to_string())
-            .fetch_all(&self.readers)
-            .await?;
+        let rows = sqlx::query(sqlx::AssertSqlSafe(format!(
+            "{SELECT} WHERE p.session = $1 ORDER BY p.seq"
+        )))
+        .bind(session.to_string())
+        .fetch_all(&self.readers)
+        .await?;
         rows.iter().map(read).collect()
     }
 
@@ -64,7 +72,10 @@ fn read(row: &DbRow) -> Result<Prompt, StoreError> {
     Ok(Prompt {
         id: row::parsed(row, "id")?,
         text: row::text(row, "text")?,
-        author: Author { name: row::text(row, "author_name")?, email: row::text(row, "author_email")? },
+        author: Author {
+            name: row::text(row, "author_name")?,
+            email: row::text(row, "author_email")?,
+        },
         status,
         position: (status == PromptStatus::Queued).then(|| row::count(row, "place")).transpose()?,
         turn: row::parsed_optional(row, "turn")?,
@@ -73,7 +84,10 @@ fn read(row: &DbRow) -> Result<Prompt, StoreError> {
     })
 }
 
-pub(crate) async fn insert(target: &mut Target<'_>, mut prompt: NewPrompt) -> Result<(), StoreError> {
+pub(crate) async fn insert(
+    target: &mut Target<'_>,
+    mut prompt: NewPrompt,
+) -> Result<(), StoreError> {
     prompt.text = plain(prompt.text);
     let body = EventBody::PromptQueued {
         prompt: prompt.id.clone(),
@@ -134,12 +148,14 @@ pub(crate) async fn running_turn(target: &mut Target<'_>) -> Result<Option<TurnI
 
 pub(crate) async fn order(target: &mut Target<'_>, order: &[PromptId]) -> Result<(), StoreError> {
     for (index, prompt) in order.iter().enumerate() {
-        sqlx::query("UPDATE prompts SET position = $3 WHERE session = $1 AND id = $2 AND status = 'queued'")
-            .bind(target.session.to_string())
-            .bind(prompt.to_string())
-            .bind(i64::try_from(index + 1).unwrap_or(i64::MAX))
-            .execute(&mut *target.connection)
-            .await?;
+        sqlx::query(
+            "UPDATE prompts SET position = $3 WHERE session = $1 AND id = $2 AND status = 'queued'",
+        )
+        .bind(target.session.to_string())
+        .bind(prompt.to_string())
+        .bind(i64::try_from(index + 1).unwrap_or(i64::MAX))
+        .execute(&mut *target.connection)
+        .await?;
     }
     Ok(())
 }

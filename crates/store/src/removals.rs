@@ -99,7 +99,8 @@ fn read(row: &DbRow) -> Result<Option<Removal>, StoreError> {
         "state" => Removal::State(row::text(row, "id")?),
         "copy" => {
             let id = row::text(row, "id")?;
-            let (url, secret) = id.split_once(' ').map_or((&id[..], None), |(url, name)| (url, Some(name)));
+            let (url, secret) =
+                id.split_once(' ').map_or((&id[..], None), |(url, name)| (url, Some(name)));
             Removal::Copy { url: url.to_owned(), secret: secret.map(str::to_owned) }
         }
         _ => return Ok(None),
@@ -124,7 +125,10 @@ pub(crate) async fn insert(
 }
 
 /// It is not to be removed after all, or it is gone.
-pub(crate) async fn forget(connection: &mut DbConnection, removal: &Removal) -> Result<(), StoreError> {
+pub(crate) async fn forget(
+    connection: &mut DbConnection,
+    removal: &Removal,
+) -> Result<(), StoreError> {
     let (kind, id) = removal.columns();
     sqlx::query("DELETE FROM removals WHERE kind = $1 AND id = $2")
         .bind(kind)

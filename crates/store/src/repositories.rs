@@ -26,7 +26,9 @@ impl Store {
                     .bind(new.created_at.as_millis())
                     .execute(&mut *connection)
                     .await
-                    .map_err(|error| StoreError::or_exists(error, format!("repository `{}`", new.name)))?;
+                    .map_err(|error| {
+                        StoreError::or_exists(error, format!("repository `{}`", new.name))
+                    })?;
                     // One of this name was forgotten just now: what it kept is this one's, then.
                     removals::forget(connection, &Removal::State(new.name)).await?;
                     Ok(().into())
@@ -53,7 +55,9 @@ impl Store {
     /// # Errors
     /// When the database cannot be read.
     pub async fn repository_list(&self) -> Result<Vec<Repository>, StoreError> {
-        let rows = sqlx::query("SELECT * FROM repositories ORDER BY name").fetch_all(&self.readers).await?;
+        let rows = sqlx::query("SELECT * FROM repositories ORDER BY name")
+            .fetch_all(&self.readers)
+            .await?;
         let mut all = Vec::with_capacity(rows.len());
         for row in &rows {
             all.push(self.repository_read(row).await?);
@@ -65,17 +69,24 @@ impl Store {
     ///
     /// # Errors
     /// [`StoreError::NotFound`] when there is none; [`StoreError::Exists`] when a session uses it.
-    pub async fn repository_delete(&self, name: &str, at: Timestamp) -> Result<Vec<Removal>, StoreError> {
+    pub async fn repository_delete(
+        &self,
+        name: &str,
+        at: Timestamp,
+    ) -> Result<Vec<Removal>, StoreError> {
         let name = name.to_owned();
         self.writer
             .run(move |connection| {
                 Box::pin(async move {
-                    let used = sqlx::query("SELECT COUNT(*) AS used FROM checkouts WHERE repository = $1")
-                        .bind(name.clone())
-                        .fetch_one(&mut *connection)
-                        .await?;
+                    let used =
+                        sqlx::query("SELECT COUNT(*) AS used FROM checkouts WHERE repository = $1")
+                            .bind(name.clone())
+                            .fetch_one(&mut *connection)
+                            .await?;
                     if row::count::<u64>(&used, "used")? > 0 {
-                        return Err(StoreError::Exists { what: format!("a session on repository `{name}`") });
+                        return Err(StoreError::Exists {
+                            what: format!("a session on repository `{name}`"),
+                        });
                     }
                     let rows = sqlx::query("SELECT snapshot FROM builds WHERE repository = $1")
                         .bind(name.clone())
@@ -90,7 +101,8 @@ impl Store {
                         .fetch_optional(&mut *connection)
                         .await?;
                     if let Some(known) = known {
-                        let (url, secret) = (row::text(&known, "url")?, row::optional(&known, "secret")?);
+                        let (url, secret) =
+                            (row::text(&known, "url")?, row::optional(&known, "secret")?);
                         removals.push(Removal::Copy { url, secret });
                     }
                     for removal in &removals {

@@ -39,7 +39,9 @@ pub(crate) fn parsed_optional<T: FromStr>(
     row: &DbRow,
     column: &'static str,
 ) -> Result<Option<T>, StoreError> {
-    optional(row, column)?.map(|text| text.parse().map_err(|_| StoreError::Corrupt { column })).transpose()
+    optional(row, column)?
+        .map(|text| text.parse().map_err(|_| StoreError::Corrupt { column }))
+        .transpose()
 }
 
 /// A count, never negative.
@@ -63,13 +65,19 @@ pub(crate) fn time(row: &DbRow, column: &'static str) -> Result<Timestamp, Store
 }
 
 /// A point in time that may be absent.
-pub(crate) fn time_optional(row: &DbRow, column: &'static str) -> Result<Option<Timestamp>, StoreError> {
+pub(crate) fn time_optional(
+    row: &DbRow,
+    column: &'static str,
+) -> Result<Option<Timestamp>, StoreError> {
     let millis: Option<i64> = get(row, column)?;
     Ok(millis.map(Timestamp::from_millis))
 }
 
 /// JSON kept as text.
-pub(crate) fn json<T: DeserializeOwned>(row: &DbRow, column: &'static str) -> Result<T, StoreError> {
+pub(crate) fn json<T: DeserializeOwned>(
+    row: &DbRow,
+    column: &'static str,
+) -> Result<T, StoreError> {
     serde_json::from_str(&text(row, column)?).map_err(|_| StoreError::Corrupt { column })
 }
 
@@ -84,7 +92,10 @@ pub(crate) fn json_optional<T: DeserializeOwned>(
 }
 
 /// A word such as `needs_input`, by the name serde gives the variant.
-pub(crate) fn word<T: DeserializeOwned>(row: &DbRow, column: &'static str) -> Result<T, StoreError> {
+pub(crate) fn word<T: DeserializeOwned>(
+    row: &DbRow,
+    column: &'static str,
+) -> Result<T, StoreError> {
     from_word(text(row, column)?, column)
 }
 
@@ -97,7 +108,8 @@ pub(crate) fn word_optional<T: DeserializeOwned>(
 }
 
 fn from_word<T: DeserializeOwned>(text: String, column: &'static str) -> Result<T, StoreError> {
-    serde_json::from_value(serde_json::Value::String(text)).map_err(|_| StoreError::Corrupt { column })
+    serde_json::from_value(serde_json::Value::String(text))
+        .map_err(|_| StoreError::Corrupt { column })
 }
 
 /// The word of a variant.

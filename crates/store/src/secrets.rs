@@ -10,7 +10,12 @@ impl Store {
     ///
     /// # Errors
     /// When the database cannot be written.
-    pub async fn secret_set(&self, name: &str, sealed: &[u8], at: Timestamp) -> Result<(), StoreError> {
+    pub async fn secret_set(
+        &self,
+        name: &str,
+        sealed: &[u8],
+        at: Timestamp,
+    ) -> Result<(), StoreError> {
         let (name, sealed) = (name.to_owned(), BASE64_STANDARD.encode(sealed));
         self.writer
             .run(move |connection| {
@@ -51,7 +56,8 @@ impl Store {
     /// # Errors
     /// When the database cannot be read.
     pub async fn secret_list(&self) -> Result<Vec<String>, StoreError> {
-        let rows = sqlx::query("SELECT name FROM secrets ORDER BY name").fetch_all(&self.readers).await?;
+        let rows =
+            sqlx::query("SELECT name FROM secrets ORDER BY name").fetch_all(&self.readers).await?;
         rows.iter().map(|row| row::text(row, "name")).collect()
     }
 

@@ -10,8 +10,8 @@ use harvest_proto::{
 };
 
 use crate::{
-    CheckoutRecord, DbConnection, DbRow, Lease, NewCheckout, Removal, Store, StoreError, Write, checkouts,
-    commit, leases, removals,
+    CheckoutRecord, DbConnection, DbRow, Lease, NewCheckout, Removal, Store, StoreError, Write,
+    checkouts, commit, leases, removals,
     row::{self, plain, to_json, to_word},
     writer::{Done, News},
 };
@@ -88,7 +88,8 @@ impl SessionFilter {
         };
         add(self.state.as_ref().map(to_word), " AND s.state = $?");
         add(self.key.clone(), " AND s.key = $?");
-        let named = " AND EXISTS (SELECT 1 FROM checkouts c WHERE c.session = s.id AND c.repository = $?)";
+        let named =
+            " AND EXISTS (SELECT 1 FROM checkouts c WHERE c.session = s.id AND c.repository = $?)";
         add(self.repository.clone(), named);
         // Not every database knows the small form of every letter.
         let title = self.title.as_ref();
@@ -152,9 +153,12 @@ impl Store {
                     for (new, writes) in all {
                         let (session, at) = (new.id.clone(), new.at);
                         insert(connection, new).await?;
-                        let committed = commit::apply(connection, &session, lease, at, writes).await?;
+                        let committed =
+                            commit::apply(connection, &session, lease, at, writes).await?;
                         // Nobody can follow a session that has just come to be, but somebody may count.
-                        news.extend(committed.events.into_iter().map(|event| (session.clone(), event)));
+                        news.extend(
+                            committed.events.into_iter().map(|event| (session.clone(), event)),
+                        );
                     }
                     Ok(Done { answer: (), news })
                 })
@@ -211,7 +215,8 @@ impl Store {
         before: Option<(Timestamp, SessionId)>,
         limit: u32,
     ) -> Result<Vec<SessionRecord>, StoreError> {
-        let (at, id) = before.map_or((i64::MAX, String::new()), |(at, id)| (at.as_millis(), id.to_string()));
+        let (at, id) =
+            before.map_or((i64::MAX, String::new()), |(at, id)| (at.as_millis(), id.to_string()));
         let (conditions, texts) = filter.conditions();
         let mut query = sqlx::query(sqlx::AssertSqlSafe(format!(
             "{SELECT} WHERE (s.created_at, s.id) < ($1, $2) {conditions}
@@ -295,8 +300,9 @@ impl Store {
                         return Ok(None.into());
                     }
                     let mut removals = left_by(connection, &session).await?;
-                    removals
-                        .extend(also.into_iter().filter(|one| !removals.contains(one)).collect::<Vec<_>>());
+                    removals.extend(
+                        also.into_iter().filter(|one| !removals.contains(one)).collect::<Vec<_>>(),
+                    );
                     for removal in &removals {
                         removals::insert(connection, removal, at).await?;
                     }
@@ -332,7 +338,10 @@ async fn is_forgotten(
 }
 
 /// The session's sandbox and the snapshots no other session may go on from.
-async fn left_by(connection: &mut DbConnection, session: &SessionId) -> Result<Vec<Removal>, StoreError> {
+async fn left_by(
+    connection: &mut DbConnection,
+    session: &SessionId,
+) -> Result<Vec<Removal>, StoreError> {
     let sandbox = sqlx::query("SELECT sandbox FROM sessions WHERE id = $1")
         .bind(session.to_string())
         .fetch_optional(&mut *connection)
@@ -395,7 +404,10 @@ fn read(row: &DbRow) -> Result<SessionRecord, StoreError> {
         agent: row::text(row, "agent")?,
         model: row::optional(row, "model")?,
         network: row::text(row, "network")?,
-        author: Author { name: row::text(row, "author_name")?, email: row::text(row, "author_email")? },
+        author: Author {
+            name: row::text(row, "author_name")?,
+            email: row::text(row, "author_email")?,
+        },
         sandbox: row::parsed_optional::<SandboxId>(row, "sandbox")?,
         epoch: row::count(row, "epoch")?,
         snapshot_id: snapshot.clone(),

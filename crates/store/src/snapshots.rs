@@ -20,10 +20,11 @@ impl Store {
     /// # Errors
     /// When the database cannot be read.
     pub async fn snapshot_list(&self, session: &SessionId) -> Result<Vec<Snapshot>, StoreError> {
-        let rows = sqlx::query("SELECT * FROM snapshots WHERE session = $1 ORDER BY created_at, id")
-            .bind(session.to_string())
-            .fetch_all(&self.readers)
-            .await?;
+        let rows =
+            sqlx::query("SELECT * FROM snapshots WHERE session = $1 ORDER BY created_at, id")
+                .bind(session.to_string())
+                .fetch_all(&self.readers)
+                .await?;
         rows.iter().map(read).collect()
     }
 
@@ -39,8 +40,12 @@ impl Store {
         .bind(snapshot.to_string())
         .fetch_all(&self.readers)
         .await?;
-        let author =
-            |row| Ok(Author { name: row::text(row, "author_name")?, email: row::text(row, "author_email")? });
+        let author = |row| {
+            Ok(Author {
+                name: row::text(row, "author_name")?,
+                email: row::text(row, "author_email")?,
+            })
+        };
         rows.iter().map(author).collect()
     }
 
@@ -82,13 +87,14 @@ impl Store {
             .run(move |connection| {
                 Box::pin(async move {
                     leases::check(connection, lease).await?;
-                    let changed =
-                        sqlx::query("UPDATE snapshots SET pinned = $3 WHERE session = $1 AND id = $2")
-                            .bind(session.to_string())
-                            .bind(snapshot.to_string())
-                            .bind(i64::from(pinned))
-                            .execute(connection)
-                            .await?;
+                    let changed = sqlx::query(
+                        "UPDATE snapshots SET pinned = $3 WHERE session = $1 AND id = $2",
+                    )
+                    .bind(session.to_string())
+                    .bind(snapshot.to_string())
+                    .bind(i64::from(pinned))
+                    .execute(connection)
+                    .await?;
                     if changed.rows_affected() == 0 {
                         let what = format!("snapshot {snapshot} in session {session}");
                         return Err(StoreError::missing(what));
@@ -181,12 +187,14 @@ async fn drop_one(
     if gone.rows_affected() == 0 {
         return Ok(false);
     }
-    sqlx::query("UPDATE turns SET snapshot = NULL, dropped = $3 WHERE session = $1 AND snapshot = $2")
-        .bind(session.to_owned())
-        .bind(id.clone())
-        .bind(why)
-        .execute(&mut *connection)
-        .await?;
+    sqlx::query(
+        "UPDATE turns SET snapshot = NULL, dropped = $3 WHERE session = $1 AND snapshot = $2",
+    )
+    .bind(session.to_owned())
+    .bind(id.clone())
+    .bind(why)
+    .execute(&mut *connection)
+    .await?;
     let used = sqlx::query("SELECT COUNT(*) AS used FROM snapshots WHERE id = $1")
         .bind(id)
         .fetch_one(connection)

@@ -15,7 +15,9 @@ impl Store {
     pub async fn token_insert(&self, hash: &str, token: &Token) -> Result<(), StoreError> {
         let (hash, token) = (hash.to_owned(), token.clone());
         self.writer
-            .run(move |connection| Box::pin(async move { Ok(insert(connection, hash, token).await?.into()) }))
+            .run(move |connection| {
+                Box::pin(async move { Ok(insert(connection, hash, token).await?.into()) })
+            })
             .await
     }
 
@@ -67,7 +69,8 @@ impl Store {
     /// # Errors
     /// When the database cannot be read.
     pub async fn token_list(&self) -> Result<Vec<Token>, StoreError> {
-        let rows = sqlx::query("SELECT * FROM tokens ORDER BY name").fetch_all(&self.readers).await?;
+        let rows =
+            sqlx::query("SELECT * FROM tokens ORDER BY name").fetch_all(&self.readers).await?;
         rows.iter().map(read).collect()
     }
 
@@ -114,7 +117,11 @@ impl Store {
     }
 }
 
-async fn insert(connection: &mut DbConnection, hash: String, token: Token) -> Result<(), StoreError> {
+async fn insert(
+    connection: &mut DbConnection,
+    hash: String,
+    token: Token,
+) -> Result<(), StoreError> {
     sqlx::query(
         "INSERT INTO tokens (hash, name, user_name, user_email, role, created_at) VALUES ($1, $2, $3, $4, $5, $6)",
     )

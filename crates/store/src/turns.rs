@@ -49,8 +49,10 @@ impl Store {
     pub async fn turn_list(&self, session: &SessionId) -> Result<Vec<Turn>, StoreError> {
         let beginning = format!("SUBSTR(p.text, 1, {BEGINNING})");
         let sql = format!("{} WHERE t.session = $1 ORDER BY t.number", select(&beginning));
-        let rows =
-            sqlx::query(sqlx::AssertSqlSafe(sql)).bind(session.to_string()).fetch_all(&self.readers).await?;
+        let rows = sqlx::query(sqlx::AssertSqlSafe(sql))
+            .bind(session.to_string())
+            .fetch_all(&self.readers)
+            .await?;
         rows.iter().map(read).collect()
     }
 
@@ -74,10 +76,11 @@ impl Store {
     /// # Errors
     /// When the database cannot be read.
     pub async fn tree_list(&self, session: &SessionId) -> Result<Vec<TurnTree>, StoreError> {
-        let rows = sqlx::query("SELECT * FROM turn_trees WHERE session = $1 ORDER BY number, repository")
-            .bind(session.to_string())
-            .fetch_all(&self.readers)
-            .await?;
+        let rows =
+            sqlx::query("SELECT * FROM turn_trees WHERE session = $1 ORDER BY number, repository")
+                .bind(session.to_string())
+                .fetch_all(&self.readers)
+                .await?;
         let read = |row: &DbRow| {
             let (repository, tree) = (row::text(row, "repository")?, row::text(row, "tree")?);
             Ok(TurnTree { turn: row::count(row, "number")?, repository, tree })
@@ -118,15 +121,17 @@ pub(crate) async fn insert(
     prompt: &PromptId,
     at: Timestamp,
 ) -> Result<(), StoreError> {
-    sqlx::query("INSERT INTO turns (id, session, number, prompt, started_at) VALUES ($1, $2, $3, $4, $5)")
-        .bind(turn.to_string())
-        .bind(target.session.to_string())
-        .bind(i64::from(number))
-        .bind(prompt.to_string())
-        .bind(at.as_millis())
-        .execute(&mut *target.connection)
-        .await
-        .map_err(|error| StoreError::or_exists(error, format!("turn {number}")))?;
+    sqlx::query(
+        "INSERT INTO turns (id, session, number, prompt, started_at) VALUES ($1, $2, $3, $4, $5)",
+    )
+    .bind(turn.to_string())
+    .bind(target.session.to_string())
+    .bind(i64::from(number))
+    .bind(prompt.to_string())
+    .bind(at.as_millis())
+    .execute(&mut *target.connection)
+    .await
+    .map_err(|error| StoreError::or_exists(error, format!("turn {number}")))?;
     sqlx::query("UPDATE prompts SET turn = $3 WHERE session = $1 AND id = $2")
         .bind(target.session.to_string())
         .bind(prompt.to_string())

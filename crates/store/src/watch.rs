@@ -26,6 +26,7 @@ impl Store {
     /// Calls `see` with every event stored from now on, in place of whoever watched before. It is called by
     /// the writer itself, so it must not wait.
     pub fn event_watch(&self, see: impl Fn(&Event) + Send + Sync + 'static) {
-        *self.writer.watcher.0.write().unwrap_or_else(PoisonError::into_inner) = Some(Box::new(see));
+        *self.writer.watcher.0.write().unwrap_or_else(PoisonError::into_inner) =
+            Some(Box::new(see));
     }
 }

@@ -17,7 +17,8 @@ pub(crate) fn start(
     stream: StreamId,
 ) -> Result<(), Fault> {
     let whole = connection.supervisor.outbox.blob(blob);
-    let whole = whole.ok_or_else(|| Fault::new(FaultCode::NotFound, format!("{blob} is not here")))?;
+    let whole =
+        whole.ok_or_else(|| Fault::new(FaultCode::NotFound, format!("{blob} is not here")))?;
     let credit = connection.sends(stream)?;
     let here = Rc::clone(connection);
     connection.spawn(async move {

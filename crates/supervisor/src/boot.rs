@@ -31,7 +31,10 @@ pub(crate) fn accept(supervisor: &Rc<Supervisor>, boot: Boot) -> Result<Reply, F
         if (&before.session, before.epoch) == (&boot.session, boot.epoch) {
             return Ok(Reply::Done);
         }
-        return Err(Fault::new(FaultCode::Invalid, format!("this sandbox is {}'s", before.session)));
+        return Err(Fault::new(
+            FaultCode::Invalid,
+            format!("this sandbox is {}'s", before.session),
+        ));
     }
     supervisor.boot.replace(Some(boot.clone()));
     let supervisor = Rc::clone(supervisor);
@@ -43,7 +46,8 @@ pub(crate) fn accept(supervisor: &Rc<Supervisor>, boot: Boot) -> Result<Reply, F
 
 // A name becomes a folder, a branch an argument of git: neither may be taken for something else.
 fn check(boot: &Boot) -> Result<(), Fault> {
-    let invalid = |what: &str, text: &str| Fault::new(FaultCode::Invalid, format!("`{text}` is not {what}"));
+    let invalid =
+        |what: &str, text: &str| Fault::new(FaultCode::Invalid, format!("`{text}` is not {what}"));
     for checkout in &boot.repositories {
         let name = checkout.name.as_str();
         if name.is_empty() || name.starts_with(['.', '-']) || name.contains(['/', '\0']) {
@@ -79,8 +83,10 @@ async fn run(supervisor: &Rc<Supervisor>, boot: &Boot) -> Result<(), ()> {
     let started: Vec<&Checkout> = boot.repositories.iter().filter(|_| !building).collect();
     step(supervisor, BootPhase::Starting, starting(supervisor, &user)).await?;
     step(supervisor, BootPhase::Sync, sync(supervisor, boot, &user, &mut fresh)).await?;
-    step(supervisor, BootPhase::Setup, hooks(supervisor, &fresh, &user, ("setup.sh", limit))).await?;
-    step(supervisor, BootPhase::Start, hooks(supervisor, &started, &user, ("start.sh", limit))).await?;
+    step(supervisor, BootPhase::Setup, hooks(supervisor, &fresh, &user, ("setup.sh", limit)))
+        .await?;
+    step(supervisor, BootPhase::Start, hooks(supervisor, &started, &user, ("start.sh", limit)))
+        .await?;
     step(supervisor, BootPhase::Agent, async {
         let Some(agent) = boot.agent.as_ref().filter(|_| !building) else { return Ok(false) };
         supervisor.turns.start(supervisor, agent, primary(supervisor, boot)).await.map(|()| true)
@@ -90,7 +96,11 @@ async fn run(supervisor: &Rc<Supervisor>, boot: &Boot) -> Result<(), ()> {
     Ok(())
 }
 
-async fn step(supervisor: &Supervisor, phase: BootPhase, work: impl Future<Output = Step>) -> Result<(), ()> {
+async fn step(
+    supervisor: &Supervisor,
+    phase: BootPhase,
+    work: impl Future<Output = Step>,
+) -> Result<(), ()> {
     let began = Instant::now();
     supervisor.phase(phase, PhaseStatus::Started, None, None);
     let done = work.await;
@@ -110,7 +120,8 @@ async fn step(supervisor: &Supervisor, phase: BootPhase, work: impl Future<Outpu
 async fn starting(supervisor: &Supervisor, user: &User) -> Step {
     let home = supervisor.env(user).remove("HOME").unwrap_or_else(|| user.home.clone());
     for folder in [home, supervisor.workspace()] {
-        own(Path::new(&folder), user).map_err(|error| format!("cannot prepare {folder}: {error}"))?;
+        own(Path::new(&folder), user)
+            .map_err(|error| format!("cannot prepare {folder}: {error}"))?;
     }
     Ok(true)
 }
@@ -171,7 +182,8 @@ async fn hooks(
         ran = true;
         let shell = if Path::new("/bin/bash").exists() { "bash" } else { "sh" };
         let order = supervisor.order(vec![shell.to_owned(), script.clone()], user, &folder);
-        let captured = capture::run(supervisor, order, limit).await.map_err(|fault| fault.message)?;
+        let captured =
+            capture::run(supervisor, order, limit).await.map_err(|fault| fault.message)?;
         captured.ok().map_err(|tail| format!("{}: {script}\n{tail}", checkout.name))?;
     }
     Ok(ran)
@@ -179,7 +191,9 @@ async fn hooks(
 
 fn primary(supervisor: &Supervisor, boot: &Boot) -> String {
     let workspace = supervisor.workspace();
-    boot.repositories.first().map_or(workspace.clone(), |first| format!("{workspace}/{}", first.name))
+    boot.repositories
+        .first()
+        .map_or(workspace.clone(), |first| format!("{workspace}/{}", first.name))
 }
 
 #[cfg(test)]

@@ -24,7 +24,11 @@ pub(crate) fn listener(descriptor: OwnedFd) -> io::Result<UnixListener> {
 }
 
 /// Takes connections for ever; `shutdown` is rung by the owner's `Shutdown`.
-pub(crate) async fn serve(supervisor: Rc<Supervisor>, listener: UnixListener, shutdown: Rc<Notify>) {
+pub(crate) async fn serve(
+    supervisor: Rc<Supervisor>,
+    listener: UnixListener,
+    shutdown: Rc<Notify>,
+) {
     let mut failing = false;
     loop {
         match listener.accept().await {

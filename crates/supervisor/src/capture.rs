@@ -49,9 +49,14 @@ pub(crate) fn describe(exit: Exit) -> String {
 }
 
 /// Runs a command to its end, for at most `limit`.
-pub(crate) async fn run(supervisor: &Supervisor, order: Order, limit: Duration) -> Result<Captured, Fault> {
-    let system =
-        |error: std::io::Error| Fault::new(FaultCode::System, format!("cannot make a pipe: {error}"));
+pub(crate) async fn run(
+    supervisor: &Supervisor,
+    order: Order,
+    limit: Duration,
+) -> Result<Captured, Fault> {
+    let system = |error: std::io::Error| {
+        Fault::new(FaultCode::System, format!("cannot make a pipe: {error}"))
+    };
     let oom_before = supervisor.oom.read();
     let (ours, mut theirs) = pipes(&order, false).map_err(system)?;
     // One pipe for both outputs keeps their lines in order.

@@ -54,7 +54,9 @@ impl AgentGroup {
             match self.members() {
                 Ok(members) if members.is_empty() => return true,
                 Ok(members) => self.kill_once(&members).await,
-                Err(error) => crate::log::line(format_args!("cannot read the agent's cgroup: {error}")),
+                Err(error) => {
+                    crate::log::line(format_args!("cannot read the agent's cgroup: {error}"))
+                }
             }
             if Instant::now() >= deadline {
                 return false;
@@ -99,7 +101,11 @@ impl AgentGroup {
     fn members(&self) -> io::Result<Vec<Pid>> {
         let Some(procs) = &self.procs else { return Ok(Vec::new()) };
         let text = read_anew(procs)?;
-        Ok(text.lines().filter_map(|line| line.trim().parse().ok()).filter_map(Pid::from_raw).collect())
+        Ok(text
+            .lines()
+            .filter_map(|line| line.trim().parse().ok())
+            .filter_map(Pid::from_raw)
+            .collect())
     }
 }
 

@@ -10,8 +10,8 @@ use std::{
 };
 
 use harvest_proto::bridge::{
-    Decoder, Exit, Fault, FaultCode, FileRequest, Frame, FromSupervisor, MAX_DATA_BYTES, Reply, RequestId,
-    Role, StreamId, ToSupervisor, VERSION,
+    Decoder, Exit, Fault, FaultCode, FileRequest, Frame, FromSupervisor, MAX_DATA_BYTES, Reply,
+    RequestId, Role, StreamId, ToSupervisor, VERSION,
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -185,8 +185,10 @@ impl Connection {
     /// Answers a request.
     pub(crate) async fn reply(&self, id: RequestId, result: Result<Reply, Fault>) {
         // Words about a request may repeat it, and the request may have been a whole frame.
-        let result = result
-            .map_err(|fault| Fault { message: cut::text(&fault.message, cut::MAX_TEXT_BYTES), ..fault });
+        let result = result.map_err(|fault| Fault {
+            message: cut::text(&fault.message, cut::MAX_TEXT_BYTES),
+            ..fault
+        });
         self.say(FromSupervisor::Reply { id, result }).await;
     }
 
@@ -216,9 +218,11 @@ impl Connection {
 
     fn resize(&self, exec: RequestId, rows: u16, cols: u16) -> Result<Reply, Fault> {
         let master = self.terminals.borrow().get(&exec).and_then(Weak::upgrade);
-        let master = master.ok_or_else(|| Fault::new(FaultCode::NotFound, "no such terminal is open"))?;
+        let master =
+            master.ok_or_else(|| Fault::new(FaultCode::NotFound, "no such terminal is open"))?;
         let resized = master.resize(rows, cols);
-        resized.map_err(|error| Fault::new(FaultCode::System, format!("cannot resize: {error}")))?;
+        resized
+            .map_err(|error| Fault::new(FaultCode::System, format!("cannot resize: {error}")))?;
         Ok(Reply::Done)
     }
 
@@ -282,7 +286,8 @@ impl Connection {
         let mut heartbeat = interval(heartbeat);
         heartbeat.reset();
         while supervisor.ownership.is_current(number) {
-            let (news, other) = (supervisor.outbox.news.notified(), supervisor.detached.news.notified());
+            let (news, other) =
+                (supervisor.outbox.news.notified(), supervisor.detached.news.notified());
             if supervisor.detached.count() != detached {
                 heartbeat.reset_immediately();
             }
@@ -301,7 +306,11 @@ impl Connection {
         }
     }
 
-    async fn read(self: &Rc<Self>, reader: &mut OwnedReadHalf, mut decoder: Decoder) -> &'static str {
+    async fn read(
+        self: &Rc<Self>,
+        reader: &mut OwnedReadHalf,
+        mut decoder: Decoder,
+    ) -> &'static str {
         loop {
             loop {
                 match decoder.take::<ToSupervisor>() {
@@ -337,7 +346,10 @@ impl Connection {
             ToSupervisor::Exec { id, command } => {
                 let kill = Rc::new(Notify::new());
                 if self.kills.borrow().contains_key(&id) {
-                    let fault = Fault::new(FaultCode::Invalid, format!("request {id} is a running command"));
+                    let fault = Fault::new(
+                        FaultCode::Invalid,
+                        format!("request {id} is a running command"),
+                    );
                     return self.reply(id, Err(fault)).await;
                 }
                 self.kills.borrow_mut().insert(id, Rc::clone(&kill));
@@ -348,14 +360,17 @@ impl Connection {
             ToSupervisor::Kill { id, exec } => {
                 let kill = self.kills.borrow().get(&exec).cloned();
                 let result = kill.map(|kill| kill.notify_one()).map(|()| Reply::Done);
-                let result = result.ok_or_else(|| Fault::new(FaultCode::NotFound, "no such command runs"));
+                let result =
+                    result.ok_or_else(|| Fault::new(FaultCode::NotFound, "no such command runs"));
                 self.reply(id, result).await;
             }
             ToSupervisor::Resize { id, exec, rows, cols } => {
                 self.reply(id, self.resize(exec, rows, cols)).await;
             }
             ToSupervisor::File { id, request } => self.file(id, request).await,
-            ToSupervisor::Status { id } => self.reply(id, Ok(Reply::Status(self.supervisor.status()))).await,
+            ToSupervisor::Status { id } => {
+                self.reply(id, Ok(Reply::Status(self.supervisor.status()))).await
+            }
             other => self.hear_owner(other).await,
         }
     }
@@ -391,17 +406,25 @@ impl Connection {
             {
                 (id, Err(Fault::new(FaultCode::NotOwner, "only the owner may do this")))
             }
-            ToSupervisor::Blob { id, blob, stream } => match blobs::start(self, id, &blob, stream) {
-                Ok(()) => return,
-                Err(fault) => (id, Err(fault)),
-            },
-            ToSupervisor::Boot { id, boot } if self.owner != Some(boot.epoch) => {
-                (id, Err(Fault::new(FaultCode::Invalid, "the boot is for another epoch than this owner's")))
+            ToSupervisor::Blob { id, blob, stream } => {
+                match blobs::start(self, id, &blob, stream) {
+                    Ok(()) => return,
+                    Err(fault) => (id, Err(fault)),
+                }
             }
+            ToSupervisor::Boot { id, boot } if self.owner != Some(boot.epoch) => (
+                id,
+                Err(Fault::new(
+                    FaultCode::Invalid,
+                    "the boot is for another epoch than this owner's",
+                )),
+            ),
             ToSupervisor::Boot { id, boot } => (id, boot::accept(supervisor, *boot)),
             ToSupervisor::Prompt { id, prompt } => (id, supervisor.turns.prompt(*prompt)),
             ToSupervisor::Stop { id, turn } => (id, supervisor.turns.stop(&turn)),
-            ToSupervisor::Answer { id, request, answer } => (id, supervisor.turns.answer(request, answer)),
+            ToSupervisor::Answer { id, request, answer } => {
+                (id, supervisor.turns.answer(request, answer))
+            }
             ToSupervisor::Shutdown { id } => {
                 self.reply(id, Ok(Reply::Done)).await;
                 // The writer runs beside this: only a task of its own may wait for it.

@@ -6,7 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use harvest_proto::bridge::{Command, Exit, Fault, FaultCode, MAX_DATA_BYTES, Reply, RequestId, StreamId};
+use harvest_proto::bridge::{
+    Command, Exit, Fault, FaultCode, MAX_DATA_BYTES, Reply, RequestId, StreamId,
+};
 use rustix::pipe::{PipeFlags, pipe_with};
 use tokio::{
     io::AsyncWriteExt,
@@ -108,13 +110,14 @@ async fn run(
 ) {
     let began = Instant::now();
     let oom_before = connection.supervisor.oom.read();
-    let (mut child, pipes) = match spawn(&connection.supervisor, order, streams.stdin.is_some()).await {
-        Ok(started) => started,
-        Err(fault) => {
-            Streams::forget(connection, command);
-            return connection.refuse_exec(id, fault).await;
-        }
-    };
+    let (mut child, pipes) =
+        match spawn(&connection.supervisor, order, streams.stdin.is_some()).await {
+            Ok(started) => started,
+            Err(fault) => {
+                Streams::forget(connection, command);
+                return connection.refuse_exec(id, fault).await;
+            }
+        };
     connection.reply(id, Ok(Reply::Started { pid: child.pid(), terminal: false })).await;
     let (ended, exited) = watch::channel(false);
     let limit = command.timeout_millis.map(Duration::from_millis);
@@ -183,9 +186,12 @@ pub(crate) fn pipes(order: &Order, with_stdin: bool) -> std::io::Result<(Pipes, 
     };
     let (stdout, their_stdout) = pipe_with(PipeFlags::CLOEXEC)?;
     let (stderr, their_stderr) = pipe_with(PipeFlags::CLOEXEC)?;
-    for pipe in [&their_stdin, &their_stdout, &their_stderr].into_iter().skip(usize::from(!with_stdin)) {
+    for pipe in
+        [&their_stdin, &their_stdout, &their_stderr].into_iter().skip(usize::from(!with_stdin))
+    {
         // So that the command may open /dev/stdout by name, which checks the pipe's owner.
-        let (uid, gid) = (rustix::fs::Uid::from_raw(order.uid), rustix::fs::Gid::from_raw(order.gid));
+        let (uid, gid) =
+            (rustix::fs::Uid::from_raw(order.uid), rustix::fs::Gid::from_raw(order.gid));
         let _only_by_name = rustix::fs::fchown(pipe, Some(uid), Some(gid));
     }
     let ours = Pipes {
@@ -201,10 +207,14 @@ pub(crate) fn empty() -> std::io::Result<OwnedFd> {
     std::io::stdin().as_fd().try_clone_to_owned()
 }
 
-async fn spawn(supervisor: &Supervisor, order: Order, with_stdin: bool) -> Result<(Child, Pipes), Fault> {
+async fn spawn(
+    supervisor: &Supervisor,
+    order: Order,
+    with_stdin: bool,
+) -> Result<(Child, Pipes), Fault> {
     let made = pipes(&order, with_stdin);
-    let (ours, theirs) =
-        made.map_err(|error| Fault::new(FaultCode::System, format!("cannot make a pipe: {error}")))?;
+    let (ours, theirs) = made
+        .map_err(|error| Fault::new(FaultCode::System, format!("cannot make a pipe: {error}")))?;
     let child = supervisor.processes.start(order, theirs).await?;
     Ok((child, ours))
 }
@@ -270,7 +280,11 @@ pub(crate) fn read_rest(receiver: &pipe::Receiver, mut take: impl FnMut(&[u8])) 
 
 /// Reads without waiting. The runtime may not know yet that a pipe has become readable; after the
 /// writer's end only the kernel's own word counts.
-pub(crate) fn read_now(receiver: &pipe::Receiver, buffer: &mut [u8], last: bool) -> std::io::Result<usize> {
+pub(crate) fn read_now(
+    receiver: &pipe::Receiver,
+    buffer: &mut [u8],
+    last: bool,
+) -> std::io::Result<usize> {
     if last { Ok(rustix::io::read(receiver, buffer)?) } else { receiver.try_read(buffer) }
 }
 

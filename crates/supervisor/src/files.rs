@@ -17,8 +17,8 @@ use std::{
 use harvest_proto::{
     Timestamp,
     bridge::{
-        Fault, FaultCode, FileKind, FileRequest, FileStat, FromSupervisor, MAX_CONTROL_BYTES, MAX_DATA_BYTES,
-        Reply, RequestId, StreamId,
+        Fault, FaultCode, FileKind, FileRequest, FileStat, FromSupervisor, MAX_CONTROL_BYTES,
+        MAX_DATA_BYTES, Reply, RequestId, StreamId,
     },
 };
 use rustix::{fs::OFlags, io::Errno};
@@ -33,7 +33,11 @@ use crate::{
 };
 
 /// Checks a request and carries it out beside everything else.
-pub(crate) fn start(connection: &Rc<Connection>, id: RequestId, request: FileRequest) -> Result<(), Fault> {
+pub(crate) fn start(
+    connection: &Rc<Connection>,
+    id: RequestId,
+    request: FileRequest,
+) -> Result<(), Fault> {
     let (FileRequest::Read { path, .. }
     | FileRequest::Write { path, .. }
     | FileRequest::Stat { path, .. }
@@ -74,7 +78,8 @@ pub(crate) fn start(connection: &Rc<Connection>, id: RequestId, request: FileReq
                 };
                 here.no_longer_killable(id);
                 here.forget(stream);
-                here.reply(id, written.map(|()| Reply::Done).map_err(|error| fault(&path, &error))).await;
+                here.reply(id, written.map(|()| Reply::Done).map_err(|error| fault(&path, &error)))
+                    .await;
             });
         }
         FileRequest::Stat { follow, .. } => connection.spawn(async move {
@@ -101,7 +106,13 @@ async fn blocking<T: Send + 'static>(
     worked.unwrap_or_else(|_| Err(Fault::new(FaultCode::System, "the file work was cut off")))
 }
 
-async fn read(connection: &Rc<Connection>, id: RequestId, path: &Path, stream: StreamId, credit: &Credit) {
+async fn read(
+    connection: &Rc<Connection>,
+    id: RequestId,
+    path: &Path,
+    stream: StreamId,
+    credit: &Credit,
+) {
     let file = match blocking(path.to_owned(), open_readable).await {
         Ok(file) => Arc::new(file),
         Err(fault) => {
@@ -200,7 +211,8 @@ impl Unfinished {
         }
         let temporary = place.beside(&temporary_name(target.file_name().unwrap_or_default()));
         // Born without rights and without following a link: nobody inside sees half a file.
-        let file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+        let file =
+            fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
         let unfinished = Self { file, temporary, place };
         let (uid, gid) = (rustix::fs::Uid::from_raw(user.uid), rustix::fs::Gid::from_raw(user.gid));
         rustix::fs::fchown(&unfinished.file, Some(uid), Some(gid))?;
@@ -332,7 +344,8 @@ mod tests {
             let (entries, more) = list(folder.path(), Some(&after)).unwrap();
             after = entries.last().unwrap().name.clone();
             listed += entries.len();
-            let reply = FromSupervisor::Reply { id: u64::MAX, result: Ok(Reply::List { entries, more }) };
+            let reply =
+                FromSupervisor::Reply { id: u64::MAX, result: Ok(Reply::List { entries, more }) };
             let mut decoder = harvest_proto::bridge::Decoder::default();
             decoder.push(&Frame::Control(reply).encode());
             assert!(decoder.take::<FromSupervisor>().is_ok(), "the other side would hang up");

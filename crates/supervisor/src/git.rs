@@ -45,8 +45,14 @@ pub(crate) struct Git<'a> {
 
 impl Git<'_> {
     /// Runs git; its last lines either way.
-    async fn run(&self, folder: &str, arguments: &[&str], limit: Duration) -> Result<String, String> {
-        let argv = std::iter::once("git").chain(arguments.iter().copied()).map(str::to_owned).collect();
+    async fn run(
+        &self,
+        folder: &str,
+        arguments: &[&str],
+        limit: Duration,
+    ) -> Result<String, String> {
+        let argv =
+            std::iter::once("git").chain(arguments.iter().copied()).map(str::to_owned).collect();
         let mut order = self.supervisor.order(argv, self.user, folder);
         order.env.extend(
             NEVER_ASK
@@ -54,7 +60,8 @@ impl Git<'_> {
                 .chain(&UNHINDERED)
                 .map(|(name, value)| ((*name).to_owned(), (*value).to_owned())),
         );
-        let captured = capture::run(self.supervisor, order, limit).await.map_err(|fault| fault.message)?;
+        let captured =
+            capture::run(self.supervisor, order, limit).await.map_err(|fault| fault.message)?;
         let line = format!("git {}", arguments.join(" "));
         captured.ok().map_err(|tail| format!("{line}\n{tail}"))
     }
@@ -62,7 +69,8 @@ impl Git<'_> {
     /// The user's global settings, the default identity among them.
     pub(crate) async fn settings(&self) -> Result<(), String> {
         // An image or a restored disk has them already: one process says so in the place of five.
-        let there = self.run("/", &["config", "--global", "--list"], LOCAL_LIMIT).await.unwrap_or_default();
+        let there =
+            self.run("/", &["config", "--global", "--list"], LOCAL_LIMIT).await.unwrap_or_default();
         let is_set = |(name, value): &(&str, &str)| {
             let wanted = format!("{}={value}", name.to_lowercase());
             there.lines().any(|line| line == wanted)
@@ -83,7 +91,11 @@ impl Git<'_> {
     }
 
     /// Brings one checkout to where `start` wants it.
-    pub(crate) async fn sync(&self, checkout: &Checkout, start: BootStart) -> Result<Synced, String> {
+    pub(crate) async fn sync(
+        &self,
+        checkout: &Checkout,
+        start: BootStart,
+    ) -> Result<Synced, String> {
         let workspace = self.supervisor.workspace();
         let folder = format!("{workspace}/{}", checkout.name);
         let there = std::path::Path::new(&folder).join(".git").exists();
@@ -104,21 +116,30 @@ impl Git<'_> {
 
     // Under its name only once it is whole: what is cut off in the middle must not pass for a checkout on the
     // next boot.
-    async fn clone(&self, workspace: &str, checkout: &Checkout, start: BootStart) -> Result<(), String> {
+    async fn clone(
+        &self,
+        workspace: &str,
+        checkout: &Checkout,
+        start: BootStart,
+    ) -> Result<(), String> {
         let part = format!(".{}.part", checkout.name);
-        let (at, folder) = (format!("{workspace}/{part}"), format!("{workspace}/{}", checkout.name));
+        let (at, folder) =
+            (format!("{workspace}/{part}"), format!("{workspace}/{}", checkout.name));
         remove(&at).await.map_err(|error| format!("cannot remove {at}: {error}"))?;
         let arguments = ["clone", "--quiet", "--", &checkout.remote, &part];
         self.run(workspace, &arguments, GIT_LIMIT).await?;
         self.check_out(&at, checkout, start).await?;
-        std::fs::rename(&at, &folder).map_err(|error| format!("cannot put the clone at {folder}: {error}"))
+        std::fs::rename(&at, &folder)
+            .map_err(|error| format!("cannot put the clone at {folder}: {error}"))
     }
 
     async fn fetch(&self, folder: &str, checkout: &Checkout) -> Result<(), String> {
-        let set = self.run(folder, &["remote", "set-url", "origin", &checkout.remote], LOCAL_LIMIT).await;
+        let set =
+            self.run(folder, &["remote", "set-url", "origin", &checkout.remote], LOCAL_LIMIT).await;
         if let Err(tail) = set {
             // One that was made inside has none yet.
-            let added = self.run(folder, &["remote", "add", "origin", &checkout.remote], LOCAL_LIMIT).await;
+            let added =
+                self.run(folder, &["remote", "add", "origin", &checkout.remote], LOCAL_LIMIT).await;
             added.map_err(|_| tail)?;
         }
         let fetch = self.run(folder, &["fetch", "--quiet", "--prune", "origin"], GIT_LIMIT);
@@ -133,12 +154,18 @@ impl Git<'_> {
         // Without an answer the old word stands.
         if let Some(branch) = head.ok().as_deref().and_then(default_branch) {
             let origin = format!("refs/remotes/origin/{branch}");
-            self.run(folder, &["symbolic-ref", "refs/remotes/origin/HEAD", &origin], LOCAL_LIMIT).await?;
+            self.run(folder, &["symbolic-ref", "refs/remotes/origin/HEAD", &origin], LOCAL_LIMIT)
+                .await?;
         }
         Ok(())
     }
 
-    async fn check_out(&self, folder: &str, checkout: &Checkout, start: BootStart) -> Result<(), String> {
+    async fn check_out(
+        &self,
+        folder: &str,
+        checkout: &Checkout,
+        start: BootStart,
+    ) -> Result<(), String> {
         let Some(base) = self.base(folder, checkout).await else {
             return self.unborn(folder, checkout).await;
         };
@@ -150,8 +177,12 @@ impl Git<'_> {
         // track of the base, so that a plain push goes to the branch's own name.
         let origin = format!("refs/remotes/origin/{base}");
         let track = if *branch == base { "--track" } else { "--no-track" };
-        self.run(folder, &["checkout", "--quiet", "--force", track, "-B", branch, &origin], LOCAL_LIMIT)
-            .await?;
+        self.run(
+            folder,
+            &["checkout", "--quiet", "--force", track, "-B", branch, &origin],
+            LOCAL_LIMIT,
+        )
+        .await?;
         Ok(())
     }
 
@@ -159,12 +190,14 @@ impl Git<'_> {
         if let Some(base) = &checkout.base {
             return Some(base.clone());
         }
-        let head =
-            self.run(folder, &["symbolic-ref", "--short", "refs/remotes/origin/HEAD"], LOCAL_LIMIT).await;
+        let head = self
+            .run(folder, &["symbolic-ref", "--short", "refs/remotes/origin/HEAD"], LOCAL_LIMIT)
+            .await;
         let base = head.ok()?.trim().strip_prefix("origin/")?.to_owned();
         // An empty repository may name a default branch that does not exist.
         let commit = format!("refs/remotes/origin/{base}^{{commit}}");
-        let exists = self.run(folder, &["rev-parse", "--verify", "--quiet", &commit], LOCAL_LIMIT).await;
+        let exists =
+            self.run(folder, &["rev-parse", "--verify", "--quiet", &commit], LOCAL_LIMIT).await;
         exists.ok().map(|_| base)
     }
 

@@ -42,7 +42,8 @@ fn main() -> ExitCode {
         return agents::scripted::program::main(arguments.next().as_deref());
     }
     // Nobody inside may look into this process: it holds the bridge and the door.
-    if let Err(error) = rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
+    if let Err(error) =
+        rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
     {
         log::line(format_args!("cannot become undumpable: {error}"));
     }

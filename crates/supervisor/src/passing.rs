@@ -11,8 +11,8 @@ use std::{
 };
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags,
 };
 
 // A launch has about twenty on a v1 host with all its hierarchies; the kernel allows 253.
@@ -30,14 +30,21 @@ pub(crate) fn send_some(
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() && !ancillary.push(SendAncillaryMessage::ScmRights(descriptors)) {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "too many descriptors for one message"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "too many descriptors for one message",
+        ));
     }
-    let sent = rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
+    let sent =
+        rustix::net::sendmsg(socket, &[IoSlice::new(bytes)], &mut ancillary, SendFlags::NOSIGNAL)?;
     Ok(sent)
 }
 
 /// One `recvmsg`: bytes into `buffer`, descriptors close-on-exec. Zero bytes is the end.
-pub(crate) fn receive_some(socket: impl AsFd, buffer: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+pub(crate) fn receive_some(
+    socket: impl AsFd,
+    buffer: &mut [u8],
+) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let received = loop {
@@ -73,7 +80,10 @@ pub(crate) fn receive(socket: &UnixStream) -> io::Result<Option<(Vec<u8>, Vec<Ow
     reader.read_exact(&mut head[count..])?;
     let length = u32::from_be_bytes(head) as usize;
     if length > MAX_MESSAGE_BYTES {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "a message longer than any we send"));
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            "a message longer than any we send",
+        ));
     }
     let mut message = vec![0u8; length];
     reader.read_exact(&mut message)?;

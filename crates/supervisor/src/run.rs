@@ -45,7 +45,8 @@ fn live() -> Result<(), BirthError> {
     let birth = Birth::receive()?;
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
     // Pid 1 is everybody's reaper anyway; outside a pid namespace this makes it so.
-    rustix::process::set_child_subreaper(Some(rustix::process::getpid())).map_err(std::io::Error::from)?;
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
+        .map_err(std::io::Error::from)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .max_blocking_threads(BLOCKING_THREADS)

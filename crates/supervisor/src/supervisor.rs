@@ -94,7 +94,15 @@ impl Supervisor {
     /// An order for a process of this user.
     pub(crate) fn order(&self, argv: Vec<String>, user: &User, cwd: &str) -> Order {
         let (cwd, file_bytes) = (cwd.to_owned(), self.launch.file_bytes);
-        Order { argv, env: self.env(user), cwd, uid: user.uid, gid: user.gid, file_bytes, terminal: false }
+        Order {
+            argv,
+            env: self.env(user),
+            cwd,
+            uid: user.uid,
+            gid: user.gid,
+            file_bytes,
+            terminal: false,
+        }
     }
 
     /// How a process ended, given how many the memory limit had killed when it started.

@@ -64,7 +64,8 @@ impl Master {
         modes.input_modes |= InputModes::IUTF8;
         tcsetattr(&theirs, OptionalActions::Now, &modes)?;
         // So that programs may open it by name. The group stays the terminals'.
-        let _only_by_name = rustix::fs::fchown(&theirs, Some(rustix::fs::Uid::from_raw(order.uid)), None);
+        let _only_by_name =
+            rustix::fs::fchown(&theirs, Some(rustix::fs::Uid::from_raw(order.uid)), None);
         let master = Self(ours);
         master.resize(size.rows, size.cols)?;
         Ok((master, theirs))
@@ -91,8 +92,9 @@ struct Line {
 
 impl Line {
     async fn spawn(supervisor: &Supervisor, order: Order, size: &Terminal) -> Result<Self, Fault> {
-        let system =
-            |error: io::Error| Fault::new(FaultCode::System, format!("cannot make a terminal: {error}"));
+        let system = |error: io::Error| {
+            Fault::new(FaultCode::System, format!("cannot make a terminal: {error}"))
+        };
         let (master, theirs) = Master::open(size, &order).map_err(system)?;
         let again = || theirs.try_clone().map_err(system);
         let triple = [again()?, again()?, theirs];

@@ -38,7 +38,8 @@ fn read_bounded(path: &Path) -> std::io::Result<String> {
 }
 
 fn find_in(passwd: &str, user: &str) -> Option<User> {
-    let (name, group) = user.split_once(':').map_or((user, None), |(name, group)| (name, Some(group)));
+    let (name, group) =
+        user.split_once(':').map_or((user, None), |(name, group)| (name, Some(group)));
     let number = name.parse::<u32>().ok();
     let listed = passwd
         .lines()
@@ -76,7 +77,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const PASSWD: &str = "root:x:0:0:root:/root:/bin/bash\n# no\nbroken\nada:x:1000:100::/home/ada:/bin/sh\n";
+    const PASSWD: &str =
+        "root:x:0:0:root:/root:/bin/bash\n# no\nbroken\nada:x:1000:100::/home/ada:/bin/sh\n";
 
     #[test]
     fn a_user_is_found_by_name_and_by_number() {

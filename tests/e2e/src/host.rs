@@ -59,7 +59,10 @@ impl Host {
         // Another test of this process may have been first; one provider is enough.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut host = Self {
-            home: tempfile::Builder::new().prefix("hv").tempdir_in(folder).expect("a folder can be made"),
+            home: tempfile::Builder::new()
+                .prefix("hv")
+                .tempdir_in(folder)
+                .expect("a folder can be made"),
             server: None,
             env: env.iter().map(|(name, value)| ((*name).into(), (*value).into())).collect(),
             client: reqwest::Client::builder().no_proxy().build().expect("a client needs nothing"),
@@ -82,7 +85,10 @@ impl Host {
 
     fn command(&self) -> Command {
         let mut command = Command::new(binary("harvest"));
-        command.env("HARVEST_HOME", self.home.path()).env("NO_COLOR", "1").env_remove("HARVEST_URL");
+        command
+            .env("HARVEST_HOME", self.home.path())
+            .env("NO_COLOR", "1")
+            .env_remove("HARVEST_URL");
         command.env_remove("ANTHROPIC_API_KEY").envs(&self.env);
         command
     }
@@ -179,7 +185,8 @@ impl Host {
     /// # Panics
     /// When it does not.
     pub async fn post(&self, path: &str, body: Value) -> Value {
-        let answer = self.request(Method::POST, path).json(&body).send().await.expect("the server answers");
+        let answer =
+            self.request(Method::POST, path).json(&body).send().await.expect("the server answers");
         let status = answer.status();
         let text = answer.text().await.expect("the answer has a body");
         assert!(status.is_success(), "POST {path} answered {status}: {text}");
@@ -207,7 +214,8 @@ impl Host {
         arguments: impl IntoIterator<Item = Argument>,
     ) -> Ran {
         let mut command = self.command();
-        let output = command.envs(env.iter().copied()).args(arguments).stdin(Stdio::null()).output();
+        let output =
+            command.envs(env.iter().copied()).args(arguments).stdin(Stdio::null()).output();
         let output = output.expect("the CLI can be started");
         Ran {
             code: output.status.code().unwrap_or(-1),
@@ -224,17 +232,31 @@ impl Host {
         let folder = self.home.path().join("sources").join(name);
         for (path, content) in files {
             let path = folder.join(path);
-            fs::create_dir_all(path.parent().expect("a file lies in a folder")).expect("the home is ours");
+            fs::create_dir_all(path.parent().expect("a file lies in a folder"))
+                .expect("the home is ours");
             fs::write(&path, content).expect("the home is ours");
         }
         git(&folder, &["init", "-q", "-b", "main"]);
         git(&folder, &["add", "-A"]);
         git(
             &folder,
-            &["-c", "user.name=Test", "-c", "user.email=test@example.org", "commit", "-qm", "Begin"],
+            &[
+                "-c",
+                "user.name=Test",
+                "-c",
+                "user.email=test@example.org",
+                "commit",
+                "-qm",
+                "Begin",
+            ],
         );
-        let added =
-            self.harvest(["repo", "add", folder.to_str().expect("temporary paths are text"), "--name", name]);
+        let added = self.harvest([
+            "repo",
+            "add",
+            folder.to_str().expect("temporary paths are text"),
+            "--name",
+            name,
+        ]);
         assert_eq!(added.code, 0, "{added:?}");
         let built = self.harvest(["repo", "build", name]);
         assert_eq!(built.code, 0, "{built:?}");
@@ -261,7 +283,13 @@ impl Host {
     ///
     /// # Panics
     /// When it is refused.
-    pub async fn session_of(&self, agent: &str, repository: &str, prompt: &str, script: &Value) -> Session {
+    pub async fn session_of(
+        &self,
+        agent: &str,
+        repository: &str,
+        prompt: &str,
+        script: &Value,
+    ) -> Session {
         let body = json!({
             "repository": repository, "agent": agent, "model": "scripted", "network": "none",
             "prompt": format!("{prompt}\nscript: {script}"),
@@ -294,7 +322,8 @@ impl Host {
     /// # Panics
     /// When it is not there.
     pub async fn show(&self, session: &SessionId) -> Session {
-        let answer = self.get(&format!("/v1/sessions/{session}")).send().await.expect("the server answers");
+        let answer =
+            self.get(&format!("/v1/sessions/{session}")).send().await.expect("the server answers");
         answer.json().await.expect("a session comes back")
     }
 
@@ -326,7 +355,11 @@ impl Host {
             let path = format!("/v1/sessions/{session}/events?limit=1000&after={}", all.len());
             let page = self.get(&path).send().await.expect("the server answers");
             let page: Page<Event> = page.json().await.expect("a page comes back");
-            assert!(!page.items.is_empty(), "the newest of {session} is {last}, and {} came", all.len());
+            assert!(
+                !page.items.is_empty(),
+                "the newest of {session} is {last}, and {} came",
+                all.len()
+            );
             for event in page.items {
                 assert_eq!(event.seq, all.len() as u64 + 1, "a number was skipped or repeated");
                 all.push(event.body);
@@ -356,20 +389,27 @@ impl Host {
     ) -> (Exit, String) {
         let limit = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
         let body = json!({ "argv": ["sh", "-c", command], "user": user, "timeout_millis": limit });
-        let answer =
-            self.request(Method::POST, &format!("/v1/sessions/{session}/exec")).json(&body).send().await;
+        let answer = self
+            .request(Method::POST, &format!("/v1/sessions/{session}/exec"))
+            .json(&body)
+            .send()
+            .await;
         let text = answer.expect("the server answers").text().await.expect("the stream ends well");
         let mut output = Vec::new();
         for line in text.lines() {
             match serde_json::from_str::<ExecLine>(line)
                 .unwrap_or_else(|_| panic!("not an exec line: {line}"))
             {
-                ExecLine::Stdout { data } | ExecLine::Stderr { data } => output.extend(decode(&data)),
+                ExecLine::Stdout { data } | ExecLine::Stderr { data } => {
+                    output.extend(decode(&data))
+                }
                 ExecLine::Started { .. } => {}
                 ExecLine::Exited { exit, .. } => {
                     return (exit, String::from_utf8_lossy(&output).into_owned());
                 }
-                ExecLine::Failed { code, message } => panic!("`{command}` failed: {code}: {message}"),
+                ExecLine::Failed { code, message } => {
+                    panic!("`{command}` failed: {code}: {message}")
+                }
             }
         }
         panic!("`{command}` never ended: {text}")
@@ -391,7 +431,12 @@ impl Drop for Host {
 }
 
 fn git(folder: &Path, arguments: &[&str]) {
-    let done = Command::new("git").arg("-C").arg(folder).args(arguments).output().expect("git is installed");
+    let done = Command::new("git")
+        .arg("-C")
+        .arg(folder)
+        .args(arguments)
+        .output()
+        .expect("git is installed");
     assert!(done.status.success(), "git {arguments:?}: {}", String::from_utf8_lossy(&done.stderr));
 }
 

@@ -27,7 +27,8 @@ impl Leftovers {
         let mut found = Self::default();
         let name = home.to_string_lossy();
         for pid in numbers("/proc") {
-            let read = |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
+            let read =
+                |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
             let in_group = groups.is_some_and(|group| read("cgroup").contains(group));
             // Only who was started with the home as a word of its own: a shell may mention it in passing.
             // And not who waits to sweep up after a test that is killed.
@@ -43,7 +44,8 @@ impl Leftovers {
         }
         found.cgroups = groups.map(group_folders).unwrap_or_default();
         for entry in fs::read_dir("/sys/block").into_iter().flatten().flatten() {
-            let file = fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();
+            let file =
+                fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();
             if file.starts_with(&*name) {
                 found.loops.insert(file.trim().to_owned());
             }
@@ -62,8 +64,9 @@ pub fn cgroup_of(home: &Path) -> Option<String> {
     });
     zygotes.into_iter().find_map(|pid| {
         let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
-        let part =
-            groups.lines().find_map(|line| line.split('/').find(|part| part.starts_with("harvest-")))?;
+        let part = groups
+            .lines()
+            .find_map(|line| line.split('/').find(|part| part.starts_with("harvest-")))?;
         Some(part.to_owned())
     })
 }

@@ -47,7 +47,8 @@ pub fn binary(name: &str) -> PathBuf {
 /// When there is no /proc.
 #[must_use]
 pub fn unique() -> String {
-    let random = std::fs::read_to_string("/proc/sys/kernel/random/uuid").expect("every Linux has it");
+    let random =
+        std::fs::read_to_string("/proc/sys/kernel/random/uuid").expect("every Linux has it");
     let digits: String = random.bytes().take(12).map(|byte| char::from(b'0' + byte % 10)).collect();
     format!("1{digits}")
 }

@@ -31,11 +31,15 @@ impl Machine {
     /// When the image cannot be built.
     #[must_use]
     pub fn new() -> Self {
-        let folder = tempfile::Builder::new().prefix("hv").tempdir().expect("a temporary folder can be made");
+        let folder = tempfile::Builder::new()
+            .prefix("hv")
+            .tempdir()
+            .expect("a temporary folder can be made");
         let machine = Self { folder };
         write_image(&machine.folder.path().join("image"));
         let recipe = machine.folder.path().join("image/tiny.toml");
-        let built = machine.harvest(["image", "build", recipe.to_str().expect("temporary paths are text")]);
+        let built =
+            machine.harvest(["image", "build", recipe.to_str().expect("temporary paths are text")]);
         assert_eq!(built.code, 0, "{built:?}");
         machine
     }
@@ -130,7 +134,8 @@ fn write_image(image: &Path) {
     for folder in ["bin", "etc", "tmp", "proc", "dev", "sys"] {
         fs::create_dir_all(root.join(folder)).expect("a temporary folder is ours");
     }
-    fs::copy("/bin/busybox", root.join("bin/busybox")).expect("a static /bin/busybox (busybox-static)");
+    fs::copy("/bin/busybox", root.join("bin/busybox"))
+        .expect("a static /bin/busybox (busybox-static)");
     for applet in APPLETS.split_whitespace() {
         symlink("busybox", root.join("bin").join(applet)).expect("a temporary folder is ours");
     }
@@ -141,7 +146,8 @@ fn write_image(image: &Path) {
             .and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o755)))
             .expect("a temporary folder is ours");
     }
-    let recipe = "name = \"tiny\"\nfrom = { folder = \"root\" }\n\n[[step]]\nenv = { PATH = \"/bin\" }\n";
+    let recipe =
+        "name = \"tiny\"\nfrom = { folder = \"root\" }\n\n[[step]]\nenv = { PATH = \"/bin\" }\n";
     fs::write(image.join("tiny.toml"), recipe).expect("a temporary folder is ours");
 }
 
@@ -165,7 +171,8 @@ pub fn processes_with(word: &str) -> Vec<u32> {
         .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
         .filter(|pid: &u32| {
             let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            *pid != std::process::id() && line.split(|byte| *byte == 0).any(|part| part == word.as_bytes())
+            *pid != std::process::id()
+                && line.split(|byte| *byte == 0).any(|part| part == word.as_bytes())
         })
         .collect()
 }
@@ -183,6 +190,7 @@ pub fn most_memory(pid: u32) -> Option<u64> {
 pub fn private_memory(pid: u32) -> Option<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
     let lines = text.lines().filter(|line| line.starts_with("Private_"));
-    let kilobytes: u64 = lines.filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).sum();
+    let kilobytes: u64 =
+        lines.filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok()).sum();
     (kilobytes > 0).then_some(kilobytes << 10)
 }

@@ -83,13 +83,15 @@ impl Postgres {
     }
 
     fn initialize(&self) {
-        fs::set_permissions(&self.folder, fs::Permissions::from_mode(0o755)).expect("the folder is ours");
+        fs::set_permissions(&self.folder, fs::Permissions::from_mode(0o755))
+            .expect("the folder is ours");
         let data = self.folder.join("data");
         let _ = fs::remove_dir_all(&data);
         fs::create_dir(&data).expect("our folder can be written");
         if is_root() {
             for path in [&data, &self.folder] {
-                std::os::unix::fs::chown(path, Some(65534), Some(65534)).expect("root may give away");
+                std::os::unix::fs::chown(path, Some(65534), Some(65534))
+                    .expect("root may give away");
             }
         }
         // An order of texts that is not that of their bytes, so that it is noticed when one is relied on.
@@ -111,7 +113,9 @@ impl Postgres {
         let log = File::create(self.folder.join("log")).expect("our folder can be written");
         let server = unprivileged(&program("postgres"));
         let mut watcher = Command::new("setsid");
-        watcher.args(["--fork", "sh", "-c", WATCHER, "watcher", &whom.to_string()]).arg(&self.folder);
+        watcher
+            .args(["--fork", "sh", "-c", WATCHER, "watcher", &whom.to_string()])
+            .arg(&self.folder);
         watcher.arg(server.get_program()).args(server.get_args());
         watcher.arg("-D").arg(self.folder.join("data")).arg("-k").arg(&self.folder);
         // No network: whoever reaches the folder may come in.
@@ -158,7 +162,18 @@ impl Postgres {
     /// When the server refuses.
     pub fn sql(&self, database: &str, sql: &str) -> String {
         let mut psql = Command::new(program("psql"));
-        psql.args(["-X", "-A", "-t", "-q", "-v", "ON_ERROR_STOP=1", "-U", "harvest", "-d", database]);
+        psql.args([
+            "-X",
+            "-A",
+            "-t",
+            "-q",
+            "-v",
+            "ON_ERROR_STOP=1",
+            "-U",
+            "harvest",
+            "-d",
+            database,
+        ]);
         let ran = psql.arg("-h").arg(&self.folder).args(["-c", sql]).output().expect("psql starts");
         assert!(ran.status.success(), "{sql}: {}", String::from_utf8_lossy(&ran.stderr));
         String::from_utf8_lossy(&ran.stdout).trim().to_owned()

@@ -33,14 +33,23 @@ impl<'host> Follower<'host> {
     ///
     /// # Panics
     /// When it does not come, or when a number is skipped or repeated.
-    pub async fn after(&mut self, seq: u64, what: &str, wanted: impl Fn(&EventBody) -> bool) -> Event {
+    pub async fn after(
+        &mut self,
+        seq: u64,
+        what: &str,
+        wanted: impl Fn(&EventBody) -> bool,
+    ) -> Event {
         let begin = Instant::now();
         let matches = |event: &&Event| event.seq > seq && wanted(&event.body);
         loop {
             if let Some(event) = self.seen.iter().find(matches) {
                 return event.clone();
             }
-            assert!(begin.elapsed() < PATIENCE, "waited {PATIENCE:?} for {what}; saw {:#?}", self.seen);
+            assert!(
+                begin.elapsed() < PATIENCE,
+                "waited {PATIENCE:?} for {what}; saw {:#?}",
+                self.seen
+            );
             if self.read_once(&|body| wanted(body)).await.is_err() {
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
@@ -48,14 +57,23 @@ impl<'host> Follower<'host> {
     }
 
     /// One connection: reads until something wanted came, the stream broke or it went quiet.
-    async fn read_once(&mut self, wanted: &dyn Fn(&EventBody) -> bool) -> Result<(), reqwest::Error> {
+    async fn read_once(
+        &mut self,
+        wanted: &dyn Fn(&EventBody) -> bool,
+    ) -> Result<(), reqwest::Error> {
         let last = self.seen.last().map_or(0, |event| event.seq);
         let path = format!("/v1/sessions/{}/events?after={last}", self.session);
-        let answer =
-            self.host.get(&path).header("accept", "text/event-stream").send().await?.error_for_status()?;
+        let answer = self
+            .host
+            .get(&path)
+            .header("accept", "text/event-stream")
+            .send()
+            .await?
+            .error_for_status()?;
         let mut bytes = answer.bytes_stream();
         let mut text = String::new();
-        while let Ok(Some(piece)) = tokio::time::timeout(Duration::from_secs(5), bytes.next()).await {
+        while let Ok(Some(piece)) = tokio::time::timeout(Duration::from_secs(5), bytes.next()).await
+        {
             text.push_str(&String::from_utf8_lossy(&piece?));
             while let Some(end) = text.find("\n\n") {
                 let frame: String = text.drain(..end + 2).collect();

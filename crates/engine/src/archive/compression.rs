@@ -14,7 +14,9 @@ const GZIP: &[u8] = &[0x1f, 0x8b];
 const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 
 /// The bytes behind the compression of `source`.
-pub(crate) fn decompressed<'a>(mut source: impl Read + 'a) -> Result<Box<dyn Read + 'a>, ArchiveError> {
+pub(crate) fn decompressed<'a>(
+    mut source: impl Read + 'a,
+) -> Result<Box<dyn Read + 'a>, ArchiveError> {
     let head = head(&mut source).map_err(ArchiveError::Read)?;
     let known = |magic: &[u8]| head.starts_with(magic);
     // Frames that decoders pass over have 16 magic numbers.
@@ -82,7 +84,8 @@ impl<R: io::BufRead> Zstd<R> {
         match self.decoder.init(&mut self.source) {
             Ok(()) => self.inside = true,
             Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame {
-                length, ..
+                length,
+                ..
             })) => {
                 let length = u64::from(length);
                 if io::copy(&mut (&mut self.source).take(length), &mut io::sink())? != length {

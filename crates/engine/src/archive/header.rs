@@ -75,7 +75,9 @@ impl Header {
             return Err(Fault::Checksum);
         }
         let natural = |range: std::ops::Range<usize>, reason| {
-            number(&block[range]).and_then(|value| u64::try_from(value).ok()).ok_or(Fault::Number(reason))
+            number(&block[range])
+                .and_then(|value| u64::try_from(value).ok())
+                .ok_or(Fault::Number(reason))
         };
         let mut path = parse_text(&block[..100]);
         let prefix = parse_text(&block[345..500]);
@@ -124,8 +126,10 @@ pub(super) fn number(field: &[u8]) -> Option<i64> {
         }
         return i64::try_from(value).ok();
     }
-    let digits =
-        field.iter().skip_while(|byte| **byte == b' ').take_while(|byte| !matches!(**byte, b' ' | 0));
+    let digits = field
+        .iter()
+        .skip_while(|byte| **byte == b' ')
+        .take_while(|byte| !matches!(**byte, b' ' | 0));
     digits.copied().try_fold(0i64, |value, byte| match byte {
         b'0'..=b'7' => value.checked_mul(8)?.checked_add(i64::from(byte - b'0')),
         _ => None,

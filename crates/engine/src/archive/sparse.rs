@@ -56,7 +56,9 @@ fn old_pairs(bytes: &[u8], extents: &mut Vec<Extent>) -> bool {
             return extents.len() < MAX_EXTENTS;
         }
         let natural = |field: &[u8]| number(field).and_then(|value| u64::try_from(value).ok());
-        let (Some(offset), Some(length)) = (natural(&pair[..12]), natural(&pair[12..])) else { return false };
+        let (Some(offset), Some(length)) = (natural(&pair[..12]), natural(&pair[12..])) else {
+            return false;
+        };
         extents.push(Extent { offset, length });
     }
     true
@@ -84,7 +86,9 @@ pub(super) fn leading_map(
             let Some(number) = decimal(&line) else { return Ok(None) };
             line.clear();
             if numbers.is_empty() {
-                let Some(count) = usize::try_from(number).ok().filter(|count| *count <= MAX_EXTENTS) else {
+                let Some(count) =
+                    usize::try_from(number).ok().filter(|count| *count <= MAX_EXTENTS)
+                else {
                     return Ok(None);
                 };
                 wanted = 1 + 2 * count;
@@ -112,7 +116,8 @@ impl SparseMap {
             b"size" | b"realsize" => self.size = Some(decimal(value)?),
             b"offset" | b"numbytes" => self.numbers.get_or_insert_default().push(decimal(value)?),
             b"map" => {
-                let numbers = value.split(|byte| *byte == b',').filter(|text| !text.is_empty()).map(decimal);
+                let numbers =
+                    value.split(|byte| *byte == b',').filter(|text| !text.is_empty()).map(decimal);
                 self.numbers = Some(numbers.collect::<Option<_>>()?);
             }
             _ => {}
@@ -124,8 +129,10 @@ impl SparseMap {
     pub(super) fn extents(&self) -> Option<Vec<Extent>> {
         let pairs = self.numbers.as_ref()?.chunks(2);
         // A number too many is a length that fits nothing.
-        let extent =
-            |pair: &[u64]| Extent { offset: pair[0], length: pair.get(1).copied().unwrap_or(u64::MAX) };
+        let extent = |pair: &[u64]| Extent {
+            offset: pair[0],
+            length: pair.get(1).copied().unwrap_or(u64::MAX),
+        };
         Some(pairs.map(extent).collect())
     }
 }

@@ -113,7 +113,10 @@ fn names_longer_than_a_header_come_from_gnu_and_from_pax() {
     let bytes = Writer::default()
         .add(&Item { flag: b'L', ..Item::file("././@LongLink", &name) })
         .add(&Item::file("cut", b"1"))
-        .pax(&[("path", long.as_bytes()), ("mtime", b"-1.5"), ("uid", b"70000")], &Item::file("cut", b"22"))
+        .pax(
+            &[("path", long.as_bytes()), ("mtime", b"-1.5"), ("uid", b"70000")],
+            &Item::file("cut", b"22"),
+        )
         .end();
     let entries = all(&bytes).unwrap();
     assert_eq!(entries[0].path, long.as_bytes());
@@ -168,8 +171,9 @@ fn compression_is_told_by_the_first_bytes_and_checked_to_the_last() {
     let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     gzip.write_all(&plain).unwrap();
     let gzip = gzip.finish().unwrap();
-    let frame =
-        |bytes: &[u8]| ruzstd::encoding::compress_to_vec(bytes, ruzstd::encoding::CompressionLevel::Fastest);
+    let frame = |bytes: &[u8]| {
+        ruzstd::encoding::compress_to_vec(bytes, ruzstd::encoding::CompressionLevel::Fastest)
+    };
     // Two frames with one between them that decoders pass over.
     let skipped = [0x5a, 0x2a, 0x4d, 0x18, 3, 0, 0, 0, 1, 2, 3];
     let zstd = [frame(&plain[..1000]), skipped.to_vec(), frame(&plain[1000..])].concat();

@@ -22,11 +22,14 @@ fn main() -> ExitCode {
         [probe, home] if probe == "--probe" => harvest_engine::probe::main(&PathBuf::from(home)),
         [leave_out, guards, home] if leave_out == "--leave-out" => {
             let guards = guards.to_string_lossy().into_owned();
-            let alter = move |plan: &mut Plan| guards.split(',').for_each(|guard| remove(guard, plan));
+            let alter =
+                move |plan: &mut Plan| guards.split(',').for_each(|guard| remove(guard, plan));
             zygote::main_altered(&PathBuf::from(home), Box::new(alter))
         }
         _ => {
-            eprintln!("usage: harvest-zygote [--probe | --without nftables | --leave-out GUARD,…] HOME");
+            eprintln!(
+                "usage: harvest-zygote [--probe | --without nftables | --leave-out GUARD,…] HOME"
+            );
             ExitCode::from(2)
         }
     }

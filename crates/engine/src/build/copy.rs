@@ -36,7 +36,8 @@ pub(crate) fn copy_into(
     source: &Path,
     to: &Path,
 ) -> Result<(), EngineError> {
-    let is_folder = fs::symlink_metadata(source).map_err(|e| disk_error("read", source, e))?.is_dir();
+    let is_folder =
+        fs::symlink_metadata(source).map_err(|e| disk_error("read", source, e))?.is_dir();
     let folder = if is_folder { to } else { to.parent().unwrap_or(Path::new("/")) };
     let inside = make_folders(layer, below, folder)?;
     let target = layer.join(&inside);
@@ -57,8 +58,8 @@ fn copy_file(source: &Path, folder: &Path, name: &OsStr) -> Result<(), EngineErr
     let from = tree::open_root(source.parent().unwrap_or(Path::new("/")))?;
     let into = tree::open_root(folder)?;
     let failed = |e: Errno| disk_error("copy", source, e);
-    let old =
-        CString::new(source.file_name().unwrap_or_default().as_bytes()).map_err(|_| failed(Errno::INVAL))?;
+    let old = CString::new(source.file_name().unwrap_or_default().as_bytes())
+        .map_err(|_| failed(Errno::INVAL))?;
     let stat = tree::stat(from.as_fd(), &old).map_err(failed)?;
     let mut pulse = || Ok(());
     let mut copier = Copier::new(into.as_fd(), &mut pulse);
@@ -87,12 +88,15 @@ fn make_folders(layer: &Path, below: &[PathBuf], path: &Path) -> Result<PathBuf,
     for part in path.components() {
         let Component::Normal(part) = part else { continue };
         made.push(part);
-        let name = CString::new(part.as_bytes()).map_err(|_| disk_error("make", path, Errno::INVAL))?;
+        let name =
+            CString::new(part.as_bytes()).map_err(|_| disk_error("make", path, Errno::INVAL))?;
         visible = match look_up(&visible, &name).map_err(|e| disk_error("look at", &made, e))? {
             Some(folders) => folders,
             None => {
-                let reason =
-                    io::Error::new(io::ErrorKind::NotADirectory, "the image has something else there");
+                let reason = io::Error::new(
+                    io::ErrorKind::NotADirectory,
+                    "the image has something else there",
+                );
                 return Err(disk_error("copy into", Path::new("/").join(&made), reason));
             }
         };
@@ -107,7 +111,9 @@ fn dress(folder: &Path, like: Option<&OwnedFd>) -> Result<(), EngineError> {
     let dressed = || -> Result<(), Errno> {
         let made = tree::open_root(folder).map_err(|_| Errno::IO)?;
         match like {
-            Some(like) => tree::copy_file_metadata(like.as_fd(), made.as_fd(), &rustix::fs::fstat(like)?),
+            Some(like) => {
+                tree::copy_file_metadata(like.as_fd(), made.as_fd(), &rustix::fs::fstat(like)?)
+            }
             None => rustix::fs::fchmod(&made, Mode::from_raw_mode(0o755)),
         }
     };
@@ -128,7 +134,8 @@ pub(crate) fn look_up(visible: &[OwnedFd], name: &CString) -> Result<Option<Vec<
             let hidden = tree::is_whiteout(&stat) || !found.is_empty();
             return Ok(hidden.then_some(found));
         }
-        let inner = tree::open_folder(folder.as_fd(), Path::new(OsStr::from_bytes(name.to_bytes())))?;
+        let inner =
+            tree::open_folder(folder.as_fd(), Path::new(OsStr::from_bytes(name.to_bytes())))?;
         let opaque = tree::is_opaque(inner.as_fd())?;
         found.push(inner);
         if opaque {
@@ -141,7 +148,8 @@ pub(crate) fn look_up(visible: &[OwnedFd], name: &CString) -> Result<Option<Vec<
 /// Whether a file of this path, without a link on the way, is in the stack of `below` (top first).
 pub(crate) fn has_file(below: &[PathBuf], path: &Path) -> bool {
     let find = || -> Option<bool> {
-        let mut visible = below.iter().map(|root| tree::open_root(root).ok()).collect::<Option<Vec<_>>>()?;
+        let mut visible =
+            below.iter().map(|root| tree::open_root(root).ok()).collect::<Option<Vec<_>>>()?;
         let parts: Vec<CString> = path
             .components()
             .map(|part| CString::new(part.as_os_str().as_bytes()).ok())

@@ -33,7 +33,8 @@ const CA_VARIABLES: [&str; 7] = [
     "npm_config_cafile",
 ];
 
-const PROXY_VARIABLES: [&str; 5] = ["http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy"];
+const PROXY_VARIABLES: [&str; 5] =
+    ["http_proxy", "https_proxy", "ftp_proxy", "all_proxy", "no_proxy"];
 
 // What tells pip where to fetch; the rest of its settings is about the host's own disk.
 const PIP_KEYS: [&str; 8] = [
@@ -92,7 +93,8 @@ impl HostFolder {
         // Readable for the ids of a sandbox; the folders above keep everyone else out.
         let readable = fs::Permissions::from_mode(0o755);
         fs::set_permissions(&path, readable).map_err(|e| disk_error("create", &path, e))?;
-        let mut folder = Self { path, env: BTreeMap::new(), redaction: Redaction::new(), sources: false };
+        let mut folder =
+            Self { path, env: BTreeMap::new(), redaction: Redaction::new(), sources: false };
         folder.certificates()?;
         folder.apt(suite)?;
         folder.npm()?;
@@ -152,7 +154,8 @@ impl HostFolder {
 
     fn npm(&mut self) -> Result<(), EngineError> {
         let home = env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
-        let user = env::var_os("NPM_CONFIG_USERCONFIG").map_or_else(|| home.join(".npmrc"), PathBuf::from);
+        let user =
+            env::var_os("NPM_CONFIG_USERCONFIG").map_or_else(|| home.join(".npmrc"), PathBuf::from);
         let mut lines = String::new();
         for file in [Path::new("/etc/npmrc"), Path::new("/usr/etc/npmrc"), &user] {
             lines += &npm_lines(&fs::read_to_string(file).unwrap_or_default());
@@ -199,20 +202,28 @@ fn proxy_variables(all: impl Iterator<Item = (String, String)>) -> BTreeMap<Stri
 
 fn pip_files() -> Vec<String> {
     let home = env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
-    let mut paths =
-        vec![PathBuf::from("/etc/pip.conf"), home.join(".pip/pip.conf"), home.join(".config/pip/pip.conf")];
+    let mut paths = vec![
+        PathBuf::from("/etc/pip.conf"),
+        home.join(".pip/pip.conf"),
+        home.join(".config/pip/pip.conf"),
+    ];
     paths.extend(env::var_os("PIP_CONFIG_FILE").map(PathBuf::from));
     paths.iter().filter_map(|path| fs::read_to_string(path).ok()).collect()
 }
 
 // Later files win over earlier ones, variables over files, as in pip itself.
-fn pip_variables(files: &[String], all: impl Iterator<Item = (String, String)>) -> BTreeMap<String, String> {
+fn pip_variables(
+    files: &[String],
+    all: impl Iterator<Item = (String, String)>,
+) -> BTreeMap<String, String> {
     let mut found = BTreeMap::new();
     let variable = |key: &str| format!("PIP_{}", key.to_ascii_uppercase().replace('-', "_"));
     for text in files {
         let (mut wanted, mut last) = (false, None);
         for line in text.lines().filter(|line| !line.trim_start().starts_with(['#', ';'])) {
-            if let Some(section) = line.trim().strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
+            if let Some(section) =
+                line.trim().strip_prefix('[').and_then(|rest| rest.strip_suffix(']'))
+            {
                 wanted = matches!(section, "global" | "install");
                 last = None;
             } else if line.starts_with([' ', '\t']) {
@@ -243,7 +254,9 @@ fn kept_settings(dump: &str) -> Vec<String> {
     let foreign = ["CaInfo", "CaPath", "SslCert", "SslKey", "AutoDetect", "Auto-Detect"];
     let kept = |line: &&str| {
         APT_KEPT.iter().any(|prefix| line.starts_with(prefix))
-            && !foreign.iter().any(|word| line.to_ascii_lowercase().contains(&word.to_ascii_lowercase()))
+            && !foreign
+                .iter()
+                .any(|word| line.to_ascii_lowercase().contains(&word.to_ascii_lowercase()))
             && !line.ends_with("\"\";")
     };
     dump.lines().filter(kept).map(str::to_owned).collect()
@@ -301,7 +314,8 @@ fn of_suite(all: &[Source], suite: &str) -> Vec<Source> {
     let wanted = [suite.to_owned(), format!("{suite}-updates"), format!("{suite}-security")];
     let mut chosen = Vec::new();
     for source in all.iter().filter(|source| is_debians(source)) {
-        let suites: Vec<_> = source.suites.iter().filter(|name| wanted.contains(name)).cloned().collect();
+        let suites: Vec<_> =
+            source.suites.iter().filter(|name| wanted.contains(name)).cloned().collect();
         if !suites.is_empty() {
             chosen.push(Source { suites, ..source.clone() });
         }
@@ -346,8 +360,11 @@ fn parse_list_line(line: &str) -> Option<Source> {
 }
 
 fn parse_deb822(text: &str) -> Vec<Source> {
-    let text: String =
-        text.lines().filter(|line| !line.starts_with('#')).map(|line| format!("{line}\n")).collect();
+    let text: String = text
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .map(|line| format!("{line}\n"))
+        .collect();
     text.split("\n\n").filter_map(parse_stanza).collect()
 }
 
@@ -364,15 +381,24 @@ fn parse_stanza(stanza: &str) -> Option<Source> {
         }
     }
     let words = |key: &str| -> Vec<String> {
-        fields.get(key).map(|value| value.split_whitespace().map(str::to_owned).collect()).unwrap_or_default()
+        fields
+            .get(key)
+            .map(|value| value.split_whitespace().map(str::to_owned).collect())
+            .unwrap_or_default()
     };
-    let off = fields.get("enabled").is_some_and(|value| matches!(value.as_str(), "no" | "false" | "0"));
+    let off =
+        fields.get("enabled").is_some_and(|value| matches!(value.as_str(), "no" | "false" | "0"));
     if off || !words("types").iter().any(|kind| kind == "deb") {
         return None;
     }
     // A key in the stanza itself, over several lines, is nobody's file.
     let signed_by = fields.get("signed-by").cloned();
-    Some(Source { uris: words("uris"), suites: words("suites"), components: words("components"), signed_by })
+    Some(Source {
+        uris: words("uris"),
+        suites: words("suites"),
+        components: words("components"),
+        signed_by,
+    })
 }
 
 /// Sources as apt reads them. `keys`: with the host's key files, which an image need not have; without
@@ -414,7 +440,9 @@ mod tests {
             "Types: deb\nURIs: http://mirror.test/debian\nSuites: bookworm bookworm-updates\nComponents: main contrib\n\n\
              Types: deb\nURIs: http://mirror.test/debian-security\nSuites: bookworm-security\nComponents: main\n"
         );
-        assert!(render_sources(&chosen, true).contains("Signed-By: /usr/share/keyrings/debian-archive"));
+        assert!(
+            render_sources(&chosen, true).contains("Signed-By: /usr/share/keyrings/debian-archive")
+        );
     }
 
     #[test]
@@ -441,18 +469,27 @@ mod tests {
         let dump = "APT::Install-Recommends \"1\";\nAcquire::http::Proxy \"http://proxy.test:3128\";\n\
             Acquire::https::CaInfo \"/etc/host.pem\";\nAcquire::cdrom::mount \"/media\";\nAcquire::http::Proxy::x \"\";\n";
         assert_eq!(kept_settings(dump), ["Acquire::http::Proxy \"http://proxy.test:3128\";"]);
-        assert_eq!(npm_lines("cafile=/x\nregistry=http://r.test\nprefix = /y\n"), "registry=http://r.test\n");
+        assert_eq!(
+            npm_lines("cafile=/x\nregistry=http://r.test\nprefix = /y\n"),
+            "registry=http://r.test\n"
+        );
     }
 
     #[test]
     fn pip_settings_come_from_files_and_variables_win() {
         let file = "[global]\ncert = /x\nindex-url = http://one.test\nextra-index-url =\n  http://a.test\n  http://b.test\n\
             [freeze]\ntimeout = 1\n";
-        let all = [("PIP_INDEX_URL", "http://two.test"), ("PIP_FIND_LINKS", "/wheels"), ("HOME", "/root")];
+        let all = [
+            ("PIP_INDEX_URL", "http://two.test"),
+            ("PIP_FIND_LINKS", "/wheels"),
+            ("HOME", "/root"),
+        ];
         let all = all.map(|(name, value)| (name.to_owned(), value.to_owned()));
         let found = pip_variables(&[file.to_owned()], all.into_iter());
-        let expected =
-            [("PIP_EXTRA_INDEX_URL", "http://a.test http://b.test"), ("PIP_INDEX_URL", "http://two.test")];
+        let expected = [
+            ("PIP_EXTRA_INDEX_URL", "http://a.test http://b.test"),
+            ("PIP_INDEX_URL", "http://two.test"),
+        ];
         assert_eq!(found, expected.map(|(name, value)| (name.to_owned(), value.to_owned())).into());
     }
 }

@@ -77,7 +77,9 @@ pub(super) fn shell(step: &Make, config: &ImageConfig, host: &BTreeMap<String, S
         Make::Npm(packages) => (script(NPM, packages), "root"),
         Make::Pip(packages) => (script(PIP, packages), "root"),
         Make::Run(text) => (script(text, &[]), config.user.as_str()),
-        Make::Copy { .. } | Make::Env(_) | Make::User(_) | Make::Workdir(_) => (script("true", &[]), "root"),
+        Make::Copy { .. } | Make::Env(_) | Make::User(_) | Make::Workdir(_) => {
+            (script("true", &[]), "root")
+        }
     };
     let home = match user {
         "root" | "0" => "/root",
@@ -216,7 +218,9 @@ mod tests {
         fs::write(at("etc/hosts"), "").unwrap();
         fs::write(at("etc/hostname"), "kept").unwrap();
         scrub(layer.path()).unwrap();
-        assert!(!at("run/harvest").exists() && !at("etc/hosts").exists() && at("etc/hostname").exists());
+        assert!(
+            !at("run/harvest").exists() && !at("etc/hosts").exists() && at("etc/hostname").exists()
+        );
         let outside = tempfile::tempdir().unwrap();
         fs::write(outside.path().join("hosts"), "").unwrap();
         fs::remove_dir_all(at("etc")).unwrap();

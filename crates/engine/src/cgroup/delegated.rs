@@ -26,7 +26,9 @@ fn above(mountinfo: &str, own: &str) -> Option<Vec<PathBuf>> {
         (is_root && right.starts_with("cgroup2 ")).then(|| fields.next().map(PathBuf::from))?
     })?;
     let mut folders = vec![mount.clone()];
-    folders.extend(own.ancestors().filter(|part| !part.as_os_str().is_empty()).map(|part| mount.join(part)));
+    folders.extend(
+        own.ancestors().filter(|part| !part.as_os_str().is_empty()).map(|part| mount.join(part)),
+    );
     folders[1..].reverse();
     Some(folders)
 }

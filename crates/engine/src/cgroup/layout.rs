@@ -103,11 +103,13 @@ pub(super) fn v1(mounts: &BTreeMap<String, PathBuf>, below: &Path, limits: &Limi
         path: folder(controller).join(name),
         settings,
     };
-    let memory =
-        |bytes: u64| vec![set("memory.limit_in_bytes", bytes), maybe("memory.memsw.limit_in_bytes", bytes)];
+    let memory = |bytes: u64| {
+        vec![set("memory.limit_in_bytes", bytes), maybe("memory.memsw.limit_in_bytes", bytes)]
+    };
     // v1 counts what sockets hold apart from all other memory, and only where there is a limit.
     let work =
-        [memory(limits.memory_bytes), vec![maybe("memory.kmem.tcp.limit_in_bytes", TCP_BYTES)]].concat();
+        [memory(limits.memory_bytes), vec![maybe("memory.kmem.tcp.limit_in_bytes", TCP_BYTES)]]
+            .concat();
     let quota = u64::from(limits.cpu_millis_per_second) * PERIOD_MICROS / 1000;
     let cpu = vec![set("cpu.cfs_period_us", PERIOD_MICROS), set("cpu.cfs_quota_us", quota)];
     let make = vec![
@@ -132,7 +134,9 @@ pub(super) fn v1(mounts: &BTreeMap<String, PathBuf>, below: &Path, limits: &Limi
     ];
     let freezer = folder("freezer").join("work");
     let mut inherit = Vec::new();
-    for (descriptor, name) in [(Descriptor::JoinCommands, "commands"), (Descriptor::JoinAgent, "agent")] {
+    for (descriptor, name) in
+        [(Descriptor::JoinCommands, "commands"), (Descriptor::JoinAgent, "agent")]
+    {
         inherit.push((descriptor, freezer.join(name).join("cgroup.procs"), true));
         for controller in ["cpu", "memory", "pids"] {
             inherit.push((descriptor, folder(controller).join("work/cgroup.procs"), true));
@@ -155,13 +159,18 @@ impl Group {
     /// refused at first may pass after the others.
     pub(crate) fn set(&self) -> Result<(), StepError> {
         let write = |setting: &Setting| fs::write(self.path.join(&setting.file), &setting.value);
-        let refused: Vec<&Setting> = self.settings.iter().filter(|setting| write(setting).is_err()).collect();
+        let refused: Vec<&Setting> =
+            self.settings.iter().filter(|setting| write(setting).is_err()).collect();
         for setting in refused {
             match write(setting) {
                 Err(_) if setting.optional => {}
                 result => {
                     result.doing(|| {
-                        format!("write {} to {}", setting.value, self.path.join(&setting.file).display())
+                        format!(
+                            "write {} to {}",
+                            setting.value,
+                            self.path.join(&setting.file).display()
+                        )
                     })?;
                 }
             }

@@ -36,7 +36,8 @@ fn a_host_without_a_needed_controller_is_refused() {
 
 #[test]
 fn the_memory_limit_is_on_work_and_on_every_kind_of_host() {
-    let limits = Limits { memory_bytes: 4096, cpu_millis_per_second: 500, pids: 7, ..Limits::default() };
+    let limits =
+        Limits { memory_bytes: 4096, cpu_millis_per_second: 500, pids: 7, ..Limits::default() };
     for (hierarchy, file) in [
         (Hierarchy::V2 { mount: "/c".into() }, "memory.max"),
         (Hierarchy::from_mounts(V1, |_| String::new()).unwrap(), "memory.limit_in_bytes"),
@@ -62,12 +63,16 @@ fn sockets_have_a_limit_of_their_own_where_the_memory_limit_does_not_count_them(
 
 #[test]
 fn parents_are_made_before_and_removed_after_their_children() {
-    for hierarchy in
-        [Hierarchy::V2 { mount: "/c".into() }, Hierarchy::from_mounts(V1, |_| String::new()).unwrap()]
-    {
+    for hierarchy in [
+        Hierarchy::V2 { mount: "/c".into() },
+        Hierarchy::from_mounts(V1, |_| String::new()).unwrap(),
+    ] {
         let folders = hierarchy.folders("home", "part");
         for (number, folder) in folders.iter().enumerate() {
-            assert!(folders[..number].iter().all(|earlier| !folder.starts_with(earlier)), "{folder:?}");
+            assert!(
+                folders[..number].iter().all(|earlier| !folder.starts_with(earlier)),
+                "{folder:?}"
+            );
         }
     }
 }

@@ -9,8 +9,8 @@ use std::{
 };
 
 use harvest_proto::bridge::{
-    Command, Exit, Frame, FromSupervisor, INITIAL_CREDIT_BYTES, MAX_DATA_BYTES, RequestId, StreamId,
-    ToSupervisor,
+    Command, Exit, Frame, FromSupervisor, INITIAL_CREDIT_BYTES, MAX_DATA_BYTES, RequestId,
+    StreamId, ToSupervisor,
 };
 
 use super::{Guest, GuestError, Output};
@@ -118,15 +118,19 @@ impl Live {
             match self.guest.hear()? {
                 Frame::Data { stream, bytes } if stream == self.stdout || stream == self.stderr => {
                     self.told = Some((stream, bytes.len()));
-                    let output = if stream == self.stdout { Output::Stdout } else { Output::Stderr };
+                    let output =
+                        if stream == self.stdout { Output::Stdout } else { Output::Stderr };
                     return Ok(Heard::Output(output, bytes));
                 }
                 Frame::Control(FromSupervisor::Credit { stream, bytes }) => {
-                    if let Some(input) = self.input.as_ref().filter(|input| input.stream == stream) {
+                    if let Some(input) = self.input.as_ref().filter(|input| input.stream == stream)
+                    {
                         input.change(|room| room.credit += u64::from(bytes));
                     }
                 }
-                Frame::Control(FromSupervisor::Exited { exec, exit, millis }) if exec == self.exec => {
+                Frame::Control(FromSupervisor::Exited { exec, exit, millis })
+                    if exec == self.exec =>
+                {
                     return Ok(Heard::Exited { exit, millis });
                 }
                 _ => {}
@@ -152,9 +156,12 @@ impl Input {
     /// When the bridge breaks.
     pub fn write(&mut self, mut bytes: &[u8]) -> Result<bool, GuestError> {
         while !bytes.is_empty() {
-            let Some(may) = self.shared.spend(bytes.len().min(MAX_DATA_BYTES)) else { return Ok(false) };
+            let Some(may) = self.shared.spend(bytes.len().min(MAX_DATA_BYTES)) else {
+                return Ok(false);
+            };
             let (now, rest) = bytes.split_at(may);
-            let frame: Frame<ToSupervisor> = Frame::Data { stream: self.shared.stream, bytes: now.to_vec() };
+            let frame: Frame<ToSupervisor> =
+                Frame::Data { stream: self.shared.stream, bytes: now.to_vec() };
             self.send(&frame)?;
             bytes = rest;
         }

@@ -80,13 +80,19 @@ pub trait Far {
     ///
     /// # Errors
     /// When it cannot be made.
-    fn make_folder(&mut self, path: &str, mode: u32, user: Option<&str>) -> Result<(), Self::Error>;
+    fn make_folder(&mut self, path: &str, mode: u32, user: Option<&str>)
+    -> Result<(), Self::Error>;
 
     /// Makes a symbolic link, in the place of a file or link of that name.
     ///
     /// # Errors
     /// When it cannot be made.
-    fn make_link(&mut self, path: &str, target: &str, user: Option<&str>) -> Result<(), Self::Error>;
+    fn make_link(
+        &mut self,
+        path: &str,
+        target: &str,
+        user: Option<&str>,
+    ) -> Result<(), Self::Error>;
 
     /// Where a symbolic link points.
     ///
@@ -118,7 +124,8 @@ pub fn copy_in<F: Far>(
 /// When something cannot be read there or written here.
 pub fn copy_out<F: Far>(far: &mut F, from: &str, to: &Path) -> Result<CopiedTree, F::Error> {
     let name = to.file_name().ok_or_else(|| local::<F>("the target has no name"))?;
-    let folder = to.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder =
+        to.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     // The person named this folder; links on the way to it are theirs.
     let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
     let folder = openat(CWD, folder, flags, Mode::empty()).map_err(errno::<F>)?;
@@ -133,7 +140,12 @@ impl Guest {
     ///
     /// # Errors
     /// When something cannot be read here or written there.
-    pub fn copy_in(&mut self, from: &Path, to: &str, user: Option<&str>) -> Result<CopiedTree, GuestError> {
+    pub fn copy_in(
+        &mut self,
+        from: &Path,
+        to: &str,
+        user: Option<&str>,
+    ) -> Result<CopiedTree, GuestError> {
         copy_in(self, from, to, user)
     }
 
@@ -205,7 +217,12 @@ impl Far for Guest {
         self.ask_file(FileRequest::Mkdir { path, mode, user }).map(drop)
     }
 
-    fn make_link(&mut self, path: &str, target: &str, user: Option<&str>) -> Result<(), GuestError> {
+    fn make_link(
+        &mut self,
+        path: &str,
+        target: &str,
+        user: Option<&str>,
+    ) -> Result<(), GuestError> {
         let (path, target, user) = (path.to_owned(), target.to_owned(), user.map(str::to_owned));
         self.ask_file(FileRequest::Symlink { path, target, user }).map(drop)
     }
@@ -229,7 +246,13 @@ impl<'a, F: Far> Copying<'a, F> {
         Self { far, copied: CopiedTree::default() }
     }
 
-    fn put(&mut self, from: &Path, to: &str, user: Option<&str>, depth: usize) -> Result<(), F::Error> {
+    fn put(
+        &mut self,
+        from: &Path,
+        to: &str,
+        user: Option<&str>,
+        depth: usize,
+    ) -> Result<(), F::Error> {
         let about = fs::symlink_metadata(from).map_err(F::local)?;
         let mode = about.mode() & 0o7777;
         if about.is_symlink() {
@@ -248,8 +271,10 @@ impl<'a, F: Far> Copying<'a, F> {
             Ok(())
         } else if about.is_file() {
             // Not waiting: what was a file a moment ago may be a pipe now.
-            let open =
-                File::options().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(from);
+            let open = File::options()
+                .read(true)
+                .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
+                .open(from);
             self.far.write(to, mode, user, &mut open.map_err(F::local)?)?;
             self.has_copied(about.len())
         } else {
@@ -257,11 +282,18 @@ impl<'a, F: Far> Copying<'a, F> {
         }
     }
 
-    fn get(&mut self, from: &str, about: &FileStat, to: Place<'_>, depth: usize) -> Result<(), F::Error> {
+    fn get(
+        &mut self,
+        from: &str,
+        about: &FileStat,
+        to: Place<'_>,
+        depth: usize,
+    ) -> Result<(), F::Error> {
         let (folder, name) = to;
         match about.kind {
             FileKind::Link => {
-                let target = match about.target.clone().map_or_else(|| self.far.read_link(from), Ok) {
+                let target = match about.target.clone().map_or_else(|| self.far.read_link(from), Ok)
+                {
                     // Gone, or something else by now: a tree that changes meanwhile is its owner's affair.
                     Err(error) if F::is_missing(&error) => return Ok(()),
                     other => other?,
@@ -286,15 +318,23 @@ impl<'a, F: Far> Copying<'a, F> {
         }
     }
 
-    fn get_file(&mut self, from: &str, about: &FileStat, (folder, name): Place<'_>) -> Result<(), F::Error> {
+    fn get_file(
+        &mut self,
+        from: &str,
+        about: &FileStat,
+        (folder, name): Place<'_>,
+    ) -> Result<(), F::Error> {
         // Beside its place first: what is there stays until all of the copy is.
         let temporary = format!(".harvest-{}", random_name());
-        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = openat(folder, &*temporary, flags, Mode::from_raw_mode(0o600)).map_err(errno::<F>)?;
+        let flags =
+            OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file =
+            openat(folder, &*temporary, flags, Mode::from_raw_mode(0o600)).map_err(errno::<F>)?;
         let mut counted = Counted { file: file.into(), bytes: 0 };
         let whole = self.far.read(from, &mut counted).and_then(|()| {
             // Without set-id bits: whose it is inside says nothing about whom it would act for here.
-            fchmod(counted.file.as_fd(), Mode::from_raw_mode(about.mode & 0o777)).map_err(errno::<F>)?;
+            fchmod(counted.file.as_fd(), Mode::from_raw_mode(about.mode & 0o777))
+                .map_err(errno::<F>)?;
             renameat(folder, &*temporary, folder, name).map_err(errno::<F>)
         });
         if let Err(error) = whole {

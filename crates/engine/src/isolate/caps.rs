@@ -53,6 +53,7 @@ pub(crate) fn keep_only(kept: &[Capability]) -> io::Result<()> {
         }
     }
     let kept = CapabilitySet::from_bits_retain(bits);
-    let sets = CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
+    let sets =
+        CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() };
     Ok(rustix::thread::set_capabilities(None, sets)?)
 }

@@ -24,7 +24,8 @@ impl Work {
             Step::Overlay { lowers } => {
                 // An overlay acts for its maker: with ids the layers do not know it could write nothing.
                 act_as(birth.first_id)?;
-                let root = self.scratch()?.overlay(lowers).doing(|| "mount the overlay".to_owned())?;
+                let root =
+                    self.scratch()?.overlay(lowers).doing(|| "mount the overlay".to_owned())?;
                 self.tree = Some(Tree { root });
                 Ok(())
             }
@@ -51,11 +52,15 @@ impl Work {
         match step {
             Step::Layer { from, name } => handed(from.number)
                 .map_err(io::Error::from)
-                .and_then(|tree| self.scratch.as_ref().ok_or(io::ErrorKind::Other)?.layer(tree, name, ids))
+                .and_then(|tree| {
+                    self.scratch.as_ref().ok_or(io::ErrorKind::Other)?.layer(tree, name, ids)
+                })
                 .doing(|| format!("attach the layer {}", from.path.display())),
             Step::Writable => {
                 let folder = &self.calling()?.writable;
-                self.scratch()?.writable(folder, ids).doing(|| format!("attach {}", folder.display()))
+                self.scratch()?
+                    .writable(folder, ids)
+                    .doing(|| format!("attach {}", folder.display()))
             }
             Step::Bind { from, inside } => handed(from.number)
                 .map_err(io::Error::from)
@@ -67,7 +72,9 @@ impl Work {
                     let tree = self.tree.as_ref().ok_or(io::ErrorKind::Other)?;
                     tree.volume(mount, inside, *read_only, ids)
                 })
-                .doing(|| format!("attach the volume {} to {}", from.path.display(), inside.display())),
+                .doing(|| {
+                    format!("attach the volume {} to {}", from.path.display(), inside.display())
+                }),
             _ => Err(out_of_order()),
         }
     }
@@ -77,24 +84,28 @@ impl Work {
         match step {
             Step::Proc => self.ahead()?.proc().doing(|| "mount /proc".to_owned()),
             Step::Dev { nodes } => {
-                let nodes = nodes.iter().map(|(name, (major, minor))| (name.as_str(), *major, *minor));
+                let nodes =
+                    nodes.iter().map(|(name, (major, minor))| (name.as_str(), *major, *minor));
                 self.ahead()?.dev(nodes, birth.first_id).doing(|| "make /dev".to_owned())
             }
             Step::Shm { bytes } => self.tree()?.shm(*bytes).doing(|| "mount /dev/shm".to_owned()),
             Step::Empty { inside } => {
                 self.ahead()?.empty(inside).doing(|| format!("cover {}", inside.display()))
             }
-            Step::Mask { paths } => {
-                self.ahead()?.mask(paths, self.scratch()?).doing(|| "mask parts of /proc".to_owned())
-            }
+            Step::Mask { paths } => self
+                .ahead()?
+                .mask(paths, self.scratch()?)
+                .doing(|| "mask parts of /proc".to_owned()),
             Step::ReadOnly { paths } => {
                 self.ahead()?.read_only(paths).doing(|| "make parts of /proc read-only".to_owned())
             }
             Step::File { inside, text } => {
                 self.files += 1;
                 let file = self.scratch()?.file(self.files, text);
-                file.and_then(|file| self.tree.as_ref().ok_or(io::ErrorKind::Other)?.on_file(&file, inside))
-                    .doing(|| format!("provide {}", inside.display()))
+                file.and_then(|file| {
+                    self.tree.as_ref().ok_or(io::ErrorKind::Other)?.on_file(&file, inside)
+                })
+                .doing(|| format!("provide {}", inside.display()))
             }
             _ => Err(out_of_order()),
         }

@@ -48,7 +48,8 @@ impl Work {
             // Bound by a short name: a socket's path may have 107 bytes only.
             rustix::process::chdir(run)?;
             let _ = fs::remove_file("bridge.sock");
-            let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+            let socket =
+                socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
             bind(&socket, &SocketAddrUnix::new("bridge.sock")?)?;
             fs::set_permissions("bridge.sock", fs::Permissions::from_mode(0o666))?;
             listen(&socket, 128)?;
@@ -62,7 +63,8 @@ impl Work {
 
     pub(super) fn door(&mut self) -> Result<(), StepError> {
         let run = &self.calling()?.run;
-        let door = mounts::detached(run).doing(|| format!("open the door's folder {}", run.display()))?;
+        let door =
+            mounts::detached(run).doing(|| format!("open the door's folder {}", run.display()))?;
         self.inherited.push((Descriptor::Door, door));
         Ok(())
     }
@@ -84,7 +86,8 @@ impl Work {
             rustix::io::write(&file, &[0; 16])?;
             Ok(file)
         };
-        self.inherited.push((Descriptor::Still, make().doing(|| format!("make {}", path.display()))?));
+        self.inherited
+            .push((Descriptor::Still, make().doing(|| format!("make {}", path.display()))?));
         Ok(())
     }
 
@@ -113,8 +116,10 @@ impl Work {
         let null = self.scratch()?.null().doing(|| "open /dev/null".to_owned())?;
         self.null = Some(null.try_clone().doing(|| "keep /dev/null".to_owned())?);
         self.inherited.push((Descriptor::Null, null));
-        let (cradle, files): (Vec<_>, Vec<_>) = std::mem::take(&mut self.inherited).into_iter().unzip();
-        give(launcher, &Cradle { cradle }, &files).doing(|| "fill the supervisor's cradle".to_owned())
+        let (cradle, files): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.inherited).into_iter().unzip();
+        give(launcher, &Cradle { cradle }, &files)
+            .doing(|| "fill the supervisor's cradle".to_owned())
     }
 
     pub(super) fn launch(&mut self) -> Result<(), StepError> {
@@ -122,7 +127,8 @@ impl Work {
             return Err(out_of_order());
         };
         let mut launch = calling.launch;
-        let (names, files): (Vec<_>, Vec<_>) = std::mem::take(&mut self.inherited).into_iter().unzip();
+        let (names, files): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.inherited).into_iter().unzip();
         launch.descriptors = names;
         give(&launcher, &launch, &files).doing(|| "launch the supervisor".to_owned())
     }

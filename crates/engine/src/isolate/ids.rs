@@ -70,7 +70,10 @@ impl Claim {
     pub(crate) fn adopt(folder: &Path, first: u32) -> Self {
         match first {
             0 => Self::Shared { owner: 0, processes: 0 },
-            _ => Self::Own { file: folder.join((first.wrapping_sub(FIRST) / IDS).to_string()), first },
+            _ => Self::Own {
+                file: folder.join((first.wrapping_sub(FIRST) / IDS).to_string()),
+                first,
+            },
         }
     }
 
@@ -134,7 +137,8 @@ fn holder(file: &Path) -> Option<Holder> {
 /// Under the lock: a sweep takes unfinished claims for abandoned ones.
 fn write(file: &Path, pid: u32) -> Result<(), StepError> {
     let doing = || format!("claim ids in {}", file.display());
-    let started = start_ticks(pid).ok_or(io::ErrorKind::NotFound).map_err(io::Error::from).doing(doing)?;
+    let started =
+        start_ticks(pid).ok_or(io::ErrorKind::NotFound).map_err(io::Error::from).doing(doing)?;
     let holder = Holder { boot: boot_id().to_owned(), pid, started };
     let text = serde_json::to_vec(&holder).map_err(io::Error::from).doing(doing)?;
     // Replaced as a whole: a reader never sees a claim without its holder.

@@ -27,7 +27,8 @@ pub(crate) fn redirect(address: Ipv4Addr, prefix: u8, port: u16) -> io::Result<(
     info[..3].copy_from_slice(b"nat");
     // Asking makes the kernel make the table.
     syscall::ip_option(&socket, TABLE_OPTION, &mut info)?;
-    let number = |at: usize| u32::from_ne_bytes([info[at], info[at + 1], info[at + 2], info[at + 3]]);
+    let number =
+        |at: usize| u32::from_ne_bytes([info[at], info[at + 1], info[at + 2], info[at + 3]]);
     let (hooks, old_entries) = (number(NAME_BYTES), number(INFO_BYTES - 8));
     let table = Table::new(hooks, &rule(address, prefix, port));
     // The kernel hands back the counters of the entries it drops.
@@ -45,7 +46,8 @@ struct Table {
 
 impl Table {
     fn new(hooks: u32, rule: &[u8]) -> Self {
-        let mut table = Self { entries: Vec::new(), count: 0, first: [0; HOOKS], policy: [0; HOOKS] };
+        let mut table =
+            Self { entries: Vec::new(), count: 0, first: [0; HOOKS], policy: [0; HOOKS] };
         for hook in (0..HOOKS).filter(|hook| hooks & (1 << hook) != 0) {
             table.first[hook] = table.end();
             if hook == OUTPUT {
@@ -94,7 +96,8 @@ fn entry(destination: &[u8; 8], protocol: u16, matches: &[u8], target: &[u8]) ->
     bytes.resize(80, 0);
     bytes.extend_from_slice(&protocol.to_ne_bytes());
     bytes.resize(88, 0);
-    let short = |size: usize| u16::try_from(size).expect("an entry is a few hundred bytes").to_ne_bytes();
+    let short =
+        |size: usize| u16::try_from(size).expect("an entry is a few hundred bytes").to_ne_bytes();
     bytes.extend_from_slice(&short(FIXED + matches.len()));
     bytes.extend_from_slice(&short(FIXED + matches.len() + target.len()));
     bytes.resize(FIXED, 0);

@@ -194,7 +194,9 @@ impl Work {
             Step::Still => self.still(),
             Step::EnterUserNamespace => users::enter(birth.users.as_fd()),
             Step::ResourceLimits => resource_limits(birth.processes),
-            Step::Capabilities { keep } => caps::keep_only(keep).doing(|| "drop capabilities".to_owned()),
+            Step::Capabilities { keep } => {
+                caps::keep_only(keep).doing(|| "drop capabilities".to_owned())
+            }
             Step::NoNewPrivileges => {
                 rustix::thread::set_no_new_privs(true).doing(|| "set no_new_privs".to_owned())
             }
@@ -210,16 +212,20 @@ impl Work {
             | Step::MakeUserNamespace
             | Step::Clone { .. }
             | Step::Split
-            | Step::Gate => {
-                Err(StepError::new("carry out a step of another's", io::ErrorKind::InvalidInput.into()))
-            }
+            | Step::Gate => Err(StepError::new(
+                "carry out a step of another's",
+                io::ErrorKind::InvalidInput.into(),
+            )),
             _ => self.disk_step(step, birth),
         }
     }
 }
 
 fn out_of_order() -> StepError {
-    StepError::new("carry out a plan whose steps are out of order", io::ErrorKind::InvalidInput.into())
+    StepError::new(
+        "carry out a plan whose steps are out of order",
+        io::ErrorKind::InvalidInput.into(),
+    )
 }
 
 fn join(groups: &[PathBuf]) -> Result<(), StepError> {
@@ -234,7 +240,12 @@ fn limit_shared_memory(bytes: u64) -> Result<(), StepError> {
     const PAGE_BYTES: u64 = 4096;
     match fs::write("/proc/sys/kernel/shmall", (bytes / PAGE_BYTES).to_string()) {
         // A kernel without it, or one that lets only the host's root set it.
-        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied) => {
+        Err(error)
+            if matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied
+            ) =>
+        {
             Ok(())
         }
         result => result.doing(|| "limit shared memory".to_owned()),
@@ -249,7 +260,8 @@ fn new_cgroup_namespace() -> Result<(), StepError> {
 
 fn resource_limits(processes: Option<u32>) -> Result<(), StepError> {
     if let Some(processes) = processes.map(u64::from) {
-        let allowed = getrlimit(Resource::Nproc).maximum.map_or(processes, |most| most.min(processes));
+        let allowed =
+            getrlimit(Resource::Nproc).maximum.map_or(processes, |most| most.min(processes));
         let most = Rlimit { current: Some(allowed), maximum: Some(allowed) };
         setrlimit(Resource::Nproc, most).doing(|| "limit processes".to_owned())?;
     }

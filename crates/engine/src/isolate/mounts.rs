@@ -40,7 +40,11 @@ pub(crate) const SCRATCH: &str = "/scratch";
 pub(crate) const DEVICES: &str = "/dev";
 
 /// A new file system, mounted nowhere yet.
-pub(crate) fn new(kind: &str, options: &[(&str, &str)], flags: MountAttrFlags) -> io::Result<OwnedFd> {
+pub(crate) fn new(
+    kind: &str,
+    options: &[(&str, &str)],
+    flags: MountAttrFlags,
+) -> io::Result<OwnedFd> {
     let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
     for (key, value) in options {
         fsconfig_set_string(context.as_fd(), *key, *value)?;
@@ -69,9 +73,16 @@ impl Scratch {
             let tmpfs = new("tmpfs", &[("mode", "0700")], NOSUID_NODEV)?;
             let target = folder(CWD, place)?;
             syscall::attach(&tmpfs, &target)?;
-            for name in
-                ["layers", "writable", "root", "files", "ahead", "ahead/proc", "ahead/dev", "ahead/sys"]
-            {
+            for name in [
+                "layers",
+                "writable",
+                "root",
+                "files",
+                "ahead",
+                "ahead/proc",
+                "ahead/dev",
+                "ahead/sys",
+            ] {
                 mkdirat(&tmpfs, name, Mode::from_raw_mode(0o755))?;
             }
             Ok(tmpfs)
@@ -99,7 +110,12 @@ impl Scratch {
     }
 
     /// Attaches a layer, read-only, showing the ids of `ids`.
-    pub(crate) fn layer(&self, tree: &OwnedFd, name: &str, ids: Option<BorrowedFd<'_>>) -> io::Result<()> {
+    pub(crate) fn layer(
+        &self,
+        tree: &OwnedFd,
+        name: &str,
+        ids: Option<BorrowedFd<'_>>,
+    ) -> io::Result<()> {
         let target = Path::new("layers").join(name);
         mkdirat(&self.0, &target, Mode::from_raw_mode(0o755))?;
         syscall::mount_attributes(tree, READ_ONLY, ids)?;
@@ -128,7 +144,13 @@ impl Scratch {
         let options = std::ffi::CString::new(options)?;
         // All paths above are relative to it.
         rustix::process::fchdir(&self.0)?;
-        mount("overlay", "root", "overlay", MountFlags::NOSUID | MountFlags::NODEV, Some(&*options))?;
+        mount(
+            "overlay",
+            "root",
+            "overlay",
+            MountFlags::NOSUID | MountFlags::NODEV,
+            Some(&*options),
+        )?;
         folder(&self.0, "root")
     }
 
@@ -165,7 +187,9 @@ impl Tree {
         let mut at = PathBuf::new();
         let mut open = self.resolve(Path::new("."))?;
         for component in below_root(inside).components() {
-            let Component::Normal(name) = component else { return Err(io::ErrorKind::InvalidInput.into()) };
+            let Component::Normal(name) = component else {
+                return Err(io::ErrorKind::InvalidInput.into());
+            };
             at.push(name);
             open = match self.resolve(&at) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
@@ -257,7 +281,8 @@ impl Tree {
         }
         // 5 is the group of terminals on every distribution; options are read as the host's ids.
         let group = (first_id + 5).to_string();
-        let options = [("ptmxmode", "0666"), ("mode", "0620"), ("gid", &*group), ("max", TERMINALS)];
+        let options =
+            [("ptmxmode", "0666"), ("mode", "0620"), ("gid", &*group), ("max", TERMINALS)];
         let pts = new("devpts", &options, quiet)?;
         syscall::attach(&pts, folder(&dev, "pts")?)
     }
@@ -355,7 +380,8 @@ fn existing(at: &OwnedFd, path: &Path) -> io::Result<Option<(OwnedFd, bool)>> {
 }
 
 fn nothing() -> io::Result<OwnedFd> {
-    let flags = NOSUID_NODEV | MountAttrFlags::MOUNT_ATTR_NOEXEC | MountAttrFlags::MOUNT_ATTR_RDONLY;
+    let flags =
+        NOSUID_NODEV | MountAttrFlags::MOUNT_ATTR_NOEXEC | MountAttrFlags::MOUNT_ATTR_RDONLY;
     new("tmpfs", &[("mode", "0555"), ("size", "4k")], flags)
 }
 

@@ -39,9 +39,12 @@ pub(crate) fn set_up(
         .doing(|| format!("give loopback the address {address}/{prefix}"))?;
     // A kernel without IPv6 has nothing to reach that way either.
     let _ = exchange(&route, &[address_add(libc::AF_INET6, &twin.octets(), 128)]);
-    let udp = UdpSocket::bind(SocketAddrV4::new(address, 53)).doing(|| format!("bind UDP {address}:53"))?;
-    let tcp = TcpListener::bind(SocketAddrV4::new(address, 53)).doing(|| format!("bind TCP {address}:53"))?;
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).doing(|| "bind the redirect".to_owned())?;
+    let udp = UdpSocket::bind(SocketAddrV4::new(address, 53))
+        .doing(|| format!("bind UDP {address}:53"))?;
+    let tcp = TcpListener::bind(SocketAddrV4::new(address, 53))
+        .doing(|| format!("bind TCP {address}:53"))?;
+    let listener =
+        TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).doing(|| "bind the redirect".to_owned())?;
     let port = listener.local_addr().doing(|| "ask for the redirect's port".to_owned())?.port();
     let installed = match how {
         Redirect::Nftables => redirect(address, prefix, port),
@@ -59,7 +62,8 @@ pub(crate) fn set_up(
 /// be a fresh one. Where neither way works the first is answered, so that a start says what it lacks.
 pub(crate) fn redirect_here() -> Redirect {
     let (address, prefix, port) = (Ipv4Addr::new(198, 18, 0, 1), 15, 53);
-    if redirect(address, prefix, port).is_ok() || iptables::redirect(address, prefix, port).is_err() {
+    if redirect(address, prefix, port).is_ok() || iptables::redirect(address, prefix, port).is_err()
+    {
         Redirect::Nftables
     } else {
         Redirect::Iptables
@@ -149,7 +153,8 @@ fn number(kind: u16, value: u32) -> Vec<u8> {
 fn link_up() -> Message {
     const UP: u32 = 1;
     // family, padding, type, index, flags, change mask
-    let fixed = [[0u8; 4], LOOPBACK_INDEX.to_ne_bytes(), UP.to_ne_bytes(), UP.to_ne_bytes()].concat();
+    let fixed =
+        [[0u8; 4], LOOPBACK_INDEX.to_ne_bytes(), UP.to_ne_bytes(), UP.to_ne_bytes()].concat();
     Message::new(libc::RTM_NEWLINK, REQUEST_ACK, &fixed)
 }
 
@@ -200,8 +205,12 @@ fn redirect(address: Ipv4Addr, prefix: u8, port: u16) -> io::Result<()> {
             .with(&nested(4, &rule(address, prefix, port))),
         batch(0x11),
     ];
-    let socket =
-        socket_with(AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC, Some(netlink::NETFILTER))?;
+    let socket = socket_with(
+        AddressFamily::NETLINK,
+        SocketType::RAW,
+        SocketFlags::CLOEXEC,
+        Some(netlink::NETFILTER),
+    )?;
     exchange(&socket, &messages)
 }
 
@@ -221,10 +230,16 @@ fn rule(address: Ipv4Addr, prefix: u8, port: u16) -> Vec<Vec<u8>> {
         let parts = [number(1, REGISTER), number(2, base), number(3, offset), number(4, length)];
         expression("payload", &parts)
     };
-    let compare =
-        |how: u32, bytes: &[u8]| expression("cmp", &[number(1, REGISTER), number(2, how), value(3, bytes)]);
-    let bitwise =
-        [number(1, REGISTER), number(2, REGISTER), number(3, 4), value(4, &mask), value(5, &[0; 4])];
+    let compare = |how: u32, bytes: &[u8]| {
+        expression("cmp", &[number(1, REGISTER), number(2, how), value(3, bytes)])
+    };
+    let bitwise = [
+        number(1, REGISTER),
+        number(2, REGISTER),
+        number(3, 4),
+        value(4, &mask),
+        value(5, &[0; 4]),
+    ];
     vec![
         payload(NETWORK_HEADER, 16, 4),
         expression("bitwise", &bitwise),

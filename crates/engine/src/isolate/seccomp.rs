@@ -74,11 +74,13 @@ pub(crate) fn program() -> &'static [Instruction] {
 }
 
 fn build() -> Vec<Instruction> {
-    let mut program = vec![load(ARCHITECTURE), Instruction { if_true: 1, ..unless_equal_skip(X86_64, 0) }];
+    let mut program =
+        vec![load(ARCHITECTURE), Instruction { if_true: 1, ..unless_equal_skip(X86_64, 0) }];
     program.push(give(UNKNOWN));
     program.push(load(NUMBER));
     // At or above the x32 bit.
-    program.extend([Instruction { code: 0x35, if_true: 0, if_false: 1, value: X32 }, give(UNKNOWN)]);
+    program
+        .extend([Instruction { code: 0x35, if_true: 0, if_false: 1, value: X32 }, give(UNKNOWN)]);
     for number in CONDITIONAL {
         let body = condition(*number);
         let length = u8::try_from(body.len()).expect("a condition is a few instructions");
@@ -98,7 +100,8 @@ fn index(number: c_long) -> u32 {
 
 /// Runs of numbers with the same answer, each up to but without its first number.
 fn ranges() -> Vec<(u32, u32)> {
-    let mut answers: BTreeMap<u32, u32> = (0..=index(NEWEST)).map(|number| (number, DENY)).collect();
+    let mut answers: BTreeMap<u32, u32> =
+        (0..=index(NEWEST)).map(|number| (number, DENY)).collect();
     answers.extend(ABSENT.iter().map(|number| (index(*number), UNKNOWN)));
     answers.extend(ALLOWED.iter().chain(ALLOWED_UNNAMED).map(|number| (index(*number), ALLOW)));
     let mut ranges: Vec<(u32, u32)> = Vec::new();
@@ -172,7 +175,10 @@ fn socket() -> Vec<Instruction> {
     for (number, then) in
         [(libc::AF_NETLINK, &netlink), (libc::AF_INET, &internet), (libc::AF_INET6, &internet)]
     {
-        body.push(unless_equal_skip(family(number), u8::try_from(then.len()).expect("a few instructions")));
+        body.push(unless_equal_skip(
+            family(number),
+            u8::try_from(then.len()).expect("a few instructions"),
+        ));
         body.extend(then);
     }
     body.push(give(refuse(libc::EAFNOSUPPORT)));
@@ -219,7 +225,8 @@ mod tests {
 
     #[test]
     fn the_calls_of_every_program_are_allowed() {
-        for number in [libc::SYS_read, libc::SYS_execve, libc::SYS_execveat, libc::SYS_futex, libc::SYS_statx]
+        for number in
+            [libc::SYS_read, libc::SYS_execve, libc::SYS_execveat, libc::SYS_futex, libc::SYS_statx]
         {
             assert_eq!(answer(number, [0; 6]), ALLOW, "{number}");
         }
@@ -256,7 +263,9 @@ mod tests {
 
     #[test]
     fn clone3_and_io_uring_and_younger_calls_seem_not_to_exist() {
-        for number in [libc::SYS_clone3, libc::SYS_io_uring_setup, NEWEST + 1, 0x4000_0000, 0x7fff_ffff] {
+        for number in
+            [libc::SYS_clone3, libc::SYS_io_uring_setup, NEWEST + 1, 0x4000_0000, 0x7fff_ffff]
+        {
             assert_eq!(answer(number, [0; 6]), UNKNOWN, "{number}");
         }
         assert_eq!(answer_on(0x4000_0003, libc::SYS_read, [0; 6]), UNKNOWN);
@@ -264,9 +273,16 @@ mod tests {
 
     #[test]
     fn no_new_namespace_is_made() {
-        for flag in
-            [0x80u64, 0x2_0000, 0x200_0000, 0x400_0000, 0x800_0000, 0x1000_0000, 0x2000_0000, 0x4000_0000]
-        {
+        for flag in [
+            0x80u64,
+            0x2_0000,
+            0x200_0000,
+            0x400_0000,
+            0x800_0000,
+            0x1000_0000,
+            0x2000_0000,
+            0x4000_0000,
+        ] {
             assert_eq!(answer(libc::SYS_unshare, [flag, 0, 0, 0, 0, 0]), DENY, "{flag:#x}");
             if flag != 0x80 {
                 assert_eq!(answer(libc::SYS_clone, [flag | 17, 0, 0, 0, 0, 0]), DENY, "{flag:#x}");
@@ -291,7 +307,11 @@ mod tests {
         let missing = refuse(libc::EPROTONOSUPPORT);
         assert_eq!(socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_NETFILTER), missing);
         for family in [libc::AF_PACKET, libc::AF_VSOCK, libc::AF_ALG, libc::AF_BLUETOOTH] {
-            assert_eq!(socket(family, libc::SOCK_STREAM, 0), refuse(libc::EAFNOSUPPORT), "{family}");
+            assert_eq!(
+                socket(family, libc::SOCK_STREAM, 0),
+                refuse(libc::EAFNOSUPPORT),
+                "{family}"
+            );
         }
     }
 

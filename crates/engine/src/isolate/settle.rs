@@ -27,14 +27,15 @@ fn has_settled(launcher: &OwnedFd, patience: Timespec) -> Result<bool, StepError
 mod tests {
     use super::*;
     use rustix::net::{
-        AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, recv, send, shutdown,
-        socketpair,
+        AddressFamily, RecvFlags, SendFlags, Shutdown, SocketFlags, SocketType, recv, send,
+        shutdown, socketpair,
     };
 
     #[test]
     fn a_supervisor_has_settled_when_it_says_so_and_can_be_launched_then() {
         let flags = SocketFlags::CLOEXEC;
-        let (inside, launcher) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let (inside, launcher) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         assert!(!has_settled(&launcher, at_once).unwrap());
         shutdown(&inside, Shutdown::Write).unwrap();

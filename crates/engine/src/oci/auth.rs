@@ -97,11 +97,16 @@ pub(super) fn known(host: &str, folder: Option<&Path>) -> Known {
 
 fn known_in(text: &str, host: &str) -> Known {
     let config: DockerConfig = serde_json::from_str(text).unwrap_or_default();
-    let login =
-        config.auths.iter().find(|(key, _)| host_of(key) == host).and_then(|(_, entry)| entry.login());
+    let login = config
+        .auths
+        .iter()
+        .find(|(key, _)| host_of(key) == host)
+        .and_then(|(_, entry)| entry.login());
     let advice = match (&login, config.store.is_some() || config.programs.contains_key(host)) {
         (Some(_), _) => "the one in ~/.docker/config.json was refused",
-        (None, true) => "credential programs are not run: put it into `auths` of ~/.docker/config.json",
+        (None, true) => {
+            "credential programs are not run: put it into `auths` of ~/.docker/config.json"
+        }
         (None, false) => {
             "put it into `auths` of ~/.docker/config.json, as `docker login` or `skopeo login` do"
         }
@@ -119,11 +124,15 @@ impl Entry {
     fn login(&self) -> Option<Login> {
         let both = || Some(format!("{}:{}", self.username.as_ref()?, self.password.as_ref()?));
         let decoded = || {
-            let bytes =
-                BASE64_STANDARD.decode(self.auth.as_ref().filter(|auth| !auth.is_empty())?.trim()).ok()?;
+            let bytes = BASE64_STANDARD
+                .decode(self.auth.as_ref().filter(|auth| !auth.is_empty())?.trim())
+                .ok()?;
             String::from_utf8(bytes).ok().map(|text| text.trim_end_matches('\0').to_owned())
         };
-        decoded().or_else(both).filter(|text| text.contains(':')).map(|text| Login(Secret::new(text)))
+        decoded()
+            .or_else(both)
+            .filter(|text| text.contains(':'))
+            .map(|text| Login(Secret::new(text)))
     }
 }
 
@@ -133,8 +142,7 @@ mod tests {
 
     #[test]
     fn challenges_are_read_with_their_quotes() {
-        let header =
-            r#"Bearer realm="https://a.test/token",service="r.test", scope="repository:a:pull,push",x=y"#;
+        let header = r#"Bearer realm="https://a.test/token",service="r.test", scope="repository:a:pull,push",x=y"#;
         let expected = Challenge::Bearer {
             realm: "https://a.test/token".to_owned(),
             service: Some("r.test".to_owned()),

@@ -85,7 +85,8 @@ impl Client {
             if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
                 return Ok(response);
             }
-            let location = response.headers().get(header::LOCATION).and_then(|value| value.to_str().ok());
+            let location =
+                response.headers().get(header::LOCATION).and_then(|value| value.to_str().ok());
             let next = location.and_then(|location| joined(&at, location));
             at = next.ok_or_else(|| refused(url, location.unwrap_or("nothing")))?;
         }
@@ -96,7 +97,9 @@ impl Client {
 // What is wrong with a certificate stays wrong.
 fn fault(error: ureq::Error, host: &str) -> Fault {
     match error {
-        ureq::Error::Io(error) if error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()) => {
+        ureq::Error::Io(error)
+            if error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()) =>
+        {
             Fault::Refused(PullError::Certificate { host: host.to_owned(), source: error.into() })
         }
         ureq::Error::Rustls(error) => {
@@ -140,7 +143,10 @@ mod tests {
     fn where_a_registry_sends_us_is_told_without_any_login() {
         for (url, to) in [
             ("https://r.test/v2/a", "http://user:hidden@s.test/x?signature=hidden"),
-            ("https://user:hidden@s.test/token?x=hidden", "https://user:hidden@s.test/token?x=hidden"),
+            (
+                "https://user:hidden@s.test/token?x=hidden",
+                "https://user:hidden@s.test/token?x=hidden",
+            ),
         ] {
             let Fault::Refused(error) = refused(url, to) else { panic!("not refused") };
             let error = error.to_string();

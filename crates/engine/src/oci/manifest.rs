@@ -71,14 +71,17 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Found, PullError> {
         return Err(senseless("manifest", "it has no layers, or more than 127"));
     }
     match layers.iter().find(|layer| !is_layer(&layer.media_type)) {
-        Some(other) => Err(senseless("manifest", &format!("`{}` is no kind of layer", other.media_type))),
+        Some(other) => {
+            Err(senseless("manifest", &format!("`{}` is no kind of layer", other.media_type)))
+        }
         None => Ok(Found::Manifest { config, layers }),
     }
 }
 
 // Compression is told by the bytes. Layers that may not be distributed are elsewhere, or nowhere.
 fn is_layer(media_type: &str) -> bool {
-    let known = ["application/vnd.oci.image.layer.v1.tar", "application/vnd.docker.image.rootfs.diff.tar"];
+    let known =
+        ["application/vnd.oci.image.layer.v1.tar", "application/vnd.docker.image.rootfs.diff.tar"];
     known.iter().any(|kind| {
         media_type
             .strip_prefix(kind)
@@ -144,9 +147,13 @@ struct RootFs {
 }
 
 /// Reads an image's configuration: what each layer adds up to unpacked, and what commands get.
-pub(super) fn parse_config(bytes: &[u8], layers: usize) -> Result<(Vec<Digest>, ImageConfig), PullError> {
+pub(super) fn parse_config(
+    bytes: &[u8],
+    layers: usize,
+) -> Result<(Vec<Digest>, ImageConfig), PullError> {
     let wrong = |reason: &str| senseless("image's configuration", reason);
-    let document: Configuration = serde_json::from_slice(bytes).map_err(|error| wrong(&error.to_string()))?;
+    let document: Configuration =
+        serde_json::from_slice(bytes).map_err(|error| wrong(&error.to_string()))?;
     if (document.os.as_str(), document.architecture.as_str()) != ("linux", architecture()) {
         let found = format!("{}/{}", document.os, document.architecture);
         return Err(PullError::Platform { wanted: format!("linux/{}", architecture()), found });
@@ -162,7 +169,9 @@ pub(super) fn parse_config(bytes: &[u8], layers: usize) -> Result<(Vec<Digest>, 
 
 fn image_config(runtime: Runtime) -> Result<ImageConfig, &'static str> {
     let pairs = runtime.env.unwrap_or_default();
-    let pair = |text: &String| text.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let pair = |text: &String| {
+        text.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()))
+    };
     let env: BTreeMap<String, String> = pairs
         .iter()
         .filter_map(pair)
@@ -177,8 +186,10 @@ fn image_config(runtime: Runtime) -> Result<ImageConfig, &'static str> {
 
 // The supervisor looks names up in the image itself, but knows no names of groups.
 fn user(text: &str) -> Result<String, &'static str> {
-    let (name, group) = text.split_once(':').map_or((text, None), |(name, group)| (name, Some(group)));
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.' | b'$');
+    let (name, group) =
+        text.split_once(':').map_or((text, None), |(name, group)| (name, Some(group)));
+    let plain =
+        |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.' | b'$');
     if !name.bytes().all(plain) || name.len() > 64 {
         return Err("its user has a name no user has");
     }
@@ -234,8 +245,11 @@ mod tests {
                 Digest::of(architecture.as_bytes())
             )
         };
-        let text =
-            format!(r#"{{"schemaVersion":2,"manifests":[{},{}]}}"#, entry("mips"), entry(architecture()));
+        let text = format!(
+            r#"{{"schemaVersion":2,"manifests":[{},{}]}}"#,
+            entry("mips"),
+            entry(architecture())
+        );
         let Ok(Found::Index(found)) = parse(text.as_bytes()) else { panic!("no index") };
         assert_eq!(found.digest().unwrap(), Digest::of(architecture().as_bytes()));
         let text = format!(r#"{{"schemaVersion":2,"manifests":[{}]}}"#, entry("mips"));

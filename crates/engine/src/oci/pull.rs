@@ -105,10 +105,17 @@ impl Pull<'_> {
                 }
             }
         }
-        Err(PullError::Document { what: "manifest", reason: "it leads to another without end".to_owned() })
+        Err(PullError::Document {
+            what: "manifest",
+            reason: "it leads to another without end".to_owned(),
+        })
     }
 
-    fn config(&self, config: &Descriptor, layers: usize) -> Result<(Vec<Digest>, ImageConfig), PullError> {
+    fn config(
+        &self,
+        config: &Descriptor,
+        layers: usize,
+    ) -> Result<(Vec<Digest>, ImageConfig), PullError> {
         let digest = config.digest()?;
         let bytes = self.registry.small_blob(digest.as_str())?;
         check("image's configuration", &digest, &Digest::of(&bytes))?;
@@ -123,15 +130,22 @@ impl Pull<'_> {
         below: &[LayerId],
         failed: &dyn Fn(PullError) -> EngineError,
     ) -> Result<(), EngineError> {
-        let what = format!("layer {} ({} MB)", wanted.digest.short(), wanted.blob.size.div_ceil(1_000_000));
+        let what = format!(
+            "layer {} ({} MB)",
+            wanted.digest.short(),
+            wanted.blob.size.div_ceil(1_000_000)
+        );
         if self.disk.layer_path(layer).is_ok() {
             (self.progress)(Progress::StepCached { index, total, what });
             return Ok(());
         }
         (self.progress)(Progress::StepStarted { index, total, what });
         let started = Instant::now();
-        let below: Vec<PathBuf> =
-            below.iter().rev().map(|layer| self.disk.layer_path(layer)).collect::<Result<_, _>>()?;
+        let below: Vec<PathBuf> = below
+            .iter()
+            .rev()
+            .map(|layer| self.disk.layer_path(layer))
+            .collect::<Result<_, _>>()?;
         let (disk, options) = (self.disk, self.options);
         let progress = &mut self.progress;
         // Made by each attempt anew; the last one becomes the layer.

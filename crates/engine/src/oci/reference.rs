@@ -136,18 +136,27 @@ fn parse(text: &str) -> Result<Reference, &'static str> {
         return Err("plain http is spoken with this machine only");
     }
     if name.len() > 255 || !name.split('/').all(is_name) {
-        return Err("its name must be of lower-case letters, digits, `.`, `-` and `_`, in parts between `/`");
+        return Err(
+            "its name must be of lower-case letters, digits, `.`, `-` and `_`, in parts between `/`",
+        );
     }
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.' | b'-');
     if tag.is_empty() || tag.len() > 128 || !tag.bytes().all(plain) || tag.starts_with(['.', '-']) {
         return Err("its tag must be of letters, digits, `.`, `-` and `_`");
     }
-    Ok(Reference { scheme, host: host.to_owned(), name: name.to_owned(), tag: tag.to_owned(), digest })
+    Ok(Reference {
+        scheme,
+        host: host.to_owned(),
+        name: name.to_owned(),
+        tag: tag.to_owned(),
+        digest,
+    })
 }
 
 // A first part without a dot or a port is part of a name in somebody's default registry.
 fn is_host(host: &str) -> bool {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b':' | b'[' | b']');
+    let plain =
+        |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b':' | b'[' | b']');
     host.bytes().all(plain) && (host == "localhost" || host.contains(['.', ':']))
 }
 
@@ -165,7 +174,8 @@ pub(super) fn is_loopback(host: &str) -> bool {
         Some(rest) => rest.split(']').next().unwrap_or_default(),
         None => host.split(':').next().unwrap_or_default(),
     };
-    name == "localhost" || name.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+    name == "localhost"
+        || name.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
 #[cfg(test)]
@@ -218,7 +228,10 @@ mod tests {
         assert_eq!("127.0.0.1.test/a".parse::<Reference>().unwrap().scheme, "https");
         let unnamed = format!("debian@sha256:{}", "0a".repeat(32));
         let error = unnamed.parse::<Reference>().unwrap_err().to_string();
-        assert!(error.contains("`debian@sha256") && error.contains("begin with a registry"), "{error}");
+        assert!(
+            error.contains("`debian@sha256") && error.contains("begin with a registry"),
+            "{error}"
+        );
     }
 
     #[test]

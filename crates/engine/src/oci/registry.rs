@@ -56,7 +56,13 @@ struct Token {
 impl<'a> Registry<'a> {
     pub(super) fn new(reference: &'a Reference, options: &'a PullOptions) -> Self {
         let known = auth::known(&reference.host, options.docker_config.as_deref());
-        Self { client: Client::new(options), reference, options, known, authorization: RefCell::new(None) }
+        Self {
+            client: Client::new(options),
+            reference,
+            options,
+            known,
+            authorization: RefCell::new(None),
+        }
     }
 
     /// The bytes of a manifest, by tag or digest.
@@ -81,7 +87,9 @@ impl<'a> Registry<'a> {
             Attempt::Done(response) => {
                 match take(response.into_body().into_with_config().limit(u64::MAX).reader()) {
                     Ok(taken) => Ok(Attempt::Done(taken)),
-                    Err(Taking::Broke(error)) => Ok(Attempt::Again(self.broken(attempt, error.into()))),
+                    Err(Taking::Broke(error)) => {
+                        Ok(Attempt::Again(self.broken(attempt, error.into())))
+                    }
                     Err(Taking::Refused(error)) => Err(error),
                 }
             }
@@ -92,7 +100,12 @@ impl<'a> Registry<'a> {
         self.tried(|attempt| match self.once(path, accept, attempt)? {
             Attempt::Again(error) => Ok(Attempt::Again(error)),
             Attempt::Done(response) => {
-                match response.into_body().into_with_config().limit(MAX_DOCUMENT_BYTES).read_to_vec() {
+                match response
+                    .into_body()
+                    .into_with_config()
+                    .limit(MAX_DOCUMENT_BYTES)
+                    .read_to_vec()
+                {
                     Ok(bytes) => Ok(Attempt::Done(bytes)),
                     Err(ureq::Error::BodyExceedsLimit(_)) => {
                         let reason = format!("it is larger than {MAX_DOCUMENT_BYTES} bytes");
@@ -104,7 +117,10 @@ impl<'a> Registry<'a> {
         })
     }
 
-    fn tried<T>(&self, mut once: impl FnMut(u32) -> Result<Attempt<T>, PullError>) -> Result<T, PullError> {
+    fn tried<T>(
+        &self,
+        mut once: impl FnMut(u32) -> Result<Attempt<T>, PullError>,
+    ) -> Result<T, PullError> {
         let attempts = self.options.attempts.max(1);
         let mut pause = self.options.backoff;
         for attempt in 1.. {
@@ -118,15 +134,23 @@ impl<'a> Registry<'a> {
         unreachable!("the last attempt returns")
     }
 
-    fn once(&self, path: &str, accept: &str, attempt: u32) -> Result<Attempt<Response<Body>>, PullError> {
+    fn once(
+        &self,
+        path: &str,
+        accept: &str,
+        attempt: u32,
+    ) -> Result<Attempt<Response<Body>>, PullError> {
         let Reference { scheme, host, name, .. } = self.reference;
         let url = format!("{scheme}://{host}/v2/{name}/{path}");
         let mut asked_who = false;
         loop {
-            let authorization = self.authorization.borrow().as_ref().map(|value| value.expose().clone());
+            let authorization =
+                self.authorization.borrow().as_ref().map(|value| value.expose().clone());
             let response = match self.client.get(&url, accept, authorization.as_deref()) {
                 Ok(response) => response,
-                Err(Fault::Broken(error)) => return Ok(Attempt::Again(self.broken(attempt, error.into()))),
+                Err(Fault::Broken(error)) => {
+                    return Ok(Attempt::Again(self.broken(attempt, error.into())));
+                }
                 Err(Fault::Refused(error)) => return Err(error),
             };
             match response.status().as_u16() {
@@ -138,7 +162,12 @@ impl<'a> Registry<'a> {
                     }
                 }
                 401 | 403 => return Err(self.login_wanted()),
-                404 => return Err(PullError::Missing { host: host.clone(), what: format!("{name}/{path}") }),
+                404 => {
+                    return Err(PullError::Missing {
+                        host: host.clone(),
+                        what: format!("{name}/{path}"),
+                    });
+                }
                 status if status == 429 || status >= 500 => {
                     return Ok(Attempt::Again(self.status(path, status, attempt)));
                 }
@@ -155,7 +184,9 @@ impl<'a> Registry<'a> {
         challenges.sort_by_key(|challenge| *challenge == Challenge::Basic);
         let value = match challenges.into_iter().next() {
             None => return Err(self.login_wanted()),
-            Some(Challenge::Basic) => self.known.login.as_ref().ok_or_else(|| self.login_wanted())?.header(),
+            Some(Challenge::Basic) => {
+                self.known.login.as_ref().ok_or_else(|| self.login_wanted())?.header()
+            }
             Some(Challenge::Bearer { realm, service, scope }) => {
                 match self.token(&realm, service.as_deref(), scope.as_deref(), attempt)? {
                     Attempt::Done(token) => format!("Bearer {token}"),
@@ -186,7 +217,9 @@ impl<'a> Registry<'a> {
         let login = self.known.login.as_ref().map(auth::Login::header);
         let response = match self.client.get(&url, "application/json", login.as_deref()) {
             Ok(response) => response,
-            Err(Fault::Broken(error)) => return Ok(Attempt::Again(self.broken(attempt, error.into()))),
+            Err(Fault::Broken(error)) => {
+                return Ok(Attempt::Again(self.broken(attempt, error.into())));
+            }
             Err(Fault::Refused(error)) => return Err(error),
         };
         match response.status().as_u16() {
@@ -200,9 +233,13 @@ impl<'a> Registry<'a> {
         let token = bytes.ok().and_then(|bytes| serde_json::from_slice::<Token>(&bytes).ok());
         let token = token.and_then(|token| token.token.or(token.access_token));
         // It becomes a header's value.
-        token.filter(|token| token.bytes().all(|byte| byte.is_ascii_graphic())).map(Attempt::Done).ok_or_else(
-            || PullError::Document { what: "token", reason: "there is none in the answer".to_owned() },
-        )
+        token
+            .filter(|token| token.bytes().all(|byte| byte.is_ascii_graphic()))
+            .map(Attempt::Done)
+            .ok_or_else(|| PullError::Document {
+                what: "token",
+                reason: "there is none in the answer".to_owned(),
+            })
     }
 
     fn login_wanted(&self) -> PullError {
@@ -210,7 +247,12 @@ impl<'a> Registry<'a> {
     }
 
     fn status(&self, path: &str, status: u16, attempts: u32) -> PullError {
-        PullError::Status { host: self.reference.host.clone(), path: path.to_owned(), status, attempts }
+        PullError::Status {
+            host: self.reference.host.clone(),
+            path: path.to_owned(),
+            status,
+            attempts,
+        }
     }
 
     fn broken(&self, attempts: u32, source: Box<dyn std::error::Error + Send + Sync>) -> PullError {

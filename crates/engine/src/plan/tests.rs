@@ -46,8 +46,14 @@ fn pid_1_mounts_nothing_after_the_hosts_powers_are_gone() {
         .iter()
         .map(|step| serde_json::to_value(step).unwrap()["step"].as_str().unwrap().to_owned())
         .collect();
-    let wanted =
-        ["enter_user_namespace", "resource_limits", "capabilities", "no_new_privileges", "seccomp", "exec"];
+    let wanted = [
+        "enter_user_namespace",
+        "resource_limits",
+        "capabilities",
+        "no_new_privileges",
+        "seccomp",
+        "exec",
+    ];
     assert_eq!(names, wanted);
 }
 
@@ -61,7 +67,8 @@ fn nothing_that_tells_sandboxes_apart_is_done_before_the_gate() {
         ..record(Network::Door)
     };
     let facts = facts();
-    let plans = [plan(&record(Network::Door), &["/l/base".into()], &facts), plan(&other, &[], &facts)];
+    let plans =
+        [plan(&record(Network::Door), &["/l/base".into()], &facts), plan(&other, &[], &facts)];
     let before = plans.map(|plan| {
         let parts = plan.parts();
         let text = serde_json::to_string(&(parts.ahead, parts.own)).unwrap();
@@ -84,8 +91,7 @@ fn the_supervisor_hears_whose_it_is_when_nobody_inside_has_the_hosts_powers() {
 fn only_the_hosts_network_leaves_out_the_net_namespace_and_the_loopback() {
     let has = |network, wanted: fn(&Step) -> bool| planned(network).steps.iter().any(wanted);
     let loopback: fn(&Step) -> bool = |step| matches!(step, Step::Loopback { .. });
-    let net: fn(&Step) -> bool =
-        |step| matches!(step, Step::Clone { namespaces, .. } if namespaces.contains(&Namespace::Net));
+    let net: fn(&Step) -> bool = |step| matches!(step, Step::Clone { namespaces, .. } if namespaces.contains(&Namespace::Net));
     assert!(has(Network::Door, loopback) && has(Network::Door, net));
     assert!(!has(Network::Host, loopback) && !has(Network::Host, net));
 }
@@ -96,7 +102,9 @@ fn without_root_ids_are_shared_and_no_cgroup_is_needed() {
     let plan = plan(&record(Network::Door), &["/l/base".into()], &facts);
     let pids = Limits::default().pids;
     assert_eq!(plan.steps[0], Step::ShareIds { count: IDS, processes: pids });
-    assert!(!plan.steps.iter().any(|step| matches!(step, Step::MakeGroup(_) | Step::ClaimIds { .. })));
+    assert!(
+        !plan.steps.iter().any(|step| matches!(step, Step::MakeGroup(_) | Step::ClaimIds { .. }))
+    );
 }
 
 #[test]

@@ -72,7 +72,8 @@ impl Who {
 
 /// Tries everything. The process must have one thread.
 pub(super) fn findings(home: &Path) -> Vec<Finding> {
-    let who = Who { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
+    let who =
+        Who { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
     let mut findings = vec![
         privileges(who),
         kernel(&read("/proc/sys/kernel/osrelease").unwrap_or_default()),
@@ -97,13 +98,13 @@ fn privileges(who: Who) -> Finding {
     if who.is_host_root() {
         return Finding::ok("privileges", "root");
     }
-    let found =
-        "not root: sandboxes share one range of ids, root inside is you outside, limits only where delegated";
+    let found = "not root: sandboxes share one range of ids, root inside is you outside, limits only where delegated";
     Finding::bad("privileges", Level::Warn, found, "run as root for one id range per sandbox")
 }
 
 fn kernel(release: &str) -> Finding {
-    let mut numbers = release.split(|byte: char| !byte.is_ascii_digit()).map_while(|word| word.parse().ok());
+    let mut numbers =
+        release.split(|byte: char| !byte.is_ascii_digit()).map_while(|word| word.parse().ok());
     let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
     if version >= OLDEST {
         return Finding::ok("kernel", format!("Linux {release}"));
@@ -160,7 +161,8 @@ fn namespaces(who: Who) -> Finding {
         let names = NAMESPACES.map(|(name, _)| name).join(", ");
         return Finding::ok("namespaces", names);
     }
-    let fix = "raise the limits under /proc/sys/user, or run outside the container that forbids them";
+    let fix =
+        "raise the limits under /proc/sys/user, or run outside the container that forbids them";
     Finding::bad("namespaces", Level::Fail, format!("refused: {}", refused.join(", ")), fix)
 }
 
@@ -172,7 +174,12 @@ fn namespace_limit(limit: Option<&str>) -> Finding {
         // One per sandbox.
         Some(Ok(limit @ ..512)) => Finding::bad(id, Level::Warn, format!("only {limit}"), fix),
         Some(Ok(limit)) => Finding::ok(id, limit.to_string()),
-        _ => Finding::bad(id, Level::Fail, "this kernel has no user namespaces", "use a kernel with them"),
+        _ => Finding::bad(
+            id,
+            Level::Fail,
+            "this kernel has no user namespaces",
+            "use a kernel with them",
+        ),
     }
 }
 
@@ -181,7 +188,8 @@ fn unprivileged(who: Who) -> Finding {
     let id = "unprivileged_user_namespaces";
     let act = || -> Outcome {
         let become_nobody = || -> rustix::io::Result<()> {
-            let (uid, gid) = (rustix::process::Uid::from_raw(NOBODY), rustix::process::Gid::from_raw(NOBODY));
+            let (uid, gid) =
+                (rustix::process::Uid::from_raw(NOBODY), rustix::process::Gid::from_raw(NOBODY));
             rustix::thread::set_thread_groups(&[])?;
             rustix::thread::set_thread_res_gid(Some(gid), Some(gid), Some(gid))?;
             rustix::thread::set_thread_res_uid(Some(uid), Some(uid), Some(uid))
@@ -201,7 +209,12 @@ fn unprivileged(who: Who) -> Finding {
         Ok(_) => Finding::ok(id, "allowed: Harvest can run without root"),
         Err(reason) => {
             let level = if who.is_host_root() { Level::Warn } else { Level::Fail };
-            Finding::bad(id, level, format!("refused ({reason}): without root nothing runs"), forbidder())
+            Finding::bad(
+                id,
+                level,
+                format!("refused ({reason}): without root nothing runs"),
+                forbidder(),
+            )
         }
     }
 }
@@ -235,7 +248,9 @@ fn seccomp_list() -> Finding {
         syscall::seccomp(program).map_err(text)?;
         // SAFETY: this process has one thread and ends right afterwards.
         match unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER) } {
-            Err(Errno::PERM) => Ok(format!("a list of {} instructions loads and refuses", program.len())),
+            Err(Errno::PERM) => {
+                Ok(format!("a list of {} instructions loads and refuses", program.len()))
+            }
             other => Err(format!("the list loads and does not refuse ({other:?})")),
         }
     };
@@ -254,8 +269,10 @@ fn loop_devices() -> Finding {
     match fs::OpenOptions::new().read(true).write(true).open(&path) {
         Ok(_) => Finding::ok("loop_devices", "usable"),
         Err(error) => {
-            let found =
-                format!("{}: {error}; no limits on size for volumes and writable layers", path.display());
+            let found = format!(
+                "{}: {error}; no limits on size for volumes and writable layers",
+                path.display()
+            );
             Finding::bad(
                 "loop_devices",
                 Level::Warn,

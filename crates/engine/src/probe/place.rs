@@ -39,19 +39,33 @@ fn supervisor(path: &Path) -> Finding {
         Ok(about) if about.is_file() && about.permissions().mode() & 0o111 != 0 => {
             Finding::ok("supervisor", format!("{} KiB", about.len() >> 10))
         }
-        Ok(_) => Finding::bad("supervisor", Level::Fail, format!("{} is no program", path.display()), fix),
-        Err(error) => Finding::bad("supervisor", Level::Fail, format!("{}: {error}", path.display()), fix),
+        Ok(_) => Finding::bad(
+            "supervisor",
+            Level::Fail,
+            format!("{} is no program", path.display()),
+            fix,
+        ),
+        Err(error) => {
+            Finding::bad("supervisor", Level::Fail, format!("{}: {error}", path.display()), fix)
+        }
     }
 }
 
 fn store(home: &Path) -> Finding {
     let Ok(about) = statfs(home) else {
         let fix = "make the home a folder that can be read";
-        return Finding::bad("store", Level::Fail, format!("cannot look at {}", home.display()), fix);
+        return Finding::bad(
+            "store",
+            Level::Fail,
+            format!("cannot look at {}", home.display()),
+            fix,
+        );
     };
     let magic = about.f_type as u64 & 0xffff_ffff;
-    let kind =
-        KINDS.iter().find(|(number, _)| *number == magic).map_or("another file system", |(_, name)| name);
+    let kind = KINDS
+        .iter()
+        .find(|(number, _)| *number == magic)
+        .map_or("another file system", |(_, name)| name);
     let found = format!("driver {}, on {kind}", if magic == BTRFS { "btrfs" } else { "dir" });
     match kind {
         "tmpfs" => Finding::bad(
@@ -77,15 +91,19 @@ fn room(id: &'static str, path: &Path) -> Finding {
         );
     };
     let free = about.f_bavail.saturating_mul(about.f_frsize);
-    let found = format!("{:.1} GiB free in {}", free as f64 / f64::from(1u32 << 30), path.display());
+    let found =
+        format!("{:.1} GiB free in {}", free as f64 / f64::from(1u32 << 30), path.display());
     let fix = "free space there; `harvest gc` removes what nothing uses";
     // Some file systems make inodes as they go and say zero.
     let no_files = about.f_files > 0 && about.f_favail < 10_000;
     match (free, no_files) {
         (..LEAST_BYTES, _) => Finding::bad(id, Level::Fail, found, fix),
-        (_, true) => {
-            Finding::bad(id, Level::Fail, format!("{found}, room for {} more files", about.f_favail), fix)
-        }
+        (_, true) => Finding::bad(
+            id,
+            Level::Fail,
+            format!("{found}, room for {} more files", about.f_favail),
+            fix,
+        ),
         (..ROOM_BYTES, _) => Finding::bad(id, Level::Warn, found, fix),
         _ => Finding::ok(id, found),
     }

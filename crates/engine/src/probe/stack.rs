@@ -43,11 +43,17 @@ pub(super) fn findings(home: &Path, who: Who) -> Vec<Finding> {
 fn layers(home: &Path, who: Who) -> Vec<Finding> {
     // In the trash, where a collection finds it should this process be killed.
     let folder = home.join("trash").join(format!("probe-{}", std::process::id()));
-    let made =
-        ["lower", "upper", "work", "root"].iter().try_for_each(|name| fs::create_dir_all(folder.join(name)));
+    let made = ["lower", "upper", "work", "root"]
+        .iter()
+        .try_for_each(|name| fs::create_dir_all(folder.join(name)));
     if let Err(error) = made {
         let found = format!("{}: {error}", folder.display());
-        return vec![Finding::bad("overlay", Level::Fail, found, "make the home writable, or free space")];
+        return vec![Finding::bad(
+            "overlay",
+            Level::Fail,
+            found,
+            "make the home writable, or free space",
+        )];
     }
     let findings = vec![overlay(&folder, who), id_mapped(&folder, who)];
     let _ = fs::remove_dir_all(&folder);
@@ -82,7 +88,12 @@ fn overlay(folder: &Path, who: Who) -> Finding {
         Ok(_) => Finding::ok("overlay", "works on the home's file system"),
         Err(reason) => {
             let fix = "modprobe overlay; keep HARVEST_HOME on ext4, xfs or btrfs, not on an overlay or NFS";
-            Finding::bad("overlay", Level::Fail, format!("refused on the home's file system ({reason})"), fix)
+            Finding::bad(
+                "overlay",
+                Level::Fail,
+                format!("refused on the home's file system ({reason})"),
+                fix,
+            )
         }
     }
 }
@@ -117,16 +128,24 @@ fn stacked(folder: &Path) -> Result<String, StepError> {
     let lower = syscall::tree(rustix::fs::CWD, &folder.join("lower"), false);
     let lower = lower.doing(|| "clone a mount".to_owned())?;
     let scratch = Scratch::make_on(&folder.join("root"))?;
-    scratch.layer(&lower, "0", Some(users.as_fd())).doing(|| "map the ids of a layer".to_owned())?;
-    scratch.writable(folder, Some(users.as_fd())).doing(|| "map the ids of a writable folder".to_owned())?;
+    scratch
+        .layer(&lower, "0", Some(users.as_fd()))
+        .doing(|| "map the ids of a layer".to_owned())?;
+    scratch
+        .writable(folder, Some(users.as_fd()))
+        .doing(|| "map the ids of a writable folder".to_owned())?;
     isolate::act_as(SPARE_ID)?;
-    let root = scratch.overlay(&["0".to_owned()]).doing(|| "mount an overlay of both".to_owned())?;
+    let root =
+        scratch.overlay(&["0".to_owned()]).doing(|| "mount an overlay of both".to_owned())?;
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
-    openat(&root, "mine", flags, Mode::from_raw_mode(0o600)).doing(|| "write through it".to_owned())?;
-    let owner = |at: &dyn Fn() -> rustix::io::Result<rustix::fs::Stat>| at().map(|about| about.st_uid);
-    let inside = owner(&|| statat(&root, "mine", AtFlags::empty())).doing(|| "look at it".to_owned())?;
-    let on_disk =
-        owner(&|| rustix::fs::stat(folder.join("upper/mine"))).doing(|| "find it on disk".to_owned())?;
+    openat(&root, "mine", flags, Mode::from_raw_mode(0o600))
+        .doing(|| "write through it".to_owned())?;
+    let owner =
+        |at: &dyn Fn() -> rustix::io::Result<rustix::fs::Stat>| at().map(|about| about.st_uid);
+    let inside =
+        owner(&|| statat(&root, "mine", AtFlags::empty())).doing(|| "look at it".to_owned())?;
+    let on_disk = owner(&|| rustix::fs::stat(folder.join("upper/mine")))
+        .doing(|| "find it on disk".to_owned())?;
     if (inside, on_disk) == (SPARE_ID, 0) {
         return Ok("layers and writable folders show each sandbox its own ids".to_owned());
     }
@@ -144,7 +163,11 @@ fn cgroups(who: Who) -> Finding {
     let act = || -> Outcome {
         hierarchy.enter_home(&home).map_err(|error| error.line())?;
         let groups = hierarchy.groups(&home, "trial", &Limits::default());
-        groups.make.iter().try_for_each(crate::cgroup::Group::make).map_err(|error| error.line())?;
+        groups
+            .make
+            .iter()
+            .try_for_each(crate::cgroup::Group::make)
+            .map_err(|error| error.line())?;
         Ok(String::new())
     };
     // SAFETY: the probing process has one thread.
@@ -163,7 +186,8 @@ fn hierarchy_found(hierarchy: &Hierarchy) -> Finding {
     match hierarchy {
         Hierarchy::None => {
             let found = "none that this user may divide: nothing limits memory and CPU time";
-            let fix = "run as root, or on cgroup v2 under `systemd-run --user --scope -p Delegate=yes`";
+            let fix =
+                "run as root, or on cgroup v2 under `systemd-run --user --scope -p Delegate=yes`";
             Finding::bad("cgroups", Level::Warn, found, fix)
         }
         Hierarchy::V1 { mounts } => {
@@ -172,7 +196,8 @@ fn hierarchy_found(hierarchy: &Hierarchy) -> Finding {
         }
         Hierarchy::V2 { mount } => {
             let has = fs::read_to_string(mount.join("cgroup.controllers")).unwrap_or_default();
-            let found = format!("v2 with {}", has.split_whitespace().collect::<Vec<_>>().join(", "));
+            let found =
+                format!("v2 with {}", has.split_whitespace().collect::<Vec<_>>().join(", "));
             if has.split_whitespace().any(|name| name == "cpu") {
                 return Finding::ok("cgroups", found);
             }
@@ -205,7 +230,8 @@ fn redirect(who: Who) -> Finding {
         // What the trial has left there makes way for the real one.
         // SAFETY: this process has one thread and ends right afterwards.
         unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }.map_err(text)?;
-        network::set_up(DNS_ADDRESS, SYNTHETIC_PREFIX_BITS, TWIN, way).map_err(|error| error.line())?;
+        network::set_up(DNS_ADDRESS, SYNTHETIC_PREFIX_BITS, TWIN, way)
+            .map_err(|error| error.line())?;
         Ok(facts::word(way).to_owned())
     };
     // SAFETY: the probing process has one thread.

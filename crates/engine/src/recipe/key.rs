@@ -38,18 +38,25 @@ pub(crate) fn content_key(path: &Path) -> Result<String, EngineError> {
     let meta = fs::symlink_metadata(path).map_err(|e| disk_error("read", path, e))?;
     if meta.is_dir() {
         tree::visit(path, &mut |name, folder, stat| {
-            hash_one(&mut hash, name, folder, stat).map_err(|e| disk_error("read", path.join(name), e))
+            hash_one(&mut hash, name, folder, stat)
+                .map_err(|e| disk_error("read", path.join(name), e))
         })?;
     } else {
         let folder = tree::open_root(path.parent().unwrap_or(Path::new(".")))?;
         let name = Path::new(path.file_name().unwrap_or_default());
         let stat = rustix::fs::lstat(path).map_err(|e| disk_error("read", path, e))?;
-        hash_one(&mut hash, name, folder.as_fd(), &stat).map_err(|e| disk_error("read", path, e))?;
+        hash_one(&mut hash, name, folder.as_fd(), &stat)
+            .map_err(|e| disk_error("read", path, e))?;
     }
     Ok(hex(hash.finish().as_ref()))
 }
 
-fn hash_one(hash: &mut Context, path: &Path, folder: BorrowedFd<'_>, stat: &Stat) -> io::Result<()> {
+fn hash_one(
+    hash: &mut Context,
+    path: &Path,
+    folder: BorrowedFd<'_>,
+    stat: &Stat,
+) -> io::Result<()> {
     let name = path.file_name().unwrap_or_default();
     let path = path.as_os_str().as_encoded_bytes();
     hash.update(&(path.len() as u64).to_le_bytes());

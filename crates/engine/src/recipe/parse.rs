@@ -24,9 +24,10 @@ impl Recipe {
         top.only(&RECIPE_KEYS)?;
         let name = top.text("name")?;
         if !is_image_name(&name) {
-            return Err(
-                top.wrong("name", "lower-case letters, digits, `-`, `_` and `.`, a letter or digit first")
-            );
+            return Err(top.wrong(
+                "name",
+                "lower-case letters, digits, `-`, `_` and `.`, a letter or digit first",
+            ));
         }
         let steps = match table.get("step") {
             None => Vec::new(),
@@ -62,7 +63,11 @@ impl Reader<'_> {
             Some(key) => {
                 let nearest = known.iter().min_by_key(|candidate| distance(key, candidate));
                 let nearest = nearest.map_or_else(String::new, |nearest| (*nearest).to_owned());
-                Err(RecipeError::UnknownKey { place: self.place.clone(), key: key.clone(), nearest })
+                Err(RecipeError::UnknownKey {
+                    place: self.place.clone(),
+                    key: key.clone(),
+                    nearest,
+                })
             }
         }
     }
@@ -73,7 +78,9 @@ impl Reader<'_> {
 
     fn text(&self, key: &'static str) -> Result<String, RecipeError> {
         match self.table.get(key) {
-            Some(Value::String(text)) if !text.is_empty() && !text.contains('\0') => Ok(text.clone()),
+            Some(Value::String(text)) if !text.is_empty() && !text.contains('\0') => {
+                Ok(text.clone())
+            }
             Some(_) => Err(self.wrong(key, "a text")),
             None => Err(RecipeError::MissingKey { place: self.place.clone(), key }),
         }
@@ -82,9 +89,14 @@ impl Reader<'_> {
     // A package that begins with a dash would be an option of the installer.
     fn packages(&self, key: &'static str) -> Result<Vec<String>, RecipeError> {
         let wanted = "a list of package names";
-        let Some(Value::Array(values)) = self.table.get(key) else { return Err(self.wrong(key, wanted)) };
+        let Some(Value::Array(values)) = self.table.get(key) else {
+            return Err(self.wrong(key, wanted));
+        };
         let name = |value: &Value| {
-            value.as_str().filter(|name| !name.is_empty() && !name.starts_with('-')).map(str::to_owned)
+            value
+                .as_str()
+                .filter(|name| !name.is_empty() && !name.starts_with('-'))
+                .map(str::to_owned)
         };
         let names: Option<Vec<String>> = values.iter().map(name).collect();
         names.filter(|names| !names.is_empty()).ok_or_else(|| self.wrong(key, wanted))
@@ -92,7 +104,8 @@ impl Reader<'_> {
 
     fn absolute(&self, key: &'static str) -> Result<PathBuf, RecipeError> {
         let path = PathBuf::from(self.text(key)?);
-        let plain = path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
+        let plain =
+            path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)));
         if path.is_absolute() && plain {
             Ok(path)
         } else {
@@ -103,7 +116,8 @@ impl Reader<'_> {
     // Whoever builds a recipe from elsewhere must not have files from beside it copied in.
     fn inside(&self, key: &'static str) -> Result<PathBuf, RecipeError> {
         let path = PathBuf::from(self.text(key)?);
-        let plain = path.components().all(|part| matches!(part, Component::CurDir | Component::Normal(_)));
+        let plain =
+            path.components().all(|part| matches!(part, Component::CurDir | Component::Normal(_)));
         if plain { Ok(path) } else { Err(self.wrong(key, "a path below the recipe's folder")) }
     }
 }
@@ -115,12 +129,16 @@ fn parse_base(top: &Reader<'_>) -> Result<Base, RecipeError> {
         Some(Value::Table(table)) => {
             let reader = Reader { place: "`from`".to_owned(), table };
             reader.only(&["debian", "include", "folder", "tar", "oci"])?;
-            let kind = ["debian", "folder", "tar", "oci"].into_iter().find(|kind| table.contains_key(*kind));
+            let kind = ["debian", "folder", "tar", "oci"]
+                .into_iter()
+                .find(|kind| table.contains_key(*kind));
             match kind {
                 Some("debian") if table.keys().all(|key| key == "debian" || key == "include") => {
                     parse_debian(&reader)
                 }
-                Some("folder") if table.len() == 1 => Ok(Base::Folder(reader.text("folder")?.into())),
+                Some("folder") if table.len() == 1 => {
+                    Ok(Base::Folder(reader.text("folder")?.into()))
+                }
                 Some("tar") if table.len() == 1 => Ok(Base::Tar(reader.text("tar")?.into())),
                 Some("oci") if table.len() == 1 => {
                     let text = reader.text("oci")?;
@@ -155,13 +173,19 @@ fn parse_debian(reader: &Reader<'_>) -> Result<Base, RecipeError> {
 fn parse_step(number: usize, step: &Value) -> Result<Make, RecipeError> {
     let place = format!("step {number}");
     let Value::Table(table) = step else {
-        return Err(RecipeError::Value { place, key: "step".to_owned(), wanted: "a table under `[[step]]`" });
+        return Err(RecipeError::Value {
+            place,
+            key: "step".to_owned(),
+            wanted: "a table under `[[step]]`",
+        });
     };
     let reader = Reader { place, table };
     reader.only(&STEP_KEYS)?;
     let mut keys = table.keys();
     let (Some(key), None) = (keys.next(), keys.next()) else {
-        return Err(reader.wrong("step", "exactly one of apt, npm, pip, run, copy, env, user, workdir"));
+        return Err(
+            reader.wrong("step", "exactly one of apt, npm, pip, run, copy, env, user, workdir")
+        );
     };
     match key.as_str() {
         "apt" => Ok(Make::Apt(reader.packages("apt")?)),
@@ -194,7 +218,9 @@ fn parse_copy(reader: &Reader<'_>) -> Result<Make, RecipeError> {
 
 fn parse_env(reader: &Reader<'_>) -> Result<Make, RecipeError> {
     let wanted = "a table of texts, named without `=`";
-    let Some(Value::Table(table)) = reader.table.get("env") else { return Err(reader.wrong("env", wanted)) };
+    let Some(Value::Table(table)) = reader.table.get("env") else {
+        return Err(reader.wrong("env", wanted));
+    };
     let pair = |(name, value): (&String, &Value)| {
         let value = value.as_str().filter(|value| !value.contains('\0'))?;
         (!name.is_empty() && !name.contains(['=', '\0'])).then(|| (name.clone(), value.to_owned()))

@@ -36,7 +36,10 @@ fn a_whole_recipe_is_read() {
 #[test]
 fn an_unknown_key_is_named_with_the_nearest_known_one() {
     let said = |result: Result<Recipe, RecipeError>| result.unwrap_err().to_string();
-    assert_eq!(said(parse("nmae = \"x\"")), "the recipe has the unknown key `nmae`; did you mean `name`?");
+    assert_eq!(
+        said(parse("nmae = \"x\"")),
+        "the recipe has the unknown key `nmae`; did you mean `name`?"
+    );
     assert_eq!(
         said(step("workdri = \"/\"")),
         "step 1 has the unknown key `workdri`; did you mean `workdir`?"
@@ -49,7 +52,8 @@ fn an_unknown_key_is_named_with_the_nearest_known_one() {
 
 #[test]
 fn an_image_starts_from_one_thing() {
-    let from = |table: &str| parse(&format!("name = \"x\"\nfrom = {table}")).map(|recipe| recipe.from);
+    let from =
+        |table: &str| parse(&format!("name = \"x\"\nfrom = {table}")).map(|recipe| recipe.from);
     assert_eq!(from("{ tar = \"a.tar.gz\" }").unwrap(), Base::Tar("a.tar.gz".into()));
     assert_eq!(from("{ oci = \"r.test/a:1\" }").unwrap(), Base::Oci("r.test/a:1".to_owned()));
     for wrong in [

@@ -105,7 +105,9 @@ mod tests {
     #[test]
     fn only_the_hosts_own_map_is_taken_for_the_hosts() {
         assert!(is_initial("         0          0 4294967295\n"));
-        assert!(!is_initial("         0       1000          1\n         1     100000      65535\n"));
+        assert!(!is_initial(
+            "         0       1000          1\n         1     100000      65535\n"
+        ));
         assert!(!is_initial("         0          0      65536\n"));
     }
 }

@@ -166,7 +166,8 @@ pub(crate) fn parts_in(folder: &Path) -> Result<Vec<SandboxId>, EngineError> {
     let mut ids = Vec::new();
     for entry in fs::read_dir(folder).at("list", folder)? {
         let name = entry.at("list", folder)?.file_name();
-        let id = name.to_str().and_then(|part| format!("{}_{part}", SandboxId::PREFIX).parse().ok());
+        let id =
+            name.to_str().and_then(|part| format!("{}_{part}", SandboxId::PREFIX).parse().ok());
         ids.extend(id);
     }
     ids.sort();

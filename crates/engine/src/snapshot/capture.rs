@@ -89,7 +89,12 @@ impl Disk {
         }
         let snapshot = sandbox.snapshot(snapshot, captures.chain);
         let snapshot = self.snapshot_write(Snapshot { bytes: Some(copied.bytes), ..snapshot })?;
-        Ok(Captured { snapshot, frozen_millis: millis(frozen), names: copied.names, bytes: copied.bytes })
+        Ok(Captured {
+            snapshot,
+            frozen_millis: millis(frozen),
+            names: copied.names,
+            bytes: copied.bytes,
+        })
     }
 
     fn capture_subvolume(
@@ -103,7 +108,8 @@ impl Disk {
         self.clear(&self.partial().join(layer.as_str()))?;
         self.clear(&self.layers().join(layer.as_str()))?;
         writable::flush(&folder, &self.partial(), layer.as_str())?;
-        let capture = |_: &mut Pulse<'_>| writable::capture(&folder, &self.layers(), layer.as_str());
+        let capture =
+            |_: &mut Pulse<'_>| writable::capture(&folder, &self.layers(), layer.as_str());
         let ((), frozen) = while_frozen(still, capture)?;
         let bytes = self.grown_since(&sandbox.id)?;
         let taken = self.captures(&sandbox.id)?.taken + bytes.unwrap_or(0);
@@ -114,9 +120,15 @@ impl Disk {
         let captures = Captures { taken, ..Captures::default() };
         self.record_write(&folder.join("captures.json"), &captures)?;
         // The kernel has written it down before it answered.
-        let snapshot = Snapshot { bytes, durable: true, ..sandbox.snapshot(snapshot, [layer.clone()]) };
+        let snapshot =
+            Snapshot { bytes, durable: true, ..sandbox.snapshot(snapshot, [layer.clone()]) };
         let snapshot = self.snapshot_write(snapshot)?;
-        Ok(Captured { snapshot, frozen_millis: millis(frozen), names: 0, bytes: bytes.unwrap_or(0) })
+        Ok(Captured {
+            snapshot,
+            frozen_millis: millis(frozen),
+            names: 0,
+            bytes: bytes.unwrap_or(0),
+        })
     }
 
     /// What a sandbox's disk takes more than at its last capture, where the store counts.
@@ -156,7 +168,10 @@ impl Disk {
         // Not synced: it is of use only to this run of the kernel.
         fs::write(folder.join(&name), index.encode())
             .map_err(|e| disk_error("write", folder.join(&name), e))?;
-        self.record_write(&folder.join("captures.json"), &Captures { chain, index: name.clone(), taken: 0 })?;
+        self.record_write(
+            &folder.join("captures.json"),
+            &Captures { chain, index: name.clone(), taken: 0 },
+        )?;
         for other in disk::names_in(folder)? {
             if other.starts_with("index-") && other != name {
                 disk::remove_file(&folder.join(other))?;
@@ -175,7 +190,8 @@ fn copy_still(
     still: &Still<'_>,
 ) -> Result<(Index, Copied, Duration), EngineError> {
     if !still.runs {
-        let (index, copied) = delta::copy_delta(upper, partial, previous, now_nanos(), &mut || Ok(()))?;
+        let (index, copied) =
+            delta::copy_delta(upper, partial, previous, now_nanos(), &mut || Ok(()))?;
         return Ok((index, copied, Duration::ZERO));
     }
     let mut frozen = Duration::ZERO;
@@ -199,8 +215,9 @@ fn copy_still(
         }
         result => result?,
     };
-    let rest =
-        |pulse: &mut Pulse<'_>| delta::bring_up_to_date(upper, partial, previous, &seen, now_nanos(), pulse);
+    let rest = |pulse: &mut Pulse<'_>| {
+        delta::bring_up_to_date(upper, partial, previous, &seen, now_nanos(), pulse)
+    };
     let ((index, second), took) = while_frozen(still, rest)?;
     let copied = Copied { names: first.names + second.names, bytes: first.bytes + second.bytes };
     Ok((index, copied, frozen + took))

@@ -51,7 +51,8 @@ pub(crate) fn copy_delta(
     taken: i64,
     pulse: &mut dyn FnMut() -> Result<(), EngineError>,
 ) -> Result<(Index, Copied), EngineError> {
-    let (index, copied) = copy(source, target, previous, Pass::Only { most_bytes: u64::MAX }, taken, pulse)?;
+    let (index, copied) =
+        copy(source, target, previous, Pass::Only { most_bytes: u64::MAX }, taken, pulse)?;
     Ok((index.unwrap_or_default(), copied))
 }
 
@@ -239,7 +240,8 @@ impl Delta<'_> {
             // Also where nothing is copied: to look at a million names takes longer than a freeze lasts.
             (self.copier.pulse)()?;
         }
-        for (name, _) in seen.into_iter().flatten().filter(|(name, _)| index::find(&present, name).is_none())
+        for (name, _) in
+            seen.into_iter().flatten().filter(|(name, _)| index::find(&present, name).is_none())
         {
             self.unmake(name)?;
         }
@@ -296,18 +298,26 @@ impl Delta<'_> {
         match self.pass {
             // What is in the folder is looked at name by name.
             Pass::Second(seen) if kind.is_folder() => {
-                first.kind == kind && first.inode == stat.st_ino && seen.folder(stat.st_ino).is_some()
+                first.kind == kind
+                    && first.inode == stat.st_ino
+                    && seen.folder(stat.st_ino).is_some()
             }
             _ => first.still(stat, kind),
         }
     }
 
     /// What a name is; `None` when it is gone by now.
-    fn kind(&self, stat: &Stat, name: &CStr, known: Option<&Entry>) -> Result<Option<Kind>, EngineError> {
+    fn kind(
+        &self,
+        stat: &Stat,
+        name: &CStr,
+        known: Option<&Entry>,
+    ) -> Result<Option<Kind>, EngineError> {
         if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
             // An attribute cannot change without the ctime, and to open every folder takes as long as
             // all the rest of a walk.
-            if let Some(known) = known.filter(|known| known.kind.is_folder() && known.still(stat, known.kind))
+            if let Some(known) =
+                known.filter(|known| known.kind.is_folder() && known.still(stat, known.kind))
             {
                 return Ok(Some(known.kind));
             }
@@ -330,7 +340,8 @@ impl Delta<'_> {
     /// False when the source changed under us and there is no copy to rely on.
     fn copy(&mut self, name: &CStr, stat: &Stat) -> Result<bool, EngineError> {
         let stored = u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
-        if matches!(self.pass, Pass::Only { most_bytes } if self.copier.bytes + stored > most_bytes) {
+        if matches!(self.pass, Pass::Only { most_bytes } if self.copier.bytes + stored > most_bytes)
+        {
             self.given_up = true;
             return Ok(false);
         }
@@ -400,10 +411,16 @@ impl Delta<'_> {
     }
 }
 
-fn level(name: &CStr, stat: Stat, kind: Kind, before: Option<&Entry>, kept: Option<&Entry>) -> Level {
+fn level(
+    name: &CStr,
+    stat: Stat,
+    kind: Kind,
+    before: Option<&Entry>,
+    kept: Option<&Entry>,
+) -> Level {
     let opaque = kind == Kind::OpaqueFolder;
-    let merged =
-        before.filter(|before| before.kind.is_folder() && (!opaque || before.kind == Kind::OpaqueFolder));
+    let merged = before
+        .filter(|before| before.kind.is_folder() && (!opaque || before.kind == Kind::OpaqueFolder));
     Level {
         name: name.to_owned(),
         stat,

@@ -35,7 +35,9 @@ impl Kind {
     }
 
     fn from_byte(byte: u8) -> Option<Self> {
-        [Self::Folder, Self::OpaqueFolder, Self::Whiteout, Self::Other].get(usize::from(byte)).copied()
+        [Self::Folder, Self::OpaqueFolder, Self::Whiteout, Self::Other]
+            .get(usize::from(byte))
+            .copied()
     }
 }
 

@@ -119,7 +119,8 @@ pub(super) fn make(home: &Path, free: u64) -> Result<(), EngineError> {
     let size = first_size(free).ok_or(io::ErrorKind::StorageFull).at("make", path(home))?;
     let new = home.join("store.btrfs.new");
     remove_file(&new)?;
-    let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new).at("make", &new)?;
+    let file =
+        OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new).at("make", &new)?;
     fallocate(&file, FallocateFlags::empty(), 0, size).at("reserve room for", &new)?;
     format(&new)?;
     // Once more: nothing is to be left of the holes a mkfs may have made.
@@ -137,7 +138,16 @@ fn format(file: &Path) -> Result<(), EngineError> {
     // Two copies of metadata: with one, mkfs leaves it 8 MiB, and who fills the store with data leaves
     // none for the name of a snapshot. No discarding, which would give the reserved blocks back.
     let made = Command::new(program)
-        .args(["--quiet", "--nodiscard", "--metadata", "dup", "--data", "single", "--label", "harvest"])
+        .args([
+            "--quiet",
+            "--nodiscard",
+            "--metadata",
+            "dup",
+            "--data",
+            "single",
+            "--label",
+            "harvest",
+        ])
         .arg(file)
         .stdin(Stdio::null())
         .output()
@@ -215,7 +225,8 @@ pub(super) fn refill(home: &Path) -> Result<(), EngineError> {
     let file = file.at("open", &path)?;
     let size = file.metadata().at("look at", &path)?.len();
     if size < RESERVE_BYTES && free_inside(home)? > 4 * RESERVE_BYTES {
-        fallocate(&file, FallocateFlags::empty(), 0, RESERVE_BYTES).at("reserve room for", &path)?;
+        fallocate(&file, FallocateFlags::empty(), 0, RESERVE_BYTES)
+            .at("reserve room for", &path)?;
     }
     Ok(())
 }

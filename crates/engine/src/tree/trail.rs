@@ -122,7 +122,8 @@ mod tests {
     fn a_folder_moved_meanwhile_does_not_lead_elsewhere() {
         let (folder, mut trail, name) = dug();
         let first = folder.path().join(name.to_str().unwrap());
-        std::fs::rename(first.join(name.to_str().unwrap()), folder.path().join("elsewhere")).unwrap();
+        std::fs::rename(first.join(name.to_str().unwrap()), folder.path().join("elsewhere"))
+            .unwrap();
         let told = loop {
             match trail.up() {
                 Ok(()) if trail.depth() == 1 => break Ok(()),

@@ -86,7 +86,11 @@ impl Unpacker {
         self.drain(archive)
     }
 
-    fn entry(&mut self, entry: &Entry, archive: &mut Archive<impl Read>) -> Result<(), UnpackError> {
+    fn entry(
+        &mut self,
+        entry: &Entry,
+        archive: &mut Archive<impl Read>,
+    ) -> Result<(), UnpackError> {
         self.done.entries += 1;
         if self.done.entries > self.limits.entries {
             return Err(UnpackError::Limit { limit: self.limits.entries, unit: "entries" });
@@ -136,7 +140,8 @@ impl Unpacker {
         match tree::stat(here.own(), &gone) {
             Err(Errno::NOENT) => tree::make_whiteout(here.own(), &gone).map_err(failed),
             Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Directory => {
-                let folder = tree::open_folder(here.own(), Path::new(OsStr::from_bytes(gone.to_bytes())));
+                let folder =
+                    tree::open_folder(here.own(), Path::new(OsStr::from_bytes(gone.to_bytes())));
                 folder.and_then(|folder| tree::make_opaque(folder.as_fd())).map_err(failed)
             }
             Ok(_) => Ok(()),
@@ -164,7 +169,9 @@ impl Unpacker {
         let mode = Mode::from_raw_mode(entry.mode);
         match entry.kind {
             Kind::File => return self.file(here, &name, entry, archive, path),
-            Kind::Symlink => fs::symlinkat(entry.link.as_slice(), here.own(), &name).map_err(failed)?,
+            Kind::Symlink => {
+                fs::symlinkat(entry.link.as_slice(), here.own(), &name).map_err(failed)?
+            }
             Kind::Fifo => {
                 fs::mknodat(here.own(), &name, FileType::Fifo, mode, 0).map_err(failed)?;
             }
@@ -214,7 +221,10 @@ impl Unpacker {
             return Ok(());
         }
         let linkable = |stat: &fs::Stat| {
-            matches!(FileType::from_raw_mode(stat.st_mode), FileType::RegularFile | FileType::Symlink)
+            matches!(
+                FileType::from_raw_mode(stat.st_mode),
+                FileType::RegularFile | FileType::Symlink
+            )
         };
         match tree::stat(there.own(), &last) {
             Ok(stat) if linkable(&stat) => {
@@ -243,7 +253,8 @@ impl Unpacker {
         path: &Path,
     ) -> Result<(), UnpackError> {
         let failed = |e: Errno| file_error(path, e);
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let flags =
+            OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let file = fs::openat(here.own(), name, flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
         let file = File::from(file);
         for extent in &entry.extents {
@@ -256,7 +267,9 @@ impl Unpacker {
             fs::fchown(&file, Some(uid), Some(gid))?;
             // After the owner, whose change takes set-id bits and capabilities away.
             fs::fchmod(&file, Mode::from_raw_mode(entry.mode))?;
-            if let Some(capability) = entry.capability.as_ref().filter(|value| is_plain_capability(value)) {
+            if let Some(capability) =
+                entry.capability.as_ref().filter(|value| is_plain_capability(value))
+            {
                 fs::fsetxattr(&file, c"security.capability", capability, XattrFlags::empty())?;
             }
             fs::futimens(&file, &times(entry))

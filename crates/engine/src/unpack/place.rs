@@ -70,7 +70,9 @@ impl Here {
     ) -> Result<OwnedFd, Errno> {
         let open = || tree::open_folder(self.own(), Path::new(OsStr::from_bytes(name.to_bytes())));
         let hidden = match tree::stat(self.own(), name) {
-            Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Directory => return open(),
+            Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Directory => {
+                return open();
+            }
             Ok(stat) => {
                 clear()?;
                 tree::is_whiteout(&stat)
@@ -88,9 +90,12 @@ impl Here {
     }
 
     fn look(&self, name: &CString) -> Result<Seen, Errno> {
-        let open =
-            |folder: BorrowedFd<'_>| tree::open_folder(folder, Path::new(OsStr::from_bytes(name.to_bytes())));
-        let read = |folder: BorrowedFd<'_>| fs::readlinkat(folder, name, Vec::new()).map(CString::into_bytes);
+        let open = |folder: BorrowedFd<'_>| {
+            tree::open_folder(folder, Path::new(OsStr::from_bytes(name.to_bytes())))
+        };
+        let read = |folder: BorrowedFd<'_>| {
+            fs::readlinkat(folder, name, Vec::new()).map(CString::into_bytes)
+        };
         let mut found: Option<OwnedFd> = None;
         match tree::stat(self.own(), name) {
             Ok(stat) => match FileType::from_raw_mode(stat.st_mode) {
@@ -230,9 +235,12 @@ fn down(
                 fs::unlinkat(here.own(), name, fs::AtFlags::empty())?;
             }
             fs::mkdirat(here.own(), name, Mode::RWXU)?;
-            let made = tree::open_folder(here.own(), Path::new(OsStr::from_bytes(name.to_bytes())))?;
+            let made =
+                tree::open_folder(here.own(), Path::new(OsStr::from_bytes(name.to_bytes())))?;
             match below.first() {
-                Some(like) => tree::copy_file_metadata(like.as_fd(), made.as_fd(), &fs::fstat(like)?)?,
+                Some(like) => {
+                    tree::copy_file_metadata(like.as_fd(), made.as_fd(), &fs::fstat(like)?)?
+                }
                 None => {
                     fs::fchown(&made, Some(Uid::ROOT), Some(Gid::ROOT))?;
                     fs::fchmod(&made, Mode::from_raw_mode(0o755))?;

@@ -90,7 +90,10 @@ fn a_plain_archive_comes_out_as_it_went_in() {
         (10_001, 0o700, 1_000_000_000)
     );
     assert_eq!((about("home/run").uid(), about("home/run").mode() & 0o7777), (65_535, 0o4755));
-    assert_eq!((about("home/run").nlink(), about("home/run").ino()), (2, about("home/again").ino()));
+    assert_eq!(
+        (about("home/run").nlink(), about("home/run").ino()),
+        (2, about("home/again").ino())
+    );
     assert!(about("home/pipe").file_type().is_fifo());
     assert_eq!(fs::read_link(case.at("layer/home/link")).unwrap(), Path::new("run"));
 }
@@ -171,8 +174,9 @@ fn a_hard_link_to_something_outside_is_refused() {
 fn devices_are_left_out_below_dev_and_refused_elsewhere() {
     let case = Case::new();
     let device = |name| Item { flag: b'3', ..Item::file(name, b"") };
-    let done =
-        case.tree(&Writer::default().add(&device("./dev/null")).add(&Item::folder("dev/pts")).end()).unwrap();
+    let done = case
+        .tree(&Writer::default().add(&device("./dev/null")).add(&Item::folder("dev/pts")).end())
+        .unwrap();
     assert_eq!(done.devices, 1);
     assert!(!case.at("layer/dev/null").exists() && case.at("layer/dev/pts").exists());
     for name in ["etc/disk", "device", "dev"] {
@@ -185,7 +189,8 @@ fn devices_are_left_out_below_dev_and_refused_elsewhere() {
 fn an_owner_no_sandbox_has_is_refused() {
     for owner in [65_536, 1 << 40] {
         let case = Case::new();
-        let refused = case.tree(&Writer::default().add(&Item { owner, ..Item::file("a", b"") }).end());
+        let refused =
+            case.tree(&Writer::default().add(&Item { owner, ..Item::file("a", b"") }).end());
         assert!(matches!(refused, Err(UnpackError::Owner { id, .. }) if id == owner));
     }
 }
@@ -229,7 +234,9 @@ fn sparse_archives() -> [(&'static str, Vec<u8>); 4] {
     content.extend_from_slice(b"headtail");
     let item = Item::file("sparse", b"headtail");
     let mut old = header(&Item { flag: b'S', ..item.clone() }, 8);
-    for (at, value) in [(386, 0u64), (398, 4), (410, SPARSE_BYTES - 4), (422, 4), (483, SPARSE_BYTES)] {
+    for (at, value) in
+        [(386, 0u64), (398, 4), (410, SPARSE_BYTES - 4), (422, 4), (483, SPARSE_BYTES)]
+    {
         old[at..at + 12].copy_from_slice(&[&[0x80, 0, 0, 0][..], &value.to_be_bytes()].concat());
     }
     old[257..265].copy_from_slice(b"ustar  \0");
@@ -299,11 +306,17 @@ fn a_bomb_ends_with_what_it_exceeded() {
     assert!(matches!(case.tree(&large), Err(UnpackError::Limit { limit: 10_000, unit: "bytes" })));
     // Content that no entry has, and bytes behind the end.
     let label = Writer::default().add(&Item { flag: b'V', ..Item::file("label", &[1; 20_000]) });
-    assert!(matches!(case.tree(&label.add(&Item::folder("x")).end()), Err(UnpackError::Limit { .. })));
+    assert!(matches!(
+        case.tree(&label.add(&Item::folder("x")).end()),
+        Err(UnpackError::Limit { .. })
+    ));
     let behind = [Writer::default().end(), vec![0; 20_000]].concat();
     assert!(matches!(case.tree(&behind), Err(UnpackError::Limit { .. })));
     let many = (0..11).fold(Writer::default(), |writer, _| writer.add(&Item::folder("a")));
-    assert!(matches!(case.tree(&many.end()), Err(UnpackError::Limit { limit: 10, unit: "entries" })));
+    assert!(matches!(
+        case.tree(&many.end()),
+        Err(UnpackError::Limit { limit: 10, unit: "entries" })
+    ));
 }
 
 #[test]
@@ -360,7 +373,8 @@ fn marks_of_a_layer_hide_what_lies_below_and_nothing_of_its_own() {
     assert_eq!(case.text("e"), "4");
     assert_eq!(stat(".wh..wh.plnk").unwrap_err(), Errno::NOENT);
     for name in [".wh.", ".wh..", ".wh..."] {
-        let refused = case.unpack(Form::Layer, &Writer::default().add(&Item::file(name, b"")).end());
+        let refused =
+            case.unpack(Form::Layer, &Writer::default().add(&Item::file(name, b"")).end());
         assert!(matches!(refused, Err(UnpackError::Path { .. })), "{name}");
     }
     // A root file system knows no marks.
@@ -372,8 +386,11 @@ fn marks_of_a_layer_hide_what_lies_below_and_nothing_of_its_own() {
 fn a_layer_is_put_where_the_links_and_folders_below_say() {
     let case = Case::new();
     fs::create_dir_all(case.at("base/usr/lib")).unwrap();
-    fs::set_permissions(case.at("base/usr/lib"), std::os::unix::fs::PermissionsExt::from_mode(0o711))
-        .unwrap();
+    fs::set_permissions(
+        case.at("base/usr/lib"),
+        std::os::unix::fs::PermissionsExt::from_mode(0o711),
+    )
+    .unwrap();
     symlink("usr/lib", case.at("base/lib")).unwrap();
     fs::write(case.at("base/usr/lib/old"), "old").unwrap();
     let bytes = Writer::default()
@@ -392,8 +409,9 @@ fn any_path() -> impl Strategy<Value = String> {
         4 => "[abc]", 1 => Just("..".to_owned()), 1 => Just(".".to_owned()), 1 => Just("dev".to_owned()),
         1 => "\\.wh\\.[abc]", 1 => Just(".wh..wh..opq".to_owned()), 1 => Just(".wh...".to_owned()),
     ];
-    (any::<bool>(), prop::collection::vec(part, 0..5))
-        .prop_map(|(absolute, parts)| format!("{}{}", if absolute { "/" } else { "" }, parts.join("/")))
+    (any::<bool>(), prop::collection::vec(part, 0..5)).prop_map(|(absolute, parts)| {
+        format!("{}{}", if absolute { "/" } else { "" }, parts.join("/"))
+    })
 }
 
 fn any_item() -> impl Strategy<Value = (u8, String, String)> {

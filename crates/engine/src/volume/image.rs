@@ -42,7 +42,8 @@ pub(super) fn make(volume: &Volume, folder: &Path) -> Result<(), EngineError> {
     let owner = format!("root_owner={OWNER}:{OWNER}");
     // Nothing may be left for the kernel to zero: its way is to give blocks back to the host.
     let extended = format!("lazy_itable_init=0,lazy_journal_init=0,nodiscard,{owner}");
-    let mut arguments = vec!["-q", "-F", "-b", "4096", "-m", "0", "-e", "remount-ro", "-N", &inodes];
+    let mut arguments =
+        vec!["-q", "-F", "-b", "4096", "-m", "0", "-e", "remount-ro", "-N", &inodes];
     arguments.extend(["-E", &extended]);
     if volume.size_bytes >= JOURNAL_FROM_BYTES {
         arguments.extend(["-J", "size=16"]);

@@ -25,7 +25,8 @@ impl VolumeName {
     #[must_use]
     pub fn of_repository(repository: &str) -> Self {
         let plain = |letter: char| if letter.is_ascii_alphanumeric() { letter } else { '-' };
-        let mut name: String = "repo-".chars().chain(repository.chars().take(READABLE).map(plain)).collect();
+        let mut name: String =
+            "repo-".chars().chain(repository.chars().take(READABLE).map(plain)).collect();
         let digest = digest::digest(&digest::SHA256, repository.as_bytes());
         name.push('-');
         for byte in &digest.as_ref()[..8] {
@@ -41,7 +42,8 @@ impl Engine {
     /// # Errors
     /// When the host lacks the room for a new one.
     pub fn state(&self, name: &VolumeName) -> Result<VolumeMount, EngineError> {
-        let mount = VolumeMount { name: name.clone(), inside: STATE_INSIDE.into(), read_only: false };
+        let mount =
+            VolumeMount { name: name.clone(), inside: STATE_INSIDE.into(), read_only: false };
         if self.volume(name)?.is_some() {
             return Ok(mount);
         }
@@ -62,7 +64,8 @@ mod tests {
     fn two_repositories_never_share_their_state_and_every_name_is_one() {
         let long = "x".repeat(500);
         let names = ["acme/app", "acme-app", "acme_app", "ACME/app", "../..", "", "ü/ö", &long];
-        let mut seen: Vec<VolumeName> = names.iter().map(|name| VolumeName::of_repository(name)).collect();
+        let mut seen: Vec<VolumeName> =
+            names.iter().map(|name| VolumeName::of_repository(name)).collect();
         for name in &seen {
             assert!(name.as_str().parse::<VolumeName>().is_ok(), "{name}");
         }

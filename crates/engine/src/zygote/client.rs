@@ -127,7 +127,11 @@ fn dial(home: &Home) -> io::Result<OwnedFd> {
 
 /// Connects to a socket by a short path, however long the folder's is: 107 bytes are the limit.
 pub(crate) fn connect_in(folder: &Path, name: &str, kind: SocketType) -> io::Result<OwnedFd> {
-    let folder = rustix::fs::open(folder, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    let folder = rustix::fs::open(
+        folder,
+        OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?;
     let address = SocketAddrUnix::new(format!("/proc/self/fd/{}/{name}", folder.as_raw_fd()))?;
     let socket = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
     connect(&socket, &address)?;
@@ -143,7 +147,8 @@ fn start(config: &Config, home: &Home) -> Result<OwnedFd, EngineError> {
         return Ok(socket);
     }
     spawn(config, home)?;
-    dial(home).map_err(|error| EngineError::Zygote { reason: format!("it does not listen: {error}") })
+    dial(home)
+        .map_err(|error| EngineError::Zygote { reason: format!("it does not listen: {error}") })
 }
 
 /// Runs the zygote's command, which answers `ready` or why not, and goes on in the background.
@@ -152,7 +157,8 @@ fn spawn(config: &Config, home: &Home) -> Result<(), EngineError> {
         reason: "no command for the zygote is configured".to_owned(),
     })?;
     let log_path = home.run().join("zygote.log");
-    let log: File = OpenOptions::new().create(true).append(true).open(&log_path).at("open", &log_path)?;
+    let log: File =
+        OpenOptions::new().create(true).append(true).open(&log_path).at("open", &log_path)?;
     let mut child = Command::new(program)
         .args(arguments)
         .arg(home.path())
@@ -168,7 +174,9 @@ fn spawn(config: &Config, home: &Home) -> Result<(), EngineError> {
     let _ = child.wait();
     match said.trim() {
         "ready" => Ok(()),
-        "" => Err(EngineError::Zygote { reason: format!("it said nothing; see {}", log_path.display()) }),
+        "" => Err(EngineError::Zygote {
+            reason: format!("it said nothing; see {}", log_path.display()),
+        }),
         reason => Err(EngineError::Zygote { reason: reason.to_owned() }),
     }
 }

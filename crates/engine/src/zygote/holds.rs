@@ -67,9 +67,11 @@ impl Holds {
     /// Lets go of what nobody has used for a while; answers when there is more to let go of.
     pub(super) fn tick(&mut self, now: Instant) -> Option<Instant> {
         let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
-        self.leaving.retain(|pidfd| matches!(waitid(WaitId::PidFd(pidfd.as_fd()), options), Ok(None)));
+        self.leaving
+            .retain(|pidfd| matches!(waitid(WaitId::PidFd(pidfd.as_fd()), options), Ok(None)));
         let over = self.held.extract_if(.., |_, (_, until)| *until <= now);
-        let over: Vec<OwnedFd> = over.map(|(_, (mount, _))| mount).chain(self.buried.drain(..)).collect();
+        let over: Vec<OwnedFd> =
+            over.map(|(_, (mount, _))| mount).chain(self.buried.drain(..)).collect();
         self.let_go(over);
         self.held.values().map(|(_, until)| *until).min()
     }

@@ -151,7 +151,8 @@ fn prepare(home: &Path, lacking: &[Lack], alter: Alter) -> Result<(Server, File)
     if !rootless::is_here() {
         ids::sweep(claims)?;
     }
-    let nursery = Nursery::adopt(home.clone(), cgroups, claims.to_owned(), redirect.found(), alter)?;
+    let nursery =
+        Nursery::adopt(home.clone(), cgroups, claims.to_owned(), redirect.found(), alter)?;
     Ok((Server::listen(home, build, nursery)?, lock))
 }
 
@@ -191,7 +192,8 @@ fn empty_mount_table(home: &Home, claims: &Path, cgroups: &Hierarchy) -> Result<
     kept.extend(cgroups.mounts().into_iter().map(|mount| (mount.to_owned(), false)));
     let mut trees: Vec<(PathBuf, OwnedFd)> = Vec::new();
     for (path, recursive) in kept {
-        let tree = syscall::tree(CWD, &path, recursive).doing(|| format!("keep {}", path.display()))?;
+        let tree =
+            syscall::tree(CWD, &path, recursive).doing(|| format!("keep {}", path.display()))?;
         trees.push((path, tree));
     }
     let build = || -> io::Result<()> {

@@ -168,7 +168,8 @@ impl Nursery {
         let owner_started = owner.as_ref().map(|(started, _)| *started);
         let seed = self.seed_for(&record, &plan)?;
         let clocks = Clocks::new(&record.limits, record.lives_since(), !self.home.has_quotas());
-        let volumes: Vec<VolumeName> = record.volumes.iter().map(|volume| volume.name.clone()).collect();
+        let volumes: Vec<VolumeName> =
+            record.volumes.iter().map(|volume| volume.name.clone()).collect();
         if let Err(error) = self.call(&seed, record, &plan, &handed, owner_started) {
             seed.discard(&self.cgroups, &self.group);
             // It may be written down already that it runs, and what runs is not started again.
@@ -243,8 +244,9 @@ impl Nursery {
         let Owner::Process(pid) = record.owner else { return Ok(None) };
         // The descriptor first: then the start time is of the process it names, or there is none.
         let owner = open_process(pid).and_then(|pidfd| Some((start_ticks(pid)?, pidfd)));
-        let gone =
-            || StepError::new(format!("find the owner, process {pid}"), io::ErrorKind::NotFound.into());
+        let gone = || {
+            StepError::new(format!("find the owner, process {pid}"), io::ErrorKind::NotFound.into())
+        };
         owner.map(Some).ok_or_else(gone)
     }
 
@@ -271,8 +273,12 @@ impl Nursery {
 
     /// What time alone brings about; answers when to look again.
     pub(super) fn tick(&mut self, now: Instant) -> (Vec<Told>, Option<Instant>) {
-        let dying: Vec<SandboxId> =
-            self.live.iter().filter(|(_, live)| live.ended.is_some()).map(|(id, _)| id.clone()).collect();
+        let dying: Vec<SandboxId> = self
+            .live
+            .iter()
+            .filter(|(_, live)| live.ended.is_some())
+            .map(|(id, _)| id.clone())
+            .collect();
         let mut told: Vec<Told> = dying.iter().filter_map(|id| self.ended(id)).collect();
         told.extend(self.look_at_freezing(now));
         let mut next = [self.end_lives(now), self.watch(now), self.stop(now), self.holds.tick(now)]
@@ -304,7 +310,8 @@ impl Nursery {
         for id in self.live.keys() {
             let path = self.home.sandbox(id).join(LOG);
             if fs::metadata(&path).is_ok_and(|about| about.len() > LOG_BYTES) {
-                let _ = fs::OpenOptions::new().write(true).open(&path).and_then(|log| log.set_len(0));
+                let _ =
+                    fs::OpenOptions::new().write(true).open(&path).and_then(|log| log.set_len(0));
             }
         }
     }
@@ -338,6 +345,8 @@ fn told(error: EngineError) -> StepError {
     let text = error.to_string();
     StepError::new(
         text,
-        io::Error::other(std::error::Error::source(&error).map_or(String::new(), ToString::to_string)),
+        io::Error::other(
+            std::error::Error::source(&error).map_or(String::new(), ToString::to_string),
+        ),
     )
 }

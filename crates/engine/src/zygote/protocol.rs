@@ -108,7 +108,11 @@ pub(crate) const MAX_PACKET_BYTES: usize = 192 * 1024;
 const MAX_DESCRIPTORS: usize = 253;
 
 /// Sends one packet.
-pub(crate) fn send<T: Serialize>(socket: impl AsFd, message: &T, files: &[BorrowedFd<'_>]) -> io::Result<()> {
+pub(crate) fn send<T: Serialize>(
+    socket: impl AsFd,
+    message: &T,
+    files: &[BorrowedFd<'_>],
+) -> io::Result<()> {
     let bytes = serde_json::to_vec(message)?;
     if bytes.len() > MAX_PACKET_BYTES || files.len() > MAX_DESCRIPTORS {
         return Err(io::ErrorKind::ArgumentListTooLong.into());
@@ -117,7 +121,11 @@ pub(crate) fn send<T: Serialize>(socket: impl AsFd, message: &T, files: &[Borrow
 }
 
 /// Sends one message with descriptors attached.
-pub(crate) fn send_with(socket: impl AsFd, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
+pub(crate) fn send_with(
+    socket: impl AsFd,
+    bytes: &[u8],
+    files: &[BorrowedFd<'_>],
+) -> io::Result<()> {
     let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(files.len()))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
@@ -128,7 +136,9 @@ pub(crate) fn send_with(socket: impl AsFd, bytes: &[u8], files: &[BorrowedFd<'_>
 }
 
 /// Receives one packet; `None` when the other end is gone.
-pub(crate) fn receive<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+pub(crate) fn receive<T: DeserializeOwned>(
+    socket: impl AsFd,
+) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
     // Whoever waits here holds no room for the largest packet there is: many wait at once.
     let (_, length) = rustix::io::retry_on_intr(|| {
         recv(socket.as_fd(), &mut [0u8; 0], RecvFlags::PEEK | RecvFlags::TRUNC)
@@ -163,7 +173,8 @@ mod tests {
     #[test]
     fn a_packet_keeps_its_descriptors_and_an_end_is_told_from_a_packet() {
         let (left, right) =
-            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .unwrap();
         send(&left, &Request::Ping, &[left.as_fd(), right.as_fd()]).unwrap();
         let (request, files) = receive::<Request>(&right).unwrap().unwrap();
         assert!(matches!(request, Request::Ping));
@@ -175,7 +186,8 @@ mod tests {
     #[test]
     fn a_packet_of_any_length_comes_whole_and_one_that_is_too_long_not_at_all() {
         let (left, right) =
-            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+                .unwrap();
         for length in [1, 4096, MAX_PACKET_BYTES - 100] {
             send(&left, &Answer::Failed { reason: "x".repeat(length) }, &[]).unwrap();
             let (answer, _) = receive::<Answer>(&right).unwrap().unwrap();

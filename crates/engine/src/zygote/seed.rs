@@ -75,7 +75,8 @@ impl Seed {
             (Ok((pid, pidfd, gate, report)), Some(claim)) => {
                 let started = start_ticks(pid).unwrap_or(0);
                 let (mounts, settings, part) = (mounts_of(pid), settings(plan), part.to_owned());
-                let seed = Self { part, pid, started, pidfd, claim, gate, report, mounts, settings };
+                let seed =
+                    Self { part, pid, started, pidfd, claim, gate, report, mounts, settings };
                 // Its ids are taken for as long as it lives, whatever becomes of us.
                 match seed.claim.hand_to(pid) {
                     Ok(()) => Ok(seed),
@@ -107,7 +108,9 @@ impl Seed {
             match step {
                 Step::MakeGroup(group) => group.make()?,
                 Step::ClaimIds { .. } => made.claim = Some(Claim::take(claims, wish)?),
-                Step::ShareIds { processes, .. } => made.claim = Some(Claim::share(wish, *processes)),
+                Step::ShareIds { processes, .. } => {
+                    made.claim = Some(Claim::share(wish, *processes))
+                }
                 Step::MakeUserNamespace => {
                     let claim = made.claim.as_ref().ok_or_else(out_of_order)?;
                     // SAFETY: the zygote has one thread.
@@ -152,7 +155,8 @@ impl Seed {
         });
         // Same kind of host, same cgroups in the same order; most limits are everybody's.
         for (group, before) in groups.zip(&self.settings) {
-            let changed = group.settings.iter().filter(|setting| !before.contains(setting)).cloned();
+            let changed =
+                group.settings.iter().filter(|setting| !before.contains(setting)).cloned();
             Group { settings: changed.collect(), path: group.path.clone() }.set()?;
         }
         Ok(())
@@ -179,8 +183,9 @@ fn split(
     into: Option<fs::File>,
 ) -> Result<(u32, OwnedFd, OwnedFd, OwnedFd), StepError> {
     let (Some(claim), Some(users)) = (&made.claim, &made.users) else { return Err(out_of_order()) };
-    let (inside, gate) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
-        .doing(|| "make a socket pair".to_owned())?;
+    let (inside, gate) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+            .doing(|| "make a socket pair".to_owned())?;
     let (report, say) = pipe_with(PipeFlags::CLOEXEC).doing(|| "make a pipe".to_owned())?;
     // SAFETY: the zygote has one thread.
     let side = unsafe { syscall::clone_process(flags, into.as_ref().map(AsFd::as_fd)) };
@@ -190,14 +195,20 @@ fn split(
             // Whoever waits for the zygote to close something must not wait for a seed.
             // SAFETY: this process never goes back to what owns the other descriptors.
             unsafe {
-                syscall::close_all_but(&[inside.as_fd(), say.as_fd(), users.as_fd(), supervisor.as_fd()])
+                syscall::close_all_but(&[
+                    inside.as_fd(),
+                    say.as_fd(),
+                    users.as_fd(),
+                    supervisor.as_fd(),
+                ])
             };
             let (ahead, own) = (parts.ahead, parts.own);
             let (first_id, processes) = (claim.first(), claim.processes());
             let birth = Birth { ahead, own, supervisor, users, first_id, processes, gate: &inside };
             // SAFETY: a new process has one thread.
             let result = unsafe { isolate::carry_out(&birth) };
-            let (line, code) = result.map_or_else(|error| (error.line(), 1), |()| (LAUNCHED.to_owned(), 0));
+            let (line, code) =
+                result.map_or_else(|error| (error.line(), 1), |()| (LAUNCHED.to_owned(), 0));
             let _ = rustix::io::write(&say, format!("{line}\n").as_bytes());
             syscall::exit_now(code)
         }

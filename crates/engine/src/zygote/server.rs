@@ -12,8 +12,8 @@ use harvest_proto::SandboxId;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     net::{
-        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
-        sockopt,
+        AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen,
+        socket_with, sockopt,
     },
     process::{Resource, getrlimit},
 };
@@ -76,7 +76,11 @@ enum Ready {
 }
 
 impl Server {
-    pub(super) fn listen(home: Home, build: Option<Build>, nursery: Nursery) -> Result<Self, StepError> {
+    pub(super) fn listen(
+        home: Home,
+        build: Option<Build>,
+        nursery: Nursery,
+    ) -> Result<Self, StepError> {
         let listener = bound(&home).doing(|| format!("listen in {}", home.run().display()))?;
         let now = Instant::now();
         Ok(Self {
@@ -105,8 +109,8 @@ impl Server {
                 self.nursery.cut_logs();
             }
             // Who asked for rest may hold the connection still; a sandbox is never left alone.
-            let idle =
-                self.nursery.is_empty() && (self.resting || self.clients.values().all(|one| one.only_looks));
+            let idle = self.nursery.is_empty()
+                && (self.resting || self.clients.values().all(|one| one.only_looks));
             if !idle {
                 self.idle_since = now;
             }
@@ -147,18 +151,25 @@ impl Server {
 
     fn wait(&self, timeout: Duration) -> Vec<Ready> {
         let mut watched: Vec<(BorrowedFd<'_>, Ready)> = Vec::new();
-        if let Some(listener) = self.listener.as_ref().filter(|_| self.clients.len() < self.max_clients) {
+        if let Some(listener) =
+            self.listener.as_ref().filter(|_| self.clients.len() < self.max_clients)
+        {
             watched.push((listener.as_fd(), Ready::Listener));
         }
-        watched.extend(self.clients.iter().map(|(key, client)| (client.socket.as_fd(), Ready::Client(*key))));
+        watched.extend(
+            self.clients.iter().map(|(key, client)| (client.socket.as_fd(), Ready::Client(*key))),
+        );
         for (id, live) in &self.nursery.live {
             // Before the end: a pid 1 that fails says why and dies.
-            watched.extend(live.report.as_ref().map(|report| (report.as_fd(), Ready::Report(id.clone()))));
+            watched.extend(
+                live.report.as_ref().map(|report| (report.as_fd(), Ready::Report(id.clone()))),
+            );
             // One that is being cleared is looked at by the clock: it would be ready all the time.
             watched.extend(live.dies_yet().map(|pidfd| (pidfd.as_fd(), Ready::End(id.clone()))));
         }
-        watched
-            .extend(self.nursery.owners.iter().map(|(id, owner)| (owner.as_fd(), Ready::Owner(id.clone()))));
+        watched.extend(
+            self.nursery.owners.iter().map(|(id, owner)| (owner.as_fd(), Ready::Owner(id.clone()))),
+        );
         watched.extend(self.nursery.scales().map(|scales| (scales.as_fd(), Ready::Weighed)));
         let mut polled: Vec<PollFd<'_>> =
             watched.iter().map(|(file, _)| PollFd::new(file, PollFlags::IN)).collect();
@@ -170,7 +181,12 @@ impl Server {
             return Vec::new();
         }
         let ready: Vec<bool> = polled.iter().map(|polled| !polled.revents().is_empty()).collect();
-        watched.into_iter().zip(ready).filter(|(_, ready)| *ready).map(|((_, meant), _)| meant).collect()
+        watched
+            .into_iter()
+            .zip(ready)
+            .filter(|(_, ready)| *ready)
+            .map(|((_, meant), _)| meant)
+            .collect()
     }
 
     fn handle(&mut self, ready: Ready) {
@@ -202,7 +218,9 @@ impl Server {
             return false;
         };
         // The folder keeps others out already.
-        if !sockopt::socket_peercred(&socket).is_ok_and(|peer| peer.uid == rustix::process::geteuid()) {
+        if !sockopt::socket_peercred(&socket)
+            .is_ok_and(|peer| peer.uid == rustix::process::geteuid())
+        {
             return false;
         }
         self.clients.insert(self.next_client, Client { socket, waits: None, only_looks: false });
@@ -225,7 +243,10 @@ impl Server {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Ok(None) => drop(self.clients.remove(&key)),
             Err(error) => {
-                self.answer(key, &Answer::Failed { reason: format!("the request cannot be read: {error}") });
+                self.answer(
+                    key,
+                    &Answer::Failed { reason: format!("the request cannot be read: {error}") },
+                );
                 self.clients.remove(&key);
             }
         }
@@ -256,7 +277,11 @@ impl Server {
                 if self.nursery.live.contains_key(&id) {
                     return self.wait_for(key, Waits::End(id));
                 }
-                Some(self.nursery.end_of(&id).map_or(Answer::Unknown, |reason| Answer::Ended { reason }))
+                Some(
+                    self.nursery
+                        .end_of(&id)
+                        .map_or(Answer::Unknown, |reason| Answer::Ended { reason }),
+                )
             }
             Request::Kill { id } => {
                 if self.nursery.kill(&id) {
@@ -298,22 +323,30 @@ impl Server {
     fn tell(&mut self, told: impl IntoIterator<Item = Told>) {
         for told in told {
             match told {
-                Told::Started { id, pid } => self.answer_all(&Waits::Start(id), &Answer::Started { pid }),
+                Told::Started { id, pid } => {
+                    self.answer_all(&Waits::Start(id), &Answer::Started { pid })
+                }
                 Told::Ended { id, reason } => {
                     if self.nursery.is_ownerless(&id) {
                         self.nursery.discard(&id);
                     }
-                    self.answer_all(&Waits::Start(id.clone()), &Answer::Failed { reason: reason.clone() });
+                    self.answer_all(
+                        &Waits::Start(id.clone()),
+                        &Answer::Failed { reason: reason.clone() },
+                    );
                     self.answer_all(&Waits::Still(id.clone()), &Answer::Unknown);
                     self.answer_all(&Waits::End(id), &Answer::Ended { reason });
                 }
-                Told::Still { id, result } => self.answer_all(&Waits::Still(id), &done(Some(result))),
+                Told::Still { id, result } => {
+                    self.answer_all(&Waits::Still(id), &done(Some(result)))
+                }
             }
         }
     }
 
     fn answer_all(&mut self, waits: &Waits, answer: &Answer) {
-        let waiting = self.clients.iter().filter(|(_, client)| client.waits.as_ref() == Some(waits));
+        let waiting =
+            self.clients.iter().filter(|(_, client)| client.waits.as_ref() == Some(waits));
         for key in waiting.map(|(key, _)| *key).collect::<Vec<_>>() {
             self.answer(key, answer);
         }

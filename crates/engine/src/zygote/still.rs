@@ -33,7 +33,12 @@ pub(super) struct Brake {
 
 impl Brake {
     /// Asks for standing still or going on; see [`Brake::has_stopped`].
-    pub(super) fn freeze(&self, id: &SandboxId, pidfd: &OwnedFd, frozen: bool) -> Result<(), StepError> {
+    pub(super) fn freeze(
+        &self,
+        id: &SandboxId,
+        pidfd: &OwnedFd,
+        frozen: bool,
+    ) -> Result<(), StepError> {
         if self.cgroups != Hierarchy::None {
             return self.cgroups.freeze(&self.group, id.part(), frozen);
         }
@@ -54,7 +59,8 @@ impl Brake {
         let orders = File::options().read(true).write(true).open(self.orders(id))?;
         let order = number(&orders, 0)?;
         // A freeze that is renewed is no new order.
-        let order = if order % 4 == wish && wish != DIE { order } else { (order / 4 + 1) * 4 + wish };
+        let order =
+            if order % 4 == wish && wish != DIE { order } else { (order / 4 + 1) * 4 + wish };
         orders.write_all_at(&order.to_ne_bytes(), 0)?;
         let signal = Signal::from_named_raw(STILL_SIGNAL).ok_or(io::ErrorKind::InvalidInput)?;
         Ok(pidfd_send_signal(pidfd, signal)?)

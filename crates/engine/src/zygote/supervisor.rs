@@ -39,7 +39,8 @@ impl Supervisor {
 
     /// The program last taken.
     pub(crate) fn program(&self) -> Result<&OwnedFd, StepError> {
-        let missing = || StepError::new("find the supervisor's program", io::ErrorKind::NotFound.into());
+        let missing =
+            || StepError::new("find the supervisor's program", io::ErrorKind::NotFound.into());
         self.copy.as_ref().map(|(_, program)| program).ok_or_else(missing)
     }
 }
@@ -48,7 +49,8 @@ fn sealed(file: &mut File) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let name = "harvest-supervisor";
     // Kernels before 6.3 do not know the flag; there every such file can be executed.
-    let memory = memfd_create(name, flags | MemfdFlags::EXEC).or_else(|_| memfd_create(name, flags))?;
+    let memory =
+        memfd_create(name, flags | MemfdFlags::EXEC).or_else(|_| memfd_create(name, flags))?;
     let mut memory = File::from(memory);
     // Another zygote may have read it through the same descriptor, and died.
     file.rewind()?;
@@ -56,7 +58,10 @@ fn sealed(file: &mut File) -> io::Result<OwnedFd> {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }
     fchmod(&memory, Mode::from_raw_mode(0o111))?;
-    fcntl_add_seals(&memory, SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
+    fcntl_add_seals(
+        &memory,
+        SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL,
+    )?;
     // Opened again without the right to write, which would keep it from being executed.
     let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
     Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)

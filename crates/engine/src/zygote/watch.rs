@@ -77,7 +77,13 @@ struct Free {
 
 impl Watch {
     pub(super) fn new() -> Self {
-        Self { scales: None, look_at: None, free: None, rest_until: Instant::now(), weighed_at: None }
+        Self {
+            scales: None,
+            look_at: None,
+            free: None,
+            rest_until: Instant::now(),
+            weighed_at: None,
+        }
     }
 
     /// Readable when the scales have something to say.
@@ -107,7 +113,10 @@ impl Watch {
         let most = self.free.get_or_insert(free);
         *most = Free { bytes: most.bytes.max(free.bytes), names: most.names.max(free.names) };
         let due = self.weighed_at.is_none_or(|weighed| now.duration_since(weighed) > WEIGH_EVERY);
-        if self.scales.is_none() && now >= self.rest_until && (due || has_lost(*most, free, watched)) {
+        if self.scales.is_none()
+            && now >= self.rest_until
+            && (due || has_lost(*most, free, watched))
+        {
             self.free = Some(free);
             self.weighed_at = Some(now);
             match Scales::start(now, place, watched) {
@@ -128,7 +137,12 @@ impl Watch {
                 scales.said.extend_from_slice(&bytes[..length]);
                 return Vec::new();
             }
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+                ) =>
+            {
                 return Vec::new();
             }
             Err(_) => {}
@@ -149,8 +163,10 @@ impl Scales {
     fn start(now: Instant, place: &Place<'_>, watched: &[Watched<'_>]) -> io::Result<Self> {
         let (says, say) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
         // Before the split: in another pid namespace nobody has a number.
-        let processes: Vec<Vec<Pid>> =
-            watched.iter().map(|sandbox| place.cgroups.working(place.group, sandbox.id.part())).collect();
+        let processes: Vec<Vec<Pid>> = watched
+            .iter()
+            .map(|sandbox| place.cgroups.working(place.group, sandbox.id.part()))
+            .collect();
         // In a pid namespace of its own: it can signal nobody, and is nobody's zygote.
         let flags = libc::CLONE_NEWPID.cast_unsigned().into();
         // SAFETY: the zygote has one thread.
@@ -162,7 +178,9 @@ impl Scales {
                 work(&say, place.home, watched.iter().zip(&processes));
                 syscall::exit_now(0)
             }
-            Side::Parent { pidfd, .. } => Ok(Self { pidfd, says: says.into(), said: Vec::new(), began: now }),
+            Side::Parent { pidfd, .. } => {
+                Ok(Self { pidfd, says: says.into(), said: Vec::new(), began: now })
+            }
         }
     }
 }
@@ -175,7 +193,11 @@ impl Drop for Scales {
 }
 
 /// Weighs each and says so, a line each.
-fn work<'a>(say: &OwnedFd, home: &Home, watched: impl Iterator<Item = (&'a Watched<'a>, &'a Vec<Pid>)>) {
+fn work<'a>(
+    say: &OwnedFd,
+    home: &Home,
+    watched: impl Iterator<Item = (&'a Watched<'a>, &'a Vec<Pid>)>,
+) {
     let _ = rustix::process::nice(19);
     syscall::idle_disk_priority();
     let Ok(say) = say.try_clone() else { return };
@@ -185,7 +207,8 @@ fn work<'a>(say: &OwnedFd, home: &Home, watched: impl Iterator<Item = (&'a Watch
     for (sandbox, processes) in watched {
         let most_names = sandbox.allowed / NAME_BYTES + MORE_NAMES;
         let upper = home.writable(sandbox.id).join("upper");
-        let weight = weigh(&upper, most_names).saturating_add(nameless(upper, processes, most_names));
+        let weight =
+            weigh(&upper, most_names).saturating_add(nameless(upper, processes, most_names));
         if writeln!(say, "{} {weight}", sandbox.id).is_err() {
             return;
         }
@@ -232,7 +255,8 @@ mod tests {
         let far = Watched { id: &far, allowed: 10 << 30, weight: 0 };
         let near = Watched { id: &near, allowed: 10 << 30, weight: (10 << 30) - (8 << 20) };
         let most = Free { bytes: 1 << 40, names: 1 << 20 };
-        let after = |bytes: u64, names: u64| Free { bytes: most.bytes - bytes, names: most.names - names };
+        let after =
+            |bytes: u64, names: u64| Free { bytes: most.bytes - bytes, names: most.names - names };
         assert!(!has_lost(most, after(5 << 20, 10), &[Watched { ..far }]));
         assert!(has_lost(most, after(5 << 20, 10), &[Watched { ..far }, Watched { ..near }]));
         assert!(has_lost(most, after(1 << 30, 0), &[Watched { ..far }]));

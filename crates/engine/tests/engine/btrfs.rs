@@ -52,7 +52,8 @@ fn is_mounted(home: &Path) -> bool {
 fn is_attached(home: &Path) -> bool {
     let file = home.join("store.btrfs");
     fs::read_dir("/sys/block").unwrap().filter_map(Result::ok).any(|entry| {
-        let backing = fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();
+        let backing =
+            fs::read_to_string(entry.path().join("loop/backing_file")).unwrap_or_default();
         Path::new(backing.trim()) == file
     })
 }
@@ -115,7 +116,10 @@ fn a_fork_shows_the_disk_of_its_moment_and_goes_its_own_way() {
             (0..4).map(|_| world.start_from(Origin::Snapshot(snapshot.clone()))).collect();
         shell(&source, "echo source > /file");
         for (number, fork) in forks.iter().enumerate() {
-            let said = shell(fork, &format!("cat /file; ls -d /folder; ls /bin/wc; echo {number} > /file"));
+            let said = shell(
+                fork,
+                &format!("cat /file; ls -d /folder; ls /bin/wc; echo {number} > /file"),
+            );
             assert_eq!(said.out, "shared\n/folder");
         }
         for (number, fork) in forks.iter().enumerate() {
@@ -221,7 +225,8 @@ fn a_capture_cut_short_anywhere_is_whole_when_it_is_asked_for_again() {
     let id = SnapshotId::random();
     world.engine.capture(&running.id, &id).unwrap();
     // As after kill -9 before the record was written, and before the thaw.
-    fs::remove_file(world.home.join("store/snapshots").join(format!("{}.json", id.part()))).unwrap();
+    fs::remove_file(world.home.join("store/snapshots").join(format!("{}.json", id.part())))
+        .unwrap();
     world.engine.freeze(&running.id).unwrap();
     assert_eq!(shell(&running, "echo 2 > /file; cat /file").out, "2", "the zygote thaws it");
     world.engine.capture(&running.id, &id).unwrap();
@@ -239,7 +244,10 @@ fn a_limit_stops_only_the_one_who_reaches_it() {
     let fill = "for i in 1 2 3 4; do busybox dd if=/dev/zero of=/tmp/$i bs=1M count=16; done 2>&1";
     let said = shell(&running, fill).out;
     assert!(said.contains("quota exceeded"), "{said}");
-    assert_eq!(shell(&other, "busybox dd if=/dev/zero of=/big bs=1M count=64 2>/dev/null; echo $?").out, "0");
+    assert_eq!(
+        shell(&other, "busybox dd if=/dev/zero of=/big bs=1M count=64 2>/dev/null; echo $?").out,
+        "0"
+    );
     // What was deleted is no longer counted.
     let again = "rm /tmp/*; busybox sync; busybox dd if=/dev/zero of=/tmp/5 bs=1M count=20 2>&1";
     let said = shell(&running, again).out;
@@ -248,7 +256,8 @@ fn a_limit_stops_only_the_one_who_reaches_it() {
     let kept = world.captured(&running);
     let fork = Spec { id: SandboxId::random(), from: Origin::Snapshot(kept), ..spec.clone() };
     let fork = world.engine.start(&fork).unwrap();
-    let more = "rm -f /tmp/*; busybox dd if=/dev/zero of=/tmp/6 bs=1M count=20 2>/dev/null; echo $?";
+    let more =
+        "rm -f /tmp/*; busybox dd if=/dev/zero of=/tmp/6 bs=1M count=20 2>/dev/null; echo $?";
     assert_eq!(shell(&running, more).out, "0");
     let said = shell(&fork, fill).out;
     assert!(said.contains("quota exceeded"), "{said}");
@@ -317,8 +326,10 @@ fn collecting_never_takes_what_somebody_is_about_to_use() {
                     let spec = Spec { from: Origin::Image("small".to_owned()), ..world.spec() };
                     let mut running = world.engine.start(&spec).unwrap();
                     for turn in 0..6 {
-                        let seen =
-                            shell(&running, &format!("PATH=/bin; echo {user}{turn} > /file; cat /file"));
+                        let seen = shell(
+                            &running,
+                            &format!("PATH=/bin; echo {user}{turn} > /file; cat /file"),
+                        );
                         assert_eq!(seen.out, format!("{user}{turn}"));
                         let snapshot = world.captured(&running);
                         let fork = world.start_from(Origin::Snapshot(snapshot.clone()));

@@ -20,7 +20,8 @@ impl World {
     fn build(&self, text: &str) -> (Result<Image, EngineError>, Vec<Progress>) {
         let recipe = Recipe::parse(text, &self.folder.path().join("recipe")).unwrap();
         let mut seen = Vec::new();
-        let built = self.engine.image_build(&recipe, BuildOptions::default(), &mut |step| seen.push(step));
+        let built =
+            self.engine.image_build(&recipe, BuildOptions::default(), &mut |step| seen.push(step));
         (built, seen)
     }
 
@@ -55,9 +56,15 @@ fn two_snapshots_differ_in_what_was_done_between_them() {
             snapshot
         };
         let running = world.start();
-        shell(&running, "echo 1 > /file; mkdir /folder; echo kept > /folder/kept; echo same > /same");
+        shell(
+            &running,
+            "echo 1 > /file; mkdir /folder; echo kept > /folder/kept; echo same > /same",
+        );
         let first = kept(&running);
-        shell(&running, "echo 22 > /file; rm /folder/kept; rm /bin/wc; touch /same; echo same > /same");
+        shell(
+            &running,
+            "echo 22 > /file; rm /folder/kept; rm /bin/wc; touch /same; echo same > /same",
+        );
         let second = kept(&running);
         let again = world.start_from(Origin::Snapshot(second.clone()));
         shell(&again, "rm -r /folder; mkdir /folder; echo 1 > /folder/new");
@@ -68,11 +75,16 @@ fn two_snapshots_differ_in_what_was_done_between_them() {
             changes.entries.iter().map(line).collect::<Vec<_>>()
         };
         let of = |snapshot: &SnapshotId| Before::Snapshot(snapshot.clone());
-        assert_eq!(told(&of(&first), &second), ["Changed file", "Removed bin/wc", "Removed folder/kept"]);
+        assert_eq!(
+            told(&of(&first), &second),
+            ["Changed file", "Removed bin/wc", "Removed folder/kept"]
+        );
         assert_eq!(told(&of(&second), &third), ["Added folder/new"]);
         assert_eq!(told(&Before::BeginningOf(third.clone()), &third), ["Added folder/new"]);
         let all = told(&Before::BeginningOf(first.clone()), &third);
-        for line in ["Added file", "Added same", "Removed bin/wc", "Added folder", "Added folder/new"] {
+        for line in
+            ["Added file", "Added same", "Removed bin/wc", "Added folder", "Added folder/new"]
+        {
             assert!(all.contains(&line.to_owned()), "{line}: {all:?}");
         }
         assert_eq!(told(&of(&third), &third), Vec::<String>::new());
@@ -120,7 +132,9 @@ fn a_sandbox_that_died_by_itself_leaves_its_disk() {
 fn leaves_its_disk(world: &World) {
     let running = world.start();
     shell(&running, "echo work > /file");
-    assert!(HostCommand::new("kill").args(["-9", &running.pid.to_string()]).status().unwrap().success());
+    assert!(
+        HostCommand::new("kill").args(["-9", &running.pid.to_string()]).status().unwrap().success()
+    );
     world.engine.wait(&running.id).unwrap();
     let snapshot = SnapshotId::random();
     world.engine.end_kept(&running.id, &snapshot).unwrap();
@@ -141,7 +155,8 @@ fn stands_still(world: &World) {
     let writer = thread::spawn({
         let running = running.clone();
         move || {
-            let endless = Command { timeout_millis: Some(60_000), ..command(&["sh", "-c", script]) };
+            let endless =
+                Command { timeout_millis: Some(60_000), ..command(&["sh", "-c", script]) };
             exec(&running, endless)
         }
     });
@@ -150,7 +165,8 @@ fn stands_still(world: &World) {
         let id = SnapshotId::random();
         world.engine.capture(&running.id, &id).unwrap();
         let seen = world.says(Origin::Snapshot(id), "cat /tmp/a; echo; cat /tmp/b");
-        let numbers: Vec<i64> = seen.split_whitespace().filter_map(|word| word.parse().ok()).collect();
+        let numbers: Vec<i64> =
+            seen.split_whitespace().filter_map(|word| word.parse().ok()).collect();
         // Between truncating and writing a file is empty; then there is nothing to compare.
         if let [first, second] = numbers[..] {
             assert!((0..=1).contains(&(first - second)), "{seen}");
@@ -191,11 +207,18 @@ fn a_step_that_fails_says_why_and_keeps_the_old_image() {
     let world = World::new();
     world.recipe_folder();
     let image = world.build(RECIPE).0.unwrap();
-    let failing = RECIPE
-        .replace("touch /tmp/left", "i=0; while [ $i -lt 60 ]; do i=$((i+1)); echo line $i; done; exit 3");
-    let Err(EngineError::Build { what, tail, .. }) = world.build(&failing).0 else { panic!("it was built") };
+    let failing = RECIPE.replace(
+        "touch /tmp/left",
+        "i=0; while [ $i -lt 60 ]; do i=$((i+1)); echo line $i; done; exit 3",
+    );
+    let Err(EngineError::Build { what, tail, .. }) = world.build(&failing).0 else {
+        panic!("it was built")
+    };
     assert!(what.starts_with("run cat"), "{what}");
-    assert_eq!((tail.len(), tail[38].as_str(), tail[39].as_str()), (40, "line 60", "it exited with 3"));
+    assert_eq!(
+        (tail.len(), tail[38].as_str(), tail[39].as_str()),
+        (40, "line 60", "it exited with 3")
+    );
     assert_eq!(world.engine.image("small").unwrap(), Some(image));
     assert!(world.engine.list().unwrap().is_empty());
 }

@@ -4,7 +4,10 @@ use super::*;
 use harvest_engine::{Finding, Level, probe::FINDINGS};
 
 fn finding<'a>(findings: &'a [Finding], id: &str) -> &'a Finding {
-    findings.iter().find(|finding| finding.id == id).unwrap_or_else(|| panic!("no {id} in {findings:?}"))
+    findings
+        .iter()
+        .find(|finding| finding.id == id)
+        .unwrap_or_else(|| panic!("no {id} in {findings:?}"))
 }
 
 #[test]
@@ -14,7 +17,8 @@ fn a_host_that_runs_sandboxes_is_found_fit_and_nothing_is_left_of_the_trials() {
     let findings = world.engine.probe();
     let ids: Vec<&str> = findings.iter().map(|finding| finding.id).collect();
     assert_eq!(ids, FINDINGS[1..], "each once, in order: {findings:?}");
-    let failed: Vec<&Finding> = findings.iter().filter(|finding| finding.level == Level::Fail).collect();
+    let failed: Vec<&Finding> =
+        findings.iter().filter(|finding| finding.level == Level::Fail).collect();
     assert!(failed.is_empty(), "{failed:?}");
     assert!(findings.iter().all(|finding| (finding.level == Level::Ok) == finding.fix.is_none()));
     assert_eq!(shell(&running, "echo on").out, "on");
@@ -23,8 +27,8 @@ fn a_host_that_runs_sandboxes_is_found_fit_and_nothing_is_left_of_the_trials() {
     for group in world.groups() {
         let beside = fs::read_dir(group.parent().unwrap()).unwrap().flatten();
         // Others may be at it at the same time: what a dead process left is what counts.
-        let left =
-            beside.filter_map(|entry| named(&entry.path()).strip_prefix("harvest-probe-")?.parse().ok());
+        let left = beside
+            .filter_map(|entry| named(&entry.path()).strip_prefix("harvest-probe-")?.parse().ok());
         assert!(left.into_iter().all(|pid: u32| uid(pid).is_some()));
     }
 }
@@ -37,7 +41,8 @@ fn a_home_in_which_no_layer_can_be_made_is_found_out() {
         .output()
         .unwrap();
     let said: serde_json::Value = serde_json::from_slice(&findings.stdout).unwrap();
-    let overlay = said.as_array().unwrap().iter().find(|finding| finding["id"] == "overlay").unwrap();
+    let overlay =
+        said.as_array().unwrap().iter().find(|finding| finding["id"] == "overlay").unwrap();
     assert_eq!(overlay["level"], "fail", "{said}");
     assert!(overlay["fix"].is_string());
 }
@@ -58,7 +63,8 @@ fn a_home_on_a_file_system_that_maps_no_ids_is_found_out() {
     let folder = tempfile::tempdir().unwrap();
     for (prepare, level) in [("true", "ok"), ("mount -t ramfs none \"$1\"", "fail")] {
         let said = probed(folder.path(), prepare);
-        let finding = said.as_array().unwrap().iter().find(|finding| finding["id"] == "id_mapped_mounts");
+        let finding =
+            said.as_array().unwrap().iter().find(|finding| finding["id"] == "id_mapped_mounts");
         assert_eq!(finding.unwrap()["level"], level, "{prepare}: {said}");
     }
 }

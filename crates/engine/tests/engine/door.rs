@@ -10,7 +10,8 @@ fn a_name_is_reached_through_the_door_and_by_no_other_way() {
 pub(crate) fn the_door_is_the_only_way(world: &World) {
     let running = world.start();
     let door = UnixListener::bind(&running.door).unwrap();
-    fs::set_permissions(&running.door, std::os::unix::fs::PermissionsExt::from_mode(0o666)).unwrap();
+    fs::set_permissions(&running.door, std::os::unix::fs::PermissionsExt::from_mode(0o666))
+        .unwrap();
     thread::spawn(move || {
         for stream in door.incoming() {
             thread::spawn(move || gateway(stream.unwrap()));
@@ -29,7 +30,8 @@ fn gateway(stream: UnixStream) {
     let ask: Ask = serde_json::from_str(&line).unwrap();
     let (Ask::Lookup { name } | Ask::Connect { name, .. }) = &ask;
     let open = name == "forge.example";
-    let answer = if open { Answer::Open } else { Answer::Refused { reason: "not allowed".to_owned() } };
+    let answer =
+        if open { Answer::Open } else { Answer::Refused { reason: "not allowed".to_owned() } };
     let _ = writeln!(stream, "{}", serde_json::to_string(&answer).unwrap());
     if let Ask::Connect { name, port } = ask {
         let mut request = [0u8; 64];

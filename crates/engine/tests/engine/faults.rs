@@ -53,9 +53,12 @@ fn a_caller() {
     let Ok(act) = std::env::var("HARVEST_CALLER") else { return };
     let of = |name: &str| std::env::var(format!("HARVEST_CALLER_{name}")).unwrap();
     let zygote = vec![env!("CARGO_BIN_EXE_harvest-zygote").into()];
-    let engine = Engine::open(config(Path::new(&of("HOME")), Path::new(&of("CACHE")), zygote)).unwrap();
+    let engine =
+        Engine::open(config(Path::new(&of("HOME")), Path::new(&of("CACHE")), zygote)).unwrap();
     let id: SandboxId = of("SANDBOX").parse().unwrap();
-    let SandboxState::Running(running) = engine.find(&id).unwrap() else { panic!("it does not run") };
+    let SandboxState::Running(running) = engine.find(&id).unwrap() else {
+        panic!("it does not run")
+    };
     match act.as_str() {
         "exec" => drop(shell(&running, "setsid sleep 1000 & echo $$ > /tmp/started; sleep 1000")),
         "freeze" => engine.freeze(&id).unwrap(),
@@ -76,7 +79,8 @@ struct Dice(u64);
 
 impl Dice {
     fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % limit
     }
 }

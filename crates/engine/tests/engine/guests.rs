@@ -38,7 +38,8 @@ fn a_sandbox_that_cannot_be_started_again_keeps_its_disk() {
     let running = world.start();
     shell(&running, "echo kept > /f");
     world.engine.kill(&running.id).unwrap();
-    let (base, away) = (world.folder.path().join("cache/layers/base"), world.folder.path().join("away"));
+    let (base, away) =
+        (world.folder.path().join("cache/layers/base"), world.folder.path().join("away"));
     fs::rename(&base, &away).unwrap();
     assert!(world.engine.start_again(&running.id).is_err());
     fs::rename(&away, &base).unwrap();
@@ -128,7 +129,9 @@ fn input_flows_while_output_does() {
     };
     feeding.join().unwrap();
     assert_eq!((exit, all.len()), (Exit::Code(0), BYTES));
-    assert!(all.chunks(100_000).all(|piece| (0..piece.len()).all(|at| piece[at] == (at % 251) as u8)));
+    assert!(
+        all.chunks(100_000).all(|piece| (0..piece.len()).all(|at| piece[at] == (at % 251) as u8))
+    );
 }
 
 #[test]
@@ -196,7 +199,10 @@ fn what_comes_out_of_a_sandbox_stays_in_its_target_and_gains_no_rights() {
     let second = "rm() { /bin/busybox rm \"$@\"; }; rm /t/folder /t/file; mkdir /t/folder; \
                   echo theirs > /t/file; echo theirs > /t/folder/new; /bin/busybox chmod 6755 /t/file";
     shell(&running, second);
-    assert!(guest(&running).copy_out("/t", &target).is_err(), "a link in a folder's place is not entered");
+    assert!(
+        guest(&running).copy_out("/t", &target).is_err(),
+        "a link in a folder's place is not entered"
+    );
     assert_eq!(fs::read_dir(&victim).unwrap().count(), 1, "nothing new outside");
     assert_eq!(fs::read_to_string(victim.join("file")).unwrap(), "mine");
     fs::remove_file(target.join("folder")).unwrap();
@@ -227,7 +233,9 @@ fn a_folder_with_more_entries_than_fit_a_reply_is_copied_whole() {
     let world = World::new();
     let running = world.start();
     let name = "n".repeat(200);
-    let script = format!("mkdir /many; i=0; while [ $i -lt 6000 ]; do : > /many/$i-{name}; i=$((i+1)); done");
+    let script = format!(
+        "mkdir /many; i=0; while [ $i -lt 6000 ]; do : > /many/$i-{name}; i=$((i+1)); done"
+    );
     assert_eq!(shell(&running, &script).exit, Exit::Code(0));
     assert!(guest(&running).list("/many").is_err(), "it does not fit one");
     let target = world.folder.path().join("many");

@@ -7,7 +7,9 @@ mod faults;
 #[path = "images/pulls.rs"]
 mod pulls;
 
-use harvest_engine::{BuildOptions, Image, Import, Progress, PullOptions, Recipe, UnpackError, UnpackLimits};
+use harvest_engine::{
+    BuildOptions, Image, Import, Progress, PullOptions, Recipe, UnpackError, UnpackLimits,
+};
 
 use super::*;
 use fake::tar;
@@ -40,10 +42,15 @@ impl World {
         names.filter(|name| !name.ends_with(".lock")).collect()
     }
 
-    pub(super) fn make(&self, text: &str, force: bool) -> (Result<Image, EngineError>, Vec<Progress>) {
+    pub(super) fn make(
+        &self,
+        text: &str,
+        force: bool,
+    ) -> (Result<Image, EngineError>, Vec<Progress>) {
         let recipe = Recipe::parse(text, self.folder.path()).unwrap();
         let mut seen = Vec::new();
-        let made = self.engine.image_build(&recipe, BuildOptions { force }, &mut |step| seen.push(step));
+        let made =
+            self.engine.image_build(&recipe, BuildOptions { force }, &mut |step| seen.push(step));
         (made, seen)
     }
 }
@@ -67,11 +74,18 @@ fn an_archive_becomes_an_image_whatever_it_is_compressed_with() {
 fn a_folder_becomes_an_image_without_its_devices() {
     let world = World::new();
     let root = world.folder.path().join("cache/layers/base");
-    let node =
-        |path: &str| HostCommand::new("mknod").arg(root.join(path)).args(["c", "1", "3"]).status().unwrap();
+    let node = |path: &str| {
+        HostCommand::new("mknod").arg(root.join(path)).args(["c", "1", "3"]).status().unwrap()
+    };
     assert!(node("dev/null").success());
-    let import =
-        || world.engine.image_import("folder", Import::Folder(&root), UnpackLimits::default(), &mut |_| {});
+    let import = || {
+        world.engine.image_import(
+            "folder",
+            Import::Folder(&root),
+            UnpackLimits::default(),
+            &mut |_| {},
+        )
+    };
     let image = import().unwrap();
     let layer = world.folder.path().join("cache/layers").join(image.layers[0].as_str());
     assert!(layer.join("bin/busybox").exists() && !layer.join("dev/null").exists());
@@ -115,7 +129,10 @@ fn a_saved_image_is_told_from_a_root_file_system() {
 fn a_name_that_is_a_path_names_no_image() {
     let world = World::new();
     for name in ["../evil", "a/b", "", "UPPER"] {
-        assert!(matches!(world.import(name, &world.archive()), Err(EngineError::Invalid { .. })), "{name}");
+        assert!(
+            matches!(world.import(name, &world.archive()), Err(EngineError::Invalid { .. })),
+            "{name}"
+        );
     }
 }
 
@@ -135,7 +152,8 @@ fn an_image_that_lost_a_layer_is_named_with_it_and_built_again() {
     fs::write(world.folder.path().join("root.tar"), world.archive()).unwrap();
     let recipe = "name = \"x\"\nfrom = { tar = \"root.tar\" }";
     let image = world.make(recipe, false).0.unwrap();
-    fs::remove_dir_all(world.folder.path().join("cache/layers").join(image.layers[0].as_str())).unwrap();
+    fs::remove_dir_all(world.folder.path().join("cache/layers").join(image.layers[0].as_str()))
+        .unwrap();
     let spec = Spec { from: Origin::Image("x".to_owned()), ..world.spec() };
     let error = world.engine.start(&spec).unwrap_err();
     assert!(matches!(error, EngineError::LayerMissing { .. }), "{error:?}");
@@ -180,8 +198,10 @@ fn who_else_stands_on_an_image_is_known() {
     let world = World::new();
     let image = world.import("one", &world.archive()).unwrap();
     world.import("two", &world.archive()).unwrap();
-    let running =
-        world.engine.start(&Spec { from: Origin::Image("one".to_owned()), ..world.spec() }).unwrap();
+    let running = world
+        .engine
+        .start(&Spec { from: Origin::Image("one".to_owned()), ..world.spec() })
+        .unwrap();
     let users = world.engine.image_users(&image).unwrap();
     assert_eq!((users.images, users.sandboxes), (vec!["two".to_owned()], vec![running.id.clone()]));
     assert!(world.engine.image_layers(&image).unwrap()[0].1 > 1_000_000);

@@ -64,7 +64,8 @@ fn no_file_becomes_larger_than_the_disk_it_is_on() {
     let mut spec = world.spec();
     spec.limits.writable_bytes = Some(4 * MIB);
     let running = world.engine.start(&spec).unwrap();
-    let large = command(&["/bin/busybox", "dd", "if=/dev/zero", "of=/tmp/large", "bs=1M", "count=8"]);
+    let large =
+        command(&["/bin/busybox", "dd", "if=/dev/zero", "of=/tmp/large", "bs=1M", "count=8"]);
     let said = exec(&running, large);
     // SIGXFSZ.
     assert_eq!(said.exit, Exit::Signal(25), "{said:?}");
@@ -94,7 +95,9 @@ fn a_lifetime_survives_the_zygote_that_counted_it() {
     let running = world.engine.start(&spec).unwrap();
     let killed = world.zygotes();
     for pid in &killed {
-        assert!(HostCommand::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
+        assert!(
+            HostCommand::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success()
+        );
     }
     // It asks, meets nobody and starts the next zygote.
     let _ = world.engine.thaw(&running.id);
@@ -110,7 +113,8 @@ fn a_command_the_memory_limit_killed_inside_a_pipeline_is_told_from_one_that_fai
     spec.limits.memory_bytes = 64 << 20;
     let running = world.engine.start(&spec).unwrap();
     let hog = "x=aaaaaaaa; while :; do x=$x$x; done";
-    for script in [format!("true | sh -c '{hog}'"), format!("set -o pipefail; sh -c '{hog}' | cat")] {
+    for script in [format!("true | sh -c '{hog}'"), format!("set -o pipefail; sh -c '{hog}' | cat")]
+    {
         let said = shell(&running, &script);
         assert_eq!(said.exit, Exit::Oom, "{script}: {said:?}");
     }

@@ -22,8 +22,10 @@ fn a_command_runs_in_all_namespaces_and_sees_only_its_own_processes() {
 fn ids_on_disk_are_canonical_and_ids_of_processes_are_not() {
     let world = World::new();
     let running = world.start();
-    let said =
-        shell(&running, "touch /root/mine /tmp/theirs && chown 10001:10001 /tmp/theirs && ls -n /tmp /root");
+    let said = shell(
+        &running,
+        "touch /root/mine /tmp/theirs && chown 10001:10001 /tmp/theirs && ls -n /tmp /root",
+    );
     assert_eq!(said.exit, Exit::Code(0), "{said:?}");
     let upper = world.home.join("sandboxes").join(running.id.part()).join("upper");
     for (path, id) in [("root/mine", 0), ("tmp/theirs", 10_001)] {
@@ -88,7 +90,9 @@ fn a_memory_hog_dies_alone_and_is_counted() {
                 .map(|file| group.join(spec.id.part()).join("work").join(file))
         })
         .filter_map(|file| fs::read_to_string(file).ok())
-        .filter_map(|text| text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse::<u64>().ok()))
+        .filter_map(|text| {
+            text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.parse::<u64>().ok())
+        })
         .sum();
     assert!(kills > 0);
     assert_eq!(shell(&running, "echo fine").out, "fine");
@@ -104,7 +108,9 @@ fn a_sandbox_goes_on_when_the_zygote_is_killed_and_the_next_one_adopts_it() {
     });
     let killed = world.zygotes();
     for pid in &killed {
-        assert!(HostCommand::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
+        assert!(
+            HostCommand::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success()
+        );
     }
     // The waiting thread meets the broken connection and starts the next zygote.
     eventually("the next zygote", || world.zygotes().iter().any(|pid| !killed.contains(pid)));
@@ -121,8 +127,10 @@ fn a_sandbox_grown_ahead_of_time_has_its_own_name_and_limits() {
     let world = World::new();
     let first = world.start();
     let plan = world.engine.plan(&world.spec()).unwrap();
-    let joins_late =
-        plan.steps.iter().any(|step| matches!(step, harvest_engine::Step::Clone { into: None, .. }));
+    let joins_late = plan
+        .steps
+        .iter()
+        .any(|step| matches!(step, harvest_engine::Step::Clone { into: None, .. }));
     if joins_late {
         eventually("something grows ahead", || parts(&world.groups()[0]).len() > 2);
     }
@@ -131,15 +139,20 @@ fn a_sandbox_grown_ahead_of_time_has_its_own_name_and_limits() {
     assert_eq!(shell(&running, "hostname").out, format!("sbx-{}", running.id.part()));
     assert_eq!(shell(&running, "ulimit -n").out, "1024");
     let found = |file: &str| {
-        let files =
-            world.groups().into_iter().map(|group| group.join(running.id.part()).join("work").join(file));
+        let files = world
+            .groups()
+            .into_iter()
+            .map(|group| group.join(running.id.part()).join("work").join(file));
         files
             .filter_map(|file| fs::read_to_string(file).ok())
             .map(|text| text.trim().to_owned())
             .collect::<Vec<_>>()
     };
     assert_eq!(found("pids.max"), ["33"]);
-    assert_eq!([found("memory.limit_in_bytes"), found("memory.max")].concat(), [(48 << 20).to_string()]);
+    assert_eq!(
+        [found("memory.limit_in_bytes"), found("memory.max")].concat(),
+        [(48 << 20).to_string()]
+    );
     assert_ne!(range(&running), range(&first));
     world.engine.kill(&running.id).unwrap();
     assert!(world.groups().iter().all(|group| !group.join(running.id.part()).exists()));
@@ -217,7 +230,9 @@ fn nothing_is_left_of_a_sandbox_whose_owner_is_gone() {
     assert!(claims_of(range));
     assert_eq!(shell(&running, "echo on").out, "on");
     owner.end();
-    eventually("the sandbox is gone", || world.engine.find(&running.id).unwrap() == SandboxState::Gone);
+    eventually("the sandbox is gone", || {
+        world.engine.find(&running.id).unwrap() == SandboxState::Gone
+    });
     assert_eq!(processes_of(range), [0u32; 0]);
     assert!(!claims_of(range));
     assert!(!running.bridge.parent().unwrap().exists());
@@ -278,7 +293,10 @@ fn an_image_cannot_lead_the_set_up_out_of_its_root() {
     for name in ["dev", "etc", "proc"] {
         fs::remove_dir(base.join(name)).unwrap();
         symlink(&outside, base.join(name)).unwrap();
-        assert!(matches!(world.engine.start(&world.spec()), Err(EngineError::Refused { .. })), "{name}");
+        assert!(
+            matches!(world.engine.start(&world.spec()), Err(EngineError::Refused { .. })),
+            "{name}"
+        );
         assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
         fs::remove_file(base.join(name)).unwrap();
         fs::create_dir(base.join(name)).unwrap();
@@ -298,8 +316,10 @@ fn a_home_with_a_long_path_works() {
 
 /// Whether it stands still, at any time.
 fn is_frozen(world: &World, running: &Running) -> impl Fn() -> bool + use<> {
-    let group = world.groups().into_iter().find(|group| group.to_string_lossy().contains("freezer"));
-    let group = group.unwrap_or_else(|| world.groups()[0].clone()).join(running.id.part()).join("work");
+    let group =
+        world.groups().into_iter().find(|group| group.to_string_lossy().contains("freezer"));
+    let group =
+        group.unwrap_or_else(|| world.groups()[0].clone()).join(running.id.part()).join("work");
     move || {
         ["freezer.state", "cgroup.freeze"]
             .iter()
@@ -350,9 +370,12 @@ fn a_zygote_survives_clients_that_talk_nonsense_or_go_away() {
     let zygotes = world.zygotes();
     let socket = world.home.join("run/zygote.sock");
     for bytes in [&b"{"[..], b"", b"{\"ask\":\"start\"}", &[0xff; 4096]] {
-        let client =
-            rustix::net::socket(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::SEQPACKET, None)
-                .unwrap();
+        let client = rustix::net::socket(
+            rustix::net::AddressFamily::UNIX,
+            rustix::net::SocketType::SEQPACKET,
+            None,
+        )
+        .unwrap();
         rustix::net::connect(&client, &rustix::net::SocketAddrUnix::new(&socket).unwrap()).unwrap();
         rustix::net::send(&client, bytes, rustix::net::SendFlags::NOSIGNAL).unwrap();
     }
@@ -366,7 +389,8 @@ fn a_zygote_survives_clients_that_talk_nonsense_or_go_away() {
 fn a_plan_prints_every_step_to_the_sandbox() {
     let world = World::new();
     let plan = world.engine.plan(&world.spec()).unwrap().to_string();
-    for word in ["claim_ids", "clone", "overlay", "mask", "root", "capabilities", "seccomp", "exec"] {
+    for word in ["claim_ids", "clone", "overlay", "mask", "root", "capabilities", "seccomp", "exec"]
+    {
         assert!(plan.contains(word), "{word} is missing in\n{plan}");
     }
 }

@@ -55,7 +55,9 @@ const LACKING: [i32; 5] =
 
 /// Every probe of every topic.
 pub(super) fn all() -> impl Iterator<Item = &'static Probe> {
-    [mounts::PROBES, files::PROBES, kernel::PROBES, processes::PROBES, sockets::PROBES].into_iter().flatten()
+    [mounts::PROBES, files::PROBES, kernel::PROBES, processes::PROBES, sockets::PROBES]
+        .into_iter()
+        .flatten()
 }
 
 /// Sandboxes that lack some guards, one per set of them.
@@ -67,7 +69,8 @@ impl Sandboxes {
         guards.sort_unstable();
         let (_, running) = self.0.entry(guards).or_insert_with_key(|guards| {
             let world = World::without(guards);
-            let running = world.engine.start(&Spec { binds: probe_binds(), ..world.spec() }).unwrap();
+            let running =
+                world.engine.start(&Spec { binds: probe_binds(), ..world.spec() }).unwrap();
             (world, running)
         });
         running
@@ -118,7 +121,8 @@ fn outside(probe: &str, target: u32) -> i32 {
         .envs(probe_command(probe, target).env)
         .output()
         .unwrap();
-    result_of(&String::from_utf8_lossy(&output.stdout)).unwrap_or_else(|| panic!("{probe}: {output:?}"))
+    result_of(&String::from_utf8_lossy(&output.stdout))
+        .unwrap_or_else(|| panic!("{probe}: {output:?}"))
 }
 
 const PROBE_ARGUMENTS: [&str; 4] = ["--exact", "probes::a_probe", "--nocapture", "--quiet"];
@@ -136,7 +140,8 @@ pub(super) fn probe_command(probe: &str, target: u32) -> Command {
 
 /// This very program and the libraries it uses.
 pub(super) fn probe_binds() -> Vec<Bind> {
-    let mut binds = vec![Bind { source: std::env::current_exe().unwrap(), inside: "/probe".into() }];
+    let mut binds =
+        vec![Bind { source: std::env::current_exe().unwrap(), inside: "/probe".into() }];
     let maps = fs::read_to_string("/proc/self/maps").unwrap();
     let mut libraries: Vec<&str> = maps
         .lines()
@@ -147,7 +152,9 @@ pub(super) fn probe_binds() -> Vec<Bind> {
     libraries.push("/lib64/ld-linux-x86-64.so.2");
     libraries.sort_unstable();
     libraries.dedup();
-    binds.extend(libraries.into_iter().map(|path| Bind { source: path.into(), inside: path.into() }));
+    binds.extend(
+        libraries.into_iter().map(|path| Bind { source: path.into(), inside: path.into() }),
+    );
     binds
 }
 

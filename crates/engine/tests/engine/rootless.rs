@@ -120,8 +120,10 @@ impl User {
         let all = format!("{} passed; 0 failed", tests.len());
         assert!(said.contains(&all), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
         let uids = [self.id / 65_536, self.first / 65_536];
-        let left: Vec<u32> =
-            processes().into_iter().filter(|pid| uid(*pid).is_some_and(|id| self.has(id))).collect();
+        let left: Vec<u32> = processes()
+            .into_iter()
+            .filter(|pid| uid(*pid).is_some_and(|id| self.has(id)))
+            .collect();
         assert!(left.is_empty(), "{left:?} {uids:?}");
     }
 
@@ -196,7 +198,10 @@ fn ids_inside_are_the_images_and_on_disk_the_users_own() {
             assert_eq!((about.uid(), about.gid()), (id, id), "{path}");
         }
         let plan = world.engine.plan(&world.spec()).unwrap();
-        assert!(plan.steps.iter().any(|step| matches!(step, Step::ShareIds { count: 65_536, .. })), "{plan}");
+        assert!(
+            plan.steps.iter().any(|step| matches!(step, Step::ShareIds { count: 65_536, .. })),
+            "{plan}"
+        );
     });
 }
 
@@ -205,7 +210,8 @@ fn a_command_that_hides_dies_with_its_time_limit() {
     as_a_user("a_command_that_hides_dies_with_its_time_limit", |world| {
         let running = world.start();
         let script = "(setsid sh -c '(sleep 4321 & sleep 4321) & sleep 4321' &) ; sleep 4321";
-        let command = Command { timeout_millis: Some(700), ..user_command("10001", &["sh", "-c", script]) };
+        let command =
+            Command { timeout_millis: Some(700), ..user_command("10001", &["sh", "-c", script]) };
         assert_eq!(exec(&running, command).exit, Exit::Timeout);
         assert_eq!(shell(&running, "ps | grep -c 'sleep [4]'").out, "0");
     });
@@ -232,7 +238,11 @@ fn a_sandbox_of_an_ordinary_user_reaches_nothing_of_the_host() {
             assert_ne!(shell(&running, &format!("readlink {path}")).exit, Exit::Code(0), "{path}");
         }
         assert_ne!(shell(&running, "cat /proc/1/environ").exit, Exit::Code(0));
-        assert_eq!(shell(&running, "readlink /proc/$$/fd/0").exit, Exit::Code(0), "where nothing guards");
+        assert_eq!(
+            shell(&running, "readlink /proc/$$/fd/0").exit,
+            Exit::Code(0),
+            "where nothing guards"
+        );
     });
 }
 
@@ -283,7 +293,8 @@ fn one_sandbox_does_not_take_all_the_user_may_watch() {
                 let mut said = String::new();
                 let _ = guest.exec(taker, &[], &mut |_, bytes| {
                     said.push_str(&String::from_utf8_lossy(bytes));
-                    let line = said.lines().find_map(|line| line.strip_prefix("took ")?.strip_suffix('.'));
+                    let line =
+                        said.lines().find_map(|line| line.strip_prefix("took ")?.strip_suffix('.'));
                     if let Some(count) = line {
                         let _ = send.send(count.parse::<u32>().unwrap());
                     }
@@ -300,7 +311,8 @@ fn one_sandbox_does_not_take_all_the_user_may_watch() {
 fn a_watcher() {
     if std::env::var("HARVEST_PROBE").is_ok_and(|probe| probe == "watcher") {
         // SAFETY: takes a number only; the descriptors it makes are held until the process is killed.
-        let count = (0..).take_while(|_| unsafe { libc::inotify_init1(libc::IN_CLOEXEC) } >= 0).count();
+        let count =
+            (0..).take_while(|_| unsafe { libc::inotify_init1(libc::IN_CLOEXEC) } >= 0).count();
         println!("\ntook {count}.");
         thread::sleep(Duration::from_secs(600));
     }
@@ -310,7 +322,10 @@ fn a_watcher() {
 fn what_was_removed_stays_removed_in_snapshots() {
     as_a_user("what_was_removed_stays_removed_in_snapshots", |world| {
         let running = world.start();
-        shell(&running, "mkdir /etc/x; echo 1 > /etc/x/one; chown 10001:10001 /etc/x/one; rm /bin/wc");
+        shell(
+            &running,
+            "mkdir /etc/x; echo 1 > /etc/x/one; chown 10001:10001 /etc/x/one; rm /bin/wc",
+        );
         let live = SnapshotId::random();
         world.engine.capture(&running.id, &live).unwrap();
         // Gone and there again: what lies below in the stack must not show through.
@@ -343,7 +358,10 @@ fn what_was_removed_stays_removed_in_snapshots() {
 fn a_frozen_sandbox_stands_still_and_goes_on() {
     as_a_user("a_frozen_sandbox_stands_still_and_goes_on", |world| {
         let running = world.start();
-        shell(&running, "(setsid sh -c 'while :; do echo x >> /tmp/grows; done' >/dev/null 2>&1 &); true");
+        shell(
+            &running,
+            "(setsid sh -c 'while :; do echo x >> /tmp/grows; done' >/dev/null 2>&1 &); true",
+        );
         let file = world.home.join("sandboxes").join(running.id.part()).join("upper/tmp/grows");
         let size = || fs::metadata(&file).map_or(0, |about| about.len());
         eventually("it grows", || size() > 0);
@@ -444,11 +462,15 @@ fn an_ordinary_user_builds_an_image_and_its_owners_are_kept() {
         let text = "name = \"small\"\nfrom = { folder = \"tree\" }\n[[step]]\nenv = { PATH = \"/bin\" }\n\
             [[step]]\nrun = \"mkdir /home; touch /home/file; chown 10001:5 /home/file; rm /bin/wc\"\n";
         let recipe = Recipe::parse(text, &folder).unwrap();
-        let image = world.engine.image_build(&recipe, BuildOptions::default(), &mut |_| {}).unwrap();
+        let image =
+            world.engine.image_build(&recipe, BuildOptions::default(), &mut |_| {}).unwrap();
         assert_eq!(image.layers.len(), 2);
-        let running = world.engine.start(&Spec { from: Origin::Image("small".to_owned()), ..world.spec() });
-        let said =
-            shell(&running.unwrap(), "ls -n /home/file | grep -c '10001 *5 '; ls /bin | grep -c '^wc$'");
+        let running =
+            world.engine.start(&Spec { from: Origin::Image("small".to_owned()), ..world.spec() });
+        let said = shell(
+            &running.unwrap(),
+            "ls -n /home/file | grep -c '10001 *5 '; ls /bin | grep -c '^wc$'",
+        );
         assert_eq!(said.out, "1\n0");
     });
 }

@@ -16,8 +16,10 @@ fn waiting(world: &World, running: &Running) -> Vec<String> {
         let own = running.id.part().to_owned();
         parts(&group).into_iter().filter(move |part| *part != own).map(move |part| group.join(part))
     });
-    let groups = parts.flat_map(|part| [part.clone(), part.join("supervisor"), part.join("work/commands")]);
-    let lines = groups.map(|group| fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default());
+    let groups =
+        parts.flat_map(|part| [part.clone(), part.join("supervisor"), part.join("work/commands")]);
+    let lines =
+        groups.map(|group| fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default());
     lines.flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>()).collect()
 }
 
@@ -61,7 +63,8 @@ fn as_many_seeds_wait_as_sandboxes_were_started_at_once() {
         return;
     }
     let seeds = |group: &Path| {
-        let own: Vec<String> = world.engine.list().unwrap().iter().map(|id| id.part().to_owned()).collect();
+        let own: Vec<String> =
+            world.engine.list().unwrap().iter().map(|id| id.part().to_owned()).collect();
         parts(group).into_iter().filter(|part| !own.contains(part)).count()
     };
     world.start();
@@ -106,7 +109,8 @@ fn a_sandbox_may_have_more_memory_than_the_seed_it_came_from() {
     let spec = Spec { limits, ..world.spec() };
     world.engine.start(&spec).unwrap();
     let work = world.groups().into_iter().map(|group| group.join(spec.id.part()).join("work"));
-    let limit = work.flat_map(|work| ["memory.limit_in_bytes", "memory.max"].map(|file| work.join(file)));
+    let limit =
+        work.flat_map(|work| ["memory.limit_in_bytes", "memory.max"].map(|file| work.join(file)));
     let found: Vec<String> = limit.filter_map(|file| fs::read_to_string(file).ok()).collect();
     assert_eq!(found, [format!("{}\n", 8u64 << 30)]);
 }
@@ -119,7 +123,9 @@ fn a_guest_may_ask_before_it_is_welcome() {
     let command = Command { argv: vec!["echo".into(), "one".into()], ..Command::default() };
     let mut said = Vec::new();
     for _ in 0..2 {
-        let exit = guest.exec(command.clone(), b"", &mut |_, bytes| said.extend_from_slice(bytes)).unwrap();
+        let exit = guest
+            .exec(command.clone(), b"", &mut |_, bytes| said.extend_from_slice(bytes))
+            .unwrap();
         assert_eq!(exit, Exit::Code(0));
     }
     assert_eq!(said, b"one\none\n");

@@ -55,7 +55,10 @@ fn two_sandboxes_share_a_volume_and_see_the_same_owners() {
     world.volume("shared");
     let [one, two] = [0, 1].map(|_| world.start_with(vec![mount("shared", false)]));
     assert_ne!(range(&one), range(&two));
-    let user = Command { user: Some("10001".to_owned()), ..command(&["sh", "-c", "echo mine > /data/mine"]) };
+    let user = Command {
+        user: Some("10001".to_owned()),
+        ..command(&["sh", "-c", "echo mine > /data/mine"])
+    };
     assert_eq!(exec(&one, user).exit, Exit::Code(0));
     shell(&one, "echo roots > /data/roots");
     assert_eq!(world.devices().len(), 1, "one device for both");
@@ -84,9 +87,11 @@ fn a_read_only_volume_is_read_only_even_for_root() {
     let writer = world.start_with(vec![mount("notes", false)]);
     shell(&writer, "echo kept > /data/note");
     let reader = world.start_with(vec![mount("notes", true)]);
-    for attempt in
-        ["echo x > /data/note", "busybox rm /data/note", "mount -o remount,rw /data && echo x > /data/x"]
-    {
+    for attempt in [
+        "echo x > /data/note",
+        "busybox rm /data/note",
+        "mount -o remount,rw /data && echo x > /data/x",
+    ] {
         assert_ne!(shell(&reader, attempt).exit, Exit::Code(0), "{attempt}");
     }
     assert_eq!(shell(&reader, "cat /data/note").out, "kept");
@@ -105,11 +110,15 @@ fn a_full_volume_is_full_for_who_writes_to_it_and_for_nobody_else() {
     ]);
     let said = shell(&running, "busybox dd if=/dev/zero of=/data/large bs=1M count=32 2>&1");
     assert!(said.exit == Exit::Code(1) && said.out.contains("No space left"), "{said:?}");
-    let said = shell(&running, "i=0; while touch /names/$i 2>/dev/null; do i=$((i+1)); done; echo $i");
+    let said =
+        shell(&running, "i=0; while touch /names/$i 2>/dev/null; do i=$((i+1)); done; echo $i");
     let files: u64 = said.out.parse().unwrap();
     assert!((FILES..FILES * 2).contains(&files), "{files}");
     assert_eq!(shell(&running, "echo on > /file && cat /file").out, "on");
-    assert_eq!(shell(&running, "busybox rm /names/1 && echo on > /names/new && cat /names/new").out, "on");
+    assert_eq!(
+        shell(&running, "busybox rm /names/1 && echo on > /names/new && cat /names/new").out,
+        "on"
+    );
 }
 
 #[test]
@@ -142,7 +151,9 @@ fn killing_the_zygote_and_the_sandbox_leaves_no_device_and_no_mount() {
     let running = world.start_with(vec![mount("kept", false)]);
     shell(&running, "echo work > /data/file");
     for pid in world.zygotes().into_iter().chain([running.pid]) {
-        assert!(HostCommand::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success());
+        assert!(
+            HostCommand::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success()
+        );
     }
     eventually("the kernel takes everything down", || world.devices().is_empty());
     world.engine.remove(&running.id).unwrap();
@@ -183,7 +194,8 @@ fn a_snapshot_does_not_hold_what_is_in_a_volume() {
     shell(&running, "echo inside > /data/file; echo beside > /file");
     let snapshot = SnapshotId::random();
     world.engine.capture(&running.id, &snapshot).unwrap();
-    let restored = world.engine.start(&Spec { from: Origin::Snapshot(snapshot), ..world.spec() }).unwrap();
+    let restored =
+        world.engine.start(&Spec { from: Origin::Snapshot(snapshot), ..world.spec() }).unwrap();
     assert_eq!(shell(&restored, "cat /file; ls /data").out, "beside");
 }
 

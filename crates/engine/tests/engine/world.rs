@@ -3,9 +3,9 @@
 use super::*;
 
 pub(crate) const APPLETS: [&str; 28] = [
-    "cat", "chmod", "chown", "echo", "grep", "head", "hostname", "id", "ip", "kill", "ln", "ls", "mkdir",
-    "mkfifo", "mknod", "mv", "mount", "printf", "ps", "readlink", "rm", "setsid", "sh", "sleep", "touch",
-    "true", "wget", "wc",
+    "cat", "chmod", "chown", "echo", "grep", "head", "hostname", "id", "ip", "kill", "ln", "ls",
+    "mkdir", "mkfifo", "mknod", "mv", "mount", "printf", "ps", "readlink", "rm", "setsid", "sh",
+    "sleep", "touch", "true", "wget", "wc",
 ];
 
 /// Elsewhere for an ordinary user, who may not enter the folder of what was built.
@@ -71,14 +71,16 @@ impl World {
         if driver != Driver::Dir {
             btrfs::own_mounts();
         }
-        let zygote = [zygote_program()].into_iter().chain(arguments.iter().map(Into::into)).collect();
+        let zygote =
+            [zygote_program()].into_iter().chain(arguments.iter().map(Into::into)).collect();
         let cache = folder.path().join("cache");
         let engine = Engine::open(Config { driver, ..config(&home, &cache, zygote) }).unwrap();
         let base = folder.path().join("cache/layers/base");
         for name in ["bin", "etc", "tmp", "root", "proc", "dev", "sys"] {
             fs::create_dir_all(base.join(name)).unwrap();
         }
-        fs::copy("/bin/busybox", base.join("bin/busybox")).expect("a static /bin/busybox (busybox-static)");
+        fs::copy("/bin/busybox", base.join("bin/busybox"))
+            .expect("a static /bin/busybox (busybox-static)");
         for applet in APPLETS {
             symlink("busybox", base.join("bin").join(applet)).unwrap();
         }
@@ -142,7 +144,8 @@ impl World {
                 let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
                 let mut words = line.split(|byte| *byte == 0).filter(|word| !word.is_empty());
                 // A sandbox being made has the zygote's name still, in a pid namespace of its own.
-                let link = |pid: &dyn std::fmt::Display| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
+                let link =
+                    |pid: &dyn std::fmt::Display| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
                 words.next().is_some_and(|word| word.ends_with(b"harvest-zygote"))
                     && words.any(|word| word == home.as_os_str().as_encoded_bytes())
                     && link(pid) == link(&"self")
@@ -168,7 +171,11 @@ impl Drop for World {
 
 pub(crate) fn config(home: &Path, cache: &Path, zygote: Vec<std::ffi::OsString>) -> Config {
     let supervisor = PathBuf::from(std::env::var_os("HARVEST_SUPERVISOR").unwrap_or_default());
-    assert!(supervisor.is_file(), "no supervisor at {}: run `cargo supervisor`", supervisor.display());
+    assert!(
+        supervisor.is_file(),
+        "no supervisor at {}: run `cargo supervisor`",
+        supervisor.display()
+    );
     Config {
         home: home.to_owned(),
         cache: cache.to_owned(),
@@ -193,7 +200,8 @@ pub(crate) fn processes() -> Vec<u32> {
 /// Unlike what it starts, a zygote does; a process that only makes a user namespace looks like one otherwise.
 pub(crate) fn leads_its_session(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(3)) == Some(&pid.to_string())
+    stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(3))
+        == Some(&pid.to_string())
 }
 
 /// The host's uid of a process, unless it is dead and only waits for its parent to notice.
@@ -202,12 +210,21 @@ pub(crate) fn uid(pid: u32) -> Option<u32> {
     if status.lines().any(|line| line.starts_with("State:\tZ")) {
         return None;
     }
-    status.lines().find_map(|line| line.strip_prefix("Uid:"))?.split_whitespace().next()?.parse().ok()
+    status
+        .lines()
+        .find_map(|line| line.strip_prefix("Uid:"))?
+        .split_whitespace()
+        .next()?
+        .parse()
+        .ok()
 }
 
 /// Living processes with an id of this range.
 pub(crate) fn processes_of(range: u32) -> Vec<u32> {
-    processes().into_iter().filter(|pid| uid(*pid).is_some_and(|uid| uid / 65536 == range)).collect()
+    processes()
+        .into_iter()
+        .filter(|pid| uid(*pid).is_some_and(|uid| uid / 65536 == range))
+        .collect()
 }
 
 pub(crate) fn range(running: &Running) -> u32 {

@@ -92,7 +92,8 @@ fn server_name(hello: &[u8]) -> Result<String, &'static str> {
     let session = hello.vector8()?;
     let ciphers = hello.vector16()?;
     let compression = hello.vector8()?;
-    if session.len() > 32 || ciphers.is_empty() || ciphers.len() % 2 != 0 || compression.is_empty() {
+    if session.len() > 32 || ciphers.is_empty() || ciphers.len() % 2 != 0 || compression.is_empty()
+    {
         return Err("the TLS hello is malformed");
     }
     let mut extensions = Reader(hello.vector16().map_err(|_| "the TLS hello names no server")?);
@@ -178,7 +179,8 @@ pub(crate) mod tests {
 
     fn hello(extensions: &[u8]) -> Vec<u8> {
         let body =
-            [&[3, 3][..], &[7; 32], &[0], &vector16(&[0x13, 1]), &[1, 0], &vector16(extensions)].concat();
+            [&[3, 3][..], &[7; 32], &[0], &vector16(&[0x13, 1]), &[1, 0], &vector16(extensions)]
+                .concat();
         let length = u32::try_from(body.len()).unwrap().to_be_bytes();
         [&[CLIENT_HELLO][..], &length[1..], &body].concat()
     }
@@ -216,17 +218,24 @@ pub(crate) mod tests {
 
     #[test]
     fn a_hello_cut_into_many_records_is_put_together() {
-        assert_eq!(read(&records(&hello(&sni("example.org")), 3)), Hello::Name("example.org".into()));
+        assert_eq!(
+            read(&records(&hello(&sni("example.org")), 3)),
+            Hello::Name("example.org".into())
+        );
     }
 
     #[test]
     fn what_a_server_could_read_differently_is_refused() {
         let twice = [sni("a.org"), sni("b.org")].concat();
         let hidden = [sni("a.org"), extension(ENCRYPTED_CLIENT_HELLO, &[0])].concat();
-        let two_names = [&[HOST_NAME][..], &vector16(b"a.org"), &[HOST_NAME], &vector16(b"b.org")].concat();
+        let two_names =
+            [&[HOST_NAME][..], &vector16(b"a.org"), &[HOST_NAME], &vector16(b"b.org")].concat();
         let two_names = extension(SERVER_NAME, &vector16(&two_names));
         for extensions in [twice, hidden, two_names, Vec::new(), sni("")] {
-            assert!(matches!(read(&records(&hello(&extensions), 9999)), Hello::Refused(_)), "{extensions:?}");
+            assert!(
+                matches!(read(&records(&hello(&extensions), 9999)), Hello::Refused(_)),
+                "{extensions:?}"
+            );
         }
         assert!(matches!(read(b"GET / HTTP/1.1\r\n\r\n"), Hello::Refused(_)));
     }

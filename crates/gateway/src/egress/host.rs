@@ -20,7 +20,11 @@ pub(crate) const MAX_HEAD_BYTES: usize = 16 * 1024;
 pub(crate) fn read(bytes: &[u8]) -> Head {
     let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") else {
         let too_long = bytes.len() > MAX_HEAD_BYTES;
-        return if too_long { Head::Refused("the request's head is too long") } else { Head::Partial };
+        return if too_long {
+            Head::Refused("the request's head is too long")
+        } else {
+            Head::Partial
+        };
     };
     match host(&bytes[..end]) {
         Ok(host) => Head::Host(host),
@@ -35,7 +39,9 @@ fn host(head: &[u8]) -> Result<String, &'static str> {
         return Err("the request's head has a stray control character");
     }
     let request: Vec<_> = lines.next().unwrap_or_default().split(' ').collect();
-    let [method, target, "HTTP/1.1" | "HTTP/1.0"] = request[..] else { return Err("this is not HTTP") };
+    let [method, target, "HTTP/1.1" | "HTTP/1.0"] = request[..] else {
+        return Err("this is not HTTP");
+    };
     if method.is_empty() || !method.bytes().all(|byte| byte.is_ascii_uppercase()) {
         return Err("this is not HTTP");
     }

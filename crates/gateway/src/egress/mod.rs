@@ -25,13 +25,18 @@ const FIRST_BYTES_LIMIT: Duration = Duration::from_secs(30);
 pub(crate) struct Refused(pub(crate) String);
 
 /// Connects to a name the policy allows.
-pub(crate) async fn connect(config: &GatewayConfig, name: &str, port: u16) -> Result<TcpStream, Refused> {
+pub(crate) async fn connect(
+    config: &GatewayConfig,
+    name: &str,
+    port: u16,
+) -> Result<TcpStream, Refused> {
     let name = policy::normal(name).ok_or_else(|| Refused("this is not a host name".to_owned()))?;
     let found = match config.pinned.get(&name) {
         Some(address) => vec![*address],
         None => look_up(&name, port).await?,
     };
-    let allowed = |found: &SocketAddr| config.allow_private_upstreams || address::is_public(found.ip());
+    let allowed =
+        |found: &SocketAddr| config.allow_private_upstreams || address::is_public(found.ip());
     let usable: Vec<_> = found.into_iter().filter(allowed).collect();
     if usable.is_empty() {
         return Err(Refused("the name leads to a private address".to_owned()));
@@ -63,7 +68,9 @@ pub(crate) async fn carry(
 ) -> Result<(), Refused> {
     let first = match timeout(FIRST_BYTES_LIMIT, first_bytes(&mut inside, name, port)).await {
         Ok(first) => first?,
-        Err(_) => return Err(Refused("the connection did not say which host it is for".to_owned())),
+        Err(_) => {
+            return Err(Refused("the connection did not say which host it is for".to_owned()));
+        }
     };
     // Either end may hang up at any moment; that is how connections end, not something to report.
     let copied: io::Result<_> = async {
@@ -95,7 +102,9 @@ async fn first_bytes(inside: &mut Stream, name: &str, port: u16) -> Result<Vec<u
         match named {
             Some(named) if policy::normal(&named) == policy::normal(name) => return Ok(bytes),
             Some(_) => {
-                return Err(Refused("the connection asks for another host than the name it used".to_owned()));
+                return Err(Refused(
+                    "the connection asks for another host than the name it used".to_owned(),
+                ));
             }
             None => {}
         }

@@ -39,8 +39,13 @@ const PASSED_OUT: [HeaderName; 6] = [
 ];
 // Compression is between git and the forge, except where the gateway has to read along.
 const PASSED_OUT_UNREAD: [HeaderName; 2] = [header::ACCEPT_ENCODING, header::CONTENT_ENCODING];
-const PASSED_IN: [HeaderName; 5] =
-    [header::CONTENT_TYPE, header::CONTENT_ENCODING, header::CACHE_CONTROL, header::EXPIRES, header::PRAGMA];
+const PASSED_IN: [HeaderName; 5] = [
+    header::CONTENT_TYPE,
+    header::CONTENT_ENCODING,
+    header::CACHE_CONTROL,
+    header::EXPIRES,
+    header::PRAGMA,
+];
 
 /// What git asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,7 +71,10 @@ impl Errand {
 }
 
 /// Answers one request at the git door.
-pub(crate) async fn answer(door: Arc<Door>, request: Request<Incoming>) -> Result<Response<Body>, Cut> {
+pub(crate) async fn answer(
+    door: Arc<Door>,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Cut> {
     let pass = door.pass();
     let (parts, body) = request.into_parts();
     let Some((access, wanted)) = find(&pass.repositories, &parts) else {
@@ -105,7 +113,10 @@ fn find<'a>(repositories: &'a [GitAccess], parts: &Parts) -> Option<(&'a GitAcce
     repositories.iter().find_map(|access| {
         let rest = path.strip_prefix(access.name.as_str())?.strip_prefix(".git/")?;
         let asked = (rest, parts.uri.query(), parts.method.clone());
-        Errand::ALL.into_iter().find(|request| request.spelling() == asked).map(|request| (access, request))
+        Errand::ALL
+            .into_iter()
+            .find(|request| request.spelling() == asked)
+            .map(|request| (access, request))
     })
 }
 
@@ -124,7 +135,8 @@ struct Remote {
 impl Remote {
     async fn of(door: &Door, access: &GitAccess) -> Result<Self, Response<Body>> {
         let unusable = || {
-            let message = format!("the URL registered for `{}` is not an http or https URL", access.name);
+            let message =
+                format!("the URL registered for `{}` is not an http or https URL", access.name);
             http::text(StatusCode::BAD_GATEWAY, &message)
         };
         let mut url = reqwest::Url::parse(&access.url).map_err(|_| unusable())?;
@@ -173,7 +185,8 @@ impl Remote {
             Ok(answered) => Err(self.in_our_words(answered).await),
             Err(failed) => {
                 tracing::warn!(repository = self.name, error = %self.clean(&failed.to_string()), "cannot reach a git remote");
-                let message = format!("the remote of `{}` could not be reached from this host", self.name);
+                let message =
+                    format!("the remote of `{}` could not be reached from this host", self.name);
                 Err(http::text(StatusCode::BAD_GATEWAY, &message))
             }
         }
@@ -183,8 +196,9 @@ impl Remote {
     fn authorization(&self) -> Result<Option<HeaderValue>, String> {
         let Some((name, secret)) = &self.secret else { return Ok(None) };
         let value = format!("Basic {}", basic_credentials(secret.expose().trim()));
-        let mut value = HeaderValue::from_str(&value)
-            .map_err(|_| format!("the secret {name} holds characters that no token has; set it again"))?;
+        let mut value = HeaderValue::from_str(&value).map_err(|_| {
+            format!("the secret {name} holds characters that no token has; set it again")
+        })?;
         value.set_sensitive(true);
         Ok(Some(value))
     }
@@ -210,7 +224,8 @@ impl Remote {
                 )
             }
             StatusCode::NOT_FOUND => {
-                let message = format!("the remote of `{name}` does not exist, or its token may not see it");
+                let message =
+                    format!("the remote of `{name}` does not exist, or its token may not see it");
                 http::text(StatusCode::NOT_FOUND, &message)
             }
             _ if status.is_client_error() || status.is_server_error() => {
@@ -218,8 +233,9 @@ impl Remote {
                 http::text(status, &format!("the remote of `{name}` answered {status}: {text}"))
             }
             _ => {
-                let message =
-                    format!("the remote of `{name}` answered {status}; register the URL it has now");
+                let message = format!(
+                    "the remote of `{name}` answered {status}; register the URL it has now"
+                );
                 http::text(StatusCode::BAD_GATEWAY, &message)
             }
         }

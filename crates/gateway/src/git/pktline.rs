@@ -62,7 +62,9 @@ impl Commands {
     pub(super) fn read(bytes: &[u8]) -> Head {
         match read_commands(bytes) {
             Ok(Some((commands, length))) => Head::Whole(commands, length),
-            Ok(None) if bytes.len() > MAX_HEAD_BYTES => Head::Refused("the push has too many commands"),
+            Ok(None) if bytes.len() > MAX_HEAD_BYTES => {
+                Head::Refused("the push has too many commands")
+            }
             Ok(None) => Head::Partial,
             Err(reason) => Head::Refused(reason),
         }
@@ -86,8 +88,10 @@ impl Commands {
             }
             command.deletes().then(|| "this session may not delete its branch".to_owned())
         };
-        let refused =
-            self.commands.iter().filter_map(|command| Some(Objection { command, reason: reason(command)? }));
+        let refused = self
+            .commands
+            .iter()
+            .filter_map(|command| Some(Objection { command, reason: reason(command)? }));
         let mut refused: Vec<_> = refused.collect();
         if refused.is_empty() {
             refused.extend(self.commands.iter().skip(1).map(|command| Objection {
@@ -103,7 +107,10 @@ impl Commands {
             None
         };
         if let (Some(reason), true) = (unfit, refused.is_empty()) {
-            let all = self.commands.iter().map(|command| Objection { command, reason: reason.to_owned() });
+            let all = self
+                .commands
+                .iter()
+                .map(|command| Objection { command, reason: reason.to_owned() });
             refused.extend(all);
         }
         refused
@@ -117,14 +124,16 @@ impl Commands {
         let mut report = line(b"unpack ok\n");
         for command in &self.commands {
             let own = objections.iter().find(|objection| objection.command == command);
-            let reason = own.map_or("another part of this push was refused", |own| own.reason.as_str());
+            let reason =
+                own.map_or("another part of this push was refused", |own| own.reason.as_str());
             report.extend(line(format!("ng {} {reason}\n", command.reference).as_bytes()));
         }
         report.extend(b"0000");
         Some(match self.wants("side-band-64k") {
             true => {
-                let banded =
-                    report.chunks(MAX_DATA_BYTES - 1).flat_map(|part| line(&[b"\x01", part].concat()));
+                let banded = report
+                    .chunks(MAX_DATA_BYTES - 1)
+                    .flat_map(|part| line(&[b"\x01", part].concat()));
                 banded.chain(*b"0000").collect()
             }
             false => report,
@@ -160,7 +169,8 @@ fn command_from(text: &str) -> Result<Command, &'static str> {
     let (Some(old), Some(new), Some(reference)) = (words.next(), words.next(), words.next()) else {
         return Err("a command is not `old new reference`");
     };
-    let plain = reference.starts_with("refs/") && reference.bytes().all(|byte| byte > b' ' && byte != 0x7f);
+    let plain =
+        reference.starts_with("refs/") && reference.bytes().all(|byte| byte > b' ' && byte != 0x7f);
     if !is_object(old) || !is_object(new) || old.len() != new.len() || !plain {
         return Err("a command is not `old new reference`");
     }
@@ -168,7 +178,8 @@ fn command_from(text: &str) -> Result<Command, &'static str> {
 }
 
 fn is_object(text: &str) -> bool {
-    matches!(text.len(), 40 | 64) && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    matches!(text.len(), 40 | 64)
+        && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
 type Line<'a> = (Option<&'a [u8]>, &'a [u8]);
@@ -205,7 +216,12 @@ pub(super) struct Report {
 impl Report {
     /// For the answer to these commands.
     pub(super) fn of(commands: &Commands) -> Self {
-        Self { banded: commands.wants("side-band-64k"), raw: Vec::new(), report: Vec::new(), broken: false }
+        Self {
+            banded: commands.wants("side-band-64k"),
+            raw: Vec::new(),
+            report: Vec::new(),
+            broken: false,
+        }
     }
 
     /// More of the answer passed.
@@ -311,29 +327,36 @@ mod tests {
     fn what_follows_the_commands_is_left_alone() {
         let bytes = push(&[(NEW, "refs/heads/mine")], CAPABILITIES);
         let with_pack = [&bytes[..], b"PACK...."].concat();
-        assert!(matches!(Commands::read(&with_pack), Head::Whole(_, length) if length == bytes.len()));
+        assert!(
+            matches!(Commands::read(&with_pack), Head::Whole(_, length) if length == bytes.len())
+        );
         let shallow = [line(format!("shallow {OLD}\n").as_bytes()), bytes].concat();
-        assert!(matches!(Commands::read(&shallow), Head::Whole(read, _) if read.commands.len() == 1));
+        assert!(
+            matches!(Commands::read(&shallow), Head::Whole(read, _) if read.commands.len() == 1)
+        );
     }
 
     #[test]
     fn a_refusal_reads_as_gits_own_report() {
-        let Head::Whole(read, _) = Commands::read(&push(&[(NEW, "refs/heads/main")], "report-status")) else {
+        let Head::Whole(read, _) =
+            Commands::read(&push(&[(NEW, "refs/heads/main")], "report-status"))
+        else {
             panic!("does not parse")
         };
         let refusal = read.refusal(&read.objections(Some("mine"))).unwrap();
-        let expected =
-            "000eunpack ok\n0045ng refs/heads/main this session may only push to the branch mine\n0000";
+        let expected = "000eunpack ok\n0045ng refs/heads/main this session may only push to the branch mine\n0000";
         assert_eq!(String::from_utf8(refusal).unwrap(), expected);
     }
 
     #[test]
     fn a_push_counts_only_when_the_remote_says_so() {
-        let Head::Whole(commands, _) = Commands::read(&push(&[(NEW, "refs/heads/mine")], CAPABILITIES))
+        let Head::Whole(commands, _) =
+            Commands::read(&push(&[(NEW, "refs/heads/mine")], CAPABILITIES))
         else {
             panic!("does not parse")
         };
-        let report = [line(b"unpack ok\n"), line(b"ok refs/heads/mine\n"), b"0000".to_vec()].concat();
+        let report =
+            [line(b"unpack ok\n"), line(b"ok refs/heads/mine\n"), b"0000".to_vec()].concat();
         let (first, second) = report.split_at(9);
         let answer = [
             line(b"\x02progress"),

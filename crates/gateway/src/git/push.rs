@@ -38,7 +38,10 @@ pub(super) async fn answer(
 ) -> Result<Response<Body>, Cut> {
     if parts.headers.contains_key(header::CONTENT_ENCODING) {
         door.log_refused_push(&access.name, "the push is compressed, so it cannot be judged").await;
-        return Ok(http::text(StatusCode::UNSUPPORTED_MEDIA_TYPE, "a compressed push cannot be judged"));
+        return Ok(http::text(
+            StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            "a compressed push cannot be judged",
+        ));
     }
     let (commands, head) = match timeout(HEAD_LIMIT, read_head(&mut body)).await {
         Ok(Ok(read)) => read,
@@ -150,7 +153,8 @@ impl Push {
     }
 
     async fn log_if_done(&self, report: &Report) -> bool {
-        let (Some(command), Some(branch)) = (self.commands.commands.first(), &self.access.branch) else {
+        let (Some(command), Some(branch)) = (self.commands.commands.first(), &self.access.branch)
+        else {
             return false;
         };
         if report.accepted(command.reference()) != Some(true) {

@@ -38,7 +38,8 @@ const NOT_PASSED: [HeaderName; 8] = [
 /// Has the API answer a call.
 pub(super) async fn answer(call: &Call, mut reply: Reply) -> Ended {
     let Some(key) = call.door.shared.ledger.secret(KEY).await else {
-        let message = format!("no key for the Anthropic API is set; set one with `harvest secret set {KEY}`");
+        let message =
+            format!("no key for the Anthropic API is set; set one with `harvest secret set {KEY}`");
         return give(reply, error(StatusCode::UNAUTHORIZED, "authentication_error", &message));
     };
     let request = match request(call, &key) {
@@ -71,10 +72,11 @@ pub(super) async fn answer(call: &Call, mut reply: Reply) -> Ended {
 fn request(call: &Call, key: &Secret<String>) -> Result<reqwest::Request, &'static str> {
     let base = call.door.shared.config.anthropic_url.trim_end_matches('/');
     let url = format!("{base}{}", call.target);
-    let url =
-        reqwest::Url::parse(&url).map_err(|_| "the configured URL of the Anthropic API is not a URL")?;
-    let mut key = HeaderValue::from_str(key.expose().trim())
-        .map_err(|_| "the secret ANTHROPIC_API_KEY holds characters that no key has; set it again")?;
+    let url = reqwest::Url::parse(&url)
+        .map_err(|_| "the configured URL of the Anthropic API is not a URL")?;
+    let mut key = HeaderValue::from_str(key.expose().trim()).map_err(
+        |_| "the secret ANTHROPIC_API_KEY holds characters that no key has; set it again",
+    )?;
     key.set_sensitive(true);
     let mut request = reqwest::Request::new(reqwest::Method::POST, url);
     *request.headers_mut() = http::passed_on(&call.headers, &NOT_PASSED);
@@ -85,7 +87,12 @@ fn request(call: &Call, key: &Secret<String>) -> Result<reqwest::Request, &'stat
 }
 
 // Passes a good answer on as it comes, no faster than the agent reads it.
-async fn pass(call: &Call, upstream: reqwest::Response, key: &Secret<String>, reply: Reply) -> Ended {
+async fn pass(
+    call: &Call,
+    upstream: reqwest::Response,
+    key: &Secret<String>,
+    reply: Reply,
+) -> Ended {
     let status = upstream.status();
     let headers = answer_headers(upstream.headers(), key);
     let content_type =
@@ -117,7 +124,8 @@ async fn pass(call: &Call, upstream: reqwest::Response, key: &Secret<String>, re
             break;
         }
     }
-    let usage = if call.question == super::Question::Message { meter.usage() } else { Default::default() };
+    let usage =
+        if call.question == super::Question::Message { meter.usage() } else { Default::default() };
     Ended { status, usage }
 }
 
@@ -143,11 +151,12 @@ fn answer_headers(from: &HeaderMap, key: &Secret<String>) -> HeaderMap {
         let text = String::from_utf8_lossy(value.as_bytes());
         redact(&text, &[key]) != text
     };
-    let mut headers: HeaderMap = http::passed_on(from, &[header::CONTENT_LENGTH, header::SET_COOKIE])
-        .into_iter()
-        .filter_map(|(name, value)| name.map(|name| (name, value)))
-        .filter(|(_, value)| !holds_key(value))
-        .collect();
+    let mut headers: HeaderMap =
+        http::passed_on(from, &[header::CONTENT_LENGTH, header::SET_COOKIE])
+            .into_iter()
+            .filter_map(|(name, value)| name.map(|name| (name, value)))
+            .filter(|(_, value)| !holds_key(value))
+            .collect();
     headers.insert(UPSTREAM, HeaderValue::from_static("anthropic"));
     headers
 }

@@ -78,11 +78,15 @@ impl Conversation {
         let Some(position) = last_prompt(&said) else {
             return Due { prompt: String::new(), step: 0, position: 0, earlier: 0 };
         };
-        let Said::User(prompt) = &said[position] else { unreachable!("last_prompt finds user texts") };
+        let Said::User(prompt) = &said[position] else {
+            unreachable!("last_prompt finds user texts")
+        };
         let later = &said[position..];
         // Agents may keep one answer as several messages, a block each.
-        let begins_answer = |pair: &&[Said]| pair[1] == Said::Assistant && pair[0] != Said::Assistant;
-        let answered = |pair: &&[Said]| matches!(pair[0], Said::User(_)) && pair[1] == Said::Assistant;
+        let begins_answer =
+            |pair: &&[Said]| pair[1] == Said::Assistant && pair[0] != Said::Assistant;
+        let answered =
+            |pair: &&[Said]| matches!(pair[0], Said::User(_)) && pair[1] == Said::Assistant;
         Due {
             prompt: prompt.clone(),
             step: later.windows(2).filter(begins_answer).count(),
@@ -97,8 +101,12 @@ impl Conversation {
             return None;
         }
         let formats = [&self.output_config, &self.output_format].into_iter().flatten();
-        let schema = formats.filter_map(|given| given.get("format").unwrap_or(given).get("schema")).next();
-        Some(schema.map_or_else(|| AUXILIARY_TEXT.to_owned(), |schema| sample(schema, 0).to_string()))
+        let schema =
+            formats.filter_map(|given| given.get("format").unwrap_or(given).get("schema")).next();
+        Some(
+            schema
+                .map_or_else(|| AUXILIARY_TEXT.to_owned(), |schema| sample(schema, 0).to_string()),
+        )
     }
 
     fn said(&self) -> Vec<Said> {
@@ -141,7 +149,10 @@ fn user_text(text: &str) -> Option<Said> {
 // carries a script is the prompt; without one it is the last.
 fn last_prompt(said: &[Said]) -> Option<usize> {
     let last = said.iter().rposition(|said| matches!(said, Said::User(_)))?;
-    let since = said[..last].iter().rposition(|said| *said == Said::Assistant).map_or(0, |answer| answer + 1);
+    let since = said[..last]
+        .iter()
+        .rposition(|said| *said == Said::Assistant)
+        .map_or(0, |answer| answer + 1);
     let carries_script =
         |index: &usize| matches!(&said[*index], Said::User(text) if Script::find(text) != Ok(None));
     Some((since..=last).rev().find(carries_script).unwrap_or(last))
@@ -176,7 +187,8 @@ fn sample(schema: &Value, depth: usize) -> Value {
 fn sample_fields(schema: &Value, depth: usize) -> Map<String, Value> {
     let Some(Value::Object(properties)) = schema.get("properties") else { return Map::new() };
     let required = schema.get("required").and_then(Value::as_array);
-    let is_wanted = |name: &str| required.is_none_or(|names| names.iter().any(|wanted| wanted == name));
+    let is_wanted =
+        |name: &str| required.is_none_or(|names| names.iter().any(|wanted| wanted == name));
     let wanted = properties.iter().filter(|(name, _)| is_wanted(name));
     wanted.map(|(name, schema)| (name.clone(), sample(schema, depth + 1))).collect()
 }
@@ -188,8 +200,10 @@ mod tests {
     use super::*;
 
     fn conversation(messages: Value) -> Conversation {
-        serde_json::from_value(json!({"model": "m", "messages": messages, "tools": [{"name": "Bash"}]}))
-            .unwrap()
+        serde_json::from_value(
+            json!({"model": "m", "messages": messages, "tools": [{"name": "Bash"}]}),
+        )
+        .unwrap()
     }
 
     fn user(text: &str) -> Value {
@@ -239,8 +253,14 @@ mod tests {
     fn a_text_with_a_script_wins_over_context_that_follows_it_but_not_over_a_later_prompt() {
         let [call, _] = answered();
         let script = "script: [{\"text\":\"a\"}]";
-        assert_eq!(conversation(json!([user(script), user("the date is today")])).due().prompt, script);
-        assert_eq!(conversation(json!([user(script), call, user("thanks")])).due().prompt, "thanks");
+        assert_eq!(
+            conversation(json!([user(script), user("the date is today")])).due().prompt,
+            script
+        );
+        assert_eq!(
+            conversation(json!([user(script), call, user("thanks")])).due().prompt,
+            "thanks"
+        );
     }
 
     #[test]

@@ -67,7 +67,10 @@ struct Ended {
 }
 
 /// Answers one request at the model door.
-pub(crate) async fn answer(door: Arc<Door>, request: Request<Incoming>) -> Result<Response<Body>, Cut> {
+pub(crate) async fn answer(
+    door: Arc<Door>,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Cut> {
     let question = match (request.method(), request.uri().path()) {
         (&Method::POST, "/v1/messages") => Question::Message,
         (&Method::POST, "/v1/messages/count_tokens") => Question::CountTokens,
@@ -78,8 +81,10 @@ pub(crate) async fn answer(door: Arc<Door>, request: Request<Incoming>) -> Resul
     };
     let pass = door.pass();
     let (parts, body) = request.into_parts();
-    let held =
-        Arc::clone(&door.held_kib).acquire_many_owned(weight_kib(&parts.headers)).await.map_err(|_| Cut)?;
+    let held = Arc::clone(&door.held_kib)
+        .acquire_many_owned(weight_kib(&parts.headers))
+        .await
+        .map_err(|_| Cut)?;
     let body = match read_whole(body).await {
         Ok(body) => body,
         Err(refused) => return refused,
@@ -105,7 +110,8 @@ pub(crate) async fn answer(door: Arc<Door>, request: Request<Incoming>) -> Resul
 
 // A body that does not say how long it is may be as long as any.
 fn weight_kib(headers: &HeaderMap) -> u32 {
-    let length = headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
+    let length =
+        headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
     let kib = length.unwrap_or(MAX_REQUEST_BYTES).min(MAX_REQUEST_BYTES) / 1024;
     u32::try_from(kib).unwrap_or(u32::MAX).max(1)
 }
@@ -150,7 +156,9 @@ impl Call {
         struct Named {
             model: String,
         }
-        let named = serde_json::from_slice::<Named>(&self.body).map(|named| named.model).unwrap_or_default();
+        let named = serde_json::from_slice::<Named>(&self.body)
+            .map(|named| named.model)
+            .unwrap_or_default();
         named.chars().take(100).collect()
     }
 }

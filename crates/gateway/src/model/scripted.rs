@@ -84,20 +84,29 @@ pub(super) async fn answer(call: &Call, reply: Reply) -> Ended {
         Ok(conversation) => conversation,
         Err(problem) => {
             let message = format!("the request is not one of the Messages API: {problem}");
-            return give(reply, labelled(error(StatusCode::BAD_REQUEST, "invalid_request_error", &message)));
+            return give(
+                reply,
+                labelled(error(StatusCode::BAD_REQUEST, "invalid_request_error", &message)),
+            );
         }
     };
     if call.question == Question::CountTokens {
         let count = json!({"input_tokens": call.body.len() / 4});
-        return give(reply, labelled(http::with_type(StatusCode::OK, "application/json", count.to_string())));
+        return give(
+            reply,
+            labelled(http::with_type(StatusCode::OK, "application/json", count.to_string())),
+        );
     }
     match outcome(call, &conversation) {
         Ok(Outcome::Answer { parts, usage }) if conversation.stream => {
             stream(cues(&parts, &conversation.model, usage), reply).await
         }
-        Ok(Outcome::Answer { parts, usage }) => whole(&parts, &conversation.model, usage, reply).await,
+        Ok(Outcome::Answer { parts, usage }) => {
+            whole(&parts, &conversation.model, usage, reply).await
+        }
         Ok(Outcome::Error(step)) => {
-            let status = StatusCode::from_u16(step.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+            let status =
+                StatusCode::from_u16(step.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
             give(reply, labelled(error(status, &step.kind, &step.message)))
         }
         Err(problem) => {
@@ -185,10 +194,11 @@ fn tool_call(block: Block, tools: &[Tool]) -> Result<Part, &'static str> {
         }
         Block::Ask { question, options } => {
             let tool = offered(&["AskUserQuestion"]).ok_or("ask")?;
-            let options: Vec<_> =
-                options.iter().map(|option| json!({"label": option, "description": option})).collect();
-            let question =
-                json!({"question": question, "header": "Question", "options": options, "multiSelect": false});
+            let options: Vec<_> = options
+                .iter()
+                .map(|option| json!({"label": option, "description": option}))
+                .collect();
+            let question = json!({"question": question, "header": "Question", "options": options, "multiSelect": false});
             (tool.name.clone(), json!({"questions": [question]}))
         }
         // By name, offered or not: agents keep some tools back until they are called.
@@ -290,8 +300,9 @@ fn block_cues(part: &Part, block: Value, index: usize, cues: &mut Vec<Cue>) {
         Part::Call { input, .. } => {
             let input = input.to_string();
             let texts = pieces(&input, 3).into_iter();
-            let deltas =
-                texts.map(|piece| json!({"type": "input_json_delta", "partial_json": piece})).collect();
+            let deltas = texts
+                .map(|piece| json!({"type": "input_json_delta", "partial_json": piece}))
+                .collect();
             let mut begin = block;
             begin["input"] = json!({});
             (begin, deltas)

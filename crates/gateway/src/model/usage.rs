@@ -43,7 +43,9 @@ impl Meter {
     pub(crate) fn pass(&mut self, bytes: &[u8]) {
         match self {
             Self::Events(events) => events.pass(bytes),
-            Self::Json(kept) if kept.len() + bytes.len() <= MAX_JSON_BYTES => kept.extend_from_slice(bytes),
+            Self::Json(kept) if kept.len() + bytes.len() <= MAX_JSON_BYTES => {
+                kept.extend_from_slice(bytes)
+            }
             Self::Json(_) => {}
         }
     }
@@ -93,7 +95,8 @@ impl Events {
     fn usage(&self) -> Usage {
         let mut usage = Usage::from(self.counted);
         if !self.closed {
-            usage.output_tokens = usage.output_tokens.max(self.content_bytes.div_ceil(BYTES_PER_TOKEN));
+            usage.output_tokens =
+                usage.output_tokens.max(self.content_bytes.div_ceil(BYTES_PER_TOKEN));
         }
         usage
     }
@@ -152,7 +155,8 @@ impl Counts {
     fn replace(&mut self, newer: Self) {
         self.input_tokens = newer.input_tokens.or(self.input_tokens);
         self.output_tokens = newer.output_tokens.or(self.output_tokens);
-        self.cache_read_input_tokens = newer.cache_read_input_tokens.or(self.cache_read_input_tokens);
+        self.cache_read_input_tokens =
+            newer.cache_read_input_tokens.or(self.cache_read_input_tokens);
         self.cache_creation_input_tokens =
             newer.cache_creation_input_tokens.or(self.cache_creation_input_tokens);
     }
@@ -190,8 +194,12 @@ mod tests {
 
     #[test]
     fn a_streams_tokens_are_those_of_its_first_and_last_counts() {
-        let expected =
-            Usage { input_tokens: 10, output_tokens: 42, cache_read_tokens: 5, cache_write_tokens: 0 };
+        let expected = Usage {
+            input_tokens: 10,
+            output_tokens: 42,
+            cache_read_tokens: 5,
+            cache_write_tokens: 0,
+        };
         assert_eq!(meter(STREAM).usage(), expected);
     }
 
@@ -210,8 +218,12 @@ mod tests {
         ] {
             meter.pass(piece.as_bytes());
         }
-        let expected =
-            Usage { input_tokens: 3, output_tokens: 7, cache_read_tokens: 0, cache_write_tokens: 9 };
+        let expected = Usage {
+            input_tokens: 3,
+            output_tokens: 7,
+            cache_read_tokens: 0,
+            cache_write_tokens: 9,
+        };
         assert_eq!(meter.usage(), expected);
     }
 

@@ -61,7 +61,9 @@ async fn sends(house: &House, port: u16, bytes: &[u8]) -> Vec<u8> {
 #[tokio::test(flavor = "multi_thread")]
 async fn names_are_looked_up_by_the_policy_and_a_refusal_is_told_once() {
     let house = house(true).await;
-    for name in ["mirror.example.org", "a.wild.example", "git.harvest.internal", "model.harvest.internal"] {
+    for name in
+        ["mirror.example.org", "a.wild.example", "git.harvest.internal", "model.harvest.internal"]
+    {
         assert_eq!(house.ask(&Ask::Lookup { name: name.into() }).await.0, Answer::Open, "{name}");
     }
     for name in ["wild.example", "evil.org", "evil.org", "evil.org", "127.0.0.1"] {
@@ -85,10 +87,16 @@ async fn a_flood_of_refused_names_does_not_fill_the_history() {
 #[tokio::test(flavor = "multi_thread")]
 async fn other_ports_other_names_and_addresses_are_not_connected() {
     let house = house(true).await;
-    for (name, port) in
-        [("mirror.example.org", 22), ("evil.org", 443), ("127.0.0.1", 80), ("git.harvest.internal", 443)]
-    {
-        assert!(matches!(house.ask(&connect(name, port)).await.0, Answer::Refused { .. }), "{name}:{port}");
+    for (name, port) in [
+        ("mirror.example.org", 22),
+        ("evil.org", 443),
+        ("127.0.0.1", 80),
+        ("git.harvest.internal", 443),
+    ] {
+        assert!(
+            matches!(house.ask(&connect(name, port)).await.0, Answer::Refused { .. }),
+            "{name}:{port}"
+        );
     }
     assert_eq!(house.books.events().len(), 4);
 }
@@ -124,7 +132,10 @@ async fn tls_passes_when_its_server_name_is_the_name_and_only_then() {
     assert!(house.books.events().is_empty());
     assert_eq!(sends(&house, 443, &hello("evil.org")).await, b"");
     assert_eq!(refusals(&house.books.count(1).await).len(), 1);
-    assert_eq!(sends(&house, 443, b"GET / HTTP/1.1\r\nHost: mirror.example.org\r\n\r\n").await, b"");
+    assert_eq!(
+        sends(&house, 443, b"GET / HTTP/1.1\r\nHost: mirror.example.org\r\n\r\n").await,
+        b""
+    );
 }
 
 fn hello(name: &str) -> Vec<u8> {

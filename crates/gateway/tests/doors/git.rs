@@ -96,7 +96,10 @@ async fn git(folder: &Path, arguments: &[&str]) -> (bool, String) {
         .output()
         .await
         .unwrap();
-    (output.status.success(), String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned())
+    (
+        output.status.success(),
+        String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned(),
+    )
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -116,7 +119,9 @@ async fn a_session_fetches_with_credentials_it_never_sees() {
     assert_eq!(fs::read_to_string(world.folder().join("work/file")).unwrap(), "one");
     let trace = String::from_utf8_lossy(&traced.stderr).to_ascii_lowercase();
     let encoded = "eC1hY2Nlc3MtdG9rZW4".to_ascii_lowercase();
-    assert!(!trace.contains(TOKEN) && !trace.contains(&encoded) && !trace.contains("authorization"));
+    assert!(
+        !trace.contains(TOKEN) && !trace.contains(&encoded) && !trace.contains("authorization")
+    );
     assert!(trace.contains("version=2") || trace.contains("version 2"), "protocol 2 is passed on");
 }
 
@@ -124,19 +129,25 @@ async fn a_session_fetches_with_credentials_it_never_sees() {
 async fn a_push_to_the_own_branch_arrives_and_is_recorded_once() {
     let world = World::new(Some(BRANCH)).await;
     world.clone_app().await;
-    let (worked, said) = world.push(b"two", &["origin", &format!("HEAD:refs/heads/{BRANCH}")]).await;
+    let (worked, said) =
+        world.push(b"two", &["origin", &format!("HEAD:refs/heads/{BRANCH}")]).await;
     assert!(worked, "{said}");
     let commit = world.head().await;
     assert!(world.remote_heads().await.contains(&format!("{commit} commit\trefs/heads/{BRANCH}")));
-    let pushed =
-        EventBody::Pushed { repository: "app".into(), branch: BRANCH.into(), commit: commit.clone() };
+    let pushed = EventBody::Pushed {
+        repository: "app".into(),
+        branch: BRANCH.into(),
+        commit: commit.clone(),
+    };
     assert_eq!(world.house.books.events(), [pushed]);
     // Once more, as an update, and larger than git's buffer, so that it comes in chunks after a probe.
     let noise: Vec<u8> = (0u64..1 << 18)
         .flat_map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ i << 7).to_le_bytes())
         .collect();
-    git(&world.folder().join("work"), &["config", "http.extraHeader", "Expect: 100-continue"]).await;
-    let (worked, said) = world.push(&noise, &["origin", &format!("HEAD:refs/heads/{BRANCH}")]).await;
+    git(&world.folder().join("work"), &["config", "http.extraHeader", "Expect: 100-continue"])
+        .await;
+    let (worked, said) =
+        world.push(&noise, &["origin", &format!("HEAD:refs/heads/{BRANCH}")]).await;
     assert!(worked, "{said}");
     let newer = world.head().await;
     assert!(
@@ -166,11 +177,9 @@ async fn a_push_elsewhere_is_refused_in_words_and_changes_nothing() {
     }
     let events = world.house.books.events();
     assert_eq!(events.len(), 6);
-    assert!(
-        events
-            .iter()
-            .all(|event| matches!(event, EventBody::PushRefused { repository, .. } if repository == "app"))
-    );
+    assert!(events.iter().all(
+        |event| matches!(event, EventBody::PushRefused { repository, .. } if repository == "app")
+    ));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -197,7 +206,8 @@ async fn a_negotiation_that_git_compresses_passes() {
     assert!(imported.success());
     let seed = world.outside.path().join("seed");
     git(&seed, &["commit", "-q", "--allow-empty", "-m", "newer"]).await;
-    git(&seed, &["push", "-q", world.forge.repository("app").unwrap().to_str().unwrap(), "main"]).await;
+    git(&seed, &["push", "-q", world.forge.repository("app").unwrap().to_str().unwrap(), "main"])
+        .await;
     let traced = Command::new("git")
         .args(["-c", "http.proxy=", "fetch", "origin"])
         .current_dir(&work)
@@ -218,7 +228,8 @@ async fn deleting_the_own_branch_is_refused() {
     world.clone_app().await;
     assert!(world.push(b"two", &["origin", &format!("HEAD:refs/heads/{BRANCH}")]).await.0);
     let before = world.remote_heads().await;
-    let (worked, said) = git(&world.folder().join("work"), &["push", "origin", "--delete", BRANCH]).await;
+    let (worked, said) =
+        git(&world.folder().join("work"), &["push", "origin", "--delete", BRANCH]).await;
     assert!(!worked && said.contains("this session may not delete its branch"), "{said}");
     assert_eq!(world.remote_heads().await, before);
 }
@@ -230,7 +241,8 @@ async fn a_rewritten_branch_that_the_remote_refuses_is_not_recorded() {
     let own = format!("HEAD:refs/heads/{BRANCH}");
     assert!(world.push(b"two", &["origin", &own]).await.0);
     git(&world.folder().join("work"), &["commit", "-q", "--amend", "-m", "rewritten"]).await;
-    let (worked, said) = git(&world.folder().join("work"), &["push", "--force", "origin", &own]).await;
+    let (worked, said) =
+        git(&world.folder().join("work"), &["push", "--force", "origin", &own]).await;
     assert!(!worked, "{said}");
     assert_eq!(world.house.books.events().len(), 1);
 }
@@ -258,7 +270,8 @@ async fn repositories_of_others_are_not_there() {
 async fn a_token_the_remote_refuses_is_explained_without_asking_for_a_password() {
     let world = World::new(Some(BRANCH)).await;
     world.forge.set_token("app", &Secret::new("another".to_owned())).unwrap();
-    let (worked, said) = git(world.folder(), &["ls-remote", &format!("{}/app.git", world.inside)]).await;
+    let (worked, said) =
+        git(world.folder(), &["ls-remote", &format!("{}/app.git", world.inside)]).await;
     assert!(!worked && said.contains("harvest secret set FORGE_TOKEN"), "{said}");
     assert!(!said.contains("terminal prompts disabled") && !said.contains(TOKEN), "{said}");
 }
@@ -270,14 +283,16 @@ async fn commands_that_cannot_be_judged_never_reach_the_remote() {
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
     let url = format!("{}/app.git/git-receive-pack", world.inside);
     let post = |body: &[u8]| {
-        let request = client.post(&url).header("content-type", "application/x-git-receive-pack-request");
+        let request =
+            client.post(&url).header("content-type", "application/x-git-receive-pack-request");
         request.body(body.to_vec()).send()
     };
     for body in [&b"zzzz"[..], b"0004", b"00010000", b"0008oops0000", b"0000PACK", b"ffff"] {
         let answered = post(body).await;
         assert!(answered.is_err() || answered.unwrap().status().as_u16() == 400, "{body:?}");
     }
-    let compressed = client.post(&url).header("content-encoding", "gzip").body("x").send().await.unwrap();
+    let compressed =
+        client.post(&url).header("content-encoding", "gzip").body("x").send().await.unwrap();
     assert_eq!(compressed.status(), 415);
     // What git sends first when a push is too large for one piece: no commands at all.
     assert_eq!(post(b"0000").await.unwrap().status(), 200);

@@ -77,7 +77,9 @@ impl Books {
                 changed.await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(30), enough).await.expect("the events did not come")
+        tokio::time::timeout(Duration::from_secs(30), enough)
+            .await
+            .expect("the events did not come")
     }
 }
 
@@ -162,7 +164,8 @@ async fn a_door_works_under_a_path_longer_than_a_socket_address_and_leaves_nothi
 #[tokio::test(flavor = "multi_thread")]
 async fn a_newer_door_under_the_same_path_outlives_the_older_one() {
     let house = House::new(Books::default(), GatewayConfig::default(), pass(&[]));
-    let gateway = Gateway::new(Arc::clone(&house.books) as Arc<dyn Ledger>, GatewayConfig::default());
+    let gateway =
+        Gateway::new(Arc::clone(&house.books) as Arc<dyn Ledger>, GatewayConfig::default());
     let newer = gateway.open(&house.socket, pass(&["example.org"])).unwrap();
     house.handle.close();
     let ask = Ask::Lookup { name: "example.org".into() };
@@ -209,7 +212,8 @@ async fn connections_beyond_the_limit_are_refused_and_the_door_goes_on() {
     let again = async {
         loop {
             let mut stream = BufReader::new(UnixStream::connect(&house.socket).await.unwrap());
-            let _ = stream.write_all(b"{\"ask\":\"lookup\",\"name\":\"git.harvest.internal\"}\n").await;
+            let _ =
+                stream.write_all(b"{\"ask\":\"lookup\",\"name\":\"git.harvest.internal\"}\n").await;
             let mut line = String::new();
             stream.read_line(&mut line).await.unwrap();
             if line.contains("open") {

@@ -96,7 +96,9 @@ fn assemble(events: &str) -> Value {
                 partial.clear();
             }
             "content_block_delta" => match event["delta"]["type"].as_str().unwrap() {
-                "input_json_delta" => partial.push_str(event["delta"]["partial_json"].as_str().unwrap()),
+                "input_json_delta" => {
+                    partial.push_str(event["delta"]["partial_json"].as_str().unwrap())
+                }
                 kind => {
                     let field = kind.strip_suffix("_delta").unwrap();
                     let block = &mut message["content"][index][field];
@@ -162,10 +164,16 @@ script: [
     };
     assert_eq!(kinds(0), ["thinking", "text", "tool_use"]);
     assert_eq!(seen[0]["content"][1]["text"], "Working on it.");
-    assert_eq!(call(0), ("Bash", json!({"command": "make", "description": "Run a scripted command"})));
+    assert_eq!(
+        call(0),
+        ("Bash", json!({"command": "make", "description": "Run a scripted command"}))
+    );
     assert_eq!(call(1), ("Write", json!({"file_path": "/w/a", "content": "x"})));
     assert_eq!(call(2), ("Read", json!({"file_path": "/w/a"})));
-    assert_eq!(call(3), ("Edit", json!({"file_path": "/w/a", "old_string": "x", "new_string": "y"})));
+    assert_eq!(
+        call(3),
+        ("Edit", json!({"file_path": "/w/a", "old_string": "x", "new_string": "y"}))
+    );
     assert_eq!(call(4).1["questions"][0]["options"][1]["label"], "blue");
     assert_eq!(call(5), ("mcp__m__t", json!({"k": 1})));
     assert_eq!(
@@ -190,9 +198,10 @@ async fn a_scripted_error_happens_so_often_and_then_no_more_for_each_prompt_anew
     let prompt = user(
         r#"script: [[{"error": {"status": 529, "type": "overloaded_error", "message": "busy", "times": 2}}, {"text": "ok now"}]]"#,
     );
-    for messages in
-        [vec![prompt.clone()], vec![prompt.clone(), json!({"role": "assistant", "content": "a"}), prompt]]
-    {
+    for messages in [
+        vec![prompt.clone()],
+        vec![prompt.clone(), json!({"role": "assistant", "content": "a"}), prompt],
+    ] {
         for _ in 0..2 {
             let (status, body) = agent.json(&request(&messages, true)).await;
             assert_eq!((status, &body["error"]["type"]), (529, &json!("overloaded_error")));
@@ -237,7 +246,10 @@ async fn a_step_that_means_nothing_is_named_in_the_answer() {
     let mut no_bash = request(&[user(r#"script: [{"bash": "ls"}]"#)], true);
     no_bash["tools"] = json!([{"name": "Read"}]);
     let (status, body) = agent.json(&no_bash).await;
-    assert!(status == 400 && body["error"]["message"].as_str().unwrap().contains("`bash`"), "{body}");
+    assert!(
+        status == 400 && body["error"]["message"].as_str().unwrap().contains("`bash`"),
+        "{body}"
+    );
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -246,7 +258,8 @@ async fn requests_beside_the_conversation_are_answered_too() {
     let mut titles = request(&[user(r#"script: [{"bash": "ls"}]"#)], false);
     titles["tools"] = json!([]);
     assert_eq!(agent.json(&titles).await.1["content"][0]["text"], "Scripted title");
-    let counted = agent.ask("/v1/messages/count_tokens", &titles).await.unwrap().text().await.unwrap();
+    let counted =
+        agent.ask("/v1/messages/count_tokens", &titles).await.unwrap().text().await.unwrap();
     assert!(serde_json::from_str::<Value>(&counted).unwrap()["input_tokens"].as_u64().unwrap() > 0);
     for path in ["/v1/models", "/", "/v1/messages/batches"] {
         let answered = agent.ask(path, &titles).await.unwrap();
@@ -290,8 +303,10 @@ async fn stand_in() -> (String, Seen) {
     let seen = Seen::default();
     let kept = Arc::clone(&seen);
     let answer = move |uri: Uri, headers: HeaderMap, body: Bytes| {
-        let model =
-            serde_json::from_slice::<Value>(&body).unwrap()["model"].as_str().unwrap_or_default().to_owned();
+        let model = serde_json::from_slice::<Value>(&body).unwrap()["model"]
+            .as_str()
+            .unwrap_or_default()
+            .to_owned();
         kept.lock().unwrap().push((uri.to_string(), headers, body));
         async move { play(&model) }
     };
@@ -305,8 +320,9 @@ async fn stand_in() -> (String, Seen) {
 }
 
 fn play(model: &str) -> Response<Body> {
-    let events =
-        |list: Vec<&'static str>| stream::iter(list).map(|event| Ok::<_, Infallible>(Bytes::from(event)));
+    let events = |list: Vec<&'static str>| {
+        stream::iter(list).map(|event| Ok::<_, Infallible>(Bytes::from(event)))
+    };
     let response = Response::builder().header("request-id", "req_1").header("set-cookie", "s=1");
     match model {
         "stream" => response
@@ -320,9 +336,10 @@ fn play(model: &str) -> Response<Body> {
             .header("retry-after", "7")
             .header("x-echo", KEY)
             .body(Body::from(format!("{{\"error\":\"no, {KEY}\"}}"))),
-        "elsewhere" => {
-            response.status(307).header("location", "http://127.0.0.1:1/v1/messages").body(Body::empty())
-        }
+        "elsewhere" => response
+            .status(307)
+            .header("location", "http://127.0.0.1:1/v1/messages")
+            .body(Body::empty()),
         _ => response
             .header("content-type", "application/json")
             .body(Body::from(r#"{"input_tokens":5,"usage":{"input_tokens":5,"output_tokens":6}}"#)),
@@ -361,9 +378,12 @@ async fn the_key_is_put_on_outside_and_the_answer_passes_byte_for_byte() {
     );
     assert_eq!(headers["accept-encoding"], "identity");
     let events = agent.house.books.count(1).await;
-    let used = Usage { input_tokens: 11, output_tokens: 33, cache_read_tokens: 0, cache_write_tokens: 3 };
-    assert!(matches!(&events[..], [EventBody::ModelCall { upstream, model, status: 200, usage, .. }]
-        if upstream == "anthropic" && model == "stream" && *usage == used));
+    let used =
+        Usage { input_tokens: 11, output_tokens: 33, cache_read_tokens: 0, cache_write_tokens: 3 };
+    assert!(
+        matches!(&events[..], [EventBody::ModelCall { upstream, model, status: 200, usage, .. }]
+        if upstream == "anthropic" && model == "stream" && *usage == used)
+    );
     assert_eq!(*agent.house.books.settled.lock().unwrap(), [used]);
 }
 
@@ -391,7 +411,10 @@ async fn an_error_of_the_api_passes_with_its_status_and_without_the_key() {
     );
     assert!(!answered.headers().contains_key("x-echo"));
     assert_eq!(answered.text().await.unwrap(), r#"{"error":"no, ***"}"#);
-    assert!(matches!(agent.house.books.count(1).await[..], [EventBody::ModelCall { status: 429, .. }]));
+    assert!(matches!(
+        agent.house.books.count(1).await[..],
+        [EventBody::ModelCall { status: 429, .. }]
+    ));
     assert_eq!(agent.house.books.settled.lock().unwrap().len(), 1);
 }
 
@@ -410,7 +433,9 @@ async fn answers_in_one_piece_are_counted_and_counting_itself_is_free() {
     agent.ask("/v1/messages/count_tokens", &model("json")).await.unwrap().text().await.unwrap();
     agent.ask(MESSAGES, &model("json")).await.unwrap().text().await.unwrap();
     let events = agent.house.books.count(1).await;
-    assert!(matches!(&events[..], [EventBody::ModelCall { usage, .. }] if usage.output_tokens == 6));
+    assert!(
+        matches!(&events[..], [EventBody::ModelCall { usage, .. }] if usage.output_tokens == 6)
+    );
     assert_eq!(agent.house.books.settled.lock().unwrap()[0], Usage::default());
     assert_eq!(seen.lock().unwrap()[0].0, "/v1/messages/count_tokens");
 }
@@ -421,11 +446,15 @@ async fn without_a_key_or_an_api_the_answer_says_what_to_do() {
     let (status, body) = agent.json(&model("x")).await;
     assert!(
         status == 401
-            && body["error"]["message"].as_str().unwrap().contains("harvest secret set ANTHROPIC_API_KEY")
+            && body["error"]["message"]
+                .as_str()
+                .unwrap()
+                .contains("harvest secret set ANTHROPIC_API_KEY")
     );
     let books = Books { secrets: HashMap::from([("ANTHROPIC_API_KEY", KEY)]), ..Books::default() };
     // Port 1 of loopback: nobody listens there.
-    let config = GatewayConfig { anthropic_url: "http://127.0.0.1:1".into(), ..GatewayConfig::default() };
+    let config =
+        GatewayConfig { anthropic_url: "http://127.0.0.1:1".into(), ..GatewayConfig::default() };
     let agent = Agent::new(books, config, Upstream::Anthropic).await;
     let (status, body) = agent.json(&model("x")).await;
     assert_eq!((status, &body["error"]["type"]), (502, &json!("api_error")));

@@ -37,9 +37,14 @@ pub(super) struct Request<'a> {
 }
 
 /// Runs the program and answers with what it says.
-pub(super) async fn run(backend: &Path, request: Request<'_>, body: Body) -> io::Result<Response<Body>> {
+pub(super) async fn run(
+    backend: &Path,
+    request: Request<'_>,
+    body: Body,
+) -> io::Result<Response<Body>> {
     let mut running = Running::start(backend, &request)?;
-    let (stdin, stdout) = running.pipes().ok_or_else(|| io::Error::other("the child has no pipes"))?;
+    let (stdin, stdout) =
+        running.pipes().ok_or_else(|| io::Error::other("the child has no pipes"))?;
     let mut stdout = BufReader::with_capacity(PIECE_BYTES, stdout);
     let (broken_end, mut broken) = mpsc::channel::<()>(1);
     tokio::spawn(feed(stdin, body.into_data_stream(), broken_end));
@@ -48,24 +53,27 @@ pub(super) async fn run(backend: &Path, request: Request<'_>, body: Body) -> io:
         // The client hung up in mid-request: what it sent is half of something.
         Some(()) = broken_message(&mut broken) => return Err(io::ErrorKind::ConnectionAborted.into()),
     };
-    let pieces = stream::unfold((stdout, running, broken), |(mut stdout, running, mut broken)| async {
-        let mut piece = vec![0; PIECE_BYTES];
-        let read = tokio::select! {
-            read = stdout.read(&mut piece) => read,
-            Some(()) = broken_message(&mut broken) => Err(io::ErrorKind::ConnectionAborted.into()),
-        };
-        match read {
-            Ok(0) => {
-                running.end().await;
-                None
+    let pieces = stream::unfold(
+        (stdout, running, broken),
+        |(mut stdout, running, mut broken)| async {
+            let mut piece = vec![0; PIECE_BYTES];
+            let read = tokio::select! {
+                read = stdout.read(&mut piece) => read,
+                Some(()) = broken_message(&mut broken) => Err(io::ErrorKind::ConnectionAborted.into()),
+            };
+            match read {
+                Ok(0) => {
+                    running.end().await;
+                    None
+                }
+                Ok(count) => {
+                    piece.truncate(count);
+                    Some((Ok(Bytes::from(piece)), (stdout, running, broken)))
+                }
+                Err(error) => Some((Err(error), (stdout, running, broken))),
             }
-            Ok(count) => {
-                piece.truncate(count);
-                Some((Ok(Bytes::from(piece)), (stdout, running, broken)))
-            }
-            Err(error) => Some((Err(error), (stdout, running, broken))),
-        }
-    });
+        },
+    );
     let mut response = Response::new(Body::from_stream(pieces));
     (*response.status_mut(), *response.headers_mut()) = head;
     Ok(response)
@@ -96,7 +104,8 @@ async fn feed(mut stdin: ChildStdin, mut body: BodyDataStream, broken: mpsc::Sen
 
 async fn read_head(stdout: &mut BufReader<ChildStdout>) -> io::Result<(StatusCode, HeaderMap)> {
     let (mut status, mut headers, mut left) = (StatusCode::OK, HeaderMap::new(), MAX_HEAD_BYTES);
-    let malformed = || io::Error::new(io::ErrorKind::InvalidData, "git http-backend gave no proper head");
+    let malformed =
+        || io::Error::new(io::ErrorKind::InvalidData, "git http-backend gave no proper head");
     loop {
         let mut line = String::new();
         let count = (&mut *stdout).take(left).read_line(&mut line).await?;
@@ -129,7 +138,8 @@ struct Running {
 
 impl Running {
     fn start(backend: &Path, request: &Request<'_>) -> io::Result<Self> {
-        let header = |name: HeaderName| request.headers.get(name).and_then(|value| value.to_str().ok());
+        let header =
+            |name: HeaderName| request.headers.get(name).and_then(|value| value.to_str().ok());
         let mut command = git::bare(backend);
         command
             .env("GIT_PROJECT_ROOT", request.place)

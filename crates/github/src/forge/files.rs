@@ -24,14 +24,18 @@ pub(super) fn sweep(root: &Path) {
     }
     let left_over = |path: &PathBuf| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        let ours =
-            name.starts_with(".new-") || name.starts_with("tmp_objdir-") || name.starts_with("tmp_pack_");
-        let age =
-            fs::symlink_metadata(path).and_then(|data| data.modified()).ok().and_then(|at| at.elapsed().ok());
+        let ours = name.starts_with(".new-")
+            || name.starts_with("tmp_objdir-")
+            || name.starts_with("tmp_pack_");
+        let age = fs::symlink_metadata(path)
+            .and_then(|data| data.modified())
+            .ok()
+            .and_then(|at| at.elapsed().ok());
         ours && age.is_some_and(|age| age > LEFT_OVER)
     };
     for path in folders.iter().flat_map(|folder| entries(folder)).filter(left_over) {
-        let removed = if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
+        let removed =
+            if path.is_dir() { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
         if let Err(error) = removed {
             tracing::warn!(path = %path.display(), %error, "cannot remove a left-over file");
         }

@@ -41,7 +41,9 @@ pub(super) fn backend() -> Result<PathBuf, ForgeError> {
 pub(super) async fn init(repository: &Path) -> Result<(), ForgeError> {
     let doing = "make a repository";
     let mut command = bare("git");
-    command.args(["init", "--quiet", "--bare", "--initial-branch=main", "--template="]).arg(repository);
+    command
+        .args(["init", "--quiet", "--bare", "--initial-branch=main", "--template="])
+        .arg(repository);
     good(doing, command.output().await)?;
     for (key, value) in SETTINGS {
         run(repository, doing, &["config", key, value]).await?;
@@ -79,7 +81,8 @@ pub(super) async fn settle_head(repository: &Path) -> Result<(), ForgeError> {
         return Ok(());
     }
     let doing = "choose the default branch";
-    let list = run(repository, doing, &["for-each-ref", "--format=%(refname)", "refs/heads/"]).await?;
+    let list =
+        run(repository, doing, &["for-each-ref", "--format=%(refname)", "refs/heads/"]).await?;
     let branches: Vec<_> = list.lines().collect();
     let usual = branches.iter().find(|branch| **branch == "refs/heads/master");
     match (branches.as_slice(), usual) {
@@ -94,9 +97,10 @@ pub(super) async fn settle_head(repository: &Path) -> Result<(), ForgeError> {
 pub(super) async fn head(repository: &Path, branch: &str) -> Result<Option<String>, ForgeError> {
     let reference = format!("refs/heads/{branch}^{{commit}}");
     let arguments = ["rev-parse", "--verify", "--quiet", "--end-of-options", &reference];
-    let output = output(repository, &arguments)
-        .await
-        .map_err(|error| ForgeError::Git { doing: "look a branch up", message: error.to_string() })?;
+    let output = output(repository, &arguments).await.map_err(|error| ForgeError::Git {
+        doing: "look a branch up",
+        message: error.to_string(),
+    })?;
     let commit = String::from_utf8_lossy(&output.stdout).trim().to_owned();
     Ok((output.status.success() && !commit.is_empty()).then_some(commit))
 }
@@ -126,7 +130,10 @@ async fn output(repository: &Path, arguments: &[&str]) -> std::io::Result<Output
     bare("git").arg("--git-dir").arg(repository).args(arguments).output().await
 }
 
-pub(super) fn good(doing: &'static str, output: std::io::Result<Output>) -> Result<String, ForgeError> {
+pub(super) fn good(
+    doing: &'static str,
+    output: std::io::Result<Output>,
+) -> Result<String, ForgeError> {
     let output = output.map_err(|error| ForgeError::Git { doing, message: error.to_string() })?;
     if !output.status.success() {
         let message = String::from_utf8_lossy(&output.stderr).trim().chars().take(500).collect();

@@ -40,7 +40,9 @@ const LEFT_OVER: Duration = Duration::from_secs(24 * 3600);
 #[derive(Debug, thiserror::Error)]
 pub enum ForgeError {
     /// Names become folders, so few characters are allowed.
-    #[error("`{name}` is not a repository's name: use letters, digits, `-`, `_` and `.`, at most 100")]
+    #[error(
+        "`{name}` is not a repository's name: use letters, digits, `-`, `_` and `.`, at most 100"
+    )]
     BadName {
         /// What was given.
         name: String,
@@ -171,7 +173,8 @@ impl Forge {
     pub fn hold(&self) -> Result<Option<fs::File>, ForgeError> {
         // No repository's name begins with a dot.
         let path = self.shared.root.join(".lock");
-        let file = fs::File::options().create(true).truncate(false).write(true).mode(0o600).open(&path);
+        let file =
+            fs::File::options().create(true).truncate(false).write(true).mode(0o600).open(&path);
         let file = file.map_err(file_error("open", &path))?;
         match file.try_lock() {
             Ok(()) => Ok(Some(file)),
@@ -222,8 +225,10 @@ impl Forge {
     /// # Errors
     /// When the forge's folder cannot be read.
     pub fn names(&self) -> Result<Vec<String>, ForgeError> {
-        let entries = fs::read_dir(&self.shared.root).map_err(file_error("list", &self.shared.root))?;
-        let names = entries.filter_map(Result::ok).filter_map(|entry| entry.file_name().into_string().ok());
+        let entries =
+            fs::read_dir(&self.shared.root).map_err(file_error("list", &self.shared.root))?;
+        let names =
+            entries.filter_map(Result::ok).filter_map(|entry| entry.file_name().into_string().ok());
         let mut names: Vec<_> = names.filter(|name| is_name(name)).collect();
         names.sort();
         Ok(names)
@@ -255,7 +260,8 @@ impl Forge {
     pub fn owns(&self, url: &str) -> Option<String> {
         let url = self.current(url);
         let (public, url) = (split_url(&self.shared.public)?, split_url(&url)?);
-        let same_host = public.host == url.host || (is_loopback(&public.host) && is_loopback(&url.host));
+        let same_host =
+            public.host == url.host || (is_loopback(&public.host) && is_loopback(&url.host));
         if !same_host || public.scheme != url.scheme || public.port != url.port {
             return None;
         }
@@ -272,10 +278,12 @@ impl Forge {
     /// Whether the token opens the repository. As slow for a wrong one as for a right one.
     #[must_use]
     pub fn opens(&self, name: &str, token: &str) -> bool {
-        let kept = self.existing(name).ok().and_then(|place| fs::read_to_string(place.join("token")).ok());
+        let kept =
+            self.existing(name).ok().and_then(|place| fs::read_to_string(place.join("token")).ok());
         let (kept, given) = (kept.unwrap_or_default(), hash(token));
         // Both are hashes, so how far they agree says nothing useful; still, no early end.
-        let differing = kept.bytes().zip(given.bytes()).fold(0, |sum, (kept, given)| sum | (kept ^ given));
+        let differing =
+            kept.bytes().zip(given.bytes()).fold(0, |sum, (kept, given)| sum | (kept ^ given));
         kept.len() == given.len() && differing == 0
     }
 

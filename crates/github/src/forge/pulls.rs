@@ -146,7 +146,8 @@ impl Forge {
         let place = self.existing(name)?;
         let folder = place.join("pulls");
         let entries = fs::read_dir(&folder).map_err(file_error("list", &folder))?;
-        let number = |entry: fs::DirEntry| entry.file_name().to_str()?.strip_suffix(".json")?.parse().ok();
+        let number =
+            |entry: fs::DirEntry| entry.file_name().to_str()?.strip_suffix(".json")?.parse().ok();
         let mut numbers: Vec<u64> = entries.filter_map(Result::ok).filter_map(number).collect();
         numbers.sort_unstable();
         let mut pulls = Vec::with_capacity(numbers.len());
@@ -157,7 +158,12 @@ impl Forge {
     }
 
     // The server's address may have changed since, and somebody may have merged the commit with git.
-    async fn as_it_stands(&self, name: &str, place: &Path, mut pull: Pull) -> Result<Pull, ForgeError> {
+    async fn as_it_stands(
+        &self,
+        name: &str,
+        place: &Path,
+        mut pull: Pull,
+    ) -> Result<Pull, ForgeError> {
         pull.url = self.pull_url(name, pull.number);
         if pull.state == "open" {
             let repository = place.join("repository.git");
@@ -175,7 +181,10 @@ async fn branch_head(repository: &Path, name: &str, branch: &str) -> Result<Stri
     let missing = || ForgeError::NoBranch { name: name.to_owned(), branch: branch.to_owned() };
     // What git would read as an option or an expression is no branch.
     let plain = |c: char| c.is_alphanumeric() || "-_./+#@=".contains(c);
-    if branch.starts_with('-') || branch.contains("..") || branch.contains("@{") || !branch.chars().all(plain)
+    if branch.starts_with('-')
+        || branch.contains("..")
+        || branch.contains("@{")
+        || !branch.chars().all(plain)
     {
         return Err(missing());
     }
@@ -183,7 +192,8 @@ async fn branch_head(repository: &Path, name: &str, branch: &str) -> Result<Stri
 }
 
 async fn is_ancestor(repository: &Path, older: &str, newer: &str) -> Result<bool, ForgeError> {
-    git::says_yes(repository, "compare two commits", &["merge-base", "--is-ancestor", older, newer]).await
+    git::says_yes(repository, "compare two commits", &["merge-base", "--is-ancestor", older, newer])
+        .await
 }
 
 fn record(place: &Path, number: u64) -> PathBuf {
@@ -193,7 +203,9 @@ fn record(place: &Path, number: u64) -> PathBuf {
 fn read(place: &Path, name: &str, number: u64) -> Result<Pull, ForgeError> {
     let path = record(place, number);
     match fs::read(&path) {
-        Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| file_error("read", &path)(error.into())),
+        Ok(bytes) => {
+            serde_json::from_slice(&bytes).map_err(|error| file_error("read", &path)(error.into()))
+        }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             Err(ForgeError::NoPull { name: name.to_owned(), number })
         }
@@ -202,6 +214,7 @@ fn read(place: &Path, name: &str, number: u64) -> Result<Pull, ForgeError> {
 }
 
 fn write(place: &Path, pull: &Pull) -> Result<(), ForgeError> {
-    let bytes = serde_json::to_vec_pretty(pull).expect("a pull request is plain strings and numbers");
+    let bytes =
+        serde_json::to_vec_pretty(pull).expect("a pull request is plain strings and numbers");
     write_whole(&record(place, pull.number), &bytes)
 }

@@ -55,7 +55,13 @@ async fn receive_pack(
     serve(&forge, &repository, "git-receive-pack", "", request).await
 }
 
-async fn serve(forge: &Forge, repository: &str, endpoint: &str, query: &str, request: Request) -> Response {
+async fn serve(
+    forge: &Forge,
+    repository: &str,
+    endpoint: &str,
+    query: &str,
+    request: Request,
+) -> Response {
     let name = repository.strip_suffix(".git").unwrap_or(repository);
     if let Some(refused) = refusal(forge, name, request.headers()) {
         return refused;
@@ -67,7 +73,11 @@ async fn serve(forge: &Forge, repository: &str, endpoint: &str, query: &str, req
     if query == "service=git-upload-pack"
         && let Err(error) = git::settle_head(&place.join("repository.git")).await
     {
-        tracing::warn!(name, error = &error as &dyn std::error::Error, "cannot choose a default branch");
+        tracing::warn!(
+            name,
+            error = &error as &dyn std::error::Error,
+            "cannot choose a default branch"
+        );
     }
     let (parts, body) = request.into_parts();
     let method = if parts.method == Method::HEAD { Method::GET } else { parts.method };
@@ -81,7 +91,11 @@ async fn serve(forge: &Forge, repository: &str, endpoint: &str, query: &str, req
     }
 }
 
-async fn pulls(State(forge): State<Forge>, Path(name): Path<String>, headers: HeaderMap) -> Response {
+async fn pulls(
+    State(forge): State<Forge>,
+    Path(name): Path<String>,
+    headers: HeaderMap,
+) -> Response {
     if let Some(refused) = refusal(&forge, &name, &headers) {
         return refused;
     }
@@ -103,7 +117,8 @@ async fn pull(
         Ok(pull) => pull,
         Err(error) => return failure(&error),
     };
-    let accept = headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let accept =
+        headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
     if !accept.contains("text/html") {
         return Json(pull).into_response();
     }
@@ -123,7 +138,8 @@ fn refusal(forge: &Forge, name: &str, headers: &HeaderMap) -> Option<Response> {
     if token.is_some_and(|token| forge.opens(name, &token)) {
         return None;
     }
-    let mut refused = (StatusCode::UNAUTHORIZED, "the repository's token is needed\n").into_response();
+    let mut refused =
+        (StatusCode::UNAUTHORIZED, "the repository's token is needed\n").into_response();
     let challenge = HeaderValue::from_static("Basic realm=\"harvest forge\", charset=\"UTF-8\"");
     refused.headers_mut().insert(header::WWW_AUTHENTICATE, challenge);
     Some(refused)
@@ -141,9 +157,9 @@ fn password(value: &HeaderValue) -> Option<String> {
 
 fn failure(error: &ForgeError) -> Response {
     let status = match error {
-        ForgeError::NoRepository { .. } | ForgeError::NoPull { .. } | ForgeError::BadName { .. } => {
-            StatusCode::NOT_FOUND
-        }
+        ForgeError::NoRepository { .. }
+        | ForgeError::NoPull { .. }
+        | ForgeError::BadName { .. } => StatusCode::NOT_FOUND,
         _ => {
             tracing::warn!(error = error as &dyn std::error::Error, "the forge failed");
             StatusCode::INTERNAL_SERVER_ERROR

@@ -94,13 +94,19 @@ impl TakeError {
     #[must_use]
     pub const fn hint(&self) -> &'static str {
         match self {
-            Self::Unreadable { .. } => "make it readable for the user who runs this, or move it away",
+            Self::Unreadable { .. } => {
+                "make it readable for the user who runs this, or move it away"
+            }
             Self::NoCommit { .. } => "make a first commit: `git add -A && git commit`",
             Self::NoBranch { .. } => "make a branch of what is checked out: `git switch -c NAME`",
-            Self::BranchName { .. } => "switch to a branch named with letters, digits, `-`, `_`, `.` and `/`",
+            Self::BranchName { .. } => {
+                "switch to a branch named with letters, digits, `-`, `_`, `.` and `/`"
+            }
             Self::Behind { .. } => "bring it up to date, or switch to a branch of your own",
             Self::Empty { .. } => "put something into it, or start without -r in an empty folder",
-            Self::TooLarge { .. } => "name what is not needed in a .gitignore, or make it a git repository",
+            Self::TooLarge { .. } => {
+                "name what is not needed in a .gitignore, or make it a git repository"
+            }
             Self::Forge(_) => "`harvest doctor` says what this host lacks",
         }
     }
@@ -132,7 +138,12 @@ impl Forge {
         Some(std::ffi::OsString::from_vec(bytes).into())
     }
 
-    async fn take_branch(&self, bare: &Path, folder: &Path, source: &Path) -> Result<Taken, TakeError> {
+    async fn take_branch(
+        &self,
+        bare: &Path,
+        folder: &Path,
+        source: &Path,
+    ) -> Result<Taken, TakeError> {
         let branch = self.branch_of(bare, folder, source).await?;
         // A session's own branch goes forward only: the folder may be behind what was pushed.
         let force = if branch.starts_with("harvest/") { "" } else { "+" };
@@ -150,8 +161,7 @@ impl Forge {
         command.args(arguments).arg(source).arg(refspec);
         let doing = "read the folder";
         if let Err(error) = good(doing, run(command).await) {
-            let behind =
-                matches!(&error, ForgeError::Git { message, .. } if message.contains("non-fast-forward"));
+            let behind = matches!(&error, ForgeError::Git { message, .. } if message.contains("non-fast-forward"));
             return Err(match behind {
                 true => TakeError::Behind { branch, folder: folder.to_owned() },
                 false => error.into(),
@@ -167,13 +177,21 @@ impl Forge {
         Ok(Taken { branch, commit, notes })
     }
 
-    async fn branch_of(&self, bare: &Path, folder: &Path, source: &Path) -> Result<String, TakeError> {
+    async fn branch_of(
+        &self,
+        bare: &Path,
+        folder: &Path,
+        source: &Path,
+    ) -> Result<String, TakeError> {
         let mut command = self.protected(bare)?;
         command.args(["ls-remote", "--symref", "--"]).arg(source).arg("HEAD");
         let listed = good("read the folder", run(command).await)?;
         let Some(first) = listed.lines().next() else { return Err(no_commit(folder)) };
-        let branch = first.strip_prefix("ref: refs/heads/").and_then(|rest| rest.strip_suffix("\tHEAD"));
-        let Some(branch) = branch else { return Err(TakeError::NoBranch { folder: folder.to_owned() }) };
+        let branch =
+            first.strip_prefix("ref: refs/heads/").and_then(|rest| rest.strip_suffix("\tHEAD"));
+        let Some(branch) = branch else {
+            return Err(TakeError::NoBranch { folder: folder.to_owned() });
+        };
         let plain = |letter: char| letter.is_ascii_alphanumeric() || "-_./".contains(letter);
         if !branch.chars().all(plain) || branch.starts_with(['-', '.']) || branch.len() > 200 {
             return Err(TakeError::BranchName { branch: branch.chars().take(200).collect() });
@@ -258,8 +276,9 @@ fn repository_of(folder: &Path) -> Option<PathBuf> {
     if inside.exists() {
         return Some(inside);
     }
-    let bare =
-        folder.join("HEAD").is_file() && folder.join("objects").is_dir() && folder.join("refs").is_dir();
+    let bare = folder.join("HEAD").is_file()
+        && folder.join("objects").is_dir()
+        && folder.join("refs").is_dir();
     bare.then(|| folder.to_owned())
 }
 

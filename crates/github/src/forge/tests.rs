@@ -50,7 +50,10 @@ fn a_remembered_url_leads_to_wherever_the_forge_is_now() {
         assert_eq!(forge.lasting(other), forge.lasting(&forge.url("app")), "{other}");
     }
     for other in ["http://127.0.0.1:7077/forgery/app.git", "https://example.org/app.git"] {
-        assert_eq!((forge.lasting(other), forge.current(other)), (other.to_owned(), other.to_owned()));
+        assert_eq!(
+            (forge.lasting(other), forge.current(other)),
+            (other.to_owned(), other.to_owned())
+        );
     }
 }
 
@@ -65,7 +68,9 @@ async fn a_repository_is_made_once_and_opened_by_its_token_only() {
     forge.set_token("app", &Secret::new("new".to_owned())).unwrap();
     assert!(forge.opens("app", "new") && !forge.opens("app", "t0ken"));
     assert_eq!(forge.names().unwrap(), ["app"]);
-    assert!(!fs::read_to_string(forge.existing("app").unwrap().join("token")).unwrap().contains("new"));
+    assert!(
+        !fs::read_to_string(forge.existing("app").unwrap().join("token")).unwrap().contains("new")
+    );
 }
 
 #[test]
@@ -90,7 +95,8 @@ async fn what_a_killed_process_left_long_ago_is_removed_when_the_forge_opens() {
             fs::File::open(path).unwrap().set_modified(long_ago).unwrap();
         }
     };
-    let (old, young) = (objects.join("tmp_objdir-incoming-a"), objects.join("tmp_objdir-incoming-b"));
+    let (old, young) =
+        (objects.join("tmp_objdir-incoming-a"), objects.join("tmp_objdir-incoming-b"));
     draft(&old, true);
     draft(&young, false);
     draft(&folder.path().join("forge/.new-x"), true);
@@ -102,7 +108,8 @@ async fn what_a_killed_process_left_long_ago_is_removed_when_the_forge_opens() {
 #[tokio::test]
 async fn names_that_could_lead_elsewhere_are_refused() {
     let (_folder, forge) = forge();
-    for name in ["", ".", "..", "../x", "a/b", ".hidden", "-option", "a\0b", "ä", "x.git", &"a".repeat(101)]
+    for name in
+        ["", ".", "..", "../x", "a/b", ".hidden", "-option", "a\0b", "ä", "x.git", &"a".repeat(101)]
     {
         let made = forge.create(name, &Secret::new("t".to_owned())).await;
         assert!(matches!(made, Err(ForgeError::BadName { .. })), "{name}");

@@ -26,5 +26,6 @@ pub(super) fn under<'a>(url: &'a str, above: &str) -> Option<&'a str> {
 }
 
 pub(super) fn is_loopback(host: &str) -> bool {
-    host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+    host == "localhost"
+        || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }

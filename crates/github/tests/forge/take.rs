@@ -152,9 +152,17 @@ async fn a_bare_a_shallow_and_a_linked_repository_are_taken_too() {
         if other.join("file").exists() {
             fs::write(other.join("file"), "x").unwrap();
         }
-        let taken = desk.forge.take("app", &other).await.unwrap_or_else(|error| panic!("{make}: {error:?}"));
+        let taken = desk
+            .forge
+            .take("app", &other)
+            .await
+            .unwrap_or_else(|error| panic!("{make}: {error:?}"));
         assert_eq!(taken.commit, commit.trim(), "{make}");
-        assert_eq!(taken.notes.len(), usize::from(other.join("file").exists()), "{make}: {taken:?}");
+        assert_eq!(
+            taken.notes.len(),
+            usize::from(other.join("file").exists()),
+            "{make}: {taken:?}"
+        );
         fs::remove_dir_all(other).unwrap();
     }
 }
@@ -177,9 +185,16 @@ async fn a_plain_folders_files_become_a_commit_and_only_what_changed_another() {
     let listed = desk.git("ls-tree -r main");
     let names: Vec<_> = listed.lines().filter_map(|line| line.split('\t').nth(1)).collect();
     assert_eq!(names, [".gitignore", "a/b/run.sh", "out"], "{listed}");
-    assert!(listed.contains("100755") && listed.contains("120000"), "a link stays a link: {listed}");
+    assert!(
+        listed.contains("100755") && listed.contains("120000"),
+        "a link stays a link: {listed}"
+    );
     assert_eq!(desk.git("show main:out"), "/etc");
-    assert!(taken.notes[0].contains("pipe") && taken.notes[1].contains("nested"), "{:?}", taken.notes);
+    assert!(
+        taken.notes[0].contains("pipe") && taken.notes[1].contains("nested"),
+        "{:?}",
+        taken.notes
+    );
     assert_eq!(desk.take().await.unwrap().commit, taken.commit, "nothing changed");
     fs::remove_file(folder.join("out")).unwrap();
     let next = desk.take().await.unwrap();
@@ -274,8 +289,11 @@ async fn a_hostile_folder_without_git_runs_nothing_either() {
     let inner = folder.join("inner");
     fs::create_dir(&inner).unwrap();
     fs::rename(folder.join(".git"), inner.join(".git")).unwrap();
-    fs::write(folder.join(".gitmodules"), "[submodule \"inner\"]\n\tpath = inner\n\turl = ext::sh -c evil\n")
-        .unwrap();
+    fs::write(
+        folder.join(".gitmodules"),
+        "[submodule \"inner\"]\n\tpath = inner\n\turl = ext::sh -c evil\n",
+    )
+    .unwrap();
     desk.take().await.unwrap();
     assert!(!mark.exists(), "{:?}", fs::read_to_string(&mark));
 }

@@ -54,7 +54,8 @@ fn volume_mount(text: &str) -> Result<VolumeMount, String> {
         Some(inside) => (inside, true),
         None => (rest.strip_suffix(":rw").unwrap_or(rest), false),
     };
-    let name: VolumeName = name.parse().map_err(|error: harvest_engine::EngineError| error.to_string())?;
+    let name: VolumeName =
+        name.parse().map_err(|error: harvest_engine::EngineError| error.to_string())?;
     if !inside.starts_with('/') {
         return Err(wrong());
     }
@@ -370,7 +371,8 @@ mod tests {
 
     #[test]
     fn a_path_inside_has_its_sandbox_before_a_colon() {
-        let inside = |sandbox: &str, path: &str| Side::Inside { sandbox: sandbox.into(), path: path.into() };
+        let inside =
+            |sandbox: &str, path: &str| Side::Inside { sandbox: sandbox.into(), path: path.into() };
         assert_eq!(Side::parse("sbx_4kq:/etc"), inside("sbx_4kq", "/etc"));
         assert_eq!(Side::parse(":/a:b"), inside("-", "/a:b"));
         for here in ["a:b", "./a:/b", "/x/a:/b", "plain"] {

@@ -50,7 +50,9 @@ impl FromStr for Cores {
 
     fn from_str(text: &str) -> Result<Self, String> {
         let cores = text.parse::<f64>().ok().filter(|cores| (0.01..=4096.0).contains(cores));
-        cores.map(Self).ok_or_else(|| format!("`{text}` is not a number of cores; write it as `2` or `0.5`"))
+        cores
+            .map(Self)
+            .ok_or_else(|| format!("`{text}` is not a number of cores; write it as `2` or `0.5`"))
     }
 }
 
@@ -116,7 +118,10 @@ mod tests {
     #[test]
     fn a_size_has_a_unit_and_is_never_nothing() {
         let size = |text: &str| text.parse::<Size>().map(|size| size.0);
-        assert_eq!([size("512m"), size("10G"), size("4096")], [Ok(512 << 20), Ok(10 << 30), Ok(4096)]);
+        assert_eq!(
+            [size("512m"), size("10G"), size("4096")],
+            [Ok(512 << 20), Ok(10 << 30), Ok(4096)]
+        );
         assert_eq!([size("2GiB"), size("1kb")], [Ok(2 << 30), Ok(1024)]);
         for text in ["", "m", "-1", "1.5g", "0", "5x", "99999999999t", "1 g"] {
             assert!(size(text).is_err(), "{text}");
@@ -134,6 +139,9 @@ mod tests {
 
     #[test]
     fn bytes_are_short() {
-        assert_eq!([7, 12_345, 340_000_000, 1_260_000_000].map(bytes), ["7 B", "12 kB", "340 MB", "1.2 GB"]);
+        assert_eq!(
+            [7, 12_345, 340_000_000, 1_260_000_000].map(bytes),
+            ["7 B", "12 kB", "340 MB", "1.2 GB"]
+        );
     }
 }

@@ -4,9 +4,9 @@ use anyhow::{Context, Result};
 use harvest_proto::{
     BlobId, PromptId, Secret, SessionId, SnapshotId,
     api::{
-        AddRepository, CreatePrompt, CreateSession, CreateToken, CreatedToken, DiffFiles, ExecRequest,
-        ForkSession, MachineChanges, Me, MovePrompt, Page, PinSnapshot, Prompt, Pull, Repository,
-        RestoreSession, Retained, Session, Snapshot, Token, Turn,
+        AddRepository, CreatePrompt, CreateSession, CreateToken, CreatedToken, DiffFiles,
+        ExecRequest, ForkSession, MachineChanges, Me, MovePrompt, Page, PinSnapshot, Prompt, Pull,
+        Repository, RestoreSession, Retained, Session, Snapshot, Token, Turn,
     },
 };
 use reqwest::Method;
@@ -22,7 +22,8 @@ impl Client {
 
     /// Those that fit all of these words of the query.
     pub(crate) async fn sessions_with(&self, wanted: &[(&str, String)]) -> Result<Vec<Session>> {
-        let mut query = reqwest::Url::parse("http://x/v1/sessions?limit=200").context("that is a URL")?;
+        let mut query =
+            reqwest::Url::parse("http://x/v1/sessions?limit=200").context("that is a URL")?;
         query.query_pairs_mut().extend_pairs(wanted);
         self.all(&format!("/v1/sessions?{}", query.query().unwrap_or_default())).await
     }
@@ -87,7 +88,8 @@ impl Client {
 
     /// `range` is a query, or empty.
     pub(crate) async fn diff(&self, id: &SessionId, range: &str) -> Result<String> {
-        let answer = self.send(self.request(Method::GET, &format!("/v1/sessions/{id}/diff{range}"))).await?;
+        let answer =
+            self.send(self.request(Method::GET, &format!("/v1/sessions/{id}/diff{range}"))).await?;
         answer.text().await.context("cannot read the difference to its end")
     }
 
@@ -128,13 +130,19 @@ impl Client {
     }
 
     /// A page of events after `after`, and whether there are more.
-    pub(crate) async fn events(&self, id: &SessionId, after: u64) -> Result<Page<harvest_proto::Event>> {
+    pub(crate) async fn events(
+        &self,
+        id: &SessionId,
+        after: u64,
+    ) -> Result<Page<harvest_proto::Event>> {
         self.get(&format!("/v1/sessions/{id}/events?after={after}&limit=1000")).await
     }
 
     /// The whole of what an event holds only the ends of.
     pub(crate) async fn blob(&self, id: &SessionId, blob: &BlobId) -> Result<String> {
-        let answer = self.send(self.request(Method::GET, &format!("/v1/sessions/{id}/blobs/{blob}"))).await?;
+        let answer = self
+            .send(self.request(Method::GET, &format!("/v1/sessions/{id}/blobs/{blob}")))
+            .await?;
         answer.text().await.context("cannot read the blob to its end")
     }
 

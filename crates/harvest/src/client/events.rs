@@ -34,8 +34,10 @@ impl Client {
             async move {
                 let Some(after) = after else { return anyhow::Ok(None) };
                 let page = client.events(&id, after).await?;
-                let last = page.items.last().filter(|_| page.next_cursor.is_some()).map(|event| event.seq);
-                let updates = page.items.into_iter().map(|event| Ok(Update::Event(Box::new(event))));
+                let last =
+                    page.items.last().filter(|_| page.next_cursor.is_some()).map(|event| event.seq);
+                let updates =
+                    page.items.into_iter().map(|event| Ok(Update::Event(Box::new(event))));
                 Ok(Some((stream::iter(updates), last)))
             }
         });
@@ -44,9 +46,17 @@ impl Client {
 
     /// The session as it stands, then every event after `after`, as they come; comes back by itself
     /// when the connection breaks, without a gap and without a repeat.
-    pub(crate) fn follow(&self, id: &SessionId, after: u64) -> impl Stream<Item = Result<Update>> + use<> {
-        let start =
-            Follower { client: self.clone(), path: format!("/v1/sessions/{id}/events"), after, lines: None };
+    pub(crate) fn follow(
+        &self,
+        id: &SessionId,
+        after: u64,
+    ) -> impl Stream<Item = Result<Update>> + use<> {
+        let start = Follower {
+            client: self.clone(),
+            path: format!("/v1/sessions/{id}/events"),
+            after,
+            lines: None,
+        };
         stream::try_unfold(start, |mut follower| async move {
             let update = follower.next().await?;
             Ok(Some((update, follower)))
@@ -82,7 +92,9 @@ impl Follower {
             };
             self.lines = None;
             match waits.next() {
-                Some(millis) if may_pass(&broke) => tokio::time::sleep(Duration::from_millis(millis)).await,
+                Some(millis) if may_pass(&broke) => {
+                    tokio::time::sleep(Duration::from_millis(millis)).await
+                }
                 _ => return Err(broke),
             }
         }
@@ -100,7 +112,8 @@ impl Follower {
     }
 
     async fn connect(&self) -> Result<Lines> {
-        let request = self.client.request(Method::GET, &format!("{}?after={}", self.path, self.after));
+        let request =
+            self.client.request(Method::GET, &format!("{}?after={}", self.path, self.after));
         let answer = self.client.send(request.header("accept", "text/event-stream")).await?;
         Ok(Lines::new(answer))
     }

@@ -19,7 +19,8 @@ fn the_next_page_is_asked_for_whether_or_not_the_path_has_a_query() {
 #[test]
 fn a_server_that_is_gone_is_not_found_though_its_number_is_somebodys() {
     let home = tempfile::tempdir().unwrap();
-    let flags = crate::cli::Global { home: Some(home.path().to_owned()), ..crate::cli::Global::default() };
+    let flags =
+        crate::cli::Global { home: Some(home.path().to_owned()), ..crate::cli::Global::default() };
     let config = Config::load(&flags, &|_| None).unwrap();
     let file = ServerFile { url: "http://127.0.0.1:1".into(), pid: std::process::id() };
     std::fs::write(config.server_file(), serde_json::to_vec(&file).unwrap()).unwrap();

@@ -18,8 +18,9 @@ use crate::{
 };
 
 pub(crate) async fn run(here: &Invocation, args: Api) -> Result<u8> {
-    let method = Method::from_bytes(args.method.to_ascii_uppercase().as_bytes())
-        .map_err(|_| Advice::new(format!("`{}` is no method", args.method), "such as GET or POST"))?;
+    let method = Method::from_bytes(args.method.to_ascii_uppercase().as_bytes()).map_err(|_| {
+        Advice::new(format!("`{}` is no method", args.method), "such as GET or POST")
+    })?;
     let headers = args.headers.iter().map(|text| header(text)).collect::<Result<Vec<_>>>()?;
     let body = args.data.as_deref().map(body).transpose()?;
     let client = Client::find(&here.config)?;

@@ -17,7 +17,11 @@ pub(crate) async fn run(here: &Invocation, args: &One) -> Result<u8> {
     }
     here.print.result(&session, |_| String::new())?;
     if session.state != SessionState::Archived {
-        here.print.note(format!("{id} is not archived: {} ({})", session.state.as_str(), session.reason));
+        here.print.note(format!(
+            "{id} is not archived: {} ({})",
+            session.state.as_str(),
+            session.reason
+        ));
         return Ok(FAILED);
     }
     here.print.note(format!("Archived {id}"));
@@ -26,7 +30,9 @@ pub(crate) async fn run(here: &Invocation, args: &One) -> Result<u8> {
 
 fn settled(body: &EventBody) -> Option<()> {
     match body {
-        EventBody::StateChanged { state: SessionState::Archived | SessionState::Failed, .. } => Some(()),
+        EventBody::StateChanged {
+            state: SessionState::Archived | SessionState::Failed, ..
+        } => Some(()),
         _ => None,
     }
 }

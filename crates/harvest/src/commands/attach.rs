@@ -12,7 +12,10 @@ pub(crate) async fn run(here: &Invocation, args: &One) -> Result<u8> {
     let client = Client::find(&here.config)?;
     let id = resolve::session(&client, &args.session).await?;
     let session = client.session(&id).await?;
-    here.print.note(format!("Attached to {id}, {} (ctrl-c detaches; it goes on)", session.state.as_str()));
+    here.print.note(format!(
+        "Attached to {id}, {} (ctrl-c detaches; it goes on)",
+        session.state.as_str()
+    ));
     watch::follow(here, &client, &id, session.seq.saturating_sub(BEFORE), Until::Detached).await?;
     Ok(0)
 }

@@ -54,13 +54,19 @@ pub(crate) async fn up(here: &Invocation, args: &Up) -> Result<u8> {
     let document = json!({ "url": found.url, "pid": found.pid, "log": log, "home": config.home });
     here.print.result(&document, |_| format!("{}\n", found.url))?;
     let millis = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-    here.print.note(format!("Started in {}: pid {}, log {}", took(millis), found.pid, log.display()));
+    here.print.note(format!(
+        "Started in {}: pid {}, log {}",
+        took(millis),
+        found.pid,
+        log.display()
+    ));
     if let Some(token) = fs::read_to_string(config.token_file()).ok().filter(|_| first) {
         let file = config.token_file();
         here.print.note(format!("Token {} (shown once; kept in {})", token.trim(), file.display()));
     }
-    here.print
-        .hint("`harvest run -r REPOSITORY \"PROMPT\"` starts a session, `harvest down` ends the server");
+    here.print.hint(
+        "`harvest run -r REPOSITORY \"PROMPT\"` starts a session, `harvest down` ends the server",
+    );
     Ok(0)
 }
 
@@ -100,7 +106,12 @@ fn spawn(here: &Invocation, args: &Up, log: File) -> Result<Child> {
         command.arg("--keep");
     }
     let errors = log.try_clone().context("cannot open the log twice")?;
-    command.stdin(Stdio::null()).stdout(log).stderr(errors).spawn().context("cannot start the server")
+    command
+        .stdin(Stdio::null())
+        .stdout(log)
+        .stderr(errors)
+        .spawn()
+        .context("cannot start the server")
 }
 
 /// Returns when it answers, or says what it said when it ended.
@@ -138,8 +149,10 @@ fn since(path: &Path, before: u64) -> io::Result<String> {
     let mut bytes = Vec::new();
     file.take(LAST_WORDS).read_to_end(&mut bytes)?;
     // Whole lines only, unless there is but one.
-    let whole =
-        bytes.iter().position(|byte| *byte == b'\n').filter(|end| begin > before && end + 1 < bytes.len());
+    let whole = bytes
+        .iter()
+        .position(|byte| *byte == b'\n')
+        .filter(|end| begin > before && end + 1 < bytes.len());
     Ok(String::from_utf8_lossy(&bytes[whole.map_or(0, |end| end + 1)..]).into_owned())
 }
 
@@ -152,11 +165,16 @@ pub(crate) async fn down(here: &Invocation) -> Result<u8> {
         return Ok(0);
     };
     let began = Instant::now();
-    let pid = i32::try_from(server.pid).ok().and_then(Pid::from_raw).context("the server has no pid")?;
+    let pid =
+        i32::try_from(server.pid).ok().and_then(Pid::from_raw).context("the server has no pid")?;
     // Held before anything is looked at: a number can be another process's a moment later.
-    let process = pidfd_open(pid, PidfdFlags::empty()).context("cannot find the server's process")?;
+    let process =
+        pidfd_open(pid, PidfdFlags::empty()).context("cannot find the server's process")?;
     if !wire::is_served(&config.home) || client::local(config)?.pid != server.pid {
-        bail!(Advice::new("the server has just ended by itself", "`harvest` shows what is going on"));
+        bail!(Advice::new(
+            "the server has just ended by itself",
+            "`harvest` shows what is going on"
+        ));
     }
     pidfd_send_signal(&process, Signal::TERM).context("cannot signal the server")?;
     here.print.note(format!("Ending pid {}; what runs is kept first", server.pid));
@@ -198,14 +216,17 @@ mod tests {
         // Another test of this process may have been first; one provider is enough.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let home = tempfile::tempdir().unwrap();
-        let flags =
-            crate::cli::Global { home: Some(home.path().to_owned()), ..crate::cli::Global::default() };
+        let flags = crate::cli::Global {
+            home: Some(home.path().to_owned()),
+            ..crate::cli::Global::default()
+        };
         let config = Config::load(&flags, &|name| {
             let far = [("HARVEST_URL", "http://far.example"), ("HARVEST_TOKEN", "theirs")];
             far.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
         });
         let config = config.unwrap();
-        let record = client::ServerFile { url: "http://127.0.0.1:1".into(), pid: std::process::id() };
+        let record =
+            client::ServerFile { url: "http://127.0.0.1:1".into(), pid: std::process::id() };
         fs::write(config.server_file(), serde_json::to_vec(&record).unwrap()).unwrap();
         fs::write(config.token_file(), "ours").unwrap();
         let lock = File::create(home.path().join("server.lock")).unwrap();

@@ -48,7 +48,11 @@ pub(super) async fn in_sandbox(
 
 /// The files of a sandbox that runs, and whose those are to be that are put there: the image's user's unless
 /// somebody says otherwise.
-async fn of_sandbox(desk: Desk, place: &str, user: Option<String>) -> Result<(Files, Option<String>)> {
+async fn of_sandbox(
+    desk: Desk,
+    place: &str,
+    user: Option<String>,
+) -> Result<(Files, Option<String>)> {
     let id = resolve::sandbox(&desk, place).await?;
     let sandbox: Sandbox = desk.get(&format!("/v1/sandboxes/{id}")).await?;
     if sandbox.state == SandboxStatus::Dead {
@@ -100,7 +104,8 @@ impl Job {
         recursive: bool,
     ) -> Result<()> {
         let words = self.words();
-        let copied = tokio::task::spawn_blocking(move || self.run(&mut files, user.as_deref(), recursive));
+        let copied =
+            tokio::task::spawn_blocking(move || self.run(&mut files, user.as_deref(), recursive));
         // Nothing is to be told of what is on standard output.
         match copied.await?.context(words)? {
             Some(copied) => copy::tell(here, copied),
@@ -111,14 +116,27 @@ impl Job {
     /// What was not done, should it fail.
     fn words(&self) -> String {
         match self {
-            Self::In { from, to } => format!("cannot copy {} to {to} in the sandbox", from.display()),
-            Self::InFromStdin { to } => format!("cannot copy standard input to {to} in the sandbox"),
-            Self::Out { from, to } => format!("cannot copy {from} of the sandbox to {}", to.display()),
-            Self::OutToStdout { from } => format!("cannot copy {from} of the sandbox to standard output"),
+            Self::In { from, to } => {
+                format!("cannot copy {} to {to} in the sandbox", from.display())
+            }
+            Self::InFromStdin { to } => {
+                format!("cannot copy standard input to {to} in the sandbox")
+            }
+            Self::Out { from, to } => {
+                format!("cannot copy {from} of the sandbox to {}", to.display())
+            }
+            Self::OutToStdout { from } => {
+                format!("cannot copy {from} of the sandbox to standard output")
+            }
         }
     }
 
-    fn run(self, far: &mut Files, user: Option<&str>, recursive: bool) -> Result<Option<CopiedTree>> {
+    fn run(
+        self,
+        far: &mut Files,
+        user: Option<&str>,
+        recursive: bool,
+    ) -> Result<Option<CopiedTree>> {
         let explain = |error| error;
         match self {
             Self::In { from, to } => {
@@ -147,7 +165,10 @@ impl Job {
 
 fn allowed(is_folder: bool, recursive: bool, path: &str) -> Result<()> {
     match is_folder && !recursive {
-        true => bail!(Advice::new(format!("{path} is a folder"), "`harvest cp -r` copies all that is in it")),
+        true => bail!(Advice::new(
+            format!("{path} is a folder"),
+            "`harvest cp -r` copies all that is in it"
+        )),
         false => Ok(()),
     }
 }

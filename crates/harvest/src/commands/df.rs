@@ -41,7 +41,11 @@ pub(crate) async fn run(here: &Invocation) -> Result<u8> {
     here.print.note(room("home", &at(&here.config.home), usage.home_disk));
     here.print.note(room("cache", &at(&here.config.cache), usage.cache_disk));
     if let Some(file) = usage.store_file {
-        here.print.note(format!("store file: {}, {} of it free", bytes(file.bytes), bytes(file.free_bytes)));
+        here.print.note(format!(
+            "store file: {}, {} of it free",
+            bytes(file.bytes),
+            bytes(file.free_bytes)
+        ));
     }
     if usage.reclaimable_bytes > 0 {
         here.print.hint(format!("`harvest gc` gives {} back", bytes(usage.reclaimable_bytes)));
@@ -52,10 +56,15 @@ pub(crate) async fn run(here: &Invocation) -> Result<u8> {
 fn totals(Document { usage, sessions }: &Document) -> Vec<Vec<String>> {
     let sandboxes = usage.sandboxes.iter().map(|sandbox| sandbox.bytes).sum();
     let row = |what: &str, number: Option<usize>, size: u64| {
-        vec![what.to_owned(), number.map_or_else(|| "–".to_owned(), |number| number.to_string()), bytes(size)]
+        vec![
+            what.to_owned(),
+            number.map_or_else(|| "–".to_owned(), |number| number.to_string()),
+            bytes(size),
+        ]
     };
-    let of_sessions =
-        sessions.iter().map(|held| row("of sessions", Some(held.items.len()), held.snapshots_bytes));
+    let of_sessions = sessions
+        .iter()
+        .map(|held| row("of sessions", Some(held.items.len()), held.snapshots_bytes));
     let mut rows = vec![
         row("images", Some(usage.images.len()), usage.images_bytes),
         row("snapshots", Some(usage.snapshots.len()), usage.snapshots_bytes),
@@ -71,12 +80,14 @@ fn totals(Document { usage, sessions }: &Document) -> Vec<Vec<String>> {
 fn each(usage: &DiskUsage) -> Vec<Vec<String>> {
     let row = |what: &str, name: String, size: u64| vec![what.to_owned(), name, bytes(size)];
     let images = usage.images.iter().map(|image| row("image", image.name.clone(), image.bytes));
-    let snapshots = usage.snapshots.iter().map(|kept| row("snapshot", kept.name.clone(), kept.bytes));
+    let snapshots =
+        usage.snapshots.iter().map(|kept| row("snapshot", kept.name.clone(), kept.bytes));
     let sandboxes = usage.sandboxes.iter().map(|sandbox| {
         let what = if sandbox.running { "sandbox" } else { "dead sandbox" };
         row(what, sandbox.id.to_string(), sandbox.bytes)
     });
-    let volumes = usage.volumes.iter().map(|volume| row("volume", volume.name.clone(), volume.size_bytes));
+    let volumes =
+        usage.volumes.iter().map(|volume| row("volume", volume.name.clone(), volume.size_bytes));
     images.chain(snapshots).chain(sandboxes).chain(volumes).collect()
 }
 

@@ -39,7 +39,9 @@ pub(crate) async fn run(here: &Invocation, args: &Diff) -> Result<u8> {
             here.print.note("no changes");
         }
         match here.print.json {
-            true => here.print.result(&json!({ "session": id, "diff": diff }), |_| String::new())?,
+            true => {
+                here.print.result(&json!({ "session": id, "diff": diff }), |_| String::new())?
+            }
             false => here.print.exact(&diff)?,
         }
     }
@@ -78,7 +80,9 @@ fn machine_line(change: &MachineChange) -> String {
         ChangeKind::Removed => '-',
     };
     let size = match (change.before_bytes, change.after_bytes) {
-        (Some(before), Some(after)) if before != after => format!(" ({} → {})", bytes(before), bytes(after)),
+        (Some(before), Some(after)) if before != after => {
+            format!(" ({} → {})", bytes(before), bytes(after))
+        }
         (Some(size), _) | (None, Some(size)) => format!(" ({})", bytes(size)),
         (None, None) => String::new(),
     };

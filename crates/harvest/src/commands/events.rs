@@ -5,7 +5,9 @@ use futures_util::StreamExt;
 use harvest_proto::EventBody;
 use serde_json::json;
 
-use crate::{Invocation, cli::Events, client::Client, follow::Update, printer::Advice, resolve, whole};
+use crate::{
+    Invocation, cli::Events, client::Client, follow::Update, printer::Advice, resolve, whole,
+};
 
 pub(crate) async fn run(here: &Invocation, args: &Events) -> Result<u8> {
     check(&args.types)?;
@@ -33,11 +35,18 @@ fn is_wanted(body: &EventBody, types: &[String]) -> bool {
 /// A type that does not exist would print nothing for ever.
 fn check(types: &[String]) -> Result<()> {
     for name in types {
-        let Err(error) = serde_json::from_value::<EventBody>(json!({ "type": name })) else { continue };
+        let Err(error) = serde_json::from_value::<EventBody>(json!({ "type": name })) else {
+            continue;
+        };
         let error = error.to_string();
         // Anything else says that the type is known and has fields.
-        if let Some(known) = error.strip_prefix(&format!("unknown variant `{name}`, expected one of ")) {
-            bail!(Advice::new(format!("there is no event of type `{name}`"), format!("there are {known}")));
+        if let Some(known) =
+            error.strip_prefix(&format!("unknown variant `{name}`, expected one of "))
+        {
+            bail!(Advice::new(
+                format!("there is no event of type `{name}`"),
+                format!("there are {known}")
+            ));
         }
     }
     Ok(())

@@ -18,9 +18,9 @@ pub(crate) async fn run(here: &Invocation, args: Fork) -> Result<u8> {
     let forks = client.fork(&id, &request).await.with_context(|| format!("cannot fork {id}"))?;
     match (one, forks.first()) {
         (true, Some(fork)) => here.print.result(fork, |fork| format!("{}\n", fork.id))?,
-        _ => here
-            .print
-            .result(&forks, |forks| forks.iter().map(|fork| format!("{}\n", fork.id)).collect::<String>())?,
+        _ => here.print.result(&forks, |forks| {
+            forks.iter().map(|fork| format!("{}\n", fork.id)).collect::<String>()
+        })?,
     }
     let at = turn.map_or_else(|| "where it stands".into(), |turn| format!("turn {turn}"));
     for fork in &forks {

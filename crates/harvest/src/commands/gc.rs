@@ -36,13 +36,15 @@ pub(crate) async fn run(here: &Invocation, args: &Gc) -> Result<u8> {
     let verb = if args.dry_run { "Would remove" } else { "Removed" };
     let (layers, sandboxes) = (collected.layers.len(), collected.sandboxes.len());
     let megabytes = collected.bytes / 1_000_000;
-    here.print.note(format!("{verb} {layers} layers ({megabytes} MB) and {sandboxes} dead sandboxes"));
+    here.print
+        .note(format!("{verb} {layers} layers ({megabytes} MB) and {sandboxes} dead sandboxes"));
     if collected.cache_busy {
         here.print.hint("an image is being built; its cache was passed over");
     }
     if let Some(home) = &collected.cache_kept_for {
-        here.print
-            .warn(format!("the image cache was passed over for the sake of {home}, which is empty or gone"));
+        here.print.warn(format!(
+            "the image cache was passed over for the sake of {home}, which is empty or gone"
+        ));
         here.print.hint(way_on(home));
     }
     Ok(0)
@@ -68,6 +70,8 @@ mod tests {
         let empty = folder.path().join("empty").display().to_string();
         assert!(way_on(&empty).contains(&format!("`rmdir {empty}`")));
         let gone = folder.path().join("disk/home").display().to_string();
-        assert!(way_on(&gone).contains(&format!("`mkdir -p {}`", folder.path().join("disk").display())));
+        assert!(
+            way_on(&gone).contains(&format!("`mkdir -p {}`", folder.path().join("disk").display()))
+        );
     }
 }

@@ -4,7 +4,9 @@
 use anyhow::Result;
 use harvest_proto::api::Retained;
 
-use crate::{Invocation, cli::units::bytes, client::Client, plain::plain_line, printer::table, render::cut};
+use crate::{
+    Invocation, cli::units::bytes, client::Client, plain::plain_line, printer::table, render::cut,
+};
 
 /// What sessions hold; `None` when no server runs.
 pub(crate) async fn look(here: &Invocation) -> Result<Option<Retained>> {

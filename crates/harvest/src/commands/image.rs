@@ -45,7 +45,8 @@ pub(crate) async fn run(here: &Invocation, verb: Image) -> Result<u8> {
         Image::Rm { names } => {
             // All of them are looked up before the first goes.
             let images = list(&desk).await?;
-            let images = names.iter().map(|name| find(&images, name)).collect::<Result<Vec<_>>>()?;
+            let images =
+                names.iter().map(|name| find(&images, name)).collect::<Result<Vec<_>>>()?;
             for image in &images {
                 remove(here, &desk, image).await?;
             }
@@ -78,7 +79,8 @@ fn find(images: &[Made], named: &str) -> Result<Made> {
 }
 
 async fn inspect(here: &Invocation, desk: &Desk, image: &Made) -> Result<()> {
-    let ImageUsage { layers, used_by } = desk.get(&format!("/v1/images/{}/usage", image.name)).await?;
+    let ImageUsage { layers, used_by } =
+        desk.get(&format!("/v1/images/{}/usage", image.name)).await?;
     let mut document = serde_json::to_value(image)?;
     document["layers"] = json!(layers);
     document["used_by"] = json!(used_by);
@@ -102,7 +104,9 @@ async fn remove(here: &Invocation, desk: &Desk, image: &Made) -> Result<()> {
     let users = desk.get::<ImageUsage>(&format!("/v1/images/{}/usage", image.name)).await?.used_by;
     desk.delete(&format!("/v1/images/{}", image.name)).await?;
     here.print
-        .result(&json!({ "removed": image.name, "id": image.id, "used_by": users }), |_| String::new())?;
+        .result(&json!({ "removed": image.name, "id": image.id, "used_by": users }), |_| {
+            String::new()
+        })?;
     here.print.note(format!("Removed {}", image.name));
     match said(&users) {
         Some(users) => here.print.hint(format!("layers it shares stay: they are used {users}")),

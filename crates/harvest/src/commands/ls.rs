@@ -9,11 +9,15 @@ use crate::{Invocation, cli::Ls, client::Client, printer::table, render::cut};
 
 pub(crate) async fn run(here: &Invocation, args: Ls) -> Result<u8> {
     let client = Client::find(&here.config)?;
-    let wanted: Vec<(&str, String)> =
-        [("state", args.state), ("repository", args.repository), ("q", args.title), ("key", args.key)]
-            .into_iter()
-            .filter_map(|(name, value)| Some((name, value?)))
-            .collect();
+    let wanted: Vec<(&str, String)> = [
+        ("state", args.state),
+        ("repository", args.repository),
+        ("q", args.title),
+        ("key", args.key),
+    ]
+    .into_iter()
+    .filter_map(|(name, value)| Some((name, value?)))
+    .collect();
     let sessions = client.sessions_with(&wanted).await.context("cannot list sessions")?;
     if sessions.is_empty() && !here.print.json {
         match wanted.is_empty() {

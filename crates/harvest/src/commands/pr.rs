@@ -18,7 +18,8 @@ pub(crate) async fn run(here: &Invocation, verb: &Pr) -> Result<u8> {
     let id = resolve::session(&client, &args.session).await?;
     let pull = client.pull(&id).await?;
     let repositories = client.session(&id).await?.repositories;
-    let pulls: Vec<&Pull> = repositories.iter().filter_map(|repository| repository.pull.as_ref()).collect();
+    let pulls: Vec<&Pull> =
+        repositories.iter().filter_map(|repository| repository.pull.as_ref()).collect();
     // A program gets the first, as it always did; `show` has one for each repository.
     here.print.result(&pull, |_| pulls.into_iter().map(text).collect::<Vec<_>>().join("\n"))?;
     Ok(0)

@@ -14,8 +14,9 @@ use crate::{
 
 pub(crate) async fn run(here: &Invocation, verb: &Queue) -> Result<u8> {
     let client = Client::find(&here.config)?;
-    let (Queue::Ls(crate::cli::One { session }) | Queue::Rm { session, .. } | Queue::Mv { session, .. }) =
-        verb;
+    let (Queue::Ls(crate::cli::One { session })
+    | Queue::Rm { session, .. }
+    | Queue::Mv { session, .. }) = verb;
     let id = resolve::session(&client, session).await?;
     match verb {
         Queue::Ls(_) => {
@@ -39,7 +40,8 @@ pub(crate) async fn run(here: &Invocation, verb: &Queue) -> Result<u8> {
             let prompt = resolve::prompt(&client, &id, prompt).await?;
             let moved = client.prompt_move(&id, &prompt, *position).await?;
             here.print.result(&moved, |_| String::new())?;
-            here.print.note(format!("Moved {prompt} to place {}", moved.position.unwrap_or(*position)));
+            here.print
+                .note(format!("Moved {prompt} to place {}", moved.position.unwrap_or(*position)));
         }
     }
     Ok(0)

@@ -24,9 +24,12 @@ pub(crate) async fn run(here: &Invocation, verb: Repo) -> Result<u8> {
             here.print.result(&added, |added| format!("{}\n", added.name))?;
             match new {
                 true => here.print.note(format!("Registered {} as {}", added.url, added.name)),
-                false => here.print.note(format!("Brought {} up to date with its folder", added.name)),
+                false => {
+                    here.print.note(format!("Brought {} up to date with its folder", added.name))
+                }
             }
-            here.print.hint(format!("`harvest repo build {}` makes sessions start faster", added.name));
+            here.print
+                .hint(format!("`harvest repo build {}` makes sessions start faster", added.name));
         }
         Repo::Build { name } => {
             tokio::select! {
@@ -53,8 +56,8 @@ pub(crate) async fn run(here: &Invocation, verb: Repo) -> Result<u8> {
             let known = client.repositories().await?.into_iter().find(|known| known.name == name);
             client.repository_delete(&name).await?;
             here.print.result(&json!({ "forgotten": name }), |_| String::new())?;
-            let copied =
-                known.is_some_and(|known| known.url.starts_with(&format!("{}/forge/", client.url())));
+            let copied = known
+                .is_some_and(|known| known.url.starts_with(&format!("{}/forge/", client.url())));
             here.print.note(match copied {
                 true => format!(
                     "Forgot {name}, and removed its copy on the local forge; the folder stays as it is"
@@ -67,30 +70,39 @@ pub(crate) async fn run(here: &Invocation, verb: Repo) -> Result<u8> {
 }
 
 /// A URL is registered as it is; a folder goes to the forge of the server on this machine first.
-async fn add(here: &Invocation, client: &Client, request: AddRepository) -> Result<(Repository, bool)> {
+async fn add(
+    here: &Invocation,
+    client: &Client,
+    request: AddRepository,
+) -> Result<(Repository, bool)> {
     let folder = Path::new(&request.url);
     if !request.url.contains("://") && !folder.is_dir() {
         let hint = "name a folder, or an http or https URL";
         bail!(Advice::new(format!("there is no folder `{}`", request.url), hint));
     }
     if request.url.contains("://") {
-        let added = client.repository_add(&request).await.context("cannot register the repository")?;
+        let added =
+            client.repository_add(&request).await.context("cannot register the repository")?;
         return Ok((added, true));
     }
     let folder = folder.to_owned();
-    let published = publish(here.print, client, &forge(here)?, (&folder, Naming::Strict), request).await?;
+    let published =
+        publish(here.print, client, &forge(here)?, (&folder, Naming::Strict), request).await?;
     Ok((published.repository, published.new))
 }
 
 /// Builds a repository and prints how it goes.
 pub(crate) async fn build(here: &Invocation, client: &Client, name: &str) -> Result<Build> {
-    let mut lines = client.repository_build(name).await.with_context(|| format!("cannot build {name}"))?;
+    let mut lines =
+        client.repository_build(name).await.with_context(|| format!("cannot build {name}"))?;
     while let Some(line) = lines.json::<BuildLine>().await? {
         if here.print.json {
             here.print.item(&line)?;
         }
         match line {
-            BuildLine::Progress { message } => here.print.note(format!("  {}", phase_words(&message))),
+            BuildLine::Progress { message } => {
+                here.print.note(format!("  {}", phase_words(&message)))
+            }
             BuildLine::Built { build } => {
                 here.print.note(format!(
                     "Built {name} at {} in {}",

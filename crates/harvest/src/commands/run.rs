@@ -40,7 +40,10 @@ pub(crate) async fn run(here: &Invocation, args: Run) -> Result<u8> {
     if here.print.json {
         here.print.item(&session)?;
     }
-    here.print.note(format!("Created {} on {} (ctrl-c detaches; it goes on)", session.id, session.branch));
+    here.print.note(format!(
+        "Created {} on {} (ctrl-c detaches; it goes on)",
+        session.id, session.branch
+    ));
     let seen = watch::follow(here, &client, &session.id, 0, Until::Rest).await?;
     Ok(watch::exit_code(here, &session.id, seen))
 }

@@ -23,7 +23,8 @@ pub(crate) async fn run(here: &Invocation, verb: &Secret) -> Result<u8> {
         }
         Secret::Ls => {
             let names = client.secrets().await?;
-            here.print.result(&names, |names| names.iter().map(|name| format!("{name}\n")).collect())?;
+            here.print
+                .result(&names, |names| names.iter().map(|name| format!("{name}\n")).collect())?;
         }
         Secret::Rm { name } => {
             client.secret_delete(name).await?;
@@ -38,7 +39,10 @@ pub(crate) async fn run(here: &Invocation, verb: &Secret) -> Result<u8> {
 async fn read_value(here: &Invocation, name: &str) -> Result<harvest_proto::Secret<String>> {
     // Before anybody types a secret for nothing.
     name.parse::<SecretName>().map_err(|error| {
-        Advice::new(format!("`{name}` cannot be stored"), format!("{error}, such as ANTHROPIC_API_KEY"))
+        Advice::new(
+            format!("`{name}` cannot be stored"),
+            format!("{error}, such as ANTHROPIC_API_KEY"),
+        )
     })?;
     let value = match std::io::stdin().is_terminal() {
         true => read_typed(here, name).await?,
@@ -46,7 +50,10 @@ async fn read_value(here: &Invocation, name: &str) -> Result<harvest_proto::Secr
     };
     let value = value.trim_end_matches(['\n', '\r']);
     if value.is_empty() {
-        bail!(Advice::new("the value is empty", format!("pipe it in: `harvest secret set {name} < FILE`")));
+        bail!(Advice::new(
+            "the value is empty",
+            format!("pipe it in: `harvest secret set {name} < FILE`")
+        ));
     }
     Ok(harvest_proto::Secret::new(value.to_owned()))
 }
@@ -70,7 +77,8 @@ async fn read_typed(here: &Invocation, name: &str) -> Result<String> {
         _ = interrupted.recv() => None,
         _ = terminated.recv() => None,
     };
-    tcsetattr(&stdin, OptionalActions::Flush, &before).context("the echo is off; `stty echo` turns it on")?;
+    tcsetattr(&stdin, OptionalActions::Flush, &before)
+        .context("the echo is off; `stty echo` turns it on")?;
     here.print.ask("\n");
     match typed {
         Some(typed) => typed?.context("cannot read the value"),

@@ -120,7 +120,8 @@ async fn watch(listener: &mut Listener) -> Result<Ended> {
 /// Passes keys and sizes on; comes back only when that fails.
 async fn speak(speaker: &mut Speaker) -> anyhow::Error {
     let passed = async {
-        let mut resized = signal(SignalKind::window_change()).context("cannot listen for signals")?;
+        let mut resized =
+            signal(SignalKind::window_change()).context("cannot listen for signals")?;
         let mut keys = socket::pieces(std::io::stdin(), READ_BYTES);
         loop {
             tokio::select! {
@@ -148,10 +149,12 @@ struct Raw(Termios);
 
 impl Raw {
     fn set() -> Result<Self> {
-        let before = tcgetattr(std::io::stdin()).context("cannot ask the terminal how it is set")?;
+        let before =
+            tcgetattr(std::io::stdin()).context("cannot ask the terminal how it is set")?;
         let mut raw = before.clone();
         raw.make_raw();
-        tcsetattr(std::io::stdin(), OptionalActions::Drain, &raw).context("cannot set the terminal")?;
+        tcsetattr(std::io::stdin(), OptionalActions::Drain, &raw)
+            .context("cannot set the terminal")?;
         Ok(Self(before))
     }
 }

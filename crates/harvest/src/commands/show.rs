@@ -12,7 +12,9 @@ pub(crate) async fn run(here: &Invocation, args: &One) -> Result<u8> {
     let session = client.session(&id).await?;
     let turns = client.turns(&id).await?;
     match here.print.json {
-        true => here.print.result(&json!({ "session": session, "turns": turns }), |_| String::new())?,
+        true => {
+            here.print.result(&json!({ "session": session, "turns": turns }), |_| String::new())?
+        }
         false => here.print.out(&text(&session, &turns))?,
     }
     Ok(0)
@@ -27,7 +29,10 @@ pub(crate) fn text(session: &Session, turns: &[Turn]) -> String {
         ("title", cut(&session.title, 100)),
         ("state", format!("{} ({})", session.state.as_str(), session.reason)),
         ("branch", session.branch.clone()),
-        ("agent", format!("{} ({})", session.agent, session.model.as_deref().unwrap_or("its own model"))),
+        (
+            "agent",
+            format!("{} ({})", session.agent, session.model.as_deref().unwrap_or("its own model")),
+        ),
         ("network", session.network.clone()),
         ("author", format!("{} <{}>", session.author.name, session.author.email)),
         ("tokens", format!("{read} in, {} out", usage.output_tokens)),
@@ -59,12 +64,14 @@ fn repository_line(repository: &SessionRepository) -> String {
 }
 
 fn turn_line(turn: &Turn) -> String {
-    let outcome =
-        turn.outcome.map_or_else(|| "running".into(), |outcome| format!("{outcome:?}").to_lowercase());
+    let outcome = turn
+        .outcome
+        .map_or_else(|| "running".into(), |outcome| format!("{outcome:?}").to_lowercase());
     let time = turn.ended_at.map_or_else(String::new, |ended| {
         let millis = ended.since(turn.started_at).as_millis();
         format!(" in {}", took(u64::try_from(millis).unwrap_or(u64::MAX)))
     });
-    let kept = turn.snapshot.as_ref().map_or_else(String::new, |snapshot| format!(", kept as {snapshot}"));
+    let kept =
+        turn.snapshot.as_ref().map_or_else(String::new, |snapshot| format!(", kept as {snapshot}"));
     format!("turn {:<7}{outcome}{time}{kept}\n", turn.number)
 }

@@ -41,11 +41,16 @@ pub(crate) async fn run(here: &Invocation, verb: &Snapshot) -> Result<u8> {
             let mut ids = Vec::new();
             for typed in typed {
                 let id = resolve::snapshot(&desk, typed).await?;
-                let of_sessions = |kept: &MachineSnapshot| kept.id == id && kept.owner == Owned::Session;
+                let of_sessions =
+                    |kept: &MachineSnapshot| kept.id == id && kept.owner == Owned::Session;
                 // Before the first of them goes.
                 if !force && snapshots.iter().any(of_sessions) {
-                    let hint = "`harvest rm SESSION` and `harvest repo rm` forget theirs; --force insists";
-                    bail!(Advice::new(format!("a session or repository may go on from {id}"), hint));
+                    let hint =
+                        "`harvest rm SESSION` and `harvest repo rm` forget theirs; --force insists";
+                    bail!(Advice::new(
+                        format!("a session or repository may go on from {id}"),
+                        hint
+                    ));
                 }
                 ids.push(id);
             }
@@ -70,7 +75,9 @@ async fn pin(here: &Invocation, at: &str, pinned: bool) -> Result<u8> {
         None => client.session(&session).await?.snapshot,
         Some(turn) => {
             let all = client.snapshots(&session).await?;
-            all.into_iter().rfind(|snapshot| snapshot.turn == Some(turn)).map(|snapshot| snapshot.id)
+            all.into_iter()
+                .rfind(|snapshot| snapshot.turn == Some(turn))
+                .map(|snapshot| snapshot.id)
         }
     };
     let Some(snapshot) = snapshot else {
@@ -79,7 +86,11 @@ async fn pin(here: &Invocation, at: &str, pinned: bool) -> Result<u8> {
     };
     let shown = client.snapshot_pin(&session, &snapshot, pinned).await?;
     here.print.result(&shown, |shown| format!("{}\n", shown.id))?;
-    let kept = if pinned { "is kept whatever retention says" } else { "is kept as long as retention says" };
+    let kept = if pinned {
+        "is kept whatever retention says"
+    } else {
+        "is kept as long as retention says"
+    };
     here.print.note(format!("{snapshot} of {session} {kept}"));
     Ok(0)
 }

@@ -39,9 +39,13 @@ pub(crate) async fn run(here: &Invocation) -> Result<u8> {
 /// How many sessions are in each state, in the order of a session's life.
 fn counts(sessions: &[Session]) -> Vec<(&'static str, usize)> {
     use SessionState::{Archived, Failed, Idle, NeedsInput, Paused, Queued, Running, Starting};
-    let count = |state: SessionState| sessions.iter().filter(|session| session.state == state).count();
+    let count =
+        |state: SessionState| sessions.iter().filter(|session| session.state == state).count();
     let all = [Queued, Starting, Running, NeedsInput, Idle, Paused, Failed, Archived];
-    all.into_iter().map(|state| (state.as_str(), count(state))).filter(|(_, count)| *count > 0).collect()
+    all.into_iter()
+        .map(|state| (state.as_str(), count(state)))
+        .filter(|(_, count)| *count > 0)
+        .collect()
 }
 
 fn words(sessions: &[Session], repositories: &[Repository]) -> String {
@@ -52,24 +56,29 @@ fn words(sessions: &[Session], repositories: &[Repository]) -> String {
     };
     let states: Vec<String> =
         counts(sessions).into_iter().map(|(state, count)| format!("{count} {state}")).collect();
-    let states = if states.is_empty() { String::new() } else { format!(" ({})", states.join(", ")) };
+    let states =
+        if states.is_empty() { String::new() } else { format!(" ({})", states.join(", ")) };
     let repositories = many(repositories.len(), "repository", "repositories");
     format!("{repositories}, {}{states}", many(sessions.len(), "session", "sessions"))
 }
 
 /// The next useful command.
 fn next(sessions: &[Session], repositories: &[Repository]) -> String {
-    let newest = |states: &[SessionState]| sessions.iter().find(|session| states.contains(&session.state));
+    let newest =
+        |states: &[SessionState]| sessions.iter().find(|session| states.contains(&session.state));
     if let Some(session) = newest(&[SessionState::NeedsInput]) {
         return format!("{0} asks something: `harvest attach {0}` shows it", session.id);
     }
-    if let Some(session) = newest(&[SessionState::Running, SessionState::Starting, SessionState::Queued]) {
+    if let Some(session) =
+        newest(&[SessionState::Running, SessionState::Starting, SessionState::Queued])
+    {
         return format!("`harvest attach {}` follows what runs", session.id);
     }
     match (repositories, sessions) {
         ([], _) => "`harvest repo add URL|FOLDER` registers a repository".into(),
         ([first, ..], []) => format!("`harvest run -r {} \"PROMPT\"` starts a session", first.name),
-        _ => "`harvest ls` lists sessions, `harvest send - \"PROMPT\"` goes on with the newest".into(),
+        _ => "`harvest ls` lists sessions, `harvest send - \"PROMPT\"` goes on with the newest"
+            .into(),
     }
 }
 

@@ -39,7 +39,9 @@ fn turn_over() -> impl FnMut(&EventBody) -> Option<()> {
             None
         }
         EventBody::TurnStarted { .. } => ended.then_some(()),
-        EventBody::StateChanged { state: SessionState::Running | SessionState::NeedsInput, .. } => None,
+        EventBody::StateChanged {
+            state: SessionState::Running | SessionState::NeedsInput, ..
+        } => None,
         EventBody::StateChanged { .. } => Some(()),
         _ => None,
     }

@@ -41,7 +41,8 @@ async fn create(here: &Invocation, client: &Client, args: CreateToken) -> Result
     let user = args.user_name.zip(args.email).map(|(name, email)| Author { name, email });
     let role = args.role.map(|role| if role == "admin" { Role::Admin } else { Role::Member });
     let body = api::CreateToken { name: args.name, user, role };
-    let made = client.token_create(&body).await.with_context(|| format!("cannot make {}", body.name))?;
+    let made =
+        client.token_create(&body).await.with_context(|| format!("cannot make {}", body.name))?;
     here.print.result(&made, |made| format!("{}\n", made.value))?;
     let token = &made.token;
     here.print.note(format!(

@@ -29,10 +29,13 @@ pub(crate) async fn run(here: &Invocation, args: &One) -> Result<u8> {
 
 fn row(turn: &Turn) -> Vec<String> {
     let millis = turn.ended_at.map(|ended| ended.since(turn.started_at).as_millis());
-    let took = millis.map_or_else(|| "–".into(), |millis| took(u64::try_from(millis).unwrap_or(u64::MAX)));
+    let took =
+        millis.map_or_else(|| "–".into(), |millis| took(u64::try_from(millis).unwrap_or(u64::MAX)));
     let usage = turn.usage;
-    let tokens =
-        usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens + usage.output_tokens;
+    let tokens = usage.input_tokens
+        + usage.cache_read_tokens
+        + usage.cache_write_tokens
+        + usage.output_tokens;
     let snapshot = match (&turn.snapshot, &turn.dropped) {
         (Some(snapshot), _) => snapshot.to_string(),
         (None, Some(why)) => format!("– ({why})"),
@@ -43,7 +46,8 @@ fn row(turn: &Turn) -> Vec<String> {
             Some(after) => format!("{} (after {after})", turn.number),
             None => turn.number.to_string(),
         },
-        turn.outcome.map_or_else(|| "running".into(), |outcome| format!("{outcome:?}").to_lowercase()),
+        turn.outcome
+            .map_or_else(|| "running".into(), |outcome| format!("{outcome:?}").to_lowercase()),
         took,
         turn.diff.map_or_else(|| "–".to_owned(), changed),
         if tokens == 0 { "–".to_owned() } else { tokens.to_string() },

@@ -35,11 +35,16 @@ pub(crate) async fn run(here: &Invocation, args: Up) -> Result<u8> {
     let millis = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
     here.print.note(format!("Listening on {} after {}", serving.url(), took(millis)));
     if let Some(token) = serving.new_token() {
-        here.print.note(format!("Token {token} (shown once; kept in {})", config.token_file().display()));
+        here.print
+            .note(format!("Token {token} (shown once; kept in {})", config.token_file().display()));
     }
-    here.print.hint("in another terminal: `harvest run -r REPOSITORY \"PROMPT\"`; ctrl-c ends the server");
+    here.print.hint(
+        "in another terminal: `harvest run -r REPOSITORY \"PROMPT\"`; ctrl-c ends the server",
+    );
     if here.print.json {
-        here.print.item(&json!({ "url": serving.url(), "pid": std::process::id(), "home": config.home }))?;
+        here.print.item(
+            &json!({ "url": serving.url(), "pid": std::process::id(), "home": config.home }),
+        )?;
     }
     wire::asked_to_end().await?;
     let ending = if args.keep { Ending::Keep } else { Ending::Pause };

@@ -22,7 +22,12 @@ pub(crate) const KEYS: &[(&str, &str, &str, &str)] = &[
         "`127.0.0.1:7070`",
         "Where `harvest up` listens; also `--listen`. Port 0 is any free one",
     ),
-    ("hosts", "list of names", "none", "Names the server answers to besides loopback; also `--host`"),
+    (
+        "hosts",
+        "list of names",
+        "none",
+        "Names the server answers to besides loopback; also `--host`",
+    ),
     (
         "rate_limit",
         "number",
@@ -31,7 +36,12 @@ pub(crate) const KEYS: &[(&str, &str, &str, &str)] = &[
          shows no token. More are answered 429. 0 is no limit",
     ),
     ("max_connections", "number", "`1000`", "Connections to the server at once; more wait"),
-    ("log", "filter", "`warn`", "What goes to the log on stderr, such as `info` or `harvest_session=debug`"),
+    (
+        "log",
+        "filter",
+        "`warn`",
+        "What goes to the log on stderr, such as `info` or `harvest_session=debug`",
+    ),
     (
         "log_format",
         "`text` or `json`",
@@ -82,7 +92,13 @@ pub(crate) const KEYS: &[(&str, &str, &str, &str)] = &[
 #[cfg(test)]
 pub(crate) const VARIABLES: [(&str, &str); 4] = [
     ("HARVEST_CONFIG", "The configuration file; also `--config`"),
-    ("HARVEST_SUPERVISOR", "Another supervisor than the one in the binary; for work on Harvest itself"),
-    ("ANTHROPIC_API_KEY", "In the environment of `harvest up`: used when no secret of that name is stored"),
+    (
+        "HARVEST_SUPERVISOR",
+        "Another supervisor than the one in the binary; for work on Harvest itself",
+    ),
+    (
+        "ANTHROPIC_API_KEY",
+        "In the environment of `harvest up`: used when no secret of that name is stored",
+    ),
     ("NO_COLOR", "Prints without colours when it is set"),
 ];

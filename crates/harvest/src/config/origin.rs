@@ -26,8 +26,11 @@ pub(crate) fn settings(config: &Config, flags: &Global, env: Env) -> Result<Vec<
         toml::from_str(&text).with_context(|| format!("cannot use {}", path.display()))?;
     let one = |(table, key, default): (&str, &'static str, &str)| {
         let (variable, name) = (variable_of(table, key), dotted(table, key));
-        let written =
-            if table.is_empty() { file.get(key) } else { file.get(table).and_then(|table| table.get(key)) };
+        let written = if table.is_empty() {
+            file.get(key)
+        } else {
+            file.get(table).and_then(|table| table.get(key))
+        };
         let (level, text) = match (flag(flags, &name), env(&variable), written) {
             (Some(text), _, _) => (Level::Flag, text),
             (None, Some(text), _) => (Level::Variable, text),
@@ -89,8 +92,11 @@ mod tests {
             "log = \"info\"\ntoken = \"hvt_planted\"\nhosts = [\"a\", \"b\"]\ndatabase = \"postgres://u:planted@h/d\"\n[clocks]\nturn = \"3h\"\n",
         )
         .unwrap();
-        let flags =
-            Global { home: Some("/flag".into()), config: Some(file.path().into()), ..Global::default() };
+        let flags = Global {
+            home: Some("/flag".into()),
+            config: Some(file.path().into()),
+            ..Global::default()
+        };
         let vars = [
             ("HARVEST_LIMITS_SANDBOXES", "7"),
             ("HARVEST_HOME", "/env"),

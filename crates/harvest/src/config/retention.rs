@@ -23,7 +23,11 @@ pub(crate) const RETENTION: [(&str, &str, &str); 3] = [
         "never",
         "An archived session is deleted after so long, such as `30d`, unless a snapshot of it is pinned",
     ),
-    ("snapshots_per_session", "`100`", "So many snapshots of an open session are kept; the oldest go first"),
+    (
+        "snapshots_per_session",
+        "`100`",
+        "So many snapshots of an open session are kept; the oldest go first",
+    ),
     (
         "snapshots_bytes",
         "no limit",
@@ -73,9 +77,12 @@ mod tests {
         let read = rules(&[("HARVEST_RETENTION_SNAPSHOTS_PER_SESSION", "3")], file).unwrap();
         assert_eq!(read.archived, Some(Duration::from_secs(30 * 24 * 60 * 60)));
         assert_eq!((read.snapshots_per_session, read.snapshots_bytes), (3, Some(50 << 30)));
-        for wrong in
-            ["archived = \"soon\"", "snapshots_per_session = 0", "snapshots_bytes = \"much\"", "x = 1"]
-        {
+        for wrong in [
+            "archived = \"soon\"",
+            "snapshots_per_session = 0",
+            "snapshots_bytes = \"much\"",
+            "x = 1",
+        ] {
             assert!(rules(&[], wrong).is_err(), "{wrong}");
         }
     }

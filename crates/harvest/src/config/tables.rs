@@ -79,7 +79,11 @@ pub(crate) const CLOCKS: [(&str, &str, &str); 15] = [
     ("stop", "`1m`", "A stop that is not confirmed after this kills the sandbox; its disk is kept"),
     ("save", "`5m`", "A save that takes longer has an unknown outcome"),
     ("exec", "`30m`", "A command that runs longer is killed, unless it asks for another limit"),
-    ("lifetime", "`24h`", "A sandbox that is older gets no further turn: the session goes on in a new one"),
+    (
+        "lifetime",
+        "`24h`",
+        "A sandbox that is older gets no further turn: the session goes on in a new one",
+    ),
     ("build", "`30m`", "A repository build"),
     ("warm", "`5m`", "The repository's check while it is built"),
     ("check", "`30m`", "The repository's check on a pushed commit"),
@@ -119,7 +123,8 @@ impl ClocksTable {
             clocks.breaker_failures = failures;
         }
         if clocks.stale < clocks.heartbeat * 2 {
-            let message = "clocks.stale is shorter than two heartbeats: every sandbox would look lost";
+            let message =
+                "clocks.stale is shorter than two heartbeats: every sandbox would look lost";
             bail!(Advice::new(message, "make clocks.heartbeat shorter or clocks.stale longer"));
         }
         Ok(clocks)
@@ -157,7 +162,8 @@ impl LimitsTable {
         if let Some(sandboxes) = number("LIMITS_SANDBOXES", env)?.or(self.sandboxes) {
             limits.sandboxes = sandboxes;
         }
-        limits.sandboxes_per_user = number("LIMITS_SANDBOXES_PER_USER", env)?.or(self.sandboxes_per_user);
+        limits.sandboxes_per_user =
+            number("LIMITS_SANDBOXES_PER_USER", env)?.or(self.sandboxes_per_user);
         if let Some(checks) = number("LIMITS_CHECKS", env)?.or(self.checks) {
             limits.checks = checks;
         }
@@ -225,7 +231,10 @@ mod tests {
 
     #[test]
     fn a_limit_of_nothing_is_refused() {
-        assert_eq!(limits(&[("HARVEST_LIMITS_SANDBOXES", "2")], "sandboxes = 7").unwrap().sandboxes, 2);
+        assert_eq!(
+            limits(&[("HARVEST_LIMITS_SANDBOXES", "2")], "sandboxes = 7").unwrap().sandboxes,
+            2
+        );
         assert_eq!(limits(&[], "sandboxes_per_user = 3").unwrap().sandboxes_per_user, Some(3));
         assert!(limits(&[], "").unwrap().sandboxes >= 1);
         for text in ["sandboxes = 0", "sandboxes_per_user = 0", "checks = 0", "sandboxes = -1"] {

@@ -11,7 +11,8 @@ fn with(flags: &Global, vars: &[(&str, &str)], text: &str) -> Result<Config> {
 fn a_flag_goes_before_a_variable_before_the_file_before_the_default() {
     let none = Global::default();
     let file = "home = \"/file\"\nlisten = \"127.0.0.1:1\"";
-    let home = |flags: &Global, vars: &[(&str, &str)], text: &str| with(flags, vars, text).unwrap().home;
+    let home =
+        |flags: &Global, vars: &[(&str, &str)], text: &str| with(flags, vars, text).unwrap().home;
     assert_eq!(home(&none, &[("HOME", "/h")], ""), Path::new("/h/.local/state/harvest"));
     assert_eq!(home(&none, &[("XDG_STATE_HOME", "/s")], ""), Path::new("/s/harvest"));
     assert_eq!(home(&none, &[], file), Path::new("/file"));
@@ -54,7 +55,9 @@ fn for_every_key_a_variable_goes_before_the_file_before_the_default() {
         let sample = SAMPLES.iter().find(|sample| table.is_empty() && sample.0 == key);
         let (in_file, in_variable) = match (sample, table, key) {
             (Some((_, in_file, in_variable)), ..) => (*in_file, *in_variable),
-            (None, "limits", _) | (None, _, "breaker_failures" | "snapshots_per_session") => ("71", "72"),
+            (None, "limits", _) | (None, _, "breaker_failures" | "snapshots_per_session") => {
+                ("71", "72")
+            }
             (None, _, "snapshots_bytes") => ("\"71g\"", "72g"),
             (None, _, "heartbeat") => ("\"1s\"", "2s"),
             _ => ("\"711s\"", "712s"),

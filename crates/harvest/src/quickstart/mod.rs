@@ -44,7 +44,8 @@ pub(crate) async fn run(here: &Invocation, keep: bool) -> Result<u8> {
     };
     if shown.is_ok() && keep && code == 0 {
         here.print.note(format!("\nServing on {} until ctrl-c", serving.url()));
-        here.print.hint(format!("`harvest --home {} ls`, in another terminal", serving.home().display()));
+        here.print
+            .hint(format!("`harvest --home {} ls`, in another terminal", serving.home().display()));
         wire::asked_to_end().await?;
     }
     let ended = serving.end(Ending::Pause).await;
@@ -57,7 +58,8 @@ pub(crate) fn clean(here: &Invocation, home: &Path) -> Result<bool> {
     if !home.exists() {
         return Ok(false);
     }
-    wire::remove_home(&here.config.at(home)).with_context(|| format!("cannot remove {}", home.display()))?;
+    wire::remove_home(&here.config.at(home))
+        .with_context(|| format!("cannot remove {}", home.display()))?;
     Ok(true)
 }
 

@@ -24,14 +24,24 @@ pub(crate) fn write(folder: &Path) -> Result<()> {
         let path = folder.join(name);
         fs::create_dir_all(path.parent().unwrap_or(folder))?;
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
-        fs::set_permissions(&path, fs::Permissions::from_mode(if program { 0o755 } else { 0o644 }))?;
+        fs::set_permissions(
+            &path,
+            fs::Permissions::from_mode(if program { 0o755 } else { 0o644 }),
+        )?;
     }
     git(folder, &["init", "-q", "-b", "main"])?;
     git(folder, &["add", "-A"])?;
     let who = ["-c", "user.name=Quickstart", "-c", "user.email=quickstart@localhost"];
     // Whatever the person's own configuration asks for, signing included.
-    let plain =
-        ["-c", "commit.gpgsign=false", "commit", "-q", "--no-verify", "-m", "A very small calculator"];
+    let plain = [
+        "-c",
+        "commit.gpgsign=false",
+        "commit",
+        "-q",
+        "--no-verify",
+        "-m",
+        "A very small calculator",
+    ];
     git(folder, &[&who[..], &plain[..]].concat()).map(drop)
 }
 
@@ -45,7 +55,9 @@ mod tests {
         write(folder.path()).unwrap();
         let listed = git(folder.path(), &["ls-tree", "-r", "main"]).unwrap();
         assert!(
-            listed.lines().any(|line| line.starts_with("100755") && line.ends_with(".harvest/check.sh")),
+            listed
+                .lines()
+                .any(|line| line.starts_with("100755") && line.ends_with(".harvest/check.sh")),
             "{listed}"
         );
         assert_eq!(listed.lines().count(), FILES.len());

@@ -30,9 +30,11 @@ use crate::{
 };
 
 /// The first prompt.
-pub(super) const FIRST: &str = "A test of the calculator fails. Find out why, make it pass, commit and push.";
+pub(super) const FIRST: &str =
+    "A test of the calculator fails. Find out why, make it pass, commit and push.";
 /// Queued while the first runs.
-pub(super) const SECOND: &str = "Say in the README what the calculator can do, then commit and push.";
+pub(super) const SECOND: &str =
+    "Say in the README what the calculator can do, then commit and push.";
 /// Asked of the fork.
 pub(super) const THIRD: &str = "Where are we?";
 
@@ -118,7 +120,9 @@ impl Tour<'_> {
 
     async fn session(&mut self) -> Result<Session> {
         self.begin("A session: real Claude Code in a sandbox, two prompts, one pull request");
-        self.here.print.note("The model is scripted: no account, no key, no cost. All else is real.");
+        self.here
+            .print
+            .note("The model is scripted: no account, no key, no cost. All else is real.");
         let request = CreateSession {
             repository: Some(sample::NAME.into()),
             prompt: Some(FIRST.into()),
@@ -152,7 +156,9 @@ impl Tour<'_> {
                 Some(Verdict::Good) if next.is_none() => return screen.finish(),
                 Some(Verdict::Bad | Verdict::Asked) => {
                     let home = self.serving.home().display();
-                    let hint = format!("`harvest --home {home} up`, then `harvest --home {home} logs {id}`");
+                    let hint = format!(
+                        "`harvest --home {home} up`, then `harvest --home {home} logs {id}`"
+                    );
                     bail!(Advice::new("the turn did not end well", hint));
                 }
                 _ => {}
@@ -192,7 +198,8 @@ impl Tour<'_> {
 
     async fn fork(&mut self, id: &SessionId) -> Result<()> {
         self.begin("Fork turn 1: files and conversation as they were before the README changed");
-        let request = ForkSession { turn: Some(1), prompt: Some(THIRD.into()), ..ForkSession::default() };
+        let request =
+            ForkSession { turn: Some(1), prompt: Some(THIRD.into()), ..ForkSession::default() };
         let forks = self.client.fork(id, &request).await.context("cannot fork")?;
         let fork = forks.into_iter().next().context("the server made no fork")?;
         self.here.print.note(format!("Forked {id} at turn 1 as {}", fork.id));
@@ -260,13 +267,16 @@ impl Tour<'_> {
     /// What a command in the session's checkout prints.
     async fn output(&self, id: &SessionId, script: &str) -> Result<String> {
         let argv = ["sh", "-c", script].map(str::to_owned).to_vec();
-        let mut lines = self.client.exec(id, &ExecRequest { argv, ..ExecRequest::default() }).await?;
+        let mut lines =
+            self.client.exec(id, &ExecRequest { argv, ..ExecRequest::default() }).await?;
         let mut printed = Vec::new();
         while let Some(line) = lines.json::<ExecLine>().await? {
             match line {
                 ExecLine::Stdout { data } => printed.extend(BASE64_STANDARD.decode(data)?),
                 ExecLine::Stderr { .. } | ExecLine::Started { .. } => {}
-                ExecLine::Exited { .. } => return Ok(String::from_utf8_lossy(&printed).into_owned()),
+                ExecLine::Exited { .. } => {
+                    return Ok(String::from_utf8_lossy(&printed).into_owned());
+                }
                 ExecLine::Failed { message, .. } => bail!("`{script}` could not be run: {message}"),
             }
         }

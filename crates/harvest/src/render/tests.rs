@@ -13,7 +13,8 @@ fn shown_by(mut renderer: Renderer, bodies: Vec<EventBody>) -> String {
     let mut screen = String::new();
     for (number, body) in bodies.into_iter().enumerate() {
         let seq = number as u64 + 1;
-        let event = Event { seq, at: Timestamp::from_millis(seq.cast_signed() * 250), turn: None, body };
+        let event =
+            Event { seq, at: Timestamp::from_millis(seq.cast_signed() * 250), turn: None, body };
         for piece in renderer.event(&event) {
             match piece {
                 Piece::Text(text) => screen += &text,
@@ -90,7 +91,12 @@ fn a_turn_shows_words_as_they_come_and_one_line_per_tool() {
         started("b", "Bash", json!({"command": "python3 -m unittest\necho done"})),
         ended("a", true, "def add(a, b):\n\n"),
         ended("b", false, "FAILED (failures=1)\n"),
-        EventBody::TurnEnded { prompt, outcome: TurnOutcome::Completed, error: None, millis: 126_000 },
+        EventBody::TurnEnded {
+            prompt,
+            outcome: TurnOutcome::Completed,
+            error: None,
+            millis: 126_000,
+        },
     ]);
     assert_eq!(
         screen,
@@ -104,7 +110,11 @@ fn what_does_not_fit_the_screen_goes_to_a_line_of_its_own_and_is_cut() {
     let bodies = vec![
         started("a", "Bash", json!({"command": "x".repeat(200)})),
         ended("a", true, &"y".repeat(200)),
-        EventBody::PromptQueued { prompt: PromptId::random(), text: "z".repeat(200), author: String::new() },
+        EventBody::PromptQueued {
+            prompt: PromptId::random(),
+            text: "z".repeat(200),
+            author: String::new(),
+        },
     ];
     let screen = shown(bodies);
     assert!(screen.lines().all(|line| line.chars().count() <= 100), "{screen}");
@@ -126,7 +136,12 @@ fn nothing_an_agent_or_a_repository_says_acts_on_the_terminal() {
             options: vec![nasty.into()],
         },
         EventBody::PushRefused { repository: nasty.into(), reason: nasty.into() },
-        EventBody::TurnEnded { prompt, outcome: TurnOutcome::Failed, error: Some(nasty.into()), millis: 1 },
+        EventBody::TurnEnded {
+            prompt,
+            outcome: TurnOutcome::Failed,
+            error: Some(nasty.into()),
+            millis: 1,
+        },
     ]);
     assert_eq!(screen, plain(&screen));
     assert!(!screen.lines().any(|line| line.starts_with("Verified")), "{screen}");
@@ -135,13 +150,17 @@ fn nothing_an_agent_or_a_repository_says_acts_on_the_terminal() {
 #[test]
 fn a_later_push_is_told_as_an_update_of_the_pull_request() {
     let pull = || opened("calc", 1, "u");
-    assert_eq!(shown(vec![pull(), pull()]), "Opened pull request #1  u\nUpdated pull request #1  u\n");
+    assert_eq!(
+        shown(vec![pull(), pull()]),
+        "Opened pull request #1  u\nUpdated pull request #1  u\n"
+    );
 }
 
 #[test]
 fn of_several_repositories_each_is_named() {
     let renderer = Renderer { several: true, ..Renderer::new(false, 100) };
-    let screen = shown_by(renderer, vec![opened("calc", 1, "u"), opened("lib", 1, "v"), evidence(true)]);
+    let screen =
+        shown_by(renderer, vec![opened("calc", 1, "u"), opened("lib", 1, "v"), evidence(true)]);
     assert_eq!(
         screen,
         "Opened pull request #1 of calc  u\nOpened pull request #1 of lib  v\n\
@@ -181,8 +200,11 @@ fn shipping_reads_as_what_was_done_and_what_was_seen() {
 
 #[test]
 fn what_is_only_for_programs_prints_nothing() {
-    let idle =
-        EventBody::StateChanged { state: SessionState::Idle, reason: "turn_ended".into(), detail: None };
+    let idle = EventBody::StateChanged {
+        state: SessionState::Idle,
+        reason: "turn_ended".into(),
+        detail: None,
+    };
     assert_eq!(shown(vec![idle, EventBody::AgentRaw { line: "{}".into() }]), "");
 }
 
@@ -202,8 +224,20 @@ fn a_long_or_odd_text_is_cut_between_characters() {
 fn sandboxes_and_snapshots_are_named() {
     let (sandbox, snapshot) = (SandboxId::random(), SnapshotId::random());
     let screen = shown(vec![
-        EventBody::SandboxStarted { sandbox: sandbox.clone(), epoch: 1, from: "calc".into(), millis: 4 },
-        EventBody::SnapshotTaken { snapshot: snapshot.clone(), kind: SnapshotKind::Turn, millis: 3 },
+        EventBody::SandboxStarted {
+            sandbox: sandbox.clone(),
+            epoch: 1,
+            from: "calc".into(),
+            millis: 4,
+        },
+        EventBody::SnapshotTaken {
+            snapshot: snapshot.clone(),
+            kind: SnapshotKind::Turn,
+            millis: 3,
+        },
     ]);
-    assert_eq!(screen, format!("Started {sandbox} from calc in 4ms\nKept {snapshot} (end of turn) in 3ms\n"));
+    assert_eq!(
+        screen,
+        format!("Started {sandbox} from calc in 4ms\nKept {snapshot} (end of turn) in 3ms\n")
+    );
 }

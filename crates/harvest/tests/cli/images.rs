@@ -48,7 +48,10 @@ fn an_image_is_imported_listed_inspected_and_removed() {
     assert_eq!(removed["removed"], "one");
     let output = host.harvest(&["image", "inspect", "one"]);
     assert_eq!(output.status.code(), Some(1));
-    assert_eq!(text(&output.stderr), "error: image `one` is not on this host\nhint: there are two\n");
+    assert_eq!(
+        text(&output.stderr),
+        "error: image `one` is not on this host\nhint: there are two\n"
+    );
 }
 
 #[test]
@@ -76,7 +79,8 @@ fn an_archive_that_is_none_or_too_large_says_so_and_what_to_do() {
     let file = host.home.path().join("root.tar");
     fs::write(&file, &tar[..700]).unwrap();
     let import = |options: &[&str]| {
-        let output = host.harvest(&[&["image", "import", "x", file.to_str().unwrap()], options].concat());
+        let output =
+            host.harvest(&[&["image", "import", "x", file.to_str().unwrap()], options].concat());
         assert_eq!(output.status.code(), Some(1));
         text(&output.stderr)
     };
@@ -91,7 +95,11 @@ fn an_archive_that_is_none_or_too_large_says_so_and_what_to_do() {
 fn a_reference_without_a_registry_is_told_how_to_name_one() {
     let output = Host::new().harvest(&["image", "pull", "debian:12"]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stderr).contains("registry.example.com/debian:12"), "{}", text(&output.stderr));
+    assert!(
+        text(&output.stderr).contains("registry.example.com/debian:12"),
+        "{}",
+        text(&output.stderr)
+    );
 }
 
 #[test]
@@ -122,5 +130,8 @@ fn a_recipe_with_an_unknown_key_is_named_with_a_hint() {
     let output = host.harvest(&["image", "build", file.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(1));
     let error = text(&output.stderr);
-    assert!(error.contains("the recipe has the unknown key `form`; did you mean `from`?"), "{error}");
+    assert!(
+        error.contains("the recipe has the unknown key `form`; did you mean `from`?"),
+        "{error}"
+    );
 }

@@ -15,14 +15,15 @@ mod tokens;
 pub use common::{Page, Problem};
 pub use exec::{ExecLine, ExecRequest};
 pub use history::{
-    ChangeKind, DiffFiles, DiffStat, Dropped, FileDiff, Held, MachineChange, MachineChanges, PinSnapshot,
-    Retained,
+    ChangeKind, DiffFiles, DiffStat, Dropped, FileDiff, Held, MachineChange, MachineChanges,
+    PinSnapshot, Retained,
 };
 pub use prompts::{CreatePrompt, MovePrompt, Prompt, PromptStatus, Turn};
 pub use repositories::{AddRepository, Build, BuildLine, Evidence, Pull, Repository};
 pub use secrets::SetSecret;
 pub use sessions::{
-    CreateSession, ForkSession, RestoreSession, Session, SessionRepository, SessionState, UseRepository,
+    CreateSession, ForkSession, RestoreSession, Session, SessionRepository, SessionState,
+    UseRepository,
 };
 pub use snapshots::Snapshot;
 pub use sockets::{STDERR, STDOUT, SocketIn, SocketOut};

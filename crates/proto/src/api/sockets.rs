@@ -59,7 +59,8 @@ mod tests {
         let resize = serde_json::to_string(&SocketIn::Resize { rows: 24, cols: 80 }).unwrap();
         assert_eq!(resize, r#"{"resize":{"rows":24,"cols":80}}"#);
         assert_eq!(serde_json::from_str::<SocketIn>(r#"{"end":{}}"#).unwrap(), SocketIn::End {});
-        let exited = serde_json::to_string(&SocketOut::Exited { exit: Exit::Code(3), millis: 5 }).unwrap();
+        let exited =
+            serde_json::to_string(&SocketOut::Exited { exit: Exit::Code(3), millis: 5 }).unwrap();
         assert_eq!(exited, r#"{"exited":{"exit":{"how":"code","value":3},"millis":5}}"#);
     }
 }

@@ -46,15 +46,18 @@ impl<Message: Serialize> Frame<Message> {
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let (kind, head, body) = match self {
-            Self::Control(message) => {
-                (0, Vec::new(), serde_json::to_vec(message).expect("messages hold only maps with text keys"))
-            }
+            Self::Control(message) => (
+                0,
+                Vec::new(),
+                serde_json::to_vec(message).expect("messages hold only maps with text keys"),
+            ),
             Self::Data { stream, bytes } => {
                 assert!(bytes.len() <= MAX_DATA_BYTES, "a data frame is cut by its sender");
                 (1, stream.to_be_bytes().to_vec(), bytes.clone())
             }
         };
-        let length = u32::try_from(1 + head.len() + body.len()).expect("frames are far below 4 GiB");
+        let length =
+            u32::try_from(1 + head.len() + body.len()).expect("frames are far below 4 GiB");
         [&length.to_be_bytes()[..], &[kind], &head, &body].concat()
     }
 }
@@ -75,7 +78,9 @@ impl Decoder {
     ///
     /// # Errors
     /// When the bytes are not ours.
-    pub fn take<Message: DeserializeOwned>(&mut self) -> Result<Option<Frame<Message>>, FrameError> {
+    pub fn take<Message: DeserializeOwned>(
+        &mut self,
+    ) -> Result<Option<Frame<Message>>, FrameError> {
         let Some(head) = self.buffer.first_chunk::<4>() else { return Ok(None) };
         let length = u32::from_be_bytes(*head) as usize;
         if length > MAX_CONTROL_BYTES + 5 {
@@ -127,7 +132,8 @@ mod tests {
         assert_eq!((&command.terminal, command.detached), (&None, false));
         let again = serde_json::to_string(&command).unwrap();
         assert!(!again.contains("terminal") && !again.contains("detached"));
-        let heartbeat: FromSupervisor = serde_json::from_str(r#"{"say":"heartbeat","busy":true}"#).unwrap();
+        let heartbeat: FromSupervisor =
+            serde_json::from_str(r#"{"say":"heartbeat","busy":true}"#).unwrap();
         assert_eq!(heartbeat, FromSupervisor::Heartbeat { busy: true, detached: 0 });
         let started: Reply = serde_json::from_str(r#"{"reply":"started","pid":7}"#).unwrap();
         assert_eq!(started, Reply::Started { pid: 7, terminal: false });

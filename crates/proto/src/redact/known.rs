@@ -32,7 +32,8 @@ impl Redaction {
         let quoted = quoted.trim_matches('"').to_owned();
         let lines = secret.lines().map(str::trim);
         let lines = lines.filter(|line| line.len() >= SHORTEST_LINE && !line.starts_with("-----"));
-        for value in [secret.trim().to_owned(), quoted].into_iter().chain(lines.map(str::to_owned)) {
+        for value in [secret.trim().to_owned(), quoted].into_iter().chain(lines.map(str::to_owned))
+        {
             if value.len() >= SHORTEST && !self.0.contains(&value) {
                 self.0.push(value);
             }
@@ -44,11 +45,12 @@ impl Redaction {
     /// The text without secrets.
     #[must_use]
     pub fn cover(&self, text: &str) -> String {
-        let known =
-            self.0.iter().fold(text.to_owned(), |line, secret| match line.contains(secret.as_str()) {
+        let known = self.0.iter().fold(text.to_owned(), |line, secret| {
+            match line.contains(secret.as_str()) {
                 true => line.replace(secret.as_str(), MASK),
                 false => line,
-            });
+            }
+        });
         super::cover(&known)
     }
 }

@@ -178,7 +178,8 @@ impl Script {
             return Ok(own);
         }
         let rule = rules.iter().find(|rule| prompt.contains(&rule.contains));
-        Ok(rule.map_or_else(|| Self(vec![vec![Block::text(DEFAULT_TEXT)]]), |rule| rule.steps.clone()))
+        Ok(rule
+            .map_or_else(|| Self(vec![vec![Block::text(DEFAULT_TEXT)]]), |rule| rule.steps.clone()))
     }
 
     /// The blocks of the answer to the request with this number, from 0.
@@ -253,8 +254,7 @@ mod tests {
 
     #[test]
     fn a_script_may_span_lines_and_stand_anywhere_in_the_prompt() {
-        let prompt =
-            "Please:\n  script: [{\"text\": \"a\"},\n [{\"bash\": \"ls\"}, {\"read\": \"x\"}]\n]\nthanks";
+        let prompt = "Please:\n  script: [{\"text\": \"a\"},\n [{\"bash\": \"ls\"}, {\"read\": \"x\"}]\n]\nthanks";
         let script = Script::find(prompt).unwrap().unwrap();
         assert_eq!(script.answer(0), [Block::Text { text: "a".into(), chunks: 4, delay_ms: 0 }]);
         assert_eq!(script.answer(1), [Block::Bash("ls".into()), Block::Read("x".into())]);

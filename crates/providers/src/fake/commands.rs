@@ -31,7 +31,9 @@ pub(crate) fn run(argv: &[String], machine: &Machine) -> Result<Ran, Fault> {
             let found = machine.files().keys().any(|file| file.ends_with(path));
             ended(Vec::new(), i32::from(!found))
         }
-        ["git", "rev-parse", ..] => ended(b"0123456789abcdef0123456789abcdef01234567\n".to_vec(), 0),
+        ["git", "rev-parse", ..] => {
+            ended(b"0123456789abcdef0123456789abcdef01234567\n".to_vec(), 0)
+        }
         ["git", ..] | ["sh", ..] | ["true"] => ended(Vec::new(), 0),
         ["false"] => ended(Vec::new(), 1),
         ["sleep", ..] => Ok(Ran::Sleeps),

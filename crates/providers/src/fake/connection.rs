@@ -143,12 +143,16 @@ impl Connection {
                 let result = only_owner(&|| machine.prompt((*prompt).clone()));
                 self.reply(id, result).await
             }
-            ToSupervisor::Stop { id, turn } => self.reply(id, only_owner(&|| machine.stop(&turn))).await,
+            ToSupervisor::Stop { id, turn } => {
+                self.reply(id, only_owner(&|| machine.stop(&turn))).await
+            }
             ToSupervisor::Answer { id, request, answer } => {
                 let result = only_owner(&|| machine.answer(&request, answer.clone()));
                 self.reply(id, result).await
             }
-            ToSupervisor::Status { id } => self.reply(id, Ok(Reply::Status(machine.status()))).await,
+            ToSupervisor::Status { id } => {
+                self.reply(id, Ok(Reply::Status(machine.status()))).await
+            }
             ToSupervisor::EventsStored { upto } => {
                 machine.stored(upto);
                 Some(())
@@ -163,7 +167,8 @@ impl Connection {
             ToSupervisor::Exec { id, command } => self.exec(id, *command).await,
             ToSupervisor::Kill { id, exec } => self.kill(id, exec).await,
             ToSupervisor::Resize { id, .. } => {
-                self.reply(id, Err(Fault::new(FaultCode::NotFound, "the fake has no terminals"))).await
+                self.reply(id, Err(Fault::new(FaultCode::NotFound, "the fake has no terminals")))
+                    .await
             }
             ToSupervisor::File { id, request } => self.file(id, request).await,
             ToSupervisor::Credit { stream, bytes } => {
@@ -199,7 +204,8 @@ impl Connection {
         let (stdout, stderr) = (command.stdout, command.stderr);
         if let Some(stream) = command.stdin {
             self.reply(id, Ok(Reply::Started { pid: 2, terminal: false })).await?;
-            self.incoming.insert(stream, Incoming::Stdin { exec: id, stdout, stderr, bytes: Vec::new() });
+            self.incoming
+                .insert(stream, Incoming::Stdin { exec: id, stdout, stderr, bytes: Vec::new() });
             return Some(());
         }
         match commands::run(&command.argv, &self.machine) {
@@ -258,14 +264,18 @@ impl Connection {
                 let entries = commands::list(&self.machine, &path);
                 self.reply(id, Ok(Reply::List { entries, more: false })).await
             }
-            _ => self.reply(id, Err(Fault::new(FaultCode::Invalid, "the fake has no folders"))).await,
+            _ => {
+                self.reply(id, Err(Fault::new(FaultCode::Invalid, "the fake has no folders"))).await
+            }
         }
     }
 
     async fn data(&mut self, stream: StreamId, mut bytes: Vec<u8>) -> Alive {
         let length = u32::try_from(bytes.len()).ok()?;
         match self.incoming.get_mut(&stream)? {
-            Incoming::Stdin { bytes: all, .. } | Incoming::File { bytes: all, .. } => all.append(&mut bytes),
+            Incoming::Stdin { bytes: all, .. } | Incoming::File { bytes: all, .. } => {
+                all.append(&mut bytes)
+            }
         }
         self.say(FromSupervisor::Credit { stream, bytes: length }).await
     }
@@ -283,7 +293,12 @@ impl Connection {
         }
     }
 
-    async fn send(&mut self, stream: StreamId, bytes: Vec<u8>, after: Option<FromSupervisor>) -> Alive {
+    async fn send(
+        &mut self,
+        stream: StreamId,
+        bytes: Vec<u8>,
+        after: Option<FromSupervisor>,
+    ) -> Alive {
         let credit = INITIAL_CREDIT_BYTES as usize;
         self.outgoing.insert(stream, Outgoing { bytes, credit, after });
         self.pump(stream).await

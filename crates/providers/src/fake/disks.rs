@@ -104,7 +104,14 @@ impl Disks for Fake {
             let (path, kind) = (path.clone(), "file".to_owned());
             let (before_bytes, after_bytes) = (bytes(one), bytes(other));
             let path_base64 = None;
-            changes.items.push(MachineChange { path, path_base64, change, kind, before_bytes, after_bytes });
+            changes.items.push(MachineChange {
+                path,
+                path_base64,
+                change,
+                kind,
+                before_bytes,
+                after_bytes,
+            });
         }
         changes.cut = changes.items.len() > limit;
         changes.items.truncate(limit);

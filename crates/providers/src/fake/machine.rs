@@ -214,7 +214,10 @@ impl Machine {
             return Err(Fault::new(FaultCode::Busy, "a turn is in progress"));
         }
         if order.text == "refuse" {
-            return Err(Fault::new(FaultCode::NotReady, "the agent crashed and is not started again"));
+            return Err(Fault::new(
+                FaultCode::NotReady,
+                "the agent crashed and is not started again",
+            ));
         }
         // A real one would hang; a mistake in the order of things is better seen.
         if inside.still {
@@ -249,11 +252,13 @@ impl Machine {
 
     pub(crate) fn answer(&self, request: &str, answer: String) -> Result<Reply, Fault> {
         let mut inside = self.inside();
-        let open = inside.turn.as_mut().and_then(|turn| turn.request.take_if(|open| open == request));
+        let open =
+            inside.turn.as_mut().and_then(|turn| turn.request.take_if(|open| open == request));
         if open.is_none() {
             return Err(Fault::new(FaultCode::NotFound, "nobody asks that"));
         }
-        inside.event(EventBody::RequestClosed { request: request.to_owned(), answer: Some(answer) });
+        inside
+            .event(EventBody::RequestClosed { request: request.to_owned(), answer: Some(answer) });
         inside.end(TurnOutcome::Completed);
         drop(inside);
         self.beat();

@@ -11,17 +11,17 @@ use futures_util::{StreamExt, stream};
 use harvest_proto::{
     ImageId, SandboxId, SnapshotId, Timestamp,
     api::machines::{
-        Collected, CreateSandbox, CreateVolume, CreatedSandbox, DiskRoom, DiskUsage, Finding, FindingLevel,
-        ForkedSandbox, Image, ImageConfig, ImageLine, ImageOrigin, ImageUsage, ImageUsers, MachineSnapshot,
-        MakeImage, Owned, RestoredSandbox, Sandbox, SandboxList, SandboxSnapshot, SandboxStatus, Used,
-        Volume, VolumeBacking,
+        Collected, CreateSandbox, CreateVolume, CreatedSandbox, DiskRoom, DiskUsage, Finding,
+        FindingLevel, ForkedSandbox, Image, ImageConfig, ImageLine, ImageOrigin, ImageUsage,
+        ImageUsers, MachineSnapshot, MakeImage, Owned, RestoredSandbox, Sandbox, SandboxList,
+        SandboxSnapshot, SandboxStatus, Used, Volume, VolumeBacking,
     },
     event::SnapshotKind,
 };
 use harvest_session::{
     machines::{
-        Archive, Forks, Fresh, HostDisks, ImageLines, Images, ImportImage, MachineError, NewSandbox,
-        Sandboxes,
+        Archive, Forks, Fresh, HostDisks, ImageLines, Images, ImportImage, MachineError,
+        NewSandbox, Sandboxes,
     },
     provider::{BridgeStream, Provider, ProviderError, Snapshots, StartFrom, StartOrder},
 };
@@ -74,16 +74,23 @@ fn translate(error: ProviderError) -> MachineError {
         ProviderError::ImageMissing { .. } => missing("image_missing", error.to_string()),
         ProviderError::SnapshotMissing { .. } => missing("snapshot_missing", error.to_string()),
         ProviderError::NotRunning { .. } => conflict("not_running", error.to_string()),
-        ProviderError::Machine { .. } => {
-            MachineError::Failed { doing: "the fake failed".to_owned(), hint: None, source: error.into() }
-        }
+        ProviderError::Machine { .. } => MachineError::Failed {
+            doing: "the fake failed".to_owned(),
+            hint: None,
+            source: error.into(),
+        },
     }
 }
 
 impl Fake {
-    fn state(&self, inner: &MutexGuard<'_, Inner>, id: &SandboxId) -> Result<Sandbox, MachineError> {
+    fn state(
+        &self,
+        inner: &MutexGuard<'_, Inner>,
+        id: &SandboxId,
+    ) -> Result<Sandbox, MachineError> {
         let machine = inner.sandboxes.get(id);
-        let machine = machine.ok_or_else(|| missing("not_found", format!("there is no sandbox {id}")))?;
+        let machine =
+            machine.ok_or_else(|| missing("not_found", format!("there is no sandbox {id}")))?;
         let reason = machine.ended();
         let made = inner.own.sandboxes.get(id);
         let order = made.map(|made| made.order.clone()).unwrap_or_default();
@@ -147,13 +154,15 @@ impl Sandboxes for Fake {
     async fn sandbox_fresh(&self, new: NewSandbox) -> Result<Fresh, MachineError> {
         let sandbox_id = self.begin(new, Lives::WithUs).await?;
         let bridge = self.sandbox_dial(&sandbox_id).await?;
-        let made = CreatedSandbox { sandbox_id, status: SandboxStatus::Running, warnings: Vec::new() };
+        let made =
+            CreatedSandbox { sandbox_id, status: SandboxStatus::Running, warnings: Vec::new() };
         Ok(Fresh { made, bridge })
     }
 
     async fn sandbox_list(&self) -> Result<SandboxList, MachineError> {
         let inner = self.inner();
-        let items: Result<Vec<_>, _> = inner.sandboxes.keys().map(|id| self.state(&inner, id)).collect();
+        let items: Result<Vec<_>, _> =
+            inner.sandboxes.keys().map(|id| self.state(&inner, id)).collect();
         let mut items = items?;
         items.sort_by_key(|sandbox| std::cmp::Reverse(sandbox.created_at));
         Ok(SandboxList { items, torn: Vec::new() })
@@ -197,11 +206,16 @@ impl Sandboxes for Fake {
         id: SnapshotId,
     ) -> Result<SandboxSnapshot, MachineError> {
         self.sandbox_get(sandbox).await?;
-        let frozen_millis = self.capture(sandbox, &id, SnapshotKind::Turn).await.map_err(translate)?;
+        let frozen_millis =
+            self.capture(sandbox, &id, SnapshotKind::Turn).await.map_err(translate)?;
         Ok(SandboxSnapshot { id, sandbox: sandbox.clone(), frozen_millis, bytes: 0 })
     }
 
-    async fn sandbox_fork(&self, sandbox: &SandboxId, wanted: Forks) -> Result<ForkedSandbox, MachineError> {
+    async fn sandbox_fork(
+        &self,
+        sandbox: &SandboxId,
+        wanted: Forks,
+    ) -> Result<ForkedSandbox, MachineError> {
         let snapshot = self.sandbox_snapshot(sandbox, wanted.through).await?.id;
         let mut forks = Vec::new();
         for id in wanted.ids {
@@ -224,8 +238,9 @@ impl Sandboxes for Fake {
         self.sandbox_get(sandbox).await?;
         let mut inner = self.inner();
         let files = inner.snapshots.get(snapshot).map(|(files, _)| files.clone());
-        let files =
-            files.ok_or_else(|| missing("snapshot_missing", format!("there is no snapshot {snapshot}")))?;
+        let files = files.ok_or_else(|| {
+            missing("snapshot_missing", format!("there is no snapshot {snapshot}"))
+        })?;
         let machine = super::Machine::new(files, Arc::clone(&inner.runs), inner.boots);
         let kept = SnapshotId::random();
         if let Some(old) = inner.sandboxes.insert(sandbox.clone(), Arc::new(machine)) {
@@ -235,7 +250,10 @@ impl Sandboxes for Fake {
         Ok(RestoredSandbox { id: sandbox.clone(), snapshot: snapshot.clone(), kept })
     }
 
-    async fn sandbox_dial(&self, sandbox: &SandboxId) -> Result<Box<dyn BridgeStream>, MachineError> {
+    async fn sandbox_dial(
+        &self,
+        sandbox: &SandboxId,
+    ) -> Result<Box<dyn BridgeStream>, MachineError> {
         self.sandbox_get(sandbox).await?;
         self.dial(sandbox).await.map_err(translate)
     }
@@ -249,7 +267,9 @@ impl Sandboxes for Fake {
     }
 
     async fn sandbox_why(&self, sandbox: &SandboxId) -> Option<String> {
-        self.sandbox_get(sandbox).await.map_or_else(|_| Some("removed".to_owned()), |found| found.reason)
+        self.sandbox_get(sandbox)
+            .await
+            .map_or_else(|_| Some("removed".to_owned()), |found| found.reason)
     }
 
     async fn sandbox_overdrawn(&self, _: &SandboxId) -> Option<String> {
@@ -276,8 +296,15 @@ fn config() -> ImageConfig {
 
 impl Fake {
     fn make(&self, name: String, bytes: u64) -> ImageLines {
-        let made = image(&name, self.inner().own.images.entry(name.clone()).or_insert_with(ImageId::random));
-        stream::iter([ImageLine::Bytes { done: bytes, total: None }, ImageLine::Made { image: made }]).boxed()
+        let made = image(
+            &name,
+            self.inner().own.images.entry(name.clone()).or_insert_with(ImageId::random),
+        );
+        stream::iter([
+            ImageLine::Bytes { done: bytes, total: None },
+            ImageLine::Made { image: made },
+        ])
+        .boxed()
     }
 }
 
@@ -356,7 +383,9 @@ impl HostDisks for Fake {
 
     async fn volume_delete(&self, name: &str) -> Result<(), MachineError> {
         let removed = self.inner().own.volumes.remove(name);
-        removed.map(drop).ok_or_else(|| missing("volume_missing", format!("there is no volume `{name}`")))
+        removed
+            .map(drop)
+            .ok_or_else(|| missing("volume_missing", format!("there is no volume `{name}`")))
     }
 
     async fn snapshot_list(&self) -> Result<Vec<MachineSnapshot>, MachineError> {
@@ -387,7 +416,10 @@ impl HostDisks for Fake {
         let images = self.image_list().await?;
         Ok(DiskUsage {
             driver: "dir".to_owned(),
-            images: images.into_iter().map(|one| Used { name: one.name, bytes: one.bytes }).collect(),
+            images: images
+                .into_iter()
+                .map(|one| Used { name: one.name, bytes: one.bytes })
+                .collect(),
             images_bytes: 0,
             snapshots: Vec::new(),
             snapshots_bytes: 0,

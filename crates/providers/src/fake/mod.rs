@@ -23,7 +23,8 @@ use harvest_proto::{PromptId, SandboxId, SnapshotId, bridge::Boot, event::Snapsh
 use harvest_session::{
     disks::Disks,
     provider::{
-        BridgeStream, Found, Freezing, Provider, ProviderError, Snapshots, StartFrom, StartOrder, Started,
+        BridgeStream, Found, Freezing, Provider, ProviderError, Snapshots, StartFrom, StartOrder,
+        Started,
     },
 };
 
@@ -300,7 +301,9 @@ impl Provider for Fake {
 
     async fn others(&self) -> Result<Vec<(SandboxId, Option<String>)>, ProviderError> {
         let inner = self.inner();
-        let runs = |id: &SandboxId| inner.sandboxes.get(id).is_some_and(|machine| machine.ended().is_none());
+        let runs = |id: &SandboxId| {
+            inner.sandboxes.get(id).is_some_and(|machine| machine.ended().is_none())
+        };
         let kept = inner.own.kept().filter(|(id, _)| runs(id));
         Ok(kept.map(|(id, user)| (id.clone(), user.cloned())).collect())
     }

@@ -2,14 +2,14 @@
 
 use async_trait::async_trait;
 use harvest_engine::{
-    Backing, DiskRoom as Room, Engine, EngineError, Level, Snapshot, StoreKind, Usage, Volume as Made,
-    VolumeSpec,
+    Backing, DiskRoom as Room, Engine, EngineError, Level, Snapshot, StoreKind, Usage,
+    Volume as Made, VolumeSpec,
 };
 use harvest_proto::{
     SnapshotId,
     api::machines::{
-        Collected, CreateVolume, DiskRoom, DiskUsage, Finding, FindingLevel, MachineSnapshot, Owned,
-        SandboxUsed, StoreFile, Used, Volume, VolumeBacking,
+        Collected, CreateVolume, DiskRoom, DiskUsage, Finding, FindingLevel, MachineSnapshot,
+        Owned, SandboxUsed, StoreFile, Used, Volume, VolumeBacking,
     },
 };
 use harvest_session::machines::{HostDisks, MachineError};
@@ -31,10 +31,9 @@ impl HostDisks for LocalMachines {
     }
 
     async fn volume_create(&self, order: CreateVolume) -> Result<Volume, MachineError> {
-        let name = order
-            .name
-            .parse()
-            .map_err(|error: EngineError| MachineError::invalid("invalid_volume", error.to_string()))?;
+        let name = order.name.parse().map_err(|error: EngineError| {
+            MachineError::invalid("invalid_volume", error.to_string())
+        })?;
         let default = VolumeSpec::new(name);
         let size_bytes = order.size_bytes.unwrap_or(default.size_bytes);
         let files = order.files.unwrap_or(default.files.min(size_bytes / BYTES_PER_FILE));
@@ -65,14 +64,20 @@ impl HostDisks for LocalMachines {
         Ok(snapshots.into_iter().map(snapshot).collect())
     }
 
-    async fn snapshot_delete(&self, snapshot: &SnapshotId, force: bool) -> Result<(), MachineError> {
+    async fn snapshot_delete(
+        &self,
+        snapshot: &SnapshotId,
+        force: bool,
+    ) -> Result<(), MachineError> {
         let (id, doing) = (snapshot.clone(), format!("cannot forget {snapshot}"));
         self.work(doing.clone(), move |engine| {
             let said = |error| explained(doing.clone(), error);
             let found = engine.snapshot(&id).map_err(said)?;
-            let found = found.ok_or_else(|| said(EngineError::SnapshotMissing { snapshot: id.clone() }))?;
+            let found =
+                found.ok_or_else(|| said(EngineError::SnapshotMissing { snapshot: id.clone() }))?;
             if found.of_sessions && !force {
-                let hint = "`harvest rm SESSION` and `harvest repo rm` forget theirs; --force insists";
+                let hint =
+                    "`harvest rm SESSION` and `harvest repo rm` forget theirs; --force insists";
                 let what = format!("a session or repository may go on from {id}");
                 return Err(conflict("of_a_session", what, hint));
             }
@@ -142,7 +147,11 @@ fn disk_usage(usage: Usage, volumes: Vec<Made>) -> DiskUsage {
             StoreKind::BtrfsFile => "btrfs_file",
         }
         .to_owned(),
-        images: usage.images.into_iter().map(|one| Used { name: one.name, bytes: one.bytes }).collect(),
+        images: usage
+            .images
+            .into_iter()
+            .map(|one| Used { name: one.name, bytes: one.bytes })
+            .collect(),
         images_bytes: usage.images_bytes,
         snapshots: usage
             .snapshots
@@ -159,7 +168,9 @@ fn disk_usage(usage: Usage, volumes: Vec<Made>) -> DiskUsage {
         volumes: volumes.into_iter().map(volume).collect(),
         trash_bytes: usage.trash_bytes,
         reclaimable_bytes: usage.reclaimable_bytes,
-        store_file: usage.store_file.map(|file| StoreFile { bytes: file.bytes, free_bytes: file.free_bytes }),
+        store_file: usage
+            .store_file
+            .map(|file| StoreFile { bytes: file.bytes, free_bytes: file.free_bytes }),
         home_disk: room(usage.home_disk),
         cache_disk: room(usage.cache_disk),
     }

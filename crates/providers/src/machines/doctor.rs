@@ -23,8 +23,12 @@ fn bad(id: &str, level: FindingLevel, found: &str, fix: &str) -> Finding {
 
 /// What a program prints; nothing when it is not there.
 fn printed(program: &str, argument: &str) -> Option<String> {
-    let output =
-        Command::new(program).arg(argument).stdin(Stdio::null()).stderr(Stdio::null()).output().ok()?;
+    let output = Command::new(program)
+        .arg(argument)
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .output()
+        .ok()?;
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
@@ -36,8 +40,8 @@ fn git() -> Finding {
 }
 
 fn http_backend() -> Finding {
-    let found =
-        printed("git", "--exec-path").is_some_and(|path| Path::new(&path).join("git-http-backend").exists());
+    let found = printed("git", "--exec-path")
+        .is_some_and(|path| Path::new(&path).join("git-http-backend").exists());
     match found {
         true => ok("git_http_backend", "there, for the local forge"),
         false => {

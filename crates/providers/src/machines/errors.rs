@@ -18,7 +18,9 @@ pub(super) fn explained(doing: String, error: EngineError) -> MachineError {
             "`harvest snapshot ls` lists those there are",
         ),
         EngineError::NotRunning { sandbox } => not_running(sandbox),
-        EngineError::Exists { .. } => conflict("exists", text, "`harvest sandbox ls` lists those there are"),
+        EngineError::Exists { .. } => {
+            conflict("exists", text, "`harvest sandbox ls` lists those there are")
+        }
         EngineError::Invalid { .. } => MachineError::invalid("invalid_sandbox", text),
         EngineError::VolumeMissing { volume } => {
             missing("volume_missing", text, format!("`harvest volume create {volume}` makes it"))
@@ -30,7 +32,9 @@ pub(super) fn explained(doing: String, error: EngineError) -> MachineError {
             conflict("volume_in_use", text, "`harvest sandbox ls` shows who may have it")
         }
         EngineError::NoRoom { .. } => MachineError::NoRoom { what: text, hint: GC.to_owned() },
-        EngineError::DiskLow { hint, .. } => MachineError::NoRoom { what: text, hint: (*hint).to_owned() },
+        EngineError::DiskLow { hint, .. } => {
+            MachineError::NoRoom { what: text, hint: (*hint).to_owned() }
+        }
         EngineError::Recipe(_) => invalid("invalid_recipe", &error, None),
         EngineError::Pull { source: PullError::Reference { .. }, .. } => {
             invalid("invalid_reference", &error, None)
@@ -50,7 +54,9 @@ pub(super) fn explained(doing: String, error: EngineError) -> MachineError {
 
 fn unpack(source: &UnpackError, error: &EngineError) -> MachineError {
     let hint = match source {
-        UnpackError::Owner { .. } => "pack it with `tar --owner=0 --group=0`, or as the ids it has inside",
+        UnpackError::Owner { .. } => {
+            "pack it with `tar --owner=0 --group=0`, or as the ids it has inside"
+        }
         UnpackError::Limit { .. } => "if it is what you want, say so with --max-size",
         _ => return invalid("invalid_archive", error, None),
     };
@@ -59,7 +65,8 @@ fn unpack(source: &UnpackError, error: &EngineError) -> MachineError {
 
 /// No image of this name.
 pub(super) fn image_missing(named: &str) -> MachineError {
-    let hint = "`harvest image ls` lists those there are, `harvest image build FILE.toml` makes one";
+    let hint =
+        "`harvest image ls` lists those there are, `harvest image build FILE.toml` makes one";
     missing("image_missing", format!("there is no image `{named}`"), hint)
 }
 
@@ -78,11 +85,19 @@ pub(super) fn not_running(sandbox: &SandboxId) -> MachineError {
     conflict("not_running", format!("{sandbox} does not run"), hint)
 }
 
-pub(super) fn missing(code: &'static str, what: impl Into<String>, hint: impl Into<String>) -> MachineError {
+pub(super) fn missing(
+    code: &'static str,
+    what: impl Into<String>,
+    hint: impl Into<String>,
+) -> MachineError {
     MachineError::Missing { code, what: what.into(), hint: hint.into() }
 }
 
-pub(super) fn conflict(code: &'static str, what: impl Into<String>, hint: impl Into<String>) -> MachineError {
+pub(super) fn conflict(
+    code: &'static str,
+    what: impl Into<String>,
+    hint: impl Into<String>,
+) -> MachineError {
     MachineError::Conflict { code, what: what.into(), hint: hint.into() }
 }
 
@@ -103,8 +118,16 @@ mod tests {
     fn what_a_person_can_mend_says_how() {
         let cases = [
             (EngineError::ImageMissing { image: "x".into() }, "image_missing", "image build"),
-            (EngineError::VolumeMissing { volume: "data".parse().unwrap() }, "volume_missing", "create data"),
-            (EngineError::NotRunning { sandbox: SandboxId::random() }, "not_running", "sandbox start sbx_"),
+            (
+                EngineError::VolumeMissing { volume: "data".parse().unwrap() },
+                "volume_missing",
+                "create data",
+            ),
+            (
+                EngineError::NotRunning { sandbox: SandboxId::random() },
+                "not_running",
+                "sandbox start sbx_",
+            ),
             (
                 EngineError::NoRoom { what: "a volume".into(), needed_bytes: 2, free_bytes: 1 },
                 "no_room",

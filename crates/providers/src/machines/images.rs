@@ -5,7 +5,8 @@ use std::{io, path::Path};
 use async_trait::async_trait;
 use futures_util::{StreamExt, stream};
 use harvest_engine::{
-    BuildOptions, Engine, EngineError, Image as Made, Import, Progress, PullOptions, Recipe, UnpackLimits,
+    BuildOptions, Engine, EngineError, Image as Made, Import, Progress, PullOptions, Recipe,
+    UnpackLimits,
 };
 use harvest_proto::api::machines::{
     Image, ImageConfig, ImageLayer, ImageLine, ImageOrigin, ImageUsage, ImageUsers, MakeImage,
@@ -46,9 +47,13 @@ impl Images for LocalMachines {
             };
             let layers = engine.image_layers(&image).map_err(said("cannot look at its layers"))?;
             let users = engine.image_users(&image).map_err(said("cannot find who uses it"))?;
-            let layers = layers.into_iter().map(|(id, bytes)| ImageLayer { id: id.into(), bytes }).collect();
-            let used_by =
-                ImageUsers { images: users.images, sandboxes: users.sandboxes, snapshots: users.snapshots };
+            let layers =
+                layers.into_iter().map(|(id, bytes)| ImageLayer { id: id.into(), bytes }).collect();
+            let used_by = ImageUsers {
+                images: users.images,
+                sandboxes: users.sandboxes,
+                snapshots: users.snapshots,
+            };
             Ok(ImageUsage { layers, used_by })
         })
         .await
@@ -66,18 +71,21 @@ impl Images for LocalMachines {
             }
             ImageOrigin::Folder(folder) => {
                 let what = "an image made of a folder needs a `name`";
-                let name = order.name.ok_or_else(|| MachineError::invalid("invalid_image", what))?;
+                let name =
+                    order.name.ok_or_else(|| MachineError::invalid("invalid_image", what))?;
                 Ok(self.make(format!("cannot make the image `{name}`"), move |engine, tell| {
                     engine.image_import(&name, Import::Folder(Path::new(&folder)), limits, tell)
                 }))
             }
             recipe => {
                 let recipes = self.recipes.clone();
-                let recipe = self.work("cannot read the recipe", move |_| read(&recipes, recipe)).await?;
+                let recipe =
+                    self.work("cannot read the recipe", move |_| read(&recipes, recipe)).await?;
                 let options = BuildOptions { force: order.force };
-                Ok(self.make(format!("cannot build the image `{}`", recipe.name), move |engine, tell| {
-                    engine.image_build(&recipe, options, tell)
-                }))
+                Ok(self.make(
+                    format!("cannot build the image `{}`", recipe.name),
+                    move |engine, tell| engine.image_build(&recipe, options, tell),
+                ))
             }
         }
     }
@@ -120,7 +128,9 @@ impl LocalMachines {
     fn make(
         &self,
         doing: String,
-        work: impl FnOnce(&Engine, &mut dyn FnMut(Progress)) -> Result<Made, EngineError> + Send + 'static,
+        work: impl FnOnce(&Engine, &mut dyn FnMut(Progress)) -> Result<Made, EngineError>
+        + Send
+        + 'static,
     ) -> ImageLines {
         let engine = self.engine.clone();
         let (tell, told) = mpsc::channel(LINES_IN_FLIGHT);
@@ -128,7 +138,8 @@ impl LocalMachines {
             // What nobody reads in time is passed over rather than waited for.
             work(&engine, &mut |progress| drop(tell.try_send(line(progress))))
         });
-        let meanwhile = stream::unfold(told, |mut told| async move { Some((told.recv().await?, told)) });
+        let meanwhile =
+            stream::unfold(told, |mut told| async move { Some((told.recv().await?, told)) });
         let end = stream::once(async move {
             let made = done.await.map_err(|broke| {
                 let doing = doing.clone();
@@ -190,9 +201,15 @@ fn read(recipes: &Recipes, from: ImageOrigin) -> Result<Recipe, MachineError> {
     let read = match from {
         ImageOrigin::Recipe(name) => {
             if !recipes.names.contains(&name) {
-                let hint =
-                    format!("there are {}; or name a file that ends in .toml", recipes.names.join(", "));
-                return Err(missing("recipe_missing", format!("there is no recipe `{name}`"), hint));
+                let hint = format!(
+                    "there are {}; or name a file that ends in .toml",
+                    recipes.names.join(", ")
+                );
+                return Err(missing(
+                    "recipe_missing",
+                    format!("there is no recipe `{name}`"),
+                    hint,
+                ));
             }
             Recipe::read(&placed()?.join(format!("{name}.toml")))
         }
@@ -236,7 +253,9 @@ pub(super) fn config(config: harvest_engine::ImageConfig) -> ImageConfig {
 fn line(progress: Progress) -> ImageLine {
     match progress {
         Progress::Waiting { image } => ImageLine::Waiting { image },
-        Progress::StepStarted { index, total, what } => ImageLine::StepStarted { index, total, what },
+        Progress::StepStarted { index, total, what } => {
+            ImageLine::StepStarted { index, total, what }
+        }
         Progress::StepCached { index, total, what } => ImageLine::StepCached { index, total, what },
         Progress::Bytes { done, total } => ImageLine::Bytes { done, total },
         Progress::Output { line } => ImageLine::Output { line },

@@ -49,7 +49,9 @@ impl LocalMachines {
     ) -> Result<T, MachineError> {
         let (engine, doing) = (self.engine.clone(), doing.into());
         let done = spawn_blocking(move || work(&engine)).await;
-        done.unwrap_or_else(|broke| Err(MachineError::Failed { doing, hint: None, source: broke.into() }))
+        done.unwrap_or_else(|broke| {
+            Err(MachineError::Failed { doing, hint: None, source: broke.into() })
+        })
     }
 
     /// Makes one call of the engine where it may block.

@@ -7,8 +7,8 @@ use harvest_engine::{
 use harvest_proto::{
     SandboxId, SnapshotId,
     api::machines::{
-        CreatedSandbox, ForkedSandbox, RestoredSandbox, Sandbox, SandboxList, SandboxSnapshot, SandboxStatus,
-        TornSandbox,
+        CreatedSandbox, ForkedSandbox, RestoredSandbox, Sandbox, SandboxList, SandboxSnapshot,
+        SandboxStatus, TornSandbox,
     },
 };
 use harvest_session::{
@@ -44,7 +44,11 @@ impl Sandboxes for LocalMachines {
             // In the same breath: one hop less between asking for a sandbox and its first command.
             dial_blocking(&running.bridge).map(|stream| (made, stream)).map_err(|error| {
                 let _ = engine.remove(&running.id);
-                MachineError::Failed { doing: STARTING.to_owned(), hint: None, source: error.into() }
+                MachineError::Failed {
+                    doing: STARTING.to_owned(),
+                    hint: None,
+                    source: error.into(),
+                }
             })
         });
         let (made, stream) = begun.await?;
@@ -52,7 +56,11 @@ impl Sandboxes for LocalMachines {
             Ok(stream) => Ok(Fresh { made, bridge: Box::new(stream) }),
             Err(error) => {
                 self.sandbox_delete(&made.sandbox_id, true).await?;
-                Err(MachineError::Failed { doing: STARTING.to_owned(), hint: None, source: error.into() })
+                Err(MachineError::Failed {
+                    doing: STARTING.to_owned(),
+                    hint: None,
+                    source: error.into(),
+                })
             }
         }
     }
@@ -101,7 +109,9 @@ impl Sandboxes for LocalMachines {
                 // Somebody else was faster.
                 Ok(()) | Err(EngineError::Exists { .. }) => get(engine, &id),
                 // So was a server that died after it had asked for it.
-                Err(_) if matches!(engine.find(&id), Ok(SandboxState::Running(_))) => get(engine, &id),
+                Err(_) if matches!(engine.find(&id), Ok(SandboxState::Running(_))) => {
+                    get(engine, &id)
+                }
                 Err(error) => Err(explained(doing, error)),
             }
         })
@@ -129,7 +139,11 @@ impl Sandboxes for LocalMachines {
         .await
     }
 
-    async fn sandbox_fork(&self, sandbox: &SandboxId, forks: Forks) -> Result<ForkedSandbox, MachineError> {
+    async fn sandbox_fork(
+        &self,
+        sandbox: &SandboxId,
+        forks: Forks,
+    ) -> Result<ForkedSandbox, MachineError> {
         let id = sandbox.clone();
         self.work(format!("cannot fork {sandbox}"), move |engine| fork(engine, id, forks)).await
     }
@@ -143,7 +157,10 @@ impl Sandboxes for LocalMachines {
         self.work(format!("cannot put {sandbox} back"), move |engine| restore(engine, id, to)).await
     }
 
-    async fn sandbox_dial(&self, sandbox: &SandboxId) -> Result<Box<dyn BridgeStream>, MachineError> {
+    async fn sandbox_dial(
+        &self,
+        sandbox: &SandboxId,
+    ) -> Result<Box<dyn BridgeStream>, MachineError> {
         let (id, doing) = (sandbox.clone(), format!("cannot reach {sandbox}"));
         let bridge = self.work(doing.clone(), move |engine| {
             // It may stand still, or go when the session rests: a session's commands go through the session.
@@ -188,7 +205,8 @@ impl Sandboxes for LocalMachines {
 
     async fn sandbox_overdrawn(&self, sandbox: &SandboxId) -> Option<String> {
         let id = sandbox.clone();
-        let stopped = self.ask("cannot look at its end", move |engine| engine.stopped(&id)).await.ok()??;
+        let stopped =
+            self.ask("cannot look at its end", move |engine| engine.stopped(&id)).await.ok()??;
         Some(format!("disk: {} bytes may be written", stopped.limit_bytes))
     }
 }
@@ -247,7 +265,8 @@ fn list(engine: &Engine) -> Result<SandboxList, EngineError> {
 
 fn get(engine: &Engine, id: &SandboxId) -> Result<Sandbox, MachineError> {
     let found = there(engine, id)?;
-    let images = engine.images().map_err(|error| explained("cannot list images".to_owned(), error))?;
+    let images =
+        engine.images().map_err(|error| explained("cannot list images".to_owned(), error))?;
     Ok(shown(found, &images))
 }
 
@@ -267,7 +286,11 @@ fn there(engine: &Engine, id: &SandboxId) -> Result<harvest_engine::Inspected, M
 fn ones_own(engine: &Engine, id: &SandboxId, verb: &str) -> Result<(), MachineError> {
     if there(engine, id)?.spec.owner == Owner::Sessions {
         let hint = "see `harvest ls`; `harvest exec SESSION` runs something in it, `harvest terminate SESSION` ends it and keeps its disk";
-        return Err(conflict("of_a_session", format!("cannot {verb} {id}: it belongs to a session"), hint));
+        return Err(conflict(
+            "of_a_session",
+            format!("cannot {verb} {id}: it belongs to a session"),
+            hint,
+        ));
     }
     Ok(())
 }
@@ -282,9 +305,11 @@ fn fork(engine: &Engine, id: SandboxId, wanted: Forks) -> Result<ForkedSandbox, 
     for fork in ids {
         let from = Origin::Snapshot(snapshot.clone());
         // Whoever forks a session's sandbox has one of their own: nobody serves its door.
-        let network = if source.network == Network::Door { Network::Nothing } else { source.network };
+        let network =
+            if source.network == Network::Door { Network::Nothing } else { source.network };
         let made_by = made_by.clone();
-        let spec = Spec { id: fork.clone(), from, network, owner: Owner::Kept, made_by, ..source.clone() };
+        let spec =
+            Spec { id: fork.clone(), from, network, owner: Owner::Kept, made_by, ..source.clone() };
         match engine.start(&spec) {
             // It was made already, for the same request.
             Ok(_) | Err(EngineError::Exists { .. }) => forks.push(fork),
@@ -294,7 +319,8 @@ fn fork(engine: &Engine, id: SandboxId, wanted: Forks) -> Result<ForkedSandbox, 
                 return Err(explained(format!("cannot fork {id}"), error));
             }
             Err(error) => {
-                failed = Some(format!("started {} of {count} forks: {}", forks.len(), words(&error)));
+                failed =
+                    Some(format!("started {} of {count} forks: {}", forks.len(), words(&error)));
                 break;
             }
         }
@@ -305,7 +331,11 @@ fn fork(engine: &Engine, id: SandboxId, wanted: Forks) -> Result<ForkedSandbox, 
 }
 
 /// The old disk is a snapshot before anything of it is let go: a crash at any step loses nothing.
-fn restore(engine: &Engine, id: SandboxId, snapshot: SnapshotId) -> Result<RestoredSandbox, MachineError> {
+fn restore(
+    engine: &Engine,
+    id: SandboxId,
+    snapshot: SnapshotId,
+) -> Result<RestoredSandbox, MachineError> {
     let before = there(engine, &id)?;
     if before.spec.owner != Owner::Kept {
         let hint = "`harvest sandbox restore SNAPSHOT` starts another one from it";

@@ -154,7 +154,8 @@ mod tests {
             from: Some(SnapshotId::random()),
             ..CreateSandbox::default()
         };
-        let gateway = CreateSandbox { network: SandboxNetwork::Gateway, ..CreateSandbox::default() };
+        let gateway =
+            CreateSandbox { network: SandboxNetwork::Gateway, ..CreateSandbox::default() };
         for order in [both, gateway, volume("../x", "/a"), volume("data", "relative")] {
             assert!(spec(new(order.clone()), Owner::Process(1)).is_err(), "{order:?}");
         }

@@ -20,7 +20,9 @@ pub(crate) async fn blob_get(
 ) -> Result<Response, ApiError> {
     let text = state.sessions.blob(&session, &blob).await?;
     // Whatever a hostile repository printed is text, also to a browser.
-    let headers =
-        [(header::CONTENT_TYPE, "text/plain; charset=utf-8"), (header::X_CONTENT_TYPE_OPTIONS, "nosniff")];
+    let headers = [
+        (header::CONTENT_TYPE, "text/plain; charset=utf-8"),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    ];
     Ok((headers, text).into_response())
 }

@@ -89,7 +89,8 @@ pub(crate) async fn read(inside: Inside, query: Get) -> Result<Response, ApiErro
             more |= items.len() > most;
             items.truncate(most);
             let next_cursor = items.last().filter(|_| more).map(|last| last.name.clone());
-            let kind = [(HeaderName::from_static("x-harvest-kind"), HeaderValue::from_static("folder"))];
+            let kind =
+                [(HeaderName::from_static("x-harvest-kind"), HeaderValue::from_static("folder"))];
             Ok((kind, Json(Page { items, next_cursor })).into_response())
         }
     }
@@ -97,7 +98,9 @@ pub(crate) async fn read(inside: Inside, query: Get) -> Result<Response, ApiErro
 
 /// Ends with an error, and so not as a whole answer, when the file cannot be read to its end, or when nobody
 /// takes any of it for long.
-fn bytes(mut download: Download) -> impl futures_util::Stream<Item = Result<Bytes, axum::BoxError>> {
+fn bytes(
+    mut download: Download,
+) -> impl futures_util::Stream<Item = Result<Bytes, axum::BoxError>> {
     let (pieces, taken) = mpsc::channel::<Result<Bytes, axum::BoxError>>(1);
     tokio::spawn(async move {
         loop {
@@ -242,7 +245,11 @@ pub(crate) async fn write_or_drain(
     }
 }
 
-async fn write(inside: &Inside, query: Put, body: &mut BodyDataStream) -> Result<FileStat, ApiError> {
+async fn write(
+    inside: &Inside,
+    query: Put,
+    body: &mut BodyDataStream,
+) -> Result<FileStat, ApiError> {
     let path = sound(&query.path)?;
     let kind = query.kind.unwrap_or(FileKind::File);
     let bits = mode(query.mode.as_deref(), if kind == FileKind::Folder { 0o755 } else { 0o644 })?;
@@ -250,8 +257,12 @@ async fn write(inside: &Inside, query: Put, body: &mut BodyDataStream) -> Result
         (FileKind::File, None) => {
             let mut writing = inside.file_put(path, bits, query.user)?;
             while let Some(piece) = next_of(body).await? {
-                let broke = |_| ApiError::invalid("invalid_body", "the body could not be read to its end");
-                writing.write(&piece.map_err(broke)?).await.map_err(harvest_session::SessionError::from)?;
+                let broke =
+                    |_| ApiError::invalid("invalid_body", "the body could not be read to its end");
+                writing
+                    .write(&piece.map_err(broke)?)
+                    .await
+                    .map_err(harvest_session::SessionError::from)?;
             }
             writing.finish().await.map_err(harvest_session::SessionError::from)?;
         }
@@ -259,16 +270,24 @@ async fn write(inside: &Inside, query: Put, body: &mut BodyDataStream) -> Result
         (FileKind::Link, Some(target)) if !target.is_empty() => {
             inside.link_put(path, sound(&target)?.to_owned(), query.user).await?;
         }
-        _ => return Err(ApiError::invalid("invalid_query", "a link, and nothing else, has a `target`")),
+        _ => {
+            return Err(ApiError::invalid(
+                "invalid_query",
+                "a link, and nothing else, has a `target`",
+            ));
+        }
     }
     Ok(inside.file_stat(path).await?)
 }
 
 /// The next piece of a body; who sends none for long does not keep the machine awake for it.
-async fn next_of(body: &mut BodyDataStream) -> Result<Option<Result<Bytes, axum::Error>>, ApiError> {
+async fn next_of(
+    body: &mut BodyDataStream,
+) -> Result<Option<Result<Bytes, axum::Error>>, ApiError> {
     timeout(STALL, body.next()).await.map_err(|_| {
         let detail = format!("no more of the body came for {} s", STALL.as_secs());
-        ApiError::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", detail).hint("send the file again")
+        ApiError::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", detail)
+            .hint("send the file again")
     })
 }
 
@@ -329,7 +348,9 @@ impl Delete {
 fn sound(path: &str) -> Result<&str, ApiError> {
     match !path.is_empty() && !path.contains('\0') && path.len() < 4096 {
         true => Ok(path),
-        false => Err(ApiError::invalid("invalid_query", "a path is 1 to 4095 bytes without a zero byte")),
+        false => {
+            Err(ApiError::invalid("invalid_query", "a path is 1 to 4095 bytes without a zero byte"))
+        }
     }
 }
 

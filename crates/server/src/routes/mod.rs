@@ -31,8 +31,9 @@ use crate::{ServerState, idempotency, problem::ApiError};
 /// The handlers, for the table of the OpenAPI page.
 pub(crate) mod handlers {
     pub(crate) use super::{
-        blobs::*, events::*, exec::*, files::*, health::*, machines::handlers::*, prompts::*, pty::*,
-        pulls::*, repositories::*, retention::*, secrets::*, sessions::*, snapshots::*, tokens::*, turns::*,
+        blobs::*, events::*, exec::*, files::*, health::*, machines::handlers::*, prompts::*,
+        pty::*, pulls::*, repositories::*, retention::*, secrets::*, sessions::*, snapshots::*,
+        tokens::*, turns::*,
     };
 }
 
@@ -41,7 +42,10 @@ pub(crate) fn guarded(state: &ServerState) -> Router<ServerState> {
     created_once(state)
         .merge(machines::guarded(state))
         .route("/v1/sessions", get(sessions::session_list))
-        .route("/v1/sessions/{session}", get(sessions::session_get).delete(sessions::session_delete))
+        .route(
+            "/v1/sessions/{session}",
+            get(sessions::session_get).delete(sessions::session_delete),
+        )
         .route("/v1/sessions/{session}/stop", post(sessions::session_stop))
         .route("/v1/sessions/{session}/pause", post(sessions::session_pause))
         .route("/v1/sessions/{session}/resume", post(sessions::session_resume))
@@ -66,7 +70,10 @@ pub(crate) fn guarded(state: &ServerState) -> Router<ServerState> {
         .route("/v1/sessions/{session}/exec", post(exec::exec_run).get(exec::exec_open))
         .route(
             "/v1/sessions/{session}/files",
-            get(files::file_get).head(files::file_stat).put(files::file_put).delete(files::file_delete),
+            get(files::file_get)
+                .head(files::file_stat)
+                .put(files::file_put)
+                .delete(files::file_delete),
         )
         .route("/v1/sessions/{session}/pty", get(pty::pty_open))
         .route("/v1/sessions/{session}/pull", get(pulls::pull_get))
@@ -104,8 +111,12 @@ pub(crate) fn open() -> Router<ServerState> {
 }
 
 pub(crate) async fn no_such_route(uri: Uri) -> ApiError {
-    ApiError::new(StatusCode::NOT_FOUND, "no_such_route", format!("there is nothing at {}", uri.path()))
-        .hint("every route is in /v1/openapi.json")
+    ApiError::new(
+        StatusCode::NOT_FOUND,
+        "no_such_route",
+        format!("there is nothing at {}", uri.path()),
+    )
+    .hint("every route is in /v1/openapi.json")
 }
 
 pub(crate) async fn no_such_method(method: Method, uri: Uri) -> ApiError {

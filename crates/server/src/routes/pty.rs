@@ -46,7 +46,8 @@ pub(crate) async fn pty_open(
     let order = order(query)?;
     // Before the upgrade: what goes wrong up to here is a problem like any other.
     let (running, input) = state.sessions.inside(&session).await?.terminal(order).await?;
-    Ok(upgrade.on_upgrade(|socket| socket::carry(socket, running, Some(input), Kind::Terminal, ending)))
+    Ok(upgrade
+        .on_upgrade(|socket| socket::carry(socket, running, Some(input), Kind::Terminal, ending)))
 }
 
 /// A terminal as its query describes it.
@@ -61,7 +62,12 @@ pub(crate) fn order(query: Vec<(String, String)>) -> Result<TerminalOrder, ApiEr
             "argv" => order.argv.push(value),
             "cwd" => order.cwd = Some(value),
             "user" => order.user = Some(value),
-            _ => return Err(ApiError::invalid("invalid_query", format!("unknown parameter `{name}`"))),
+            _ => {
+                return Err(ApiError::invalid(
+                    "invalid_query",
+                    format!("unknown parameter `{name}`"),
+                ));
+            }
         }
     }
     let TerminalOrder { argv, cwd, user, .. } = order.clone();
@@ -72,7 +78,10 @@ pub(crate) fn order(query: Vec<(String, String)>) -> Result<TerminalOrder, ApiEr
 
 fn side(value: &str) -> Result<u16, ApiError> {
     value.parse().ok().filter(|side| (1..=4096).contains(side)).ok_or_else(|| {
-        ApiError::invalid("invalid_query", "a terminal's `rows` and `cols` are numbers from 1 to 4096")
+        ApiError::invalid(
+            "invalid_query",
+            "a terminal's `rows` and `cols` are numbers from 1 to 4096",
+        )
     })
 }
 
@@ -80,7 +89,10 @@ fn term(value: String) -> Result<String, ApiError> {
     let sound = |byte: u8| byte.is_ascii_alphanumeric() || b"._+-".contains(&byte);
     match (1..=64).contains(&value.len()) && value.bytes().all(sound) {
         true => Ok(value),
-        false => Err(ApiError::invalid("invalid_query", "`term` is the name of a terminal, such as `xterm`")),
+        false => Err(ApiError::invalid(
+            "invalid_query",
+            "`term` is the name of a terminal, such as `xterm`",
+        )),
     }
 }
 
@@ -89,7 +101,8 @@ mod tests {
     use super::*;
 
     fn of(query: &[(&str, &str)]) -> Result<TerminalOrder, &'static str> {
-        let query = query.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        let query =
+            query.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
         order(query).map_err(|error| error.code)
     }
 
@@ -97,11 +110,18 @@ mod tests {
     fn a_terminal_is_asked_for_with_sensible_words_only() {
         let plain = of(&[]).unwrap();
         assert_eq!((plain.terminal.rows, plain.terminal.cols, plain.argv.len()), (24, 80, 0));
-        let vi = of(&[("rows", "50"), ("argv", "vi"), ("argv", "a b"), ("term", "screen-256color")]).unwrap();
+        let vi =
+            of(&[("rows", "50"), ("argv", "vi"), ("argv", "a b"), ("term", "screen-256color")])
+                .unwrap();
         assert_eq!((vi.terminal.rows, vi.argv), (50, vec!["vi".to_owned(), "a b".to_owned()]));
-        for bad in
-            [("rows", "0"), ("cols", "-1"), ("cols", "70000"), ("term", "a b"), ("term", ""), ("x", "1")]
-        {
+        for bad in [
+            ("rows", "0"),
+            ("cols", "-1"),
+            ("cols", "70000"),
+            ("term", "a b"),
+            ("term", ""),
+            ("x", "1"),
+        ] {
             assert_eq!(of(&[bad]), Err("invalid_query"), "{bad:?}");
         }
         assert_eq!(of(&[("argv", "a\0b")]), Err("invalid_body"));

@@ -15,7 +15,11 @@ pub(crate) async fn pull_get(
 ) -> Result<Json<Pull>, ApiError> {
     let pull = state.sessions.get(&session).await?.pull;
     pull.map(Json).ok_or_else(|| {
-        ApiError::new(StatusCode::NOT_FOUND, "no_pull", format!("{session} has no pull request yet"))
-            .hint("one is opened when the session pushes its branch")
+        ApiError::new(
+            StatusCode::NOT_FOUND,
+            "no_pull",
+            format!("{session} has no pull request yet"),
+        )
+        .hint("one is opened when the session pushes its branch")
     })
 }

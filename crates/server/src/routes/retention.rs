@@ -15,14 +15,18 @@ use crate::{
 /// Shows what sessions hold on the disk and what the rules would have go now.
 #[utoipa::path(get, path = "/v1/retention", tag = "disks",
     responses((status = 200, body = Retained, description = "Nothing goes by looking")))]
-pub(crate) async fn retention_get(State(state): State<ServerState>) -> Result<Json<Retained>, ApiError> {
+pub(crate) async fn retention_get(
+    State(state): State<ServerState>,
+) -> Result<Json<Retained>, ApiError> {
     Ok(Json(state.sessions.retention().await?))
 }
 
 /// Has go what the rules say, now rather than in a while.
 #[utoipa::path(post, path = "/v1/retention", tag = "disks",
     responses((status = 200, body = Retained, description = "What was held, and what of it went")))]
-pub(crate) async fn retention_keep(State(state): State<ServerState>) -> Result<Json<Retained>, ApiError> {
+pub(crate) async fn retention_keep(
+    State(state): State<ServerState>,
+) -> Result<Json<Retained>, ApiError> {
     Ok(Json(state.sessions.retain().await?))
 }
 

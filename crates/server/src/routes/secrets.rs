@@ -13,7 +13,9 @@ use crate::{
 /// Lists the names of secrets.
 #[utoipa::path(get, path = "/v1/secrets", tag = "secrets",
     responses((status = 200, body = Page<String>, description = "The names")))]
-pub(crate) async fn secret_list(State(state): State<ServerState>) -> Result<Json<Page<String>>, ApiError> {
+pub(crate) async fn secret_list(
+    State(state): State<ServerState>,
+) -> Result<Json<Page<String>>, ApiError> {
     let items = state.sessions.secret_list().await?;
     Ok(Json(Page { items, next_cursor: None }))
 }

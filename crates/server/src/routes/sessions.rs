@@ -53,7 +53,10 @@ pub(crate) async fn session_list(
     let Which { cursor, limit, state: shown, repository, q, key } = which;
     let paging = Paging { cursor, limit };
     if [&repository, &q, &key].into_iter().flatten().any(|text| text.contains('\0')) {
-        return Err(ApiError::invalid("invalid_query", "no session has a zero byte in any of its texts"));
+        return Err(ApiError::invalid(
+            "invalid_query",
+            "no session has a zero byte in any of its texts",
+        ));
     }
     let filter = SessionFilter { state: shown, repository, title: q, key };
     Ok(Json(state.sessions.find(&filter, paging.cursor.as_deref(), paging.limit()?).await?))

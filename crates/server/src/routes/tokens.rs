@@ -82,7 +82,8 @@ mod tests {
         let bob = || Author { name: "Bob".into(), email: "bob@example.org".into() };
         let role = |asker: Role, user: Option<Author>, role| {
             let created_at = Timestamp::from_millis(0);
-            let asker = Token { name: "t".into(), user: ada(), role: asker, created_at, last_used: None };
+            let asker =
+                Token { name: "t".into(), user: ada(), role: asker, created_at, last_used: None };
             role_of(&asker, &CreateToken { name: "n".into(), user, role }).ok()
         };
         assert_eq!(role(Role::Admin, None, None), Some(Role::Admin));

@@ -65,7 +65,11 @@ async fn a_broken_request_is_told_what_is_wrong_with_it() {
     let deep = format!("{}1{}", r#"{"author":"#.repeat(10_000), "}".repeat(10_000));
     problem(&create(deep).await, 422, "invalid_body");
     problem(&create(json!({"repository": "ca\0lc"}).to_string()).await, 422, "invalid_body");
-    problem(&create(json!({"repository": "calc", "prompt": "a\0b"}).to_string()).await, 422, "invalid_body");
+    problem(
+        &create(json!({"repository": "calc", "prompt": "a\0b"}).to_string()).await,
+        422,
+        "invalid_body",
+    );
     problem(&create(json!({"repository": 7}).to_string()).await, 422, "invalid_body");
     problem(&create("x".repeat(1024 * 1024 + 1)).await, 413, "too_large");
     problem(&host.ask("POST", "/v1/sessions", &[], "{}").await, 415, "unsupported_media_type");
@@ -115,7 +119,11 @@ async fn a_key_is_short_and_belongs_to_one_request() {
     problem(&ask(String::new(), json!({"repository": "calc"})).await, 400, "invalid_key");
     problem(&ask("\u{e4}".into(), json!({"repository": "calc"})).await, 400, "invalid_key");
     assert_eq!(ask("k".into(), json!({"repository": "calc"})).await.status, 201);
-    problem(&ask("k".into(), json!({"repository": "calc", "prompt": "y"})).await, 422, "key_reused");
+    problem(
+        &ask("k".into(), json!({"repository": "calc", "prompt": "y"})).await,
+        422,
+        "key_reused",
+    );
     // Keys of different people do not meet.
     let user = json!({"name": "Bob", "email": "bob@example.org"});
     let bob = host.post("/v1/tokens", &[], json!({"name": "bob", "user": user})).await.json();
@@ -187,5 +195,9 @@ async fn what_does_not_fit_a_sessions_state_is_a_conflict_or_not_there() {
     );
     problem(&host.post(&format!("{path}/fork"), &[], json!({})).await, 409, "no_snapshot");
     problem(&host.post(&format!("{path}/fork"), &[], json!({"turn": 99})).await, 404, "not_found");
-    problem(&host.post(&format!("{path}/prompts"), &[], json!({"text": " "})).await, 422, "invalid_prompt");
+    problem(
+        &host.post(&format!("{path}/prompts"), &[], json!({"text": " "})).await,
+        422,
+        "invalid_prompt",
+    );
 }

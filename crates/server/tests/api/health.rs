@@ -35,10 +35,15 @@ async fn the_metrics_can_be_parsed_and_hold_nothing_that_somebody_sent() {
         assert!(!text.contains(planted), "{planted} in {text}");
     }
     let samples = parse(text);
-    let sample = |name: &str| samples.get(name).copied().unwrap_or_else(|| panic!("{name} in {text}"));
-    let missed = r#"harvest_requests_total{method="GET",route="/v1/sessions/{session}",status="404"}"#;
+    let sample =
+        |name: &str| samples.get(name).copied().unwrap_or_else(|| panic!("{name} in {text}"));
+    let missed =
+        r#"harvest_requests_total{method="GET",route="/v1/sessions/{session}",status="404"}"#;
     assert_eq!(sample(missed), 1.0);
-    assert_eq!(sample(r#"harvest_requests_total{method="POST",route="/v1/sessions",status="201"}"#), 1.0);
+    assert_eq!(
+        sample(r#"harvest_requests_total{method="POST",route="/v1/sessions",status="201"}"#),
+        1.0
+    );
     assert_eq!(sample(r#"harvest_requests_total{method="GET",route="none",status="404"}"#), 1.0);
     assert!(sample("harvest_events_total") >= 2.0 && sample("harvest_resident_bytes") > 0.0);
     assert_eq!(sample("harvest_sandboxes"), 0.0);
@@ -51,7 +56,11 @@ async fn the_metrics_are_for_this_machine_and_for_admins() {
     let bob = host.post("/v1/tokens", &[], json!({"name": "bob", "user": user})).await.json();
     let far = [("x-forwarded-for", "203.0.113.9")];
     problem(&host.ask_as(None, "GET", "/metrics", &far, "").await, 403, "forbidden");
-    problem(&host.ask_as(bob["value"].as_str(), "GET", "/metrics", &far, "").await, 403, "forbidden");
+    problem(
+        &host.ask_as(bob["value"].as_str(), "GET", "/metrics", &far, "").await,
+        403,
+        "forbidden",
+    );
     assert_eq!(host.ask("GET", "/metrics", &far, "").await.status, 200);
 }
 
@@ -70,7 +79,10 @@ fn parse(text: &str) -> BTreeMap<&str, f64> {
         }
         if let Some(kind) = line.strip_prefix("# TYPE ") {
             let (name, kind) = kind.split_once(' ').unwrap();
-            assert!(name == family.0 && ["counter", "gauge", "histogram"].contains(&kind), "{line}");
+            assert!(
+                name == family.0 && ["counter", "gauge", "histogram"].contains(&kind),
+                "{line}"
+            );
             family.1 = kind;
             continue;
         }

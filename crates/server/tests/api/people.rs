@@ -33,10 +33,17 @@ async fn a_member_sees_every_session_and_changes_only_their_own() {
 
     let seen = send(&host, &bob, "GET", "/v1/sessions", json!({})).await.json();
     assert_eq!(seen["items"].as_array().unwrap().len(), 2);
-    assert_eq!(send(&host, &bob, "GET", &format!("/v1/sessions/{theirs}"), json!({})).await.status, 200);
+    assert_eq!(
+        send(&host, &bob, "GET", &format!("/v1/sessions/{theirs}"), json!({})).await.status,
+        200
+    );
     let prompt = json!({"text": "x"});
     let path = |id: &str, rest: &str| format!("/v1/sessions/{id}{rest}");
-    problem(&send(&host, &bob, "POST", &path(theirs, "/prompts"), prompt.clone()).await, 403, "forbidden");
+    problem(
+        &send(&host, &bob, "POST", &path(theirs, "/prompts"), prompt.clone()).await,
+        403,
+        "forbidden",
+    );
     problem(&send(&host, &bob, "POST", &path(theirs, "/stop"), json!({})).await, 403, "forbidden");
     problem(&send(&host, &bob, "DELETE", &path(theirs, ""), json!({})).await, 403, "forbidden");
     // What runs in a fork reads every file, and every variable the session was given.
@@ -47,7 +54,11 @@ async fn a_member_sees_every_session_and_changes_only_their_own() {
     // The same id, written so that only the router reads it.
     let disguised = theirs.replacen("ses", "%73es", 1);
     problem(&send(&host, &bob, "DELETE", &path(&disguised, ""), json!({})).await, 404, "not_found");
-    problem(&send(&host, &bob, "DELETE", "/v1/sessions/ses_000000000000", json!({})).await, 404, "not_found");
+    problem(
+        &send(&host, &bob, "DELETE", "/v1/sessions/ses_000000000000", json!({})).await,
+        404,
+        "not_found",
+    );
     assert_eq!(send(&host, &bob, "POST", &path(own, "/prompts"), prompt).await.status, 202);
     assert_eq!(send(&host, &bob, "DELETE", &path(own, ""), json!({})).await.status, 204);
     assert_eq!(host.ask("DELETE", &path(theirs, ""), &[], "").await.status, 204);
@@ -85,7 +96,11 @@ async fn only_an_admin_speaks_in_anothers_name() {
     let bob = member(&host, "bob").await;
     let eve = json!({"name": "Eve", "email": "eve@example.org"});
     let create = json!({"repository": "calc", "author": eve});
-    problem(&send(&host, &bob, "POST", "/v1/sessions", create.clone()).await, 403, "author_not_allowed");
+    problem(
+        &send(&host, &bob, "POST", "/v1/sessions", create.clone()).await,
+        403,
+        "author_not_allowed",
+    );
     let own = send(&host, &bob, "POST", "/v1/sessions", json!({"repository": "calc"})).await.json();
     let prompts = format!("/v1/sessions/{}/prompts", own["id"].as_str().unwrap());
     let prompt = json!({"text": "x", "author": eve});
@@ -100,14 +115,16 @@ async fn a_token_shows_its_value_once_and_opens_nothing_once_it_is_revoked() {
     host.repository().await;
     let (bob, eve) = (member(&host, "bob").await, member(&host, "eve").await);
     let me = send(&host, &bob, "GET", "/v1/me", json!({})).await.json();
-    let expected =
-        json!({"user": {"name": "bob", "email": "bob@example.org"}, "role": "member", "token": "bob"});
+    let expected = json!({"user": {"name": "bob", "email": "bob@example.org"}, "role": "member", "token": "bob"});
     assert_eq!(me, expected);
     let all = host.ask("GET", "/v1/tokens", &[], "").await;
     assert!(!format!("{all:?}").contains("hvt_"), "{all:?}");
     assert_eq!(all.json()["items"].as_array().unwrap().len(), 3);
     let own = send(&host, &bob, "GET", "/v1/tokens", json!({})).await.json();
-    assert_eq!((own["items"].as_array().unwrap().len(), own["items"][0]["name"].as_str()), (1, Some("bob")));
+    assert_eq!(
+        (own["items"].as_array().unwrap().len(), own["items"][0]["name"].as_str()),
+        (1, Some("bob"))
+    );
 
     problem(
         &send(&host, &bob, "POST", "/v1/tokens", json!({"name": "x", "role": "admin"})).await,
@@ -120,7 +137,8 @@ async fn a_token_shows_its_value_once_and_opens_nothing_once_it_is_revoked() {
     problem(&host.ask("DELETE", "/v1/tokens/first", &[], "").await, 409, "last_admin");
 
     // Who follows a session with a token is cut off with it.
-    let session = send(&host, &eve, "POST", "/v1/sessions", json!({"repository": "calc"})).await.json();
+    let session =
+        send(&host, &eve, "POST", "/v1/sessions", json!({"repository": "calc"})).await.json();
     let path = format!("/v1/sessions/{}/events", session["id"].as_str().unwrap());
     let mut follower = host.follow_as(&eve, &path).await;
     follower.frame().await.unwrap();

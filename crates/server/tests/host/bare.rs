@@ -17,7 +17,8 @@ use harvest_proto::{
 use harvest_session::{
     Doors, PullOrder, Pulls, PullsError,
     provider::{
-        BridgeStream, Found, Freezing, Provider, ProviderError, Snapshots, StartFrom, StartOrder, Started,
+        BridgeStream, Found, Freezing, Provider, ProviderError, Snapshots, StartFrom, StartOrder,
+        Started,
     },
 };
 

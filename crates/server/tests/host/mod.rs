@@ -137,8 +137,10 @@ impl Host {
         let machine = Arc::new(bare::Bare::default());
         let sessions = sessions(folder.path(), Arc::clone(&machine)).await;
         let user = Author { name: "Ada".into(), email: "ada@example.org".into() };
-        let token = sessions.token_create("first", user, Role::Admin).await.unwrap().1.expose().clone();
-        let state = ServerState::new(sessions.clone(), &["agents.example.org".into()], shutdown.clone());
+        let token =
+            sessions.token_create("first", user, Role::Admin).await.unwrap().1.expose().clone();
+        let state =
+            ServerState::new(sessions.clone(), &["agents.example.org".into()], shutdown.clone());
         let fake = Fake::new();
         let state = state.with_limits(limits).with_machines(Commands::new(Arc::new(fake.clone())));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -161,11 +163,18 @@ impl Host {
 
     /// Registers a repository that nothing can be fetched from.
     pub(crate) async fn repository(&self) {
-        let added = self.post("/v1/repositories", &[], json!({"url": "http://127.0.0.1:1/calc.git"})).await;
+        let added =
+            self.post("/v1/repositories", &[], json!({"url": "http://127.0.0.1:1/calc.git"})).await;
         assert_eq!((added.status, added.json()["name"].as_str()), (201, Some("calc")));
     }
 
-    pub(crate) async fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+    pub(crate) async fn ask(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: &str,
+    ) -> Answer {
         self.ask_as(Some(&self.token), method, path, headers, body).await
     }
 
@@ -197,7 +206,12 @@ impl Host {
     }
 
     /// The first so many frames of a stream.
-    pub(crate) async fn frames(&self, path: &str, headers: &[(&str, &str)], count: usize) -> Vec<Frame> {
+    pub(crate) async fn frames(
+        &self,
+        path: &str,
+        headers: &[(&str, &str)],
+        count: usize,
+    ) -> Vec<Frame> {
         let mut stream = self.follow(path, headers).await;
         let mut frames = Vec::new();
         while frames.len() < count {
@@ -208,7 +222,8 @@ impl Host {
 
     /// A stream, as seen by the holder of another token.
     pub(crate) async fn follow_as(&self, token: &str, path: &str) -> Stream {
-        let mut stream = self.send(Some(token), "GET", path, &[("accept", "text/event-stream")], b"").await;
+        let mut stream =
+            self.send(Some(token), "GET", path, &[("accept", "text/event-stream")], b"").await;
         let (status, headers) = stream.head().await;
         assert_eq!(status, 200, "{headers:?}");
         stream

@@ -22,11 +22,18 @@ async fn a_sandbox_is_made_looked_at_stopped_started_and_deleted() {
     let id = sandbox(&host).await;
     let path = format!("/v1/sandboxes/{id}");
     let shown = host.ask("GET", &path, &[], "").await.json();
-    assert_eq!((&shown["id"], &shown["image"], &shown["owner"]), (&json!(id), &json!("tiny"), &json!("you")));
+    assert_eq!(
+        (&shown["id"], &shown["image"], &shown["owner"]),
+        (&json!(id), &json!("tiny"), &json!("you"))
+    );
     assert_eq!(listed(&host).await, [shown]);
     let stopped = host.ask("POST", &format!("{path}/stop"), &[], "").await.json();
     assert_eq!(stopped["state"], "dead");
-    problem(&host.post(&format!("{path}/exec"), &[], json!({"argv": ["true"]})).await, 409, "not_running");
+    problem(
+        &host.post(&format!("{path}/exec"), &[], json!({"argv": ["true"]})).await,
+        409,
+        "not_running",
+    );
     let started = host.ask("POST", &format!("{path}/start"), &[], "").await.json();
     assert_eq!(started["state"], "running");
     assert_eq!(host.ask("DELETE", &path, &[], "").await.status, 204);
@@ -54,9 +61,12 @@ async fn a_command_says_what_it_says_and_how_it_ended() {
     assert_eq!((missing.len(), &missing[0]["code"]), (1, &json!("not_found")));
     let given = host.post(&path, &[], json!({"argv": ["cat"], "stdin": "aGkK"})).await.lines();
     assert_eq!(given[0], json!({"type": "stdout", "data": "aGkK"}));
-    for body in
-        [json!({}), json!({"argv": ["a\0"]}), json!({"code": "x"}), json!({"argv": ["a"], "stdin": "%"})]
-    {
+    for body in [
+        json!({}),
+        json!({"argv": ["a\0"]}),
+        json!({"code": "x"}),
+        json!({"argv": ["a"], "stdin": "%"}),
+    ] {
         let refused = host.post(&path, &[], body.clone()).await;
         assert_eq!(refused.status, 422, "{body}: {refused:?}");
     }
@@ -75,7 +85,8 @@ async fn what_a_command_reads_follows_its_line() {
 #[tokio::test]
 async fn a_fresh_sandbox_is_gone_with_its_command() {
     let host = Host::start().await;
-    let lines = host.post("/v1/exec", &[], json!({"image": "tiny", "argv": ["echo", "hi"]})).await.lines();
+    let lines =
+        host.post("/v1/exec", &[], json!({"image": "tiny", "argv": ["echo", "hi"]})).await.lines();
     let kinds: Vec<_> = lines.iter().map(|line| line["type"].as_str().unwrap()).collect();
     assert_eq!(kinds, ["started", "stdout", "exited"]);
     assert!(lines[0]["sandbox"].as_str().unwrap().starts_with("sbx_"));
@@ -125,11 +136,17 @@ async fn forks_and_restores_go_their_ways() {
     let forked = host.post(&format!("{path}/fork"), &[], json!({"count": 3})).await;
     assert_eq!((forked.status, forked.json()["forks"].as_array().unwrap().len()), (201, 3));
     assert_eq!(listed(&host).await.len(), 4);
-    problem(&host.post(&format!("{path}/fork"), &[], json!({"count": 0})).await, 422, "invalid_body");
-    let restored = host.post(&format!("{path}/restore"), &[], json!({"snapshot": snapshot})).await.json();
+    problem(
+        &host.post(&format!("{path}/fork"), &[], json!({"count": 0})).await,
+        422,
+        "invalid_body",
+    );
+    let restored =
+        host.post(&format!("{path}/restore"), &[], json!({"snapshot": snapshot})).await.json();
     assert_eq!((&restored["id"], &restored["snapshot"]), (&json!(id), &snapshot));
     let snapshots = host.ask("GET", "/v1/snapshots", &[], "").await.json();
-    let ids: Vec<&Value> = snapshots["items"].as_array().unwrap().iter().map(|one| &one["id"]).collect();
+    let ids: Vec<&Value> =
+        snapshots["items"].as_array().unwrap().iter().map(|one| &one["id"]).collect();
     assert!(ids.contains(&&snapshot) && ids.contains(&&restored["kept"]), "{snapshots}");
     let gone = format!("/v1/snapshots/{}", snapshot.as_str().unwrap());
     assert_eq!(host.ask("DELETE", &gone, &[], "").await.status, 204);
@@ -156,7 +173,10 @@ async fn images_and_volumes_come_and_go() {
     problem(&host.post("/v1/volumes", &[], json!({"name": "data"})).await, 409, "exists");
     assert_eq!(host.ask("GET", "/v1/df", &[], "").await.json()["volumes_bytes"], 4096);
     assert_eq!(host.ask("DELETE", "/v1/volumes/data", &[], "").await.status, 204);
-    assert_eq!(host.post("/v1/gc", &[], json!({"dry_run": true})).await.json()["layers"], json!([]));
+    assert_eq!(
+        host.post("/v1/gc", &[], json!({"dry_run": true})).await.json()["layers"],
+        json!([])
+    );
     assert_eq!(host.ask("GET", "/v1/doctor", &[], "").await.json()["items"][0]["level"], "ok");
 }
 
@@ -174,8 +194,13 @@ async fn the_same_routes_answer_without_a_server() {
     assert_eq!(fake.sandbox_list().await.unwrap().items.len(), 1);
     drop(answer);
     here.settle().await;
-    assert_eq!(fake.sandbox_list().await.unwrap().items.len(), 0, "who stops listening takes it along");
-    let refused = here.ask("GET".parse().unwrap(), "/v1/sandboxes/sbx_000000000000", Sent::Nothing).await;
+    assert_eq!(
+        fake.sandbox_list().await.unwrap().items.len(),
+        0,
+        "who stops listening takes it along"
+    );
+    let refused =
+        here.ask("GET".parse().unwrap(), "/v1/sandboxes/sbx_000000000000", Sent::Nothing).await;
     assert_eq!(refused.unwrap().status, 404);
     let sessions = here.ask("GET".parse().unwrap(), "/v1/sessions", Sent::Nothing).await.unwrap();
     assert_eq!(sessions.status, 404, "sessions need a server");

@@ -3,7 +3,8 @@
 use std::{collections::HashMap, sync::Arc};
 
 use harvest_proto::bridge::{
-    Command, Exit, Frame, INITIAL_CREDIT_BYTES, MAX_DATA_BYTES, Reply, RequestId, StreamId, ToSupervisor,
+    Command, Exit, Frame, INITIAL_CREDIT_BYTES, MAX_DATA_BYTES, Reply, RequestId, StreamId,
+    ToSupervisor,
 };
 use tokio::sync::{Semaphore, mpsc};
 
@@ -88,7 +89,11 @@ impl Bridge {
     ///
     /// # Errors
     /// When it could not be started.
-    pub async fn exec(&self, command: Command, stdin: Option<Vec<u8>>) -> Result<Exec, BridgeError> {
+    pub async fn exec(
+        &self,
+        command: Command,
+        stdin: Option<Vec<u8>>,
+    ) -> Result<Exec, BridgeError> {
         let (exec, input) = self.exec_open(command, stdin.is_some()).await?;
         if let (Some(bytes), Some(mut input)) = (stdin, input) {
             // On its own: a command that never reads must not keep us from hearing what it says.
@@ -130,10 +135,15 @@ impl Bridge {
             Exec { bridge: self.clone(), id, streams, stdin, output, read, ended: false, detached };
         match posted.reply().await {
             // It runs, but not as it should: dropped, it is killed.
-            Ok(Reply::Started { terminal: false, .. }) if wants_terminal => Err(BridgeError::Outdated),
+            Ok(Reply::Started { terminal: false, .. }) if wants_terminal => {
+                Err(BridgeError::Outdated)
+            }
             Ok(_) => {
                 let bridge = self.clone();
-                Ok((exec, credit.map(|(stream, credit)| ExecInput { bridge, exec: id, stream, credit })))
+                Ok((
+                    exec,
+                    credit.map(|(stream, credit)| ExecInput { bridge, exec: id, stream, credit }),
+                ))
             }
             Err(error) => {
                 exec.ended = !matches!(error, BridgeError::Lost);
@@ -159,7 +169,9 @@ impl Bridge {
                 }
                 ExecOutput::Stderr { bytes, .. } => keep_tail(&mut tail, &bytes),
                 ExecOutput::End => {}
-                ExecOutput::Exited { exit, millis } => return Ok(Output { exit, millis, stdout, tail, cut }),
+                ExecOutput::Exited { exit, millis } => {
+                    return Ok(Output { exit, millis, stdout, tail, cut });
+                }
             }
         }
         Err(BridgeError::Lost)
@@ -172,7 +184,12 @@ impl Bridge {
     }
 
     /// Sends bytes as they are granted; false when nobody will read them.
-    pub(super) async fn send_bytes(&self, stream: StreamId, credit: &Semaphore, bytes: &[u8]) -> bool {
+    pub(super) async fn send_bytes(
+        &self,
+        stream: StreamId,
+        credit: &Semaphore,
+        bytes: &[u8],
+    ) -> bool {
         for piece in bytes.chunks(MAX_DATA_BYTES) {
             let Ok(length) = u32::try_from(piece.len()) else { return false };
             // Closed when the connection is lost or the reader is gone.

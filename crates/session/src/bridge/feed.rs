@@ -43,7 +43,11 @@ impl Bridge {
     ///
     /// # Errors
     /// When it could not be started.
-    pub async fn exec_fed(&self, command: Command, mut feed: Feed) -> Result<(Exec, Feeding), BridgeError> {
+    pub async fn exec_fed(
+        &self,
+        command: Command,
+        mut feed: Feed,
+    ) -> Result<(Exec, Feeding), BridgeError> {
         let (exec, input) = self.exec_open(command, true).await?;
         let (tell, torn) = oneshot::channel();
         let task = tokio::spawn(async move {

@@ -106,7 +106,8 @@ impl Bridge {
         let request = FileRequest::Read { path: path.to_owned(), stream };
         let posted = self.post(|id| ToSupervisor::File { id, request })?;
         let (bridge, id, streams, read) = (self.clone(), posted.id, vec![stream], HashMap::new());
-        let pieces = Exec { bridge, id, streams, stdin: None, output, read, ended: false, detached: false };
+        let pieces =
+            Exec { bridge, id, streams, stdin: None, output, read, ended: false, detached: false };
         let mut reading = FileReading { pieces, reply: Some(Box::pin(posted.reply())) };
         reading.started().await?;
         Ok(reading)
@@ -127,7 +128,13 @@ impl Bridge {
         let request = FileRequest::Write { path: path.to_owned(), mode, user, stream };
         let posted = self.post(|id| ToSupervisor::File { id, request })?;
         let id = posted.id;
-        Ok(FileWriting { bridge: self.clone(), id, stream, credit, reply: Some(Box::pin(posted.reply())) })
+        Ok(FileWriting {
+            bridge: self.clone(),
+            id,
+            stream,
+            credit,
+            reply: Some(Box::pin(posted.reply())),
+        })
     }
 
     /// Writes a file; it is on disk under its name when this answers.
@@ -177,8 +184,15 @@ impl Bridge {
     ///
     /// # Errors
     /// When it is not there, or the connection is lost.
-    pub async fn file_list(&self, path: &str, after: &str) -> Result<(Vec<FileStat>, bool), BridgeError> {
-        match self.file(FileRequest::List { path: path.to_owned(), after: Some(after.to_owned()) }).await? {
+    pub async fn file_list(
+        &self,
+        path: &str,
+        after: &str,
+    ) -> Result<(Vec<FileStat>, bool), BridgeError> {
+        match self
+            .file(FileRequest::List { path: path.to_owned(), after: Some(after.to_owned()) })
+            .await?
+        {
             Reply::List { entries, more } => Ok((entries, more)),
             _ => Err(BridgeError::Confused),
         }

@@ -21,8 +21,8 @@ use std::{
 };
 
 use harvest_proto::bridge::{
-    Decoder, Fault, Frame, FromSupervisor, INITIAL_CREDIT_BYTES, OutboxEvent, Reply, RequestId, Role, Status,
-    StreamId, ToSupervisor, VERSION,
+    Decoder, Fault, Frame, FromSupervisor, INITIAL_CREDIT_BYTES, OutboxEvent, Reply, RequestId,
+    Role, Status, StreamId, ToSupervisor, VERSION,
 };
 use tokio::{
     io::{AsyncWriteExt, ReadHalf, WriteHalf},
@@ -67,7 +67,9 @@ pub enum BridgeError {
         limit: usize,
     },
     /// The supervisor speaks neither our version of the bridge nor the last one.
-    #[error("the sandbox's supervisor speaks version {theirs} of the bridge, this server {VERSION}")]
+    #[error(
+        "the sandbox's supervisor speaks version {theirs} of the bridge, this server {VERSION}"
+    )]
     OtherVersion {
         /// Its version.
         theirs: u32,
@@ -170,7 +172,9 @@ impl Bridge {
         let (mut read, mut write) = tokio::io::split(stream);
         let heartbeat_millis =
             pulse.map(|pulse| u64::try_from(pulse.heartbeat.as_millis()).unwrap_or(u64::MAX));
-        let hello = Frame::Control(ToSupervisor::Hello { version: VERSION, role, heartbeat_millis }).encode();
+        let hello =
+            Frame::Control(ToSupervisor::Hello { version: VERSION, role, heartbeat_millis })
+                .encode();
         let mut decoder = Decoder::default();
         let welcome = tokio::time::timeout(HELLO_LIMIT, async {
             write.write_all(&hello).await.map_err(|_| BridgeError::Lost)?;
@@ -187,7 +191,11 @@ impl Bridge {
     pub fn hail(stream: Box<dyn BridgeStream>) -> Self {
         let (read, write) = tokio::io::split(stream);
         let bridge = Self::run(read, write, Decoder::default(), Status::default(), None).bridge;
-        bridge.say(ToSupervisor::Hello { version: VERSION, role: Role::Guest, heartbeat_millis: None });
+        bridge.say(ToSupervisor::Hello {
+            version: VERSION,
+            role: Role::Guest,
+            heartbeat_millis: None,
+        });
         bridge
     }
 
@@ -212,8 +220,13 @@ impl Bridge {
         };
         let reader = tokio::spawn(reading.run()).abort_handle();
         tokio::spawn(write_out(write, outbox, reader.clone(), Arc::clone(&table)));
-        let wire =
-            Wire { out, next_request: AtomicU64::new(1), next_stream: AtomicU32::new(1), table, reader };
+        let wire = Wire {
+            out,
+            next_request: AtomicU64::new(1),
+            next_stream: AtomicU32::new(1),
+            table,
+            reader,
+        };
         Opened { bridge: Self { wire: Arc::new(wire) }, status, events }
     }
 
@@ -221,7 +234,10 @@ impl Bridge {
     ///
     /// # Errors
     /// When the connection is gone already.
-    pub fn post(&self, make: impl FnOnce(RequestId) -> ToSupervisor) -> Result<Posted, BridgeError> {
+    pub fn post(
+        &self,
+        make: impl FnOnce(RequestId) -> ToSupervisor,
+    ) -> Result<Posted, BridgeError> {
         let (reply, answer) = oneshot::channel();
         let id = self.next_request();
         {
@@ -239,7 +255,10 @@ impl Bridge {
     ///
     /// # Errors
     /// When the supervisor says no, or the connection is lost before it says anything.
-    pub async fn request(&self, make: impl FnOnce(RequestId) -> ToSupervisor) -> Result<Reply, BridgeError> {
+    pub async fn request(
+        &self,
+        make: impl FnOnce(RequestId) -> ToSupervisor,
+    ) -> Result<Reply, BridgeError> {
         self.post(make)?.reply().await
     }
 

@@ -29,7 +29,10 @@ const READ_BYTES: usize = 64 * 1024;
 
 /// Reads what comes next; `false` when nothing will. The room for it is on the stack, for as long as a read takes:
 /// there are many connections, and most of the time none of them has anything to say.
-pub(super) async fn more(read: &mut ReadHalf<Box<dyn BridgeStream>>, decoder: &mut Decoder) -> bool {
+pub(super) async fn more(
+    read: &mut ReadHalf<Box<dyn BridgeStream>>,
+    decoder: &mut Decoder,
+) -> bool {
     poll_fn(|context| {
         let mut room = [const { MaybeUninit::uninit() }; READ_BYTES];
         let mut came = ReadBuf::uninit(&mut room);

@@ -15,7 +15,8 @@ impl Deciding<'_> {
             Machine::Booting { link, start, booted, .. } => {
                 *link = Link::Up;
                 let resume = *start == BootStart::Restore && self.state.conversed;
-                let action = if *booted { Action::Prepare } else { Action::Boot { start: *start, resume } };
+                let action =
+                    if *booted { Action::Prepare } else { Action::Boot { start: *start, resume } };
                 self.actions.push(action);
             }
             Machine::Ready { link, work, .. } => {
@@ -32,10 +33,14 @@ impl Deciding<'_> {
 
     /// What the supervisor knows of the dispatched prompt decides whether it is sent again.
     pub(super) fn compare(&mut self, turn: &Turn, status: &Status) {
-        let known = status.prompts.iter().find(|(prompt, _)| *prompt == turn.prompt).map(|(_, how)| *how);
+        let known =
+            status.prompts.iter().find(|(prompt, _)| *prompt == turn.prompt).map(|(_, how)| *how);
         match known {
             None if turn.stopping.is_some() => {
-                self.turn_finished(TurnOutcome::Stopped, Some("it was stopped before it began".to_owned()));
+                self.turn_finished(
+                    TurnOutcome::Stopped,
+                    Some("it was stopped before it began".to_owned()),
+                );
             }
             None => self.actions.push(Action::Send {
                 prompt: turn.prompt.clone(),
@@ -48,7 +53,8 @@ impl Deciding<'_> {
                 if turn.stopping.is_some() {
                     self.actions.push(Action::StopTurn { turn: turn.turn.clone() });
                 } else if let Some(Asked { request, answer: Some(prompt) }) = &turn.asked {
-                    self.actions.push(Action::Answer { request: request.clone(), prompt: prompt.clone() });
+                    self.actions
+                        .push(Action::Answer { request: request.clone(), prompt: prompt.clone() });
                 }
             }
         }
@@ -139,7 +145,9 @@ impl Deciding<'_> {
         let Machine::Ready { work: Work::Turn(turn), .. } = &mut self.state.machine else { return };
         let Some(asked) = turn.asked.take_if(|asked| asked.request == request) else { return };
         match asked.answer {
-            Some(prompt) if answered => self.mark(prompt, PromptStatus::Queued, PromptStatus::Completed),
+            Some(prompt) if answered => {
+                self.mark(prompt, PromptStatus::Queued, PromptStatus::Completed)
+            }
             Some(prompt) => self.state.queue.push_front(prompt),
             None => {}
         }

@@ -14,8 +14,13 @@ impl Deciding<'_> {
         let sandbox = sandbox.clone();
         self.actions.push(Action::Connect { sandbox: sandbox.clone(), epoch: self.state.epoch });
         let now = self.moment.now;
-        self.state.machine =
-            Machine::Booting { sandbox, start, link: Link::Down { since: now }, since: now, booted: false };
+        self.state.machine = Machine::Booting {
+            sandbox,
+            start,
+            link: Link::Down { since: now },
+            since: now,
+            booted: false,
+        };
     }
 
     pub(super) fn start_failed(&mut self, detail: String, permanent: bool) {
@@ -53,7 +58,9 @@ impl Deciding<'_> {
     /// The sandbox died, or cannot be reached any more.
     pub(super) fn lost(&mut self, reason: &str) {
         match &self.state.machine {
-            Machine::Booting { .. } => self.start_failed(format!("the sandbox ended: {reason}"), false),
+            Machine::Booting { .. } => {
+                self.start_failed(format!("the sandbox ended: {reason}"), false)
+            }
             Machine::Ready { work, .. } => {
                 if self.state.queue.is_empty() && self.state.rest == Rest::Open {
                     self.state.rest = Rest::Paused { reason: "sandbox_lost".to_owned() };
@@ -92,7 +99,11 @@ impl Deciding<'_> {
             Machine::Ready { sandbox, .. } => {
                 let sandbox = sandbox.clone();
                 if let Some(turn) = self.take_turn() {
-                    self.turn_over(turn, TurnOutcome::Interrupted, Some("the sandbox is gone".to_owned()));
+                    self.turn_over(
+                        turn,
+                        TurnOutcome::Interrupted,
+                        Some("the sandbox is gone".to_owned()),
+                    );
                 }
                 self.actions.push(Action::SandboxOver { sandbox, reason: "gone".to_owned() });
                 self.state.machine = Machine::Absent;
@@ -107,12 +118,15 @@ impl Deciding<'_> {
             Some(snapshot) => format!(
                 "nothing is left of the sandbox; the next prompt goes on from {snapshot}, which is older"
             ),
-            None => "nothing is left of the sandbox; the next prompt starts from the repository".to_owned(),
+            None => "nothing is left of the sandbox; the next prompt starts from the repository"
+                .to_owned(),
         }
     }
 
     pub(super) fn saved(&mut self, snapshot: &SnapshotId, millis: u64) {
-        let Machine::Ready { work, .. } = &mut self.state.machine else { return self.unwanted(snapshot) };
+        let Machine::Ready { work, .. } = &mut self.state.machine else {
+            return self.unwanted(snapshot);
+        };
         let Work::Saving(save) = work else { return self.unwanted(snapshot) };
         if save.snapshot != *snapshot {
             return self.unwanted(snapshot);
@@ -156,7 +170,8 @@ impl Deciding<'_> {
     }
 
     pub(super) fn kept(&mut self, snapshot: &SnapshotId, millis: u64) {
-        let Machine::Ending { sandbox, how: Ending::Keep(keep), reason } = &self.state.machine else {
+        let Machine::Ending { sandbox, how: Ending::Keep(keep), reason } = &self.state.machine
+        else {
             return;
         };
         if keep.snapshot != *snapshot {
@@ -179,7 +194,8 @@ impl Deciding<'_> {
     }
 
     pub(super) fn keep_failed(&mut self, snapshot: &SnapshotId, detail: String, gone: bool) {
-        let Machine::Ending { sandbox, how: Ending::Keep(keep), reason } = &self.state.machine else {
+        let Machine::Ending { sandbox, how: Ending::Keep(keep), reason } = &self.state.machine
+        else {
             return;
         };
         if keep.snapshot != *snapshot {
@@ -196,7 +212,9 @@ impl Deciding<'_> {
     }
 
     pub(super) fn discarded(&mut self) {
-        let Machine::Ending { sandbox, how: Ending::Discard, reason } = &self.state.machine else { return };
+        let Machine::Ending { sandbox, how: Ending::Discard, reason } = &self.state.machine else {
+            return;
+        };
         self.actions.push(Action::SandboxOver { sandbox: sandbox.clone(), reason: reason.clone() });
         self.state.machine = Machine::Absent;
     }

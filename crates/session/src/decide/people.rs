@@ -49,7 +49,9 @@ impl Deciding<'_> {
     }
 
     pub(super) fn moved(&mut self, prompt: PromptId, position: u32) {
-        let Some(old) = self.state.queue.iter().position(|waiting| *waiting == prompt) else { return };
+        let Some(old) = self.state.queue.iter().position(|waiting| *waiting == prompt) else {
+            return;
+        };
         self.state.queue.remove(old);
         let place = (position.max(1) as usize - 1).min(self.state.queue.len());
         self.state.queue.insert(place, prompt.clone());
@@ -81,7 +83,11 @@ impl Deciding<'_> {
         let Machine::Ready { work, .. } = &self.state.machine else { return };
         match work {
             Work::Turn(_) => {
-                self.end_turn_with_machine(TurnOutcome::Stopped, "the sandbox was terminated", REASON);
+                self.end_turn_with_machine(
+                    TurnOutcome::Stopped,
+                    "the sandbox was terminated",
+                    REASON,
+                );
             }
             Work::Saving(save) | Work::Unsaved { save, .. } => {
                 let turn = Some(save.turn.clone());

@@ -85,7 +85,9 @@ impl Deciding<'_> {
 
     /// Others went before, or came back.
     pub(super) fn place_moved(&mut self, ticket: u64, limit: Limit, position: u32) {
-        if let Some(waiting) = self.state.waiting.as_mut().filter(|waiting| waiting.ticket == ticket) {
+        if let Some(waiting) =
+            self.state.waiting.as_mut().filter(|waiting| waiting.ticket == ticket)
+        {
             if waiting.position != position {
                 self.actions.push(Action::Wait { position });
             }

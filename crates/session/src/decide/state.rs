@@ -298,7 +298,10 @@ impl State {
     pub fn idle_since(&self, busy: bool) -> Option<Timestamp> {
         match &self.machine {
             Machine::Ready { link: Link::Up, work: Work::Idle { since, .. }, .. }
-                if !busy && self.queue.is_empty() && self.rest == Rest::Open && self.restoring.is_none() =>
+                if !busy
+                    && self.queue.is_empty()
+                    && self.rest == Rest::Open
+                    && self.restoring.is_none() =>
             {
                 Some(*since)
             }
@@ -336,7 +339,9 @@ impl State {
     #[must_use]
     pub fn saved_turn(&self) -> Option<&TurnId> {
         match &self.machine {
-            Machine::Ready { work: Work::Saving(save) | Work::Unsaved { save, .. }, .. } => Some(&save.turn),
+            Machine::Ready { work: Work::Saving(save) | Work::Unsaved { save, .. }, .. } => {
+                Some(&save.turn)
+            }
             _ => None,
         }
     }
@@ -370,7 +375,9 @@ impl State {
             }
             Machine::Ready { link, born, work, .. } => {
                 let own = match work {
-                    Work::Idle { still: Still::Thawing { since }, .. } => Some(since.after(clocks.stale)),
+                    Work::Idle { still: Still::Thawing { since }, .. } => {
+                        Some(since.after(clocks.stale))
+                    }
                     // What waits is sent as soon as the machine can be spoken with, and whether it is idle known.
                     Work::Idle { .. } if !self.queue.is_empty() || *link != Link::Up => None,
                     Work::Idle { since, still } => {
@@ -378,7 +385,9 @@ impl State {
                         let pause = since.after(clocks.idle_pause).min(born.after(clocks.lifetime));
                         Some(freeze.map_or(pause, |freeze| since.after(freeze).min(pause)))
                     }
-                    Work::Turn(Turn { stopping: Some(since), .. }) => Some(since.after(clocks.stop)),
+                    Work::Turn(Turn { stopping: Some(since), .. }) => {
+                        Some(since.after(clocks.stop))
+                    }
                     Work::Turn(turn) => Some(turn.since.after(clocks.turn)),
                     Work::Saving(_) | Work::Unsaved { .. } => None,
                 };

@@ -9,8 +9,8 @@ use harvest_proto::{
 };
 
 use super::{
-    Action, Asked, Ending, Input, Keep, Link, Machine, Moment, Rest, Save, Shown, State, Step, Still, Turn,
-    Work,
+    Action, Asked, Ending, Input, Keep, Link, Machine, Moment, Rest, Save, Shown, State, Step,
+    Still, Turn, Work,
 };
 
 pub(super) struct Deciding<'a> {
@@ -40,7 +40,9 @@ impl<'a> Deciding<'a> {
             Input::Restore { snapshot, turn } => self.restore(snapshot, turn),
             Input::Suspend => self.suspend(),
             Input::PlaceGiven { ticket } => self.place_given(ticket),
-            Input::PlaceMoved { ticket, limit, position } => self.place_moved(ticket, limit, position),
+            Input::PlaceMoved { ticket, limit, position } => {
+                self.place_moved(ticket, limit, position)
+            }
             Input::PlaceNeeded => self.place_needed(),
             Input::Accepted { prompt } => self.accepted(&prompt),
             Input::Refused { prompt, detail } => self.refused(&prompt, detail),
@@ -51,7 +53,9 @@ impl<'a> Deciding<'a> {
             Input::CannotSave { snapshot } => self.cannot_save(&snapshot),
             Input::SaveFailed { snapshot, detail } => self.save_failed(&snapshot, detail),
             Input::Kept { snapshot, millis } => self.kept(&snapshot, millis),
-            Input::KeepFailed { snapshot, detail, gone } => self.keep_failed(&snapshot, detail, gone),
+            Input::KeepFailed { snapshot, detail, gone } => {
+                self.keep_failed(&snapshot, detail, gone)
+            }
             Input::Touched => self.touched(),
             Input::Tick => self.tick(),
             of_a_sandbox => self.take_from_sandbox(of_a_sandbox),
@@ -101,7 +105,9 @@ impl<'a> Deciding<'a> {
             Machine::Absent if open && wanted => self.start_or_wait(),
             Machine::Absent => self.state.waiting = None,
             _ if !open || self.state.restoring.is_some() => self.leave(),
-            Machine::Ready { link: Link::Up, work: Work::Idle { .. }, .. } if wanted => self.go_on(),
+            Machine::Ready { link: Link::Up, work: Work::Idle { .. }, .. } if wanted => {
+                self.go_on()
+            }
             _ => {}
         }
         if self.state.machine == Machine::Absent {
@@ -131,7 +137,10 @@ impl<'a> Deciding<'a> {
 
     /// Something waits and the machine could do it.
     fn go_on(&mut self) {
-        let Machine::Ready { born, work: Work::Idle { still, .. }, .. } = &self.state.machine else { return };
+        let Machine::Ready { born, work: Work::Idle { still, .. }, .. } = &self.state.machine
+        else {
+            return;
+        };
         let old = self.moment.now.since(*born) >= self.moment.clocks.lifetime;
         match still {
             _ if self.state.queue.is_empty() => {}
@@ -208,10 +217,13 @@ impl<'a> Deciding<'a> {
     }
 
     pub(super) fn discard(&mut self, reason: &str) {
-        if let Machine::Starting { sandbox, .. } | Machine::Booting { sandbox, .. } = &self.state.machine {
+        if let Machine::Starting { sandbox, .. } | Machine::Booting { sandbox, .. } =
+            &self.state.machine
+        {
             let sandbox = sandbox.clone();
             self.actions.push(Action::End { sandbox: sandbox.clone() });
-            self.state.machine = Machine::Ending { sandbox, how: Ending::Discard, reason: reason.to_owned() };
+            self.state.machine =
+                Machine::Ending { sandbox, how: Ending::Discard, reason: reason.to_owned() };
         }
     }
 
@@ -226,7 +238,11 @@ impl<'a> Deciding<'a> {
             self.actions.push(Action::Forget { snapshot: save.snapshot.clone() });
         }
         let snapshot = self.moment.snapshot.clone();
-        self.actions.push(Action::EndKept { sandbox: sandbox.clone(), snapshot: snapshot.clone(), kind });
+        self.actions.push(Action::EndKept {
+            sandbox: sandbox.clone(),
+            snapshot: snapshot.clone(),
+            kind,
+        });
         let how = Ending::Keep(Keep { snapshot, kind, turn });
         self.state.machine = Machine::Ending { sandbox, how, reason: reason.to_owned() };
     }
@@ -258,7 +274,10 @@ impl<'a> Deciding<'a> {
             && save.later
         {
             save.later = false;
-            self.actions.push(Action::Capture { sandbox: sandbox.clone(), snapshot: save.snapshot.clone() });
+            self.actions.push(Action::Capture {
+                sandbox: sandbox.clone(),
+                snapshot: save.snapshot.clone(),
+            });
         }
     }
 
@@ -286,7 +305,8 @@ impl<'a> Deciding<'a> {
             prompt: turn.prompt,
             outcome,
             told,
-            millis: u64::try_from(self.moment.now.since(turn.since).as_millis()).unwrap_or(u64::MAX),
+            millis: u64::try_from(self.moment.now.since(turn.since).as_millis())
+                .unwrap_or(u64::MAX),
         });
         // Its answer never arrived: it waits like any other prompt.
         if let Some(Asked { answer: Some(prompt), .. }) = turn.asked {
@@ -312,7 +332,9 @@ impl<'a> Deciding<'a> {
             (Shown { state, reason: reason.to_owned() }, Some(detail.clone()))
         };
         match &self.state.machine {
-            Machine::Starting { .. } | Machine::Booting { .. } => show(SessionState::Starting, "sandbox"),
+            Machine::Starting { .. } | Machine::Booting { .. } => {
+                show(SessionState::Starting, "sandbox")
+            }
             Machine::Ready { work, .. } => match work {
                 Work::Idle { still: Still::Frozen, .. } => show(SessionState::Idle, "frozen"),
                 Work::Idle { .. } => show(SessionState::Idle, "ready"),
@@ -325,8 +347,14 @@ impl<'a> Deciding<'a> {
             Machine::Held { detail, .. } => with(SessionState::Failed, "save_unknown", detail),
             Machine::Ending { .. } => (self.state.shown.clone(), None),
             Machine::Absent => match &self.state.rest {
-                Rest::Open if let Some(waiting) = self.state.waiting.filter(|_| !self.state.is_new()) => {
-                    with(SessionState::Queued, waiting.limit.as_str(), &waiting.limit.words().to_owned())
+                Rest::Open
+                    if let Some(waiting) = self.state.waiting.filter(|_| !self.state.is_new()) =>
+                {
+                    with(
+                        SessionState::Queued,
+                        waiting.limit.as_str(),
+                        &waiting.limit.words().to_owned(),
+                    )
                 }
                 Rest::Paused { reason } => show(SessionState::Paused, reason),
                 Rest::Failed { reason, detail } => with(SessionState::Failed, reason, detail),

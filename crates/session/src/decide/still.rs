@@ -75,8 +75,10 @@ impl Deciding<'_> {
 
     pub(super) fn thawed(&mut self) {
         let now = self.moment.now;
-        if let Machine::Ready { work: Work::Idle { since, still: still @ Still::Thawing { .. } }, .. } =
-            &mut self.state.machine
+        if let Machine::Ready {
+            work: Work::Idle { since, still: still @ Still::Thawing { .. } },
+            ..
+        } = &mut self.state.machine
         {
             (*since, *still) = (now, Still::Awake);
         }

@@ -25,9 +25,15 @@ impl Deciding<'_> {
             Machine::Ready { work: Work::Turn(Turn { stopping: Some(since), .. }), .. }
                 if now.since(*since) >= clocks.stop =>
             {
-                self.end_turn_with_machine(TurnOutcome::Stopped, "the stop was not confirmed", "stopped");
+                self.end_turn_with_machine(
+                    TurnOutcome::Stopped,
+                    "the stop was not confirmed",
+                    "stopped",
+                );
             }
-            Machine::Ready { work: Work::Turn(turn), .. } if now.since(turn.since) >= clocks.turn => {
+            Machine::Ready { work: Work::Turn(turn), .. }
+                if now.since(turn.since) >= clocks.turn =>
+            {
                 self.fence()
             }
             Machine::Ready { born, link: Link::Up, work: Work::Idle { .. }, .. }
@@ -73,7 +79,9 @@ impl Deciding<'_> {
             }
             Machine::Ready { sandbox, link, work, .. } => {
                 *link = Link::Down { since: now };
-                if let Work::Turn(Turn { stopping: Some(since), .. }) | Work::Idle { since, .. } = work {
+                if let Work::Turn(Turn { stopping: Some(since), .. }) | Work::Idle { since, .. } =
+                    work
+                {
                     *since = now;
                 }
                 if let Work::Idle { still: Still::Thawing { since }, .. } = work {
@@ -87,11 +95,13 @@ impl Deciding<'_> {
             Machine::Ending { sandbox, how: Ending::Discard, .. } => {
                 self.actions.push(Action::End { sandbox: sandbox.clone() });
             }
-            Machine::Ending { sandbox, how: Ending::Keep(keep), .. } => self.actions.push(Action::EndKept {
-                sandbox: sandbox.clone(),
-                snapshot: keep.snapshot.clone(),
-                kind: keep.kind,
-            }),
+            Machine::Ending { sandbox, how: Ending::Keep(keep), .. } => {
+                self.actions.push(Action::EndKept {
+                    sandbox: sandbox.clone(),
+                    snapshot: keep.snapshot.clone(),
+                    kind: keep.kind,
+                })
+            }
         }
         self.actions.push(Action::Review);
     }

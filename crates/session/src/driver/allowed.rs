@@ -15,24 +15,32 @@ pub(super) fn allowed(state: &State, input: &Input) -> Result<(), SessionError> 
             "the session is archived",
             "resume it first, or create another",
         )),
-        Input::Cancelled { prompt } | Input::Moved { prompt, .. } if !state.queue.contains(prompt) => {
+        Input::Cancelled { prompt } | Input::Moved { prompt, .. }
+            if !state.queue.contains(prompt) =>
+        {
             Err(SessionError::conflict(
                 "not_queued",
                 format!("prompt {prompt} does not wait"),
                 "only waiting prompts can be moved or cancelled; stop the turn instead",
             ))
         }
-        Input::Pause | Input::Archive | Input::Restore { .. } if held => Err(SessionError::conflict(
-            "save_unknown",
-            "nobody knows whether the last save worked",
-            "resume the session: the save is tried again first",
+        Input::Pause | Input::Archive | Input::Restore { .. } if held => {
+            Err(SessionError::conflict(
+                "save_unknown",
+                "nobody knows whether the last save worked",
+                "resume the session: the save is tried again first",
+            ))
+        }
+        Input::Pause | Input::Terminate if archived => Err(SessionError::conflict(
+            "archived",
+            "the session is archived",
+            "it has no machine any more",
         )),
-        Input::Pause | Input::Terminate if archived => {
-            Err(SessionError::conflict("archived", "the session is archived", "it has no machine any more"))
-        }
-        Input::Restore { .. } if archived => {
-            Err(SessionError::conflict("archived", "the session is archived", "resume it first, or fork it"))
-        }
+        Input::Restore { .. } if archived => Err(SessionError::conflict(
+            "archived",
+            "the session is archived",
+            "resume it first, or fork it",
+        )),
         Input::Pause if matches!(state.machine, Machine::Absent) && state.disk.is_none() => {
             Err(SessionError::conflict(
                 "nothing_to_keep",

@@ -61,12 +61,15 @@ impl Driver {
     }
 
     fn find(&self, sandbox: SandboxId) {
-        let (shared, notes, epoch) = (Arc::clone(&self.shared), self.notes_in.clone(), self.state.epoch);
+        let (shared, notes, epoch) =
+            (Arc::clone(&self.shared), self.notes_in.clone(), self.state.epoch);
         self.shared.spawn(async move {
             let found = retry(|| shared.provider.find(&sandbox)).await;
             let note = match found {
                 Found::Running(started) => Note::FoundRunning { epoch, started },
-                Found::Dead { reason } => Note::Input(Input::SandboxEnded { epoch, reason }, Vec::new()),
+                Found::Dead { reason } => {
+                    Note::Input(Input::SandboxEnded { epoch, reason }, Vec::new())
+                }
                 Found::Gone => Note::Input(Input::FoundGone { epoch }, Vec::new()),
             };
             let _ = notes.send(note);
@@ -94,7 +97,8 @@ impl Driver {
             };
             let order = StartOrder { sandbox: sandbox.clone(), from, state: primary };
             let started = shared.provider.start(order).await;
-            let millis = u64::try_from(shared.steady.now().since(began).as_millis()).unwrap_or(u64::MAX);
+            let millis =
+                u64::try_from(shared.steady.now().since(began).as_millis()).unwrap_or(u64::MAX);
             let note = match started {
                 Ok(started) => {
                     let (sandbox, id) = (sandbox.clone(), sandbox.clone());
@@ -107,7 +111,10 @@ impl Driver {
                         error,
                         ProviderError::ImageMissing { .. } | ProviderError::SnapshotMissing { .. }
                     );
-                    Note::Input(Input::StartFailed { epoch, detail: words(&error), permanent }, Vec::new())
+                    Note::Input(
+                        Input::StartFailed { epoch, detail: words(&error), permanent },
+                        Vec::new(),
+                    )
                 }
             };
             if notes.send(note).is_err() {
@@ -140,7 +147,9 @@ impl Driver {
             hook_millis: None,
         };
         let epoch = self.state.epoch;
-        let Some(posted) = self.post(|id| ToSupervisor::Boot { id, boot: Box::new(boot) }) else { return };
+        let Some(posted) = self.post(|id| ToSupervisor::Boot { id, boot: Box::new(boot) }) else {
+            return;
+        };
         let notes = self.notes_in.clone();
         self.attach(async move {
             if let Err(BridgeError::Fault(fault)) = posted.reply().await {
@@ -168,7 +177,8 @@ impl Driver {
         let Some(link) = &self.link else { return };
         let (bridge, notes, epoch) = (link.bridge.clone(), self.notes_in.clone(), self.state.epoch);
         let session = &self.record.session;
-        let restored = matches!(&self.state.machine, Machine::Booting { start: BootStart::Restore, .. });
+        let restored =
+            matches!(&self.state.machine, Machine::Booting { start: BootStart::Restore, .. });
         // A disk from elsewhere comes with the branches it had there.
         let branch = (restored && self.state.turns == 0).then(|| session.branch.clone());
         // Only a disk that holds nothing of the session yet shows what it starts from.
@@ -179,7 +189,9 @@ impl Driver {
                 Ok(writes) => Note::Input(Input::Prepared { epoch }, writes),
                 // The connection comes back, and with it the order to prepare.
                 Err(checkout::PrepareError::Bridge(BridgeError::Lost)) => return,
-                Err(error) => Note::Input(Input::BootFailed { epoch, detail: words(&error) }, Vec::new()),
+                Err(error) => {
+                    Note::Input(Input::BootFailed { epoch, detail: words(&error) }, Vec::new())
+                }
             };
             let _ = notes.send(note);
         });
@@ -187,7 +199,13 @@ impl Driver {
 
     async fn send(&mut self, prompt: PromptId, turn: TurnId, number: u32) {
         let Ok(row) = self.shared.store.prompt_get(self.id(), &prompt).await else { return };
-        let order = PromptOrder { prompt: prompt.clone(), turn, number, text: row.text, author: row.author };
+        let order = PromptOrder {
+            prompt: prompt.clone(),
+            turn,
+            number,
+            text: row.text,
+            author: row.author,
+        };
         let posted = self.post(|id| ToSupervisor::Prompt { id, prompt: Box::new(order) });
         let Some(posted) = posted else { return };
         let notes = self.notes_in.clone();
@@ -230,8 +248,9 @@ impl Driver {
             let input = match shared.provider.snapshots() {
                 None => Input::CannotSave { snapshot },
                 Some(snapshots) => {
-                    let capture =
-                        || in_time(&shared, snapshots.capture(&sandbox, &snapshot, SnapshotKind::Turn));
+                    let capture = || {
+                        in_time(&shared, snapshots.capture(&sandbox, &snapshot, SnapshotKind::Turn))
+                    };
                     let mut captured = capture().await;
                     if captured.is_err() {
                         // It is idempotent, and a busy machine may be less so a moment later.
@@ -251,7 +270,8 @@ impl Driver {
 
     fn end_kept(&mut self, sandbox: SandboxId, snapshot: SnapshotId, kind: SnapshotKind) {
         self.detach();
-        let (shared, notes, session) = (Arc::clone(&self.shared), self.notes_in.clone(), self.id().clone());
+        let (shared, notes, session) =
+            (Arc::clone(&self.shared), self.notes_in.clone(), self.id().clone());
         self.shared.spawn(async move {
             let (began, kept_as) = (shared.steady.now(), snapshot.clone());
             let keep = || in_time(&shared, shared.provider.end_kept(&sandbox, &snapshot, kind));
@@ -262,8 +282,8 @@ impl Driver {
             }
             let input = match kept {
                 Ok(()) => {
-                    let millis =
-                        u64::try_from(shared.steady.now().since(began).as_millis()).unwrap_or(u64::MAX);
+                    let millis = u64::try_from(shared.steady.now().since(began).as_millis())
+                        .unwrap_or(u64::MAX);
                     Input::Kept { snapshot, millis }
                 }
                 Err(detail) => {
@@ -282,7 +302,9 @@ impl Driver {
         let shared = Arc::clone(&self.shared);
         self.shared.spawn(async move {
             let removals = [Removal::Snapshot(snapshot)];
-            if let Err(error) = shared.store.removal_add(shared.lease, removals.to_vec(), now()).await {
+            if let Err(error) =
+                shared.store.removal_add(shared.lease, removals.to_vec(), now()).await
+            {
                 tracing::warn!(%error, "a snapshot nobody wants stays until the next start");
                 return;
             }
@@ -298,7 +320,8 @@ impl Driver {
 
     fn end(&mut self, sandbox: SandboxId) {
         self.detach();
-        let (shared, notes, epoch) = (Arc::clone(&self.shared), self.notes_in.clone(), self.state.epoch);
+        let (shared, notes, epoch) =
+            (Arc::clone(&self.shared), self.notes_in.clone(), self.state.epoch);
         self.shared.spawn(async move {
             retry(|| shared.provider.end(&sandbox)).await;
             let _ = notes.send(Note::Input(Input::Discarded { epoch }, Vec::new()));
@@ -322,7 +345,8 @@ impl Driver {
             return;
         }
         self.reviewing = Some(false);
-        let (shared, notes, session) = (Arc::clone(&self.shared), self.notes_in.clone(), self.id().clone());
+        let (shared, notes, session) =
+            (Arc::clone(&self.shared), self.notes_in.clone(), self.id().clone());
         self.shared.spawn(async move {
             evidence::review(&shared, &session).await;
             let _ = notes.send(Note::Reviewed);
@@ -338,7 +362,11 @@ async fn end_if_deleted(shared: &Shared, session: &harvest_proto::SessionId, san
 }
 
 /// The session was deleted while its disk was kept: nobody else will remove it.
-async fn remove_if_deleted(shared: &Shared, session: &harvest_proto::SessionId, snapshot: &SnapshotId) {
+async fn remove_if_deleted(
+    shared: &Shared,
+    session: &harvest_proto::SessionId,
+    snapshot: &SnapshotId,
+) {
     if let Err(StoreError::NotFound { .. }) = shared.store.session_get(session).await
         && let Some(snapshots) = shared.provider.snapshots()
     {
@@ -370,14 +398,19 @@ async fn origin(
     let Some(repository) = primary else {
         return Ok((BootStart::Fresh, StartFrom::Image(shared.config.image.clone())));
     };
-    let repository = shared.store.repository_get(repository).await.map_err(|error| words(&error))?;
+    let repository =
+        shared.store.repository_get(repository).await.map_err(|error| words(&error))?;
     Ok(match repository.build {
         Some(build) => (BootStart::Image, StartFrom::Snapshot(build.snapshot)),
         None => (BootStart::Fresh, StartFrom::Image(repository.image)),
     })
 }
 
-async fn turn_diff(shared: &Shared, session: &harvest_proto::SessionId, bridge: &Bridge) -> Option<String> {
+async fn turn_diff(
+    shared: &Shared,
+    session: &harvest_proto::SessionId,
+    bridge: &Bridge,
+) -> Option<String> {
     let checkouts = shared.store.session_get(session).await.ok()?.checkouts;
     match tokio::time::timeout(DIFF_LIMIT, checkout::diff(bridge, &checkouts)).await {
         Ok(Ok(diff)) => Some(diff),
@@ -398,7 +431,9 @@ where
     loop {
         match ask().await {
             Ok(answer) => return answer,
-            Err(error) => tracing::warn!(error = words(&error), "the provider failed; trying again"),
+            Err(error) => {
+                tracing::warn!(error = words(&error), "the provider failed; trying again")
+            }
         }
         tokio::time::sleep(wait).await;
         wait = (wait * 2).min(Duration::from_secs(10));

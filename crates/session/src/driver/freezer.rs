@@ -56,7 +56,8 @@ impl Driver {
             return;
         }
         let (wish, wished) = watch::channel(still);
-        let work = Work { shared: Arc::clone(&self.shared), notes: self.notes_in.clone(), sandbox, epoch };
+        let work =
+            Work { shared: Arc::clone(&self.shared), notes: self.notes_in.clone(), sandbox, epoch };
         let task = self.shared.spawn(work.run(wished)).abort_handle();
         self.freezer = Some(Freezer { epoch, still: wish, task });
     }
@@ -85,8 +86,11 @@ impl Work {
         };
         loop {
             let still = *wished.borrow_and_update();
-            let wait =
-                if still { self.freeze(freezing, &mut wished).await } else { self.thaw(freezing).await };
+            let wait = if still {
+                self.freeze(freezing, &mut wished).await
+            } else {
+                self.thaw(freezing).await
+            };
             // Nothing to renew: until something else is wished for.
             let wait = wait.unwrap_or(Duration::MAX);
             if let Ok(Err(_)) = tokio::time::timeout(wait, wished.changed()).await {
@@ -100,7 +104,11 @@ impl Work {
     }
 
     /// Answers when to do it again.
-    async fn freeze(&self, freezing: &dyn Freezing, wished: &mut watch::Receiver<bool>) -> Option<Duration> {
+    async fn freeze(
+        &self,
+        freezing: &dyn Freezing,
+        wished: &mut watch::Receiver<bool>,
+    ) -> Option<Duration> {
         let mut frozen = freezing.freeze(&self.sandbox, HOLD);
         let result = tokio::select! {
             result = &mut frozen => result,

@@ -54,7 +54,10 @@ impl Handle {
         self.call(|reply| Command::Ask { input: Box::new(input), reply }).await
     }
 
-    pub(crate) async fn call<T>(&self, make: impl FnOnce(Reply<T>) -> Command) -> Result<T, SessionError> {
+    pub(crate) async fn call<T>(
+        &self,
+        make: impl FnOnce(Reply<T>) -> Command,
+    ) -> Result<T, SessionError> {
         let (reply, answer) = oneshot::channel();
         self.commands.send(make(reply)).map_err(|_| SessionError::Stopped)?;
         answer.await.map_err(|_| SessionError::Stopped)?
@@ -77,7 +80,10 @@ impl Handle {
     }
 
     /// Waits until the session stands so.
-    pub(crate) async fn until(&self, so: impl FnMut(&State) -> bool) -> Result<State, SessionError> {
+    pub(crate) async fn until(
+        &self,
+        so: impl FnMut(&State) -> bool,
+    ) -> Result<State, SessionError> {
         let mut view = self.view.clone();
         let state = view.wait_for(so).await.map_err(|_| SessionError::Stopped)?.clone();
         Ok(state)

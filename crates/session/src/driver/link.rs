@@ -139,7 +139,9 @@ impl Driver {
         self.redial = wait_again(self.redial, link.useful);
         drop(link);
         self.input(Input::LinkLost { epoch }).await?;
-        if let Machine::Booting { sandbox, .. } | Machine::Ready { sandbox, .. } = &self.state.machine {
+        if let Machine::Booting { sandbox, .. } | Machine::Ready { sandbox, .. } =
+            &self.state.machine
+        {
             let sandbox = sandbox.clone();
             self.rouse();
             self.dial(sandbox, epoch);
@@ -287,7 +289,10 @@ async fn open(
     epoch: u64,
 ) -> Result<Opened, BridgeError> {
     let stored = shared.store.outbox_stored(session, epoch).await.map_err(|error| {
-        ProviderError::Machine { doing: "cannot read what is stored".to_owned(), source: Box::new(error) }
+        ProviderError::Machine {
+            doing: "cannot read what is stored".to_owned(),
+            source: Box::new(error),
+        }
     })?;
     let stream = shared.provider.dial(sandbox).await?;
     let role = Role::Owner { lease: shared.lease.0, epoch, stored };
@@ -309,7 +314,9 @@ fn input_of(epoch: u64, event: &OutboxEvent) -> Option<Input> {
         EventBody::TurnEnded { prompt, outcome, .. } => {
             Some(Input::TurnEnded { prompt: prompt.clone(), outcome: *outcome })
         }
-        EventBody::RequestOpened { request, .. } => Some(Input::RequestOpened { request: request.clone() }),
+        EventBody::RequestOpened { request, .. } => {
+            Some(Input::RequestOpened { request: request.clone() })
+        }
         EventBody::RequestClosed { request, answer } => {
             Some(Input::RequestClosed { request: request.clone(), answered: answer.is_some() })
         }

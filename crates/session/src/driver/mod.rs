@@ -20,8 +20,8 @@ use std::{
 
 use harvest_gateway::ledger::Pass;
 use harvest_proto::{
-    EventBody, PromptId, SandboxId, SessionId, SnapshotId, TurnId, api::SessionState, bridge::BootStart,
-    event::SnapshotKind,
+    EventBody, PromptId, SandboxId, SessionId, SnapshotId, TurnId, api::SessionState,
+    bridge::BootStart, event::SnapshotKind,
 };
 use harvest_store::{CheckoutRecord, Removal, SessionRecord, StoreError, Write};
 use tokio::{
@@ -46,10 +46,26 @@ use link::Link;
 /// What the driver's own tasks report.
 pub(crate) enum Note {
     Input(Input, Vec<Write>),
-    Started { epoch: u64, sandbox: SandboxId, start: BootStart, started: Started, writes: Vec<Write> },
-    FoundRunning { epoch: u64, started: Started },
-    Connected { epoch: u64, opened: Box<Opened> },
-    Pass { epoch: u64, socket: PathBuf, pass: Box<Pass> },
+    Started {
+        epoch: u64,
+        sandbox: SandboxId,
+        start: BootStart,
+        started: Started,
+        writes: Vec<Write>,
+    },
+    FoundRunning {
+        epoch: u64,
+        started: Started,
+    },
+    Connected {
+        epoch: u64,
+        opened: Box<Opened>,
+    },
+    Pass {
+        epoch: u64,
+        socket: PathBuf,
+        pass: Box<Pass>,
+    },
     Reviewed,
 }
 
@@ -88,8 +104,8 @@ impl Driver {
         record: SessionRecord,
         queue: Vec<PromptId>,
     ) -> Result<Handle, SessionError> {
-        let state: State =
-            serde_json::from_str(&record.drive).map_err(|_| StoreError::Corrupt { column: "drive" })?;
+        let state: State = serde_json::from_str(&record.drive)
+            .map_err(|_| StoreError::Corrupt { column: "drive" })?;
         let (commands, inbox) = mpsc::unbounded_channel();
         let (notes_in, notes) = mpsc::unbounded_channel();
         let (view, seen) = watch::channel(state.clone());
@@ -255,14 +271,15 @@ impl Driver {
                 Ok(())
             }
             Note::Started { epoch, sandbox, start, started, writes } => {
-                let wanted =
-                    epoch == self.state.epoch && matches!(self.state.machine, Machine::Starting { .. });
+                let wanted = epoch == self.state.epoch
+                    && matches!(self.state.machine, Machine::Starting { .. });
                 if !wanted {
                     self.end_late(sandbox);
                     return Ok(());
                 }
                 self.meet(epoch, &started).await;
-                let step = self.at(|moment, state| decide(state, Input::Started { epoch, start }, moment));
+                let step =
+                    self.at(|moment, state| decide(state, Input::Started { epoch, start }, moment));
                 self.insist(step, writes).await
             }
             Note::FoundRunning { epoch, started } => {
@@ -343,7 +360,9 @@ impl Driver {
             };
             let refused = || SessionError::from(StoreError::Commit { reason: reason.clone() });
             match command {
-                Command::Prompt { reply, .. } | Command::Ask { reply, .. } | Command::Delete { reply } => {
+                Command::Prompt { reply, .. }
+                | Command::Ask { reply, .. }
+                | Command::Delete { reply } => {
                     let _ = reply.send(Err(refused()));
                 }
                 Command::Bridge { reply } => {
@@ -361,7 +380,8 @@ impl Driver {
         for action in &step.actions {
             writes::of(action, at, &mut writes);
         }
-        let drive = serde_json::to_string(&step.state).expect("a state holds only maps with text keys");
+        let drive =
+            serde_json::to_string(&step.state).expect("a state holds only maps with text keys");
         if drive != self.kept {
             writes.push(writes::drive(&step.state, drive.clone()));
         }
@@ -415,7 +435,11 @@ impl Driver {
 /// The first event of every session.
 pub(crate) fn created(at: harvest_proto::Timestamp) -> Write {
     let state = harvest_proto::api::SessionState::Queued;
-    writes::event(at, None, EventBody::StateChanged { state, reason: "created".to_owned(), detail: None })
+    writes::event(
+        at,
+        None,
+        EventBody::StateChanged { state, reason: "created".to_owned(), detail: None },
+    )
 }
 
 fn snapshot_event(snapshot: &SnapshotId, kind: SnapshotKind, millis: u64) -> EventBody {

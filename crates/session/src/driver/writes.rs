@@ -40,7 +40,12 @@ pub(super) fn of(action: &Action, at: Timestamp, writes: &mut Vec<Write>) {
         }
         Action::SnapshotTaken { snapshot, kind, turn, millis } => {
             let (kind, turn) = (*kind, turn.clone());
-            writes.push(Write::SnapshotInsert { snapshot: snapshot.clone(), kind, turn: turn.clone(), at });
+            writes.push(Write::SnapshotInsert {
+                snapshot: snapshot.clone(),
+                kind,
+                turn: turn.clone(),
+                at,
+            });
             writes.push(event(at, turn, snapshot_event(snapshot, kind, *millis)));
         }
         Action::Restored { snapshot, turn } => {
@@ -58,8 +63,11 @@ pub(super) fn of(action: &Action, at: Timestamp, writes: &mut Vec<Write>) {
             writes.push(event(at, None, body));
         }
         Action::Show { state, reason, detail } => {
-            let body =
-                EventBody::StateChanged { state: *state, reason: reason.clone(), detail: detail.clone() };
+            let body = EventBody::StateChanged {
+                state: *state,
+                reason: reason.clone(),
+                detail: detail.clone(),
+            };
             writes.push(event(at, None, body));
         }
         _ => {}

@@ -79,7 +79,10 @@ impl Inside {
     ///
     /// # Errors
     /// When the command cannot be started, or the machine's supervisor is too old for terminals.
-    pub async fn terminal(self, order: TerminalOrder) -> Result<(Running, ExecInput), SessionError> {
+    pub async fn terminal(
+        self,
+        order: TerminalOrder,
+    ) -> Result<(Running, ExecInput), SessionError> {
         let argv = match order.argv.is_empty() {
             true => vec!["sh".to_owned(), "-c".to_owned(), SHELL.to_owned()],
             false => order.argv,

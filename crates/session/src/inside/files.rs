@@ -43,7 +43,8 @@ impl Inside {
         let mut stat = self.bridge.file_stat(&path, false).await?;
         if stat.kind == FileKind::Link && stat.target.is_none() {
             // An older supervisor tells it apart only.
-            if let Reply::Link { target } = self.bridge.file(FileRequest::ReadLink { path }).await? {
+            if let Reply::Link { target } = self.bridge.file(FileRequest::ReadLink { path }).await?
+            {
                 stat.target = Some(target);
             }
         }
@@ -76,7 +77,12 @@ impl Inside {
     ///
     /// # Errors
     /// When the machine is gone.
-    pub fn file_put(&self, path: &str, mode: u32, user: Option<String>) -> Result<FileWriting, SessionError> {
+    pub fn file_put(
+        &self,
+        path: &str,
+        mode: u32,
+        user: Option<String>,
+    ) -> Result<FileWriting, SessionError> {
         Ok(self.bridge.file_writing(&self.absolute(path), mode, Some(owner(user)))?)
     }
 
@@ -84,8 +90,14 @@ impl Inside {
     ///
     /// # Errors
     /// When it cannot be made.
-    pub async fn folder_put(&self, path: &str, mode: u32, user: Option<String>) -> Result<(), SessionError> {
-        let request = FileRequest::Mkdir { path: self.absolute(path), mode, user: Some(owner(user)) };
+    pub async fn folder_put(
+        &self,
+        path: &str,
+        mode: u32,
+        user: Option<String>,
+    ) -> Result<(), SessionError> {
+        let request =
+            FileRequest::Mkdir { path: self.absolute(path), mode, user: Some(owner(user)) };
         self.bridge.file(request).await?;
         Ok(())
     }
@@ -100,7 +112,8 @@ impl Inside {
         target: String,
         user: Option<String>,
     ) -> Result<(), SessionError> {
-        let request = FileRequest::Symlink { path: self.absolute(path), target, user: Some(owner(user)) };
+        let request =
+            FileRequest::Symlink { path: self.absolute(path), target, user: Some(owner(user)) };
         self.bridge.file(request).await?;
         Ok(())
     }

@@ -62,7 +62,9 @@ impl Inside {
     fn command(&self, argv: Vec<String>, cwd: Option<String>, user: Option<String>) -> Command {
         let (cwd, user) = match self.as_imaged {
             true => (cwd, user),
-            false => (cwd.or_else(|| Some(self.folder.clone())), user.or_else(|| Some(USER.to_owned()))),
+            false => {
+                (cwd.or_else(|| Some(self.folder.clone())), user.or_else(|| Some(USER.to_owned())))
+            }
         };
         Command { argv, cwd, user, ..Command::default() }
     }
@@ -121,7 +123,9 @@ fn spoken_with(state: &State) -> bool {
 fn not_ready(session: &SessionId) -> SessionError {
     SessionError::conflict(
         "not_ready",
-        format!("session {session} has no machine that is ready, and none could be started for this"),
+        format!(
+            "session {session} has no machine that is ready, and none could be started for this"
+        ),
         "`harvest show` says why; `harvest resume` starts it again",
     )
 }

@@ -110,7 +110,8 @@ impl Commands {
             }),
             source: error.into(),
         })?;
-        Ok(Inside::new(opened.bridge, "/".to_owned(), Clocks::default().exec, Box::new(())).as_imaged())
+        Ok(Inside::new(opened.bridge, "/".to_owned(), Clocks::default().exec, Box::new(()))
+            .as_imaged())
     }
 
     /// Runs a command in a fresh sandbox, which is gone when the stream has ended or is dropped.
@@ -146,7 +147,8 @@ impl Commands {
             let new = NewSandbox { id, made_by, order };
             let Fresh { made, bridge } = commands.machines.sandbox_fresh(new).await?;
             let sandbox = made.sandbox_id;
-            let ending = Ending { commands, sandbox, place, runtime: Handle::current(), over: false };
+            let ending =
+                Ending { commands, sandbox, place, runtime: Handle::current(), over: false };
             Ok((ending, made.warnings, Bridge::hail(bridge)))
         });
         made.await.unwrap_or_else(|error| {
@@ -196,20 +198,27 @@ impl Job {
         let code = match (request.lang, request.code) {
             (Some(language), Some(code)) => Some((language, code)),
             (None, None) => None,
-            _ => return Err(MachineError::invalid("invalid_command", "`code` and `lang` go together")),
+            _ => {
+                return Err(MachineError::invalid(
+                    "invalid_command",
+                    "`code` and `lang` go together",
+                ));
+            }
         };
         if code.is_none() && request.argv.first().is_none_or(String::is_empty) {
             return Err(MachineError::invalid("invalid_command", "`argv` names no command"));
         }
         let stdin = request.stdin.map(|text| BASE64_STANDARD.decode(text)).transpose();
-        let stdin = stdin.map_err(|_| MachineError::invalid("invalid_stdin", "`stdin` is not base64"))?;
+        let stdin =
+            stdin.map_err(|_| MachineError::invalid("invalid_stdin", "`stdin` is not base64"))?;
         let limit = u64::try_from(Clocks::default().exec.as_millis()).unwrap_or(u64::MAX);
         let command = Command {
             argv: request.argv,
             env: request.env,
             cwd: request.cwd,
             user: request.user,
-            timeout_millis: Some(request.timeout_millis.unwrap_or(limit)).filter(|millis| *millis > 0),
+            timeout_millis: Some(request.timeout_millis.unwrap_or(limit))
+                .filter(|millis| *millis > 0),
             ..Command::default()
         };
         let feed = feed.or_else(|| stdin.map(|bytes| stream::iter([Ok(bytes)]).boxed()));
@@ -231,7 +240,9 @@ impl Job {
             after.written = after.ending.is_none().then(|| (bridge.clone(), path));
         }
         Ok(match self.feed {
-            Some(feed) => bridge.exec_fed(self.command, feed).await.map(|(exec, feed)| (exec, Some(feed))),
+            Some(feed) => {
+                bridge.exec_fed(self.command, feed).await.map(|(exec, feed)| (exec, Some(feed)))
+            }
             None => bridge.exec(self.command, None).await.map(|exec| (exec, None)),
         })
     }
@@ -251,7 +262,8 @@ impl Job {
         let path = format!("/tmp/harvest-{}.{extension}", SandboxId::random().part());
         bridge.file_write(&path, 0o600, self.command.user.clone(), code.as_bytes()).await?;
         let arguments = std::mem::take(&mut self.command.argv);
-        self.command.argv = [program.to_owned(), path.clone()].into_iter().chain(arguments).collect();
+        self.command.argv =
+            [program.to_owned(), path.clone()].into_iter().chain(arguments).collect();
         Ok(path)
     }
 }
@@ -393,7 +405,11 @@ async fn torn(feeding: &mut Option<Feeding>) {
 }
 
 /// The sandbox went away under a command.
-async fn lost(machines: &dyn Machines, sandbox: &SandboxId, error: Option<&BridgeError>) -> ExecLine {
+async fn lost(
+    machines: &dyn Machines,
+    sandbox: &SandboxId,
+    error: Option<&BridgeError>,
+) -> ExecLine {
     let reason = match (machines.sandbox_why(sandbox).await, error) {
         (Some(reason), _) => reason,
         (None, Some(error)) => words(error),

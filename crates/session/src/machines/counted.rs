@@ -220,7 +220,8 @@ impl Commands {
     ) -> Result<RestoredSandbox, MachineError> {
         let found = self.machines.sandbox_get(sandbox).await?;
         // Another's is refused, and takes no place for it.
-        let own: &[SandboxId] = if found.owner == "you" { std::slice::from_ref(sandbox) } else { &[] };
+        let own: &[SandboxId] =
+            if found.owner == "you" { std::slice::from_ref(sandbox) } else { &[] };
         let places = self.claim(own, found.made_by.as_deref())?;
         let restored = self.machines.sandbox_restore(sandbox, snapshot).await;
         self.seat(places).await;
@@ -256,7 +257,12 @@ impl Commands {
     }
 
     /// It could not be made: whoever asks for something else under the key may, if nothing is there.
-    async fn unmade(&self, asker: &Asker, sandbox: &SandboxId, error: MachineError) -> MachineError {
+    async fn unmade(
+        &self,
+        asker: &Asker,
+        sandbox: &SandboxId,
+        error: MachineError,
+    ) -> MachineError {
         if let Ok(false) = self.is_there(sandbox).await {
             self.give_back(asker).await;
         }
@@ -323,7 +329,8 @@ impl Commands {
             };
             // A server that ends has no place for anybody, and a line that long moves too slowly.
             waits = waits.or_else(|| self.waiting.try_acquire().ok());
-            if waits.is_none() || matches!(refused, MachineError::Full { limit: Limit::Closed, .. }) {
+            if waits.is_none() || matches!(refused, MachineError::Full { limit: Limit::Closed, .. })
+            {
                 return Err(refused);
             }
             let look = timeout_at(if asks { until } else { asks_at }, moved.changed()).await;

@@ -24,7 +24,8 @@ pub trait HostDisks: Send + Sync {
     async fn snapshot_list(&self) -> Result<Vec<MachineSnapshot>, MachineError>;
 
     /// Forgets one; with `force` also one that a session may go on from.
-    async fn snapshot_delete(&self, snapshot: &SnapshotId, force: bool) -> Result<(), MachineError>;
+    async fn snapshot_delete(&self, snapshot: &SnapshotId, force: bool)
+    -> Result<(), MachineError>;
 
     /// What takes how much room. Measures, which takes a while the first time.
     async fn disk_usage(&self) -> Result<DiskUsage, MachineError>;

@@ -70,7 +70,9 @@ impl MachineError {
     #[must_use]
     pub const fn code(&self) -> &'static str {
         match self {
-            Self::Missing { code, .. } | Self::Conflict { code, .. } | Self::Invalid { code, .. } => code,
+            Self::Missing { code, .. }
+            | Self::Conflict { code, .. }
+            | Self::Invalid { code, .. } => code,
             Self::NoRoom { .. } => "no_room",
             Self::Full { limit, .. } => limit.as_str(),
             Self::Failed { .. } => "machine_failed",
@@ -81,9 +83,9 @@ impl MachineError {
     #[must_use]
     pub fn hint(&self) -> Option<&str> {
         match self {
-            Self::Missing { hint, .. } | Self::Conflict { hint, .. } | Self::NoRoom { hint, .. } => {
-                Some(hint)
-            }
+            Self::Missing { hint, .. }
+            | Self::Conflict { hint, .. }
+            | Self::NoRoom { hint, .. } => Some(hint),
             Self::Full { hint, .. } => Some(hint),
             Self::Invalid { hint, .. } | Self::Failed { hint, .. } => hint.as_deref(),
         }

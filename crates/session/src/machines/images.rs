@@ -39,7 +39,11 @@ pub trait Images: Send + Sync {
     async fn image_make(&self, order: MakeImage) -> Result<ImageLines, MachineError>;
 
     /// Makes one of a tar, plain or compressed.
-    async fn image_import(&self, order: ImportImage, archive: Archive) -> Result<ImageLines, MachineError>;
+    async fn image_import(
+        &self,
+        order: ImportImage,
+        archive: Archive,
+    ) -> Result<ImageLines, MachineError>;
 
     /// Forgets one; its layers go with the next collection, if nothing uses them.
     async fn image_delete(&self, named: &str) -> Result<(), MachineError>;

@@ -4,7 +4,8 @@ use async_trait::async_trait;
 use harvest_proto::{
     SandboxId, SnapshotId,
     api::machines::{
-        CreateSandbox, CreatedSandbox, ForkedSandbox, RestoredSandbox, Sandbox, SandboxList, SandboxSnapshot,
+        CreateSandbox, CreatedSandbox, ForkedSandbox, RestoredSandbox, Sandbox, SandboxList,
+        SandboxSnapshot,
     },
 };
 
@@ -76,7 +77,11 @@ pub trait Sandboxes: Send + Sync {
     ) -> Result<SandboxSnapshot, MachineError>;
 
     /// Starts others from its disk as it is now.
-    async fn sandbox_fork(&self, sandbox: &SandboxId, forks: Forks) -> Result<ForkedSandbox, MachineError>;
+    async fn sandbox_fork(
+        &self,
+        sandbox: &SandboxId,
+        forks: Forks,
+    ) -> Result<ForkedSandbox, MachineError>;
 
     /// Puts it back to a snapshot. What was on its disk is another snapshot before anything is let go.
     async fn sandbox_restore(
@@ -86,7 +91,10 @@ pub trait Sandboxes: Send + Sync {
     ) -> Result<RestoredSandbox, MachineError>;
 
     /// Dials its supervisor.
-    async fn sandbox_dial(&self, sandbox: &SandboxId) -> Result<Box<dyn BridgeStream>, MachineError>;
+    async fn sandbox_dial(
+        &self,
+        sandbox: &SandboxId,
+    ) -> Result<Box<dyn BridgeStream>, MachineError>;
 
     /// Waits until it has ended, however it ends.
     async fn sandbox_ended(&self, sandbox: &SandboxId) -> Result<(), MachineError>;

@@ -41,7 +41,8 @@ impl Places {
             let user = user.unwrap_or_default().to_owned();
             // Nobody gives up a place for what finds no room all the same.
             let soon = new <= self.most(limit) && missing <= self.could_leave(limit, &user);
-            let asked = if soon && ask { self.ask(vec![(limit, user); missing]) } else { Vec::new() };
+            let asked =
+                if soon && ask { self.ask(vec![(limit, user); missing]) } else { Vec::new() };
             let words = asked.into_iter().map(|session| (session, Word::Needed)).collect();
             return (Err(Refusal { limit, soon }), words);
         }
@@ -81,7 +82,8 @@ impl Places {
     fn reached(&self, new: usize, user: Option<&str>) -> Option<(Limit, usize)> {
         let (total, users) = self.count();
         let of_user = user.map_or(0, |user| users.get(user).copied().unwrap_or(0));
-        let per_user = self.limits.sandboxes_per_user.filter(|_| user.is_some()).unwrap_or(usize::MAX);
+        let per_user =
+            self.limits.sandboxes_per_user.filter(|_| user.is_some()).unwrap_or(usize::MAX);
         let over = |has: usize, limit: usize| (has + new).saturating_sub(limit).min(new);
         match (over(of_user, per_user), over(total, self.limits.sandboxes)) {
             (0, 0) => None,

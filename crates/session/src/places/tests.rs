@@ -59,7 +59,10 @@ impl Hall {
         assert!(users.len() <= self.limits.sandboxes, "never more than the limit run");
         for user in &users {
             let same = users.iter().filter(|other| *other == user).count();
-            assert!(self.limits.sandboxes_per_user.is_none_or(|limit| same <= limit), "nor of one user");
+            assert!(
+                self.limits.sandboxes_per_user.is_none_or(|limit| same <= limit),
+                "nor of one user"
+            );
         }
     }
 
@@ -68,7 +71,9 @@ impl Hall {
             return;
         }
         match self.places.claim(&self.sessions[index].0) {
-            Room::Free => self.tell(index, Standing::Holds { idle_since: None, leaving: false }, false),
+            Room::Free => {
+                self.tell(index, Standing::Holds { idle_since: None, leaving: false }, false)
+            }
             Room::Full { .. } => {
                 let ticket = self.places.ticket();
                 self.tell(index, Standing::Waits { ticket }, false);
@@ -120,7 +125,8 @@ impl Hall {
     /// Somebody wants a sandbox of their own.
     fn creates(&mut self, index: usize) -> Result<(), Refusal> {
         let (sandbox, user) = (SandboxId::random(), format!("user{}", index % 2));
-        let (claimed, words) = self.places.claim_raw(std::slice::from_ref(&sandbox), Some(&user), true);
+        let (claimed, words) =
+            self.places.claim_raw(std::slice::from_ref(&sandbox), Some(&user), true);
         self.post.extend(words);
         self.raw.push((sandbox, user, claimed?));
         self.check();
@@ -160,16 +166,28 @@ impl Hall {
 fn the_third_of_two_waits_and_is_next_when_the_longest_idle_has_left() {
     let mut hall = Hall::new(4, limits(2, None));
     (0..4).for_each(|index| hall.wants(index));
-    let waits = |position| Word::Wait { ticket: u64::from(position), limit: Limit::Sandboxes, position };
-    assert_eq!(hall.post, [(hall.sessions[2].0.clone(), waits(1)), (hall.sessions[3].0.clone(), waits(2))]);
+    let waits =
+        |position| Word::Wait { ticket: u64::from(position), limit: Limit::Sandboxes, position };
+    assert_eq!(
+        hall.post,
+        [(hall.sessions[2].0.clone(), waits(1)), (hall.sessions[3].0.clone(), waits(2))]
+    );
     hall.post.clear();
     hall.idle(1);
     assert_eq!(hall.post, [(hall.sessions[1].0.clone(), Word::Needed)]);
     hall.idle(0);
-    assert_eq!(hall.post[1..], [(hall.sessions[0].0.clone(), Word::Needed)], "two wait, two are asked");
+    assert_eq!(
+        hall.post[1..],
+        [(hall.sessions[0].0.clone(), Word::Needed)],
+        "two wait, two are asked"
+    );
     hall.hear();
     hall.end(1);
-    assert!(hall.post.contains(&(hall.sessions[2].0.clone(), Word::Given { ticket: 1 })), "{:?}", hall.post);
+    assert!(
+        hall.post.contains(&(hall.sessions[2].0.clone(), Word::Given { ticket: 1 })),
+        "{:?}",
+        hall.post
+    );
 }
 
 #[test]
@@ -256,7 +274,10 @@ fn who_only_looks_for_a_place_has_nobody_asked() {
     hall.wants(0);
     hall.idle(0);
     let (claimed, words) = hall.places.claim_raw(&[SandboxId::random()], None, false);
-    assert_eq!((claimed, words), (Err(Refusal { limit: Limit::Sandboxes, soon: true }), Vec::new()));
+    assert_eq!(
+        (claimed, words),
+        (Err(Refusal { limit: Limit::Sandboxes, soon: true }), Vec::new())
+    );
 }
 
 #[test]

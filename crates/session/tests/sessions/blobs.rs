@@ -48,7 +48,10 @@ async fn a_blob_that_cannot_be_written_holds_its_event_back_until_it_can() {
     until_state(&sessions, &id, SessionState::Running).await;
     // A cut connection on top of it: the event is sent again, and its blob asked for again.
     house.fake.drop_connections(&sandbox(&sessions, &id).await);
-    assert!(!all(&sessions, &id).await.iter().any(long), "an event was seen before its blob was kept");
+    assert!(
+        !all(&sessions, &id).await.iter().any(long),
+        "an event was seen before its blob was kept"
+    );
     mishaps::break_store(&house, None).await;
     let blob = blob_of(&sessions, &id).await.unwrap();
     assert_eq!(sessions.blob(&id, &blob.id).await.unwrap().len(), 200_000);

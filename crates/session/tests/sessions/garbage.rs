@@ -63,7 +63,10 @@ async fn forgotten(house: &House) {
             tokio::task::yield_now().await;
         }
     };
-    assert!(tokio::time::timeout(Duration::from_secs(20), waiting).await.is_ok(), "it is not forgotten");
+    assert!(
+        tokio::time::timeout(Duration::from_secs(20), waiting).await.is_ok(),
+        "it is not forgotten"
+    );
 }
 
 #[tokio::test]
@@ -73,7 +76,11 @@ async fn what_could_not_be_removed_is_tried_again_without_a_restart() {
     let id = two_turns(&house, &sessions).await;
     house.fake.set_failing(Act::Remove, true);
     sessions.delete(&id).await.unwrap();
-    assert_eq!(house.store.removal_list().await.unwrap().len(), 2, "the sandbox went, the snapshots did not");
+    assert_eq!(
+        house.store.removal_list().await.unwrap().len(),
+        2,
+        "the sandbox went, the snapshots did not"
+    );
     house.fake.set_failing(Act::Remove, false);
     eventually("the task has done it", || house.fake.kept().is_empty()).await;
 }
@@ -117,7 +124,8 @@ async fn what_nobody_knows_is_removed_at_the_start_and_what_a_save_under_way_mea
     house.fake.plant(&stranger);
     meant.iter().for_each(|snapshot| house.fake.plant(snapshot));
     let _sessions = house.serve().await;
-    eventually("the stranger is gone", || !house.fake.kept().iter().any(|kept| kept.0 == stranger)).await;
+    eventually("the stranger is gone", || !house.fake.kept().iter().any(|kept| kept.0 == stranger))
+        .await;
     assert_eq!(house.fake.kept().len(), 2);
 }
 
@@ -211,7 +219,12 @@ impl Pulls for Copies {
         Ok(None)
     }
 
-    async fn set_evidence(&self, _url: &str, _number: u64, _evidence: Evidence) -> Result<(), PullsError> {
+    async fn set_evidence(
+        &self,
+        _url: &str,
+        _number: u64,
+        _evidence: Evidence,
+    ) -> Result<(), PullsError> {
         Ok(())
     }
 
@@ -239,8 +252,12 @@ async fn what_the_forge_holds_of_a_forgotten_repository_is_removed_by_whichever_
         secret: Some(secret.to_owned()),
         ..AddRepository::default()
     };
-    for one in [add("one", "one", "KEY"), add("two", "one", "KEY"), add("three", "three", "OTHER")] {
-        sessions.secret_set(one.secret.as_ref().unwrap(), Secret::new("token".to_owned())).await.unwrap();
+    for one in [add("one", "one", "KEY"), add("two", "one", "KEY"), add("three", "three", "OTHER")]
+    {
+        sessions
+            .secret_set(one.secret.as_ref().unwrap(), Secret::new("token".to_owned()))
+            .await
+            .unwrap();
         sessions.repository_add(one).await.unwrap();
     }
     // Somebody else knows it by another name.

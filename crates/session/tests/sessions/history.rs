@@ -18,7 +18,8 @@ async fn several_forks_are_made_at_once_each_on_its_own_branch_with_its_own_prom
     let prompts = ["write /f a", "write /f b", "write /f c"].map(str::to_owned).to_vec();
     let order = ForkSession { turn: Some(1), prompts, ..ForkSession::default() };
     let forks = sessions.fork(&source.id, order, ada()).await.unwrap();
-    let branches: std::collections::BTreeSet<_> = forks.iter().map(|fork| fork.branch.clone()).collect();
+    let branches: std::collections::BTreeSet<_> =
+        forks.iter().map(|fork| fork.branch.clone()).collect();
     assert_eq!(branches.len(), 3);
     for (fork, content) in forks.iter().zip(["a", "b", "c"]) {
         until(&sessions, &fork.id, ended).await;
@@ -41,11 +42,15 @@ async fn a_running_session_is_forked_at_its_newest_ended_turn_and_a_paused_one_a
     let sessions = house.serve().await;
     let id = house.session(&sessions, Some("hold")).await.id;
     until(&sessions, &id, started).await;
-    assert_eq!(sessions.fork(&id, fork_of(None, 1), ada()).await.unwrap_err().code(), "no_snapshot");
+    assert_eq!(
+        sessions.fork(&id, fork_of(None, 1), ada()).await.unwrap_err().code(),
+        "no_snapshot"
+    );
     house.fake.release(&sandbox(&sessions, &id).await);
     until_state(&sessions, &id, SessionState::Idle).await;
     send(&sessions, &id, "hold").await;
-    until(&sessions, &id, |event| matches!(event.body, EventBody::TurnStarted { number: 2, .. })).await;
+    until(&sessions, &id, |event| matches!(event.body, EventBody::TurnStarted { number: 2, .. }))
+        .await;
     let first = sessions.turns(&id).await.unwrap()[0].snapshot.clone().unwrap();
     let fork = sessions.fork(&id, fork_of(None, 1), ada()).await.unwrap().remove(0);
     assert_eq!(fork.snapshot, Some(first));
@@ -65,7 +70,10 @@ async fn forks_are_made_all_or_none() {
     let order = ForkSession { prompts, ..ForkSession::default() };
     assert_eq!(sessions.fork(&id, order, ada()).await.unwrap_err().code(), "invalid_prompt");
     assert_eq!(sessions.list(None, 50).await.unwrap().items.len(), before);
-    assert_eq!(sessions.fork(&id, fork_of(None, 17), ada()).await.unwrap_err().code(), "invalid_fork");
+    assert_eq!(
+        sessions.fork(&id, fork_of(None, 17), ada()).await.unwrap_err().code(),
+        "invalid_fork"
+    );
     let kept = sessions.get(&id).await.unwrap().snapshot.unwrap();
     sessions.fork(&id, fork_of(None, 16), ada()).await.unwrap();
     assert_eq!(sessions.list(None, 50).await.unwrap().items.len(), before + 16);

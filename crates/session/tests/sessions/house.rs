@@ -43,7 +43,12 @@ impl Pulls for RecordingPulls {
         }))
     }
 
-    async fn set_evidence(&self, _url: &str, _number: u64, _evidence: Evidence) -> Result<(), PullsError> {
+    async fn set_evidence(
+        &self,
+        _url: &str,
+        _number: u64,
+        _evidence: Evidence,
+    ) -> Result<(), PullsError> {
         Ok(())
     }
 }
@@ -83,7 +88,8 @@ impl House {
     pub(crate) async fn serve_with(&self, lease: Lease) -> Sessions {
         let sessions = Sessions::open(self.parts(lease)).await.unwrap();
         let url = "https://example.org/demo.git".to_owned();
-        let _there_already = sessions.repository_add(AddRepository { url, ..AddRepository::default() }).await;
+        let _there_already =
+            sessions.repository_add(AddRepository { url, ..AddRepository::default() }).await;
         sessions
     }
 
@@ -171,7 +177,11 @@ pub(crate) async fn all(sessions: &Sessions, session: &SessionId) -> Vec<Event> 
     sessions.events(session, 0, 1000).await.unwrap()
 }
 
-pub(crate) async fn status(sessions: &Sessions, session: &SessionId, prompt: &PromptId) -> PromptStatus {
+pub(crate) async fn status(
+    sessions: &Sessions,
+    session: &SessionId,
+    prompt: &PromptId,
+) -> PromptStatus {
     let prompts = sessions.prompts(session).await.unwrap();
     prompts.iter().find(|row| row.id == *prompt).unwrap().status
 }

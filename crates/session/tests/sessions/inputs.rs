@@ -28,7 +28,10 @@ async fn several_repositories_lie_side_by_side_and_each_may_be_pushed_to_on_the_
     let session = on_two(&sessions, "hello").await;
     let shown: Vec<_> =
         session.repositories.iter().map(|one| (one.name.as_str(), one.url.as_str())).collect();
-    assert_eq!(shown, [("demo", "https://example.org/demo.git"), ("lib", "https://example.org/lib.git")]);
+    assert_eq!(
+        shown,
+        [("demo", "https://example.org/demo.git"), ("lib", "https://example.org/lib.git")]
+    );
     assert_eq!((session.repository.as_str(), &session.env), ("demo", &vec!["MODE".to_owned()]));
     until(&sessions, &session.id, ended).await;
     let boot = house.fake.boot(&sandbox(&sessions, &session.id).await).unwrap();
@@ -38,7 +41,9 @@ async fn several_repositories_lie_side_by_side_and_each_may_be_pushed_to_on_the_
     assert_eq!(boot.env["MODE"], "fast");
     let pass = house.doors.0.lock().unwrap().last().unwrap().clone();
     assert_eq!(pass.repositories.len(), 2);
-    assert!(pass.repositories.iter().all(|access| access.branch.as_deref() == Some(&session.branch)));
+    assert!(
+        pass.repositories.iter().all(|access| access.branch.as_deref() == Some(&session.branch))
+    );
     assert_eq!(house.fake.orders().last().unwrap().state.as_deref(), Some("demo"));
     let refused = sessions.repository_delete("lib").await.unwrap_err();
     assert_eq!(refused.code(), "in_use", "the second one is in use as well");
@@ -66,11 +71,20 @@ async fn every_repository_that_got_a_push_gets_its_own_pull_request_and_evidence
     .await;
     let session = sessions.get(&id).await.unwrap();
     assert!(
-        session.repositories.iter().all(|one| one.pull.as_ref().is_some_and(|pull| pull.evidence.is_some()))
+        session
+            .repositories
+            .iter()
+            .all(|one| one.pull.as_ref().is_some_and(|pull| pull.evidence.is_some()))
     );
     assert_eq!((session.pr_number, session.pr_url.as_deref()), (Some(7), Some("http://forge/7")));
-    let orders: Vec<_> =
-        house.pulls.0.lock().unwrap().iter().map(|order| (order.url.clone(), order.base.clone())).collect();
+    let orders: Vec<_> = house
+        .pulls
+        .0
+        .lock()
+        .unwrap()
+        .iter()
+        .map(|order| (order.url.clone(), order.base.clone()))
+        .collect();
     assert!(orders.contains(&("https://example.org/lib.git".into(), "next".into())), "{orders:?}");
     // Nothing is left to do for the next server.
     sessions.close().await;
@@ -100,14 +114,18 @@ async fn a_fork_keeps_repositories_and_variables_and_says_which_turn_it_is_from(
     let house = House::new().await;
     let sessions = house.serve().await;
     let source = on_two(&sessions, "hello").await;
-    until(&sessions, &source.id, |event| matches!(event.body, EventBody::SnapshotTaken { .. })).await;
+    until(&sessions, &source.id, |event| matches!(event.body, EventBody::SnapshotTaken { .. }))
+        .await;
     let fork = sessions.fork(&source.id, ForkSession::default(), ada()).await.unwrap().remove(0);
     assert_eq!((fork.forked_from, fork.forked_turn), (Some(source.id), Some(1)));
     assert_eq!((fork.repositories.len(), &fork.env), (2, &source.env));
     until_state(&sessions, &fork.id, SessionState::Idle).await;
     let boot = house.fake.boot(&sandbox(&sessions, &fork.id).await).unwrap();
     assert_eq!((boot.start, boot.env["MODE"].as_str()), (BootStart::Restore, "fast"));
-    assert!(boot.repositories.iter().all(|one| !one.clone_missing), "what its source took away stays away");
+    assert!(
+        boot.repositories.iter().all(|one| !one.clone_missing),
+        "what its source took away stays away"
+    );
 }
 
 #[tokio::test]
@@ -117,8 +135,11 @@ async fn a_session_starts_from_a_snapshot_and_outlives_the_one_that_took_it() {
     let source = house.session(&sessions, Some("write /note hi")).await.id;
     until(&sessions, &source, |event| matches!(event.body, EventBody::SnapshotTaken { .. })).await;
     let from = sessions.get(&source).await.unwrap().snapshot;
-    let create =
-        CreateSession { repository: Some("demo".into()), from: from.clone(), ..CreateSession::default() };
+    let create = CreateSession {
+        repository: Some("demo".into()),
+        from: from.clone(),
+        ..CreateSession::default()
+    };
     let session = sessions.create(create, ada()).await.unwrap();
     sessions.delete(&source).await.unwrap();
     assert!(house.fake.kept().iter().any(|(kept, _)| Some(kept) == from.as_ref()), "it is in use");
@@ -128,8 +149,10 @@ async fn a_session_starts_from_a_snapshot_and_outlives_the_one_that_took_it() {
     let boot = house.fake.boot(&sandbox).unwrap();
     assert!(boot.start == BootStart::Restore && boot.repositories[0].clone_missing);
     assert!(!boot.agent.unwrap().resume, "the conversation is a new one");
-    let unknown =
-        CreateSession { from: Some(harvest_proto::SnapshotId::random()), ..CreateSession::default() };
+    let unknown = CreateSession {
+        from: Some(harvest_proto::SnapshotId::random()),
+        ..CreateSession::default()
+    };
     assert_eq!(sessions.create(unknown, ada()).await.unwrap_err().code(), "not_found");
 }
 
@@ -164,8 +187,10 @@ async fn a_key_names_one_session() {
     assert_eq!(taken.code(), "key_taken");
     assert!(taken.to_string().contains(session.id.to_string().as_str()), "{taken}");
     let both = tokio::join!(
-        sessions.create(CreateSession { key: Some("race".into()), ..CreateSession::default() }, ada()),
-        sessions.create(CreateSession { key: Some("race".into()), ..CreateSession::default() }, ada()),
+        sessions
+            .create(CreateSession { key: Some("race".into()), ..CreateSession::default() }, ada()),
+        sessions
+            .create(CreateSession { key: Some("race".into()), ..CreateSession::default() }, ada()),
     );
     let codes: Vec<_> =
         [both.0, both.1].into_iter().filter_map(Result::err).map(|error| error.code()).collect();
@@ -178,11 +203,15 @@ async fn a_key_names_one_session() {
 async fn a_request_that_names_repositories_twice_or_unknown_ones_makes_nothing() {
     let house = House::new().await;
     let sessions = house.serve().await;
-    let twice =
-        CreateSession { repositories: vec![named("demo"), named("demo")], ..CreateSession::default() };
+    let twice = CreateSession {
+        repositories: vec![named("demo"), named("demo")],
+        ..CreateSession::default()
+    };
     assert_eq!(sessions.create(twice, ada()).await.unwrap_err().code(), "invalid_repositories");
-    let unknown =
-        CreateSession { repositories: vec![named("demo"), named("nope")], ..CreateSession::default() };
+    let unknown = CreateSession {
+        repositories: vec![named("demo"), named("nope")],
+        ..CreateSession::default()
+    };
     assert_eq!(sessions.create(unknown, ada()).await.unwrap_err().code(), "not_found");
     let url = Some("https://elsewhere.example.org/demo.git".to_owned());
     let taken = UseRepository { url, ..UseRepository::default() };
@@ -201,7 +230,10 @@ async fn a_repository_of_an_image_that_is_not_there_is_refused_at_once() {
         image: Some(image.to_owned()),
         ..AddRepository::default()
     };
-    assert_eq!(sessions.repository_add(add("no-such-image")).await.unwrap_err().code(), "not_found");
+    assert_eq!(
+        sessions.repository_add(add("no-such-image")).await.unwrap_err().code(),
+        "not_found"
+    );
     assert!(sessions.repository("no-such-image").await.is_err());
     assert!(sessions.repository_add(add("claude")).await.is_ok());
 }

@@ -8,7 +8,8 @@ use super::*;
 /// Makes every write of this kind fail, as a full disk would; `None` mends it.
 pub(super) async fn break_store(house: &House, what: Option<&str>) {
     let path = house.folder.path().join("store.db");
-    let mut store = SqliteConnection::connect(&format!("sqlite://{}", path.display())).await.unwrap();
+    let mut store =
+        SqliteConnection::connect(&format!("sqlite://{}", path.display())).await.unwrap();
     let order = match what {
         Some(what) => {
             format!("CREATE TRIGGER full BEFORE {what} BEGIN SELECT RAISE(ABORT, 'disk full'); END")
@@ -78,7 +79,8 @@ async fn a_push_left_unreviewed_is_reviewed_by_the_next_server() {
     books.log(&session.id, EventBody::Pushed { repository, branch, commit }).await;
     sessions.close().await;
     let sessions = house.serve().await;
-    let told = |event: &Event| matches!(event.body, EventBody::Evidence(_) | EventBody::Warning { .. });
+    let told =
+        |event: &Event| matches!(event.body, EventBody::Evidence(_) | EventBody::Warning { .. });
     let first = until(&sessions, &session.id, told).await;
     assert!(matches!(first.body, EventBody::Evidence(_)), "{first:?}");
 }
@@ -128,7 +130,10 @@ async fn a_command_waits_for_a_ready_machine_to_be_dialled_again() {
     let sessions = house.serve().await;
     let request = ExecRequest { argv: vec!["echo".into(), "hi".into()], ..ExecRequest::default() };
     let lines: Vec<ExecLine> = sessions.exec(&id, request).await.unwrap().collect().await;
-    assert!(matches!(lines.last(), Some(ExecLine::Exited { exit: Exit::Code(0), .. })), "{lines:?}");
+    assert!(
+        matches!(lines.last(), Some(ExecLine::Exited { exit: Exit::Code(0), .. })),
+        "{lines:?}"
+    );
 }
 
 #[tokio::test]
@@ -136,7 +141,8 @@ async fn only_doors_to_trusted_names_wait_until_those_are_known() {
     let house = House::new().await;
     let (tell, told) = tokio::sync::oneshot::channel();
     let parts = house.parts(house.lease().await);
-    let sessions = Sessions::open_trusting(parts, async { told.await.unwrap_or_default() }).await.unwrap();
+    let sessions =
+        Sessions::open_trusting(parts, async { told.await.unwrap_or_default() }).await.unwrap();
     let url = "https://example.org/demo.git".to_owned();
     sessions.repository_add(AddRepository { url, ..AddRepository::default() }).await.unwrap();
     let trusting = house.session(&sessions, None).await.id;
@@ -164,11 +170,16 @@ async fn a_repository_keeps_its_last_two_builds_and_no_more() {
     for _ in 0..4 {
         let lines: Vec<harvest_proto::api::BuildLine> =
             sessions.repository_build("demo").await.unwrap().collect().await;
-        let Some(harvest_proto::api::BuildLine::Built { build }) = lines.last() else { panic!("{lines:?}") };
+        let Some(harvest_proto::api::BuildLine::Built { build }) = lines.last() else {
+            panic!("{lines:?}")
+        };
         built.push(build.snapshot.clone());
     }
     let kept: Vec<_> = house.fake.kept().into_iter().map(|(snapshot, _)| snapshot).collect();
-    assert!(kept.len() == 2 && built[2..].iter().all(|last| kept.contains(last)), "{built:?} {kept:?}");
+    assert!(
+        kept.len() == 2 && built[2..].iter().all(|last| kept.contains(last)),
+        "{built:?} {kept:?}"
+    );
 }
 
 #[tokio::test]
@@ -190,7 +201,9 @@ async fn an_agent_that_takes_no_prompts_any_more_fails_one_and_the_next_gets_ano
         &id,
         |event| matches!(&event.body, EventBody::TurnEnded { prompt, .. } if *prompt == refused),
     );
-    let EventBody::TurnEnded { error: Some(error), .. } = told.await.body else { panic!("it says why") };
+    let EventBody::TurnEnded { error: Some(error), .. } = told.await.body else {
+        panic!("it says why")
+    };
     assert!(error.contains("not started again"), "{error}");
 }
 
@@ -205,7 +218,8 @@ async fn a_session_that_many_ask_for_at_once_gets_one_driver() {
     sessions.close().await;
     drop(sessions);
     let sessions = house.serve().await;
-    let prompts = futures_util::future::join_all((0..20).map(|_| send(&sessions, &id, "again"))).await;
+    let prompts =
+        futures_util::future::join_all((0..20).map(|_| send(&sessions, &id, "again"))).await;
     for prompt in &prompts {
         until_status(&sessions, &id, prompt, PromptStatus::Completed).await;
         assert_eq!(house.fake.runs().iter().filter(|run| *run == prompt).count(), 1);

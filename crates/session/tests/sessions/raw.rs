@@ -51,7 +51,11 @@ async fn a_sandbox_of_ones_own_has_a_place_until_it_ends_however_it_ends() {
         }
         until(&sessions, &waits, ended).await;
         if end == "stop" {
-            assert_eq!(code(machines.start(&sandbox).await), "limit_sandboxes", "its place is another's now");
+            assert_eq!(
+                code(machines.start(&sandbox).await),
+                "limit_sandboxes",
+                "its place is another's now"
+            );
         }
         sessions.delete(&waits).await.unwrap();
     }
@@ -85,7 +89,8 @@ async fn commands_wait_for_a_place_and_all_of_them_run() {
         .map(|_| {
             let machines = machines.clone();
             tokio::spawn(async move {
-                let once = ExecOnce { argv: vec!["echo".into(), "hi".into()], ..ExecOnce::default() };
+                let once =
+                    ExecOnce { argv: vec!["echo".into(), "hi".into()], ..ExecOnce::default() };
                 machines.exec_once(&by("a"), once, None).await.unwrap().collect::<Vec<_>>().await
             })
         })
@@ -124,7 +129,8 @@ async fn a_sandbox_put_back_keeps_its_place() {
     machines.restore(&sandbox, &kept).await.unwrap();
     assert_eq!(code(create(&machines, "a").await), "limit_sandboxes");
     house.fake.crash(&sandbox, "by itself");
-    while machines.machines().sandbox_ended(&sandbox).await.is_err() || create(&machines, "a").await.is_err()
+    while machines.machines().sandbox_ended(&sandbox).await.is_err()
+        || create(&machines, "a").await.is_err()
     {
         tokio::task::yield_now().await;
     }

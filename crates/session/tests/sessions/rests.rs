@@ -36,7 +36,10 @@ async fn a_command_has_a_machine_that_somebody_else_made_stand_still_go_on_at_on
     for _ in 0..2 {
         freezing.freeze(&sandbox, Duration::from_secs(3600)).await.unwrap();
         let lines = echo(&sessions, &id).await;
-        assert!(matches!(lines.last(), Some(ExecLine::Exited { exit: Exit::Code(0), .. })), "{lines:?}");
+        assert!(
+            matches!(lines.last(), Some(ExecLine::Exited { exit: Exit::Code(0), .. })),
+            "{lines:?}"
+        );
     }
 }
 
@@ -74,7 +77,10 @@ async fn an_idle_session_stands_still_and_goes_on_for_a_prompt_and_for_a_command
     assert!(house.fake.is_still(&machine));
     assert_eq!(sessions.get(&id).await.unwrap().state, SessionState::Idle);
     let lines = echo(&sessions, &id).await;
-    assert!(matches!(lines.last(), Some(ExecLine::Exited { exit: Exit::Code(0), .. })), "{lines:?}");
+    assert!(
+        matches!(lines.last(), Some(ExecLine::Exited { exit: Exit::Code(0), .. })),
+        "{lines:?}"
+    );
     until_reason(&sessions, &id, "frozen").await;
     // The fake refuses a prompt while everything stands still.
     let next = send(&sessions, &id, "go on").await;
@@ -91,7 +97,10 @@ async fn what_stood_still_when_the_server_died_is_used_by_the_next() {
     sessions.close().await;
     let sessions = house.serve().await;
     let lines = echo(&sessions, &id).await;
-    assert!(matches!(lines.last(), Some(ExecLine::Exited { exit: Exit::Code(0), .. })), "{lines:?}");
+    assert!(
+        matches!(lines.last(), Some(ExecLine::Exited { exit: Exit::Code(0), .. })),
+        "{lines:?}"
+    );
     let next = send(&sessions, &id, "go on").await;
     until_status(&sessions, &id, &next, PromptStatus::Completed).await;
 }
@@ -201,7 +210,8 @@ async fn a_session_with_a_command_running_keeps_its_place() {
     let sessions = house.serve().await;
     let first = house.session(&sessions, Some("hello")).await.id;
     until_state(&sessions, &first, SessionState::Idle).await;
-    let request = ExecRequest { argv: vec!["sleep".into(), "600".into()], ..ExecRequest::default() };
+    let request =
+        ExecRequest { argv: vec!["sleep".into(), "600".into()], ..ExecRequest::default() };
     let command = sessions.exec(&first, request).await.unwrap();
     let second = house.session(&sessions, Some("hello")).await.id;
     until_reason(&sessions, &second, "limit_sandboxes").await;
@@ -227,7 +237,8 @@ async fn a_command_that_waits_for_a_machine_hears_when_somebody_has_the_session_
         sessions.pause(&first).await.unwrap();
     };
     let both = async { tokio::join!(sessions.exec(&first, request), pausing).0 };
-    let refused = tokio::time::timeout(Duration::from_secs(20), both).await.expect("it does not wait on");
+    let refused =
+        tokio::time::timeout(Duration::from_secs(20), both).await.expect("it does not wait on");
     assert_eq!(refused.err().unwrap().code(), "not_ready");
 }
 
@@ -267,7 +278,8 @@ async fn a_session_goes_back_to_a_turn_and_forth_again() {
     assert_eq!(all(&sessions, &id).await.iter().filter(restored).count(), 3);
     let third = send(&sessions, &id, "go on").await;
     until_status(&sessions, &id, &third, PromptStatus::Completed).await;
-    let numbers: Vec<u32> = sessions.turns(&id).await.unwrap().iter().map(|turn| turn.number).collect();
+    let numbers: Vec<u32> =
+        sessions.turns(&id).await.unwrap().iter().map(|turn| turn.number).collect();
     assert_eq!(numbers, [1, 2, 3]);
     assert_eq!(sessions.restore(&id, 9).await.unwrap_err().code(), "not_found");
 }
@@ -279,11 +291,15 @@ async fn a_turn_in_progress_is_stopped_before_its_session_goes_back() {
     let id = house.session(&sessions, Some("write /note one")).await.id;
     until_state(&sessions, &id, SessionState::Idle).await;
     let second = send(&sessions, &id, "hold").await;
-    until(&sessions, &id, |event| matches!(event.body, EventBody::TurnStarted { number: 2, .. })).await;
+    until(&sessions, &id, |event| matches!(event.body, EventBody::TurnStarted { number: 2, .. }))
+        .await;
     sessions.restore(&id, 1).await.unwrap();
     assert_eq!(status(&sessions, &id, &second).await, PromptStatus::Stopped);
     until_state(&sessions, &id, SessionState::Idle).await;
-    assert!(sessions.turns(&id).await.unwrap()[1].snapshot.is_some(), "what it did can be gone back to");
+    assert!(
+        sessions.turns(&id).await.unwrap()[1].snapshot.is_some(),
+        "what it did can be gone back to"
+    );
 }
 
 #[tokio::test]
@@ -293,10 +309,14 @@ async fn a_terminated_session_leaves_its_disk_and_goes_on_with_it() {
     let id = house.session(&sessions, Some("write /kept yes")).await.id;
     until_state(&sessions, &id, SessionState::Idle).await;
     let held = send(&sessions, &id, "hold").await;
-    until(&sessions, &id, |event| matches!(event.body, EventBody::TurnStarted { number: 2, .. })).await;
+    until(&sessions, &id, |event| matches!(event.body, EventBody::TurnStarted { number: 2, .. }))
+        .await;
     sessions.terminate(&id).await.unwrap();
     let ended = sessions.get(&id).await.unwrap();
-    assert_eq!((ended.state, &ended.reason[..], &ended.sandbox), (SessionState::Paused, "terminated", &None));
+    assert_eq!(
+        (ended.state, &ended.reason[..], &ended.sandbox),
+        (SessionState::Paused, "terminated", &None)
+    );
     assert_eq!(status(&sessions, &id, &held).await, PromptStatus::Stopped);
     let kinds: Vec<SnapshotKind> =
         sessions.snapshots(&id).await.unwrap().iter().map(|snapshot| snapshot.kind).collect();

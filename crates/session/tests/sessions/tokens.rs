@@ -12,8 +12,14 @@ async fn a_token_is_known_by_its_value_only() {
     let (token, value) = sessions.token_create("laptop", ada(), Role::Admin).await.unwrap();
     assert_eq!(sessions.token_check(value.expose()).await.unwrap(), Some(token.clone()));
     assert_eq!(sessions.token_check("hvt_wrong").await.unwrap(), None);
-    assert_eq!(sessions.token_create("laptop", ada(), Role::Admin).await.unwrap_err().code(), "exists");
-    assert_eq!(sessions.token_create("a/b", ada(), Role::Admin).await.unwrap_err().code(), "invalid_name");
+    assert_eq!(
+        sessions.token_create("laptop", ada(), Role::Admin).await.unwrap_err().code(),
+        "exists"
+    );
+    assert_eq!(
+        sessions.token_create("a/b", ada(), Role::Admin).await.unwrap_err().code(),
+        "invalid_name"
+    );
     // Without it nobody could make another.
     assert_eq!(sessions.token_delete("laptop").await.unwrap_err().code(), "last_admin");
     sessions.token_create("other", ada(), Role::Admin).await.unwrap();

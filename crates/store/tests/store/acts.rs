@@ -19,7 +19,8 @@ on_both! {
 async fn every_kind_of_write_is_read_back_as_it_was_written(home: Home) {
     let session = home.session().await;
     let (id, turn, snapshot) = (PromptId::random(), TurnId::random(), SnapshotId::random());
-    let usage = Usage { input_tokens: 1, output_tokens: 2, cache_read_tokens: 3, cache_write_tokens: 4 };
+    let usage =
+        Usage { input_tokens: 1, output_tokens: 2, cache_read_tokens: 3, cache_write_tokens: 4 };
     let drive = Write::Drive {
         drive: "{}".into(),
         state: SessionState::Running,
@@ -69,7 +70,10 @@ async fn every_kind_of_write_is_read_back_as_it_was_written(home: Home) {
         (Some("c2"), Some("c3"))
     );
     let turns = home.store.turn_list(&session).await.unwrap();
-    assert_eq!((turns[0].outcome, turns[0].snapshot.clone()), (Some(TurnOutcome::Completed), Some(snapshot)));
+    assert_eq!(
+        (turns[0].outcome, turns[0].snapshot.clone()),
+        (Some(TurnOutcome::Completed), Some(snapshot))
+    );
     assert_eq!(home.store.prompt_list(&session).await.unwrap()[0].turn, Some(turn.clone()));
     let newest = home.store.event_newest(&session, u64::MAX, 1).await.unwrap();
     assert_eq!(newest[0].turn, Some(turn));
@@ -101,7 +105,9 @@ async fn a_snapshot_is_pinned_dropped_and_removed_once(home: Home) {
         at: NOW,
     };
     home.commit(&session, vec![keep(&one), keep(&two)]).await.unwrap();
-    home.commit(&fork, vec![Write::SnapshotShare { snapshot: two.clone(), at: NOW }]).await.unwrap();
+    home.commit(&fork, vec![Write::SnapshotShare { snapshot: two.clone(), at: NOW }])
+        .await
+        .unwrap();
     home.store.snapshot_pin(&session, home.lease, &one, true).await.unwrap();
     let missing = home.store.snapshot_pin(&session, home.lease, &SnapshotId::random(), true).await;
     assert!(matches!(missing, Err(StoreError::NotFound { .. })));
@@ -118,7 +124,10 @@ async fn a_snapshot_is_pinned_dropped_and_removed_once(home: Home) {
     assert!(home.store.snapshot_of_builds().await.unwrap().is_empty());
     let sandbox = Removal::Sandbox(SandboxId::random());
     home.store.removal_add(home.lease, vec![sandbox.clone(), sandbox.clone()], NOW).await.unwrap();
-    assert_eq!(home.store.removal_list().await.unwrap(), [sandbox.clone(), Removal::Snapshot(one.clone())]);
+    assert_eq!(
+        home.store.removal_list().await.unwrap(),
+        [sandbox.clone(), Removal::Snapshot(one.clone())]
+    );
     home.store.removal_done(home.lease, &sandbox).await.unwrap();
     assert_eq!(home.store.removal_list().await.unwrap(), [Removal::Snapshot(one)]);
 }

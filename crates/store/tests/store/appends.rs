@@ -18,7 +18,8 @@ struct Dice(u64);
 
 impl Dice {
     fn below(&mut self, sides: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % sides
     }
 }
@@ -85,7 +86,9 @@ async fn what_is_asked_for_at_once_ends_as_one_after_the_other(home: Home) {
                 .map(|(session, writes)| {
                     let (store, lease) = (home.store.clone(), home.lease);
                     let (session, writes) = (once[*session].clone(), writes.clone());
-                    tokio::spawn(async move { store.session_commit(&session, lease, NOW, writes).await })
+                    tokio::spawn(
+                        async move { store.session_commit(&session, lease, NOW, writes).await },
+                    )
                 })
                 .collect();
             let mut together = Vec::new();
@@ -94,7 +97,8 @@ async fn what_is_asked_for_at_once_ends_as_one_after_the_other(home: Home) {
             }
             let mut alone = Vec::new();
             for (session, writes) in commits {
-                let done = home.store.session_commit(&after[session], home.lease, NOW, writes).await;
+                let done =
+                    home.store.session_commit(&after[session], home.lease, NOW, writes).await;
                 alone.push(told(done));
             }
             assert_eq!(together, alone);
@@ -140,9 +144,9 @@ async fn more_appends_than_are_done_together_are_all_done(home: Home) {
             .iter()
             .map(|session| {
                 let (store, session, lease) = (home.store.clone(), session.clone(), home.lease);
-                tokio::spawn(
-                    async move { store.session_commit(&session, lease, NOW, vec![outbox(number)]).await },
-                )
+                tokio::spawn(async move {
+                    store.session_commit(&session, lease, NOW, vec![outbox(number)]).await
+                })
             })
             .collect();
         for one in asked {
@@ -158,9 +162,11 @@ async fn an_append_under_an_old_lease_is_refused(home: Home) {
     let (one, two) = (home.session().await, home.session().await);
     let newer = home.kept.store().await;
     newer.server_lease(NOW).await.unwrap();
-    let results = tokio::join!(home.commit(&one, vec![warning("w")]), home.commit(&two, vec![warning("w")]));
+    let results =
+        tokio::join!(home.commit(&one, vec![warning("w")]), home.commit(&two, vec![warning("w")]));
     assert!(
-        matches!(results.0, Err(StoreError::LeaseLost)) && matches!(results.1, Err(StoreError::LeaseLost))
+        matches!(results.0, Err(StoreError::LeaseLost))
+            && matches!(results.1, Err(StoreError::LeaseLost))
     );
     assert_eq!(home.seqs(&one).await.len() + home.seqs(&two).await.len(), 0);
 }
@@ -170,7 +176,9 @@ async fn activity_never_goes_back(home: Home) {
     let at = |millis: i64| harvest_proto::Timestamp::from_millis(NOW.as_millis() + millis);
     let write = |session: SessionId, millis: i64| {
         let (store, lease) = (home.store.clone(), home.lease);
-        async move { store.session_commit(&session, lease, at(millis), vec![warning("w")]).await.unwrap() }
+        async move {
+            store.session_commit(&session, lease, at(millis), vec![warning("w")]).await.unwrap()
+        }
     };
     tokio::join!(write(one.clone(), 50), write(two.clone(), 60));
     tokio::join!(write(one.clone(), 10), write(two.clone(), 20));

@@ -30,7 +30,9 @@ async fn what_is_learned_of_one_repository_is_not_said_of_another(home: Home) {
         (None, Some("main"), Some("b"))
     );
     assert_eq!((r.unreviewed(), s.unreviewed()), (Some("p"), None));
-    home.commit(&session, vec![Write::Reviewed { repository: of("r"), commit: "p".into() }]).await.unwrap();
+    home.commit(&session, vec![Write::Reviewed { repository: of("r"), commit: "p".into() }])
+        .await
+        .unwrap();
     assert_eq!(home.store.session_get(&session).await.unwrap().checkouts[0].unreviewed(), None);
 }
 
@@ -51,11 +53,16 @@ fn pull(number: u64) -> Pull {
 async fn a_session_has_a_pull_request_in_each_of_its_repositories(home: Home) {
     let session = home.session().await;
     for (repository, number) in [("s", 1), ("r", 2), ("s", 3)] {
-        let write = Write::Pull { repository: repository.to_owned(), pull: Box::new(pull(number)), at: NOW };
+        let write = Write::Pull {
+            repository: repository.to_owned(),
+            pull: Box::new(pull(number)),
+            at: NOW,
+        };
         home.commit(&session, vec![write]).await.unwrap();
     }
     let shown = home.store.session_get(&session).await.unwrap().session;
-    let numbers: Vec<_> = shown.repositories.iter().map(|one| one.pull.as_ref().unwrap().number).collect();
+    let numbers: Vec<_> =
+        shown.repositories.iter().map(|one| one.pull.as_ref().unwrap().number).collect();
     assert_eq!((numbers, shown.pr_number), (vec![2, 3], Some(2)));
     assert_eq!(home.store.pull_list().await.unwrap().len(), 2);
 }
@@ -71,7 +78,8 @@ async fn a_repository_is_in_use_by_whoever_has_it_among_others(home: Home) {
 }
 
 async fn a_session_is_found_by_what_it_is_made_from(home: Home) {
-    let new = NewSession { title: "Fix 100% of Äpfel_x".into(), key: Some("k".into()), ..new_session() };
+    let new =
+        NewSession { title: "Fix 100% of Äpfel_x".into(), key: Some("k".into()), ..new_session() };
     let id = new.id.clone();
     home.store.session_insert(home.lease, new, Vec::new()).await.unwrap();
     let bare = NewSession { checkouts: Vec::new(), ..new_session() };
@@ -85,13 +93,20 @@ async fn a_session_is_found_by_what_it_is_made_from(home: Home) {
         assert_eq!(found(title(text)).await, std::slice::from_ref(&id), "{text}");
     }
     assert!(found(title("100_")).await.is_empty() && found(title("fix%of")).await.is_empty());
-    let named = |name: &str| SessionFilter { repository: Some(name.into()), ..SessionFilter::default() };
+    let named =
+        |name: &str| SessionFilter { repository: Some(name.into()), ..SessionFilter::default() };
     assert_eq!(found(named("s")).await, std::slice::from_ref(&id));
-    assert_eq!(found(SessionFilter { key: Some("k".into()), ..named("r") }).await, std::slice::from_ref(&id));
+    assert_eq!(
+        found(SessionFilter { key: Some("k".into()), ..named("r") }).await,
+        std::slice::from_ref(&id)
+    );
     assert!(found(named("t")).await.is_empty());
     assert_eq!(home.store.session_by_key("k").await.unwrap(), Some(id));
     let again = NewSession { key: Some("k".into()), ..new_session() };
-    assert!(home.store.session_insert(home.lease, again, Vec::new()).await.is_err(), "a key names one");
+    assert!(
+        home.store.session_insert(home.lease, again, Vec::new()).await.is_err(),
+        "a key names one"
+    );
 }
 
 async fn a_store_of_the_first_version_keeps_what_it_knew(home: Home) {
@@ -122,7 +137,8 @@ async fn a_store_of_the_first_version_keeps_what_it_knew(home: Home) {
     assert_eq!((checkout.repository.as_str(), checkout.base.as_deref()), ("app", Some("main")));
     assert_eq!((checkout.base_commit.as_deref(), checkout.unreviewed()), (Some("x"), Some("y")));
     assert_eq!((record.session.pr_number, record.env.len()), (Some(4), 0));
-    let urls: Vec<_> = store.repository_list().await.unwrap().into_iter().map(|one| one.url).collect();
+    let urls: Vec<_> =
+        store.repository_list().await.unwrap().into_iter().map(|one| one.url).collect();
     assert_eq!(urls, ["http://forge.harvest.internal/app.git", "http://h/lib.git"]);
     store.close().await;
 }

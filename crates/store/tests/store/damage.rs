@@ -14,7 +14,9 @@ async fn a_row_that_makes_no_sense_is_named_and_harms_no_other(home: Home) {
     let (good, bad) = (home.session().await, home.session().await);
     home.commit(&good, vec![warning("fine")]).await.unwrap();
     home.commit(&bad, vec![warning("one"), warning("two")]).await.unwrap();
-    home.kept.sql(&format!("UPDATE events SET body = 'not json' WHERE session = '{bad}' AND seq = 2")).await;
+    home.kept
+        .sql(&format!("UPDATE events SET body = 'not json' WHERE session = '{bad}' AND seq = 2"))
+        .await;
     let events = home.store.event_list(&bad, 0, 10).await;
     assert!(matches!(events, Err(StoreError::Corrupt { column: "body" })), "{events:?}");
     assert_eq!(home.store.event_list(&bad, 0, 1).await.unwrap().len(), 1);
@@ -25,7 +27,10 @@ async fn a_row_that_makes_no_sense_is_named_and_harms_no_other(home: Home) {
     ] {
         home.kept.sql(&format!("UPDATE sessions SET {change} WHERE id = '{bad}'")).await;
         let read = home.store.session_get(&bad).await;
-        assert!(matches!(read, Err(StoreError::Corrupt { column: named }) if named == column), "{read:?}");
+        assert!(
+            matches!(read, Err(StoreError::Corrupt { column: named }) if named == column),
+            "{read:?}"
+        );
     }
     assert_eq!(home.seqs(&good).await, [1]);
     assert_eq!(home.commit(&bad, vec![warning("goes on")]).await.unwrap(), 3);

@@ -64,7 +64,11 @@ async fn an_event_sent_again_is_stored_once_and_a_skipped_one_is_refused(home: H
         home.commit(&session, vec![outbox(4), outbox(6)]).await,
         Err(StoreError::OutboxGap { number: 6, stored: 4, .. })
     ));
-    assert_eq!(home.store.outbox_stored(&session, 1).await.unwrap(), 3, "nothing of a refused list is kept");
+    assert_eq!(
+        home.store.outbox_stored(&session, 1).await.unwrap(),
+        3,
+        "nothing of a refused list is kept"
+    );
     assert_eq!(home.store.outbox_stored(&session, 2).await.unwrap(), 0);
     assert_eq!(home.seqs(&session).await, [1, 2, 3]);
 }
@@ -75,7 +79,9 @@ async fn every_sandbox_counts_its_outbox_by_itself(home: Home) {
         harvest_store::Write::Outbox { event, .. } => harvest_store::Write::Outbox { epoch, event },
         other => other,
     };
-    home.commit(&session, vec![of(1, 1), of(2, 1), of(1, 2), of(2, 2), of(2, 2), of(1, 2)]).await.unwrap();
+    home.commit(&session, vec![of(1, 1), of(2, 1), of(1, 2), of(2, 2), of(2, 2), of(1, 2)])
+        .await
+        .unwrap();
     assert_eq!(home.store.outbox_stored(&session, 1).await.unwrap(), 2);
     assert_eq!(home.store.outbox_stored(&session, 2).await.unwrap(), 2);
     assert_eq!(home.seqs(&session).await, [1, 2, 3, 4]);
@@ -115,13 +121,19 @@ async fn events_are_read_from_either_end_without_overlap(home: Home) {
 async fn reading_events_never_looks_at_those_not_asked_for(home: Home) {
     let session = home.session().await;
     for chunk in 0..10 {
-        home.commit(&session, (chunk * 200 + 1..=chunk * 200 + 200).map(outbox).collect()).await.unwrap();
+        home.commit(&session, (chunk * 200 + 1..=chunk * 200 + 200).map(outbox).collect())
+            .await
+            .unwrap();
     }
     for (word, order) in [(">", "seq"), ("<", "seq DESC")] {
-        let sql =
-            format!("SELECT body FROM events WHERE session = $1 AND seq {word} $2 ORDER BY {order} LIMIT 50");
+        let sql = format!(
+            "SELECT body FROM events WHERE session = $1 AND seq {word} $2 ORDER BY {order} LIMIT 50"
+        );
         let plan = home.kept.plan(&sql, &session).await;
-        assert!(plan.contains("events_pkey") || plan.contains("sqlite_autoindex_events_1"), "{plan}");
+        assert!(
+            plan.contains("events_pkey") || plan.contains("sqlite_autoindex_events_1"),
+            "{plan}"
+        );
         assert!(!plan.to_lowercase().contains("sort") && !plan.contains("TEMP B-TREE"), "{plan}");
     }
 }

@@ -55,8 +55,11 @@ async fn a_turn_has_its_prompt_its_tokens_and_what_it_changed(home: Home) {
         assert_eq!(turn.snapshot.as_ref(), Some(&snapshot));
     }
     assert_eq!(home.store.session_get(&session).await.unwrap().session.usage, usage);
-    let of =
-        |repository: &str, tree: &str| TurnTree { turn: 1, repository: repository.into(), tree: tree.into() };
+    let of = |repository: &str, tree: &str| TurnTree {
+        turn: 1,
+        repository: repository.into(),
+        tree: tree.into(),
+    };
     assert_eq!(home.store.tree_list(&session).await.unwrap(), [of("a", "t3"), of("b", "t2")]);
     assert!(matches!(home.store.turn_get(&session, 2).await, Err(StoreError::NotFound { .. })));
     let fork = home.session().await;
@@ -103,7 +106,8 @@ async fn a_snapshot_is_dropped_unless_somebody_may_need_it(home: Home) {
 async fn a_fork_begins_with_what_is_there_or_not_at_all(home: Home) {
     let source = home.session().await;
     let (_, snapshot) = turn(&home, &source, 1).await;
-    let share = |snapshot: &SnapshotId| Write::SnapshotShare { snapshot: snapshot.clone(), at: NOW };
+    let share =
+        |snapshot: &SnapshotId| Write::SnapshotShare { snapshot: snapshot.clone(), at: NOW };
     let fork = new_session();
     let id = fork.id.clone();
     home.store.session_insert(home.lease, fork, vec![share(&snapshot)]).await.unwrap();
@@ -111,7 +115,8 @@ async fn a_fork_begins_with_what_is_there_or_not_at_all(home: Home) {
     assert_eq!((began.id, began.turn), (snapshot, Some(0)));
     let late = new_session();
     let id = late.id.clone();
-    let refused = home.store.session_insert(home.lease, late, vec![share(&SnapshotId::random())]).await;
+    let refused =
+        home.store.session_insert(home.lease, late, vec![share(&SnapshotId::random())]).await;
     assert!(matches!(refused, Err(StoreError::NotFound { .. })));
     assert!(matches!(home.store.session_get(&id).await, Err(StoreError::NotFound { .. })));
 }
@@ -156,8 +161,15 @@ async fn what_is_to_be_removed_is_listed_until_it_is_done(home: Home) {
 async fn several_sessions_are_made_or_none(home: Home) {
     let (first, second) = (new_session(), new_session());
     let ids = [first.id.clone(), second.id.clone()];
-    let twice = vec![(first.clone(), Vec::new()), (second.clone(), Vec::new()), (first.clone(), Vec::new())];
-    assert!(matches!(home.store.session_insert_all(home.lease, twice).await, Err(StoreError::Exists { .. })));
+    let twice = vec![
+        (first.clone(), Vec::new()),
+        (second.clone(), Vec::new()),
+        (first.clone(), Vec::new()),
+    ];
+    assert!(matches!(
+        home.store.session_insert_all(home.lease, twice).await,
+        Err(StoreError::Exists { .. })
+    ));
     for id in &ids {
         assert!(matches!(home.store.session_get(id).await, Err(StoreError::NotFound { .. })));
     }

@@ -8,7 +8,9 @@ use harvest_proto::{
     api::{PromptStatus, Role, Token},
     bridge::{Author, OutboxEvent},
 };
-use harvest_store::{DatabaseUrl, Lease, NewCheckout, NewPrompt, NewSession, Store, StoreError, Write};
+use harvest_store::{
+    DatabaseUrl, Lease, NewCheckout, NewPrompt, NewSession, Store, StoreError, Write,
+};
 use sqlx::Row;
 
 pub(crate) const NOW: Timestamp = Timestamp::from_millis(1_000);
@@ -114,7 +116,12 @@ impl Kept {
             Self::Server(_) => "EXPLAIN",
         };
         let query = sqlx::query(sqlx::AssertSqlSafe(format!("{explain} {sql}")));
-        let rows = query.bind(session.to_string()).bind(1000_i64).fetch_all(&mut connection).await.unwrap();
+        let rows = query
+            .bind(session.to_string())
+            .bind(1000_i64)
+            .fetch_all(&mut connection)
+            .await
+            .unwrap();
         rows.iter().map(|row| row.get::<String, _>(row.columns().len() - 1) + "\n").collect()
     }
 
@@ -147,7 +154,11 @@ impl Home {
         id
     }
 
-    pub(crate) async fn commit(&self, session: &SessionId, writes: Vec<Write>) -> Result<u64, StoreError> {
+    pub(crate) async fn commit(
+        &self,
+        session: &SessionId,
+        writes: Vec<Write>,
+    ) -> Result<u64, StoreError> {
         self.store.session_commit(session, self.lease, NOW, writes).await.map(|done| done.seq)
     }
 
@@ -185,11 +196,20 @@ pub(crate) fn new_session() -> NewSession {
 }
 
 pub(crate) fn warning(text: &str) -> Write {
-    Write::Event { at: NOW, turn: None, body: Box::new(EventBody::Warning { message: text.into() }) }
+    Write::Event {
+        at: NOW,
+        turn: None,
+        body: Box::new(EventBody::Warning { message: text.into() }),
+    }
 }
 
 pub(crate) fn prompt(id: &PromptId) -> Write {
-    Write::PromptInsert(Box::new(NewPrompt { id: id.clone(), text: "do".into(), author: author(), at: NOW }))
+    Write::PromptInsert(Box::new(NewPrompt {
+        id: id.clone(),
+        text: "do".into(),
+        author: author(),
+        at: NOW,
+    }))
 }
 
 pub(crate) fn outbox(number: u64) -> Write {
@@ -198,9 +218,19 @@ pub(crate) fn outbox(number: u64) -> Write {
 }
 
 pub(crate) fn dispatch(id: &PromptId) -> Write {
-    Write::PromptStatus { prompt: id.clone(), from: PromptStatus::Queued, to: PromptStatus::Dispatched }
+    Write::PromptStatus {
+        prompt: id.clone(),
+        from: PromptStatus::Queued,
+        to: PromptStatus::Dispatched,
+    }
 }
 
 pub(crate) fn token(name: &str) -> Token {
-    Token { name: name.into(), user: author(), role: Role::Member, created_at: NOW, last_used: None }
+    Token {
+        name: name.into(),
+        user: author(),
+        role: Role::Member,
+        created_at: NOW,
+        last_used: None,
+    }
 }

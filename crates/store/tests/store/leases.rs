@@ -14,7 +14,10 @@ async fn who_lost_the_lease_writes_nothing_more(home: Home) {
     let session = home.session().await;
     let newer = home.store.server_lease(NOW).await.unwrap();
     assert!(newer > home.lease);
-    assert!(matches!(home.commit(&session, vec![warning("late")]).await, Err(StoreError::LeaseLost)));
+    assert!(matches!(
+        home.commit(&session, vec![warning("late")]).await,
+        Err(StoreError::LeaseLost)
+    ));
     assert!(matches!(
         home.store.session_insert(home.lease, new_session(), Vec::new()).await,
         Err(StoreError::LeaseLost)
@@ -32,13 +35,19 @@ async fn the_older_of_two_servers_is_refused_whatever_it_writes(home: Home) {
     let newer = home.kept.store().await;
     let lease = newer.server_lease(NOW).await.unwrap();
     let older = &home.store;
-    assert!(matches!(home.commit(&session, vec![warning("late")]).await, Err(StoreError::LeaseLost)));
+    assert!(matches!(
+        home.commit(&session, vec![warning("late")]).await,
+        Err(StoreError::LeaseLost)
+    ));
     // These carry no lease; the writer knows it all the same.
     assert!(matches!(older.token_insert("h1", &token("late")).await, Err(StoreError::LeaseLost)));
     assert!(matches!(older.meta_set("k", "v").await, Err(StoreError::LeaseLost)));
     assert!(matches!(older.idempotency_claim("k", "r", NOW).await, Err(StoreError::LeaseLost)));
     assert!(matches!(older.server_lease(NOW).await, Err(StoreError::LeaseLost)));
-    assert_eq!(newer.session_commit(&session, lease, NOW, vec![warning("ours")]).await.unwrap().seq, 1);
+    assert_eq!(
+        newer.session_commit(&session, lease, NOW, vec![warning("ours")]).await.unwrap().seq,
+        1
+    );
     newer.token_insert("h2", &token("ours")).await.unwrap();
     assert_eq!(newer.token_list().await.unwrap().len(), 1);
 }

@@ -17,8 +17,14 @@ async fn at_most_one_prompt_of_a_session_is_dispatched(home: Home) {
     let (first, second, third) = (PromptId::random(), PromptId::random(), PromptId::random());
     home.commit(&session, vec![prompt(&first), prompt(&second), dispatch(&first)]).await.unwrap();
     home.commit(&other, vec![prompt(&third), dispatch(&third)]).await.unwrap();
-    assert!(matches!(home.commit(&session, vec![dispatch(&second)]).await, Err(StoreError::Exists { .. })));
-    assert!(matches!(home.commit(&session, vec![dispatch(&first)]).await, Err(StoreError::NotFound { .. })));
+    assert!(matches!(
+        home.commit(&session, vec![dispatch(&second)]).await,
+        Err(StoreError::Exists { .. })
+    ));
+    assert!(matches!(
+        home.commit(&session, vec![dispatch(&first)]).await,
+        Err(StoreError::NotFound { .. })
+    ));
     assert_eq!(home.store.prompt_queue(&session).await.unwrap(), [second]);
 }
 
@@ -31,9 +37,9 @@ async fn of_many_that_dispatch_at_once_one_wins(home: Home) {
         .map(|id| {
             let (store, session, lease, write) =
                 (home.store.clone(), session.clone(), home.lease, dispatch(id));
-            tokio::spawn(
-                async move { store.session_commit(&session, lease, crate::home::NOW, vec![write]).await },
-            )
+            tokio::spawn(async move {
+                store.session_commit(&session, lease, crate::home::NOW, vec![write]).await
+            })
         })
         .collect();
     let mut won = 0;

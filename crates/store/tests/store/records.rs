@@ -26,7 +26,8 @@ on_both! {
 }
 
 async fn an_idempotency_key_gives_the_first_answer_again(home: Home) {
-    let claim = async |request: &str| home.store.idempotency_claim("k", request, NOW).await.unwrap();
+    let claim =
+        async |request: &str| home.store.idempotency_claim("k", request, NOW).await.unwrap();
     assert_eq!(claim("a").await, Claim::New);
     assert_eq!(claim("a").await, Claim::InProgress);
     home.store.idempotency_finish("k", "answer").await.unwrap();
@@ -85,8 +86,12 @@ async fn a_session_somebody_went_on_with_is_not_deleted_for_its_age(home: Home) 
         epoch: 0,
         snapshot: None,
     };
-    let kept =
-        Write::SnapshotInsert { snapshot: snapshot.clone(), kind: SnapshotKind::Turn, turn: None, at: NOW };
+    let kept = Write::SnapshotInsert {
+        snapshot: snapshot.clone(),
+        kind: SnapshotKind::Turn,
+        turn: None,
+        at: NOW,
+    };
     let age = async |quiet| {
         home.store.session_delete_archived(&session, home.lease, quiet, NOW).await.unwrap();
         home.store.session_get(&session).await.is_ok()
@@ -125,7 +130,10 @@ async fn names_are_unique(home: Home) {
     assert!(matches!(store.token_insert("h2", &token("a")).await, Err(StoreError::Exists { .. })));
     assert!(matches!(store.token_insert("h1", &token("b")).await, Err(StoreError::Exists { .. })));
     store.repository_insert(&repository("r")).await.unwrap();
-    assert!(matches!(store.repository_insert(&repository("r")).await, Err(StoreError::Exists { .. })));
+    assert!(matches!(
+        store.repository_insert(&repository("r")).await,
+        Err(StoreError::Exists { .. })
+    ));
     let new = new_session();
     store.session_insert(home.lease, new.clone(), Vec::new()).await.unwrap();
     assert!(matches!(
@@ -147,7 +155,8 @@ async fn one_build_of_a_repository_at_a_time(home: Home) {
     store.build_begin(lease, "r", &one, &sandbox, NOW).await.unwrap();
     let second = store.build_begin(lease, "r", &two, &sandbox, NOW).await;
     assert!(matches!(second, Err(StoreError::Exists { .. })));
-    let build = Build { snapshot: one.clone(), commit: "c".into(), check: None, millis: 5, built_at: NOW };
+    let build =
+        Build { snapshot: one.clone(), commit: "c".into(), check: None, millis: 5, built_at: NOW };
     store.build_publish(lease, &build).await.unwrap();
     assert!(matches!(store.build_publish(lease, &build).await, Err(StoreError::NotFound { .. })));
     store.build_begin(lease, "r", &two, &sandbox, NOW).await.unwrap();
@@ -157,7 +166,10 @@ async fn one_build_of_a_repository_at_a_time(home: Home) {
     let (url, secret) = (repository("r").url, repository("r").secret);
     let gone = store.repository_delete("r", NOW).await.unwrap();
     assert!(gone.contains(&Removal::Copy { url, secret }), "{gone:?}");
-    assert!([one, two].into_iter().all(|build| gone.contains(&Removal::Snapshot(build))), "{gone:?}");
+    assert!(
+        [one, two].into_iter().all(|build| gone.contains(&Removal::Snapshot(build))),
+        "{gone:?}"
+    );
 }
 
 async fn pages_of_sessions_neither_repeat_nor_leave_out(home: Home) {
@@ -204,20 +216,30 @@ async fn a_deleted_session_takes_everything_of_its_own_along(home: Home) {
     };
     for id in [&session, &other] {
         let (prompt_id, turn) = (PromptId::random(), TurnId::random());
-        let begin = Write::TurnInsert { turn: turn.clone(), number: 1, prompt: prompt_id.clone(), at: NOW };
+        let begin =
+            Write::TurnInsert { turn: turn.clone(), number: 1, prompt: prompt_id.clone(), at: NOW };
         let kept = Write::SnapshotInsert {
             snapshot: SnapshotId::random(),
             kind: SnapshotKind::Turn,
             turn: Some(turn),
             at: NOW,
         };
-        let opened = Write::Pull { repository: "r".to_owned(), pull: Box::new(pull.clone()), at: NOW };
-        home.commit(id, vec![prompt(&prompt_id), dispatch(&prompt_id), begin, outbox(1), kept, opened])
-            .await
-            .unwrap();
+        let opened =
+            Write::Pull { repository: "r".to_owned(), pull: Box::new(pull.clone()), at: NOW };
+        home.commit(
+            id,
+            vec![prompt(&prompt_id), dispatch(&prompt_id), begin, outbox(1), kept, opened],
+        )
+        .await
+        .unwrap();
     }
-    assert_eq!(home.store.session_delete(&session, home.lease, Vec::new(), NOW).await.unwrap().len(), 1);
-    for table in ["sessions WHERE id <> ''", "prompts", "turns", "events", "outboxes", "snapshots", "pulls"] {
+    assert_eq!(
+        home.store.session_delete(&session, home.lease, Vec::new(), NOW).await.unwrap().len(),
+        1
+    );
+    for table in
+        ["sessions WHERE id <> ''", "prompts", "turns", "events", "outboxes", "snapshots", "pulls"]
+    {
         let left = home.kept.count(table).await;
         assert_eq!(left, if table == "events" { 2 } else { 1 }, "{table}");
     }
@@ -235,12 +257,14 @@ async fn a_snapshot_a_fork_uses_outlives_the_session_that_took_it(home: Home) {
         turn,
         at: NOW,
     };
-    let begin = Write::TurnInsert { turn: turn.clone(), number: 1, prompt: PromptId::random(), at: NOW };
+    let begin =
+        Write::TurnInsert { turn: turn.clone(), number: 1, prompt: PromptId::random(), at: NOW };
     home.commit(&source, vec![begin, keep(&shared, Some(turn)), keep(&own, None)]).await.unwrap();
     home.commit(&fork, vec![keep(&shared, None)]).await.unwrap();
     assert_eq!(home.store.turn_list(&source).await.unwrap()[0].snapshot, Some(shared.clone()));
-    let delete =
-        async |session| home.store.session_delete(session, home.lease, Vec::new(), NOW).await.unwrap();
+    let delete = async |session| {
+        home.store.session_delete(session, home.lease, Vec::new(), NOW).await.unwrap()
+    };
     assert_eq!(delete(&source).await, [Removal::Snapshot(own)]);
     assert_eq!(delete(&fork).await, [Removal::Snapshot(shared)]);
 }

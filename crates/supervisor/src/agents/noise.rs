@@ -34,7 +34,8 @@ impl Noise {
         self.lines += 1;
         vec![Signal::Event(if self.lines > MAX_RAW_LINES {
             EventBody::Warning {
-                message: "the agent says too much that has no meaning; more of it is left out".to_owned(),
+                message: "the agent says too much that has no meaning; more of it is left out"
+                    .to_owned(),
             }
         } else {
             EventBody::AgentRaw { line: cut::head(&line, MAX_RAW_BYTES).to_owned() }
@@ -60,7 +61,9 @@ mod tests {
     #[test]
     fn a_line_that_is_no_text_is_kept_short() {
         let signals = Noise::default().hear(&[0xff; 100_000]);
-        let [Signal::Event(EventBody::AgentRaw { line })] = &signals[..] else { panic!("{signals:?}") };
+        let [Signal::Event(EventBody::AgentRaw { line })] = &signals[..] else {
+            panic!("{signals:?}")
+        };
         assert!(line.len() <= MAX_RAW_BYTES && line.starts_with('\u{fffd}'), "{}", line.len());
     }
 }

@@ -341,7 +341,11 @@ impl Lines {
         let mut line = std::mem::replace(&mut self.buffer, rest);
         line.pop();
         self.searched = 0;
-        if std::mem::take(&mut self.skipping) { Some(Line::TooLong) } else { Some(Line::Whole(line)) }
+        if std::mem::take(&mut self.skipping) {
+            Some(Line::TooLong)
+        } else {
+            Some(Line::Whole(line))
+        }
     }
 
     // False at the end of the output. Cancel-safe.

@@ -92,7 +92,11 @@ async fn converse(mut stream: TcpStream, gateway: &Gateway, names: &Names) -> io
 async fn answer(packet: &[u8], gateway: &Gateway, names: &Names) -> Option<Vec<u8>> {
     let verdict = match parse(packet)? {
         Err(verdict) => verdict,
-        Ok(question) if question.class != CLASS_IN || question.kind != TYPE_A || question.name.is_empty() => {
+        Ok(question)
+            if question.class != CLASS_IN
+                || question.kind != TYPE_A
+                || question.name.is_empty() =>
+        {
             Verdict::Empty
         }
         Ok(question) => resolve(&question.name, gateway, names).await,
@@ -181,7 +185,9 @@ fn reply(packet: &[u8], verdict: Verdict) -> Vec<u8> {
         Verdict::NotImplemented => 4,
     };
     let asked = question(packet.get(HEADER_BYTES..).unwrap_or_default()).map(|(_, length)| length);
-    let asked = asked.and_then(|length| packet.get(HEADER_BYTES..HEADER_BYTES + length)).unwrap_or_default();
+    let asked = asked
+        .and_then(|length| packet.get(HEADER_BYTES..HEADER_BYTES + length))
+        .unwrap_or_default();
     let answers = u8::from(matches!(verdict, Verdict::Address(_)));
     let mut out = packet.get(..2).unwrap_or(&[0, 0]).to_vec();
     // An answer, its recursion bit as asked; recursion available.

@@ -66,7 +66,8 @@ struct Gateway {
 
 impl Gateway {
     async fn connect(&self) -> io::Result<UnixStream> {
-        UnixStream::connect(format!("/proc/self/fd/{}/{DOOR_SOCKET}", self.folder.as_raw_fd())).await
+        UnixStream::connect(format!("/proc/self/fd/{}/{DOOR_SOCKET}", self.folder.as_raw_fd()))
+            .await
     }
 
     /// Asks once; the connection is the stream when the answer is [`Answer::Open`].
@@ -85,7 +86,9 @@ impl Gateway {
         let deadline = Instant::now() + PARK_LIMIT;
         loop {
             match self.ask(ask).await {
-                Err(error) if Instant::now() >= deadline || !is_absence(&error) => return Err(error),
+                Err(error) if Instant::now() >= deadline || !is_absence(&error) => {
+                    return Err(error);
+                }
                 Err(_) => sleep(LOOK).await,
                 answered => return answered,
             }
@@ -113,7 +116,12 @@ async fn read_line(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
         match stream.read_u8().await? {
             b'\n' => return Ok(line),
             byte if line.len() < MAX_LINE_BYTES => line.push(byte),
-            _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "the gateway's answer is too long")),
+            _ => {
+                return Err(io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "the gateway's answer is too long",
+                ));
+            }
         }
     }
 }

@@ -44,7 +44,8 @@ async fn carry(mut inside: TcpStream, gateway: &Gateway, names: &Names) -> io::R
     let Ok((Answer::Open, mut outside)) = asked else { return refuse(&inside) };
     let _small_packets_wait = inside.set_nodelay(true);
     // A connection that breaks is the two ends' business, not the log's.
-    let _broken = copy_bidirectional_with_sizes(&mut inside, &mut outside, BUFFER_BYTES, BUFFER_BYTES).await;
+    let _broken =
+        copy_bidirectional_with_sizes(&mut inside, &mut outside, BUFFER_BYTES, BUFFER_BYTES).await;
     Ok(())
 }
 

@@ -23,7 +23,13 @@ const TRIES: usize = 64;
 pub(super) fn open(path: &Path, flags: OFlags) -> io::Result<File> {
     let mut tried = 0;
     loop {
-        match openat2(CWD, path, flags | OFlags::CLOEXEC, Mode::empty(), ResolveFlags::NO_MAGICLINKS) {
+        match openat2(
+            CWD,
+            path,
+            flags | OFlags::CLOEXEC,
+            Mode::empty(),
+            ResolveFlags::NO_MAGICLINKS,
+        ) {
             Err(Errno::AGAIN | Errno::INTR) if tried < TRIES => tried += 1,
             opened => return Ok(OwnedFd::into(opened?)),
         }
@@ -45,7 +51,8 @@ impl Place {
     /// The place of a path whose last part may or may not be there.
     pub(super) fn of(path: &Path) -> io::Result<Self> {
         let missing = || io::Error::new(io::ErrorKind::InvalidInput, "not the path of a file");
-        let (parent, name) = (path.parent().ok_or_else(missing)?, path.file_name().ok_or_else(missing)?);
+        let (parent, name) =
+            (path.parent().ok_or_else(missing)?, path.file_name().ok_or_else(missing)?);
         let folder = open(parent, OFlags::RDONLY | OFlags::DIRECTORY)?;
         let path = through(&folder).join(name);
         Ok(Self { folder, path })

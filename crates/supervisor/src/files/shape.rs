@@ -27,7 +27,12 @@ pub(super) fn work(supervisor: &Supervisor, request: FileRequest) -> Result<Work
             Ok(Reply::Link { target: target.to_string_lossy().into_owned() })
         }),
         FileRequest::Remove { tree, .. } => Box::new(move |path| remove(path, tree)),
-        _ => return Err(Fault::new(FaultCode::Invalid, "this supervisor does not know that request")),
+        _ => {
+            return Err(Fault::new(
+                FaultCode::Invalid,
+                "this supervisor does not know that request",
+            ));
+        }
     })
 }
 

@@ -34,7 +34,10 @@ pub(super) fn fit(mut body: EventBody) -> Vec<Fitting> {
         }
         EventBody::ToolEnded { call, ok, output, .. } if output.len() > cut::MAX_TEXT_BYTES => {
             let short = cut::text(&output, cut::MAX_TEXT_BYTES);
-            vec![(EventBody::ToolEnded { call, ok, output: short, blob: blob(&output) }, Some(output))]
+            vec![(
+                EventBody::ToolEnded { call, ok, output: short, blob: blob(&output) },
+                Some(output),
+            )]
         }
         EventBody::ToolStarted { call, name, input, parent, .. } => match long_json(&input) {
             Some(json) => {
@@ -117,8 +120,10 @@ mod tests {
     #[test]
     fn a_long_output_keeps_its_ends_and_goes_along_whole() {
         let output = format!("begin{}end", "x".repeat(200_000));
-        let ended = EventBody::ToolEnded { call: "c".into(), ok: true, output: output.clone(), blob: None };
-        let [(EventBody::ToolEnded { output: short, blob: Some(blob), .. }, Some(whole))] = &fit(ended)[..]
+        let ended =
+            EventBody::ToolEnded { call: "c".into(), ok: true, output: output.clone(), blob: None };
+        let [(EventBody::ToolEnded { output: short, blob: Some(blob), .. }, Some(whole))] =
+            &fit(ended)[..]
         else {
             panic!("it is one event with a blob")
         };
@@ -136,7 +141,8 @@ mod tests {
             parent: None,
             blob: None,
         };
-        let [(EventBody::ToolStarted { input: short, blob: Some(_), .. }, Some(whole))] = &fit(started)[..]
+        let [(EventBody::ToolStarted { input: short, blob: Some(_), .. }, Some(whole))] =
+            &fit(started)[..]
         else {
             panic!("it is one event with a blob")
         };
@@ -165,10 +171,23 @@ mod tests {
             started(short(), long(), None),
             started(short(), short(), Some(long())),
             EventBody::ToolEnded { call: long(), ok: true, output: long(), blob: None },
-            EventBody::RequestOpened { request: long(), question: long(), options: vec![word; 100] },
-            EventBody::RequestOpened { request: short(), question: short(), options: vec![short(); 1 << 20] },
+            EventBody::RequestOpened {
+                request: long(),
+                question: long(),
+                options: vec![word; 100],
+            },
+            EventBody::RequestOpened {
+                request: short(),
+                question: short(),
+                options: vec![short(); 1 << 20],
+            },
             EventBody::RequestClosed { request: long(), answer: Some(long()) },
-            EventBody::TurnEnded { prompt, outcome: TurnOutcome::Failed, error: Some(long()), millis: 1 },
+            EventBody::TurnEnded {
+                prompt,
+                outcome: TurnOutcome::Failed,
+                error: Some(long()),
+                millis: 1,
+            },
             EventBody::AgentExited { exit: Exit::Code(1), tail: long(), restarts: true },
             EventBody::Warning { message: long() },
             EventBody::AgentRaw { line: long() },
@@ -176,7 +195,11 @@ mod tests {
             let kind = std::mem::discriminant(&body);
             for (fitting, _) in fit(body) {
                 assert!(cut::encoded(&fitting) + FRAME_BYTES <= MAX_CONTROL_BYTES, "{kind:?}");
-                assert_eq!(std::mem::discriminant(&framed(fitting)), kind, "it is told as what it is");
+                assert_eq!(
+                    std::mem::discriminant(&framed(fitting)),
+                    kind,
+                    "it is told as what it is"
+                );
             }
         }
     }
@@ -190,9 +213,11 @@ mod tests {
             parent: None,
             blob: None,
         };
-        let ended = EventBody::ToolEnded { call: long(), ok: true, output: String::new(), blob: None };
+        let ended =
+            EventBody::ToolEnded { call: long(), ok: true, output: String::new(), blob: None };
         let (started, ended) = (fit(started).remove(0).0, fit(ended).remove(0).0);
-        let (EventBody::ToolStarted { call, .. }, EventBody::ToolEnded { call: same, .. }) = (started, ended)
+        let (EventBody::ToolStarted { call, .. }, EventBody::ToolEnded { call: same, .. }) =
+            (started, ended)
         else {
             panic!("they stay what they are")
         };

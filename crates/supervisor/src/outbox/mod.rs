@@ -105,7 +105,13 @@ struct Queue {
 }
 
 impl Queue {
-    fn push(&mut self, at: Timestamp, turn: Option<&TurnId>, body: EventBody, whole: Option<Rc<str>>) {
+    fn push(
+        &mut self,
+        at: Timestamp,
+        turn: Option<&TurnId>,
+        body: EventBody,
+        whole: Option<Rc<str>>,
+    ) {
         if self.merge(turn, &body) {
             return;
         }
@@ -121,13 +127,17 @@ impl Queue {
         if self.shown >= self.events.len() {
             return false;
         }
-        let Some(Entry { event: last, size: last_size, .. }) = self.events.back_mut() else { return false };
+        let Some(Entry { event: last, size: last_size, .. }) = self.events.back_mut() else {
+            return false;
+        };
         if last.turn.as_ref() != turn {
             return false;
         }
         let (into, piece) = match (&mut last.body, body) {
             (EventBody::TextDelta { text }, EventBody::TextDelta { text: piece })
-            | (EventBody::ThoughtDelta { text }, EventBody::ThoughtDelta { text: piece }) => (text, piece),
+            | (EventBody::ThoughtDelta { text }, EventBody::ThoughtDelta { text: piece }) => {
+                (text, piece)
+            }
             _ => return false,
         };
         if into.len() + piece.len() > MAX_PIECE_BYTES {
@@ -147,7 +157,8 @@ impl Queue {
     }
 
     fn stored(&mut self, upto: u64) {
-        while self.shown > 0 && self.events.front().is_some_and(|entry| entry.event.number <= upto) {
+        while self.shown > 0 && self.events.front().is_some_and(|entry| entry.event.number <= upto)
+        {
             if let Some(entry) = self.events.pop_front() {
                 self.bytes -= entry.size;
             }
@@ -162,7 +173,9 @@ fn size(body: &EventBody) -> usize {
     const REST: usize = 256;
     REST + match body {
         EventBody::TextDelta { text } | EventBody::ThoughtDelta { text } => text.len(),
-        EventBody::ToolStarted { input, .. } => serde_json::to_string(input).map_or(0, |json| json.len()),
+        EventBody::ToolStarted { input, .. } => {
+            serde_json::to_string(input).map_or(0, |json| json.len())
+        }
         EventBody::ToolEnded { output, .. } => output.len(),
         EventBody::AgentRaw { line } => line.len(),
         EventBody::BootPhase { tail, .. } => tail.as_ref().map_or(0, String::len),
@@ -225,7 +238,10 @@ mod tests {
                 self.received.push(event);
             } else {
                 let index = usize::try_from(event.number - 1).unwrap();
-                assert_eq!(self.received[index].body, event.body, "an event changed after it was shown");
+                assert_eq!(
+                    self.received[index].body, event.body,
+                    "an event changed after it was shown"
+                );
             }
         }
     }

@@ -45,7 +45,9 @@ pub(super) fn start(order: &Order, terminal: &OwnedFd) -> io::Result<Pid> {
     }
     let _reaped = child.wait();
     let refusal: Refusal = serde_json::from_slice(&said)?;
-    Err(refusal.errno.map_or_else(|| io::Error::other(refusal.message), io::Error::from_raw_os_error))
+    Err(refusal
+        .errno
+        .map_or_else(|| io::Error::other(refusal.message), io::Error::from_raw_os_error))
 }
 
 fn tell(socket: &mut UnixStream, order: &Order, terminal: &OwnedFd) -> io::Result<()> {

@@ -30,7 +30,10 @@ pub(crate) fn kill_below(root: Pid, spared: &dyn Fn(i32) -> bool) {
             let _already_gone = kill_process(pid, Signal::KILL);
         }
         // Group 0 and 1 would mean "mine" and "everyone" to the kernel.
-        if entry.group > 1 && entry.group != own_group && below.iter().any(|one| one.pid == entry.group) {
+        if entry.group > 1
+            && entry.group != own_group
+            && below.iter().any(|one| one.pid == entry.group)
+        {
             groups.insert(entry.group);
         }
     }
@@ -104,7 +107,8 @@ mod tests {
     fn grandchildren_are_below_and_spared_branches_are_not() {
         let entry = |pid, parent| Entry { pid, parent, group: pid };
         let table = [entry(2, 1), entry(3, 2), entry(4, 3), entry(5, 2), entry(6, 5), entry(9, 1)];
-        let mut found: Vec<i32> = below(&table, 2, &|pid| pid == 5).iter().map(|one| one.pid).collect();
+        let mut found: Vec<i32> =
+            below(&table, 2, &|pid| pid == 5).iter().map(|one| one.pid).collect();
         found.sort_unstable();
         assert_eq!(found, [3, 4]);
     }

@@ -119,7 +119,8 @@ fn run(
 
 fn start(order: &Order, descriptors: Vec<OwnedFd>) -> io::Result<Pid> {
     let mut descriptors = descriptors.into_iter();
-    let mut next = || descriptors.next().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput));
+    let mut next =
+        || descriptors.next().ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput));
     let (stdin, stdout, stderr) = (next()?, next()?, next()?);
     super::join(descriptors)?;
     super::limit_file_size(order.file_bytes)?;
@@ -132,7 +133,10 @@ fn start(order: &Order, descriptors: Vec<OwnedFd>) -> io::Result<Pid> {
 }
 
 /// The order as the standard library puts it.
-pub(super) fn command(order: &Order, [stdin, stdout, stderr]: super::Triple) -> io::Result<Command> {
+pub(super) fn command(
+    order: &Order,
+    [stdin, stdout, stderr]: super::Triple,
+) -> io::Result<Command> {
     let (program, arguments) = order.argv.split_first().ok_or(io::ErrorKind::InvalidInput)?;
     // Said here because a failing chdir inside spawn looks like a missing program.
     if !std::fs::metadata(&order.cwd)?.is_dir() {

@@ -76,13 +76,20 @@ impl Processes {
     }
 
     /// Starts a command in the commands' cgroup.
-    pub(crate) async fn start(self: &Rc<Self>, order: Order, stdio: Triple) -> Result<Child, Fault> {
+    pub(crate) async fn start(
+        self: &Rc<Self>,
+        order: Order,
+        stdio: Triple,
+    ) -> Result<Child, Fault> {
         let message = message(&order);
         for _ in 0..TRIES {
             let kept = self.idle.borrow_mut().pop();
             let mut launcher = match kept {
                 Some(launcher) => launcher,
-                None => self.launcher().await.map_err(|error| system("cannot reach a launcher", &error))?,
+                None => self
+                    .launcher()
+                    .await
+                    .map_err(|error| system("cannot reach a launcher", &error))?,
             };
             let descriptors: Vec<BorrowedFd<'_>> = stdio.iter().map(AsFd::as_fd).collect();
             // A launcher may be killed at any moment, with its cgroup, with its nursery or for memory.
@@ -103,7 +110,8 @@ impl Processes {
         stdio: Triple,
         joins: &[OwnedFd],
     ) -> Result<Child, Fault> {
-        let spawned = self.spawn_role("launcher").map_err(|error| system("cannot start a launcher", &error));
+        let spawned =
+            self.spawn_role("launcher").map_err(|error| system("cannot start a launcher", &error));
         let mut launcher = Launcher { socket: spawned?, line: Vec::new() };
         let descriptors: Vec<BorrowedFd<'_>> = stdio.iter().chain(joins).map(AsFd::as_fd).collect();
         let sent = launcher.send(&message(&order), &descriptors).await;
@@ -285,7 +293,8 @@ impl Drop for Child {
     // A command that has ended gives its launcher back as soon as nothing is left below it; one that
     // has not is killed by its launcher, which sees its socket close.
     fn drop(&mut self) {
-        let (Some(_), Some(mut launcher), Some(pool)) = (self.end, self.launcher.take(), self.pool.take())
+        let (Some(_), Some(mut launcher), Some(pool)) =
+            (self.end, self.launcher.take(), self.pool.take())
         else {
             return;
         };
@@ -342,7 +351,8 @@ async fn send(socket: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>])
 }
 
 fn message(order: &Order) -> Vec<u8> {
-    serde_json::to_vec(&ToLauncher::Run(order.clone())).expect("orders hold only maps with text keys")
+    serde_json::to_vec(&ToLauncher::Run(order.clone()))
+        .expect("orders hold only maps with text keys")
 }
 
 fn system(doing: &str, error: &io::Error) -> Fault {
@@ -353,11 +363,16 @@ fn start_fault(order: &Order, errno: i32, message: &str) -> Fault {
     use rustix::io::Errno;
     let program = order.argv.first().map_or("", String::as_str);
     if !std::path::Path::new(&order.cwd).is_dir() {
-        return Fault::new(FaultCode::NotFound, format!("the working folder `{}` is not there", order.cwd));
+        return Fault::new(
+            FaultCode::NotFound,
+            format!("the working folder `{}` is not there", order.cwd),
+        );
     }
     let code = match Errno::from_raw_os_error(errno) {
         Errno::NOENT | Errno::NOTDIR => FaultCode::NotFound,
-        Errno::ACCESS | Errno::NOEXEC | Errno::ISDIR | Errno::LOOP | Errno::PERM => FaultCode::NotExecutable,
+        Errno::ACCESS | Errno::NOEXEC | Errno::ISDIR | Errno::LOOP | Errno::PERM => {
+            FaultCode::NotExecutable
+        }
         Errno::INVAL | Errno::TOOBIG | Errno::NAMETOOLONG => FaultCode::Invalid,
         _ => FaultCode::System,
     };
@@ -388,9 +403,10 @@ fn raise_files() -> Option<u64> {
 /// Lets no file become larger than this, for good: for this process and what it starts.
 pub(crate) fn limit_file_size(bytes: Option<u64>) -> io::Result<()> {
     match bytes {
-        Some(_) => {
-            Ok(rustix::process::setrlimit(Resource::Fsize, Rlimit { current: bytes, maximum: bytes })?)
-        }
+        Some(_) => Ok(rustix::process::setrlimit(
+            Resource::Fsize,
+            Rlimit { current: bytes, maximum: bytes },
+        )?),
         None => Ok(()),
     }
 }

@@ -92,7 +92,9 @@ impl Driver {
                     self.start_again().await
                 }
             };
-            if running.is_none() && (self.crashes > self.launch.restarts.times || self.inputs.is_closed()) {
+            if running.is_none()
+                && (self.crashes > self.launch.restarts.times || self.inputs.is_closed())
+            {
                 return self.give_up();
             }
         }
@@ -131,7 +133,8 @@ impl Driver {
     fn take(&mut self, input: Input) {
         match input {
             Input::Prompt(order) => {
-                let body = EventBody::TurnStarted { prompt: order.prompt.clone(), number: order.number };
+                let body =
+                    EventBody::TurnStarted { prompt: order.prompt.clone(), number: order.number };
                 self.supervisor.outbox.push(Some(&order.turn), body);
                 self.waiting = Some(Turn { order, began: Instant::now() });
             }
@@ -152,7 +155,8 @@ impl Driver {
         match ending {
             Ending::Done(result) => {
                 self.crashes = 0;
-                let outcome = if result.is_ok() { TurnOutcome::Completed } else { TurnOutcome::Failed };
+                let outcome =
+                    if result.is_ok() { TurnOutcome::Completed } else { TurnOutcome::Failed };
                 self.end(&turn, outcome, result.err());
                 return Some(agent);
             }
@@ -238,7 +242,9 @@ impl Driver {
 
     fn close_requests(&self, agent: &mut AgentProcess, turn: &TurnId) {
         for request in agent.open_requests() {
-            self.supervisor.outbox.push(Some(turn), EventBody::RequestClosed { request, answer: None });
+            self.supervisor
+                .outbox
+                .push(Some(turn), EventBody::RequestClosed { request, answer: None });
         }
     }
 
@@ -259,7 +265,11 @@ impl Driver {
                 match agent.next().await {
                     News::Exited(_) => return,
                     News::Signals(signals) => {
-                        if self.tell(Some(turn), signals).iter().any(|one| matches!(one, Signal::Done(_))) {
+                        if self
+                            .tell(Some(turn), signals)
+                            .iter()
+                            .any(|one| matches!(one, Signal::Done(_)))
+                        {
                             return;
                         }
                     }
@@ -298,7 +308,8 @@ impl Driver {
     // After a while when it crashed, at once after a stop.
     async fn start_again(&mut self) -> Option<AgentProcess> {
         let wait = super::wait_after(self.crashes, self.launch.restarts);
-        let (supervisor, launch, cwd) = (Rc::clone(&self.supervisor), self.launch.clone(), self.cwd.clone());
+        let (supervisor, launch, cwd) =
+            (Rc::clone(&self.supervisor), self.launch.clone(), self.cwd.clone());
         let mut start = pin!(async move {
             sleep(wait).await;
             AgentProcess::start(&supervisor, &launch, &cwd, true).await

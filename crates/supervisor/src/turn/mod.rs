@@ -69,7 +69,8 @@ impl Turns {
         }
         if self.driver.borrow().is_none() {
             let gave_up = self.gave_up.borrow().clone();
-            let reason = gave_up.unwrap_or_else(|| "there is no agent that takes prompts".to_owned());
+            let reason =
+                gave_up.unwrap_or_else(|| "there is no agent that takes prompts".to_owned());
             return Err(Fault::new(FaultCode::NotReady, reason));
         }
         if self.busy() {

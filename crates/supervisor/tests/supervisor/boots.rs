@@ -7,14 +7,17 @@ fn a_fresh_boot_clones_runs_the_hooks_and_carries_prompts_out_once() {
     let sandbox = Sandbox::start();
     let mut owner = sandbox.owner(1, 0);
     let setup = "echo $GREETING > $HOME/setup; id -u >> $HOME/setup; pwd >> $HOME/setup";
-    let hooks =
-        [(".harvest/setup.sh", setup), (".harvest/start.sh", "sleep 98765 & echo $! > $HOME/service")];
+    let hooks = [
+        (".harvest/setup.sh", setup),
+        (".harvest/start.sh", "sleep 98765 & echo $! > $HOME/service"),
+    ];
     let boot = sandbox.boot(BootStart::Fresh, &hooks);
     for _ in 0..2 {
         let boot = Box::new(boot.clone());
         assert_eq!(owner.ask(|id| ToSupervisor::Boot { id, boot }), Ok(Reply::Done));
     }
-    for phase in [BootPhase::Starting, BootPhase::Sync, BootPhase::Setup, BootPhase::Start, BootPhase::Agent]
+    for phase in
+        [BootPhase::Starting, BootPhase::Sync, BootPhase::Setup, BootPhase::Start, BootPhase::Agent]
     {
         owner.phase(phase, PhaseStatus::Started);
         owner.phase(phase, PhaseStatus::Done);
@@ -31,10 +34,15 @@ fn a_fresh_boot_clones_runs_the_hooks_and_carries_prompts_out_once() {
         let prompt = Box::new(order.clone());
         assert_eq!(owner.ask(|id| ToSupervisor::Prompt { id, prompt }), Ok(Reply::Done));
     }
-    owner.event(|body| matches!(body, EventBody::TurnStarted { prompt, .. } if *prompt == order.prompt));
+    owner.event(
+        |body| matches!(body, EventBody::TurnStarted { prompt, .. } if *prompt == order.prompt),
+    );
     assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
     assert_eq!(fs::read_to_string(sandbox.at("home/author")).unwrap(), "Ada (Harvest)\n");
-    assert_eq!(fs::read_to_string(sandbox.at("home/where")).unwrap(), format!("{}\n", checkout.display()));
+    assert_eq!(
+        fs::read_to_string(sandbox.at("home/where")).unwrap(),
+        format!("{}\n", checkout.display())
+    );
     let Ok(Reply::Status(status)) = owner.ask(|id| ToSupervisor::Status { id }) else { panic!() };
     assert_eq!(status.prompts, [(order.prompt, PromptProgress::Ended)]);
     assert_eq!((status.phase, status.failed), (Some(BootPhase::Ready), false));
@@ -47,10 +55,13 @@ fn a_fresh_boot_clones_runs_the_hooks_and_carries_prompts_out_once() {
 fn a_failing_hook_ends_the_boot_with_its_last_lines() {
     let sandbox = Sandbox::start();
     let mut owner = sandbox.owner(1, 0);
-    let boot = sandbox
-        .boot(BootStart::Fresh, &[(".harvest/setup.sh", "echo no such luck; echo MY_TOKEN=geheim; exit 9")]);
+    let boot = sandbox.boot(
+        BootStart::Fresh,
+        &[(".harvest/setup.sh", "echo no such luck; echo MY_TOKEN=geheim; exit 9")],
+    );
     owner.ask(|id| ToSupervisor::Boot { id, boot: Box::new(boot) }).unwrap();
-    let failed = owner.event(|body| matches!(body, EventBody::BootPhase { status: PhaseStatus::Failed, .. }));
+    let failed = owner
+        .event(|body| matches!(body, EventBody::BootPhase { status: PhaseStatus::Failed, .. }));
     let EventBody::BootPhase { phase, tail: Some(tail), .. } = failed else { panic!("{failed:?}") };
     assert_eq!(phase, BootPhase::Setup);
     assert!(tail.contains("no such luck") && tail.contains("code 9"), "{tail}");
@@ -69,9 +80,11 @@ fn a_hook_that_never_ends_is_killed_with_what_it_started() {
         let boot = sandbox.boot(BootStart::Fresh, &[(".harvest/start.sh", hook)]);
         let boot = Boot { hook_millis: Some(hook_millis), ..boot };
         owner.ask(|id| ToSupervisor::Boot { id, boot: Box::new(boot) }).unwrap();
-        let failed =
-            owner.event(|body| matches!(body, EventBody::BootPhase { status: PhaseStatus::Failed, .. }));
-        let EventBody::BootPhase { phase, tail: Some(tail), .. } = failed else { panic!("{failed:?}") };
+        let failed = owner
+            .event(|body| matches!(body, EventBody::BootPhase { status: PhaseStatus::Failed, .. }));
+        let EventBody::BootPhase { phase, tail: Some(tail), .. } = failed else {
+            panic!("{failed:?}")
+        };
         assert_eq!(phase, BootPhase::Start);
         assert!(tail.contains("time limit"), "{tail}");
         let left = fs::read_to_string(sandbox.at("home/left")).unwrap_or_default();

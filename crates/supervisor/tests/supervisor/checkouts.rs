@@ -15,7 +15,8 @@ const SETUP: &str = "basename $PWD >> $HOME/set-up";
 /// The sandbox's own repository under two names, with a hook that says where it ran.
 fn two(sandbox: &Sandbox, start: BootStart) -> Boot {
     let boot = sandbox.boot(start, &[(".harvest/setup.sh", SETUP)]);
-    let other = Checkout { name: "lib".into(), clone_missing: true, ..boot.repositories[0].clone() };
+    let other =
+        Checkout { name: "lib".into(), clone_missing: true, ..boot.repositories[0].clone() };
     Boot { agent: None, repositories: vec![boot.repositories[0].clone(), other], ..boot }
 }
 
@@ -102,7 +103,11 @@ fn what_a_restored_disk_lacks_is_cloned_when_asked_for_and_never_silently() {
     let told = owner.event(|body| matches!(body, EventBody::Warning { .. }));
     assert!(matches!(&told, EventBody::Warning { message } if message.contains("lib")), "{told:?}");
     owner.phase(BootPhase::Ready, PhaseStatus::Done);
-    assert_eq!(heads(&sandbox), ["ref: refs/heads/main\n", BRANCH], "what was there stays as it is");
+    assert_eq!(
+        heads(&sandbox),
+        ["ref: refs/heads/main\n", BRANCH],
+        "what was there stays as it is"
+    );
 
     let sandbox = on_the_disk_of(&sandbox);
     fs::remove_dir_all(sandbox.at("workspace/lib")).unwrap();

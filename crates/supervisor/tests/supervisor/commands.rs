@@ -6,15 +6,17 @@ use super::*;
 fn a_command_gets_its_stdin_and_gives_its_output_and_exit_code() {
     let sandbox = Sandbox::start();
     let mut guest = sandbox.guest();
-    let exec = guest.exec(Command { stdin: Some(0), ..sh("cat; echo err >&2; id -u; exit 7") }).unwrap();
+    let exec =
+        guest.exec(Command { stdin: Some(0), ..sh("cat; echo err >&2; id -u; exit 7") }).unwrap();
     let stdin = u32::try_from(exec * 10).unwrap();
     guest.data(stdin, b"from the dialer\n");
     guest.say(ToSupervisor::End { stream: stdin });
     assert_eq!(guest.exit(exec), Exit::Code(7));
     assert_eq!(guest.stdout(exec), "from the dialer\n10001\n");
     assert_eq!(guest.data[&(stdin + 2)], b"err\n");
-    let root =
-        guest.exec(Command { user: Some("root".into()), ..sh("id -u; id -G; echo $HOME $TERM") }).unwrap();
+    let root = guest
+        .exec(Command { user: Some("root".into()), ..sh("id -u; id -G; echo $HOME $TERM") })
+        .unwrap();
     assert_eq!(guest.exit(root), Exit::Code(0));
     assert_eq!(guest.stdout(root), "0\n0\n/root xterm-256color\n");
     assert_eq!(guest.sh("kill -TERM $$").0, Exit::Signal(15));
@@ -39,7 +41,10 @@ fn what_cannot_be_started_says_why() {
     assert_eq!(code(&["no-such-program"], None, None), FaultCode::NotFound);
     // std refuses this one without an error number; pid 1 must outlive that.
     assert_eq!(code(&["a\0b"], None, None), FaultCode::Invalid);
-    assert_eq!(code(&[sandbox.at("plain").to_str().unwrap()], None, None), FaultCode::NotExecutable);
+    assert_eq!(
+        code(&[sandbox.at("plain").to_str().unwrap()], None, None),
+        FaultCode::NotExecutable
+    );
     assert_eq!(code(&["true"], Some("/no/such/folder"), None), FaultCode::NotFound);
     assert_eq!(code(&["true"], None, Some("nobody-we-know")), FaultCode::Invalid);
     assert_eq!(code(&[], None, None), FaultCode::Invalid);
@@ -89,7 +94,10 @@ fn a_hook_or_its_service_that_floods_keeps_nobody_waiting() {
     let sandbox = Sandbox::start();
     let mut owner = sandbox.owner(1, 0);
     // First a service that goes on, then a hook that never ends.
-    let hooks = [(".harvest/setup.sh", "yes & echo $! >$HOME/service"), (".harvest/start.sh", "yes; exit 1")];
+    let hooks = [
+        (".harvest/setup.sh", "yes & echo $! >$HOME/service"),
+        (".harvest/start.sh", "yes; exit 1"),
+    ];
     let boot = sandbox.boot(BootStart::Fresh, &hooks);
     owner.ask(|id| ToSupervisor::Boot { id, boot: Box::new(boot) }).unwrap();
     owner.phase(BootPhase::Setup, PhaseStatus::Done);
@@ -123,13 +131,13 @@ fn a_lost_connection_takes_its_commands_along() {
 }
 
 #[test]
-fn a_detached_command_outlives_its_connection_and_every_owner_hears_that_it_runs_and_that_it_has_ended() {
+fn a_detached_command_outlives_its_connection_and_every_owner_hears_that_it_runs_and_that_it_has_ended()
+ {
     let sandbox = Sandbox::start();
     fs::set_permissions(sandbox.at("home"), fs::Permissions::from_mode(0o777)).unwrap();
     let mut owner = sandbox.owner(1, 0);
     // More than anybody grants is said, and something is read: neither keeps it from its end.
-    let script =
-        "cd $HOME; head -c 3000000 /dev/zero; cat; echo $$ >pid; mkfifo go; read x <go; echo done >end";
+    let script = "cd $HOME; head -c 3000000 /dev/zero; cat; echo $$ >pid; mkfifo go; read x <go; echo done >end";
     let command = Command { detached: true, stdin: Some(0), ..sh(script) };
     let stream = u32::try_from((owner.next + 1) * 10 + 1).unwrap();
     owner.withheld.insert(stream, 0);
@@ -155,7 +163,8 @@ fn a_detached_command_outlives_its_connection_and_every_owner_hears_that_it_runs
 fn a_detached_command_is_killed_when_its_time_is_up_though_nobody_is_there() {
     let sandbox = Sandbox::start();
     let mut guest = sandbox.guest();
-    let command = Command { detached: true, timeout_millis: Some(2000), ..sh("echo $$; exec sleep 98765") };
+    let command =
+        Command { detached: true, timeout_millis: Some(2000), ..sh("echo $$; exec sleep 98765") };
     let exec = guest.exec(command).unwrap();
     guest.until(|guest| guest.stdout(exec).ends_with('\n').then_some(()));
     let pid = guest.stdout(exec);

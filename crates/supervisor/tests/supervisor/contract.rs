@@ -105,9 +105,12 @@ impl Kind {
         let (_sandbox, mut owner) = self.start();
         owner.prompt(self.ask);
         let opened = owner.event(|body| matches!(body, EventBody::RequestOpened { .. }));
-        let EventBody::RequestOpened { request, question, options } = opened else { unreachable!() };
+        let EventBody::RequestOpened { request, question, options } = opened else {
+            unreachable!()
+        };
         assert_eq!((question.as_str(), &options[..]), ("Colour?", &["red".to_owned()][..]));
-        let answer = |id| ToSupervisor::Answer { id, request: request.clone(), answer: "red".into() };
+        let answer =
+            |id| ToSupervisor::Answer { id, request: request.clone(), answer: "red".into() };
         assert_eq!(owner.ask(answer), Ok(Reply::Done));
         assert_eq!(owner.ask(answer).unwrap_err().code, FaultCode::NotFound);
         owner.event(
@@ -132,7 +135,9 @@ impl Kind {
         let (_, turn) = owner.prompt(prompt);
         owner.text(said);
         let left = sandbox.at("home/left");
-        wait_until("it leaves a process", || fs::read_to_string(&left).is_ok_and(|pid| lives(&pid)));
+        wait_until("it leaves a process", || {
+            fs::read_to_string(&left).is_ok_and(|pid| lives(&pid))
+        });
         let left = fs::read_to_string(left).unwrap();
         assert_eq!(owner.ask(|id| ToSupervisor::Stop { id, turn }), Ok(Reply::Done));
         assert_eq!(owner.turn_ended(), TurnOutcome::Stopped);
@@ -170,7 +175,10 @@ impl Kind {
         self.goes_on(&mut owner);
         kill(&fs::read_to_string(sandbox.at("home/pid")).unwrap());
         let exited = owner.event(|body| matches!(body, EventBody::AgentExited { .. }));
-        assert!(matches!(exited, EventBody::AgentExited { exit: Exit::Signal(9), restarts: true, .. }));
+        assert!(matches!(
+            exited,
+            EventBody::AgentExited { exit: Exit::Signal(9), restarts: true, .. }
+        ));
         self.goes_on(&mut owner);
     }
 
@@ -183,7 +191,8 @@ impl Kind {
             assert_eq!((crash, restarts), (crash, crash < 6));
             assert_eq!(owner.turn_ended(), TurnOutcome::Failed);
         }
-        let refused = owner.ask(|id| ToSupervisor::Prompt { id, prompt: Box::new(order(self.hello)) });
+        let refused =
+            owner.ask(|id| ToSupervisor::Prompt { id, prompt: Box::new(order(self.hello)) });
         let fault = refused.unwrap_err();
         assert_eq!(fault.code, FaultCode::NotReady);
         assert_eq!(fault.message, "the agent exited with code 3 and is not started again");
@@ -227,7 +236,9 @@ impl Kind {
         let mut last = 0;
         let mut same = 0;
         wait_until("the outbox is full", || {
-            let Ok(Reply::Status(status)) = probe.ask(|id| ToSupervisor::Status { id }) else { panic!() };
+            let Ok(Reply::Status(status)) = probe.ask(|id| ToSupervisor::Status { id }) else {
+                panic!()
+            };
             same = if status.last_event == last { same + 1 } else { 0 };
             last = status.last_event;
             same > 40 && last > stored + 20
@@ -240,7 +251,10 @@ impl Kind {
             let upto = owner.stored;
             owner.say(ToSupervisor::EventsStored { upto });
             let events = std::mem::take(&mut owner.events);
-            heard += events.iter().filter(|event| matches!(event.body, EventBody::ToolEnded { .. })).count();
+            heard += events
+                .iter()
+                .filter(|event| matches!(event.body, EventBody::ToolEnded { .. }))
+                .count();
             let ended = events.iter().find_map(|event| match &event.body {
                 EventBody::TurnEnded { outcome, .. } => Some(*outcome),
                 _ => None,
@@ -259,8 +273,14 @@ impl Kind {
         owner.prompt(self.long);
         let ended = owner.event(|body| matches!(body, EventBody::ToolEnded { .. }));
         let upto = owner.stored;
-        let EventBody::ToolEnded { output, blob: Some(blob), .. } = ended else { panic!("{ended:?}") };
-        assert!(output.len() < 70_000 && output.starts_with("begin") && output.trim_end().ends_with("end"));
+        let EventBody::ToolEnded { output, blob: Some(blob), .. } = ended else {
+            panic!("{ended:?}")
+        };
+        assert!(
+            output.len() < 70_000
+                && output.starts_with("begin")
+                && output.trim_end().ends_with("end")
+        );
         let wanted = blob.id.clone();
         let ask = |id| ToSupervisor::Blob { id, blob: wanted.clone(), stream: 77 };
         assert_eq!(sandbox.guest().ask(ask).unwrap_err().code, FaultCode::NotOwner);
@@ -287,7 +307,9 @@ impl Kind {
         assert_eq!(owner.ask(|id| ToSupervisor::Prompt { id, prompt }), Ok(Reply::Done));
         owner.prompt(self.tool);
         assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
-        assert!(!owner.events.iter().any(|event| matches!(event.body, EventBody::TurnStarted { .. })));
+        assert!(
+            !owner.events.iter().any(|event| matches!(event.body, EventBody::TurnStarted { .. }))
+        );
     }
 }
 
@@ -327,7 +349,10 @@ fn an_agent_nobody_knows_fails_the_boot_and_says_which_there_are() {
     boot.agent.as_mut().unwrap().name = "gpt".to_owned();
     owner.ask(|id| ToSupervisor::Boot { id, boot: Box::new(boot) }).unwrap();
     let failed = owner.event(|body| {
-        matches!(body, EventBody::BootPhase { phase: BootPhase::Agent, status: PhaseStatus::Failed, .. })
+        matches!(
+            body,
+            EventBody::BootPhase { phase: BootPhase::Agent, status: PhaseStatus::Failed, .. }
+        )
     });
     let EventBody::BootPhase { tail, .. } = failed else { unreachable!() };
     assert_eq!(tail.as_deref(), Some("there is no agent `gpt`; there are `claude` and `scripted`"));

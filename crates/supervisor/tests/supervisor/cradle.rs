@@ -11,8 +11,8 @@ use harvest_proto::launch::{Cradle, Descriptor};
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     net::{
-        AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
-        socketpair,
+        AddressFamily, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags,
+        SocketType, socketpair,
     },
     pipe::{PipeFlags, pipe_with},
 };
@@ -30,7 +30,8 @@ fn waiting(join: OwnedFd) -> (Child, OwnedFd) {
     let rights = [join.as_fd()];
     assert!(ancillary.push(SendAncillaryMessage::ScmRights(&rights)));
     let text = serde_json::to_vec(&Cradle { cradle: vec![Descriptor::JoinCommands] }).unwrap();
-    rustix::net::sendmsg(&ours, &[IoSlice::new(&text)], &mut ancillary, SendFlags::empty()).unwrap();
+    rustix::net::sendmsg(&ours, &[IoSlice::new(&text)], &mut ancillary, SendFlags::empty())
+        .unwrap();
     (process, ours)
 }
 
@@ -41,12 +42,16 @@ fn has_settled(socket: &OwnedFd) -> bool {
 
 /// The roles of what lives below a process, itself not included.
 fn below(pid: u32) -> Vec<String> {
-    let children = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-    let below = children.split_whitespace().filter_map(|child| child.parse::<u32>().ok()).flat_map(|child| {
-        let line = std::fs::read(format!("/proc/{child}/cmdline")).unwrap_or_default();
-        let role = String::from_utf8_lossy(&line).split('\0').nth(1).unwrap_or_default().to_owned();
-        [vec![role], below(child)].concat()
-    });
+    let children =
+        std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    let below = children.split_whitespace().filter_map(|child| child.parse::<u32>().ok()).flat_map(
+        |child| {
+            let line = std::fs::read(format!("/proc/{child}/cmdline")).unwrap_or_default();
+            let role =
+                String::from_utf8_lossy(&line).split('\0').nth(1).unwrap_or_default().to_owned();
+            [vec![role], below(child)].concat()
+        },
+    );
     below.collect()
 }
 

@@ -30,7 +30,9 @@ impl Groups {
     /// What a supervisor is born with.
     pub(crate) fn descriptors(&self) -> Vec<(Descriptor, OwnedFd)> {
         let open = |name: &str, write: bool| {
-            OwnedFd::from(File::options().write(write).read(!write).open(self.0.join(name)).unwrap())
+            OwnedFd::from(
+                File::options().write(write).read(!write).open(self.0.join(name)).unwrap(),
+            )
         };
         vec![
             (Descriptor::JoinCommands, open("commands/cgroup.procs", true)),

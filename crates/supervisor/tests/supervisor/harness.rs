@@ -78,7 +78,10 @@ impl Sandbox {
             descriptors: descriptors.iter().map(|(kind, _)| *kind).collect(),
             env: BTreeMap::from([
                 ("HOME".to_owned(), at("home").display().to_string()),
-                ("PATH".to_owned(), format!("{}:/usr/local/bin:/usr/bin:/bin", at("bin").display())),
+                (
+                    "PATH".to_owned(),
+                    format!("{}:/usr/local/bin:/usr/bin:/bin", at("bin").display()),
+                ),
                 ("HARVEST_WORKSPACE".to_owned(), at("workspace").display().to_string()),
             ]),
             user: "harvest".to_owned(),
@@ -96,7 +99,8 @@ impl Sandbox {
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         assert!(ancillary.push(SendAncillaryMessage::ScmRights(&rights)));
         let text = serde_json::to_vec(&launch).unwrap();
-        rustix::net::sendmsg(&ours, &[IoSlice::new(&text)], &mut ancillary, SendFlags::empty()).unwrap();
+        rustix::net::sendmsg(&ours, &[IoSlice::new(&text)], &mut ancillary, SendFlags::empty())
+            .unwrap();
         Self { folder, process, dns: address }
     }
 
@@ -182,7 +186,10 @@ impl Sandbox {
     pub(crate) fn booted_with(&self, client: &mut Client, agent: &str) {
         let mut boot = self.boot(BootStart::Fresh, &[]);
         boot.agent.as_mut().unwrap().name = agent.to_owned();
-        assert_eq!(client.ask(|id| ToSupervisor::Boot { id, boot: Box::new(boot) }), Ok(Reply::Done));
+        assert_eq!(
+            client.ask(|id| ToSupervisor::Boot { id, boot: Box::new(boot) }),
+            Ok(Reply::Done)
+        );
         client.phase(BootPhase::Ready, PhaseStatus::Done);
     }
 }
@@ -263,7 +270,9 @@ impl Client {
             Ok(0) => return false,
             Ok(count) => count,
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return false,
-            Err(error) => panic!("nothing was heard for too long: {error}; events: {:#?}", self.events),
+            Err(error) => {
+                panic!("nothing was heard for too long: {error}; events: {:#?}", self.events)
+            }
         };
         self.decoder.push(&piece[..count]);
         while let Some(frame) = self.decoder.take::<FromSupervisor>().unwrap() {
@@ -323,7 +332,10 @@ impl Client {
         self.welcome.clone()
     }
 
-    pub(crate) fn ask(&mut self, message: impl FnOnce(RequestId) -> ToSupervisor) -> Result<Reply, Fault> {
+    pub(crate) fn ask(
+        &mut self,
+        message: impl FnOnce(RequestId) -> ToSupervisor,
+    ) -> Result<Reply, Fault> {
         self.next += 1;
         let id = self.next;
         self.say(message(id));
@@ -390,7 +402,10 @@ impl Client {
     pub(crate) fn prompt(&mut self, text: &str) -> (PromptId, TurnId) {
         let order = order(text);
         let ids = (order.prompt.clone(), order.turn.clone());
-        assert_eq!(self.ask(|id| ToSupervisor::Prompt { id, prompt: Box::new(order) }), Ok(Reply::Done));
+        assert_eq!(
+            self.ask(|id| ToSupervisor::Prompt { id, prompt: Box::new(order) }),
+            Ok(Reply::Done)
+        );
         ids
     }
 
@@ -402,7 +417,9 @@ impl Client {
 
     pub(crate) fn text(&mut self, wanted: &str) {
         let wanted = wanted.to_owned();
-        self.event(move |body| matches!(body, EventBody::TextDelta { text } if text.contains(&wanted)));
+        self.event(
+            move |body| matches!(body, EventBody::TextDelta { text } if text.contains(&wanted)),
+        );
     }
 }
 

@@ -37,8 +37,10 @@ fn a_garbled_connection_is_closed_and_no_other() {
     let mut greedy = sandbox.guest();
     let exec = greedy.exec(Command { stdin: Some(0), ..sh("sleep 98765") }).unwrap();
     // The credit and the pipe's own 64 KiB, and more: the supervisor hangs up in the middle.
-    let frame =
-        Frame::<ToSupervisor>::Data { stream: u32::try_from(exec * 10).unwrap(), bytes: vec![0; 65536] };
+    let frame = Frame::<ToSupervisor>::Data {
+        stream: u32::try_from(exec * 10).unwrap(),
+        bytes: vec![0; 65536],
+    };
     for _ in 0..16 {
         let _hung_up = greedy.stream.write_all(&frame.encode());
     }
@@ -67,7 +69,9 @@ fn only_the_highest_lease_owns_and_guests_own_nothing() {
     assert_eq!(refused.unwrap_err().code, FaultCode::NotOwner);
     let early = second.ask(|id| ToSupervisor::Prompt { id, prompt: Box::new(order("x")) });
     assert_eq!(early.unwrap_err().code, FaultCode::NotReady);
-    second.ask(|id| ToSupervisor::Boot { id, boot: Box::new(Boot { agent: None, ..boot }) }).unwrap();
+    second
+        .ask(|id| ToSupervisor::Boot { id, boot: Box::new(Boot { agent: None, ..boot }) })
+        .unwrap();
     assert!(sandbox.dial(Role::Owner { lease: 9, epoch: 2, stored: 0 }).welcome().is_none());
     second.phase(BootPhase::Ready, PhaseStatus::Done);
 }
@@ -76,11 +80,14 @@ fn only_the_highest_lease_owns_and_guests_own_nothing() {
 fn a_request_of_a_later_version_is_answered_and_the_connection_goes_on() {
     let sandbox = Sandbox::start();
     let mut guest = sandbox.guest();
-    let fault = guest.ask(|id| ToSupervisor::File { id, request: FileRequest::Unknown }).unwrap_err();
+    let fault =
+        guest.ask(|id| ToSupervisor::File { id, request: FileRequest::Unknown }).unwrap_err();
     assert_eq!(fault.code, FaultCode::Invalid);
     let path = sandbox.at("home").display().to_string();
     assert!(
-        guest.ask(|id| ToSupervisor::File { id, request: FileRequest::Stat { path, follow: false } }).is_ok()
+        guest
+            .ask(|id| ToSupervisor::File { id, request: FileRequest::Stat { path, follow: false } })
+            .is_ok()
     );
 }
 
@@ -91,7 +98,10 @@ fn a_file_that_opens_and_cannot_be_read_is_refused_and_the_connection_goes_on() 
     // Nothing is at the first address of a process.
     let request = FileRequest::Read { path: "/proc/self/mem".into(), stream: 5 };
     let fault = guest.ask(|id| ToSupervisor::File { id, request }).unwrap_err();
-    assert!(fault.code == FaultCode::System && fault.message.contains("/proc/self/mem"), "{fault:?}");
+    assert!(
+        fault.code == FaultCode::System && fault.message.contains("/proc/self/mem"),
+        "{fault:?}"
+    );
     assert_eq!(guest.sh("echo fine").1, "fine\n");
 }
 
@@ -101,8 +111,12 @@ fn a_file_appears_whole_with_its_owner_and_mode() {
     let mut guest = sandbox.guest();
     let path = sandbox.at("home/note").display().to_string();
     let text: Vec<u8> = (0..1_000_000u32).flat_map(u32::to_le_bytes).collect();
-    let write =
-        FileRequest::Write { path: path.clone(), mode: 0o640, user: Some("harvest".into()), stream: 5 };
+    let write = FileRequest::Write {
+        path: path.clone(),
+        mode: 0o640,
+        user: Some("harvest".into()),
+        stream: 5,
+    };
     guest.next += 1;
     let id = guest.next;
     guest.say(ToSupervisor::File { id, request: write });
@@ -124,13 +138,17 @@ fn a_file_appears_whole_with_its_owner_and_mode() {
         request: FileRequest::Stat { path: path.clone(), follow: false },
     });
     let Ok(Reply::Stat(stat)) = stat else { panic!("{stat:?}") };
-    assert_eq!((stat.kind, stat.size, stat.mode, stat.uid), (FileKind::File, 4_000_000, 0o640, 10001));
+    assert_eq!(
+        (stat.kind, stat.size, stat.mode, stat.uid),
+        (FileKind::File, 4_000_000, 0o640, 10001)
+    );
     let read = FileRequest::Read { path: path.clone(), stream: 6 };
     assert_eq!(guest.ask(|id| ToSupervisor::File { id, request: read }), Ok(Reply::Done));
     guest.until(|guest| guest.ended.contains(&6).then_some(()));
     assert!(guest.data[&6] == text);
     let list = FileRequest::List { path: sandbox.at("home").display().to_string(), after: None };
-    let Ok(Reply::List { entries, .. }) = guest.ask(|id| ToSupervisor::File { id, request: list }) else {
+    let Ok(Reply::List { entries, .. }) = guest.ask(|id| ToSupervisor::File { id, request: list })
+    else {
         panic!()
     };
     assert_eq!(entries.iter().map(|entry| entry.name.as_str()).collect::<Vec<_>>(), ["note"]);
@@ -147,7 +165,9 @@ fn credit(client: &mut Client) -> usize {
         let mut piece = [0u8; 4096];
         loop {
             match client.decoder.take::<FromSupervisor>().unwrap() {
-                Some(Frame::Control(FromSupervisor::Credit { bytes, .. })) => return bytes as usize,
+                Some(Frame::Control(FromSupervisor::Credit { bytes, .. })) => {
+                    return bytes as usize;
+                }
                 Some(other) => client.note(other),
                 None => break,
             }
@@ -200,7 +220,10 @@ fn a_look_up_waits_for_the_gateway_and_obeys_it() {
         stream.write_all(format!("{answer}\n").as_bytes()).unwrap();
         String::from_utf8_lossy(&line[..count]).into_owned()
     };
-    assert_eq!(answer(r#"{"answer":"open"}"#), "{\"ask\":\"lookup\",\"name\":\"allowed.example\"}\n");
+    assert_eq!(
+        answer(r#"{"answer":"open"}"#),
+        "{\"ask\":\"lookup\",\"name\":\"allowed.example\"}\n"
+    );
     assert_eq!(heard(), (1, 0, 1, vec![198, 18, 0, 4]));
     asker.send(&question(4, "evil.example", 1)).unwrap();
     answer(r#"{"answer":"refused","reason":"policy"}"#);

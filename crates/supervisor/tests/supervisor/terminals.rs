@@ -16,7 +16,8 @@ fn on_terminal(argv: &[&str]) -> Command {
 /// A shell that asks with `$` and reads no files of the host's.
 fn shell() -> Command {
     let mut command = on_terminal(&["bash", "--norc", "--noprofile"]);
-    command.env = [("PS1".to_owned(), "$ ".to_owned()), ("HISTFILE".to_owned(), String::new())].into();
+    command.env =
+        [("PS1".to_owned(), "$ ".to_owned()), ("HISTFILE".to_owned(), String::new())].into();
     command
 }
 
@@ -39,7 +40,8 @@ fn sleeper(seconds: &str) -> Option<String> {
 fn a_command_on_a_terminal_has_its_size_its_kind_and_its_user() {
     let sandbox = Sandbox::start();
     let mut guest = sandbox.guest();
-    let script = "tty; stty size; echo $TERM; id -u; stat -c %u $(tty); stty -a | grep -o ' iutf8'; exit 5";
+    let script =
+        "tty; stty size; echo $TERM; id -u; stat -c %u $(tty); stty -a | grep -o ' iutf8'; exit 5";
     let exec = guest.exec(on_terminal(&["sh", "-c", script])).unwrap();
     assert_eq!(guest.exit(exec), Exit::Code(5));
     let shown = guest.stdout(exec);
@@ -68,7 +70,10 @@ fn another_size_is_told_to_what_runs_in_the_foreground() {
     let script = "trap 'stty size; exit' WINCH; echo ready; while :; do sleep 0.1; done";
     let exec = guest.exec(on_terminal(&["bash", "-c", script])).unwrap();
     guest.shows(exec, "ready");
-    assert_eq!(guest.ask(|id| ToSupervisor::Resize { id, exec, rows: 11, cols: 222 }), Ok(Reply::Done));
+    assert_eq!(
+        guest.ask(|id| ToSupervisor::Resize { id, exec, rows: 11, cols: 222 }),
+        Ok(Reply::Done)
+    );
     assert_eq!(guest.exit(exec), Exit::Code(0));
     assert!(guest.stdout(exec).contains("11 222"), "{}", guest.stdout(exec));
     let late = guest.ask(|id| ToSupervisor::Resize { id, exec, rows: 1, cols: 1 });
@@ -127,7 +132,8 @@ fn a_terminal_nobody_looks_at_hangs_up_and_spares_only_what_was_left_on_purpose(
     }
     // Who does not care about hanging up is killed, and everything it started.
     let mut guest = sandbox.guest();
-    let script = format!("trap '' HUP TERM; (setsid sleep {stubborn} &); while :; do sleep 1; done");
+    let script =
+        format!("trap '' HUP TERM; (setsid sleep {stubborn} &); while :; do sleep 1; done");
     guest.exec(on_terminal(&["bash", "-c", &script])).unwrap();
     wait_until("it sleeps", || sleeper(&stubborn).is_some());
     drop(guest);
@@ -148,7 +154,13 @@ fn a_terminal_that_is_not_read_stalls_alone_and_can_be_closed() {
     // As much as is shown at once arrives whole.
     let exec = guest.exec(on_terminal(&["sh", "-c", "stty -opost; seq 200000"])).unwrap();
     assert_eq!(guest.exit(exec), Exit::Code(0));
-    assert!(guest.stdout(exec).lines().map(str::to_owned).eq((1..=200_000).map(|number| number.to_string())));
+    assert!(
+        guest
+            .stdout(exec)
+            .lines()
+            .map(str::to_owned)
+            .eq((1..=200_000).map(|number| number.to_string()))
+    );
     let peak = sandbox.memory_kib("VmHWM");
     assert!(peak < 24 * 1024, "{peak} KiB");
 }

@@ -76,7 +76,8 @@ fn a_turn_goes_on_without_an_owner_and_the_next_one_hears_everything_once() {
     let mut ended = sandbox.owner(1, half);
     let numbers = |client: &mut Client| {
         client.until(|client| {
-            let over = client.events.iter().any(|event| matches!(event.body, EventBody::TurnEnded { .. }));
+            let over =
+                client.events.iter().any(|event| matches!(event.body, EventBody::TurnEnded { .. }));
             over.then(|| client.events.iter().map(|event| event.number).collect::<Vec<_>>())
         })
     };

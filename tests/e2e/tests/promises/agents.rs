@@ -20,7 +20,10 @@ fn remembered(follower: &Follower<'_>, after: u64) -> u32 {
         _ => None,
     });
     let told = told.expect("it tells what it remembers");
-    told.split(' ').nth(2).and_then(|number| number.parse().ok()).unwrap_or_else(|| panic!("{told}"))
+    told.split(' ')
+        .nth(2)
+        .and_then(|number| number.parse().ok())
+        .unwrap_or_else(|| panic!("{told}"))
 }
 
 fn last(follower: &Follower<'_>) -> u64 {
@@ -51,11 +54,18 @@ async fn keeps_the_contract(agent: &str) {
     // It dies in the middle of a turn, comes back, and remembers.
     let before = last(&follower);
     host.prompt(&session, "Die.", &json!([{ "bash": "kill -9 $PPID" }, { "text": "no" }])).await;
-    let exited =
-        follower.after(before, "its end", |body| matches!(body, EventBody::AgentExited { .. })).await;
-    assert!(matches!(exited.body, EventBody::AgentExited { exit: Exit::Signal(9), restarts: true, .. }));
+    let exited = follower
+        .after(before, "its end", |body| matches!(body, EventBody::AgentExited { .. }))
+        .await;
+    assert!(matches!(
+        exited.body,
+        EventBody::AgentExited { exit: Exit::Signal(9), restarts: true, .. }
+    ));
     let end = follower.after(before, "the end of its turn", turn_ended).await;
-    assert!(matches!(end.body, EventBody::TurnEnded { outcome: TurnOutcome::Failed, .. }), "{end:?}");
+    assert!(
+        matches!(end.body, EventBody::TurnEnded { outcome: TurnOutcome::Failed, .. }),
+        "{end:?}"
+    );
     let before = last(&follower);
     host.prompt(&session, "Remember?", &json!([{ "history": true }])).await;
     follower.after(before, "turn 3", completed).await;
@@ -67,7 +77,10 @@ async fn keeps_the_contract(agent: &str) {
     follower.after(before, "the loop", |body| matches!(body, EventBody::ToolStarted { .. })).await;
     host.post(&format!("/v1/sessions/{session}/stop"), json!({})).await;
     let end = follower.after(before, "the end of the loop", turn_ended).await;
-    assert!(matches!(end.body, EventBody::TurnEnded { outcome: TurnOutcome::Stopped, .. }), "{end:?}");
+    assert!(
+        matches!(end.body, EventBody::TurnEnded { outcome: TurnOutcome::Stopped, .. }),
+        "{end:?}"
+    );
     let before = last(&follower);
     host.prompt(&session, "Go on.", &json!([{ "bash": "cat made.txt" }, { "text": "on" }])).await;
     follower.after(before, "the last turn", completed).await;
@@ -93,9 +106,15 @@ async fn the_scripted_agent_hands_work_in_and_a_resumed_or_forked_one_remembers(
     ]);
     let session = host.scripted("calc", "Fix it.", &script).await.id;
     let mut follower = host.follow(session.clone());
-    let evidence = follower.until("the evidence", |body| matches!(body, EventBody::Evidence(_))).await;
-    assert!(matches!(&evidence.body, EventBody::Evidence(evidence) if evidence.passed), "{evidence:?}");
-    let kept = |body: &EventBody| matches!(body, EventBody::SnapshotTaken { kind: SnapshotKind::Turn, .. });
+    let evidence =
+        follower.until("the evidence", |body| matches!(body, EventBody::Evidence(_))).await;
+    assert!(
+        matches!(&evidence.body, EventBody::Evidence(evidence) if evidence.passed),
+        "{evidence:?}"
+    );
+    let kept = |body: &EventBody| {
+        matches!(body, EventBody::SnapshotTaken { kind: SnapshotKind::Turn, .. })
+    };
     follower.until("the snapshot of turn 1", kept).await;
 
     let history = json!([{ "history": true }]);
@@ -126,8 +145,9 @@ async fn what_a_tool_says_at_length_can_be_read_whole() {
     let session = host.scripted("calc", "Count.", &script).await.id;
     host.follow(session.clone()).until("the turn", completed).await;
     let outputs = |arguments: &[&str]| {
-        let ran =
-            host.harvest([&["events", &session.to_string(), "--types", "tool_ended"], arguments].concat());
+        let ran = host.harvest(
+            [&["events", &session.to_string(), "--types", "tool_ended"], arguments].concat(),
+        );
         assert_eq!(ran.code, 0, "{ran:?}");
         let outputs = ran.stdout.lines().map(|line| {
             let event: Event = serde_json::from_str(line).unwrap();

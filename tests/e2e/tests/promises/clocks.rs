@@ -18,8 +18,8 @@ impl Wall {
     fn of(host: &mut Host) -> Self {
         let wall = Self(host.home().join("wall"));
         wall.set("+0");
-        let library =
-            library().expect("Debian's package `libfaketime` is not installed; `make test` installs it");
+        let library = library()
+            .expect("Debian's package `libfaketime` is not installed; `make test` installs it");
         for (name, value) in [
             ("LD_PRELOAD", library.to_str().unwrap()),
             ("FAKETIME_TIMESTAMP_FILE", wall.0.to_str().unwrap()),
@@ -55,7 +55,8 @@ fn hours(from: Timestamp, to: Timestamp) -> i64 {
 
 #[tokio::test]
 async fn a_clock_that_jumps_ends_nothing_and_reorders_nothing() {
-    let mut host = Host::start_with(&[("HARVEST_CLOCKS_TURN", "1h"), ("HARVEST_CLOCKS_STOP", "1s")]).await;
+    let mut host =
+        Host::start_with(&[("HARVEST_CLOCKS_TURN", "1h"), ("HARVEST_CLOCKS_STOP", "1s")]).await;
     // The zygote is there before the clock is tampered with.
     let idle = host.bare("Rest.", &json!([{ "text": "ready" }])).await;
     host.follow(idle.id.clone()).until("the first turn", completed).await;
@@ -68,7 +69,9 @@ async fn a_clock_that_jumps_ends_nothing_and_reorders_nothing() {
     let works = |body: &EventBody| matches!(body, EventBody::ToolStarted { .. });
     host.follow(session.clone()).until("it to work", works).await;
     let mut asked = Vec::new();
-    for (how, restart) in [("-1h", false), ("+3h", false), ("+3h", true), ("-26h", true), ("+30h", true)] {
+    for (how, restart) in
+        [("-1h", false), ("+3h", false), ("+3h", true), ("-26h", true), ("+30h", true)]
+    {
         wall.set(how);
         if restart {
             host.kill();
@@ -84,7 +87,8 @@ async fn a_clock_that_jumps_ends_nothing_and_reorders_nothing() {
     host.exec(&session, "harvest", "touch ~/go").await;
     let mut follower = host.follow(session.clone());
     let last = asked.last().unwrap().clone();
-    let of_last = |body: &EventBody| matches!(body, EventBody::TurnEnded { prompt, .. } if *prompt == last);
+    let of_last =
+        |body: &EventBody| matches!(body, EventBody::TurnEnded { prompt, .. } if *prompt == last);
     follower.until("the last turn", of_last).await;
     let ends: Vec<_> = follower.seen.iter().filter(|event| turn_ended(&event.body)).collect();
     assert!(ends.iter().all(|event| completed(&event.body)), "{ends:?}");

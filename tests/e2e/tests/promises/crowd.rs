@@ -37,7 +37,9 @@ async fn of_twenty_prompts_on_each_of_fifty_sessions_none_is_lost_and_none_doubl
     assert_eq!(sessions.iter().collect::<BTreeSet<_>>().len(), SESSIONS);
     for (number, session) in sessions.iter().enumerate() {
         let all = eventually("every prompt to be over", || async {
-            let over = |one: &Prompt| !matches!(one.status, PromptStatus::Queued | PromptStatus::Dispatched);
+            let over = |one: &Prompt| {
+                !matches!(one.status, PromptStatus::Queued | PromptStatus::Dispatched)
+            };
             prompts(&host, session).await.filter(|all| all.iter().all(over))
         })
         .await;
@@ -50,7 +52,10 @@ async fn of_twenty_prompts_on_each_of_fifty_sessions_none_is_lost_and_none_doubl
             EventBody::TurnEnded { prompt, .. } if completed(body) => Some(prompt),
             _ => None,
         });
-        assert!(ends.eq(all.iter().map(|one| &one.id)), "each turn ended well, once and in its order");
+        assert!(
+            ends.eq(all.iter().map(|one| &one.id)),
+            "each turn ended well, once and in its order"
+        );
     }
     let memory = most_memory(host.server()).unwrap();
     println!("at most {} MB of memory", memory >> 20);
@@ -68,7 +73,8 @@ async fn lie_idle(host: &Host, count: usize) {
     let mut all = Vec::new();
     // One after another: a connection costs something, too.
     for _ in 0..count {
-        let made = host.post("/v1/sessions", json!({ "agent": "scripted", "network": "none" })).await;
+        let made =
+            host.post("/v1/sessions", json!({ "agent": "scripted", "network": "none" })).await;
         all.push(serde_json::from_value::<SessionId>(made["id"].clone()).unwrap());
     }
     for session in &all {

@@ -32,7 +32,8 @@ async fn a_home_does_not_start_without_the_database_it_was_made_with() {
     let mut host = Host::start_with(&[("HARVEST_DATABASE", &database.url())]).await;
     host.kill();
     for other in ["sqlite:/nowhere/at.all", "postgres://ada:s3cret@127.0.0.1:1/harvest"] {
-        let up = host.harvest_with(&[("HARVEST_DATABASE", other)], ["up", "--listen", "127.0.0.1:0"]);
+        let up =
+            host.harvest_with(&[("HARVEST_DATABASE", other)], ["up", "--listen", "127.0.0.1:0"]);
         assert_ne!(up.code, 0);
         assert!(!up.stderr.contains("s3cret"), "{}", up.stderr);
     }

@@ -26,8 +26,7 @@ pub(crate) async fn runs_once_although_the_server_dies(host: &mut Host) -> Sessi
     host.up().await;
 
     let mut follower = host.follow(session.clone());
-    let ended =
-        |body: &EventBody| matches!(body, EventBody::TurnEnded { prompt: of, .. } if *of == prompt.id);
+    let ended = |body: &EventBody| matches!(body, EventBody::TurnEnded { prompt: of, .. } if *of == prompt.id);
     follower.until("the second turn", ended).await;
     let (_, ran) = host.exec(&session, "harvest", "cat /workspace/calc/ran").await;
     assert_eq!(ran, "once\n");
@@ -62,10 +61,15 @@ async fn a_turn_goes_on_while_the_server_is_dead_in_the_middle_of_a_model_stream
     let mut follower = host.follow(session.clone());
     let end = follower.until("the turn to end", turn_ended).await;
     assert!(completed(&end.body), "{:?}", end.body);
-    let (_, files) = host.exec(&session, "harvest", "cat /workspace/calc/before /workspace/calc/after").await;
+    let (_, files) =
+        host.exec(&session, "harvest", "cat /workspace/calc/before /workspace/calc/after").await;
     assert_eq!(files, "before\nafter\n");
     let after = host.show(&session).await;
-    assert_eq!((after.sandbox, after.epoch), (before.sandbox, before.epoch), "the sandbox was adopted");
+    assert_eq!(
+        (after.sandbox, after.epoch),
+        (before.sandbox, before.epoch),
+        "the sandbox was adopted"
+    );
 }
 
 #[tokio::test]

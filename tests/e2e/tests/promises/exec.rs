@@ -51,17 +51,32 @@ fn every_end_of_a_command_has_its_code_and_its_word() {
         (&["--", "/etc"], 126, "error"),
         (&["--timeout", "200ms", "--", "sleep", "1000"], 124, "timeout"),
         (&["--memory", "24m", "--", "tail", "/dev/zero"], 137, "oom"),
-        (&["--disk", "4m", "--", "sh", "-c", "head -c 9000000 /dev/zero > /f; sleep 1000"], 137, "error"),
+        (
+            &["--disk", "4m", "--", "sh", "-c", "head -c 9000000 /dev/zero > /f; sleep 1000"],
+            137,
+            "error",
+        ),
         (&["--user", "nosuch", "--", "true"], 125, "crashed"),
     ];
     for (arguments, code, status) in ends {
         let (exit, document) = document(&machine, arguments);
-        assert_eq!((exit, document["status"].as_str()), (*code, Some(*status)), "{arguments:?}: {document}");
+        assert_eq!(
+            (exit, document["status"].as_str()),
+            (*code, Some(*status)),
+            "{arguments:?}: {document}"
+        );
         assert_eq!(document["returncode"], *code, "{document}");
-        assert!(document["sandbox_id"].as_str().is_some_and(|id| id.starts_with("sbx_")), "{document}");
-        assert!(document["duration_secs"].is_number() && document["stderr"].is_string(), "{document}");
+        assert!(
+            document["sandbox_id"].as_str().is_some_and(|id| id.starts_with("sbx_")),
+            "{document}"
+        );
+        assert!(
+            document["duration_secs"].is_number() && document["stderr"].is_string(),
+            "{document}"
+        );
     }
-    let plain = machine.harvest(FRESH.iter().chain(&["--memory", "24m", "--", "tail", "/dev/zero"]));
+    let plain =
+        machine.harvest(FRESH.iter().chain(&["--memory", "24m", "--", "tail", "/dev/zero"]));
     assert!(plain.code == 137 && plain.stderr.contains("oom"), "{plain:?}");
     let missing = machine.harvest(["exec", "--image", "nosuch", "--", "true"]);
     assert!(missing.code == 125 && missing.stderr.contains("no image `nosuch`"), "{missing:?}");
@@ -78,10 +93,16 @@ fn a_command_gets_what_it_was_given() {
     for (language, program) in [("python", "python3"), ("node", "node"), ("bash", "bash")] {
         let code = "print('it''s $HOME')";
         let flags = ["--code", code, "--lang", language, "--", "one"];
-        assert_eq!(machine.harvest(FRESH.iter().chain(&flags)).stdout, format!("{program} one\n{code}"));
+        assert_eq!(
+            machine.harvest(FRESH.iter().chain(&flags)).stdout,
+            format!("{program} one\n{code}")
+        );
     }
     let lookup = machine.harvest(FRESH.iter().chain(&["--", "nslookup", "forge.example"]));
-    assert!(lookup.code == 1 && lookup.stdout.contains("NXDOMAIN"), "nothing is reachable: {lookup:?}");
+    assert!(
+        lookup.code == 1 && lookup.stdout.contains("NXDOMAIN"),
+        "nothing is reachable: {lookup:?}"
+    );
 }
 
 #[test]
@@ -133,12 +154,17 @@ fn a_gigabyte_passes_a_slow_reader_in_little_memory() {
 #[test]
 fn a_document_holds_both_ends_of_a_long_output_and_what_is_no_text() {
     let machine = Machine::new();
-    let script = "echo first; head -c 5000000 /dev/zero | tr '\\0' x; printf 'last\\377'; echo err >&2";
+    let script =
+        "echo first; head -c 5000000 /dev/zero | tr '\\0' x; printf 'last\\377'; echo err >&2";
     let script = script.replace("tr", "/bin/busybox tr");
     let (code, document) = document(&machine, &["--", "sh", "-c", &script]);
     let text = document["stdout"].as_str().unwrap();
     assert_eq!((code, document["truncated"].as_bool()), (0, Some(true)));
-    assert!(text.starts_with("first\nxxx") && text.ends_with("xxxlast\u{fffd}") && text.len() < 1_100_000);
+    assert!(
+        text.starts_with("first\nxxx")
+            && text.ends_with("xxxlast\u{fffd}")
+            && text.len() < 1_100_000
+    );
     assert!(document["stdout_base64"].as_str().unwrap().len() > text.len());
     assert_eq!(document["stderr"], "err\n");
     assert!(document.get("stderr_base64").is_none());
@@ -147,10 +173,13 @@ fn a_document_holds_both_ends_of_a_long_output_and_what_is_no_text() {
 #[test]
 fn what_forked_twice_dies_with_its_command_whatever_ends_it() {
     let machine = Machine::new();
-    for (how, code) in [("timeout", Some(124)), ("-INT", Some(130)), ("-TERM", Some(143)), ("-KILL", None)] {
+    for (how, code) in
+        [("timeout", Some(124)), ("-INT", Some(130)), ("-TERM", Some(143)), ("-KILL", None)]
+    {
         let word = unique();
-        let script =
-            format!("(setsid sh -c 'setsid sleep {word} &' &); sleep {word} & echo on; sleep {word}");
+        let script = format!(
+            "(setsid sh -c 'setsid sleep {word} &' &); sleep {word} & echo on; sleep {word}"
+        );
         let mut command = machine.command();
         let limit = if how == "timeout" { "1s" } else { "30m" };
         command.args(FRESH).args(["--timeout", limit, "--", "sh", "-c", &script]);
@@ -162,7 +191,9 @@ fn what_forked_twice_dies_with_its_command_whatever_ends_it() {
         assert_eq!(child.wait().unwrap().code(), code, "{how}");
         // Who was killed could not wait for the end; the zygote sees to it.
         until("all of it to die", || processes_with(&word).is_empty());
-        until("its sandbox to be gone", || machine.json(&["sandbox", "ls"]) == Value::Array(vec![]));
+        until("its sandbox to be gone", || {
+            machine.json(&["sandbox", "ls"]) == Value::Array(vec![])
+        });
     }
 }
 
@@ -189,7 +220,9 @@ fn a_sandbox_removed_under_a_command_is_told_as_such() {
     let machine = Machine::new();
     let sandbox = machine.create();
     let mut command = machine.command();
-    command.args(["exec", &sandbox, "--", "sh", "-c", "echo on; sleep 98765"]).stderr(Stdio::piped());
+    command
+        .args(["exec", &sandbox, "--", "sh", "-c", "echo on; sleep 98765"])
+        .stderr(Stdio::piped());
     let child = begun(&mut command);
     assert_eq!(machine.harvest(["sandbox", "rm", &sandbox]).code, 0);
     let output = child.wait_with_output().unwrap();
@@ -206,7 +239,11 @@ fn a_reader_that_leaves_ends_the_command() {
     let word = unique();
     let mut child = begun(&mut machine.exec(&format!("sleep {word} & echo on; yes")));
     drop(child.stdout.take());
-    assert_eq!(child.wait().unwrap().code(), Some(128 + 13), "as a pipe of its own would have ended it");
+    assert_eq!(
+        child.wait().unwrap().code(),
+        Some(128 + 13),
+        "as a pipe of its own would have ended it"
+    );
     until("all of it to die", || processes_with(&word).is_empty());
     until("its sandbox to be gone", || machine.json(&["sandbox", "ls"]) == Value::Array(vec![]));
 }

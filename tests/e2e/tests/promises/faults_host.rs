@@ -23,8 +23,14 @@ fn kept(body: &EventBody) -> bool {
 }
 
 async fn prompts(host: &Host, session: &SessionId) -> Vec<Prompt> {
-    let page: Value =
-        host.get(&format!("/v1/sessions/{session}/prompts")).send().await.unwrap().json().await.unwrap();
+    let page: Value = host
+        .get(&format!("/v1/sessions/{session}/prompts"))
+        .send()
+        .await
+        .unwrap()
+        .json()
+        .await
+        .unwrap();
     serde_json::from_value(page["items"].clone()).unwrap()
 }
 
@@ -33,17 +39,18 @@ async fn a_snapshot_cut_short_by_a_kill_is_taken_once_and_whole() {
     let mut host = Host::start().await;
     // So many files that the kill comes while they are copied.
     let files = "mkdir /home/harvest/many; cd /home/harvest/many; seq 1 6000 | split -l 2 -a 4 -; ls | wc -l";
-    let session = host.bare("Write a lot.", &json!([{ "bash": files }, { "text": "done" }])).await.id;
+    let session =
+        host.bare("Write a lot.", &json!([{ "bash": files }, { "text": "done" }])).await.id;
     let ended = host.follow(session.clone()).until("the turn to end", turn_ended).await;
-    let next =
-        host.prompt(&session, "Go on.", &json!([{ "bash": "echo on > ~/next" }, { "text": "on" }])).await;
+    let next = host
+        .prompt(&session, "Go on.", &json!([{ "bash": "echo on > ~/next" }, { "text": "on" }]))
+        .await;
     for _ in 0..3 {
         host.kill();
         host.up().await;
     }
     let mut follower = host.follow(session.clone());
-    let of_next =
-        |body: &EventBody| matches!(body, EventBody::TurnEnded { prompt, .. } if *prompt == next.id);
+    let of_next = |body: &EventBody| matches!(body, EventBody::TurnEnded { prompt, .. } if *prompt == next.id);
     let second = follower.until("the next turn", of_next).await;
     assert!(completed(&second.body), "{:?}", second.body);
     let last = follower.after(second.seq, "its snapshot", kept).await.seq;
@@ -67,11 +74,14 @@ async fn a_turn_whose_server_died_while_its_state_was_kept_has_a_diff_of_its_own
     let mut host = Host::start().await;
     host.repository("calc", SAMPLE).await;
     // So many files that the kill comes while git looks at them.
-    let files = "mkdir /workspace/calc/many; cd /workspace/calc/many; seq 1 600 | split -l 2 -a 4 -";
+    let files =
+        "mkdir /workspace/calc/many; cd /workspace/calc/many; seq 1 600 | split -l 2 -a 4 -";
     let first = json!([{ "bash": files }, { "text": "done" }]);
     let prompt = format!("Write a lot.\nscript: {first}");
-    let body = json!({ "repository": "calc", "agent": "scripted", "network": "none", "prompt": prompt });
-    let session: SessionId = host.post("/v1/sessions", body).await["id"].as_str().unwrap().parse().unwrap();
+    let body =
+        json!({ "repository": "calc", "agent": "scripted", "network": "none", "prompt": prompt });
+    let session: SessionId =
+        host.post("/v1/sessions", body).await["id"].as_str().unwrap().parse().unwrap();
     let ended = host.follow(session.clone()).until("the turn to end", turn_ended).await;
     let then = json!([{ "bash": "echo on > /workspace/calc/next" }, { "text": "on" }]);
     let next = host.prompt(&session, "Go on.", &then).await;
@@ -81,13 +91,18 @@ async fn a_turn_whose_server_died_while_its_state_was_kept_has_a_diff_of_its_own
     }
     let mut follower = host.follow(session.clone());
     let first_kept = follower.after(ended.seq, "the first turn to be kept", kept).await.seq;
-    let of_next =
-        |body: &EventBody| matches!(body, EventBody::TurnStarted { prompt, .. } if *prompt == next.id);
+    let of_next = |body: &EventBody| matches!(body, EventBody::TurnStarted { prompt, .. } if *prompt == next.id);
     let began = follower.after(ended.seq, "the next turn", of_next).await.seq;
     assert!(first_kept < began, "the first is kept before the next is begun");
     follower.after(began, "the next to be kept", kept).await;
-    let page: Value =
-        host.get(&format!("/v1/sessions/{session}/turns")).send().await.unwrap().json().await.unwrap();
+    let page: Value = host
+        .get(&format!("/v1/sessions/{session}/turns"))
+        .send()
+        .await
+        .unwrap()
+        .json()
+        .await
+        .unwrap();
     let changed = |turn: usize| page["items"][turn]["diff"]["files"].as_u64();
     assert_eq!((changed(0), changed(1)), (Some(300), Some(1)), "{page}");
     let told = host.get(&format!("/v1/sessions/{session}/diff?from=1&to=2")).send().await.unwrap();
@@ -98,16 +113,21 @@ async fn a_turn_whose_server_died_while_its_state_was_kept_has_a_diff_of_its_own
 #[tokio::test]
 async fn forks_cut_short_by_a_kill_are_all_made_once_or_none_of_them() {
     let mut host = Host::start().await;
-    let session = host.bare("Begin.", &json!([{ "bash": "echo one > ~/file" }, { "text": "done" }])).await.id;
+    let session =
+        host.bare("Begin.", &json!([{ "bash": "echo one > ~/file" }, { "text": "done" }])).await.id;
     host.follow(session.clone()).until("its snapshot", kept).await;
     let path = format!("/v1/sessions/{session}/fork");
     let mut made = Vec::new();
     for (number, millis) in [0, 1, 2, 4, 8, 16].into_iter().enumerate() {
         let key = format!("fork-{number}");
-        let ask =
-            || host.request(Method::POST, &path).header("idempotency-key", &key).json(&json!({ "count": 3 }));
+        let ask = || {
+            host.request(Method::POST, &path)
+                .header("idempotency-key", &key)
+                .json(&json!({ "count": 3 }))
+        };
         // The kill is the point: wherever the request is by then.
-        let sent = tokio::time::timeout(std::time::Duration::from_millis(millis), ask().send()).await;
+        let sent =
+            tokio::time::timeout(std::time::Duration::from_millis(millis), ask().send()).await;
         drop(sent);
         host.kill();
         host.up().await;
@@ -119,11 +139,20 @@ async fn forks_cut_short_by_a_kill_are_all_made_once_or_none_of_them() {
         .await;
         let page: Value = again.json().await.unwrap();
         made.extend(
-            page["items"].as_array().unwrap().iter().map(|one| one["id"].as_str().unwrap().to_owned()),
+            page["items"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|one| one["id"].as_str().unwrap().to_owned()),
         );
     }
-    let page: Value = host.get("/v1/sessions?limit=200").send().await.unwrap().json().await.unwrap();
-    assert_eq!(page["items"].as_array().unwrap().len(), 1 + made.len(), "no fork that nobody was told of");
+    let page: Value =
+        host.get("/v1/sessions?limit=200").send().await.unwrap().json().await.unwrap();
+    assert_eq!(
+        page["items"].as_array().unwrap().len(),
+        1 + made.len(),
+        "no fork that nobody was told of"
+    );
     assert_eq!(made.len(), 18);
     for id in [&made[0], &made[17]] {
         let fork: SessionId = id.parse().unwrap();
@@ -150,7 +179,8 @@ impl SmallDisk {
         fs::create_dir(&place).unwrap();
         // Sparse: it takes what is written to it. Below half a gigabyte no sandbox would be started.
         fs::File::create(&image).unwrap().set_len(2 << 30).unwrap();
-        let run = |command: &mut Command| assert!(command.status().unwrap().success(), "{command:?}");
+        let run =
+            |command: &mut Command| assert!(command.status().unwrap().success(), "{command:?}");
         run(Command::new("mkfs.ext4").args(["-q", "-m", "0"]).arg(&image));
         run(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(&place));
         Self { place, _folder: folder }
@@ -163,7 +193,9 @@ impl SmallDisk {
         // Blocks are reserved, not written, in ever smaller pieces.
         for bytes in [256 << 20, 16 << 20, 1 << 20, 64 << 10, 4096] {
             let mut end = file.metadata().unwrap().len();
-            while rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), end, bytes).is_ok() {
+            while rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), end, bytes)
+                .is_ok()
+            {
                 end += bytes;
             }
         }
@@ -192,10 +224,12 @@ async fn until_full(host: &Host, session: &SessionId) -> (Vec<String>, StatusCod
     let (mut taken, mut long) = (Vec::new(), 30_000);
     loop {
         assert!(taken.len() < 3_000, "the disk never fills");
-        let script = json!([{ "bash": format!("echo {} >> ~/ran", taken.len()) }, { "text": "ok" }]);
+        let script =
+            json!([{ "bash": format!("echo {} >> ~/ran", taken.len()) }, { "text": "ok" }]);
         let text = format!("{}\n{}\nscript: {script}", taken.len(), "x".repeat(long));
         let path = format!("/v1/sessions/{session}/prompts");
-        let answer = host.request(Method::POST, &path).json(&json!({ "text": text })).send().await.unwrap();
+        let answer =
+            host.request(Method::POST, &path).json(&json!({ "text": text })).send().await.unwrap();
         let (status, body) = (answer.status(), answer.json::<Value>().await.unwrap());
         match (status.is_success(), long) {
             (true, _) => taken.push(body["id"].as_str().unwrap().to_owned()),
@@ -210,7 +244,8 @@ async fn on_a_full_disk_nothing_answered_is_lost_and_it_goes_on_when_there_is_ro
     let disk = SmallDisk::new();
     let mut host = Host::start_below(&disk.place, &[]).await;
     // Its events come while nothing can be written.
-    let slow = json!([{ "text": "a b c d e f g h i j k l m n o p", "chunks": 16, "delay_ms": 200 }]);
+    let slow =
+        json!([{ "text": "a b c d e f g h i j k l m n o p", "chunks": 16, "delay_ms": 200 }]);
     let session = host.bare("Talk.", &slow).await.id;
     let talks = |body: &EventBody| matches!(body, EventBody::TextDelta { .. });
     host.follow(session.clone()).until("it to talk", talks).await;
@@ -221,7 +256,11 @@ async fn on_a_full_disk_nothing_answered_is_lost_and_it_goes_on_when_there_is_ro
     assert!(problem["hint"].as_str().unwrap().contains("harvest gc"), "{problem}");
     // Looking goes on.
     assert_eq!(host.show(&session).await.id, session);
-    assert_eq!(prompts(&host, &session).await.len(), taken.len() + 1, "what was refused is not there");
+    assert_eq!(
+        prompts(&host, &session).await.len(),
+        taken.len() + 1,
+        "what was refused is not there"
+    );
     fs::remove_file(&ballast).unwrap();
     everything_runs(&host, &session, &taken).await;
 
@@ -239,7 +278,8 @@ async fn on_a_full_disk_nothing_answered_is_lost_and_it_goes_on_when_there_is_ro
 async fn everything_runs(host: &Host, session: &SessionId, taken: &[String]) {
     let all = eventually("every prompt to be over", || async {
         let all = prompts(host, session).await;
-        let waits = |one: &Prompt| matches!(one.status, PromptStatus::Queued | PromptStatus::Dispatched);
+        let waits =
+            |one: &Prompt| matches!(one.status, PromptStatus::Queued | PromptStatus::Dispatched);
         (!all.iter().any(waits)).then_some(all)
     })
     .await;

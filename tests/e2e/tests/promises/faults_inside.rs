@@ -27,15 +27,15 @@ struct Dice(u64);
 
 impl Dice {
     fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % limit
     }
 }
 
 /// A session without a repository, at work on this.
 async fn begin(host: &Host, script: &Value) -> SessionId {
-    let body =
-        json!({ "agent": "scripted", "network": "none", "prompt": format!("Begin.\nscript: {script}") });
+    let body = json!({ "agent": "scripted", "network": "none", "prompt": format!("Begin.\nscript: {script}") });
     host.post("/v1/sessions", body).await["id"].as_str().unwrap().parse().unwrap()
 }
 
@@ -76,7 +76,10 @@ fn kill_zygote(host: &Host) -> bool {
 
 /// A word that is on the command line of a process of the sandbox, and the process.
 async fn lives(word: &str) -> u32 {
-    eventually(&format!("a process with {word}"), || async { processes_with(word).first().copied() }).await
+    eventually(&format!("a process with {word}"), || async {
+        processes_with(word).first().copied()
+    })
+    .await
 }
 
 /// Waits until the session does nothing: it is idle, or paused with the loss of its machine or its place.
@@ -93,8 +96,14 @@ fn recovered(body: &EventBody) -> bool {
 }
 
 async fn prompts(host: &Host, session: &SessionId) -> Vec<Prompt> {
-    let listed: Value =
-        host.get(&format!("/v1/sessions/{session}/prompts")).send().await.unwrap().json().await.unwrap();
+    let listed: Value = host
+        .get(&format!("/v1/sessions/{session}/prompts"))
+        .send()
+        .await
+        .unwrap()
+        .json()
+        .await
+        .unwrap();
     serde_json::from_value(listed["items"].clone()).unwrap()
 }
 
@@ -111,16 +120,18 @@ async fn outcome(follower: &mut Follower<'_>, prompt: &Prompt) -> TurnOutcome {
 async fn told_once(host: &Host, session: &SessionId) {
     let events = host.events(session).await;
     for prompt in prompts(host, session).await {
-        let of =
-            |body: &&EventBody| matches!(body, EventBody::TurnEnded { prompt: of, .. } if *of == prompt.id);
-        let ends: Vec<&EventBody> = events.iter().filter(|body| turn_ended(body)).filter(of).collect();
+        let of = |body: &&EventBody| matches!(body, EventBody::TurnEnded { prompt: of, .. } if *of == prompt.id);
+        let ends: Vec<&EventBody> =
+            events.iter().filter(|body| turn_ended(body)).filter(of).collect();
         let wanted = match prompt.status {
             PromptStatus::Completed => Some(TurnOutcome::Completed),
             PromptStatus::Failed => Some(TurnOutcome::Failed),
             PromptStatus::Stopped => Some(TurnOutcome::Stopped),
             PromptStatus::Interrupted => Some(TurnOutcome::Interrupted),
             PromptStatus::Cancelled => None,
-            PromptStatus::Queued | PromptStatus::Dispatched => panic!("{prompt:?} is not over: {events:#?}"),
+            PromptStatus::Queued | PromptStatus::Dispatched => {
+                panic!("{prompt:?} is not over: {events:#?}")
+            }
         };
         let told: Vec<TurnOutcome> = ends
             .iter()

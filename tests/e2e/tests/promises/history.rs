@@ -57,34 +57,46 @@ async fn any_two_turns_can_be_compared_awake_and_asleep_and_in_a_fork() {
         }
         let diff = |turns: &str| printed(&host, &["diff", &id, "--turn", turns]);
         let first = diff("1");
-        assert!(first.contains("+one") && first.contains("+x") && !first.contains("two"), "{first}");
+        assert!(
+            first.contains("+one") && first.contains("+x") && !first.contains("two"),
+            "{first}"
+        );
         let second = diff("2");
         assert!(second.contains("+two") && !second.contains("+one"), "{second}");
         let across = diff("1..3");
         assert!(across.contains("-one") && !across.contains("two"), "{across}");
         let back = diff("2..1");
         assert!(back.contains("-two"), "{back}");
-        let stat: Value =
-            serde_json::from_str(&printed(&host, &["diff", &id, "--turn", "1", "--stat", "--json"])).unwrap();
+        let stat: Value = serde_json::from_str(&printed(
+            &host,
+            &["diff", &id, "--turn", "1", "--stat", "--json"],
+        ))
+        .unwrap();
         assert_eq!(stat["total"], json!({ "files": 2, "insertions": 2, "deletions": 0 }), "{stat}");
         let machine = printed(&host, &["diff", &id, "--machine", "--turn", "2"]);
         assert!(machine.contains("- /home/harvest/tool (5 B)"), "{machine}");
         assert!(machine.contains("~ /workspace/calc/notes (4 B → 8 B)"), "{machine}");
         // More at once than may run: each needs two machines when nobody is awake, and none waits for another's.
         let path = format!("/v1/sessions/{id}/diff?from=3&to=1");
-        let many = (0..4).map(|_| async { host.get(&path).send().await.unwrap().text().await.unwrap() });
+        let many =
+            (0..4).map(|_| async { host.get(&path).send().await.unwrap().text().await.unwrap() });
         for told in futures_util::future::join_all(many).await {
             assert!(told.contains("+one") && !told.contains("two"), "{told}");
         }
         let all = printed(&host, &["diff", &id, "--machine"]);
         assert!(all.contains("/workspace/calc/odd") && !all.contains('\u{1b}'), "{all}");
-        assert_eq!(host.show(&id.parse().unwrap()).await.sandbox.is_none(), asleep, "nobody is woken for it");
+        assert_eq!(
+            host.show(&id.parse().unwrap()).await.sandbox.is_none(),
+            asleep,
+            "nobody is woken for it"
+        );
     }
     let turns = printed(&host, &["turns", &id]);
     for word in ["2 files +2 −0", "completed", "snp_", "First."] {
         assert!(turns.contains(word), "{word}: {turns}");
     }
-    let read = |arguments: &[&str]| serde_json::from_str::<Value>(&printed(&host, arguments)).unwrap();
+    let read =
+        |arguments: &[&str]| serde_json::from_str::<Value>(&printed(&host, arguments)).unwrap();
     let pinned = read(&["snapshot", "pin", &format!("{id}@2"), "--json"]);
     assert_eq!((&pinned["pinned"], &pinned["turn"]), (&json!(true), &json!(2)));
     let held = read(&["df", "--json"])["sessions"]["items"][0].clone();
@@ -102,7 +114,10 @@ async fn any_two_turns_can_be_compared_awake_and_asleep_and_in_a_fork() {
         .await;
     let mut follower = host.follow(fork.parse().unwrap());
     follower
-        .until("the turn", |body| matches!(body, EventBody::TurnEnded { prompt: of, .. } if *of == prompt.id))
+        .until(
+            "the turn",
+            |body| matches!(body, EventBody::TurnEnded { prompt: of, .. } if *of == prompt.id),
+        )
         .await;
     follower.until("its snapshot", kept).await;
     let own = printed(&host, &["diff", &fork, "--turn", "1"]);
@@ -117,7 +132,8 @@ async fn a_deleted_session_gives_everything_back_though_the_server_is_killed() {
     host.repository("calc", SAMPLE).await;
     let layers = |host: &Host| names(host, "layers");
     let before = (layers(&host), names(&host, "snapshots"), names(&host, "sandboxes"));
-    let id = session(&host, &["echo one > /workspace/calc/a", "echo two > /workspace/calc/b"]).await;
+    let id =
+        session(&host, &["echo one > /workspace/calc/a", "echo two > /workspace/calc/b"]).await;
     let forks = printed(&host, &["fork", &format!("{id}@1"), "-n", "2"]);
     let forks: Vec<&str> = forks.lines().collect();
     assert_eq!(forks.len(), 2);
@@ -155,7 +171,8 @@ async fn a_deleted_session_gives_everything_back_though_the_server_is_killed() {
 /// What lies in a folder of the home, sorted.
 fn names(host: &Host, folder: &str) -> Vec<String> {
     let entries = std::fs::read_dir(host.home().join(folder)).into_iter().flatten().flatten();
-    let mut names: Vec<_> = entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    let mut names: Vec<_> =
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     names.sort();
     names
 }

@@ -46,7 +46,13 @@ fn folder(host: &Host, name: &str) -> PathBuf {
 
 fn git(folder: &Path, script: &str) {
     let who = ["-c", "user.name=Test", "-c", "user.email=test@example.org"];
-    let done = Command::new("git").arg("-C").arg(folder).args(who).args(script.split(' ')).output().unwrap();
+    let done = Command::new("git")
+        .arg("-C")
+        .arg(folder)
+        .args(who)
+        .args(script.split(' '))
+        .output()
+        .unwrap();
     assert!(done.status.success(), "git {script}: {done:?}");
 }
 
@@ -79,12 +85,25 @@ async fn two_folders_are_worked_on_side_by_side_and_stay_as_they_are() {
     ]);
     let prompt = format!("Fix both.\nscript: {script}");
     let names = [calc.to_str().unwrap(), lib.to_str().unwrap()];
-    let run = ["run", &prompt, "-r", names[0], "-r", names[1], "-e", "MODE=fast", "--key", "both", "--json"];
+    let run = [
+        "run",
+        &prompt,
+        "-r",
+        names[0],
+        "-r",
+        names[1],
+        "-e",
+        "MODE=fast",
+        "--key",
+        "both",
+        "--json",
+    ];
     let ran = well(host.harvest(run.iter().chain(&SCRIPTED)));
     assert!(ran.stderr.contains("draft.txt"), "what is not committed is named: {}", ran.stderr);
     let made = session(&ran);
     let mut follower = host.follow(made.id.clone());
-    let checked = |body: &EventBody| matches!(body, EventBody::Evidence(evidence) if evidence.passed);
+    let checked =
+        |body: &EventBody| matches!(body, EventBody::Evidence(evidence) if evidence.passed);
     let first = follower.until("the first evidence", checked).await;
     follower.after(first.seq, "the second evidence", checked).await;
     assert!(follower.seen.iter().any(|event| completed(&event.body)));
@@ -101,9 +120,13 @@ async fn two_folders_are_worked_on_side_by_side_and_stay_as_they_are() {
     assert_eq!(bases, [("calc", Some("trunk")), ("lib", Some("main"))]);
     for repository in &shown.repositories {
         let pull = repository.pull.as_ref().unwrap();
-        assert!(pull.evidence.as_ref().unwrap().passed && pull.url.contains(&repository.name), "{pull:?}");
+        assert!(
+            pull.evidence.as_ref().unwrap().passed && pull.url.contains(&repository.name),
+            "{pull:?}"
+        );
     }
-    let (_, seen) = host.exec(&made.id, "harvest", "cat /tmp/where /tmp/mode; pwd; ls /workspace").await;
+    let (_, seen) =
+        host.exec(&made.id, "harvest", "cat /tmp/where /tmp/mode; pwd; ls /workspace").await;
     assert_eq!(seen, "/workspace/calc\nfast\n/workspace/calc\ncalc\nlib\n");
     let diff = well(host.harvest(["diff", "-"])).stdout;
     assert!(diff.contains("+++ b/calc/calc.py") && diff.contains("+++ b/lib/calc.py"), "{diff}");
@@ -115,40 +138,49 @@ async fn two_folders_are_worked_on_side_by_side_and_stay_as_they_are() {
     let key: Value = host.get("/v1/sessions?key=both").send().await.unwrap().json().await.unwrap();
     assert_eq!(key["items"][0]["id"], json!(made.id));
     fs::write(lib.join("calc.py"), "def add(a, b):\n    return a + b\n").unwrap();
-    let again = format!("Look.\nscript: {}", json!([{ "bash": "cat calc.py" }, { "text": "seen" }]));
     let again =
-        session(&well(host.harvest(["run", &again, "-r", names[1], "--json"].iter().chain(&SCRIPTED))));
+        format!("Look.\nscript: {}", json!([{ "bash": "cat calc.py" }, { "text": "seen" }]));
+    let again = session(&well(
+        host.harvest(["run", &again, "-r", names[1], "--json"].iter().chain(&SCRIPTED)),
+    ));
     host.follow(again.id.clone()).until("the turn", completed).await;
     let (_, code) = host.exec(&again.id, "harvest", "cat calc.py").await;
     assert!(code.contains("a + b"), "{code}");
-    let listed: Value = serde_json::from_str(&well(host.harvest(["repo", "ls", "--json"])).stdout).unwrap();
+    let listed: Value =
+        serde_json::from_str(&well(host.harvest(["repo", "ls", "--json"])).stdout).unwrap();
     assert_eq!(listed.as_array().unwrap().len(), 2, "{listed}");
 }
 
 #[tokio::test]
 async fn a_session_starts_without_a_repository_or_from_a_snapshot_of_another() {
     let host = Host::start().await;
-    let note =
-        format!("Write.\nscript: {}", json!([{ "bash": "pwd > note; ls -A >> note" }, { "text": "done" }]));
+    let note = format!(
+        "Write.\nscript: {}",
+        json!([{ "bash": "pwd > note; ls -A >> note" }, { "text": "done" }])
+    );
     let body = json!({ "prompt": note, "model": "scripted", "network": "none" });
     let first: Session = serde_json::from_value(host.post("/v1/sessions", body).await).unwrap();
     let mut follower = host.follow(first.id.clone());
     follower.until("the snapshot", |body| matches!(body, EventBody::SnapshotTaken { .. })).await;
     let snapshot = host.show(&first.id).await.snapshot_id.unwrap().to_string();
     let lib = folder(&host, "lib");
-    let look =
-        format!("Look.\nscript: {}", json!([{ "bash": "git branch --show-current" }, { "text": "seen" }]));
+    let look = format!(
+        "Look.\nscript: {}",
+        json!([{ "bash": "git branch --show-current" }, { "text": "seen" }])
+    );
     let run = ["run", &look, "-r", lib.to_str().unwrap(), "--from", &snapshot, "--json"];
     let second = session(&well(host.harvest(run.iter().chain(&SCRIPTED))));
     well(host.harvest(["rm", &first.id.to_string()]));
     host.follow(second.id.clone()).until("the turn", completed).await;
-    let (_, seen) = host.exec(&second.id, "harvest", "cat /workspace/note; git branch --show-current").await;
+    let (_, seen) =
+        host.exec(&second.id, "harvest", "cat /workspace/note; git branch --show-current").await;
     assert_eq!(
         seen,
         format!("/workspace\nnote\n{}\n", second.branch),
         "its disk, and what it lacked, cloned"
     );
-    let unknown = host.harvest(["run", "x", "-r", lib.to_str().unwrap(), "--from", "snp_000000000000"]);
+    let unknown =
+        host.harvest(["run", "x", "-r", lib.to_str().unwrap(), "--from", "snp_000000000000"]);
     assert!(unknown.code == 1 && unknown.stderr.contains("hint:"), "{unknown:?}");
 }
 
@@ -183,7 +215,8 @@ async fn a_copied_folder_works_after_the_server_has_moved_and_goes_when_it_is_fo
     let listed = well(host.harvest(["repo", "ls"])).stdout;
     assert!(listed.contains(&host.url().unwrap()), "{listed}");
     let look = format!("Look.\nscript: {}", json!([{ "text": "seen" }]));
-    let made = session(&well(host.harvest(["run", &look, "-r", "lib", "--json"].iter().chain(&SCRIPTED))));
+    let made =
+        session(&well(host.harvest(["run", &look, "-r", "lib", "--json"].iter().chain(&SCRIPTED))));
     host.follow(made.id.clone()).until("the turn", completed).await;
     let used = host.harvest(["repo", "rm", "lib"]);
     assert!(used.code == 1 && used.stderr.contains("hint:"), "{used:?}");
@@ -200,7 +233,10 @@ async fn a_copied_folder_works_after_the_server_has_moved_and_goes_when_it_is_fo
     ] {
         let refused = host.harvest(arguments);
         assert!(refused.code == 1 && refused.stderr.contains(words), "{refused:?}");
-        assert!(refused.stderr.contains("hint:") && !refused.stderr.contains("fatal:"), "{refused:?}");
+        assert!(
+            refused.stderr.contains("hint:") && !refused.stderr.contains("fatal:"),
+            "{refused:?}"
+        );
     }
     let image = host.harvest(["repo", "add", "http://127.0.0.1:1/x.git", "--image", "nope"]);
     assert!(image.code == 1 && image.stderr.contains("harvest image ls"), "{image:?}");

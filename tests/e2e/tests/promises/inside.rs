@@ -110,7 +110,10 @@ async fn a_terminal_over_a_websocket_is_one() {
     // A quiet shell: what is typed is shown once, by the terminal.
     socket.type_in("PS1='$ '; stty -echo; tty; stty size; id -un; pwd\r").await;
     let shown = socket.shows("/workspace/calc\r\n").await;
-    assert!(shown.contains("/dev/pts/0") && shown.contains("33 99") && shown.contains("harvest"), "{shown}");
+    assert!(
+        shown.contains("/dev/pts/0") && shown.contains("33 99") && shown.contains("harvest"),
+        "{shown}"
+    );
     socket.shows("$ ").await;
     socket.say(json!({ "resize": { "rows": 44, "cols": 111 } })).await;
     socket.type_in("until [ \"$(stty size)\" = '44 111' ]; do :; done; echo resi''zed\r").await;
@@ -127,7 +130,8 @@ async fn a_terminal_over_a_websocket_is_one() {
     assert_eq!(socket.end().await["exited"]["exit"], exited(7));
 
     // Another site's page, a session that is none, and a client that goes away.
-    let foreign = host.get(&path).header(header::ORIGIN, "https://evil.example").send().await.unwrap();
+    let foreign =
+        host.get(&path).header(header::ORIGIN, "https://evil.example").send().await.unwrap();
     assert_eq!(foreign.status(), StatusCode::FORBIDDEN);
     let plain = host.get(&path).send().await.unwrap();
     assert_eq!(plain.status(), StatusCode::UPGRADE_REQUIRED);
@@ -153,7 +157,10 @@ async fn a_shell_turns_this_terminal_into_one_inside_and_back() {
     let (host, session) = ready().await;
     let none = host.harvest(["shell", &*session.to_string()]);
     assert_eq!(none.code, 125);
-    assert!(none.stderr.contains("needs a terminal") && none.stderr.contains("harvest exec"), "{none:?}");
+    assert!(
+        none.stderr.contains("needs a terminal") && none.stderr.contains("harvest exec"),
+        "{none:?}"
+    );
 
     plays_a_shell(&host, &["shell", &*session.to_string(), "--", "bash", "--norc", "-i"]).await;
 }
@@ -188,7 +195,8 @@ pub(crate) async fn plays_a_shell(host: &Host, arguments: &[&str]) {
             screen.type_in("stty -echo; PS1='next> '; echo $TERM $(stty size).\r");
             screen.shows("vt100 20 70.");
             screen.shows("next> ");
-            tcsetwinsize(&ours, Winsize { ws_row: 21, ws_col: 71, ws_xpixel: 0, ws_ypixel: 0 }).unwrap();
+            tcsetwinsize(&ours, Winsize { ws_row: 21, ws_col: 71, ws_xpixel: 0, ws_ypixel: 0 })
+                .unwrap();
             screen.type_in("until [ \"$(stty size)\" = '21 71' ]; do :; done; echo resi''zed\r");
             screen.shows("resized");
             screen.shows("next> ");
@@ -256,17 +264,26 @@ async fn a_command_reads_and_says_more_than_the_server_could_hold() {
     let read = std::io::copy(&mut echoed.stdout.take().unwrap(), &mut std::io::sink()).unwrap();
     assert_eq!((read, echoed.wait().unwrap().code()), (BYTES, Some(0)));
     let after = most_memory(server).unwrap();
-    assert!(after < before + (24 << 20), "the server took {before} bytes before and {after} at most");
+    assert!(
+        after < before + (24 << 20),
+        "the server took {before} bytes before and {after} at most"
+    );
 
-    let mut ended =
-        run(&["exec", "-i", id, "--", "sh", "-c", "head -c 1 >/dev/null; echo no >&2; exit 3"], zeros());
+    let mut ended = run(
+        &["exec", "-i", id, "--", "sh", "-c", "head -c 1 >/dev/null; echo no >&2; exit 3"],
+        zeros(),
+    );
     assert_eq!(ended.wait().unwrap().code(), Some(3));
     let slow = run(&["exec", id, "--timeout", "300ms", "--", "sleep", "98765"], Stdio::null());
     assert_eq!(slow.wait_with_output().unwrap().status.code(), Some(124));
     let none = run(&["exec", id, "--", "/no/such/program"], Stdio::null());
     assert_eq!(none.wait_with_output().unwrap().status.code(), Some(127));
     let empty = run(&["exec", id, "--", "cat"], zeros()).wait_with_output().unwrap();
-    assert_eq!((empty.status.code(), empty.stdout.len()), (Some(0), 0), "without -i it reads nothing");
+    assert_eq!(
+        (empty.status.code(), empty.stdout.len()),
+        (Some(0), 0),
+        "without -i it reads nothing"
+    );
 }
 
 /// The server's pid, as it wrote it down.
@@ -284,13 +301,16 @@ async fn who_does_not_read_or_sends_garbage_is_noticed_by_nobody_else() {
     stalled.say(json!({ "start": { "argv": ["sh", "-c", "echo $$ >/tmp/stalled; yes"] } })).await;
     let mut typing = Socket::open(&host, &format!("/v1/sessions/{session}/pty")).await;
     for _ in 0..3 {
-        let (exit, said) = host.exec(&session, "harvest", "head -c 3000000 /dev/zero | wc -c").await;
+        let (exit, said) =
+            host.exec(&session, "harvest", "head -c 3000000 /dev/zero | wc -c").await;
         assert_eq!((exit, said.trim()), (Exit::Code(0), "3000000"));
         typing.shows("$ ").await;
         typing.type_in("echo mea''nwhile\r").await;
         typing.shows("meanwhile").await;
     }
-    for garbage in [Message::text("{"), Message::Binary(vec![0].into()), Message::text(r#"{"end":{}}"#)] {
+    for garbage in
+        [Message::text("{"), Message::Binary(vec![0].into()), Message::text(r#"{"end":{}}"#)]
+    {
         let mut socket = Socket::open(&host, &path).await;
         socket.0.send(garbage).await.unwrap();
         assert_eq!(socket.end().await["failed"]["code"], "invalid_frame");
@@ -309,7 +329,10 @@ async fn who_does_not_read_or_sends_garbage_is_noticed_by_nobody_else() {
     left.shows("on").await;
     drop(left);
     let went = "touch /tmp/go; chmod 666 /tmp/go; until [ -e /tmp/went ]; do sleep 0.05; done";
-    assert_eq!(host.exec_within(&session, "harvest", went, Duration::from_secs(60)).await.0, Exit::Code(0));
+    assert_eq!(
+        host.exec_within(&session, "harvest", went, Duration::from_secs(60)).await.0,
+        Exit::Code(0)
+    );
     typing.shows("$ ").await;
     typing.type_in("exit\r").await;
     assert_eq!(typing.end().await["exited"]["exit"], exited(0));
@@ -350,14 +373,19 @@ async fn files_go_in_and_come_out_as_they_are() {
     assert_eq!(fs::read_link(at("back/dangling")).unwrap().to_str(), Some("/nowhere ä"));
     assert_eq!(fs::metadata(at("back/run.sh")).unwrap().permissions().mode() & 0o777, 0o750);
     let missing = copy(&[&inside("/no/such/file"), &text("x")]);
-    assert!(missing.code == 1 && missing.stderr.contains("there is nothing at /no/such/file"), "{missing:?}");
+    assert!(
+        missing.code == 1 && missing.stderr.contains("there is nothing at /no/such/file"),
+        "{missing:?}"
+    );
     let shown = copy(&[&inside("/tmp/tree/run.sh"), "-"]);
     assert_eq!((shown.code, shown.stdout.as_str()), (0, "#!/bin/sh\necho ran\n"), "{shown:?}");
 
     // The same over the API, and what it refuses.
-    let files =
-        |method: Method, query: &str| host.request(method, &format!("/v1/sessions/{session}/files?{query}"));
-    let put = files(Method::PUT, "path=notes.txt&mode=600").body("some notes").send().await.unwrap();
+    let files = |method: Method, query: &str| {
+        host.request(method, &format!("/v1/sessions/{session}/files?{query}"))
+    };
+    let put =
+        files(Method::PUT, "path=notes.txt&mode=600").body("some notes").send().await.unwrap();
     let put: Value = put.json().await.unwrap();
     assert_eq!(
         (put["kind"].as_str(), put["size"].as_u64(), put["mode"].as_u64()),
@@ -385,12 +413,24 @@ async fn files_go_in_and_come_out_as_they_are() {
         (names(&page), page["next_cursor"].as_str()),
         (vec!["dangling".into(), "deep".into()], Some("deep"))
     );
-    let rest: Value =
-        files(Method::GET, "path=/tmp/tree&cursor=deep").send().await.unwrap().json().await.unwrap();
-    assert_eq!((names(&rest), rest["next_cursor"].as_str()), (vec!["link".into(), "run.sh".into()], None));
+    let rest: Value = files(Method::GET, "path=/tmp/tree&cursor=deep")
+        .send()
+        .await
+        .unwrap()
+        .json()
+        .await
+        .unwrap();
+    assert_eq!(
+        (names(&rest), rest["next_cursor"].as_str()),
+        (vec!["link".into(), "run.sh".into()], None)
+    );
     // What pid 1 holds open is nobody's business, whoever plants the link.
-    host.exec(&session, "harvest", "ln -s /proc/1/fd /tmp/trap; ln -s /proc/1/root/etc/passwd /tmp/trick")
-        .await;
+    host.exec(
+        &session,
+        "harvest",
+        "ln -s /proc/1/fd /tmp/trap; ln -s /proc/1/root/etc/passwd /tmp/trick",
+    )
+    .await;
     for (method, query, status, code) in [
         (Method::GET, "path=/no/such/file", 404, "not_found"),
         (Method::GET, "path=/tmp/trap/0", 403, "denied"),
@@ -413,8 +453,10 @@ async fn files_go_in_and_come_out_as_they_are() {
         assert_eq!(files(Method::DELETE, query).send().await.unwrap().status(), status, "{query}");
     }
     // Half a body leaves nothing.
-    let pieces = futures_util::stream::iter([Ok(vec![b'x'; 100_000]), Err(std::io::Error::other("gone"))]);
-    let broken = files(Method::PUT, "path=/tmp/half").body(reqwest::Body::wrap_stream(pieces)).send().await;
+    let pieces =
+        futures_util::stream::iter([Ok(vec![b'x'; 100_000]), Err(std::io::Error::other("gone"))]);
+    let broken =
+        files(Method::PUT, "path=/tmp/half").body(reqwest::Body::wrap_stream(pieces)).send().await;
     assert!(broken.is_err());
     let left = "while ls -A /tmp | grep -q half; do sleep 0.05; done";
     assert_eq!(host.exec(&session, "root", left).await, (Exit::Code(0), String::new()));

@@ -22,15 +22,18 @@ async fn a_prompt_becomes_a_pull_request_with_evidence_the_platform_saw_itself()
     host.repository("calc", SAMPLE).await;
     let session = host.session("calc", "Make the failing test pass.", &fix()).await;
     // Queued while the first turn runs, carried out after it in the same conversation.
-    let second = host.prompt(&session.id, "What did I ask first?", &json!([{ "text": "second" }])).await;
+    let second =
+        host.prompt(&session.id, "What did I ask first?", &json!([{ "text": "second" }])).await;
     let session = session.id;
     let mut follower = host.follow(session.clone());
-    let evidence = follower.until("the evidence", |body| matches!(body, EventBody::Evidence(_))).await;
+    let evidence =
+        follower.until("the evidence", |body| matches!(body, EventBody::Evidence(_))).await;
     let EventBody::Evidence(evidence) = evidence.body else { unreachable!("it was asked for") };
     assert!(evidence.passed, "{evidence:?}");
     follower
         .until("the second turn", |body| {
-            completed(body) && matches!(body, EventBody::TurnEnded { prompt, .. } if *prompt == second.id)
+            completed(body)
+                && matches!(body, EventBody::TurnEnded { prompt, .. } if *prompt == second.id)
         })
         .await;
 
@@ -43,7 +46,8 @@ async fn a_prompt_becomes_a_pull_request_with_evidence_the_platform_saw_itself()
     let (_, author) =
         host.exec(&session, "harvest", "git -C /workspace/calc log -1 --format='%an <%ae>'").await;
     assert!(author.contains("(Harvest)"), "{author}");
-    let (_, branch) = host.exec(&session, "harvest", "git -C /workspace/calc branch --show-current").await;
+    let (_, branch) =
+        host.exec(&session, "harvest", "git -C /workspace/calc branch --show-current").await;
     assert!(branch.starts_with("harvest/make-the-failing-test-pass-"), "{branch}");
 }
 
@@ -58,7 +62,8 @@ async fn a_paused_session_and_a_fork_of_turn_1_bring_files_and_conversation_back
     let prompt = host.prompt(&session, "Turn two.", &json!([{ "bash": "echo two >> /workspace/calc/notes; rm /workspace/calc/calc.py" }, { "text": "second" }])).await;
     follower
         .until("turn 2", |body| {
-            completed(body) && matches!(body, EventBody::TurnEnded { prompt: of, .. } if *of == prompt.id)
+            completed(body)
+                && matches!(body, EventBody::TurnEnded { prompt: of, .. } if *of == prompt.id)
         })
         .await;
 
@@ -68,8 +73,9 @@ async fn a_paused_session_and_a_fork_of_turn_1_bring_files_and_conversation_back
     let resumed = host.harvest(["resume", &session.to_string()]);
     assert_eq!(resumed.code, 0, "{resumed:?}");
     host.wait_for(&session, SessionState::Idle).await;
-    let (_, notes) =
-        host.exec(&session, "harvest", "cat /workspace/calc/notes; ls /workspace/calc/calc.py 2>&1").await;
+    let (_, notes) = host
+        .exec(&session, "harvest", "cat /workspace/calc/notes; ls /workspace/calc/calc.py 2>&1")
+        .await;
     assert!(notes.starts_with("one\ntwo\n") && notes.contains("No such file"), "{notes}");
 
     let fork = host.harvest(["fork", &format!("{session}@1"), "--json"]);
@@ -87,7 +93,8 @@ async fn a_paused_session_and_a_fork_of_turn_1_bring_files_and_conversation_back
     let (_, notes) =
         host.exec(&fork, "harvest", "cat /workspace/calc/notes; ls /workspace/calc/calc.py").await;
     assert_eq!(notes, "one\n/workspace/calc/calc.py\n");
-    let (_, asked) = host.exec(&fork, "harvest", "cat /home/harvest/.claude/projects/*/*.jsonl").await;
+    let (_, asked) =
+        host.exec(&fork, "harvest", "cat /home/harvest/.claude/projects/*/*.jsonl").await;
     assert!(
         asked.contains("Turn one.") && !asked.contains("Turn two."),
         "the conversation is that of turn 1"
@@ -98,8 +105,7 @@ async fn a_paused_session_and_a_fork_of_turn_1_bring_files_and_conversation_back
 async fn a_question_waits_for_a_person_and_goes_on_with_the_answer() {
     let host = Host::start().await;
     host.repository("calc", SAMPLE).await;
-    let script =
-        json!([{ "ask": { "question": "Which colour?", "options": ["red", "blue"] } }, { "text": "thanks" }]);
+    let script = json!([{ "ask": { "question": "Which colour?", "options": ["red", "blue"] } }, { "text": "thanks" }]);
     let session = host.session("calc", "Ask me.", &script).await.id;
     let mut follower = host.follow(session.clone());
     follower.until("the question", |body| matches!(body, EventBody::RequestOpened { .. })).await;
@@ -133,10 +139,14 @@ async fn the_cli_shows_what_the_api_knows() {
     assert_eq!(host.harvest(["exec", &id, "--", "sh", "-c", "exit 7"]).code, 7);
     assert_eq!(host.harvest(["exec", &id, "--", "/no/such/program"]).code, 127);
     let metrics = host.get("/metrics").send().await.unwrap().text().await.unwrap();
-    let sample =
-        |name: &str| metrics.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok());
+    let sample = |name: &str| {
+        metrics.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<u64>().ok())
+    };
     let (used, missed) = (sample("harvest_seeds_used_total"), sample("harvest_seeds_missed_total"));
-    assert!(used.unwrap() + missed.unwrap() >= 1 && sample("harvest_seeds_ready").is_some(), "{metrics}");
+    assert!(
+        used.unwrap() + missed.unwrap() >= 1 && sample("harvest_seeds_ready").is_some(),
+        "{metrics}"
+    );
     let unknown = host.harvest(["show", "ses_000000000000"]);
     assert!(unknown.code == 1 && unknown.stderr.contains("hint:"), "{unknown:?}");
 }

@@ -22,7 +22,11 @@ fn command(host: &Host) -> Command {
 /// A fresh sandbox's command that has said its first line.
 fn begun(host: &Host, script: &str) -> Child {
     let mut command = command(host);
-    command.args(FRESH).args(["--", "sh", "-c", script]).stdin(Stdio::null()).stdout(Stdio::piped());
+    command
+        .args(FRESH)
+        .args(["--", "sh", "-c", script])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
     let mut child = command.spawn().unwrap();
     assert_eq!(child.stdout.as_mut().unwrap().read(&mut [0; 8]).unwrap(), 3, "it says `on`");
     child
@@ -74,7 +78,11 @@ fn commands_end_as_they_should(host: &Host) {
         assert_eq!((ran.code, ran.stdout.as_str()), (*code, *stdout), "{arguments:?}: {ran:?}");
     }
     let mut counting = command(host);
-    counting.args(FRESH).args(["-i", "--", "wc", "-c"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    counting
+        .args(FRESH)
+        .args(["-i", "--", "wc", "-c"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped());
     let mut counting = counting.spawn().unwrap();
     counting.stdin.take().unwrap().write_all(&vec![b'x'; 5_000_000]).unwrap();
     let counted = counting.wait_with_output().unwrap();
@@ -105,8 +113,12 @@ async fn what_a_client_started_through_a_server_goes_with_the_client() {
         let killed = Command::new("kill").args([how, &child.id().to_string()]).status().unwrap();
         assert!(killed.success());
         assert_eq!(child.wait().unwrap().code(), code, "{how}");
-        eventually("all of it to die", || async { processes_with(&word).is_empty().then_some(()) }).await;
-        eventually("its sandbox to be gone", || async { owners(&host).await.is_empty().then_some(()) }).await;
+        eventually("all of it to die", || async { processes_with(&word).is_empty().then_some(()) })
+            .await;
+        eventually("its sandbox to be gone", || async {
+            owners(&host).await.is_empty().then_some(())
+        })
+        .await;
     }
 }
 
@@ -122,7 +134,10 @@ async fn a_sandbox_of_ones_own_outlives_the_server_and_a_fresh_one_does_not() {
     host.kill();
     assert_eq!(child.wait().unwrap().code(), Some(125), "a failure of ours is not the command's");
     host.up().await;
-    eventually("the fresh one to be gone", || async { (owners(&host).await == ["you"]).then_some(()) }).await;
+    eventually("the fresh one to be gone", || async {
+        (owners(&host).await == ["you"]).then_some(())
+    })
+    .await;
     assert!(processes_with(&word).is_empty());
     let shown: Value = host.get(&path).send().await.unwrap().json().await.unwrap();
     assert_eq!(shown["state"], "running");
@@ -135,7 +150,8 @@ async fn a_sandbox_over_http_is_used_kept_multiplied_and_deleted() {
     let path = format!("/v1/sandboxes/{}", made["sandbox_id"].as_str().unwrap());
     let run = async |path: &str, script: &str| {
         let body = json!({"argv": ["sh", "-c", script], "user": "root"});
-        let answer = host.request(Method::POST, &format!("{path}/exec")).json(&body).send().await.unwrap();
+        let answer =
+            host.request(Method::POST, &format!("{path}/exec")).json(&body).send().await.unwrap();
         let text = answer.text().await.unwrap();
         let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
         assert_eq!(last["type"], "exited", "{text}");
@@ -145,13 +161,20 @@ async fn a_sandbox_over_http_is_used_kept_multiplied_and_deleted() {
     let file = |path: &str, file: &str| format!("{path}/files?path={file}");
     let put = host.request(Method::PUT, &(file(&path, "/srv/g") + "&mode=600")).body("in");
     let put: Value = put.send().await.unwrap().json().await.unwrap();
-    assert_eq!((&put["size"], &put["uid"], &put["mode"]), (&json!(2), &json!(0), &json!(0o600)), "{put}");
+    assert_eq!(
+        (&put["size"], &put["uid"], &put["mode"]),
+        (&json!(2), &json!(0), &json!(0o600)),
+        "{put}"
+    );
     let listed: Value = host.get(&file(&path, "/srv")).send().await.unwrap().json().await.unwrap();
     assert_eq!(listed["items"][0]["name"], "g", "{listed}");
     assert_eq!(host.get(&file(&path, "/srv/g")).send().await.unwrap().text().await.unwrap(), "in");
     let about = host.request(Method::HEAD, &file(&path, "/srv/g")).send().await.unwrap();
     assert_eq!(about.headers()["x-harvest-mode"], "0600");
-    assert_eq!(host.request(Method::DELETE, &file(&path, "/srv/g")).send().await.unwrap().status(), 204);
+    assert_eq!(
+        host.request(Method::DELETE, &file(&path, "/srv/g")).send().await.unwrap().status(),
+        204
+    );
     assert_eq!(host.get(&file(&path, "/srv/g")).send().await.unwrap().status(), 404);
     let kept = host.post(&format!("{path}/snapshot"), json!({})).await;
     run(&path, "echo second > /f").await;
@@ -164,12 +187,14 @@ async fn a_sandbox_over_http_is_used_kept_multiplied_and_deleted() {
     let restored = host.post(&format!("{path}/restore"), json!({"snapshot": kept["id"]})).await;
     assert_eq!(run(&path, "grep -qx first /f").await, (0, Some(0)));
     host.post(&format!("{path}/stop"), json!({})).await;
-    let refused = host.request(Method::POST, &format!("{path}/exec")).json(&json!({"argv": ["true"]}));
+    let refused =
+        host.request(Method::POST, &format!("{path}/exec")).json(&json!({"argv": ["true"]}));
     assert_eq!(refused.send().await.unwrap().status(), 409);
     host.post(&format!("{path}/start"), json!({})).await;
     assert_eq!(run(&path, "grep -qx first /f").await, (0, Some(0)));
     let snapshots: Value = host.get("/v1/snapshots").send().await.unwrap().json().await.unwrap();
-    let ids: Vec<&Value> = snapshots["items"].as_array().unwrap().iter().map(|one| &one["id"]).collect();
+    let ids: Vec<&Value> =
+        snapshots["items"].as_array().unwrap().iter().map(|one| &one["id"]).collect();
     assert!(ids.contains(&&kept["id"]) && ids.contains(&&restored["kept"]), "{snapshots}");
     assert_eq!(host.request(Method::DELETE, &path).send().await.unwrap().status(), 204);
     assert_eq!(host.get(&path).send().await.unwrap().status(), 404);

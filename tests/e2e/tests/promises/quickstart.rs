@@ -15,8 +15,11 @@ fn quickstart_reaches_its_last_line_twice_and_cleans_up() {
             .env_remove("ANTHROPIC_API_KEY")
             .output()
             .unwrap();
-        let text =
-            format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+        let text = format!(
+            "{}{}",
+            String::from_utf8_lossy(&ran.stdout),
+            String::from_utf8_lossy(&ran.stderr)
+        );
         assert!(ran.status.success(), "{text}");
         text
     };

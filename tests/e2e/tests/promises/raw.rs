@@ -54,7 +54,8 @@ async fn a_sandbox_of_ones_own_has_one_of_the_places_and_sessions_wait_for_it() 
     host.follow(session.clone()).until("its turn", completed).await;
     // It is idle now: who wants its place gets it in a moment.
     let second = eventually("the idle session to give its place up", || async {
-        let answer = host.request(Method::POST, "/v1/sandboxes").json(&plain()).send().await.unwrap();
+        let answer =
+            host.request(Method::POST, "/v1/sandboxes").json(&plain()).send().await.unwrap();
         let is_made = answer.status() == StatusCode::CREATED;
         assert!(is_made || answer.status() == StatusCode::TOO_MANY_REQUESTS, "{answer:?}");
         let body: Value = answer.json().await.unwrap();
@@ -72,7 +73,12 @@ async fn a_sandbox_of_ones_own_has_one_of_the_places_and_sessions_wait_for_it() 
     host.follow(next).until("its turn", completed).await;
 }
 
-async fn ask_under(host: &Host, path: &str, key: &str, body: &Value) -> reqwest::Result<reqwest::Response> {
+async fn ask_under(
+    host: &Host,
+    path: &str,
+    key: &str,
+    body: &Value,
+) -> reqwest::Result<reqwest::Response> {
     host.request(Method::POST, path).header("idempotency-key", key).json(body).send().await
 }
 
@@ -128,7 +134,8 @@ async fn a_sandbox_asked_for_under_a_key_is_made_once_whenever_its_server_is_kil
     {
         let body = plain();
         let asked = ask_under(&host, "/v1/sandboxes", "still", &body);
-        let begun = eventually("it to be begun", || async { (names(&folder).len() == 2).then_some(()) });
+        let begun =
+            eventually("it to be begun", || async { (names(&folder).len() == 2).then_some(()) });
         tokio::select! {
             answer = asked => panic!("without a zygote: {answer:?}"),
             () = begun => {}
@@ -160,16 +167,24 @@ async fn a_sandbox_asked_for_under_a_key_is_made_once_whenever_its_server_is_kil
 #[tokio::test]
 async fn forks_of_a_sandbox_asked_for_under_a_key_are_all_made_once() {
     let mut host = Host::start_with(&[("HARVEST_LIMITS_SANDBOXES", "99")]).await;
-    let source = host.post("/v1/sandboxes", plain()).await["sandbox_id"].as_str().unwrap().to_owned();
+    let source =
+        host.post("/v1/sandboxes", plain()).await["sandbox_id"].as_str().unwrap().to_owned();
     let (path, body) = (format!("/v1/sandboxes/{source}/fork"), json!({ "count": 3 }));
     let mut made = BTreeSet::from([source]);
     for millis in [4, 12, 20, 28] {
         let key = format!("after-{millis}");
-        drop(tokio::time::timeout(Duration::from_millis(millis), ask_under(&host, &path, &key, &body)).await);
+        drop(
+            tokio::time::timeout(
+                Duration::from_millis(millis),
+                ask_under(&host, &path, &key, &body),
+            )
+            .await,
+        );
         host.kill();
         host.up().await;
         let answer = done_under(&host, &path, &key, &body).await;
-        let forks = answer["forks"].as_array().unwrap().iter().map(|id| id.as_str().unwrap().to_owned());
+        let forks =
+            answer["forks"].as_array().unwrap().iter().map(|id| id.as_str().unwrap().to_owned());
         made.extend(forks);
         assert_eq!(listed(&host).await, made, "killed after {millis} ms");
         let left: Value = host.get("/v1/snapshots").send().await.unwrap().json().await.unwrap();
@@ -199,7 +214,8 @@ async fn a_sandbox_of_ones_own_has_terminals_with_a_server_and_without() {
     assert!(none.code == 125 && none.stderr.contains("needs a terminal"), "{none:?}");
 
     let bash = ["--", "bash", "--norc", "-i"];
-    let of = |words: &[&str]| words.iter().chain(&bash).map(|&word| word.to_owned()).collect::<Vec<_>>();
+    let of =
+        |words: &[&str]| words.iter().chain(&bash).map(|&word| word.to_owned()).collect::<Vec<_>>();
     let (verbs, newest) =
         ([of(&["shell", &id]), of(&["sandbox", "shell", &id])], of(&["sandbox", "shell", "-"]));
     for verb in &verbs {
@@ -229,7 +245,8 @@ async fn files_go_in_and_come_out_of_a_sandbox_of_ones_own_with_a_server_and_wit
         let back = host.harvest(["cp", "-r", &inside(at), &text(&at[1..])]);
         assert_eq!(back.code, 0, "{served} {back:?}");
         assert_eq!(std::fs::read(text(&format!("{}/file", &at[1..]))).unwrap().len(), 300_000);
-        let whose = ["exec", &id, "--user", "root", "--", "stat", "-c", "%U", &format!("{at}/file")];
+        let whose =
+            ["exec", &id, "--user", "root", "--", "stat", "-c", "%U", &format!("{at}/file")];
         let whose = host.harvest(whose).stdout;
         assert_eq!(whose.trim(), "harvest", "the image's user");
         let missing = host.harvest(["cp", &inside("/nosuch"), "-"]);

@@ -13,8 +13,10 @@ async fn a_session_without_network_reaches_its_model_and_its_repository_and_noth
     let session = host.session("calc", "Begin.", &json!([{ "text": "ready" }])).await.id;
     host.follow(session.clone()).until("the first turn", completed).await;
 
-    let works =
-        ["curl -s -o /dev/null http://model.harvest.internal/", "git -C /workspace/calc ls-remote origin"];
+    let works = [
+        "curl -s -o /dev/null http://model.harvest.internal/",
+        "git -C /workspace/calc ls-remote origin",
+    ];
     for command in works {
         let (exit, output) = host.exec(&session, "harvest", command).await;
         assert_eq!(exit, Exit::Code(0), "{command}: {output}");
@@ -23,16 +25,21 @@ async fn a_session_without_network_reaches_its_model_and_its_repository_and_noth
     let port = std::fs::read_to_string(host.home().join("server.json")).unwrap();
     let port: serde_json::Value = serde_json::from_str(&port).unwrap();
     let port = port["url"].as_str().unwrap().rsplit(':').next().unwrap().to_owned();
-    for target in
-        ["127.0.0.1", "198.18.0.1", "198.18.9.9", "10.0.0.1", "169.254.169.254", "[::1]", "example.org"]
-    {
+    for target in [
+        "127.0.0.1",
+        "198.18.0.1",
+        "198.18.9.9",
+        "10.0.0.1",
+        "169.254.169.254",
+        "[::1]",
+        "example.org",
+    ] {
         let (exit, output) = host
             .exec(&session, "root", &format!("curl -s --max-time 5 http://{target}:{port}/healthz"))
             .await;
         assert_ne!(exit, Exit::Code(0), "{target} answered: {output}");
     }
     let events = host.events(&session).await;
-    let refused =
-        |body: &EventBody| matches!(body, EventBody::EgressRefused { name, .. } if name == "example.org");
+    let refused = |body: &EventBody| matches!(body, EventBody::EgressRefused { name, .. } if name == "example.org");
     assert!(events.iter().any(refused), "the refusal is on record");
 }

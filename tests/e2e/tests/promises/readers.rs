@@ -30,8 +30,9 @@ async fn stalled(host: &Host, session: &SessionId) -> TcpStream {
 /// Reads what has come so far: the numbers of the events that are there in full.
 async fn numbers(stream: &mut TcpStream, last: u64) -> Vec<u64> {
     let (mut text, mut piece) = (String::new(), vec![0; 1 << 20]);
-    let whole =
-        |text: &str| text.ends_with("\n\n") || text.ends_with("\r\n\r\n") || text.contains("\n\n\r\n");
+    let whole = |text: &str| {
+        text.ends_with("\n\n") || text.ends_with("\r\n\r\n") || text.contains("\n\n\r\n")
+    };
     while !(text.contains(&format!("id: {last}\n")) && whole(&text)) {
         match tokio::time::timeout(Duration::from_secs(20), stream.read(&mut piece)).await {
             Ok(Ok(count)) if count > 0 => text.push_str(&String::from_utf8_lossy(&piece[..count])),
@@ -66,26 +67,33 @@ async fn who_does_not_read_stalls_nobody_takes_no_memory_and_misses_nothing() {
     // One of them wakes up and reads on; another comes back with its cursor.
     let mut awake = readers.pop().unwrap();
     let seen = numbers(&mut awake, after).await;
-    assert!(seen.len() as u64 >= after, "everything comes, though it is late: {} of {after}", seen.len());
+    assert!(
+        seen.len() as u64 >= after,
+        "everything comes, though it is late: {} of {after}",
+        seen.len()
+    );
     assert!(seen.iter().copied().eq(1..=seen.len() as u64), "in order: {seen:?}");
     drop(readers);
     let answer = host.get(&format!("/v1/sessions/{session}/events"));
-    let answer =
-        answer.header("accept", "text/event-stream").header("last-event-id", (after - 5).to_string());
+    let answer = answer
+        .header("accept", "text/event-stream")
+        .header("last-event-id", (after - 5).to_string());
     let mut answer = answer.send().await.unwrap();
     let mut text = String::new();
     while !text.contains(&format!("id: {after}\n")) {
         text.push_str(&String::from_utf8_lossy(&answer.chunk().await.unwrap().unwrap()));
     }
     assert!(
-        text.contains(&format!("id: {}\n", after - 4)) && !text.contains(&format!("id: {}\n", after - 5))
+        text.contains(&format!("id: {}\n", after - 4))
+            && !text.contains(&format!("id: {}\n", after - 5))
     );
 }
 
 #[tokio::test]
 async fn a_hundred_who_follow_one_session_all_see_everything_once() {
     let host = Host::start().await;
-    let script = json!([{ "text": "a word after the other, for everybody", "chunks": 30, "delay_ms": 20 }]);
+    let script =
+        json!([{ "text": "a word after the other, for everybody", "chunks": 30, "delay_ms": 20 }]);
     let session = host.bare("Talk.", &script).await.id;
     let follow = || async {
         let mut follower = host.follow(session.clone());

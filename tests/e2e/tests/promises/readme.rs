@@ -27,7 +27,10 @@ async fn every_command_of_the_readme_works_in_its_order() {
     let run = well(run, "The test passes.");
     assert!(run.stderr.contains("Verified"), "`run` stays for the evidence: {run:?}");
     // `-f` follows to the end of the turn; `attach` would stay.
-    well(host.harvest(["send", "-f", "-", "and say so\nscript: [{\"text\": \"It passes.\"}]"]), "It passes.");
+    well(
+        host.harvest(["send", "-f", "-", "and say so\nscript: [{\"text\": \"It passes.\"}]"]),
+        "It passes.",
+    );
     well(host.harvest(["diff", "-"]), "+    return a + b");
     well(host.harvest(["pr", "show", "-"]), "passed");
     well(host.harvest(["logs", "-"]), "The test passes.");
@@ -65,7 +68,10 @@ async fn the_sandbox_alone_works_as_the_readme_shows_it() {
 async fn every_listing_is_json_on_request() {
     let host = Host::start().await;
     host.repository("calc", SAMPLE).await;
-    well(host.harvest(["run", "-d", "-r", "calc", "-m", "scripted", "--net", "none", "begin"]), "ses_");
+    well(
+        host.harvest(["run", "-d", "-r", "calc", "-m", "scripted", "--net", "none", "begin"]),
+        "ses_",
+    );
     for verb in [
         &["ls"][..],
         &["show", "-"],

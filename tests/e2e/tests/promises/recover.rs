@@ -17,7 +17,9 @@ async fn what_a_killed_sandbox_held_comes_back_and_its_turn_is_reported_interrup
     let script = json!([{ "bash": "echo precious > /workspace/calc/work" }, { "hang": 600 }]);
     let session = host.session("calc", "Work.", &script).await.id;
     let mut follower = host.follow(session.clone());
-    follower.until("the file to be written", |body| matches!(body, EventBody::ToolEnded { .. })).await;
+    follower
+        .until("the file to be written", |body| matches!(body, EventBody::ToolEnded { .. }))
+        .await;
 
     let sandbox = host.show(&session).await.sandbox.expect("the session has a sandbox");
     kill_supervisor(&host, sandbox.part()).await;
@@ -43,9 +45,16 @@ async fn what_a_killed_sandbox_held_comes_back_and_its_turn_is_reported_interrup
     follower.until("the next turn", completed).await;
     let (_, work) = host.exec(&session, "harvest", "cat /workspace/calc/work").await;
     assert_eq!(work, "precious\n");
-    let prompts: serde_json::Value =
-        host.get(&format!("/v1/sessions/{session}/prompts")).send().await.unwrap().json().await.unwrap();
-    let status: PromptStatus = serde_json::from_value(prompts["items"][0]["status"].clone()).unwrap();
+    let prompts: serde_json::Value = host
+        .get(&format!("/v1/sessions/{session}/prompts"))
+        .send()
+        .await
+        .unwrap()
+        .json()
+        .await
+        .unwrap();
+    let status: PromptStatus =
+        serde_json::from_value(prompts["items"][0]["status"].clone()).unwrap();
     assert_eq!(status, PromptStatus::Interrupted);
     assert_eq!(follower.seen.iter().filter(|event| turn_ended(&event.body)).count(), 2);
 }
@@ -54,10 +63,12 @@ async fn what_a_killed_sandbox_held_comes_back_and_its_turn_is_reported_interrup
 async fn kill_supervisor(host: &Host, part: &str) {
     let state = host.home().join("sandboxes").join(part).join("state.json");
     let pid = eventually("the sandbox to be on record", || async {
-        let state: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(&state).ok()?).ok()?;
+        let state: serde_json::Value =
+            serde_json::from_str(&std::fs::read_to_string(&state).ok()?).ok()?;
         state.get("running").unwrap_or(&state)["pid"].as_u64()
     })
     .await;
-    let killed = std::process::Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap();
+    let killed =
+        std::process::Command::new("kill").args(["-9", &pid.to_string()]).status().unwrap();
     assert!(killed.success());
 }

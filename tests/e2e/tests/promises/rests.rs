@@ -18,12 +18,17 @@ pub(crate) fn freezer(pid: u32) -> (PathBuf, &'static str) {
     let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap();
     for line in groups.lines() {
         let mut parts = line.splitn(3, ':').skip(1);
-        let (controllers, path) = (parts.next().unwrap(), parts.next().unwrap().trim_start_matches('/'));
+        let (controllers, path) =
+            (parts.next().unwrap(), parts.next().unwrap().trim_start_matches('/'));
         if controllers.split(',').any(|name| name == "freezer") {
-            return (PathBuf::from("/sys/fs/cgroup/freezer").join(path).join("freezer.state"), "FROZEN");
+            return (
+                PathBuf::from("/sys/fs/cgroup/freezer").join(path).join("freezer.state"),
+                "FROZEN",
+            );
         }
     }
-    let path = groups.lines().find_map(|line| line.strip_prefix("0::/")).expect("a process has a cgroup");
+    let path =
+        groups.lines().find_map(|line| line.strip_prefix("0::/")).expect("a process has a cgroup");
     (PathBuf::from("/sys/fs/cgroup").join(path).join("cgroup.freeze"), "1")
 }
 
@@ -52,7 +57,8 @@ async fn an_idle_session_stands_still_and_a_prompt_and_a_command_have_it_go_on_f
     host.repository("calc", SAMPLE).await;
     let word = unique();
     let service = format!("setsid -f sleep {word} >/dev/null 2>&1 </dev/null");
-    let session = host.session("calc", "Serve.", &json!([{ "bash": service }, { "text": "on" }])).await.id;
+    let session =
+        host.session("calc", "Serve.", &json!([{ "bash": service }, { "text": "on" }])).await.id;
     let mut follower = host.follow(session.clone());
     let still = follower.until("it to stand still", frozen).await;
     let pid = lives(&word).await;
@@ -62,7 +68,12 @@ async fn an_idle_session_stands_still_and_a_prompt_and_a_command_have_it_go_on_f
     let (_, said) = host.exec(&session, "harvest", "echo awake").await;
     assert_eq!(said, "awake\n");
     let again = follower.after(still.seq, "it to stand still again", frozen).await;
-    host.prompt(&session, "Go on.", &json!([{ "bash": "echo done > /tmp/done" }, { "text": "ok" }])).await;
+    host.prompt(
+        &session,
+        "Go on.",
+        &json!([{ "bash": "echo done > /tmp/done" }, { "text": "ok" }]),
+    )
+    .await;
     let end = follower.after(again.seq, "the turn to end", turn_ended).await;
     assert!(completed(&end.body), "{:?}", end.body);
 
@@ -80,7 +91,8 @@ async fn an_idle_session_stands_still_and_a_prompt_and_a_command_have_it_go_on_f
 }
 
 #[tokio::test]
-async fn a_detached_command_goes_on_when_the_server_dies_and_its_session_stands_still_only_after_it() {
+async fn a_detached_command_goes_on_when_the_server_dies_and_its_session_stands_still_only_after_it()
+ {
     let mut host = Host::start_with(&[("HARVEST_CLOCKS_IDLE_FREEZE", "300ms")]).await;
     let session = host.bare("Begin.", &json!([{ "text": "ready" }])).await.id;
     let mut follower = host.follow(session.clone());
@@ -108,7 +120,8 @@ async fn a_turn_frozen_by_hand_can_be_stopped_and_what_it_did_is_kept() {
     let host = Host::start_with(&[("HARVEST_CLOCKS_STOP", "1s")]).await;
     host.repository("calc", SAMPLE).await;
     let word = unique();
-    let script = json!([{ "bash": format!("echo precious > /workspace/calc/work; exec sleep {word}") }]);
+    let script =
+        json!([{ "bash": format!("echo precious > /workspace/calc/work; exec sleep {word}") }]);
     let session = host.session("calc", "Work.", &script).await.id;
     let pid = lives(&word).await;
     let (file, word) = freezer(pid);
@@ -117,7 +130,11 @@ async fn a_turn_frozen_by_hand_can_be_stopped_and_what_it_did_is_kept() {
     host.post(&format!("/v1/sessions/{session}/stop"), json!({})).await;
     let mut follower = host.follow(session.clone());
     let end = follower.until("the turn to end", turn_ended).await;
-    assert!(matches!(end.body, EventBody::TurnEnded { outcome: TurnOutcome::Stopped, .. }), "{:?}", end.body);
+    assert!(
+        matches!(end.body, EventBody::TurnEnded { outcome: TurnOutcome::Stopped, .. }),
+        "{:?}",
+        end.body
+    );
     host.prompt(&session, "Go on.", &json!([{ "text": "on" }])).await;
     follower.until("the next turn", completed).await;
     let (_, work) = host.exec(&session, "harvest", "cat /workspace/calc/work").await;
@@ -136,14 +153,16 @@ async fn with_sandbox(host: &Host, sessions: &[SessionId]) -> usize {
 async fn six_sessions_share_two_places_across_a_death_of_the_server() {
     let mut host = Host::start_with(&[("HARVEST_LIMITS_SANDBOXES", "2")]).await;
     host.repository("calc", SAMPLE).await;
-    let script = json!([{ "bash": "sleep 1; echo once >> /workspace/calc/ran" }, { "text": "done" }]);
+    let script =
+        json!([{ "bash": "sleep 1; echo once >> /workspace/calc/ran" }, { "text": "done" }]);
     let mut sessions = Vec::new();
     for number in 0..6 {
         let body = json!({
             "repository": "calc", "agent": "scripted", "network": "none",
             "prompt": format!("Work {number}.\nscript: {script}"),
         });
-        let session: Session = serde_json::from_value(host.post("/v1/sessions", body).await).unwrap();
+        let session: Session =
+            serde_json::from_value(host.post("/v1/sessions", body).await).unwrap();
         sessions.push(session.id);
     }
     let last = eventually("the last to stand in line", || async {
@@ -151,7 +170,10 @@ async fn six_sessions_share_two_places_across_a_death_of_the_server() {
         last.position.map(|position| (position, last.state, last.reason))
     })
     .await;
-    assert!(last.0 >= 1 && (last.1, &last.2[..]) == (SessionState::Queued, "limit_sandboxes"), "{last:?}");
+    assert!(
+        last.0 >= 1 && (last.1, &last.2[..]) == (SessionState::Queued, "limit_sandboxes"),
+        "{last:?}"
+    );
     assert!(with_sandbox(&host, &sessions).await <= 2);
     host.kill();
     host.up().await;
@@ -181,8 +203,7 @@ async fn six_sessions_share_two_places_across_a_death_of_the_server() {
 async fn a_session_goes_back_to_a_turn_and_forth_again() {
     let host = Host::start().await;
     host.repository("calc", SAMPLE).await;
-    let write =
-        |word: &str| json!([{ "bash": format!("echo {word} > /workspace/calc/note") }, { "text": word }]);
+    let write = |word: &str| json!([{ "bash": format!("echo {word} > /workspace/calc/note") }, { "text": word }]);
     let session = host.session("calc", "One.", &write("one")).await.id;
     let mut follower = host.follow(session.clone());
     let end = follower.until("turn 1", completed).await;
@@ -214,11 +235,16 @@ async fn a_terminated_session_is_ended_now_and_what_it_did_is_there_for_the_next
     let script = json!([{ "bash": "echo precious > /workspace/calc/work" }, { "hang": 600 }]);
     let session = host.session("calc", "Work.", &script).await.id;
     let mut follower = host.follow(session.clone());
-    follower.until("the file to be written", |body| matches!(body, EventBody::ToolEnded { .. })).await;
+    follower
+        .until("the file to be written", |body| matches!(body, EventBody::ToolEnded { .. }))
+        .await;
     let ended = host.harvest(["terminate", "-"]);
     assert_eq!(ended.code, 0, "{ended:?}");
     let shown = host.show(&session).await;
-    assert_eq!((shown.state, &shown.reason[..], shown.sandbox), (SessionState::Paused, "terminated", None));
+    assert_eq!(
+        (shown.state, &shown.reason[..], shown.sandbox),
+        (SessionState::Paused, "terminated", None)
+    );
     follower
         .until("what it left to be kept", |body| {
             matches!(body, EventBody::SnapshotTaken { kind: SnapshotKind::Recovered, .. })

@@ -15,7 +15,10 @@ fn a_tree_goes_in_and_comes_back() {
     std::os::unix::fs::symlink("../nowhere", source.join("a/link")).unwrap();
     let inside = |path: &str| format!("{sandbox}:{path}");
     machine.line(&["sandbox", "cp", source.to_str().unwrap(), &inside("/new")]);
-    assert_eq!(machine.shell(&sandbox, "cat /new/a/file; readlink /new/a/link"), "content../nowhere");
+    assert_eq!(
+        machine.shell(&sandbox, "cat /new/a/file; readlink /new/a/link"),
+        "content../nowhere"
+    );
     // Into a folder that is there, under its own name.
     machine.line(&["sandbox", "cp", source.join("a").to_str().unwrap(), "-:/new"]);
     assert_eq!(machine.shell(&sandbox, "ls /new /new/a"), "/new:\na\n\n/new/a:\nfile\nlink");
@@ -52,7 +55,11 @@ fn forks_go_their_own_ways_and_a_restore_goes_back() {
     for fork in &forks {
         assert_eq!(machine.shell(fork, "cat /f"), **fork);
     }
-    assert_eq!(machine.json(&["snapshot", "ls"]).as_array().unwrap().len(), 1, "a fork leaves none");
+    assert_eq!(
+        machine.json(&["snapshot", "ls"]).as_array().unwrap().len(),
+        1,
+        "a fork leaves none"
+    );
     let anew = machine.line(&["sandbox", "restore", &snapshot]);
     assert_eq!(machine.shell(&anew, "cat /f"), "first");
     // In place: the id stays, and what was on the disk is another snapshot.
@@ -105,27 +112,46 @@ fn a_sandbox_is_named_by_its_beginning_and_removed_for_good() {
 fn what_one_run_leaves_in_its_state_or_in_a_volume_the_next_one_finds() {
     let machine = Machine::new();
     let run = |flags: &[&str], script: &str| {
-        machine.harvest(["exec", "--image", "tiny"].iter().chain(flags).chain(&["--", "sh", "-c", script]))
+        machine.harvest(
+            ["exec", "--image", "tiny"].iter().chain(flags).chain(&["--", "sh", "-c", script]),
+        )
     };
     let begun = run(&["--user", "10001"], "cd /mnt/state; ls -A; echo state > workspace/f");
-    assert_eq!((begun.code, begun.stdout.as_str()), (0, ".cache\ncheckpoints\ngit-repos\nworkspace\n"));
+    assert_eq!(
+        (begun.code, begun.stdout.as_str()),
+        (0, ".cache\ncheckpoints\ngit-repos\nworkspace\n")
+    );
     assert_eq!(run(&[], "cat /mnt/state/workspace/f").stdout, "state\n");
     assert_ne!(run(&["--no-state"], "ls /mnt/state").code, 0);
-    assert_eq!(machine.line(&["volume", "create", "data", "--size", "16m", "--files", "100"]), "data");
+    assert_eq!(
+        machine.line(&["volume", "create", "data", "--size", "16m", "--files", "100"]),
+        "data"
+    );
     assert_eq!(run(&["--no-state", "--volume", "data:/d"], "echo volume > /d/f").code, 0);
     let read_only = run(&["--no-state", "--volume", "data:/d:ro"], "cat /d/f; echo x > /d/g");
     assert!(read_only.code != 0 && read_only.stdout == "volume\n", "{read_only:?}");
-    let sandbox =
-        machine.line(&["sandbox", "create", "--image", "tiny", "--no-state", "--volume", "data:/d"]);
+    let sandbox = machine.line(&[
+        "sandbox",
+        "create",
+        "--image",
+        "tiny",
+        "--no-state",
+        "--volume",
+        "data:/d",
+    ]);
     let busy = machine.harvest(["volume", "rm", "data"]);
     assert!(busy.code == 1 && busy.stderr.contains("in use"), "{busy:?}");
     machine.line(&["sandbox", "rm", &sandbox]);
-    let names = |listed: Value| listed.as_array().unwrap().iter().map(|one| one["name"].clone()).collect();
+    let names =
+        |listed: Value| listed.as_array().unwrap().iter().map(|one| one["name"].clone()).collect();
     let listed: Vec<Value> = names(machine.json(&["volume", "ls"]));
     assert_eq!(listed, ["data", "exec-state"]);
     machine.line(&["volume", "rm", "data", "exec-state"]);
     let missing = run(&["--volume", "data:/d"], "true");
-    assert!(missing.code == 125 && missing.stderr.contains("harvest volume create data"), "{missing:?}");
+    assert!(
+        missing.code == 125 && missing.stderr.contains("harvest volume create data"),
+        "{missing:?}"
+    );
 }
 
 #[tokio::test]
@@ -143,6 +169,7 @@ async fn a_sandbox_of_ones_own_is_in_no_servers_way() {
     let code = "import sys; print(6 * 7, sys.argv[1:])";
     let ran = host.harvest(["exec", sandbox, "--code", code, "--lang", "python", "--", "x"]);
     assert_eq!(ran.stdout, "42 ['x']\n", "{ran:?}");
-    let left = host.harvest(["exec", sandbox, "--", "sh", "-c", "ls /tmp | grep -c harvest- || true"]);
+    let left =
+        host.harvest(["exec", sandbox, "--", "sh", "-c", "ls /tmp | grep -c harvest- || true"]);
     assert_eq!(left.stdout, "0\n", "the code is taken away again");
 }

@@ -26,31 +26,43 @@ const TOKEN: &str = "git-planted-90bd1174c6aa83e2";
 async fn planted_secrets_are_found_nowhere() {
     // The most talkative log there is: whatever could leak there, does.
     let (model, calls) = unkind_model().await;
-    let env = [("ANTHROPIC_API_KEY", KEY), ("HARVEST_ANTHROPIC_URL", &model), ("HARVEST_LOG", "trace")];
+    let env =
+        [("ANTHROPIC_API_KEY", KEY), ("HARVEST_ANTHROPIC_URL", &model), ("HARVEST_LOG", "trace")];
     let host = Host::start_with(&env).await;
     host.repository("calc", SAMPLE).await;
     set_secret(&host, "GIT_TOKEN", TOKEN);
     // A remote that does not take the token: errors are where secrets like to show.
     let url = format!("{}/forge/calc.git", host.url().unwrap());
-    assert_eq!(host.harvest(["repo", "add", &url, "--name", "shut", "--secret", "GIT_TOKEN"]).code, 0);
+    assert_eq!(
+        host.harvest(["repo", "add", &url, "--name", "shut", "--secret", "GIT_TOKEN"]).code,
+        0
+    );
     let refused = host.harvest(["repo", "build", "shut"]);
     assert_ne!(refused.code, 0, "{refused:?}");
 
-    let look = "env; cat /proc/*/environ /proc/*/cmdline 2>/dev/null | tr '\\0' '\\n'; cat ~/.gitconfig";
-    let session =
-        host.session("calc", "Look around.", &json!([{ "bash": look }, { "text": "looked" }])).await.id;
+    let look =
+        "env; cat /proc/*/environ /proc/*/cmdline 2>/dev/null | tr '\\0' '\\n'; cat ~/.gitconfig";
+    let session = host
+        .session("calc", "Look around.", &json!([{ "bash": look }, { "text": "looked" }]))
+        .await
+        .id;
     host.follow(session.clone()).until("the turn to end", completed).await;
     let asked = json!({ "repository": "calc", "network": "none", "prompt": "Ask the model." });
     let asked: Session = serde_json::from_value(host.post("/v1/sessions", asked).await).unwrap();
     host.follow(asked.id.clone()).until("the turn to fail", turn_ended).await;
-    assert!(calls.load(Ordering::SeqCst) > 0, "the gateway used the key: the test has looked at something");
+    assert!(
+        calls.load(Ordering::SeqCst) > 0,
+        "the gateway used the key: the test has looked at something"
+    );
 
     let paused = host.post(&format!("/v1/sessions/{session}/pause"), json!({})).await;
     let events = format!("{:?}{:?}", host.events(&session).await, host.events(&asked.id).await);
     for secret in [KEY, TOKEN] {
-        for (place, text) in
-            [("CLI", format!("{refused:?}")), ("events", events.clone()), ("API", paused.to_string())]
-        {
+        for (place, text) in [
+            ("CLI", format!("{refused:?}")),
+            ("events", events.clone()),
+            ("API", paused.to_string()),
+        ] {
             assert!(!text.contains(secret), "{secret} is in the {place}: {text}");
         }
         let (_, inside) = host

@@ -18,7 +18,10 @@ impl Home {
 
     fn run(&self, arguments: &[&str], env: &[(&str, &str)]) -> Output {
         let mut command = Command::new(binary("harvest"));
-        command.args(arguments).env("HARVEST_HOME", self.0.path()).env("HARVEST_LISTEN", "127.0.0.1:0");
+        command
+            .args(arguments)
+            .env("HARVEST_HOME", self.0.path())
+            .env("HARVEST_LISTEN", "127.0.0.1:0");
         command.env_remove("HARVEST_URL").env_remove("HARVEST_TOKEN").envs(env.iter().copied());
         command.output().unwrap()
     }
@@ -49,11 +52,15 @@ fn a_server_in_the_background_is_ready_when_up_returns_and_gone_when_down_does()
     assert_eq!(home.json(&["api", "GET", "/readyz"]), json!({ "ready": true }));
     assert_eq!(home.json(&["api", "GET", "me"])["role"], "admin");
     let again = home.run(&["up", "-d"], &[]);
-    assert!(!again.status.success() && String::from_utf8_lossy(&again.stderr).contains("harvest down"));
+    assert!(
+        !again.status.success() && String::from_utf8_lossy(&again.stderr).contains("harvest down")
+    );
     let log = fs::read_to_string(home.0.path().join("server.log")).unwrap();
     assert!(!log.contains(token.trim()), "{log}");
 
-    let pid = serde_json::from_slice::<Value>(&fs::read(home.0.path().join("server.json")).unwrap()).unwrap();
+    let pid =
+        serde_json::from_slice::<Value>(&fs::read(home.0.path().join("server.json")).unwrap())
+            .unwrap();
     let pid = pid["pid"].as_u64().unwrap();
     assert_eq!(home.json(&["down"])["ended"], pid);
     // A zombie is nobody's server: its parent has gone, so somebody else reaps it.
@@ -67,13 +74,24 @@ fn a_server_that_cannot_start_says_why_though_nobody_sees_it() {
     let home = Home::new();
     let up = home.run(&["up", "-d", "--listen", "192.0.2.1:7070"], &[]);
     assert_eq!(up.status.code(), Some(1));
-    assert!(String::from_utf8_lossy(&up.stderr).contains("cannot listen on 192.0.2.1:7070"), "{up:?}");
+    assert!(
+        String::from_utf8_lossy(&up.stderr).contains("cannot listen on 192.0.2.1:7070"),
+        "{up:?}"
+    );
 }
 
 #[tokio::test]
 async fn a_member_asks_with_a_token_of_their_own_until_it_is_revoked() {
     let host = Host::start().await;
-    let made = host.harvest(["token", "create", "bob", "--user-name", "Bob", "--email", "bob@example.org"]);
+    let made = host.harvest([
+        "token",
+        "create",
+        "bob",
+        "--user-name",
+        "Bob",
+        "--email",
+        "bob@example.org",
+    ]);
     assert_eq!(made.code, 0, "{made:?}");
     let bob = made.stdout.trim().to_owned();
     let ask = |arguments: &[&str]| {
@@ -109,9 +127,16 @@ async fn a_log_in_json_is_one_object_per_line_and_tells_no_secret() {
     let log = fs::read_to_string(host.home().join("up.log")).unwrap();
     // The first token is shown once to whoever started the server; that is no line of the log.
     let lines: Vec<&str> = log.lines().filter(|line| !line.starts_with(['L', 'T', 'h'])).collect();
-    assert!(lines.iter().all(|line| !line.contains(planted) && !line.contains(&host.token())), "{log}");
+    assert!(
+        lines.iter().all(|line| !line.contains(planted) && !line.contains(&host.token())),
+        "{log}"
+    );
     let lines: Vec<Value> = lines.iter().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let answered = lines.iter().find(|line| line["span"]["route"] == "/v1/secrets/{name}").expect("a line");
-    assert_eq!((answered["status"].as_u64(), answered["span"]["method"].as_str()), (Some(204), Some("PUT")));
+    let answered =
+        lines.iter().find(|line| line["span"]["route"] == "/v1/secrets/{name}").expect("a line");
+    assert_eq!(
+        (answered["status"].as_u64(), answered["span"]["method"].as_str()),
+        (Some(204), Some("PUT"))
+    );
     assert!(answered["span"]["id"].as_str().unwrap().starts_with("req_"), "{answered}");
 }

@@ -23,7 +23,11 @@ async fn a_stop_kills_everything_the_turn_started_and_the_next_prompt_runs() {
 
     host.post(&format!("/v1/sessions/{session}/stop"), json!({})).await;
     let end = follower.until("the turn to end", turn_ended).await;
-    assert!(matches!(end.body, EventBody::TurnEnded { outcome: TurnOutcome::Stopped, .. }), "{:?}", end.body);
+    assert!(
+        matches!(end.body, EventBody::TurnEnded { outcome: TurnOutcome::Stopped, .. }),
+        "{:?}",
+        end.body
+    );
     let (_, left) = host
         .exec(
             &session,

@@ -63,7 +63,8 @@ fn script(mark: &str, millis: u64) -> String {
 
 impl People {
     fn new(storm: &Storm, dice: &mut Dice) -> Self {
-        let mut wishes: VecDeque<Wish> = (0..storm.sessions).map(|number| Wish::Create { number }).collect();
+        let mut wishes: VecDeque<Wish> =
+            (0..storm.sessions).map(|number| Wish::Create { number }).collect();
         for round in 0..storm.prompts {
             for number in 0..storm.sessions {
                 let (of, mark) = (format!("s{number}"), format!("s{number}p{round}"));
@@ -110,7 +111,12 @@ impl People {
                 (format!("fork-{name}"), path, json!({}))
             }
         };
-        let sent = host.request(Method::POST, &path).header("idempotency-key", &key).json(&body).send().await;
+        let sent = host
+            .request(Method::POST, &path)
+            .header("idempotency-key", &key)
+            .json(&body)
+            .send()
+            .await;
         let Ok(answer) = sent else { return false };
         let (status, headers) = (answer.status(), answer.headers().clone());
         let Ok(answer) = answer.json::<Value>().await else { return false };
@@ -200,14 +206,16 @@ async fn rages(storm: &Storm, database: Option<Database>) {
     }
     everything_has_an_owner(&host).await;
     for id in people.known.values() {
-        let gone = host.request(Method::DELETE, &format!("/v1/sessions/{id}")).send().await.unwrap();
+        let gone =
+            host.request(Method::DELETE, &format!("/v1/sessions/{id}")).send().await.unwrap();
         assert!(gone.status().is_success(), "{gone:?}");
     }
     nothing_is_left(host).await;
 }
 
 async fn all(host: &Host) -> Vec<Session> {
-    let page: Value = host.get("/v1/sessions?limit=200").send().await.unwrap().json().await.unwrap();
+    let page: Value =
+        host.get("/v1/sessions?limit=200").send().await.unwrap().json().await.unwrap();
     serde_json::from_value(page["items"].clone()).unwrap()
 }
 
@@ -217,7 +225,8 @@ async fn everything_ran_once(host: &Host, id: &SessionId, marks: &[String]) {
         let page: Value =
             host.get(&format!("/v1/sessions/{id}/prompts")).send().await.ok()?.json().await.ok()?;
         let prompts: Vec<Prompt> = serde_json::from_value(page["items"].clone()).unwrap();
-        let waits = |one: &Prompt| matches!(one.status, PromptStatus::Queued | PromptStatus::Dispatched);
+        let waits =
+            |one: &Prompt| matches!(one.status, PromptStatus::Queued | PromptStatus::Dispatched);
         (!prompts.iter().any(waits)).then_some(prompts)
     })
     .await;
@@ -229,7 +238,9 @@ async fn everything_ran_once(host: &Host, id: &SessionId, marks: &[String]) {
         let ends: Vec<_> = events
             .iter()
             .filter_map(|body| match body {
-                EventBody::TurnEnded { prompt: of, outcome, .. } if *of == prompt.id => Some(*outcome),
+                EventBody::TurnEnded { prompt: of, outcome, .. } if *of == prompt.id => {
+                    Some(*outcome)
+                }
                 _ => None,
             })
             .collect();
@@ -240,7 +251,8 @@ async fn everything_ran_once(host: &Host, id: &SessionId, marks: &[String]) {
     let (_, ran) = host.exec(id, "harvest", "cat /home/harvest/ran 2>/dev/null").await;
     let ran: Vec<&str> = ran.lines().collect();
     // A fork begins with what its source had done.
-    let own: Vec<&str> = ran.iter().filter(|mark| marks.iter().any(|own| own == *mark)).copied().collect();
+    let own: Vec<&str> =
+        ran.iter().filter(|mark| marks.iter().any(|own| own == *mark)).copied().collect();
     assert_eq!(own, marks, "each ran once, in its order: {ran:?}");
     assert_eq!(ran.iter().collect::<BTreeSet<_>>().len(), ran.len(), "nothing ran twice: {ran:?}");
 }
@@ -293,7 +305,10 @@ async fn nothing_is_left(mut host: Host) {
     let (home, group) = (host.home().to_owned(), cgroup_of(host.home()).expect("a zygote lives"));
     eventually("everything to be given back", || async {
         let empty = |folder: &str| names(&home.join(folder)).is_empty();
-        ["sandboxes", "snapshots", "layers", "partial", "trash"].into_iter().all(empty).then_some(())
+        ["sandboxes", "snapshots", "layers", "partial", "trash"]
+            .into_iter()
+            .all(empty)
+            .then_some(())
     })
     .await;
     host.kill();

@@ -53,7 +53,10 @@ fn no_arrow_points_up() {
         ("session", &["proto", "store", "gateway", "github"]),
         ("providers", &["proto", "engine", "session"]),
         ("server", &["proto", "session", "github"]),
-        ("harvest", &["proto", "engine", "gateway", "github", "providers", "server", "session", "store"]),
+        (
+            "harvest",
+            &["proto", "engine", "gateway", "github", "providers", "server", "session", "store"],
+        ),
     ];
     assert_eq!(crates().len(), may_know.len(), "a new crate is a review topic: add it here");
     for (name, allowed) in may_know {
@@ -89,8 +92,15 @@ fn decide_is_pure() {
     assert!(!files.is_empty(), "decide has moved");
     for file in files {
         let text = fs::read_to_string(&file).unwrap();
-        for word in ["tokio", ".await", "async fn", "SystemTime", "Instant::now", "harvest_store", "std::fs"]
-        {
+        for word in [
+            "tokio",
+            ".await",
+            "async fn",
+            "SystemTime",
+            "Instant::now",
+            "harvest_store",
+            "std::fs",
+        ] {
             assert!(!text.contains(word), "{} must not use `{word}`", file.display());
         }
     }
@@ -122,8 +132,13 @@ fn every_path_named_in_the_documents_exists() {
         for word in text.split(['`', '(', ')', ' ', '\n', '|']) {
             let path = word.trim_end_matches(['.', ',', ':', ';']);
             let ours = ["crates/", "docs/", "tests/", "images/", "bench/"];
-            if ours.iter().any(|prefix| path.starts_with(prefix)) && !path.contains(['*', '{', '<', '…']) {
-                assert!(root().join(path).exists(), "{document} names `{path}`, which is not there");
+            if ours.iter().any(|prefix| path.starts_with(prefix))
+                && !path.contains(['*', '{', '<', '…'])
+            {
+                assert!(
+                    root().join(path).exists(),
+                    "{document} names `{path}`, which is not there"
+                );
             }
         }
     }

@@ -52,7 +52,8 @@ async fn carry(server: UnixStream, supervisor: UnixStream, version: u32) {
     let mut first = vec![0; 64 * 1024];
     let Ok(count) = from_supervisor.read(&mut first).await else { return };
     let (said, says) = (format!("\"version\":{VERSION}"), format!("\"version\":{version}"));
-    let Some(at) = first[..count].windows(said.len()).position(|word| word == said.as_bytes()) else {
+    let Some(at) = first[..count].windows(said.len()).position(|word| word == said.as_bytes())
+    else {
         return;
     };
     first[at..at + says.len()].copy_from_slice(says.as_bytes());
@@ -70,7 +71,8 @@ async fn begun(host: &Host) -> SessionId {
     let works = |body: &EventBody| matches!(body, EventBody::ToolStarted { .. });
     host.follow(session.clone()).until("it to work", works).await;
     eventually("the file to be there", || async {
-        (host.exec(&session, "harvest", "cat ~/work 2>/dev/null").await.1 == "before\n").then_some(())
+        (host.exec(&session, "harvest", "cat ~/work 2>/dev/null").await.1 == "before\n")
+            .then_some(())
     })
     .await;
     session
@@ -88,7 +90,11 @@ async fn a_supervisor_of_the_last_version_is_adopted_in_the_middle_of_its_turn()
     let end = host.follow(session.clone()).until("the turn to end", turn_ended).await;
     assert!(completed(&end.body), "{:?}", end.body);
     let after = host.show(&session).await;
-    assert_eq!((after.sandbox, after.epoch), (before.sandbox, before.epoch), "it is the same sandbox");
+    assert_eq!(
+        (after.sandbox, after.epoch),
+        (before.sandbox, before.epoch),
+        "it is the same sandbox"
+    );
     assert_eq!(host.exec(&session, "harvest", "cat ~/work").await.1, "before\nafter\n");
 }
 
@@ -102,12 +108,15 @@ async fn a_supervisor_nobody_understands_is_ended_with_its_work_kept_and_the_rea
     host.up().await;
     let mut follower = host.follow(session.clone());
     let end = follower.until("the turn to end", turn_ended).await;
-    let EventBody::TurnEnded { outcome: TurnOutcome::Interrupted, error: Some(told), .. } = &end.body else {
+    let EventBody::TurnEnded { outcome: TurnOutcome::Interrupted, error: Some(told), .. } =
+        &end.body
+    else {
         panic!("{:?}", end.body)
     };
     assert!(told.contains("version"), "{told}");
-    let recovered =
-        |body: &EventBody| matches!(body, EventBody::SnapshotTaken { kind: SnapshotKind::Recovered, .. });
+    let recovered = |body: &EventBody| {
+        matches!(body, EventBody::SnapshotTaken { kind: SnapshotKind::Recovered, .. })
+    };
     follower.until("its work to be kept", recovered).await;
     let over = |body: &EventBody| matches!(body, EventBody::SandboxEnded { reason, .. } if reason.contains("version"));
     follower.until("the reason", over).await;

@@ -99,7 +99,8 @@ fn what_changes_between_the_passes_is_captured_as_it_is_in_the_end() {
             Ok(())
         };
         let still = Still { runs: true, freeze: &freeze, thaw: &|| Ok(()) };
-        let captured = machine.disk.capture(&machine.sandbox, &SnapshotId::random(), &still).unwrap();
+        let captured =
+            machine.disk.capture(&machine.sandbox, &SnapshotId::random(), &still).unwrap();
         (live.into_inner(), machine.shown(&captured.snapshot))
     });
     assert_eq!(live, kept);
@@ -124,7 +125,12 @@ fn a_change_in_the_same_tick_as_the_capture_is_not_missed() {
     machine.capture().unwrap();
     // The same inode and length; only the content tells, and perhaps not even the time.
     fs::write(machine.path("upper/file"), "2").unwrap();
-    fs::File::options().write(true).open(machine.path("upper/file")).unwrap().set_modified(before).unwrap();
+    fs::File::options()
+        .write(true)
+        .open(machine.path("upper/file"))
+        .unwrap()
+        .set_modified(before)
+        .unwrap();
     let second = machine.capture().unwrap().snapshot;
     let layer = machine.disk.layer_path(second.layers.last().unwrap()).unwrap();
     assert_eq!(fs::read(layer.join("file")).unwrap(), b"2");
@@ -250,7 +256,8 @@ fn a_capture_that_only_lacked_its_record_loses_nothing_when_it_is_retried() {
         };
         // A layer above hides nothing of these, so where one is does not matter.
         let has = |snapshot: &Snapshot, file: &str| {
-            let mut layers = snapshot.layers.iter().map(|layer| machine.disk.layer_path(layer).unwrap());
+            let mut layers =
+                snapshot.layers.iter().map(|layer| machine.disk.layer_path(layer).unwrap());
             layers.any(|layer| layer.join(file).exists())
         };
         assert!(["before", "between", "since"].iter().all(|file| has(&retried, file)), "{retry}");
@@ -318,9 +325,13 @@ fn a_tree_deeper_than_any_path_is_captured_measured_and_deleted() {
     rustix::fs::unlinkat(bottom.here(), &file, rustix::fs::AtFlags::empty()).unwrap();
     let second = machine.capture().unwrap();
     assert_eq!(second.names, DEPTH as u64 + 1, "the folders on the way and the removal");
-    let layers = second.snapshot.layers.iter().skip(1).map(|layer| machine.disk.layer_path(layer).unwrap());
+    let layers =
+        second.snapshot.layers.iter().skip(1).map(|layer| machine.disk.layer_path(layer).unwrap());
     for layer in layers {
-        assert!(rustix::fs::statat(dig(&layer, DEPTH).here(), &file, rustix::fs::AtFlags::empty()).is_ok());
+        assert!(
+            rustix::fs::statat(dig(&layer, DEPTH).here(), &file, rustix::fs::AtFlags::empty())
+                .is_ok()
+        );
         assert!(crate::layer::disk_usage(&layer).unwrap() > 0);
         trash::throw_away(&layer, &machine.disk.trash()).unwrap();
     }
@@ -338,13 +349,15 @@ fn a_freeze_is_renewed_while_nothing_needs_copying() {
     edit(&upper, &Edit::Settle);
     let target = tempfile::tempdir().unwrap();
     let (index, _) =
-        delta::copy_delta(&upper, target.path(), &Index::default(), now_nanos(), &mut || Ok(())).unwrap();
+        delta::copy_delta(&upper, target.path(), &Index::default(), now_nanos(), &mut || Ok(()))
+            .unwrap();
     let (pulses, again) = (Cell::new(0), tempfile::tempdir().unwrap());
     let mut pulse = || {
         pulses.set(pulses.get() + 1);
         Ok(())
     };
-    let (_, copied) = delta::copy_delta(&upper, again.path(), &index, now_nanos(), &mut pulse).unwrap();
+    let (_, copied) =
+        delta::copy_delta(&upper, again.path(), &index, now_nanos(), &mut pulse).unwrap();
     assert_eq!(copied.names, 0);
     assert!(pulses.get() >= 20);
 }

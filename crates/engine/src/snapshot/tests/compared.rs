@@ -19,7 +19,11 @@ fn differences(
 ) -> BTreeMap<PathBuf, How> {
     let told = |line: &String| {
         let written = |(at, _): &(usize, &str)| *at == 2 && !line.contains("->");
-        line.split(' ').enumerate().filter(|part| !written(part)).map(|(_, part)| part.to_owned()).collect()
+        line.split(' ')
+            .enumerate()
+            .filter(|part| !written(part))
+            .map(|(_, part)| part.to_owned())
+            .collect()
     };
     let mut differ = BTreeMap::new();
     for path in before.keys().chain(after.keys()).filter(|path| !path.as_os_str().is_empty()) {
@@ -39,7 +43,11 @@ fn compared(turns: Vec<Vec<Edit>>) -> Vec<(BTreeMap<PathBuf, How>, BTreeMap<Path
     apart(move || {
         let machine = Machine::new();
         machine.mount();
-        let base = Snapshot::of(SnapshotId::random(), machine.sandbox.layers.clone(), ImageConfig::default());
+        let base = Snapshot::of(
+            SnapshotId::random(),
+            machine.sandbox.layers.clone(),
+            ImageConfig::default(),
+        );
         let mut taken = vec![(machine.shown(&base), base)];
         for edits in turns {
             edits.iter().for_each(|one| edit(&machine.path("merged"), one));
@@ -49,9 +57,11 @@ fn compared(turns: Vec<Vec<Edit>>) -> Vec<(BTreeMap<PathBuf, How>, BTreeMap<Path
         let mut compared = Vec::new();
         for (before, first) in &taken {
             for (after, second) in &taken {
-                let changes = machine.disk.changes(&first.layers, &second.layers, usize::MAX).unwrap();
+                let changes =
+                    machine.disk.changes(&first.layers, &second.layers, usize::MAX).unwrap();
                 assert!(!changes.cut);
-                let told = changes.entries.into_iter().map(|change| (change.path, change.how)).collect();
+                let told =
+                    changes.entries.into_iter().map(|change| (change.path, change.how)).collect();
                 compared.push((differences(before, after), told));
             }
         }
@@ -62,10 +72,18 @@ fn compared(turns: Vec<Vec<Edit>>) -> Vec<(BTreeMap<PathBuf, How>, BTreeMap<Path
 #[test]
 fn a_folder_made_anew_hides_what_lay_below_when_two_captures_are_compared() {
     let text = |path: &str| path.to_owned();
-    let (gone, made) = (|path: &str| Edit::Remove(text(path)), |path: &str| Edit::Folder(text(path)));
+    let (gone, made) =
+        (|path: &str| Edit::Remove(text(path)), |path: &str| Edit::Folder(text(path)));
     let turns = vec![
         vec![gone("d"), made("d"), Edit::Write(text("d/new"), 1), gone("a/b"), Edit::Settle],
-        vec![made("d/e"), made("a/b"), Edit::Write(text("a/b/f"), 2), gone("c"), made("c"), Edit::Settle],
+        vec![
+            made("d/e"),
+            made("a/b"),
+            Edit::Write(text("a/b/f"), 2),
+            gone("c"),
+            made("c"),
+            Edit::Settle,
+        ],
         vec![
             gone("d"),
             Edit::Write(text("d"), 3),
@@ -105,7 +123,8 @@ fn a_comparison_is_cut_where_it_gets_too_long_or_too_deep_and_counts_on() {
     let name = CString::new("x".repeat(200)).unwrap();
     for _ in 0..40 {
         rustix::fs::mkdirat(&folder, &name, Mode::RWXU).unwrap();
-        folder = rustix::fs::openat(&folder, &name, rustix::fs::OFlags::DIRECTORY, Mode::empty()).unwrap();
+        folder = rustix::fs::openat(&folder, &name, rustix::fs::OFlags::DIRECTORY, Mode::empty())
+            .unwrap();
     }
     let after = machine.capture().unwrap().snapshot.layers;
     let changes = machine.disk.changes(&before, &after, 3).unwrap();

@@ -31,7 +31,8 @@ pub(super) enum Edit {
 pub(super) fn edit(root: &Path, edit: &Edit) {
     let at = |path: &String| root.join(path);
     // Opening a pipe would wait for its other end, and a link is not to be followed here.
-    if let Edit::Write(path, _) | Edit::Append(path) | Edit::Mode(path, _) | Edit::Owner(path, _) = edit
+    if let Edit::Write(path, _) | Edit::Append(path) | Edit::Mode(path, _) | Edit::Owner(path, _) =
+        edit
         && fs::symlink_metadata(at(path)).is_ok_and(|meta| !meta.is_file() && !meta.is_dir())
     {
         return;
@@ -39,7 +40,9 @@ pub(super) fn edit(root: &Path, edit: &Edit) {
     // Many edits make no sense where they fall; the kernel says so and the tree stays as it is.
     let _ = match edit {
         Edit::Write(path, byte) => fs::write(at(path), vec![*byte; usize::from(*byte) * 40]),
-        Edit::Append(path) => fs::read(at(path)).and_then(|old| fs::write(at(path), [old, vec![1]].concat())),
+        Edit::Append(path) => {
+            fs::read(at(path)).and_then(|old| fs::write(at(path), [old, vec![1]].concat()))
+        }
         Edit::Folder(path) => fs::create_dir(at(path)),
         Edit::Remove(path) => fs::remove_file(at(path)).or_else(|_| fs::remove_dir_all(at(path))),
         Edit::Rename(from, to) => fs::rename(at(from), at(to)),
@@ -47,7 +50,9 @@ pub(super) fn edit(root: &Path, edit: &Edit) {
         Edit::Symlink(path) => symlink("f", at(path)),
         Edit::Mode(path, mode) => fs::set_permissions(at(path), fs::Permissions::from_mode(*mode)),
         Edit::Owner(path, id) => chown(at(path), Some(*id), Some(*id)),
-        Edit::Pipe(path) => rustix::fs::mkfifoat(rustix::fs::CWD, at(path), Mode::RUSR).map_err(Into::into),
+        Edit::Pipe(path) => {
+            rustix::fs::mkfifoat(rustix::fs::CWD, at(path), Mode::RUSR).map_err(Into::into)
+        }
         Edit::Socket(path) => std::os::unix::net::UnixListener::bind(at(path)).map(drop),
         Edit::Settle => {
             let until = SystemTime::now() + Duration::from_millis(25);

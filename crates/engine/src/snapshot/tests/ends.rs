@@ -23,7 +23,10 @@ fn an_end_retried_after_a_crash_at_any_step_keeps_the_work() {
         }
         if ["recorded", "removed"].contains(&crash) {
             let layers = vec![BASE.parse().unwrap(), layer.clone()];
-            machine.disk.snapshot_write(Snapshot::of(id.clone(), layers, ImageConfig::default())).unwrap();
+            machine
+                .disk
+                .snapshot_write(Snapshot::of(id.clone(), layers, ImageConfig::default()))
+                .unwrap();
         }
         if crash == "removed" {
             trash::throw_away(&machine.path(""), &machine.disk.trash()).unwrap();
@@ -43,7 +46,8 @@ fn an_end_taken_up_under_another_id_finds_the_disk() {
     let first = SnapshotId::random();
     fs::write(machine.path("upper/work"), "done").unwrap();
     disk::write_record(&machine.path("ending.json"), &Ending { layer: layer_of(&first) }).unwrap();
-    fs::rename(machine.path("upper"), machine.disk.layers().join(layer_of(&first).as_str())).unwrap();
+    fs::rename(machine.path("upper"), machine.disk.layers().join(layer_of(&first).as_str()))
+        .unwrap();
     let snapshot = machine.end_as(&SnapshotId::random()).unwrap();
     assert_eq!(*snapshot.layers.last().unwrap(), layer_of(&first));
 }

@@ -71,7 +71,11 @@ impl Machine {
     }
 
     pub(super) fn capture_as(&self, id: &SnapshotId) -> Result<Captured, EngineError> {
-        self.disk.capture(&self.sandbox, id, &Still { runs: true, freeze: &|| Ok(()), thaw: &|| Ok(()) })
+        self.disk.capture(
+            &self.sandbox,
+            id,
+            &Still { runs: true, freeze: &|| Ok(()), thaw: &|| Ok(()) },
+        )
     }
 
     pub(super) fn end_as(&self, id: &SnapshotId) -> Result<Snapshot, EngineError> {
@@ -110,7 +114,8 @@ impl Drop for Machine {
 
 pub(super) fn mount_overlay(at: &Path, options: &str) {
     let options = CString::new(options).unwrap();
-    rustix::mount::mount("overlay", at, "overlay", MountFlags::empty(), Some(options.as_c_str())).unwrap();
+    rustix::mount::mount("overlay", at, "overlay", MountFlags::empty(), Some(options.as_c_str()))
+        .unwrap();
 }
 
 /// Runs in a mount namespace that ends with it.
@@ -130,14 +135,16 @@ pub(super) fn describe(root: &Path) -> BTreeMap<PathBuf, String> {
     let mut seen = BTreeMap::new();
     let mut waiting = vec![root.to_owned()];
     while let Some(path) = waiting.pop() {
-        let meta = fs::symlink_metadata(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        let meta =
+            fs::symlink_metadata(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
         let mut line = format!("{:o} {}:{}", meta.mode(), meta.uid(), meta.gid());
         if meta.is_dir() {
             waiting.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
         } else if meta.is_symlink() {
             write!(line, " -> {}", fs::read_link(&path).unwrap().display()).unwrap();
         } else if meta.is_file() {
-            write!(line, " {}.{} {:?}", meta.mtime(), meta.mtime_nsec(), fs::read(&path).unwrap()).unwrap();
+            write!(line, " {}.{} {:?}", meta.mtime(), meta.mtime_nsec(), fs::read(&path).unwrap())
+                .unwrap();
         }
         seen.insert(path.strip_prefix(root).unwrap().to_owned(), line);
     }

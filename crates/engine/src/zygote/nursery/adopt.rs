@@ -14,7 +14,9 @@ use rustix::{
     process::{Signal, pidfd_send_signal},
 };
 
-use super::{CLEAR_AGAIN, Live, Nursery, freeze::FREEZE, limits::Clocks, open_process, seeds::Seeds, told};
+use super::{
+    CLEAR_AGAIN, Live, Nursery, freeze::FREEZE, limits::Clocks, open_process, seeds::Seeds, told,
+};
 use crate::{
     cgroup::Hierarchy,
     error::{EngineError, StepError},
@@ -23,7 +25,9 @@ use crate::{
     plan::Redirect,
     sandbox::{self, Record, State},
     spec::Owner,
-    zygote::{Alter, holds::Holds, seed::mounts_of, still::Brake, supervisor::Supervisor, watch::Watch},
+    zygote::{
+        Alter, holds::Holds, seed::mounts_of, still::Brake, supervisor::Supervisor, watch::Watch,
+    },
 };
 
 // What an earlier zygote left is waited for, but not for ever: a process may hang in the kernel.
@@ -102,8 +106,8 @@ impl Nursery {
             };
             // Without a start time there is no telling the owner from a later process with its pid;
             // then its being there is believed.
-            let there =
-                start_ticks(pid).filter(|ticks| owner_started.is_none_or(|started| started == *ticks));
+            let there = start_ticks(pid)
+                .filter(|ticks| owner_started.is_none_or(|started| started == *ticks));
             let Some(owner) = there.and_then(|_| open_process(pid)) else {
                 self.owner_was_gone(id, state.as_ref());
                 return Ok(());

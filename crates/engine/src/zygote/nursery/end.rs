@@ -45,7 +45,10 @@ impl Nursery {
                 // Not our child but an earlier zygote's.
                 _ => syscall::exit_status_of(&live.pidfd).map_or("lost".to_owned(), |status| {
                     let signal = status & 0x7f;
-                    how((signal == 0).then_some(status >> 8 & 0xff), (signal != 0).then_some(signal))
+                    how(
+                        (signal == 0).then_some(status >> 8 & 0xff),
+                        (signal != 0).then_some(signal),
+                    )
                 }),
             };
             let oom = self.cgroups.oom_kills(&self.group, id.part(), "supervisor") > 0;
@@ -112,7 +115,10 @@ impl Nursery {
     /// Whether a sandbox of this owner's is to be thrown away once dead.
     pub(in crate::zygote) fn is_ownerless(&self, id: &SandboxId) -> bool {
         !self.owners.contains_key(id)
-            && matches!(Record::read(&self.home, id), Ok(Some(Record { owner: Owner::Process(_), .. })))
+            && matches!(
+                Record::read(&self.home, id),
+                Ok(Some(Record { owner: Owner::Process(_), .. }))
+            )
     }
 }
 

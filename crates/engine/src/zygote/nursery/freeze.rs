@@ -25,7 +25,8 @@ impl Nursery {
         hold_millis: Option<u64>,
     ) -> Option<Result<(), StepError>> {
         // Who is being killed must not be caught by it: on cgroup v1 the frozen do not die.
-        let live = self.live.get_mut(id).filter(|live| live.ended.is_none() && live.killed.is_none())?;
+        let live =
+            self.live.get_mut(id).filter(|live| live.ended.is_none() && live.killed.is_none())?;
         let result = self.brake.freeze(id, &live.pidfd, true);
         if result.is_ok() {
             live.hold = hold_millis.map_or(FREEZE, Duration::from_millis).min(LONGEST_FREEZE);

@@ -54,7 +54,8 @@ impl Clocks {
     /// `watched`: the disk has no limits of its own.
     pub(super) fn new(limits: &Limits, created_at: Timestamp, watched: bool) -> Self {
         let lived = Timestamp::from(std::time::SystemTime::now()).since(created_at);
-        let left = limits.lifetime_secs.map(|seconds| Duration::from_secs(seconds).saturating_sub(lived));
+        let left =
+            limits.lifetime_secs.map(|seconds| Duration::from_secs(seconds).saturating_sub(lived));
         Self {
             // A lifetime beyond what the clock can count never ends.
             ends_at: left.and_then(|left| Instant::now().checked_add(left)),
@@ -71,8 +72,9 @@ impl Clocks {
 impl Nursery {
     /// Ends whose life is over; answers when the next one's is.
     pub(super) fn end_lives(&mut self, now: Instant) -> Option<Instant> {
-        let ends =
-            |live: &Live| live.clocks.ends_at.filter(|_| live.killed.is_none() && live.ended.is_none());
+        let ends = |live: &Live| {
+            live.clocks.ends_at.filter(|_| live.killed.is_none() && live.ended.is_none())
+        };
         let over = |live: &Live| ends(live).is_some_and(|at| at <= now);
         let over: Vec<SandboxId> =
             self.live.iter().filter(|(_, live)| over(live)).map(|(id, _)| id.clone()).collect();
@@ -117,7 +119,10 @@ impl Nursery {
                 limit_bytes: writable.limit,
                 at: std::time::SystemTime::now().into(),
             };
-            eprintln!("{id} has written {weight} bytes of {}: what runs in it is stopped", writable.limit);
+            eprintln!(
+                "{id} has written {weight} bytes of {}: what runs in it is stopped",
+                writable.limit
+            );
             if let Err(error) = stopped.write(&self.home, &id) {
                 eprintln!("cannot write down that {id} was stopped: {error}");
             }

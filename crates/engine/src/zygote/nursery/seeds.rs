@@ -9,7 +9,8 @@ use rustix::process::{Resource, getrlimit};
 
 use super::Nursery;
 use crate::{
-    error::StepError, plan::Plan, sandbox::Record, seeds::SeedCounts, spec::Network, zygote::seed::Seed,
+    error::StepError, plan::Plan, sandbox::Record, seeds::SeedCounts, spec::Network,
+    zygote::seed::Seed,
 };
 
 // Two starts in a row after an idle moment.
@@ -78,7 +79,8 @@ impl Demand {
 
     fn quiet(&mut self, now: Instant) {
         self.burst = 0;
-        self.longest = self.longest.filter(|(_, at)| now.saturating_duration_since(*at) < REMEMBERED);
+        self.longest =
+            self.longest.filter(|(_, at)| now.saturating_duration_since(*at) < REMEMBERED);
     }
 
     fn wanted(&self, most: usize) -> usize {
@@ -92,13 +94,20 @@ impl Nursery {
         self.seeds.wanted = self.cgroups.renames();
         self.seeds.demand.start(Instant::now());
         let part = record.id.part();
-        while let Some(at) =
-            self.seeds.waiting.iter().position(Seed::is_ready).filter(|_| record.network == Network::Door)
+        while let Some(at) = self
+            .seeds
+            .waiting
+            .iter()
+            .position(Seed::is_ready)
+            .filter(|_| record.network == Network::Door)
         {
             let mut seed = self.seeds.waiting.swap_remove(at);
             let dead = || StepError::new("find the process", io::ErrorKind::NotFound.into());
-            let renamed =
-                if seed.lives() { seed.rename(&self.cgroups, &self.group, part, plan) } else { Err(dead()) };
+            let renamed = if seed.lives() {
+                seed.rename(&self.cgroups, &self.group, part, plan)
+            } else {
+                Err(dead())
+            };
             match renamed {
                 Ok(()) => {
                     self.seeds.counts.used += 1;

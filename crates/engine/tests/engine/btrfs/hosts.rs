@@ -14,7 +14,10 @@ impl HostDisk {
         let image = folder.path().join("disk.img");
         File::create(&image).unwrap().set_len(mebibytes << 20).unwrap();
         let run = |program: &str, arguments: &[&str]| {
-            assert!(HostCommand::new(program).args(arguments).status().unwrap().success(), "{program}");
+            assert!(
+                HostCommand::new(program).args(arguments).status().unwrap().success(),
+                "{program}"
+            );
         };
         run(mkfs, &["-q", image.to_str().unwrap()]);
         let disk = Self { folder };
@@ -50,8 +53,12 @@ fn a_full_disk_of_the_host_is_seen_by_the_writer_only() {
     let disk = HostDisk::new("mkfs.ext4", 700);
     let below = disk.place();
     {
-        let world =
-            World::in_folder(tempfile::tempdir().unwrap(), below.to_str().unwrap(), Driver::Btrfs, &[]);
+        let world = World::in_folder(
+            tempfile::tempdir().unwrap(),
+            below.to_str().unwrap(),
+            Driver::Btrfs,
+            &[],
+        );
         let (writer, other) = (world.start(), world.start());
         shell(&other, "echo before > /file");
         disk.fill();
@@ -93,7 +100,8 @@ fn a_home_on_btrfs_needs_no_file_of_its_own() {
     }
     let disk = HostDisk::new("mkfs.btrfs", 300);
     let below = disk.place();
-    let world = World::in_folder(tempfile::tempdir().unwrap(), below.to_str().unwrap(), Driver::Auto, &[]);
+    let world =
+        World::in_folder(tempfile::tempdir().unwrap(), below.to_str().unwrap(), Driver::Auto, &[]);
     assert_eq!(world.engine.usage().unwrap().driver, StoreKind::Btrfs);
     assert!(!world.home.join("store.btrfs").exists());
     let running = world.start();
@@ -116,14 +124,19 @@ fn a_store_grows_ahead_of_who_writes() {
     }
     let disk = HostDisk::new("mkfs.ext4", 1500);
     let below = disk.place();
-    let world = World::in_folder(tempfile::tempdir().unwrap(), below.to_str().unwrap(), Driver::Btrfs, &[]);
+    let world =
+        World::in_folder(tempfile::tempdir().unwrap(), below.to_str().unwrap(), Driver::Btrfs, &[]);
     let size = || world.home.join("store.btrfs").metadata().unwrap().len();
     let running = world.start();
     let before = size();
     let room = before / (1 << 20) * 4 / 5;
-    shell(&running, &format!("busybox dd if=/dev/zero of=/big bs=1M count={room} 2>&1; busybox sync"));
+    shell(
+        &running,
+        &format!("busybox dd if=/dev/zero of=/big bs=1M count={room} 2>&1; busybox sync"),
+    );
     eventually("the store has grown", || size() > before && free(&world.home) > before / 5);
-    let said = shell(&running, "busybox dd if=/dev/zero of=/more bs=1M count=100 2>&1; busybox sync").out;
+    let said =
+        shell(&running, "busybox dd if=/dev/zero of=/more bs=1M count=100 2>&1; busybox sync").out;
     assert!(!said.contains("No space"), "{said}");
     // Every block of the file is the store's own.
     let about = world.home.join("store.btrfs").metadata().unwrap();
@@ -150,13 +163,19 @@ fn a_home_that_is_too_full_refuses_new_sandboxes_and_says_what_to_do() {
     let running = world.start();
     let engine = open(Thresholds { sandbox: full, ..Thresholds::NONE });
     let error = engine.start(&world.spec()).unwrap_err();
-    assert!(matches!(&error, EngineError::DiskLow { hint, .. } if hint.contains("harvest gc")), "{error}");
+    assert!(
+        matches!(&error, EngineError::DiskLow { hint, .. } if hint.contains("harvest gc")),
+        "{error}"
+    );
     assert!(error.to_string().contains("are free below"), "{error}");
     let taken = SnapshotId::random();
     engine.capture(&running.id, &taken).expect("snapshots go on");
     let engine = open(Thresholds { snapshot: full, ..Thresholds::NONE });
     engine.capture(&running.id, &taken).expect("to ask again for what is there takes no room");
-    assert!(matches!(engine.capture(&running.id, &SnapshotId::random()), Err(EngineError::DiskLow { .. })));
+    assert!(matches!(
+        engine.capture(&running.id, &SnapshotId::random()),
+        Err(EngineError::DiskLow { .. })
+    ));
     assert_eq!(shell(&running, "echo on > /file; cat /file").out, "on", "what runs goes on");
     engine.end_kept(&running.id, &SnapshotId::random()).expect("to end and keep takes no room");
 }

@@ -128,8 +128,9 @@ fn a_tree_that_hides_dies_with_its_commands_time_limit() {
 }
 
 fn sleepers(range: u32) -> Vec<u32> {
-    let sleeps =
-        |pid: &u32| fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.starts_with(b"sleep"));
+    let sleeps = |pid: &u32| {
+        fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| line.starts_with(b"sleep"))
+    };
     processes_of(range).into_iter().filter(sleeps).collect()
 }
 

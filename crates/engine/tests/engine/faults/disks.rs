@@ -15,11 +15,13 @@ impl SmallDisk {
         let (image, place) = (folder.path().join("image"), folder.path().join("disk"));
         fs::create_dir(&place).unwrap();
         fs::File::create(&image).unwrap().set_len(48 << 20).unwrap();
-        let run = |command: &mut HostCommand| assert!(command.status().unwrap().success(), "{command:?}");
+        let run =
+            |command: &mut HostCommand| assert!(command.status().unwrap().success(), "{command:?}");
         run(HostCommand::new("mkfs.ext4").args(["-q", "-m", "0"]).arg(&image));
         run(HostCommand::new("mount").args(["-o", "loop"]).arg(&image).arg(&place));
         let disk = Self { place, _folder: folder };
-        let world = World::in_home(tempfile::tempdir().unwrap(), disk.place.join("home"), Driver::Dir, &[]);
+        let world =
+            World::in_home(tempfile::tempdir().unwrap(), disk.place.join("home"), Driver::Dir, &[]);
         (disk, world)
     }
 
@@ -36,13 +38,16 @@ impl SmallDisk {
 impl Drop for SmallDisk {
     fn drop(&mut self) {
         // Nothing uses it any more, or the test has failed already: no mount and no loop device stays.
-        let unmounted =
-            HostCommand::new("umount").args(thread::panicking().then_some("-l")).arg(&self.place).status();
+        let unmounted = HostCommand::new("umount")
+            .args(thread::panicking().then_some("-l"))
+            .arg(&self.place)
+            .status();
         assert!(thread::panicking() || unmounted.unwrap().success());
     }
 }
 
-const FILL: &str = "cat /dev/zero > /tmp/fill; i=0; while echo x > /tmp/small-$i; do i=$((i+1)); done";
+const FILL: &str =
+    "cat /dev/zero > /tmp/fill; i=0; while echo x > /tmp/small-$i; do i=$((i+1)); done";
 
 #[test]
 fn a_full_disk_is_the_writers_trouble_and_everything_can_be_cleaned_up_on_it() {
@@ -71,7 +76,8 @@ fn a_full_disk_is_the_writers_trouble_and_everything_can_be_cleaned_up_on_it() {
     world.engine.remove(&neighbour.id).unwrap();
     world.engine.remove(&writer.id).unwrap();
     world.engine.gc(false).unwrap();
-    let again = world.engine.start(&Spec { from: Origin::Snapshot(before), ..world.spec() }).unwrap();
+    let again =
+        world.engine.start(&Spec { from: Origin::Snapshot(before), ..world.spec() }).unwrap();
     assert_eq!(shell(&again, "cat /file").out, "work");
 }
 
@@ -117,7 +123,8 @@ fn a_read_only_home_is_refused_by_name_and_can_be_looked_at() {
     assert!(reasons(&refused).contains("home"), "{refused:?}");
     assert_eq!(world.engine.list().unwrap(), std::slice::from_ref(&running.id));
     assert!(matches!(world.engine.find(&running.id).unwrap(), SandboxState::Dead { .. }));
-    let error = Engine::open(Config { home: disk.place.join("another"), ..world.config() }).unwrap_err();
+    let error =
+        Engine::open(Config { home: disk.place.join("another"), ..world.config() }).unwrap_err();
     assert!(error.to_string().contains("another"), "{error}");
     disk.remount("rw");
     world.engine.remove(&running.id).unwrap();

@@ -42,7 +42,8 @@ fn shared_memory_that_fills_up_hurts_its_writer_only() {
 fn files_larger_than_the_memory_limit_can_be_written_and_read() {
     let world = World::new();
     let running = small(&world);
-    let said = shell(&running, "head -c 100000000 /dev/zero > /tmp/large && cat /tmp/large | wc -c");
+    let said =
+        shell(&running, "head -c 100000000 /dev/zero > /tmp/large && cat /tmp/large | wc -c");
     assert_eq!((said.exit, said.out.as_str()), (Exit::Code(0), "100000000"));
 }
 
@@ -51,7 +52,8 @@ fn names_by_the_ten_thousand_are_the_sandboxes_own_memory() {
     let world = World::new();
     let running = small(&world);
     // Each name asked for and not found is remembered by the kernel.
-    let script = "i=0; while [ $i -lt 40000 ]; do [ -e /tmp/no-such-name-$i ]; i=$((i+1)); done; echo done";
+    let script =
+        "i=0; while [ $i -lt 40000 ]; do [ -e /tmp/no-such-name-$i ]; i=$((i+1)); done; echo done";
     let said = shell(&running, script);
     assert!(matches!(said.exit, Exit::Code(0) | Exit::Oom), "{said:?}");
     assert_eq!(shell(&running, "echo fine").out, "fine");

@@ -26,10 +26,15 @@ fn a_zygote_killed_during_anything_is_replaced_and_nothing_is_lost() {
         // What was under way may fail, with a reason; whatever was there before goes on, or is gone.
         if act == 3 {
             world.engine.remove(&kept.id).unwrap();
-            assert_eq!(world.engine.find(&kept.id).unwrap(), SandboxState::Gone, "{round}: {result:?}");
+            assert_eq!(
+                world.engine.find(&kept.id).unwrap(),
+                SandboxState::Gone,
+                "{round}: {result:?}"
+            );
             kept = world.start();
         }
-        let said = exec(&kept, Command { timeout_millis: Some(30_000), ..command(&["echo", "on"]) });
+        let said =
+            exec(&kept, Command { timeout_millis: Some(30_000), ..command(&["echo", "on"]) });
         assert_eq!(said.out, "on", "{round}: {act} {result:?} {said:?}");
     }
     for id in world.engine.list().unwrap() {
@@ -46,7 +51,9 @@ fn a_sandbox_whose_pid_1_is_killed_dies_whole_and_keeps_its_disk() {
     let working = thread::spawn({
         let bridge = running.bridge.clone();
         let script = "echo work > /file; (setsid sleep 1000 &); sleep 1000";
-        move || Guest::dial(&bridge).unwrap().exec(command(&["sh", "-c", script]), &[], &mut |_, _| {})
+        move || {
+            Guest::dial(&bridge).unwrap().exec(command(&["sh", "-c", script]), &[], &mut |_, _| {})
+        }
     });
     eventually("it works", || shell(&running, "cat /file").out == "work");
     assert!(signal(running.pid, "-9"));
@@ -55,7 +62,8 @@ fn a_sandbox_whose_pid_1_is_killed_dies_whole_and_keeps_its_disk() {
     assert_eq!(processes_of(range), [0u32; 0]);
     let snapshot = SnapshotId::random();
     world.engine.end_kept(&running.id, &snapshot).unwrap();
-    let again = world.engine.start(&Spec { from: Origin::Snapshot(snapshot), ..world.spec() }).unwrap();
+    let again =
+        world.engine.start(&Spec { from: Origin::Snapshot(snapshot), ..world.spec() }).unwrap();
     assert_eq!(shell(&again, "cat /file").out, "work");
 }
 
@@ -82,7 +90,8 @@ impl World {
     /// Whether a sandbox's work stands still.
     pub(super) fn is_frozen(&self, id: &SandboxId) -> bool {
         let states = self.groups().into_iter().flat_map(|group| {
-            ["freezer.state", "cgroup.freeze"].map(|file| group.join(id.part()).join("work").join(file))
+            ["freezer.state", "cgroup.freeze"]
+                .map(|file| group.join(id.part()).join("work").join(file))
         });
         states
             .filter_map(|file| fs::read_to_string(file).ok())
@@ -94,7 +103,10 @@ impl World {
 fn a_capture_cut_short_leaves_a_sandbox_that_goes_on_and_whole_snapshots() {
     let world = World::new();
     let running = world.start();
-    shell(&running, "mkdir /many; i=0; while [ $i -lt 400 ]; do echo $i > /many/$i; i=$((i+1)); done");
+    shell(
+        &running,
+        "mkdir /many; i=0; while [ $i -lt 400 ]; do echo $i > /many/$i; i=$((i+1)); done",
+    );
     let mut dice = Dice(11);
     for round in 0..4 {
         let taken = world.engine.snapshots().unwrap().len();
@@ -104,7 +116,8 @@ fn a_capture_cut_short_leaves_a_sandbox_that_goes_on_and_whole_snapshots() {
         thread::sleep(Duration::from_micros(dice.below(20_000)));
         caller.kill();
         // Without a time limit a command would wait for the thaw, however late.
-        let said = exec(&running, Command { timeout_millis: Some(30_000), ..command(&["cat", "/round"]) });
+        let said =
+            exec(&running, Command { timeout_millis: Some(30_000), ..command(&["cat", "/round"]) });
         assert_eq!(said.out, round.to_string(), "{said:?}");
     }
     let last = SnapshotId::random();
@@ -115,7 +128,8 @@ fn a_capture_cut_short_leaves_a_sandbox_that_goes_on_and_whole_snapshots() {
     // The last one and some other are whole.
     let some = world.engine.snapshots().unwrap().swap_remove(0).id;
     for snapshot in [last, some] {
-        let again = world.engine.start(&Spec { from: Origin::Snapshot(snapshot), ..world.spec() }).unwrap();
+        let again =
+            world.engine.start(&Spec { from: Origin::Snapshot(snapshot), ..world.spec() }).unwrap();
         assert_eq!(shell(&again, "ls /many | wc -l").out, "400");
     }
 }
@@ -134,7 +148,8 @@ fn an_end_with_a_snapshot_cut_short_anywhere_is_finished_by_the_next_call() {
         caller.kill();
         let kept = world.engine.end_kept(&running.id, &snapshot).unwrap();
         assert_eq!(kept.id, snapshot);
-        let again = world.engine.start(&Spec { from: Origin::Snapshot(snapshot), ..world.spec() }).unwrap();
+        let again =
+            world.engine.start(&Spec { from: Origin::Snapshot(snapshot), ..world.spec() }).unwrap();
         assert_eq!(shell(&again, "cat /file").out, round.to_string());
         world.engine.remove(&again.id).unwrap();
         assert_eq!(world.engine.find(&running.id).unwrap(), SandboxState::Gone);
@@ -162,7 +177,8 @@ fn a_sandbox_is_removed_in_the_middle_of_its_commands() {
     let commands: Vec<_> = (0..4)
         .map(|_| {
             let bridge = running.bridge.clone();
-            let endless = command(&["sh", "-c", "echo up; while :; do echo $RANDOM > /tmp/x; done"]);
+            let endless =
+                command(&["sh", "-c", "echo up; while :; do echo $RANDOM > /tmp/x; done"]);
             let (said, heard) = std::sync::mpsc::channel();
             let running = thread::spawn(move || {
                 let mut guest = Guest::dial(&bridge).unwrap();
@@ -206,11 +222,16 @@ fn a_freeze_that_comes_while_a_sandbox_is_killed_keeps_nobody_from_dying() {
         let running = world.start();
         let range = range(&running);
         // Many take a while to die.
-        shell(&running, "i=0; while [ $i -lt 200 ]; do (sleep 1000 >/dev/null 2>&1 &); i=$((i+1)); done");
+        shell(
+            &running,
+            "i=0; while [ $i -lt 200 ]; do (sleep 1000 >/dev/null 2>&1 &); i=$((i+1)); done",
+        );
         let (engine, id) = (world.engine.clone(), running.id.clone());
         // A capture at the end of a turn that is deleted, over and over.
         let freezing =
-            thread::spawn(move || while engine.freeze(&id).and_then(|()| engine.thaw(&id)).is_ok() {});
+            thread::spawn(
+                move || while engine.freeze(&id).and_then(|()| engine.thaw(&id)).is_ok() {},
+            );
         world.engine.remove(&running.id).unwrap();
         freezing.join().unwrap();
         assert_eq!(processes_of(range), [0u32; 0]);

@@ -62,7 +62,10 @@ fn what_ran_when_the_power_was_cut_is_found_dead_whatever_is_left_of_its_state()
     eventually("the zygote is gone", || world.zygotes().is_empty());
     fs::write(world.record(&running.id, "state.json"), "").unwrap();
     let found = world.engine.find(&running.id).unwrap();
-    assert!(matches!(&found, SandboxState::Dead { reason } if reason.contains("state.json")), "{found:?}");
+    assert!(
+        matches!(&found, SandboxState::Dead { reason } if reason.contains("state.json")),
+        "{found:?}"
+    );
     world.engine.start_again(&running.id).unwrap();
 }
 
@@ -89,7 +92,8 @@ fn a_record_of_another_boot_tells_of_no_living_process() {
     // As after a power cut: it says that it runs, and by chance its pid is somebody's again.
     let mut bystander = Sleeper::new();
     let stat = fs::read_to_string(format!("/proc/{}/stat", bystander.0.id())).unwrap();
-    let started: u64 = stat.rsplit(')').next().unwrap().split_whitespace().nth(19).unwrap().parse().unwrap();
+    let started: u64 =
+        stat.rsplit(')').next().unwrap().split_whitespace().nth(19).unwrap().parse().unwrap();
     let state = serde_json::json!({
         "state": "running", "boot": "another", "pid": bystander.0.id(), "started": started,
         "first_id": 0x7000_0000u32, "owner_started": null,

@@ -25,7 +25,11 @@ pub(crate) fn gzip(bytes: &[u8]) -> Vec<u8> {
 
 /// A tar of everything in a folder, by the host's own program.
 pub(crate) fn tar(folder: &Path) -> Vec<u8> {
-    let made = HostCommand::new("tar").args(["--numeric-owner", "-C"]).arg(folder).args(["-c", "."]).output();
+    let made = HostCommand::new("tar")
+        .args(["--numeric-owner", "-C"])
+        .arg(folder)
+        .args(["-c", "."])
+        .output();
     let made = made.unwrap();
     assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
     made.stdout
@@ -103,7 +107,10 @@ impl Debians {
         let folder = tempfile::tempdir().unwrap();
         let at = folder.path();
         fs::write(at.join("htpasswd"), HTPASSWD).unwrap();
-        let auth = format!("auth: {{htpasswd: {{realm: test, path: {}}}}}\n", at.join("htpasswd").display());
+        let auth = format!(
+            "auth: {{htpasswd: {{realm: test, path: {}}}}}\n",
+            at.join("htpasswd").display()
+        );
         let config = format!(
             "version: 0.1\nlog: {{level: info}}\nstorage: {{filesystem: {{rootdirectory: {}}}}}\n\
              http: {{addr: \"127.0.0.1:0\", secret: test}}\n{}",
@@ -119,8 +126,9 @@ impl Debians {
             .spawn()
             .expect("docker-registry");
         let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
-        let address = lines
-            .find_map(|line| Some(line.ok()?.split_once("listening on ")?.1.split('"').next()?.to_owned()));
+        let address = lines.find_map(|line| {
+            Some(line.ok()?.split_once("listening on ")?.1.split('"').next()?.to_owned())
+        });
         // Whoever stops reading stops the registry.
         thread::spawn(move || lines.for_each(drop));
         Self { process, host: address.expect("the registry listens"), folder }
@@ -131,7 +139,14 @@ impl Debians {
         let layout = self.folder.path().join(name.replace([':', '/'], "-"));
         image.lay_out(&layout);
         let copied = HostCommand::new("skopeo")
-            .args(["--insecure-policy", "copy", "--quiet", "--dest-tls-verify=false", "--dest-creds", LOGIN])
+            .args([
+                "--insecure-policy",
+                "copy",
+                "--quiet",
+                "--dest-tls-verify=false",
+                "--dest-creds",
+                LOGIN,
+            ])
             .args(options)
             .arg(format!("oci:{}:made", layout.display()))
             .arg(format!("docker://{}/{name}", self.host))
@@ -209,22 +224,27 @@ impl Fake {
                 let Some(request) = read_request(&mut stream) else { continue };
                 let before = {
                     let mut seen = seen.lock().unwrap();
-                    let before = seen.iter().filter(|one: &&Asked| one.path == request.path).count();
+                    let before =
+                        seen.iter().filter(|one: &&Asked| one.path == request.path).count();
                     seen.push(request.clone());
                     before
                 };
                 let path = request.path.split('?').next().unwrap_or_default();
                 let last = path.rsplit('/').next().unwrap_or_default();
                 let plain = || {
-                    let found = blobs
-                        .get(last)
-                        .or_else(|| blobs.get("tag").filter(|_| request.path.contains("/manifests/")));
-                    found.map_or(Reply::Status(404, String::new()), |bytes| Reply::Bytes(bytes.clone()))
+                    let found = blobs.get(last).or_else(|| {
+                        blobs.get("tag").filter(|_| request.path.contains("/manifests/"))
+                    });
+                    found.map_or(Reply::Status(404, String::new()), |bytes| {
+                        Reply::Bytes(bytes.clone())
+                    })
                 };
                 let reply = special(&request, before).unwrap_or_else(plain);
                 let (head, body, stays) = match reply {
                     Reply::Bytes(bytes) => (head(200, bytes.len(), ""), bytes, false),
-                    Reply::Status(status, headers) => (head(status, 0, &headers), Vec::new(), false),
+                    Reply::Status(status, headers) => {
+                        (head(status, 0, &headers), Vec::new(), false)
+                    }
                     Reply::Hang => (String::new(), Vec::new(), true),
                     Reply::Half(bytes) => {
                         (head(200, bytes.len(), ""), bytes[..bytes.len() / 2].to_vec(), true)

@@ -3,7 +3,8 @@
 
 use super::*;
 
-const ROOT: &str = "name = \"x\"\nfrom = { tar = \"root.tar\" }\n[[step]]\nenv = { PATH = \"/bin\" }\n";
+const ROOT: &str =
+    "name = \"x\"\nfrom = { tar = \"root.tar\" }\n[[step]]\nenv = { PATH = \"/bin\" }\n";
 
 /// This binary, told to run one ignored test.
 fn again(test: &str) -> HostCommand {
@@ -33,7 +34,8 @@ fn engine_at(folder: &Path) -> Engine {
 fn builds_until_it_is_killed() {
     let folder = place();
     let recipe =
-        Recipe::parse(&format!("{ROOT}[[step]]\nrun = \"echo begun; sleep 1000\""), &folder).unwrap();
+        Recipe::parse(&format!("{ROOT}[[step]]\nrun = \"echo begun; sleep 1000\""), &folder)
+            .unwrap();
     let built = engine_at(&folder).image_build(&recipe, BuildOptions::default(), &mut |step| {
         if matches!(step, Progress::Output { .. }) {
             println!("begun");
@@ -48,8 +50,8 @@ fn imports_until_it_is_killed() {
     let folder = place();
     let mut pipe = fs::File::open(folder.join("pipe")).unwrap();
     let from = Import::Archive { name: "pipe", bytes: &mut pipe, length: None };
-    let made =
-        engine_at(&folder).image_import("x", from, UnpackLimits::default(), &mut |_| println!("begun"));
+    let made = engine_at(&folder)
+        .image_import("x", from, UnpackLimits::default(), &mut |_| println!("begun"));
     panic!("it ended: {made:?}");
 }
 
@@ -73,12 +75,9 @@ fn a_build_killed_in_a_step_leaves_nothing_the_next_one_trips_over() {
     killed(child, || {});
     // The sandbox of a dead owner ends by itself.
     eventually("the step's sandbox is gone", || {
-        world
-            .engine
-            .list()
-            .unwrap()
-            .iter()
-            .all(|id| matches!(world.engine.find(id), Ok(SandboxState::Gone | SandboxState::Dead { .. })))
+        world.engine.list().unwrap().iter().all(|id| {
+            matches!(world.engine.find(id), Ok(SandboxState::Gone | SandboxState::Dead { .. }))
+        })
     });
     assert_eq!(world.engine.image("x").unwrap(), Some(old));
     let (built, seen) = world.make(&format!("{ROOT}[[step]]\nrun = \"echo new > /made\""), false);
@@ -120,7 +119,8 @@ fn an_import_killed_in_the_middle_leaves_no_half_layer() {
 fn works_on_a_small_disk() {
     let world = World::new();
     fs::write(world.folder.path().join("root.tar"), world.archive()).unwrap();
-    let kept = world.make(&format!("{ROOT}[[step]]\nrun = \"echo kept > /made\""), false).0.unwrap();
+    let kept =
+        world.make(&format!("{ROOT}[[step]]\nrun = \"echo kept > /made\""), false).0.unwrap();
     let (full, _) = world.make(&format!("{ROOT}[[step]]\nrun = \"cat /dev/zero > /big\""), false);
     let Err(EngineError::Build { tail, .. }) = full else { panic!("{full:?}") };
     assert!(tail.iter().any(|line| line.contains("No space left on device")), "{tail:?}");
@@ -168,12 +168,16 @@ fn builds_behind_a_proxy() {
     let folder = world.folder.path();
     fs::write(folder.join("root.tar"), world.archive()).unwrap();
     let seen = "echo proxy $https_proxy; cat /run/harvest/npmrc; echo $SSL_CERT_FILE $npm_config_cafile $UV_DEFAULT_INDEX; cat $SSL_CERT_FILE";
-    let (failed, progress) = world.make(&format!("{ROOT}[[step]]\nrun = \"{seen}; exit 1\""), false);
+    let (failed, progress) =
+        world.make(&format!("{ROOT}[[step]]\nrun = \"{seen}; exit 1\""), false);
     let Err(EngineError::Build { tail, .. }) = failed else { panic!("{failed:?}") };
     let said = format!("{}\n{progress:?}", tail.join("\n"));
     // The step had them all, and nobody else reads the secrets.
     assert!(said.contains("proxy http://***@proxy.test:3128"), "{said}");
-    assert!(said.contains("/run/harvest/ca.pem /run/harvest/ca.pem https://***@index.test/simple"), "{said}");
+    assert!(
+        said.contains("/run/harvest/ca.pem /run/harvest/ca.pem https://***@index.test/simple"),
+        "{said}"
+    );
     assert!(said.contains("authority of the company"), "{said}");
     assert!(!said.contains(PASSWORD) && !said.contains("npm-token"), "{said}");
     world.make(&format!("{ROOT}[[step]]\nrun = \"echo made > /made\""), false).0.unwrap();

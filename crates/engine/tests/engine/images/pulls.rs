@@ -31,7 +31,9 @@ impl World {
         }
         symlink("usr/lib", base.join("lib")).unwrap();
         let top = self.folder.path().join("top");
-        for path in ["old/.wh.gone", "all/.wh..wh..opq", "all/c", "lib/above", "work/file", "bin/.wh.wc"] {
+        for path in
+            ["old/.wh.gone", "all/.wh..wh..opq", "all/c", "lib/above", "work/file", "bin/.wh.wc"]
+        {
             fs::create_dir_all(top.join(path).parent().unwrap()).unwrap();
             fs::write(top.join(path), path).unwrap();
         }
@@ -100,7 +102,10 @@ fn a_login_of_the_docker_configuration_opens_debians_registry() {
         let auth = base64::Engine::encode(&base64::prelude::BASE64_STANDARD, login);
         let config = serde_json::json!({ "auths": { &registry.host: { "auth": auth } } });
         fs::write(folder.path().join("config.json"), config.to_string()).unwrap();
-        world.pull(&reference, &PullOptions { docker_config: Some(folder.path().to_owned()), ..quick() })
+        world.pull(
+            &reference,
+            &PullOptions { docker_config: Some(folder.path().to_owned()), ..quick() },
+        )
     };
     for refused in [world.pull(&reference, &quick()), pull("user:wrong password")] {
         let Err(EngineError::Pull { source: PullError::Login { advice, .. }, .. }) = refused else {
@@ -117,11 +122,13 @@ fn a_token_is_fetched_with_the_login_and_no_other_host_sees_either() {
     let image = world.document();
     let elsewhere = Fake::image(&image);
     let blobs = elsewhere.host.clone();
-    let tokens = Fake::start(None, |_, _| Some(Reply::Bytes(br#"{"token":"token-of-the-day"}"#.to_vec())));
+    let tokens =
+        Fake::start(None, |_, _| Some(Reply::Bytes(br#"{"token":"token-of-the-day"}"#.to_vec())));
     let realm = format!("http://{}/token?a=b", tokens.host);
     let registry = Fake::start(Some(&image), move |asked: &Asked, _| {
         if asked.authorization.as_deref() != Some("Bearer token-of-the-day") {
-            let header = format!("WWW-Authenticate: Bearer realm=\"{realm}\",service=\"the registry\"\r\n");
+            let header =
+                format!("WWW-Authenticate: Bearer realm=\"{realm}\",service=\"the registry\"\r\n");
             return Some(Reply::Status(401, header));
         }
         let location = format!("Location: http://{blobs}{}?signature=x\r\n", asked.path);
@@ -144,11 +151,15 @@ fn a_token_is_fetched_with_the_login_and_no_other_host_sees_either() {
 #[test]
 fn a_redirect_away_from_tls_or_without_end_is_not_followed() {
     let world = World::new();
-    for location in
-        ["http://registry.test/made", "/v2/made/manifests/1", "file:///etc/passwd", "http://user@127.0.0.1/"]
-    {
-        let fake =
-            Fake::start(None, move |_, _| Some(Reply::Status(302, format!("Location: {location}\r\n"))));
+    for location in [
+        "http://registry.test/made",
+        "/v2/made/manifests/1",
+        "file:///etc/passwd",
+        "http://user@127.0.0.1/",
+    ] {
+        let fake = Fake::start(None, move |_, _| {
+            Some(Reply::Status(302, format!("Location: {location}\r\n")))
+        });
         assert!(matches!(world.refused(&fake), PullError::Redirect { .. }), "{location}");
     }
 }
@@ -165,7 +176,10 @@ fn an_image_that_is_there_is_not_fetched_again_and_layers_are_shared() {
     // The same content in another wrapping is the same layer.
     let other = Fake::image(&Documents::new(std::slice::from_ref(&base), "", <[u8]>::to_vec));
     let second = world.pull(&format!("{}/other:1", other.host), &quick()).unwrap();
-    assert_eq!((second.layers[0].clone(), other.count(&digest(&base))), (first.layers[0].clone(), 0));
+    assert_eq!(
+        (second.layers[0].clone(), other.count(&digest(&base))),
+        (first.layers[0].clone(), 0)
+    );
 }
 
 #[test]
@@ -209,7 +223,10 @@ fn a_blob_with_a_wrong_digest_or_size_is_refused() {
         });
         let error = world.refused(&fake);
         // Shorter or longer: either way it is told before anybody believes it.
-        assert!(matches!(error, PullError::Digest { .. } | PullError::Unreachable { .. }), "{error:?}");
+        assert!(
+            matches!(error, PullError::Digest { .. } | PullError::Unreachable { .. }),
+            "{error:?}"
+        );
     }
     let config = digest(&image.config);
     let fake = Fake::start(Some(&image), move |asked, _| {
@@ -224,9 +241,11 @@ fn a_layer_that_is_corrupt_under_a_right_digest_is_refused() {
     let [base, _] = world.two_layers();
     let good = Documents::new(std::slice::from_ref(&base), "+gzip", gzip);
     // Not an archive, and an archive of something else than the configuration says.
-    for bytes in
-        [gzip(&[b'x'; 4096]), gzip(&base[..base.len() / 2]), gzip(&tar(&world.folder.path().join("top")))]
-    {
+    for bytes in [
+        gzip(&[b'x'; 4096]),
+        gzip(&base[..base.len() / 2]),
+        gzip(&tar(&world.folder.path().join("top"))),
+    ] {
         let image = Documents::with_config(good.config.clone(), vec![bytes], "+gzip");
         let error = world.refused(&Fake::image(&image));
         assert!(matches!(error, PullError::Layer { .. } | PullError::Digest { .. }), "{error:?}");
@@ -255,8 +274,9 @@ fn a_registry_that_answers_500_is_asked_a_few_times() {
     assert!(matches!(error, PullError::Status { status: 500, attempts: 3, .. }), "{error:?}");
     assert_eq!(fake.count("/manifests/1"), 3);
     // One that recovers is as good as one that never failed.
-    let fake =
-        Fake::start(Some(&image), |_, before| (before == 0).then(|| Reply::Status(503, String::new())));
+    let fake = Fake::start(Some(&image), |_, before| {
+        (before == 0).then(|| Reply::Status(503, String::new()))
+    });
     world.pull(&format!("{}/made:1", fake.host), &quick()).unwrap();
 }
 
@@ -270,8 +290,9 @@ fn a_registry_that_hangs_or_breaks_off_is_given_up() {
     assert!(matches!(world.refused(&fake), PullError::Unreachable { attempts: 3, .. }));
     for broken in [Reply::Half(layer.clone()), Reply::Cut(layer.clone())] {
         let (path, reply) = (wanted.clone(), broken.clone());
-        let fake =
-            Fake::start(Some(&image), move |asked, _| asked.path.ends_with(&path).then(|| reply.clone()));
+        let fake = Fake::start(Some(&image), move |asked, _| {
+            asked.path.ends_with(&path).then(|| reply.clone())
+        });
         let error = world.refused(&fake);
         assert!(matches!(error, PullError::Unreachable { attempts: 3, .. }), "{error:?}");
         assert_eq!(fake.count(&wanted), 3);

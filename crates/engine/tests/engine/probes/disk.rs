@@ -11,7 +11,9 @@ fn fingerprint(folder: &Path) -> Vec<String> {
     while let Some(path) = open.pop() {
         let about = fs::symlink_metadata(&path).unwrap();
         let content = if about.is_file() { fs::read(&path).unwrap() } else { Vec::new() };
-        let sum = content.iter().fold(7u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(u64::from(*byte)));
+        let sum = content
+            .iter()
+            .fold(7u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(u64::from(*byte)));
         lines.push(format!(
             "{} {:o} {}:{} {} {} {} {sum}",
             path.display(),
@@ -60,7 +62,8 @@ fn nothing_done_inside_changes_a_layer() {
 /// Writes into a shared mapping of a file.
 pub(super) fn map_victim() -> io::Result<()> {
     let file = fs::OpenOptions::new().read(true).write(true).open("/etc/victim")?;
-    let (protection, number) = (libc::PROT_READ | libc::PROT_WRITE, std::os::fd::AsRawFd::as_raw_fd(&file));
+    let (protection, number) =
+        (libc::PROT_READ | libc::PROT_WRITE, std::os::fd::AsRawFd::as_raw_fd(&file));
     // SAFETY: the file has at least one byte, and nothing else in this process knows the mapping.
     unsafe {
         let mapped = libc::mmap(std::ptr::null_mut(), 1, protection, libc::MAP_SHARED, number, 0);
@@ -85,7 +88,8 @@ fn what_the_host_lends_is_read_and_not_written() {
     let before = fingerprint(&lent);
     let bind = Bind { source: lent.clone(), inside: "/lent".into() };
     let running = world.engine.start(&Spec { binds: vec![bind], ..world.spec() }).unwrap();
-    let tries = ["echo x > /lent/file", "touch /lent/new", "rm /lent/file", "ln /lent/file /lent/x"];
+    let tries =
+        ["echo x > /lent/file", "touch /lent/new", "rm /lent/file", "ln /lent/file /lent/x"];
     for script in tries.into_iter().chain(["chmod 700 /lent", "cd /lent; echo x > ../lent/file"]) {
         let said = shell(&running, script);
         assert_ne!(said.exit, Exit::Code(0), "{script}: {said:?}");
@@ -124,10 +128,14 @@ fn a_hostile_images_links_and_files_do_not_lead_the_set_up_astray() {
     assert_eq!(fs::read_to_string(&outside).unwrap(), "the host's");
     // Where folders are put: files in their place are refused, not replaced, and nothing is left.
     for name in ["proc", "dev", "sys", "etc"] {
-        let (world, file) = (World::new(), |world: &World| world.folder.path().join("cache/layers/base"));
+        let (world, file) =
+            (World::new(), |world: &World| world.folder.path().join("cache/layers/base"));
         fs::remove_dir_all(file(&world).join(name)).unwrap();
         fs::write(file(&world).join(name), "").unwrap();
-        assert!(matches!(world.engine.start(&world.spec()), Err(EngineError::Refused { .. })), "{name}");
+        assert!(
+            matches!(world.engine.start(&world.spec()), Err(EngineError::Refused { .. })),
+            "{name}"
+        );
         assert!(world.engine.list().unwrap().is_empty());
     }
 }

@@ -21,11 +21,17 @@ pub(super) const PROBES: &[Probe] = &[
     probe("interrupts", libc::ENODATA, MASKED, || real("/proc/interrupts")),
     probe("keys", libc::ENODATA, MASKED, || real("/proc/keys")),
     probe("timer_list", libc::ENODATA, MASKED_ROOT, || real("/proc/timer_list")),
-    probe("core_pattern", libc::EACCES, SETTINGS, || open_to_write("/proc/sys/kernel/core_pattern")),
+    probe("core_pattern", libc::EACCES, SETTINGS, || {
+        open_to_write("/proc/sys/kernel/core_pattern")
+    }),
     probe("modprobe", libc::EACCES, SETTINGS, || open_to_write("/proc/sys/kernel/modprobe")),
-    probe("host_name_setting", libc::EACCES, SETTINGS, || open_to_write("/proc/sys/kernel/hostname")),
+    probe("host_name_setting", libc::EACCES, SETTINGS, || {
+        open_to_write("/proc/sys/kernel/hostname")
+    }),
     probe("forwarding", libc::EACCES, SETTINGS, || open_to_write("/proc/sys/net/ipv4/ip_forward")),
-    probe("irq_affinity", libc::EACCES, SETTINGS, || open_to_write("/proc/irq/default_smp_affinity")),
+    probe("irq_affinity", libc::EACCES, SETTINGS, || {
+        open_to_write("/proc/irq/default_smp_affinity")
+    }),
 ];
 
 fn open_to_write(path: &str) -> io::Result<()> {
@@ -41,7 +47,11 @@ fn real(path: &str) -> io::Result<()> {
         check(libc::fstatfs(file.as_raw_fd(), &raw mut about).into())?;
         about.f_type
     };
-    if kind == libc::PROC_SUPER_MAGIC { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::ENODATA)) }
+    if kind == libc::PROC_SUPER_MAGIC {
+        Ok(())
+    } else {
+        Err(io::Error::from_raw_os_error(libc::ENODATA))
+    }
 }
 
 #[test]
@@ -54,15 +64,24 @@ fn neither_the_hosts_devices_nor_its_sys_are_inside() {
     let world = World::new();
     // What an image could bring along: a device that is harmless, in a place of its own choosing.
     let node = world.folder.path().join("cache/layers/base/node");
-    let made = HostCommand::new("mknod").args([node.as_os_str(), "c".as_ref()]).args(["1", "3"]).status();
+    let made =
+        HostCommand::new("mknod").args([node.as_os_str(), "c".as_ref()]).args(["1", "3"]).status();
     assert!(made.unwrap().success());
     assert!(fs::read(&node).is_ok(), "it works on the host");
     let running = world.start();
     assert!(shell(&running, "cat /node").err.contains("Permission denied"));
-    for path in ["/dev/kmsg", "/dev/mem", "/dev/fuse", "/dev/kvm", "/dev/loop-control", "/sys/kernel"] {
+    for path in
+        ["/dev/kmsg", "/dev/mem", "/dev/fuse", "/dev/kvm", "/dev/loop-control", "/sys/kernel"]
+    {
         assert_eq!(shell(&running, &format!("ls {path}")).out, "", "{path}");
     }
-    assert!(Path::new("/dev/kmsg").exists() && Path::new("/sys/kernel").exists(), "the host has them");
+    assert!(
+        Path::new("/dev/kmsg").exists() && Path::new("/sys/kernel").exists(),
+        "the host has them"
+    );
     let own = "fd full null ptmx pts random shm stderr stdin stdout tty urandom zero";
-    assert_eq!(shell(&running, "ls /dev").out.split_whitespace().collect::<Vec<_>>().join(" "), own);
+    assert_eq!(
+        shell(&running, "ls /dev").out.split_whitespace().collect::<Vec<_>>().join(" "),
+        own
+    );
 }

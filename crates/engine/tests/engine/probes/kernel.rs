@@ -22,7 +22,10 @@ pub(super) const PROBES: &[Probe] = &[
     // Flags no kernel knows.
     probe("kexec", libc::EPERM, ADMIN, || {
         // SAFETY: no segments are given.
-        past(check(unsafe { libc::syscall(libc::SYS_kexec_load, 0, 0, NULL, 0xffff_ffffu64) }), libc::EINVAL)
+        past(
+            check(unsafe { libc::syscall(libc::SYS_kexec_load, 0, 0, NULL, 0xffff_ffffu64) }),
+            libc::EINVAL,
+        )
     }),
     // Without the numbers that mean it.
     probe("reboot", libc::EPERM, ADMIN, || past(call(libc::SYS_reboot, [1, 2, 3]), libc::EINVAL)),
@@ -55,7 +58,9 @@ pub(super) const PROBES: &[Probe] = &[
         call(libc::SYS_io_uring_setup, [1, address(&mut [0u32; 30]), 0])
     }),
     // The host has so many of them for everyone together.
-    probe("aio", libc::ENOSYS, SECCOMP, || call(libc::SYS_io_setup, [1, address(&mut [0u64; 1]), 0])),
+    probe("aio", libc::ENOSYS, SECCOMP, || {
+        call(libc::SYS_io_setup, [1, address(&mut [0u64; 1]), 0])
+    }),
     // More than the sandbox's memory.
     probe("shared_memory", libc::ENOSPC, &["shared_memory"], || {
         // SAFETY: numbers only; what is made is removed at once.
@@ -75,7 +80,10 @@ pub(super) const PROBES: &[Probe] = &[
     probe("request_key", libc::EPERM, SECCOMP, || {
         let (kind, name) = (c"user".as_ptr(), c"harvest-none".as_ptr());
         // SAFETY: the texts outlive the call; without more to say nobody is asked to make the key.
-        past(check(unsafe { libc::syscall(libc::SYS_request_key, kind, name, NULL, 0) }), libc::ENOKEY)
+        past(
+            check(unsafe { libc::syscall(libc::SYS_request_key, kind, name, NULL, 0) }),
+            libc::ENOKEY,
+        )
     }),
     probe("file_by_handle", libc::EPERM, ADMIN, file_by_handle),
     // Reports by file id, which is what the unprivileged may ask for.
@@ -138,13 +146,19 @@ fn file_by_handle() -> io::Result<()> {
     }
     let mut handle = Handle { bytes: 128, kind: 0, data: [0; 128] };
     let (mut mount, at) = (0i32, libc::AT_FDCWD);
-    let path = std::ffi::CString::new(std::env::current_exe()?.into_os_string().into_encoded_bytes())?;
+    let path =
+        std::ffi::CString::new(std::env::current_exe()?.into_os_string().into_encoded_bytes())?;
     let folder = fs::File::open("/probe").or_else(|_| fs::File::open("/"))?;
     // SAFETY: all of them outlive the calls, and the handle says how long it is.
     unsafe {
         let (handle, mount) = (&raw mut handle, &raw mut mount);
         check(libc::syscall(libc::SYS_name_to_handle_at, at, path.as_ptr(), handle, mount, 0))?;
-        check(libc::syscall(libc::SYS_open_by_handle_at, folder.as_raw_fd(), handle, libc::O_RDONLY))
+        check(libc::syscall(
+            libc::SYS_open_by_handle_at,
+            folder.as_raw_fd(),
+            handle,
+            libc::O_RDONLY,
+        ))
     }
 }
 
@@ -170,7 +184,8 @@ fn terminal_input() -> io::Result<()> {
             check(libc::setsid().into())?;
             check(libc::ioctl(ours.as_raw_fd(), libc::TIOCSPTLCK, &raw const unlock).into())?;
             check(libc::ioctl(ours.as_raw_fd(), libc::TIOCGPTN, &raw mut number).into())?;
-            let theirs = fs::File::options().read(true).write(true).open(format!("/dev/pts/{number}"))?;
+            let theirs =
+                fs::File::options().read(true).write(true).open(format!("/dev/pts/{number}"))?;
             check(libc::ioctl(theirs.as_raw_fd(), libc::TIOCSCTTY, 0).into())?;
             check(libc::ioctl(theirs.as_raw_fd(), libc::TIOCSTI, c"x".as_ptr()).into())
         }

@@ -7,15 +7,23 @@ const NONE: *const libc::c_void = std::ptr::null();
 pub(super) const PROBES: &[Probe] = &[
     probe("mount", libc::EPERM, ADMIN, || mount(c"none", c"/tmp", c"tmpfs", 0)),
     probe("mount_cgroups", libc::EPERM, ADMIN, || mount(c"none", c"/tmp", c"cgroup2", 0)),
-    probe("remount", libc::EPERM, ADMIN, || mount(c"", c"/etc/hosts", c"", libc::MS_REMOUNT | libc::MS_BIND)),
+    probe("remount", libc::EPERM, ADMIN, || {
+        mount(c"", c"/etc/hosts", c"", libc::MS_REMOUNT | libc::MS_BIND)
+    }),
     probe("bind", libc::EPERM, ADMIN, || mount(c"/proc", c"/tmp", c"", libc::MS_BIND)),
     probe("mount_setattr", libc::EPERM, ADMIN, || {
-        let attributes =
-            libc::mount_attr { attr_set: 0, attr_clr: libc::MOUNT_ATTR_RDONLY, propagation: 0, userns_fd: 0 };
+        let attributes = libc::mount_attr {
+            attr_set: 0,
+            attr_clr: libc::MOUNT_ATTR_RDONLY,
+            propagation: 0,
+            userns_fd: 0,
+        };
         let size = size_of::<libc::mount_attr>();
         let (at, path) = (libc::AT_FDCWD, c"/etc/hosts".as_ptr());
         // SAFETY: the path and the structure outlive the call.
-        check(unsafe { libc::syscall(libc::SYS_mount_setattr, at, path, 0, &raw const attributes, size) })
+        check(unsafe {
+            libc::syscall(libc::SYS_mount_setattr, at, path, 0, &raw const attributes, size)
+        })
     }),
     probe("fsopen", libc::EPERM, ADMIN, || {
         // SAFETY: the name outlives the call.
@@ -28,7 +36,8 @@ pub(super) const PROBES: &[Probe] = &[
     probe("move_mount", libc::EPERM, ADMIN, || {
         let (empty, onto) = (c"".as_ptr(), c"/tmp".as_ptr());
         // SAFETY: the paths outlive the call; 4 allows the empty one, and no descriptor has this number.
-        let moved = unsafe { libc::syscall(libc::SYS_move_mount, 999, empty, libc::AT_FDCWD, onto, 4) };
+        let moved =
+            unsafe { libc::syscall(libc::SYS_move_mount, 999, empty, libc::AT_FDCWD, onto, 4) };
         past(check(moved), libc::EBADF)
     }),
     probe("unmask", libc::EPERM, ADMIN, || {

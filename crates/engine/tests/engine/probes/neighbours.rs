@@ -16,7 +16,9 @@ pub(super) fn attempt(name: &str) -> io::Result<()> {
         "fill_sockets" => fill_sockets(),
         "find_shared_memory" => shared_memory(0).map(drop),
         "find_queue" => queue(libc::O_RDWR).map(drop),
-        "find_socket" => UnixStream::connect_addr(&SocketAddr::from_abstract_name("left")?).map(drop),
+        "find_socket" => {
+            UnixStream::connect_addr(&SocketAddr::from_abstract_name("left")?).map(drop)
+        }
         "bomb" => loop {
             // SAFETY: the sandbox's limit of processes ends it.
             unsafe { libc::fork() };
@@ -87,7 +89,9 @@ fn one_more(what: &str) -> io::Result<Vec<OwnedFd>> {
             let attributes = [0i64, 10, 8192, 0, 0, 0, 0, 0];
             let (flags, attributes) = (libc::O_CREAT | libc::O_RDWR, attributes.as_ptr());
             // SAFETY: name and attributes outlive the calls.
-            let queue = unsafe { libc::syscall(libc::SYS_mq_open, name.as_ptr(), flags, 0o600, attributes) };
+            let queue = unsafe {
+                libc::syscall(libc::SYS_mq_open, name.as_ptr(), flags, 0o600, attributes)
+            };
             let queue = descriptor(queue)?;
             // Counted as long as it is open, and gone with this process, on the host too.
             // SAFETY: as above.
@@ -192,7 +196,11 @@ fn a_sandbox_finds_nothing_its_neighbour_left() {
     assert_eq!(shell(&one, "sleep 100 & kill -0 $!").exit, Exit::Code(0));
     for path in [world.home.join("sandboxes"), one.bridge.clone(), world.home.join("run")] {
         assert!(path.exists(), "the host has it");
-        assert_ne!(shell(&other, &format!("ls {}", path.display())).exit, Exit::Code(0), "{path:?}");
+        assert_ne!(
+            shell(&other, &format!("ls {}", path.display())).exit,
+            Exit::Code(0),
+            "{path:?}"
+        );
     }
 }
 
@@ -216,7 +224,8 @@ fn what_sockets_hold_counts_as_the_sandboxes_and_is_limited() {
     for limited in [false, true] {
         let running = world.engine.start(&Spec { binds: probe_binds(), ..world.spec() }).unwrap();
         let file = |name: &str| {
-            let places = world.groups().into_iter().map(|group| group.join(running.id.part()).join("work"));
+            let places =
+                world.groups().into_iter().map(|group| group.join(running.id.part()).join("work"));
             places.map(|place| place.join(name)).find(|file| file.exists())
         };
         // On cgroup v2 the memory limit counts them with everything else.
@@ -244,7 +253,8 @@ fn one_sandbox_has_its_share_of_terminals_and_no_more() {
     let world = World::new();
     let running = world.start();
     // Far fewer than the host has for all sandboxes together, far more than one may have.
-    let script = "i=10; while [ $i -lt 310 ]; do eval \"exec $i<>/dev/ptmx\" || exit 1; i=$((i+1)); done";
+    let script =
+        "i=10; while [ $i -lt 310 ]; do eval \"exec $i<>/dev/ptmx\" || exit 1; i=$((i+1)); done";
     let inside = shell(&running, script);
     assert_ne!(inside.exit, Exit::Code(0));
     assert!(inside.err.contains("No space left on device"), "{inside:?}");

@@ -37,7 +37,8 @@ pub(super) const PROBES: &[Probe] = &[
     probe("proc_environ", libc::EACCES, FOREIGN, || fs::File::open("/proc/1/environ").map(drop)),
     // As once a container overwrote the program that ran it.
     probe("supervisor_program", libc::EACCES, FOREIGN, || {
-        let opened = fs::OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open("/proc/1/exe");
+        let opened =
+            fs::OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open("/proc/1/exe");
         past(opened.map(drop), libc::ETXTBSY)
     }),
     probe("oom_score_of_pid_1", libc::EACCES, &["enter_user_namespace"], || {
@@ -54,7 +55,8 @@ pub(super) const PROBES: &[Probe] = &[
     probe("user_namespace_by_clone", libc::EPERM, SECCOMP, || {
         // SAFETY: without a stack it goes on as after fork, and ends.
         unsafe {
-            let child = libc::syscall(libc::SYS_clone, libc::CLONE_NEWUSER | libc::SIGCHLD, 0, 0, 0, 0);
+            let child =
+                libc::syscall(libc::SYS_clone, libc::CLONE_NEWUSER | libc::SIGCHLD, 0, 0, 0, 0);
             if child == 0 {
                 libc::_exit(0);
             }
@@ -112,7 +114,11 @@ fn a_command_inherits_nothing_but_its_three_streams() {
         };
         // The fourth is the folder being listed.
         assert_eq!(list("exec ls /proc/self/fd"), [0, 1, 2, 3], "{user}");
-        assert_eq!(list("exec 7</dev/null; exec ls /proc/self/fd"), [0, 1, 2, 3, 7], "one more is seen");
+        assert_eq!(
+            list("exec 7</dev/null; exec ls /proc/self/fd"),
+            [0, 1, 2, 3, 7],
+            "one more is seen"
+        );
     }
 }
 
@@ -138,7 +144,8 @@ fn gained(set: impl Fn(&Path), guards: &[&str], line: &str) -> [String; 2] {
     // Of ids the second is the effective one; of capabilities there is one word.
     let word = if line == "Uid" { 2 } else { 1 };
     [said.out.clone(), String::from_utf8(host.stdout).unwrap()].map(|text| {
-        let found = text.lines().find(|text| text.starts_with(line)).unwrap_or_else(|| panic!("{said:?}"));
+        let found =
+            text.lines().find(|text| text.starts_with(line)).unwrap_or_else(|| panic!("{said:?}"));
         found.split_whitespace().nth(word).unwrap().to_owned()
     })
 }
@@ -159,7 +166,8 @@ fn a_program_with_capabilities_gives_its_caller_nothing() {
     let mut value = [0u8; 20];
     (value[0], value[3], value[4]) = (1, 2, 1);
     let set = |file: &Path| {
-        rustix::fs::setxattr(file, c"security.capability", &value, rustix::fs::XattrFlags::empty()).unwrap();
+        rustix::fs::setxattr(file, c"security.capability", &value, rustix::fs::XattrFlags::empty())
+            .unwrap();
     };
     for guards in [&[][..], &["no_new_privileges", "seccomp"]] {
         let [inside, outside] = gained(set, guards, "CapEff");
@@ -174,9 +182,13 @@ fn an_agent_has_no_capability_and_root_only_those_of_its_role() {
     let sets = |user: &str| {
         let argv = ["grep", "^Cap", "/proc/self/status"];
         let said = exec(&running, Command { user: Some(user.to_owned()), ..command(&argv) });
-        said.out.lines().map(|line| line.split_whitespace().nth(1).unwrap().to_owned()).collect::<Vec<_>>()
+        said.out
+            .lines()
+            .map(|line| line.split_whitespace().nth(1).unwrap().to_owned())
+            .collect::<Vec<_>>()
     };
-    let role: u64 = harvest_engine::Capability::ROLE.iter().map(|capability| 1 << (*capability as u32)).sum();
+    let role: u64 =
+        harvest_engine::Capability::ROLE.iter().map(|capability| 1 << (*capability as u32)).sum();
     let (none, role) = (format!("{:016x}", 0), format!("{role:016x}"));
     // Inheritable, permitted, effective, bounding, ambient.
     assert_eq!(sets("root"), [&none, &role, &role, &role, &none].map(String::as_str));
@@ -203,6 +215,10 @@ fn a_script_that_names_its_interpreters_own_program_gets_nothing_of_the_supervis
     // The kernel resolves this name in the launcher, which is the supervisor's program.
     shell(&running, "printf '#!/proc/self/exe\\n' > /tmp/own; chmod 755 /tmp/own");
     let said = exec(&running, command(&["/tmp/own"]));
-    assert_eq!((said.exit, said.out.as_str()), (Exit::Code(2), ""), "it is asked for a role and has none");
+    assert_eq!(
+        (said.exit, said.out.as_str()),
+        (Exit::Code(2), ""),
+        "it is asked for a role and has none"
+    );
     assert_eq!(shell(&running, "echo on").out, "on");
 }

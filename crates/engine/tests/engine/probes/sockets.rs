@@ -5,13 +5,19 @@ use std::os::{linux::net::SocketAddrExt, unix::net::SocketAddr};
 use super::*;
 
 pub(super) const PROBES: &[Probe] = &[
-    probe("raw_socket", libc::EPERM, ADMIN, || socket(libc::AF_INET, libc::SOCK_RAW, libc::IPPROTO_ICMP)),
+    probe("raw_socket", libc::EPERM, ADMIN, || {
+        socket(libc::AF_INET, libc::SOCK_RAW, libc::IPPROTO_ICMP)
+    }),
     probe("raw_socket_v6", libc::EPERM, ADMIN, || {
         socket(libc::AF_INET6, libc::SOCK_RAW, libc::IPPROTO_ICMPV6)
     }),
-    probe("packet_socket", libc::EAFNOSUPPORT, ADMIN, || socket(libc::AF_PACKET, libc::SOCK_DGRAM, 0)),
+    probe("packet_socket", libc::EAFNOSUPPORT, ADMIN, || {
+        socket(libc::AF_PACKET, libc::SOCK_DGRAM, 0)
+    }),
     probe("vsock", libc::EAFNOSUPPORT, SECCOMP, || socket(libc::AF_VSOCK, libc::SOCK_STREAM, 0)),
-    probe("crypto_socket", libc::EAFNOSUPPORT, SECCOMP, || socket(libc::AF_ALG, libc::SOCK_SEQPACKET, 0)),
+    probe("crypto_socket", libc::EAFNOSUPPORT, SECCOMP, || {
+        socket(libc::AF_ALG, libc::SOCK_SEQPACKET, 0)
+    }),
     probe("firewall_socket", libc::EPROTONOSUPPORT, SECCOMP, || {
         socket(libc::AF_NETLINK, libc::SOCK_RAW, libc::NETLINK_NETFILTER)
     }),
@@ -40,7 +46,8 @@ fn the_hosts_abstract_sockets_come_with_the_hosts_network_only() {
         let spec = Spec { binds: probe_binds(), network, ..world.spec() };
         let running = world.engine.start(&spec).unwrap();
         let name = format!("harvest-test-{}", running.id.part());
-        let _listener = UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
+        let _listener =
+            UnixListener::bind_addr(&SocketAddr::from_abstract_name(&name).unwrap()).unwrap();
         let mut command = probe_command("abstract_socket", 1);
         command.env.insert("HARVEST_PROBE_SOCKET".to_owned(), name);
         let inside = exec(&running, command);

@@ -10,7 +10,9 @@ use std::{
 
 use tokio::io::AsyncWriteExt;
 
-use super::{Draft, TakeError, Taken, beside, disk, few, git, good, on, run, settle, shown, unreadable};
+use super::{
+    Draft, TakeError, Taken, beside, disk, few, git, good, on, run, settle, shown, unreadable,
+};
 
 const BRANCH: &str = "main";
 
@@ -63,7 +65,10 @@ fn strange(folder: &Path) -> Result<Vec<String>, TakeError> {
                 return Ok(strange);
             }
             let (path, kind) = (entry.path(), entry.file_type().map_err(unreadable(&next))?);
-            let other = kind.is_socket() || kind.is_fifo() || kind.is_block_device() || kind.is_char_device();
+            let other = kind.is_socket()
+                || kind.is_fifo()
+                || kind.is_block_device()
+                || kind.is_char_device();
             if other {
                 let name = path.strip_prefix(folder).unwrap_or(&path);
                 strange.push(shown(name.as_os_str().as_encoded_bytes()));
@@ -77,7 +82,11 @@ fn strange(folder: &Path) -> Result<Vec<String>, TakeError> {
 }
 
 /// The files git would take, and the folders that are repositories of their own.
-async fn list(bare: &Path, folder: &Path, index: &Draft) -> Result<(Vec<Vec<u8>>, Vec<String>), TakeError> {
+async fn list(
+    bare: &Path,
+    folder: &Path,
+    index: &Draft,
+) -> Result<(Vec<Vec<u8>>, Vec<String>), TakeError> {
     let mut command = beside(bare, folder, &index.0);
     command.args(["ls-files", "-z", "--others", "--exclude-standard"]);
     let output = run(command).await.map_err(disk("list", folder))?;
@@ -86,7 +95,8 @@ async fn list(bare: &Path, folder: &Path, index: &Draft) -> Result<(Vec<Vec<u8>>
         return Ok((Vec::new(), Vec::new()));
     }
     let names = output.stdout.split(|byte| *byte == 0).filter(|name| !name.is_empty());
-    let (nested, files): (Vec<_>, Vec<_>) = names.map(<[u8]>::to_vec).partition(|name| name.ends_with(b"/"));
+    let (nested, files): (Vec<_>, Vec<_>) =
+        names.map(<[u8]>::to_vec).partition(|name| name.ends_with(b"/"));
     Ok((files, nested.iter().map(|name| shown(name)).collect()))
 }
 
@@ -101,7 +111,11 @@ fn measure(folder: &Path, files: &[Vec<u8>]) -> Result<(), TakeError> {
         bytes += fs::symlink_metadata(&path).map_err(unreadable(&path))?.len();
     }
     match bytes > MOST_BYTES {
-        true => Err(too_large(format!("{} MiB; at most {} MiB are taken", bytes >> 20, MOST_BYTES >> 20))),
+        true => Err(too_large(format!(
+            "{} MiB; at most {} MiB are taken",
+            bytes >> 20,
+            MOST_BYTES >> 20
+        ))),
         false => Ok(()),
     }
 }
@@ -112,7 +126,12 @@ fn path_of(name: &[u8]) -> PathBuf {
 }
 
 /// Exactly these, so that nothing that appears meanwhile is taken for a submodule.
-async fn add(bare: &Path, folder: &Path, index: &Draft, files: &[Vec<u8>]) -> Result<(), TakeError> {
+async fn add(
+    bare: &Path,
+    folder: &Path,
+    index: &Draft,
+    files: &[Vec<u8>],
+) -> Result<(), TakeError> {
     let mut command = beside(bare, folder, &index.0);
     command.args(["update-index", "--add", "-z", "--stdin"]);
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());

@@ -11,7 +11,12 @@ use super::{Draft, beside, few, on, run, shown};
 const MAX_INDEX_BYTES: u64 = 1 << 30;
 
 /// One note about what is not committed, or none.
-pub(super) async fn uncommitted(bare: &Path, folder: &Path, source: &Path, branch: &str) -> Vec<String> {
+pub(super) async fn uncommitted(
+    bare: &Path,
+    folder: &Path,
+    source: &Path,
+    branch: &str,
+) -> Vec<String> {
     let changed = match with_its_index(bare, folder, source).await {
         Some(changed) => Some(changed),
         // An index git kept in several files, say. A fresh one only costs a look into every file.
@@ -26,7 +31,10 @@ pub(super) async fn uncommitted(bare: &Path, folder: &Path, source: &Path, branc
             )]
         }
         None => {
-            vec!["it cannot be seen whether something is not committed; only commits are taken".to_owned()]
+            vec![
+                "it cannot be seen whether something is not committed; only commits are taken"
+                    .to_owned(),
+            ]
         }
     }
 }
@@ -43,7 +51,12 @@ async fn with_its_index(bare: &Path, folder: &Path, source: &Path) -> Option<Vec
     status(bare, folder, source, &draft).await
 }
 
-async fn with_a_fresh_one(bare: &Path, folder: &Path, source: &Path, branch: &str) -> Option<Vec<String>> {
+async fn with_a_fresh_one(
+    bare: &Path,
+    folder: &Path,
+    source: &Path,
+    branch: &str,
+) -> Option<Vec<String>> {
     let draft = Draft::new(bare);
     let mut command = on(bare);
     command.env("GIT_INDEX_FILE", &draft.0).args(["read-tree", &format!("refs/heads/{branch}")]);

@@ -143,7 +143,11 @@ fn with_input(mut command: Vec<u8>) -> Pieces {
     let (pieces, waiting) = mpsc::channel(2);
     // Nobody waits for it: it may be reading from a terminal when the command has long ended.
     std::thread::spawn(move || feed(&pieces));
-    let input = stream::unfold(waiting, |mut waiting| async move { Some((waiting.recv().await?, waiting)) });
+    let input =
+        stream::unfold(
+            waiting,
+            |mut waiting| async move { Some((waiting.recv().await?, waiting)) },
+        );
     stream::iter([Ok(command)]).chain(input).boxed()
 }
 
@@ -214,7 +218,9 @@ impl Following<'_> {
             ExecLine::Failed { code, message } if code == "sandbox_ended" => {
                 Some(Outcome::crashed(message, millis(self.began.elapsed())))
             }
-            ExecLine::Failed { code, message } => Some(Outcome::refused(&Fault::new(fault(&code), message))),
+            ExecLine::Failed { code, message } => {
+                Some(Outcome::refused(&Fault::new(fault(&code), message)))
+            }
         })
     }
 }

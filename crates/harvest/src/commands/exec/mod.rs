@@ -47,7 +47,10 @@ pub(crate) fn variables(given: &[String]) -> Result<BTreeMap<String, String>> {
             None if !variable.is_empty() => {
                 env.extend(std::env::var(variable).ok().map(|value| (variable.clone(), value)));
             }
-            _ => bail!(Advice::new(format!("`{variable}` is not a variable"), "write it as NAME=VALUE")),
+            _ => bail!(Advice::new(
+                format!("`{variable}` is not a variable"),
+                "write it as NAME=VALUE"
+            )),
         }
     }
     Ok(env)

@@ -131,7 +131,12 @@ impl Sink {
     }
 
     /// Tells the end; the exit code is the command's own.
-    pub(super) fn finish(self, print: Printer, outcome: &Outcome, sandbox: Option<&str>) -> Result<u8> {
+    pub(super) fn finish(
+        self,
+        print: Printer,
+        outcome: &Outcome,
+        sandbox: Option<&str>,
+    ) -> Result<u8> {
         match self {
             Self::Through => {
                 if let Some(error) = &outcome.error {
@@ -140,7 +145,8 @@ impl Sink {
             }
             Self::Kept { stdout, stderr } => {
                 let truncated = stdout.is_truncated() || stderr.is_truncated();
-                let ((stdout, stdout_base64), (stderr, stderr_base64)) = (told(stdout), told(stderr));
+                let ((stdout, stdout_base64), (stderr, stderr_base64)) =
+                    (told(stdout), told(stderr));
                 #[expect(clippy::cast_precision_loss, reason = "no command runs for 285,000 years")]
                 let duration_secs = outcome.millis as f64 / 1000.0;
                 let document = Document {

@@ -34,7 +34,8 @@ pub(super) async fn run(here: &Invocation, args: Exec, place: &str, mut sink: Si
     let client = Client::find(&here.config)?;
     let id = resolve::session(&client, place).await?;
     let (with_stdin, request) = (args.stdin, request(args)?);
-    let (mut speaker, mut listener) = socket::open(&client, &format!("/v1/sessions/{id}/exec")).await?;
+    let (mut speaker, mut listener) =
+        socket::open(&client, &format!("/v1/sessions/{id}/exec")).await?;
     speaker.say(&SocketIn::Start(request)).await?;
     let outcome = {
         let mut feeding = std::pin::pin!(feed(&mut speaker, with_stdin));
@@ -86,7 +87,9 @@ async fn hear(listener: &mut Listener, sink: &mut Sink) -> Result<Outcome> {
                 Some((&STDERR, bytes)) => sink.take(Output::Stderr, bytes)?,
                 _ => bail!("the server sent output of nobody knows what"),
             },
-            Heard::Said(SocketOut::Exited { exit, millis }) => return Ok(Outcome::exited(exit, millis)),
+            Heard::Said(SocketOut::Exited { exit, millis }) => {
+                return Ok(Outcome::exited(exit, millis));
+            }
             Heard::Said(SocketOut::Failed { code, message }) => {
                 return Ok(Outcome::refused(&Fault::new(fault(&code), message)));
             }

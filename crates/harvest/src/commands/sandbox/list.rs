@@ -16,12 +16,16 @@ pub(super) async fn ls(here: &Invocation, desk: &Desk) -> Result<()> {
     let SandboxList { items, torn } = desk.get("/v1/sandboxes").await?;
     for torn in &torn {
         here.print.note(format!("{}: {}", torn.id, torn.error));
-        here.print.hint(format!("`harvest sandbox rm --force {}` throws away what is left of it", torn.id));
+        here.print.hint(format!(
+            "`harvest sandbox rm --force {}` throws away what is left of it",
+            torn.id
+        ));
     }
     if items.is_empty() && torn.is_empty() && !here.print.json {
         here.print.note("no sandboxes yet");
-        here.print
-            .hint("`harvest sandbox create` starts one that stays; `harvest exec -- COMMAND` needs none");
+        here.print.hint(
+            "`harvest sandbox create` starts one that stays; `harvest exec -- COMMAND` needs none",
+        );
         return Ok(());
     }
     let now = Timestamp::from(SystemTime::now());

@@ -41,7 +41,9 @@ pub(crate) async fn run(here: &Invocation, verb: Sandbox) -> Result<u8> {
         Sandbox::Fork { sandbox, count } => disks::fork(here, &desk, &sandbox, count).await?,
         Sandbox::Stop(many) => stop(here, &desk, &many.sandboxes).await?,
         Sandbox::Start(many) => start(here, &desk, &many.sandboxes).await?,
-        Sandbox::Rm { sandboxes, all, force } => remove(here, &desk, &sandboxes, all, force).await?,
+        Sandbox::Rm { sandboxes, all, force } => {
+            remove(here, &desk, &sandboxes, all, force).await?
+        }
         Sandbox::Plan { .. } => unreachable!("a plan needs no desk"),
     }
     Ok(0)
@@ -98,7 +100,9 @@ async fn plan(here: &Invocation, image: Option<String>) -> Result<()> {
     let plan = plan.map_err(|error| match error {
         EngineError::ImageMissing { .. } => anyhow!(Advice::new(
             format!("there is no image `{image}`"),
-            format!("`harvest image build {image}` makes it; `harvest image ls` lists those there are"),
+            format!(
+                "`harvest image build {image}` makes it; `harvest image ls` lists those there are"
+            ),
         )),
         other => anyhow::Error::new(other).context("cannot plan a sandbox"),
     })?;
@@ -131,7 +135,13 @@ async fn start(here: &Invocation, desk: &Desk, typed: &[String]) -> Result<()> {
     done(here, "started", &ids)
 }
 
-async fn remove(here: &Invocation, desk: &Desk, typed: &[String], all: bool, force: bool) -> Result<()> {
+async fn remove(
+    here: &Invocation,
+    desk: &Desk,
+    typed: &[String],
+    all: bool,
+    force: bool,
+) -> Result<()> {
     let ids = match all {
         false => ones_own(desk, typed, "remove", force).await?,
         // One that belongs to a process is in use by it.
@@ -157,7 +167,12 @@ fn done(here: &Invocation, word: &str, ids: &[SandboxId]) -> Result<()> {
 
 /// The sandboxes a person means. All are looked up first: a slip in the last must not cost the first.
 /// What a session works in is the session's, unless they insist.
-async fn ones_own(desk: &Desk, typed: &[String], verb: &str, force: bool) -> Result<Vec<SandboxId>> {
+async fn ones_own(
+    desk: &Desk,
+    typed: &[String],
+    verb: &str,
+    force: bool,
+) -> Result<Vec<SandboxId>> {
     let list: SandboxList = desk.get("/v1/sandboxes").await?;
     let mut ids = Vec::new();
     for typed in typed {
@@ -167,7 +182,8 @@ async fn ones_own(desk: &Desk, typed: &[String], verb: &str, force: bool) -> Res
             bail!(Advice::new(torn.error.clone(), hint));
         }
         if !force && list.items.iter().any(|made| made.id == id && made.owner == "session") {
-            let hint = "see `harvest ls`; `harvest terminate SESSION` ends its sandbox and keeps its disk";
+            let hint =
+                "see `harvest ls`; `harvest terminate SESSION` ends its sandbox and keeps its disk";
             bail!(Advice::new(format!("cannot {verb} {id}: it belongs to a session"), hint));
         }
         if !ids.contains(&id) {

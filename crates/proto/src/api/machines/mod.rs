@@ -6,12 +6,14 @@ mod images;
 mod sandboxes;
 
 pub use disks::{
-    Collect, Collected, CreateVolume, DiskRoom, DiskUsage, Finding, FindingLevel, MachineSnapshot, Owned,
-    SandboxUsed, StoreFile, Used, Volume, VolumeBacking,
+    Collect, Collected, CreateVolume, DiskRoom, DiskUsage, Finding, FindingLevel, MachineSnapshot,
+    Owned, SandboxUsed, StoreFile, Used, Volume, VolumeBacking,
 };
-pub use images::{Image, ImageConfig, ImageLayer, ImageLine, ImageOrigin, ImageUsage, ImageUsers, MakeImage};
+pub use images::{
+    Image, ImageConfig, ImageLayer, ImageLine, ImageOrigin, ImageUsage, ImageUsers, MakeImage,
+};
 pub use sandboxes::{
     CreateSandbox, CreatedSandbox, ExecOnce, ForkSandbox, ForkedSandbox, Language, RestoreSandbox,
-    RestoredSandbox, RunCommand, Sandbox, SandboxLimits, SandboxList, SandboxNetwork, SandboxSnapshot,
-    SandboxStatus, TornSandbox, VolumeMount,
+    RestoredSandbox, RunCommand, Sandbox, SandboxLimits, SandboxList, SandboxNetwork,
+    SandboxSnapshot, SandboxStatus, TornSandbox, VolumeMount,
 };

@@ -270,7 +270,8 @@ impl ExecOnce {
     pub fn parts(self) -> (CreateSandbox, RunCommand) {
         let Self { image, from, limits, network, volumes, state, .. } = self;
         let Self { argv, code, lang, env, cwd, user, timeout_millis, stdin, .. } = self;
-        let sandbox = CreateSandbox { image, from, limits, network, volumes, state, env: BTreeMap::new() };
+        let sandbox =
+            CreateSandbox { image, from, limits, network, volumes, state, env: BTreeMap::new() };
         (sandbox, RunCommand { argv, code, lang, env, cwd, user, timeout_millis, stdin })
     }
 }

@@ -72,9 +72,11 @@ pub(crate) async fn image_import(
     Query(unpacked): Query<Unpacked>,
     body: axum::body::Body,
 ) -> Result<Response, ApiError> {
-    let pieces = body.into_data_stream().map(|piece| piece.map(Vec::from).map_err(std::io::Error::other));
-    let source =
-        unpacked.source.map(|words| words.chars().filter(|letter| !letter.is_control()).take(200).collect());
+    let pieces =
+        body.into_data_stream().map(|piece| piece.map(Vec::from).map_err(std::io::Error::other));
+    let source = unpacked
+        .source
+        .map(|words| words.chars().filter(|letter| !letter.is_control()).take(200).collect());
     let order = ImportImage { name, source, max_bytes: unpacked.max_bytes };
     let lines = desk.machines().image_import(order, pieces.boxed()).await?;
     Ok(stream::lines(lines, desk.shutdown))

@@ -77,7 +77,10 @@ fn creating() -> Router<Desk> {
 fn others() -> Router<Desk> {
     Router::new()
         .route("/v1/sandboxes", get(sandboxes::sandbox_list))
-        .route("/v1/sandboxes/{sandbox}", get(sandboxes::sandbox_get).delete(sandboxes::sandbox_delete))
+        .route(
+            "/v1/sandboxes/{sandbox}",
+            get(sandboxes::sandbox_get).delete(sandboxes::sandbox_delete),
+        )
         .route("/v1/sandboxes/{sandbox}/exec", post(sandboxes::sandbox_exec))
         .route("/v1/sandboxes/{sandbox}/pty", get(pty::sandbox_pty_open))
         .route(

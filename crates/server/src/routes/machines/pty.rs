@@ -40,5 +40,6 @@ pub(crate) async fn sandbox_pty_open(
     let order = order(query)?;
     // Before the upgrade: what goes wrong up to here is a problem like any other.
     let (running, input) = desk.commands.inside(&sandbox).await?.terminal(order).await?;
-    Ok(upgrade.on_upgrade(|socket| socket::carry(socket, running, Some(input), Kind::Terminal, ending)))
+    Ok(upgrade
+        .on_upgrade(|socket| socket::carry(socket, running, Some(input), Kind::Terminal, ending)))
 }

@@ -88,7 +88,9 @@ fn a_turn_whose_server_died_while_it_was_kept_is_asked_what_it_changed_before_it
     run(&mut world);
     world.end_turn(TurnOutcome::Completed);
     world.deliver();
-    let [Action::Capture { snapshot, .. }] = &world.pending[..] else { panic!("{:?}", world.pending) };
+    let [Action::Capture { snapshot, .. }] = &world.pending[..] else {
+        panic!("{:?}", world.pending)
+    };
     let first = snapshot.clone();
     for _ in 0..2 {
         world.crash();
@@ -114,7 +116,8 @@ fn a_turn_that_can_no_longer_be_asked_is_kept_with_its_machine() {
     world.carry_out(0, Luck::Good);
     world.pending.clear();
     world.tick(90_000);
-    let kept = |action: &Action| matches!(action, Action::EndKept { kind: SnapshotKind::Recovered, .. });
+    let kept =
+        |action: &Action| matches!(action, Action::EndKept { kind: SnapshotKind::Recovered, .. });
     assert!(world.pending.iter().any(kept), "{:?}", world.pending);
     run(&mut world);
     assert_eq!(world.turns.len(), 1);
@@ -181,7 +184,10 @@ fn an_idle_session_is_paused_and_a_prompt_wakes_it() {
     world.now += 600_000;
     world.input(Input::Tick);
     run(&mut world);
-    assert_eq!((world.state.shown.state, world.state.shown.reason.as_str()), (SessionState::Paused, "idle"));
+    assert_eq!(
+        (world.state.shown.state, world.state.shown.reason.as_str()),
+        (SessionState::Paused, "idle")
+    );
     world.prompt(false);
     run(&mut world);
     assert_eq!(world.state.shown.state, SessionState::Running);
@@ -213,7 +219,11 @@ fn a_turn_known_to_have_ended_goes_on_until_its_own_event_says_how() {
     world.carry_out(0, Luck::Good);
     let prompt = world.order[0].clone();
     assert!(matches!(world.current().unwrap().seen[..], [(_, PromptProgress::Ended)]));
-    assert!(world.state.turn().is_some(), "nobody knows the outcome yet: {:?}", world.state.machine);
+    assert!(
+        world.state.turn().is_some(),
+        "nobody knows the outcome yet: {:?}",
+        world.state.machine
+    );
     assert!(world.pending.is_empty(), "nothing is kept before the event: {:?}", world.pending);
     world.deliver();
     assert_eq!(world.prompts[&prompt], PromptStatus::Failed);
@@ -240,7 +250,10 @@ fn a_boot_that_fails_fast_is_tried_three_times() {
         assert!(matches!(world.state.machine, Machine::Starting { .. }), "{:?}", world.state);
     }
     boot_badly(&mut world, 1000);
-    assert_eq!(world.state.shown, Shown { state: SessionState::Failed, reason: "boot_failed".into() });
+    assert_eq!(
+        world.state.shown,
+        Shown { state: SessionState::Failed, reason: "boot_failed".into() }
+    );
     world.input(Input::Resume);
     run(&mut world);
     assert_eq!(world.state.shown.state, SessionState::Idle);
@@ -251,7 +264,10 @@ fn a_boot_that_fails_slowly_is_not_tried_for_ever() {
     let mut world = World::new();
     let slow = world.clocks.breaker / 3;
     boot_badly(&mut world, i64::try_from(slow.as_millis()).unwrap());
-    assert_eq!(world.state.shown, Shown { state: SessionState::Failed, reason: "boot_failed".into() });
+    assert_eq!(
+        world.state.shown,
+        Shown { state: SessionState::Failed, reason: "boot_failed".into() }
+    );
 }
 
 #[test]
@@ -280,10 +296,15 @@ fn terminate_ends_the_machine_now_and_keeps_what_it_left_as_recovered() {
     saving.deliver();
     for mut world in [ready(), frozen(), turn, saving] {
         world.input(Input::Terminate);
-        let kept = |action: &Action| matches!(action, Action::EndKept { kind: SnapshotKind::Recovered, .. });
+        let kept = |action: &Action| {
+            matches!(action, Action::EndKept { kind: SnapshotKind::Recovered, .. })
+        };
         let at = world.pending.iter().position(kept);
         world.carry_out(at.unwrap_or_else(|| panic!("{:?}", world.pending)), Luck::Good);
-        assert_eq!(world.state.shown, Shown { state: SessionState::Paused, reason: "terminated".into() });
+        assert_eq!(
+            world.state.shown,
+            Shown { state: SessionState::Paused, reason: "terminated".into() }
+        );
     }
 }
 
@@ -295,7 +316,10 @@ fn what_waited_when_the_server_ended_goes_on_with_the_next() {
     run(&mut world);
     world.input(Input::Suspend);
     run(&mut world);
-    assert_eq!(world.state.shown, Shown { state: SessionState::Paused, reason: "server_shutdown".into() });
+    assert_eq!(
+        world.state.shown,
+        Shown { state: SessionState::Paused, reason: "server_shutdown".into() }
+    );
     assert_eq!(world.runs.len(), 1);
     world.crash();
     run(&mut world);
@@ -309,7 +333,10 @@ fn a_session_suspended_with_nothing_to_do_stays_paused() {
     run(&mut world);
     world.crash();
     run(&mut world);
-    assert_eq!(world.state.shown, Shown { state: SessionState::Paused, reason: "server_shutdown".into() });
+    assert_eq!(
+        world.state.shown,
+        Shown { state: SessionState::Paused, reason: "server_shutdown".into() }
+    );
 }
 
 #[test]
@@ -350,7 +377,10 @@ fn a_start_that_never_answers_is_given_up() {
     assert_eq!(world.state.shown.state, SessionState::Starting);
     world.pending.retain(|action| matches!(action, Action::End { .. }));
     run(&mut world);
-    assert_eq!(world.state.shown, Shown { state: SessionState::Failed, reason: "start_timeout".into() });
+    assert_eq!(
+        world.state.shown,
+        Shown { state: SessionState::Failed, reason: "start_timeout".into() }
+    );
 }
 
 #[test]
@@ -360,7 +390,9 @@ fn a_state_of_the_last_version_is_read() {
         "work":{"idle":{"since":"2026-01-01T00:00:00.000Z"}}}},
         "shown":{"state":"idle","reason":"ready"},"failures":[]}"#;
     let state: State = serde_json::from_str(old).unwrap();
-    assert!(state.is_awake() && state.waiting.is_none() && state.restoring.is_none() && !state.ceding);
+    assert!(
+        state.is_awake() && state.waiting.is_none() && state.restoring.is_none() && !state.ceding
+    );
 }
 
 #[test]
@@ -370,12 +402,18 @@ fn a_snapshot_taken_for_a_machine_that_was_terminated_meanwhile_is_forgotten() {
     run(&mut world);
     world.end_turn(TurnOutcome::Completed);
     world.deliver();
-    let [Action::Capture { snapshot, .. }] = &world.pending[..] else { panic!("{:?}", world.pending) };
+    let [Action::Capture { snapshot, .. }] = &world.pending[..] else {
+        panic!("{:?}", world.pending)
+    };
     let snapshot = snapshot.clone();
     world.input(Input::Terminate);
     // It is taken before the machine is ended.
     world.carry_out(0, Luck::Good);
-    assert!(world.pending.contains(&Action::Forget { snapshot: snapshot.clone() }), "{:?}", world.pending);
+    assert!(
+        world.pending.contains(&Action::Forget { snapshot: snapshot.clone() }),
+        "{:?}",
+        world.pending
+    );
     run(&mut world);
     assert_eq!(world.state.shown.reason, "terminated");
     assert!(world.newest.is_some_and(|newest| newest != snapshot), "what was kept is another one");

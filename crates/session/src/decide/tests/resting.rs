@@ -86,7 +86,10 @@ fn a_session_without_a_place_waits_in_line_and_starts_by_itself() {
     run(&mut world);
     world.full = true;
     world.prompt(false);
-    assert_eq!(world.state.shown, Shown { state: SessionState::Queued, reason: "limit_sandboxes".into() });
+    assert_eq!(
+        world.state.shown,
+        Shown { state: SessionState::Queued, reason: "limit_sandboxes".into() }
+    );
     assert!(world.pending.is_empty());
     let ticket = world.state.waiting.unwrap().ticket;
     world.crash();
@@ -106,7 +109,10 @@ fn a_new_session_has_its_place_in_line_from_its_creation_on() {
     assert_eq!(world.state.shown, Shown { state: SessionState::Queued, reason: "created".into() });
     assert_eq!(world.state.position(), None);
     world.input(Input::PlaceMoved { ticket: 7, limit: Limit::Sandboxes, position: 2 });
-    assert_eq!(world.state.shown, Shown { state: SessionState::Queued, reason: "limit_sandboxes".into() });
+    assert_eq!(
+        world.state.shown,
+        Shown { state: SessionState::Queued, reason: "limit_sandboxes".into() }
+    );
     assert_eq!(world.state.position(), Some(2));
     world.give_place();
     run(&mut world);
@@ -162,5 +168,8 @@ fn an_adopted_session_rests_for_nobody_before_it_is_known_what_runs_in_it() {
     world.busy = false;
     world.input(Input::PlaceNeeded);
     run(&mut world);
-    assert_eq!(world.state.shown, Shown { state: SessionState::Paused, reason: "place_needed".into() });
+    assert_eq!(
+        world.state.shown,
+        Shown { state: SessionState::Paused, reason: "place_needed".into() }
+    );
 }

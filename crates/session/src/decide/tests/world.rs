@@ -92,7 +92,10 @@ impl World {
     pub(super) fn input(&mut self, input: Input) {
         let state = self.state.clone();
         let rests = |action: &&Action| {
-            matches!(action, Action::Freeze { .. } | Action::EndKept { kind: SnapshotKind::Pause, .. })
+            matches!(
+                action,
+                Action::Freeze { .. } | Action::EndKept { kind: SnapshotKind::Pause, .. }
+            )
         };
         let before = self.pending.iter().filter(rests).count();
         self.step(|moment| decide(state.clone(), input.clone(), moment), state.waiting.is_some());
@@ -181,7 +184,10 @@ impl World {
                     self.order.splice(0..0, queue);
                 }
                 Action::TurnBegun { turn, number, .. } => {
-                    assert!(self.numbers.values().all(|other| *other < number), "numbers of turns rise");
+                    assert!(
+                        self.numbers.values().all(|other| *other < number),
+                        "numbers of turns rise"
+                    );
                     self.numbers.insert(turn, number);
                 }
                 Action::SnapshotTaken { snapshot, turn: Some(turn), .. } => {
@@ -209,19 +215,27 @@ impl World {
                         "work is kept before another sandbox starts"
                     );
                     assert_eq!(from, self.newest, "the newest state is what it starts from");
-                    assert!(self.sandboxes.values().all(|other| other.epoch < epoch), "epochs rise");
+                    assert!(
+                        self.sandboxes.values().all(|other| other.epoch < epoch),
+                        "epochs rise"
+                    );
                     self.pending.push(Action::Start { sandbox, epoch, from });
                 }
                 wish @ (Action::Freeze { .. } | Action::Thaw { .. }) => {
                     // Only the last wish counts.
-                    self.pending
-                        .retain(|action| !matches!(action, Action::Freeze { .. } | Action::Thaw { .. }));
+                    self.pending.retain(|action| {
+                        !matches!(action, Action::Freeze { .. } | Action::Thaw { .. })
+                    });
                     self.pending.push(wish);
                 }
                 effect => {
                     if let Action::Capture { sandbox, .. } = &effect {
-                        let linked = matches!(self.state.machine, Machine::Ready { link: Link::Up, .. });
-                        assert!(linked, "what a turn changed can be asked for before its state is kept");
+                        let linked =
+                            matches!(self.state.machine, Machine::Ready { link: Link::Up, .. });
+                        assert!(
+                            linked,
+                            "what a turn changed can be asked for before its state is kept"
+                        );
                         let same = |action: &Action| matches!(action, Action::Capture { sandbox: of, .. } if of == sandbox);
                         assert!(!self.pending.iter().any(same), "a state is kept once at a time");
                     }
@@ -250,7 +264,8 @@ impl World {
             _ => false,
         };
         assert!(!waits || clock.is_some(), "every wait has a clock: {:?}", self.state);
-        if let Machine::Ready { link, work: Work::Saving(Save { later: true, .. }), .. } = &self.state.machine
+        if let Machine::Ready { link, work: Work::Saving(Save { later: true, .. }), .. } =
+            &self.state.machine
         {
             assert!(
                 *link != Link::Up && clock.is_some(),
@@ -291,7 +306,8 @@ impl World {
     }
 
     pub(super) fn deliver(&mut self) {
-        let Some(sandbox) = self.current().filter(|sandbox| sandbox.linked && !sandbox.outbox.is_empty())
+        let Some(sandbox) =
+            self.current().filter(|sandbox| sandbox.linked && !sandbox.outbox.is_empty())
         else {
             return;
         };
@@ -336,7 +352,9 @@ impl World {
             32 => self.input(Input::Pause),
             33 => self.input(Input::Resume),
             34 => self.input(Input::Terminate),
-            35 if which.is_multiple_of(5) && !matches!(self.state.machine, Machine::Held { .. }) => {
+            35 if which.is_multiple_of(5)
+                && !matches!(self.state.machine, Machine::Held { .. }) =>
+            {
                 self.input(Input::Archive);
             }
             36 => {
@@ -346,7 +364,10 @@ impl World {
             }
             37 => {
                 if let Some(prompt) = self.state.queue.get(which % 3).cloned() {
-                    self.input(Input::Moved { prompt, position: u32::try_from(which % 4).unwrap() });
+                    self.input(Input::Moved {
+                        prompt,
+                        position: u32::try_from(which % 4).unwrap(),
+                    });
                 }
             }
             38..=40 => self.tick(i64::try_from(which % 100).unwrap() * 10_000),
@@ -373,13 +394,20 @@ impl World {
         self.input(Input::Tick);
         let now = Timestamp::from_millis(self.now);
         let clock = self.state.next_clock(&self.clocks);
-        assert!(self.busy || clock.is_none_or(|at| at > now), "a clock strikes once: {:?}", self.state);
+        assert!(
+            self.busy || clock.is_none_or(|at| at > now),
+            "a clock strikes once: {:?}",
+            self.state
+        );
     }
 
     pub(super) fn restore(&mut self, which: usize) {
         let turn = self.turns.iter().nth(which % self.turns.len().max(1));
-        let Some((turn, snapshot)) = turn.map(|(turn, snapshot)| (*turn, snapshot.clone())) else { return };
-        if self.state.rest != Rest::Archived && !matches!(self.state.machine, Machine::Held { .. }) {
+        let Some((turn, snapshot)) = turn.map(|(turn, snapshot)| (*turn, snapshot.clone())) else {
+            return;
+        };
+        if self.state.rest != Rest::Archived && !matches!(self.state.machine, Machine::Held { .. })
+        {
             self.input(Input::Restore { snapshot, turn });
         }
     }

@@ -75,7 +75,8 @@ async fn postgres_on_a_small_disk() {
 async fn fills_up(home: &Home, ballast: &Path) {
     let session = home.session().await;
     // Not compressible, or PostgreSQL would make it small.
-    let page: String = (0..3_000_u32).map(|n| format!("{:x}", n.wrapping_mul(2_654_435_761))).collect();
+    let page: String =
+        (0..3_000_u32).map(|n| format!("{:x}", n.wrapping_mul(2_654_435_761))).collect();
     let mut answered = 0;
     let error = loop {
         assert!(answered < 2_000, "the disk never fills");

@@ -61,13 +61,17 @@ async fn a_process_that_writes() {
     .unwrap();
     let words = std::env::var("HARVEST_TEST_SESSION").unwrap();
     let (session, lease) = words.split_once(' ').unwrap();
-    let (session, lease): (SessionId, _) = (session.parse().unwrap(), Lease(lease.parse().unwrap()));
+    let (session, lease): (SessionId, _) =
+        (session.parse().unwrap(), Lease(lease.parse().unwrap()));
     let writers = (0..5).map(|writer| {
         let (store, session) = (store.clone(), session.clone());
         tokio::spawn(async move {
             for round in 0..100_000 {
                 let writes = (0..PIECES).map(|_| warning(&format!("{writer} {round}"))).collect();
-                println!("stored {}", store.session_commit(&session, lease, NOW, writes).await.unwrap().seq);
+                println!(
+                    "stored {}",
+                    store.session_commit(&session, lease, NOW, writes).await.unwrap().seq
+                );
             }
         })
     });

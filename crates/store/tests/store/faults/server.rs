@@ -50,10 +50,15 @@ async fn a_connection_killed_in_mid_transaction_leaves_nothing_of_it() {
     let home = Home::postgres().await;
     let (session, other) = (home.session().await, home.session().await);
     let mut blocker = home.kept.raw().await;
-    sqlx::raw_sql("BEGIN; LOCK TABLE events IN EXCLUSIVE MODE").execute(&mut blocker).await.unwrap();
+    sqlx::raw_sql("BEGIN; LOCK TABLE events IN EXCLUSIVE MODE")
+        .execute(&mut blocker)
+        .await
+        .unwrap();
     let writes = |session| {
         let (store, lease) = (home.store.clone(), home.lease);
-        tokio::spawn(async move { store.session_commit(&session, lease, NOW, vec![warning("lost")]).await })
+        tokio::spawn(async move {
+            store.session_commit(&session, lease, NOW, vec![warning("lost")]).await
+        })
     };
     let lost = [writes(session.clone()), writes(other.clone())];
     let database = database(&home);
@@ -80,12 +85,15 @@ async fn a_server_that_takes_over_waits_for_the_write_in_progress() {
     let session = home.session().await;
     let newer = home.kept.store().await;
     let mut blocker = home.kept.raw().await;
-    sqlx::raw_sql("BEGIN; LOCK TABLE events IN EXCLUSIVE MODE").execute(&mut blocker).await.unwrap();
+    sqlx::raw_sql("BEGIN; LOCK TABLE events IN EXCLUSIVE MODE")
+        .execute(&mut blocker)
+        .await
+        .unwrap();
     let writing = {
         let (store, session, lease) = (home.store.clone(), session.clone(), home.lease);
-        tokio::spawn(
-            async move { store.session_commit(&session, lease, NOW, vec![warning("in time")]).await },
-        )
+        tokio::spawn(async move {
+            store.session_commit(&session, lease, NOW, vec![warning("in time")]).await
+        })
     };
     let waits = |what: &str| {
         let sql = format!("SELECT COUNT(*) FROM pg_stat_activity WHERE wait_event = '{what}'");
@@ -106,7 +114,10 @@ async fn a_server_that_takes_over_waits_for_the_write_in_progress() {
     assert_eq!(writing.await.unwrap().unwrap().seq, 1);
     lease.await.unwrap();
     assert_eq!(newer.session_get(&session).await.unwrap().session.seq, 1);
-    assert!(matches!(home.commit(&session, vec![warning("late")]).await, Err(StoreError::LeaseLost)));
+    assert!(matches!(
+        home.commit(&session, vec![warning("late")]).await,
+        Err(StoreError::LeaseLost)
+    ));
 }
 
 #[tokio::test]
@@ -152,7 +163,9 @@ async fn a_commit_in_doubt_when_the_store_is_closed_is_called_unknown() {
     cut.store(FOR_GOOD, Ordering::SeqCst);
     let doubtful = {
         let (store, session) = (home.store.clone(), session.clone());
-        tokio::spawn(async move { store.session_commit(&session, lease, NOW, vec![warning("?")]).await })
+        tokio::spawn(
+            async move { store.session_commit(&session, lease, NOW, vec![warning("?")]).await },
+        )
     };
     eventually("the cut", || async { (cut.load(Ordering::SeqCst) == GONE).then_some(()) }).await;
     let later = home.commit(&session, vec![warning("later")]).await;

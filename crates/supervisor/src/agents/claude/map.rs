@@ -48,7 +48,9 @@ impl Claude {
 
     /// What a line means.
     pub(super) fn line(&mut self, line: &[u8]) -> Vec<Signal> {
-        let Ok(message) = serde_json::from_slice::<Value>(line) else { return self.noise.hear(line) };
+        let Ok(message) = serde_json::from_slice::<Value>(line) else {
+            return self.noise.hear(line);
+        };
         match text(&message, "type") {
             "system" => self.system(&message, line),
             "stream_event" => partial(&message),
@@ -62,9 +64,8 @@ impl Claude {
             "control_request" => self.requested(&message),
             "control_cancel_request" => self.cancelled(&message),
             "control_response" => ready(&message),
-            "keep_alive" | "rate_limit_event" | "tool_progress" | "auth_status" | "tool_use_summary" => {
-                Vec::new()
-            }
+            "keep_alive" | "rate_limit_event" | "tool_progress" | "auth_status"
+            | "tool_use_summary" => Vec::new(),
             _ => self.noise.hear(line),
         }
     }
@@ -101,7 +102,9 @@ impl Claude {
         }
         match text(message, "state") {
             "started" => self.started = true,
-            "completed" if !self.started && self.result.is_none() => return vec![Signal::Done(Ok(()))],
+            "completed" if !self.started && self.result.is_none() => {
+                return vec![Signal::Done(Ok(()))];
+            }
             _ => {}
         }
         Vec::new()
@@ -114,7 +117,8 @@ impl Claude {
             return vec![Signal::Say(wire::refuse(control))];
         }
         let input = request["input"].as_object().cloned().unwrap_or_default();
-        let questions = input.get("questions").and_then(Value::as_array).cloned().unwrap_or_default();
+        let questions =
+            input.get("questions").and_then(Value::as_array).cloned().unwrap_or_default();
         if text(request, "tool_name") != "AskUserQuestion" || questions.is_empty() {
             return vec![Signal::Say(wire::allow(control, &request["input"]))];
         }
@@ -135,8 +139,10 @@ impl Claude {
         let Some(mut asked) = self.asked.remove(request) else { return Vec::new() };
         let question = text(&asked.questions.remove(0), "question").to_owned();
         asked.answers.insert(question, Value::from(answer));
-        let closed =
-            EventBody::RequestClosed { request: request.to_owned(), answer: Some(answer.to_owned()) };
+        let closed = EventBody::RequestClosed {
+            request: request.to_owned(),
+            answer: Some(answer.to_owned()),
+        };
         let mut signals = vec![Signal::Event(closed)];
         if asked.questions.is_empty() {
             asked.input.insert("answers".to_owned(), Value::Object(asked.answers));
@@ -178,7 +184,8 @@ fn text<'a>(value: &'a Value, field: &str) -> &'a str {
 
 fn ready(message: &Value) -> Vec<Signal> {
     let response = &message["response"];
-    let ready = text(response, "request_id") == wire::INITIALIZE && text(response, "subtype") == "success";
+    let ready =
+        text(response, "request_id") == wire::INITIALIZE && text(response, "subtype") == "success";
     if ready { vec![Signal::Ready] } else { Vec::new() }
 }
 
@@ -205,8 +212,7 @@ fn partial(message: &Value) -> Vec<Signal> {
         "thinking_delta" => EventBody::ThoughtDelta { text: text(delta, "thinking").to_owned() },
         _ => return Vec::new(),
     };
-    let empty =
-        matches!(&event, EventBody::TextDelta { text } | EventBody::ThoughtDelta { text } if text.is_empty());
+    let empty = matches!(&event, EventBody::TextDelta { text } | EventBody::ThoughtDelta { text } if text.is_empty());
     if empty { Vec::new() } else { vec![Signal::Event(event)] }
 }
 
@@ -284,7 +290,8 @@ fn outcome(message: &Value) -> Result<(), String> {
         return Ok(());
     }
     let errors = message["errors"].as_array().map_or(&[][..], Vec::as_slice);
-    let words = [text(message, "result"), errors.first().and_then(Value::as_str).unwrap_or_default()];
+    let words =
+        [text(message, "result"), errors.first().and_then(Value::as_str).unwrap_or_default()];
     let word = words.into_iter().find(|word| !word.is_empty());
     Err(cut::text(word.unwrap_or_else(|| text(message, "subtype")), MAX_RAW_BYTES))
 }

@@ -98,7 +98,8 @@ fn an_api_failure_is_a_failure_though_it_says_success() {
 fn a_prompt_it_has_carried_out_before_ends_at_once() {
     let prompt: PromptId = "prm_000000000001".parse().unwrap();
     let line = |state: &str| {
-        json!({"type": "command_lifecycle", "command_uuid": wire::uuid(&prompt), "state": state}).to_string()
+        json!({"type": "command_lifecycle", "command_uuid": wire::uuid(&prompt), "state": state})
+            .to_string()
     };
     let mut claude = Claude::default();
     claude.begin(&prompt);
@@ -121,7 +122,10 @@ fn a_question_waits_for_its_answer() {
     let Signal::Say(line) = &signals[1] else { panic!("{signals:?}") };
     let reply: Value = serde_json::from_str(line).unwrap();
     assert_eq!(reply["response"]["request_id"], "a25e");
-    assert_eq!(reply["response"]["response"]["updatedInput"]["answers"], json!({"Which colour?": "blue"}));
+    assert_eq!(
+        reply["response"]["response"]["updatedInput"]["answers"],
+        json!({"Which colour?": "blue"})
+    );
     assert_eq!(claude.answered("toolu_d8", "again"), []);
 }
 

@@ -54,9 +54,16 @@ pub(super) fn refuse(request: &str) -> String {
 pub(crate) fn uuid(id: &PromptId) -> String {
     // The alphabet ids are printed in, five bits a character.
     const ALPHABET: &str = "0123456789abcdefghjkmnpqrstvwxyz";
-    let bits =
-        id.part().chars().fold(0u64, |bits, letter| (bits << 5) | ALPHABET.find(letter).unwrap_or(0) as u64);
-    format!("{:08x}-{:04x}-4{:03x}-8000-000000000000", bits >> 28, (bits >> 12) & 0xffff, bits & 0xfff)
+    let bits = id
+        .part()
+        .chars()
+        .fold(0u64, |bits, letter| (bits << 5) | ALPHABET.find(letter).unwrap_or(0) as u64);
+    format!(
+        "{:08x}-{:04x}-4{:03x}-8000-000000000000",
+        bits >> 28,
+        (bits >> 12) & 0xffff,
+        bits & 0xfff
+    )
 }
 
 #[cfg(test)]

@@ -24,7 +24,10 @@ impl Memory {
         if conversation.is_empty()
             || !conversation.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
         {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "that is no name of a conversation"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "that is no name of a conversation",
+            ));
         }
         let folder = home.join(".harvest/scripted");
         fs::create_dir_all(&folder)?;

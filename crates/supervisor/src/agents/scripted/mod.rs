@@ -61,7 +61,9 @@ impl Agent for Scripted {
     }
 
     fn hear(&mut self, line: &[u8]) -> Vec<Signal> {
-        let Ok(message) = serde_json::from_slice::<FromProgram>(line) else { return self.noise.hear(line) };
+        let Ok(message) = serde_json::from_slice::<FromProgram>(line) else {
+            return self.noise.hear(line);
+        };
         let event = match message {
             FromProgram::Ready { .. } => return vec![Signal::Ready],
             FromProgram::Done { error } => return vec![Signal::Done(error.map_or(Ok(()), Err))],
@@ -73,8 +75,12 @@ impl Agent for Scripted {
             FromProgram::Tool { call, name, input } => {
                 EventBody::ToolStarted { call, name, input, parent: None, blob: None }
             }
-            FromProgram::Result { call, ok, output } => EventBody::ToolEnded { call, ok, output, blob: None },
-            FromProgram::Retry { attempt, status } => EventBody::Retry { attempt, after_millis: 0, status },
+            FromProgram::Result { call, ok, output } => {
+                EventBody::ToolEnded { call, ok, output, blob: None }
+            }
+            FromProgram::Retry { attempt, status } => {
+                EventBody::Retry { attempt, after_millis: 0, status }
+            }
         };
         vec![Signal::Event(event)]
     }
@@ -105,21 +111,29 @@ mod tests {
         assert_eq!(scripted.answer("q1", "a").len(), 2);
         assert_eq!(scripted.answer("q1", "a"), []);
         scripted.hear(ask.as_bytes());
-        assert_eq!((scripted.drop_requests(), scripted.drop_requests()), (vec!["q1".to_owned()], vec![]));
+        assert_eq!(
+            (scripted.drop_requests(), scripted.drop_requests()),
+            (vec!["q1".to_owned()], vec![])
+        );
     }
 
     #[test]
     fn a_question_with_a_long_name_is_answered_by_a_short_one() {
         let (mut scripted, long) = (Scripted::default(), "q".repeat(100_000));
-        let ask = serde_json::json!({ "say": "ask", "request": long, "question": "?", "options": [] });
+        let ask =
+            serde_json::json!({ "say": "ask", "request": long, "question": "?", "options": [] });
         let signals = scripted.hear(ask.to_string().as_bytes());
-        let [Signal::Event(EventBody::RequestOpened { request, .. }), Signal::Asked { .. }] = &signals[..]
+        let [Signal::Event(EventBody::RequestOpened { request, .. }), Signal::Asked { .. }] =
+            &signals[..]
         else {
             panic!("{signals:?}")
         };
         assert!(request.len() < 2048, "{}", request.len());
         let told = ToProgram::Answer { request: long, answer: "a".into() }.line();
-        assert!(scripted.answer(request, "a").contains(&Signal::Say(told)), "the program's own name of it");
+        assert!(
+            scripted.answer(request, "a").contains(&Signal::Say(told)),
+            "the program's own name of it"
+        );
     }
 
     #[test]
@@ -127,7 +141,10 @@ mod tests {
         let mut scripted = Scripted::default();
         for line in [&b"{}"[..], b"{\"say\":\"x\"}", b"\xff\xfe", b"null"] {
             let signals = scripted.hear(line);
-            assert!(matches!(signals[..], [Signal::Event(EventBody::AgentRaw { .. })]), "{signals:?}");
+            assert!(
+                matches!(signals[..], [Signal::Event(EventBody::AgentRaw { .. })]),
+                "{signals:?}"
+            );
         }
     }
 }

@@ -78,7 +78,9 @@ fn begin(program: &mut Program, name: &str, input: Value) -> Result<String, Stop
 
 fn tool(program: &mut Program, block: Block) -> Played {
     let (name, input) = match &block {
-        Block::Write { path, content } => ("Write", json!({ "file_path": path, "content": content })),
+        Block::Write { path, content } => {
+            ("Write", json!({ "file_path": path, "content": content }))
+        }
         Block::Read(path) => ("Read", json!({ "file_path": path })),
         Block::Edit { path, old, new } => {
             ("Edit", json!({ "file_path": path, "old_string": old, "new_string": new }))

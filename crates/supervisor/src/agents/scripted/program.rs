@@ -72,7 +72,12 @@ pub(super) struct Program {
 impl Program {
     fn new(memory: Memory) -> io::Result<Self> {
         let stdin = pipe::Receiver::from_owned_fd(io::stdin().as_fd().try_clone_to_owned()?)?;
-        Ok(Self { heard: BufReader::new(stdin).lines(), waiting: VecDeque::new(), memory, calls: 0 })
+        Ok(Self {
+            heard: BufReader::new(stdin).lines(),
+            waiting: VecDeque::new(),
+            memory,
+            calls: 0,
+        })
     }
 
     async fn serve(&mut self) -> io::Result<()> {
@@ -147,7 +152,9 @@ impl Program {
     pub(super) async fn answered(&mut self, wanted: &str) -> Result<String, Stop> {
         loop {
             match self.hear().await {
-                Some(ToProgram::Answer { request, answer }) if request == wanted => return Ok(answer),
+                Some(ToProgram::Answer { request, answer }) if request == wanted => {
+                    return Ok(answer);
+                }
                 Some(ToProgram::Cancel) => return Err(Stop::Cancelled),
                 Some(ToProgram::Prompt { .. } | ToProgram::Answer { .. }) => {}
                 None => return Err(Stop::Closed),

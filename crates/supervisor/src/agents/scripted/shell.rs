@@ -51,7 +51,11 @@ pub(super) async fn run(program: &mut Program, command: &str) -> Result<(bool, S
     Ok((ended.success(), said.text(ended)))
 }
 
-async fn wait(child: &mut Child, output: &pipe::Receiver, said: &mut Said) -> io::Result<ExitStatus> {
+async fn wait(
+    child: &mut Child,
+    output: &pipe::Receiver,
+    said: &mut Said,
+) -> io::Result<ExitStatus> {
     let mut buffer = vec![0u8; 16 * 1024];
     let mut open = true;
     loop {

@@ -43,7 +43,10 @@ pub(super) struct Between {
 
 impl Between {
     /// Takes the place of the supervisor at this socket. Who is connected already stays so.
-    pub(super) fn at(socket: &Path, judge: impl FnMut(Passing<'_>) -> Fate + Send + 'static) -> Self {
+    pub(super) fn at(
+        socket: &Path,
+        judge: impl FnMut(Passing<'_>) -> Fate + Send + 'static,
+    ) -> Self {
         let real = socket.with_file_name("real.sock");
         std::fs::rename(socket, &real).unwrap();
         let listener = UnixListener::bind(socket).unwrap();
@@ -62,7 +65,8 @@ impl Between {
 impl Drop for Between {
     fn drop(&mut self) {
         self.task.abort();
-        let _gone_with_the_sandbox = std::fs::rename(self.socket.with_file_name("real.sock"), &self.socket);
+        let _gone_with_the_sandbox =
+            std::fs::rename(self.socket.with_file_name("real.sock"), &self.socket);
     }
 }
 
@@ -91,7 +95,8 @@ async fn pass(
                 break;
             }
             let mut frame: Vec<u8> = buffer.drain(..length).collect();
-            let fate = (judge.lock().unwrap())(Passing { connection, way, index, frame: &mut frame });
+            let fate =
+                (judge.lock().unwrap())(Passing { connection, way, index, frame: &mut frame });
             index += 1;
             let sent = match fate {
                 Fate::Pass => &frame[..],

@@ -22,7 +22,8 @@ fn talk() -> (String, Value) {
     (text, script)
 }
 
-const QUICK: [(&str, &str); 2] = [("HARVEST_CLOCKS_HEARTBEAT", "200ms"), ("HARVEST_CLOCKS_STALE", "2s")];
+const QUICK: [(&str, &str); 2] =
+    [("HARVEST_CLOCKS_HEARTBEAT", "200ms"), ("HARVEST_CLOCKS_STALE", "2s")];
 
 async fn socket(host: &Host, session: &SessionId) -> PathBuf {
     let sandbox = host.show(session).await.sandbox.unwrap();
@@ -102,7 +103,8 @@ async fn a_frame_that_never_ends_keeps_nobody_waiting_for_it() {
 #[tokio::test]
 async fn a_supervisor_that_stands_still_is_given_up_and_its_files_are_not() {
     let host = Host::start_with(&QUICK).await;
-    let session = begin(&host, &json!([{ "bash": "echo one > /workspace/work; exec sleep 98721.5" }])).await;
+    let session =
+        begin(&host, &json!([{ "bash": "echo one > /workspace/work; exec sleep 98721.5" }])).await;
     lives("98721.5").await;
     // In the middle of a turn.
     assert!(signal(supervisor(&host, &session).await, "-STOP"));

@@ -16,7 +16,8 @@ use super::{begin, lives};
 fn half(host: &Host, head: &str, body: &[u8]) -> TcpStream {
     let address = host.url().unwrap().replace("http://", "");
     let mut stream = TcpStream::connect(&address).unwrap();
-    let head = format!("{head}\r\nhost: {address}\r\nauthorization: Bearer {}\r\n\r\n", host.token());
+    let head =
+        format!("{head}\r\nhost: {address}\r\nauthorization: Bearer {}\r\n\r\n", host.token());
     stream.write_all(head.as_bytes()).unwrap();
     stream.write_all(body).unwrap();
     stream
@@ -31,7 +32,8 @@ async fn is_left(host: &Host, session: &SessionId, after: u64) -> u64 {
 #[tokio::test]
 async fn who_vanishes_in_the_middle_of_a_request_leaves_nothing_half_done() {
     let host = Host::start_with(&[("HARVEST_CLOCKS_IDLE_FREEZE", "300ms")]).await;
-    let session = begin(&host, &json!([{ "bash": "echo old > /workspace/file" }, { "text": "on" }])).await;
+    let session =
+        begin(&host, &json!([{ "bash": "echo old > /workspace/file" }, { "text": "on" }])).await;
     let mut left = is_left(&host, &session, 0).await;
     let path = format!("/v1/sessions/{session}");
 
@@ -44,18 +46,22 @@ async fn who_vanishes_in_the_middle_of_a_request_leaves_nothing_half_done() {
     let stream = half(&host, &head, body.as_bytes());
     lives("98751.5").await;
     drop(stream);
-    eventually("the command to be gone", || async { processes_with("98751.5").is_empty().then_some(()) })
-        .await;
+    eventually("the command to be gone", || async {
+        processes_with("98751.5").is_empty().then_some(())
+    })
+    .await;
     left = is_left(&host, &session, left).await;
 
     // A file, of which a part is there.
-    let head = format!("PUT {path}/files?path=/workspace/file HTTP/1.1\r\ncontent-length: 50000000");
+    let head =
+        format!("PUT {path}/files?path=/workspace/file HTTP/1.1\r\ncontent-length: 50000000");
     let stream = half(&host, &head, &vec![b'x'; 4_000_000]);
     host.wait_for(&session, SessionState::Idle).await;
     let partial = "until [ $(ls -A /workspace | wc -l) -gt 1 ]; do sleep 0.05; done";
     host.exec(&session, "root", partial).await;
     drop(stream);
-    let gone = "while [ $(ls -A /workspace | wc -l) -gt 1 ]; do sleep 0.05; done; cat /workspace/file";
+    let gone =
+        "while [ $(ls -A /workspace | wc -l) -gt 1 ]; do sleep 0.05; done; cat /workspace/file";
     assert_eq!(host.exec(&session, "root", gone).await.1, "old\n");
     left = is_left(&host, &session, left).await;
 

@@ -26,7 +26,9 @@ async fn freeze(host: &Host, session: &SessionId, service: &str, up: usize) {
 #[tokio::test]
 async fn an_idle_sandbox_frozen_by_hand_can_be_paused_and_deleted_and_keeps_its_files() {
     let host = Host::start().await;
-    let serve = format!("echo kept >> /workspace/work; setsid -f sleep {SERVICE} >/dev/null 2>&1 </dev/null");
+    let serve = format!(
+        "echo kept >> /workspace/work; setsid -f sleep {SERVICE} >/dev/null 2>&1 </dev/null"
+    );
     let serve = json!([{ "bash": serve }, { "text": "on" }]);
     let session = begin(&host, &serve).await;
     let mut follower = host.follow(session.clone());
@@ -43,7 +45,10 @@ async fn an_idle_sandbox_frozen_by_hand_can_be_paused_and_deleted_and_keeps_its_
     freeze(&host, &session, SERVICE, 0).await;
     let gone = host.harvest(["rm", &session.to_string()]);
     assert_eq!(gone.code, 0, "{gone:?}");
-    eventually("its service to be gone", || async { processes_with(SERVICE).is_empty().then_some(()) }).await;
+    eventually("its service to be gone", || async {
+        processes_with(SERVICE).is_empty().then_some(())
+    })
+    .await;
 }
 
 #[tokio::test]

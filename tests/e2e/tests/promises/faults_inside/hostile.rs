@@ -1,6 +1,8 @@
 //! A repository and an agent that mean no good: they hurt their own session at most, and that one says why.
 
-use std::{ffi::OsStr, fs, os::unix::ffi::OsStrExt, os::unix::fs::symlink, path::Path, process::Command};
+use std::{
+    ffi::OsStr, fs, os::unix::ffi::OsStrExt, os::unix::fs::symlink, path::Path, process::Command,
+};
 
 use harvest_e2e::{Host, most_memory};
 use harvest_proto::{
@@ -22,7 +24,10 @@ async fn with_hook(host: &Host, name: &str, start: &str) -> SessionId {
 /// The last words of the hook that failed the boot.
 async fn last_words(host: &Host, session: &SessionId) -> String {
     let failed = |body: &EventBody| {
-        matches!(body, EventBody::BootPhase { phase: BootPhase::Start, status: PhaseStatus::Failed, .. })
+        matches!(
+            body,
+            EventBody::BootPhase { phase: BootPhase::Start, status: PhaseStatus::Failed, .. }
+        )
     };
     let failed = host.follow(session.clone()).until("the hook to fail", failed).await;
     let EventBody::BootPhase { tail: Some(tail), .. } = failed.body else { panic!("{failed:?}") };
@@ -33,9 +38,12 @@ async fn last_words(host: &Host, session: &SessionId) -> String {
 async fn a_hook_that_floods_or_kills_fails_its_own_session_and_is_told() {
     let host = Host::start().await;
     let before = most_memory(server(&host)).unwrap();
-    let flood =
-        with_hook(&host, "flood", "head -c 100000000 /dev/zero | tr '\\0' x; echo; echo last word; exit 3\n")
-            .await;
+    let flood = with_hook(
+        &host,
+        "flood",
+        "head -c 100000000 /dev/zero | tr '\\0' x; echo; echo last word; exit 3\n",
+    )
+    .await;
     let failed = host.wait_for(&flood, SessionState::Failed).await;
     assert_eq!(failed.reason, "boot_failed");
     let words = last_words(&host, &flood).await;
@@ -45,19 +53,25 @@ async fn a_hook_that_floods_or_kills_fails_its_own_session_and_is_told() {
         words.len()
     );
     let after = most_memory(server(&host)).unwrap();
-    assert!(after < before + (48 << 20), "the server took {before} bytes before and {after} at most");
+    assert!(
+        after < before + (48 << 20),
+        "the server took {before} bytes before and {after} at most"
+    );
 
     // Its parent, its whole user, whatever it may.
-    let murder = with_hook(&host, "murder", "kill -9 $PPID 1; kill -STOP 1; kill -9 -1; exit 4\n").await;
+    let murder =
+        with_hook(&host, "murder", "kill -9 $PPID 1; kill -STOP 1; kill -9 -1; exit 4\n").await;
     let failed = host.wait_for(&murder, SessionState::Failed).await;
     assert_eq!(failed.reason, "boot_failed", "{}", last_words(&host, &murder).await);
 }
 
 #[tokio::test]
 async fn a_hook_that_never_ends_fails_its_session_in_time_and_can_be_stopped_before() {
-    let host = Host::start_with(&[("HARVEST_CLOCKS_BOOT", "5s"), ("HARVEST_CLOCKS_BREAKER", "10s")]).await;
+    let host =
+        Host::start_with(&[("HARVEST_CLOCKS_BOOT", "5s"), ("HARVEST_CLOCKS_BREAKER", "10s")]).await;
     let endless =
-        with_hook(&host, "endless", "trap '' TERM INT HUP; while :; do sleep 98761.25; done\n").await;
+        with_hook(&host, "endless", "trap '' TERM INT HUP; while :; do sleep 98761.25; done\n")
+            .await;
     lives("98761.25").await;
     let failed = host.wait_for(&endless, SessionState::Failed).await;
     assert_eq!((&failed.reason[..], failed.sandbox), ("boot_timeout", None));
@@ -75,29 +89,48 @@ fn server(host: &Host) -> u32 {
 }
 
 fn git(folder: &Path, arguments: &[&str]) {
-    let who =
-        ["-c", "user.name=Test", "-c", "user.email=test@example.org", "-c", "protocol.file.allow=always"];
-    let done = Command::new("git").arg("-C").arg(folder).args(who).args(arguments).output().unwrap();
+    let who = [
+        "-c",
+        "user.name=Test",
+        "-c",
+        "user.email=test@example.org",
+        "-c",
+        "protocol.file.allow=always",
+    ];
+    let done =
+        Command::new("git").arg("-C").arg(folder).args(who).args(arguments).output().unwrap();
     assert!(done.status.success(), "git {arguments:?}: {done:?}");
 }
 
 /// Names, links, sizes and pointers that somebody may trip over.
 fn write_oddities(folder: &Path) {
     fs::create_dir_all(folder.join("-rf")).unwrap();
-    let names: [&[u8]; 6] =
-        [b"-rf/--help", b"a b\n\tc", b"$(touch pwned)", b"\xff\xfe", b"';touch pwned;'", "ü".as_bytes()];
+    let names: [&[u8]; 6] = [
+        b"-rf/--help",
+        b"a b\n\tc",
+        b"$(touch pwned)",
+        b"\xff\xfe",
+        b"';touch pwned;'",
+        "ü".as_bytes(),
+    ];
     for name in names {
         fs::write(folder.join(OsStr::from_bytes(name)), "odd\n").unwrap();
     }
-    for (name, target) in
-        [("passwd", "/etc/passwd"), ("up", "../../../../../../etc"), ("loop", "loop"), ("dev", "/dev/zero")]
-    {
+    for (name, target) in [
+        ("passwd", "/etc/passwd"),
+        ("up", "../../../../../../etc"),
+        ("loop", "loop"),
+        ("dev", "/dev/zero"),
+    ] {
         symlink(target, folder.join(name)).unwrap();
     }
     fs::write(folder.join("large"), vec![b'l'; 20_000_000]).unwrap();
-    fs::write(folder.join(".gitattributes"), "*.bin filter=lfs diff=lfs merge=lfs -text\n").unwrap();
-    let pointer =
-        format!("version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 9\n", "0".repeat(64));
+    fs::write(folder.join(".gitattributes"), "*.bin filter=lfs diff=lfs merge=lfs -text\n")
+        .unwrap();
+    let pointer = format!(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:{}\nsize 9\n",
+        "0".repeat(64)
+    );
     fs::write(folder.join("model.bin"), pointer).unwrap();
     let deep = folder.join(["d"; 200].join("/"));
     fs::create_dir_all(&deep).unwrap();
@@ -128,8 +161,18 @@ async fn a_repository_full_of_traps_is_worked_on_shown_and_copied_as_it_is() {
     git(&folder, &["commit", "-qm", "Traps"]);
     let script = json!([{ "bash": "for f in *; do echo more >> \"./$f\"; done 2>/dev/null; echo new > \"$(printf 'n\\nw')\"" }]);
     let prompt = format!("Work.\nscript: {script}");
-    let run =
-        ["run", &prompt, "-r", folder.to_str().unwrap(), "-a", "scripted", "--net", "none", "-d", "--json"];
+    let run = [
+        "run",
+        &prompt,
+        "-r",
+        folder.to_str().unwrap(),
+        "-a",
+        "scripted",
+        "--net",
+        "none",
+        "-d",
+        "--json",
+    ];
     let ran = host.harvest(run);
     assert_eq!(ran.code, 0, "{ran:?}");
     let session = serde_json::from_str::<Session>(&ran.stdout).unwrap().id;
@@ -146,15 +189,24 @@ async fn a_repository_full_of_traps_is_worked_on_shown_and_copied_as_it_is() {
     ] {
         let shown = host.harvest(diff);
         let said: String = shown.stdout.chars().take(2000).collect();
-        assert!(shown.code == 0 && said.contains("touch pwned"), "{diff:?}: {} {said}", shown.stderr);
+        assert!(
+            shown.code == 0 && said.contains("touch pwned"),
+            "{diff:?}: {} {said}",
+            shown.stderr
+        );
     }
     // Out again: links stay links, and nothing is written through them.
     let out = host.home().join("out");
-    let copied =
-        host.harvest(["cp", "-r", &format!("{session}:/workspace/traps/-rf"), out.to_str().unwrap()]);
+    let copied = host.harvest([
+        "cp",
+        "-r",
+        &format!("{session}:/workspace/traps/-rf"),
+        out.to_str().unwrap(),
+    ]);
     assert_eq!(copied.code, 0, "{copied:?}");
     assert_eq!(fs::read_to_string(out.join("--help")).unwrap(), "odd\n");
-    let passwd = host.get(&format!("/v1/sessions/{session}/files?path=up/hostname")).send().await.unwrap();
+    let passwd =
+        host.get(&format!("/v1/sessions/{session}/files?path=up/hostname")).send().await.unwrap();
     let theirs = passwd.text().await.unwrap();
     assert_ne!(
         theirs,
@@ -179,7 +231,9 @@ async fn an_agent_that_sets_traps_for_git_is_shown_its_work_all_the_same_and_soo
     let session = host.scripted("calc", "Trap.", &json!([{ "bash": traps }])).await.id;
     let mut follower = host.follow(session.clone());
     follower.until("the turn", completed).await;
-    let kept = follower.until("its snapshot", |body| matches!(body, EventBody::SnapshotTaken { .. })).await;
+    let kept = follower
+        .until("its snapshot", |body| matches!(body, EventBody::SnapshotTaken { .. }))
+        .await;
     assert!(kept.seq > 0);
     for diff in [&["diff", "-"][..], &["diff", "-", "--turn", "1"]] {
         let shown = host.harvest(diff);
@@ -213,7 +267,10 @@ async fn an_agent_that_attacks_its_supervisor_and_babbles_finds_it_and_the_sessi
     assert_eq!(outcome(&mut follower, &second).await, TurnOutcome::Completed);
     assert_eq!(supervisor(&host, &session).await, pid, "it is the same sandbox");
     let after = most_memory(server(&host)).unwrap();
-    assert!(after < before + (96 << 20), "the server took {before} bytes before and {after} at most");
+    assert!(
+        after < before + (96 << 20),
+        "the server took {before} bytes before and {after} at most"
+    );
     told_once(&host, &session).await;
 }
 
@@ -233,7 +290,8 @@ async fn a_turn_that_eats_memory_and_processes_fails_or_is_stopped_and_the_next_
     lives("98763.25").await;
     host.post(&format!("/v1/sessions/{session}/stop"), json!({})).await;
     assert_eq!(outcome(&mut follower, &second).await, TurnOutcome::Stopped);
-    let third = host.prompt(&session, "Go on.", &json!([{ "bash": "echo alive" }, { "text": "on" }])).await;
+    let third =
+        host.prompt(&session, "Go on.", &json!([{ "bash": "echo alive" }, { "text": "on" }])).await;
     assert_eq!(outcome(&mut follower, &third).await, TurnOutcome::Completed);
     assert_eq!(supervisor(&host, &session).await, pid, "it is the same sandbox");
     told_once(&host, &session).await;

@@ -11,7 +11,8 @@ use harvest_proto::{
 use serde_json::json;
 
 use super::{
-    Dice, begin, kill_zygote, lives, outcome, recovered, rests, signal, supervisor, supervisor_now, told_once,
+    Dice, begin, kill_zygote, lives, outcome, recovered, rests, signal, supervisor, supervisor_now,
+    told_once,
 };
 use crate::completed;
 
@@ -22,7 +23,11 @@ async fn a_killed_supervisor_costs_its_turn_and_what_waited_goes_on_with_the_fil
     let session = begin(&host, &work).await;
     let first = super::prompts(&host, &session).await.remove(0);
     let second = host
-        .prompt(&session, "Go on.", &json!([{ "bash": "echo two >> /workspace/work" }, { "text": "ok" }]))
+        .prompt(
+            &session,
+            "Go on.",
+            &json!([{ "bash": "echo two >> /workspace/work" }, { "text": "ok" }]),
+        )
         .await;
     lives("98711.5").await;
     let epoch = host.show(&session).await.epoch;
@@ -56,8 +61,7 @@ async fn a_supervisor_killed_at_any_moment_costs_one_turn_at_most_and_no_file() 
     let mut dice = Dice(13);
     let mut asked = Vec::new();
     for round in 0..10 {
-        let script =
-            json!([{ "bash": format!("echo {round} >> /workspace/work; sleep 0.1") }, { "text": "ok" }]);
+        let script = json!([{ "bash": format!("echo {round} >> /workspace/work; sleep 0.1") }, { "text": "ok" }]);
         asked.push(host.prompt(&session, "Go on.", &script).await);
         // While it boots, works, is kept, or rests.
         tokio::time::sleep(Duration::from_millis(dice.below(400))).await;
@@ -129,7 +133,8 @@ async fn an_agent_that_cannot_start_is_told_with_its_last_words_and_an_earlier_t
     follower.until("the turn", completed).await;
     // What the scripted agent remembers lies here.
     let spoil = "rm -r ~/.harvest/scripted && echo no folder > ~/.harvest/scripted";
-    let spoilt = host.prompt(&session, "Spoil.", &json!([{ "bash": spoil }, { "text": "spoilt" }])).await;
+    let spoilt =
+        host.prompt(&session, "Spoil.", &json!([{ "bash": spoil }, { "text": "spoilt" }])).await;
     assert_eq!(outcome(&mut follower, &spoilt).await, TurnOutcome::Completed);
     host.wait_for(&session, SessionState::Idle).await;
     host.post(&format!("/v1/sessions/{session}/pause"), json!({})).await;
@@ -138,7 +143,10 @@ async fn an_agent_that_cannot_start_is_told_with_its_last_words_and_an_earlier_t
     assert_eq!(failed.reason, "boot_failed");
     let boot = follower
         .until("the boot to fail", |body| {
-            matches!(body, EventBody::BootPhase { phase: BootPhase::Agent, status: PhaseStatus::Failed, .. })
+            matches!(
+                body,
+                EventBody::BootPhase { phase: BootPhase::Agent, status: PhaseStatus::Failed, .. }
+            )
         })
         .await;
     assert!(

@@ -60,10 +60,17 @@ async fn call(host: &Host, living: &Mutex<Vec<SessionId>>, seed: u64) {
             continue;
         }
         let asked = host.request(method.clone(), &format!("/v1/sessions/{session}{path}"));
-        let answer =
-            asked.json(&body).timeout(ANSWER).send().await.unwrap_or_else(|_| panic!("{method} {path}"));
+        let answer = asked
+            .json(&body)
+            .timeout(ANSWER)
+            .send()
+            .await
+            .unwrap_or_else(|_| panic!("{method} {path}"));
         let status = answer.status();
-        let said = tokio::time::timeout(ANSWER, answer.text()).await.expect("it is said to the end").unwrap();
+        let said = tokio::time::timeout(ANSWER, answer.text())
+            .await
+            .expect("it is said to the end")
+            .unwrap();
         assert!(
             status.is_success() || matches!(status.as_u16(), 404 | 409),
             "{method} {path}: {status} {said}"
@@ -106,13 +113,16 @@ async fn works(host: &Host, session: &SessionId) {
 
 #[tokio::test]
 async fn whatever_is_asked_of_sessions_at_once_they_work_afterwards_and_leave_nothing() {
-    let host = Host::start_with(&[("HARVEST_LIMITS_SANDBOXES", "4"), ("HARVEST_CLOCKS_STOP", "20s")]).await;
+    let host =
+        Host::start_with(&[("HARVEST_LIMITS_SANDBOXES", "4"), ("HARVEST_CLOCKS_STOP", "20s")])
+            .await;
     let folders = ["sandboxes", "snapshots", "layers"];
     let before = folders.map(|folder| names(&host, folder));
     let living = Mutex::new(Vec::new());
     for _ in 0..4 {
         let session =
-            begin(&host, &json!([{ "bash": "echo begun > /workspace/work" }, { "text": "begun" }])).await;
+            begin(&host, &json!([{ "bash": "echo begun > /workspace/work" }, { "text": "begun" }]))
+                .await;
         living.lock().unwrap().push(session);
     }
     join_all((1..=CALLERS).map(|seed| call(&host, &living, seed * 7919))).await;

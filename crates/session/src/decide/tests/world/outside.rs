@@ -17,14 +17,18 @@ impl World {
                 let epoch = self.sandboxes[&sandbox].epoch;
                 let found = match self.sandboxes.get(&sandbox) {
                     Some(sandbox) if sandbox.alive => Input::FoundRunning { epoch },
-                    Some(sandbox) if sandbox.left => Input::SandboxEnded { epoch, reason: "killed".into() },
+                    Some(sandbox) if sandbox.left => {
+                        Input::SandboxEnded { epoch, reason: "killed".into() }
+                    }
                     _ => Input::FoundGone { epoch },
                 };
                 self.input(found);
             }
             Action::Connect { sandbox, epoch } => self.connect(&sandbox, epoch),
             Action::Boot { .. } => {
-                if let Some(sandbox) = self.current().filter(|sandbox| sandbox.linked && !sandbox.booted) {
+                if let Some(sandbox) =
+                    self.current().filter(|sandbox| sandbox.linked && !sandbox.booted)
+                {
                     sandbox.booted = true;
                     let epoch = sandbox.epoch;
                     let end = match luck {
@@ -63,7 +67,11 @@ impl World {
             Action::Capture { sandbox, snapshot } => self.capture(&sandbox, snapshot, luck),
             Action::EndKept { sandbox, snapshot, .. } => self.end_kept(&sandbox, snapshot, luck),
             Action::Forget { snapshot } => {
-                assert_ne!(self.state.disk.as_ref(), Some(&snapshot), "what is needed is not forgotten");
+                assert_ne!(
+                    self.state.disk.as_ref(),
+                    Some(&snapshot),
+                    "what is needed is not forgotten"
+                );
                 assert!(self.turns.values().all(|kept| *kept != snapshot), "nor what is known");
                 self.snapshots.remove(&snapshot);
             }
@@ -79,7 +87,9 @@ impl World {
     }
 
     fn freeze(&mut self, id: &SandboxId, luck: Luck) {
-        let Some(sandbox) = self.sandboxes.get_mut(id).filter(|sandbox| sandbox.alive) else { return };
+        let Some(sandbox) = self.sandboxes.get_mut(id).filter(|sandbox| sandbox.alive) else {
+            return;
+        };
         let epoch = sandbox.epoch;
         sandbox.still = luck == Luck::Good;
         self.input(match luck {
@@ -137,7 +147,8 @@ impl World {
 
     pub(in super::super) fn end_turn(&mut self, outcome: TurnOutcome) {
         let Some(sandbox) = self.current() else { return };
-        let Some((prompt, how)) = sandbox.seen.last_mut().filter(|(_, how)| *how == PromptProgress::Running)
+        let Some((prompt, how)) =
+            sandbox.seen.last_mut().filter(|(_, how)| *how == PromptProgress::Running)
         else {
             return;
         };
@@ -167,7 +178,11 @@ impl World {
         sandbox.alive = false;
         if luck == Luck::Bad {
             self.unknown = true;
-            return self.input(Input::KeepFailed { snapshot, detail: "timeout".into(), gone: false });
+            return self.input(Input::KeepFailed {
+                snapshot,
+                detail: "timeout".into(),
+                gone: false,
+            });
         }
         assert!(sandbox.left || self.snapshots.contains(&snapshot), "a disk is kept under one id");
         (sandbox.left, sandbox.worked) = (false, false);
