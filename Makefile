@@ -1,5 +1,5 @@
 # The two commands of the README are `run` and `test`; the rest serves them.
-.PHONY: run test test-kernel bench build images hooks packages
+.PHONY: run test test-kernel bench build hooks packages
 
 # What the product calls at run time, and what its tests need besides.
 PACKAGES := git mmdebstrap ca-certificates e2fsprogs btrfs-progs
@@ -12,14 +12,10 @@ run: packages build
 	target/debug/harvest quickstart
 
 test: PACKAGES_WANTED = $(PACKAGES) $(TEST_PACKAGES)
-test: packages build images
-	@if cargo nextest --version >/dev/null 2>&1; \
-	then cargo nextest run --workspace; \
-	else cargo test --workspace; fi
-	# Side by side: the second kernel has one processor.
-	.ci/fuzz-api & fuzz=$$!; .ci/second-kernel && kernel=0 || kernel=$$?; wait $$fuzz && exit $$kernel
+test: packages
+	.ci/test
 
-# The engine's tests on Linux 6.1 with cgroup v2; about a minute, part of `test`.
+# The engine's tests on Linux 6.1 with cgroup v2; part of `test`.
 test-kernel: PACKAGES_WANTED = $(PACKAGES) $(TEST_PACKAGES)
 test-kernel: packages
 	.ci/second-kernel
@@ -30,15 +26,12 @@ bench: packages
 	cargo supervisor
 	cargo build --release --workspace --bins
 	target/release/harvest image build claude
-	cargo run --release -p harvest-bench -- --json target/bench.json $(BENCH)
+	target/release/harvest-bench --json target/bench.json $(BENCH)
 
+# The programs, and nothing that only tests or measurements need.
 build:
 	cargo supervisor
-	cargo build --workspace --bins
-
-# The image of tests and demo; milliseconds once it is in the user's cache folder.
-images: build
-	target/debug/harvest image build claude
+	cargo build --bin harvest
 
 # Format and lints of what a commit touches, before it is made. One hook serves every worktree.
 hooks:

@@ -1,5 +1,5 @@
-//! The disk rows: a live snapshot and a live fork of a big writable layer, beside `cp -a` of the same
-//! tree and `btrfs subvolume snapshot`.
+//! The disk rows: live snapshots and forks of a large writable layer, compared with `cp -a` of the
+//! same tree and `btrfs subvolume snapshot`.
 
 use std::{
     fs::{self, File},
@@ -14,50 +14,50 @@ use harvest_engine::{Bind, Engine, Origin, Running, Spec};
 use harvest_proto::{SandboxId, SnapshotId};
 
 use crate::{
-    contest::{Contestant, Samples, run as contest},
     harvest::in_sandbox,
     options::Options,
-    peers::quietly,
-    place::Place,
+    peers::run_silently,
     report::Report,
+    runner::{Benchmark, Samples, run as run_interleaved},
+    workspace::Workspace,
 };
 
-/// The tree that is copied.
-struct Size {
+/// The size of the tree in the writable layer.
+struct TreeSize {
     files: usize,
     folders: usize,
     file_bytes: usize,
-    /// The bigger changes shown.
+    /// The sizes of the larger changes to measure.
     dirty_mib: [usize; 2],
 }
 
 // 50,000 files and 1.2 GB: a checkout with its dependencies installed.
-const FULL: Size =
-    Size { files: 50_000, folders: 5_000, file_bytes: 24_000, dirty_mib: [100, 1024] };
-const QUICK: Size = Size { files: 200, folders: 20, file_bytes: 24_000, dirty_mib: [2, 4] };
+const FULL: TreeSize =
+    TreeSize { files: 50_000, folders: 5_000, file_bytes: 24_000, dirty_mib: [100, 1024] };
+const QUICK: TreeSize = TreeSize { files: 200, folders: 20, file_bytes: 24_000, dirty_mib: [2, 4] };
 
-/// The copy everybody could make.
+/// A plain copy.
 pub(crate) const COPY: &str = "cp -a, 1.2 GB / 50k files";
-/// The file system's own way.
+/// A snapshot by btrfs itself.
 pub(crate) const SUBVOLUME: &str = "btrfs subvolume snapshot, 1 MB dirty";
-/// A snapshot while the sandbox runs, in plain folders.
+/// A snapshot of a running sandbox, in plain folders.
 pub(crate) const SNAPSHOT: &str = "harvest dir: live snapshot, 1 MB dirty";
-/// A snapshot and a second sandbox that has run a command from it, on btrfs.
+/// A snapshot of a running sandbox and a command in a second sandbox started from it, on btrfs.
 pub(crate) const FORK: &str = "harvest btrfs: live fork, 1 MB dirty";
 
-/// Whether a row is about disks.
+/// Whether a row belongs to this group.
 pub(crate) fn is_row(name: &str) -> bool {
     name.contains("dirty") || name.contains("1.2 GB")
 }
 
-/// The names of one driver's rows.
-struct Names {
+/// The row names of one storage driver.
+struct RowNames {
     first: &'static str,
     small: [&'static str; 2],
     large: [[&'static str; 2]; 2],
 }
 
-const DIR: Names = Names {
+const DIR: RowNames = RowNames {
     first: "harvest dir: first live snapshot, all 1.2 GB",
     small: [SNAPSHOT, "harvest dir: live fork, 1 MB dirty"],
     large: [
@@ -65,7 +65,7 @@ const DIR: Names = Names {
         ["harvest dir: live snapshot, 1 GB dirty", "harvest dir: live fork, 1 GB dirty"],
     ],
 };
-const BTRFS: Names = Names {
+const BTRFS: RowNames = RowNames {
     first: "harvest btrfs: first live snapshot, all 1.2 GB",
     small: ["harvest btrfs: live snapshot, 1 MB dirty", FORK],
     large: [
@@ -75,31 +75,32 @@ const BTRFS: Names = Names {
 };
 
 /// Measures the rows and adds them to the report.
-pub(crate) fn run(place: &Place, options: &Options, report: &mut Report) -> Result<()> {
+pub(crate) fn run(workspace: &Workspace, options: &Options, report: &mut Report) -> Result<()> {
     let size = if options.quick { &QUICK } else { &FULL };
-    let stage = place.at("stage");
-    eprintln!("making {} files", size.files);
+    let stage = workspace.at("stage");
+    eprintln!("creating {} files", size.files);
     make_tree(&stage, size)?;
-    let volume = if options.peers { Volume::make(place, &stage) } else { bail_quietly() };
-    let btrfs = place.on_btrfs();
-    let mut lives = vec![Live::start(place, &place.engine, &stage, &DIR)?];
+    let volume =
+        if options.peers { BtrfsVolume::make(workspace, &stage) } else { peers_disabled() };
+    let btrfs = workspace.on_btrfs();
+    let mut sandboxes = vec![LiveSandbox::start(workspace, &workspace.engine, &stage, &DIR)?];
     match &btrfs {
-        Ok(engine) => lives.push(Live::start(place, &engine.0, &stage, &BTRFS)?),
+        Ok(engine) => sandboxes.push(LiveSandbox::start(workspace, &engine.0, &stage, &BTRFS)?),
         Err(error) => report.skipped.push((FORK.to_owned(), error.root_cause().to_string())),
     }
-    for live in &lives {
+    for live in &sandboxes {
         report.add(vec![Samples { row: live.names.first, taken: vec![live.snapshot()?] }]);
     }
-    let mut contestants: Vec<Contestant<'_>> = lives.iter().map(Live::contestant).collect();
+    let mut benchmarks: Vec<Benchmark<'_>> = sandboxes.iter().map(LiveSandbox::benchmark).collect();
     match &volume {
-        Ok(volume) => contestants.push(volume.contestant()),
+        Ok(volume) => benchmarks.push(volume.benchmark()),
         Err(error) => report.skipped.push((SUBVOLUME.to_owned(), error.root_cause().to_string())),
     }
-    // Each copy takes seconds to make and longer to delete: fewer rounds than for a start.
+    // Fewer rounds than for a start: each copy takes seconds to create and longer to delete.
     let rounds = (options.rounds / 5).clamp(1, 10);
-    report.add(contest(&mut contestants, rounds, options.gap)?);
-    drop(contestants);
-    for live in &lives {
+    report.add(run_interleaved(&mut benchmarks, rounds, options.gap)?);
+    drop(benchmarks);
+    for live in &sandboxes {
         for (mib, names) in size.dirty_mib.into_iter().zip(live.names.large) {
             live.change(mib)?;
             for (row, took) in names.into_iter().zip(live.fork()?) {
@@ -108,31 +109,31 @@ pub(crate) fn run(place: &Place, options: &Options, report: &mut Report) -> Resu
         }
     }
     if options.peers {
-        report.add(vec![copies(place, &stage, rounds.min(3))?]);
+        report.add(vec![copies(workspace, &stage, rounds.min(3))?]);
     }
-    for live in lives {
+    for live in sandboxes {
         live.engine.remove(&live.running.id)?;
     }
     Ok(())
 }
 
-fn bail_quietly<T>() -> Result<T> {
-    bail!("no peers were asked for")
+fn peers_disabled<T>() -> Result<T> {
+    bail!("peers are disabled")
 }
 
-fn copies(place: &Place, stage: &Path, rounds: usize) -> Result<Samples> {
+fn copies(workspace: &Workspace, stage: &Path, rounds: usize) -> Result<Samples> {
     let mut taken = Vec::new();
     for number in 0..rounds {
-        let copy = place.at(&format!("copy-{number}"));
+        let copy = workspace.at(&format!("copy-{number}"));
         let began = Instant::now();
-        quietly(&["cp", "-a", &stage.display().to_string(), &copy.display().to_string()])?;
+        run_silently(&["cp", "-a", &stage.display().to_string(), &copy.display().to_string()])?;
         taken.push(began.elapsed());
     }
     Ok(Samples { row: COPY, taken })
 }
 
-/// Files of bytes that do not compress, over many folders.
-fn make_tree(root: &Path, size: &Size) -> Result<()> {
+/// Creates files with incompressible content in many folders.
+fn make_tree(root: &Path, size: &TreeSize) -> Result<()> {
     let mut seed = 0x9e37_79b9_7f4a_7c15_u64;
     let mut bytes = vec![0u8; size.file_bytes];
     for number in 0..size.folders {
@@ -149,41 +150,41 @@ fn make_tree(root: &Path, size: &Size) -> Result<()> {
         let path = root.join(format!("{:02}/{folder}/file-{number}", folder % 50));
         File::create(&path)
             .and_then(|mut file| file.write_all(&bytes))
-            .context("cannot make the tree")?;
+            .context("cannot create the tree")?;
     }
     Ok(())
 }
 
-/// A running sandbox whose writable layer holds the tree.
-struct Live<'a> {
-    place: &'a Place,
+/// A running sandbox with the tree in its writable layer.
+struct LiveSandbox<'a> {
+    workspace: &'a Workspace,
     engine: &'a Engine,
     running: Running,
-    names: &'static Names,
+    names: &'static RowNames,
 }
 
-impl<'a> Live<'a> {
+impl<'a> LiveSandbox<'a> {
     fn start(
-        place: &'a Place,
+        workspace: &'a Workspace,
         engine: &'a Engine,
         stage: &Path,
-        names: &'static Names,
+        names: &'static RowNames,
     ) -> Result<Self> {
-        let mut spec = place.spec()?;
+        let mut spec = workspace.spec()?;
         spec.binds = vec![Bind { source: stage.to_owned(), inside: "/stage".into() }];
         let running = engine.start(&spec)?;
         in_sandbox(&running.bridge, &["cp", "-a", "/stage", "/changed/tree"])?;
-        Ok(Self { place, engine, running, names })
+        Ok(Self { workspace, engine, running, names })
     }
 
-    fn contestant(&self) -> Contestant<'_> {
-        Contestant::parts(&self.names.small, || {
+    fn benchmark(&self) -> Benchmark<'_> {
+        Benchmark::parts(&self.names.small, || {
             self.change(1)?;
             self.fork()
         })
     }
 
-    /// Writes this many MiB, new each time.
+    /// Overwrites a file with this many MiB of random data.
     fn change(&self, mib: usize) -> Result<()> {
         let count = format!("count={mib}");
         in_sandbox(
@@ -198,10 +199,10 @@ impl<'a> Live<'a> {
         Ok(began.elapsed())
     }
 
-    /// A snapshot, then a second sandbox from it that has run a command.
+    /// Takes a snapshot and runs a command in a second sandbox started from it. Returns both times.
     fn fork(&self) -> Result<Vec<Duration>> {
         let snapshot = SnapshotId::random();
-        let spec = self.place.spec()?;
+        let spec = self.workspace.spec()?;
         let began = Instant::now();
         self.engine.capture(&self.running.id, &snapshot)?;
         let captured = began.elapsed();
@@ -214,22 +215,24 @@ impl<'a> Live<'a> {
     }
 }
 
-/// A btrfs in a file, with the tree in a subvolume.
-struct Volume {
+/// A loop-mounted btrfs with the tree in a subvolume.
+struct BtrfsVolume {
     mount: PathBuf,
 }
 
-impl Volume {
-    fn make(place: &Place, stage: &Path) -> Result<Self> {
-        let (image, mount) = (place.at("btrfs.img"), place.at("btrfs"));
+impl BtrfsVolume {
+    fn make(workspace: &Workspace, stage: &Path) -> Result<Self> {
+        let (image, mount) = (workspace.at("btrfs.img"), workspace.at("btrfs"));
         fs::create_dir_all(&mount)?;
-        // Sparse, with room for the tree and what is written besides.
+        // Sparse; large enough for the tree and the changes.
         File::create(&image)?.set_len(4 << 30)?;
         let words = |words: &[&Path]| {
             words.iter().map(|word| word.display().to_string()).collect::<Vec<_>>()
         };
-        quietly(&[vec!["mkfs.btrfs".to_owned(), "--quiet".to_owned()], words(&[&image])].concat())?;
-        quietly(
+        run_silently(
+            &[vec!["mkfs.btrfs".to_owned(), "--quiet".to_owned()], words(&[&image])].concat(),
+        )?;
+        run_silently(
             &[
                 vec!["mount".to_owned(), "-o".to_owned(), "loop".to_owned()],
                 words(&[&image, &mount]),
@@ -239,20 +242,20 @@ impl Volume {
         let volume = Self { mount };
         volume.btrfs("create", &["live"])?;
         let target = volume.mount.join("live/tree");
-        quietly(&[vec!["cp".to_owned(), "-a".to_owned()], words(&[stage, &target])].concat())?;
-        quietly(&["sync"])?;
+        run_silently(&[vec!["cp".to_owned(), "-a".to_owned()], words(&[stage, &target])].concat())?;
+        run_silently(&["sync"])?;
         Ok(volume)
     }
 
     fn btrfs(&self, verb: &str, names: &[&str]) -> Result<()> {
         let mut words = vec!["btrfs".to_owned(), "subvolume".to_owned(), verb.to_owned()];
         words.extend(names.iter().map(|name| self.mount.join(name).display().to_string()));
-        quietly(&words)
+        run_silently(&words)
     }
 
-    fn contestant(&self) -> Contestant<'_> {
+    fn benchmark(&self) -> Benchmark<'_> {
         let mut number = 0u32;
-        Contestant::parts(&[SUBVOLUME], move || {
+        Benchmark::parts(&[SUBVOLUME], move || {
             number += 1;
             fs::write(self.mount.join("live/dirty"), [number.to_le_bytes()[0]].repeat(1 << 20))?;
             let name = format!("snapshot-{number}");
@@ -265,7 +268,7 @@ impl Volume {
     }
 }
 
-impl Drop for Volume {
+impl Drop for BtrfsVolume {
     fn drop(&mut self) {
         let _ = Command::new("umount").arg(&self.mount).status();
     }

@@ -1,4 +1,4 @@
-//! The engine's own rows: a sandbox from nothing, and a command in one that lives.
+//! The engine's rows: cold start of a sandbox, and a command in a running one.
 
 use std::{
     path::Path,
@@ -6,24 +6,23 @@ use std::{
 };
 
 use anyhow::{Result, bail};
-use harvest_engine::{Running, guest::Guest};
+use harvest_engine::{Running, supervisor_client::SupervisorClient};
 use harvest_proto::bridge::{Command, Exit};
 
-use crate::{contest::Contestant, place::Place};
+use crate::{runner::Benchmark, workspace::Workspace};
 
-/// Answered with the exit code; the sandbox is removed after the clock has stopped.
+/// Until the exit code; the sandbox is removed afterwards, unmeasured.
 pub(crate) const COLD: &str = "harvest cold: create → true → exit";
-/// The same, the clock stopped when every process is proven dead, cgroups and name are gone.
+/// Until every process is dead, and the cgroups and the name are gone.
 pub(crate) const COLD_REMOVED: &str = "harvest cold: create → true → exit → removed";
-/// A command in a sandbox that lives, on a connection of its own.
+/// A command in a running sandbox, on a new connection.
 pub(crate) const EXEC: &str = "harvest exec in a live sandbox";
-/// The same on a connection that stands already.
-pub(crate) const EXEC_AGAIN: &str = "harvest exec, connection kept";
+/// A command in a running sandbox, on an existing connection.
+pub(crate) const EXEC_REUSED: &str = "harvest exec, connection reused";
 
-/// Both rows of a cold start, its parts, and both of a live one.
-pub(crate) fn contestants(place: &Place) -> Result<Vec<Contestant<'_>>> {
-    let live = place.engine.start(&place.spec()?)?;
-    let mut kept = Guest::dial(&live.bridge)?;
+pub(crate) fn benchmarks(workspace: &Workspace) -> Result<Vec<Benchmark<'_>>> {
+    let live = workspace.engine.start(&workspace.spec()?)?;
+    let mut connection = SupervisorClient::dial(&live.bridge)?;
     let rows = [
         COLD,
         COLD_REMOVED,
@@ -32,20 +31,20 @@ pub(crate) fn contestants(place: &Place) -> Result<Vec<Contestant<'_>>> {
         "harvest · of this: removal",
     ];
     Ok(vec![
-        Contestant::parts(&rows, || cold(place)),
-        Contestant::whole(EXEC, move || run_true(&live)),
-        Contestant::whole(EXEC_AGAIN, move || exec(&mut kept, &["true"])),
+        Benchmark::parts(&rows, || cold(workspace)),
+        Benchmark::whole(EXEC, move || run_true(&live)),
+        Benchmark::whole(EXEC_REUSED, move || exec(&mut connection, &["true"])),
     ])
 }
 
-fn cold(place: &Place) -> Result<Vec<Duration>> {
-    let spec = place.spec()?;
+fn cold(workspace: &Workspace) -> Result<Vec<Duration>> {
+    let spec = workspace.spec()?;
     let began = Instant::now();
-    let running = place.engine.start(&spec)?;
+    let running = workspace.engine.start(&spec)?;
     let created = began.elapsed();
     run_true(&running)?;
     let exited = began.elapsed();
-    place.engine.remove(&spec.id)?;
+    workspace.engine.remove(&spec.id)?;
     let removed = began.elapsed();
     Ok(vec![exited, removed, created, exited - created, removed - exited])
 }
@@ -56,18 +55,18 @@ fn run_true(running: &Running) -> Result<()> {
 
 /// Runs a command in a sandbox; anything but exit code 0 is an error.
 pub(crate) fn in_sandbox(bridge: &Path, argv: &[&str]) -> Result<()> {
-    exec(&mut Guest::hail(bridge)?, argv)
+    exec(&mut SupervisorClient::dial_pipelined(bridge)?, argv)
 }
 
-/// Runs a command on a connection.
-pub(crate) fn exec(guest: &mut Guest, argv: &[&str]) -> Result<()> {
+/// Runs a command on an existing connection.
+pub(crate) fn exec(client: &mut SupervisorClient, argv: &[&str]) -> Result<()> {
     let command = Command {
         argv: argv.iter().map(|word| (*word).to_owned()).collect(),
         ..Command::default()
     };
-    let mut said = Vec::new();
-    match guest.exec(command, b"", &mut |_, bytes| said.extend_from_slice(bytes))? {
+    let mut output = Vec::new();
+    match client.exec(command, b"", &mut |_, bytes| output.extend_from_slice(bytes))? {
         Exit::Code(0) => Ok(()),
-        other => bail!("{argv:?} ended with {other:?}: {}", String::from_utf8_lossy(&said)),
+        other => bail!("{argv:?} ended with {other:?}: {}", String::from_utf8_lossy(&output)),
     }
 }

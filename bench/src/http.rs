@@ -1,5 +1,6 @@
-//! The API's own row: a fresh sandbox asked for over HTTP, until the first byte its command says. A whole
-//! server in this process, store and token included, on loopback; the connection stands already.
+//! The HTTP row: from the request for a new sandbox to the first byte of its command's output. The
+//! whole server runs in this process, with store and token, on loopback; the connection exists
+//! already.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -9,47 +10,49 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use harvest_engine::{Import, Limits, UnpackLimits};
+use harvest_engine::Limits;
+use harvest_forge::LocalForge;
 use harvest_gateway::{Gateway, GatewayConfig, vault::Vault};
-use harvest_github::Forge;
+use harvest_images::{Import, UnpackLimits};
 use harvest_proto::{api::Role, bridge::Author};
-use harvest_providers::{Local, LocalMachines, machines::Recipes};
+use harvest_providers::{Local, LocalSandboxHost, standalone::Recipes};
 use harvest_server::ServerState;
-use harvest_session::{Books, Config, Parts, Sessions, Store, machines::Commands};
+use harvest_session::{
+    Config, Dependencies, Sessions, Store, StoreLedger, standalone::StandaloneSandboxes,
+};
 use serde_json::json;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    contest::Contestant,
-    place::{MEMORY_BYTES, PIDS, Place},
+    runner::Benchmark,
+    workspace::{MEMORY_BYTES, PIDS, Workspace},
 };
 
-/// Asked for, made, started and heard of; the sandbox is removed after the clock has stopped.
+/// Until the first output; the sandbox is removed afterwards, unmeasured.
 pub(crate) const FIRST_OUTPUT: &str = "harvest HTTP: create → first output";
 
 const IMAGE: &str = "bench";
 
-/// The row of the API.
-pub(crate) fn contestant(place: &Place) -> Result<Contestant<'_>> {
-    let rootfs = place.rootfs();
+pub(crate) fn benchmark(workspace: &Workspace) -> Result<Benchmark<'_>> {
+    let rootfs = workspace.rootfs();
     let folder = Import::Folder(&rootfs);
-    place.engine.image_import(IMAGE, folder, UnpackLimits::default(), &mut |_| {})?;
-    let mut server = Server::start(place)?;
-    Ok(Contestant::parts(&[FIRST_OUTPUT], move || Ok(vec![server.first_output()?])))
+    harvest_images::import(&workspace.engine, IMAGE, folder, UnpackLimits::default(), &mut |_| {})?;
+    let mut server = Server::start(workspace)?;
+    Ok(Benchmark::parts(&[FIRST_OUTPUT], move || Ok(vec![server.first_output()?])))
 }
 
 struct Server {
     connection: BufReader<TcpStream>,
     request: String,
-    // The server goes with it.
+    // Dropping the runtime stops the server.
     _runtime: Runtime,
 }
 
 impl Server {
-    fn start(place: &Place) -> Result<Self> {
+    fn start(workspace: &Workspace) -> Result<Self> {
         let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-        let (address, token) = runtime.block_on(serve(place))?;
+        let (address, token) = runtime.block_on(serve(workspace))?;
         let connection = TcpStream::connect(address)?;
         connection.set_nodelay(true)?;
         let body = json!({
@@ -72,7 +75,7 @@ impl Server {
         loop {
             line.clear();
             if self.connection.read_line(&mut line)? == 0 || line.contains("\"failed\"") {
-                bail!("the server answered `{}`", line.trim());
+                bail!("the server replied `{}`", line.trim());
             }
             if line.contains("\"stdout\"") {
                 break;
@@ -83,16 +86,16 @@ impl Server {
         Ok(took)
     }
 
-    /// Reads the rest of a chunked answer; it ends when the sandbox is gone.
+    /// Reads the rest of the chunked response, which ends when the sandbox is removed.
     fn finish(&mut self) -> Result<()> {
         let mut line = String::new();
-        // What is left of the chunk that held the line.
+        // The rest of the chunk that contained the line.
         self.connection.read_line(&mut line)?;
         loop {
             line.clear();
             self.connection.read_line(&mut line)?;
             let length = usize::from_str_radix(line.trim(), 16)
-                .with_context(|| format!("no chunk: {line:?}"))?;
+                .with_context(|| format!("not a chunk size: {line:?}"))?;
             let mut rest = vec![0; length + 2];
             self.connection.read_exact(&mut rest)?;
             if length == 0 {
@@ -102,29 +105,33 @@ impl Server {
     }
 }
 
-/// A server as `harvest up` puts it together, without a forge's routes.
-async fn serve(place: &Place) -> Result<(std::net::SocketAddr, String)> {
-    let folder = place.at("server");
+/// A server as `harvest up` builds it, without the routes of a forge.
+async fn serve(workspace: &Workspace) -> Result<(std::net::SocketAddr, String)> {
+    let folder = workspace.at("server");
     std::fs::create_dir(&folder)?;
     let store = Store::open(&folder.join("harvest.db")).await?;
     let lease = store.server_lease(SystemTime::now().into()).await?;
     let vault = Arc::new(Vault::open(&folder.join("vault.key"))?);
-    let books = Books::new(store.clone(), lease, Arc::clone(&vault), None);
-    let sessions = Sessions::open(Parts {
+    let ledger = StoreLedger::new(store.clone(), lease, Arc::clone(&vault), None);
+    let sessions = Sessions::open(Dependencies {
         store,
         lease,
-        provider: Arc::new(Local::new(place.engine.clone(), Limits::default())),
-        doors: Arc::new(Gateway::new(Arc::new(books), GatewayConfig::default())),
-        pulls: Arc::new(Forge::open(folder.join("forge"), "http://127.0.0.1:1/forge")?),
+        provider: Arc::new(Local::new(workspace.engine.clone(), Limits::default())),
+        doors: Arc::new(Gateway::new(Arc::new(ledger), GatewayConfig::default())),
+        forge: Arc::new(LocalForge::open(folder.join("forge"), "http://127.0.0.1:1/forge")?),
         vault,
         config: Config::default(),
     })
     .await?;
     let user = Author { name: "Bench".into(), email: "bench@localhost".into() };
     let (_, token) = sessions.token_create("bench", user, Role::Admin).await?;
-    let recipes = Recipes { names: Vec::new(), place: Arc::new(move || Ok(folder.clone())) };
-    let machines = Commands::new(Arc::new(LocalMachines::new(place.engine.clone(), recipes)));
-    let state = ServerState::new(sessions, &[], CancellationToken::new()).with_machines(machines);
+    let recipes = Recipes { names: Vec::new(), write_all: Arc::new(move || Ok(folder.clone())) };
+    let standalone = StandaloneSandboxes::new(Arc::new(LocalSandboxHost::new(
+        workspace.engine.clone(),
+        recipes,
+    )));
+    let state =
+        ServerState::new(sessions, &[], CancellationToken::new()).with_standalone(standalone);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
     tokio::spawn(harvest_server::serve(listener, state));

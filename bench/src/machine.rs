@@ -1,10 +1,10 @@
-//! What the numbers were taken on: kernel, processors, versions of the peers, and how busy it was.
+//! The machine of a run: kernel, processors, versions of the peers, and the load before and after.
 
 use std::{fs, process::Command};
 
 use serde::Serialize;
 
-/// The machine and its programs.
+/// The computer the bench runs on, and its programs.
 #[derive(Debug, Serialize)]
 pub(crate) struct Machine {
     kernel: String,
@@ -13,22 +13,22 @@ pub(crate) struct Machine {
     memory_mib: u64,
     cgroups: &'static str,
     versions: Vec<String>,
-    pub(crate) busy_before: Busy,
-    pub(crate) busy_after: Busy,
+    pub(crate) busy_before: Load,
+    pub(crate) busy_after: Load,
 }
 
-/// How much others wanted the processors, in percent of the time.
+/// How busy the machine is.
 #[derive(Debug, Default, Clone, Serialize)]
-pub(crate) struct Busy {
-    /// Somebody had to wait for a processor; the last 10 and 60 seconds.
+pub(crate) struct Load {
+    /// Percent of the last 10 and 60 seconds in which some process waited for a CPU.
     pressure_10s: f64,
     pressure_60s: f64,
     load_1m: f64,
 }
 
 impl Machine {
-    /// Looks around; `hidden` says that a cgroup2 mount without controllers was taken away.
-    pub(crate) fn look(hidden: bool) -> Self {
+    /// Detects the machine. `hidden`: an empty cgroup2 mount was hidden from the bench.
+    pub(crate) fn detect(hidden: bool) -> Self {
         let versions = [("bwrap", "--version"), ("crun", "--version"), ("runc", "--version")];
         let more = [("podman", "--version"), ("docker", "--version"), ("btrfs", "--version")];
         Self {
@@ -46,12 +46,11 @@ impl Machine {
                 .chain(&more)
                 .filter_map(|(name, flag)| version(name, flag))
                 .collect(),
-            busy_before: Busy::now(),
-            busy_after: Busy::default(),
+            busy_before: Load::now(),
+            busy_after: Load::default(),
         }
     }
 
-    /// One line for a reader.
     pub(crate) fn line(&self) -> String {
         format!(
             "Linux {} · {} cores, {} · {} MiB · {} · {}",
@@ -65,8 +64,7 @@ impl Machine {
     }
 }
 
-impl Busy {
-    /// As it is now.
+impl Load {
     pub(crate) fn now() -> Self {
         let pressure = read("/proc/pressure/cpu");
         let percent = |name: &str| {
@@ -84,7 +82,6 @@ impl Busy {
         }
     }
 
-    /// One line for a reader.
     pub(crate) fn line(&self) -> String {
         format!(
             "CPU pressure {:.1} % (10 s), {:.1} % (60 s), load {:.1}",

@@ -1,8 +1,7 @@
-//! Measures the engine beside its peers, in one interleaved run on one machine. See README.md for how
-//! to read what it prints. Not part of any test: a shared machine gives no honest times.
+//! Benchmarks of the engine and its peers, interleaved in one run on one machine. README.md
+//! explains the output. Not part of CI: times from a shared machine are not reliable.
 #![forbid(unsafe_code)]
 
-mod contest;
 mod disks;
 mod harvest;
 mod http;
@@ -10,11 +9,12 @@ mod machine;
 mod memory;
 mod options;
 mod peers;
-mod place;
 mod pool;
 mod report;
+mod runner;
 mod sessions;
 mod store;
+mod workspace;
 
 use std::{
     fs,
@@ -24,15 +24,15 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-use contest::{Contestant, run};
 use machine::Machine;
 use options::Options;
-use place::Place;
 use report::Report;
+use runner::{Benchmark, run};
+use workspace::Workspace;
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(1);
-    // The bench is its own zygote, so that what is measured is the engine built with it.
+    // The bench is its own zygote, so that it measures the engine it was built with.
     if arguments.next().is_some_and(|word| word == "zygote") {
         return harvest_engine::zygote::main(&PathBuf::from(arguments.next().unwrap_or_default()));
     }
@@ -50,48 +50,48 @@ fn bench(options: &Options) -> Result<()> {
         println!("{}", options::USAGE);
         return Ok(());
     }
-    if !options.alone {
-        return again_alone();
+    if !options.in_mount_namespace {
+        return rerun_in_mount_namespace();
     }
-    let hidden = place::hide_bare_cgroup2()?;
-    let machine = Machine::look(hidden);
+    let hidden = workspace::hide_empty_cgroup2()?;
+    let machine = Machine::detect(hidden);
     eprintln!("{}", machine.line());
-    let place = Place::make(&options.folder)?;
+    let workspace = Workspace::create(&options.folder)?;
     let mut report = Report::new(machine);
-    let mut contestants = Vec::new();
-    contestants.extend(peers::fork_exec(&place));
-    contestants.extend(harvest::contestants(&place)?);
+    let mut benchmarks = Vec::new();
+    benchmarks.extend(peers::fork_exec(&workspace));
+    benchmarks.extend(harvest::benchmarks(&workspace)?);
     if options.wants(http::FIRST_OUTPUT) {
-        contestants.push(http::contestant(&place)?);
+        benchmarks.push(http::benchmark(&workspace)?);
     }
     if options.peers {
-        for offered in peers::all(&place) {
-            offered.enter(&mut contestants, &mut report);
+        for peer in peers::all(&workspace) {
+            peer.add_if_working(&mut benchmarks, &mut report);
         }
     }
-    contestants.retain(|one: &Contestant| options.wants(one.rows[0]));
-    report.add(run(&mut contestants, options.rounds, options.gap)?);
-    drop(contestants);
+    benchmarks.retain(|one: &Benchmark| options.wants(one.rows[0]));
+    report.add(run(&mut benchmarks, options.rounds, options.gap)?);
+    drop(benchmarks);
     if options.wants("memory") {
-        report.memory = Some(memory::after_execs(&place, memory::EXECS)?);
+        report.memory = Some(memory::after_execs(&workspace, memory::EXECS)?);
     }
     if options.wants("pool") {
-        pool::run(&place, options, &mut report)?;
+        pool::run(&workspace, options, &mut report)?;
     }
     if options.disks && options.wants("disk") {
-        disks::run(&place, options, &mut report)?;
+        disks::run(&workspace, options, &mut report)?;
     }
     if options.wants("session") {
         sessions::run(options, &mut report)?;
     }
     if options.wants("store") {
-        store::run(&place, options, &mut report)?;
+        store::run(&workspace, options, &mut report)?;
     }
     report.finish();
     println!("{report}");
     if options.quick {
         println!(
-            "quick: three rounds and far smaller trees than the rows are named for; these numbers mean nothing"
+            "quick run: three rounds and much smaller trees than the row names say; the numbers mean nothing"
         );
     }
     if let Some(path) = &options.json {
@@ -101,14 +101,13 @@ fn bench(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Runs the bench in a mount namespace of its own: what it mounts and hides is gone when it ends,
-/// however it ends.
-fn again_alone() -> Result<()> {
+/// Runs the bench again in a new mount namespace, so that its mounts disappear when it ends.
+fn rerun_in_mount_namespace() -> Result<()> {
     let program = std::env::current_exe().context("cannot find the bench itself")?;
     let status = Command::new("unshare")
         .args(["--mount", "--propagation", "private", "--"])
         .arg(program)
-        .arg("--alone")
+        .arg("--in-mount-namespace")
         .args(std::env::args_os().skip(1))
         .status()
         .context("cannot run unshare (util-linux)")?;

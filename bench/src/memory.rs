@@ -1,19 +1,19 @@
-//! What the platform's own processes in a sandbox keep for themselves after a hundred commands.
+//! Private memory of the platform's processes in a sandbox after a hundred commands.
 
 use std::fs;
 
 use anyhow::{Context, Result};
-use harvest_engine::guest::Guest;
+use harvest_engine::supervisor_client::SupervisorClient;
 use serde::Serialize;
 
 use crate::{
     harvest::{exec, in_sandbox},
-    place::Place,
+    workspace::Workspace,
 };
 
-/// How many commands are run first.
+/// How many commands run before the measurement.
 pub(crate) const EXECS: usize = 100;
-/// What pid 1 may keep, in KiB.
+/// The target for the private memory of pid 1, in KiB.
 pub(crate) const TARGET_KIB: u64 = 1536;
 
 /// Private memory of the supervisor and the processes between it and commands.
@@ -23,7 +23,6 @@ pub(crate) struct Memory {
     pub(crate) processes: Vec<Process>,
 }
 
-/// One of them.
 #[derive(Debug, Serialize)]
 pub(crate) struct Process {
     pub(crate) role: String,
@@ -31,23 +30,21 @@ pub(crate) struct Process {
 }
 
 impl Memory {
-    /// Pid 1 alone.
     pub(crate) fn pid_1_kib(&self) -> u64 {
         self.processes.first().map_or(0, |process| process.private_kib)
     }
 
-    /// All of them.
     pub(crate) fn all_kib(&self) -> u64 {
         self.processes.iter().map(|process| process.private_kib).sum()
     }
 }
 
-/// Runs commands in a new sandbox, half of them on one connection, and looks at what is left.
-pub(crate) fn after_execs(place: &Place, execs: usize) -> Result<Memory> {
-    let running = place.engine.start(&place.spec()?)?;
-    let mut kept = Guest::dial(&running.bridge)?;
+/// Runs commands in a new sandbox, half of them on one connection, then measures.
+pub(crate) fn after_execs(workspace: &Workspace, execs: usize) -> Result<Memory> {
+    let running = workspace.engine.start(&workspace.spec()?)?;
+    let mut connection = SupervisorClient::dial(&running.bridge)?;
     for _ in 0..execs / 2 {
-        exec(&mut kept, &["true"])?;
+        exec(&mut connection, &["true"])?;
         in_sandbox(&running.bridge, &["true"])?;
     }
     let mut processes = Vec::new();
@@ -57,11 +54,11 @@ pub(crate) fn after_execs(place: &Place, execs: usize) -> Result<Memory> {
         let role = if role.is_empty() { "pid 1".to_owned() } else { role };
         processes.push(Process { role, private_kib: private_kib(pid)? });
     }
-    place.engine.remove(&running.id)?;
+    workspace.engine.remove(&running.id)?;
     Ok(Memory { execs, processes })
 }
 
-/// Every process of the pid namespace this one is the first of, itself first.
+/// All processes in the pid namespace of this process, itself first.
 fn in_namespace_of(pid: u32) -> Vec<u32> {
     let link = |pid: u32| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
     let wanted = link(pid);
@@ -76,7 +73,7 @@ fn in_namespace_of(pid: u32) -> Vec<u32> {
 
 fn private_kib(pid: u32) -> Result<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/smaps_rollup"))
-        .with_context(|| format!("cannot look at the memory of process {pid}"))?;
+        .with_context(|| format!("cannot read the memory usage of process {pid}"))?;
     let kib =
         |line: &str| line.split_whitespace().nth(1).and_then(|number| number.parse::<u64>().ok());
     Ok(text.lines().filter(|line| line.starts_with("Private_")).filter_map(kib).sum())

@@ -4,23 +4,22 @@ use std::{path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result, bail};
 
-/// What `--help` says.
 pub(crate) const USAGE: &str = "\
 usage: harvest-bench [--rounds N] [--gap-millis N] [--quick] [--only WORD]… [--no-peers]
                      [--no-disks] [--folder DIR] [--json FILE]
 --rounds N      rounds of the start and exec rows (50)
 --gap-millis N  idle time before every sample (200): shorter gaps hide what a first start costs
---quick         three rounds, small trees: shows that it works, measures nothing
---only WORD     only rows whose name has this word; `disk`, `memory`, `pool`,
-                `session` and `store` are words too
---folder DIR    where trees and sandboxes go (a new folder in the temporary folder)";
+--quick         three rounds, small trees: shows that the bench works, measures nothing
+--only WORD     only rows whose name contains this word; `disk`, `memory`, `pool`,
+                `session` and `store` select groups of rows
+--folder DIR    where to put trees and sandboxes (default: a new temporary folder)
+--json FILE     also write the report as JSON";
 
-/// What to measure and how.
 #[derive(Debug)]
 pub(crate) struct Options {
     pub(crate) help: bool,
-    /// In a mount namespace of our own already.
-    pub(crate) alone: bool,
+    /// Whether this process already runs in its own mount namespace.
+    pub(crate) in_mount_namespace: bool,
     pub(crate) rounds: usize,
     pub(crate) gap: Duration,
     pub(crate) quick: bool,
@@ -32,11 +31,11 @@ pub(crate) struct Options {
 }
 
 impl Options {
-    /// Reads the arguments without the program's name.
+    /// Parses the arguments, without the program's name.
     pub(crate) fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Self> {
         let mut options = Self {
             help: false,
-            alone: false,
+            in_mount_namespace: false,
             rounds: 50,
             gap: Duration::from_millis(200),
             quick: false,
@@ -50,7 +49,7 @@ impl Options {
             let mut value = || arguments.next().with_context(|| format!("{word} needs a value"));
             match word.as_str() {
                 "--help" | "-h" => options.help = true,
-                "--alone" => options.alone = true,
+                "--in-mount-namespace" => options.in_mount_namespace = true,
                 "--rounds" => {
                     options.rounds = value()?.parse().context("--rounds needs a number")?
                 }
@@ -69,12 +68,12 @@ impl Options {
             }
         }
         if options.rounds == 0 {
-            bail!("--rounds needs at least one");
+            bail!("--rounds must be at least 1");
         }
         Ok(options)
     }
 
-    /// Whether a row of this name is to be measured.
+    /// Whether to measure the row of this name.
     pub(crate) fn wants(&self, name: &str) -> bool {
         self.only.is_empty() || self.only.iter().any(|word| name.contains(word.as_str()))
     }
@@ -89,14 +88,14 @@ mod tests {
     }
 
     #[test]
-    fn only_named_rows_are_wanted_and_all_of_them_when_none_is_named() {
+    fn only_selects_rows_by_word() {
         assert!(parsed(&[]).unwrap().wants("crun"));
         let some = parsed(&["--only", "cold", "--only", "bubble"]).unwrap();
         assert!(some.wants("harvest cold") && some.wants("bubblewrap") && !some.wants("crun"));
     }
 
     #[test]
-    fn what_is_not_understood_is_refused() {
+    fn invalid_options_are_refused() {
         for words in [&["--rouds"][..], &["--rounds"], &["--rounds", "0"], &["--rounds", "x"]] {
             assert!(parsed(words).is_err(), "{words:?}");
         }

@@ -1,5 +1,5 @@
-//! The peers' rows: the host's own bubblewrap, crun and runc, podman and docker where they work, and
-//! a plain fork and exec. All of them run `true` from the same file tree and clean up before they end.
+//! The peers' rows: bubblewrap, crun, runc, podman and docker where they are installed and work,
+//! and a plain fork and exec. All run `true` from the same file tree and clean up before they exit.
 
 use std::{
     fs,
@@ -11,34 +11,34 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
 use crate::{
-    contest::Contestant,
-    place::{MEMORY_BYTES, PIDS, Place},
     report::Report,
+    runner::Benchmark,
+    workspace::{MEMORY_BYTES, PIDS, Workspace},
 };
 
 /// A plain fork, exec and wait.
 pub(crate) const FORK_EXEC: &str = "plain fork+exec";
 /// Bubblewrap with a writable overlay.
 pub(crate) const BUBBLEWRAP: &str = "bubblewrap, overlay on tmpfs, no limits";
-/// Bubblewrap before 0.11, which has no overlay.
+/// Bubblewrap before 0.11, without overlays.
 pub(crate) const BUBBLEWRAP_READ_ONLY: &str = "bubblewrap, read-only root, no limits";
 
-/// A peer that may not work here.
-pub(crate) struct Offer<'a> {
+/// A peer that may not work on this machine.
+pub(crate) struct Peer<'a> {
     row: &'static str,
-    made: Result<Contestant<'a>>,
+    benchmark: Result<Benchmark<'a>>,
 }
 
-impl<'a> Offer<'a> {
+impl<'a> Peer<'a> {
     fn command(row: &'static str, words: Vec<String>) -> Self {
-        Self { row, made: Ok(Contestant::whole(row, move || quietly(&words))) }
+        Self { row, benchmark: Ok(Benchmark::whole(row, move || run_silently(&words))) }
     }
 
-    /// Takes part when a first try succeeds; else the report says why not.
-    pub(crate) fn enter(self, contestants: &mut Vec<Contestant<'a>>, report: &mut Report) {
-        let tried = self.made.and_then(|mut contestant| contestant.sample().map(|_| contestant));
+    /// Adds the benchmark if a first run succeeds; otherwise the report lists it as skipped.
+    pub(crate) fn add_if_working(self, benchmarks: &mut Vec<Benchmark<'a>>, report: &mut Report) {
+        let tried = self.benchmark.and_then(|mut benchmark| benchmark.sample().map(|_| benchmark));
         match tried {
-            Ok(contestant) => contestants.push(contestant),
+            Ok(benchmark) => benchmarks.push(benchmark),
             Err(error) => {
                 let reason = error.root_cause().to_string();
                 report
@@ -49,33 +49,31 @@ impl<'a> Offer<'a> {
     }
 }
 
-/// What everything else is compared with.
-pub(crate) fn fork_exec(place: &Place) -> Vec<Contestant<'_>> {
-    vec![fork_exec_as(FORK_EXEC, place)]
+pub(crate) fn fork_exec(workspace: &Workspace) -> Vec<Benchmark<'_>> {
+    vec![fork_exec_as(FORK_EXEC, workspace)]
 }
 
-/// The same under another name.
-pub(crate) fn fork_exec_as<'a>(row: &'static str, place: &Place) -> Contestant<'a> {
-    let program = place.rootfs().join("bin/true").display().to_string();
-    Contestant::whole(row, move || quietly(&[program.as_str()]))
+pub(crate) fn fork_exec_as<'a>(row: &'static str, workspace: &Workspace) -> Benchmark<'a> {
+    let program = workspace.rootfs().join("bin/true").display().to_string();
+    Benchmark::whole(row, move || run_silently(&[program.as_str()]))
 }
 
-/// Every peer, also those that are not installed.
-pub(crate) fn all(place: &Place) -> Vec<Offer<'_>> {
-    let rootfs = place.rootfs().display().to_string();
-    let mut offers = vec![bubblewrap(place, [BUBBLEWRAP, BUBBLEWRAP_READ_ONLY])];
-    offers.extend(runtimes(place));
+/// All peers, including those that are not installed.
+pub(crate) fn all(workspace: &Workspace) -> Vec<Peer<'_>> {
+    let rootfs = workspace.rootfs().display().to_string();
+    let mut peers = vec![bubblewrap(workspace, [BUBBLEWRAP, BUBBLEWRAP_READ_ONLY])];
+    peers.extend(runtimes(workspace));
     let podman =
         ["podman", "run", "--rm", "--network=none", "--rootfs"].map(str::to_owned).to_vec();
     let podman = [podman, vec![format!("{rootfs}:O"), "/bin/true".to_owned()]].concat();
-    offers.push(Offer::command("podman run --network=none", podman));
-    offers.push(docker(&rootfs));
-    offers
+    peers.push(Peer::command("podman run --network=none", podman));
+    peers.push(docker(&rootfs));
+    peers
 }
 
-/// Bubblewrap under one of two names: where it has overlays, and where it has none.
-pub(crate) fn bubblewrap(place: &Place, rows: [&'static str; 2]) -> Offer<'static> {
-    let rootfs = &*place.rootfs().display().to_string();
+/// Bubblewrap, under the first name if it supports overlays, else under the second.
+pub(crate) fn bubblewrap(workspace: &Workspace, rows: [&'static str; 2]) -> Peer<'static> {
+    let rootfs = &*workspace.rootfs().display().to_string();
     let help = Command::new("bwrap").arg("--help").output();
     let overlays =
         help.is_ok_and(|help| String::from_utf8_lossy(&help.stdout).contains("--tmp-overlay"));
@@ -86,46 +84,47 @@ pub(crate) fn bubblewrap(place: &Place, rows: [&'static str; 2]) -> Offer<'stati
     };
     let words =
         ["bwrap", "--unshare-all"].iter().chain(root).chain(&["--proc", "/proc", "--dev", "/dev"]);
-    Offer::command(row, words.chain(&["/bin/true"]).map(|word| (*word).to_owned()).collect())
+    Peer::command(row, words.chain(&["/bin/true"]).map(|word| (*word).to_owned()).collect())
 }
 
-/// crun and runc take a bundle: a folder with a configuration that names the file tree.
-fn runtimes(place: &Place) -> Vec<Offer<'_>> {
+/// crun and runc, which run an OCI bundle: a folder with a configuration that refers to the file
+/// tree.
+fn runtimes(workspace: &Workspace) -> Vec<Peer<'_>> {
     let limits = json!({"memory": {"limit": MEMORY_BYTES}, "pids": {"limit": PIDS}});
     let bundle = |name: &str, resources: Option<&Value>| -> Result<String> {
-        let folder = place.at(name);
+        let folder = workspace.at(name);
         fs::create_dir_all(&folder)?;
-        let config = config(&place.rootfs(), resources);
+        let config = config(&workspace.rootfs(), resources);
         fs::write(folder.join("config.json"), config.to_string())?;
         Ok(folder.display().to_string())
     };
-    let made = |row, program: &'static str, flags: &[&str], bundle: Result<String>| {
-        let root = place.at("runtimes").display().to_string();
+    let runtime = |row, program: &'static str, flags: &[&str], bundle: Result<String>| {
+        let root = workspace.at("runtimes").display().to_string();
         let words = bundle.map(|bundle| {
             let mut words = vec![program.to_owned(), "--root".to_owned(), root];
             words.extend(flags.iter().map(|flag| (*flag).to_owned()));
             words.extend(["run", "--bundle", &bundle].map(str::to_owned));
             words
         });
-        let made = words.map(|words| {
+        let benchmark = words.map(|words| {
             let mut number = 0;
-            Contestant::whole(row, move || {
+            Benchmark::whole(row, move || {
                 number += 1;
                 let id = format!("harvest-bench-{}-{number}", std::process::id());
-                quietly(&[words.clone(), vec![id]].concat())
+                run_silently(&[words.clone(), vec![id]].concat())
             })
         });
-        Offer { row, made }
+        Peer { row, benchmark }
     };
     vec![
-        made("crun, cgroups, read-only root", "crun", &[], bundle("crun", Some(&limits))),
-        made(
+        runtime("crun, cgroups, read-only root", "crun", &[], bundle("crun", Some(&limits))),
+        runtime(
             "crun, no cgroups, read-only root",
             "crun",
             &["--cgroup-manager=disabled"],
             bundle("crun-bare", None),
         ),
-        made("runc, cgroups, read-only root", "runc", &[], bundle("runc", Some(&limits))),
+        runtime("runc, cgroups, read-only root", "runc", &[], bundle("runc", Some(&limits))),
     ]
 }
 
@@ -154,30 +153,30 @@ fn config(rootfs: &Path, resources: Option<&Value>) -> Value {
     })
 }
 
-fn docker(rootfs: &str) -> Offer<'static> {
+fn docker(rootfs: &str) -> Peer<'static> {
     const ROW: &str = "docker run --network=none";
     const IMAGE: &str = "harvest-bench:latest";
-    let import = || -> Result<Contestant<'static>> {
-        quietly(&["docker", "info"])?;
+    let import = || -> Result<Benchmark<'static>> {
+        run_silently(&["docker", "info"])?;
         let mut tar =
             Command::new("tar").args(["-C", rootfs, "-c", "."]).stdout(Stdio::piped()).spawn()?;
         let input = tar.stdout.take().context("tar has an output")?;
         let status =
             Command::new("docker").args(["import", "-", IMAGE]).stdin(input).output()?.status;
         if !tar.wait()?.success() || !status.success() {
-            bail!("docker does not take the file tree");
+            bail!("docker cannot import the file tree");
         }
         let words = ["docker", "run", "--rm", "--network=none", IMAGE, "/bin/true"];
-        Ok(Contestant::whole(ROW, move || quietly(&words)))
+        Ok(Benchmark::whole(ROW, move || run_silently(&words)))
     };
-    Offer { row: ROW, made: import() }
+    Peer { row: ROW, benchmark: import() }
 }
 
-/// Runs a program to its end; what it said comes with the error when it fails.
-pub(crate) fn quietly<T: AsRef<str>>(words: &[T]) -> Result<()> {
+/// Runs a program to completion; the error of a failed run contains its last line of stderr.
+pub(crate) fn run_silently<T: AsRef<str>>(words: &[T]) -> Result<()> {
     let (program, arguments) = words.split_first().context("a command has a program")?;
     let program = program.as_ref();
-    // Into a file, not a pipe: waiting for the program is all that is to be measured.
+    // Output goes to /dev/null, not a pipe: only waiting for the program is measured.
     let mut command = Command::new(program);
     command.args(arguments.iter().map(AsRef::as_ref)).stdin(Stdio::null()).stdout(Stdio::null());
     let status =
@@ -187,8 +186,5 @@ pub(crate) fn quietly<T: AsRef<str>>(words: &[T]) -> Result<()> {
     }
     let output = command.stderr(Stdio::piped()).output()?;
     let said = String::from_utf8_lossy(&output.stderr);
-    bail!(
-        "{} ({program} ended with {status})",
-        said.lines().last().unwrap_or("said nothing").trim()
-    )
+    bail!("{} ({program} failed with {status})", said.lines().last().unwrap_or("no output").trim())
 }

@@ -1,36 +1,37 @@
-//! Puts samples into a table and says which targets are met. Ratios are to a row of the same run.
+//! Formats samples as a table with ratios between rows of the same run, and shows which targets are
+//! met.
 
 use std::{fmt, time::Duration};
 
 use serde::Serialize;
 
 use crate::{
-    contest::Samples,
     disks, harvest, http,
-    machine::{Busy, Machine},
+    machine::{Load, Machine},
     memory::{Memory, TARGET_KIB},
-    peers, pool, sessions, store,
+    peers, pool,
+    runner::Samples,
+    sessions, store,
 };
 
-/// Everything one run found.
+/// The results of one run.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     machine: Machine,
     rows: Vec<Row>,
     pub(crate) skipped: Vec<(String, String)>,
     pub(crate) memory: Option<Memory>,
-    weights: Vec<Weight>,
+    memory_rows: Vec<MemoryRow>,
 }
 
-/// What something takes of memory.
+/// A memory measurement with its target.
 #[derive(Debug, Serialize)]
-struct Weight {
+struct MemoryRow {
     what: String,
     kib: u64,
     limit_kib: u64,
 }
 
-/// One line.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 struct Row {
     name: String,
@@ -42,7 +43,7 @@ struct Row {
     /// p50 as a multiple of another row's.
     #[serde(skip_serializing_if = "Option::is_none")]
     ratio: Option<Ratio>,
-    /// What p50 may be at most, where that is asked for in milliseconds.
+    /// The target for p50, for rows with an absolute one.
     #[serde(skip_serializing_if = "Option::is_none")]
     limit_ms: Option<f64>,
 }
@@ -57,7 +58,7 @@ struct Ratio {
 
 const BUBBLEWRAPS: &[&str] = &[peers::BUBBLEWRAP, peers::BUBBLEWRAP_READ_ONLY];
 
-/// What design §9 asks of a row: to which rows it is compared and how many times it may take.
+/// Relative targets: the row, the rows it is compared with, and the maximum ratio.
 const TARGETS: [(&str, &[&str], f64); 8] = [
     (harvest::COLD, BUBBLEWRAPS, 1.2),
     (harvest::COLD_REMOVED, BUBBLEWRAPS, 1.2),
@@ -71,22 +72,26 @@ const TARGETS: [(&str, &[&str], f64); 8] = [
 
 impl Report {
     pub(crate) fn new(machine: Machine) -> Self {
-        Self { machine, rows: Vec::new(), skipped: Vec::new(), memory: None, weights: Vec::new() }
+        Self {
+            machine,
+            rows: Vec::new(),
+            skipped: Vec::new(),
+            memory: None,
+            memory_rows: Vec::new(),
+        }
     }
 
-    /// Adds rows.
     pub(crate) fn add(&mut self, samples: Vec<Samples>) {
         self.rows.extend(samples.into_iter().filter(|one| !one.taken.is_empty()).map(Row::of));
     }
 
-    /// Adds a line about memory, and what it may be at most.
-    pub(crate) fn weigh(&mut self, what: String, kib: u64, limit_kib: u64) {
-        self.weights.push(Weight { what, kib, limit_kib });
+    pub(crate) fn add_memory(&mut self, what: String, kib: u64, limit_kib: u64) {
+        self.memory_rows.push(MemoryRow { what, kib, limit_kib });
     }
 
-    /// Compares the rows with each other and looks at the machine again.
+    /// Computes the ratios and records the machine's load after the run.
     pub(crate) fn finish(&mut self) {
-        self.machine.busy_after = Busy::now();
+        self.machine.busy_after = Load::now();
         compare(&mut self.rows);
     }
 }
@@ -98,10 +103,10 @@ impl Row {
         Self {
             name: samples.row.to_owned(),
             samples: taken.len(),
-            min_ms: at(&taken, 0),
-            p50_ms: at(&taken, 50),
-            p95_ms: at(&taken, 95),
-            max_ms: at(&taken, 100),
+            min_ms: percentile(&taken, 0),
+            p50_ms: percentile(&taken, 50),
+            p95_ms: percentile(&taken, 95),
+            max_ms: percentile(&taken, 100),
             ratio: None,
             limit_ms: store::LIMITS
                 .iter()
@@ -112,8 +117,8 @@ impl Row {
     }
 }
 
-/// The sample below which this many percent lie, of sorted ones; to the microsecond.
-fn at(sorted: &[Duration], percent: usize) -> f64 {
+/// A percentile of sorted samples, in milliseconds with microsecond precision.
+fn percentile(sorted: &[Duration], percent: usize) -> f64 {
     let micros = sorted[(sorted.len() - 1) * percent / 100].as_micros();
     f64::from(u32::try_from(micros).unwrap_or(u32::MAX)) / 1000.0
 }
@@ -124,7 +129,7 @@ fn compare(rows: &mut [Row]) {
     for row in rows {
         let (names, target) = match TARGETS.iter().find(|(name, ..)| *name == row.name) {
             Some((_, names, target)) => (*names, Some(*target)),
-            // Starting something, copying a disk and writing events have nothing in common.
+            // Copying disks and writing events are not comparable to starting a process.
             None if disks::is_row(&row.name)
                 || store::is_row(&row.name)
                 || sessions::is_row(&row.name) =>
@@ -192,12 +197,12 @@ impl fmt::Display for Report {
                 parts.join(", ")
             )?;
         }
-        for Weight { what, kib, limit_kib } in &self.weights {
+        for MemoryRow { what, kib, limit_kib } in &self.memory_rows {
             let verdict = if kib <= limit_kib { "met" } else { "not met" };
             writeln!(out, "{what}: {kib} KiB (≤ {limit_kib}: {verdict})")?;
         }
         for (row, reason) in &self.skipped {
-            writeln!(out, "left out: {row}: {reason}")?;
+            writeln!(out, "skipped: {row}: {reason}")?;
         }
         Ok(())
     }
@@ -219,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn the_middle_sample_is_the_median_and_order_does_not_matter() {
+    fn p50_is_the_median_of_unsorted_samples() {
         let row = row("x", &[9, 1, 5]);
         assert_eq!((row.min_ms, row.p50_ms, row.max_ms), (1.0, 5.0, 9.0));
     }
@@ -234,14 +239,14 @@ mod tests {
     }
 
     #[test]
-    fn a_copy_of_a_disk_is_not_compared_with_a_start() {
+    fn disk_rows_are_not_compared_with_starts() {
         let mut rows = [row(disks::COPY, &[4000]), row(peers::BUBBLEWRAP, &[8])];
         compare(&mut rows);
         assert_eq!(rows[0].ratio, None);
     }
 
     #[test]
-    fn a_row_of_the_store_has_a_limit_in_milliseconds() {
+    fn store_rows_have_limits_in_milliseconds() {
         let mut rows = [row(store::OPEN_SQLITE, &[4]), row(peers::BUBBLEWRAP, &[8])];
         compare(&mut rows);
         assert_eq!((rows[0].ratio.clone(), rows[0].limit_ms), (None, Some(100.0)));
@@ -249,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn without_the_other_row_there_is_no_ratio() {
+    fn a_missing_reference_row_means_no_ratio() {
         let mut rows = [row(harvest::COLD, &[4])];
         compare(&mut rows);
         assert_eq!(rows[0].ratio, None);

@@ -1,5 +1,5 @@
-//! The rows of sessions: a real server in a process of its own, the scripted agent in real sandboxes, and a client
-//! on loopback. What is measured ends where a client hears of it.
+//! The session rows: a real server in its own process, the scripted agent in real sandboxes, and a
+//! client on loopback. Each measurement ends when the client receives the event.
 
 use std::{
     cell::RefCell,
@@ -16,30 +16,31 @@ use harvest_proto::{
 };
 use serde_json::json;
 
-use crate::{contest::Samples, options::Options, report::Report};
+use crate::{options::Options, report::Report, runner::Samples};
 
-/// A prompt is asked for with a session of its own, on a repository that was built; the turn begins.
-pub(crate) const BEGINS: &str = "session: POST → turn begins, repository";
-/// The same without a repository: what the machine alone takes.
-const BEGINS_BARE: &str = "session: POST → turn begins, no repository";
-/// No prompt, no repository: until the agent could take one.
-pub(crate) const READY: &str = "session: POST → agent ready";
-/// From a command's own look at the clock, inside, until a client has read it.
-pub(crate) const HEARD: &str = "session: agent says → client hears";
+/// A new session with a prompt, on a repository whose image is built, until the turn starts.
+pub(crate) const TURN_STARTS: &str = "session: POST → turn starts, repository";
+/// The same without a repository: the time of the sandbox alone.
+const TURN_STARTS_NO_REPOSITORY: &str = "session: POST → turn starts, no repository";
+/// A new session without a prompt or repository, until its agent is ready.
+pub(crate) const AGENT_READY: &str = "session: POST → agent ready";
+/// From reading the clock in a command inside until the client receives the output.
+pub(crate) const OUTPUT_LATENCY: &str = "session: agent output → client event";
 
-/// What p50 may be at most, in milliseconds.
-pub(crate) const LIMITS: [(&str, f64); 3] = [(BEGINS, 150.0), (READY, 50.0), (HEARD, 10.0)];
+/// Targets for p50, in milliseconds.
+pub(crate) const LIMITS: [(&str, f64); 3] =
+    [(TURN_STARTS, 150.0), (AGENT_READY, 50.0), (OUTPUT_LATENCY, 10.0)];
 
-/// Whether a row is one of these.
+/// Whether a row belongs to this group.
 pub(crate) fn is_row(name: &str) -> bool {
     name.starts_with("session: ")
 }
 
 const SESSIONS: usize = 50;
 const PROMPTS: usize = 20;
-// Before the idle ones are counted: what the first few cost is everybody's.
-const FIRST: usize = 10;
-const SAID: usize = 40;
+// Created before the idle sessions are counted: the first sessions also pay for shared state.
+const WARMUP_SESSIONS: usize = 10;
+const OUTPUTS: usize = 40;
 
 const FILES: &[(&str, &str)] = &[("README.md", "A sample.\n"), (".harvest/check.sh", "true\n")];
 
@@ -49,23 +50,21 @@ pub(crate) fn run(options: &Options, report: &mut Report) -> Result<()> {
     runtime.block_on(async {
         let host = Host::start_with(&[("HARVEST_LIMITS_SANDBOXES", "100")]).await;
         report.add(starts(&host, options).await?);
-        report.add(vec![Samples { row: HEARD, taken: heard(&host).await? }]);
+        report.add(vec![Samples { row: OUTPUT_LATENCY, taken: output_latency(&host).await? }]);
         let (sessions, prompts) = if options.quick { (4, 3) } else { (SESSIONS, PROMPTS) };
-        let busy = crowd(&host, sessions, prompts).await?;
-        let what = format!(
-            "the server's memory at most, {prompts} prompts on each of {sessions} sessions"
-        );
-        report.weigh(what, busy, 150 * 1024);
+        let peak = peak_memory(&host, sessions, prompts).await?;
+        let what = format!("peak server memory, {prompts} prompts on each of {sessions} sessions");
+        report.add_memory(what, peak, 150 * 1024);
         drop(host);
-        let idle = idle(sessions).await?;
-        report.weigh("the server's memory for each session that lies idle".to_owned(), idle, 50);
+        let per_session = memory_per_idle_session(sessions).await?;
+        report.add_memory("server memory per idle session".to_owned(), per_session, 50);
         Ok(())
     })
 }
 
 async fn starts(host: &Host, options: &Options) -> Result<Vec<Samples>> {
     host.repository("sample", FILES).await;
-    let rows = [BEGINS, BEGINS_BARE, READY];
+    let rows = [TURN_STARTS, TURN_STARTS_NO_REPOSITORY, AGENT_READY];
     let mut all = rows.map(|row| Samples { row, taken: Vec::new() });
     for round in 0..options.rounds + 2 {
         for (at, row) in rows.into_iter().enumerate() {
@@ -83,14 +82,14 @@ async fn start(host: &Host, row: &'static str) -> Result<Duration> {
     let script = json!([{ "text": "done" }]);
     let began = Instant::now();
     let session = match row {
-        BEGINS => host.scripted("sample", "Begin.", &script).await,
-        BEGINS_BARE => host.bare("Begin.", &script).await,
-        _ => waiting(host).await?,
+        TURN_STARTS => host.scripted("sample", "Begin.", &script).await,
+        TURN_STARTS_NO_REPOSITORY => host.bare("Begin.", &script).await,
+        _ => create_session(host).await?,
     };
     let wanted = |body: &EventBody| match body {
         EventBody::TurnStarted { .. } => true,
         EventBody::BootPhase { phase: BootPhase::Ready, status: PhaseStatus::Done, .. } => {
-            row == READY
+            row == AGENT_READY
         }
         _ => false,
     };
@@ -101,7 +100,7 @@ async fn start(host: &Host, row: &'static str) -> Result<Duration> {
     Ok(took)
 }
 
-async fn waiting(host: &Host) -> Result<Session> {
+async fn create_session(host: &Host) -> Result<Session> {
     let body = json!({ "agent": "scripted", "network": "none" });
     Ok(serde_json::from_value(host.post("/v1/sessions", body).await)?)
 }
@@ -112,14 +111,14 @@ async fn remove(host: &Host, session: &SessionId) -> Result<()> {
     Ok(())
 }
 
-async fn heard(host: &Host) -> Result<Vec<Duration>> {
-    let steps: Vec<_> = (0..SAID).map(|_| json!({ "bash": "date +%s%N" })).collect();
+async fn output_latency(host: &Host) -> Result<Vec<Duration>> {
+    let steps: Vec<_> = (0..OUTPUTS).map(|_| json!({ "bash": "date +%s%N" })).collect();
     let session = host.bare("What time is it?", &json!(steps)).await;
-    let came: RefCell<BTreeMap<String, Duration>> = RefCell::default();
+    let received: RefCell<BTreeMap<String, Duration>> = RefCell::default();
     let ended = |body: &EventBody| {
         if let EventBody::ToolEnded { call, .. } = body {
             let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-            came.borrow_mut().entry(call.clone()).or_insert(now);
+            received.borrow_mut().entry(call.clone()).or_insert(now);
         }
         matches!(body, EventBody::TurnEnded { .. })
     };
@@ -131,15 +130,16 @@ async fn heard(host: &Host) -> Result<Vec<Duration>> {
         let said = Duration::from_nanos(
             output.trim().parse().with_context(|| format!("no time: {output}"))?,
         );
-        took.push(came.borrow()[call].saturating_sub(said));
+        took.push(received.borrow()[call].saturating_sub(said));
     }
-    ensure!(took.len() == SAID, "{} of {SAID} answers came", took.len());
+    ensure!(took.len() == OUTPUTS, "{} of {OUTPUTS} answers received", took.len());
     remove(host, &session.id).await?;
     Ok(took)
 }
 
-/// Everybody is given everything at once; each prompt must have run once. Answers KiB.
-async fn crowd(host: &Host, sessions: usize, prompts: usize) -> Result<u64> {
+/// Queues all prompts of all sessions at once and checks that each ran once. Returns the server's
+/// peak memory in KiB.
+async fn peak_memory(host: &Host, sessions: usize, prompts: usize) -> Result<u64> {
     let script = |number: usize| json!([{ "bash": format!("echo {number} >> /tmp/ran") }, { "text": "done" }]);
     let mut all = Vec::new();
     for _ in 0..sessions {
@@ -161,32 +161,32 @@ async fn crowd(host: &Host, sessions: usize, prompts: usize) -> Result<u64> {
         let (_, ran) = host.exec(session, "harvest", "cat /tmp/ran").await;
         ensure!(ran == expected, "session {session} ran {ran:?}");
     }
-    let most = most_memory(host.server()).context("the server has no memory")?;
+    let most = most_memory(host.server()).context("cannot read the server's peak memory")?;
     for session in &all {
         remove(host, session).await?;
     }
     Ok(most / 1024)
 }
 
-/// KiB for each.
-async fn idle(sessions: usize) -> Result<u64> {
+/// The server's private memory per idle session, in KiB.
+async fn memory_per_idle_session(sessions: usize) -> Result<u64> {
     let host = Host::start_with(&[("HARVEST_LIMITS_SANDBOXES", "100")]).await;
     let mut before = 0;
-    for count in [FIRST, sessions] {
+    for count in [WARMUP_SESSIONS, sessions] {
         let mut all = Vec::new();
         for _ in 0..count {
-            all.push(waiting(&host).await?.id);
+            all.push(create_session(&host).await?.id);
         }
         for session in &all {
             host.wait_for(session, SessionState::Idle).await;
         }
         if before == 0 {
-            before = kept(&host)?;
+            before = server_memory(&host)?;
         }
     }
-    Ok(kept(&host)?.saturating_sub(before) / sessions as u64 / 1024)
+    Ok(server_memory(&host)?.saturating_sub(before) / sessions as u64 / 1024)
 }
 
-fn kept(host: &Host) -> Result<u64> {
-    private_memory(host.server()).context("the server keeps nothing for itself")
+fn server_memory(host: &Host) -> Result<u64> {
+    private_memory(host.server()).context("cannot read the server's private memory")
 }

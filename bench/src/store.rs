@@ -1,5 +1,5 @@
-//! The store's rows: fifty writers at once, and opening a long session; on a file, and on a PostgreSQL of the
-//! bench's own where Debian's package is installed. Both sync to the disk before they answer.
+//! The store rows: fifty concurrent writers, and opening a long session, on SQLite and on a private
+//! PostgreSQL where the Debian package is installed. Both sync to the disk before they answer.
 
 use std::{
     path::Path,
@@ -14,33 +14,33 @@ use harvest_proto::{
 };
 use harvest_store::{DatabaseUrl, Lease, NewCheckout, NewSession, Store, Write};
 
-use crate::{contest::Samples, options::Options, place::Place, report::Report};
+use crate::{options::Options, report::Report, runner::Samples, workspace::Workspace};
 
 const NOW: Timestamp = Timestamp::from_millis(1_000);
 const WRITERS: u64 = 50;
-/// One after the other, each answered before the next is sent.
-const EACH: u64 = 100;
-const LONG: u64 = 10_000;
+/// Each event is committed before the writer sends the next.
+const EVENTS_PER_WRITER: u64 = 100;
+const LONG_SESSION_EVENTS: u64 = 10_000;
 const SHOWN: u32 = 50;
 
-/// Five thousand events, so the milliseconds are also the target: 5,000 events a second.
+/// 5,000 events, so a target of 5,000 events per second is 1,000 ms.
 pub(crate) const WRITE_SQLITE: &str = "store: 50 writers, 100 events each, SQLite";
 pub(crate) const OPEN_SQLITE: &str = "store: open a session of 10,000 events, SQLite";
 const WRITE_POSTGRES: &str = "store: 50 writers, 100 events each, PostgreSQL";
 const OPEN_POSTGRES: &str = "store: open a session of 10,000 events, PostgreSQL";
 
-/// What the issue asks for, in milliseconds.
+/// Targets for p50, in milliseconds.
 pub(crate) const LIMITS: [(&str, f64); 2] = [(WRITE_SQLITE, 1000.0), (OPEN_SQLITE, 100.0)];
 
-/// Whether a row is one of these.
+/// Whether a row belongs to this group.
 pub(crate) fn is_row(name: &str) -> bool {
     name.starts_with("store: ")
 }
 
 /// Measures both databases and adds their rows.
-pub(crate) fn run(place: &Place, options: &Options, report: &mut Report) -> Result<()> {
+pub(crate) fn run(workspace: &Workspace, options: &Options, report: &mut Report) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    let file = DatabaseUrl::file(&place.at("store.db"));
+    let file = DatabaseUrl::file(&workspace.at("store.db"));
     report.add(runtime.block_on(rows(&file, [WRITE_SQLITE, OPEN_SQLITE], options))?);
     if !Postgres::installed() {
         report.skipped.push((
@@ -49,7 +49,7 @@ pub(crate) fn run(place: &Place, options: &Options, report: &mut Report) -> Resu
         ));
         return Ok(());
     }
-    // Not in the bench's folder, which only root may enter.
+    // Not in the workspace, which only root can enter.
     let folder = std::env::temp_dir().join(format!("harvest-bench-pg-{}", std::process::id()));
     report.add(runtime.block_on(on_postgres(&folder, options))?);
     Ok(())
@@ -57,7 +57,7 @@ pub(crate) fn run(place: &Place, options: &Options, report: &mut Report) -> Resu
 
 async fn on_postgres(folder: &Path, options: &Options) -> Result<Vec<Samples>> {
     let database = Postgres::start(folder, std::process::id(), &[]).database();
-    let url = database.url().parse().context("the address of our own server")?;
+    let url = database.url().parse().context("cannot parse the URL of the test database")?;
     rows(&url, [WRITE_POSTGRES, OPEN_POSTGRES], options).await
 }
 
@@ -70,7 +70,7 @@ async fn rows(
     let lease = store.server_lease(NOW).await?;
     let rounds = options.rounds.min(10);
     let mut write = Samples { row: names[0], taken: Vec::new() };
-    // The first round makes the file grow and is not counted.
+    // The first round grows the file and is not counted.
     for round in 0..=rounds {
         let taken = fifty_writers(&store, lease).await?;
         if round > 0 {
@@ -78,7 +78,7 @@ async fn rows(
         }
     }
     let long = session(&store, lease).await?;
-    for first in (0..LONG).step_by(100) {
+    for first in (0..LONG_SESSION_EVENTS).step_by(100) {
         let writes = (first + 1..=first + 100).map(event).collect();
         store.session_commit(&long, lease, NOW, writes).await?;
     }
@@ -87,15 +87,18 @@ async fn rows(
         tokio::time::sleep(options.gap).await;
         let began = Instant::now();
         let record = store.session_get(&long).await?;
-        let newest = store.event_newest(&long, u64::MAX, SHOWN).await?;
+        let newest = store.event_list(&long, LONG_SESSION_EVENTS - u64::from(SHOWN), SHOWN).await?;
         open.taken.push(began.elapsed());
-        anyhow::ensure!(record.session.seq == LONG && newest.len() == 50, "not what was written");
+        anyhow::ensure!(
+            record.session.seq == LONG_SESSION_EVENTS && newest.len() == 50,
+            "the session is incomplete"
+        );
     }
     store.close().await;
     Ok(vec![write, open])
 }
 
-/// How long it takes until the last of them has its last answer.
+/// The time until the last writer has finished.
 async fn fifty_writers(store: &Store, lease: Lease) -> Result<Duration> {
     let mut sessions = Vec::new();
     for _ in 0..WRITERS {
@@ -105,7 +108,7 @@ async fn fifty_writers(store: &Store, lease: Lease) -> Result<Duration> {
     let writers = sessions.into_iter().map(|session| {
         let store = store.clone();
         tokio::spawn(async move {
-            for number in 1..=EACH {
+            for number in 1..=EVENTS_PER_WRITER {
                 store.session_commit(&session, lease, NOW, vec![event(number)]).await?;
             }
             anyhow::Ok(())
@@ -140,7 +143,7 @@ async fn session(store: &Store, lease: Lease) -> Result<SessionId> {
     Ok(id)
 }
 
-/// As a sandbox sends it: a hundred characters of what the agent says.
+/// An event as a sandbox sends it: a hundred characters of agent text.
 fn event(number: u64) -> Write {
     let body = EventBody::TextDelta { text: "x".repeat(100) };
     Write::Outbox { epoch: 1, event: Box::new(OutboxEvent { number, at: NOW, turn: None, body }) }

@@ -1,5 +1,5 @@
-//! Brings along what the binary needs beside itself: the supervisor (the file `HARVEST_SUPERVISOR` names,
-//! if it has been built) and the recipes of images.
+//! Embeds the supervisor (the file named by `HARVEST_SUPERVISOR`, if it has been built) and the
+//! image recipes into the binary.
 
 use std::{
     env, fs,
@@ -7,14 +7,13 @@ use std::{
 };
 
 fn main() {
-    let out =
-        PathBuf::from(env::var("OUT_DIR").expect("cargo tells every build script where to write"));
+    let out = PathBuf::from(env::var("OUT_DIR").expect("cargo sets OUT_DIR"));
     write(&out.join("supervisor.rs"), &supervisor());
     write(&out.join("recipes.rs"), &recipes());
 }
 
 fn write(path: &Path, source: &str) {
-    fs::write(path, source).expect("cargo's own folder can be written");
+    fs::write(path, source).expect("OUT_DIR is writable");
 }
 
 fn supervisor() -> String {
@@ -31,10 +30,9 @@ fn supervisor() -> String {
 
 /// `images/*.toml` as a table of names and texts.
 fn recipes() -> String {
-    // Asked when it runs, not when it was compiled: a clone may have moved since.
-    let here =
-        env::var("CARGO_MANIFEST_DIR").expect("cargo tells every build script where its crate is");
-    let folder = Path::new(&here).join("../../images");
+    // Read at run time, not with `env!`: the clone may have moved since this script was compiled.
+    let crate_folder = env::var("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR");
+    let folder = Path::new(&crate_folder).join("../../images");
     // Relative to the crate, for the same reason.
     println!("cargo::rerun-if-changed=../../images");
     let entries = fs::read_dir(&folder).into_iter().flatten().flatten().map(|entry| entry.path());

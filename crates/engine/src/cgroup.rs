@@ -1,7 +1,7 @@
-//! Cgroups, v1 and v2: which a sandbox gets, and what is done with them afterwards.
+//! Cgroups v1 and v2: which ones a sandbox gets, and how they are frozen, killed and removed.
 //!
-//! Two per sandbox: `supervisor` for pid 1, `work` for everything it starts. Limits, freezing and
-//! killing act on `work`, so that a hog never takes pid 1 along.
+//! Each sandbox has two: `supervisor` for pid 1 and `work` for everything it starts. Limits,
+//! freezing and killing act on `work`, so that a process over its limit never takes pid 1 down.
 
 mod delegated;
 mod home;
@@ -21,10 +21,10 @@ use crate::{
     rootless,
     spec::Limits,
 };
-use layout::Groups;
+use layout::SandboxGroups;
 pub use layout::{Group, Setting};
 
-/// Where the cgroups of this host are.
+/// The cgroup hierarchy of this host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Hierarchy {
@@ -35,19 +35,19 @@ pub enum Hierarchy {
     },
     /// One mount for all.
     V2 {
-        /// Where; for an ordinary user the folder in it that is theirs.
+        /// The mount point; for an unprivileged user the delegated folder below it.
         mount: PathBuf,
     },
-    /// Nothing that this user may use.
+    /// None that this user may use.
     None,
 }
 
 const CONTROLLERS: [&str; 4] = ["cpu", "freezer", "memory", "pids"];
 
 impl Hierarchy {
-    /// Finds the cgroups of this host.
+    /// Detects the cgroups of this host.
     pub(crate) fn detect() -> Result<Self, StepError> {
-        if rootless::is_here() {
+        if rootless::is_active() {
             return Ok(delegated::find().map_or(Self::None, |mount| Self::V2 { mount }));
         }
         let mounts = fs::read_to_string("/proc/self/mountinfo")
@@ -90,7 +90,7 @@ impl Hierarchy {
         CONTROLLERS.iter().all(|name| v1.contains_key(*name)).then_some(Self::V1 { mounts: v1 })
     }
 
-    /// Every folder below which a home's cgroups are, once.
+    /// Every folder below which a home's cgroups are, without duplicates.
     pub(crate) fn mounts(&self) -> Vec<&Path> {
         let mut mounts: Vec<&Path> = match self {
             Self::V2 { mount } => vec![mount],
@@ -104,23 +104,26 @@ impl Hierarchy {
     }
 
     /// The cgroups of the sandbox `part` of the home `home`.
-    pub(crate) fn groups(&self, home: &str, part: &str, limits: &Limits) -> Groups {
+    pub(crate) fn groups(&self, home: &str, part: &str, limits: &Limits) -> SandboxGroups {
         match self {
             Self::V2 { mount } => layout::v2(&mount.join(home).join(part), limits),
             Self::V1 { mounts } => layout::v1(mounts, &Path::new(home).join(part), limits),
-            Self::None => {
-                Groups { make: Vec::new(), born_in: None, join: Vec::new(), inherit: Vec::new() }
-            }
+            Self::None => SandboxGroups {
+                make: Vec::new(),
+                clone_into: None,
+                join: Vec::new(),
+                inherit: Vec::new(),
+            },
         }
     }
 
-    /// The folders that can hold processes of a sandbox, innermost first: the order of removal.
+    /// The folders that can contain processes of a sandbox, innermost first: the order of removal.
     pub(crate) fn folders(&self, home: &str, part: &str) -> Vec<PathBuf> {
         let make = self.groups(home, part, &Limits::default()).make;
         make.into_iter().rev().map(|group| group.path).collect()
     }
 
-    /// Where `work` is frozen.
+    /// The folder of `work` in the hierarchy that freezes.
     pub(crate) fn freezer(&self, home: &str, part: &str) -> Option<PathBuf> {
         let below = Path::new(home).join(part).join("work");
         match self {
@@ -145,12 +148,12 @@ impl Hierarchy {
             .unwrap_or(0)
     }
 
-    /// Asks `work` to stand still or to go on. Going on takes effect at once; standing still within
-    /// 0.1 ms as a rule, but not while a process waits for a disk: see [`Hierarchy::is_frozen`].
+    /// Requests a freeze or thaw of `work`. A thaw takes effect at once; a freeze usually within
+    /// 0.1 ms, but not while a process waits for a disk: see [`Hierarchy::is_frozen`].
     pub(crate) fn freeze(&self, home: &str, part: &str, frozen: bool) -> Result<(), StepError> {
         let Some(folder) = self.freezer(home, part) else {
             return Err(StepError::new(
-                "freeze without a cgroup",
+                "freeze without cgroups",
                 io::ErrorKind::Unsupported.into(),
             ));
         };
@@ -163,8 +166,8 @@ impl Hierarchy {
         let path = folder.join(file);
         fs::write(&path, value).doing(|| format!("set {} to {value}", path.display()))?;
         if !frozen {
-            // Somebody may have frozen one of them by hand, or all of the sandbox: it would outlast this, and on v1
-            // a kill.
+            // Groups below and above may have been frozen by hand, which would outlast this thaw
+            // and, on v1, block a kill.
             for other in ["agent", "commands", "..", "../supervisor"] {
                 let _ = fs::write(folder.join(other).join(file), value);
             }
@@ -172,7 +175,7 @@ impl Hierarchy {
         Ok(())
     }
 
-    /// Whether all of `work` stands still.
+    /// Whether all of `work` is frozen.
     pub(crate) fn is_frozen(&self, home: &str, part: &str) -> bool {
         let (file, wanted) = match self {
             Self::V2 { .. } => ("cgroup.events", "frozen 1"),
@@ -184,7 +187,7 @@ impl Hierarchy {
     }
 
     /// The processes in `work`.
-    pub(crate) fn working(&self, home: &str, part: &str) -> Vec<Pid> {
+    pub(crate) fn work_processes(&self, home: &str, part: &str) -> Vec<Pid> {
         let Some(work) = self.freezer(home, part) else { return Vec::new() };
         [work.join("agent"), work.join("commands"), work]
             .iter()
@@ -192,28 +195,29 @@ impl Hierarchy {
             .collect()
     }
 
-    /// Kills what runs in `work`; true when nothing is left in it. Waits for nothing, so to be called
-    /// again. `frozen` when a freeze is to outlast this: who is frozen dies with the thaw.
+    /// Kills the processes in `work`; true when none is left. Does not wait, so it is called
+    /// repeatedly. `frozen` keeps a freeze in effect: frozen processes die with the thaw.
     pub(crate) fn kill_work(&self, home: &str, part: &str, frozen: bool) -> bool {
         let Some(work) = self.freezer(home, part) else { return true };
-        // On v1 nothing forks while it stands still, so that none gets away between list and signal.
-        let still =
+        // On v1, freezing first prevents forks between listing and killing.
+        let thaw_after =
             (matches!(self, Self::V1 { .. }) && !frozen).then(|| work.join("freezer.state"));
-        if let Some(state) = &still {
+        if let Some(state) = &thaw_after {
             let _ = fs::write(state, "FROZEN");
         }
         let _ = fs::write(work.join("cgroup.kill"), "1");
-        let left = self.working(home, part);
+        let left = self.work_processes(home, part);
         for pid in &left {
             let _ = kill_process(*pid, Signal::KILL);
         }
-        if let Some(state) = &still {
+        if let Some(state) = &thaw_after {
             let _ = fs::write(state, "THAWED");
         }
         left.is_empty()
     }
 
-    /// Kills what is left in a sandbox's cgroups and removes them; true when nothing is left.
+    /// Kills the processes left in a sandbox's cgroups and removes the cgroups; true when none is
+    /// left.
     pub(crate) fn clear(&self, home: &str, part: &str) -> bool {
         let folders = self.folders(home, part);
         // Frozen processes of v1 die only after a thaw.
@@ -236,13 +240,13 @@ impl Hierarchy {
         empty && folders.iter().all(|folder| !folder.exists())
     }
 
-    /// Whether a sandbox's cgroups can get another name: v1 only. There it is worth while, because
-    /// joining costs 7 to 15 ms after an idle moment; on v2 pid 1 is born in its cgroup.
-    pub(crate) fn renames(&self) -> bool {
+    /// Whether a sandbox's cgroups can be renamed: v1 only. There standbys pay off, because joining
+    /// a cgroup costs 7 to 15 ms after an idle period; on v2 pid 1 starts in its cgroup.
+    pub(crate) fn can_rename(&self) -> bool {
         matches!(self, Self::V1 { .. })
     }
 
-    /// Gives a sandbox's cgroups another name.
+    /// Renames a sandbox's cgroups.
     pub(crate) fn rename(&self, home: &str, from: &str, to: &str) -> Result<(), StepError> {
         for mount in self.mounts() {
             let group = mount.join(home);

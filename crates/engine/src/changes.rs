@@ -1,7 +1,7 @@
-//! What differs between two snapshots, file by file, as somebody inside would see it: layers, whiteouts
-//! and opaque folders are looked through. Reads only. Nothing below what both have in common is looked
-//! at, so that a gigabyte of image costs nothing. Trees are hostile: no link is followed, and what lies
-//! deeper than a path can say is left out and told.
+//! Compares two snapshots file by file, as a process inside would see them: merges layers,
+//! whiteouts and opaque folders. Read-only. Skips the content of layers that both snapshots share,
+//! so a large image costs nothing. Trees are untrusted: no link is followed, and entries deeper
+//! than PATH_MAX are left out and reported as truncated.
 
 use std::{
     ffi::{CStr, CString},
@@ -18,108 +18,104 @@ use rustix::{
 
 use crate::{Engine, EngineError, Snapshot, disk::Disk, spec::LayerId, tree};
 
-// Walked names at most: minutes of work, and more than any report is read for.
-const MOST_NAMES: usize = 4_000_000;
+// The maximum number of names to compare: minutes of work.
+const MAX_NAMES: usize = 4_000_000;
 
-// So much is read to tell whether files of one size differ; then their times have to do.
-const MOST_BYTES: i64 = 1 << 30;
+// The maximum content to read for comparing files of equal size; beyond it, their mtimes decide.
+const MAX_COMPARED_BYTES: i64 = 1 << 30;
 
-/// What a comparison begins from.
+/// What a snapshot is compared with.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Before {
-    /// A snapshot.
+pub enum Baseline {
+    /// Another snapshot.
     Snapshot(SnapshotId),
-    /// What the sandbox of this snapshot began as.
-    BeginningOf(SnapshotId),
+    /// The disk that the sandbox of this snapshot was started with.
+    StartOf(SnapshotId),
 }
 
-/// What differs.
+/// The differences between two snapshots.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Changes {
-    /// The first of them, folder by folder.
+    /// The first changes, up to the requested limit, folder by folder.
     pub entries: Vec<Change>,
-    /// How many there are only after.
+    /// The number of names that exist only after.
     pub added: u64,
-    /// How many differ.
+    /// The number of names that differ.
     pub changed: u64,
-    /// How many there were only before.
+    /// The number of names that exist only before.
     pub removed: u64,
-    /// Whether something was left out: too deep, too much, or not to be read.
-    pub cut: bool,
+    /// Whether entries were left out: too deep, too many, or not readable.
+    pub truncated: bool,
 }
 
-/// A file, folder or other name that differs.
+/// A name that differs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Change {
-    /// Where, without the leading slash. Any bytes but zero.
+    /// The path without the leading slash. May contain any bytes but zero.
     pub path: PathBuf,
-    /// How.
-    pub how: How,
-    /// What it is, or was: `file`, `folder`, `link` or `other`.
-    pub kind: &'static str,
-    /// The size of the file before.
-    pub before: Option<u64>,
-    /// The size of the file after.
-    pub after: Option<u64>,
+    /// How the name differs.
+    pub kind: ChangeKind,
+    /// The type of the file after, or before if it was removed: `file`, `folder`, `link` or
+    /// `other`.
+    pub file_type: &'static str,
+    /// The size before, of a regular file.
+    pub size_before: Option<u64>,
+    /// The size after, of a regular file.
+    pub size_after: Option<u64>,
 }
 
-/// How a name differs.
+/// ChangeKind a name differs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum How {
-    /// It is new.
+pub enum ChangeKind {
+    /// The name is new.
     Added,
-    /// Its content, kind, owner or mode is another. A time alone is no change.
+    /// Content, type, owner or mode differ. A different time alone does not count.
     Changed,
-    /// It is gone.
+    /// The name no longer exists.
     Removed,
 }
 
 impl Engine {
-    /// What differs between two snapshots, and the first `limit` of it one by one.
+    /// Compares two snapshots; counts all changes and lists the first `limit`.
     ///
     /// # Errors
-    /// When a snapshot or what it began as is not there.
+    /// When a snapshot, or the one it is compared with, does not exist.
     pub fn changes(
         &self,
-        before: &Before,
+        before: &Baseline,
         after: &SnapshotId,
         limit: usize,
     ) -> Result<Changes, EngineError> {
-        self.store.wake()?;
-        // What is compared stays until it is.
-        let _hold = self.disk.hold()?;
+        self.store.ensure_mounted()?;
+        // Layers must not be removed while they are compared.
+        let _gc_lock = self.disk.lock_against_gc()?;
         let find = |id: &SnapshotId| {
             self.disk
                 .snapshot(id)?
                 .ok_or_else(|| EngineError::SnapshotMissing { snapshot: id.clone() })
         };
         let before = match before {
-            Before::Snapshot(id) => find(id)?.layers,
-            Before::BeginningOf(id) => self.disk.beginning_of(&find(id)?)?,
+            Baseline::Snapshot(id) => find(id)?.layers,
+            Baseline::StartOf(id) => self.disk.start_layers(&find(id)?)?,
         };
         self.disk.changes(&before, &find(after)?.layers, limit)
     }
 }
 
 impl Disk {
-    /// The layers the sandbox of a snapshot began as.
-    fn beginning_of(&self, snapshot: &Snapshot) -> Result<Vec<LayerId>, EngineError> {
+    /// The layers that the sandbox of a snapshot was started with.
+    fn start_layers(&self, snapshot: &Snapshot) -> Result<Vec<LayerId>, EngineError> {
         if let Some(parent) = &snapshot.parent
             && let Some(parent) = self.snapshot(parent)?
         {
             return Ok(parent.layers);
         }
-        match (&snapshot.parent, snapshot.stands_on) {
-            // On btrfs the disk began as a clone of its parent, which is not among the layers.
-            (Some(parent), _) if self.store().is_btrfs() => {
+        match &snapshot.parent {
+            // On btrfs the disk started as a clone of its parent, which is not among the layers.
+            Some(parent) if self.home.store().is_btrfs() => {
                 Err(EngineError::SnapshotMissing { snapshot: parent.clone() })
             }
-            (_, Some(count)) if count <= snapshot.layers.len() => {
-                Ok(snapshot.layers[..count].to_vec())
-            }
-            _ => Err(EngineError::Invalid {
-                reason: format!("nobody noted what the sandbox of {} began as", snapshot.id),
-            }),
+            _ => Ok(snapshot.layers[..snapshot.base_layers].to_vec()),
         }
     }
 
@@ -140,17 +136,17 @@ impl Disk {
             Ok::<_, EngineError>((first..roots.len()).rev().collect::<Vec<_>>())
         };
         let common = open(&before[..shared])?;
-        let root = Place {
+        let root = FolderPair {
             path: PathBuf::new(),
-            before: Side { own: open(&before[shared..])?, sees: true },
-            after: Side { own: open(&after[shared..])?, sees: true },
+            before: SideLayers { own: open(&before[shared..])?, sees_common: true },
+            after: SideLayers { own: open(&after[shared..])?, sees_common: true },
             common,
         };
         let mut comparison = Comparison {
             roots,
             limit,
-            names: MOST_NAMES,
-            bytes: MOST_BYTES,
+            names_left: MAX_NAMES,
+            bytes_left: MAX_COMPARED_BYTES,
             changes: Changes::default(),
         };
         comparison.walk(root);
@@ -158,177 +154,186 @@ impl Disk {
     }
 }
 
-/// One of the two at some folder.
+/// The layers of one side at some folder.
 #[derive(Debug, Clone, Default)]
-struct Side {
-    /// The layers of its own that have the folder, topmost first.
+struct SideLayers {
+    /// The layers of this side only that contain the folder, topmost first.
     own: Vec<usize>,
-    /// Whether what both have in common shows through.
-    sees: bool,
+    /// Whether the common layers show through.
+    sees_common: bool,
 }
 
-/// A folder to be compared.
-struct Place {
+/// A folder to compare.
+struct FolderPair {
     path: PathBuf,
-    before: Side,
-    after: Side,
+    before: SideLayers,
+    after: SideLayers,
     common: Vec<usize>,
 }
 
-/// What a name is on one side.
-enum Seen {
-    Nothing,
-    Folder { stat: Stat, side: Side, common: Vec<usize> },
+/// The result of looking up a name on one side.
+enum Lookup {
+    Missing,
+    Folder { stat: Stat, side: SideLayers, common: Vec<usize> },
     Other { stat: Stat, layer: usize },
 }
 
-impl Seen {
+impl Lookup {
     fn stat(&self) -> Option<&Stat> {
         match self {
-            Self::Nothing => None,
+            Self::Missing => None,
             Self::Folder { stat, .. } | Self::Other { stat, .. } => Some(stat),
         }
     }
 }
 
-/// The folders of a place, by layer.
-type Open = Vec<(usize, OwnedFd)>;
+/// The open folders of a [`FolderPair`], by layer.
+type OpenLayers = Vec<(usize, OwnedFd)>;
 
 struct Comparison {
     roots: Vec<OwnedFd>,
     limit: usize,
-    /// How many names may still be looked at.
-    names: usize,
-    /// What may still be read.
-    bytes: i64,
+    /// How many names may still be compared.
+    names_left: usize,
+    /// How much content may still be read.
+    bytes_left: i64,
     changes: Changes,
 }
 
 impl Comparison {
-    // An explicit stack of paths rather than of descriptors: a hostile tree may be thousands deep.
-    fn walk(&mut self, root: Place) {
+    // An explicit stack of paths, not of descriptors: an untrusted tree may be thousands deep.
+    fn walk(&mut self, root: FolderPair) {
         let mut waiting = vec![root];
-        while let Some(place) = waiting.pop() {
-            if self.names == 0 {
-                self.changes.cut = true;
+        while let Some(pair) = waiting.pop() {
+            if self.names_left == 0 {
+                self.changes.truncated = true;
                 return;
             }
-            match self.folder(&place) {
-                // In the order of names, though the last is taken first.
+            match self.compare_folder(&pair) {
+                // Reversed, so that the stack pops the folders in the order of their names.
                 Ok(mut below) => waiting.extend(below.drain(..).rev()),
-                Err(_) => self.changes.cut = true,
+                Err(_) => self.changes.truncated = true,
             }
         }
     }
 
-    fn folder(&mut self, place: &Place) -> Result<Vec<Place>, Errno> {
-        let open = self.open(place)?;
-        let unequal = place.before.sees != place.after.sees;
+    fn compare_folder(&mut self, pair: &FolderPair) -> Result<Vec<FolderPair>, Errno> {
+        let open = self.open(pair)?;
+        let unequal = pair.before.sees_common != pair.after.sees_common;
         let mut names: Vec<CString> = Vec::new();
         for (layer, folder) in &open {
-            if unequal || !place.common.contains(layer) {
-                // One folder may hold more than there is memory for: those that come first have to do.
-                let room = self.names - names.len();
-                let (some, all) = tree::first_names(folder.as_fd(), room)?;
-                names.extend(some);
-                self.changes.cut |= !all;
+            if unequal || !pair.common.contains(layer) {
+                // A folder may have more names than fit into memory.
+                let limit = self.names_left - names.len();
+                let (first, complete) = tree::first_names(folder.as_fd(), limit)?;
+                names.extend(first);
+                self.changes.truncated |= !complete;
             }
         }
         names.sort_unstable();
         names.dedup();
-        self.names -= names.len();
+        self.names_left -= names.len();
         let mut below = Vec::new();
         for name in names {
-            let before = look(&open, &place.before, &place.common, &name)?;
-            let after = look(&open, &place.after, &place.common, &name)?;
-            let path = tree::join(&place.path, &name);
+            let before = lookup(&open, &pair.before, &pair.common, &name)?;
+            let after = lookup(&open, &pair.after, &pair.common, &name)?;
+            let path = tree::join(&pair.path, &name);
             self.compare(&open, &name, &path, &before, &after);
-            below.extend(deeper(path, before, after));
+            below.extend(subfolder_pair(path, before, after));
         }
         Ok(below)
     }
 
-    fn open(&self, place: &Place) -> Result<Open, Errno> {
-        let common = if place.before.sees || place.after.sees { &place.common[..] } else { &[] };
-        let layers = place.before.own.iter().chain(&place.after.own).chain(common);
+    fn open(&self, pair: &FolderPair) -> Result<OpenLayers, Errno> {
+        let common =
+            if pair.before.sees_common || pair.after.sees_common { &pair.common[..] } else { &[] };
+        let layers = pair.before.own.iter().chain(&pair.after.own).chain(common);
         let mut open = Vec::new();
         for &layer in layers {
-            open.push((layer, tree::open_folder(self.roots[layer].as_fd(), &place.path)?));
+            open.push((layer, tree::open_folder(self.roots[layer].as_fd(), &pair.path)?));
         }
         Ok(open)
     }
 
-    fn compare(&mut self, open: &Open, name: &CStr, path: &Path, before: &Seen, after: &Seen) {
-        let how = match (before, after) {
-            (Seen::Nothing, Seen::Nothing) => return,
-            (Seen::Nothing, _) => How::Added,
-            (_, Seen::Nothing) => How::Removed,
+    fn compare(
+        &mut self,
+        open: &OpenLayers,
+        name: &CStr,
+        path: &Path,
+        before: &Lookup,
+        after: &Lookup,
+    ) {
+        let kind = match (before, after) {
+            (Lookup::Missing, Lookup::Missing) => return,
+            (Lookup::Missing, _) => ChangeKind::Added,
+            (_, Lookup::Missing) => ChangeKind::Removed,
             (
-                Seen::Other { stat: one, layer: first },
-                Seen::Other { stat: other, layer: second },
+                Lookup::Other { stat: one, layer: first },
+                Lookup::Other { stat: other, layer: second },
             ) => {
                 if first == second || self.is_same(open, name, (one, *first), (other, *second)) {
                     return;
                 }
-                How::Changed
+                ChangeKind::Changed
             }
-            (Seen::Folder { stat: one, .. }, Seen::Folder { stat: other, .. }) => {
-                if has_same_owner(one, other) {
+            (Lookup::Folder { stat: one, .. }, Lookup::Folder { stat: other, .. }) => {
+                if has_same_metadata(one, other) {
                     return;
                 }
-                How::Changed
+                ChangeKind::Changed
             }
-            _ => How::Changed,
+            _ => ChangeKind::Changed,
         };
-        match how {
-            How::Added => self.changes.added += 1,
-            How::Changed => self.changes.changed += 1,
-            How::Removed => self.changes.removed += 1,
+        match kind {
+            ChangeKind::Added => self.changes.added += 1,
+            ChangeKind::Changed => self.changes.changed += 1,
+            ChangeKind::Removed => self.changes.removed += 1,
         }
         if self.changes.entries.len() >= self.limit {
-            self.changes.cut = true;
+            self.changes.truncated = true;
             return;
         }
         let Some(stat) = after.stat().or_else(|| before.stat()) else { return };
         self.changes.entries.push(Change {
             path: path.to_owned(),
-            how,
-            kind: match FileType::from_raw_mode(stat.st_mode) {
+            kind,
+            file_type: match FileType::from_raw_mode(stat.st_mode) {
                 FileType::RegularFile => "file",
                 FileType::Directory => "folder",
                 FileType::Symlink => "link",
                 _ => "other",
             },
-            before: before.stat().and_then(size),
-            after: after.stat().and_then(size),
+            size_before: before.stat().and_then(size),
+            size_after: after.stat().and_then(size),
         });
     }
 
     fn is_same(
         &mut self,
-        open: &Open,
+        open: &OpenLayers,
         name: &CStr,
         one: (&Stat, usize),
         other: (&Stat, usize),
     ) -> bool {
         let ((before, first), (after, second)) = (one, other);
-        if !has_same_owner(before, after)
+        if !has_same_metadata(before, after)
             || before.st_rdev != after.st_rdev
             || before.st_size != after.st_size
         {
             return false;
         }
         let changed = |stat: &Stat| (stat.st_ino, stat.st_ctime, stat.st_ctime_nsec);
-        // A clone on btrfs keeps the inode and its times.
+        // A btrfs clone keeps inode numbers and times.
         if changed(before) == changed(after) {
             return true;
         }
-        let (Some(before_in), Some(after_in)) = (of(open, first), of(open, second)) else {
+        let (Some(before_in), Some(after_in)) = (folder_in(open, first), folder_in(open, second))
+        else {
             return false;
         };
         match FileType::from_raw_mode(before.st_mode) {
-            FileType::RegularFile if before.st_size <= self.bytes => {
-                self.bytes -= before.st_size;
+            FileType::RegularFile if before.st_size <= self.bytes_left => {
+                self.bytes_left -= before.st_size;
                 has_same_content(before_in, after_in, name).unwrap_or(false)
             }
             FileType::RegularFile => {
@@ -343,46 +348,54 @@ impl Comparison {
     }
 }
 
-/// The folder of this name, where it must be looked into.
-fn deeper(path: PathBuf, before: Seen, after: Seen) -> Option<Place> {
+/// The pair of a subfolder, if its content may differ.
+fn subfolder_pair(path: PathBuf, before: Lookup, after: Lookup) -> Option<FolderPair> {
     let parts = |seen| match seen {
-        Seen::Folder { side, common, .. } => (side, common),
-        _ => (Side::default(), Vec::new()),
+        Lookup::Folder { side, common, .. } => (side, common),
+        _ => (SideLayers::default(), Vec::new()),
     };
     let ((before, common), (after, other)) = (parts(before), parts(after));
-    let untouched = before.own.is_empty() && after.own.is_empty() && before.sees == after.sees;
-    let common = if before.sees { common } else { other };
-    (!untouched).then_some(Place { path, before, after, common })
+    let untouched =
+        before.own.is_empty() && after.own.is_empty() && before.sees_common == after.sees_common;
+    let common = if before.sees_common { common } else { other };
+    (!untouched).then_some(FolderPair { path, before, after, common })
 }
 
-/// What a name is on one side: the first layer that has it decides, and folders of several are one.
-fn look(open: &Open, side: &Side, common: &[usize], name: &CStr) -> Result<Seen, Errno> {
-    let mut found: Option<(Stat, Side, Vec<usize>)> = None;
-    let through = if side.sees { common } else { &[] };
+/// Looks up a name on one side: the topmost layer with the name decides; folders are merged.
+fn lookup(
+    open: &OpenLayers,
+    side: &SideLayers,
+    common: &[usize],
+    name: &CStr,
+) -> Result<Lookup, Errno> {
+    let mut found: Option<(Stat, SideLayers, Vec<usize>)> = None;
+    let through = if side.sees_common { common } else { &[] };
     let layers = side
         .own
         .iter()
         .map(|layer| (*layer, false))
         .chain(through.iter().map(|layer| (*layer, true)));
-    let mut cut = !side.sees;
+    let mut hidden = !side.sees_common;
     for (layer, is_common) in layers {
-        let Some(folder) = of(open, layer) else { continue };
+        let Some(folder) = folder_in(open, layer) else { continue };
         let stat = match tree::stat(folder, name) {
             Err(Errno::NOENT) => continue,
             result => result?,
         };
         if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
             match found {
-                None if tree::is_whiteout(&stat) => return Ok(Seen::Nothing),
-                None => return Ok(Seen::Other { stat, layer }),
-                // Hidden by the folder above it, with everything below; and so for both where both see it.
+                None if tree::is_whiteout(&stat) => return Ok(Lookup::Missing),
+                None => return Ok(Lookup::Other { stat, layer }),
+                // A folder above hides this file and all lower layers. In a common layer it does so
+                // for both sides.
                 Some(_) => {
-                    cut |= !is_common;
+                    hidden |= !is_common;
                     break;
                 }
             }
         }
-        let (_, own, shared) = found.get_or_insert_with(|| (stat, Side::default(), Vec::new()));
+        let (_, own, shared) =
+            found.get_or_insert_with(|| (stat, SideLayers::default(), Vec::new()));
         if is_common {
             shared.push(layer)
         } else {
@@ -391,17 +404,17 @@ fn look(open: &Open, side: &Side, common: &[usize], name: &CStr) -> Result<Seen,
         let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
         let inner = rustix::fs::openat(folder, name, flags, Mode::empty())?;
         if tree::is_opaque(inner.as_fd())? {
-            cut |= !is_common;
+            hidden |= !is_common;
             break;
         }
     }
-    Ok(found.map_or(Seen::Nothing, |(stat, mut side, common)| {
-        side.sees = !cut;
-        Seen::Folder { stat, side, common }
+    Ok(found.map_or(Lookup::Missing, |(stat, mut side, common)| {
+        side.sees_common = !hidden;
+        Lookup::Folder { stat, side, common }
     }))
 }
 
-fn of(open: &Open, layer: usize) -> Option<BorrowedFd<'_>> {
+fn folder_in(open: &OpenLayers, layer: usize) -> Option<BorrowedFd<'_>> {
     open.iter().find(|(of, _)| *of == layer).map(|(_, folder)| folder.as_fd())
 }
 
@@ -410,7 +423,7 @@ fn size(stat: &Stat) -> Option<u64> {
     is_file.then(|| u64::try_from(stat.st_size).unwrap_or(0))
 }
 
-fn has_same_owner(one: &Stat, other: &Stat) -> bool {
+fn has_same_metadata(one: &Stat, other: &Stat) -> bool {
     (one.st_mode, one.st_uid, one.st_gid) == (other.st_mode, other.st_uid, other.st_gid)
 }
 
@@ -420,7 +433,7 @@ fn has_same_content(
     name: &CStr,
 ) -> std::io::Result<bool> {
     let open = |folder| {
-        // Not to wait should it have become a pipe, which in an immutable layer it cannot.
+        // Non-blocking, in case the name is a pipe after all.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
         rustix::fs::openat(folder, name, flags, Mode::empty()).map(std::fs::File::from)
     };
@@ -442,7 +455,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_folder_of_more_names_than_are_looked_at_is_cut_and_told() {
+    fn comparing_too_many_names_is_reported_as_truncated() {
         let folder = tempfile::tempdir().unwrap();
         let (before, after) = (folder.path().join("before"), folder.path().join("after"));
         std::fs::create_dir(&before).unwrap();
@@ -450,17 +463,18 @@ mod tests {
         for number in 0..100 {
             std::fs::write(after.join(number.to_string()), "").unwrap();
         }
-        for (names, added, cut) in [(40, 40, true), (99, 99, true), (101, 100, false)] {
+        for (names, added, truncated) in [(40, 40, true), (99, 99, true), (101, 100, false)] {
             let roots = [&before, &after].map(|root| tree::open_root(root).unwrap()).into();
-            let side = |layer| Side { own: vec![layer], sees: true };
+            let side = |layer| SideLayers { own: vec![layer], sees_common: true };
             let (before, after) = (side(0), side(1));
-            let root = Place { path: PathBuf::new(), before, after, common: Vec::new() };
+            let root = FolderPair { path: PathBuf::new(), before, after, common: Vec::new() };
             let changes = Changes::default();
-            let mut comparison = Comparison { roots, limit: 1000, names, bytes: 0, changes };
+            let mut comparison =
+                Comparison { roots, limit: 1000, names_left: names, bytes_left: 0, changes };
             comparison.walk(root);
             assert_eq!(
-                (comparison.changes.added, comparison.changes.cut),
-                (added, cut),
+                (comparison.changes.added, comparison.changes.truncated),
+                (added, truncated),
                 "of {names}"
             );
         }

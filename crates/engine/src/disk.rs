@@ -1,5 +1,5 @@
-//! Where things lie on the disk, how records get there whole, and who may touch what at once.
-//! Knows nothing of what the records mean.
+//! The paths below home and cache, the locks that guard them, and reading and writing records.
+//! Does not know what the records mean.
 
 use std::{
     fs::{self, File},
@@ -18,26 +18,23 @@ use serde::Serialize;
 pub(crate) use crate::home::read_record;
 use crate::{
     EngineError,
-    home::{self, Survives, make_private},
-    store::{self, StoreKind},
+    home::{self, Durability, Home, create_private_dir},
+    store,
 };
 
-/// The two folders everything of this installation is in.
+/// The storage of an installation: its home, and the cache that all homes share.
 #[derive(Debug, Clone)]
 pub(crate) struct Disk {
-    home: PathBuf,
+    pub(crate) home: Home,
     cache: PathBuf,
-    store: StoreKind,
 }
 
 impl Disk {
-    /// Creates what is missing. Everything lies below folders only we may enter, because layers hold
-    /// set-uid files of strangers.
-    pub(crate) fn open(home: &Path, cache: &Path, store: StoreKind) -> Result<Self, EngineError> {
-        let disk = Self { home: home.to_owned(), cache: cache.to_owned(), store };
-        let home_folders =
-            [disk.layers(), disk.snapshots(), disk.partial(), disk.trash(), disk.sandboxes()];
-        let cache_folders = [
+    /// Creates missing folders, with mode 0700: layers contain untrusted set-uid files.
+    pub(crate) fn open(home: Home, cache: &Path) -> Result<Self, EngineError> {
+        home.create_folders()?;
+        let disk = Self { home, cache: cache.to_owned() };
+        for folder in [
             disk.cache_layers(),
             disk.images(),
             disk.steps(),
@@ -45,61 +42,20 @@ impl Disk {
             disk.building(),
             disk.cache_trash(),
             disk.homes(),
-        ];
-        for folder in home_folders.iter().chain(&cache_folders) {
-            make_private(folder)?;
+        ] {
+            create_private_dir(&folder)?;
         }
         disk.register()?;
         Ok(disk)
     }
 
-    /// The same cache seen from another home.
-    pub(crate) fn of_home(&self, home: &Path, store: StoreKind) -> Self {
-        Self { home: home.to_owned(), cache: self.cache.clone(), store }
-    }
-
-    /// How this home keeps disks.
-    pub(crate) fn store(&self) -> StoreKind {
-        self.store
-    }
-
-    /// Where disks and their records are.
-    pub(crate) fn root(&self) -> PathBuf {
-        store::root(&self.home, self.store)
+    /// The same cache with another home.
+    pub(crate) fn with_home(&self, home: Home) -> Self {
+        Self { home, cache: self.cache.clone() }
     }
 
     pub(crate) fn cache(&self) -> &Path {
         &self.cache
-    }
-
-    pub(crate) fn home(&self) -> &Path {
-        &self.home
-    }
-
-    pub(crate) fn layers(&self) -> PathBuf {
-        self.root().join("layers")
-    }
-
-    pub(crate) fn snapshots(&self) -> PathBuf {
-        self.root().join("snapshots")
-    }
-
-    pub(crate) fn sandboxes(&self) -> PathBuf {
-        self.root().join("sandboxes")
-    }
-
-    /// Layers being written. What is here while nobody holds a [`Hold`] is left from a crash.
-    pub(crate) fn partial(&self) -> PathBuf {
-        self.root().join("partial")
-    }
-
-    pub(crate) fn trash(&self) -> PathBuf {
-        self.root().join("trash")
-    }
-
-    /// Trash on the host's own disk; the same where that is where disks are.
-    pub(crate) fn host_trash(&self) -> PathBuf {
-        self.home.join("trash")
     }
 
     pub(crate) fn cache_layers(&self) -> PathBuf {
@@ -110,17 +66,17 @@ impl Disk {
         self.cache.join("images")
     }
 
-    /// Which layer stands for a step whose layer was built again by force.
+    /// For build steps that were rebuilt by force: the layer that replaces the step's usual one.
     pub(crate) fn steps(&self) -> PathBuf {
         self.cache.join("steps")
     }
 
-    /// What layers were measured to take: they never change.
+    /// Measured sizes of layers, which never change.
     pub(crate) fn sizes(&self) -> PathBuf {
         self.cache.join("sizes")
     }
 
-    /// What a reference to a registry stood for when it was pulled for a recipe.
+    /// Records of registry references that recipes pulled, with the layers they resolved to.
     pub(crate) fn pulled(&self) -> PathBuf {
         self.cache.join("pulled")
     }
@@ -133,20 +89,21 @@ impl Disk {
         self.cache.join("trash")
     }
 
-    /// One record per home that uses this cache: their snapshots stand on its layers.
+    /// One record per home that uses this cache, since snapshots of all homes refer to its layers.
     pub(crate) fn homes(&self) -> PathBuf {
         self.cache.join("homes")
     }
 
     fn register(&self) -> Result<(), EngineError> {
-        let home = fs::canonicalize(&self.home).map_err(|e| disk_error("find", &self.home, e))?;
+        let home = fs::canonicalize(self.home.path())
+            .map_err(|e| disk_error("find", self.home.path(), e))?;
         let name =
             hex(digest::digest(&digest::SHA256, home.as_os_str().as_encoded_bytes()).as_ref());
         let record = self.homes().join(format!("{name}.json"));
         if record.exists() { Ok(()) } else { write_record(&record, &home) }
     }
 
-    /// Writes a record of this home's disks, on the last of a full store if need be.
+    /// Writes a record of this home; in a full store, uses the space reserved for records.
     pub(crate) fn record_write(
         &self,
         path: &Path,
@@ -156,33 +113,34 @@ impl Disk {
             match write_record(path, record) {
                 Err(EngineError::File { source, .. })
                     if source.kind() == ErrorKind::StorageFull
-                        && store::give_way(&self.home, self.store) => {}
+                        && store::release_reserve(self.home.path(), self.home.store()) => {}
                 result => return result,
             }
         }
     }
 
-    /// Held by whoever reads which layers there are and then refers to them: until it is dropped
-    /// nothing is collected. Many may hold it at once.
-    pub(crate) fn hold(&self) -> Result<Hold, EngineError> {
-        Ok(Hold {
-            _home: lock(&self.home.join("collect.lock"), FlockOperation::LockShared)?,
-            _cache: self.hold_cache()?,
+    /// Takes the shared lock that keeps garbage collection out, from reading which layers exist
+    /// until a record refers to them. Many may hold it at once.
+    pub(crate) fn lock_against_gc(&self) -> Result<GcGuard, EngineError> {
+        Ok(GcGuard {
+            _home: lock(&self.home.path().join("collect.lock"), FlockOperation::LockShared)?,
+            _cache: self.lock_cache_against_gc()?,
         })
     }
 
-    /// The same for the cache alone.
-    pub(crate) fn hold_cache(&self) -> Result<File, EngineError> {
+    /// [`Disk::lock_against_gc`] for the cache only.
+    pub(crate) fn lock_cache_against_gc(&self) -> Result<File, EngineError> {
         lock(&self.cache.join("collect.lock"), FlockOperation::LockShared)
     }
 
-    /// Waits until nobody holds this home, then keeps everyone out.
-    pub(crate) fn hold_home_alone(&self) -> Result<File, EngineError> {
-        lock(&self.home.join("collect.lock"), FlockOperation::LockExclusive)
+    /// Takes the exclusive lock of this home for garbage collection; waits for all shared holders.
+    pub(crate) fn lock_home_for_gc(&self) -> Result<File, EngineError> {
+        lock(&self.home.path().join("collect.lock"), FlockOperation::LockExclusive)
     }
 
-    /// `None` while somebody holds the cache: a build does so for minutes, too long to wait for.
-    pub(crate) fn try_hold_cache_alone(&self) -> Result<Option<File>, EngineError> {
+    /// Takes the exclusive lock of the cache. Returns `None` while it is held: a build holds it for
+    /// minutes.
+    pub(crate) fn try_lock_cache_for_gc(&self) -> Result<Option<File>, EngineError> {
         let path = self.cache.join("collect.lock");
         match lock(&path, FlockOperation::NonBlockingLockExclusive) {
             Ok(file) => Ok(Some(file)),
@@ -196,21 +154,23 @@ impl Disk {
     #[cfg(test)]
     pub(crate) fn temporary() -> tests::Temporary {
         let folder = tempfile::tempdir().unwrap();
-        let disk =
-            Self::open(&folder.path().join("home"), &folder.path().join("cache"), StoreKind::Dir)
-                .unwrap();
+        let home = folder.path().join("home");
+        create_private_dir(&home).unwrap();
+        let store = store::Store::open(&home, store::Driver::Dir).unwrap();
+        let home = Home::new(home, store.kind());
+        let disk = Self::open(home, &folder.path().join("cache")).unwrap();
         tests::Temporary { disk, _folder: folder }
     }
 }
 
-/// See [`Disk::hold`].
+/// See [`Disk::lock_against_gc`].
 #[derive(Debug)]
-pub(crate) struct Hold {
+pub(crate) struct GcGuard {
     _home: File,
     _cache: File,
 }
 
-/// Opens a lock file and locks it; dropping the file unlocks it, as does kill -9.
+/// Opens a lock file and locks it. Dropping the file, or the end of the process, unlocks it.
 pub(crate) fn lock(path: &Path, operation: FlockOperation) -> Result<File, EngineError> {
     let file = File::options()
         .create(true)
@@ -219,16 +179,16 @@ pub(crate) fn lock(path: &Path, operation: FlockOperation) -> Result<File, Engin
         .mode(0o600)
         .open(path)
         .map_err(|e| disk_error("open the lock", path, e))?;
-    locked(file, path, operation)
+    flock(file, path, operation)
 }
 
-/// Locks a folder itself, which takes no room on a full disk.
+/// Locks a folder itself, which works on a full disk.
 pub(crate) fn lock_folder(path: &Path) -> Result<File, EngineError> {
     let folder = File::open(path).map_err(|e| disk_error("open", path, e))?;
-    locked(folder, path, FlockOperation::LockExclusive)
+    flock(folder, path, FlockOperation::LockExclusive)
 }
 
-/// The same; `None` when somebody has it.
+/// [`lock_folder`] without waiting; `None` when the folder is locked.
 pub(crate) fn try_lock_folder(path: &Path) -> Result<Option<File>, EngineError> {
     let folder = File::open(path).map_err(|e| disk_error("open", path, e))?;
     match rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive) {
@@ -238,7 +198,7 @@ pub(crate) fn try_lock_folder(path: &Path) -> Result<Option<File>, EngineError> 
     }
 }
 
-fn locked(file: File, path: &Path, operation: FlockOperation) -> Result<File, EngineError> {
+fn flock(file: File, path: &Path, operation: FlockOperation) -> Result<File, EngineError> {
     loop {
         match rustix::fs::flock(&file, operation) {
             Ok(()) => return Ok(file),
@@ -248,7 +208,7 @@ fn locked(file: File, path: &Path, operation: FlockOperation) -> Result<File, En
     }
 }
 
-/// An error about a path.
+/// An [`EngineError::File`].
 pub(crate) fn disk_error(
     doing: &'static str,
     path: impl Into<PathBuf>,
@@ -257,9 +217,9 @@ pub(crate) fn disk_error(
     EngineError::File { doing, path: path.into(), source: source.into() }
 }
 
-/// Writes a record so that a crash leaves the old one or the new one, and a power cut too.
+/// Writes a record atomically: after a crash or power cut, the old or the new one exists.
 pub(crate) fn write_record(path: &Path, record: &impl Serialize) -> Result<(), EngineError> {
-    home::write_record(path, record, Survives::PowerCut)
+    home::write_record(path, record, Durability::PowerCut)
 }
 
 /// The records of a folder, by name without `.json`.
@@ -273,7 +233,7 @@ pub(crate) fn record_names(folder: &Path) -> Result<Vec<String>, EngineError> {
     Ok(names)
 }
 
-/// The names in a folder of ours, sorted; none when the folder is not there.
+/// The names in a folder, sorted; empty when the folder does not exist.
 pub(crate) fn names_in(folder: &Path) -> Result<Vec<String>, EngineError> {
     let entries = match fs::read_dir(folder) {
         Ok(entries) => entries,
@@ -283,7 +243,7 @@ pub(crate) fn names_in(folder: &Path) -> Result<Vec<String>, EngineError> {
     let mut names = Vec::new();
     for entry in entries {
         let entry = entry.map_err(|e| disk_error("list", folder, e))?;
-        // We give only plain names; whatever else lies here is not ours to touch.
+        // The engine only creates UTF-8 names; others are not its own.
         if let Ok(name) = entry.file_name().into_string() {
             names.push(name);
         }
@@ -292,7 +252,7 @@ pub(crate) fn names_in(folder: &Path) -> Result<Vec<String>, EngineError> {
     Ok(names)
 }
 
-/// Removes a file; it is fine when it is gone already.
+/// Removes a file, if it exists.
 pub(crate) fn remove_file(path: &Path) -> Result<(), EngineError> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(disk_error("remove", path, error)),
@@ -300,16 +260,13 @@ pub(crate) fn remove_file(path: &Path) -> Result<(), EngineError> {
     }
 }
 
-/// A name nobody has used yet.
-pub(crate) fn random_name() -> String {
+/// A random, unused file name.
+pub fn random_name() -> String {
     let mut bytes = [0; 16];
-    SystemRandom::new()
-        .fill(&mut bytes)
-        .expect("the kernel's random source is there on every Linux we support");
+    SystemRandom::new().fill(&mut bytes).expect("getrandom exists on every supported kernel");
     hex(&bytes)
 }
 
-/// Bytes as hexadecimal text.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -331,11 +288,11 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn collecting_waits_for_whoever_holds_the_layers() {
+    fn gc_waits_for_holders_of_the_lock() {
         let disk = Disk::temporary();
-        let hold = disk.hold().unwrap();
-        assert!(disk.try_hold_cache_alone().unwrap().is_none());
-        drop(hold);
-        assert!(disk.try_hold_cache_alone().unwrap().is_some());
+        let guard = disk.lock_against_gc().unwrap();
+        assert!(disk.try_lock_cache_for_gc().unwrap().is_none());
+        drop(guard);
+        assert!(disk.try_lock_cache_for_gc().unwrap().is_some());
     }
 }

@@ -1,188 +1,150 @@
-//! What can go wrong in the engine, each with what was being done and to what.
+//! The engine's errors. Each names what was being done and to what.
 
 use std::{io, path::PathBuf};
 
 use harvest_proto::{SandboxId, SnapshotId};
 
 use crate::{
-    guest::GuestError, oci::PullError, recipe::RecipeError, room::shown, rootless::RootlessError,
-    spec::LayerId, unpack::UnpackError, volume::VolumeName,
+    disk_thresholds::format_bytes, rootless::RootlessError, spec::LayerId, volume::VolumeName,
 };
 
-/// Why the engine could not do it.
+/// An error of the engine.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    /// The image is not there.
+    /// The image does not exist.
     #[error("image `{image}` is not on this host")]
     ImageMissing {
-        /// Its name.
+        /// Name of the image.
         image: String,
     },
-    /// The snapshot is not there.
+    /// The snapshot does not exist.
     #[error("snapshot {snapshot} is not on this host")]
     SnapshotMissing {
-        /// Its id.
+        /// Id of the snapshot.
         snapshot: SnapshotId,
     },
-    /// A layer is not there.
+    /// A layer does not exist.
     #[error("layer `{layer}` is not on this host")]
     LayerMissing {
-        /// Its id.
+        /// Id of the layer.
         layer: LayerId,
     },
-    /// Nobody knows this sandbox, or it has ended.
-    #[error("sandbox {sandbox} does not run")]
+    /// The sandbox is unknown or has ended.
+    #[error("sandbox {sandbox} is not running")]
     NotRunning {
-        /// Its id.
+        /// Id of the sandbox.
         sandbox: SandboxId,
     },
-    /// The id is taken.
-    #[error("sandbox {sandbox} exists already")]
+    /// A sandbox with this id exists.
+    #[error("sandbox {sandbox} already exists")]
     Exists {
-        /// Its id.
+        /// Id of the sandbox.
         sandbox: SandboxId,
     },
-    /// The spec makes no sense.
+    /// The request is invalid.
     #[error("{reason}")]
     Invalid {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// The volume is not there.
+    /// The volume does not exist.
     #[error("there is no volume `{volume}`")]
     VolumeMissing {
-        /// Its name.
+        /// Name of the volume.
         volume: VolumeName,
     },
-    /// The name is taken.
-    #[error("volume `{volume}` exists already")]
+    /// A volume with this name exists.
+    #[error("volume `{volume}` already exists")]
     VolumeExists {
-        /// Its name.
+        /// Name of the volume.
         volume: VolumeName,
     },
-    /// A sandbox has it.
+    /// A sandbox uses the volume.
     #[error("volume `{volume}` is in use")]
     VolumeInUse {
-        /// Its name.
+        /// Name of the volume.
         volume: VolumeName,
     },
-    /// A program that makes or mends volumes failed.
-    #[error("{program} failed on volume `{volume}`: {said}")]
+    /// A program that creates or repairs volumes failed.
+    #[error("{program} failed on volume `{volume}`: {message}")]
     VolumeTool {
-        /// Which volume.
+        /// Name of the volume.
         volume: VolumeName,
-        /// Which program.
+        /// Name of the program.
         program: &'static str,
-        /// What it said.
-        said: String,
+        /// Its error output.
+        message: String,
     },
     /// The host's disk is too full.
-    #[error("no room for {what}: {needed_bytes} bytes are needed and {free_bytes} are free")]
+    #[error("not enough disk space for {what}: {needed_bytes} bytes needed, {free_bytes} free")]
     NoRoom {
-        /// What was to be made.
+        /// What was to be created.
         what: String,
-        /// With what is always left free.
+        /// Required free space, including the reserve.
         needed_bytes: u64,
-        /// What the host has.
+        /// Free space.
         free_bytes: u64,
     },
-    /// The zygote refused, in its own words.
+    /// The zygote reported an error.
     #[error("cannot {doing} sandbox {sandbox}: {reason}")]
     Refused {
-        /// What was asked for.
+        /// The requested operation.
         doing: &'static str,
-        /// Of which.
+        /// The sandbox.
         sandbox: SandboxId,
-        /// Its words, cause after cause.
+        /// The zygote's error chain in one line.
         reason: String,
     },
     /// The zygote could not be started or reached.
     #[error("cannot reach the zygote: {reason}")]
     Zygote {
-        /// Why.
+        /// The reason.
         reason: String,
     },
-    /// The id names a snapshot taken while the sandbox ran.
-    #[error("snapshot {snapshot} exists already and is older than the sandbox's disk")]
+    /// The id belongs to a snapshot that was taken while the sandbox ran.
+    #[error("snapshot {snapshot} already exists and is older than the sandbox's disk")]
     SnapshotTaken {
-        /// Its id.
+        /// Id of the snapshot.
         snapshot: SnapshotId,
     },
-    /// The disk is too full to begin this.
-    #[error("cannot {doing}: only {} are free below {}, {} are to stay free", shown(*free), path.display(), shown(*needed))]
+    /// Free space is below the threshold for this operation.
+    #[error("cannot {doing}: only {} free in {}, at least {} required", format_bytes(*free), path.display(), format_bytes(*needed))]
     DiskLow {
-        /// What was asked for.
+        /// The requested operation.
         doing: &'static str,
-        /// Where it would go.
+        /// Folder that needs the space.
         path: PathBuf,
-        /// Bytes free there.
+        /// Free bytes.
         free: u64,
-        /// Bytes that have to be.
+        /// Required free bytes.
         needed: u64,
-        /// What to do about it.
+        /// How to fix it.
         hint: &'static str,
     },
-    /// A text is no recipe.
-    #[error("the recipe makes no sense")]
-    Recipe(#[from] RecipeError),
-    /// A step of a build failed.
-    #[error("cannot {what}\n{}", tail.join("\n"))]
-    Build {
-        /// The step.
-        what: String,
-        /// The last lines it said.
-        tail: Vec<String>,
-        /// What to do about it.
-        hint: &'static str,
-    },
-    /// An archive or folder cannot become an image.
-    #[error("cannot make an image of {what}")]
-    Unpack {
-        /// The archive or folder.
-        what: String,
-        /// Why.
-        source: UnpackError,
-    },
-    /// An image cannot be pulled.
-    #[error("cannot pull {reference}")]
-    Pull {
-        /// What was asked for.
-        reference: String,
-        /// Why.
-        source: PullError,
-    },
-    /// A sandbox's supervisor could not be spoken to.
-    #[error("cannot {doing}")]
-    Bridge {
-        /// What was being done.
-        doing: String,
-        /// What it said.
-        source: GuestError,
-    },
-    /// The user is not root and cannot act as if.
+    /// The user is not root and has no usable user namespace.
     #[error("this user cannot run sandboxes")]
     Rootless(#[from] RootlessError),
-    /// A file or folder said no.
+    /// A file operation failed.
     #[error("cannot {doing} {}", path.display())]
     File {
-        /// What was being done.
+        /// The operation.
         doing: &'static str,
-        /// To what.
+        /// The file or folder.
         path: PathBuf,
-        /// What it said.
+        /// The system's error.
         source: io::Error,
     },
-    /// A record cannot be understood.
-    #[error("the record {} cannot be read", path.display())]
+    /// A record on disk is invalid.
+    #[error("invalid record {}", path.display())]
     Record {
-        /// Its file.
+        /// The record's file.
         path: PathBuf,
-        /// Where it stops making sense.
+        /// The parse error.
         source: serde_json::Error,
     },
 }
 
-/// Names what was being done when a system call failed.
+/// A failed system call and what it was for.
 #[derive(Debug, thiserror::Error)]
 #[error("{doing}")]
 pub(crate) struct StepError {
@@ -190,7 +152,7 @@ pub(crate) struct StepError {
     source: io::Error,
 }
 
-/// Adds what was being done to an error of the system.
+/// Adds what was being done to an I/O error.
 pub(crate) trait Doing<T> {
     fn doing(self, what: impl FnOnce() -> String) -> Result<T, StepError>;
 }
@@ -206,13 +168,13 @@ impl StepError {
         Self { doing: doing.into(), source }
     }
 
-    /// The error and its cause in one line, for where only text can travel.
+    /// The error and its cause in one line, for text-only channels.
     pub(crate) fn line(&self) -> String {
         format!("{}: {}", self.doing, self.source)
     }
 }
 
-/// An [`EngineError::File`] in one word.
+/// Turns an I/O error into [`EngineError::File`].
 pub(crate) trait AtPath<T> {
     fn at(self, doing: &'static str, path: impl Into<PathBuf>) -> Result<T, EngineError>;
 }

@@ -1,66 +1,69 @@
-//! What this host can do that another cannot, found out by trying and never by the kernel's version.
-//! What is found goes into [`crate::HostFacts`], from where the plan takes it.
+//! Features that differ between hosts, found by trying and never by the kernel's version. The
+//! results go into [`crate::HostFacts`], which the plan depends on.
 
 use std::{sync::OnceLock, thread};
 
 use rustix::thread::UnshareFlags;
 
-use crate::{isolate::network, plan::Redirect, probe::trial::Trial};
+use crate::{isolate::network, plan::Redirect, probe::child::ChildProbe};
 
-/// Something a zygote is told to do without, so that its ways around are tried on hosts that have it.
+/// A feature that a zygote must not use, so that its fallback is tested on hosts that have it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lack {
-    /// Nftables that know IPv4.
+pub enum DisabledFeature {
+    /// Nftables with IPv4 support.
     Nftables,
 }
 
-/// How this host redirects, being tried in a process of its own while the zygote prepares the rest.
-pub(crate) enum RedirectTrial {
+/// Detects how this host redirects packets, in a child process while the zygote prepares the rest.
+pub(crate) enum RedirectProbe {
     Known(Redirect),
-    Underway(Trial),
+    Running(ChildProbe),
 }
 
-impl RedirectTrial {
-    /// Starts trying.
+impl RedirectProbe {
+    /// Starts the detection.
     ///
     /// # Safety
     /// The caller must have one thread only.
-    pub(crate) unsafe fn start(lacking: &[Lack]) -> Self {
-        if lacking.contains(&Lack::Nftables) {
+    pub(crate) unsafe fn start(disabled: &[DisabledFeature]) -> Self {
+        if disabled.contains(&DisabledFeature::Nftables) {
             return Self::Known(Redirect::Iptables);
         }
         let net = u64::from(libc::CLONE_NEWNET.cast_unsigned());
         // SAFETY: the caller vouches for one thread.
-        let trial = unsafe { Trial::start(net, || Ok(word(network::redirect_here()).to_owned())) };
-        // Who may not try says so when a sandbox is started.
-        trial.map_or(Self::Known(Redirect::default()), Self::Underway)
+        let probe = unsafe {
+            ChildProbe::start(net, || Ok(redirect_name(network::detect_redirect()).to_owned()))
+        };
+        // A failure to probe shows again when a sandbox is started.
+        probe.map_or(Self::Known(Redirect::default()), Self::Running)
     }
 
-    /// What came of it.
-    pub(crate) fn found(self) -> Redirect {
-        let trial = match self {
+    /// Waits for the result.
+    pub(crate) fn outcome(self) -> Redirect {
+        let probe = match self {
             Self::Known(redirect) => return redirect,
-            Self::Underway(trial) => trial,
+            Self::Running(probe) => probe,
         };
-        match trial.outcome() {
-            Ok(way) if way == word(Redirect::Iptables) => Redirect::Iptables,
+        match probe.outcome() {
+            Ok(way) if way == redirect_name(Redirect::Iptables) => Redirect::Iptables,
             _ => Redirect::default(),
         }
     }
 }
 
-/// The same for a process with threads: network namespaces are a thread's own.
-pub(crate) fn redirect_in_a_thread() -> Redirect {
+/// Detects it from a multi-threaded process: a network namespace can be private to one thread.
+pub(crate) fn detect_redirect_in_thread() -> Redirect {
     static FOUND: OnceLock<Redirect> = OnceLock::new();
     let act = || {
-        // SAFETY: a thread of our own, which ends before anyone else could use a socket of it.
+        // SAFETY: this thread was spawned for the probe and ends before other code could use its
+        // sockets.
         let left = unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) };
-        left.map_or(Redirect::default(), |()| network::redirect_here())
+        left.map_or(Redirect::default(), |()| network::detect_redirect())
     };
     *FOUND.get_or_init(|| thread::spawn(act).join().unwrap_or_default())
 }
 
-pub(crate) fn word(redirect: Redirect) -> &'static str {
+pub(crate) fn redirect_name(redirect: Redirect) -> &'static str {
     match redirect {
         Redirect::Nftables => "nftables",
         Redirect::Iptables => "iptables",

@@ -1,5 +1,5 @@
-//! Where an installation keeps its things, and how small files are put there so that a crash at any
-//! moment leaves the old one or the new one.
+//! The folders of a home, and reading and writing records so that a crash leaves the old or the new
+//! one.
 
 use std::{
     ffi::OsString,
@@ -17,27 +17,28 @@ use harvest_proto::SandboxId;
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
+    disk::hex,
+    disk_thresholds::Thresholds,
     error::{AtPath, EngineError},
-    room::Thresholds,
     store::{self, Driver, StoreKind},
     writable,
 };
 
-/// Where the engine lives and what it needs.
+/// The engine's configuration.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The state of this installation; mode 0700.
+    /// The folder with the state of this installation; mode 0700.
     pub home: PathBuf,
-    /// Layers of recipes and records of images, shared by all homes; mode 0700.
+    /// The folder with images and their layers, shared by all homes; mode 0700.
     pub cache: PathBuf,
     /// The static supervisor's file on the host.
     pub supervisor: PathBuf,
     /// The command that runs [`crate::zygote::main`]; the home is appended as its last argument,
     /// with `--probe` before it for [`crate::probe::main`].
     pub zygote: Vec<OsString>,
-    /// How the home keeps disks if it is new.
+    /// How to store disks in a new home; no effect on an existing one.
     pub driver: Driver,
-    /// When there is too little room on a disk.
+    /// The free space below which operations are refused.
     pub thresholds: Thresholds,
 }
 
@@ -49,14 +50,14 @@ pub(crate) struct Home {
 }
 
 impl Home {
-    /// A home that keeps disks like this.
+    /// A home whose kind of store is known.
     pub(crate) fn new(path: PathBuf, store: StoreKind) -> Self {
         Self { path, store }
     }
 
-    /// A home as its record describes it.
+    /// A home with the kind of store from its record.
     pub(crate) fn find(path: PathBuf) -> Result<Self, EngineError> {
-        let store = store::kind_of(&path)?.unwrap_or(StoreKind::Dir);
+        let store = store::read_kind(&path)?.unwrap_or(StoreKind::Dir);
         Ok(Self::new(path, store))
     }
 
@@ -64,17 +65,22 @@ impl Home {
         &self.path
     }
 
-    /// Where disks and their records are.
+    /// How this home stores disks.
+    pub(crate) fn store(&self) -> StoreKind {
+        self.store
+    }
+
+    /// The folder of disks and their records.
     pub(crate) fn root(&self) -> PathBuf {
         store::root(&self.path, self.store)
     }
 
-    /// Sockets; nobody but root may look inside.
+    /// The folder of sockets; accessible to root only.
     pub(crate) fn run(&self) -> PathBuf {
         self.path.join("run")
     }
 
-    pub(crate) fn run_of(&self, id: &SandboxId) -> PathBuf {
+    pub(crate) fn sandbox_run(&self, id: &SandboxId) -> PathBuf {
         self.run().join(id.part())
     }
 
@@ -91,9 +97,22 @@ impl Home {
         writable::folder(&self.sandbox(id), self.store)
     }
 
-    /// Volumes are files on the host's own disk, whatever the store is.
+    /// Volumes; always on the home's own file system, also with a store in a file.
     pub(crate) fn volumes(&self) -> PathBuf {
         self.path.join("volumes")
+    }
+
+    pub(crate) fn layers(&self) -> PathBuf {
+        self.root().join("layers")
+    }
+
+    pub(crate) fn snapshots(&self) -> PathBuf {
+        self.root().join("snapshots")
+    }
+
+    /// Layers being written. Outside of a capture, an entry is left from a crash.
+    pub(crate) fn partial(&self) -> PathBuf {
+        self.root().join("partial")
     }
 
     pub(crate) fn trash(&self) -> PathBuf {
@@ -104,76 +123,82 @@ impl Home {
         self.run().join("zygote.sock")
     }
 
-    /// The cgroup of this home: the same for the same path, different for others.
-    pub(crate) fn group(&self) -> String {
+    /// The name of this home's cgroup, derived from its path.
+    pub(crate) fn cgroup_name(&self) -> String {
         let digest = ring::digest::digest(&ring::digest::SHA256, self.path.as_os_str().as_bytes());
-        let hex: String = digest.as_ref()[..6].iter().map(|byte| format!("{byte:02x}")).collect();
-        format!("harvest-{hex}")
+        format!("harvest-{}", hex(&digest.as_ref()[..6]))
     }
 
-    /// Makes the folders that are missing.
-    pub(crate) fn make(&self) -> Result<(), EngineError> {
-        for folder in
-            [self.run(), self.volumes(), self.sandboxes(), self.trash(), self.host_trash()]
-        {
-            make_private(&folder)?;
+    /// Creates missing folders.
+    pub(crate) fn create_folders(&self) -> Result<(), EngineError> {
+        for folder in [
+            self.run(),
+            self.volumes(),
+            self.sandboxes(),
+            self.layers(),
+            self.snapshots(),
+            self.partial(),
+            self.trash(),
+            self.host_trash(),
+        ] {
+            create_private_dir(&folder)?;
         }
         Ok(())
     }
 
-    /// Trash on the host's own disk; the same where that is where disks are.
+    /// The trash on the home's own file system; differs from [`Home::trash`] for a store in a file.
     pub(crate) fn host_trash(&self) -> PathBuf {
         self.path.join("trash")
     }
 
-    /// Whether the store itself holds a sandbox to what it may write.
+    /// Whether the store enforces the size limits of writable layers.
     pub(crate) fn has_quotas(&self) -> bool {
         self.store == StoreKind::BtrfsFile
     }
 
-    /// Gets rid of a folder of the home at once: its name is free when this returns. Answers what it is
-    /// called in the trash, if there was one.
+    /// Moves a folder of the home to the trash, so that its name is free at once. Returns its name
+    /// in the trash, if the folder existed.
     pub(crate) fn discard(&self, path: &Path) -> Result<Option<String>, EngineError> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let thrown = format!("{name}-{}", SandboxId::random().part());
+        let trash_name = format!("{name}-{}", SandboxId::random().part());
         let trash = if path.starts_with(self.root()) { self.trash() } else { self.host_trash() };
-        match fs::rename(path, trash.join(&thrown)) {
+        match fs::rename(path, trash.join(&trash_name)) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            result => result.at("throw away", path).map(|()| Some(thrown)),
+            result => result.at("remove", path).map(|()| Some(trash_name)),
         }
     }
 }
 
-/// Makes a folder only root can enter, with its parents.
-pub(crate) fn make_private(path: &Path) -> Result<(), EngineError> {
-    DirBuilder::new().recursive(true).mode(0o700).create(path).at("make the folder", path)
+/// Creates a folder and its parents with mode 0700.
+pub(crate) fn create_private_dir(path: &Path) -> Result<(), EngineError> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path).at("create the folder", path)
 }
 
-/// How the name of a record ends that is being written.
-pub(crate) const UNFINISHED: &str = ".new";
+/// The file name suffix of a record that is being written.
+pub(crate) const UNFINISHED_SUFFIX: &str = ".new";
 
-/// How much a written record must survive.
+/// What a written record must survive.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Survives {
-    /// A crash of ours.
+pub(crate) enum Durability {
+    /// A crash of the process.
     Crash,
-    /// Also a power cut.
+    /// A power cut, which costs an fsync.
     PowerCut,
 }
 
-/// Writes a record as a whole: a reader sees the old one or the new one.
+/// Writes a record atomically: a reader sees the old or the new one.
 pub(crate) fn write_record<T: Serialize>(
     path: &Path,
     record: &T,
-    survives: Survives,
+    durability: Durability,
 ) -> Result<(), EngineError> {
     let bytes = serde_json::to_vec(record)
         .map_err(|source| EngineError::Record { path: path.to_owned(), source })?;
-    let new = path.with_extension(format!("{}{UNFINISHED}", SandboxId::random().part()));
+    let new = path.with_extension(format!("{}{UNFINISHED_SUFFIX}", SandboxId::random().part()));
     let write = || -> io::Result<()> {
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
         file.write_all(&bytes)?;
-        if survives == Survives::PowerCut {
+        if durability == Durability::PowerCut {
             file.sync_all()?;
         }
         fs::rename(&new, path)
@@ -184,17 +209,17 @@ pub(crate) fn write_record<T: Serialize>(
     }
     result.at("write", path)?;
     match path.parent() {
-        Some(folder) if survives == Survives::PowerCut => sync(folder),
+        Some(folder) if durability == Durability::PowerCut => sync(folder),
         _ => Ok(()),
     }
 }
 
-/// Brings a file's content or a folder's names to the disk.
+/// Syncs a file's content, or a folder's entries, to the disk.
 pub(crate) fn sync(path: &Path) -> Result<(), EngineError> {
     File::open(path).and_then(|file| file.sync_all()).at("sync", path)
 }
 
-/// A record, unless there is none.
+/// Reads a record; `None` when the file does not exist.
 pub(crate) fn read_record<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, EngineError> {
     let bytes = match fs::read(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -205,7 +230,7 @@ pub(crate) fn read_record<T: DeserializeOwned>(path: &Path) -> Result<Option<T>,
         .map_err(|source| EngineError::Record { path: path.to_owned(), source })
 }
 
-/// Names this boot of the host: what was written during another one tells of no living process.
+/// The id of the current boot. Processes recorded during another boot no longer exist.
 pub(crate) fn boot_id() -> &'static str {
     static BOOT: OnceLock<String> = OnceLock::new();
     BOOT.get_or_init(|| {
@@ -213,11 +238,11 @@ pub(crate) fn boot_id() -> &'static str {
     })
 }
 
-/// When a process was started, in ticks since boot: with its pid, a name no other process ever has.
-/// `None` when there is no such process or it is a zombie.
+/// The start time of a process in ticks since boot; together with the pid it identifies the
+/// process. `None` when the process does not exist or is a zombie.
 pub(crate) fn start_ticks(pid: u32) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The program's name is in parentheses and may hold anything; what follows the last one is ours.
+    // The program's name, in parentheses, may contain any text; the fields follow the last `)`.
     let mut fields = stat[stat.rfind(')')? + 1..].split_whitespace();
     if matches!(fields.next()?, "Z" | "X") {
         return None;
@@ -230,18 +255,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_is_told_from_a_later_one_with_its_pid() {
+    fn start_ticks_exist_only_for_live_processes() {
         let own = start_ticks(std::process::id()).unwrap();
         assert!(own > 0);
         assert_eq!(start_ticks(u32::MAX), None);
     }
 
     #[test]
-    fn a_record_survives_writing_and_leaves_nothing_beside_it() {
+    fn writing_a_record_leaves_no_temporary_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("record.json");
         for value in [1u32, 2] {
-            write_record(&path, &value, Survives::PowerCut).unwrap();
+            write_record(&path, &value, Durability::PowerCut).unwrap();
             assert_eq!(read_record::<u32>(&path).unwrap(), Some(value));
         }
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
@@ -249,10 +274,10 @@ mod tests {
     }
 
     #[test]
-    fn two_homes_have_two_cgroups() {
+    fn each_home_has_its_own_cgroup() {
         assert_ne!(
-            Home::new("/a".into(), StoreKind::Dir).group(),
-            Home::new("/b".into(), StoreKind::Dir).group()
+            Home::new("/a".into(), StoreKind::Dir).cgroup_name(),
+            Home::new("/b".into(), StoreKind::Dir).cgroup_name()
         );
     }
 }

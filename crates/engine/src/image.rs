@@ -1,53 +1,56 @@
-//! Images: a stack of layers with its config, under a name. Records live in the cache that all homes
-//! share. Building them is the business of `build`.
+//! Image records: a stack of layers with its config, under a name. The records live in the cache
+//! that all homes share. `layer_cache` offers what making an image needs; the crate
+//! `harvest-images` makes them.
 
-use std::{
-    fs::{self, File},
-    io,
-    path::{Path, PathBuf},
-};
+use std::path::PathBuf;
 
 use harvest_proto::{ImageId, SandboxId, SnapshotId, Timestamp};
-use rustix::fs::{FlockOperation, Mode};
 use serde::{Deserialize, Serialize};
 
 use crate::{
     Engine, EngineError,
-    build::Progress,
-    disk::{self, Disk, disk_error},
-    layer::disk_usage,
-    recipe::is_image_name,
+    disk::{self, Disk},
+    disk_usage::tree_bytes,
     sandbox::Record,
     spec::{ImageConfig, LayerId},
-    trash, tree,
 };
 
 /// A stack of layers with its config.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Image {
-    /// Names this build of it.
+    /// Identifies this build of the image; a rebuild gets a new id.
     pub id: ImageId,
-    /// What people call it.
+    /// The name users refer to; a rebuild replaces the record of this name.
     pub name: String,
-    /// What it consists of, bottom first.
+    /// The layers, bottom first.
     pub layers: Vec<LayerId>,
-    /// What commands get.
+    /// Environment, user and working directory of commands.
     pub config: ImageConfig,
-    /// Equal to the recipe's key as long as the recipe has not changed.
+    /// The cache key of the whole recipe; unchanged as long as the recipe is.
     pub recipe_key: String,
-    /// What its layers take on the disk.
+    /// Disk usage of the layers.
     pub bytes: u64,
-    /// When it was built.
+    /// When the image was made.
     pub created_at: Timestamp,
-    /// What it was made from, in words.
-    #[serde(default)]
+    /// A description of the source for people.
     pub source: String,
 }
 
-/// Who stands on an image's layers besides the image itself.
+/// An image as it was pulled from a registry for a recipe.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PulledImage {
+    /// The layers, bottom first.
+    pub layers: Vec<LayerId>,
+    /// Environment, user and working directory of commands.
+    pub config: ImageConfig,
+    /// The manifest's digest.
+    pub digest: String,
+}
+
+/// Everything besides the image itself that uses at least one of its layers.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 pub struct ImageUsers {
-    /// Other images.
+    /// Names of other images.
     pub images: Vec<String>,
     /// Sandboxes of this home.
     pub sandboxes: Vec<SandboxId>,
@@ -55,18 +58,53 @@ pub struct ImageUsers {
     pub snapshots: Vec<SnapshotId>,
 }
 
+/// Whether a text can name an image: at most 64 lower-case letters, digits, `-`, `_` and `.`, with
+/// a letter or digit first. Such a name is also a safe file name.
+#[must_use]
+pub fn is_image_name(name: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    name.len() <= 64
+        && name.bytes().next().is_some_and(plain)
+        && name.bytes().all(|byte| plain(byte) || matches!(byte, b'-' | b'_' | b'.'))
+}
+
 impl Engine {
-    /// What each layer of an image takes on the disk, bottom first.
+    /// The image with this name, if it exists.
+    ///
+    /// # Errors
+    /// When the record cannot be read.
+    pub fn image(&self, name: &str) -> Result<Option<Image>, EngineError> {
+        self.disk.image(name)
+    }
+
+    /// Every image, by name.
+    ///
+    /// # Errors
+    /// When a record cannot be read.
+    pub fn images(&self) -> Result<Vec<Image>, EngineError> {
+        self.disk.image_list()
+    }
+
+    /// Removes an image. The next [`Engine::gc`] removes its layers once nothing refers to them.
+    /// Idempotent.
+    ///
+    /// # Errors
+    /// When the record cannot be removed.
+    pub fn image_remove(&self, name: &str) -> Result<(), EngineError> {
+        self.disk.image_remove(name)
+    }
+
+    /// The disk usage of each layer of an image, bottom first.
     ///
     /// # Errors
     /// When a layer is missing or cannot be read.
     pub fn image_layers(&self, image: &Image) -> Result<Vec<(LayerId, u64)>, EngineError> {
         let size =
-            |layer: &LayerId| Ok((layer.clone(), disk_usage(&self.disk.layer_path(layer)?)?));
+            |layer: &LayerId| Ok((layer.clone(), tree_bytes(&self.disk.layer_path(layer)?)?));
         image.layers.iter().map(size).collect()
     }
 
-    /// Who else stands on an image's layers; these stay when the image is removed.
+    /// The other users of an image's layers; removing the image keeps the layers they use.
     ///
     /// # Errors
     /// When a record cannot be read.
@@ -79,7 +117,7 @@ impl Engine {
             }
         }
         for id in self.list()? {
-            if Record::read(&self.home, &id)?.is_some_and(|record| shares(&record.layers)) {
+            if Record::read(&self.disk.home, &id)?.is_some_and(|record| shares(&record.layers)) {
                 users.sandboxes.push(id);
             }
         }
@@ -97,7 +135,7 @@ impl Disk {
         self.images().join(format!("{name}.json"))
     }
 
-    /// An image by its name, whatever text that is.
+    /// An image by its name; `None` for any text that cannot be a name.
     pub(crate) fn image(&self, name: &str) -> Result<Option<Image>, EngineError> {
         if is_image_name(name) { disk::read_record(&self.image_path(name)) } else { Ok(None) }
     }
@@ -111,52 +149,12 @@ impl Disk {
         Ok(images)
     }
 
-    /// Puts an image in the place of the one of its name.
+    /// Writes an image's record and replaces the one of its name.
     pub(crate) fn image_write(&self, image: &Image) -> Result<(), EngineError> {
         disk::write_record(&self.image_path(&image.name), image)
     }
 
-    /// Held by whoever makes the image of this name: one at a time, the others wait.
-    pub(crate) fn image_turn(
-        &self,
-        name: &str,
-        progress: &mut dyn FnMut(Progress),
-    ) -> Result<File, EngineError> {
-        let path = self.building().join(format!("{name}.lock"));
-        match disk::lock(&path, FlockOperation::NonBlockingLockExclusive) {
-            Err(EngineError::File { source, .. }) if source.kind() == io::ErrorKind::WouldBlock => {
-                progress(Progress::Waiting { image: name.to_owned() });
-                disk::lock(&path, FlockOperation::LockExclusive)
-            }
-            other => other,
-        }
-    }
-
-    /// Makes a layer of a folder that was filled in `building`. It is on the disk before it has its name:
-    /// a layer that is there is whole, even after a power cut.
-    pub(crate) fn layer_keep(&self, target: &Path, layer: &LayerId) -> Result<(), EngineError> {
-        let root = tree::open_root(target)?;
-        rustix::fs::fchmod(&root, Mode::from_raw_mode(0o755))
-            .map_err(|e| disk_error("keep", target, e))?;
-        rustix::fs::syncfs(&root).map_err(|e| disk_error("sync", target, e))?;
-        let place = self.cache_layers().join(layer.as_str());
-        match fs::rename(target, &place) {
-            // Somebody else with the same layer was faster; theirs is as good.
-            Err(_) if place.is_dir() => trash::throw_away(target, &self.cache_trash()),
-            other => other.map_err(|e| disk_error("keep", &place, e)),
-        }
-    }
-
-    /// Deletes what a failed build or import has made so far. At once: the disk may be full of it.
-    pub(crate) fn destroy(&self, target: &Path) {
-        let name = disk::random_name();
-        // What cannot be moved or deleted now is collected later.
-        if fs::rename(target, self.cache_trash().join(&name)).is_ok() {
-            let _ = trash::delete(&self.cache_trash(), &[name]);
-        }
-    }
-
-    /// Forgets an image. Its layers go with the next collection, if nothing else uses them.
+    /// Removes an image's record. The next collection removes the layers that nothing else uses.
     pub(crate) fn image_remove(&self, name: &str) -> Result<(), EngineError> {
         if is_image_name(name) { disk::remove_file(&self.image_path(name)) } else { Ok(()) }
     }
@@ -167,9 +165,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_that_is_a_path_finds_nothing() {
+    fn path_as_image_name_finds_nothing() {
         let disk = Disk::temporary();
-        disk::write_record(&disk.home().join("secret.json"), &"secret").unwrap();
+        disk::write_record(&disk.home.path().join("secret.json"), &"secret").unwrap();
         assert_eq!(disk.image("../../home/secret").unwrap(), None);
         assert_eq!(disk.image("nothing").unwrap(), None);
     }

@@ -1,4 +1,4 @@
-//! What there is to know of a sandbox, and starting a dead one again with the disk it left.
+//! Inspects sandboxes, and restarts dead ones with the disk they left.
 
 use std::os::fd::{AsFd, BorrowedFd};
 
@@ -7,9 +7,9 @@ use serde::Serialize;
 
 use crate::{
     Engine,
+    disk_thresholds::DiskOperation,
     error::EngineError,
-    home::{Survives, write_record},
-    room::What,
+    home::{Durability, write_record},
     sandbox::{Record, Running, SandboxState, host_resolv_conf},
     spec::{Origin, Owner, Spec},
     zygote::{
@@ -18,36 +18,36 @@ use crate::{
     },
 };
 
-/// A sandbox, as it was asked for and as it is.
+/// A sandbox's spec and current state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Inspected {
-    /// What it was asked to be, its image or snapshot looked up: another one can be started from this.
+    /// The requested spec with its image or snapshot resolved to layers; another sandbox can be
+    /// started from it.
     pub spec: Spec,
-    /// When it was made.
+    /// Creation time.
     pub created_at: Timestamp,
-    /// What became of it.
+    /// Current state.
     pub state: SandboxState,
 }
 
 impl Engine {
-    /// What there is to know of a sandbox; `None` when nothing is left of it.
+    /// Describes a sandbox; `None` when it is unknown or removed.
     ///
     /// # Errors
     /// When its records cannot be read.
     pub fn inspect(&self, id: &SandboxId) -> Result<Option<Inspected>, EngineError> {
-        self.store.wake()?;
-        let Some(record) = Record::read(&self.home, id)? else { return Ok(None) };
+        self.store.ensure_mounted()?;
+        let Some(record) = Record::read(&self.disk.home, id)? else { return Ok(None) };
         let state = self.find(id)?;
         if state == SandboxState::Gone {
             return Ok(None);
         }
-        let (network, owner) = (record.network(), record.owner());
         let spec = Spec {
             id: record.id,
             from: Origin::Layers { layers: record.layers, config: record.config },
             limits: record.limits,
-            network,
-            owner,
+            network: record.network,
+            owner: record.owner,
             binds: record.binds,
             volumes: record.volumes,
             env: record.env,
@@ -56,32 +56,32 @@ impl Engine {
         Ok(Some(Inspected { spec, created_at: record.created_at, state }))
     }
 
-    /// Every sandbox of this owner with a record, running or dead. One whose record cannot be read is
-    /// nobody's: it must not keep everybody else from theirs.
+    /// Every sandbox of this owner with a record, running or dead. One with an unreadable record is
+    /// left out, so that it does not hide the others.
     ///
     /// # Errors
     /// When the folder of sandboxes cannot be read.
-    pub fn list_of(&self, owner: Owner) -> Result<Vec<SandboxId>, EngineError> {
+    pub fn list_owned_by(&self, owner: Owner) -> Result<Vec<SandboxId>, EngineError> {
         let mut ids = Vec::new();
         for id in self.list()? {
-            let record = Record::read(&self.home, &id).ok().flatten();
-            if record.is_some_and(|record| record.owner() == owner) {
+            let record = Record::read(&self.disk.home, &id).ok().flatten();
+            if record.is_some_and(|record| record.owner == owner) {
                 ids.push(id);
             }
         }
         Ok(ids)
     }
 
-    /// Every sandbox that runs and stays until somebody ends it, sessions' apart, with who made it. One whose
-    /// record cannot be read is passed by, as in [`Engine::list_of`].
+    /// Every running standalone sandbox, with its creator. One with an unreadable record is left
+    /// out, as in [`Engine::list_owned_by`].
     ///
     /// # Errors
     /// When the folder of sandboxes cannot be read.
-    pub fn running_kept(&self) -> Result<Vec<(SandboxId, Option<String>)>, EngineError> {
+    pub fn running_standalone(&self) -> Result<Vec<(SandboxId, Option<String>)>, EngineError> {
         let mut found = Vec::new();
         for id in self.list()? {
-            let record = Record::read(&self.home, &id).ok().flatten();
-            let Some(record) = record.filter(|record| record.owner() == Owner::Kept) else {
+            let record = Record::read(&self.disk.home, &id).ok().flatten();
+            let Some(record) = record.filter(|record| record.owner == Owner::Standalone) else {
                 continue;
             };
             if matches!(self.find(&id), Ok(SandboxState::Running(_))) {
@@ -91,23 +91,23 @@ impl Engine {
         Ok(found)
     }
 
-    /// Starts a dead sandbox again, under its id and with the disk it left; its lifetime begins anew. What
-    /// ran in it does not run again. When it cannot be started its disk stays.
+    /// Restarts a dead sandbox under its id and with the disk it left; its lifetime begins anew.
+    /// Its earlier processes are not restored. When the start fails, the disk stays.
     ///
     /// # Errors
-    /// When nobody knows it, it runs, its disk is being kept as a snapshot, or the host says no.
-    pub fn start_again(&self, id: &SandboxId) -> Result<Running, EngineError> {
-        self.store.wake()?;
-        self.has_room(What::Sandbox)?;
+    /// When it is unknown or running, its disk is being saved as a snapshot, or the host refuses.
+    pub fn restart(&self, id: &SandboxId) -> Result<Running, EngineError> {
+        self.store.ensure_mounted()?;
+        self.check_free_space(DiskOperation::Sandbox)?;
         let unknown = || EngineError::NotRunning { sandbox: id.clone() };
-        let mut record = Record::read(&self.home, id)?.ok_or_else(unknown)?;
+        let mut record = Record::read(&self.disk.home, id)?.ok_or_else(unknown)?;
         let _turn = self.disk.lock_sandbox(id)?;
-        let _hold = self.disk.hold()?;
+        let _gc_lock = self.disk.lock_against_gc()?;
         if matches!(self.find(id)?, SandboxState::Running(_)) {
             return Err(EngineError::Exists { sandbox: id.clone() });
         }
-        if self.disk.ending(id)?.is_some() {
-            let reason = format!("the disk of {id} is being kept as a snapshot");
+        if self.disk.pending_save(id)?.is_some() {
+            let reason = format!("the disk of {id} is being saved as a snapshot");
             return Err(EngineError::Invalid { reason });
         }
         let layers: Vec<_> = record
@@ -115,15 +115,19 @@ impl Engine {
             .iter()
             .map(|layer| self.disk.layer_path(layer))
             .collect::<Result<_, _>>()?;
-        // Its lifetime begins anew, also for a zygote that adopts it later.
-        record.again_at = Some(std::time::SystemTime::now().into());
-        write_record(&self.home.sandbox(id).join("record.json"), &record, Survives::PowerCut)?;
-        let files = self.handed_over(&record, &layers)?;
+        // Recorded, so that a zygote that adopts it later also counts from now.
+        record.restarted_at = Some(std::time::SystemTime::now().into());
+        write_record(
+            &self.disk.home.sandbox(id).join("record.json"),
+            &record,
+            Durability::PowerCut,
+        )?;
+        let files = self.open_descriptors(&record, &layers)?;
         let files: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
         let resolv_conf = host_resolv_conf(record.network);
         let build = self.build();
         let request =
-            Request::Start { record: Box::new(record), layers, resolv_conf, build, again: true };
+            Request::Start { record: Box::new(record), layers, resolv_conf, build, restart: true };
         match client::ask(&self.config, &request, &files)? {
             Answer::Started { pid } => Ok(self.running(id, pid)),
             Answer::Failed { reason } | Answer::Ended { reason } => {
@@ -132,7 +136,7 @@ impl Engine {
             other => Err(EngineError::Refused {
                 doing: "start",
                 sandbox: id.clone(),
-                reason: format!("unexpected answer {other:?}"),
+                reason: format!("unexpected answer: {other:?}"),
             }),
         }
     }

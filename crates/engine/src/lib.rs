@@ -1,138 +1,132 @@
-//! The local machine: layers, images, snapshots, isolated process trees, the zygote.
+//! Sandboxes on the local machine: layers, snapshots, isolated process trees, the zygote.
 //!
-//! Synchronous, and the only crate with unsafe code: every kernel call that Rust cannot vouch for is
-//! here, each with the reason why it is sound. The engine's own process never forks and needs no
-//! runtime; the zygote, a process of its own, is the parent of every sandbox.
+//! Synchronous, and the only crate with unsafe code: every system call without a safe wrapper is
+//! here, with a note why it is sound. The engine's own process never forks and needs no async
+//! runtime; the zygote, a separate process, is the parent of every sandbox.
 #![expect(unsafe_code, reason = "clone3, mount and seccomp have no safe wrappers")]
+#![warn(missing_docs)]
 
-/// The zygote is the parent of every sandbox and its log is in the home: on a full disk the standard macro of
-/// this name would panic, and take it down for a line nobody can read.
+/// Replaces the standard macro, which panics when standard error cannot be written: the zygote logs
+/// into the home, and a full disk must not kill it.
 macro_rules! eprintln {
-    ($($words:tt)*) => {{
+    ($($arguments:tt)*) => {{
         use std::io::Write as _;
-        let _ = writeln!(std::io::stderr(), $($words)*);
+        let _ = writeln!(std::io::stderr(), $($arguments)*);
     }};
 }
 
-mod archive;
-mod bootstrap;
 mod btrfs;
-mod build;
 mod cgroup;
 mod changes;
-mod collect;
+mod child;
+mod coalesce;
 mod disk;
-mod ending;
+mod disk_thresholds;
+mod disk_usage;
 mod error;
 mod facts;
-pub mod guest;
+mod gc;
 mod home;
 mod image;
-mod import;
 mod inspect;
 mod isolate;
-mod keep;
-mod later;
 mod layer;
+mod layer_cache;
 mod loop_device;
-mod oci;
 mod plan;
 pub mod probe;
-mod recipe;
-mod room;
 pub mod rootless;
 mod sandbox;
-mod seeds;
 mod snapshot;
 mod spec;
+mod standby;
 mod store;
+pub mod supervisor_client;
 mod syscall;
 mod trash;
-mod tree;
-mod unpack;
-mod usage;
+pub mod tree;
 mod volume;
-mod weigh;
+mod wait;
 mod writable;
 pub mod zygote;
 
 use std::sync::Arc;
 
-pub use archive::ArchiveError;
-pub use build::{BuildOptions, Progress};
 pub use cgroup::{Group, Hierarchy, Setting};
-pub use changes::{Before, Change, Changes, How};
-pub use collect::Collected;
-pub use ending::{ASK_AGAIN, Ending};
+pub use changes::{Baseline, Change, ChangeKind, Changes};
+pub use child::kill_with_parent;
+pub use disk::random_name;
+pub use disk_thresholds::{Threshold, Thresholds};
+pub use disk_usage::{DiskSpace, DiskUsage, ItemUsage, SandboxUsage, SnapshotUsage, StoreFile};
 pub use error::EngineError;
-pub use facts::Lack;
+pub use facts::DisabledFeature;
+pub use gc::Collected;
 pub use home::Config;
-pub use image::{Image, ImageUsers};
-pub use import::Import;
+pub use image::{Image, ImageUsers, PulledImage, is_image_name};
 pub use inspect::Inspected;
 pub use isolate::caps::Capability;
-pub use oci::{PullError, PullOptions};
-pub use plan::{Handed, HostFacts, IDS, Ids, Namespace, Plan, Redirect, Step};
+pub use layer_cache::{LayerCache, copy_tree};
+pub use plan::{
+    HostFacts, IDS_PER_SANDBOX, IdAllocation, Namespace, PassedDescriptor, Plan, Redirect, Step,
+};
 pub use probe::{Finding, Level};
-pub use recipe::{Base, Make, Recipe, RecipeError};
-pub use room::{Threshold, Thresholds};
-pub use sandbox::{Running, SandboxState, Stopped};
-pub use seeds::SeedCounts;
+pub use sandbox::{DiskLimitStop, Running, SandboxState};
 pub use snapshot::{Captured, Snapshot};
 pub use spec::{
     Bind, ImageConfig, LayerId, Limits, Network, Origin, Owner, ParseLayerIdError, Spec,
     VolumeMount,
 };
+pub use standby::StandbyCounts;
 pub use store::{Driver, ParseDriverError, StoreKind};
-pub use unpack::{UnpackError, UnpackLimits};
-pub use usage::{DiskRoom, SandboxUsed, StoreFile, Usage, Used, Weighed};
 pub use volume::{
     Backing, Volume, VolumeName, VolumeSpec,
     state::{EXEC_STATE, STATE_FOLDERS, STATE_INSIDE},
 };
+pub use wait::{EndWait, WAIT_RETRY_DELAY};
 
 use disk::Disk;
 use error::AtPath;
 use home::Home;
 use store::Store;
 
-/// The local machine of one home.
+/// Sandboxes, images, snapshots and volumes of one home.
 #[derive(Debug, Clone)]
 pub struct Engine {
     config: Arc<Config>,
-    home: Home,
     disk: Disk,
     store: Arc<Store>,
-    syncs: later::Later,
+    snapshot_sync: coalesce::Coalesced,
 }
 
 impl Engine {
-    /// Makes the folders that are missing. Starts nothing.
+    /// Opens a home, creating missing folders. Starts no process.
     ///
     /// # Errors
-    /// When a folder cannot be made, or belongs to the other kind of user (root or not).
+    /// When a folder cannot be created, or belongs to the other kind of user (root or not).
     pub fn open(mut config: Config) -> Result<Self, EngineError> {
-        rootless::check()?;
-        home::make_private(&config.home)?;
-        home::make_private(&config.cache)?;
-        // The zygote and every client must call the home by one name: its cgroup is named after it.
+        rootless::require_root()?;
+        home::create_private_dir(&config.home)?;
+        home::create_private_dir(&config.cache)?;
+        // The zygote and every client must use the same path of the home: its cgroup is named after
+        // it.
         config.home = config.home.canonicalize().at("find", &config.home)?;
         config.cache = config.cache.canonicalize().at("find", &config.cache)?;
         for (folder, variable) in [(&config.home, "HARVEST_HOME"), (&config.cache, "HARVEST_CACHE")]
         {
-            rootless::check_store(folder, variable).at("use", folder)?;
+            rootless::check_store_owner(folder, variable).at("use", folder)?;
         }
         let store = Store::open(&config.home, config.driver)?;
         let home = Home::new(config.home.clone(), store.kind());
-        home.make()?;
-        for folder in ["layers", "images", "building", "trash"] {
-            home::make_private(&config.cache.join(folder))?;
-        }
-        let disk = Disk::open(&config.home, &config.cache, store.kind())?;
-        Ok(Self { config: Arc::new(config), home, disk, store, syncs: later::Later::default() })
+        let disk = Disk::open(home, &config.cache)?;
+        Ok(Self {
+            config: Arc::new(config),
+            disk,
+            store,
+            snapshot_sync: coalesce::Coalesced::default(),
+        })
     }
 
-    /// The layers, bottom first, and the config a disk begins as.
+    /// The layers, bottom first, and the config of an origin.
     fn resolve(&self, from: &Origin) -> Result<(Vec<LayerId>, ImageConfig), EngineError> {
         match from {
             Origin::Layers { layers, config } => Ok((layers.clone(), config.clone())),

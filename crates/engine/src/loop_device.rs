@@ -1,7 +1,5 @@
-//! A file as a block device. Knows nothing of what is on it, and mounts nothing.
-//!
-//! A device that is cleared *automatically* lives as long as somebody has it open or mounted: whoever
-//! dies, however they die, the kernel takes it down. One that is not stays until somebody clears it.
+//! Loop devices: a file as a block device. Mounts nothing. All devices have *autoclear* set: the
+//! kernel detaches them when the last user closes or unmounts them, even after a crash.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -21,13 +19,13 @@ const LOOP_CONFIGURE: c_ulong = 0x4C0A;
 const LOOP_CTL_GET_FREE: c_ulong = 0x4C82;
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
 
-/// How often another process may take the free device we were told of before we give up.
-const TRIES: u32 = 64;
+// Between asking for a free device and configuring it, another process may take the device.
+const MAX_ATTEMPTS: u32 = 64;
 
 /// `struct loop_info64`.
 #[repr(C)]
 #[derive(Clone, Copy)]
-struct Info {
+struct LoopInfo {
     device: u64,
     inode: u64,
     device_number: u64,
@@ -45,29 +43,29 @@ struct Info {
 
 /// `struct loop_config`.
 #[repr(C)]
-struct Configuration {
+struct LoopConfig {
     file: u32,
     block_size: u32,
-    info: Info,
+    info: LoopInfo,
     reserved: [u64; 8],
 }
 
-/// A loop device, kept in place while this value lives.
+/// An attached loop device. The open file keeps it attached.
 #[derive(Debug)]
 pub(crate) struct LoopDevice {
-    /// Open for reading: a kernel may refuse to mount what somebody else could write to.
+    /// Read-only: some kernels refuse to mount a device that is open for writing.
     file: File,
     path: PathBuf,
 }
 
 impl LoopDevice {
-    /// Makes `backing`, open for writing, a block device; `autoclear` ties it to its users' lives.
-    pub(crate) fn attach(backing: &File, autoclear: bool) -> io::Result<Self> {
+    /// Attaches `backing`, which must be open for writing, to a free loop device.
+    pub(crate) fn attach(backing: &File) -> io::Result<Self> {
         let control = OpenOptions::new().read(true).write(true).open(CONTROL)?;
         let mut last = io::Error::from(io::ErrorKind::ResourceBusy);
-        for _ in 0..TRIES {
-            match Self::attach_next(&control, backing, autoclear) {
-                // Another process was quicker, or has just removed the device.
+        for _ in 0..MAX_ATTEMPTS {
+            match Self::attach_next(&control, backing) {
+                // Another process took the device, or removed it.
                 Err(error)
                     if matches!(
                         error.raw_os_error(),
@@ -82,25 +80,25 @@ impl LoopDevice {
         Err(last)
     }
 
-    fn attach_next(control: &File, backing: &File, autoclear: bool) -> io::Result<Self> {
+    fn attach_next(control: &File, backing: &File) -> io::Result<Self> {
         // SAFETY: this request takes no argument.
         let number = check(unsafe { libc::ioctl(control.as_raw_fd(), LOOP_CTL_GET_FREE) })?;
         let path = PathBuf::from(format!("/dev/loop{number}"));
         let writable = OpenOptions::new().read(true).write(true).open(&path)?;
-        // SAFETY: plain numbers, for all of which zero means "not asked for".
-        let mut wanted: Configuration = unsafe { std::mem::zeroed() };
-        wanted.file =
+        // SAFETY: the structure contains only integers, for which zero is valid.
+        let mut config: LoopConfig = unsafe { std::mem::zeroed() };
+        config.file =
             u32::try_from(backing.as_raw_fd()).map_err(|_| io::ErrorKind::InvalidInput)?;
-        wanted.info.flags = if autoclear { LO_FLAGS_AUTOCLEAR } else { 0 };
-        // SAFETY: the kernel reads a `struct loop_config`, which `wanted` is, and keeps no pointer to it.
-        check(unsafe { libc::ioctl(writable.as_raw_fd(), LOOP_CONFIGURE, &raw const wanted) })?;
-        // In this order: between the two nothing else may hold the device.
+        config.info.flags = LO_FLAGS_AUTOCLEAR;
+        // SAFETY: the kernel reads a `struct loop_config` and keeps no pointer to it.
+        check(unsafe { libc::ioctl(writable.as_raw_fd(), LOOP_CONFIGURE, &raw const config) })?;
+        // Opened again before `writable` is dropped, or autoclear would detach the device.
         let file = File::open(&path)?;
         drop(writable);
         Ok(Self { file, path })
     }
 
-    /// The device that carries `backing` already, whoever made it.
+    /// The device that `backing` is attached to, by any process.
     pub(crate) fn find(backing: &File) -> io::Result<Option<Self>> {
         let metadata = backing.metadata()?;
         for entry in fs::read_dir("/sys/block")? {
@@ -109,7 +107,7 @@ impl LoopDevice {
                 continue;
             }
             let path = Path::new("/dev").join(entry.file_name());
-            // It may go away while we look; once it is open and answers, it stays.
+            // The device may be detached meanwhile; an open device with a status stays attached.
             let Ok(file) = File::open(&path) else { continue };
             let Ok(info) = status(&file) else { continue };
             if (info.device, info.inode) == (metadata.dev(), metadata.ino()) {
@@ -124,17 +122,17 @@ impl LoopDevice {
         &self.path
     }
 
-    /// Makes the device as large as its file has become.
+    /// Updates the device's size after its file has grown.
     pub(crate) fn refresh_capacity(&self) -> io::Result<()> {
         // SAFETY: this request takes no argument.
         check(unsafe { libc::ioctl(self.file.as_raw_fd(), LOOP_SET_CAPACITY, 0) }).map(drop)
     }
 }
 
-fn status(device: &File) -> io::Result<Info> {
-    // SAFETY: plain numbers, for which zero is a value.
-    let mut info: Info = unsafe { std::mem::zeroed() };
-    // SAFETY: the kernel writes a `struct loop_info64`, which `info` is.
+fn status(device: &File) -> io::Result<LoopInfo> {
+    // SAFETY: the structure contains only integers, for which zero is valid.
+    let mut info: LoopInfo = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes a `struct loop_info64`.
     check(unsafe { libc::ioctl(device.as_raw_fd(), LOOP_GET_STATUS64, &raw mut info) })?;
     Ok(info)
 }
@@ -154,12 +152,15 @@ mod tests {
     }
 
     #[test]
-    fn the_structures_are_the_kernels() {
-        assert_eq!((std::mem::size_of::<Info>(), std::mem::size_of::<Configuration>()), (232, 304));
+    fn structures_have_the_kernels_sizes() {
+        assert_eq!(
+            (std::mem::size_of::<LoopInfo>(), std::mem::size_of::<LoopConfig>()),
+            (232, 304)
+        );
     }
 
     #[test]
-    fn a_device_is_found_by_its_file_grows_with_it_and_goes_with_its_last_user() {
+    fn autoclear_detaches_the_device_after_its_last_user() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("backing");
         let backing =
@@ -167,7 +168,7 @@ mod tests {
         backing.set_len(1 << 20).unwrap();
         assert!(LoopDevice::find(&backing).unwrap().is_none());
 
-        let device = LoopDevice::attach(&backing, true).unwrap();
+        let device = LoopDevice::attach(&backing).unwrap();
         let found = LoopDevice::find(&File::open(&path).unwrap()).unwrap().unwrap();
         assert_eq!(found.path(), device.path());
         assert_eq!(size_of(&device), 1 << 20);
@@ -176,9 +177,9 @@ mod tests {
         assert_eq!(size_of(&device), 3 << 20);
 
         drop(device);
-        assert!(LoopDevice::find(&backing).unwrap().is_some(), "its other user has it still");
+        assert!(LoopDevice::find(&backing).unwrap().is_some(), "the other user still has it");
         drop(found);
-        // A device watcher of the host may look at it for a moment longer.
+        // udev may hold the device open for a moment longer.
         while LoopDevice::find(&backing).unwrap().is_some() {
             std::thread::yield_now();
         }

@@ -1,7 +1,7 @@
-//! How a sandbox comes to be, as data: the steps in their order, with everything a reader wants to
-//! know and nothing that only exists at run time (pids, the id range). [`plan`] is pure; the zygote
-//! carries the steps up to [`Step::Clone`] out, the new process those after it. What comes before
-//! [`Step::Gate`] is the same for every sandbox with a door, so it may have been done ahead of time.
+//! The plan of a sandbox as data: its steps in order, with everything worth reading and nothing
+//! that exists only at run time (pids, the id range). [`plan`] is pure; the zygote runs the steps
+//! up to [`Step::Clone`], the new process the rest. Steps before [`Step::AwaitAssignment`] are
+//! equal for every sandbox with a door, so they can be done in advance.
 
 mod step;
 
@@ -18,57 +18,58 @@ use harvest_proto::{
 use serde::{Deserialize, Serialize};
 
 use crate::{cgroup::Hierarchy, isolate::caps::Capability, sandbox::Record, spec::Network};
-pub use step::{Handed, Namespace, Step};
+pub use step::{Namespace, PassedDescriptor, Step};
 
-/// What a plan depends on besides the spec.
+/// The host's properties that a plan depends on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostFacts {
-    /// The kind of cgroups this host has, and where.
+    /// The cgroup hierarchy of this host.
     pub cgroups: Hierarchy,
     /// The cgroup of this home, relative to each hierarchy's mount.
     pub group: String,
     /// The host's own `resolv.conf`, for sandboxes that share its network.
     pub resolv_conf: String,
-    /// How packets to the synthetic range are redirected.
+    /// How packets to the synthetic address range are redirected.
     pub redirect: Redirect,
-    /// Whose ids sandboxes have.
-    pub ids: Ids,
+    /// How sandboxes get their ids.
+    pub ids: IdAllocation,
 }
 
-/// Whose ids sandboxes have.
+/// How sandboxes get their ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Ids {
-    /// Each its own: what root can give.
-    Own,
-    /// All those of the user who runs them.
+pub enum IdAllocation {
+    /// One range per sandbox; needs root.
+    PerSandbox,
+    /// All sandboxes share the ids of the user who runs them.
     Shared,
 }
 
-/// A way to redirect packets.
+/// A mechanism to redirect packets.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Redirect {
-    /// The kernel's present packet rules.
+    /// The nftables interface.
     #[default]
     Nftables,
-    /// Its older ones, for kernels whose nftables know no IPv4.
+    /// iptables, for kernels whose nftables lack IPv4.
     Iptables,
 }
 
-/// The way to one sandbox.
+/// The steps that create one sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Plan {
-    /// Which.
+    /// The sandbox to create.
     pub sandbox: SandboxId,
-    /// In this order.
+    /// The steps, in execution order.
     pub steps: Vec<Step>,
 }
 
-// RFC 5180's range for benchmarks, the IPv6 sister of 198.18.0.0/15.
-pub(crate) const TWIN: Ipv6Addr = Ipv6Addr::new(0x2001, 2, 0, 0, 0, 0, 0, 1);
+// In RFC 5180's benchmarking range, the IPv6 counterpart of 198.18.0.0/15.
+pub(crate) const SYNTHETIC_IPV6: Ipv6Addr = Ipv6Addr::new(0x2001, 2, 0, 0, 0, 0, 0, 1);
 
-// What tells of the host or acts on it. Most of it is closed to unmapped ids already; two walls.
+// Files that reveal the host or act on it. Most are already closed to unmapped ids; this is a
+// second barrier.
 const MASKED: [&str; 14] = [
     "acpi",
     "asound",
@@ -98,46 +99,48 @@ pub(crate) const NODES: [(&str, u32, u32); 6] = [
     ("tty", 5, 0),
 ];
 
-// Inherited by everything inside: when the whole host runs short of memory, sandboxes go before anything
-// of the host. Within a sandbox the limit is on `work`, which pid 1 is not in, so it is never the one taken.
+// Inherited by all processes inside: when the host runs out of memory, sandboxes are killed before
+// the host's processes. Within a sandbox the limit is on `work`, which does not contain pid 1.
 const OOM_SCORE: i32 = 400;
 
-/// How many ids a sandbox has: every 16-bit id, `nobody` included.
-pub const IDS: u32 = 65_536;
+/// Ids per sandbox: every 16-bit id, including `nobody`.
+pub const IDS_PER_SANDBOX: u32 = 65_536;
 
-/// The steps to the sandbox `record` describes, given its layers' and binds' places on the host.
+/// Plans the sandbox that `record` describes; `layers` are the layers' paths on the host.
 #[must_use]
 pub(crate) fn plan(record: &Record, layers: &[PathBuf], facts: &HostFacts) -> Plan {
-    let mut steps = birth(record, facts);
-    steps.extend(furniture());
+    let mut steps = spawn_steps(record, facts);
+    steps.extend(system_mounts());
     steps.extend([
-        Step::Split,
+        Step::Fork,
         Step::EnterUserNamespace,
         Step::ResourceLimits,
-        Step::Capabilities { keep: Capability::ROLE.to_vec() },
+        Step::Capabilities { keep: Capability::SANDBOX.to_vec() },
         Step::NoNewPrivileges,
         Step::Seccomp,
         Step::Exec,
-        Step::Gate,
+        Step::AwaitAssignment,
     ]);
-    steps.extend(called(record, layers, facts));
+    steps.extend(assigned_steps(record, layers, facts));
     Plan { sandbox: record.id.clone(), steps }
 }
 
-/// To a process in namespaces and cgroups of its own.
-fn birth(record: &Record, facts: &HostFacts) -> Vec<Step> {
+/// The steps to a process in its own namespaces and cgroups.
+fn spawn_steps(record: &Record, facts: &HostFacts) -> Vec<Step> {
     let groups = facts.cgroups.groups(&facts.group, record.id.part(), &record.limits);
     let mut steps: Vec<Step> = groups.make.into_iter().map(Step::MakeGroup).collect();
     steps.push(match facts.ids {
-        Ids::Own => Step::ClaimIds { count: IDS },
-        Ids::Shared => Step::ShareIds { count: IDS, processes: record.limits.pids },
+        IdAllocation::PerSandbox => Step::ClaimIds { count: IDS_PER_SANDBOX },
+        IdAllocation::Shared => {
+            Step::ShareIds { count: IDS_PER_SANDBOX, processes: record.limits.pids }
+        }
     });
     steps.push(Step::MakeUserNamespace);
     let mut namespaces = vec![Namespace::Mount, Namespace::Pid, Namespace::Ipc, Namespace::Uts];
-    if record.network == Network::Door {
+    if record.network != Network::Host {
         namespaces.push(Namespace::Net);
     }
-    steps.push(Step::Clone { namespaces, into: groups.born_in });
+    steps.push(Step::Clone { namespaces, into: groups.clone_into });
     steps.push(Step::JoinGroups { groups: groups.join });
     steps.extend(groups.inherit.into_iter().map(|(descriptor, path, write)| Step::Inherit {
         descriptor,
@@ -145,11 +148,11 @@ fn birth(record: &Record, facts: &HostFacts) -> Vec<Step> {
         write,
     }));
     steps.push(Step::NewCgroupNamespace);
-    if record.network == Network::Door {
+    if record.network != Network::Host {
         steps.push(Step::Loopback {
             address: DNS_ADDRESS,
             prefix: SYNTHETIC_PREFIX_BITS,
-            twin: TWIN,
+            ipv6: SYNTHETIC_IPV6,
             redirect: facts.redirect,
         });
     }
@@ -157,28 +160,28 @@ fn birth(record: &Record, facts: &HostFacts) -> Vec<Step> {
     steps
 }
 
-/// What makes it this sandbox.
-fn called(record: &Record, layers: &[PathBuf], facts: &HostFacts) -> Vec<Step> {
+/// The steps that turn a prepared process into this sandbox.
+fn assigned_steps(record: &Record, layers: &[PathBuf], facts: &HostFacts) -> Vec<Step> {
     let mut steps = vec![Step::HostName { name: host_name(&record.id) }, Step::Bridge];
-    if record.network == Network::Door {
+    if record.network != Network::Host {
         steps.push(Step::Door);
     }
     steps.push(Step::Log);
     if facts.cgroups == Hierarchy::None {
-        steps.push(Step::Still);
+        steps.push(Step::FreezeOrders);
     }
     steps.extend(disk(layers));
-    // Both kinds count as the sandbox's memory and outlive who wrote to them. Full, they must leave room for
-    // a command that empties them.
+    // Both count as the sandbox's memory and outlive the processes that filled them. Even when
+    // full, they leave memory for a command that empties them.
     let memory = record.limits.memory_bytes;
     steps.extend([
-        Step::Furnish,
+        Step::AssembleRoot,
         Step::Shm { bytes: memory / 2 },
         Step::SharedMemory { bytes: memory / 4 },
     ]);
     steps.extend(files(record, facts));
     steps.extend(record.binds.iter().enumerate().map(|(number, bind)| Step::Bind {
-        from: Handed { path: bind.source.clone(), number: layers.len() + number },
+        from: PassedDescriptor { path: bind.source.clone(), number: layers.len() + number },
         inside: bind.inside.clone(),
     }));
     steps.extend(volumes(record, layers.len() + record.binds.len()));
@@ -188,7 +191,7 @@ fn called(record: &Record, layers: &[PathBuf], facts: &HostFacts) -> Vec<Step> {
 
 fn volumes(record: &Record, first: usize) -> impl Iterator<Item = Step> {
     record.volumes.iter().enumerate().map(move |(number, volume)| Step::Volume {
-        from: Handed { path: volume.name.as_str().into(), number: first + number },
+        from: PassedDescriptor { path: volume.name.as_str().into(), number: first + number },
         inside: volume.inside.clone(),
         read_only: volume.read_only,
     })
@@ -196,7 +199,7 @@ fn volumes(record: &Record, first: usize) -> impl Iterator<Item = Step> {
 
 fn disk(layers: &[PathBuf]) -> Vec<Step> {
     let attach = |(number, path): (usize, &PathBuf)| Step::Layer {
-        from: Handed { path: path.clone(), number },
+        from: PassedDescriptor { path: path.clone(), number },
         name: number.to_string(),
     };
     let mut steps: Vec<Step> = layers.iter().enumerate().map(attach).collect();
@@ -207,8 +210,8 @@ fn disk(layers: &[PathBuf]) -> Vec<Step> {
     steps
 }
 
-/// What every sandbox has, whatever its image.
-fn furniture() -> [Step; 6] {
+/// Mounts that every sandbox has, whatever its image.
+fn system_mounts() -> [Step; 6] {
     [
         Step::Scratch,
         Step::Proc,
@@ -237,36 +240,37 @@ fn files(record: &Record, facts: &HostFacts) -> [Step; 3] {
     ]
 }
 
-/// What the machine inside calls itself.
+/// The sandbox's host name.
 fn host_name(id: &SandboxId) -> String {
     format!("sbx-{}", id.part())
 }
 
-/// Who takes which steps of a plan.
-pub(crate) struct Parts<'a> {
+/// A plan's steps by the process that runs them.
+pub(crate) struct PlanParts<'a> {
     /// The zygote.
     pub(crate) zygote: &'a [Step],
-    /// Pid 1, before it splits.
-    pub(crate) ahead: &'a [Step],
-    /// Pid 1, after that.
-    pub(crate) own: &'a [Step],
-    /// The other process, once it is called.
-    pub(crate) called: &'a [Step],
+    /// Pid 1 before the fork.
+    pub(crate) before_fork: &'a [Step],
+    /// Pid 1 after the fork.
+    pub(crate) pid1: &'a [Step],
+    /// The forked process, once it has its assignment.
+    pub(crate) assigned: &'a [Step],
 }
 
 impl Plan {
-    /// The steps by who takes them.
-    pub(crate) fn parts(&self) -> Parts<'_> {
+    /// Splits the steps by the process that runs them.
+    pub(crate) fn parts(&self) -> PlanParts<'_> {
         let after = |wanted: fn(&Step) -> bool| {
             self.steps.iter().position(wanted).map_or(self.steps.len(), |at| at + 1)
         };
         let clone = after(|step| matches!(step, Step::Clone { .. }));
-        let (split, gate) = (after(|step| *step == Step::Split), after(|step| *step == Step::Gate));
-        Parts {
+        let (fork, assignment) =
+            (after(|step| *step == Step::Fork), after(|step| *step == Step::AwaitAssignment));
+        PlanParts {
             zygote: &self.steps[..clone],
-            ahead: &self.steps[clone..split - 1],
-            own: &self.steps[split..gate - 1],
-            called: &self.steps[gate..],
+            before_fork: &self.steps[clone..fork - 1],
+            pid1: &self.steps[fork..assignment - 1],
+            assigned: &self.steps[assignment..],
         }
     }
 }
@@ -288,7 +292,7 @@ impl fmt::Display for Plan {
     }
 }
 
-/// Where a path lies below the root inside, without the leading slash.
+/// A path inside, relative to the root.
 pub(crate) fn below_root(inside: &Path) -> &Path {
     inside.strip_prefix("/").unwrap_or(inside)
 }

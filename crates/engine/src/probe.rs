@@ -1,13 +1,13 @@
-//! What this host can do for sandboxes, tried rather than guessed: each finding is the outcome of
-//! doing the thing once, in a process that ends right afterwards. Changes nothing that stays.
+//! Checks what this host can do for sandboxes: each finding is the result of doing the thing once,
+//! in a process that exits right afterwards. Leaves no changes behind.
 //!
-//! The risky trials need a process with one thread, which the caller may not be: the zygote's
-//! command runs them when `--probe` comes before the home.
+//! The risky checks need a single-threaded process, which the caller may not be: the zygote's
+//! command runs them when `--probe` precedes the home.
 
+pub(crate) mod child;
 mod host;
-mod place;
+mod paths;
 mod stack;
-pub(crate) mod trial;
 
 use std::{
     io::{self, Read, Write},
@@ -22,32 +22,32 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Engine, home::Config};
 
-/// One thing a host has or lacks.
+/// The result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// Stays the same from release to release.
+    /// Stable identifier.
     pub id: &'static str,
-    /// How bad it is.
+    /// How severe it is.
     pub level: Level,
-    /// What was found, in one line.
+    /// The result, in one line.
     pub found: String,
-    /// What to do about it, in one line.
+    /// How to fix it, in one line.
     pub fix: Option<String>,
 }
 
-/// How bad a finding is.
+/// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Level {
     /// As it should be.
     Ok,
-    /// Sandboxes run, with something less.
+    /// Sandboxes run with a restriction.
     Warn,
-    /// No sandbox runs.
+    /// Sandboxes cannot run.
     Fail,
 }
 
-/// Every id a finding can have, in the order in which they are told.
+/// The ids of all findings, in display order.
 pub const FINDINGS: [&str; 19] = [
     "probe",
     "privileges",
@@ -70,8 +70,8 @@ pub const FINDINGS: [&str; 19] = [
     "disk_cache",
 ];
 
-// A healthy host takes a tenth of a second; a sick one may hang in a system call.
-const PATIENCE: Duration = Duration::from_secs(10);
+// A healthy host takes 0.1 s; a broken one may hang in a system call.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
 
 impl Finding {
     pub(crate) fn ok(id: &'static str, found: impl Into<String>) -> Self {
@@ -88,9 +88,9 @@ impl Finding {
     }
 }
 
-/// A finding on its way from one process to another.
+/// A finding as sent by the probing process.
 #[derive(Deserialize)]
-struct Told {
+struct FindingMessage {
     id: String,
     level: Level,
     found: String,
@@ -98,7 +98,7 @@ struct Told {
 }
 
 impl Engine {
-    /// Tries what sandboxes need of this host. Starts no zygote and leaves nothing behind.
+    /// Checks what sandboxes need from this host. Starts no zygote and leaves nothing behind.
     #[must_use]
     pub fn probe(&self) -> Vec<Finding> {
         let mut findings = match ask(&self.config) {
@@ -108,21 +108,22 @@ impl Engine {
                 vec![Finding::bad(
                     "probe",
                     Level::Fail,
-                    format!("the host could not be tried: {reason}"),
+                    format!("cannot check this host: {reason}"),
                     fix,
                 )]
             }
         };
-        findings.extend(place::findings(&self.config));
-        let place = |id: &str| FINDINGS.iter().position(|known| *known == id);
-        findings.sort_by_key(|finding| place(finding.id));
+        findings.extend(paths::findings(&self.config));
+        let position = |id: &str| FINDINGS.iter().position(|known| *known == id);
+        findings.sort_by_key(|finding| position(finding.id));
         findings
     }
 }
 
-/// Has a process with one thread try the host.
+/// Runs the checks in a single-threaded process.
 fn ask(config: &Config) -> Result<Vec<Finding>, String> {
-    let (program, arguments) = config.zygote.split_first().ok_or("no command for the zygote")?;
+    let (program, arguments) =
+        config.zygote.split_first().ok_or("no zygote command is configured")?;
     let mut child = Command::new(program)
         .args(arguments)
         .arg("--probe")
@@ -132,20 +133,20 @@ fn ask(config: &Config) -> Result<Vec<Finding>, String> {
         .stderr(Stdio::null())
         .spawn()
         .map_err(|error| format!("{}: {error}", program.display()))?;
-    let said = read_until_closed(child.stdout.take(), Instant::now() + PATIENCE);
-    if said.is_err() {
+    let output = read_until_closed(child.stdout.take(), Instant::now() + PROBE_TIMEOUT);
+    if output.is_err() {
         let _ = child.kill();
     }
     let ended = child.wait();
-    let text = said.map_err(|error| error.to_string())?;
-    let told: Vec<Told> =
-        serde_json::from_str(&text).map_err(|_| format!("the trial ended early ({ended:?})"))?;
-    Ok(told.into_iter().filter_map(known).collect())
+    let text = output.map_err(|error| error.to_string())?;
+    let messages: Vec<FindingMessage> =
+        serde_json::from_str(&text).map_err(|_| format!("the probe ended early ({ended:?})"))?;
+    Ok(messages.into_iter().filter_map(known).collect())
 }
 
-fn known(told: Told) -> Option<Finding> {
-    let id = FINDINGS.into_iter().find(|id| *id == told.id)?;
-    Some(Finding { id, level: told.level, found: told.found, fix: told.fix })
+fn known(message: FindingMessage) -> Option<Finding> {
+    let id = FINDINGS.into_iter().find(|id| *id == message.id)?;
+    Some(Finding { id, level: message.level, found: message.found, fix: message.fix })
 }
 
 fn read_until_closed(from: Option<impl Read + AsFd>, end: Instant) -> io::Result<String> {
@@ -169,11 +170,12 @@ fn read_until_closed(from: Option<impl Read + AsFd>, end: Instant) -> io::Result
     }
 }
 
-/// Tries the host and says the findings as JSON on standard output. The process must have one thread.
+/// Runs the checks and prints the findings as JSON on standard output. The process must be
+/// single-threaded.
 pub fn main(home: &Path) -> ExitCode {
     let findings = host::findings(home);
-    let said = serde_json::to_vec(&findings).map_err(io::Error::from);
-    match said.and_then(|bytes| io::stdout().write_all(&bytes)) {
+    let output = serde_json::to_vec(&findings).map_err(io::Error::from);
+    match output.and_then(|bytes| io::stdout().write_all(&bytes)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(_) => ExitCode::FAILURE,
     }
@@ -184,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_finding_travels_and_an_unknown_one_is_left_out() {
+    fn findings_roundtrip_and_unknown_ids_are_dropped() {
         let sent = Finding::bad("overlay", Level::Warn, "slow", "wait");
         let text = serde_json::to_string(&sent).unwrap();
         assert_eq!(known(serde_json::from_str(&text).unwrap()), Some(sent));

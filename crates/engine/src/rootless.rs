@@ -1,13 +1,13 @@
-//! The engine for a user who is not root. Every process of the engine runs as root of a user namespace
-//! in which 0 is the user and 1 to 65,535 are ids that `/etc/subuid` and `/etc/subgid` give them; all
-//! else goes on as if it were root, as far as the kernel lets it.
+//! Runs the engine for an unprivileged user. Every engine process is root of a user namespace in
+//! which 0 is the user and 1 to 65,535 are ids from `/etc/subuid` and `/etc/subgid`; otherwise it
+//! behaves as root, as far as the kernel allows.
 //!
-//! Each command makes such a namespace of its own. They all have the same map, so files, sockets and
-//! descriptors mean the same in each of them, and there is nothing that a kill -9 could leave behind.
-//! What is weaker than with root is in `docs/decisions/0012-rootless.md`.
+//! Each command creates its own such namespace. All have the same map, so files, sockets and
+//! descriptors mean the same in each, and a kill -9 leaves nothing behind. The restrictions
+//! compared with root are described in `docs/decisions/0012-rootless.md`.
 
 mod maps;
-mod stamp;
+mod store_owner;
 
 use std::{
     fs,
@@ -25,47 +25,47 @@ use rustix::{
 };
 
 use crate::{
-    plan::Ids,
+    plan::IdAllocation,
     syscall::{self, Side},
 };
-pub(crate) use maps::same_ids;
-pub(crate) use stamp::check_store;
+pub(crate) use maps::identity_map;
+pub(crate) use store_owner::check_store_owner;
 
-/// Why a user who is not root cannot have sandboxes here.
+/// Why an unprivileged user cannot run sandboxes here.
 #[derive(Debug, thiserror::Error)]
 pub enum RootlessError {
-    /// It was asked for too late.
+    /// Called after another thread was started.
     #[error("a user namespace can only be entered before the first thread starts")]
     Threads,
-    /// Nobody has called [`enter`], or it failed.
-    #[error("an ordinary user needs a user namespace to run sandboxes: {reason}")]
+    /// [`enter`] was not called or failed.
+    #[error("without root, sandboxes need a user namespace: {reason}")]
     NotEntered {
-        /// Why there is none.
+        /// Why there is no user namespace.
         reason: String,
         /// What to do about it.
         hint: &'static str,
     },
-    /// The user has no ids to give to a sandbox's users.
-    #[error("{file} gives the user `{user}` no range of 65,535 ids")]
+    /// The user has no subordinate ids for a sandbox's users.
+    #[error("user `{user}` has no range of 65,535 ids in {file}")]
     NoIds {
-        /// Their name, or their number.
+        /// The user's name or uid.
         user: String,
-        /// Where a range was looked for.
+        /// The file that was searched.
         file: &'static str,
     },
-    /// The kernel or its configuration forbids it.
+    /// The kernel or its configuration refuses user namespaces.
     #[error("the kernel refuses to {doing}")]
     Refused {
-        /// What was being done.
+        /// The refused action.
         doing: &'static str,
-        /// What it said.
+        /// The kernel's error.
         source: io::Error,
     },
-    /// The program that maps ids failed.
-    #[error("the ids cannot be mapped: {said}")]
+    /// `newuidmap` or `newgidmap` failed.
+    #[error("cannot map ids: {output}")]
     Map {
-        /// Its own words.
-        said: String,
+        /// Its error output.
+        output: String,
     },
 }
 
@@ -74,7 +74,7 @@ impl RootlessError {
     #[must_use]
     pub fn hint(&self) -> &'static str {
         match self {
-            Self::Threads => "start it as root, or through the harvest binary",
+            Self::Threads => "run as root, or through the `harvest` binary",
             Self::NotEntered { hint, .. } => hint,
             Self::NoIds { .. } => {
                 "as root: `usermod --add-subuids 100000-165535 --add-subgids 100000-165535 USER`"
@@ -88,11 +88,11 @@ impl RootlessError {
     }
 }
 
-/// Makes this process root of a user namespace of its own, with a mount namespace to go with it, unless
-/// it is root already. To be called before the first thread starts; what is started later inherits it.
+/// Moves this process into a new user and mount namespace in which it is root, unless it is root
+/// already. Must be called before the first thread starts; child processes inherit it.
 ///
 /// # Errors
-/// When the host does not let its users have such namespaces, or has no ids for this one.
+/// When the host refuses user namespaces, or has no ids for this user.
 pub fn enter() -> Result<(), RootlessError> {
     if rustix::process::geteuid().is_root() {
         return Ok(());
@@ -101,12 +101,12 @@ pub fn enter() -> Result<(), RootlessError> {
     if let Err(error) = &entered {
         let cause =
             std::error::Error::source(error).map_or(String::new(), |cause| format!(": {cause}"));
-        let _is_kept_once = REFUSAL.set((format!("{error}{cause}"), error.hint()));
+        let _first_failure_is_kept = REFUSAL.set((format!("{error}{cause}"), error.hint()));
     }
     entered
 }
 
-/// Why the last [`enter`] failed: whoever needs it asks much later.
+/// Why [`enter`] failed; needed later by [`require_root`].
 static REFUSAL: OnceLock<(String, &'static str)> = OnceLock::new();
 
 fn try_enter() -> Result<(), RootlessError> {
@@ -115,45 +115,47 @@ fn try_enter() -> Result<(), RootlessError> {
     }
     let maps = maps::of_this_user()?;
     let (mut mapped, go) = Mapper::start(maps)?;
-    // SAFETY: this is the only thread; it has nothing that depends on the namespaces it leaves.
+    // SAFETY: this is the only thread, and it holds nothing that depends on the namespaces it
+    // leaves.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER | UnshareFlags::NEWNS) }
-        .map_err(|error| refused("make a user namespace", error))?;
+        .map_err(|error| refused("create a user namespace", error))?;
     drop(go);
     mapped.finish()?;
-    // Some kernels give a namespace without any power over it; then this is where it shows.
+    // Some kernels create the namespace without capabilities in it; the mount shows that.
     mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::DOWNSTREAM)
         .map_err(|error| refused("mount in a user namespace", error))?;
-    divide();
+    limit_inotify();
     Ok(())
 }
 
-/// How many sandboxes it takes to use up what the kernel gives a user.
-pub(crate) const SHARE: u64 = 4;
+/// Number of sandboxes among which a user's kernel limits are divided.
+pub(crate) const SANDBOXES_PER_USER: u64 = 4;
 
-/// Leaves each sandbox a part of the user's inotify instances and watches only. The kernel counts them
-/// for the owner of the sandbox's user namespace, and limits each owner to what this namespace says.
-fn divide() {
+/// Limits each sandbox to a part of the user's inotify instances and watches. The kernel charges
+/// them to the owner of the sandbox's user namespace and limits each owner to this namespace's
+/// value.
+fn limit_inotify() {
     for name in ["instances", "watches"] {
         let limit = fs::read_to_string(format!("/proc/sys/fs/inotify/max_user_{name}"));
         let limit = limit.ok().and_then(|text| text.trim().parse::<u64>().ok());
         if let Some(limit) = limit {
-            // A kernel that does not let us leaves everything as it was.
+            // Best effort: a refusal leaves the limits unchanged.
             let _ = fs::write(
                 format!("/proc/sys/user/max_inotify_{name}"),
-                (limit / SHARE).to_string(),
+                (limit / SANDBOXES_PER_USER).to_string(),
             );
         }
     }
 }
 
-/// Refuses what only works as root, of the host or of a user namespace.
-pub(crate) fn check() -> Result<(), RootlessError> {
+/// Returns an error unless this process is root, of the host or of a user namespace.
+pub(crate) fn require_root() -> Result<(), RootlessError> {
     if rustix::process::geteuid().is_root() {
         return Ok(());
     }
     let refusal = REFUSAL.get().cloned();
     let (reason, hint) =
-        refusal.unwrap_or_else(|| ("none was made".to_owned(), RootlessError::Threads.hint()));
+        refusal.unwrap_or_else(|| ("none was created".to_owned(), RootlessError::Threads.hint()));
     Err(RootlessError::NotEntered { reason, hint })
 }
 
@@ -161,41 +163,42 @@ fn refused(doing: &'static str, error: impl Into<io::Error>) -> RootlessError {
     RootlessError::Refused { doing, source: error.into() }
 }
 
-/// Whether this process is root of some user namespace only, by [`enter`] or because somebody else put
-/// it there: then the kernel refuses what only the host's root may do.
+/// Whether this process is root of a user namespace only, through [`enter`] or its parent: then the
+/// kernel refuses operations that need the host's root.
 #[must_use]
-pub fn is_here() -> bool {
-    static HERE: OnceLock<bool> = OnceLock::new();
-    *HERE.get_or_init(|| {
+pub fn is_active() -> bool {
+    static ACTIVE: OnceLock<bool> = OnceLock::new();
+    *ACTIVE.get_or_init(|| {
         fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| !maps::is_initial(&map))
     })
 }
 
-impl Ids {
-    /// What this process can give.
-    pub(crate) fn here() -> Self {
-        if is_here() { Self::Shared } else { Self::Own }
+impl IdAllocation {
+    /// The allocation that this process can use.
+    pub(crate) fn of_this_process() -> Self {
+        if is_active() { Self::Shared } else { Self::PerSandbox }
     }
 }
 
-/// The process that stays outside for a moment, because only from there ids can be mapped.
+/// The child process outside the namespace, because ids can be mapped only from there.
 struct Mapper {
     pidfd: OwnedFd,
-    said: fs::File,
+    output: fs::File,
 }
 
 impl Mapper {
-    /// Answers also what to drop when the namespace is there.
+    /// Also returns the pipe end to close once the namespace exists.
     fn start(maps: maps::Maps) -> Result<(Self, OwnedFd), RootlessError> {
-        let pipe = || pipe_with(PipeFlags::CLOEXEC).map_err(|error| refused("make a pipe", error));
-        let ((waits, go), (said, say)) = (pipe()?, pipe()?);
+        let pipe =
+            || pipe_with(PipeFlags::CLOEXEC).map_err(|error| refused("create a pipe", error));
+        let ((waits, go), (output, say)) = (pipe()?, pipe()?);
         let target = std::process::id();
-        // SAFETY: `enter` has made sure that there is one thread.
+        // SAFETY: `enter` has checked that there is one thread.
         match unsafe { syscall::clone_process(0, None) }.map_err(|error| refused("fork", error))? {
-            Side::Parent { pidfd, .. } => Ok((Self { pidfd, said: said.into() }, go)),
+            Side::Parent { pidfd, .. } => Ok((Self { pidfd, output: output.into() }, go)),
             Side::Child => {
-                drop((go, said));
-                let _ends_when_the_other_side_is_ready = fs::File::from(waits).read(&mut [0]);
+                drop((go, output));
+                let _end_of_file_when_the_namespace_exists = fs::File::from(waits).read(&mut [0]);
                 let failed = maps.apply(target).err().unwrap_or_default();
                 let _ = fs::File::from(say).write_all(failed.as_bytes());
                 syscall::exit_now(0)
@@ -204,17 +207,17 @@ impl Mapper {
     }
 
     fn finish(&mut self) -> Result<(), RootlessError> {
-        let mut said = String::new();
-        let _ = self.said.read_to_string(&mut said);
+        let mut output = String::new();
+        let _ = self.output.read_to_string(&mut output);
         let _ = waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED);
-        match said.trim() {
+        match output.trim() {
             "" => Ok(()),
-            said => Err(RootlessError::Map { said: said.to_owned() }),
+            output => Err(RootlessError::Map { output: output.to_owned() }),
         }
     }
 }
 
-/// Runs a program that is allowed more than we are; its words when it fails.
+/// Runs a setuid program; returns its error output when it fails.
 fn run(program: &str, arguments: &[String]) -> Result<(), String> {
     let output = Command::new(program)
         .args(arguments)

@@ -1,5 +1,5 @@
-//! A sandbox as it is on disk, and what the engine does with it. `record.json` says what it was asked
-//! to be and changes only when it is started again; `state.json` is the zygote's and says how far it has come.
+//! Starts, finds, freezes, kills and removes sandboxes. `record.json` holds the request and changes
+//! only on a restart; `state.json` is written by the zygote and holds the sandbox's progress.
 
 mod record;
 
@@ -20,77 +20,77 @@ use crate::{
     Engine,
     cgroup::Hierarchy,
     disk,
+    disk_thresholds::DiskOperation,
     error::{AtPath, EngineError},
     facts,
-    home::{Survives, read_record, sync, write_record},
-    plan::{HostFacts, Ids, Plan, plan},
-    room::What,
+    home::{Durability, read_record, sync, write_record},
+    plan::{HostFacts, IdAllocation, Plan, plan},
     spec::{Network, Origin, Owner, Spec},
     syscall, trash, volume,
-    writable::{self, Begin},
+    writable::{self, WritableOrigin},
     zygote::{
         client,
-        protocol::{Answer, Build, Request},
+        protocol::{Answer, BuildId, Request},
     },
 };
+pub use record::DiskLimitStop;
 use record::RECORD;
-pub use record::Stopped;
-pub(crate) use record::{Record, State, all, parts_in};
+pub(crate) use record::{Record, RecordedState, ids_in, list_ids};
 
-/// A sandbox that runs.
+/// A running sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Running {
-    /// Its id.
+    /// Id of the sandbox.
     pub id: SandboxId,
-    /// The socket on which its supervisor answers.
+    /// Socket of its supervisor.
     pub bridge: PathBuf,
-    /// Where the gateway binds its socket for this sandbox.
+    /// Path at which the gateway binds its socket for this sandbox.
     pub door: PathBuf,
     /// Pid 1's pid on the host.
     pub pid: u32,
 }
 
-/// What became of a sandbox.
+/// The current state of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
 pub enum SandboxState {
-    /// It runs.
+    /// The sandbox is running.
     Running(Running),
-    /// It is dead; its disk is there still.
+    /// The sandbox is dead; its disk still exists.
     Dead {
-        /// Why it died, as far as anyone knows.
+        /// Why it died, as far as known.
         reason: String,
     },
-    /// Nothing is left of it.
+    /// The sandbox was removed or never existed.
     Gone,
 }
 
 impl Engine {
-    /// Starts a sandbox; its bridge can be dialled when this returns.
+    /// Starts a sandbox; its bridge accepts connections when this returns.
     ///
     /// # Errors
-    /// When its image is missing, its id is taken or the host says no; nothing is left of it then.
+    /// When its image is missing, its id is taken or the host refuses; nothing is left of it then.
     pub fn start(&self, spec: &Spec) -> Result<Running, EngineError> {
-        self.store.wake()?;
-        self.has_room(What::Sandbox)?;
-        // Until the record is there, nothing says that these layers are in use.
-        let _hold = self.disk.hold()?;
-        let (record, layers, cloned) = self.recorded(spec)?;
-        let files = self.handed_over(&record, &layers)?;
+        self.store.ensure_mounted()?;
+        self.check_free_space(DiskOperation::Sandbox)?;
+        // Until the record exists, nothing else marks these layers as used.
+        let _gc_lock = self.disk.lock_against_gc()?;
+        let (record, layers, cloned) = self.build_record(spec)?;
+        let files = self.open_descriptors(&record, &layers)?;
         let files: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
         self.record_insert(&record, cloned.as_deref())?;
         let resolv_conf = host_resolv_conf(record.network);
         let build = self.build();
         let request =
-            Request::Start { record: Box::new(record), layers, resolv_conf, build, again: false };
+            Request::Start { record: Box::new(record), layers, resolv_conf, build, restart: false };
         let mut synced = Ok(());
-        let answer = client::ask_and(&self.config, &request, &files, &mut || {
+        let answer = client::ask_while(&self.config, &request, &files, &mut || {
             synced = self.record_sync(spec)
         });
         let reason = match synced.and(answer) {
             Ok(Answer::Started { pid }) => return Ok(self.running(&spec.id, pid)),
             Ok(Answer::Failed { reason } | Answer::Ended { reason }) => reason,
-            Ok(other) => format!("unexpected answer {other:?}"),
+            Ok(other) => format!("unexpected answer: {other:?}"),
             Err(error) => {
                 let _ = self.remove(&spec.id);
                 return Err(error);
@@ -100,47 +100,50 @@ impl Engine {
         Err(EngineError::Refused { doing: "start", sandbox: spec.id.clone(), reason })
     }
 
-    /// The steps [`Engine::start`] would take.
+    /// The steps [`Engine::start`] would run.
     ///
     /// # Errors
     /// When the image is missing or the host lacks cgroups.
     pub fn plan(&self, spec: &Spec) -> Result<Plan, EngineError> {
-        self.store.wake()?;
-        let (record, layers, _) = self.recorded(spec)?;
+        self.store.ensure_mounted()?;
+        let (record, layers, _) = self.build_record(spec)?;
         let cgroups =
             Hierarchy::detect().map_err(|error| EngineError::Zygote { reason: error.line() })?;
         let facts = HostFacts {
             cgroups,
-            group: self.home.group(),
+            group: self.disk.home.cgroup_name(),
             resolv_conf: host_resolv_conf(record.network),
-            redirect: facts::redirect_in_a_thread(),
-            ids: Ids::here(),
+            redirect: facts::detect_redirect_in_thread(),
+            ids: IdAllocation::of_this_process(),
         };
         Ok(plan(&record, &layers, &facts))
     }
 
-    /// What became of a sandbox.
+    /// The current state of a sandbox.
     ///
     /// # Errors
     /// When its records cannot be read.
     pub fn find(&self, id: &SandboxId) -> Result<SandboxState, EngineError> {
-        self.store.wake()?;
-        if let Ok(Some(state)) = self.settled(id) {
+        self.store.ensure_mounted()?;
+        if let Ok(Some(state)) = self.recorded_state(id) {
             return Ok(state);
         }
-        // It says it runs and does not: whoever is to write down the end has not done so yet. Or it says
-        // nothing, after a power cut: a zygote that starts writes down the end of what it cannot read.
+        // The state claims that a dead sandbox runs (its end is not recorded yet), or it is
+        // unreadable after a power cut: a starting zygote records the end of such sandboxes.
         client::ask(&self.config, &Request::Ping, &[])?;
-        Ok(self.settled(id)?.unwrap_or(SandboxState::Dead { reason: "lost".to_owned() }))
+        Ok(self.recorded_state(id)?.unwrap_or(SandboxState::Dead { reason: "lost".to_owned() }))
     }
 
-    /// The last time what ran in a sandbox was stopped because its disk had become too full. A command
-    /// that ended by signal 9 may have ended so.
+    /// The last time a sandbox's processes were killed for exceeding its disk limit. A command that
+    /// ended by signal 9 may be one of them.
     ///
     /// # Errors
     /// When the record cannot be read.
-    pub fn stopped(&self, id: &SandboxId) -> Result<Option<Stopped>, EngineError> {
-        read_record(&self.home.sandbox(id).join("stopped.json"))
+    pub fn last_disk_limit_stop(
+        &self,
+        id: &SandboxId,
+    ) -> Result<Option<DiskLimitStop>, EngineError> {
+        read_record(&self.disk.home.sandbox(id).join("stopped.json"))
     }
 
     /// Every sandbox with a record, running or dead.
@@ -148,8 +151,8 @@ impl Engine {
     /// # Errors
     /// When the folder of sandboxes cannot be read.
     pub fn list(&self) -> Result<Vec<SandboxId>, EngineError> {
-        self.store.wake()?;
-        all(&self.home)
+        self.store.ensure_mounted()?;
+        list_ids(&self.disk.home)
     }
 
     /// Kills all of a sandbox; its disk stays. Idempotent.
@@ -157,86 +160,106 @@ impl Engine {
     /// # Errors
     /// When the zygote cannot be reached.
     pub fn kill(&self, id: &SandboxId) -> Result<(), EngineError> {
-        self.store.wake()?;
-        // A state that cannot be read says nothing: then the zygote knows.
-        if !self.home.sandbox(id).exists()
-            || matches!(State::read(&self.home, id), Ok(Some(State::Ended { .. })))
+        self.store.ensure_mounted()?;
+        // When the state is unreadable, the zygote knows.
+        if !self.disk.home.sandbox(id).exists()
+            || matches!(
+                RecordedState::read(&self.disk.home, id),
+                Ok(Some(RecordedState::Ended { .. }))
+            )
         {
             return Ok(());
         }
-        self.done("kill", id, client::ask(&self.config, &Request::Kill { id: id.clone() }, &[])?)
+        self.expect_done(
+            "kill",
+            id,
+            client::ask(&self.config, &Request::Kill { id: id.clone() }, &[])?,
+        )
     }
 
-    /// Stops a sandbox's commands in their tracks. To be renewed within five seconds.
+    /// Freezes a sandbox's commands. Thaws after five seconds unless renewed.
     ///
     /// # Errors
-    /// When it does not run.
+    /// When it is not running.
     pub fn freeze(&self, id: &SandboxId) -> Result<(), EngineError> {
         let request = Request::Freeze { id: id.clone(), hold_millis: None };
-        self.done("freeze", id, client::ask(&self.config, &request, &[])?)
+        self.expect_done("freeze", id, client::ask(&self.config, &request, &[])?)
     }
 
-    /// As [`Engine::freeze`], to be renewed within `hold`, at most ten minutes. A zygote of an earlier build
-    /// wants it renewed within five seconds all the same.
+    /// As [`Engine::freeze`], to be renewed within `hold`, at most ten minutes.
     ///
     /// # Errors
-    /// When it does not run, or does not come to a stop.
+    /// When it is not running or cannot be frozen in time.
     pub fn freeze_for(&self, id: &SandboxId, hold: Duration) -> Result<(), EngineError> {
         let hold_millis = Some(u64::try_from(hold.as_millis()).unwrap_or(u64::MAX));
         let request = Request::Freeze { id: id.clone(), hold_millis };
-        self.done("freeze", id, client::ask(&self.config, &request, &[])?)
+        self.expect_done("freeze", id, client::ask(&self.config, &request, &[])?)
     }
 
-    /// Lets a frozen sandbox go on.
+    /// Thaws a sandbox.
     ///
     /// # Errors
-    /// When it does not run.
+    /// When it is not running.
     pub fn thaw(&self, id: &SandboxId) -> Result<(), EngineError> {
-        self.done("thaw", id, client::ask(&self.config, &Request::Thaw { id: id.clone() }, &[])?)
+        self.expect_done(
+            "thaw",
+            id,
+            client::ask(&self.config, &Request::Thaw { id: id.clone() }, &[])?,
+        )
     }
 
-    /// The same, unless its disk is being kept: it must stand still then, and goes on afterwards by itself.
+    /// Thaws a sandbox unless a snapshot is being taken, which needs the freeze and thaws it
+    /// afterwards.
     ///
     /// # Errors
-    /// When it does not run.
-    pub fn rouse(&self, id: &SandboxId) -> Result<(), EngineError> {
-        match disk::try_lock_folder(&self.home.sandbox(id))? {
+    /// When it is not running.
+    pub fn thaw_unless_saving(&self, id: &SandboxId) -> Result<(), EngineError> {
+        match disk::try_lock_folder(&self.disk.home.sandbox(id))? {
             Some(_turn) => self.thaw(id),
             None => Ok(()),
         }
     }
 
-    /// Kills a sandbox and throws its disk and record away. Idempotent.
+    /// Kills a sandbox and removes its disk and record. Idempotent.
     ///
     /// # Errors
-    /// When the zygote cannot be reached or the disk says no.
+    /// When the zygote cannot be reached or the disk cannot be removed.
     pub fn remove(&self, id: &SandboxId) -> Result<(), EngineError> {
         self.kill(id)?;
-        let Some(thrown) = self.home.discard(&self.home.sandbox(id))? else { return Ok(()) };
-        // A subvolume is gone in no time; a folder is left to who has time.
-        if self.disk.store().is_btrfs() {
-            trash::delete(&self.home.trash(), &[thrown])?;
+        let Some(thrown) = self.disk.home.discard(&self.disk.home.sandbox(id))? else {
+            return Ok(());
+        };
+        // Deleting a subvolume is instant; a folder waits in the trash for the garbage collector.
+        if self.disk.home.store().is_btrfs() {
+            trash::delete(&self.disk.home.trash(), &[thrown])?;
         }
         Ok(())
     }
 
-    /// Lets the zygote go when it has nothing to look after; it would go by itself after a minute. A
-    /// store in a file is unmounted when nothing runs and no other process uses it.
+    /// Stops an idle zygote, which would exit by itself after a minute. A store in a file is
+    /// unmounted when no sandbox runs and no other process uses it.
     ///
     /// # Errors
-    /// When the zygote cannot be spoken to or the host does not let the store go.
-    pub fn rest(&self) -> Result<(), EngineError> {
-        client::ask_if_there(&self.home, &Request::Rest)?;
-        // Without the store mounted there is nothing to list, and nothing to let go of.
-        for id in all(&self.home).unwrap_or_default() {
-            if State::read(&self.home, &id)?.is_some_and(|state| state.living().is_some()) {
+    /// When the zygote cannot be reached or the store cannot be unmounted.
+    pub fn stop_if_idle(&self) -> Result<(), EngineError> {
+        client::ask_if_running(&self.disk.home, &Request::ExitIfIdle)?;
+        // Without the store mounted there is nothing to list or unmount.
+        for id in list_ids(&self.disk.home).unwrap_or_default() {
+            if RecordedState::read(&self.disk.home, &id)?
+                .is_some_and(|state| state.live_pid().is_some())
+            {
                 return Ok(());
             }
         }
-        self.store.rest()
+        self.store.unmount_if_unused()
     }
 
-    fn done(&self, doing: &'static str, id: &SandboxId, answer: Answer) -> Result<(), EngineError> {
+    fn expect_done(
+        &self,
+        doing: &'static str,
+        id: &SandboxId,
+        answer: Answer,
+    ) -> Result<(), EngineError> {
         match answer {
             Answer::Done | Answer::Ended { .. } => Ok(()),
             Answer::Failed { reason } => {
@@ -246,13 +269,13 @@ impl Engine {
         }
     }
 
-    /// The program a zygote would be started from now.
-    pub(crate) fn build(&self) -> Option<Build> {
-        self.config.zygote.first().and_then(|program| Build::of(Path::new(program)))
+    /// The program that a new zygote would run.
+    pub(crate) fn build(&self) -> Option<BuildId> {
+        self.config.zygote.first().and_then(|program| BuildId::of(Path::new(program)))
     }
 
     pub(crate) fn running(&self, id: &SandboxId, pid: u32) -> Running {
-        let run = self.home.run_of(id);
+        let run = self.disk.home.sandbox_run(id);
         Running {
             id: id.clone(),
             bridge: run.join("bridge.sock"),
@@ -261,20 +284,20 @@ impl Engine {
         }
     }
 
-    /// What the records say, unless they say that it runs and it does not.
-    fn settled(&self, id: &SandboxId) -> Result<Option<SandboxState>, EngineError> {
-        if !self.home.sandbox(id).exists() {
+    /// The recorded state; `None` when it claims that a dead sandbox runs.
+    fn recorded_state(&self, id: &SandboxId) -> Result<Option<SandboxState>, EngineError> {
+        if !self.disk.home.sandbox(id).exists() {
             return Ok(Some(SandboxState::Gone));
         }
-        Ok(match State::read(&self.home, id)? {
+        Ok(match RecordedState::read(&self.disk.home, id)? {
             None => Some(SandboxState::Dead { reason: "never started".to_owned() }),
-            Some(State::Ended { reason, .. }) => Some(SandboxState::Dead { reason }),
-            Some(state) => state.living().map(|pid| SandboxState::Running(self.running(id, pid))),
+            Some(RecordedState::Ended { reason, .. }) => Some(SandboxState::Dead { reason }),
+            Some(state) => state.live_pid().map(|pid| SandboxState::Running(self.running(id, pid))),
         })
     }
 
-    /// What is to be written down, where its layers are, and the layer its disk is a clone of.
-    fn recorded(
+    /// The record to write, the paths of its layers, and the layer its disk is cloned from.
+    fn build_record(
         &self,
         spec: &Spec,
     ) -> Result<(Record, Vec<PathBuf>, Option<PathBuf>), EngineError> {
@@ -285,11 +308,11 @@ impl Engine {
             });
         }
         if let Some(bind) = spec.binds.iter().find(|bind| !bind.inside.is_absolute()) {
-            let reason = format!("`{}` is not an absolute path inside", bind.inside.display());
+            let reason = format!("`{}` is not an absolute path", bind.inside.display());
             return Err(EngineError::Invalid { reason });
         }
-        // A disk begins as a clone of what was captured on top of the rest, so stacks never grow.
-        let cloned = self.disk.cloned(&layers);
+        // The disk starts as a clone of the captured top layer, so layer stacks never grow.
+        let cloned = self.disk.clone_source(&layers);
         if cloned.is_some() {
             layers.pop();
         }
@@ -301,16 +324,14 @@ impl Engine {
             layers,
             config,
             limits: spec.limits,
-            network: if spec.network == Network::Host { Network::Host } else { Network::Door },
-            owner: if spec.owner == Owner::Sessions { Owner::Kept } else { spec.owner },
+            network: spec.network,
+            owner: spec.owner,
             binds: spec.binds.clone(),
             volumes: spec.volumes.clone(),
-            file_bytes: volume::largest_file(spec.limits.writable_bytes, &volumes),
+            file_bytes: volume::max_file_bytes(spec.limits.writable_bytes, &volumes),
             env: spec.env.clone(),
             created_at: std::time::SystemTime::now().into(),
-            sealed: spec.network == Network::Nothing,
-            of_sessions: spec.owner == Owner::Sessions,
-            again_at: None,
+            restarted_at: None,
             snapshot: match &spec.from {
                 Origin::Snapshot(snapshot) => Some(snapshot.clone()),
                 _ => None,
@@ -320,8 +341,8 @@ impl Engine {
         Ok((record, folders, cloned))
     }
 
-    /// Opens what the zygote, with its almost empty mount table, cannot reach by name.
-    pub(crate) fn handed_over(
+    /// Opens the files that the zygote cannot reach through its almost empty mount table.
+    pub(crate) fn open_descriptors(
         &self,
         record: &Record,
         layers: &[PathBuf],
@@ -330,7 +351,7 @@ impl Engine {
         let mut files: Vec<OwnedFd> =
             vec![fs::File::open(supervisor).at("open", supervisor)?.into()];
         for path in layers.iter().chain(record.binds.iter().map(|bind| &bind.source)) {
-            files.push(syscall::tree(rustix::fs::CWD, path, false).at("open", path)?);
+            files.push(syscall::clone_mount(rustix::fs::CWD, path, false).at("open", path)?);
         }
         for mount in &record.volumes {
             files.push(self.volume_attach(&mount.name)?);
@@ -338,41 +359,41 @@ impl Engine {
         Ok(files)
     }
 
-    /// Puts a sandbox's folder there, whole or not at all.
+    /// Creates a sandbox's folder atomically.
     fn record_insert(&self, record: &Record, cloned: Option<&Path>) -> Result<(), EngineError> {
         let name = format!("new-{}", SandboxId::random().part());
-        let new = self.home.trash().join(&name);
-        let folder = self.home.sandbox(&record.id);
+        let new = self.disk.home.trash().join(&name);
+        let folder = self.disk.home.sandbox(&record.id);
         let make = || {
-            fs::DirBuilder::new().mode(0o700).create(&new).at("make", &new)?;
-            let begin = cloned.map_or(Begin::Empty, Begin::Clone);
-            let limit = record.limits.writable_bytes.filter(|_| self.home.has_quotas());
-            writable::make(&new, self.disk.store(), begin, limit)?;
-            write_record(&new.join(RECORD), record, Survives::Crash)?;
+            fs::DirBuilder::new().mode(0o700).create(&new).at("create", &new)?;
+            let begin = cloned.map_or(WritableOrigin::Empty, WritableOrigin::Clone);
+            let limit = record.limits.writable_bytes.filter(|_| self.disk.home.has_quotas());
+            writable::create(&new, self.disk.home.store(), begin, limit)?;
+            write_record(&new.join(RECORD), record, Durability::Crash)?;
             match fs::rename(&new, &folder) {
                 Ok(()) => Ok(()),
                 Err(_) if folder.exists() => {
                     Err(EngineError::Exists { sandbox: record.id.clone() })
                 }
-                Err(error) => Err(error).at("make", &folder),
+                Err(error) => Err(error).at("create", &folder),
             }
         };
         let made = make();
         if made.is_err() {
-            // What cannot be deleted now is in the trash already.
-            let _ = trash::delete(&self.home.trash(), &[name]);
+            // If the deletion fails, the folder is already in the trash.
+            let _ = trash::delete(&self.disk.home.trash(), &[name]);
         }
         made
     }
 
-    /// Brings the record of a sandbox that is kept to the disk: its layer may have to be found after a
-    /// power cut. What lives for a process does not survive one anyway.
+    /// Syncs the record of a persistent sandbox to disk: its layers may have to be found after a
+    /// power cut. A sandbox owned by a process does not survive one.
     fn record_sync(&self, spec: &Spec) -> Result<(), EngineError> {
         if matches!(spec.owner, Owner::Process(_)) {
             return Ok(());
         }
-        let folder = self.home.sandbox(&spec.id);
-        for path in [&folder.join(RECORD), &folder, &self.home.sandboxes()] {
+        let folder = self.disk.home.sandbox(&spec.id);
+        for path in [&folder.join(RECORD), &folder, &self.disk.home.sandboxes()] {
             sync(path)?;
         }
         Ok(())

@@ -1,17 +1,19 @@
-//! Snapshots: a sandbox's disk kept as a stack of layers. Ending with a snapshot renames the writable
-//! layer; a live capture freezes, copies what has changed and thaws. Does not start anything from them.
+//! Snapshots: a sandbox's disk saved as a stack of layers. Saving a stopped sandbox renames its
+//! writable layer; capturing a running one freezes it, copies what changed and thaws it. This
+//! module starts no sandboxes.
 //!
-//! Every step here may be the last before kill -9. What is written first is what a retry needs:
+//! The process may be killed after any step, so each step writes what a retry needs:
 //!
 //! ```text
-//! end_kept:  ending.json → rename upper into layers/ → snapshot record → sandbox removed
-//! capture:   partial/ filled → rename into layers/ → index, captures.json → snapshot record
-//! on btrfs:  subvolume snapshot into layers/ → captures.json → snapshot record
+//! stop_and_save: pending-save.json → rename upper into layers/ → snapshot record → sandbox removed
+//! capture:       partial/ filled → rename into layers/ → index, captures.json → snapshot record
+//! on btrfs:      subvolume snapshot into layers/ → captures.json → snapshot record
 //! ```
 
 mod capture;
 pub(crate) mod delta;
 pub(crate) mod index;
+mod operations;
 
 use std::{
     fs,
@@ -27,219 +29,204 @@ use serde::{Deserialize, Serialize};
 use crate::{
     EngineError,
     disk::{self, Disk, disk_error},
-    home::{UNFINISHED, boot_id},
+    home::{UNFINISHED_SUFFIX, boot_id},
     layer::layer_of,
     spec::{ImageConfig, LayerId},
     trash, writable,
 };
 
-/// A sandbox's disk, kept.
+/// A saved disk of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
-    /// Its id.
+    /// The snapshot's id.
     pub id: SnapshotId,
-    /// What it consists of, bottom first.
+    /// The layers, bottom first.
     pub layers: Vec<LayerId>,
-    /// What commands get.
+    /// Environment, user and working directory of commands.
     pub config: ImageConfig,
-    /// When it was captured.
+    /// When the disk was captured.
     pub created_at: Timestamp,
-    /// Whether it survives a power cut; it survives the end of every process at once.
+    /// Whether the snapshot survives a power cut. It survives process crashes from the start.
     pub durable: bool,
-    /// The sandbox it was taken of.
-    #[serde(default)]
-    pub sandbox: Option<SandboxId>,
-    /// The snapshot that sandbox began as, if it did.
-    #[serde(default)]
+    /// The sandbox whose disk this is.
+    pub sandbox: SandboxId,
+    /// The snapshot that sandbox was started from, if any.
     pub parent: Option<SnapshotId>,
-    /// How many of the layers its sandbox began with; not known of old ones.
-    #[serde(default)]
-    pub stands_on: Option<usize>,
-    /// What it added on the disk to what it stands on, where that is known without looking.
-    #[serde(default)]
+    /// How many of the layers, from the bottom, the sandbox was started with.
+    pub base_layers: usize,
+    /// Bytes that this snapshot added on the disk, where that is known without measuring.
     pub bytes: Option<u64>,
-    /// Whether it is of a sandbox of the server's sessions, which would miss it.
-    #[serde(default = "known_to_sessions")]
+    /// Whether a session of the server owns this snapshot and refers to it.
     pub of_sessions: bool,
 }
 
-// Before it was written down, only sessions took snapshots.
-fn known_to_sessions() -> bool {
-    true
-}
-
+#[cfg(test)]
 impl Snapshot {
-    /// A snapshot taken now, of which no more is known.
+    /// A new snapshot of some sandbox.
     pub(crate) fn of(id: SnapshotId, layers: Vec<LayerId>, config: ImageConfig) -> Self {
-        let created_at = Timestamp::from(SystemTime::now());
-        let (sandbox, parent, stands_on, bytes) = (None, None, None, None);
-        let (durable, of_sessions) = (false, true);
-        Self {
-            id,
+        let sandbox = SandboxDisk {
+            id: SandboxId::random(),
             layers,
             config,
-            created_at,
-            durable,
-            sandbox,
-            parent,
-            stands_on,
-            bytes,
-            of_sessions,
-        }
+            parent: None,
+            limit: None,
+            of_sessions: true,
+        };
+        sandbox.snapshot(&id, [])
     }
 }
 
-/// What a live capture came to.
+/// The result of capturing a sandbox that may be running.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Captured {
     /// The snapshot.
     pub snapshot: Snapshot,
-    /// How long the sandbox's work stood still.
+    /// How long the sandbox was frozen.
     pub frozen_millis: u64,
-    /// Files, folders and removals copied.
+    /// Files, folders and whiteouts copied.
     pub names: u64,
     /// Bytes of content copied.
     pub bytes: u64,
 }
 
-/// A snapshot's record.
+/// A snapshot's record on the disk.
 #[derive(Debug, Serialize, Deserialize)]
-struct Record {
+struct SnapshotRecord {
     #[serde(flatten)]
     snapshot: Snapshot,
-    /// Which run of the kernel it was captured in. What was not on the disk when that run ended may be
-    /// torn for ever, so a later sync proves nothing.
+    /// The kernel boot of the capture. Data not synced before that boot ended may be lost, so a
+    /// sync during a later boot does not make the snapshot durable.
     boot: String,
 }
 
-/// A sandbox's disk as its record describes it.
+/// A sandbox's disk, from the sandbox's record.
 #[derive(Debug, Clone)]
 pub(crate) struct SandboxDisk {
-    /// Its id.
     pub(crate) id: SandboxId,
-    /// What it started from.
+    /// The layers the sandbox was started from.
     pub(crate) layers: Vec<LayerId>,
-    /// What commands get.
     pub(crate) config: ImageConfig,
-    /// The snapshot it began as.
+    /// The snapshot the sandbox was started from.
     pub(crate) parent: Option<SnapshotId>,
-    /// What it may write, where the store sees to that.
+    /// The limit of the writable layer in bytes, where the store's quotas enforce one.
     pub(crate) limit: Option<u64>,
-    /// Whether it is a session's.
+    /// Whether a session of the server owns the sandbox.
     pub(crate) of_sessions: bool,
 }
 
 impl SandboxDisk {
-    /// A snapshot of it with these layers on top of what it started from.
+    /// A snapshot with these layers on top of those the sandbox was started from.
     fn snapshot(&self, id: &SnapshotId, top: impl IntoIterator<Item = LayerId>) -> Snapshot {
-        let layers = self.layers.iter().cloned().chain(top).collect();
-        let snapshot = Snapshot::of(id.clone(), layers, self.config.clone());
-        let (sandbox, parent) = (Some(self.id.clone()), self.parent.clone());
-        let stands_on = Some(self.layers.len());
-        Snapshot { sandbox, parent, stands_on, of_sessions: self.of_sessions, ..snapshot }
+        Snapshot {
+            id: id.clone(),
+            layers: self.layers.iter().cloned().chain(top).collect(),
+            config: self.config.clone(),
+            created_at: Timestamp::from(SystemTime::now()),
+            durable: false,
+            sandbox: self.id.clone(),
+            parent: self.parent.clone(),
+            base_layers: self.layers.len(),
+            bytes: None,
+            of_sessions: self.of_sessions,
+        }
     }
 }
 
-/// What live captures of a sandbox have left so far.
+/// The state that a sandbox's next capture builds on.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Captures {
-    /// The copies, oldest first: on top of the sandbox's own layers they show the last capture.
-    /// None on btrfs, where no capture stands on an earlier one.
+    /// The layers of earlier captures, oldest first. On top of the sandbox's base layers they show
+    /// the last capture. Empty on btrfs, where every capture is independent.
     pub(crate) chain: Vec<LayerId>,
-    /// The index of the last capture: a file beside this one.
+    /// The file name of the last capture's index, in the sandbox's folder.
     index: String,
-    /// What the disk took at the last capture, on btrfs.
-    #[serde(default)]
-    taken: u64,
+    /// The disk's usage at the last capture, on btrfs.
+    referenced_bytes: u64,
 }
 
-/// Where the writable layer of a sandbox that is being ended goes, or has gone.
+/// The record of a save in progress: the layer that the sandbox's writable layer becomes.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Ending {
+pub(crate) struct PendingSave {
     pub(crate) layer: LayerId,
 }
 
-/// How a sandbox's work is made to stand still. `freeze` also renews.
-pub(crate) struct Still<'a> {
-    /// Whether there is work that could go on meanwhile.
-    pub(crate) runs: bool,
+/// Freezes and thaws a sandbox during a capture. `freeze` also renews a freeze.
+pub(crate) struct FreezeControl<'a> {
+    /// Whether the sandbox has processes that could write during the capture.
+    pub(crate) is_running: bool,
     pub(crate) freeze: &'a dyn Fn() -> Result<(), EngineError>,
     pub(crate) thaw: &'a dyn Fn() -> Result<(), EngineError>,
 }
 
 impl Disk {
-    /// A sandbox's folder.
-    pub(crate) fn sandbox(&self, id: &SandboxId) -> PathBuf {
-        self.sandboxes().join(id.part())
-    }
-
     fn snapshot_path(&self, id: &SnapshotId) -> PathBuf {
-        self.snapshots().join(format!("{}.json", id.part()))
+        self.home.snapshots().join(format!("{}.json", id.part()))
     }
 
-    /// A snapshot, if there is one of this id.
+    /// The snapshot with this id, if it exists.
     pub(crate) fn snapshot(&self, id: &SnapshotId) -> Result<Option<Snapshot>, EngineError> {
-        let record: Option<Record> = disk::read_record(&self.snapshot_path(id))?;
+        let record: Option<SnapshotRecord> = disk::read_record(&self.snapshot_path(id))?;
         Ok(record.map(|record| record.snapshot))
     }
 
     /// Every snapshot of this home.
     pub(crate) fn snapshot_list(&self) -> Result<Vec<Snapshot>, EngineError> {
         let mut found = Vec::new();
-        for name in disk::record_names(&self.snapshots())? {
-            // Gone between listing and reading: removed by somebody else.
-            let record: Option<Record> =
-                disk::read_record(&self.snapshots().join(format!("{name}.json")))?;
+        for name in disk::record_names(&self.home.snapshots())? {
+            // The record may be removed between listing and reading.
+            let record: Option<SnapshotRecord> =
+                disk::read_record(&self.home.snapshots().join(format!("{name}.json")))?;
             found.extend(record.map(|record| record.snapshot));
         }
         Ok(found)
     }
 
-    /// Forgets a snapshot. Its layers go with the next collection, if nothing else uses them.
+    /// Removes a snapshot's record. Garbage collection removes its layers once nothing refers to
+    /// them.
     pub(crate) fn snapshot_remove(&self, id: &SnapshotId) -> Result<(), EngineError> {
-        let _records = self.lock_records()?;
+        let _record_lock = self.lock_records()?;
         disk::remove_file(&self.snapshot_path(id))
     }
 
-    /// Removes what was left by writers of records that were killed. The home is held alone, so nobody writes
-    /// a new snapshot; whoever rewrites one has the records locked.
-    pub(crate) fn snapshots_tidy(&self) -> Result<(), EngineError> {
-        let _records = self.lock_records()?;
-        let names = disk::names_in(&self.snapshots())?;
-        for name in names.iter().filter(|name| name.ends_with(UNFINISHED)) {
-            disk::remove_file(&self.snapshots().join(name))?;
+    /// Removes unfinished records of killed writers. The caller holds the garbage collection lock
+    /// of the home, so no snapshot is being written; rewriting a record takes the record lock.
+    pub(crate) fn remove_unfinished_records(&self) -> Result<(), EngineError> {
+        let _record_lock = self.lock_records()?;
+        let names = disk::names_in(&self.home.snapshots())?;
+        for name in names.iter().filter(|name| name.ends_with(UNFINISHED_SUFFIX)) {
+            disk::remove_file(&self.home.snapshots().join(name))?;
         }
         Ok(())
     }
 
-    // Two may want to rewrite a record: whoever removes it and whoever marks it durable.
+    // Serializes removing a record and marking it durable.
     fn lock_records(&self) -> Result<fs::File, EngineError> {
-        disk::lock(&self.home().join("records.lock"), FlockOperation::LockExclusive)
+        disk::lock(&self.home.path().join("records.lock"), FlockOperation::LockExclusive)
     }
 
     pub(crate) fn snapshot_write(&self, snapshot: Snapshot) -> Result<Snapshot, EngineError> {
-        let record = Record { snapshot, boot: boot_id().to_owned() };
+        let record = SnapshotRecord { snapshot, boot: boot_id().to_owned() };
         self.record_write(&self.snapshot_path(&record.snapshot.id), &record)?;
         Ok(record.snapshot)
     }
 
-    /// Brings every snapshot captured so far to the disk and marks it durable.
+    /// Syncs every snapshot captured so far to the disk and marks it durable.
     pub(crate) fn snapshots_sync(&self) -> Result<(), EngineError> {
         let boot = boot_id();
-        let waiting: Vec<_> =
+        let unsynced: Vec<_> =
             self.snapshot_list()?.into_iter().filter(|snapshot| !snapshot.durable).collect();
-        if waiting.is_empty() {
+        if unsynced.is_empty() {
             return Ok(());
         }
-        let layers = self.layers();
+        let layers = self.home.layers();
         fs::File::open(&layers)
             .and_then(|folder| rustix::fs::syncfs(&folder).map_err(Into::into))
             .map_err(|e| disk_error("sync", &layers, e))?;
-        let _records = self.lock_records()?;
-        for snapshot in waiting {
+        let _record_lock = self.lock_records()?;
+        for snapshot in unsynced {
             let path = self.snapshot_path(&snapshot.id);
             if let Some(mut record) =
-                disk::read_record::<Record>(&path)?.filter(|record| record.boot == boot)
+                disk::read_record::<SnapshotRecord>(&path)?.filter(|record| record.boot == boot)
             {
                 record.snapshot.durable = true;
                 self.record_write(&path, &record)?;
@@ -248,32 +235,33 @@ impl Disk {
         Ok(())
     }
 
-    /// What live captures of a sandbox have left.
+    /// The capture state of a sandbox.
     pub(crate) fn captures(&self, id: &SandboxId) -> Result<Captures, EngineError> {
-        Ok(disk::read_record(&self.sandbox(id).join("captures.json"))?.unwrap_or_default())
+        Ok(disk::read_record(&self.home.sandbox(id).join("captures.json"))?.unwrap_or_default())
     }
 
-    /// Where the writable layer of a sandbox is going, once its end has begun.
-    pub(crate) fn ending(&self, id: &SandboxId) -> Result<Option<Ending>, EngineError> {
-        disk::read_record(&self.sandbox(id).join("ending.json"))
+    /// The save in progress of a sandbox, if one was begun.
+    pub(crate) fn pending_save(&self, id: &SandboxId) -> Result<Option<PendingSave>, EngineError> {
+        disk::read_record(&self.home.sandbox(id).join("pending-save.json"))
     }
 
-    /// The layer that is to hold what a snapshot of this sandbox adds. An earlier attempt under the same
-    /// id may have got as far as `captures.json`: later captures stand on what it left, so it stays.
+    /// The layer for what a snapshot of this sandbox adds. An earlier attempt with the same id may
+    /// have reached `captures.json`; later captures build on its layer, so that layer is not
+    /// reused.
     fn layer_for(&self, id: &SandboxId, snapshot: &SnapshotId) -> Result<LayerId, EngineError> {
         let layer = layer_of(snapshot);
-        let taken = self.captures(id)?.chain.contains(&layer);
-        Ok(if taken { layer_of(&SnapshotId::random()) } else { layer })
+        let in_use = self.captures(id)?.chain.contains(&layer);
+        Ok(if in_use { layer_of(&SnapshotId::random()) } else { layer })
     }
 
-    // One capture or end of a sandbox at a time.
+    /// Serializes captures and saves of a sandbox.
     pub(crate) fn lock_sandbox(&self, id: &SandboxId) -> Result<fs::File, EngineError> {
-        disk::lock_folder(&self.sandbox(id))
+        disk::lock_folder(&self.home.sandbox(id))
     }
 
-    /// Turns the disk of a sandbox that is dead into a snapshot. `sandbox` is `None` when there is no
-    /// record of it; `remove` takes what is left of it away.
-    pub(crate) fn end_kept(
+    /// Turns the disk of a stopped sandbox into a snapshot, then calls `remove` to remove the rest
+    /// of the sandbox. `sandbox` is `None` when the sandbox has no record.
+    pub(crate) fn save_stopped(
         &self,
         id: &SandboxId,
         sandbox: Option<&SandboxDisk>,
@@ -281,55 +269,56 @@ impl Disk {
         remove: &dyn Fn() -> Result<(), EngineError>,
     ) -> Result<Snapshot, EngineError> {
         let Some(sandbox) = sandbox else {
-            // A retry after the last step, or a stranger.
+            // Either a retry after the last step, or an unknown sandbox.
             return self
                 .snapshot(snapshot)?
                 .ok_or_else(|| EngineError::NotRunning { sandbox: id.clone() });
         };
-        let kept = self.keep_upper(sandbox, snapshot)?;
+        let saved = self.save_upper(sandbox, snapshot)?;
         remove()?;
-        Ok(kept)
+        Ok(saved)
     }
 
-    fn keep_upper(
+    fn save_upper(
         &self,
         sandbox: &SandboxDisk,
         snapshot: &SnapshotId,
     ) -> Result<Snapshot, EngineError> {
-        let _turn = self.lock_sandbox(&sandbox.id)?;
-        let _hold = self.hold()?;
-        let ending = self.ending(&sandbox.id)?;
-        if let Some(kept) = self.snapshot(snapshot)? {
-            // Without an end that has begun, this id names an earlier capture, and ending the sandbox
-            // under it would throw away everything since.
-            return match ending {
-                Some(_) => Ok(kept),
+        let _sandbox_lock = self.lock_sandbox(&sandbox.id)?;
+        let _gc_lock = self.lock_against_gc()?;
+        let pending = self.pending_save(&sandbox.id)?;
+        if let Some(saved) = self.snapshot(snapshot)? {
+            // Without a save in progress, this id names an earlier capture, and removing the
+            // sandbox would lose everything written since.
+            return match pending {
+                Some(_) => Ok(saved),
                 None => Err(EngineError::SnapshotTaken { snapshot: snapshot.clone() }),
             };
         }
-        let folder = self.sandbox(&sandbox.id);
-        // An end that began under another id has moved the disk to where that id says.
-        let ending = if let Some(ending) = ending {
-            ending
+        let folder = self.home.sandbox(&sandbox.id);
+        // A save that was begun under another snapshot id may have moved the disk to its layer
+        // already.
+        let pending = if let Some(pending) = pending {
+            pending
         } else {
-            let ending = Ending { layer: self.layer_for(&sandbox.id, snapshot)? };
-            self.record_write(&folder.join("ending.json"), &ending)?;
-            ending
+            let pending = PendingSave { layer: self.layer_for(&sandbox.id, snapshot)? };
+            self.record_write(&folder.join("pending-save.json"), &pending)?;
+            pending
         };
-        let bytes = self.grown_since(&sandbox.id)?;
-        self.move_upper(&writable::kept(&folder, self.store()), &ending.layer)?;
-        self.snapshot_write(Snapshot { bytes, ..sandbox.snapshot(snapshot, [ending.layer]) })
+        let bytes = self.growth_since_capture(&sandbox.id)?;
+        self.move_upper(&writable::saved_part(&folder, self.home.store()), &pending.layer)?;
+        self.snapshot_write(Snapshot { bytes, ..sandbox.snapshot(snapshot, [pending.layer]) })
     }
 
     fn move_upper(&self, upper: &Path, layer: &LayerId) -> Result<(), EngineError> {
-        let target = self.layers().join(layer.as_str());
+        let target = self.home.layers().join(layer.as_str());
         match (upper.is_dir(), target.is_dir()) {
             (true, there) => {
                 if there {
-                    // Left by a live capture under this id that never got its record.
-                    trash::throw_away(&target, &self.trash())?;
+                    // Left by a capture with this id that was killed before it wrote the record.
+                    trash::move_to_trash(&target, &self.home.trash())?;
                 }
-                fs::rename(upper, &target).map_err(|e| disk_error("keep", upper, e))
+                fs::rename(upper, &target).map_err(|e| disk_error("save", upper, e))
             }
             (false, true) => Ok(()),
             (false, false) => Err(disk_error("find", upper, ErrorKind::NotFound)),

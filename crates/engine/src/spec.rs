@@ -1,4 +1,4 @@
-//! What a sandbox is asked to be: its disk, its limits, its network, its owner. Inert: only words.
+//! The request for a sandbox: its disk, limits, network and owner. Plain data.
 
 use std::{collections::BTreeMap, fmt, path::PathBuf, str::FromStr};
 
@@ -7,32 +7,30 @@ use serde::{Deserialize, Serialize};
 
 use crate::volume::VolumeName;
 
-/// What to start.
+/// A sandbox to start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Spec {
-    /// The sandbox's id, chosen before it exists, so that a crash leaves no stranger.
+    /// The id, chosen by the caller before the sandbox exists, so that a crash leaves none unknown.
     pub id: SandboxId,
-    /// What its disk begins as.
+    /// What its disk starts from.
     pub from: Origin,
-    /// What it may use.
+    /// Resource limits.
     pub limits: Limits,
-    /// What it can reach.
+    /// Network access.
     pub network: Network,
-    /// Who it lives for.
+    /// What it belongs to, which decides how long it lives.
     pub owner: Owner,
-    /// Files and folders of the host it may read.
+    /// Files and folders of the host mounted read-only.
     pub binds: Vec<Bind>,
-    /// Volumes it has.
-    #[serde(default)]
+    /// Volumes to mount.
     pub volumes: Vec<VolumeMount>,
-    /// Variables on top of the image's.
+    /// Environment variables added to the image's.
     pub env: BTreeMap<String, String>,
-    /// The user of a server that asked for it, by their address; nobody's where there was no server.
-    #[serde(default)]
+    /// Address of the server's user who created it; `None` without a server.
     pub made_by: Option<String>,
 }
 
-/// What a disk begins as.
+/// What a disk starts from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Origin {
@@ -42,18 +40,17 @@ pub enum Origin {
     Snapshot(SnapshotId),
     /// These layers, bottom first.
     Layers {
-        /// At least one.
+        /// At least one layer.
         layers: Vec<LayerId>,
-        /// What commands get.
+        /// Defaults for commands.
         config: ImageConfig,
     },
 }
 
-/// What commands get unless they say otherwise.
+/// Defaults for commands that do not set their own.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageConfig {
-    /// Variables.
-    #[serde(default)]
+    /// Environment variables.
     pub env: BTreeMap<String, String>,
     /// `root`, `harvest` or a number.
     pub user: String,
@@ -67,7 +64,7 @@ impl Default for ImageConfig {
     }
 }
 
-/// What a sandbox's commands may use together.
+/// Resource limits of all commands of a sandbox together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Limits {
     /// Memory, swap included.
@@ -76,11 +73,9 @@ pub struct Limits {
     pub cpu_millis_per_second: u32,
     /// Processes and threads.
     pub pids: u32,
-    /// What it may write to its own disk, volumes apart; a name counts as 4 KiB besides its content.
-    #[serde(default)]
+    /// Bytes on its own disk, volumes excluded; a name counts as 4 KiB besides its content.
     pub writable_bytes: Option<u64>,
-    /// How long it may live, counted from its creation.
-    #[serde(default)]
+    /// Maximum lifetime, counted from its creation or last restart.
     pub lifetime_secs: Option<u64>,
 }
 
@@ -96,62 +91,62 @@ impl Default for Limits {
     }
 }
 
-/// What a sandbox can reach.
+/// Network access of a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Network {
-    /// Nothing but the door.
+    /// Only the door.
     Door,
-    /// Nothing at all: nobody serves the door, so every name is refused at once.
+    /// No network: no gateway serves the door, so every name is refused at once.
     Nothing,
-    /// What the host reaches, abstract sockets of the host included: for builds the host trusts.
+    /// The host's network, including its abstract sockets: for trusted builds only.
     Host,
 }
 
-/// Who a sandbox lives for.
+/// What a sandbox belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Owner {
-    /// It stays until somebody ends it.
-    Kept,
-    /// It stays as well, and belongs to the server's sessions: the server ends what none of them knows.
+    /// A standalone sandbox: stays until it is removed.
+    Standalone,
+    /// Belongs to a session: the server removes it when no session knows it.
     Sessions,
-    /// It is killed and removed when this process is gone.
+    /// Belongs to this process: killed and removed when the process exits.
     Process(u32),
 }
 
-/// Something of the host, to read at a path inside.
+/// A file or folder of the host, mounted read-only.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bind {
     /// A file or folder of the host.
     pub source: PathBuf,
-    /// An absolute path inside; made when it is missing.
+    /// An absolute path inside; created when missing.
     pub inside: PathBuf,
 }
 
-/// A volume at a path inside.
+/// A volume mounted at a path inside.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeMount {
-    /// Which.
+    /// Name of the volume.
     pub name: VolumeName,
-    /// An absolute path inside; made when it is missing.
+    /// An absolute path inside; created when missing.
     pub inside: PathBuf,
-    /// Nobody inside can write to it.
+    /// Mounted read-only.
     pub read_only: bool,
 }
 
-/// Whether a text can be part of a path and never leave its folder.
+/// Whether a text is safe as a file name.
 pub(crate) fn is_plain_name(text: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-';
     (1..=80).contains(&text.len()) && text.bytes().all(plain)
 }
 
-/// Names a layer: the name of its folder.
+/// The id of a layer: the name of its folder.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct LayerId(String);
 
-/// Why a text is no layer id.
+/// A text that is not a layer id.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("`{0}` is not a layer id")]
 pub struct ParseLayerIdError(String);
@@ -207,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_layer_id_cannot_leave_its_folder() {
+    fn layer_id_cannot_contain_a_path() {
         for text in ["", ".", "..", "a/b", "../x", "a\0b"] {
             assert!(text.parse::<LayerId>().is_err(), "{text:?}");
         }

@@ -1,6 +1,5 @@
-//! Where a home keeps disks: in plain folders (`dir`) or on btrfs, whose subvolumes make captures and
-//! forks a matter of milliseconds. Chosen once, when the home is made, and written down in `store.json`;
-//! a home without that record keeps them in plain folders.
+//! How a home stores disks: in plain folders (`dir`) or on btrfs, whose subvolumes make captures
+//! and forks take milliseconds. Chosen when the home is created and recorded in `store.json`.
 //!
 //! ```text
 //! dir            <home>/{sandboxes,layers,snapshots,partial,trash}
@@ -8,9 +7,9 @@
 //! btrfs, file    <home>/store/…            mounted from <home>/store.btrfs
 //! ```
 //!
-//! This file knows where things are and that they are there; what lies in them is others' business.
+//! This file chooses, mounts and grows the store; it does not know the content.
 
-mod file;
+mod btrfs_file;
 
 use std::{
     fs::File,
@@ -28,31 +27,31 @@ use crate::{
     EngineError, btrfs,
     disk::lock,
     error::AtPath,
-    home::{Survives, make_private, read_record, write_record},
+    home::{Durability, create_private_dir, read_record, write_record},
     rootless,
 };
 
-// The first form of what is below the store's folder.
+// The version of the store's folder layout.
 const VERSION: u32 = 1;
 
-// Half a second of the fastest writer must fit into what is kept free ahead of it.
-const LOOK_EVERY: Duration = Duration::from_millis(250);
+// The free space kept in the store must last for twice this interval at the fastest write rate.
+const GROWTH_CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How a new home is to keep disks. Of no effect on one that exists.
+/// How a new home should store disks. No effect on an existing home.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Driver {
-    /// On btrfs where this host can, else in plain folders.
+    /// On btrfs if this host supports it, else in plain folders.
     Auto,
-    /// In plain folders: anywhere, also without root.
+    /// In plain folders: works on every file system and without root.
     Dir,
-    /// On btrfs: that of the host where the home is on one, else in a file of the home.
+    /// On btrfs: directly if the home is on one, else on a btrfs in a file of the home.
     Btrfs,
 }
 
-/// Why a text is no driver.
+/// A text that is not a storage driver.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is none of `auto`, `dir` and `btrfs`")]
+#[error("`{0}` is not a storage driver: use `auto`, `dir` or `btrfs`")]
 pub struct ParseDriverError(String);
 
 impl FromStr for Driver {
@@ -68,134 +67,135 @@ impl FromStr for Driver {
     }
 }
 
-/// How a home keeps disks.
+/// How a home stores disks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StoreKind {
     /// In plain folders.
     Dir,
-    /// On the btrfs the home is on.
+    /// On the btrfs file system of the home.
     Btrfs,
-    /// On a btrfs in a file of the home.
+    /// On a btrfs in a file of the home, mounted by a loop device.
     BtrfsFile,
 }
 
 impl StoreKind {
-    /// Whether disks are subvolumes.
+    /// Whether disks are btrfs subvolumes.
     pub(crate) fn is_btrfs(self) -> bool {
         self != Self::Dir
     }
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Record {
+struct StoreRecord {
     version: u32,
     driver: StoreKind,
 }
 
-/// What a choice depends on.
+/// What the choice of a store depends on.
 #[derive(Debug, Clone, Copy)]
-struct Facts {
+struct HostCapabilities {
     root: bool,
     on_btrfs: bool,
-    /// Whether there is a `mkfs.btrfs`.
+    /// Whether `mkfs.btrfs` is installed.
     mkfs: bool,
-    /// Bytes free where the home is.
+    /// Free bytes on the home's file system.
     free: u64,
 }
 
-/// How a new home keeps disks, or why it cannot as wanted.
-fn choose(wanted: Driver, facts: Facts) -> Result<StoreKind, &'static str> {
-    let native = facts.root && facts.on_btrfs;
-    let roomy = facts.free >= file::ROOMY_BYTES;
+/// Chooses the store of a new home; the error says why `wanted` is not possible.
+fn choose(wanted: Driver, host: HostCapabilities) -> Result<StoreKind, &'static str> {
+    let native = host.root && host.on_btrfs;
+    let roomy = host.free >= btrfs_file::MIN_FREE_FOR_AUTO_BYTES;
     match wanted {
         Driver::Dir => Ok(StoreKind::Dir),
         Driver::Auto | Driver::Btrfs if native => Ok(StoreKind::Btrfs),
-        Driver::Auto if facts.root && facts.mkfs && roomy => Ok(StoreKind::BtrfsFile),
+        Driver::Auto if host.root && host.mkfs && roomy => Ok(StoreKind::BtrfsFile),
         Driver::Auto => Ok(StoreKind::Dir),
-        Driver::Btrfs if !facts.root => Err("a store on btrfs needs root"),
-        Driver::Btrfs if !facts.mkfs => {
-            Err("a store on btrfs needs mkfs.btrfs (package btrfs-progs)")
-        }
-        Driver::Btrfs if file::first_size(facts.free).is_none() => {
-            Err("a store on btrfs needs 512 MiB of free space")
+        Driver::Btrfs if !host.root => Err("a btrfs store needs root"),
+        Driver::Btrfs if !host.mkfs => Err("a btrfs store needs mkfs.btrfs (package btrfs-progs)"),
+        Driver::Btrfs if btrfs_file::initial_size(host.free).is_none() => {
+            Err("a btrfs store needs 512 MiB of free space")
         }
         Driver::Btrfs => Ok(StoreKind::BtrfsFile),
     }
 }
 
-/// The store of one home, in use by this process.
+/// The open store of a home.
 #[derive(Debug)]
 pub(crate) struct Store {
     home: PathBuf,
     kind: StoreKind,
-    /// Held while this process uses the store: nobody unmounts it under us.
-    used: Mutex<Option<File>>,
+    /// A shared file lock, held while this process uses the store: other processes do not unmount
+    /// it.
+    in_use_lock: Mutex<Option<File>>,
 }
 
 impl Store {
-    /// Finds the store of a home, which is made as `wanted` when the home is new, and has it mounted.
+    /// Opens and mounts the store of a home; creates it as `wanted` in a new home.
     pub(crate) fn open(home: &Path, wanted: Driver) -> Result<Arc<Self>, EngineError> {
-        let turn = lock(&home.join("store.lock"), FlockOperation::LockExclusive)?;
-        let kind = match kind_of(home)? {
+        let store_lock = lock(&home.join("store.lock"), FlockOperation::LockExclusive)?;
+        let kind = match read_kind(home)? {
             Some(kind) => kind,
-            None if is_made(home)? => StoreKind::Dir,
-            None => make(home, wanted)?,
+            None => create(home, wanted)?,
         };
-        let store = Arc::new(Self { home: home.to_owned(), kind, used: Mutex::new(None) });
-        store.awake(&turn)?;
+        let store = Arc::new(Self { home: home.to_owned(), kind, in_use_lock: Mutex::new(None) });
+        store.mount_and_grow(&store_lock)?;
         if kind == StoreKind::BtrfsFile {
-            store.look_after();
+            store.spawn_growth_thread();
         }
         Ok(store)
     }
 
-    /// How it keeps disks.
     pub(crate) fn kind(&self) -> StoreKind {
         self.kind
     }
 
-    /// Has the store mounted, with room ahead of whoever writes. Cheap when all is well.
-    pub(crate) fn wake(&self) -> Result<(), EngineError> {
+    /// Mounts the store if it is not mounted and grows it if free space runs short. Cheap
+    /// otherwise.
+    pub(crate) fn ensure_mounted(&self) -> Result<(), EngineError> {
         if self.kind != StoreKind::BtrfsFile {
             return Ok(());
         }
-        if self.is_used() && file::is_mounted(&self.home)? && !file::is_short(&self.home)? {
+        if self.is_in_use()
+            && btrfs_file::is_mounted(&self.home)?
+            && !btrfs_file::needs_growth(&self.home)?
+        {
             return Ok(());
         }
-        let turn = lock(&self.home.join("store.lock"), FlockOperation::LockExclusive)?;
-        self.awake(&turn)
+        let store_lock = lock(&self.home.join("store.lock"), FlockOperation::LockExclusive)?;
+        self.mount_and_grow(&store_lock)
     }
 
-    fn awake(&self, _turn: &File) -> Result<(), EngineError> {
+    fn mount_and_grow(&self, _store_lock: &File) -> Result<(), EngineError> {
         if self.kind != StoreKind::BtrfsFile {
             return Ok(());
         }
-        file::mount(&self.home)?;
-        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        btrfs_file::mount(&self.home)?;
+        let mut used = self.in_use_lock.lock().unwrap_or_else(PoisonError::into_inner);
         if used.is_none() {
             *used = Some(lock(&self.home.join("store.used"), FlockOperation::LockShared)?);
         }
-        // Without room to grow, whoever writes inside learns of it; that is no reason to fail here.
-        let _ = file::grow(&self.home).and_then(|()| file::refill(&self.home));
+        // If the store cannot grow, writers inside get ENOSPC; mounting succeeds all the same.
+        let _ = btrfs_file::grow(&self.home).and_then(|()| btrfs_file::refill_reserve(&self.home));
         Ok(())
     }
 
-    fn is_used(&self) -> bool {
-        self.used.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    fn is_in_use(&self) -> bool {
+        self.in_use_lock.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    /// Unmounts the store, unless another process uses it. It is mounted again when it is next needed.
-    pub(crate) fn rest(&self) -> Result<(), EngineError> {
+    /// Unmounts the store unless another process uses it. The next use mounts it again.
+    pub(crate) fn unmount_if_unused(&self) -> Result<(), EngineError> {
         if self.kind != StoreKind::BtrfsFile {
             return Ok(());
         }
-        let _turn = lock(&self.home.join("store.lock"), FlockOperation::LockExclusive)?;
-        let mut used = self.used.lock().unwrap_or_else(PoisonError::into_inner);
+        let _store_lock = lock(&self.home.join("store.lock"), FlockOperation::LockExclusive)?;
+        let mut used = self.in_use_lock.lock().unwrap_or_else(PoisonError::into_inner);
         *used = None;
         let path = self.home.join("store.used");
         if lock(&path, FlockOperation::NonBlockingLockExclusive).is_ok()
-            && file::unmount(&self.home)?
+            && btrfs_file::unmount(&self.home)?
         {
             return Ok(());
         }
@@ -203,55 +203,59 @@ impl Store {
         Ok(())
     }
 
-    // Whoever writes inside a sandbox asks nobody first: somebody has to see that room runs out. The
-    // thread ends with the store.
-    fn look_after(self: &Arc<Self>) {
+    // Sandboxes write without asking the engine, so a thread watches the free space. The thread
+    // ends when the store is dropped.
+    fn spawn_growth_thread(self: &Arc<Self>) {
         let store = Arc::downgrade(self);
-        let look = move || {
+        let watch = move || {
             while let Some(store) = store.upgrade() {
-                if store.is_used() && file::is_mounted(&store.home).unwrap_or(false) {
-                    // Tried again in a moment.
-                    let _ = store.wake();
+                if store.is_in_use() && btrfs_file::is_mounted(&store.home).unwrap_or(false) {
+                    // Errors are ignored: the next round tries again.
+                    let _ = store.ensure_mounted();
                 }
                 drop(store);
-                thread::sleep(LOOK_EVERY);
+                thread::sleep(GROWTH_CHECK_INTERVAL);
             }
         };
-        let _ = thread::Builder::new().name("store-room".to_owned()).spawn(look);
+        let _ = thread::Builder::new().name("store-growth".to_owned()).spawn(watch);
     }
 
-    /// The size of the store's file and how much of it is free; `None` without such a file.
+    /// The size of the store's file and the free bytes inside; `None` for other kinds of stores.
     pub(crate) fn file_size(&self) -> Result<Option<(u64, u64)>, EngineError> {
         if self.kind != StoreKind::BtrfsFile {
             return Ok(None);
         }
-        let size = file::path(&self.home).metadata().at("look at", file::path(&self.home))?.len();
-        Ok(Some((size, file::free_inside(&self.home)?)))
+        let size = btrfs_file::path(&self.home)
+            .metadata()
+            .at("access", btrfs_file::path(&self.home))?
+            .len();
+        Ok(Some((size, btrfs_file::free_bytes_inside(&self.home)?)))
     }
 }
 
-/// Where the disks of a home are.
+/// The folder of a home's disks.
 pub(crate) fn root(home: &Path, kind: StoreKind) -> PathBuf {
     if kind.is_btrfs() { home.join("store") } else { home.to_owned() }
 }
 
-/// Makes room for a record in a store that is full; false when there is nothing to make it of.
-pub(crate) fn give_way(home: &Path, kind: StoreKind) -> bool {
-    kind == StoreKind::BtrfsFile && file::give_way(home).unwrap_or(false)
+/// Frees space for a record in a full store; false when no reserve is left.
+pub(crate) fn release_reserve(home: &Path, kind: StoreKind) -> bool {
+    kind == StoreKind::BtrfsFile && btrfs_file::release_reserve(home).unwrap_or(false)
 }
 
-/// Whether a folder is a home, and not where one was or will be.
-pub(crate) fn is_made(home: &Path) -> Result<bool, EngineError> {
-    Ok(kind_of(home)?.is_some() || home.join("sandboxes").exists())
+/// Whether a folder contains a home, rather than being an empty mount point or missing.
+pub(crate) fn is_home(home: &Path) -> Result<bool, EngineError> {
+    Ok(read_kind(home)?.is_some())
 }
 
-/// How a home keeps disks; `None` when nothing says.
-pub(crate) fn kind_of(home: &Path) -> Result<Option<StoreKind>, EngineError> {
+/// How a home stores disks, from its record; `None` without a record.
+pub(crate) fn read_kind(home: &Path) -> Result<Option<StoreKind>, EngineError> {
     let path = home.join("store.json");
-    match read_record::<Record>(&path)? {
+    match read_record::<StoreRecord>(&path)? {
         Some(record) if record.version != VERSION => {
             let reason = format!(
-                "{} is of format {}, this harvest knows {VERSION}: use the one that made it",
+                "{} has format {}, this version of harvest supports format {VERSION}: use the version \
+                 that created it",
                 path.display(),
                 record.version
             );
@@ -261,24 +265,24 @@ pub(crate) fn kind_of(home: &Path) -> Result<Option<StoreKind>, EngineError> {
     }
 }
 
-// Whatever a crash leaves of this is done again: the record comes last.
-fn make(home: &Path, wanted: Driver) -> Result<StoreKind, EngineError> {
-    let facts = Facts {
-        root: rustix::process::geteuid().is_root() && !rootless::is_here(),
-        on_btrfs: btrfs::is_here(home).at("look at", home)?,
-        mkfs: file::mkfs().is_some(),
-        free: file::free(home)?,
+// The record is written last, so that after a crash the store is created again.
+fn create(home: &Path, wanted: Driver) -> Result<StoreKind, EngineError> {
+    let host = HostCapabilities {
+        root: rustix::process::geteuid().is_root() && !rootless::is_active(),
+        on_btrfs: btrfs::is_btrfs(home).at("access", home)?,
+        mkfs: btrfs_file::find_mkfs().is_some(),
+        free: btrfs_file::free_bytes(home)?,
     };
-    let kind = choose(wanted, facts).map_err(|reason| EngineError::Invalid {
+    let kind = choose(wanted, host).map_err(|reason| EngineError::Invalid {
         reason: format!("{reason}: {}", home.display()),
     })?;
     match kind {
         StoreKind::Dir => {}
-        StoreKind::Btrfs => make_private(&root(home, kind))?,
-        StoreKind::BtrfsFile => file::make(home, facts.free)?,
+        StoreKind::Btrfs => create_private_dir(&root(home, kind))?,
+        StoreKind::BtrfsFile => btrfs_file::create(home, host.free)?,
     }
-    let record = Record { version: VERSION, driver: kind };
-    write_record(&home.join("store.json"), &record, Survives::PowerCut)?;
+    let record = StoreRecord { version: VERSION, driver: kind };
+    write_record(&home.join("store.json"), &record, Durability::PowerCut)?;
     Ok(kind)
 }
 
@@ -288,43 +292,50 @@ mod tests {
 
     use super::*;
 
-    const ABLE: Facts = Facts { root: true, on_btrfs: false, mkfs: true, free: 100 << 30 };
+    const CAPABLE: HostCapabilities =
+        HostCapabilities { root: true, on_btrfs: false, mkfs: true, free: 100 << 30 };
 
     #[test]
-    fn btrfs_is_taken_where_the_host_can_and_never_forced_on_one_that_cannot() {
-        let auto = |facts| choose(Driver::Auto, facts).unwrap();
-        assert_eq!(auto(ABLE), StoreKind::BtrfsFile);
-        assert_eq!(auto(Facts { on_btrfs: true, mkfs: false, ..ABLE }), StoreKind::Btrfs);
-        assert_eq!(auto(Facts { mkfs: false, ..ABLE }), StoreKind::Dir);
-        assert_eq!(auto(Facts { free: 1 << 30, ..ABLE }), StoreKind::Dir);
-        assert_eq!(auto(Facts { root: false, on_btrfs: true, ..ABLE }), StoreKind::Dir);
-        assert_eq!(choose(Driver::Dir, Facts { on_btrfs: true, ..ABLE }), Ok(StoreKind::Dir));
+    fn auto_chooses_btrfs_only_on_capable_hosts() {
+        let auto = |host| choose(Driver::Auto, host).unwrap();
+        assert_eq!(auto(CAPABLE), StoreKind::BtrfsFile);
+        assert_eq!(
+            auto(HostCapabilities { on_btrfs: true, mkfs: false, ..CAPABLE }),
+            StoreKind::Btrfs
+        );
+        assert_eq!(auto(HostCapabilities { mkfs: false, ..CAPABLE }), StoreKind::Dir);
+        assert_eq!(auto(HostCapabilities { free: 1 << 30, ..CAPABLE }), StoreKind::Dir);
+        assert_eq!(
+            auto(HostCapabilities { root: false, on_btrfs: true, ..CAPABLE }),
+            StoreKind::Dir
+        );
+        assert_eq!(
+            choose(Driver::Dir, HostCapabilities { on_btrfs: true, ..CAPABLE }),
+            Ok(StoreKind::Dir)
+        );
     }
 
     #[test]
-    fn asking_for_btrfs_where_it_cannot_be_says_what_is_missing() {
-        let why = |facts| choose(Driver::Btrfs, facts).unwrap_err();
-        assert!(why(Facts { root: false, ..ABLE }).contains("root"));
-        assert!(why(Facts { mkfs: false, ..ABLE }).contains("btrfs-progs"));
-        assert!(why(Facts { free: 1 << 20, ..ABLE }).contains("free space"));
+    fn refusing_btrfs_names_the_missing_capability() {
+        let why = |host| choose(Driver::Btrfs, host).unwrap_err();
+        assert!(why(HostCapabilities { root: false, ..CAPABLE }).contains("root"));
+        assert!(why(HostCapabilities { mkfs: false, ..CAPABLE }).contains("btrfs-progs"));
+        assert!(why(HostCapabilities { free: 1 << 20, ..CAPABLE }).contains("free space"));
         assert_eq!(
-            choose(Driver::Btrfs, Facts { free: 1 << 30, ..ABLE }),
+            choose(Driver::Btrfs, HostCapabilities { free: 1 << 30, ..CAPABLE }),
             Ok(StoreKind::BtrfsFile)
         );
     }
 
     #[test]
-    fn a_home_that_was_there_before_stays_in_plain_folders() {
+    fn an_existing_home_keeps_its_kind_of_store() {
         let home = tempfile::tempdir().unwrap();
-        fs::create_dir(home.path().join("sandboxes")).unwrap();
+        assert_eq!(Store::open(home.path(), Driver::Dir).unwrap().kind(), StoreKind::Dir);
         assert_eq!(Store::open(home.path(), Driver::Btrfs).unwrap().kind(), StoreKind::Dir);
-        let fresh = tempfile::tempdir().unwrap();
-        assert_eq!(Store::open(fresh.path(), Driver::Dir).unwrap().kind(), StoreKind::Dir);
-        assert_eq!(Store::open(fresh.path(), Driver::Btrfs).unwrap().kind(), StoreKind::Dir);
     }
 
     #[test]
-    fn a_store_of_a_later_format_is_not_touched() {
+    fn a_store_of_another_format_is_refused() {
         let home = tempfile::tempdir().unwrap();
         fs::write(home.path().join("store.json"), r#"{"version":2,"driver":"dir"}"#).unwrap();
         let error = Store::open(home.path(), Driver::Dir).unwrap_err().to_string();

@@ -1,5 +1,5 @@
-//! The system calls that have no safe wrapper, each behind the smallest function that can be called
-//! safely. Nothing here decides anything.
+//! System calls without a safe wrapper, each behind the smallest function that is safe to call.
+//! Makes no decisions.
 
 use std::{
     ffi::CString,
@@ -12,11 +12,11 @@ use std::{
 use libc::{c_int, c_long, c_ulong};
 use rustix::mount::{MoveMountFlags, OpenTreeFlags};
 
-/// Which side of a clone we are on.
+/// The process in which a clone returns.
 pub(crate) enum Side {
     /// The new process.
     Child,
-    /// The old one, with the new one's pid and a descriptor for it.
+    /// The parent process, with the new one's pid and pidfd.
     Parent { pid: u32, pidfd: OwnedFd },
 }
 
@@ -24,17 +24,17 @@ fn check(result: c_long) -> io::Result<c_long> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
-// Does not fit the type the libc crate gives it.
+// The libc crate declares it with a type that is too small.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
 
-/// Splits the process in two, the new one in the namespaces `flags` name and, on cgroup v2, in `group`.
+/// Forks; the new process is in the namespaces that `flags` name and, on cgroup v2, in `group`.
 ///
 /// # Safety
-/// The caller must have one thread only: locks that another thread holds (the allocator's, say)
-/// would stay locked in the child for ever.
+/// The caller must be single-threaded: locks that another thread holds (such as the allocator's)
+/// would stay locked in the child forever.
 pub(crate) unsafe fn clone_process(flags: u64, group: Option<BorrowedFd<'_>>) -> io::Result<Side> {
     let mut pidfd: RawFd = -1;
-    // SAFETY: the structure is plain numbers, for all of which zero means "not asked for".
+    // SAFETY: the structure consists of integers, for all of which zero means "not requested".
     let mut arguments: libc::clone_args = unsafe { std::mem::zeroed() };
     arguments.flags = flags | libc::CLONE_PIDFD as u64;
     arguments.pidfd = ptr::from_mut(&mut pidfd) as u64;
@@ -44,26 +44,26 @@ pub(crate) unsafe fn clone_process(flags: u64, group: Option<BorrowedFd<'_>>) ->
         arguments.cgroup = group.as_raw_fd() as u64;
     }
     let size = size_of::<libc::clone_args>();
-    // SAFETY: no stack is given, so the child goes on with a copy of ours as after fork; the kernel
-    // writes the descriptor into `pidfd`, which lives until we have read it.
+    // SAFETY: no stack is given, so the child continues on a copy of this one as after fork; the
+    // kernel writes the descriptor into `pidfd`, which lives until it has been read.
     let pid =
         check(unsafe { libc::syscall(libc::SYS_clone3, ptr::from_mut(&mut arguments), size) })?;
     if pid == 0 {
         return Ok(Side::Child);
     }
-    // SAFETY: the kernel has just opened it for us and nobody else knows it.
+    // SAFETY: the kernel has just opened it for this process and no other code knows it.
     let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
     Ok(Side::Parent { pid: u32::try_from(pid).unwrap_or(0), pidfd })
 }
 
-/// Ends the process at once: no destructors, nothing flushed twice.
+/// Exits at once: runs no destructors and flushes no buffers twice.
 pub(crate) fn exit_now(code: i32) -> ! {
     // SAFETY: ends the process; nothing runs afterwards.
     unsafe { libc::_exit(code) }
 }
 
-/// Sets attributes of a mount, and the ids it shows when `ids` is a user namespace.
-pub(crate) fn mount_attributes(
+/// Sets attributes of a mount, and maps its ids to the user namespace `ids` if given.
+pub(crate) fn set_mount_attributes(
     mount: impl AsFd,
     set: u64,
     ids: Option<BorrowedFd<'_>>,
@@ -76,7 +76,7 @@ pub(crate) fn mount_attributes(
     }
     let mount = mount.as_fd().as_raw_fd();
     let (empty, size) = (c"", size_of::<libc::mount_attr>());
-    // SAFETY: the path and the structure outlive the call and the size is theirs.
+    // SAFETY: the path and the structure outlive the call, and `size` is the structure's.
     check(unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
@@ -90,8 +90,8 @@ pub(crate) fn mount_attributes(
     .map(drop)
 }
 
-/// A detached clone of what lies at `path` under `folder`, without what is mounted below it.
-pub(crate) fn tree(folder: impl AsFd, path: &Path, recursive: bool) -> io::Result<OwnedFd> {
+/// A detached clone of the mount at `path` below `folder`, with its submounts if `recursive`.
+pub(crate) fn clone_mount(folder: impl AsFd, path: &Path, recursive: bool) -> io::Result<OwnedFd> {
     let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     if path.as_os_str().is_empty() {
         flags |= OpenTreeFlags::AT_EMPTY_PATH;
@@ -102,29 +102,29 @@ pub(crate) fn tree(folder: impl AsFd, path: &Path, recursive: bool) -> io::Resul
     Ok(rustix::mount::open_tree(folder, path, flags)?)
 }
 
-/// Attaches a detached mount on the open file or folder `target`.
-pub(crate) fn attach(mount: impl AsFd, target: impl AsFd) -> io::Result<()> {
+/// Attaches a detached mount to the open file or folder `target`.
+pub(crate) fn attach_mount(mount: impl AsFd, target: impl AsFd) -> io::Result<()> {
     let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
     Ok(rustix::mount::move_mount(mount, c"", target, c"", flags)?)
 }
 
-/// The ids new files get and permissions are checked with.
+/// Sets the ids that new files get and permissions are checked with.
 pub(crate) fn set_file_ids(uid: u32, gid: u32) {
-    // SAFETY: these calls take numbers only; they cannot fail for a process with all capabilities,
-    // and a failure shows at once, when the overlay turns out to be read-only.
+    // SAFETY: these calls take integers only; they cannot fail for a process with all capabilities,
+    // and a failure shows at once as a read-only overlay.
     unsafe {
         libc::syscall(libc::SYS_setfsuid, uid);
         libc::syscall(libc::SYS_setfsgid, gid);
     }
 }
 
-/// The name the machine inside sees.
+/// Sets the host name of this UTS namespace.
 pub(crate) fn set_host_name(name: &str) -> io::Result<()> {
-    // SAFETY: the pointer and the length are of the same text.
+    // SAFETY: pointer and length belong to the same text.
     check(unsafe { libc::sethostname(name.as_ptr().cast(), name.len()) }.into()).map(drop)
 }
 
-/// Reads an option of the IP protocol; `value` says on the way in what is asked for.
+/// Reads an option of the IP protocol; `value` holds the query on entry.
 pub(crate) fn ip_option(socket: impl AsFd, option: c_int, value: &mut [u8]) -> io::Result<()> {
     let mut size =
         libc::socklen_t::try_from(value.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
@@ -145,7 +145,7 @@ pub(crate) fn ip_option(socket: impl AsFd, option: c_int, value: &mut [u8]) -> i
     .map(drop)
 }
 
-/// Replaces a table of packet rules; the counters of the old one's entries come back in `counters`.
+/// Replaces a table of packet rules; returns the old entries' counters in `counters`.
 pub(crate) fn replace_table(
     socket: impl AsFd,
     option: c_int,
@@ -159,8 +159,8 @@ pub(crate) fn replace_table(
     bytes.extend_from_slice(entries);
     let size = libc::socklen_t::try_from(bytes.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
     let socket = socket.as_fd().as_raw_fd();
-    // SAFETY: the kernel reads `size` bytes of `bytes`, and writes two numbers for each of `count` entries
-    // to `counters`, whose address and length the bytes hold.
+    // SAFETY: the kernel reads `size` bytes of `bytes`, and writes two numbers for each of `count`
+    // entries to `counters`, whose address and length the bytes hold.
     check(
         unsafe { libc::setsockopt(socket, libc::IPPROTO_IP, option, bytes.as_ptr().cast(), size) }
             .into(),
@@ -178,7 +178,7 @@ pub(crate) struct Instruction {
     pub(crate) value: u32,
 }
 
-/// Puts the calling thread and everything it starts under a seccomp program, for good.
+/// Installs a seccomp filter for this thread and everything it starts, irrevocably.
 pub(crate) fn seccomp(program: &[Instruction]) -> io::Result<()> {
     let filter = libc::sock_fprog {
         len: u16::try_from(program.len())
@@ -193,7 +193,7 @@ pub(crate) fn seccomp(program: &[Instruction]) -> io::Result<()> {
     .map(drop)
 }
 
-/// Becomes the program in `file`. Returns only when that failed.
+/// Executes the program in `file`. Returns only on failure.
 pub(crate) fn execute(file: impl AsFd, arguments: &[CString]) -> io::Error {
     let mut argv: Vec<*const libc::c_char> =
         arguments.iter().map(|argument| argument.as_ptr()).collect();
@@ -214,16 +214,16 @@ pub(crate) fn execute(file: impl AsFd, arguments: &[CString]) -> io::Error {
     io::Error::last_os_error()
 }
 
-/// Makes `from` also be known as the standard stream `number` (0, 1 or 2), kept open across exec.
+/// Duplicates `from` to the standard stream `number` (0, 1 or 2), which stays open across exec.
 pub(crate) fn standard_stream(from: impl AsFd, number: c_int) -> io::Result<()> {
     // SAFETY: replaces one of the three standard streams, which no owner in this process closes.
     check(unsafe { libc::dup2(from.as_fd().as_raw_fd(), number) }.into()).map(drop)
 }
 
-/// Closes every descriptor above the standard streams but these.
+/// Closes every descriptor above the standard streams except these.
 ///
 /// # Safety
-/// Nothing that owns one of the others may be used or dropped afterwards.
+/// No owner of a closed descriptor may be used or dropped afterwards.
 pub(crate) unsafe fn close_all_but(kept: &[BorrowedFd<'_>]) {
     let mut kept: Vec<u32> =
         kept.iter().filter_map(|file| file.as_raw_fd().try_into().ok()).collect();
@@ -231,7 +231,7 @@ pub(crate) unsafe fn close_all_but(kept: &[BorrowedFd<'_>]) {
     let mut from = 3;
     for file in kept.into_iter().chain([u32::MAX]) {
         if from < file {
-            // SAFETY: the caller vouches that nobody uses what is closed.
+            // SAFETY: the caller guarantees that the closed descriptors are not used again.
             unsafe {
                 libc::syscall(
                     libc::SYS_close_range,
@@ -245,10 +245,10 @@ pub(crate) unsafe fn close_all_but(kept: &[BorrowedFd<'_>]) {
     }
 }
 
-/// Signals as a fresh program expects them: none blocked, none ignored.
+/// Resets signals to what a new program expects: none blocked, none ignored.
 pub(crate) fn default_signals() {
-    // SAFETY: an empty set is a valid mask, SIG_DFL is valid for every signal, and refusals (SIGKILL)
-    // do no harm.
+    // SAFETY: an empty set is a valid mask, SIG_DFL is valid for every signal, and refusals
+    // (SIGKILL) are harmless.
     unsafe {
         let mut none: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&raw mut none);
@@ -259,23 +259,23 @@ pub(crate) fn default_signals() {
     }
 }
 
-/// A session keyring of our own, so that nothing we start possesses the keys of who started us.
+/// Joins a new session keyring, so that children do not possess the keys of this process's parent.
 pub(crate) fn fresh_keyring() {
     const JOIN_SESSION_KEYRING: c_long = 1;
-    // SAFETY: a null name asks for a new anonymous keyring. A kernel without keyrings says so, and
-    // then there is nothing to leave behind.
+    // SAFETY: a null name requests a new anonymous keyring. A kernel without keyrings returns an
+    // error, and then there are no keys to leave behind.
     unsafe { libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, ptr::null::<libc::c_char>()) };
 }
 
-/// The disk serves this process when nobody else wants it, where its scheduler knows of such a thing.
+/// Gives this process the idle I/O priority, where the disk's scheduler supports it.
 pub(crate) fn idle_disk_priority() {
     const WHO_PROCESS: c_int = 1;
     const CLASS_IDLE: c_int = 3 << 13;
-    // SAFETY: this call takes numbers only.
+    // SAFETY: this call takes integers only.
     unsafe { libc::syscall(libc::SYS_ioprio_set, WHO_PROCESS, 0, CLASS_IDLE) };
 }
 
-/// How a process that is not our child ended, where the kernel still knows (6.15 and later).
+/// Exit status of a process that is not a child, where the kernel still has it (6.15 and later).
 pub(crate) fn exit_status_of(pidfd: impl AsFd) -> Option<i32> {
     #[repr(C)]
     #[derive(Default)]

@@ -1,5 +1,6 @@
-//! Throwing trees away: a rename now, the deleting later. Deleting walks hostile trees, so it follows
-//! no link and neither depth nor names can stop it. Decides nothing about what may go; see `collect`.
+//! Removes trees in two steps: a rename into the trash now, the deletion later. Deletion handles
+//! untrusted trees: it follows no link and copes with any depth and any names. `gc` decides what to
+//! remove.
 
 use std::{
     ffi::{CStr, CString},
@@ -19,33 +20,32 @@ use crate::{
     tree,
 };
 
-// How many folders are open at once while deleting; what lies deeper is first lifted to the top.
-const DEEPEST: usize = 64;
+// The deepest recursion while deleting; deeper folders are first moved to the top of the trash.
+const MAX_OPEN_DEPTH: usize = 64;
 
-/// Moves a tree into the trash, which must be on the same file system: O(1).
-pub(crate) fn throw_away(path: &Path, trash: &Path) -> Result<(), EngineError> {
+/// Moves a tree into the trash, which must be on the same file system. Takes constant time.
+pub(crate) fn move_to_trash(path: &Path, trash: &Path) -> Result<(), EngineError> {
     let target = trash.join(disk::random_name());
     match fs::rename(path, &target) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(disk_error("throw away", path, error))
+            Err(disk_error("remove", path, error))
         }
         _ => Ok(()),
     }
 }
 
-/// Deletes these trees of the trash. One that cannot be deleted does not keep the others; the first
-/// error is told at the end.
+/// Deletes these trees of the trash. Continues after an error and returns the first one.
 pub(crate) fn delete(trash: &Path, names: &[String]) -> Result<(), EngineError> {
     let top = tree::open_root(trash)?;
-    let mut told = Ok(());
+    let mut result = Ok(());
     let mut waiting: Vec<CString> =
         names.iter().filter_map(|name| CString::new(name.as_str()).ok()).collect();
     while let Some(name) = waiting.pop() {
         if let Err(error) = delete_one(top.as_fd(), top.as_fd(), &name, 0, &mut waiting) {
-            told = told.and(Err(disk_error("delete", tree::join(trash, &name), error)));
+            result = result.and(Err(disk_error("delete", tree::join(trash, &name), error)));
         }
     }
-    told
+    result
 }
 
 /// Deletes one tree in an open folder.
@@ -62,7 +62,7 @@ fn delete_one(
     folder: BorrowedFd<'_>,
     name: &CStr,
     depth: usize,
-    lifted: &mut Vec<CString>,
+    moved_up: &mut Vec<CString>,
 ) -> Result<(), Errno> {
     let stat = match tree::stat(folder, name) {
         Ok(stat) => stat,
@@ -71,19 +71,20 @@ fn delete_one(
     };
     let kind = FileType::from_raw_mode(stat.st_mode);
     if kind != FileType::Directory {
-        return gone(rustix::fs::unlinkat(folder, name, AtFlags::empty()));
+        return ignore_missing(rustix::fs::unlinkat(folder, name, AtFlags::empty()));
     }
-    // On other file systems the number is an ordinary one.
+    // On other file systems, inode 256 is an ordinary folder.
     if btrfs::is_subvolume(&stat)
         && rustix::fs::fstatfs(folder)?.f_type == libc::BTRFS_SUPER_MAGIC
         && btrfs::destroy(folder, name).is_ok()
     {
         return Ok(());
     }
-    if depth >= DEEPEST {
-        let above = CString::new(disk::random_name()).expect("hexadecimal text has no zero byte");
-        rustix::fs::renameat(folder, name, top, &above)?;
-        lifted.push(above);
+    if depth >= MAX_OPEN_DEPTH {
+        let new_name =
+            CString::new(disk::random_name()).expect("hexadecimal text has no zero byte");
+        rustix::fs::renameat(folder, name, top, &new_name)?;
+        moved_up.push(new_name);
         return Ok(());
     }
     let inner = match open(folder, name) {
@@ -92,9 +93,9 @@ fn delete_one(
         Err(error) => return Err(error),
     };
     for entry in tree::names(inner.as_fd())? {
-        delete_one(top, inner.as_fd(), &entry, depth + 1, lifted)?;
+        delete_one(top, inner.as_fd(), &entry, depth + 1, moved_up)?;
     }
-    gone(rustix::fs::unlinkat(folder, name, AtFlags::REMOVEDIR))
+    ignore_missing(rustix::fs::unlinkat(folder, name, AtFlags::REMOVEDIR))
 }
 
 fn open(folder: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno> {
@@ -102,7 +103,7 @@ fn open(folder: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno> {
     rustix::fs::openat(folder, name, flags, Mode::empty())
 }
 
-fn gone(result: Result<(), Errno>) -> Result<(), Errno> {
+fn ignore_missing(result: Result<(), Errno>) -> Result<(), Errno> {
     match result {
         Err(Errno::NOENT) => Ok(()),
         other => other,
@@ -115,37 +116,37 @@ mod tests {
     use crate::disk::Disk;
 
     #[test]
-    fn emptying_follows_no_link_out_of_the_trash() {
+    fn deleting_follows_no_links_out_of_the_trash() {
         let disk = Disk::temporary();
-        let outside = disk.home().join("outside");
+        let outside = disk.home.path().join("outside");
         fs::create_dir(&outside).unwrap();
         fs::write(outside.join("kept"), "").unwrap();
-        let tree = disk.home().join("tree");
+        let tree = disk.home.path().join("tree");
         fs::create_dir_all(tree.join("a")).unwrap();
         std::os::unix::fs::symlink(&outside, tree.join("a/link")).unwrap();
-        throw_away(&tree, &disk.trash()).unwrap();
+        move_to_trash(&tree, &disk.home.trash()).unwrap();
         assert!(!tree.exists());
-        delete(&disk.trash(), &disk::names_in(&disk.trash()).unwrap()).unwrap();
-        assert!(disk::names_in(&disk.trash()).unwrap().is_empty());
+        delete(&disk.home.trash(), &disk::names_in(&disk.home.trash()).unwrap()).unwrap();
+        assert!(disk::names_in(&disk.home.trash()).unwrap().is_empty());
         assert!(outside.join("kept").exists());
     }
 
     #[test]
-    fn a_tree_of_any_depth_can_be_deleted() {
+    fn trees_of_any_depth_can_be_deleted() {
         let disk = Disk::temporary();
-        // 3,000 levels: deeper than any path and than the usual limit of open files.
-        let mut folder = tree::open_root(&disk.trash()).unwrap();
+        // 3,000 levels: more than PATH_MAX and the usual limit of open files allow.
+        let mut folder = tree::open_root(&disk.home.trash()).unwrap();
         for _ in 0..3000 {
             rustix::fs::mkdirat(&folder, c"a", Mode::RWXU).unwrap();
             folder = open(folder.as_fd(), c"a").unwrap();
         }
-        delete(&disk.trash(), &disk::names_in(&disk.trash()).unwrap()).unwrap();
-        assert!(disk::names_in(&disk.trash()).unwrap().is_empty());
+        delete(&disk.home.trash(), &disk::names_in(&disk.home.trash()).unwrap()).unwrap();
+        assert!(disk::names_in(&disk.home.trash()).unwrap().is_empty());
     }
 
     #[test]
-    fn throwing_away_what_is_gone_is_no_error() {
+    fn moving_a_missing_tree_to_the_trash_succeeds() {
         let disk = Disk::temporary();
-        throw_away(&disk.home().join("nothing"), &disk.trash()).unwrap();
+        move_to_trash(&disk.home.path().join("nothing"), &disk.home.trash()).unwrap();
     }
 }

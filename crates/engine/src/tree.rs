@@ -1,8 +1,7 @@
-//! Reading and copying trees whose content is hostile: every step goes through a descriptor, no
-//! link is ever followed, no other file system is entered, and depth costs neither stack nor
-//! descriptors. Knows nothing of layers.
+//! Reads and copies trees with untrusted content: every step goes through a descriptor, no link is
+//! followed, no other file system is entered, and deep trees need neither stack nor descriptors.
 
-mod trail;
+mod dir_stack;
 
 use std::{
     collections::HashMap,
@@ -25,67 +24,67 @@ use rustix::{
 };
 
 use crate::{EngineError, disk::disk_error, rootless};
-pub(crate) use trail::Trail;
+pub(crate) use dir_stack::DirStack;
 
-/// The names of overlay's own notes.
-struct Notes {
-    /// Makes a folder hide what lies below it in the stack.
+/// The names of overlayfs's extended attributes.
+struct OverlayXattrs {
+    /// Marks a folder that hides the lower layers.
     opaque: &'static CStr,
-    /// What overlay writes when it moves a lower folder by reference or copies only metadata up. Such
-    /// an upper does not stand for itself; our mounts turn both off.
+    /// Marks a moved folder (redirect) and a metadata-only copy-up (metacopy). An upper layer with
+    /// these is not self-contained; our mounts turn both features off.
     by_reference: [&'static CStr; 2],
 }
 
-const NOTES: Notes = Notes {
+const ROOT_XATTRS: OverlayXattrs = OverlayXattrs {
     opaque: c"trusted.overlay.opaque",
     by_reference: [c"trusted.overlay.redirect", c"trusted.overlay.metacopy"],
 };
 
-// Only the host's root may read and write the others.
-const ROOTLESS_NOTES: Notes = Notes {
+// Without root, overlayfs uses the `user.` namespace (mount option `userxattr`).
+const ROOTLESS_XATTRS: OverlayXattrs = OverlayXattrs {
     opaque: c"user.overlay.opaque",
     by_reference: [c"user.overlay.redirect", c"user.overlay.metacopy"],
 };
 
-// With every name of those notes, also of ones that do not concern us.
+// The prefix of all overlayfs attributes without root.
 const ROOTLESS_PREFIX: &[u8] = b"user.overlay.";
 
-fn notes() -> &'static Notes {
-    if rootless::is_here() { &ROOTLESS_NOTES } else { &NOTES }
+fn overlay_xattrs() -> &'static OverlayXattrs {
+    if rootless::is_active() { &ROOTLESS_XATTRS } else { &ROOT_XATTRS }
 }
 
-// What a copy keeps besides: data of the owner, file capabilities, access lists. Everything else
-// (labels of the host, overlay's own notes) describes the original only.
-const KEPT_XATTRS: [&[u8]; 3] = [b"user.", b"security.capability", b"system.posix_acl_"];
+// A copy keeps user attributes, file capabilities and ACLs. All others (security labels of the
+// host, overlayfs's own) describe only the original.
+const COPIED_XATTRS: [&[u8]; 3] = [b"user.", b"security.capability", b"system.posix_acl_"];
 
-// PATH_MAX with its final zero.
+// PATH_MAX, including the terminating zero.
 const MAX_PATH_BYTES: usize = 4096;
 
-// 4 MiB a step: long enough to be fast, short enough to notice a freeze that must be renewed.
+// 4 MiB per step: large enough to be fast, small enough to renew a freeze in time.
 const COPY_STEP_BYTES: usize = 4 << 20;
 
-// Below this one read and one write beat the search for holes.
+// Up to this size, one read and one write are faster than searching for holes.
 const SMALL_FILE_BYTES: usize = 64 << 10;
 
-/// Opens the folder a walk starts at. The path is ours; what is in it is not.
-pub(crate) fn open_root(path: &Path) -> Result<OwnedFd, EngineError> {
+/// Opens the folder a walk starts at. The path is trusted; the folder's content is not.
+pub fn open_root(path: &Path) -> Result<OwnedFd, EngineError> {
     fs::open(path, OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
         .map_err(|e| disk_error("open the folder", path, e))
 }
 
-/// Opens a folder below `root`, refusing links anywhere on the way.
-pub(crate) fn open_folder(root: BorrowedFd<'_>, path: &Path) -> Result<OwnedFd, Errno> {
+/// Opens a folder below `root`; refuses links in every component of `path`.
+pub fn open_folder(root: BorrowedFd<'_>, path: &Path) -> Result<OwnedFd, Errno> {
     let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
     let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::RDONLY;
     let within = ResolveFlags::BENEATH
         | ResolveFlags::NO_SYMLINKS
         | ResolveFlags::NO_MAGICLINKS
         | ResolveFlags::NO_XDEV;
-    retried(|| fs::openat2(root, path, flags, Mode::empty(), within))
+    retry(|| fs::openat2(root, path, flags, Mode::empty(), within))
 }
 
-// openat2 answers EAGAIN when something was renamed on its way; that passes.
-fn retried<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
+// openat2 returns EAGAIN when a component was renamed during the lookup; a retry succeeds.
+fn retry<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     loop {
         match call() {
             Err(Errno::AGAIN | Errno::INTR) => {}
@@ -94,56 +93,57 @@ fn retried<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     }
 }
 
-/// The names in a folder, sorted, without itself and its parent.
+/// The names in a folder, sorted, without `.` and `..`.
 pub(crate) fn names(folder: BorrowedFd<'_>) -> Result<Vec<CString>, Errno> {
     first_names(folder, usize::MAX).map(|(names, _)| names)
 }
 
-/// So many of them at most, and whether they are all.
+/// At most `limit` names of a folder, sorted, and whether these are all.
 pub(crate) fn first_names(
     folder: BorrowedFd<'_>,
-    most: usize,
+    limit: usize,
 ) -> Result<(Vec<CString>, bool), Errno> {
-    let (mut names, mut all) = (Vec::new(), true);
+    let (mut names, mut complete) = (Vec::new(), true);
     for entry in fs::Dir::read_from(folder)? {
         let entry = entry?;
         if matches!(entry.file_name().to_bytes(), b"." | b"..") {
             continue;
         }
-        if names.len() == most {
-            all = false;
+        if names.len() == limit {
+            complete = false;
             break;
         }
         names.push(entry.file_name().to_owned());
     }
     names.sort_unstable();
-    Ok((names, all))
+    Ok((names, complete))
 }
 
-/// What a name in a folder is, without following it.
-pub(crate) fn stat(folder: BorrowedFd<'_>, name: &CStr) -> Result<Stat, Errno> {
+/// The metadata of a name in a folder. A symbolic link is not followed.
+pub fn stat(folder: BorrowedFd<'_>, name: &CStr) -> Result<Stat, Errno> {
     fs::statat(folder, name, AtFlags::SYMLINK_NOFOLLOW)
 }
 
-/// Whether overlay reads this as "nothing is here".
-pub(crate) fn is_whiteout(stat: &Stat) -> bool {
+/// Whether overlayfs treats the file as a whiteout: a deleted name.
+pub fn is_whiteout(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice && stat.st_rdev == 0
 }
 
-/// Whether a folder hides what lies below it in the stack.
+/// Whether a folder is opaque: it hides the lower layers.
 ///
 /// # Errors
-/// Also when it stands for a folder below by reference, which no copy can keep.
-pub(crate) fn is_opaque(folder: BorrowedFd<'_>) -> Result<bool, Errno> {
-    if notes()
+/// Also when the folder refers to a lower one (redirect or metacopy), which a copy cannot
+/// represent.
+pub fn is_opaque(folder: BorrowedFd<'_>) -> Result<bool, Errno> {
+    if overlay_xattrs()
         .by_reference
         .iter()
         .any(|name| xattr(folder, name).is_ok_and(|value| value.is_some()))
     {
         return Err(Errno::NOTSUP);
     }
-    // `x` only says that the folder holds whiteouts of another form, which are regular files to us.
-    Ok(xattr(folder, notes().opaque)?.as_deref() == Some(b"y"))
+    // `x` marks a folder with xattr whiteouts, which count as regular files here.
+    Ok(xattr(folder, overlay_xattrs().opaque)?.as_deref() == Some(b"y"))
 }
 
 fn xattr(file: BorrowedFd<'_>, name: &CStr) -> Result<Option<Vec<u8>>, Errno> {
@@ -161,22 +161,24 @@ pub(crate) fn join(folder: &Path, name: &CStr) -> PathBuf {
     folder.join(OsStr::from_bytes(name.to_bytes()))
 }
 
-/// Calls `each` with the path (relative to `root`), its folder and its stat, for everything below `root`.
-pub(crate) fn visit(
+/// Walks the tree below `root` and calls `each` with every entry's path relative to `root`, its
+/// open parent folder and its metadata.
+pub fn visit<E: From<EngineError>>(
     root: &Path,
-    each: &mut dyn FnMut(&Path, BorrowedFd<'_>, &Stat) -> Result<(), EngineError>,
-) -> Result<(), EngineError> {
-    let failed = |doing, path: &Path, e: Errno| disk_error(doing, root.join(shown(path)), e);
+    each: &mut dyn FnMut(&Path, BorrowedFd<'_>, &Stat) -> Result<(), E>,
+) -> Result<(), E> {
+    let failed =
+        |doing, path: &Path, e: Errno| disk_error(doing, root.join(truncate_path(path)), e);
     let mut at = PathBuf::new();
     let open = |e| failed("open the folder", Path::new(""), e);
-    let mut trail = Trail::new(open_root(root)?.as_fd()).map_err(open)?;
-    // `None` stands for the way back up.
+    let mut dirs = DirStack::new(open_root(root)?.as_fd()).map_err(open)?;
+    // `None` means: ascend.
     let mut steps: Vec<Option<CString>> = vec![];
     loop {
-        for name in names(trail.here()).map_err(|e| failed("list", &at, e))? {
+        for name in names(dirs.current()).map_err(|e| failed("list", &at, e))? {
             at.push(OsStr::from_bytes(name.to_bytes()));
-            let stat = stat(trail.here(), &name).map_err(|e| failed("look at", &at, e))?;
-            each(&at, trail.here(), &stat)?;
+            let stat = stat(dirs.current(), &name).map_err(|e| failed("access", &at, e))?;
+            each(&at, dirs.current(), &stat)?;
             at.pop();
             if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
                 steps.push(Some(name));
@@ -186,12 +188,12 @@ pub(crate) fn visit(
             match steps.pop() {
                 None => return Ok(()),
                 Some(None) => {
-                    trail.up().map_err(|e| failed("leave the folder", &at, e))?;
+                    dirs.ascend().map_err(|e| failed("leave the folder", &at, e))?;
                     at.pop();
                 }
                 Some(Some(name)) => {
                     at.push(OsStr::from_bytes(name.to_bytes()));
-                    trail.down(&name).map_err(|e| failed("open the folder", &at, e))?;
+                    dirs.descend(&name).map_err(|e| failed("open the folder", &at, e))?;
                     steps.push(None);
                     break;
                 }
@@ -200,49 +202,59 @@ pub(crate) fn visit(
     }
 }
 
-/// A path as an error shows it: a hostile one may have a million bytes.
-pub(crate) fn shown(path: &Path) -> PathBuf {
-    const LONGEST: usize = 1024;
+/// Shortens a path for an error message: an untrusted path may have a million bytes.
+pub fn truncate_path(path: &Path) -> PathBuf {
+    const MAX_BYTES: usize = 1024;
     let bytes = path.as_os_str().as_bytes();
-    if bytes.len() <= LONGEST {
+    if bytes.len() <= MAX_BYTES {
         return path.to_owned();
     }
-    let (head, tail) = (&bytes[..LONGEST / 2], &bytes[bytes.len() - LONGEST / 2..]);
+    let (head, tail) = (&bytes[..MAX_BYTES / 2], &bytes[bytes.len() - MAX_BYTES / 2..]);
     PathBuf::from(OsStr::from_bytes(&[head, "…".as_bytes(), tail].concat()))
 }
 
-/// Copies single files, keeping owner, mode, times, attributes, holes, and names that share a file.
+/// Copies one file that is no folder into the folder `into`, under its own name.
+pub fn copy_one(
+    from: BorrowedFd<'_>,
+    name: &CStr,
+    stat: &Stat,
+    into: BorrowedFd<'_>,
+) -> Result<(), EngineError> {
+    let path = Path::new(OsStr::from_bytes(name.to_bytes()));
+    Copier::new(into, &mut || Ok(())).copy(from, name, stat, into, path)
+}
+
+/// Copies single files with their owner, mode, times, attributes, holes and hard links.
 pub(crate) struct Copier<'a> {
-    /// Where copies go.
     pub(crate) target: BorrowedFd<'a>,
-    /// Called between steps of long work; its error ends the copying.
-    pub(crate) pulse: &'a mut dyn FnMut() -> Result<(), EngineError>,
-    /// Files with several names, by inode: where their copy is.
+    /// Called between the steps of a long copy; an error aborts the copy.
+    pub(crate) heartbeat: &'a mut dyn FnMut() -> Result<(), EngineError>,
+    /// The copy's path for each inode with several names.
     pub(crate) links: HashMap<u64, PathBuf>,
     /// Bytes of content copied.
     pub(crate) bytes: u64,
-    clones: bool,
+    /// Whether the file system can share blocks between files (reflinks).
+    can_reflink: bool,
     buffer: Vec<u8>,
 }
 
 impl<'a> Copier<'a> {
-    /// A copier into `target`.
     pub(crate) fn new(
         target: BorrowedFd<'a>,
-        pulse: &'a mut dyn FnMut() -> Result<(), EngineError>,
+        heartbeat: &'a mut dyn FnMut() -> Result<(), EngineError>,
     ) -> Self {
         Self {
             target,
-            pulse,
+            heartbeat,
             links: HashMap::new(),
             bytes: 0,
-            clones: true,
+            can_reflink: true,
             buffer: vec![0; SMALL_FILE_BYTES],
         }
     }
 
-    /// Copies `name` of the folder `from` to `path` in the target, whose parent `into` is. Folders are
-    /// the caller's business; a socket becomes one nobody listens on, as after a restart.
+    /// Copies `name` of the folder `from` to `path` in the target, where `into` is the open parent.
+    /// Not for folders. The copy of a socket has no listener, as after a restart.
     pub(crate) fn copy(
         &mut self,
         from: BorrowedFd<'_>,
@@ -254,7 +266,7 @@ impl<'a> Copier<'a> {
         let shared =
             stat.st_nlink > 1 && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
         if shared && let Some(first) = self.links.get(&stat.st_ino) {
-            // A file system's limit of names per file is no reason to fail: then it is copied.
+            // At the file system's limit of links per file, the content is copied instead.
             if fs::linkat(self.target, first, into, name, AtFlags::empty()).is_ok() {
                 return Ok(());
             }
@@ -262,13 +274,13 @@ impl<'a> Copier<'a> {
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => self.copy_file(from, name, into, path)?,
             _ => copy_special(from, name, stat, into)
-                .map_err(|e| disk_error("copy", shown(path), e))?,
+                .map_err(|e| disk_error("copy", truncate_path(path), e))?,
         }
-        // Where no path is long enough to lead there, the next name gets a copy of its own.
+        // A path that is too long cannot be linked to; the next name gets a copy of the content.
         if shared && path.as_os_str().len() < MAX_PATH_BYTES {
             self.links.insert(stat.st_ino, path.to_owned());
         }
-        (self.pulse)()
+        (self.heartbeat)()
     }
 
     fn copy_file(
@@ -278,8 +290,8 @@ impl<'a> Copier<'a> {
         into: BorrowedFd<'_>,
         path: &Path,
     ) -> Result<(), EngineError> {
-        let failed = |e: Errno| disk_error("copy", shown(path), e);
-        // Non-blocking: should this be a pipe after all, opening it must not wait for a writer.
+        let failed = |e: Errno| disk_error("copy", truncate_path(path), e);
+        // Non-blocking: if the file was replaced by a pipe, the open must not wait for a writer.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let source = fs::openat(from, name, flags, Mode::empty()).map_err(failed)?;
         let stat = fs::fstat(&source).map_err(failed)?;
@@ -307,21 +319,22 @@ impl<'a> Copier<'a> {
         if size == 0 {
             return Ok(());
         }
-        if self.clones {
+        if self.can_reflink {
             match fs::ioctl_ficlone(copy, source) {
                 Ok(()) => return Ok(()),
-                // This file system shares no blocks: not asked again.
-                Err(_) => self.clones = false,
+                Err(_) => self.can_reflink = false,
             }
         }
         if size <= SMALL_FILE_BYTES as u64 && stored >= size {
-            return self.copy_small(source, copy).map_err(|e| disk_error("copy", shown(path), e));
+            return self
+                .copy_small(source, copy)
+                .map_err(|e| disk_error("copy", truncate_path(path), e));
         }
-        fs::ftruncate(copy, size).map_err(|e| disk_error("copy", shown(path), e))?;
+        fs::ftruncate(copy, size).map_err(|e| disk_error("copy", truncate_path(path), e))?;
         let mut position = 0;
         while position < size {
             let Some((start, end)) = next_data(source.as_fd(), position, size)
-                .map_err(|e| disk_error("copy", shown(path), e))?
+                .map_err(|e| disk_error("copy", truncate_path(path), e))?
             else {
                 break;
             };
@@ -354,21 +367,21 @@ impl<'a> Copier<'a> {
             let length =
                 usize::try_from(end - read).unwrap_or(COPY_STEP_BYTES).min(COPY_STEP_BYTES);
             match fs::copy_file_range(source, Some(&mut read), copy, Some(&mut written), length) {
-                // The file became shorter under us; a frozen one does not.
+                // The file was truncated during the copy; that cannot happen while frozen.
                 Ok(0) => return Ok(u64::MAX),
                 Ok(_) | Err(Errno::INTR | Errno::AGAIN) => {}
-                Err(error) => return Err(disk_error("copy", shown(path), error)),
+                Err(error) => return Err(disk_error("copy", truncate_path(path), error)),
             }
-            (self.pulse)()?;
+            (self.heartbeat)()?;
         }
         Ok(end)
     }
 }
 
-// Pages dirtied through a mapping stay writable without another fault, and only a fault moves the
-// ctime. Write-back takes that right away, so the next write shows.
+// A page dirtied through a mapping stays writable, and only a page fault updates the ctime.
+// Writeback write-protects the page again, so the next write changes the ctime.
 fn start_write_back(file: BorrowedFd<'_>) {
-    // SAFETY: plain integers go in and the descriptor is borrowed for the length of the call.
+    // SAFETY: the arguments are plain integers and the descriptor is borrowed for the call.
     unsafe {
         libc::sync_file_range(
             file.as_raw_fd(),
@@ -382,9 +395,9 @@ fn start_write_back(file: BorrowedFd<'_>) {
 fn next_data(file: BorrowedFd<'_>, position: u64, size: u64) -> Result<Option<(u64, u64)>, Errno> {
     match fs::seek(file, SeekFrom::Data(position)) {
         Ok(start) => Ok(Some((start, fs::seek(file, SeekFrom::Hole(start))?.min(size)))),
-        // Nothing but a hole up to the end.
+        // The rest of the file is a hole.
         Err(Errno::NXIO) => Ok(None),
-        // No such search here: all of it is data.
+        // The file system does not support SEEK_DATA: everything counts as data.
         Err(Errno::INVAL) => Ok(Some((position, size))),
         Err(error) => Err(error),
     }
@@ -406,27 +419,27 @@ fn copy_special(
     let (uid, gid) = (Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid));
     fs::chownat(into, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
     if kind != FileType::Symlink {
-        // Just made by us in a folder of ours, and not a link: the name cannot lead elsewhere.
+        // Safe to follow: this process just created the name in its own folder, and not as a link.
         fs::chmodat(into, name, Mode::from_raw_mode(stat.st_mode), AtFlags::empty())?;
     }
     fs::utimensat(into, name, &times(stat), AtFlags::SYMLINK_NOFOLLOW)
 }
 
-/// Gives an open file or folder the owner, mode, kept attributes and times of another.
-pub(crate) fn copy_file_metadata(
+/// Copies owner, mode, extended attributes and times from one open file or folder to another.
+pub fn copy_file_metadata(
     from: BorrowedFd<'_>,
     to: BorrowedFd<'_>,
     stat: &Stat,
 ) -> Result<(), Errno> {
     fs::fchown(to, Some(Uid::from_raw(stat.st_uid)), Some(Gid::from_raw(stat.st_gid)))?;
-    // After the owner, whose change takes set-uid bits and capabilities away.
+    // After chown, which clears set-uid bits and capabilities.
     fs::fchmod(to, Mode::from_raw_mode(stat.st_mode))?;
     copy_xattrs(from, to)?;
     fs::futimens(to, &times(stat))
 }
 
 fn copy_xattrs(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Errno> {
-    // 64 KiB: the kernel's own limits for a list of names and for a value.
+    // 64 KiB: the kernel's limit for the list of names and for a value.
     let mut list = Vec::new();
     match fs::flistxattr_query(from) {
         Ok(0) | Err(Errno::NOTSUP) => return Ok(()),
@@ -434,8 +447,8 @@ fn copy_xattrs(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(), Errno> {
     }
     let length = fs::flistxattr(from, &mut list[..])?;
     for name in list[..length].split_inclusive(|byte| *byte == 0) {
-        let of_overlay = rootless::is_here() && name.starts_with(ROOTLESS_PREFIX);
-        if of_overlay || !KEPT_XATTRS.iter().any(|kept| name.starts_with(kept)) {
+        let of_overlay = rootless::is_active() && name.starts_with(ROOTLESS_PREFIX);
+        if of_overlay || !COPIED_XATTRS.iter().any(|prefix| name.starts_with(prefix)) {
             continue;
         }
         let Ok(name) = CStr::from_bytes_with_nul(name) else { continue };
@@ -457,14 +470,14 @@ fn times(stat: &Stat) -> Timestamps {
     }
 }
 
-/// Creates the file that says "nothing is here".
-pub(crate) fn make_whiteout(folder: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
+/// Creates a whiteout: overlayfs shows the name as deleted.
+pub fn make_whiteout(folder: BorrowedFd<'_>, name: &CStr) -> Result<(), Errno> {
     fs::mknodat(folder, name, FileType::CharacterDevice, Mode::empty(), 0)
 }
 
-/// Makes a folder hide what lies below it in the stack.
-pub(crate) fn make_opaque(folder: BorrowedFd<'_>) -> Result<(), Errno> {
-    fs::fsetxattr(folder, notes().opaque, b"y", XattrFlags::empty())
+/// Marks a folder as opaque: it hides the lower layers.
+pub fn make_opaque(folder: BorrowedFd<'_>) -> Result<(), Errno> {
+    fs::fsetxattr(folder, overlay_xattrs().opaque, b"y", XattrFlags::empty())
 }
 
 #[cfg(test)]
@@ -472,7 +485,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_copy_keeps_the_owners_attributes_and_leaves_those_of_the_place() {
+    fn copies_keep_user_attributes_but_not_overlay_ones() {
         let (from, to) = (tempfile::tempfile().unwrap(), tempfile::tempfile().unwrap());
         let set = |name: &CStr| fs::fsetxattr(&from, name, b"value", XattrFlags::empty());
         set(c"user.mine").unwrap();

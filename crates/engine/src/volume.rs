@@ -1,9 +1,9 @@
-//! Volumes: named places that outlive sandboxes and are in no snapshot. This file keeps their records
-//! and says who may have one; what a volume is made of is the business of `image`.
+//! Volumes: named file systems that outlive sandboxes and are not part of snapshots. This file has
+//! their records and operations; `image` creates and mounts the file system.
 //!
-//! A volume is a folder `volumes/NAME` with its record, made under another name and renamed when it is
-//! whole. A lock beside it is held while it is made, mounted or removed, never while it is in use: that
-//! is told by the kernel, which knows of every mount, whoever has died.
+//! A volume is a folder `volumes/NAME` with a record, created under a temporary name and renamed
+//! when complete. A lock file beside it is held while the volume is created, mounted or removed,
+//! but not while a sandbox uses it: the kernel knows all mounts, also after a crash.
 
 mod image;
 pub(crate) mod state;
@@ -25,23 +25,24 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Engine, EngineError, disk,
+    disk_thresholds::free_and_total_bytes,
     error::AtPath,
-    home::{Survives, read_record, sync, write_record},
+    home::{Durability, read_record, sync, write_record},
     rootless,
     spec::{VolumeMount, is_plain_name},
     syscall,
     zygote::{client, protocol::Request},
 };
 
-/// Who a volume and its folders belong to inside: the user agents and commands run as.
+/// The owner of a volume and its folders inside: the user that agents and commands run as.
 const OWNER: u32 = 10_001;
 
-// Room every host needs for itself: a log, a package, a snapshot of what runs.
+// Free space that stays for the host after creating a volume.
 const MARGIN_BYTES: u64 = 1 << 30;
-const SMALLEST_BYTES: u64 = 4 << 20;
-const LARGEST_BYTES: u64 = 1 << 44;
+const MIN_BYTES: u64 = 4 << 20;
+const MAX_BYTES: u64 = 1 << 44;
 
-/// Names a volume: the name of its folder.
+/// A volume's name, which is also the name of its folder.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct VolumeName(String);
@@ -62,7 +63,7 @@ impl FromStr for VolumeName {
             return Ok(Self(text.to_owned()));
         }
         let reason =
-            format!("`{text}` is no name for a volume: letters, digits, `_` and `-`, at most 80");
+            format!("invalid volume name `{text}`: use letters, digits, `_` and `-`, at most 80");
         Err(EngineError::Invalid { reason })
     }
 }
@@ -93,16 +94,16 @@ impl fmt::Debug for VolumeName {
     }
 }
 
-/// A volume to make.
+/// A volume to create.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct VolumeSpec {
-    /// Its name.
+    /// The volume's name.
     pub name: VolumeName,
-    /// What it takes on the host's disk from the beginning; a little less fits into it.
+    /// Bytes reserved on the host's disk; slightly less is usable.
     pub size_bytes: u64,
-    /// How many files, folders and links it can hold, at least.
+    /// The minimum number of files, folders and links the volume can hold.
     pub files: u64,
-    /// Folders it has whenever a sandbox gets it.
+    /// Folders to create in the volume whenever a sandbox mounts it.
     pub folders: Vec<String>,
 }
 
@@ -117,42 +118,42 @@ impl VolumeSpec {
 /// A volume.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Volume {
-    /// Its name.
+    /// The volume's name.
     pub name: VolumeName,
-    /// What it is made of.
+    /// How the volume is stored.
     pub backing: Backing,
-    /// Its size.
+    /// Bytes reserved on the host's disk.
     pub size_bytes: u64,
-    /// How many files it can hold.
+    /// The minimum number of files the volume can hold.
     pub files: u64,
-    /// Folders it has whenever a sandbox gets it.
+    /// Folders to create in the volume whenever a sandbox mounts it.
     pub folders: Vec<String>,
-    /// When it was made.
+    /// When the volume was created.
     pub created_at: Timestamp,
 }
 
-/// What a volume is made of.
+/// How a volume is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Backing {
-    /// A file system in a file, with limits the kernel keeps.
+    /// A file system in a file; the kernel enforces its limits.
     Image,
-    /// A plain folder, for who may not mount: nothing keeps its limits.
+    /// A plain folder, without root, which cannot mount file systems. Its limits are not enforced.
     Folder,
 }
 
 impl Engine {
-    /// Makes a volume. Its room is taken on the host's disk now, so that it never runs out later.
+    /// Creates a volume and reserves all of its space on the host's disk.
     ///
     /// # Errors
-    /// When the name is taken, the sizes make no sense or the host lacks the room.
+    /// When the name is in use, the sizes are invalid or the host has too little free space.
     pub fn volume_create(&self, spec: &VolumeSpec) -> Result<Volume, EngineError> {
-        check(spec)?;
+        check_spec(spec)?;
         let _lock = self.volume_lock(&spec.name)?;
         if self.volume(&spec.name)?.is_some() {
             return Err(EngineError::VolumeExists { volume: spec.name.clone() });
         }
-        self.volume_make(spec)
+        self.volume_create_atomically(spec)
     }
 
     /// Every volume, by name.
@@ -161,7 +162,7 @@ impl Engine {
     /// When a record cannot be read.
     pub fn volumes(&self) -> Result<Vec<Volume>, EngineError> {
         let mut volumes = Vec::new();
-        for name in disk::names_in(&self.home.volumes())? {
+        for name in disk::names_in(&self.disk.home.volumes())? {
             if let Ok(name) = name.parse() {
                 volumes.extend(self.volume(&name)?);
             }
@@ -170,27 +171,27 @@ impl Engine {
         Ok(volumes)
     }
 
-    /// A volume, if there is one of this name.
+    /// The volume with this name, if it exists.
     ///
     /// # Errors
-    /// When its record cannot be read.
+    /// When the record cannot be read.
     pub fn volume(&self, name: &VolumeName) -> Result<Option<Volume>, EngineError> {
         read_record(&self.volume_folder(name).join("record.json"))
     }
 
-    /// Throws a volume away with everything in it. Idempotent.
+    /// Removes a volume with all of its content. Idempotent.
     ///
     /// # Errors
-    /// When a sandbox has it.
+    /// When a sandbox uses the volume.
     pub fn volume_remove(&self, name: &VolumeName) -> Result<(), EngineError> {
         let lock = self.volume_lock(name)?;
         let folder = self.volume_folder(name);
         if let Some(volume) = self.volume(name)? {
             let in_use = match volume.backing {
                 Backing::Image => {
-                    // It may keep it at hand for the next sandbox.
+                    // The zygote may hold the volume for the next sandbox.
                     let release = Request::Release { volume: name.clone() };
-                    client::ask_if_there(&self.home, &release)?;
+                    client::ask_if_running(&self.disk.home, &release)?;
                     image::is_in_use(&folder)?
                 }
                 Backing::Folder => self.is_mounted_by_record(name)?,
@@ -199,9 +200,10 @@ impl Engine {
                 return Err(EngineError::VolumeInUse { volume: name.clone() });
             }
         }
-        // Gone at once, and its room a moment later; cut short in between, it is swept as half-made.
-        let old = self.home.volumes().join(format!("{NEW}{name}"));
-        self.home.discard(&old)?;
+        // Renamed first: if interrupted, garbage collection removes the rest as an unfinished
+        // volume.
+        let old = self.disk.home.volumes().join(format!("{UNFINISHED_PREFIX}{name}"));
+        self.disk.home.discard(&old)?;
         match fs::rename(&folder, &old) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             result => {
@@ -209,19 +211,20 @@ impl Engine {
                 fs::remove_dir_all(&old).at("remove", &old)?;
             }
         }
-        // While it is locked: who waits for it looks whether it is there still.
+        // Removed while locked: a waiter checks afterwards whether the lock file still exists.
         fs::remove_file(&lock.path).at("remove", &lock.path)
     }
 
-    /// The records of what a spec asks for, all of them there and somewhere sensible.
+    /// The volumes of a spec. Fails when one is missing or a mount point is invalid or used twice.
     pub(crate) fn volumes_of(&self, mounts: &[VolumeMount]) -> Result<Vec<Volume>, EngineError> {
-        let mut places = BTreeSet::new();
+        let mut mount_points = BTreeSet::new();
         mounts
             .iter()
             .map(|mount| {
-                check_place(&mount.inside)?;
-                if !places.insert(&mount.inside) {
-                    let reason = format!("two volumes at `{}`", mount.inside.display());
+                check_mount_point(&mount.inside)?;
+                if !mount_points.insert(&mount.inside) {
+                    let reason =
+                        format!("two volumes have the mount point `{}`", mount.inside.display());
                     return Err(EngineError::Invalid { reason });
                 }
                 self.volume(&mount.name)?
@@ -230,7 +233,8 @@ impl Engine {
             .collect()
     }
 
-    /// The volume's root, mounted nowhere: it goes when its last holder goes, however that is.
+    /// Mounts the volume detached, without a mount point: the kernel unmounts it with its last
+    /// user.
     pub(crate) fn volume_attach(&self, name: &VolumeName) -> Result<OwnedFd, EngineError> {
         let _lock = self.volume_lock(name)?;
         let missing = || EngineError::VolumeMissing { volume: name.clone() };
@@ -239,40 +243,42 @@ impl Engine {
         let root = match volume.backing {
             Backing::Image => image::mount(&volume, &folder)?,
             Backing::Folder => {
-                let files = folder.join(FILES);
-                syscall::tree(CWD, &files, false).at("open", files)?
+                let files = folder.join(FILES_FOLDER);
+                syscall::clone_mount(CWD, &files, false).at("open", files)?
             }
         };
-        furnish(&root, &volume.folders).at("furnish", folder)?;
+        create_folders(&root, &volume.folders).at("create the folders of", folder)?;
         Ok(root)
     }
 
-    /// Throws away what a crash left half-made.
-    pub(crate) fn volumes_sweep(&self) -> Result<(), EngineError> {
-        for entry in disk::names_in(&self.home.volumes())? {
-            let Some(Ok(name)) = entry.strip_prefix(NEW).map(str::parse::<VolumeName>) else {
+    /// Removes volumes whose creation was interrupted by a crash.
+    pub(crate) fn remove_unfinished_volumes(&self) -> Result<(), EngineError> {
+        for entry in disk::names_in(&self.disk.home.volumes())? {
+            let Some(Ok(name)) =
+                entry.strip_prefix(UNFINISHED_PREFIX).map(str::parse::<VolumeName>)
+            else {
                 continue;
             };
             let _lock = self.volume_lock(&name)?;
-            self.home.discard(&self.home.volumes().join(entry))?;
+            self.disk.home.discard(&self.disk.home.volumes().join(entry))?;
         }
         Ok(())
     }
 
     fn volume_folder(&self, name: &VolumeName) -> PathBuf {
-        self.home.volumes().join(name.as_str())
+        self.disk.home.volumes().join(name.as_str())
     }
 
-    /// Made under another name: what has the volume's own is whole.
-    fn volume_make(&self, spec: &VolumeSpec) -> Result<Volume, EngineError> {
-        let new = self.home.volumes().join(format!("{NEW}{}", spec.name));
-        // We have the lock, so whoever began this one is dead.
-        self.home.discard(&new)?;
-        fs::DirBuilder::new().mode(0o700).create(&new).at("make", &new)?;
+    /// Creates the volume under a temporary name, so that one with its final name is complete.
+    fn volume_create_atomically(&self, spec: &VolumeSpec) -> Result<Volume, EngineError> {
+        let new = self.disk.home.volumes().join(format!("{UNFINISHED_PREFIX}{}", spec.name));
+        // The lock is held, so a leftover is from a process that died.
+        self.disk.home.discard(&new)?;
+        fs::DirBuilder::new().mode(0o700).create(&new).at("create", &new)?;
         let made = self.volume_fill(spec, &new).and_then(|volume| {
             let folder = self.volume_folder(&spec.name);
-            fs::rename(&new, &folder).at("make", folder)?;
-            sync(&self.home.volumes())?;
+            fs::rename(&new, &folder).at("create", folder)?;
+            sync(&self.disk.home.volumes())?;
             Ok(volume)
         });
         if made.is_err() {
@@ -284,8 +290,8 @@ impl Engine {
     fn volume_fill(&self, spec: &VolumeSpec, folder: &Path) -> Result<Volume, EngineError> {
         let volume = Volume {
             name: spec.name.clone(),
-            // Only the host's root may mount a file system of its own making.
-            backing: if rootless::is_here() { Backing::Folder } else { Backing::Image },
+            // Only the host's root may mount a file system image.
+            backing: if rootless::is_active() { Backing::Folder } else { Backing::Image },
             size_bytes: spec.size_bytes,
             files: spec.files,
             folders: spec.folders.clone(),
@@ -293,22 +299,22 @@ impl Engine {
         };
         match volume.backing {
             Backing::Image => {
-                enough_room(folder, spec)?;
-                image::make(&volume, folder)?;
+                check_free_space(folder, spec)?;
+                image::create(&volume, folder)?;
             }
             Backing::Folder => {
-                let files = folder.join(FILES);
-                fs::create_dir(&files).at("make", &files)?;
-                std::os::unix::fs::chown(&files, Some(OWNER), Some(OWNER)).at("make", files)?;
+                let files = folder.join(FILES_FOLDER);
+                fs::create_dir(&files).at("create", &files)?;
+                std::os::unix::fs::chown(&files, Some(OWNER), Some(OWNER)).at("create", files)?;
             }
         }
-        write_record(&folder.join("record.json"), &volume, Survives::PowerCut)?;
+        write_record(&folder.join("record.json"), &volume, Durability::PowerCut)?;
         Ok(volume)
     }
 
     fn is_mounted_by_record(&self, name: &VolumeName) -> Result<bool, EngineError> {
         for id in self.list()? {
-            let record = crate::sandbox::Record::read(&self.home, &id)?;
+            let record = crate::sandbox::Record::read(&self.disk.home, &id)?;
             if record.is_some_and(|record| record.volumes.iter().any(|mount| mount.name == *name))
                 && matches!(self.find(&id)?, crate::SandboxState::Running(_))
             {
@@ -318,48 +324,48 @@ impl Engine {
         Ok(false)
     }
 
-    fn volume_lock(&self, name: &VolumeName) -> Result<Lock, EngineError> {
-        let path = self.home.volumes().join(format!(".lock-{name}"));
+    fn volume_lock(&self, name: &VolumeName) -> Result<VolumeLock, EngineError> {
+        let path = self.disk.home.volumes().join(format!(".lock-{name}"));
         loop {
             let file = disk::lock(&path, FlockOperation::LockExclusive)?;
-            let own = file.metadata().at("look at", &path)?;
-            // Whoever had it before may have removed the volume, and the lock with it.
+            let own = file.metadata().at("access", &path)?;
+            // The previous holder may have removed the volume together with its lock file.
             if fs::metadata(&path)
                 .is_ok_and(|found| (found.dev(), found.ino()) == (own.dev(), own.ino()))
             {
-                return Ok(Lock { path, _file: file });
+                return Ok(VolumeLock { path, _file: file });
             }
         }
     }
 }
 
-/// Held while a volume is made, mounted or removed.
-struct Lock {
+/// Held while a volume is created, mounted or removed.
+struct VolumeLock {
     path: PathBuf,
     _file: fs::File,
 }
 
-/// The beginning of a half-made volume's name, which no volume's can have.
-const NEW: &str = ".new-";
-/// What a plain folder's volume is in.
-const FILES: &str = "files";
+/// The prefix of an unfinished volume's folder; invalid in volume names.
+const UNFINISHED_PREFIX: &str = ".new-";
+/// The folder with the content of a [`Backing::Folder`] volume.
+const FILES_FOLDER: &str = "files";
 
-/// The size no file may pass: what the disk may hold, or the largest volume where that is larger.
-pub(crate) fn largest_file(writable_bytes: Option<u64>, volumes: &[Volume]) -> Option<u64> {
+/// The maximum file size: the limit of the writable layer, or the largest volume if that is larger.
+pub(crate) fn max_file_bytes(writable_bytes: Option<u64>, volumes: &[Volume]) -> Option<u64> {
     writable_bytes.map(|bytes| volumes.iter().map(|volume| volume.size_bytes).fold(bytes, u64::max))
 }
 
-fn check(spec: &VolumeSpec) -> Result<(), EngineError> {
-    let reason = if !(SMALLEST_BYTES..=LARGEST_BYTES).contains(&spec.size_bytes) {
+fn check_spec(spec: &VolumeSpec) -> Result<(), EngineError> {
+    let reason = if !(MIN_BYTES..=MAX_BYTES).contains(&spec.size_bytes) {
         format!(
-            "a volume has between {SMALLEST_BYTES} and {LARGEST_BYTES} bytes, not {}",
+            "a volume must have between {MIN_BYTES} and {MAX_BYTES} bytes, not {}",
             spec.size_bytes
         )
     } else if spec.files == 0 || spec.files > spec.size_bytes / 1024 {
-        // Each takes 256 bytes whether it is there or not.
+        // Each inode takes 256 bytes, used or not.
         format!("a volume of {} bytes cannot hold {} files", spec.size_bytes, spec.files)
     } else if let Some(folder) = spec.folders.iter().find(|folder| !is_one_name(folder)) {
-        format!("`{folder}` is no name for a folder")
+        format!("invalid folder name `{folder}`")
     } else {
         return Ok(());
     };
@@ -371,21 +377,21 @@ fn is_one_name(text: &str) -> bool {
     matches!((parts.next(), parts.next()), (Some(Component::Normal(name)), None) if name == text)
 }
 
-fn check_place(inside: &Path) -> Result<(), EngineError> {
+fn check_mount_point(inside: &Path) -> Result<(), EngineError> {
     let mut parts = inside.components();
     let plain = parts.next() == Some(Component::RootDir)
         && inside.parent().is_some()
         && parts.all(|part| matches!(part, Component::Normal(_)));
-    let taken = ["/proc", "/dev", "/sys"].iter().any(|place| inside.starts_with(place));
-    if plain && !taken {
+    let reserved = ["/proc", "/dev", "/sys"].iter().any(|path| inside.starts_with(path));
+    if plain && !reserved {
         return Ok(());
     }
-    Err(EngineError::Invalid { reason: format!("a volume cannot be at `{}`", inside.display()) })
+    let reason = format!("a volume cannot be mounted at `{}`", inside.display());
+    Err(EngineError::Invalid { reason })
 }
 
-fn enough_room(folder: &Path, spec: &VolumeSpec) -> Result<(), EngineError> {
-    let about = rustix::fs::statvfs(folder).at("look at", folder)?;
-    let free_bytes = about.f_bavail.saturating_mul(about.f_frsize);
+fn check_free_space(folder: &Path, spec: &VolumeSpec) -> Result<(), EngineError> {
+    let (free_bytes, _) = free_and_total_bytes(folder)?;
     let needed_bytes = spec.size_bytes.saturating_add(MARGIN_BYTES);
     if needed_bytes <= free_bytes {
         return Ok(());
@@ -393,8 +399,8 @@ fn enough_room(folder: &Path, spec: &VolumeSpec) -> Result<(), EngineError> {
     Err(EngineError::NoRoom { what: format!("volume `{}`", spec.name), needed_bytes, free_bytes })
 }
 
-/// Puts the folders there that are missing. Whatever else has such a name stays as it is.
-fn furnish(root: &OwnedFd, folders: &[String]) -> io::Result<()> {
+/// Creates missing folders. Anything else with such a name is left as it is.
+fn create_folders(root: &OwnedFd, folders: &[String]) -> io::Result<()> {
     for folder in folders {
         match rustix::fs::mkdirat(root, folder, Mode::from_raw_mode(0o755)) {
             Ok(()) => {
@@ -407,7 +413,7 @@ fn furnish(root: &OwnedFd, folders: &[String]) -> io::Result<()> {
                     AtFlags::SYMLINK_NOFOLLOW,
                 )?;
             }
-            // Full of files, of a sandbox's making: that is no reason not to start.
+            // A sandbox may have filled the volume or used the name: that must not prevent a start.
             Err(rustix::io::Errno::EXIST | rustix::io::Errno::NOSPC) => {}
             Err(error) => return Err(error.into()),
         }
@@ -420,19 +426,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_volume_is_never_put_where_the_sandbox_keeps_its_own() {
-        for place in ["/", "", "relative", "/proc", "/dev/shm", "/sys/x", "/a/../proc", "/a/.."] {
-            assert!(check_place(Path::new(place)).is_err(), "{place}");
+    fn reserved_and_relative_mount_points_are_refused() {
+        for path in ["/", "", "relative", "/proc", "/dev/shm", "/sys/x", "/a/../proc", "/a/.."] {
+            assert!(check_mount_point(Path::new(path)).is_err(), "{path}");
         }
-        for place in ["/mnt/state", "/data", "/process"] {
-            assert!(check_place(Path::new(place)).is_ok(), "{place}");
+        for path in ["/mnt/state", "/data", "/process"] {
+            assert!(check_mount_point(Path::new(path)).is_ok(), "{path}");
         }
     }
 
     #[test]
-    fn a_volume_that_makes_no_sense_is_refused_before_anything_is_made() {
+    fn invalid_volume_specs_are_refused() {
         let spec = VolumeSpec::new("v".parse().unwrap());
-        check(&spec).unwrap();
+        check_spec(&spec).unwrap();
         for wrong in [
             VolumeSpec { size_bytes: 0, ..spec.clone() },
             VolumeSpec { size_bytes: u64::MAX, ..spec.clone() },
@@ -442,7 +448,7 @@ mod tests {
             VolumeSpec { folders: vec!["..".into()], ..spec.clone() },
             VolumeSpec { folders: vec![String::new()], ..spec.clone() },
         ] {
-            assert!(check(&wrong).is_err(), "{wrong:?}");
+            assert!(check_spec(&wrong).is_err(), "{wrong:?}");
         }
         for name in ["", ".", "a/b", ".new-x", "a b"] {
             assert!(name.parse::<VolumeName>().is_err(), "{name:?}");
@@ -450,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_may_be_as_large_as_the_largest_volume() {
+    fn the_largest_volume_raises_the_file_size_limit() {
         let volume = Volume {
             name: "v".parse().unwrap(),
             backing: Backing::Image,
@@ -459,8 +465,8 @@ mod tests {
             folders: Vec::new(),
             created_at: Timestamp::from_millis(0),
         };
-        assert_eq!(largest_file(None, std::slice::from_ref(&volume)), None);
-        assert_eq!(largest_file(Some(5), std::slice::from_ref(&volume)), Some(9));
-        assert_eq!(largest_file(Some(50), &[volume]), Some(50));
+        assert_eq!(max_file_bytes(None, std::slice::from_ref(&volume)), None);
+        assert_eq!(max_file_bytes(Some(5), std::slice::from_ref(&volume)), Some(9));
+        assert_eq!(max_file_bytes(Some(50), &[volume]), Some(50));
     }
 }

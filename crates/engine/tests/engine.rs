@@ -1,7 +1,7 @@
-//! The sandbox's promises, kept on the real kernel with the real supervisor. Needs root, a static
+//! Integration tests of the engine on the real kernel with the real supervisor. Need root, a static
 //! `/bin/busybox` for the file tree, and the supervisor (`cargo supervisor`).
 #![expect(unsafe_code, reason = "probes try system calls that have no safe wrapper")]
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 #[path = "engine/btrfs.rs"]
 mod btrfs;
@@ -15,22 +15,20 @@ mod door;
 mod fallbacks;
 #[path = "engine/faults.rs"]
 mod faults;
-#[path = "engine/guests.rs"]
-mod guests;
-#[path = "engine/images.rs"]
-mod images;
 #[path = "engine/leftovers.rs"]
 mod leftovers;
+#[path = "engine/lifecycle.rs"]
+mod lifecycle;
 #[path = "engine/limits.rs"]
 mod limits;
-#[path = "engine/lives.rs"]
-mod lives;
 #[path = "engine/probes.rs"]
 mod probes;
 #[path = "engine/rootless.rs"]
 mod rootless;
-#[path = "engine/seeds.rs"]
-mod seeds;
+#[path = "engine/standbys.rs"]
+mod standbys;
+#[path = "engine/supervisor_client.rs"]
+mod supervisor_client;
 #[path = "engine/upgrades.rs"]
 mod upgrades;
 #[path = "engine/volumes.rs"]
@@ -55,12 +53,12 @@ use std::{
 use harvest_engine::{
     Bind, Config, Driver, Engine, EngineError, ImageConfig, Limits, Network, Origin, Owner,
     Running, SandboxState, Spec, Threshold, Thresholds,
-    guest::{Guest, Output},
+    supervisor_client::{Output, SupervisorClient},
 };
 use harvest_proto::{
     SandboxId,
     bridge::{Command, Exit},
-    door::{Answer, Ask},
+    door::{DoorReply, DoorRequest},
 };
 
 use world::*;

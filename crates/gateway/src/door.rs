@@ -1,5 +1,5 @@
-//! One sandbox's door: a Unix socket whose connections each say in one line what they are for.
-//! Decides where a connection goes; what happens there is `model`'s, `git`'s and `egress`'s.
+//! A sandbox's door: a Unix socket. Each connection starts with one line that says what it is for;
+//! this file dispatches it to `model`, `git` or `egress`.
 
 use std::{
     collections::HashMap,
@@ -18,7 +18,7 @@ use std::{
 
 use harvest_proto::{
     EventBody,
-    door::{Answer, Ask, GIT_NAME, MAX_LINE_BYTES, MODEL_NAME},
+    door::{DoorReply, DoorRequest, GIT_NAME, MAX_LINE_BYTES, MODEL_NAME},
 };
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
@@ -28,26 +28,26 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{Shared, egress, git, http, ledger::Pass, model, policy};
+use crate::{Shared, egress, git, http, ledger::DoorPolicy, model, policy};
 
-/// A connection from inside, with whatever followed its first line.
+/// A connection from a sandbox, with the bytes that followed its first line.
 pub(crate) type Stream = BufReader<UnixStream>;
 
-// Far above what package managers open at once, far below what would use up the host's descriptors.
+// Far above what package managers open at once, far below the machine's limit of file descriptors.
 const MAX_CONNECTIONS: usize = 512;
-// The line is written by the supervisor in one go; only a hostile client is slower.
-const ASK_LIMIT: Duration = Duration::from_secs(10);
-// A refused name is told once a minute, and no more than so many names, so that a loop inside
-// cannot fill the session's history.
-const REFUSAL_REPEAT: Duration = Duration::from_secs(60);
+// The supervisor writes the line at once; only a hostile client is slower.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+// Refusals are rate-limited so that a loop in the sandbox cannot fill the session's history: each
+// name once a minute, and at most this many names.
+const REFUSAL_INTERVAL: Duration = Duration::from_secs(60);
 const MAX_REFUSALS: usize = 64;
-// Two of the longest requests there are, or hundreds of usual ones, at a time; the next ones wait.
-const MAX_HELD_KIB: usize = 64 * 1024;
-// When the host is out of descriptors, the next try needs somebody to close one first.
+// Two requests of maximum size, or hundreds of usual ones, at a time; further requests wait.
+const BODY_MEMORY_KIB: usize = 64 * 1024;
+// When the process is out of file descriptors, a retry helps only after one was closed.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// An open door. Dropping it closes the door: nothing more is accepted, connections are cut and the
-/// socket is removed.
+/// An open door. Dropping it closes the door: stops accepting, cuts all connections and removes the
+/// socket.
 #[must_use = "a door closes when its handle is dropped"]
 #[derive(Debug)]
 pub struct DoorHandle {
@@ -57,38 +57,37 @@ pub struct DoorHandle {
 }
 
 impl DoorHandle {
-    /// Closes the door.
     pub fn close(self) {}
 
-    /// Changes what the sandbox may do. Connections that are open go on under the old pass.
-    pub fn set_pass(&self, pass: Pass) {
-        *self.door.pass.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(pass);
+    /// Changes the policy. Open connections continue under the old one.
+    pub fn set_policy(&self, policy: DoorPolicy) {
+        *self.door.policy.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(policy);
     }
 }
 
 impl Drop for DoorHandle {
     fn drop(&mut self) {
         self.door.closed.cancel();
-        // A newer door may already listen under the same path; that file is not ours to remove.
+        // A newer door may listen at the same path; its socket must stay.
         if file_identity(&self.socket).is_ok_and(|file| file == self.file)
             && let Err(error) = fs::remove_file(&self.socket)
         {
-            tracing::warn!(socket = %self.socket.display(), %error, "cannot remove a closed door's socket");
+            tracing::warn!(socket = %self.socket.display(), %error, "cannot remove the socket of a closed door");
         }
     }
 }
 
-/// What the connections of one door share.
+/// State shared by the connections of a door.
 pub(crate) struct Door {
     pub(crate) shared: Arc<Shared>,
-    pass: RwLock<Arc<Pass>>,
+    policy: RwLock<Arc<DoorPolicy>>,
     closed: CancellationToken,
     refusals: Mutex<Refusals>,
-    /// What this door's model calls may make the host hold, in KiB.
-    pub(crate) held_kib: Arc<Semaphore>,
+    /// Memory for bodies of model calls, in KiB.
+    pub(crate) body_memory_kib: Arc<Semaphore>,
 }
 
-/// What was refused in the last minute.
+/// Refusals of the last minute, for rate limiting.
 #[derive(Default)]
 struct Refusals {
     names: HashMap<String, Instant>,
@@ -96,15 +95,15 @@ struct Refusals {
 }
 
 impl Refusals {
-    fn forget_old(&mut self, now: Instant) {
-        let recent = |at: &Instant| now.duration_since(*at) < REFUSAL_REPEAT;
+    fn expire(&mut self, now: Instant) {
+        let recent = |at: &Instant| now.duration_since(*at) < REFUSAL_INTERVAL;
         self.names.retain(|_, at| recent(at));
         self.pushes.retain(recent);
     }
 
-    /// Whether the name was not told yet and there is room to tell it.
-    fn is_news(&mut self, name: &str, now: Instant) -> bool {
-        self.forget_old(now);
+    /// True when the refusal of a name is to be logged.
+    fn admit_name(&mut self, name: &str, now: Instant) -> bool {
+        self.expire(now);
         if self.names.contains_key(name) || self.names.len() >= MAX_REFUSALS {
             return false;
         }
@@ -112,41 +111,46 @@ impl Refusals {
         true
     }
 
-    /// Whether there is room to tell one more push.
-    fn has_room(&mut self, now: Instant) -> bool {
-        self.forget_old(now);
-        let room = self.pushes.len() < MAX_REFUSALS;
-        if room {
+    /// True when the refusal of a push is to be logged.
+    fn admit_push(&mut self, now: Instant) -> bool {
+        self.expire(now);
+        let admitted = self.pushes.len() < MAX_REFUSALS;
+        if admitted {
             self.pushes.push(now);
         }
-        room
+        admitted
     }
 }
 
 impl std::fmt::Debug for Door {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        out.debug_struct("Door").field("session", &self.pass().session).finish_non_exhaustive()
+        out.debug_struct("Door").field("session", &self.policy().session).finish_non_exhaustive()
     }
 }
 
-/// Opens a door at this path.
-pub(crate) fn open(shared: Arc<Shared>, socket: &Path, pass: Pass) -> io::Result<DoorHandle> {
+pub(crate) fn open(
+    shared: Arc<Shared>,
+    socket: &Path,
+    policy: DoorPolicy,
+) -> io::Result<DoorHandle> {
     let (listener, file) = bind(socket)?;
     let door = Arc::new(Door {
         shared,
-        pass: RwLock::new(Arc::new(pass)),
+        policy: RwLock::new(Arc::new(policy)),
         closed: CancellationToken::new(),
         refusals: Mutex::default(),
-        held_kib: Arc::new(Semaphore::new(MAX_HELD_KIB)),
+        body_memory_kib: Arc::new(Semaphore::new(BODY_MEMORY_KIB)),
     });
     tokio::spawn(accept(Arc::clone(&door), UnixListener::from_std(listener)?));
     Ok(DoorHandle { door, socket: socket.to_owned(), file })
 }
 
-// A socket's address holds 107 bytes of path. Through the folder's descriptor every path fits.
+// A socket address holds a path of at most 107 bytes; a path through the folder's descriptor is
+// short enough.
 fn bind(socket: &Path) -> io::Result<(StdListener, (u64, u64))> {
-    let invalid =
-        || io::Error::new(io::ErrorKind::InvalidInput, "the door's path has no folder or no name");
+    let invalid = || {
+        io::Error::new(io::ErrorKind::InvalidInput, "the path of the door has no folder or no name")
+    };
     let folder = fs::File::open(socket.parent().ok_or_else(invalid)?)?;
     let name = socket.file_name().ok_or_else(invalid)?;
     let short = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd())).join(name);
@@ -156,7 +160,7 @@ fn bind(socket: &Path) -> io::Result<(StdListener, (u64, u64))> {
     }
     let listener = StdListener::bind(&short)?;
     listener.set_nonblocking(true)?;
-    // The supervisor dials under an id of its own; the private folder above keeps all others out.
+    // The supervisor connects under another uid; the private folder above keeps all others out.
     fs::set_permissions(&short, fs::Permissions::from_mode(0o666))?;
     Ok((listener, file_identity(&short)?))
 }
@@ -178,7 +182,7 @@ async fn accept(door: Arc<Door>, listener: UnixListener) {
             continue;
         };
         let Ok(slot) = Arc::clone(&slots).try_acquire_owned() else {
-            // One try without waiting: whoever holds this many connections may also miss the reason.
+            // Best effort, without waiting: the connection is closed in any case.
             let _ = stream.try_write(&line(&refused("too many connections")));
             continue;
         };
@@ -195,26 +199,26 @@ async fn accept(door: Arc<Door>, listener: UnixListener) {
 }
 
 impl Door {
-    /// What the sandbox may do, as of now.
-    pub(crate) fn pass(&self) -> Arc<Pass> {
-        Arc::clone(&self.pass.read().unwrap_or_else(PoisonError::into_inner))
+    /// The current policy of the sandbox.
+    pub(crate) fn policy(&self) -> Arc<DoorPolicy> {
+        Arc::clone(&self.policy.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Keeps a refusal in the session's history, unless it was told a moment ago.
+    /// Logs a refused connection or look-up, rate-limited.
     pub(crate) async fn log_refusal(&self, name: &str, reason: &str) {
         let name: String = name.chars().filter(|c| !c.is_control()).take(253).collect();
-        if self.refusals().is_news(&name, Instant::now()) {
+        if self.refusals().admit_name(&name, Instant::now()) {
             let event = EventBody::EgressRefused { name, reason: reason.to_owned() };
-            self.shared.ledger.log(&self.pass().session, event).await;
+            self.shared.ledger.log(&self.policy().session, event).await;
         }
     }
 
-    /// Keeps a refused push in the session's history, unless there were very many.
+    /// Logs a refused push, rate-limited.
     pub(crate) async fn log_refused_push(&self, repository: &str, reason: &str) {
-        if self.refusals().has_room(Instant::now()) {
+        if self.refusals().admit_push(Instant::now()) {
             let reason = reason.chars().take(500).collect();
             let event = EventBody::PushRefused { repository: repository.to_owned(), reason };
-            self.shared.ledger.log(&self.pass().session, event).await;
+            self.shared.ledger.log(&self.policy().session, event).await;
         }
     }
 
@@ -223,39 +227,40 @@ impl Door {
     }
 
     async fn serve(self: Arc<Self>, mut stream: Stream) {
-        let asked = match timeout(ASK_LIMIT, read_ask(&mut stream)).await {
-            Ok(Ok(ask)) => ask,
+        let request = match timeout(REQUEST_TIMEOUT, read_request(&mut stream)).await {
+            Ok(Ok(request)) => request,
             Ok(Err(error)) => {
-                return tracing::debug!(%error, "a connection did not say what it is for");
+                return tracing::debug!(%error, "a connection to the door sent no valid request");
             }
             Err(_) => return,
         };
-        match asked {
-            Ask::Lookup { name } => {
-                let answer = match self.may_look_up(&name) {
-                    true => Answer::Open,
+        match request {
+            DoorRequest::Lookup { name } => {
+                let reply = match self.may_look_up(&name) {
+                    true => DoorReply::Open,
                     false => {
-                        self.log_refusal(&name, "the name is not in the policy").await;
-                        refused("the name is not in the policy")
+                        let reason = self.policy().network.refusal();
+                        self.log_refusal(&name, &reason).await;
+                        refused(&reason)
                     }
                 };
-                // Whoever asked may have gone; the answer was for nobody else.
-                let _ = stream.write_all(&line(&answer)).await;
+                // The sandbox may have closed the connection.
+                let _ = stream.write_all(&line(&reply)).await;
             }
-            Ask::Connect { name, port } => self.connect(stream, &name, port).await,
+            DoorRequest::Connect { name, port } => self.connect(stream, &name, port).await,
         }
     }
 
     fn may_look_up(&self, name: &str) -> bool {
-        is_own(name) || policy::allows_name(&self.pass().policy, name)
+        is_gateway_name(name) || policy::allows_name(&self.policy().network, name)
     }
 
     async fn connect(self: Arc<Self>, mut stream: Stream, name: &str, port: u16) {
-        if is_own(name) && port == 80 {
-            if stream.write_all(&line(&Answer::Open)).await.is_err() {
+        if is_gateway_name(name) && port == 80 {
+            if stream.write_all(&line(&DoorReply::Open)).await.is_err() {
                 return;
             }
-            let model = policy::normal(name).as_deref() == Some(MODEL_NAME);
+            let model = policy::normalize(name).as_deref() == Some(MODEL_NAME);
             return match model {
                 true => {
                     http::serve(stream, |request| model::answer(Arc::clone(&self), request)).await
@@ -265,50 +270,52 @@ impl Door {
                 }
             };
         }
-        let opened = match policy::allows(&self.pass().policy, name, port) {
+        let network = &self.policy().network;
+        let opened = match policy::allows(network, name, port) {
             true => egress::connect(&self.shared.config, name, port).await,
-            false => {
-                Err(egress::Refused("the policy does not allow this name and port".to_owned()))
+            false if policy::allows_name(network, name) => {
+                Err(egress::Refused(format!("port {port} is not allowed, only 80 and 443")))
             }
+            false => Err(egress::Refused(network.refusal())),
         };
         match opened {
             Ok(upstream) => {
-                if stream.write_all(&line(&Answer::Open)).await.is_ok()
+                if stream.write_all(&line(&DoorReply::Open)).await.is_ok()
                     && let Err(egress::Refused(reason)) =
-                        egress::carry(stream, upstream, name, port).await
+                        egress::forward(stream, upstream, name, port).await
                 {
                     self.log_refusal(name, &reason).await;
                 }
             }
             Err(egress::Refused(reason)) => {
                 self.log_refusal(name, &reason).await;
-                // As above: nobody else waits for this line.
+                // The sandbox may have closed the connection.
                 let _ = stream.write_all(&line(&refused(&reason))).await;
             }
         }
     }
 }
 
-fn is_own(name: &str) -> bool {
-    policy::normal(name).is_some_and(|name| name == MODEL_NAME || name == GIT_NAME)
+fn is_gateway_name(name: &str) -> bool {
+    policy::normalize(name).is_some_and(|name| name == MODEL_NAME || name == GIT_NAME)
 }
 
-async fn read_ask(stream: &mut Stream) -> io::Result<Ask> {
+async fn read_request(stream: &mut Stream) -> io::Result<DoorRequest> {
     let mut bytes = Vec::new();
     stream.take(MAX_LINE_BYTES as u64).read_until(b'\n', &mut bytes).await?;
     if !bytes.ends_with(b"\n") {
-        return Err(io::Error::new(io::ErrorKind::InvalidData, "the line does not end"));
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the request line is incomplete"));
     }
     serde_json::from_slice(&bytes).map_err(io::Error::from)
 }
 
-fn refused(reason: &str) -> Answer {
-    // Escaping may make a character six bytes long; the line must stay below its limit.
-    Answer::Refused { reason: reason.chars().take(150).collect() }
+fn refused(reason: &str) -> DoorReply {
+    // JSON escaping may turn a character into six bytes; the line must stay below its limit.
+    DoorReply::Refused { reason: reason.chars().take(150).collect() }
 }
 
-fn line(answer: &Answer) -> Vec<u8> {
-    let mut line = serde_json::to_vec(answer).expect("an answer is plain strings");
+fn line(reply: &DoorReply) -> Vec<u8> {
+    let mut line = serde_json::to_vec(reply).expect("a reply consists of strings");
     line.push(b'\n');
     line
 }

@@ -1,5 +1,5 @@
-//! The HTTP the gateway speaks: a server on a door's connections, clients towards upstreams, and the
-//! bodies between them. Knows neither models nor git.
+//! HTTP server for connections of a door, HTTP clients for upstreams, and bodies. Knows neither
+//! models nor git.
 
 use std::{
     convert::Infallible,
@@ -24,17 +24,16 @@ use tokio::sync::mpsc;
 
 use crate::door::Stream;
 
-/// What goes wrong in the middle of a body. The other side sees its connection cut.
+/// An error in the middle of a body. The receiver sees its connection cut.
 pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
-/// A body of any origin.
 pub(crate) type Body = UnsyncBoxBody<Bytes, BodyError>;
-/// Feeds a streamed body. A body whose reader is slow makes its feeder wait.
-pub(crate) type Feed = mpsc::Sender<Result<Bytes, BodyError>>;
+/// Sends the chunks of a streamed body. Waits while the receiver is slow.
+pub(crate) type BodySender = mpsc::Sender<Result<Bytes, BodyError>>;
 
-// What one connection may make the host hold; a request's head must fit.
+// Buffer of a connection; a request's head must fit.
 const MAX_BUFFER_BYTES: usize = 64 * 1024;
 
-// RFC 9110, 7.6.1, and the names that were used before it.
+// RFC 9110, 7.6.1, and older headers of the same kind.
 const HOP_BY_HOP: [HeaderName; 8] = [
     header::CONNECTION,
     HeaderName::from_static("keep-alive"),
@@ -46,46 +45,44 @@ const HOP_BY_HOP: [HeaderName; 8] = [
     header::UPGRADE,
 ];
 
-/// The connection is cut without an answer.
+/// Closes the connection without a response.
 #[derive(Debug, thiserror::Error)]
-#[error("the connection is cut on purpose")]
-pub(crate) struct Cut;
+#[error("the gateway closed the connection")]
+pub(crate) struct Abort;
 
-/// Answers the requests of one connection until it ends.
-pub(crate) async fn serve<Answering, Answered>(stream: Stream, answer: Answering)
+/// Serves the requests of a connection until it ends.
+pub(crate) async fn serve<Handler, Handled>(stream: Stream, handler: Handler)
 where
-    Answering: Fn(Request<Incoming>) -> Answered,
-    Answered: Future<Output = Result<Response<Body>, Cut>>,
+    Handler: Fn(Request<Incoming>) -> Handled,
+    Handled: Future<Output = Result<Response<Body>, Abort>>,
 {
-    // No clock on idle connections: agents keep theirs for hours, and a door has only so many.
+    // No idle timeout: agents keep connections open for hours, and their number per door is
+    // limited.
     let mut server = http1::Builder::new();
     server.max_buf_size(MAX_BUFFER_BYTES);
-    if let Err(error) = server.serve_connection(TokioIo::new(stream), service_fn(answer)).await {
-        tracing::debug!(%error, "a connection at the door ended early");
+    if let Err(error) = server.serve_connection(TokioIo::new(stream), service_fn(handler)).await {
+        tracing::debug!(%error, "a connection to the door ended early");
     }
 }
 
-/// A whole body at once.
 pub(crate) fn full(bytes: impl Into<Bytes>) -> Body {
     Full::new(bytes.into()).map_err(|never: Infallible| match never {}).boxed_unsync()
 }
 
-/// A body that is fed piece by piece. Two pieces may wait for a slow reader.
-pub(crate) fn streamed() -> (Feed, Body) {
-    let (feed, mut pieces) = mpsc::channel(2);
-    let pieces = stream::poll_fn(move |context| pieces.poll_recv(context));
-    let frames = futures_util::StreamExt::map(pieces, |piece: Result<Bytes, BodyError>| {
-        piece.map(Frame::data)
+/// A body that is sent chunk by chunk. Two chunks are buffered for a slow receiver.
+pub(crate) fn streamed() -> (BodySender, Body) {
+    let (sender, mut chunks) = mpsc::channel(2);
+    let chunks = stream::poll_fn(move |context| chunks.poll_recv(context));
+    let frames = futures_util::StreamExt::map(chunks, |chunk: Result<Bytes, BodyError>| {
+        chunk.map(Frame::data)
     });
-    (feed, StreamBody::new(frames).boxed_unsync())
+    (sender, StreamBody::new(frames).boxed_unsync())
 }
 
-/// An answer in plain words.
 pub(crate) fn text(status: StatusCode, message: &str) -> Response<Body> {
     with_type(status, "text/plain; charset=utf-8", format!("{message}\n"))
 }
 
-/// A whole answer of this type.
 pub(crate) fn with_type(
     status: StatusCode,
     content_type: &'static str,
@@ -97,8 +94,8 @@ pub(crate) fn with_type(
     response
 }
 
-/// The headers that go on to the next hop, without these.
-pub(crate) fn passed_on(headers: &HeaderMap, without: &[HeaderName]) -> HeaderMap {
+/// The headers to forward: all but hop-by-hop headers and `without`.
+pub(crate) fn forwarded_headers(headers: &HeaderMap, without: &[HeaderName]) -> HeaderMap {
     let named: Vec<_> = headers
         .get_all(header::CONNECTION)
         .iter()
@@ -106,43 +103,44 @@ pub(crate) fn passed_on(headers: &HeaderMap, without: &[HeaderName]) -> HeaderMa
         .flat_map(|value| value.split(','))
         .filter_map(|name| name.trim().parse::<HeaderName>().ok())
         .collect();
-    let stays = |name: &HeaderName| {
+    let dropped = |name: &HeaderName| {
         HOP_BY_HOP.contains(name) || named.contains(name) || without.contains(name)
     };
     headers
         .iter()
-        .filter(|(name, _)| !stays(name))
+        .filter(|(name, _)| !dropped(name))
         .map(|(name, value)| (name.clone(), value.clone()))
         .collect()
 }
 
-/// The rest of a body as pieces.
-pub(crate) fn pieces(
+/// The chunks of a body.
+pub(crate) fn chunks(
     body: Incoming,
 ) -> impl futures_util::Stream<Item = Result<Bytes, hyper::Error>> + Send + 'static {
     http_body_util::BodyDataStream::new(body)
 }
 
-/// The clients towards upstreams. What is on this machine is never asked for through a proxy.
+/// Clients for upstreams. Requests to this machine never go through a proxy.
 #[derive(Debug)]
 pub(crate) struct Clients {
     loopback: reqwest::Client,
-    // Made on first use: it reads the host's certificates, and a host without any can still do the rest.
-    outside: OnceLock<Option<reqwest::Client>>,
+    // Created on first use: it reads the machine's CA certificates, and a machine without any can
+    // still do the rest.
+    external: OnceLock<Option<reqwest::Client>>,
 }
 
 impl Clients {
     pub(crate) fn new() -> Self {
         static PROVIDER: Once = Once::new();
-        // An error means that somebody else has chosen a provider for the whole process: as good.
+        // Fails when the process has a provider already, which is fine.
         PROVIDER.call_once(|| drop(rustls::crypto::ring::default_provider().install_default()));
         let loopback = builder().no_proxy().tls_certs_only([]).build();
         let loopback =
             loopback.expect("a client that reads nothing from the host can always be built");
-        Self { loopback, outside: OnceLock::new() }
+        Self { loopback, external: OnceLock::new() }
     }
 
-    /// Sends the request with the client for its URL. The error never shows the URL.
+    /// Sends a request. The error does not contain the URL.
     pub(crate) async fn execute(
         &self,
         request: reqwest::Request,
@@ -150,21 +148,18 @@ impl Clients {
         let client = match is_plain_loopback(request.url()) {
             true => &self.loopback,
             false => self
-                .outside()
-                .ok_or("no client can be made; are there CA certificates on this host?")?,
+                .external()
+                .ok_or("no HTTPS client; are there CA certificates on this machine?")?,
         };
         client.execute(request).await.map_err(|failed| failed.without_url().into())
     }
 
-    fn outside(&self) -> Option<&reqwest::Client> {
+    fn external(&self) -> Option<&reqwest::Client> {
         let make = || {
             let made = builder().build();
-            made.inspect_err(
-                |error| tracing::error!(%error, "cannot make a client for the outside"),
-            )
-            .ok()
+            made.inspect_err(|error| tracing::error!(%error, "cannot create an HTTPS client")).ok()
         };
-        self.outside.get_or_init(make).as_ref()
+        self.external.get_or_init(make).as_ref()
     }
 }
 
@@ -177,12 +172,12 @@ fn is_plain_loopback(url: &reqwest::Url) -> bool {
 
 fn builder() -> reqwest::ClientBuilder {
     reqwest::Client::builder()
-        // A redirect could carry a secret to another host.
+        // A redirect could send a secret to another host.
         .redirect(reqwest::redirect::Policy::none())
         .referer(false)
         .connect_timeout(Duration::from_secs(20))
-        // A model may think for minutes, and a large push is silent while it goes up; half an hour is
-        // as long as a command may take at all.
+        // A model may think for minutes, and a large push is silent while it uploads; half an hour
+        // is the default timeout of a command.
         .read_timeout(Duration::from_secs(1800))
 }
 
@@ -191,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn headers_for_one_hop_stay_behind_with_those_the_sender_named() {
+    fn hop_by_hop_headers_are_not_forwarded() {
         let mut headers = HeaderMap::new();
         for (name, value) in [
             ("connection", "close, X-Mine"),
@@ -205,7 +200,7 @@ mod tests {
                 HeaderValue::from_static(value),
             );
         }
-        let passed = passed_on(&headers, &[header::COOKIE]);
-        assert_eq!(passed.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["a"]);
+        let forwarded = forwarded_headers(&headers, &[header::COOKIE]);
+        assert_eq!(forwarded.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["a"]);
     }
 }

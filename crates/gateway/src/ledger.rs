@@ -1,73 +1,70 @@
-//! What the gateway asks of the rest of the product. It holds no state of its own about sessions:
-//! who may do what, what a secret is and what has been used is the ledger's.
+//! The interface from the gateway to the rest of Harvest: policies, secrets and accounting. The
+//! gateway itself keeps no state about sessions.
 
 use async_trait::async_trait;
 use harvest_proto::{EventBody, Secret, SessionId, event::Usage};
 
-/// Knows passes and secrets, and keeps the books.
+/// Provides secrets, checks budgets and records usage.
 #[async_trait]
 pub trait Ledger: Send + Sync {
-    /// A secret's value, for the gateway's own use; it never goes into a sandbox.
+    /// The value of a secret, for the gateway's own requests; it never goes into a sandbox.
     async fn secret(&self, name: &str) -> Option<Secret<String>>;
 
-    /// May this session call a model now? Asked before every call.
+    /// Checks before every model call whether the session may make it.
     async fn reserve(&self, session: &SessionId) -> Result<(), Refusal>;
 
-    /// A model call ended and used this much.
+    /// Records the tokens of a model call that ended.
     async fn settle(&self, session: &SessionId, usage: Usage);
 
-    /// Something passed the door, or was refused: stored before anyone sees it.
+    /// Stores an event of the gateway.
     async fn log(&self, session: &SessionId, event: EventBody);
 }
 
-/// Why a call is refused, in words for the agent and the person.
+/// Why a model call is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}")]
 pub struct Refusal {
-    /// In words.
+    /// Text for the agent and the user.
     pub reason: String,
 }
 
-/// What one sandbox may do at the door. Made by `session` when it opens the door.
+/// What a sandbox may do at its door.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pass {
-    /// Whose door it is.
+pub struct DoorPolicy {
     pub session: SessionId,
-    /// Which names it may reach.
-    pub policy: Policy,
-    /// Who answers its model calls.
+    pub network: NetworkPolicy,
     pub upstream: Upstream,
-    /// The repositories it may fetch from and push to.
+    /// Repositories it may fetch from and push to.
     pub repositories: Vec<GitAccess>,
 }
 
-/// Which names a sandbox may reach, the gateway's own apart.
+/// Names that a sandbox may connect to, besides the gateway's own.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Policy {
-    /// None at all.
+pub enum NetworkPolicy {
     None,
-    /// These, on ports 80 and 443. `*.example.org` stands for every name below it.
+    /// These names on ports 80 and 443. `*.example.org` matches every name below it.
     Trusted(Vec<String>),
 }
 
-/// Who answers model calls.
+/// The service for model calls.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Upstream {
     /// The Anthropic API, with the secret `ANTHROPIC_API_KEY`.
     Anthropic,
-    /// Our own stand-in, which plays the script it finds in the prompt. No model, no key, no cost.
+    /// The scripted model, which plays the script in a prompt. No key, no cost.
     Scripted,
 }
 
-/// One repository behind the git door.
+/// A repository behind the git door.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GitAccess {
-    /// Its name: `http://git.harvest.internal/{name}.git` inside.
+    /// Name of the repository: `http://git.harvest.internal/{name}.git` inside.
     pub name: String,
-    /// Where it really is.
+    /// URL of the real remote.
     pub url: String,
-    /// The secret that opens it, sent as HTTP basic authentication (user `x-access-token`).
+    /// Name of the secret, sent as HTTP basic authentication (user `x-access-token`).
     pub secret: Option<String>,
-    /// The one branch the session may create and update, never delete or force; `None` reads only.
+    /// The branch that the session may create and update, but never delete or force-push; `None` is
+    /// read-only.
     pub branch: Option<String>,
 }

@@ -1,9 +1,9 @@
-//! The door out: egress policy, git with credentials, model calls metered. Holds the secrets so that
-//! no sandbox has to.
+//! The gateway: enforces the network policy, adds git credentials, forwards and meters model calls.
+//! It holds the secrets, so that no sandbox has to.
 //!
-//! A connection's way: `door` reads what it is for → `policy` says whether → `model` answers model
-//! calls, `git` carries fetches and pushes, `egress` splices to a name of the policy. Who may do what
-//! and what it cost is the [`ledger::Ledger`]'s; nothing here is remembered across a restart.
+//! `door` reads the request of a connection, `policy` decides whether it is allowed, and `model`,
+//! `git` or `egress` handles it. Permissions and accounting belong to the [`ledger::Ledger`]; the
+//! gateway keeps no state across a restart.
 #![forbid(unsafe_code)]
 
 mod door;
@@ -20,20 +20,21 @@ use std::{collections::BTreeMap, io, net::SocketAddr, path::Path, sync::Arc};
 
 pub use door::DoorHandle;
 pub use harvest_proto::script::{Script, ScriptError, ScriptRule};
-use ledger::{Ledger, Pass};
+use ledger::{DoorPolicy, Ledger};
 pub use registries::host_registries;
 
-/// How the gateway behaves for every door.
+/// Settings of all doors.
 #[derive(Debug, Clone)]
 pub struct GatewayConfig {
-    /// Where the Anthropic API is, without a path.
+    /// URL of the Anthropic API, without a path.
     pub anthropic_url: String,
-    /// What the scripted upstream plays when a prompt carries no script of its own.
+    /// Scripts for prompts that contain none, for the scripted model.
     pub script_rules: Vec<ScriptRule>,
-    /// Lets names of a policy lead to private addresses. For tests and for networks whose package
-    /// mirror is inside; it opens the host's own network to every sandbox that may use such a name.
+    /// Allow names that resolve to private addresses. For tests, and for networks with an internal
+    /// package mirror. It opens the machine's own network to every sandbox that may use such a
+    /// name.
     pub allow_private_upstreams: bool,
-    /// Names that are not looked up but lead here, port included.
+    /// Names with a fixed address and port instead of a DNS look-up.
     pub pinned: BTreeMap<String, SocketAddr>,
 }
 
@@ -48,22 +49,21 @@ impl Default for GatewayConfig {
     }
 }
 
-/// Opens doors. Cheap to clone; all clones are one gateway.
+/// Opens doors. Clones share one gateway.
 #[derive(Clone)]
 pub struct Gateway {
     shared: Arc<Shared>,
 }
 
-/// What all doors have in common.
+/// State shared by all doors.
 pub(crate) struct Shared {
     ledger: Arc<dyn Ledger>,
     config: GatewayConfig,
     clients: http::Clients,
-    mishaps: model::Mishaps,
+    failures: model::FailureCounts,
 }
 
 impl Gateway {
-    /// A gateway that keeps its books with this ledger.
     #[must_use]
     pub fn new(ledger: Arc<dyn Ledger>, config: GatewayConfig) -> Self {
         let clients = http::Clients::new();
@@ -72,17 +72,14 @@ impl Gateway {
                 ledger,
                 config,
                 clients,
-                mishaps: model::Mishaps::default(),
+                failures: model::FailureCounts::default(),
             }),
         }
     }
 
-    /// Opens one sandbox's door: listens on this socket until the handle is dropped. A socket left
-    /// there by an earlier process is replaced. Must be called within a tokio runtime.
-    ///
-    /// # Errors
-    /// When the socket cannot be made.
-    pub fn open(&self, door_socket: &Path, pass: Pass) -> io::Result<DoorHandle> {
-        door::open(Arc::clone(&self.shared), door_socket, pass)
+    /// Opens a sandbox's door: listens on this socket until the handle is dropped. Replaces a
+    /// socket left by an earlier process. Must be called within a tokio runtime.
+    pub fn open(&self, door_socket: &Path, policy: DoorPolicy) -> io::Result<DoorHandle> {
+        door::open(Arc::clone(&self.shared), door_socket, policy)
     }
 }

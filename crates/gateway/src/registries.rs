@@ -1,17 +1,17 @@
-//! The package sources this host itself is set up to use, as the default list of trusted names.
-//! Nothing is built in: what the host's own tools are configured with, or say when asked, is the
-//! answer. Runs short commands; opens no connection.
+//! The package registries that this machine is configured to use, as the default list of trusted
+//! names. Nothing is built in: the names come from the configuration of the machine's own tools.
+//! Runs short commands; connects to nothing.
 //!
-//! | tool | where its sources are looked up |
+//! | tool | source |
 //! |---|---|
 //! | apt | `sources.list` and `sources.list.d` |
 //! | npm | `npm config get registry` |
-//! | pip | `PIP_INDEX_URL`, `PIP_EXTRA_INDEX_URL`, `pip config list`; else the default its help names |
-//! | cargo | `config.toml` and the `config.json` of each index it has used, in its home |
+//! | pip | `PIP_INDEX_URL`, `PIP_EXTRA_INDEX_URL`, `pip config list`, else its help |
+//! | cargo | `config.toml`, and the `config.json` of each index in its home |
 //! | go | `go env GOPROXY GOSUMDB` |
 //!
-//! A source may serve its files from a second name that no configuration holds; whoever uses such a
-//! source adds that name to the policy.
+//! A registry may serve files from another name that is in no configuration; users of such a
+//! registry add that name to the policy.
 
 use std::{
     collections::BTreeSet,
@@ -24,23 +24,22 @@ use std::{
 
 use crate::policy;
 
-// Interpreters start slowly on a loaded machine; a tool that takes longer than this is not asked.
-const ASK_LIMIT: Duration = Duration::from_secs(20);
+// Interpreters start slowly on a loaded machine; a tool that takes longer is skipped.
+const TOOL_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// The host names of this host's package sources, sorted. Blocks for as long as the tools take to
-/// answer, so call it from a thread that may wait.
+/// Host names of this machine's package registries, sorted. Blocks while the tools run.
 #[must_use]
 pub fn host_registries() -> Vec<String> {
-    let questions: [fn() -> String; 5] = [apt, npm, pip, cargo, go];
-    let answers = thread::scope(|scope| {
-        let asked: Vec<_> = questions.into_iter().map(|question| scope.spawn(question)).collect();
-        asked.into_iter().map(|thread| thread.join().unwrap_or_default()).collect::<Vec<_>>()
+    let tools: [fn() -> String; 5] = [apt, npm, pip, cargo, go];
+    let outputs = thread::scope(|scope| {
+        let running: Vec<_> = tools.into_iter().map(|tool| scope.spawn(tool)).collect();
+        running.into_iter().map(|thread| thread.join().unwrap_or_default()).collect::<Vec<_>>()
     });
-    let hosts: BTreeSet<_> = answers.iter().flat_map(|text| hosts(text)).collect();
+    let hosts: BTreeSet<_> = outputs.iter().flat_map(|text| hosts(text)).collect();
     hosts.into_iter().collect()
 }
 
-/// The host parts of all http and https URLs in a text that are names.
+/// Hosts of all http and https URLs in a text, without addresses and single labels.
 fn hosts(text: &str) -> Vec<String> {
     let separators = |c: char| c.is_whitespace() || "\"'`,()[]<>|".contains(c);
     text.split(separators)
@@ -49,7 +48,7 @@ fn hosts(text: &str) -> Vec<String> {
         .filter_map(|rest| {
             let authority = rest.split(['/', '?', '#']).next().unwrap_or(rest);
             let host = authority.rsplit('@').next().unwrap_or(authority);
-            policy::normal(host.split(':').next().unwrap_or(host))
+            policy::normalize(host.split(':').next().unwrap_or(host))
         })
         .filter(|name| name.contains('.'))
         .collect()
@@ -63,7 +62,7 @@ fn apt() -> String {
 }
 
 fn npm() -> String {
-    ask("npm", &["config", "get", "registry"])
+    run("npm", &["config", "get", "registry"])
 }
 
 fn pip() -> String {
@@ -72,13 +71,13 @@ fn pip() -> String {
         "{}\n{}\n{}",
         set("PIP_INDEX_URL"),
         set("PIP_EXTRA_INDEX_URL"),
-        index_lines(&ask("pip", &["config", "list"]))
+        index_lines(&run("pip", &["config", "list"]))
     );
     if !hosts(&configured).is_empty() {
         return configured;
     }
-    // The default is spelled in the help of the option that changes it, and only there.
-    let help = ask("pip", &["install", "--help"]);
+    // The default is only documented in the help of the option that changes it.
+    let help = run("pip", &["install", "--help"]);
     let Some((_, option)) = help.split_once("--index-url <url>") else { return String::new() };
     option.split_once("(default").map_or_else(String::new, |(_, default)| {
         default.split(')').next().unwrap_or_default().to_owned()
@@ -96,7 +95,7 @@ fn cargo() -> String {
     let Some(home) = home else { return String::new() };
     let mut text = without_comments(&read(&home.join("config.toml")));
     for index in entries(&home.join("registry/index")) {
-        // The folder is called after the index's host, with a hash behind it.
+        // The folder's name is the host of the index and a hash.
         let name = index.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if let Some((host, _hash)) = name.rsplit_once('-') {
             text.push_str(&format!("\nhttps://{host}/\n"));
@@ -107,9 +106,9 @@ fn cargo() -> String {
 }
 
 fn go() -> String {
-    let words = ask("go", &["env", "GOPROXY", "GOSUMDB"]);
-    // The checksum database is written as a bare name.
-    words.split_whitespace().map(|word| format!("{word} https://{word}/\n")).collect()
+    let values = run("go", &["env", "GOPROXY", "GOSUMDB"]);
+    // The checksum database is a bare name.
+    values.split_whitespace().map(|value| format!("{value} https://{value}/\n")).collect()
 }
 
 fn without_comments(text: &str) -> String {
@@ -128,7 +127,7 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
     entries.filter_map(Result::ok).map(|entry| entry.path()).collect()
 }
 
-fn ask(program: &str, arguments: &[&str]) -> String {
+fn run(program: &str, arguments: &[&str]) -> String {
     let spawned = Command::new(program)
         .args(arguments)
         .stdin(Stdio::null())
@@ -136,8 +135,8 @@ fn ask(program: &str, arguments: &[&str]) -> String {
         .stderr(Stdio::null())
         .spawn();
     let Ok(mut child) = spawned else { return String::new() };
-    let deadline = Instant::now() + ASK_LIMIT;
-    // The answers are shorter than a pipe holds, so nobody has to read while we wait.
+    let deadline = Instant::now() + TOOL_TIMEOUT;
+    // The output is shorter than a pipe's capacity, so it can be read after the exit.
     while Instant::now() < deadline {
         match child.try_wait() {
             Ok(Some(status)) if status.success() => {
@@ -149,8 +148,8 @@ fn ask(program: &str, arguments: &[&str]) -> String {
             Ok(Some(_)) | Err(_) => return String::new(),
         }
     }
-    tracing::warn!(program, "gave no answer about its package source");
-    // It may have gone by itself just now; either way it is reaped.
+    tracing::warn!(program, "timed out while reading its package registries");
+    // Reaps the process, also when it has just exited by itself.
     let _ = child.kill();
     let _ = child.wait();
     String::new()
@@ -161,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_hosts_of_all_urls_in_a_text_are_found() {
+    fn hosts_of_all_urls_are_found() {
         let text = "deb [arch=amd64] http://Mirror.example.org/debian stable main\n\
                     URIs: https://user:pw@packages.example.net:8443/x http://10.0.0.1/ http://localhost/\n\
                     index = \"sparse+https://index.example.com/\" mirror+file:/etc/x";
@@ -172,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_commented_source_is_not_used() {
+    fn commented_lines_are_ignored() {
         assert_eq!(
             hosts(&without_comments("# http://old.example.org\nhttp://new.example.org")),
             ["new.example.org"]
@@ -180,15 +179,15 @@ mod tests {
     }
 
     #[test]
-    fn only_the_index_lines_of_a_pip_configuration_count() {
+    fn only_index_lines_of_pip_count() {
         let list = "global.index-url='https://a.example.org/simple'\nglobal.proxy='http://b.example.org'\n";
         assert_eq!(hosts(&index_lines(list)), ["a.example.org"]);
     }
 
     #[test]
-    fn whatever_this_host_has_gives_names_and_nothing_else() {
+    fn registries_of_this_machine_are_valid_names() {
         for host in host_registries() {
-            assert_eq!(policy::normal(&host), Some(host.clone()));
+            assert_eq!(policy::normalize(&host), Some(host.clone()));
         }
     }
 }

@@ -1,7 +1,8 @@
-//! Secrets at rest, and keeping them out of text. Knows nothing about who may use which.
+//! Encryption of stored secrets. Knows nothing about permissions.
 //!
-//! A sealed secret is one version byte, a nonce of 12 random bytes, and the value under AES-256-GCM
-//! with the secret's name as associated data, so that a sealed value cannot be moved to another name.
+//! A sealed secret is one version byte, a nonce of 12 random bytes, and the value encrypted with
+//! AES-256-GCM. The secret's name is associated data, so that a sealed value cannot be moved to
+//! another name.
 
 use std::{
     fmt, fs,
@@ -21,51 +22,30 @@ use ring::{
 const VERSION: u8 = 1;
 const KEY_BYTES: usize = 32;
 
-/// Why a secret cannot be kept or read.
 #[derive(Debug, thiserror::Error)]
 pub enum VaultError {
-    /// The key file could not be read or made.
     #[error("cannot {doing} the key file `{path}`")]
-    KeyFile {
-        /// What was tried.
-        doing: &'static str,
-        /// Which file.
-        path: String,
-        /// Why not.
-        source: io::Error,
-    },
-    /// Others may read the key, or it is not a key.
+    KeyFile { doing: &'static str, path: String, source: io::Error },
     #[error("the key file `{path}` {problem}")]
-    KeyUnsound {
-        /// Which file.
-        path: String,
-        /// What is wrong with it.
-        problem: &'static str,
-    },
-    /// The sealed bytes are damaged, belong to another name or were sealed with another key.
-    #[error("the stored value of secret `{name}` does not open with this key")]
-    Unopenable {
-        /// Whose.
-        name: SecretName,
-    },
-    /// The kernel gave no random bytes.
-    #[error("the system's random source failed")]
+    InvalidKey { path: String, problem: &'static str },
+    /// The bytes are damaged, belong to another name or were sealed with another key.
+    #[error("cannot decrypt secret `{name}` with this key")]
+    CannotDecrypt { name: SecretName },
+    #[error("the system's random number generator failed")]
     Random,
 }
 
-/// A secret's name: a capital letter, then up to 127 capitals, digits and underscores.
+/// Name of a secret: a capital letter, then up to 127 capital letters, digits and underscores.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct SecretName(String);
 
-/// Why a text is not a secret's name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "a secret's name is a capital letter followed by at most 127 capitals, digits and underscores"
+    "a secret's name is a capital letter followed by at most 127 capital letters, digits and underscores"
 )]
 pub struct SecretNameError;
 
 impl SecretName {
-    /// The name as text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -76,9 +56,9 @@ impl FromStr for SecretName {
     type Err = SecretNameError;
 
     fn from_str(text: &str) -> Result<Self, SecretNameError> {
-        let sound = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
+        let valid = |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_';
         let begins = text.as_bytes().first().is_some_and(u8::is_ascii_uppercase);
-        (begins && text.len() <= 128 && text.bytes().all(sound))
+        (begins && text.len() <= 128 && text.bytes().all(valid))
             .then(|| Self(text.to_owned()))
             .ok_or(SecretNameError)
     }
@@ -90,11 +70,11 @@ impl fmt::Display for SecretName {
     }
 }
 
-/// Seals and unseals secrets with one key, kept in a file only its owner can read.
+/// Seals and unseals secrets with a key from a file that only its owner can read.
 pub struct Vault {
     key: LessSafeKey,
     random: SystemRandom,
-    tell: fn(&Secret<String>),
+    on_value: fn(&Secret<String>),
 }
 
 impl fmt::Debug for Vault {
@@ -104,36 +84,29 @@ impl fmt::Debug for Vault {
 }
 
 impl Vault {
-    /// Calls `tell` with every value that passes, sealed or unsealed: whoever keeps a log wants to know
-    /// what must not be in it.
+    /// Calls `on_value` with every sealed or unsealed value, so that the log can redact it.
     #[must_use]
-    pub fn telling(self, tell: fn(&Secret<String>)) -> Self {
-        Self { tell, ..self }
+    pub fn with_observer(self, on_value: fn(&Secret<String>)) -> Self {
+        Self { on_value, ..self }
     }
 
-    /// Opens the vault whose key is in this file; makes the file when there is none.
-    ///
-    /// # Errors
-    /// When the file cannot be read or made, is readable by others, or is not a key.
+    /// Opens the vault with the key in this file; creates the file if needed.
     pub fn open(path: &Path) -> Result<Self, VaultError> {
         let random = SystemRandom::new();
         let bytes = match read_key(path) {
             Err(VaultError::KeyFile { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
-                make_key(path, &random)?;
+                create_key(path, &random)?;
                 read_key(path)?
             }
             other => other?,
         };
         let key = UnboundKey::new(&AES_256_GCM, &bytes).expect("32 bytes are a key of AES-256");
-        Ok(Self { key: LessSafeKey::new(key), random, tell: |_| {} })
+        Ok(Self { key: LessSafeKey::new(key), random, on_value: |_| {} })
     }
 
-    /// The value as it may be stored.
-    ///
-    /// # Errors
-    /// When the system has no random bytes for us.
+    /// Encrypts a value for storage.
     pub fn seal(&self, name: &SecretName, value: &Secret<String>) -> Result<Vec<u8>, VaultError> {
-        (self.tell)(value);
+        (self.on_value)(value);
         let mut nonce = [0; NONCE_LEN];
         self.random.fill(&mut nonce).map_err(|_| VaultError::Random)?;
         let mut body = value.expose().clone().into_bytes();
@@ -143,20 +116,17 @@ impl Vault {
                 associated(name),
                 &mut body,
             )
-            .expect("a secret is shorter than the 64 GiB one nonce may cover");
+            .expect("a secret is shorter than the 64 GiB limit of a nonce");
         Ok([&[VERSION], &nonce[..], &body].concat())
     }
 
-    /// The value itself.
-    ///
-    /// # Errors
-    /// When the bytes were not sealed under this name with this key.
+    /// Decrypts a stored value.
     pub fn unseal(&self, name: &SecretName, sealed: &[u8]) -> Result<Secret<String>, VaultError> {
         self.unseal_bytes(name, sealed)
             .and_then(|bytes| String::from_utf8(bytes).ok())
             .map(Secret::new)
-            .inspect(self.tell)
-            .ok_or_else(|| VaultError::Unopenable { name: name.clone() })
+            .inspect(self.on_value)
+            .ok_or_else(|| VaultError::CannotDecrypt { name: name.clone() })
     }
 
     fn unseal_bytes(&self, name: &SecretName, sealed: &[u8]) -> Option<Vec<u8>> {
@@ -169,8 +139,7 @@ impl Vault {
     }
 }
 
-/// The text with every secret in it replaced by `***`, also where it stands in base64 as git's
-/// credentials do.
+/// Replaces every secret in a text by `***`, also in the base64 form of git's credentials.
 #[must_use]
 pub fn redact(text: &str, secrets: &[&Secret<String>]) -> String {
     let mut clean = text.to_owned();
@@ -181,7 +150,7 @@ pub fn redact(text: &str, secrets: &[&Secret<String>]) -> String {
     clean
 }
 
-/// What follows `Basic ` when a token is sent to a git forge.
+/// The text after `Basic ` in the `authorization` header for a git forge.
 pub(crate) fn basic_credentials(token: &str) -> String {
     BASE64_STANDARD.encode(format!("x-access-token:{token}"))
 }
@@ -195,9 +164,9 @@ fn read_key(path: &Path) -> Result<[u8; KEY_BYTES], VaultError> {
     let failed = |source| VaultError::KeyFile { doing: "read", path: shown.clone(), source };
     let file = fs::File::open(path).map_err(failed)?;
     if file.metadata().map_err(failed)?.mode() & 0o077 != 0 {
-        return Err(VaultError::KeyUnsound {
+        return Err(VaultError::InvalidKey {
             path: shown,
-            problem: "can be read by others; chmod it to 0600",
+            problem: "is readable by others; run `chmod 600` on it",
         });
     }
     let mut bytes = Vec::with_capacity(KEY_BYTES + 1);
@@ -205,12 +174,12 @@ fn read_key(path: &Path) -> Result<[u8; KEY_BYTES], VaultError> {
     file.take(limit).read_to_end(&mut bytes).map_err(failed)?;
     bytes
         .try_into()
-        .map_err(|_| VaultError::KeyUnsound { path: shown, problem: "does not hold 32 bytes" })
+        .map_err(|_| VaultError::InvalidKey { path: shown, problem: "does not contain 32 bytes" })
 }
 
-// The file appears under its name complete or not at all, and whoever comes second uses the first
-// one's key: a link fails when the name is taken, where a rename would replace it.
-fn make_key(path: &Path, random: &SystemRandom) -> Result<(), VaultError> {
+// The file appears complete or not at all, and a concurrent process uses the first one's key: a
+// hard link fails when the name exists, where a rename would replace it.
+fn create_key(path: &Path, random: &SystemRandom) -> Result<(), VaultError> {
     let failed = |doing| {
         move |source| VaultError::KeyFile { doing, path: path.display().to_string(), source }
     };
@@ -226,8 +195,8 @@ fn make_key(path: &Path, random: &SystemRandom) -> Result<(), VaultError> {
         other => other,
     });
     let removed = fs::remove_file(&draft);
-    written.map_err(failed("make"))?;
-    removed.map_err(failed("tidy up after making"))?;
+    written.map_err(failed("create"))?;
+    removed.map_err(failed("remove the draft of"))?;
     fs::File::open(folder).and_then(|folder| folder.sync_all()).map_err(failed("sync"))
 }
 
@@ -250,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_survives_reopening_the_vault_and_opens_under_its_own_name_only() {
+    fn secret_opens_only_with_its_name_and_key() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("key");
         let value = Secret::new("sk-ant-123".to_owned());
@@ -264,18 +233,18 @@ mod tests {
     }
 
     #[test]
-    fn the_key_file_is_private_and_leaves_no_draft_beside_it() {
+    fn key_file_is_private_without_leftover_draft() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("key");
         Vault::open(&path).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().mode() & 0o777, 0o600);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
         fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).unwrap();
-        assert!(matches!(Vault::open(&path), Err(VaultError::KeyUnsound { .. })));
+        assert!(matches!(Vault::open(&path), Err(VaultError::InvalidKey { .. })));
     }
 
     #[test]
-    fn many_who_make_the_key_at_once_end_up_with_one() {
+    fn concurrent_creation_yields_one_key() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("key");
         let sealed: Vec<_> = std::thread::scope(|scope| {
@@ -289,15 +258,15 @@ mod tests {
     }
 
     #[test]
-    fn a_short_key_file_is_refused() {
+    fn short_key_file_is_refused() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("key");
         write_draft(&path, b"short").unwrap();
-        assert!(matches!(Vault::open(&path), Err(VaultError::KeyUnsound { .. })));
+        assert!(matches!(Vault::open(&path), Err(VaultError::InvalidKey { .. })));
     }
 
     #[test]
-    fn a_name_is_capitals_digits_and_underscores() {
+    fn secret_name_is_capitals_digits_underscores() {
         assert!("ANTHROPIC_API_KEY".parse::<SecretName>().is_ok());
         for bad in ["", "a", "1A", "_A", "A-B", "A B", "Ä", &"A".repeat(129)] {
             assert!(bad.parse::<SecretName>().is_err(), "{bad}");
@@ -305,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn redacting_hides_a_token_plain_and_as_git_sends_it() {
+    fn token_is_redacted_plain_and_in_base64() {
         let token = Secret::new("ghp_abc".to_owned());
         let text = format!("bad ghp_abc, Basic {}", basic_credentials("ghp_abc"));
         assert_eq!(redact(&text, &[&token, &Secret::new(String::new())]), "bad ***, Basic ***");
@@ -314,7 +283,11 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
-        fn damaged_bytes_never_open(value in ".{0,40}", at in any::<prop::sample::Index>(), bit in 0u8..8) {
+        fn damaged_value_never_opens(
+            value in ".{0,40}",
+            at in any::<prop::sample::Index>(),
+            bit in 0u8..8,
+        ) {
             let folder = tempfile::tempdir().unwrap();
             let vault = Vault::open(&folder.path().join("key")).unwrap();
             let mut sealed = vault.seal(&name("A"), &Secret::new(value)).unwrap();

@@ -1,5 +1,5 @@
-//! Talks to a server: finds it, shows the token, reads answers and problems, follows streams.
-//! Knows nothing about what is printed.
+//! The API client: finds the server, authenticates, reads responses and errors, follows streams.
+//! Prints nothing.
 
 mod calls;
 mod events;
@@ -12,7 +12,7 @@ use harvest_proto::{
     PromptId, Secret,
     api::{Page, Problem},
 };
-use harvest_server::here::{Pieces, Sent};
+use harvest_server::in_process::{ByteStream, RequestBody};
 use reqwest::{
     Method, RequestBuilder, Response, StatusCode,
     header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue},
@@ -21,18 +21,17 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
     config::Config,
-    printer::{Advice, Refused},
-    wire,
+    printer::{Advice, ApiRefusal},
+    server_process,
 };
 
-/// Where a server on this machine is, as it wrote it down itself.
+/// The file in which a running server records its URL and pid.
 #[derive(Debug, Serialize, Deserialize)]
 pub(crate) struct ServerFile {
     pub(crate) url: String,
     pub(crate) pid: u32,
 }
 
-/// A server and the right to ask it.
 #[derive(Clone)]
 pub(crate) struct Client {
     http: reqwest::Client,
@@ -41,7 +40,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// The server of this configuration: the one it names, else the one that runs from its home.
+    /// The configured server, else the server that runs from this home.
     pub(crate) fn find(config: &Config) -> Result<Self> {
         let url = match &config.url {
             Some(url) => url.clone(),
@@ -55,17 +54,17 @@ impl Client {
     }
 
     pub(crate) fn new(url: &str, token: Secret<String>) -> Result<Self> {
-        if !names_server(url) {
+        if !is_server_url(url) {
             bail!(Advice::new(
-                format!("`{url}` is not a server's URL"),
+                format!("`{url}` is not a server URL"),
                 "write it as http://127.0.0.1:7070"
             ));
         }
         let http = reqwest::Client::builder()
             .connect_timeout(Duration::from_secs(5))
-            // Sooner than the server closes what is not used.
+            // Shorter than the server's idle timeout.
             .pool_idle_timeout(Duration::from_secs(20))
-            // Loopback and one's own server: a proxy variable is not meant for them.
+            // Proxy variables are not meant for loopback and the user's own server.
             .no_proxy()
             .build()
             .context("cannot set up HTTP")?;
@@ -76,29 +75,29 @@ impl Client {
         &self.url
     }
 
-    /// Any request; the answer's head, and its body as it comes.
-    pub(crate) async fn carry(
+    /// Sends any request; returns the response headers and the body as a stream.
+    pub(crate) async fn exchange(
         &self,
         method: Method,
         path: &str,
-        sent: Sent,
-    ) -> Result<(HeaderMap, Pieces)> {
+        sent: RequestBody,
+    ) -> Result<(HeaderMap, ByteStream)> {
         let request = self.request(method, path);
         let request = match sent {
-            Sent::Nothing => request,
-            Sent::Json(document) => {
+            RequestBody::Empty => request,
+            RequestBody::Json(document) => {
                 request.header("content-type", "application/json").body(document)
             }
-            Sent::Stream(kind, pieces) => {
+            RequestBody::Stream(kind, pieces) => {
                 request.header("content-type", kind).body(reqwest::Body::wrap_stream(pieces))
             }
         };
-        let answer = self.send(request).await?;
-        let (headers, body) = (answer.headers().clone(), answer.bytes_stream());
+        let response = self.send(request).await?;
+        let (headers, body) = (response.headers().clone(), response.bytes_stream());
         Ok((headers, body.map(|piece| piece.map(Vec::from).map_err(std::io::Error::other)).boxed()))
     }
 
-    /// Any request; the answer as it is, whatever its status.
+    /// Sends any request; returns the response with any status.
     pub(crate) async fn raw(
         &self,
         method: Method,
@@ -112,10 +111,9 @@ impl Client {
             let given = headers.iter().any(|(name, _)| *name == CONTENT_TYPE);
             request = request.headers(HeaderMap::from_iter((!given).then_some(json))).body(body);
         }
-        self.ask(request.headers(headers.into_iter().collect())).await
+        self.send_unchecked(request.headers(headers.into_iter().collect())).await
     }
 
-    /// Whether the server takes work.
     pub(crate) async fn ready(&self) -> bool {
         self.send(self.request(Method::GET, "/readyz")).await.is_ok()
     }
@@ -124,7 +122,7 @@ impl Client {
         read(self.send(self.request(Method::GET, path)).await?).await
     }
 
-    /// Creating POSTs carry a key, so that a retry after a broken connection creates nothing twice.
+    /// Sends an idempotency key, so that the retry after a broken connection creates nothing twice.
     pub(crate) async fn post<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -133,11 +131,11 @@ impl Client {
         let key = PromptId::random().part().to_owned();
         let request =
             || self.request(Method::POST, path).header("idempotency-key", &key).json(body);
-        let answer = match self.send(request()).await {
-            Err(error) if is_broken(&error) => self.send(request()).await?,
+        let response = match self.send(request()).await {
+            Err(error) if is_connection_error(&error) => self.send(request()).await?,
             other => other?,
         };
-        read(answer).await
+        read(response).await
     }
 
     async fn all<T: DeserializeOwned>(&self, path: &str) -> Result<Vec<T>> {
@@ -146,7 +144,7 @@ impl Client {
         loop {
             let page: Page<T> = match &next {
                 None => self.get(path).await?,
-                Some(cursor) => self.get(&from_cursor(path, cursor)).await?,
+                Some(cursor) => self.get(&with_cursor(path, cursor)).await?,
             };
             items.extend(page.items);
             match page.next_cursor {
@@ -156,13 +154,13 @@ impl Client {
         }
     }
 
-    /// A request with the token on it.
+    /// An authenticated request.
     pub(crate) fn request(&self, method: Method, path: &str) -> RequestBuilder {
         self.http.request(method, format!("{}{path}", self.url)).bearer_auth(self.token.expose())
     }
 
-    /// The answer, whatever it says.
-    fn ask(
+    /// Returns the response with any status.
+    fn send_unchecked(
         &self,
         request: RequestBuilder,
     ) -> impl Future<Output = Result<Response>> + Send + use<> {
@@ -170,10 +168,10 @@ impl Client {
         async move {
             request.send().await.map_err(|error| {
                 let advice = Advice::new(
-                    format!("no answer from {url}"),
-                    "is it running? start it with `harvest up`",
+                    format!("no response from {url}"),
+                    "check that the server runs; `harvest up` starts one",
                 );
-                anyhow::Error::new(Broken(innermost(&error))).context(advice)
+                anyhow::Error::new(ConnectionError(root_cause(&error))).context(advice)
             })
         }
     }
@@ -182,48 +180,50 @@ impl Client {
         &self,
         request: RequestBuilder,
     ) -> impl Future<Output = Result<Response>> + Send + use<> {
-        let (url, answer) = (self.url.clone(), self.ask(request));
+        let (url, response) = (self.url.clone(), self.send_unchecked(request));
         async move {
-            let answer = answer.await?;
-            if answer.status().is_success() || answer.status() == StatusCode::SWITCHING_PROTOCOLS {
-                return Ok(answer);
-            }
-            let status = answer.status();
-            // An answer to HEAD has no body to say it in.
-            if answer.content_length() == Some(0)
-                && let Some(problem) = bodiless(status, answer.headers())
+            let response = response.await?;
+            if response.status().is_success()
+                || response.status() == StatusCode::SWITCHING_PROTOCOLS
             {
-                return Err(refused(problem));
+                return Ok(response);
             }
-            let problem: Problem = answer.json().await.map_err(|_| {
-                let message = format!("{url} answered {status}, and not as a Harvest server does");
-                Advice::new(message, "does --url or HARVEST_URL name the right one?")
+            let status = response.status();
+            // The response to HEAD has no body.
+            if response.content_length() == Some(0)
+                && let Some(problem) = problem_without_body(status, response.headers())
+            {
+                return Err(api_error(problem));
+            }
+            let problem: Problem = response.json().await.map_err(|_| {
+                let message = format!("{url} returned {status}, but not as a Harvest server");
+                Advice::new(message, "check --url or HARVEST_URL")
             })?;
-            Err(refused(problem))
+            Err(api_error(problem))
         }
     }
 }
 
-/// Words as the query of a path.
-pub(crate) fn query(words: &[(&str, &str)]) -> String {
-    let mut url = reqwest::Url::parse("http://localhost/").expect("it is one");
-    url.query_pairs_mut().extend_pairs(words);
+/// A URL-encoded query string.
+pub(crate) fn query(pairs: &[(&str, &str)]) -> String {
+    let mut url = reqwest::Url::parse("http://localhost/").expect("the URL is valid");
+    url.query_pairs_mut().extend_pairs(pairs);
     url.query().unwrap_or_default().to_owned()
 }
 
-/// The same path, from where the last page ended.
-fn from_cursor(path: &str, cursor: &str) -> String {
-    let joint = if path.contains('?') { '&' } else { '?' };
-    format!("{path}{joint}{}", query(&[("cursor", cursor)]))
+/// The path of the next page.
+fn with_cursor(path: &str, cursor: &str) -> String {
+    let separator = if path.contains('?') { '&' } else { '?' };
+    format!("{path}{separator}{}", query(&[("cursor", cursor)]))
 }
 
-/// The connection failed rather than the request.
+/// The connection failed; no response was received.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
-struct Broken(String);
+struct ConnectionError(String);
 
-/// The cause that says something; those around it only say that there is one.
-fn innermost(error: &dyn std::error::Error) -> String {
+/// The innermost cause; the outer errors only repeat that there is one.
+fn root_cause(error: &dyn std::error::Error) -> String {
     let mut error = error;
     while let Some(source) = error.source() {
         error = source;
@@ -231,56 +231,54 @@ fn innermost(error: &dyn std::error::Error) -> String {
     error.to_string()
 }
 
-/// The problem of an answer that is a server's of ours and has no body.
-pub(crate) fn bodiless(status: StatusCode, headers: &HeaderMap) -> Option<Problem> {
+/// The error of a Harvest response without a body.
+pub(crate) fn problem_without_body(status: StatusCode, headers: &HeaderMap) -> Option<Problem> {
     let request_id = headers.get("x-request-id")?.to_str().ok()?.to_owned();
     Some(Problem {
         kind: "about:blank".into(),
         title: status.canonical_reason().unwrap_or("Error").into(),
         status: status.as_u16(),
-        detail: format!("the server answered {status}"),
+        detail: format!("the server returned {status}"),
         code: "no_body".into(),
         hint: None,
         request_id,
     })
 }
 
-/// The server's hint is for any client; ours knows where a person's token comes from.
-pub(crate) fn refused(mut problem: Problem) -> anyhow::Error {
+/// The error of a refused request. For 401 it tells where the token comes from.
+pub(crate) fn api_error(mut problem: Problem) -> anyhow::Error {
     if problem.status == 401 {
-        problem.detail = "the server does not know this token".into();
-        let hint = "set HARVEST_TOKEN to the one `harvest up` printed; on the server's own machine, unset it";
+        problem.detail = "the server does not accept this token".into();
+        let hint = "set HARVEST_TOKEN to the token `harvest up` printed; on the server's own machine, unset it";
         problem.hint = Some(hint.into());
     }
-    Refused(problem).into()
+    ApiRefusal(problem).into()
 }
 
-fn names_server(url: &str) -> bool {
+fn is_server_url(url: &str) -> bool {
     reqwest::Url::parse(url).is_ok_and(|url| ["http", "https"].contains(&url.scheme()))
 }
 
-/// Whether the connection failed rather than the request.
-fn is_broken(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<Broken>().is_some()
+fn is_connection_error(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<ConnectionError>().is_some()
 }
 
-async fn read<T: DeserializeOwned>(answer: Response) -> Result<T> {
-    answer.json().await.context("cannot make sense of the server's answer")
+async fn read<T: DeserializeOwned>(response: Response) -> Result<T> {
+    response.json().await.context("cannot parse the server's response")
 }
 
-/// A name as part of a path; anything that would need escaping is no name of ours.
-pub(crate) fn segment(name: &str) -> Result<&str> {
-    let sound = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
-    if name.is_empty() || name.starts_with('.') || !name.bytes().all(sound) {
+/// Checks that a name needs no escaping in a URL path.
+pub(crate) fn path_segment(name: &str) -> Result<&str> {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    if name.is_empty() || name.starts_with('.') || !name.bytes().all(is_allowed) {
         bail!(Advice::new(
-            format!("`{name}` is not a name"),
-            "names are letters, digits, `.`, `_` and `-`"
+            format!("`{name}` is not a valid name"),
+            "names consist of letters, digits, `.`, `_` and `-`"
         ));
     }
     Ok(name)
 }
 
-/// The server that runs from this home.
 pub(crate) fn local(config: &Config) -> Result<ServerFile> {
     let none = || {
         Advice::new(
@@ -290,17 +288,21 @@ pub(crate) fn local(config: &Config) -> Result<ServerFile> {
     };
     let text = std::fs::read_to_string(config.server_file()).map_err(|_| none())?;
     let file: ServerFile = serde_json::from_str(&text).map_err(|_| none())?;
-    // The file of a server that was killed stays behind, and its number may be anybody's now.
-    let there = std::path::Path::new(&format!("/proc/{}", file.pid)).exists();
-    if there && wire::is_served(&config.home) { Ok(file) } else { Err(none().into()) }
+    // The file of a killed server stays behind, and its pid may belong to another process.
+    let is_alive = std::path::Path::new(&format!("/proc/{}", file.pid)).exists();
+    if is_alive && server_process::home_has_server(&config.home) {
+        Ok(file)
+    } else {
+        Err(none().into())
+    }
 }
 
 fn read_token(config: &Config) -> Result<Secret<String>> {
     let path = config.token_file();
     let text = std::fs::read_to_string(&path).map_err(|error| {
         let advice = Advice::new(
-            "no token to show the server",
-            "set HARVEST_TOKEN; `harvest up` printed it once",
+            "no access token for the server",
+            "set HARVEST_TOKEN to the token that `harvest up` printed",
         );
         anyhow::Error::new(error).context(format!("cannot read {}", path.display())).context(advice)
     })?;

@@ -1,5 +1,5 @@
-//! One TOML file, each key also a variable, some also a flag: flag before variable before file before
-//! default. Reads; makes nothing.
+//! The configuration: one TOML file; each key is also a variable, some are also a flag. Flags
+//! override variables, variables the file, the file the default. Only reads; creates nothing.
 
 mod keys;
 pub(crate) mod origin;
@@ -13,12 +13,12 @@ use std::{
 
 use anyhow::{Context, Result};
 use harvest_engine::Driver;
-use harvest_proto::{Secret, nearest::nearest};
-use harvest_session::{Limits, Retention, clocks::Clocks};
+use harvest_proto::{Secret, suggest::closest};
+use harvest_session::{Limits, Retention, timeouts::Timeouts};
 use harvest_store::DatabaseUrl;
 use serde::Deserialize;
 
-use crate::{cli::Global, printer::Advice};
+use crate::{cli::GlobalFlags, printer::Advice};
 pub(crate) use keys::KEYS;
 #[cfg(test)]
 pub(crate) use keys::VARIABLES;
@@ -27,10 +27,9 @@ use retention::RetentionTable;
 pub(crate) use tables::{CLOCKS, LIMITS};
 use tables::{ClocksTable, LimitsTable};
 
-/// Where `harvest up` listens unless told otherwise.
 pub(crate) const DEFAULT_PORT: u16 = 7070;
 
-/// What holds for this run.
+/// The effective settings of this run.
 #[derive(Debug, Clone)]
 pub(crate) struct Config {
     /// State of this installation.
@@ -39,58 +38,47 @@ pub(crate) struct Config {
     pub(crate) cache: PathBuf,
     /// The server to talk to; found through the home when absent.
     pub(crate) url: Option<String>,
-    /// The token to show it; found through the home when absent.
+    /// The access token; read from the home when absent.
     pub(crate) token: Option<Secret<String>>,
-    /// Where to listen.
     pub(crate) listen: SocketAddr,
-    /// Names the server answers to, loopback apart.
+    /// Host names the server accepts besides loopback.
     pub(crate) hosts: Vec<String>,
-    /// Requests of one token in a second; 0 is no limit.
+    /// Requests per second of one token; 0 is no limit.
     pub(crate) rate_limit: u32,
-    /// Connections at once.
     pub(crate) max_connections: u32,
-    /// What to log, as `tracing` filters spell it.
+    /// The log filter, in `tracing` syntax.
     pub(crate) log: String,
-    /// How log lines look.
     pub(crate) log_format: LogFormat,
-    /// Names that `trusted` sandboxes may reach; this host's package sources when absent.
+    /// Host names that `trusted` sandboxes may reach; this host's package registries when absent.
     pub(crate) trusted: Option<Vec<String>>,
-    /// The image sandboxes start from.
     pub(crate) image: String,
-    /// Whose name commits get when a prompt brings none.
+    /// The name of the first token's user, who authors commits.
     pub(crate) author_name: Option<String>,
-    /// And their address.
     pub(crate) author_email: Option<String>,
-    /// A session that has used so many tokens gets no more model calls.
+    /// Model calls are refused once a session has used this many tokens.
     pub(crate) budget_tokens: Option<u64>,
-    /// Where the Anthropic API is; its own address when absent.
+    /// The URL of the Anthropic API, when not the public one.
     pub(crate) anthropic_url: Option<String>,
-    /// How a new home keeps disks.
+    /// The disk driver of a new home.
     pub(crate) store_driver: Driver,
-    /// Where sessions are remembered; a file in the home when absent.
+    /// The database of sessions; a file in the home when absent.
     pub(crate) database: Option<DatabaseUrl>,
-    /// How long things may take.
-    pub(crate) clocks: Clocks,
-    /// How much may run at once.
+    pub(crate) clocks: Timeouts,
     pub(crate) limits: Limits,
-    /// What is kept of sessions.
     pub(crate) retention: Retention,
 }
 
-/// How log lines look.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum LogFormat {
-    /// For people.
     #[default]
     Text,
-    /// For programs: one JSON object per line.
+    /// One JSON object per line.
     Json,
 }
 
-/// Neither of the two.
 #[derive(Debug, thiserror::Error)]
-#[error("it is `text` or `json`")]
+#[error("must be `text` or `json`")]
 pub(crate) struct LogFormatError;
 
 impl std::str::FromStr for LogFormat {
@@ -105,10 +93,10 @@ impl std::str::FromStr for LogFormat {
     }
 }
 
-/// The file as written.
+/// The configuration file.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct ConfigFile {
     home: Option<PathBuf>,
     cache: Option<PathBuf>,
     url: Option<String>,
@@ -135,24 +123,23 @@ struct File {
     retention: RetentionTable,
 }
 
-/// Looks a variable up; empty counts as absent.
+/// Looks up a variable; an empty one counts as absent.
 pub(crate) type Env<'a> = &'a dyn Fn(&str) -> Option<String>;
 
-/// The process's own variables.
 pub(crate) fn process_env(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
 impl Config {
-    /// What holds for these flags, this environment and the file they name.
-    pub(crate) fn load(flags: &Global, env: Env) -> Result<Self> {
+    /// Reads the settings from flags, environment and file.
+    pub(crate) fn load(flags: &GlobalFlags, env: Env) -> Result<Self> {
         let text = read(flags, env)?;
         let file = parse(&text)
             .with_context(|| format!("cannot use {}", path_of(flags, env).0.display()))?;
         Self::merge(flags, env, file)
     }
 
-    fn merge(flags: &Global, env: Env, file: File) -> Result<Self> {
+    fn merge(flags: &GlobalFlags, env: Env, file: ConfigFile) -> Result<Self> {
         let var = |name: &str| env(&format!("HARVEST_{name}"));
         let path = |name: &str| var(name).map(PathBuf::from);
         let list = |name: &str| var(name).map(|text| split(&text));
@@ -198,23 +185,23 @@ impl Config {
         })
     }
 
-    /// The file by which the CLI finds a server on this machine.
+    /// The file in which a running server writes its URL and pid.
     pub(crate) fn server_file(&self) -> PathBuf {
         self.home.join("server.json")
     }
 
-    /// The file by which it finds the token: only for who may read the home anyway.
+    /// The file with the first token, readable only by the owner of the home.
     pub(crate) fn token_file(&self) -> PathBuf {
         self.home.join("token")
     }
 
-    /// The same, with its state in another folder.
+    /// The same settings for another home, without the URL and token of this one.
     pub(crate) fn at(&self, home: &Path) -> Self {
         Self { home: home.to_owned(), url: None, token: None, ..self.clone() }
     }
 }
 
-/// Table, key and default of everything; the table is empty for what is in none.
+/// Table, key and default of every setting; the table is empty for top-level keys.
 fn every_key() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
     let clocks = CLOCKS.iter().map(|(key, default, _)| ("clocks", *key, *default));
     let limits = LIMITS.iter().map(|(key, default, _)| ("limits", *key, *default));
@@ -227,41 +214,41 @@ fn every_key() -> impl Iterator<Item = (&'static str, &'static str, &'static str
         .chain(retention)
 }
 
-/// The variable that is the same as a key.
+/// The environment variable of a key.
 fn variable_of(table: &str, key: &str) -> String {
     let table = if table.is_empty() { String::new() } else { format!("{table}_") };
     format!("HARVEST_{table}{key}").to_uppercase()
 }
 
-/// Who decided a setting, the strongest first.
+/// Where a setting comes from, in order of precedence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Level {
+enum Source {
     Flag,
     Variable,
     File,
     Default,
 }
 
-/// The file, and whether somebody named it.
-fn path_of(flags: &Global, env: Env) -> (PathBuf, bool) {
+/// The path of the file, and whether a flag or variable names it.
+fn path_of(flags: &GlobalFlags, env: Env) -> (PathBuf, bool) {
     match flags.config.clone().or_else(|| env("HARVEST_CONFIG").map(PathBuf::from)) {
         Some(named) => (named, true),
         None => (xdg(env, "XDG_CONFIG_HOME", ".config").join("harvest.toml"), false),
     }
 }
 
-fn read(flags: &Global, env: Env) -> Result<String> {
+fn read(flags: &GlobalFlags, env: Env) -> Result<String> {
     let (path, named) = path_of(flags, env);
     match std::fs::read_to_string(&path) {
         Ok(text) => Ok(text),
-        // A file nobody named need not be there.
+        // The file at the default path is optional.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound && !named => Ok(String::new()),
         Err(error) => Err(error).with_context(|| format!("cannot read {}", path.display())),
     }
 }
 
-/// Says in which line it is wrong, and what was meant.
-fn parse(text: &str) -> Result<File> {
+/// Parses the file. Errors name the line and, for an unknown key, the nearest known one.
+fn parse(text: &str) -> Result<ConfigFile> {
     toml::from_str(text).map_err(|error: toml::de::Error| {
         let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or("");
         let unknown =
@@ -270,11 +257,11 @@ fn parse(text: &str) -> Result<File> {
             Some(key) => format!("unknown field `{key}`"),
             None => error.message().to_owned(),
         };
-        let meant = unknown.and_then(|key| nearest(key, every_key().map(|key| key.1)));
+        let meant = unknown.and_then(|key| closest(key, every_key().map(|key| key.1)));
         let hint = match (meant, unknown) {
             (Some(key), _) => format!("did you mean `{key}`?"),
             (None, Some(_)) => "`harvest config` lists all keys".to_owned(),
-            _ => "correct it, or name another file with HARVEST_CONFIG".to_owned(),
+            _ => "fix the line, or name another file with HARVEST_CONFIG".to_owned(),
         };
         Advice::new(format!("line {}: {message}", before.matches('\n').count() + 1), hint).into()
     })
@@ -285,12 +272,12 @@ where
     T: std::str::FromStr<Err: std::error::Error + Send + Sync + 'static>,
 {
     let parse = |text: String| {
-        text.parse().with_context(|| format!("HARVEST_{name} is `{text}`, which cannot be used"))
+        text.parse().with_context(|| format!("HARVEST_{name} is `{text}`, which is not valid"))
     };
     text.map(parse).transpose()
 }
 
-/// Unlike other values it is not repeated when it is wrong: there may be a password in it.
+/// Errors do not repeat the URL: it may contain a password.
 fn database(variable: Option<String>, file: Option<Secret<String>>) -> Result<Option<DatabaseUrl>> {
     let (name, text) = match (variable, file) {
         (Some(text), _) => ("HARVEST_DATABASE", Secret::new(text)),
@@ -301,7 +288,7 @@ fn database(variable: Option<String>, file: Option<Secret<String>>) -> Result<Op
         "such as `sqlite:/var/lib/harvest.db` or `postgres://harvest:PASSWORD@localhost/harvest`";
     let url = text.expose().parse();
     url.map(Some).map_err(|error| {
-        anyhow::Error::new(error).context(Advice::new(format!("{name} cannot be used"), hint))
+        anyhow::Error::new(error).context(Advice::new(format!("{name} is not valid"), hint))
     })
 }
 
@@ -310,7 +297,7 @@ fn split(text: &str) -> Vec<String> {
 }
 
 fn xdg(env: Env, name: &str, below_home: &str) -> PathBuf {
-    // A relative path there is invalid and to be ignored, says the base directory specification.
+    // The XDG base directory specification says to ignore relative paths.
     env(name).map(PathBuf::from).filter(|path| path.is_absolute()).unwrap_or_else(|| {
         PathBuf::from(env("HOME").unwrap_or_else(|| "/root".into())).join(below_home)
     })

@@ -1,21 +1,21 @@
-//! What this machine lacks: what the engine finds by trying, and the programs the rest of Harvest calls.
-//! Each has a stable id and a way to mend it. Asked without a server, and where none could be started.
+//! Checks this machine: kernel features probed by the engine, and the programs Harvest calls. Each
+//! finding has a stable id and a fix. Works without a server and when none can start.
 
-use harvest_proto::api::machines::{Finding, FindingLevel};
-use harvest_providers::machines::{look, programs};
+use harvest_proto::api::{Finding, FindingLevel};
+use harvest_providers::standalone::{host_findings, program_findings};
 
-use crate::{config::Config, printer::hint_of, wire};
+use crate::{config::Config, printer::hint_of, server_process};
 
-/// Everything there is to find, the engine's own first.
+/// All findings, the engine's first.
 pub(crate) fn findings(config: &Config) -> Vec<Finding> {
-    match wire::open_engine(config) {
-        Ok(engine) => look(&engine),
+    match server_process::open_engine(config) {
+        Ok(engine) => host_findings(&engine),
         Err(error) => {
-            let fix =
-                hint_of(&error).unwrap_or_else(|| "mend what it says, then ask again".to_owned());
+            let fix = hint_of(&error)
+                .unwrap_or_else(|| "fix the error, then run `harvest doctor` again".to_owned());
             let (id, found) = ("engine".to_owned(), format!("{error:#}"));
-            let unopened = Finding { id, level: FindingLevel::Fail, found, fix: Some(fix) };
-            [vec![unopened], programs()].concat()
+            let engine_failed = Finding { id, level: FindingLevel::Fail, found, fix: Some(fix) };
+            [vec![engine_failed], program_findings()].concat()
         }
     }
 }

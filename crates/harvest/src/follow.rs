@@ -1,4 +1,4 @@
-//! Streams of the API as they arrive: lines, server-sent frames, and when following a session is over.
+//! Reads API streams (JSON lines, server-sent events) and decides when a followed session is done.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,43 +11,41 @@ use harvest_proto::{
 };
 use serde::de::DeserializeOwned;
 
-// An event is at most 64 KiB and an exec line 64 KiB in base64; far beyond that it is no stream of ours.
+// Events are at most 64 KiB, exec lines 64 KiB in base64: a much longer line is not from Harvest.
 const MAX_LINE_BYTES: usize = 4 * 1024 * 1024;
 
-/// What a followed session says.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Update {
-    /// The session as it stands; comes first, and again after every reconnect.
+    /// The session's current state; sent first and again after every reconnect.
     Snapshot(Box<Session>),
-    /// Something happened.
     Event(Box<Event>),
 }
 
-/// An answer read line by line.
+/// A response body read line by line.
 pub(crate) struct Lines {
     bytes: BoxStream<'static, Result<Vec<u8>>>,
     buffer: Vec<u8>,
 }
 
 impl Lines {
-    pub(crate) fn new(answer: reqwest::Response) -> Self {
-        let bytes = answer.bytes_stream().map(|piece| Ok(piece.map(Vec::from)?)).boxed();
+    pub(crate) fn new(response: reqwest::Response) -> Self {
+        let bytes = response.bytes_stream().map(|piece| Ok(piece.map(Vec::from)?)).boxed();
         Self { bytes, buffer: Vec::new() }
     }
 
-    /// Of an answer that came another way.
-    pub(crate) fn of(pieces: BoxStream<'static, std::io::Result<Vec<u8>>>) -> Self {
-        Self { bytes: pieces.map(|piece| Ok(piece?)).boxed(), buffer: Vec::new() }
+    /// The lines of an in-process response.
+    pub(crate) fn of(chunks: BoxStream<'static, std::io::Result<Vec<u8>>>) -> Self {
+        Self { bytes: chunks.map(|chunk| Ok(chunk?)).boxed(), buffer: Vec::new() }
     }
 
-    /// The next line without its end, or `None` at the end of the answer.
+    /// The next line without its line end, or `None` at the end of the body.
     async fn line(&mut self) -> Result<Option<String>> {
         let mut searched = 0;
         loop {
             if let Some(end) = memchr::memchr(b'\n', &self.buffer[searched..]) {
                 let rest = self.buffer.split_off(searched + end + 1);
                 let line = std::mem::replace(&mut self.buffer, rest);
-                let text = String::from_utf8(line).context("the answer is not UTF-8")?;
+                let text = String::from_utf8(line).context("the response is not UTF-8")?;
                 return Ok(Some(text.trim_end_matches(['\n', '\r']).to_owned()));
             }
             searched = self.buffer.len();
@@ -56,27 +54,27 @@ impl Lines {
             }
             match self.bytes.next().await {
                 Some(piece) => {
-                    self.buffer.extend_from_slice(&piece.context("the answer broke off")?)
+                    self.buffer.extend_from_slice(&piece.context("the response broke off")?)
                 }
                 None if self.buffer.is_empty() => return Ok(None),
-                None => bail!("the answer broke off in the middle of a line"),
+                None => bail!("the response broke off in the middle of a line"),
             }
         }
     }
 
-    /// The next line as JSON; an empty one only says that the other side is there.
+    /// The next line as JSON; empty lines are heartbeats.
     pub(crate) async fn json<T: DeserializeOwned>(&mut self) -> Result<Option<T>> {
         while let Some(line) = self.line().await? {
             if !line.is_empty() {
                 return Ok(Some(
-                    serde_json::from_str(&line).context("cannot make sense of a line")?,
+                    serde_json::from_str(&line).context("cannot parse a line of the response")?,
                 ));
             }
         }
         Ok(None)
     }
 
-    /// The lines of the next server-sent frame, or `None` at the end of the stream.
+    /// The lines of the next server-sent event, or `None` at the end of the stream.
     pub(crate) async fn frame(&mut self) -> Result<Option<Vec<String>>> {
         let mut lines = Vec::new();
         while let Some(line) = self.line().await? {
@@ -85,12 +83,12 @@ impl Lines {
             }
             lines.push(line);
         }
-        // What came of an unfinished frame is not to be used, says the specification.
+        // The specification says to discard an unfinished event.
         Ok(None)
     }
 }
 
-/// What a server-sent frame says; nothing for a heartbeat.
+/// Parses a server-sent event; `None` for a heartbeat.
 pub(crate) fn parse_frame(lines: &[String]) -> Result<Option<Update>> {
     let field = |name: &str| {
         let values = lines.iter().filter_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
@@ -106,58 +104,59 @@ pub(crate) fn parse_frame(lines: &[String]) -> Result<Option<Update>> {
         }
         _ => serde_json::from_str(&data).map(|event| Update::Event(Box::new(event))),
     };
-    // A newer server may know kinds of events that we do not; they are not ours to fail on.
+    // A newer server may send event types that this version does not know: skip them.
     match update {
         Ok(update) => Ok(Some(update)),
         Err(error) if error.is_data() => {
-            tracing::warn!(%error, "passed over an event that this version does not understand");
+            tracing::warn!(%error, "skipped an event of an unknown type");
             Ok(None)
         }
-        Err(error) => Err(error).context("cannot make sense of an event"),
+        Err(error) => Err(error).context("cannot parse an event"),
     }
 }
 
-/// How what was followed ended.
+/// The result of a followed session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// The last turn was completed and nothing refuted it.
-    Good,
-    /// A turn failed, the session failed, or the check did.
-    Bad,
-    /// The agent waits for a person.
-    Asked,
+    /// The last turn completed and no check failed.
+    Succeeded,
+    /// The last turn, the session or a check failed.
+    Failed,
+    /// The agent asked a question.
+    NeedsInput,
 }
 
-/// Decides when following is over: the session rests, nothing waits in its queue, and what it pushed
-/// has been looked at. Pure.
+/// Decides when a followed session is done: it is idle or paused, its queue is empty and its pushed
+/// commits are checked. Pure.
 #[derive(Debug, Default)]
-pub(crate) struct Watch {
-    /// Prompts that have not come to their end.
+pub(crate) struct CompletionTracker {
+    /// Prompts without a finished turn.
     pending: usize,
-    bad: bool,
-    /// Repositories whose newest commit that was looked at did not pass.
-    refuted: BTreeSet<String>,
-    /// The pushed commits that the platform has not looked at yet, by repository.
-    unreviewed: BTreeMap<String, String>,
+    turn_failed: bool,
+    /// Repositories whose last checked commit failed.
+    failed_checks: BTreeSet<String>,
+    /// Pushed commits that are not checked yet, by repository.
+    unchecked: BTreeMap<String, String>,
     state: Option<SessionState>,
 }
 
-impl Watch {
-    /// `Some` once there is nothing more to wait for.
+impl CompletionTracker {
+    /// `Some` once there is nothing left to wait for.
     pub(crate) fn event(&mut self, body: &EventBody) -> Option<Verdict> {
         match body {
             EventBody::PromptQueued { .. } => self.pending += 1,
             EventBody::PromptCancelled { .. } => self.pending = self.pending.saturating_sub(1),
             EventBody::TurnEnded { outcome, .. } => {
                 self.pending = self.pending.saturating_sub(1);
-                self.bad = *outcome != TurnOutcome::Completed;
+                self.turn_failed = *outcome != TurnOutcome::Completed;
             }
             EventBody::Pushed { repository, commit, .. } => {
-                self.unreviewed.insert(repository.clone(), commit.clone());
+                self.unchecked.insert(repository.clone(), commit.clone());
             }
             EventBody::Evidence(evidence) => self.evidence(evidence),
-            // Also what says that the review failed: it is not tried again before the next turn.
-            EventBody::Warning { .. } if self.rests() => self.unreviewed.clear(),
+            // One of these warnings reports a failed check run, which is not retried before the
+            // next turn.
+            EventBody::Warning { .. } if self.is_at_rest() => self.unchecked.clear(),
             EventBody::StateChanged { state, .. } => self.state = Some(*state),
             _ => {}
         }
@@ -165,30 +164,29 @@ impl Watch {
     }
 
     fn evidence(&mut self, evidence: &Evidence) {
-        let repository = evidence.repository.as_ref();
-        let is_it = |name: &String| repository.is_none_or(|repository| repository == name);
-        self.unreviewed.retain(|name, commit| *commit != evidence.commit || !is_it(name));
-        let name = repository.cloned().unwrap_or_default();
-        if is_declared(evidence) && !evidence.passed {
-            self.refuted.insert(name);
+        let name = evidence.repository.clone();
+        self.unchecked
+            .retain(|other, commit| *commit != evidence.commit || *other != evidence.repository);
+        if has_check(evidence) && !evidence.passed {
+            self.failed_checks.insert(name);
         } else {
-            self.refuted.remove(&name);
+            self.failed_checks.remove(&name);
         }
     }
 
-    fn rests(&self) -> bool {
+    fn is_at_rest(&self) -> bool {
         matches!(self.state, Some(SessionState::Idle | SessionState::Paused)) && self.pending == 0
     }
 
     fn verdict(&self) -> Option<Verdict> {
         match self.state? {
-            SessionState::NeedsInput => Some(Verdict::Asked),
-            SessionState::Failed | SessionState::Archived => Some(Verdict::Bad),
-            _ if self.rests() && self.unreviewed.is_empty() => {
-                Some(if self.bad || !self.refuted.is_empty() {
-                    Verdict::Bad
+            SessionState::NeedsInput => Some(Verdict::NeedsInput),
+            SessionState::Failed | SessionState::Archived => Some(Verdict::Failed),
+            _ if self.is_at_rest() && self.unchecked.is_empty() => {
+                Some(if self.turn_failed || !self.failed_checks.is_empty() {
+                    Verdict::Failed
                 } else {
-                    Verdict::Good
+                    Verdict::Succeeded
                 })
             }
             _ => None,
@@ -196,8 +194,8 @@ impl Watch {
     }
 }
 
-/// Whether there was a check to run at all.
-pub(crate) fn is_declared(evidence: &Evidence) -> bool {
+/// Whether the repository has a check.
+pub(crate) fn has_check(evidence: &Evidence) -> bool {
     evidence.check != "none declared"
 }
 
@@ -223,34 +221,37 @@ mod tests {
     }
 
     fn verdict(bodies: &[EventBody]) -> Option<Verdict> {
-        let mut watch = Watch::default();
-        bodies.iter().map(|body| watch.event(body)).last().flatten()
+        let mut tracker = CompletionTracker::default();
+        bodies.iter().map(|body| tracker.event(body)).last().flatten()
     }
 
     #[test]
-    fn following_ends_when_the_queue_is_empty_and_the_session_rests() {
-        let good = TurnOutcome::Completed;
+    fn done_when_idle_with_empty_queue() {
+        let completed = TurnOutcome::Completed;
         assert_eq!(
             verdict(&[queued(), now(SessionState::Starting), now(SessionState::Idle)]),
             None
         );
-        assert_eq!(verdict(&[queued(), queued(), ended(good), now(SessionState::Idle)]), None);
-        assert_eq!(verdict(&[queued(), ended(good), now(SessionState::Idle)]), Some(Verdict::Good));
+        assert_eq!(verdict(&[queued(), queued(), ended(completed), now(SessionState::Idle)]), None);
+        assert_eq!(
+            verdict(&[queued(), ended(completed), now(SessionState::Idle)]),
+            Some(Verdict::Succeeded)
+        );
         assert_eq!(
             verdict(&[queued(), ended(TurnOutcome::Failed), now(SessionState::Idle)]),
-            Some(Verdict::Bad)
+            Some(Verdict::Failed)
         );
-        assert_eq!(verdict(&[queued(), now(SessionState::NeedsInput)]), Some(Verdict::Asked));
-        assert_eq!(verdict(&[queued(), now(SessionState::Failed)]), Some(Verdict::Bad));
+        assert_eq!(verdict(&[queued(), now(SessionState::NeedsInput)]), Some(Verdict::NeedsInput));
+        assert_eq!(verdict(&[queued(), now(SessionState::Failed)]), Some(Verdict::Failed));
     }
 
     #[test]
-    fn a_later_good_turn_makes_up_for_a_failed_one() {
+    fn later_completed_turn_replaces_failed_one() {
         let bodies =
             [queued(), ended(TurnOutcome::Failed), queued(), ended(TurnOutcome::Completed)];
         assert_eq!(
             verdict(&[&bodies[..], &[now(SessionState::Idle)]].concat()),
-            Some(Verdict::Good)
+            Some(Verdict::Succeeded)
         );
     }
 
@@ -260,7 +261,7 @@ mod tests {
 
     fn evidence(commit: &str, check: &str, passed: bool) -> EventBody {
         EventBody::Evidence(Evidence {
-            repository: None,
+            repository: "calc".into(),
             commit: commit.into(),
             check: check.into(),
             passed,
@@ -272,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_pushed_is_waited_for_until_it_has_been_looked_at() {
+    fn not_done_before_pushed_commits_are_checked() {
         let turn = [
             queued(),
             pushed("a"),
@@ -283,25 +284,26 @@ mod tests {
         let after = |bodies: &[EventBody]| verdict(&[&turn[..], bodies].concat());
         assert_eq!(after(&[]), None);
         assert_eq!(after(&[evidence("a", ".harvest/check.sh", true)]), None);
-        assert_eq!(after(&[evidence("b", ".harvest/check.sh", true)]), Some(Verdict::Good));
-        assert_eq!(after(&[evidence("b", ".harvest/check.sh", false)]), Some(Verdict::Bad));
-        assert_eq!(after(&[evidence("b", "none declared", false)]), Some(Verdict::Good));
+        assert_eq!(after(&[evidence("b", ".harvest/check.sh", true)]), Some(Verdict::Succeeded));
+        assert_eq!(after(&[evidence("b", ".harvest/check.sh", false)]), Some(Verdict::Failed));
+        assert_eq!(after(&[evidence("b", "none declared", false)]), Some(Verdict::Succeeded));
         let failed = EventBody::Warning { message: "the pushed commit is not reviewed yet".into() };
-        assert_eq!(after(&[failed]), Some(Verdict::Good));
+        assert_eq!(after(&[failed]), Some(Verdict::Succeeded));
     }
 
     #[test]
-    fn following_waits_for_every_repository_and_one_that_passes_does_not_speak_for_another() {
+    fn every_repository_needs_its_own_check() {
         let push = |name: &str| EventBody::Pushed {
             repository: name.into(),
             branch: "b".into(),
             commit: "same".into(),
         };
-        let seen = |name: &str, passed: bool| {
-            let EventBody::Evidence(seen) = evidence("same", ".harvest/check.sh", passed) else {
+        let checked = |name: &str, passed: bool| {
+            let EventBody::Evidence(evidence) = evidence("same", ".harvest/check.sh", passed)
+            else {
                 panic!()
             };
-            EventBody::Evidence(Evidence { repository: Some(name.into()), ..seen })
+            EventBody::Evidence(Evidence { repository: name.into(), ..evidence })
         };
         let turn = [
             queued(),
@@ -311,9 +313,9 @@ mod tests {
             now(SessionState::Idle),
         ];
         let after = |bodies: &[EventBody]| verdict(&[&turn[..], bodies].concat());
-        assert_eq!(after(&[seen("web", true)]), None);
-        assert_eq!(after(&[seen("web", true), seen("api", true)]), Some(Verdict::Good));
-        assert_eq!(after(&[seen("web", false), seen("api", true)]), Some(Verdict::Bad));
+        assert_eq!(after(&[checked("web", true)]), None);
+        assert_eq!(after(&[checked("web", true), checked("api", true)]), Some(Verdict::Succeeded));
+        assert_eq!(after(&[checked("web", false), checked("api", true)]), Some(Verdict::Failed));
     }
 
     fn lines(text: &str) -> Vec<String> {
@@ -321,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_heartbeat_says_nothing_and_an_unknown_kind_is_passed_over() {
+    fn heartbeats_and_unknown_events_are_skipped() {
         assert_eq!(parse_frame(&lines(": heartbeat")).unwrap(), None);
         let unknown = r#"data: {"seq":1,"at":"1970-01-01T00:00:00.000Z","type":"from_the_future"}"#;
         assert_eq!(parse_frame(&lines(unknown)).unwrap(), None);
@@ -329,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_frame_is_an_event() {
+    fn frame_parses_as_event() {
         let body = EventBody::TextDelta { text: "hi".into() };
         let event = Event { seq: 7, at: Timestamp::from_millis(0), turn: None, body };
         let frame = format!("id: 7\ndata: {}", serde_json::to_string(&event).unwrap());
@@ -337,7 +339,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn lines_are_whole_whatever_pieces_they_come_in() {
+    async fn lines_are_joined_across_chunks() {
         let pieces: Vec<Result<Vec<u8>>> =
             b"{\"a\":1}\n\n[2]\n".chunks(3).map(|p| Ok(p.to_vec())).collect();
         let mut lines =

@@ -1,182 +1,188 @@
-//! Images: built, pulled and imported by whoever is asked, with what happens meanwhile on the screen.
+//! Builds, pulls and imports images on the backend and shows the progress.
 
 use std::{fs::File, io::Read, path::Path};
 
 use anyhow::{Context, Result, bail};
 use futures_util::{StreamExt, stream};
-use harvest_proto::api::machines::{Image, ImageLine, ImageOrigin, MakeImage};
-use harvest_server::here::{Pieces, Sent};
+use harvest_proto::api::{CreateImage, Image, ImageLine, ImageSource};
+use harvest_server::in_process::{ByteStream, RequestBody};
 use reqwest::Method;
 use tokio::sync::mpsc;
 
 use crate::{
-    client::segment,
-    desk::Desk,
+    backend::Backend,
+    client::path_segment,
     follow::Lines,
-    printer::{Advice, Printer, Refused, took},
+    printer::{Advice, ApiRefusal, Printer, human_elapsed, human_millis},
 };
 
-// Cells of a bar.
-const BAR: usize = 24;
+const BAR_CELLS: usize = 24;
 
-// What is read of an archive at once.
-const PIECE_BYTES: usize = 256 * 1024;
+const CHUNK_BYTES: usize = 256 * 1024;
 
-/// Builds the image of a recipe that comes along, or of a file. What has not changed is not made again.
-pub(crate) async fn build(desk: &Desk, named: &str, force: bool, print: Printer) -> Result<Image> {
-    follow(begin(desk, named, force).await?, print).await
+/// Builds an image from a built-in recipe or a recipe file. Unchanged steps come from the cache.
+pub(crate) async fn build(
+    backend: &Backend,
+    named: &str,
+    force: bool,
+    print: Printer,
+) -> Result<Image> {
+    follow(start_build(backend, named, force).await?, print).await
 }
 
-async fn begin(desk: &Desk, named: &str, force: bool) -> Result<Lines> {
+async fn start_build(backend: &Backend, named: &str, force: bool) -> Result<Lines> {
     let from = match named.ends_with(".toml") {
-        true => recipe_file(desk, Path::new(named))?,
-        false => ImageOrigin::Recipe(named.to_owned()),
+        true => recipe_file(backend, Path::new(named))?,
+        false => ImageSource::Recipe(named.to_owned()),
     };
-    make(desk, &MakeImage { from, name: None, force, max_bytes: None }).await
+    make(backend, &CreateImage { from, name: None, force, max_bytes: None }).await
 }
 
-/// A recipe's file by its path, where that means the same there; else what it says.
-fn recipe_file(desk: &Desk, path: &Path) -> Result<ImageOrigin> {
+/// A recipe file by its path, or by its contents if the backend has another file system.
+fn recipe_file(backend: &Backend, path: &Path) -> Result<ImageSource> {
     let read = || format!("cannot read {}", path.display());
-    if !desk.shares_our_files() {
-        return Ok(ImageOrigin::Text(std::fs::read_to_string(path).with_context(read)?));
+    if !backend.shares_filesystem() {
+        return Ok(ImageSource::Text(std::fs::read_to_string(path).with_context(read)?));
     }
-    Ok(ImageOrigin::File(whole_path(path)?))
+    Ok(ImageSource::File(absolute_path(path)?))
 }
 
-fn whole_path(path: &Path) -> Result<String> {
-    let whole = path.canonicalize().with_context(|| format!("cannot read {}", path.display()))?;
-    whole.into_os_string().into_string().map_err(|path| {
-        Advice::new(format!("{} is not UTF-8", path.display()), "give it a name that is text")
-            .into()
+fn absolute_path(path: &Path) -> Result<String> {
+    let absolute =
+        path.canonicalize().with_context(|| format!("cannot read {}", path.display()))?;
+    absolute.into_os_string().into_string().map_err(|path| {
+        Advice::new(format!("{} is not UTF-8", path.display()), "rename it to valid UTF-8").into()
     })
 }
 
-/// Sees to it that there is an image of this name, or of this recipe's file: one that is missing is built,
-/// if a recipe has its name. Answers what it is called.
-pub(crate) async fn ensure(desk: &Desk, named: &str, print: Printer) -> Result<String> {
+/// Makes sure that an image exists: a missing one is built if a recipe has its name, a recipe file
+/// is always built. Returns the image's name.
+pub(crate) async fn ensure(backend: &Backend, named: &str, print: Printer) -> Result<String> {
     let began = std::time::Instant::now();
     let lines = match named.ends_with(".toml") {
-        true => begin(desk, named, false).await?,
+        true => start_build(backend, named, false).await?,
         false => {
-            let missing = match desk.get::<Image>(&format!("/v1/images/{}", segment(named)?)).await
-            {
-                Ok(_) => return Ok(named.to_owned()),
-                Err(error) if is(&error, "image_missing") => error,
-                Err(error) => return Err(error),
-            };
-            let lines = match begin(desk, named, false).await {
-                Err(error) if is(&error, "recipe_missing") => return Err(missing),
+            let missing =
+                match backend.get::<Image>(&format!("/v1/images/{}", path_segment(named)?)).await {
+                    Ok(_) => return Ok(named.to_owned()),
+                    Err(error) if has_code(&error, "image_missing") => error,
+                    Err(error) => return Err(error),
+                };
+            let lines = match start_build(backend, named, false).await {
+                Err(error) if has_code(&error, "recipe_missing") => return Err(missing),
                 begun => begun?,
             };
-            print.note(format!("Building the image {named}, which takes minutes the first time"));
+            print.note(format!("Building image {named}; the first build takes minutes"));
             lines
         }
     };
     let image = follow(lines, print).await?;
-    let time = took(u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX));
+    let time = human_elapsed(began);
     print.note(format!("Built {} in {time}", image.name));
     Ok(image.name)
 }
 
-fn is(error: &anyhow::Error, code: &str) -> bool {
-    error.downcast_ref::<Refused>().is_some_and(|refused| refused.0.code == code)
+fn has_code(error: &anyhow::Error, code: &str) -> bool {
+    error.downcast_ref::<ApiRefusal>().is_some_and(|refused| refused.0.code == code)
 }
 
-/// Pulls an image from a registry.
 pub(crate) async fn pull(
-    desk: &Desk,
+    backend: &Backend,
     reference: String,
     name: Option<String>,
     max_bytes: u64,
     print: Printer,
 ) -> Result<Image> {
-    let from = ImageOrigin::Pull(reference);
-    let order = MakeImage { from, name, force: false, max_bytes: Some(max_bytes) };
-    follow(make(desk, &order).await?, print).await
+    let from = ImageSource::Pull(reference);
+    let order = CreateImage { from, name, force: false, max_bytes: Some(max_bytes) };
+    follow(make(backend, &order).await?, print).await
 }
 
-/// Makes an image of an archive, a folder, or what comes on standard input.
+/// Imports an image from an archive, a folder or standard input.
 pub(crate) async fn import(
-    desk: &Desk,
+    backend: &Backend,
     name: String,
     from: &Path,
     max_bytes: u64,
     print: Printer,
 ) -> Result<Image> {
     if from.as_os_str() == "-" {
-        return send(desk, &name, "standard input", std::io::stdin(), max_bytes, print).await;
+        return upload(backend, &name, "standard input", std::io::stdin(), max_bytes, print).await;
     }
     let read = || format!("cannot read {}", from.display());
     if std::fs::metadata(from).with_context(read)?.is_dir() {
-        if !desk.shares_our_files() {
+        if !backend.shares_filesystem() {
             let hint = format!(
-                "`tar -C {} -c . | harvest image import {name} -` sends it",
+                "`tar -C {} -c . | harvest image import {name} -` uploads it",
                 from.display()
             );
-            bail!(Advice::new("a folder of this machine means nothing to the server", hint));
+            bail!(Advice::new(
+                "the server is on another machine and cannot read this folder",
+                hint
+            ));
         }
-        let from = ImageOrigin::Folder(whole_path(from)?);
-        let order = MakeImage { from, name: Some(name), force: false, max_bytes: Some(max_bytes) };
-        return follow(make(desk, &order).await?, print).await;
+        let from = ImageSource::Folder(absolute_path(from)?);
+        let order =
+            CreateImage { from, name: Some(name), force: false, max_bytes: Some(max_bytes) };
+        return follow(make(backend, &order).await?, print).await;
     }
     let shown = from.display().to_string();
-    send(desk, &name, &shown, File::open(from).with_context(read)?, max_bytes, print).await
+    upload(backend, &name, &shown, File::open(from).with_context(read)?, max_bytes, print).await
 }
 
-async fn make(desk: &Desk, order: &MakeImage) -> Result<Lines> {
-    desk.lines(Method::POST, "/v1/images", Sent::Json(serde_json::to_vec(order)?)).await
+async fn make(backend: &Backend, order: &CreateImage) -> Result<Lines> {
+    backend.lines(Method::POST, "/v1/images", RequestBody::Json(serde_json::to_vec(order)?)).await
 }
 
-async fn send(
-    desk: &Desk,
+async fn upload(
+    backend: &Backend,
     name: &str,
     source: &str,
     from: impl Read + Send + 'static,
     max_bytes: u64,
     print: Printer,
 ) -> Result<Image> {
-    let source = percent(source);
-    let path = format!("/v1/images/{}?max_bytes={max_bytes}&source={source}", segment(name)?);
-    let sent = Sent::Stream("application/x-tar", pieces(from));
-    follow(desk.lines(Method::PUT, &path, sent).await?, print).await
+    let source = percent_encode(source);
+    let path = format!("/v1/images/{}?max_bytes={max_bytes}&source={source}", path_segment(name)?);
+    let sent = RequestBody::Stream("application/x-tar", read_chunks(from));
+    follow(backend.lines(Method::PUT, &path, sent).await?, print).await
 }
 
-/// Any text as part of a query.
-fn percent(text: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-/".contains(&byte);
-    let escaped =
-        |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+fn percent_encode(text: &str) -> String {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-/".contains(&byte);
+    let escaped = |byte: u8| {
+        if is_allowed(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") }
+    };
     text.bytes().map(escaped).collect()
 }
 
-/// What is read, as it is read; in a thread, because who reads may wait.
-fn pieces(mut from: impl Read + Send + 'static) -> Pieces {
-    let (pieces, waiting) = mpsc::channel(2);
+/// Streams a reader from a separate thread, since reads may block.
+fn read_chunks(mut from: impl Read + Send + 'static) -> ByteStream {
+    let (sender, receiver) = mpsc::channel(2);
     std::thread::spawn(move || {
         loop {
-            let mut piece = vec![0; PIECE_BYTES];
-            let read = match from.read(&mut piece) {
+            let mut chunk = vec![0; CHUNK_BYTES];
+            let read = match from.read(&mut chunk) {
                 Ok(0) => return,
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
                 Ok(length) => {
-                    piece.truncate(length);
-                    Ok(piece)
+                    chunk.truncate(length);
+                    Ok(chunk)
                 }
                 Err(error) => Err(error),
             };
-            let torn = read.is_err();
-            if pieces.blocking_send(read).is_err() || torn {
+            let failed = read.is_err();
+            if sender.blocking_send(read).is_err() || failed {
                 return;
             }
         }
     });
-    stream::unfold(waiting, |mut waiting| async move { Some((waiting.recv().await?, waiting)) })
+    stream::unfold(receiver, |mut receiver| async move { Some((receiver.recv().await?, receiver)) })
         .boxed()
 }
 
 async fn follow(mut lines: Lines, print: Printer) -> Result<Image> {
-    let mut screen = Screen { print, step: String::new(), at: (0, 1) };
+    let mut progress = BuildProgress { print, step: String::new(), at: (0, 1) };
     let image = loop {
         match lines.json::<ImageLine>().await? {
             Some(ImageLine::Made { image }) => break Ok(image),
@@ -184,23 +190,23 @@ async fn follow(mut lines: Lines, print: Printer) -> Result<Image> {
                 break Err(Advice::new(message, hint).into());
             }
             Some(ImageLine::Failed { message, .. }) => break Err(anyhow::anyhow!(message)),
-            Some(line) => screen.tell(line),
-            None => break Err(anyhow::anyhow!("the answer ended before the image was made")),
+            Some(line) => progress.update(line),
+            None => break Err(anyhow::anyhow!("the response ended before the image was ready")),
         }
     };
-    print.moving("");
+    print.progress("");
     image
 }
 
-/// How far a build has come: lines that stay, and on a terminal one that moves.
-struct Screen {
+/// The progress of a build: permanent lines, and a progress line on a terminal.
+struct BuildProgress {
     print: Printer,
     step: String,
     at: (usize, usize),
 }
 
-impl Screen {
-    fn tell(&mut self, line: ImageLine) {
+impl BuildProgress {
+    fn update(&mut self, line: ImageLine) {
         match line {
             ImageLine::Waiting { image } => {
                 self.note(&format!("  Waiting for another build of {image}"))
@@ -208,55 +214,55 @@ impl Screen {
             ImageLine::StepStarted { index, total, what } => {
                 self.step = format!("{index}/{total} {what}");
                 self.at = (index, total);
-                match self.print.moves() {
-                    true => self.bar(self.share(), ""),
-                    false => self.note(&format!("  Making {}", self.step)),
+                match self.print.shows_progress() {
+                    true => self.bar(self.fraction(), ""),
+                    false => self.note(&format!("  Running {}", self.step)),
                 }
             }
             ImageLine::StepDone { millis, .. } => {
-                self.note(&format!("  Made {} in {}", self.step, took(millis)))
+                self.note(&format!("  Finished {} in {}", self.step, human_millis(millis)))
             }
             ImageLine::StepCached { index, total, what } if self.print.verbose => {
-                self.note(&format!("  Found {index}/{total} {what}"));
+                self.note(&format!("  Cached {index}/{total} {what}"));
             }
             ImageLine::Bytes { done, total } => self.bytes(done, total),
             ImageLine::Output { line } if self.print.verbose => self.note(&format!("  | {line}")),
-            ImageLine::Output { line } => self.bar(self.share(), &line),
+            ImageLine::Output { line } => self.bar(self.fraction(), &line),
             ImageLine::StepCached { .. } | ImageLine::Made { .. } | ImageLine::Failed { .. } => {}
         }
     }
 
     fn note(&self, line: &str) {
-        self.print.moving("");
+        self.print.progress("");
         self.print.note(line);
     }
 
     fn bytes(&self, done: u64, total: Option<u64>) {
-        let share =
+        let fraction =
             total.filter(|total| *total > 0).map_or(0.0, |total| done as f64 / total as f64);
         let (index, steps) = self.at;
-        let share = (index.saturating_sub(1) as f64 + share.min(1.0)) / steps as f64;
-        self.bar(share, &format!("{} MB", done / 1_000_000));
+        let fraction = (index.saturating_sub(1) as f64 + fraction.min(1.0)) / steps as f64;
+        self.bar(fraction, &format!("{} MB", done / 1_000_000));
     }
 
-    // Steps before this one are done.
-    fn share(&self) -> f64 {
+    // The steps before this one are done.
+    fn fraction(&self) -> f64 {
         self.at.0.saturating_sub(1) as f64 / self.at.1 as f64
     }
 
-    fn bar(&self, share: f64, aside: &str) {
-        self.print.moving(&format!("  {} {}  {aside}", bar(share), self.step));
+    fn bar(&self, fraction: f64, detail: &str) {
+        self.print.progress(&format!("  {} {}  {detail}", bar(fraction), self.step));
     }
 }
 
-fn bar(share: f64) -> String {
+fn bar(fraction: f64) -> String {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
         reason = "between 0 and the number of cells"
     )]
-    let full = (share.clamp(0.0, 1.0) * BAR as f64) as usize;
-    format!("[{}{}]", "#".repeat(full), "-".repeat(BAR - full))
+    let full = (fraction.clamp(0.0, 1.0) * BAR_CELLS as f64) as usize;
+    format!("[{}{}]", "#".repeat(full), "-".repeat(BAR_CELLS - full))
 }
 
 #[cfg(test)]
@@ -264,14 +270,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_text_fits_into_a_query() {
-        assert_eq!(percent("/a b/ä&x=1.tar"), "/a%20b/%C3%A4%26x%3D1.tar");
+    fn any_text_is_percent_encoded() {
+        assert_eq!(percent_encode("/a b/ä&x=1.tar"), "/a%20b/%C3%A4%26x%3D1.tar");
     }
 
     #[test]
-    fn a_bar_is_empty_then_full_and_never_longer() {
-        assert_eq!(bar(0.0), format!("[{}]", "-".repeat(BAR)));
-        assert_eq!(bar(7.0), format!("[{}]", "#".repeat(BAR)));
-        assert!([0.1, 0.5, f64::NAN].iter().all(|share| bar(*share).len() == BAR + 2));
+    fn progress_bar_has_constant_width() {
+        assert_eq!(bar(0.0), format!("[{}]", "-".repeat(BAR_CELLS)));
+        assert_eq!(bar(7.0), format!("[{}]", "#".repeat(BAR_CELLS)));
+        assert!([0.1, 0.5, f64::NAN].iter().all(|fraction| bar(*fraction).len() == BAR_CELLS + 2));
     }
 }

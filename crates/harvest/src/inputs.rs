@@ -1,5 +1,5 @@
-//! What a person names with `-r`: a folder, a URL or a registered repository; with nothing named, the
-//! repository around the current folder. Folders and new URLs are registered on the way.
+//! Resolves `-r`: a folder, a URL or a registered repository; without it, the repository around the
+//! current folder. Folders and new URLs are registered.
 
 use std::path::{Path, PathBuf};
 
@@ -9,58 +9,57 @@ use harvest_proto::api::{AddRepository, Repository, UseRepository};
 use crate::{
     Invocation,
     client::Client,
-    printer::{Advice, Refused},
-    publish::{Naming, enclosing, forge, publish},
+    printer::{Advice, ApiRefusal},
+    publish::{NameConflict, enclosing, forge, publish},
 };
 
-/// What one `-r` means.
 #[derive(Debug, PartialEq, Eq)]
-enum Named {
+enum RepositoryInput {
     Name(String),
     Url(String),
     Folder(PathBuf),
 }
 
-/// The repositories of a session to be.
+/// The repositories of a new session.
 pub(crate) async fn repositories(
-    here: &Invocation,
+    ctx: &Invocation,
     client: &Client,
     typed: &[String],
 ) -> Result<Vec<UseRepository>> {
     if typed.is_empty() {
-        return around(here, client).await;
+        return from_current_folder(ctx, client).await;
     }
     let mut all = Vec::with_capacity(typed.len());
     for typed in typed {
         let known = client.repositories().await?;
-        all.push(match named(typed, &known)? {
-            Named::Name(name) => by_name(name),
-            Named::Url(url) => by_name(registered(here, client, &url, &known).await?),
-            Named::Folder(folder) => {
+        all.push(match parse(typed, &known)? {
+            RepositoryInput::Name(name) => by_name(name),
+            RepositoryInput::Url(url) => by_name(registered(ctx, client, &url, &known).await?),
+            RepositoryInput::Folder(folder) => {
                 if let Some(around) =
                     folder.canonicalize().ok().and_then(|folder| enclosing(&folder))
                     && !is_repository(&folder)
                 {
                     let (folder, around) = (folder.display(), around.display());
-                    here.print
-                        .note(format!("{folder} is taken by itself, not {around}, which it is in"));
+                    ctx.print.note(format!(
+                        "using the folder {folder}, not the repository {around} around it"
+                    ));
                 }
-                taken(here, client, &folder).await?
+                from_folder(ctx, client, &folder).await?
             }
         });
     }
     Ok(all)
 }
 
-/// The repository around the current folder, or none.
-async fn around(here: &Invocation, client: &Client) -> Result<Vec<UseRepository>> {
+async fn from_current_folder(ctx: &Invocation, client: &Client) -> Result<Vec<UseRepository>> {
     let current = std::env::current_dir().context("cannot find the current folder")?;
     let Some(folder) = enclosing(&current) else {
-        here.print.note("No repository here: the session begins in an empty /workspace");
-        here.print.hint("-r FOLDER|URL|NAME names one");
+        ctx.print.note("No repository in this folder: the session starts in an empty /workspace");
+        ctx.print.hint("choose one with `-r FOLDER|URL|NAME`");
         return Ok(Vec::new());
     };
-    Ok(vec![taken(here, client, &folder).await?])
+    Ok(vec![from_folder(ctx, client, &folder).await?])
 }
 
 fn by_name(name: String) -> UseRepository {
@@ -71,47 +70,50 @@ fn is_repository(folder: &Path) -> bool {
     folder.join(".git").exists() || folder.join("HEAD").is_file()
 }
 
-/// A registered name means the repository; `./name` is the folder in any case.
-fn named(typed: &str, known: &[Repository]) -> Result<Named> {
+/// A registered name has precedence over a folder of that name; `./name` is always the folder.
+fn parse(typed: &str, known: &[Repository]) -> Result<RepositoryInput> {
     if typed.contains("://") {
-        return Ok(Named::Url(typed.to_owned()));
+        return Ok(RepositoryInput::Url(typed.to_owned()));
     }
     if known.iter().any(|known| known.name == typed) {
-        return Ok(Named::Name(typed.to_owned()));
+        return Ok(RepositoryInput::Name(typed.to_owned()));
     }
     let path = Path::new(typed);
     if path.is_dir() {
-        return Ok(Named::Folder(path.to_owned()));
+        return Ok(RepositoryInput::Folder(path.to_owned()));
     }
     let (what, hint) = match () {
-        () if path.exists() => (format!("`{typed}` is not a folder"), "name the folder it is in"),
+        () if path.exists() => {
+            (format!("`{typed}` is not a folder"), "name the folder that contains it")
+        }
         () if typed.contains(':') => (
             format!("`{typed}` is not an http or https URL"),
-            "write it as https://HOST/PATH; its token is kept with `harvest secret set`",
+            "write it as https://HOST/PATH; store its access token with `harvest secret set`",
         ),
         () => (
             format!("there is no repository and no folder `{typed}`"),
-            "`harvest repo ls` lists repositories; a git URL in place of the name registers it",
+            "`harvest repo ls` lists repositories; a git URL instead of a name registers it",
         ),
     };
     bail!(Advice::new(what, hint))
 }
 
-/// A folder's copy on the forge, up to date.
-async fn taken(here: &Invocation, client: &Client, folder: &Path) -> Result<UseRepository> {
-    let forge = forge(here)?;
+/// Copies a folder to the local forge, or updates its copy.
+async fn from_folder(ctx: &Invocation, client: &Client, folder: &Path) -> Result<UseRepository> {
+    let forge = forge(ctx)?;
     let add = AddRepository::default();
-    let published = publish(here.print, client, &forge, (folder, Naming::Numbered), add).await?;
+    let published =
+        publish(ctx.print, client, &forge, (folder, NameConflict::AddNumber), add).await?;
     let name = published.repository.name;
     if published.new {
-        here.print.note(format!("Copied {} to the local forge as {name}", folder.display()));
+        ctx.print.note(format!("Copied {} to the local forge as {name}", folder.display()));
     }
     Ok(UseRepository { base: Some(published.branch), ..by_name(name) })
 }
 
-/// The name of what is at a URL; one nobody registered is registered now.
+/// The name of the repository at a URL, which is registered if it is new.
 async fn registered(
-    here: &Invocation,
+    ctx: &Invocation,
     client: &Client,
     url: &str,
     known: &[Repository],
@@ -121,21 +123,21 @@ async fn registered(
     }
     let request = AddRepository { url: url.to_owned(), ..AddRepository::default() };
     let added = client.repository_add(&request).await.map_err(|error| {
-        match error.downcast_ref::<Refused>() {
+        match error.downcast_ref::<ApiRefusal>() {
             Some(refused) if refused.0.status == 409 => error.context(Advice::new(
-                "another repository has that name",
-                "register it with `harvest repo add --name`",
+                "another repository has the same name",
+                "register it under another name with `harvest repo add URL --name NAME`",
             )),
             _ => error,
         }
     })?;
-    here.print.note(format!("Registered {} as {}", added.url, added.name));
+    ctx.print.note(format!("Registered {} as {}", added.url, added.name));
     Ok(added.name)
 }
 
 fn same_url(left: &str, right: &str) -> bool {
-    let plain = |url: &str| url.trim_end_matches('/').trim_end_matches(".git").to_owned();
-    plain(left) == plain(right)
+    let normalized = |url: &str| url.trim_end_matches('/').trim_end_matches(".git").to_owned();
+    normalized(left) == normalized(right)
 }
 
 #[cfg(test)]
@@ -143,13 +145,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_url_is_the_same_with_and_without_its_ending() {
+    fn url_suffix_does_not_matter() {
         assert!(same_url("http://h/a.git", "http://h/a/"));
         assert!(!same_url("http://h/a", "http://h/b"));
     }
 
     #[test]
-    fn what_is_registered_comes_before_a_folder_of_that_name() {
+    fn registered_name_precedes_folder() {
         let known = [Repository {
             name: "src".into(),
             url: "https://h/src".into(),
@@ -159,13 +161,16 @@ mod tests {
             build: None,
             created_at: harvest_proto::Timestamp::from_millis(0),
         }];
-        // Tests run in the crate's folder, which has one.
-        assert_eq!(named("src", &known).unwrap(), Named::Name("src".into()));
-        assert_eq!(named("./src", &known).unwrap(), Named::Folder("./src".into()));
-        assert_eq!(named("src", &[]).unwrap(), Named::Folder("src".into()));
-        assert_eq!(named("https://h/x", &known).unwrap(), Named::Url("https://h/x".into()));
+        // Tests run in the crate's folder, which contains `src`.
+        assert_eq!(parse("src", &known).unwrap(), RepositoryInput::Name("src".into()));
+        assert_eq!(parse("./src", &known).unwrap(), RepositoryInput::Folder("./src".into()));
+        assert_eq!(parse("src", &[]).unwrap(), RepositoryInput::Folder("src".into()));
+        assert_eq!(
+            parse("https://h/x", &known).unwrap(),
+            RepositoryInput::Url("https://h/x".into())
+        );
         for unknown in ["nope", "git@h:a.git", "Cargo.toml"] {
-            assert!(named(unknown, &known).is_err(), "{unknown}");
+            assert!(parse(unknown, &known).is_err(), "{unknown}");
         }
     }
 }

@@ -1,5 +1,5 @@
-//! The log: to stderr, as lines for people or as JSON, with every secret covered before it is written.
-//! What is logged is decided where it happens.
+//! Sets up the log on stderr, as text or JSON lines. Known secrets are redacted before a line is
+//! written.
 
 use std::{
     io::{self, IsTerminal, Write},
@@ -7,29 +7,27 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use harvest_proto::{Secret, redact::Redaction};
+use harvest_proto::{Secret, redact::Redactor};
 use tracing::Subscriber;
 use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
 
 use crate::config::{Config, LogFormat, process_env};
 
-/// One log per process, so one list of what must not be in it.
-static KNOWN: RwLock<Redaction> = RwLock::new(Redaction::new());
+static SECRETS: RwLock<Redactor> = RwLock::new(Redactor::new());
 
-/// Begins to log; `HARVEST_LOG` says what.
+/// Installs the log; the setting `log` (HARVEST_LOG) is its filter.
 pub(crate) fn start(config: &Config, verbose: bool) -> Result<()> {
     let filter = if verbose && config.log == "warn" { "info" } else { &config.log };
     let filter = EnvFilter::try_new(filter)
         .with_context(|| format!("`{filter}` in HARVEST_LOG is not a log filter"))?;
     if let Some(token) = &config.token {
-        learn(token);
+        redact(token);
     }
     let ansi = io::stderr().is_terminal() && process_env("NO_COLOR").is_none();
     tracing::subscriber::set_global_default(subscriber(filter, config.log_format, ansi, io::stderr))
-        .context("the log was started twice")
+        .context("the log is already installed")
 }
 
-/// What writes lines of this format to `out`.
 fn subscriber<W>(
     filter: EnvFilter,
     format: LogFormat,
@@ -39,38 +37,36 @@ fn subscriber<W>(
 where
     W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
 {
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(Covered(out));
+    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(RedactingWriter(out));
     match format {
         LogFormat::Json => Box::new(log.json().flatten_event(true).with_span_list(false).finish()),
         LogFormat::Text => Box::new(log.with_ansi(ansi).finish()),
     }
 }
 
-/// This value must not be in the log from now on.
-pub(crate) fn learn(secret: &Secret<String>) {
-    // Nobody panics while holding it; were it so, what it holds is whole all the same.
-    KNOWN.write().unwrap_or_else(PoisonError::into_inner).learn(secret.expose());
+/// Redacts this value in every later log line.
+pub(crate) fn redact(secret: &Secret<String>) {
+    // A panic while the lock is held leaves the list intact.
+    SECRETS.write().unwrap_or_else(PoisonError::into_inner).add(secret.expose());
 }
 
-/// A way out on which secrets are covered.
-struct Covered<W>(W);
+struct RedactingWriter<W>(W);
 
-impl<'w, W: MakeWriter<'w>> MakeWriter<'w> for Covered<W> {
-    type Writer = Covered<W::Writer>;
+impl<'w, W: MakeWriter<'w>> MakeWriter<'w> for RedactingWriter<W> {
+    type Writer = RedactingWriter<W::Writer>;
 
     fn make_writer(&'w self) -> Self::Writer {
-        Covered(self.0.make_writer())
+        RedactingWriter(self.0.make_writer())
     }
 }
 
-impl<W: Write> Write for Covered<W> {
-    /// One call is one whole line: that is how the subscriber writes. A line that cannot be written, on a full
-    /// disk for one, is lost and disturbs nobody: told of the failure, the subscriber would print it to the same
-    /// place, and panic in the middle of whatever was being logged.
+impl<W: Write> Write for RedactingWriter<W> {
+    /// The subscriber writes one line per call. Write errors, for example on a full disk, are
+    /// ignored: the subscriber would report them to the same stream and panic.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let clean = {
-            let known = KNOWN.read().unwrap_or_else(PoisonError::into_inner);
-            known.cover(&String::from_utf8_lossy(bytes))
+            let known = SECRETS.read().unwrap_or_else(PoisonError::into_inner);
+            known.redact(&String::from_utf8_lossy(bytes))
         };
         let _ = self.0.write_all(clean.as_bytes());
         Ok(bytes.len())
@@ -87,11 +83,10 @@ mod tests {
     use super::*;
     use std::sync::{Arc, Mutex};
 
-    /// What was written.
     #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<u8>>>);
+    struct LogBuffer(Arc<Mutex<Vec<u8>>>);
 
-    impl Write for Lines {
+    impl Write for LogBuffer {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().unwrap().extend(bytes);
             Ok(bytes.len())
@@ -103,7 +98,7 @@ mod tests {
     }
 
     fn logged(format: LogFormat) -> String {
-        let lines = Lines::default();
+        let lines = LogBuffer::default();
         let out = lines.clone();
         let filter = EnvFilter::new("trace");
         tracing::subscriber::with_default(
@@ -124,9 +119,9 @@ mod tests {
     }
 
     #[test]
-    fn planted_secrets_are_in_no_line_at_any_level_and_in_neither_format() {
-        learn(&Secret::new("planted-2\"quoted".into()));
-        learn(&Secret::new("planted-3-value".into()));
+    fn secrets_are_redacted_in_both_formats() {
+        redact(&Secret::new("planted-2\"quoted".into()));
+        redact(&Secret::new("planted-3-value".into()));
         for format in [LogFormat::Text, LogFormat::Json] {
             let text = logged(format);
             assert!(!text.contains("planted") && !text.contains("0123456789abcdef"), "{text}");
@@ -135,15 +130,15 @@ mod tests {
     }
 
     #[test]
-    fn a_log_that_cannot_be_written_fails_nobody() {
+    fn failed_log_write_is_ignored() {
         let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
-        let mut out = Covered(full);
+        let mut out = RedactingWriter(full);
         assert_eq!(out.write(b"a line\n").unwrap(), 7);
         out.flush().unwrap();
     }
 
     #[test]
-    fn a_json_line_is_one_object_with_the_request_it_belongs_to() {
+    fn json_line_contains_its_request_span() {
         let text = logged(LogFormat::Json);
         assert_eq!(text.lines().count(), 2);
         for line in text.lines() {

@@ -1,6 +1,9 @@
-//! Everything that is printed: results to stdout, the rest to stderr, errors with causes and a hint.
+//! Prints results to stdout and everything else to stderr; errors with their causes and a hint.
 
-use std::io::{self, IsTerminal, Write};
+use std::{
+    io::{self, IsTerminal, Write},
+    time::Instant,
+};
 
 use anyhow::Result;
 use harvest_engine::rootless::RootlessError;
@@ -9,12 +12,12 @@ use harvest_session::StoreError;
 use serde::Serialize;
 
 use crate::{
-    cli::Global,
+    cli::GlobalFlags,
     config::Env,
-    plain::{plain, plain_json, plain_line},
+    sanitize::{sanitize, sanitize_json, sanitize_line},
 };
 
-/// An error with what to do next.
+/// An error with a hint for the user.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub(crate) struct Advice {
@@ -28,146 +31,148 @@ impl Advice {
     }
 }
 
-/// The server said no.
+/// The server refused a request.
 #[derive(Debug, thiserror::Error)]
 #[error("{}", .0.detail)]
-pub(crate) struct Refused(pub(crate) Problem);
+pub(crate) struct ApiRefusal(pub(crate) Problem);
 
-/// Where and how to print. What is printed may come from anywhere, so everything passes [`plain`].
+/// Prints according to the global flags. All text may be untrusted, so it is sanitized.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Printer {
     pub(crate) json: bool,
     pub(crate) verbose: bool,
     quiet: bool,
-    /// Whether results may be coloured, and whether the rest may.
-    color_out: bool,
-    color: bool,
+    color_stdout: bool,
+    color_stderr: bool,
 }
 
 impl Printer {
-    pub(crate) fn new(flags: &Global, env: Env) -> Self {
+    pub(crate) fn new(flags: &GlobalFlags, env: Env) -> Self {
         let color = env("NO_COLOR").is_none() && !flags.json;
         Self {
             json: flags.json,
             verbose: flags.verbose,
             quiet: flags.quiet,
-            color_out: color && io::stdout().is_terminal(),
-            color: color && io::stderr().is_terminal(),
+            color_stdout: color && io::stdout().is_terminal(),
+            color_stderr: color && io::stderr().is_terminal(),
         }
     }
 
-    /// A result, as text.
+    /// Prints a result as text.
     pub(crate) fn out(&self, text: &str) -> Result<()> {
-        write_out(&plain(text))
+        write_out(&sanitize(text))
     }
 
-    /// A result that a program may want as it is: only a terminal gets it without what acts on terminals.
-    pub(crate) fn exact(&self, text: &str) -> Result<()> {
+    /// Prints a result unchanged, except to a terminal, where it is sanitized.
+    pub(crate) fn verbatim(&self, text: &str) -> Result<()> {
         match io::stdout().is_terminal() {
             true => self.out(text),
             false => write_out(text),
         }
     }
 
-    /// A result behind a coloured word.
+    /// Prints a result after a coloured mark.
     pub(crate) fn marked_out(&self, mark: &str, color: &str, text: &str) -> Result<()> {
-        write_out(&(paint(self.color_out, mark, color) + &plain(text)))
+        write_out(&(paint(self.color_stdout, mark, color) + &sanitize(text)))
     }
 
-    /// A result: one JSON document, or what `text` makes of it.
+    /// Prints a result as one JSON document, or as text.
     pub(crate) fn result<T: Serialize>(
         &self,
         value: &T,
         text: impl FnOnce(&T) -> String,
     ) -> Result<()> {
         match self.json {
-            true => write_out(&plain_json(serde_json::to_string_pretty(value)? + "\n")),
+            true => write_out(&sanitize_json(serde_json::to_string_pretty(value)? + "\n")),
             false => self.out(&text(value)),
         }
     }
 
-    /// One item of a stream, as a line of JSON.
+    /// Prints one item of a stream as a line of JSON.
     pub(crate) fn item<T: Serialize>(&self, value: &T) -> Result<()> {
-        write_out(&plain_json(serde_json::to_string(value)? + "\n"))
+        write_out(&sanitize_json(serde_json::to_string(value)? + "\n"))
     }
 
-    /// What was done, for people.
+    /// Prints a message to stderr.
     pub(crate) fn note(&self, text: impl AsRef<str>) {
-        self.aside(format!("{}\n", plain(text.as_ref())));
+        self.write_stderr(format!("{}\n", sanitize(text.as_ref())));
     }
 
-    /// What a person must hear of even when a program reads the result.
+    /// Prints a warning, also with `--json`.
     pub(crate) fn warn(&self, text: impl AsRef<str>) {
         Self { json: false, ..*self }.marked("warning:", "33", &format!(" {}", text.as_ref()));
     }
 
-    /// What was done, behind a coloured word.
+    /// Prints a message after a coloured mark.
     pub(crate) fn marked(&self, mark: &str, color: &str, text: &str) {
-        self.aside(format!("{}{}\n", paint(self.color, mark, color), plain(text)));
+        self.write_stderr(format!("{}{}\n", paint(self.color_stderr, mark, color), sanitize(text)));
     }
 
-    /// What to do next.
+    /// Prints a suggested next command.
     pub(crate) fn hint(&self, text: impl AsRef<str>) {
         self.marked("hint:", "36", &format!(" {}", text.as_ref()));
     }
 
-    /// What a person is asked for. Printed whatever the flags say, without a line end.
-    pub(crate) fn ask(&self, text: &str) {
-        let _ = io::stderr().lock().write_all(plain(text).as_bytes());
+    /// Prints a prompt for input, whatever the flags say and without a line end.
+    pub(crate) fn prompt(&self, text: &str) {
+        let _ = io::stderr().lock().write_all(sanitize(text).as_bytes());
     }
 
-    /// Whether a line may move: somebody watches, and nothing else is said meanwhile.
-    pub(crate) fn moves(&self) -> bool {
+    /// Whether progress is shown: only on a terminal and without `--quiet`, `--json` and
+    /// `--verbose`.
+    pub(crate) fn shows_progress(&self) -> bool {
         !self.quiet && !self.json && !self.verbose && io::stderr().is_terminal()
     }
 
-    /// Puts a line in the place of the last one that moved; an empty one takes it away.
-    pub(crate) fn moving(&self, text: &str) {
-        if self.moves() {
-            let line: String = plain_line(text).chars().take(columns() - 1).collect();
-            self.aside(format!("\r\x1b[K{line}"));
+    /// Replaces the progress line; an empty text removes it.
+    pub(crate) fn progress(&self, text: &str) {
+        if self.shows_progress() {
+            let line: String = sanitize_line(text).chars().take(columns() - 1).collect();
+            self.write_stderr(format!("\r\x1b[K{line}"));
         }
     }
 
-    fn aside(&self, text: String) {
+    fn write_stderr(&self, text: String) {
         if !self.quiet && !self.json {
-            // Nobody is left to tell when stderr is gone.
+            // There is nowhere to report that stderr is closed.
             let _ = io::stderr().lock().write_all(text.as_bytes());
         }
     }
 
-    /// An error with its causes and its hint. Printed whatever the flags say.
+    /// Prints an error with its causes and its hint, whatever the flags say.
     pub(crate) fn error(&self, error: &anyhow::Error) {
-        let mut text =
-            format!("{} {}\n", paint(self.color, "error:", "31"), plain(&error.to_string()));
-        let mut said = error.to_string();
+        let mut text = format!(
+            "{} {}\n",
+            paint(self.color_stderr, "error:", "31"),
+            sanitize(&error.to_string())
+        );
+        let mut last = error.to_string();
         for cause in error.chain().skip(1).map(ToString::to_string) {
-            // Some libraries repeat their source in their own message.
-            if !said.contains(&cause) {
-                text += &format!("  cause: {}\n", plain(&cause));
-                said = cause;
+            // Some libraries repeat the source in their own message.
+            if !last.contains(&cause) {
+                text += &format!("  cause: {}\n", sanitize(&cause));
+                last = cause;
             }
         }
         if let Some(hint) = hint_of(error) {
-            text += &format!("{} {}\n", paint(self.color, "hint:", "36"), plain(&hint));
+            text += &format!("{} {}\n", paint(self.color_stderr, "hint:", "36"), sanitize(&hint));
         }
         let _ = io::stderr().lock().write_all(text.as_bytes());
     }
 }
 
-/// Our own stdout could not be written to.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot print")]
-struct Unprinted(#[source] io::Error);
+struct StdoutError(#[source] io::Error);
 
 fn write_out(text: &str) -> Result<()> {
     write_bytes(text.as_bytes())
 }
 
-/// Bytes to stdout as they are: what a command of the person's own prints.
+/// Writes bytes to stdout unchanged.
 pub(crate) fn write_bytes(bytes: &[u8]) -> Result<()> {
     let mut out = io::stdout().lock();
-    Ok(out.write_all(bytes).and_then(|()| out.flush()).map_err(Unprinted)?)
+    Ok(out.write_all(bytes).and_then(|()| out.flush()).map_err(StdoutError)?)
 }
 
 fn paint(colors: bool, text: &str, color: &str) -> String {
@@ -177,7 +182,7 @@ fn paint(colors: bool, text: &str, color: &str) -> String {
     }
 }
 
-/// How wide the screen is; where there is none, as wide as a line may well be.
+/// The width of the terminal, or 100 without one.
 pub(crate) fn columns() -> usize {
     let size =
         [rustix::termios::tcgetwinsize(io::stderr()), rustix::termios::tcgetwinsize(io::stdout())];
@@ -189,37 +194,38 @@ pub(crate) fn columns() -> usize {
     found.map_or(100, |columns| columns.max(40))
 }
 
-/// The hint nearest to the person.
+/// The outermost hint of an error.
 pub(crate) fn hint_of(error: &anyhow::Error) -> Option<String> {
-    // Asked of the whole: what `context` added is found only so.
+    // `downcast_ref` on the error itself also finds values added with `context`.
     let advice = error.downcast_ref::<Advice>().map(|advice| advice.hint.clone());
-    let refused = || error.downcast_ref::<Refused>().and_then(|refused| refused.0.hint.clone());
+    let refused = || error.downcast_ref::<ApiRefusal>().and_then(|refused| refused.0.hint.clone());
     let rootless =
         || error.chain().find_map(|cause| Some(cause.downcast_ref::<RootlessError>()?.hint()));
-    let full = || error.chain().any(is_full).then(|| MAKE_ROOM.to_owned());
-    advice.or_else(refused).or_else(|| rootless().map(str::to_owned)).or_else(full)
+    let store = || error.chain().find_map(|cause| cause.downcast_ref::<StoreError>()?.hint());
+    let full = || error.chain().any(is_disk_full).then(|| DISK_FULL_HINT.to_owned());
+    advice.or_else(refused).or_else(|| rootless().or_else(store).map(str::to_owned)).or_else(full)
 }
 
-const MAKE_ROOM: &str =
-    "the disk is full: `harvest df` shows what takes room here, `harvest gc` frees some";
+const DISK_FULL_HINT: &str =
+    "the disk is full: `harvest df` shows disk usage, `harvest gc` frees space";
 
-fn is_full(cause: &(dyn std::error::Error + 'static)) -> bool {
+fn is_disk_full(cause: &(dyn std::error::Error + 'static)) -> bool {
     let system = |error: &io::Error| error.kind() == io::ErrorKind::StorageFull;
-    cause.downcast_ref::<StoreError>().is_some_and(StoreError::is_full)
+    cause.downcast_ref::<StoreError>().is_some_and(StoreError::is_disk_full)
         || cause.downcast_ref::<io::Error>().is_some_and(system)
 }
 
-/// Whether the reader of our stdout went away, which is no failure of ours.
-pub(crate) fn reader_left(error: &anyhow::Error) -> bool {
+/// Whether the reader of stdout closed the pipe, which is not a failure.
+pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error
-        .downcast_ref::<Unprinted>()
+        .downcast_ref::<StdoutError>()
         .is_some_and(|error| error.0.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// Rows under headings, columns as wide as they need to be. The last column is not padded.
+/// Formats rows under headings. The last column is not padded.
 pub(crate) fn table(headings: &[&str], rows: &[Vec<String>]) -> String {
     let rows: Vec<Vec<String>> =
-        rows.iter().map(|row| row.iter().map(|cell| plain_line(cell)).collect()).collect();
+        rows.iter().map(|row| row.iter().map(|cell| sanitize_line(cell)).collect()).collect();
     let width = |column: usize| {
         let cells = rows.iter().map(|row| row[column].chars().count());
         cells.chain([headings[column].chars().count()]).max().unwrap_or(0)
@@ -233,8 +239,23 @@ pub(crate) fn table(headings: &[&str], rows: &[Vec<String>]) -> String {
     std::iter::once(line(&head)).chain(rows.iter().map(|row| line(row))).collect()
 }
 
+/// `1 file`, `2 files`.
+pub(crate) fn count(number: impl Into<u64>, noun: &str) -> String {
+    let number = number.into();
+    match number {
+        1 => format!("1 {noun}"),
+        _ if noun.ends_with('x') => format!("{number} {noun}es"),
+        _ => format!("{number} {noun}s"),
+    }
+}
+
+/// The time since `began`, such as `1.1s`.
+pub(crate) fn human_elapsed(began: Instant) -> String {
+    human_millis(u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX))
+}
+
 /// `214ms`, `1.1s`, `2m06s`, `3h20m`.
-pub(crate) fn took(millis: u64) -> String {
+pub(crate) fn human_millis(millis: u64) -> String {
     match millis {
         0..1_000 => format!("{millis}ms"),
         1_000..60_000 => format!("{}.{}s", millis / 1000, millis % 1000 / 100),
@@ -249,13 +270,14 @@ mod tests {
     use anyhow::Context;
 
     #[test]
-    fn times_are_short_and_never_lose_their_unit() {
-        let shown: Vec<String> = [7, 1_149, 126_000, 12_000_000].into_iter().map(took).collect();
+    fn durations_are_short_and_have_a_unit() {
+        let shown: Vec<String> =
+            [7, 1_149, 126_000, 12_000_000].into_iter().map(human_millis).collect();
         assert_eq!(shown, ["7ms", "1.1s", "2m06s", "3h20m"]);
     }
 
     #[test]
-    fn a_hint_is_found_wherever_it_is_in_the_chain() {
+    fn hint_is_found_anywhere_in_the_chain() {
         let inside =
             Err::<(), _>(Advice::new("no server", "start one")).context("cannot list").unwrap_err();
         assert_eq!(hint_of(&inside).as_deref(), Some("start one"));
@@ -267,20 +289,20 @@ mod tests {
     }
 
     #[test]
-    fn only_our_own_stdout_can_make_an_error_pass_silently() {
+    fn only_a_closed_stdout_is_ignored() {
         let broken = || io::Error::from(io::ErrorKind::BrokenPipe);
-        assert!(reader_left(&anyhow::Error::new(Unprinted(broken())).context("cannot list")));
-        assert!(!reader_left(&anyhow::Error::new(broken()).context("no answer")));
+        assert!(is_broken_pipe(&anyhow::Error::new(StdoutError(broken())).context("cannot list")));
+        assert!(!is_broken_pipe(&anyhow::Error::new(broken()).context("no answer")));
     }
 
     #[test]
-    fn a_cell_stays_on_its_line() {
+    fn table_cells_are_single_line() {
         let rows = [vec!["a\nb".into(), "\x1b[31mred".into()]];
         assert_eq!(table(&["ID", "TITLE"], &rows), "ID   TITLE\na b  red\n");
     }
 
     #[test]
-    fn a_table_lines_up() {
+    fn table_columns_line_up() {
         let rows = [vec!["a".into(), "long cell".into()], vec!["bbb".into(), "c".into()]];
         assert_eq!(table(&["ID", "TITLE"], &rows), "ID   TITLE\na    long cell\nbbb  c\n");
     }

@@ -1,5 +1,5 @@
-//! Puts what a folder holds on the local forge and registers it: for work without an account anywhere.
-//! The folder itself is only read; see the forge's `take`.
+//! Copies a folder to the local forge and registers it, for work without a git host. The folder
+//! itself is only read.
 
 use std::{
     os::unix::process::CommandExt,
@@ -9,7 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use harvest_github::{Forge, ForgeError, TakeError, Taken};
+use harvest_forge::{ForgeError, ImportError, ImportedFolder, LocalForge};
 use harvest_proto::{
     Secret,
     api::{AddRepository, Repository},
@@ -19,58 +19,55 @@ use crate::{
     Invocation,
     client::{self, Client},
     printer::{Advice, Printer},
-    wire,
+    server_process,
 };
 
-// How often to look whether the forge is free: a registration takes as long as its folder takes to copy.
-const HELD_LOOK: Duration = Duration::from_millis(50);
+// A registration holds the forge's lock while it copies a folder.
+const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// What became of a folder.
 pub(crate) struct Published {
     pub(crate) repository: Repository,
-    /// The branch that is checked out in it.
+    /// The branch that is checked out in the folder.
     pub(crate) branch: String,
-    /// Whether it is registered now for the first time.
+    /// Whether the folder was not registered before.
     pub(crate) new: bool,
 }
 
-/// What to do when another repository has the folder's name.
+/// How to handle a name that another repository has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Naming {
-    /// Say so.
-    Strict,
-    /// Put a number behind it.
-    Numbered,
+pub(crate) enum NameConflict {
+    Refuse,
+    /// Append a number.
+    AddNumber,
 }
 
-/// The forge of the server on this machine.
-pub(crate) fn forge(here: &Invocation) -> Result<Forge> {
-    let server = client::local(&here.config)
-        .context("a folder can only be worked on by a server on its own machine")?;
-    Ok(Forge::open(here.config.home.join("forge"), &format!("{}/forge", server.url))?)
+/// The local forge of the server on this machine.
+pub(crate) fn forge(ctx: &Invocation) -> Result<LocalForge> {
+    let server =
+        client::local(&ctx.config).context("a folder needs a server on the same machine")?;
+    Ok(LocalForge::open(ctx.config.home.join("forge"), &format!("{}/forge", server.url))?)
 }
 
-/// Copies what `folder` holds to the forge and registers it there; one that was copied before is brought
-/// up to date.
+/// Copies `folder` to the forge and registers it. A folder that is registered already is updated.
 pub(crate) async fn publish(
     print: Printer,
     client: &Client,
-    forge: &Forge,
-    (folder, naming): (&Path, Naming),
+    forge: &LocalForge,
+    (folder, naming): (&Path, NameConflict),
     mut add: AddRepository,
 ) -> Result<Published> {
     let folder =
         folder.canonicalize().with_context(|| format!("cannot find {}", folder.display()))?;
     let known = client.repositories().await?;
     if let Some(before) = known.iter().find(|known| is_copy(forge, known, &folder, &add)) {
-        return renew(print, forge, before, &folder, &add).await;
+        return update(print, forge, before, &folder, &add).await;
     }
-    // From the name that is free to the token that goes with it, others wait: of two that registered the same
-    // folder at once, each would leave a token the other does not know.
-    let _held = hold(forge).await?;
+    // Locked from the choice of the name to the registration: two concurrent registrations of the
+    // same folder would overwrite each other's access token.
+    let _lock = hold(forge).await?;
     let known = client.repositories().await?;
     if let Some(before) = known.iter().find(|known| is_copy(forge, known, &folder, &add)) {
-        return renew(print, forge, before, &folder, &add).await;
+        return update(print, forge, before, &folder, &add).await;
     }
     let name = match add.name.take() {
         Some(name) => name,
@@ -78,8 +75,8 @@ pub(crate) async fn publish(
     };
     if known.iter().any(|known| known.name == name) {
         bail!(Advice::new(
-            format!("there is a repository `{name}` already"),
-            "choose another with --name"
+            format!("the repository `{name}` already exists"),
+            "choose another name with --name"
         ));
     }
     let (token, taken) = copy(forge, &name, &folder).await?;
@@ -98,58 +95,62 @@ pub(crate) async fn publish(
     Ok(Published { repository, branch: taken.branch, new: true })
 }
 
-/// Brings a copy that is registered already up to date.
-async fn renew(
+/// Updates the copy of a registered folder.
+async fn update(
     print: Printer,
-    forge: &Forge,
+    forge: &LocalForge,
     before: &Repository,
     folder: &Path,
     add: &AddRepository,
 ) -> Result<Published> {
     if add.base.is_some() || add.image.is_some() {
-        let message = format!("the folder is registered already, as {}", before.name);
+        let message = format!("the folder is already registered as {}", before.name);
         bail!(Advice::new(
             message,
-            format!("`harvest repo rm {}` forgets that first", before.name)
+            format!("remove it first with `harvest repo rm {}`", before.name)
         ));
     }
-    let Taken { branch, notes, .. } = take(forge, &before.name, folder).await?;
+    let ImportedFolder { branch, notes, .. } = take(forge, &before.name, folder).await?;
     tell(print, &before.name, &notes);
     Ok(Published { repository: before.clone(), branch, new: false })
 }
 
-/// The forge, once nobody else registers anything on it.
-async fn hold(forge: &Forge) -> Result<std::fs::File> {
+/// Waits for the forge's registration lock.
+async fn hold(forge: &LocalForge) -> Result<std::fs::File> {
     loop {
-        if let Some(held) = forge.hold().context("cannot hold the local forge")? {
+        if let Some(held) = forge.try_lock().context("cannot lock the local forge")? {
             return Ok(held);
         }
-        tokio::time::sleep(HELD_LOOK).await;
+        tokio::time::sleep(LOCK_POLL_INTERVAL).await;
     }
 }
 
-/// Whether it was made from this folder, and nobody asked for another name.
-fn is_copy(forge: &Forge, known: &Repository, folder: &Path, add: &AddRepository) -> bool {
-    let named = add.name.as_ref().is_none_or(|name| *name == known.name);
-    let source = forge.owns(&known.url).and_then(|name| forge.source(&name));
-    named && source.as_deref() == Some(folder)
+/// Whether `known` is the copy of this folder and no other name was requested.
+fn is_copy(forge: &LocalForge, known: &Repository, folder: &Path, add: &AddRepository) -> bool {
+    let same_name = add.name.as_ref().is_none_or(|name| *name == known.name);
+    let source = forge.repository_name(&known.url).and_then(|name| forge.source_folder(&name));
+    same_name && source.as_deref() == Some(folder)
 }
 
-/// A new repository of the forge with what the folder holds.
-async fn copy(forge: &Forge, name: &str, folder: &Path) -> Result<(Secret<String>, Taken)> {
-    let token = Secret::new(wire::random_token());
+/// Creates a repository on the forge from the folder.
+async fn copy(
+    forge: &LocalForge,
+    name: &str,
+    folder: &Path,
+) -> Result<(Secret<String>, ImportedFolder)> {
+    let token = Secret::new(server_process::random_token());
     let made = forge.create(name, &token).await;
     let made = match made {
-        // An earlier try got as far as this.
+        // Left behind by an earlier attempt.
         Err(ForgeError::Exists { .. }) => forge.set_token(name, &token).map(|()| false),
         other => other.map(|_| true),
     };
-    let made = made.context("cannot make a repository on the local forge")?;
+    let made = made.context("cannot create a repository on the local forge")?;
     match take(forge, name, folder).await {
         Ok(taken) => Ok((token, taken)),
         Err(error) => {
             if made {
-                // Nobody knows of it yet.
+                // The new repository is not registered yet.
                 let _ = forge.remove(name);
             }
             Err(error)
@@ -157,16 +158,16 @@ async fn copy(forge: &Forge, name: &str, folder: &Path) -> Result<(Secret<String
     }
 }
 
-async fn take(forge: &Forge, name: &str, folder: &Path) -> Result<Taken> {
+async fn take(forge: &LocalForge, name: &str, folder: &Path) -> Result<ImportedFolder> {
     tokio::select! {
-        taken = forge.take(name, folder) => taken.map_err(|error: TakeError| {
+        taken = forge.import_folder(name, folder) => taken.map_err(|error: ImportError| {
             let advice = Advice::new(error.to_string(), error.hint());
             match std::error::Error::source(&error) {
                 Some(_) => anyhow::Error::new(error).context(advice),
                 None => advice.into(),
             }
         }),
-        _ = tokio::signal::ctrl_c() => bail!("interrupted while {} was being copied", folder.display()),
+        _ = tokio::signal::ctrl_c() => bail!("interrupted while copying {}", folder.display()),
     }
 }
 
@@ -176,27 +177,28 @@ fn tell(print: Printer, name: &str, notes: &[String]) {
     }
 }
 
-/// The folder's own name, as far as a repository may have it.
+/// The folder's name, reduced to the characters of a repository name.
 fn folder_name(folder: &Path) -> String {
-    let sound = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
+    let is_allowed = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
     let name =
         folder.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let name: String =
-        name.chars().map(|letter| if sound(letter) { letter } else { '-' }).take(90).collect();
+        name.chars().map(|letter| if is_allowed(letter) { letter } else { '-' }).take(90).collect();
     let name = name.trim_matches(['-', '.']).trim_end_matches(".git");
     if name.is_empty() { "folder".to_owned() } else { name.to_owned() }
 }
 
-fn free_name(name: &str, naming: Naming, known: &[Repository]) -> String {
-    let free =
-        |name: &String| naming == Naming::Strict || !known.iter().any(|known| known.name == *name);
+fn free_name(name: &str, naming: NameConflict, known: &[Repository]) -> String {
+    let free = |name: &String| {
+        naming == NameConflict::Refuse || !known.iter().any(|known| known.name == *name)
+    };
     let numbered = (2..).map(|number| format!("{name}-{number}"));
     let mut names = std::iter::once(name.to_owned()).chain(numbered);
     names.find(free).expect("there are more numbers than repositories")
 }
 
-/// Secrets are named in capitals, so that names that differ may come to the same: the second gets a number,
-/// for what is set under a name replaces what was there.
+/// The secret's name of a repository. Different repository names can give the same secret name,
+/// which would overwrite the first secret: the second one gets a number.
 fn secret_name(repository: &str, known: &[Repository]) -> String {
     let letter = |letter: char| {
         if letter.is_ascii_alphanumeric() { letter.to_ascii_uppercase() } else { '_' }
@@ -210,7 +212,8 @@ fn secret_name(repository: &str, known: &[Repository]) -> String {
     names.find(|name| !taken(name)).expect("there are more numbers than repositories")
 }
 
-/// The git repository that holds `folder`, if it is this user's: what others left further up is not meant.
+/// The git repository around `folder`, if this user owns it: a repository of another user further
+/// up is not meant.
 pub(crate) fn enclosing(folder: &Path) -> Option<PathBuf> {
     use std::os::unix::fs::MetadataExt as _;
     let ours = rustix::process::geteuid().as_raw();
@@ -220,16 +223,16 @@ pub(crate) fn enclosing(folder: &Path) -> Option<PathBuf> {
     (owner == ours || Some(owner) == sudo).then(|| found.to_owned())
 }
 
-/// What git prints.
+/// Runs git and returns its output.
 pub(crate) fn git(folder: &Path, args: &[&str]) -> Result<String> {
     let mut command = Command::new("git");
     command.arg("-C").arg(folder).args(args).stdin(Stdio::null()).env("GIT_TERMINAL_PROMPT", "0");
-    // Ctrl-c is ours to answer: git, ended in the middle, would be told as a failure.
+    // Its own process group: Ctrl-C reaches only this process, and git does not report a failure.
     command.process_group(0);
     let output = command.output().context("cannot run git")?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr);
-        bail!("git {} failed: {}", args.join(" "), said.trim());
+        let message = String::from_utf8_lossy(&output.stderr);
+        bail!("git {} failed: {}", args.join(" "), message.trim());
     }
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
@@ -239,12 +242,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_secret_of_any_repository_has_a_name_the_vault_takes() {
+    fn secret_name_is_valid_for_the_vault() {
         assert_eq!(secret_name("next.js-app", &[]), "FORGE_NEXT_JS_APP");
     }
 
     #[test]
-    fn no_two_repositories_share_a_secret() {
+    fn repositories_never_share_a_secret() {
         let mut known = Vec::new();
         for name in ["my-app", "my_app", "My.App", "my-app-2"] {
             let secret = secret_name(name, &known);
@@ -255,7 +258,11 @@ mod tests {
             known.push(Repository { secret: Some(secret), ..repository(name) });
         }
         assert_eq!(known[1].secret.as_deref(), Some("FORGE_MY_APP_2"));
-        assert_eq!(secret_name("my-app", &known), "FORGE_MY_APP", "its own is no other's");
+        assert_eq!(
+            secret_name("my-app", &known),
+            "FORGE_MY_APP",
+            "a repository keeps its own secret"
+        );
     }
 
     fn repository(name: &str) -> Repository {
@@ -271,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn any_folder_has_a_name_a_repository_may_have() {
+    fn folder_names_become_repository_names() {
         for (folder, name) in [
             ("/a/next.js", "next.js"),
             ("/My Project!", "My-Project"),
@@ -284,15 +291,15 @@ mod tests {
     }
 
     #[test]
-    fn a_taken_name_gets_a_number_where_that_is_wanted() {
+    fn taken_name_gets_a_number() {
         let known = [repository("app"), repository("app-2")];
-        assert_eq!(free_name("app", Naming::Numbered, &known), "app-3");
-        assert_eq!(free_name("lib", Naming::Numbered, &known), "lib");
-        assert_eq!(free_name("app", Naming::Strict, &known), "app");
+        assert_eq!(free_name("app", NameConflict::AddNumber, &known), "app-3");
+        assert_eq!(free_name("lib", NameConflict::AddNumber, &known), "lib");
+        assert_eq!(free_name("app", NameConflict::Refuse, &known), "app");
     }
 
     #[test]
-    fn the_repository_around_a_folder_is_found() {
+    fn enclosing_repository_must_be_owned_by_user() {
         let folder = tempfile::tempdir().unwrap();
         let inner = folder.path().join("a/b");
         std::fs::create_dir_all(&inner).unwrap();
@@ -301,11 +308,11 @@ mod tests {
         assert_eq!(enclosing(&inner).as_deref(), Some(folder.path()));
         rustix::fs::chown(folder.path().join(".git"), Some(rustix::fs::Uid::from_raw(12345)), None)
             .unwrap();
-        assert_eq!(enclosing(&inner), None, "it is somebody else's");
+        assert_eq!(enclosing(&inner), None, "another user owns it");
     }
 
     #[test]
-    fn what_git_says_is_in_the_error() {
+    fn git_error_contains_its_message() {
         let folder = tempfile::tempdir().unwrap();
         let error = git(folder.path(), &["symbolic-ref", "HEAD"]).unwrap_err();
         assert!(error.to_string().contains("not a git repository"), "{error}");

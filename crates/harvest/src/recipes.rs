@@ -1,4 +1,4 @@
-//! The recipes of images that come with this binary.
+//! The image recipes embedded in this binary.
 
 use std::{
     fs, io,
@@ -7,28 +7,27 @@ use std::{
 };
 
 use harvest_proto::SandboxId;
-use harvest_providers::machines::Recipes;
+use harvest_providers::standalone::Recipes;
 
-/// Name and text of each.
 const ALL: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/recipes.rs"));
 
-/// Those that come along, to be written below `home` when they are needed.
+/// The built-in recipes; written to a folder below `home` on first use.
 pub(crate) fn all(home: &Path) -> Recipes {
     let folder = home.join("recipes");
     Recipes {
         names: ALL.iter().map(|(name, _)| (*name).to_owned()).collect(),
-        place: Arc::new(move || place(&folder)),
+        write_all: Arc::new(move || write_all(&folder)),
     }
 }
 
-/// Writes them side by side, as they refer to each other.
-fn place(folder: &Path) -> io::Result<PathBuf> {
+/// Writes all recipes into one folder, since they refer to each other.
+fn write_all(folder: &Path) -> io::Result<PathBuf> {
     fs::create_dir_all(folder)?;
     for (name, text) in ALL {
-        // Somebody else of this process may be at it as well.
-        let half = folder.join(format!(".{name}.{}", SandboxId::random().part()));
-        fs::write(&half, text)?;
-        fs::rename(half, folder.join(format!("{name}.toml")))?;
+        // Another task of this process may write the same file at the same time.
+        let temporary = folder.join(format!(".{name}.{}", SandboxId::random().part()));
+        fs::write(&temporary, text)?;
+        fs::rename(temporary, folder.join(format!("{name}.toml")))?;
     }
     Ok(folder.to_owned())
 }
@@ -38,14 +37,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_recipe_that_comes_along_can_be_read() {
+    fn every_built_in_recipe_parses() {
         let home = tempfile::tempdir().unwrap();
         assert!(ALL.iter().any(|(name, _)| *name == "claude"), "the default image has a recipe");
         let recipes = all(home.path());
-        let folder = (recipes.place)().unwrap();
+        let folder = (recipes.write_all)().unwrap();
         for name in recipes.names {
             let recipe =
-                harvest_engine::Recipe::read(&folder.join(format!("{name}.toml"))).unwrap();
+                harvest_images::Recipe::read(&folder.join(format!("{name}.toml"))).unwrap();
             assert_eq!(recipe.name, name);
         }
     }

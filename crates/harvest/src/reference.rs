@@ -1,5 +1,5 @@
-//! The pages under `docs/reference`, made from the code. Only tests use this: they fail when a page is out
-//! of date and say how to make it again.
+//! Generates the pages below `docs/reference` from the code. Test-only: the tests fail when a page
+//! is out of date and print the command that regenerates it.
 
 use std::path::PathBuf;
 
@@ -10,19 +10,19 @@ use crate::{
     config::{CLOCKS, KEYS, LIMITS, RETENTION, VARIABLES},
 };
 
-const AGAIN: &str = "HARVEST_REGENERATE=1 cargo nextest run -p harvest reference";
+const REGENERATE: &str = "HARVEST_REGENERATE=1 cargo nextest run -p harvest reference";
 
-/// Every verb with its arguments.
 fn cli_page() -> String {
     let mut harvest = Cli::command();
     harvest.build();
     let mut page = format!(
-        "# The command line\n\nMade from the code; `{AGAIN}` makes it again.\n\n\
-         A session is named by its id, the beginning of it, or `-` for the newest one. Results go to stdout, \
-         everything else\nto stderr. Exit codes: 0 done, 1 the work failed, 2 wrong usage; `exec` passes the \
-         command's own (124 out of time,\n126 not executable, 127 not found, 137 out of memory or killed, \
-         125 a failure of ours).\n\n`harvest` alone says what is going on and what to do next.\n\n## Flags of \
-         every verb\n\n"
+        "# The command line\n\nGenerated from the code by `{REGENERATE}`.\n\n\
+         A session is named by its id, an id prefix, its key, or `-` for the newest one. Results\n\
+         go to stdout, everything else to stderr. Exit codes: 0 success, 1 failure, 2 wrong usage.\n\
+         `exec` returns the command's own exit code, or 124 for a timeout, 125 for an error of\n\
+         Harvest itself, 126 for not executable, 127 for not found, 137 for out of memory or\n\
+         killed.\n\n`harvest` without a verb prints the status and the next useful command.\n\n\
+         ## Flags of every verb\n\n"
     );
     page += &arguments(&harvest, true);
     page += "\n## Verbs\n";
@@ -46,14 +46,15 @@ fn section(verb: &Command) -> String {
 }
 
 fn arguments(command: &Command, global: bool) -> String {
-    // How a session is named is at the top of the page.
-    let known = |arg: &Arg| {
+    // The top of the page explains how to name a session.
+    let is_explained = |arg: &Arg| {
         let id = arg.get_id().as_str();
         id == "help"
             || id == "version"
             || (id == "session" && arg.get_help().is_some_and(is_plain_session))
     };
-    let shown = |arg: &&Arg| arg.is_global_set() == global && !known(arg);
+    let shown =
+        |arg: &&Arg| arg.is_global_set() == global && !arg.is_hide_set() && !is_explained(arg);
     command.get_arguments().filter(shown).map(argument).collect()
 }
 
@@ -80,14 +81,15 @@ fn argument(arg: &Arg) -> String {
     format!("- `{}`: {help}{default}\n", spelled.trim())
 }
 
-/// Every key of the configuration.
 fn config_page() -> String {
     let mut page = format!(
-        "# Configuration\n\nMade from the code; `{AGAIN}` makes it again.\n\n\
-         One TOML file: `$XDG_CONFIG_HOME/harvest.toml` (`~/.config/harvest.toml`), or the one that `--config` \
-         or\n`HARVEST_CONFIG` names. Each key is also a variable, its name in capitals behind `HARVEST_`; lists \
-         are separated\nby commas there. A flag goes before a variable before the file before the default. A \
-         key that is not in this\ntable is an error.\n\n| key | type | default | what it is |\n|---|---|---|---|\n"
+        "# Configuration\n\nGenerated from the code by `{REGENERATE}`.\n\n\
+         The configuration is one TOML file: `$XDG_CONFIG_HOME/harvest.toml`\n\
+         (`~/.config/harvest.toml`), or the file named by `--config` or `HARVEST_CONFIG`. Each key\n\
+         is also an environment variable: `HARVEST_` and its name in capitals; lists are separated\n\
+         by commas. Flags override variables, variables override the file, the file overrides the\n\
+         default. An unknown key is an error.\n\n\
+         | key | type | default | meaning |\n|---|---|---|---|\n"
     );
     for (key, kind, default, what) in KEYS {
         page += &format!("| `{key}` | {kind} | {default} | {what} |\n");
@@ -97,37 +99,40 @@ fn config_page() -> String {
     {
         let variable = table.to_uppercase();
         page += &format!(
-            "\nKeys of `[{table}]`; the variable of each is its name in capitals behind `HARVEST_{variable}_`:\n\n\
-             | key | default | what it is |\n|---|---|---|\n"
+            "\nKeys of `[{table}]`; the variable is `HARVEST_{variable}_` and the key in capitals:\n\n\
+            | key | default | meaning |\n|---|---|---|\n"
         );
         for (key, default, what) in keys {
             page += &format!("| `{key}` | {default} | {what} |\n");
         }
     }
-    page += "\nVariables without a key:\n\n| variable | what it is |\n|---|---|\n";
+    page += "\nVariables without a key:\n\n| variable | meaning |\n|---|---|\n";
     for (name, what) in VARIABLES {
         page += &format!("| `{name}` | {what} |\n");
     }
     page
 }
 
-/// Compares a page with its file, or writes it when asked to.
+/// Compares a page with its file; with `HARVEST_REGENERATE` set, writes the file first.
 fn check(name: &str, page: &str) {
     let file = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference").join(name);
     if std::env::var_os("HARVEST_REGENERATE").is_some() {
         std::fs::create_dir_all(file.parent().unwrap()).unwrap();
         std::fs::write(&file, page).unwrap();
     }
-    let there = std::fs::read_to_string(&file).unwrap_or_default();
-    assert!(there == page, "docs/reference/{name} is out of date; make it again with\n  {AGAIN}");
+    let current = std::fs::read_to_string(&file).unwrap_or_default();
+    assert!(
+        current == page,
+        "docs/reference/{name} is out of date; regenerate it with\n  {REGENERATE}"
+    );
 }
 
 #[test]
-fn the_reference_of_the_command_line_is_up_to_date() {
+fn cli_reference_is_up_to_date() {
     check("cli.md", &cli_page());
 }
 
 #[test]
-fn the_reference_of_the_configuration_is_up_to_date() {
+fn config_reference_is_up_to_date() {
     check("config.md", &config_page());
 }

@@ -1,8 +1,8 @@
-//! Turns events into what a person reads: pure, one event in, pieces of text out.
+//! Renders events as text for people. Pure: one event in, pieces of text out.
 //!
-//! The agent's own words come as [`Piece::Text`], as they arrive; everything else is a [`Piece::Line`]:
-//! past tense, with the time it took. Whoever prints decides where each goes. An agent and what it reads
-//! may say anything, so no piece holds an escape sequence.
+//! The agent's text comes as [`Piece::Text`] while it streams; everything else is a
+//! [`Piece::Line`]. The caller decides where each goes. Events contain untrusted text, so no piece
+//! contains an escape sequence.
 
 use std::collections::{HashMap, HashSet};
 
@@ -15,35 +15,34 @@ use harvest_proto::{
 use serde_json::Value;
 
 use crate::{
-    follow::is_declared,
-    plain::{plain, plain_line},
-    printer::took,
+    follow::has_check,
+    printer::human_millis,
+    sanitize::{sanitize, sanitize_line},
 };
 
-/// A piece of text to print.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Piece {
-    /// The agent's words, without a line end of their own.
+    /// Part of the agent's text, without an added line end.
     Text(String),
-    /// A whole line, without its line end.
+    /// A line without its line end.
     Line(String),
 }
 
-/// Remembers what spans several events.
+/// The state that spans several events.
 #[derive(Debug, Default)]
 pub(crate) struct Renderer {
     verbose: bool,
-    /// Columns of the screen; what of a tool does not fit is cut, and whole in `--json`.
+    /// Columns of the terminal; longer tool lines are truncated.
     width: usize,
-    /// The agent is in the middle of a line.
-    open: bool,
+    /// Whether the agent's text ends in the middle of a line.
+    mid_line: bool,
     turn: u32,
     tools: HashMap<String, (String, Timestamp)>,
-    /// The pull requests that were told of: whose, and which.
-    pulls: HashSet<(Option<String>, u64)>,
-    /// Each repository's own, by name: the session has several.
-    several: bool,
-    /// What tools said is shown to its end.
+    /// Repository and number of the pull requests shown so far.
+    pull_requests: HashSet<(String, u64)>,
+    /// Whether lines name their repository.
+    many_repositories: bool,
+    /// Whether tool output is shown in full.
     full: bool,
 }
 
@@ -52,36 +51,34 @@ impl Renderer {
         Self { verbose, width, ..Self::default() }
     }
 
-    /// What is known of the session itself.
     pub(crate) fn session(&mut self, session: &Session) {
-        self.several = session.repositories.len() > 1;
+        self.many_repositories = session.repositories.len() > 1;
     }
 
-    /// Shows what tools said to its end.
+    /// Shows tool output in full.
     pub(crate) fn full(&mut self) {
         self.full = true;
     }
 
-    /// What to print for an event.
     pub(crate) fn event(&mut self, event: &Event) -> Vec<Piece> {
         if let EventBody::TextDelta { text } = &event.body {
-            let text = plain(text);
-            self.open = !text.ends_with('\n') && (self.open || !text.is_empty());
+            let text = sanitize(text);
+            self.mid_line = !text.ends_with('\n') && (self.mid_line || !text.is_empty());
             return vec![Piece::Text(text)];
         }
         let lines: Vec<String> =
-            self.lines(event).iter().flat_map(|line| whole_lines(line)).collect();
+            self.lines(event).iter().flat_map(|line| indent_continuation(line)).collect();
         let mut pieces = Vec::new();
-        if !lines.is_empty() && std::mem::take(&mut self.open) {
+        if !lines.is_empty() && std::mem::take(&mut self.mid_line) {
             pieces.push(Piece::Text("\n".into()));
         }
         pieces.extend(lines.into_iter().map(Piece::Line));
         pieces
     }
 
-    /// What ends a half-written line of the agent, when printing ends in the middle of it.
+    /// Ends an unfinished line of the agent's text.
     pub(crate) fn finish(&mut self) -> Option<Piece> {
-        std::mem::take(&mut self.open).then(|| Piece::Text("\n".into()))
+        std::mem::take(&mut self.mid_line).then(|| Piece::Text("\n".into()))
     }
 
     fn lines(&mut self, event: &Event) -> Vec<String> {
@@ -92,7 +89,7 @@ impl Renderer {
                 vec![format!("● turn {number}")]
             }
             EventBody::ToolStarted { call, name, input, .. } => {
-                let what = cut(&tool(name, input), self.width.saturating_sub(16));
+                let what = truncate(&tool(name, input), self.width.saturating_sub(16));
                 self.tools.insert(call.clone(), (what, event.at));
                 vec![]
             }
@@ -103,36 +100,39 @@ impl Renderer {
                 turn_ended(self.turn, *outcome, error.as_deref(), *millis)
             }
             EventBody::PullOpened { repository, number, url, .. } => {
-                // Each push to it is told as an event of its own.
-                let is_new = self.pulls.insert((repository.clone(), *number));
+                // Each further push to it repeats the event.
+                let is_new = self.pull_requests.insert((repository.clone(), *number));
                 let verb = if is_new { "Opened" } else { "Updated" };
                 vec![format!(
                     "{verb} pull request #{number}{}  {url}",
-                    self.of(repository.as_deref())
+                    self.repository_suffix(repository)
                 )]
             }
             EventBody::Evidence(evidence) => {
-                verified(evidence, &self.of(evidence.repository.as_deref()))
+                check_result(evidence, &self.repository_suffix(&evidence.repository))
             }
             body => {
-                let said = said(body, self.width);
-                if said.is_empty() && self.verbose { aside(body, self.width) } else { said }
+                let lines = default_lines(body, self.width);
+                if lines.is_empty() && self.verbose {
+                    verbose_lines(body, self.width)
+                } else {
+                    lines
+                }
             }
         }
     }
 
-    /// ` of web`, where there are several.
-    fn of(&self, repository: Option<&str>) -> String {
-        let named = repository.filter(|_| self.several);
-        named.map_or_else(String::new, |name| format!(" of {name}"))
+    /// ` of web`, if the session has several repositories.
+    fn repository_suffix(&self, repository: &str) -> String {
+        if self.many_repositories { format!(" of {repository}") } else { String::new() }
     }
 
     fn tool_ended(&mut self, call: &str, ok: bool, output: &str, at: Timestamp) -> Vec<String> {
         let (what, began) = self.tools.remove(call).unwrap_or_else(|| ("tool".into(), at));
         let millis = u64::try_from(at.since(began).as_millis()).unwrap_or(u64::MAX);
         let mark = if ok { '✓' } else { '✗' };
-        let output = plain(output);
-        let line = format!("  {mark} {what} ({})", took(millis));
+        let output = sanitize(output);
+        let line = format!("  {mark} {what} ({})", human_millis(millis));
         if self.full {
             return with_tail(line, &output);
         }
@@ -143,34 +143,34 @@ impl Renderer {
         let both = format!("{line} → {last}");
         match both.chars().count() <= self.width {
             true => vec![both],
-            false => vec![format!("{line}\n→ {}", cut(last, self.width.saturating_sub(7)))],
+            false => vec![format!("{line}\n→ {}", truncate(last, self.width.saturating_sub(7)))],
         }
     }
 }
 
-/// Events that people want to see.
-fn said(body: &EventBody, width: usize) -> Vec<String> {
-    let quoted = |text: &str| cut(first_line(text), width.saturating_sub(12));
+/// Lines that are always shown.
+fn default_lines(body: &EventBody, width: usize) -> Vec<String> {
+    let quoted = |text: &str| truncate(first_line(text), width.saturating_sub(12));
     match body {
         EventBody::StateChanged { state, reason, detail } => {
             state_changed(*state, reason, detail.as_deref())
         }
         EventBody::Waiting { position } if *position > 1 => {
-            vec![format!("Number {position} in line")]
+            vec![format!("Position {position} in the queue for a slot")]
         }
         EventBody::PromptQueued { text, .. } => vec![format!("Queued “{}”", quoted(text))],
-        EventBody::PromptCancelled { prompt } => vec![format!("Cancelled {prompt}")],
+        EventBody::PromptCancelled { prompt } => vec![format!("Removed {prompt} from the queue")],
         EventBody::PromptMoved { prompt, position } => {
-            vec![format!("Moved {prompt} to place {position}")]
+            vec![format!("Moved {prompt} to position {position}")]
         }
         EventBody::SandboxStarted { sandbox, from, millis, .. } => {
-            vec![format!("Started {sandbox} from {from} in {}", took(*millis))]
+            vec![format!("Started {sandbox} from {from} in {}", human_millis(*millis))]
         }
-        EventBody::SandboxEnded { sandbox, reason } => vec![format!("Ended {sandbox}: {reason}")],
+        EventBody::SandboxEnded { sandbox, reason } => vec![format!("Stopped {sandbox}: {reason}")],
         EventBody::BootPhase { phase, status, millis, tail } => {
-            boot(*phase, *status, *millis, tail.as_deref())
+            boot_phase(*phase, *status, *millis, tail.as_deref())
         }
-        EventBody::RequestOpened { question, options, .. } => asked(question, options),
+        EventBody::RequestOpened { question, options, .. } => question_lines(question, options),
         EventBody::RequestClosed { answer: Some(answer), .. } => {
             vec![format!("Answered “{}”", quoted(answer))]
         }
@@ -178,23 +178,20 @@ fn said(body: &EventBody, width: usize) -> Vec<String> {
             let status = status.map_or_else(String::new, |status| format!(", status {status}"));
             vec![format!(
                 "Waiting {} for the model (attempt {attempt}{status})",
-                took(*after_millis)
+                human_millis(*after_millis)
             )]
         }
         EventBody::Compacted {} => vec!["Compacted the conversation".into()],
         EventBody::AgentExited { exit, tail, restarts } => {
-            let next = if *restarts { "starting it again" } else { "not started again" };
-            with_tail(format!("Agent ended by itself ({}); {next}", exit_words(*exit)), tail)
-        }
-        EventBody::SnapshotTaken { snapshot, kind, millis } => {
-            vec![format!("Kept {snapshot} ({}) in {}", snapshot_words(*kind), took(*millis))]
+            let next = if *restarts { "restarting it" } else { "it is not restarted" };
+            with_tail(format!("The agent {}; {next}", describe_agent_exit(*exit)), tail)
         }
         EventBody::Restored { detail, .. } => vec![format!("Restored: {detail}")],
         EventBody::EgressRefused { name, reason } => {
             vec![format!("Refused a connection to {name}: {reason}")]
         }
         EventBody::Pushed { repository, branch, commit } => {
-            vec![format!("Pushed {branch} at {} to {repository}", short(commit))]
+            vec![format!("Pushed {branch} at {} to {repository}", short_commit(commit))]
         }
         EventBody::PushRefused { repository, reason } => {
             vec![format!("Refused a push to {repository}: {reason}")]
@@ -204,65 +201,73 @@ fn said(body: &EventBody, width: usize) -> Vec<String> {
     }
 }
 
-/// Events that only `--verbose` shows.
-fn aside(body: &EventBody, width: usize) -> Vec<String> {
+/// Lines that only `--verbose` shows.
+fn verbose_lines(body: &EventBody, width: usize) -> Vec<String> {
     match body {
         EventBody::StateChanged { state, reason, .. } => {
             vec![format!("State {}: {reason}", state.as_str())]
         }
+        EventBody::SnapshotTaken { snapshot, kind, millis } => vec![format!(
+            "Saved snapshot {snapshot} of the {} ({})",
+            describe_snapshot_kind(*kind),
+            human_millis(*millis)
+        )],
         EventBody::ThoughtDelta { text } => {
             text.lines().map(|line| format!("  ~ {line}")).collect()
         }
         EventBody::ModelCall { upstream, model, status, usage, millis } => vec![format!(
             "Called {model} ({upstream}, {status}) in {}: {} in, {} out",
-            took(*millis),
+            human_millis(*millis),
             usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens,
             usage.output_tokens
         )],
         EventBody::BootPhase { phase, status, .. } => {
             vec![format!("{phase:?}: {status:?}").to_lowercase()]
         }
-        EventBody::AgentRaw { line } => vec![format!("  | {}", cut(line, width.saturating_sub(5)))],
+        EventBody::AgentRaw { line } => {
+            vec![format!("  | {}", truncate(line, width.saturating_sub(5)))]
+        }
         _ => vec![],
     }
 }
 
 fn state_changed(state: SessionState, reason: &str, detail: Option<&str>) -> Vec<String> {
-    // The rest of a long detail was told by the event that led here.
+    // An earlier event has shown the rest of a long detail.
     let why = first_line(detail.unwrap_or(reason));
     match state {
         SessionState::Failed => vec![format!("Failed: {why}")],
         SessionState::Paused if why == "paused" => vec!["Paused".into()],
         SessionState::Paused => vec![format!("Paused: {why}")],
         SessionState::Archived => vec!["Archived".into()],
-        // Every session begins so.
-        SessionState::Queued if reason != "created" => vec![format!("Waiting for a place: {why}")],
+        // Every new session starts with this state.
+        SessionState::Queued if reason != "created" => {
+            vec![format!("Waiting for a free slot: {why}")]
+        }
         _ => vec![],
     }
 }
 
-fn boot(
+fn boot_phase(
     phase: BootPhase,
     status: PhaseStatus,
     millis: Option<u64>,
     tail: Option<&str>,
 ) -> Vec<String> {
-    let time = took(millis.unwrap_or(0));
-    let what = match phase {
-        // Nobody waits for these.
+    let time = human_millis(millis.unwrap_or(0));
+    let (done, subject) = match phase {
+        // These take no noticeable time.
         BootPhase::Starting | BootPhase::Ready if status == PhaseStatus::Done => return vec![],
-        BootPhase::Starting => "Started the supervisor",
-        BootPhase::Sync => "Synced the checkout",
-        BootPhase::Setup => "Ran .harvest/setup.sh",
-        BootPhase::Start => "Ran .harvest/start.sh",
-        BootPhase::Agent => "Started the agent",
-        BootPhase::Ready => "Ready",
+        BootPhase::Starting => ("Started the supervisor", "Starting the supervisor"),
+        BootPhase::Sync => ("Synced the checkout", "Syncing the checkout"),
+        BootPhase::Setup => ("Ran .harvest/setup.sh", ".harvest/setup.sh"),
+        BootPhase::Start => ("Ran .harvest/start.sh", ".harvest/start.sh"),
+        BootPhase::Agent => ("Started the agent", "Starting the agent"),
+        BootPhase::Ready => ("Ready", "Reporting readiness"),
     };
     match status {
-        PhaseStatus::Done => vec![format!("{what} in {time}")],
+        PhaseStatus::Done => vec![format!("{done} in {time}")],
         PhaseStatus::Failed => {
-            let step = format!("{phase:?}").to_lowercase();
-            with_tail(format!("Failed to boot at `{step}` after {time}"), tail.unwrap_or(""))
+            with_tail(format!("{subject} failed after {time}"), tail.unwrap_or(""))
         }
         PhaseStatus::Started | PhaseStatus::Skipped => vec![],
     }
@@ -276,66 +281,80 @@ fn turn_ended(turn: u32, outcome: TurnOutcome, error: Option<&str>, millis: u64)
         TurnOutcome::Interrupted => "Interrupted",
     };
     let error = error.map_or_else(String::new, |error| format!(": {error}"));
-    vec![format!("{what} turn {turn} in {}{error}", took(millis))]
+    vec![format!("{what} turn {turn} in {}{error}", human_millis(millis))]
 }
 
-/// `of` names the repository where that is not clear.
-fn verified(evidence: &Evidence, of: &str) -> Vec<String> {
-    let (commit, time) = (format!("{}{of}", short(&evidence.commit)), took(evidence.millis));
+/// `of` is the repository's suffix.
+fn check_result(evidence: &Evidence, of: &str) -> Vec<String> {
+    let (commit, time) =
+        (format!("{}{of}", short_commit(&evidence.commit)), human_millis(evidence.millis));
     if evidence.passed {
         return vec![format!(
-            "Verified {commit} in a fresh sandbox: {} passed in {time}",
+            "Check passed on {commit} in a fresh sandbox: {} ({time})",
             evidence.check
         )];
     }
-    if !is_declared(evidence) {
-        return vec![format!("Did not verify {commit}: {}", evidence.tail)];
+    if !has_check(evidence) {
+        return vec![format!("Not checked{of}: {}", evidence.tail)];
     }
-    let how = exit_words(evidence.exit);
-    let line =
-        format!("Refuted {commit} in a fresh sandbox: {} failed ({how}) in {time}", evidence.check);
+    let line = format!(
+        "Check failed on {commit} in a fresh sandbox: {} ({}, {time})",
+        evidence.check,
+        describe_exit(evidence.exit)
+    );
     with_tail(line, &evidence.tail)
 }
 
-fn asked(question: &str, options: &[String]) -> Vec<String> {
+fn question_lines(question: &str, options: &[String]) -> Vec<String> {
     let options = options.iter().map(|option| format!("  - {option}"));
     std::iter::once(format!("? {question}")).chain(options).collect()
 }
 
-/// How a process ended, in words.
-pub(crate) fn exit_words(exit: Exit) -> String {
+/// `exit 1`, `signal 9`, `out of memory`.
+pub(crate) fn describe_exit(exit: Exit) -> String {
     match exit {
         Exit::Code(code) => format!("exit {code}"),
         Exit::Signal(signal) => format!("signal {signal}"),
         Exit::Oom => "out of memory".into(),
-        Exit::Timeout => "out of time".into(),
+        Exit::Timeout => "timed out".into(),
         Exit::Killed => "killed".into(),
     }
 }
 
-fn snapshot_words(kind: SnapshotKind) -> &'static str {
+fn describe_agent_exit(exit: Exit) -> String {
+    match exit {
+        Exit::Code(code) => format!("exited with code {code}"),
+        Exit::Signal(signal) => format!("was killed by signal {signal}"),
+        Exit::Oom => "ran out of memory".into(),
+        Exit::Timeout => "timed out".into(),
+        Exit::Killed => "was killed".into(),
+    }
+}
+
+fn describe_snapshot_kind(kind: SnapshotKind) -> &'static str {
     match kind {
-        SnapshotKind::Turn => "end of turn",
+        SnapshotKind::Turn => "turn",
         SnapshotKind::Pause => "pause",
-        SnapshotKind::Recovered => "recovered",
+        SnapshotKind::Recovered => "recovered disk",
         SnapshotKind::Build => "build",
     }
 }
 
-/// A tool and the one argument that says what it does.
+/// A tool's name and its most telling argument.
 fn tool(name: &str, input: &Value) -> String {
     let known =
         ["command", "file_path", "path", "pattern", "url", "query", "description", "prompt"];
     let argument = known.iter().find_map(|key| input.get(key)?.as_str()).map(first_line);
     match argument {
-        Some(argument) => plain_line(&format!("{name} {argument}")),
-        None => plain_line(name),
+        Some(argument) => sanitize_line(&format!("{name} {argument}")),
+        None => sanitize_line(name),
     }
 }
 
-/// A text as lines of a screen; only the first stands at the margin, where our own words do.
-fn whole_lines(text: &str) -> Vec<String> {
-    let text = plain(text);
+/// Splits text into lines and indents all but the first, so that untrusted text cannot imitate
+/// Harvest's own lines.
+fn indent_continuation(text: &str) -> Vec<String> {
+    let text = sanitize(text);
     let mut lines = text.lines();
     let first = lines.next().unwrap_or("").to_owned();
     std::iter::once(first).chain(lines.map(|line| format!("    {line}"))).collect()
@@ -345,18 +364,17 @@ fn with_tail(line: String, tail: &str) -> Vec<String> {
     std::iter::once(line).chain(tail.lines().map(|line| format!("  | {line}"))).collect()
 }
 
-/// The first line of a text.
 pub(crate) fn first_line(text: &str) -> &str {
     text.lines().next().unwrap_or("")
 }
 
-/// A commit as people quote it.
-pub(crate) fn short(commit: &str) -> &str {
+/// The first seven characters of a commit.
+pub(crate) fn short_commit(commit: &str) -> &str {
     commit.get(..7).unwrap_or(commit)
 }
 
-/// At most `width` characters.
-pub(crate) fn cut(text: &str, width: usize) -> String {
+/// Truncates to `width` characters and an ellipsis.
+pub(crate) fn truncate(text: &str, width: usize) -> String {
     match text.char_indices().nth(width) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.to_owned(),

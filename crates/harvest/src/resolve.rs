@@ -1,44 +1,37 @@
-//! Finds the one thing a person means by a few letters: an id, the beginning of one, `-` for the newest.
+//! Resolves what a user types to an id: a full id, an id prefix, or `-` for the newest.
 
 use anyhow::Result;
 use harvest_proto::{
     PromptId, SandboxId, SessionId, SnapshotId,
-    api::{
-        Page,
-        machines::{MachineSnapshot, SandboxList},
-    },
+    api::{Page, SandboxList, StoredSnapshot},
 };
 
-use crate::{client::Client, desk::Desk, printer::Advice};
+use crate::{backend::Backend, client::Client, printer::Advice};
 
-/// Why letters name nothing, or too much.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Unclear {
+pub(crate) enum ResolveError {
     #[error("there is no {what} yet")]
-    Nothing { what: &'static str },
-    #[error("no {what} begins with `{typed}`")]
-    None { what: &'static str, typed: String },
-    #[error("`{typed}` could be any of {}", .ids.join(", "))]
-    Many { typed: String, ids: Vec<String> },
+    NoneExist { what: &'static str },
+    #[error("no {what} matches `{typed}`")]
+    NoMatch { what: &'static str, typed: String },
+    #[error("`{typed}` is ambiguous: {}", .ids.join(", "))]
+    Ambiguous { typed: String, ids: Vec<String> },
 }
 
-/// The session a person means.
 pub(crate) async fn session(client: &Client, typed: &str) -> Result<SessionId> {
-    // A whole id needs no list; the server says whether it exists.
+    // The server checks whether a full id exists.
     if let Ok(id) = typed.parse() {
         return Ok(id);
     }
     let sessions = client.sessions().await?;
-    // A key is a whole name, chosen by somebody.
     if let Some(named) = sessions.iter().find(|session| session.key.as_deref() == Some(typed)) {
         return Ok(named.id.clone());
     }
     let ids: Vec<SessionId> = sessions.into_iter().map(|session| session.id).collect();
     let found = pick("session", SessionId::PREFIX, typed, &ids);
-    found.map_err(|error| Advice::new(error.to_string(), "see `harvest ls`").into())
+    found.map_err(|error| Advice::new(error.to_string(), "`harvest ls` lists sessions").into())
 }
 
-/// The prompt of a session a person means.
 pub(crate) async fn prompt(client: &Client, session: &SessionId, typed: &str) -> Result<PromptId> {
     if let Ok(id) = typed.parse() {
         return Ok(id);
@@ -47,69 +40,71 @@ pub(crate) async fn prompt(client: &Client, session: &SessionId, typed: &str) ->
         client.prompts(session).await?.into_iter().map(|prompt| prompt.id).collect();
     let found = pick("prompt", PromptId::PREFIX, typed, &ids);
     found.map_err(|error| {
-        Advice::new(error.to_string(), format!("see `harvest queue ls {session}`")).into()
+        Advice::new(error.to_string(), format!("`harvest queue ls {session}` lists prompts")).into()
     })
 }
 
-/// The sandbox a person means.
-pub(crate) async fn sandbox(desk: &Desk, typed: &str) -> Result<SandboxId> {
-    // A whole id needs no list; who is asked says whether it exists.
+pub(crate) async fn sandbox(backend: &Backend, typed: &str) -> Result<SandboxId> {
+    // The backend checks whether a full id exists.
     if let Ok(id) = typed.parse() {
         return Ok(id);
     }
-    sandbox_of(&desk.get("/v1/sandboxes").await?, typed)
+    sandbox_of(&backend.get("/v1/sandboxes").await?, typed)
 }
 
-/// The one of these a person means.
+/// Like [`sandbox`], from a list.
 pub(crate) fn sandbox_of(list: &SandboxList, typed: &str) -> Result<SandboxId> {
     let known = list.items.iter().map(|sandbox| sandbox.id.clone());
     let ids: Vec<SandboxId> = known.chain(list.torn.iter().map(|torn| torn.id.clone())).collect();
     let found = pick("sandbox", SandboxId::PREFIX, typed, &ids);
-    found.map_err(|error| Advice::new(error.to_string(), "see `harvest sandbox ls`").into())
+    found.map_err(|error| {
+        Advice::new(error.to_string(), "`harvest sandbox ls` lists sandboxes").into()
+    })
 }
 
-/// The snapshot a person means.
-pub(crate) async fn snapshot(desk: &Desk, typed: &str) -> Result<SnapshotId> {
+pub(crate) async fn snapshot(backend: &Backend, typed: &str) -> Result<SnapshotId> {
     if let Ok(id) = typed.parse() {
         return Ok(id);
     }
-    let page: Page<MachineSnapshot> = desk.get("/v1/snapshots").await?;
+    let page: Page<StoredSnapshot> = backend.get("/v1/snapshots").await?;
     let ids: Vec<SnapshotId> = page.items.into_iter().map(|snapshot| snapshot.id).collect();
     let found = pick("snapshot", SnapshotId::PREFIX, typed, &ids);
-    found.map_err(|error| Advice::new(error.to_string(), "see `harvest snapshot ls`").into())
+    found.map_err(|error| {
+        Advice::new(error.to_string(), "`harvest snapshot ls` lists snapshots").into()
+    })
 }
 
-/// `ids` has the newest first.
+/// `ids` is sorted by age, newest first.
 fn pick<Id: Clone + ToString>(
     what: &'static str,
     prefix: &str,
     typed: &str,
     ids: &[Id],
-) -> Result<Id, Unclear> {
+) -> Result<Id, ResolveError> {
     if typed == "-" {
-        return ids.first().cloned().ok_or(Unclear::Nothing { what });
+        return ids.first().cloned().ok_or(ResolveError::NoneExist { what });
     }
     let start = match typed.strip_prefix(prefix).and_then(|rest| rest.strip_prefix('_')) {
         Some(part) => part,
         None => typed,
     };
-    let full = format!("{prefix}_{start}");
-    let matching: Vec<&Id> = ids.iter().filter(|id| id.to_string().starts_with(&full)).collect();
+    let prefix = format!("{prefix}_{start}");
+    let matching: Vec<&Id> = ids.iter().filter(|id| id.to_string().starts_with(&prefix)).collect();
     match matching[..] {
-        // An empty text would mean any of them.
+        // An empty prefix matches everything and is ambiguous.
         [id] if !start.is_empty() => Ok(id.clone()),
-        [] => Err(Unclear::None { what, typed: typed.to_owned() }),
+        [] => Err(ResolveError::NoMatch { what, typed: typed.to_owned() }),
         _ => {
             let ids = matching.iter().take(5).map(|id| id.to_string()).collect();
-            Err(Unclear::Many { typed: typed.to_owned(), ids })
+            Err(ResolveError::Ambiguous { typed: typed.to_owned(), ids })
         }
     }
 }
 
-/// `SESSION@TURN`, the turn being optional.
+/// Splits `SESSION[@TURN]`.
 pub(crate) fn at_turn(typed: &str) -> Result<(&str, Option<u32>)> {
     let Some((session, turn)) = typed.split_once('@') else { return Ok((typed, None)) };
-    // `-@2` reaches us as `@2`: see `cli::arguments`.
+    // `cli::arguments` turned `-@2` into `@2`.
     let session = if session.is_empty() { "-" } else { session };
     let turn = turn.trim_start_matches("turn").parse().map_err(|_| {
         Advice::new(
@@ -130,33 +125,35 @@ mod tests {
             .into()
     }
 
-    fn picked(typed: &str) -> Result<String, Unclear> {
+    fn picked(typed: &str) -> Result<String, ResolveError> {
         pick("session", "ses", typed, &ids()).map(|id| id.to_string())
     }
 
     #[test]
-    fn a_unique_beginning_names_it_with_or_without_the_prefix() {
+    fn unique_prefix_resolves_with_and_without_type() {
         assert_eq!(picked("b").unwrap(), "ses_b81xaaaaaaaa");
         assert_eq!(picked("ses_4kq9").unwrap(), "ses_4kq9aaaaaaaa");
         assert_eq!(picked("-").unwrap(), "ses_4kq2aaaaaaaa");
     }
 
     #[test]
-    fn an_unclear_beginning_names_nothing() {
-        assert!(matches!(picked("4kq"), Err(Unclear::Many { ids, .. }) if ids.len() == 2));
-        assert!(matches!(picked("zzz"), Err(Unclear::None { .. })));
-        assert!(matches!(picked(""), Err(Unclear::Many { .. })));
-        assert!(matches!(picked("ses_"), Err(Unclear::Many { .. })));
+    fn ambiguous_or_unknown_prefix_is_refused() {
+        assert!(
+            matches!(picked("4kq"), Err(ResolveError::Ambiguous { ids, .. }) if ids.len() == 2)
+        );
+        assert!(matches!(picked("zzz"), Err(ResolveError::NoMatch { .. })));
+        assert!(matches!(picked(""), Err(ResolveError::Ambiguous { .. })));
+        assert!(matches!(picked("ses_"), Err(ResolveError::Ambiguous { .. })));
     }
 
     #[test]
-    fn an_empty_or_lone_list_is_not_guessed_from_nothing() {
+    fn empty_prefix_never_resolves() {
         assert!(pick::<SessionId>("session", "ses", "-", &[]).is_err());
         assert!(pick("session", "ses", "", &ids()[..1]).is_err());
     }
 
     #[test]
-    fn a_turn_follows_an_at_sign() {
+    fn turn_follows_at_sign() {
         assert_eq!(at_turn("b81@2").unwrap(), ("b81", Some(2)));
         assert_eq!(at_turn("b81").unwrap(), ("b81", None));
         assert_eq!(at_turn("@2").unwrap(), ("-", Some(2)));

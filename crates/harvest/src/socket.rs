@@ -1,5 +1,5 @@
-//! A WebSocket to a server, by way of the same client as every other request: same token, same TLS, same
-//! errors; or to this process itself. Knows nothing of what is carried.
+//! A WebSocket to a server, opened with the same client as every other request (token, TLS,
+//! errors), or to the in-process API. Knows nothing about the payload.
 
 use std::{future::Future, io::Read, time::Duration};
 
@@ -26,38 +26,35 @@ use tokio_tungstenite::{
 
 use crate::{client::Client, printer::Advice};
 
-/// A server says every 20 seconds or sooner that it is there: one that has not for so long is not.
-const SILENCE: Duration = Duration::from_secs(90);
+// The server sends a ping at least every 20 seconds.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(90);
 
-/// A close that nobody answers is none.
-const CLOSE_PATIENCE: Duration = Duration::from_secs(2);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What comes over a socket.
 #[derive(Debug)]
-pub(crate) enum Heard {
+pub(crate) enum Incoming {
     Bytes(Vec<u8>),
-    Said(SocketOut),
+    Message(SocketOut),
 }
 
-/// Where to speak. Apart from the listening: who only speaks while the other side only speaks as well would
-/// wait for ever.
-pub(crate) struct Speaker(SplitSink<WebSocketStream<Wire>, Message>);
+/// The sending half. Separate from the reading half: a client that only writes while the server
+/// only writes would deadlock.
+pub(crate) struct SocketWriter(SplitSink<WebSocketStream<DuplexStream>, Message>);
 
-/// Where to listen.
-pub(crate) struct Listener(SplitStream<WebSocketStream<Wire>>);
+/// The receiving half.
+pub(crate) struct SocketReader(SplitStream<WebSocketStream<DuplexStream>>);
 
-/// The connection below a socket.
-type Wire = Box<dyn BridgeStream>;
+type DuplexStream = Box<dyn BridgeStream>;
 
-/// What asks for a socket, and tells its answer from another.
-pub(crate) struct Knock(String);
+/// The client side of a WebSocket handshake.
+pub(crate) struct Handshake(String);
 
-impl Knock {
+impl Handshake {
     pub(crate) fn new() -> Self {
         Self(generate_key())
     }
 
-    /// The headers of an upgrade.
+    /// The headers of the upgrade request.
     pub(crate) fn headers(&self) -> HeaderMap {
         let key = HeaderValue::from_str(&self.0).expect("base64 is ASCII");
         HeaderMap::from_iter([
@@ -68,33 +65,34 @@ impl Knock {
         ])
     }
 
-    /// Whether these are the headers of its answer.
-    pub(crate) fn is_answered(&self, headers: &HeaderMap) -> bool {
+    /// Whether the response headers accept this handshake.
+    pub(crate) fn is_accepted(&self, headers: &HeaderMap) -> bool {
         let accepted = headers.get(header::SEC_WEBSOCKET_ACCEPT).map(HeaderValue::as_bytes);
         accepted == Some(derive_accept_key(self.0.as_bytes()).as_bytes())
     }
 }
 
-/// Opens the socket at this path. A server that says no does so as always.
-pub(crate) async fn open(client: &Client, path: &str) -> Result<(Speaker, Listener)> {
-    let knock = Knock::new();
-    let answer = client.send(client.request(Method::GET, path).headers(knock.headers())).await?;
-    if answer.status() != StatusCode::SWITCHING_PROTOCOLS || !knock.is_answered(answer.headers()) {
-        bail!("{} answered, and not with a WebSocket", client.url());
+/// Opens the socket at this path. A refusal is the usual API error.
+pub(crate) async fn open(client: &Client, path: &str) -> Result<(SocketWriter, SocketReader)> {
+    let handshake = Handshake::new();
+    let response =
+        client.send(client.request(Method::GET, path).headers(handshake.headers())).await?;
+    if response.status() != StatusCode::SWITCHING_PROTOCOLS
+        || !handshake.is_accepted(response.headers())
+    {
+        bail!("{} did not open a WebSocket", client.url());
     }
-    let stream = answer.upgrade().await.context("the connection did not become a WebSocket")?;
+    let stream = response.upgrade().await.context("the connection did not become a WebSocket")?;
     Ok(split(Box::new(stream)).await)
 }
 
-/// The two sides of a socket on this connection.
-pub(crate) async fn split(stream: Wire) -> (Speaker, Listener) {
-    let (speaker, listener) =
+pub(crate) async fn split(stream: DuplexStream) -> (SocketWriter, SocketReader) {
+    let (writer, reader) =
         WebSocketStream::from_raw_socket(stream, Role::Client, None).await.split();
-    (Speaker(speaker), Listener(listener))
+    (SocketWriter(writer), SocketReader(reader))
 }
 
-impl Speaker {
-    /// Sends bytes.
+impl SocketWriter {
     pub(crate) async fn write(&mut self, bytes: Vec<u8>) -> Result<()> {
         self.0
             .send(Message::Binary(bytes.into()))
@@ -102,47 +100,46 @@ impl Speaker {
             .context("the connection to the server broke")
     }
 
-    /// Says something.
-    pub(crate) async fn say(&mut self, what: &SocketIn) -> Result<()> {
-        let text = serde_json::to_string(what)?;
+    pub(crate) async fn send(&mut self, message: &SocketIn) -> Result<()> {
+        let text = serde_json::to_string(message)?;
         self.0.send(Message::text(text)).await.context("the connection to the server broke")
     }
 
-    /// Closes it in order, so that the server need not wait.
+    /// Sends a close frame, so that the server does not wait for a timeout.
     pub(crate) async fn close(mut self) {
-        let _ = timeout(CLOSE_PATIENCE, self.0.close()).await;
+        let _ = timeout(CLOSE_TIMEOUT, self.0.close()).await;
     }
 }
 
-/// What comes, or a word about a server that is silent for longer than a living one can be.
-pub(crate) async fn heard_in_time<T>(coming: impl Future<Output = T>) -> Result<T> {
-    heard_within(SILENCE, coming).await
+/// Fails when nothing arrives for longer than a live server is ever silent.
+pub(crate) async fn with_silence_timeout<T>(future: impl Future<Output = T>) -> Result<T> {
+    with_timeout(SILENCE_TIMEOUT, future).await
 }
 
-async fn heard_within<T>(limit: Duration, coming: impl Future<Output = T>) -> Result<T> {
-    timeout(limit, coming).await.map_err(|_| {
-        let message = format!("nothing was heard from the server for {} seconds", limit.as_secs());
-        Advice::new(message, "is the network there? `harvest` shows what is going on").into()
+async fn with_timeout<T>(limit: Duration, future: impl Future<Output = T>) -> Result<T> {
+    timeout(limit, future).await.map_err(|_| {
+        let message = format!("no data from the server for {} seconds", limit.as_secs());
+        Advice::new(message, "check the network; `harvest` shows the server's status").into()
     })
 }
 
-/// What a reader gives, piece by piece, until it ends or nobody wants more. Read in a thread of its own, which
-/// ends with this process.
-pub(crate) fn pieces(
+/// Reads in chunks until the reader ends or the receiver is dropped. A separate thread reads, since
+/// the read may block for ever; it ends with this process.
+pub(crate) fn read_chunks(
     mut from: impl Read + Send + 'static,
-    longest: usize,
+    max_chunk: usize,
 ) -> mpsc::Receiver<Vec<u8>> {
     let (sender, receiver) = mpsc::channel(2);
     std::thread::spawn(move || {
-        let mut buffer = vec![0; longest];
+        let mut buffer = vec![0; max_chunk];
         loop {
-            let piece = match from.read(&mut buffer) {
+            let chunk = match from.read(&mut buffer) {
                 Ok(count @ 1..) => buffer[..count].to_vec(),
-                // A signal is no end: a window that changes its size sends one.
+                // A signal (SIGWINCH, for example) is not the end of input.
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
                 Ok(0) | Err(_) => return,
             };
-            if sender.blocking_send(piece).is_err() {
+            if sender.blocking_send(chunk).is_err() {
                 return;
             }
         }
@@ -150,22 +147,23 @@ pub(crate) fn pieces(
     receiver
 }
 
-impl Listener {
-    /// What comes next. It is an error when the connection ends before the end was said. Cancel-safe.
-    pub(crate) async fn hear(&mut self) -> Result<Heard> {
+impl SocketReader {
+    /// The next message. The end of the connection is an error: the last message comes before it.
+    /// Cancel-safe.
+    pub(crate) async fn next(&mut self) -> Result<Incoming> {
         loop {
-            match heard_in_time(self.0.next()).await? {
-                Some(Ok(Message::Binary(bytes))) => return Ok(Heard::Bytes(bytes.into())),
+            match with_silence_timeout(self.0.next()).await? {
+                Some(Ok(Message::Binary(bytes))) => return Ok(Incoming::Bytes(bytes.into())),
                 Some(Ok(Message::Text(text))) => {
-                    let said = serde_json::from_str(&text)
-                        .context("the server said what nobody understands")?;
-                    return Ok(Heard::Said(said));
+                    let message =
+                        serde_json::from_str(&text).context("cannot parse the server's message")?;
+                    return Ok(Incoming::Message(message));
                 }
                 Some(Ok(Message::Close(Some(close)))) if !close.reason.is_empty() => {
                     bail!("{}", close.reason)
                 }
                 Some(Ok(Message::Close(_))) | None => {
-                    bail!("the server went away before the command ended")
+                    bail!("the server closed the connection before the command ended")
                 }
                 Some(Ok(_)) => {}
                 Some(Err(error)) => {
@@ -181,15 +179,15 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_server_that_is_silent_for_too_long_is_given_up() {
-        let (ours, _theirs) = tokio::io::duplex(64);
-        let mut socket = WebSocketStream::from_raw_socket(ours, Role::Client, None).await;
-        let error = heard_within(Duration::from_millis(1), socket.next()).await.unwrap_err();
-        assert!(error.to_string().contains("nothing was heard"), "{error}");
-        assert!(heard_in_time(async { 1 }).await.is_ok());
+    async fn silent_server_times_out() {
+        let (stream, _server) = tokio::io::duplex(64);
+        let mut socket = WebSocketStream::from_raw_socket(stream, Role::Client, None).await;
+        let error = with_timeout(Duration::from_millis(1), socket.next()).await.unwrap_err();
+        assert!(error.to_string().contains("no data"), "{error}");
+        assert!(with_silence_timeout(async { 1 }).await.is_ok());
     }
 
-    /// A reader that is interrupted before each piece.
+    /// A reader that is interrupted before each chunk.
     struct Interrupted(Vec<&'static [u8]>, bool);
 
     impl Read for Interrupted {
@@ -198,17 +196,17 @@ mod tests {
             if self.1 {
                 return Err(std::io::ErrorKind::Interrupted.into());
             }
-            let Some(piece) = self.0.pop() else { return Ok(0) };
-            buffer[..piece.len()].copy_from_slice(piece);
-            Ok(piece.len())
+            let Some(chunk) = self.0.pop() else { return Ok(0) };
+            buffer[..chunk.len()].copy_from_slice(chunk);
+            Ok(chunk.len())
         }
     }
 
     #[tokio::test]
-    async fn a_signal_does_not_pass_for_the_end_of_input() {
-        let mut pieces = pieces(Interrupted(vec![b"b", b"a"], false), 8);
-        assert_eq!(pieces.recv().await.as_deref(), Some(&b"a"[..]));
-        assert_eq!(pieces.recv().await.as_deref(), Some(&b"b"[..]));
-        assert_eq!(pieces.recv().await, None);
+    async fn interrupted_read_is_not_end_of_input() {
+        let mut read_chunks = read_chunks(Interrupted(vec![b"b", b"a"], false), 8);
+        assert_eq!(read_chunks.recv().await.as_deref(), Some(&b"a"[..]));
+        assert_eq!(read_chunks.recv().await.as_deref(), Some(&b"b"[..]));
+        assert_eq!(read_chunks.recv().await, None);
     }
 }

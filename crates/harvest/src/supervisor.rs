@@ -1,4 +1,4 @@
-//! The supervisor that comes with this binary, written out once so that the engine can exec it.
+//! Writes the embedded supervisor to a file, so that the engine can execute it.
 
 use std::{
     fs,
@@ -11,13 +11,13 @@ use anyhow::{Context, Result};
 
 use crate::{config::process_env, printer::Advice};
 
-/// The program itself, when it was there at build time.
+/// The supervisor binary, if it existed at build time.
 const BYTES: Option<&[u8]> = include!(concat!(env!("OUT_DIR"), "/supervisor.rs"));
 
-/// The supervisor's file on this host. Its folder has the hash of its bytes, so that a sandbox of an
-/// older version keeps the one it was started with.
-pub(crate) fn place(home: &Path) -> Result<PathBuf> {
-    if let Some(path) = named() {
+/// The supervisor's file on this host. Its folder is named after its hash, so that running
+/// sandboxes keep the version they were started with.
+pub(crate) fn install(home: &Path) -> Result<PathBuf> {
+    if let Some(path) = override_path() {
         return Ok(path);
     }
     let Some(bytes) = BYTES else {
@@ -34,20 +34,24 @@ pub(crate) fn place(home: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// `HARVEST_SUPERVISOR`, when it names a file.
-fn named() -> Option<PathBuf> {
+/// `HARVEST_SUPERVISOR`, if it names a file.
+fn override_path() -> Option<PathBuf> {
     process_env("HARVEST_SUPERVISOR").map(PathBuf::from).filter(|path| path.is_file())
 }
 
-/// Under its name only once it is whole and on disk.
+/// Writes the file atomically and durably.
 fn write(folder: &Path, path: &Path, bytes: &[u8]) -> std::io::Result<()> {
     fs::create_dir_all(folder)?;
-    let half = folder.join(format!(".harvest-supervisor.{}", std::process::id()));
-    let mut file =
-        fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o755).open(&half)?;
+    let temporary = folder.join(format!(".harvest-supervisor.{}", std::process::id()));
+    let mut file = fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o755)
+        .open(&temporary)?;
     file.write_all(bytes)?;
     file.sync_all()?;
     drop(file);
-    fs::rename(&half, path)?;
+    fs::rename(&temporary, path)?;
     fs::File::open(folder)?.sync_all()
 }

@@ -1,5 +1,5 @@
-//! What a person sees of the real binary without a server: help, errors, exit codes.
-#![expect(clippy::unwrap_used, reason = "what a test cannot do without may fail loudly")]
+//! Runs the real binary without a server: help, errors and exit codes.
+#![expect(clippy::unwrap_used, reason = "a failed unwrap fails the test")]
 
 #[path = "cli/images.rs"]
 mod images;
@@ -31,7 +31,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn help_names_every_verb_and_hides_the_zygote() {
+fn help_lists_every_verb_except_zygote() {
     let output = Host::new().harvest(&["--help"]);
     let help = text(&output.stdout);
     assert_eq!(output.status.code(), Some(0));
@@ -48,7 +48,7 @@ fn help_names_every_verb_and_hides_the_zygote() {
 }
 
 #[test]
-fn wrong_usage_exits_with_2_and_says_what_is_right() {
+fn wrong_usage_exits_with_2() {
     let output = Host::new().harvest(&["run"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("<PROMPT>"), "{}", text(&output.stderr));
@@ -56,7 +56,7 @@ fn wrong_usage_exits_with_2_and_says_what_is_right() {
 }
 
 #[test]
-fn without_a_server_the_error_says_how_to_start_one() {
+fn missing_server_error_says_how_to_start() {
     let output = Host::new().harvest(&["ls"]);
     assert_eq!(output.status.code(), Some(1));
     assert_eq!(text(&output.stdout), "");
@@ -67,14 +67,14 @@ fn without_a_server_the_error_says_how_to_start_one() {
 }
 
 #[test]
-fn a_failure_of_exec_itself_is_not_taken_for_the_commands() {
+fn exec_internal_failure_exits_with_125() {
     assert_eq!(Host::new().harvest(&["exec", "-", "--", "true"]).status.code(), Some(125));
 }
 
 #[test]
-fn what_exec_cannot_make_sense_of_is_wrong_usage() {
+fn invalid_exec_arguments_are_wrong_usage() {
     let host = Host::new();
-    for (arguments, words) in [
+    for (arguments, expected) in [
         (&["exec"][..], "<COMMAND>..."),
         (&["exec", "ls"], "<COMMAND>..."),
         (&["exec", "sbx_1", "sbx_2", "--", "true"], "unexpected argument"),
@@ -84,31 +84,34 @@ fn what_exec_cannot_make_sense_of_is_wrong_usage() {
         (&["exec", "--net", "all", "--", "true"], "possible values: none, host"),
         (&["sandbox", "rm"], "<SANDBOX>"),
         (&["sandbox", "fork", "-n", "0", "x"], "1..=100"),
-        (&["volume", "create", "../x"], "no name for a volume"),
+        (&["volume", "create", "../x"], "invalid volume name"),
     ] {
         let output = host.harvest(arguments);
         let error = text(&output.stderr);
-        assert!(output.status.code() == Some(2) && error.contains(words), "{arguments:?}: {error}");
+        assert!(
+            output.status.code() == Some(2) && error.contains(expected),
+            "{arguments:?}: {error}"
+        );
     }
     let variable = host.harvest(&["exec", "-e", "=x", "sbx_1", "--", "true"]);
     assert_eq!(variable.status.code(), Some(125));
 }
 
 #[test]
-fn a_volume_that_is_not_there_is_not_said_to_be_removed() {
+fn removing_a_missing_volume_fails() {
     let output = Host::new().harvest(&["volume", "rm", "nothing"]);
     let error = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{error}");
     assert_eq!(
         error,
-        "error: there is no volume `nothing`\nhint: `harvest volume ls` lists those there are\n"
+        "error: there is no volume `nothing`\nhint: `harvest volume ls` lists volumes\n"
     );
 }
 
 #[test]
-fn a_server_that_does_not_answer_is_named_with_its_cause() {
+fn unreachable_server_is_named_with_one_cause() {
     let host = Host::new();
-    // Port 1 of loopback: nothing listens there, so the answer is a refusal, not a wait.
+    // Nothing listens on port 1 of loopback: the connection is refused at once.
     let output = Command::new(env!("CARGO_BIN_EXE_harvest"))
         .args(["--url", "http://127.0.0.1:1", "ls"])
         .env("HARVEST_TOKEN", "hv_test")
@@ -119,18 +122,21 @@ fn a_server_that_does_not_answer_is_named_with_its_cause() {
     assert_eq!(output.status.code(), Some(1));
     assert!(
         error.starts_with(
-            "error: cannot list sessions\n  cause: no answer from http://127.0.0.1:1\n"
+            "error: cannot list sessions\n  cause: no response from http://127.0.0.1:1\n"
         ),
         "{error}"
     );
-    // One cause that says something, not the stack of those around it.
+    // The innermost cause, without the errors that wrap it.
     assert_eq!(error.matches("cause:").count(), 2, "{error}");
-    assert!(error.ends_with("hint: is it running? start it with `harvest up`\n"), "{error}");
+    assert!(
+        error.ends_with("hint: check that the server runs; `harvest up` starts one\n"),
+        "{error}"
+    );
     assert!(!error.contains("hv_test"), "{error}");
 }
 
 #[test]
-fn a_broken_configuration_is_named() {
+fn invalid_configuration_names_file_and_key() {
     let host = Host::new();
     let path = host.home.path().join("harvest.toml");
     std::fs::write(&path, "colour = true").unwrap();
@@ -142,7 +148,7 @@ fn a_broken_configuration_is_named() {
 }
 
 #[test]
-fn alone_it_says_what_is_going_on_and_what_to_do_next() {
+fn without_verb_prints_status_and_hint() {
     let host = Host::new();
     let output = host.harvest(&[]);
     assert_eq!(output.status.code(), Some(0));
@@ -154,7 +160,7 @@ fn alone_it_says_what_is_going_on_and_what_to_do_next() {
 }
 
 #[test]
-fn a_wrong_variable_is_not_blamed_on_the_file() {
+fn invalid_variable_does_not_blame_the_file() {
     let host = Host::new();
     let output = Command::new(env!("CARGO_BIN_EXE_harvest"))
         .arg("ls")
@@ -168,7 +174,7 @@ fn a_wrong_variable_is_not_blamed_on_the_file() {
 }
 
 #[test]
-fn a_secret_with_no_name_is_refused_before_its_value_is_asked_for() {
+fn invalid_secret_name_is_refused_first() {
     let host = Host::new();
     let server = [("HARVEST_URL", "http://127.0.0.1:1"), ("HARVEST_TOKEN", "hv_test")];
     let output = Command::new(env!("CARGO_BIN_EXE_harvest"))
@@ -178,15 +184,18 @@ fn a_secret_with_no_name_is_refused_before_its_value_is_asked_for() {
         .output()
         .unwrap();
     let error = text(&output.stderr);
-    assert!(error.starts_with("error: `lower-case` cannot be stored\nhint: "), "{error}");
+    assert!(
+        error.starts_with("error: `lower-case` is not a valid name for a secret\nhint: "),
+        "{error}"
+    );
 }
 
 #[test]
-fn a_plan_of_an_image_that_is_not_there_says_how_to_make_it() {
+fn plan_of_missing_image_says_how_to_build() {
     let output = Host::new().harvest(&["sandbox", "plan", "--image", "nosuch"]);
     let error = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1));
-    // A test build may come without a supervisor, which is told first.
+    // A test build may lack the supervisor, which is reported first.
     if !error.contains("built without a supervisor") {
         assert!(error.contains("there is no image `nosuch`"), "{error}");
         assert!(error.contains("harvest image build nosuch"), "{error}");
@@ -194,7 +203,7 @@ fn a_plan_of_an_image_that_is_not_there_says_how_to_make_it() {
 }
 
 #[test]
-fn a_sandbox_whose_record_is_torn_is_named_and_can_be_thrown_away() {
+fn damaged_sandbox_is_listed_and_can_be_removed() {
     let host = Host::new();
     let folder = host.home.path().join(".local/state/harvest/sandboxes/gdg7h60twnmw");
     std::fs::create_dir_all(&folder).unwrap();
@@ -205,10 +214,10 @@ fn a_sandbox_whose_record_is_torn_is_named_and_can_be_thrown_away() {
     )
     .unwrap();
     let listed = host.harvest(&["sandbox", "ls"]);
-    let said = text(&listed.stderr);
+    let notes = text(&listed.stderr);
     assert!(
-        listed.status.success() && said.contains("record.json") && said.contains("rm --force"),
-        "{said}"
+        listed.status.success() && notes.contains("record.json") && notes.contains("rm --force"),
+        "{notes}"
     );
     let output = host.harvest(&["sandbox", "rm", "gdg"]);
     let error = text(&output.stderr);
@@ -218,23 +227,23 @@ fn a_sandbox_whose_record_is_torn_is_named_and_can_be_thrown_away() {
 }
 
 #[test]
-fn doctor_speaks_json() {
+fn doctor_prints_json_with_fixes() {
     let output = Host::new().harvest(&["doctor", "--json"]);
     let checks: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout).unwrap();
     let ids: Vec<&str> = checks.iter().filter_map(|check| check["id"].as_str()).collect();
-    let unopened = ids.contains(&"engine");
+    let engine_failed = ids.contains(&"engine");
     for id in ["git", "git_http_backend", "mmdebstrap"] {
         assert!(ids.contains(&id), "{id} is missing from {ids:?}");
     }
-    // A test build may come without a supervisor, and then there is no engine to ask.
+    // A test build may lack the supervisor; then the engine's checks are missing.
     let engine =
         "kernel privileges namespaces overlay id_mapped_mounts cgroups seccomp store disk_home";
     for id in engine.split_whitespace() {
-        assert!(unopened || ids.contains(&id), "{id} is missing from {ids:?}");
+        assert!(engine_failed || ids.contains(&id), "{id} is missing from {ids:?}");
     }
     for check in &checks {
-        let mended = check["fix"].as_str().is_some_and(|fix| !fix.is_empty());
-        assert_eq!(mended, check["level"] != "ok", "what is not ok says how to mend it: {check}");
+        let has_fix = check["fix"].as_str().is_some_and(|fix| !fix.is_empty());
+        assert_eq!(has_fix, check["level"] != "ok", "every problem has a fix: {check}");
     }
     let failed = checks.iter().any(|check| check["level"] == "fail");
     assert_eq!(output.status.code(), Some(i32::from(failed)));

@@ -1,10 +1,10 @@
-//! The agents there are, by the names people type. One list for the CLI, the API and the supervisor.
+//! Names of the supported agents: one list for the CLI, the API and the supervisor.
 
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// An agent by its name.
+/// A supported agent.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema), schema(rename_all = "snake_case"))]
@@ -12,25 +12,25 @@ pub enum AgentName {
     /// Claude Code.
     #[default]
     Claude,
-    /// Plays the script in a prompt; needs no model and nothing of the image but a shell.
+    /// Plays the script in a prompt; needs no model and only a shell in the image.
     Scripted,
 }
 
-/// Every name, the default first.
+/// All names, the default first.
 pub const NAMES: [&str; 2] = [AgentName::Claude.as_str(), AgentName::Scripted.as_str()];
 
-/// There is no agent of that name.
+/// The name is not one of [`NAMES`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("there is no agent `{name}`; there are {}", NAMES.map(|name| format!("`{name}`")).join(" and "))]
+#[error("unknown agent `{name}`; use {}", NAMES.map(|name| format!("`{name}`")).join(" or "))]
 pub struct UnknownAgent {
     name: String,
 }
 
 impl AgentName {
-    /// Every agent, the default first.
+    /// All agents, the default first.
     pub const ALL: [Self; 2] = [Self::Claude, Self::Scripted];
 
-    /// The word people type.
+    /// The name users type.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -74,11 +74,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_agent_is_found_by_its_name_and_a_stranger_hears_which_there_are() {
+    fn agents_parse_by_name_and_others_are_refused() {
         for (agent, name) in AgentName::ALL.into_iter().zip(NAMES) {
             assert_eq!((name.parse(), agent.to_string().as_str()), (Ok(agent), name));
         }
         let unknown = "gpt".parse::<AgentName>().unwrap_err().to_string();
-        assert_eq!(unknown, "there is no agent `gpt`; there are `claude` and `scripted`");
+        assert_eq!(unknown, "unknown agent `gpt`; use `claude` or `scripted`");
     }
 }

@@ -1,43 +1,43 @@
-//! What the inside end of the door says to the gateway: one line of JSON each way per connection,
-//! then bytes. The gateway knows the session by the socket, so no line carries an identity.
+//! Messages between the supervisor's end of the door and the gateway: per connection one line of
+//! JSON each way, then bytes. The socket identifies the session, so no message carries an identity.
 
 use serde::{Deserialize, Serialize};
 
-/// The gateway's own names, reached over plain HTTP because the bytes never leave the machine.
+/// Host name of the model API inside a sandbox. Plain HTTP: the bytes do not leave the machine.
 pub const MODEL_NAME: &str = "model.harvest.internal";
-/// The name under which a session's repositories answer to git.
+/// Host name of the git remotes inside a sandbox. Plain HTTP as well.
 pub const GIT_NAME: &str = "git.harvest.internal";
 
-/// The longest line either side sends; a DNS name has at most 253 characters.
+/// Maximum length of a message; a DNS name has at most 253 characters.
 pub const MAX_LINE_BYTES: usize = 1024;
 
-/// What a connection is for.
+/// The first line of a connection, sent by the supervisor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "ask", rename_all = "snake_case")]
-pub enum Ask {
-    /// May this name be looked up? Answered, then the connection closes.
+#[serde(tag = "request", rename_all = "snake_case")]
+pub enum DoorRequest {
+    /// Asks whether this name may be looked up. The connection closes after the reply.
     Lookup {
-        /// The name, lower case, without a final dot.
+        /// Host name, lower case, without a trailing dot.
         name: String,
     },
-    /// Carry bytes to this name and port. After [`Answer::Open`] the connection is the stream.
+    /// Connects to this name and port. After [`DoorReply::Open`] the connection carries the bytes.
     Connect {
-        /// The name the sandbox looked up.
+        /// Host name the sandbox looked up.
         name: String,
-        /// The port it asked for.
+        /// TCP port.
         port: u16,
     },
 }
 
-/// The gateway's answer.
+/// The gateway's reply.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "answer", rename_all = "snake_case")]
-pub enum Answer {
-    /// The name is allowed; or the stream is open.
+#[serde(tag = "reply", rename_all = "snake_case")]
+pub enum DoorReply {
+    /// The name is allowed, or the connection is open.
     Open,
-    /// Policy says no, or the other end could not be reached.
+    /// The policy forbids it, or the destination cannot be reached.
     Refused {
-        /// In words, for the log.
+        /// Reason, for the log.
         reason: String,
     },
 }

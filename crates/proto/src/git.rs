@@ -1,7 +1,8 @@
-//! How the platform itself calls git in a checkout that somebody else may have set up.
+//! Environment for git commands that Harvest itself runs in a checkout.
 
-/// Variables for every such call: a monitor or a hook that hangs would hold a boot, or hide work behind a time limit.
-pub const UNHINDERED: [(&str, &str); 5] = [
+/// Disables hooks and the file-system monitor: the checkout may configure ones that hang, which
+/// would block a boot or make a diff time out.
+pub const NO_HOOKS_ENV: [(&str, &str); 5] = [
     ("GIT_CONFIG_COUNT", "2"),
     ("GIT_CONFIG_KEY_0", "core.fsmonitor"),
     ("GIT_CONFIG_VALUE_0", "false"),

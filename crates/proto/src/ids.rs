@@ -1,4 +1,5 @@
-//! Ids: one type per kind of thing, printed with a prefix, so that no id can stand for another.
+//! Ids: one type per resource, printed with a prefix, so that ids of different resources cannot be
+//! confused.
 
 use std::{fmt, str::FromStr};
 
@@ -7,7 +8,7 @@ use serde::{Deserialize, Serialize};
 // Crockford's alphabet in lower case: no i, l, o or u, so an id survives being read aloud.
 const ALPHABET: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
 
-// 12 characters of 5 bits: 60 random bits, short enough to type and rare enough never to meet.
+// 12 characters of 5 bits: 60 random bits, short enough to type and long enough never to collide.
 const LENGTH: usize = 12;
 
 /// Why a text is not an id.
@@ -20,8 +21,7 @@ pub struct ParseIdError {
 
 fn random_part() -> String {
     let mut bytes = [0u8; LENGTH];
-    getrandom::fill(&mut bytes)
-        .expect("the kernel's random source is there on every Linux we support");
+    getrandom::fill(&mut bytes).expect("Linux has a random source");
     bytes.iter().map(|byte| char::from(ALPHABET[usize::from(byte & 31)])).collect()
 }
 
@@ -42,16 +42,17 @@ macro_rules! id {
         pub struct $name(String);
 
         impl $name {
-            /// What every id of this kind begins with.
+            /// Prefix of every id of this type.
             pub const PREFIX: &'static str = $prefix;
 
-            /// An id nobody has used yet.
+            /// A new random id.
             #[must_use]
             pub fn random() -> Self {
                 Self(random_part())
             }
 
-            /// The part after the prefix, for names that carry their own (a branch, a cgroup).
+            /// The part after the prefix, for names with a prefix of their own (a branch, a
+            /// cgroup).
             #[must_use]
             pub fn part(&self) -> &str {
                 &self.0
@@ -95,32 +96,32 @@ macro_rules! id {
 }
 
 id!(
-    /// One conversation with its machine, its queue and its history.
+    /// A session: one conversation with its sandbox, queue and history.
     SessionId, "ses"
 );
 id!(
-    /// One message in a session's queue.
+    /// A prompt in a session's queue.
     PromptId, "prm"
 );
 id!(
-    /// One prompt carried out.
+    /// A turn: one run of a prompt.
     TurnId, "trn"
 );
 id!(
-    /// One running machine.
+    /// A sandbox.
     SandboxId, "sbx"
 );
 id!(
-    /// An image captured from a sandbox.
+    /// A snapshot of a sandbox.
     SnapshotId, "snp"
 );
 id!(
-    /// A stack of layers with its config.
+    /// An image: a stack of layers and its config.
     ImageId, "img"
 );
 
 id!(
-    /// The whole of something an event holds only the ends of.
+    /// A blob: the complete content of an event that was cut.
     BlobId, "blb"
 );
 
@@ -129,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_survives_printing_and_parsing() {
+    fn id_round_trips_as_text() {
         let id = SessionId::random();
         assert_eq!(id.to_string().parse(), Ok(id.clone()));
         assert_eq!(
@@ -139,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn an_id_of_another_kind_is_refused() {
+    fn id_with_another_prefix_is_refused() {
         assert!(PromptId::random().to_string().parse::<SessionId>().is_err());
         assert!("ses_short".parse::<SessionId>().is_err());
         assert!("ses_../../../etc".parse::<SessionId>().is_err());

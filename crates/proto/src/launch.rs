@@ -1,8 +1,7 @@
-//! What a supervisor is born with. The engine starts it with one end of a Unix socket pair as its
-//! standard input. There comes a [`Launch`] as JSON with the descriptors it names attached, in order;
-//! before it may come a [`Cradle`], when the supervisor is started ahead of time. Nothing is passed by
-//! number or path, so the supervisor needs no unsafe code to pick them up and no host path is visible
-//! inside.
+//! What a supervisor receives at its start. The engine starts it with one end of a Unix socket pair
+//! as standard input. A [`Launch`] arrives there as JSON with the descriptors it names attached, in
+//! order; a preforked supervisor gets an [`EarlyLaunch`] before it. Nothing is passed by number or
+//! path, so the supervisor needs no unsafe code to receive it and no host path is visible inside.
 
 use std::collections::BTreeMap;
 
@@ -10,85 +9,86 @@ use serde::{Deserialize, Serialize};
 
 use crate::SandboxId;
 
-/// The name of the gateway's socket in the folder [`Descriptor::Door`] opens.
+/// File name of the gateway's socket in the folder [`Descriptor::Door`] opens.
 pub const DOOR_SOCKET: &str = "door.sock";
 
-/// The address the sandbox's own resolver answers on; also in its `resolv.conf`.
+/// The address of the sandbox's resolver; also in its `resolv.conf`.
 pub const DNS_ADDRESS: std::net::Ipv4Addr = std::net::Ipv4Addr::new(198, 18, 0, 1);
 
-/// The first two bytes of every synthetic address are 198.18 or 198.19.
+/// Prefix length of the synthetic range: every address in it starts with 198.18 or 198.19.
 pub const SYNTHETIC_PREFIX_BITS: u8 = 15;
 
-/// Tells pid 1 (SIGUSR1) to read the order in [`Descriptor::Still`], where the host has no cgroup to freeze.
-pub const STILL_SIGNAL: i32 = 10;
+/// The signal (SIGUSR1) that tells pid 1 to read an order from [`Descriptor::FreezeOrders`], where
+/// the host has no cgroup to freeze.
+pub const FREEZE_SIGNAL: i32 = 10;
 
-/// What a supervisor gets ahead of time, when nobody knows yet which sandbox it will be pid 1 of: it
-/// prepares what is the same for all, and waits for its launch. When it starts no more processes of its
-/// own accord it shuts its end down for writing; until then nobody may change the root of its mounts.
+/// The first message of a preforked supervisor, before its sandbox is known: it prepares everything
+/// that all sandboxes have in common and waits for its launch. Once it starts no more processes on
+/// its own, it shuts its end down for writing; until then the root of its mounts must not change.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Cradle {
+pub struct EarlyLaunch {
     /// What the attached descriptors are, in their order.
-    pub cradle: Vec<Descriptor>,
+    pub early_descriptors: Vec<Descriptor>,
 }
 
-/// A supervisor's inheritance.
+/// The identity and configuration of a supervisor's sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Launch {
-    /// The sandbox it is pid 1 of.
+    /// The sandbox whose pid 1 this is.
     pub sandbox: SandboxId,
     /// What the attached descriptors are, in their order.
     pub descriptors: Vec<Descriptor>,
-    /// The image's variables: what every command gets.
+    /// Environment variables of every command, from the image.
     pub env: BTreeMap<String, String>,
-    /// The image's user: who commands run as unless they say otherwise.
+    /// The default user of commands, from the image.
     pub user: String,
-    /// The image's working folder.
+    /// The default working directory of commands, from the image.
     pub workdir: String,
-    /// No gateway will ever serve this sandbox: names are refused at once instead of waiting for one.
-    #[serde(default)]
+    /// No gateway will ever serve this sandbox: name lookups are refused at once instead of
+    /// waiting.
     pub sealed: bool,
-    /// No file may become larger, whoever writes it.
-    #[serde(default)]
+    /// Maximum size of any file, for every process.
     pub file_bytes: Option<u64>,
 }
 
-/// What an inherited descriptor is.
+/// The role of an inherited descriptor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Descriptor {
     /// A listening Unix stream socket: the bridge.
     Bridge,
-    /// A folder (detached, so that nothing lies above it) that holds [`DOOR_SOCKET`] while a gateway
-    /// serves this sandbox. Absent together with the next three where the host's network is used.
+    /// A folder (detached, so that it has no parent) that holds [`DOOR_SOCKET`] while a gateway
+    /// serves this sandbox. Absent, like the next three, where the host's network is used.
     Door,
     /// A UDP socket bound to port 53 of [`DNS_ADDRESS`].
     DnsUdp,
-    /// A listening TCP socket there.
+    /// A listening TCP socket at the same address.
     DnsTcp,
     /// The listening TCP socket to which the kernel redirects every connection to a synthetic
-    /// address; `SO_ORIGINAL_DST` tells which address was meant.
+    /// address; `SO_ORIGINAL_DST` returns the original destination.
     Redirect,
-    /// `cgroup.procs` of the commands' cgroup; whoever writes `0` joins. One per hierarchy on v1.
+    /// `cgroup.procs` of the commands' cgroup; a process that writes `0` joins. One per hierarchy
+    /// on v1.
     JoinCommands,
-    /// The same for the agent's own cgroup.
+    /// `cgroup.procs` of the agent's cgroup, to join.
     JoinAgent,
-    /// `cgroup.procs` of the agent's cgroup, to read: empty is the proof that everything the agent
-    /// started is dead.
+    /// `cgroup.procs` of the agent's cgroup, to read: empty means that every process of the agent
+    /// is dead.
     AgentProcs,
     /// `cgroup.kill` of the agent's cgroup (v2 only).
     AgentKill,
     /// `freezer.state` of the agent's cgroup (v1 only).
     AgentFreezer,
-    /// A file to read and write, in place of a cgroup that could be frozen or killed. Its first eight
-    /// bytes, in the machine's order, are the engine's: a number that rises with each order, whose last
-    /// two bits say what is to become of everything but pid 1: 0 go on, 1 stand still, 2 die. The next
-    /// eight are pid 1's: the last order it has carried out.
-    Still,
-    /// Has a line `oom_kill N`: how many processes the memory limit has killed
+    /// A file for orders, in place of a cgroup that could be frozen or killed. Its first eight
+    /// bytes, in native byte order, are written by the engine: a number that rises with each order,
+    /// whose last two bits say what happens to every process but pid 1: 0 thaw, 1 freeze, 2 kill.
+    /// Pid 1 writes the last order it has carried out into the next eight.
+    FreezeOrders,
+    /// A file with a line `oom_kill N`: how many processes the memory limit has killed
     /// (`memory.events` on v2, `memory.oom_control` on v1).
     OomCount,
-    /// The sandbox's `/dev/null`, in a cradle: without a root there is none to open.
-    Null,
-    /// Where diagnostics go, after a cradle; else standard error is the place already.
+    /// The sandbox's `/dev/null`, in an early launch: without a root there is none to open.
+    DevNull,
+    /// The log, after an early launch; without one, standard error is the log.
     Log,
 }

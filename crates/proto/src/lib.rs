@@ -1,8 +1,7 @@
-//! The words both sides share: ids, events, bridge frames, door headers, API bodies.
-//!
-//! Inert: no I/O, no async. Whatever two programs of ours say to each other is spelled here and
-//! nowhere else, so that the server, the supervisor and the clients cannot drift apart.
+//! Types shared by the server, the supervisor and the clients: ids, events, bridge frames, door
+//! messages, API bodies. Pure data: no I/O, no async.
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 
 pub mod agents;
 pub mod api;
@@ -12,10 +11,10 @@ pub mod event;
 pub mod git;
 pub mod ids;
 pub mod launch;
-pub mod nearest;
 pub mod redact;
 pub mod script;
 pub mod secret;
+pub mod suggest;
 pub mod time;
 
 pub use agents::AgentName;

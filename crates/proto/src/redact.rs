@@ -1,16 +1,16 @@
-//! Covers what looks like a secret in words that are kept or shown: a program's last lines, a log. It knows
-//! shapes, not secrets: it is a net, not a promise, and rather takes too much than too little. Pure.
+//! Replaces text that looks like a secret, in logs and program output. Pattern matching only: it
+//! may miss secrets, and prefers false positives. Pure.
 
-mod known;
+mod redactor;
 
 use std::ops::Range;
 
-pub use known::Redaction;
+pub use redactor::Redactor;
 
-/// What stands where a secret stood.
+/// Replacement for a secret.
 pub const MASK: &str = "***";
 
-/// Names whose values are nobody's business, in lower case and without separators.
+/// Names whose values are secret, in lower case and without separators.
 const NAMES: [&str; 11] = [
     "password",
     "passwd",
@@ -25,7 +25,7 @@ const NAMES: [&str; 11] = [
     "authorization",
 ];
 
-/// What tokens begin with: ours, and those of the services that coding agents meet.
+/// Prefixes of tokens: Harvest's own, and those of services that coding agents use.
 const PREFIXES: [&str; 15] = [
     "hv_",
     "hvt_",
@@ -44,26 +44,29 @@ const PREFIXES: [&str; 15] = [
     "pypi-",
 ];
 
-// Shorter words with such a beginning are words.
+// Shorter words with such a prefix are usually not tokens.
 const SHORTEST_TOKEN: usize = 16;
 
-/// How a credential may be introduced where its name has been said.
+/// Authentication schemes that may precede a credential.
 const SCHEMES: [&str; 3] = ["bearer", "basic", "token"];
 
-/// The same without what looks like a secret. Lines stay lines.
+/// Replaces everything that looks like a secret. The number of lines does not change.
 #[must_use]
-pub fn cover(text: &str) -> String {
-    text.split('\n').map(|line| shapes(&replace_logins(line, MASK))).collect::<Vec<_>>().join("\n")
+pub fn redact(text: &str) -> String {
+    text.split('\n')
+        .map(|line| redact_patterns(&replace_logins(line, MASK)))
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
-/// A text in which no URL has a login any more.
+/// Removes the login from every URL in a text.
 #[must_use]
-pub fn without_logins(text: &str) -> String {
+pub fn strip_url_logins(text: &str) -> String {
     replace_logins(text, "")
 }
 
-/// The logins of all URLs in a text: `user:password` of `scheme://user:password@host`.
-pub fn logins(text: &str) -> impl Iterator<Item = Range<usize>> + '_ {
+/// Finds the logins of all URLs in a text: `user:password` of `scheme://user:password@host`.
+pub fn url_logins(text: &str) -> impl Iterator<Item = Range<usize>> + '_ {
     let ends = |letter: char| letter.is_whitespace() || "/\"'?#".contains(letter);
     text.match_indices("://").filter_map(move |(at, mark)| {
         let start = at + mark.len();
@@ -74,11 +77,11 @@ pub fn logins(text: &str) -> impl Iterator<Item = Range<usize>> + '_ {
     })
 }
 
-/// With nothing to put in its place, the sign behind a login goes as well.
+/// With an empty mask the `@` after the login is removed, too.
 fn replace_logins(text: &str, mask: &str) -> String {
     let mut out = String::with_capacity(text.len());
     let mut from = 0;
-    for login in logins(text) {
+    for login in url_logins(text) {
         out += &text[from..login.start];
         out += mask;
         from = login.end + usize::from(mask.is_empty());
@@ -86,8 +89,8 @@ fn replace_logins(text: &str, mask: &str) -> String {
     out + &text[from..]
 }
 
-/// Covers tokens, and what stands behind a telling name, in one line.
-fn shapes(line: &str) -> String {
+/// Masks tokens, and values after a secret name, in one line.
+fn redact_patterns(line: &str) -> String {
     let mut out = String::with_capacity(line.len());
     let mut at = 0;
     while let Some(letter) = line[at..].chars().next() {
@@ -103,34 +106,35 @@ fn shapes(line: &str) -> String {
     out
 }
 
-/// Where the secret is that this begins with, or its name.
+/// The secret that starts at `at`, or whose name starts there.
 fn secret_at(line: &str, at: usize) -> Option<Range<usize>> {
     let before = line[..at].chars().next_back();
     if before.is_some_and(|letter| letter.is_ascii_alphanumeric()) {
         return None;
     }
     let rest = &line[at..];
-    let found = prefixed(rest).or_else(|| borne(rest));
-    let found =
-        found.or_else(|| if before.is_some_and(is_name_letter) { None } else { pair(rest) })?;
+    let found = prefixed_token(rest).or_else(|| bearer_token(rest));
+    let found = found
+        .or_else(|| if before.is_some_and(is_name_letter) { None } else { named_value(rest) })?;
     Some(at + found.start..at + found.end)
 }
 
-/// `ghp_…`: a token anybody knows by its beginning, which may be shown.
-fn prefixed(text: &str) -> Option<Range<usize>> {
+/// `ghp_…`: a token known by its prefix, which stays visible.
+fn prefixed_token(text: &str) -> Option<Range<usize>> {
     let prefix = PREFIXES.iter().find(|prefix| text.starts_with(**prefix))?;
     let rest = &text[prefix.len()..];
-    // `npm_config_cache_max` is none: behind an underscore comes a long run without another.
-    let apart = if prefix.ends_with('_') { "" } else { "-_" };
-    let counts = |letter: char| letter.is_ascii_alphanumeric() || apart.contains(letter);
+    // `npm_config_cache_max` is not a token: after a prefix with `_`, tokens contain no further
+    // `_`.
+    let separators = if prefix.ends_with('_') { "" } else { "-_" };
+    let counts = |letter: char| letter.is_ascii_alphanumeric() || separators.contains(letter);
     let enough = length(rest, counts) >= SHORTEST_TOKEN;
     let whole = length(rest, |letter| letter.is_ascii_alphanumeric() || "-_".contains(letter));
     enough.then(|| prefix.len()..prefix.len() + whole)
 }
 
-/// `Bearer …`, without a name before it.
-fn borne(text: &str) -> Option<Range<usize>> {
-    // The other schemes are ordinary words.
+/// `Bearer …` without a name before it.
+fn bearer_token(text: &str) -> Option<Range<usize>> {
+    // The other schemes are ordinary English words.
     let skip = scheme(text)
         .filter(|_| text.get(..6).is_some_and(|word| word.eq_ignore_ascii_case("bearer")))?;
     let value = length(&text[skip..], |letter| {
@@ -140,24 +144,24 @@ fn borne(text: &str) -> Option<Range<usize>> {
 }
 
 /// `password=…`, `"token": "…"`, `Authorization: Basic …`.
-fn pair(text: &str) -> Option<Range<usize>> {
+fn named_value(text: &str) -> Option<Range<usize>> {
     let name = length(text, is_name_letter);
     if !is_name(&text[..name]) {
         return None;
     }
     let closed = text[name..].trim_start_matches(['\\', '"', '\'', '`', ']', ')']).trim_start();
     let begin = ["=>", ":=", "==", "=", ":"].iter().find_map(|sign| closed.strip_prefix(sign))?;
-    // A path in a program, such as `token::Kind`.
+    // A path in source code, such as `token::Kind`.
     if begin.starts_with(':') {
         return None;
     }
     let value = begin.trim_start();
     let at = text.len() - value.len();
-    inside(value).map(|found| at + found.start..at + found.end)
+    secret_part(value).map(|found| at + found.start..at + found.end)
 }
 
-/// What of a value is secret: without its quotes, and without a scheme.
-fn inside(value: &str) -> Option<Range<usize>> {
+/// The secret part of a value: without quotes and scheme.
+fn secret_part(value: &str) -> Option<Range<usize>> {
     let first = value.chars().next()?;
     let (open, close) = match first {
         '\\' if value[1..].starts_with(['"', '\'']) => (2, Some(&value[..2])),
@@ -174,7 +178,7 @@ fn inside(value: &str) -> Option<Range<usize>> {
     (end > 0).then(|| open + skip..open + skip + end)
 }
 
-/// As far as the closing sign; to the end where there is none.
+/// Length of the text before the closing delimiter, or of all of it.
 fn until(text: &str, close: &str) -> usize {
     let mut at = 0;
     while let Some(letter) = text[at..].chars().next() {
@@ -182,7 +186,7 @@ fn until(text: &str, close: &str) -> usize {
             return at;
         }
         at += letter.len_utf8();
-        // What is escaped closes nothing.
+        // An escaped character does not close the value.
         if letter == '\\' && close.len() == 1 {
             at += text[at..].chars().next().map_or(0, char::len_utf8);
         }
@@ -190,7 +194,7 @@ fn until(text: &str, close: &str) -> usize {
     at
 }
 
-/// How long a scheme and the space behind it are, if this begins with one.
+/// Length of an authentication scheme and the space after it, if the text starts with one.
 fn scheme(text: &str) -> Option<usize> {
     let word = length(text, |letter| letter.is_ascii_alphabetic());
     let known = SCHEMES.iter().any(|scheme| text[..word].eq_ignore_ascii_case(scheme));
@@ -218,8 +222,8 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn what_looks_like_a_secret_is_masked_and_the_rest_stays() {
-        for (said, told) in [
+    fn secrets_are_masked_and_other_text_kept() {
+        for (input, expected) in [
             (
                 "cannot clone https://ada:s3cret@git.example/x.git",
                 "cannot clone https://***@git.example/x.git",
@@ -248,23 +252,23 @@ mod tests {
             ("github_pat_11AAAAAAA0123456789ab_rest", "github_pat_***"),
             ("key=sk-ant-api03-abcdefghijklmnop!", "key=sk-***!"),
         ] {
-            assert_eq!(cover(said), told);
+            assert_eq!(redact(input), expected);
         }
     }
 
     #[test]
-    fn a_login_is_found_with_its_signs_and_can_be_left_out() {
+    fn url_logins_are_found_and_stripped() {
         let text = "URIs: http://a:p@ss@m.test/debian https://b@c/ http://d/e@f http://u:p<w>\\@g";
-        let found: Vec<&str> = logins(text).map(|login| &text[login]).collect();
+        let found: Vec<&str> = url_logins(text).map(|login| &text[login]).collect();
         assert_eq!(found, ["a:p@ss", "b", "u:p<w>\\"]);
         assert_eq!(
-            without_logins(text),
+            strip_url_logins(text),
             "URIs: http://m.test/debian https://c/ http://d/e@f http://g"
         );
     }
 
     #[test]
-    fn ordinary_lines_stay_as_they_are() {
+    fn ordinary_lines_are_unchanged() {
         for line in [
             "no tokens here: sk-y is a word",
             "make: *** [Makefile:3: all] Error 1",
@@ -278,28 +282,31 @@ mod tests {
             "input_tokens=12 token:",
             "äöü Bearer ü",
         ] {
-            assert_eq!(cover(line), line);
+            assert_eq!(redact(line), line);
         }
     }
 
     proptest! {
         #[test]
-        fn nothing_makes_it_panic_and_lines_stay_lines(
-            said in "(\\PC|[ \n=:@/\"\\\\\\[{]|token|bearer |://|ghp_){0,80}"
+        fn any_text_keeps_its_line_count(
+            text in "(\\PC|[ \n=:@/\"\\\\\\[{]|token|bearer |://|ghp_){0,80}"
         ) {
-            prop_assert_eq!(cover(&said).matches('\n').count(), said.matches('\n').count());
+            prop_assert_eq!(redact(&text).matches('\n').count(), text.matches('\n').count());
         }
 
         #[test]
-        fn a_value_behind_such_a_name_is_never_told(value in "[a-zA-Z0-9]{8,30}", before in "[a-z]{1,5}") {
-            for said in [
+        fn values_of_secret_names_are_masked(
+            value in "[a-zA-Z0-9]{8,30}",
+            before in "[a-z]{1,5}",
+        ) {
+            for text in [
                 format!("X_TOKEN={value}"),
                 format!("password: {value}"),
                 format!("h://u:{value}@x/y"),
                 format!(r#"{{"{before}":"{before}","token":"{value}"}}"#),
                 format!("?{before}={before}&token={value}"),
             ] {
-                prop_assert!(!cover(&said).contains(&value), "{}", cover(&said));
+                prop_assert!(!redact(&text).contains(&value), "{}", redact(&text));
             }
         }
     }

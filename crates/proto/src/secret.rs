@@ -1,21 +1,21 @@
-//! A value that must not be printed.
+//! A wrapper for values that must not be printed.
 
 use std::fmt;
 
 use serde::{Deserialize, Deserializer};
 
-/// Holds a value that never shows itself: `Debug` prints `***`, and there is neither `Display` nor
-/// `Serialize`, so that a secret cannot slip into a log, an event or an answer by accident.
+/// A secret value. `Debug` prints `***`, and there is neither `Display` nor `Serialize`, so that it
+/// cannot get into a log, an event or a response by accident.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret<T>(T);
 
 impl<T> Secret<T> {
-    /// Wraps a value.
+    /// Wraps a secret value.
     pub const fn new(value: T) -> Self {
         Self(value)
     }
 
-    /// The value itself. Every caller is a place to look at in a review.
+    /// The value itself. Review every caller.
     pub const fn expose(&self) -> &T {
         &self.0
     }
@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_secret_does_not_show_itself() {
+    fn debug_output_hides_the_secret() {
         assert_eq!(format!("{:?}", Some(Secret::new("sk-ant-123"))), "Some(***)");
     }
 }

@@ -27,26 +27,26 @@ impl Timestamp {
         self.0
     }
 
-    /// How long ago `earlier` was; zero when the clock has jumped back meanwhile.
+    /// Time since `earlier`; zero when the clock was set back meanwhile.
     #[must_use]
     pub fn since(self, earlier: Self) -> Duration {
         Duration::from_millis(u64::try_from(self.0.saturating_sub(earlier.0)).unwrap_or(0))
     }
 
-    /// The point in time that lies `duration` later.
+    /// This time plus `duration`.
     #[must_use]
     pub fn after(self, duration: Duration) -> Self {
         Self(self.0.saturating_add(i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)))
     }
 
-    /// The point in time that lies `duration` earlier.
+    /// This time minus `duration`.
     #[must_use]
     pub fn before(self, duration: Duration) -> Self {
         Self(self.0.saturating_sub(i64::try_from(duration.as_millis()).unwrap_or(i64::MAX)))
     }
 
     fn system(self) -> SystemTime {
-        // Years outside 1970 to 9999 cannot be printed; they only come from a broken clock.
+        // Years after 9999 cannot be printed; they only come from a broken clock.
         let millis = u64::try_from(self.0).unwrap_or(0).min(253_402_300_799_999);
         UNIX_EPOCH + Duration::from_millis(millis)
     }
@@ -92,14 +92,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_timestamp_prints_as_rfc_3339_in_utc() {
+    fn timestamp_prints_as_rfc_3339_utc() {
         let time = Timestamp::from_millis(1_763_196_705_123);
         assert_eq!(time.to_string(), "2025-11-15T08:51:45.123Z");
         assert_eq!(time.to_string().parse(), Ok(time));
     }
 
     #[test]
-    fn a_clock_that_jumped_back_gives_no_negative_duration() {
+    fn clock_set_back_gives_zero_duration() {
         assert_eq!(Timestamp::from_millis(5).since(Timestamp::from_millis(9)), Duration::ZERO);
     }
 }

@@ -1,5 +1,4 @@
-//! What every provider keeps, as one suite that runs against each of them. It panics at the first
-//! promise that is broken, so it is called from tests only.
+//! The contract suite that every provider must pass. Panics at the first violation.
 
 use std::{
     sync::{Arc, Mutex},
@@ -8,30 +7,30 @@ use std::{
 
 use harvest_proto::{
     SandboxId, SnapshotId,
-    bridge::{Command, Exit, Role, ToSupervisor},
+    bridge::{BridgeRole, Command, Exit, ToSupervisor},
     event::SnapshotKind,
 };
 use harvest_session::{
     bridge::Bridge,
-    provider::{Found, Provider, StartFrom, StartOrder},
+    provider::{Found, Provider, StartFrom, StartSpec},
 };
 
-// At the top of the disk: no provider puts anything in the way of a snapshot there.
+// In the root folder, which no provider mounts over.
 const FILE: &str = "/contract.txt";
 
 /// Runs the whole suite with sandboxes started from `image`.
 ///
 /// # Panics
-/// When the provider breaks a promise.
+/// When the provider violates the contract.
 pub async fn run(provider: Arc<dyn Provider>, image: &str) {
     let suite = Suite { provider, image: image.to_owned() };
-    suite.a_started_sandbox_is_found_listed_and_runs_commands().await;
-    suite.what_was_kept_at_the_end_is_there_after_a_restore().await;
-    suite.a_running_sandbox_is_kept_and_forked().await;
-    suite.what_stands_still_goes_on_after_a_thaw().await;
-    suite.a_sandbox_that_dies_leaves_its_disk().await;
-    suite.ending_is_idempotent_and_leaves_nothing().await;
-    suite.what_is_not_there_is_an_error().await;
+    suite.started_sandbox_is_listed_and_runs_commands().await;
+    suite.snapshot_and_remove_preserves_files().await;
+    suite.running_sandbox_is_snapshotted_and_forked().await;
+    suite.frozen_sandbox_runs_after_thaw().await;
+    suite.dead_sandbox_leaves_its_disk().await;
+    suite.remove_is_idempotent_and_leaves_nothing().await;
+    suite.missing_objects_are_errors().await;
 }
 
 struct Suite {
@@ -42,9 +41,9 @@ struct Suite {
 impl Suite {
     async fn start(&self, from: StartFrom) -> SandboxId {
         let sandbox = SandboxId::random();
-        let order = StartOrder { sandbox: sandbox.clone(), from, state: None };
+        let order = StartSpec { sandbox: sandbox.clone(), from, state: None };
         let started = self.provider.start(order).await.expect("a sandbox starts");
-        assert!(started.door.is_absolute(), "a door is named by its whole path");
+        assert!(started.door.is_absolute(), "the door path is absolute");
         sandbox
     }
 
@@ -54,7 +53,10 @@ impl Suite {
 
     async fn dial(&self, sandbox: &SandboxId) -> Bridge {
         let stream = self.provider.dial(sandbox).await.expect("a started sandbox can be dialled");
-        Bridge::open(stream, Role::Guest, None).await.expect("its supervisor says welcome").bridge
+        Bridge::open(stream, BridgeRole::Client, None)
+            .await
+            .expect("the supervisor accepts the connection")
+            .bridge
     }
 
     async fn write(&self, sandbox: &SandboxId, text: &str) {
@@ -69,20 +71,20 @@ impl Suite {
         String::from_utf8(bytes).expect("it holds what was written")
     }
 
-    async fn end(&self, sandbox: &SandboxId) {
-        self.provider.end(sandbox).await.expect("a sandbox ends");
+    async fn remove(&self, sandbox: &SandboxId) {
+        self.provider.remove(sandbox).await.expect("a sandbox is removed");
     }
 
-    async fn forget(&self, snapshot: &SnapshotId) {
+    async fn delete(&self, snapshot: &SnapshotId) {
         if let Some(snapshots) = self.provider.snapshots() {
-            snapshots.remove(snapshot).await.expect("a snapshot is forgotten");
-            snapshots.remove(snapshot).await.expect("forgetting is idempotent");
+            snapshots.snapshot_remove(snapshot).await.expect("a snapshot is removed");
+            snapshots.snapshot_remove(snapshot).await.expect("snapshot removal is idempotent");
         }
     }
 
-    async fn a_started_sandbox_is_found_listed_and_runs_commands(&self) {
+    async fn started_sandbox_is_listed_and_runs_commands(&self) {
         let sandbox = self.fresh().await;
-        let found = self.provider.find(&sandbox).await.expect("it can be looked for");
+        let found = self.provider.find(&sandbox).await.expect("find works");
         assert!(matches!(found, Found::Running(_)), "a started sandbox runs: {found:?}");
         let listed = self.provider.list().await.expect("sandboxes are listed");
         assert!(listed.contains(&sandbox), "a running sandbox is listed");
@@ -91,25 +93,26 @@ impl Suite {
         let command = Command { argv, ..Command::default() };
         let output = bridge.run_command(command, 1024).await.expect("a command runs");
         assert_eq!((output.exit, &output.stdout[..]), (Exit::Code(0), &b"hello\n"[..]));
-        self.end(&sandbox).await;
+        self.remove(&sandbox).await;
     }
 
-    async fn what_was_kept_at_the_end_is_there_after_a_restore(&self) {
+    async fn snapshot_and_remove_preserves_files(&self) {
         let (first, snapshot) = (self.fresh().await, SnapshotId::random());
         self.write(&first, "kept").await;
         for _ in 0..2 {
-            let kept = self.provider.end_kept(&first, &snapshot, SnapshotKind::Pause).await;
-            kept.expect("ending with a snapshot is idempotent");
+            let saved =
+                self.provider.snapshot_and_remove(&first, &snapshot, SnapshotKind::Pause).await;
+            saved.expect("snapshot_and_remove is idempotent");
         }
-        let found = self.provider.find(&first).await.expect("it can be looked for");
-        assert_eq!(found, Found::Gone, "nothing is left of a sandbox that was kept");
+        let found = self.provider.find(&first).await.expect("find works");
+        assert_eq!(found, Found::Gone, "a sandbox is gone after snapshot_and_remove");
         let second = self.start(StartFrom::Snapshot(snapshot.clone())).await;
         assert_eq!(self.read(&second).await, "kept");
-        self.end(&second).await;
-        self.forget(&snapshot).await;
+        self.remove(&second).await;
+        self.delete(&snapshot).await;
     }
 
-    async fn a_running_sandbox_is_kept_and_forked(&self) {
+    async fn running_sandbox_is_snapshotted_and_forked(&self) {
         let Some(snapshots) = self.provider.snapshots() else { return };
         let (source, snapshot) = (self.fresh().await, SnapshotId::random());
         self.write(&source, "before").await;
@@ -124,21 +127,21 @@ impl Suite {
         ];
         self.write(&forks[0], "mine").await;
         assert_eq!(self.read(&forks[1]).await, "before", "forks do not see each other");
-        assert_eq!(self.read(&source).await, "after", "the source goes on by itself");
+        assert_eq!(self.read(&source).await, "after", "the source is independent of its forks");
         for sandbox in forks.iter().chain([&source]) {
-            self.end(sandbox).await;
+            self.remove(sandbox).await;
         }
-        self.forget(&snapshot).await;
+        self.delete(&snapshot).await;
     }
 
-    async fn what_stands_still_goes_on_after_a_thaw(&self) {
-        let Some(freezing) = self.provider.freezing() else { return };
+    async fn frozen_sandbox_runs_after_thaw(&self) {
+        let Some(freezing) = self.provider.freeze_control() else { return };
         let (sandbox, hold) = (self.fresh().await, Duration::from_secs(60));
         for _ in 0..2 {
             freezing.freeze(&sandbox, hold).await.expect("a freeze can be renewed");
         }
-        // Its supervisor answers all the while.
-        self.write(&sandbox, "still").await;
+        // The supervisor keeps answering.
+        self.write(&sandbox, "frozen").await;
         let bridge = self.dial(&sandbox).await;
         let argv = ["echo", "on"].map(str::to_owned).to_vec();
         let command = bridge.run_command(Command { argv, ..Command::default() }, 1024);
@@ -150,7 +153,7 @@ impl Suite {
             ran
         };
         let thawed = async {
-            assert_eq!(self.read(&sandbox).await, "still");
+            assert_eq!(self.read(&sandbox).await, "frozen");
             note("thawed");
             for _ in 0..2 {
                 freezing.thaw(&sandbox).await.expect("a thaw is idempotent");
@@ -159,64 +162,74 @@ impl Suite {
         let (ran, ()) = tokio::join!(ran, thawed);
         assert_eq!((ran.exit, &ran.stdout[..]), (Exit::Code(0), &b"on\n"[..]));
         let order = order.into_inner().expect("no holder of this lock panics");
-        assert_eq!(order, ["thawed", "ran"], "nothing runs in what stands still");
-        // Whoever froze it may be dead: what nobody renews goes on by itself.
-        freezing.freeze(&sandbox, Duration::from_millis(50)).await.expect("it stands still again");
+        assert_eq!(order, ["thawed", "ran"], "nothing runs in a frozen sandbox");
+        // A freeze that is not renewed ends by itself.
+        freezing
+            .freeze(&sandbox, Duration::from_millis(50))
+            .await
+            .expect("a sandbox is frozen again");
         let argv = ["echo", "by itself"].map(str::to_owned).to_vec();
         let ran = bridge.run_command(Command { argv, ..Command::default() }, 1024).await;
-        assert!(ran.expect("a command runs").ok(), "a freeze nobody renews ends");
-        freezing.freeze(&sandbox, hold).await.expect("it stands still again");
-        self.end(&sandbox).await;
-        assert!(freezing.freeze(&sandbox, hold).await.is_err(), "what is gone cannot stand still");
+        assert!(ran.expect("a command runs").ok(), "an expired freeze ends");
+        freezing.freeze(&sandbox, hold).await.expect("a sandbox is frozen again");
+        self.remove(&sandbox).await;
+        assert!(
+            freezing.freeze(&sandbox, hold).await.is_err(),
+            "a removed sandbox cannot be frozen"
+        );
     }
 
-    async fn a_sandbox_that_dies_leaves_its_disk(&self) {
+    async fn dead_sandbox_leaves_its_disk(&self) {
         let (sandbox, snapshot) = (self.fresh().await, SnapshotId::random());
         self.write(&sandbox, "left").await;
         let stream = self.provider.dial(&sandbox).await.expect("a started sandbox can be dialled");
-        // Only its owner may shut it down.
-        let role = Role::Owner { lease: 1, epoch: 1, stored: 0 };
-        let owner =
-            Bridge::open(stream, role, None).await.expect("its supervisor says welcome").bridge;
-        owner.say(ToSupervisor::Shutdown { id: 1_000_000 });
-        let reason = self.provider.ended(&sandbox).await.expect("its end is told");
-        assert!(!reason.is_empty(), "an end has a reason");
-        let found = self.provider.find(&sandbox).await.expect("it can be looked for");
+        // Only the owner may shut it down.
+        let role = BridgeRole::Owner { lease: 1, epoch: 1, stored: 0 };
+        let owner = Bridge::open(stream, role, None)
+            .await
+            .expect("the supervisor accepts the connection")
+            .bridge;
+        owner.send(ToSupervisor::Shutdown { id: 1_000_000 });
+        let reason = self.provider.wait_for_exit(&sandbox).await.expect("the exit is reported");
+        assert!(!reason.is_empty(), "an exit has a reason");
+        let found = self.provider.find(&sandbox).await.expect("find works");
         assert!(matches!(found, Found::Dead { .. }), "a dead sandbox is found dead: {found:?}");
-        assert!(self.provider.dial(&sandbox).await.is_err(), "the dead do not answer");
-        let kept = self.provider.end_kept(&sandbox, &snapshot, SnapshotKind::Recovered).await;
-        kept.expect("what a dead sandbox left is kept");
+        assert!(self.provider.dial(&sandbox).await.is_err(), "a dead sandbox does not answer");
+        let saved =
+            self.provider.snapshot_and_remove(&sandbox, &snapshot, SnapshotKind::Recovered).await;
+        saved.expect("a dead sandbox's disk is saved");
         let next = self.start(StartFrom::Snapshot(snapshot.clone())).await;
         assert_eq!(self.read(&next).await, "left");
-        self.end(&next).await;
-        self.forget(&snapshot).await;
+        self.remove(&next).await;
+        self.delete(&snapshot).await;
     }
 
-    async fn ending_is_idempotent_and_leaves_nothing(&self) {
+    async fn remove_is_idempotent_and_leaves_nothing(&self) {
         let sandbox = self.fresh().await;
-        self.end(&sandbox).await;
-        self.end(&sandbox).await;
-        self.end(&SandboxId::random()).await;
-        assert_eq!(self.provider.find(&sandbox).await.expect("it can be looked for"), Found::Gone);
+        self.remove(&sandbox).await;
+        self.remove(&sandbox).await;
+        self.remove(&SandboxId::random()).await;
+        assert_eq!(self.provider.find(&sandbox).await.expect("find works"), Found::Gone);
         let listed = self.provider.list().await.expect("sandboxes are listed");
-        assert!(!listed.contains(&sandbox), "an ended sandbox is not listed");
+        assert!(!listed.contains(&sandbox), "a removed sandbox is not listed");
     }
 
-    async fn what_is_not_there_is_an_error(&self) {
-        let order = |from| StartOrder { sandbox: SandboxId::random(), from, state: None };
+    async fn missing_objects_are_errors(&self) {
+        let order = |from| StartSpec { sandbox: SandboxId::random(), from, state: None };
         let missing = StartFrom::Snapshot(SnapshotId::random());
         assert!(
-            !self.provider.holds(&missing).await.expect("it can be looked for"),
-            "nobody took it"
+            !self.provider.can_start_from(&missing).await.expect("find works"),
+            "an unknown snapshot"
         );
-        assert!(self.provider.start(order(missing)).await.is_err(), "a snapshot nobody took");
+        assert!(self.provider.start(order(missing)).await.is_err(), "an unknown snapshot");
         for (name, there) in [(self.image.as_str(), true), ("no-such-image", false)] {
-            let held = self.provider.holds(&StartFrom::Image(name.to_owned())).await;
-            assert_eq!(held.expect("it can be looked for"), there, "{name}");
+            let held = self.provider.can_start_from(&StartFrom::Image(name.to_owned())).await;
+            assert_eq!(held.expect("find works"), there, "{name}");
         }
-        let (nobody, snapshot) = (SandboxId::random(), SnapshotId::random());
-        let kept = self.provider.end_kept(&nobody, &snapshot, SnapshotKind::Pause).await;
-        assert!(kept.is_err(), "what is not there cannot be kept");
-        assert!(self.provider.dial(&nobody).await.is_err(), "nobody answers for nobody");
+        let (unknown, snapshot) = (SandboxId::random(), SnapshotId::random());
+        let saved =
+            self.provider.snapshot_and_remove(&unknown, &snapshot, SnapshotKind::Pause).await;
+        assert!(saved.is_err(), "an unknown sandbox cannot be saved");
+        assert!(self.provider.dial(&unknown).await.is_err(), "an unknown sandbox does not answer");
     }
 }

@@ -1,16 +1,16 @@
-//! The disks of this machine, by the engine.
+//! Snapshots of sessions on this machine, stored by the engine.
 
 use std::{os::unix::ffi::OsStrExt as _, path::Path, thread};
 
 use async_trait::async_trait;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use harvest_engine::{Before, Change, How, VolumeName, Weighed};
+use harvest_engine::{Baseline, Change, ChangeKind as EngineChangeKind, SnapshotUsage, VolumeName};
 use harvest_proto::{
     SnapshotId,
-    api::{ChangeKind, MachineChange, MachineChanges},
+    api::{ChangeKind, FileChange, FileChanges},
 };
 use harvest_session::{
-    disks::{DiskBefore, Disks, KeptDisk},
+    disks::{DiffBase, Disks, SnapshotDisk},
     provider::ProviderError,
 };
 use tokio::sync::oneshot;
@@ -19,37 +19,37 @@ use crate::Local;
 
 #[async_trait]
 impl Disks for Local {
-    async fn belongs_to(&self, store: &str) -> Result<bool, ProviderError> {
+    async fn claim_for_store(&self, store: &str) -> Result<bool, ProviderError> {
         let store = store.to_owned();
-        self.engine("cannot tell whose disks these are".into(), move |engine| {
+        self.engine("cannot read which store owns these disks".into(), move |engine| {
             engine.belongs_to(&store)
         })
         .await
     }
 
-    async fn list(&self) -> Result<Vec<KeptDisk>, ProviderError> {
+    async fn list(&self) -> Result<Vec<SnapshotDisk>, ProviderError> {
         let snapshots =
             self.engine("cannot list snapshots".into(), |engine| engine.snapshots()).await?;
-        let ours = snapshots.into_iter().filter(|snapshot| snapshot.of_sessions);
-        let disk = |snapshot: harvest_engine::Snapshot| KeptDisk {
+        let of_sessions = snapshots.into_iter().filter(|snapshot| snapshot.of_sessions);
+        let disk = |snapshot: harvest_engine::Snapshot| SnapshotDisk {
             id: snapshot.id,
             bytes: snapshot.bytes.unwrap_or(0),
             created_at: snapshot.created_at,
             layers: Vec::new(),
         };
-        Ok(ours.map(disk).collect())
+        Ok(of_sessions.map(disk).collect())
     }
 
-    async fn weigh(&self) -> Result<Vec<KeptDisk>, ProviderError> {
-        let weighed =
-            self.engine("cannot measure snapshots".into(), |engine| engine.snapshots_weighed());
-        let ours = weighed.await?.into_iter().filter(|weighed| weighed.snapshot.of_sessions);
-        let disk = |Weighed { snapshot, layers }| {
+    async fn list_with_sizes(&self) -> Result<Vec<SnapshotDisk>, ProviderError> {
+        let usages =
+            self.engine("cannot measure snapshots".into(), |engine| engine.snapshot_usage());
+        let of_sessions = usages.await?.into_iter().filter(|usage| usage.snapshot.of_sessions);
+        let disk = |SnapshotUsage { snapshot, layers }| {
             let own = snapshot
                 .layers
                 .last()
                 .and_then(|own| layers.iter().find(|(layer, _)| layer == own));
-            KeptDisk {
+            SnapshotDisk {
                 bytes: own.map_or(0, |(_, bytes)| *bytes),
                 id: snapshot.id,
                 created_at: snapshot.created_at,
@@ -59,24 +59,24 @@ impl Disks for Local {
                     .collect(),
             }
         };
-        Ok(ours.map(disk).collect())
+        Ok(of_sessions.map(disk).collect())
     }
 
-    async fn sweep(&self) -> Result<(), ProviderError> {
-        // A thread of its own: deleting may take minutes, and the runtime would wait for a blocking task
-        // of its own before it ends. What is left then is swept by the next.
-        let (tell, told) = oneshot::channel();
+    async fn reclaim(&self) -> Result<(), ProviderError> {
+        // A plain thread: deleting may take minutes, and the runtime's shutdown would wait for a
+        // blocking task. The next server deletes the rest.
+        let (sender, done) = oneshot::channel();
         let engine = self.clone_engine();
         thread::spawn(move || {
-            let _ = tell.send(engine.sweep());
+            let _ = sender.send(engine.gc_home());
         });
-        let doing = || "cannot free the room of what was removed".to_owned();
-        match told.await {
+        let doing = || "cannot free the space of removed snapshots".to_owned();
+        match done.await {
             Ok(Ok(_)) => Ok(()),
             Ok(Err(error)) => {
-                Err(ProviderError::Machine { doing: doing(), source: Box::new(error) })
+                Err(ProviderError::Failed { doing: doing(), source: Box::new(error) })
             }
-            Err(gone) => Err(ProviderError::Machine { doing: doing(), source: gone.into() }),
+            Err(gone) => Err(ProviderError::Failed { doing: doing(), source: gone.into() }),
         }
     }
 
@@ -88,40 +88,40 @@ impl Disks for Local {
 
     async fn changes(
         &self,
-        before: &DiskBefore,
+        before: &DiffBase,
         after: &SnapshotId,
         limit: usize,
-    ) -> Result<MachineChanges, ProviderError> {
+    ) -> Result<FileChanges, ProviderError> {
         let before = match before.clone() {
-            DiskBefore::Snapshot(snapshot) => Before::Snapshot(snapshot),
-            DiskBefore::BeginningOf(snapshot) => Before::BeginningOf(snapshot),
+            DiffBase::Snapshot(snapshot) => Baseline::Snapshot(snapshot),
+            DiffBase::OriginOf(snapshot) => Baseline::StartOf(snapshot),
         };
         let (doing, after) = ("cannot compare two snapshots".to_owned(), after.clone());
         let changes =
             self.engine(doing, move |engine| engine.changes(&before, &after, limit)).await?;
-        Ok(MachineChanges {
-            items: changes.entries.into_iter().map(told).collect(),
+        Ok(FileChanges {
+            items: changes.entries.into_iter().map(file_change).collect(),
             added: changes.added,
             changed: changes.changed,
             removed: changes.removed,
-            cut: changes.cut,
+            cut: changes.truncated,
         })
     }
 }
 
-fn told(change: Change) -> MachineChange {
+fn file_change(change: Change) -> FileChange {
     let path = Path::new("/").join(&change.path);
     let text = path.to_str().map(str::to_owned);
-    MachineChange {
+    FileChange {
         path_base64: text.is_none().then(|| BASE64_STANDARD.encode(path.as_os_str().as_bytes())),
         path: text.unwrap_or_else(|| path.to_string_lossy().into_owned()),
-        change: match change.how {
-            How::Added => ChangeKind::Added,
-            How::Changed => ChangeKind::Changed,
-            How::Removed => ChangeKind::Removed,
+        change: match change.kind {
+            EngineChangeKind::Added => ChangeKind::Added,
+            EngineChangeKind::Changed => ChangeKind::Changed,
+            EngineChangeKind::Removed => ChangeKind::Removed,
         },
-        kind: change.kind.to_owned(),
-        before_bytes: change.before,
-        after_bytes: change.after,
+        kind: change.file_type.to_owned(),
+        before_bytes: change.size_before,
+        after_bytes: change.size_after,
     }
 }

@@ -1,12 +1,16 @@
-//! Starts, stops and snapshots sandboxes: local, fake; one contract suite for all.
+//! Sandbox providers: the local one, and, with the feature `testing`, a fake one and a contract
+//! suite that every provider must pass.
 #![forbid(unsafe_code)]
 
+#[cfg(feature = "testing")]
 pub mod contract;
 mod disks;
+#[cfg(feature = "testing")]
 pub mod fake;
 mod local;
-pub mod machines;
+pub mod standalone;
 
+#[cfg(feature = "testing")]
 pub use fake::Fake;
 pub use local::Local;
-pub use machines::LocalMachines;
+pub use standalone::LocalSandboxHost;

@@ -1,5 +1,5 @@
-//! The local provider: sandboxes on this machine, by the engine. The one place where the async side
-//! meets the synchronous engine; it decides nothing.
+//! The local provider: sandboxes on this machine, run by the engine. Bridges async callers to the
+//! synchronous engine; contains no policy.
 
 use std::{
     os::{
@@ -13,15 +13,15 @@ use std::{
 
 use async_trait::async_trait;
 use harvest_engine::{
-    ASK_AGAIN, Ending, Engine, EngineError, Limits, Network, Origin, Owner, Running, SandboxState,
-    SeedCounts, Spec, VolumeName,
+    EndWait, Engine, EngineError, Limits, Network, Origin, Owner, Running, SandboxState, Spec,
+    VolumeName, WAIT_RETRY_DELAY,
 };
 use harvest_proto::{SandboxId, SnapshotId, event::SnapshotKind};
 use harvest_session::{
     disks::Disks,
     provider::{
-        BridgeStream, Found, Freezing, Provider, ProviderError, Seeds, Snapshots, StartFrom,
-        StartOrder, Started,
+        BridgeStream, Found, FreezeControl, Provider, ProviderError, Snapshots, StandbyCounts,
+        StartFrom, StartSpec, Started,
     },
 };
 use tokio::{
@@ -30,8 +30,9 @@ use tokio::{
     task::spawn_blocking,
 };
 
-// Each holds a thread. The zygote starts one after another; a few more get ready for it meanwhile.
-const STARTS_AT_ONCE: usize = 8;
+// Each start holds a thread. The zygote starts sandboxes one at a time; a few more prepare
+// meanwhile.
+const CONCURRENT_STARTS: usize = 8;
 
 /// Sandboxes on this machine.
 #[derive(Clone)]
@@ -43,23 +44,22 @@ pub struct Local {
 }
 
 impl Local {
-    /// On top of an engine, every sandbox with these limits.
+    /// Every sandbox gets `limits`.
     #[must_use]
     pub fn new(engine: Engine, limits: Limits) -> Self {
         Self {
             engine,
             limits,
-            starts: Arc::new(Semaphore::new(STARTS_AT_ONCE)),
+            starts: Arc::new(Semaphore::new(CONCURRENT_STARTS)),
             counting: Arc::default(),
         }
     }
 
-    /// The engine, for a thread of its own.
     pub(crate) fn clone_engine(&self) -> Engine {
         self.engine.clone()
     }
 
-    /// Makes a call of the engine where it may block.
+    /// Calls the engine on a blocking thread.
     pub(crate) async fn engine<T: Send + 'static>(
         &self,
         doing: String,
@@ -68,15 +68,15 @@ impl Local {
         let engine = self.engine.clone();
         match spawn_blocking(move || call(&engine)).await {
             Ok(Ok(value)) => Ok(value),
-            Ok(Err(error)) => Err(translate(doing, error)),
-            Err(panicked) => Err(ProviderError::Machine { doing, source: panicked.into() }),
+            Ok(Err(error)) => Err(provider_error(doing, error)),
+            Err(panicked) => Err(ProviderError::Failed { doing, source: panicked.into() }),
         }
     }
 }
 
 #[async_trait]
 impl Provider for Local {
-    async fn start(&self, order: StartOrder) -> Result<Started, ProviderError> {
+    async fn start(&self, order: StartSpec) -> Result<Started, ProviderError> {
         let spec = Spec {
             id: order.sandbox.clone(),
             from: match order.from {
@@ -92,7 +92,7 @@ impl Provider for Local {
             made_by: None,
         };
         let doing = format!("cannot start sandbox {}", order.sandbox);
-        let _turn = self.starts.acquire().await.expect("it is never closed");
+        let _permit = self.starts.acquire().await.expect("the semaphore is never closed");
         let running = self.engine(doing, move |engine| start(engine, spec, order.state.as_deref()));
         Ok(started(running.await?))
     }
@@ -119,67 +119,71 @@ impl Provider for Local {
         };
         match dial(&running.bridge).await {
             Ok(stream) => Ok(Box::new(stream)),
-            Err(source) => Err(ProviderError::Machine {
-                doing: format!("cannot dial the supervisor of sandbox {sandbox}"),
+            Err(source) => Err(ProviderError::Failed {
+                doing: format!("cannot connect to the supervisor of sandbox {sandbox}"),
                 source: source.into(),
             }),
         }
     }
 
-    async fn ended(&self, sandbox: &SandboxId) -> Result<String, ProviderError> {
+    async fn wait_for_exit(&self, sandbox: &SandboxId) -> Result<String, ProviderError> {
         let doing = || format!("cannot wait for sandbox {sandbox}");
         loop {
             let id = sandbox.clone();
-            let asked = match self.engine(doing(), move |engine| engine.ending(&id)).await? {
-                Ending::Over(reason) => return Ok(reason),
-                Ending::Asked(asked) => asked,
+            let asked = match self.engine(doing(), move |engine| engine.wait_begin(&id)).await? {
+                EndWait::Ended(reason) => return Ok(reason),
+                EndWait::Pending(asked) => asked,
             };
-            // Without a thread: this wait lasts as long as the sandbox. To the runtime a socket that is only waited
-            // for is a pipe.
-            let system = |source: std::io::Error| ProviderError::Machine {
+            // Waits without a thread, because this lasts as long as the sandbox. The runtime can
+            // wait for any readable descriptor as a pipe.
+            let system = |source: std::io::Error| ProviderError::Failed {
                 doing: doing(),
                 source: source.into(),
             };
             let asked = pipe::Receiver::from_owned_fd_unchecked(asked).map_err(system)?;
             asked.readable().await.map_err(system)?;
             let asked = asked.into_blocking_fd().map_err(system)?;
-            let answer =
-                self.engine.ended(sandbox, &asked).map_err(|error| translate(doing(), error))?;
+            let answer = self
+                .engine
+                .wait_finish(sandbox, &asked)
+                .map_err(|error| provider_error(doing(), error))?;
             if let Some(reason) = answer {
                 return Ok(reason);
             }
-            tokio::time::sleep(ASK_AGAIN).await;
+            tokio::time::sleep(WAIT_RETRY_DELAY).await;
         }
     }
 
-    async fn end_kept(
+    async fn snapshot_and_remove(
         &self,
         sandbox: &SandboxId,
         snapshot: &SnapshotId,
         _kind: SnapshotKind,
     ) -> Result<(), ProviderError> {
-        let (id, kept) = (sandbox.clone(), snapshot.clone());
-        let doing = format!("cannot keep the disk of sandbox {sandbox}");
-        self.engine(doing, move |engine| engine.end_kept(&id, &kept)).await.map(|_| ())
+        let (id, snapshot) = (sandbox.clone(), snapshot.clone());
+        let doing = format!("cannot save the disk of sandbox {sandbox}");
+        self.engine(doing, move |engine| engine.stop_and_save(&id, &snapshot)).await.map(|_| ())
     }
 
-    async fn end(&self, sandbox: &SandboxId) -> Result<(), ProviderError> {
+    async fn remove(&self, sandbox: &SandboxId) -> Result<(), ProviderError> {
         let id = sandbox.clone();
-        self.engine(format!("cannot end sandbox {sandbox}"), move |engine| engine.remove(&id)).await
+        self.engine(format!("cannot remove sandbox {sandbox}"), move |engine| engine.remove(&id))
+            .await
     }
 
     async fn list(&self) -> Result<Vec<SandboxId>, ProviderError> {
-        // Those people made for themselves are none of the sessions' business.
-        self.engine("cannot list sandboxes".into(), |engine| engine.list_of(Owner::Sessions)).await
+        // Standalone sandboxes are not listed.
+        self.engine("cannot list sandboxes".into(), |engine| engine.list_owned_by(Owner::Sessions))
+            .await
     }
 
-    async fn others(&self) -> Result<Vec<(SandboxId, Option<String>)>, ProviderError> {
-        self.engine("cannot list sandboxes".into(), Engine::running_kept).await
+    async fn list_standalone(&self) -> Result<Vec<(SandboxId, Option<String>)>, ProviderError> {
+        self.engine("cannot list sandboxes".into(), Engine::running_standalone).await
     }
 
-    async fn holds(&self, from: &StartFrom) -> Result<bool, ProviderError> {
+    async fn can_start_from(&self, from: &StartFrom) -> Result<bool, ProviderError> {
         let from = from.clone();
-        self.engine("cannot look for what to start from".into(), move |engine| match from {
+        self.engine("cannot look up the image or snapshot".into(), move |engine| match from {
             StartFrom::Image(name) => engine.image(&name).map(|image| image.is_some()),
             StartFrom::Snapshot(id) => engine.snapshot(&id).map(|snapshot| snapshot.is_some()),
         })
@@ -194,28 +198,29 @@ impl Provider for Local {
         Some(self)
     }
 
-    async fn seeds(&self) -> Option<Seeds> {
-        // One at a time: a zygote that does not answer holds a thread for as long as it does not.
-        let turn = Arc::clone(&self.counting).try_lock_owned().ok()?;
+    async fn standby(&self) -> Option<StandbyCounts> {
+        // One query at a time: a zygote that does not answer blocks a thread.
+        let guard = Arc::clone(&self.counting).try_lock_owned().ok()?;
         let counting = move |engine: &Engine| {
-            let _turn = turn;
-            engine.seeds()
+            let _guard = guard;
+            engine.standby_counts()
         };
-        let counts = self.engine("cannot count seeds".into(), counting).await.ok().flatten()?;
-        let SeedCounts { ready, grown, used, missed } = counts;
-        Some(Seeds { ready, grown, used, missed })
+        let counts =
+            self.engine("cannot count standby processes".into(), counting).await.ok().flatten()?;
+        let harvest_engine::StandbyCounts { ready, preforked, used, missed } = counts;
+        Some(StandbyCounts { ready, preforked, used, missed })
     }
 
-    fn freezing(&self) -> Option<&dyn Freezing> {
+    fn freeze_control(&self) -> Option<&dyn FreezeControl> {
         Some(self)
     }
 }
 
 #[async_trait]
-impl Freezing for Local {
+impl FreezeControl for Local {
     async fn freeze(&self, sandbox: &SandboxId, hold: Duration) -> Result<(), ProviderError> {
         let id = sandbox.clone();
-        let doing = format!("cannot make sandbox {sandbox} stand still");
+        let doing = format!("cannot freeze sandbox {sandbox}");
         self.engine(doing, move |engine| engine.freeze_for(&id, hold)).await
     }
 
@@ -224,10 +229,12 @@ impl Freezing for Local {
         self.engine(format!("cannot thaw sandbox {sandbox}"), move |engine| engine.thaw(&id)).await
     }
 
-    async fn rouse(&self, sandbox: &SandboxId) -> Result<(), ProviderError> {
+    async fn thaw_unless_saving(&self, sandbox: &SandboxId) -> Result<(), ProviderError> {
         let id = sandbox.clone();
-        self.engine(format!("cannot rouse sandbox {sandbox}"), move |engine| engine.rouse(&id))
-            .await
+        self.engine(format!("cannot thaw sandbox {sandbox}"), move |engine| {
+            engine.thaw_unless_saving(&id)
+        })
+        .await
     }
 }
 
@@ -239,14 +246,14 @@ impl Snapshots for Local {
         snapshot: &SnapshotId,
         _kind: SnapshotKind,
     ) -> Result<u64, ProviderError> {
-        let (id, kept) = (sandbox.clone(), snapshot.clone());
+        let (id, snapshot) = (sandbox.clone(), snapshot.clone());
         let doing = format!("cannot capture the disk of sandbox {sandbox}");
-        self.engine(doing, move |engine| engine.capture_for_sessions(&id, &kept))
+        self.engine(doing, move |engine| engine.capture_for_sessions(&id, &snapshot))
             .await
             .map(|captured| captured.frozen_millis)
     }
 
-    async fn remove(&self, snapshot: &SnapshotId) -> Result<(), ProviderError> {
+    async fn snapshot_remove(&self, snapshot: &SnapshotId) -> Result<(), ProviderError> {
         let id = snapshot.clone();
         self.engine(format!("cannot remove snapshot {snapshot}"), move |engine| {
             engine.snapshot_remove(&id)
@@ -255,19 +262,19 @@ impl Snapshots for Local {
     }
 }
 
-/// Starts a sandbox with the state of a repository, or without when that cannot be had: work that has to
-/// do without a cache is better than none.
+/// Starts a sandbox with the state volume of a repository, or without it when the volume is
+/// unavailable: working without a cache is better than not at all.
 fn start(
     engine: &Engine,
     mut spec: Spec,
     repository: Option<&str>,
 ) -> Result<Running, EngineError> {
-    let without = |error: &EngineError, spec: &Spec| {
-        tracing::warn!(sandbox = %spec.id, %error, "this sandbox has no /mnt/state");
+    let warn = |error: &EngineError, spec: &Spec| {
+        tracing::warn!(sandbox = %spec.id, %error, "the sandbox starts without /mnt/state");
     };
     match repository.map(|repository| engine.state(&VolumeName::of_repository(repository))) {
         Some(Ok(state)) => spec.volumes.push(state),
-        Some(Err(error)) => without(&error, &spec),
+        Some(Err(error)) => warn(&error, &spec),
         None => {}
     }
     match engine.start(&spec) {
@@ -276,7 +283,7 @@ fn start(
             | EngineError::VolumeMissing { .. }
             | EngineError::File { .. }),
         ) if !spec.volumes.is_empty() => {
-            without(&error, &spec);
+            warn(&error, &spec);
             spec.volumes.clear();
             engine.start(&spec)
         }
@@ -288,38 +295,37 @@ fn started(running: Running) -> Started {
     Started { door: running.door }
 }
 
-/// Dials a Unix socket whose path may be longer than a socket address can hold.
+/// Connects to a Unix socket whose path may be longer than a socket address can hold.
 pub(crate) async fn dial(path: &Path) -> std::io::Result<UnixStream> {
-    let (_folder, way) = way(path)?;
-    UnixStream::connect(way).await
+    let (_folder, short) = short_path(path)?;
+    UnixStream::connect(short).await
 }
 
-/// The same where it may block; for whoever has a runtime later.
+/// As [`dial`], blocking. The stream is non-blocking, ready for a runtime.
 pub(crate) fn dial_blocking(path: &Path) -> std::io::Result<std::os::unix::net::UnixStream> {
-    let (_folder, way) = way(path)?;
-    let stream = std::os::unix::net::UnixStream::connect(way)?;
+    let (_folder, short) = short_path(path)?;
+    let stream = std::os::unix::net::UnixStream::connect(short)?;
     stream.set_nonblocking(true)?;
     Ok(stream)
 }
 
-/// A short path to a socket, for as long as its folder is held.
-fn way(path: &Path) -> std::io::Result<(OwnedFd, PathBuf)> {
+/// A short path to a socket, valid while the returned descriptor of its folder is open.
+fn short_path(path: &Path) -> std::io::Result<(OwnedFd, PathBuf)> {
     let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(std::io::ErrorKind::InvalidInput.into());
     };
-    // O_PATH: the folder is only a way to its socket.
+    // O_PATH: the folder is only used to resolve the socket.
     let folder = std::fs::File::options().read(true).custom_flags(0o10_000_000).open(folder)?;
     let folder = OwnedFd::from(folder);
-    let way = Path::new("/proc/self/fd").join(folder.as_raw_fd().to_string()).join(name);
-    Ok((folder, way))
+    let short = Path::new("/proc/self/fd").join(folder.as_raw_fd().to_string()).join(name);
+    Ok((folder, short))
 }
 
-/// The engine's errors in the words a session knows.
-fn translate(doing: String, error: EngineError) -> ProviderError {
+fn provider_error(doing: String, error: EngineError) -> ProviderError {
     match error {
         EngineError::ImageMissing { image } => ProviderError::ImageMissing { image },
         EngineError::SnapshotMissing { snapshot } => ProviderError::SnapshotMissing { snapshot },
         EngineError::NotRunning { sandbox } => ProviderError::NotRunning { sandbox },
-        other => ProviderError::Machine { doing, source: Box::new(other) },
+        other => ProviderError::Failed { doing, source: Box::new(other) },
     }
 }

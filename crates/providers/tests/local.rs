@@ -1,5 +1,5 @@
-//! The contract on the real machine: the engine, the zygote and the supervisor as they ship. Needs
-//! root, a static `busybox` of the host (package busybox-static) and `make build` before it.
+//! Runs the contract suite against the local provider with the real engine, zygote and supervisor.
+//! Needs root, a static `busybox` (package busybox-static) and `make build`.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::{
@@ -9,20 +9,21 @@ use std::{
     sync::Arc,
 };
 
-use harvest_engine::{BuildOptions, Config, Driver, Engine, Limits, Recipe, Thresholds};
+use harvest_engine::{Config, Driver, Engine, Limits, Thresholds};
+use harvest_images::{BuildOptions, Recipe};
 use harvest_proto::{
     SandboxId,
-    bridge::{Command, Role},
+    bridge::{BridgeRole, Command},
 };
 use harvest_providers::{Local, contract};
 use harvest_session::{
     bridge::Bridge,
-    provider::{Provider, StartFrom, StartOrder},
+    provider::{Provider, StartFrom, StartSpec},
 };
 
 const IMAGE: &str = "contract";
 
-/// A home and a cache of its own. Whatever the suite leaves in it when it fails is ended.
+/// A temporary home and cache. Dropping it removes leftover sandboxes.
 struct Home {
     engine: Engine,
     folder: tempfile::TempDir,
@@ -43,7 +44,7 @@ impl Home {
         busybox(&folder.path().join("root"));
         let text = format!("name = \"{IMAGE}\"\nfrom = {{ folder = \"root\" }}\n");
         let recipe = Recipe::parse(&text, folder.path()).unwrap();
-        engine.image_build(&recipe, BuildOptions::default(), &mut |_| {}).unwrap();
+        harvest_images::build(&engine, &recipe, BuildOptions::default(), &mut |_| {}).unwrap();
         Self { engine, folder }
     }
 }
@@ -53,18 +54,18 @@ impl Drop for Home {
         for sandbox in self.engine.list().unwrap_or_default() {
             let _ = self.engine.remove(&sandbox);
         }
-        let _ = self.engine.rest();
+        let _ = self.engine.stop_if_idle();
     }
 }
 
-/// The program beside this test's own folder: `…/target/debug/harvest`.
+/// `…/target/debug/harvest`, next to the folder of this test.
 fn harvest() -> PathBuf {
     let here = std::env::current_exe().unwrap();
     here.parent().and_then(Path::parent).unwrap().join("harvest")
 }
 
 fn built(program: PathBuf) -> PathBuf {
-    assert!(program.is_file(), "`{}` is not there: run `make build` first", program.display());
+    assert!(program.is_file(), "`{}` is missing: run `make build` first", program.display());
     program
 }
 
@@ -83,20 +84,20 @@ fn busybox(root: &Path) {
 }
 
 #[tokio::test]
-async fn the_local_provider_keeps_the_contract() {
-    keeps_the_contract(Driver::Dir).await;
+async fn local_provider_passes_contract() {
+    run_contract(Driver::Dir).await;
 }
 
 #[tokio::test]
-async fn the_local_provider_keeps_the_contract_on_btrfs() {
-    const NAME: &str = "the_local_provider_keeps_the_contract_on_btrfs";
+async fn local_provider_passes_contract_on_btrfs() {
+    const NAME: &str = "local_provider_passes_contract_on_btrfs";
     const INSIDE: &str = "HARVEST_TEST_INSIDE";
     if !Path::new("/usr/sbin/mkfs.btrfs").exists() {
         eprintln!("skipped: no mkfs.btrfs (package btrfs-progs)");
     } else if std::env::var_os(INSIDE).is_some() {
-        keeps_the_contract(Driver::Btrfs).await;
+        run_contract(Driver::Btrfs).await;
     } else {
-        // In a mount table of its own: killed, it leaves no store mounted.
+        // In a private mount namespace, so that a killed test leaves no mount behind.
         let mut inside = std::process::Command::new("unshare");
         inside.args(["--mount", "--propagation", "private"]).arg(std::env::current_exe().unwrap());
         assert!(
@@ -110,30 +111,30 @@ async fn the_local_provider_keeps_the_contract_on_btrfs() {
     }
 }
 
-async fn keeps_the_contract(driver: Driver) {
+async fn run_contract(driver: Driver) {
     let home = Home::new(driver);
     contract::run(Arc::new(Local::new(home.engine.clone(), Limits::default())), IMAGE).await;
     assert!(home.engine.list().unwrap().is_empty(), "the suite leaves no sandbox");
 }
 
-/// Runs a command in a sandbox that has this repository's state, and answers what it said.
+/// Runs a script in a sandbox with this repository's state volume and returns its output.
 async fn in_state_of(local: &Local, repository: &str, script: &str) -> String {
     let sandbox = SandboxId::random();
     let (from, state) = (StartFrom::Image(IMAGE.into()), Some(repository.to_owned()));
-    local.start(StartOrder { sandbox: sandbox.clone(), from, state }).await.unwrap();
+    local.start(StartSpec { sandbox: sandbox.clone(), from, state }).await.unwrap();
     let stream = local.dial(&sandbox).await.unwrap();
-    let bridge = Bridge::open(stream, Role::Guest, None).await.unwrap().bridge;
+    let bridge = Bridge::open(stream, BridgeRole::Client, None).await.unwrap().bridge;
     let argv = ["sh", "-c", script].map(str::to_owned).into();
     let user = Some("10001".to_owned());
     let env = [("PATH".to_owned(), "/bin".to_owned())].into();
     let command = Command { argv, user, env, ..Command::default() };
-    let ended = bridge.run_command(command, 4096).await.unwrap();
-    local.end(&sandbox).await.unwrap();
-    String::from_utf8_lossy(&ended.stdout).trim().to_owned()
+    let output = bridge.run_command(command, 4096).await.unwrap();
+    local.remove(&sandbox).await.unwrap();
+    String::from_utf8_lossy(&output.stdout).trim().to_owned()
 }
 
 #[tokio::test]
-async fn what_one_run_leaves_in_its_repositorys_state_the_next_one_finds() {
+async fn repository_state_persists_between_sandboxes() {
     let home = Home::new(Driver::Dir);
     let local = Local::new(home.engine.clone(), Limits::default());
     in_state_of(&local, "acme/app", "echo found > /mnt/state/workspace/left").await;
@@ -144,15 +145,15 @@ async fn what_one_run_leaves_in_its_repositorys_state_the_next_one_finds() {
 }
 
 #[tokio::test]
-async fn a_sandbox_whose_state_cannot_be_had_starts_without() {
+async fn sandbox_starts_without_unavailable_state_volume() {
     let home = Home::new(Driver::Dir);
     let local = Local::new(home.engine.clone(), Limits::default());
     in_state_of(&local, "acme/app", "true").await;
     let [volume] = &home.engine.volumes().unwrap()[..] else {
         panic!("one repository, one volume")
     };
-    // No zygote holds it mounted.
-    home.engine.rest().unwrap();
+    // Stops the zygote, which would keep the volume mounted.
+    home.engine.stop_if_idle().unwrap();
     let image =
         home.folder.path().join("home").join("volumes").join(volume.name.as_str()).join("image");
     fs::remove_file(image).unwrap();

@@ -1,4 +1,5 @@
-//! Who asks: a bearer token for everything under `/v1`. What its user may do is `policy`'s.
+//! Authentication: everything under `/v1` requires a bearer token. `authorization` decides what the
+//! token's user may do.
 
 use std::{
     collections::HashMap,
@@ -18,16 +19,17 @@ use harvest_proto::{Timestamp, api::Token, bridge::Author};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    ServerState, limit,
-    policy::{self, Asked},
+    ServerState,
+    authorization::{self, RouteRequest},
     problem::ApiError,
+    rate_limit,
 };
 
-/// The token that was shown.
+/// The request's valid token.
 #[derive(Debug, Clone)]
-pub(crate) struct Holder(pub(crate) Token);
+pub(crate) struct Authenticated(pub(crate) Token);
 
-impl<S: Send + Sync> FromRequestParts<S> for Holder {
+impl<S: Send + Sync> FromRequestParts<S> for Authenticated {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
@@ -35,7 +37,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Holder {
     }
 }
 
-/// The person behind the token.
+/// The token's user.
 #[derive(Debug, Clone)]
 pub(crate) struct Caller(pub(crate) Author);
 
@@ -43,16 +45,16 @@ impl<S: Send + Sync> FromRequestParts<S> for Caller {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
-        Holder::from_request_parts(parts, state).await.map(|holder| Self(holder.0.user))
+        Authenticated::from_request_parts(parts, state).await.map(|token| Self(token.0.user))
     }
 }
 
-/// Cancelled when the server ends or the token of the request at hand is revoked: for sockets, which are
-/// no answers any more.
+/// Cancelled when the server shuts down or the request's token is revoked. For WebSockets, which
+/// outlive their response.
 #[derive(Debug, Clone)]
-pub(crate) struct Ending(pub(crate) CancellationToken);
+pub(crate) struct RevokedOrShutdown(pub(crate) CancellationToken);
 
-impl<S: Send + Sync> FromRequestParts<S> for Ending {
+impl<S: Send + Sync> FromRequestParts<S> for RevokedOrShutdown {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
@@ -60,63 +62,65 @@ impl<S: Send + Sync> FromRequestParts<S> for Ending {
     }
 }
 
-/// The tokens in use, each with what ends its streams and its sockets.
+/// The tokens in use, each with the cancellation tokens of its streams and WebSockets.
 #[derive(Debug)]
 pub(crate) struct Revocations {
     shutdown: CancellationToken,
-    known: Mutex<HashMap<(String, Timestamp), (CancellationToken, Ending)>>,
+    by_token: Mutex<HashMap<(String, Timestamp), (CancellationToken, RevokedOrShutdown)>>,
 }
 
 impl Revocations {
     pub(crate) fn new(shutdown: CancellationToken) -> Self {
-        Self { shutdown, known: Mutex::default() }
+        Self { shutdown, by_token: Mutex::default() }
     }
 
-    /// Cancelled once the token is revoked; the second also when the server ends.
-    fn of(&self, token: &Token) -> (CancellationToken, Ending) {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let fresh = || (CancellationToken::new(), Ending(self.shutdown.child_token()));
-        known.entry((token.name.clone(), token.created_at)).or_insert_with(fresh).clone()
+    /// The first is cancelled when the token is revoked, the second also when the server shuts
+    /// down.
+    fn cancellations(&self, token: &Token) -> (CancellationToken, RevokedOrShutdown) {
+        let mut by_token = self.by_token.lock().unwrap_or_else(PoisonError::into_inner);
+        let new = || (CancellationToken::new(), RevokedOrShutdown(self.shutdown.child_token()));
+        by_token.entry((token.name.clone(), token.created_at)).or_insert_with(new).clone()
     }
 
-    /// Cuts off whoever uses this token. The entry stays: a request may have been let in just before.
+    /// Closes the streams opened with this token. The entry stays, because a request may have been
+    /// authenticated just before.
     pub(crate) fn revoke(&self, token: &Token) {
-        let (revoked, Ending(ending)) = self.of(token);
+        let (revoked, RevokedOrShutdown(closing)) = self.cancellations(token);
         revoked.cancel();
-        ending.cancel();
+        closing.cancel();
     }
 }
 
-/// Lets only requests pass that show a known token and ask for what its user may do.
+/// Rejects requests without a known token, and those its user is not allowed to make.
 pub(crate) async fn require_token(
     State(state): State<ServerState>,
     mut request: Request,
     next: Next,
 ) -> Response {
-    let (asked, peer) = (Asked::of(&request), limit::peer(&request));
-    let Some(shown) = bearer(request.headers()) else {
-        return refuse(&state, peer, "the request has no bearer token");
+    let (target, peer) = (RouteRequest::new(&request), rate_limit::peer(&request));
+    let Some(value) = bearer(request.headers()) else {
+        return reject(&state, peer, "no bearer token was sent");
     };
-    match state.sessions.token_check(shown).await {
+    match state.sessions.token_check(value).await {
         Ok(Some(token)) => {
-            if let Err(error) = state.rates.token(&token.name) {
+            if let Err(error) = state.rate_limits.token(&token.name) {
                 return error.into_response();
             }
-            if let Err(error) = policy::check(&state.sessions, &token, &asked).await {
+            if let Err(error) = authorization::check(&state.sessions, &token, &target).await {
                 return error.into_response();
             }
-            let (revoked, ending) = state.revoked.of(&token);
-            request.extensions_mut().insert(ending);
-            request.extensions_mut().insert(Holder(token));
-            until(revoked, next.run(request).await)
+            let (revoked, closing) = state.revocations.cancellations(&token);
+            request.extensions_mut().insert(closing);
+            request.extensions_mut().insert(Authenticated(token));
+            close_when_revoked(revoked, next.run(request).await)
         }
-        Ok(None) => refuse(&state, peer, "the bearer token is not known here"),
+        Ok(None) => reject(&state, peer, "the bearer token is unknown or revoked"),
         Err(error) => ApiError::from(error).into_response(),
     }
 }
 
-/// Ends an answer of unknown length, which may be a stream, with the token it was given for.
-fn until(revoked: CancellationToken, response: Response) -> Response {
+/// Closes a response of unknown length, which may be a stream, when its token is revoked.
+fn close_when_revoked(revoked: CancellationToken, response: Response) -> Response {
     if response.body().size_hint().exact().is_some() {
         return response;
     }
@@ -125,7 +129,7 @@ fn until(revoked: CancellationToken, response: Response) -> Response {
     })
 }
 
-/// The token a request shows.
+/// The bearer token of a request.
 pub(crate) fn bearer(headers: &HeaderMap) -> Option<&str> {
     let value = headers.get(header::AUTHORIZATION)?.to_str().ok()?;
     let (scheme, token) = value.split_once(' ')?;
@@ -133,12 +137,14 @@ pub(crate) fn bearer(headers: &HeaderMap) -> Option<&str> {
 }
 
 fn unauthorized(detail: &str) -> ApiError {
-    ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", detail)
-        .hint("send `authorization: Bearer TOKEN`; `harvest up` prints the first one once, `harvest token create` makes more")
+    ApiError::new(StatusCode::UNAUTHORIZED, "unauthorized", detail).hint(
+        "send `authorization: Bearer TOKEN`; `harvest up` prints the first token once, `harvest \
+             token create` makes more",
+    )
 }
 
-fn refuse(state: &ServerState, peer: Option<SocketAddr>, detail: &str) -> Response {
-    if let Err(error) = state.rates.stranger(peer) {
+fn reject(state: &ServerState, peer: Option<SocketAddr>, detail: &str) -> Response {
+    if let Err(error) = state.rate_limits.anonymous(peer) {
         return error.into_response();
     }
     let mut response = unauthorized(detail).into_response();

@@ -1,5 +1,4 @@
-//! The socket side: how many connections there may be, how long a head may take to come and how long it
-//! may be. What a request says is not looked at here.
+//! Accepts connections: limits their number and the time and size of request headers.
 
 use std::{io, net::SocketAddr, sync::Arc, time::Duration};
 
@@ -15,43 +14,41 @@ use tokio::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-/// A head, or the next one on a connection that is kept, must be there within this time.
-const HEAD_PATIENCE: Duration = Duration::from_secs(30);
+// Applies to the first request of a connection and to the next one on a kept-alive connection.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The longest head: 64 KiB is eight times what common servers take.
-const HEAD_BYTES: usize = 64 * 1024;
+// Eight times the limit of common servers.
+const MAX_HEADER_BYTES: usize = 64 * 1024;
 
-/// Out of descriptors, most likely: some are given back in a moment.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+// Most likely out of file descriptors: some are freed in a moment.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// What a listener puts up with.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Bounds {
-    /// Connections at once; more wait in the kernel's queue.
+pub(crate) struct ConnectionLimits {
+    /// Concurrent connections; further ones wait in the kernel's queue.
     pub(crate) connections: usize,
-    /// How long a head may take.
-    pub(crate) head: Duration,
+    pub(crate) header_timeout: Duration,
 }
 
-impl Bounds {
-    pub(crate) const fn of(connections: usize) -> Self {
-        Self { connections, head: HEAD_PATIENCE }
+impl ConnectionLimits {
+    pub(crate) const fn new(connections: usize) -> Self {
+        Self { connections, header_timeout: HEADER_TIMEOUT }
     }
 }
 
-/// Answers with `router` on `listener` until `shutdown` is cancelled and the last answer is out.
+/// Serves `router` on `listener` until `shutdown` is cancelled and the last response is sent.
 pub(crate) async fn serve(
     listener: TcpListener,
     router: Router,
-    bounds: Bounds,
+    limits: ConnectionLimits,
     shutdown: CancellationToken,
 ) {
-    let (places, tracker) = (Arc::new(Semaphore::new(bounds.connections)), TaskTracker::new());
+    let (permits, tracker) = (Arc::new(Semaphore::new(limits.connections)), TaskTracker::new());
     let router = TowerToHyperService::new(router);
     loop {
-        let place = Arc::clone(&places).acquire_owned();
-        let place = tokio::select! {
-            place = place => place.expect("nobody closes it"),
+        let permit = Arc::clone(&permits).acquire_owned();
+        let permit = tokio::select! {
+            permit = permit => permit.expect("the semaphore is never closed"),
             () = shutdown.cancelled() => break,
         };
         let accepted = tokio::select! {
@@ -62,14 +59,14 @@ pub(crate) async fn serve(
             Ok((stream, peer)) => {
                 let (router, shutdown) = (router.clone(), shutdown.clone());
                 tracker.spawn(async move {
-                    answer(stream, peer, router, bounds.head, shutdown).await;
-                    drop(place);
+                    serve_connection(stream, peer, router, limits.header_timeout, shutdown).await;
+                    drop(permit);
                 });
             }
-            Err(error) if is_of_one_connection(&error) => {}
+            Err(error) if concerns_one_connection(&error) => {}
             Err(error) => {
                 tracing::error!(%error, "cannot accept a connection");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
             }
         }
     }
@@ -78,14 +75,14 @@ pub(crate) async fn serve(
     tracker.wait().await;
 }
 
-async fn answer(
+async fn serve_connection(
     stream: TcpStream,
     peer: SocketAddr,
     router: TowerToHyperService<Router>,
-    head: Duration,
+    header_timeout: Duration,
     shutdown: CancellationToken,
 ) {
-    // Events are small and wanted at once; without this the kernel collects them for 40 ms.
+    // Events are small: without this the kernel would delay them by up to 40 ms.
     let _ = stream.set_nodelay(true);
     let service = hyper::service::service_fn(move |mut request: hyper::Request<Incoming>| {
         request.extensions_mut().insert(ConnectInfo(peer));
@@ -93,8 +90,8 @@ async fn answer(
     });
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
-        .header_read_timeout(head)
-        .max_header_size(HEAD_BYTES)
+        .header_read_timeout(header_timeout)
+        .max_header_size(MAX_HEADER_BYTES)
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();
     let mut connection = std::pin::pin!(connection);
@@ -106,11 +103,11 @@ async fn answer(
         }
     };
     if let Err(error) = ended {
-        tracing::trace!(%peer, %error, "a connection broke");
+        tracing::trace!(%peer, %error, "connection closed with an error");
     }
 }
 
-fn is_of_one_connection(error: &io::Error) -> bool {
+fn concerns_one_connection(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionRefused | ConnectionAborted | ConnectionReset)
 }
@@ -121,54 +118,55 @@ mod tests {
     use axum::routing::get;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-    const ASK: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
+    const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n";
 
-    async fn listening(connections: usize, head: Duration) -> SocketAddr {
+    async fn start(connections: usize, header_timeout: Duration) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let router = Router::new().route("/", get(|| async { "here" }));
+        let router = Router::new().route("/", get(|| async { "hello" }));
         tokio::spawn(serve(
             listener,
             router,
-            Bounds { connections, head },
+            ConnectionLimits { connections, header_timeout },
             CancellationToken::new(),
         ));
         address
     }
 
     #[tokio::test]
-    async fn a_head_that_never_ends_is_not_waited_for() {
-        let address = listening(10, Duration::from_millis(20)).await;
+    async fn incomplete_headers_time_out() {
+        let address = start(10, Duration::from_millis(20)).await;
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nx-a: ").await.unwrap();
-        let mut answer = Vec::new();
-        let _ = stream.read_to_end(&mut answer).await;
-        assert!(!String::from_utf8_lossy(&answer).contains("here"));
+        let mut response = Vec::new();
+        let _ = stream.read_to_end(&mut response).await;
+        assert!(!String::from_utf8_lossy(&response).contains("hello"));
     }
 
     #[tokio::test]
-    async fn a_head_that_is_too_long_is_refused() {
-        let address = listening(10, HEAD_PATIENCE).await;
+    async fn oversized_headers_are_rejected() {
+        let address = start(10, HEADER_TIMEOUT).await;
         let mut stream = TcpStream::connect(address).await.unwrap();
-        let long = format!("GET / HTTP/1.1\r\nhost: x\r\nx-a: {}\r\n\r\n", "a".repeat(HEAD_BYTES));
+        let long =
+            format!("GET / HTTP/1.1\r\nhost: x\r\nx-a: {}\r\n\r\n", "a".repeat(MAX_HEADER_BYTES));
         let _ = stream.write_all(long.as_bytes()).await;
-        let mut answer = [0; 12];
-        stream.read_exact(&mut answer).await.unwrap();
-        assert_eq!(&answer, b"HTTP/1.1 431");
+        let mut response = [0; 12];
+        stream.read_exact(&mut response).await.unwrap();
+        assert_eq!(&response, b"HTTP/1.1 431");
     }
 
     #[tokio::test]
-    async fn one_connection_too_many_waits_until_another_is_gone() {
-        let address = listening(1, HEAD_PATIENCE).await;
+    async fn excess_connection_waits_until_another_closes() {
+        let address = start(1, HEADER_TIMEOUT).await;
         let mut first = TcpStream::connect(address).await.unwrap();
         let mut byte = [0; 1];
-        first.write_all(ASK).await.unwrap();
+        first.write_all(REQUEST).await.unwrap();
         first.read_exact(&mut byte).await.unwrap();
         let mut second = TcpStream::connect(address).await.unwrap();
-        second.write_all(ASK).await.unwrap();
+        second.write_all(REQUEST).await.unwrap();
         let early =
             tokio::time::timeout(Duration::from_millis(50), second.read_exact(&mut byte)).await;
-        assert!(early.is_err(), "there was room for one only");
+        assert!(early.is_err(), "the limit is one connection");
         drop(first);
         second.read_exact(&mut byte).await.unwrap();
     }

@@ -1,4 +1,4 @@
-//! Reads requests: bodies, path parts and queries, each parsed once, each refusal in our own words.
+//! Extractors for bodies, path parameters and queries. Rejections are [`ApiError`]s.
 
 use std::time::Duration;
 
@@ -12,15 +12,14 @@ use serde::de::DeserializeOwned;
 
 use crate::problem::ApiError;
 
-// Neither a database's text nor a command line can hold it.
-const NO_ZERO: &str =
-    "a text holds the character zero, which ends a text for the kernel and the store";
+// Neither the database nor a command line can represent NUL.
+const NO_NUL: &str = "strings must not contain NUL characters";
 
-/// The longest body: a prompt of 64,000 characters, escaped, and room.
+/// Fits a prompt of 64,000 escaped characters.
 pub(crate) const MAX_BODY_BYTES: usize = 1024 * 1024;
 
-/// How long a body may take to come. The longest one needs 35 kB/s.
-pub(crate) const BODY_PATIENCE: Duration = Duration::from_secs(30);
+/// At this timeout the longest body needs 35 kB/s.
+pub(crate) const BODY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A JSON body.
 pub(crate) struct Body<T>(pub(crate) T);
@@ -34,7 +33,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for Body<T> {
     }
 }
 
-/// A JSON body that may be left out.
+/// A JSON body that may be absent.
 pub(crate) struct OptionalBody<T>(pub(crate) T);
 
 impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OptionalBody<T> {
@@ -54,7 +53,7 @@ impl<T: DeserializeOwned + Default, S: Send + Sync> FromRequest<S> for OptionalB
     }
 }
 
-/// Path parts.
+/// Path parameters.
 pub(crate) struct Path<T>(pub(crate) T);
 
 impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T> {
@@ -63,9 +62,9 @@ impl<T: DeserializeOwned + Send, S: Send + Sync> FromRequestParts<S> for Path<T>
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         let path = axum::extract::Path::<T>::from_request_parts(parts, state).await;
         path.map(|axum::extract::Path(value)| Self(value)).map_err(|error| {
-            // A well-formed address of nothing: an id that cannot exist is not found, too.
+            // An id that cannot exist is not found, like any other unknown id.
             ApiError::new(StatusCode::NOT_FOUND, "not_found", error.body_text())
-                .hint("ids look like `ses_` or `sbx_`, followed by 12 letters and digits")
+                .hint("ids are `ses_` or `sbx_` followed by 12 letters and digits")
         })
     }
 }
@@ -78,7 +77,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
         if parts.uri.query().is_some_and(|query| query.contains("%00")) {
-            return Err(ApiError::invalid("invalid_query", NO_ZERO));
+            return Err(ApiError::invalid("invalid_query", NO_NUL));
         }
         let query = axum::extract::Query::<T>::from_request_parts(parts, state).await;
         query
@@ -87,7 +86,7 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
     }
 }
 
-/// How long a list may get, and where it goes on.
+/// The page size and the position of the page.
 #[derive(Debug, Default, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Paging {
@@ -98,28 +97,30 @@ pub(crate) struct Paging {
 }
 
 impl Paging {
-    /// 1 to 200; 50 when the client does not say.
+    /// 1 to 200; 50 by default.
     pub(crate) fn limit(&self) -> Result<u32, ApiError> {
         limit(self.limit, 50, 200)
     }
 }
 
-/// How many items a page holds: refused rather than bent, so that nobody takes a part for the whole.
-pub(crate) fn limit(asked: Option<u32>, otherwise: u32, most: u32) -> Result<u32, ApiError> {
-    let limit = asked.unwrap_or(otherwise);
-    match (1..=most).contains(&limit) {
+/// The page size. Out of range it is rejected, not clamped, so that a client never takes a part of
+/// a list for the whole.
+pub(crate) fn limit(limit: Option<u32>, default: u32, max: u32) -> Result<u32, ApiError> {
+    let limit = limit.unwrap_or(default);
+    match (1..=max).contains(&limit) {
         true => Ok(limit),
         false => {
-            Err(ApiError::invalid("invalid_query", format!("`limit` is 1 to {most}, not {limit}")))
+            let detail = format!("`limit` must be 1 to {max}, not {limit}");
+            Err(ApiError::invalid("invalid_query", detail))
         }
     }
 }
 
-/// A body of limited length, within a limited time: a client that lets it trickle gets no place for ever.
+/// Reads a body of limited length within a limited time.
 pub(crate) async fn read<S: Send + Sync>(request: Request, state: &S) -> Result<Bytes, ApiError> {
-    let read = tokio::time::timeout(BODY_PATIENCE, Bytes::from_request(request, state)).await;
+    let read = tokio::time::timeout(BODY_TIMEOUT, Bytes::from_request(request, state)).await;
     let read = read.map_err(|_| {
-        let detail = format!("the body was not there within {} s", BODY_PATIENCE.as_secs());
+        let detail = format!("the body did not arrive within {} s", BODY_TIMEOUT.as_secs());
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", detail)
     })?;
     read.map_err(|error: BytesRejection| match error.into_response().status() {
@@ -128,7 +129,7 @@ pub(crate) async fn read<S: Send + Sync>(request: Request, state: &S) -> Result<
             "too_large",
             format!("the body is longer than {MAX_BODY_BYTES} bytes"),
         ),
-        _ => ApiError::invalid("invalid_body", "the body could not be read to its end"),
+        _ => ApiError::invalid("invalid_body", "the body is incomplete"),
     })
 }
 
@@ -139,51 +140,51 @@ pub(crate) fn require_json(headers: &HeaderMap) -> Result<(), ApiError> {
     if essence.eq_ignore_ascii_case("application/json") {
         return Ok(());
     }
-    let detail = format!("the body's type is `{essence}`, not `application/json`");
+    let detail = format!("the content type is `{essence}`, not `application/json`");
     Err(ApiError::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", detail)
         .hint("send the header `content-type: application/json`"))
 }
 
 pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
-    // A list would be taken for the fields in their order, which nobody means.
+    // serde would accept an array as the fields in order.
     if bytes.trim_ascii_start().first() == Some(&b'[') {
-        let detail = "the body is a list, not an object";
+        let detail = "the body is an array, not an object";
         return Err(ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_body", detail));
     }
-    if has_zero(bytes) {
-        return Err(ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_body", NO_ZERO));
+    if has_nul(bytes) {
+        return Err(ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_body", NO_NUL));
     }
     serde_json::from_slice(bytes).map_err(|error| match error.classify() {
         serde_json::error::Category::Data => {
-            ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_body", quiet(&error))
+            ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_body", without_values(&error))
         }
-        _ => ApiError::invalid("invalid_json", quiet(&error)),
+        _ => ApiError::invalid("invalid_json", without_values(&error)),
     })
 }
 
-/// Whether a text in this JSON holds the character zero. Bare it would be no JSON.
-fn has_zero(json: &[u8]) -> bool {
+/// Whether a string in this JSON contains an escaped NUL. A bare one would not be valid JSON.
+fn has_nul(json: &[u8]) -> bool {
     let mut rest = json;
     while let Some(at) = rest.iter().position(|byte| *byte == b'\\') {
         if rest[at..].starts_with(b"\\u0000") {
             return true;
         }
-        // The escaped character as well: it may be a backslash itself.
+        // Also skip the escaped character, which may be a backslash.
         rest = rest.get(at + 2..).unwrap_or_default();
     }
     false
 }
 
-/// What serde says, without the values it quotes: a body may hold a secret.
-fn quiet(error: &serde_json::Error) -> String {
+/// serde's message without the values it quotes, because a body may contain a secret.
+fn without_values(error: &serde_json::Error) -> String {
     let (line, column) = (error.line(), error.column());
     let text = error.to_string();
     let safe =
         ["missing field", "unknown field", "EOF while", "expected value", "trailing characters"];
     match safe.iter().find(|safe| text.starts_with(**safe)) {
-        Some(_) => format!("the body cannot be read: {text}"),
+        Some(_) => format!("invalid body: {text}"),
         None => {
-            format!("the body cannot be read: wrong type or value at line {line} column {column}")
+            format!("invalid body: wrong type or value at line {line} column {column}")
         }
     }
 }
@@ -194,7 +195,7 @@ mod tests {
     use harvest_proto::api::SetSecret;
 
     #[test]
-    fn a_refused_body_does_not_quote_the_value_it_held() {
+    fn rejections_do_not_quote_values() {
         let error = parse::<SetSecret>(br#"{"value": 12345678}"#).unwrap_err();
         assert!(!error.detail.contains("12345678"), "{}", error.detail);
         let error = parse::<SetSecret>(br#"{"value": "x", "valeu": 1}"#).unwrap_err();
@@ -202,23 +203,23 @@ mod tests {
     }
 
     #[test]
-    fn a_zero_is_found_however_it_is_written() {
+    fn escaped_nul_is_found() {
         for with in [r#"{"a":"\u0000"}"#, r#"{"a":"x\\\u0000"}"#, r#"{"\n\u0000":1}"#] {
-            assert!(has_zero(with.as_bytes()), "{with}");
+            assert!(has_nul(with.as_bytes()), "{with}");
         }
         for without in [r#"{"a":"\\u0000"}"#, r#"{"a":"\u0001"}"#, r#"{"a":"u0000"}"#, "\\"] {
-            assert!(!has_zero(without.as_bytes()), "{without}");
+            assert!(!has_nul(without.as_bytes()), "{without}");
         }
     }
 
     #[test]
-    fn a_list_is_not_taken_for_the_fields_of_an_object() {
+    fn array_is_not_accepted_as_an_object() {
         assert!(parse::<SetSecret>(br#"  {"value": "x"}"#).is_ok());
         assert_eq!(parse::<SetSecret>(br#" ["x"]"#).unwrap_err().code, "invalid_body");
     }
 
     #[test]
-    fn a_limit_is_within_what_a_page_may_hold() {
+    fn page_size_out_of_range_is_rejected() {
         let limit = |limit| Paging { cursor: None, limit }.limit();
         assert_eq!(
             (limit(None).unwrap(), limit(Some(1)).unwrap(), limit(Some(200)).unwrap()),

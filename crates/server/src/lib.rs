@@ -1,106 +1,108 @@
-//! HTTP, SSE, WebSocket, auth, OpenAPI. Translates; decides nothing: what a session does is `session`'s, and this
-//! crate never sees the store or a provider.
+//! The HTTP API: routes, SSE, WebSockets, authentication, OpenAPI. It translates between HTTP and
+//! `session` and makes no decisions; it never sees the store or a provider.
 //!
-//! The way of a request: `problem::name_request` names it, `hosts::require_host` looks where it was sent,
-//! `auth::require_token` who sent it and, by `policy`, whether they may; `to_the_end` sees that what was begun is done,
-//! `idempotency::once` whether it came before; a file under `routes/` reads it and calls `Sessions`;
-//! `problem::finish` writes errors down.
+//! Order of the middleware: `problem::assign_request_id`, `metrics::count`, `problem::render`
+//! (errors become problem documents), `host_check::require_host`, `auth::require_token` (with the
+//! rules of `authorization`), `detach_writes`, `idempotency::idempotent`, then a handler under
+//! `routes/`.
 #![forbid(unsafe_code)]
 
 mod auth;
+mod authorization;
+mod command_body;
 mod connections;
+mod detach_writes;
 mod extract;
-pub mod here;
-mod hosts;
+mod host_check;
 mod idempotency;
-mod limit;
+pub mod in_process;
 mod metrics;
 mod openapi;
-mod policy;
 mod problem;
+mod rate_limit;
 mod routes;
-mod socket;
-mod stdin;
 mod stream;
-mod to_the_end;
-mod valid;
+mod validate;
+mod websocket;
 
 use std::{io, sync::Arc};
 
 use axum::{Router, extract::DefaultBodyLimit, middleware};
-use harvest_session::{Sessions, machines::Commands};
+use harvest_session::{Sessions, standalone::StandaloneSandboxes};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use connections::Bounds;
+use connections::ConnectionLimits;
 
 pub use openapi::document;
 
-/// What the routes need.
+/// The shared state of the routes.
 #[derive(Clone)]
 pub struct ServerState {
     sessions: Sessions,
-    hosts: Arc<hosts::Hosts>,
+    hosts: Arc<host_check::AllowedHosts>,
     forge: Router,
-    machines: Option<Commands>,
-    revoked: Arc<auth::Revocations>,
-    rates: Arc<limit::Rates>,
-    answers: Arc<metrics::Answers>,
+    standalone: Option<StandaloneSandboxes>,
+    revocations: Arc<auth::Revocations>,
+    rate_limits: Arc<rate_limit::RateLimits>,
+    request_metrics: Arc<metrics::RequestMetrics>,
     readiness: Arc<routes::Readiness>,
     limits: Limits,
-    under_way: idempotency::UnderWay,
+    in_flight: idempotency::InFlight,
     shutdown: CancellationToken,
 }
 
 impl ServerState {
-    /// For a server that answers to the loopback names, to any address and to `hosts`, and that ends
-    /// its streams when `shutdown` is cancelled.
+    /// A server that accepts loopback names, IP addresses and `hosts` in the `Host` header, and
+    /// closes its streams when `shutdown` is cancelled.
     #[must_use]
     pub fn new(sessions: Sessions, hosts: &[String], shutdown: CancellationToken) -> Self {
-        let hosts = Arc::new(hosts::Hosts::new(hosts));
+        let hosts = Arc::new(host_check::AllowedHosts::new(hosts));
         let limits = Limits::default();
-        let rates = Arc::new(limit::Rates::new(limits.requests_per_second));
+        let rate_limits = Arc::new(rate_limit::RateLimits::new(limits.requests_per_second));
         Self {
             sessions,
             hosts,
             forge: Router::new(),
-            machines: None,
-            revoked: Arc::new(auth::Revocations::new(shutdown.clone())),
-            answers: Arc::default(),
+            standalone: None,
+            revocations: Arc::new(auth::Revocations::new(shutdown.clone())),
+            rate_limits,
+            request_metrics: Arc::default(),
             readiness: Arc::default(),
-            rates,
             limits,
-            under_way: idempotency::UnderWay::default(),
+            in_flight: idempotency::InFlight::default(),
             shutdown,
         }
     }
 
-    /// With these limits in place of the default ones.
+    /// Replaces the default limits.
     #[must_use]
     pub fn with_limits(self, limits: Limits) -> Self {
-        Self { rates: Arc::new(limit::Rates::new(limits.requests_per_second)), limits, ..self }
+        let rate_limits = Arc::new(rate_limit::RateLimits::new(limits.requests_per_second));
+        Self { rate_limits, limits, ..self }
     }
 
-    /// Serves the local forge below `/forge`. It keeps its own errors and limits: git speaks to it.
+    /// Serves the local forge below `/forge`, with the forge's own errors, because its client is
+    /// git.
     #[must_use]
     pub fn with_forge(self, forge: Router) -> Self {
         Self { forge, ..self }
     }
 
-    /// Offers the machines of this host: sandboxes, images and volumes without a session.
+    /// Adds the routes of standalone sandboxes, images and volumes.
     #[must_use]
-    pub fn with_machines(self, machines: Commands) -> Self {
-        Self { machines: Some(machines), ..self }
+    pub fn with_standalone(self, standalone: StandaloneSandboxes) -> Self {
+        Self { standalone: Some(standalone), ..self }
     }
 }
 
-/// How much a server takes.
+/// The load a server accepts.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// Requests of one token in a second; four times as many at once; a tenth of it for each address
-    /// without a token. 0 is no limit.
+    /// Requests per second for each token, with a burst of four times as many; a tenth for each
+    /// address without a token. 0 disables the limit.
     pub requests_per_second: u32,
-    /// Connections at once; more wait.
+    /// Concurrent connections; further ones wait.
     pub connections: usize,
 }
 
@@ -110,36 +112,38 @@ impl Default for Limits {
     }
 }
 
-/// Every route, with everything in front of it.
+/// Every route with its middleware.
 pub fn router(state: ServerState) -> Router {
     let guarded = routes::guarded(&state)
-        .route_layer(middleware::from_fn(to_the_end::to_the_end))
+        .route_layer(middleware::from_fn(detach_writes::detach_writes))
         .route_layer(middleware::from_fn_with_state(state.clone(), auth::require_token));
     let api = guarded
-        .merge(
-            routes::open()
-                .route_layer(middleware::from_fn_with_state(state.clone(), limit::count_strangers)),
-        )
+        .merge(routes::open().route_layer(middleware::from_fn_with_state(
+            state.clone(),
+            rate_limit::limit_anonymous,
+        )))
         .fallback(routes::no_such_route)
-        .method_not_allowed_fallback(routes::no_such_method)
+        .method_not_allowed_fallback(routes::method_not_allowed)
         .layer(DefaultBodyLimit::max(extract::MAX_BODY_BYTES))
         .with_state(state.clone());
     Router::new()
         .nest("/forge", state.forge.clone())
         .merge(api)
-        .layer(middleware::from_fn_with_state(state.clone(), hosts::require_host))
-        .layer(middleware::from_fn(problem::finish))
+        .layer(middleware::from_fn_with_state(state.clone(), host_check::require_host))
+        .layer(middleware::from_fn(problem::render))
         .layer(middleware::from_fn_with_state(state, metrics::count))
-        .layer(middleware::from_fn(problem::name_request))
+        .layer(middleware::from_fn(problem::assign_request_id))
 }
 
-/// Answers requests on `listener` until the state's `shutdown` is cancelled and the last answer is out.
+/// Serves requests on `listener` until the state's `shutdown` is cancelled and the last response is
+/// sent.
 ///
 /// # Errors
 /// When the listener's address cannot be read.
 pub async fn serve(listener: TcpListener, state: ServerState) -> io::Result<()> {
     tracing::info!(address = %listener.local_addr()?, "listening");
-    let (shutdown, bounds) = (state.shutdown.clone(), Bounds::of(state.limits.connections));
-    connections::serve(listener, router(state), bounds, shutdown).await;
+    let (shutdown, limits) =
+        (state.shutdown.clone(), ConnectionLimits::new(state.limits.connections));
+    connections::serve(listener, router(state), limits, shutdown).await;
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! What the server counts about itself, as Prometheus reads it. Labels are words of ours only: routes as
-//! they are written down, states, reasons; never what somebody sent.
+//! Metrics in the Prometheus text format. Labels are fixed values only (route templates, states,
+//! reasons), never client input.
 
 use std::{
     collections::BTreeMap,
@@ -14,49 +14,49 @@ use axum::{
     middleware::Next,
     response::Response,
 };
-use harvest_session::{Histogram, Vitals};
+use harvest_session::{Histogram, ServerStats};
 
 use crate::ServerState;
 
-/// Answers, counted by route and status, with what they took.
+/// Response counts and latencies by method and route.
 #[derive(Debug, Default)]
-pub(crate) struct Answers(Mutex<BTreeMap<(&'static str, String), Route>>);
+pub(crate) struct RequestMetrics(Mutex<BTreeMap<(&'static str, String), RouteMetrics>>);
 
 #[derive(Debug, Clone, Default)]
-struct Route {
+struct RouteMetrics {
     statuses: BTreeMap<u16, u64>,
-    took: Histogram,
+    latency: Histogram,
 }
 
-impl Answers {
-    fn count(&self, method: &Method, route: &str, status: u16, took: Duration) {
+impl RequestMetrics {
+    fn count(&self, method: &Method, route: &str, status: u16, latency: Duration) {
         let mut routes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let route = routes.entry((known(method), route.to_owned())).or_default();
+        let route = routes.entry((method_label(method), route.to_owned())).or_default();
         *route.statuses.entry(status).or_default() += 1;
-        route.took.observe(took);
+        route.latency.observe(latency);
     }
 }
 
-/// Counts an answer, and what it took until its head was out.
+/// Counts a response and its time to first byte.
 pub(crate) async fn count(
     State(state): State<ServerState>,
     request: Request,
     next: Next,
 ) -> Response {
     let route = route(&request).to_owned();
-    let (method, began) = (request.method().clone(), Instant::now());
+    let (method, started) = (request.method().clone(), Instant::now());
     let response = next.run(request).await;
-    state.answers.count(&method, &route, response.status().as_u16(), began.elapsed());
+    state.request_metrics.count(&method, &route, response.status().as_u16(), started.elapsed());
     response
 }
 
-/// The route a request was sent to, as it is written down.
+/// The route template of a request.
 pub(crate) fn route(request: &Request) -> &str {
     request.extensions().get::<MatchedPath>().map_or("none", MatchedPath::as_str)
 }
 
-/// A method anyone may invent must not become a label.
-fn known(method: &Method) -> &'static str {
+/// Clients may send arbitrary methods: unknown ones share a label.
+fn method_label(method: &Method) -> &'static str {
     match method.as_str() {
         "GET" => "GET",
         "HEAD" => "HEAD",
@@ -68,45 +68,45 @@ fn known(method: &Method) -> &'static str {
     }
 }
 
-/// The whole page.
-pub(crate) fn page(vitals: &Vitals, answers: &Answers) -> String {
-    let mut page = Page::default();
-    sessions(&mut page, vitals);
-    let routes = answers.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    page.family("harvest_requests_total", "counter", "Answers, by route and status");
+/// The metrics page.
+pub(crate) fn page(stats: &ServerStats, requests: &RequestMetrics) -> String {
+    let mut page = MetricsPage::default();
+    sessions(&mut page, stats);
+    let routes = requests.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    page.family("harvest_requests_total", "counter", "Responses by route and status");
     for ((method, path), route) in &routes {
         for (status, number) in &route.statuses {
             let labels = [("method", *method), ("route", path), ("status", &status.to_string())];
             page.sample("harvest_requests_total", &labels, *number);
         }
     }
-    page.family("harvest_request_seconds", "histogram", "From a request's head to its answer's");
+    page.family(
+        "harvest_request_seconds",
+        "histogram",
+        "Time from request headers to response headers",
+    );
     for ((method, path), route) in &routes {
         page.histogram(
             "harvest_request_seconds",
             &[("method", method), ("route", path)],
-            &route.took,
+            &route.latency,
         );
     }
     if let Some(bytes) = resident_bytes() {
-        page.one("harvest_resident_bytes", "gauge", "Memory of the server's process", bytes);
+        page.one("harvest_resident_bytes", "gauge", "Resident memory of the server process", bytes);
     }
     page.text
 }
 
-fn sessions(page: &mut Page, vitals: &Vitals) {
-    let counts = &vitals.counts;
-    page.family("harvest_build", "gauge", "1, and the version as a label");
+fn sessions(page: &mut MetricsPage, stats: &ServerStats) {
+    let counts = &stats.counts;
+    page.family("harvest_build", "gauge", "Always 1; the version is a label");
     page.sample("harvest_build", &[("version", env!("CARGO_PKG_VERSION"))], 1);
-    page.family("harvest_sessions", "gauge", "Sessions there are, by state");
-    for (state, number) in &vitals.sessions {
+    page.family("harvest_sessions", "gauge", "Sessions by state");
+    for (state, number) in &stats.sessions {
         page.sample("harvest_sessions", &[("state", state.as_str())], *number);
     }
-    page.family(
-        "harvest_state_changes_total",
-        "counter",
-        "Changes of a session's state, by reason",
-    );
+    page.family("harvest_state_changes_total", "counter", "Session state changes by reason");
     for ((state, reason), number) in &counts.changes {
         page.sample(
             "harvest_state_changes_total",
@@ -114,42 +114,52 @@ fn sessions(page: &mut Page, vitals: &Vitals) {
             *number,
         );
     }
-    page.one(
-        "harvest_prompts_waiting",
-        "gauge",
-        "Prompts that wait for their turn",
-        vitals.prompts_waiting,
-    );
-    if let Some(sandboxes) = vitals.sandboxes {
+    page.one("harvest_prompts_waiting", "gauge", "Queued prompts", stats.prompts_waiting);
+    if let Some(sandboxes) = stats.sandboxes {
         page.one(
             "harvest_sandboxes",
             "gauge",
-            "Sandboxes of sessions, builds and checks",
+            "Running sandboxes of sessions, builds and checks",
             sandboxes,
         );
     }
-    if let Some(seeds) = vitals.seeds {
-        page.one("harvest_seeds_ready", "gauge", "Seeds that wait for a start", seeds.ready);
-        page.one("harvest_seeds_grown_total", "counter", "Seeds grown ahead of time", seeds.grown);
-        page.one("harvest_seeds_used_total", "counter", "Starts that took a seed", seeds.used);
+    if let Some(standby) = stats.standby {
         page.one(
-            "harvest_seeds_missed_total",
+            "harvest_standby_ready",
+            "gauge",
+            "Standby sandboxes ready for a start",
+            standby.ready,
+        );
+        page.one(
+            "harvest_standby_prepared_total",
             "counter",
-            "Starts that found no seed",
-            seeds.missed,
+            "Standby sandboxes prepared",
+            standby.preforked,
+        );
+        page.one(
+            "harvest_standby_used_total",
+            "counter",
+            "Starts that used a standby sandbox",
+            standby.used,
+        );
+        page.one(
+            "harvest_standby_missed_total",
+            "counter",
+            "Starts without a standby sandbox",
+            standby.missed,
         );
     }
     page.one("harvest_events_total", "counter", "Events stored", counts.events);
-    let plain = [
-        ("harvest_queue_wait_seconds", "What prompts waited for their turn", &counts.waits),
-        ("harvest_start_seconds", "What starting a sandbox took", &counts.starts),
-        ("harvest_snapshot_seconds", "What taking a snapshot took", &counts.snapshots),
+    let histograms = [
+        ("harvest_queue_wait_seconds", "Time prompts spent in the queue", &counts.waits),
+        ("harvest_start_seconds", "Sandbox start time", &counts.starts),
+        ("harvest_snapshot_seconds", "Snapshot time", &counts.snapshots),
     ];
-    for (name, help, histogram) in plain {
+    for (name, help, histogram) in histograms {
         page.family(name, "histogram", help);
         page.histogram(name, &[], histogram);
     }
-    page.family("harvest_turn_seconds", "histogram", "What turns took, by outcome");
+    page.family("harvest_turn_seconds", "histogram", "Turn duration by outcome");
     for (outcome, histogram) in &counts.turns {
         page.histogram("harvest_turn_seconds", &[("outcome", outcome)], histogram);
     }
@@ -161,13 +171,13 @@ fn resident_bytes() -> Option<u64> {
     line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok().map(|kilobytes| kilobytes * 1024)
 }
 
-/// The text format, version 0.0.4.
+/// A page in the text format, version 0.0.4.
 #[derive(Default)]
-struct Page {
+struct MetricsPage {
     text: String,
 }
 
-impl Page {
+impl MetricsPage {
     fn family(&mut self, name: &str, kind: &str, help: &str) {
         let _ = writeln!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
@@ -205,10 +215,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_label_cannot_end_its_line_and_an_invented_method_is_no_label() {
-        let mut page = Page::default();
+    fn labels_are_escaped_and_unknown_methods_collapsed() {
+        let mut page = MetricsPage::default();
         page.sample("x", &[("a", "b\"} 1\ny 2\\")], 3);
         assert_eq!(page.text, "x{a=\"b\\\"} 1\\ny 2\\\\\"} 3\n");
-        assert_eq!(known(&Method::from_bytes(b"BREW").unwrap()), "other");
+        assert_eq!(method_label(&Method::from_bytes(b"BREW").unwrap()), "other");
     }
 }

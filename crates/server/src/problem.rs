@@ -1,7 +1,7 @@
-//! Errors as clients see them: RFC 9457 problems with a `code`, a `hint` and the request's id.
+//! Errors as RFC 9457 problem documents with a `code`, a `hint` and the request's id.
 //!
-//! A handler answers with an [`ApiError`]; it does not know the request's id, so the problem rides
-//! along as an extension and [`finish`] writes it down once, for our errors and for axum's own alike.
+//! A handler returns an [`ApiError`], which travels as a response extension because handlers do not
+//! know the request's id; [`render`] turns it, and errors of axum itself, into the document.
 
 use std::panic::AssertUnwindSafe;
 
@@ -14,23 +14,23 @@ use axum::{
 };
 use futures_util::FutureExt;
 use harvest_proto::{SessionId, api::Problem, bridge::FaultCode};
-pub(crate) use harvest_session::words;
+pub(crate) use harvest_session::error_chain;
 use harvest_session::{SessionError, bridge::BridgeError};
 use tracing::Instrument;
 
 use crate::metrics;
 
-/// Names a request in answers and in the log.
+/// Identifies a request in responses and in the log.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// What a handler could not do, in words for the client.
+/// An error response.
 #[derive(Debug, Clone)]
 pub(crate) struct ApiError {
     pub(crate) status: StatusCode,
     pub(crate) code: &'static str,
     pub(crate) detail: String,
     pub(crate) hint: Option<String>,
-    /// When to ask again, in seconds.
+    /// In seconds.
     pub(crate) retry_after: Option<u64>,
 }
 
@@ -49,7 +49,7 @@ impl ApiError {
         self
     }
 
-    /// The request makes no sense as it was sent.
+    /// 400 Bad Request.
     pub(crate) fn invalid(code: &'static str, detail: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, code, detail)
     }
@@ -73,17 +73,17 @@ impl From<SessionError> for ApiError {
             SessionError::Conflict { .. } => StatusCode::CONFLICT,
             SessionError::Invalid { .. } => StatusCode::UNPROCESSABLE_ENTITY,
             SessionError::Stopped => StatusCode::SERVICE_UNAVAILABLE,
-            SessionError::Store(error) if error.is_full() => StatusCode::INSUFFICIENT_STORAGE,
+            SessionError::Store(error) if error.is_disk_full() => StatusCode::INSUFFICIENT_STORAGE,
             SessionError::Bridge(error) => bridge_status(error),
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
         let hint = match &error {
-            SessionError::NotFound { what } => Some(where_to_look(what)),
+            SessionError::NotFound { what } => Some(listing_hint(what)),
             _ => error.hint(),
         };
         let detail = match &error {
             SessionError::Bridge(BridgeError::Fault(fault)) => fault.message.clone(),
-            _ => words(&error),
+            _ => error_chain(&error),
         };
         let (code, hint) = (error.code(), hint.map(str::to_owned));
         let retry_after = (status == StatusCode::SERVICE_UNAVAILABLE).then_some(1);
@@ -91,11 +91,10 @@ impl From<SessionError> for ApiError {
     }
 }
 
-/// A supervisor that says no has understood; one that cannot be reached has not.
+/// An error reported by the supervisor is the client's; a broken connection to it is ours.
 fn bridge_status(error: &BridgeError) -> StatusCode {
     let BridgeError::Fault(fault) = error else {
         return match error {
-            BridgeError::Outdated => StatusCode::CONFLICT,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
     };
@@ -110,75 +109,69 @@ fn bridge_status(error: &BridgeError) -> StatusCode {
     }
 }
 
-/// Which verb lists what was not found.
-fn where_to_look(what: &str) -> &'static str {
+/// The command that lists resources of the missing kind.
+fn listing_hint(what: &str) -> &'static str {
     match what.split_whitespace().next() {
-        Some("repository") => "`harvest repo ls` lists those there are",
-        Some("image") => {
-            "`harvest image ls` lists those there are, `harvest image build` makes one"
-        }
-        Some("snapshot") => "`harvest snapshot ls` lists those there are",
-        Some("secret") => "`harvest secret ls` lists those there are",
-        Some("token") => "`harvest token ls` lists those there are",
-        Some("prompt") => "`harvest queue ls SESSION` lists those there are",
-        Some("turn") => "`harvest show SESSION` lists those that ended",
+        Some("repository") => "`harvest repo ls` lists repositories",
+        Some("image") => "`harvest image ls` lists images, `harvest image build` makes one",
+        Some("snapshot") => "`harvest snapshot ls` lists snapshots",
+        Some("secret") => "`harvest secret ls` lists secrets",
+        Some("token") => "`harvest token ls` lists tokens",
+        Some("prompt") => "`harvest queue ls SESSION` lists prompts",
+        Some("turn") => "`harvest show SESSION` lists turns",
         _ => "`harvest ls` lists sessions",
     }
 }
 
-/// The id [`name_request`] gave the request at hand.
+/// The id set by [`assign_request_id`].
 #[derive(Debug, Clone)]
-pub(crate) struct RequestName(pub(crate) String);
+pub(crate) struct RequestId(pub(crate) String);
 
-/// Gives every request an id, puts it on the answer and on what is logged meanwhile, and writes one line
-/// about both.
-pub(crate) async fn name_request(mut request: Request, next: Next) -> Response {
-    let name = random_name();
-    request.extensions_mut().insert(RequestName(name.clone()));
-    // Route and session only: a path, a query or a header may hold what must not be in a log.
+/// Gives every request an id, adds it to the response and to the request's log lines, and logs the
+/// outcome.
+pub(crate) async fn assign_request_id(mut request: Request, next: Next) -> Response {
+    let id = random_request_id();
+    request.extensions_mut().insert(RequestId(id.clone()));
+    // Only route and session: path, query and headers may contain secrets.
     let span = tracing::error_span!(
         "request",
-        id = %name,
+        %id,
         method = %request.method(),
         route = metrics::route(&request),
-        session = session(request.uri().path()).map(tracing::field::display),
+        session = session_id(request.uri().path()).map(tracing::field::display),
     );
-    let began = std::time::Instant::now();
+    let started = std::time::Instant::now();
     let mut response = next.run(request).instrument(span.clone()).await;
-    let millis = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let millis = u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX);
     span.in_scope(|| tracing::info!(status = response.status().as_u16(), millis, "answered"));
-    let value = HeaderValue::from_str(&name).expect("our own names are plain ASCII");
+    let value = HeaderValue::from_str(&id).expect("request ids are ASCII");
     response.headers_mut().insert(REQUEST_ID, value);
     response
 }
 
-/// The session a path names.
-fn session(path: &str) -> Option<SessionId> {
+fn session_id(path: &str) -> Option<SessionId> {
     path.strip_prefix("/v1/sessions/")?.split('/').next()?.parse().ok()
 }
 
-/// Turns every error answer of the API into a problem. The forge's own stay as git expects them.
-pub(crate) async fn finish(request: Request, next: Next) -> Response {
-    finish_as(request, next, true).await
+/// Turns every error response of the API into a problem document. The forge's errors stay as git
+/// expects them.
+pub(crate) async fn render(request: Request, next: Next) -> Response {
+    render_with(request, next, true).await
 }
 
-/// The same where whoever asks is this process: it tells the person itself.
-pub(crate) async fn finish_unlogged(request: Request, next: Next) -> Response {
-    finish_as(request, next, false).await
+/// The same without logging, for in-process requests, whose caller reports the error.
+pub(crate) async fn render_unlogged(request: Request, next: Next) -> Response {
+    render_with(request, next, false).await
 }
 
-async fn finish_as(request: Request, next: Next, logged: bool) -> Response {
+async fn render_with(request: Request, next: Next, logged: bool) -> Response {
     let forge = request.uri().path().starts_with("/forge/");
-    let name =
-        request.extensions().get::<RequestName>().map_or_else(random_name, |name| name.0.clone());
-    // A bug in a handler costs its own request only, and is told like any other failure.
+    let id =
+        request.extensions().get::<RequestId>().map_or_else(random_request_id, |id| id.0.clone());
+    // A panic in a handler fails only its own request.
     let response = AssertUnwindSafe(next.run(request)).catch_unwind().await.unwrap_or_else(|_| {
-        ApiError::new(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            "internal",
-            "the request broke off inside the server",
-        )
-        .into_response()
+        ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the request handler panicked")
+            .into_response()
     });
     let status = response.status();
     let failed = status.is_client_error() || status.is_server_error();
@@ -186,22 +179,22 @@ async fn finish_as(request: Request, next: Next, logged: bool) -> Response {
         return response;
     }
     let (mut parts, _) = response.into_parts();
-    let error = parts.extensions.remove::<ApiError>().unwrap_or_else(|| foreign(status));
+    let error = parts.extensions.remove::<ApiError>().unwrap_or_else(|| generic(status));
     if logged && status.is_server_error() {
-        tracing::error!(code = error.code, detail = %error.detail, "failed");
+        tracing::error!(code = error.code, detail = %error.detail, "request failed");
     }
-    let mut answer = write(error, name);
-    // What the router itself adds to an error, such as `Allow` on 405, stays.
-    for kept in [header::ALLOW, header::WWW_AUTHENTICATE, header::RETRY_AFTER] {
-        if let Some(value) = parts.headers.remove(&kept) {
-            answer.headers_mut().insert(kept, value);
+    let mut response = document(error, id);
+    // Preserve headers that belong to the status, such as `Allow` on 405.
+    for name in [header::ALLOW, header::WWW_AUTHENTICATE, header::RETRY_AFTER] {
+        if let Some(value) = parts.headers.remove(&name) {
+            response.headers_mut().insert(name, value);
         }
     }
-    answer
+    response
 }
 
-/// An error that some layer below made without our words.
-fn foreign(status: StatusCode) -> ApiError {
+/// The error for a status set by axum or hyper.
+fn generic(status: StatusCode) -> ApiError {
     let title = status.canonical_reason().unwrap_or("error");
     let code = match status {
         StatusCode::NOT_FOUND => "not_found",
@@ -210,10 +203,10 @@ fn foreign(status: StatusCode) -> ApiError {
         _ if status.is_server_error() => "internal",
         _ => "invalid_request",
     };
-    ApiError::new(status, code, format!("the request was refused: {}", title.to_lowercase()))
+    ApiError::new(status, code, format!("the request was rejected: {}", title.to_lowercase()))
 }
 
-fn write(error: ApiError, request_id: String) -> Response {
+fn document(error: ApiError, request_id: String) -> Response {
     let problem = Problem {
         kind: "about:blank".into(),
         title: error.status.canonical_reason().unwrap_or("Error").into(),
@@ -229,9 +222,8 @@ fn write(error: ApiError, request_id: String) -> Response {
     response
 }
 
-fn random_name() -> String {
+fn random_request_id() -> String {
     let mut bytes = [0u8; 6];
-    getrandom::fill(&mut bytes)
-        .expect("the kernel's random source is there on every Linux we support");
-    bytes.iter().fold(String::from("req_"), |name, byte| name + &format!("{byte:02x}"))
+    getrandom::fill(&mut bytes).expect("getrandom is available on every supported kernel");
+    bytes.iter().fold(String::from("req_"), |id, byte| id + &format!("{byte:02x}"))
 }

@@ -1,5 +1,5 @@
-//! Long answers: server-sent events and JSON lines. Both end when the server shuts down, so that a
-//! follower cannot hold it up; a follower comes back with its cursor.
+//! Streamed responses: server-sent events and JSON lines. Both end when the server shuts down; a
+//! client resumes with its cursor.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -19,32 +19,33 @@ use tokio_util::sync::CancellationToken;
 
 use crate::problem::ApiError;
 
-/// Shorter than the idle limits of common proxies, the strictest of which is 30 s.
+// Shorter than the idle timeouts of common proxies, the strictest of which is 30 s.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 
-/// How long a command may outlive a client that went away without a word.
-const FEEL: Duration = Duration::from_secs(2);
+// Bounds how long a command outlives a client that disappeared.
+const KEEPALIVE: Duration = Duration::from_secs(2);
 
-/// How long a client waits before it comes back.
+// The reconnection delay suggested to clients.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// How long a stream goes on once the server ends: who follows a session should read that it was paused.
-const LAST_WORDS: Duration = Duration::from_millis(300);
+// Streams stay open this long during shutdown, so that followers receive the final events, such as
+// the pause of their session.
+const SHUTDOWN_GRACE: Duration = Duration::from_millis(300);
 
-async fn ending(shutdown: CancellationToken) {
+async fn shutdown_with_grace(shutdown: CancellationToken) {
     shutdown.cancelled().await;
-    tokio::time::sleep(LAST_WORDS).await;
+    tokio::time::sleep(SHUTDOWN_GRACE).await;
 }
 
-/// The last event a client has seen: `after=`, else `Last-Event-ID`, else none.
+/// The last event the client has seen: `after`, else `Last-Event-ID`, else 0.
 pub(crate) fn cursor(after: Option<u64>, headers: &HeaderMap) -> Result<u64, ApiError> {
     if let Some(after) = after {
         return Ok(after);
     }
     let Some(value) = headers.get("last-event-id") else { return Ok(0) };
     value.to_str().ok().and_then(|text| text.trim().parse().ok()).ok_or_else(|| {
-        ApiError::invalid("invalid_cursor", "`Last-Event-ID` is not the number of an event")
-            .hint("leave it out to read from the beginning")
+        ApiError::invalid("invalid_cursor", "invalid cursor: `Last-Event-ID` is not a number")
+            .hint("omit it to read from the beginning")
     })
 }
 
@@ -54,7 +55,8 @@ pub(crate) fn wants_events(headers: &HeaderMap) -> bool {
     accept.split(',').any(|kind| kind.trim().to_ascii_lowercase().starts_with("text/event-stream"))
 }
 
-/// The session as it stands, without an id because it is no event; then events, their `seq` as id.
+/// First the session's current state, without an id because it is not an event; then the events
+/// with their `seq` as id.
 pub(crate) fn events(
     session: &Session,
     events: impl Stream<Item = Event> + Send + 'static,
@@ -63,12 +65,12 @@ pub(crate) fn events(
     let first = Frame::default().event("snapshot").retry(RETRY).data(json(session));
     let rest = events
         .map(|event| Frame::default().id(event.seq.to_string()).data(json(&event)))
-        .take_until(ending(shutdown));
+        .take_until(shutdown_with_grace(shutdown));
     let frames = stream::iter([first]).chain(rest).map(Ok::<_, Infallible>);
     let mut response = Sse::new(frames)
         .keep_alive(KeepAlive::new().interval(HEARTBEAT).text("heartbeat"))
         .into_response();
-    // Proxies that collect an answer before they pass it on would make a live stream a dead one.
+    // Disables buffering in proxies, which would delay events.
     response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
 }
@@ -80,18 +82,18 @@ pub(crate) fn lines<T: Serialize>(
 ) -> Response {
     let bytes = items
         .map(|item| Ok::<_, Infallible>(Bytes::from(json(&item) + "\n")))
-        .take_until(ending(shutdown));
+        .take_until(shutdown_with_grace(shutdown));
     ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(bytes)).into_response()
 }
 
-/// The same, with an empty line when there was nothing to say for a while: what cannot be written tells that
-/// the client is gone. One that is sending its own body is not heard to hang up while nobody reads that.
-pub(crate) fn lines_felt<T: Serialize>(
+/// The same with periodic empty lines: a failed write reveals that the client is gone. hyper does
+/// not notice a disconnect while an unread request body is pending.
+pub(crate) fn lines_with_keepalive<T: Serialize>(
     items: impl Stream<Item = T> + Send + Unpin + 'static,
     shutdown: CancellationToken,
 ) -> Response {
-    let felt = stream::unfold(items, |mut items| async move {
-        let line = match tokio::time::timeout(FEEL, items.next()).await {
+    let lines = stream::unfold(items, |mut items| async move {
+        let line = match tokio::time::timeout(KEEPALIVE, items.next()).await {
             Ok(Some(item)) => json(&item) + "\n",
             Ok(None) => return None,
             Err(_) => "\n".to_owned(),
@@ -99,7 +101,7 @@ pub(crate) fn lines_felt<T: Serialize>(
         Some((Ok::<_, Infallible>(Bytes::from(line)), items))
     });
     let kind = [(header::CONTENT_TYPE, "application/x-ndjson")];
-    (kind, Body::from_stream(felt.take_until(ending(shutdown)))).into_response()
+    (kind, Body::from_stream(lines.take_until(shutdown_with_grace(shutdown)))).into_response()
 }
 
 fn json(value: &impl Serialize) -> String {
@@ -115,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn the_query_goes_before_the_header_and_nonsense_is_refused() {
+    fn query_cursor_takes_precedence_over_header() {
         assert_eq!(cursor(None, &HeaderMap::new()).unwrap(), 0);
         assert_eq!(cursor(None, &headers("last-event-id", "7")).unwrap(), 7);
         assert_eq!(cursor(Some(3), &headers("last-event-id", "7")).unwrap(), 3);
@@ -126,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn a_browser_that_takes_anything_gets_json() {
+    fn wildcard_accept_header_gets_json() {
         assert!(!wants_events(&headers("accept", "*/*")));
         assert!(wants_events(&headers("accept", "application/json;q=0.5, Text/Event-Stream")));
     }

@@ -1,5 +1,5 @@
-//! Blobs, the whole of what events hold only the ends of: fetched from the sandbox and kept before their
-//! event is. An event names a blob only when it is kept.
+//! Blobs: the full text of which an event holds only the ends. A blob is fetched from the sandbox
+//! and stored before its event, so that a stored event never names a missing blob.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,69 +9,69 @@ use tokio::sync::mpsc;
 
 use crate::{
     Sessions,
-    bridge::{Bridge, BridgeError, FromBridge},
+    bridge::{Bridge, BridgeError, OwnerMessage},
+    context::{Shared, error_chain, now},
     error::SessionError,
-    wiring::{Shared, now, words},
 };
 
-// What all blobs of a session may take; beyond it events keep their ends only.
+// Of all blobs of a session; beyond it events have no blob.
 const QUOTA_BYTES: u64 = 64 * 1024 * 1024;
 
 // Longer than any line of an agent that a supervisor reads.
-const MAX_BYTES: u64 = 16 * 1024 * 1024;
+const MAX_BLOB_BYTES: u64 = 16 * 1024 * 1024;
 
-// As many as the driver writes at once. The supervisor has at most 2 MiB under way, wherever they wait.
-const WAITING: usize = 256;
+// One batch of the driver. The supervisor has at most 2 MiB in flight.
+const QUEUED_MESSAGES: usize = 256;
 
-const LONGEST_WAIT: Duration = Duration::from_secs(10);
+const MAX_DELAY: Duration = Duration::from_secs(10);
 
-/// There is nobody left to tell: another server has taken over, the session or the connection is gone.
-struct Over;
+/// Another server has taken over, or the session or the connection is gone.
+struct Detached;
 
-/// Passes on what the bridge says, in its order, once the blobs it names are kept. Ends with the bridge, and
-/// when nobody listens any more.
-pub(crate) fn kept(
+/// Forwards the messages of a bridge in order, each after its blob is stored. Ends with the bridge
+/// or its receiver.
+pub(crate) fn store_blobs(
     shared: &Arc<Shared>,
     session: SessionId,
     bridge: Bridge,
-    mut heard: mpsc::Receiver<FromBridge>,
-) -> mpsc::Receiver<FromBridge> {
-    let (out, events) = mpsc::channel(WAITING);
-    let here = Arc::clone(shared);
+    mut messages: mpsc::Receiver<OwnerMessage>,
+) -> mpsc::Receiver<OwnerMessage> {
+    let (out, events) = mpsc::channel(QUEUED_MESSAGES);
+    let context = Arc::clone(shared);
     shared.spawn(async move {
-        let keeping = async {
-            while let Some(mut one) = heard.recv().await {
-                if let FromBridge::Event(event) = &mut one
-                    && Box::pin(keep(&here, &session, &bridge, event)).await.is_err()
+        let forwarding = async {
+            while let Some(mut message) = messages.recv().await {
+                if let OwnerMessage::Event(event) = &mut message
+                    && Box::pin(store_blob(&context, &session, &bridge, event)).await.is_err()
                 {
                     return;
                 }
-                if out.send(one).await.is_err() {
+                if out.send(message).await.is_err() {
                     return;
                 }
             }
         };
         tokio::select! {
-            () = keeping => {}
-            // The connection closes with its last user; this must not be it.
+            () = forwarding => {}
+            // This task holds the bridge; it must not keep the connection open on its own.
             () = out.closed() => {}
         }
     });
     events
 }
 
-async fn keep(
+async fn store_blob(
     shared: &Shared,
     session: &SessionId,
     bridge: &Bridge,
     event: &mut OutboxEvent,
-) -> Result<(), Over> {
+) -> Result<(), Detached> {
     let Some(blob) = event.body.blob().cloned() else { return Ok(()) };
     let Some(text) = fetch(bridge, &blob).await? else {
-        event.body.forget_blob();
+        event.body.remove_blob();
         return Ok(());
     };
-    let mut wait = Duration::from_millis(50);
+    let mut delay = Duration::from_millis(50);
     loop {
         let put = shared
             .store
@@ -80,38 +80,38 @@ async fn keep(
         match put {
             Ok(true) => return Ok(()),
             Ok(false) => {
-                event.body.forget_blob();
+                event.body.remove_blob();
                 return Ok(());
             }
             Err(StoreError::LeaseLost | StoreError::Closed | StoreError::NotFound { .. }) => {
-                return Err(Over);
+                return Err(Detached);
             }
-            // A full disk: the event waits, and with it the agent, rather than losing anything.
+            // On a full disk the event waits, and with it the agent; nothing is lost.
             Err(error) => {
-                tracing::error!(%session, %error, "a blob cannot be written; trying again")
+                tracing::error!(%session, %error, "cannot write a blob; retrying")
             }
         }
-        tokio::time::sleep(wait).await;
-        wait = (wait * 2).min(LONGEST_WAIT);
+        tokio::time::sleep(delay).await;
+        delay = (delay * 2).min(MAX_DELAY);
     }
 }
 
-/// `None` when the supervisor does not hold what it promised: whatever it says, the event is kept.
-async fn fetch(bridge: &Bridge, blob: &Blob) -> Result<Option<String>, Over> {
-    let limit = usize::try_from(blob.bytes.min(MAX_BYTES)).unwrap_or(usize::MAX);
+/// `None` when the supervisor does not have the blob as announced: the event is stored without it.
+async fn fetch(bridge: &Bridge, blob: &Blob) -> Result<Option<String>, Detached> {
+    let limit = usize::try_from(blob.bytes.min(MAX_BLOB_BYTES)).unwrap_or(usize::MAX);
     match bridge.blob_read(&blob.id, limit).await {
         Ok(bytes) if bytes.len() as u64 == blob.bytes => Ok(String::from_utf8(bytes).ok()),
         Ok(_) => Ok(None),
-        Err(BridgeError::Lost) => Err(Over),
+        Err(BridgeError::Lost) => Err(Detached),
         Err(error) => {
-            tracing::warn!(blob = %blob.id, error = words(&error), "a blob cannot be had");
+            tracing::warn!(blob = %blob.id, error = error_chain(&error), "cannot fetch a blob");
             Ok(None)
         }
     }
 }
 
 impl Sessions {
-    /// The whole of what an event holds only the ends of.
+    /// The full text of which an event holds only the ends.
     ///
     /// # Errors
     /// When there is no such blob in the session.

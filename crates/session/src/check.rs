@@ -1,4 +1,4 @@
-//! The check a repository declares: `.harvest/check.sh`, run as the agent's user.
+//! Runs a repository's `.harvest/check.sh` as the agent's user.
 
 use std::time::Duration;
 
@@ -7,34 +7,34 @@ use harvest_proto::{api::Evidence, bridge::Exit};
 use crate::{
     bridge::{Bridge, BridgeError},
     checkout,
-    wiring::now,
+    context::now,
 };
 
-/// Where a repository declares its check.
 pub(crate) const CHECK: &str = ".harvest/check.sh";
 
 const RUN: &str = "if [ -x .harvest/check.sh ]; then exec ./.harvest/check.sh; else exec sh .harvest/check.sh; fi";
 
-/// Runs the declared check on what is checked out. Where none is declared, the evidence says so and
-/// does not claim to have passed.
+/// Runs the check on the current checkout. Without a check script, the evidence counts
+/// as not passed.
 pub(crate) async fn run(
     bridge: &Bridge,
-    folder: &str,
+    repository: &str,
     commit: String,
     limit: Duration,
 ) -> Result<Evidence, BridgeError> {
+    let folder = &checkout::folder(repository);
     let declared =
         bridge.run_command(checkout::command(&["test", "-f", CHECK], folder, 60_000), 0).await?;
     if !declared.ok() {
         return Ok(Evidence {
-            repository: None,
+            repository: repository.to_owned(),
             commit,
             check: "none declared".to_owned(),
             passed: false,
-            // What a shell says of a command that is not there.
+            // The shell's exit code for a missing command.
             exit: Exit::Code(127),
             millis: 0,
-            tail: format!("the repository has no {CHECK}"),
+            tail: format!("no {CHECK} in the repository"),
             at: now(),
         });
     }
@@ -42,7 +42,7 @@ pub(crate) async fn run(
     let output =
         bridge.run_command(checkout::command(&["sh", "-c", RUN], folder, millis), 0).await?;
     Ok(Evidence {
-        repository: None,
+        repository: repository.to_owned(),
         commit,
         check: CHECK.to_owned(),
         passed: output.ok(),

@@ -1,22 +1,23 @@
-//! A session's checkouts, looked at and prepared by commands over the bridge.
+//! Prepares and inspects a session's checkouts with commands over the bridge.
 
 use std::collections::BTreeMap;
 
 use harvest_proto::{
     bridge::{Command, Exit},
-    git::UNHINDERED,
+    git::NO_HOOKS_ENV,
 };
 use harvest_store::{CheckoutRecord, Write};
 
-use crate::bridge::{Bridge, BridgeError, Output};
+use crate::bridge::{Bridge, BridgeError, CommandOutput};
 
-// What the ancestors keep of a diff: enough for a person, not for a generated file.
+// Enough for a person to read; generated files may exceed it.
 const DIFF_BYTES: usize = 1024 * 1024;
 
-// Git on a large checkout with a cold cache; beyond that the machine is in trouble.
+// Enough for git on a large checkout with a cold cache.
 const GIT_LIMIT_MILLIS: u64 = 60_000;
 
-// Untracked files are part of the work, so they are added to a copy of the index, never to the agent's own.
+// Untracked files are part of the diff, so they are added to a copy of the index, never to the
+// agent's.
 const DIFF: &str = r#"
 cd "$3" 2>/dev/null || exit 0
 index=$(mktemp) && rm -f "$index" && trap 'rm -f "$index"' EXIT
@@ -25,9 +26,9 @@ export GIT_INDEX_FILE="$index"
 git add -A -N . && git diff --no-color --no-ext-diff --no-textconv --src-prefix="a/$2" --dst-prefix="b/$2" "$1" --
 "#;
 
-// Another session's branch is renamed, anything else is left where it is and begun from. What a turn has
-// taken away stays away: that is no failure.
-const RENAME: &str = r#"
+// Renames the branch of another session (after a fork); from any other HEAD, creates the session's
+// branch there. A checkout that a turn deleted stays deleted, without an error.
+const SET_BRANCH: &str = r#"
 cd "$2" 2>/dev/null && [ -e .git ] || exit 0
 current=$(git symbolic-ref -q --short HEAD)
 [ "$current" = "$1" ] && exit 0
@@ -39,24 +40,23 @@ git branch --unset-upstream 2>/dev/null
 exit 0
 "#;
 
-// The hash git gives a tree with nothing in it.
+// Git's hash of the empty tree.
 pub(crate) const EMPTY_TREE: &str = "4b825dc642cb6eb9a060e54bf8d69288fbee4904";
 
-/// Why a checkout could not be prepared.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PrepareError {
-    #[error("git cannot be asked")]
+    #[error("cannot run git in the sandbox")]
     Bridge(#[from] BridgeError),
-    #[error("the branch `{branch}` cannot be made: {tail}")]
+    #[error("cannot create branch `{branch}`: {tail}")]
     Branch { branch: String, tail: String },
 }
 
-/// Where a repository's checkout is; for no name, where checkouts are.
+/// The folder of a repository's checkout; with an empty name, the parent of all checkouts.
 pub(crate) fn folder(repository: &str) -> String {
     format!("/workspace/{repository}").trim_end_matches('/').to_owned()
 }
 
-/// A command of ours, run as the agent's user so that it can do no more than the agent could.
+/// A command run as the agent's user, so that it has no more rights than the agent.
 pub(crate) fn command(argv: &[&str], folder: &str, timeout_millis: u64) -> Command {
     Command {
         argv: argv.iter().map(|&part| part.to_owned()).collect(),
@@ -68,20 +68,24 @@ pub(crate) fn command(argv: &[&str], folder: &str, timeout_millis: u64) -> Comma
     }
 }
 
-/// A command that asks git, whatever the agent has set there.
+/// A git command that ignores the agent's git settings.
 pub(crate) fn git_command(argv: &[&str], folder: &str, timeout_millis: u64) -> Command {
-    let env = UNHINDERED.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let env = NO_HOOKS_ENV.map(|(name, value)| (name.to_owned(), value.to_owned()));
     Command { env: env.into(), ..command(argv, folder, timeout_millis) }
 }
 
-async fn git(bridge: &Bridge, argv: &[&str], folder: &str) -> Result<Output, BridgeError> {
+async fn git(bridge: &Bridge, argv: &[&str], folder: &str) -> Result<CommandOutput, BridgeError> {
     bridge.run_command(git_command(argv, folder, GIT_LIMIT_MILLIS), 4096).await
 }
 
-async fn line(bridge: &Bridge, argv: &[&str], folder: &str) -> Result<Option<String>, BridgeError> {
+async fn first_line(
+    bridge: &Bridge,
+    argv: &[&str],
+    folder: &str,
+) -> Result<Option<String>, BridgeError> {
     let output = match git(bridge, argv, folder).await {
         Ok(output) => output,
-        // Its folder is gone.
+        // The folder does not exist.
         Err(BridgeError::Fault(_)) => return Ok(None),
         Err(error) => return Err(error),
     };
@@ -91,22 +95,22 @@ async fn line(bridge: &Bridge, argv: &[&str], folder: &str) -> Result<Option<Str
 
 /// The commit that is checked out.
 pub(crate) async fn head(bridge: &Bridge, folder: &str) -> Result<Option<String>, BridgeError> {
-    line(bridge, &["git", "rev-parse", "--verify", "HEAD"], folder).await
+    first_line(bridge, &["git", "rev-parse", "--verify", "HEAD"], folder).await
 }
 
-/// Gives each checkout the session's own branch, when it needs one, and looks what the work in it starts
-/// from, when that is not known.
+/// Puts each checkout on `branch`, if given. With `record_base`, also records the base commits that
+/// are not yet known.
 pub(crate) async fn prepare(
     bridge: &Bridge,
     checkouts: &[CheckoutRecord],
     branch: Option<&str>,
-    look: bool,
+    record_base: bool,
 ) -> Result<Vec<Write>, PrepareError> {
     let mut writes = Vec::new();
     for checkout in checkouts {
         let (repository, folder) = (&checkout.repository, folder(&checkout.repository));
         if let Some(branch) = branch {
-            let script = ["sh", "-c", RENAME, "sh", branch, &folder];
+            let script = ["sh", "-c", SET_BRANCH, "sh", branch, &folder];
             let renamed = git(bridge, &script, &self::folder("")).await?;
             if !renamed.ok() {
                 return Err(PrepareError::Branch {
@@ -115,22 +119,22 @@ pub(crate) async fn prepare(
                 });
             }
         }
-        if look && checkout.base_commit.is_none() {
-            writes.extend(start_of(bridge, repository, &folder).await?);
+        if record_base && checkout.base_commit.is_none() {
+            writes.extend(base_writes(bridge, repository, &folder).await?);
         }
     }
     Ok(writes)
 }
 
-/// The commit that is checked out, and the remote's default branch.
-async fn start_of(
+/// Records the checked-out commit and the remote's default branch.
+async fn base_writes(
     bridge: &Bridge,
     repository: &str,
     folder: &str,
 ) -> Result<Vec<Write>, BridgeError> {
     let commit = head(bridge, folder).await?;
     let default = ["git", "symbolic-ref", "--short", "refs/remotes/origin/HEAD"];
-    let base = line(bridge, &default, folder).await?;
+    let base = first_line(bridge, &default, folder).await?;
     let commit =
         commit.map(|commit| Write::BaseCommit { repository: repository.to_owned(), commit });
     let base = base.map(|base| Write::DefaultBase {
@@ -140,8 +144,8 @@ async fn start_of(
     Ok(commit.into_iter().chain(base).collect())
 }
 
-/// The session's work: everything that differs from where it started, in each of its checkouts. With
-/// several, the name of each is in front of its paths, so that one patch in `/workspace` applies them all.
+/// The diff of each checkout against its base commit. With several checkouts, paths start with the
+/// repository's name, so that one patch in `/workspace` applies them all.
 pub(crate) async fn diff(
     bridge: &Bridge,
     checkouts: &[CheckoutRecord],
@@ -168,11 +172,11 @@ async fn diff_of(
     let order = git_command(&script, &self::folder(""), GIT_LIMIT_MILLIS);
     let output = bridge.run_command(order, DIFF_BYTES).await?;
     let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
-    if output.cut {
+    if output.truncated {
         text.push_str("\n… the rest of the diff is left out\n");
     } else if output.exit == Exit::Timeout {
-        // Nothing would look like no work.
-        text.push_str("\n… git takes too long here: the diff is left out\n");
+        // An empty diff would look like no changes.
+        text.push_str("\n… git timed out: the diff is incomplete\n");
     }
     Ok(text)
 }
@@ -183,7 +187,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// Runs a script as the sandbox would, but here, with nothing of this host's git settings.
+    /// Runs a script on the host, without the host's git settings.
     pub(crate) fn sh(folder: &Path, script: &str, arguments: &[&str]) -> (i32, String) {
         let output = Command::new("sh")
             .args(["-c", script, "sh"])
@@ -204,14 +208,14 @@ pub(crate) mod tests {
     /// A repository with one commit, on `main`.
     pub(crate) fn repository() -> (tempfile::TempDir, String) {
         let folder = tempfile::tempdir().unwrap();
-        let made = "git init -q -b main && echo one > file && git add file && git commit -q -m one";
-        assert_eq!(sh(folder.path(), made, &[]).0, 0);
+        let init = "git init -q -b main && echo one > file && git add file && git commit -q -m one";
+        assert_eq!(sh(folder.path(), init, &[]).0, 0);
         let head = sh(folder.path(), "git rev-parse HEAD", &[]).1.trim().to_owned();
         (folder, head)
     }
 
     #[test]
-    fn a_diff_shows_commits_changes_and_new_files_and_leaves_the_index_alone() {
+    fn diff_includes_untracked_files_without_touching_index() {
         let (folder, base) = repository();
         let work = "echo two > second && git add second && git commit -q -m two && echo x >> file && echo new > third";
         assert_eq!(sh(folder.path(), work, &[]).0, 0);
@@ -225,7 +229,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_repository_without_a_commit_is_compared_with_nothing() {
+    fn repository_without_commits_diffs_against_empty_tree() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(sh(folder.path(), "git init -q && echo new > file", &[]).0, 0);
         let (code, diff) = sh(folder.path(), DIFF, &[EMPTY_TREE, "", "."]);
@@ -233,14 +237,14 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_fork_gets_its_own_branch_wherever_its_checkout_stands() {
-        let elsewhere = "git checkout -q -b own && echo x >> file";
-        for before in ["git checkout -q -b harvest/old", "git checkout -q --detach", elsewhere] {
+    fn fork_gets_own_branch_from_any_head() {
+        let dirty = "git checkout -q -b own && echo x >> file";
+        for before in ["git checkout -q -b harvest/old", "git checkout -q --detach", dirty] {
             let (folder, _) = repository();
             assert_eq!(sh(folder.path(), before, &[]).0, 0);
             let status = sh(folder.path(), "git status --porcelain", &[]).1;
             for _ in 0..2 {
-                assert_eq!(sh(folder.path(), RENAME, &["harvest/new", "."]).0, 0);
+                assert_eq!(sh(folder.path(), SET_BRANCH, &["harvest/new", "."]).0, 0);
                 let now = sh(folder.path(), "git symbolic-ref --short HEAD", &[]).1;
                 assert_eq!(now.trim(), "harvest/new");
             }
@@ -251,17 +255,17 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_checkout_a_turn_took_away_or_never_committed_to_is_no_failure() {
+    fn missing_or_empty_checkout_is_not_an_error() {
         let folder = tempfile::tempdir().unwrap();
-        assert_eq!(sh(folder.path(), RENAME, &["harvest/new", "gone"]).0, 0);
+        assert_eq!(sh(folder.path(), SET_BRANCH, &["harvest/new", "gone"]).0, 0);
         assert_eq!(sh(folder.path(), DIFF, &[EMPTY_TREE, "", "gone"]), (0, String::new()));
         assert_eq!(sh(folder.path(), "git init -q -b main", &[]).0, 0);
-        assert_eq!(sh(folder.path(), RENAME, &["harvest/new", "."]).0, 0);
+        assert_eq!(sh(folder.path(), SET_BRANCH, &["harvest/new", "."]).0, 0);
         assert_eq!(sh(folder.path(), "git symbolic-ref --short HEAD", &[]).1.trim(), "harvest/new");
     }
 
     #[test]
-    fn with_several_checkouts_paths_say_which() {
+    fn diff_paths_carry_repository_prefix() {
         let (folder, base) = repository();
         assert_eq!(sh(folder.path(), "echo x >> file", &[]).0, 0);
         let diff = sh(folder.path(), DIFF, &[&base, "app/", "."]).1;

@@ -1,5 +1,5 @@
-//! What a session is made from: repositories, variables, a snapshot, a key. Everything a request says is
-//! looked at before anything is made of it.
+//! Creates sessions from repositories, environment variables, a snapshot and a key. The whole
+//! request is validated before anything is created.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -12,45 +12,46 @@ use harvest_store::{NewCheckout, NewSession, Removal, Write};
 
 use crate::{
     Sessions,
-    asks::{new_prompt, title},
+    context::now,
     decide::State,
     error::SessionError,
     provider::StartFrom,
     repository::check_branch,
-    sessions::{branch, named_agent, named_network, uuid},
-    wiring::now,
+    sessions::{branch, parse_agent, parse_network, uuid},
+    verbs::{new_prompt, title},
 };
 
-// More than anybody lays side by side; each is a clone to wait for.
-const MOST_REPOSITORIES: usize = 16;
+// Each repository is a clone that delays the start.
+const MAX_REPOSITORIES: usize = 16;
 
-// What one frame and one line of a list carry without anybody noticing.
-const MOST_VARIABLES: usize = 100;
-const MOST_VARIABLE_BYTES: usize = 64 * 1024;
+// Small enough to travel in one bridge frame.
+const MAX_VARIABLES: usize = 100;
+const MAX_VARIABLE_BYTES: usize = 64 * 1024;
 
-const LONGEST_KEY: usize = 200;
+const MAX_KEY_CHARS: usize = 200;
 
 impl Sessions {
-    /// Creates a session. With a prompt it is on disk, session and prompt, when this answers.
+    /// Creates a session. Session and first prompt are durable when this returns.
     ///
     /// # Errors
-    /// When a repository or the snapshot is not known, the key is taken, or the request makes no sense.
+    /// When a repository or the snapshot does not exist, the key is taken, or the request
+    /// is invalid.
     pub async fn create(
         &self,
         create: CreateSession,
         user: Author,
     ) -> Result<Session, SessionError> {
-        let whose = Some(user.email.clone());
+        let owner = Some(user.email.clone());
         let author = create.author.unwrap_or(user);
-        let (agent, network) = (named_agent(create.agent)?, named_network(create.network)?);
+        let (agent, network) = (parse_agent(create.agent)?, parse_network(create.network)?);
         let prompt = create.prompt.map(|text| new_prompt(text, author.clone())).transpose()?;
         check_env(&create.env)?;
         create.key.as_deref().map(check_key).transpose()?;
-        let wanted = wanted(create.repository, create.base, create.repositories)?;
+        let wanted = requested_repositories(create.repository, create.base, create.repositories)?;
         if let Some(key) = &create.key {
-            self.key_is_free(key).await?;
+            self.check_key_free(key).await?;
         }
-        let began = match &create.from {
+        let first_writes = match &create.from {
             Some(snapshot) => self.start_from(snapshot).await?,
             None => Vec::new(),
         };
@@ -74,27 +75,28 @@ impl Sessions {
             env: create.env,
             at: now(),
         };
-        let state = State { user: whose, ..State::new(create.from, false) };
-        let inserted = self.insert(new, state, prompt, began).await;
-        // Somebody else may have taken the key this moment: who has it now is what they want to hear.
+        let state = State { user: owner, ..State::new(create.from, false) };
+        let inserted = self.insert(new, state, prompt, first_writes).await;
+        // Another request may have taken the key meanwhile: report which session has it.
         if let (Err(SessionError::Conflict { .. }), Some(key)) = (&inserted, &create.key) {
-            self.key_is_free(key).await?;
+            self.check_key_free(key).await?;
         }
         inserted
     }
 
-    async fn key_is_free(&self, key: &str) -> Result<(), SessionError> {
+    async fn check_key_free(&self, key: &str) -> Result<(), SessionError> {
         match self.shared.store.session_by_key(key).await? {
             None => Ok(()),
             Some(session) => Err(SessionError::conflict(
                 "key_taken",
-                format!("session {session} has the key `{key}`"),
-                "use that session, or another key",
+                format!("key `{key}` is already used by session {session}"),
+                "use that session, or choose another key",
             )),
         }
     }
 
-    /// Whose sessions have a snapshot; nobody's when it was taken of no session.
+    /// The authors of the sessions that have this snapshot; empty for a standalone sandbox's
+    /// snapshot.
     ///
     /// # Errors
     /// When the store fails.
@@ -105,17 +107,20 @@ impl Sessions {
         Ok(self.shared.store.snapshot_authors(snapshot).await?)
     }
 
-    /// What a session writes first that starts from a snapshot somebody took.
+    /// The first writes of a session that starts from a snapshot.
     async fn start_from(&self, snapshot: &SnapshotId) -> Result<Vec<Write>, SessionError> {
         let removed =
             self.shared.store.removal_list().await?.contains(&Removal::Snapshot(snapshot.clone()));
-        if removed || !self.shared.provider.holds(&StartFrom::Snapshot(snapshot.clone())).await? {
+        if removed
+            || !self.shared.provider.can_start_from(&StartFrom::Snapshot(snapshot.clone())).await?
+        {
             return Err(SessionError::missing(format!("snapshot {snapshot}")));
         }
         let (at, detail) = (now(), format!("start from {snapshot}"));
         let body = EventBody::Restored { snapshot: snapshot.clone(), detail };
         let mut writes = vec![Write::Event { at, turn: None, body: Box::new(body) }];
-        // One that no session has is its owner's alone to remove: without a row it does not go with us.
+        // Only snapshots of sessions get a row; the session must not delete a standalone one with
+        // itself.
         if !self.shared.store.snapshot_authors(snapshot).await?.is_empty() {
             writes.push(Write::SnapshotShare { snapshot: snapshot.clone(), at });
         }
@@ -128,9 +133,9 @@ impl Sessions {
     ) -> Result<Vec<NewCheckout>, SessionError> {
         let (mut checkouts, mut names) = (Vec::with_capacity(wanted.len()), HashSet::new());
         for one in wanted {
-            let repository = self.repository_for(&one).await?;
+            let repository = self.find_or_add_repository(&one).await?;
             if !names.insert(repository.name.clone()) {
-                return Err(invalid(format!("repository `{}` is named twice", repository.name)));
+                return Err(invalid(format!("repository `{}` is listed twice", repository.name)));
             }
             let base = one.base.or(repository.base);
             checkouts.push(NewCheckout { repository: repository.name, base, base_commit: None });
@@ -138,12 +143,15 @@ impl Sessions {
         Ok(checkouts)
     }
 
-    async fn repository_for(&self, wanted: &UseRepository) -> Result<Repository, SessionError> {
+    async fn find_or_add_repository(
+        &self,
+        wanted: &UseRepository,
+    ) -> Result<Repository, SessionError> {
         let UseRepository { name: None, url: Some(url), .. } = wanted else {
             return self.repository(wanted.name.as_deref().unwrap_or_default()).await;
         };
         let url = url.trim().trim_end_matches('/');
-        let url = &self.shared.pulls.current(url);
+        let url = &self.shared.forge.current_url(url);
         if let Some(known) = self.repositories().await?.into_iter().find(|known| known.url == *url)
         {
             return Ok(known);
@@ -152,7 +160,7 @@ impl Sessions {
         self.repository_add(add).await.map_err(|error| match error {
             SessionError::Conflict { code: "exists", what, .. } => SessionError::conflict(
                 "exists",
-                format!("{what}, and is not at {url}"),
+                format!("{what} with a URL other than {url}"),
                 "register it under another name first: `harvest repo add URL --name NAME`",
             ),
             other => other,
@@ -164,21 +172,19 @@ fn invalid(what: impl Into<String>) -> SessionError {
     SessionError::invalid("invalid_repositories", what)
 }
 
-/// The one list of what is asked for, whichever way it was said.
-fn wanted(
+/// Merges `repository` and `base` with `repositories` into one list.
+fn requested_repositories(
     repository: Option<String>,
     base: Option<String>,
     repositories: Vec<UseRepository>,
 ) -> Result<Vec<UseRepository>, SessionError> {
     let all = match (repository, base, repositories) {
         (Some(_), _, listed) if !listed.is_empty() => {
-            return Err(invalid(
-                "name the repositories in `repositories` or the one in `repository`, not both",
-            ));
+            return Err(invalid("give either `repository` or `repositories`, not both"));
         }
         (None, Some(_), _) => {
             return Err(invalid(
-                "`base` belongs to `repository`; in `repositories` each has its own",
+                "`base` needs `repository`; in `repositories`, each entry has its own `base`",
             ));
         }
         (Some(one), base, _) if one.contains("://") => {
@@ -187,58 +193,60 @@ fn wanted(
         (Some(one), base, _) => vec![UseRepository { name: Some(one), url: None, base }],
         (None, None, listed) => listed,
     };
-    if all.len() > MOST_REPOSITORIES {
-        return Err(invalid(format!("a session has at most {MOST_REPOSITORIES} repositories")));
+    if all.len() > MAX_REPOSITORIES {
+        return Err(invalid(format!("at most {MAX_REPOSITORIES} repositories per session")));
     }
     for one in &all {
         if one.name.is_some() == one.url.is_some() {
-            return Err(invalid("a repository is named by its `name` or by its `url`"));
+            return Err(invalid("each repository needs either `name` or `url`"));
         }
         if one.name.as_ref().is_some_and(|name| name.contains('\0')) {
-            return Err(invalid("a repository's name has no zero byte in it"));
+            return Err(invalid("a repository name cannot contain a zero byte"));
         }
         one.base.as_deref().map(check_branch).transpose()?;
     }
     Ok(all)
 }
 
-/// What every shell takes for a variable, and what the kernel can be given. Ours begin with `HARVEST_`.
+/// Accepts names that every shell accepts. Names that start with `HARVEST_` are reserved.
 fn check_env(env: &BTreeMap<String, String>) -> Result<(), SessionError> {
     let invalid = |what: String| Err(SessionError::invalid("invalid_env", what));
-    let letter = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
     for (name, value) in env {
         if name.is_empty()
             || name.len() > 200
             || name.as_bytes()[0].is_ascii_digit()
-            || !name.bytes().all(letter)
+            || !name.bytes().all(is_allowed)
         {
             let name: String = name.chars().take(100).collect();
-            return invalid(format!("`{name}` is not a variable's name: letters, digits and `_`"));
+            return invalid(format!("invalid variable name `{name}`: use letters, digits and `_`"));
         }
         if name.starts_with("HARVEST_") {
-            return invalid(format!("`{name}` is Harvest's own: choose a name without `HARVEST_`"));
+            return invalid(format!("`{name}` is reserved: names cannot start with `HARVEST_`"));
         }
         if value.contains('\0') {
-            return invalid(format!("the value of `{name}` holds a zero byte"));
+            return invalid(format!("the value of `{name}` contains a zero byte"));
         }
     }
     let bytes: usize = env.iter().map(|(name, value)| name.len() + value.len()).sum();
-    if env.len() > MOST_VARIABLES || bytes > MOST_VARIABLE_BYTES {
+    if env.len() > MAX_VARIABLES || bytes > MAX_VARIABLE_BYTES {
         return invalid(format!(
-            "a session has at most {MOST_VARIABLES} variables and {MOST_VARIABLE_BYTES} bytes of them"
+            "at most {MAX_VARIABLES} variables and {MAX_VARIABLE_BYTES} bytes in total per session"
         ));
     }
     Ok(())
 }
 
 fn check_key(key: &str) -> Result<(), SessionError> {
-    let sound =
-        (1..=LONGEST_KEY).contains(&key.chars().count()) && !key.chars().any(char::is_control);
-    match sound && key.trim() == key {
+    let is_valid =
+        (1..=MAX_KEY_CHARS).contains(&key.chars().count()) && !key.chars().any(char::is_control);
+    match is_valid && key.trim() == key {
         true => Ok(()),
         false => Err(SessionError::invalid(
             "invalid_key",
-            format!("a key is 1 to {LONGEST_KEY} characters on one line, without blanks around it"),
+            format!(
+                "a key must be 1 to {MAX_KEY_CHARS} characters on one line, without leading or trailing blanks"
+            ),
         )),
     }
 }
@@ -252,33 +260,36 @@ mod tests {
     }
 
     #[test]
-    fn repositories_are_said_in_one_way_or_the_other() {
-        let one = wanted(Some("app".into()), Some("next".into()), Vec::new()).unwrap();
+    fn repository_and_repositories_are_mutually_exclusive() {
+        let one =
+            requested_repositories(Some("app".into()), Some("next".into()), Vec::new()).unwrap();
         assert_eq!(one, [UseRepository { base: Some("next".into()), ..named("app") }]);
-        let url = wanted(Some("https://h/app".into()), None, Vec::new()).unwrap();
+        let url = requested_repositories(Some("https://h/app".into()), None, Vec::new()).unwrap();
         assert_eq!(url[0].url.as_deref(), Some("https://h/app"));
-        assert_eq!(wanted(None, None, Vec::new()).unwrap(), []);
-        assert!(wanted(Some("app".into()), None, vec![named("b")]).is_err());
-        assert!(wanted(None, Some("next".into()), vec![named("b")]).is_err());
+        assert_eq!(requested_repositories(None, None, Vec::new()).unwrap(), []);
+        assert!(requested_repositories(Some("app".into()), None, vec![named("b")]).is_err());
+        assert!(requested_repositories(None, Some("next".into()), vec![named("b")]).is_err());
         let both = UseRepository { url: Some("https://h/app".into()), ..named("app") };
-        assert!(wanted(None, None, vec![both]).is_err());
-        assert!(wanted(None, None, vec![UseRepository::default()]).is_err());
-        assert!(wanted(None, None, vec![named("a"); MOST_REPOSITORIES + 1]).is_err());
+        assert!(requested_repositories(None, None, vec![both]).is_err());
+        assert!(requested_repositories(None, None, vec![UseRepository::default()]).is_err());
+        assert!(
+            requested_repositories(None, None, vec![named("a"); MAX_REPOSITORIES + 1]).is_err()
+        );
     }
 
     #[test]
-    fn a_variable_is_one_a_shell_would_take_and_none_of_ours() {
+    fn invalid_and_reserved_variables_are_refused() {
         let check =
             |name: &str, value: &str| check_env(&[(name.to_owned(), value.to_owned())].into());
         assert!(check("NODE_ENV", "a=b\nc").is_ok() && check("_", "").is_ok());
         for bad in ["", "1A", "A B", "A=B", "Ä", "HARVEST_WORKSPACE", &"A".repeat(201)] {
             assert!(check(bad, "x").is_err(), "{bad}");
         }
-        assert!(check("A", "\0").is_err() && check("A", &"x".repeat(MOST_VARIABLE_BYTES)).is_err());
+        assert!(check("A", "\0").is_err() && check("A", &"x".repeat(MAX_VARIABLE_BYTES)).is_err());
     }
 
     #[test]
-    fn a_key_is_one_line() {
+    fn key_must_be_one_trimmed_line() {
         assert!(check_key("issue #12").is_ok());
         for bad in ["", " a", "a\n", &"k".repeat(201)] {
             assert!(check_key(bad).is_err(), "{bad:?}");

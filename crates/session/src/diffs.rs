@@ -1,10 +1,10 @@
-//! What changed between two turns of a session: in its checkouts, as git tells it, and on its whole
-//! machine, as the layers tell it. A session that sleeps is not woken for it: git runs in a sandbox
-//! started from the turn's snapshot, without a way out, that is gone afterwards.
+//! Diffs between two turns of a session: of its checkouts, by git, and of its whole disk, by
+//! comparing layers. A session without a running sandbox is not started: git runs in an ephemeral
+//! sandbox, without network, started from the turn's snapshot.
 
 use harvest_proto::{
     SandboxId, SessionId, SnapshotId,
-    api::{DiffFiles, DiffStat, FileDiff, MachineChanges, Snapshot, Turn},
+    api::{DiffFiles, DiffStat, FileChanges, FileDiff, Snapshot, Turn},
 };
 use harvest_store::{SessionRecord, TurnTree};
 use tokio::sync::Semaphore;
@@ -13,41 +13,41 @@ use crate::{
     Sessions,
     bridge::Bridge,
     checkout,
-    disks::DiskBefore,
-    driver::Busy,
+    context::error_chain,
+    disks::DiffBase,
+    driver::BusyGuard,
+    ephemeral::{EphemeralError, EphemeralSandbox},
     error::SessionError,
-    hidden::{Hidden, HiddenError},
-    inside::ready_bridge,
     provider::StartFrom,
-    trees::{self, Compared, TreeError},
-    wiring::words,
+    sandbox_handle::ready_bridge,
+    trees::{self, TreeComparison, TreeError},
 };
 
-// Of all checkouts together. Enough for a person; a generated file is looked at in the machine.
-const PATCH_BYTES: usize = 8 << 20;
+// The limit for all checkouts together: enough for a person to read.
+const MAX_PATCH_BYTES: usize = 8 << 20;
 
-// How many names of the machine are told one by one.
-const MACHINE_NAMES: usize = 20_000;
+// The most changed files listed by name.
+const MAX_DISK_CHANGES: usize = 20_000;
 
-// Comparisons at a time. Each may need two machines that are nobody's work, and holds what it tells.
-static COMPARING: Semaphore = Semaphore::const_new(2);
+// Limits concurrent diffs: each may start two ephemeral sandboxes and buffers its output.
+static CONCURRENT_DIFFS: Semaphore = Semaphore::const_new(2);
 
-/// What to compare. Without anything: where the session started with where it stands.
+/// The two ends of a diff. The default is from the start of the session to its current state.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DiffRange {
-    /// One turn's own changes.
+    /// The changes of one turn.
     pub turn: Option<u32>,
-    /// From the end of this turn, 0 being the session's beginning.
+    /// From the end of this turn; 0 is the start of the session.
     pub from: Option<u32>,
-    /// To the end of this turn; to where the session stands when absent.
+    /// To the end of this turn; `None` is the current state.
     pub to: Option<u32>,
 }
 
 impl Sessions {
-    /// What changed in the session's checkouts, as `git diff` prints it.
+    /// The changes in the session's checkouts, as printed by `git diff`.
     ///
     /// # Errors
-    /// When there is no such session or turn, or it cannot be looked into any more.
+    /// When the session or turn does not exist, or its snapshot is gone.
     pub async fn diff_patch(
         &self,
         session: &SessionId,
@@ -57,16 +57,16 @@ impl Sessions {
             return Ok(self.diff(session).await?.into_bytes());
         }
         let mut all = Vec::new();
-        for (_, (text, cut)) in self.compare(session, range, &["--patch"]).await? {
+        for (_, (text, truncated)) in self.compare(session, range, &["--patch"]).await? {
             all.extend(text);
-            if cut {
+            if truncated {
                 all.extend_from_slice("\n… the rest of the diff is left out\n".as_bytes());
             }
         }
         Ok(all)
     }
 
-    /// How many lines changed in which files of the session's checkouts.
+    /// The changed files of the session's checkouts, with line counts.
     ///
     /// # Errors
     /// As [`Sessions::diff_patch`].
@@ -81,13 +81,13 @@ impl Sessions {
             range
         };
         let mut files = DiffFiles::default();
-        for (repository, (text, cut)) in
+        for (repository, (text, truncated)) in
             self.compare(session, range, &["--numstat", "-z", "--no-renames"]).await?
         {
-            files.cut |= cut;
-            files
-                .items
-                .extend(text.split(|byte| *byte == 0).filter_map(|line| file(&repository, line)));
+            files.cut |= truncated;
+            files.items.extend(
+                text.split(|byte| *byte == 0).filter_map(|line| parse_numstat(&repository, line)),
+            );
         }
         let sum = |of: fn(&FileDiff) -> Option<u64>| files.items.iter().filter_map(of).sum();
         files.total = DiffStat {
@@ -98,40 +98,41 @@ impl Sessions {
         Ok(files)
     }
 
-    /// Every file of the machine that differs. Where the session stands is its newest snapshot.
+    /// The changed files of the session's whole disk. The current state is the newest snapshot.
     ///
     /// # Errors
-    /// As [`Sessions::diff_patch`]; also when this machine keeps no disks.
-    pub async fn diff_machine(
+    /// As [`Sessions::diff_patch`]; also when the provider cannot compare disks.
+    pub async fn diff_disk(
         &self,
         session: &SessionId,
         range: DiffRange,
-    ) -> Result<MachineChanges, SessionError> {
-        let known = self.known(session).await?;
-        let (from, to) = known.points(range)?;
+    ) -> Result<FileChanges, SessionError> {
+        let history = self.history(session).await?;
+        let (from, to) = history.points(range)?;
         let Some(disks) = self.shared.provider.disks() else {
             return Err(SessionError::conflict(
                 "no_disks",
-                "this machine keeps no disks",
-                "leave it out",
+                "the sandbox provider cannot compare disks",
+                "leave out `--machine`",
             ));
         };
-        let after = known.snapshot(to)?;
+        let after = history.snapshot(to)?;
         let before = match from {
-            Point::Turn(0) if known.began().is_none() => {
-                // The oldest snapshot there is was taken in the session's first machine, or in a later one
-                // that went on from it.
-                let oldest = known.snapshots.iter().find(|one| !one.gone).map(|one| one.id.clone());
-                DiskBefore::BeginningOf(oldest.unwrap_or_else(|| after.clone()))
+            DiffPoint::Turn(0) if history.fork_origin().is_none() => {
+                // The oldest snapshot was taken in the session's first sandbox, or in one that
+                // continues from it.
+                let oldest =
+                    history.snapshots.iter().find(|one| !one.gone).map(|one| one.id.clone());
+                DiffBase::OriginOf(oldest.unwrap_or_else(|| after.clone()))
             }
-            point => DiskBefore::Snapshot(known.snapshot(point)?),
+            point => DiffBase::Snapshot(history.snapshot(point)?),
         };
-        Ok(disks.changes(&before, &after, MACHINE_NAMES).await?)
+        Ok(disks.changes(&before, &after, MAX_DISK_CHANGES).await?)
     }
 
-    async fn known(&self, session: &SessionId) -> Result<Known, SessionError> {
+    async fn history(&self, session: &SessionId) -> Result<SessionHistory, SessionError> {
         let store = &self.shared.store;
-        Ok(Known {
+        Ok(SessionHistory {
             record: store.session_get(session).await?,
             turns: store.turn_list(session).await?,
             trees: store.tree_list(session).await?,
@@ -139,78 +140,81 @@ impl Sessions {
         })
     }
 
-    /// Compares each checkout.
+    /// Diffs each checkout: its repository, the text, and whether the text was truncated.
     async fn compare(
         &self,
         session: &SessionId,
         range: DiffRange,
-        how: &[&str],
+        options: &[&str],
     ) -> Result<Vec<(String, (Vec<u8>, bool))>, SessionError> {
-        let known = self.known(session).await?;
-        let (from, to) = known.points(range)?;
-        // Once for all it will need: two that each wait for what the other holds would wait for ever.
-        let _place = COMPARING.acquire().await.map_err(|_| SessionError::Stopped)?;
+        let history = self.history(session).await?;
+        let (from, to) = history.points(range)?;
+        // One permit covers every sandbox this diff starts; a permit per sandbox could deadlock.
+        let _permit = CONCURRENT_DIFFS.acquire().await.map_err(|_| SessionError::Stopped)?;
         let handle = self.handle(session).await?;
-        // First, so that a machine that stands still is going by then; one that is not there is not started.
+        // Marked busy first, so that a frozen sandbox is thawed by the time it is used.
         let busy = handle.busy();
         let live = ready_bridge(&handle).await.map(|bridge| (bridge, busy));
-        let (mut all, mut room) = (Vec::new(), PATCH_BYTES);
-        let repositories = known.record.repositories();
+        let (mut all, mut budget) = (Vec::new(), MAX_PATCH_BYTES);
+        let repositories = history.record.repositories();
         let several = repositories.len() > 1;
         for repository in repositories {
-            // With several, paths say which, as in a diff without turns.
+            // With several checkouts, paths start with the repository's name.
             let prefixes =
                 [format!("--src-prefix=a/{repository}/"), format!("--dst-prefix=b/{repository}/")];
             let prefixes = prefixes.iter().filter(|_| several).map(String::as_str);
-            let how: Vec<&str> = how.iter().copied().chain(prefixes).collect();
-            let mut comparison =
-                Comparison { sessions: self, known: &known, live: live.as_ref(), repository, room };
-            let told = comparison.run(from, to, &how).await?;
-            room = room.saturating_sub(told.0.len());
-            all.push((comparison.repository, told));
+            let options: Vec<&str> = options.iter().copied().chain(prefixes).collect();
+            let mut diff = CheckoutDiff {
+                sessions: self,
+                history: &history,
+                live: live.as_ref(),
+                repository,
+                budget,
+            };
+            let output = diff.run(from, to, &options).await?;
+            budget = budget.saturating_sub(output.0.len());
+            all.push((diff.repository, output));
         }
         Ok(all)
     }
 }
 
-/// A moment of a session.
+/// A point in a session's history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Point {
-    /// The end of a turn, 0 being the beginning.
+enum DiffPoint {
+    /// The end of a turn; 0 is the start of the session.
     Turn(u32),
-    /// Where it stands.
     Now,
 }
 
-/// What the store knows of a session.
-struct Known {
+struct SessionHistory {
     record: SessionRecord,
     turns: Vec<Turn>,
     trees: Vec<TurnTree>,
     snapshots: Vec<Snapshot>,
 }
 
-impl Known {
-    fn points(&self, range: DiffRange) -> Result<(Point, Point), SessionError> {
+impl SessionHistory {
+    fn points(&self, range: DiffRange) -> Result<(DiffPoint, DiffPoint), SessionError> {
         let DiffRange { turn, from, to } = range;
         if let Some(number) = turn {
             if from.is_some() || to.is_some() {
-                let what = "a diff is of one `turn`, or goes `from` one `to` another";
+                let what = "give either `turn`, or `from` and `to`";
                 return Err(SessionError::invalid("invalid_range", what));
             }
             let turn = self.turn(number)?;
             let before = turn.after.unwrap_or_else(|| number.saturating_sub(1));
-            return Ok((Point::Turn(before), Point::Turn(number)));
+            return Ok((DiffPoint::Turn(before), DiffPoint::Turn(number)));
         }
-        let from = Point::Turn(from.unwrap_or(0));
-        Ok((from, to.map_or(Point::Now, Point::Turn)))
+        let from = DiffPoint::Turn(from.unwrap_or(0));
+        Ok((from, to.map_or(DiffPoint::Now, DiffPoint::Turn)))
     }
 
     fn turn(&self, number: u32) -> Result<&Turn, SessionError> {
         let found = self.turns.iter().find(|turn| turn.number == number);
         let turn = found.ok_or_else(|| SessionError::missing(format!("turn {number}")))?;
         if turn.outcome.is_none() {
-            let hint = "wait for it, or leave the end out to see how things stand";
+            let hint = "wait for it to end, or leave out `to` for the current state";
             return Err(SessionError::conflict(
                 "not_ended",
                 format!("turn {number} has not ended"),
@@ -220,29 +224,28 @@ impl Known {
         Ok(turn)
     }
 
-    /// The snapshot a fork began as.
-    fn began(&self) -> Option<SnapshotId> {
+    /// The snapshot a fork started from.
+    fn fork_origin(&self) -> Option<SnapshotId> {
         self.snapshots.iter().find(|one| one.turn == Some(0) && !one.gone).map(|one| one.id.clone())
     }
 
-    /// The snapshot of a moment.
-    fn snapshot(&self, point: Point) -> Result<SnapshotId, SessionError> {
+    fn snapshot(&self, point: DiffPoint) -> Result<SnapshotId, SessionError> {
         let gone = |what: String| {
             SessionError::conflict(
                 "no_snapshot",
                 what,
-                "see `harvest turns` for those that are kept",
+                "`harvest turns` shows the turns that have a snapshot",
             )
         };
         match point {
-            Point::Now => {
+            DiffPoint::Now => {
                 let newest = self.record.session.snapshot.clone();
                 newest.ok_or_else(|| gone("the session has no snapshot yet".to_owned()))
             }
-            Point::Turn(0) => {
-                self.began().ok_or_else(|| gone("its beginning was not kept".to_owned()))
-            }
-            Point::Turn(number) => {
+            DiffPoint::Turn(0) => self
+                .fork_origin()
+                .ok_or_else(|| gone("the session's start has no snapshot".to_owned())),
+            DiffPoint::Turn(number) => {
                 let turn = self.turn(number)?;
                 let why =
                     turn.dropped.as_deref().map(|why| format!(" ({why})")).unwrap_or_default();
@@ -253,166 +256,166 @@ impl Known {
         }
     }
 
-    /// The state of a checkout at a moment, where it was noted.
-    fn tree(&self, repository: &str, point: Point) -> Result<Option<String>, SessionError> {
-        let noted = |number: u32| {
+    /// The saved tree of a checkout at a point, if there is one.
+    fn tree(&self, repository: &str, point: DiffPoint) -> Result<Option<String>, SessionError> {
+        let saved = |number: u32| {
             let tree =
                 self.trees.iter().find(|tree| tree.turn == number && tree.repository == repository);
             tree.map(|tree| tree.tree.clone())
         };
         Ok(match point {
-            Point::Now => None,
-            Point::Turn(0) if self.began().is_none() => {
+            DiffPoint::Now => None,
+            DiffPoint::Turn(0) if self.fork_origin().is_none() => {
                 let base = self.record.base_commit(repository);
                 Some(base.unwrap_or(checkout::EMPTY_TREE).to_owned())
             }
-            Point::Turn(0) => noted(0),
-            Point::Turn(number) => {
+            DiffPoint::Turn(0) => saved(0),
+            DiffPoint::Turn(number) => {
                 self.turn(number)?;
-                noted(number)
+                saved(number)
             }
         })
     }
 }
 
-/// One checkout at two moments.
-struct Comparison<'a> {
+/// Compares one checkout at two points.
+struct CheckoutDiff<'a> {
     sessions: &'a Sessions,
-    known: &'a Known,
-    live: Option<&'a (Bridge, Busy)>,
+    history: &'a SessionHistory,
+    live: Option<&'a (Bridge, BusyGuard)>,
     repository: String,
-    /// How much may be told of it.
-    room: usize,
+    /// The most bytes of output.
+    budget: usize,
 }
 
-impl Comparison<'_> {
+impl CheckoutDiff<'_> {
     async fn run(
         &mut self,
-        from: Point,
-        to: Point,
-        how: &[&str],
+        from: DiffPoint,
+        to: DiffPoint,
+        options: &[&str],
     ) -> Result<(Vec<u8>, bool), SessionError> {
         let (before, mut after) =
-            (self.known.tree(&self.repository, from)?, self.known.tree(&self.repository, to)?);
+            (self.history.tree(&self.repository, from)?, self.history.tree(&self.repository, to)?);
         if let Some((bridge, _)) = self.live {
-            if to == Point::Now {
-                after = Some(self.keep(bridge).await?);
+            if to == DiffPoint::Now {
+                after = Some(self.save(bridge).await?);
             }
             if let (Some(before), Some(after)) = (&before, &after)
-                && let Compared::Told { text, cut } =
-                    self.told(bridge, (before, after), how).await?
+                && let TreeComparison::Diff { text, truncated } =
+                    self.diff(bridge, (before, after), options).await?
             {
-                return Ok((text, cut));
+                return Ok((text, truncated));
             }
         }
-        // Elsewhere, then: where the later one is.
-        let aside = match (self.live, to) {
-            (Some(_), Point::Now) => None,
-            _ => Some(self.aside(to).await?),
+        // A tree is missing in the session's sandbox: compare in one started from the later
+        // snapshot.
+        let later = match (self.live, to) {
+            (Some(_), DiffPoint::Now) => None,
+            _ => Some(self.start_at(to).await?),
         };
-        let bridge = match (&aside, self.live) {
-            (Some(aside), _) => &aside.0.bridge,
+        let bridge = match (&later, self.live) {
+            (Some(later), _) => &later.bridge,
             (None, Some((bridge, _))) => bridge,
-            (None, None) => unreachable!("without a machine of its own one is started"),
+            (None, None) => unreachable!("without a live sandbox one is started"),
         };
         let after = match after {
             Some(after) => after,
-            None => self.keep(bridge).await?,
+            None => self.save(bridge).await?,
         };
-        let told = self.told_of_two(bridge, from, before, &after, how).await;
-        if let Some(aside) = aside {
-            aside.end().await;
+        let output = self.diff_with_copy(bridge, from, before, &after, options).await;
+        if let Some(later) = later {
+            remove(later).await;
         }
-        told
+        output
     }
 
-    async fn told_of_two(
+    /// Diffs in `bridge`'s sandbox, copying the earlier tree there when it is missing.
+    async fn diff_with_copy(
         &self,
         bridge: &Bridge,
-        from: Point,
+        from: DiffPoint,
         before: Option<String>,
         after: &str,
-        how: &[&str],
+        options: &[&str],
     ) -> Result<(Vec<u8>, bool), SessionError> {
         if let Some(before) = &before
-            && let Compared::Told { text, cut } = self.told(bridge, (before, after), how).await?
+            && let TreeComparison::Diff { text, truncated } =
+                self.diff(bridge, (before, after), options).await?
         {
-            return Ok((text, cut));
+            return Ok((text, truncated));
         }
-        // The earlier one is not here: it is brought along from where it is.
-        let aside = self.aside(from).await?;
-        let other = &aside.0.bridge;
-        let carried = async {
+        let earlier = self.start_at(from).await?;
+        let source = &earlier.bridge;
+        let copied = async {
             let before = match before {
                 Some(before) => before,
-                None => self.keep(other).await?,
+                None => self.save(source).await?,
             };
-            let base = self.known.record.base_commit(&self.repository);
-            trees::carry(other, bridge, &self.repository, &before, base).await.map_err(failed)?;
-            self.told(bridge, (&before, after), how).await
+            let base = self.history.record.base_commit(&self.repository);
+            trees::copy_tree(source, bridge, &self.repository, &before, base)
+                .await
+                .map_err(failed)?;
+            self.diff(bridge, (&before, after), options).await
         };
-        let told = carried.await;
-        aside.end().await;
-        match told? {
-            Compared::Told { text, cut } => Ok((text, cut)),
-            Compared::Missing => Err(failed(TreeError::Git {
+        let output = copied.await;
+        remove(earlier).await;
+        match output? {
+            TreeComparison::Diff { text, truncated } => Ok((text, truncated)),
+            TreeComparison::Missing => Err(failed(TreeError::Git {
                 folder: checkout::folder(&self.repository),
-                tail: "its objects are not there any more".to_owned(),
+                tail: "its git objects are missing".to_owned(),
             })),
         }
     }
 
-    async fn keep(&self, bridge: &Bridge) -> Result<String, SessionError> {
-        Ok(trees::keep(bridge, &self.repository, "").await.map_err(failed)?.tree)
+    async fn save(&self, bridge: &Bridge) -> Result<String, SessionError> {
+        Ok(trees::save(bridge, &self.repository, "").await.map_err(failed)?.tree)
     }
 
-    async fn told(
+    async fn diff(
         &self,
         bridge: &Bridge,
         points: (&str, &str),
-        how: &[&str],
-    ) -> Result<Compared, SessionError> {
-        trees::compare(bridge, &self.repository, points, how, self.room).await.map_err(failed)
+        options: &[&str],
+    ) -> Result<TreeComparison, SessionError> {
+        trees::compare(bridge, &self.repository, points, options, self.budget).await.map_err(failed)
     }
 
-    /// A machine that begins as the session was at a moment, for nothing but looking.
-    async fn aside(&self, point: Point) -> Result<Aside, SessionError> {
-        let snapshot = self.known.snapshot(point)?;
+    /// Starts an ephemeral sandbox from the session's snapshot at a point.
+    async fn start_at(&self, point: DiffPoint) -> Result<EphemeralSandbox, SessionError> {
+        let snapshot = self.history.snapshot(point)?;
         let from = StartFrom::Snapshot(snapshot);
-        let hidden = Hidden::start(&self.sessions.shared, SandboxId::random(), from, None).await;
-        Ok(Aside(hidden.map_err(not_started)?))
+        let started =
+            EphemeralSandbox::start(&self.sessions.shared, SandboxId::random(), from, None).await;
+        started.map_err(not_started)
     }
 }
 
-/// A machine aside.
-struct Aside(Hidden);
-
-impl Aside {
-    async fn end(self) {
-        if let Err(error) = self.0.end().await {
-            tracing::warn!(error = words(&error), "a sandbox that compared turns cannot be ended");
-        }
+async fn remove(sandbox: EphemeralSandbox) {
+    if let Err(error) = sandbox.remove().await {
+        tracing::warn!(error = error_chain(&error), "cannot remove the sandbox of a diff");
     }
 }
 
 fn failed(error: TreeError) -> SessionError {
-    let hint = "look at the checkout with `harvest exec`, or at `--machine`";
-    SessionError::conflict("diff_failed", words(&error), hint)
+    let hint = "inspect the checkout with `harvest exec`, or use `--machine`";
+    SessionError::conflict("diff_failed", error_chain(&error), hint)
 }
 
-fn not_started(error: HiddenError) -> SessionError {
+fn not_started(error: EphemeralError) -> SessionError {
     match error {
-        HiddenError::Provider(error) => error.into(),
+        EphemeralError::Provider(error) => error.into(),
         other => SessionError::conflict(
             "diff_failed",
-            words(&other),
-            "try again; `harvest doctor` may help",
+            error_chain(&other),
+            "try again; `harvest doctor` checks this machine",
         ),
     }
 }
 
-/// `3<tab>1<tab>path`, with `-` for what is not text.
-fn file(repository: &str, line: &[u8]) -> Option<FileDiff> {
+/// Parses `3<tab>1<tab>path`; binary files have `-` for the counts.
+fn parse_numstat(repository: &str, line: &[u8]) -> Option<FileDiff> {
     let mut parts = line.splitn(3, |byte| *byte == b'\t');
     let mut number = || {
         let text = parts.next()?;
@@ -428,9 +431,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_of_numbers_is_a_file() {
-        let read =
-            |line: &[u8]| file("r", line).map(|file| (file.path, file.insertions, file.deletions));
+    fn numstat_lines_are_parsed() {
+        let read = |line: &[u8]| {
+            parse_numstat("r", line).map(|file| (file.path, file.insertions, file.deletions))
+        };
         assert_eq!(read(b"3\t0\ta\tb"), Some(("a\tb".to_owned(), Some(3), Some(0))));
         assert_eq!(read(b"-\t-\tbinary"), Some(("binary".to_owned(), None, None)));
         assert_eq!(read(b"1\t2\t\xff"), Some(("\u{fffd}".to_owned(), Some(1), Some(2))));

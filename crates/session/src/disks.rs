@@ -1,57 +1,53 @@
-//! What sessions ask of a machine about the disks it keeps, beyond taking and using a snapshot: which
-//! there are, what differs between two, and that what is removed frees its room.
+//! The snapshots a provider stores: listing, sizes, diffs, and freeing the space of removed ones.
 
 use async_trait::async_trait;
-use harvest_proto::{SnapshotId, Timestamp, api::MachineChanges};
+use harvest_proto::{SnapshotId, Timestamp, api::FileChanges};
 
 use crate::provider::ProviderError;
 
-/// Looks after the disks a machine keeps.
+/// Manages the snapshots stored on the host.
 #[async_trait]
 pub trait Disks: Send + Sync {
-    /// Whether what sessions left here belongs to the store of this name; the first one to ask has it.
-    /// What belongs to another store is not ours to remove.
-    async fn belongs_to(&self, store: &str) -> Result<bool, ProviderError>;
+    /// Whether the session snapshots and sandboxes on this host belong to the store of this name.
+    /// The first store that asks claims them; those of another store must not be removed.
+    async fn claim_for_store(&self, store: &str) -> Result<bool, ProviderError>;
 
-    /// Every snapshot taken for sessions and builds; none that people took for themselves.
-    async fn list(&self) -> Result<Vec<KeptDisk>, ProviderError>;
+    /// Lists the snapshots of sessions and builds, not those of standalone sandboxes.
+    async fn list(&self) -> Result<Vec<SnapshotDisk>, ProviderError>;
 
-    /// The same, with what each consists of. The first time it measures, which may take a second each.
-    async fn weigh(&self) -> Result<Vec<KeptDisk>, ProviderError>;
+    /// As [`Disks::list`], with layers and their sizes. Measuring a layer for the first time may
+    /// take a second.
+    async fn list_with_sizes(&self) -> Result<Vec<SnapshotDisk>, ProviderError>;
 
-    /// Frees the room of what was removed and ended. Other users of a layer keep it.
-    async fn sweep(&self) -> Result<(), ProviderError>;
+    /// Frees the space of removed snapshots and sandboxes. Layers still in use stay.
+    async fn reclaim(&self) -> Result<(), ProviderError>;
 
-    /// Forgets what sandboxes of this repository kept at `/mnt/state`. Idempotent.
+    /// Deletes the state volume (`/mnt/state`) of a repository. Idempotent.
     async fn state_remove(&self, repository: &str) -> Result<(), ProviderError>;
 
-    /// Every file that differs from what was before to a snapshot; at most `limit` of them one by one.
+    /// Lists the files that differ between `before` and `after`, at most `limit` of them by name.
     async fn changes(
         &self,
-        before: &DiskBefore,
+        before: &DiffBase,
         after: &SnapshotId,
         limit: usize,
-    ) -> Result<MachineChanges, ProviderError>;
+    ) -> Result<FileChanges, ProviderError>;
 }
 
-/// What a disk is compared with.
+/// The side a snapshot is compared with.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum DiskBefore {
-    /// A snapshot.
+pub enum DiffBase {
     Snapshot(SnapshotId),
-    /// What the sandbox of this snapshot began as.
-    BeginningOf(SnapshotId),
+    /// The image or snapshot from which this snapshot's sandbox started.
+    OriginOf(SnapshotId),
 }
 
-/// A snapshot on the disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct KeptDisk {
-    /// Which.
+pub struct SnapshotDisk {
     pub id: SnapshotId,
-    /// What it added to what it stands on.
+    /// Bytes added on top of the parent.
     pub bytes: u64,
-    /// When it was taken.
     pub created_at: Timestamp,
-    /// The layers it consists of that belong to snapshots, and what each takes; only when weighed.
+    /// The snapshot layers it consists of with their sizes; empty unless listed with sizes.
     pub layers: Vec<(String, u64)>,
 }

@@ -1,11 +1,11 @@
-//! After a turn that pushed: the pull request, and what the platform itself saw when it ran the
-//! declared check on exactly that commit, in a sandbox the agent never touched.
+//! Reviews pushed commits after a turn: opens the pull request and runs the repository's check on
+//! exactly that commit, in a fresh sandbox the agent never touched.
 
 use std::{sync::Arc, time::Duration};
 
 use harvest_proto::{
     EventBody, SandboxId, SessionId,
-    api::{Evidence, Pull, Repository},
+    api::{Evidence, PullRequest, Repository},
     bridge::BootStart,
 };
 use harvest_store::{CheckoutRecord, SessionRecord, StoreError, Write};
@@ -13,51 +13,51 @@ use harvest_store::{CheckoutRecord, SessionRecord, StoreError, Write};
 use crate::{
     bridge::Bridge,
     check, checkout,
-    hidden::{Hidden, HiddenError},
+    context::{PassSpec, PullRequestSpec, Shared, error_chain, now},
+    ephemeral::{EphemeralError, EphemeralSandbox},
     provider::StartFrom,
-    wiring::{PassOrder, PullOrder, Shared, now, words},
 };
 
-// A forge that hiccups gets another chance; then the next turn or restart tries again.
-const WAITS: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(5)];
+// Retries for a forge that fails briefly; after that, the next turn or restart tries again.
+const RETRIES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(5)];
 
-// A page of text: what a pull request's readers scroll through.
+// How much of the prompt the pull request quotes.
 const PROMPT_CHARACTERS: usize = 4000;
 
-/// Does what is left to do for the newest pushed commit. What fails is told as a warning and tried
-/// again after the next turn.
+/// Reviews the newest pushed commit of each checkout that is not yet reviewed. Failures become
+/// warnings and are retried after the next turn.
 pub(crate) async fn review(shared: &Arc<Shared>, session: &SessionId) {
     let failed = try_review(shared, session).await;
     if failed.is_empty() {
         return;
     }
-    // All at once and last: who follows waits for nothing more.
+    // All warnings at once and last: clients that follow the session stop waiting at the first one.
     let warnings = failed.into_iter().map(|why| {
-        tracing::warn!(%session, why, "the review failed");
+        tracing::warn!(%session, why, "cannot review the pushed commit");
         event(EventBody::Warning { message: why })
     });
     let _ = write(shared, session, warnings.collect()).await;
 }
 
-/// What could not be reviewed, in words.
+/// Returns a message for each checkout that could not be reviewed.
 async fn try_review(shared: &Arc<Shared>, session: &SessionId) -> Vec<String> {
     let record = match shared.store.session_get(session).await {
         Ok(record) => record,
         Err(StoreError::NotFound { .. }) => return Vec::new(),
         Err(error) => {
-            return vec![format!("the pushed commit is not reviewed yet: {}", words(&error))];
+            return vec![format!("cannot check the pushed commit yet: {}", error_chain(&error))];
         }
     };
     let mut failed = Vec::new();
-    // One that fails does not keep the others from being looked at.
+    // A failure of one checkout does not stop the others.
     for checkout in &record.checkouts {
         if let Some(commit) = checkout.unreviewed()
             && let Err(error) = review_one(shared, &record, checkout, commit).await
         {
             let name = &checkout.repository;
             failed.push(format!(
-                "the commit pushed to {name} is not reviewed yet: {}",
-                words(&error)
+                "cannot check the commit pushed to {name} yet: {}",
+                error_chain(&error)
             ));
         }
     }
@@ -69,63 +69,66 @@ async fn review_one(
     record: &SessionRecord,
     checkout: &CheckoutRecord,
     commit: &str,
-) -> Result<(), HiddenError> {
-    let other = |error: StoreError| HiddenError::Other(words(&error));
+) -> Result<(), EphemeralError> {
+    let other = |error: StoreError| EphemeralError::Other(error_chain(&error));
     let repository = shared.store.repository_get(&checkout.repository).await.map_err(other)?;
-    let work = Pushed { record, checkout, repository: &repository, commit };
-    let pull = open_pull(shared, work).await?;
-    let _room = shared.room_for_check().await?;
-    let limit = shared.config.clocks.check + shared.config.clocks.boot;
+    let work = PushedCommit { record, checkout, repository: &repository, commit };
+    let pull = open_pull_request(shared, work).await?;
+    let _slot = shared.check_slot().await?;
+    let limit = shared.config.timeouts.check + shared.config.timeouts.boot;
     let evidence = tokio::time::timeout(limit, gather(shared, work))
         .await
-        .map_err(|_| HiddenError::TimedOut { limit })??;
+        .map_err(|_| EphemeralError::TimedOut { limit })??;
     let mut writes = Vec::new();
     if let Some(mut pull) = pull {
         let number = pull.number;
         if let Err(error) =
-            shared.pulls.set_evidence(&repository.url, number, evidence.clone()).await
+            shared.forge.set_evidence(&repository.url, number, evidence.clone()).await
         {
-            return Err(HiddenError::Other(words(&error)));
+            return Err(EphemeralError::Other(error_chain(&error)));
         }
         pull.evidence = Some(evidence.clone());
-        writes.push(kept(shared, work, &pull));
+        writes.push(pull_request_write(shared, work, &pull));
     }
     let reviewed = Write::Reviewed { repository: repository.name, commit: commit.to_owned() };
     writes.extend([event(EventBody::Evidence(evidence)), reviewed]);
     write(shared, &record.session.id, writes).await.map_err(other)
 }
 
-/// A commit that passed the git door, and whose.
+/// A commit pushed through the git door.
 #[derive(Clone, Copy)]
-struct Pushed<'a> {
+struct PushedCommit<'a> {
     record: &'a SessionRecord,
     checkout: &'a CheckoutRecord,
     repository: &'a Repository,
     commit: &'a str,
 }
 
-async fn open_pull(shared: &Shared, work: Pushed<'_>) -> Result<Option<Pull>, HiddenError> {
-    let Pushed { record, checkout, repository, commit } = work;
+async fn open_pull_request(
+    shared: &Shared,
+    work: PushedCommit<'_>,
+) -> Result<Option<PullRequest>, EphemeralError> {
+    let PushedCommit { record, checkout, repository, commit } = work;
     let session = &record.session;
     let base = checkout
         .base
         .clone()
         .or_else(|| repository.base.clone())
         .unwrap_or_else(|| "main".to_owned());
-    let order = PullOrder {
+    let order = PullRequestSpec {
         url: repository.url.clone(),
         title: session.title.clone(),
         body: body(shared, record, commit).await,
         branch: session.branch.clone(),
         base,
     };
-    let mut waits = WAITS.iter();
+    let mut waits = RETRIES.iter();
     let pull = loop {
-        match shared.pulls.open(order.clone()).await {
+        match shared.forge.open_pull_request(order.clone()).await {
             Ok(pull) => break pull,
             Err(error) => match waits.next() {
                 Some(wait) => tokio::time::sleep(*wait).await,
-                None => return Err(HiddenError::Other(words(&error))),
+                None => return Err(EphemeralError::Other(error_chain(&error))),
             },
         }
     };
@@ -134,15 +137,15 @@ async fn open_pull(shared: &Shared, work: Pushed<'_>) -> Result<Option<Pull>, Hi
     let known = known.and_then(|known| known.pull.as_ref());
     if known.is_none_or(|known| known.number != pull.number || known.commit != pull.commit) {
         let opened = EventBody::PullOpened {
-            repository: Some(repository.name.clone()),
+            repository: repository.name.clone(),
             number: pull.number,
             url: pull.url.clone(),
             branch: pull.branch.clone(),
         };
-        let writes = vec![kept(shared, work, &pull), event(opened)];
+        let writes = vec![pull_request_write(shared, work, &pull), event(opened)];
         write(shared, &session.id, writes)
             .await
-            .map_err(|error| HiddenError::Other(words(&error)))?;
+            .map_err(|error| EphemeralError::Other(error_chain(&error)))?;
     }
     Ok(Some(pull))
 }
@@ -161,30 +164,31 @@ async fn body(shared: &Shared, record: &SessionRecord, commit: &str) -> String {
     )
 }
 
-/// Runs the declared check on the commit in a fresh sandbox.
-async fn gather(shared: &Arc<Shared>, work: Pushed<'_>) -> Result<Evidence, HiddenError> {
-    let Pushed { record, checkout, repository, commit } = work;
+/// Runs the repository's check on the commit in a fresh sandbox.
+async fn gather(shared: &Arc<Shared>, work: PushedCommit<'_>) -> Result<Evidence, EphemeralError> {
+    let PushedCommit { record, checkout, repository, commit } = work;
     let (from, start) = match &repository.build {
         Some(build) => (StartFrom::Snapshot(build.snapshot.clone()), BootStart::Image),
         None => (StartFrom::Image(repository.image.clone()), BootStart::Fresh),
     };
-    let pass = PassOrder { branch: None, ..PassOrder::from(record) };
+    let pass = PassSpec { branch: None, ..PassSpec::from(record) };
     let pass = shared.pass(std::slice::from_ref(repository), pass).await;
-    let mut hidden = Hidden::start(shared, SandboxId::random(), from, Some(pass)).await?;
-    hidden.boot(&repository.name, checkout.base.clone(), start, |_| {}).await?;
+    let mut sandbox =
+        EphemeralSandbox::start(shared, SandboxId::random(), from, Some(pass)).await?;
+    sandbox.boot(&repository.name, checkout.base.clone(), start, |_| {}).await?;
     let folder = checkout::folder(&repository.name);
-    let changed = fetch(&hidden.bridge, &folder, &record.session.branch, commit).await?;
-    let limit = shared.config.clocks.check;
-    let mut evidence = check::run(&hidden.bridge, &folder, commit.to_owned(), limit).await?;
-    evidence.repository = Some(repository.name.clone());
+    let changed = fetch(&sandbox.bridge, &folder, &record.session.branch, commit).await?;
+    let limit = shared.config.timeouts.check;
+    let mut evidence =
+        check::run(&sandbox.bridge, &repository.name, commit.to_owned(), limit).await?;
     if changed {
         evidence.check.push_str(" (changed by this branch)");
     }
-    hidden.end().await?;
+    sandbox.remove().await?;
     Ok(evidence)
 }
 
-// Answers 0 or 10: whether the check itself is another one than on the base.
+// Checks out the commit. Exit code 10: the branch changed the check scripts (`.harvest`).
 const FETCH: &str = r#"
 base=$(git rev-parse HEAD) || exit 1
 git fetch -q origin "+refs/heads/$1:refs/harvest/pushed" || exit 1
@@ -198,22 +202,22 @@ async fn fetch(
     folder: &str,
     branch: &str,
     commit: &str,
-) -> Result<bool, HiddenError> {
+) -> Result<bool, EphemeralError> {
     let order = checkout::command(&["sh", "-c", FETCH, "sh", branch, commit], folder, 10 * 60_000);
     let output = bridge.run_command(order, 0).await?;
     match output.exit {
         harvest_proto::bridge::Exit::Code(0) => Ok(false),
         harvest_proto::bridge::Exit::Code(10) => Ok(true),
-        _ => Err(HiddenError::Other(format!(
-            "commit {commit} cannot be checked out: {}",
+        _ => Err(EphemeralError::Other(format!(
+            "cannot check out commit {commit}: {}",
             output.tail()
         ))),
     }
 }
 
-fn kept(shared: &Shared, work: Pushed<'_>, pull: &Pull) -> Write {
-    let pull = Pull { url: shared.pulls.lasting(&pull.url), ..pull.clone() };
-    Write::Pull { repository: work.repository.name.clone(), pull: Box::new(pull), at: now() }
+fn pull_request_write(shared: &Shared, work: PushedCommit<'_>, pull: &PullRequest) -> Write {
+    let pull = PullRequest { url: shared.forge.stable_url(&pull.url), ..pull.clone() };
+    Write::PullRequest { repository: work.repository.name.clone(), pull: Box::new(pull), at: now() }
 }
 
 fn event(body: EventBody) -> Write {
@@ -230,7 +234,7 @@ mod tests {
     use crate::checkout::tests::{repository, sh};
 
     #[test]
-    fn exactly_the_pushed_commit_is_checked_out_and_a_changed_check_is_noticed() {
+    fn fetch_detects_changed_check() {
         let (origin, _) = repository();
         let here = tempfile::tempdir().unwrap();
         let clone = "git clone -q \"$1\" checkout";

@@ -1,4 +1,4 @@
-//! Commands people run in a session's machine, and its diff.
+//! Commands that users run in a session's sandbox, and the session's diff.
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use futures_util::stream::{self, BoxStream, StreamExt};
@@ -12,33 +12,33 @@ use crate::{
     bridge::{BridgeError, ExecOutput},
     checkout,
     error::{SessionError, fault_code},
-    inside::{Running, ready_bridge},
+    sandbox_handle::{CommandHandle, ready_bridge},
 };
 
 impl Sessions {
-    /// Runs a command in the session's machine. It is killed when the stream is dropped.
+    /// Runs a command in the session's sandbox. Dropping the stream kills the command.
     ///
     /// # Errors
-    /// When the session has no machine that is ready, or the request makes no sense.
+    /// When the session has no ready sandbox or the request is invalid.
     pub async fn exec(
         &self,
         session: &SessionId,
         mut request: ExecRequest,
     ) -> Result<BoxStream<'static, ExecLine>, SessionError> {
         if request.argv.is_empty() {
-            return Err(SessionError::invalid("invalid_command", "a command has a program"));
+            return Err(SessionError::invalid("invalid_command", "the command is empty"));
         }
         let stdin = request
             .stdin
             .take()
             .map(|text| BASE64_STANDARD.decode(text))
             .transpose()
-            .map_err(|_| SessionError::invalid("invalid_stdin", "stdin is not base64"))?;
-        let inside = self.inside(session).await?;
+            .map_err(|_| SessionError::invalid("invalid_stdin", "`stdin` is not base64"))?;
+        let inside = self.sandbox_handle(session).await?;
         match inside.exec(request, stdin.is_some()).await {
             Ok((running, input)) => {
                 if let (Some(bytes), Some(mut input)) = (stdin, input) {
-                    // On its own: a command that never reads must not keep us from hearing what it says.
+                    // In its own task: a command that never reads must not block its output.
                     tokio::spawn(async move {
                         if input.write(&bytes).await {
                             input.end();
@@ -55,15 +55,15 @@ impl Sessions {
         }
     }
 
-    /// The session's work as a diff against where it started: as it is now when its machine runs, else
-    /// as it was after the last turn.
+    /// The diff from the session's base commit to the current checkout when the sandbox runs,
+    /// otherwise to the end of the last turn.
     ///
     /// # Errors
-    /// When there is no such session.
+    /// When the session does not exist.
     pub async fn diff(&self, session: &SessionId) -> Result<String, SessionError> {
         let record = self.shared.store.session_get(session).await?;
         let handle = self.handle(session).await?;
-        // First, so that a machine that stands still is going by then.
+        // Marked busy first, so that a frozen sandbox is thawed by the time it is used.
         let _busy = handle.busy();
         if let Some(bridge) = ready_bridge(&handle).await
             && let Ok(diff) = checkout::diff(&bridge, &record.checkouts).await
@@ -74,7 +74,7 @@ impl Sessions {
     }
 }
 
-fn lines(running: Running) -> BoxStream<'static, ExecLine> {
+fn lines(running: CommandHandle) -> BoxStream<'static, ExecLine> {
     stream::unfold(Some(running), |running| async move {
         let mut running = running?;
         let encode = |bytes: Vec<u8>| BASE64_STANDARD.encode(bytes);
@@ -88,14 +88,15 @@ fn lines(running: Running) -> BoxStream<'static, ExecLine> {
             Some(ExecOutput::Exited { exit, millis }) => {
                 Some((ExecLine::Exited { exit, millis, reason: None }, None))
             }
-            Some(ExecOutput::End) | None => Some((lost(), None)),
+            Some(ExecOutput::End) | None => Some((connection_lost(), None)),
         }
     })
     .boxed()
 }
 
-/// What is said when nobody knows how a command ended.
-pub(crate) fn lost() -> ExecLine {
-    let message = "the connection to the sandbox was lost; the command may go on".to_owned();
+/// The last line when the outcome of a command is unknown.
+pub(crate) fn connection_lost() -> ExecLine {
+    let message =
+        "the connection to the sandbox was lost; the command may still be running".to_owned();
     ExecLine::Failed { code: "lost".to_owned(), message }
 }

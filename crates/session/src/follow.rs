@@ -1,5 +1,5 @@
-//! A session's events: replayed from the store, then followed as they are stored. A follower that falls
-//! behind reads from the store again, so it sees every event once and in order, whatever its pace.
+//! A session's events: replayed from the store, then followed as they are stored. A follower that
+//! falls behind reads from the store again, so it gets every event once and in order.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -10,7 +10,7 @@ use tokio::sync::broadcast::{self, error::RecvError};
 
 use crate::{Sessions, error::SessionError};
 
-const REPLAY: u32 = 500;
+const REPLAY_BATCH: u32 = 500;
 
 impl Sessions {
     /// A session's events after number `after`, at most `limit`.
@@ -27,7 +27,7 @@ impl Sessions {
         Ok(self.shared.store.event_list(session, after, limit.clamp(1, 1000)).await?)
     }
 
-    /// A session's events after number `after`, and then every one that comes. Ends when the session is
+    /// A session's events after number `after`, including future ones. Ends when the session is
     /// deleted or the store fails.
     ///
     /// # Errors
@@ -37,12 +37,12 @@ impl Sessions {
         session: &SessionId,
         after: u64,
     ) -> Result<BoxStream<'static, Event>, SessionError> {
-        // Subscribed first: what is stored from here on is heard, what was stored before is read.
+        // Subscribes before the first read, so that no event falls between the two.
         let news = self.shared.store.event_follow(session);
         let newest = self.shared.store.session_get(session).await?.session.seq;
         if after > newest {
             let what =
-                format!("the session has {newest} events, there is none to continue after {after}");
+                format!("cannot continue after event {after}: the session has {newest} events");
             return Err(SessionError::invalid("invalid_cursor", what));
         }
         let follower = Follower {
@@ -67,7 +67,7 @@ struct Follower {
     news: broadcast::Receiver<Arc<Event>>,
     seen: u64,
     read: VecDeque<Event>,
-    /// There may be more in the store than we have read.
+    /// The store may have more events than were read.
     behind: bool,
 }
 
@@ -79,8 +79,9 @@ impl Follower {
                 return Some(event);
             }
             if self.behind {
-                let read = self.store.event_list(&self.session, self.seen, REPLAY).await.ok()?;
-                self.behind = read.len() == REPLAY as usize;
+                let read =
+                    self.store.event_list(&self.session, self.seen, REPLAY_BATCH).await.ok()?;
+                self.behind = read.len() == REPLAY_BATCH as usize;
                 self.read = read.into();
                 if !self.read.is_empty() {
                     continue;

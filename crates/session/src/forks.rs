@@ -1,5 +1,5 @@
-//! Forks: sessions that go on from where another one was, files and conversation together, each on a
-//! branch of its own. All that are asked for at once are made, or none.
+//! Forks: sessions that continue from a turn of another session, files and conversation included,
+//! each on its own branch. A request creates all of its forks or none.
 
 use harvest_proto::{
     EventBody, SessionId, SnapshotId, Timestamp,
@@ -10,21 +10,21 @@ use harvest_store::{CheckoutRecord, NewCheckout, NewPrompt, NewSession, SessionR
 
 use crate::{
     Sessions,
-    asks::{new_prompt, title},
+    context::now,
     decide::State,
     error::SessionError,
-    sessions::{Birth, branch},
-    wiring::now,
+    sessions::{SessionInsert, branch},
+    verbs::{new_prompt, title},
 };
 
-/// As many as one machine can be expected to start at once.
-pub const MOST_FORKS: usize = 16;
+/// The most forks of one request.
+pub const MAX_FORKS: usize = 16;
 
 impl Sessions {
-    /// Creates sessions that go on from the end of a turn of another: all of them, or none.
+    /// Creates forks of a session at the end of a turn: all of them, or none.
     ///
     /// # Errors
-    /// When the turn is not known or left no snapshot, or the request makes no sense.
+    /// When the turn does not exist or has no snapshot, or the request is invalid.
     pub async fn fork(
         &self,
         session: &SessionId,
@@ -36,14 +36,15 @@ impl Sessions {
         let turns = self.shared.store.turn_list(session).await?;
         let snapshots = self.shared.store.snapshot_list(session).await?;
         let point = fork_point(&source.session, &turns, &snapshots, fork.turn)?;
-        let births = prompts.into_iter().map(|prompt| birth(&source, &point, prompt, &user, now()));
-        self.insert_all(births.collect()).await.map_err(|error| match error {
-            // It was dropped after we had looked.
+        let forks =
+            prompts.into_iter().map(|prompt| new_fork(&source, &point, prompt, &user, now()));
+        self.insert_all(forks.collect()).await.map_err(|error| match error {
+            // The snapshot was dropped after `fork_point` read it.
             SessionError::NotFound { what } if what.starts_with("snapshot") => {
                 SessionError::conflict(
                     "no_snapshot",
                     format!("there is no {what}"),
-                    "see `harvest turns` for those that can be forked",
+                    "`harvest turns` shows the turns that can be forked",
                 )
             }
             other => other,
@@ -56,38 +57,37 @@ fn prompts(fork: &ForkSession, user: &Author) -> Result<Vec<Option<NewPrompt>>, 
     let invalid = |what: String| Err(SessionError::invalid("invalid_fork", what));
     let several = !fork.prompts.is_empty();
     if several && fork.prompt.is_some() {
-        return invalid("a fork has `prompt` for all or `prompts`, one for each".to_owned());
+        return invalid("give either `prompt` for all forks or `prompts`, one for each".to_owned());
     }
     let count = match fork.count {
         Some(count) => usize::try_from(count).unwrap_or(usize::MAX),
         None if several => fork.prompts.len(),
         None => 1,
     };
-    if !(1..=MOST_FORKS).contains(&count) {
-        return invalid(format!("1 to {MOST_FORKS} forks are made at once"));
+    if !(1..=MAX_FORKS).contains(&count) {
+        return invalid(format!("`count` must be 1 to {MAX_FORKS}"));
     }
     if several && count != fork.prompts.len() {
-        return invalid(format!("there are {} prompts for {count} forks", fork.prompts.len()));
+        return invalid(format!("{} prompts for {count} forks", fork.prompts.len()));
     }
     let texts = (0..count).map(|index| fork.prompts.get(index).or(fork.prompt.as_ref()));
     texts.map(|text| text.map(|text| new_prompt(text.clone(), user.clone())).transpose()).collect()
 }
 
-/// What forks begin with.
+/// The point from which forks continue.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Point {
+pub(crate) struct ForkPoint {
     pub(crate) snapshot: SnapshotId,
-    /// The turn that left it, or 0 for the beginning.
+    /// The turn that left the snapshot; 0 is the start of the session.
     turn: Option<u32>,
 }
 
-impl Point {
-    /// Where in the session that was.
-    pub(crate) fn words(&self) -> String {
+impl ForkPoint {
+    pub(crate) fn describe(&self) -> String {
         match self.turn {
             None => "its newest snapshot".to_owned(),
-            Some(0) => "its beginning".to_owned(),
-            Some(number) => words(number),
+            Some(0) => "its start".to_owned(),
+            Some(number) => format!("turn {number}"),
         }
     }
 }
@@ -97,56 +97,54 @@ pub(crate) fn fork_point(
     turns: &[Turn],
     snapshots: &[Snapshot],
     wanted: Option<u32>,
-) -> Result<Point, SessionError> {
+) -> Result<ForkPoint, SessionError> {
     let refuse = |what: String, hint| Err(SessionError::conflict("no_snapshot", what, hint));
-    let kept = |id: &SnapshotId| snapshots.iter().any(|one| one.id == *id && !one.gone);
+    let exists = |id: &SnapshotId| snapshots.iter().any(|one| one.id == *id && !one.gone);
     match wanted {
-        // What the session goes on from itself: the end of its newest turn, a pause, or where it was put back.
-        None => match source.snapshot.clone().filter(kept) {
+        // The snapshot the session itself would continue from.
+        None => match source.snapshot.clone().filter(exists) {
             Some(snapshot) => {
                 let turn = turns.iter().find(|turn| turn.snapshot.as_ref() == Some(&snapshot));
                 let turn = turn.map(|turn| turn.number);
-                Ok(Point { snapshot, turn })
+                Ok(ForkPoint { snapshot, turn })
             }
             None if source.snapshot.is_some() => {
                 refuse("the session's newest snapshot is gone".to_owned(), "fork one of its turns")
             }
             None => refuse(
-                "the session has ended no turn yet".to_owned(),
+                "the session has no finished turn yet".to_owned(),
                 "wait for its first turn to end",
             ),
         },
         Some(0) => match snapshots.iter().find(|one| one.turn == Some(0) && !one.gone) {
-            Some(began) => Ok(Point { snapshot: began.id.clone(), turn: Some(0) }),
+            Some(start) => Ok(ForkPoint { snapshot: start.id.clone(), turn: Some(0) }),
             None => refuse(
-                "the session began from its repository, not from a snapshot".to_owned(),
-                "start another on the same repository with `harvest run`",
+                "the session started from its repository, not from a snapshot".to_owned(),
+                "start another session on the same repository with `harvest run`",
             ),
         },
         Some(number) => {
             let turn = turns.iter().find(|turn| turn.number == number);
-            let turn = turn.ok_or_else(|| SessionError::missing(words(number)))?;
+            let turn = turn.ok_or_else(|| SessionError::missing(format!("turn {number}")))?;
             match (&turn.snapshot, turn.dropped.as_deref()) {
-                (Some(snapshot), _) => Ok(Point { snapshot: snapshot.clone(), turn: Some(number) }),
+                (Some(snapshot), _) => {
+                    Ok(ForkPoint { snapshot: snapshot.clone(), turn: Some(number) })
+                }
                 (None, Some(why)) => refuse(
-                    format!("turn {number} has no snapshot any more ({why})"),
-                    "fork another turn; `harvest turns` shows which can be",
+                    format!("the snapshot of turn {number} was removed ({why})"),
+                    "fork another turn; `harvest turns` shows those that can be forked",
                 ),
                 (None, None) => refuse(
-                    format!("turn {number} left no snapshot"),
-                    "wait for the turn to end, or fork from another",
+                    format!("turn {number} has no snapshot"),
+                    "wait for the turn to end, or fork another turn",
                 ),
             }
         }
     }
 }
 
-fn words(turn: u32) -> String {
-    format!("turn {turn}")
-}
-
-/// A fork's work is compared with what its source's is compared with.
-fn same_start(source: &CheckoutRecord) -> NewCheckout {
+/// A fork's diff has the same base as its source's.
+fn same_base(source: &CheckoutRecord) -> NewCheckout {
     NewCheckout {
         repository: source.repository.clone(),
         base: source.base.clone(),
@@ -154,13 +152,13 @@ fn same_start(source: &CheckoutRecord) -> NewCheckout {
     }
 }
 
-fn birth(
+fn new_fork(
     source: &SessionRecord,
-    point: &Point,
+    point: &ForkPoint,
     prompt: Option<NewPrompt>,
     user: &Author,
     at: Timestamp,
-) -> Birth {
+) -> SessionInsert {
     let session = &source.session;
     let title = prompt.as_ref().map_or_else(|| session.title.clone(), |prompt| title(&prompt.text));
     let id = SessionId::random();
@@ -168,7 +166,7 @@ fn birth(
         branch: branch(&id, Some(&title)),
         id,
         title,
-        checkouts: source.checkouts.iter().map(same_start).collect(),
+        checkouts: source.checkouts.iter().map(same_base).collect(),
         agent: session.agent.clone(),
         model: session.model.clone(),
         network: session.network.clone(),
@@ -180,11 +178,11 @@ fn birth(
         env: source.env.clone(),
         at,
     };
-    let detail = format!("fork of {} at {}", session.id, point.words());
+    let detail = format!("fork of {} at {}", session.id, point.describe());
     let body = EventBody::Restored { snapshot: point.snapshot.clone(), detail };
     let mut writes = vec![
         Write::Event { at, turn: None, body: Box::new(body) },
-        // A row of its own, so that the snapshot outlives the session that took it.
+        // The fork gets its own row, so that the snapshot outlives the session that took it.
         Write::SnapshotShare { snapshot: point.snapshot.clone(), at },
     ];
     writes.extend(point.turn.map(|turn| Write::TreeShare { session: session.id.clone(), turn }));
@@ -203,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn each_fork_gets_the_prompt_or_one_of_the_prompts() {
+    fn forks_share_one_prompt_or_get_their_own() {
         let ada = Author { name: "Ada".into(), email: "ada@example.org".into() };
         let texts = |order: ForkSession| {
             let all = prompts(&order, &ada)?;

@@ -1,4 +1,4 @@
-//! The gateway's books, kept in the store: secrets, what a session may still use, what passed the door.
+//! The gateway's ledger, backed by the store: secrets, token budgets, usage and door events.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -10,14 +10,13 @@ use harvest_gateway::{
 use harvest_proto::{EventBody, Secret, SessionId, event::Usage};
 use harvest_store::{Lease, Store, StoreError, Write};
 
-use crate::wiring::now;
+use crate::context::now;
 
-const FIRST_WAIT: Duration = Duration::from_millis(50);
-const LONGEST_WAIT: Duration = Duration::from_secs(10);
+const FIRST_RETRY: Duration = Duration::from_millis(50);
+const MAX_RETRY: Duration = Duration::from_secs(10);
 
-/// The ledger of one server.
 #[derive(Debug, Clone)]
-pub struct Books {
+pub struct StoreLedger {
     store: Store,
     lease: Lease,
     vault: Arc<Vault>,
@@ -25,20 +24,20 @@ pub struct Books {
     environment: Arc<BTreeMap<String, Secret<String>>>,
 }
 
-impl Books {
-    /// Books kept in `store`, under the server's `lease`.
+impl StoreLedger {
     #[must_use]
     pub fn new(store: Store, lease: Lease, vault: Arc<Vault>, budget_tokens: Option<u64>) -> Self {
         Self { store, lease, vault, budget_tokens, environment: Arc::default() }
     }
 
-    /// Secrets the server was started with: used where the vault has none of that name, never stored.
+    /// Adds secrets from the server's environment. The vault takes precedence; these are never
+    /// stored.
     #[must_use]
     pub fn with_environment(self, secrets: BTreeMap<String, Secret<String>>) -> Self {
         Self { environment: Arc::new(secrets), ..self }
     }
 
-    async fn kept(&self, name: &str) -> Option<Secret<String>> {
+    async fn stored_secret(&self, name: &str) -> Option<Secret<String>> {
         let parsed = name.parse().ok()?;
         let sealed = self.store.secret_get(name).await.ok()??;
         self.vault.unseal(&parsed, &sealed).ok()
@@ -46,37 +45,38 @@ impl Books {
 
     async fn write(&self, session: &SessionId, writes: Vec<Write>) {
         let (store, lease, session) = (self.store.clone(), self.lease, session.clone());
-        // What has passed cannot be taken back: it is written even when whoever waits at the door goes away.
+        // In its own task: usage and events must be recorded even when the connection is dropped.
         let _written =
-            tokio::spawn(async move { written(&store, lease, &session, writes).await }).await;
+            tokio::spawn(async move { write_with_retry(&store, lease, &session, writes).await })
+                .await;
     }
 }
 
-/// Writes it down, on a full disk as soon as there is room.
-async fn written(store: &Store, lease: Lease, session: &SessionId, writes: Vec<Write>) {
-    let mut wait = FIRST_WAIT;
+/// Retries with backoff, for example while the disk is full.
+async fn write_with_retry(store: &Store, lease: Lease, session: &SessionId, writes: Vec<Write>) {
+    let mut wait = FIRST_RETRY;
     loop {
         match store.session_commit(session, lease, now(), writes.clone()).await {
-            // Builds pass the door too, and have no session.
+            // Builds use the door too, and have no session.
             Ok(_) | Err(StoreError::NotFound { .. }) => return,
             Err(
                 error @ (StoreError::LeaseLost | StoreError::Closed | StoreError::Unknown { .. }),
             ) => {
-                return tracing::error!(%session, %error, "what passed the door could not be stored");
+                return tracing::error!(%session, %error, "cannot store usage or door events");
             }
             Err(error) => {
-                tracing::error!(%session, %error, "what passed the door cannot be stored; trying again");
+                tracing::error!(%session, %error, "cannot store usage or door events; retrying");
             }
         }
         tokio::time::sleep(wait).await;
-        wait = (wait * 2).min(LONGEST_WAIT);
+        wait = (wait * 2).min(MAX_RETRY);
     }
 }
 
 #[async_trait]
-impl Ledger for Books {
+impl Ledger for StoreLedger {
     async fn secret(&self, name: &str) -> Option<Secret<String>> {
-        self.kept(name).await.or_else(|| self.environment.get(name).cloned())
+        self.stored_secret(name).await.or_else(|| self.environment.get(name).cloned())
     }
 
     async fn reserve(&self, session: &SessionId) -> Result<(), Refusal> {
@@ -84,7 +84,7 @@ impl Ledger for Books {
         let record = match self.store.session_get(session).await {
             Ok(record) => record,
             Err(StoreError::NotFound { .. }) => return Ok(()),
-            Err(_) => return Err(Refusal { reason: "the budget cannot be looked up".to_owned() }),
+            Err(_) => return Err(Refusal { reason: "cannot read the token budget".to_owned() }),
         };
         let usage = record.session.usage;
         let used = usage.input_tokens
@@ -94,7 +94,7 @@ impl Ledger for Books {
         if used < budget {
             return Ok(());
         }
-        Err(Refusal { reason: format!("the session has used {used} of its {budget} tokens") })
+        Err(Refusal { reason: format!("token budget reached: {used} of {budget} tokens used") })
     }
 
     async fn settle(&self, session: &SessionId, usage: Usage) {

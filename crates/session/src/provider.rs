@@ -1,5 +1,5 @@
-//! What a session needs of a machine: start it, find it again, keep it, end it. Everything else goes
-//! over the bridge and works the same on every provider.
+//! The provider trait: starts, finds, snapshots and removes sandboxes. Everything else goes over
+//! the bridge and works the same on every provider.
 
 use std::{path::PathBuf, time::Duration};
 
@@ -9,82 +9,82 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::disks::Disks;
 
-/// Starts, finds, keeps and ends sandboxes.
+/// Starts, finds, snapshots and removes sandboxes.
 #[async_trait]
 pub trait Provider: Send + Sync {
     /// Starts a sandbox whose supervisor can be dialled when this returns.
-    async fn start(&self, order: StartOrder) -> Result<Started, ProviderError>;
+    async fn start(&self, order: StartSpec) -> Result<Started, ProviderError>;
 
     /// Whether a sandbox started earlier, perhaps by another server process, still runs.
     async fn find(&self, sandbox: &SandboxId) -> Result<Found, ProviderError>;
 
-    /// Dials its supervisor.
+    /// Connects to the sandbox's supervisor.
     async fn dial(&self, sandbox: &SandboxId) -> Result<Box<dyn BridgeStream>, ProviderError>;
 
-    /// Waits until a sandbox has ended, however it ends, and says why.
-    async fn ended(&self, sandbox: &SandboxId) -> Result<String, ProviderError>;
+    /// Waits until a sandbox has exited, for whatever reason, and returns that reason.
+    async fn wait_for_exit(&self, sandbox: &SandboxId) -> Result<String, ProviderError>;
 
-    /// Ends a sandbox and keeps its disk under `snapshot`, in one act: O(1) where the machine can.
-    /// Also takes what a sandbox left that died by itself. Idempotent.
-    async fn end_kept(
+    /// Stops a sandbox and turns its disk into `snapshot` in one step, O(1) where the store driver
+    /// allows. Also works on a sandbox that died by itself. Idempotent.
+    async fn snapshot_and_remove(
         &self,
         sandbox: &SandboxId,
         snapshot: &SnapshotId,
         kind: SnapshotKind,
     ) -> Result<(), ProviderError>;
 
-    /// Ends a sandbox and throws its disk away. Idempotent; a sandbox nobody knows is gone already.
-    async fn end(&self, sandbox: &SandboxId) -> Result<(), ProviderError>;
+    /// Stops a sandbox and deletes its disk. Idempotent: an unknown sandbox counts as removed.
+    async fn remove(&self, sandbox: &SandboxId) -> Result<(), ProviderError>;
 
-    /// Every sandbox this provider holds, running or dead, so that none is without an owner.
+    /// Lists every sandbox of sessions, running or dead, so that orphans can be found.
     async fn list(&self) -> Result<Vec<SandboxId>, ProviderError>;
 
-    /// Every sandbox that runs, stays until somebody ends it and is no session's, each with the user who made it:
-    /// it takes a place like any other.
-    async fn others(&self) -> Result<Vec<(SandboxId, Option<String>)>, ProviderError> {
+    /// Lists every running standalone sandbox with the user who created it. Standalone sandboxes
+    /// count against the sandbox limits too.
+    async fn list_standalone(&self) -> Result<Vec<(SandboxId, Option<String>)>, ProviderError> {
         Ok(Vec::new())
     }
 
-    /// Whether there is something to start from under this name.
-    async fn holds(&self, from: &StartFrom) -> Result<bool, ProviderError>;
+    /// Whether the image or snapshot exists.
+    async fn can_start_from(&self, from: &StartFrom) -> Result<bool, ProviderError>;
 
-    /// `None` when this provider cannot keep the disk of a sandbox that goes on running.
+    /// `None` when this provider cannot snapshot a running sandbox.
     fn snapshots(&self) -> Option<&dyn Snapshots>;
 
-    /// `None` when this provider looks after the disks it keeps by itself.
+    /// `None` when this provider manages its snapshots by itself.
     fn disks(&self) -> Option<&dyn Disks> {
         None
     }
 
-    /// How well it was prepared for starts; `None` when it does not prepare, or does not say.
-    async fn seeds(&self) -> Option<Seeds> {
+    /// Counts of standby processes; `None` when the provider keeps none or does not answer.
+    async fn standby(&self) -> Option<StandbyCounts> {
         None
     }
 
-    /// `None` when what runs in a sandbox of this provider cannot be made to stand still.
-    fn freezing(&self) -> Option<&dyn Freezing> {
+    /// `None` when sandboxes of this provider cannot be frozen.
+    fn freeze_control(&self) -> Option<&dyn FreezeControl> {
         None
     }
 }
 
-/// Makes what runs in a sandbox stand still. Its supervisor goes on and answers.
+/// Freezes the processes of a sandbox, except its supervisor, which keeps answering.
 #[async_trait]
-pub trait Freezing: Send + Sync {
-    /// Everything but the supervisor stands still when this answers, until [`Freezing::thaw`] or until
-    /// nobody has asked again for as long as `hold`: whoever asked may be dead.
+pub trait FreezeControl: Send + Sync {
+    /// Freezes everything but the supervisor until [`FreezeControl::thaw`]. A freeze that is not
+    /// renewed within `hold` ends by itself, because its requester may have died.
     async fn freeze(&self, sandbox: &SandboxId, hold: Duration) -> Result<(), ProviderError>;
 
-    /// It goes on. Idempotent. A freeze that is being waited for fails.
+    /// Thaws the sandbox. Idempotent. A freeze in flight fails.
     async fn thaw(&self, sandbox: &SandboxId) -> Result<(), ProviderError>;
 
-    /// It goes on, whoever made it stand still, unless that is for keeping its disk. Idempotent.
-    async fn rouse(&self, sandbox: &SandboxId) -> Result<(), ProviderError>;
+    /// Thaws the sandbox unless it is frozen for a snapshot, which thaws it when done. Idempotent.
+    async fn thaw_unless_saving(&self, sandbox: &SandboxId) -> Result<(), ProviderError>;
 }
 
-/// Keeps the disk of a running sandbox.
+/// Takes snapshots of running sandboxes.
 #[async_trait]
 pub trait Snapshots: Send + Sync {
-    /// Freezes, captures, thaws. Idempotent by snapshot id. Answers how long the machine stood still.
+    /// Freezes, captures, thaws. Idempotent by snapshot id. Returns the milliseconds spent frozen.
     async fn capture(
         &self,
         sandbox: &SandboxId,
@@ -92,20 +92,19 @@ pub trait Snapshots: Send + Sync {
         kind: SnapshotKind,
     ) -> Result<u64, ProviderError>;
 
-    /// Forgets a snapshot; its layers go when nothing uses them. Idempotent.
-    async fn remove(&self, snapshot: &SnapshotId) -> Result<(), ProviderError>;
+    /// Deletes a snapshot; its layers are deleted when nothing uses them. Idempotent.
+    async fn snapshot_remove(&self, snapshot: &SnapshotId) -> Result<(), ProviderError>;
 }
 
-/// Processes on their way to becoming a sandbox, since whoever grows them was started.
+/// Counts of preforked standby processes since the zygote started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seeds {
-    /// Waiting for a start now.
+pub struct StandbyCounts {
+    /// Standby processes available now.
     pub ready: u64,
-    /// Grown ahead of time.
-    pub grown: u64,
-    /// Starts that took one.
+    pub preforked: u64,
+    /// Starts that used a standby process.
     pub used: u64,
-    /// Starts that found none.
+    /// Starts that found none available.
     pub missed: u64,
 }
 
@@ -114,75 +113,50 @@ pub trait BridgeStream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> BridgeStream for T {}
 
-/// What to start.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StartOrder {
-    /// The sandbox's id, chosen and stored before it exists, so that a crash leaves no stranger.
+pub struct StartSpec {
+    /// Chosen and stored before the sandbox exists, so that a crash leaves no orphan.
     pub sandbox: SandboxId,
-    /// What its disk begins as.
     pub from: StartFrom,
-    /// Whose state it has at `/mnt/state`, a repository's name; `None` for none. State outlives sandboxes
-    /// and is in no snapshot; a machine that has no room for it starts the sandbox without.
+    /// The repository whose state volume is mounted at `/mnt/state`. State outlives sandboxes and
+    /// is in no snapshot; a host without room for it starts the sandbox without.
     pub state: Option<String>,
 }
 
-/// What a sandbox's disk begins as.
+/// The origin of a sandbox's disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StartFrom {
-    /// A named image.
     Image(String),
-    /// A snapshot.
     Snapshot(SnapshotId),
 }
 
-/// A sandbox that runs.
+/// A running sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Started {
-    /// The socket on which the gateway takes this sandbox's outgoing connections.
+    /// The socket on which the gateway accepts this sandbox's outgoing connections.
     pub door: PathBuf,
 }
 
-/// What became of a sandbox.
+/// The state of a sandbox, as the provider finds it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Found {
-    /// It runs.
     Running(Started),
-    /// It is dead; its disk is there still and can be taken with `end_kept`.
+    /// Exited; its disk still exists and `snapshot_and_remove` can save it.
     Dead {
-        /// Why it died, as far as anyone knows.
         reason: String,
     },
-    /// Nothing is left of it.
     Gone,
 }
 
-/// Why a provider could not do it.
 #[derive(Debug, thiserror::Error)]
 pub enum ProviderError {
-    /// The image is not there.
     #[error("image `{image}` is not on this host")]
-    ImageMissing {
-        /// Its name.
-        image: String,
-    },
-    /// The snapshot is not there.
+    ImageMissing { image: String },
     #[error("snapshot {snapshot} is not on this host")]
-    SnapshotMissing {
-        /// Its id.
-        snapshot: SnapshotId,
-    },
-    /// Nobody knows this sandbox, or it has ended.
-    #[error("sandbox {sandbox} does not run")]
-    NotRunning {
-        /// Its id.
-        sandbox: SandboxId,
-    },
-    /// The machine said no.
+    SnapshotMissing { snapshot: SnapshotId },
+    /// The sandbox is unknown or has exited.
+    #[error("sandbox {sandbox} is not running")]
+    NotRunning { sandbox: SandboxId },
     #[error("{doing}")]
-    Machine {
-        /// What was being done.
-        doing: String,
-        /// What it said.
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
+    Failed { doing: String, source: Box<dyn std::error::Error + Send + Sync> },
 }

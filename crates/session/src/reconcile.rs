@@ -1,7 +1,7 @@
-//! Compares, when a server starts, what the store knows with what the machine holds, both ways. What
-//! nobody knows is removed; what is known and gone is told on its session. People's own sandboxes and
-//! snapshots are not looked at, nor anything of another store. Mounts and cgroups are the zygote's: it
-//! clears those without a sandbox when it starts.
+//! Startup reconciliation between the store and the provider. Orphaned sandboxes and snapshots are
+//! removed; a missing snapshot becomes a warning on its session. Standalone sandboxes, their
+//! snapshots and anything of another store are left alone. Stale mounts and cgroups are cleared by
+//! the zygote when it starts.
 
 use std::collections::HashSet;
 
@@ -9,84 +9,92 @@ use harvest_proto::{EventBody, SandboxId, SessionId, SnapshotId, api::Snapshot};
 use harvest_store::{Removal, SessionRecord, Write};
 
 use crate::{
-    disks::{Disks, KeptDisk},
+    context::{Shared, error_chain, now},
+    disks::{Disks, SnapshotDisk},
     error::SessionError,
-    wiring::{Shared, now, words},
 };
 
 const STORE_NAME: &str = "store_name";
 
-/// What there was when the server started.
+/// The provider's sandboxes and snapshots when the server started.
 pub(crate) struct Reconcile {
     sandboxes: Vec<SandboxId>,
-    /// `None` when the machine looks after its disks by itself.
-    disks: Option<DisksThen>,
+    /// `None` when the provider manages its snapshots by itself.
+    disks: Option<DisksAtStart>,
     owned: HashSet<SandboxId>,
-    /// Every snapshot a driver has in mind, be it about to exist.
-    meant: HashSet<SnapshotId>,
+    /// Every snapshot mentioned in a driver's state, including ones still to be taken.
+    referenced: HashSet<SnapshotId>,
+    /// Whether the sandboxes and snapshots belong to this store.
     ours: bool,
 }
 
-struct DisksThen {
-    /// What the store knew before the machine was asked: what is missing there was there once.
+struct DisksAtStart {
+    /// Read before `stored`, so that a snapshot missing there did exist.
     known: Vec<(SessionId, Snapshot)>,
-    held: Vec<KeptDisk>,
+    stored: Vec<SnapshotDisk>,
 }
 
 impl Reconcile {
-    /// Looks at the machine before any session goes on: what comes later is nobody's stray.
+    /// Lists the provider's objects before any session resumes, so that new ones never look
+    /// orphaned.
     pub(crate) async fn begin(shared: &Shared) -> Result<Self, SessionError> {
         let known = shared.store.snapshot_all().await?;
         let sandboxes = shared.provider.list().await?;
-        let (mut ours, mut then) = (true, None);
+        let (mut ours, mut at_start) = (true, None);
         if let Some(disks) = shared.provider.disks() {
-            ours = is_ours(shared, disks).await?;
-            then = Some(DisksThen { known, held: disks.list().await? });
+            ours = belongs_to_this_store(shared, disks).await?;
+            at_start = Some(DisksAtStart { known, stored: disks.list().await? });
         }
-        Ok(Self { sandboxes, disks: then, owned: HashSet::new(), meant: HashSet::new(), ours })
+        Ok(Self {
+            sandboxes,
+            disks: at_start,
+            owned: HashSet::new(),
+            referenced: HashSet::new(),
+            ours,
+        })
     }
 
-    /// A session of the store, and with it what it uses.
-    pub(crate) fn owned_by(&mut self, record: &SessionRecord) {
+    /// Marks the session's sandbox and snapshots as in use.
+    pub(crate) fn mark_in_use(&mut self, record: &SessionRecord) {
         self.owned.extend(record.session.sandbox.clone());
-        self.meant.extend(record.session.snapshot.clone());
-        self.meant.extend(mentioned(&record.drive));
+        self.referenced.extend(record.session.snapshot.clone());
+        self.referenced.extend(mentioned_snapshots(&record.drive));
     }
 
-    /// Ends and removes what nobody owns, and tells what is missing.
+    /// Removes orphans and reports missing snapshots.
     pub(crate) async fn finish(self, shared: &Shared) -> Result<(), SessionError> {
-        let Self { sandboxes, disks, owned, mut meant, ours } = self;
+        let Self { sandboxes, disks, owned, mut referenced, ours } = self;
         if !ours {
             tracing::warn!(
-                "this home holds sandboxes and snapshots of another store; they are left alone"
+                "this home has sandboxes and snapshots of another store; they are left alone"
             );
         }
-        let strays: Vec<_> =
+        let orphans: Vec<_> =
             sandboxes.into_iter().filter(|one| ours && !owned.contains(one)).collect();
-        for sandbox in &strays {
-            if let Err(error) = shared.provider.end(sandbox).await {
-                tracing::warn!(%sandbox, error = words(&error), "a sandbox nobody owns cannot be ended");
+        for sandbox in &orphans {
+            if let Err(error) = shared.provider.remove(sandbox).await {
+                tracing::warn!(%sandbox, error = error_chain(&error), "cannot remove an orphaned sandbox");
             }
         }
-        // When no sandbox starts from them any more.
+        // Only after the orphans are removed: their sandboxes may use these snapshots.
         for (snapshot, _) in shared.store.build_unfinished().await? {
             shared
                 .store
                 .build_fail(shared.lease, &snapshot, "the server was restarted", now())
                 .await?;
         }
-        let Some(DisksThen { known, held }) = disks else { return Ok(()) };
-        meant.extend(shared.store.snapshot_of_builds().await?);
-        meant.extend(
+        let Some(DisksAtStart { known, stored }) = disks else { return Ok(()) };
+        referenced.extend(shared.store.snapshot_of_builds().await?);
+        referenced.extend(
             shared.store.snapshot_all().await?.into_iter().map(|(_, snapshot)| snapshot.id),
         );
-        let Difference { strangers, missing, back } = compare(known, &meant, &held);
-        let strangers = if ours { strangers } else { Vec::new() };
-        let counts = (strays.len(), strangers.len(), missing.len(), back.len());
-        let strangers = strangers.into_iter().map(Removal::Snapshot).collect();
-        shared.store.removal_add(shared.lease, strangers, now()).await?;
+        let Difference { orphaned, missing, back } = compare(known, &referenced, &stored);
+        let orphaned = if ours { orphaned } else { Vec::new() };
+        let counts = (orphans.len(), orphaned.len(), missing.len(), back.len());
+        let orphaned = orphaned.into_iter().map(Removal::Snapshot).collect();
+        shared.store.removal_add(shared.lease, orphaned, now()).await?;
         for (session, snapshot) in missing {
-            tell_missing(shared, &session, &snapshot).await?;
+            report_missing(shared, &session, &snapshot).await?;
         }
         for (session, snapshot) in back {
             shared.store.snapshot_gone(&session, shared.lease, &snapshot, false).await?;
@@ -97,49 +105,52 @@ impl Reconcile {
             snapshots,
             missing,
             back,
-            "removed what nobody owns, compared the rest"
+            "reconciled sandboxes and snapshots with the store"
         );
         Ok(())
     }
 }
 
-/// What differs between the store and the machine.
+/// The differences between the store and the provider.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Difference {
-    /// On the machine, and nobody knows what for.
-    strangers: Vec<SnapshotId>,
-    /// Known, and not on the machine.
+    /// Stored by the provider, unknown to the store.
+    orphaned: Vec<SnapshotId>,
+    /// Known to the store, not stored by the provider.
     missing: Vec<(SessionId, Snapshot)>,
-    /// On the machine again.
+    /// Was missing, stored again.
     back: Vec<(SessionId, SnapshotId)>,
 }
 
 fn compare(
     known: Vec<(SessionId, Snapshot)>,
-    meant: &HashSet<SnapshotId>,
-    held: &[KeptDisk],
+    referenced: &HashSet<SnapshotId>,
+    stored: &[SnapshotDisk],
 ) -> Difference {
-    let there: HashSet<&SnapshotId> = held.iter().map(|disk| &disk.id).collect();
+    let present: HashSet<&SnapshotId> = stored.iter().map(|disk| &disk.id).collect();
     let mut difference = Difference::default();
     for (session, snapshot) in known {
-        match (there.contains(&snapshot.id), snapshot.gone) {
+        match (present.contains(&snapshot.id), snapshot.gone) {
             (false, false) => difference.missing.push((session, snapshot)),
             (true, true) => difference.back.push((session, snapshot.id)),
             _ => {}
         }
     }
-    difference.strangers =
-        held.iter().filter(|disk| !meant.contains(&disk.id)).map(|disk| disk.id.clone()).collect();
+    difference.orphaned = stored
+        .iter()
+        .filter(|disk| !referenced.contains(&disk.id))
+        .map(|disk| disk.id.clone())
+        .collect();
     difference
 }
 
-/// The snapshots named anywhere in a driver's own words, whichever version wrote them.
-fn mentioned(drive: &str) -> impl Iterator<Item = SnapshotId> + '_ {
-    let ours = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
-    drive.split(move |letter| !ours(letter)).filter_map(|word| word.parse().ok())
+/// The snapshot ids in a driver's serialized state.
+fn mentioned_snapshots(drive: &str) -> impl Iterator<Item = SnapshotId> + '_ {
+    let is_id_char = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
+    drive.split(move |letter| !is_id_char(letter)).filter_map(|word| word.parse().ok())
 }
 
-async fn is_ours(shared: &Shared, disks: &dyn Disks) -> Result<bool, SessionError> {
+async fn belongs_to_this_store(shared: &Shared, disks: &dyn Disks) -> Result<bool, SessionError> {
     let name = match shared.store.meta_get(STORE_NAME).await? {
         Some(name) => name,
         None => {
@@ -148,22 +159,22 @@ async fn is_ours(shared: &Shared, disks: &dyn Disks) -> Result<bool, SessionErro
             name
         }
     };
-    Ok(disks.belongs_to(&name).await?)
+    Ok(disks.claim_for_store(&name).await?)
 }
 
-async fn tell_missing(
+async fn report_missing(
     shared: &Shared,
     session: &SessionId,
     snapshot: &Snapshot,
 ) -> Result<(), SessionError> {
     shared.store.snapshot_gone(session, shared.lease, &snapshot.id, true).await?;
     let of = match snapshot.turn {
-        Some(0) => "what the session began as".to_owned(),
+        Some(0) => "the session's start".to_owned(),
         Some(turn) => format!("turn {turn}"),
         None => "a pause".to_owned(),
     };
     let message = format!(
-        "the snapshot of {of} ({}) is no longer on this machine; nothing can be restored or forked from it",
+        "the snapshot of {of} ({}) is no longer on this machine; it cannot be restored or forked",
         snapshot.id
     );
     let event =
@@ -186,8 +197,8 @@ mod tests {
         )
     }
 
-    fn kept(id: &SnapshotId) -> KeptDisk {
-        KeptDisk {
+    fn stored(id: &SnapshotId) -> SnapshotDisk {
+        SnapshotDisk {
             id: id.clone(),
             bytes: 0,
             created_at: Timestamp::from_millis(0),
@@ -196,21 +207,22 @@ mod tests {
     }
 
     #[test]
-    fn only_what_nobody_knows_is_a_stranger_and_only_what_was_there_is_missing() {
+    fn orphaned_missing_and_returned_snapshots_are_distinguished() {
         let ids: Vec<SnapshotId> = (0..5).map(|_| SnapshotId::random()).collect();
-        let [fine, lost, back, stranger, meant] = &ids[..] else { unreachable!() };
+        let [fine, lost, back, orphan, pending] = &ids[..] else { unreachable!() };
         let known = vec![snapshot(fine, false), snapshot(lost, false), snapshot(back, true)];
-        let all: HashSet<_> = [fine, lost, back, meant].into_iter().cloned().collect();
-        let found = compare(known, &all, &[kept(fine), kept(back), kept(stranger), kept(meant)]);
-        assert_eq!(found.strangers, std::slice::from_ref(stranger));
+        let all: HashSet<_> = [fine, lost, back, pending].into_iter().cloned().collect();
+        let found =
+            compare(known, &all, &[stored(fine), stored(back), stored(orphan), stored(pending)]);
+        assert_eq!(found.orphaned, std::slice::from_ref(orphan));
         assert_eq!(found.missing.iter().map(|(_, one)| &one.id).collect::<Vec<_>>(), [lost]);
         assert_eq!(found.back.iter().map(|(_, one)| one).collect::<Vec<_>>(), [back]);
     }
 
     #[test]
-    fn a_snapshot_is_found_wherever_a_driver_mentions_it() {
+    fn snapshot_ids_are_found_in_driver_state() {
         let (one, two) = (SnapshotId::random(), SnapshotId::random());
         let drive = format!(r#"{{"disk":"{one}","machine":{{"new":["{two}"]}},"other":"snp_"}}"#);
-        assert_eq!(mentioned(&drive).collect::<Vec<_>>(), [one, two]);
+        assert_eq!(mentioned_snapshots(&drive).collect::<Vec<_>>(), [one, two]);
     }
 }

@@ -1,5 +1,6 @@
-//! Repositories: registered by URL, prebuilt into a snapshot that sessions start from. A build is
-//! published only after a sandbox has started from it; a failed one leaves the older build in place.
+//! Repositories: registered by URL and prebuilt into a snapshot from which sessions start. A build
+//! is published only after a sandbox has started from it; a failed build leaves the previous one in
+//! place.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,22 +14,22 @@ use tokio::sync::mpsc;
 
 use crate::{
     Sessions, check, checkout,
+    context::{PassSpec, Shared, error_chain, now},
+    ephemeral::{EphemeralError, EphemeralSandbox},
     error::SessionError,
-    hidden::{Hidden, HiddenError},
     provider::StartFrom,
-    wiring::{PassOrder, Shared, now, words},
 };
 
 impl Sessions {
     /// Registers a repository.
     ///
     /// # Errors
-    /// When the URL or the name makes no sense, or the name is taken.
+    /// When the URL or name is invalid, or the name is taken.
     pub async fn repository_add(&self, add: AddRepository) -> Result<Repository, SessionError> {
         let url = add.url.trim().trim_end_matches('/').to_owned();
         check_url(&url)?;
         if let Some(image) = &add.image
-            && !self.shared.provider.holds(&StartFrom::Image(image.clone())).await?
+            && !self.shared.provider.can_start_from(&StartFrom::Image(image.clone())).await?
         {
             return Err(SessionError::missing(format!("image `{image}`")));
         }
@@ -42,7 +43,7 @@ impl Sessions {
         }
         let repository = Repository {
             name,
-            url: self.shared.pulls.lasting(&url),
+            url: self.shared.forge.stable_url(&url),
             base: add.base,
             secret: add.secret,
             image: add.image.unwrap_or_else(|| self.shared.config.image.clone()),
@@ -53,45 +54,45 @@ impl Sessions {
         Ok(Repository { url, ..repository })
     }
 
-    /// All repositories, by name.
+    /// Lists all repositories by name.
     ///
     /// # Errors
     /// When the store fails.
     pub async fn repositories(&self) -> Result<Vec<Repository>, SessionError> {
         let mut all = self.shared.store.repository_list().await?;
-        all.iter_mut().for_each(|one| one.url = self.shared.pulls.current(&one.url));
+        all.iter_mut().for_each(|one| one.url = self.shared.forge.current_url(&one.url));
         Ok(all)
     }
 
-    /// A repository.
-    ///
     /// # Errors
-    /// When there is none of this name.
+    /// When the repository does not exist.
     pub async fn repository(&self, name: &str) -> Result<Repository, SessionError> {
         let one = self.shared.store.repository_get(name).await?;
-        Ok(Repository { url: self.shared.pulls.current(&one.url), ..one })
+        Ok(Repository { url: self.shared.forge.current_url(&one.url), ..one })
     }
 
-    /// Forgets a repository that no session uses, and with it what the local forge was made to hold of it.
+    /// Removes a repository that no session uses, including its copy on the local forge.
     ///
     /// # Errors
-    /// When there is none of this name, or a session uses it.
+    /// When the repository does not exist or a session uses it.
     pub async fn repository_delete(&self, name: &str) -> Result<(), SessionError> {
         let deleted = self.shared.store.repository_delete(name, now()).await;
         let removals = deleted.map_err(|error| match error {
-            harvest_store::StoreError::Exists { what } => {
-                SessionError::conflict("in_use", what, "delete its sessions first")
-            }
+            error @ harvest_store::StoreError::InUse { .. } => SessionError::conflict(
+                "in_use",
+                error.to_string(),
+                "delete those sessions first: `harvest ls` shows them",
+            ),
             other => other.into(),
         })?;
-        crate::removals::carry_out(&self.shared, &removals).await;
+        crate::removals::remove_now(&self.shared, &removals).await;
         Ok(())
     }
 
-    /// Prebuilds a repository. It goes on when nobody listens any more.
+    /// Prebuilds a repository. The build continues when the stream is dropped.
     ///
     /// # Errors
-    /// When there is no such repository, or it is being built already.
+    /// When the repository does not exist or is already being built.
     pub async fn repository_build(
         &self,
         name: &str,
@@ -101,39 +102,41 @@ impl Sessions {
         let lease = self.shared.lease;
         self.shared.store.build_begin(lease, name, &snapshot, &sandbox, now()).await.map_err(
             |error| match error {
-                harvest_store::StoreError::Exists { what } => {
-                    SessionError::conflict("building", what, "wait for it to end")
-                }
+                harvest_store::StoreError::Exists { .. } => SessionError::conflict(
+                    "building",
+                    format!("a build of `{name}` is already running"),
+                    "wait for the build to end",
+                ),
                 other => other.into(),
             },
         )?;
-        let (tell, told) = mpsc::unbounded_channel();
+        let (progress, lines) = mpsc::unbounded_channel();
         let shared = Arc::clone(&self.shared);
         self.shared.spawn(async move {
-            let last = build_to_the_end(&shared, &repository, &snapshot, sandbox, &tell).await;
-            let _ = tell.send(last);
+            let last = build_and_publish(&shared, &repository, &snapshot, sandbox, &progress).await;
+            let _ = progress.send(last);
         });
-        Ok(stream::unfold(told, async |mut told| told.recv().await.map(|line| (line, told)))
+        Ok(stream::unfold(lines, async |mut lines| lines.recv().await.map(|line| (line, lines)))
             .boxed())
     }
 }
 
-type Tell = mpsc::UnboundedSender<BuildLine>;
+type Progress = mpsc::UnboundedSender<BuildLine>;
 
-async fn build_to_the_end(
+async fn build_and_publish(
     shared: &Arc<Shared>,
     repository: &Repository,
     snapshot: &SnapshotId,
     sandbox: SandboxId,
-    tell: &Tell,
+    progress: &Progress,
 ) -> BuildLine {
-    let limit = shared.config.clocks.build;
-    let built = match shared.room_for_check().await {
-        // Waiting for room does not count.
-        Ok(_room) => {
-            tokio::time::timeout(limit, build(shared, repository, snapshot, sandbox, tell))
+    let limit = shared.config.timeouts.build;
+    let built = match shared.check_slot().await {
+        // The time limit starts once the build has a slot.
+        Ok(_slot) => {
+            tokio::time::timeout(limit, build(shared, repository, snapshot, sandbox, progress))
                 .await
-                .unwrap_or(Err(HiddenError::TimedOut { limit }))
+                .unwrap_or(Err(EphemeralError::TimedOut { limit }))
         }
         Err(error) => Err(error),
     };
@@ -141,33 +144,33 @@ async fn build_to_the_end(
     let build = match built {
         Ok(build) => build,
         Err(error) => {
-            let message = words(&error);
+            let message = error_chain(&error);
             let _ = shared.store.build_fail(shared.lease, snapshot, &message, now()).await;
             if let Some(snapshots) = shared.provider.snapshots() {
-                let _ = snapshots.remove(snapshot).await;
+                let _ = snapshots.snapshot_remove(snapshot).await;
             }
             return failed("build_failed", message);
         }
     };
     match shared.store.build_publish(shared.lease, &build).await {
         Ok(()) => {
-            forget_outdated(shared, &repository.name).await;
+            remove_outdated_builds(shared, &repository.name).await;
             BuildLine::Built { build }
         }
-        Err(error) => failed("store_failed", words(&error)),
+        Err(error) => failed("store_failed", error_chain(&error)),
     }
 }
 
-/// Snapshot first: what a crash leaves between the two is found again after the next build.
-async fn forget_outdated(shared: &Shared, repository: &str) {
+/// Removes each snapshot before its row, so that the next build retries after a crash in between.
+async fn remove_outdated_builds(shared: &Shared, repository: &str) {
     let Some(snapshots) = shared.provider.snapshots() else { return };
     for snapshot in shared.store.build_outdated(repository).await.unwrap_or_default() {
-        match snapshots.remove(&snapshot).await {
+        match snapshots.snapshot_remove(&snapshot).await {
             Ok(()) => {
                 let _ = shared.store.build_forget(shared.lease, &snapshot).await;
             }
             Err(error) => {
-                tracing::warn!(%snapshot, error = words(&error), "an outdated build cannot be removed")
+                tracing::warn!(%snapshot, error = error_chain(&error), "cannot remove an outdated build")
             }
         }
     }
@@ -178,43 +181,47 @@ async fn build(
     repository: &Repository,
     snapshot: &SnapshotId,
     sandbox: SandboxId,
-    tell: &Tell,
-) -> Result<Build, HiddenError> {
-    let say = |message: &str| {
-        let _ = tell.send(BuildLine::Progress { message: message.to_owned() });
+    progress: &Progress,
+) -> Result<Build, EphemeralError> {
+    let report = |message: &str| {
+        let _ = progress.send(BuildLine::Progress { message: message.to_owned() });
     };
-    let began = shared.steady.now();
-    let order = PassOrder {
-        // No session's: what passes this door is written down nowhere but in the log.
+    let started = shared.clock.now();
+    let order = PassSpec {
+        // Not a real session: traffic through this door only appears in the log.
         session: SessionId::random(),
         network: "trusted".to_owned(),
         model: Some("scripted".to_owned()),
         branch: None,
     };
     let pass = shared.pass(std::slice::from_ref(repository), order).await;
-    say("starting a sandbox");
+    report("starting a sandbox");
     let from = StartFrom::Image(repository.image.clone());
-    let mut hidden = Hidden::start(shared, sandbox, from, Some(pass)).await?;
-    hidden.boot(&repository.name, repository.base.clone(), BootStart::Build, &say).await?;
+    let mut sandbox = EphemeralSandbox::start(shared, sandbox, from, Some(pass)).await?;
+    sandbox.boot(&repository.name, repository.base.clone(), BootStart::Build, &report).await?;
     let folder = checkout::folder(&repository.name);
-    let commit = checkout::head(&hidden.bridge, &folder).await?;
+    let commit = checkout::head(&sandbox.bridge, &folder).await?;
     let commit =
-        commit.ok_or_else(|| HiddenError::Other("the repository has no commit".to_owned()))?;
-    say("running the check");
-    let limit: Duration = shared.config.clocks.warm;
-    let evidence = check::run(&hidden.bridge, &folder, commit.clone(), limit).await?;
-    say("keeping its disk");
-    hidden.keep(snapshot).await?;
-    say("starting a sandbox from it");
-    let proof =
-        Hidden::start(shared, SandboxId::random(), StartFrom::Snapshot(snapshot.clone()), None)
-            .await?;
-    proof.end().await?;
+        commit.ok_or_else(|| EphemeralError::Other("the repository has no commit".to_owned()))?;
+    report("running the check");
+    let limit: Duration = shared.config.timeouts.warm;
+    let evidence = check::run(&sandbox.bridge, &repository.name, commit.clone(), limit).await?;
+    report("saving a snapshot");
+    sandbox.save(snapshot).await?;
+    report("starting a sandbox from the snapshot");
+    let proof = EphemeralSandbox::start(
+        shared,
+        SandboxId::random(),
+        StartFrom::Snapshot(snapshot.clone()),
+        None,
+    )
+    .await?;
+    proof.remove().await?;
     Ok(Build {
         snapshot: snapshot.clone(),
         commit,
         check: Some(evidence).filter(|evidence| evidence.check == check::CHECK),
-        millis: u64::try_from(shared.steady.now().since(began).as_millis()).unwrap_or(u64::MAX),
+        millis: u64::try_from(shared.clock.now().since(started).as_millis()).unwrap_or(u64::MAX),
         built_at: now(),
     })
 }
@@ -224,49 +231,50 @@ fn check_url(url: &str) -> Result<(), SessionError> {
     let Some(rest) = rest else {
         return Err(SessionError::invalid(
             "invalid_url",
-            "a repository's URL begins with http:// or https://",
+            "a repository URL must start with http:// or https://",
         ));
     };
     let host = rest.split('/').next().unwrap_or_default();
     if host.contains('@') {
         return Err(SessionError::invalid(
             "invalid_url",
-            "a repository's URL holds no credential: set a secret and name it instead",
+            "a repository URL cannot contain credentials: store a secret and name it instead",
         ));
     }
-    // What git remotes do without is where tokens hide, and a URL is stored as it is.
+    // Git remotes need none of these, tokens could hide in them, and URLs are stored in plain text.
     if rest.contains(['?', '#', '\\']) {
         return Err(SessionError::invalid(
             "invalid_url",
-            "a repository's URL has no `?`, `#` or backslash",
+            "a repository URL cannot contain `?`, `#` or a backslash",
         ));
     }
     if host.is_empty() || rest.chars().any(|letter| letter.is_whitespace() || letter.is_control()) {
-        return Err(SessionError::invalid("invalid_url", "that is not a repository's URL"));
+        return Err(SessionError::invalid("invalid_url", "invalid repository URL"));
     }
     Ok(())
 }
 
-/// Names become folders inside and paths of URLs.
+/// Names become folder names in the sandbox and URL paths.
 pub(crate) fn check_name(name: &str) -> Result<(), SessionError> {
-    let sound = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '-' | '_' | '.');
+    let is_allowed =
+        |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '-' | '_' | '.');
     if name.is_empty()
         || name.len() > 100
         || name.starts_with('.')
         || name.starts_with('-')
-        || !name.chars().all(sound)
+        || !name.chars().all(is_allowed)
     {
         return Err(SessionError::invalid(
             "invalid_name",
-            "a repository's name is letters, digits, `-`, `_` and `.`, at most 100",
+            "repository names are 1 to 100 letters, digits, `-`, `_` or `.`, not starting with `.` or `-`",
         ));
     }
     Ok(())
 }
 
-/// What git takes for a branch, and a little less.
+/// Accepts a subset of git's branch names.
 pub(crate) fn check_branch(branch: &str) -> Result<(), SessionError> {
-    let sound =
+    let is_allowed =
         |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '-' | '_' | '.' | '/');
     let bad = branch.is_empty()
         || branch.len() > 200
@@ -275,11 +283,11 @@ pub(crate) fn check_branch(branch: &str) -> Result<(), SessionError> {
         || branch.ends_with(".lock")
         || branch.contains("..")
         || branch.contains("//")
-        || !branch.chars().all(sound);
+        || !branch.chars().all(is_allowed);
     if bad {
         return Err(SessionError::invalid(
             "invalid_branch",
-            format!("`{branch}` is not a branch's name"),
+            format!("invalid branch name `{branch}`"),
         ));
     }
     Ok(())
@@ -290,7 +298,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_url_with_a_credential_is_refused() {
+    fn url_with_credentials_is_refused() {
         assert!(check_url("https://user:token@example.org/a.git").is_err());
         assert!(check_url("https://example.org/a.git?access_token=secret").is_err());
         assert!(check_url("https://example.org/a.git#secret").is_err());
@@ -300,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_cannot_leave_its_folder() {
+    fn repository_name_cannot_escape_its_folder() {
         for bad in ["", "..", ".git", "a/b", "-rf", "a b"] {
             assert!(check_name(bad).is_err(), "{bad}");
         }
@@ -308,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_branch_cannot_be_an_option_or_a_range() {
+    fn branch_cannot_be_an_option_or_range() {
         for bad in ["", "-x", "a..b", "/a", "a/", "x.lock", "a b", "a~1"] {
             assert!(check_branch(bad).is_err(), "{bad}");
         }

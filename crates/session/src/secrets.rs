@@ -1,15 +1,15 @@
-//! Secrets, sealed before they are stored and read by the gateway only.
+//! Secrets: sealed before they are stored, read only by the gateway.
 
 use harvest_gateway::vault::SecretName;
 use harvest_proto::{Secret, Timestamp};
 
-use crate::{Sessions, error::SessionError, wiring::now};
+use crate::{Sessions, context::now, error::SessionError};
 
 impl Sessions {
-    /// Keeps a secret under its name, in place of an older one.
+    /// Stores a secret, replacing one of the same name.
     ///
     /// # Errors
-    /// When the name makes no sense.
+    /// When the name is invalid.
     pub async fn secret_set(&self, name: &str, value: Secret<String>) -> Result<(), SessionError> {
         let parsed: SecretName =
             name.parse().map_err(|error: harvest_gateway::vault::SecretNameError| {
@@ -19,18 +19,14 @@ impl Sessions {
         Ok(self.shared.store.secret_set(name, &sealed, now()).await?)
     }
 
-    /// The names of all secrets.
-    ///
     /// # Errors
     /// When the store fails.
     pub async fn secret_list(&self) -> Result<Vec<String>, SessionError> {
         Ok(self.shared.store.secret_list().await?)
     }
 
-    /// Forgets a secret.
-    ///
     /// # Errors
-    /// When there is none of this name.
+    /// When the secret does not exist.
     pub async fn secret_delete(&self, name: &str) -> Result<(), SessionError> {
         if self.shared.store.secret_remove(name).await? {
             return Ok(());

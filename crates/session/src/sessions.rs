@@ -1,5 +1,4 @@
-//! What the server asks of sessions. Every change goes to the session's driver; looking goes to the
-//! store.
+//! The sessions of a server. Changes go through the session's driver, reads to the store.
 
 use std::{
     collections::HashMap,
@@ -10,34 +9,34 @@ use futures_util::FutureExt;
 use harvest_proto::{
     AgentName, SessionId, Timestamp,
     agents::UnknownAgent,
-    api::{Page, Pull, Session, Snapshot, Turn},
+    api::{Page, Session, Snapshot, Turn},
 };
 use harvest_store::{NewPrompt, NewSession, SessionFilter, SessionRecord, Write};
 use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
-    decide::{Limit, Machine, Rest, SUSPENDED, State, Waiting},
-    driver::{Command, Driver, Handle},
+    admission::Admission,
+    context::{Dependencies, Shared, error_chain},
+    decide::{Limit, Mode, SUSPENDED, SandboxState, State, Waiting},
+    driver::{Command, Driver, DriverHandle},
     error::SessionError,
-    meters::Meters,
+    metrics::Metrics,
+    monotonic_clock::MonotonicClock,
     reconcile::Reconcile,
-    steady::Steady,
-    usher::Usher,
-    wiring::{Parts, Shared, words},
 };
 
 const PAGE: u32 = 200;
 
-/// A session to be: what it is, where it stands, its first prompt, and what else is written with it.
-pub(crate) type Birth = (NewSession, State, Option<NewPrompt>, Vec<Write>);
+/// A session to insert: its row, its state, its first prompt, and further writes.
+pub(crate) type SessionInsert = (NewSession, State, Option<NewPrompt>, Vec<Write>);
 
 /// All sessions of one server. Cheap to clone; drivers stop when the last clone is dropped.
 #[derive(Clone)]
 pub struct Sessions {
     pub(crate) shared: Arc<Shared>,
-    drivers: Arc<Mutex<HashMap<SessionId, Handle>>>,
-    /// The idempotency key that what is made now is made under.
+    drivers: Arc<Mutex<HashMap<SessionId, DriverHandle>>>,
+    /// The idempotency key of the request in progress.
     pub(crate) key: Option<Arc<str>>,
     _stop: Arc<StopOnDrop>,
 }
@@ -51,81 +50,84 @@ impl Drop for StopOnDrop {
 }
 
 impl Sessions {
-    /// Takes up every session where the store says it stands: sandboxes that run are adopted, dead
-    /// ones kept as recovered, those nobody owns ended.
+    /// Recovers every stored session: running sandboxes are adopted, dead ones saved as recovered,
+    /// orphaned ones removed.
     ///
     /// # Errors
-    /// When the store cannot be read, or the provider cannot say which sandboxes it holds.
-    pub async fn open(parts: Parts) -> Result<Self, SessionError> {
-        let known = parts.config.trusted.clone();
-        Self::open_trusting(parts, std::future::ready(known)).await
+    /// When the store cannot be read, or the provider cannot list its sandboxes.
+    pub async fn open(dependencies: Dependencies) -> Result<Self, SessionError> {
+        let trusted = dependencies.config.trusted.clone();
+        Self::open_with_trusted(dependencies, std::future::ready(trusted)).await
     }
 
-    /// As [`Sessions::open`], with the trusted names still to come, in place of those in the
-    /// configuration: finding them out takes a host seconds. Everything but the doors of `trusted`
-    /// sandboxes goes on meanwhile.
+    /// As [`Sessions::open`], with trusted names that are resolved later, in place of those in the
+    /// configuration: resolving them takes a host seconds. Only the doors of `trusted` sandboxes
+    /// wait for them.
     ///
     /// # Errors
     /// As [`Sessions::open`].
-    pub async fn open_trusting(
-        parts: Parts,
+    pub async fn open_with_trusted(
+        dependencies: Dependencies,
         trusted: impl Future<Output = Vec<String>> + Send + 'static,
     ) -> Result<Self, SessionError> {
         let stop = CancellationToken::new();
-        let meters = Arc::new(Meters::default());
-        let counted = Arc::clone(&meters);
-        parts.store.event_watch(move |event| counted.stored(event));
-        let mut config = parts.config;
-        config.clocks.idle_freeze =
-            config.clocks.idle_freeze.filter(|_| parts.provider.freezing().is_some());
+        let metrics = Arc::new(Metrics::default());
+        let counted = Arc::clone(&metrics);
+        dependencies.store.event_watch(move |event| counted.record(event));
+        let mut config = dependencies.config;
+        config.timeouts.idle_freeze = config
+            .timeouts
+            .idle_freeze
+            .filter(|_| dependencies.provider.freeze_control().is_some());
         let limits = config.limits;
         let shared = Arc::new(Shared {
-            steady: Steady::open(&parts.store).await?,
-            store: parts.store,
-            lease: parts.lease,
-            provider: parts.provider,
-            doors: parts.doors,
-            pulls: parts.pulls,
-            vault: parts.vault,
+            clock: MonotonicClock::open(&dependencies.store).await?,
+            store: dependencies.store,
+            lease: dependencies.lease,
+            provider: dependencies.provider,
+            doors: dependencies.doors,
+            forge: dependencies.forge,
+            vault: dependencies.vault,
             config,
             trusted: trusted.boxed().shared(),
             stop: stop.clone(),
             tracker: TaskTracker::new(),
-            hidden: Mutex::default(),
-            meters,
+            ephemeral: Mutex::default(),
+            metrics,
             removals: tokio::sync::Notify::new(),
-            usher: Usher::new(limits),
+            admission: Admission::new(limits),
             checks: Semaphore::new(limits.checks.min(Semaphore::MAX_PERMITS)),
         });
         let sessions =
             Self { shared, drivers: Arc::default(), key: None, _stop: Arc::new(StopOnDrop(stop)) };
-        sessions.pick_up().await?;
+        sessions.recover().await?;
         Ok(sessions)
     }
 
-    /// From here on nobody gets a place, and whoever waits for one is told so.
-    pub fn give_no_more_places(&self) {
-        self.shared.usher.set_open(false);
+    /// Grants no more slots; waiting sessions stay queued.
+    pub fn stop_admitting(&self) {
+        self.shared.admission.set_open(false);
     }
 
-    /// Stops driving. Sandboxes and their turns go on; the next server adopts them.
+    /// Stops all drivers. Sandboxes and their turns keep running; the next server adopts them.
     pub async fn close(&self) {
-        self.give_no_more_places();
+        self.stop_admitting();
         self.shared.stop.cancel();
         self.shared.tracker.close();
         self.shared.tracker.wait().await;
-        // A build or a check that was under way: no server will look for it before the next one starts.
-        for sandbox in self.shared.hidden() {
-            if let Err(error) = self.shared.provider.end(&sandbox).await {
-                tracing::warn!(%sandbox, error = words(&error), "the sandbox of a build or check cannot be ended");
+        // Unfinished builds and checks: their sandboxes would run until the next server removes
+        // them.
+        for sandbox in self.shared.ephemeral() {
+            if let Err(error) = self.shared.provider.remove(&sandbox).await {
+                tracing::warn!(%sandbox, error = error_chain(&error), "cannot remove the sandbox of a build or check");
             }
         }
     }
 
-    async fn pick_up(&self) -> Result<(), SessionError> {
+    async fn recover(&self) -> Result<(), SessionError> {
         let store = &self.shared.store;
         store.idempotency_release_all().await?;
-        // Before the walk: what a session starts from here on, for itself or for a check, is nobody's stray.
+        // Lists the sandboxes first: any that a driver starts from here on are not orphans.
         let mut reconcile = Reconcile::begin(&self.shared).await?;
         let (mut cursor, mut driven) = (None, Vec::new());
         loop {
@@ -133,68 +135,68 @@ impl Sessions {
             let Some(last) = page.last() else { break };
             cursor = Some((last.session.created_at, last.session.id.clone()));
             for record in page {
-                reconcile.owned_by(&record);
-                if !self.is_resting(&record) {
+                reconcile.mark_in_use(&record);
+                if self.needs_driver(&record) {
                     driven.push(record);
                 }
             }
         }
-        // The oldest first, and nobody gets a place before everybody who has one is known.
+        // Oldest first; no slot is granted before all holders are known.
         for record in driven.into_iter().rev() {
-            self.take_up(record).await;
+            self.start_driver(record).await;
         }
-        for (sandbox, user) in self.shared.provider.others().await? {
-            self.shared.usher.take_raw(sandbox, user);
+        for (sandbox, user) in self.shared.provider.list_standalone().await? {
+            self.shared.admission.adopt_standalone(sandbox, user);
         }
-        self.shared.usher.set_open(true);
+        self.shared.admission.set_open(true);
         reconcile.finish(&self.shared).await?;
         crate::removals::spawn(&self.shared);
         crate::retention::spawn(&self.shared);
         Ok(())
     }
 
-    /// A session that rests is left alone until somebody asks for it.
-    fn is_resting(&self, record: &SessionRecord) -> bool {
-        serde_json::from_str::<State>(&record.drive).is_ok_and(|state| {
+    /// A session without work gets a driver only on the next request.
+    fn needs_driver(&self, record: &SessionRecord) -> bool {
+        !serde_json::from_str::<State>(&record.drive).is_ok_and(|state| {
             if let Some(waiting) = state.waiting {
-                self.shared.usher.tickets_after(waiting.ticket);
+                self.shared.admission.reserve_sequence(waiting.sequence);
             }
             let queued = record.session.queued > 0;
-            let nothing_to_do = match &state.rest {
-                Rest::Open => !queued && !state.wake,
-                Rest::Paused { reason } if reason == SUSPENDED => !queued,
+            let nothing_to_do = match &state.mode {
+                Mode::Active => !queued && !state.start_requested,
+                Mode::Paused { reason } if reason == SUSPENDED => !queued,
                 _ => true,
             };
-            state.machine == Machine::Absent
+            state.sandbox == SandboxState::Absent
                 && nothing_to_do
                 && record.checkouts.iter().all(|checkout| checkout.unreviewed().is_none())
         })
     }
 
-    async fn take_up(&self, record: SessionRecord) {
+    async fn start_driver(&self, record: SessionRecord) {
         let id = record.session.id.clone();
         let queue = self.shared.store.prompt_queue(&id).await.map_err(SessionError::from);
         match queue.and_then(|queue| Driver::spawn(&self.shared, record, queue)) {
             Ok(handle) => {
                 self.drivers().insert(id, handle);
             }
-            // One unreadable session must not keep the others from going on.
+            // One unreadable session must not block the others.
             Err(error) => {
-                tracing::error!(session = %id, error = words(&error), "a session cannot be taken up")
+                tracing::error!(session = %id, error = error_chain(&error), "cannot recover a session")
             }
         }
     }
 
-    fn drivers(&self) -> MutexGuard<'_, HashMap<SessionId, Handle>> {
+    fn drivers(&self) -> MutexGuard<'_, HashMap<SessionId, DriverHandle>> {
         self.drivers.lock().expect("no holder of this lock can panic")
     }
 
-    /// The way to a session's driver, which is started if there is none. Nobody else waits while it is read
-    /// where the session stands; what was read counts only if nobody else has driven it meanwhile.
-    pub(crate) async fn handle(&self, session: &SessionId) -> Result<Handle, SessionError> {
+    /// The handle of a session's driver, which is started if there is none. The stored state is
+    /// read without the lock, and discarded if another driver was started meanwhile.
+    pub(crate) async fn handle(&self, session: &SessionId) -> Result<DriverHandle, SessionError> {
         loop {
             let before = self.drivers().get(session).cloned();
-            if let Some(handle) = before.as_ref().filter(|handle| !handle.is_over()) {
+            if let Some(handle) = before.as_ref().filter(|handle| !handle.is_closed()) {
                 return Ok(handle.clone());
             }
             let record = self.shared.store.session_get(session).await?;
@@ -202,7 +204,7 @@ impl Sessions {
             let mut drivers = self.drivers();
             let same = match (&before, drivers.get(session)) {
                 (None, None) => true,
-                (Some(before), Some(now)) => now.is(before),
+                (Some(before), Some(now)) => now.same_driver(before),
                 _ => false,
             };
             if same {
@@ -224,30 +226,34 @@ impl Sessions {
         Ok(sessions.remove(0))
     }
 
-    /// Creates all of these sessions, or none.
-    pub(crate) async fn insert_all(&self, all: Vec<Birth>) -> Result<Vec<Session>, SessionError> {
+    /// Creates all of these sessions in one transaction.
+    pub(crate) async fn insert_all(
+        &self,
+        all: Vec<SessionInsert>,
+    ) -> Result<Vec<Session>, SessionError> {
         let ids: Vec<SessionId> = all.iter().map(|(new, ..)| new.id.clone()).collect();
-        let births = all.into_iter().map(|(new, mut state, prompt, mut writes)| {
-            state.wake = true;
-            // From here on: who is created first is first in line, whichever driver is faster.
-            let ticket = self.shared.usher.ticket();
-            state.waiting = Some(Waiting { ticket, limit: Limit::Closed, position: 0 });
+        let inserts = all.into_iter().map(|(new, mut state, prompt, mut writes)| {
+            state.start_requested = true;
+            // Queued at once: the order of creation is the order in the queue, whichever driver is
+            // faster.
+            let sequence = self.shared.admission.next_sequence();
+            state.waiting = Some(Waiting { sequence, limit: Limit::Closed, position: 0 });
             let drive =
                 serde_json::to_string(&state).expect("a state holds only maps with text keys");
             writes.insert(0, crate::driver::created(new.at));
-            writes.push(Write::Drive {
+            writes.push(Write::DriverState {
                 drive,
-                state: state.shown.state,
-                reason: state.shown.reason.clone(),
+                state: state.public.state,
+                reason: state.public.reason.clone(),
                 sandbox: None,
                 epoch: 0,
-                snapshot: state.disk.clone(),
+                snapshot: state.latest_snapshot.clone(),
             });
             writes.extend(prompt.map(|prompt| Write::PromptInsert(Box::new(prompt))));
-            writes.extend(self.made(&new.id.to_string()));
+            writes.extend(self.created_write(&new.id.to_string()));
             (new, writes)
         });
-        self.shared.store.session_insert_all(self.shared.lease, births.collect()).await?;
+        self.shared.store.session_insert_all(self.shared.lease, inserts.collect()).await?;
         let mut sessions = Vec::new();
         for id in &ids {
             self.handle(id).await?;
@@ -256,17 +262,15 @@ impl Sessions {
         Ok(sessions)
     }
 
-    /// A session.
-    ///
     /// # Errors
-    /// When there is none.
+    /// When there is no such session.
     pub async fn get(&self, session: &SessionId) -> Result<Session, SessionError> {
-        Ok(self.shown(self.shared.store.session_get(session).await?.session))
+        Ok(self.with_current_urls(self.shared.store.session_get(session).await?.session))
     }
 
-    /// With URLs that lead where they lead now.
-    fn shown(&self, mut session: Session) -> Session {
-        let current = |url: &mut String| *url = self.shared.pulls.current(url);
+    /// Replaces stored URLs of the forge by current ones.
+    fn with_current_urls(&self, mut session: Session) -> Session {
+        let current = |url: &mut String| *url = self.shared.forge.current_url(url);
         for repository in &mut session.repositories {
             current(&mut repository.url);
             repository.pull.iter_mut().for_each(|pull| current(&mut pull.url));
@@ -279,7 +283,7 @@ impl Sessions {
     /// Sessions, newest first.
     ///
     /// # Errors
-    /// When the cursor is not one of ours.
+    /// When the cursor is invalid.
     pub async fn list(
         &self,
         cursor: Option<&str>,
@@ -288,10 +292,10 @@ impl Sessions {
         self.find(&SessionFilter::default(), cursor, limit).await
     }
 
-    /// The same, only those that fit.
+    /// Sessions that match a filter, newest first.
     ///
     /// # Errors
-    /// When the cursor is not one of ours.
+    /// When the cursor is invalid.
     pub async fn find(
         &self,
         filter: &SessionFilter,
@@ -306,7 +310,7 @@ impl Sessions {
             .session_find(filter, before, limit + 1)
             .await?
             .into_iter()
-            .map(|record| self.shown(record.session))
+            .map(|record| self.with_current_urls(record.session))
             .collect();
         let more = items.len() > limit as usize;
         items.truncate(limit as usize);
@@ -314,27 +318,27 @@ impl Sessions {
         Ok(Page { items, next_cursor })
     }
 
-    /// Forgets a session, its machine and its snapshots.
+    /// Deletes a session, its sandbox and its snapshots.
     ///
     /// # Errors
-    /// When there is none.
+    /// When there is no such session.
     pub async fn delete(&self, session: &SessionId) -> Result<(), SessionError> {
         let deleted = self.handle(session).await?.call(|reply| Command::Delete { reply }).await;
-        self.or_missing(session, deleted).await?;
+        self.not_found_if_deleted(session, deleted).await?;
         self.drivers().remove(session);
         Ok(())
     }
 
-    /// Who asked while somebody else deleted the session hears that it is not there.
-    pub(crate) async fn or_missing<T>(
+    /// Turns `Stopped` into `NotFound` if the session was deleted during the call.
+    pub(crate) async fn not_found_if_deleted<T>(
         &self,
         session: &SessionId,
-        answer: Result<T, SessionError>,
+        result: Result<T, SessionError>,
     ) -> Result<T, SessionError> {
-        if matches!(answer, Err(SessionError::Stopped)) {
+        if matches!(result, Err(SessionError::Stopped)) {
             self.shared.store.session_get(session).await?;
         }
-        answer
+        result
     }
 
     /// A session's turns, oldest first.
@@ -346,7 +350,7 @@ impl Sessions {
         Ok(self.shared.store.turn_list(session).await?)
     }
 
-    /// A session's turn, with the whole of its prompt.
+    /// A session's turn, with the full text of its prompt.
     ///
     /// # Errors
     /// When there is no such session or turn.
@@ -363,39 +367,21 @@ impl Sessions {
         self.shared.store.session_get(session).await?;
         Ok(self.shared.store.snapshot_list(session).await?)
     }
-
-    /// A session's pull request, if there is one.
-    ///
-    /// # Errors
-    /// When there is no such session.
-    pub async fn pull(&self, session: &SessionId) -> Result<Option<Pull>, SessionError> {
-        Ok(self.get(session).await?.pull)
-    }
-
-    /// Every session's pull request, the last changed first.
-    ///
-    /// # Errors
-    /// When the store fails.
-    pub async fn pulls(&self) -> Result<Vec<(SessionId, Pull)>, SessionError> {
-        let mut all = self.shared.store.pull_list().await?;
-        all.iter_mut().for_each(|(_, pull)| pull.url = self.shared.pulls.current(&pull.url));
-        Ok(all)
-    }
 }
 
-pub(crate) fn named_agent(agent: Option<String>) -> Result<String, SessionError> {
+pub(crate) fn parse_agent(agent: Option<String>) -> Result<String, SessionError> {
     let named = agent.map_or(Ok(AgentName::default()), |name| name.parse());
     let unknown =
         |unknown: UnknownAgent| SessionError::invalid("invalid_agent", unknown.to_string());
     named.map(String::from).map_err(unknown)
 }
 
-pub(crate) fn named_network(network: Option<String>) -> Result<String, SessionError> {
+pub(crate) fn parse_network(network: Option<String>) -> Result<String, SessionError> {
     match network.as_deref() {
         None | Some("trusted") => Ok("trusted".to_owned()),
         Some("none") => Ok("none".to_owned()),
         Some(other) => {
-            let what = format!("there is no network policy `{other}`; use `trusted` or `none`");
+            let what = format!("unknown network policy `{other}`; use `trusted` or `none`");
             Err(SessionError::invalid("invalid_network", what))
         }
     }
@@ -403,7 +389,7 @@ pub(crate) fn named_network(network: Option<String>) -> Result<String, SessionEr
 
 pub(crate) fn branch(session: &SessionId, title: Option<&str>) -> String {
     match title {
-        Some(title) => format!("harvest/{}-{}", harvest_github::slug(title), session.part()),
+        Some(title) => format!("harvest/{}-{}", harvest_forge::slug(title), session.part()),
         None => format!("harvest/{}", session.part()),
     }
 }
@@ -416,14 +402,13 @@ fn parse_cursor(cursor: &str) -> Result<(Timestamp, SessionId), SessionError> {
     cursor
         .split_once('.')
         .and_then(|(at, id)| Some((Timestamp::from_millis(at.parse().ok()?), id.parse().ok()?)))
-        .ok_or_else(|| SessionError::invalid("invalid_cursor", "that is not a cursor of ours"))
+        .ok_or_else(|| SessionError::invalid("invalid_cursor", "invalid cursor"))
 }
 
-/// A random UUID (version 4): what agents take for the id of a conversation.
+/// A random UUID (version 4), the id of an agent's conversation.
 pub(crate) fn uuid() -> String {
     let mut bytes = [0u8; 16];
-    getrandom::fill(&mut bytes)
-        .expect("the kernel's random source is there on every Linux we support");
+    getrandom::fill(&mut bytes).expect("every supported Linux has getrandom");
     bytes[6] = (bytes[6] & 0x0f) | 0x40;
     bytes[8] = (bytes[8] & 0x3f) | 0x80;
     let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -435,7 +420,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cursor_survives_the_round_trip_and_garbage_is_refused() {
+    fn cursors_round_trip_and_garbage_is_refused() {
         let id = SessionId::random();
         let cursor = format!("17.{id}");
         assert_eq!(parse_cursor(&cursor).unwrap(), (Timestamp::from_millis(17), id));

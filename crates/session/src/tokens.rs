@@ -1,5 +1,5 @@
-//! Tokens: made, recognised, revoked. Of a token's value only a hash is kept. What a token's user may do
-//! is the server's to judge.
+//! Access tokens: created, checked, revoked. Only a hash of a token's value is stored.
+//! Authorization is the server's job.
 
 use std::time::Duration;
 
@@ -10,16 +10,16 @@ use harvest_proto::{
 };
 use ring::digest::{SHA256, digest};
 
-use crate::{Sessions, error::SessionError, secrets::hex, wiring::now};
+use crate::{Sessions, context::now, error::SessionError, secrets::hex};
 
-/// How stale `last_used` may get: a write for every request would be too much for what it tells.
-const USED_WITHIN: Duration = Duration::from_secs(600);
+/// How stale `last_used` may get, so that not every request causes a write.
+const LAST_USED_PRECISION: Duration = Duration::from_secs(600);
 
 impl Sessions {
-    /// Makes a token. Its value is shown this once.
+    /// Creates a token. Its value cannot be read again later.
     ///
     /// # Errors
-    /// When one has this name, or the name makes no sense.
+    /// When the name is taken or invalid.
     pub async fn token_create(
         &self,
         name: &str,
@@ -31,10 +31,10 @@ impl Sessions {
         Ok((token, value))
     }
 
-    /// Makes a token in place of one of that name whose value is lost.
+    /// Creates a token, replacing one of the same name.
     ///
     /// # Errors
-    /// When the name makes no sense.
+    /// When the name is invalid.
     pub async fn token_replace(
         &self,
         name: &str,
@@ -46,41 +46,39 @@ impl Sessions {
         Ok(value)
     }
 
-    /// The token with this value, if it is one of ours.
+    /// Returns the token with this value, if there is one.
     ///
     /// # Errors
     /// When the store fails.
     pub async fn token_check(&self, value: &str) -> Result<Option<Token>, SessionError> {
         let found = self.shared.store.token_find(&hash(value)).await?;
         if let Some(token) = &found {
-            self.note_use(token);
+            self.record_use(token);
         }
         Ok(found)
     }
 
-    /// Nobody waits for it, and a full disk must not keep anyone out.
-    fn note_use(&self, token: &Token) {
+    /// Updates `last_used` in the background: a full disk must not lock users out.
+    fn record_use(&self, token: &Token) {
         let at = now();
-        if token.last_used.is_some_and(|last| at.since(last) < USED_WITHIN) {
+        if token.last_used.is_some_and(|last| at.since(last) < LAST_USED_PRECISION) {
             return;
         }
         let (store, name) = (self.shared.store.clone(), token.name.clone());
         self.shared.spawn(async move {
             if let Err(error) = store.token_used(&name, at).await {
-                tracing::debug!(name, %error, "the use of a token was not noted");
+                tracing::debug!(name, %error, "cannot store the last use of a token");
             }
         });
     }
 
-    /// A token.
-    ///
     /// # Errors
-    /// When there is none of this name.
+    /// When the token does not exist.
     pub async fn token_get(&self, name: &str) -> Result<Token, SessionError> {
         Ok(self.shared.store.token_get(name).await?)
     }
 
-    /// All tokens, by name.
+    /// Lists all tokens by name.
     ///
     /// # Errors
     /// When the store fails.
@@ -88,10 +86,10 @@ impl Sessions {
         Ok(self.shared.store.token_list().await?)
     }
 
-    /// Forgets a token; who shows it from now on is a stranger.
+    /// Revokes a token.
     ///
     /// # Errors
-    /// When there is none of this name, or nobody could administer the server without it.
+    /// When the token does not exist or is the only admin token.
     pub async fn token_delete(&self, name: &str) -> Result<(), SessionError> {
         if self.shared.store.token_remove(name).await? {
             return Ok(());
@@ -99,29 +97,28 @@ impl Sessions {
         self.shared.store.token_get(name).await?;
         Err(SessionError::conflict(
             "last_admin",
-            format!("`{name}` is the only token of an admin"),
-            "make another one first: `harvest token create NAME --role admin`",
+            format!("`{name}` is the only admin token"),
+            "create another one first: `harvest token create NAME --role admin`",
         ))
     }
 }
 
 fn new(name: &str, user: Author, role: Role) -> Result<(Token, Secret<String>), SessionError> {
     if !is_name(name) {
-        let what = "a token's name is 1 to 64 letters, digits, `.`, `_` and `-`, the first a letter or digit";
+        let what = "token names are 1 to 64 letters, digits, `.`, `_` or `-`, starting with a letter or digit";
         return Err(SessionError::invalid("invalid_name", what));
     }
     let mut bytes = [0u8; 20];
-    getrandom::fill(&mut bytes)
-        .expect("the kernel's random source is there on every Linux we support");
+    getrandom::fill(&mut bytes).expect("getrandom works on every supported Linux");
     let token = Token { name: name.to_owned(), user, role, created_at: now(), last_used: None };
     Ok((token, Secret::new(format!("hvt_{}", hex(&bytes)))))
 }
 
 fn is_name(text: &str) -> bool {
-    let sound = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     text.as_bytes().first().is_some_and(u8::is_ascii_alphanumeric)
         && text.len() <= 64
-        && text.bytes().all(sound)
+        && text.bytes().all(is_allowed)
 }
 
 fn hash(value: &str) -> String {
@@ -133,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_tokens_name_can_be_part_of_a_path() {
+    fn token_names_are_safe_in_paths() {
         for good in ["laptop", "ci-2.main_x", "7"] {
             assert!(is_name(good), "{good}");
         }

@@ -1,24 +1,24 @@
-//! Sessions on a real store and sandboxes that speak the real frames.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
+//! Sessions with a real store and fake sandboxes that speak the real bridge protocol.
+#![expect(clippy::unwrap_used, reason = "tests panic on failure")]
 
 #[path = "sessions/blobs.rs"]
 mod blobs;
-#[path = "sessions/garbage.rs"]
-mod garbage;
-#[path = "sessions/history.rs"]
-mod history;
-#[path = "sessions/house.rs"]
-mod house;
-#[path = "sessions/inputs.rs"]
-mod inputs;
-#[path = "sessions/mishaps.rs"]
-mod mishaps;
-#[path = "sessions/raw.rs"]
-mod raw;
+#[path = "sessions/create.rs"]
+mod create;
+#[path = "sessions/failures.rs"]
+mod failures;
+#[path = "sessions/forks_and_diffs.rs"]
+mod forks_and_diffs;
+#[path = "sessions/harness.rs"]
+mod harness;
+#[path = "sessions/idle_and_slots.rs"]
+mod idle_and_slots;
+#[path = "sessions/removal.rs"]
+mod removal;
 #[path = "sessions/restarts.rs"]
 mod restarts;
-#[path = "sessions/rests.rs"]
-mod rests;
+#[path = "sessions/standalone.rs"]
+mod standalone;
 #[path = "sessions/tokens.rs"]
 mod tokens;
 
@@ -33,39 +33,39 @@ use std::{
 use async_trait::async_trait;
 use futures_util::StreamExt;
 use harvest_gateway::{
-    ledger::{Ledger, Pass, Policy},
+    ledger::{DoorPolicy, Ledger, NetworkPolicy},
     vault::Vault,
 };
 use harvest_proto::{
     Event, EventBody, PromptId, SandboxId, Secret, SessionId, Timestamp,
     api::{
         AddRepository, CreatePrompt, CreateSession, Evidence, ExecLine, ExecRequest, ForkSession,
-        PromptStatus, Pull, Session, SessionState,
+        PromptStatus, PullRequest, Session, SessionState,
     },
     bridge::{Author, Exit},
     event::{SnapshotKind, Usage},
 };
-use harvest_providers::{Fake, contract, fake::Act};
+use harvest_providers::{Fake, contract, fake::FakeOp};
 use harvest_session::{
-    Books, Config, Doors, Lease, Parts, PullOrder, Pulls, PullsError, SessionError, Sessions,
-    Store,
-    clocks::Clocks,
-    inside::TerminalOrder,
+    Config, Dependencies, Doors, Forge, ForgeFailure, Lease, PullRequestSpec, SessionError,
+    Sessions, Store, StoreLedger,
     provider::{Provider, StartFrom},
+    sandbox_handle::TerminalRequest,
+    timeouts::Timeouts,
 };
 
-use house::*;
+use harness::*;
 
 #[tokio::test]
-async fn the_fake_keeps_the_contract() {
+async fn fake_provider_passes_contract() {
     contract::run(Arc::new(Fake::new()), "claude").await;
 }
 
 #[tokio::test]
-async fn a_prompt_runs_to_the_end_and_its_turn_is_kept() {
-    let house = House::new().await;
-    let sessions = house.serve().await;
-    let session = house.session(&sessions, Some("say hello")).await;
+async fn prompt_completes_and_its_turn_is_snapshotted() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let session = harness.session(&sessions, Some("say hello")).await;
     assert_eq!(session.title, "say hello");
     until_state(&sessions, &session.id, SessionState::Idle).await;
     let prompt = &sessions.prompts(&session.id).await.unwrap()[0];
@@ -73,36 +73,39 @@ async fn a_prompt_runs_to_the_end_and_its_turn_is_kept() {
     let turn = &sessions.turns(&session.id).await.unwrap()[0];
     assert_eq!((Some(&turn.id), turn.number), (prompt.turn.as_ref(), 1));
     assert_eq!(turn.snapshot, sessions.get(&session.id).await.unwrap().snapshot);
-    assert_eq!(house.fake.kept(), [(turn.snapshot.clone().unwrap(), SnapshotKind::Turn)]);
+    assert_eq!(
+        harness.fake.snapshots_taken(),
+        [(turn.snapshot.clone().unwrap(), SnapshotKind::Turn)]
+    );
     assert_gapless(&all(&sessions, &session.id).await);
-    let pass = house.doors.0.lock().unwrap()[0].clone();
+    let pass = harness.doors.0.lock().unwrap()[0].clone();
     assert_eq!(pass.repositories[0].branch, Some(session.branch));
 }
 
 #[tokio::test]
-async fn a_second_prompt_waits_and_runs_after_the_first() {
-    let house = House::new().await;
-    let sessions = house.serve().await;
-    let id = house.session(&sessions, Some("hold")).await.id;
+async fn second_prompt_waits_for_first_turn() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let id = harness.session(&sessions, Some("hold")).await.id;
     until(&sessions, &id, started).await;
     let second = send(&sessions, &id, "again").await;
     assert_eq!(status(&sessions, &id, &second).await, PromptStatus::Queued);
-    assert_eq!(house.fake.runs().len(), 1);
-    house.fake.release(&sandbox(&sessions, &id).await);
+    assert_eq!(harness.fake.prompts_run().len(), 1);
+    harness.fake.finish_turn(&sandbox(&sessions, &id).await);
     until_status(&sessions, &id, &second, PromptStatus::Completed).await;
     let bodies: Vec<EventBody> =
         all(&sessions, &id).await.into_iter().map(|event| event.body).collect();
-    let place = |fits: &dyn Fn(&EventBody) -> bool| bodies.iter().position(fits).unwrap();
-    let kept = place(&|body| matches!(body, EventBody::SnapshotTaken { .. }));
-    let next = place(&|body| matches!(body, EventBody::TurnStarted { number: 2, .. }));
-    assert!(kept < next, "the first turn is kept before the second begins");
+    let position = |fits: &dyn Fn(&EventBody) -> bool| bodies.iter().position(fits).unwrap();
+    let saved = position(&|body| matches!(body, EventBody::SnapshotTaken { .. }));
+    let next = position(&|body| matches!(body, EventBody::TurnStarted { number: 2, .. }));
+    assert!(saved < next, "the first turn is saved before the second starts");
 }
 
 #[tokio::test]
-async fn waiting_prompts_are_moved_and_cancelled() {
-    let house = House::new().await;
-    let sessions = house.serve().await;
-    let id = house.session(&sessions, Some("hold")).await.id;
+async fn queued_prompts_can_be_moved_and_cancelled() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let id = harness.session(&sessions, Some("hold")).await.id;
     until(&sessions, &id, started).await;
     let first = sessions.prompts(&id).await.unwrap()[0].id.clone();
     let (b, c, d) = (
@@ -114,16 +117,16 @@ async fn waiting_prompts_are_moved_and_cancelled() {
     assert_eq!(sessions.prompt_cancel(&id, &b).await.unwrap().status, PromptStatus::Cancelled);
     let refused = sessions.prompt_cancel(&id, &first).await.unwrap_err();
     assert_eq!(refused.code(), "not_queued");
-    house.fake.release(&sandbox(&sessions, &id).await);
+    harness.fake.finish_turn(&sandbox(&sessions, &id).await);
     until_status(&sessions, &id, &c, PromptStatus::Completed).await;
-    assert_eq!(house.fake.runs(), [first, d, c]);
+    assert_eq!(harness.fake.prompts_run(), [first, d, c]);
 }
 
 #[tokio::test]
-async fn a_stopped_turn_is_stopped_and_the_session_goes_on() {
-    let house = House::new().await;
-    let sessions = house.serve().await;
-    let id = house.session(&sessions, Some("hold")).await.id;
+async fn session_continues_after_stopped_turn() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let id = harness.session(&sessions, Some("hold")).await.id;
     until(&sessions, &id, started).await;
     sessions.stop(&id).await.unwrap();
     until_state(&sessions, &id, SessionState::Idle).await;
@@ -134,37 +137,37 @@ async fn a_stopped_turn_is_stopped_and_the_session_goes_on() {
 }
 
 #[tokio::test]
-async fn a_prompt_sent_now_stops_the_turn_and_goes_first() {
-    let house = House::new().await;
-    let sessions = house.serve().await;
-    let id = house.session(&sessions, Some("hold")).await.id;
+async fn urgent_prompt_stops_turn_and_runs_next() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let id = harness.session(&sessions, Some("hold")).await.id;
     until(&sessions, &id, started).await;
     let waiting = send(&sessions, &id, "later").await;
     let urgent = CreatePrompt { text: "urgent".into(), now: true, author: None };
     let urgent = sessions.prompt(&id, urgent, ada()).await.unwrap().id;
     until_status(&sessions, &id, &waiting, PromptStatus::Completed).await;
-    assert_eq!(house.fake.runs()[1..], [urgent, waiting]);
+    assert_eq!(harness.fake.prompts_run()[1..], [urgent, waiting]);
     assert_eq!(sessions.prompts(&id).await.unwrap()[0].status, PromptStatus::Stopped);
 }
 
 #[tokio::test]
-async fn a_stop_nobody_confirms_kills_the_sandbox_and_keeps_its_disk() {
-    let clocks = Clocks { stop: Duration::from_millis(50), ..Clocks::default() };
-    let house = House::with(clocks).await;
-    let sessions = house.serve().await;
-    let id = house.session(&sessions, Some("deaf")).await.id;
+async fn unconfirmed_stop_kills_sandbox_and_saves_disk() {
+    let timeouts = Timeouts { stop: Duration::from_millis(50), ..Timeouts::default() };
+    let harness = Harness::with(timeouts).await;
+    let sessions = harness.serve().await;
+    let id = harness.session(&sessions, Some("deaf")).await.id;
     until(&sessions, &id, started).await;
     sessions.stop(&id).await.unwrap();
     until_state(&sessions, &id, SessionState::Paused).await;
     assert_eq!(sessions.prompts(&id).await.unwrap()[0].status, PromptStatus::Stopped);
-    assert_eq!(house.fake.kept()[0].1, SnapshotKind::Recovered);
+    assert_eq!(harness.fake.snapshots_taken()[0].1, SnapshotKind::Recovered);
 }
 
 #[tokio::test]
-async fn a_paused_session_goes_on_where_it_was() {
-    let house = House::new().await;
-    let sessions = house.serve().await;
-    let id = house.session(&sessions, Some("write /workspace/demo/a one")).await.id;
+async fn paused_session_resumes_from_its_snapshot() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let id = harness.session(&sessions, Some("write /workspace/demo/a one")).await.id;
     until_state(&sessions, &id, SessionState::Idle).await;
     let snapshot = sessions.pause(&id).await.unwrap();
     let paused = sessions.get(&id).await.unwrap();
@@ -172,28 +175,28 @@ async fn a_paused_session_goes_on_where_it_was() {
     assert_eq!(paused.snapshot, Some(snapshot.clone()));
     let next = send(&sessions, &id, "go on").await;
     until_status(&sessions, &id, &next, PromptStatus::Completed).await;
-    assert_eq!(house.fake.orders()[1].from, StartFrom::Snapshot(snapshot));
-    let whose: Vec<_> = house.fake.orders().into_iter().map(|order| order.state).collect();
-    assert_eq!(whose, [Some("demo".to_owned()), Some("demo".to_owned())]);
-    let file = house.fake.file(&sandbox(&sessions, &id).await, "/workspace/demo/a");
+    assert_eq!(harness.fake.starts()[1].from, StartFrom::Snapshot(snapshot));
+    let states: Vec<_> = harness.fake.starts().into_iter().map(|order| order.state).collect();
+    assert_eq!(states, [Some("demo".to_owned()), Some("demo".to_owned())]);
+    let file = harness.fake.file(&sandbox(&sessions, &id).await, "/workspace/demo/a");
     assert_eq!(file.as_deref(), Some(&b"one"[..]));
 }
 
 #[tokio::test]
-async fn an_idle_session_is_paused_by_the_clock() {
-    let clocks = Clocks { idle_pause: Duration::from_millis(50), ..Clocks::default() };
-    let house = House::with(clocks).await;
-    let sessions = house.serve().await;
-    let id = house.session(&sessions, None).await.id;
+async fn idle_session_is_paused_after_timeout() {
+    let timeouts = Timeouts { idle_pause: Duration::from_millis(50), ..Timeouts::default() };
+    let harness = Harness::with(timeouts).await;
+    let sessions = harness.serve().await;
+    let id = harness.session(&sessions, None).await.id;
     until_state(&sessions, &id, SessionState::Paused).await;
     assert_eq!(sessions.get(&id).await.unwrap().reason, "idle");
 }
 
 #[tokio::test]
-async fn a_fork_goes_on_from_its_turn_on_a_branch_of_its_own() {
-    let house = House::new().await;
-    let sessions = house.serve().await;
-    let source = house.session(&sessions, Some("write /f one")).await;
+async fn fork_starts_from_its_turn_on_own_branch() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let source = harness.session(&sessions, Some("write /f one")).await;
     until_state(&sessions, &source.id, SessionState::Idle).await;
     let second = send(&sessions, &source.id, "write /f two").await;
     until_status(&sessions, &source.id, &second, PromptStatus::Completed).await;
@@ -203,7 +206,7 @@ async fn a_fork_goes_on_from_its_turn_on_a_branch_of_its_own() {
     assert_eq!(fork.forked_from, Some(source.id.clone()));
     assert_ne!(fork.branch, source.branch);
     until(&sessions, &fork.id, started).await;
-    let file = house.fake.file(&sandbox(&sessions, &fork.id).await, "/f");
+    let file = harness.fake.file(&sandbox(&sessions, &fork.id).await, "/f");
     assert_eq!(file.as_deref(), Some(&b"one"[..]));
     sessions.delete(&source.id).await.unwrap();
     sessions.terminate(&fork.id).await.unwrap();
@@ -213,10 +216,10 @@ async fn a_fork_goes_on_from_its_turn_on_a_branch_of_its_own() {
 }
 
 #[tokio::test]
-async fn a_prompt_sent_while_the_agent_asks_is_the_answer() {
-    let house = House::new().await;
-    let sessions = house.serve().await;
-    let id = house.session(&sessions, Some("ask which colour?")).await.id;
+async fn prompt_during_a_question_is_the_answer() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let id = harness.session(&sessions, Some("ask which colour?")).await.id;
     until_state(&sessions, &id, SessionState::NeedsInput).await;
     let answer = send(&sessions, &id, "blue").await;
     until_status(&sessions, &id, &answer, PromptStatus::Completed).await;
@@ -226,73 +229,73 @@ async fn a_prompt_sent_while_the_agent_asks_is_the_answer() {
     assert!(
         matches!(closed.body, EventBody::RequestClosed { answer: Some(text), .. } if text == "blue")
     );
-    assert_eq!(house.fake.runs().len(), 1, "an answer is not a turn");
+    assert_eq!(harness.fake.prompts_run().len(), 1, "an answer is not a turn");
 }
 
 #[tokio::test]
-async fn a_save_that_failed_holds_the_session_until_it_is_resumed() {
-    let house = House::new().await;
-    let sessions = house.serve().await;
-    house.fake.set_failing(Act::EndKept, true);
-    let id = house.session(&sessions, Some("hello")).await.id;
+async fn failed_save_blocks_session_until_resumed() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    harness.fake.set_failing(FakeOp::SnapshotAndRemove, true);
+    let id = harness.session(&sessions, Some("hello")).await.id;
     until_state(&sessions, &id, SessionState::Idle).await;
     assert_eq!(sessions.pause(&id).await.unwrap_err().code(), "save_unknown");
     let held = sessions.get(&id).await.unwrap();
     assert_eq!((held.state, held.reason.as_str()), (SessionState::Failed, "save_unknown"));
     let waiting = send(&sessions, &id, "wait").await;
-    house.fake.set_failing(Act::EndKept, false);
+    harness.fake.set_failing(FakeOp::SnapshotAndRemove, false);
     sessions.resume(&id).await.unwrap();
     until_status(&sessions, &id, &waiting, PromptStatus::Completed).await;
 }
 
 #[tokio::test]
-async fn a_failing_boot_says_why_and_the_prompt_waits_for_a_person() {
-    let house = House::new().await;
-    let sessions = house.serve().await;
-    house.fake.set_boots_failing(true);
-    let id = house.session(&sessions, Some("hello")).await.id;
+async fn failed_boot_reports_reason_and_keeps_prompt() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    harness.fake.set_boot_failing(true);
+    let id = harness.session(&sessions, Some("hello")).await.id;
     until_state(&sessions, &id, SessionState::Failed).await;
     assert_eq!(sessions.get(&id).await.unwrap().reason, "boot_failed");
-    let told = until(&sessions, &id, |event| {
+    let event = until(&sessions, &id, |event| {
         matches!(&event.body, EventBody::StateChanged { state: SessionState::Failed, .. })
     })
     .await;
     assert!(
-        matches!(told.body, EventBody::StateChanged { detail: Some(detail), .. } if detail.contains("told to fail"))
+        matches!(event.body, EventBody::StateChanged { detail: Some(detail), .. } if detail.contains("made to fail by the test"))
     );
-    house.fake.set_boots_failing(false);
+    harness.fake.set_boot_failing(false);
     sessions.resume(&id).await.unwrap();
     until_state(&sessions, &id, SessionState::Idle).await;
-    assert_eq!(house.fake.runs().len(), 1);
+    assert_eq!(harness.fake.prompts_run().len(), 1);
 }
 
 #[tokio::test]
-async fn a_missing_image_fails_at_once_with_its_name() {
-    let house = House::new().await;
-    let sessions = house.serve().await;
-    house.fake.forget_image("claude");
-    let id = house.session(&sessions, Some("hello")).await.id;
+async fn missing_image_fails_at_once() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    harness.fake.remove_image("claude");
+    let id = harness.session(&sessions, Some("hello")).await.id;
     until_state(&sessions, &id, SessionState::Failed).await;
     assert_eq!(sessions.get(&id).await.unwrap().reason, "start_failed");
-    assert!(house.fake.orders().is_empty());
+    assert!(harness.fake.starts().is_empty());
 }
 
 #[tokio::test]
-async fn sandboxes_nobody_owns_are_ended_at_the_start() {
-    let house = House::new().await;
-    let stray = SandboxId::random();
+async fn startup_removes_orphaned_sandboxes() {
+    let harness = Harness::new().await;
+    let orphan = SandboxId::random();
     let from = StartFrom::Image("claude".into());
-    let order = harvest_session::provider::StartOrder { sandbox: stray, from, state: None };
-    house.fake.start(order).await.unwrap();
-    house.serve().await;
-    assert!(house.fake.list().await.unwrap().is_empty());
+    let order = harvest_session::provider::StartSpec { sandbox: orphan, from, state: None };
+    harness.fake.start(order).await.unwrap();
+    harness.serve().await;
+    assert!(harness.fake.list().await.unwrap().is_empty());
 }
 
 #[tokio::test]
-async fn commands_run_in_a_machine_which_is_resumed_for_them_unless_it_was_put_away() {
-    let house = House::new().await;
-    let sessions = house.serve().await;
-    let id = house.session(&sessions, None).await.id;
+async fn command_resumes_paused_but_not_archived_session() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let id = harness.session(&sessions, None).await.id;
     until_state(&sessions, &id, SessionState::Idle).await;
     let request = ExecRequest { argv: vec!["echo".into(), "hi".into()], ..ExecRequest::default() };
     let lines: Vec<ExecLine> = sessions.exec(&id, request.clone()).await.unwrap().collect().await;
@@ -312,20 +315,20 @@ async fn commands_run_in_a_machine_which_is_resumed_for_them_unless_it_was_put_a
     sessions.pause(&id).await.unwrap();
     let lines: Vec<ExecLine> = sessions.exec(&id, request.clone()).await.unwrap().collect().await;
     assert!(matches!(&lines[..], [ExecLine::Stdout { .. }, ExecLine::Exited { .. }]));
-    // The fake knows no terminals, as an older supervisor does not: the command is not left running.
+    // The fake has no terminals.
     let order =
-        TerminalOrder { argv: vec!["sleep".into(), "1".into()], ..TerminalOrder::default() };
-    let refused = sessions.inside(&id).await.unwrap().terminal(order).await.err().unwrap();
-    assert_eq!(refused.code(), "supervisor_outdated");
+        TerminalRequest { argv: vec!["sleep".into(), "1".into()], ..TerminalRequest::default() };
+    let refused = sessions.sandbox_handle(&id).await.unwrap().terminal(order).await.err().unwrap();
+    assert_eq!(refused.code(), "invalid");
     sessions.archive(&id).await.unwrap();
     assert_eq!(sessions.exec(&id, request).await.err().unwrap().code(), "not_ready");
 }
 
 #[tokio::test]
-async fn an_archived_session_takes_no_prompt_until_it_is_resumed() {
-    let house = House::new().await;
-    let sessions = house.serve().await;
-    let id = house.session(&sessions, Some("hold")).await.id;
+async fn archived_session_refuses_prompts_until_resumed() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let id = harness.session(&sessions, Some("hold")).await.id;
     until(&sessions, &id, started).await;
     let waiting = send(&sessions, &id, "never").await;
     sessions.archive(&id).await.unwrap();
@@ -338,43 +341,43 @@ async fn an_archived_session_takes_no_prompt_until_it_is_resumed() {
 }
 
 #[tokio::test]
-async fn a_build_is_what_sessions_start_from_and_a_failed_one_keeps_the_older() {
-    let house = House::new().await;
-    let sessions = house.serve().await;
+async fn failed_build_keeps_previous_build() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
     let lines: Vec<harvest_proto::api::BuildLine> =
         sessions.repository_build("demo").await.unwrap().collect().await;
-    let stateless = |order: &harvest_session::provider::StartOrder| order.state.is_none();
-    assert!(house.fake.orders().iter().all(stateless), "what sessions leave gets into no image");
+    let stateless = |order: &harvest_session::provider::StartSpec| order.state.is_none();
+    assert!(harness.fake.starts().iter().all(stateless), "builds mount no state volume");
     let Some(harvest_proto::api::BuildLine::Built { build }) = lines.last() else {
         panic!("{lines:?}")
     };
-    assert_eq!(build.check, None, "no check is declared");
-    house.fake.set_boots_failing(true);
+    assert_eq!(build.check, None, "the repository has no check");
+    harness.fake.set_boot_failing(true);
     let lines: Vec<harvest_proto::api::BuildLine> =
         sessions.repository_build("demo").await.unwrap().collect().await;
     assert!(
-        matches!(lines.last(), Some(harvest_proto::api::BuildLine::Failed { message, .. }) if message.contains("told to fail"))
+        matches!(lines.last(), Some(harvest_proto::api::BuildLine::Failed { message, .. }) if message.contains("made to fail by the test"))
     );
-    house.fake.set_boots_failing(false);
+    harness.fake.set_boot_failing(false);
     assert_eq!(sessions.repository("demo").await.unwrap().build.as_ref(), Some(build));
-    let id = house.session(&sessions, Some("hello")).await.id;
+    let id = harness.session(&sessions, Some("hello")).await.id;
     until_state(&sessions, &id, SessionState::Idle).await;
-    let last = house.fake.orders().last().unwrap().from.clone();
+    let last = harness.fake.starts().last().unwrap().from.clone();
     assert_eq!(last, StartFrom::Snapshot(build.snapshot.clone()));
     assert_eq!(
-        house.fake.list().await.unwrap(),
+        harness.fake.list().await.unwrap(),
         [sandbox(&sessions, &id).await],
-        "builds leave nothing"
+        "builds leave no sandbox"
     );
 }
 
 #[tokio::test]
-async fn a_pushed_commit_gets_a_pull_request_and_honest_evidence() {
-    let house = House::new().await;
-    let lease = house.lease().await;
-    let sessions = house.serve_with(lease).await;
-    let books = Books::new(house.store.clone(), lease, house.vault.clone(), Some(100));
-    let session = house.session(&sessions, Some("hold")).await;
+async fn pushed_commit_gets_pull_request_and_evidence() {
+    let harness = Harness::new().await;
+    let lease = harness.lease().await;
+    let sessions = harness.serve_with(lease).await;
+    let ledger = StoreLedger::new(harness.store.clone(), lease, harness.vault.clone(), Some(100));
+    let session = harness.session(&sessions, Some("hold")).await;
     let id = session.id;
     until(&sessions, &id, started).await;
     let commit = "c0ffee".to_owned();
@@ -383,13 +386,13 @@ async fn a_pushed_commit_gets_a_pull_request_and_honest_evidence() {
         branch: session.branch,
         commit: commit.clone(),
     };
-    books.log(&id, pushed).await;
-    assert!(books.reserve(&id).await.is_ok());
-    books.settle(&id, Usage { input_tokens: 90, output_tokens: 20, ..Usage::default() }).await;
-    assert!(books.reserve(&id).await.is_err(), "the budget is used up");
-    house.fake.release(&sandbox(&sessions, &id).await);
-    let told = until(&sessions, &id, |event| matches!(event.body, EventBody::Evidence(_))).await;
-    let EventBody::Evidence(evidence) = told.body else { unreachable!() };
+    ledger.log(&id, pushed).await;
+    assert!(ledger.reserve(&id).await.is_ok());
+    ledger.settle(&id, Usage { input_tokens: 90, output_tokens: 20, ..Usage::default() }).await;
+    assert!(ledger.reserve(&id).await.is_err(), "the budget is used up");
+    harness.fake.finish_turn(&sandbox(&sessions, &id).await);
+    let event = until(&sessions, &id, |event| matches!(event.body, EventBody::Evidence(_))).await;
+    let EventBody::Evidence(evidence) = event.body else { unreachable!() };
     assert_eq!(
         (evidence.commit, evidence.check.as_str(), evidence.passed),
         (commit, "none declared", false)
@@ -397,13 +400,13 @@ async fn a_pushed_commit_gets_a_pull_request_and_honest_evidence() {
     let pull = sessions.get(&id).await.unwrap().pull.unwrap();
     assert_eq!((pull.number, pull.title.as_str()), (7, "hold"));
     assert!(pull.evidence.is_some());
-    assert_eq!(house.pulls.0.lock().unwrap().len(), 1);
+    assert_eq!(harness.pulls.0.lock().unwrap().len(), 1);
     assert_eq!(
-        house.fake.list().await.unwrap(),
+        harness.fake.list().await.unwrap(),
         [sandbox(&sessions, &id).await],
-        "the check leaves nothing"
+        "the check leaves no sandbox"
     );
-    let passes = house.doors.0.lock().unwrap().clone();
+    let passes = harness.doors.0.lock().unwrap().clone();
     assert_eq!(passes.last().unwrap().repositories[0].branch, None, "the check cannot push");
     let push = until(&sessions, &id, |event| matches!(event.body, EventBody::Pushed { .. })).await;
     assert_eq!(push.turn, Some(sessions.turns(&id).await.unwrap()[0].id.clone()));
@@ -412,40 +415,40 @@ async fn a_pushed_commit_gets_a_pull_request_and_honest_evidence() {
 }
 
 #[tokio::test]
-async fn a_secret_is_read_by_the_gateway_and_by_nobody_else() {
-    let house = House::new().await;
-    let lease = house.lease().await;
-    let sessions = house.serve_with(lease).await;
+async fn secrets_are_readable_only_by_gateway() {
+    let harness = Harness::new().await;
+    let lease = harness.lease().await;
+    let sessions = harness.serve_with(lease).await;
     sessions.secret_set("TOKEN", Secret::new("s3cr3t-value".into())).await.unwrap();
     assert_eq!(
         sessions.secret_set("bad name", Secret::new("x".into())).await.unwrap_err().code(),
         "invalid_name"
     );
     assert_eq!(sessions.secret_list().await.unwrap(), ["TOKEN"]);
-    let books = Books::new(house.store.clone(), lease, house.vault.clone(), None);
-    assert_eq!(books.secret("TOKEN").await.unwrap().expose(), "s3cr3t-value");
-    for file in std::fs::read_dir(house.folder.path()).unwrap() {
+    let ledger = StoreLedger::new(harness.store.clone(), lease, harness.vault.clone(), None);
+    assert_eq!(ledger.secret("TOKEN").await.unwrap().expose(), "s3cr3t-value");
+    for file in std::fs::read_dir(harness.folder.path()).unwrap() {
         let bytes = std::fs::read(file.unwrap().path()).unwrap();
         assert!(!bytes.windows(12).any(|window| window == b"s3cr3t-value"));
     }
     sessions.secret_delete("TOKEN").await.unwrap();
-    assert!(books.secret("TOKEN").await.is_none());
+    assert!(ledger.secret("TOKEN").await.is_none());
 }
 
 #[tokio::test]
-async fn lists_are_paged_newest_first() {
-    let house = House::new().await;
-    let sessions = house.serve().await;
-    let mut made = Vec::new();
+async fn session_list_is_paged() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let mut created = Vec::new();
     for _ in 0..3 {
-        made.push(house.session(&sessions, None).await.id);
+        created.push(harness.session(&sessions, None).await.id);
     }
     let first = sessions.list(None, 2).await.unwrap();
     let rest = sessions.list(first.next_cursor.as_deref(), 2).await.unwrap();
     let mut seen: Vec<SessionId> =
         first.items.into_iter().chain(rest.items).map(|item| item.id).collect();
     seen.sort();
-    made.sort();
-    assert_eq!(seen, made);
+    created.sort();
+    assert_eq!(seen, created);
     assert_eq!(rest.next_cursor, None);
 }

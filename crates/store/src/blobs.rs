@@ -1,4 +1,4 @@
-//! Blobs: the whole of what an event holds only the ends of. Text, kept in pieces, for as long as its
+//! Blobs: the complete content of events that were cut. Stored as text in pieces, deleted with the
 //! session.
 
 use harvest_proto::{BlobId, SessionId, Timestamp};
@@ -6,19 +6,15 @@ use harvest_proto::{BlobId, SessionId, Timestamp};
 use crate::{
     DbConnection, Lease, Store, StoreError,
     row::{self, bigint, to_json},
-    writer::Done,
+    writer::JobOutput,
 };
 
-// A row stays small; so does what a reader that stops early has read for nothing.
+// Keeps rows small, and limits what a reader that stops early has read in vain.
 const PIECE_BYTES: usize = 64 * 1024;
 
 impl Store {
-    /// Keeps a blob, unless the session's blobs would take more than `quota` bytes then. The second time it
-    /// only answers. True when it is there.
-    ///
-    /// # Errors
-    /// [`StoreError::LeaseLost`] when another server has taken over; [`StoreError::NotFound`] when the
-    /// session is gone.
+    /// Stores a blob unless the session's blobs would exceed `quota` bytes. Returns whether the
+    /// blob is stored; storing it again changes nothing.
     pub async fn blob_put(
         &self,
         session: &SessionId,
@@ -33,24 +29,18 @@ impl Store {
             .run(move |connection| {
                 Box::pin(async move {
                     crate::leases::check(connection, lease).await?;
-                    let room = room(connection, &session, &id, text.len() as u64, quota).await?;
-                    if room == Room::Taken {
-                        return Ok(Done::from(true));
-                    }
-                    if room == Room::None {
-                        return Ok(Done::from(false));
+                    match check_quota(connection, &session, &id, text.len() as u64, quota).await? {
+                        Quota::AlreadyStored => return Ok(JobOutput::from(true)),
+                        Quota::Exceeded => return Ok(JobOutput::from(false)),
+                        Quota::Fits => {}
                     }
                     insert(connection, &session, &id, &text, at).await?;
-                    Ok(Done::from(true))
+                    Ok(JobOutput::from(true))
                 })
             })
             .await
     }
 
-    /// A blob.
-    ///
-    /// # Errors
-    /// [`StoreError::NotFound`] when there is none of that id in the session.
     pub async fn blob_get(&self, session: &SessionId, id: &BlobId) -> Result<String, StoreError> {
         let rows = sqlx::query(
             "SELECT text FROM blob_pieces WHERE session = $1 AND id = $2 ORDER BY number",
@@ -67,20 +57,19 @@ impl Store {
 }
 
 #[derive(PartialEq)]
-enum Room {
-    /// It is there already.
-    Taken,
-    Enough,
-    None,
+enum Quota {
+    AlreadyStored,
+    Fits,
+    Exceeded,
 }
 
-async fn room(
+async fn check_quota(
     connection: &mut DbConnection,
     session: &str,
     id: &str,
     bytes: u64,
     quota: u64,
-) -> Result<Room, StoreError> {
+) -> Result<Quota, StoreError> {
     let found = sqlx::query(
         "SELECT (SELECT COUNT(*) FROM sessions WHERE id = $1) AS sessions,
                 (SELECT COUNT(*) FROM blobs WHERE session = $1 AND id = $2) AS same,
@@ -94,10 +83,10 @@ async fn room(
         return Err(StoreError::missing(format!("session {session}")));
     }
     if row::count::<u64>(&found, "same")? > 0 {
-        return Ok(Room::Taken);
+        return Ok(Quota::AlreadyStored);
     }
-    let taken: u64 = row::count(&found, "bytes")?;
-    Ok(if taken.saturating_add(bytes) <= quota { Room::Enough } else { Room::None })
+    let stored: u64 = row::count(&found, "bytes")?;
+    Ok(if stored.saturating_add(bytes) <= quota { Quota::Fits } else { Quota::Exceeded })
 }
 
 async fn insert(
@@ -119,7 +108,7 @@ async fn insert(
             .bind(session)
             .bind(id)
             .bind(bigint(number as u64))
-            // As JSON: a text may hold a zero, which not every database can keep.
+            // As JSON: the text may contain NUL, which PostgreSQL cannot store.
             .bind(to_json(&piece))
             .execute(&mut *connection)
             .await?;
@@ -127,7 +116,7 @@ async fn insert(
     Ok(())
 }
 
-// At least one, also of nothing.
+// An empty text has one empty piece.
 fn pieces(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = Some(text);
     std::iter::from_fn(move || {

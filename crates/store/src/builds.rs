@@ -1,5 +1,5 @@
-//! Builds of repositories. One at a time per repository, which the database itself sees to. A build
-//! is named by the snapshot it will become; only a good one is ever shown or started from.
+//! Builds of repositories, identified by the snapshot they produce. A unique index allows one build
+//! at a time per repository. Only a successful build is shown or used.
 
 use harvest_proto::{SandboxId, SnapshotId, Timestamp, api::Build};
 
@@ -10,10 +10,8 @@ use crate::{
 };
 
 impl Store {
-    /// A build begins, in this sandbox.
-    ///
-    /// # Errors
-    /// [`StoreError::Exists`] when one of the repository is in progress.
+    /// Records the start of a build. [`StoreError::Exists`] when the repository is being built
+    /// already.
     pub async fn build_begin(
         &self,
         lease: Lease,
@@ -38,17 +36,14 @@ impl Store {
                     .bind(at.as_millis())
                     .execute(connection)
                     .await
-                    .map_err(|error| StoreError::or_exists(error, "a build in progress"))?;
+                    .map_err(|error| StoreError::or_exists(error, "a build of this repository"))?;
                     Ok(().into())
                 })
             })
             .await
     }
 
-    /// A build is good, and from now on the newest.
-    ///
-    /// # Errors
-    /// [`StoreError::NotFound`] when it is not in progress.
+    /// Marks a build as successful; it becomes the repository's newest.
     pub async fn build_publish(&self, lease: Lease, build: &Build) -> Result<(), StoreError> {
         let build = build.clone();
         self.writer
@@ -75,10 +70,7 @@ impl Store {
             .await
     }
 
-    /// A build failed; the one before it stays the newest.
-    ///
-    /// # Errors
-    /// When the database cannot be written.
+    /// Marks a build as failed; the previous build stays the newest.
     pub async fn build_fail(
         &self,
         lease: Lease,
@@ -106,11 +98,8 @@ impl Store {
             .await
     }
 
-    /// Good builds older than the last two. The last but one stays: a session may be about to start
-    /// from it.
-    ///
-    /// # Errors
-    /// When the database cannot be read.
+    /// Successful builds older than the last two. The second newest is kept because a session may
+    /// be about to start from it.
     pub async fn build_outdated(&self, repository: &str) -> Result<Vec<SnapshotId>, StoreError> {
         let rows = sqlx::query(
             "SELECT snapshot FROM builds WHERE repository = $1 AND status = 'ready'
@@ -122,10 +111,7 @@ impl Store {
         rows.iter().map(|row| row::parsed(row, "snapshot")).collect()
     }
 
-    /// Forgets a build whose snapshot is gone.
-    ///
-    /// # Errors
-    /// [`StoreError::LeaseLost`] when another server has taken over.
+    /// Deletes a build whose snapshot has been removed.
     pub async fn build_forget(
         &self,
         lease: Lease,
@@ -146,10 +132,7 @@ impl Store {
             .await
     }
 
-    /// Builds in progress: after a restart, those nobody works on any more.
-    ///
-    /// # Errors
-    /// When the database cannot be read.
+    /// Builds in progress; after a restart these are orphaned.
     pub async fn build_unfinished(
         &self,
     ) -> Result<Vec<(SnapshotId, Option<SandboxId>)>, StoreError> {

@@ -1,46 +1,42 @@
-//! The repositories a session works on, in their order, with what became of each: where its work
-//! started, what passed the git door, what was looked at since.
+//! Checkouts: the repositories of a session in order, with their base, pushed and reviewed commits.
 
 use std::collections::HashMap;
 
 use harvest_proto::{
     SessionId,
-    api::{Pull, SessionRepository},
+    api::{PullRequest, SessionRepository},
 };
 use sqlx::AssertSqlSafe;
 
 use crate::{
-    DbConnection, DbPool, DbRow, StoreError, commit::Target, row, sessions::SessionRecord,
+    DbConnection, DbPool, DbRow, StoreError, batch::placeholders, commit::Target, row,
+    sessions::SessionRecord,
 };
 
-/// A repository a session is to work on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewCheckout {
-    /// The repository's name.
     pub repository: String,
-    /// The branch work starts from; the remote's default when absent.
+    /// Branch to start from; the remote's default branch when absent.
     pub base: Option<String>,
-    /// The commit the work is compared with, when it is known already.
+    /// Base commit of the session's diff, if known.
     pub base_commit: Option<String>,
 }
 
-/// A repository a session works on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CheckoutRecord {
-    /// The repository's name.
     pub repository: String,
-    /// The branch work starts from; the remote's default when absent.
+    /// Branch the session started from; the remote's default branch when absent.
     pub base: Option<String>,
-    /// The commit the work is compared with, once known.
+    /// Base commit of the session's diff, once known.
     pub base_commit: Option<String>,
-    /// The newest commit that passed the git door.
+    /// Newest commit pushed through the git door.
     pub pushed_commit: Option<String>,
-    /// The newest commit whose pull request and evidence are done.
+    /// Newest commit with pull request and evidence.
     pub reviewed_commit: Option<String>,
 }
 
 impl CheckoutRecord {
-    /// The commit that passed the door and was not looked at since.
+    /// The pushed commit, if it has not been reviewed yet.
     #[must_use]
     pub fn unreviewed(&self) -> Option<&str> {
         self.pushed_commit
@@ -50,13 +46,13 @@ impl CheckoutRecord {
 }
 
 impl SessionRecord {
-    /// The names of the repositories it works on, the primary one first.
+    /// Names of the session's repositories, the primary one first.
     #[must_use]
     pub fn repositories(&self) -> Vec<String> {
         self.checkouts.iter().map(|checkout| checkout.repository.clone()).collect()
     }
 
-    /// The commit the work in a repository is compared with, once known.
+    /// Base commit of the session's diff in a repository, once known.
     #[must_use]
     pub fn base_commit(&self, repository: &str) -> Option<&str> {
         self.checkouts
@@ -91,60 +87,58 @@ pub(crate) async fn insert(
     Ok(())
 }
 
-/// What a write about one repository changes.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Fact {
+pub(crate) enum CheckoutColumn {
     DefaultBase,
     BaseCommit,
     Pushed,
     Reviewed,
 }
 
-pub(crate) async fn learn(
+pub(crate) async fn update(
     target: &mut Target<'_>,
-    fact: Fact,
+    column: CheckoutColumn,
     repository: String,
-    text: String,
+    value: String,
 ) -> Result<(), StoreError> {
-    let sql = match fact {
-        Fact::DefaultBase => {
+    let sql = match column {
+        CheckoutColumn::DefaultBase => {
             "UPDATE checkouts SET base = COALESCE(base, $3) WHERE session = $1 AND repository = $2"
         }
-        Fact::BaseCommit => {
+        CheckoutColumn::BaseCommit => {
             "UPDATE checkouts SET base_commit = $3 WHERE session = $1 AND repository = $2"
         }
-        Fact::Pushed => {
+        CheckoutColumn::Pushed => {
             "UPDATE checkouts SET pushed_commit = $3 WHERE session = $1 AND repository = $2"
         }
-        Fact::Reviewed => {
+        CheckoutColumn::Reviewed => {
             "UPDATE checkouts SET reviewed_commit = $3 WHERE session = $1 AND repository = $2"
         }
     };
     sqlx::query(sql)
         .bind(target.session.to_string())
         .bind(repository)
-        .bind(text)
+        .bind(value)
         .execute(&mut *target.connection)
         .await?;
     Ok(())
 }
 
-/// Adds to each session what it works on.
-pub(crate) async fn complete(
+/// Loads the checkouts and pull requests of sessions.
+pub(crate) async fn load_into(
     readers: &DbPool,
     records: &mut [SessionRecord],
 ) -> Result<(), StoreError> {
     if records.is_empty() {
         return Ok(());
     }
-    let marks: Vec<String> = (1..=records.len()).map(|number| format!("${number}")).collect();
-    // A repository is never forgotten while a session uses it.
+    let ids = placeholders(1, records.len());
+    // A repository cannot be deleted while a session uses it.
     let sql = format!(
         "SELECT c.session, c.repository, c.base, c.base_commit, c.pushed_commit, c.reviewed_commit, r.url, l.pull
          FROM checkouts c LEFT JOIN repositories r ON r.name = c.repository
          LEFT JOIN pulls l ON l.session = c.session AND l.repository = c.repository
-         WHERE c.session IN ({}) ORDER BY c.session, c.place",
-        marks.join(", ")
+         WHERE c.session IN ({ids}) ORDER BY c.session, c.place"
     );
     let mut query = sqlx::query(AssertSqlSafe(sql));
     for record in records.iter() {
@@ -174,7 +168,7 @@ fn add(record: &mut SessionRecord, row: &DbRow) -> Result<(), StoreError> {
         url: row::optional(row, "url")?.unwrap_or_default(),
         base: base.clone(),
         branch: record.session.branch.clone(),
-        pull: row::json_optional::<Pull>(row, "pull")?,
+        pull: row::json_optional::<PullRequest>(row, "pull")?,
     });
     record.checkouts.push(CheckoutRecord {
         repository,

@@ -1,11 +1,11 @@
-//! Everything that changes in a session goes through one act: [`Store::session_commit`] takes a list
-//! of writes and does all or none of them, under the server lease, numbering events as it goes.
+//! [`Store::session_commit`]: the only way to change a session. It runs a list of writes completely
+//! or not at all, under the server lease, and numbers the events.
 
 use std::sync::Arc;
 
 use harvest_proto::{
     Event, EventBody, PromptId, SandboxId, SessionId, SnapshotId, Timestamp, TurnId,
-    api::{DiffStat, PromptStatus, Pull, SessionState},
+    api::{DiffStat, PromptStatus, PullRequest, SessionState},
     bridge::{Author, OutboxEvent},
     event::{SnapshotKind, TurnOutcome, Usage},
 };
@@ -13,215 +13,161 @@ use harvest_proto::{
 use crate::{
     DbConnection, Lease, Store, StoreError,
     append::{self, Append},
-    checkouts::{self, Fact},
+    checkouts::{self, CheckoutColumn},
     events::{self, Outbox},
     idempotency, prompts, pulls,
-    row::{self, bigint, plain, to_word},
+    row::{self, bigint, replace_nul, to_enum_name},
     snapshots, turns,
-    writer::{Done, News},
+    writer::{JobOutput, NewEvents},
 };
 
-/// One change of a session.
+/// A change of a session.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Write {
-    /// Append an event of the server's own.
+    /// Appends an event created by the server.
     Event {
-        /// When it happened.
         at: Timestamp,
-        /// The turn it belongs to.
         turn: Option<TurnId>,
-        /// What happened.
         body: Box<EventBody>,
     },
-    /// Append an event of the server's own that belongs to the turn in progress, if there is one.
+    /// Appends an event created by the server to the turn in progress, if there is one.
     EventInTurn {
-        /// When it happened.
         at: Timestamp,
-        /// What happened.
         body: Box<EventBody>,
     },
-    /// Append an event of the supervisor, unless its outbox number is stored already.
+    /// Appends an event of the supervisor, unless its outbox number is stored already.
     Outbox {
-        /// The sandbox's epoch.
         epoch: u64,
-        /// The event.
         event: Box<OutboxEvent>,
     },
-    /// What the driver needs to go on after a restart, and what of it people see.
-    Drive {
-        /// The driver's own words.
+    /// Updates the driver's state and the columns derived from it. Ignored for an older epoch.
+    DriverState {
+        /// The driver's state as JSON.
         drive: String,
-        /// The state shown.
+        /// State of the session as users see it.
         state: SessionState,
-        /// Why it is shown.
         reason: String,
-        /// The sandbox, while there is one.
         sandbox: Option<SandboxId>,
-        /// The count of sandboxes so far.
         epoch: u64,
-        /// The newest snapshot.
         snapshot: Option<SnapshotId>,
     },
-    /// Put a prompt at the queue's end, with its event.
+    /// Appends a prompt to the queue, with its event.
     PromptInsert(Box<NewPrompt>),
-    /// A prompt goes from one status to another.
+    /// Changes the status of a prompt.
     PromptStatus {
-        /// Which.
         prompt: PromptId,
-        /// The status it must have now; any other is a mistake of the caller.
+        /// The current status; any other is an error.
         from: PromptStatus,
-        /// The status it gets.
         to: PromptStatus,
     },
-    /// The waiting prompts in their new order.
-    PromptOrder(Vec<PromptId>),
-    /// A turn begins.
+    /// Reorders the queued prompts.
+    QueueOrder(Vec<PromptId>),
+    /// Inserts a turn that starts.
     TurnInsert {
-        /// Its id.
         turn: TurnId,
-        /// Its number in the session.
         number: u32,
-        /// The prompt it carries out.
         prompt: PromptId,
-        /// When.
         at: Timestamp,
     },
-    /// A turn ended.
+    /// Records the end of a turn.
     TurnEnd {
-        /// Which.
         turn: TurnId,
-        /// How.
         outcome: TurnOutcome,
-        /// When.
         at: Timestamp,
     },
-    /// What a turn left of a checkout.
+    /// Records the git tree of a checkout after a turn.
     TurnTree {
-        /// Which turn.
         turn: TurnId,
-        /// The number of the turn it went on from.
+        /// Number of the turn it continued from.
         after: u32,
-        /// The repository.
         repository: String,
-        /// The git tree.
         tree: String,
-        /// What it changed.
+        /// Changes of the turn.
         stat: DiffStat,
     },
-    /// The session begins with what a turn of another left of its checkouts.
+    /// Copies the git trees of another session's turn as the start of this session.
     TreeShare {
-        /// Whose.
         session: SessionId,
-        /// The turn's number.
         turn: u32,
     },
-    /// A snapshot was taken, perhaps after a turn.
+    /// Inserts a snapshot, optionally as that of a turn.
     SnapshotInsert {
-        /// Which.
         snapshot: SnapshotId,
-        /// Why.
         kind: SnapshotKind,
-        /// The turn it follows.
         turn: Option<TurnId>,
-        /// When.
         at: Timestamp,
     },
-    /// The session begins as a snapshot of another session's, which must be there still.
+    /// Adds another session's snapshot as the start of this session. The snapshot must still exist.
     SnapshotShare {
-        /// Which.
         snapshot: SnapshotId,
-        /// When.
         at: Timestamp,
     },
-    /// As which number in line the session waits for a place; `None` when it does not.
+    /// Sets the position in the queue for a sandbox slot; `None` when the session does not wait.
     Position(Option<u32>),
-    /// What to call the session.
     Title(String),
-    /// The remote's default branch: what work in this repository starts from unless another was named.
+    /// Sets the base branch of a repository unless one was given: the remote's default branch.
     DefaultBase {
-        /// Which repository.
         repository: String,
-        /// Its branch.
         base: String,
     },
-    /// The commit the session's work in this repository is compared with.
+    /// Sets the base commit of the session's diff in a repository.
     BaseCommit {
-        /// Which repository.
         repository: String,
-        /// Its commit.
         commit: String,
     },
-    /// The session's work so far, as a diff.
+    /// Stores the session's changes as a diff.
     Diff(String),
-    /// The session used this much more.
+    /// Adds to the token usage of the session and of its turn in progress.
     Usage(Usage),
-    /// A commit passed the git door.
+    /// Records a push through the git door.
     Pushed {
-        /// To which repository.
         repository: String,
-        /// Which.
         commit: String,
     },
-    /// The session's pull request in this repository as it stands.
-    Pull {
-        /// Which repository.
+    /// Stores the session's pull request in a repository.
+    PullRequest {
         repository: String,
-        /// The pull request.
-        pull: Box<Pull>,
-        /// When.
+        pull: Box<PullRequest>,
         at: Timestamp,
     },
-    /// This, under the idempotency key it was asked for with.
-    Made {
-        /// The key.
+    /// Records under an idempotency key the id of an object that this commit creates.
+    CreatedId {
         key: String,
-        /// What was made.
         id: String,
     },
-    /// That commit's pull request and evidence are done.
+    /// Records that a pushed commit has its pull request and evidence.
     Reviewed {
-        /// Of which repository.
         repository: String,
-        /// Which.
         commit: String,
     },
 }
 
-/// A prompt to put into the queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewPrompt {
-    /// Its id.
     pub id: PromptId,
-    /// What it says.
     pub text: String,
-    /// Who wrote it.
     pub author: Author,
-    /// When it came.
     pub at: Timestamp,
 }
 
-/// What a commit did.
+/// Result of a commit.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Committed {
-    /// The events it appended, in their order.
+    /// Appended events in order.
     pub events: Vec<Arc<Event>>,
-    /// The session's newest event now.
+    /// Number of the session's newest event.
     pub seq: u64,
 }
 
 impl Committed {
-    /// What those who follow the session are to hear.
-    pub(crate) fn news(&self, session: &SessionId) -> News {
+    /// The appended events, for followers of the session.
+    pub(crate) fn new_events(&self, session: &SessionId) -> NewEvents {
         self.events.iter().map(|event| (session.clone(), Arc::clone(event))).collect()
     }
 }
 
 impl Store {
-    /// Does all of `writes`, or none.
-    ///
-    /// # Errors
-    /// [`StoreError::LeaseLost`] when another server has taken over; [`StoreError::NotFound`] when the
-    /// session is gone.
+    /// Runs all of `writes` or none. [`StoreError::NotFound`] when the session has been deleted.
     pub async fn session_commit(
         &self,
         session: &SessionId,
@@ -237,24 +183,24 @@ impl Store {
             .run(move |connection| {
                 Box::pin(async move {
                     let committed = apply(connection, &session, lease, at, writes).await?;
-                    let news = committed.news(&session);
-                    Ok(Done { answer: committed, news })
+                    let events = committed.new_events(&session);
+                    Ok(JobOutput { value: committed, events })
                 })
             })
             .await
     }
 }
 
-// Not a column of its session: that row is written with every event, and a diff may be long.
+// Not a column of `sessions`: that row is rewritten with every event, and a diff may be long.
 const DIFF: &str = "INSERT INTO diffs (session, text) VALUES ($1, $2)
      ON CONFLICT (session) DO UPDATE SET text = excluded.text";
 
-/// The session a list of writes is being done for.
+/// The session that a list of writes is applied to.
 pub(crate) struct Target<'c> {
     pub(crate) connection: &'c mut DbConnection,
     pub(crate) session: SessionId,
     pub(crate) next_seq: u64,
-    /// Appended, and written all at once when every write is done.
+    /// Appended events, inserted together after all writes.
     pub(crate) events: Vec<Arc<Event>>,
     pub(crate) outbox: Outbox,
 }
@@ -299,7 +245,6 @@ pub(crate) async fn apply(
 }
 
 impl Target<'_> {
-    /// What is written once however many writes there were.
     async fn finish(&mut self, at: Timestamp) -> Result<(), StoreError> {
         events::flush(self).await?;
         events::outbox_flush(self).await?;
@@ -327,19 +272,19 @@ impl Target<'_> {
                 Ok(())
             }
             Write::Outbox { epoch, event } => events::append_outbox(self, epoch, *event).await,
-            Write::Drive { .. } => self.drive(write).await,
+            Write::DriverState { .. } => self.driver_state(write).await,
             Write::PromptInsert(prompt) => prompts::insert(self, *prompt).await,
             Write::PromptStatus { prompt, from, to } => {
                 prompts::status(self, &prompt, from, to).await
             }
-            Write::PromptOrder(order) => prompts::order(self, &order).await,
+            Write::QueueOrder(order) => prompts::reorder(self, &order).await,
             Write::TurnInsert { turn, number, prompt, at } => {
                 turns::insert(self, &turn, number, &prompt, at).await
             }
             Write::TurnEnd { turn, outcome, at } => turns::end(self, &turn, outcome, at).await,
             Write::TurnTree { turn, after, repository, tree, stat } => {
                 let tree = turns::TurnTree { turn: after, repository, tree };
-                turns::tree(self, &turn, after, tree, stat).await
+                turns::insert_tree(self, &turn, after, tree, stat).await
             }
             Write::TreeShare { session, turn } => turns::share_trees(self, &session, turn).await,
             Write::SnapshotInsert { snapshot, kind, turn, at } => {
@@ -350,23 +295,23 @@ impl Target<'_> {
                 self.column("UPDATE sessions SET title = $2 WHERE id = $1", text).await
             }
             Write::DefaultBase { repository, base } => {
-                checkouts::learn(self, Fact::DefaultBase, repository, base).await
+                checkouts::update(self, CheckoutColumn::DefaultBase, repository, base).await
             }
             Write::BaseCommit { repository, commit } => {
-                checkouts::learn(self, Fact::BaseCommit, repository, commit).await
+                checkouts::update(self, CheckoutColumn::BaseCommit, repository, commit).await
             }
             Write::Diff(text) => self.column(DIFF, text).await,
             Write::Pushed { repository, commit } => {
-                checkouts::learn(self, Fact::Pushed, repository, commit).await
+                checkouts::update(self, CheckoutColumn::Pushed, repository, commit).await
             }
-            Write::Pull { repository, pull, at } => {
+            Write::PullRequest { repository, pull, at } => {
                 pulls::upsert(self, repository, &pull, at).await
             }
             Write::Reviewed { repository, commit } => {
-                checkouts::learn(self, Fact::Reviewed, repository, commit).await
+                checkouts::update(self, CheckoutColumn::Reviewed, repository, commit).await
             }
             Write::Usage(usage) => self.usage(usage).await,
-            Write::Made { key, id } => idempotency::made(self, key, id).await,
+            Write::CreatedId { key, id } => idempotency::add_created_id(self, key, id).await,
             Write::Position(position) => self.position(position).await,
         }
     }
@@ -383,14 +328,14 @@ impl Target<'_> {
     async fn column(&mut self, sql: &'static str, text: String) -> Result<(), StoreError> {
         sqlx::query(sql)
             .bind(self.session.to_string())
-            .bind(plain(text))
+            .bind(replace_nul(text))
             .execute(&mut *self.connection)
             .await?;
         Ok(())
     }
 
-    async fn drive(&mut self, write: Write) -> Result<(), StoreError> {
-        let Write::Drive { drive, state, reason, sandbox, epoch, snapshot } = write else {
+    async fn driver_state(&mut self, write: Write) -> Result<(), StoreError> {
+        let Write::DriverState { drive, state, reason, sandbox, epoch, snapshot } = write else {
             return Ok(());
         };
         sqlx::query(
@@ -399,7 +344,7 @@ impl Target<'_> {
         )
         .bind(self.session.to_string())
         .bind(drive)
-        .bind(to_word(&state))
+        .bind(to_enum_name(&state))
         .bind(reason)
         .bind(sandbox.map(|id| id.to_string()))
         .bind(bigint(epoch))
@@ -409,7 +354,6 @@ impl Target<'_> {
         Ok(())
     }
 
-    /// Counted for the session, and for its turn in progress.
     async fn usage(&mut self, usage: Usage) -> Result<(), StoreError> {
         const SET: &str = "SET input_tokens = input_tokens + $2, output_tokens = output_tokens + $3, \
              cache_read_tokens = cache_read_tokens + $4, cache_write_tokens = cache_write_tokens + $5";

@@ -1,4 +1,4 @@
-//! Where the store is kept: a file, or a PostgreSQL server. Reads and shows addresses; connects nowhere.
+//! Database URLs: parsing, and printing without the password. Connects to nothing.
 
 use std::{
     fmt,
@@ -8,7 +8,7 @@ use std::{
 
 use harvest_proto::Secret;
 
-// What the driver understands after the `?`. It would ignore anything else, and write it to the log.
+// Parameters the driver knows. It would ignore any other, and write it to the log.
 const PARAMETERS: [&str; 13] = [
     "sslmode",
     "sslrootcert",
@@ -25,44 +25,36 @@ const PARAMETERS: [&str; 13] = [
     "options",
 ];
 
-/// The address of a store: `sqlite:PATH` or `postgres://USER:PASSWORD@HOST/DATABASE`. Shows itself without
+/// URL of a database: `sqlite:PATH` or `postgres://USER:PASSWORD@HOST/DATABASE`. Printed without
 /// the password.
 #[derive(Clone, PartialEq, Eq)]
-pub struct DatabaseUrl(pub(crate) Place);
+pub struct DatabaseUrl(pub(crate) Location);
 
 #[derive(Clone, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Location {
     File(PathBuf),
     Postgres(Secret<String>),
 }
 
-/// Why an address cannot be used. Never repeats it: there may be a password in it.
+/// Why a URL is invalid. The URL is not part of the message: it may contain a password.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum DatabaseUrlError {
-    /// Neither kind of address.
-    #[error("it begins neither with `sqlite:` nor with `postgres://`")]
+    #[error("the database URL must start with `sqlite:` or `postgres://`")]
     Scheme,
-    /// `sqlite:` without a file.
     #[error("`sqlite:` needs the path of a file")]
     NoFile,
-    /// It is no URL.
     #[error(
-        "it is not a valid URL; in a password, anything but letters and digits is written as `%` and two digits"
+        "the database URL is invalid; in a password, write special characters as `%` and two hex digits"
     )]
     Url,
-    /// A parameter nobody knows.
-    #[error("it has the unknown parameter `{name}`")]
-    Parameter {
-        /// Its name.
-        name: String,
-    },
+    #[error("the database URL has the unknown parameter `{name}`")]
+    Parameter { name: String },
 }
 
 impl DatabaseUrl {
-    /// A file.
     #[must_use]
     pub fn file(path: &Path) -> Self {
-        Self(Place::File(path.to_owned()))
+        Self(Location::File(path.to_owned()))
     }
 }
 
@@ -72,7 +64,7 @@ impl FromStr for DatabaseUrl {
     fn from_str(text: &str) -> Result<Self, DatabaseUrlError> {
         if let Some(path) = text.strip_prefix("sqlite:") {
             let path = path.strip_prefix("//").unwrap_or(path);
-            // In memory it would forget everything, and every connection would have one of its own.
+            // An in-memory database would be lost at exit, and each connection would have its own.
             if path.is_empty() || path == ":memory:" {
                 return Err(DatabaseUrlError::NoFile);
             }
@@ -89,7 +81,7 @@ impl FromStr for DatabaseUrl {
             }
         }
         sqlx::postgres::PgConnectOptions::from_str(text).map_err(|_| DatabaseUrlError::Url)?;
-        Ok(Self(Place::Postgres(Secret::new(text.to_owned()))))
+        Ok(Self(Location::Postgres(Secret::new(text.to_owned()))))
     }
 }
 
@@ -104,14 +96,14 @@ fn parameters(rest: &str) -> impl Iterator<Item = &str> {
 impl fmt::Display for DatabaseUrl {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Place::File(path) => write!(out, "sqlite:{}", path.display()),
-            Place::Postgres(url) => {
+            Location::File(path) => write!(out, "sqlite:{}", path.display()),
+            Location::Postgres(url) => {
                 let rest = url.expose().split_once("://").map_or("", |(_, rest)| rest);
                 let shown = rest.split(['?', '#']).next().unwrap_or("");
-                // A password may hold an `@` that somebody forgot to escape: the last one counts.
+                // A password may contain an unescaped `@`, so the last `@` ends it.
                 match shown.rsplit_once('@') {
-                    Some((user, place)) => {
-                        write!(out, "postgres://{}@{place}", user.split(':').next().unwrap_or(""))
+                    Some((user, host)) => {
+                        write!(out, "postgres://{}@{host}", user.split(':').next().unwrap_or(""))
                     }
                     None => write!(out, "postgres://{shown}"),
                 }
@@ -135,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_shows_itself_without_its_password() {
+    fn url_is_printed_without_password() {
         assert_eq!(
             shown("postgres://ada:s3cret@db.example:5433/harvest"),
             "postgres://ada@db.example:5433/harvest"
@@ -150,14 +142,14 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_taken_as_it_is_written() {
+    fn sqlite_path_is_taken_literally() {
         assert_eq!(shown("sqlite:/a b/100%.db"), "sqlite:/a b/100%.db");
         assert_eq!(shown("sqlite:///var/h.db"), "sqlite:/var/h.db");
         assert_eq!(shown("sqlite:h.db"), "sqlite:h.db");
     }
 
     #[test]
-    fn what_cannot_be_used_is_refused_without_being_repeated() {
+    fn invalid_url_is_refused_without_echoing_it() {
         for (text, why) in [
             ("mysql://u:s3cret@h/d", DatabaseUrlError::Scheme),
             ("s3cret", DatabaseUrlError::Scheme),

@@ -1,5 +1,5 @@
-//! What SQLite and PostgreSQL do not have in common. Everything else in this crate is one SQL text for both:
-//! TEXT and BIGINT, `$1` parameters, `ON CONFLICT … RETURNING`, partial unique indexes.
+//! Differences between SQLite and PostgreSQL. All other SQL is the same for both: TEXT and BIGINT,
+//! `$1` parameters, `ON CONFLICT … RETURNING`, partial unique indexes.
 
 use std::{borrow::Cow, path::Path, str::FromStr, time::Duration};
 
@@ -7,38 +7,37 @@ use sqlx::{ConnectOptions, Row, any::AnyConnectOptions, any::AnyPoolOptions};
 
 use crate::{
     DbConnection, DbPool, DbRow, StoreError,
-    database::{DatabaseUrl, Place},
+    database::{DatabaseUrl, Location},
 };
 
-// Reads are short; two cores never need more of them at once, and each costs a thread or a process.
+// Reads are short, so a few connections are enough; each costs a thread or a server process.
 const READERS: u32 = 4;
 
-// Longer than a reader ever waits for another one; it only bounds what a lost server costs.
-const READER_PATIENCE: Duration = Duration::from_secs(10);
+// Longer than a reader ever waits for another; only bounds the wait for a lost server.
+const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(10);
 
-// A restart of PostgreSQL takes a few seconds; who writes meanwhile waits instead of failing.
-const RECONNECT_PATIENCE: Duration = Duration::from_secs(5);
+// A restart of PostgreSQL takes a few seconds; writes wait for it instead of failing.
+const RECONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-// Twice what a predecessor that stopped in the middle may hold the lock.
-const SILENCE: Duration = Duration::from_secs(60);
+// Twice the `idle_in_transaction_session_timeout` below.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(60);
 
-// The first with `pg_current_xact_id` and `pg_xact_status`.
+// The first version with `pg_current_xact_id` and `pg_xact_status`.
 const OLDEST_POSTGRES: i64 = 130_000;
 
-// Another process (a backup, the CLI looking) may hold the file for a moment.
+// Another process (a backup, the CLI) may lock the file for a moment.
 const SQLITE_WRITER: &str = "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL; PRAGMA foreign_keys = ON; \
      PRAGMA busy_timeout = 10000";
 const SQLITE_READER: &str = "PRAGMA query_only = ON; PRAGMA busy_timeout = 10000";
 
-// A server that stopped in the middle of a transaction holds up its successor for so long, not for ever. A
-// commit that is answered is on disk, whatever the server's default is.
+// The timeout bounds how long a server stopped in mid-transaction can block its successor.
+// An acknowledged commit must be on disk, whatever the server's default.
 const POSTGRES_WRITER: &str = "SET idle_in_transaction_session_timeout = '30s'; \
      SELECT set_config('synchronous_commit', 'on', false) WHERE current_setting('synchronous_commit') = 'off'; \
      SELECT set_config('application_name', 'harvest', false) WHERE current_setting('application_name') = ''";
 const POSTGRES_READER: &str = "SET default_transaction_read_only = on; \
      SELECT set_config('application_name', 'harvest', false) WHERE current_setting('application_name') = ''";
 
-/// Which database it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Dialect {
     Sqlite,
@@ -46,14 +45,14 @@ pub(crate) enum Dialect {
 }
 
 impl Dialect {
-    /// Begins a transaction that is the only one to write until it ends, in this and any other process. On
-    /// PostgreSQL the last row names the transaction.
+    /// Begins a transaction that excludes all other writers, in this and any other process. On
+    /// PostgreSQL the last row is the transaction id.
     pub(crate) fn begin(self) -> &'static str {
         match self {
-            // IMMEDIATE takes the write lock at once, so that no statement later fails half-way with BUSY.
+            // IMMEDIATE takes the write lock at once, so that no later statement fails with BUSY.
             Self::Sqlite => "BEGIN IMMEDIATE",
-            // The number stands for this program among those that may share the database. Every statement
-            // after it sees what was committed before.
+            // The lock's number identifies Harvest in a shared database. READ COMMITTED: statements
+            // after the lock see everything committed before.
             Self::Postgres => {
                 "BEGIN ISOLATION LEVEL READ COMMITTED READ WRITE; \
                  SELECT pg_advisory_xact_lock(7305447129); \
@@ -62,8 +61,8 @@ impl Dialect {
         }
     }
 
-    /// The transaction's name, by which its outcome can be asked for when the answer to COMMIT was lost. On
-    /// SQLite the answer comes from this process and cannot be.
+    /// The transaction id, with which the outcome of a COMMIT without a reply can be queried.
+    /// `None` on SQLite, where the reply cannot be lost.
     pub(crate) fn transaction_id(self, begun: &[DbRow]) -> Result<Option<String>, sqlx::Error> {
         match (self, begun.last()) {
             (Self::Postgres, Some(row)) => row.try_get("transaction_id").map(Some),
@@ -72,25 +71,25 @@ impl Dialect {
     }
 
     /// How long a group of writes waits for the database to come back.
-    pub(crate) fn patience(self) -> Duration {
+    pub(crate) fn reconnect_timeout(self) -> Duration {
         match self {
             Self::Sqlite => Duration::ZERO,
-            Self::Postgres => RECONNECT_PATIENCE,
+            Self::Postgres => RECONNECT_TIMEOUT,
         }
     }
 
-    /// How long the database may keep silent before it counts as gone. A disk may be slow; a network that is
-    /// has failed.
-    pub(crate) fn limit(self) -> Option<Duration> {
+    /// How long the database may take to respond before the connection counts as lost. SQLite has
+    /// no limit: a disk may be slow.
+    pub(crate) fn response_timeout(self) -> Option<Duration> {
         match self {
             Self::Sqlite => None,
-            Self::Postgres => Some(SILENCE),
+            Self::Postgres => Some(RESPONSE_TIMEOUT),
         }
     }
 
-    /// A statement of the schema. Text is compared byte by byte on both, which is also what keeps indexes
-    /// whole when a C library with other rules is installed.
-    pub(crate) fn schema(self, statement: &str) -> Cow<'_, str> {
+    /// A statement of the schema. Text is compared byte by byte on both databases, which also keeps
+    /// PostgreSQL's indexes valid when the C library's collation changes.
+    pub(crate) fn schema_statement(self, statement: &str) -> Cow<'_, str> {
         match self {
             Self::Sqlite => Cow::Borrowed(statement),
             Self::Postgres => Cow::Owned(statement.replace(" TEXT", " TEXT COLLATE \"C\"")),
@@ -98,30 +97,32 @@ impl Dialect {
     }
 }
 
-/// Where connections come from.
+/// Opens connections.
 #[derive(Clone)]
-pub(crate) struct Source {
+pub(crate) struct Connector {
     pub(crate) dialect: Dialect,
     writer: AnyConnectOptions,
     reader: AnyConnectOptions,
 }
 
-impl Source {
-    /// Makes the file, when it is one and is not there. Connects nowhere.
+impl Connector {
+    /// Creates the SQLite file if needed. Does not connect.
     pub(crate) fn new(database: &DatabaseUrl) -> Result<Self, StoreError> {
         sqlx::any::install_default_drivers();
         let (dialect, writer, reader) = match &database.0 {
-            Place::File(path) => {
-                let path = private(path)
+            Location::File(path) => {
+                let path = create_private_file(path)
                     .map_err(|source| StoreError::File { path: path.clone(), source })?;
-                let url = escaped(&path);
+                let url = percent_encode(&path);
                 (
                     Dialect::Sqlite,
                     format!("sqlite://{url}?mode=rw"),
                     format!("sqlite://{url}?mode=ro"),
                 )
             }
-            Place::Postgres(url) => (Dialect::Postgres, url.expose().clone(), url.expose().clone()),
+            Location::Postgres(url) => {
+                (Dialect::Postgres, url.expose().clone(), url.expose().clone())
+            }
         };
         let options = |url: String| {
             AnyConnectOptions::from_str(&url).map(ConnectOptions::disable_statement_logging)
@@ -129,7 +130,7 @@ impl Source {
         Ok(Self { dialect, writer: options(writer)?, reader: options(reader)? })
     }
 
-    /// A connection to write on.
+    /// Opens a connection for writing.
     pub(crate) async fn connect(&self) -> Result<DbConnection, sqlx::Error> {
         let mut connection = self.writer.connect().await?;
         let settings = match self.dialect {
@@ -140,8 +141,11 @@ impl Source {
         Ok(connection)
     }
 
-    /// Refuses a server that is too old.
-    pub(crate) async fn check(&self, connection: &mut DbConnection) -> Result<(), StoreError> {
+    /// Refuses a PostgreSQL server that is too old.
+    pub(crate) async fn check_version(
+        &self,
+        connection: &mut DbConnection,
+    ) -> Result<(), StoreError> {
         if self.dialect == Dialect::Sqlite {
             return Ok(());
         }
@@ -151,7 +155,7 @@ impl Source {
                 .await?;
         let found: i64 = row.try_get("version")?;
         if found < OLDEST_POSTGRES {
-            return Err(StoreError::TooOld {
+            return Err(StoreError::PostgresTooOld {
                 found: found / 10_000,
                 needed: OLDEST_POSTGRES / 10_000,
             });
@@ -159,7 +163,7 @@ impl Source {
         Ok(())
     }
 
-    /// Connections that only read.
+    /// Opens a pool of read-only connections.
     pub(crate) async fn readers(&self) -> Result<DbPool, sqlx::Error> {
         let (settings, remote) = match self.dialect {
             Dialect::Sqlite => (SQLITE_READER, false),
@@ -167,8 +171,8 @@ impl Source {
         };
         AnyPoolOptions::new()
             .max_connections(READERS)
-            .acquire_timeout(READER_PATIENCE)
-            // Only a server can have gone since the last read.
+            .acquire_timeout(ACQUIRE_TIMEOUT)
+            // Only a connection to a server can be lost between two reads.
             .test_before_acquire(remote)
             .after_connect(move |connection, _| {
                 Box::pin(async move { sqlx::raw_sql(settings).execute(connection).await.map(drop) })
@@ -178,16 +182,16 @@ impl Source {
     }
 }
 
-/// Makes the file before SQLite does: what people prompt is nobody else's to read. SQLite gives its other
-/// files the same permissions. Answers its full path.
-fn private(path: &Path) -> std::io::Result<std::path::PathBuf> {
+/// Creates the file before SQLite does, so that only its owner can read it: it holds users'
+/// prompts. SQLite gives its other files the same permissions. Returns the full path.
+fn create_private_file(path: &Path) -> std::io::Result<std::path::PathBuf> {
     use std::os::unix::fs::OpenOptionsExt;
     std::fs::OpenOptions::new().create(true).append(true).mode(0o600).open(path)?;
     std::fs::canonicalize(path)
 }
 
-/// A path as part of a URL, from which exactly this path is read again.
-fn escaped(path: &Path) -> String {
+/// Percent-encodes a path for a URL.
+fn percent_encode(path: &Path) -> String {
     let mut url = String::new();
     for byte in path.as_os_str().as_encoded_bytes() {
         match byte {
@@ -205,16 +209,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn any_path_survives_the_url() {
-        assert_eq!(escaped(Path::new("/a b/100%?#é.db")), "/a%20b/100%25%3F%23%C3%A9.db");
+    fn any_path_can_be_encoded() {
+        assert_eq!(percent_encode(Path::new("/a b/100%?#é.db")), "/a%20b/100%25%3F%23%C3%A9.db");
     }
 
     #[test]
-    fn text_is_compared_by_bytes_on_postgres() {
+    fn postgres_text_uses_byte_collation() {
         let column = "ALTER TABLE t ADD COLUMN c TEXT NOT NULL";
-        assert_eq!(Dialect::Sqlite.schema(column), column);
+        assert_eq!(Dialect::Sqlite.schema_statement(column), column);
         assert_eq!(
-            Dialect::Postgres.schema(column),
+            Dialect::Postgres.schema_statement(column),
             "ALTER TABLE t ADD COLUMN c TEXT COLLATE \"C\" NOT NULL"
         );
     }

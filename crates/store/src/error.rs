@@ -1,120 +1,84 @@
-//! Why the store did not do it.
+//! Errors of the store.
 
-/// Why the store did not do it.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The file cannot be made or opened.
-    #[error("cannot open the store {}", path.display())]
-    File {
-        /// Where it should be.
-        path: std::path::PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// The database cannot be reached.
-    #[error("cannot reach the database {database}")]
-    Connect {
-        /// Which; it shows itself without its password.
-        database: crate::DatabaseUrl,
-        /// What the driver said.
-        source: sqlx::Error,
-    },
-    /// The database server is of an old version.
-    #[error("the database is PostgreSQL {found}; {needed} or newer is needed")]
-    TooOld {
-        /// Its version.
-        found: i64,
-        /// The oldest that will do.
-        needed: i64,
-    },
-    /// The database said no.
-    #[error("the database refused")]
+    #[error("cannot open the database file {}", path.display())]
+    File { path: std::path::PathBuf, source: std::io::Error },
+    #[error("cannot connect to the database {database}")]
+    Connect { database: crate::DatabaseUrl, source: sqlx::Error },
+    #[error("the database server is PostgreSQL {found}; Harvest needs {needed} or newer")]
+    PostgresTooOld { found: i64, needed: i64 },
+    #[error("a database query failed")]
     Database(#[from] sqlx::Error),
-    /// Another server has taken over; whoever sees this stops at once.
-    #[error("another server holds the lease")]
+    /// Another server has taken over; this one must stop at once.
+    #[error("another server has taken over this database")]
     LeaseLost,
-    /// There is no such row.
-    #[error("there is no {what}")]
-    NotFound {
-        /// What was looked for.
-        what: String,
-    },
-    /// The row is there already, or another one stands in its way.
-    #[error("{what} is there already")]
-    Exists {
-        /// What stands in the way.
-        what: String,
-    },
-    /// An outbox number came that does not follow the last one.
-    #[error("event {number} of epoch {epoch} came after {stored}")]
-    OutboxGap {
-        /// The sandbox's epoch.
-        epoch: u64,
-        /// The number that came.
-        number: u64,
-        /// The highest number stored.
-        stored: u64,
-    },
-    /// A row holds what we never wrote.
-    #[error("column `{column}` holds something unreadable")]
-    Corrupt {
-        /// Which column.
-        column: &'static str,
-    },
-    /// The file was written by a newer version of the program.
-    #[error("the store has version {found}, this program knows {known}")]
-    TooNew {
-        /// The file's version.
-        found: i64,
-        /// Ours.
-        known: i64,
-    },
-    /// The transaction could not be committed; nothing of it is stored.
-    #[error("cannot commit: {reason}")]
+    #[error("{what} not found")]
+    NotFound { what: String },
+    #[error("{what} already exists")]
+    Exists { what: String },
+    #[error("{}", still_used(what, *sessions))]
+    InUse { what: String, sessions: u64 },
+    /// An outbox number is not the successor of the last stored one.
+    #[error("event {number} of epoch {epoch} does not follow event {stored}")]
+    OutboxGap { epoch: u64, number: u64, stored: u64 },
+    #[error("the database is damaged: invalid value in column `{column}`")]
+    Corrupt { column: &'static str },
+    #[error("the database has schema version {found}; this version of Harvest needs {expected}")]
+    OtherVersion { found: i64, expected: i64 },
+    /// The transaction was rolled back.
+    #[error("cannot write to the database: {reason}")]
     Commit {
-        /// What the database said. Shared by everyone in the group, so it is words.
+        /// The database's message, as text because all requests of the group share it.
         reason: String,
     },
-    /// The connection was lost while the transaction was being committed, and the store was closed before
-    /// the database could be asked. It may be stored or not.
-    #[error("whether it is stored is unknown: {reason}")]
-    Unknown {
-        /// What broke.
-        reason: String,
-    },
-    /// The store has been closed.
-    #[error("the store is closed")]
+    /// The connection was lost during COMMIT, and the store was closed before the outcome could be
+    /// queried. The data may or may not be stored.
+    #[error("the connection was lost during a commit, its outcome is unknown: {reason}")]
+    Unknown { reason: String },
+    #[error("the database is closed")]
     Closed,
 }
 
 impl StoreError {
-    /// In the database's own words, without ours around them.
-    pub(crate) fn words(error: &sqlx::Error) -> String {
+    /// The database's own message, without the driver's prefix.
+    pub(crate) fn message(error: &sqlx::Error) -> String {
         match error {
             sqlx::Error::Database(inner) => inner.message().to_owned(),
             other => other.to_string(),
         }
     }
 
-    /// Whether a disk has no room left, be it ours or the database server's.
+    /// True when a disk is full, on this machine or on the database server.
     #[must_use]
-    pub fn is_full(&self) -> bool {
-        let told = match self {
+    pub fn is_disk_full(&self) -> bool {
+        let message = match self {
             Self::Commit { reason } => reason.clone(),
-            Self::Database(error) | Self::Connect { source: error, .. } => Self::words(error),
+            Self::Database(error) | Self::Connect { source: error, .. } => Self::message(error),
             Self::File { source, .. } => source.to_string(),
             _ => return false,
         };
-        // SQLite's words, and the system's, which PostgreSQL passes on.
-        told.contains("disk is full") || told.contains("No space left on device")
+        // SQLite's message, and the operating system's, which PostgreSQL passes on.
+        message.contains("disk is full") || message.contains("No space left on device")
     }
 
-    /// A row that is not there.
+    /// What the user can do about it.
+    #[must_use]
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::OtherVersion { .. } => Some(
+                "use the version of Harvest that created this database, or another home or database",
+            ),
+            Self::PostgresTooOld { .. } => Some("upgrade the PostgreSQL server"),
+            _ => None,
+        }
+    }
+
     pub(crate) fn missing(what: impl Into<String>) -> Self {
         Self::NotFound { what: what.into() }
     }
 
-    /// Names what stood in the way when the database refused a duplicate.
+    /// Maps a unique violation to [`StoreError::Exists`].
     pub(crate) fn or_exists(error: sqlx::Error, what: impl Into<String>) -> Self {
         match &error {
             sqlx::Error::Database(inner) if inner.is_unique_violation() => {
@@ -122,5 +86,12 @@ impl StoreError {
             }
             _ => Self::Database(error),
         }
+    }
+}
+
+fn still_used(what: &str, sessions: u64) -> String {
+    match sessions {
+        1 => format!("1 session still uses {what}"),
+        _ => format!("{sessions} sessions still use {what}"),
     }
 }

@@ -1,4 +1,4 @@
-//! Events: numbered per session without gap or repeat, append-only.
+//! Events: append-only, numbered per session without gaps or repeats.
 
 use std::sync::{Arc, LazyLock};
 
@@ -10,19 +10,15 @@ use crate::{
     batch::Batch,
     commit::Target,
     row::{self, bigint, to_json},
-    writer::News,
+    writer::NewEvents,
 };
 
 const RANGE: &str =
     "SELECT seq, at, turn, body FROM events WHERE session = $1 AND seq > $2 ORDER BY seq LIMIT $3";
-const NEWEST: &str = "SELECT seq, at, turn, body FROM events WHERE session = $1 AND seq < $2 ORDER BY seq DESC LIMIT $3";
 const STORED: &str = "SELECT stored FROM outboxes WHERE session = $1 AND epoch = $2";
 
 impl Store {
     /// A session's events after number `after`, oldest first, at most `limit`.
-    ///
-    /// # Errors
-    /// When the database cannot be read.
     pub async fn event_list(
         &self,
         session: &SessionId,
@@ -38,29 +34,7 @@ impl Store {
         rows.iter().map(event).collect()
     }
 
-    /// A session's newest events before number `before`, oldest first, at most `limit`.
-    ///
-    /// # Errors
-    /// When the database cannot be read.
-    pub async fn event_newest(
-        &self,
-        session: &SessionId,
-        before: u64,
-        limit: u32,
-    ) -> Result<Vec<Event>, StoreError> {
-        let rows = sqlx::query(NEWEST)
-            .bind(session.to_string())
-            .bind(bigint(before))
-            .bind(i64::from(limit))
-            .fetch_all(&self.readers)
-            .await?;
-        rows.iter().rev().map(event).collect()
-    }
-
-    /// The highest outbox number of a sandbox that is stored.
-    ///
-    /// # Errors
-    /// When the database cannot be read.
+    /// The highest stored outbox number of a sandbox.
     pub async fn outbox_stored(&self, session: &SessionId, epoch: u64) -> Result<u64, StoreError> {
         let row = sqlx::query(STORED)
             .bind(session.to_string())
@@ -80,8 +54,7 @@ fn event(row: &DbRow) -> Result<Event, StoreError> {
     })
 }
 
-/// Appends with the session's next number, and says which that is. It is on its way to the disk with
-/// [`flush`].
+/// Appends an event with the session's next number, which it returns. [`flush`] inserts it.
 pub(crate) fn append(
     target: &mut Target<'_>,
     at: Timestamp,
@@ -97,19 +70,22 @@ pub(crate) fn append(
 static INSERT: LazyLock<Batch> =
     LazyLock::new(|| Batch::new("events (session, seq, at, turn, body)", 5, ""));
 
-/// Writes what was appended.
+/// Inserts the appended events.
 pub(crate) async fn flush(target: &mut Target<'_>) -> Result<(), StoreError> {
     let session = &target.session;
-    let news: News =
+    let events: NewEvents =
         target.events.iter().map(|event| (session.clone(), Arc::clone(event))).collect();
-    insert(target.connection, &news).await
+    insert(target.connection, &events).await
 }
 
-/// Writes events of any sessions.
-pub(crate) async fn insert(connection: &mut DbConnection, news: &News) -> Result<(), StoreError> {
-    for (sql, piece) in INSERT.pieces(news) {
+/// Inserts events of any sessions.
+pub(crate) async fn insert(
+    connection: &mut DbConnection,
+    events: &NewEvents,
+) -> Result<(), StoreError> {
+    for (sql, chunk) in INSERT.chunks(events) {
         let mut query = sqlx::query(AssertSqlSafe(sql));
-        for (session, event) in piece {
+        for (session, event) in chunk {
             query = query
                 .bind(session.to_string())
                 .bind(bigint(event.seq))
@@ -122,7 +98,7 @@ pub(crate) async fn insert(connection: &mut DbConnection, news: &News) -> Result
     Ok(())
 }
 
-/// How far a sandbox's outbox is stored, while writes are being done.
+/// The highest stored outbox number, while writes are applied.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Outbox {
     epoch: u64,
@@ -136,8 +112,8 @@ impl Outbox {
     }
 }
 
-/// Appends unless the number is stored already. A number that skips one is refused: the supervisor
-/// sends everything that is not acknowledged, so a gap means that something is lost.
+/// Appends an event unless its number is stored already. Refuses a number that skips one: the
+/// supervisor resends all unacknowledged events, so a gap means a lost event.
 pub(crate) async fn append_outbox(
     target: &mut Target<'_>,
     epoch: u64,
@@ -164,7 +140,6 @@ pub(crate) async fn append_outbox(
     Ok(())
 }
 
-/// Writes how far the outbox is stored now.
 pub(crate) async fn outbox_flush(target: &mut Target<'_>) -> Result<(), StoreError> {
     if target.outbox.changed {
         let row = (target.session.clone(), target.outbox.epoch, target.outbox.stored);
@@ -179,15 +154,15 @@ static OUTBOX_INSERT: LazyLock<Batch> = LazyLock::new(|| {
     Batch::new("outboxes (session, epoch, stored)", 3, stored)
 });
 
-/// Writes how far outboxes of any sessions are stored: the session, the epoch, the highest number. None may be
-/// named twice.
+/// Records the highest stored outbox numbers: session, epoch, number. No session and epoch may
+/// occur twice.
 pub(crate) async fn outbox_insert(
     connection: &mut DbConnection,
     outboxes: &[(SessionId, u64, u64)],
 ) -> Result<(), StoreError> {
-    for (sql, piece) in OUTBOX_INSERT.pieces(outboxes) {
+    for (sql, chunk) in OUTBOX_INSERT.chunks(outboxes) {
         let mut query = sqlx::query(AssertSqlSafe(sql));
-        for (session, epoch, stored) in piece {
+        for (session, epoch, stored) in chunk {
             query = query.bind(session.to_string()).bind(bigint(*epoch)).bind(bigint(*stored));
         }
         query.execute(&mut *connection).await?;

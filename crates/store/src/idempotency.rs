@@ -1,5 +1,6 @@
-//! Idempotency keys: a request that is sent again gets the first one's answer. What it made is written down
-//! with the thing itself, so that a server which dies before it has answered leaves no doubt.
+//! Idempotency keys: a repeated request gets the first one's response. The ids a request creates
+//! are stored in the same transaction as the objects, so that a server that dies before it responds
+//! leaves no doubt.
 
 use std::time::Duration;
 
@@ -7,41 +8,32 @@ use harvest_proto::Timestamp;
 
 use crate::{Store, StoreError, commit::Target, row};
 
-// The time the HTTP draft's implementers keep keys: long enough for any client's retries.
-const KEPT: Duration = Duration::from_secs(24 * 60 * 60);
+// As long as other implementations of the HTTP draft keep keys: enough for any client's retries.
+const KEY_LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
 
-// Work that made something is done, whether or not anybody heard of it.
+// A request that created something counts as done, even if its response was not stored.
 const RELEASE: &str =
     "DELETE FROM idempotency_keys WHERE key = $1 AND answer IS NULL AND made IS NULL";
 const RELEASE_ALL: &str = "DELETE FROM idempotency_keys WHERE answer IS NULL AND made IS NULL";
 
-/// What a key says about a request.
+/// State of a claimed key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Claim {
-    /// Nobody used it: do the work, then `idempotency_finish`.
+    /// The key is new: run the request, then call `idempotency_finish`.
     New,
-    /// The work is being done.
-    InProgress,
-    /// The work was done; this was the answer.
-    Done {
-        /// The answer.
-        answer: String,
-    },
-    /// The work was done, and nobody wrote down what was answered. These ids are what it made; or, where it makes
-    /// what no transaction can, what it was about to make ([`Store::idempotency_mean`]).
-    Made {
-        /// What it made, in their order.
-        ids: Vec<String>,
-    },
-    /// The key was used for another request.
+    /// The request is in flight.
+    InFlight,
+    /// The request is done.
+    Done { answer: String },
+    /// The request created these objects, but its response was not stored. Objects outside the
+    /// database may only be planned, see [`Store::idempotency_plan`].
+    CreatedIds { ids: Vec<String> },
+    /// The key belongs to another request.
     Mismatch,
 }
 
 impl Store {
-    /// Claims `key` for a request, told apart by `request` (a hash of what it says).
-    ///
-    /// # Errors
-    /// When the database cannot be written.
+    /// Claims `key` for a request; `request` is a hash of its content.
     pub async fn idempotency_claim(
         &self,
         key: &str,
@@ -49,8 +41,9 @@ impl Store {
         at: Timestamp,
     ) -> Result<Claim, StoreError> {
         let (key, request) = (key.to_owned(), request.to_owned());
-        let oldest =
-            at.as_millis().saturating_sub(i64::try_from(KEPT.as_millis()).unwrap_or(i64::MAX));
+        let oldest = at
+            .as_millis()
+            .saturating_sub(i64::try_from(KEY_LIFETIME.as_millis()).unwrap_or(i64::MAX));
         self.writer
             .run(move |connection| {
                 Box::pin(async move {
@@ -79,16 +72,13 @@ impl Store {
                     if row::text(&row, "request")? != request {
                         return Ok(Claim::Mismatch.into());
                     }
-                    Ok(used(row::optional(&row, "answer")?, row::optional(&row, "made")?).into())
+                    Ok(state(row::optional(&row, "answer")?, row::optional(&row, "made")?).into())
                 })
             })
             .await
     }
 
-    /// The work of a claimed key is done.
-    ///
-    /// # Errors
-    /// When the database cannot be written.
+    /// Stores the response of a claimed key.
     pub async fn idempotency_finish(&self, key: &str, answer: &str) -> Result<(), StoreError> {
         let (key, answer) = (key.to_owned(), answer.to_owned());
         self.writer
@@ -105,13 +95,11 @@ impl Store {
             .await
     }
 
-    /// What the work of a claimed key is about to make outside the store, in place of what it meant before: whoever
-    /// dies in the middle is asked for the same again. Without ids, that nothing came of it.
-    ///
-    /// # Errors
-    /// When the database cannot be written.
-    pub async fn idempotency_mean(&self, key: &str, ids: &[String]) -> Result<(), StoreError> {
-        let (key, meant) = (key.to_owned(), (!ids.is_empty()).then(|| ids.join(" ")));
+    /// Records the ids of the objects that the request is about to create outside the database;
+    /// replaces earlier ones. After a crash the repeated request creates the same objects. An empty
+    /// list means that nothing was created.
+    pub async fn idempotency_plan(&self, key: &str, ids: &[String]) -> Result<(), StoreError> {
+        let (key, planned) = (key.to_owned(), (!ids.is_empty()).then(|| ids.join(" ")));
         self.writer
             .run(move |connection| {
                 Box::pin(async move {
@@ -119,7 +107,7 @@ impl Store {
                         "UPDATE idempotency_keys SET made = $2 WHERE key = $1 AND answer IS NULL",
                     )
                     .bind(key)
-                    .bind(meant)
+                    .bind(planned)
                     .execute(connection)
                     .await?;
                     Ok(().into())
@@ -128,10 +116,8 @@ impl Store {
             .await
     }
 
-    /// The work of a claimed key was not done; it may be claimed again. Changes nothing when it made something.
-    ///
-    /// # Errors
-    /// When the database cannot be written.
+    /// Releases a claimed key whose request was not run. Does nothing when the request created
+    /// something.
     pub async fn idempotency_release(&self, key: &str) -> Result<(), StoreError> {
         let key = key.to_owned();
         self.writer
@@ -144,10 +130,7 @@ impl Store {
             .await
     }
 
-    /// After a restart: keys whose work nobody does any more may be claimed again.
-    ///
-    /// # Errors
-    /// When the database cannot be written.
+    /// Releases the keys of all requests in flight, after a restart.
     pub async fn idempotency_release_all(&self) -> Result<(), StoreError> {
         self.writer
             .run(move |connection| {
@@ -160,18 +143,18 @@ impl Store {
     }
 }
 
-fn used(answer: Option<String>, made: Option<String>) -> Claim {
-    match (answer, made) {
+fn state(answer: Option<String>, created: Option<String>) -> Claim {
+    match (answer, created) {
         (Some(answer), _) => Claim::Done { answer },
-        (None, Some(made)) => {
-            Claim::Made { ids: made.split_whitespace().map(str::to_owned).collect() }
+        (None, Some(ids)) => {
+            Claim::CreatedIds { ids: ids.split_whitespace().map(str::to_owned).collect() }
         }
-        (None, None) => Claim::InProgress,
+        (None, None) => Claim::InFlight,
     }
 }
 
-/// Writes down what the request of a key made, together with it.
-pub(crate) async fn made(
+/// Adds an id to those the request of a key has created.
+pub(crate) async fn add_created_id(
     target: &mut Target<'_>,
     key: String,
     id: String,

@@ -1,12 +1,11 @@
-//! Remembers sessions, prompts, turns, events, snapshots, repositories and leases.
+//! The database: sessions, prompts, turns, events, snapshots, repositories, tokens and leases, in a
+//! file (SQLite) or on a server (PostgreSQL). One writer task commits all waiting requests in one
+//! transaction; readers have their own connections. Both databases get the same SQL; `dialect.rs`
+//! has the few differences.
 //!
-//! One [`Store`] on a file (SQLite) or a server (PostgreSQL). Everything is written by one writer that commits
-//! whatever waits in one transaction; readers have connections of their own. There is one SQL text for both
-//! databases; `dialect.rs` has the few things that differ.
-//!
-//! It keeps three rules by itself: a session's events have neither gap nor repeat, at most one prompt
-//! per session is dispatched, and whoever lost the server lease writes nothing more. What a session
-//! does next is not decided here.
+//! The store enforces three rules: a session's events are numbered without gaps or repeats, at most
+//! one prompt of a session is dispatched, and a server that lost its lease writes nothing more. It
+//! does not decide what a session does next.
 #![forbid(unsafe_code)]
 
 mod append;
@@ -20,16 +19,16 @@ mod database;
 mod dialect;
 mod error;
 mod events;
-mod group;
+mod group_commit;
 mod idempotency;
 mod leases;
 mod meta;
-mod migrate;
 mod prompts;
 mod pulls;
 mod removals;
 mod repositories;
 mod row;
+mod schema;
 mod secrets;
 mod sessions;
 mod snapshots;
@@ -53,13 +52,12 @@ pub use removals::Removal;
 pub use sessions::{NewSession, SessionFilter, SessionRecord};
 pub use turns::TurnTree;
 
-use dialect::Source;
+use dialect::Connector;
 use writer::Writer;
 
-// What a follower may fall behind before it reads from the disk instead.
+// Events a follower may fall behind before it has to read from the database instead.
 const FOLLOW_BUFFER: usize = 1024;
 
-/// Whichever database it is.
 type DbConnection = sqlx::AnyConnection;
 type DbQuery<'q> = sqlx::query::Query<'q, sqlx::Any, sqlx::any::AnyArguments>;
 type DbRow = sqlx::any::AnyRow;
@@ -77,38 +75,32 @@ pub struct Store {
 }
 
 impl Store {
-    /// Opens the store at `path`, making it or bringing its tables up to date first.
-    ///
-    /// # Errors
-    /// When the file cannot be opened, or was written by a newer version of the program.
+    /// Opens the store in a file; creates the file and its tables if needed.
     pub async fn open(path: &Path) -> Result<Self, StoreError> {
         Self::connect(&DatabaseUrl::file(path)).await
     }
 
-    /// Opens the store at this address, making it or bringing its tables up to date first.
-    ///
-    /// # Errors
-    /// When the database cannot be reached, or was written by a newer version of the program.
+    /// Opens the store at a database URL; creates its tables if needed.
     pub async fn connect(database: &DatabaseUrl) -> Result<Self, StoreError> {
         let unreachable = |source| StoreError::Connect { database: database.clone(), source };
-        let source = Source::new(database)?;
-        let mut connection = source.connect().await.map_err(unreachable)?;
-        source.check(&mut connection).await?;
-        migrate::run(&mut connection, source.dialect).await?;
-        let readers = source.readers().await.map_err(unreachable)?;
+        let connector = Connector::new(database)?;
+        let mut connection = connector.connect().await.map_err(unreachable)?;
+        connector.check_version(&mut connection).await?;
+        schema::create(&mut connection, connector.dialect).await?;
+        let readers = connector.readers().await.map_err(unreachable)?;
         let topics = Arc::new(Topics::default());
-        let writer = Writer::spawn(connection, source, Arc::clone(&topics));
+        let writer = Writer::spawn(connection, connector, Arc::clone(&topics));
         Ok(Self { writer, readers, topics, closing: Arc::default() })
     }
 
-    /// Waits until everything asked for so far is written, then lets the file go.
+    /// Waits for all pending writes, then closes all connections.
     pub async fn close(&self) {
         let _one_at_a_time = self.closing.lock().await;
         self.writer.close(self.readers.clone()).await;
     }
 
-    /// Follows a session's events from now on. A follower that falls behind is told so and reads
-    /// what it missed with [`Store::event_list`].
+    /// Follows a session's events from now on. A follower that falls behind gets an error and reads
+    /// the missed events with [`Store::event_list`].
     #[must_use]
     pub fn event_follow(&self, session: &SessionId) -> broadcast::Receiver<Arc<Event>> {
         let mut topics = self.topics.lock().expect("no holder of this lock can panic");

@@ -1,12 +1,8 @@
-//! A few facts about the installation itself.
+//! Values about the installation itself, by key.
 
 use crate::{Store, StoreError, row};
 
 impl Store {
-    /// What is kept under `key`.
-    ///
-    /// # Errors
-    /// When the database cannot be read.
     pub async fn meta_get(&self, key: &str) -> Result<Option<String>, StoreError> {
         let row = sqlx::query("SELECT value FROM meta WHERE key = $1")
             .bind(key.to_owned())
@@ -15,10 +11,7 @@ impl Store {
         row.map(|row| row::text(&row, "value")).transpose()
     }
 
-    /// Keeps `value` under `key` unless something is there already; answers what is there then.
-    ///
-    /// # Errors
-    /// When the database cannot be written.
+    /// Stores `value` under `key` unless the key exists. Returns the stored value.
     pub async fn meta_claim(&self, key: &str, value: &str) -> Result<String, StoreError> {
         let (key, value) = (key.to_owned(), value.to_owned());
         self.writer
@@ -29,20 +22,17 @@ impl Store {
                         .bind(value)
                         .execute(&mut *connection)
                         .await?;
-                    let kept = sqlx::query("SELECT value FROM meta WHERE key = $1")
+                    let stored = sqlx::query("SELECT value FROM meta WHERE key = $1")
                         .bind(key)
                         .fetch_one(&mut *connection)
                         .await?;
-                    Ok(row::text(&kept, "value")?.into())
+                    Ok(row::text(&stored, "value")?.into())
                 })
             })
             .await
     }
 
-    /// Keeps `value` under `key`.
-    ///
-    /// # Errors
-    /// When the database cannot be written.
+    /// Stores `value` under `key`.
     pub async fn meta_set(&self, key: &str, value: &str) -> Result<(), StoreError> {
         let (key, value) = (key.to_owned(), value.to_owned());
         self.writer

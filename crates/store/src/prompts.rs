@@ -1,5 +1,5 @@
-//! Prompts: a session's queue, and what became of each. The database itself sees to it that at most
-//! one of a session is dispatched.
+//! Prompts: the queue of a session. A unique index allows at most one dispatched prompt per
+//! session.
 
 use harvest_proto::{
     EventBody, PromptId, SessionId, TurnId,
@@ -11,17 +11,13 @@ use crate::{
     DbRow, NewPrompt, Store, StoreError,
     commit::Target,
     events,
-    row::{self, bigint, plain, to_word},
+    row::{self, bigint, replace_nul, to_enum_name},
 };
 
 const SELECT: &str = "SELECT p.*, (SELECT COUNT(*) FROM prompts q WHERE q.session = p.session AND \
-     q.status = 'queued' AND q.position <= p.position) AS place FROM prompts p ";
+     q.status = 'queued' AND q.position <= p.position) AS queue_position FROM prompts p ";
 
 impl Store {
-    /// A prompt of a session.
-    ///
-    /// # Errors
-    /// [`StoreError::NotFound`] when the session has no such prompt.
     pub async fn prompt_get(
         &self,
         session: &SessionId,
@@ -39,9 +35,6 @@ impl Store {
     }
 
     /// All prompts of a session, oldest first.
-    ///
-    /// # Errors
-    /// When the database cannot be read.
     pub async fn prompt_list(&self, session: &SessionId) -> Result<Vec<Prompt>, StoreError> {
         let rows = sqlx::query(sqlx::AssertSqlSafe(format!(
             "{SELECT} WHERE p.session = $1 ORDER BY p.seq"
@@ -52,10 +45,7 @@ impl Store {
         rows.iter().map(read).collect()
     }
 
-    /// The prompts that wait, the next one first.
-    ///
-    /// # Errors
-    /// When the database cannot be read.
+    /// The queued prompts, the next one first.
     pub async fn prompt_queue(&self, session: &SessionId) -> Result<Vec<PromptId>, StoreError> {
         let rows = sqlx::query(
             "SELECT id FROM prompts WHERE session = $1 AND status = 'queued' ORDER BY position, seq",
@@ -68,7 +58,7 @@ impl Store {
 }
 
 fn read(row: &DbRow) -> Result<Prompt, StoreError> {
-    let status = row::word(row, "status")?;
+    let status = row::enum_name(row, "status")?;
     Ok(Prompt {
         id: row::parsed(row, "id")?,
         text: row::text(row, "text")?,
@@ -77,7 +67,9 @@ fn read(row: &DbRow) -> Result<Prompt, StoreError> {
             email: row::text(row, "author_email")?,
         },
         status,
-        position: (status == PromptStatus::Queued).then(|| row::count(row, "place")).transpose()?,
+        position: (status == PromptStatus::Queued)
+            .then(|| row::count(row, "queue_position"))
+            .transpose()?,
         turn: row::parsed_optional(row, "turn")?,
         seq: row::count(row, "seq")?,
         created_at: row::time(row, "created_at")?,
@@ -88,7 +80,7 @@ pub(crate) async fn insert(
     target: &mut Target<'_>,
     mut prompt: NewPrompt,
 ) -> Result<(), StoreError> {
-    prompt.text = plain(prompt.text);
+    prompt.text = replace_nul(prompt.text);
     let body = EventBody::PromptQueued {
         prompt: prompt.id.clone(),
         text: prompt.text.clone(),
@@ -125,15 +117,15 @@ pub(crate) async fn status(
     )
     .bind(target.session.to_string())
     .bind(prompt.to_string())
-    .bind(to_word(&from))
-    .bind(to_word(&to))
+    .bind(to_enum_name(&from))
+    .bind(to_enum_name(&to))
     .execute(&mut *target.connection)
     .await
     .map_err(|error| StoreError::or_exists(error, "another dispatched prompt"))?;
     if changed.rows_affected() == 1 {
         Ok(())
     } else {
-        Err(StoreError::missing(format!("prompt {prompt} that is {}", to_word(&from))))
+        Err(StoreError::missing(format!("{} prompt {prompt}", to_enum_name(&from))))
     }
 }
 
@@ -146,7 +138,7 @@ pub(crate) async fn running_turn(target: &mut Target<'_>) -> Result<Option<TurnI
     row.map_or(Ok(None), |row| row::parsed_optional(&row, "turn"))
 }
 
-pub(crate) async fn order(target: &mut Target<'_>, order: &[PromptId]) -> Result<(), StoreError> {
+pub(crate) async fn reorder(target: &mut Target<'_>, order: &[PromptId]) -> Result<(), StoreError> {
     for (index, prompt) in order.iter().enumerate() {
         sqlx::query(
             "UPDATE prompts SET position = $3 WHERE session = $1 AND id = $2 AND status = 'queued'",

@@ -1,6 +1,6 @@
-//! Pull requests as we recorded them, one per session and repository.
+//! Pull requests as Harvest last saw them, one per session and repository.
 
-use harvest_proto::{SessionId, Timestamp, api::Pull};
+use harvest_proto::{SessionId, Timestamp, api::PullRequest};
 
 use crate::{
     Store, StoreError,
@@ -9,11 +9,8 @@ use crate::{
 };
 
 impl Store {
-    /// Every session's pull requests, the last changed first.
-    ///
-    /// # Errors
-    /// When the database cannot be read.
-    pub async fn pull_list(&self) -> Result<Vec<(SessionId, Pull)>, StoreError> {
+    /// Pull requests of all sessions, the last changed first.
+    pub async fn pull_list(&self) -> Result<Vec<(SessionId, PullRequest)>, StoreError> {
         let rows = sqlx::query("SELECT session, pull FROM pulls ORDER BY updated_at DESC, session")
             .fetch_all(&self.readers)
             .await?;
@@ -24,7 +21,7 @@ impl Store {
 pub(crate) async fn upsert(
     target: &mut Target<'_>,
     repository: String,
-    pull: &Pull,
+    pull: &PullRequest,
     at: Timestamp,
 ) -> Result<(), StoreError> {
     sqlx::query(

@@ -1,25 +1,24 @@
-//! What is to be removed from the machine. It is written in the transaction that forgets who used it and
-//! forgotten when it is gone, so that whatever dies in between, the next server finishes it.
+//! Pending removals: objects outside the database that are to be deleted. Written in the
+//! transaction that deletes their last reference and deleted when the object is gone, so that the
+//! next server finishes an interrupted removal.
 
 use harvest_proto::{SandboxId, SnapshotId, Timestamp};
 
 use crate::{DbConnection, DbRow, Lease, Store, StoreError, leases, row};
 
-/// Something nobody uses any more. To be removed idempotently: it may be asked for again.
+/// An unused object to remove. Removing it must be idempotent: a removal may be repeated.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Removal {
-    /// A sandbox, with its disk.
+    /// A sandbox with its disk.
     Sandbox(SandboxId),
-    /// A snapshot.
     Snapshot(SnapshotId),
-    /// What sandboxes of a repository kept at `/mnt/state`, by the repository's name.
+    /// The `/mnt/state` folder of a repository, by the repository's name.
     State(String),
-    /// What the local forge was made to hold of a repository, with the secret that opens it; nothing where the
-    /// URL is not the forge's.
-    Copy {
-        /// As the repository had it.
+    /// The copy of a repository on the local forge. Nothing to remove when the URL is not the
+    /// forge's.
+    ForgeCopy {
         url: String,
-        /// The secret's name.
+        /// Name of the secret for the copy, removed with it.
         secret: Option<String>,
     },
 }
@@ -30,30 +29,25 @@ impl Removal {
             Self::Sandbox(id) => ("sandbox", id.to_string()),
             Self::Snapshot(id) => ("snapshot", id.to_string()),
             Self::State(repository) => ("state", repository.clone()),
-            // A URL holds no space.
-            Self::Copy { url, secret: Some(secret) } => ("copy", format!("{url} {secret}")),
-            Self::Copy { url, secret: None } => ("copy", url.clone()),
+            // A URL contains no space.
+            Self::ForgeCopy { url, secret: Some(secret) } => ("copy", format!("{url} {secret}")),
+            Self::ForgeCopy { url, secret: None } => ("copy", url.clone()),
         }
     }
 }
 
 impl Store {
-    /// Everything that is to be removed: sandboxes first, since they stand on snapshots.
-    ///
-    /// # Errors
-    /// When the database cannot be read.
+    /// All pending removals, sandboxes before the snapshots they use.
     pub async fn removal_list(&self) -> Result<Vec<Removal>, StoreError> {
-        // By the alphabet, which happens to be the order wanted; it does not matter for copies and states.
+        // Alphabetically a sandbox comes before a snapshot; the order of the other kinds is
+        // irrelevant.
         let rows = sqlx::query("SELECT kind, id FROM removals ORDER BY kind, created_at, id")
             .fetch_all(&self.readers)
             .await?;
-        rows.iter().filter_map(|row| read(row).transpose()).collect()
+        rows.iter().map(read).collect()
     }
 
-    /// These are to be removed.
-    ///
-    /// # Errors
-    /// [`StoreError::LeaseLost`] when another server has taken over.
+    /// Adds pending removals.
     pub async fn removal_add(
         &self,
         lease: Lease,
@@ -73,17 +67,14 @@ impl Store {
             .await
     }
 
-    /// It is gone.
-    ///
-    /// # Errors
-    /// [`StoreError::LeaseLost`] when another server has taken over.
+    /// Deletes a removal that is done.
     pub async fn removal_done(&self, lease: Lease, removal: &Removal) -> Result<(), StoreError> {
         let removal = removal.clone();
         self.writer
             .run(move |connection| {
                 Box::pin(async move {
                     leases::check(connection, lease).await?;
-                    forget(connection, &removal).await?;
+                    delete(connection, &removal).await?;
                     Ok(().into())
                 })
             })
@@ -91,9 +82,8 @@ impl Store {
     }
 }
 
-/// `None` for what only a later version knows how to remove: it does when it is back.
-fn read(row: &DbRow) -> Result<Option<Removal>, StoreError> {
-    Ok(Some(match row::text(row, "kind")?.as_str() {
+fn read(row: &DbRow) -> Result<Removal, StoreError> {
+    Ok(match row::text(row, "kind")?.as_str() {
         "sandbox" => Removal::Sandbox(row::parsed(row, "id")?),
         "snapshot" => Removal::Snapshot(row::parsed(row, "id")?),
         "state" => Removal::State(row::text(row, "id")?),
@@ -101,10 +91,10 @@ fn read(row: &DbRow) -> Result<Option<Removal>, StoreError> {
             let id = row::text(row, "id")?;
             let (url, secret) =
                 id.split_once(' ').map_or((&id[..], None), |(url, name)| (url, Some(name)));
-            Removal::Copy { url: url.to_owned(), secret: secret.map(str::to_owned) }
+            Removal::ForgeCopy { url: url.to_owned(), secret: secret.map(str::to_owned) }
         }
-        _ => return Ok(None),
-    }))
+        _ => return Err(StoreError::Corrupt { column: "kind" }),
+    })
 }
 
 pub(crate) async fn insert(
@@ -124,8 +114,8 @@ pub(crate) async fn insert(
     Ok(())
 }
 
-/// It is not to be removed after all, or it is gone.
-pub(crate) async fn forget(
+/// Deletes a removal that is done or no longer wanted.
+pub(crate) async fn delete(
     connection: &mut DbConnection,
     removal: &Removal,
 ) -> Result<(), StoreError> {

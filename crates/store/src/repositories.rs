@@ -1,14 +1,10 @@
-//! Repositories people registered.
+//! Registered repositories.
 
 use harvest_proto::{Timestamp, api::Repository};
 
 use crate::{DbRow, Removal, Store, StoreError, builds, removals, row};
 
 impl Store {
-    /// Registers a repository.
-    ///
-    /// # Errors
-    /// [`StoreError::Exists`] when one has this name.
     pub async fn repository_insert(&self, repository: &Repository) -> Result<(), StoreError> {
         let new = repository.clone();
         self.writer
@@ -29,18 +25,16 @@ impl Store {
                     .map_err(|error| {
                         StoreError::or_exists(error, format!("repository `{}`", new.name))
                     })?;
-                    // One of this name was forgotten just now: what it kept is this one's, then.
-                    removals::forget(connection, &Removal::State(new.name)).await?;
+                    // A deleted repository of the same name may have a pending removal of its state
+                    // folder.
+                    removals::delete(connection, &Removal::State(new.name)).await?;
                     Ok(().into())
                 })
             })
             .await
     }
 
-    /// A repository, with its newest good build.
-    ///
-    /// # Errors
-    /// [`StoreError::NotFound`] when there is none with this name.
+    /// A repository with its newest successful build.
     pub async fn repository_get(&self, name: &str) -> Result<Repository, StoreError> {
         let row = sqlx::query("SELECT * FROM repositories WHERE name = $1")
             .bind(name.to_owned())
@@ -51,9 +45,6 @@ impl Store {
     }
 
     /// All repositories, by name.
-    ///
-    /// # Errors
-    /// When the database cannot be read.
     pub async fn repository_list(&self) -> Result<Vec<Repository>, StoreError> {
         let rows = sqlx::query("SELECT * FROM repositories ORDER BY name")
             .fetch_all(&self.readers)
@@ -65,10 +56,8 @@ impl Store {
         Ok(all)
     }
 
-    /// Forgets a repository and its builds. Answers what is to be removed with it.
-    ///
-    /// # Errors
-    /// [`StoreError::NotFound`] when there is none; [`StoreError::Exists`] when a session uses it.
+    /// Deletes a repository and its builds. Returns the pending removals. [`StoreError::InUse`]
+    /// when a session uses it.
     pub async fn repository_delete(
         &self,
         name: &str,
@@ -78,14 +67,17 @@ impl Store {
         self.writer
             .run(move |connection| {
                 Box::pin(async move {
-                    let used =
-                        sqlx::query("SELECT COUNT(*) AS used FROM checkouts WHERE repository = $1")
-                            .bind(name.clone())
-                            .fetch_one(&mut *connection)
-                            .await?;
-                    if row::count::<u64>(&used, "used")? > 0 {
-                        return Err(StoreError::Exists {
-                            what: format!("a session on repository `{name}`"),
+                    let used = sqlx::query(
+                        "SELECT COUNT(*) AS sessions FROM checkouts WHERE repository = $1",
+                    )
+                    .bind(name.clone())
+                    .fetch_one(&mut *connection)
+                    .await?;
+                    let sessions = row::count(&used, "sessions")?;
+                    if sessions > 0 {
+                        return Err(StoreError::InUse {
+                            what: format!("repository `{name}`"),
+                            sessions,
                         });
                     }
                     let rows = sqlx::query("SELECT snapshot FROM builds WHERE repository = $1")
@@ -103,7 +95,7 @@ impl Store {
                     if let Some(known) = known {
                         let (url, secret) =
                             (row::text(&known, "url")?, row::optional(&known, "secret")?);
-                        removals.push(Removal::Copy { url, secret });
+                        removals.push(Removal::ForgeCopy { url, secret });
                     }
                     for removal in &removals {
                         removals::insert(connection, removal, at).await?;

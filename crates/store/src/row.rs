@@ -1,4 +1,4 @@
-//! Between columns and our types: numbers are BIGINT, everything with a name is TEXT.
+//! Conversion between columns and Rust types: numbers are BIGINT, everything else is TEXT.
 
 use std::str::FromStr;
 
@@ -8,7 +8,6 @@ use sqlx::Row;
 
 use crate::{DbRow, StoreError};
 
-/// A value as the database has it.
 fn get<'r, T>(row: &'r DbRow, column: &'static str) -> Result<T, StoreError>
 where
     T: sqlx::Decode<'r, sqlx::Any> + sqlx::Type<sqlx::Any>,
@@ -19,22 +18,19 @@ where
     })
 }
 
-/// A text.
 pub(crate) fn text(row: &DbRow, column: &'static str) -> Result<String, StoreError> {
     get(row, column)
 }
 
-/// A text that may be absent.
 pub(crate) fn optional(row: &DbRow, column: &'static str) -> Result<Option<String>, StoreError> {
     get(row, column)
 }
 
-/// Anything that prints and parses: an id.
+/// An id or another type that is stored as it prints.
 pub(crate) fn parsed<T: FromStr>(row: &DbRow, column: &'static str) -> Result<T, StoreError> {
     text(row, column)?.parse().map_err(|_| StoreError::Corrupt { column })
 }
 
-/// The same, perhaps absent.
 pub(crate) fn parsed_optional<T: FromStr>(
     row: &DbRow,
     column: &'static str,
@@ -44,13 +40,11 @@ pub(crate) fn parsed_optional<T: FromStr>(
         .transpose()
 }
 
-/// A count, never negative.
 pub(crate) fn count<T: TryFrom<i64>>(row: &DbRow, column: &'static str) -> Result<T, StoreError> {
     let number: i64 = get(row, column)?;
     T::try_from(number).map_err(|_| StoreError::Corrupt { column })
 }
 
-/// A count that may be absent.
 pub(crate) fn count_optional<T: TryFrom<i64>>(
     row: &DbRow,
     column: &'static str,
@@ -59,12 +53,10 @@ pub(crate) fn count_optional<T: TryFrom<i64>>(
     number.map(|number| T::try_from(number).map_err(|_| StoreError::Corrupt { column })).transpose()
 }
 
-/// A point in time.
 pub(crate) fn time(row: &DbRow, column: &'static str) -> Result<Timestamp, StoreError> {
     Ok(Timestamp::from_millis(get(row, column)?))
 }
 
-/// A point in time that may be absent.
 pub(crate) fn time_optional(
     row: &DbRow,
     column: &'static str,
@@ -73,7 +65,6 @@ pub(crate) fn time_optional(
     Ok(millis.map(Timestamp::from_millis))
 }
 
-/// JSON kept as text.
 pub(crate) fn json<T: DeserializeOwned>(
     row: &DbRow,
     column: &'static str,
@@ -81,7 +72,6 @@ pub(crate) fn json<T: DeserializeOwned>(
     serde_json::from_str(&text(row, column)?).map_err(|_| StoreError::Corrupt { column })
 }
 
-/// JSON kept as text, perhaps absent.
 pub(crate) fn json_optional<T: DeserializeOwned>(
     row: &DbRow,
     column: &'static str,
@@ -91,47 +81,45 @@ pub(crate) fn json_optional<T: DeserializeOwned>(
         .transpose()
 }
 
-/// A word such as `needs_input`, by the name serde gives the variant.
-pub(crate) fn word<T: DeserializeOwned>(
+/// An enum variant, stored under its serde name, such as `needs_input`.
+pub(crate) fn enum_name<T: DeserializeOwned>(
     row: &DbRow,
     column: &'static str,
 ) -> Result<T, StoreError> {
-    from_word(text(row, column)?, column)
+    from_enum_name(text(row, column)?, column)
 }
 
-/// A word that may be absent.
-pub(crate) fn word_optional<T: DeserializeOwned>(
+pub(crate) fn enum_name_optional<T: DeserializeOwned>(
     row: &DbRow,
     column: &'static str,
 ) -> Result<Option<T>, StoreError> {
-    optional(row, column)?.map(|text| from_word(text, column)).transpose()
+    optional(row, column)?.map(|text| from_enum_name(text, column)).transpose()
 }
 
-fn from_word<T: DeserializeOwned>(text: String, column: &'static str) -> Result<T, StoreError> {
+fn from_enum_name<T: DeserializeOwned>(
+    text: String,
+    column: &'static str,
+) -> Result<T, StoreError> {
     serde_json::from_value(serde_json::Value::String(text))
         .map_err(|_| StoreError::Corrupt { column })
 }
 
-/// The word of a variant.
-pub(crate) fn to_word(value: &impl Serialize) -> String {
+pub(crate) fn to_enum_name(value: &impl Serialize) -> String {
     match serde_json::to_value(value) {
-        Ok(serde_json::Value::String(word)) => word,
-        other => unreachable!("only enums without data are kept as words, not {other:?}"),
+        Ok(serde_json::Value::String(name)) => name,
+        other => unreachable!("only enums without data are stored by name, not {other:?}"),
     }
 }
 
-/// What people and programs wrote, without zero bytes, which PostgreSQL cannot keep in a text. They become
-/// the sign that is printed for them.
-pub(crate) fn plain(text: String) -> String {
+/// Replaces NUL characters by their visible symbol: PostgreSQL cannot store NUL in a text.
+pub(crate) fn replace_nul(text: String) -> String {
     if text.contains('\0') { text.replace('\0', "\u{2400}") } else { text }
 }
 
-/// JSON as text.
 pub(crate) fn to_json(value: &impl Serialize) -> String {
-    serde_json::to_string(value).expect("our records hold only maps with text keys")
+    serde_json::to_string(value).expect("all stored types have text keys")
 }
 
-/// A count for a BIGINT column.
 pub(crate) fn bigint(number: u64) -> i64 {
     i64::try_from(number).unwrap_or(i64::MAX)
 }

@@ -1,4 +1,4 @@
-//! Secrets, sealed before they come here; the store never sees a value.
+//! Secrets, encrypted by the vault; the store never sees a plain value.
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use harvest_proto::Timestamp;
@@ -6,10 +6,7 @@ use harvest_proto::Timestamp;
 use crate::{Store, StoreError, row};
 
 impl Store {
-    /// Keeps a sealed secret under its name, in place of an older one.
-    ///
-    /// # Errors
-    /// When the database cannot be written.
+    /// Stores an encrypted secret; replaces an existing one.
     pub async fn secret_set(
         &self,
         name: &str,
@@ -35,10 +32,7 @@ impl Store {
             .await
     }
 
-    /// A secret, sealed.
-    ///
-    /// # Errors
-    /// When the database cannot be read.
+    /// The encrypted secret.
     pub async fn secret_get(&self, name: &str) -> Result<Option<Vec<u8>>, StoreError> {
         let row = sqlx::query("SELECT sealed FROM secrets WHERE name = $1")
             .bind(name.to_owned())
@@ -51,20 +45,14 @@ impl Store {
         Ok(Some(sealed))
     }
 
-    /// The names of all secrets.
-    ///
-    /// # Errors
-    /// When the database cannot be read.
+    /// Names of all secrets.
     pub async fn secret_list(&self) -> Result<Vec<String>, StoreError> {
         let rows =
             sqlx::query("SELECT name FROM secrets ORDER BY name").fetch_all(&self.readers).await?;
         rows.iter().map(|row| row::text(row, "name")).collect()
     }
 
-    /// Forgets a secret. Answers whether there was one.
-    ///
-    /// # Errors
-    /// When the database cannot be written.
+    /// Deletes a secret. Returns whether it existed.
     pub async fn secret_remove(&self, name: &str) -> Result<bool, StoreError> {
         let name = name.to_owned();
         self.writer

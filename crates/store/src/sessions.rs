@@ -1,4 +1,4 @@
-//! Sessions: one row each, which also gives its events their numbers.
+//! Sessions: one row each, which also numbers the session's events.
 
 use std::collections::BTreeMap;
 
@@ -12,73 +12,58 @@ use harvest_proto::{
 use crate::{
     CheckoutRecord, DbConnection, DbRow, Lease, NewCheckout, Removal, Store, StoreError, Write,
     checkouts, commit, leases, removals,
-    row::{self, plain, to_json, to_word},
-    writer::{Done, News},
+    row::{self, replace_nul, to_enum_name, to_json},
+    writer::{JobOutput, NewEvents},
 };
 
-/// A session to be.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NewSession {
-    /// Its id.
     pub id: SessionId,
-    /// What to call it.
     pub title: String,
-    /// What it works on, the primary one first.
+    /// The primary checkout first.
     pub checkouts: Vec<NewCheckout>,
-    /// The branch it works on.
     pub branch: String,
-    /// The agent.
     pub agent: String,
-    /// The model asked for.
     pub model: Option<String>,
     /// `none` or `trusted`.
     pub network: String,
-    /// Who created it.
     pub author: Author,
     /// The agent's id of the conversation.
     pub conversation: String,
-    /// The session it was forked from.
     pub forked_from: Option<SessionId>,
-    /// The turn of it, if it was the end of one.
     pub forked_turn: Option<u32>,
-    /// A name of its creator's, which no other session has.
+    /// The creator's unique key for the session.
     pub key: Option<String>,
-    /// Variables for what runs in it.
     pub env: BTreeMap<String, String>,
-    /// When it is created.
     pub at: Timestamp,
 }
 
-/// A session as the store holds it.
+/// A session with the columns that the API does not show.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SessionRecord {
-    /// What people see of it.
     pub session: Session,
-    /// What it works on, the primary one first.
+    /// The primary checkout first.
     pub checkouts: Vec<CheckoutRecord>,
     /// The agent's id of the conversation.
     pub conversation: String,
-    /// The driver's own words.
+    /// The driver's state as JSON.
     pub drive: String,
-    /// Variables for what runs in it.
     pub env: BTreeMap<String, String>,
 }
 
-/// Which sessions to list; what is not said fits any.
+/// Conditions for a list of sessions; absent ones match all.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SessionFilter {
-    /// In this state.
     pub state: Option<SessionState>,
-    /// With this repository among theirs.
+    /// Matches sessions with this repository among theirs.
     pub repository: Option<String>,
-    /// With this in their title, whatever the case of its letters.
+    /// Matches titles that contain this text, ignoring case.
     pub title: Option<String>,
-    /// With this key.
     pub key: Option<String>,
 }
 
 impl SessionFilter {
-    /// SQL for after `$3`, and what it asks for in its order.
+    /// SQL conditions with parameters after `$3`, and the values of these parameters.
     fn conditions(&self) -> (String, Vec<String>) {
         let (mut sql, mut texts) = (String::new(), Vec::new());
         let mut add = |text: Option<String>, condition: &str| {
@@ -86,22 +71,22 @@ impl SessionFilter {
             texts.push(text);
             sql += &condition.replace("$?", &format!("${}", texts.len() + 3));
         };
-        add(self.state.as_ref().map(to_word), " AND s.state = $?");
+        add(self.state.as_ref().map(to_enum_name), " AND s.state = $?");
         add(self.key.clone(), " AND s.key = $?");
-        let named =
+        let has_repository =
             " AND EXISTS (SELECT 1 FROM checkouts c WHERE c.session = s.id AND c.repository = $?)";
-        add(self.repository.clone(), named);
-        // Not every database knows the small form of every letter.
+        add(self.repository.clone(), has_repository);
+        // SQLite's LOWER only knows ASCII, so the text is compared in both lower-case forms.
         let title = self.title.as_ref();
-        let small = " AND (LOWER(s.title) LIKE $? ESCAPE '\\'";
-        add(title.map(|text| contains(&text.to_lowercase())), small);
-        let plain = " OR LOWER(s.title) LIKE $? ESCAPE '\\')";
-        add(title.map(|text| contains(&text.to_ascii_lowercase())), plain);
+        let unicode = " AND (LOWER(s.title) LIKE $? ESCAPE '\\'";
+        add(title.map(|text| contains(&text.to_lowercase())), unicode);
+        let ascii = " OR LOWER(s.title) LIKE $? ESCAPE '\\')";
+        add(title.map(|text| contains(&text.to_ascii_lowercase())), ascii);
         (sql, texts)
     }
 }
 
-/// A pattern for texts that hold this one.
+/// A LIKE pattern for texts that contain this one.
 fn contains(text: &str) -> String {
     let mut pattern = String::from("%");
     for letter in text.chars() {
@@ -123,10 +108,7 @@ const SELECT: &str = "SELECT s.id, s.title, s.state, s.reason, s.position, s.rep
      FROM sessions s ";
 
 impl Store {
-    /// Creates a session and does `writes` in it, all or nothing.
-    ///
-    /// # Errors
-    /// [`StoreError::LeaseLost`] when another server has taken over.
+    /// Creates a session and applies `writes` to it, both or neither.
     pub async fn session_insert(
         &self,
         lease: Lease,
@@ -136,10 +118,7 @@ impl Store {
         self.session_insert_all(lease, vec![(new, writes)]).await
     }
 
-    /// The same for several sessions, all or none of them.
-    ///
-    /// # Errors
-    /// [`StoreError::LeaseLost`] when another server has taken over.
+    /// Creates several sessions, all or none.
     pub async fn session_insert_all(
         &self,
         lease: Lease,
@@ -149,27 +128,23 @@ impl Store {
             .run(move |connection| {
                 Box::pin(async move {
                     leases::check(connection, lease).await?;
-                    let mut news = News::new();
+                    let mut events = NewEvents::new();
                     for (new, writes) in all {
                         let (session, at) = (new.id.clone(), new.at);
                         insert(connection, new).await?;
                         let committed =
                             commit::apply(connection, &session, lease, at, writes).await?;
-                        // Nobody can follow a session that has just come to be, but somebody may count.
-                        news.extend(
+                        // A new session has no followers, but the watcher counts its events.
+                        events.extend(
                             committed.events.into_iter().map(|event| (session.clone(), event)),
                         );
                     }
-                    Ok(Done { answer: (), news })
+                    Ok(JobOutput { value: (), events })
                 })
             })
             .await
     }
 
-    /// A session.
-    ///
-    /// # Errors
-    /// [`StoreError::NotFound`] when there is none with this id.
     pub async fn session_get(&self, session: &SessionId) -> Result<SessionRecord, StoreError> {
         let row = sqlx::query(sqlx::AssertSqlSafe(format!("{SELECT} WHERE s.id = $1")))
             .bind(session.to_string())
@@ -177,14 +152,10 @@ impl Store {
             .await?
             .ok_or_else(|| StoreError::missing(format!("session {session}")))?;
         let mut record = read(&row)?;
-        checkouts::complete(&self.readers, std::slice::from_mut(&mut record)).await?;
+        checkouts::load_into(&self.readers, std::slice::from_mut(&mut record)).await?;
         Ok(record)
     }
 
-    /// The session that has this key, if one has.
-    ///
-    /// # Errors
-    /// When the database cannot be read.
     pub async fn session_by_key(&self, key: &str) -> Result<Option<SessionId>, StoreError> {
         let row = sqlx::query("SELECT id FROM sessions WHERE key = $1")
             .bind(key.to_owned())
@@ -193,10 +164,7 @@ impl Store {
         row.map(|row| row::parsed(&row, "id")).transpose()
     }
 
-    /// Sessions, newest first, at most `limit`, those older than `before` when it is given.
-    ///
-    /// # Errors
-    /// When the database cannot be read.
+    /// Sessions created before `before`, newest first, at most `limit`.
     pub async fn session_list(
         &self,
         before: Option<(Timestamp, SessionId)>,
@@ -205,10 +173,8 @@ impl Store {
         self.session_find(&SessionFilter::default(), before, limit).await
     }
 
-    /// The same, only those that fit.
-    ///
-    /// # Errors
-    /// When the database cannot be read.
+    /// Sessions that match the filter and were created before `before`, newest first, at most
+    /// `limit`.
     pub async fn session_find(
         &self,
         filter: &SessionFilter,
@@ -230,14 +196,11 @@ impl Store {
         }
         let rows = query.fetch_all(&self.readers).await?;
         let mut records = rows.iter().map(read).collect::<Result<Vec<_>, _>>()?;
-        checkouts::complete(&self.readers, &mut records).await?;
+        checkouts::load_into(&self.readers, &mut records).await?;
         Ok(records)
     }
 
-    /// The session's work as a diff, as it was when last looked at.
-    ///
-    /// # Errors
-    /// When the database cannot be read.
+    /// The session's changes as a diff, as last stored.
     pub async fn session_diff(&self, session: &SessionId) -> Result<Option<String>, StoreError> {
         let row = sqlx::query(
             "SELECT d.text FROM sessions s LEFT JOIN diffs d ON d.session = s.id WHERE s.id = $1",
@@ -249,11 +212,9 @@ impl Store {
         row::optional(&row, "text")
     }
 
-    /// Forgets a session and everything in it. What of the machine nobody else uses is to be removed from
-    /// then on, together with `also`, which only the session's driver knows of; answers all of that.
-    ///
-    /// # Errors
-    /// [`StoreError::LeaseLost`] when another server has taken over.
+    /// Deletes a session with everything in it, and adds removals for its sandbox, for the
+    /// snapshots that no other session uses, and for `also`, which only the session's driver knows.
+    /// Returns these removals.
     pub async fn session_delete(
         &self,
         session: &SessionId,
@@ -264,11 +225,8 @@ impl Store {
         self.delete_where(session, lease, None, also, at).await
     }
 
-    /// The same for a session that is archived, has been quiet since `quiet`, and of which nothing is pinned; any
-    /// other stays, and with it everything.
-    ///
-    /// # Errors
-    /// [`StoreError::LeaseLost`] when another server has taken over.
+    /// Deletes a session if it is archived, has been inactive since `quiet`, and has no pinned
+    /// snapshot. Otherwise does nothing.
     pub async fn session_delete_archived(
         &self,
         session: &SessionId,
@@ -295,11 +253,11 @@ impl Store {
                 Box::pin(async move {
                     leases::check(connection, lease).await?;
                     if let Some(quiet) = quiet
-                        && !is_forgotten(connection, &session, quiet).await?
+                        && !is_expired(connection, &session, quiet).await?
                     {
                         return Ok(None.into());
                     }
-                    let mut removals = left_by(connection, &session).await?;
+                    let mut removals = removals_of(connection, &session).await?;
                     removals.extend(
                         also.into_iter().filter(|one| !removals.contains(one)).collect::<Vec<_>>(),
                     );
@@ -320,25 +278,25 @@ impl Store {
     }
 }
 
-async fn is_forgotten(
+async fn is_expired(
     connection: &mut DbConnection,
     session: &SessionId,
     quiet: Timestamp,
 ) -> Result<bool, StoreError> {
-    let over = sqlx::query(
+    let expired = sqlx::query(
         "SELECT 1 FROM sessions s WHERE s.id = $1 AND s.state = $2 AND s.last_activity <= $3 AND NOT EXISTS
          (SELECT 1 FROM snapshots p WHERE p.session = s.id AND p.pinned <> 0)",
     )
     .bind(session.to_string())
-    .bind(to_word(&SessionState::Archived))
+    .bind(to_enum_name(&SessionState::Archived))
     .bind(quiet.as_millis())
     .fetch_optional(&mut *connection)
     .await?;
-    Ok(over.is_some())
+    Ok(expired.is_some())
 }
 
-/// The session's sandbox and the snapshots no other session may go on from.
-async fn left_by(
+/// The session's sandbox, and the snapshots that no other session uses.
+async fn removals_of(
     connection: &mut DbConnection,
     session: &SessionId,
 ) -> Result<Vec<Removal>, StoreError> {
@@ -361,12 +319,13 @@ async fn left_by(
 async fn insert(connection: &mut DbConnection, new: NewSession) -> Result<(), StoreError> {
     sqlx::query(
         "INSERT INTO sessions (id, title, state, reason, repository, branch, agent, model, network,
-         author_name, author_email, conversation, forked_from, forked_turn, key, env, drive, created_at, last_activity)
+         author_name, author_email, conversation, forked_from, forked_turn, key, env, drive,
+         created_at, last_activity)
          VALUES ($1, $2, $3, 'created', $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, '', $16, $16)",
     )
     .bind(new.id.to_string())
-    .bind(plain(new.title))
-    .bind(to_word(&SessionState::Queued))
+    .bind(replace_nul(new.title))
+    .bind(to_enum_name(&SessionState::Queued))
     .bind(new.checkouts.first().map(|first| first.repository.clone()).unwrap_or_default())
     .bind(new.branch)
     .bind(new.agent)
@@ -386,7 +345,7 @@ async fn insert(connection: &mut DbConnection, new: NewSession) -> Result<(), St
     checkouts::insert(connection, &new.id, new.checkouts).await
 }
 
-/// All but what it works on: see [`checkouts::complete`].
+/// Everything but the checkouts: see [`checkouts::load_into`].
 fn read(row: &DbRow) -> Result<SessionRecord, StoreError> {
     let next_seq: u64 = row::count(row, "next_seq")?;
     let env: BTreeMap<String, String> = row::json(row, "env")?;
@@ -395,7 +354,7 @@ fn read(row: &DbRow) -> Result<SessionRecord, StoreError> {
         id: row::parsed(row, "id")?,
         key: row::optional(row, "key")?,
         title: row::text(row, "title")?,
-        state: row::word(row, "state")?,
+        state: row::enum_name(row, "state")?,
         reason: row::text(row, "reason")?,
         position: row::count_optional(row, "position")?,
         repository: row::text(row, "repository")?,

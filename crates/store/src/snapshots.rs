@@ -1,5 +1,5 @@
-//! Snapshots: which session may start from which. A fork holds a row of its own for the snapshot it
-//! began with, so that the snapshot outlives the session that took it.
+//! Snapshots: which session may start from which. A fork has its own row for the snapshot it
+//! started from, so that the snapshot outlives the session that took it.
 
 use std::collections::HashSet;
 
@@ -11,14 +11,11 @@ use crate::{
     DbConnection, DbRow, Lease, Removal, Store, StoreError,
     commit::Target,
     leases, removals,
-    row::{self, to_word},
+    row::{self, to_enum_name},
 };
 
 impl Store {
     /// A session's snapshots, oldest first.
-    ///
-    /// # Errors
-    /// When the database cannot be read.
     pub async fn snapshot_list(&self, session: &SessionId) -> Result<Vec<Snapshot>, StoreError> {
         let rows =
             sqlx::query("SELECT * FROM snapshots WHERE session = $1 ORDER BY created_at, id")
@@ -28,10 +25,7 @@ impl Store {
         rows.iter().map(read).collect()
     }
 
-    /// Whose sessions may start from it; nobody's when no session has it.
-    ///
-    /// # Errors
-    /// When the database cannot be read.
+    /// Authors of the sessions that have this snapshot.
     pub async fn snapshot_authors(&self, snapshot: &SnapshotId) -> Result<Vec<Author>, StoreError> {
         let rows = sqlx::query(
             "SELECT s.author_name, s.author_email FROM sessions s JOIN snapshots p ON p.session = s.id
@@ -49,10 +43,7 @@ impl Store {
         rows.iter().map(author).collect()
     }
 
-    /// Every snapshot any session may go on from, with each of those sessions.
-    ///
-    /// # Errors
-    /// When the database cannot be read.
+    /// All snapshots of all sessions.
     pub async fn snapshot_all(&self) -> Result<Vec<(SessionId, Snapshot)>, StoreError> {
         let rows = sqlx::query("SELECT * FROM snapshots ORDER BY session, created_at, id")
             .fetch_all(&self.readers)
@@ -60,10 +51,7 @@ impl Store {
         rows.iter().map(|row| Ok((row::parsed(row, "session")?, read(row)?))).collect()
     }
 
-    /// The snapshots of repositories' builds, done or in progress.
-    ///
-    /// # Errors
-    /// When the database cannot be read.
+    /// Snapshots of builds, ready or in progress.
     pub async fn snapshot_of_builds(&self) -> Result<HashSet<SnapshotId>, StoreError> {
         let rows = sqlx::query("SELECT snapshot FROM builds WHERE status IN ('building', 'ready')")
             .fetch_all(&self.readers)
@@ -71,10 +59,7 @@ impl Store {
         rows.iter().map(|row| row::parsed(row, "snapshot")).collect()
     }
 
-    /// Keeps one of a session's snapshots whatever retention says, or no longer.
-    ///
-    /// # Errors
-    /// [`StoreError::NotFound`] when the session has no such snapshot.
+    /// Pins or unpins a snapshot: retention never removes a pinned one.
     pub async fn snapshot_pin(
         &self,
         session: &SessionId,
@@ -105,10 +90,7 @@ impl Store {
             .await
     }
 
-    /// Notes which of a session's snapshots the machine no longer has, or has again.
-    ///
-    /// # Errors
-    /// [`StoreError::LeaseLost`] when another server has taken over.
+    /// Records whether a snapshot is missing on the disk.
     pub async fn snapshot_gone(
         &self,
         session: &SessionId,
@@ -133,12 +115,9 @@ impl Store {
             .await
     }
 
-    /// Forgets these of a session's snapshots: but none that is pinned or that its driver may need, however
-    /// things have changed since they were chosen. `why` is told where a turn misses its snapshot. What
-    /// nobody else uses is to be removed from then on; answers that.
-    ///
-    /// # Errors
-    /// [`StoreError::LeaseLost`] when another server has taken over.
+    /// Removes these snapshots from a session, except those that are pinned or in use by its
+    /// driver: both may have changed since the snapshots were chosen. `why` is stored with the
+    /// turns that lose their snapshot. Snapshots without another user get a removal; returns these.
     pub async fn snapshot_drop(
         &self,
         session: &SessionId,
@@ -167,7 +146,7 @@ impl Store {
     }
 }
 
-/// Answers whether nobody uses it any more.
+/// Returns whether no other session uses the snapshot.
 async fn drop_one(
     connection: &mut DbConnection,
     session: &str,
@@ -205,7 +184,7 @@ async fn drop_one(
 fn read(row: &DbRow) -> Result<Snapshot, StoreError> {
     Ok(Snapshot {
         id: row::parsed(row, "id")?,
-        kind: row::word(row, "kind")?,
+        kind: row::enum_name(row, "kind")?,
         turn: row::count_optional(row, "turn")?,
         pinned: row::count::<u64>(row, "pinned")? != 0,
         gone: row::count::<u64>(row, "gone")? != 0,
@@ -228,7 +207,7 @@ pub(crate) async fn insert(
     )
     .bind(snapshot.to_string())
     .bind(target.session.to_string())
-    .bind(to_word(&kind))
+    .bind(to_enum_name(&kind))
     .bind(turn.clone())
     .bind(at.as_millis())
     .execute(&mut *target.connection)
@@ -242,7 +221,7 @@ pub(crate) async fn insert(
     Ok(())
 }
 
-/// The session begins as a snapshot of another's, which must be there still: a row of its own, as turn 0.
+/// Adds another session's snapshot as turn 0 of this session. The snapshot must still exist.
 pub(crate) async fn share(
     target: &mut Target<'_>,
     snapshot: &SnapshotId,
@@ -259,7 +238,7 @@ pub(crate) async fn share(
     .execute(&mut *target.connection)
     .await?;
     if shared.rows_affected() == 0 {
-        return Err(StoreError::missing(format!("snapshot {snapshot} any more")));
+        return Err(StoreError::missing(format!("snapshot {snapshot}")));
     }
     Ok(())
 }

@@ -1,17 +1,13 @@
-//! Bearer tokens, by the hash of their value. What a token allows is not decided here.
+//! Access tokens, by the hash of their value. Permissions are checked elsewhere.
 
 use harvest_proto::{Timestamp, api::Token, bridge::Author};
 
 use crate::{
     DbConnection, DbRow, Store, StoreError,
-    row::{self, to_word},
+    row::{self, to_enum_name},
 };
 
 impl Store {
-    /// Keeps a token.
-    ///
-    /// # Errors
-    /// [`StoreError::Exists`] when one has this name.
     pub async fn token_insert(&self, hash: &str, token: &Token) -> Result<(), StoreError> {
         let (hash, token) = (hash.to_owned(), token.clone());
         self.writer
@@ -21,10 +17,7 @@ impl Store {
             .await
     }
 
-    /// Keeps a token in place of an older one of that name, which is of no use from then on.
-    ///
-    /// # Errors
-    /// When the database cannot be written.
+    /// Stores a token in place of one of the same name, which becomes invalid.
     pub async fn token_replace(&self, hash: &str, token: &Token) -> Result<(), StoreError> {
         let (hash, token) = (hash.to_owned(), token.clone());
         self.writer
@@ -40,10 +33,6 @@ impl Store {
             .await
     }
 
-    /// The token with this hash.
-    ///
-    /// # Errors
-    /// When the database cannot be read.
     pub async fn token_find(&self, hash: &str) -> Result<Option<Token>, StoreError> {
         let row = sqlx::query("SELECT * FROM tokens WHERE hash = $1")
             .bind(hash.to_owned())
@@ -52,10 +41,6 @@ impl Store {
         row.as_ref().map(read).transpose()
     }
 
-    /// The token with this name.
-    ///
-    /// # Errors
-    /// [`StoreError::NotFound`] when there is none.
     pub async fn token_get(&self, name: &str) -> Result<Token, StoreError> {
         let row = sqlx::query("SELECT * FROM tokens WHERE name = $1")
             .bind(name.to_owned())
@@ -65,19 +50,13 @@ impl Store {
     }
 
     /// All tokens, by name.
-    ///
-    /// # Errors
-    /// When the database cannot be read.
     pub async fn token_list(&self) -> Result<Vec<Token>, StoreError> {
         let rows =
             sqlx::query("SELECT * FROM tokens ORDER BY name").fetch_all(&self.readers).await?;
         rows.iter().map(read).collect()
     }
 
-    /// Notes when a token was shown.
-    ///
-    /// # Errors
-    /// When the database cannot be written.
+    /// Records when a token was last used.
     pub async fn token_used(&self, name: &str, at: Timestamp) -> Result<(), StoreError> {
         let name = name.to_owned();
         self.writer
@@ -94,10 +73,7 @@ impl Store {
             .await
     }
 
-    /// Forgets a token, unless it is the only one of an admin. Answers whether it is gone by this.
-    ///
-    /// # Errors
-    /// When the database cannot be written.
+    /// Deletes a token unless it is the last admin token. Returns whether it was deleted.
     pub async fn token_remove(&self, name: &str) -> Result<bool, StoreError> {
         let name = name.to_owned();
         self.writer
@@ -129,7 +105,7 @@ async fn insert(
     .bind(token.name.clone())
     .bind(token.user.name)
     .bind(token.user.email)
-    .bind(to_word(&token.role))
+    .bind(to_enum_name(&token.role))
     .bind(token.created_at.as_millis())
     .execute(connection)
     .await
@@ -141,7 +117,7 @@ fn read(row: &DbRow) -> Result<Token, StoreError> {
     Ok(Token {
         name: row::text(row, "name")?,
         user: Author { name: row::text(row, "user_name")?, email: row::text(row, "user_email")? },
-        role: row::word(row, "role")?,
+        role: row::enum_name(row, "role")?,
         created_at: row::time(row, "created_at")?,
         last_used: row::time_optional(row, "last_used")?,
     })

@@ -1,4 +1,4 @@
-//! Turns: prompts carried out, numbered per session.
+//! Turns: runs of prompts, numbered per session.
 
 use harvest_proto::{
     PromptId, SessionId, Timestamp, TurnId,
@@ -9,11 +9,11 @@ use harvest_proto::{
 use crate::{
     DbRow, Store, StoreError,
     commit::Target,
-    row::{self, bigint, to_word},
+    row::{self, bigint, to_enum_name},
 };
 
-// How much of a prompt a list shows.
-const BEGINNING: u32 = 500;
+// Characters of the prompt in a list.
+const LIST_TEXT_LENGTH: u32 = 500;
 
 fn select(text: &str) -> String {
     format!(
@@ -30,25 +30,21 @@ fn select(text: &str) -> String {
     )
 }
 
-/// A checkout as a turn left it.
+/// Git tree of a checkout after a turn.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TurnTree {
-    /// The turn's number; 0 for what the session began as.
+    /// Number of the turn; 0 is the session's start.
     pub turn: u32,
-    /// The repository.
     pub repository: String,
-    /// The git tree.
+    /// Hash of the git tree.
     pub tree: String,
 }
 
 impl Store {
-    /// A session's turns, oldest first.
-    ///
-    /// # Errors
-    /// When the database cannot be read.
+    /// A session's turns, oldest first, with shortened prompts.
     pub async fn turn_list(&self, session: &SessionId) -> Result<Vec<Turn>, StoreError> {
-        let beginning = format!("SUBSTR(p.text, 1, {BEGINNING})");
-        let sql = format!("{} WHERE t.session = $1 ORDER BY t.number", select(&beginning));
+        let shortened = format!("SUBSTR(p.text, 1, {LIST_TEXT_LENGTH})");
+        let sql = format!("{} WHERE t.session = $1 ORDER BY t.number", select(&shortened));
         let rows = sqlx::query(sqlx::AssertSqlSafe(sql))
             .bind(session.to_string())
             .fetch_all(&self.readers)
@@ -56,10 +52,7 @@ impl Store {
         rows.iter().map(read).collect()
     }
 
-    /// A turn of a session, with the whole of its prompt.
-    ///
-    /// # Errors
-    /// [`StoreError::NotFound`] when the session has no such turn.
+    /// A turn with its complete prompt.
     pub async fn turn_get(&self, session: &SessionId, number: u32) -> Result<Turn, StoreError> {
         let sql = format!("{} WHERE t.session = $1 AND t.number = $2", select("p.text"));
         let row = sqlx::query(sqlx::AssertSqlSafe(sql))
@@ -71,10 +64,7 @@ impl Store {
         read(&row)
     }
 
-    /// What the turns of a session left of its checkouts.
-    ///
-    /// # Errors
-    /// When the database cannot be read.
+    /// Git trees of all checkouts after each turn.
     pub async fn tree_list(&self, session: &SessionId) -> Result<Vec<TurnTree>, StoreError> {
         let rows =
             sqlx::query("SELECT * FROM turn_trees WHERE session = $1 ORDER BY number, repository")
@@ -106,7 +96,7 @@ fn read(row: &DbRow) -> Result<Turn, StoreError> {
         after: row::count_optional(row, "after_turn")?,
         diff: diff(row)?,
         usage: crate::sessions::usage(row)?,
-        outcome: row::word_optional(row, "outcome")?,
+        outcome: row::enum_name_optional(row, "outcome")?,
         snapshot: row::parsed_optional(row, "snapshot")?.filter(|_| !gone),
         dropped: if gone { Some("gone".to_owned()) } else { dropped },
         started_at: row::time(row, "started_at")?,
@@ -152,15 +142,15 @@ pub(crate) async fn end(
     )
     .bind(target.session.to_string())
     .bind(turn.to_string())
-    .bind(to_word(&outcome))
+    .bind(to_enum_name(&outcome))
     .bind(at.as_millis())
     .execute(&mut *target.connection)
     .await?;
     Ok(())
 }
 
-/// What a turn left of a checkout, and which turn it went on from.
-pub(crate) async fn tree(
+/// Stores the git tree of a checkout after a turn, and the turn it continued from.
+pub(crate) async fn insert_tree(
     target: &mut Target<'_>,
     turn: &TurnId,
     after: u32,
@@ -193,7 +183,7 @@ pub(crate) async fn tree(
     Ok(())
 }
 
-/// The session begins as a turn of another left its checkouts.
+/// Copies the git trees of another session's turn as turn 0 of this session.
 pub(crate) async fn share_trees(
     target: &mut Target<'_>,
     from: &SessionId,

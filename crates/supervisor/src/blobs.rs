@@ -1,4 +1,4 @@
-//! Sends a blob that waits in the outbox to the owner, before its event counts as stored.
+//! Sends a blob from the outbox to the owner, which stores it before it acknowledges the event.
 
 use std::rc::Rc;
 
@@ -9,29 +9,30 @@ use harvest_proto::{
 
 use crate::connection::Connection;
 
-/// Checks the request and carries it out beside everything else.
+/// Checks the request and runs it as a task of the connection.
 pub(crate) fn start(
     connection: &Rc<Connection>,
     id: RequestId,
     blob: &BlobId,
     stream: StreamId,
 ) -> Result<(), Fault> {
-    let whole = connection.supervisor.outbox.blob(blob);
-    let whole =
-        whole.ok_or_else(|| Fault::new(FaultCode::NotFound, format!("{blob} is not here")))?;
-    let credit = connection.sends(stream)?;
-    let here = Rc::clone(connection);
+    let full = connection.supervisor.outbox.blob(blob);
+    let full = full.ok_or_else(|| {
+        Fault::new(FaultCode::NotFound, format!("blob {blob} is not in the outbox"))
+    })?;
+    let credit = connection.open_outgoing(stream)?;
+    let shared = Rc::clone(connection);
     connection.spawn(async move {
-        here.reply(id, Ok(Reply::Done)).await;
-        let mut rest = whole.as_bytes();
+        shared.reply(id, Ok(Reply::Done)).await;
+        let mut rest = full.as_bytes();
         while !rest.is_empty() {
-            let may = credit.available(rest.len().min(MAX_DATA_BYTES)).await;
-            let (piece, after) = rest.split_at(may);
-            credit.spend(may);
-            here.data(stream, piece).await;
+            let allowed = credit.available(rest.len().min(MAX_DATA_BYTES)).await;
+            let (chunk, after) = rest.split_at(allowed);
+            credit.spend(allowed);
+            shared.data(stream, chunk).await;
             rest = after;
         }
-        here.end(stream).await;
+        shared.end(stream).await;
     });
     Ok(())
 }

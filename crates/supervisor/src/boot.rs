@@ -1,5 +1,5 @@
-//! Gets the sandbox ready for its session: checkouts, hooks, agent. Each step is told as an event;
-//! the first that fails ends the boot, and nothing is run twice.
+//! Prepares the sandbox for its session: checkouts, hooks, agent. Each phase is reported as an
+//! event; the first failure ends the boot. A boot runs once.
 
 use std::{
     future::Future,
@@ -22,9 +22,9 @@ use crate::{
     users::{AGENT_USER, User},
 };
 
-const HOOK_LIMIT: Duration = Duration::from_secs(30 * 60);
+const DEFAULT_HOOK_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
-/// Takes the orders and begins; the second time it only answers.
+/// Starts the boot; a repeated request only gets a reply.
 pub(crate) fn accept(supervisor: &Rc<Supervisor>, boot: Boot) -> Result<Reply, Fault> {
     check(&boot)?;
     if let Some(before) = &*supervisor.boot.borrow() {
@@ -33,95 +33,104 @@ pub(crate) fn accept(supervisor: &Rc<Supervisor>, boot: Boot) -> Result<Reply, F
         }
         return Err(Fault::new(
             FaultCode::Invalid,
-            format!("this sandbox is {}'s", before.session),
+            format!("this sandbox belongs to session {}", before.session),
         ));
     }
     supervisor.boot.replace(Some(boot.clone()));
     let supervisor = Rc::clone(supervisor);
     tokio::task::spawn_local(async move {
-        let _told_as_an_event = run(&supervisor, &boot).await;
+        let _reported_as_event = run(&supervisor, &boot).await;
     });
     Ok(Reply::Done)
 }
 
-// A name becomes a folder, a branch an argument of git: neither may be taken for something else.
+// Names become folders and branches become git arguments: reject those with another meaning.
 fn check(boot: &Boot) -> Result<(), Fault> {
-    let invalid =
-        |what: &str, text: &str| Fault::new(FaultCode::Invalid, format!("`{text}` is not {what}"));
+    let invalid = |what: &str, text: &str| {
+        Fault::new(FaultCode::Invalid, format!("`{text}` is not a valid {what}"))
+    };
     for checkout in &boot.repositories {
         let name = checkout.name.as_str();
         if name.is_empty() || name.starts_with(['.', '-']) || name.contains(['/', '\0']) {
-            return Err(invalid("the name of a checkout", name));
+            return Err(invalid("checkout name", name));
         }
         for branch in checkout.base.iter().chain(&checkout.branch) {
             if branch.is_empty()
                 || branch.starts_with('-')
                 || branch.contains(['\0', ' ', '~', '^', ':', '\\'])
             {
-                return Err(invalid("the name of a branch", branch));
+                return Err(invalid("branch name", branch));
             }
         }
         if checkout.remote.is_empty() || checkout.remote.starts_with('-') {
-            return Err(invalid("a remote", &checkout.remote));
+            return Err(invalid("remote", &checkout.remote));
         }
     }
     Ok(())
 }
 
-/// What a step gave: whether there was anything to do, or the last lines of what failed.
-type Step = Result<bool, String>;
+/// Whether there was anything to do, or the last lines of the failed command.
+type PhaseResult = Result<bool, String>;
 
 async fn run(supervisor: &Rc<Supervisor>, boot: &Boot) -> Result<(), ()> {
     let user = supervisor.user(Some(AGENT_USER)).map_err(|_| ())?;
     let building = boot.start == BootStart::Build;
-    // What a disk holds already has been set up there.
+    // Checkouts that need their setup hook; those on an existing disk have been set up.
     let mut fresh: Vec<&Checkout> = match boot.start {
         BootStart::Build | BootStart::Fresh => boot.repositories.iter().collect(),
         BootStart::Image | BootStart::Restore => Vec::new(),
     };
-    let limit = boot.hook_millis.map_or(HOOK_LIMIT, Duration::from_millis);
+    let timeout = boot.hook_millis.map_or(DEFAULT_HOOK_TIMEOUT, Duration::from_millis);
     let started: Vec<&Checkout> = boot.repositories.iter().filter(|_| !building).collect();
-    step(supervisor, BootPhase::Starting, starting(supervisor, &user)).await?;
-    step(supervisor, BootPhase::Sync, sync(supervisor, boot, &user, &mut fresh)).await?;
-    step(supervisor, BootPhase::Setup, hooks(supervisor, &fresh, &user, ("setup.sh", limit)))
-        .await?;
-    step(supervisor, BootPhase::Start, hooks(supervisor, &started, &user, ("start.sh", limit)))
-        .await?;
-    step(supervisor, BootPhase::Agent, async {
+    run_phase(supervisor, BootPhase::Starting, starting(supervisor, &user)).await?;
+    run_phase(supervisor, BootPhase::Sync, sync(supervisor, boot, &user, &mut fresh)).await?;
+    run_phase(
+        supervisor,
+        BootPhase::Setup,
+        hooks(supervisor, &fresh, &user, ("setup.sh", timeout)),
+    )
+    .await?;
+    run_phase(
+        supervisor,
+        BootPhase::Start,
+        hooks(supervisor, &started, &user, ("start.sh", timeout)),
+    )
+    .await?;
+    run_phase(supervisor, BootPhase::Agent, async {
         let Some(agent) = boot.agent.as_ref().filter(|_| !building) else { return Ok(false) };
         supervisor.turns.start(supervisor, agent, primary(supervisor, boot)).await.map(|()| true)
     })
     .await?;
-    supervisor.phase(BootPhase::Ready, PhaseStatus::Done, Some(0), None);
+    supervisor.report_phase(BootPhase::Ready, PhaseStatus::Done, Some(0), None);
     Ok(())
 }
 
-async fn step(
+async fn run_phase(
     supervisor: &Supervisor,
     phase: BootPhase,
-    work: impl Future<Output = Step>,
+    work: impl Future<Output = PhaseResult>,
 ) -> Result<(), ()> {
-    let began = Instant::now();
-    supervisor.phase(phase, PhaseStatus::Started, None, None);
+    let started_at = Instant::now();
+    supervisor.report_phase(phase, PhaseStatus::Started, None, None);
     let done = work.await;
-    let millis = u64::try_from(began.elapsed().as_millis()).ok();
+    let millis = u64::try_from(started_at.elapsed().as_millis()).ok();
     match done {
-        Ok(true) => supervisor.phase(phase, PhaseStatus::Done, millis, None),
-        Ok(false) => supervisor.phase(phase, PhaseStatus::Skipped, millis, None),
+        Ok(true) => supervisor.report_phase(phase, PhaseStatus::Done, millis, None),
+        Ok(false) => supervisor.report_phase(phase, PhaseStatus::Skipped, millis, None),
         Err(tail) => {
-            supervisor.phase(phase, PhaseStatus::Failed, millis, Some(tail));
+            supervisor.report_phase(phase, PhaseStatus::Failed, millis, Some(tail));
             return Err(());
         }
     }
     Ok(())
 }
 
-// The agent's home and the workspace belong to the agent's user, whatever the image says.
-async fn starting(supervisor: &Supervisor, user: &User) -> Step {
+// Gives the agent's home and the workspace to the agent's user, regardless of the image.
+async fn starting(supervisor: &Supervisor, user: &User) -> PhaseResult {
     let home = supervisor.env(user).remove("HOME").unwrap_or_else(|| user.home.clone());
     for folder in [home, supervisor.workspace()] {
         own(Path::new(&folder), user)
-            .map_err(|error| format!("cannot prepare {folder}: {error}"))?;
+            .map_err(|error| format!("cannot create {folder}: {error}"))?;
     }
     Ok(true)
 }
@@ -139,27 +148,32 @@ async fn sync<'a>(
     boot: &'a Boot,
     user: &User,
     fresh: &mut Vec<&'a Checkout>,
-) -> Step {
+) -> PhaseResult {
     let git = Git { supervisor, user };
-    let settled = git.settings().await;
+    let configured = git.configure().await;
     if boot.repositories.is_empty() {
-        // An image without git is as good as any for work that needs none.
+        // Without repositories the image need not contain git.
         return Ok(false);
     }
-    settled?;
+    configured?;
     for checkout in &boot.repositories {
-        let told = match git.sync(checkout, boot.start).await? {
-            Synced::Brought => None,
+        let warning = match git.sync(checkout, boot.start).await? {
+            Synced::UpToDate => None,
             Synced::Stale(message) => Some(message),
             Synced::Cloned => {
                 if !fresh.contains(&checkout) {
                     fresh.push(checkout);
                 }
                 let restored = boot.start == BootStart::Restore;
-                restored.then(|| format!("the disk held no {}: it was cloned", checkout.name))
+                restored.then(|| {
+                    format!(
+                        "{} was missing on the restored disk and has been cloned",
+                        checkout.name
+                    )
+                })
             }
         };
-        if let Some(message) = told {
+        if let Some(message) = warning {
             supervisor.outbox.push(None, EventBody::Warning { message });
         }
     }
@@ -170,8 +184,8 @@ async fn hooks(
     supervisor: &Supervisor,
     checkouts: &[&Checkout],
     user: &User,
-    (name, limit): (&str, Duration),
-) -> Step {
+    (name, timeout): (&str, Duration),
+) -> PhaseResult {
     let mut ran = false;
     for checkout in checkouts {
         let folder = format!("{}/{}", supervisor.workspace(), checkout.name);
@@ -181,9 +195,9 @@ async fn hooks(
         }
         ran = true;
         let shell = if Path::new("/bin/bash").exists() { "bash" } else { "sh" };
-        let order = supervisor.order(vec![shell.to_owned(), script.clone()], user, &folder);
+        let spec = supervisor.process_spec(vec![shell.to_owned(), script.clone()], user, &folder);
         let captured =
-            capture::run(supervisor, order, limit).await.map_err(|fault| fault.message)?;
+            capture::run(supervisor, spec, timeout).await.map_err(|fault| fault.message)?;
         captured.ok().map_err(|tail| format!("{}: {script}\n{tail}", checkout.name))?;
     }
     Ok(ran)
@@ -221,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_lead_elsewhere_are_refused() {
+    fn unsafe_names_are_rejected() {
         assert!(check(&boot("shop", "harvest/x")).is_ok());
         for name in ["", "..", ".git", "a/b", "-x"] {
             assert!(check(&boot(name, "main")).is_err(), "{name}");

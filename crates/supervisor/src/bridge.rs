@@ -1,5 +1,5 @@
-//! The bridge's listening side: takes connections and decides who owns the session. What a
-//! connection says is [`crate::connection`]'s business.
+//! The listening side of the bridge: accepts connections and decides which one owns the session.
+//! The protocol is in [`crate::connection`].
 
 use std::{
     cell::{Cell, RefCell},
@@ -13,8 +13,8 @@ use tokio::{net::UnixListener, sync::Notify};
 
 use crate::{connection, log, supervisor::Supervisor};
 
-// After a failed accept (too many open files): try again, do not spin.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+// Delay after a failed accept (too many open files).
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
 
 /// The inherited socket as a listener.
 pub(crate) fn listener(descriptor: OwnedFd) -> io::Result<UnixListener> {
@@ -23,7 +23,7 @@ pub(crate) fn listener(descriptor: OwnedFd) -> io::Result<UnixListener> {
     UnixListener::from_std(listener)
 }
 
-/// Takes connections for ever; `shutdown` is rung by the owner's `Shutdown`.
+/// Accepts connections. `shutdown` is notified by the owner's `Shutdown` request.
 pub(crate) async fn serve(
     supervisor: Rc<Supervisor>,
     listener: UnixListener,
@@ -42,13 +42,14 @@ pub(crate) async fn serve(
                     log::line(format_args!("cannot accept on the bridge: {error}"));
                 }
                 failing = true;
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
             }
         }
     }
 }
 
-/// Who owns the session: the connection with the highest lease, and of two with the same the later.
+/// The owner of the session: the connection with the highest lease, or the latest of several with
+/// the same lease.
 #[derive(Debug, Default)]
 pub(crate) struct Ownership {
     lease: Cell<u64>,
@@ -57,8 +58,8 @@ pub(crate) struct Ownership {
 }
 
 impl Ownership {
-    /// Makes the caller the owner and closes the one before; `None` when its lease is old.
-    /// The number names the ownership, the bell tells when it is over.
+    /// Makes the caller the owner and ends the previous ownership; `None` when its lease is old.
+    /// Returns a number that identifies the ownership, and a notifier for its end.
     pub(crate) fn claim(&self, lease: u64) -> Option<(u64, Rc<Notify>)> {
         if lease < self.lease.get() {
             return None;
@@ -83,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_newer_lease_takes_over_and_an_older_one_is_refused() {
+    fn newer_lease_takes_over_and_older_is_rejected() {
         let ownership = Ownership::default();
         let (first, _) = ownership.claim(3).unwrap();
         assert!(ownership.claim(2).is_none());

@@ -1,5 +1,5 @@
-//! Runs a command of the supervisor's own (git, a hook) in the commands' cgroup, and keeps its last
-//! lines. The output goes nowhere else.
+//! Runs an internal command (git, a hook) in the commands' cgroup and keeps only the last lines of
+//! its output.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use harvest_proto::{
 use tokio::net::unix::pipe;
 
 use crate::{
-    cut::Tail,
-    exec::{pipes, read_rest, throw_away},
-    processes::Order,
+    exec::{discard_output, pipes, read_rest},
+    processes::ProcessSpec,
     supervisor::Supervisor,
+    truncate::Tail,
 };
 
 /// How a captured command ended.
@@ -25,19 +25,19 @@ pub(crate) struct Captured {
 }
 
 impl Captured {
-    /// Its last line, when it ended well.
+    /// The last lines if the command succeeded, otherwise an error with them.
     pub(crate) fn ok(self) -> Result<String, String> {
         match self.exit {
             Exit::Code(0) => Ok(self.tail),
             exit => {
-                let tail = redact::cover(&self.tail);
+                let tail = redact::redact(&self.tail);
                 Err(format!("{tail}\n{}", describe(exit)).trim_start().to_owned())
             }
         }
     }
 }
 
-/// An exit in words, after the name of what ended.
+/// Describes an exit; to be preceded by a subject.
 pub(crate) fn describe(exit: Exit) -> String {
     match exit {
         Exit::Code(code) => format!("exited with code {code}"),
@@ -48,26 +48,26 @@ pub(crate) fn describe(exit: Exit) -> String {
     }
 }
 
-/// Runs a command to its end, for at most `limit`.
+/// Runs a command with a timeout.
 pub(crate) async fn run(
     supervisor: &Supervisor,
-    order: Order,
-    limit: Duration,
+    spec: ProcessSpec,
+    timeout: Duration,
 ) -> Result<Captured, Fault> {
     let system = |error: std::io::Error| {
-        Fault::new(FaultCode::System, format!("cannot make a pipe: {error}"))
+        Fault::new(FaultCode::System, format!("cannot create a pipe: {error}"))
     };
     let oom_before = supervisor.oom.read();
-    let (ours, mut theirs) = pipes(&order, false).map_err(system)?;
+    let (ours, mut theirs) = pipes(&spec, false).map_err(system)?;
     // One pipe for both outputs keeps their lines in order.
     theirs[2] = theirs[1].try_clone().map_err(system)?;
-    let mut child = supervisor.processes.start(order, theirs).await?;
+    let mut child = supervisor.processes.start(spec, theirs).await?;
     let mut tail = Tail::default();
     let exit = {
         let wait = async {
             tokio::select! {
                 end = child.wait() => supervisor.exit(end, oom_before),
-                () = tokio::time::sleep(limit) => {
+                () = tokio::time::sleep(timeout) => {
                     child.kill().await;
                     Exit::Timeout
                 }
@@ -79,8 +79,8 @@ pub(crate) async fn run(
         }
     };
     read_rest(&ours.stdout, |bytes| tail.push(bytes));
-    // A service that a hook started keeps its output open; a closed pipe would kill it.
-    tokio::task::spawn_local(throw_away(ours.stdout));
+    // A service started by a hook may hold the pipe open; closing it would kill the service.
+    tokio::task::spawn_local(discard_output(ours.stdout));
     Ok(Captured { exit, tail: tail.text() })
 }
 
@@ -91,7 +91,7 @@ async fn read_on(receiver: &pipe::Receiver, tail: &mut Tail) -> Exit {
             Ok(0) => break,
             Ok(count) => {
                 tail.push(&buffer[..count]);
-                // A pipe that is always full never makes us wait: everybody else would.
+                // A pipe that never runs empty would starve the other tasks.
                 tokio::task::yield_now().await;
             }
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}

@@ -1,5 +1,5 @@
-//! What the supervisor may do with cgroups: kill everything the agent started and prove it, and
-//! count what the memory limit has killed. It only uses the files it was born with.
+//! Kills all processes in the agent's cgroup and verifies that it is empty; counts OOM kills. Uses
+//! only inherited descriptors.
 
 use std::{
     fs::File,
@@ -11,13 +11,11 @@ use std::{
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::time::{Instant, sleep};
 
-// Between two looks at whether the agent's cgroup is empty.
-const LOOK: Duration = Duration::from_millis(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-// How long a v1 freezer may take before the killing goes on without it.
-const FREEZE: Duration = Duration::from_millis(500);
+// How long to wait for a v1 freezer before killing without it.
+const FREEZE_TIMEOUT: Duration = Duration::from_millis(500);
 
-/// The agent's cgroup.
 #[derive(Debug)]
 pub(crate) struct AgentGroup {
     pub(crate) joins: Vec<OwnedFd>,
@@ -27,7 +25,6 @@ pub(crate) struct AgentGroup {
 }
 
 impl AgentGroup {
-    /// From the descriptors of the launch.
     pub(crate) fn new(
         joins: Vec<OwnedFd>,
         procs: Option<OwnedFd>,
@@ -42,14 +39,14 @@ impl AgentGroup {
         }
     }
 
-    /// Whether the group's being empty proves anything; an ordinary user may have no cgroup.
-    pub(crate) fn proves(&self) -> bool {
+    /// Whether there is a cgroup at all; rootless hosts may have none.
+    pub(crate) fn is_available(&self) -> bool {
         self.procs.is_some()
     }
 
-    /// Kills everything in the group until it is empty. False when that is not proven in time.
-    pub(crate) async fn clear(&self, limit: Duration) -> bool {
-        let deadline = Instant::now() + limit;
+    /// Kills all processes until the group is empty; false on timeout.
+    pub(crate) async fn kill_all(&self, timeout: Duration) -> bool {
+        let deadline = Instant::now() + timeout;
         loop {
             match self.members() {
                 Ok(members) if members.is_empty() => return true,
@@ -61,7 +58,7 @@ impl AgentGroup {
             if Instant::now() >= deadline {
                 return false;
             }
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 
@@ -72,7 +69,7 @@ impl AgentGroup {
             }
             return;
         }
-        // Frozen processes cannot fork away from the list; the signal takes effect at the thaw.
+        // Frozen processes cannot fork after they are listed; SIGKILL takes effect at the thaw.
         self.freeze().await;
         let members = self.members().unwrap_or_else(|_| members.to_vec());
         for pid in members {
@@ -90,9 +87,9 @@ impl AgentGroup {
         if freezer.write_all(b"FROZEN").is_err() {
             return;
         }
-        let deadline = Instant::now() + FREEZE;
+        let deadline = Instant::now() + FREEZE_TIMEOUT;
         while Instant::now() < deadline
-            && !matches!(read_again(freezer), Ok(state) if state.trim() == "FROZEN")
+            && !matches!(reread(freezer), Ok(state) if state.trim() == "FROZEN")
         {
             sleep(Duration::from_millis(1)).await;
         }
@@ -100,7 +97,7 @@ impl AgentGroup {
 
     fn members(&self) -> io::Result<Vec<Pid>> {
         let Some(procs) = &self.procs else { return Ok(Vec::new()) };
-        let text = read_anew(procs)?;
+        let text = reopen_and_read(procs)?;
         Ok(text
             .lines()
             .filter_map(|line| line.trim().parse().ok())
@@ -109,7 +106,7 @@ impl AgentGroup {
     }
 }
 
-/// Counts what the memory limit has killed.
+/// The number of OOM kills.
 #[derive(Debug)]
 pub(crate) struct OomCount(Option<File>);
 
@@ -118,14 +115,13 @@ impl OomCount {
         Self(descriptor.map(File::from))
     }
 
-    /// How many processes so far.
     pub(crate) fn read(&self) -> u64 {
-        let text = self.0.as_ref().and_then(|file| read_again(file).ok()).unwrap_or_default();
-        count(&text)
+        let text = self.0.as_ref().and_then(|file| reread(file).ok()).unwrap_or_default();
+        oom_kills(&text)
     }
 }
 
-fn count(text: &str) -> u64 {
+fn oom_kills(text: &str) -> u64 {
     text.lines()
         .filter_map(|line| line.split_once(' '))
         .find(|(name, _)| *name == "oom_kill")
@@ -133,19 +129,19 @@ fn count(text: &str) -> u64 {
         .unwrap_or(0)
 }
 
-fn read_again(mut file: &File) -> io::Result<String> {
+fn reread(mut file: &File) -> io::Result<String> {
     let mut text = String::new();
     file.rewind()?;
     file.read_to_string(&mut text)?;
     Ok(text)
 }
 
-// A v1 kernel caches the list per open file for as long as it is read more often than once a
-// second: only a newly opened file shows who is there now.
-fn read_anew(file: &File) -> io::Result<String> {
+// cgroup v1 caches the list per open file while it is read more than once a second: only a newly
+// opened file is current.
+fn reopen_and_read(file: &File) -> io::Result<String> {
     match File::open(format!("/proc/self/fd/{}", file.as_raw_fd())) {
-        Ok(anew) => read_again(&anew),
-        Err(_) => read_again(file),
+        Ok(reopened) => reread(&reopened),
+        Err(_) => reread(file),
     }
 }
 
@@ -154,9 +150,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_count_is_found_in_both_versions_of_the_file() {
-        assert_eq!(count("low 0\nhigh 0\nmax 4\noom 1\noom_kill 3\noom_group_kill 0\n"), 3);
-        assert_eq!(count("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"), 2);
-        assert_eq!(count(""), 0);
+    fn oom_kills_are_parsed_in_both_cgroup_versions() {
+        assert_eq!(oom_kills("low 0\nhigh 0\nmax 4\noom 1\noom_kill 3\noom_group_kill 0\n"), 3);
+        assert_eq!(oom_kills("oom_kill_disable 0\nunder_oom 0\noom_kill 2\n"), 2);
+        assert_eq!(oom_kills(""), 0);
     }
 }

@@ -1,6 +1,6 @@
-//! One connection of the bridge: greets, reads frames, hands requests to the part they are for, and
-//! carries replies, streams and events back. A garbled frame ends this connection and nothing else;
-//! its commands end with it, the agent does not.
+//! One connection of the bridge: performs the handshake, dispatches requests, and sends replies,
+//! streams and events. A malformed frame closes this connection only. Its commands are killed when
+//! it closes, the agent is not.
 
 use std::{
     cell::{Cell, RefCell},
@@ -10,8 +10,8 @@ use std::{
 };
 
 use harvest_proto::bridge::{
-    Decoder, Exit, Fault, FaultCode, FileRequest, Frame, FromSupervisor, MAX_DATA_BYTES, Reply,
-    RequestId, Role, StreamId, ToSupervisor, VERSION,
+    BridgeRole, Decoder, Exit, Fault, FaultCode, FileRequest, Frame, FromSupervisor,
+    MAX_DATA_BYTES, Reply, RequestId, StreamId, ToSupervisor, VERSION,
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -25,32 +25,31 @@ use tokio::{
 };
 
 use crate::{
-    blobs, boot, cut, exec, files, log,
+    blobs, boot, exec, files, log,
     streams::{Credit, Inbox},
     supervisor::Supervisor,
-    terminal::Master,
+    terminal::PtyMaster,
+    truncate,
 };
 
-const GREETING: Duration = Duration::from_secs(10);
-const HEARTBEAT: Duration = Duration::from_secs(30);
-// However often an owner asks for one.
-const SHORTEST_HEARTBEAT: Duration = Duration::from_millis(10);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
+const DEFAULT_HEARTBEAT: Duration = Duration::from_secs(30);
+const MIN_HEARTBEAT: Duration = Duration::from_millis(10);
 
-// Frames on their way to a reader: at most 16 of 64 KiB, then every sender of this connection waits.
+// Frames waiting to be written: at most 16 of 64 KiB, then every sender of this connection waits.
 const QUEUED_FRAMES: usize = 16;
 
-// More streams than any client of ours opens at once.
+// More than any of our clients opens at once.
 const MAX_STREAMS: usize = 1024;
 
-/// Serves a connection until it ends.
 pub(crate) async fn serve(supervisor: Rc<Supervisor>, stream: UnixStream, shutdown: Rc<Notify>) {
     let (mut reader, writer) = stream.into_split();
     let mut decoder = Decoder::default();
-    let greeted = timeout(GREETING, greeting(&mut reader, &mut decoder)).await;
-    let Ok(Some((role, heartbeat))) = greeted else { return };
-    let bell = match admit(&supervisor, &role) {
-        Ok(bell) => bell,
-        Err(reason) => return log::line(format_args!("refused a connection: {reason}")),
+    let hello = timeout(HANDSHAKE_TIMEOUT, read_hello(&mut reader, &mut decoder)).await;
+    let Ok(Some((role, heartbeat))) = hello else { return };
+    let claim = match admit(&supervisor, &role) {
+        Ok(claim) => claim,
+        Err(reason) => return log::line(format_args!("rejected a connection: {reason}")),
     };
     let (frames, queue) = mpsc::channel(QUEUED_FRAMES);
     let connection = Rc::new(Connection {
@@ -64,42 +63,46 @@ pub(crate) async fn serve(supervisor: Rc<Supervisor>, stream: UnixStream, shutdo
         tasks: RefCell::default(),
         flushed: Notify::new(),
         broken: Notify::new(),
-        over: Cell::new(false),
+        closed: Cell::new(false),
         shutdown,
     });
-    // Before anything else: a dialer may send requests right behind its greeting.
+    // Sent before any reply: requests may follow the hello at once.
     let status = connection.supervisor.status();
     let detached = status.detached;
-    connection.say(FromSupervisor::Welcome { version: VERSION, status }).await;
-    let over = bell.as_ref().map_or_else(|| Rc::new(Notify::new()), |(_, bell)| Rc::clone(bell));
-    let ended = tokio::select! {
-        ended = connection.read(&mut reader, decoder) => ended,
-        () = write(writer, queue, &connection.flushed) => "the dialer stopped reading",
-        () = connection.broken.notified() => "a stream broke off",
-        () = over.notified() => "another owner took over",
-        () = connection.tell(bell, role, heartbeat, detached) => "",
+    connection.send(FromSupervisor::Welcome { version: VERSION, status }).await;
+    let superseded =
+        claim.as_ref().map_or_else(|| Rc::new(Notify::new()), |(_, lost)| Rc::clone(lost));
+    let reason = tokio::select! {
+        reason = connection.read(&mut reader, decoder) => reason,
+        () = write(writer, queue, &connection.flushed) => "the client stopped reading",
+        () = connection.broken.notified() => "a stream failed",
+        () = superseded.notified() => "another owner took over",
+        () = connection.push_events(claim, role, heartbeat, detached) => "",
     };
-    if !ended.is_empty() && connection.owner.is_some() {
-        log::line(format_args!("the owner's connection ended: {ended}"));
+    if !reason.is_empty() && connection.owner.is_some() {
+        log::line(format_args!("the owner's connection closed: {reason}"));
     }
-    // Commands hold the connection; without this neither would ever end.
+    // Command tasks hold a reference to the connection and must be aborted to free it.
     connection.tasks.take().abort_all();
     connection.close();
 }
 
-fn owner_epoch(role: &Role) -> Option<u64> {
+fn owner_epoch(role: &BridgeRole) -> Option<u64> {
     match role {
-        Role::Owner { epoch, .. } => Some(*epoch),
-        Role::Guest => None,
+        BridgeRole::Owner { epoch, .. } => Some(*epoch),
+        BridgeRole::Client => None,
     }
 }
 
-async fn greeting(reader: &mut OwnedReadHalf, decoder: &mut Decoder) -> Option<(Role, Duration)> {
+async fn read_hello(
+    reader: &mut OwnedReadHalf,
+    decoder: &mut Decoder,
+) -> Option<(BridgeRole, Duration)> {
     loop {
         match decoder.take::<ToSupervisor>() {
             Ok(Some(Frame::Control(ToSupervisor::Hello { role, heartbeat_millis, .. }))) => {
-                let heartbeat = heartbeat_millis.map_or(HEARTBEAT, Duration::from_millis);
-                return Some((role, heartbeat.max(SHORTEST_HEARTBEAT)));
+                let heartbeat = heartbeat_millis.map_or(DEFAULT_HEARTBEAT, Duration::from_millis);
+                return Some((role, heartbeat.max(MIN_HEARTBEAT)));
             }
             Ok(None) => {}
             Ok(Some(_)) | Err(_) => return None,
@@ -111,29 +114,29 @@ async fn greeting(reader: &mut OwnedReadHalf, decoder: &mut Decoder) -> Option<(
 }
 
 async fn fill(reader: &mut OwnedReadHalf, decoder: &mut Decoder) -> std::io::Result<()> {
-    let mut piece = [0u8; 16 * 1024];
-    match reader.read(&mut piece).await? {
+    let mut chunk = [0u8; 16 * 1024];
+    match reader.read(&mut chunk).await? {
         0 => Err(std::io::ErrorKind::UnexpectedEof.into()),
         count => {
-            decoder.push(&piece[..count]);
+            decoder.push(&chunk[..count]);
             Ok(())
         }
     }
 }
 
-type Bell = (u64, Rc<Notify>);
+type OwnerClaim = (u64, Rc<Notify>);
 
-fn admit(supervisor: &Supervisor, role: &Role) -> Result<Option<Bell>, String> {
-    let Role::Owner { lease, epoch, .. } = role else { return Ok(None) };
+fn admit(supervisor: &Supervisor, role: &BridgeRole) -> Result<Option<OwnerClaim>, String> {
+    let BridgeRole::Owner { lease, epoch, .. } = role else { return Ok(None) };
     if let Some(booted) = supervisor.boot.borrow().as_ref().map(|boot| boot.epoch)
         && booted != *epoch
     {
-        return Err(format!("epoch {epoch} is not ours, which is {booted}"));
+        return Err(format!("the epoch is {booted}, not {epoch}"));
     }
-    supervisor.ownership.claim(*lease).map(Some).ok_or_else(|| format!("lease {lease} is old"))
+    supervisor.ownership.claim(*lease).map(Some).ok_or_else(|| format!("lease {lease} is outdated"))
 }
 
-// An empty frame is a mark of ours: everything before it is written.
+// An empty frame is a marker: everything before it has been written.
 async fn write(mut writer: OwnedWriteHalf, mut queue: mpsc::Receiver<Vec<u8>>, flushed: &Notify) {
     while let Some(frame) = queue.recv().await {
         if frame.is_empty() {
@@ -145,114 +148,107 @@ async fn write(mut writer: OwnedWriteHalf, mut queue: mpsc::Receiver<Vec<u8>>, f
     }
 }
 
-/// A greeted connection.
+/// A connection after the handshake.
 pub(crate) struct Connection {
     pub(crate) supervisor: Rc<Supervisor>,
-    /// The epoch it owns; a guest owns none.
+    /// The epoch of an owner; `None` for other clients.
     owner: Option<u64>,
     frames: mpsc::Sender<Vec<u8>>,
     credits: RefCell<HashMap<StreamId, Rc<Credit>>>,
     inboxes: RefCell<HashMap<StreamId, Rc<Inbox>>>,
     kills: RefCell<HashMap<RequestId, Rc<Notify>>>,
-    terminals: RefCell<HashMap<RequestId, Weak<Master>>>,
+    terminals: RefCell<HashMap<RequestId, Weak<PtyMaster>>>,
     tasks: RefCell<JoinSet<()>>,
     flushed: Notify,
-    /// Rung when a stream cannot be ended honestly: the connection closes instead.
+    /// Notified when a stream fails midway: the connection closes, because an `End` would look
+    /// complete.
     pub(crate) broken: Notify,
-    /// Nobody is on the other side any more.
-    over: Cell<bool>,
+    closed: Cell<bool>,
     shutdown: Rc<Notify>,
 }
 
 impl Connection {
-    /// Whether nobody hears what is said here.
-    pub(crate) fn is_over(&self) -> bool {
-        self.over.get()
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.get()
     }
 
-    // What outlives the connection waits for nobody on its other side.
+    // Releases detached commands, which outlive the connection, from waiting for its client.
     fn close(&self) {
-        self.over.set(true);
-        self.credits.take().values().for_each(|credit| credit.lift());
+        self.closed.set(true);
+        self.credits.take().values().for_each(|credit| credit.lift_limit());
         self.inboxes.take().values().for_each(|inbox| inbox.end());
     }
 
-    /// Sends a message.
-    pub(crate) async fn say(&self, message: FromSupervisor) {
-        let _connection_is_over = self.frames.send(Frame::Control(message).encode()).await;
+    pub(crate) async fn send(&self, message: FromSupervisor) {
+        let _connection_closed = self.frames.send(Frame::Control(message).encode()).await;
     }
 
-    /// Answers a request.
     pub(crate) async fn reply(&self, id: RequestId, result: Result<Reply, Fault>) {
-        // Words about a request may repeat it, and the request may have been a whole frame.
+        // A message may quote the request, which may be as long as a frame.
         let result = result.map_err(|fault| Fault {
-            message: cut::text(&fault.message, cut::MAX_TEXT_BYTES),
+            message: truncate::text(&fault.message, truncate::MAX_TEXT_BYTES),
             ..fault
         });
-        self.say(FromSupervisor::Reply { id, result }).await;
+        self.send(FromSupervisor::Reply { id, result }).await;
     }
 
-    /// Tells how a command ended; its number is free again.
+    /// Reports the exit of a command and frees its id.
     pub(crate) async fn exited(&self, exec: RequestId, exit: Exit, millis: u64) {
         self.kills.borrow_mut().remove(&exec);
         self.terminals.borrow_mut().remove(&exec);
-        self.say(FromSupervisor::Exited { exec, exit, millis }).await;
+        self.send(FromSupervisor::Exited { exec, exit, millis }).await;
     }
 
-    /// Rung when the dialer gives a transfer up. A number that is in use already cannot be given up.
-    pub(crate) fn killable(&self, id: RequestId) -> Rc<Notify> {
-        let bell = Rc::new(Notify::new());
-        self.kills.borrow_mut().entry(id).or_insert_with(|| Rc::clone(&bell));
-        bell
+    /// Notified when the client cancels a transfer. With an id that is already in use it never is.
+    pub(crate) fn register_kill(&self, id: RequestId) -> Rc<Notify> {
+        let kill = Rc::new(Notify::new());
+        self.kills.borrow_mut().entry(id).or_insert_with(|| Rc::clone(&kill));
+        kill
     }
 
-    /// The transfer is over.
-    pub(crate) fn no_longer_killable(&self, id: RequestId) {
+    pub(crate) fn unregister_kill(&self, id: RequestId) {
         self.kills.borrow_mut().remove(&id);
     }
 
-    /// This command has that terminal.
-    pub(crate) fn has_terminal(&self, exec: RequestId, master: &Rc<Master>) {
+    pub(crate) fn register_terminal(&self, exec: RequestId, master: &Rc<PtyMaster>) {
         self.terminals.borrow_mut().insert(exec, Rc::downgrade(master));
     }
 
     fn resize(&self, exec: RequestId, rows: u16, cols: u16) -> Result<Reply, Fault> {
         let master = self.terminals.borrow().get(&exec).and_then(Weak::upgrade);
-        let master =
-            master.ok_or_else(|| Fault::new(FaultCode::NotFound, "no such terminal is open"))?;
+        let master = master.ok_or_else(|| Fault::new(FaultCode::NotFound, "no such terminal"))?;
         let resized = master.resize(rows, cols);
-        resized
-            .map_err(|error| Fault::new(FaultCode::System, format!("cannot resize: {error}")))?;
+        resized.map_err(|error| {
+            Fault::new(FaultCode::System, format!("cannot resize the terminal: {error}"))
+        })?;
         Ok(Reply::Done)
     }
 
-    /// Sends bytes of a stream; the caller has the credit for them.
+    /// Sends bytes of a stream; the caller has checked the credit.
     pub(crate) async fn data(&self, stream: StreamId, bytes: &[u8]) {
-        for piece in bytes.chunks(MAX_DATA_BYTES) {
-            let frame = Frame::<FromSupervisor>::Data { stream, bytes: piece.to_vec() };
-            let _connection_is_over = self.frames.send(frame.encode()).await;
+        for chunk in bytes.chunks(MAX_DATA_BYTES) {
+            let frame = Frame::<FromSupervisor>::Data { stream, bytes: chunk.to_vec() };
+            let _connection_closed = self.frames.send(frame.encode()).await;
         }
     }
 
-    /// Ends a stream we send on.
+    /// Ends an outgoing stream.
     pub(crate) async fn end(&self, stream: StreamId) {
         self.credits.borrow_mut().remove(&stream);
-        self.say(FromSupervisor::End { stream }).await;
+        self.send(FromSupervisor::End { stream }).await;
     }
 
-    /// Opens a stream we send on.
-    pub(crate) fn sends(&self, stream: StreamId) -> Result<Rc<Credit>, Fault> {
+    pub(crate) fn open_outgoing(&self, stream: StreamId) -> Result<Rc<Credit>, Fault> {
         self.check_free(stream)?;
         Ok(Rc::clone(self.credits.borrow_mut().entry(stream).or_default()))
     }
 
-    /// Opens a stream we receive on.
-    pub(crate) fn receives(&self, stream: StreamId) -> Result<Rc<Inbox>, Fault> {
+    pub(crate) fn open_incoming(&self, stream: StreamId) -> Result<Rc<Inbox>, Fault> {
         self.check_free(stream)?;
         Ok(Rc::clone(self.inboxes.borrow_mut().entry(stream).or_default()))
     }
 
-    /// Forgets a stream, whichever way it went; bytes that still come for it are dropped.
+    /// Drops a stream; bytes that still arrive for it are ignored.
     pub(crate) fn forget(&self, stream: StreamId) {
         self.credits.borrow_mut().remove(&stream);
         self.inboxes.borrow_mut().remove(&stream);
@@ -261,7 +257,10 @@ impl Connection {
     fn check_free(&self, stream: StreamId) -> Result<(), Fault> {
         let (credits, inboxes) = (self.credits.borrow(), self.inboxes.borrow());
         if credits.contains_key(&stream) || inboxes.contains_key(&stream) {
-            return Err(Fault::new(FaultCode::Invalid, format!("stream {stream} is in use")));
+            return Err(Fault::new(
+                FaultCode::Invalid,
+                format!("stream {stream} is already in use"),
+            ));
         }
         if credits.len() + inboxes.len() >= MAX_STREAMS {
             return Err(Fault::new(FaultCode::Busy, "too many open streams"));
@@ -269,38 +268,45 @@ impl Connection {
         Ok(())
     }
 
-    /// Runs something for as long as this connection lives.
+    /// Runs a task that is aborted when the connection closes.
     pub(crate) fn spawn(&self, task: impl Future<Output = ()> + 'static) {
         let mut tasks = self.tasks.borrow_mut();
         while tasks.try_join_next().is_some() {}
         tasks.spawn_local(task);
     }
 
-    // What is said without being asked: events and heartbeats, to the owner.
-    async fn tell(&self, bell: Option<Bell>, role: Role, heartbeat: Duration, mut detached: u32) {
+    // Sends events and heartbeats to the owner.
+    async fn push_events(
+        &self,
+        claim: Option<OwnerClaim>,
+        role: BridgeRole,
+        heartbeat: Duration,
+        mut detached: u32,
+    ) {
         let supervisor = &self.supervisor;
-        let (Some((number, _)), Role::Owner { stored, .. }) = (bell, role) else {
+        let (Some((number, _)), BridgeRole::Owner { stored, .. }) = (claim, role) else {
             return std::future::pending().await;
         };
         supervisor.outbox.reconnect(stored);
         let mut heartbeat = interval(heartbeat);
         heartbeat.reset();
         while supervisor.ownership.is_current(number) {
-            let (news, other) =
-                (supervisor.outbox.news.notified(), supervisor.detached.news.notified());
+            let (events, commands) =
+                (supervisor.outbox.changed.notified(), supervisor.detached.changed.notified());
             if supervisor.detached.count() != detached {
                 heartbeat.reset_immediately();
             }
             if let Some(event) = supervisor.outbox.next() {
-                self.say(FromSupervisor::Event(event)).await;
+                self.send(FromSupervisor::Event(event)).await;
                 continue;
             }
             tokio::select! {
-                () = news => {}
-                () = other => {}
+                () = events => {}
+                () = commands => {}
                 _ = heartbeat.tick() => {
                     detached = supervisor.detached.count();
-                    self.say(FromSupervisor::Heartbeat { busy: supervisor.turns.busy(), detached }).await;
+                    let busy = supervisor.turns.busy();
+                    self.send(FromSupervisor::Heartbeat { busy, detached }).await;
                 }
             }
         }
@@ -314,24 +320,24 @@ impl Connection {
         loop {
             loop {
                 match decoder.take::<ToSupervisor>() {
-                    Ok(Some(Frame::Control(message))) => self.hear(message).await,
+                    Ok(Some(Frame::Control(message))) => self.handle(message).await,
                     Ok(Some(Frame::Data { stream, bytes })) => {
                         let inbox = self.inboxes.borrow().get(&stream).cloned();
                         if inbox.is_some_and(|inbox| !inbox.push(&bytes)) {
-                            return "more bytes than were granted";
+                            return "the client exceeded its credit";
                         }
                     }
                     Ok(None) => break,
-                    Err(_) => return "a garbled frame",
+                    Err(_) => return "malformed frame",
                 }
             }
             if fill(reader, &mut decoder).await.is_err() {
-                return "the dialer closed it";
+                return "closed by the client";
             }
         }
     }
 
-    async fn hear(self: &Rc<Self>, message: ToSupervisor) {
+    async fn handle(self: &Rc<Self>, message: ToSupervisor) {
         match message {
             ToSupervisor::Credit { stream, bytes } => {
                 if let Some(credit) = self.credits.borrow().get(&stream) {
@@ -348,35 +354,36 @@ impl Connection {
                 if self.kills.borrow().contains_key(&id) {
                     let fault = Fault::new(
                         FaultCode::Invalid,
-                        format!("request {id} is a running command"),
+                        format!("request id {id} belongs to a running command"),
                     );
                     return self.reply(id, Err(fault)).await;
                 }
                 self.kills.borrow_mut().insert(id, Rc::clone(&kill));
                 if let Err(fault) = exec::start(self, id, *command, kill) {
-                    self.refuse_exec(id, fault).await;
+                    self.reject_exec(id, fault).await;
                 }
             }
             ToSupervisor::Kill { id, exec } => {
                 let kill = self.kills.borrow().get(&exec).cloned();
                 let result = kill.map(|kill| kill.notify_one()).map(|()| Reply::Done);
-                let result =
-                    result.ok_or_else(|| Fault::new(FaultCode::NotFound, "no such command runs"));
+                let result = result
+                    .ok_or_else(|| Fault::new(FaultCode::NotFound, "no such command is running"));
                 self.reply(id, result).await;
             }
             ToSupervisor::Resize { id, exec, rows, cols } => {
                 self.reply(id, self.resize(exec, rows, cols)).await;
             }
             ToSupervisor::File { id, request } => self.file(id, request).await,
+            ToSupervisor::Ping => self.send(FromSupervisor::Pong).await,
             ToSupervisor::Status { id } => {
                 self.reply(id, Ok(Reply::Status(self.supervisor.status()))).await
             }
-            other => self.hear_owner(other).await,
+            other => self.handle_owner(other).await,
         }
     }
 
-    /// Answers an `Exec` that never ran.
-    pub(crate) async fn refuse_exec(&self, id: RequestId, fault: Fault) {
+    /// Replies to an `Exec` that could not be started.
+    pub(crate) async fn reject_exec(&self, id: RequestId, fault: Fault) {
         self.kills.borrow_mut().remove(&id);
         self.reply(id, Err(fault)).await;
     }
@@ -387,7 +394,7 @@ impl Connection {
         }
     }
 
-    async fn hear_owner(self: &Rc<Self>, message: ToSupervisor) {
+    async fn handle_owner(self: &Rc<Self>, message: ToSupervisor) {
         let supervisor = &self.supervisor;
         let (id, result) = match message {
             ToSupervisor::EventsStored { upto } => {
@@ -416,7 +423,7 @@ impl Connection {
                 id,
                 Err(Fault::new(
                     FaultCode::Invalid,
-                    "the boot is for another epoch than this owner's",
+                    "the boot is for another epoch than the owner's",
                 )),
             ),
             ToSupervisor::Boot { id, boot } => (id, boot::accept(supervisor, *boot)),
@@ -427,11 +434,11 @@ impl Connection {
             }
             ToSupervisor::Shutdown { id } => {
                 self.reply(id, Ok(Reply::Done)).await;
-                // The writer runs beside this: only a task of its own may wait for it.
-                let _connection_is_over = self.frames.send(Vec::new()).await;
-                let (here, shutdown) = (Rc::clone(self), Rc::clone(&self.shutdown));
+                // Must be a separate task: awaiting here would block the writer.
+                let _connection_closed = self.frames.send(Vec::new()).await;
+                let (shared, shutdown) = (Rc::clone(self), Rc::clone(&self.shutdown));
                 return self.spawn(async move {
-                    let _dialer_is_gone = timeout(GREETING, here.flushed.notified()).await;
+                    let _client_gone = timeout(HANDSHAKE_TIMEOUT, shared.flushed.notified()).await;
                     shutdown.notify_one();
                 });
             }

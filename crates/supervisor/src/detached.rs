@@ -1,42 +1,39 @@
-//! Commands that go on when whoever started them is gone: how many there are, so that nobody takes the machine
-//! for idle. Starts and ends none of them.
+//! Counts detached commands, which outlive the connection that started them, so that the sandbox is
+//! not considered idle while they run.
 
 use std::{cell::Cell, rc::Rc};
 
 use tokio::sync::Notify;
 
-/// The detached commands that run.
 #[derive(Debug, Default)]
 pub(crate) struct Detached {
     count: Cell<u32>,
-    /// Rung when the number changes.
-    pub(crate) news: Notify,
+    /// Notified when the count changes.
+    pub(crate) changed: Notify,
 }
 
 impl Detached {
-    /// One more, for as long as what is returned lives.
-    pub(crate) fn one(self: &Rc<Self>) -> One {
-        self.change(self.count.get().saturating_add(1));
-        One(Rc::clone(self))
+    /// Counts a command until the guard is dropped.
+    pub(crate) fn register(self: &Rc<Self>) -> DetachedGuard {
+        self.set(self.count.get().saturating_add(1));
+        DetachedGuard(Rc::clone(self))
     }
 
-    /// How many run.
     pub(crate) fn count(&self) -> u32 {
         self.count.get()
     }
 
-    fn change(&self, count: u32) {
+    fn set(&self, count: u32) {
         self.count.set(count);
-        self.news.notify_waiters();
+        self.changed.notify_waiters();
     }
 }
 
-/// A detached command that runs.
 #[derive(Debug)]
-pub(crate) struct One(Rc<Detached>);
+pub(crate) struct DetachedGuard(Rc<Detached>);
 
-impl Drop for One {
+impl Drop for DetachedGuard {
     fn drop(&mut self) {
-        self.0.change(self.0.count.get().saturating_sub(1));
+        self.0.set(self.0.count.get().saturating_sub(1));
     }
 }

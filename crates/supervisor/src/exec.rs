@@ -1,4 +1,4 @@
-//! Runs a command for a connection: pipes, credit, time limit, exit.
+//! Runs a command for a connection: pipes, flow control, timeout, exit.
 
 use std::{
     os::fd::{AsFd, OwnedFd},
@@ -18,16 +18,16 @@ use tokio::{
 
 use crate::{
     connection::Connection,
-    processes::{Child, Order},
+    processes::{Child, ProcessSpec},
     streams::{Credit, Inbox},
     supervisor::Supervisor,
     terminal,
 };
 
-// Most commands say little: buffers start small and grow while reads fill them.
-const FIRST_READ_BYTES: usize = 4 * 1024;
+// Most commands write little: buffers start small and grow while reads fill them.
+const INITIAL_BUFFER_BYTES: usize = 4 * 1024;
 
-/// Checks a command and runs it beside everything else.
+/// Checks a command and runs it as a task.
 pub(crate) fn start(
     connection: &Rc<Connection>,
     id: RequestId,
@@ -36,52 +36,53 @@ pub(crate) fn start(
 ) -> Result<(), Fault> {
     let supervisor = &connection.supervisor;
     if command.argv.first().is_none_or(String::is_empty) {
-        return Err(Fault::new(FaultCode::Invalid, "a command needs a program"));
+        return Err(Fault::new(FaultCode::Invalid, "`argv` is empty"));
     }
     let user = supervisor.user(command.user.as_deref())?;
     let cwd = command.cwd.as_deref().unwrap_or(&supervisor.launch.workdir);
     let cwd = if cwd.is_empty() { "/" } else { cwd };
     if command.cwd.is_none() {
-        // An image may name a folder that is in none of its layers; when it cannot be made, the start says so.
+        // The image's working directory may not exist in its layers. If it cannot be created, the
+        // start fails with a clear error.
         let _ = std::fs::create_dir_all(cwd);
     }
-    let mut order = supervisor.order(command.argv.clone(), &user, cwd);
-    order.env.extend(command.env.clone());
-    order.terminal = command.terminal.is_some();
+    let mut spec = supervisor.process_spec(command.argv.clone(), &user, cwd);
+    spec.env.extend(command.env.clone());
+    spec.terminal = command.terminal.is_some();
     let term = command.terminal.as_ref().and_then(|terminal| terminal.term.clone());
-    order.env.extend(term.map(|term| ("TERM".to_owned(), term)));
-    // Opened here and not in the task: the dialer may send stdin right behind the request.
-    let streams = Streams::open(connection, &command)?;
-    let here = Rc::clone(connection);
+    spec.env.extend(term.map(|term| ("TERM".to_owned(), term)));
+    // Opened before the task runs: stdin may follow the request at once.
+    let streams = CommandStreams::open(connection, &command)?;
+    let shared = Rc::clone(connection);
     if command.detached && command.terminal.is_none() {
-        let running = supervisor.detached.one();
+        let guard = supervisor.detached.register();
         tokio::task::spawn_local(async move {
-            run(&here, id, order, &command, streams, &kill).await;
-            drop(running);
+            run(&shared, id, spec, &command, streams, &kill).await;
+            drop(guard);
         });
         return Ok(());
     }
     connection.spawn(async move {
         match &command.terminal {
-            Some(size) => terminal::run(&here, id, order, &command, size, streams, &kill).await,
-            None => run(&here, id, order, &command, streams, &kill).await,
+            Some(size) => terminal::run(&shared, id, spec, &command, size, streams, &kill).await,
+            None => run(&shared, id, spec, &command, streams, &kill).await,
         }
     });
     Ok(())
 }
 
-/// The command's streams at the bridge.
-pub(crate) struct Streams {
+/// The command's streams on the bridge.
+pub(crate) struct CommandStreams {
     pub(crate) stdin: Option<Rc<Inbox>>,
     pub(crate) stdout: Rc<Credit>,
     stderr: Rc<Credit>,
 }
 
-impl Streams {
+impl CommandStreams {
     fn open(connection: &Connection, command: &Command) -> Result<Self, Fault> {
-        let stdout = connection.sends(command.stdout)?;
-        let opened = connection.sends(command.stderr).and_then(|stderr| {
-            let stdin = command.stdin.map(|stdin| connection.receives(stdin)).transpose();
+        let stdout = connection.open_outgoing(command.stdout)?;
+        let opened = connection.open_outgoing(command.stderr).and_then(|stderr| {
+            let stdin = command.stdin.map(|stdin| connection.open_incoming(stdin)).transpose();
             stdin.inspect_err(|_| connection.forget(command.stderr)).map(|stdin| (stderr, stdin))
         });
         match opened {
@@ -103,27 +104,27 @@ impl Streams {
 async fn run(
     connection: &Rc<Connection>,
     id: RequestId,
-    order: Order,
+    spec: ProcessSpec,
     command: &Command,
-    streams: Streams,
+    streams: CommandStreams,
     kill: &Notify,
 ) {
-    let began = Instant::now();
+    let started_at = Instant::now();
     let oom_before = connection.supervisor.oom.read();
     let (mut child, pipes) =
-        match spawn(&connection.supervisor, order, streams.stdin.is_some()).await {
+        match spawn(&connection.supervisor, spec, streams.stdin.is_some()).await {
             Ok(started) => started,
             Err(fault) => {
-                Streams::forget(connection, command);
-                return connection.refuse_exec(id, fault).await;
+                CommandStreams::forget(connection, command);
+                return connection.reject_exec(id, fault).await;
             }
         };
-    connection.reply(id, Ok(Reply::Started { pid: child.pid(), terminal: false })).await;
-    let (ended, exited) = watch::channel(false);
-    let limit = command.timeout_millis.map(Duration::from_millis);
+    connection.reply(id, Ok(Reply::Started { pid: child.pid() })).await;
+    let (exit_sender, exited) = watch::channel(false);
+    let timeout = command.timeout_millis.map(Duration::from_millis);
     let wait = async {
-        let exit = supervise(&connection.supervisor, &mut child, limit, kill, oom_before).await;
-        ended.send_replace(true);
+        let exit = supervise(&connection.supervisor, &mut child, timeout, kill, oom_before).await;
+        exit_sender.send_replace(true);
         exit
     };
     let outputs = async {
@@ -138,27 +139,27 @@ async fn run(
         exit = outputs => exit,
         exit = pump_in(connection, pipes.stdin, command.stdin, streams.stdin) => exit,
     };
-    Streams::forget(connection, command);
-    let millis = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+    CommandStreams::forget(connection, command);
+    let millis = u64::try_from(started_at.elapsed().as_millis()).unwrap_or(u64::MAX);
     connection.exited(id, exit, millis).await;
 }
 
 async fn supervise(
     supervisor: &Supervisor,
     child: &mut Child,
-    limit: Option<Duration>,
+    timeout: Option<Duration>,
     kill: &Notify,
     oom_before: u64,
 ) -> Exit {
-    let time_is_up = async {
-        match limit {
-            Some(limit) => tokio::time::sleep(limit).await,
+    let timed_out = async {
+        match timeout {
+            Some(timeout) => tokio::time::sleep(timeout).await,
             None => std::future::pending().await,
         }
     };
     tokio::select! {
-        end = child.wait() => supervisor.exit(end, oom_before),
-        () = time_is_up => {
+        exit = child.wait() => supervisor.exit(exit, oom_before),
+        () = timed_out => {
             child.kill().await;
             Exit::Timeout
         }
@@ -169,30 +170,32 @@ async fn supervise(
     }
 }
 
-/// Our ends of a command's pipes.
+/// The supervisor's ends of a command's pipes.
 pub(crate) struct Pipes {
     pub(crate) stdin: Option<pipe::Sender>,
     pub(crate) stdout: pipe::Receiver,
     pub(crate) stderr: pipe::Receiver,
 }
 
-/// Makes a command's pipes: our ends and its.
-pub(crate) fn pipes(order: &Order, with_stdin: bool) -> std::io::Result<(Pipes, [OwnedFd; 3])> {
+/// Creates a command's pipes: the supervisor's ends and the command's.
+pub(crate) fn pipes(
+    spec: &ProcessSpec,
+    with_stdin: bool,
+) -> std::io::Result<(Pipes, [OwnedFd; 3])> {
     let (stdin, their_stdin) = if with_stdin {
         let (theirs, ours) = pipe_with(PipeFlags::CLOEXEC)?;
         (Some(pipe::Sender::from_owned_fd(ours)?), theirs)
     } else {
-        (None, empty()?)
+        (None, dev_null()?)
     };
     let (stdout, their_stdout) = pipe_with(PipeFlags::CLOEXEC)?;
     let (stderr, their_stderr) = pipe_with(PipeFlags::CLOEXEC)?;
     for pipe in
         [&their_stdin, &their_stdout, &their_stderr].into_iter().skip(usize::from(!with_stdin))
     {
-        // So that the command may open /dev/stdout by name, which checks the pipe's owner.
-        let (uid, gid) =
-            (rustix::fs::Uid::from_raw(order.uid), rustix::fs::Gid::from_raw(order.gid));
-        let _only_by_name = rustix::fs::fchown(pipe, Some(uid), Some(gid));
+        // Opening /dev/stdout by name checks the pipe's owner.
+        let (uid, gid) = (rustix::fs::Uid::from_raw(spec.uid), rustix::fs::Gid::from_raw(spec.gid));
+        let _only_by_path = rustix::fs::fchown(pipe, Some(uid), Some(gid));
     }
     let ours = Pipes {
         stdin,
@@ -202,25 +205,25 @@ pub(crate) fn pipes(order: &Order, with_stdin: bool) -> std::io::Result<(Pipes, 
     Ok((ours, [their_stdin, their_stdout, their_stderr]))
 }
 
-/// The `/dev/null` pid 1 was born with: whoever is root inside may have put anything in its place.
-pub(crate) fn empty() -> std::io::Result<OwnedFd> {
+/// The inherited `/dev/null`: root inside may have replaced the file.
+pub(crate) fn dev_null() -> std::io::Result<OwnedFd> {
     std::io::stdin().as_fd().try_clone_to_owned()
 }
 
 async fn spawn(
     supervisor: &Supervisor,
-    order: Order,
+    spec: ProcessSpec,
     with_stdin: bool,
 ) -> Result<(Child, Pipes), Fault> {
-    let made = pipes(&order, with_stdin);
-    let (ours, theirs) = made
-        .map_err(|error| Fault::new(FaultCode::System, format!("cannot make a pipe: {error}")))?;
-    let child = supervisor.processes.start(order, theirs).await?;
+    let created = pipes(&spec, with_stdin);
+    let (ours, theirs) = created
+        .map_err(|error| Fault::new(FaultCode::System, format!("cannot create a pipe: {error}")))?;
+    let child = supervisor.processes.start(spec, theirs).await?;
     Ok((child, ours))
 }
 
-// Sends what the command writes until it has ended and the pipe is empty. What it leaves running may
-// hold the pipe open: its output is thrown away, because a closed pipe would kill it.
+// Sends the command's output until it has exited and the pipe is empty. Descendants may hold the
+// pipe open: their output is discarded, because closing the pipe would kill them.
 async fn pump_out(
     connection: &Connection,
     receiver: pipe::Receiver,
@@ -228,16 +231,16 @@ async fn pump_out(
     credit: &Credit,
     mut exited: watch::Receiver<bool>,
 ) {
-    let mut buffer = vec![0u8; FIRST_READ_BYTES];
+    let mut buffer = vec![0u8; INITIAL_BUFFER_BYTES];
     let mut left = MAX_PIPE_BYTES;
     loop {
-        let may = credit.available(buffer.len()).await;
+        let allowed = credit.available(buffer.len()).await;
         let last = *exited.borrow();
-        if left == 0 || connection.is_over() {
-            tokio::task::spawn_local(throw_away(receiver));
+        if left == 0 || connection.is_closed() {
+            tokio::task::spawn_local(discard_output(receiver));
             break;
         }
-        match read_now(&receiver, &mut buffer[..may], last) {
+        match read_now(&receiver, &mut buffer[..allowed], last) {
             Ok(0) => break,
             Ok(count) => {
                 left = if last { left.saturating_sub(count) } else { left };
@@ -248,7 +251,7 @@ async fn pump_out(
                 }
             }
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock && last => {
-                tokio::task::spawn_local(throw_away(receiver));
+                tokio::task::spawn_local(discard_output(receiver));
                 break;
             }
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
@@ -263,11 +266,11 @@ async fn pump_out(
     connection.end(stream).await;
 }
 
-// What a pipe can hold (`fs.pipe-max-size`): an ended command has written no more than this since it
-// was last read. What goes on coming is of something it left running.
+// The capacity of a pipe (`fs.pipe-max-size`): after its last read an exited command cannot have
+// left more. Anything beyond comes from its descendants.
 const MAX_PIPE_BYTES: usize = 1 << 20;
 
-/// Reads what somebody who has ended has left in a pipe, and no more.
+/// Reads what an exited writer left in a pipe, and no more.
 pub(crate) fn read_rest(receiver: &pipe::Receiver, mut take: impl FnMut(&[u8])) {
     let (mut buffer, mut left) = ([0u8; 8192], MAX_PIPE_BYTES);
     while left > 0
@@ -278,8 +281,8 @@ pub(crate) fn read_rest(receiver: &pipe::Receiver, mut take: impl FnMut(&[u8])) 
     }
 }
 
-/// Reads without waiting. The runtime may not know yet that a pipe has become readable; after the
-/// writer's end only the kernel's own word counts.
+/// Reads without waiting. With `last` it bypasses the runtime, whose readiness state may lag
+/// behind.
 pub(crate) fn read_now(
     receiver: &pipe::Receiver,
     buffer: &mut [u8],
@@ -288,18 +291,18 @@ pub(crate) fn read_now(
     if last { Ok(rustix::io::read(receiver, buffer)?) } else { receiver.try_read(buffer) }
 }
 
-// A full pipe each time: 13 MB a second are enough for what nobody reads, and whoever writes more
-// waits at its own cost instead of keeping pid 1 busy, which no limit of the sandbox covers.
-const THROWN_AWAY_BYTES: usize = 64 * 1024;
-const THROW_AWAY_PAUSE: Duration = Duration::from_millis(5);
+// Limits discarded output to 13 MB per second: a faster writer blocks instead of keeping pid 1
+// busy, whose CPU time the sandbox's limits do not cover.
+const DISCARD_BYTES: usize = 64 * 1024;
+const DISCARD_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Reads a pipe to nowhere until nobody holds its other end.
-pub(crate) async fn throw_away(receiver: pipe::Receiver) {
+/// Reads and discards until the other end is closed.
+pub(crate) async fn discard_output(receiver: pipe::Receiver) {
     loop {
-        let read = receiver.try_read(&mut vec![0u8; THROWN_AWAY_BYTES]);
+        let read = receiver.try_read(&mut vec![0u8; DISCARD_BYTES]);
         match read {
             Ok(0) => return,
-            Ok(_) => tokio::time::sleep(THROW_AWAY_PAUSE).await,
+            Ok(_) => tokio::time::sleep(DISCARD_INTERVAL).await,
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                 if receiver.readable().await.is_err() {
                     return;
@@ -310,8 +313,8 @@ pub(crate) async fn throw_away(receiver: pipe::Receiver) {
     }
 }
 
-// Never returns: the command's end is what ends it. A command that no longer reads must not stall
-// its dialer, so what it does not take is dropped.
+// Never returns: it is cancelled when the command exits. Input that the command does not read any
+// more is dropped, so that the client does not stall.
 pub(crate) async fn pump_in(
     connection: &Connection,
     mut sender: Option<pipe::Sender>,
@@ -325,8 +328,8 @@ pub(crate) async fn pump_in(
             {
                 sender = None;
             }
-            let bytes = inbox.used(bytes.len());
-            connection.say(harvest_proto::bridge::FromSupervisor::Credit { stream, bytes }).await;
+            let bytes = inbox.grant_back(bytes.len());
+            connection.send(harvest_proto::bridge::FromSupervisor::Credit { stream, bytes }).await;
         }
     }
     drop(sender);
@@ -338,20 +341,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_never_ends_is_read_up_to_what_a_pipe_can_hold() {
+    fn endless_output_is_read_up_to_pipe_capacity() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let _inside = runtime.enter();
+        let _entered = runtime.enter();
         let (ours, theirs) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).unwrap();
         let receiver = pipe::Receiver::from_owned_fd(ours).unwrap();
         let refill = |bytes: usize| rustix::io::write(&theirs, &vec![0; bytes]).unwrap();
         refill(4096);
-        let mut taken = 0;
-        // Somebody writes as fast as we read: the pipe is never empty.
+        let mut read = 0;
+        // The writer is as fast as the reader: the pipe is never empty.
         read_rest(&receiver, |bytes| {
-            taken += bytes.len();
-            assert!(taken <= MAX_PIPE_BYTES + 8192, "it goes on for ever");
+            read += bytes.len();
+            assert!(read <= MAX_PIPE_BYTES + 8192, "reading is unbounded");
             refill(bytes.len());
         });
-        assert!(taken >= MAX_PIPE_BYTES);
+        assert!(read >= MAX_PIPE_BYTES);
     }
 }

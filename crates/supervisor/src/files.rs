@@ -1,8 +1,8 @@
-//! Reads, writes, describes and lists files for a connection. Bytes stream through: no file is ever
-//! held whole. A file appears under its name complete or not at all.
+//! Reads, writes, stats and lists files for a connection. Files are streamed, never held in memory,
+//! and written atomically.
 
-mod place;
-mod shape;
+mod resolve;
+mod tree;
 
 use std::{
     ffi::OsStr,
@@ -24,15 +24,16 @@ use harvest_proto::{
 use rustix::{fs::OFlags, io::Errno};
 use tokio::task::spawn_blocking;
 
-use self::place::Place;
+use self::resolve::ResolvedPath;
 use crate::{
     connection::Connection,
-    cut, log,
+    log,
     streams::{Credit, Inbox},
+    truncate,
     users::User,
 };
 
-/// Checks a request and carries it out beside everything else.
+/// Checks a request and runs it as a task of the connection.
 pub(crate) fn start(
     connection: &Rc<Connection>,
     id: RequestId,
@@ -45,54 +46,55 @@ pub(crate) fn start(
     | FileRequest::Mkdir { path, .. }
     | FileRequest::Symlink { path, .. }
     | FileRequest::ReadLink { path }
-    | FileRequest::Remove { path, .. }) = &request
-    else {
-        return Err(Fault::new(FaultCode::Invalid, "this supervisor does not know that request"));
-    };
+    | FileRequest::Remove { path, .. }) = &request;
     if !path.starts_with('/') || path.contains('\0') {
         return Err(Fault::new(FaultCode::Invalid, format!("`{path}` is not an absolute path")));
     }
     let path = PathBuf::from(path);
-    let here = Rc::clone(connection);
+    let shared = Rc::clone(connection);
     match request {
         FileRequest::Read { stream, .. } => {
-            let credit = connection.sends(stream)?;
-            let given_up = connection.killable(id);
+            let credit = connection.open_outgoing(stream)?;
+            let cancelled = connection.register_kill(id);
             connection.spawn(async move {
                 tokio::select! {
-                    () = read(&here, id, &path, stream, &credit) => {}
-                    () = given_up.notified() => here.forget(stream),
+                    () = read(&shared, id, &path, stream, &credit) => {}
+                    () = cancelled.notified() => shared.forget(stream),
                 }
-                here.no_longer_killable(id);
+                shared.unregister_kill(id);
             });
         }
         FileRequest::Write { mode, user, stream, .. } => {
             let user = connection.supervisor.user(user.as_deref())?;
-            let inbox = connection.receives(stream)?;
-            let given_up = connection.killable(id);
+            let inbox = connection.open_incoming(stream)?;
+            let cancelled = connection.register_kill(id);
             connection.spawn(async move {
                 let written = tokio::select! {
-                    written = write(&here, &path, mode, user, stream, &inbox) => written,
-                    // What was written of it goes, too.
-                    () = given_up.notified() => Err(io::ErrorKind::Interrupted.into()),
+                    written = write(&shared, &path, mode, user, stream, &inbox) => written,
+                    // Dropping the write removes the partial file.
+                    () = cancelled.notified() => Err(io::ErrorKind::Interrupted.into()),
                 };
-                here.no_longer_killable(id);
-                here.forget(stream);
-                here.reply(id, written.map(|()| Reply::Done).map_err(|error| fault(&path, &error)))
+                shared.unregister_kill(id);
+                shared.forget(stream);
+                shared
+                    .reply(id, written.map(|()| Reply::Done).map_err(|error| fault(&path, &error)))
                     .await;
             });
         }
         FileRequest::Stat { follow, .. } => connection.spawn(async move {
             let result = blocking(path, move |path| describe(path, follow));
-            here.reply(id, result.await.map(Reply::Stat)).await;
+            shared.reply(id, result.await.map(Reply::Stat)).await;
         }),
         FileRequest::List { after, .. } => connection.spawn(async move {
             let result = blocking(path, move |path| list(path, after.as_deref()));
-            here.reply(id, result.await.map(|(entries, more)| Reply::List { entries, more })).await;
+            shared
+                .reply(id, result.await.map(|(entries, more)| Reply::List { entries, more }))
+                .await;
         }),
         request => {
-            let work = shape::work(&connection.supervisor, request)?;
-            connection.spawn(async move { here.reply(id, blocking(path, work).await).await });
+            let operation = tree::operation(&connection.supervisor, request)?;
+            connection
+                .spawn(async move { shared.reply(id, blocking(path, operation).await).await });
         }
     }
     Ok(())
@@ -103,7 +105,7 @@ async fn blocking<T: Send + 'static>(
     work: impl FnOnce(&Path) -> io::Result<T> + Send + 'static,
 ) -> Result<T, Fault> {
     let worked = spawn_blocking(move || work(&path).map_err(|error| fault(&path, &error))).await;
-    worked.unwrap_or_else(|_| Err(Fault::new(FaultCode::System, "the file work was cut off")))
+    worked.unwrap_or_else(|_| Err(Fault::new(FaultCode::System, "the file operation panicked")))
 }
 
 async fn read(
@@ -120,19 +122,19 @@ async fn read(
             return connection.reply(id, Err(fault)).await;
         }
     };
-    // First, so that a dialer that waits for it before it reads on cannot wait for ever.
+    // Reply before the data: a client may wait for the reply before it grants more credit.
     connection.reply(id, Ok(Reply::Done)).await;
     let mut offset = 0u64;
     loop {
-        let may = credit.available(MAX_DATA_BYTES).await;
+        let allowed = credit.available(MAX_DATA_BYTES).await;
         let same = Arc::clone(&file);
-        let piece = spawn_blocking(move || {
-            let mut buffer = vec![0u8; may];
+        let chunk = spawn_blocking(move || {
+            let mut buffer = vec![0u8; allowed];
             let count = same.read_at(&mut buffer, offset)?;
             buffer.truncate(count);
             Ok::<_, io::Error>(buffer)
         });
-        match piece.await.unwrap_or_else(|_| Err(io::ErrorKind::Interrupted.into())) {
+        match chunk.await.unwrap_or_else(|_| Err(io::ErrorKind::Interrupted.into())) {
             Ok(bytes) if bytes.is_empty() => break,
             Ok(bytes) => {
                 credit.spend(bytes.len());
@@ -140,8 +142,8 @@ async fn read(
                 connection.data(stream, &bytes).await;
             }
             Err(error) => {
-                // An end here would pass for the file's own.
-                log::line(format_args!("cannot read on a file: {error}"));
+                // Ending the stream would look like the end of the file.
+                log::line(format_args!("cannot continue reading a file: {error}"));
                 return connection.broken.notify_one();
             }
         }
@@ -149,9 +151,9 @@ async fn read(
     connection.end(stream).await;
 }
 
-/// Opens a regular file to read. Without waiting: opening a pipe would block until somebody writes.
+/// Opens a regular file for reading. Non-blocking, because opening a FIFO would wait for a writer.
 pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
-    let file = place::open(path, OFlags::RDONLY | OFlags::NONBLOCK)?;
+    let file = resolve::open(path, OFlags::RDONLY | OFlags::NONBLOCK)?;
     let metadata = file.metadata()?;
     if metadata.is_dir() {
         return Err(io::ErrorKind::IsADirectory.into());
@@ -162,8 +164,8 @@ pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Opens a regular file of which a first byte, if there is one, can be read: some in `/proc` open and then
-/// refuse, which is better said than shown by hanging up.
+/// Opens a regular file and reads a byte: some files in `/proc` can be opened but not read, which
+/// should be an error reply instead of a broken connection.
 fn open_readable(path: &Path) -> io::Result<File> {
     let file = open_regular(path)?;
     file.read_at(&mut [0u8; 1], 0)?;
@@ -179,76 +181,76 @@ async fn write(
     inbox: &Inbox,
 ) -> io::Result<()> {
     let target = path.to_owned();
-    let unfinished = on_thread(move || Unfinished::new(&target, mode, &user)).await?;
-    let unfinished = Arc::new(unfinished);
+    let partial = blocking_io(move || PartialFile::new(&target, mode, &user)).await?;
+    let partial = Arc::new(partial);
     while let Some(bytes) = inbox.take().await {
-        let (same, length) = (Arc::clone(&unfinished), bytes.len());
-        on_thread(move || (&same.file).write_all(&bytes)).await?;
-        let bytes = inbox.used(length);
-        connection.say(FromSupervisor::Credit { stream, bytes }).await;
+        let (same, length) = (Arc::clone(&partial), bytes.len());
+        blocking_io(move || (&same.file).write_all(&bytes)).await?;
+        let bytes = inbox.grant_back(length);
+        connection.send(FromSupervisor::Credit { stream, bytes }).await;
     }
-    on_thread(move || unfinished.finish()).await
+    blocking_io(move || partial.finish()).await
 }
 
-async fn on_thread<T: Send + 'static>(
+async fn blocking_io<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
     spawn_blocking(work).await.unwrap_or_else(|_| Err(io::ErrorKind::Interrupted.into()))
 }
 
-/// A file being written beside its place; removed unless it is finished.
-struct Unfinished {
+/// A temporary file next to its target; removed unless it is finished.
+struct PartialFile {
     file: File,
     temporary: PathBuf,
-    place: Place,
+    target: ResolvedPath,
 }
 
-impl Unfinished {
+impl PartialFile {
     fn new(target: &Path, mode: u32, user: &User) -> io::Result<Self> {
-        let place = Place::of(target)?;
-        if place.path().is_dir() {
+        let resolved = ResolvedPath::of(target)?;
+        if resolved.path().is_dir() {
             return Err(io::ErrorKind::IsADirectory.into());
         }
-        let temporary = place.beside(&temporary_name(target.file_name().unwrap_or_default()));
-        // Born without rights and without following a link: nobody inside sees half a file.
+        let temporary = resolved.sibling(&temporary_name(target.file_name().unwrap_or_default()));
+        // Created private and without following links: processes inside cannot see a partial file.
         let file =
             fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
-        let unfinished = Self { file, temporary, place };
+        let partial = Self { file, temporary, target: resolved };
         let (uid, gid) = (rustix::fs::Uid::from_raw(user.uid), rustix::fs::Gid::from_raw(user.gid));
-        rustix::fs::fchown(&unfinished.file, Some(uid), Some(gid))?;
-        // After the owner, which clears the set-id bits.
-        unfinished.file.set_permissions(fs::Permissions::from_mode(mode & 0o7777))?;
-        Ok(unfinished)
+        rustix::fs::fchown(&partial.file, Some(uid), Some(gid))?;
+        // After chown, which clears the set-id bits.
+        partial.file.set_permissions(fs::Permissions::from_mode(mode & 0o7777))?;
+        Ok(partial)
     }
 
     fn finish(&self) -> io::Result<()> {
         self.file.sync_all()?;
-        fs::rename(&self.temporary, self.place.path())?;
-        self.place.sync()
+        fs::rename(&self.temporary, self.target.path())?;
+        self.target.sync()
     }
 }
 
-impl Drop for Unfinished {
-    // Harmless after `finish`: the name is no longer there.
+impl Drop for PartialFile {
+    // Harmless after `finish`: the file has been renamed.
     fn drop(&mut self) {
         let _already_renamed = fs::remove_file(&self.temporary);
     }
 }
 
 fn temporary_name(name: &OsStr) -> String {
-    // Cut: the whole must stay below the 255 bytes a name may have. An id of ours is as random as
-    // a name needs to be.
+    // Truncated to stay below the limit of 255 bytes. An id is random enough.
     let name = name.to_string_lossy();
-    format!(".{}.{}.part", cut::head(&name, 100), harvest_proto::SandboxId::random().part())
+    format!(".{}.{}.part", truncate::head(&name, 100), harvest_proto::SandboxId::random().part())
 }
 
-/// The entries by name, and whether there are more than fit a reply; who cannot ask for those is told so.
+/// The entries ordered by name, and whether more exist than fit into a reply. Without `after`,
+/// which would allow paging, that is an error.
 fn list(path: &Path, after: Option<&str>) -> io::Result<(Vec<FileStat>, bool)> {
-    // What a frame takes around the entries.
+    // Overhead of the frame.
     const FRAME_BYTES: usize = 4 * 1024;
-    // Held while it is listed: the way to it may lead elsewhere a moment later.
-    let folder = place::open(path, OFlags::RDONLY | OFlags::DIRECTORY)?;
-    let path = place::through(&folder);
+    // Held open while it is listed: the path may point elsewhere a moment later.
+    let folder = resolve::open(path, OFlags::RDONLY | OFlags::DIRECTORY)?;
+    let path = resolve::fd_path(&folder);
     let mut names = Vec::new();
     for entry in fs::read_dir(&path)? {
         names.push(entry?.file_name().to_string_lossy().into_owned());
@@ -260,12 +262,12 @@ fn list(path: &Path, after: Option<&str>) -> io::Result<(Vec<FileStat>, bool)> {
         let Ok(metadata) = fs::symlink_metadata(path.join(&name)) else { continue };
         let target = metadata.is_symlink().then(|| target(&path.join(&name))).flatten();
         let entry = FileStat { target, ..stat(name, &metadata) };
-        // As it is written, with a comma: a character of one byte may take six there.
-        bytes += cut::encoded(&entry) + 1;
+        // The length as JSON with a comma: escaping may turn one byte into six.
+        bytes += truncate::json_len(&entry) + 1;
         if bytes > MAX_CONTROL_BYTES {
-            let words = "the folder has more entries than fit a reply";
-            let unasked = || io::Error::new(io::ErrorKind::InvalidInput, words);
-            return after.map(|_| (entries, true)).ok_or_else(unasked);
+            let message = "the folder has more entries than fit into a reply";
+            let too_many = || io::Error::new(io::ErrorKind::InvalidInput, message);
+            return after.map(|_| (entries, true)).ok_or_else(too_many);
         }
         entries.push(entry);
     }
@@ -299,15 +301,15 @@ fn target(link: &Path) -> Option<String> {
     Some(fs::read_link(link).ok()?.to_string_lossy().into_owned())
 }
 
-/// What a path is: a link itself, or what it leads to.
+/// The metadata of a path; with `follow`, of a link's target.
 fn describe(path: &Path, follow: bool) -> io::Result<FileStat> {
     if follow || path.file_name().is_none() {
-        let there = place::open(path, OFlags::PATH)?;
-        return Ok(stat(name(path), &there.metadata()?));
+        let opened = resolve::open(path, OFlags::PATH)?;
+        return Ok(stat(name(path), &opened.metadata()?));
     }
-    let place = Place::of(path)?;
-    let metadata = fs::symlink_metadata(place.path())?;
-    let target = metadata.is_symlink().then(|| target(place.path())).flatten();
+    let resolved = ResolvedPath::of(path)?;
+    let metadata = fs::symlink_metadata(resolved.path())?;
+    let target = metadata.is_symlink().then(|| target(resolved.path())).flatten();
     Ok(FileStat { target, ..stat(name(path), &metadata) })
 }
 
@@ -319,7 +321,7 @@ fn fault(path: &Path, error: &io::Error) -> Fault {
         Kind::InvalidInput | Kind::IsADirectory | Kind::InvalidFilename | Kind::AlreadyExists => {
             FaultCode::Invalid
         }
-        // Links that lead in a circle, or out of the tree of files (see `place`).
+        // Circular links, or links of the kernel (see `resolve`).
         _ if error.raw_os_error() == Some(Errno::LOOP.raw_os_error()) => FaultCode::Denied,
         _ => FaultCode::System,
     };
@@ -333,7 +335,7 @@ mod tests {
     use harvest_proto::bridge::Frame;
 
     #[test]
-    fn a_folder_of_hostile_names_is_listed_in_frames_that_are_read() {
+    fn hostile_names_are_listed_in_valid_frames() {
         let folder = tempfile::tempdir().unwrap();
         for number in 0..300 {
             let name = format!("{number:03}{}", "\u{1}".repeat(200));
@@ -348,12 +350,12 @@ mod tests {
                 FromSupervisor::Reply { id: u64::MAX, result: Ok(Reply::List { entries, more }) };
             let mut decoder = harvest_proto::bridge::Decoder::default();
             decoder.push(&Frame::Control(reply).encode());
-            assert!(decoder.take::<FromSupervisor>().is_ok(), "the other side would hang up");
+            assert!(decoder.take::<FromSupervisor>().is_ok(), "the frame is too long");
             if !more {
                 break;
             }
         }
         assert_eq!(listed, 300);
-        assert!(list(folder.path(), None).is_err(), "who cannot ask for more is told");
+        assert!(list(folder.path(), None).is_err(), "without paging it is an error");
     }
 }

@@ -1,24 +1,24 @@
-//! Brings checkouts up to date, always as the agent's user and never asking anyone for anything.
+//! Clones and updates checkouts, always as the agent's user and never interactively.
 
 use std::time::Duration;
 
 use harvest_proto::{
     bridge::{Author, BootStart, Checkout},
-    git::UNHINDERED,
+    git::NO_HOOKS_ENV,
 };
 
 use crate::{capture, supervisor::Supervisor, users::User};
 
-// A first clone of a large repository over a parked gateway.
-const GIT_LIMIT: Duration = Duration::from_secs(30 * 60);
+// Enough for the first clone of a large repository while the gateway restarts.
+const NETWORK_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
-const LOCAL_LIMIT: Duration = Duration::from_secs(60);
+const LOCAL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Variables that make git fail where it would ask a person.
-pub(crate) const NEVER_ASK: [(&str, &str); 2] =
+/// Variables that make git fail instead of prompting.
+pub(crate) const NON_INTERACTIVE: [(&str, &str); 2] =
     [("GIT_TERMINAL_PROMPT", "0"), ("GIT_SSH_COMMAND", "ssh -o BatchMode=yes")];
 
-/// What holds for every git of this user. Set once per boot.
+/// Global settings of the user, written once per boot.
 const SETTINGS: [(&str, &str); 5] = [
     ("safe.directory", "*"),
     ("push.autoSetupRemote", "true"),
@@ -27,70 +27,69 @@ const SETTINGS: [(&str, &str); 5] = [
     ("user.email", "harvest@localhost"),
 ];
 
-/// What became of a checkout.
+/// The result of syncing a checkout.
 pub(crate) enum Synced {
-    /// It was there, and is up to date.
-    Brought,
-    /// It was there and stays as it is, for this reason.
+    UpToDate,
+    /// Left unchanged, for this reason.
     Stale(String),
-    /// It was not there.
     Cloned,
 }
 
-/// Git in one folder.
 pub(crate) struct Git<'a> {
     pub(crate) supervisor: &'a Supervisor,
     pub(crate) user: &'a User,
 }
 
 impl Git<'_> {
-    /// Runs git; its last lines either way.
+    /// Runs git; returns the last lines of its output in both cases.
     async fn run(
         &self,
         folder: &str,
         arguments: &[&str],
-        limit: Duration,
+        timeout: Duration,
     ) -> Result<String, String> {
         let argv =
             std::iter::once("git").chain(arguments.iter().copied()).map(str::to_owned).collect();
-        let mut order = self.supervisor.order(argv, self.user, folder);
-        order.env.extend(
-            NEVER_ASK
+        let mut spec = self.supervisor.process_spec(argv, self.user, folder);
+        spec.env.extend(
+            NON_INTERACTIVE
                 .iter()
-                .chain(&UNHINDERED)
+                .chain(&NO_HOOKS_ENV)
                 .map(|(name, value)| ((*name).to_owned(), (*value).to_owned())),
         );
         let captured =
-            capture::run(self.supervisor, order, limit).await.map_err(|fault| fault.message)?;
+            capture::run(self.supervisor, spec, timeout).await.map_err(|fault| fault.message)?;
         let line = format!("git {}", arguments.join(" "));
         captured.ok().map_err(|tail| format!("{line}\n{tail}"))
     }
 
-    /// The user's global settings, the default identity among them.
-    pub(crate) async fn settings(&self) -> Result<(), String> {
-        // An image or a restored disk has them already: one process says so in the place of five.
-        let there =
-            self.run("/", &["config", "--global", "--list"], LOCAL_LIMIT).await.unwrap_or_default();
+    /// Writes the user's global settings, including the default identity.
+    pub(crate) async fn configure(&self) -> Result<(), String> {
+        // An image or a restored disk has them already: one process instead of five.
+        let current = self
+            .run("/", &["config", "--global", "--list"], LOCAL_TIMEOUT)
+            .await
+            .unwrap_or_default();
         let is_set = |(name, value): &(&str, &str)| {
             let wanted = format!("{}={value}", name.to_lowercase());
-            there.lines().any(|line| line == wanted)
+            current.lines().any(|line| line == wanted)
         };
         for (name, value) in SETTINGS.into_iter().filter(|setting| !is_set(setting)) {
-            self.run("/", &["config", "--global", name, value], LOCAL_LIMIT).await?;
+            self.run("/", &["config", "--global", name, value], LOCAL_TIMEOUT).await?;
         }
         Ok(())
     }
 
-    /// Whose name the next commits get. In the user's settings, because the variables of a running
-    /// agent cannot change.
-    pub(crate) async fn identity(&self, author: &Author) -> Result<(), String> {
+    /// Sets the author of the next commits. In the global settings, because the environment of a
+    /// running agent cannot change.
+    pub(crate) async fn set_author(&self, author: &Author) -> Result<(), String> {
         let name = format!("{} (Harvest)", author.name);
-        self.run("/", &["config", "--global", "user.name", &name], LOCAL_LIMIT).await?;
-        self.run("/", &["config", "--global", "user.email", &author.email], LOCAL_LIMIT).await?;
+        self.run("/", &["config", "--global", "user.name", &name], LOCAL_TIMEOUT).await?;
+        self.run("/", &["config", "--global", "user.email", &author.email], LOCAL_TIMEOUT).await?;
         Ok(())
     }
 
-    /// Brings one checkout to where `start` wants it.
+    /// Brings a checkout into the state that `start` requires.
     pub(crate) async fn sync(
         &self,
         checkout: &Checkout,
@@ -98,23 +97,23 @@ impl Git<'_> {
     ) -> Result<Synced, String> {
         let workspace = self.supervisor.workspace();
         let folder = format!("{workspace}/{}", checkout.name);
-        let there = std::path::Path::new(&folder).join(".git").exists();
-        if start == BootStart::Restore && (there || !checkout.clone_missing) {
+        let exists = std::path::Path::new(&folder).join(".git").exists();
+        if start == BootStart::Restore && (exists || !checkout.clone_missing) {
             return Ok(match self.fetch(&folder, checkout).await {
-                Ok(()) => Synced::Brought,
+                Ok(()) => Synced::UpToDate,
                 Err(tail) => Synced::Stale(format!("cannot fetch {}: {tail}", checkout.name)),
             });
         }
-        if !there {
+        if !exists {
             self.clone(&workspace, checkout, start).await?;
             return Ok(Synced::Cloned);
         }
         self.fetch(&folder, checkout).await?;
         self.check_out(&folder, checkout, start).await?;
-        Ok(Synced::Brought)
+        Ok(Synced::UpToDate)
     }
 
-    // Under its name only once it is whole: what is cut off in the middle must not pass for a checkout on the
+    // Renamed only when it is complete: an interrupted clone must not look like a checkout at the
     // next boot.
     async fn clone(
         &self,
@@ -127,34 +126,36 @@ impl Git<'_> {
             (format!("{workspace}/{part}"), format!("{workspace}/{}", checkout.name));
         remove(&at).await.map_err(|error| format!("cannot remove {at}: {error}"))?;
         let arguments = ["clone", "--quiet", "--", &checkout.remote, &part];
-        self.run(workspace, &arguments, GIT_LIMIT).await?;
+        self.run(workspace, &arguments, NETWORK_TIMEOUT).await?;
         self.check_out(&at, checkout, start).await?;
         std::fs::rename(&at, &folder)
-            .map_err(|error| format!("cannot put the clone at {folder}: {error}"))
+            .map_err(|error| format!("cannot move the clone to {folder}: {error}"))
     }
 
     async fn fetch(&self, folder: &str, checkout: &Checkout) -> Result<(), String> {
-        let set =
-            self.run(folder, &["remote", "set-url", "origin", &checkout.remote], LOCAL_LIMIT).await;
+        let set = self
+            .run(folder, &["remote", "set-url", "origin", &checkout.remote], LOCAL_TIMEOUT)
+            .await;
         if let Err(tail) = set {
-            // One that was made inside has none yet.
-            let added =
-                self.run(folder, &["remote", "add", "origin", &checkout.remote], LOCAL_LIMIT).await;
+            // A repository created inside has no remote yet.
+            let added = self
+                .run(folder, &["remote", "add", "origin", &checkout.remote], LOCAL_TIMEOUT)
+                .await;
             added.map_err(|_| tail)?;
         }
-        let fetch = self.run(folder, &["fetch", "--quiet", "--prune", "origin"], GIT_LIMIT);
+        let fetch = self.run(folder, &["fetch", "--quiet", "--prune", "origin"], NETWORK_TIMEOUT);
         if checkout.base.is_some() {
             return fetch.await.map(drop);
         }
-        // The remote's default branch may have moved. Asked meanwhile: each question takes as long as a
-        // fetch that brings nothing.
-        let head = self.run(folder, &["ls-remote", "--symref", "origin", "HEAD"], GIT_LIMIT);
+        // The remote's default branch may have changed. Queried in parallel, because it takes as
+        // long as a fetch without changes.
+        let head = self.run(folder, &["ls-remote", "--symref", "origin", "HEAD"], NETWORK_TIMEOUT);
         let (fetched, head) = tokio::join!(fetch, head);
         fetched?;
-        // Without an answer the old word stands.
+        // Without an answer the old value stays.
         if let Some(branch) = head.ok().as_deref().and_then(default_branch) {
             let origin = format!("refs/remotes/origin/{branch}");
-            self.run(folder, &["symbolic-ref", "refs/remotes/origin/HEAD", &origin], LOCAL_LIMIT)
+            self.run(folder, &["symbolic-ref", "refs/remotes/origin/HEAD", &origin], LOCAL_TIMEOUT)
                 .await?;
         }
         Ok(())
@@ -167,20 +168,20 @@ impl Git<'_> {
         start: BootStart,
     ) -> Result<(), String> {
         let Some(base) = self.base(folder, checkout).await else {
-            return self.unborn(folder, checkout).await;
+            return self.check_out_unborn(folder, checkout).await;
         };
         let branch = match (&checkout.branch, start) {
             (Some(branch), BootStart::Fresh | BootStart::Image | BootStart::Restore) => branch,
             _ => &base,
         };
-        // By force: what a build left changed in tracked files is of no one's making. Without a
-        // track of the base, so that a plain push goes to the branch's own name.
+        // Forced: changes of a build in tracked files are discarded. The branch does not track the
+        // base, so that a plain push goes to a branch of the same name.
         let origin = format!("refs/remotes/origin/{base}");
         let track = if *branch == base { "--track" } else { "--no-track" };
         self.run(
             folder,
             &["checkout", "--quiet", "--force", track, "-B", branch, &origin],
-            LOCAL_LIMIT,
+            LOCAL_TIMEOUT,
         )
         .await?;
         Ok(())
@@ -191,26 +192,26 @@ impl Git<'_> {
             return Some(base.clone());
         }
         let head = self
-            .run(folder, &["symbolic-ref", "--short", "refs/remotes/origin/HEAD"], LOCAL_LIMIT)
+            .run(folder, &["symbolic-ref", "--short", "refs/remotes/origin/HEAD"], LOCAL_TIMEOUT)
             .await;
         let base = head.ok()?.trim().strip_prefix("origin/")?.to_owned();
         // An empty repository may name a default branch that does not exist.
         let commit = format!("refs/remotes/origin/{base}^{{commit}}");
         let exists =
-            self.run(folder, &["rev-parse", "--verify", "--quiet", &commit], LOCAL_LIMIT).await;
+            self.run(folder, &["rev-parse", "--verify", "--quiet", &commit], LOCAL_TIMEOUT).await;
         exists.ok().map(|_| base)
     }
 
     // An empty repository: the first commit will be on the session's branch.
-    async fn unborn(&self, folder: &str, checkout: &Checkout) -> Result<(), String> {
+    async fn check_out_unborn(&self, folder: &str, checkout: &Checkout) -> Result<(), String> {
         let Some(branch) = &checkout.branch else { return Ok(()) };
         let reference = format!("refs/heads/{branch}");
-        self.run(folder, &["symbolic-ref", "HEAD", &reference], LOCAL_LIMIT).await?;
+        self.run(folder, &["symbolic-ref", "HEAD", &reference], LOCAL_TIMEOUT).await?;
         Ok(())
     }
 }
 
-// What an earlier clone got done. It may be large, and others wait for this thread.
+// Removes an interrupted clone, on another thread because it may be large.
 async fn remove(folder: &str) -> std::io::Result<()> {
     let folder = folder.to_owned();
     let removed = tokio::task::spawn_blocking(move || std::fs::remove_dir_all(folder)).await;
@@ -220,9 +221,9 @@ async fn remove(folder: &str) -> std::io::Result<()> {
     }
 }
 
-// `ref: refs/heads/main<tab>HEAD`, as `ls-remote --symref` says it.
-fn default_branch(said: &str) -> Option<&str> {
-    let line = said.lines().find_map(|line| line.strip_prefix("ref: refs/heads/"))?;
+// Parses `ref: refs/heads/main<tab>HEAD` of `ls-remote --symref`.
+fn default_branch(output: &str) -> Option<&str> {
+    let line = output.lines().find_map(|line| line.strip_prefix("ref: refs/heads/"))?;
     let branch = line.strip_suffix("\tHEAD")?;
     (!branch.is_empty()).then_some(branch)
 }
@@ -232,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_default_branch_is_what_the_remotes_head_refers_to() {
+    fn default_branch_is_parsed_from_symref() {
         assert_eq!(default_branch("ref: refs/heads/trunk/x\tHEAD\n0b5a\tHEAD"), Some("trunk/x"));
         assert_eq!(default_branch("0b5a\tHEAD"), None);
         assert_eq!(default_branch(""), None);

@@ -1,35 +1,35 @@
-//! The static program inside the sandbox: pid 1 and whatever pid 1 starts of itself.
+//! The static program inside the sandbox: pid 1 and its helper processes.
 //!
-//! One file, five roles: without an argument it is the supervisor; `nursery` and `launcher` are
-//! the small processes between it and the commands, `terminal` is what a command with a terminal is
-//! until it runs (see [`processes`]); `scripted-agent` is an agent like any other, which happens to come
-//! along (see [`agents::scripted`]).
+//! One binary with five roles. Without an argument it is the supervisor; `spawner` and `launcher`
+//! are the processes between it and the commands, and `terminal` sets up a controlling terminal
+//! before it executes a command (see [`processes`]); `scripted-agent` is the built-in agent (see
+//! [`agents::scripted`]).
 #![forbid(unsafe_code)]
 
 mod agents;
-mod birth;
 mod blobs;
 mod boot;
 mod bridge;
 mod capture;
 mod cgroup;
 mod connection;
-mod cut;
 mod detached;
 mod door;
 mod exec;
+mod fd_passing;
 mod files;
+mod freeze;
 mod git;
+mod launch;
 mod log;
 mod outbox;
-mod passing;
 mod processes;
 mod reaper;
 mod run;
-mod still;
 mod streams;
 mod supervisor;
 mod terminal;
+mod truncate;
 mod turn;
 mod users;
 
@@ -41,7 +41,7 @@ fn main() -> ExitCode {
     if role.as_deref() == Some(agents::scripted::ROLE) {
         return agents::scripted::program::main(arguments.next().as_deref());
     }
-    // Nobody inside may look into this process: it holds the bridge and the door.
+    // Processes inside must not be able to trace this one: it holds the bridge and the door.
     if let Err(error) =
         rustix::process::set_dumpable_behavior(rustix::process::DumpableBehavior::NotDumpable)
     {
@@ -49,9 +49,9 @@ fn main() -> ExitCode {
     }
     match role.as_deref() {
         None => run::main(),
-        Some("nursery") => processes::nursery::main(arguments.next().as_deref()),
+        Some("spawner") => processes::spawner::main(arguments.next().as_deref()),
         Some("launcher") => processes::launcher::main(arguments.next().as_deref()),
-        Some("terminal") => processes::controlled::main(),
+        Some("terminal") => processes::controlling_terminal::main(),
         Some(other) => {
             log::line(format_args!("unknown role `{other}`"));
             ExitCode::from(2)

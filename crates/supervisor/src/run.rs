@@ -1,5 +1,4 @@
-//! The supervisor's life from its first message to its last: builds the parts, lets them run, and
-//! ends everything in order.
+//! The supervisor role: receives the launch, builds the parts, serves the bridge, and shuts down.
 
 use std::{cell::RefCell, process::ExitCode, rc::Rc, time::Duration};
 
@@ -12,27 +11,27 @@ use tokio::{
 };
 
 use crate::{
-    birth::{Birth, BirthError, Inheritance},
     bridge::{self, Ownership},
     cgroup::{AgentGroup, OomCount},
-    door, log,
+    door, freeze,
+    launch::{InheritedFds, LaunchError, PendingLaunch},
+    log,
     outbox::Outbox,
     processes::{Processes, limit_file_size},
-    reaper, still,
+    reaper,
     supervisor::Supervisor,
     turn::Turns,
 };
 
-// Files are read and written off the main thread; a few at a time is plenty.
+// Threads for file access.
 const BLOCKING_THREADS: usize = 4;
 const BLOCKING_STACK_BYTES: usize = 256 * 1024;
 
-// What processes get between SIGTERM and the end of pid 1, and of them with it.
+// The time processes have between SIGTERM and the exit of pid 1, which kills them.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// The role's entry point.
 pub(crate) fn main() -> ExitCode {
-    match live() {
+    match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             log::line(format_args!("{error}"));
@@ -41,10 +40,10 @@ pub(crate) fn main() -> ExitCode {
     }
 }
 
-fn live() -> Result<(), BirthError> {
-    let birth = Birth::receive()?;
+fn run() -> Result<(), LaunchError> {
+    let pending = PendingLaunch::receive()?;
     rustix::process::umask(rustix::fs::Mode::from_raw_mode(0o022));
-    // Pid 1 is everybody's reaper anyway; outside a pid namespace this makes it so.
+    // Pid 1 reaps orphans anyway; outside a pid namespace this makes it do so.
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
         .map_err(std::io::Error::from)?;
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -54,27 +53,27 @@ fn live() -> Result<(), BirthError> {
         .thread_keep_alive(Duration::from_secs(2))
         .build()?;
     LocalSet::new().block_on(&runtime, async {
-        serve(birth).await?;
-        // Without taking anything apart: the kernel ends what is left, a blocked file thread too.
+        serve(pending).await?;
+        // Exit without cleanup: the kernel ends the rest, even a blocked file thread.
         std::process::exit(0)
     })
 }
 
-async fn serve(mut birth: Birth) -> Result<(), BirthError> {
+async fn serve(mut pending: PendingLaunch) -> Result<(), LaunchError> {
     tokio::task::spawn_local(reaper::run());
-    let joins = birth.inheritance.take_all(Descriptor::JoinCommands);
-    let processes = Processes::new(joins, birth.settles()?);
-    let (launch, mut inheritance) = birth.launched().await?;
+    let joins = pending.inherited.take_all(Descriptor::JoinCommands);
+    let processes = Processes::new(joins, pending.on_settled()?);
+    let (launch, mut inherited) = pending.wait_for_launch().await?;
     limit_file_size(launch.file_bytes)?;
-    let bridge = inheritance.take(Descriptor::Bridge).ok_or(BirthError::NoBridge)?;
+    let bridge = inherited.take(Descriptor::Bridge).ok_or(LaunchError::NoBridge)?;
     let listener = bridge::listener(bridge)?;
     let shutdown = Rc::new(Notify::new());
-    if let Some(orders) = inheritance.take(Descriptor::Still) {
-        tokio::task::spawn_local(still::run(orders));
+    if let Some(orders) = inherited.take(Descriptor::FreezeOrders) {
+        tokio::task::spawn_local(freeze::run(orders));
     }
-    door::open(&mut inheritance, launch.sealed)?;
-    let supervisor = build(launch, processes, inheritance);
-    log::line(format_args!("{} is up", supervisor.launch.sandbox));
+    door::open(&mut inherited, launch.sealed)?;
+    let supervisor = build(launch, processes, inherited);
+    log::line(format_args!("{} started", supervisor.launch.sandbox));
     let mut terminated = signal(SignalKind::terminate())?;
     tokio::select! {
         () = bridge::serve(Rc::clone(&supervisor), listener, Rc::clone(&shutdown)) => {}
@@ -82,23 +81,23 @@ async fn serve(mut birth: Birth) -> Result<(), BirthError> {
         _ = terminated.recv() => {}
     }
     supervisor.turns.shut_down().await;
-    end_the_rest().await;
-    log::line(format_args!("{} ends", supervisor.launch.sandbox));
+    terminate_all().await;
+    log::line(format_args!("{} exits", supervisor.launch.sandbox));
     Ok(())
 }
 
-fn build(launch: Launch, processes: Rc<Processes>, mut inheritance: Inheritance) -> Rc<Supervisor> {
+fn build(launch: Launch, processes: Rc<Processes>, mut inherited: InheritedFds) -> Rc<Supervisor> {
     let agent_group = AgentGroup::new(
-        inheritance.take_all(Descriptor::JoinAgent),
-        inheritance.take(Descriptor::AgentProcs),
-        inheritance.take(Descriptor::AgentKill),
-        inheritance.take(Descriptor::AgentFreezer),
+        inherited.take_all(Descriptor::JoinAgent),
+        inherited.take(Descriptor::AgentProcs),
+        inherited.take(Descriptor::AgentKill),
+        inherited.take(Descriptor::AgentFreezer),
     );
     Rc::new(Supervisor {
         processes,
         outbox: Outbox::new(),
         agent_group,
-        oom: OomCount::new(inheritance.take(Descriptor::OomCount)),
+        oom: OomCount::new(inherited.take(Descriptor::OomCount)),
         ownership: Ownership::default(),
         turns: Turns::default(),
         boot: RefCell::default(),
@@ -109,20 +108,20 @@ fn build(launch: Launch, processes: Rc<Processes>, mut inheritance: Inheritance)
     })
 }
 
-// Only pid 1 may say "everyone": anywhere else that would be the machine it runs on.
-async fn end_the_rest() {
+// Only as pid 1: anywhere else the signal would reach every process of the machine.
+async fn terminate_all() {
     let own = rustix::process::getpid();
     if !own.is_init() {
         return;
     }
-    // To the kernel a negative pid 1 means every process we may signal, which is all but ourselves.
+    // To the kernel, pid -1 means every process the caller may signal, except itself.
     if rustix::process::kill_process_group(own, rustix::process::Signal::TERM).is_err() {
         return;
     }
-    let all_gone = async {
+    let all_exited = async {
         while !reaper::reap_all() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    let _still_some = timeout(GRACE, all_gone).await;
+    let _some_left = timeout(GRACE, all_exited).await;
 }

@@ -1,12 +1,12 @@
-//! Credit, both ways: how much a stream's sender may have in flight. Pure bookkeeping and waiting;
-//! moves no bytes itself.
+//! Credit-based flow control in both directions: how many bytes a stream's sender may have in
+//! flight.
 
 use std::cell::{Cell, RefCell};
 
 use harvest_proto::bridge::INITIAL_CREDIT_BYTES;
 use tokio::sync::Notify;
 
-/// What we may still send on a stream.
+/// The credit of an outgoing stream.
 #[derive(Debug)]
 pub(crate) struct Credit {
     available: Cell<u64>,
@@ -20,19 +20,18 @@ impl Default for Credit {
 }
 
 impl Credit {
-    /// The receiver grants more.
     pub(crate) fn grant(&self, bytes: u32) {
         self.available.set(self.available.get().saturating_add(u64::from(bytes)));
         self.more.notify_one();
     }
 
-    /// Nobody receives any more: who waits for credit waits no longer.
-    pub(crate) fn lift(&self) {
+    /// Removes the limit, because the receiver is gone.
+    pub(crate) fn lift_limit(&self) {
         self.available.set(u64::MAX);
         self.more.notify_one();
     }
 
-    /// Waits until something may be sent; how much, at most `wanted`.
+    /// Waits until bytes may be sent; returns how many, at most `wanted`.
     pub(crate) async fn available(&self, wanted: usize) -> usize {
         while self.available.get() == 0 {
             self.more.notified().await;
@@ -40,19 +39,18 @@ impl Credit {
         usize::try_from(self.available.get()).map_or(wanted, |available| available.min(wanted))
     }
 
-    /// `bytes` have been sent.
     pub(crate) fn spend(&self, bytes: usize) {
         self.available.set(self.available.get().saturating_sub(bytes as u64));
     }
 }
 
-/// What has arrived on a stream and is not used yet.
+/// Received bytes of an incoming stream that have not been consumed.
 #[derive(Debug)]
 pub(crate) struct Inbox {
     bytes: RefCell<Vec<u8>>,
     granted: Cell<u64>,
     ended: Cell<bool>,
-    news: Notify,
+    changed: Notify,
 }
 
 impl Default for Inbox {
@@ -61,28 +59,27 @@ impl Default for Inbox {
             bytes: RefCell::default(),
             granted: Cell::new(u64::from(INITIAL_CREDIT_BYTES)),
             ended: Cell::new(false),
-            news: Notify::new(),
+            changed: Notify::new(),
         }
     }
 }
 
 impl Inbox {
-    /// Adds what arrived. False when the sender had no credit for it.
+    /// Adds received bytes; false when the sender exceeded its credit.
     pub(crate) fn push(&self, bytes: &[u8]) -> bool {
         let Some(left) = self.granted.get().checked_sub(bytes.len() as u64) else { return false };
         self.granted.set(left);
         self.bytes.borrow_mut().extend_from_slice(bytes);
-        self.news.notify_one();
+        self.changed.notify_one();
         true
     }
 
-    /// No more comes.
     pub(crate) fn end(&self) {
         self.ended.set(true);
-        self.news.notify_one();
+        self.changed.notify_one();
     }
 
-    /// Waits for what has arrived; `None` when everything has been taken and no more comes.
+    /// Waits for bytes; `None` at the end of the stream.
     pub(crate) async fn take(&self) -> Option<Vec<u8>> {
         loop {
             let bytes = std::mem::take(&mut *self.bytes.borrow_mut());
@@ -92,12 +89,12 @@ impl Inbox {
             if self.ended.get() {
                 return None;
             }
-            self.news.notified().await;
+            self.changed.notified().await;
         }
     }
 
-    /// Grants the sender as much again; the caller tells it.
-    pub(crate) fn used(&self, bytes: usize) -> u32 {
+    /// Records new credit for consumed bytes; the caller sends it.
+    pub(crate) fn grant_back(&self, bytes: usize) -> u32 {
         self.granted.set(self.granted.get() + bytes as u64);
         u32::try_from(bytes).unwrap_or(u32::MAX)
     }
@@ -109,18 +106,18 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_sender_beyond_its_credit_is_noticed() {
+    fn exceeding_the_credit_is_detected() {
         let inbox = Inbox::default();
         assert!(inbox.push(&vec![0; INITIAL_CREDIT_BYTES as usize]));
         assert!(!inbox.push(&[0]));
-        assert_eq!(inbox.used(10), 10);
+        assert_eq!(inbox.grant_back(10), 10);
         assert!(inbox.push(&[0; 10]));
         assert!(!inbox.push(&[0]));
     }
 
     proptest! {
         #[test]
-        fn what_is_in_flight_never_exceeds_what_was_granted(
+        fn bytes_in_flight_never_exceed_the_credit(
             steps in proptest::collection::vec((any::<bool>(), 0u32..300_000), 0..60),
         ) {
             let credit = Credit::default();
@@ -130,9 +127,9 @@ mod tests {
                     credit.grant(bytes);
                     granted += u64::from(bytes);
                 } else if credit.available.get() > 0 {
-                    let may = credit.available.get().min(u64::from(bytes));
-                    credit.spend(usize::try_from(may).unwrap());
-                    sent += may;
+                    let allowed = credit.available.get().min(u64::from(bytes));
+                    credit.spend(usize::try_from(allowed).unwrap());
+                    sent += allowed;
                 }
                 prop_assert!(sent <= granted);
                 prop_assert_eq!(granted - sent, credit.available.get());

@@ -1,5 +1,4 @@
-//! What every part of the supervisor shares: who commands run as, with which variables, and how
-//! things stand. Decides nothing itself.
+//! State shared by all parts of the supervisor: users, environment variables and status.
 
 use std::{
     cell::{Cell, RefCell},
@@ -19,18 +18,17 @@ use crate::{
     cgroup::{AgentGroup, OomCount},
     detached::Detached,
     outbox::Outbox,
-    processes::{End, Order, Processes},
+    processes::{ProcessExit, ProcessSpec, Processes},
     turn::Turns,
     users::{self, User},
 };
 
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-// Where checkouts live. An image may name another folder in this variable; ours do not.
+// An image may set this variable to another folder for checkouts; ours do not.
 const WORKSPACE_VARIABLE: &str = "HARVEST_WORKSPACE";
 const WORKSPACE: &str = "/workspace";
 
-/// The whole supervisor.
 pub(crate) struct Supervisor {
     pub(crate) launch: Launch,
     pub(crate) processes: Rc<Processes>,
@@ -46,7 +44,6 @@ pub(crate) struct Supervisor {
 }
 
 impl Supervisor {
-    /// How things stand.
     pub(crate) fn status(&self) -> Status {
         Status {
             phase: self.phase.get(),
@@ -57,12 +54,12 @@ impl Supervisor {
         }
     }
 
-    /// Where checkouts live.
+    /// The folder of the checkouts.
     pub(crate) fn workspace(&self) -> String {
         self.launch.env.get(WORKSPACE_VARIABLE).cloned().unwrap_or_else(|| WORKSPACE.to_owned())
     }
 
-    /// A user by name or number; the image's when absent.
+    /// A user by name or number; the image's by default.
     pub(crate) fn user(&self, user: Option<&str>) -> Result<User, Fault> {
         let wanted = user.unwrap_or(&self.launch.user);
         let wanted = if wanted.is_empty() { "root" } else { wanted };
@@ -70,13 +67,13 @@ impl Supervisor {
             .ok_or_else(|| Fault::new(FaultCode::Invalid, format!("there is no user `{wanted}`")))
     }
 
-    /// The variables a process of this user gets.
+    /// The environment of a process of this user.
     pub(crate) fn env(&self, user: &User) -> BTreeMap<String, String> {
         let mut env = self.launch.env.clone();
         if let Some(boot) = &*self.boot.borrow() {
             env.extend(boot.env.clone());
         }
-        // The image's HOME is its own user's.
+        // The image's HOME belongs to the image's user.
         if user.name != self.launch.user {
             env.remove("HOME");
         }
@@ -91,10 +88,9 @@ impl Supervisor {
         env
     }
 
-    /// An order for a process of this user.
-    pub(crate) fn order(&self, argv: Vec<String>, user: &User, cwd: &str) -> Order {
+    pub(crate) fn process_spec(&self, argv: Vec<String>, user: &User, cwd: &str) -> ProcessSpec {
         let (cwd, file_bytes) = (cwd.to_owned(), self.launch.file_bytes);
-        Order {
+        ProcessSpec {
             argv,
             env: self.env(user),
             cwd,
@@ -105,18 +101,19 @@ impl Supervisor {
         }
     }
 
-    /// How a process ended, given how many the memory limit had killed when it started.
-    pub(crate) fn exit(&self, end: End, oom_before: u64) -> Exit {
+    /// How a process ended. `oom_before` is the count of OOM kills when it started.
+    pub(crate) fn exit(&self, end: ProcessExit, oom_before: u64) -> Exit {
         match end {
-            // 137 is how a shell says that what it ran was killed.
-            End::Signal(9) | End::Code(137) if self.oom.read() > oom_before => Exit::Oom,
-            End::Code(code) => Exit::Code(code),
-            End::Signal(signal) => Exit::Signal(signal),
+            // A shell exits with 137 when its child was killed by SIGKILL.
+            ProcessExit::Signal(9) | ProcessExit::Code(137) if self.oom.read() > oom_before => {
+                Exit::Oom
+            }
+            ProcessExit::Code(code) => Exit::Code(code),
+            ProcessExit::Signal(signal) => Exit::Signal(signal),
         }
     }
 
-    /// Tells of a boot phase.
-    pub(crate) fn phase(
+    pub(crate) fn report_phase(
         &self,
         phase: BootPhase,
         status: PhaseStatus,

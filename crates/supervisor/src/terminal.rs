@@ -1,9 +1,10 @@
-//! Runs a command on a terminal of its own: makes the terminal, carries what is typed and shown, and hangs
-//! up when whoever looks at it is gone. Job control is the kernel's and the shell's.
+//! Runs a command on a new pseudo-terminal, relays input and output, and hangs up when the client
+//! disconnects. Job control is left to the kernel and the shell.
 //!
-//! To hang up is what closing a terminal's window does: the shell and what is in the foreground get
-//! SIGHUP. Who has not gone a moment later is killed with everything below it; what a shell that went
-//! by itself left behind on purpose (`nohup`, a terminal multiplexer) stays, as after any command.
+//! A hang-up sends SIGHUP to the shell and the foreground job, as closing a terminal window does.
+//! After a grace period a remaining command is killed with all its descendants. If the shell exits
+//! by itself, processes it left on purpose (`nohup`, a terminal multiplexer) keep running, as after
+//! any command.
 
 use std::{
     io,
@@ -28,77 +29,81 @@ use tokio::{
 
 use crate::{
     connection::Connection,
-    exec::{Streams, pump_in, read_now},
-    processes::{Child, Order},
+    exec::{CommandStreams, pump_in, read_now},
+    processes::{Child, ProcessSpec},
     streams::Credit,
     supervisor::Supervisor,
 };
 
-// In the sandbox's own devpts, where nobody inside can put anything else in its place.
-const MULTIPLEXER: &str = "/dev/pts/ptmx";
+// The one in devpts, which processes inside cannot replace.
+const PTMX: &str = "/dev/pts/ptmx";
 
-// What a shell gets to write its history after the hang-up.
+// Time for a shell to write its history after the hang-up.
 const GRACE: Duration = Duration::from_secs(2);
 
-// A prompt is short; what scrolls by makes the buffer grow.
-const FIRST_READ_BYTES: usize = 1024;
+// Enough for a prompt; the buffer grows with more output.
+const INITIAL_BUFFER_BYTES: usize = 1024;
 
-// What a terminal holds that nobody has read (the kernel's limit for both halves): an ended command has
-// shown no more than this since. What goes on coming is of something it left running.
+// The kernel's limit of unread output of a terminal: after its last read an exited command cannot
+// have left more. Anything beyond comes from its descendants.
 const MAX_UNREAD_BYTES: usize = 128 * 1024;
 
-/// Our end of a terminal, which hangs up when nobody holds it any more.
+/// The master side of a pseudo-terminal, which hangs up when the last clone is closed.
 #[derive(Debug)]
-pub(crate) struct Master(OwnedFd);
+pub(crate) struct PtyMaster(OwnedFd);
 
-impl Master {
-    /// A new terminal: our end and the command's.
-    fn open(size: &Terminal, order: &Order) -> io::Result<(Self, OwnedFd)> {
+impl PtyMaster {
+    /// Opens a new terminal: the master and the command's side.
+    fn open(size: &Terminal, spec: &ProcessSpec) -> io::Result<(Self, OwnedFd)> {
         let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let ours = rustix::fs::open(MULTIPLEXER, flags, Mode::empty())?;
+        let ours = rustix::fs::open(PTMX, flags, Mode::empty())?;
         unlockpt(&ours)?;
         let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
         let theirs = ioctl_tiocgptpeer(&ours, flags)?;
-        // So that erasing takes a whole letter.
+        // Backspace erases whole UTF-8 characters.
         let mut modes = tcgetattr(&theirs)?;
         modes.input_modes |= InputModes::IUTF8;
         tcsetattr(&theirs, OptionalActions::Now, &modes)?;
-        // So that programs may open it by name. The group stays the terminals'.
-        let _only_by_name =
-            rustix::fs::fchown(&theirs, Some(rustix::fs::Uid::from_raw(order.uid)), None);
+        // Programs may open the terminal by path. The group stays `tty`.
+        let _only_by_path =
+            rustix::fs::fchown(&theirs, Some(rustix::fs::Uid::from_raw(spec.uid)), None);
         let master = Self(ours);
         master.resize(size.rows, size.cols)?;
         Ok((master, theirs))
     }
 
-    /// Gives it another size; what runs in the foreground is told by SIGWINCH.
+    /// Resizes the terminal; the kernel sends SIGWINCH to the foreground job.
     pub(crate) fn resize(&self, rows: u16, cols: u16) -> io::Result<()> {
         let size = Winsize { ws_row: rows, ws_col: cols, ws_xpixel: 0, ws_ypixel: 0 };
         Ok(tcsetwinsize(&self.0, size)?)
     }
 
-    // To the runtime a terminal is a pipe whose ends are one.
+    // tokio has no terminal type, but its pipe types work for any descriptor.
     fn ends(&self) -> io::Result<(pipe::Sender, pipe::Receiver)> {
         let sender = pipe::Sender::from_owned_fd_unchecked(self.0.try_clone()?)?;
         Ok((sender, pipe::Receiver::from_owned_fd_unchecked(self.0.try_clone()?)?))
     }
 }
 
-/// A command and the terminal it runs on. Dropped before the command has ended, it hangs up.
-struct Line {
-    master: Option<Rc<Master>>,
+/// A command and its terminal. Hangs up when it is dropped before the command has exited.
+struct TerminalSession {
+    master: Option<Rc<PtyMaster>>,
     child: Option<Child>,
 }
 
-impl Line {
-    async fn spawn(supervisor: &Supervisor, order: Order, size: &Terminal) -> Result<Self, Fault> {
+impl TerminalSession {
+    async fn spawn(
+        supervisor: &Supervisor,
+        spec: ProcessSpec,
+        size: &Terminal,
+    ) -> Result<Self, Fault> {
         let system = |error: io::Error| {
-            Fault::new(FaultCode::System, format!("cannot make a terminal: {error}"))
+            Fault::new(FaultCode::System, format!("cannot create a terminal: {error}"))
         };
-        let (master, theirs) = Master::open(size, &order).map_err(system)?;
-        let again = || theirs.try_clone().map_err(system);
-        let triple = [again()?, again()?, theirs];
-        let child = supervisor.processes.start(order, triple).await?;
+        let (master, theirs) = PtyMaster::open(size, &spec).map_err(system)?;
+        let clone = || theirs.try_clone().map_err(system);
+        let stdio = [clone()?, clone()?, theirs];
+        let child = supervisor.processes.start(spec, stdio).await?;
         Ok(Self { master: Some(Rc::new(master)), child: Some(child) })
     }
 
@@ -106,7 +111,8 @@ impl Line {
         self.master.as_ref()?.ends().ok()
     }
 
-    /// Hangs up; returns when the command and, unless it went by itself, all it started are gone.
+    /// Hangs up; returns when the command has exited. If it had to be killed, its descendants have
+    /// exited too.
     async fn hang_up(&mut self) {
         self.master.take();
         if let Some(child) = &mut self.child
@@ -117,98 +123,102 @@ impl Line {
     }
 }
 
-impl Drop for Line {
+impl Drop for TerminalSession {
     fn drop(&mut self) {
-        if self.child.as_ref().is_some_and(|child| !child.has_ended()) {
-            let mut line = Self { master: self.master.take(), child: self.child.take() };
-            // What is dropped at its end has ended, and is not hung up again.
-            tokio::task::spawn_local(async move { line.hang_up().await });
+        if self.child.as_ref().is_some_and(|child| !child.has_exited()) {
+            let mut session = Self { master: self.master.take(), child: self.child.take() };
+            // When this session is dropped, the child has exited, so there is no second hang-up.
+            tokio::task::spawn_local(async move { session.hang_up().await });
         }
     }
 }
 
-/// Runs a command on a new terminal until it has ended or its dialer wants no more of it.
+/// Runs a command on a new terminal until it exits or is killed.
 pub(crate) async fn run(
     connection: &Rc<Connection>,
     id: RequestId,
-    order: Order,
+    spec: ProcessSpec,
     command: &Command,
     size: &Terminal,
-    streams: Streams,
+    streams: CommandStreams,
     kill: &Notify,
 ) {
-    let began = Instant::now();
+    let started_at = Instant::now();
     let oom_before = connection.supervisor.oom.read();
-    let mut line = match Line::spawn(&connection.supervisor, order, size).await {
-        Ok(line) => line,
+    let mut session = match TerminalSession::spawn(&connection.supervisor, spec, size).await {
+        Ok(session) => session,
         Err(fault) => {
-            Streams::forget(connection, command);
-            return connection.refuse_exec(id, fault).await;
+            CommandStreams::forget(connection, command);
+            return connection.reject_exec(id, fault).await;
         }
     };
-    let pid = line.child.as_ref().map_or(0, Child::pid);
-    if let Some(master) = &line.master {
-        connection.has_terminal(id, master);
+    let pid = session.child.as_ref().map_or(0, Child::pid);
+    if let Some(master) = &session.master {
+        connection.register_terminal(id, master);
     }
-    connection.reply(id, Ok(Reply::Started { pid, terminal: true })).await;
+    connection.reply(id, Ok(Reply::Started { pid })).await;
     connection.end(command.stderr).await;
-    let exit = carry(connection, &mut line, command, &streams, kill, oom_before).await;
-    Streams::forget(connection, command);
-    let millis = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
+    let exit = relay(connection, &mut session, command, &streams, kill, oom_before).await;
+    CommandStreams::forget(connection, command);
+    let millis = u64::try_from(started_at.elapsed().as_millis()).unwrap_or(u64::MAX);
     connection.exited(id, exit, millis).await;
 }
 
-async fn carry(
+async fn relay(
     connection: &Connection,
-    line: &mut Line,
+    session: &mut TerminalSession,
     command: &Command,
-    streams: &Streams,
+    streams: &CommandStreams,
     kill: &Notify,
     oom_before: u64,
 ) -> Exit {
-    let Some((typed, screen)) = line.ends() else { return Exit::Killed };
-    let Some(child) = &mut line.child else { return Exit::Killed };
-    let (ended, exited) = watch::channel(false);
+    let Some((typed, screen)) = session.ends() else { return Exit::Killed };
+    let Some(child) = &mut session.child else { return Exit::Killed };
+    let (exit_sender, exited) = watch::channel(false);
     let shown = async {
         let wait = async {
             let end = child.wait().await;
-            ended.send_replace(true);
+            exit_sender.send_replace(true);
             end
         };
-        tokio::join!(wait, show(connection, &screen, command.stdout, &streams.stdout, exited)).0
+        tokio::join!(
+            wait,
+            pump_screen(connection, &screen, command.stdout, &streams.stdout, exited)
+        )
+        .0
     };
-    let time_is_up = async {
+    let timed_out = async {
         match command.timeout_millis {
-            Some(limit) => tokio::time::sleep(Duration::from_millis(limit)).await,
+            Some(millis) => tokio::time::sleep(Duration::from_millis(millis)).await,
             None => std::future::pending().await,
         }
     };
     let exit = tokio::select! {
         end = shown => return connection.supervisor.exit(end, oom_before),
-        () = time_is_up => Exit::Timeout,
+        () = timed_out => Exit::Timeout,
         () = kill.notified() => Exit::Killed,
         exit = pump_in(connection, Some(typed), command.stdin, streams.stdin.clone()) => exit,
     };
     drop(screen);
-    line.hang_up().await;
+    session.hang_up().await;
     connection.end(command.stdout).await;
     exit
 }
 
-// Sends what is shown until the command has ended and the terminal has nothing more.
-async fn show(
+// Sends the terminal's output until the command has exited and nothing is left.
+async fn pump_screen(
     connection: &Connection,
     screen: &pipe::Receiver,
     stream: StreamId,
     credit: &Credit,
     mut exited: watch::Receiver<bool>,
 ) {
-    let mut buffer = vec![0u8; FIRST_READ_BYTES];
+    let mut buffer = vec![0u8; INITIAL_BUFFER_BYTES];
     let mut left = MAX_UNREAD_BYTES;
     while left > 0 {
-        let may = credit.available(buffer.len()).await;
+        let allowed = credit.available(buffer.len()).await;
         let last = *exited.borrow();
-        match read_now(screen, &mut buffer[..may], last) {
+        match read_now(screen, &mut buffer[..allowed], last) {
             Ok(count @ 1..) => {
                 left = if last { left.saturating_sub(count) } else { left };
                 credit.spend(count);
@@ -223,7 +233,7 @@ async fn show(
                     _ = exited.changed() => {}
                 }
             }
-            // Nobody holds the other end any more (EIO), or nobody we wait for.
+            // The other end is closed (EIO), or the command has exited and nothing is left.
             Ok(_) | Err(_) => break,
         }
     }

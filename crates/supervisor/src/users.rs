@@ -1,21 +1,20 @@
-//! Who a command runs as. Reads `/etc/passwd` itself: a static program must not load the image's
-//! name services. The file belongs to the sandbox, so nothing in it is trusted beyond the sandbox.
+//! Looks up users in `/etc/passwd`. A static program must not load the image's name services. The
+//! file is untrusted.
 
 use std::path::Path;
 
 /// The user agents and most commands run as.
 pub(crate) const AGENT_USER: &str = "harvest";
 
-// What `harvest` is where the image has no such line.
+// The uid of `harvest` if the image does not define the user.
 const AGENT_UID: u32 = 10001;
 
-// The last id a sandbox has.
+// The highest id mapped into a sandbox.
 const LAST_ID: u32 = 65_535;
 
-// A passwd file beyond this is not one; reading it whole must not fill the supervisor's memory.
+// Bounds memory: no real passwd file is larger.
 const MAX_PASSWD_BYTES: u64 = 1024 * 1024;
 
-/// A user, as far as starting a process needs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct User {
     pub(crate) name: String,
@@ -24,7 +23,7 @@ pub(crate) struct User {
     pub(crate) home: String,
 }
 
-/// Looks a user up by name, number or `number:number`.
+/// Looks up a user by name, `uid` or `uid:gid`.
 pub(crate) fn find(user: &str) -> Option<User> {
     let passwd = read_bounded(Path::new("/etc/passwd")).unwrap_or_default();
     find_in(&passwd, user)
@@ -55,7 +54,7 @@ fn find_in(passwd: &str, user: &str) -> Option<User> {
     if let Some(group) = group {
         found.gid = group.parse().ok()?;
     }
-    // A sandbox has no others: nobody can become them, nothing can belong to them.
+    // Higher ids are not mapped, so no process or file can have them.
     (found.uid <= LAST_ID && found.gid <= LAST_ID).then_some(found)
 }
 
@@ -81,7 +80,7 @@ mod tests {
         "root:x:0:0:root:/root:/bin/bash\n# no\nbroken\nada:x:1000:100::/home/ada:/bin/sh\n";
 
     #[test]
-    fn a_user_is_found_by_name_and_by_number() {
+    fn user_is_found_by_name_and_number() {
         let ada = User { name: "ada".into(), uid: 1000, gid: 100, home: "/home/ada".into() };
         assert_eq!(find_in(PASSWD, "ada"), Some(ada.clone()));
         assert_eq!(find_in(PASSWD, "1000"), Some(ada));
@@ -89,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn root_and_harvest_need_no_line_but_other_names_do() {
+    fn root_and_harvest_need_no_passwd_entry() {
         assert_eq!(find_in("", "root").unwrap().uid, 0);
         assert_eq!(find_in("", "harvest").unwrap().uid, 10001);
         assert_eq!(find_in("", "77").unwrap().gid, 77);
@@ -103,7 +102,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_garbled_passwd_never_panics(passwd in "[a-z:0-9\n/#-]{0,200}", user in ".{0,10}") {
+        fn malformed_passwd_never_panics(passwd in "[a-z:0-9\n/#-]{0,200}", user in ".{0,10}") {
             let _any = find_in(&passwd, &user);
         }
     }

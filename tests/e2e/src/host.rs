@@ -1,4 +1,4 @@
-//! A host of its own for one test: a home in a temporary folder, a server on a free port, and the CLI.
+//! A server with its own home in a temporary folder and a free port, and the CLI pointed at it.
 
 use std::{
     collections::BTreeMap,
@@ -18,18 +18,16 @@ use serde_json::{Value, json};
 
 use crate::{Follower, PATIENCE, binary, eventually, sweep_after};
 
-/// What a program printed and how it ended.
+/// The output and exit code of a program.
 #[derive(Debug)]
 pub struct Ran {
-    /// Its exit code; -1 when a signal ended it.
+    /// The exit code; -1 after a signal.
     pub code: i32,
-    /// What it printed to stdout.
     pub stdout: String,
-    /// What it printed to stderr.
     pub stderr: String,
 }
 
-/// A home, a server and a client.
+/// A home, a server and an HTTP client.
 pub struct Host {
     home: tempfile::TempDir,
     server: Option<Child>,
@@ -38,12 +36,12 @@ pub struct Host {
 }
 
 impl Host {
-    /// A fresh home with a server that answers.
+    /// Starts a server on a new home.
     pub async fn start() -> Self {
         Self::start_with(&[]).await
     }
 
-    /// The same, with variables for the server.
+    /// Starts a server on a new home with these environment variables.
     ///
     /// # Panics
     /// When it does not come up.
@@ -51,12 +49,12 @@ impl Host {
         Self::start_below(&std::env::temp_dir(), env).await
     }
 
-    /// The same, with the home in this folder.
+    /// Starts a server on a new home below this folder.
     ///
     /// # Panics
     /// When it does not come up.
     pub async fn start_below(folder: &Path, env: &[(&str, &str)]) -> Self {
-        // Another test of this process may have been first; one provider is enough.
+        // Fails when another test of this process installed the provider first, which is fine.
         let _ = rustls::crypto::ring::default_provider().install_default();
         let mut host = Self {
             home: tempfile::Builder::new()
@@ -78,7 +76,7 @@ impl Host {
         self.home.path()
     }
 
-    /// Sets a variable for what is started from now on.
+    /// Sets an environment variable for processes started from here on.
     pub fn set(&mut self, name: &str, value: &str) {
         self.env.insert(name.into(), value.into());
     }
@@ -102,7 +100,7 @@ impl Host {
         self.ready().await;
     }
 
-    /// Starts the server, and waits for nothing.
+    /// Starts the server without waiting for it.
     ///
     /// # Panics
     /// When it cannot be started.
@@ -146,7 +144,7 @@ impl Host {
         self.server.as_ref().expect("a server runs").id()
     }
 
-    /// kill -9, as a power cut would.
+    /// Kills the server with SIGKILL.
     ///
     /// # Panics
     /// When there is no server.
@@ -156,7 +154,7 @@ impl Host {
         server.wait().expect("our own child can be reaped");
     }
 
-    /// Where the server says it listens.
+    /// The URL in the server's own record.
     #[must_use]
     pub fn url(&self) -> Option<String> {
         let text = fs::read_to_string(self.home.path().join("server.json")).ok()?;
@@ -169,18 +167,18 @@ impl Host {
         fs::read_to_string(self.home.path().join("token")).unwrap_or_default().trim().to_owned()
     }
 
-    /// A request with the token on it.
+    /// A request with the server's token.
     pub fn request(&self, method: Method, path: &str) -> RequestBuilder {
         let url = format!("{}{path}", self.url().unwrap_or_else(|| "http://127.0.0.1:1".into()));
         self.client.request(method, url).bearer_auth(self.token())
     }
 
-    /// A GET with the token on it.
+    /// A GET with the server's token.
     pub fn get(&self, path: &str) -> RequestBuilder {
         self.request(Method::GET, path)
     }
 
-    /// A POST that must succeed, with its answer.
+    /// Sends a POST that must succeed and returns its JSON body.
     ///
     /// # Panics
     /// When it does not.
@@ -204,7 +202,7 @@ impl Host {
         self.harvest_with(&[], arguments)
     }
 
-    /// The same, with variables of its own.
+    /// Runs the CLI with additional environment variables.
     ///
     /// # Panics
     /// When it cannot be started.
@@ -224,7 +222,7 @@ impl Host {
         }
     }
 
-    /// A repository with these files on the local forge, registered and built.
+    /// Registers and builds a repository with these files.
     ///
     /// # Panics
     /// When any step fails.
@@ -262,7 +260,7 @@ impl Host {
         assert_eq!(built.code, 0, "{built:?}");
     }
 
-    /// A session on a repository, its model being the scripted one.
+    /// Creates a Claude Code session with the scripted model.
     ///
     /// # Panics
     /// When it is refused.
@@ -270,8 +268,8 @@ impl Host {
         self.session_of("claude", repository, prompt, script).await
     }
 
-    /// A session whose agent is the scripted one: for whatever the agent itself is not the point of. It
-    /// starts in milliseconds and plays the same scripts, all of their steps.
+    /// Creates a session with the scripted agent, for tests that are not about an agent: it starts
+    /// in milliseconds and plays the same scripts.
     ///
     /// # Panics
     /// When it is refused.
@@ -279,7 +277,7 @@ impl Host {
         self.session_of("scripted", repository, prompt, script).await
     }
 
-    /// A session with this agent; one that asks a model asks the scripted one.
+    /// Creates a session with this agent and the scripted model.
     ///
     /// # Panics
     /// When it is refused.
@@ -297,7 +295,7 @@ impl Host {
         serde_json::from_value(self.post("/v1/sessions", body).await).expect("a session comes back")
     }
 
-    /// A session with no repository, whose agent is the scripted one: the quickest there is.
+    /// Creates a session of the scripted agent without a repository: the quickest to start.
     ///
     /// # Panics
     /// When it is refused.
@@ -317,7 +315,7 @@ impl Host {
         serde_json::from_value(answer).expect("a prompt comes back")
     }
 
-    /// The session as it stands.
+    /// Reads the session.
     ///
     /// # Panics
     /// When it is not there.
@@ -345,10 +343,10 @@ impl Host {
         Follower::new(self, session)
     }
 
-    /// Every stored event of a session, in order.
+    /// Reads all stored events of a session, in order.
     ///
     /// # Panics
-    /// When the server does not answer, or when a number is skipped or repeated.
+    /// When the server does not answer, or when a sequence number is skipped or repeated.
     pub async fn events(&self, session: &SessionId) -> Vec<EventBody> {
         let (last, mut all) = (self.show(session).await.seq, Vec::new());
         while (all.len() as u64) < last {
@@ -368,7 +366,7 @@ impl Host {
         all
     }
 
-    /// Runs a command in a session's sandbox: exit code (or how else it ended) and output.
+    /// Runs a command in a session's sandbox and returns its exit and output.
     ///
     /// # Panics
     /// When it cannot be run.
@@ -376,7 +374,7 @@ impl Host {
         self.exec_within(session, user, command, PATIENCE).await
     }
 
-    /// The same, killed with everything it started when it takes longer than `limit`.
+    /// Like [`Host::exec`] with a timeout, after which the whole process tree is killed.
     ///
     /// # Panics
     /// When it cannot be run.

@@ -1,5 +1,4 @@
-//! What a home has on this host: processes, mounts, cgroups, loop devices and files. For tests that end with
-//! "and nothing without an owner".
+//! Finds the processes, mounts, cgroups and loop devices of a home, for tests that check for leaks.
 
 use std::{
     collections::BTreeSet,
@@ -7,21 +6,21 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// What is there of a home besides its plain records.
+/// The kernel resources of a home.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Leftovers {
-    /// Processes that name the home or lie in one of its cgroups.
+    /// Processes that have the home as an argument or are in one of its cgroups.
     pub processes: BTreeSet<u32>,
-    /// Processes in whose mount table the home is.
+    /// Processes with the home in their mount table.
     pub mounting: BTreeSet<u32>,
-    /// Its cgroups.
+    /// The home's cgroups.
     pub cgroups: BTreeSet<PathBuf>,
     /// Files behind loop devices.
     pub loops: BTreeSet<String>,
 }
 
 impl Leftovers {
-    /// Looks for them. `groups` is what [`cgroup_of`] said while the zygote lived.
+    /// Scans the host. `groups` is the result of [`cgroup_of`] from when the zygote was alive.
     #[must_use]
     pub fn of(home: &Path, groups: Option<&str>) -> Self {
         let mut found = Self::default();
@@ -30,8 +29,8 @@ impl Leftovers {
             let read =
                 |file: &str| fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default();
             let in_group = groups.is_some_and(|group| read("cgroup").contains(group));
-            // Only who was started with the home as a word of its own: a shell may mention it in passing.
-            // And not who waits to sweep up after a test that is killed.
+            // The home must be a whole argument: a shell script may contain its path. The sweeper
+            // of killed tests does not count.
             let line = read("cmdline");
             let has = |wanted: &str| line.split('\0').any(|word| word == wanted);
             let named = has(&name) && !has("sweeper");
@@ -54,7 +53,7 @@ impl Leftovers {
     }
 }
 
-/// The name of the cgroup that holds everything of a home, asked while its zygote lives.
+/// The cgroup of a home, read while its zygote is alive.
 #[must_use]
 pub fn cgroup_of(home: &Path) -> Option<String> {
     let name = home.to_string_lossy();
@@ -71,7 +70,7 @@ pub fn cgroup_of(home: &Path) -> Option<String> {
     })
 }
 
-/// The parts of a home's cgroup: one for each sandbox, and for each that waits to become one.
+/// The children of a home's cgroup: one per sandbox or standby sandbox.
 #[must_use]
 pub fn parts(group: &str) -> BTreeSet<String> {
     let mut parts = BTreeSet::new();
@@ -84,7 +83,7 @@ pub fn parts(group: &str) -> BTreeSet<String> {
     parts
 }
 
-/// What lies in a folder, sorted; nothing when there is no such folder.
+/// The sorted names in a folder; empty when it does not exist.
 #[must_use]
 pub fn names(folder: &Path) -> BTreeSet<String> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();

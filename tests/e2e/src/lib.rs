@@ -1,17 +1,17 @@
-//! What the end-to-end tests share: a host with its own home, port and server, driven through the
-//! real binaries and the public API only.
+//! Shared by the end-to-end tests: servers and homes, driven through the real binaries and the
+//! public API only.
 #![forbid(unsafe_code)]
 
 mod host;
 mod leftovers;
-mod machine;
+mod offline;
 mod postgres;
 mod stream;
 mod sweeper;
 
 pub use host::{Host, Ran};
 pub use leftovers::{Leftovers, cgroup_of, names, parts};
-pub use machine::{FRESH, Machine, most_memory, private_memory, processes_with, until};
+pub use offline::{FRESH, OfflineHome, most_memory, private_memory, processes_with, until};
 pub use postgres::{Database, Postgres};
 pub use stream::Follower;
 pub use sweeper::sweep_after;
@@ -21,18 +21,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a test waits for something that must happen before it gives up. Generous on purpose:
-/// it bounds a broken run, it does not measure a good one.
+/// The timeout for anything a test waits for. Generous: it bounds a broken run and does not measure
+/// a good one.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A binary of this workspace, beside the test's own.
+/// The path of a binary of this workspace.
 ///
 /// # Panics
 /// When it was not built.
 #[must_use]
 pub fn binary(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("a test knows its own file");
-    // Tests lie in `deps`, the bench beside what it measures.
+    // Test binaries are in `deps`, the bench binary is one folder up.
     let beside = test.parent().expect("a program lies in a folder");
     let folder = if beside.ends_with("deps") { beside.parent().unwrap_or(beside) } else { beside };
     let path = folder.join(name);
@@ -40,8 +40,8 @@ pub fn binary(name: &str) -> PathBuf {
     path
 }
 
-/// A word nobody else has on a command line: how long somebody sleeps. Processes are looked for on the whole
-/// host, where others may run the same tests.
+/// A unique argument for `sleep`, to find a process by its command line: the search covers the
+/// whole host, where the same tests may run twice.
 ///
 /// # Panics
 /// When there is no /proc.
@@ -53,7 +53,7 @@ pub fn unique() -> String {
     format!("1{digits}")
 }
 
-/// Asks again and again until the answer is there.
+/// Polls until there is a value.
 ///
 /// # Panics
 /// When it is not there after [`PATIENCE`].

@@ -1,8 +1,8 @@
-//! A PostgreSQL server for tests: Debian's programs on a folder and socket of our own. The cluster that Debian
-//! may have started is neither needed nor touched. Without the programs a test fails; it is not skipped.
+//! A PostgreSQL server for tests, from Debian's programs, with its own folder and socket. Debian's
+//! own cluster is not used. A test fails, rather than being skipped, when the programs are missing.
 //!
-//! All tests of one run share a server. The first that needs it starts it, together with a watcher that ends
-//! it and removes its folder once the run is over, however it ends.
+//! All tests of one run share a server. The first one starts it together with a watcher process
+//! that stops it and removes its folder when the test run has ended for any reason.
 
 use std::{
     fs::{self, File},
@@ -13,13 +13,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-// A first start writes some forty megabytes; on a busy machine that takes a while.
+// `initdb` writes about 40 MB, which takes a while on a busy machine.
 const START_PATIENCE: Duration = Duration::from_secs(120);
 
-// Nobody: PostgreSQL refuses to run as root.
+// An unprivileged user: PostgreSQL refuses to run as root.
 const UNPRIVILEGED: [&str; 3] = ["--reuid=65534", "--regid=65534", "--clear-groups"];
 
-// Ends the server at once and removes its folder when the process it is for is gone.
+// Stops the server and removes its folder when the watched process has exited.
 const WATCHER: &str = r#"
 whom=$1 folder=$2; shift 2
 "$@" &
@@ -30,7 +30,7 @@ wait "$server"
 cd / && rm -rf "$folder"
 "#;
 
-/// A server that runs.
+/// A running server.
 #[derive(Debug, Clone)]
 pub struct Postgres {
     folder: PathBuf,
@@ -43,24 +43,25 @@ impl Postgres {
     /// When PostgreSQL is not installed or does not start.
     #[must_use]
     pub fn shared() -> Self {
-        // The runner starts a process per test and outlives them all; without it, this process is the run.
+        // Nextest starts one process per test and outlives them all; otherwise this process is the
+        // run.
         let (run, whom) = match std::env::var("NEXTEST_RUN_ID") {
             Ok(run) => (run, std::os::unix::process::parent_id()),
             Err(_) => (std::process::id().to_string(), std::process::id()),
         };
         let short = run.split('-').next().unwrap_or(&run);
         let folder = std::env::temp_dir().join(format!("harvest-pg-{short}"));
-        // No test cuts the power.
+        // Tests kill processes but never cut the power.
         Self::start(&folder, whom, &["fsync=off"])
     }
 
-    /// Whether there is anything to start.
+    /// Whether PostgreSQL is installed.
     #[must_use]
     pub fn installed() -> bool {
         find("postgres").is_some()
     }
 
-    /// The server in `folder`, with these settings, for as long as the process `whom` lives.
+    /// Starts the server in `folder` with these settings until the process `whom` exits.
     ///
     /// # Panics
     /// When PostgreSQL is not installed or does not start.
@@ -71,7 +72,7 @@ impl Postgres {
         let lock = File::create(folder.join("lock")).expect("our folder can be written");
         lock.lock().expect("a lock on a file of ours");
         if !folder.join("started").exists() {
-            // Who began before us may have been killed in the middle.
+            // An earlier process may have been killed during the start.
             if !folder.join("data/postmaster.pid").exists() {
                 server.initialize();
                 server.launch(whom, settings);
@@ -94,7 +95,8 @@ impl Postgres {
                     .expect("root may give away");
             }
         }
-        // An order of texts that is not that of their bytes, so that it is noticed when one is relied on.
+        // A collation that differs from byte order, so that tests fail if code relies on byte
+        // order.
         let order = ["--locale=C.UTF-8", "--locale-provider=icu", "--icu-locale=en"];
         let options = ["--username=harvest", "--auth=trust", "--no-sync", "--encoding=UTF8"];
         let mut initdb = unprivileged(&program("initdb"));
@@ -118,7 +120,7 @@ impl Postgres {
             .arg(&self.folder);
         watcher.arg(server.get_program()).args(server.get_args());
         watcher.arg("-D").arg(self.folder.join("data")).arg("-k").arg(&self.folder);
-        // No network: whoever reaches the folder may come in.
+        // No TCP: access to the folder is access to the server.
         for setting in ["listen_addresses=", "max_connections=200"].iter().chain(settings) {
             watcher.args(["-c", setting]);
         }
@@ -140,13 +142,13 @@ impl Postgres {
         }
     }
 
-    /// Where its socket is.
+    /// The folder with the socket.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// A new, empty database; dropped with what this answers.
+    /// Creates an empty database, dropped with the returned value.
     #[must_use]
     pub fn database(&self) -> Database {
         static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -156,7 +158,7 @@ impl Postgres {
         Database { server: self.clone(), name }
     }
 
-    /// Runs SQL in a database and answers what it prints.
+    /// Runs SQL in a database and returns the output.
     ///
     /// # Panics
     /// When the server refuses.
@@ -180,7 +182,7 @@ impl Postgres {
     }
 }
 
-/// A database of a test's own.
+/// A database for one test.
 #[derive(Debug)]
 pub struct Database {
     server: Postgres,
@@ -188,19 +190,19 @@ pub struct Database {
 }
 
 impl Database {
-    /// Its address.
+    /// The connection URL.
     #[must_use]
     pub fn url(&self) -> String {
         self.url_at(&self.server.folder)
     }
 
-    /// Its address through a socket in another folder.
+    /// The connection URL through a socket in another folder.
     #[must_use]
     pub fn url_at(&self, folder: &Path) -> String {
         format!("postgres://harvest@localhost/{}?host={}", self.name, folder.display())
     }
 
-    /// Runs SQL in it and answers what it prints.
+    /// Runs SQL and returns the output.
     pub fn sql(&self, sql: &str) -> String {
         self.server.sql(&self.name, sql)
     }
@@ -230,7 +232,7 @@ fn program(name: &str) -> PathBuf {
     find(name).expect("Debian's package `postgresql` is not installed; `make test` installs it")
 }
 
-/// A program of the newest version that Debian has installed.
+/// A program of the newest installed PostgreSQL version.
 fn find(name: &str) -> Option<PathBuf> {
     let versions = fs::read_dir("/usr/lib/postgresql").ok()?.flatten().map(|entry| entry.path());
     let number = |path: &Path| path.file_name()?.to_str()?.parse::<u32>().ok();

@@ -12,7 +12,7 @@ use crate::{Host, PATIENCE};
 pub struct Follower<'host> {
     host: &'host Host,
     session: SessionId,
-    /// Everything seen so far.
+    /// All events received so far.
     pub seen: Vec<Event>,
 }
 
@@ -21,7 +21,7 @@ impl<'host> Follower<'host> {
         Self { host, session, seen: Vec::new() }
     }
 
-    /// Follows until an event satisfies `wanted`, and gives it back. Events seen before count.
+    /// Follows until an event matches `wanted` and returns it. Events seen before count.
     ///
     /// # Panics
     /// When it does not come, or when a number is skipped or repeated.
@@ -29,7 +29,7 @@ impl<'host> Follower<'host> {
         self.after(0, what, wanted).await
     }
 
-    /// The same, for events with a number above `seq`.
+    /// Like [`Follower::until`] for events after `seq`.
     ///
     /// # Panics
     /// When it does not come, or when a number is skipped or repeated.
@@ -56,7 +56,7 @@ impl<'host> Follower<'host> {
         }
     }
 
-    /// One connection: reads until something wanted came, the stream broke or it went quiet.
+    /// Reads one connection until a wanted event, the end of the stream or five seconds of silence.
     async fn read_once(
         &mut self,
         wanted: &dyn Fn(&EventBody) -> bool,
@@ -91,7 +91,7 @@ impl<'host> Follower<'host> {
         Ok(())
     }
 
-    /// All the text the agent wrote so far.
+    /// The agent's text so far.
     #[must_use]
     pub fn text(&self) -> String {
         self.seen

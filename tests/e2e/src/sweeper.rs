@@ -1,5 +1,4 @@
-//! Sweeps a home whose test was killed: a server, a zygote and sandboxes live on by design, and nobody would
-//! look for those of a run that is over.
+//! Cleans up the home of a killed test: its server, zygote and sandboxes outlive it by design.
 
 use std::{
     collections::BTreeMap,
@@ -9,8 +8,8 @@ use std::{
 
 use crate::binary;
 
-// Waits until the home is gone, as it is when a test ends in order, or the process it is for. Then it ends the
-// servers of that home, and none else: they have it in their environment.
+// Waits until the home is removed (a normal end) or the watched process is gone. In the second case
+// it kills the servers that have this home in their environment.
 const WATCHER: &str = r#"
 whom=$1 harvest=$2 home=$SWEPT_HOME
 while kill -0 "$whom" 2>/dev/null && [ -d "$home" ]; do sleep 0.5; done
@@ -26,15 +25,16 @@ for try in 1 2 3 4 5 6; do
 done
 "#;
 
-/// Has everything of `home` ended and removed once the process `whom` is gone, however it went.
+/// Starts a process that removes everything of `home` when the process `whom` has exited.
 ///
 /// # Panics
-/// When that cannot be seen to.
+/// When the process cannot be started.
 pub fn sweep_after(whom: u32, home: &Path, env: &BTreeMap<String, String>) {
-    // Out of the test's process group, which is killed as a whole, and off its output, which is waited for.
+    // Outside the test's process group, which is killed as a whole, and without its output streams,
+    // which the runner waits for.
     let mut watcher = Command::new("setsid");
     watcher.args(["--fork", "sh", "-c", WATCHER, "sweeper", &whom.to_string()]);
-    // The home is no word of it: tests look for processes that have it as one.
+    // The home is not an argument: tests search for processes that have it as one.
     watcher.arg(binary("harvest")).env("SWEPT_HOME", home).envs(env).current_dir("/");
     watcher.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
     assert!(watcher.status().expect("setsid starts").success());

@@ -1,6 +1,7 @@
-//! Runs the zygote by itself, for the engine's own tests; the `harvest` binary brings its own. It alone
-//! knows how to leave a guard out, so that the tests can show that their probes find an open way. With
-//! `--enter` it runs another program as an ordinary user's engine would run: as root of a user namespace.
+//! Runs the zygote alone, for the engine's tests; the `harvest` binary has its own entry point.
+//! Only this program can leave out a guard, so that tests can prove that their probes notice it.
+//! With `--enter` it runs another program as root of a user namespace, as an unprivileged user's
+//! engine does.
 
 use std::{
     ffi::OsString,
@@ -9,15 +10,17 @@ use std::{
     process::{Command, ExitCode},
 };
 
-use harvest_engine::{Lack, Namespace, Plan, Step, zygote};
+use harvest_engine::{DisabledFeature, Namespace, Plan, Step, zygote};
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
     match &arguments[..] {
-        [enter, program, arguments @ ..] if enter == "--enter" => run_inside(program, arguments),
+        [enter, program, arguments @ ..] if enter == "--enter" => {
+            run_in_user_namespace(program, arguments)
+        }
         [home] => zygote::main(&PathBuf::from(home)),
         [without, lack, home] if without == "--without" && lack == "nftables" => {
-            zygote::main_without(&PathBuf::from(home), &[Lack::Nftables])
+            zygote::main_without(&PathBuf::from(home), &[DisabledFeature::Nftables])
         }
         [probe, home] if probe == "--probe" => harvest_engine::probe::main(&PathBuf::from(home)),
         [leave_out, guards, home] if leave_out == "--leave-out" => {
@@ -35,7 +38,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run_inside(program: &OsString, arguments: &[OsString]) -> ExitCode {
+fn run_in_user_namespace(program: &OsString, arguments: &[OsString]) -> ExitCode {
     if let Err(error) = harvest_engine::rootless::enter() {
         eprintln!("{error}: {:?}\nhint: {}", std::error::Error::source(&error), error.hint());
         return ExitCode::FAILURE;
@@ -44,7 +47,7 @@ fn run_inside(program: &OsString, arguments: &[OsString]) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// Leaves out the steps of this name, or the pid namespace.
+/// Removes the steps of this name, or the pid namespace.
 fn remove(guard: &str, plan: &mut Plan) {
     if guard == "pid_namespace" {
         for step in &mut plan.steps {

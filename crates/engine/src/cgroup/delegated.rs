@@ -1,5 +1,5 @@
-//! The part of the host's cgroups that an ordinary user may divide: on v2 what the host's service manager
-//! hands down to their sessions. On v1 nobody is handed anything.
+//! The cgroup subtree delegated to an unprivileged user by the service manager. Only v2 has
+//! delegation.
 
 use std::{
     fs,
@@ -8,19 +8,19 @@ use std::{
 
 use rustix::fs::{Access, access};
 
-/// The topmost folder above our own cgroup that is ours to divide.
+/// The topmost delegated cgroup above this process's own.
 pub(super) fn find() -> Option<PathBuf> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
     let own = fs::read_to_string("/proc/self/cgroup").ok()?;
-    above(&mounts, &own)?.into_iter().find(|folder| is_ours(folder))
+    path_to(&mounts, &own)?.into_iter().find(|folder| is_delegated(folder))
 }
 
-/// The cgroups from the mount down to our own.
-fn above(mountinfo: &str, own: &str) -> Option<Vec<PathBuf>> {
+/// The cgroups from the mount down to this process's own.
+fn path_to(mountinfo: &str, own: &str) -> Option<Vec<PathBuf>> {
     let own = Path::new(own.lines().find_map(|line| line.strip_prefix("0::/"))?);
     let mount = mountinfo.lines().find_map(|line| {
         let (left, right) = line.split_once(" - ")?;
-        // What is mounted must be the root of what we are told to be in.
+        // The mount must show the root of the hierarchy that `/proc/self/cgroup` refers to.
         let mut fields = left.split(' ').skip(3);
         let is_root = fields.next()? == "/";
         (is_root && right.starts_with("cgroup2 ")).then(|| fields.next().map(PathBuf::from))?
@@ -33,8 +33,8 @@ fn above(mountinfo: &str, own: &str) -> Option<Vec<PathBuf>> {
     Some(folders)
 }
 
-/// Whether we may put cgroups with limits there, and processes from our own.
-fn is_ours(folder: &Path) -> bool {
+/// Whether this process may create cgroups with limits there and move its processes into them.
+fn is_delegated(folder: &Path) -> bool {
     let read = |file: &str| fs::read_to_string(folder.join(file)).unwrap_or_default();
     let controllers = read("cgroup.controllers");
     let has = |name: &str| controllers.split_whitespace().any(|word| word == name);
@@ -49,13 +49,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_cgroup_above_our_own_is_looked_at_from_the_top() {
+    fn ancestor_cgroups_are_listed_from_the_top() {
         let mounts = "1 2 0:1 / /c/memory rw - cgroup cgroup rw,memory\n\
             3 2 0:2 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw\n";
-        let found = above(mounts, "4:memory:/x\n0::/user.slice/me.service/app\n").unwrap();
+        let found = path_to(mounts, "4:memory:/x\n0::/user.slice/me.service/app\n").unwrap();
         let expected = ["", "/user.slice", "/user.slice/me.service", "/user.slice/me.service/app"];
         assert_eq!(found, expected.map(|part| PathBuf::from(format!("/sys/fs/cgroup{part}"))));
-        assert_eq!(above(mounts, "0::/\n").unwrap(), [Path::new("/sys/fs/cgroup")]);
-        assert_eq!(above("", "0::/\n"), None);
+        assert_eq!(path_to(mounts, "0::/\n").unwrap(), [Path::new("/sys/fs/cgroup")]);
+        assert_eq!(path_to("", "0::/\n"), None);
     }
 }

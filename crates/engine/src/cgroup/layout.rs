@@ -1,4 +1,4 @@
-//! Which cgroups a sandbox has and what is set in each, on v1 and on v2.
+//! The cgroups of a sandbox and their settings, on v1 and on v2.
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +14,7 @@ use crate::{
     spec::Limits,
 };
 
-/// A cgroup to make.
+/// A cgroup to create.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Group {
     /// Its folder.
@@ -24,22 +24,22 @@ pub struct Group {
     pub settings: Vec<Setting>,
 }
 
-/// A value of a cgroup.
+/// A setting of a cgroup.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Setting {
     /// The file's name.
     pub file: String,
-    /// What is written.
+    /// The value to write.
     pub value: String,
-    /// A kernel without this file is good enough.
+    /// The kernel may lack this file.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub optional: bool,
 }
 
 /// The cgroups of one sandbox, for a plan.
-pub(crate) struct Groups {
+pub(crate) struct SandboxGroups {
     pub(crate) make: Vec<Group>,
-    pub(crate) born_in: Option<PathBuf>,
+    pub(crate) clone_into: Option<PathBuf>,
     pub(crate) join: Vec<PathBuf>,
     pub(crate) inherit: Vec<(Descriptor, PathBuf, bool)>,
 }
@@ -48,13 +48,13 @@ pub(crate) struct Groups {
 const SUPERVISOR_MEMORY_BYTES: u64 = 256 << 20;
 // Room for the moment between fork and joining `work`.
 const SUPERVISOR_PIDS: u32 = 512;
-// What TCP holds is limited for the whole host together, to a tenth of its memory: without a limit of
-// its own one sandbox took all of it. This fills a hundred connections.
+// TCP buffers are limited for the whole host, to a tenth of its memory: without its own limit one
+// sandbox could use all of it. This is enough for a hundred connections.
 const TCP_BYTES: u64 = 256 << 20;
 // 100 ms: the kernel's default, long enough not to stutter, short enough to be fair.
 const PERIOD_MICROS: u64 = 100_000;
 
-pub(super) fn v2(folder: &Path, limits: &Limits) -> Groups {
+pub(super) fn v2(folder: &Path, limits: &Limits) -> SandboxGroups {
     let (supervisor, work) = (folder.join("supervisor"), folder.join("work"));
     let (agent, commands) = (work.join("agent"), work.join("commands"));
     let quota = u64::from(limits.cpu_millis_per_second) * PERIOD_MICROS / 1000;
@@ -93,11 +93,15 @@ pub(super) fn v2(folder: &Path, limits: &Limits) -> Groups {
         (Descriptor::AgentKill, agent.join("cgroup.kill"), true),
         (Descriptor::OomCount, work.join("memory.events"), false),
     ];
-    Groups { make, born_in: Some(supervisor), join: Vec::new(), inherit }
+    SandboxGroups { make, clone_into: Some(supervisor), join: Vec::new(), inherit }
 }
 
-// Only the freezer tells agent and commands apart: fewer cgroups, and a limit counts both anyway.
-pub(super) fn v1(mounts: &BTreeMap<String, PathBuf>, below: &Path, limits: &Limits) -> Groups {
+// Only the freezer separates agent and commands: fewer cgroups, and limits count both anyway.
+pub(super) fn v1(
+    mounts: &BTreeMap<String, PathBuf>,
+    below: &Path,
+    limits: &Limits,
+) -> SandboxGroups {
     let folder = |controller: &str| mounts[controller].join(below);
     let group = |controller: &str, name: &str, settings: Vec<Setting>| Group {
         path: folder(controller).join(name),
@@ -106,7 +110,7 @@ pub(super) fn v1(mounts: &BTreeMap<String, PathBuf>, below: &Path, limits: &Limi
     let memory = |bytes: u64| {
         vec![set("memory.limit_in_bytes", bytes), maybe("memory.memsw.limit_in_bytes", bytes)]
     };
-    // v1 counts what sockets hold apart from all other memory, and only where there is a limit.
+    // v1 counts socket buffers separately from other memory, and only where there is a limit.
     let work =
         [memory(limits.memory_bytes), vec![maybe("memory.kmem.tcp.limit_in_bytes", TCP_BYTES)]]
             .concat();
@@ -145,18 +149,18 @@ pub(super) fn v1(mounts: &BTreeMap<String, PathBuf>, below: &Path, limits: &Limi
     inherit.push((Descriptor::AgentProcs, freezer.join("agent/cgroup.procs"), false));
     inherit.push((Descriptor::AgentFreezer, freezer.join("agent/freezer.state"), true));
     inherit.push((Descriptor::OomCount, folder("memory").join("work/memory.oom_control"), false));
-    Groups { make, born_in: None, join, inherit }
+    SandboxGroups { make, clone_into: None, join, inherit }
 }
 
 impl Group {
-    /// Makes it; an older one of the same name is used again.
+    /// Creates the cgroup; an existing one is reused.
     pub(crate) fn make(&self) -> Result<(), StepError> {
         make_folder(&self.path)?;
         self.set()
     }
 
-    /// Writes its settings. The kernel keeps some in order (memory below memory and swap), so that one
-    /// refused at first may pass after the others.
+    /// Writes the settings. The kernel requires memory <= memory plus swap, so a value refused at
+    /// first may be accepted after the others.
     pub(crate) fn set(&self) -> Result<(), StepError> {
         let write = |setting: &Setting| fs::write(self.path.join(&setting.file), &setting.value);
         let refused: Vec<&Setting> =
@@ -190,6 +194,6 @@ fn maybe(file: &str, value: impl ToString) -> Setting {
 pub(super) fn make_folder(path: &Path) -> Result<(), StepError> {
     match fs::create_dir(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        result => result.doing(|| format!("make cgroup {}", path.display())),
+        result => result.doing(|| format!("create cgroup {}", path.display())),
     }
 }

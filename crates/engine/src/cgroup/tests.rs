@@ -1,4 +1,4 @@
-//! Which cgroups are found and made, on made-up mount tables.
+//! Detection and layout of cgroups, on artificial mount tables.
 
 use super::{layout::set, *};
 
@@ -9,33 +9,33 @@ const V1: &str = "1 2 0:1 / /c/cpu rw - cgroup cgroup rw,cpu,cpuacct\n\
     1 2 0:1 / /c/unified rw - cgroup2 cgroup2 rw\n";
 
 #[test]
-fn a_controller_less_v2_mount_beside_v1_is_passed_over() {
+fn v2_mount_without_controllers_is_ignored() {
     let found = Hierarchy::from_mounts(V1, |_| "hugetlb".into()).unwrap();
     let Hierarchy::V1 { mounts } = found else { panic!("{found:?}") };
     assert_eq!(mounts["cpu"], Path::new("/c/cpu"));
 }
 
 #[test]
-fn controllers_that_are_mounted_together_are_one_folder() {
+fn controllers_mounted_together_are_listed_once() {
     let together = V1.replace("rw,cpu,cpuacct", "rw,cpu,memory").replace("rw,memory", "rw,blkio");
     let found = Hierarchy::from_mounts(&together, |_| String::new()).unwrap();
     assert_eq!(found.mounts(), ["/c/cpu", "/c/freezer", "/c/pids"].map(Path::new));
 }
 
 #[test]
-fn v2_is_used_when_it_has_memory_and_pids() {
+fn v2_with_memory_and_pids_is_preferred() {
     let found = Hierarchy::from_mounts(V1, |_| "cpu memory pids".into());
     assert_eq!(found, Some(Hierarchy::V2 { mount: "/c/unified".into() }));
 }
 
 #[test]
-fn a_host_without_a_needed_controller_is_refused() {
+fn host_without_required_controller_is_refused() {
     let without = V1.replace("rw,pids", "rw,blkio");
     assert_eq!(Hierarchy::from_mounts(&without, |_| String::new()), None);
 }
 
 #[test]
-fn the_memory_limit_is_on_work_and_on_every_kind_of_host() {
+fn memory_limit_is_set_on_work_only() {
     let limits =
         Limits { memory_bytes: 4096, cpu_millis_per_second: 500, pids: 7, ..Limits::default() };
     for (hierarchy, file) in [
@@ -54,7 +54,7 @@ fn the_memory_limit_is_on_work_and_on_every_kind_of_host() {
 }
 
 #[test]
-fn sockets_have_a_limit_of_their_own_where_the_memory_limit_does_not_count_them() {
+fn v1_limits_socket_memory_separately() {
     let v1 = Hierarchy::from_mounts(V1, |_| String::new()).unwrap();
     let make = v1.groups("home", "part", &Limits::default()).make;
     let work = make.iter().find(|group| group.path.ends_with("memory/home/part/work")).unwrap();
@@ -62,7 +62,7 @@ fn sockets_have_a_limit_of_their_own_where_the_memory_limit_does_not_count_them(
 }
 
 #[test]
-fn parents_are_made_before_and_removed_after_their_children() {
+fn parent_cgroups_are_removed_after_children() {
     for hierarchy in [
         Hierarchy::V2 { mount: "/c".into() },
         Hierarchy::from_mounts(V1, |_| String::new()).unwrap(),

@@ -1,11 +1,12 @@
-//! Which capabilities exist inside, by number. They hold over the sandbox's own user namespace only.
+//! Capabilities inside a sandbox, by number. They hold over the sandbox's own user namespace only.
 
 use std::io;
 
 use rustix::thread::{CapabilitySet, CapabilitySets};
 use serde::{Deserialize, Serialize};
 
-/// A capability pid 1 keeps; root commands inherit them, all others lose them with their uid.
+/// A capability that pid 1 keeps. Root commands inherit them; other users lose them with the change
+/// of uid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[expect(missing_docs, reason = "the kernel's own names")]
@@ -23,9 +24,9 @@ pub enum Capability {
 }
 
 impl Capability {
-    /// What a sandbox has: enough to run commands as other users and to install packages. Never
-    /// SYS_ADMIN, NET_ADMIN, NET_RAW, SYS_PTRACE or MKNOD.
-    pub const ROLE: [Self; 9] = [
+    /// The capabilities of a sandbox: enough to run commands as other users and to install
+    /// packages. Never SYS_ADMIN, NET_ADMIN, NET_RAW, SYS_PTRACE or MKNOD.
+    pub const SANDBOX: [Self; 9] = [
         Self::Chown,
         Self::DacOverride,
         Self::Fowner,
@@ -41,7 +42,7 @@ impl Capability {
 // The kernel refuses numbers beyond its last capability; 63 is what a set of 64 bits can hold.
 const HIGHEST: u32 = 63;
 
-/// Keeps `kept` and drops every other capability, in all sets and for good.
+/// Drops every capability but `kept`, irrevocably and in all sets.
 pub(crate) fn keep_only(kept: &[Capability]) -> io::Result<()> {
     let bits = kept.iter().fold(0u64, |bits, capability| bits | 1 << (*capability as u32));
     for number in (0..=HIGHEST).filter(|number| bits & (1 << number) == 0) {

@@ -1,37 +1,43 @@
-//! The steps that put a sandbox's files together: layers, `/proc`, `/dev`, what is bound and attached, the new root.
+//! The steps that assemble a sandbox's file system: layers, `/proc`, `/dev`, binds, volumes, the
+//! new root.
 
 use std::{io, os::fd::AsFd};
 
 use super::{
-    Birth, Work,
-    mounts::{Scratch, Tree},
+    SpawnContext, StepRunner,
+    mounts::{RootTree, Scratch},
     out_of_order,
-    users::act_as,
+    users::use_file_ids,
 };
 use crate::{
     error::{Doing, StepError},
     plan::Step,
 };
 
-impl Work {
-    pub(super) fn disk_step(&mut self, step: &Step, birth: &Birth<'_>) -> Result<(), StepError> {
+impl StepRunner {
+    pub(super) fn disk_step(
+        &mut self,
+        step: &Step,
+        context: &SpawnContext<'_>,
+    ) -> Result<(), StepError> {
         match step {
             Step::Scratch => {
                 self.scratch = Some(Scratch::make()?);
-                // What is made ahead belongs to root inside.
-                act_as(birth.first_id)
+                // Files created here belong to root inside.
+                use_file_ids(context.first_id)
             }
             Step::Overlay { lowers } => {
-                // An overlay acts for its maker: with ids the layers do not know it could write nothing.
-                act_as(birth.first_id)?;
+                // An overlay uses its creator's ids: with ids unknown to the layers it could write
+                // nothing.
+                use_file_ids(context.first_id)?;
                 let root =
                     self.scratch()?.overlay(lowers).doing(|| "mount the overlay".to_owned())?;
-                self.tree = Some(Tree { root });
+                self.tree = Some(RootTree { root });
                 Ok(())
             }
-            Step::Furnish => {
-                let furnish = self.scratch()?.furnish(self.tree()?);
-                furnish.doing(|| "put /proc, /dev and /sys into the root".to_owned())
+            Step::AssembleRoot => {
+                let moved = self.scratch()?.assemble_root(self.tree()?);
+                moved.doing(|| "move /proc, /dev and /sys into the root".to_owned())
             }
             Step::Root => {
                 let tree = self.tree.take().ok_or_else(out_of_order)?;
@@ -39,34 +45,34 @@ impl Work {
                 tree.enter().doing(|| "enter the new root".to_owned())
             }
             Step::Layer { .. } | Step::Writable | Step::Bind { .. } | Step::Volume { .. } => {
-                self.attach(step, birth)
+                self.mount_passed(step, context)
             }
-            _ => self.provide(step, birth),
+            _ => self.create(step, context),
         }
     }
 
-    /// What the host has, handed over.
-    fn attach(&self, step: &Step, birth: &Birth<'_>) -> Result<(), StepError> {
-        let handed = |number: usize| self.handed.get(number).ok_or(io::ErrorKind::NotFound);
-        let ids = (birth.first_id != 0).then_some(birth.users.as_fd());
+    /// Steps that mount something of the host, passed as a descriptor.
+    fn mount_passed(&self, step: &Step, context: &SpawnContext<'_>) -> Result<(), StepError> {
+        let passed = |number: usize| self.passed.get(number).ok_or(io::ErrorKind::NotFound);
+        let ids = (context.first_id != 0).then_some(context.users.as_fd());
         match step {
-            Step::Layer { from, name } => handed(from.number)
+            Step::Layer { from, name } => passed(from.number)
                 .map_err(io::Error::from)
                 .and_then(|tree| {
                     self.scratch.as_ref().ok_or(io::ErrorKind::Other)?.layer(tree, name, ids)
                 })
                 .doing(|| format!("attach the layer {}", from.path.display())),
             Step::Writable => {
-                let folder = &self.calling()?.writable;
+                let folder = &self.assignment()?.writable;
                 self.scratch()?
                     .writable(folder, ids)
                     .doing(|| format!("attach {}", folder.display()))
             }
-            Step::Bind { from, inside } => handed(from.number)
+            Step::Bind { from, inside } => passed(from.number)
                 .map_err(io::Error::from)
                 .and_then(|tree| self.tree.as_ref().ok_or(io::ErrorKind::Other)?.bind(tree, inside))
                 .doing(|| format!("bind {} to {}", from.path.display(), inside.display())),
-            Step::Volume { from, inside, read_only } => handed(from.number)
+            Step::Volume { from, inside, read_only } => passed(from.number)
                 .map_err(io::Error::from)
                 .and_then(|mount| {
                     let tree = self.tree.as_ref().ok_or(io::ErrorKind::Other)?;
@@ -79,33 +85,34 @@ impl Work {
         }
     }
 
-    /// What is made for the sandbox.
-    fn provide(&mut self, step: &Step, birth: &Birth<'_>) -> Result<(), StepError> {
+    /// Steps that create a file or file system for this sandbox.
+    fn create(&mut self, step: &Step, context: &SpawnContext<'_>) -> Result<(), StepError> {
         match step {
-            Step::Proc => self.ahead()?.proc().doing(|| "mount /proc".to_owned()),
+            Step::Proc => self.prepared()?.proc().doing(|| "mount /proc".to_owned()),
             Step::Dev { nodes } => {
                 let nodes =
                     nodes.iter().map(|(name, (major, minor))| (name.as_str(), *major, *minor));
-                self.ahead()?.dev(nodes, birth.first_id).doing(|| "make /dev".to_owned())
+                self.prepared()?.dev(nodes, context.first_id).doing(|| "create /dev".to_owned())
             }
             Step::Shm { bytes } => self.tree()?.shm(*bytes).doing(|| "mount /dev/shm".to_owned()),
             Step::Empty { inside } => {
-                self.ahead()?.empty(inside).doing(|| format!("cover {}", inside.display()))
+                self.prepared()?.empty(inside).doing(|| format!("cover {}", inside.display()))
             }
             Step::Mask { paths } => self
-                .ahead()?
+                .prepared()?
                 .mask(paths, self.scratch()?)
                 .doing(|| "mask parts of /proc".to_owned()),
-            Step::ReadOnly { paths } => {
-                self.ahead()?.read_only(paths).doing(|| "make parts of /proc read-only".to_owned())
-            }
+            Step::ReadOnly { paths } => self
+                .prepared()?
+                .read_only(paths)
+                .doing(|| "make parts of /proc read-only".to_owned()),
             Step::File { inside, text } => {
                 self.files += 1;
                 let file = self.scratch()?.file(self.files, text);
                 file.and_then(|file| {
                     self.tree.as_ref().ok_or(io::ErrorKind::Other)?.on_file(&file, inside)
                 })
-                .doing(|| format!("provide {}", inside.display()))
+                .doing(|| format!("create {}", inside.display()))
             }
             _ => Err(out_of_order()),
         }
@@ -115,11 +122,11 @@ impl Work {
         self.scratch.as_ref().ok_or_else(out_of_order)
     }
 
-    fn ahead(&self) -> Result<Tree, StepError> {
-        self.scratch()?.ahead().doing(|| "find what is made ahead".to_owned())
+    fn prepared(&self) -> Result<RootTree, StepError> {
+        self.scratch()?.prepared().doing(|| "open the prepared mounts".to_owned())
     }
 
-    fn tree(&self) -> Result<&Tree, StepError> {
+    fn tree(&self) -> Result<&RootTree, StepError> {
         self.tree.as_ref().ok_or_else(out_of_order)
     }
 }

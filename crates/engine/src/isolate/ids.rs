@@ -1,11 +1,11 @@
-//! Ranges of host ids, one per sandbox, claimed host-wide: two sandboxes never share an id, whatever
-//! home they belong to, so that neither can signal the other or eat up its per-user limits.
+//! Ranges of host ids, one per sandbox, claimed host-wide: no two sandboxes share an id, even
+//! across homes, so that neither can signal the other or use up its per-user limits.
 //!
-//! Where there is no root to give them out, sandboxes share the ids of their user; then only the id
-//! that owns a user namespace differs, among those of one zygote.
+//! Without root, sandboxes share the ids of their user; only the owner of the user namespace
+//! differs between the sandboxes of one zygote.
 //!
-//! A claim is a file named after the range that says which process holds it: the zygote while a
-//! sandbox is being made, its pid 1 afterwards. A claim whose process is gone is void.
+//! A claim is a file named after the range that records the process holding it: the zygote while a
+//! sandbox is being created, its pid 1 afterwards. A claim whose process has exited is void.
 
 use std::{
     fs, io,
@@ -18,84 +18,87 @@ use serde::{Deserialize, Serialize};
 use crate::{
     error::{Doing, StepError},
     home::{boot_id, start_ticks},
-    plan::IDS,
+    plan::IDS_PER_SANDBOX,
 };
 
-/// Where claims are. Emptied by a reboot on most hosts; the boot id in each claim covers the others.
+/// Folder of the claims. Most hosts empty it at boot; the boot id in each claim covers the others.
 pub(crate) const CLAIMS: &str = "/run/harvest-ids";
 
-// Above what systemd gives its containers (0x0008_0000 to 0x6fff_ffff) and below the ids that some
-// programs take for negative.
-const FIRST: u32 = 0x7000_0000;
-const RANGES: u32 = 0x1000_0000 / IDS;
+// Above the ids systemd gives its containers (0x0008_0000 to 0x6fff_ffff) and below those that some
+// programs read as negative.
+const FIRST_ID: u32 = 0x7000_0000;
+const RANGES: u32 = 0x1000_0000 / IDS_PER_SANDBOX;
 
-/// A range of ids that is ours, or that we may use.
+/// A range of host ids for one sandbox.
 #[derive(Debug)]
 pub(crate) enum Claim {
-    /// Nobody else has it.
-    Own { file: PathBuf, first: u32 },
-    /// The whole of what the user has.
+    /// Used by this sandbox only.
+    Exclusive { file: PathBuf, first: u32 },
+    /// All ids of an unprivileged user.
     Shared { owner: u32, processes: u32 },
 }
 
 #[derive(Debug, Serialize, Deserialize)]
-struct Holder {
+struct ClaimHolder {
     boot: String,
     pid: u32,
     started: u64,
 }
 
-impl Holder {
-    fn lives(&self) -> bool {
+impl ClaimHolder {
+    fn is_alive(&self) -> bool {
         self.boot == boot_id() && start_ticks(self.pid) == Some(self.started)
     }
 }
 
 impl Claim {
-    /// Takes a free range for this process. `wish` spreads claims, so that a free one is found at once.
-    pub(crate) fn take(folder: &Path, wish: u32) -> Result<Self, StepError> {
+    /// Claims a free range for this process. `id_hint` spreads claims, so that a free one is found
+    /// at once.
+    pub(crate) fn take(folder: &Path, id_hint: u32) -> Result<Self, StepError> {
         let _lock = lock(folder)?;
         let own = std::process::id();
-        for number in (0..RANGES).map(|offset| wish.wrapping_add(offset) % RANGES) {
-            let (file, first) = (folder.join(number.to_string()), FIRST + number * IDS);
-            if !held(&file) {
+        for number in (0..RANGES).map(|offset| id_hint.wrapping_add(offset) % RANGES) {
+            let (file, first) =
+                (folder.join(number.to_string()), FIRST_ID + number * IDS_PER_SANDBOX);
+            if !is_held(&file) {
                 write(&file, own)?;
-                return Ok(Self::Own { file, first });
+                return Ok(Self::Exclusive { file, first });
             }
         }
-        Err(StepError::new("find a free range of ids", io::ErrorKind::QuotaExceeded.into()))
+        Err(StepError::new("find a free id range", io::ErrorKind::QuotaExceeded.into()))
     }
 
-    /// The range that starts with this id, as an earlier zygote claimed it.
+    /// The range that starts with this id, claimed by an earlier zygote.
     pub(crate) fn adopt(folder: &Path, first: u32) -> Self {
         match first {
             0 => Self::Shared { owner: 0, processes: 0 },
-            _ => Self::Own {
-                file: folder.join((first.wrapping_sub(FIRST) / IDS).to_string()),
+            _ => Self::Exclusive {
+                file: folder.join((first.wrapping_sub(FIRST_ID) / IDS_PER_SANDBOX).to_string()),
                 first,
             },
         }
     }
 
-    /// All ids of this user, for at most so many processes. Those with different wishes do not count
-    /// against each other.
-    pub(crate) fn share(wish: u32, processes: u32) -> Self {
-        Self::Shared { owner: 1 + wish % (IDS - 1), processes }
+    /// Shares all ids of this user, with a process limit. Different hints give different namespace
+    /// owners, whose kernel limits are separate.
+    pub(crate) fn share(id_hint: u32, processes: u32) -> Self {
+        Self::Shared { owner: 1 + id_hint % (IDS_PER_SANDBOX - 1), processes }
     }
 
-    /// Says that the range is in use as long as this process lives.
+    /// Records that the range is in use as long as this process lives.
     pub(crate) fn hand_to(&self, pid: u32) -> Result<(), StepError> {
-        let Self::Own { file, .. } = self else { return Ok(()) };
+        let Self::Exclusive { file, .. } = self else { return Ok(()) };
         let _lock = lock(file.parent().unwrap_or(Path::new("/")))?;
         write(file, pid)
     }
 
-    /// Gives the range back, unless somebody else has it by now: with the process it was handed to our
-    /// claim was void, and whoever needed a range could take it.
+    /// Releases the range, unless another process has claimed it: a claim is void once its process
+    /// has exited.
     pub(crate) fn release(&self) {
-        let Self::Own { file, .. } = self else { return };
+        let Self::Exclusive { file, .. } = self else { return };
         let Ok(_lock) = lock(file.parent().unwrap_or(Path::new("/"))) else { return };
-        if holder(file).is_none_or(|holder| holder.pid == std::process::id() || !holder.lives()) {
+        if holder(file).is_none_or(|holder| holder.pid == std::process::id() || !holder.is_alive())
+        {
             let _ = fs::remove_file(file);
         }
     }
@@ -103,45 +106,45 @@ impl Claim {
     /// The host id that is root inside; 0 where ids are shared.
     pub(crate) fn first(&self) -> u32 {
         match self {
-            Self::Own { first, .. } => *first,
+            Self::Exclusive { first, .. } => *first,
             Self::Shared { .. } => 0,
         }
     }
 
-    /// The id that makes the user namespace: what the kernel counts is counted against it.
+    /// The id that owns the user namespace; the kernel charges per-user limits to it.
     pub(crate) fn owner(&self) -> u32 {
         match self {
-            Self::Own { first, .. } => *first,
+            Self::Exclusive { first, .. } => *first,
             Self::Shared { owner, .. } => *owner,
         }
     }
 
-    /// How many processes the user namespace may have, where nothing better limits them.
+    /// Process limit of the user namespace, where no cgroup limits processes.
     pub(crate) fn processes(&self) -> Option<u32> {
         match self {
-            Self::Own { .. } => None,
+            Self::Exclusive { .. } => None,
             Self::Shared { processes, .. } => Some(*processes),
         }
     }
 }
 
-fn held(file: &Path) -> bool {
-    holder(file).is_some_and(|holder| holder.lives())
+fn is_held(file: &Path) -> bool {
+    holder(file).is_some_and(|holder| holder.is_alive())
 }
 
-fn holder(file: &Path) -> Option<Holder> {
-    // A claim that cannot be read was cut off while being written, under the lock we hold now.
+fn holder(file: &Path) -> Option<ClaimHolder> {
+    // An unreadable claim was interrupted while being written, and this caller holds the lock.
     fs::read(file).ok().and_then(|bytes| serde_json::from_slice(&bytes).ok())
 }
 
-/// Under the lock: a sweep takes unfinished claims for abandoned ones.
+/// Requires the lock: a sweep removes unfinished claims.
 fn write(file: &Path, pid: u32) -> Result<(), StepError> {
     let doing = || format!("claim ids in {}", file.display());
     let started =
         start_ticks(pid).ok_or(io::ErrorKind::NotFound).map_err(io::Error::from).doing(doing)?;
-    let holder = Holder { boot: boot_id().to_owned(), pid, started };
+    let holder = ClaimHolder { boot: boot_id().to_owned(), pid, started };
     let text = serde_json::to_vec(&holder).map_err(io::Error::from).doing(doing)?;
-    // Replaced as a whole: a reader never sees a claim without its holder.
+    // Replaced atomically: a reader never sees a claim without its holder.
     let new = file.with_extension("new");
     fs::write(&new, text).doing(doing)?;
     fs::rename(&new, file).doing(doing)
@@ -155,14 +158,14 @@ fn lock(folder: &Path) -> Result<fs::File, StepError> {
     Ok(file)
 }
 
-/// Removes every claim whose process is gone.
+/// Removes every claim whose process has exited.
 pub(crate) fn sweep(folder: &Path) -> Result<(), StepError> {
     let _lock = lock(folder)?;
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let is_claim = name.to_str().is_some_and(|name| name.parse::<u32>().is_ok());
-        // Besides claims and the lock there are only claims cut off while being written.
-        if name != "lock" && (!is_claim || !held(&entry.path())) {
+        // Other files are claims interrupted while being written.
+        if name != "lock" && (!is_claim || !is_held(&entry.path())) {
             let _ = fs::remove_file(entry.path());
         }
     }
@@ -174,21 +177,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_range_is_taken_once_and_free_again_after_release() {
+    fn range_is_exclusive_until_released() {
         let folder = tempfile::tempdir().unwrap();
         let first = Claim::take(folder.path(), 5).unwrap();
         let second = Claim::take(folder.path(), 5).unwrap();
-        assert!(first.first().abs_diff(second.first()) >= IDS);
+        assert!(first.first().abs_diff(second.first()) >= IDS_PER_SANDBOX);
         first.release();
         assert_eq!(Claim::take(folder.path(), 5).unwrap().first(), first.first());
     }
 
     #[test]
-    fn a_claim_whose_process_is_gone_is_void() {
+    fn claim_of_exited_process_is_void() {
         let folder = tempfile::tempdir().unwrap();
         let claim = Claim::take(folder.path(), 7).unwrap();
-        let holder = Holder { boot: boot_id().to_owned(), pid: std::process::id(), started: 1 };
-        let Claim::Own { file, first } = claim else { panic!("{claim:?}") };
+        let holder =
+            ClaimHolder { boot: boot_id().to_owned(), pid: std::process::id(), started: 1 };
+        let Claim::Exclusive { file, first } = claim else { panic!("{claim:?}") };
         fs::write(&file, serde_json::to_vec(&holder).unwrap()).unwrap();
         assert_eq!(Claim::take(folder.path(), 7).unwrap().first(), first);
         fs::write(&file, "").unwrap();
@@ -197,11 +201,12 @@ mod tests {
     }
 
     #[test]
-    fn a_range_that_somebody_else_has_taken_over_stays_theirs() {
+    fn release_keeps_range_claimed_by_another_process() {
         let folder = tempfile::tempdir().unwrap();
         let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let dead = Claim::take(folder.path(), 3).unwrap();
-        // Its process died, so that another zygote could take the range and hand it to a sandbox.
+        // The process of this claim is gone, so another zygote takes the range and hands it to a
+        // sandbox.
         let theirs = Claim::adopt(folder.path(), dead.first());
         theirs.hand_to(other.id()).unwrap();
         dead.release();
@@ -214,14 +219,14 @@ mod tests {
     }
 
     #[test]
-    fn no_owner_of_shared_ids_is_root_or_outside_the_range() {
-        for wish in [0, 1, IDS - 2, IDS - 1, IDS, u32::MAX] {
-            assert!((1..IDS).contains(&Claim::share(wish, 1).owner()), "{wish}");
+    fn shared_ids_owner_is_never_root() {
+        for id_hint in [0, 1, IDS_PER_SANDBOX - 2, IDS_PER_SANDBOX - 1, IDS_PER_SANDBOX, u32::MAX] {
+            assert!((1..IDS_PER_SANDBOX).contains(&Claim::share(id_hint, 1).owner()), "{id_hint}");
         }
     }
 
     #[test]
-    fn no_range_reaches_ids_that_look_negative() {
-        assert!(FIRST.checked_add(RANGES * IDS).unwrap() <= 1 << 31);
+    fn id_ranges_stay_below_two_to_the_31() {
+        assert!(FIRST_ID.checked_add(RANGES * IDS_PER_SANDBOX).unwrap() <= 1 << 31);
     }
 }

@@ -1,6 +1,6 @@
-//! The redirect for kernels whose nftables know no IPv4: the same rule in the older tables, written as
-//! the kernel reads them. Like its newer sister it acts on the caller's network namespace only, which
-//! must be fresh: it replaces the whole `nat` table.
+//! The redirect for kernels whose nftables lack IPv4: the same rule for the older iptables
+//! interface, in the kernel's binary format. Acts on the caller's network namespace, which must be
+//! fresh: the whole `nat` table is replaced.
 
 use std::{io, net::Ipv4Addr};
 
@@ -8,7 +8,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 
 use crate::syscall;
 
-// From the kernel's `ip_tables.h`, `x_tables.h`, `xt_tcpudp.h` and `nf_nat.h`; sizes are those of 64 bits.
+// From the kernel's `ip_tables.h`, `x_tables.h`, `xt_tcpudp.h` and `nf_nat.h`, with 64-bit sizes.
 const TABLE_OPTION: i32 = 64;
 const NAME_BYTES: usize = 32;
 const INFO_BYTES: usize = 84;
@@ -21,22 +21,23 @@ const NOT_THESE_PORTS: u8 = 2;
 const PORT_GIVEN: u32 = 2;
 
 /// `-t nat -A OUTPUT -p tcp -d RANGE ! --dport 53 -j REDIRECT --to-ports PORT`
-pub(crate) fn redirect(address: Ipv4Addr, prefix: u8, port: u16) -> io::Result<()> {
+pub(crate) fn install(address: Ipv4Addr, prefix: u8, port: u16) -> io::Result<()> {
     let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
     let mut info = [0u8; INFO_BYTES];
     info[..3].copy_from_slice(b"nat");
-    // Asking makes the kernel make the table.
+    // Reading the table makes the kernel create it.
     syscall::ip_option(&socket, TABLE_OPTION, &mut info)?;
     let number =
         |at: usize| u32::from_ne_bytes([info[at], info[at + 1], info[at + 2], info[at + 3]]);
     let (hooks, old_entries) = (number(NAME_BYTES), number(INFO_BYTES - 8));
     let table = Table::new(hooks, &rule(address, prefix, port));
-    // The kernel hands back the counters of the entries it drops.
+    // The kernel returns the counters of the entries it drops.
     let mut counters = vec![[0u64; 2]; old_entries as usize];
     syscall::replace_table(&socket, TABLE_OPTION, table.bytes(hooks), &mut counters)
 }
 
-/// The entries of a table: a policy for each hook, one rule before that of OUTPUT, and an end.
+/// The entries of a table: a policy for each hook, one rule before the policy of OUTPUT, and an end
+/// marker.
 struct Table {
     entries: Vec<u8>,
     count: u32,
@@ -56,7 +57,7 @@ impl Table {
             table.policy[hook] = table.end();
             table.push(&entry(&[0; 8], 0, &[], &part("", &ACCEPT.to_ne_bytes())));
         }
-        // The name of the end is its value too.
+        // The end marker's name is also its value.
         let mut name = [0u8; 30];
         name[..5].copy_from_slice(b"ERROR");
         table.push(&entry(&[0; 8], 0, &[], &part("ERROR", &name)));
@@ -72,7 +73,7 @@ impl Table {
         self.count += 1;
     }
 
-    /// The head of a replacement, up to the counters, and the entries that follow them.
+    /// The header of a replacement up to the counters, and the entries that follow them.
     fn bytes(&self, hooks: u32) -> (Vec<u8>, &[u8]) {
         let mut head = vec![0u8; NAME_BYTES];
         head[..3].copy_from_slice(b"nat");
@@ -84,7 +85,7 @@ impl Table {
     }
 }
 
-/// What a packet must be, and what is done with it.
+/// A rule: the packets it matches and their target.
 fn entry(destination: &[u8; 8], protocol: u16, matches: &[u8], target: &[u8]) -> Vec<u8> {
     const FIXED: usize = 112;
     let mut bytes = vec![0u8; 4];
@@ -92,7 +93,7 @@ fn entry(destination: &[u8; 8], protocol: u16, matches: &[u8], target: &[u8]) ->
     bytes.extend_from_slice(&destination[..4]);
     bytes.extend_from_slice(&[0; 4]);
     bytes.extend_from_slice(&destination[4..]);
-    // Names of interfaces and their masks: any.
+    // Interface names and masks: any.
     bytes.resize(80, 0);
     bytes.extend_from_slice(&protocol.to_ne_bytes());
     bytes.resize(88, 0);
@@ -104,7 +105,7 @@ fn entry(destination: &[u8; 8], protocol: u16, matches: &[u8], target: &[u8]) ->
     [&bytes, matches, target].concat()
 }
 
-/// A match or a target: size, name, revision 0, what it needs to know.
+/// A match or a target: size, name, revision 0, data.
 fn part(name: &str, value: &[u8]) -> Vec<u8> {
     let size = (HEADER_BYTES + value.len()).next_multiple_of(8);
     let mut bytes = u16::try_from(size).expect("parts are short").to_ne_bytes().to_vec();
@@ -140,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_entry_ends_where_the_next_begins() {
+    fn table_entries_are_contiguous() {
         let rule = rule(Ipv4Addr::new(198, 18, 0, 1), 15, 4000);
         let table = Table::new(0b11011, &rule);
         let (mut at, mut count, mut starts) = (0, 0, Vec::new());

@@ -1,7 +1,7 @@
-//! Carries a plan out. The first steps are the zygote's; then pid 1 goes on by itself, splits in two
-//! and becomes the supervisor, while the other process, which still has the host's powers, waits at the
-//! gate to furnish the sandbox around it. Every step either succeeds or ends the sandbox before it
-//! began: nothing degrades.
+//! Executes a plan. The zygote runs the first steps; then pid 1 continues, forks and becomes the
+//! supervisor, while the forked process, which still has the host's privileges, waits for its
+//! assignment and assembles the sandbox around pid 1. A failing step ends the sandbox before it
+//! begins; there is no partial isolation.
 
 pub(crate) mod caps;
 mod disk;
@@ -35,50 +35,49 @@ use crate::{
     syscall::{self, Side},
     zygote::protocol::{receive, send_with},
 };
-use mounts::{Scratch, Tree};
-pub(crate) use users::{act_as, make_user_namespace};
+use mounts::{RootTree, Scratch};
+pub(crate) use users::{make_user_namespace, use_file_ids};
 
-/// The name of the file the supervisor's output goes to.
-pub(crate) const LOG: &str = "supervisor.log";
+/// File name of the supervisor's log.
+pub(crate) const SUPERVISOR_LOG: &str = "supervisor.log";
 
-/// The name of the file by which pid 1 is asked to let its commands stand still.
-pub(crate) const STILL: &str = "still";
+/// File name of the orders by which pid 1 freezes its commands where there is no cgroup.
+pub(crate) const FREEZE_FILE: &str = "freeze";
 
-/// What the new process is born with.
-pub(crate) struct Birth<'a> {
-    /// The steps until it splits in two.
-    pub(crate) ahead: &'a [Step],
-    /// Pid 1's steps from there on.
-    pub(crate) own: &'a [Step],
-    /// The supervisor's program.
+/// What the new pid 1 needs to run its steps.
+pub(crate) struct SpawnContext<'a> {
+    /// The steps before the fork.
+    pub(crate) before_fork: &'a [Step],
+    /// Pid 1's steps after the fork.
+    pub(crate) pid1: &'a [Step],
     pub(crate) supervisor: &'a OwnedFd,
     /// The sandbox's user namespace.
     pub(crate) users: &'a OwnedFd,
-    /// Root's host id inside it; 0 where ids are shared, and then mounts show them as they are.
+    /// Host id of root inside; 0 where ids are shared, and then mounts are not id-mapped.
     pub(crate) first_id: u32,
-    /// How many processes it may have, where no cgroup counts them.
+    /// Process limit, where no cgroup has one.
     pub(crate) processes: Option<u32>,
-    /// Takes word that the steps ahead are done, and brings a [`Calling`] when the zygote has written
-    /// everything down; closed when it died.
-    pub(crate) gate: &'a OwnedFd,
+    /// Receives `ready` when the steps before the assignment are done, and sends an [`Assignment`]
+    /// once the zygote has recorded the sandbox; closed when the zygote dies.
+    pub(crate) assignment_socket: &'a OwnedFd,
 }
 
-/// What pid 1 is to be pid 1 of. Attached: the layers, the binds, the volumes.
+/// Turns a prepared pid 1 into one sandbox. Attached: the layers, the binds, the volumes.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Calling {
-    /// The steps after the gate.
+pub(crate) struct Assignment {
+    /// The steps after [`Step::AwaitAssignment`].
     pub(crate) steps: Vec<Step>,
-    /// Holds the log.
+    /// Folder of the log.
     pub(crate) folder: PathBuf,
-    /// Holds `upper` and `work`.
+    /// Folder of `upper` and `work`.
     pub(crate) writable: PathBuf,
-    /// Holds the sockets.
+    /// Folder of the sockets.
     pub(crate) run: PathBuf,
-    /// What the supervisor is told; its descriptors are collected on the way.
+    /// The supervisor's launch; its descriptors are collected by the steps.
     pub(crate) launch: Launch,
 }
 
-/// The namespaces' bits.
+/// The `clone` flags of these namespaces.
 pub(crate) fn clone_flags(namespaces: &[Namespace]) -> u64 {
     namespaces
         .iter()
@@ -92,39 +91,40 @@ pub(crate) fn clone_flags(namespaces: &[Namespace]) -> u64 {
         .fold(0, |flags, flag| flags | u64::from(flag.cast_unsigned()))
 }
 
-/// Carries the new process's steps out. Returns `Ok` in the process that has furnished the sandbox,
-/// `Err` in either when a step failed; pid 1 becomes the supervisor and does not return.
+/// Runs the new process's steps. Returns `Ok` in the process that assembled the sandbox, `Err` in
+/// either process when a step failed; pid 1 becomes the supervisor and does not return.
 ///
 /// # Safety
 /// The caller must have one thread only.
-pub(crate) unsafe fn carry_out(birth: &Birth<'_>) -> Result<(), StepError> {
-    let mut work = Work::default();
-    for step in birth.ahead {
-        work.step(step, birth)?;
+pub(crate) unsafe fn run_steps(context: &SpawnContext<'_>) -> Result<(), StepError> {
+    let mut runner = StepRunner::default();
+    for step in context.before_fork {
+        runner.step(step, context)?;
     }
     let (inside, outside) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
             .doing(|| "make a socket pair".to_owned())?;
-    work.cradle(&outside)?;
+    runner.early_launch(&outside)?;
     // SAFETY: the caller vouches for one thread.
-    match unsafe { syscall::clone_process(0, None) }.doing(|| "split in two".to_owned())? {
+    match unsafe { syscall::clone_process(0, None) }.doing(|| "fork".to_owned())? {
         Side::Parent { .. } => {
             drop(outside);
-            work.stdin = Some(inside);
-            for step in birth.own {
-                work.step(step, birth)?;
+            runner.stdin = Some(inside);
+            for step in context.pid1 {
+                runner.step(step, context)?;
             }
             Err(out_of_order())
         }
         Side::Child => {
             drop(inside);
-            work.launcher = Some(outside);
-            // The host's own again: sockets and logs are the host's.
+            runner.launcher = Some(outside);
+            // Sockets and logs belong to the host's root.
             syscall::set_file_ids(0, 0);
-            let result = work.furnish(birth);
+            let result = runner.run_assignment(context);
             if result.is_err() {
-                // The end of its socket ends pid 1, and that ends us: the reason is to be told before.
-                std::mem::forget(work);
+                // Closing the socket ends pid 1, which kills this process: the error must be
+                // reported first.
+                std::mem::forget(runner);
             }
             result
         }
@@ -132,48 +132,48 @@ pub(crate) unsafe fn carry_out(birth: &Birth<'_>) -> Result<(), StepError> {
 }
 
 #[derive(Default)]
-struct Work {
-    calling: Option<Calling>,
-    handed: Vec<OwnedFd>,
+struct StepRunner {
+    assignment: Option<Assignment>,
+    passed: Vec<OwnedFd>,
     scratch: Option<Scratch>,
-    tree: Option<Tree>,
+    tree: Option<RootTree>,
     inherited: Vec<(Descriptor, OwnedFd)>,
-    /// Pid 1's end of the socket over which it is launched.
+    /// Pid 1's end of the launch socket.
     stdin: Option<OwnedFd>,
-    /// Where its output goes until then.
+    /// Pid 1's standard output until the launch.
     null: Option<OwnedFd>,
-    /// The other end.
+    /// The other end of the launch socket.
     launcher: Option<OwnedFd>,
     files: usize,
 }
 
-impl Work {
-    /// Waits at the gate, and takes the steps after it.
-    fn furnish(&mut self, birth: &Birth<'_>) -> Result<(), StepError> {
-        for step in self.called(birth.gate)? {
-            self.step(&step, birth)?;
+impl StepRunner {
+    /// Waits for the assignment and runs its steps.
+    fn run_assignment(&mut self, context: &SpawnContext<'_>) -> Result<(), StepError> {
+        for step in self.receive_assignment(context.assignment_socket)? {
+            self.step(&step, context)?;
         }
         Ok(())
     }
 
-    /// Waits for the calling and answers its steps.
-    fn called(&mut self, gate: &OwnedFd) -> Result<Vec<Step>, StepError> {
-        // Until now the cgroups' names were in use.
-        send_with(gate, b"ready", &[]).doing(|| "tell the zygote".to_owned())?;
-        let called = receive::<Calling>(gate).doing(|| "wait for the zygote".to_owned())?;
+    /// Waits for the assignment; returns its steps.
+    fn receive_assignment(&mut self, socket: &OwnedFd) -> Result<Vec<Step>, StepError> {
+        // Before this message the cgroups' names were in use and could not change.
+        send_with(socket, b"ready", &[]).doing(|| "notify the zygote".to_owned())?;
+        let received = receive::<Assignment>(socket).doing(|| "wait for the zygote".to_owned())?;
         let gone = || StepError::new("wait for the zygote", io::ErrorKind::UnexpectedEof.into());
-        let (mut calling, files) = called.ok_or_else(gone)?;
-        self.handed = files;
-        let steps = std::mem::take(&mut calling.steps);
-        self.calling = Some(calling);
+        let (mut assignment, files) = received.ok_or_else(gone)?;
+        self.passed = files;
+        let steps = std::mem::take(&mut assignment.steps);
+        self.assignment = Some(assignment);
         Ok(steps)
     }
 
-    fn calling(&self) -> Result<&Calling, StepError> {
-        self.calling.as_ref().ok_or_else(out_of_order)
+    fn assignment(&self) -> Result<&Assignment, StepError> {
+        self.assignment.as_ref().ok_or_else(out_of_order)
     }
 
-    fn step(&mut self, step: &Step, birth: &Birth<'_>) -> Result<(), StepError> {
+    fn step(&mut self, step: &Step, context: &SpawnContext<'_>) -> Result<(), StepError> {
         match step {
             Step::JoinGroups { groups } => join(groups),
             Step::Inherit { descriptor, path, write } => self.inherit(*descriptor, path, *write),
@@ -181,8 +181,8 @@ impl Work {
             Step::HostName { name } => {
                 syscall::set_host_name(name).doing(|| format!("set the host name {name}"))
             }
-            Step::Loopback { address, prefix, twin, redirect } => {
-                self.inherited.extend(network::set_up(*address, *prefix, *twin, *redirect)?);
+            Step::Loopback { address, prefix, ipv6, redirect } => {
+                self.inherited.extend(network::set_up(*address, *prefix, *ipv6, *redirect)?);
                 Ok(())
             }
             Step::OomScore { adjust } => fs::write("/proc/self/oom_score_adj", adjust.to_string())
@@ -191,19 +191,18 @@ impl Work {
             Step::Bridge => self.bridge(),
             Step::Door => self.door(),
             Step::Log => self.log(),
-            Step::Still => self.still(),
-            Step::EnterUserNamespace => users::enter(birth.users.as_fd()),
-            Step::ResourceLimits => resource_limits(birth.processes),
+            Step::FreezeOrders => self.freeze_orders(),
+            Step::EnterUserNamespace => users::enter(context.users.as_fd()),
+            Step::ResourceLimits => resource_limits(context.processes),
             Step::Capabilities { keep } => {
                 caps::keep_only(keep).doing(|| "drop capabilities".to_owned())
             }
             Step::NoNewPrivileges => {
                 rustix::thread::set_no_new_privs(true).doing(|| "set no_new_privs".to_owned())
             }
-            Step::Seccomp => {
-                syscall::seccomp(seccomp::program()).doing(|| "install the seccomp list".to_owned())
-            }
-            Step::Exec => Err(self.exec(birth.supervisor)),
+            Step::Seccomp => syscall::seccomp(seccomp::program())
+                .doing(|| "install the seccomp filter".to_owned()),
+            Step::Exec => Err(self.exec(context.supervisor)),
             Step::Settle => settle::wait(self.launcher.as_ref().ok_or_else(out_of_order)?),
             Step::Launch => self.launch(),
             Step::MakeGroup(_)
@@ -211,19 +210,19 @@ impl Work {
             | Step::ShareIds { .. }
             | Step::MakeUserNamespace
             | Step::Clone { .. }
-            | Step::Split
-            | Step::Gate => Err(StepError::new(
-                "carry out a step of another's",
+            | Step::Fork
+            | Step::AwaitAssignment => Err(StepError::new(
+                "execute a step of another process",
                 io::ErrorKind::InvalidInput.into(),
             )),
-            _ => self.disk_step(step, birth),
+            _ => self.disk_step(step, context),
         }
     }
 }
 
 fn out_of_order() -> StepError {
     StepError::new(
-        "carry out a plan whose steps are out of order",
+        "execute a plan whose steps are out of order",
         io::ErrorKind::InvalidInput.into(),
     )
 }
@@ -239,7 +238,7 @@ fn join(groups: &[PathBuf]) -> Result<(), StepError> {
 fn limit_shared_memory(bytes: u64) -> Result<(), StepError> {
     const PAGE_BYTES: u64 = 4096;
     match fs::write("/proc/sys/kernel/shmall", (bytes / PAGE_BYTES).to_string()) {
-        // A kernel without it, or one that lets only the host's root set it.
+        // The kernel lacks the setting, or only the host's root may change it.
         Err(error)
             if matches!(
                 error.kind(),
@@ -265,10 +264,10 @@ fn resource_limits(processes: Option<u32>) -> Result<(), StepError> {
         let most = Rlimit { current: Some(allowed), maximum: Some(allowed) };
         setrlimit(Resource::Nproc, most).doing(|| "limit processes".to_owned())?;
     }
-    // 1, not 0: a limit of 0 still starts the host's crash handler where core dumps go to a program.
+    // 1, not 0: with a limit of 0 the kernel still runs the host's crash handler.
     let core = Rlimit { current: Some(1), maximum: Some(1) };
     setrlimit(Resource::Core, core).doing(|| "forbid core dumps".to_owned())?;
-    // What programs expect to find; who needs more may raise it. The zygote's own is at its maximum.
+    // The usual default; a program may raise it. The zygote's own limit is at its maximum.
     let files = Rlimit { current: Some(1024), maximum: getrlimit(Resource::Nofile).maximum };
     setrlimit(Resource::Nofile, files).doing(|| "limit open files".to_owned())
 }

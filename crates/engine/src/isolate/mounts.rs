@@ -1,7 +1,7 @@
-//! Puts a sandbox's file tree together, as root of the host in the sandbox's own mount namespace.
+//! Mounts a sandbox's file tree, as root of the host in the sandbox's own mount namespace.
 //!
-//! The image may be hostile: a path inside is only ever resolved below the new root, and mounts go
-//! onto open descriptors, never onto names.
+//! The image may be hostile: paths inside are resolved only below the new root, and mounts attach
+//! to open descriptors, never to names.
 
 use std::{
     ffi::OsStr,
@@ -29,17 +29,17 @@ const NOSUID_NODEV: MountAttrFlags =
     MountAttrFlags::MOUNT_ATTR_NOSUID.union(MountAttrFlags::MOUNT_ATTR_NODEV);
 const READ_ONLY: u64 = libc::MOUNT_ATTR_RDONLY | libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
 
-// All sandboxes share what `kernel.pty.max` leaves them, 3,072 by default: without a limit of its own
-// one of them takes all.
-const TERMINALS: &str = "256";
+// All sandboxes share `kernel.pty.max`, 3,072 by default: without a limit one of them could take
+// all.
+const MAX_TERMINALS: &str = "256";
 
-/// The place in the zygote's root where mounts are put together; a fresh tmpfs for each sandbox.
+/// Mount point in the zygote's root where mounts are assembled; a fresh tmpfs for each sandbox.
 pub(crate) const SCRATCH: &str = "/scratch";
 
-/// Where the zygote of an ordinary user keeps the host's devices.
+/// Where an unprivileged user's zygote keeps the host's devices.
 pub(crate) const DEVICES: &str = "/dev";
 
-/// A new file system, mounted nowhere yet.
+/// Creates a file system that is not attached anywhere yet.
 pub(crate) fn new(
     kind: &str,
     options: &[(&str, &str)],
@@ -58,58 +58,57 @@ fn folder(at: impl AsFd, path: impl AsRef<Path>) -> io::Result<OwnedFd> {
     Ok(openat(at, path.as_ref(), flags, Mode::empty())?)
 }
 
-/// The scratch place of the sandbox being made.
+/// The scratch tmpfs of the sandbox being created.
 pub(crate) struct Scratch(OwnedFd);
 
 impl Scratch {
-    /// Mounts it.
     pub(crate) fn make() -> Result<Self, StepError> {
         Self::make_on(Path::new(SCRATCH))
     }
 
-    /// The same on another folder.
-    pub(crate) fn make_on(place: &Path) -> Result<Self, StepError> {
+    /// Mounts the scratch tmpfs on this folder.
+    pub(crate) fn make_on(folder_path: &Path) -> Result<Self, StepError> {
         let make = || -> io::Result<OwnedFd> {
             let tmpfs = new("tmpfs", &[("mode", "0700")], NOSUID_NODEV)?;
-            let target = folder(CWD, place)?;
-            syscall::attach(&tmpfs, &target)?;
+            let target = folder(CWD, folder_path)?;
+            syscall::attach_mount(&tmpfs, &target)?;
             for name in [
                 "layers",
                 "writable",
                 "root",
                 "files",
-                "ahead",
-                "ahead/proc",
-                "ahead/dev",
-                "ahead/sys",
+                "prepared",
+                "prepared/proc",
+                "prepared/dev",
+                "prepared/sys",
             ] {
                 mkdirat(&tmpfs, name, Mode::from_raw_mode(0o755))?;
             }
             Ok(tmpfs)
         };
-        make().doing(|| "make the scratch place".to_owned()).map(Self)
+        make().doing(|| "create the scratch tmpfs".to_owned()).map(Self)
     }
 
-    /// Where what every sandbox has is put together before there is a root to put it in.
-    pub(crate) fn ahead(&self) -> io::Result<Tree> {
-        Ok(Tree { root: folder(&self.0, "ahead")? })
+    /// The tree of mounts that are the same for every sandbox, prepared before there is a root.
+    pub(crate) fn prepared(&self) -> io::Result<RootTree> {
+        Ok(RootTree { root: folder(&self.0, "prepared")? })
     }
 
-    /// The `/dev/null` made ahead.
+    /// The prepared `/dev/null`.
     pub(crate) fn null(&self) -> io::Result<OwnedFd> {
-        Ok(openat(&self.0, "ahead/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
+        Ok(openat(&self.0, "prepared/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())?)
     }
 
-    /// Moves what was put together ahead into a tree, with all that is mounted below.
-    pub(crate) fn furnish(&self, tree: &Tree) -> io::Result<()> {
+    /// Moves the prepared mounts, with everything below them, into a tree.
+    pub(crate) fn assemble_root(&self, tree: &RootTree) -> io::Result<()> {
         for name in ["proc", "dev", "sys"] {
-            let made = folder(&self.0, Path::new("ahead").join(name))?;
+            let made = folder(&self.0, Path::new("prepared").join(name))?;
             tree.on_folder(&made, &Path::new("/").join(name))?;
         }
         Ok(())
     }
 
-    /// Attaches a layer, read-only, showing the ids of `ids`.
+    /// Attaches a layer, read-only and mapped to `ids`.
     pub(crate) fn layer(
         &self,
         tree: &OwnedFd,
@@ -118,31 +117,31 @@ impl Scratch {
     ) -> io::Result<()> {
         let target = Path::new("layers").join(name);
         mkdirat(&self.0, &target, Mode::from_raw_mode(0o755))?;
-        syscall::mount_attributes(tree, READ_ONLY, ids)?;
-        syscall::attach(tree, folder(&self.0, &target)?)
+        syscall::set_mount_attributes(tree, READ_ONLY, ids)?;
+        syscall::attach_mount(tree, folder(&self.0, &target)?)
     }
 
-    /// Attaches the folder that holds `upper` and `work`.
+    /// Attaches the folder with `upper` and `work`, mapped to `ids`.
     pub(crate) fn writable(&self, path: &Path, ids: Option<BorrowedFd<'_>>) -> io::Result<()> {
-        let tree = syscall::tree(CWD, path, false)?;
+        let tree = syscall::clone_mount(CWD, path, false)?;
         let flags = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
-        syscall::mount_attributes(&tree, flags, ids)?;
-        syscall::attach(&tree, folder(&self.0, "writable")?)
+        syscall::set_mount_attributes(&tree, flags, ids)?;
+        syscall::attach_mount(&tree, folder(&self.0, "writable")?)
     }
 
-    /// Puts the layers on top of each other and answers the new root.
+    /// Mounts the layers as an overlay; returns the new root.
     pub(crate) fn overlay(&self, lowers: &[String]) -> io::Result<OwnedFd> {
         let lowers: Vec<String> = lowers.iter().map(|name| format!("layers/{name}")).collect();
-        // Every option that a kernel's build could set otherwise is said. Without redirects and
-        // metadata-only copies each layer can be read by itself, and none can point elsewhere.
+        // Every option whose default depends on the kernel's build is explicit. Without redirects
+        // and metadata-only copies each layer is readable on its own and cannot refer to another.
         let options = format!(
             "lowerdir={},upperdir=writable/upper,workdir=writable/work,\
              redirect_dir=nofollow,metacopy=off,index=off,nfs_export=off{}",
             lowers.join(":"),
-            if rootless::is_here() { ",userxattr" } else { "" }
+            if rootless::is_active() { ",userxattr" } else { "" }
         );
         let options = std::ffi::CString::new(options)?;
-        // All paths above are relative to it.
+        // All paths above are relative to the scratch tmpfs.
         rustix::process::fchdir(&self.0)?;
         mount(
             "overlay",
@@ -154,35 +153,35 @@ impl Scratch {
         folder(&self.0, "root")
     }
 
-    /// An empty file nobody can write to, mounted nowhere yet.
-    pub(crate) fn blank(&self) -> io::Result<OwnedFd> {
-        let name = Path::new("files/blank");
+    /// A read-only empty file that is not attached anywhere yet.
+    pub(crate) fn empty_file(&self) -> io::Result<OwnedFd> {
+        let name = Path::new("files/empty");
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
         openat(&self.0, name, flags, Mode::from_raw_mode(0o444))?;
-        let tree = syscall::tree(&self.0, name, false)?;
-        syscall::mount_attributes(&tree, READ_ONLY | libc::MOUNT_ATTR_NOEXEC, None)?;
+        let tree = syscall::clone_mount(&self.0, name, false)?;
+        syscall::set_mount_attributes(&tree, READ_ONLY | libc::MOUNT_ATTR_NOEXEC, None)?;
         Ok(tree)
     }
 
-    /// A read-only file with this text, mounted nowhere yet.
+    /// A read-only file with this text that is not attached anywhere yet.
     pub(crate) fn file(&self, number: usize, text: &str) -> io::Result<OwnedFd> {
         let name = Path::new("files").join(number.to_string());
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
         let file = openat(&self.0, &name, flags, Mode::from_raw_mode(0o644))?;
         std::io::Write::write_all(&mut std::fs::File::from(file), text.as_bytes())?;
-        let tree = syscall::tree(&self.0, &name, false)?;
-        syscall::mount_attributes(&tree, READ_ONLY | libc::MOUNT_ATTR_NOEXEC, None)?;
+        let tree = syscall::clone_mount(&self.0, &name, false)?;
+        syscall::set_mount_attributes(&tree, READ_ONLY | libc::MOUNT_ATTR_NOEXEC, None)?;
         Ok(tree)
     }
 }
 
-/// The file tree of a sandbox while it is furnished.
-pub(crate) struct Tree {
+/// The file tree of a sandbox while it is assembled.
+pub(crate) struct RootTree {
     pub(crate) root: OwnedFd,
 }
 
-impl Tree {
-    /// Opens a folder inside, making what is missing.
+impl RootTree {
+    /// Opens a folder inside, creating missing parts.
     fn folder(&self, inside: &Path) -> io::Result<OwnedFd> {
         let mut at = PathBuf::new();
         let mut open = self.resolve(Path::new("."))?;
@@ -208,7 +207,8 @@ impl Tree {
         Ok(openat2(&self.root, path, flags, Mode::empty(), how)?)
     }
 
-    /// Opens a regular file inside. Whatever else has its name, a link to nowhere say, gives way.
+    /// Opens a regular file inside. Anything else of that name, such as a dangling link, is
+    /// replaced.
     fn file(&self, inside: &Path) -> io::Result<OwnedFd> {
         let parent = self.folder(inside.parent().unwrap_or(Path::new("/")))?;
         let name: &OsStr = inside.file_name().ok_or(io::ErrorKind::InvalidInput)?;
@@ -227,12 +227,12 @@ impl Tree {
 
     /// Mounts onto a folder inside.
     pub(crate) fn on_folder(&self, mount: &OwnedFd, inside: &Path) -> io::Result<()> {
-        syscall::attach(mount, self.folder(inside)?)
+        syscall::attach_mount(mount, self.folder(inside)?)
     }
 
     /// Mounts onto a file inside.
     pub(crate) fn on_file(&self, mount: &OwnedFd, inside: &Path) -> io::Result<()> {
-        syscall::attach(mount, self.file(inside)?)
+        syscall::attach_mount(mount, self.file(inside)?)
     }
 
     /// A `/proc` that shows this pid namespace only.
@@ -241,20 +241,20 @@ impl Tree {
         self.on_folder(&new("proc", &[], flags)?, Path::new("/proc"))
     }
 
-    /// A `/dev` with these nodes, its own terminals and room for shared memory.
+    /// A `/dev` with these nodes, private terminals and a mount point for shared memory.
     pub(crate) fn dev<'a>(
         &self,
         nodes: impl Iterator<Item = (&'a str, u32, u32)>,
         first_id: u32,
     ) -> io::Result<()> {
-        let quiet = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
-        // 64 KiB hold the names; whatever is written here counts against the sandbox's memory anyway.
-        let dev = new("tmpfs", &[("mode", "0755"), ("size", "64k")], quiet)?;
+        let flags = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NOEXEC;
+        // 64 KiB hold the names; everything written here counts against the sandbox's memory.
+        let dev = new("tmpfs", &[("mode", "0755"), ("size", "64k")], flags)?;
         let mut names = Vec::new();
         for (name, major, minor) in nodes {
             let device = rustix::fs::makedev(major, minor);
             let mode = Mode::from_raw_mode(0o666);
-            match rootless::is_here() {
+            match rootless::is_active() {
                 true => create(&dev, OsStr::new(name))?,
                 false => rustix::fs::mknodat(&dev, name, FileType::CharacterDevice, mode, device)?,
             }
@@ -273,38 +273,38 @@ impl Tree {
             mkdirat(&dev, name, Mode::from_raw_mode(0o755))?;
         }
         self.on_folder(&dev, Path::new("/dev"))?;
-        // Only the host's root can make devices; the host's own are as good.
-        for name in names.iter().filter(|_| rootless::is_here()) {
-            let node = syscall::tree(CWD, &Path::new(DEVICES).join(name), false)?;
+        // Only the host's root can create device nodes; others mount the host's own.
+        for name in names.iter().filter(|_| rootless::is_active()) {
+            let node = syscall::clone_mount(CWD, &Path::new(DEVICES).join(name), false)?;
             let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            syscall::attach(&node, openat(&dev, *name, flags, Mode::empty())?)?;
+            syscall::attach_mount(&node, openat(&dev, *name, flags, Mode::empty())?)?;
         }
-        // 5 is the group of terminals on every distribution; options are read as the host's ids.
+        // 5 is the `tty` group on every distribution; mount options use host ids.
         let group = (first_id + 5).to_string();
         let options =
-            [("ptmxmode", "0666"), ("mode", "0620"), ("gid", &*group), ("max", TERMINALS)];
-        let pts = new("devpts", &options, quiet)?;
-        syscall::attach(&pts, folder(&dev, "pts")?)
+            [("ptmxmode", "0666"), ("mode", "0620"), ("gid", &*group), ("max", MAX_TERMINALS)];
+        let pts = new("devpts", &options, flags)?;
+        syscall::attach_mount(&pts, folder(&dev, "pts")?)
     }
 
-    /// Shared memory of this size.
+    /// A `/dev/shm` of this size.
     pub(crate) fn shm(&self, bytes: u64) -> io::Result<()> {
         let shm = new("tmpfs", &[("mode", "1777"), ("size", &bytes.to_string())], NOSUID_NODEV)?;
         self.on_folder(&shm, Path::new("/dev/shm"))
     }
 
-    /// An empty folder nobody can write to.
+    /// Covers a folder with an empty read-only one.
     pub(crate) fn empty(&self, inside: &Path) -> io::Result<()> {
-        self.on_folder(&nothing()?, inside)
+        self.on_folder(&empty_tmpfs()?, inside)
     }
 
-    /// Hides paths below `/proc`. Not behind `/dev/null`, which would take whatever is written to it.
-    pub(crate) fn mask(&self, paths: &[PathBuf], blanks: &Scratch) -> io::Result<()> {
+    /// Hides paths below `/proc`. Not with `/dev/null`, which would accept writes.
+    pub(crate) fn mask(&self, paths: &[PathBuf], scratch: &Scratch) -> io::Result<()> {
         let proc = folder(&self.root, "proc")?;
         for path in paths {
             let Some((target, is_folder)) = existing(&proc, path)? else { continue };
-            let cover = if is_folder { nothing()? } else { blanks.blank()? };
-            syscall::attach(&cover, &target)?;
+            let cover = if is_folder { empty_tmpfs()? } else { scratch.empty_file()? };
+            syscall::attach_mount(&cover, &target)?;
         }
         Ok(())
     }
@@ -314,21 +314,21 @@ impl Tree {
         let proc = folder(&self.root, "proc")?;
         for path in paths {
             let Some((target, _)) = existing(&proc, path)? else { continue };
-            let tree = syscall::tree(&target, Path::new(""), false)?;
-            syscall::mount_attributes(&tree, READ_ONLY | libc::MOUNT_ATTR_NOEXEC, None)?;
-            syscall::attach(&tree, &target)?;
+            let tree = syscall::clone_mount(&target, Path::new(""), false)?;
+            syscall::set_mount_attributes(&tree, READ_ONLY | libc::MOUNT_ATTR_NOEXEC, None)?;
+            syscall::attach_mount(&tree, &target)?;
         }
         Ok(())
     }
 
-    /// Shows something of the host, read-only.
+    /// Mounts a file or folder of the host, read-only.
     pub(crate) fn bind(&self, tree: &OwnedFd, inside: &Path) -> io::Result<()> {
-        syscall::mount_attributes(tree, READ_ONLY, None)?;
+        syscall::set_mount_attributes(tree, READ_ONLY, None)?;
         let is_folder = is_folder(tree)?;
         if is_folder { self.on_folder(tree, inside) } else { self.on_file(tree, inside) }
     }
 
-    /// Shows a volume, with the sandbox's own ids on what is in it.
+    /// Mounts a volume, mapped to the sandbox's ids.
     pub(crate) fn volume(
         &self,
         mount: &OwnedFd,
@@ -338,11 +338,11 @@ impl Tree {
     ) -> io::Result<()> {
         let flags = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
         let flags = if read_only { READ_ONLY } else { flags };
-        syscall::mount_attributes(mount, flags, ids)?;
+        syscall::set_mount_attributes(mount, flags, ids)?;
         self.on_folder(mount, inside)
     }
 
-    /// Makes this tree the root and lets go of everything else.
+    /// Makes this tree the root and unmounts everything else.
     pub(crate) fn enter(self) -> io::Result<()> {
         enter_root(&self.root)
     }
@@ -351,7 +351,7 @@ impl Tree {
 /// Makes an open mount the root of this mount namespace and unmounts the old one.
 pub(crate) fn enter_root(root: &OwnedFd) -> io::Result<()> {
     rustix::process::fchdir(root)?;
-    // Both in the same place: the old root ends up on top of the new one and is taken off again.
+    // The old root ends up stacked on the new one and is then unmounted.
     rustix::process::pivot_root(".", ".")?;
     rustix::mount::unmount(".", UnmountFlags::DETACH)?;
     Ok(rustix::process::chdir("/")?)
@@ -367,7 +367,7 @@ fn is_folder(file: impl AsFd) -> io::Result<bool> {
     Ok(FileType::from_raw_mode(stat.st_mode) == FileType::Directory)
 }
 
-/// Opens what may be missing, and tells whether it is a folder.
+/// Opens a path that may be missing; the flag says whether it is a folder.
 fn existing(at: &OwnedFd, path: &Path) -> io::Result<Option<(OwnedFd, bool)>> {
     match openat(at, path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty()) {
         Ok(file) => {
@@ -379,15 +379,15 @@ fn existing(at: &OwnedFd, path: &Path) -> io::Result<Option<(OwnedFd, bool)>> {
     }
 }
 
-fn nothing() -> io::Result<OwnedFd> {
+fn empty_tmpfs() -> io::Result<OwnedFd> {
     let flags =
         NOSUID_NODEV | MountAttrFlags::MOUNT_ATTR_NOEXEC | MountAttrFlags::MOUNT_ATTR_RDONLY;
     new("tmpfs", &[("mode", "0555"), ("size", "4k")], flags)
 }
 
-/// The folder of a sandbox's sockets as a tree of its own: `..` leads nowhere.
-pub(crate) fn detached(path: &Path) -> io::Result<OwnedFd> {
-    let tree = syscall::tree(CWD, path, false)?;
-    syscall::mount_attributes(&tree, READ_ONLY | libc::MOUNT_ATTR_NOEXEC, None)?;
+/// The folder of a sandbox's sockets as a detached mount, in which `..` leads nowhere.
+pub(crate) fn detached_folder(path: &Path) -> io::Result<OwnedFd> {
+    let tree = syscall::clone_mount(CWD, path, false)?;
+    syscall::set_mount_attributes(&tree, READ_ONLY | libc::MOUNT_ATTR_NOEXEC, None)?;
     Ok(tree)
 }

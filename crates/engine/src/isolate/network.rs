@@ -1,6 +1,6 @@
-//! The network inside: loopback with the synthetic range, one redirect rule, and the sockets the
-//! supervisor serves. Spoken to the kernel directly over netlink, because the `nft` and `ip` programs
-//! cost milliseconds and may be missing.
+//! The network inside: loopback with the synthetic address range, one redirect rule, and the
+//! sockets the supervisor serves. Uses netlink directly, because the `nft` and `ip` programs cost
+//! milliseconds and may be missing.
 
 use std::{
     io,
@@ -23,34 +23,34 @@ const REQUEST_ACK: u16 = 0x5;
 const CREATE: u16 = 0x400;
 const LOOPBACK_INDEX: u32 = 1;
 
-/// Sets the network namespace of this process up; answers what the supervisor gets.
+/// Configures this process's network namespace; returns the descriptors for the supervisor.
 pub(crate) fn set_up(
     address: Ipv4Addr,
     prefix: u8,
-    twin: Ipv6Addr,
-    how: Redirect,
+    ipv6: Ipv6Addr,
+    redirect: Redirect,
 ) -> Result<Vec<(Descriptor, OwnedFd)>, StepError> {
-    // Every port is the sandbox's own affair.
+    // Unprivileged users inside may bind every port.
     let ports = "/proc/sys/net/ipv4/ip_unprivileged_port_start";
     std::fs::write(ports, "0").doing(|| format!("write {ports}"))?;
-    // No protocol means routes.
+    // Without a protocol the socket is NETLINK_ROUTE.
     let route = open(None)?;
     exchange(&route, &[link_up(), address_add(libc::AF_INET, &address.octets(), prefix)])
         .doing(|| format!("give loopback the address {address}/{prefix}"))?;
-    // A kernel without IPv6 has nothing to reach that way either.
-    let _ = exchange(&route, &[address_add(libc::AF_INET6, &twin.octets(), 128)]);
+    // Best effort: a kernel without IPv6 needs no IPv6 address.
+    let _ = exchange(&route, &[address_add(libc::AF_INET6, &ipv6.octets(), 128)]);
     let udp = UdpSocket::bind(SocketAddrV4::new(address, 53))
         .doing(|| format!("bind UDP {address}:53"))?;
     let tcp = TcpListener::bind(SocketAddrV4::new(address, 53))
         .doing(|| format!("bind TCP {address}:53"))?;
     let listener =
         TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).doing(|| "bind the redirect".to_owned())?;
-    let port = listener.local_addr().doing(|| "ask for the redirect's port".to_owned())?.port();
-    let installed = match how {
-        Redirect::Nftables => redirect(address, prefix, port),
-        Redirect::Iptables => iptables::redirect(address, prefix, port),
+    let port = listener.local_addr().doing(|| "read the redirect's port".to_owned())?.port();
+    let installed = match redirect {
+        Redirect::Nftables => install_nftables(address, prefix, port),
+        Redirect::Iptables => iptables::install(address, prefix, port),
     };
-    installed.doing(|| format!("install the redirect by {how:?}").to_lowercase())?;
+    installed.doing(|| format!("install the redirect by {redirect:?}").to_lowercase())?;
     Ok(vec![
         (Descriptor::DnsUdp, udp.into()),
         (Descriptor::DnsTcp, tcp.into()),
@@ -58,11 +58,12 @@ pub(crate) fn set_up(
     ])
 }
 
-/// How the redirect can be installed, found out by installing one in this network namespace, which must
-/// be a fresh one. Where neither way works the first is answered, so that a start says what it lacks.
-pub(crate) fn redirect_here() -> Redirect {
+/// Detects which redirect works by installing one in this network namespace, which must be fresh.
+/// When neither works, returns nftables, so that a start reports the missing feature.
+pub(crate) fn detect_redirect() -> Redirect {
     let (address, prefix, port) = (Ipv4Addr::new(198, 18, 0, 1), 15, 53);
-    if redirect(address, prefix, port).is_ok() || iptables::redirect(address, prefix, port).is_err()
+    if install_nftables(address, prefix, port).is_ok()
+        || iptables::install(address, prefix, port).is_err()
     {
         Redirect::Nftables
     } else {
@@ -75,7 +76,7 @@ fn open(protocol: Option<rustix::net::Protocol>) -> Result<OwnedFd, StepError> {
         .doing(|| "open a netlink socket".to_owned())
 }
 
-/// Sends messages that ask to be acknowledged and waits for each acknowledgement.
+/// Sends messages and waits for every requested acknowledgement.
 fn exchange(socket: &OwnedFd, messages: &[Message]) -> io::Result<()> {
     let bytes: Vec<u8> = messages.iter().flat_map(|message| message.0.clone()).collect();
     send(socket, &bytes, SendFlags::empty())?;
@@ -87,7 +88,7 @@ fn exchange(socket: &OwnedFd, messages: &[Message]) -> io::Result<()> {
         while let Some(head) = rest.first_chunk::<20>() {
             let size = u32::from_ne_bytes([head[0], head[1], head[2], head[3]]) as usize;
             let error = i32::from_ne_bytes([head[16], head[17], head[18], head[19]]);
-            // Only NLMSG_ERROR (2) comes: nothing was asked for but acknowledgements.
+            // Only NLMSG_ERROR (2) is expected: the messages request nothing but acknowledgements.
             if u16::from_ne_bytes([head[4], head[5]]) == 2 {
                 if error != 0 {
                     return Err(io::Error::from_raw_os_error(-error));
@@ -100,7 +101,7 @@ fn exchange(socket: &OwnedFd, messages: &[Message]) -> io::Result<()> {
     Ok(())
 }
 
-/// A netlink message as it is put together.
+/// A netlink message under construction.
 struct Message(Vec<u8>);
 
 impl Message {
@@ -178,13 +179,13 @@ fn nft(kind: u16, flags: u16) -> Message {
 }
 
 fn batch(kind: u16) -> Message {
-    // The subsystem in network order is the batch's "resource".
+    // The batch's resource id is the subsystem in network byte order.
     Message::new(kind, 0, &[0, 0, 0, 10])
 }
 
 /// `table ip harvest { chain out { type nat hook output priority -100;
 /// ip daddr RANGE tcp dport != 53 redirect to :PORT } }`
-fn redirect(address: Ipv4Addr, prefix: u8, port: u16) -> io::Result<()> {
+fn install_nftables(address: Ipv4Addr, prefix: u8, port: u16) -> io::Result<()> {
     const NEW_TABLE: u16 = 0;
     const NEW_CHAIN: u16 = 3;
     const NEW_RULE: u16 = 6;

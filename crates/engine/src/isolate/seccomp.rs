@@ -1,5 +1,5 @@
-//! Turns the list of system calls into a program for the kernel. A filter of our own making, because
-//! it answers in three ways (allow, EPERM, ENOSYS) and that is a page of code.
+//! Compiles the list of system calls into a seccomp filter. Written by hand, because it has three
+//! answers (allow, EPERM, ENOSYS) and is a page of code.
 
 use std::{collections::BTreeMap, sync::OnceLock};
 
@@ -14,7 +14,7 @@ const ARCHITECTURE: u32 = 4;
 const ARGUMENTS: u32 = 16;
 
 const X86_64: u32 = 0xc000_003e;
-// Set in the numbers of the x32 interface, which nothing we run uses.
+// Set in the numbers of the x32 ABI, which nothing here uses.
 const X32: u32 = 0x4000_0000;
 
 const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
@@ -26,7 +26,8 @@ const fn refuse(errno: i32) -> u32 {
 const DENY: u32 = refuse(libc::EPERM);
 const UNKNOWN: u32 = refuse(libc::ENOSYS);
 
-// CLONE_NEW{TIME,NS,CGROUP,UTS,IPC,USER,PID,NET}; in clone's flags the bit of NEWTIME means a signal.
+// CLONE_NEW{NS,CGROUP,UTS,IPC,USER,PID,NET}. In clone's flags the bit of CLONE_NEWTIME is part of
+// the exit signal.
 const NEW_NAMESPACES: u32 = 0x7e02_0000;
 const NEW_TIME: u32 = 0x80;
 
@@ -42,7 +43,7 @@ fn mask(bits: u32) -> Instruction {
     Instruction { code: 0x54, if_true: 0, if_false: 0, value: bits }
 }
 
-fn give(action: u32) -> Instruction {
+fn ret(action: u32) -> Instruction {
     Instruction { code: 0x06, if_true: 0, if_false: 0, value: action }
 }
 
@@ -51,23 +52,23 @@ fn unless_equal_skip(value: u32, skip: u8) -> Instruction {
     Instruction { code: 0x15, if_true: 0, if_false: skip, value }
 }
 
-/// When equal, gives `action`.
+/// Returns `action` if equal.
 fn when_equal(value: u32, action: u32) -> [Instruction; 2] {
-    [unless_equal_skip(value, 1), give(action)]
+    [unless_equal_skip(value, 1), ret(action)]
 }
 
-/// When any of the bits is set, gives `action`.
+/// Returns `action` if any of the bits is set.
 fn when_any(bits: u32, action: u32) -> [Instruction; 2] {
-    [Instruction { code: 0x45, if_true: 0, if_false: 1, value: bits }, give(action)]
+    [Instruction { code: 0x45, if_true: 0, if_false: 1, value: bits }, ret(action)]
 }
 
-/// When the loaded value is below, gives `action`.
+/// Returns `action` if the loaded value is below.
 fn when_below(value: u32, action: u32) -> [Instruction; 2] {
-    [Instruction { code: 0x35, if_true: 1, if_false: 0, value }, give(action)]
+    [Instruction { code: 0x35, if_true: 1, if_false: 0, value }, ret(action)]
 }
 
-/// The program every process of a sandbox runs under. Built once: the zygote does so before its first
-/// sandbox, and what it starts has a copy.
+/// The filter of every process in a sandbox. Built once: the zygote builds it before its first
+/// sandbox, and children inherit the copy.
 pub(crate) fn program() -> &'static [Instruction] {
     static PROGRAM: OnceLock<Vec<Instruction>> = OnceLock::new();
     PROGRAM.get_or_init(build)
@@ -76,11 +77,10 @@ pub(crate) fn program() -> &'static [Instruction] {
 fn build() -> Vec<Instruction> {
     let mut program =
         vec![load(ARCHITECTURE), Instruction { if_true: 1, ..unless_equal_skip(X86_64, 0) }];
-    program.push(give(UNKNOWN));
+    program.push(ret(UNKNOWN));
     program.push(load(NUMBER));
     // At or above the x32 bit.
-    program
-        .extend([Instruction { code: 0x35, if_true: 0, if_false: 1, value: X32 }, give(UNKNOWN)]);
+    program.extend([Instruction { code: 0x35, if_true: 0, if_false: 1, value: X32 }, ret(UNKNOWN)]);
     for number in CONDITIONAL {
         let body = condition(*number);
         let length = u8::try_from(body.len()).expect("a condition is a few instructions");
@@ -90,7 +90,7 @@ fn build() -> Vec<Instruction> {
     for (end, action) in ranges() {
         program.extend(when_below(end, action));
     }
-    program.push(give(UNKNOWN));
+    program.push(ret(UNKNOWN));
     program
 }
 
@@ -98,7 +98,7 @@ fn index(number: c_long) -> u32 {
     u32::try_from(number).expect("system calls are numbered from 0")
 }
 
-/// Runs of numbers with the same answer, each up to but without its first number.
+/// Consecutive numbers with the same answer, each range ending before its first number.
 fn ranges() -> Vec<(u32, u32)> {
     let mut answers: BTreeMap<u32, u32> =
         (0..=index(NEWEST)).map(|number| (number, DENY)).collect();
@@ -114,35 +114,35 @@ fn ranges() -> Vec<(u32, u32)> {
     ranges
 }
 
-/// What decides over a call by its arguments; every path gives an answer.
+/// The check of a call's arguments; every path returns an answer.
 fn condition(number: c_long) -> Vec<Instruction> {
     let mut body = Vec::new();
     match number {
         libc::SYS_clone => {
             body.push(argument(0));
             body.extend(when_any(NEW_NAMESPACES, DENY));
-            body.push(give(ALLOW));
+            body.push(ret(ALLOW));
         }
         libc::SYS_unshare => {
             body.push(argument(0));
             body.extend(when_any(NEW_NAMESPACES | NEW_TIME, DENY));
-            body.push(give(ALLOW));
+            body.push(ret(ALLOW));
         }
         libc::SYS_personality => {
             body.push(argument(0));
-            // Linux, without address randomisation, and "only tell me".
+            // PER_LINUX, ADDR_NO_RANDOMIZE, and the query value.
             for value in [0, 0x0004_0000, 0xffff_ffff] {
                 body.extend(when_equal(value, ALLOW));
             }
-            body.push(give(DENY));
+            body.push(ret(DENY));
         }
         libc::SYS_ioctl => {
             body.push(argument(1));
-            // Both put words into another process's mouth through its terminal.
+            // TIOCSTI and TIOCLINUX inject input into another process's terminal.
             for request in [0x5412, 0x541c] {
                 body.extend(when_equal(request, DENY));
             }
-            body.push(give(ALLOW));
+            body.push(ret(ALLOW));
         }
         libc::SYS_mknod | libc::SYS_mknodat => {
             body.push(argument(if number == libc::SYS_mknod { 1 } else { 2 }));
@@ -150,26 +150,28 @@ fn condition(number: c_long) -> Vec<Instruction> {
             for kind in [libc::S_IFCHR, libc::S_IFBLK] {
                 body.extend(when_equal(kind, DENY));
             }
-            body.push(give(ALLOW));
+            body.push(ret(ALLOW));
         }
         libc::SYS_socket => body.extend(socket()),
-        _ => body.push(give(DENY)),
+        _ => body.push(ret(DENY)),
     }
     body
 }
 
-/// Unix and Internet sockets but raw ones; netlink for routes, which `getaddrinfo` and friends ask.
+/// Allows Unix sockets, Internet sockets except raw ones, and route netlink, which `getaddrinfo`
+/// uses.
 fn socket() -> Vec<Instruction> {
     let family = |family: i32| family.unsigned_abs();
     let mut netlink = vec![argument(2)];
     netlink.extend(when_equal(0, ALLOW));
-    // What a kernel without it says; programs that would like to write to the audit log go on then.
-    netlink.push(give(refuse(libc::EPROTONOSUPPORT)));
+    // The error of a kernel without the protocol; programs that write to the audit log then
+    // continue.
+    netlink.push(ret(refuse(libc::EPROTONOSUPPORT)));
     let mut internet = vec![argument(1), mask(0xf)];
     for kind in [libc::SOCK_STREAM, libc::SOCK_DGRAM, libc::SOCK_SEQPACKET] {
         internet.extend(when_equal(kind.unsigned_abs(), ALLOW));
     }
-    internet.push(give(DENY));
+    internet.push(ret(DENY));
     let mut body = vec![argument(0)];
     body.extend(when_equal(family(libc::AF_UNIX), ALLOW));
     for (number, then) in
@@ -181,7 +183,7 @@ fn socket() -> Vec<Instruction> {
         ));
         body.extend(then);
     }
-    body.push(give(refuse(libc::EAFNOSUPPORT)));
+    body.push(ret(refuse(libc::EAFNOSUPPORT)));
     body
 }
 
@@ -189,7 +191,7 @@ fn socket() -> Vec<Instruction> {
 mod tests {
     use super::*;
 
-    /// Runs the program as the kernel would.
+    /// Interprets the filter as the kernel does.
     fn answer(number: c_long, arguments: [u64; 6]) -> u32 {
         answer_on(X86_64, number, arguments)
     }
@@ -224,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn the_calls_of_every_program_are_allowed() {
+    fn common_calls_are_allowed() {
         for number in
             [libc::SYS_read, libc::SYS_execve, libc::SYS_execveat, libc::SYS_futex, libc::SYS_statx]
         {
@@ -233,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_reaches_the_host_or_other_processes_is_refused() {
+    fn calls_that_reach_the_host_are_refused() {
         for number in [
             libc::SYS_mount,
             libc::SYS_fsopen,
@@ -262,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn clone3_and_io_uring_and_younger_calls_seem_not_to_exist() {
+    fn clone3_io_uring_and_newer_calls_return_enosys() {
         for number in
             [libc::SYS_clone3, libc::SYS_io_uring_setup, NEWEST + 1, 0x4000_0000, 0x7fff_ffff]
         {
@@ -272,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn no_new_namespace_is_made() {
+    fn new_namespaces_are_refused() {
         for flag in [
             0x80u64,
             0x2_0000,
@@ -288,13 +290,13 @@ mod tests {
                 assert_eq!(answer(libc::SYS_clone, [flag | 17, 0, 0, 0, 0, 0]), DENY, "{flag:#x}");
             }
         }
-        // What pthread_create asks for, and fork.
+        // The flags of pthread_create and of fork.
         assert_eq!(answer(libc::SYS_clone, [0x3d_0f00, 0, 0, 0, 0, 0]), ALLOW);
         assert_eq!(answer(libc::SYS_clone, [17, 0, 0, 0, 0, 0]), ALLOW);
     }
 
     #[test]
-    fn sockets_are_unix_internet_or_route_and_never_raw() {
+    fn only_unix_internet_and_route_sockets_are_allowed() {
         let socket = |family: i32, kind: i32, protocol: i32| {
             answer(libc::SYS_socket, [family as u64, kind as u64, protocol as u64, 0, 0, 0])
         };
@@ -316,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn pipes_are_made_but_no_devices() {
+    fn mknod_creates_pipes_but_no_devices() {
         let mknod = |mode: u32| answer(libc::SYS_mknodat, [0, 0, u64::from(mode), 0, 0, 0]);
         assert_eq!(mknod(libc::S_IFIFO | 0o644), ALLOW);
         assert_eq!(mknod(libc::S_IFCHR | 0o644), DENY);

@@ -1,6 +1,6 @@
-//! Waits for pid 1 to start no more processes. `pivot_root` gives the new root to every process the kernel
-//! lists, and one that is being forked in that moment is not on the list yet: it would keep the zygote's
-//! root, and so would every command below it.
+//! Waits for pid 1 to start no more processes. `pivot_root` gives the new root to every process the
+//! kernel lists, and one that is being forked in that moment is not on the list yet: it would keep
+//! the zygote's root, and so would every command below it.
 
 use std::os::fd::OwnedFd;
 
@@ -9,17 +9,17 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::error::{Doing, StepError};
 
 // A burst of a hundred sandboxes takes a second or two on two busy processors.
-const PATIENCE: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
+const SETTLE_TIMEOUT: Timespec = Timespec { tv_sec: 5, tv_nsec: 0 };
 
-/// Waits until the supervisor has shut its end of the socket down. One of an earlier build never does: it
-/// has settled long before our patience ends.
+/// Waits until the supervisor has shut its end of the socket down. After the timeout the steps
+/// continue: by then the supervisor has long finished its start-up forks.
 pub(super) fn wait(launcher: &OwnedFd) -> Result<(), StepError> {
-    has_settled(launcher, PATIENCE).map(drop)
+    has_settled(launcher, SETTLE_TIMEOUT).map(drop)
 }
 
-fn has_settled(launcher: &OwnedFd, patience: Timespec) -> Result<bool, StepError> {
+fn has_settled(launcher: &OwnedFd, timeout: Timespec) -> Result<bool, StepError> {
     let mut polled = [PollFd::new(launcher, PollFlags::IN | PollFlags::RDHUP)];
-    let settled = rustix::io::retry_on_intr(|| poll(&mut polled, Some(&patience)));
+    let settled = rustix::io::retry_on_intr(|| poll(&mut polled, Some(&timeout)));
     settled.map(|settled| settled > 0).doing(|| "wait for pid 1 to settle".to_owned())
 }
 
@@ -32,17 +32,17 @@ mod tests {
     };
 
     #[test]
-    fn a_supervisor_has_settled_when_it_says_so_and_can_be_launched_then() {
+    fn settled_supervisor_can_still_be_launched() {
         let flags = SocketFlags::CLOEXEC;
         let (inside, launcher) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
-        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        assert!(!has_settled(&launcher, at_once).unwrap());
+        let no_wait = Timespec { tv_sec: 0, tv_nsec: 0 };
+        assert!(!has_settled(&launcher, no_wait).unwrap());
         shutdown(&inside, Shutdown::Write).unwrap();
-        assert!(has_settled(&launcher, at_once).unwrap());
+        assert!(has_settled(&launcher, no_wait).unwrap());
         send(&launcher, b"launch", SendFlags::NOSIGNAL).unwrap();
         drop(launcher);
-        let mut said = [0; 16];
-        assert_eq!(recv(&inside, &mut said, RecvFlags::empty()).unwrap().0, 6);
+        let mut received = [0; 16];
+        assert_eq!(recv(&inside, &mut received, RecvFlags::empty()).unwrap().0, 6);
     }
 }

@@ -1,4 +1,4 @@
-//! The words a plan is written in: every step there is, with what it needs to know.
+//! Every kind of step in a plan, with its parameters.
 
 use std::{
     collections::BTreeMap,
@@ -12,31 +12,32 @@ use serde::{Deserialize, Serialize};
 use super::Redirect;
 use crate::{cgroup::Group, isolate::caps::Capability};
 
-/// One step. Paths are the host's unless they say `inside`.
+/// One step. Paths are the host's unless the field is called `inside`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "snake_case")]
 pub enum Step {
     /// Make a cgroup and set its limits.
     MakeGroup(Group),
-    /// Take a range of host ids nobody else on this host has.
+    /// Claim a range of host ids that no other sandbox on this host uses.
     ClaimIds {
-        /// How many.
+        /// Number of ids.
         count: u32,
     },
     /// Use the ids that all sandboxes of this user share, as they are.
     ShareIds {
-        /// How many.
+        /// Number of ids.
         count: u32,
-        /// How many processes may have one of them inside; the kernel counts by user namespace.
+        /// Process limit; the kernel counts processes per user namespace.
         processes: u32,
     },
-    /// Make a user namespace that maps 0.. to the range, owned by an id that no other sandbox has.
+    /// Create a user namespace that maps 0 and up to the range, owned by an id that no other
+    /// sandbox has.
     MakeUserNamespace,
-    /// Start pid 1 in new namespaces, owned by the host so that nothing inside has power over them.
+    /// Start pid 1 in new namespaces, owned by the host so that no process inside can change them.
     Clone {
-        /// Their kinds.
+        /// Kinds of namespaces.
         namespaces: Vec<Namespace>,
-        /// Born in this cgroup (v2); on v1 it joins as its first act.
+        /// Start in this cgroup (v2); on v1 pid 1 joins its cgroups first.
         into: Option<PathBuf>,
     },
     /// Join these cgroups.
@@ -46,32 +47,33 @@ pub enum Step {
     },
     /// Open a file for the supervisor.
     Inherit {
-        /// What it is to the supervisor.
+        /// Its role for the supervisor.
         descriptor: Descriptor,
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// Opened for writing, else for reading.
         write: bool,
     },
     /// Hide the cgroups above.
     NewCgroupNamespace,
-    /// The name of the machine inside.
+    /// Set the host name inside.
     HostName {
-        /// The name.
+        /// Host name.
         name: String,
     },
-    /// Bring loopback up with the synthetic range, redirect what goes there, bind the resolver.
+    /// Bring loopback up with the synthetic address range, redirect connections to it, bind the
+    /// resolver.
     Loopback {
         /// The range's first address, where the resolver answers.
         address: Ipv4Addr,
-        /// Bits of the range that are fixed.
+        /// Prefix length of the range.
         prefix: u8,
-        /// The address's twin.
-        twin: Ipv6Addr,
-        /// How the redirect is made.
+        /// The resolver's IPv6 address.
+        ipv6: Ipv6Addr,
+        /// The redirect mechanism.
         redirect: Redirect,
     },
-    /// Make the sandbox and all it starts a likelier victim than the host when memory runs out.
+    /// Make the sandbox's processes more likely OOM victims than the host's.
     OomScore {
         /// Added to the kernel's own score.
         adjust: i32,
@@ -80,107 +82,107 @@ pub enum Step {
     Bridge,
     /// Open the folder of the gateway's socket.
     Door,
-    /// Have the supervisor's output appended to its log.
+    /// Open the supervisor's log for appending.
     Log,
-    /// Make the file by which pid 1 is asked to let its commands stand still, for want of a cgroup.
-    Still,
-    /// A private place to put mounts together.
+    /// Create the file of freeze orders to pid 1, where there is no cgroup.
+    FreezeOrders,
+    /// Mount the scratch tmpfs in which mounts are assembled.
     Scratch,
     /// Attach a layer, read-only and id-mapped.
     Layer {
-        /// The layer's folder, handed over as this descriptor.
-        from: Handed,
-        /// Its name in the scratch place.
+        /// The layer's folder, passed as this descriptor.
+        from: PassedDescriptor,
+        /// Its name in the scratch tmpfs.
         name: String,
     },
     /// Attach the folder with `upper` and `work`, id-mapped.
     Writable,
-    /// Put the layers on top of each other.
+    /// Mount the layers as an overlay.
     Overlay {
-        /// Names in the scratch place, top first.
+        /// Names in the scratch tmpfs, top first.
         lowers: Vec<String>,
     },
-    /// A `/proc` of its own.
+    /// Mount a private `/proc`.
     Proc,
-    /// A `/dev` of its own.
+    /// Mount a private `/dev`.
     Dev {
-        /// Devices by name, with their numbers.
+        /// Device nodes by name, with major and minor number.
         nodes: BTreeMap<String, (u32, u32)>,
     },
-    /// What shared memory of the older kind may hold: it stays when whoever filled it has been killed.
+    /// Limit System V shared memory, which outlives the processes that created it.
     SharedMemory {
-        /// All of it together.
+        /// Limit of all segments together.
         bytes: u64,
     },
-    /// An empty, read-only folder over this one inside.
+    /// Cover this folder with an empty, read-only one.
     Empty {
-        /// Where.
+        /// Path inside the sandbox.
         inside: PathBuf,
     },
-    /// Nothing to see at these paths inside `/proc`.
+    /// Hide these paths inside `/proc`.
     Mask {
         /// Relative to `/proc`; missing ones are passed over.
         paths: Vec<PathBuf>,
     },
-    /// Nothing to write at these paths inside `/proc`.
+    /// Make these paths inside `/proc` read-only.
     ReadOnly {
         /// Relative to `/proc`; missing ones are passed over.
         paths: Vec<PathBuf>,
     },
-    /// A read-only file made for this sandbox.
+    /// Mount a read-only file generated for this sandbox.
     File {
-        /// Where.
+        /// Path inside the sandbox.
         inside: PathBuf,
-        /// What it says.
+        /// Its content.
         text: String,
     },
-    /// Something of the host, read-only.
+    /// Mount a file or folder of the host, read-only.
     Bind {
-        /// What, handed over as this descriptor.
-        from: Handed,
-        /// Where.
+        /// The source, passed as this descriptor.
+        from: PassedDescriptor,
+        /// Path inside the sandbox.
         inside: PathBuf,
     },
-    /// A volume, id-mapped.
+    /// Mount a volume, id-mapped.
     Volume {
-        /// Mounted nowhere yet, handed over as this descriptor; its path is its name.
-        from: Handed,
-        /// Where.
+        /// A detached mount, passed as this descriptor; its path is the volume's name.
+        from: PassedDescriptor,
+        /// Path inside the sandbox.
         inside: PathBuf,
-        /// Nothing to write.
+        /// Mount it read-only.
         read_only: bool,
     },
-    /// Put `/proc`, `/dev` and `/sys`, made ahead, into the overlay.
-    Furnish,
-    /// Memory that processes share by name.
+    /// Move the prepared `/proc`, `/dev` and `/sys` into the overlay.
+    AssembleRoot,
+    /// Mount `/dev/shm`.
     Shm {
-        /// Its size.
+        /// Size limit.
         bytes: u64,
     },
-    /// Wait until pid 1 starts no processes: the kernel gives a new root to every process there is, and one
-    /// that is being started in that moment would keep the old root.
+    /// Wait until pid 1 starts no processes: `pivot_root` changes the root of every existing
+    /// process, and one being forked at that moment would keep the old root.
     Settle,
-    /// Make the overlay the root, also of pid 1, and let go of everything else.
+    /// Make the overlay the root, also of pid 1, and unmount everything else.
     Root,
-    /// Split in two. Pid 1 goes on up to `exec`; the other process keeps the host's powers, takes the
-    /// steps from the gate on and ends.
-    Split,
-    /// Go on only when the zygote has written down that pid 1 exists.
-    Gate,
+    /// Fork. Pid 1 continues up to `exec`; the other process keeps the host's privileges, runs the
+    /// steps after the assignment and exits.
+    Fork,
+    /// Wait until the zygote has recorded pid 1 and sends the assignment.
+    AwaitAssignment,
     /// Tell the supervisor which sandbox it is pid 1 of.
     Launch,
-    /// Become root of the user namespace: from here on the host's powers are gone.
+    /// Become root of the user namespace; the host's privileges are dropped.
     EnterUserNamespace,
     /// Lower the limits every process inherits.
     ResourceLimits,
-    /// Drop all capabilities but these, for good.
+    /// Drop all capabilities but these, irrevocably.
     Capabilities {
-        /// Kept.
+        /// Capabilities to keep.
         keep: Vec<Capability>,
     },
-    /// Nothing started from here on gains privileges.
+    /// Set `no_new_privs`.
     NoNewPrivileges,
-    /// Refuse system calls that are not on the list.
+    /// Install the seccomp filter.
     Seccomp,
     /// Become the supervisor, which prepares itself and waits for its launch.
     Exec,
@@ -198,11 +200,11 @@ pub enum Namespace {
     Uts,
 }
 
-/// Something of the host that its opener hands over, because the zygote's mount table lacks it.
+/// A file or mount that the engine opens and passes to the zygote, whose mount table lacks it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Handed {
-    /// Its path where it was opened.
+pub struct PassedDescriptor {
+    /// Its path on the host.
     pub path: PathBuf,
-    /// Its number among the descriptors handed over.
+    /// Its index among the passed descriptors.
     pub number: usize,
 }

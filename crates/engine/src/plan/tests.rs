@@ -1,4 +1,4 @@
-//! The order that makes a plan safe, and what it depends on.
+//! Tests of the order that makes a plan safe, and of what it depends on.
 
 use super::*;
 use crate::spec::{Bind, Limits, VolumeMount};
@@ -15,7 +15,7 @@ fn record(network: Network) -> Record {
             read_only: true,
         }],
         file_bytes: Some(7),
-        ..Record::of_a_seed()
+        ..Record::of_a_standby()
     }
 }
 
@@ -24,7 +24,7 @@ fn facts() -> HostFacts {
         cgroups: Hierarchy::V2 { mount: "/sys/fs/cgroup".into() },
         group: "harvest-0".into(),
         resolv_conf: "nameserver 192.0.2.1\n".into(),
-        ids: Ids::Own,
+        ids: IdAllocation::PerSandbox,
         redirect: Redirect::Nftables,
     }
 }
@@ -38,11 +38,11 @@ fn at(plan: &Plan, wanted: impl Fn(&Step) -> bool) -> usize {
 }
 
 #[test]
-fn pid_1_mounts_nothing_after_the_hosts_powers_are_gone() {
+fn pid_1_only_drops_privileges_after_the_fork() {
     let plan = planned(Network::Door);
     let names: Vec<String> = plan
         .parts()
-        .own
+        .pid1
         .iter()
         .map(|step| serde_json::to_value(step).unwrap()["step"].as_str().unwrap().to_owned())
         .collect();
@@ -58,7 +58,7 @@ fn pid_1_mounts_nothing_after_the_hosts_powers_are_gone() {
 }
 
 #[test]
-fn nothing_that_tells_sandboxes_apart_is_done_before_the_gate() {
+fn steps_before_the_assignment_are_equal_for_all() {
     let other = Record {
         id: "sbx_zzzzzzzzzzzz".parse().unwrap(),
         limits: Limits { memory_bytes: 1, cpu_millis_per_second: 1, pids: 1, ..Limits::default() },
@@ -71,67 +71,70 @@ fn nothing_that_tells_sandboxes_apart_is_done_before_the_gate() {
         [plan(&record(Network::Door), &["/l/base".into()], &facts), plan(&other, &[], &facts)];
     let before = plans.map(|plan| {
         let parts = plan.parts();
-        let text = serde_json::to_string(&(parts.ahead, parts.own)).unwrap();
+        let text = serde_json::to_string(&(parts.before_fork, parts.pid1)).unwrap();
         text.replace(plan.sandbox.part(), "")
     });
     assert_eq!(before[0], before[1]);
 }
 
 #[test]
-fn the_supervisor_hears_whose_it_is_when_nobody_inside_has_the_hosts_powers() {
+fn supervisor_is_launched_after_privileges_are_dropped() {
     let plan = planned(Network::Door);
-    let called = plan.parts().called;
+    let assigned = plan.parts().assigned;
     assert!(
-        called.ends_with(&[Step::Settle, Step::Root, Step::EnterUserNamespace, Step::Launch]),
-        "{called:?}"
+        assigned.ends_with(&[Step::Settle, Step::Root, Step::EnterUserNamespace, Step::Launch]),
+        "{assigned:?}"
     );
 }
 
 #[test]
-fn only_the_hosts_network_leaves_out_the_net_namespace_and_the_loopback() {
+fn only_host_network_skips_net_namespace_and_loopback() {
     let has = |network, wanted: fn(&Step) -> bool| planned(network).steps.iter().any(wanted);
     let loopback: fn(&Step) -> bool = |step| matches!(step, Step::Loopback { .. });
-    let net: fn(&Step) -> bool = |step| matches!(step, Step::Clone { namespaces, .. } if namespaces.contains(&Namespace::Net));
+    let net: fn(&Step) -> bool = |step| match step {
+        Step::Clone { namespaces, .. } => namespaces.contains(&Namespace::Net),
+        _ => false,
+    };
     assert!(has(Network::Door, loopback) && has(Network::Door, net));
     assert!(!has(Network::Host, loopback) && !has(Network::Host, net));
 }
 
 #[test]
-fn without_root_ids_are_shared_and_no_cgroup_is_needed() {
-    let facts = HostFacts { cgroups: Hierarchy::None, ids: Ids::Shared, ..facts() };
+fn rootless_plan_shares_ids_and_needs_no_cgroup() {
+    let facts = HostFacts { cgroups: Hierarchy::None, ids: IdAllocation::Shared, ..facts() };
     let plan = plan(&record(Network::Door), &["/l/base".into()], &facts);
     let pids = Limits::default().pids;
-    assert_eq!(plan.steps[0], Step::ShareIds { count: IDS, processes: pids });
+    assert_eq!(plan.steps[0], Step::ShareIds { count: IDS_PER_SANDBOX, processes: pids });
     assert!(
         !plan.steps.iter().any(|step| matches!(step, Step::MakeGroup(_) | Step::ClaimIds { .. }))
     );
 }
 
 #[test]
-fn a_plan_says_how_this_host_redirects() {
+fn plan_names_the_redirect_mechanism() {
     let facts = HostFacts { redirect: Redirect::Iptables, ..facts() };
     let plan = plan(&record(Network::Door), &[], &facts);
     assert!(plan.to_string().contains("redirect=\"iptables\""), "{plan}");
 }
 
 #[test]
-fn the_topmost_layer_comes_first_in_the_overlay() {
+fn topmost_layer_comes_first_in_overlay() {
     let plan = planned(Network::Door);
     assert!(plan.steps.contains(&Step::Overlay { lowers: vec!["1".into(), "0".into()] }));
 }
 
 #[test]
-fn volumes_come_after_everything_they_could_be_hidden_by_and_before_the_root_is_entered() {
+fn volumes_mount_last_before_entering_the_root() {
     let plan = planned(Network::Door);
     let volume = at(&plan, |step| matches!(step, Step::Volume { .. }));
     assert!(at(&plan, |step| matches!(step, Step::Bind { .. })) < volume);
     assert!(volume < at(&plan, |step| *step == Step::Root));
     let Step::Volume { from, .. } = &plan.steps[volume] else { unreachable!() };
-    assert_eq!(from.number, 3, "two layers and a bind come before it");
+    assert_eq!(from.number, 3, "two layers and a bind precede it");
 }
 
 #[test]
-fn a_plan_prints_one_line_per_step_and_survives_json() {
+fn plan_prints_steps_and_roundtrips_json() {
     let plan = planned(Network::Door);
     assert_eq!(plan.to_string().lines().count(), plan.steps.len() + 1);
     assert!(plan.to_string().contains("capabilities keep=[\"chown\""));

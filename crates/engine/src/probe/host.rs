@@ -1,4 +1,4 @@
-//! The trials of the kernel itself: its version, calls, namespaces and limits.
+//! Checks of the kernel: its version, calls, namespaces and limits.
 
 use std::{
     fs, io,
@@ -13,13 +13,14 @@ use rustix::{
 };
 
 use super::{
-    Finding, Level, stack,
-    trial::{Outcome, in_child},
+    Finding, Level,
+    child::{Outcome, in_child},
+    stack,
 };
 use crate::{isolate::seccomp, rootless, syscall};
 
-const OLDEST: (u32, u32) = (6, 1);
-// Who runs nothing else; its rights are those of every unprivileged user.
+const MIN_KERNEL: (u32, u32) = (6, 1);
+// An unprivileged user that runs nothing else.
 const NOBODY: u32 = 65_534;
 const NAMESPACES: [(&str, i32); 7] = [
     ("user", libc::CLONE_NEWUSER),
@@ -31,31 +32,31 @@ const NAMESPACES: [(&str, i32); 7] = [
     ("cgroup", libc::CLONE_NEWCGROUP),
 ];
 
-/// Who tries, and what that means for what fails.
+/// The user that runs the checks, and what a refusal means for them.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Who {
+pub(super) struct ProbeUser {
     pub(super) uid: u32,
     pub(super) gid: u32,
 }
 
-impl Who {
-    /// Also as root of a user namespace.
+impl ProbeUser {
+    /// True also for root of a user namespace.
     pub(super) fn is_root(self) -> bool {
         self.uid == 0
     }
 
     pub(super) fn is_host_root(self) -> bool {
-        self.is_root() && !rootless::is_here()
+        self.is_root() && !rootless::is_active()
     }
 
-    /// The namespaces of a trial; without root it needs a user namespace to have any say in them.
+    /// The namespaces of a check; without root it needs a user namespace to control them.
     pub(super) fn flags(self, kinds: i32) -> u64 {
         let own = if self.is_root() { 0 } else { libc::CLONE_NEWUSER };
         u64::from((kinds | own).cast_unsigned())
     }
 
-    /// In the new process of a trial: becomes root of its user namespace, where it has one.
-    pub(super) fn settle(self) -> io::Result<()> {
+    /// In the child process of a check: becomes root of its user namespace, if it has one.
+    pub(super) fn become_root(self) -> io::Result<()> {
         if self.is_root() {
             return Ok(());
         }
@@ -64,29 +65,31 @@ impl Who {
         fs::write("/proc/self/gid_map", format!("0 {} 1", self.gid))
     }
 
-    /// What it means that something only root needs is refused.
-    pub(super) fn level(self) -> Level {
+    /// Severity of a refusal that only affects root.
+    pub(super) fn refusal_level(self) -> Level {
         if self.is_host_root() { Level::Fail } else { Level::Warn }
     }
 }
 
-/// Tries everything. The process must have one thread.
+/// Runs all checks. The process must be single-threaded.
 pub(super) fn findings(home: &Path) -> Vec<Finding> {
-    let who =
-        Who { uid: rustix::process::geteuid().as_raw(), gid: rustix::process::getegid().as_raw() };
+    let user = ProbeUser {
+        uid: rustix::process::geteuid().as_raw(),
+        gid: rustix::process::getegid().as_raw(),
+    };
     let mut findings = vec![
-        privileges(who),
+        privileges(user),
         kernel(&read("/proc/sys/kernel/osrelease").unwrap_or_default()),
         calls(),
-        namespaces(who),
+        namespaces(user),
         namespace_limit(read("/proc/sys/user/max_user_namespaces").as_deref()),
-        unprivileged(who),
+        unprivileged(user),
         lsm(),
         seccomp_list(),
         loop_devices(),
         inotify(),
     ];
-    findings.extend(stack::findings(home, who));
+    findings.extend(stack::findings(home, user));
     findings
 }
 
@@ -94,11 +97,11 @@ fn read(path: impl AsRef<Path>) -> Option<String> {
     fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
 }
 
-fn privileges(who: Who) -> Finding {
-    if who.is_host_root() {
+fn privileges(user: ProbeUser) -> Finding {
+    if user.is_host_root() {
         return Finding::ok("privileges", "root");
     }
-    let found = "not root: sandboxes share one range of ids, root inside is you outside, limits only where delegated";
+    let found = "not root: sandboxes share one id range, root inside is your user outside, limits only where delegated";
     Finding::bad("privileges", Level::Warn, found, "run as root for one id range per sandbox")
 }
 
@@ -106,10 +109,10 @@ fn kernel(release: &str) -> Finding {
     let mut numbers =
         release.split(|byte: char| !byte.is_ascii_digit()).map_while(|word| word.parse().ok());
     let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-    if version >= OLDEST {
+    if version >= MIN_KERNEL {
         return Finding::ok("kernel", format!("Linux {release}"));
     }
-    let fix = "use a kernel of 6.1 or later (Debian 12, Ubuntu 24.04 and their likes have one)";
+    let fix = "use kernel 6.1 or later (for example Debian 12, Ubuntu 24.04)";
     Finding::bad("kernel", Level::Fail, format!("Linux {release} is older than 6.1"), fix)
 }
 
@@ -128,12 +131,14 @@ fn calls() -> Finding {
                 .map(drop)
                 .map_err(Into::into),
         ),
-        // Nothing to set: only a kernel that lacks the call, or forbids it, refuses.
+        // Sets nothing: only a kernel without the call refuses.
         (
             "mount_setattr",
-            fs::File::open("/").and_then(|root| match syscall::mount_attributes(root, 0, None) {
-                Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => Err(error),
-                _ => Ok(()),
+            fs::File::open("/").and_then(|root| {
+                match syscall::set_mount_attributes(root, 0, None) {
+                    Err(error) if error.raw_os_error() == Some(libc::ENOSYS) => Err(error),
+                    _ => Ok(()),
+                }
             }),
         ),
     ];
@@ -148,12 +153,12 @@ fn calls() -> Finding {
     Finding::bad("kernel_calls", Level::Fail, format!("refused: {}", missing.join(", ")), fix)
 }
 
-fn namespaces(who: Who) -> Finding {
+fn namespaces(user: ProbeUser) -> Finding {
     let refused: Vec<String> = NAMESPACES
         .iter()
         .filter_map(|(name, flag)| {
             // SAFETY: the probing process has one thread.
-            let outcome = unsafe { in_child(who.flags(*flag), || Ok(String::new())) };
+            let outcome = unsafe { in_child(user.flags(*flag), || Ok(String::new())) };
             outcome.err().map(|reason| format!("{name} ({reason})"))
         })
         .collect();
@@ -183,8 +188,8 @@ fn namespace_limit(limit: Option<&str>) -> Finding {
     }
 }
 
-/// Whether one without privileges gets a user namespace in which it has a say.
-fn unprivileged(who: Who) -> Finding {
+/// Whether an unprivileged user gets a user namespace with capabilities in it.
+fn unprivileged(user: ProbeUser) -> Finding {
     let id = "unprivileged_user_namespaces";
     let act = || -> Outcome {
         let become_nobody = || -> rustix::io::Result<()> {
@@ -194,39 +199,40 @@ fn unprivileged(who: Who) -> Finding {
             rustix::thread::set_thread_res_gid(Some(gid), Some(gid), Some(gid))?;
             rustix::thread::set_thread_res_uid(Some(uid), Some(uid), Some(uid))
         };
-        if who.is_host_root() {
+        if user.is_host_root() {
             become_nobody().map_err(|error| error.to_string())?;
         }
         // SAFETY: this process has one thread and ends right afterwards.
         unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER | UnshareFlags::NEWUTS) }
             .map_err(|error| error.to_string())?;
-        // Where AppArmor restricts them, they are made and are of no use.
-        syscall::set_host_name("probe").map_err(|error| format!("no powers in it: {error}"))?;
+        // AppArmor may allow the namespace but no capabilities in it.
+        syscall::set_host_name("probe")
+            .map_err(|error| format!("no capabilities in it: {error}"))?;
         Ok(String::new())
     };
     // SAFETY: the probing process has one thread.
     match unsafe { in_child(0, act) } {
         Ok(_) => Finding::ok(id, "allowed: Harvest can run without root"),
         Err(reason) => {
-            let level = if who.is_host_root() { Level::Warn } else { Level::Fail };
+            let level = if user.is_host_root() { Level::Warn } else { Level::Fail };
             Finding::bad(
                 id,
                 level,
-                format!("refused ({reason}): without root nothing runs"),
-                forbidder(),
+                format!("refused ({reason}): Harvest cannot run without root"),
+                userns_fix(),
             )
         }
     }
 }
 
-fn forbidder() -> &'static str {
+fn userns_fix() -> &'static str {
     let says = |path: &str, value: &str| read(path).as_deref() == Some(value);
     if says("/proc/sys/kernel/apparmor_restrict_unprivileged_userns", "1") {
         "sysctl kernel.apparmor_restrict_unprivileged_userns=0, or an AppArmor profile with `userns,`"
     } else if says("/proc/sys/kernel/unprivileged_userns_clone", "0") {
         "sysctl kernel.unprivileged_userns_clone=1"
     } else {
-        "run as root, or allow user namespaces to this user"
+        "run as root, or allow user namespaces for this user"
     }
 }
 
@@ -235,7 +241,7 @@ fn lsm() -> Finding {
     let found = active.unwrap_or_else(|| "unknown: securityfs is not mounted".to_owned());
     if read("/proc/sys/kernel/apparmor_restrict_unprivileged_userns").as_deref() == Some("1") {
         let found = format!("{found}; AppArmor restricts user namespaces of unprivileged users");
-        return Finding::bad("lsm", Level::Warn, found, forbidder());
+        return Finding::bad("lsm", Level::Warn, found, userns_fix());
     }
     Finding::ok("lsm", found)
 }
@@ -249,9 +255,9 @@ fn seccomp_list() -> Finding {
         // SAFETY: this process has one thread and ends right afterwards.
         match unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER) } {
             Err(Errno::PERM) => {
-                Ok(format!("a list of {} instructions loads and refuses", program.len()))
+                Ok(format!("a filter of {} instructions loads and refuses", program.len()))
             }
-            other => Err(format!("the list loads and does not refuse ({other:?})")),
+            other => Err(format!("the filter loads but does not refuse ({other:?})")),
         }
     };
     // SAFETY: the probing process has one thread.
@@ -270,14 +276,14 @@ fn loop_devices() -> Finding {
         Ok(_) => Finding::ok("loop_devices", "usable"),
         Err(error) => {
             let found = format!(
-                "{}: {error}; no limits on size for volumes and writable layers",
+                "{}: {error}; volumes and writable layers have no size limits",
                 path.display()
             );
             Finding::bad(
                 "loop_devices",
                 Level::Warn,
                 found,
-                "modprobe loop; in a container hand /dev/loop* in",
+                "modprobe loop; in a container pass /dev/loop* in",
             )
         }
     }
@@ -290,7 +296,7 @@ fn inotify() -> Finding {
     };
     let (instances, watches) = (limit("instances"), limit("watches"));
     let found = format!("{instances} instances, {watches} watches per user");
-    // The kernel's oldest defaults; an editor's watcher or a bundler takes thousands of watches.
+    // The kernel's oldest defaults; a file watcher or bundler uses thousands of watches.
     if instances >= 128 && watches >= 8192 {
         return Finding::ok("inotify", found);
     }
@@ -303,7 +309,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_kernel_is_judged_by_its_numbers_not_by_its_text() {
+    fn kernel_version_is_compared_as_numbers() {
         for (release, level) in [
             ("6.1.0-18-cloud-amd64", Level::Ok),
             ("6.18.44-fc", Level::Ok),
@@ -317,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_without_user_namespaces_is_told_how_to_get_them() {
+    fn missing_user_namespaces_come_with_a_fix() {
         assert_eq!(namespace_limit(Some("0")).level, Level::Fail);
         assert!(namespace_limit(Some("0")).fix.unwrap().contains("max_user_namespaces"));
         assert_eq!(namespace_limit(Some("95000")).level, Level::Ok);

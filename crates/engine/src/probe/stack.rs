@@ -1,5 +1,5 @@
-//! The trials of what a sandbox is put together from: its layers, its cgroups, its network. They go
-//! through the engine's own code, so that a finding is about what a start would do.
+//! Checks of what a sandbox consists of: its layers, cgroups and network. They use the engine's own
+//! code, so that a finding predicts what a start would do.
 
 use std::{
     fs, io,
@@ -18,30 +18,30 @@ use rustix::{
 
 use super::{
     Finding, Level,
-    host::Who,
-    trial::{Outcome, in_child},
+    child::{Outcome, in_child},
+    host::ProbeUser,
 };
 use crate::{
     cgroup::Hierarchy,
     error::StepError,
     facts,
     isolate::{self, ids::Claim, mounts::Scratch, network},
-    plan::TWIN,
+    plan::SYNTHETIC_IPV6,
     spec::Limits,
     syscall,
 };
 
-// Just below the ranges of sandboxes: nobody's.
+// Just below the ranges of sandboxes: never claimed.
 const SPARE_ID: u32 = 0x7000_0000 - 65_536;
 
-pub(super) fn findings(home: &Path, who: Who) -> Vec<Finding> {
-    let mut findings = layers(home, who);
-    findings.extend([cgroups(who), redirect(who)]);
+pub(super) fn findings(home: &Path, user: ProbeUser) -> Vec<Finding> {
+    let mut findings = layers(home, user);
+    findings.extend([cgroups(user), redirect(user)]);
     findings
 }
 
-fn layers(home: &Path, who: Who) -> Vec<Finding> {
-    // In the trash, where a collection finds it should this process be killed.
+fn layers(home: &Path, user: ProbeUser) -> Vec<Finding> {
+    // In the trash, where the garbage collector finds it if this process is killed.
     let folder = home.join("trash").join(format!("probe-{}", std::process::id()));
     let made = ["lower", "upper", "work", "root"]
         .iter()
@@ -55,7 +55,7 @@ fn layers(home: &Path, who: Who) -> Vec<Finding> {
             "make the home writable, or free space",
         )];
     }
-    let findings = vec![overlay(&folder, who), id_mapped(&folder, who)];
+    let findings = vec![overlay(&folder, user), id_mapped(&folder, user)];
     let _ = fs::remove_dir_all(&folder);
     findings
 }
@@ -64,16 +64,16 @@ fn text(error: impl Into<io::Error>) -> String {
     error.into().to_string()
 }
 
-fn own_mounts(who: Who) -> Result<(), String> {
-    who.settle().map_err(text)?;
+fn own_mounts(user: ProbeUser) -> Result<(), String> {
+    user.become_root().map_err(text)?;
     mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE).map_err(text)
 }
 
-fn overlay(folder: &Path, who: Who) -> Finding {
+fn overlay(folder: &Path, user: ProbeUser) -> Finding {
     let act = || -> Outcome {
-        own_mounts(who)?;
+        own_mounts(user)?;
         rustix::process::chdir(folder).map_err(text)?;
-        let options = match who.is_host_root() {
+        let options = match user.is_host_root() {
             true => c"lowerdir=lower,upperdir=upper,workdir=work,redirect_dir=nofollow,metacopy=off",
             false => {
                 c"lowerdir=lower,upperdir=upper,workdir=work,redirect_dir=nofollow,metacopy=off,userxattr"
@@ -84,7 +84,7 @@ fn overlay(folder: &Path, who: Who) -> Finding {
         Ok(String::new())
     };
     // SAFETY: the probing process has one thread.
-    match unsafe { in_child(who.flags(libc::CLONE_NEWNS), act) } {
+    match unsafe { in_child(user.flags(libc::CLONE_NEWNS), act) } {
         Ok(_) => Finding::ok("overlay", "works on the home's file system"),
         Err(reason) => {
             let fix = "modprobe overlay; keep HARVEST_HOME on ext4, xfs or btrfs, not on an overlay or NFS";
@@ -98,34 +98,34 @@ fn overlay(folder: &Path, who: Who) -> Finding {
     }
 }
 
-/// A layer and a writable folder that show another range of ids, one on top of the other.
-fn id_mapped(folder: &Path, who: Who) -> Finding {
+/// Mounts a layer and a writable folder with mapped ids as an overlay.
+fn id_mapped(folder: &Path, user: ProbeUser) -> Finding {
     let id = "id_mapped_mounts";
     let writable = folder.to_owned();
     let act = || -> Outcome {
-        own_mounts(who)?;
-        stacked(&writable).map_err(|error| error.line())
+        own_mounts(user)?;
+        mount_id_mapped(&writable).map_err(|error| error.line())
     };
     // SAFETY: the probing process has one thread.
-    match unsafe { in_child(who.flags(libc::CLONE_NEWNS), act) } {
+    match unsafe { in_child(user.flags(libc::CLONE_NEWNS), act) } {
         Ok(found) => Finding::ok(id, found),
         Err(reason) => {
-            let fix = if who.is_host_root() {
+            let fix = if user.is_host_root() {
                 "keep HARVEST_HOME on a file system with id-mapped mounts: ext4, xfs, btrfs"
             } else {
-                "only root can map ids of mounts; without it all sandboxes share one range"
+                "only root can create id-mapped mounts; otherwise all sandboxes share one id range"
             };
-            Finding::bad(id, who.level(), reason, fix)
+            Finding::bad(id, user.refusal_level(), reason, fix)
         }
     }
 }
 
-fn stacked(folder: &Path) -> Result<String, StepError> {
+fn mount_id_mapped(folder: &Path) -> Result<String, StepError> {
     use crate::error::Doing;
-    let spare = Claim::Own { file: PathBuf::new(), first: SPARE_ID };
-    // SAFETY: this process is a trial's own and has one thread.
+    let spare = Claim::Exclusive { file: PathBuf::new(), first: SPARE_ID };
+    // SAFETY: this child process has one thread.
     let users = unsafe { isolate::make_user_namespace(&spare) }?;
-    let lower = syscall::tree(rustix::fs::CWD, &folder.join("lower"), false);
+    let lower = syscall::clone_mount(rustix::fs::CWD, &folder.join("lower"), false);
     let lower = lower.doing(|| "clone a mount".to_owned())?;
     let scratch = Scratch::make_on(&folder.join("root"))?;
     scratch
@@ -134,7 +134,7 @@ fn stacked(folder: &Path) -> Result<String, StepError> {
     scratch
         .writable(folder, Some(users.as_fd()))
         .doing(|| "map the ids of a writable folder".to_owned())?;
-    isolate::act_as(SPARE_ID)?;
+    isolate::use_file_ids(SPARE_ID)?;
     let root =
         scratch.overlay(&["0".to_owned()]).doing(|| "mount an overlay of both".to_owned())?;
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::CLOEXEC;
@@ -153,16 +153,16 @@ fn stacked(folder: &Path) -> Result<String, StepError> {
     Err(StepError::new(wrong, io::ErrorKind::InvalidData.into()))
 }
 
-fn cgroups(who: Who) -> Finding {
+fn cgroups(user: ProbeUser) -> Finding {
     let fix = "boot with cgroup v2 (systemd.unified_cgroup_hierarchy=1), or mount cpu, freezer, memory, pids";
     let hierarchy = match Hierarchy::detect() {
         Ok(hierarchy) => hierarchy,
-        Err(error) => return Finding::bad("cgroups", who.level(), error.line(), fix),
+        Err(error) => return Finding::bad("cgroups", user.refusal_level(), error.line(), fix),
     };
     let home = format!("harvest-probe-{}", std::process::id());
     let act = || -> Outcome {
         hierarchy.enter_home(&home).map_err(|error| error.line())?;
-        let groups = hierarchy.groups(&home, "trial", &Limits::default());
+        let groups = hierarchy.groups(&home, "probe", &Limits::default());
         groups
             .make
             .iter()
@@ -177,7 +177,7 @@ fn cgroups(who: Who) -> Finding {
         Ok(_) => hierarchy_found(&hierarchy),
         Err(reason) => {
             let fix = "run as root, or delegate a cgroup with memory and pids to this user";
-            Finding::bad("cgroups", who.level(), reason, fix)
+            Finding::bad("cgroups", user.refusal_level(), reason, fix)
         }
     }
 }
@@ -185,7 +185,7 @@ fn cgroups(who: Who) -> Finding {
 fn hierarchy_found(hierarchy: &Hierarchy) -> Finding {
     match hierarchy {
         Hierarchy::None => {
-            let found = "none that this user may divide: nothing limits memory and CPU time";
+            let found = "none delegated to this user: memory and CPU time are not limited";
             let fix =
                 "run as root, or on cgroup v2 under `systemd-run --user --scope -p Delegate=yes`";
             Finding::bad("cgroups", Level::Warn, found, fix)
@@ -201,17 +201,17 @@ fn hierarchy_found(hierarchy: &Hierarchy) -> Finding {
             if has.split_whitespace().any(|name| name == "cpu") {
                 return Finding::ok("cgroups", found);
             }
-            let fix = "enable the cpu controller; without it nothing limits CPU time";
+            let fix = "enable the cpu controller; without it CPU time is not limited";
             Finding::bad("cgroups", Level::Warn, found, fix)
         }
     }
 }
 
-/// Removes the cgroups of a trial, whose processes are dead or about to be.
+/// Removes the cgroups of a check, whose processes are dead or dying.
 fn clear(hierarchy: &Hierarchy, home: &str) {
     let folders: Vec<PathBuf> = hierarchy.mounts().iter().map(|mount| mount.join(home)).collect();
     for _ in 0..50 {
-        hierarchy.clear(home, "trial");
+        hierarchy.clear(home, "probe");
         for folder in &folders {
             let _ = fs::remove_dir(folder.join("zygote"));
             let _ = fs::remove_dir(folder);
@@ -223,20 +223,20 @@ fn clear(hierarchy: &Hierarchy, home: &str) {
     }
 }
 
-fn redirect(who: Who) -> Finding {
+fn redirect(user: ProbeUser) -> Finding {
     let act = || -> Outcome {
-        who.settle().map_err(text)?;
-        let way = network::redirect_here();
-        // What the trial has left there makes way for the real one.
+        user.become_root().map_err(text)?;
+        let mechanism = network::detect_redirect();
+        // A fresh namespace, without the rules that the detection installed.
         // SAFETY: this process has one thread and ends right afterwards.
         unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }.map_err(text)?;
-        network::set_up(DNS_ADDRESS, SYNTHETIC_PREFIX_BITS, TWIN, way)
+        network::set_up(DNS_ADDRESS, SYNTHETIC_PREFIX_BITS, SYNTHETIC_IPV6, mechanism)
             .map_err(|error| error.line())?;
-        Ok(facts::word(way).to_owned())
+        Ok(facts::redirect_name(mechanism).to_owned())
     };
     // SAFETY: the probing process has one thread.
-    match unsafe { in_child(who.flags(libc::CLONE_NEWNET), act) } {
-        Ok(way) => Finding::ok("redirect", format!("loopback and its redirect by {way}")),
+    match unsafe { in_child(user.flags(libc::CLONE_NEWNET), act) } {
+        Ok(mechanism) => Finding::ok("redirect", format!("loopback redirect by {mechanism}")),
         Err(reason) => {
             let fix = "modprobe -a nf_tables nft_chain_nat nft_redir, or iptable_nat xt_REDIRECT xt_tcpudp";
             Finding::bad("redirect", Level::Fail, reason, fix)

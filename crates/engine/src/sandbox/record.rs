@@ -1,5 +1,5 @@
-//! What is written down of a sandbox: `record.json` says what it was asked to be, `state.json` how far it has
-//! come, `stopped.json` when its disk was too full.
+//! The records of a sandbox: `record.json` holds what was requested, `state.json` its progress,
+//! `stopped.json` the last time it exceeded its disk limit.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -8,14 +8,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     error::{AtPath, EngineError},
-    home::{Home, Survives, boot_id, read_record, start_ticks, write_record},
+    home::{Durability, Home, boot_id, read_record, start_ticks, write_record},
     spec::{Bind, ImageConfig, LayerId, Limits, Network, Owner, VolumeMount},
 };
 
-// What a sandbox was asked to be.
 pub(super) const RECORD: &str = "record.json";
 
-/// What a sandbox was asked to be, with its image or snapshot looked up.
+/// A requested sandbox with its image or snapshot resolved to layers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Record {
     pub(crate) id: SandboxId,
@@ -26,104 +25,81 @@ pub(crate) struct Record {
     pub(crate) network: Network,
     pub(crate) owner: Owner,
     pub(crate) binds: Vec<Bind>,
-    #[serde(default)]
     pub(crate) volumes: Vec<VolumeMount>,
-    /// No file may become larger.
-    #[serde(default)]
+    /// Maximum size of any file.
     pub(crate) file_bytes: Option<u64>,
-    /// On top of the config's.
+    /// Added to the image's environment.
     pub(crate) env: BTreeMap<String, String>,
     pub(crate) created_at: Timestamp,
-    /// [`Network::Nothing`]. Not in `network`: a zygote of an earlier build must be able to read this.
-    #[serde(default)]
-    pub(crate) sealed: bool,
-    /// [`Owner::Sessions`]. Not in `owner`, for the same reason.
-    #[serde(default)]
-    pub(crate) of_sessions: bool,
-    /// When it was started again, the last time.
-    #[serde(default)]
-    pub(crate) again_at: Option<Timestamp>,
-    /// The snapshot its disk began as.
-    #[serde(default)]
+    /// Time of the last restart.
+    pub(crate) restarted_at: Option<Timestamp>,
+    /// The snapshot its disk started from.
     pub(crate) snapshot: Option<SnapshotId>,
-    /// The user of a server that asked for it.
-    #[serde(default)]
+    /// Address of the server's user who created it.
     pub(crate) made_by: Option<String>,
 }
 
-/// How far a sandbox has come.
+/// The recorded progress of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "state", rename_all = "snake_case")]
-pub(crate) enum State {
+pub(crate) enum RecordedState {
     /// Pid 1 exists.
     Running {
-        /// The boot of the host in which it does.
+        /// Boot id of the host.
         boot: String,
         pid: u32,
-        /// Tells the process from a later one with its pid.
+        /// Start time; distinguishes the process from a later one with its pid.
         started: u64,
-        /// The host's id for root inside.
+        /// Host id of root inside.
         first_id: u32,
-        /// When the owner, where it is a process, was started.
+        /// Start time of the owner, if it is a process.
         owner_started: Option<u64>,
     },
-    /// All of it is dead.
+    /// All its processes are dead.
     Ended { reason: String, at: Timestamp },
 }
 
-/// What ran in a sandbox was stopped because its disk had become too full.
+/// A sandbox's processes were killed because it exceeded its disk limit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stopped {
-    /// What its disk weighed: content, and 4 KiB for each name.
-    pub weight_bytes: u64,
-    /// What it may weigh.
+pub struct DiskLimitStop {
+    /// Disk usage: content, and 4 KiB for each name.
+    pub used_bytes: u64,
+    /// The disk limit.
     pub limit_bytes: u64,
-    /// When.
+    /// Time of the kill.
     pub at: Timestamp,
 }
 
-impl Stopped {
+impl DiskLimitStop {
     pub(crate) fn write(&self, home: &Home, id: &SandboxId) -> Result<(), EngineError> {
-        write_record(&home.sandbox(id).join("stopped.json"), self, Survives::Crash)
+        write_record(&home.sandbox(id).join("stopped.json"), self, Durability::Crash)
     }
 }
 
 impl Record {
-    /// For a process that is to become some sandbox: as far as it gets by itself, all are alike.
-    pub(crate) fn of_a_seed() -> Self {
+    /// For a standby, which runs only steps that are equal for all sandboxes.
+    pub(crate) fn of_a_standby() -> Self {
         Self {
             id: SandboxId::random(),
             layers: Vec::new(),
             config: ImageConfig::default(),
             limits: Limits::default(),
             network: Network::Door,
-            owner: Owner::Kept,
+            owner: Owner::Standalone,
             binds: Vec::new(),
             volumes: Vec::new(),
             file_bytes: None,
             env: BTreeMap::new(),
             created_at: Timestamp::from_millis(0),
-            sealed: false,
-            of_sessions: false,
-            again_at: None,
+            restarted_at: None,
             snapshot: None,
             made_by: None,
         }
     }
 
-    /// What its lifetime counts from.
-    pub(crate) fn lives_since(&self) -> Timestamp {
-        self.again_at.unwrap_or(self.created_at)
-    }
-
-    /// What it can reach.
-    pub(crate) fn network(&self) -> Network {
-        if self.sealed { Network::Nothing } else { self.network }
-    }
-
-    /// Who it lives for.
-    pub(crate) fn owner(&self) -> Owner {
-        if self.of_sessions { Owner::Sessions } else { self.owner }
+    /// Start of its lifetime.
+    pub(crate) fn lifetime_start(&self) -> Timestamp {
+        self.restarted_at.unwrap_or(self.created_at)
     }
 
     pub(crate) fn read(home: &Home, id: &SandboxId) -> Result<Option<Self>, EngineError> {
@@ -131,14 +107,14 @@ impl Record {
     }
 }
 
-impl State {
+impl RecordedState {
     pub(crate) fn read(home: &Home, id: &SandboxId) -> Result<Option<Self>, EngineError> {
         read_record(&home.sandbox(id).join("state.json"))
     }
 
     pub(crate) fn write(&self, home: &Home, id: &SandboxId) -> Result<(), EngineError> {
-        // No sandbox outlives a power cut, so its state need not either.
-        write_record(&home.sandbox(id).join("state.json"), self, Survives::Crash)
+        // A sandbox does not survive a power cut, so its state need not either.
+        write_record(&home.sandbox(id).join("state.json"), self, Durability::Crash)
     }
 
     pub(crate) fn ended(reason: impl Into<String>) -> Self {
@@ -146,7 +122,7 @@ impl State {
     }
 
     /// Pid 1's pid, while it lives.
-    pub(crate) fn living(&self) -> Option<u32> {
+    pub(crate) fn live_pid(&self) -> Option<u32> {
         match self {
             Self::Running { boot, pid, started, .. } => {
                 (boot == boot_id() && start_ticks(*pid) == Some(*started)).then_some(*pid)
@@ -156,13 +132,12 @@ impl State {
     }
 }
 
-/// Every sandbox with a folder.
-pub(crate) fn all(home: &Home) -> Result<Vec<SandboxId>, EngineError> {
-    parts_in(&home.sandboxes())
+pub(crate) fn list_ids(home: &Home) -> Result<Vec<SandboxId>, EngineError> {
+    ids_in(&home.sandboxes())
 }
 
-/// The sandboxes that names in a folder are of.
-pub(crate) fn parts_in(folder: &Path) -> Result<Vec<SandboxId>, EngineError> {
+/// The sandboxes whose id parts are file names in this folder.
+pub(crate) fn ids_in(folder: &Path) -> Result<Vec<SandboxId>, EngineError> {
     let mut ids = Vec::new();
     for entry in fs::read_dir(folder).at("list", folder)? {
         let name = entry.at("list", folder)?.file_name();
@@ -172,23 +147,4 @@ pub(crate) fn parts_in(folder: &Path) -> Result<Vec<SandboxId>, EngineError> {
     }
     ids.sort();
     Ok(ids)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_record_of_an_older_engine_can_be_read() {
-        let mut record = serde_json::to_value(Record::of_a_seed()).unwrap();
-        for field in ["volumes", "file_bytes"] {
-            record.as_object_mut().unwrap().remove(field).unwrap();
-        }
-        let limits = record["limits"].as_object_mut().unwrap();
-        for field in ["writable_bytes", "lifetime_secs"] {
-            limits.remove(field).unwrap();
-        }
-        let record: Record = serde_json::from_value(record).unwrap();
-        assert_eq!((record.limits.writable_bytes, record.limits.lifetime_secs), (None, None));
-    }
 }

@@ -1,5 +1,5 @@
-//! Captures of a sandbox that goes on: in plain folders by copying what has changed, on btrfs by a
-//! snapshot of its subvolume. Either way its work stands still only for what must not change meanwhile.
+//! Captures the disk of a running sandbox: in plain folders by copying what changed, on btrfs by a
+//! subvolume snapshot. The sandbox is frozen only while its disk must not change.
 
 use std::{
     cell::Cell,
@@ -12,55 +12,55 @@ use std::{
 use harvest_proto::{SandboxId, SnapshotId};
 
 use super::{
-    Captured, Captures, SandboxDisk, Snapshot, Still,
-    delta::{self, Copied},
+    Captured, Captures, FreezeControl, SandboxDisk, Snapshot,
+    delta::{self, CopyStats},
     index::Index,
     now_nanos,
 };
 use crate::{
     EngineError,
     disk::{self, Disk, disk_error},
-    home::make_private,
+    home::create_private_dir,
     spec::LayerId,
     trash, tree, writable,
 };
 
-// A freeze nobody renews is lifted after 5 s; this leaves room for a slow disk between two renewals.
-const RENEW_AFTER: Duration = Duration::from_secs(1);
+// The zygote thaws a sandbox 5 s after the last renewal; 1 s leaves time for slow disk operations.
+const FREEZE_RENEWAL: Duration = Duration::from_secs(1);
 
-// Each delta is one more place to look for every name that is not there. Measured with overlay's own
-// limit (500) far away, the sum starts to show near 16.
-pub(super) const LONGEST_CHAIN: usize = 16;
+// Overlayfs looks up a missing name in every layer. The cost becomes measurable near 16 layers, far
+// below overlayfs's own limit of 500.
+pub(super) const MAX_CHAIN: usize = 16;
 
-// Copied within the time that a second walk over a large tree takes. Tests have small trees, and are to
-// find either way.
-const SMALL_BYTES: u64 = if cfg!(test) { 8 << 10 } else { 16 << 20 };
+// Copying this much takes no longer than a second walk over a large tree. Tests have small trees
+// and must reach both paths.
+const SMALL_DELTA_BYTES: u64 = if cfg!(test) { 8 << 10 } else { 16 << 20 };
 
 impl Disk {
-    /// Captures the disk of a sandbox that may go on running.
+    /// Captures the disk of a sandbox, which keeps running. Idempotent by the snapshot's id.
     pub(crate) fn capture(
         &self,
         sandbox: &SandboxDisk,
         snapshot: &SnapshotId,
-        still: &Still<'_>,
+        freezer: &FreezeControl<'_>,
     ) -> Result<Captured, EngineError> {
-        let _turn = self.lock_sandbox(&sandbox.id)?;
+        let _sandbox_lock = self.lock_sandbox(&sandbox.id)?;
         if let Some(snapshot) = self.snapshot(snapshot)? {
             return Ok(Captured { snapshot, frozen_millis: 0, names: 0, bytes: 0 });
         }
-        if self.ending(&sandbox.id)?.is_some() {
+        if self.pending_save(&sandbox.id)?.is_some() {
             return Err(EngineError::NotRunning { sandbox: sandbox.id.clone() });
         }
-        let _hold = self.hold()?;
+        let _gc_lock = self.lock_against_gc()?;
         let layer = self.layer_for(&sandbox.id, snapshot)?;
-        if self.store().is_btrfs() {
-            return self.capture_subvolume(sandbox, snapshot, &layer, still);
+        if self.home.store().is_btrfs() {
+            return self.capture_subvolume(sandbox, snapshot, &layer, freezer);
         }
-        let partial = self.partial().join(layer.as_str());
-        let captured = self.capture_into(sandbox, snapshot, &layer, &partial, still);
+        let partial = self.home.partial().join(layer.as_str());
+        let captured = self.capture_into(sandbox, snapshot, &layer, &partial, freezer);
         if captured.is_err() && partial.exists() {
-            // The disk may be full, so the error worth telling is the first one.
-            let _ = trash::throw_away(&partial, &self.trash());
+            // The disk may be full; the first error is the one to report.
+            let _ = trash::move_to_trash(&partial, &self.home.trash());
         }
         captured
     }
@@ -71,21 +71,22 @@ impl Disk {
         snapshot: &SnapshotId,
         layer: &LayerId,
         partial: &Path,
-        still: &Still<'_>,
+        freezer: &FreezeControl<'_>,
     ) -> Result<Captured, EngineError> {
-        let folder = self.sandbox(&sandbox.id);
+        let folder = self.home.sandbox(&sandbox.id);
         let (mut captures, previous) = self.last_capture(&sandbox.id)?;
-        self.clear(partial)?;
-        make_private(partial)?;
-        let (index, copied, frozen) = copy_still(&folder.join("upper"), partial, &previous, still)?;
+        self.remove_leftover(partial)?;
+        create_private_dir(partial)?;
+        let (index, copied, frozen) =
+            copy_changes(&folder.join("upper"), partial, &previous, freezer)?;
         if copied.names > 0 {
-            let target = self.layers().join(layer.as_str());
-            self.clear(&target)?;
-            fs::rename(partial, &target).map_err(|e| disk_error("keep", partial, e))?;
+            let target = self.home.layers().join(layer.as_str());
+            self.remove_leftover(&target)?;
+            fs::rename(partial, &target).map_err(|e| disk_error("save", partial, e))?;
             captures.chain.push(layer.clone());
             self.write_captures(&folder, captures.chain.clone(), layer, &index)?;
         } else {
-            trash::throw_away(partial, &self.trash())?;
+            trash::move_to_trash(partial, &self.home.trash())?;
         }
         let snapshot = sandbox.snapshot(snapshot, captures.chain);
         let snapshot = self.snapshot_write(Snapshot { bytes: Some(copied.bytes), ..snapshot })?;
@@ -102,24 +103,24 @@ impl Disk {
         sandbox: &SandboxDisk,
         snapshot: &SnapshotId,
         layer: &LayerId,
-        still: &Still<'_>,
+        freezer: &FreezeControl<'_>,
     ) -> Result<Captured, EngineError> {
-        let folder = self.sandbox(&sandbox.id);
-        self.clear(&self.partial().join(layer.as_str()))?;
-        self.clear(&self.layers().join(layer.as_str()))?;
-        writable::flush(&folder, &self.partial(), layer.as_str())?;
+        let folder = self.home.sandbox(&sandbox.id);
+        self.remove_leftover(&self.home.partial().join(layer.as_str()))?;
+        self.remove_leftover(&self.home.layers().join(layer.as_str()))?;
+        writable::flush(&folder, &self.home.partial(), layer.as_str())?;
         let capture =
-            |_: &mut Pulse<'_>| writable::capture(&folder, &self.layers(), layer.as_str());
-        let ((), frozen) = while_frozen(still, capture)?;
-        let bytes = self.grown_since(&sandbox.id)?;
-        let taken = self.captures(&sandbox.id)?.taken + bytes.unwrap_or(0);
+            |_: &mut Heartbeat<'_>| writable::capture(&folder, &self.home.layers(), layer.as_str());
+        let ((), frozen) = while_frozen(freezer, capture)?;
+        let bytes = self.growth_since_capture(&sandbox.id)?;
+        let referenced_bytes = self.captures(&sandbox.id)?.referenced_bytes + bytes.unwrap_or(0);
         if let Some(limit) = sandbox.limit {
-            writable::limit_again(&folder, limit, taken)?;
+            writable::raise_limit(&folder, limit, referenced_bytes)?;
         }
-        // No chain: the next capture is a whole one again, so this layer is the snapshot's alone.
-        let captures = Captures { taken, ..Captures::default() };
+        // No chain: every capture on btrfs is complete, so only this snapshot uses the layer.
+        let captures = Captures { referenced_bytes, ..Captures::default() };
         self.record_write(&folder.join("captures.json"), &captures)?;
-        // The kernel has written it down before it answered.
+        // The kernel has committed the subvolume snapshot before it returned: it is durable.
         let snapshot =
             Snapshot { bytes, durable: true, ..sandbox.snapshot(snapshot, [layer.clone()]) };
         let snapshot = self.snapshot_write(snapshot)?;
@@ -131,28 +132,29 @@ impl Disk {
         })
     }
 
-    /// What a sandbox's disk takes more than at its last capture, where the store counts.
-    pub(super) fn grown_since(&self, id: &SandboxId) -> Result<Option<u64>, EngineError> {
-        if !self.store().is_btrfs() {
+    /// By how much a sandbox's disk has grown since its last capture, where the store has quotas.
+    pub(super) fn growth_since_capture(&self, id: &SandboxId) -> Result<Option<u64>, EngineError> {
+        if !self.home.store().is_btrfs() {
             return Ok(None);
         }
-        let taken = self.taken(&writable::folder(&self.sandbox(id), self.store()));
-        let before = self.captures(id)?.taken;
-        Ok(taken.map(|taken| taken.referenced.saturating_sub(before)))
+        let usage =
+            self.subvolume_usage(&writable::folder(&self.home.sandbox(id), self.home.store()));
+        let before = self.captures(id)?.referenced_bytes;
+        Ok(usage.map(|usage| usage.referenced.saturating_sub(before)))
     }
 
-    // Whatever lies where a layer is to be written was left by a crash.
-    fn clear(&self, path: &Path) -> Result<(), EngineError> {
-        if path.exists() { trash::throw_away(path, &self.trash()) } else { Ok(()) }
+    // Anything at the path of a new layer is left over from a crash.
+    fn remove_leftover(&self, path: &Path) -> Result<(), EngineError> {
+        if path.exists() { trash::move_to_trash(path, &self.home.trash()) } else { Ok(()) }
     }
 
-    // Without a readable index everything is copied again, and then no earlier copy is needed: a whole
-    // copy has no whiteouts for what only they hold.
+    // Without a readable index, everything is copied again and the chain of earlier captures is
+    // dropped: a full copy has no whiteouts for names that only they contain.
     fn last_capture(&self, id: &SandboxId) -> Result<(Captures, Index), EngineError> {
         let captures = self.captures(id)?;
-        let bytes = fs::read(self.sandbox(id).join(&captures.index)).unwrap_or_default();
+        let bytes = fs::read(self.home.sandbox(id).join(&captures.index)).unwrap_or_default();
         match Index::decode(&bytes) {
-            Some(index) if captures.chain.len() < LONGEST_CHAIN => Ok((captures, index)),
+            Some(index) if captures.chain.len() < MAX_CHAIN => Ok((captures, index)),
             _ => Ok((Captures::default(), Index::default())),
         }
     }
@@ -165,12 +167,12 @@ impl Disk {
         index: &Index,
     ) -> Result<(), EngineError> {
         let name = format!("index-{layer}");
-        // Not synced: it is of use only to this run of the kernel.
+        // Not synced: a lost index only makes the next capture a full copy.
         fs::write(folder.join(&name), index.encode())
             .map_err(|e| disk_error("write", folder.join(&name), e))?;
         self.record_write(
             &folder.join("captures.json"),
-            &Captures { chain, index: name.clone(), taken: 0 },
+            &Captures { chain, index: name.clone(), referenced_bytes: 0 },
         )?;
         for other in disk::names_in(folder)? {
             if other.starts_with("index-") && other != name {
@@ -181,99 +183,106 @@ impl Disk {
     }
 }
 
-/// Copies what must be copied. What is little is copied while the sandbox stands still; of the rest most
-/// while it runs.
-fn copy_still(
+/// Copies what changed since `previous`. A small change is copied while the sandbox is frozen; of a
+/// large one, most is copied while it runs.
+fn copy_changes(
     upper: &Path,
     partial: &Path,
     previous: &Index,
-    still: &Still<'_>,
-) -> Result<(Index, Copied, Duration), EngineError> {
-    if !still.runs {
+    freezer: &FreezeControl<'_>,
+) -> Result<(Index, CopyStats, Duration), EngineError> {
+    if !freezer.is_running {
         let (index, copied) =
             delta::copy_delta(upper, partial, previous, now_nanos(), &mut || Ok(()))?;
         return Ok((index, copied, Duration::ZERO));
     }
     let mut frozen = Duration::ZERO;
-    // Without an earlier capture everything is to be copied, which is seldom little.
+    // Without an earlier capture everything must be copied, which is rarely small.
     if !previous.is_empty() {
-        let small = |pulse: &mut Pulse<'_>| {
-            delta::copy_small_delta(upper, partial, previous, SMALL_BYTES, now_nanos(), pulse)
+        let small = |heartbeat: &mut Heartbeat<'_>| {
+            delta::copy_small_delta(
+                upper,
+                partial,
+                previous,
+                SMALL_DELTA_BYTES,
+                now_nanos(),
+                heartbeat,
+            )
         };
-        let (done, took) = while_frozen(still, small)?;
+        let (done, took) = while_frozen(freezer, small)?;
         frozen += took;
         if let Some((index, copied)) = done {
             return Ok((index, copied, frozen));
         }
-        empty(partial)?;
+        remove_contents(partial)?;
     }
-    let (seen, first) = match delta::copy_running(upper, partial, previous, now_nanos()) {
-        Err(error) if !delta::is_full(&error) => {
-            // Too much moved under us. Without a first pass the second does it all.
-            empty(partial)?;
+    let (seen, first) = match delta::copy_first_pass(upper, partial, previous, now_nanos()) {
+        Err(error) if !delta::is_disk_full(&error) => {
+            // Too many races with the sandbox: the second pass copies everything.
+            remove_contents(partial)?;
             Default::default()
         }
         result => result?,
     };
-    let rest = |pulse: &mut Pulse<'_>| {
-        delta::bring_up_to_date(upper, partial, previous, &seen, now_nanos(), pulse)
+    let rest = |heartbeat: &mut Heartbeat<'_>| {
+        delta::copy_second_pass(upper, partial, previous, &seen, now_nanos(), heartbeat)
     };
-    let ((index, second), took) = while_frozen(still, rest)?;
-    let copied = Copied { names: first.names + second.names, bytes: first.bytes + second.bytes };
+    let ((index, second), took) = while_frozen(freezer, rest)?;
+    let copied = CopyStats { names: first.names + second.names, bytes: first.bytes + second.bytes };
     Ok((index, copied, frozen + took))
 }
 
-type Pulse<'a> = dyn FnMut() -> Result<(), EngineError> + 'a;
+type Heartbeat<'a> = dyn FnMut() -> Result<(), EngineError> + 'a;
 
-/// Does something while the sandbox's work stands still, and says for how long it did.
+/// Runs `work` while the sandbox is frozen, and returns how long it was frozen.
 fn while_frozen<T>(
-    still: &Still<'_>,
-    work: impl FnOnce(&mut Pulse<'_>) -> Result<T, EngineError>,
+    freezer: &FreezeControl<'_>,
+    work: impl FnOnce(&mut Heartbeat<'_>) -> Result<T, EngineError>,
 ) -> Result<(T, Duration), EngineError> {
-    (still.freeze)()?;
+    (freezer.freeze)()?;
     let frozen = Instant::now();
-    let thawed = Thaw { still, done: Cell::new(false) };
+    let thawed = ThawGuard { freezer, done: Cell::new(false) };
     let mut renewed = Instant::now();
-    let mut pulse = || {
-        if renewed.elapsed() >= RENEW_AFTER {
+    let mut heartbeat = || {
+        if renewed.elapsed() >= FREEZE_RENEWAL {
             renewed = Instant::now();
-            (still.freeze)()?;
+            (freezer.freeze)()?;
         }
         Ok(())
     };
-    let result = work(&mut pulse)?;
+    let result = work(&mut heartbeat)?;
     thawed.thaw()?;
     Ok((result, frozen.elapsed()))
 }
 
-/// Takes away what half a copy has left.
-fn empty(partial: &Path) -> Result<(), EngineError> {
+/// Removes a partial copy.
+fn remove_contents(partial: &Path) -> Result<(), EngineError> {
     let folder = tree::open_root(partial)?;
-    let failed = |e| disk_error("tidy", partial, e);
+    let failed = |e| disk_error("clean up", partial, e);
     for name in tree::names(folder.as_fd()).map_err(failed)? {
         trash::delete_in(folder.as_fd(), &name).map_err(failed)?;
     }
     Ok(())
 }
 
-/// Thaws however the copying ends.
-struct Thaw<'a> {
-    still: &'a Still<'a>,
+/// Thaws the sandbox when dropped, whether the copy succeeded or failed.
+struct ThawGuard<'a> {
+    freezer: &'a FreezeControl<'a>,
     done: Cell<bool>,
 }
 
-impl Thaw<'_> {
+impl ThawGuard<'_> {
     fn thaw(&self) -> Result<(), EngineError> {
         self.done.set(true);
-        (self.still.thaw)()
+        (self.freezer.thaw)()
     }
 }
 
-impl Drop for Thaw<'_> {
+impl Drop for ThawGuard<'_> {
     fn drop(&mut self) {
         if !self.done.get() {
-            // The error on its way already says what went wrong; the zygote thaws in the worst case.
-            let _ = (self.still.thaw)();
+            // The error being returned matters more; at worst the zygote thaws the sandbox.
+            let _ = (self.freezer.thaw)();
         }
     }
 }

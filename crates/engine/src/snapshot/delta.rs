@@ -1,18 +1,18 @@
-//! Copies what has changed in a writable layer since its last capture into a new layer, such that
-//! the layers below, the earlier copies and this one show together what the original shows.
+//! Copies what changed in a writable layer since its last capture into a new layer, so that the
+//! lower layers, the earlier copies and this copy together show the same tree as the original.
 //!
-//! The rules, for a name in a folder that the last capture saw too:
-//! - changed (another inode, another ctime, another kind): copied; a copy hides everything below;
-//! - gone: a whiteout, or the earlier copy would show;
-//! - a folder that has become opaque: copied whole and opaque. One that was opaque already is *not*
-//!   marked again, because that would hide the earlier copies it relies on; the first of them is
-//!   opaque and shuts out what lies below.
+//! The rules for a name in a folder that the last capture also saw:
+//! - changed (other inode, ctime or kind): copied; a copy hides the lower layers;
+//! - removed: a whiteout, since the earlier copy would show through otherwise;
+//! - a folder that became opaque: copied in full and marked opaque. A folder that was opaque
+//!   already is *not* marked again: that would hide the earlier copies it relies on. The first of
+//!   these copies is opaque and hides the lower layers.
 //!
-//! A sandbox with much to copy is copied in two passes: the first while it runs ([`copy_running`]), the
-//! second while it stands still ([`bring_up_to_date`]), which does again what has changed meanwhile.
-//! What the first pass put into the copy of a folder is what its index has for that folder's inode, and
-//! a name is left as it is only if inode and ctime are those the first pass saw *before* it copied: so
-//! nothing that happens during the first pass can make the second leave something wrong.
+//! Large changes are copied in two passes: the first while the sandbox runs ([`copy_first_pass`]),
+//! the second while it is frozen ([`copy_second_pass`]), which repeats what changed in between. The
+//! index of the first pass lists exactly what that pass put into the copy of a folder, by the
+//! folder's inode. The second pass reuses a copied name only if inode and ctime equal those that
+//! the first pass read *before* copying it, so no race with the first pass can leave a wrong copy.
 
 use std::{
     ffi::{CStr, CString, OsStr},
@@ -25,81 +25,84 @@ use rustix::{
     io::Errno,
 };
 
-use super::index::{self, Entry, Index, Kind, Names};
+use super::index::{self, EntryKind, FolderEntries, Index, IndexEntry};
 use crate::{
     EngineError,
     disk::disk_error,
     trash,
-    tree::{self, Copier, Trail},
+    tree::{self, Copier, DirStack},
 };
 
-/// What a copy came to.
+/// What a copy wrote.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Copied {
-    /// Names written, whiteouts included.
+pub(crate) struct CopyStats {
+    /// FolderEntries written, whiteouts included.
     pub(crate) names: u64,
     /// Bytes of content.
     pub(crate) bytes: u64,
 }
 
-/// Copies what `previous` does not account for from `source` into the empty folder `target`, and
-/// answers what is there now. `taken` is when the source last stood still, in nanoseconds since 1970.
+/// Copies everything that differs from `previous` from `source` into the empty folder `target`, and
+/// returns the index of `source`. `captured_at` is when the source was frozen, in nanoseconds since
+/// 1970.
 pub(crate) fn copy_delta(
     source: &Path,
     target: &Path,
     previous: &Index,
-    taken: i64,
-    pulse: &mut dyn FnMut() -> Result<(), EngineError>,
-) -> Result<(Index, Copied), EngineError> {
+    captured_at: i64,
+    heartbeat: &mut dyn FnMut() -> Result<(), EngineError>,
+) -> Result<(Index, CopyStats), EngineError> {
     let (index, copied) =
-        copy(source, target, previous, Pass::Only { most_bytes: u64::MAX }, taken, pulse)?;
+        copy(source, target, previous, Pass::Only { max_bytes: u64::MAX }, captured_at, heartbeat)?;
     Ok((index.unwrap_or_default(), copied))
 }
 
-/// The same if it comes to no more than `most_bytes`; `None` when it does, with half a copy made.
+/// [`copy_delta`] for at most `max_bytes`. Returns `None` beyond that and leaves a partial copy.
 pub(crate) fn copy_small_delta(
     source: &Path,
     target: &Path,
     previous: &Index,
-    most_bytes: u64,
-    taken: i64,
-    pulse: &mut dyn FnMut() -> Result<(), EngineError>,
-) -> Result<Option<(Index, Copied)>, EngineError> {
-    let (index, copied) = copy(source, target, previous, Pass::Only { most_bytes }, taken, pulse)?;
+    max_bytes: u64,
+    captured_at: i64,
+    heartbeat: &mut dyn FnMut() -> Result<(), EngineError>,
+) -> Result<Option<(Index, CopyStats)>, EngineError> {
+    let (index, copied) =
+        copy(source, target, previous, Pass::Only { max_bytes }, captured_at, heartbeat)?;
     Ok(index.map(|index| (index, copied)))
 }
 
-/// The first pass: the same while the source changes, so that what it answers is a guess.
-pub(crate) fn copy_running(
+/// The first pass: copies while the source may change. The index is only valid for the second pass.
+pub(crate) fn copy_first_pass(
     source: &Path,
     target: &Path,
     previous: &Index,
-    began: i64,
-) -> Result<(Index, Copied), EngineError> {
-    let (index, copied) = copy(source, target, previous, Pass::First, began, &mut || Ok(()))?;
+    started_at: i64,
+) -> Result<(Index, CopyStats), EngineError> {
+    let (index, copied) = copy(source, target, previous, Pass::First, started_at, &mut || Ok(()))?;
     let mut index = index.unwrap_or_default();
-    index.forget_doubtful();
+    index.remove_duplicates();
     Ok((index, copied))
 }
 
-/// The second pass: makes of the copy a first pass left, which saw `seen`, what the source is now.
-pub(crate) fn bring_up_to_date(
+/// The second pass: updates the copy of a first pass, whose index is `seen`, to the current source.
+pub(crate) fn copy_second_pass(
     source: &Path,
     target: &Path,
     previous: &Index,
     seen: &Index,
-    taken: i64,
-    pulse: &mut dyn FnMut() -> Result<(), EngineError>,
-) -> Result<(Index, Copied), EngineError> {
-    let (index, copied) = copy(source, target, previous, Pass::Second(seen), taken, pulse)?;
+    captured_at: i64,
+    heartbeat: &mut dyn FnMut() -> Result<(), EngineError>,
+) -> Result<(Index, CopyStats), EngineError> {
+    let (index, copied) =
+        copy(source, target, previous, Pass::Second(seen), captured_at, heartbeat)?;
     Ok((index.unwrap_or_default(), copied))
 }
 
 #[derive(Clone, Copy)]
 enum Pass<'a> {
-    /// Given up when it comes to more than this.
+    /// A single pass that stops beyond this many bytes.
     Only {
-        most_bytes: u64,
+        max_bytes: u64,
     },
     First,
     Second(&'a Index),
@@ -110,294 +113,303 @@ fn copy(
     target: &Path,
     previous: &Index,
     pass: Pass<'_>,
-    taken: i64,
-    pulse: &mut dyn FnMut() -> Result<(), EngineError>,
-) -> Result<(Option<Index>, Copied), EngineError> {
+    captured_at: i64,
+    heartbeat: &mut dyn FnMut() -> Result<(), EngineError>,
+) -> Result<(Option<Index>, CopyStats), EngineError> {
     let (from, to) = (tree::open_root(source)?, tree::open_root(target)?);
     let open = |path: &Path, e| disk_error("open the folder", path, e);
-    let mut delta = Delta {
+    let mut copy = DeltaCopy {
         root: source,
         at: PathBuf::new(),
         previous,
         pass,
-        taken,
-        source: Trail::new(from.as_fd()).map_err(|e| open(source, e))?,
-        target: Trail::new(to.as_fd()).map_err(|e| open(target, e))?,
-        copier: Copier::new(to.as_fd(), pulse),
-        above: Vec::new(),
+        captured_at,
+        source: DirStack::new(from.as_fd()).map_err(|e| open(source, e))?,
+        target: DirStack::new(to.as_fd()).map_err(|e| open(target, e))?,
+        copier: Copier::new(to.as_fd(), heartbeat),
+        ancestors: Vec::new(),
         index: Index::default(),
         names: 0,
-        given_up: false,
+        over_limit: false,
     };
-    delta.walk()?;
-    let copied = Copied { names: delta.names, bytes: delta.copier.bytes };
-    Ok(((!delta.given_up).then_some(delta.index), copied))
+    copy.walk()?;
+    let copied = CopyStats { names: copy.names, bytes: copy.copier.bytes };
+    Ok(((!copy.over_limit).then_some(copy.index), copied))
 }
 
-struct Delta<'a> {
+struct DeltaCopy<'a> {
     root: &'a Path,
     /// The folder being walked, below `root`.
     at: PathBuf,
     previous: &'a Index,
     pass: Pass<'a>,
-    taken: i64,
-    source: Trail,
-    /// As far down as there are copies.
-    target: Trail,
+    captured_at: i64,
+    source: DirStack,
+    /// May be less deep than `source`: folders are created only when something below is copied.
+    target: DirStack,
     copier: Copier<'a>,
     /// The folders from the root to the one being walked.
-    above: Vec<Level>,
+    ancestors: Vec<FolderFrame>,
     index: Index,
     names: u64,
-    given_up: bool,
+    over_limit: bool,
 }
 
-/// A folder on the way down.
-struct Level {
+/// A folder on the path from the root to the one being walked.
+struct FolderFrame {
     name: CString,
     stat: Stat,
-    /// The inode the last capture saw here. `None` where everything below is copied, since no earlier
-    /// copy shows through.
+    /// The inode the last capture saw here. `None` where no earlier copy shows through, so that
+    /// everything inside is copied.
     before: Option<u64>,
-    /// The inode the first pass saw here. `None` where its copy has nothing here.
+    /// The inode the first pass copied here, if it did.
     seen: Option<u64>,
-    /// Its copy hides everything below.
+    /// Whether the copy is marked opaque.
     opaque: bool,
 }
 
-enum Step {
-    Enter(Box<Level>, /* the folder itself has changed */ bool),
+enum WalkStep {
+    Enter(Box<FolderFrame>, /* the folder itself has changed */ bool),
     Leave,
 }
 
-impl Delta<'_> {
-    // An explicit stack: a hostile tree may be thousands of folders deep.
+impl DeltaCopy<'_> {
+    // An explicit stack: an untrusted tree may be thousands of folders deep.
     fn walk(&mut self) -> Result<(), EngineError> {
-        let stat = fs::fstat(self.source.here()).map_err(|e| self.failed("look at", None, e))?;
-        let root = Level {
+        let stat = fs::fstat(self.source.current()).map_err(|e| self.failed("access", None, e))?;
+        let root = FolderFrame {
             name: CString::default(),
             stat,
             before: Some(index::ROOT),
             seen: Some(index::ROOT),
             opaque: false,
         };
-        self.above.push(root);
-        let mut steps = vec![Step::Leave];
-        self.folder(index::ROOT, &mut steps)?;
-        while let Some(step) = steps.pop().filter(|_| !self.given_up) {
+        self.ancestors.push(root);
+        let mut steps = vec![WalkStep::Leave];
+        self.copy_folder(index::ROOT, &mut steps)?;
+        while let Some(step) = steps.pop().filter(|_| !self.over_limit) {
             match step {
-                Step::Enter(level, changed) => {
-                    let inode = level.stat.st_ino;
-                    if !self.enter(*level)? {
+                WalkStep::Enter(frame, changed) => {
+                    let inode = frame.stat.st_ino;
+                    if !self.enter(*frame)? {
                         continue;
                     }
-                    steps.push(Step::Leave);
+                    steps.push(WalkStep::Leave);
                     if changed {
-                        self.make_above()?;
+                        self.create_ancestors()?;
                     }
-                    self.folder(inode, &mut steps)?;
+                    self.copy_folder(inode, &mut steps)?;
                 }
-                Step::Leave => self.leave()?,
+                WalkStep::Leave => self.leave()?,
             }
         }
         Ok(())
     }
 
-    /// False when it is gone by now.
-    fn enter(&mut self, level: Level) -> Result<bool, EngineError> {
-        match self.source.down(&level.name) {
-            Err(error) if self.passes(error) => return Ok(false),
-            result => result.map_err(|e| self.failed("open the folder", Some(&level.name), e))?,
+    /// Returns false when the folder disappeared.
+    fn enter(&mut self, frame: FolderFrame) -> Result<bool, EngineError> {
+        match self.source.descend(&frame.name) {
+            Err(error) if self.is_expected_race(error) => return Ok(false),
+            result => result.map_err(|e| self.failed("open the folder", Some(&frame.name), e))?,
         }
-        self.at.push(OsStr::from_bytes(level.name.to_bytes()));
-        self.above.push(level);
+        self.at.push(OsStr::from_bytes(frame.name.to_bytes()));
+        self.ancestors.push(frame);
         Ok(true)
     }
 
-    // While the source runs, a name may be gone, or be something else, before we get to it. The second
-    // pass sees what it has become.
-    fn passes(&self, error: Errno) -> bool {
+    // While the sandbox runs, a name may disappear or change its type before it is copied. The
+    // second pass handles it.
+    fn is_expected_race(&self, error: Errno) -> bool {
         matches!(self.pass, Pass::First)
             && matches!(error, Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV)
     }
 
-    fn folder(&mut self, inode: u64, steps: &mut Vec<Step>) -> Result<(), EngineError> {
-        let level = self.above.last().expect("a folder is entered before it is walked");
-        let none = Names::new();
-        let old = level.before.and_then(|inode| self.previous.folder(inode)).unwrap_or(&none);
+    fn copy_folder(&mut self, inode: u64, steps: &mut Vec<WalkStep>) -> Result<(), EngineError> {
+        let frame = self.ancestors.last().expect("a folder is entered before it is walked");
+        let none = FolderEntries::new();
+        let old = frame.before.and_then(|inode| self.previous.folder(inode)).unwrap_or(&none);
         let seen = match self.pass {
-            Pass::Second(index) => level.seen.and_then(|inode| index.folder(inode)),
+            Pass::Second(index) => frame.seen.and_then(|inode| index.folder(inode)),
             _ => None,
         };
-        let mut present = Names::new();
-        for name in tree::names(self.source.here()).map_err(|e| self.failed("list", None, e))? {
-            if let Some(entry) = self.name(&name, index::find(old, &name), seen, steps)? {
+        let mut present = FolderEntries::new();
+        for name in tree::names(self.source.current()).map_err(|e| self.failed("list", None, e))? {
+            if let Some(entry) = self.copy_name(&name, index::find(old, &name), seen, steps)? {
                 present.push((name, entry));
             }
-            if self.given_up {
+            if self.over_limit {
                 return Ok(());
             }
-            // Also where nothing is copied: to look at a million names takes longer than a freeze lasts.
-            (self.copier.pulse)()?;
+            // Also when nothing is copied: reading a million names takes longer than a freeze
+            // lasts.
+            (self.copier.heartbeat)()?;
         }
         for (name, _) in
             seen.into_iter().flatten().filter(|(name, _)| index::find(&present, name).is_none())
         {
-            self.unmake(name)?;
+            self.remove_copy(name)?;
         }
-        // In a whole copy `old` is empty: there is nothing to hide, and overlay lists whiteouts as names
-        // in a folder it does not merge.
+        // In a full copy `old` is empty, so there are no whiteouts: there is nothing to hide, and
+        // overlayfs lists whiteouts as names in a folder that it does not merge.
         for (name, _) in old.iter().filter(|(name, _)| index::find(&present, name).is_none()) {
-            // Of what the first pass did not find either, it has noted the removal.
+            // For a name that the first pass did not see either, that pass has added the whiteout.
             if seen.is_none_or(|seen| index::find(seen, name).is_some()) {
-                self.whiteout(name)?;
+                self.add_whiteout(name)?;
             }
         }
         self.index.insert(inode, present);
         Ok(())
     }
 
-    /// How a name stands; `None` when it is gone by now.
-    fn name(
+    /// Copies a name if it changed and returns its index entry; `None` when the name disappeared.
+    fn copy_name(
         &mut self,
         name: &CStr,
-        before: Option<&Entry>,
-        seen: Option<&Names>,
-        steps: &mut Vec<Step>,
-    ) -> Result<Option<Entry>, EngineError> {
-        let stat = match tree::stat(self.source.here(), name) {
-            Err(error) if self.passes(error) => return Ok(None),
-            result => result.map_err(|e| self.failed("look at", Some(name), e))?,
+        before: Option<&IndexEntry>,
+        seen: Option<&FolderEntries>,
+        steps: &mut Vec<WalkStep>,
+    ) -> Result<Option<IndexEntry>, EngineError> {
+        let stat = match tree::stat(self.source.current(), name) {
+            Err(error) if self.is_expected_race(error) => return Ok(None),
+            result => result.map_err(|e| self.failed("access", Some(name), e))?,
         };
         let first = seen.and_then(|seen| index::find(seen, name));
         let Some(kind) = self.kind(&stat, name, first.or(before))? else { return Ok(None) };
-        let entry = Entry::of(&stat, kind, self.taken);
-        let kept = first.filter(|first| self.is_kept(first, &stat, kind));
-        if seen.is_some() && kept.is_none() && (first.is_some() || before.is_some()) {
-            // A copy of something else, or the note that nothing is here.
-            self.unmake(name)?;
+        let entry = IndexEntry::of(&stat, kind, self.captured_at);
+        let reusable = first.filter(|first| self.is_reusable(first, &stat, kind));
+        if seen.is_some() && reusable.is_none() && (first.is_some() || before.is_some()) {
+            // The first pass left an outdated copy or a whiteout here.
+            self.remove_copy(name)?;
         }
         match kind {
-            Kind::Folder | Kind::OpaqueFolder => {
-                let level = level(name, stat, kind, before, kept);
-                let changed = !kept.or(before).is_some_and(|known| known.still(&stat, kind));
-                steps.push(Step::Enter(Box::new(level), changed));
+            EntryKind::Folder | EntryKind::OpaqueFolder => {
+                let frame = folder_frame(name, stat, kind, before, reusable);
+                let changed =
+                    !reusable.or(before).is_some_and(|known| known.is_unchanged(&stat, kind));
+                steps.push(WalkStep::Enter(Box::new(frame), changed));
             }
-            _ if kept.is_some() => {}
-            Kind::Whiteout if before.is_some_and(|before| before.kind == Kind::Whiteout) => {}
-            Kind::Whiteout => self.whiteout(name)?,
-            Kind::Other if before.is_some_and(|before| before.still(&stat, kind)) => {}
-            Kind::Other if !self.copy(name, &stat)? => return Ok(Some(entry.doubted())),
-            Kind::Other => {}
+            _ if reusable.is_some() => {}
+            EntryKind::Whiteout
+                if before.is_some_and(|before| before.kind == EntryKind::Whiteout) => {}
+            EntryKind::Whiteout => self.add_whiteout(name)?,
+            EntryKind::Other if before.is_some_and(|before| before.is_unchanged(&stat, kind)) => {}
+            EntryKind::Other if !self.copy(name, &stat)? => return Ok(Some(entry.untrusted())),
+            EntryKind::Other => {}
         }
         Ok(Some(entry))
     }
 
-    /// Whether what the first pass made of a name can stay.
-    fn is_kept(&self, first: &Entry, stat: &Stat, kind: Kind) -> bool {
+    /// Whether the copy that the first pass made of a name is current.
+    fn is_reusable(&self, first: &IndexEntry, stat: &Stat, kind: EntryKind) -> bool {
         match self.pass {
-            // What is in the folder is looked at name by name.
+            // The content of a folder is compared name by name.
             Pass::Second(seen) if kind.is_folder() => {
                 first.kind == kind
                     && first.inode == stat.st_ino
                     && seen.folder(stat.st_ino).is_some()
             }
-            _ => first.still(stat, kind),
+            _ => first.is_unchanged(stat, kind),
         }
     }
 
-    /// What a name is; `None` when it is gone by now.
+    /// The kind of a name; `None` when the name disappeared.
     fn kind(
         &self,
         stat: &Stat,
         name: &CStr,
-        known: Option<&Entry>,
-    ) -> Result<Option<Kind>, EngineError> {
+        known: Option<&IndexEntry>,
+    ) -> Result<Option<EntryKind>, EngineError> {
         if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
-            // An attribute cannot change without the ctime, and to open every folder takes as long as
-            // all the rest of a walk.
+            // An attribute cannot change without the ctime, and opening every folder would double
+            // the time of a walk.
             if let Some(known) =
-                known.filter(|known| known.kind.is_folder() && known.still(stat, known.kind))
+                known.filter(|known| known.kind.is_folder() && known.is_unchanged(stat, known.kind))
             {
                 return Ok(Some(known.kind));
             }
             let path = Path::new(OsStr::from_bytes(name.to_bytes()));
-            let opaque = tree::open_folder(self.source.here(), path)
+            let opaque = tree::open_folder(self.source.current(), path)
                 .and_then(|folder| tree::is_opaque(folder.as_fd()));
             match opaque {
-                Err(error) if self.passes(error) => Ok(None),
+                Err(error) if self.is_expected_race(error) => Ok(None),
                 Err(error) => Err(self.failed("read the attributes of", Some(name), error)),
-                Ok(true) => Ok(Some(Kind::OpaqueFolder)),
-                Ok(false) => Ok(Some(Kind::Folder)),
+                Ok(true) => Ok(Some(EntryKind::OpaqueFolder)),
+                Ok(false) => Ok(Some(EntryKind::Folder)),
             }
         } else if tree::is_whiteout(stat) {
-            Ok(Some(Kind::Whiteout))
+            Ok(Some(EntryKind::Whiteout))
         } else {
-            Ok(Some(Kind::Other))
+            Ok(Some(EntryKind::Other))
         }
     }
 
-    /// False when the source changed under us and there is no copy to rely on.
+    /// Returns false when there is no valid copy: the source changed during the copy, or the limit
+    /// is reached.
     fn copy(&mut self, name: &CStr, stat: &Stat) -> Result<bool, EngineError> {
         let stored = u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
-        if matches!(self.pass, Pass::Only { most_bytes } if self.copier.bytes + stored > most_bytes)
-        {
-            self.given_up = true;
+        if matches!(self.pass, Pass::Only { max_bytes } if self.copier.bytes + stored > max_bytes) {
+            self.over_limit = true;
             return Ok(false);
         }
-        self.make_above()?;
+        self.create_ancestors()?;
         self.names += 1;
         self.at.push(OsStr::from_bytes(name.to_bytes()));
-        let copied = self.copier.copy(self.source.here(), name, stat, self.target.here(), &self.at);
+        let copied =
+            self.copier.copy(self.source.current(), name, stat, self.target.current(), &self.at);
         self.at.pop();
         match copied {
-            Err(error) if matches!(self.pass, Pass::First) && !is_full(&error) => {
-                self.unmake(name)?;
+            Err(error) if matches!(self.pass, Pass::First) && !is_disk_full(&error) => {
+                self.remove_copy(name)?;
                 Ok(false)
             }
             copied => copied.map(|()| true),
         }
     }
 
-    /// Takes away what the first pass made of a name, if anything.
-    fn unmake(&mut self, name: &CStr) -> Result<(), EngineError> {
-        self.make_above()?;
-        trash::delete_in(self.target.here(), name).map_err(|e| self.failed("copy", Some(name), e))
+    /// Removes what the first pass copied under a name, if anything.
+    fn remove_copy(&mut self, name: &CStr) -> Result<(), EngineError> {
+        self.create_ancestors()?;
+        trash::delete_in(self.target.current(), name)
+            .map_err(|e| self.failed("copy", Some(name), e))
     }
 
-    fn whiteout(&mut self, name: &CStr) -> Result<(), EngineError> {
-        self.make_above()?;
+    fn add_whiteout(&mut self, name: &CStr) -> Result<(), EngineError> {
+        self.create_ancestors()?;
         self.names += 1;
-        tree::make_whiteout(self.target.here(), name)
-            .map_err(|e| self.failed("note the removal of", Some(name), e))
+        tree::make_whiteout(self.target.current(), name)
+            .map_err(|e| self.failed("record the removal of", Some(name), e))
     }
 
-    /// Makes the copy of the folder being walked, and of those above it, where they are missing.
-    fn make_above(&mut self) -> Result<(), EngineError> {
-        while let Some(level) = self.above.get(self.target.depth()) {
-            match fs::mkdirat(self.target.here(), &level.name, Mode::RWXU) {
+    /// Creates the copies of the folder being walked and its ancestors where they are missing.
+    fn create_ancestors(&mut self) -> Result<(), EngineError> {
+        while let Some(frame) = self.ancestors.get(self.target.depth()) {
+            match fs::mkdirat(self.target.current(), &frame.name, Mode::RWXU) {
                 Ok(()) => self.names += 1,
                 Err(Errno::EXIST) if matches!(self.pass, Pass::Second(_)) => {}
                 Err(error) => return Err(self.failed("copy", None, error)),
             }
-            self.target.down(&level.name).map_err(|e| self.failed("copy", None, e))?;
+            self.target.descend(&frame.name).map_err(|e| self.failed("copy", None, e))?;
         }
         Ok(())
     }
 
-    // Last, because writing into a folder moves its times.
+    // Metadata is copied last, because writing into a folder changes its times.
     fn leave(&mut self) -> Result<(), EngineError> {
-        let made = self.target.depth() == self.above.len();
-        let level = self.above.pop().expect("a folder is left after it was entered");
+        let made = self.target.depth() == self.ancestors.len();
+        let frame = self.ancestors.pop().expect("a folder is left after it was entered");
         let mut left = || {
             if made {
-                if level.opaque {
-                    tree::make_opaque(self.target.here())?;
+                if frame.opaque {
+                    tree::make_opaque(self.target.current())?;
                 }
-                tree::copy_file_metadata(self.source.here(), self.target.here(), &level.stat)?;
-                self.target.up()?;
+                tree::copy_file_metadata(
+                    self.source.current(),
+                    self.target.current(),
+                    &frame.stat,
+                )?;
+                self.target.ascend()?;
             }
-            self.source.up()
+            self.source.ascend()
         };
         let left = left();
         left.map_err(|e| self.failed("copy", None, e))?;
@@ -407,31 +419,32 @@ impl Delta<'_> {
 
     fn failed(&self, doing: &'static str, name: Option<&CStr>, error: Errno) -> EngineError {
         let path = name.map_or_else(|| self.at.clone(), |name| tree::join(&self.at, name));
-        disk_error(doing, self.root.join(tree::shown(&path)), error)
+        disk_error(doing, self.root.join(tree::truncate_path(&path)), error)
     }
 }
 
-fn level(
+fn folder_frame(
     name: &CStr,
     stat: Stat,
-    kind: Kind,
-    before: Option<&Entry>,
-    kept: Option<&Entry>,
-) -> Level {
-    let opaque = kind == Kind::OpaqueFolder;
-    let merged = before
-        .filter(|before| before.kind.is_folder() && (!opaque || before.kind == Kind::OpaqueFolder));
-    Level {
+    kind: EntryKind,
+    before: Option<&IndexEntry>,
+    reusable: Option<&IndexEntry>,
+) -> FolderFrame {
+    let opaque = kind == EntryKind::OpaqueFolder;
+    let merged = before.filter(|before| {
+        before.kind.is_folder() && (!opaque || before.kind == EntryKind::OpaqueFolder)
+    });
+    FolderFrame {
         name: name.to_owned(),
         stat,
         before: merged.map(|before| before.inode),
-        seen: kept.map(|kept| kept.inode),
+        seen: reusable.map(|reusable| reusable.inode),
         opaque: opaque && merged.is_none(),
     }
 }
 
-// Whatever else may be wrong with a file that changes, a full disk is not its doing.
-pub(crate) fn is_full(error: &EngineError) -> bool {
+// A full disk is never caused by a race with the sandbox, so it is not retried.
+pub(crate) fn is_disk_full(error: &EngineError) -> bool {
     let kinds = [std::io::ErrorKind::StorageFull, std::io::ErrorKind::QuotaExceeded];
     matches!(error, EngineError::File { source, .. } if kinds.contains(&source.kind()))
 }

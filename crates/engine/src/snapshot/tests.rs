@@ -1,7 +1,8 @@
-//! The rules snapshots keep, on real overlay mounts in a mount namespace of the test's own.
+//! Tests of captures, saves and comparisons on real overlay mounts, in mount namespaces of their
+//! own.
 
 mod captures;
-mod compared;
+mod comparisons;
 mod edits;
-mod ends;
-mod machine;
+mod saves;
+mod test_disk;

@@ -1,46 +1,43 @@
-//! `/mnt/state`: the volume every sandbox has unless it is asked not to. One for each repository and one
-//! for commands that belong to none; what one run leaves there the next one finds.
-
-use std::fmt::Write;
+//! `/mnt/state`: a volume that every sandbox has by default. There is one per repository and one
+//! for commands without a repository; its content persists between runs.
 
 use ring::digest;
 
 use super::{VolumeName, VolumeSpec};
-use crate::{Engine, EngineError, spec::VolumeMount};
+use crate::{Engine, EngineError, disk::hex, spec::VolumeMount};
 
-/// Where it is inside.
+/// The mount point of the state volume inside.
 pub const STATE_INSIDE: &str = "/mnt/state";
 
-/// What is in it whenever a sandbox gets it.
+/// Folders that exist in the state volume whenever a sandbox mounts it.
 pub const STATE_FOLDERS: [&str; 4] = [".cache", "git-repos", "checkpoints", "workspace"];
 
-/// The volume's name for commands that belong to no repository.
+/// The name of the state volume of commands without a repository.
 pub const EXEC_STATE: &str = "exec-state";
 
-// With the digest and what stands around it, well below the 80 a name may have.
-const READABLE: usize = 48;
+// With prefix and digest, the name stays well below the limit of 80.
+const READABLE_CHARS: usize = 48;
 
 impl VolumeName {
-    /// Where a repository's sandboxes keep their state. Two repositories never share one.
+    /// The name of a repository's state volume; unique per repository.
     #[must_use]
     pub fn of_repository(repository: &str) -> Self {
         let plain = |letter: char| if letter.is_ascii_alphanumeric() { letter } else { '-' };
         let mut name: String =
-            "repo-".chars().chain(repository.chars().take(READABLE).map(plain)).collect();
+            "repo-".chars().chain(repository.chars().take(READABLE_CHARS).map(plain)).collect();
         let digest = digest::digest(&digest::SHA256, repository.as_bytes());
         name.push('-');
-        for byte in &digest.as_ref()[..8] {
-            let _ = write!(name, "{byte:02x}");
-        }
+        name.push_str(&hex(&digest.as_ref()[..8]));
         Self(name)
     }
 }
 
 impl Engine {
-    /// Makes sure of a volume for `/mnt/state` and answers its mount, for [`crate::Spec::volumes`].
+    /// Creates the state volume if it does not exist and returns its mount, for
+    /// [`crate::Spec::volumes`].
     ///
     /// # Errors
-    /// When the host lacks the room for a new one.
+    /// When the host has too little free space for a new volume.
     pub fn state(&self, name: &VolumeName) -> Result<VolumeMount, EngineError> {
         let mount =
             VolumeMount { name: name.clone(), inside: STATE_INSIDE.into(), read_only: false };
@@ -49,7 +46,7 @@ impl Engine {
         }
         let folders = STATE_FOLDERS.map(str::to_owned).into();
         match self.volume_create(&VolumeSpec { folders, ..VolumeSpec::new(name.clone()) }) {
-            // Another start was quicker.
+            // A concurrent start has created it.
             Ok(_) | Err(EngineError::VolumeExists { .. }) => Ok(mount),
             Err(error) => Err(error),
         }
@@ -61,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn two_repositories_never_share_their_state_and_every_name_is_one() {
+    fn each_repository_has_its_own_valid_volume_name() {
         let long = "x".repeat(500);
         let names = ["acme/app", "acme-app", "acme_app", "ACME/app", "../..", "", "ü/ö", &long];
         let mut seen: Vec<VolumeName> =

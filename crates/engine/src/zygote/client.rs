@@ -1,5 +1,5 @@
-//! The engine's end of the zygote's socket: finds the zygote of a home or starts it, asks, and asks
-//! again when a zygote died in between.
+//! The engine's end of the zygote's socket: connects to the zygote of a home or starts one, sends a
+//! request, and retries when the zygote dies before it answers.
 
 use std::{
     fs::{File, OpenOptions},
@@ -22,26 +22,26 @@ use crate::{
     store::StoreKind,
 };
 
-// A zygote that dies under a request is replaced; three in a row is no accident.
+// A zygote that dies during a request is replaced; three deaths in a row are a bug.
 const ATTEMPTS: u32 = 3;
 
-/// Asks the zygote of this home, starting it when there is none.
+/// Sends a request to the zygote of this home, starting one if none runs.
 pub(crate) fn ask(
     config: &Config,
     request: &Request,
     files: &[BorrowedFd<'_>],
 ) -> Result<Answer, EngineError> {
-    ask_and(config, request, files, &mut || {})
+    ask_while(config, request, files, &mut || {})
 }
 
-/// Asks, and does something else until the answer comes; again, should it have to ask again.
-pub(crate) fn ask_and(
+/// As [`ask`], and runs `meanwhile` between request and answer, once per attempt.
+pub(crate) fn ask_while(
     config: &Config,
     request: &Request,
     files: &[BorrowedFd<'_>],
     meanwhile: &mut dyn FnMut(),
 ) -> Result<Answer, EngineError> {
-    // Only its sockets matter here, which are in the same place in every home.
+    // The store kind does not affect where the sockets are.
     let home = Home::new(config.home.clone(), StoreKind::Dir);
     for _ in 0..ATTEMPTS {
         let socket = match dial(&home) {
@@ -49,16 +49,18 @@ pub(crate) fn ask_and(
             Err(_) => start(config, &home)?,
         };
         match exchange(&socket, request, files, meanwhile)? {
-            Some(Answer::Outdated) => await_end(&socket),
+            Some(Answer::Outdated) => wait_for_exit(&socket),
             Some(answer) => return Ok(answer),
             None => {}
         }
     }
-    Err(EngineError::Zygote { reason: format!("it died {ATTEMPTS} times over the same request") })
+    Err(EngineError::Zygote {
+        reason: format!("it died {ATTEMPTS} times while handling the same request"),
+    })
 }
 
-/// Asks what is answered later, on the socket.
-pub(crate) fn begin(config: &Config, request: &Request) -> Result<OwnedFd, EngineError> {
+/// Sends a request whose answer comes later, on the returned socket.
+pub(crate) fn send_request(config: &Config, request: &Request) -> Result<OwnedFd, EngineError> {
     let home = Home::new(config.home.clone(), StoreKind::Dir);
     for _ in 0..ATTEMPTS {
         let socket = match dial(&home) {
@@ -67,23 +69,28 @@ pub(crate) fn begin(config: &Config, request: &Request) -> Result<OwnedFd, Engin
         };
         match send(&socket, request, &[]) {
             Ok(()) => return Ok(socket),
-            Err(error) if is_gone(&error) => {}
-            Err(error) => return Err(unreachable(error)),
+            Err(error) if is_disconnected(&error) => {}
+            Err(error) => return Err(unreachable_error(error)),
         }
     }
-    Err(EngineError::Zygote { reason: format!("it died {ATTEMPTS} times over the same request") })
+    Err(EngineError::Zygote {
+        reason: format!("it died {ATTEMPTS} times while handling the same request"),
+    })
 }
 
 /// `None` when the zygote died before it answered.
-pub(crate) fn answer(socket: &OwnedFd) -> Result<Option<Answer>, EngineError> {
+pub(crate) fn receive_answer(socket: &OwnedFd) -> Result<Option<Answer>, EngineError> {
     match receive(socket) {
-        Err(error) if is_gone(&error) => Ok(None),
-        result => Ok(result.map_err(unreachable)?.map(|(answer, _)| answer)),
+        Err(error) if is_disconnected(&error) => Ok(None),
+        result => Ok(result.map_err(unreachable_error)?.map(|(answer, _)| answer)),
     }
 }
 
-/// Asks only when there is a zygote; `None` when there is none.
-pub(crate) fn ask_if_there(home: &Home, request: &Request) -> Result<Option<Answer>, EngineError> {
+/// Sends a request only to a running zygote; `None` when there is none.
+pub(crate) fn ask_if_running(
+    home: &Home,
+    request: &Request,
+) -> Result<Option<Answer>, EngineError> {
     match dial(home) {
         Ok(socket) => exchange(&socket, request, &[], &mut || {}),
         Err(_) => Ok(None),
@@ -98,26 +105,26 @@ fn exchange(
     meanwhile: &mut dyn FnMut(),
 ) -> Result<Option<Answer>, EngineError> {
     match send(socket, request, files) {
-        Err(error) if is_gone(&error) => return Ok(None),
-        result => result.map_err(unreachable)?,
+        Err(error) if is_disconnected(&error) => return Ok(None),
+        result => result.map_err(unreachable_error)?,
     }
     meanwhile();
-    answer(socket)
+    receive_answer(socket)
 }
 
-/// Waits until a zygote that is going has gone: until then it would be found again.
-pub(crate) fn await_end(socket: &OwnedFd) {
-    let patience = Timespec { tv_sec: 2, tv_nsec: 0 };
-    // Late or early, asking again is right.
-    let _ = poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&patience));
+/// Waits until an exiting zygote has closed its socket: until then clients would find it again.
+pub(crate) fn wait_for_exit(socket: &OwnedFd) {
+    let timeout = Timespec { tv_sec: 2, tv_nsec: 0 };
+    // The caller retries whether or not this timed out.
+    let _ = poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&timeout));
 }
 
-fn is_gone(error: &io::Error) -> bool {
+fn is_disconnected(error: &io::Error) -> bool {
     use io::ErrorKind::{BrokenPipe, ConnectionReset, NotConnected};
     matches!(error.kind(), BrokenPipe | ConnectionReset | NotConnected)
 }
 
-fn unreachable(error: io::Error) -> EngineError {
+fn unreachable_error(error: io::Error) -> EngineError {
     EngineError::Zygote { reason: error.to_string() }
 }
 
@@ -125,7 +132,7 @@ fn dial(home: &Home) -> io::Result<OwnedFd> {
     connect_in(&home.run(), "zygote.sock", SocketType::SEQPACKET)
 }
 
-/// Connects to a socket by a short path, however long the folder's is: 107 bytes are the limit.
+/// Connects through `/proc/self/fd`, because a socket path is limited to 107 bytes.
 pub(crate) fn connect_in(folder: &Path, name: &str, kind: SocketType) -> io::Result<OwnedFd> {
     let folder = rustix::fs::open(
         folder,
@@ -138,7 +145,7 @@ pub(crate) fn connect_in(folder: &Path, name: &str, kind: SocketType) -> io::Res
     Ok(socket)
 }
 
-/// Starts the zygote, unless somebody else has meanwhile, and dials it.
+/// Starts the zygote unless another process did meanwhile, and connects to it.
 fn start(config: &Config, home: &Home) -> Result<OwnedFd, EngineError> {
     let path = home.run().join("zygote.start");
     let lock = OpenOptions::new().create(true).append(true).open(&path).at("open", &path)?;
@@ -148,10 +155,10 @@ fn start(config: &Config, home: &Home) -> Result<OwnedFd, EngineError> {
     }
     spawn(config, home)?;
     dial(home)
-        .map_err(|error| EngineError::Zygote { reason: format!("it does not listen: {error}") })
+        .map_err(|error| EngineError::Zygote { reason: format!("it is not listening: {error}") })
 }
 
-/// Runs the zygote's command, which answers `ready` or why not, and goes on in the background.
+/// Runs the zygote's command, which prints `ready` or an error and continues in the background.
 fn spawn(config: &Config, home: &Home) -> Result<(), EngineError> {
     let (program, arguments) = config.zygote.split_first().ok_or_else(|| EngineError::Invalid {
         reason: "no command for the zygote is configured".to_owned(),
@@ -167,15 +174,15 @@ fn spawn(config: &Config, home: &Home) -> Result<(), EngineError> {
         .stderr(log)
         .spawn()
         .at("run", program)?;
-    let mut said = String::new();
+    let mut output = String::new();
     if let Some(mut stdout) = child.stdout.take() {
-        let _ = stdout.read_to_string(&mut said);
+        let _ = stdout.read_to_string(&mut output);
     }
     let _ = child.wait();
-    match said.trim() {
+    match output.trim() {
         "ready" => Ok(()),
         "" => Err(EngineError::Zygote {
-            reason: format!("it said nothing; see {}", log_path.display()),
+            reason: format!("it exited without a message; see {}", log_path.display()),
         }),
         reason => Err(EngineError::Zygote { reason: reason.to_owned() }),
     }

@@ -1,17 +1,17 @@
-//! The zygote: the parent of every sandbox of one home. A small process with one thread, because
-//! only such a process may be split in two safely, and with an almost empty mount table, because
-//! every sandbox starts with a copy of it. It outlives the CLI and the server; when it dies, the next
-//! one adopts what lives.
+//! The zygote: the parent of every sandbox of one home. It has a single thread, because only a
+//! single-threaded process can fork safely, and an almost empty mount table, because every sandbox
+//! starts with a copy of it. It outlives the CLI and the server; after a crash the next zygote
+//! adopts the sandboxes that are still alive.
 
 pub(crate) mod client;
-mod holds;
-mod nursery;
+mod disk_watch;
+mod freezer;
+mod mount_cache;
 pub(crate) mod protocol;
-mod seed;
+mod sandbox_table;
 mod server;
-mod still;
+mod standby;
 mod supervisor;
-mod watch;
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions},
@@ -37,85 +37,89 @@ use rustix::{
 use crate::{
     cgroup::Hierarchy,
     error::{Doing, StepError},
-    facts::{Lack, RedirectTrial},
+    facts::{DisabledFeature, RedirectProbe},
     home::Home,
     isolate::{ids, mounts},
     plan::{NODES, Plan},
     rootless,
     syscall::{self, Side},
 };
-use nursery::Nursery;
-use protocol::Build;
+use protocol::BuildId;
+use sandbox_table::SandboxTable;
 use server::Server;
 
-// A zygote that is just going holds its lock for a moment longer.
+// An exiting zygote holds the lock a moment longer.
 const LOCK_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Changes a plan before it is carried out.
+/// Changes a plan before it is executed.
 #[doc(hidden)]
 pub type Alter = Box<dyn Fn(&mut Plan)>;
 
-/// Runs the zygote of a home: says `ready` (or why not) on standard output and goes on in the
-/// background until it has had nothing to do for a minute.
+/// Runs the zygote of a home: prints `ready` or the reason of a failure on standard output, then
+/// continues in the background until it has been idle for a minute.
 pub fn main(home: &Path) -> ExitCode {
     run(home, &[], Box::new(|_| {}))
 }
 
-/// The same, on a host that is to be taken for a lesser one.
-pub fn main_without(home: &Path, lacking: &[Lack]) -> ExitCode {
-    run(home, lacking, Box::new(|_| {}))
+/// As [`main`], treating these features of the host as missing.
+pub fn main_without(home: &Path, disabled: &[DisabledFeature]) -> ExitCode {
+    run(home, disabled, Box::new(|_| {}))
 }
 
-/// The same with every plan changed first. For the engine's own tests, which show that a probe finds a
-/// guard that is off; what to change is known to their zygote alone, `src/bin/harvest-zygote.rs`.
+/// As [`main`], with every plan changed before it is executed. Only for the engine's tests, which
+/// prove that a probe notices a missing guard; `src/bin/harvest-zygote.rs` decides what to change.
 #[doc(hidden)]
 pub fn main_altered(home: &Path, alter: Alter) -> ExitCode {
     run(home, &[], alter)
 }
 
-fn run(home: &Path, lacking: &[Lack], alter: Alter) -> ExitCode {
-    // What some careless parent left open.
+fn run(home: &Path, disabled: &[DisabledFeature], alter: Alter) -> ExitCode {
+    // Closes descriptors inherited from a careless parent.
     // SAFETY: this is the first thing the program does; it owns no descriptor yet.
     unsafe { syscall::close_all_but(&[]) };
-    match split() {
+    match fork() {
         Ok(Side::Parent { .. }) => return ExitCode::SUCCESS,
         Ok(Side::Child) => {}
-        Err(error) => return say(&format!("cannot go into the background: {error}")),
+        Err(error) => return report_failure(&format!("cannot move to the background: {error}")),
     }
     let _ = rustix::process::setsid();
-    match prepare(home, lacking, alter).and_then(|(server, lock)| {
-        hush()?;
+    match prepare(home, disabled, alter).and_then(|(server, lock)| {
+        report_ready()?;
         Ok((server, lock))
     }) {
         Ok((mut server, _lock)) => {
             server.run();
             ExitCode::SUCCESS
         }
-        Err(error) => say(&error.line()),
+        Err(error) => report_failure(&error.line()),
     }
 }
 
-/// Answers who started us: this line is all they wait for.
-fn say(text: &str) -> ExitCode {
+/// Prints the failure for the process that started this one and waits for this line.
+fn report_failure(text: &str) -> ExitCode {
     let _ = writeln!(io::stdout(), "{text}");
     ExitCode::FAILURE
 }
 
-/// The last word on standard output; whoever waits for it sees its end.
-fn hush() -> Result<(), StepError> {
-    let doing = || "let go of standard output".to_owned();
+/// Prints `ready` and closes standard output, so that the waiting parent sees end of file.
+fn report_ready() -> Result<(), StepError> {
+    let doing = || "close standard output".to_owned();
     writeln!(io::stdout(), "ready").doing(doing)?;
     let stderr = io::stderr();
     syscall::standard_stream(stderr.as_fd(), 1).doing(doing)
 }
 
-fn split() -> io::Result<Side> {
+fn fork() -> io::Result<Side> {
     // SAFETY: the program has just begun and has one thread.
     unsafe { syscall::clone_process(0, None) }
 }
 
-fn prepare(home: &Path, lacking: &[Lack], alter: Alter) -> Result<(Server, File), StepError> {
-    let build = Build::of(Path::new("/proc/self/exe"));
+fn prepare(
+    home: &Path,
+    disabled: &[DisabledFeature],
+    alter: Alter,
+) -> Result<(Server, File), StepError> {
+    let build = BuildId::of(Path::new("/proc/self/exe"));
     let path = home.canonicalize().doing(|| format!("find {}", home.display()))?;
     let home = Home::find(path)
         .map_err(|error| StepError::new("read the home's record", io::Error::other(error)))?;
@@ -125,11 +129,11 @@ fn prepare(home: &Path, lacking: &[Lack], alter: Alter) -> Result<(Server, File)
     // Three descriptors per sandbox and one per client, for hundreds of both.
     let files = getrlimit(Resource::Nofile);
     let _ = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files });
-    // Best effort: only the most privileged may make themselves less likely to be killed.
+    // Best effort: lowering the score needs CAP_SYS_RESOURCE on the host.
     let _ = fs::write("/proc/self/oom_score_adj", "-900");
     let claims = Path::new(ids::CLAIMS);
-    // An ordinary user's sandboxes share their ids: nothing is claimed.
-    if !rootless::is_here() {
+    // Sandboxes of an unprivileged user share that user's ids, so there are no claims.
+    if !rootless::is_active() {
         DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -137,26 +141,27 @@ fn prepare(home: &Path, lacking: &[Lack], alter: Alter) -> Result<(Server, File)
             .doing(|| format!("make {}", ids::CLAIMS))?;
     }
     // SAFETY: the zygote has one thread.
-    let redirect = unsafe { RedirectTrial::start(lacking) };
+    let redirect = unsafe { RedirectProbe::start(disabled) };
     let mut cgroups = Hierarchy::detect()?;
-    match cgroups.enter_home(&home.group()) {
-        // What looked like ours is not: sandboxes without limits are better than none, and the plan says so.
-        Err(error) if rootless::is_here() => {
+    match cgroups.enter_home(&home.cgroup_name()) {
+        // The cgroup only looked delegated. Sandboxes without limits are better than none, and the
+        // plan shows that there are no cgroups.
+        Err(error) if rootless::is_active() => {
             eprintln!("no cgroups: {}", error.line());
             cgroups = Hierarchy::None;
         }
         result => result?,
     }
     empty_mount_table(&home, claims, &cgroups)?;
-    if !rootless::is_here() {
+    if !rootless::is_active() {
         ids::sweep(claims)?;
     }
-    let nursery =
-        Nursery::adopt(home.clone(), cgroups, claims.to_owned(), redirect.found(), alter)?;
-    Ok((Server::listen(home, build, nursery)?, lock))
+    let table =
+        SandboxTable::adopt(home.clone(), cgroups, claims.to_owned(), redirect.outcome(), alter)?;
+    Ok((Server::listen(home, build, table)?, lock))
 }
 
-/// One zygote per home. Not inherited by what we start, unlike a lock of `flock`.
+/// Ensures one zygote per home. An fcntl lock is not inherited by children, unlike `flock`.
 fn lock(home: &Home) -> Result<File, StepError> {
     let path = home.run().join("zygote.lock");
     let doing = || format!("lock {}", path.display());
@@ -172,19 +177,19 @@ fn lock(home: &Home) -> Result<File, StepError> {
     }
 }
 
-/// Leaves the host's mount table for one with the home, `/proc`, the cgroups and the claims only.
+/// Replaces the host's mount table by one with only the home, `/proc`, the cgroups and the claims.
 fn empty_mount_table(home: &Home, claims: &Path, cgroups: &Hierarchy) -> Result<(), StepError> {
-    let doing = || "make a mount table of its own".to_owned();
+    let doing = || "create a private mount table".to_owned();
     // SAFETY: one thread; no other relies on the old mount table.
     unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }.doing(doing)?;
     mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE).doing(doing)?;
     let mut kept: Vec<(PathBuf, bool)> = vec![
-        // Only the host's root may show what others have mounted over.
-        ("/proc".into(), rootless::is_here()),
+        // `/proc` without its submounts needs root on the host: they may hide something.
+        ("/proc".into(), rootless::is_active()),
         // A store may be mounted inside the home.
         (home.path().to_owned(), true),
     ];
-    if rootless::is_here() {
+    if rootless::is_active() {
         kept.extend(NODES.map(|(name, ..)| (Path::new(mounts::DEVICES).join(name), false)));
     } else {
         kept.push((claims.to_owned(), false));
@@ -192,15 +197,15 @@ fn empty_mount_table(home: &Home, claims: &Path, cgroups: &Hierarchy) -> Result<
     kept.extend(cgroups.mounts().into_iter().map(|mount| (mount.to_owned(), false)));
     let mut trees: Vec<(PathBuf, OwnedFd)> = Vec::new();
     for (path, recursive) in kept {
-        let tree =
-            syscall::tree(CWD, &path, recursive).doing(|| format!("keep {}", path.display()))?;
+        let tree = syscall::clone_mount(CWD, &path, recursive)
+            .doing(|| format!("keep {}", path.display()))?;
         trees.push((path, tree));
     }
     let build = || -> io::Result<()> {
         let flags = MountAttrFlags::MOUNT_ATTR_NOSUID | MountAttrFlags::MOUNT_ATTR_NODEV;
         let root = mounts::new("tmpfs", &[("mode", "0755")], flags)?;
         let target = rustix::fs::open(home.path(), OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-        syscall::attach(&root, &target)?;
+        syscall::attach_mount(&root, &target)?;
         rustix::process::fchdir(&root)?;
         let below = |path: &Path| path.strip_prefix("/").unwrap_or(path).to_owned();
         for folder in [mounts::SCRATCH, mounts::DEVICES] {
@@ -213,7 +218,7 @@ fn empty_mount_table(home: &Home, claims: &Path, cgroups: &Hierarchy) -> Result<
                 false => fs::write(&path, "")?,
             }
             let target = rustix::fs::open(&path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
-            syscall::attach(tree, &target)?;
+            syscall::attach_mount(tree, &target)?;
         }
         mounts::enter_root(&root)
     };

@@ -1,5 +1,5 @@
-//! What the engine and its zygote say to each other: one packet of JSON each way per request, the
-//! descriptors a start needs attached. A `Wait` is answered when the sandbox has ended.
+//! The protocol between the engine and its zygote: one JSON packet per request and one per answer,
+//! with the descriptors a start needs attached. `Wait` is answered when the sandbox has ended.
 
 use std::{
     io::{self, IoSlice, IoSliceMut},
@@ -18,79 +18,74 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
-use crate::{sandbox::Record, seeds::SeedCounts, volume::VolumeName};
+use crate::{sandbox::Record, standby::StandbyCounts, volume::VolumeName};
 
-/// What the engine asks for.
+/// A request to the zygote.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "ask", rename_all = "snake_case")]
 pub(crate) enum Request {
-    /// Start what is recorded. Attached: the supervisor's file, the layers bottom first, the binds, the
-    /// volumes.
+    /// Start the recorded sandbox. Attached: the supervisor's file, the layers bottom first, the
+    /// binds, the volumes.
     Start {
         record: Box<Record>,
-        /// Where the layers are, for whoever reads the plan.
+        /// Paths of the layers; only shown in the plan.
         layers: Vec<PathBuf>,
-        /// The host's, for sandboxes that share its network.
+        /// The host's `resolv.conf`, for sandboxes on the host's network.
         resolv_conf: String,
-        /// The program a zygote would be started from now.
-        #[serde(default)]
-        build: Option<Build>,
-        /// It has run before and goes on with the disk it left.
-        #[serde(default)]
-        again: bool,
+        /// The program that a new zygote would run.
+        build: Option<BuildId>,
+        /// The sandbox ran before and continues with its disk.
+        restart: bool,
     },
-    /// Answer when it has ended.
+    /// Answer when the sandbox has ended.
     Wait { id: SandboxId },
-    /// Kill it and answer when all of it is dead.
+    /// Kill the sandbox and answer when all its processes are dead.
     Kill { id: SandboxId },
-    /// Stand still until `Thaw`, or until nobody has asked again for so long; five seconds when absent.
-    Freeze {
-        id: SandboxId,
-        #[serde(default)]
-        hold_millis: Option<u64>,
-    },
-    /// Go on.
+    /// Freeze until `Thaw`, or until `hold_millis` pass without another `Freeze`; default five
+    /// seconds.
+    Freeze { id: SandboxId, hold_millis: Option<u64> },
+    /// End a freeze.
     Thaw { id: SandboxId },
-    /// Let go of a volume, if you hold it.
+    /// Unmount a volume if it is cached.
     Release { volume: VolumeName },
-    /// How many seeds do you have? Who asks only this keeps no zygote from going.
-    Seeds,
-    /// Are you there? By the time of the answer every sandbox's state is written down.
+    /// Report standby counts. A client that sends only this does not keep the zygote alive.
+    StandbyCounts,
+    /// Liveness check. When it is answered, every sandbox's state is up to date on disk.
     Ping,
-    /// Exit unless there is something to look after.
-    Rest,
+    /// Exit unless sandboxes or owners need the zygote.
+    ExitIfIdle,
 }
 
-/// The zygote's answer.
+/// An answer of the zygote.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case")]
 pub(crate) enum Answer {
-    /// Pid 1 runs, under this pid of the host.
+    /// Pid 1 runs; `pid` is its pid on the host.
     Started { pid: u32 },
-    /// It has ended.
+    /// The sandbox has ended.
     Ended { reason: String },
-    /// So many.
-    Seeds(SeedCounts),
-    /// Done.
+    /// Counts of standby processes.
+    StandbyCounts(StandbyCounts),
+    /// The request succeeded.
     Done,
-    /// No such sandbox, or it does not run.
+    /// No such sandbox, or it is not running.
     Unknown,
-    /// It could not be done.
+    /// The request failed.
     Failed { reason: String },
-    /// This zygote is of another build and has nothing to look after: it goes, ask the next one.
+    /// This zygote is another build and idle: it exits, and the client asks the next one.
     Outdated,
 }
 
-/// Which file a program was started from: another one after every upgrade.
+/// Identifies the file a program was started from; every upgrade changes it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Build {
+pub(crate) struct BuildId {
     file: (u64, u64),
     size: u64,
     modified: (i64, i64),
 }
 
-impl Build {
-    /// The program at this path; `None` where it cannot be looked at.
+impl BuildId {
+    /// The program at this path; `None` if it cannot be read.
     pub(crate) fn of(program: &Path) -> Option<Self> {
         let about = std::fs::metadata(program).ok()?;
         Some(Self {
@@ -101,7 +96,7 @@ impl Build {
     }
 }
 
-// A socket's default send buffer is 208 KiB; a packet that does not fit fails with a clear error.
+// The default send buffer is 208 KiB; a packet that does not fit fails with a clear error.
 pub(crate) const MAX_PACKET_BYTES: usize = 192 * 1024;
 
 // The kernel's limit per message, SCM_MAX_FD.
@@ -139,7 +134,7 @@ pub(crate) fn send_with(
 pub(crate) fn receive<T: DeserializeOwned>(
     socket: impl AsFd,
 ) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
-    // Whoever waits here holds no room for the largest packet there is: many wait at once.
+    // Peek the length first: many threads wait here, and none should hold the largest buffer.
     let (_, length) = rustix::io::retry_on_intr(|| {
         recv(socket.as_fd(), &mut [0u8; 0], RecvFlags::PEEK | RecvFlags::TRUNC)
     })?;
@@ -171,7 +166,7 @@ mod tests {
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
     #[test]
-    fn a_packet_keeps_its_descriptors_and_an_end_is_told_from_a_packet() {
+    fn packet_carries_descriptors_and_closed_peer_reads_none() {
         let (left, right) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .unwrap();
@@ -184,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_of_any_length_comes_whole_and_one_that_is_too_long_not_at_all() {
+    fn packets_arrive_whole_and_oversized_ones_fail() {
         let (left, right) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .unwrap();

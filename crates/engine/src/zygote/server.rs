@@ -1,5 +1,5 @@
-//! The zygote's loop: one poll over its listener, its clients and its sandboxes. Nothing in it waits
-//! for a client, so a broken one can neither stop nor kill it.
+//! The zygote's event loop: one poll over its listener, its clients and its sandboxes. It never
+//! blocks on a client, so a broken client can neither stall nor kill it.
 
 use std::{
     collections::BTreeMap,
@@ -19,51 +19,52 @@ use rustix::{
 };
 
 use super::{
-    nursery::{Nursery, Told},
-    protocol::{Answer, Build, Request, receive, send},
+    protocol::{Answer, BuildId, Request, receive, send},
+    sandbox_table::{Event, SandboxTable},
 };
 use crate::{
     error::{Doing, StepError},
     home::Home,
 };
 
-// With nothing to look after it goes; the next request starts another one.
+// An idle zygote exits; the next request starts another one.
 const IDLE: Duration = Duration::from_secs(60);
-const CUT_LOGS_EVERY: Duration = Duration::from_secs(30);
-// Whoever waits for a sandbox's end is a client: at least these, and half of all files where that is more.
+const TRUNCATE_LOGS_EVERY: Duration = Duration::from_secs(30);
+// Every waiting client has a connection: at least these, or half of all files where that is more.
 const MIN_CLIENTS: u64 = 400;
 
-// Longer than a burst's gaps, shorter than what a person or an agent takes between two starts.
-const QUIET: Duration = Duration::from_millis(50);
+// Longer than the gaps within a burst, shorter than the time between two starts of a person or an
+// agent.
+const PREFORK_PAUSE: Duration = Duration::from_millis(50);
 
 struct Client {
     socket: OwnedFd,
-    waits: Option<Waits>,
-    /// It asked only how things are.
-    only_looks: bool,
+    awaits: Option<Awaited>,
+    /// The client only reads counts, which does not keep the zygote alive.
+    is_observer: bool,
 }
 
-/// What a client is to be told of.
+/// What a client waits for.
 #[derive(PartialEq, Eq)]
-enum Waits {
+enum Awaited {
     Start(SandboxId),
     End(SandboxId),
-    Still(SandboxId),
+    Freeze(SandboxId),
 }
 
 pub(super) struct Server {
     home: Home,
-    /// What we were started from.
-    build: Option<Build>,
+    /// The program this zygote runs.
+    build: Option<BuildId>,
     listener: Option<OwnedFd>,
-    nursery: Nursery,
+    table: SandboxTable,
     clients: BTreeMap<u64, Client>,
     max_clients: usize,
     next_client: u64,
     idle_since: Instant,
     last_request: Instant,
-    logs_cut: Instant,
-    resting: bool,
+    logs_truncated: Instant,
+    exiting: bool,
 }
 
 enum Ready {
@@ -72,61 +73,63 @@ enum Ready {
     Report(SandboxId),
     End(SandboxId),
     Owner(SandboxId),
-    Weighed,
+    ScanResults,
 }
 
 impl Server {
     pub(super) fn listen(
         home: Home,
-        build: Option<Build>,
-        nursery: Nursery,
+        build: Option<BuildId>,
+        table: SandboxTable,
     ) -> Result<Self, StepError> {
-        let listener = bound(&home).doing(|| format!("listen in {}", home.run().display()))?;
+        let listener =
+            bind_listener(&home).doing(|| format!("listen in {}", home.run().display()))?;
         let now = Instant::now();
         Ok(Self {
             home,
             build,
             listener: Some(listener),
-            nursery,
+            table,
             clients: BTreeMap::new(),
             max_clients: max_clients(),
             next_client: 0,
             idle_since: now,
             last_request: now,
-            logs_cut: now,
-            resting: false,
+            logs_truncated: now,
+            exiting: false,
         })
     }
 
-    /// Serves until there has been nothing to do for a while.
+    /// Serves until the zygote has been idle for [`IDLE`] or was told to exit.
     pub(super) fn run(&mut self) {
         loop {
             let now = Instant::now();
-            let (told, next) = self.nursery.tick(now);
-            self.tell(told);
-            if now.duration_since(self.logs_cut) > CUT_LOGS_EVERY {
-                self.logs_cut = now;
-                self.nursery.cut_logs();
+            let (events, next) = self.table.tick(now);
+            self.notify(events);
+            if now.duration_since(self.logs_truncated) > TRUNCATE_LOGS_EVERY {
+                self.logs_truncated = now;
+                self.table.truncate_logs();
             }
-            // Who asked for rest may hold the connection still; a sandbox is never left alone.
-            let idle = self.nursery.is_empty()
-                && (self.resting || self.clients.values().all(|one| one.only_looks));
+            // A client that asked for the exit may still be connected; a sandbox always keeps the
+            // zygote alive.
+            let idle = self.table.is_empty()
+                && (self.exiting || self.clients.values().all(|client| client.is_observer));
             if !idle {
                 self.idle_since = now;
             }
-            let idle_end = self.idle_since + if self.resting { Duration::ZERO } else { IDLE };
-            if idle && idle_end <= now && self.close_when_unwanted() {
+            let idle_end = self.idle_since + if self.exiting { Duration::ZERO } else { IDLE };
+            if idle && idle_end <= now && self.close_if_unused() {
                 return;
             }
-            // Once nobody has asked for anything for a moment: growing a seed holds up who asks.
-            // One at a time, and a look at who asks in between.
-            let grow_at = self.last_request + QUIET;
-            let grew = grow_at <= now && !self.resting && self.nursery.grow_seed(now);
+            // Prefork only after a pause in requests, because forking delays answers. One standby
+            // per round, so that requests are seen in between.
+            let prefork_at = self.last_request + PREFORK_PAUSE;
+            let preforked = prefork_at <= now && !self.exiting && self.table.prefork_standby(now);
             let wake = [
                 next,
-                grew.then_some(now),
-                (grow_at > now).then_some(grow_at),
-                Some(now + CUT_LOGS_EVERY),
+                preforked.then_some(now),
+                (prefork_at > now).then_some(prefork_at),
+                Some(now + TRUNCATE_LOGS_EVERY),
                 idle.then_some(idle_end.max(now)),
             ];
             let until = wake.into_iter().flatten().min().unwrap_or(now);
@@ -136,16 +139,16 @@ impl Server {
         }
     }
 
-    /// Stops listening, unless somebody has dialled at the last moment.
-    fn close_when_unwanted(&mut self) -> bool {
+    /// Stops listening, unless a client connected at the last moment.
+    fn close_if_unused(&mut self) -> bool {
         let _ = fs::remove_file(self.home.zygote_socket());
         if self.accept() {
-            // Found us just in time: listen again under the same name.
-            self.resting = false;
-            self.listener = bound(&self.home).ok();
+            // A client connected just in time: listen again under the same name.
+            self.exiting = false;
+            self.listener = bind_listener(&self.home).ok();
             return false;
         }
-        self.nursery.leave();
+        self.table.shut_down();
         true
     }
 
@@ -159,18 +162,19 @@ impl Server {
         watched.extend(
             self.clients.iter().map(|(key, client)| (client.socket.as_fd(), Ready::Client(*key))),
         );
-        for (id, live) in &self.nursery.live {
-            // Before the end: a pid 1 that fails says why and dies.
+        for (id, live) in &self.table.live {
+            // The report comes before the end: a pid 1 that fails reports the error and dies.
             watched.extend(
                 live.report.as_ref().map(|report| (report.as_fd(), Ready::Report(id.clone()))),
             );
-            // One that is being cleared is looked at by the clock: it would be ready all the time.
-            watched.extend(live.dies_yet().map(|pidfd| (pidfd.as_fd(), Ready::End(id.clone()))));
+            // A dead sandbox whose cgroups are being cleared is polled by time: its pidfd stays
+            // readable.
+            watched.extend(live.live_pidfd().map(|pidfd| (pidfd.as_fd(), Ready::End(id.clone()))));
         }
         watched.extend(
-            self.nursery.owners.iter().map(|(id, owner)| (owner.as_fd(), Ready::Owner(id.clone()))),
+            self.table.owners.iter().map(|(id, owner)| (owner.as_fd(), Ready::Owner(id.clone()))),
         );
-        watched.extend(self.nursery.scales().map(|scales| (scales.as_fd(), Ready::Weighed)));
+        watched.extend(self.table.scan_output().map(|output| (output.as_fd(), Ready::ScanResults)));
         let mut polled: Vec<PollFd<'_>> =
             watched.iter().map(|(file, _)| PollFd::new(file, PollFlags::IN)).collect();
         let timeout = Timespec {
@@ -185,14 +189,14 @@ impl Server {
             .into_iter()
             .zip(ready)
             .filter(|(_, ready)| *ready)
-            .map(|((_, meant), _)| meant)
+            .map(|((_, source), _)| source)
             .collect()
     }
 
     fn handle(&mut self, ready: Ready) {
         match ready {
             Ready::Listener => {
-                // Who dials asks at once, as a rule.
+                // A client usually sends its request right after connecting.
                 let key = self.next_client;
                 if self.accept() {
                     self.request(key);
@@ -200,15 +204,15 @@ impl Server {
             }
             Ready::Client(key) => self.request(key),
             Ready::Report(id) => {
-                let told = self.nursery.reported(&id);
-                self.tell(told);
+                let event = self.table.on_report(&id);
+                self.notify(event);
             }
             Ready::End(id) => {
-                let told = self.nursery.ended(&id);
-                self.tell(told);
+                let event = self.table.ended(&id);
+                self.notify(event);
             }
-            Ready::Owner(id) => self.nursery.owner_ended(&id),
-            Ready::Weighed => self.nursery.weighed(),
+            Ready::Owner(id) => self.table.owner_ended(&id),
+            Ready::ScanResults => self.table.enforce_disk_limits(),
         }
     }
 
@@ -217,13 +221,13 @@ impl Server {
         let Ok(socket) = accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) else {
             return false;
         };
-        // The folder keeps others out already.
+        // Defence in depth: the folder's permissions already exclude other users.
         if !sockopt::socket_peercred(&socket)
             .is_ok_and(|peer| peer.uid == rustix::process::geteuid())
         {
             return false;
         }
-        self.clients.insert(self.next_client, Client { socket, waits: None, only_looks: false });
+        self.clients.insert(self.next_client, Client { socket, awaits: None, is_observer: false });
         self.next_client += 1;
         true
     }
@@ -232,8 +236,8 @@ impl Server {
         let Some(client) = self.clients.get_mut(&key) else { return };
         match receive(&client.socket) {
             Ok(Some((request, files))) => {
-                client.only_looks = matches!(request, Request::Seeds);
-                if !client.only_looks {
+                client.is_observer = matches!(request, Request::StandbyCounts);
+                if !client.is_observer {
                     self.last_request = Instant::now();
                 }
                 if let Some(answer) = self.serve(key, request, files) {
@@ -243,126 +247,123 @@ impl Server {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
             Ok(None) => drop(self.clients.remove(&key)),
             Err(error) => {
-                self.answer(
-                    key,
-                    &Answer::Failed { reason: format!("the request cannot be read: {error}") },
-                );
+                self.answer(key, &Answer::Failed { reason: format!("invalid request: {error}") });
                 self.clients.remove(&key);
             }
         }
     }
 
-    /// The answer, unless it comes later.
+    /// Handles a request; `None` when the answer comes later.
     fn serve(&mut self, key: u64, request: Request, files: Vec<OwnedFd>) -> Option<Answer> {
         match request {
             Request::Ping => Some(Answer::Done),
-            Request::Seeds => Some(Answer::Seeds(self.nursery.seed_counts())),
-            Request::Rest => {
-                self.resting = true;
+            Request::StandbyCounts => Some(Answer::StandbyCounts(self.table.standby_counts())),
+            Request::ExitIfIdle => {
+                self.exiting = true;
                 Some(Answer::Done)
             }
             Request::Start { build, .. } if self.is_outdated(build.as_ref()) => {
-                self.resting = true;
+                self.exiting = true;
                 Some(Answer::Outdated)
             }
-            Request::Start { record, layers, resolv_conf, again, .. } => {
-                self.resting = false;
+            Request::Start { record, layers, resolv_conf, restart, .. } => {
+                self.exiting = false;
                 let id = record.id.clone();
-                match self.nursery.start(*record, &layers, resolv_conf, files, again) {
-                    Ok(()) => self.wait_for(key, Waits::Start(id)),
+                match self.table.start(*record, &layers, resolv_conf, files, restart) {
+                    Ok(()) => self.wait_for(key, Awaited::Start(id)),
                     Err(error) => Some(Answer::Failed { reason: error.line() }),
                 }
             }
             Request::Wait { id } => {
-                if self.nursery.live.contains_key(&id) {
-                    return self.wait_for(key, Waits::End(id));
+                if self.table.live.contains_key(&id) {
+                    return self.wait_for(key, Awaited::End(id));
                 }
                 Some(
-                    self.nursery
-                        .end_of(&id)
+                    self.table
+                        .end_reason(&id)
                         .map_or(Answer::Unknown, |reason| Answer::Ended { reason }),
                 )
             }
             Request::Kill { id } => {
-                if self.nursery.kill(&id) {
-                    return self.wait_for(key, Waits::End(id));
+                if self.table.kill(&id) {
+                    return self.wait_for(key, Awaited::End(id));
                 }
-                self.nursery.forgo(&id);
+                self.table.mark_never_started(&id);
                 Some(Answer::Done)
             }
             Request::Release { volume } => {
-                self.nursery.holds.release(&volume);
+                self.table.mount_cache.release(&volume);
                 Some(Answer::Done)
             }
-            Request::Freeze { id, hold_millis } => match self.nursery.freeze(&id, hold_millis) {
-                Some(Ok(())) => self.wait_for(key, Waits::Still(id)),
-                result => Some(done(result)),
+            Request::Freeze { id, hold_millis } => match self.table.freeze(&id, hold_millis) {
+                Some(Ok(())) => self.wait_for(key, Awaited::Freeze(id)),
+                result => Some(answer_for(result)),
             },
             Request::Thaw { id } => {
-                let result = self.nursery.thaw(&id);
-                let reason = "it was thawed".to_owned();
-                self.answer_all(&Waits::Still(id), &Answer::Failed { reason });
-                Some(done(result))
+                let result = self.table.thaw(&id);
+                let reason = "the sandbox was thawed meanwhile".to_owned();
+                self.answer_all(&Awaited::Freeze(id), &Answer::Failed { reason });
+                Some(answer_for(result))
             }
         }
     }
 
-    /// Whether the next zygote would be of another build, and nothing keeps it from taking our place.
-    fn is_outdated(&mut self, wanted: Option<&Build>) -> bool {
+    /// Whether a new zygote would be another build and nothing keeps this one from exiting.
+    fn is_outdated(&mut self, wanted: Option<&BuildId>) -> bool {
         let other = matches!((wanted, &self.build), (Some(wanted), Some(own)) if wanted != own);
-        other && self.nursery.is_empty()
+        other && self.table.is_empty()
     }
 
-    fn wait_for(&mut self, key: u64, waits: Waits) -> Option<Answer> {
+    fn wait_for(&mut self, key: u64, awaits: Awaited) -> Option<Answer> {
         if let Some(client) = self.clients.get_mut(&key) {
-            client.waits = Some(waits);
+            client.awaits = Some(awaits);
         }
         None
     }
 
-    fn tell(&mut self, told: impl IntoIterator<Item = Told>) {
-        for told in told {
-            match told {
-                Told::Started { id, pid } => {
-                    self.answer_all(&Waits::Start(id), &Answer::Started { pid })
+    fn notify(&mut self, events: impl IntoIterator<Item = Event>) {
+        for event in events {
+            match event {
+                Event::Started { id, pid } => {
+                    self.answer_all(&Awaited::Start(id), &Answer::Started { pid })
                 }
-                Told::Ended { id, reason } => {
-                    if self.nursery.is_ownerless(&id) {
-                        self.nursery.discard(&id);
+                Event::Ended { id, reason } => {
+                    if self.table.is_orphaned(&id) {
+                        self.table.discard(&id);
                     }
                     self.answer_all(
-                        &Waits::Start(id.clone()),
+                        &Awaited::Start(id.clone()),
                         &Answer::Failed { reason: reason.clone() },
                     );
-                    self.answer_all(&Waits::Still(id.clone()), &Answer::Unknown);
-                    self.answer_all(&Waits::End(id), &Answer::Ended { reason });
+                    self.answer_all(&Awaited::Freeze(id.clone()), &Answer::Unknown);
+                    self.answer_all(&Awaited::End(id), &Answer::Ended { reason });
                 }
-                Told::Still { id, result } => {
-                    self.answer_all(&Waits::Still(id), &done(Some(result)))
+                Event::FreezeDone { id, result } => {
+                    self.answer_all(&Awaited::Freeze(id), &answer_for(Some(result)))
                 }
             }
         }
     }
 
-    fn answer_all(&mut self, waits: &Waits, answer: &Answer) {
+    fn answer_all(&mut self, awaits: &Awaited, answer: &Answer) {
         let waiting =
-            self.clients.iter().filter(|(_, client)| client.waits.as_ref() == Some(waits));
+            self.clients.iter().filter(|(_, client)| client.awaits.as_ref() == Some(awaits));
         for key in waiting.map(|(key, _)| *key).collect::<Vec<_>>() {
             self.answer(key, answer);
         }
     }
 
-    /// A client that does not take its answer at once is let go: answers are a line long.
+    /// A client that does not accept its answer at once is disconnected: answers are one line.
     fn answer(&mut self, key: u64, answer: &Answer) {
         let Some(client) = self.clients.get_mut(&key) else { return };
-        client.waits = None;
+        client.awaits = None;
         if send(&client.socket, answer, &[]).is_err() {
             self.clients.remove(&key);
         }
     }
 }
 
-fn done(result: Option<Result<(), StepError>>) -> Answer {
+fn answer_for(result: Option<Result<(), StepError>>) -> Answer {
     match result {
         Some(Ok(())) => Answer::Done,
         Some(Err(error)) => Answer::Failed { reason: error.line() },
@@ -375,12 +376,12 @@ fn max_clients() -> usize {
     usize::try_from((files / 2).max(MIN_CLIENTS)).unwrap_or(usize::MAX)
 }
 
-fn bound(home: &Home) -> io::Result<OwnedFd> {
+fn bind_listener(home: &Home) -> io::Result<OwnedFd> {
     let path = home.zygote_socket();
     let _ = fs::remove_file(&path);
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
-    // By a short name: a socket's path may have 107 bytes only.
+    // By a relative name: a socket path is limited to 107 bytes.
     rustix::process::chdir(home.run())?;
     let result = SocketAddrUnix::new("zygote.sock").and_then(|address| bind(&socket, &address));
     rustix::process::chdir("/")?;

@@ -1,5 +1,5 @@
-//! The supervisor's program in memory: taken from the host's file once, sealed, and executable but
-//! not readable, so that the kernel keeps everybody inside from looking into pid 1.
+//! The supervisor's program in memory: copied from the host's file once, sealed, and executable but
+//! not readable, so that the kernel refuses every process inside access to pid 1.
 
 use std::{
     fs::File,
@@ -14,17 +14,17 @@ use rustix::fs::{MemfdFlags, Mode, OFlags, SealFlags, fchmod, fcntl_add_seals, m
 
 use crate::error::{Doing, StepError};
 
-/// The copy in memory of the file last asked for.
+/// The in-memory copy of the supervisor's file.
 #[derive(Default)]
 pub(crate) struct Supervisor {
     copy: Option<(Version, OwnedFd)>,
 }
 
-// Tells a newer supervisor at the same path from the copied one.
+// Device, inode, size and mtime: distinguishes a newer supervisor at the same path.
 type Version = (u64, u64, u64, i64, i64);
 
 impl Supervisor {
-    /// Takes the program from this file, unless it is the one already taken; true when it was not.
+    /// Copies the program from this file unless that version is loaded; true when it was copied.
     pub(crate) fn load(&mut self, file: OwnedFd) -> Result<bool, StepError> {
         let doing = || "copy the supervisor into memory".to_owned();
         let mut file = File::from(file);
@@ -32,12 +32,12 @@ impl Supervisor {
         let version = (about.dev(), about.ino(), about.size(), about.mtime(), about.mtime_nsec());
         let is_new = self.copy.as_ref().is_none_or(|copy| copy.0 != version);
         if is_new {
-            self.copy = Some((version, sealed(&mut file).doing(doing)?));
+            self.copy = Some((version, sealed_copy(&mut file).doing(doing)?));
         }
         Ok(is_new)
     }
 
-    /// The program last taken.
+    /// The loaded program.
     pub(crate) fn program(&self) -> Result<&OwnedFd, StepError> {
         let missing =
             || StepError::new("find the supervisor's program", io::ErrorKind::NotFound.into());
@@ -45,14 +45,14 @@ impl Supervisor {
     }
 }
 
-fn sealed(file: &mut File) -> io::Result<OwnedFd> {
+fn sealed_copy(file: &mut File) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let name = "harvest-supervisor";
-    // Kernels before 6.3 do not know the flag; there every such file can be executed.
+    // Kernels before 6.3 lack MFD_EXEC; there every memfd is executable.
     let memory =
         memfd_create(name, flags | MemfdFlags::EXEC).or_else(|_| memfd_create(name, flags))?;
     let mut memory = File::from(memory);
-    // Another zygote may have read it through the same descriptor, and died.
+    // An earlier zygote may have moved the offset of this shared descriptor and died.
     file.rewind()?;
     if io::copy(file, &mut memory)? != file.metadata()?.len() {
         return Err(io::ErrorKind::UnexpectedEof.into());
@@ -62,7 +62,7 @@ fn sealed(file: &mut File) -> io::Result<OwnedFd> {
         &memory,
         SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL,
     )?;
-    // Opened again without the right to write, which would keep it from being executed.
+    // Reopened read-only: a file open for writing cannot be executed.
     let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
     Ok(rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
 }

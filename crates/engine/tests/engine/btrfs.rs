@@ -1,7 +1,7 @@
-//! The store on btrfs: what plain folders cannot do, and what must not happen to it.
+//! The btrfs store: forks, quotas, growth, crashes and full disks.
 
-#[path = "btrfs/hosts.rs"]
-mod hosts;
+#[path = "btrfs/host_disks.rs"]
+mod host_disks;
 
 use std::{
     cell::Cell,
@@ -18,8 +18,8 @@ use rustix::{
 
 use super::*;
 
-/// Whether this host can hold such a store; says what is missing otherwise.
-pub(crate) fn is_possible() -> bool {
+/// Whether this host supports a btrfs store; otherwise prints the missing requirement.
+pub(crate) fn is_supported() -> bool {
     let missing = if !rustix::process::geteuid().is_root() {
         "root"
     } else if !Path::new("/usr/sbin/mkfs.btrfs").exists() {
@@ -27,16 +27,16 @@ pub(crate) fn is_possible() -> bool {
     } else {
         return true;
     };
-    eprintln!("skipped: a store on btrfs needs {missing}");
+    eprintln!("skipped: a btrfs store needs {missing}");
     false
 }
 
-/// Gives this thread, and whatever it starts, a mount table of its own: a test that is killed leaves no
-/// mount and no loop device, and with them gigabytes, behind.
-pub(crate) fn own_mounts() {
+/// Moves this thread and its children to a new mount namespace, so that a killed test leaves no
+/// mounts and loop devices, with gigabytes of space, behind.
+pub(crate) fn enter_mount_namespace() {
     thread_local!(static DONE: Cell<bool> = const { Cell::new(false) });
     if !DONE.replace(true) {
-        // SAFETY: nothing in this process relies on seeing the mounts of another thread.
+        // SAFETY: no code in this process relies on the mounts of another thread.
         unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNS) }.unwrap();
         mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE).unwrap();
     }
@@ -48,7 +48,7 @@ fn is_mounted(home: &Path) -> bool {
     store.exists() && device(&store) != device(home)
 }
 
-/// Whether a loop device carries the store's file.
+/// Whether the store's file is attached to a loop device.
 fn is_attached(home: &Path) -> bool {
     let file = home.join("store.btrfs");
     fs::read_dir("/sys/block").unwrap().filter_map(Result::ok).any(|entry| {
@@ -58,16 +58,16 @@ fn is_attached(home: &Path) -> bool {
     })
 }
 
-/// Leaves no mount and no loop device of a world behind.
-pub(crate) fn let_go(engine: &Engine, home: &Path) {
+/// Unmounts a world's store and waits until its loop device is detached.
+pub(crate) fn unmount_store(engine: &Engine, home: &Path) {
     let home = home.canonicalize().unwrap();
     if !home.join("store.btrfs").exists() {
         return;
     }
-    let _ = engine.rest();
+    let _ = engine.stop_if_idle();
     if !thread::panicking() {
-        eventually("the store is unmounted and its device gone", || {
-            let _ = engine.rest();
+        eventually("the store is unmounted and its device detached", || {
+            let _ = engine.stop_if_idle();
             !is_mounted(&home) && !is_attached(&home)
         });
     }
@@ -80,7 +80,7 @@ fn free(home: &Path) -> u64 {
 }
 
 impl World {
-    fn open_again(&self) -> Engine {
+    fn reopen(&self) -> Engine {
         Engine::open(Config {
             home: self.home.clone(),
             cache: self.folder.path().join("cache"),
@@ -99,7 +99,7 @@ impl World {
         eventually("the zygote is gone", || self.zygotes().is_empty());
     }
 
-    fn captured(&self, running: &Running) -> SnapshotId {
+    fn capture(&self, running: &Running) -> SnapshotId {
         let id = SnapshotId::random();
         self.engine.capture(&running.id, &id).unwrap();
         id
@@ -107,11 +107,11 @@ impl World {
 }
 
 #[test]
-fn a_fork_shows_the_disk_of_its_moment_and_goes_its_own_way() {
+fn forks_of_a_snapshot_are_independent() {
     for world in World::each() {
         let source = world.start();
         shell(&source, "echo shared > /file; mkdir /folder; rm /bin/wc");
-        let snapshot = world.captured(&source);
+        let snapshot = world.capture(&source);
         let forks: Vec<Running> =
             (0..4).map(|_| world.start_from(Origin::Snapshot(snapshot.clone()))).collect();
         shell(&source, "echo source > /file");
@@ -130,112 +130,112 @@ fn a_fork_shows_the_disk_of_its_moment_and_goes_its_own_way() {
 }
 
 #[test]
-fn going_on_from_a_snapshot_again_and_again_adds_no_layers() {
+fn repeated_restarts_from_snapshots_add_no_layers() {
     let Some(world) = World::btrfs() else { return };
     let mut running = world.start();
     for turn in 0..4 {
         shell(&running, &format!("echo {turn} >> /turns"));
         let snapshot = SnapshotId::random();
-        let kept = if turn % 2 == 0 {
-            let kept = world.engine.capture(&running.id, &snapshot).unwrap().snapshot;
-            assert!(kept.durable, "the kernel has written it down");
+        let saved = if turn % 2 == 0 {
+            let saved = world.engine.capture(&running.id, &snapshot).unwrap().snapshot;
+            assert!(saved.durable, "the kernel has committed it");
             world.engine.remove(&running.id).unwrap();
-            kept
+            saved
         } else {
-            world.engine.end_kept(&running.id, &snapshot).unwrap()
+            world.engine.stop_and_save(&running.id, &snapshot).unwrap()
         };
-        assert_eq!(kept.layers.len(), 2);
-        assert_eq!(kept.sandbox.as_ref(), Some(&running.id));
+        assert_eq!(saved.layers.len(), 2);
+        assert_eq!(saved.sandbox, running.id);
         running = world.start_from(Origin::Snapshot(snapshot));
     }
     assert_eq!(shell(&running, "cat /turns").out, "0\n1\n2\n3");
 }
 
 #[test]
-fn an_older_snapshot_can_be_gone_back_to_after_the_newer_ones_are_removed() {
+fn an_older_snapshot_survives_removing_newer_ones() {
     for world in World::each() {
         let running = world.start();
-        let mut taken = Vec::new();
+        let mut ids = Vec::new();
         for turn in 0..3 {
             shell(&running, &format!("echo {turn} > /file; touch /only-{turn}"));
-            taken.push(world.captured(&running));
+            ids.push(world.capture(&running));
         }
         world.engine.remove(&running.id).unwrap();
-        for newer in &taken[1..] {
+        for newer in &ids[1..] {
             world.engine.snapshot_remove(newer).unwrap();
         }
         fs::create_dir_all(world.folder.path().join("cache/layers/base")).unwrap();
         world.engine.gc(false).unwrap();
-        let back = world.start_from(Origin::Snapshot(taken[0].clone()));
+        let back = world.start_from(Origin::Snapshot(ids[0].clone()));
         assert_eq!(shell(&back, "cat /file; ls -d /only-*").out, "0\n/only-0");
     }
 }
 
 #[test]
-fn a_store_is_found_again_after_every_process_is_killed() {
+fn a_store_survives_killing_every_process() {
     let Some(world) = World::btrfs() else { return };
     let running = world.start();
     shell(&running, "echo work > /file");
-    let kept = world.captured(&running);
+    let saved = world.capture(&running);
     shell(&running, "echo later > /file");
     world.kill_zygotes();
     HostCommand::new("kill").args(["-9", &running.pid.to_string()]).status().unwrap();
-    let again = world.open_again();
-    assert!(is_mounted(&world.home), "nobody has unmounted it");
+    let again = world.reopen();
+    assert!(is_mounted(&world.home), "the store is still mounted");
     again.wait(&running.id).unwrap();
     let last = SnapshotId::random();
-    again.end_kept(&running.id, &last).unwrap();
-    assert_eq!(world.says(Origin::Snapshot(last.clone()), "cat /file"), "later");
-    // And after what is left of a reboot: the file.
+    again.stop_and_save(&running.id, &last).unwrap();
+    assert_eq!(world.output_from(Origin::Snapshot(last.clone()), "cat /file"), "later");
+    // As after a reboot, only the file is left.
     drop(again);
     eventually("the store can be unmounted", || {
-        let _ = world.engine.rest();
+        let _ = world.engine.stop_if_idle();
         !is_mounted(&world.home) && !is_attached(&world.home)
     });
-    let again = world.open_again();
+    let again = world.reopen();
     assert_eq!(again.snapshots().unwrap().len(), 2);
     drop(again);
-    assert_eq!(world.says(Origin::Snapshot(kept), "cat /file"), "work");
-    assert_eq!(world.says(Origin::Snapshot(last), "cat /file"), "later");
+    assert_eq!(world.output_from(Origin::Snapshot(saved), "cat /file"), "work");
+    assert_eq!(world.output_from(Origin::Snapshot(last), "cat /file"), "later");
 }
 
 #[test]
-fn a_store_in_use_by_another_process_is_not_unmounted() {
+fn a_store_used_elsewhere_is_not_unmounted() {
     let Some(world) = World::btrfs() else { return };
-    let other = world.open_again();
-    world.engine.rest().unwrap();
+    let other = world.reopen();
+    world.engine.stop_if_idle().unwrap();
     assert!(is_mounted(&world.home));
     drop(other);
     eventually("the store is unmounted", || {
-        let _ = world.engine.rest();
+        let _ = world.engine.stop_if_idle();
         !is_mounted(&world.home)
     });
-    // It is mounted again for whoever needs it.
+    // The next start mounts it again.
     let running = world.start();
-    world.engine.rest().unwrap();
-    assert!(is_mounted(&world.home), "something runs");
+    world.engine.stop_if_idle().unwrap();
+    assert!(is_mounted(&world.home), "a sandbox runs");
     assert_eq!(shell(&running, "echo on").out, "on");
 }
 
 #[test]
-fn a_capture_cut_short_anywhere_is_whole_when_it_is_asked_for_again() {
+fn an_interrupted_btrfs_capture_can_be_retried() {
     let Some(world) = World::btrfs() else { return };
     let running = world.start();
     shell(&running, "echo 1 > /file");
     let id = SnapshotId::random();
     world.engine.capture(&running.id, &id).unwrap();
-    // As after kill -9 before the record was written, and before the thaw.
+    // As after a kill before the record was written and before the thaw.
     fs::remove_file(world.home.join("store/snapshots").join(format!("{}.json", id.part())))
         .unwrap();
     world.engine.freeze(&running.id).unwrap();
     assert_eq!(shell(&running, "echo 2 > /file; cat /file").out, "2", "the zygote thaws it");
     world.engine.capture(&running.id, &id).unwrap();
-    assert_eq!(world.says(Origin::Snapshot(id), "cat /file"), "2");
+    assert_eq!(world.output_from(Origin::Snapshot(id), "cat /file"), "2");
     assert_eq!(fs::read_dir(world.home.join("store/partial")).unwrap().count(), 0);
 }
 
 #[test]
-fn a_limit_stops_only_the_one_who_reaches_it() {
+fn a_quota_stops_only_its_own_sandbox() {
     let Some(world) = World::btrfs() else { return };
     let other = world.start();
     let mut spec = world.spec();
@@ -248,13 +248,13 @@ fn a_limit_stops_only_the_one_who_reaches_it() {
         shell(&other, "busybox dd if=/dev/zero of=/big bs=1M count=64 2>/dev/null; echo $?").out,
         "0"
     );
-    // What was deleted is no longer counted.
+    // Deleted files no longer count.
     let again = "rm /tmp/*; busybox sync; busybox dd if=/dev/zero of=/tmp/5 bs=1M count=20 2>&1";
     let said = shell(&running, again).out;
     assert!(!said.contains("quota"), "{said}");
-    // Nor is what only a snapshot holds; a fork has the limit of its own spec.
-    let kept = world.captured(&running);
-    let fork = Spec { id: SandboxId::random(), from: Origin::Snapshot(kept), ..spec.clone() };
+    // Neither does what only a snapshot refers to. A fork has the limit of its own spec.
+    let saved = world.capture(&running);
+    let fork = Spec { id: SandboxId::random(), from: Origin::Snapshot(saved), ..spec.clone() };
     let fork = world.engine.start(&fork).unwrap();
     let more =
         "rm -f /tmp/*; busybox dd if=/dev/zero of=/tmp/6 bs=1M count=20 2>/dev/null; echo $?";
@@ -264,55 +264,49 @@ fn a_limit_stops_only_the_one_who_reaches_it() {
 }
 
 #[test]
-fn what_is_removed_comes_free() {
+fn removing_snapshots_and_sandboxes_frees_space() {
     let Some(world) = World::btrfs() else { return };
     let running = world.start();
     let before = free(&world.home);
     shell(&running, "busybox dd if=/dev/zero of=/big bs=1M count=200 2>/dev/null; busybox sync");
-    let kept = world.captured(&running);
-    eventually("it takes room", || free(&world.home) + (150 << 20) < before);
-    let usage = world.engine.usage().unwrap();
+    let saved = world.capture(&running);
+    eventually("the file uses space", || free(&world.home) + (150 << 20) < before);
+    let usage = world.engine.disk_usage().unwrap();
     assert_eq!(usage.driver, StoreKind::BtrfsFile);
     assert!(usage.sandboxes[0].running && usage.sandboxes[0].bytes > 190 << 20, "{usage:?}");
     assert!(usage.snapshots[0].bytes > 190 << 20, "{usage:?}");
     world.engine.remove(&running.id).unwrap();
-    world.engine.snapshot_remove(&kept).unwrap();
+    world.engine.snapshot_remove(&saved).unwrap();
     let collected = world.engine.gc(false).unwrap();
     assert_eq!(collected.layers.iter().filter(|layer| layer.as_str() != "base").count(), 1);
-    eventually("it is free again", || {
-        // The kernel takes deleted subvolumes apart between two commits, which come every 30 s by themselves.
+    eventually("the space is free again", || {
+        // The kernel frees deleted subvolumes between commits, which otherwise happen every 30 s.
         rustix::fs::syncfs(fs::File::open(world.home.join("store")).unwrap()).unwrap();
         free(&world.home) + (20 << 20) > before
     });
     assert_eq!(fs::read_dir(world.home.join("store/trash")).unwrap().count(), 0);
-    // What is planned from when the world ends.
+    // The world's cleanup needs the base layer.
     fs::create_dir(world.folder.path().join("cache/layers/base")).unwrap();
 }
 
 #[test]
-fn a_snapshot_that_is_removed_goes_while_its_sandbox_goes_on() {
+fn removed_snapshots_are_collected_while_their_sandbox_runs() {
     let Some(world) = World::btrfs() else { return };
     let running = world.start();
     shell(&running, "echo 1 > /file");
-    let kept = world.captured(&running);
-    world.engine.snapshot_remove(&kept).unwrap();
-    assert_eq!(world.engine.gc(false).unwrap().layers.len(), 1, "nothing stands on it");
+    let saved = world.capture(&running);
+    world.engine.snapshot_remove(&saved).unwrap();
+    assert_eq!(world.engine.gc(false).unwrap().layers.len(), 1, "nothing refers to its layer");
     assert_eq!(shell(&running, "cat /file").out, "1");
-    let next = world.captured(&running);
-    assert_eq!(world.says(Origin::Snapshot(next), "cat /file"), "1");
+    let next = world.capture(&running);
+    assert_eq!(world.output_from(Origin::Snapshot(next), "cat /file"), "1");
 }
 
 #[test]
-fn collecting_never_takes_what_somebody_is_about_to_use() {
+fn gc_never_removes_layers_about_to_be_used() {
     for world in World::each() {
-        // An image of its own: the tests' layer is in no record and would be collected.
-        world.recipe_folder();
-        let recipe = harvest_engine::Recipe::parse(
-            "name = \"small\"\nfrom = { folder = \"tree\" }",
-            &world.folder.path().join("recipe"),
-        );
-        let options = harvest_engine::BuildOptions::default();
-        world.engine.image_build(&recipe.unwrap(), options, &mut |_| {}).unwrap();
+        // An image, because no record refers to the tests' base layer, which would be collected.
+        world.make_image("small", &[]);
         let done = AtomicBool::new(false);
         thread::scope(|scope| {
             scope.spawn(|| {
@@ -331,7 +325,7 @@ fn collecting_never_takes_what_somebody_is_about_to_use() {
                             &format!("PATH=/bin; echo {user}{turn} > /file; cat /file"),
                         );
                         assert_eq!(seen.out, format!("{user}{turn}"));
-                        let snapshot = world.captured(&running);
+                        let snapshot = world.capture(&running);
                         let fork = world.start_from(Origin::Snapshot(snapshot.clone()));
                         world.engine.snapshot_remove(&snapshot).unwrap();
                         assert_eq!(shell(&fork, "PATH=/bin; cat /file").out, seen.out);
@@ -349,12 +343,12 @@ fn collecting_never_takes_what_somebody_is_about_to_use() {
 }
 
 #[test]
-fn a_home_whose_store_is_not_mounted_keeps_its_layers_in_a_shared_cache() {
+fn gc_keeps_cache_layers_of_unmounted_stores() {
     let Some(world) = World::btrfs() else { return };
     let running = world.start();
-    shell(&running, "echo kept > /file");
-    let kept = SnapshotId::random();
-    world.engine.end_kept(&running.id, &kept).unwrap();
+    shell(&running, "echo saved > /file");
+    let saved = SnapshotId::random();
+    world.engine.stop_and_save(&running.id, &saved).unwrap();
     let other = Engine::open(Config {
         home: world.folder.path().join("other"),
         cache: world.folder.path().join("cache"),
@@ -365,23 +359,23 @@ fn a_home_whose_store_is_not_mounted_keeps_its_layers_in_a_shared_cache() {
     })
     .unwrap();
     eventually("the store is unmounted", || {
-        let _ = world.engine.rest();
+        let _ = world.engine.stop_if_idle();
         !is_mounted(&world.home)
     });
     assert!(other.gc(false).unwrap().layers.is_empty());
-    assert!(!is_mounted(&world.home), "and it is left as it was");
-    assert_eq!(world.says(Origin::Snapshot(kept), "cat /file"), "kept");
+    assert!(!is_mounted(&world.home), "it is unmounted again");
+    assert_eq!(world.output_from(Origin::Snapshot(saved), "cat /file"), "saved");
 }
 
 #[test]
-fn two_homes_have_two_stores() {
+fn each_home_has_its_own_store() {
     let (Some(one), Some(two)) = (World::btrfs(), World::btrfs()) else { return };
     let running = [one.start(), two.start()];
     for (running, text) in running.iter().zip(["one", "two"]) {
         shell(running, &format!("echo {text} > /file"));
     }
-    let snapshot = one.captured(&running[0]);
-    assert_eq!(one.says(Origin::Snapshot(snapshot.clone()), "cat /file"), "one");
+    let snapshot = one.capture(&running[0]);
+    assert_eq!(one.output_from(Origin::Snapshot(snapshot.clone()), "cat /file"), "one");
     assert!(two.engine.snapshot(&snapshot).unwrap().is_none());
     one.engine.remove(&running[0].id).unwrap();
     assert_eq!(shell(&running[1], "cat /file").out, "two");

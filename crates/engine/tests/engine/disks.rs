@@ -1,7 +1,7 @@
-//! Snapshots and builds with real sandboxes.
+//! Snapshots and image layers of real sandboxes.
 
-use harvest_engine::{Before, BuildOptions, Change, Image, Progress, Recipe};
-use harvest_proto::SnapshotId;
+use harvest_engine::{Baseline, Change, Image, LayerId, copy_tree, random_name};
+use harvest_proto::{ImageId, SnapshotId, Timestamp};
 
 use super::*;
 
@@ -10,47 +10,54 @@ impl World {
         self.engine.start(&Spec { id: SandboxId::random(), from, ..self.spec() }).unwrap()
     }
 
-    pub(crate) fn says(&self, from: Origin, script: &str) -> String {
+    pub(crate) fn output_from(&self, from: Origin, script: &str) -> String {
         let running = self.start_from(from);
         let said = shell(&running, script);
         self.engine.remove(&running.id).unwrap();
         said.out
     }
 
-    fn build(&self, text: &str) -> (Result<Image, EngineError>, Vec<Progress>) {
-        let recipe = Recipe::parse(text, &self.folder.path().join("recipe")).unwrap();
-        let mut seen = Vec::new();
-        let built =
-            self.engine.image_build(&recipe, BuildOptions::default(), &mut |step| seen.push(step));
-        (built, seen)
-    }
-
-    /// A recipe's folder with the file tree of the tests' own layer and something to copy.
-    pub(crate) fn recipe_folder(&self) {
-        let folder = self.folder.path().join("recipe");
-        fs::create_dir_all(folder.join("files")).unwrap();
-        fs::write(folder.join("files/greeting"), "hello").unwrap();
-        symlink(self.folder.path().join("cache/layers/base"), folder.join("tree")).unwrap();
+    /// Makes an image of the tests' own file tree, with one more layer for each script.
+    pub(crate) fn make_image(&self, name: &str, scripts: &[&str]) -> Image {
+        let cache = self.engine.layer_cache().unwrap();
+        let commit = |folder: &Path| -> LayerId {
+            let layer = random_name().parse().unwrap();
+            cache.commit(folder, &layer).unwrap();
+            layer
+        };
+        let root = cache.create_folder().unwrap();
+        copy_tree(&self.folder.path().join("cache/layers/base"), &root).unwrap();
+        let mut layers = vec![commit(&root)];
+        let env = [("PATH".to_owned(), "/bin".to_owned())];
+        let config = ImageConfig { env: env.into(), ..ImageConfig::default() };
+        for script in scripts {
+            let from = Origin::Layers { layers: layers.clone(), config: config.clone() };
+            let running = self.start_from(from);
+            shell(&running, script);
+            let folder = cache.create_folder().unwrap();
+            cache.take_changes(&running.id, &folder).unwrap();
+            self.engine.remove(&running.id).unwrap();
+            layers.push(commit(&folder));
+        }
+        let image = Image {
+            id: ImageId::random(),
+            name: name.to_owned(),
+            bytes: cache.tree_bytes(&layers).unwrap(),
+            layers,
+            config,
+            recipe_key: random_name(),
+            created_at: Timestamp::from(std::time::SystemTime::now()),
+            source: "test".to_owned(),
+        };
+        cache.write_image(&image).unwrap();
+        image
     }
 }
 
-const RECIPE: &str = r#"
-    name = "small"
-    from = { folder = "tree" }
-    [[step]]
-    env = { PATH = "/bin", GREETING = "/greetings/greeting" }
-    [[step]]
-    copy = { from = "files", to = "/greetings" }
-    [[step]]
-    run = "cat $GREETING > /made; ls /run/harvest >> /seen; touch /tmp/left"
-    [[step]]
-    workdir = "/greetings"
-"#;
-
 #[test]
-fn two_snapshots_differ_in_what_was_done_between_them() {
+fn comparing_snapshots_lists_the_changes_between_them() {
     for world in World::each() {
-        let kept = |running: &Running| {
+        let capture = |running: &Running| {
             let snapshot = SnapshotId::random();
             world.engine.capture(&running.id, &snapshot).unwrap();
             snapshot
@@ -60,34 +67,34 @@ fn two_snapshots_differ_in_what_was_done_between_them() {
             &running,
             "echo 1 > /file; mkdir /folder; echo kept > /folder/kept; echo same > /same",
         );
-        let first = kept(&running);
+        let first = capture(&running);
         shell(
             &running,
             "echo 22 > /file; rm /folder/kept; rm /bin/wc; touch /same; echo same > /same",
         );
-        let second = kept(&running);
+        let second = capture(&running);
         let again = world.start_from(Origin::Snapshot(second.clone()));
         shell(&again, "rm -r /folder; mkdir /folder; echo 1 > /folder/new");
-        let third = kept(&again);
-        let told = |before: &Before, after: &SnapshotId| {
-            let changes = world.engine.changes(before, after, 100).unwrap();
-            let line = |change: &Change| format!("{:?} {}", change.how, change.path.display());
-            changes.entries.iter().map(line).collect::<Vec<_>>()
+        let third = capture(&again);
+        let changes = |before: &Baseline, after: &SnapshotId| {
+            let found = world.engine.changes(before, after, 100).unwrap();
+            let line = |change: &Change| format!("{:?} {}", change.kind, change.path.display());
+            found.entries.iter().map(line).collect::<Vec<_>>()
         };
-        let of = |snapshot: &SnapshotId| Before::Snapshot(snapshot.clone());
+        let of = |snapshot: &SnapshotId| Baseline::Snapshot(snapshot.clone());
         assert_eq!(
-            told(&of(&first), &second),
+            changes(&of(&first), &second),
             ["Changed file", "Removed bin/wc", "Removed folder/kept"]
         );
-        assert_eq!(told(&of(&second), &third), ["Added folder/new"]);
-        assert_eq!(told(&Before::BeginningOf(third.clone()), &third), ["Added folder/new"]);
-        let all = told(&Before::BeginningOf(first.clone()), &third);
+        assert_eq!(changes(&of(&second), &third), ["Added folder/new"]);
+        assert_eq!(changes(&Baseline::StartOf(third.clone()), &third), ["Added folder/new"]);
+        let all = changes(&Baseline::StartOf(first.clone()), &third);
         for line in
             ["Added file", "Added same", "Removed bin/wc", "Added folder", "Added folder/new"]
         {
             assert!(all.contains(&line.to_owned()), "{line}: {all:?}");
         }
-        assert_eq!(told(&of(&third), &third), Vec::<String>::new());
+        assert_eq!(changes(&of(&third), &third), Vec::<String>::new());
         for running in [running, again] {
             world.engine.remove(&running.id).unwrap();
         }
@@ -95,41 +102,41 @@ fn two_snapshots_differ_in_what_was_done_between_them() {
 }
 
 #[test]
-fn a_snapshot_holds_the_disk_of_its_moment() {
+fn each_snapshot_has_the_disk_of_its_time() {
     for world in World::each() {
-        hold_their_moments(&world);
+        has_the_disk_of_its_time(&world);
     }
 }
 
-fn hold_their_moments(world: &World) {
+fn has_the_disk_of_its_time(world: &World) {
     let running = world.start();
     shell(&running, "echo 1 > /file; mkdir /folder; echo kept > /folder/kept; rm /bin/wc");
     let first = SnapshotId::random();
     let captured = world.engine.capture(&running.id, &first).unwrap();
     assert_eq!(captured.snapshot.layers.len(), 2);
     let said = shell(&running, "echo 2 > /file; rm -r /folder; mkdir /folder; echo on");
-    assert_eq!(said.out, "on", "it goes on after a capture");
+    assert_eq!(said.out, "on", "the sandbox runs on after a capture");
     let second = SnapshotId::random();
     world.engine.capture(&running.id, &second).unwrap();
     shell(&running, "echo 3 > /file");
     let last = SnapshotId::random();
-    world.engine.end_kept(&running.id, &last).unwrap();
+    world.engine.stop_and_save(&running.id, &last).unwrap();
     assert_eq!(world.engine.find(&running.id).unwrap(), SandboxState::Gone);
     let look = "cat /file; ls /folder; ls /bin/wc 2>/dev/null";
-    assert_eq!(world.says(Origin::Snapshot(first), look), "1\nkept");
-    assert_eq!(world.says(Origin::Snapshot(second), look), "2");
-    assert_eq!(world.says(Origin::Snapshot(last.clone()), look), "3");
-    assert_eq!(world.engine.end_kept(&running.id, &last).unwrap().id, last);
+    assert_eq!(world.output_from(Origin::Snapshot(first), look), "1\nkept");
+    assert_eq!(world.output_from(Origin::Snapshot(second), look), "2");
+    assert_eq!(world.output_from(Origin::Snapshot(last.clone()), look), "3");
+    assert_eq!(world.engine.stop_and_save(&running.id, &last).unwrap().id, last);
 }
 
 #[test]
-fn a_sandbox_that_died_by_itself_leaves_its_disk() {
+fn a_dead_sandboxs_disk_can_be_saved() {
     for world in World::each() {
-        leaves_its_disk(&world);
+        can_be_saved(&world);
     }
 }
 
-fn leaves_its_disk(world: &World) {
+fn can_be_saved(world: &World) {
     let running = world.start();
     shell(&running, "echo work > /file");
     assert!(
@@ -137,20 +144,20 @@ fn leaves_its_disk(world: &World) {
     );
     world.engine.wait(&running.id).unwrap();
     let snapshot = SnapshotId::random();
-    world.engine.end_kept(&running.id, &snapshot).unwrap();
-    assert_eq!(world.says(Origin::Snapshot(snapshot), "cat /file"), "work");
+    world.engine.stop_and_save(&running.id, &snapshot).unwrap();
+    assert_eq!(world.output_from(Origin::Snapshot(snapshot), "cat /file"), "work");
 }
 
 #[test]
-fn a_writer_stands_still_while_it_is_captured() {
+fn a_capture_freezes_the_writer() {
     for world in World::each() {
-        stands_still(&world);
+        freezes_the_writer(&world);
     }
 }
 
-fn stands_still(world: &World) {
+fn freezes_the_writer(world: &World) {
     let running = world.start();
-    // Two files that are always written one after the other: a torn capture has them far apart.
+    // Two files that are written in turn: in an inconsistent capture their numbers are far apart.
     let script = "i=0; while :; do i=$((i+1)); echo $i > /tmp/a; echo $i > /tmp/b; done";
     let writer = thread::spawn({
         let running = running.clone();
@@ -164,86 +171,39 @@ fn stands_still(world: &World) {
     for _ in 0..5 {
         let id = SnapshotId::random();
         world.engine.capture(&running.id, &id).unwrap();
-        let seen = world.says(Origin::Snapshot(id), "cat /tmp/a; echo; cat /tmp/b");
+        let seen = world.output_from(Origin::Snapshot(id), "cat /tmp/a; echo; cat /tmp/b");
         let numbers: Vec<i64> =
             seen.split_whitespace().filter_map(|word| word.parse().ok()).collect();
-        // Between truncating and writing a file is empty; then there is nothing to compare.
+        // A file is empty between truncating and writing; then there is nothing to compare.
         if let [first, second] = numbers[..] {
             assert!((0..=1).contains(&(first - second)), "{seen}");
         }
     }
     world.engine.kill(&running.id).unwrap();
-    // Its connection broke under it; that is how it learns of the end.
+    // The thread fails, because the kill breaks its connection.
     let _ = writer.join();
 }
 
 #[test]
-fn an_image_is_built_once_and_then_taken_from_the_cache() {
+fn changes_of_a_sandbox_become_an_image_layer() {
     for world in World::each() {
-        builds_once(&world);
+        let image = world.make_image("small", &["echo hello > /made; rm /bin/wc"]);
+        assert_eq!(image.layers.len(), 2);
+        let script = "cat /made; ls /bin | grep -c '^wc$'";
+        assert_eq!(world.output_from(Origin::Image("small".to_owned()), script), "hello\n0");
+        assert!(world.engine.list().unwrap().is_empty());
     }
 }
 
-fn builds_once(world: &World) {
-    world.recipe_folder();
-    let (image, seen) = world.build(RECIPE);
-    let image = image.unwrap();
-    let made = seen.iter().filter(|step| matches!(step, Progress::StepDone { .. })).count();
-    assert_eq!((made, image.layers.len(), image.config.workdir.as_str()), (3, 3, "/greetings"));
-    let look = "pwd; cat /made; ls /run 2>/dev/null; ls /seen";
-    assert_eq!(world.says(Origin::Image("small".to_owned()), look), "/greetings\nhello/seen");
-    let (again, seen) = world.build(RECIPE);
-    assert_eq!(again.unwrap(), image);
-    assert!(seen.iter().all(|step| matches!(step, Progress::StepCached { .. })), "{seen:?}");
-    // Another word in the last step: what lies before it stays.
-    let (other, seen) = world.build(&RECIPE.replace("/made;", "/made; true;"));
-    assert_eq!(other.unwrap().layers[..2], image.layers[..2]);
-    assert_eq!(seen.iter().filter(|step| matches!(step, Progress::StepDone { .. })).count(), 1);
-    assert!(world.engine.list().unwrap().is_empty());
-}
-
 #[test]
-fn a_step_that_fails_says_why_and_keeps_the_old_image() {
+fn gc_removes_unused_layers_but_not_running_ones() {
     let world = World::new();
-    world.recipe_folder();
-    let image = world.build(RECIPE).0.unwrap();
-    let failing = RECIPE.replace(
-        "touch /tmp/left",
-        "i=0; while [ $i -lt 60 ]; do i=$((i+1)); echo line $i; done; exit 3",
-    );
-    let Err(EngineError::Build { what, tail, .. }) = world.build(&failing).0 else {
-        panic!("it was built")
-    };
-    assert!(what.starts_with("run cat"), "{what}");
-    assert_eq!(
-        (tail.len(), tail[38].as_str(), tail[39].as_str()),
-        (40, "line 60", "it exited with 3")
-    );
-    assert_eq!(world.engine.image("small").unwrap(), Some(image));
-    assert!(world.engine.list().unwrap().is_empty());
-}
-
-#[test]
-fn two_builds_of_one_image_at_once_make_one_image() {
-    let world = World::new();
-    world.recipe_folder();
-    let images: Vec<Image> = thread::scope(|scope| {
-        let builds = [0, 1].map(|_| scope.spawn(|| world.build(RECIPE).0.unwrap()));
-        builds.map(|build| build.join().unwrap()).into()
-    });
-    assert_eq!(images[0], images[1]);
-}
-
-#[test]
-fn collecting_takes_what_nothing_uses_and_leaves_what_runs() {
-    let world = World::new();
-    world.recipe_folder();
-    let image = world.build(RECIPE).0.unwrap();
+    let image = world.make_image("small", &["echo hello > /made"]);
     let running = world.start_from(Origin::Image("small".to_owned()));
     world.engine.image_remove("small").unwrap();
     world.engine.capture(&running.id, &SnapshotId::random()).unwrap();
     let collected = world.engine.gc(false).unwrap();
-    // The tests' own layer is nobody's here: its copy is what the image stands on.
+    // No record refers to the tests' base layer: the image has a copy of it.
     let names: Vec<_> = collected.layers.iter().map(ToString::to_string).collect();
     assert_eq!(names, ["base"]);
     assert_eq!(shell(&running, "cat /made").out, "hello");
@@ -253,6 +213,6 @@ fn collecting_takes_what_nothing_uses_and_leaves_what_runs() {
     }
     let collected = world.engine.gc(false).unwrap();
     assert!(image.layers.iter().all(|layer| collected.layers.contains(layer)), "{collected:?}");
-    // What is planned from when the world ends.
+    // The world's cleanup needs the base layer.
     fs::create_dir(world.folder.path().join("cache/layers/base")).unwrap();
 }

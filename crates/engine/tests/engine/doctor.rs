@@ -1,4 +1,4 @@
-//! What the engine finds out about its host, on a host that can run sandboxes, and on one that cannot.
+//! Tests of the host checks, on hosts that can and cannot run sandboxes.
 
 use super::*;
 use harvest_engine::{Finding, Level, probe::FINDINGS};
@@ -11,7 +11,7 @@ fn finding<'a>(findings: &'a [Finding], id: &str) -> &'a Finding {
 }
 
 #[test]
-fn a_host_that_runs_sandboxes_is_found_fit_and_nothing_is_left_of_the_trials() {
+fn capable_host_passes_and_probes_leave_nothing() {
     let world = World::new();
     let running = world.start();
     let findings = world.engine.probe();
@@ -22,33 +22,33 @@ fn a_host_that_runs_sandboxes_is_found_fit_and_nothing_is_left_of_the_trials() {
     assert!(failed.is_empty(), "{failed:?}");
     assert!(findings.iter().all(|finding| (finding.level == Level::Ok) == finding.fix.is_none()));
     assert_eq!(shell(&running, "echo on").out, "on");
-    let left = fs::read_dir(world.home.join("trash")).unwrap().flatten();
-    assert!(left.into_iter().all(|entry| !named(&entry.path()).starts_with("probe")));
+    let leftovers = fs::read_dir(world.home.join("trash")).unwrap().flatten();
+    assert!(leftovers.into_iter().all(|entry| !named(&entry.path()).starts_with("probe")));
     for group in world.groups() {
         let beside = fs::read_dir(group.parent().unwrap()).unwrap().flatten();
-        // Others may be at it at the same time: what a dead process left is what counts.
-        let left = beside
+        // Other tests may probe at the same time: only leftovers of dead processes count.
+        let leftovers = beside
             .filter_map(|entry| named(&entry.path()).strip_prefix("harvest-probe-")?.parse().ok());
-        assert!(left.into_iter().all(|pid: u32| uid(pid).is_some()));
+        assert!(leftovers.into_iter().all(|pid: u32| uid(pid).is_some()));
     }
 }
 
 #[test]
-fn a_home_in_which_no_layer_can_be_made_is_found_out() {
-    // Procfs takes no folders, so the trial of layers cannot even begin there.
+fn probe_reports_home_without_layer_support() {
+    // Procfs allows no new folders, so the check of layers fails at once.
     let findings = HostCommand::new(env!("CARGO_BIN_EXE_harvest-zygote"))
         .args(["--probe", "/proc/self"])
         .output()
         .unwrap();
-    let said: serde_json::Value = serde_json::from_slice(&findings.stdout).unwrap();
+    let report: serde_json::Value = serde_json::from_slice(&findings.stdout).unwrap();
     let overlay =
-        said.as_array().unwrap().iter().find(|finding| finding["id"] == "overlay").unwrap();
-    assert_eq!(overlay["level"], "fail", "{said}");
+        report.as_array().unwrap().iter().find(|finding| finding["id"] == "overlay").unwrap();
+    assert_eq!(overlay["level"], "fail", "{report}");
     assert!(overlay["fix"].is_string());
 }
 
-/// What the probe says of a folder, after a shell has prepared it in a mount table of its own.
-fn probed(folder: &Path, prepare: &str) -> serde_json::Value {
+/// The probe's findings for a folder that a shell has prepared in a private mount table.
+fn probe_report(folder: &Path, prepare: &str) -> serde_json::Value {
     let script = format!("{prepare} && exec \"$0\" --probe \"$1\"");
     let output = HostCommand::new("unshare")
         .args(["--mount", "sh", "-c", &script, env!("CARGO_BIN_EXE_harvest-zygote")])
@@ -59,18 +59,18 @@ fn probed(folder: &Path, prepare: &str) -> serde_json::Value {
 }
 
 #[test]
-fn a_home_on_a_file_system_that_maps_no_ids_is_found_out() {
+fn probe_reports_file_system_without_id_mapping() {
     let folder = tempfile::tempdir().unwrap();
     for (prepare, level) in [("true", "ok"), ("mount -t ramfs none \"$1\"", "fail")] {
-        let said = probed(folder.path(), prepare);
+        let report = probe_report(folder.path(), prepare);
         let finding =
-            said.as_array().unwrap().iter().find(|finding| finding["id"] == "id_mapped_mounts");
-        assert_eq!(finding.unwrap()["level"], level, "{prepare}: {said}");
+            report.as_array().unwrap().iter().find(|finding| finding["id"] == "id_mapped_mounts");
+        assert_eq!(finding.unwrap()["level"], level, "{prepare}: {report}");
     }
 }
 
 #[test]
-fn a_host_that_cannot_be_tried_is_a_finding_too() {
+fn failed_probe_is_reported_as_finding() {
     let world = World::new();
     for program in ["/nonexistent", "/bin/busybox"] {
         let engine = Engine::open(Config {

@@ -1,9 +1,9 @@
-//! The ways around what a lesser host lacks, taken on this one.
+//! Tests of fallbacks for missing host features, on a host that has them.
 
-use super::{door::the_door_is_the_only_way, *};
+use super::{door::assert_door_is_the_only_way, *};
 
-/// Its zygote believes that the host has none.
+/// Starts a zygote that must not use nftables.
 #[test]
-fn without_nftables_the_door_is_reached_through_the_older_tables() {
-    the_door_is_the_only_way(&World::with_zygote("", &["--without", "nftables"]));
+fn door_works_through_iptables_without_nftables() {
+    assert_door_is_the_only_way(&World::with_zygote("", &["--without", "nftables"]));
 }

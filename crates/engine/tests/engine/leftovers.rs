@@ -1,55 +1,56 @@
-//! What must not be left when a test ends: anything of its home that nobody looks after.
+//! Checks that a test leaves no processes, cgroups, mounts or sockets of its home behind.
 
 use super::*;
 
 impl World {
-    /// Waits until nothing of this home is left outside its own folder, whatever happened in it.
+    /// Waits until nothing of this home is left outside its own folder.
     pub(super) fn assert_nothing_left(&self) {
         let end = Instant::now() + Duration::from_secs(60);
         loop {
-            let left = self.left();
-            if left.is_empty() {
+            let leftovers = self.leftovers();
+            if leftovers.is_empty() {
                 return;
             }
-            assert!(Instant::now() < end, "these are left: {left:#?}");
+            assert!(Instant::now() < end, "leftovers behind: {leftovers:#?}");
             thread::sleep(Duration::from_millis(5));
         }
     }
 
-    fn left(&self) -> Vec<String> {
-        let mut left: Vec<String> =
+    fn leftovers(&self) -> Vec<String> {
+        let mut leftovers: Vec<String> =
             self.zygotes().iter().map(|pid| format!("zygote {pid}")).collect();
-        left.extend(self.groups().iter().map(|group| format!("cgroup {}", group.display())));
-        let places =
-            [self.folder.path(), &self.home].map(|place| place.to_string_lossy().into_owned());
-        // A store on btrfs is a mount of the host's own; whether it goes is looked at by itself.
+        leftovers.extend(self.groups().iter().map(|group| format!("cgroup {}", group.display())));
+        let paths =
+            [self.folder.path(), &self.home].map(|path| path.to_string_lossy().into_owned());
+        // A btrfs store is a mount of the host itself and is checked separately.
         let store = format!("{} ", self.home.join("store").display());
-        let ours =
-            |line: &str| places.iter().any(|place| line.contains(place)) && !line.contains(&store);
+        let mentions_home =
+            |line: &str| paths.iter().any(|path| line.contains(path)) && !line.contains(&store);
         for pid in processes() {
-            // A process that has this home mounted, and is not in the host's own mount namespace.
+            // A process outside the host's mount namespace that has this home mounted.
             let mounts = |pid: &str| fs::read_link(format!("/proc/{pid}/ns/mnt")).ok();
             let table = fs::read_to_string(format!("/proc/{pid}/mountinfo")).unwrap_or_default();
             if mounts(&pid.to_string()) != mounts("self")
-                && table.lines().any(ours)
+                && table.lines().any(mentions_home)
                 && uid(pid).is_some()
             {
                 let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-                left.push(format!("process {pid} {}", String::from_utf8_lossy(&line)));
+                leftovers.push(format!("process {pid} {}", String::from_utf8_lossy(&line)));
             }
         }
         let own = fs::read_to_string("/proc/self/mountinfo").unwrap();
-        left.extend(own.lines().filter(|line| ours(line)).map(|line| format!("mount {line}")));
+        leftovers.extend(
+            own.lines().filter(|line| mentions_home(line)).map(|line| format!("mount {line}")),
+        );
         let run = fs::read_dir(self.home.join("run")).into_iter().flatten().flatten();
-        // `ids` holds an ordinary user's claims; it may be empty.
-        let of_a_sandbox =
-            |path: &Path| path.is_dir() && !(path.ends_with("ids") && is_empty(path));
-        left.extend(
+        // `ids` holds an unprivileged user's claims; it may be empty.
+        let is_leftover = |path: &Path| path.is_dir() && !(path.ends_with("ids") && is_empty(path));
+        leftovers.extend(
             run.map(|entry| entry.path())
-                .filter(|path| of_a_sandbox(path))
+                .filter(|path| is_leftover(path))
                 .map(|path| format!("{path:?}")),
         );
-        left
+        leftovers
     }
 }
 

@@ -1,6 +1,6 @@
-//! What a sandbox must be kept from, tried from inside. A probe is this very test program, run inside in
-//! another role. Each is tried with every guard in place, with all but one of the guards that stand in
-//! its way, and with none of them: there it must succeed, or it proves nothing.
+//! Attack probes, run from inside a sandbox. A probe is this test program in another role. Each
+//! runs with every guard in place, with all but one of the guards that block it, and with none:
+//! there it must succeed, or it proves nothing.
 
 #[path = "probes/disk.rs"]
 mod disk;
@@ -21,46 +21,46 @@ use std::io;
 
 use super::*;
 
-/// One way to something a sandbox must not reach.
+/// One way to reach something a sandbox must not reach.
 pub(super) struct Probe {
     pub(super) name: &'static str,
-    /// The error it ends with while all guards are in place.
+    /// The expected error while all guards are in place.
     pub(super) refused: i32,
-    /// Steps of the plan that stand in its way, each of them enough.
-    walls: &'static [&'static str],
-    /// Steps that stand in its way on some kernels only, by their settings.
-    beside: &'static [&'static str],
+    /// Plan steps that block it, each of them sufficient.
+    guards: &'static [&'static str],
+    /// Plan steps that block it on some kernels only, depending on settings.
+    optional_guards: &'static [&'static str],
     attempt: fn() -> io::Result<()>,
 }
 
-/// What stands between a sandbox and the calls of the host's administrator: the list of system calls, no
-/// such capability, and namespaces that belong to a user namespace above.
+/// Guards against administrative calls: the seccomp filter, dropped capabilities, and namespaces
+/// owned by a user namespace above.
 const ADMIN: &[&str] = &["seccomp", "capabilities", "enter_user_namespace"];
 const SECCOMP: &[&str] = &["seccomp"];
-/// What stands between a sandbox's root and a process it may not look into.
-const FOREIGN: &[&str] = &["capabilities", "enter_user_namespace"];
+/// Guards between root inside and a process it must not inspect.
+const FOREIGN_PROCESS: &[&str] = &["capabilities", "enter_user_namespace"];
 
 const fn probe(
     name: &'static str,
     refused: i32,
-    walls: &'static [&'static str],
+    guards: &'static [&'static str],
     attempt: fn() -> io::Result<()>,
 ) -> Probe {
-    Probe { name, refused, walls, beside: &[], attempt }
+    Probe { name, refused, guards, optional_guards: &[], attempt }
 }
 
-/// What a kernel says that does not have what was asked for.
-const LACKING: [i32; 5] =
+/// Errors of a kernel that lacks the feature.
+const UNSUPPORTED: [i32; 5] =
     [libc::ENOSYS, libc::ENOENT, libc::EAFNOSUPPORT, libc::EPROTONOSUPPORT, libc::EOPNOTSUPP];
 
-/// Every probe of every topic.
+/// All probes.
 pub(super) fn all() -> impl Iterator<Item = &'static Probe> {
     [mounts::PROBES, files::PROBES, kernel::PROBES, processes::PROBES, sockets::PROBES]
         .into_iter()
         .flatten()
 }
 
-/// Sandboxes that lack some guards, one per set of them.
+/// Sandboxes that lack some guards, one for each set of guards.
 #[derive(Default)]
 struct Sandboxes(BTreeMap<Vec<&'static str>, (World, Running)>);
 
@@ -76,46 +76,47 @@ impl Sandboxes {
         running
     }
 
-    /// What comes of a probe where these guards are off.
+    /// The result of a probe where these guards are off.
     fn result(&mut self, probe: &Probe, off: Vec<&'static str>, target: u32) -> i32 {
-        let said = exec(self.without(off), probe_command(probe.name, target));
-        result_of(&said.out).unwrap_or_else(|| panic!("{} said nothing: {said:?}", probe.name))
+        let output = exec(self.without(off), probe_command(probe.name, target));
+        result_of(&output.out)
+            .unwrap_or_else(|| panic!("{} printed no result: {output:?}", probe.name))
     }
 }
 
-/// Tries each probe; `target` is a process of the host.
-fn hold(probes: &[Probe], target: u32) {
+/// Runs each probe and asserts the results; `target` is a process of the host.
+fn assert_blocked(probes: &[Probe], target: u32) {
     let mut sandboxes = Sandboxes::default();
     for probe in probes {
         let name = probe.name;
         let guarded = sandboxes.result(probe, Vec::new(), target);
         assert_ne!(guarded, 0, "{name}");
         let without = |kept: Option<&str>| {
-            let steps = probe.walls.iter().chain(probe.beside).copied();
+            let steps = probe.guards.iter().chain(probe.optional_guards).copied();
             steps.filter(|step| Some(*step) != kept).collect::<Vec<_>>()
         };
         let open = sandboxes.result(probe, without(None), target);
         if open != 0 {
-            // Not in this kernel: then root of the host gets the same answer.
-            assert!(LACKING.contains(&open), "{name}: {open}");
-            let host = outside(name, target);
-            assert_eq!(host, open, "{name} with nothing in its way");
-            println!("{name}: this kernel has no such thing ({host})");
+            // The kernel lacks the feature: then root of the host gets the same error.
+            assert!(UNSUPPORTED.contains(&open), "{name}: {open}");
+            let host = result_on_host(name, target);
+            assert_eq!(host, open, "{name} without guards");
+            println!("{name}: not supported by this kernel ({host})");
             continue;
         }
         assert_eq!(guarded, probe.refused, "{name}");
-        for wall in probe.walls {
+        for guard in probe.guards {
             assert_ne!(
-                sandboxes.result(probe, without(Some(wall)), target),
+                sandboxes.result(probe, without(Some(guard)), target),
                 0,
-                "{name} with nothing but {wall}"
+                "{name} with only {guard}"
             );
         }
     }
 }
 
-/// What comes of a probe on the host.
-fn outside(probe: &str, target: u32) -> i32 {
+/// The result of a probe on the host.
+fn result_on_host(probe: &str, target: u32) -> i32 {
     let output = HostCommand::new(std::env::current_exe().unwrap())
         .args(PROBE_ARGUMENTS)
         .envs(probe_command(probe, target).env)
@@ -125,9 +126,9 @@ fn outside(probe: &str, target: u32) -> i32 {
         .unwrap_or_else(|| panic!("{probe}: {output:?}"))
 }
 
-const PROBE_ARGUMENTS: [&str; 4] = ["--exact", "probes::a_probe", "--nocapture", "--quiet"];
+const PROBE_ARGUMENTS: [&str; 4] = ["--exact", "probes::probe_process", "--nocapture", "--quiet"];
 
-/// This very program, in the role of one probe.
+/// The command that runs this program as one probe.
 pub(super) fn probe_command(probe: &str, target: u32) -> Command {
     let mut command = command(&["/probe"]);
     command.argv.extend(PROBE_ARGUMENTS.map(str::to_owned));
@@ -138,7 +139,7 @@ pub(super) fn probe_command(probe: &str, target: u32) -> Command {
     command
 }
 
-/// This very program and the libraries it uses.
+/// Binds of this program and its libraries.
 pub(super) fn probe_binds() -> Vec<Bind> {
     let mut binds =
         vec![Bind { source: std::env::current_exe().unwrap(), inside: "/probe".into() }];
@@ -148,7 +149,7 @@ pub(super) fn probe_binds() -> Vec<Bind> {
         .filter_map(|line| line.split_whitespace().nth(5))
         .filter(|path| path.contains(".so"))
         .collect();
-    // The loader's name in every program of this architecture.
+    // The dynamic loader of this architecture.
     libraries.push("/lib64/ld-linux-x86-64.so.2");
     libraries.sort_unstable();
     libraries.dedup();
@@ -158,13 +159,15 @@ pub(super) fn probe_binds() -> Vec<Bind> {
     binds
 }
 
-pub(super) fn result_of(said: &str) -> Option<i32> {
-    said.lines().find_map(|line| line.trim_start_matches('.').strip_prefix("probe: ")?.parse().ok())
+pub(super) fn result_of(output: &str) -> Option<i32> {
+    output
+        .lines()
+        .find_map(|line| line.trim_start_matches('.').strip_prefix("probe: ")?.parse().ok())
 }
 
-/// Not a test but what probes run as: does one thing and says which error came of it.
+/// Not a test: the body of a probe, which does one thing and prints the error code.
 #[test]
-fn a_probe() {
+fn probe_process() {
     let Ok(name) = std::env::var("HARVEST_PROBE") else { return };
     let result = match all().find(|probe| probe.name == name) {
         Some(probe) => (probe.attempt)(),
@@ -173,27 +176,28 @@ fn a_probe() {
     println!("\nprobe: {}", result.map_or_else(|error| error.raw_os_error().unwrap_or(-1), |()| 0));
 }
 
-/// The process a probe is aimed at.
+/// The target process of a probe.
 fn target() -> i32 {
     std::env::var("HARVEST_PROBE_TARGET").unwrap().parse().unwrap()
 }
 
-/// What a system call answered.
+/// The result of a system call.
 fn check(result: libc::c_long) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// A call that was let through and failed for the nonsense it was given, so that it does nothing.
-fn past(result: io::Result<()>, nonsense: i32) -> io::Result<()> {
+/// Treats `expected` as success: the call passed the guards and failed only because of its invalid
+/// arguments.
+fn passes_guards(result: io::Result<()>, expected: i32) -> io::Result<()> {
     match result {
-        Err(error) if error.raw_os_error() == Some(nonsense) => Ok(()),
+        Err(error) if error.raw_os_error() == Some(expected) => Ok(()),
         other => other,
     }
 }
 
-/// What a process of its own makes of it: for what is refused to programs with threads.
+/// Runs `act` in a child process, for calls that are refused to multi-threaded programs.
 fn in_child(act: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
-    // SAFETY: the child calls what it was given, which makes system calls only, and ends.
+    // SAFETY: the child only makes system calls and exits.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let code = act().map_or_else(|error| error.raw_os_error().unwrap_or(255), |()| 0);

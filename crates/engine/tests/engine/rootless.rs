@@ -1,54 +1,54 @@
-//! The engine of a user who is not root. Each test runs itself again as one: in a mount namespace where
-//! `/etc` knows that user and gives them ids, under `harvest-zygote --enter`.
+//! Tests of the engine for an unprivileged user. Each test runs itself again as such a user: in a
+//! mount namespace whose `/etc` contains the user and its ids, under `harvest-zygote --enter`.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use harvest_engine::{BuildOptions, Recipe, Step};
+use harvest_engine::Step;
 use harvest_proto::SnapshotId;
 
 use super::*;
 
-// Set where a test runs as that user.
+// Set while a test runs as that user.
 const INSIDE: &str = "HARVEST_TEST_ROOTLESS";
 
-/// Tests of the engine that must pass for an ordinary user just as they are.
-const THE_SAME: [&str; 24] = [
-    "lives::a_command_runs_in_all_namespaces_and_sees_only_its_own_processes",
-    "lives::a_fork_bomb_hurts_only_its_own_work",
-    "lives::a_home_with_a_long_path_works",
-    "door::a_name_is_reached_through_the_door_and_by_no_other_way",
-    "lives::a_sandbox_that_died_while_no_zygote_looked_is_found_dead",
-    "lives::a_start_that_fails_says_why_and_leaves_nothing",
-    "lives::a_zygote_killed_at_any_moment_of_a_start_leaves_a_whole_sandbox_or_none",
-    "lives::a_zygote_survives_clients_that_talk_nonsense_or_go_away",
-    "lives::an_image_cannot_lead_the_set_up_out_of_its_root",
-    "doctor::a_host_that_runs_sandboxes_is_found_fit_and_nothing_is_left_of_the_trials",
-    "disks::a_sandbox_that_died_by_itself_leaves_its_disk",
-    "disks::a_snapshot_holds_the_disk_of_its_moment",
-    "disks::a_writer_stands_still_while_it_is_captured",
-    "disks::an_image_is_built_once_and_then_taken_from_the_cache",
-    "disks::collecting_takes_what_nothing_uses_and_leaves_what_runs",
-    "limits::a_lifetime_survives_the_zygote_that_counted_it",
-    "limits::a_sandbox_that_fills_its_disk_is_stopped_and_all_others_go_on",
-    "limits::no_file_becomes_larger_than_the_disk_it_is_on",
-    "volumes::a_read_only_volume_is_read_only_even_for_root",
-    "volumes::a_snapshot_does_not_hold_what_is_in_a_volume",
-    "volumes::a_volume_carries_neither_set_uid_programs_nor_devices",
-    "volumes::a_volume_in_use_cannot_be_removed_and_a_removed_one_not_be_used",
-    "volumes::what_one_run_leaves_in_its_state_the_next_one_finds",
-    "upgrades::a_zygote_of_another_build_gives_way_once_it_has_nothing_to_look_after",
+/// Tests of the engine that must pass unchanged for an unprivileged user.
+const UNCHANGED_TESTS: [&str; 24] = [
+    "lifecycle::command_runs_in_private_namespaces",
+    "lifecycle::fork_bomb_hits_only_its_own_limit",
+    "lifecycle::home_with_long_path_works",
+    "door::names_are_reachable_only_through_the_door",
+    "lifecycle::sandbox_that_died_without_zygote_is_dead",
+    "lifecycle::failed_start_reports_why_and_leaves_nothing",
+    "lifecycle::zygote_killed_during_start_leaves_no_partial_sandbox",
+    "lifecycle::zygote_survives_broken_clients",
+    "lifecycle::image_links_cannot_escape_the_root",
+    "doctor::capable_host_passes_and_probes_leave_nothing",
+    "disks::a_dead_sandboxs_disk_can_be_saved",
+    "disks::each_snapshot_has_the_disk_of_its_time",
+    "disks::a_capture_freezes_the_writer",
+    "disks::changes_of_a_sandbox_become_an_image_layer",
+    "disks::gc_removes_unused_layers_but_not_running_ones",
+    "limits::lifetime_survives_a_zygote_restart",
+    "limits::disk_limit_kills_only_the_sandbox_over_it",
+    "limits::file_cannot_exceed_the_disk_limit",
+    "volumes::read_only_volumes_refuse_writes_by_root",
+    "volumes::snapshots_do_not_include_volumes",
+    "volumes::volumes_are_mounted_nosuid_and_nodev",
+    "volumes::a_volume_in_use_cannot_be_removed",
+    "volumes::state_persists_between_runs",
+    "upgrades::idle_zygote_of_another_build_is_replaced",
 ];
 
-/// A user of this machine, for as long as one test runs.
+/// A user of the host, for the duration of one test.
 struct User {
     folder: tempfile::TempDir,
     id: u32,
-    /// The first of the ids they may give away.
+    /// The first of the user's subordinate ids.
     first: u32,
 }
 
-// Makes the user known where only this test sees it, then becomes them. Bind mounts, because the folder
-// of what was built may be closed to others.
+// Adds the user where only this test sees it, then runs as that user. Bind mounts, because other
+// users may not be able to enter the build folder.
 const BECOME: &str = r#"
 set -e
 mount --make-rprivate /
@@ -71,7 +71,7 @@ exec setpriv --reuid="$ID" --regid="$ID" --clear-groups "$F/bin/zygote" --enter 
 impl User {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        // Different for tests that run at the same time, and not among the engine's own.
+        // Different for concurrent tests, and outside the engine's own ranges.
         static USERS: AtomicU32 = AtomicU32::new(0);
         let number = (std::process::id() + USERS.fetch_add(1, Ordering::Relaxed) * 937) % 12_000;
         let user = Self { folder, id: 50_000 + number, first: 1_000_000_000 + number * 65_536 };
@@ -83,15 +83,15 @@ impl User {
         user
     }
 
-    /// Gives the user a cgroup of version 2 to divide, and has their programs start in one below it.
-    fn has_cgroup(&self) -> Given {
-        let given = Given(PathBuf::from(format!("/sys/fs/cgroup/hvtest-{}", self.id)));
+    /// Delegates a v2 cgroup to the user and starts their programs in one below it.
+    fn delegate_cgroup(&self) -> DelegatedCgroup {
+        let cgroup = DelegatedCgroup(PathBuf::from(format!("/sys/fs/cgroup/hvtest-{}", self.id)));
         fs::write("/sys/fs/cgroup/cgroup.subtree_control", "+memory +pids").unwrap();
-        fs::create_dir_all(given.0.join("app")).unwrap();
+        fs::create_dir_all(cgroup.0.join("app")).unwrap();
         for path in ["", "cgroup.procs", "cgroup.subtree_control", "app", "app/cgroup.procs"] {
-            std::os::unix::fs::chown(given.0.join(path), Some(self.id), Some(self.id)).unwrap();
+            std::os::unix::fs::chown(cgroup.0.join(path), Some(self.id), Some(self.id)).unwrap();
         }
-        given
+        cgroup
     }
 
     fn command(&self, ids: &str, arguments: &[&str]) -> std::process::Output {
@@ -110,15 +110,15 @@ impl User {
             .unwrap()
     }
 
-    /// Runs tests as this user and says how they went.
-    fn runs(&self, tests: &[&str]) {
+    /// Runs tests as this user and asserts that they pass.
+    fn run_tests(&self, tests: &[&str]) {
         let program = self.folder.path().join("bin/test");
         let mut arguments = vec![program.to_str().unwrap(), "--exact", "--nocapture"];
         arguments.extend(tests);
         let output = self.command(&format!("hvtest:{}:65536\n", self.first), &arguments);
-        let said = String::from_utf8_lossy(&output.stdout);
+        let text = String::from_utf8_lossy(&output.stdout);
         let all = format!("{} passed; 0 failed", tests.len());
-        assert!(said.contains(&all), "{said}\n{}", String::from_utf8_lossy(&output.stderr));
+        assert!(text.contains(&all), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
         let uids = [self.id / 65_536, self.first / 65_536];
         let left: Vec<u32> = processes()
             .into_iter()
@@ -132,10 +132,10 @@ impl User {
     }
 }
 
-/// A cgroup that is gone when the test ends.
-struct Given(PathBuf);
+/// A delegated cgroup, removed when dropped.
+struct DelegatedCgroup(PathBuf);
 
-impl Drop for Given {
+impl Drop for DelegatedCgroup {
     fn drop(&mut self) {
         let below = fs::read_dir(&self.0).unwrap().flatten().map(|entry| entry.path());
         for folder in below.filter(|path| path.is_dir()).collect::<Vec<_>>() {
@@ -145,12 +145,12 @@ impl Drop for Given {
     }
 }
 
-/// Runs `body` as an ordinary user, in the test of this name.
-fn as_a_user(name: &str, body: impl FnOnce(&World)) {
+/// Runs `body` as an unprivileged user, in the test of this name.
+fn as_unprivileged_user(name: &str, body: impl FnOnce(&World)) {
     if std::env::var_os(INSIDE).is_some() {
         return body(&World::new());
     }
-    User::new().runs(&[&format!("rootless::{name}")]);
+    User::new().run_tests(&[&format!("rootless::{name}")]);
 }
 
 fn user_command(user: &str, argv: &[&str]) -> Command {
@@ -158,12 +158,12 @@ fn user_command(user: &str, argv: &[&str]) -> Command {
 }
 
 #[test]
-fn the_engines_rules_hold_for_an_ordinary_user() {
-    User::new().runs(&THE_SAME);
+fn engine_tests_pass_for_unprivileged_user() {
+    User::new().run_tests(&UNCHANGED_TESTS);
 }
 
 #[test]
-fn a_cgroup_the_user_was_given_keeps_the_limits() {
+fn delegated_cgroup_enforces_limits() {
     let has = fs::read_to_string("/sys/fs/cgroup/cgroup.controllers").unwrap_or_default();
     if std::env::var_os(INSIDE).is_some() {
         let world = World::new();
@@ -171,23 +171,23 @@ fn a_cgroup_the_user_was_given_keeps_the_limits() {
         assert!(plan.to_string().contains("memory.max"), "{plan}");
     } else if has.contains("memory") {
         let user = User::new();
-        let given = user.has_cgroup();
-        user.runs(&[
-            "lives::a_fork_bomb_hurts_only_its_own_work",
-            "lives::a_memory_hog_dies_alone_and_is_counted",
-            "disks::a_writer_stands_still_while_it_is_captured",
-            "rootless::a_cgroup_the_user_was_given_keeps_the_limits",
+        let cgroup = user.delegate_cgroup();
+        user.run_tests(&[
+            "lifecycle::fork_bomb_hits_only_its_own_limit",
+            "lifecycle::memory_hog_is_killed_alone_and_counted",
+            "disks::a_capture_freezes_the_writer",
+            "rootless::delegated_cgroup_enforces_limits",
         ]);
-        let left = fs::read_dir(&given.0).unwrap().flatten().filter(|entry| entry.path().is_dir());
+        let left = fs::read_dir(&cgroup.0).unwrap().flatten().filter(|entry| entry.path().is_dir());
         let left: Vec<String> = left.map(|entry| named(&entry.path())).collect();
         assert!(left.iter().all(|name| name == "app" || name == "harvest-others"), "{left:?}");
     }
-    // Elsewhere nothing is handed down: the second kernel of the tests has it.
+    // Without v2 delegation there is nothing to test; the second kernel of the tests has it.
 }
 
 #[test]
-fn ids_inside_are_the_images_and_on_disk_the_users_own() {
-    as_a_user("ids_inside_are_the_images_and_on_disk_the_users_own", |world| {
+fn ids_inside_map_to_the_users_own() {
+    as_unprivileged_user("ids_inside_map_to_the_users_own", |world| {
         let running = world.start();
         assert_eq!(exec(&running, user_command("root", &["id", "-u"])).out, "0");
         assert_eq!(exec(&running, user_command("10001", &["id", "-u"])).out, "10001");
@@ -206,8 +206,8 @@ fn ids_inside_are_the_images_and_on_disk_the_users_own() {
 }
 
 #[test]
-fn a_command_that_hides_dies_with_its_time_limit() {
-    as_a_user("a_command_that_hides_dies_with_its_time_limit", |world| {
+fn timeout_kills_detached_processes() {
+    as_unprivileged_user("timeout_kills_detached_processes", |world| {
         let running = world.start();
         let script = "(setsid sh -c '(sleep 4321 & sleep 4321) & sleep 4321' &) ; sleep 4321";
         let command =
@@ -218,21 +218,21 @@ fn a_command_that_hides_dies_with_its_time_limit() {
 }
 
 #[test]
-fn a_sandbox_of_an_ordinary_user_reaches_nothing_of_the_host() {
-    as_a_user("a_sandbox_of_an_ordinary_user_reaches_nothing_of_the_host", |world| {
+fn rootless_sandbox_cannot_reach_the_host() {
+    as_unprivileged_user("rootless_sandbox_cannot_reach_the_host", |world| {
         let spec = Spec { binds: probes::probe_binds(), ..world.spec() };
         let running = world.engine.start(&spec).unwrap();
-        let bystander = Sleeper::new();
+        let unrelated = Sleeper::new();
         let mut open = Vec::new();
         for probe in probes::all() {
-            let said = exec(&running, probes::probe_command(probe.name, bystander.0.id()));
-            match probes::result_of(&said.out) {
+            let output = exec(&running, probes::probe_command(probe.name, unrelated.0.id()));
+            match probes::result_of(&output.out) {
                 Some(0) => open.push(probe.name),
                 Some(_) => {}
-                None => panic!("{}: {said:?}", probe.name),
+                None => panic!("{}: {output:?}", probe.name),
             }
         }
-        // Root inside is the user, to whom what `/proc` shows of pid 1 belongs: that much, and no more.
+        // Root inside is the user, who owns pid 1's files in `/proc`: only this one is writable.
         assert_eq!(open, ["oom_score_of_pid_1"]);
         for path in ["/proc/1/fd/0", "/proc/1/fd/3", "/proc/1/exe", "/proc/1/cwd"] {
             assert_ne!(shell(&running, &format!("readlink {path}")).exit, Exit::Code(0), "{path}");
@@ -241,17 +241,17 @@ fn a_sandbox_of_an_ordinary_user_reaches_nothing_of_the_host() {
         assert_eq!(
             shell(&running, "readlink /proc/$$/fd/0").exit,
             Exit::Code(0),
-            "where nothing guards"
+            "unguarded processes are readable"
         );
     });
 }
 
 #[test]
-fn processes_are_limited_whatever_users_they_belong_to() {
-    as_a_user("processes_are_limited_whatever_users_they_belong_to", |world| {
+fn process_limit_spans_all_users_inside() {
+    as_unprivileged_user("process_limit_spans_all_users_inside", |world| {
         let limits = Limits { pids: 40, ..Limits::default() };
         let running = world.engine.start(&Spec { limits, ..world.spec() }).unwrap();
-        // Ours and nobody else's: every process of the machine is looked at.
+        // Unique to this test, because all processes of the host are searched.
         let mark = 1_000_000 + std::process::id();
         let script = &format!("i=0; while [ $i -lt 60 ]; do i=$((i+1)); sleep {mark} & done; true");
         let sleepers = || {
@@ -267,34 +267,36 @@ fn processes_are_limited_whatever_users_they_belong_to() {
         assert!(one > 20 && one <= 40, "{one}");
         for user in ["2", "3", "4", "5"] {
             let command = user_command(user, &["sh", "-c", script]);
-            // At last not even the shell can be started.
-            let _ = Guest::dial(&running.bridge).unwrap().exec(command, &[], &mut |_, _| {});
+            // In the end not even the shell can be started.
+            let _ =
+                SupervisorClient::dial(&running.bridge).unwrap().exec(command, &[], &mut |_, _| {});
         }
-        // Besides the commands' own there is room for pid 1's.
+        // Pid 1 has its own allowance besides the commands' limit.
         assert!(sleepers() <= 40 + 64, "{}", sleepers());
-        // Another sandbox of the same user has the whole of its own limit.
+        // Another sandbox of the same user has its full limit.
         let other = world.start();
         assert_eq!(shell(&other, "sleep 4322 & sleep 4322 & echo fine").out, "fine");
     });
 }
 
 #[test]
-fn one_sandbox_does_not_take_all_the_user_may_watch() {
-    as_a_user("one_sandbox_does_not_take_all_the_user_may_watch", |world| {
+fn sandbox_cannot_exhaust_the_users_inotify_limit() {
+    as_unprivileged_user("sandbox_cannot_exhaust_the_users_inotify_limit", |world| {
         let spec = || Spec { binds: probes::probe_binds(), ..world.spec() };
         let sandboxes = [(); 2].map(|()| world.engine.start(&spec()).unwrap());
-        // Each holds what it took until it is killed.
+        // Each process keeps its instances until it is killed.
         let [first, second] = sandboxes.each_ref().map(|running| {
             let mut taker = probes::probe_command("watcher", 1);
-            taker.argv[2] = "rootless::a_watcher".to_owned();
-            let mut guest = Guest::dial(&running.bridge).unwrap();
+            taker.argv[2] = "rootless::inotify_taker_process".to_owned();
+            let mut client = SupervisorClient::dial(&running.bridge).unwrap();
             let (send, taken) = std::sync::mpsc::channel();
             thread::spawn(move || {
-                let mut said = String::new();
-                let _ = guest.exec(taker, &[], &mut |_, bytes| {
-                    said.push_str(&String::from_utf8_lossy(bytes));
-                    let line =
-                        said.lines().find_map(|line| line.strip_prefix("took ")?.strip_suffix('.'));
+                let mut output = String::new();
+                let _ = client.exec(taker, &[], &mut |_, bytes| {
+                    output.push_str(&String::from_utf8_lossy(bytes));
+                    let line = output
+                        .lines()
+                        .find_map(|line| line.strip_prefix("took ")?.strip_suffix('.'));
                     if let Some(count) = line {
                         let _ = send.send(count.parse::<u32>().unwrap());
                     }
@@ -306,11 +308,11 @@ fn one_sandbox_does_not_take_all_the_user_may_watch() {
     });
 }
 
-/// Not a test but a role: takes as many watchers as it gets and holds them.
+/// Not a test: takes as many inotify instances as it gets and keeps them.
 #[test]
-fn a_watcher() {
+fn inotify_taker_process() {
     if std::env::var("HARVEST_PROBE").is_ok_and(|probe| probe == "watcher") {
-        // SAFETY: takes a number only; the descriptors it makes are held until the process is killed.
+        // SAFETY: takes an integer only; the descriptors stay open until the process is killed.
         let count =
             (0..).take_while(|_| unsafe { libc::inotify_init1(libc::IN_CLOEXEC) } >= 0).count();
         println!("\ntook {count}.");
@@ -319,8 +321,8 @@ fn a_watcher() {
 }
 
 #[test]
-fn what_was_removed_stays_removed_in_snapshots() {
-    as_a_user("what_was_removed_stays_removed_in_snapshots", |world| {
+fn removed_files_stay_removed_in_snapshots() {
+    as_unprivileged_user("removed_files_stay_removed_in_snapshots", |world| {
         let running = world.start();
         shell(
             &running,
@@ -328,23 +330,24 @@ fn what_was_removed_stays_removed_in_snapshots() {
         );
         let live = SnapshotId::random();
         world.engine.capture(&running.id, &live).unwrap();
-        // Gone and there again: what lies below in the stack must not show through.
+        // Removed and created again: lower layers must not show through.
         shell(&running, "rm -r /etc/x /bin; mkdir /etc/x");
         let last = SnapshotId::random();
-        world.engine.end_kept(&running.id, &last).unwrap();
+        world.engine.stop_and_save(&running.id, &last).unwrap();
         let from = |snapshot| Spec { from: Origin::Snapshot(snapshot), ..world.spec() };
         let first = world.engine.start(&from(live)).unwrap();
         assert_eq!(shell(&first, "ls /bin/wc; ls -n /etc/x | grep -c 10001").out, "1");
-        // Captured again on top of a snapshot, with a folder that hides another of the same name.
+        // Captured again on top of a snapshot, with a folder that hides a lower one of the same
+        // name.
         shell(&first, "rm -r /etc/x; mkdir /etc/x; touch /etc/x/two");
         let two = world.home.join("sandboxes").join(first.id.part()).join("upper/etc/x/two");
         let age = || fs::metadata(&two).unwrap().modified().unwrap().elapsed().unwrap_or_default();
-        eventually("its times can be trusted", || age() > Duration::from_millis(100));
+        eventually("its timestamps to be old enough", || age() > Duration::from_millis(100));
         let again = SnapshotId::random();
         world.engine.capture(&first.id, &again).unwrap();
         let second = world.engine.start(&from(again)).unwrap();
         assert_eq!(shell(&second, "ls /etc/x").out, "two");
-        // And again: the copy of such a folder must not hide its own earlier copy.
+        // Once more: the copy of such a folder must not hide its own earlier copy.
         shell(&first, "touch /etc/x/three");
         let grown = SnapshotId::random();
         world.engine.capture(&first.id, &grown).unwrap();
@@ -355,8 +358,8 @@ fn what_was_removed_stays_removed_in_snapshots() {
 }
 
 #[test]
-fn a_frozen_sandbox_stands_still_and_goes_on() {
-    as_a_user("a_frozen_sandbox_stands_still_and_goes_on", |world| {
+fn freeze_and_thaw_work_without_cgroups() {
+    as_unprivileged_user("freeze_and_thaw_work_without_cgroups", |world| {
         let running = world.start();
         shell(
             &running,
@@ -364,7 +367,7 @@ fn a_frozen_sandbox_stands_still_and_goes_on() {
         );
         let file = world.home.join("sandboxes").join(running.id.part()).join("upper/tmp/grows");
         let size = || fs::metadata(&file).map_or(0, |about| about.len());
-        eventually("it grows", || size() > 0);
+        eventually("the file to grow", || size() > 0);
         world.engine.freeze(&running.id).unwrap();
         let frozen = size();
         for _ in 0..20 {
@@ -372,18 +375,18 @@ fn a_frozen_sandbox_stands_still_and_goes_on() {
             assert_eq!(size(), frozen);
         }
         world.engine.thaw(&running.id).unwrap();
-        eventually("it goes on", || size() > frozen);
+        eventually("the thaw", || size() > frozen);
         world.engine.freeze(&running.id).unwrap();
         let frozen = size();
-        eventually("the freeze ends by itself", || size() > frozen);
+        eventually("the freeze to expire", || size() > frozen);
         world.engine.freeze(&running.id).unwrap();
         world.engine.remove(&running.id).unwrap();
     });
 }
 
 #[test]
-fn the_next_zygote_looks_after_what_a_killed_one_left() {
-    as_a_user("the_next_zygote_looks_after_what_a_killed_one_left", |world| {
+fn next_zygote_adopts_rootless_sandboxes() {
+    as_unprivileged_user("next_zygote_adopts_rootless_sandboxes", |world| {
         let running = world.start();
         shell(&running, "(setsid sleep 1000 >/dev/null 2>&1 &); true");
         for pid in world.zygotes() {
@@ -409,8 +412,8 @@ fn the_next_zygote_looks_after_what_a_killed_one_left() {
 }
 
 #[test]
-fn a_store_of_root_and_one_of_a_user_are_told_apart() {
-    const NAME: &str = "a_store_of_root_and_one_of_a_user_are_told_apart";
+fn root_and_user_stores_are_kept_apart() {
+    const NAME: &str = "root_and_user_stores_are_kept_apart";
     let config = |folder: &Path| Config {
         home: folder.join("home"),
         cache: folder.join("cache"),
@@ -423,7 +426,7 @@ fn a_store_of_root_and_one_of_a_user_are_told_apart() {
         let folder = PathBuf::from(std::env::var_os("HOME").unwrap());
         let error = Engine::open(config(&folder.join("of-root"))).unwrap_err();
         let reason = std::error::Error::source(&error).unwrap().to_string();
-        assert!(reason.contains("root made it") && reason.contains("HARVEST_HOME"), "{reason}");
+        assert!(reason.contains("root created it") && reason.contains("HARVEST_HOME"), "{reason}");
         Engine::open(config(&folder)).unwrap();
         Engine::open(config(&folder)).unwrap();
         return;
@@ -433,44 +436,38 @@ fn a_store_of_root_and_one_of_a_user_are_told_apart() {
     Engine::open(config(&of_root)).unwrap();
     let all = [format!("{}:{}", user.id, user.id), of_root.to_string_lossy().into_owned()];
     assert!(HostCommand::new("chown").arg("-R").args(all).status().unwrap().success());
-    user.runs(&[&format!("rootless::{NAME}")]);
+    user.run_tests(&[&format!("rootless::{NAME}")]);
     let error = Engine::open(config(user.folder.path())).unwrap_err();
     let reason = std::error::Error::source(&error).unwrap().to_string();
-    assert!(reason.contains("an ordinary user made it"), "{reason}");
+    assert!(reason.contains("an unprivileged user created it"), "{reason}");
 }
 
 #[test]
-fn a_user_without_ids_is_told_what_to_do() {
+fn missing_subordinate_ids_are_explained() {
     let user = User::new();
     for ids in ["", "hvtest:1000000000:1000\n", "somebody:1000000000:65536\n"] {
         fs::remove_dir_all(user.folder.path().join("bin")).ok();
         fs::remove_dir_all(user.folder.path().join("etc")).ok();
         let output = user.command(ids, &["true"]);
-        let said = String::from_utf8_lossy(&output.stderr);
+        let text = String::from_utf8_lossy(&output.stderr);
         assert!(!output.status.success());
-        assert!(said.contains("/etc/subuid gives the user `hvtest` no range"), "{said}");
-        assert!(said.contains("usermod --add-subuids"), "{said}");
+        assert!(text.contains("user `hvtest` has no range of 65,535 ids"), "{text}");
+        assert!(text.contains("usermod --add-subuids"), "{text}");
     }
 }
 
 #[test]
-fn an_ordinary_user_builds_an_image_and_its_owners_are_kept() {
-    as_a_user("an_ordinary_user_builds_an_image_and_its_owners_are_kept", |world| {
-        let folder = world.folder.path().join("recipe");
-        fs::create_dir(&folder).unwrap();
-        symlink(world.folder.path().join("cache/layers/base"), folder.join("tree")).unwrap();
-        let text = "name = \"small\"\nfrom = { folder = \"tree\" }\n[[step]]\nenv = { PATH = \"/bin\" }\n\
-            [[step]]\nrun = \"mkdir /home; touch /home/file; chown 10001:5 /home/file; rm /bin/wc\"\n";
-        let recipe = Recipe::parse(text, &folder).unwrap();
-        let image =
-            world.engine.image_build(&recipe, BuildOptions::default(), &mut |_| {}).unwrap();
+fn rootless_build_keeps_file_owners() {
+    as_unprivileged_user("rootless_build_keeps_file_owners", |world| {
+        let script = "mkdir /home; touch /home/file; chown 10001:5 /home/file; rm /bin/wc";
+        let image = world.make_image("small", &[script]);
         assert_eq!(image.layers.len(), 2);
         let running =
             world.engine.start(&Spec { from: Origin::Image("small".to_owned()), ..world.spec() });
-        let said = shell(
+        let output = shell(
             &running.unwrap(),
             "ls -n /home/file | grep -c '10001 *5 '; ls /bin | grep -c '^wc$'",
         );
-        assert_eq!(said.out, "1\n0");
+        assert_eq!(output.out, "1\n0");
     });
 }

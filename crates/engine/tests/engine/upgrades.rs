@@ -1,10 +1,10 @@
-//! A zygote outlives the program that started it: what happens to it when the program is replaced,
-//! and when it is asked to go.
+//! A zygote outlives the program that started it: what happens when that program is replaced, and
+//! when the zygote is asked to exit.
 
 use super::*;
 
 #[test]
-fn a_zygote_of_another_build_gives_way_once_it_has_nothing_to_look_after() {
+fn idle_zygote_of_another_build_is_replaced() {
     let world = World::new();
     let first = world.start();
     let old = world.zygotes();
@@ -20,7 +20,7 @@ fn a_zygote_of_another_build_gives_way_once_it_has_nothing_to_look_after() {
         thresholds: Thresholds::NONE,
     })
     .unwrap();
-    // Who has sandboxes stays their parent, whatever has been installed meanwhile.
+    // A zygote with sandboxes stays their parent whatever was installed meanwhile.
     let second = upgraded.start(&world.spec()).unwrap();
     assert_eq!(world.zygotes(), old);
     for running in [first, second] {
@@ -34,15 +34,15 @@ fn a_zygote_of_another_build_gives_way_once_it_has_nothing_to_look_after() {
 }
 
 #[test]
-fn a_zygote_asked_to_rest_does_not_leave_its_sandbox() {
+fn zygote_with_sandbox_ignores_exit_request() {
     let world = World::new();
     let running = world.start();
     let zygotes = world.zygotes();
-    world.engine.rest().unwrap();
-    // Twice: the first question may find it on its way out, and keep it.
+    world.engine.stop_if_idle().unwrap();
+    // Twice: the first request may reach the zygote while it exits, and keep it.
     for _ in 0..2 {
         world.engine.thaw(&running.id).unwrap();
-        world.engine.rest().unwrap();
+        world.engine.stop_if_idle().unwrap();
     }
     assert_eq!(world.zygotes(), zygotes);
     assert_eq!(shell(&running, "echo here").out, "here");

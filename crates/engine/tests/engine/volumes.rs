@@ -1,4 +1,4 @@
-//! Volumes: shared, limited, kept, and gone from the host's tables whatever dies.
+//! Volumes: sharing, limits, persistence, and no mounts or devices left on the host after crashes.
 
 use harvest_engine::{
     Backing, EXEC_STATE, STATE_FOLDERS, STATE_INSIDE, Volume, VolumeMount, VolumeName, VolumeSpec,
@@ -28,15 +28,15 @@ impl World {
         self.engine.start(&Spec { volumes: mounts, ..self.spec() }).unwrap()
     }
 
-    /// Loop devices that carry a file of this world.
+    /// Loop devices attached to a file of this world.
     fn devices(&self) -> Vec<PathBuf> {
         let folder = self.folder.path().canonicalize().unwrap();
-        let carries = |block: &Path| {
+        let is_ours = |block: &Path| {
             let file = fs::read_to_string(block.join("loop/backing_file")).unwrap_or_default();
             Path::new(file.trim()).starts_with(&folder)
         };
         let blocks = fs::read_dir("/sys/block").unwrap().map(|entry| entry.unwrap().path());
-        blocks.filter(|block| carries(block)).collect()
+        blocks.filter(|block| is_ours(block)).collect()
     }
 
     fn is_mounted(&self) -> bool {
@@ -50,7 +50,7 @@ impl World {
 }
 
 #[test]
-fn two_sandboxes_share_a_volume_and_see_the_same_owners() {
+fn sandboxes_sharing_a_volume_see_the_same_owners() {
     let world = World::new();
     world.volume("shared");
     let [one, two] = [0, 1].map(|_| world.start_with(vec![mount("shared", false)]));
@@ -61,8 +61,8 @@ fn two_sandboxes_share_a_volume_and_see_the_same_owners() {
     };
     assert_eq!(exec(&one, user).exit, Exit::Code(0));
     shell(&one, "echo roots > /data/roots");
-    assert_eq!(world.devices().len(), 1, "one device for both");
-    assert!(!world.is_mounted(), "the host's own table knows nothing of it");
+    assert_eq!(world.devices().len(), 1, "both share one device");
+    assert!(!world.is_mounted(), "the host's mount table does not list it");
     let look = "cat /data/mine /data/roots; busybox stat -c %u:%g /data /data/mine /data/roots";
     let seen = "mine\nroots\n10001:10001\n10001:10001\n0:0";
     assert_eq!(shell(&two, look).out, seen);
@@ -72,7 +72,7 @@ fn two_sandboxes_share_a_volume_and_see_the_same_owners() {
 }
 
 #[test]
-fn a_volume_carries_neither_set_uid_programs_nor_devices() {
+fn volumes_are_mounted_nosuid_and_nodev() {
     let world = World::new();
     world.volume("quiet");
     let running = world.start_with(vec![mount("quiet", false)]);
@@ -81,7 +81,7 @@ fn a_volume_carries_neither_set_uid_programs_nor_devices() {
 }
 
 #[test]
-fn a_read_only_volume_is_read_only_even_for_root() {
+fn read_only_volumes_refuse_writes_by_root() {
     let world = World::new();
     world.volume("notes");
     let writer = world.start_with(vec![mount("notes", false)]);
@@ -99,7 +99,7 @@ fn a_read_only_volume_is_read_only_even_for_root() {
 }
 
 #[test]
-fn a_full_volume_is_full_for_who_writes_to_it_and_for_nobody_else() {
+fn a_full_volume_affects_only_its_writers() {
     let world = World::new();
     for volume in ["bytes", "names"] {
         world.volume(volume);
@@ -122,20 +122,20 @@ fn a_full_volume_is_full_for_who_writes_to_it_and_for_nobody_else() {
 }
 
 #[test]
-fn a_volumes_blocks_are_its_own_from_the_beginning_to_the_end() {
+fn a_volumes_blocks_stay_reserved() {
     let world = World::new();
     let volume = world.volume("mine");
     assert_eq!(volume.backing, Backing::Image);
-    let taken = || fs::metadata(world.image("mine")).unwrap().blocks() * 512;
-    assert!(taken() >= SIZE);
+    let allocated = || fs::metadata(world.image("mine")).unwrap().blocks() * 512;
+    assert!(allocated() >= SIZE);
     let running = world.start_with(vec![mount("mine", false)]);
     let busy = "busybox dd if=/dev/zero of=/data/a bs=1M count=4; sync; busybox rm /data/a; sync";
     shell(&running, &busy.replace("sync", "busybox sync"));
-    assert!(taken() >= SIZE, "what a sandbox deletes stays the volume's");
+    assert!(allocated() >= SIZE, "blocks of deleted files stay reserved");
 }
 
 #[test]
-fn a_volume_the_host_has_no_room_for_is_refused_and_leaves_nothing() {
+fn volumes_larger_than_free_space_are_refused() {
     let world = World::new();
     let spec = VolumeSpec { size_bytes: 1 << 43, ..VolumeSpec::new(name("huge")) };
     let error = world.engine.volume_create(&spec).unwrap_err();
@@ -145,7 +145,7 @@ fn a_volume_the_host_has_no_room_for_is_refused_and_leaves_nothing() {
 }
 
 #[test]
-fn killing_the_zygote_and_the_sandbox_leaves_no_device_and_no_mount() {
+fn killing_zygote_and_sandbox_leaves_no_device() {
     let world = World::new();
     world.volume("kept");
     let running = world.start_with(vec![mount("kept", false)]);
@@ -155,18 +155,18 @@ fn killing_the_zygote_and_the_sandbox_leaves_no_device_and_no_mount() {
             HostCommand::new("kill").args(["-9", &pid.to_string()]).status().unwrap().success()
         );
     }
-    eventually("the kernel takes everything down", || world.devices().is_empty());
+    eventually("the kernel unmounts and detaches everything", || world.devices().is_empty());
     world.engine.remove(&running.id).unwrap();
     let next = world.start_with(vec![mount("kept", false)]);
-    assert_eq!(shell(&next, "cat /data/file").out, "work", "a deleted sandbox leaves the volume");
+    assert_eq!(shell(&next, "cat /data/file").out, "work", "removing the sandbox keeps the volume");
     world.engine.remove(&next.id).unwrap();
-    // It holds what was used a moment ago.
-    world.engine.rest().unwrap();
-    eventually("the device goes with its last user", || world.devices().is_empty());
+    // The zygote holds recently used volumes.
+    world.engine.stop_if_idle().unwrap();
+    eventually("the device is detached with its last user", || world.devices().is_empty());
 }
 
 #[test]
-fn a_volume_in_use_cannot_be_removed_and_a_removed_one_not_be_used() {
+fn a_volume_in_use_cannot_be_removed() {
     let world = World::new();
     world.volume("busy");
     let again = world.engine.volume_create(&VolumeSpec::new(name("busy")));
@@ -187,7 +187,7 @@ fn a_volume_in_use_cannot_be_removed_and_a_removed_one_not_be_used() {
 }
 
 #[test]
-fn a_snapshot_does_not_hold_what_is_in_a_volume() {
+fn snapshots_do_not_include_volumes() {
     let world = World::new();
     world.volume("apart");
     let running = world.start_with(vec![mount("apart", false)]);
@@ -200,7 +200,7 @@ fn a_snapshot_does_not_hold_what_is_in_a_volume() {
 }
 
 #[test]
-fn a_volume_begun_by_who_was_killed_is_made_again_or_swept() {
+fn unfinished_volumes_are_recreated_or_collected() {
     let world = World::new();
     for half in ["again", "never"] {
         let folder = world.home.join("volumes").join(format!(".new-{half}"));
@@ -220,41 +220,44 @@ fn a_volume_begun_by_who_was_killed_is_made_again_or_swept() {
     assert_eq!(shell(&running, "cat /data/file").out, "on");
 }
 
-/// What the file system says of itself.
-fn about(image: &Path) -> String {
-    let said = HostCommand::new("/usr/sbin/dumpe2fs").arg("-h").arg(image).output().unwrap().stdout;
-    String::from_utf8_lossy(&said).into_owned()
+/// The superblock of a volume's file system, as text.
+fn superblock(image: &Path) -> String {
+    let output = HostCommand::new("/usr/sbin/dumpe2fs").arg("-h").arg(image).output().unwrap();
+    String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 #[test]
-fn a_volume_that_was_not_unmounted_or_has_errors_is_mended_before_it_is_used() {
+fn damaged_volumes_are_repaired_before_use() {
     let world = World::new();
     world.volume("cut");
     let (image, copy) = (world.image("cut"), world.folder.path().join("copy"));
-    let ends = |running: Running| {
+    let stop = |running: Running| {
         world.engine.remove(&running.id).unwrap();
-        world.engine.rest().unwrap();
+        world.engine.stop_if_idle().unwrap();
         eventually("it is unmounted", || world.devices().is_empty());
     };
     let running = world.start_with(vec![mount("cut", false)]);
     shell(&running, "echo work > /data/file; busybox sync");
-    // What is on the disk when the power goes.
+    // The content of the disk at a power cut.
     fs::copy(&image, &copy).unwrap();
-    ends(running);
+    stop(running);
     fs::rename(&copy, &image).unwrap();
-    assert!(about(&image).contains("needs_recovery"));
+    assert!(superblock(&image).contains("needs_recovery"));
     let running = world.start_with(vec![mount("cut", false)]);
     assert_eq!(shell(&running, "cat /data/file").out, "work");
-    assert!(fs::metadata(&image).unwrap().blocks() * 512 >= SIZE, "and has its blocks again");
-    ends(running);
+    assert!(fs::metadata(&image).unwrap().blocks() * 512 >= SIZE, "its blocks are reserved again");
+    stop(running);
     let debugfs = HostCommand::new("/usr/sbin/debugfs")
         .args(["-w", "-R", "set_super_value state 3"])
         .arg(&image)
         .output()
         .unwrap();
-    assert!(debugfs.status.success() && about(&image).contains("clean with errors"), "{debugfs:?}");
-    ends(world.start_with(vec![mount("cut", false)]));
-    assert!(!about(&image).contains("with errors"));
+    assert!(
+        debugfs.status.success() && superblock(&image).contains("clean with errors"),
+        "{debugfs:?}"
+    );
+    stop(world.start_with(vec![mount("cut", false)]));
+    assert!(!superblock(&image).contains("with errors"));
 }
 
 #[test]
@@ -274,7 +277,7 @@ fn many_starts_at_once_share_one_device() {
 }
 
 #[test]
-fn what_one_run_leaves_in_its_state_the_next_one_finds() {
+fn state_persists_between_runs() {
     let world = World::new();
     let state = world.engine.state(&name(EXEC_STATE)).unwrap();
     assert_eq!(state.inside, Path::new(STATE_INSIDE));
@@ -291,14 +294,14 @@ fn what_one_run_leaves_in_its_state_the_next_one_finds() {
     }
     assert_eq!(run("cd /mnt/state; cat .cache/left */left; ls -A").lines().count(), 8);
     run("busybox rm -r /mnt/state/workspace; ln -s /etc /mnt/state/workspace");
-    assert_eq!(run("readlink /mnt/state/workspace"), "/etc", "what a run has made of it stays");
+    assert_eq!(run("readlink /mnt/state/workspace"), "/etc", "a replaced folder stays as it is");
     run("busybox rm /mnt/state/workspace");
     assert_eq!(run("busybox stat -c %u:%g:%a /mnt/state/workspace"), "10001:10001:755");
     assert_eq!(world.engine.volumes().unwrap().len(), 1);
 }
 
 #[test]
-fn a_plain_folder_can_be_a_volume_too() {
+fn a_plain_folder_can_back_a_volume() {
     let world = World::new();
     let volume = world.volume("plain");
     let folder = world.home.join("volumes/plain");

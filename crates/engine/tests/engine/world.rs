@@ -1,4 +1,4 @@
-//! A home of a test's own, and what tests ask of the sandboxes in it.
+//! A private home for each test, and helpers for the sandboxes in it.
 
 use super::*;
 
@@ -8,12 +8,12 @@ pub(crate) const APPLETS: [&str; 28] = [
     "sleep", "touch", "true", "wget", "wc",
 ];
 
-/// Elsewhere for an ordinary user, who may not enter the folder of what was built.
+/// Another path for an unprivileged user, who cannot enter the build folder.
 pub(crate) fn zygote_program() -> std::ffi::OsString {
     std::env::var_os("HARVEST_TEST_ZYGOTE").unwrap_or(env!("CARGO_BIN_EXE_harvest-zygote").into())
 }
 
-/// A home of its own; everything in it is gone when the test ends.
+/// A private home; removed with everything in it when the test ends.
 pub(crate) struct World {
     pub(crate) engine: Engine,
     pub(crate) home: PathBuf,
@@ -29,7 +29,7 @@ impl World {
         Self::in_folder(tempfile::tempdir().unwrap(), below, Driver::Dir, &[])
     }
 
-    /// One whose sandboxes lack these guards.
+    /// A home whose sandboxes lack these guards.
     pub(crate) fn without(guards: &[&str]) -> Self {
         match guards {
             [] => Self::new(),
@@ -41,13 +41,13 @@ impl World {
         Self::in_folder(tempfile::tempdir().unwrap(), below, Driver::Dir, arguments)
     }
 
-    /// On btrfs, unless this host cannot.
+    /// A home on btrfs, if this host supports it.
     pub(crate) fn btrfs() -> Option<Self> {
-        let can = btrfs::is_possible() && !harvest_engine::rootless::is_here();
+        let can = btrfs::is_supported() && !harvest_engine::rootless::is_active();
         can.then(|| Self::in_folder(tempfile::tempdir().unwrap(), "", Driver::Btrfs, &[]))
     }
 
-    /// One for each way to keep disks.
+    /// One home for each store driver.
     pub(crate) fn each() -> impl Iterator<Item = Self> {
         [Some(Self::new()), Self::btrfs()].into_iter().flatten()
     }
@@ -69,7 +69,7 @@ impl World {
         arguments: &[&str],
     ) -> Self {
         if driver != Driver::Dir {
-            btrfs::own_mounts();
+            btrfs::enter_mount_namespace();
         }
         let zygote =
             [zygote_program()].into_iter().chain(arguments.iter().map(Into::into)).collect();
@@ -102,7 +102,7 @@ impl World {
             },
             limits: Limits { memory_bytes: 256 << 20, ..Limits::default() },
             network: Network::Door,
-            owner: Owner::Kept,
+            owner: Owner::Standalone,
             binds: Vec::new(),
             volumes: Vec::new(),
             env: BTreeMap::new(),
@@ -143,7 +143,7 @@ impl World {
             .filter(|pid| {
                 let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
                 let mut words = line.split(|byte| *byte == 0).filter(|word| !word.is_empty());
-                // A sandbox being made has the zygote's name still, in a pid namespace of its own.
+                // A sandbox being created still has the zygote's name, but its own pid namespace.
                 let link =
                     |pid: &dyn std::fmt::Display| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
                 words.next().is_some_and(|word| word.ends_with(b"harvest-zygote"))
@@ -160,12 +160,12 @@ impl Drop for World {
         for id in self.engine.list().unwrap_or_default() {
             let _ = self.engine.remove(&id);
         }
-        let _ = self.engine.rest();
+        let _ = self.engine.stop_if_idle();
         if !thread::panicking() {
             self.assert_nothing_left();
         }
-        // Looking for cgroups has woken it.
-        btrfs::let_go(&self.engine, &self.home);
+        // Looking for cgroups has mounted the store again.
+        btrfs::unmount_store(&self.engine, &self.home);
     }
 }
 
@@ -197,14 +197,15 @@ pub(crate) fn processes() -> Vec<u32> {
         .collect()
 }
 
-/// Unlike what it starts, a zygote does; a process that only makes a user namespace looks like one otherwise.
+/// Only zygotes lead a session; a helper process that creates a user namespace otherwise looks the
+/// same.
 pub(crate) fn leads_its_session(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit(')').next().and_then(|rest| rest.split_whitespace().nth(3))
         == Some(&pid.to_string())
 }
 
-/// The host's uid of a process, unless it is dead and only waits for its parent to notice.
+/// The host uid of a process, or `None` if it is dead or a zombie.
 pub(crate) fn uid(pid: u32) -> Option<u32> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     if status.lines().any(|line| line.starts_with("State:\tZ")) {
@@ -219,7 +220,7 @@ pub(crate) fn uid(pid: u32) -> Option<u32> {
         .ok()
 }
 
-/// Living processes with an id of this range.
+/// Live processes with a uid in this range.
 pub(crate) fn processes_of(range: u32) -> Vec<u32> {
     processes()
         .into_iter()
@@ -231,51 +232,51 @@ pub(crate) fn range(running: &Running) -> u32 {
     uid(running.pid).unwrap() / 65536
 }
 
-/// Waits for something that must come; a minute means never, even on a busy machine.
-pub(crate) fn eventually(what: &str, mut holds: impl FnMut() -> bool) {
+/// Waits for a condition; a minute is enough even on a busy host.
+pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(60);
-    while !holds() {
-        assert!(Instant::now() < end, "this never came: {what}");
+    while !condition() {
+        assert!(Instant::now() < end, "timed out waiting for: {what}");
         thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// What a command said and how it ended.
+/// Output and exit of a command.
 #[derive(Debug)]
-pub(crate) struct Said {
+pub(crate) struct CommandOutput {
     pub(crate) exit: Exit,
     pub(crate) out: String,
     pub(crate) err: String,
 }
 
-pub(crate) fn exec(running: &Running, command: Command) -> Said {
+pub(crate) fn exec(running: &Running, command: Command) -> CommandOutput {
     let (mut out, mut err) = (Vec::new(), Vec::new());
-    let mut guest = Guest::dial(&running.bridge).unwrap();
-    let exit = guest
+    let mut client = SupervisorClient::dial(&running.bridge).unwrap();
+    let exit = client
         .exec(command, &[], &mut |output, bytes| match output {
             Output::Stdout => out.extend_from_slice(bytes),
             Output::Stderr => err.extend_from_slice(bytes),
         })
         .unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).trim().to_owned();
-    Said { exit, out: text(out), err: text(err) }
+    CommandOutput { exit, out: text(out), err: text(err) }
 }
 
 pub(crate) fn command(argv: &[&str]) -> Command {
     Command { argv: argv.iter().map(|&word| word.to_owned()).collect(), ..Command::default() }
 }
 
-pub(crate) fn shell(running: &Running, script: &str) -> Said {
+pub(crate) fn shell(running: &Running, script: &str) -> CommandOutput {
     exec(running, command(&["sh", "-c", script]))
 }
 
-/// Names of the cgroups below a home's.
+/// Names of the sandbox cgroups below a home's.
 pub(crate) fn parts(group: &Path) -> Vec<String> {
     let entries = fs::read_dir(group).unwrap().flatten().filter(|entry| entry.path().is_dir());
     entries.map(|entry| named(&entry.path())).filter(|part| part != "zygote").collect()
 }
 
-/// A process of the host that does nothing, until it is dropped.
+/// An idle process of the host, killed when dropped.
 pub(crate) struct Sleeper(pub(crate) Child);
 
 impl Sleeper {

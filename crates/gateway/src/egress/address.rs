@@ -1,14 +1,13 @@
-//! Which addresses the gateway connects to on a sandbox's behalf: public ones only. A name in the
-//! policy that points into the host, its network or its cloud's metadata leads nowhere. Addresses set
-//! aside for documentation are let through: they are nobody's, and a network that answers on them has
-//! put a mirror there on purpose.
+//! Addresses that the gateway connects to for a sandbox: public ones only. A name in the policy
+//! that resolves to the machine, its network or its cloud's metadata service is refused.
+//! Documentation addresses are allowed: they belong to no one, and a network that answers on them
+//! has put a mirror there on purpose.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 // Azure answers metadata requests on this public-looking address.
 const AZURE_WIRE_SERVER: Ipv4Addr = Ipv4Addr::new(168, 63, 129, 16);
 
-/// Whether the address is on the public internet.
 #[must_use]
 pub(crate) fn is_public(address: IpAddr) -> bool {
     match address {
@@ -17,15 +16,15 @@ pub(crate) fn is_public(address: IpAddr) -> bool {
     }
 }
 
-// The blocks of RFC 6890 and its successors that are not for global use.
+// Blocks of RFC 6890 and its successors that are not for global use.
 fn is_public_v4(address: Ipv4Addr) -> bool {
     let special = match address.octets() {
         [0 | 10 | 127, ..] => true,
-        [100, second, ..] => second & 0xc0 == 64, // shared by carriers
+        [100, second, ..] => second & 0xc0 == 64, // carrier-grade NAT
         [169, 254, ..] => true,                   // link-local, and most clouds' metadata
         [172, second, ..] => second & 0xf0 == 16,
         [192, 0, 0, _] | [192, 88, 99, _] | [192, 168, ..] => true,
-        [198, 18 | 19, ..] => true, // measurements; the range sandboxes see names in
+        [198, 18 | 19, ..] => true, // benchmarks; sandboxes get synthetic addresses from it
         [224..=255, ..] => true,    // multicast, reserved, broadcast
         _ => false,
     };
@@ -34,8 +33,8 @@ fn is_public_v4(address: Ipv4Addr) -> bool {
 
 fn is_public_v6(address: Ipv6Addr) -> bool {
     let segments = address.segments();
-    // Only 2000::/3 is handed out for global use; that leaves out loopback, mapped IPv4, unique-local,
-    // link-local and multicast at once.
+    // Only 2000::/3 is assigned for global use; this excludes loopback, mapped IPv4, unique-local,
+    // link-local and multicast.
     let global = segments[0] & 0xe000 == 0x2000;
     let special = match segments {
         [0x2001, second, ..] => second < 0x200, // Teredo and other protocols
@@ -50,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_public_internet_is_public() {
+    fn public_addresses_are_public() {
         for public in [
             "1.1.1.1",
             "100.128.0.1",
@@ -65,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn the_host_its_network_and_its_clouds_metadata_are_not() {
+    fn private_and_metadata_addresses_are_not_public() {
         for private in [
             "0.0.0.0",
             "10.1.2.3",

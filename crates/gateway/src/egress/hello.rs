@@ -4,18 +4,18 @@
 //! twice, trailing bytes. So is an encrypted inner hello (RFC 9849): the name it hides could lead
 //! past the policy on any server that shares its address with an allowed one.
 
-/// What the bytes so far say.
+/// Result of reading the first bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Hello {
     /// More bytes are needed.
     Partial,
-    /// The name asked for, as it was sent.
+    /// The server name as sent.
     Name(String),
-    /// Not a hello we let pass.
+    /// The hello is not acceptable.
     Refused(&'static str),
 }
 
-/// The most bytes of handshake we hold for one hello. Post-quantum key shares make 2 KiB usual;
+/// Maximum size of a hello. Post-quantum key shares make 2 KiB usual;
 /// session tickets may add a few more.
 pub(crate) const MAX_HELLO_BYTES: usize = 32 * 1024;
 
@@ -27,7 +27,7 @@ const SERVER_NAME: u16 = 0;
 const ENCRYPTED_CLIENT_HELLO: u16 = 0xfe0d;
 const HOST_NAME: u8 = 0;
 
-/// Looks at the first bytes of a connection.
+/// Reads the first bytes of a connection.
 #[must_use]
 pub(crate) fn read(bytes: &[u8]) -> Hello {
     match handshake(bytes) {
@@ -41,7 +41,7 @@ pub(crate) fn read(bytes: &[u8]) -> Hello {
     }
 }
 
-// Takes the hello out of its records; it may span several.
+// Extracts the hello from its records; it may span several.
 fn handshake(bytes: &[u8]) -> Result<Option<Vec<u8>>, &'static str> {
     let mut records = bytes;
     let mut message = Vec::new();
@@ -51,13 +51,13 @@ fn handshake(bytes: &[u8]) -> Result<Option<Vec<u8>>, &'static str> {
             let [high, middle, low] = length.map(usize::from);
             let length = high << 16 | middle << 8 | low;
             if kind != CLIENT_HELLO {
-                return Err("the first TLS message is not a hello");
+                return Err("the first TLS message is not a ClientHello");
             }
             if length > MAX_HELLO_BYTES {
                 return Err("the TLS hello is too long");
             }
             if rest.len() > length {
-                return Err("something follows the TLS hello in its record");
+                return Err("the record of the TLS hello contains more than the hello");
             }
             if rest.len() == length {
                 return Ok(Some(rest.to_vec()));
@@ -76,12 +76,12 @@ fn record(bytes: &[u8]) -> Result<Option<Split<'_>>, &'static str> {
     if bytes.first().is_some_and(|kind| *kind != RECORD_HANDSHAKE)
         || bytes.get(1).is_some_and(|major| *major != 3)
     {
-        return Err("this is not TLS");
+        return Err("the connection does not use TLS");
     }
     let Some((header, rest)) = bytes.split_first_chunk::<5>() else { return Ok(None) };
     let length = usize::from(u16::from_be_bytes([header[3], header[4]]));
     if length == 0 || length > MAX_RECORD_BYTES {
-        return Err("a TLS record has an impossible length");
+        return Err("a TLS record has an invalid length");
     }
     Ok(rest.split_at_checked(length))
 }
@@ -96,23 +96,23 @@ fn server_name(hello: &[u8]) -> Result<String, &'static str> {
     {
         return Err("the TLS hello is malformed");
     }
-    let mut extensions = Reader(hello.vector16().map_err(|_| "the TLS hello names no server")?);
+    let mut extensions = Reader(hello.vector16().map_err(|_| "the TLS hello has no server name")?);
     hello.end()?;
     let (mut seen, mut name) = (Vec::new(), None);
     while !extensions.0.is_empty() {
         let kind = extensions.number16()?;
         let data = extensions.vector16()?;
         if seen.contains(&kind) {
-            return Err("the TLS hello gives an extension twice");
+            return Err("the TLS hello repeats an extension");
         }
         seen.push(kind);
         match kind {
             SERVER_NAME => name = Some(host_name(data)?),
-            ENCRYPTED_CLIENT_HELLO => return Err("the TLS hello hides its server name"),
+            ENCRYPTED_CLIENT_HELLO => return Err("the TLS hello encrypts its server name"),
             _ => {}
         }
     }
-    name.ok_or("the TLS hello names no server")
+    name.ok_or("the TLS hello has no server name")
 }
 
 fn host_name(data: &[u8]) -> Result<String, &'static str> {
@@ -132,7 +132,7 @@ struct Reader<'a>(&'a [u8]);
 
 impl<'a> Reader<'a> {
     fn take(&mut self, count: usize) -> Result<&'a [u8], &'static str> {
-        let (taken, rest) = self.0.split_at_checked(count).ok_or("the TLS hello is cut short")?;
+        let (taken, rest) = self.0.split_at_checked(count).ok_or("the TLS hello is truncated")?;
         self.0 = rest;
         Ok(taken)
     }
@@ -153,7 +153,7 @@ impl<'a> Reader<'a> {
     }
 
     fn end(&self) -> Result<(), &'static str> {
-        if self.0.is_empty() { Ok(()) } else { Err("the TLS hello has bytes left over") }
+        if self.0.is_empty() { Ok(()) } else { Err("the TLS hello has trailing bytes") }
     }
 }
 
@@ -208,7 +208,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn the_name_of_a_real_clients_hello_is_read() {
+    fn server_name_of_real_client_is_read() {
         let bytes = real_hello("example.org");
         assert_eq!(read(&bytes), Hello::Name("example.org".into()));
         for cut in 0..bytes.len() {
@@ -217,7 +217,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_hello_cut_into_many_records_is_put_together() {
+    fn hello_across_records_is_read() {
         assert_eq!(
             read(&records(&hello(&sni("example.org")), 3)),
             Hello::Name("example.org".into())
@@ -225,7 +225,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn what_a_server_could_read_differently_is_refused() {
+    fn ambiguous_hello_is_refused() {
         let twice = [sni("a.org"), sni("b.org")].concat();
         let hidden = [sni("a.org"), extension(ENCRYPTED_CLIENT_HELLO, &[0])].concat();
         let two_names =
@@ -241,20 +241,23 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn a_hello_that_never_ends_is_refused() {
+    fn oversized_hello_is_refused() {
         let endless = records(&[&[CLIENT_HELLO, 0, 0x70, 0][..], &[0; 0x6fff]].concat(), 1);
         assert!(matches!(read(&endless), Hello::Refused(_)));
     }
 
     proptest! {
         #[test]
-        fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        fn any_bytes_parse_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
             let _ = read(&bytes);
             let _ = read(&records(&hello(&bytes), 100));
         }
 
         #[test]
-        fn a_damaged_hello_never_yields_a_name_that_is_not_in_it(at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+        fn damaged_hello_never_yields_other_name(
+            at in any::<prop::sample::Index>(),
+            byte in any::<u8>(),
+        ) {
             let mut bytes = records(&hello(&sni("example.org")), 9999);
             let index = at.index(bytes.len());
             bytes[index] = byte;
@@ -264,7 +267,7 @@ pub(crate) mod tests {
         }
 
         #[test]
-        fn more_bytes_never_change_a_name_once_read(cut in 0usize..200, name in "[a-z]{1,20}\\.org") {
+        fn more_bytes_never_change_the_name(cut in 0usize..200, name in "[a-z]{1,20}\\.org") {
             let bytes = records(&hello(&sni(&name)), 40);
             let head = &bytes[..cut.min(bytes.len())];
             prop_assert!(matches!(read(head), Hello::Partial) || read(head) == Hello::Name(name));

@@ -1,52 +1,52 @@
-//! Reads the host out of the head of a plain HTTP/1 request, strictly. Parses no body and no
-//! second request.
+//! Reads the host from the head of a plain HTTP/1 request, strictly. Parses no body and no second
+//! request.
 
-/// What the bytes so far say.
+/// Result of reading the first bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Head {
+pub(crate) enum RequestHead {
     /// More bytes are needed.
     Partial,
-    /// The host asked for, without its port.
+    /// The host, without its port.
     Host(String),
-    /// Not a request we let pass.
+    /// The request is not acceptable.
     Refused(&'static str),
 }
 
-/// The longest head we hold. Twice what common servers accept.
+/// Maximum size of a head. Twice what common servers accept.
 pub(crate) const MAX_HEAD_BYTES: usize = 16 * 1024;
 
-/// Looks at the first bytes of a connection to port 80.
+/// Reads the first bytes of a connection to port 80.
 #[must_use]
-pub(crate) fn read(bytes: &[u8]) -> Head {
+pub(crate) fn read(bytes: &[u8]) -> RequestHead {
     let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") else {
         let too_long = bytes.len() > MAX_HEAD_BYTES;
         return if too_long {
-            Head::Refused("the request's head is too long")
+            RequestHead::Refused("the request's head is too long")
         } else {
-            Head::Partial
+            RequestHead::Partial
         };
     };
     match host(&bytes[..end]) {
-        Ok(host) => Head::Host(host),
-        Err(reason) => Head::Refused(reason),
+        Ok(host) => RequestHead::Host(host),
+        Err(reason) => RequestHead::Refused(reason),
     }
 }
 
 fn host(head: &[u8]) -> Result<String, &'static str> {
-    let text = std::str::from_utf8(head).map_err(|_| "the request's head is not text")?;
+    let text = std::str::from_utf8(head).map_err(|_| "the request's head is not valid UTF-8")?;
     let mut lines = text.split("\r\n");
     if text.replace("\r\n", "").contains(['\r', '\n', '\0']) {
         return Err("the request's head has a stray control character");
     }
     let request: Vec<_> = lines.next().unwrap_or_default().split(' ').collect();
     let [method, target, "HTTP/1.1" | "HTTP/1.0"] = request[..] else {
-        return Err("this is not HTTP");
+        return Err("the connection does not use HTTP");
     };
     if method.is_empty() || !method.bytes().all(|byte| byte.is_ascii_uppercase()) {
-        return Err("this is not HTTP");
+        return Err("the connection does not use HTTP");
     }
     if !(target.starts_with('/') || target == "*") {
-        return Err("the request asks for another place than this host");
+        return Err("the request's target is not a path");
     }
     let mut host = None;
     for line in lines {
@@ -55,10 +55,10 @@ fn host(head: &[u8]) -> Result<String, &'static str> {
             return Err("a header's name is malformed");
         }
         if name.eq_ignore_ascii_case("host") && host.replace(value.trim()).is_some() {
-            return Err("the request names its host twice");
+            return Err("the request has two host headers");
         }
     }
-    let host = host.ok_or("the request names no host")?;
+    let host = host.ok_or("the request has no host header")?;
     Ok(host.strip_suffix(":80").unwrap_or(host).to_owned())
 }
 
@@ -69,14 +69,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_host_of_an_ordinary_request_is_read_once_the_head_is_whole() {
+    fn host_is_read_once_the_head_is_complete() {
         let request = b"GET /a HTTP/1.1\r\nAccept: */*\r\nhOST: Example.org:80\r\n\r\nbody";
-        assert_eq!(read(request), Head::Host("Example.org".into()));
-        assert_eq!(read(&request[..50]), Head::Partial);
+        assert_eq!(read(request), RequestHead::Host("Example.org".into()));
+        assert_eq!(read(&request[..50]), RequestHead::Partial);
     }
 
     #[test]
-    fn what_a_server_could_read_differently_is_refused() {
+    fn ambiguous_request_is_refused() {
         for head in [
             "GET / HTTP/1.1\r\n\r\n",
             "GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
@@ -88,13 +88,13 @@ mod tests {
             "PRI * HTTP/2.0\r\n\r\n",
             "SSH-2.0-x\r\n\r\n",
         ] {
-            assert!(matches!(read(head.as_bytes()), Head::Refused(_)), "{head:?}");
+            assert!(matches!(read(head.as_bytes()), RequestHead::Refused(_)), "{head:?}");
         }
     }
 
     proptest! {
         #[test]
-        fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn any_bytes_parse_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = read(&[b"GET / HTTP/1.1\r\n", &bytes[..], b"\r\n\r\n"].concat());
             let _ = read(&bytes);
         }

@@ -1,5 +1,5 @@
-//! Carries a connection to a name of the policy: looks the name up on the host, connects to public
-//! addresses only, and lets bytes pass once they name the same host. Never looks into TLS.
+//! Connections to allowed names: resolves the name on the machine, connects to public addresses
+//! only, and forwards bytes once they name the same host. Does not decrypt TLS.
 
 pub(crate) mod address;
 pub(crate) mod hello;
@@ -15,22 +15,22 @@ use tokio::{
 
 use crate::{GatewayConfig, door::Stream, policy};
 
-const LOOKUP_LIMIT: Duration = Duration::from_secs(10);
-const CONNECT_LIMIT: Duration = Duration::from_secs(10);
-// From the open connection to the end of the hello or the request's head.
-const FIRST_BYTES_LIMIT: Duration = Duration::from_secs(30);
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+// For the complete TLS hello or request head, from the open connection.
+const FIRST_BYTES_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Why a connection did not pass, in words.
+/// Why a connection was refused.
 #[derive(Debug)]
 pub(crate) struct Refused(pub(crate) String);
 
-/// Connects to a name the policy allows.
 pub(crate) async fn connect(
     config: &GatewayConfig,
     name: &str,
     port: u16,
 ) -> Result<TcpStream, Refused> {
-    let name = policy::normal(name).ok_or_else(|| Refused("this is not a host name".to_owned()))?;
+    let name =
+        policy::normalize(name).ok_or_else(|| Refused("not a valid host name".to_owned()))?;
     let found = match config.pinned.get(&name) {
         Some(address) => vec![*address],
         None => look_up(&name, port).await?,
@@ -39,47 +39,47 @@ pub(crate) async fn connect(
         |found: &SocketAddr| config.allow_private_upstreams || address::is_public(found.ip());
     let usable: Vec<_> = found.into_iter().filter(allowed).collect();
     if usable.is_empty() {
-        return Err(Refused("the name leads to a private address".to_owned()));
+        return Err(Refused("the name resolves to a private address".to_owned()));
     }
     for address in usable {
-        if let Ok(Ok(stream)) = timeout(CONNECT_LIMIT, TcpStream::connect(address)).await {
-            // Small packets of a handshake must not wait for one another.
+        if let Ok(Ok(stream)) = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
+            // Small packets of a handshake must not be delayed.
             let _ = stream.set_nodelay(true);
             return Ok(stream);
         }
     }
-    Err(Refused("the name's server could not be reached".to_owned()))
+    Err(Refused("cannot connect to the server".to_owned()))
 }
 
 async fn look_up(name: &str, port: u16) -> Result<Vec<SocketAddr>, Refused> {
-    match timeout(LOOKUP_LIMIT, lookup_host((name, port))).await {
+    match timeout(LOOKUP_TIMEOUT, lookup_host((name, port))).await {
         Ok(Ok(found)) => Ok(found.collect()),
-        Ok(Err(_)) => Err(Refused("the name could not be found".to_owned())),
-        Err(_) => Err(Refused("looking the name up took too long".to_owned())),
+        Ok(Err(_)) => Err(Refused("cannot resolve the name".to_owned())),
+        Err(_) => Err(Refused("resolving the name timed out".to_owned())),
     }
 }
 
-/// Carries bytes both ways until both ends are done, if the first bytes name the host they go to.
-pub(crate) async fn carry(
+/// Forwards bytes both ways until both ends are done, if the first bytes name the expected host.
+pub(crate) async fn forward(
     mut inside: Stream,
     mut outside: TcpStream,
     name: &str,
     port: u16,
 ) -> Result<(), Refused> {
-    let first = match timeout(FIRST_BYTES_LIMIT, first_bytes(&mut inside, name, port)).await {
+    let first = match timeout(FIRST_BYTES_TIMEOUT, first_bytes(&mut inside, name, port)).await {
         Ok(first) => first?,
         Err(_) => {
-            return Err(Refused("the connection did not say which host it is for".to_owned()));
+            return Err(Refused("the connection did not name its host in time".to_owned()));
         }
     };
-    // Either end may hang up at any moment; that is how connections end, not something to report.
+    // Either end may close the connection at any time; that is not an error to report.
     let copied: io::Result<_> = async {
         outside.write_all(&first).await?;
         copy_bidirectional(&mut inside, &mut outside).await
     }
     .await;
     if let Err(error) = copied {
-        tracing::trace!(name, %error, "a carried connection ended early");
+        tracing::trace!(name, %error, "a forwarded connection ended early");
     }
     Ok(())
 }
@@ -94,22 +94,24 @@ async fn first_bytes(inside: &mut Stream, name: &str, port: u16) -> Result<Vec<u
                 hello::Hello::Refused(reason) => return Err(Refused(reason.to_owned())),
             },
             _ => match host::read(&bytes) {
-                host::Head::Partial => None,
-                host::Head::Host(name) => Some(name),
-                host::Head::Refused(reason) => return Err(Refused(reason.to_owned())),
+                host::RequestHead::Partial => None,
+                host::RequestHead::Host(name) => Some(name),
+                host::RequestHead::Refused(reason) => return Err(Refused(reason.to_owned())),
             },
         };
         match named {
-            Some(named) if policy::normal(&named) == policy::normal(name) => return Ok(bytes),
+            Some(named) if policy::normalize(&named) == policy::normalize(name) => {
+                return Ok(bytes);
+            }
             Some(_) => {
                 return Err(Refused(
-                    "the connection asks for another host than the name it used".to_owned(),
+                    "the connection names another host than the one looked up".to_owned(),
                 ));
             }
             None => {}
         }
         if inside.read_buf(&mut bytes).await.unwrap_or(0) == 0 {
-            // It ended before it said anything wrong, as probes do.
+            // A connection without any bytes is harmless; probes do that.
             return if bytes.is_empty() {
                 Ok(bytes)
             } else {

@@ -1,6 +1,6 @@
-//! The git door: `http://git.harvest.internal/{name}.git` inside leads to the repository's real place
-//! outside, with the credentials the sandbox does not have. Carries fetches as they are; pushes are
-//! judged by `push`.
+//! The git door: forwards `http://git.harvest.internal/{name}.git` to the repository's real remote,
+//! with the credentials that the sandbox does not have. Fetches pass unchanged; `push` checks
+//! pushes.
 
 mod pktline;
 mod push;
@@ -19,17 +19,17 @@ use hyper::{
 
 use crate::{
     door::Door,
-    http::{self, Body, Cut},
+    http::{self, Abort, Body},
     ledger::GitAccess,
     vault::{basic_credentials, redact},
 };
 
 const GIT_PROTOCOL: HeaderName = HeaderName::from_static("git-protocol");
-// A forge explains a refusal in a few lines.
+// A forge explains an error in a few lines.
 const MAX_ERROR_BYTES: usize = 16 * 1024;
 
-// Everything else the sandbox says, credentials above all, stays behind.
-const PASSED_OUT: [HeaderName; 6] = [
+// All other headers of the sandbox are dropped, above all credentials.
+const TO_REMOTE: [HeaderName; 6] = [
     header::ACCEPT,
     header::ACCEPT_LANGUAGE,
     header::CONTENT_TYPE,
@@ -37,9 +37,9 @@ const PASSED_OUT: [HeaderName; 6] = [
     header::USER_AGENT,
     GIT_PROTOCOL,
 ];
-// Compression is between git and the forge, except where the gateway has to read along.
-const PASSED_OUT_UNREAD: [HeaderName; 2] = [header::ACCEPT_ENCODING, header::CONTENT_ENCODING];
-const PASSED_IN: [HeaderName; 5] = [
+// Compression is between git and the forge, except where the gateway has to read the body.
+const TO_REMOTE_UNREAD: [HeaderName; 2] = [header::ACCEPT_ENCODING, header::CONTENT_ENCODING];
+const FROM_REMOTE: [HeaderName; 5] = [
     header::CONTENT_TYPE,
     header::CONTENT_ENCODING,
     header::CACHE_CONTROL,
@@ -47,20 +47,19 @@ const PASSED_IN: [HeaderName; 5] = [
     header::PRAGMA,
 ];
 
-/// What git asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Errand {
+enum GitRequest {
     FetchInfo,
     Fetch,
     PushInfo,
     Push,
 }
 
-impl Errand {
+impl GitRequest {
     const ALL: [Self; 4] = [Self::FetchInfo, Self::Fetch, Self::PushInfo, Self::Push];
 
-    /// What follows the repository in the URL, the query, and how it is asked for.
-    const fn spelling(self) -> (&'static str, Option<&'static str>, Method) {
+    /// The path after the repository, the query and the method.
+    const fn route(self) -> (&'static str, Option<&'static str>, Method) {
         match self {
             Self::FetchInfo => ("info/refs", Some("service=git-upload-pack"), Method::GET),
             Self::PushInfo => ("info/refs", Some("service=git-receive-pack"), Method::GET),
@@ -70,62 +69,61 @@ impl Errand {
     }
 }
 
-/// Answers one request at the git door.
 pub(crate) async fn answer(
     door: Arc<Door>,
     request: Request<Incoming>,
-) -> Result<Response<Body>, Cut> {
-    let pass = door.pass();
+) -> Result<Response<Body>, Abort> {
+    let policy = door.policy();
     let (parts, body) = request.into_parts();
-    let Some((access, wanted)) = find(&pass.repositories, &parts) else {
-        return Ok(http::text(StatusCode::NOT_FOUND, "this session has no such repository"));
+    let Some((access, wanted)) = find(&policy.repositories, &parts) else {
+        return Ok(http::text(StatusCode::NOT_FOUND, "this session does not have that repository"));
     };
-    if wanted == Errand::Push {
+    if wanted == GitRequest::Push {
         return push::answer(door, access.clone(), parts, body).await;
     }
-    if wanted == Errand::PushInfo && access.branch.is_none() {
-        door.log_refused_push(&access.name, "this session may only read").await;
-        return Ok(http::text(StatusCode::FORBIDDEN, "this session may only read this repository"));
+    if wanted == GitRequest::PushInfo && access.branch.is_none() {
+        door.log_refused_push(&access.name, "this session has read-only access").await;
+        let message = "this session has read-only access to this repository";
+        return Ok(http::text(StatusCode::FORBIDDEN, message));
     }
-    let remote = match Remote::of(&door, access).await {
+    let remote = match Remote::resolve(&door, access).await {
         Ok(remote) => remote,
         Err(refused) => return Ok(refused),
     };
-    let headers = [&PASSED_OUT[..], &PASSED_OUT_UNREAD].concat();
-    let body = (wanted == Errand::Fetch).then(|| reqwest::Body::wrap_stream(http::pieces(body)));
-    let answered = match remote.ask(&door, wanted, selected(&parts.headers, &headers), body).await {
+    let headers = filter_headers(&parts.headers, &[&TO_REMOTE[..], &TO_REMOTE_UNREAD].concat());
+    let body =
+        (wanted == GitRequest::Fetch).then(|| reqwest::Body::wrap_stream(http::chunks(body)));
+    let answered = match remote.send(&door, wanted, headers, body).await {
         Ok(answered) => answered,
         Err(refused) => return Ok(refused),
     };
-    let headers = selected(answered.headers(), &PASSED_IN);
-    let pieces = answered.bytes_stream().map(|piece| match piece {
-        Ok(piece) => Ok(Frame::data(piece)),
+    let headers = filter_headers(answered.headers(), &FROM_REMOTE);
+    let chunks = answered.bytes_stream().map(|chunk| match chunk {
+        Ok(chunk) => Ok(Frame::data(chunk)),
         Err(failed) => Err(failed.without_url().into()),
     });
-    let mut response = Response::new(StreamBody::new(pieces).boxed_unsync());
+    let mut response = Response::new(StreamBody::new(chunks).boxed_unsync());
     *response.headers_mut() = headers;
     Ok(response)
 }
 
-// Names are compared as they are, never decoded: `..` and `%2e` simply match nothing.
-fn find<'a>(repositories: &'a [GitAccess], parts: &Parts) -> Option<(&'a GitAccess, Errand)> {
+// Names are compared undecoded: `..` and `%2e` match nothing.
+fn find<'a>(repositories: &'a [GitAccess], parts: &Parts) -> Option<(&'a GitAccess, GitRequest)> {
     let path = parts.uri.path().strip_prefix('/')?;
     repositories.iter().find_map(|access| {
         let rest = path.strip_prefix(access.name.as_str())?.strip_prefix(".git/")?;
-        let asked = (rest, parts.uri.query(), parts.method.clone());
-        Errand::ALL
-            .into_iter()
-            .find(|request| request.spelling() == asked)
-            .map(|request| (access, request))
+        let route = (rest, parts.uri.query(), parts.method.clone());
+        let request = GitRequest::ALL.into_iter().find(|request| request.route() == route)?;
+        Some((access, request))
     })
 }
 
-fn selected(headers: &HeaderMap, names: &[HeaderName]) -> HeaderMap {
+fn filter_headers(headers: &HeaderMap, names: &[HeaderName]) -> HeaderMap {
     let chosen = headers.iter().filter(|(name, _)| names.contains(name));
     chosen.map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
-/// A repository's real place, and the key to it.
+/// The real remote of a repository, with its secret.
 struct Remote {
     name: String,
     url: reqwest::Url,
@@ -133,17 +131,17 @@ struct Remote {
 }
 
 impl Remote {
-    async fn of(door: &Door, access: &GitAccess) -> Result<Self, Response<Body>> {
-        let unusable = || {
+    async fn resolve(door: &Door, access: &GitAccess) -> Result<Self, Response<Body>> {
+        let invalid = || {
             let message =
                 format!("the URL registered for `{}` is not an http or https URL", access.name);
             http::text(StatusCode::BAD_GATEWAY, &message)
         };
-        let mut url = reqwest::Url::parse(&access.url).map_err(|_| unusable())?;
-        // What a URL carries along could be a password; only the named secret is ever sent.
-        url.set_username("").and_then(|()| url.set_password(None)).map_err(|()| unusable())?;
+        let mut url = reqwest::Url::parse(&access.url).map_err(|_| invalid())?;
+        // A URL may contain a password; only the named secret is ever sent.
+        url.set_username("").and_then(|()| url.set_password(None)).map_err(|()| invalid())?;
         if !matches!(url.scheme(), "http" | "https") {
-            return Err(unusable());
+            return Err(invalid());
         }
         let secret = match &access.secret {
             None => None,
@@ -151,7 +149,7 @@ impl Remote {
                 Some(secret) => Some((name.clone(), secret)),
                 None => {
                     let message = format!(
-                        "the secret {name} that opens `{}` is not set; set it with `harvest secret set {name}`",
+                        "secret {name} for repository `{}` is not set; set it with `harvest secret set {name}`",
                         access.name
                     );
                     return Err(http::text(StatusCode::FORBIDDEN, &message));
@@ -161,15 +159,15 @@ impl Remote {
         Ok(Self { name: access.name.clone(), url, secret })
     }
 
-    /// Asks the remote; an answer that is not a good one comes back in our own words.
-    async fn ask(
+    /// Sends a request to the remote. Any other response than 200 becomes an error response.
+    async fn send(
         &self,
         door: &Door,
-        wanted: Errand,
+        wanted: GitRequest,
         headers: HeaderMap,
         body: Option<reqwest::Body>,
     ) -> Result<reqwest::Response, Response<Body>> {
-        let (suffix, query, method) = wanted.spelling();
+        let (suffix, query, method) = wanted.route();
         let mut url = self.url.clone();
         url.set_path(&format!("{}/{suffix}", self.url.path().trim_end_matches('/')));
         url.set_query(query);
@@ -182,34 +180,34 @@ impl Remote {
         }
         match door.shared.clients.execute(request).await {
             Ok(answered) if answered.status() == StatusCode::OK => Ok(answered),
-            Ok(answered) => Err(self.in_our_words(answered).await),
+            Ok(answered) => Err(self.error_response(answered).await),
             Err(failed) => {
-                tracing::warn!(repository = self.name, error = %self.clean(&failed.to_string()), "cannot reach a git remote");
+                tracing::warn!(repository = self.name, error = %self.redact(&failed.to_string()), "cannot reach a git remote");
                 let message =
-                    format!("the remote of `{}` could not be reached from this host", self.name);
+                    format!("cannot reach the remote of `{}` from this machine", self.name);
                 Err(http::text(StatusCode::BAD_GATEWAY, &message))
             }
         }
     }
 
-    // The error is what to tell git.
+    // The error is a message for git.
     fn authorization(&self) -> Result<Option<HeaderValue>, String> {
         let Some((name, secret)) = &self.secret else { return Ok(None) };
         let value = format!("Basic {}", basic_credentials(secret.expose().trim()));
         let mut value = HeaderValue::from_str(&value).map_err(|_| {
-            format!("the secret {name} holds characters that no token has; set it again")
+            format!("secret {name} contains characters that are invalid in a token; set it again")
         })?;
         value.set_sensitive(true);
         Ok(Some(value))
     }
 
-    fn clean(&self, text: &str) -> String {
+    fn redact(&self, text: &str) -> String {
         let secrets: Vec<_> = self.secret.iter().map(|(_, secret)| secret).collect();
         redact(text, &secrets)
     }
 
-    // A 401 would make git inside ask for a password, a redirect would lead it where it cannot go.
-    async fn in_our_words(&self, answered: reqwest::Response) -> Response<Body> {
+    // A 401 would make git ask for a password, and a redirect would lead to an unreachable host.
+    async fn error_response(&self, answered: reqwest::Response) -> Response<Body> {
         let status = answered.status();
         let name = &self.name;
         match status {
@@ -220,33 +218,33 @@ impl Remote {
                 };
                 http::text(
                     StatusCode::FORBIDDEN,
-                    &format!("the remote of `{name}` refused our token; {hint}"),
+                    &format!("the remote of `{name}` refused the token; {hint}"),
                 )
             }
             StatusCode::NOT_FOUND => {
-                let message =
-                    format!("the remote of `{name}` does not exist, or its token may not see it");
+                let message = format!(
+                    "the remote of `{name}` does not exist, or the token has no access to it"
+                );
                 http::text(StatusCode::NOT_FOUND, &message)
             }
             _ if status.is_client_error() || status.is_server_error() => {
-                let text = self.clean(&first_of(answered).await);
-                http::text(status, &format!("the remote of `{name}` answered {status}: {text}"))
+                let text = self.redact(&error_text(answered).await);
+                http::text(status, &format!("the remote of `{name}` responded {status}: {text}"))
             }
             _ => {
-                let message = format!(
-                    "the remote of `{name}` answered {status}; register the URL it has now"
-                );
+                let message =
+                    format!("the remote of `{name}` responded {status}; register its current URL");
                 http::text(StatusCode::BAD_GATEWAY, &message)
             }
         }
     }
 }
 
-async fn first_of(answered: reqwest::Response) -> String {
+async fn error_text(answered: reqwest::Response) -> String {
     let mut text = Vec::new();
-    let mut pieces = answered.bytes_stream();
-    while let Some(Ok(piece)) = pieces.next().await {
-        text.extend_from_slice(&piece);
+    let mut chunks = answered.bytes_stream();
+    while let Some(Ok(chunk)) = chunks.next().await {
+        text.extend_from_slice(&chunk);
         if text.len() > MAX_ERROR_BYTES {
             break;
         }

@@ -1,40 +1,39 @@
-//! The parts of git's wire protocol a push is judged by: the list of commands at its head and the
-//! report at its end (gitprotocol-pack, "Reference Update Request" and "Report Status"). Pure, and
-//! strict: what does not parse to the letter is refused, so no command passes unjudged.
+//! The parts of git's wire protocol that decide about a push: the commands at its start and the
+//! report at its end (gitprotocol-pack, "Reference Update Request" and "Report Status"). Pure and
+//! strict: anything that does not parse exactly is refused, so that no command passes unchecked.
 
-// One branch is all a session may push; even a mirror of a large repository announces itself in less.
+// A session may push only one branch; even a mirror of a large repository has a shorter head.
 pub(super) const MAX_HEAD_BYTES: usize = 64 * 1024;
 // gitprotocol-common: a line has at most 65516 bytes of data.
 const MAX_DATA_BYTES: usize = 65_516;
-// Reports are a line for each command, of which there is one.
+// A report has one line per command, and there is one command.
 const MAX_REPORT_BYTES: usize = 64 * 1024;
 
-/// What the first bytes of a push say.
+/// Result of reading the first bytes of a push.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Head {
+pub(super) enum PushHead {
     /// More bytes are needed.
     Partial,
-    /// The commands, and how many bytes they took.
-    Whole(Commands, usize),
-    /// Not a push we understand.
+    /// The commands and their length in bytes.
+    Complete(Commands, usize),
+    /// The push is not acceptable.
     Refused(&'static str),
 }
 
-/// What a push wants to do.
+/// The commands of a push.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Commands {
     pub(super) commands: Vec<Command>,
     capabilities: Vec<String>,
 }
 
-/// One change of one reference.
+/// An update of a reference.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Command {
     new: String,
     reference: String,
 }
 
-/// A command and why it is refused.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Objection<'a> {
     pub(super) command: &'a Command,
@@ -42,12 +41,10 @@ pub(super) struct Objection<'a> {
 }
 
 impl Command {
-    /// The reference's new commit.
     pub(super) fn commit(&self) -> &str {
         &self.new
     }
 
-    /// The full name of the reference.
     pub(super) fn reference(&self) -> &str {
         &self.reference
     }
@@ -58,31 +55,33 @@ impl Command {
 }
 
 impl Commands {
-    /// Reads the commands at the head of a push.
-    pub(super) fn read(bytes: &[u8]) -> Head {
+    /// Reads the commands at the start of a push.
+    pub(super) fn read(bytes: &[u8]) -> PushHead {
         match read_commands(bytes) {
-            Ok(Some((commands, length))) => Head::Whole(commands, length),
+            Ok(Some((commands, length))) => PushHead::Complete(commands, length),
             Ok(None) if bytes.len() > MAX_HEAD_BYTES => {
-                Head::Refused("the push has too many commands")
+                PushHead::Refused("the push has too many commands")
             }
-            Ok(None) => Head::Partial,
-            Err(reason) => Head::Refused(reason),
+            Ok(None) => PushHead::Partial,
+            Err(reason) => PushHead::Refused(reason),
         }
     }
 
-    /// Whether the client asked for this.
-    pub(super) fn wants(&self, capability: &str) -> bool {
+    /// True when the client requested this capability.
+    pub(super) fn requests(&self, capability: &str) -> bool {
         self.capabilities.iter().any(|given| given == capability)
     }
 
-    fn wants_report(&self) -> bool {
-        self.wants("report-status") || self.wants("report-status-v2")
+    fn requests_report(&self) -> bool {
+        self.requests("report-status") || self.requests("report-status-v2")
     }
 
-    /// Judges every command: only this branch, no deletion. All must be good for any to pass.
+    /// Checks every command: only this branch, no deletion. One objection refuses the whole push.
     pub(super) fn objections(&self, branch: Option<&str>) -> Vec<Objection<'_>> {
         let reason = |command: &Command| {
-            let Some(branch) = branch else { return Some("this session may only read".to_owned()) };
+            let Some(branch) = branch else {
+                return Some("this session has read-only access".to_owned());
+            };
             if command.reference != format!("refs/heads/{branch}") {
                 return Some(format!("this session may only push to the branch {branch}"));
             }
@@ -96,17 +95,17 @@ impl Commands {
         if refused.is_empty() {
             refused.extend(self.commands.iter().skip(1).map(|command| Objection {
                 command,
-                reason: "a push may change its branch once".to_owned(),
+                reason: "a push may update its branch only once".to_owned(),
             }));
         }
-        let unfit = if self.wants("push-options") {
-            Some("push options are not passed on")
-        } else if !self.wants_report() {
-            Some("a push that wants no report cannot be recorded")
+        let unsupported = if self.requests("push-options") {
+            Some("push options are not supported")
+        } else if !self.requests_report() {
+            Some("a push without report-status is not supported")
         } else {
             None
         };
-        if let (Some(reason), true) = (unfit, refused.is_empty()) {
+        if let (Some(reason), true) = (unsupported, refused.is_empty()) {
             let all = self
                 .commands
                 .iter()
@@ -116,9 +115,10 @@ impl Commands {
         refused
     }
 
-    /// The answer git shows as `! [remote rejected] … (reason)`; `None` when the client wants none.
+    /// The response that git shows as `! [remote rejected] … (reason)`; `None` when the client
+    /// requested no report.
     pub(super) fn refusal(&self, objections: &[Objection<'_>]) -> Option<Vec<u8>> {
-        if !self.wants_report() {
+        if !self.requests_report() {
             return None;
         }
         let mut report = line(b"unpack ok\n");
@@ -129,7 +129,7 @@ impl Commands {
             report.extend(line(format!("ng {} {reason}\n", command.reference).as_bytes()));
         }
         report.extend(b"0000");
-        Some(match self.wants("side-band-64k") {
+        Some(match self.requests("side-band-64k") {
             true => {
                 let banded = report
                     .chunks(MAX_DATA_BYTES - 1)
@@ -157,7 +157,7 @@ fn read_commands(bytes: &[u8]) -> Result<Option<(Commands, usize)>, &'static str
         let (command, capabilities) = match (text.split_once('\0'), read.commands.is_empty()) {
             (Some((command, capabilities)), true) => (command, capabilities),
             (None, _) => (text, ""),
-            (Some(_), false) => return Err("capabilities come twice"),
+            (Some(_), false) => return Err("a push has capabilities twice"),
         };
         read.capabilities.extend(capabilities.split_ascii_whitespace().map(str::to_owned));
         read.commands.push(command_from(command)?);
@@ -184,8 +184,8 @@ fn is_object(text: &str) -> bool {
 
 type Line<'a> = (Option<&'a [u8]>, &'a [u8]);
 
-// The next line and what follows it. A line of `None` is a flush; the delimiters of protocol 2 and empty lines
-// have no place in a push.
+// The next line and the bytes after it. A line of `None` is a flush. Delimiters of protocol 2 and
+// empty lines are not allowed in a push.
 fn next_line(bytes: &[u8]) -> Result<Option<Line<'_>>, &'static str> {
     let Some((prefix, rest)) = bytes.split_first_chunk::<4>() else { return Ok(None) };
     if !prefix.iter().all(u8::is_ascii_hexdigit) {
@@ -204,7 +204,7 @@ fn line(data: &[u8]) -> Vec<u8> {
     [format!("{:04x}", data.len() + 4).as_bytes(), data].concat()
 }
 
-/// Watches the remote's answer to a push for its report.
+/// Reads the report from the remote's response to a push.
 #[derive(Debug)]
 pub(super) struct Report {
     banded: bool,
@@ -214,18 +214,17 @@ pub(super) struct Report {
 }
 
 impl Report {
-    /// For the answer to these commands.
     pub(super) fn of(commands: &Commands) -> Self {
         Self {
-            banded: commands.wants("side-band-64k"),
+            banded: commands.requests("side-band-64k"),
             raw: Vec::new(),
             report: Vec::new(),
             broken: false,
         }
     }
 
-    /// More of the answer passed.
-    pub(super) fn pass(&mut self, bytes: &[u8]) {
+    /// Reads more of the response.
+    pub(super) fn observe(&mut self, bytes: &[u8]) {
         if self.broken || self.report.len() > MAX_REPORT_BYTES {
             return;
         }
@@ -249,7 +248,8 @@ impl Report {
         self.raw = rest.to_vec();
     }
 
-    /// Whether the remote says that this reference now is what was asked. `None` until it has spoken.
+    /// Whether the remote accepted the update of this reference. `None` until the report is
+    /// complete.
     pub(super) fn accepted(&self, reference: &str) -> Option<bool> {
         let (mut rest, mut unpacked, mut accepted) = (&self.report[..], false, false);
         loop {
@@ -284,19 +284,19 @@ mod tests {
     }
 
     fn reasons(commands: &[(&str, &str)], branch: Option<&str>) -> Vec<String> {
-        let Head::Whole(read, _) = Commands::read(&push(commands, CAPABILITIES)) else {
+        let PushHead::Complete(read, _) = Commands::read(&push(commands, CAPABILITIES)) else {
             panic!("does not parse")
         };
         read.objections(branch).into_iter().map(|objection| objection.reason).collect()
     }
 
     #[test]
-    fn the_own_branch_may_be_created_and_updated() {
+    fn own_branch_may_be_created_and_updated() {
         assert!(reasons(&[(NEW, "refs/heads/mine")], Some("mine")).is_empty());
     }
 
     #[test]
-    fn other_references_deletions_repeats_and_readers_are_refused() {
+    fn other_updates_and_readers_are_refused() {
         for (commands, branch) in [
             (&[(NEW, "refs/heads/main")][..], Some("mine")),
             (&[(NEW, "refs/tags/mine")], Some("mine")),
@@ -313,32 +313,32 @@ mod tests {
 
     #[test]
     fn push_options_and_certificates_are_refused() {
-        let Head::Whole(read, _) =
+        let PushHead::Complete(read, _) =
             Commands::read(&push(&[(NEW, "refs/heads/mine")], "report-status push-options"))
         else {
             panic!("does not parse")
         };
         assert_eq!(read.objections(Some("mine")).len(), 1);
         let certificate = [line(b"push-cert\0report-status\n"), b"0000".to_vec()].concat();
-        assert!(matches!(Commands::read(&certificate), Head::Refused(_)));
+        assert!(matches!(Commands::read(&certificate), PushHead::Refused(_)));
     }
 
     #[test]
-    fn what_follows_the_commands_is_left_alone() {
+    fn bytes_after_the_commands_are_not_read() {
         let bytes = push(&[(NEW, "refs/heads/mine")], CAPABILITIES);
         let with_pack = [&bytes[..], b"PACK...."].concat();
         assert!(
-            matches!(Commands::read(&with_pack), Head::Whole(_, length) if length == bytes.len())
+            matches!(Commands::read(&with_pack), PushHead::Complete(_, length) if length == bytes.len())
         );
         let shallow = [line(format!("shallow {OLD}\n").as_bytes()), bytes].concat();
         assert!(
-            matches!(Commands::read(&shallow), Head::Whole(read, _) if read.commands.len() == 1)
+            matches!(Commands::read(&shallow), PushHead::Complete(read, _) if read.commands.len() == 1)
         );
     }
 
     #[test]
-    fn a_refusal_reads_as_gits_own_report() {
-        let Head::Whole(read, _) =
+    fn refusal_is_a_git_report() {
+        let PushHead::Complete(read, _) =
             Commands::read(&push(&[(NEW, "refs/heads/main")], "report-status"))
         else {
             panic!("does not parse")
@@ -349,8 +349,8 @@ mod tests {
     }
 
     #[test]
-    fn a_push_counts_only_when_the_remote_says_so() {
-        let Head::Whole(commands, _) =
+    fn push_counts_only_when_remote_reports_success() {
+        let PushHead::Complete(commands, _) =
             Commands::read(&push(&[(NEW, "refs/heads/mine")], CAPABILITIES))
         else {
             panic!("does not parse")
@@ -368,30 +368,33 @@ mod tests {
         .concat();
         let mut seen = Report::of(&commands);
         for byte in &answer[..answer.len() - 8] {
-            seen.pass(&[*byte]);
+            seen.observe(&[*byte]);
         }
         assert_eq!(seen.accepted("refs/heads/mine"), None);
-        seen.pass(&answer[answer.len() - 8..]);
+        seen.observe(&answer[answer.len() - 8..]);
         assert_eq!(seen.accepted("refs/heads/mine"), Some(true));
         assert_eq!(seen.accepted("refs/heads/main"), Some(false));
     }
 
     proptest! {
         #[test]
-        fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn any_bytes_parse_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             Commands::read(&bytes);
             let mut report = Report { banded: true, raw: vec![], report: vec![], broken: false };
-            report.pass(&bytes);
+            report.observe(&bytes);
             report.accepted("refs/heads/mine");
         }
 
         #[test]
-        fn a_damaged_push_never_passes_for_another_reference(at in any::<prop::sample::Index>(), byte in any::<u8>()) {
+        fn damaged_push_never_updates_another_reference(
+            at in any::<prop::sample::Index>(),
+            byte in any::<u8>(),
+        ) {
             let mut bytes = push(&[(NEW, "refs/heads/main"), (NEW, "refs/heads/mine")], CAPABILITIES);
             let index = at.index(bytes.len());
             bytes[index] = byte;
-            if let Head::Whole(read, length) = Commands::read(&bytes) {
-                // Whatever was understood covers every byte up to where the pack begins.
+            if let PushHead::Complete(read, length) = Commands::read(&bytes) {
+                // The parsed commands cover every byte before the pack.
                 let names: usize = read.commands.len();
                 prop_assert!(length <= bytes.len());
                 if read.objections(Some("mine")).is_empty() {
@@ -402,19 +405,23 @@ mod tests {
         }
 
         #[test]
-        fn passing_means_one_command_on_the_own_branch(references in prop::collection::vec("refs/(heads|tags)/(mine|main|mine2)", 0..4), zero in any::<bool>()) {
+        fn only_one_update_of_own_branch_passes(
+            references in prop::collection::vec("refs/(heads|tags)/(mine|main|mine2)", 0..4),
+            zero in any::<bool>(),
+        ) {
             let new = if zero { ZERO } else { NEW };
-            let commands: Vec<_> = references.iter().map(|reference| (new, reference.as_str())).collect();
+            let commands: Vec<_> =
+                references.iter().map(|reference| (new, reference.as_str())).collect();
             let passes = reasons(&commands, Some("mine")).is_empty();
             let good = commands.is_empty() || (references == ["refs/heads/mine"] && !zero);
             prop_assert_eq!(passes, good);
         }
 
         #[test]
-        fn a_push_cut_anywhere_waits_for_more(cut in any::<prop::sample::Index>()) {
+        fn truncated_push_is_partial(cut in any::<prop::sample::Index>()) {
             let bytes = push(&[(NEW, "refs/heads/mine")], CAPABILITIES);
             let head = &bytes[..cut.index(bytes.len())];
-            prop_assert_eq!(Commands::read(head), Head::Partial);
+            prop_assert_eq!(Commands::read(head), PushHead::Partial);
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Pushes: read as far as their commands, judged, and only then begun upstream. A refusal is answered in
-//! git's own words and nothing of it reaches the remote.
+//! Pushes: the commands are read and checked before the remote is contacted. A refusal is a git
+//! report, and nothing of a refused push reaches the remote.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,45 +11,41 @@ use hyper::{Response, StatusCode, body::Incoming, header, http::request::Parts};
 use tokio::{sync::oneshot, time::timeout};
 
 use super::{
-    Errand, PASSED_IN, PASSED_OUT, Remote,
-    pktline::{Commands, Head, Report},
-    selected,
+    FROM_REMOTE, GitRequest, Remote, TO_REMOTE, filter_headers,
+    pktline::{Commands, PushHead, Report},
 };
 use crate::{
     door::Door,
-    http::{self, Body, Cut},
+    http::{self, Abort, Body},
     ledger::GitAccess,
 };
 
 const RESULT_TYPE: &str = "application/x-git-receive-pack-result";
-// git sends its commands in one piece; only a stuck client takes longer.
-const HEAD_LIMIT: Duration = Duration::from_secs(60);
-// git reads the answer only after it has sent its pack, so a refused pack is read and thrown away; one
-// larger than this is cut off instead.
+// git sends its commands at once; only a stuck client takes longer.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
+// git reads the response only after it has sent its pack, so the pack of a refused push is read and
+// discarded; a larger one is cut off.
 const MAX_DRAINED_BYTES: usize = 2 << 30;
-const DRAIN_LIMIT: Duration = Duration::from_secs(600);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// Answers a push.
 pub(super) async fn answer(
     door: Arc<Door>,
     access: GitAccess,
     parts: Parts,
     mut body: Incoming,
-) -> Result<Response<Body>, Cut> {
+) -> Result<Response<Body>, Abort> {
     if parts.headers.contains_key(header::CONTENT_ENCODING) {
-        door.log_refused_push(&access.name, "the push is compressed, so it cannot be judged").await;
-        return Ok(http::text(
-            StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            "a compressed push cannot be judged",
-        ));
+        let reason = "compressed pushes are not supported";
+        door.log_refused_push(&access.name, reason).await;
+        return Ok(http::text(StatusCode::UNSUPPORTED_MEDIA_TYPE, reason));
     }
-    let (commands, head) = match timeout(HEAD_LIMIT, read_head(&mut body)).await {
+    let (commands, head) = match timeout(HEAD_TIMEOUT, read_head(&mut body)).await {
         Ok(Ok(read)) => read,
         Ok(Err(Some(reason))) => {
             door.log_refused_push(&access.name, reason).await;
             return Ok(http::text(StatusCode::BAD_REQUEST, reason));
         }
-        Ok(Err(None)) | Err(_) => return Err(Cut),
+        Ok(Err(None)) | Err(_) => return Err(Abort),
     };
     let objections = commands.objections(access.branch.as_deref());
     if !objections.is_empty() {
@@ -67,29 +63,29 @@ pub(super) async fn answer(
             None => http::text(StatusCode::FORBIDDEN, &objections[0].reason),
         });
     }
-    // A task of its own: once the pack is up, the push is recorded even if git has hung up.
+    // A separate task: once the pack is sent, the push is recorded even if git disconnects.
     let (reply, answered) = oneshot::channel();
     let push = Push { door, access, parts, commands };
     tokio::spawn(push.run(head, body, reply));
-    answered.await.map_err(|_| Cut)
+    answered.await.map_err(|_| Abort)
 }
 
-// The commands and all bytes read so far. `Err(None)` when the body ended or broke first.
+// The commands and all bytes read so far. `Err(None)` when the body ended or failed first.
 async fn read_head(body: &mut Incoming) -> Result<(Commands, Bytes), Option<&'static str>> {
     let mut bytes = BytesMut::new();
     loop {
         match Commands::read(&bytes) {
-            // Without commands there must be nothing to unpack: git sends this to see whether it may push.
-            Head::Whole(commands, length) if commands.commands.is_empty() => {
+            // git sends an empty list of commands to probe for permission; no pack may follow it.
+            PushHead::Complete(commands, length) if commands.commands.is_empty() => {
                 return if bytes.len() == length && body.frame().await.is_none() {
                     Ok((commands, bytes.freeze()))
                 } else {
-                    Err(Some("something follows an empty list of commands"))
+                    Err(Some("an empty list of commands is followed by data"))
                 };
             }
-            Head::Whole(commands, _) => return Ok((commands, bytes.freeze())),
-            Head::Refused(reason) => return Err(Some(reason)),
-            Head::Partial => {}
+            PushHead::Complete(commands, _) => return Ok((commands, bytes.freeze())),
+            PushHead::Refused(reason) => return Err(Some(reason)),
+            PushHead::Partial => {}
         }
         let frame = body.frame().await.ok_or(None)?.map_err(|_| None)?;
         bytes.extend_from_slice(&frame.into_data().unwrap_or_default());
@@ -98,16 +94,16 @@ async fn read_head(body: &mut Incoming) -> Result<(Commands, Bytes), Option<&'st
 
 async fn drain(body: Incoming) {
     let drained = async {
-        let (mut pieces, mut count) = (http::pieces(body), 0);
-        while let Some(Ok(piece)) = pieces.next().await {
-            count += piece.len();
+        let (mut chunks, mut count) = (http::chunks(body), 0);
+        while let Some(Ok(chunk)) = chunks.next().await {
+            count += chunk.len();
             if count > MAX_DRAINED_BYTES {
                 break;
             }
         }
     };
-    // Too slow or too long: the answer goes out all the same.
-    let _ = timeout(DRAIN_LIMIT, drained).await;
+    // On a timeout the response is sent anyway.
+    let _ = timeout(DRAIN_TIMEOUT, drained).await;
 }
 
 struct Push {
@@ -119,40 +115,40 @@ struct Push {
 
 impl Push {
     async fn run(self, head: Bytes, body: Incoming, reply: oneshot::Sender<Response<Body>>) {
-        // Nobody waits for the answer any more when sending it fails; the push counts all the same.
+        // Sending the response fails when git has disconnected; the push counts anyway.
         let answered = match self.send(head, body).await {
             Ok(answered) => answered,
             Err(refused) => return drop(reply.send(refused)),
         };
-        let (feed, body) = http::streamed();
+        let (sender, body) = http::streamed();
         let mut response = Response::new(body);
-        *response.headers_mut() = selected(answered.headers(), &PASSED_IN);
+        *response.headers_mut() = filter_headers(answered.headers(), &FROM_REMOTE);
         drop(reply.send(response));
         let (mut report, mut logged) = (Report::of(&self.commands), false);
-        let mut pieces = answered.bytes_stream();
-        while let Some(piece) = pieces.next().await {
-            let piece = match piece {
-                Ok(piece) => Ok(piece),
+        let mut chunks = answered.bytes_stream();
+        while let Some(chunk) = chunks.next().await {
+            let chunk = match chunk {
+                Ok(chunk) => Ok(chunk),
                 Err(failed) => Err(failed.without_url().into()),
             };
-            if let Ok(piece) = &piece {
-                report.pass(piece);
+            if let Ok(chunk) = &chunk {
+                report.observe(chunk);
             }
-            // Recorded before git can know, and even when git no longer listens.
-            logged = logged || self.log_if_done(&report).await;
-            drop(feed.send(piece).await);
+            // Recorded before git gets the response, and even when git has disconnected.
+            logged = logged || self.log_if_accepted(&report).await;
+            drop(sender.send(chunk).await);
         }
     }
 
     async fn send(&self, head: Bytes, body: Incoming) -> Result<reqwest::Response, Response<Body>> {
-        let remote = Remote::of(&self.door, &self.access).await?;
+        let remote = Remote::resolve(&self.door, &self.access).await?;
         let head = stream::iter([Ok(head)]);
-        let body = reqwest::Body::wrap_stream(head.chain(http::pieces(body)));
-        let headers = selected(&self.parts.headers, &PASSED_OUT);
-        remote.ask(&self.door, Errand::Push, headers, Some(body)).await
+        let body = reqwest::Body::wrap_stream(head.chain(http::chunks(body)));
+        let headers = filter_headers(&self.parts.headers, &TO_REMOTE);
+        remote.send(&self.door, GitRequest::Push, headers, Some(body)).await
     }
 
-    async fn log_if_done(&self, report: &Report) -> bool {
+    async fn log_if_accepted(&self, report: &Report) -> bool {
         let (Some(command), Some(branch)) = (self.commands.commands.first(), &self.access.branch)
         else {
             return false;
@@ -165,7 +161,7 @@ impl Push {
             branch: branch.clone(),
             commit: command.commit().to_owned(),
         };
-        self.door.shared.ledger.log(&self.door.pass().session, event).await;
+        self.door.shared.ledger.log(&self.door.policy().session, event).await;
         true
     }
 }

@@ -1,5 +1,5 @@
-//! Reads an agent's request as a conversation: what the user last asked, how many answers the agent
-//! has had since, and which tools it offers. Lenient: what it does not know it passes over.
+//! Parses an agent's request as a conversation: the user's last prompt, the number of responses
+//! since, and the offered tools. Lenient: unknown content is ignored.
 
 use harvest_proto::script::Script;
 use serde::Deserialize;
@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 const REMINDER: (&str, &str) = ("<system-reminder>", "</system-reminder>");
 const AUXILIARY_TEXT: &str = "Scripted title";
-// Deeper schemas than this are not asked for by any agent; a bound keeps recursion finite.
+// Deeper than any agent's schema; bounds the recursion.
 const MAX_SCHEMA_DEPTH: usize = 8;
 
 /// A request to the Messages API, as far as scripts need it.
@@ -35,7 +35,6 @@ enum Content {
     Blocks(Vec<Value>),
 }
 
-/// A tool the agent offers.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Tool {
@@ -44,58 +43,59 @@ pub(super) struct Tool {
 }
 
 impl Tool {
-    /// The first of these arguments that the tool takes.
+    /// The first of these arguments that the tool has.
     pub(super) fn argument<'a>(&self, candidates: &[&'a str]) -> Option<&'a str> {
         let properties = self.input_schema.get("properties")?;
         candidates.iter().copied().find(|name| properties.get(name).is_some())
     }
 }
 
-/// Where the conversation stands.
+/// The scripted step that a request asks for.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Due {
-    /// What the user last asked.
+pub(super) struct NextStep {
+    /// The user's last prompt.
     pub(super) prompt: String,
-    /// How many answers the agent has had since.
+    /// Number of responses since.
     pub(super) step: usize,
-    /// How many texts and answers came before; tells equal prompts apart.
+    /// Number of history items before; distinguishes equal prompts.
     pub(super) position: usize,
-    /// How many prompts the agent was given an answer to before this one.
+    /// Number of earlier prompts that got a response.
     pub(super) earlier: usize,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Said {
+enum HistoryItem {
     User(String),
     ToolResult,
     Assistant,
 }
 
 impl Conversation {
-    /// Where the conversation stands.
-    pub(super) fn due(&self) -> Due {
-        let said = self.said();
-        let Some(position) = last_prompt(&said) else {
-            return Due { prompt: String::new(), step: 0, position: 0, earlier: 0 };
+    pub(super) fn next_step(&self) -> NextStep {
+        let history = self.history();
+        let Some(position) = last_prompt(&history) else {
+            return NextStep { prompt: String::new(), step: 0, position: 0, earlier: 0 };
         };
-        let Said::User(prompt) = &said[position] else {
+        let HistoryItem::User(prompt) = &history[position] else {
             unreachable!("last_prompt finds user texts")
         };
-        let later = &said[position..];
-        // Agents may keep one answer as several messages, a block each.
-        let begins_answer =
-            |pair: &&[Said]| pair[1] == Said::Assistant && pair[0] != Said::Assistant;
-        let answered =
-            |pair: &&[Said]| matches!(pair[0], Said::User(_)) && pair[1] == Said::Assistant;
-        Due {
+        let later = &history[position..];
+        // Agents may store one response as several messages, one per block.
+        let starts_response = |pair: &&[HistoryItem]| {
+            pair[1] == HistoryItem::Assistant && pair[0] != HistoryItem::Assistant
+        };
+        let answered = |pair: &&[HistoryItem]| {
+            matches!(pair[0], HistoryItem::User(_)) && pair[1] == HistoryItem::Assistant
+        };
+        NextStep {
             prompt: prompt.clone(),
-            step: later.windows(2).filter(begins_answer).count(),
+            step: later.windows(2).filter(starts_response).count(),
             position,
-            earlier: said[..position].windows(2).filter(answered).count(),
+            earlier: history[..position].windows(2).filter(answered).count(),
         }
     }
 
-    /// The whole answer to a request that offers no tools: a title, a summary, a routing question.
+    /// The response to a request without tools: a title, a summary or a routing question.
     pub(super) fn auxiliary(&self) -> Option<String> {
         if !self.tools.is_empty() {
             return None;
@@ -109,56 +109,58 @@ impl Conversation {
         )
     }
 
-    fn said(&self) -> Vec<Said> {
-        self.messages.iter().flat_map(Message::said).collect()
+    fn history(&self) -> Vec<HistoryItem> {
+        self.messages.iter().flat_map(Message::history).collect()
     }
 }
 
 impl Message {
-    fn said(&self) -> Vec<Said> {
+    fn history(&self) -> Vec<HistoryItem> {
         match self.role.as_str() {
-            "assistant" => vec![Said::Assistant],
+            "assistant" => vec![HistoryItem::Assistant],
             "user" => match &self.content {
                 Content::Text(text) => user_text(text).into_iter().collect(),
-                Content::Blocks(blocks) => blocks.iter().filter_map(block_said).collect(),
+                Content::Blocks(blocks) => blocks.iter().filter_map(block_item).collect(),
             },
             _ => Vec::new(),
         }
     }
 }
 
-fn block_said(block: &Value) -> Option<Said> {
+fn block_item(block: &Value) -> Option<HistoryItem> {
     match block.get("type")?.as_str()? {
-        "tool_result" => Some(Said::ToolResult),
+        "tool_result" => Some(HistoryItem::ToolResult),
         "text" => user_text(block.get("text")?.as_str()?),
         _ => None,
     }
 }
 
-fn user_text(text: &str) -> Option<Said> {
+fn user_text(text: &str) -> Option<HistoryItem> {
     let (mut kept, mut rest) = (String::new(), text);
     while let Some((before, reminder)) = rest.split_once(REMINDER.0) {
         kept.push_str(before);
         rest = reminder.split_once(REMINDER.1).map_or("", |(_, after)| after);
     }
     kept.push_str(rest);
-    (!kept.trim().is_empty()).then_some(Said::User(kept))
+    (!kept.trim().is_empty()).then_some(HistoryItem::User(kept))
 }
 
-// Agents put context of their own behind a prompt. So among the texts since the last answer, one that
-// carries a script is the prompt; without one it is the last.
-fn last_prompt(said: &[Said]) -> Option<usize> {
-    let last = said.iter().rposition(|said| matches!(said, Said::User(_)))?;
-    let since = said[..last]
+// Agents append context of their own to a prompt. So among the texts since the last response, one
+// with a script is the prompt; without one it is the last text.
+fn last_prompt(history: &[HistoryItem]) -> Option<usize> {
+    let last = history.iter().rposition(|item| matches!(item, HistoryItem::User(_)))?;
+    let since = history[..last]
         .iter()
-        .rposition(|said| *said == Said::Assistant)
-        .map_or(0, |answer| answer + 1);
-    let carries_script =
-        |index: &usize| matches!(&said[*index], Said::User(text) if Script::find(text) != Ok(None));
-    Some((since..=last).rev().find(carries_script).unwrap_or(last))
+        .rposition(|item| *item == HistoryItem::Assistant)
+        .map_or(0, |response| response + 1);
+    let has_script = |index: &usize| {
+        let HistoryItem::User(text) = &history[*index] else { return false };
+        Script::find(text) != Ok(None)
+    };
+    Some((since..=last).rev().find(has_script).unwrap_or(last))
 }
 
-// A small value that fits a JSON schema.
+// A small value that matches a JSON schema.
 fn sample(schema: &Value, depth: usize) -> Value {
     if depth > MAX_SCHEMA_DEPTH {
         return Value::Null;
@@ -219,9 +221,9 @@ mod tests {
     }
 
     #[test]
-    fn the_step_is_the_number_of_answers_since_the_users_last_text() {
+    fn step_is_number_of_responses_since_last_prompt() {
         let [call, result] = answered();
-        let due = conversation(json!([
+        let next = conversation(json!([
             user("old"),
             call,
             result,
@@ -233,38 +235,38 @@ mod tests {
             call,
             result
         ]))
-        .due();
-        assert_eq!((due.prompt.as_str(), due.step, due.earlier), ("new", 2, 1));
+        .next_step();
+        assert_eq!((next.prompt.as_str(), next.step, next.earlier), ("new", 2, 1));
     }
 
     #[test]
-    fn reminders_are_not_the_users_text_alone_or_within_it() {
-        let due = conversation(json!([
+    fn system_reminders_are_not_user_text() {
+        let next = conversation(json!([
             user("<system-reminder>context</system-reminder>\nscript: [{\"text\":\"a\"}]"),
             user("<system-reminder>more"),
             {"role": "user", "content": "<system-reminder>x</system-reminder> "},
             {"role": "system", "content": "whatever"},
         ]))
-        .due();
-        assert_eq!((due.prompt.trim(), due.step), ("script: [{\"text\":\"a\"}]", 0));
+        .next_step();
+        assert_eq!((next.prompt.trim(), next.step), ("script: [{\"text\":\"a\"}]", 0));
     }
 
     #[test]
-    fn a_text_with_a_script_wins_over_context_that_follows_it_but_not_over_a_later_prompt() {
+    fn script_wins_over_context_but_not_later_prompt() {
         let [call, _] = answered();
         let script = "script: [{\"text\":\"a\"}]";
         assert_eq!(
-            conversation(json!([user(script), user("the date is today")])).due().prompt,
+            conversation(json!([user(script), user("the date is today")])).next_step().prompt,
             script
         );
         assert_eq!(
-            conversation(json!([user(script), call, user("thanks")])).due().prompt,
+            conversation(json!([user(script), call, user("thanks")])).next_step().prompt,
             "thanks"
         );
     }
 
     #[test]
-    fn a_request_without_tools_gets_a_title_or_what_its_schema_asks_for() {
+    fn request_without_tools_gets_matching_value() {
         let schema = json!({"type": "object", "required": ["title", "kind"], "properties": {
             "title": {"type": "string"}, "kind": {"enum": ["a", "b"]}, "more": {"type": "string"}}});
         let plain: Conversation = serde_json::from_value(json!({"messages": []})).unwrap();
@@ -278,12 +280,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_order_of_messages_gives_a_step_within_the_answers(roles in prop::collection::vec(0usize..4, 0..30)) {
+        fn step_never_exceeds_responses(roles in prop::collection::vec(0usize..4, 0..30)) {
             let [call, result] = answered();
             let all = [user("p"), call, result, user("<system-reminder>r</system-reminder>")];
             let messages: Vec<_> = roles.iter().map(|role| all[*role].clone()).collect();
             let answers = roles.iter().filter(|role| **role == 1).count();
-            prop_assert!(conversation(json!(messages)).due().step <= answers);
+            prop_assert!(conversation(json!(messages)).next_step().step <= answers);
         }
     }
 }

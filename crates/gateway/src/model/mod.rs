@@ -1,5 +1,5 @@
-//! The model door: takes the Anthropic API's requests from agents, asks the ledger, has an upstream
-//! answer, and reports what was used. Knows no prices.
+//! The model door: accepts requests of the Anthropic API from agents, checks them with the ledger,
+//! forwards them to an upstream and records the usage. Knows no prices.
 
 mod anthropic;
 mod conversation;
@@ -22,135 +22,132 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use crate::{
     door::Door,
-    http::{self, Body, Cut},
+    http::{self, Abort, Body},
     ledger::Upstream,
 };
 
-pub(crate) use scripted::Mishaps;
+pub(crate) use scripted::FailureCounts;
 
-// The API's own limit on a request.
+// The API's limit for a request.
 const MAX_REQUEST_BYTES: usize = 32 * 1024 * 1024;
-// What nginx logs for a client that hung up before it was answered; no standard has a number for it.
+// nginx's status for a client that disconnected before the response; not a standard one.
 const CLIENT_GONE: StatusCode = match StatusCode::from_u16(499) {
     Ok(status) => status,
     Err(_) => StatusCode::REQUEST_TIMEOUT,
 };
 
-/// Where an upstream puts its answer. Closed when the agent has gone.
-type Reply = oneshot::Sender<Result<Response<Body>, Cut>>;
+/// Receives the response of an upstream. Closed when the agent has disconnected.
+type Reply = oneshot::Sender<Result<Response<Body>, Abort>>;
 
-/// What is asked of the model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Question {
-    Message,
+enum Endpoint {
+    Messages,
     CountTokens,
 }
 
-/// One request of an agent, read whole.
+/// A complete request of an agent.
 struct Call {
     door: Arc<Door>,
     session: SessionId,
     upstream: Upstream,
-    question: Question,
-    /// Path and query as the agent sent them.
+    endpoint: Endpoint,
+    /// Path and query as sent by the agent.
     target: String,
     headers: HeaderMap,
     body: Bytes,
-    /// The room in the host's memory that the body takes up.
-    _held: OwnedSemaphorePermit,
+    /// Reserved memory for the body.
+    _memory: OwnedSemaphorePermit,
 }
 
-/// How a call ended.
-struct Ended {
+struct CallResult {
     status: StatusCode,
     usage: Usage,
 }
 
-/// Answers one request at the model door.
 pub(crate) async fn answer(
     door: Arc<Door>,
     request: Request<Incoming>,
-) -> Result<Response<Body>, Cut> {
-    let question = match (request.method(), request.uri().path()) {
-        (&Method::POST, "/v1/messages") => Question::Message,
-        (&Method::POST, "/v1/messages/count_tokens") => Question::CountTokens,
+) -> Result<Response<Body>, Abort> {
+    let endpoint = match (request.method(), request.uri().path()) {
+        (&Method::POST, "/v1/messages") => Endpoint::Messages,
+        (&Method::POST, "/v1/messages/count_tokens") => Endpoint::CountTokens,
         (method, path) => {
-            let message = format!("{method} {path} is not served here");
+            let message = format!("{method} {path} is not supported");
             return Ok(error(StatusCode::NOT_FOUND, "not_found_error", &message));
         }
     };
-    let pass = door.pass();
+    let policy = door.policy();
     let (parts, body) = request.into_parts();
-    let held = Arc::clone(&door.held_kib)
-        .acquire_many_owned(weight_kib(&parts.headers))
+    let memory = Arc::clone(&door.body_memory_kib)
+        .acquire_many_owned(body_kib(&parts.headers))
         .await
-        .map_err(|_| Cut)?;
-    let body = match read_whole(body).await {
+        .map_err(|_| Abort)?;
+    let body = match read_body(body).await {
         Ok(body) => body,
         Err(refused) => return refused,
     };
-    if let Err(refusal) = door.shared.ledger.reserve(&pass.session).await {
+    if let Err(refusal) = door.shared.ledger.reserve(&policy.session).await {
         return Ok(error(StatusCode::FORBIDDEN, "permission_error", &refusal.reason));
     }
     let call = Call {
         door,
-        session: pass.session.clone(),
-        upstream: pass.upstream.clone(),
-        question,
+        session: policy.session.clone(),
+        upstream: policy.upstream.clone(),
+        endpoint,
         target: parts.uri.path_and_query().map_or_else(String::new, ToString::to_string),
         headers: parts.headers,
         body,
-        _held: held,
+        _memory: memory,
     };
-    // A task of its own: it settles even when the agent hangs up or the door closes.
+    // A separate task: it records the usage even when the agent disconnects or the door closes.
     let (reply, answered) = oneshot::channel();
     tokio::spawn(call.run(reply));
-    answered.await.unwrap_or(Err(Cut))
+    answered.await.unwrap_or(Err(Abort))
 }
 
-// A body that does not say how long it is may be as long as any.
-fn weight_kib(headers: &HeaderMap) -> u32 {
+// A body without a length may have the maximum size.
+fn body_kib(headers: &HeaderMap) -> u32 {
     let length =
         headers.get(header::CONTENT_LENGTH).and_then(|value| value.to_str().ok()?.parse().ok());
     let kib = length.unwrap_or(MAX_REQUEST_BYTES).min(MAX_REQUEST_BYTES) / 1024;
     u32::try_from(kib).unwrap_or(u32::MAX).max(1)
 }
 
-async fn read_whole(body: Incoming) -> Result<Bytes, Result<Response<Body>, Cut>> {
+async fn read_body(body: Incoming) -> Result<Bytes, Result<Response<Body>, Abort>> {
     match Limited::new(body, MAX_REQUEST_BYTES).collect().await {
         Ok(collected) => Ok(collected.to_bytes()),
         Err(failed) if failed.is::<LengthLimitError>() => {
             let message = "the request is longer than 32 MiB";
             let mut refused = error(StatusCode::PAYLOAD_TOO_LARGE, "request_too_large", message);
-            // The rest of the body is never read, so nothing else can come on this connection.
+            // The rest of the body is not read, so the connection cannot be used again.
             refused.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
             Err(Ok(refused))
         }
-        Err(_) => Err(Err(Cut)),
+        Err(_) => Err(Err(Abort)),
     }
 }
 
 impl Call {
     async fn run(self, reply: Reply) {
         let started = Instant::now();
-        let (name, ended) = match self.upstream {
+        let (name, result) = match self.upstream {
             Upstream::Anthropic => ("anthropic", anthropic::answer(&self, reply).await),
             Upstream::Scripted => ("scripted", scripted::answer(&self, reply).await),
         };
-        self.door.shared.ledger.settle(&self.session, ended.usage).await;
-        if self.question == Question::Message {
+        self.door.shared.ledger.settle(&self.session, result.usage).await;
+        if self.endpoint == Endpoint::Messages {
             let event = EventBody::ModelCall {
                 upstream: name.to_owned(),
                 model: self.model(),
-                status: ended.status.as_u16(),
-                usage: ended.usage,
+                status: result.status.as_u16(),
+                usage: result.usage,
                 millis: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
             };
             self.door.shared.ledger.log(&self.session, event).await;
         }
     }
 
-    /// The model asked for; empty when the request does not say.
+    /// The requested model; empty when the request has none.
     fn model(&self) -> String {
         #[derive(Deserialize)]
         struct Named {
@@ -163,22 +160,22 @@ impl Call {
     }
 }
 
-impl Ended {
+impl CallResult {
     fn unused(status: StatusCode) -> Self {
         Self { status, usage: Usage::default() }
     }
 }
 
-/// Gives an answer in one piece; the agent may have gone meanwhile.
-fn give(reply: Reply, response: Response<Body>) -> Ended {
+/// Sends a complete response; the agent may have disconnected.
+fn respond(reply: Reply, response: Response<Body>) -> CallResult {
     let status = response.status();
     match reply.send(Ok(response)) {
-        Ok(()) => Ended::unused(status),
-        Err(_) => Ended::unused(CLIENT_GONE),
+        Ok(()) => CallResult::unused(status),
+        Err(_) => CallResult::unused(CLIENT_GONE),
     }
 }
 
-/// An error in the shape the API gives it.
+/// An error response in the format of the API.
 fn error(status: StatusCode, kind: &str, message: &str) -> Response<Body> {
     let body = json!({"type": "error", "error": {"type": kind, "message": message}});
     http::with_type(status, "application/json", body.to_string())

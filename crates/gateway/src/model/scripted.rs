@@ -1,5 +1,5 @@
-//! The scripted upstream: turns a step of a script into an answer of the Messages API, streamed or not.
-//! No model, no key, no cost. The only thing it remembers is how often a mishap has happened.
+//! The scripted upstream: turns a step of a script into a response of the Messages API, streamed or
+//! not. Its only state is how often each scripted failure has happened.
 
 use std::{
     collections::{HashMap, hash_map::DefaultHasher},
@@ -12,7 +12,7 @@ use bytes::Bytes;
 use harvest_proto::{
     PromptId, SessionId,
     event::Usage,
-    script::{Block, ErrorStep, Script, ScriptError, pieces},
+    script::{Block, ErrorStep, Script, ScriptError, split_text},
 };
 use hyper::{
     Response, StatusCode,
@@ -21,30 +21,30 @@ use hyper::{
 use serde_json::{Value, json};
 
 use super::{
-    CLIENT_GONE, Call, Ended, Question, Reply,
-    conversation::{Conversation, Due, Tool},
-    error, give,
+    CLIENT_GONE, Call, CallResult, Endpoint, Reply,
+    conversation::{Conversation, NextStep, Tool},
+    error, respond,
     usage::Meter,
 };
-use crate::http::{self, Body, Cut, Feed};
+use crate::http::{self, Abort, Body, BodySender};
 
 const UPSTREAM: HeaderName = HeaderName::from_static("x-harvest-upstream");
 const DEFAULT_USAGE: Usage =
     Usage { input_tokens: 100, output_tokens: 20, cache_read_tokens: 0, cache_write_tokens: 0 };
-// Mishaps are counted for this many steps; past that, counting begins anew.
-const MAX_MISHAPS: usize = 10_000;
+// Failures are counted for this many steps; then counting starts over.
+const MAX_COUNTED_STEPS: usize = 10_000;
 
-/// How often each scripted error or cut has happened, so that it can stop happening.
-#[derive(Debug, Default)]
-pub(crate) struct Mishaps(Mutex<HashMap<u64, u32>>);
+/// How often each scripted error or drop has happened, so that it can stop after a number of times.
+#[derive(Default)]
+pub(crate) struct FailureCounts(Mutex<HashMap<u64, u32>>);
 
-impl Mishaps {
-    /// Counts one more and says how many there were before.
-    fn count(&self, session: &SessionId, due: &Due, block: usize) -> u32 {
+impl FailureCounts {
+    /// Counts a failure and returns the number of earlier ones.
+    fn count(&self, session: &SessionId, next: &NextStep, block: usize) -> u32 {
         let mut hasher = DefaultHasher::new();
-        (session, &due.prompt, due.position, due.step, block).hash(&mut hasher);
+        (session, &next.prompt, next.position, next.step, block).hash(&mut hasher);
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if counts.len() >= MAX_MISHAPS {
+        if counts.len() >= MAX_COUNTED_STEPS {
             counts.clear();
         }
         let count = counts.entry(hasher.finish()).or_default();
@@ -53,65 +53,65 @@ impl Mishaps {
     }
 }
 
-/// One part of an answer, ready to be sent.
+/// A part of a response.
 #[derive(Debug, PartialEq)]
 enum Part {
     Text { text: String, chunks: usize, delay: Duration },
     Thinking(String),
     Call { name: String, input: Value },
     Hang(Duration),
-    Cut,
+    Drop,
 }
 
-/// What sending an answer consists of.
+/// An action of sending a streamed response.
 #[derive(Debug, PartialEq)]
-enum Cue {
+enum StreamAction {
     Send(String),
     Wait(Duration),
-    Cut,
+    Drop,
 }
 
-/// What a request gets.
 #[derive(Debug, PartialEq)]
 enum Outcome {
     Answer { parts: Vec<Part>, usage: Usage },
     Error(ErrorStep),
 }
 
-/// Plays the step that is due.
-pub(super) async fn answer(call: &Call, reply: Reply) -> Ended {
+/// Responds with the next step of the script.
+pub(super) async fn answer(call: &Call, reply: Reply) -> CallResult {
     let conversation: Conversation = match serde_json::from_slice(&call.body) {
         Ok(conversation) => conversation,
         Err(problem) => {
-            let message = format!("the request is not one of the Messages API: {problem}");
-            return give(
+            let message = format!("not a valid request of the Messages API: {problem}");
+            return respond(
                 reply,
                 labelled(error(StatusCode::BAD_REQUEST, "invalid_request_error", &message)),
             );
         }
     };
-    if call.question == Question::CountTokens {
+    if call.endpoint == Endpoint::CountTokens {
         let count = json!({"input_tokens": call.body.len() / 4});
-        return give(
+        return respond(
             reply,
             labelled(http::with_type(StatusCode::OK, "application/json", count.to_string())),
         );
     }
     match outcome(call, &conversation) {
         Ok(Outcome::Answer { parts, usage }) if conversation.stream => {
-            stream(cues(&parts, &conversation.model, usage), reply).await
+            stream(actions(&parts, &conversation.model, usage), reply).await
         }
         Ok(Outcome::Answer { parts, usage }) => {
-            whole(&parts, &conversation.model, usage, reply).await
+            respond_complete(&parts, &conversation.model, usage, reply).await
         }
         Ok(Outcome::Error(step)) => {
             let status =
                 StatusCode::from_u16(step.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-            give(reply, labelled(error(status, &step.kind, &step.message)))
+            respond(reply, labelled(error(status, &step.kind, &step.message)))
         }
         Err(problem) => {
             let message = problem.to_string();
-            give(reply, labelled(error(StatusCode::BAD_REQUEST, "invalid_request_error", &message)))
+            let response = error(StatusCode::BAD_REQUEST, "invalid_request_error", &message);
+            respond(reply, labelled(response))
         }
     }
 }
@@ -122,15 +122,15 @@ fn outcome(call: &Call, conversation: &Conversation) -> Result<Outcome, ScriptEr
         return Ok(Outcome::Answer { parts, usage: DEFAULT_USAGE });
     }
     let shared = &call.door.shared;
-    let due = conversation.due();
-    let script = Script::choose(&due.prompt, &shared.config.script_rules)?;
-    let count = |block| shared.mishaps.count(&call.session, &due, block);
-    compose(script.answer(due.step), &due, &conversation.tools, count)
+    let next = conversation.next_step();
+    let script = Script::choose(&next.prompt, &shared.config.script_rules)?;
+    let count = |block| shared.failures.count(&call.session, &next, block);
+    compose(script.answer(next.step), &next, &conversation.tools, count)
 }
 
 fn compose(
     blocks: Vec<Block>,
-    due: &Due,
+    next: &NextStep,
     tools: &[Tool],
     count: impl Fn(usize) -> u32,
 ) -> Result<Outcome, ScriptError> {
@@ -138,7 +138,7 @@ fn compose(
     for (index, block) in blocks.into_iter().enumerate() {
         match block {
             Block::Error(error) if count(index) < error.times => return Ok(Outcome::Error(error)),
-            Block::Drop { times } if count(index) < times => parts.push(Part::Cut),
+            Block::Drop { times } if count(index) < times => parts.push(Part::Drop),
             Block::Error(_) | Block::Drop { .. } => {}
             Block::Usage(given) => usage = given,
             Block::Hang { seconds } => parts.push(Part::Hang(Duration::from_secs_f64(seconds))),
@@ -147,24 +147,24 @@ fn compose(
             }
             Block::Thinking(text) => parts.push(Part::Thinking(text)),
             Block::History => {
-                let text = harvest_proto::script::remembered(due.earlier);
+                let text = harvest_proto::script::history_text(next.earlier);
                 parts.push(Part::Text { text, chunks: 1, delay: Duration::ZERO });
             }
-            tool => parts.push(tool_call(tool, tools).map_err(|wanted| ScriptError::Step {
-                step: due.step + 1,
-                text: wanted.to_owned(),
-                problem: "the agent offers no tool for it".to_owned(),
+            tool => parts.push(tool_call(tool, tools).map_err(|step| ScriptError::Step {
+                step: next.step + 1,
+                text: step.to_owned(),
+                problem: "the agent has no tool for this step".to_owned(),
             })?),
         }
     }
-    // An answer with nothing to see makes agents ask again; after a mishap there may be nothing left.
+    // Agents repeat a request whose response is empty; after a failure there may be nothing left.
     if !parts.iter().any(|part| matches!(part, Part::Text { .. } | Part::Call { .. })) {
         parts.push(Part::Text { text: "done".to_owned(), chunks: 1, delay: Duration::ZERO });
     }
     Ok(Outcome::Answer { parts, usage })
 }
 
-// Which tool a step means and how that tool calls its arguments differs from agent to agent.
+// Agents have different names for tools and their arguments.
 fn tool_call(block: Block, tools: &[Tool]) -> Result<Part, &'static str> {
     const PATH: [&str; 3] = ["file_path", "filePath", "path"];
     let offered = |names: &[&str]| tools.iter().find(|tool| names.contains(&tool.name.as_str()));
@@ -201,9 +201,9 @@ fn tool_call(block: Block, tools: &[Tool]) -> Result<Part, &'static str> {
             let question = json!({"question": question, "header": "Question", "options": options, "multiSelect": false});
             (tool.name.clone(), json!({"questions": [question]}))
         }
-        // By name, offered or not: agents keep some tools back until they are called.
+        // Even a tool that is not offered: agents load some tools only when they are called.
         Block::Tool { name, input } => (name, input),
-        _ => return Err("a step that only the scripted agent plays"),
+        _ => return Err("a step for the scripted agent only"),
     };
     Ok(Part::Call { name, input })
 }
@@ -217,7 +217,7 @@ fn content(part: &Part) -> Option<Value> {
         Part::Call { name, input } => {
             Some(json!({"type": "tool_use", "id": fresh_id("toolu"), "name": name, "input": input}))
         }
-        Part::Hang(_) | Part::Cut => None,
+        Part::Hang(_) | Part::Drop => None,
     }
 }
 
@@ -242,8 +242,8 @@ fn fresh_id(prefix: &str) -> String {
     format!("{prefix}_{}{}", PromptId::random().part(), PromptId::random().part())
 }
 
-// The whole answer as a list of things to send and moments to wait.
-fn cues(parts: &[Part], model: &str, usage: Usage) -> Vec<Cue> {
+// The events of a streamed response, with the pauses between them.
+fn actions(parts: &[Part], model: &str, usage: Usage) -> Vec<StreamAction> {
     let blocks: Vec<_> = parts.iter().map(content).collect();
     let content: Vec<_> = blocks.iter().flatten().cloned().collect();
     let full = message(&content, model, usage);
@@ -251,47 +251,47 @@ fn cues(parts: &[Part], model: &str, usage: Usage) -> Vec<Cue> {
     start["content"] = json!([]);
     start["stop_reason"] = Value::Null;
     start["usage"]["output_tokens"] = json!(1);
-    let mut cues = vec![
+    let mut actions = vec![
         event("message_start", json!({"type": "message_start", "message": start})),
         event("ping", json!({"type": "ping"})),
     ];
     let mut index = 0;
     for (part, block) in parts.iter().zip(blocks) {
         match (part, block) {
-            (Part::Hang(time), _) => cues.push(Cue::Wait(*time)),
-            (Part::Cut, _) => {
-                cues.push(Cue::Cut);
-                return cues;
+            (Part::Hang(time), _) => actions.push(StreamAction::Wait(*time)),
+            (Part::Drop, _) => {
+                actions.push(StreamAction::Drop);
+                return actions;
             }
             (part, Some(block)) => {
-                block_cues(part, block, index, &mut cues);
+                block_actions(part, block, index, &mut actions);
                 index += 1;
             }
             (_, None) => {}
         }
     }
     let delta = json!({"stop_reason": full["stop_reason"], "stop_sequence": null});
-    cues.push(event(
+    actions.push(event(
         "message_delta",
         json!({"type": "message_delta", "delta": delta, "usage": counts(usage)}),
     ));
-    cues.push(event("message_stop", json!({"type": "message_stop"})));
-    cues
+    actions.push(event("message_stop", json!({"type": "message_stop"})));
+    actions
 }
 
-fn block_cues(part: &Part, block: Value, index: usize, cues: &mut Vec<Cue>) {
+fn block_actions(part: &Part, block: Value, index: usize, actions: &mut Vec<StreamAction>) {
     let mut pause = Duration::ZERO;
     let (begin, deltas) = match part {
         Part::Text { text, chunks, delay } => {
             pause = *delay;
-            let deltas = pieces(text, *chunks)
+            let deltas = split_text(text, *chunks)
                 .into_iter()
                 .map(|piece| json!({"type": "text_delta", "text": piece}))
                 .collect();
             (json!({"type": "text", "text": ""}), deltas)
         }
         Part::Thinking(text) => {
-            let texts = pieces(text, 2).into_iter();
+            let texts = split_text(text, 2).into_iter();
             let mut deltas: Vec<_> =
                 texts.map(|piece| json!({"type": "thinking_delta", "thinking": piece})).collect();
             deltas.push(json!({"type": "signature_delta", "signature": block["signature"]}));
@@ -299,7 +299,7 @@ fn block_cues(part: &Part, block: Value, index: usize, cues: &mut Vec<Cue>) {
         }
         Part::Call { input, .. } => {
             let input = input.to_string();
-            let texts = pieces(&input, 3).into_iter();
+            let texts = split_text(&input, 3).into_iter();
             let deltas = texts
                 .map(|piece| json!({"type": "input_json_delta", "partial_json": piece}))
                 .collect();
@@ -307,81 +307,88 @@ fn block_cues(part: &Part, block: Value, index: usize, cues: &mut Vec<Cue>) {
             begin["input"] = json!({});
             (begin, deltas)
         }
-        Part::Hang(_) | Part::Cut => return,
+        Part::Hang(_) | Part::Drop => return,
     };
     let begin = json!({"type": "content_block_start", "index": index, "content_block": begin});
-    cues.push(event("content_block_start", begin));
+    actions.push(event("content_block_start", begin));
     for delta in deltas {
         if !pause.is_zero() {
-            cues.push(Cue::Wait(pause));
+            actions.push(StreamAction::Wait(pause));
         }
         let delta = json!({"type": "content_block_delta", "index": index, "delta": delta});
-        cues.push(event("content_block_delta", delta));
+        actions.push(event("content_block_delta", delta));
     }
-    cues.push(event("content_block_stop", json!({"type": "content_block_stop", "index": index})));
+    let stop = json!({"type": "content_block_stop", "index": index});
+    actions.push(event("content_block_stop", stop));
 }
 
-fn event(name: &str, data: Value) -> Cue {
-    Cue::Send(format!("event: {name}\ndata: {data}\n\n"))
+fn event(name: &str, data: Value) -> StreamAction {
+    StreamAction::Send(format!("event: {name}\ndata: {data}\n\n"))
 }
 
-async fn stream(cues: Vec<Cue>, reply: Reply) -> Ended {
-    let (feed, body) = http::streamed();
+async fn stream(actions: Vec<StreamAction>, reply: Reply) -> CallResult {
+    let (sender, body) = http::streamed();
     let mut response = labelled(Response::new(body));
     response
         .headers_mut()
         .insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     response.headers_mut().insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     if reply.send(Ok(response)).is_err() {
-        return Ended::unused(CLIENT_GONE);
+        return CallResult::unused(CLIENT_GONE);
     }
     let mut meter = Meter::new("text/event-stream");
-    for cue in cues {
-        if !play(cue, &feed, &mut meter).await {
+    for action in actions {
+        if !run(action, &sender, &mut meter).await {
             break;
         }
     }
-    Ended { status: StatusCode::OK, usage: meter.usage() }
+    CallResult { status: StatusCode::OK, usage: meter.usage() }
 }
 
-// Says whether there is still somebody to play for.
-async fn play(cue: Cue, feed: &Feed, meter: &mut Meter) -> bool {
-    match cue {
-        Cue::Send(text) => {
-            meter.pass(text.as_bytes());
-            feed.send(Ok(Bytes::from(text))).await.is_ok()
+// Returns false when the response has ended.
+async fn run(action: StreamAction, sender: &BodySender, meter: &mut Meter) -> bool {
+    match action {
+        StreamAction::Send(text) => {
+            meter.observe(text.as_bytes());
+            sender.send(Ok(Bytes::from(text))).await.is_ok()
         }
-        Cue::Wait(time) => tokio::select! {
+        StreamAction::Wait(time) => tokio::select! {
             () = tokio::time::sleep(time) => true,
-            () = feed.closed() => false,
+            () = sender.closed() => false,
         },
-        Cue::Cut => {
-            // Whether the agent still listens or not, the connection ends here.
-            let _ = feed.send(Err(Cut.into())).await;
+        StreamAction::Drop => {
+            // The connection ends here, whether or not the agent is still connected.
+            let _ = sender.send(Err(Abort.into())).await;
             false
         }
     }
 }
 
-async fn whole(parts: &[Part], model: &str, usage: Usage, mut reply: Reply) -> Ended {
+async fn respond_complete(
+    parts: &[Part],
+    model: &str,
+    usage: Usage,
+    mut reply: Reply,
+) -> CallResult {
     for part in parts {
         match part {
             Part::Hang(time) => tokio::select! {
                 () = tokio::time::sleep(*time) => {}
-                () = reply.closed() => return Ended::unused(CLIENT_GONE),
+                () = reply.closed() => return CallResult::unused(CLIENT_GONE),
             },
-            Part::Cut => {
-                // As above: the connection ends in either case.
-                let _ = reply.send(Err(Cut));
-                return Ended::unused(StatusCode::OK);
+            Part::Drop => {
+                // The connection ends here, whether or not the agent is still connected.
+                let _ = reply.send(Err(Abort));
+                return CallResult::unused(StatusCode::OK);
             }
             Part::Text { .. } | Part::Thinking(_) | Part::Call { .. } => {}
         }
     }
     let content: Vec<_> = parts.iter().filter_map(content).collect();
     let body = message(&content, model, usage).to_string();
-    let ended = give(reply, labelled(http::with_type(StatusCode::OK, "application/json", body)));
-    Ended { usage, ..ended }
+    let result =
+        respond(reply, labelled(http::with_type(StatusCode::OK, "application/json", body)));
+    CallResult { usage, ..result }
 }
 
 fn labelled(mut response: Response<Body>) -> Response<Body> {

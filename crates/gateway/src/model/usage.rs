@@ -1,26 +1,23 @@
-//! Counts the tokens of an answer of the Anthropic API while its bytes pass by. Changes none of them.
+//! Counts the tokens of a response of the Anthropic API while it is forwarded. Changes no bytes.
 
 use harvest_proto::event::Usage;
 use serde::Deserialize;
 
-// A line longer than this carries content, never counts; it is skipped, not kept.
+// A longer line contains content, never token counts; it is skipped.
 const MAX_LINE_BYTES: usize = 256 * 1024;
-// An answer in one piece is kept whole until its end; longer ones are not counted. The API's own limit
-// on output is far below.
+// A JSON response is buffered until its end; a longer one is not counted. The API's output limit is
+// far below.
 const MAX_JSON_BYTES: usize = 8 * 1024 * 1024;
-// A rough measure for text in English, used only when the connection broke before the count came.
+// Rough estimate for English text, for connections that broke before the count arrived.
 const BYTES_PER_TOKEN: u64 = 4;
 
-/// Watches an answer.
+/// Reads a response.
 #[derive(Debug)]
 pub(crate) enum Meter {
-    /// Server-sent events.
     Events(Events),
-    /// One JSON object.
     Json(Vec<u8>),
 }
 
-/// The state of watching server-sent events.
 #[derive(Debug, Default)]
 pub(crate) struct Events {
     line: Vec<u8>,
@@ -31,7 +28,6 @@ pub(crate) struct Events {
 }
 
 impl Meter {
-    /// For an answer of this content type.
     pub(crate) fn new(content_type: &str) -> Self {
         match content_type.starts_with("text/event-stream") {
             true => Self::Events(Events::default()),
@@ -39,10 +35,10 @@ impl Meter {
         }
     }
 
-    /// More of the answer passed.
-    pub(crate) fn pass(&mut self, bytes: &[u8]) {
+    /// Reads more of the response.
+    pub(crate) fn observe(&mut self, bytes: &[u8]) {
         match self {
-            Self::Events(events) => events.pass(bytes),
+            Self::Events(events) => events.observe(bytes),
             Self::Json(kept) if kept.len() + bytes.len() <= MAX_JSON_BYTES => {
                 kept.extend_from_slice(bytes)
             }
@@ -50,7 +46,7 @@ impl Meter {
         }
     }
 
-    /// What the answer used, as far as it came.
+    /// Tokens of the response so far.
     pub(crate) fn usage(&self) -> Usage {
         match self {
             Self::Events(events) => events.usage(),
@@ -62,7 +58,7 @@ impl Meter {
 }
 
 impl Events {
-    fn pass(&mut self, bytes: &[u8]) {
+    fn observe(&mut self, bytes: &[u8]) {
         for piece in bytes.split_inclusive(|byte| *byte == b'\n') {
             if !self.skipping {
                 self.line.extend_from_slice(piece);
@@ -141,7 +137,7 @@ impl Delta {
     }
 }
 
-// The API leaves out or nulls what an event has no news about; what it gives is a total, not a step.
+// The API omits or nulls unchanged counts; the others are totals, not increments.
 #[derive(Debug, Clone, Copy, Default, Deserialize)]
 #[serde(default)]
 struct Counts {
@@ -188,12 +184,12 @@ mod tests {
 
     fn meter(stream: &str) -> Meter {
         let mut meter = Meter::new("text/event-stream; charset=utf-8");
-        meter.pass(stream.as_bytes());
+        meter.observe(stream.as_bytes());
         meter
     }
 
     #[test]
-    fn a_streams_tokens_are_those_of_its_first_and_last_counts() {
+    fn stream_usage_combines_first_and_last_counts() {
         let expected = Usage {
             input_tokens: 10,
             output_tokens: 42,
@@ -204,19 +200,19 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_cut_before_its_count_is_estimated_from_what_passed() {
+    fn truncated_stream_is_estimated() {
         let cut = STREAM.find("data: {\"type\":\"message_delta").unwrap();
         assert_eq!(meter(&STREAM[..cut]).usage().output_tokens, 4);
     }
 
     #[test]
-    fn an_answer_in_one_piece_is_counted_at_its_end() {
+    fn json_response_is_counted_at_its_end() {
         let mut meter = Meter::new("application/json");
         for piece in [
             r#"{"content":[],"usa"#,
             r#"ge":{"input_tokens":3,"output_tokens":7,"cache_creation_input_tokens":9}}"#,
         ] {
-            meter.pass(piece.as_bytes());
+            meter.observe(piece.as_bytes());
         }
         let expected = Usage {
             input_tokens: 3,
@@ -228,22 +224,22 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_end_is_not_kept() {
+    fn endless_line_is_not_buffered() {
         let mut meter = meter("");
-        (0..64).for_each(|_| meter.pass(&[b'x'; 64 * 1024]));
+        (0..64).for_each(|_| meter.observe(&[b'x'; 64 * 1024]));
         let Meter::Events(events) = &meter else { unreachable!() };
         assert!(events.line.len() <= MAX_LINE_BYTES);
-        meter.pass(format!("\n{STREAM}").as_bytes());
+        meter.observe(format!("\n{STREAM}").as_bytes());
         assert_eq!(meter.usage().output_tokens, 42);
     }
 
     proptest! {
         #[test]
-        fn where_a_stream_is_cut_into_pieces_makes_no_difference(cuts in prop::collection::vec(1usize..40, 1..60)) {
+        fn chunking_does_not_change_usage(cuts in prop::collection::vec(1usize..40, 1..60)) {
             let (mut whole, mut rest) = (meter(""), STREAM.as_bytes());
             for cut in cuts.iter().cycle() {
                 let (piece, more) = rest.split_at((*cut).min(rest.len()));
-                whole.pass(piece);
+                whole.observe(piece);
                 rest = more;
                 if rest.is_empty() { break; }
             }

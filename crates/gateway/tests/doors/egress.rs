@@ -1,20 +1,20 @@
-//! Names of the policy: who gets through, and to where.
+//! Connections to names of the network policy.
 
 use std::net::SocketAddr;
 
 use harvest_gateway::GatewayConfig;
 use harvest_proto::{
     EventBody,
-    door::{Answer, Ask},
+    door::{DoorReply, DoorRequest},
 };
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpListener,
 };
 
-use crate::{Books, House, pass};
+use crate::{RecordingLedger, TestDoor, policy};
 
-/// Answers every connection with what it was sent.
+/// A server that echoes all bytes.
 async fn echo() -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -29,14 +29,18 @@ async fn echo() -> SocketAddr {
     address
 }
 
-async fn house(allow_private_upstreams: bool) -> House {
+async fn door(allow_private_upstreams: bool) -> TestDoor {
     let pinned = [("mirror.example.org".to_owned(), echo().await)].into();
     let config = GatewayConfig { allow_private_upstreams, pinned, ..GatewayConfig::default() };
-    House::new(Books::default(), config, pass(&["mirror.example.org", "*.wild.example"]))
+    TestDoor::new(
+        RecordingLedger::default(),
+        config,
+        policy(&["mirror.example.org", "*.wild.example"]),
+    )
 }
 
-fn connect(name: &str, port: u16) -> Ask {
-    Ask::Connect { name: name.into(), port }
+fn connect(name: &str, port: u16) -> DoorRequest {
+    DoorRequest::Connect { name: name.into(), port }
 }
 
 fn refusals<'a>(events: &'a [EventBody]) -> Vec<(&'a str, &'a str)> {
@@ -47,10 +51,10 @@ fn refusals<'a>(events: &'a [EventBody]) -> Vec<(&'a str, &'a str)> {
     events.iter().filter_map(refusal).collect()
 }
 
-async fn sends(house: &House, port: u16, bytes: &[u8]) -> Vec<u8> {
-    let (answer, mut stream) = house.ask(&connect("mirror.example.org", port)).await;
-    assert_eq!(answer, Answer::Open);
-    // A refused connection may be gone before all is written.
+async fn send(door: &TestDoor, port: u16, bytes: &[u8]) -> Vec<u8> {
+    let (reply, mut stream) = door.request(&connect("mirror.example.org", port)).await;
+    assert_eq!(reply, DoorReply::Open);
+    // A refused connection may be closed before everything is written.
     let _ = stream.write_all(bytes).await;
     let _ = stream.shutdown().await;
     let mut back = Vec::new();
@@ -59,34 +63,38 @@ async fn sends(house: &House, port: u16, bytes: &[u8]) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn names_are_looked_up_by_the_policy_and_a_refusal_is_told_once() {
-    let house = house(true).await;
+async fn lookups_follow_the_policy_and_log_refusals_once() {
+    let door = door(true).await;
     for name in
         ["mirror.example.org", "a.wild.example", "git.harvest.internal", "model.harvest.internal"]
     {
-        assert_eq!(house.ask(&Ask::Lookup { name: name.into() }).await.0, Answer::Open, "{name}");
+        assert_eq!(
+            door.request(&DoorRequest::Lookup { name: name.into() }).await.0,
+            DoorReply::Open,
+            "{name}"
+        );
     }
     for name in ["wild.example", "evil.org", "evil.org", "evil.org", "127.0.0.1"] {
-        let (answer, _) = house.ask(&Ask::Lookup { name: name.into() }).await;
-        assert!(matches!(answer, Answer::Refused { .. }), "{name}");
+        let (reply, _) = door.request(&DoorRequest::Lookup { name: name.into() }).await;
+        assert!(matches!(reply, DoorReply::Refused { .. }), "{name}");
     }
-    let events = house.books.events();
+    let events = door.ledger.events();
     let names: Vec<_> = refusals(&events).iter().map(|refusal| refusal.0).collect();
     assert_eq!(names, ["wild.example", "evil.org", "127.0.0.1"]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_flood_of_refused_names_does_not_fill_the_history() {
-    let house = house(true).await;
+async fn logged_refusals_are_rate_limited() {
+    let door = door(true).await;
     for number in 0..200 {
-        house.ask(&Ask::Lookup { name: format!("n{number}.evil.org") }).await;
+        door.request(&DoorRequest::Lookup { name: format!("n{number}.evil.org") }).await;
     }
-    assert_eq!(house.books.events().len(), 64);
+    assert_eq!(door.ledger.events().len(), 64);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn other_ports_other_names_and_addresses_are_not_connected() {
-    let house = house(true).await;
+async fn other_ports_names_and_addresses_are_refused() {
+    let door = door(true).await;
     for (name, port) in [
         ("mirror.example.org", 22),
         ("evil.org", 443),
@@ -94,48 +102,48 @@ async fn other_ports_other_names_and_addresses_are_not_connected() {
         ("git.harvest.internal", 443),
     ] {
         assert!(
-            matches!(house.ask(&connect(name, port)).await.0, Answer::Refused { .. }),
+            matches!(door.request(&connect(name, port)).await.0, DoorReply::Refused { .. }),
             "{name}:{port}"
         );
     }
-    assert_eq!(house.books.events().len(), 4);
+    assert_eq!(door.ledger.events().len(), 4);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_name_that_leads_to_a_private_address_is_refused() {
-    let house = house(false).await;
-    let (answer, _) = house.ask(&connect("mirror.example.org", 443)).await;
-    assert_eq!(answer, Answer::Refused { reason: "the name leads to a private address".into() });
-    assert_eq!(refusals(&house.books.events())[0].0, "mirror.example.org");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn plain_http_passes_when_its_host_is_the_name() {
-    let house = house(true).await;
-    let request = b"GET / HTTP/1.1\r\nHost: mirror.example.org\r\n\r\nbody";
-    assert_eq!(sends(&house, 80, request).await, request);
-    assert!(house.books.events().is_empty());
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn plain_http_for_another_host_is_cut_before_a_byte_gets_out() {
-    let house = house(true).await;
-    assert_eq!(sends(&house, 80, b"GET / HTTP/1.1\r\nHost: evil.org\r\n\r\n").await, b"");
-    assert_eq!(refusals(&house.books.count(1).await)[0].0, "mirror.example.org");
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn tls_passes_when_its_server_name_is_the_name_and_only_then() {
-    let house = house(true).await;
-    let good = hello("mirror.example.org");
-    assert_eq!(sends(&house, 443, &good).await, good);
-    assert!(house.books.events().is_empty());
-    assert_eq!(sends(&house, 443, &hello("evil.org")).await, b"");
-    assert_eq!(refusals(&house.books.count(1).await).len(), 1);
+async fn name_with_private_address_is_refused() {
+    let door = door(false).await;
+    let (reply, _) = door.request(&connect("mirror.example.org", 443)).await;
     assert_eq!(
-        sends(&house, 443, b"GET / HTTP/1.1\r\nHost: mirror.example.org\r\n\r\n").await,
-        b""
+        reply,
+        DoorReply::Refused { reason: "the name resolves to a private address".into() }
     );
+    assert_eq!(refusals(&door.ledger.events())[0].0, "mirror.example.org");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn http_with_matching_host_passes() {
+    let door = door(true).await;
+    let request = b"GET / HTTP/1.1\r\nHost: mirror.example.org\r\n\r\nbody";
+    assert_eq!(send(&door, 80, request).await, request);
+    assert!(door.ledger.events().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn http_with_other_host_is_cut_before_sending() {
+    let door = door(true).await;
+    assert_eq!(send(&door, 80, b"GET / HTTP/1.1\r\nHost: evil.org\r\n\r\n").await, b"");
+    assert_eq!(refusals(&door.ledger.wait_for_events(1).await)[0].0, "mirror.example.org");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn tls_passes_only_with_matching_server_name() {
+    let door = door(true).await;
+    let good = hello("mirror.example.org");
+    assert_eq!(send(&door, 443, &good).await, good);
+    assert!(door.ledger.events().is_empty());
+    assert_eq!(send(&door, 443, &hello("evil.org")).await, b"");
+    assert_eq!(refusals(&door.ledger.wait_for_events(1).await).len(), 1);
+    assert_eq!(send(&door, 443, b"GET / HTTP/1.1\r\nHost: mirror.example.org\r\n\r\n").await, b"");
 }
 
 fn hello(name: &str) -> Vec<u8> {

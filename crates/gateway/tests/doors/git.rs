@@ -1,53 +1,56 @@
-//! The git door with the real git inside and the local forge outside.
+//! The git door between real git and the local forge.
 
 use std::{collections::HashMap, fs, path::Path};
 
 use axum::Router;
+use harvest_forge::LocalForge;
 use harvest_gateway::{GatewayConfig, ledger::GitAccess};
-use harvest_github::Forge;
 use harvest_proto::{EventBody, Secret, door::GIT_NAME};
 use tempfile::TempDir;
 use tokio::{net::TcpListener, process::Command};
 
-use crate::{Books, House, pass};
+use crate::{RecordingLedger, TestDoor, policy};
 
 const TOKEN: &str = "f0rge-t0ken-never-inside";
 const BRANCH: &str = "harvest/fix-it";
 
-struct World {
-    house: House,
-    forge: Forge,
+struct GitSetup {
+    door: TestDoor,
+    forge: LocalForge,
     inside: String,
     outside: TempDir,
 }
 
-impl World {
+impl GitSetup {
     async fn new(branch: Option<&str>) -> Self {
         let outside = tempfile::tempdir().unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let public = format!("http://{}/forge", listener.local_addr().unwrap());
-        let forge = Forge::open(outside.path().join("forge"), &public).unwrap();
+        let forge = LocalForge::open(outside.path().join("forge"), &public).unwrap();
         let router = Router::new().nest("/forge", forge.router());
         tokio::spawn(async move { axum::serve(listener, router).await });
         for name in ["app", "secret-plans"] {
             forge.create(name, &Secret::new(TOKEN.to_owned())).await.unwrap();
         }
-        seed(outside.path(), &forge.repository("app").unwrap()).await;
-        let mut pass = pass(&[]);
-        pass.repositories = vec![GitAccess {
+        seed(outside.path(), &forge.repository_path("app").unwrap()).await;
+        let mut policy = policy(&[]);
+        policy.repositories = vec![GitAccess {
             name: "app".into(),
             url: forge.url("app"),
             secret: Some("FORGE_TOKEN".into()),
             branch: branch.map(str::to_owned),
         }];
-        let books = Books { secrets: HashMap::from([("FORGE_TOKEN", TOKEN)]), ..Books::default() };
-        let house = House::new(books, GatewayConfig::default(), pass);
-        let inside = format!("http://{}", house.inside(GIT_NAME, 80).await);
-        Self { house, forge, inside, outside }
+        let ledger = RecordingLedger {
+            secrets: HashMap::from([("FORGE_TOKEN", TOKEN)]),
+            ..RecordingLedger::default()
+        };
+        let door = TestDoor::new(ledger, GatewayConfig::default(), policy);
+        let inside = format!("http://{}", door.inside(GIT_NAME, 80).await);
+        Self { door, forge, inside, outside }
     }
 
     fn folder(&self) -> &Path {
-        self.house.folder.path()
+        self.door.folder.path()
     }
 
     async fn clone_app(&self) {
@@ -56,7 +59,7 @@ impl World {
         assert_eq!(cloned.1, "");
     }
 
-    /// Commits in the clone and pushes to this reference.
+    /// Commits in the clone, then pushes.
     async fn push(&self, content: &[u8], arguments: &[&str]) -> (bool, String) {
         let work = self.folder().join("work");
         fs::write(work.join("file"), content).unwrap();
@@ -66,7 +69,7 @@ impl World {
     }
 
     async fn remote_heads(&self) -> String {
-        git(&self.forge.repository("app").unwrap(), &["for-each-ref"]).await.1
+        git(&self.forge.repository_path("app").unwrap(), &["for-each-ref"]).await.1
     }
 
     async fn head(&self) -> String {
@@ -84,7 +87,7 @@ async fn seed(folder: &Path, repository: &Path) {
     assert!(git(&seed, &["push", "-q", repository.to_str().unwrap(), "main"]).await.0);
 }
 
-/// Whether it worked, and all it printed.
+/// Whether it ok, and all it printed.
 async fn git(folder: &Path, arguments: &[&str]) -> (bool, String) {
     let output = Command::new("git")
         .args(["-c", "user.name=T", "-c", "user.email=t@example.org", "-c", "http.proxy="])
@@ -103,12 +106,12 @@ async fn git(folder: &Path, arguments: &[&str]) -> (bool, String) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_session_fetches_with_credentials_it_never_sees() {
-    let world = World::new(Some(BRANCH)).await;
-    let url = format!("{}/app.git", world.inside);
+async fn fetch_uses_credentials_unknown_to_sandbox() {
+    let setup = GitSetup::new(Some(BRANCH)).await;
+    let url = format!("{}/app.git", setup.inside);
     let traced = Command::new("git")
         .args(["-c", "http.proxy=", "clone", &url, "work"])
-        .current_dir(world.folder())
+        .current_dir(setup.folder())
         .env("GIT_TRACE_CURL", "1")
         .env("GIT_TRACE_PACKET", "1")
         .env("GIT_CONFIG_GLOBAL", "/dev/null")
@@ -116,50 +119,48 @@ async fn a_session_fetches_with_credentials_it_never_sees() {
         .await
         .unwrap();
     assert!(traced.status.success(), "{}", String::from_utf8_lossy(&traced.stderr));
-    assert_eq!(fs::read_to_string(world.folder().join("work/file")).unwrap(), "one");
+    assert_eq!(fs::read_to_string(setup.folder().join("work/file")).unwrap(), "one");
     let trace = String::from_utf8_lossy(&traced.stderr).to_ascii_lowercase();
     let encoded = "eC1hY2Nlc3MtdG9rZW4".to_ascii_lowercase();
     assert!(
         !trace.contains(TOKEN) && !trace.contains(&encoded) && !trace.contains("authorization")
     );
-    assert!(trace.contains("version=2") || trace.contains("version 2"), "protocol 2 is passed on");
+    assert!(trace.contains("version=2") || trace.contains("version 2"), "protocol 2 is used");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_push_to_the_own_branch_arrives_and_is_recorded_once() {
-    let world = World::new(Some(BRANCH)).await;
-    world.clone_app().await;
-    let (worked, said) =
-        world.push(b"two", &["origin", &format!("HEAD:refs/heads/{BRANCH}")]).await;
-    assert!(worked, "{said}");
-    let commit = world.head().await;
-    assert!(world.remote_heads().await.contains(&format!("{commit} commit\trefs/heads/{BRANCH}")));
+async fn push_to_own_branch_is_recorded_once() {
+    let setup = GitSetup::new(Some(BRANCH)).await;
+    setup.clone_app().await;
+    let (ok, output) = setup.push(b"two", &["origin", &format!("HEAD:refs/heads/{BRANCH}")]).await;
+    assert!(ok, "{output}");
+    let commit = setup.head().await;
+    assert!(setup.remote_heads().await.contains(&format!("{commit} commit\trefs/heads/{BRANCH}")));
     let pushed = EventBody::Pushed {
         repository: "app".into(),
         branch: BRANCH.into(),
         commit: commit.clone(),
     };
-    assert_eq!(world.house.books.events(), [pushed]);
-    // Once more, as an update, and larger than git's buffer, so that it comes in chunks after a probe.
+    assert_eq!(setup.door.ledger.events(), [pushed]);
+    // An update larger than git's buffer, which is sent in chunks after a probe.
     let noise: Vec<u8> = (0u64..1 << 18)
         .flat_map(|i| (i.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ i << 7).to_le_bytes())
         .collect();
-    git(&world.folder().join("work"), &["config", "http.extraHeader", "Expect: 100-continue"])
+    git(&setup.folder().join("work"), &["config", "http.extraHeader", "Expect: 100-continue"])
         .await;
-    let (worked, said) =
-        world.push(&noise, &["origin", &format!("HEAD:refs/heads/{BRANCH}")]).await;
-    assert!(worked, "{said}");
-    let newer = world.head().await;
+    let (ok, output) = setup.push(&noise, &["origin", &format!("HEAD:refs/heads/{BRANCH}")]).await;
+    assert!(ok, "{output}");
+    let newer = setup.head().await;
     assert!(
-        matches!(&world.house.books.events()[..], [_, EventBody::Pushed { commit, .. }] if *commit == newer)
+        matches!(&setup.door.ledger.events()[..], [_, EventBody::Pushed { commit, .. }] if *commit == newer)
     );
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_push_elsewhere_is_refused_in_words_and_changes_nothing() {
-    let world = World::new(Some(BRANCH)).await;
-    world.clone_app().await;
-    let before = world.remote_heads().await;
+async fn push_elsewhere_is_refused_with_reason() {
+    let setup = GitSetup::new(Some(BRANCH)).await;
+    setup.clone_app().await;
+    let before = setup.remote_heads().await;
     let own = format!("HEAD:refs/heads/{BRANCH}");
     let large = vec![7; 3 << 20];
     for (content, references) in [
@@ -170,12 +171,15 @@ async fn a_push_elsewhere_is_refused_in_words_and_changes_nothing() {
         (b"two", &["HEAD:refs/heads/harvest/fix-it/more"]),
         (&large, &["HEAD:main"]),
     ] {
-        let (worked, said) = world.push(content, &[&["origin"], references].concat()).await;
-        assert!(!worked && said.contains("remote rejected"), "{references:?}: {said}");
-        assert!(said.contains("this session may only push to the branch harvest/fix-it"), "{said}");
-        assert_eq!(world.remote_heads().await, before, "{references:?}");
+        let (ok, output) = setup.push(content, &[&["origin"], references].concat()).await;
+        assert!(!ok && output.contains("remote rejected"), "{references:?}: {output}");
+        assert!(
+            output.contains("this session may only push to the branch harvest/fix-it"),
+            "{output}"
+        );
+        assert_eq!(setup.remote_heads().await, before, "{references:?}");
     }
-    let events = world.house.books.events();
+    let events = setup.door.ledger.events();
     assert_eq!(events.len(), 6);
     assert!(events.iter().all(
         |event| matches!(event, EventBody::PushRefused { repository, .. } if repository == "app")
@@ -183,10 +187,10 @@ async fn a_push_elsewhere_is_refused_in_words_and_changes_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_negotiation_that_git_compresses_passes() {
-    let world = World::new(Some(BRANCH)).await;
-    world.clone_app().await;
-    // Many commits the remote does not have make for a long list in the request.
+async fn compressed_fetch_negotiation_passes() {
+    let setup = GitSetup::new(Some(BRANCH)).await;
+    setup.clone_app().await;
+    // Many commits unknown to the remote make the request long.
     let mut import = String::from("reset refs/heads/local\nfrom refs/heads/main^0\n");
     for number in 0..200 {
         import += &format!(
@@ -194,7 +198,7 @@ async fn a_negotiation_that_git_compresses_passes() {
             2_000_000_000 + number
         );
     }
-    let work = world.folder().join("work");
+    let work = setup.folder().join("work");
     fs::write(work.join("import"), import).unwrap();
     let imported = Command::new("git")
         .args(["fast-import", "--quiet"])
@@ -204,10 +208,13 @@ async fn a_negotiation_that_git_compresses_passes() {
         .await
         .unwrap();
     assert!(imported.success());
-    let seed = world.outside.path().join("seed");
+    let seed = setup.outside.path().join("seed");
     git(&seed, &["commit", "-q", "--allow-empty", "-m", "newer"]).await;
-    git(&seed, &["push", "-q", world.forge.repository("app").unwrap().to_str().unwrap(), "main"])
-        .await;
+    git(
+        &seed,
+        &["push", "-q", setup.forge.repository_path("app").unwrap().to_str().unwrap(), "main"],
+    )
+    .await;
     let traced = Command::new("git")
         .args(["-c", "http.proxy=", "fetch", "origin"])
         .current_dir(&work)
@@ -223,65 +230,65 @@ async fn a_negotiation_that_git_compresses_passes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn deleting_the_own_branch_is_refused() {
-    let world = World::new(Some(BRANCH)).await;
-    world.clone_app().await;
-    assert!(world.push(b"two", &["origin", &format!("HEAD:refs/heads/{BRANCH}")]).await.0);
-    let before = world.remote_heads().await;
-    let (worked, said) =
-        git(&world.folder().join("work"), &["push", "origin", "--delete", BRANCH]).await;
-    assert!(!worked && said.contains("this session may not delete its branch"), "{said}");
-    assert_eq!(world.remote_heads().await, before);
+async fn deleting_own_branch_is_refused() {
+    let setup = GitSetup::new(Some(BRANCH)).await;
+    setup.clone_app().await;
+    assert!(setup.push(b"two", &["origin", &format!("HEAD:refs/heads/{BRANCH}")]).await.0);
+    let before = setup.remote_heads().await;
+    let (ok, output) =
+        git(&setup.folder().join("work"), &["push", "origin", "--delete", BRANCH]).await;
+    assert!(!ok && output.contains("this session may not delete its branch"), "{output}");
+    assert_eq!(setup.remote_heads().await, before);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_rewritten_branch_that_the_remote_refuses_is_not_recorded() {
-    let world = World::new(Some(BRANCH)).await;
-    world.clone_app().await;
+async fn push_refused_by_remote_is_not_recorded() {
+    let setup = GitSetup::new(Some(BRANCH)).await;
+    setup.clone_app().await;
     let own = format!("HEAD:refs/heads/{BRANCH}");
-    assert!(world.push(b"two", &["origin", &own]).await.0);
-    git(&world.folder().join("work"), &["commit", "-q", "--amend", "-m", "rewritten"]).await;
-    let (worked, said) =
-        git(&world.folder().join("work"), &["push", "--force", "origin", &own]).await;
-    assert!(!worked, "{said}");
-    assert_eq!(world.house.books.events().len(), 1);
+    assert!(setup.push(b"two", &["origin", &own]).await.0);
+    git(&setup.folder().join("work"), &["commit", "-q", "--amend", "-m", "rewritten"]).await;
+    let (ok, output) =
+        git(&setup.folder().join("work"), &["push", "--force", "origin", &own]).await;
+    assert!(!ok, "{output}");
+    assert_eq!(setup.door.ledger.events().len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_reader_cannot_push() {
-    let world = World::new(None).await;
-    world.clone_app().await;
-    let (worked, said) = world.push(b"two", &["origin", "HEAD:main"]).await;
-    assert!(!worked && said.contains("may only read"), "{said}");
-    assert!(matches!(world.house.books.events()[..], [EventBody::PushRefused { .. }]));
+async fn read_only_session_cannot_push() {
+    let setup = GitSetup::new(None).await;
+    setup.clone_app().await;
+    let (ok, output) = setup.push(b"two", &["origin", "HEAD:main"]).await;
+    assert!(!ok && output.contains("read-only access"), "{output}");
+    assert!(matches!(setup.door.ledger.events()[..], [EventBody::PushRefused { .. }]));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn repositories_of_others_are_not_there() {
-    let world = World::new(Some(BRANCH)).await;
+async fn other_repositories_are_not_found() {
+    let setup = GitSetup::new(Some(BRANCH)).await;
     for name in ["secret-plans", "app.git/../secret-plans", "%61pp", "app/"] {
-        let url = format!("{}/{name}.git", world.inside);
-        let (worked, said) = git(world.folder(), &["ls-remote", &url]).await;
-        assert!(!worked && said.contains("not found"), "{name}: {said}");
+        let url = format!("{}/{name}.git", setup.inside);
+        let (ok, output) = git(setup.folder(), &["ls-remote", &url]).await;
+        assert!(!ok && output.contains("not found"), "{name}: {output}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_token_the_remote_refuses_is_explained_without_asking_for_a_password() {
-    let world = World::new(Some(BRANCH)).await;
-    world.forge.set_token("app", &Secret::new("another".to_owned())).unwrap();
-    let (worked, said) =
-        git(world.folder(), &["ls-remote", &format!("{}/app.git", world.inside)]).await;
-    assert!(!worked && said.contains("harvest secret set FORGE_TOKEN"), "{said}");
-    assert!(!said.contains("terminal prompts disabled") && !said.contains(TOKEN), "{said}");
+async fn refused_token_is_explained_without_password_prompt() {
+    let setup = GitSetup::new(Some(BRANCH)).await;
+    setup.forge.set_token("app", &Secret::new("another".to_owned())).unwrap();
+    let (ok, output) =
+        git(setup.folder(), &["ls-remote", &format!("{}/app.git", setup.inside)]).await;
+    assert!(!ok && output.contains("harvest secret set FORGE_TOKEN"), "{output}");
+    assert!(!output.contains("terminal prompts disabled") && !output.contains(TOKEN), "{output}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn commands_that_cannot_be_judged_never_reach_the_remote() {
-    let world = World::new(Some(BRANCH)).await;
-    let before = world.remote_heads().await;
+async fn invalid_push_never_reaches_the_remote() {
+    let setup = GitSetup::new(Some(BRANCH)).await;
+    let before = setup.remote_heads().await;
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
-    let url = format!("{}/app.git/git-receive-pack", world.inside);
+    let url = format!("{}/app.git/git-receive-pack", setup.inside);
     let post = |body: &[u8]| {
         let request =
             client.post(&url).header("content-type", "application/x-git-receive-pack-request");
@@ -294,9 +301,9 @@ async fn commands_that_cannot_be_judged_never_reach_the_remote() {
     let compressed =
         client.post(&url).header("content-encoding", "gzip").body("x").send().await.unwrap();
     assert_eq!(compressed.status(), 415);
-    // What git sends first when a push is too large for one piece: no commands at all.
+    // The probe that git sends before a large push: no commands.
     assert_eq!(post(b"0000").await.unwrap().status(), 200);
-    let answered = client.get(format!("{}/app.git/HEAD", world.inside)).send().await.unwrap();
+    let answered = client.get(format!("{}/app.git/HEAD", setup.inside)).send().await.unwrap();
     assert_eq!(answered.status(), 404);
-    assert_eq!(world.remote_heads().await, before);
+    assert_eq!(setup.remote_heads().await, before);
 }

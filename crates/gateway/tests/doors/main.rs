@@ -1,6 +1,6 @@
-//! Doors as a sandbox uses them: through their sockets, with the real git and hand-made upstreams, all on
+//! Doors as a sandbox uses them: through their sockets, with real git and fake upstreams on
 //! loopback.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on stops where it stands")]
+#![expect(clippy::unwrap_used, reason = "a failed test panics")]
 
 mod egress;
 mod git;
@@ -17,11 +17,11 @@ use std::{
 use async_trait::async_trait;
 use harvest_gateway::{
     DoorHandle, Gateway, GatewayConfig,
-    ledger::{Ledger, Pass, Policy, Refusal, Upstream},
+    ledger::{DoorPolicy, Ledger, NetworkPolicy, Refusal, Upstream},
 };
 use harvest_proto::{
     EventBody, Secret, SessionId,
-    door::{Answer, Ask},
+    door::{DoorReply, DoorRequest},
     event::Usage,
 };
 use tempfile::TempDir;
@@ -31,9 +31,9 @@ use tokio::{
     sync::Notify,
 };
 
-/// A ledger that remembers everything.
+/// A ledger that records everything.
 #[derive(Default)]
-struct Books {
+struct RecordingLedger {
     secrets: HashMap<&'static str, &'static str>,
     refusal: Option<&'static str>,
     events: Mutex<Vec<EventBody>>,
@@ -42,7 +42,7 @@ struct Books {
 }
 
 #[async_trait]
-impl Ledger for Books {
+impl Ledger for RecordingLedger {
     async fn secret(&self, name: &str) -> Option<Secret<String>> {
         self.secrets.get(name).map(|value| Secret::new((*value).to_owned()))
     }
@@ -61,13 +61,12 @@ impl Ledger for Books {
     }
 }
 
-impl Books {
+impl RecordingLedger {
     fn events(&self) -> Vec<EventBody> {
         self.events.lock().unwrap().clone()
     }
 
-    /// Waits for so many events.
-    async fn count(&self, count: usize) -> Vec<EventBody> {
+    async fn wait_for_events(&self, count: usize) -> Vec<EventBody> {
         let enough = async {
             loop {
                 let changed = self.changed.notified();
@@ -79,32 +78,32 @@ impl Books {
         };
         tokio::time::timeout(Duration::from_secs(30), enough)
             .await
-            .expect("the events did not come")
+            .expect("timed out waiting for events")
     }
 }
 
-/// One gateway with one open door.
-struct House {
-    books: Arc<Books>,
+/// A gateway with one open door.
+struct TestDoor {
+    ledger: Arc<RecordingLedger>,
     socket: PathBuf,
     handle: DoorHandle,
     folder: TempDir,
 }
 
-impl House {
-    fn new(books: Books, config: GatewayConfig, pass: Pass) -> Self {
+impl TestDoor {
+    fn new(ledger: RecordingLedger, config: GatewayConfig, policy: DoorPolicy) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let (books, socket) = (Arc::new(books), folder.path().join("door.sock"));
-        let gateway = Gateway::new(Arc::clone(&books) as Arc<dyn Ledger>, config);
-        let handle = gateway.open(&socket, pass).unwrap();
-        Self { books, socket, handle, folder }
+        let (ledger, socket) = (Arc::new(ledger), folder.path().join("door.sock"));
+        let gateway = Gateway::new(Arc::clone(&ledger) as Arc<dyn Ledger>, config);
+        let handle = gateway.open(&socket, policy).unwrap();
+        Self { ledger, socket, handle, folder }
     }
 
-    async fn ask(&self, ask: &Ask) -> (Answer, BufReader<UnixStream>) {
-        dial(&self.socket, ask).await
+    async fn request(&self, request: &DoorRequest) -> (DoorReply, BufReader<UnixStream>) {
+        dial(&self.socket, request).await
     }
 
-    /// What the supervisor does: a listener whose connections come out of the door.
+    /// Like the supervisor: a listener whose connections go through the door.
     async fn inside(&self, name: &'static str, port: u16) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (address, socket) = (listener.local_addr().unwrap(), self.socket.clone());
@@ -112,9 +111,9 @@ impl House {
             while let Ok((mut stream, _)) = listener.accept().await {
                 let socket = socket.clone();
                 tokio::spawn(async move {
-                    let ask = Ask::Connect { name: name.to_owned(), port };
-                    let (answer, mut door) = dial(&socket, &ask).await;
-                    assert_eq!(answer, Answer::Open);
+                    let request = DoorRequest::Connect { name: name.to_owned(), port };
+                    let (reply, mut door) = dial(&socket, &request).await;
+                    assert_eq!(reply, DoorReply::Open);
                     let _ = copy_bidirectional(&mut stream, &mut door).await;
                 });
             }
@@ -123,73 +122,76 @@ impl House {
     }
 }
 
-async fn dial(socket: &std::path::Path, ask: &Ask) -> (Answer, BufReader<UnixStream>) {
+async fn dial(
+    socket: &std::path::Path,
+    request: &DoorRequest,
+) -> (DoorReply, BufReader<UnixStream>) {
     let mut stream = BufReader::new(UnixStream::connect(socket).await.unwrap());
-    let line = format!("{}\n", serde_json::to_string(ask).unwrap());
+    let line = format!("{}\n", serde_json::to_string(request).unwrap());
     stream.write_all(line.as_bytes()).await.unwrap();
-    let mut answer = String::new();
-    stream.read_line(&mut answer).await.unwrap();
-    (serde_json::from_str(&answer).unwrap(), stream)
+    let mut reply = String::new();
+    stream.read_line(&mut reply).await.unwrap();
+    (serde_json::from_str(&reply).unwrap(), stream)
 }
 
-fn pass(policy: &[&str]) -> Pass {
-    Pass {
+fn policy(names: &[&str]) -> DoorPolicy {
+    DoorPolicy {
         session: SessionId::random(),
-        policy: Policy::Trusted(policy.iter().map(|name| (*name).to_owned()).collect()),
+        network: NetworkPolicy::Trusted(names.iter().map(|name| (*name).to_owned()).collect()),
         upstream: Upstream::Scripted,
         repositories: Vec::new(),
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_door_works_under_a_path_longer_than_a_socket_address_and_leaves_nothing_behind() {
+async fn door_works_with_long_path_and_removes_socket() {
     let folder = tempfile::tempdir().unwrap();
     let long = folder.path().join("a".repeat(90)).join("b".repeat(90));
     std::fs::create_dir_all(&long).unwrap();
     let socket = long.join("door.sock");
     std::fs::write(&socket, "stale").unwrap();
-    let gateway = Gateway::new(Arc::new(Books::default()), GatewayConfig::default());
-    let door = gateway.open(&socket, pass(&[])).unwrap();
+    let gateway = Gateway::new(Arc::new(RecordingLedger::default()), GatewayConfig::default());
+    let door = gateway.open(&socket, policy(&[])).unwrap();
     use std::os::unix::fs::PermissionsExt;
     assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o666);
-    // The short way in, as the supervisor has it.
+    // A short path, like that of the supervisor.
     let near = folder.path().join("n");
     std::os::unix::fs::symlink(&long, &near).unwrap();
-    let ask = Ask::Lookup { name: harvest_proto::door::MODEL_NAME.into() };
-    assert_eq!(dial(&near.join("door.sock"), &ask).await.0, Answer::Open);
+    let request = DoorRequest::Lookup { name: harvest_proto::door::MODEL_NAME.into() };
+    assert_eq!(dial(&near.join("door.sock"), &request).await.0, DoorReply::Open);
     drop(door);
     assert!(!socket.exists());
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_newer_door_under_the_same_path_outlives_the_older_one() {
-    let house = House::new(Books::default(), GatewayConfig::default(), pass(&[]));
+async fn newer_door_survives_closing_the_older() {
+    let door = TestDoor::new(RecordingLedger::default(), GatewayConfig::default(), policy(&[]));
     let gateway =
-        Gateway::new(Arc::clone(&house.books) as Arc<dyn Ledger>, GatewayConfig::default());
-    let newer = gateway.open(&house.socket, pass(&["example.org"])).unwrap();
-    house.handle.close();
-    let ask = Ask::Lookup { name: "example.org".into() };
-    assert_eq!(dial(&house.socket, &ask).await.0, Answer::Open);
+        Gateway::new(Arc::clone(&door.ledger) as Arc<dyn Ledger>, GatewayConfig::default());
+    let newer = gateway.open(&door.socket, policy(&["example.org"])).unwrap();
+    door.handle.close();
+    let request = DoorRequest::Lookup { name: "example.org".into() };
+    assert_eq!(dial(&door.socket, &request).await.0, DoorReply::Open);
     newer.close();
-    assert!(!house.socket.exists());
+    assert!(!door.socket.exists());
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn closing_a_door_cuts_its_connections() {
-    let house = House::new(Books::default(), GatewayConfig::default(), pass(&[]));
-    let ask = Ask::Connect { name: harvest_proto::door::MODEL_NAME.into(), port: 80 };
-    let (_, mut stream) = house.ask(&ask).await;
-    house.handle.close();
+    let door = TestDoor::new(RecordingLedger::default(), GatewayConfig::default(), policy(&[]));
+    let request = DoorRequest::Connect { name: harvest_proto::door::MODEL_NAME.into(), port: 80 };
+    let (_, mut stream) = door.request(&request).await;
+    door.handle.close();
     let mut line = String::new();
     assert_eq!(stream.read_line(&mut line).await.unwrap_or(0), 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_line_that_is_no_question_or_never_ends_is_hung_up_on() {
-    let house = House::new(Books::default(), GatewayConfig::default(), pass(&[]));
-    for line in ["{\"ask\":\"open_sesame\"}\n".to_owned(), "x".repeat(4096)] {
-        let mut stream = BufReader::new(UnixStream::connect(&house.socket).await.unwrap());
-        // The door may hang up before it has read all of it.
+async fn invalid_or_endless_request_closes_the_connection() {
+    let door = TestDoor::new(RecordingLedger::default(), GatewayConfig::default(), policy(&[]));
+    for line in ["{\"request\":\"open_sesame\"}\n".to_owned(), "x".repeat(4096)] {
+        let mut stream = BufReader::new(UnixStream::connect(&door.socket).await.unwrap());
+        // The door may close the connection before it has read everything.
         let _ = stream.write_all(line.as_bytes()).await;
         let mut answer = String::new();
         assert_eq!(stream.read_line(&mut answer).await.unwrap_or(0), 0);
@@ -197,23 +199,25 @@ async fn a_line_that_is_no_question_or_never_ends_is_hung_up_on() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_beyond_the_limit_are_refused_and_the_door_goes_on() {
-    let house = House::new(Books::default(), GatewayConfig::default(), pass(&[]));
+async fn connections_beyond_the_limit_are_refused() {
+    let door = TestDoor::new(RecordingLedger::default(), GatewayConfig::default(), policy(&[]));
     let mut held = Vec::new();
     for _ in 0..512 {
-        let ask = Ask::Connect { name: harvest_proto::door::MODEL_NAME.into(), port: 80 };
-        held.push(house.ask(&ask).await);
+        let request =
+            DoorRequest::Connect { name: harvest_proto::door::MODEL_NAME.into(), port: 80 };
+        held.push(door.request(&request).await);
     }
-    let mut stream = BufReader::new(UnixStream::connect(&house.socket).await.unwrap());
+    let mut stream = BufReader::new(UnixStream::connect(&door.socket).await.unwrap());
     let mut line = String::new();
     stream.read_line(&mut line).await.unwrap();
     assert!(line.contains("too many connections"), "{line}");
     held.clear();
     let again = async {
         loop {
-            let mut stream = BufReader::new(UnixStream::connect(&house.socket).await.unwrap());
-            let _ =
-                stream.write_all(b"{\"ask\":\"lookup\",\"name\":\"git.harvest.internal\"}\n").await;
+            let mut stream = BufReader::new(UnixStream::connect(&door.socket).await.unwrap());
+            let _ = stream
+                .write_all(b"{\"request\":\"lookup\",\"name\":\"git.harvest.internal\"}\n")
+                .await;
             let mut line = String::new();
             stream.read_line(&mut line).await.unwrap();
             if line.contains("open") {
@@ -221,5 +225,7 @@ async fn connections_beyond_the_limit_are_refused_and_the_door_goes_on() {
             }
         }
     };
-    tokio::time::timeout(Duration::from_secs(30), again).await.expect("the door stayed shut");
+    tokio::time::timeout(Duration::from_secs(30), again)
+        .await
+        .expect("the door accepts no connection");
 }

@@ -1,4 +1,4 @@
-//! The model door: the scripted upstream as an agent meets it, and the Anthropic API as a stand-in plays it.
+//! The model door with the scripted upstream and with a fake Anthropic API.
 
 use std::{
     collections::HashMap,
@@ -18,29 +18,29 @@ use harvest_proto::{EventBody, door::MODEL_NAME, event::Usage};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-use crate::{Books, House, pass};
+use crate::{RecordingLedger, TestDoor, policy};
 
 const KEY: &str = "sk-ant-never-inside";
 const MESSAGES: &str = "/v1/messages?beta=true";
 
 struct Agent {
-    house: House,
+    door: TestDoor,
     base: String,
     client: reqwest::Client,
 }
 
 impl Agent {
-    async fn new(books: Books, config: GatewayConfig, upstream: Upstream) -> Self {
-        let house = House::new(books, config, crate::Pass { upstream, ..pass(&[]) });
-        let base = format!("http://{}", house.inside(MODEL_NAME, 80).await);
-        Self { house, base, client: reqwest::Client::builder().no_proxy().build().unwrap() }
+    async fn new(ledger: RecordingLedger, config: GatewayConfig, upstream: Upstream) -> Self {
+        let door = TestDoor::new(ledger, config, crate::DoorPolicy { upstream, ..policy(&[]) });
+        let base = format!("http://{}", door.inside(MODEL_NAME, 80).await);
+        Self { door, base, client: reqwest::Client::builder().no_proxy().build().unwrap() }
     }
 
     async fn scripted() -> Self {
-        Self::new(Books::default(), GatewayConfig::default(), Upstream::Scripted).await
+        Self::new(RecordingLedger::default(), GatewayConfig::default(), Upstream::Scripted).await
     }
 
-    async fn ask(&self, path: &str, body: &Value) -> Result<reqwest::Response, reqwest::Error> {
+    async fn send(&self, path: &str, body: &Value) -> Result<reqwest::Response, reqwest::Error> {
         let request = self.client.post(format!("{}{path}", self.base));
         request
             .header("x-api-key", "sk-from-inside")
@@ -55,7 +55,7 @@ impl Agent {
     }
 
     async fn json(&self, body: &Value) -> (u16, Value) {
-        let answered = self.ask(MESSAGES, body).await.unwrap();
+        let answered = self.send(MESSAGES, body).await.unwrap();
         let status = answered.status().as_u16();
         (status, serde_json::from_str(&answered.text().await.unwrap()).unwrap())
     }
@@ -81,7 +81,7 @@ fn user(text: &str) -> Value {
     ]})
 }
 
-/// Puts a message together from its events, as a client does.
+/// Assembles a message from its events, like a client.
 fn assemble(events: &str) -> Value {
     let mut message = Value::Null;
     let mut partial = String::new();
@@ -124,7 +124,7 @@ fn assemble(events: &str) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_script_is_played_step_by_step_as_the_agent_comes_back_with_results() {
+async fn script_is_played_step_by_step() {
     let agent = Agent::scripted().await;
     let mut messages = vec![user(
         r#"Do it.
@@ -140,7 +140,7 @@ script: [
     )];
     let mut seen = Vec::new();
     for stream in [true, false, true, true, true, false, true, true] {
-        let answered = agent.ask(MESSAGES, &request(&messages, stream)).await.unwrap();
+        let answered = agent.send(MESSAGES, &request(&messages, stream)).await.unwrap();
         assert_eq!(answered.headers()["x-harvest-upstream"], "scripted");
         let text = answered.text().await.unwrap();
         let message = if stream { assemble(&text) } else { serde_json::from_str(&text).unwrap() };
@@ -181,8 +181,8 @@ script: [
         (&json!("All done."), &json!("end_turn"))
     );
     assert_eq!(seen[7]["content"][0]["text"], "done");
-    let events = agent.house.books.count(8).await;
-    let settled = agent.house.books.settled.lock().unwrap().clone();
+    let events = agent.door.ledger.wait_for_events(8).await;
+    let settled = agent.door.ledger.settled.lock().unwrap().clone();
     assert_eq!(
         settled[6],
         Usage { input_tokens: 7, output_tokens: 8, cache_read_tokens: 9, cache_write_tokens: 0 }
@@ -193,7 +193,7 @@ script: [
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_scripted_error_happens_so_often_and_then_no_more_for_each_prompt_anew() {
+async fn scripted_error_stops_after_its_count() {
     let agent = Agent::scripted().await;
     let prompt = user(
         r#"script: [[{"error": {"status": 529, "type": "overloaded_error", "message": "busy", "times": 2}}, {"text": "ok now"}]]"#,
@@ -212,33 +212,34 @@ async fn a_scripted_error_happens_so_often_and_then_no_more_for_each_prompt_anew
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dropped_answer_looks_cut_and_the_retry_is_whole() {
+async fn dropped_response_is_cut_and_retry_succeeds() {
     let agent = Agent::scripted().await;
     let messages = [user(r#"script: [[{"text": "before"}, {"drop": 2}, {"text": "after"}]]"#)];
-    let cut = agent.ask(MESSAGES, &request(&messages, true)).await.unwrap().text().await;
+    let cut = agent.send(MESSAGES, &request(&messages, true)).await.unwrap().text().await;
     assert!(cut.is_err());
-    assert!(agent.ask(MESSAGES, &request(&messages, false)).await.is_err());
-    let whole = agent.ask(MESSAGES, &request(&messages, true)).await.unwrap().text().await.unwrap();
+    assert!(agent.send(MESSAGES, &request(&messages, false)).await.is_err());
+    let whole =
+        agent.send(MESSAGES, &request(&messages, true)).await.unwrap().text().await.unwrap();
     assert_eq!(assemble(&whole)["content"][1]["text"], "after");
-    assert_eq!(agent.house.books.count(3).await.len(), 3);
+    assert_eq!(agent.door.ledger.wait_for_events(3).await.len(), 3);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hang_ends_when_the_agent_hangs_up_and_is_settled() {
+async fn hang_ends_when_the_agent_disconnects() {
     let agent = Agent::scripted().await;
     let messages = [user(r#"script: [[{"text": "hello there"}, {"hang": 86400}]]"#)];
-    let mut pieces = agent.ask(MESSAGES, &request(&messages, true)).await.unwrap().bytes_stream();
+    let mut chunks = agent.send(MESSAGES, &request(&messages, true)).await.unwrap().bytes_stream();
     let mut seen = Vec::new();
     while !String::from_utf8_lossy(&seen).contains("content_block_stop") {
-        seen.extend_from_slice(&pieces.next().await.unwrap().unwrap());
+        seen.extend_from_slice(&chunks.next().await.unwrap().unwrap());
     }
-    drop(pieces);
-    agent.house.books.count(1).await;
-    assert_eq!(agent.house.books.settled.lock().unwrap().len(), 1);
+    drop(chunks);
+    agent.door.ledger.wait_for_events(1).await;
+    assert_eq!(agent.door.ledger.settled.lock().unwrap().len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_step_that_means_nothing_is_named_in_the_answer() {
+async fn invalid_step_is_named_in_the_response() {
     let agent = Agent::scripted().await;
     let (status, body) = agent.json(&request(&[user(r#"script: [{"dance": 1}]"#)], true)).await;
     assert_eq!(status, 400);
@@ -253,36 +254,39 @@ async fn a_step_that_means_nothing_is_named_in_the_answer() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_beside_the_conversation_are_answered_too() {
+async fn auxiliary_requests_get_a_response() {
     let agent = Agent::scripted().await;
     let mut titles = request(&[user(r#"script: [{"bash": "ls"}]"#)], false);
     titles["tools"] = json!([]);
     assert_eq!(agent.json(&titles).await.1["content"][0]["text"], "Scripted title");
     let counted =
-        agent.ask("/v1/messages/count_tokens", &titles).await.unwrap().text().await.unwrap();
+        agent.send("/v1/messages/count_tokens", &titles).await.unwrap().text().await.unwrap();
     assert!(serde_json::from_str::<Value>(&counted).unwrap()["input_tokens"].as_u64().unwrap() > 0);
     for path in ["/v1/models", "/", "/v1/messages/batches"] {
-        let answered = agent.ask(path, &titles).await.unwrap();
+        let answered = agent.send(path, &titles).await.unwrap();
         assert_eq!(answered.status(), 404);
         assert!(answered.text().await.unwrap().contains("not_found_error"));
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_request_longer_than_the_api_takes_is_refused() {
+async fn oversized_request_is_refused() {
     let agent = Agent::scripted().await;
     let long = json!({"model": "x", "padding": "x".repeat(33 << 20)});
-    // The door may hang up before all of it is sent.
-    if let Ok(answered) = agent.ask(MESSAGES, &long).await {
+    // The door may close the connection before everything is sent.
+    if let Ok(answered) = agent.send(MESSAGES, &long).await {
         assert_eq!(answered.status(), 413);
     }
     assert_eq!(agent.json(&request(&[user("hi")], false)).await.0, 200);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_call_the_ledger_refuses_is_answered_as_a_permission_error() {
-    let books = Books { refusal: Some("the budget of 5 USD is used up"), ..Books::default() };
-    let agent = Agent::new(books, GatewayConfig::default(), Upstream::Scripted).await;
+async fn call_refused_by_ledger_is_permission_error() {
+    let ledger = RecordingLedger {
+        refusal: Some("the budget of 5 USD is used up"),
+        ..RecordingLedger::default()
+    };
+    let agent = Agent::new(ledger, GatewayConfig::default(), Upstream::Scripted).await;
     let (status, body) = agent.json(&request(&[user("hi")], true)).await;
     assert_eq!(status, 403);
     let expected = json!({"type": "permission_error", "message": "the budget of 5 USD is used up"});
@@ -291,15 +295,15 @@ async fn a_call_the_ledger_refuses_is_answered_as_a_permission_error() {
 
 const EVENTS: [&str; 4] = [
     "event: message_start\ndata: {\"type\":\"message_start\",\"message\":{\"usage\":{\"input_tokens\":11,\"output_tokens\":1,\"cache_creation_input_tokens\":3}}}\n\n",
-    "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"text_delta\",\"text\":\"hello world, hello\"}}\n\n",
+    "event: content_block_delta\ndata: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"text_delta\",\"text\":\"hello setup, hello\"}}\n\n",
     "event: message_delta\ndata: {\"type\":\"message_delta\",\"delta\":{},\"usage\":{\"output_tokens\":33}}\n\n",
     "event: message_stop\ndata: {\"type\":\"message_stop\"}\n\n",
 ];
 
 type Seen = Arc<Mutex<Vec<(String, HeaderMap, Bytes)>>>;
 
-/// A stand-in for the API: what it does is named by the model asked for.
-async fn stand_in() -> (String, Seen) {
+/// A fake of the API; the requested model selects its behaviour.
+async fn fake_api() -> (String, Seen) {
     let seen = Seen::default();
     let kept = Arc::clone(&seen);
     let answer = move |uri: Uri, headers: HeaderMap, body: Bytes| {
@@ -348,10 +352,13 @@ fn play(model: &str) -> Response<Body> {
 }
 
 async fn anthropic() -> (Agent, Seen) {
-    let (anthropic_url, seen) = stand_in().await;
-    let books = Books { secrets: HashMap::from([("ANTHROPIC_API_KEY", KEY)]), ..Books::default() };
+    let (anthropic_url, seen) = fake_api().await;
+    let ledger = RecordingLedger {
+        secrets: HashMap::from([("ANTHROPIC_API_KEY", KEY)]),
+        ..RecordingLedger::default()
+    };
     let config = GatewayConfig { anthropic_url, ..GatewayConfig::default() };
-    (Agent::new(books, config, Upstream::Anthropic).await, seen)
+    (Agent::new(ledger, config, Upstream::Anthropic).await, seen)
 }
 
 fn model(name: &str) -> Value {
@@ -359,9 +366,9 @@ fn model(name: &str) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_key_is_put_on_outside_and_the_answer_passes_byte_for_byte() {
+async fn key_is_added_and_response_is_unchanged() {
     let (agent, seen) = anthropic().await;
-    let answered = agent.ask(MESSAGES, &model("stream")).await.unwrap();
+    let answered = agent.send(MESSAGES, &model("stream")).await.unwrap();
     assert_eq!(answered.headers()["request-id"], "req_1");
     assert!(!answered.headers().contains_key("set-cookie"));
     assert_eq!(answered.text().await.unwrap(), EVENTS.concat());
@@ -377,34 +384,34 @@ async fn the_key_is_put_on_outside_and_the_answer_passes_byte_for_byte() {
         (&"2023-06-01".parse().unwrap(), &"some-beta".parse().unwrap())
     );
     assert_eq!(headers["accept-encoding"], "identity");
-    let events = agent.house.books.count(1).await;
+    let events = agent.door.ledger.wait_for_events(1).await;
     let used =
         Usage { input_tokens: 11, output_tokens: 33, cache_read_tokens: 0, cache_write_tokens: 3 };
     assert!(
         matches!(&events[..], [EventBody::ModelCall { upstream, model, status: 200, usage, .. }]
         if upstream == "anthropic" && model == "stream" && *usage == used)
     );
-    assert_eq!(*agent.house.books.settled.lock().unwrap(), [used]);
+    assert_eq!(*agent.door.ledger.settled.lock().unwrap(), [used]);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_agent_that_hangs_up_in_mid_answer_is_still_settled() {
+async fn usage_is_recorded_after_agent_disconnects() {
     let (agent, _) = anthropic().await;
-    let mut pieces = agent.ask(MESSAGES, &model("endless")).await.unwrap().bytes_stream();
+    let mut chunks = agent.send(MESSAGES, &model("endless")).await.unwrap().bytes_stream();
     let mut seen = Vec::new();
-    while !String::from_utf8_lossy(&seen).contains("hello world") {
-        seen.extend_from_slice(&pieces.next().await.unwrap().unwrap());
+    while !String::from_utf8_lossy(&seen).contains("hello setup") {
+        seen.extend_from_slice(&chunks.next().await.unwrap().unwrap());
     }
-    drop(pieces);
-    agent.house.books.count(1).await;
-    let settled = agent.house.books.settled.lock().unwrap().clone();
+    drop(chunks);
+    agent.door.ledger.wait_for_events(1).await;
+    let settled = agent.door.ledger.settled.lock().unwrap().clone();
     assert_eq!((settled.len(), settled[0].input_tokens, settled[0].output_tokens), (1, 11, 5));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_error_of_the_api_passes_with_its_status_and_without_the_key() {
+async fn api_error_passes_without_the_key() {
     let (agent, _) = anthropic().await;
-    let answered = agent.ask(MESSAGES, &model("busy")).await.unwrap();
+    let answered = agent.send(MESSAGES, &model("busy")).await.unwrap();
     assert_eq!(
         (answered.status().as_u16(), &answered.headers()["retry-after"]),
         (429, &"7".parse().unwrap())
@@ -412,37 +419,38 @@ async fn an_error_of_the_api_passes_with_its_status_and_without_the_key() {
     assert!(!answered.headers().contains_key("x-echo"));
     assert_eq!(answered.text().await.unwrap(), r#"{"error":"no, ***"}"#);
     assert!(matches!(
-        agent.house.books.count(1).await[..],
+        agent.door.ledger.wait_for_events(1).await[..],
         [EventBody::ModelCall { status: 429, .. }]
     ));
-    assert_eq!(agent.house.books.settled.lock().unwrap().len(), 1);
+    assert_eq!(agent.door.ledger.settled.lock().unwrap().len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_redirect_is_neither_followed_nor_passed_on() {
+async fn redirect_is_neither_followed_nor_forwarded() {
     let (agent, seen) = anthropic().await;
-    let answered = agent.ask(MESSAGES, &model("elsewhere")).await.unwrap();
+    let answered = agent.send(MESSAGES, &model("elsewhere")).await.unwrap();
     assert_eq!(answered.status(), 502);
     assert!(!answered.headers().contains_key("location"));
     assert_eq!(seen.lock().unwrap().len(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn answers_in_one_piece_are_counted_and_counting_itself_is_free() {
+async fn json_responses_are_counted_and_count_tokens_free() {
     let (agent, seen) = anthropic().await;
-    agent.ask("/v1/messages/count_tokens", &model("json")).await.unwrap().text().await.unwrap();
-    agent.ask(MESSAGES, &model("json")).await.unwrap().text().await.unwrap();
-    let events = agent.house.books.count(1).await;
+    agent.send("/v1/messages/count_tokens", &model("json")).await.unwrap().text().await.unwrap();
+    agent.send(MESSAGES, &model("json")).await.unwrap().text().await.unwrap();
+    let events = agent.door.ledger.wait_for_events(1).await;
     assert!(
         matches!(&events[..], [EventBody::ModelCall { usage, .. }] if usage.output_tokens == 6)
     );
-    assert_eq!(agent.house.books.settled.lock().unwrap()[0], Usage::default());
+    assert_eq!(agent.door.ledger.settled.lock().unwrap()[0], Usage::default());
     assert_eq!(seen.lock().unwrap()[0].0, "/v1/messages/count_tokens");
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_key_or_an_api_the_answer_says_what_to_do() {
-    let agent = Agent::new(Books::default(), GatewayConfig::default(), Upstream::Anthropic).await;
+async fn missing_key_or_api_is_explained() {
+    let agent =
+        Agent::new(RecordingLedger::default(), GatewayConfig::default(), Upstream::Anthropic).await;
     let (status, body) = agent.json(&model("x")).await;
     assert!(
         status == 401
@@ -451,11 +459,14 @@ async fn without_a_key_or_an_api_the_answer_says_what_to_do() {
                 .unwrap()
                 .contains("harvest secret set ANTHROPIC_API_KEY")
     );
-    let books = Books { secrets: HashMap::from([("ANTHROPIC_API_KEY", KEY)]), ..Books::default() };
-    // Port 1 of loopback: nobody listens there.
+    let ledger = RecordingLedger {
+        secrets: HashMap::from([("ANTHROPIC_API_KEY", KEY)]),
+        ..RecordingLedger::default()
+    };
+    // Nothing listens on port 1 of loopback.
     let config =
         GatewayConfig { anthropic_url: "http://127.0.0.1:1".into(), ..GatewayConfig::default() };
-    let agent = Agent::new(books, config, Upstream::Anthropic).await;
+    let agent = Agent::new(ledger, config, Upstream::Anthropic).await;
     let (status, body) = agent.json(&model("x")).await;
     assert_eq!((status, &body["error"]["type"]), (502, &json!("api_error")));
     assert!(!body.to_string().contains(KEY));

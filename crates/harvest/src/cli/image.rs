@@ -1,4 +1,4 @@
-//! The verb `image`.
+//! Arguments of `harvest image`.
 
 use std::path::PathBuf;
 
@@ -7,48 +7,48 @@ use clap::Subcommand;
 use super::units;
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Image {
+pub(crate) enum ImageCommand {
     /// Build an image from a recipe
     Build {
-        /// A recipe that comes along, or a file
+        /// A built-in recipe or a recipe file
         #[arg(default_value = "claude")]
         recipe: String,
-        /// Make every step again
+        /// Run every step again, ignoring the cache
         #[arg(long)]
         force: bool,
     },
-    /// Pull an image from a registry; a login is taken from ~/.docker/config.json
+    /// Pull an image from a registry; credentials come from ~/.docker/config.json
     Pull {
-        /// Such as registry.example.com/debian:12, or with @sha256:… behind the name
+        /// The reference, such as registry.example.com/debian:12 or …/debian@sha256:…
         reference: String,
-        /// What to call it; the last part of its own name when absent
+        /// Its name [default: the last part of the reference]
         #[arg(long)]
         name: Option<String>,
-        /// The most one layer may become unpacked
+        /// The largest size of one unpacked layer
         #[arg(long, value_name = "SIZE", default_value = "64g")]
         max_size: units::Size,
     },
-    /// Make an image from an archive or a folder with a root file system
+    /// Import an image from an archive or a folder with a root file system
     Import {
-        /// What to call it
+        /// The image's name
         name: String,
-        /// A tar (plain, gzip or zstd), a folder, or `-` for a tar on standard input
+        /// A tar archive (plain, gzip or zstd), a folder, or `-` for a tar on standard input
         #[arg(value_name = "FILE|FOLDER|-")]
         from: PathBuf,
-        /// The most an archive may become unpacked
+        /// The largest size of the unpacked archive
         #[arg(long, value_name = "SIZE", default_value = "64g")]
         max_size: units::Size,
     },
     /// List images
     Ls,
-    /// Show an image: its layers with their sizes, what it was made from, what commands get
+    /// Show an image: source, layers with their sizes, and the environment of its commands
     Inspect {
-        /// Its name or id
+        /// The image's name or id
         name: String,
     },
-    /// Forget images; their layers go with the next `harvest gc`, if nothing uses them
+    /// Remove images; the next `harvest gc` frees layers that nothing else uses
     Rm {
-        /// Names or ids
+        /// The images' names or ids
         #[arg(required = true)]
         names: Vec<String>,
     },

@@ -1,63 +1,64 @@
-//! The verbs about the server itself: who may ask it, and how.
+//! Arguments of the verbs about the server: `api`, `completion`, `config`, `token`.
 
 use clap::{Args, Subcommand};
 use clap_complete::Shell;
 
 #[derive(Debug, Args)]
-pub(crate) struct Api {
-    /// GET, POST, PUT, PATCH or DELETE
+pub(crate) struct ApiArgs {
+    /// The method: GET, POST, PUT, PATCH or DELETE
     pub(crate) method: String,
-    /// Such as /v1/sessions, or `sessions` for short
+    /// The path, such as /v1/sessions, or `sessions` for short
     pub(crate) path: String,
-    /// The body: a text, `@FILE`, or `-` for standard input; JSON unless a header says otherwise
+    /// The body: text, `@FILE`, or `-` for standard input; sent as JSON unless a header sets
+    /// another content type
     #[arg(short, long, value_name = "BODY", allow_hyphen_values = true)]
     pub(crate) data: Option<String>,
-    /// A header, as `Name: value`; may be given more than once
+    /// A header, as `Name: value`; may be repeated
     #[arg(short = 'H', long = "header", value_name = "HEADER")]
     pub(crate) headers: Vec<String>,
-    /// Show the status and the headers of the answer as well
+    /// Also print the status and headers of the response
     #[arg(short, long)]
     pub(crate) include: bool,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Completion {
+pub(crate) struct CompletionArgs {
     /// The shell
     pub(crate) shell: Shell,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ConfigArgs {
-    /// Only the value of this key
+    /// Print only the value of this key
     pub(crate) key: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Token {
-    /// Make a token; its value is printed this once
-    Create(CreateToken),
-    /// List tokens: all of them to an admin, to others their own
+pub(crate) enum TokenCommand {
+    /// Create a token; its value is printed only once
+    Create(CreateTokenArgs),
+    /// List tokens: an admin sees all, others see their own
     Ls,
-    /// Revoke tokens at once
+    /// Revoke tokens immediately
     Rm {
-        /// Their names
+        /// The tokens' names
         #[arg(required = true)]
         names: Vec<String>,
     },
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct CreateToken {
-    /// What to call it
+pub(crate) struct CreateTokenArgs {
+    /// The token's name
     pub(crate) name: String,
-    /// Whose it is; your own when absent
+    /// The owner's name [default: your own]
     #[arg(long, value_name = "NAME", requires = "email")]
     pub(crate) user_name: Option<String>,
-    /// Their e-mail address, by which people are told apart
+    /// The owner's e-mail address, which identifies a user
     #[arg(long, value_name = "ADDRESS", requires = "user_name")]
     pub(crate) email: Option<String>,
-    /// What they may do: `admin` everything, `member` change their own sessions [default: member for
-    /// others, your own for yourself]
+    /// The role: an `admin` may do everything, a `member` may change their own sessions [default:
+    /// `member` for others, your own role for yourself]
     #[arg(long, value_parser = ["admin", "member"])]
     pub(crate) role: Option<String>,
 }

@@ -1,70 +1,70 @@
-//! The verbs about sessions: what they are given, what is asked of them, what is seen of them.
+//! Arguments of the verbs about sessions.
 
 use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
 
-use super::{One, units};
+use super::{SessionArg, units};
 
 #[derive(Debug, Args)]
-pub(crate) struct Run {
-    /// What to do
+pub(crate) struct RunArgs {
+    /// The task, in quotes
     #[arg(value_parser = NonEmptyStringValueParser::new())]
     pub(crate) prompt: String,
-    /// What to work on: a folder, which is copied and stays as it is, a git URL, or a registered
-    /// repository's name; several lie side by side in /workspace, and the agent works in the first. Without
-    /// any, the git repository around the current folder
+    /// The repository: a folder, which is copied and not changed, a git URL, or a registered name.
+    /// May be repeated: all are checked out in /workspace, and the agent works in the first
+    /// [default: the git repository around the current folder]
     #[arg(short, long = "repository", value_name = "FOLDER|URL|NAME")]
     pub(crate) repositories: Vec<String>,
     /// The branch the first repository starts from
     #[arg(short, long, requires = "repositories")]
     pub(crate) base: Option<String>,
-    /// The agent: `claude` or `scripted`, which plays the script in the prompt [default: claude]
+    /// The agent: `claude`, or `scripted`, which runs the script in the prompt [default: claude]
     #[arg(short, long, value_name = "NAME", value_parser = harvest_proto::agents::NAMES)]
     pub(crate) agent: Option<String>,
-    /// The model to ask for; `scripted` needs neither account nor key
+    /// The model; `scripted` needs no account and no key
     #[arg(short, long)]
     pub(crate) model: Option<String>,
-    /// What the sandbox may reach: `none` or `trusted`
+    /// The network policy: `none` or `trusted`
     #[arg(long, value_name = "POLICY", value_parser = ["none", "trusted"])]
     pub(crate) net: Option<String>,
-    /// A variable for hooks, agent and commands; NAME alone passes this environment's own. Never a secret:
-    /// whatever runs inside reads it
+    /// A variable for hooks, agent and commands; NAME alone passes the value of this environment.
+    /// Not for secrets: every process in the sandbox can read it
     #[arg(short, long = "env", value_name = "NAME=VALUE")]
     pub(crate) env: Vec<String>,
-    /// A snapshot to start from, of any session or sandbox; what is checked out in it stays as it is
+    /// The snapshot to start from, of any session or sandbox; its checkouts are kept unchanged
     #[arg(long, value_name = "SNAPSHOT")]
     pub(crate) from: Option<String>,
-    /// A name of your own for the session, which no other session has
+    /// A unique name for the session
     #[arg(long)]
     pub(crate) key: Option<String>,
-    /// Print the id and leave it running
+    /// Print the session's id and do not follow it
     #[arg(short, long)]
     pub(crate) detach: bool,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Ls {
-    /// Only those in this state, such as running or idle
+pub(crate) struct LsArgs {
+    /// Only sessions in this state, such as running or idle
     #[arg(short, long)]
     pub(crate) state: Option<String>,
-    /// Only those that work on this repository
+    /// Only sessions on this repository
     #[arg(short, long, value_name = "NAME")]
     pub(crate) repository: Option<String>,
-    /// Only those with this in their title
+    /// Only sessions with this text in the title
     #[arg(long, value_name = "TEXT")]
     pub(crate) title: Option<String>,
-    /// Only the one with this key
+    /// Only the session with this key
     #[arg(long)]
     pub(crate) key: Option<String>,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Send {
-    /// The session: an id, the beginning of one, or `-` for the newest
+pub(crate) struct SendArgs {
+    /// The session: an id, an id prefix, or `-` for the newest
     pub(crate) session: String,
-    /// What to do next; the answer, when the agent asked
+    /// The prompt, or the answer to the agent's question
     #[arg(value_parser = NonEmptyStringValueParser::new())]
     pub(crate) text: String,
-    /// Stop the turn in progress and do this next
+    /// Stop the current turn and run this prompt next
     #[arg(long)]
     pub(crate) now: bool,
     /// Follow the session
@@ -73,108 +73,108 @@ pub(crate) struct Send {
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Queue {
+pub(crate) enum QueueCommand {
     /// List a session's prompts
-    Ls(One),
-    /// Take a waiting prompt out of the queue
+    Ls(SessionArg),
+    /// Remove a queued prompt
     Rm {
         /// The session
         session: String,
-        /// The prompt: an id or the beginning of one
+        /// The prompt: an id or an id prefix
         prompt: String,
     },
-    /// Move a waiting prompt
+    /// Move a queued prompt
     Mv {
         /// The session
         session: String,
-        /// The prompt: an id or the beginning of one
+        /// The prompt: an id or an id prefix
         prompt: String,
-        /// Its new place, 1 being the next
+        /// Its new position; 1 is next
         position: u32,
     },
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Fork {
-    /// The session, or `SESSION@TURN`; `-@2` is turn 2 of the newest, `@0` what a session began as
+pub(crate) struct ForkArgs {
+    /// The session, or `SESSION@TURN`; `-@2` is turn 2 of the newest, `@0` the start of a session
     #[arg(value_name = "SESSION[@TURN]")]
     pub(crate) session: String,
-    /// The first prompt of every fork; with several, each makes a fork of its own
+    /// The first prompt of every fork; with several prompts, one fork per prompt
     #[arg(value_name = "PROMPT")]
     pub(crate) prompts: Vec<String>,
-    /// How many forks to make, at most 16
+    /// The number of forks, at most 16
     #[arg(short, long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=16))]
     pub(crate) number: Option<u32>,
-    /// The turn to go on from; where the session stands when absent
+    /// The turn to fork from [default: the current state]
     #[arg(short, long, value_name = "NUMBER")]
     pub(crate) turn: Option<u32>,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Diff {
-    /// The session: an id, the beginning of one, or `-` for the newest
+pub(crate) struct DiffArgs {
+    /// The session: an id, an id prefix, or `-` for the newest
     pub(crate) session: String,
-    /// One turn's own changes, or those from the end of one turn to the end of another; 0 is the beginning,
-    /// and without an end it is to where the session stands
+    /// The changes of one turn, or from the end of one turn to the end of another. 0 is the start
+    /// of the session; without an end, the range goes to the current state
     #[arg(short, long, value_name = "N|N..M")]
-    pub(crate) turn: Option<units::Turns>,
-    /// Only which files, and how many lines
+    pub(crate) turn: Option<units::TurnRange>,
+    /// Print only file names and line counts
     #[arg(long)]
     pub(crate) stat: bool,
-    /// Every file of the machine, checkout or not; with --stat how many
+    /// Every file of the sandbox, not only of checkouts; with --stat only counts
     #[arg(long)]
     pub(crate) machine: bool,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Restore {
-    /// The session and the turn; `-@2` is turn 2 of the newest
+pub(crate) struct RestoreArgs {
+    /// The session and the turn; `-@2` is turn 2 of the newest session
     #[arg(value_name = "SESSION@TURN")]
     pub(crate) session: String,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Rm {
+pub(crate) struct RmArgs {
     /// The sessions
     #[arg(required = true)]
     pub(crate) sessions: Vec<String>,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Logs {
-    /// The session: an id, the beginning of one, or `-` for the newest
+pub(crate) struct LogsArgs {
+    /// The session: an id, an id prefix, or `-` for the newest
     pub(crate) session: String,
-    /// Go on as it happens
+    /// Keep following new events
     #[arg(short, long)]
     pub(crate) follow: bool,
-    /// Only what came after this event
+    /// Only events after this one
     #[arg(long, value_name = "SEQ", default_value_t = 0)]
     pub(crate) after: u64,
-    /// All that tools said, not only the last line of it
+    /// Print the full output of tools, not only its last line
     #[arg(long)]
     pub(crate) full: bool,
 }
 
 #[derive(Debug, Args)]
-pub(crate) struct Events {
-    /// The session: an id, the beginning of one, or `-` for the newest
+pub(crate) struct EventsArgs {
+    /// The session: an id, an id prefix, or `-` for the newest
     pub(crate) session: String,
-    /// Only what came after this event
+    /// Only events after this one
     #[arg(long, value_name = "SEQ", default_value_t = 0)]
     pub(crate) after: u64,
-    /// Only these types, such as `tool_ended,turn_ended`
+    /// Only events of these types, such as `tool_ended,turn_ended`
     #[arg(long, value_name = "TYPE", value_delimiter = ',')]
     pub(crate) types: Vec<String>,
-    /// Go on as it happens
+    /// Keep following new events
     #[arg(short, long)]
     pub(crate) follow: bool,
-    /// Long inputs and outputs of tools in full, not only their ends
+    /// Include long tool inputs and outputs in full, not only their first and last part
     #[arg(long)]
     pub(crate) full: bool,
 }
 
 #[derive(Debug, Subcommand)]
-pub(crate) enum Pr {
-    /// Show it, with what the platform itself saw
-    Show(One),
+pub(crate) enum PrCommand {
+    /// Show the pull request with the result of Harvest's own check
+    Show(SessionArg),
 }

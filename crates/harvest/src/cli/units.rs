@@ -1,8 +1,8 @@
-//! Sizes, numbers of cores and turns as people type them.
+//! Parses sizes, core counts and turn ranges from the command line.
 
 use std::str::FromStr;
 
-/// A number of bytes: `512m`, `10g`, `4096`. Letters count in 1024s.
+/// A number of bytes: `512m`, `10g`, `4096`. Units are powers of 1024.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Size(pub(crate) u64);
 
@@ -28,7 +28,7 @@ impl FromStr for Size {
     }
 }
 
-/// Processor cores: `2`, `0.5`.
+/// CPU cores: `2`, `0.5`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Cores(f64);
 
@@ -38,7 +38,7 @@ impl Cores {
         #[expect(
             clippy::cast_possible_truncation,
             clippy::cast_sign_loss,
-            reason = "checked to be within bounds when it was parsed"
+            reason = "parsing checked the bounds"
         )]
         let millis = (self.0 * 1000.0).round() as u32;
         millis
@@ -56,41 +56,41 @@ impl FromStr for Cores {
     }
 }
 
-/// Turns of a session: `3`, `1..3`, `1..`.
+/// A range of turns: `3`, `1..3`, `1..`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Turns {
-    /// One by itself.
-    Of(u32),
-    /// From the end of one to the end of another, or to now.
+pub(crate) enum TurnRange {
+    /// The changes of one turn.
+    One(u32),
+    /// From the end of one turn to the end of another, or to the current state.
     Between(u32, Option<u32>),
 }
 
-impl Turns {
-    /// As the server takes it.
+impl TurnRange {
+    /// The query string of a diff request.
     pub(crate) fn query(self) -> String {
         match self {
-            Self::Of(turn) => format!("?turn={turn}"),
+            Self::One(turn) => format!("?turn={turn}"),
             Self::Between(from, None) => format!("?from={from}"),
             Self::Between(from, Some(to)) => format!("?from={from}&to={to}"),
         }
     }
 }
 
-impl FromStr for Turns {
+impl FromStr for TurnRange {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("`{text}` names no turns; write it as `3` or `1..3`");
+        let wrong = || format!("`{text}` is not a turn or range; write it as `3` or `1..3`");
         let number = |text: &str| text.parse::<u32>().map_err(|_| wrong());
         match text.split_once("..") {
-            None => number(text).map(Self::Of),
+            None => number(text).map(Self::One),
             Some((from, "")) => Ok(Self::Between(number(from)?, None)),
             Some((from, to)) => Ok(Self::Between(number(from)?, Some(number(to)?))),
         }
     }
 }
 
-/// `1.2 GB`, `340 MB`, `12 kB`: as disks are sold.
+/// `1.2 GB`, `340 MB`, `12 kB`: powers of 1000.
 pub(crate) fn bytes(bytes: u64) -> String {
     match bytes {
         0..1_000 => format!("{bytes} B"),
@@ -105,8 +105,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn turns_are_one_or_from_one_to_another() {
-        let query = |text: &str| text.parse::<Turns>().map(Turns::query);
+    fn turn_ranges_become_diff_queries() {
+        let query = |text: &str| text.parse::<TurnRange>().map(TurnRange::query);
         assert_eq!(query("3").as_deref(), Ok("?turn=3"));
         assert_eq!(query("0..3").as_deref(), Ok("?from=0&to=3"));
         assert_eq!(query("2..").as_deref(), Ok("?from=2"));
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_size_has_a_unit_and_is_never_nothing() {
+    fn sizes_parse_units_and_reject_zero() {
         let size = |text: &str| text.parse::<Size>().map(|size| size.0);
         assert_eq!(
             [size("512m"), size("10G"), size("4096")],
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn cores_may_be_parts_of_one() {
+    fn cores_may_be_fractions() {
         let cores = |text: &str| text.parse::<Cores>().map(Cores::millis);
         assert_eq!([cores("2"), cores("0.5"), cores("1.25")], [Ok(2000), Ok(500), Ok(1250)]);
         for text in ["", "0", "-1", "nan", "inf", "two"] {
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_short() {
+    fn byte_counts_print_in_decimal_units() {
         assert_eq!(
             [7, 12_345, 340_000_000, 1_260_000_000].map(bytes),
             ["7 B", "12 kB", "340 MB", "1.2 GB"]

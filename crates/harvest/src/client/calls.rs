@@ -1,18 +1,18 @@
-//! What a server can be asked, a method each.
+//! One method per API call.
 
 use anyhow::{Context, Result};
 use harvest_proto::{
     BlobId, PromptId, Secret, SessionId, SnapshotId,
     api::{
         AddRepository, CreatePrompt, CreateSession, CreateToken, CreatedToken, DiffFiles,
-        ExecRequest, ForkSession, MachineChanges, Me, MovePrompt, Page, PinSnapshot, Prompt, Pull,
-        Repository, RestoreSession, Retained, Session, Snapshot, Token, Turn,
+        ExecRequest, FileChanges, ForkSession, Me, MovePrompt, Page, PinSnapshot, Prompt,
+        PullRequest, Repository, RestoreSession, RetentionReport, Session, Snapshot, Token, Turn,
     },
 };
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use super::{Client, read, segment};
+use super::{Client, path_segment, read};
 use crate::follow::Lines;
 
 impl Client {
@@ -20,11 +20,14 @@ impl Client {
         self.all("/v1/sessions?limit=200").await
     }
 
-    /// Those that fit all of these words of the query.
-    pub(crate) async fn sessions_with(&self, wanted: &[(&str, String)]) -> Result<Vec<Session>> {
+    /// Sessions that match all query parameters.
+    pub(crate) async fn sessions_matching(
+        &self,
+        filters: &[(&str, String)],
+    ) -> Result<Vec<Session>> {
         let mut query =
-            reqwest::Url::parse("http://x/v1/sessions?limit=200").context("that is a URL")?;
-        query.query_pairs_mut().extend_pairs(wanted);
+            reqwest::Url::parse("http://x/v1/sessions?limit=200").context("the URL is valid")?;
+        query.query_pairs_mut().extend_pairs(filters);
         self.all(&format!("/v1/sessions?{}", query.query().unwrap_or_default())).await
     }
 
@@ -45,8 +48,8 @@ impl Client {
         self.send(self.request(Method::DELETE, &format!("/v1/sessions/{id}"))).await.map(drop)
     }
 
-    /// `stop`, `resume`, `terminate` or `archive`.
-    pub(crate) async fn act(&self, id: &SessionId, verb: &str) -> Result<Session> {
+    /// `verb` is `stop`, `resume`, `terminate` or `archive`.
+    pub(crate) async fn post_verb(&self, id: &SessionId, verb: &str) -> Result<Session> {
         self.post(&format!("/v1/sessions/{id}/{verb}"), &json!({})).await
     }
 
@@ -54,7 +57,7 @@ impl Client {
         self.post(&format!("/v1/sessions/{id}/restore"), &RestoreSession { turn }).await
     }
 
-    /// Answers the session and the snapshot it goes on from.
+    /// Returns the session and the snapshot it will resume from.
     pub(crate) async fn pause(&self, id: &SessionId) -> Result<Value> {
         self.post(&format!("/v1/sessions/{id}/pause"), &json!({})).await
     }
@@ -86,28 +89,28 @@ impl Client {
         self.all(&format!("/v1/sessions/{id}/turns")).await
     }
 
-    /// `range` is a query, or empty.
+    /// `range` is a query string or empty.
     pub(crate) async fn diff(&self, id: &SessionId, range: &str) -> Result<String> {
-        let answer =
+        let response =
             self.send(self.request(Method::GET, &format!("/v1/sessions/{id}/diff{range}"))).await?;
-        answer.text().await.context("cannot read the difference to its end")
+        response.text().await.context("cannot read the diff")
     }
 
     pub(crate) async fn diff_files(&self, id: &SessionId, range: &str) -> Result<DiffFiles> {
         self.get(&format!("/v1/sessions/{id}/diff/files{range}")).await
     }
 
-    pub(crate) async fn diff_machine(&self, id: &SessionId, range: &str) -> Result<MachineChanges> {
+    pub(crate) async fn diff_machine(&self, id: &SessionId, range: &str) -> Result<FileChanges> {
         self.get(&format!("/v1/sessions/{id}/diff/machine{range}")).await
     }
 
-    /// What sessions hold, and what would go.
-    pub(crate) async fn retention(&self) -> Result<Retained> {
+    /// The snapshots that sessions hold, and those that retention would remove.
+    pub(crate) async fn retention(&self) -> Result<RetentionReport> {
         self.get("/v1/retention").await
     }
 
-    /// Has it go.
-    pub(crate) async fn retain(&self) -> Result<Retained> {
+    /// Applies the retention rules.
+    pub(crate) async fn apply_retention(&self) -> Result<RetentionReport> {
         self.post("/v1/retention", &json!({})).await
     }
 
@@ -125,11 +128,11 @@ impl Client {
         read(self.send(request.json(&PinSnapshot { pinned })).await?).await
     }
 
-    pub(crate) async fn pull(&self, id: &SessionId) -> Result<Pull> {
+    pub(crate) async fn pull_request(&self, id: &SessionId) -> Result<PullRequest> {
         self.get(&format!("/v1/sessions/{id}/pull")).await
     }
 
-    /// A page of events after `after`, and whether there are more.
+    /// A page of events after `after`.
     pub(crate) async fn events(
         &self,
         id: &SessionId,
@@ -138,12 +141,12 @@ impl Client {
         self.get(&format!("/v1/sessions/{id}/events?after={after}&limit=1000")).await
     }
 
-    /// The whole of what an event holds only the ends of.
+    /// The full text of a truncated tool input or output.
     pub(crate) async fn blob(&self, id: &SessionId, blob: &BlobId) -> Result<String> {
-        let answer = self
+        let response = self
             .send(self.request(Method::GET, &format!("/v1/sessions/{id}/blobs/{blob}")))
             .await?;
-        answer.text().await.context("cannot read the blob to its end")
+        response.text().await.context("cannot read the blob")
     }
 
     pub(crate) async fn exec(&self, id: &SessionId, body: &ExecRequest) -> Result<Lines> {
@@ -160,12 +163,12 @@ impl Client {
     }
 
     pub(crate) async fn repository_delete(&self, name: &str) -> Result<()> {
-        let path = format!("/v1/repositories/{}", segment(name)?);
+        let path = format!("/v1/repositories/{}", path_segment(name)?);
         self.send(self.request(Method::DELETE, &path)).await.map(drop)
     }
 
     pub(crate) async fn repository_build(&self, name: &str) -> Result<Lines> {
-        let path = format!("/v1/repositories/{}/build", segment(name)?);
+        let path = format!("/v1/repositories/{}/build", path_segment(name)?);
         Ok(Lines::new(self.send(self.request(Method::POST, &path)).await?))
     }
 
@@ -174,13 +177,13 @@ impl Client {
     }
 
     pub(crate) async fn secret_set(&self, name: &str, value: &Secret<String>) -> Result<()> {
-        let path = format!("/v1/secrets/{}", segment(name)?);
+        let path = format!("/v1/secrets/{}", path_segment(name)?);
         let request = self.request(Method::PUT, &path).json(&json!({ "value": value.expose() }));
         self.send(request).await.map(drop)
     }
 
     pub(crate) async fn secret_delete(&self, name: &str) -> Result<()> {
-        let path = format!("/v1/secrets/{}", segment(name)?);
+        let path = format!("/v1/secrets/{}", path_segment(name)?);
         self.send(self.request(Method::DELETE, &path)).await.map(drop)
     }
 
@@ -189,12 +192,12 @@ impl Client {
     }
 
     pub(crate) async fn token_create(&self, body: &CreateToken) -> Result<CreatedToken> {
-        // Without a key: the answer would be kept with it, and with the answer the value.
+        // Without an idempotency key: the server would store the response, and with it the token.
         read(self.send(self.request(Method::POST, "/v1/tokens").json(body)).await?).await
     }
 
     pub(crate) async fn token_delete(&self, name: &str) -> Result<()> {
-        let path = format!("/v1/tokens/{}", segment(name)?);
+        let path = format!("/v1/tokens/{}", path_segment(name)?);
         self.send(self.request(Method::DELETE, &path)).await.map(drop)
     }
 

@@ -1,4 +1,4 @@
-//! A session's events as they come, across broken connections and restarts of the server.
+//! Follows a session's events across broken connections and server restarts.
 
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ use reqwest::Method;
 use super::Client;
 use crate::{
     follow::{Lines, Update, parse_frame},
-    printer::Refused,
-    socket::heard_in_time,
+    printer::ApiRefusal,
+    socket::with_silence_timeout,
 };
 
 impl Client {
-    /// What there is after `after`, and with `follow` also what comes, until somebody presses ctrl-c.
-    pub(crate) fn told(
+    /// The events after `after`; with `follow` also new ones, until Ctrl-C.
+    pub(crate) fn events_after(
         &self,
         id: &SessionId,
         after: u64,
@@ -44,8 +44,8 @@ impl Client {
         pages.try_flatten().boxed_local()
     }
 
-    /// The session as it stands, then every event after `after`, as they come; comes back by itself
-    /// when the connection breaks, without a gap and without a repeat.
+    /// The session's current state, then every event after `after`. Reconnects when the connection
+    /// breaks, without gaps or duplicates.
     pub(crate) fn follow(
         &self,
         id: &SessionId,
@@ -64,7 +64,7 @@ impl Client {
     }
 }
 
-/// Where a stream of events stands.
+/// The state of an event stream.
 struct Follower {
     client: Client,
     path: String,
@@ -74,10 +74,10 @@ struct Follower {
 
 impl Follower {
     async fn next(&mut self) -> Result<Update> {
-        // About a minute in all: long enough for a restart of the server.
-        let mut waits = [250, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 20_000].into_iter();
+        // About a minute in total, enough for a restart of the server.
+        let mut backoff = [250, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 20_000].into_iter();
         loop {
-            let broke = match self.frame().await {
+            let error = match self.frame().await {
                 Ok(frame) => match parse_frame(&frame)? {
                     Some(Update::Event(event)) if event.seq <= self.after => continue,
                     Some(update) => {
@@ -91,35 +91,35 @@ impl Follower {
                 Err(error) => error,
             };
             self.lines = None;
-            match waits.next() {
-                Some(millis) if may_pass(&broke) => {
+            match backoff.next() {
+                Some(millis) if is_transient(&error) => {
                     tokio::time::sleep(Duration::from_millis(millis)).await
                 }
-                _ => return Err(broke),
+                _ => return Err(error),
             }
         }
     }
 
-    /// The next frame of the connection there is, or of a new one.
+    /// The next frame; connects first if there is no connection.
     async fn frame(&mut self) -> Result<Vec<String>> {
         let lines = match self.lines.take() {
             Some(lines) => lines,
             None => self.connect().await?,
         };
-        // Only a heartbeat when nothing happens; a network that is gone says nothing at all.
-        let frame = heard_in_time(self.lines.insert(lines).frame()).await??;
+        // An idle stream still has heartbeats: silence means a lost connection.
+        let frame = with_silence_timeout(self.lines.insert(lines).frame()).await??;
         frame.context("the server ended the stream")
     }
 
     async fn connect(&self) -> Result<Lines> {
         let request =
             self.client.request(Method::GET, &format!("{}?after={}", self.path, self.after));
-        let answer = self.client.send(request.header("accept", "text/event-stream")).await?;
-        Ok(Lines::new(answer))
+        let response = self.client.send(request.header("accept", "text/event-stream")).await?;
+        Ok(Lines::new(response))
     }
 }
 
-/// Whether it may be better in a moment: everything but a server that understood and said no.
-fn may_pass(error: &anyhow::Error) -> bool {
-    error.downcast_ref::<Refused>().is_none_or(|refused| refused.0.status == 503)
+/// Whether a retry may help: anything but a refusal by the server, except 503.
+fn is_transient(error: &anyhow::Error) -> bool {
+    error.downcast_ref::<ApiRefusal>().is_none_or(|refused| refused.0.status == 503)
 }

@@ -1,4 +1,4 @@
-//! `harvest api`: any request to the server, with the token on it, its answer as it is.
+//! `harvest api`: sends any authenticated request to the server and prints the response unchanged.
 
 use std::io::{IsTerminal, Read};
 
@@ -11,48 +11,51 @@ use reqwest::{
 
 use crate::{
     Invocation,
-    cli::Api,
+    cli::ApiArgs,
     client::Client,
     commands::FAILED,
     printer::{Advice, write_bytes},
 };
 
-pub(crate) async fn run(here: &Invocation, args: Api) -> Result<u8> {
+pub(crate) async fn run(ctx: &Invocation, args: ApiArgs) -> Result<u8> {
     let method = Method::from_bytes(args.method.to_ascii_uppercase().as_bytes()).map_err(|_| {
-        Advice::new(format!("`{}` is no method", args.method), "such as GET or POST")
+        Advice::new(
+            format!("`{}` is not an HTTP method", args.method),
+            "use GET, POST, PUT, PATCH or DELETE",
+        )
     })?;
     let headers = args.headers.iter().map(|text| header(text)).collect::<Result<Vec<_>>>()?;
     let body = args.data.as_deref().map(body).transpose()?;
-    let client = Client::find(&here.config)?;
-    let answer = client.raw(method, &path(&args.path), headers, body).await?;
-    let status = answer.status();
+    let client = Client::find(&ctx.config)?;
+    let response = client.raw(method, &path(&args.path), headers, body).await?;
+    let status = response.status();
     if args.include {
-        here.print.note(format!("HTTP {status}"));
-        for (name, value) in answer.headers() {
-            here.print.note(format!("{name}: {}", String::from_utf8_lossy(value.as_bytes())));
+        ctx.print.note(format!("HTTP {status}"));
+        for (name, value) in response.headers() {
+            ctx.print.note(format!("{name}: {}", String::from_utf8_lossy(value.as_bytes())));
         }
     }
-    let mut chunks = answer.bytes_stream();
+    let mut chunks = response.bytes_stream();
     let (mut last, terminal) = (None, std::io::stdout().is_terminal());
     while let Some(chunk) = chunks.next().await {
-        let chunk = chunk.context("the answer broke off")?;
+        let chunk = chunk.context("the response broke off")?;
         last = chunk.last().copied().or(last);
         match terminal {
-            true => here.print.out(&String::from_utf8_lossy(&chunk))?,
+            true => ctx.print.out(&String::from_utf8_lossy(&chunk))?,
             false => write_bytes(&chunk)?,
         }
     }
     if terminal && last.is_some_and(|byte| byte != b'\n') {
-        here.print.out("\n")?;
+        ctx.print.out("\n")?;
     }
     Ok(if status.is_client_error() || status.is_server_error() { FAILED } else { 0 })
 }
 
 /// `sessions` is short for `/v1/sessions`.
-fn path(given: &str) -> String {
-    match given.starts_with('/') {
-        true => given.to_owned(),
-        false => format!("/v1/{given}"),
+fn path(typed: &str) -> String {
+    match typed.starts_with('/') {
+        true => typed.to_owned(),
+        false => format!("/v1/{typed}"),
     }
 }
 
@@ -62,11 +65,13 @@ fn header(text: &str) -> Result<(HeaderName, HeaderValue)> {
     });
     match parsed {
         Some(header) => Ok(header),
-        None => bail!(Advice::new(format!("`{text}` is no header"), "write it as `Name: value`")),
+        None => {
+            bail!(Advice::new(format!("`{text}` is not a header"), "write it as `Name: value`"))
+        }
     }
 }
 
-/// What to send: the text itself, the file behind `@`, or standard input for `-`.
+/// The request body: the text itself, the file after `@`, or standard input for `-`.
 fn body(data: &str) -> Result<Vec<u8>> {
     match (data, data.strip_prefix('@')) {
         ("-", _) | (_, Some("-")) => {
@@ -84,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_may_be_short_and_a_header_has_a_name() {
+    fn short_paths_and_headers_are_parsed() {
         assert_eq!(
             (path("sessions?limit=1"), path("/healthz")),
             ("/v1/sessions?limit=1".into(), "/healthz".into())

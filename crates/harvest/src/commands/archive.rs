@@ -1,34 +1,34 @@
-//! `harvest archive`: puts a session away; it can be read and forked still.
+//! `harvest archive`: archives a session; it can still be read and forked.
 
 use anyhow::Result;
 use harvest_proto::{EventBody, api::SessionState};
 
 use super::{FAILED, watch};
-use crate::{Invocation, cli::One, client::Client, resolve};
+use crate::{Invocation, cli::SessionArg, client::Client, resolve};
 
-pub(crate) async fn run(here: &Invocation, args: &One) -> Result<u8> {
-    let client = Client::find(&here.config)?;
+pub(crate) async fn run(ctx: &Invocation, args: &SessionArg) -> Result<u8> {
+    let client = Client::find(&ctx.config)?;
     let id = resolve::session(&client, &args.session).await?;
-    let mut session = client.act(&id, "archive").await?;
+    let mut session = client.post_verb(&id, "archive").await?;
     if session.state != SessionState::Archived {
-        // Its machine is kept on disk first.
-        watch::until(&client, &id, session.seq, settled).await?;
+        // The session's disk is saved first.
+        watch::until(&client, &id, session.seq, archived_or_failed).await?;
         session = client.session(&id).await?;
     }
-    here.print.result(&session, |_| String::new())?;
+    ctx.print.result(&session, |_| String::new())?;
     if session.state != SessionState::Archived {
-        here.print.note(format!(
+        ctx.print.note(format!(
             "{id} is not archived: {} ({})",
             session.state.as_str(),
             session.reason
         ));
         return Ok(FAILED);
     }
-    here.print.note(format!("Archived {id}"));
+    ctx.print.note(format!("Archived {id}"));
     Ok(0)
 }
 
-fn settled(body: &EventBody) -> Option<()> {
+fn archived_or_failed(body: &EventBody) -> Option<()> {
     match body {
         EventBody::StateChanged {
             state: SessionState::Archived | SessionState::Failed, ..

@@ -1,21 +1,22 @@
-//! `harvest attach`: follows a session live, from a little before now.
+//! `harvest attach`: follows a session live, starting with its recent events.
 
 use anyhow::Result;
 
-use super::watch::{self, Until};
-use crate::{Invocation, cli::One, client::Client, resolve};
+use super::watch::{self, StopWhen};
+use crate::{Invocation, cli::SessionArg, client::Client, resolve};
 
-/// How many events before now are shown, so that the screen has a context.
-const BEFORE: u64 = 200;
+/// Earlier events that are shown as context.
+const CONTEXT_EVENTS: u64 = 200;
 
-pub(crate) async fn run(here: &Invocation, args: &One) -> Result<u8> {
-    let client = Client::find(&here.config)?;
+pub(crate) async fn run(ctx: &Invocation, args: &SessionArg) -> Result<u8> {
+    let client = Client::find(&ctx.config)?;
     let id = resolve::session(&client, &args.session).await?;
     let session = client.session(&id).await?;
-    here.print.note(format!(
-        "Attached to {id}, {} (ctrl-c detaches; it goes on)",
+    ctx.print.note(format!(
+        "Attached to {id}, {} (Ctrl-C detaches; the session keeps running)",
         session.state.as_str()
     ));
-    watch::follow(here, &client, &id, session.seq.saturating_sub(BEFORE), Until::Detached).await?;
+    watch::follow(ctx, &client, &id, session.seq.saturating_sub(CONTEXT_EVENTS), StopWhen::Never)
+        .await?;
     Ok(0)
 }

@@ -1,14 +1,14 @@
-//! `harvest completion`: what a shell needs to know to complete our verbs and flags. Ids are not completed.
+//! `harvest completion`: prints shell completions for verbs and flags. Ids are not completed.
 
 use anyhow::Result;
 use clap::CommandFactory;
 
 use crate::{
-    cli::{Cli, Completion},
+    cli::{Cli, CompletionArgs},
     printer::write_bytes,
 };
 
-pub(crate) fn run(args: &Completion) -> Result<u8> {
+pub(crate) fn run(args: &CompletionArgs) -> Result<u8> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "harvest", &mut script);
     write_bytes(&script)?;
@@ -21,7 +21,7 @@ mod tests {
     use clap_complete::Shell;
 
     #[test]
-    fn every_shell_learns_every_verb() {
+    fn completions_contain_every_verb() {
         for shell in [Shell::Bash, Shell::Zsh, Shell::Fish, Shell::Elvish] {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "harvest", &mut script);

@@ -1,4 +1,4 @@
-//! `harvest config`: what holds for this run, and who said so.
+//! `harvest config`: prints settings and where each comes from.
 
 use anyhow::{Result, bail};
 
@@ -9,20 +9,23 @@ use crate::{
     printer::{Advice, table},
 };
 
-pub(crate) fn run(here: &Invocation, args: &ConfigArgs) -> Result<u8> {
-    let mut settings = settings(&here.config, &here.flags, &process_env)?;
+pub(crate) fn run(ctx: &Invocation, args: &ConfigArgs) -> Result<u8> {
+    let mut settings = settings(&ctx.config, &ctx.flags, &process_env)?;
     if let Some(key) = &args.key {
         settings.retain(|setting| setting.key == *key);
         let [setting] = settings.as_slice() else {
-            bail!(Advice::new(format!("there is no key `{key}`"), "`harvest config` lists all"));
+            bail!(Advice::new(
+                format!("there is no key `{key}`"),
+                "`harvest config` lists all keys"
+            ));
         };
-        here.print.result(setting, |setting| format!("{}\n", setting.value))?;
+        ctx.print.result(setting, |setting| format!("{}\n", setting.value))?;
         return Ok(0);
     }
     let row = |setting: &crate::config::origin::Setting| {
         vec![setting.key.clone(), setting.value.clone(), setting.from.clone()]
     };
-    here.print.result(&settings, |settings| {
+    ctx.print.result(&settings, |settings| {
         table(&["KEY", "VALUE", "FROM"], &settings.iter().map(row).collect::<Vec<_>>())
     })?;
     Ok(0)

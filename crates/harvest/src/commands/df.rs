@@ -1,59 +1,58 @@
-//! `harvest df`: what takes how much room, and what `harvest gc` would give back.
+//! `harvest df`: prints disk usage and what `harvest gc` would free.
 
 use anyhow::Result;
-use harvest_proto::api::{
-    Retained,
-    machines::{DiskRoom, DiskUsage},
-};
+use harvest_proto::api::{DiskSpace, DiskUsage, RetentionReport};
 use serde::Serialize;
 
-use super::held;
-use crate::{Invocation, cli::units::bytes, desk::Desk, printer::table};
+use super::retention_report;
+use crate::{Invocation, backend::Backend, cli::units::bytes, printer::table};
 
-/// What a program is told.
 #[derive(Debug, Serialize)]
-struct Document {
+struct DfDocument {
     #[serde(flatten)]
     usage: DiskUsage,
-    /// What sessions hold, when a server runs.
+    /// Snapshots of sessions, if a server runs.
     #[serde(skip_serializing_if = "Option::is_none")]
-    sessions: Option<Retained>,
+    sessions: Option<RetentionReport>,
 }
 
-pub(crate) async fn run(here: &Invocation) -> Result<u8> {
-    let desk = Desk::find(&here.config)?;
-    let document = Document { usage: desk.get("/v1/df").await?, sessions: held::look(here).await? };
-    here.print.result(&document, |document| {
+pub(crate) async fn run(ctx: &Invocation) -> Result<u8> {
+    let backend = Backend::find(&ctx.config)?;
+    let document = DfDocument {
+        usage: backend.get("/v1/df").await?,
+        sessions: retention_report::fetch(ctx).await?,
+    };
+    ctx.print.result(&document, |document| {
         let mut text = table(&["WHAT", "NUMBER", "SIZE"], &totals(document));
-        if here.print.verbose {
-            text += &format!("\n{}", table(&["WHAT", "NAME", "SIZE"], &each(&document.usage)));
+        if ctx.print.verbose {
+            text += &format!("\n{}", table(&["WHAT", "NAME", "SIZE"], &items(&document.usage)));
             if let Some(sessions) = &document.sessions {
-                text += &format!("\n{}", held::text(sessions));
+                text += &format!("\n{}", retention_report::text(sessions));
             }
         }
         text
     })?;
     let usage = &document.usage;
-    let at = |path: &std::path::Path| match desk.shares_our_files() {
+    let at = |path: &std::path::Path| match backend.shares_filesystem() {
         true => format!(" {}", path.display()),
         false => " of the server".to_owned(),
     };
-    here.print.note(room("home", &at(&here.config.home), usage.home_disk));
-    here.print.note(room("cache", &at(&here.config.cache), usage.cache_disk));
+    ctx.print.note(disk_line("home", &at(&ctx.config.home), usage.home_disk));
+    ctx.print.note(disk_line("cache", &at(&ctx.config.cache), usage.cache_disk));
     if let Some(file) = usage.store_file {
-        here.print.note(format!(
+        ctx.print.note(format!(
             "store file: {}, {} of it free",
             bytes(file.bytes),
             bytes(file.free_bytes)
         ));
     }
     if usage.reclaimable_bytes > 0 {
-        here.print.hint(format!("`harvest gc` gives {} back", bytes(usage.reclaimable_bytes)));
+        ctx.print.hint(format!("`harvest gc` frees {}", bytes(usage.reclaimable_bytes)));
     }
     Ok(0)
 }
 
-fn totals(Document { usage, sessions }: &Document) -> Vec<Vec<String>> {
+fn totals(DfDocument { usage, sessions }: &DfDocument) -> Vec<Vec<String>> {
     let sandboxes = usage.sandboxes.iter().map(|sandbox| sandbox.bytes).sum();
     let row = |what: &str, number: Option<usize>, size: u64| {
         vec![
@@ -72,16 +71,18 @@ fn totals(Document { usage, sessions }: &Document) -> Vec<Vec<String>> {
         row("volumes", Some(usage.volumes.len()), usage.volumes_bytes),
         row("trash", None, usage.trash_bytes),
     ];
-    // Part of the snapshots above it.
+    // A part of the snapshots' row above.
     rows.splice(2..2, of_sessions);
     rows
 }
 
-fn each(usage: &DiskUsage) -> Vec<Vec<String>> {
+fn items(usage: &DiskUsage) -> Vec<Vec<String>> {
     let row = |what: &str, name: String, size: u64| vec![what.to_owned(), name, bytes(size)];
     let images = usage.images.iter().map(|image| row("image", image.name.clone(), image.bytes));
-    let snapshots =
-        usage.snapshots.iter().map(|kept| row("snapshot", kept.name.clone(), kept.bytes));
+    let snapshots = usage
+        .snapshots
+        .iter()
+        .map(|snapshot| row("snapshot", snapshot.name.clone(), snapshot.bytes));
     let sandboxes = usage.sandboxes.iter().map(|sandbox| {
         let what = if sandbox.running { "sandbox" } else { "dead sandbox" };
         row(what, sandbox.id.to_string(), sandbox.bytes)
@@ -91,6 +92,6 @@ fn each(usage: &DiskUsage) -> Vec<Vec<String>> {
     images.chain(snapshots).chain(sandboxes).chain(volumes).collect()
 }
 
-fn room(what: &str, at: &str, disk: DiskRoom) -> String {
+fn disk_line(what: &str, at: &str, disk: DiskSpace) -> String {
     format!("{what}{at}: {} of {} free", bytes(disk.free_bytes), bytes(disk.total_bytes))
 }

@@ -1,79 +1,97 @@
-//! `harvest diff`: what a session has changed, as `git diff` prints it; or which files, of the checkouts or
-//! of the whole machine.
+//! `harvest diff`: prints a session's changes like `git diff`, or only the changed files of the
+//! checkouts or of the whole sandbox.
 
 use anyhow::Result;
-use harvest_proto::api::{ChangeKind, DiffFiles, MachineChange, MachineChanges};
+use harvest_proto::api::{ChangeKind, DiffFiles, FileChange, FileChanges, FileDiff};
 use serde_json::json;
 
 use crate::{
     Invocation,
     cli::{
-        Diff,
-        units::{Turns, bytes},
+        DiffArgs,
+        units::{TurnRange, bytes},
     },
     client::Client,
-    plain::plain_line,
-    printer::table,
+    printer::count,
     resolve,
+    sanitize::sanitize_line,
 };
 
-pub(crate) async fn run(here: &Invocation, args: &Diff) -> Result<u8> {
-    let client = Client::find(&here.config)?;
+/// The longest bar of `--stat`.
+const BAR_CELLS: u64 = 40;
+
+pub(crate) async fn run(ctx: &Invocation, args: &DiffArgs) -> Result<u8> {
+    let client = Client::find(&ctx.config)?;
     let id = resolve::session(&client, &args.session).await?;
-    let range = args.turn.map(Turns::query).unwrap_or_default();
+    let range = args.turn.map(TurnRange::query).unwrap_or_default();
     if args.machine {
         let changes = client.diff_machine(&id, &range).await?;
-        here.print.result(&changes, |changes| machine_text(changes, args.stat))?;
+        ctx.print.result(&changes, |changes| sandbox_changes(changes, args.stat))?;
         if changes.cut && !args.stat {
-            here.print.note("not everything is listed");
+            ctx.print.note("the list is truncated");
         }
     } else if args.stat {
         let files = client.diff_files(&id, &range).await?;
-        here.print.result(&files, files_text)?;
+        ctx.print.result(&files, files_text)?;
         if files.cut {
-            here.print.note("not everything is listed");
+            ctx.print.note("the list is truncated");
         }
     } else {
         let diff = client.diff(&id, &range).await?;
         if diff.is_empty() {
-            here.print.note("no changes");
+            ctx.print.note("no changes");
         }
-        match here.print.json {
-            true => {
-                here.print.result(&json!({ "session": id, "diff": diff }), |_| String::new())?
-            }
-            false => here.print.exact(&diff)?,
+        match ctx.print.json {
+            true => ctx.print.result(&json!({ "session": id, "diff": diff }), |_| String::new())?,
+            false => ctx.print.verbatim(&diff)?,
         }
     }
     Ok(0)
 }
 
+/// Formats changed files like `git diff --stat`.
 fn files_text(files: &DiffFiles) -> String {
-    let lines = |number: Option<u64>, sign: &str| match number {
-        Some(number) => format!("{sign}{number}"),
-        None => "not text".to_owned(),
+    let path = |file: &FileDiff| sanitize_line(&format!("{}/{}", file.repository, file.path));
+    let width = files.items.iter().map(|file| path(file).chars().count()).max().unwrap_or(0);
+    let line = |file: &FileDiff| {
+        let change = match (file.insertions, file.deletions) {
+            (Some(insertions), Some(deletions)) => change_bar(insertions, deletions),
+            _ => "Bin".to_owned(),
+        };
+        format!(" {:<width$} | {change}\n", path(file))
     };
-    let row = |file: &harvest_proto::api::FileDiff| {
-        let path = format!("{}/{}", file.repository, file.path);
-        vec![lines(file.insertions, "+"), lines(file.deletions, "−"), plain_line(&path)]
-    };
-    let rows: Vec<_> = files.items.iter().map(row).collect();
     let total = files.total;
-    let sum = format!("{} files, +{} −{}\n", total.files, total.insertions, total.deletions);
-    if rows.is_empty() { sum } else { format!("{}{sum}", table(&["NEW", "GONE", "FILE"], &rows)) }
+    let sum = format!(
+        " {} changed, {}(+), {}(-)\n",
+        count(total.files, "file"),
+        count(total.insertions, "insertion"),
+        count(total.deletions, "deletion")
+    );
+    files.items.iter().map(line).collect::<String>() + &sum
 }
 
-fn machine_text(changes: &MachineChanges, only_numbers: bool) -> String {
+/// `12 ++++----`, scaled down to [`BAR_CELLS`].
+fn change_bar(insertions: u64, deletions: u64) -> String {
+    let total = insertions + deletions;
+    let cells = |lines: u64| match total <= BAR_CELLS {
+        true => lines,
+        false => (lines * BAR_CELLS / total).max(u64::from(lines > 0)),
+    };
+    let repeat = |sign: &str, lines: u64| sign.repeat(usize::try_from(cells(lines)).unwrap_or(0));
+    format!("{total} {}{}", repeat("+", insertions), repeat("-", deletions)).trim_end().to_owned()
+}
+
+fn sandbox_changes(changes: &FileChanges, only_counts: bool) -> String {
     let mut text = String::new();
-    if !only_numbers {
-        text.extend(changes.items.iter().map(machine_line));
+    if !only_counts {
+        text.extend(changes.items.iter().map(sandbox_change));
     }
-    let MachineChanges { added, changed, removed, .. } = changes;
+    let FileChanges { added, changed, removed, .. } = changes;
     text + &format!("{added} added, {changed} changed, {removed} removed\n")
 }
 
 /// `+ /path (12 kB)`; a folder ends with a slash.
-fn machine_line(change: &MachineChange) -> String {
+fn sandbox_change(change: &FileChange) -> String {
     let sign = match change.change {
         ChangeKind::Added => '+',
         ChangeKind::Changed => '~',
@@ -87,5 +105,17 @@ fn machine_line(change: &MachineChange) -> String {
         (None, None) => String::new(),
     };
     let end = if change.kind == "folder" { "/" } else { "" };
-    format!("{sign} {}{end}{size}\n", plain_line(&change.path))
+    format!("{sign} {}{end}{size}\n", sanitize_line(&change.path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn change_bar_is_scaled_like_git() {
+        assert_eq!(change_bar(2, 1), "3 ++-");
+        assert_eq!(change_bar(0, 0), "0");
+        assert_eq!(change_bar(10_000, 1), format!("10001 {}-", "+".repeat(39)));
+    }
 }

@@ -1,4 +1,4 @@
-//! `harvest events`: a session's events as they are, one JSON object per line, for programs.
+//! `harvest events`: prints a session's events unchanged, one JSON object per line.
 
 use anyhow::{Result, bail};
 use futures_util::StreamExt;
@@ -6,23 +6,24 @@ use harvest_proto::EventBody;
 use serde_json::json;
 
 use crate::{
-    Invocation, cli::Events, client::Client, follow::Update, printer::Advice, resolve, whole,
+    Invocation, blob_fetch, cli::EventsArgs, client::Client, follow::Update, printer::Advice,
+    resolve,
 };
 
-pub(crate) async fn run(here: &Invocation, args: &Events) -> Result<u8> {
+pub(crate) async fn run(ctx: &Invocation, args: &EventsArgs) -> Result<u8> {
     check(&args.types)?;
-    let client = Client::find(&here.config)?;
+    let client = Client::find(&ctx.config)?;
     let session = resolve::session(&client, &args.session).await?;
-    let mut updates = client.told(&session, args.after, args.follow);
+    let mut updates = client.events_after(&session, args.after, args.follow);
     while let Some(update) = updates.next().await {
         let Update::Event(mut event) = update? else { continue };
         if !is_wanted(&event.body, &args.types) {
             continue;
         }
         if args.full {
-            whole::fetch(&client, &session, &mut event.body).await?;
+            blob_fetch::fetch(&client, &session, &mut event.body).await?;
         }
-        here.print.item(&event)?;
+        ctx.print.item(&event)?;
     }
     Ok(0)
 }
@@ -32,20 +33,20 @@ fn is_wanted(body: &EventBody, types: &[String]) -> bool {
     types.is_empty() || types.iter().any(|wanted| name["type"] == wanted.as_str())
 }
 
-/// A type that does not exist would print nothing for ever.
+/// Refuses an unknown type, which would never match.
 fn check(types: &[String]) -> Result<()> {
     for name in types {
         let Err(error) = serde_json::from_value::<EventBody>(json!({ "type": name })) else {
             continue;
         };
         let error = error.to_string();
-        // Anything else says that the type is known and has fields.
+        // Any other error means that the type is known and has fields.
         if let Some(known) =
             error.strip_prefix(&format!("unknown variant `{name}`, expected one of "))
         {
             bail!(Advice::new(
-                format!("there is no event of type `{name}`"),
-                format!("there are {known}")
+                format!("there is no event type `{name}`"),
+                format!("event types: {known}")
             ));
         }
     }
@@ -57,14 +58,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_type_that_does_not_exist_is_refused_with_those_that_do() {
+    fn unknown_type_is_refused_with_known_ones() {
         check(&["tool_ended".into(), "compacted".into()]).unwrap();
         let error = check(&["tool_edned".into()]).unwrap_err();
         assert!(crate::printer::hint_of(&error).unwrap().contains("`tool_ended`"), "{error}");
     }
 
     #[test]
-    fn only_the_types_asked_for_are_wanted() {
+    fn only_requested_types_match() {
         let text = EventBody::TextDelta { text: "x".into() };
         assert!(is_wanted(&text, &[]) && is_wanted(&text, &["text_delta".into()]));
         assert!(!is_wanted(&text, &["turn_ended".into()]));

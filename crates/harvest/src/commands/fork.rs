@@ -1,30 +1,30 @@
-//! `harvest fork`: other sessions that go on from the end of a turn.
+//! `harvest fork`: starts new sessions from the end of a turn.
 
 use anyhow::{Context, Result};
 use harvest_proto::api::ForkSession;
 
-use crate::{Invocation, cli::Fork, client::Client, resolve};
+use crate::{Invocation, cli::ForkArgs, client::Client, resolve};
 
-pub(crate) async fn run(here: &Invocation, args: Fork) -> Result<u8> {
-    let client = Client::find(&here.config)?;
+pub(crate) async fn run(ctx: &Invocation, args: ForkArgs) -> Result<u8> {
+    let client = Client::find(&ctx.config)?;
     let (typed, turn) = resolve::at_turn(&args.session)?;
     let turn = turn.or(args.turn);
     let id = resolve::session(&client, typed).await?;
     let one = args.number.is_none() && args.prompts.len() < 2;
     let mut prompts = args.prompts;
-    // One prompt is for every fork.
+    // A single prompt is for every fork.
     let prompt = if prompts.len() == 1 { prompts.pop() } else { None };
     let request = ForkSession { turn, count: args.number, prompt, prompts };
     let forks = client.fork(&id, &request).await.with_context(|| format!("cannot fork {id}"))?;
     match (one, forks.first()) {
-        (true, Some(fork)) => here.print.result(fork, |fork| format!("{}\n", fork.id))?,
-        _ => here.print.result(&forks, |forks| {
+        (true, Some(fork)) => ctx.print.result(fork, |fork| format!("{}\n", fork.id))?,
+        _ => ctx.print.result(&forks, |forks| {
             forks.iter().map(|fork| format!("{}\n", fork.id)).collect::<String>()
         })?,
     }
-    let at = turn.map_or_else(|| "where it stands".into(), |turn| format!("turn {turn}"));
+    let at = turn.map_or_else(|| "its current state".into(), |turn| format!("turn {turn}"));
     for fork in &forks {
-        here.print.note(format!("Forked {id} at {at} as {} on {}", fork.id, fork.branch));
+        ctx.print.note(format!("Forked {id} at {at} as {} on {}", fork.id, fork.branch));
     }
     Ok(0)
 }

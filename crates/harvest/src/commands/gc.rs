@@ -1,63 +1,59 @@
-//! `harvest gc`: removes what nothing uses any more; never a layer in use.
+//! `harvest gc`: applies retention and removes unused layers and dead sandboxes.
 
 use std::path::Path;
 
 use anyhow::Result;
-use harvest_proto::api::{
-    Dropped,
-    machines::{Collect, Collected},
-};
+use harvest_proto::api::{CollectGarbage, GarbageReport, RetentionDrop};
 use serde::Serialize;
 
-use super::held;
-use crate::{Invocation, cli::Gc, desk::Desk, wire};
+use super::retention_report;
+use crate::{Invocation, backend::Backend, cli::GcArgs, printer::count, server_process};
 
-/// What a program is told.
 #[derive(Debug, Serialize)]
-struct Document<'a> {
+struct GcDocument<'a> {
     #[serde(flatten)]
-    collected: &'a Collected,
-    /// What the rules of retention had go, when a server runs.
+    collected: &'a GarbageReport,
+    /// What retention removed, if a server runs.
     #[serde(skip_serializing_if = "Option::is_none")]
-    dropped: Option<Vec<Dropped>>,
+    dropped: Option<Vec<RetentionDrop>>,
 }
 
-pub(crate) async fn run(here: &Invocation, args: &Gc) -> Result<u8> {
+pub(crate) async fn run(ctx: &Invocation, args: &GcArgs) -> Result<u8> {
     if args.all {
-        let ended = wire::end_sandboxes(&here.config)?;
-        here.print.note(format!("Ended {ended} sandboxes"));
+        let removed = server_process::remove_all_sandboxes(&ctx.config)?;
+        ctx.print.note(format!("Removed {}", count(removed as u64, "sandbox")));
     }
-    // First: what the rules have go is nobody's then.
-    let retained = if args.all { None } else { held::keep_to_rules(here, args.dry_run).await? };
-    let collected: Collected =
-        Desk::find(&here.config)?.post("/v1/gc", &Collect { dry_run: args.dry_run }).await?;
+    // First, since retention makes more data unused.
+    let retained = if args.all { None } else { retention_report::apply(ctx, args.dry_run).await? };
+    let collected: GarbageReport = Backend::find(&ctx.config)?
+        .post("/v1/gc", &CollectGarbage { dry_run: args.dry_run })
+        .await?;
     let dropped = retained.map(|retained| retained.dropped);
-    here.print.result(&Document { collected: &collected, dropped }, |_| String::new())?;
+    ctx.print.result(&GcDocument { collected: &collected, dropped }, |_| String::new())?;
     let verb = if args.dry_run { "Would remove" } else { "Removed" };
-    let (layers, sandboxes) = (collected.layers.len(), collected.sandboxes.len());
+    let layers = count(collected.layers.len() as u64, "layer");
+    let sandboxes = count(collected.sandboxes.len() as u64, "dead sandbox");
     let megabytes = collected.bytes / 1_000_000;
-    here.print
-        .note(format!("{verb} {layers} layers ({megabytes} MB) and {sandboxes} dead sandboxes"));
+    ctx.print.note(format!("{verb} {layers} ({megabytes} MB) and {sandboxes}"));
     if collected.cache_busy {
-        here.print.hint("an image is being built; its cache was passed over");
+        ctx.print.hint("an image build is running; the image cache was skipped");
     }
     if let Some(home) = &collected.cache_kept_for {
-        here.print.warn(format!(
-            "the image cache was passed over for the sake of {home}, which is empty or gone"
-        ));
-        here.print.hint(way_on(home));
+        ctx.print
+            .warn(format!("the image cache was skipped: {home} uses it and is empty or missing"));
+        ctx.print.hint(unblock_hint(home));
     }
     Ok(0)
 }
 
-/// What to do about a home that keeps the cache from being collected: once its folder is gone, and the one it
-/// was in is not, it is forgotten.
-fn way_on(home: &str) -> String {
-    let way = match Path::new(home).parent() {
+/// How to unblock the cache: a home is dropped from the list once its folder is gone and its parent
+/// folder exists.
+fn unblock_hint(home: &str) -> String {
+    let command = match Path::new(home).parent() {
         Some(parent) if !parent.is_dir() => format!("`mkdir -p {}`", parent.display()),
         _ => format!("`rmdir {home}`"),
     };
-    format!("attach its disk; or, if it is gone for good, {way} and collect again")
+    format!("mount its disk; or, if it is gone for good, run {command} and `harvest gc` again")
 }
 
 #[cfg(test)]
@@ -65,13 +61,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_home_that_keeps_the_cache_is_told_how_to_be_forgotten() {
+    fn hint_names_command_for_missing_home() {
         let folder = tempfile::tempdir().unwrap();
         let empty = folder.path().join("empty").display().to_string();
-        assert!(way_on(&empty).contains(&format!("`rmdir {empty}`")));
+        assert!(unblock_hint(&empty).contains(&format!("`rmdir {empty}`")));
         let gone = folder.path().join("disk/home").display().to_string();
         assert!(
-            way_on(&gone).contains(&format!("`mkdir -p {}`", folder.path().join("disk").display()))
+            unblock_hint(&gone)
+                .contains(&format!("`mkdir -p {}`", folder.path().join("disk").display()))
         );
     }
 }

@@ -1,24 +1,24 @@
-//! `harvest logs`: what happened in a session, to its end, or as it goes on.
+//! `harvest logs`: prints a session's history, with `-f` also new events.
 
 use anyhow::Result;
 use futures_util::StreamExt;
 
 use super::watch::Screen;
-use crate::{Invocation, cli::Logs, client::Client, follow::Update, resolve, whole};
+use crate::{Invocation, blob_fetch, cli::LogsArgs, client::Client, follow::Update, resolve};
 
-pub(crate) async fn run(here: &Invocation, args: &Logs) -> Result<u8> {
-    let client = Client::find(&here.config)?;
+pub(crate) async fn run(ctx: &Invocation, args: &LogsArgs) -> Result<u8> {
+    let client = Client::find(&ctx.config)?;
     let session = resolve::session(&client, &args.session).await?;
-    let mut screen = Screen::new(here, true);
+    let mut screen = Screen::new(ctx, true);
     if args.full {
         screen.full();
     }
     screen.session(&client.session(&session).await?);
-    let mut updates = client.told(&session, args.after, args.follow);
+    let mut updates = client.events_after(&session, args.after, args.follow);
     while let Some(update) = updates.next().await {
         let Update::Event(mut event) = update? else { continue };
         if args.full {
-            whole::fetch(&client, &session, &mut event.body).await?;
+            blob_fetch::fetch(&client, &session, &mut event.body).await?;
         }
         screen.event(&event)?;
     }

@@ -1,15 +1,15 @@
-//! `harvest ls`: the sessions, newest first.
+//! `harvest ls`: lists sessions, newest first.
 
 use std::time::SystemTime;
 
 use anyhow::{Context, Result};
 use harvest_proto::{Timestamp, api::Session};
 
-use crate::{Invocation, cli::Ls, client::Client, printer::table, render::cut};
+use crate::{Invocation, cli::LsArgs, client::Client, printer::table, render::truncate};
 
-pub(crate) async fn run(here: &Invocation, args: Ls) -> Result<u8> {
-    let client = Client::find(&here.config)?;
-    let wanted: Vec<(&str, String)> = [
+pub(crate) async fn run(ctx: &Invocation, args: LsArgs) -> Result<u8> {
+    let client = Client::find(&ctx.config)?;
+    let filters: Vec<(&str, String)> = [
         ("state", args.state),
         ("repository", args.repository),
         ("q", args.title),
@@ -18,40 +18,43 @@ pub(crate) async fn run(here: &Invocation, args: Ls) -> Result<u8> {
     .into_iter()
     .filter_map(|(name, value)| Some((name, value?)))
     .collect();
-    let sessions = client.sessions_with(&wanted).await.context("cannot list sessions")?;
-    if sessions.is_empty() && !here.print.json {
-        match wanted.is_empty() {
+    let sessions = client.sessions_matching(&filters).await.context("cannot list sessions")?;
+    if sessions.is_empty() && !ctx.print.json {
+        match filters.is_empty() {
             true => {
-                here.print.note("no sessions yet");
-                here.print.hint("start one with `harvest run -r REPOSITORY \"PROMPT\"`");
+                ctx.print.note("No sessions yet");
+                ctx.print.hint("start one with `harvest run -r REPOSITORY \"PROMPT\"`");
             }
-            false => here.print.note("no such session"),
+            false => ctx.print.note("No sessions match"),
         }
         return Ok(0);
     }
     let now = Timestamp::from(SystemTime::now());
-    here.print.result(&sessions, |sessions| {
+    ctx.print.result(&sessions, |sessions| {
         let rows: Vec<_> = sessions.iter().map(|session| row(session, now)).collect();
-        table(&["ID", "REPOSITORY", "STATE", "TURNS", "QUEUED", "PULL", "AGE", "TITLE"], &rows)
+        table(
+            &["ID", "REPOSITORY", "STATE", "TURNS", "QUEUED", "PULL REQUEST", "AGE", "TITLE"],
+            &rows,
+        )
     })?;
     Ok(0)
 }
 
 fn row(session: &Session, now: Timestamp) -> Vec<String> {
-    let pull = session.pull.as_ref().map_or_else(|| "–".into(), |pull| format!("#{}", pull.number));
+    let number = session.pull.as_ref().map(|pull_request| format!("#{}", pull_request.number));
     vec![
         session.id.to_string(),
         repositories(session),
         state(session),
         session.turns.to_string(),
         session.queued.to_string(),
-        pull,
+        number.unwrap_or_else(|| "–".to_owned()),
         age(now.since(session.created_at).as_secs()),
-        cut(&session.title, 60),
+        truncate(&session.title, 60),
     ]
 }
 
-/// While it waits for a place, as which number in line.
+/// The state, with the queue position while the session waits for a slot.
 fn state(session: &Session) -> String {
     match session.position {
         Some(position) => format!("{} #{position}", session.state.as_str()),
@@ -59,7 +62,7 @@ fn state(session: &Session) -> String {
     }
 }
 
-/// The first one by name, the others as a number.
+/// The first repository's name and the number of others.
 fn repositories(session: &Session) -> String {
     match session.repositories.len() {
         0 => "–".to_owned(),
@@ -68,7 +71,7 @@ fn repositories(session: &Session) -> String {
     }
 }
 
-/// `12s`, `4m`, `3h`, `9d`: nobody needs more of an age.
+/// `12s`, `4m`, `3h`, `9d`.
 pub(super) fn age(seconds: u64) -> String {
     match seconds {
         0..60 => format!("{seconds}s"),
@@ -83,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_age_is_one_number_and_one_letter() {
+    fn age_has_one_unit() {
         assert_eq!([0, 61, 7_200, 200_000].map(age), ["0s", "1m", "2h", "2d"]);
     }
 }

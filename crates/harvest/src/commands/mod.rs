@@ -1,4 +1,4 @@
-//! One file per verb. Each calls the server (or, for what needs none, the machine) and prints.
+//! One file per verb. Each calls the server, or the engine if it needs no server, and prints.
 
 mod api;
 mod archive;
@@ -14,7 +14,6 @@ mod events;
 mod exec;
 mod fork;
 mod gc;
-mod held;
 mod image;
 mod logs;
 mod ls;
@@ -25,6 +24,7 @@ mod quickstart;
 mod repo;
 mod restore;
 mod resume;
+mod retention_report;
 mod rm;
 mod run;
 mod sandbox;
@@ -47,72 +47,76 @@ use anyhow::Result;
 
 pub(crate) use completion::run as complete;
 pub(crate) use doctor::line as check_line;
-pub(crate) use pr::text as pull_text;
+pub(crate) use pr::text as pull_request_text;
 pub(crate) use repo::build as build_repository;
 
 use crate::{
     Invocation,
-    cli::{Command, Sandbox},
+    cli::{Command, SandboxCommand},
 };
 
-/// The work failed.
+/// The exit code of a failure.
 pub(crate) const FAILED: u8 = 1;
 
-/// Carries a verb out; the answer is the exit code.
-pub(crate) async fn run(here: &Invocation, command: Option<Command>) -> Result<u8> {
-    let Some(command) = command else { return status::run(here).await };
+/// Runs a verb; returns the exit code.
+pub(crate) async fn run(ctx: &Invocation, command: Option<Command>) -> Result<u8> {
+    let Some(command) = command else { return status::run(ctx).await };
     match command {
-        Command::Quickstart(args) => quickstart::run(here, &args).await,
-        Command::Up(args) => up::run(here, args).await,
-        Command::Down => background::down(here).await,
-        Command::Doctor => doctor::run(here),
-        Command::Run(args) => run::run(here, args).await,
-        Command::Ls(args) => ls::run(here, args).await,
-        Command::Show(args) => show::run(here, &args).await,
-        Command::Attach(args) => attach::run(here, &args).await,
-        Command::Send(args) => send::run(here, args).await,
-        Command::Queue(verb) => queue::run(here, &verb).await,
-        Command::Stop(args) => stop::run(here, &args).await,
-        Command::Pause(args) => pause::run(here, &args).await,
-        Command::Resume(args) => resume::run(here, &args).await,
-        Command::Fork(args) => fork::run(here, args).await,
-        Command::Restore(args) => restore::run(here, &args).await,
-        Command::Terminate(args) => terminate::run(here, &args).await,
-        Command::Archive(args) => archive::run(here, &args).await,
-        Command::Rm(args) => rm::run(here, &args).await,
-        Command::Turns(args) => turns::run(here, &args).await,
-        Command::Diff(args) => diff::run(here, &args).await,
-        Command::Events(args) => events::run(here, &args).await,
-        Command::Logs(args) => logs::run(here, &args).await,
-        Command::Exec(args) => exec::run(here, *args).await,
-        Command::Cp(args) => cp::run(here, args).await,
-        Command::Shell(args) => shell::run(here, args).await,
-        Command::Pr(verb) => pr::run(here, &verb).await,
-        Command::Repo(verb) => repo::run(here, verb).await,
-        Command::Secret(verb) => secret::run(here, &verb).await,
-        Command::Token(verb) => token::run(here, verb).await,
-        Command::Api(args) => api::run(here, args).await,
-        Command::Completion(_) => unreachable!("main prints it before anything is configured"),
-        Command::Config(args) => config::run(here, &args),
-        Command::Image(verb) => image::run(here, verb).await,
-        Command::Sandbox(verb) => sandbox::run(here, verb).await,
-        Command::Snapshot(verb) => snapshot::run(here, &verb).await,
-        Command::Volume(verb) => volume::run(here, verb).await,
-        Command::Df => df::run(here).await,
-        Command::Gc(args) => gc::run(here, &args).await,
-        Command::Zygote(_) => unreachable!("main runs the zygote before there is a runtime"),
+        Command::Quickstart(args) => quickstart::run(ctx, &args).await,
+        Command::Up(args) => up::run(ctx, args).await,
+        Command::Down => background::down(ctx).await,
+        Command::Doctor => doctor::run(ctx),
+        Command::Run(args) => run::run(ctx, args).await,
+        Command::Ls(args) => ls::run(ctx, args).await,
+        Command::Show(args) => show::run(ctx, &args).await,
+        Command::Attach(args) => attach::run(ctx, &args).await,
+        Command::Send(args) => send::run(ctx, args).await,
+        Command::Queue(verb) => queue::run(ctx, &verb).await,
+        Command::Stop(args) => stop::run(ctx, &args).await,
+        Command::Pause(args) => pause::run(ctx, &args).await,
+        Command::Resume(args) => resume::run(ctx, &args).await,
+        Command::Fork(args) => fork::run(ctx, args).await,
+        Command::Restore(args) => restore::run(ctx, &args).await,
+        Command::Terminate(args) => terminate::run(ctx, &args).await,
+        Command::Archive(args) => archive::run(ctx, &args).await,
+        Command::Rm(args) => rm::run(ctx, &args).await,
+        Command::Turns(args) => turns::run(ctx, &args).await,
+        Command::Diff(args) => diff::run(ctx, &args).await,
+        Command::Events(args) => events::run(ctx, &args).await,
+        Command::Logs(args) => logs::run(ctx, &args).await,
+        Command::Exec(args) => exec::run(ctx, *args).await,
+        Command::Cp(args) => cp::run(ctx, args).await,
+        Command::Shell(args) => shell::run(ctx, args).await,
+        Command::Pr(verb) => pr::run(ctx, &verb).await,
+        Command::Repo(verb) => repo::run(ctx, verb).await,
+        Command::Secret(verb) => secret::run(ctx, &verb).await,
+        Command::Token(verb) => token::run(ctx, verb).await,
+        Command::Api(args) => api::run(ctx, args).await,
+        Command::Completion(_) => {
+            unreachable!("main handles it before the configuration is loaded")
+        }
+        Command::Config(args) => config::run(ctx, &args),
+        Command::Image(verb) => image::run(ctx, verb).await,
+        Command::Sandbox(verb) => sandbox::run(ctx, verb).await,
+        Command::Snapshot(verb) => snapshot::run(ctx, &verb).await,
+        Command::Volume(verb) => volume::run(ctx, verb).await,
+        Command::Df => df::run(ctx).await,
+        Command::Gc(args) => gc::run(ctx, &args).await,
+        Command::Zygote(_) => unreachable!("main handles it before the runtime starts"),
     }
 }
 
-/// The exit code of an error of our own: `exec` must not be taken for the command's.
+/// The exit code of Harvest's own errors: for `exec` it differs from the command's exit codes.
 pub(crate) fn failure_code(command: Option<&Command>) -> u8 {
     match command {
-        Some(Command::Exec(_) | Command::Shell(_) | Command::Sandbox(Sandbox::Shell(_))) => 125,
+        Some(Command::Exec(_) | Command::Shell(_) | Command::Sandbox(SandboxCommand::Shell(_))) => {
+            125
+        }
         _ => FAILED,
     }
 }
 
-/// Whether a verb serves others; one that only asks is done with one thread.
+/// Whether a verb runs a server; all others need only one thread.
 pub(crate) fn serves(command: Option<&Command>) -> bool {
     matches!(command, Some(Command::Up(_) | Command::Quickstart(_)))
 }

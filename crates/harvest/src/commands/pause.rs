@@ -1,19 +1,19 @@
-//! `harvest pause`: keeps a session on disk and ends its sandbox.
+//! `harvest pause`: saves a session's disk and stops its sandbox.
 
 use std::time::Instant;
 
 use anyhow::Result;
 
-use crate::{Invocation, cli::One, client::Client, printer::took, resolve};
+use crate::{Invocation, cli::SessionArg, client::Client, printer::human_elapsed, resolve};
 
-pub(crate) async fn run(here: &Invocation, args: &One) -> Result<u8> {
-    let client = Client::find(&here.config)?;
+pub(crate) async fn run(ctx: &Invocation, args: &SessionArg) -> Result<u8> {
+    let client = Client::find(&ctx.config)?;
     let id = resolve::session(&client, &args.session).await?;
     let began = Instant::now();
     let paused = client.pause(&id).await?;
-    let time = took(u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX));
-    here.print
+    let time = human_elapsed(began);
+    ctx.print
         .result(&paused, |paused| format!("{}\n", paused["snapshot"].as_str().unwrap_or("")))?;
-    here.print.note(format!("Paused {id} in {time}; a prompt or `harvest resume {id}` wakes it"));
+    ctx.print.note(format!("Paused {id} in {time}; a prompt or `harvest resume {id}` resumes it"));
     Ok(0)
 }

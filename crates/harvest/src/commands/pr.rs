@@ -1,46 +1,48 @@
-//! `harvest pr`: what a session proposes, and what the platform itself saw of it.
+//! `harvest pr`: prints a session's pull requests with the result of Harvest's own check.
 
 use anyhow::Result;
-use harvest_proto::api::Pull;
+use harvest_proto::api::PullRequest;
 
 use crate::{
     Invocation,
-    cli::Pr,
+    cli::PrCommand,
     client::Client,
-    printer::took,
-    render::{exit_words, short},
+    printer::human_millis,
+    render::{describe_exit, short_commit},
     resolve,
 };
 
-pub(crate) async fn run(here: &Invocation, verb: &Pr) -> Result<u8> {
-    let Pr::Show(args) = verb;
-    let client = Client::find(&here.config)?;
+pub(crate) async fn run(ctx: &Invocation, verb: &PrCommand) -> Result<u8> {
+    let PrCommand::Show(args) = verb;
+    let client = Client::find(&ctx.config)?;
     let id = resolve::session(&client, &args.session).await?;
-    let pull = client.pull(&id).await?;
+    let first = client.pull_request(&id).await?;
     let repositories = client.session(&id).await?.repositories;
-    let pulls: Vec<&Pull> =
+    let all: Vec<&PullRequest> =
         repositories.iter().filter_map(|repository| repository.pull.as_ref()).collect();
-    // A program gets the first, as it always did; `show` has one for each repository.
-    here.print.result(&pull, |_| pulls.into_iter().map(text).collect::<Vec<_>>().join("\n"))?;
+    // `--json` prints the first pull request; `show` has one for each repository.
+    ctx.print.result(&first, |_| all.into_iter().map(text).collect::<Vec<_>>().join("\n"))?;
     Ok(0)
 }
 
-/// A pull request in lines of `name  value`.
-pub(crate) fn text(pull: &Pull) -> String {
-    let mut text = format!(
-        "pull        #{} {}\nurl         {}\ntitle       {}\nbranch      {} → {}\ncommit      {}\n",
-        pull.number, pull.state, pull.url, pull.title, pull.branch, pull.base, pull.commit
-    );
-    text += &match &pull.evidence {
-        None => "evidence    none: nothing was checked by the platform\n".to_owned(),
-        Some(evidence) => format!(
-            "evidence    {} on {}: {} ({}) in {}\n            seen by the platform, in a sandbox the agent never touched\n",
-            evidence.check,
-            short(&evidence.commit),
-            if evidence.passed { "passed" } else { "failed" },
-            exit_words(evidence.exit),
-            took(evidence.millis),
-        ),
-    };
-    text + "\n" + pull.body.trim_end() + "\n"
+/// Formats a pull request as lines of `name  value`.
+pub(crate) fn text(pull_request: &PullRequest) -> String {
+    let mut text = String::new();
+    let mut add = |name: &str, value: String| text += &format!("{name:<14}{value}\n");
+    add("pull request", format!("#{} {}", pull_request.number, pull_request.state));
+    add("url", pull_request.url.clone());
+    add("title", pull_request.title.clone());
+    add("branch", format!("{} → {}", pull_request.branch, pull_request.base));
+    add("commit", pull_request.commit.clone());
+    match &pull_request.evidence {
+        None => add("evidence", "none: Harvest has not run a check".to_owned()),
+        Some(evidence) => {
+            let result = if evidence.passed { "passed" } else { "failed" };
+            let (commit, exit) = (short_commit(&evidence.commit), describe_exit(evidence.exit));
+            let time = human_millis(evidence.millis);
+            add("evidence", format!("{} on {commit}: {result} ({exit}) in {time}", evidence.check));
+            add("", "run by Harvest in a sandbox the agent never touched".to_owned());
+        }
+    }
+    text + "\n" + pull_request.body.trim_end() + "\n"
 }

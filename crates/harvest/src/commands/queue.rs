@@ -1,47 +1,49 @@
-//! `harvest queue`: what waits in a session, and in which order.
+//! `harvest queue`: lists, removes and moves a session's queued prompts.
 
 use anyhow::Result;
 use harvest_proto::api::Prompt;
 
 use crate::{
     Invocation,
-    cli::Queue,
+    cli::QueueCommand,
     client::Client,
     printer::table,
-    render::{cut, first_line},
+    render::{first_line, truncate},
     resolve,
 };
 
-pub(crate) async fn run(here: &Invocation, verb: &Queue) -> Result<u8> {
-    let client = Client::find(&here.config)?;
-    let (Queue::Ls(crate::cli::One { session })
-    | Queue::Rm { session, .. }
-    | Queue::Mv { session, .. }) = verb;
+pub(crate) async fn run(ctx: &Invocation, verb: &QueueCommand) -> Result<u8> {
+    let client = Client::find(&ctx.config)?;
+    let (QueueCommand::Ls(crate::cli::SessionArg { session })
+    | QueueCommand::Rm { session, .. }
+    | QueueCommand::Mv { session, .. }) = verb;
     let id = resolve::session(&client, session).await?;
     match verb {
-        Queue::Ls(_) => {
+        QueueCommand::Ls(_) => {
             let prompts = client.prompts(&id).await?;
-            here.print.result(&prompts, |prompts| {
+            ctx.print.result(&prompts, |prompts| {
                 let rows: Vec<_> = prompts.iter().map(row).collect();
-                table(&["ID", "STATUS", "PLACE", "AUTHOR", "TEXT"], &rows)
+                table(&["ID", "STATUS", "POSITION", "AUTHOR", "TEXT"], &rows)
             })?;
         }
-        Queue::Rm { prompt, .. } => {
+        QueueCommand::Rm { prompt, .. } => {
             let prompt = resolve::prompt(&client, &id, prompt).await?;
-            let cancelled = client.prompt_cancel(&id, &prompt).await?;
-            // The text is given back: it may be the only copy.
-            match here.print.json {
-                true => here.print.result(&cancelled, |_| String::new())?,
-                false => here.print.exact(&format!("{}\n", cancelled.text))?,
+            let removed = client.prompt_cancel(&id, &prompt).await?;
+            // Printed, since it may be the only copy of the text.
+            match ctx.print.json {
+                true => ctx.print.result(&removed, |_| String::new())?,
+                false => ctx.print.verbatim(&format!("{}\n", removed.text))?,
             }
-            here.print.note(format!("Cancelled {prompt}"));
+            ctx.print.note(format!("Removed {prompt}"));
         }
-        Queue::Mv { prompt, position, .. } => {
+        QueueCommand::Mv { prompt, position, .. } => {
             let prompt = resolve::prompt(&client, &id, prompt).await?;
             let moved = client.prompt_move(&id, &prompt, *position).await?;
-            here.print.result(&moved, |_| String::new())?;
-            here.print
-                .note(format!("Moved {prompt} to place {}", moved.position.unwrap_or(*position)));
+            ctx.print.result(&moved, |_| String::new())?;
+            ctx.print.note(format!(
+                "Moved {prompt} to position {}",
+                moved.position.unwrap_or(*position)
+            ));
         }
     }
     Ok(0)
@@ -51,8 +53,8 @@ fn row(prompt: &Prompt) -> Vec<String> {
     vec![
         prompt.id.to_string(),
         format!("{:?}", prompt.status).to_lowercase(),
-        prompt.position.map_or_else(|| "–".into(), |place| place.to_string()),
+        prompt.position.map_or_else(|| "–".into(), |position| position.to_string()),
         prompt.author.name.clone(),
-        cut(first_line(&prompt.text), 72),
+        truncate(first_line(&prompt.text), 72),
     ]
 }

@@ -1,17 +1,17 @@
-//! `harvest quickstart`: everything once, or the removal of what that made.
+//! `harvest quickstart`: runs the demo or removes its data.
 
 use anyhow::Result;
 
-use crate::{Invocation, cli::Quickstart, quickstart};
+use crate::{Invocation, cli::QuickstartArgs, quickstart};
 
-pub(crate) async fn run(here: &Invocation, args: &Quickstart) -> Result<u8> {
+pub(crate) async fn run(ctx: &Invocation, args: &QuickstartArgs) -> Result<u8> {
     if !args.clean {
-        return quickstart::run(here, args.keep).await;
+        return quickstart::run(ctx, args.keep).await;
     }
-    let home = here.config.home.join("quickstart");
-    match quickstart::clean(here, &home)? {
-        true => here.print.note(format!("Removed {}", home.display())),
-        false => here.print.note("Nothing to remove"),
+    let home = ctx.config.home.join("quickstart");
+    match quickstart::clean(ctx, &home)? {
+        true => ctx.print.note(format!("Removed {}", home.display())),
+        false => ctx.print.note("Nothing to remove"),
     }
     Ok(0)
 }

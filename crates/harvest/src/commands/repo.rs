@@ -1,4 +1,4 @@
-//! `harvest repo`: registers repositories and builds the state sessions start from.
+//! `harvest repo`: registers, prebuilds, lists and removes repositories.
 
 use std::path::Path;
 
@@ -8,70 +8,68 @@ use serde_json::json;
 
 use crate::{
     Invocation,
-    cli::Repo,
+    cli::RepoCommand,
     client::Client,
-    printer::{Advice, table, took},
-    publish::{Naming, forge, publish},
-    render::short,
+    printer::{Advice, human_millis, table},
+    publish::{NameConflict, forge, publish},
+    render::short_commit,
 };
 
-pub(crate) async fn run(here: &Invocation, verb: Repo) -> Result<u8> {
-    let client = Client::find(&here.config)?;
+pub(crate) async fn run(ctx: &Invocation, verb: RepoCommand) -> Result<u8> {
+    let client = Client::find(&ctx.config)?;
     match verb {
-        Repo::Add { location, name, base, secret, image } => {
+        RepoCommand::Add { location, name, base, secret, image } => {
             let request = AddRepository { url: location, name, base, secret, image };
-            let (added, new) = add(here, &client, request).await?;
-            here.print.result(&added, |added| format!("{}\n", added.name))?;
+            let (added, new) = add(ctx, &client, request).await?;
+            ctx.print.result(&added, |added| format!("{}\n", added.name))?;
             match new {
-                true => here.print.note(format!("Registered {} as {}", added.url, added.name)),
-                false => {
-                    here.print.note(format!("Brought {} up to date with its folder", added.name))
-                }
+                true => ctx.print.note(format!("Registered {} as {}", added.url, added.name)),
+                false => ctx.print.note(format!("Updated {} from its folder", added.name)),
             }
-            here.print
+            ctx.print
                 .hint(format!("`harvest repo build {}` makes sessions start faster", added.name));
         }
-        Repo::Build { name } => {
+        RepoCommand::Build { name } => {
             tokio::select! {
-                built = build(here, &client, &name) => drop(built?),
+                built = build(ctx, &client, &name) => drop(built?),
                 _ = tokio::signal::ctrl_c() => {
-                    here.print.note(format!("\nDetached; the server goes on building {name}"));
-                    here.print.hint("`harvest repo ls` shows when it is built");
+                    ctx.print.note(format!("\nDetached; the server keeps building {name}"));
+                    ctx.print.hint("`harvest repo ls` shows finished builds");
                 }
             }
         }
-        Repo::Ls => {
+        RepoCommand::Ls => {
             let repositories = client.repositories().await?;
-            if repositories.is_empty() && !here.print.json {
-                here.print.note("no repositories yet");
-                here.print.hint("register one with `harvest repo add URL|FOLDER`");
+            if repositories.is_empty() && !ctx.print.json {
+                ctx.print.note("No repositories yet");
+                ctx.print.hint("register one with `harvest repo add URL|FOLDER`");
                 return Ok(0);
             }
-            here.print.result(&repositories, |repositories| {
+            ctx.print.result(&repositories, |repositories| {
                 let rows: Vec<_> = repositories.iter().map(row).collect();
                 table(&["NAME", "BUILT", "COMMIT", "CHECK", "IMAGE", "URL"], &rows)
             })?;
         }
-        Repo::Rm { name } => {
+        RepoCommand::Rm { name } => {
             let known = client.repositories().await?.into_iter().find(|known| known.name == name);
             client.repository_delete(&name).await?;
-            here.print.result(&json!({ "forgotten": name }), |_| String::new())?;
+            ctx.print.result(&json!({ "forgotten": name }), |_| String::new())?;
             let copied = known
                 .is_some_and(|known| known.url.starts_with(&format!("{}/forge/", client.url())));
-            here.print.note(match copied {
+            ctx.print.note(match copied {
                 true => format!(
-                    "Forgot {name}, and removed its copy on the local forge; the folder stays as it is"
+                    "Removed {name} and its copy on the local forge; the folder is unchanged"
                 ),
-                false => format!("Forgot {name}"),
+                false => format!("Removed {name}"),
             });
         }
     }
     Ok(0)
 }
 
-/// A URL is registered as it is; a folder goes to the forge of the server on this machine first.
+/// Registers a URL, or copies a folder to the local forge and registers the copy.
 async fn add(
-    here: &Invocation,
+    ctx: &Invocation,
     client: &Client,
     request: AddRepository,
 ) -> Result<(Repository, bool)> {
@@ -87,44 +85,44 @@ async fn add(
     }
     let folder = folder.to_owned();
     let published =
-        publish(here.print, client, &forge(here)?, (&folder, Naming::Strict), request).await?;
+        publish(ctx.print, client, &forge(ctx)?, (&folder, NameConflict::Refuse), request).await?;
     Ok((published.repository, published.new))
 }
 
-/// Builds a repository and prints how it goes.
-pub(crate) async fn build(here: &Invocation, client: &Client, name: &str) -> Result<Build> {
+/// Builds a repository and prints the progress.
+pub(crate) async fn build(ctx: &Invocation, client: &Client, name: &str) -> Result<Build> {
     let mut lines =
         client.repository_build(name).await.with_context(|| format!("cannot build {name}"))?;
     while let Some(line) = lines.json::<BuildLine>().await? {
-        if here.print.json {
-            here.print.item(&line)?;
+        if ctx.print.json {
+            ctx.print.item(&line)?;
         }
         match line {
             BuildLine::Progress { message } => {
-                here.print.note(format!("  {}", phase_words(&message)))
+                ctx.print.note(format!("  {}", describe_phase(&message)))
             }
             BuildLine::Built { build } => {
-                here.print.note(format!(
+                ctx.print.note(format!(
                     "Built {name} at {} in {}",
-                    short(&build.commit),
-                    took(build.millis)
+                    short_commit(&build.commit),
+                    human_millis(build.millis)
                 ));
                 return Ok(build);
             }
-            BuildLine::Failed { message, .. } => bail!("{name} was not built: {message}"),
+            BuildLine::Failed { message, .. } => bail!("the build of {name} failed: {message}"),
         }
     }
-    bail!("the server went away before the build ended")
+    bail!("the response ended before the build finished")
 }
 
-/// The phases of a boot are words for programs.
-fn phase_words(message: &str) -> &str {
+/// Describes a boot phase of the API.
+fn describe_phase(message: &str) -> &str {
     match message {
         "starting" => "starting the supervisor",
         "sync" => "fetching the code",
         "setup" => "running .harvest/setup.sh, if there is one",
         "start" => "running .harvest/start.sh, if there is one",
-        "agent" => "starting the agent once",
+        "agent" => "starting the agent",
         other => other,
     }
 }
@@ -136,7 +134,7 @@ fn row(repository: &Repository) -> Vec<String> {
     vec![
         repository.name.clone(),
         build.map_or_else(none, |build| build.built_at.to_string()),
-        build.map_or_else(none, |build| short(&build.commit).to_owned()),
+        build.map_or_else(none, |build| short_commit(&build.commit).to_owned()),
         check.map_or_else(none, |check| if check.passed { "passed" } else { "failed" }.to_owned()),
         repository.image.clone(),
         repository.url.clone(),

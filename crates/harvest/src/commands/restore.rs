@@ -1,4 +1,4 @@
-//! `harvest restore`: goes back to the end of a turn, in the same session.
+//! `harvest restore`: takes a session back to the end of a turn.
 
 use std::time::Instant;
 
@@ -6,19 +6,19 @@ use anyhow::{Context, Result};
 
 use crate::{
     Invocation,
-    cli::Restore,
+    cli::RestoreArgs,
     client::Client,
-    printer::{Advice, took},
+    printer::{Advice, human_elapsed},
     resolve,
 };
 
-pub(crate) async fn run(here: &Invocation, args: &Restore) -> Result<u8> {
-    let client = Client::find(&here.config)?;
+pub(crate) async fn run(ctx: &Invocation, args: &RestoreArgs) -> Result<u8> {
+    let client = Client::find(&ctx.config)?;
     let (typed, turn) = resolve::at_turn(&args.session)?;
     let turn = turn.ok_or_else(|| {
         let hint =
             format!("write `harvest restore {typed}@TURN`; `harvest show {typed}` lists the turns");
-        Advice::new("which turn is not said", hint)
+        Advice::new("no turn given", hint)
     })?;
     let id = resolve::session(&client, typed).await?;
     let began = Instant::now();
@@ -26,8 +26,8 @@ pub(crate) async fn run(here: &Invocation, args: &Restore) -> Result<u8> {
         .restore(&id, turn)
         .await
         .with_context(|| format!("cannot restore turn {turn} of {id}"))?;
-    let time = took(u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX));
-    here.print.result(&session, |_| String::new())?;
-    here.print.note(format!("Restored {id} to turn {turn} in {time}: {}", session.state.as_str()));
+    let time = human_elapsed(began);
+    ctx.print.result(&session, |_| String::new())?;
+    ctx.print.note(format!("Restored {id} to turn {turn} in {time}: {}", session.state.as_str()));
     Ok(0)
 }

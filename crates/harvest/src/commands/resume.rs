@@ -1,4 +1,4 @@
-//! `harvest resume`: starts the sandbox of a paused session again and waits until it takes prompts.
+//! `harvest resume`: starts a paused session's sandbox and waits until it accepts prompts.
 
 use std::time::Instant;
 
@@ -6,30 +6,30 @@ use anyhow::Result;
 use harvest_proto::{EventBody, api::SessionState};
 
 use super::{FAILED, watch};
-use crate::{Invocation, cli::One, client::Client, printer::took, resolve};
+use crate::{Invocation, cli::SessionArg, client::Client, printer::human_elapsed, resolve};
 
-pub(crate) async fn run(here: &Invocation, args: &One) -> Result<u8> {
-    let client = Client::find(&here.config)?;
+pub(crate) async fn run(ctx: &Invocation, args: &SessionArg) -> Result<u8> {
+    let client = Client::find(&ctx.config)?;
     let id = resolve::session(&client, &args.session).await?;
     let began = Instant::now();
-    let mut session = client.act(&id, "resume").await?;
-    let mut awake = true;
+    let mut session = client.post_verb(&id, "resume").await?;
+    let mut resumed = true;
     if matches!(session.state, SessionState::Queued | SessionState::Starting) {
-        awake = watch::until(&client, &id, session.seq, came_up).await?;
+        resumed = watch::until(&client, &id, session.seq, came_up).await?;
         session = client.session(&id).await?;
     }
-    here.print.result(&session, |_| String::new())?;
-    if !awake {
-        here.print.note(format!("{id} did not come back: {}", session.reason));
-        here.print.hint(format!("`harvest logs {id}` says why"));
+    ctx.print.result(&session, |_| String::new())?;
+    if !resumed {
+        ctx.print.note(format!("{id} did not resume: {}", session.reason));
+        ctx.print.hint(format!("`harvest logs {id}` says why"));
         return Ok(FAILED);
     }
-    let time = took(u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX));
-    here.print.note(format!("Resumed {id} in {time}: {}", session.state.as_str()));
+    let time = human_elapsed(began);
+    ctx.print.note(format!("Resumed {id} in {time}: {}", session.state.as_str()));
     Ok(0)
 }
 
-/// Whether a session that starts has come up; nothing while it is on its way.
+/// Whether a starting session is up; `None` while it is still starting.
 fn came_up(body: &EventBody) -> Option<bool> {
     match body {
         EventBody::StateChanged { state, .. } => match state {

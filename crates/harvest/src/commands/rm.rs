@@ -1,22 +1,22 @@
-//! `harvest rm`: deletes sessions with all they hold.
+//! `harvest rm`: removes sessions with their snapshots and history.
 
 use anyhow::{Context, Result};
 
-use crate::{Invocation, cli::Rm, client::Client, resolve};
+use crate::{Invocation, cli::RmArgs, client::Client, resolve};
 
-pub(crate) async fn run(here: &Invocation, args: &Rm) -> Result<u8> {
-    let client = Client::find(&here.config)?;
-    // All are looked up first: a slip in the last must not cost the first.
+pub(crate) async fn run(ctx: &Invocation, args: &RmArgs) -> Result<u8> {
+    let client = Client::find(&ctx.config)?;
+    // All ids are resolved before the first session is removed.
     let mut ids = Vec::new();
     for typed in &args.sessions {
         ids.push(resolve::session(&client, typed).await?);
     }
     for id in &ids {
-        client.delete(id).await.with_context(|| format!("cannot delete {id}"))?;
-        here.print.note(format!("Deleted {id}"));
+        client.delete(id).await.with_context(|| format!("cannot remove {id}"))?;
+        ctx.print.note(format!("Removed {id}"));
     }
-    if here.print.json {
-        here.print.result(&serde_json::json!({ "deleted": ids }), |_| String::new())?;
+    if ctx.print.json {
+        ctx.print.result(&serde_json::json!({ "deleted": ids }), |_| String::new())?;
     }
     Ok(0)
 }

@@ -1,22 +1,24 @@
-//! `harvest run`: creates a session and follows it until it rests.
+//! `harvest run`: creates a session and follows it until it is done.
 
 use anyhow::{Context, Result};
 use harvest_proto::api::CreateSession;
 
 use super::{
     exec::variables,
-    watch::{self, Until},
+    watch::{self, StopWhen},
 };
-use crate::{Invocation, cli::Run, client::Client, desk::Desk, inputs, resolve};
+use crate::{Invocation, backend::Backend, cli::RunArgs, client::Client, inputs, resolve};
 
-pub(crate) async fn run(here: &Invocation, args: Run) -> Result<u8> {
-    let client = Client::find(&here.config)?;
+pub(crate) async fn run(ctx: &Invocation, args: RunArgs) -> Result<u8> {
+    let client = Client::find(&ctx.config)?;
     let env = variables(&args.env)?;
     let from = match args.from {
-        Some(typed) => Some(resolve::snapshot(&Desk::of(client.clone()), &typed).await?),
+        Some(typed) => {
+            Some(resolve::snapshot(&Backend::from_client(client.clone()), &typed).await?)
+        }
         None => None,
     };
-    let mut repositories = inputs::repositories(here, &client, &args.repositories).await?;
+    let mut repositories = inputs::repositories(ctx, &client, &args.repositories).await?;
     if let (Some(first), Some(base)) = (repositories.first_mut(), args.base) {
         first.base = Some(base);
     }
@@ -33,17 +35,17 @@ pub(crate) async fn run(here: &Invocation, args: Run) -> Result<u8> {
     };
     let session = client.create(&request).await.context("cannot create a session")?;
     if args.detach {
-        here.print.result(&session, |session| format!("{}\n", session.id))?;
-        here.print.hint(format!("`harvest attach {}` follows it", session.id));
+        ctx.print.result(&session, |session| format!("{}\n", session.id))?;
+        ctx.print.hint(format!("`harvest attach {}` follows it", session.id));
         return Ok(0);
     }
-    if here.print.json {
-        here.print.item(&session)?;
+    if ctx.print.json {
+        ctx.print.item(&session)?;
     }
-    here.print.note(format!(
-        "Created {} on {} (ctrl-c detaches; it goes on)",
+    ctx.print.note(format!(
+        "Created {} on {} (Ctrl-C detaches; the session keeps running)",
         session.id, session.branch
     ));
-    let seen = watch::follow(here, &client, &session.id, 0, Until::Rest).await?;
-    Ok(watch::exit_code(here, &session.id, seen))
+    let result = watch::follow(ctx, &client, &session.id, 0, StopWhen::Idle).await?;
+    Ok(watch::exit_code(ctx, &session.id, result))
 }

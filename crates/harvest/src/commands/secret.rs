@@ -1,51 +1,53 @@
-//! `harvest secret`: secrets go in and are used by the gateway; nothing shows them again.
+//! `harvest secret`: stores, lists and removes secrets. Values are never shown again.
 
 use std::io::{BufRead, IsTerminal};
 
 use anyhow::{Context, Result, bail};
 use harvest_gateway::vault::SecretName;
+use harvest_proto::Secret;
 use rustix::termios::{LocalModes, OptionalActions, tcgetattr, tcsetattr};
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::{Invocation, cli::Secret, client::Client, printer::Advice};
+use crate::{Invocation, cli::SecretCommand, client::Client, printer::Advice};
 
-pub(crate) async fn run(here: &Invocation, verb: &Secret) -> Result<u8> {
-    let client = Client::find(&here.config)?;
+pub(crate) async fn run(ctx: &Invocation, verb: &SecretCommand) -> Result<u8> {
+    let client = Client::find(&ctx.config)?;
     match verb {
-        Secret::Set { name } => {
+        SecretCommand::Set { name } => {
             client
-                .secret_set(name, &read_value(here, name).await?)
+                .secret_set(name, &read_value(ctx, name).await?)
                 .await
                 .with_context(|| format!("cannot store {name}"))?;
-            here.print.result(&json!({ "stored": name }), |_| String::new())?;
-            here.print.note(format!("Stored {name}"));
+            ctx.print.result(&json!({ "stored": name }), |_| String::new())?;
+            ctx.print.note(format!("Stored {name}"));
         }
-        Secret::Ls => {
+        SecretCommand::Ls => {
             let names = client.secrets().await?;
-            here.print
+            ctx.print
                 .result(&names, |names| names.iter().map(|name| format!("{name}\n")).collect())?;
         }
-        Secret::Rm { name } => {
+        SecretCommand::Rm { name } => {
             client.secret_delete(name).await?;
-            here.print.result(&json!({ "forgotten": name }), |_| String::new())?;
-            here.print.note(format!("Forgot {name}"));
+            ctx.print.result(&json!({ "forgotten": name }), |_| String::new())?;
+            ctx.print.note(format!("Removed {name}"));
         }
     }
     Ok(0)
 }
 
-/// From a pipe to its end, or one line typed without an echo. Never an argument: those show in `ps`.
-async fn read_value(here: &Invocation, name: &str) -> Result<harvest_proto::Secret<String>> {
-    // Before anybody types a secret for nothing.
+/// Reads the value from a pipe, or one typed line without echo. Not from an argument: those are
+/// visible in `ps`.
+async fn read_value(ctx: &Invocation, name: &str) -> Result<Secret<String>> {
+    // Checked before the user types the value.
     name.parse::<SecretName>().map_err(|error| {
         Advice::new(
-            format!("`{name}` cannot be stored"),
+            format!("`{name}` is not a valid name for a secret"),
             format!("{error}, such as ANTHROPIC_API_KEY"),
         )
     })?;
     let value = match std::io::stdin().is_terminal() {
-        true => read_typed(here, name).await?,
+        true => read_typed(ctx, name).await?,
         false => std::io::read_to_string(std::io::stdin()).context("cannot read the value")?,
     };
     let value = value.trim_end_matches(['\n', '\r']);
@@ -55,19 +57,20 @@ async fn read_value(here: &Invocation, name: &str) -> Result<harvest_proto::Secr
             format!("pipe it in: `harvest secret set {name} < FILE`")
         ));
     }
-    Ok(harvest_proto::Secret::new(value.to_owned()))
+    Ok(Secret::new(value.to_owned()))
 }
 
-/// The terminal gets its echo back whatever happens meanwhile, ctrl-c included.
-async fn read_typed(here: &Invocation, name: &str) -> Result<String> {
+/// Restores the terminal's echo in every case, also on Ctrl-C.
+async fn read_typed(ctx: &Invocation, name: &str) -> Result<String> {
     let stdin = std::io::stdin();
     let mut interrupted = signal(SignalKind::interrupt()).context("cannot listen for signals")?;
     let mut terminated = signal(SignalKind::terminate()).context("cannot listen for signals")?;
-    let before = tcgetattr(&stdin).context("cannot silence the terminal")?;
+    let before = tcgetattr(&stdin).context("cannot turn off the terminal's echo")?;
     let mut silent = before.clone();
     silent.local_modes.remove(LocalModes::ECHO);
-    tcsetattr(&stdin, OptionalActions::Flush, &silent).context("cannot silence the terminal")?;
-    here.print.ask(&format!("{name} (not shown): "));
+    tcsetattr(&stdin, OptionalActions::Flush, &silent)
+        .context("cannot turn off the terminal's echo")?;
+    ctx.print.prompt(&format!("{name} (not shown): "));
     let typed = tokio::task::spawn_blocking(|| {
         let mut line = String::new();
         std::io::stdin().lock().read_line(&mut line).map(|_| line)
@@ -78,8 +81,8 @@ async fn read_typed(here: &Invocation, name: &str) -> Result<String> {
         _ = terminated.recv() => None,
     };
     tcsetattr(&stdin, OptionalActions::Flush, &before)
-        .context("the echo is off; `stty echo` turns it on")?;
-    here.print.ask("\n");
+        .context("cannot turn the terminal's echo on again; run `stty echo`")?;
+    ctx.print.prompt("\n");
     match typed {
         Some(typed) => typed?.context("cannot read the value"),
         None => bail!("interrupted; nothing was stored"),

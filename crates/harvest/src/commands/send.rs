@@ -1,22 +1,27 @@
 //! `harvest send`: queues a prompt, or answers the agent's question.
 
 use anyhow::{Context, Result};
-use harvest_proto::api::CreatePrompt;
+use harvest_proto::api::{CreatePrompt, SessionState};
 
-use super::watch::{self, Until};
-use crate::{Invocation, cli::Send, client::Client, resolve};
+use super::watch::{self, StopWhen};
+use crate::{Invocation, cli::SendArgs, client::Client, resolve};
 
-pub(crate) async fn run(here: &Invocation, args: Send) -> Result<u8> {
-    let client = Client::find(&here.config)?;
+pub(crate) async fn run(ctx: &Invocation, args: SendArgs) -> Result<u8> {
+    let client = Client::find(&ctx.config)?;
     let id = resolve::session(&client, &args.session).await?;
+    let is_answer = client.session(&id).await?.state == SessionState::NeedsInput && !args.now;
     let request = CreatePrompt { text: args.text, now: args.now, author: None };
     let prompt = client.prompt(&id, &request).await.context("cannot queue the prompt")?;
     if !args.follow {
-        here.print.result(&prompt, |prompt| format!("{}\n", prompt.id))?;
-        let place = prompt.position.map_or_else(String::new, |place| format!(" at place {place}"));
-        here.print.note(format!("Queued on {id}{place}"));
+        ctx.print.result(&prompt, |prompt| format!("{}\n", prompt.id))?;
+        ctx.print.note(match (is_answer, prompt.position) {
+            (true, _) => format!("Answered {id}"),
+            (false, Some(position)) => format!("Queued on {id} at position {position}"),
+            (false, None) => format!("Queued on {id}"),
+        });
         return Ok(0);
     }
-    let seen = watch::follow(here, &client, &id, prompt.seq.saturating_sub(1), Until::Rest).await?;
-    Ok(watch::exit_code(here, &id, seen))
+    let result =
+        watch::follow(ctx, &client, &id, prompt.seq.saturating_sub(1), StopWhen::Idle).await?;
+    Ok(watch::exit_code(ctx, &id, result))
 }

@@ -1,74 +1,67 @@
-//! `harvest snapshot`: the disks that were kept.
+//! `harvest snapshot`: lists, pins and removes snapshots.
 
 use std::time::SystemTime;
 
 use anyhow::{Result, bail};
 use harvest_proto::{
     Timestamp,
-    api::{
-        Page,
-        machines::{MachineSnapshot, Owned},
-    },
+    api::{Page, SnapshotOwner, StoredSnapshot},
 };
 use serde_json::json;
 
 use super::ls::age;
 use crate::{
     Invocation,
-    cli::Snapshot,
+    backend::Backend,
+    cli::SnapshotCommand,
     client::Client,
-    desk::Desk,
     printer::{Advice, table},
     resolve,
 };
 
-pub(crate) async fn run(here: &Invocation, verb: &Snapshot) -> Result<u8> {
-    if let Snapshot::Pin { at } | Snapshot::Unpin { at } = verb {
-        return pin(here, at, matches!(verb, Snapshot::Pin { .. })).await;
+pub(crate) async fn run(ctx: &Invocation, verb: &SnapshotCommand) -> Result<u8> {
+    if let SnapshotCommand::Pin { at } | SnapshotCommand::Unpin { at } = verb {
+        return pin(ctx, at, matches!(verb, SnapshotCommand::Pin { .. })).await;
     }
-    let desk = Desk::find(&here.config)?;
-    let snapshots = desk.get::<Page<MachineSnapshot>>("/v1/snapshots").await?.items;
+    let backend = Backend::find(&ctx.config)?;
+    let snapshots = backend.get::<Page<StoredSnapshot>>("/v1/snapshots").await?.items;
     match verb {
-        Snapshot::Pin { .. } | Snapshot::Unpin { .. } => unreachable!("done above"),
-        Snapshot::Ls => {
+        SnapshotCommand::Pin { .. } | SnapshotCommand::Unpin { .. } => unreachable!("done above"),
+        SnapshotCommand::Ls => {
             let now = Timestamp::from(SystemTime::now());
-            here.print.result(&snapshots, |snapshots| {
+            ctx.print.result(&snapshots, |snapshots| {
                 let rows: Vec<_> = snapshots.iter().map(|snapshot| row(snapshot, now)).collect();
-                table(&["ID", "OF", "LAYERS", "DURABLE", "AGE"], &rows)
+                table(&["ID", "OWNER", "LAYERS", "DURABLE", "AGE"], &rows)
             })?;
         }
-        Snapshot::Rm { snapshots: typed, force } => {
+        SnapshotCommand::Rm { snapshots: typed, force } => {
             let mut ids = Vec::new();
             for typed in typed {
-                let id = resolve::snapshot(&desk, typed).await?;
+                let id = resolve::snapshot(&backend, typed).await?;
                 let of_sessions =
-                    |kept: &MachineSnapshot| kept.id == id && kept.owner == Owned::Session;
-                // Before the first of them goes.
+                    |kept: &StoredSnapshot| kept.id == id && kept.owner == SnapshotOwner::Session;
+                // Checked for all before the first snapshot is removed.
                 if !force && snapshots.iter().any(of_sessions) {
-                    let hint =
-                        "`harvest rm SESSION` and `harvest repo rm` forget theirs; --force insists";
-                    bail!(Advice::new(
-                        format!("a session or repository may go on from {id}"),
-                        hint
-                    ));
+                    let hint = "`harvest rm SESSION` and `harvest repo rm NAME` remove their snapshots; --force removes it anyway";
+                    bail!(Advice::new(format!("a session or repository may need {id}"), hint));
                 }
                 ids.push(id);
             }
             for id in &ids {
-                desk.delete(&format!("/v1/snapshots/{id}?force={force}")).await?;
-                here.print.note(format!("Forgot {id}"));
+                backend.delete(&format!("/v1/snapshots/{id}?force={force}")).await?;
+                ctx.print.note(format!("Removed {id}"));
             }
-            if here.print.json {
-                here.print.result(&json!({ "removed": ids }), |_| String::new())?;
+            if ctx.print.json {
+                ctx.print.result(&json!({ "removed": ids }), |_| String::new())?;
             }
         }
     }
     Ok(0)
 }
 
-/// `SESSION@TURN`, or where the session stands.
-async fn pin(here: &Invocation, at: &str, pinned: bool) -> Result<u8> {
-    let client = Client::find(&here.config)?;
+/// Pins or unpins the snapshot at `SESSION@TURN`, or of the session's current state.
+async fn pin(ctx: &Invocation, at: &str, pinned: bool) -> Result<u8> {
+    let client = Client::find(&ctx.config)?;
     let (typed, turn) = resolve::at_turn(at)?;
     let session = resolve::session(&client, typed).await?;
     let snapshot = match turn {
@@ -81,26 +74,22 @@ async fn pin(here: &Invocation, at: &str, pinned: bool) -> Result<u8> {
         }
     };
     let Some(snapshot) = snapshot else {
-        let hint = format!("see `harvest turns {session}`");
-        bail!(Advice::new("there is no snapshot of it", hint));
+        let hint = format!("`harvest turns {session}` lists turns with their snapshots");
+        bail!(Advice::new("the turn has no snapshot", hint));
     };
     let shown = client.snapshot_pin(&session, &snapshot, pinned).await?;
-    here.print.result(&shown, |shown| format!("{}\n", shown.id))?;
-    let kept = if pinned {
-        "is kept whatever retention says"
-    } else {
-        "is kept as long as retention says"
-    };
-    here.print.note(format!("{snapshot} of {session} {kept}"));
+    ctx.print.result(&shown, |shown| format!("{}\n", shown.id))?;
+    let verb = if pinned { "Pinned" } else { "Unpinned" };
+    ctx.print.note(format!("{verb} {snapshot}"));
     Ok(0)
 }
 
-fn row(snapshot: &MachineSnapshot, now: Timestamp) -> Vec<String> {
+fn row(snapshot: &StoredSnapshot, now: Timestamp) -> Vec<String> {
     vec![
         snapshot.id.to_string(),
         match snapshot.owner {
-            Owned::Session => "session",
-            Owned::You => "you",
+            SnapshotOwner::Session => "session",
+            SnapshotOwner::You => "you",
         }
         .to_owned(),
         snapshot.layers.len().to_string(),

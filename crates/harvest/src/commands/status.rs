@@ -1,4 +1,4 @@
-//! `harvest` alone: what is going on, in one line, and what to do next.
+//! `harvest` without a verb: prints the status in one line and the next useful command.
 
 use anyhow::Result;
 use harvest_proto::api::{Repository, Session, SessionState};
@@ -9,18 +9,18 @@ use crate::{
     client::{self, Client},
 };
 
-pub(crate) async fn run(here: &Invocation) -> Result<u8> {
+pub(crate) async fn run(ctx: &Invocation) -> Result<u8> {
     let version = env!("CARGO_PKG_VERSION");
-    if here.config.url.is_none() && client::local(&here.config).is_err() {
+    if ctx.config.url.is_none() && client::local(&ctx.config).is_err() {
         let document = json!({ "version": version, "server": null });
-        here.print.result(&document, |_| format!("Harvest {version}: no server is running\n"))?;
-        here.print.hint(match here.config.home.join("harvest.db").exists() {
+        ctx.print.result(&document, |_| format!("Harvest {version}: no server is running\n"))?;
+        ctx.print.hint(match ctx.config.home.join("harvest.db").exists() {
             true => "`harvest up` starts one",
-            false => "`harvest quickstart` shows everything, `harvest up` starts a server",
+            false => "`harvest quickstart` runs a demo, `harvest up` starts a server",
         });
         return Ok(0);
     }
-    let client = Client::find(&here.config)?;
+    let client = Client::find(&ctx.config)?;
     let (sessions, repositories) = (client.sessions().await?, client.repositories().await?);
     let document = json!({
         "version": version,
@@ -29,14 +29,14 @@ pub(crate) async fn run(here: &Invocation) -> Result<u8> {
         "sessions": counts(&sessions).into_iter().map(|(state, count)| (state.to_owned(), count.into()))
             .collect::<serde_json::Map<_, _>>(),
     });
-    here.print.result(&document, |_| {
-        format!("Harvest {version} at {}: {}\n", client.url(), words(&sessions, &repositories))
+    ctx.print.result(&document, |_| {
+        format!("Harvest {version} at {}: {}\n", client.url(), summary(&sessions, &repositories))
     })?;
-    here.print.hint(next(&sessions, &repositories));
+    ctx.print.hint(next(&sessions, &repositories));
     Ok(0)
 }
 
-/// How many sessions are in each state, in the order of a session's life.
+/// The number of sessions in each state, in lifecycle order.
 fn counts(sessions: &[Session]) -> Vec<(&'static str, usize)> {
     use SessionState::{Archived, Failed, Idle, NeedsInput, Paused, Queued, Running, Starting};
     let count =
@@ -48,7 +48,7 @@ fn counts(sessions: &[Session]) -> Vec<(&'static str, usize)> {
         .collect()
 }
 
-fn words(sessions: &[Session], repositories: &[Repository]) -> String {
+fn summary(sessions: &[Session], repositories: &[Repository]) -> String {
     let many = |count: usize, one: &str, more: &str| match count {
         0 => format!("no {more}"),
         1 => format!("1 {one}"),
@@ -67,18 +67,17 @@ fn next(sessions: &[Session], repositories: &[Repository]) -> String {
     let newest =
         |states: &[SessionState]| sessions.iter().find(|session| states.contains(&session.state));
     if let Some(session) = newest(&[SessionState::NeedsInput]) {
-        return format!("{0} asks something: `harvest attach {0}` shows it", session.id);
+        return format!("{0} asks a question: `harvest attach {0}` shows it", session.id);
     }
     if let Some(session) =
         newest(&[SessionState::Running, SessionState::Starting, SessionState::Queued])
     {
-        return format!("`harvest attach {}` follows what runs", session.id);
+        return format!("`harvest attach {}` follows the running session", session.id);
     }
     match (repositories, sessions) {
         ([], _) => "`harvest repo add URL|FOLDER` registers a repository".into(),
         ([first, ..], []) => format!("`harvest run -r {} \"PROMPT\"` starts a session", first.name),
-        _ => "`harvest ls` lists sessions, `harvest send - \"PROMPT\"` goes on with the newest"
-            .into(),
+        _ => "`harvest ls` lists sessions, `harvest send - \"PROMPT\"` continues the newest".into(),
     }
 }
 
@@ -93,19 +92,22 @@ mod tests {
             "author": { "name": "You", "email": "you@localhost" }, "sandbox": null, "epoch": 0,
             "snapshot": null, "forked_from": null, "turns": 0, "queued": 0,
             "usage": { "input_tokens": 0, "output_tokens": 0, "cache_read_tokens": 0, "cache_write_tokens": 0 },
-            "pull": null, "seq": 1, "created_at": "1970-01-01T00:00:00.000Z",
+            "repositories": [], "env": [], "pull": null, "seq": 1, "created_at": "1970-01-01T00:00:00.000Z",
             "last_activity": "1970-01-01T00:00:00.000Z",
         });
         serde_json::from_value(value).unwrap()
     }
 
     #[test]
-    fn the_line_counts_and_the_hint_is_what_is_most_urgent() {
+    fn status_counts_states_and_hints_most_urgent() {
         let sessions = [session("running"), session("needs_input"), session("running")];
-        assert_eq!(words(&sessions, &[]), "no repositories, 3 sessions (2 running, 1 needs_input)");
-        assert!(next(&sessions, &[]).contains("asks something"));
+        assert_eq!(
+            summary(&sessions, &[]),
+            "no repositories, 3 sessions (2 running, 1 needs_input)"
+        );
+        assert!(next(&sessions, &[]).contains("asks a question"));
         assert!(next(&sessions[..1], &[]).starts_with("`harvest attach ses_4kq2aaaaaaaa`"));
-        assert_eq!(words(&[], &[]), "no repositories, no sessions");
+        assert_eq!(summary(&[], &[]), "no repositories, no sessions");
         assert!(next(&[], &[]).contains("repo add"));
     }
 }

@@ -1,4 +1,4 @@
-//! `harvest stop`: stops the turn in progress and waits until it is over.
+//! `harvest stop`: stops the current turn and waits for its end.
 
 use std::time::Instant;
 
@@ -6,32 +6,36 @@ use anyhow::Result;
 use harvest_proto::{EventBody, api::SessionState};
 
 use super::watch;
-use crate::{Invocation, cli::One, client::Client, printer::took, resolve};
+use crate::{Invocation, cli::SessionArg, client::Client, printer::human_elapsed, resolve};
 
-pub(crate) async fn run(here: &Invocation, args: &One) -> Result<u8> {
-    let client = Client::find(&here.config)?;
+pub(crate) async fn run(ctx: &Invocation, args: &SessionArg) -> Result<u8> {
+    let client = Client::find(&ctx.config)?;
     let id = resolve::session(&client, &args.session).await?;
     let began = Instant::now();
     let before = client.session(&id).await?;
     let busy = matches!(before.state, SessionState::Running | SessionState::NeedsInput);
-    let mut session = client.act(&id, "stop").await?;
+    let mut session = client.post_verb(&id, "stop").await?;
     if busy {
-        // The answer comes when the stop is decided; what the agent started is dead when the turn has ended.
-        watch::until(&client, &id, before.seq, turn_over()).await?;
+        // The response only confirms the request; the agent's processes are dead when the turn
+        // ends.
+        watch::until(&client, &id, before.seq, turn_ended()).await?;
         session = client.session(&id).await?;
     }
-    here.print.result(&session, |_| String::new())?;
-    let time = took(u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX));
-    let state = session.state.as_str();
-    here.print.note(match busy {
-        true => format!("Stopped {id} in {time}: {state}"),
-        false => format!("No turn is in progress in {id}: {state}"),
+    ctx.print.result(&session, |_| String::new())?;
+    let time = human_elapsed(began);
+    // The next queued prompt may run already.
+    let queued = session.queued + u32::from(session.state == SessionState::Running);
+    ctx.print.note(match (busy, queued) {
+        (true, 0) => format!("Stopped the turn in {time}"),
+        (true, 1) => format!("Stopped the turn in {time}; 1 queued prompt continues"),
+        (true, _) => format!("Stopped the turn in {time}; {queued} queued prompts continue"),
+        (false, _) => format!("{id} has no running turn; it is {}", session.state.as_str()),
     });
     Ok(0)
 }
 
-/// Whether a turn is over and what comes after it has begun; nothing before.
-fn turn_over() -> impl FnMut(&EventBody) -> Option<()> {
+/// Detects that the turn has ended and the next state or turn has begun.
+fn turn_ended() -> impl FnMut(&EventBody) -> Option<()> {
     let mut ended = false;
     move |body| match body {
         EventBody::TurnEnded { .. } => {

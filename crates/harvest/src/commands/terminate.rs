@@ -1,19 +1,19 @@
-//! `harvest terminate`: ends a session's sandbox at once and keeps its disk.
+//! `harvest terminate`: stops a session's sandbox at once and saves its disk.
 
 use std::time::Instant;
 
 use anyhow::Result;
 
-use crate::{Invocation, cli::One, client::Client, printer::took, resolve};
+use crate::{Invocation, cli::SessionArg, client::Client, printer::human_elapsed, resolve};
 
-pub(crate) async fn run(here: &Invocation, args: &One) -> Result<u8> {
-    let client = Client::find(&here.config)?;
+pub(crate) async fn run(ctx: &Invocation, args: &SessionArg) -> Result<u8> {
+    let client = Client::find(&ctx.config)?;
     let id = resolve::session(&client, &args.session).await?;
     let began = Instant::now();
-    let session = client.act(&id, "terminate").await?;
-    here.print.result(&session, |_| String::new())?;
-    let time = took(u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX));
-    here.print.note(format!("Terminated {id} in {time}: {}", session.state.as_str()));
-    here.print.hint(format!("a prompt or `harvest resume {id}` goes on with what it left"));
+    let session = client.post_verb(&id, "terminate").await?;
+    ctx.print.result(&session, |_| String::new())?;
+    let time = human_elapsed(began);
+    ctx.print.note(format!("Terminated {id} in {time}: {}", session.state.as_str()));
+    ctx.print.hint(format!("a prompt or `harvest resume {id}` continues from its disk"));
     Ok(0)
 }

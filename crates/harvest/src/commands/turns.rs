@@ -1,26 +1,26 @@
-//! `harvest turns`: what was asked of a session, how each turn ended and what it changed.
+//! `harvest turns`: lists a session's turns with prompt, outcome and changes.
 
 use anyhow::Result;
 use harvest_proto::api::{DiffStat, Turn};
 
 use crate::{
     Invocation,
-    cli::One,
+    cli::SessionArg,
     client::Client,
-    printer::{table, took},
-    render::{cut, first_line},
+    printer::{count, human_millis, table},
+    render::{first_line, truncate},
     resolve,
 };
 
-pub(crate) async fn run(here: &Invocation, args: &One) -> Result<u8> {
-    let client = Client::find(&here.config)?;
+pub(crate) async fn run(ctx: &Invocation, args: &SessionArg) -> Result<u8> {
+    let client = Client::find(&ctx.config)?;
     let id = resolve::session(&client, &args.session).await?;
     let turns = client.turns(&id).await?;
-    if turns.is_empty() && !here.print.json {
-        here.print.note("no turns yet");
+    if turns.is_empty() && !ctx.print.json {
+        ctx.print.note("No turns yet");
         return Ok(0);
     }
-    here.print.result(&turns, |turns| {
+    ctx.print.result(&turns, |turns| {
         let rows: Vec<_> = turns.iter().map(row).collect();
         table(&["TURN", "OUTCOME", "TOOK", "CHANGED", "TOKENS", "SNAPSHOT", "PROMPT"], &rows)
     })?;
@@ -29,8 +29,10 @@ pub(crate) async fn run(here: &Invocation, args: &One) -> Result<u8> {
 
 fn row(turn: &Turn) -> Vec<String> {
     let millis = turn.ended_at.map(|ended| ended.since(turn.started_at).as_millis());
-    let took =
-        millis.map_or_else(|| "–".into(), |millis| took(u64::try_from(millis).unwrap_or(u64::MAX)));
+    let took = millis.map_or_else(
+        || "–".into(),
+        |millis| human_millis(u64::try_from(millis).unwrap_or(u64::MAX)),
+    );
     let usage = turn.usage;
     let tokens = usage.input_tokens
         + usage.cache_read_tokens
@@ -52,7 +54,7 @@ fn row(turn: &Turn) -> Vec<String> {
         turn.diff.map_or_else(|| "–".to_owned(), changed),
         if tokens == 0 { "–".to_owned() } else { tokens.to_string() },
         snapshot,
-        cut(first_line(&turn.text), 60),
+        truncate(first_line(&turn.text), 60),
     ]
 }
 
@@ -60,7 +62,6 @@ fn row(turn: &Turn) -> Vec<String> {
 fn changed(stat: DiffStat) -> String {
     match stat.files {
         0 => "nothing".to_owned(),
-        1 => format!("1 file +{} −{}", stat.insertions, stat.deletions),
-        files => format!("{files} files +{} −{}", stat.insertions, stat.deletions),
+        files => format!("{} +{} −{}", count(files, "file"), stat.insertions, stat.deletions),
     }
 }

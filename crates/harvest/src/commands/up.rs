@@ -1,4 +1,4 @@
-//! `harvest up`: the server, until it is asked to end.
+//! `harvest up`: runs the server until SIGINT or SIGTERM.
 
 use std::time::Instant;
 
@@ -7,58 +7,60 @@ use serde_json::json;
 
 use crate::{
     Invocation,
-    cli::Up,
+    cli::UpArgs,
     commands::background,
-    printer::took,
-    wire::{self, Ending, Serving},
+    printer::human_elapsed,
+    server_process::{self, RunningServer, ShutdownMode},
 };
 
-pub(crate) async fn run(here: &Invocation, args: Up) -> Result<u8> {
+pub(crate) async fn run(ctx: &Invocation, args: UpArgs) -> Result<u8> {
     if args.detach {
-        return background::up(here, &args).await;
+        return background::up(ctx, &args).await;
     }
     if args.detached {
-        // Not of the terminal it was started from, whose end would be the server's.
-        rustix::process::setsid().context("cannot leave the terminal")?;
+        // A new session: closing the terminal must not stop the server.
+        rustix::process::setsid().context("cannot detach from the terminal")?;
     }
     let began = Instant::now();
-    let config = &here.config;
-    let options = wire::Options {
+    let config = &ctx.config;
+    let options = server_process::ServerOptions {
         listen: args.listen.unwrap_or(config.listen),
         hosts: config.hosts.iter().cloned().chain(args.hosts).collect(),
         script: vec![],
     };
     if !options.listen.ip().is_loopback() {
-        here.print.note(format!("warning: {} can be reached from other machines", options.listen));
+        ctx.print.note(format!("warning: other machines can reach {}", options.listen));
     }
-    let serving = Serving::start(config, options).await.context("cannot start the server")?;
-    let millis = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-    here.print.note(format!("Listening on {} after {}", serving.url(), took(millis)));
-    if let Some(token) = serving.new_token() {
-        here.print
-            .note(format!("Token {token} (shown once; kept in {})", config.token_file().display()));
+    let server = RunningServer::start(config, options).await.context("cannot start the server")?;
+    let time = human_elapsed(began);
+    ctx.print.note(format!("Listening on {} after {}", server.url(), time));
+    if let Some(token) = server.new_token() {
+        ctx.print.note(format!(
+            "Token {token} (shown once; stored in {})",
+            config.token_file().display()
+        ));
     }
-    here.print.hint(
-        "in another terminal: `harvest run -r REPOSITORY \"PROMPT\"`; ctrl-c ends the server",
+    ctx.print.hint(
+        "in another terminal: `harvest run -r REPOSITORY \"PROMPT\"`; Ctrl-C stops the server",
     );
-    if here.print.json {
-        here.print.item(
-            &json!({ "url": serving.url(), "pid": std::process::id(), "home": config.home }),
+    if ctx.print.json {
+        ctx.print.item(
+            &json!({ "url": server.url(), "pid": std::process::id(), "home": config.home }),
         )?;
     }
-    wire::asked_to_end().await?;
-    let ending = if args.keep { Ending::Keep } else { Ending::Pause };
-    here.print.note(match ending {
-        Ending::Keep => {
-            "Ending; sandboxes go on and are adopted by the next `harvest up`; ctrl-c again ends at once"
+    server_process::shutdown_signal().await?;
+    let mode = if args.keep { ShutdownMode::LeaveRunning } else { ShutdownMode::PauseSessions };
+    ctx.print.note(match mode {
+        ShutdownMode::LeaveRunning => {
+            "Stopping; sandboxes keep running and the next `harvest up` adopts them; Ctrl-C again stops at once"
         }
-        Ending::Pause => {
-            "Ending; sessions are kept on disk; ctrl-c again ends at once and leaves them running"
+        ShutdownMode::PauseSessions => {
+            "Stopping; running sandboxes are saved first; Ctrl-C again stops at once and leaves them running"
         }
     });
     let began = Instant::now();
-    serving.end(ending).await?;
-    let millis = u64::try_from(began.elapsed().as_millis()).unwrap_or(u64::MAX);
-    here.print.note(format!("Ended in {}", took(millis)));
+    server.shut_down(mode).await?;
+    let time = human_elapsed(began);
+    ctx.print.note(format!("Stopped in {time}"));
     Ok(0)
 }

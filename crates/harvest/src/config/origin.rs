@@ -1,25 +1,22 @@
-//! Where each setting comes from, for who wonders why something is as it is. Shows no secret.
+//! The value of each setting and where it comes from. Secrets are redacted.
 
 use anyhow::{Context, Result};
 use harvest_proto::redact;
 use serde::Serialize;
 
-use super::{Config, Env, Level, every_key, path_of, read, variable_of};
-use crate::cli::Global;
+use super::{Config, Env, Source, every_key, path_of, read, variable_of};
+use crate::cli::GlobalFlags;
 
-/// One key as it holds for this run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Setting {
-    /// Its name in the file.
     pub(crate) key: String,
-    /// What holds, secrets covered.
     pub(crate) value: String,
-    /// Who said so: a flag, a variable, the file or nobody.
+    /// A flag, a variable, the path of the file, or `default`.
     pub(crate) from: String,
 }
 
 /// Every key, in the order of the reference.
-pub(crate) fn settings(config: &Config, flags: &Global, env: Env) -> Result<Vec<Setting>> {
+pub(crate) fn settings(config: &Config, flags: &GlobalFlags, env: Env) -> Result<Vec<Setting>> {
     let path = path_of(flags, env).0;
     let text = read(flags, env)?;
     let file: toml::Table =
@@ -31,20 +28,20 @@ pub(crate) fn settings(config: &Config, flags: &Global, env: Env) -> Result<Vec<
         } else {
             file.get(table).and_then(|table| table.get(key))
         };
-        let (level, text) = match (flag(flags, &name), env(&variable), written) {
-            (Some(text), _, _) => (Level::Flag, text),
-            (None, Some(text), _) => (Level::Variable, text),
-            (None, None, Some(value)) => (Level::File, plain(value)),
-            (None, None, None) => (Level::Default, default_of(config, &name, default)),
+        let (source, text) = match (flag(flags, &name), env(&variable), written) {
+            (Some(text), _, _) => (Source::Flag, text),
+            (None, Some(text), _) => (Source::Variable, text),
+            (None, None, Some(value)) => (Source::File, unquoted(value)),
+            (None, None, None) => (Source::Default, default_of(config, &name, default)),
         };
-        let from = match level {
-            Level::Flag => format!("--{key}"),
-            Level::Variable => variable,
-            Level::File => path.display().to_string(),
-            Level::Default => "default".to_owned(),
+        let from = match source {
+            Source::Flag => format!("--{key}"),
+            Source::Variable => variable,
+            Source::File => path.display().to_string(),
+            Source::Default => "default".to_owned(),
         };
-        let secret = name == "token" && level != Level::Default;
-        let value = if secret { "***".to_owned() } else { redact::cover(&text) };
+        let secret = name == "token" && source != Source::Default;
+        let value = if secret { "***".to_owned() } else { redact::redact(&text) };
         Setting { key: name, value, from }
     };
     Ok(every_key().map(one).collect())
@@ -54,7 +51,7 @@ fn dotted(table: &str, key: &str) -> String {
     if table.is_empty() { key.to_owned() } else { format!("{table}.{key}") }
 }
 
-fn flag(flags: &Global, key: &str) -> Option<String> {
+fn flag(flags: &GlobalFlags, key: &str) -> Option<String> {
     match key {
         "home" => flags.home.as_ref().map(|home| home.display().to_string()),
         "url" => flags.url.clone(),
@@ -62,16 +59,16 @@ fn flag(flags: &Global, key: &str) -> Option<String> {
     }
 }
 
-/// A text without the quotes that only the file needs.
-fn plain(value: &toml::Value) -> String {
+/// The value without TOML quotes.
+fn unquoted(value: &toml::Value) -> String {
     match value {
         toml::Value::String(text) => text.clone(),
-        toml::Value::Array(items) => items.iter().map(plain).collect::<Vec<_>>().join(","),
+        toml::Value::Array(items) => items.iter().map(unquoted).collect::<Vec<_>>().join(","),
         other => serde_json::to_string(other).unwrap_or_default(),
     }
 }
 
-/// Where the reference says how a default is found, what was found.
+/// The effective default, where the reference page only describes how it is found.
 fn default_of(config: &Config, key: &str, documented: &str) -> String {
     match key {
         "home" => config.home.display().to_string(),
@@ -85,17 +82,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_setting_says_what_holds_and_who_said_so_and_shows_no_secret() {
+    fn settings_show_value_and_source_without_secrets() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(
             file.path(),
             "log = \"info\"\ntoken = \"hvt_planted\"\nhosts = [\"a\", \"b\"]\ndatabase = \"postgres://u:planted@h/d\"\n[clocks]\nturn = \"3h\"\n",
         )
         .unwrap();
-        let flags = Global {
+        let flags = GlobalFlags {
             home: Some("/flag".into()),
             config: Some(file.path().into()),
-            ..Global::default()
+            ..GlobalFlags::default()
         };
         let vars = [
             ("HARVEST_LIMITS_SANDBOXES", "7"),

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use super::{Env, parsed, tables::Span};
 use crate::{cli::units::Size, printer::Advice};
 
-/// `[retention]` as written.
+/// The table `[retention]`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RetentionTable {
@@ -16,27 +16,27 @@ pub(crate) struct RetentionTable {
     snapshots_bytes: Option<String>,
 }
 
-/// Key, default and meaning of each rule, for the reference page.
+/// Key, default and meaning of each key, for the reference page.
 pub(crate) const RETENTION: [(&str, &str, &str); 3] = [
     (
         "archived",
         "never",
-        "An archived session is deleted after so long, such as `30d`, unless a snapshot of it is pinned",
+        "Archived sessions are removed after this time, such as `30d`, unless one of their snapshots is pinned",
     ),
     (
         "snapshots_per_session",
         "`100`",
-        "So many snapshots of an open session are kept; the oldest go first",
+        "Snapshots kept per open session; the oldest are removed first",
     ),
     (
         "snapshots_bytes",
         "no limit",
-        "All snapshots of sessions together may take so much, such as `50g`; the oldest go first",
+        "Total size of all sessions' snapshots, such as `50g`; the oldest are removed first",
     ),
 ];
 
 impl RetentionTable {
-    /// The rules that hold: variable before file before default.
+    /// Variables override the file, the file overrides the default.
     pub(super) fn merge(self, env: Env) -> Result<Retention> {
         let mut rules = Retention::default();
         let var = |name: &str| env(&format!("HARVEST_RETENTION_{name}"));
@@ -47,8 +47,8 @@ impl RetentionTable {
             rules.snapshots_per_session = count;
         }
         if rules.snapshots_per_session == 0 {
-            let message = "retention.snapshots_per_session is 0: no session could go on";
-            bail!(Advice::new(message, "make it at least 1"));
+            let message = "retention.snapshots_per_session is 0: no session could resume";
+            bail!(Advice::new(message, "set it to 1 or more"));
         }
         if let Some(text) = var("SNAPSHOTS_BYTES").or(self.snapshots_bytes) {
             let size: Result<Size, String> = text.parse();
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_is_read_from_variable_before_file_before_default() {
+    fn variables_override_file_and_default() {
         assert_eq!(rules(&[], "").unwrap(), Retention::default());
         let file = "archived = \"30d\"\nsnapshots_per_session = 7\nsnapshots_bytes = \"50g\"";
         let read = rules(&[("HARVEST_RETENTION_SNAPSHOTS_PER_SESSION", "3")], file).unwrap();
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reference_has_every_rule_in_its_order() {
+    fn retention_reference_lists_every_key_in_order() {
         let error = toml::from_str::<RetentionTable>("no_such_key = 1").unwrap_err();
         let keys: Vec<&str> = error.message().split('`').skip(3).step_by(2).collect();
         assert_eq!(keys, RETENTION.map(|key| key.0));

@@ -1,49 +1,47 @@
-//! The tables of the configuration file: `[clocks]` and `[limits]`.
+//! The tables `[clocks]` and `[limits]` of the configuration file.
 
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use harvest_session::{Limits, clocks::Clocks};
+use harvest_session::{Limits, timeouts::Timeouts};
 use serde::Deserialize;
 
 use super::{Env, parsed};
 use crate::printer::Advice;
 
-/// A time as people write it: `90s`, `15m`, `1h 30m`.
+/// A duration: `90s`, `15m`, `1h 30m`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub(crate) struct Span(Duration);
 
 impl Span {
-    /// As everything but a text takes it.
     pub(super) fn duration(self) -> Duration {
         self.0
     }
 }
 
-/// Why a text is no time.
 #[derive(Debug, thiserror::Error)]
-#[error("`{0}` is not a time; write it as `90s`, `15m` or `24h`")]
-pub(crate) struct NoSpan(String);
+#[error("`{0}` is not a duration; write it as `90s`, `15m` or `24h`")]
+pub(crate) struct SpanError(String);
 
 impl std::str::FromStr for Span {
-    type Err = NoSpan;
+    type Err = SpanError;
 
-    fn from_str(text: &str) -> Result<Self, NoSpan> {
+    fn from_str(text: &str) -> Result<Self, SpanError> {
         let span = humantime::parse_duration(text).ok().filter(|span| span.as_millis() > 0);
-        span.map(Self).ok_or_else(|| NoSpan(text.to_owned()))
+        span.map(Self).ok_or_else(|| SpanError(text.to_owned()))
     }
 }
 
 impl TryFrom<String> for Span {
-    type Error = NoSpan;
+    type Error = SpanError;
 
-    fn try_from(text: String) -> Result<Self, NoSpan> {
+    fn try_from(text: String) -> Result<Self, SpanError> {
         text.parse()
     }
 }
 
-/// `[clocks]` as written.
+/// The table `[clocks]`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ClocksTable {
@@ -64,37 +62,46 @@ pub(crate) struct ClocksTable {
     breaker_failures: Option<usize>,
 }
 
-/// Key, default and meaning of each clock, for the reference page.
+/// Key, default and meaning of each key, for the reference page.
 pub(crate) const CLOCKS: [(&str, &str, &str); 15] = [
-    ("heartbeat", "`30s`", "How often a supervisor says that it is there"),
+    ("heartbeat", "`30s`", "Interval of the supervisor's heartbeats"),
     (
         "stale",
         "`90s`",
-        "A supervisor silent for this long is dialled anew; one that cannot be reached for this long is taken for lost",
+        "Reconnect to a supervisor that is silent for this long; a sandbox that cannot be reached for \
+        this long counts as lost",
     ),
-    ("idle_freeze", "`2m`", "What runs in an idle session's sandbox stands still after this"),
-    ("idle_pause", "`10m`", "An idle session is paused after this"),
-    ("boot", "`30m`", "From a sandbox's start until it takes prompts"),
+    (
+        "idle_freeze",
+        "`2m`",
+        "The processes of an idle session's sandbox are frozen after this time",
+    ),
+    ("idle_pause", "`10m`", "An idle session is paused after this time"),
+    ("boot", "`30m`", "Time from a sandbox's start until it accepts prompts"),
     ("turn", "`2h`", "A turn that runs longer is stopped"),
-    ("stop", "`1m`", "A stop that is not confirmed after this kills the sandbox; its disk is kept"),
-    ("save", "`5m`", "A save that takes longer has an unknown outcome"),
-    ("exec", "`30m`", "A command that runs longer is killed, unless it asks for another limit"),
+    (
+        "stop",
+        "`1m`",
+        "If a stop is not confirmed after this time, the sandbox is killed; its disk is saved",
+    ),
+    ("save", "`5m`", "The outcome of a save that takes longer is unknown"),
+    ("exec", "`30m`", "A command that runs longer is killed, unless it sets another timeout"),
     (
         "lifetime",
         "`24h`",
-        "A sandbox that is older gets no further turn: the session goes on in a new one",
+        "An older sandbox gets no further turn: the session continues in a new one",
     ),
-    ("build", "`30m`", "A repository build"),
-    ("warm", "`5m`", "The repository's check while it is built"),
-    ("check", "`30m`", "The repository's check on a pushed commit"),
-    ("breaker", "`5m`", "Failed starts count for this long"),
-    ("breaker_failures", "`3`", "After so many failed starts the session waits for a person"),
+    ("build", "`30m`", "Timeout of a repository build"),
+    ("warm", "`5m`", "Timeout of the repository's check during a build"),
+    ("check", "`30m`", "Timeout of the repository's check of a pushed commit"),
+    ("breaker", "`5m`", "Time during which failed starts are counted"),
+    ("breaker_failures", "`3`", "After this many failed starts the session waits for a user"),
 ];
 
 impl ClocksTable {
-    /// The clocks that hold: variable before file before default.
-    pub(super) fn merge(self, env: Env) -> Result<Clocks> {
-        let mut clocks = Clocks::default();
+    /// Variables override the file, the file overrides the default.
+    pub(super) fn merge(self, env: Env) -> Result<Timeouts> {
+        let mut clocks = Timeouts::default();
         let mut freeze = clocks.idle_freeze.unwrap_or_default();
         let slots = [
             ("HEARTBEAT", self.heartbeat, &mut clocks.heartbeat),
@@ -124,14 +131,14 @@ impl ClocksTable {
         }
         if clocks.stale < clocks.heartbeat * 2 {
             let message =
-                "clocks.stale is shorter than two heartbeats: every sandbox would look lost";
+                "clocks.stale is shorter than two heartbeats: every sandbox would count as lost";
             bail!(Advice::new(message, "make clocks.heartbeat shorter or clocks.stale longer"));
         }
         Ok(clocks)
     }
 }
 
-/// `[limits]` as written.
+/// The table `[limits]`.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct LimitsTable {
@@ -140,25 +147,26 @@ pub(crate) struct LimitsTable {
     checks: Option<usize>,
 }
 
-/// Key, default and meaning of each limit, for the reference page.
+/// Key, default and meaning of each key, for the reference page.
 pub(crate) const LIMITS: [(&str, &str, &str); 3] = [
     (
         "sandboxes",
-        "4 per core, but 1 per GiB of memory",
-        "So many sandboxes run at once, sessions' and those without one; sessions wait in line for a place, others are refused",
+        "4 per core, at most 1 per GiB of memory",
+        "Slots: sandboxes running at once, of sessions and standalone ones. Sessions queue for a free \
+        slot, standalone sandboxes are refused",
     ),
-    ("sandboxes_per_user", "no limit", "The same for the sandboxes of one user"),
+    ("sandboxes_per_user", "no limit", "Slots of one user"),
     (
         "checks",
         "half the cores",
-        "So many builds and checks of pushed commits run at once, apart from sessions",
+        "Builds and checks of pushed commits running at once, in addition to the slots",
     ),
 ];
 
 impl LimitsTable {
-    /// The limits that hold: variable before file before what this machine can bear.
+    /// Variables override the file, the file overrides the defaults of this machine.
     pub(super) fn merge(self, env: Env) -> Result<Limits> {
-        let mut limits = ours();
+        let mut limits = default_limits();
         if let Some(sandboxes) = number("LIMITS_SANDBOXES", env)?.or(self.sandboxes) {
             limits.sandboxes = sandboxes;
         }
@@ -173,8 +181,8 @@ impl LimitsTable {
             ("checks", Some(limits.checks)),
         ];
         if let Some((key, _)) = values.iter().find(|(_, value)| *value == Some(0)) {
-            let message = format!("limits.{key} is 0: nothing would ever run");
-            bail!(Advice::new(message, "make it at least 1"));
+            let message = format!("limits.{key} is 0: nothing could run");
+            bail!(Advice::new(message, "set it to 1 or more"));
         }
         Ok(limits)
     }
@@ -184,11 +192,11 @@ fn number(name: &str, env: Env) -> Result<Option<usize>> {
     parsed(name, env(&format!("HARVEST_{name}")))
 }
 
-/// What this machine can bear.
-fn ours() -> Limits {
+/// Limits for this machine's cores and memory.
+fn default_limits() -> Limits {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     let memory = std::fs::read_to_string("/proc/meminfo").ok().and_then(|text| memory_kib(&text));
-    Limits::of_machine(cores, memory.map_or(u64::MAX, |kib| kib.saturating_mul(1024)))
+    Limits::for_host(cores, memory.map_or(u64::MAX, |kib| kib.saturating_mul(1024)))
 }
 
 fn memory_kib(meminfo: &str) -> Option<u64> {
@@ -200,7 +208,7 @@ fn memory_kib(meminfo: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn clocks(vars: &[(&str, &str)], text: &str) -> Result<Clocks> {
+    fn clocks(vars: &[(&str, &str)], text: &str) -> Result<Timeouts> {
         let env = |name: &str| vars.iter().find(|var| var.0 == name).map(|var| var.1.to_owned());
         toml::from_str::<ClocksTable>(text)?.merge(&env)
     }
@@ -211,8 +219,8 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_is_read_from_variable_before_file_before_default() {
-        assert_eq!(clocks(&[], "").unwrap(), Clocks::default());
+    fn variables_override_file_and_default() {
+        assert_eq!(clocks(&[], "").unwrap(), Timeouts::default());
         let file = "idle_pause = \"15m\"\nidle_freeze = \"90s\"";
         let read = clocks(&[("HARVEST_CLOCKS_IDLE_PAUSE", "1h 30m")], file).unwrap();
         assert_eq!(read.idle_pause, Duration::from_secs(5400));
@@ -220,17 +228,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_time_is_refused_in_words() {
+    fn invalid_durations_are_refused_with_examples() {
         for text in ["turn = \"soon\"", "turn = 15", "turn = \"0s\"", "trun = \"1m\""] {
             assert!(clocks(&[], text).is_err(), "{text}");
         }
         let error = clocks(&[("HARVEST_CLOCKS_TURN", "soon")], "").unwrap_err();
         assert!(format!("{error:#}").contains("write it as"), "{error:#}");
-        assert!(clocks(&[], "heartbeat = \"1m\"").is_err(), "every sandbox would look lost");
+        assert!(clocks(&[], "heartbeat = \"1m\"").is_err(), "every sandbox would count as lost");
     }
 
     #[test]
-    fn a_limit_of_nothing_is_refused() {
+    fn limits_of_zero_are_refused() {
         assert_eq!(
             limits(&[("HARVEST_LIMITS_SANDBOXES", "2")], "sandboxes = 7").unwrap().sandboxes,
             2
@@ -243,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reference_has_every_key_of_the_tables_in_its_order() {
+    fn table_reference_lists_every_key_in_order() {
         fn keys(error: &toml::de::Error) -> Vec<String> {
             error.message().split('`').skip(3).step_by(2).map(str::to_owned).collect()
         }
@@ -254,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn the_machines_memory_is_read() {
+    fn total_memory_is_read_from_meminfo() {
         assert_eq!(memory_kib("MemFree: 1 kB\nMemTotal:       24000000 kB\n"), Some(24_000_000));
         assert_eq!(memory_kib("nonsense"), None);
     }

@@ -1,23 +1,24 @@
-//! Who wins: flag, variable, file or default, and what is said of a mistake.
+//! Precedence of flag, variable, file and default, and the errors of invalid values.
 
 use super::*;
 
-fn with(flags: &Global, vars: &[(&str, &str)], text: &str) -> Result<Config> {
+fn with(flags: &GlobalFlags, vars: &[(&str, &str)], text: &str) -> Result<Config> {
     let env = |name: &str| vars.iter().find(|var| var.0 == name).map(|var| var.1.to_owned());
     Config::merge(flags, &env, parse(text)?)
 }
 
 #[test]
-fn a_flag_goes_before_a_variable_before_the_file_before_the_default() {
-    let none = Global::default();
+fn flags_override_variables_file_and_default() {
+    let none = GlobalFlags::default();
     let file = "home = \"/file\"\nlisten = \"127.0.0.1:1\"";
-    let home =
-        |flags: &Global, vars: &[(&str, &str)], text: &str| with(flags, vars, text).unwrap().home;
+    let home = |flags: &GlobalFlags, vars: &[(&str, &str)], text: &str| {
+        with(flags, vars, text).unwrap().home
+    };
     assert_eq!(home(&none, &[("HOME", "/h")], ""), Path::new("/h/.local/state/harvest"));
     assert_eq!(home(&none, &[("XDG_STATE_HOME", "/s")], ""), Path::new("/s/harvest"));
     assert_eq!(home(&none, &[], file), Path::new("/file"));
     assert_eq!(home(&none, &[("HARVEST_HOME", "/env")], file), Path::new("/env"));
-    let flag = Global { home: Some("/flag".into()), ..Global::default() };
+    let flag = GlobalFlags { home: Some("/flag".into()), ..GlobalFlags::default() };
     assert_eq!(home(&flag, &[("HARVEST_HOME", "/env")], file), Path::new("/flag"));
     assert_eq!(with(&none, &[], file).unwrap().listen.port(), 1);
     assert_eq!(with(&none, &[("HARVEST_LISTEN", "127.0.0.1:2")], file).unwrap().listen.port(), 2);
@@ -47,7 +48,7 @@ const SAMPLES: &[(&str, &str, &str)] = &[
 ];
 
 #[test]
-fn for_every_key_a_variable_goes_before_the_file_before_the_default() {
+fn every_variable_overrides_file_and_default() {
     let keys: Vec<&str> = SAMPLES.iter().map(|sample| sample.0).collect();
     let plain: Vec<&str> = every_key().filter(|key| key.0.is_empty()).map(|key| key.1).collect();
     assert_eq!(keys, plain, "a key has no sample");
@@ -66,55 +67,56 @@ fn for_every_key_a_variable_goes_before_the_file_before_the_default() {
         let heading = if table.is_empty() { String::new() } else { format!("[{table}]\n") };
         let (text, vars) = (format!("{heading}{key} = {in_file}"), [(name.as_str(), in_variable)]);
         let shown = |vars: &[(&str, &str)], text: &str| {
-            let config = with(&Global::default(), vars, text).unwrap();
-            // The one value that does not show itself.
+            let config = with(&GlobalFlags::default(), vars, text).unwrap();
+            // The only value whose `Debug` is redacted.
             format!("{config:?} {:?}", config.token.as_ref().map(|token| token.expose().clone()))
         };
         let (default, file, variable) = (shown(&[], ""), shown(&[], &text), shown(&vars, ""));
         assert_ne!(file, default, "{key} in the file changes nothing");
-        assert_eq!(shown(&vars, &text), variable, "{name} does not go before the file");
+        assert_eq!(shown(&vars, &text), variable, "{name} does not override the file");
         assert_ne!(variable, file, "{name} changes nothing");
     }
 }
 
 #[test]
-fn the_reference_has_every_key_in_its_order() {
-    let error = toml::from_str::<File>("no_such_key = 1").unwrap_err().message().to_owned();
+fn reference_lists_every_key_in_order() {
+    let error = toml::from_str::<ConfigFile>("no_such_key = 1").unwrap_err().message().to_owned();
     let keys: Vec<&str> = error.split('`').skip(3).step_by(2).collect();
     let documented: Vec<&str> = KEYS.iter().map(|key| key.0).collect();
     assert_eq!(keys, documented, "{error}");
 }
 
 #[test]
-fn a_wrong_value_is_named_with_its_line_and_a_variable_by_its_name() {
+fn errors_name_the_line_or_variable() {
     let error = parse("log = \"warn\"\n\nlisten = 7").unwrap_err().to_string();
     assert!(error.starts_with("line 3: "), "{error}");
-    let error = with(&Global::default(), &[("HARVEST_LISTEN", "x")], "").unwrap_err().to_string();
+    let error =
+        with(&GlobalFlags::default(), &[("HARVEST_LISTEN", "x")], "").unwrap_err().to_string();
     assert!(error.starts_with("HARVEST_LISTEN is `x`"), "{error}");
 }
 
 #[test]
-fn a_misspelt_key_is_refused_rather_than_ignored() {
-    let error = with(&Global::default(), &[], "lisen = \"127.0.0.1:1\"").unwrap_err();
+fn misspelt_key_is_refused_with_suggestion() {
+    let error = with(&GlobalFlags::default(), &[], "lisen = \"127.0.0.1:1\"").unwrap_err();
     assert!(format!("{error:#}").contains("unknown field `lisen`"), "{error:#}");
     assert_eq!(crate::printer::hint_of(&error).as_deref(), Some("did you mean `listen`?"));
 }
 
 #[test]
-fn a_databases_password_is_shown_neither_by_a_good_address_nor_by_a_wrong_one() {
-    let none = Global::default();
+fn database_password_is_never_shown() {
+    let none = GlobalFlags::default();
     let good = with(&none, &[], "database = \"postgres://ada:s3cret@db/harvest\"").unwrap();
     assert_eq!(good.database.clone().unwrap().to_string(), "postgres://ada@db/harvest");
     assert!(!format!("{good:?}").contains("s3cret"));
     for url in ["postgres:ada:s3cret@db", "postgres://ada:s3cret@db:x/y"] {
         let error = format!("{:#}", with(&none, &[("HARVEST_DATABASE", url)], "").unwrap_err());
-        assert!(error.starts_with("HARVEST_DATABASE cannot be used: "), "{error}");
+        assert!(error.starts_with("HARVEST_DATABASE is not valid: "), "{error}");
         assert!(!error.contains("s3cret"), "{error}");
     }
 }
 
 #[test]
-fn the_token_does_not_show_itself() {
-    let config = with(&Global::default(), &[("HARVEST_TOKEN", "hv_123")], "").unwrap();
+fn token_is_redacted_in_debug() {
+    let config = with(&GlobalFlags::default(), &[("HARVEST_TOKEN", "hv_123")], "").unwrap();
     assert!(!format!("{config:?}").contains("hv_123"));
 }

@@ -1,7 +1,7 @@
-//! Everything once, on this machine, without an account: what `harvest quickstart` shows.
+//! The demo of `harvest quickstart`: everything once on this machine, without an account.
 //!
-//! Everything is real but the model: the sandbox, Claude Code in it, git, the tests, the pull request and
-//! its evidence. The model is the gateway's scripted one, which plays `script.json`.
+//! Everything but the model is real: the sandbox, Claude Code in it, git, the tests, the pull
+//! request and its check. The model is the gateway's scripted one, which plays `script.json`.
 
 mod sample;
 mod tour;
@@ -14,66 +14,67 @@ use harvest_gateway::ScriptRule;
 use crate::{
     Invocation,
     config::{Config, DEFAULT_PORT},
-    wire::{self, Ending, Serving},
+    server_process::{self, RunningServer, ShutdownMode},
 };
 
-/// What the scripted model plays.
+/// The script of the model.
 const SCRIPT: &str = include_str!("script.json");
 
-/// As shells number the end by ctrl-c.
+/// The usual exit code after SIGINT.
 const INTERRUPTED: u8 = 130;
 
-/// Shows everything; serves on afterwards when `keep`.
-pub(crate) async fn run(here: &Invocation, keep: bool) -> Result<u8> {
-    let home = here.config.home.join("quickstart");
-    clean(here, &home)?;
-    // The sample needs no package, so nothing is trusted; and what it does is nobody's work.
-    let config = Config { trusted: Some(vec![]), database: None, ..here.config.at(&home) };
-    let options = wire::Options { listen: free_port(), hosts: vec![], script: rules()? };
-    let serving = Serving::start(&config, options).await.context("cannot start the server")?;
+/// Runs the demo; with `keep`, the server keeps running afterwards.
+pub(crate) async fn run(ctx: &Invocation, keep: bool) -> Result<u8> {
+    let home = ctx.config.home.join("quickstart");
+    clean(ctx, &home)?;
+    // The sample needs no packages, so no host is trusted. The demo uses its own database.
+    let config = Config { trusted: Some(vec![]), database: None, ..ctx.config.at(&home) };
+    let options =
+        server_process::ServerOptions { listen: free_port(), hosts: vec![], script: rules()? };
+    let server = RunningServer::start(&config, options).await.context("cannot start the server")?;
     let mut code = 0;
-    let shown = tokio::select! {
-        // First, so that it listens before the first step begins: a signal before that would end us at once.
+    let result = tokio::select! {
+        // First, so that the signal handler is installed before the first step.
         biased;
-        _ = wire::asked_to_end() => {
-            here.print.note("\nInterrupted");
+        _ = server_process::shutdown_signal() => {
+            ctx.print.note("\nInterrupted");
             code = INTERRUPTED;
             Ok(())
         }
-        shown = tour::run(here, &serving) => shown,
+        result = tour::run(ctx, &server) => result,
     };
-    if shown.is_ok() && keep && code == 0 {
-        here.print.note(format!("\nServing on {} until ctrl-c", serving.url()));
-        here.print
-            .hint(format!("`harvest --home {} ls`, in another terminal", serving.home().display()));
-        wire::asked_to_end().await?;
+    if result.is_ok() && keep && code == 0 {
+        ctx.print.note(format!("\nServing on {} until Ctrl-C", server.url()));
+        ctx.print
+            .hint(format!("`harvest --home {} ls`, in another terminal", server.home().display()));
+        server_process::shutdown_signal().await?;
     }
-    let ended = serving.end(Ending::Pause).await;
-    shown.and(ended)?;
+    let stopped = server.shut_down(ShutdownMode::PauseSessions).await;
+    result.and(stopped)?;
     Ok(code)
 }
 
-/// Removes what an earlier quickstart made.
-pub(crate) fn clean(here: &Invocation, home: &Path) -> Result<bool> {
+/// Removes the data of an earlier quickstart.
+pub(crate) fn clean(ctx: &Invocation, home: &Path) -> Result<bool> {
     if !home.exists() {
         return Ok(false);
     }
-    wire::remove_home(&here.config.at(home))
+    server_process::remove_home(&ctx.config.at(home))
         .with_context(|| format!("cannot remove {}", home.display()))?;
     Ok(true)
 }
 
-/// The usual port, so that what is printed can be copied; any other when it is taken.
+/// The default port, so that printed commands can be copied; any free port if it is taken.
 fn free_port() -> SocketAddr {
-    let usual = SocketAddr::from(([127, 0, 0, 1], DEFAULT_PORT));
-    match std::net::TcpListener::bind(usual) {
-        Ok(_) => usual,
+    let default = SocketAddr::from(([127, 0, 0, 1], DEFAULT_PORT));
+    match std::net::TcpListener::bind(default) {
+        Ok(_) => default,
         Err(_) => SocketAddr::from(([127, 0, 0, 1], 0)),
     }
 }
 
 fn rules() -> Result<Vec<ScriptRule>> {
-    serde_json::from_str(SCRIPT).context("the quickstart's own script cannot be read")
+    serde_json::from_str(SCRIPT).context("cannot parse the quickstart's script")
 }
 
 #[cfg(test)]
@@ -81,16 +82,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_prompt_of_the_tour_has_its_script() {
+    fn every_prompt_matches_one_script() {
         let rules = rules().unwrap();
         for prompt in [tour::FIRST, tour::SECOND, tour::THIRD] {
-            let fitting = rules.iter().filter(|rule| prompt.contains(&rule.contains)).count();
-            assert_eq!(fitting, 1, "{prompt}");
+            let matching = rules.iter().filter(|rule| prompt.contains(&rule.contains)).count();
+            assert_eq!(matching, 1, "{prompt}");
         }
     }
 
     #[test]
-    fn what_the_script_edits_is_in_the_sample() {
+    fn sample_contains_the_text_the_script_edits() {
         assert!(include_str!("sample/calc.py").contains("return a - b"));
         assert!(include_str!("sample/README.md").contains("A very small calculator."));
     }

@@ -1,4 +1,4 @@
-//! The sample repository: a small Python project whose one test fails, with a declared check.
+//! The sample repository: a small Python project with a failing test and a check.
 
 use std::{fs, os::unix::fs::PermissionsExt, path::Path};
 
@@ -6,10 +6,9 @@ use anyhow::{Context, Result};
 
 use crate::publish::git;
 
-/// What it is called.
 pub(crate) const NAME: &str = "calc";
 
-/// Its files; the last part says whether it is a program.
+/// Path, contents and whether the file is executable.
 const FILES: [(&str, &str, bool); 5] = [
     (".gitignore", include_str!("sample/gitignore"), false),
     ("README.md", include_str!("sample/README.md"), false),
@@ -20,20 +19,20 @@ const FILES: [(&str, &str, bool); 5] = [
 
 /// Writes and commits the sample in `folder`.
 pub(crate) fn write(folder: &Path) -> Result<()> {
-    for (name, text, program) in FILES {
+    for (name, text, executable) in FILES {
         let path = folder.join(name);
         fs::create_dir_all(path.parent().unwrap_or(folder))?;
         fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
         fs::set_permissions(
             &path,
-            fs::Permissions::from_mode(if program { 0o755 } else { 0o644 }),
+            fs::Permissions::from_mode(if executable { 0o755 } else { 0o644 }),
         )?;
     }
     git(folder, &["init", "-q", "-b", "main"])?;
     git(folder, &["add", "-A"])?;
-    let who = ["-c", "user.name=Quickstart", "-c", "user.email=quickstart@localhost"];
-    // Whatever the person's own configuration asks for, signing included.
-    let plain = [
+    let author = ["-c", "user.name=Quickstart", "-c", "user.email=quickstart@localhost"];
+    // Independent of the user's git configuration, such as signing.
+    let commit = [
         "-c",
         "commit.gpgsign=false",
         "commit",
@@ -42,7 +41,7 @@ pub(crate) fn write(folder: &Path) -> Result<()> {
         "-m",
         "A very small calculator",
     ];
-    git(folder, &[&who[..], &plain[..]].concat()).map(drop)
+    git(folder, &[&author[..], &commit[..]].concat()).map(drop)
 }
 
 #[cfg(test)]
@@ -50,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_sample_is_committed_on_main_with_its_check() {
+    fn sample_is_committed_with_executable_check() {
         let folder = tempfile::tempdir().unwrap();
         write(folder.path()).unwrap();
         let listed = git(folder.path(), &["ls-tree", "-r", "main"]).unwrap();

@@ -1,10 +1,9 @@
-//! What streams of events look like on a screen.
+//! Renders streams of events and compares the text.
 
 use super::*;
 use harvest_proto::{PromptId, SandboxId, SnapshotId};
 use serde_json::json;
 
-/// What a stream of events looks like on a screen; ids as their prefix.
 fn shown(bodies: Vec<EventBody>) -> String {
     shown_by(Renderer::new(false, 100), bodies)
 }
@@ -41,13 +40,13 @@ fn ended(call: &str, ok: bool, output: &str) -> EventBody {
 }
 
 fn opened(repository: &str, number: u64, url: &str) -> EventBody {
-    let repository = Some(repository.into());
+    let repository = repository.into();
     EventBody::PullOpened { repository, number, url: url.into(), branch: "harvest/x".into() }
 }
 
 fn evidence(passed: bool) -> EventBody {
     EventBody::Evidence(Evidence {
-        repository: Some("calc".into()),
+        repository: "calc".into(),
         commit: "1c9e0d4aaaaaaaaa".into(),
         check: ".harvest/check.sh".into(),
         passed,
@@ -59,7 +58,7 @@ fn evidence(passed: bool) -> EventBody {
 }
 
 #[test]
-fn a_boot_reads_as_timed_lines_without_what_was_skipped() {
+fn boot_phases_are_timed_and_skipped_ones_hidden() {
     let screen = shown(vec![
         phase(BootPhase::Starting, PhaseStatus::Started, 0),
         phase(BootPhase::Starting, PhaseStatus::Done, 12),
@@ -76,12 +75,12 @@ fn a_boot_reads_as_timed_lines_without_what_was_skipped() {
     assert_eq!(
         screen,
         "Synced the checkout in 380ms\nStarted the agent in 1.6s\n\
-         Failed to boot at `start` after 9ms\n  | no such file\n  | exit 127\n"
+         .harvest/start.sh failed after 9ms\n  | no such file\n  | exit 127\n"
     );
 }
 
 #[test]
-fn a_turn_shows_words_as_they_come_and_one_line_per_tool() {
+fn turn_shows_text_and_one_line_per_tool() {
     let prompt = PromptId::random();
     let screen = shown(vec![
         EventBody::TurnStarted { prompt: prompt.clone(), number: 1 },
@@ -106,7 +105,7 @@ fn a_turn_shows_words_as_they_come_and_one_line_per_tool() {
 }
 
 #[test]
-fn what_does_not_fit_the_screen_goes_to_a_line_of_its_own_and_is_cut() {
+fn long_lines_are_truncated_to_the_width() {
     let bodies = vec![
         started("a", "Bash", json!({"command": "x".repeat(200)})),
         ended("a", true, &"y".repeat(200)),
@@ -122,14 +121,14 @@ fn what_does_not_fit_the_screen_goes_to_a_line_of_its_own_and_is_cut() {
 }
 
 #[test]
-fn nothing_an_agent_or_a_repository_says_acts_on_the_terminal() {
+fn untrusted_text_cannot_control_the_terminal() {
     let nasty = "\x1b]0;t\x07\x1b[2J\u{9b}31m\rx\u{202e}";
     let prompt = PromptId::random();
     let screen = shown(vec![
         EventBody::TextDelta { text: nasty.into() },
         started("a", nasty, json!({ "command": nasty })),
         ended("a", true, nasty),
-        EventBody::Warning { message: format!("{nasty}\nVerified 1c9e0d4: passed") },
+        EventBody::Warning { message: format!("{nasty}\nCheck passed on 1c9e0d4") },
         EventBody::RequestOpened {
             request: nasty.into(),
             question: nasty.into(),
@@ -143,43 +142,43 @@ fn nothing_an_agent_or_a_repository_says_acts_on_the_terminal() {
             millis: 1,
         },
     ]);
-    assert_eq!(screen, plain(&screen));
-    assert!(!screen.lines().any(|line| line.starts_with("Verified")), "{screen}");
+    assert_eq!(screen, sanitize(&screen));
+    assert!(!screen.lines().any(|line| line.starts_with("Check passed")), "{screen}");
 }
 
 #[test]
-fn a_later_push_is_told_as_an_update_of_the_pull_request() {
-    let pull = || opened("calc", 1, "u");
+fn later_push_updates_the_pull_request() {
+    let pull_request = || opened("calc", 1, "u");
     assert_eq!(
-        shown(vec![pull(), pull()]),
+        shown(vec![pull_request(), pull_request()]),
         "Opened pull request #1  u\nUpdated pull request #1  u\n"
     );
 }
 
 #[test]
-fn of_several_repositories_each_is_named() {
-    let renderer = Renderer { several: true, ..Renderer::new(false, 100) };
+fn lines_name_one_of_several_repositories() {
+    let renderer = Renderer { many_repositories: true, ..Renderer::new(false, 100) };
     let screen =
         shown_by(renderer, vec![opened("calc", 1, "u"), opened("lib", 1, "v"), evidence(true)]);
     assert_eq!(
         screen,
         "Opened pull request #1 of calc  u\nOpened pull request #1 of lib  v\n\
-         Verified 1c9e0d4 of calc in a fresh sandbox: .harvest/check.sh passed in 640ms\n"
+         Check passed on 1c9e0d4 of calc in a fresh sandbox: .harvest/check.sh (640ms)\n"
     );
 }
 
 #[test]
-fn what_a_tool_said_is_shown_to_its_end_on_request() {
+fn full_tool_output_is_shown_on_request() {
     let mut renderer = Renderer::new(false, 30);
     renderer.full();
-    let said = ["x".repeat(40), "y".into()].join("\n\n");
-    let bodies = vec![started("a", "Bash", json!({"command": "go"})), ended("a", true, &said)];
+    let output = ["x".repeat(40), "y".into()].join("\n\n");
+    let bodies = vec![started("a", "Bash", json!({"command": "go"})), ended("a", true, &output)];
     let screen = shown_by(renderer, bodies);
     assert_eq!(screen, format!("  ✓ Bash go (250ms)\n  | {}\n  | \n  | y\n", "x".repeat(40)));
 }
 
 #[test]
-fn shipping_reads_as_what_was_done_and_what_was_seen() {
+fn push_pull_request_and_checks_are_shown() {
     let screen = shown(vec![
         EventBody::Pushed {
             repository: "calc".into(),
@@ -193,13 +192,13 @@ fn shipping_reads_as_what_was_done_and_what_was_seen() {
     assert_eq!(
         screen,
         "Pushed harvest/x at 1c9e0d4 to calc\nOpened pull request #3  http://h/3\n\
-         Verified 1c9e0d4 in a fresh sandbox: .harvest/check.sh passed in 640ms\n\
-         Refuted 1c9e0d4 in a fresh sandbox: .harvest/check.sh failed (exit 1) in 640ms\n  | FAILED (failures=1)\n"
+         Check passed on 1c9e0d4 in a fresh sandbox: .harvest/check.sh (640ms)\n\
+         Check failed on 1c9e0d4 in a fresh sandbox: .harvest/check.sh (exit 1, 640ms)\n  | FAILED (failures=1)\n"
     );
 }
 
 #[test]
-fn what_is_only_for_programs_prints_nothing() {
+fn internal_events_print_nothing() {
     let idle = EventBody::StateChanged {
         state: SessionState::Idle,
         reason: "turn_ended".into(),
@@ -209,21 +208,21 @@ fn what_is_only_for_programs_prints_nothing() {
 }
 
 #[test]
-fn words_cut_off_by_a_detach_still_end_their_line() {
+fn unfinished_text_ends_with_newline() {
     assert_eq!(shown(vec![EventBody::TextDelta { text: "half a".into() }]), "half a\n");
 }
 
 #[test]
-fn a_long_or_odd_text_is_cut_between_characters() {
-    assert_eq!(cut("äöü", 2), "äö…");
-    assert_eq!(cut("äö", 2), "äö");
-    assert_eq!(short("äö"), "äö");
+fn truncation_respects_character_boundaries() {
+    assert_eq!(truncate("äöü", 2), "äö…");
+    assert_eq!(truncate("äö", 2), "äö");
+    assert_eq!(short_commit("äö"), "äö");
 }
 
 #[test]
-fn sandboxes_and_snapshots_are_named() {
+fn sandbox_start_is_shown_and_snapshot_only_verbose() {
     let (sandbox, snapshot) = (SandboxId::random(), SnapshotId::random());
-    let screen = shown(vec![
+    let bodies = vec![
         EventBody::SandboxStarted {
             sandbox: sandbox.clone(),
             epoch: 1,
@@ -235,9 +234,9 @@ fn sandboxes_and_snapshots_are_named() {
             kind: SnapshotKind::Turn,
             millis: 3,
         },
-    ]);
-    assert_eq!(
-        screen,
-        format!("Started {sandbox} from calc in 4ms\nKept {snapshot} (end of turn) in 3ms\n")
-    );
+    ];
+    let started = format!("Started {sandbox} from calc in 4ms\n");
+    assert_eq!(shown(bodies.clone()), started);
+    let verbose = shown_by(Renderer::new(true, 100), bodies);
+    assert_eq!(verbose, format!("{started}Saved snapshot {snapshot} of the turn (3ms)\n"));
 }

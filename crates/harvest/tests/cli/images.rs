@@ -1,4 +1,4 @@
-//! `harvest image` without a server: what comes in, what is listed, what goes.
+//! `harvest image` without a server: import, list, inspect and remove.
 
 use std::{fs, io::Write, process::Stdio};
 
@@ -11,7 +11,7 @@ impl Host {
         serde_json::from_slice(&output.stdout).unwrap()
     }
 
-    /// A folder that could be a root file system, and a tar of it.
+    /// A folder with a root file system, and a tar of it.
     fn root(&self) -> (String, Vec<u8>) {
         let folder = self.home.path().join("rootfs");
         fs::create_dir_all(folder.join("etc")).unwrap();
@@ -27,7 +27,7 @@ impl Host {
 }
 
 #[test]
-fn an_image_is_imported_listed_inspected_and_removed() {
+fn image_is_imported_listed_inspected_and_removed() {
     let host = Host::new();
     let (folder, tar) = host.root();
     let file = host.home.path().join("root.tar");
@@ -48,14 +48,11 @@ fn an_image_is_imported_listed_inspected_and_removed() {
     assert_eq!(removed["removed"], "one");
     let output = host.harvest(&["image", "inspect", "one"]);
     assert_eq!(output.status.code(), Some(1));
-    assert_eq!(
-        text(&output.stderr),
-        "error: image `one` is not on this host\nhint: there are two\n"
-    );
+    assert_eq!(text(&output.stderr), "error: image `one` is not on this host\nhint: images: two\n");
 }
 
 #[test]
-fn an_archive_is_read_from_standard_input() {
+fn archive_is_read_from_standard_input() {
     let host = Host::new();
     let (_, tar) = host.root();
     let mut child = Command::new(env!("CARGO_BIN_EXE_harvest"))
@@ -73,7 +70,7 @@ fn an_archive_is_read_from_standard_input() {
 }
 
 #[test]
-fn an_archive_that_is_none_or_too_large_says_so_and_what_to_do() {
+fn invalid_or_large_archive_is_refused_with_hint() {
     let host = Host::new();
     let (_, tar) = host.root();
     let file = host.home.path().join("root.tar");
@@ -84,7 +81,7 @@ fn an_archive_that_is_none_or_too_large_says_so_and_what_to_do() {
         assert_eq!(output.status.code(), Some(1));
         text(&output.stderr)
     };
-    assert!(import(&[]).contains("it is truncated"), "{}", import(&[]));
+    assert!(import(&[]).contains("the archive is truncated"), "{}", import(&[]));
     fs::write(&file, &tar).unwrap();
     let error = import(&["--max-size", "1"]);
     assert!(error.contains("more than 1 bytes") && error.contains("--max-size"), "{error}");
@@ -92,7 +89,7 @@ fn an_archive_that_is_none_or_too_large_says_so_and_what_to_do() {
 }
 
 #[test]
-fn a_reference_without_a_registry_is_told_how_to_name_one() {
+fn reference_without_registry_is_refused_with_example() {
     let output = Host::new().harvest(&["image", "pull", "debian:12"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(
@@ -103,7 +100,7 @@ fn a_reference_without_a_registry_is_told_how_to_name_one() {
 }
 
 #[test]
-fn a_login_in_a_reference_is_in_no_error() {
+fn credentials_in_reference_are_not_printed() {
     let output = Host::new().harvest(&["image", "pull", "https://user:hidden@r.test/a"]);
     let error = text(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{error}");
@@ -111,7 +108,7 @@ fn a_login_in_a_reference_is_in_no_error() {
 }
 
 #[test]
-fn a_folder_that_is_a_saved_image_is_no_root() {
+fn saved_image_folder_is_not_a_root() {
     let host = Host::new();
     let folder = host.home.path().join("saved");
     fs::create_dir(&folder).unwrap();
@@ -123,15 +120,12 @@ fn a_folder_that_is_a_saved_image_is_no_root() {
 }
 
 #[test]
-fn a_recipe_with_an_unknown_key_is_named_with_a_hint() {
+fn unknown_recipe_key_suggests_nearest() {
     let host = Host::new();
     let file = host.home.path().join("wrong.toml");
     fs::write(&file, "name = \"x\"\nform = \"base\"").unwrap();
     let output = host.harvest(&["image", "build", file.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(1));
     let error = text(&output.stderr);
-    assert!(
-        error.contains("the recipe has the unknown key `form`; did you mean `from`?"),
-        "{error}"
-    );
+    assert!(error.contains("unknown key `form` in the recipe; did you mean `from`?"), "{error}");
 }

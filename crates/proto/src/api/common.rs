@@ -1,35 +1,35 @@
-//! What every list and every error has.
+//! Bodies every resource uses: lists and errors.
 
 use serde::{Deserialize, Serialize};
 
-/// A list.
+/// One page of a list.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Page<T> {
-    /// What there is.
+    /// The entries of this page.
     pub items: Vec<T>,
-    /// Give this back as `cursor` for more; absent at the end.
+    /// Pass this as `cursor` to get the next page; null on the last one.
     pub next_cursor: Option<String>,
 }
 
-/// What went wrong: RFC 9457, `application/problem+json`.
+/// An error (RFC 9457, `application/problem+json`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Problem {
-    /// `about:blank`: the code says it all.
+    /// Always `about:blank`; `code` tells errors apart.
     #[serde(rename = "type")]
     pub kind: String,
-    /// The status in words.
+    /// The HTTP status in words.
     pub title: String,
     /// The HTTP status.
     pub status: u16,
     /// What failed and why.
     pub detail: String,
-    /// A word that programs may compare; an open set.
+    /// Error code for programs. New codes may be added.
     pub code: String,
-    /// What to do next.
+    /// Suggested next step.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
-    /// Look for this in the log.
+    /// Id of the request; the server's log has the same id.
     pub request_id: String,
 }

@@ -1,74 +1,74 @@
-//! Commands in a sandbox.
+//! Commands in a session's sandbox.
 
 use serde::{Deserialize, Serialize};
 
-/// `POST /v1/sessions/{id}/exec`, where the answer is JSON lines of [`ExecLine`], and the first frame of the
-/// socket at the same place.
+/// `POST /v1/sessions/{id}/exec`, which responds with JSON lines of [`ExecLine`]; also the first
+/// frame of the WebSocket at the same path.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ExecRequest {
     /// Program and arguments.
     pub argv: Vec<String>,
-    /// Variables on top of the image's.
+    /// Environment variables in addition to the image's.
     #[serde(default)]
     pub env: std::collections::BTreeMap<String, String>,
-    /// Working folder; the primary checkout when absent.
+    /// Working folder; the first checkout when absent.
     #[serde(default)]
     pub cwd: Option<String>,
-    /// `harvest`, the default, or `root`.
+    /// User to run as: `harvest` (default) or `root`.
     #[serde(default)]
     pub user: Option<String>,
-    /// Killed after this many milliseconds; 30 minutes when absent.
+    /// The command is killed after this time; 30 minutes when absent.
     #[serde(default)]
     pub timeout_millis: Option<u64>,
-    /// What the command reads, base64; nothing when absent.
+    /// Standard input in base64; empty when absent.
     #[serde(default)]
     pub stdin: Option<String>,
-    /// It goes on when the client is gone, or the server, and what it says then is thrown away. While it runs
-    /// its session is not idle.
+    /// Keep the command running when the client or the server is gone; output from then on is lost.
+    /// The session is not idle while such a command runs.
     #[serde(default)]
     pub detach: bool,
 }
 
-/// One line of an exec's answer.
+/// One line of the response to a command.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum ExecLine {
-    /// A fresh sandbox for the command has started; comes first, and only where one was asked for.
+    /// The sandbox for the command has started. First line, and only of `POST /v1/exec`.
     Started {
-        /// Its id; it is gone when the command is.
+        /// Id of the sandbox, which is removed when the command ends.
         sandbox: crate::SandboxId,
-        /// What it has to do without, in words.
+        /// Features this machine cannot give the sandbox.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         warnings: Vec<String>,
     },
-    /// Bytes of stdout.
+    /// Output of the command on stdout.
     Stdout {
-        /// Base64.
+        /// The bytes in base64.
         data: String,
     },
-    /// Bytes of stderr.
+    /// Output of the command on stderr.
     Stderr {
-        /// Base64.
+        /// The bytes in base64.
         data: String,
     },
-    /// The command ended; nothing follows.
+    /// The command ended. Last line.
     Exited {
-        /// How.
+        /// Exit status.
         exit: crate::bridge::Exit,
-        /// From start to end.
+        /// Duration of the command.
         millis: u64,
-        /// Why, where the way it ended cannot say it.
+        /// Explanation, when the exit status alone is not enough.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         reason: Option<String>,
     },
-    /// The command could not be run, or we lost sight of it; nothing follows.
+    /// The command could not be started, or its result is unknown. Last line.
     Failed {
-        /// What happened.
+        /// Error code for programs.
         code: String,
-        /// In words.
+        /// Error message for people.
         message: String,
     },
 }

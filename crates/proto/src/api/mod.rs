@@ -1,30 +1,46 @@
 //! Bodies of the HTTP API, shared by the server, the CLI and the tests. One file per resource.
 
 mod common;
+mod diffs;
+mod disks;
+mod doctor;
 mod exec;
-mod history;
-pub mod machines;
+mod images;
 mod prompts;
 mod repositories;
+mod retention;
+mod sandboxes;
 mod secrets;
 mod sessions;
 mod snapshots;
 mod sockets;
 mod tokens;
+mod volumes;
 
 pub use common::{Page, Problem};
+pub use diffs::{ChangeKind, DiffFiles, DiffStat, FileChange, FileChanges, FileDiff};
+pub use disks::{
+    CollectGarbage, DiskSpace, DiskUsage, GarbageReport, NamedSize, SandboxDiskUsage, StoreFile,
+};
+pub use doctor::{Finding, FindingLevel};
 pub use exec::{ExecLine, ExecRequest};
-pub use history::{
-    ChangeKind, DiffFiles, DiffStat, Dropped, FileDiff, Held, MachineChange, MachineChanges,
-    PinSnapshot, Retained,
+pub use images::{
+    CreateImage, Image, ImageConfig, ImageLayer, ImageLine, ImageSource, ImageUsage, ImageUsers,
 };
 pub use prompts::{CreatePrompt, MovePrompt, Prompt, PromptStatus, Turn};
-pub use repositories::{AddRepository, Build, BuildLine, Evidence, Pull, Repository};
+pub use repositories::{AddRepository, Build, BuildLine, Evidence, PullRequest, Repository};
+pub use retention::{RetentionDrop, RetentionReport, SessionDiskUsage};
+pub use sandboxes::{
+    CreateSandbox, CreatedSandbox, DamagedSandbox, ExecOnce, ForkSandbox, ForkedSandbox, Language,
+    RestoreSandbox, RestoredSandbox, RunCommand, Sandbox, SandboxLimits, SandboxList,
+    SandboxNetwork, SandboxSnapshot, SandboxStatus, VolumeMount,
+};
 pub use secrets::SetSecret;
 pub use sessions::{
     CreateSession, ForkSession, RestoreSession, Session, SessionRepository, SessionState,
     UseRepository,
 };
-pub use snapshots::Snapshot;
+pub use snapshots::{PinSnapshot, Snapshot, SnapshotOwner, StoredSnapshot};
 pub use sockets::{STDERR, STDOUT, SocketIn, SocketOut};
 pub use tokens::{CreateToken, CreatedToken, Me, Role, Token};
+pub use volumes::{CreateVolume, Volume, VolumeBacking};

@@ -1,4 +1,4 @@
-//! Prompts in the queue and the turns that carry them out.
+//! Prompts in a session's queue, and the turns that run them.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,105 +9,100 @@ use crate::{
     event::{TurnOutcome, Usage},
 };
 
-/// `POST /v1/sessions/{id}/prompts`.
+/// `POST /v1/sessions/{id}/prompts`: adds a prompt to the queue.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct CreatePrompt {
-    /// What to do.
+    /// The task for the agent.
     pub text: String,
-    /// Stop the turn in progress and do this next.
+    /// Stop the turn in progress and run this prompt next.
     #[serde(default)]
     pub now: bool,
-    /// Whose name commits get; the token's user when absent.
+    /// Author of the commits; the token's user when absent.
     #[serde(default)]
     pub author: Option<Author>,
 }
 
-/// `PATCH /v1/sessions/{id}/prompts/{prompt}`.
+/// `PATCH /v1/sessions/{id}/prompts/{prompt}`: moves a prompt within the queue.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct MovePrompt {
-    /// Its new place in the queue, 1 being the next.
+    /// The new position; 1 is next.
     pub position: u32,
 }
 
-/// A prompt as it stands.
+/// A prompt and its status.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Prompt {
-    /// Its id.
+    /// Id of the prompt.
     pub id: PromptId,
-    /// What it says.
+    /// The task for the agent.
     pub text: String,
-    /// Who wrote it.
+    /// Author of the prompt and of its commits.
     pub author: Author,
-    /// Where it stands.
+    /// Whether the prompt waits, runs or has ended.
     pub status: PromptStatus,
-    /// Its place in the queue while it waits, 1 being the next.
+    /// Position in the queue while it waits; 1 is next.
     pub position: Option<u32>,
-    /// The turn that carries it out, once there is one.
+    /// The turn that runs the prompt, once there is one.
     pub turn: Option<TurnId>,
-    /// The event that recorded it.
+    /// Number of the event that recorded the prompt.
     pub seq: u64,
-    /// When it came.
+    /// Time at which the server accepted the prompt.
     pub created_at: Timestamp,
 }
 
-/// Where a prompt stands.
+/// Status of a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum PromptStatus {
-    /// It waits.
+    /// The prompt waits in the queue.
     Queued,
-    /// It was given to the sandbox, or is about to be.
+    /// The prompt has been sent to the sandbox, or is about to be.
     Dispatched,
-    /// Its turn ended well.
+    /// The turn completed.
     Completed,
-    /// Its turn failed.
+    /// The turn failed.
     Failed,
-    /// Its turn was stopped.
+    /// The turn was stopped by a user.
     Stopped,
-    /// Its sandbox was lost; it is not run again by itself.
+    /// The sandbox was lost during the turn; the prompt is not run again automatically.
     Interrupted,
-    /// It was taken out of the queue.
+    /// The prompt was removed from the queue.
     Cancelled,
 }
 
-/// A turn as it stands.
+/// A turn: one run of a prompt.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Turn {
-    /// Its id.
+    /// Id of the turn.
     pub id: TurnId,
-    /// Its number in the session.
+    /// Number of the turn in its session: 1, 2, 3…
     pub number: u32,
-    /// The prompt it carries out.
+    /// The prompt this turn runs.
     pub prompt: PromptId,
-    /// What that says; in lists the beginning of it.
-    #[serde(default)]
+    /// Text of the prompt; shortened in lists.
     pub text: String,
-    /// The turn it went on from, when that is not the one before; 0 for the session's beginning.
-    #[serde(default)]
+    /// The turn this one continues from, when it is not the previous one; 0 is the session's start.
     pub after: Option<u32>,
-    /// What it changed in the checkout, where that is known.
-    #[serde(default)]
+    /// Size of the turn's changes in the checkouts, if known.
     pub diff: Option<DiffStat>,
-    /// The tokens it used.
-    #[serde(default)]
+    /// Tokens used by the turn.
     pub usage: Usage,
-    /// How it ended, once it has.
+    /// How the turn ended; null while it runs.
     pub outcome: Option<TurnOutcome>,
-    /// The snapshot of the machine after it.
+    /// Snapshot of the sandbox after the turn.
     pub snapshot: Option<SnapshotId>,
-    /// Why that is there no longer: `gone` from the machine, `archived`, or a rule of retention. Such a turn
-    /// can be neither restored nor forked.
-    #[serde(default)]
+    /// Why the snapshot no longer exists: `gone` from the disk, `archived`, or a retention rule.
+    /// Such a turn can be neither restored nor forked.
     pub dropped: Option<String>,
-    /// When it began.
+    /// Start of the turn.
     pub started_at: Timestamp,
-    /// When it ended.
+    /// End of the turn; null while it runs.
     pub ended_at: Option<Timestamp>,
 }

@@ -1,86 +1,86 @@
-//! Repositories, their builds, and what was seen of them: pull requests and evidence.
+//! Repositories, their builds, pull requests and evidence.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{SnapshotId, Timestamp};
 
-/// `POST /v1/repositories`.
+/// `POST /v1/repositories`: registers a repository.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct AddRepository {
-    /// Where it is: an http or https URL.
+    /// URL of the git remote, http or https.
     pub url: String,
-    /// What to call it; the URL's last part when absent.
+    /// Name of the repository in Harvest; the last part of the URL when absent.
     #[serde(default)]
     pub name: Option<String>,
-    /// The branch work starts from; the remote's default when absent.
+    /// Branch that sessions start from; the remote's default branch when absent.
     #[serde(default)]
     pub base: Option<String>,
-    /// The secret that opens it: a token for HTTP basic authentication.
+    /// Name of the stored secret for the remote: a token for HTTP basic authentication.
     #[serde(default)]
     pub secret: Option<String>,
-    /// The image sandboxes start from; the default one when absent.
+    /// Image that sandboxes start from; the default image when absent.
     #[serde(default)]
     pub image: Option<String>,
 }
 
-/// A repository as it stands.
+/// A registered repository.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Repository {
-    /// What it is called.
+    /// Name of the repository in Harvest.
     pub name: String,
-    /// Where it is.
+    /// URL of the git remote.
     pub url: String,
-    /// The branch work starts from.
+    /// Branch that sessions start from; null for the remote's default branch.
     pub base: Option<String>,
-    /// The name of the secret that opens it.
+    /// Name of the stored secret for the remote.
     pub secret: Option<String>,
-    /// The image sandboxes start from.
+    /// Image that sandboxes start from.
     pub image: String,
-    /// Its newest good build.
+    /// The newest successful build.
     pub build: Option<Build>,
-    /// When it was added.
+    /// Time of registration.
     pub created_at: Timestamp,
 }
 
-/// A repository's prebuilt state.
+/// A prebuilt repository: a snapshot with the checkout cloned and `.harvest/setup.sh` run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Build {
-    /// The snapshot sessions start from.
+    /// The snapshot that sessions start from.
     pub snapshot: SnapshotId,
-    /// The commit it holds.
+    /// The commit that was built.
     pub commit: String,
-    /// How the check went in it, if the repository declares one.
+    /// Result of the repository's check in this build, if the repository has one.
     pub check: Option<Evidence>,
-    /// How long it took.
+    /// Duration of the build.
     pub millis: u64,
-    /// When it was made.
+    /// Time of the build.
     pub built_at: Timestamp,
 }
 
-/// One line of the answer to `POST /v1/repositories/{name}/build`.
+/// One line of the response to `POST /v1/repositories/{name}/build`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum BuildLine {
-    /// Something a person may want to see meanwhile.
+    /// Progress of the build.
     Progress {
-        /// In words.
+        /// Text for a person.
         message: String,
     },
-    /// Done; nothing follows.
+    /// The build succeeded. Last line.
     Built {
-        /// What sessions start from now.
+        /// The new build.
         build: Build,
     },
-    /// It failed and the older build stays; nothing follows.
+    /// The build failed; the previous build stays in use. Last line.
     Failed {
-        /// A word that programs may compare.
+        /// Error code for programs.
         code: String,
-        /// What happened, with the last lines the failing step printed.
+        /// What failed, with the last lines of its output.
         message: String,
     },
 }
@@ -88,49 +88,48 @@ pub enum BuildLine {
 /// A pull request as we recorded it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct Pull {
-    /// Its number at the forge.
+pub struct PullRequest {
+    /// Number of the pull request at the forge.
     pub number: u64,
-    /// Where to look at it.
+    /// Web page of the pull request.
     pub url: String,
-    /// What it is called.
+    /// Title of the pull request.
     pub title: String,
-    /// What it says.
+    /// Description of the pull request.
     pub body: String,
     /// `open`, `merged` or `closed`.
     pub state: String,
-    /// The branch it proposes.
+    /// Branch to be merged.
     pub branch: String,
-    /// The branch it is for.
+    /// Branch to merge into.
     pub base: String,
-    /// The commit it proposes.
+    /// Newest commit of the branch.
     pub commit: String,
-    /// What the platform itself saw.
+    /// Result of Harvest's own check of that commit.
     pub evidence: Option<Evidence>,
 }
 
-/// What the platform saw when it ran the repository's declared check on a commit, in a sandbox the
-/// agent never touched.
+/// Result of the repository's check on a commit, run by Harvest in a fresh sandbox that the agent
+/// never had access to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Evidence {
-    /// The repository's name; absent in what older versions stored.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub repository: Option<String>,
-    /// The commit checked out.
+    /// Name of the repository.
+    pub repository: String,
+    /// The commit that was checked.
     pub commit: String,
-    /// What ran.
+    /// The script that ran, or `none declared`.
     pub check: String,
-    /// Whether it passed.
+    /// True when the check passed.
     pub passed: bool,
-    /// How it ended.
+    /// Exit status of the script.
     pub exit: crate::bridge::Exit,
-    /// How long it took.
+    /// Duration of the check.
     pub millis: u64,
-    /// The last lines it printed.
+    /// Last lines of the script's output.
     pub tail: String,
-    /// When.
-    // Not `at`: as an event it lies flat beside the event's own `at`.
+    /// Time of the check.
+    // Not `at`: an evidence event is one flat object, and `at` is the event's own time.
     #[serde(rename = "checked_at")]
     pub at: Timestamp,
 }

@@ -1,36 +1,38 @@
-//! Sessions: what a session is, and how one is asked for.
+//! Sessions: creating, forking, restoring, and the session itself.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{SandboxId, SessionId, SnapshotId, Timestamp, api::Pull, bridge::Author, event::Usage};
+use crate::{
+    SandboxId, SessionId, SnapshotId, Timestamp, api::PullRequest, bridge::Author, event::Usage,
+};
 
-/// What a session is doing.
+/// State of a session.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum SessionState {
-    /// Waits for a place on the machine.
+    /// Waits for a free sandbox slot.
     Queued,
-    /// Its sandbox is being made ready.
+    /// The sandbox is starting.
     Starting,
     /// A turn is in progress.
     Running,
-    /// Ready; nothing to do.
+    /// Ready for a prompt.
     Idle,
-    /// The agent asked a question.
+    /// The agent asked a question and waits for the answer.
     NeedsInput,
-    /// Kept on disk; a prompt wakes it.
+    /// Saved as a snapshot without a sandbox; the next prompt resumes it.
     Paused,
-    /// Could not go on by itself; the reason says what to do.
+    /// Needs a person; the reason says what to do.
     Failed,
-    /// Put away.
+    /// Archived: takes no prompts.
     Archived,
 }
 
 impl SessionState {
-    /// The word users and programs see.
+    /// The state's name in the API.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -46,179 +48,172 @@ impl SessionState {
     }
 }
 
-/// `POST /v1/sessions`.
+/// `POST /v1/sessions`: creates a session.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct CreateSession {
-    /// A registered repository's name, or a git URL: short for one entry of `repositories`.
+    /// Name of a registered repository, or a git URL. Short for one entry of `repositories`.
     #[serde(default)]
     pub repository: Option<String>,
-    /// The repositories, side by side in `/workspace`; the agent works in the first. Without any, the
-    /// session begins in an empty folder.
+    /// The repositories, each checked out below `/workspace`; the agent works in the first one.
+    /// Without repositories the session starts in an empty folder.
     #[serde(default)]
     pub repositories: Vec<UseRepository>,
-    /// The first prompt; a session without one waits idle.
+    /// The first prompt; without one the session is idle.
     #[serde(default)]
     pub prompt: Option<String>,
-    /// The branch `repository` starts from; its own default when absent.
+    /// Branch that `repository` starts from; the repository's default when absent.
     #[serde(default)]
     pub base: Option<String>,
-    /// `claude`, the default, or `scripted`.
+    /// The agent: `claude` (default) or `scripted`.
     #[serde(default)]
     pub agent: Option<String>,
-    /// `scripted`, or a model's name.
+    /// Name of a model, or `scripted`.
     #[serde(default)]
     pub model: Option<String>,
-    /// `none` or `trusted`, the default.
+    /// Network policy: `none` or `trusted` (default).
     #[serde(default)]
     pub network: Option<String>,
-    /// Whose name commits get; the token's user when absent.
+    /// Author of the commits; the token's user when absent.
     #[serde(default)]
     pub author: Option<Author>,
-    /// Variables for hooks, agent and commands. Never a secret: whatever runs inside reads them.
+    /// Environment variables for hooks, agent and commands. Not for secrets: every process in the
+    /// sandbox can read them.
     #[serde(default)]
     pub env: BTreeMap<String, String>,
-    /// A snapshot to start from; checkouts it holds stay as they are.
+    /// Snapshot to start from; checkouts it contains stay as they are.
     #[serde(default)]
     pub from: Option<SnapshotId>,
-    /// A name of your own for the session, which no other session has.
+    /// A unique key of your choice for the session.
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 200))]
     pub key: Option<String>,
 }
 
-/// One repository of a session to be: its name or its URL, not both.
+/// A repository of a new session, by name or by URL but not both.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct UseRepository {
-    /// A registered repository's name.
+    /// Name of a registered repository.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// A git URL; one nobody registered is registered.
+    /// A git URL; registered first if it is not yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
-    /// The branch to start from; the repository's own default when absent.
+    /// Branch to start from; the repository's default when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<String>,
 }
 
-/// A repository of a session as it stands.
+/// A repository of a session.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SessionRepository {
-    /// Its name; its checkout is `/workspace/{name}`.
+    /// Name of the repository; its checkout is `/workspace/{name}`.
     pub name: String,
-    /// Where it is.
+    /// URL of the git remote.
     pub url: String,
-    /// The branch work started from, once known.
+    /// Branch the session started from, once known.
     pub base: Option<String>,
-    /// The branch the session works on.
+    /// Branch the session works on.
     pub branch: String,
-    /// The session's pull request in it, if there is one.
-    pub pull: Option<Pull>,
+    /// The session's pull request in this repository.
+    pub pull: Option<PullRequest>,
 }
 
-/// A session as it stands.
+/// A session.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Session {
-    /// Its id.
+    /// Id of the session.
     pub id: SessionId,
-    /// The name its creator gave it, if any.
-    #[serde(default)]
+    /// The key its creator chose, if any.
     pub key: Option<String>,
-    /// The first line of its first prompt.
+    /// First line of the first prompt.
     pub title: String,
-    /// What it is doing.
+    /// What the session is doing.
     pub state: SessionState,
-    /// Why it is in this state.
+    /// Reason for the state.
     pub reason: String,
-    /// While it waits for a place on the machine: as which number in line, 1 being the next.
-    #[serde(default)]
+    /// Position in the queue for a sandbox slot while it waits; 1 is next.
     pub position: Option<u32>,
-    /// The first repository's name; absent when it has none.
+    /// Name of the first repository; absent without repositories.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub repository: String,
-    /// Its repositories, the one the agent works in first.
-    #[serde(default)]
+    /// All repositories; the agent works in the first one.
     pub repositories: Vec<SessionRepository>,
-    /// The branch it works on, in each of them.
+    /// Branch the session works on, the same in every repository.
     pub branch: String,
-    /// The agent.
+    /// The agent: `claude` or `scripted`.
     pub agent: String,
-    /// The model asked for.
+    /// The requested model; null for the agent's default.
     pub model: Option<String>,
-    /// `none` or `trusted`.
+    /// Network policy: `none` or `trusted`.
     pub network: String,
-    /// Who created it.
+    /// The user who created the session.
     pub author: Author,
-    /// Its sandbox, while it has one.
+    /// The session's sandbox, while it has one.
     pub sandbox: Option<SandboxId>,
-    /// The session's count of sandboxes so far.
+    /// Number of sandboxes the session has had.
     pub epoch: u64,
     /// The newest snapshot.
     pub snapshot: Option<SnapshotId>,
-    /// The same, by the name it has everywhere else in the API.
-    #[serde(default)]
+    /// The newest snapshot; same value as `snapshot`.
     pub snapshot_id: Option<SnapshotId>,
-    /// The session it was forked from.
+    /// The session this one was forked from.
     pub forked_from: Option<SessionId>,
-    /// The turn of it, if it was the end of one.
-    #[serde(default)]
+    /// The turn of that session it was forked at, if it was the end of a turn.
     pub forked_turn: Option<u32>,
-    /// The names of its own variables; their values are not shown.
-    #[serde(default)]
+    /// Names of the session's environment variables; the values are not shown.
     pub env: Vec<String>,
-    /// Turns so far.
+    /// Number of turns.
     pub turns: u32,
-    /// Prompts that wait.
+    /// Number of queued prompts.
     pub queued: u32,
-    /// Tokens so far.
+    /// Tokens used by the session.
     pub usage: Usage,
-    /// Its first pull request, if there is one.
-    pub pull: Option<Pull>,
-    /// That one's number.
-    #[serde(default)]
+    /// The session's first pull request.
+    pub pull: Option<PullRequest>,
+    /// Number of that pull request.
     pub pr_number: Option<u64>,
-    /// Where to look at it.
-    #[serde(default)]
+    /// Web page of that pull request.
     pub pr_url: Option<String>,
-    /// The newest event's number.
+    /// Number of the newest event.
     pub seq: u64,
-    /// When it was created.
+    /// Time of creation.
     pub created_at: Timestamp,
-    /// When something last happened in it.
+    /// Time of the last activity.
     pub last_activity: Timestamp,
 }
 
-/// `POST /v1/sessions/{id}/fork`.
+/// `POST /v1/sessions/{id}/fork`: creates sessions that continue from a turn of this one.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ForkSession {
-    /// The turn to go on from, 0 being what the session began as; where it stands now when absent.
+    /// The turn to continue from; 0 is the session's start; the current state when absent.
     #[serde(default)]
     pub turn: Option<u32>,
-    /// How many forks to make, 1 to 16; as many as there are `prompts`, else one, when absent.
+    /// Number of forks, 1 to 16; when absent, one per entry of `prompts`, or one.
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 16))]
     pub count: Option<u32>,
-    /// The first prompt of every fork.
+    /// First prompt of every fork.
     #[serde(default)]
     pub prompt: Option<String>,
-    /// The first prompt of each fork, in place of `prompt`.
+    /// First prompt of each fork, instead of `prompt`.
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(max_items = 16))]
     pub prompts: Vec<String>,
 }
 
-/// `POST /v1/sessions/{id}/restore`.
+/// `POST /v1/sessions/{id}/restore`: resets the session to an earlier turn.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct RestoreSession {
-    /// The turn to go back to.
+    /// The turn to restore.
     pub turn: u32,
 }

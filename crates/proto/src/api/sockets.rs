@@ -1,51 +1,52 @@
-//! What is said beside the bytes on the socket of a terminal or of a command: text frames of JSON.
+//! Text frames (JSON) on the WebSocket of a terminal or a command. Binary frames carry the bytes.
 
 use serde::{Deserialize, Serialize};
 
 use super::ExecRequest;
 use crate::bridge::Exit;
 
-/// The first byte of a command's binary frames when the rest is of its stdout. A terminal's have no such byte.
+/// First byte of a binary frame that carries a command's stdout. Terminal frames have no such byte.
 pub const STDOUT: u8 = 1;
 
-/// The same for stderr.
+/// First byte of a binary frame that carries a command's stderr.
 pub const STDERR: u8 = 2;
 
-/// What a client says. Its binary frames are what the command reads.
+/// A text frame of the client. Binary frames of the client are the command's stdin.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum SocketIn {
-    /// The command to run: the first frame on a command's socket, and on no other. Its `stdin` is absent.
+    /// The command to run: the first frame on a command's socket, and only there. Its `stdin` must
+    /// be absent.
     Start(ExecRequest),
-    /// The terminal has another size.
+    /// The terminal was resized.
     Resize {
-        /// Its height.
+        /// New height in rows.
         rows: u16,
-        /// Its width.
+        /// New width in columns.
         cols: u16,
     },
-    /// The command reads no more than what was sent.
+    /// End of stdin.
     End {},
 }
 
-/// What the server says. Nothing follows either.
+/// A text frame of the server. Always the last frame.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum SocketOut {
     /// The command ended.
     Exited {
-        /// How.
+        /// Exit status.
         exit: Exit,
-        /// From start to end.
+        /// Duration of the command.
         millis: u64,
     },
-    /// It could not be run, or we lost sight of it.
+    /// The command could not be started, or its result is unknown.
     Failed {
-        /// What happened, in a word that programs may compare.
+        /// Error code for programs.
         code: String,
-        /// In words.
+        /// Error message for people.
         message: String,
     },
 }
@@ -55,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_read_as_one_word_and_what_belongs_to_it() {
+    fn text_frames_are_objects_with_one_key() {
         let resize = serde_json::to_string(&SocketIn::Resize { rows: 24, cols: 80 }).unwrap();
         assert_eq!(resize, r#"{"resize":{"rows":24,"cols":80}}"#);
         assert_eq!(serde_json::from_str::<SocketIn>(r#"{"end":{}}"#).unwrap(), SocketIn::End {});

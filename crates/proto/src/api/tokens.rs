@@ -1,22 +1,22 @@
-//! Tokens: who may ask, and as whom.
+//! Access tokens, their users and roles.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{Timestamp, bridge::Author};
 
-/// What the user of a token may do.
+/// Permissions of a token's user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum Role {
-    /// Everything.
+    /// May do everything.
     Admin,
-    /// Create and see sessions; change and delete their own.
+    /// May create and see sessions; may change and delete only their own.
     Member,
 }
 
 impl Role {
-    /// The word users and programs see.
+    /// The role's name in the API.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -26,61 +26,61 @@ impl Role {
     }
 }
 
-/// A token, its value apart.
+/// An access token, without its value.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Token {
-    /// What it is called.
+    /// Name of the token.
     #[cfg_attr(feature = "openapi", schema(example = "laptop"))]
     pub name: String,
-    /// Whose it is.
+    /// User the token belongs to.
     pub user: Author,
-    /// What they may do.
+    /// Permissions of the user.
     pub role: Role,
-    /// When it was made.
+    /// Time of creation.
     pub created_at: Timestamp,
-    /// When it was last shown, to about ten minutes.
+    /// Time of the last request with this token, accurate to about ten minutes.
     pub last_used: Option<Timestamp>,
 }
 
-/// `POST /v1/tokens`. Only admins make tokens for others.
+/// `POST /v1/tokens`: creates a token. Only admins create tokens for other users.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct CreateToken {
-    /// What to call it: letters, digits, `.`, `_` and `-`.
+    /// Name of the token: letters, digits, `.`, `_` and `-`.
     #[cfg_attr(
         feature = "openapi",
         schema(pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", example = "laptop")
     )]
     pub name: String,
-    /// Whose it is; the asker's when absent.
+    /// User the token belongs to; the requesting user when absent.
     #[serde(default)]
     pub user: Option<Author>,
-    /// What they may do; `member` when absent and it is for somebody else, the asker's own otherwise.
+    /// Permissions. When absent: `member` for another user, the requester's own role otherwise.
     #[serde(default)]
     pub role: Option<Role>,
 }
 
-/// A token with its value, which is shown this once.
+/// A new token with its value. No later request returns the value.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct CreatedToken {
-    /// The token.
+    /// The token, without its value.
     #[serde(flatten)]
     pub token: Token,
-    /// What to send as `authorization: Bearer …`. Only a hash of it is kept.
+    /// Value for the header `authorization: Bearer …`. The server stores only a hash of it.
     pub value: String,
 }
 
-/// `GET /v1/me`: who asks.
+/// `GET /v1/me`: the user of the request's token.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Me {
-    /// The user of the token.
+    /// User the token belongs to.
     pub user: Author,
-    /// What they may do.
+    /// Permissions of the user.
     pub role: Role,
-    /// What the token is called.
+    /// Name of the token.
     pub token: String,
 }

@@ -1,4 +1,4 @@
-//! What a sandbox gets ready for.
+//! The boot request: what the supervisor prepares a sandbox for.
 
 use std::collections::BTreeMap;
 
@@ -6,27 +6,26 @@ use serde::{Deserialize, Serialize};
 
 use crate::SessionId;
 
-/// What a sandbox gets ready for.
+/// What the supervisor prepares a sandbox for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Boot {
-    /// The session.
+    /// The session the sandbox is for.
     pub session: SessionId,
-    /// The session's count of sandboxes.
+    /// Number of the session's sandbox: 1, 2, 3…
     pub epoch: u64,
-    /// What the disk holds already.
+    /// What the disk contains.
     pub start: BootStart,
-    /// The checkouts; the first is the primary one and the agent's working folder.
+    /// The checkouts; the agent works in the first one.
     pub repositories: Vec<Checkout>,
-    /// The agent; a repository build has none.
+    /// The agent to start; absent for a repository build.
     pub agent: Option<AgentLaunch>,
-    /// Variables for hooks, agent and commands. Never a secret.
+    /// Environment variables for hooks, agent and commands. Never a secret.
     pub env: BTreeMap<String, String>,
-    /// How long a hook may take before it is killed; half an hour when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// A hook is killed after this time; 30 minutes when absent.
     pub hook_millis: Option<u64>,
 }
 
-/// What the disk of a booting sandbox holds already.
+/// What the disk of a booting sandbox contains, and so which steps are left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BootStart {
@@ -41,50 +40,49 @@ pub enum BootStart {
     Build,
 }
 
-/// One repository inside.
+/// A repository in the sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checkout {
-    /// Lives in `/workspace/{name}`.
+    /// Name of the repository; the checkout is `/workspace/{name}`.
     pub name: String,
-    /// The remote as the sandbox sees it: a URL of the door, without a credential.
+    /// URL of the remote at the door, without a credential.
     pub remote: String,
-    /// The branch work starts from; the remote's default when absent.
+    /// Branch to start from; the remote's default branch when absent.
     pub base: Option<String>,
-    /// The branch the session works on; a build stays on the base.
+    /// Branch the session works on; absent for a build, which stays on the base.
     pub branch: Option<String>,
-    /// Clone it when a restored disk does not hold it. Otherwise its absence is the work of a turn.
-    #[serde(default)]
+    /// Clone the repository when a restored disk does not contain it. False when a turn may have
+    /// removed it on purpose.
     pub clone_missing: bool,
 }
 
-/// Which agent, and how.
+/// The agent to start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentLaunch {
-    /// One of [`crate::agents::NAMES`].
+    /// Name of the agent: one of [`crate::agents::NAMES`].
     pub name: String,
-    /// The agent's own id of the conversation, chosen by us (a UUID).
+    /// The agent's id of the conversation, a UUID chosen by the server.
     pub conversation: String,
-    /// Whether the disk holds that conversation already.
+    /// True when the disk contains that conversation.
     pub resume: bool,
-    /// The model to ask for; the agent's default when absent.
+    /// Model to request; the agent's default when absent.
     pub model: Option<String>,
-    /// What becomes of it when it crashes.
-    #[serde(default)]
-    pub restarts: Restarts,
+    /// When to restart the agent after a crash.
+    pub restarts: RestartPolicy,
 }
 
-/// How often and when a crashed agent is started again. A turn that ends well starts the count anew.
+/// How often and when a crashed agent is restarted. A completed turn resets the count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Restarts {
-    /// So many crashes are followed by a start.
+pub struct RestartPolicy {
+    /// Maximum number of restarts.
     pub times: u32,
-    /// Waited after the first crash, and twice as long after each further one.
+    /// Delay after the first crash; doubled after each further one.
     pub first_millis: u64,
-    /// The longest that is waited.
+    /// Maximum delay.
     pub longest_millis: u64,
 }
 
-impl Default for Restarts {
+impl Default for RestartPolicy {
     fn default() -> Self {
         Self { times: 5, first_millis: 2_000, longest_millis: 60_000 }
     }

@@ -1,4 +1,4 @@
-//! Commands, and how they end.
+//! Commands and their exit status.
 
 use std::collections::BTreeMap;
 
@@ -11,38 +11,36 @@ use super::StreamId;
 pub struct Command {
     /// Program and arguments; looked up in the PATH of `env`.
     pub argv: Vec<String>,
-    /// Variables on top of the image's.
+    /// Environment variables in addition to the image's.
     pub env: BTreeMap<String, String>,
     /// Working folder; the image's when absent.
     pub cwd: Option<String>,
     /// `harvest` (uid 10001), `root`, or a number; the image's user when absent.
     pub user: Option<String>,
-    /// Killed after this.
+    /// The command is killed after this time; never when absent.
     pub timeout_millis: Option<u64>,
-    /// Carries stdin when given; else the command reads from an empty one.
+    /// Stream for stdin; without it stdin is empty.
     pub stdin: Option<StreamId>,
-    /// Carries stdout.
+    /// Stream for stdout.
     pub stdout: StreamId,
-    /// Carries stderr.
+    /// Stream for stderr.
     pub stderr: StreamId,
-    /// Gives it a terminal of its own: `stdin` and `stdout` carry what is typed and shown, `stderr` nothing.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Run the command in a new pseudo-terminal: `stdin` and `stdout` carry its input and output,
+    /// `stderr` stays empty.
     pub terminal: Option<Terminal>,
-    /// It goes on when the connection ends, and what it says then is thrown away; not with a terminal. An older
-    /// supervisor ends it with the connection.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    /// Keep the command running when the connection ends; output from then on is lost. Not allowed
+    /// together with a terminal.
     pub detached: bool,
 }
 
-/// The terminal a command gets.
+/// The pseudo-terminal of a command.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Terminal {
-    /// Its height.
+    /// Height in rows.
     pub rows: u16,
-    /// Its width.
+    /// Width in columns.
     pub cols: u16,
-    /// What it understands: the command's `TERM`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Value of `TERM`.
     pub term: Option<String>,
 }
 
@@ -51,14 +49,14 @@ pub struct Terminal {
 #[serde(tag = "how", content = "value", rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub enum Exit {
-    /// By itself, with this code.
+    /// The process exited with this code.
     Code(i32),
-    /// By this signal.
+    /// The process was killed by this signal.
     Signal(i32),
-    /// The memory limit.
+    /// The process was killed because the sandbox exceeded its memory limit.
     Oom,
-    /// The time limit.
+    /// The process was killed because it exceeded its time limit.
     Timeout,
-    /// Somebody asked for it.
+    /// The process was killed on request.
     Killed,
 }

@@ -1,86 +1,82 @@
-//! Files inside: what to do with them and what they are.
+//! File operations in a sandbox.
 
 use serde::{Deserialize, Serialize};
 
 use super::StreamId;
 use crate::Timestamp;
 
-/// What to do with a file. Paths are absolute, inside.
+/// A file operation. Paths are absolute paths in the sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
 pub enum FileRequest {
-    /// Send the file's bytes on `stream`, then `End`. The reply comes first, so that a dialer may wait
-    /// for it; when reading fails midway the connection closes, since an `End` would look like the file's.
+    /// Send the file's bytes on `stream`, then `End`. The reply comes first, so that the dialer can
+    /// wait for it. A read error midway closes the connection: an `End` would look like success.
     Read {
-        /// Which.
+        /// The file.
         path: String,
-        /// Where to.
+        /// Stream to send on.
         stream: StreamId,
     },
-    /// Write what comes on `stream` until its `End`; the reply comes when it is on disk under its name.
+    /// Write the bytes that arrive on `stream` until its `End`. The reply is sent when the file is
+    /// on disk under its name.
     Write {
-        /// Which.
+        /// The file.
         path: String,
         /// Permission bits.
         mode: u32,
         /// Owner, as in [`Command::user`].
         user: Option<String>,
-        /// Where from.
+        /// Stream to read from.
         stream: StreamId,
     },
-    /// What is it?
+    /// Describe a path.
     Stat {
-        /// Which.
+        /// The path.
         path: String,
-        /// What a symbolic link leads to, rather than the link. An older supervisor describes the link.
-        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        /// Follow a symbolic link instead of describing the link.
         follow: bool,
     },
-    /// What is in it?
+    /// List a folder.
     List {
-        /// Which.
+        /// The folder.
         path: String,
-        /// Only what comes after this name, and no more than fits a reply; all of it or a fault when absent.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
+        /// Only entries after this name, as many as fit one reply. When absent: the whole folder,
+        /// or a fault if it does not fit.
         after: Option<String>,
     },
-    /// Make a folder. One that is there already is left as it is.
+    /// Create a folder. An existing folder is left as it is.
     Mkdir {
-        /// Which.
+        /// The folder.
         path: String,
         /// Permission bits.
         mode: u32,
         /// Owner, as in [`Command::user`].
         user: Option<String>,
     },
-    /// Make a symbolic link, in the place of a file or link of that name.
+    /// Create a symbolic link; replaces a file or link of that name.
     Symlink {
-        /// Which.
+        /// Path of the link.
         path: String,
-        /// What it points to, as it is.
+        /// Target of the link, stored as given.
         target: String,
         /// Owner, as in [`Command::user`].
         user: Option<String>,
     },
-    /// Where does a symbolic link point?
+    /// Read the target of a symbolic link.
     ReadLink {
-        /// Which.
+        /// The link.
         path: String,
     },
     /// Remove a file or a link.
     Remove {
-        /// Which.
+        /// The file or link.
         path: String,
-        /// A folder as well, with all that is in it. An older supervisor refuses folders.
-        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        /// Remove a folder with everything in it, too.
         tree: bool,
     },
-    /// What a later version asks for; answered with a fault.
-    #[serde(other)]
-    Unknown,
 }
 
-/// What a path is.
+/// Description of a path.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct FileStat {
@@ -88,20 +84,19 @@ pub struct FileStat {
     pub name: String,
     /// `file`, `folder`, `link` or `other`.
     pub kind: FileKind,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
     /// Permission bits.
     pub mode: u32,
-    /// Owner inside.
+    /// Uid of the owner inside the sandbox.
     pub uid: u32,
-    /// When it was last written.
+    /// Time of the last modification.
     pub modified: Timestamp,
-    /// Where a link points, as it is; an older supervisor does not say.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// Target of a symbolic link, as stored.
     pub target: Option<String>,
 }
 
-/// What kind of thing a path is.
+/// Type of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -112,6 +107,6 @@ pub enum FileKind {
     Folder,
     /// A symbolic link.
     Link,
-    /// A socket, a pipe, a device.
+    /// A socket, pipe or device.
     Other,
 }

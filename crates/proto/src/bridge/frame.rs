@@ -1,48 +1,48 @@
-//! Frames as bytes, and bytes as frames again.
+//! Encoding and decoding of bridge frames.
 
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::{MAX_CONTROL_BYTES, MAX_DATA_BYTES, StreamId};
 
-/// One frame, either way.
+/// A frame of either direction.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Frame<Message> {
     /// A message.
     Control(Message),
     /// Bytes of a stream.
     Data {
-        /// Which.
+        /// Number of the stream.
         stream: StreamId,
         /// At most [`MAX_DATA_BYTES`].
         bytes: Vec<u8>,
     },
 }
 
-/// Why bytes are not frames. The connection is of no use afterwards.
+/// Why bytes are not frames. The connection cannot be used afterwards.
 #[derive(Debug, thiserror::Error)]
 pub enum FrameError {
-    /// A length beyond the limits: garbage, or not our protocol.
-    #[error("a bridge frame of {length} bytes is longer than any we send")]
+    /// The length exceeds the limit: garbage, or another protocol.
+    #[error("bridge frame of {length} bytes exceeds the limit")]
     TooLong {
-        /// The length it gave.
+        /// Length in the frame's header.
         length: usize,
     },
-    /// A kind we do not know, or a frame too short for its kind.
-    #[error("a bridge frame has the unknown kind {kind}")]
+    /// The kind is unknown, or the frame is too short for its kind.
+    #[error("bridge frame has the unknown kind {kind}")]
     Kind {
-        /// The byte.
+        /// Kind byte of the frame.
         kind: u8,
     },
-    /// A message we do not know.
-    #[error("a bridge message cannot be read")]
+    /// The message is not valid JSON for this protocol.
+    #[error("cannot parse a bridge message")]
     Message(#[from] serde_json::Error),
 }
 
 impl<Message: Serialize> Frame<Message> {
-    /// The frame's bytes.
+    /// Encodes the frame.
     ///
     /// # Panics
-    /// When a data frame is longer than [`MAX_DATA_BYTES`], which is a mistake of the caller.
+    /// When a data frame is longer than [`MAX_DATA_BYTES`], a bug of the caller.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let (kind, head, body) = match self {
@@ -52,7 +52,7 @@ impl<Message: Serialize> Frame<Message> {
                 serde_json::to_vec(message).expect("messages hold only maps with text keys"),
             ),
             Self::Data { stream, bytes } => {
-                assert!(bytes.len() <= MAX_DATA_BYTES, "a data frame is cut by its sender");
+                assert!(bytes.len() <= MAX_DATA_BYTES, "the sender splits data frames");
                 (1, stream.to_be_bytes().to_vec(), bytes.clone())
             }
         };
@@ -62,22 +62,22 @@ impl<Message: Serialize> Frame<Message> {
     }
 }
 
-/// Turns bytes into frames, whatever pieces they arrive in.
+/// Decodes a stream of bytes into frames.
 #[derive(Debug, Default)]
 pub struct Decoder {
     buffer: Vec<u8>,
 }
 
 impl Decoder {
-    /// Adds bytes as they came.
+    /// Adds received bytes.
     pub fn push(&mut self, bytes: &[u8]) {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// The next whole frame, if it has arrived.
+    /// Takes the next complete frame, if there is one.
     ///
     /// # Errors
-    /// When the bytes are not ours.
+    /// When the bytes are not bridge frames.
     pub fn take<Message: DeserializeOwned>(
         &mut self,
     ) -> Result<Option<Frame<Message>>, FrameError> {
@@ -97,7 +97,7 @@ impl Decoder {
         };
         self.buffer.drain(..4 + length);
         if self.buffer.is_empty() {
-            // The next bytes may be long in coming.
+            // Release the memory: the next frame may not arrive for a long time.
             self.buffer = Vec::new();
         }
         Ok(Some(frame))
@@ -107,40 +107,18 @@ impl Decoder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bridge::{Command, FileRequest, FromSupervisor, Reply, ToSupervisor};
+    use crate::bridge::{FileRequest, FromSupervisor, ToSupervisor};
     use proptest::prelude::*;
 
     #[test]
-    fn a_length_nobody_sends_is_refused_before_it_is_waited_for() {
+    fn oversized_frame_is_refused_from_its_header() {
         let mut decoder = Decoder::default();
         decoder.push(&[0xff, 0xff, 0xff, 0xff]);
         assert!(matches!(decoder.take::<ToSupervisor>(), Err(FrameError::TooLong { .. })));
     }
 
     #[test]
-    fn a_file_request_of_a_later_version_is_understood_as_such() {
-        let text = r#"{"say":"file","id":7,"request":{"do":"chown_tree","path":"/x"}}"#;
-        let message: ToSupervisor = serde_json::from_str(text).unwrap();
-        assert_eq!(message, ToSupervisor::File { id: 7, request: FileRequest::Unknown });
-    }
-
-    #[test]
-    fn an_older_side_neither_asks_for_what_is_new_nor_claims_it() {
-        let text = r#"{"argv":["sh"],"env":{},"cwd":null,"user":null,"timeout_millis":null,"stdin":null,
-            "stdout":1,"stderr":2}"#;
-        let command: Command = serde_json::from_str(text).unwrap();
-        assert_eq!((&command.terminal, command.detached), (&None, false));
-        let again = serde_json::to_string(&command).unwrap();
-        assert!(!again.contains("terminal") && !again.contains("detached"));
-        let heartbeat: FromSupervisor =
-            serde_json::from_str(r#"{"say":"heartbeat","busy":true}"#).unwrap();
-        assert_eq!(heartbeat, FromSupervisor::Heartbeat { busy: true, detached: 0 });
-        let started: Reply = serde_json::from_str(r#"{"reply":"started","pid":7}"#).unwrap();
-        assert_eq!(started, Reply::Started { pid: 7, terminal: false });
-    }
-
-    #[test]
-    fn an_unknown_message_is_an_error_not_a_panic() {
+    fn unknown_message_is_an_error() {
         let mut decoder = Decoder::default();
         decoder.push(&[0, 0, 0, 3, 0, b'{', b'}']);
         assert!(matches!(decoder.take::<ToSupervisor>(), Err(FrameError::Message(_))));
@@ -161,7 +139,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn frames_survive_being_cut_anywhere(
+        fn frames_survive_any_chunking(
             frames in proptest::collection::vec(any_frame(), 0..8),
             cut in 1usize..64,
         ) {

@@ -1,18 +1,18 @@
-//! The bridge: the one connection into a sandbox, spoken between its supervisor and whoever dials it.
+//! The bridge: the protocol between a sandbox's supervisor and the server or CLI that dials it.
 //!
-//! A frame is four bytes of length (big endian, of what follows), one byte of kind, and the rest:
-//! kind 0 is one [`ToSupervisor`] or [`FromSupervisor`] as JSON, kind 1 is four bytes of stream
-//! number (big endian) and raw bytes. The frames are the same over a Unix socket, where the host
-//! dials, and over anything a remote supervisor dials out with.
+//! A frame is a length (four bytes, big endian, of everything after it), one byte of kind, and the
+//! payload: kind 0 is one [`ToSupervisor`] or [`FromSupervisor`] as JSON, kind 1 is a stream number
+//! (four bytes, big endian) and raw bytes. The frames are the same over a Unix socket, which the
+//! server dials, and over any connection that a remote supervisor dials.
 //!
-//! The dialer speaks first with [`ToSupervisor::Hello`]; the supervisor answers
-//! [`FromSupervisor::Welcome`] or closes. An *owner* (the server, with its lease) drives prompts and
-//! receives events; a *guest* (the CLI without a server) may run commands and move files. A newer
-//! lease takes ownership over; an older one is refused.
+//! The dialer starts with [`ToSupervisor::Hello`]; the supervisor replies with
+//! [`FromSupervisor::Welcome`] or closes. An *owner* (the server, with its lease) sends prompts and
+//! receives events; a *client* (the CLI without a server) runs commands and copies files. A newer
+//! lease takes over ownership; an older one is refused.
 //!
-//! Streams carry bytes of commands and files. A sender may have at most the credit its receiver
-//! granted in flight: [`INITIAL_CREDIT_BYTES`] at first, more by `Credit`. So a slow reader stalls
-//! its own stream and nothing else.
+//! Streams carry the bytes of commands and files. Flow control is by credit: a sender may have at
+//! most the granted bytes in flight, [`INITIAL_CREDIT_BYTES`] at first and more with each `Credit`.
+//! So a slow reader stalls only its own stream.
 
 mod boot;
 mod command;
@@ -22,11 +22,11 @@ mod prompt;
 mod reply;
 mod status;
 
-pub use boot::{AgentLaunch, Boot, BootStart, Checkout, Restarts};
+pub use boot::{AgentLaunch, Boot, BootStart, Checkout, RestartPolicy};
 pub use command::{Command, Exit, Terminal};
 pub use file::{FileKind, FileRequest, FileStat};
 pub use frame::{Decoder, Frame, FrameError};
-pub use prompt::{Author, PromptOrder};
+pub use prompt::{Author, TurnRequest};
 pub use reply::{Fault, FaultCode, Reply};
 pub use status::{OutboxEvent, PromptProgress, Status};
 
@@ -34,25 +34,27 @@ use serde::{Deserialize, Serialize};
 
 use crate::{BlobId, TurnId};
 
-/// Raised when a frame changes its meaning. A server adopts supervisors of this and the last version.
+/// Version of the protocol, raised when a frame changes its meaning.
 pub const VERSION: u32 = 1;
 
-/// What a sender may send on a stream before the first `Credit`.
+/// Credit of a stream before the first `Credit` frame.
 pub const INITIAL_CREDIT_BYTES: u32 = 256 * 1024;
 
-/// The longest data frame. 64 KiB: Linux's default pipe capacity, so one read fills one frame.
+/// Maximum payload of a data frame. 64 KiB: Linux's default pipe capacity, so one read fills one
+/// frame.
 pub const MAX_DATA_BYTES: usize = 64 * 1024;
 
-/// The longest control frame: a prompt of 64,000 characters or an event of 64 KiB, escaped, and room.
+/// Maximum size of a control frame: a prompt of 64,000 characters or an event of 64 KiB, escaped,
+/// with room to spare.
 pub const MAX_CONTROL_BYTES: usize = 1024 * 1024;
 
-/// A number the dialer gives each request; the reply carries it back.
+/// Number of a request, chosen by the dialer; the reply repeats it.
 pub type RequestId = u64;
 
-/// A stream's number, chosen by the dialer, unique on its connection.
+/// Number of a stream, chosen by the dialer and unique on its connection.
 pub type StreamId = u32;
 
-/// What the dialer says.
+/// A message of the dialer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case")]
 pub enum ToSupervisor {
@@ -60,178 +62,180 @@ pub enum ToSupervisor {
     Hello {
         /// [`VERSION`] of the dialer.
         version: u32,
-        /// What it may do.
-        role: Role,
-        /// How often an owner wants to hear that the supervisor is there; every 30 seconds when absent.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
+        /// Permissions of this connection.
+        role: BridgeRole,
+        /// Interval of the owner's heartbeats; 30 seconds when absent.
         heartbeat_millis: Option<u64>,
     },
-    /// Get ready for a session. Idempotent: the second time it only answers.
+    /// Boot the sandbox for a session. Idempotent: a repeated boot only replies.
     Boot {
-        /// The request's number.
+        /// Number of the request.
         id: RequestId,
-        /// What for.
+        /// What to prepare.
         boot: Box<Boot>,
     },
-    /// Carry out a prompt. The reply means that it is accepted; an id seen before is not run again.
+    /// Run a prompt. The reply means that it is accepted; a known prompt id is not run again.
     Prompt {
-        /// The request's number.
+        /// Number of the request.
         id: RequestId,
-        /// What to do.
-        prompt: Box<PromptOrder>,
+        /// The turn to run.
+        prompt: Box<TurnRequest>,
     },
-    /// Stop the turn in progress: its processes are dead when `TurnEnded` arrives.
+    /// Stop the turn in progress. Its processes are dead when `TurnEnded` arrives.
     Stop {
-        /// The request's number.
+        /// Number of the request.
         id: RequestId,
-        /// The turn meant, so that a late stop cannot hit the next one.
+        /// The turn to stop, so that a late stop cannot hit the next turn.
         turn: TurnId,
     },
-    /// Answer a question the agent asked.
+    /// Answer a question of the agent.
     Answer {
-        /// The request's number.
+        /// Number of the request.
         id: RequestId,
-        /// The agent's request.
+        /// The agent's id of the question.
         request: String,
         /// The answer.
         answer: String,
     },
-    /// What do you know of these prompts?
+    /// Request the supervisor's [`Status`].
     Status {
-        /// The request's number.
+        /// Number of the request.
         id: RequestId,
     },
-    /// Every event up to this outbox number is stored.
+    /// Acknowledges events: all up to this outbox number are stored.
     EventsStored {
-        /// The number.
+        /// The highest stored number.
         upto: u64,
     },
-    /// Send a blob's bytes on `stream`, then `End`; the reply comes first. Only asked for blobs that an
-    /// event named; they are there until `EventsStored` covers that event.
+    /// Send a blob's bytes on `stream`, then `End`; the reply comes first. Only for blobs named by
+    /// an event; the supervisor keeps them until `EventsStored` covers that event.
     Blob {
-        /// The request's number.
+        /// Number of the request.
         id: RequestId,
-        /// Which.
+        /// Id of the blob.
         blob: BlobId,
-        /// Where to.
+        /// Stream to send on.
         stream: StreamId,
     },
     /// Run a command.
     Exec {
-        /// The request's number; also names the command until its `Exited`.
+        /// Number of the request; identifies the command until its `Exited`.
         id: RequestId,
-        /// What to run.
+        /// The command.
         command: Box<Command>,
     },
-    /// Kill a command and everything it started, or give the reading or writing of a file up; an older
-    /// supervisor goes on with a file until the connection ends.
+    /// Kill a command and every process it started, or cancel a file transfer.
     Kill {
-        /// The request's number.
+        /// Number of the request.
         id: RequestId,
-        /// The command, by the number of its `Exec`, or of the `File`.
+        /// Number of the `Exec` or `File` request.
         exec: RequestId,
     },
-    /// A command's terminal has another size. Only to a supervisor whose `Started` said `terminal`.
+    /// Resize a command's terminal.
     Resize {
-        /// The request's number.
+        /// Number of the request.
         id: RequestId,
-        /// The command, by the number of its `Exec`.
+        /// Number of the `Exec` request.
         exec: RequestId,
-        /// The new height.
+        /// New height in rows.
         rows: u16,
-        /// The new width.
+        /// New width in columns.
         cols: u16,
     },
-    /// Do something with a file.
+    /// Run a file operation.
     File {
-        /// The request's number.
+        /// Number of the request.
         id: RequestId,
-        /// What.
+        /// The operation.
         request: FileRequest,
     },
-    /// The receiver of a stream grants its sender more.
+    /// Grants the sender of a stream more credit.
     Credit {
-        /// The stream.
+        /// Number of the stream.
         stream: StreamId,
-        /// How many more bytes.
+        /// Additional bytes.
         bytes: u32,
     },
-    /// No more bytes come on this stream.
+    /// End of a stream.
     End {
-        /// The stream.
+        /// Number of the stream.
         stream: StreamId,
     },
-    /// End everything in an orderly way: agent first, then the rest; then pid 1 exits.
+    /// Liveness probe; answered with `Pong` at once.
+    Ping,
+    /// Shut down in order: the agent first, then all other processes; then pid 1 exits.
     Shutdown {
-        /// The request's number.
+        /// Number of the request.
         id: RequestId,
     },
 }
 
-/// What the supervisor says.
+/// A message of the supervisor.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case")]
 pub enum FromSupervisor {
-    /// The answer to `Hello`.
+    /// Reply to `Hello`.
     Welcome {
         /// [`VERSION`] of the supervisor.
         version: u32,
-        /// How things stand.
+        /// Current status.
         status: Status,
     },
-    /// The answer to a request.
+    /// Reply to a request.
     Reply {
-        /// The request's number.
+        /// Number of the request.
         id: RequestId,
-        /// How it went.
+        /// Result of the request.
         result: Result<Reply, Fault>,
     },
-    /// Something happened. Sent again after every reconnect until `EventsStored` covers it.
+    /// An event. Sent again after every reconnect until `EventsStored` covers it.
     Event(OutboxEvent),
     /// A command ended; its streams have ended before.
     Exited {
-        /// The command, by the number of its `Exec`.
+        /// Number of the `Exec` request.
         exec: RequestId,
-        /// How.
+        /// Exit status.
         exit: Exit,
-        /// From start to end.
+        /// Duration of the command.
         millis: u64,
     },
-    /// The receiver of a stream grants its sender more.
+    /// Grants the sender of a stream more credit.
     Credit {
-        /// The stream.
+        /// Number of the stream.
         stream: StreamId,
-        /// How many more bytes.
+        /// Additional bytes.
         bytes: u32,
     },
-    /// No more bytes come on this stream.
+    /// End of a stream.
     End {
-        /// The stream.
+        /// Number of the stream.
         stream: StreamId,
     },
-    /// Sent to the owner as often as its `Hello` asked for, and when another number of detached commands runs.
+    /// Answer to `Ping`.
+    Pong,
+    /// Sent to the owner at the interval of its `Hello`, and when the number of detached commands
+    /// changes.
     Heartbeat {
-        /// Whether a turn is in progress.
+        /// True while a turn is in progress.
         busy: bool,
-        /// As in [`Status::detached`].
-        #[serde(default, skip_serializing_if = "status::is_none")]
+        /// Number of running detached commands.
         detached: u32,
     },
 }
 
-/// What a connection may do.
+/// Permissions of a connection.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "role", rename_all = "snake_case")]
-pub enum Role {
-    /// Drives the session; receives events. There is one, the one with the highest lease.
+pub enum BridgeRole {
+    /// Drives the session and receives its events. At most one: the one with the highest lease.
     Owner {
-        /// Rises when another server process takes the session.
+        /// Lease of the server; rises when another server process takes over.
         lease: u64,
-        /// Names the session's sandbox; a supervisor that was booted for another refuses.
+        /// Number of the session's sandbox. A supervisor booted for another epoch refuses.
         epoch: u64,
-        /// The highest outbox number that is stored; the supervisor sends what follows.
+        /// The highest stored outbox number; the supervisor sends all later events.
         stored: u64,
     },
-    /// Runs commands and moves files, nothing else.
-    Guest,
+    /// Runs commands and copies files, nothing else.
+    Client,
 }

@@ -1,30 +1,30 @@
-//! Prompts on their way in.
+//! Turn requests: prompts on their way to the supervisor.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{PromptId, TurnId};
 
-/// A prompt to carry out.
+/// A prompt to run as a turn.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PromptOrder {
-    /// The prompt.
+pub struct TurnRequest {
+    /// Id of the prompt.
     pub prompt: PromptId,
-    /// The turn that carries it out.
+    /// Id of the turn.
     pub turn: TurnId,
-    /// The turn's number in its session.
+    /// Number of the turn in its session.
     pub number: u32,
-    /// What it says.
+    /// Text of the prompt.
     pub text: String,
-    /// Whose name commits get: `"{name} (Harvest)" <email>`.
+    /// Author of the turn's commits: `"{name} (Harvest)" <email>`.
     pub author: Author,
 }
 
-/// The person behind a prompt.
+/// A user: author of prompts and commits, owner of tokens and sessions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Author {
-    /// Their name.
+    /// Name of the user.
     pub name: String,
-    /// Their e-mail address.
+    /// E-mail address of the user.
     pub email: String,
 }

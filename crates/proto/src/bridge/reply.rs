@@ -1,38 +1,34 @@
-//! What a request gives: a reply, or a fault.
+//! Replies to bridge requests, and faults.
 
 use serde::{Deserialize, Serialize};
 
 use super::{FileStat, Status};
 
-/// What a request gave.
+/// Result of a successful request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "reply", rename_all = "snake_case")]
 pub enum Reply {
-    /// Done, or accepted.
+    /// The request is done or accepted.
     Done,
-    /// How things stand.
+    /// Reply to `Status`.
     Status(Status),
-    /// The command runs.
+    /// The command has started.
     Started {
-        /// Its pid inside.
+        /// Pid inside the sandbox.
         pid: u32,
-        /// Whether it has the terminal it was to get; an older supervisor does not know what that is.
-        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-        terminal: bool,
     },
-    /// What a path is.
+    /// Reply to `Stat`.
     Stat(FileStat),
-    /// What a folder holds, by name.
+    /// Reply to `List`: the folder's entries, sorted by name.
     List {
         /// The entries.
         entries: Vec<FileStat>,
-        /// Whether there are more after the last of them.
-        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        /// True when there are more entries after the last one.
         more: bool,
     },
-    /// Where a symbolic link points.
+    /// Reply to `ReadLink`.
     Link {
-        /// As it is.
+        /// Target of the link, as stored.
         target: String,
     },
 }
@@ -41,40 +37,39 @@ pub enum Reply {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{message}")]
 pub struct Fault {
-    /// A word that programs may compare.
+    /// Kind of the fault.
     pub code: FaultCode,
-    /// In words.
+    /// Error message for people.
     pub message: String,
-    /// There is no room: the disk, a quota or a file is as large as it may become.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    /// True when space ran out: the disk or a quota is full, or a file has its maximum size.
     pub full: bool,
 }
 
 impl Fault {
-    /// A fault with its words.
+    /// Creates a fault; `full` is false.
     pub fn new(code: FaultCode, message: impl Into<String>) -> Self {
         Self { code, message: message.into(), full: false }
     }
 }
 
-/// The kinds of [`Fault`].
+/// Kinds of [`Fault`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FaultCode {
     /// No such file, command or turn.
     NotFound,
-    /// The file is there but may not be used so.
+    /// The file exists, but permissions forbid the operation.
     Denied,
-    /// The command's file is not a program.
+    /// The file of the command is not executable.
     NotExecutable,
-    /// Something else is in progress.
+    /// Another operation is in progress.
     Busy,
-    /// `Boot` has not come, or has failed.
+    /// The sandbox has not booted, or its boot failed.
     NotReady,
-    /// This connection's role does not allow it.
+    /// The connection's role does not allow the request.
     NotOwner,
-    /// The request makes no sense.
+    /// The request is invalid.
     Invalid,
-    /// The machine said no: disk full, too many processes…
+    /// A system call failed: disk full, too many processes…
     System,
 }

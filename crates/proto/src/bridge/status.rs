@@ -1,4 +1,4 @@
-//! How things stand inside: prompts seen and events on their way out.
+//! Status of a supervisor: boot phase, known prompts, and its outbox of events.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,47 +7,40 @@ use crate::{
     event::{BootPhase, EventBody},
 };
 
-/// How things stand inside.
+/// Status of a supervisor.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Status {
-    /// The boot phase reached, once `Boot` has arrived.
+    /// The boot phase reached; absent before `Boot`.
     pub phase: Option<BootPhase>,
-    /// Whether that phase failed.
+    /// True when that phase failed.
     pub failed: bool,
-    /// Prompts seen in this sandbox, oldest first.
+    /// Prompts accepted in this sandbox, oldest first.
     pub prompts: Vec<(PromptId, PromptProgress)>,
-    /// The highest outbox number given out.
+    /// The highest outbox number assigned.
     pub last_event: u64,
-    /// How many detached commands run, whoever started them; an older supervisor does not say.
-    #[serde(default, skip_serializing_if = "is_none")]
+    /// Number of running detached commands.
     pub detached: u32,
 }
 
-/// Nothing to tell.
-pub(super) const fn is_none(count: &u32) -> bool {
-    *count == 0
-}
-
-/// How far a prompt has come.
+/// Progress of an accepted prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PromptProgress {
-    /// Its turn is in progress.
+    /// The turn is in progress.
     Running,
-    /// Its turn has ended; `TurnEnded` is in the outbox or stored.
+    /// The turn has ended; `TurnEnded` is in the outbox or stored.
     Ended,
 }
 
-/// An event on its way out, with the supervisor's own number: 1, 2, 3… without a gap per epoch.
+/// An event in the supervisor's outbox. Numbers are 1, 2, 3… per epoch, without gaps.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct OutboxEvent {
-    /// The outbox number.
+    /// Outbox number.
     pub number: u64,
-    /// When it happened, by the sandbox's clock.
+    /// Time of the event by the sandbox's clock.
     pub at: Timestamp,
-    /// The turn it belongs to.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The turn the event belongs to.
     pub turn: Option<TurnId>,
-    /// What happened.
+    /// The event.
     pub body: EventBody,
 }

@@ -1,87 +1,87 @@
-//! The language of scripts: what the scripted model (in the gateway) answers and what the scripted agent
-//! (in the sandbox) does. Pure: does nothing, remembers nothing.
+//! Scripts in prompts: the responses of the scripted model (in the gateway) and the actions of the
+//! scripted agent (in the sandbox). Pure: parses scripts, runs nothing.
 //!
-//! A prompt carries its script on a line that begins with `script:`, followed by a JSON array that may
-//! span lines; the first such line counts. Each element is a step: an object, or a list of objects. To
-//! the model a step is one answer and the list its blocks, so a step that calls no tool ends the turn;
-//! the agent plays everything to the end.
+//! A script is a JSON array after a line's prefix `script:`; it may span lines, and the first one
+//! in a prompt counts. Each element is a step: an object, or a list of objects. For the model a
+//! step is one response and the list its content blocks, so a step without a tool call ends the
+//! turn. The agent runs all steps.
 //!
 //! | step | what the model or the agent does |
 //! |---|---|
-//! | `{"text": "…", "chunks": 4, "delay_ms": 0}` | says this, in so many pieces, waiting before each |
-//! | `{"thinking": "…"}` | thinks aloud |
+//! | `{"text": "…", "chunks": 4, "delay_ms": 0}` | writes this text in that many chunks, with a delay before each |
+//! | `{"thinking": "…"}` | writes a thought |
 //! | `{"bash": "make test"}` | calls the shell tool |
 //! | `{"write": {"path": "a", "content": "x"}}` | calls the tool that writes a file |
-//! | `{"read": "a"}` | calls the tool that reads one |
-//! | `{"edit": {"path": "a", "old": "x", "new": "y"}}` | calls the tool that edits one |
-//! | `{"ask": {"question": "Which?", "options": ["a", "b"]}}` | asks the person |
-//! | `{"tool": {"name": "Glob", "input": {}}}` | calls any tool by its name, offered or not |
-//! | `{"error": {"status": 529, "type": "overloaded_error", "message": "…", "times": 2}}` | fails so often, then goes on with the rest of the answer |
-//! | `{"hang": 30}` | stays silent for so many seconds |
-//! | `{"drop": true}` | cuts the connection in mid-answer, once; a number says how often |
-//! | `{"usage": {"input": 1, "output": 2, "cache_read": 3, "cache_write": 4}}` | counts these tokens, otherwise 100 and 20; the agent calls no model and counts none |
-//! | `{"history": true}` | says how many earlier prompts it remembers |
+//! | `{"read": "a"}` | calls the tool that reads a file |
+//! | `{"edit": {"path": "a", "old": "x", "new": "y"}}` | calls the tool that edits a file |
+//! | `{"ask": {"question": "Which?", "options": ["a", "b"]}}` | asks the user |
+//! | `{"tool": {"name": "Glob", "input": {}}}` | calls a tool by name, whether or not it was offered |
+//! | `{"error": {"status": 529, "type": "overloaded_error", "message": "…", "times": 2}}` | fails that many times, then continues with the rest of the response |
+//! | `{"hang": 30}` | is silent for that many seconds |
+//! | `{"drop": true}` | closes the connection in mid-response, once or the given number of times |
+//! | `{"usage": {"input": 1, "output": 2, "cache_read": 3, "cache_write": 4}}` | reports these tokens instead of 100 and 20; the agent calls no model and reports none |
+//! | `{"history": true}` | writes how many earlier prompts the conversation has |
 //!
-//! What befalls an agent itself only the scripted agent can play:
+//! Only the scripted agent supports these steps, which are failures of the agent process itself:
 //!
 //! | step | what the agent does |
 //! |---|---|
-//! | `{"crash": 3}` | ends with this code |
-//! | `{"raw": "…"}` | writes this line where only its protocol belongs |
-//! | `{"garbage": 1000}` | writes a line of so many bytes that are no text |
-//! | `{"stderr": "…"}` | writes a line to its standard error |
-//! | `{"flood": {"events": 1000, "bytes": 30000}}` | ends so many tool calls with an output of so many bytes each |
+//! | `{"crash": 3}` | exits with this code |
+//! | `{"raw": "…"}` | writes this line to stdout, where only its protocol is allowed |
+//! | `{"garbage": 1000}` | writes a line of that many bytes that are not UTF-8 |
+//! | `{"stderr": "…"}` | writes a line to stderr |
+//! | `{"flood": {"events": 1000, "bytes": 30000}}` | ends that many tool calls, each with that many bytes of output |
 //!
-//! Which step of the model is due follows from the request alone: as many as the agent has had answers since
-//! the last text of the user. So retries, restarts, forks and resumes need no reset. After the last step the
-//! model says `done`. What Claude wraps in `<system-reminder>` is not the user's text.
+//! The scripted model has no state: the number of responses since the last user text selects the
+//! step. So retries, restarts, forks and resumes need no reset. After the last step the model
+//! writes `done`. Text that Claude wraps in `<system-reminder>` is not user text.
 
-mod written;
+mod parse;
 
 use serde::Deserialize;
 use serde_json::Value;
 
-use self::written::Written;
+use self::parse::StepJson;
 use crate::event::Usage;
 
 const MARKER: &str = "script:";
-const DEFAULT_TEXT: &str =
-    "This is the scripted model: it plays the script in a prompt, and this prompt has none.";
+const DEFAULT_TEXT: &str = "This is the scripted model. It plays the script in a prompt; this prompt \
+                            has none.";
 
-/// A script: the answers to the requests of one turn, in their order.
+/// A script: the responses to the requests of one turn, in order.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(try_from = "Value")]
 pub struct Script(Vec<Vec<Block>>);
 
-/// A script for prompts that carry none.
+/// A script for prompts that contain a given text and no script.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ScriptRule {
-    /// It is for prompts that contain this text.
+    /// Text the prompt must contain.
     pub contains: String,
-    /// What to play.
+    /// The script for such a prompt.
     pub steps: Script,
 }
 
 /// Why a text is not a script.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ScriptError {
-    /// What follows the marker is not JSON.
+    /// The text after the prefix is not a JSON array.
     #[error("the script is not a JSON array: {0}")]
     NotJson(String),
-    /// A step means nothing.
+    /// A step is invalid.
     #[error("step {step} of the script, `{text}`: {problem}")]
     Step {
-        /// Its number, from 1.
+        /// Number of the step, from 1.
         step: usize,
         /// The step as written.
         text: String,
-        /// What is wrong with it.
+        /// The problem.
         problem: String,
     },
 }
 
-/// One block of an answer, or something that befalls it. The tables above say what each does.
+/// A content block of a response, or a failure. The tables above describe each.
 #[derive(Debug, Clone, PartialEq)]
 #[expect(missing_docs, reason = "the tables of this file are where each is explained")]
 pub enum Block {
@@ -106,26 +106,26 @@ pub enum Block {
 }
 
 impl Block {
-    /// A text in one piece.
+    /// A text in one chunk.
     pub fn text(text: impl Into<String>) -> Self {
         Self::Text { text: text.into(), chunks: 1, delay_ms: 0 }
     }
 }
 
-/// An error answer.
+/// An error response.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ErrorStep {
     /// The HTTP status.
     #[serde(default = "ErrorStep::default_status")]
     pub status: u16,
-    /// The kind, as the API names it.
+    /// Error type of the model API.
     #[serde(rename = "type", default = "ErrorStep::default_kind")]
     pub kind: String,
-    /// In words.
+    /// Error message.
     #[serde(default = "ErrorStep::default_message")]
     pub message: String,
-    /// How often it happens before it stops happening.
+    /// Number of requests that fail before one succeeds.
     #[serde(default = "ErrorStep::default_times")]
     pub times: u32,
 }
@@ -146,16 +146,16 @@ impl ErrorStep {
 }
 
 impl Script {
-    /// The script a prompt carries, if it carries one.
+    /// Finds the script in a prompt, if any.
     ///
     /// # Errors
-    /// When the prompt has a marker and what follows is no script.
+    /// When the prompt has a script that is invalid.
     pub fn find(prompt: &str) -> Result<Option<Self>, ScriptError> {
         let mut start = 0;
         for line in prompt.split_inclusive('\n') {
             let indent = line.len() - line.trim_start().len();
             let rest = prompt[start + indent..].strip_prefix(MARKER).map(str::trim_start);
-            // Without an array it is a word of the prompt, as in a CI configuration.
+            // Without an array `script:` is ordinary text, for example a key of a CI configuration.
             if let Some(rest) = rest.filter(|rest| rest.starts_with('[')) {
                 let mut values = serde_json::Deserializer::from_str(rest).into_iter::<Value>();
                 return match values.next() {
@@ -169,7 +169,8 @@ impl Script {
         Ok(None)
     }
 
-    /// What to play for a prompt: its own script, the first rule's that fits, or a word about scripts.
+    /// Chooses the script for a prompt: its own, else that of the first matching rule, else a text
+    /// that explains scripts.
     ///
     /// # Errors
     /// As [`Script::find`].
@@ -182,29 +183,29 @@ impl Script {
             .map_or_else(|| Self(vec![vec![Block::text(DEFAULT_TEXT)]]), |rule| rule.steps.clone()))
     }
 
-    /// The blocks of the answer to the request with this number, from 0.
+    /// The blocks of the response to a request; requests are numbered from 0.
     #[must_use]
     pub fn answer(&self, number: usize) -> Vec<Block> {
         self.0.get(number).cloned().unwrap_or_else(|| vec![Block::text("done")])
     }
 
-    /// Every block, in order: what an agent plays.
+    /// All blocks in order, as the scripted agent runs them.
     pub fn into_blocks(self) -> impl Iterator<Item = Block> {
         self.0.into_iter().flatten()
     }
 }
 
-/// A text in at most so many pieces of about the same length, cut between characters.
+/// Splits a text into at most `pieces` parts of about the same length.
 #[must_use]
-pub fn pieces(text: &str, pieces: usize) -> Vec<String> {
+pub fn split_text(text: &str, pieces: usize) -> Vec<String> {
     let characters: Vec<char> = text.chars().collect();
     let length = characters.len().div_ceil(pieces.max(1)).max(1);
     characters.chunks(length).map(|piece| piece.iter().collect()).collect()
 }
 
-/// What `history` says.
+/// The text of a `history` step.
 #[must_use]
-pub fn remembered(earlier: usize) -> String {
+pub fn history_text(earlier: usize) -> String {
     format!("I remember {earlier} earlier prompts.")
 }
 
@@ -233,10 +234,10 @@ fn blocks(number: usize, step: Value) -> Result<Vec<Block>, ScriptError> {
         .into_iter()
         .map(|block| {
             let text: String = block.to_string().chars().take(200).collect();
-            let wrong = |problem: String| ScriptError::Step { step: number, text, problem };
-            match serde_json::from_value::<Written>(block) {
-                Ok(written) => written.block().map_err(|problem| wrong(problem.to_owned())),
-                Err(error) => Err(wrong(error.to_string())),
+            let invalid = |problem: String| ScriptError::Step { step: number, text, problem };
+            match serde_json::from_value::<StepJson>(block) {
+                Ok(step) => step.block().map_err(|problem| invalid(problem.to_owned())),
+                Err(error) => Err(invalid(error.to_string())),
             }
         })
         .collect()
@@ -253,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn a_script_may_span_lines_and_stand_anywhere_in_the_prompt() {
+    fn script_spans_lines_anywhere_in_prompt() {
         let prompt = "Please:\n  script: [{\"text\": \"a\"},\n [{\"bash\": \"ls\"}, {\"read\": \"x\"}]\n]\nthanks";
         let script = Script::find(prompt).unwrap().unwrap();
         assert_eq!(script.answer(0), [Block::Text { text: "a".into(), chunks: 4, delay_ms: 0 }]);
@@ -262,28 +263,28 @@ mod tests {
     }
 
     #[test]
-    fn a_marker_in_the_middle_of_a_line_is_no_marker() {
+    fn prefix_inside_a_line_is_ignored() {
         assert_eq!(Script::find("run the script: [1]"), Ok(None));
     }
 
     #[test]
-    fn a_marker_without_an_array_is_a_word_of_the_prompt() {
+    fn prefix_without_array_is_ignored() {
         assert_eq!(Script::find("test:\n  script:\n    - make\nscript: {}\nscript:"), Ok(None));
     }
 
     #[test]
-    fn an_unknown_step_is_named() {
+    fn invalid_step_is_named_in_error() {
         assert!(
             problem(r#"script: [{"text":"a"},{"bsh":"ls"}]"#)
                 .starts_with("step 2 of the script, `{\"bsh\":\"ls\"}`: unknown field `bsh`")
         );
-        assert!(problem(r#"script: [{"text":"a","bash":"b"}]"#).contains("two things at once"));
-        assert!(problem("script: [{}]").contains("nothing to do"));
+        assert!(problem(r#"script: [{"text":"a","bash":"b"}]"#).contains("two actions"));
+        assert!(problem("script: [{}]").contains("no action"));
         assert!(problem("script: [").contains("not a JSON array"));
     }
 
     #[test]
-    fn every_step_of_the_table_above_is_understood() {
+    fn documented_steps_parse() {
         for row in include_str!("mod.rs").lines().filter_map(|line| line.strip_prefix("//! | `{")) {
             let step = format!("{{{}", row.split("` |").next().unwrap());
             assert!(Script::find(&format!("script: [{step}]")).unwrap().is_some(), "{step}");
@@ -291,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_without_a_script_is_answered_by_the_first_rule_that_fits() {
+    fn first_matching_rule_answers_prompt_without_script() {
         let rules = serde_json::from_str::<Vec<ScriptRule>>(
             r#"[{"contains":"deploy","steps":[{"text":"no"}]},{"contains":"","steps":[{"text":"any"}]}]"#,
         )
@@ -303,7 +304,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_prompt_makes_it_panic(text in "\\PC{0,60}") {
+        fn any_prompt_parses_without_panic(text in "\\PC{0,60}") {
             let _ = Script::find(&format!("script: {text}"));
             let _ = Script::find(&format!("{text}\nscript: [{text}]"));
         }

@@ -1,43 +1,47 @@
-//! The few programs a fake sandbox has, and its files.
+//! The programs and files of a fake sandbox.
 
 use harvest_proto::{
     Timestamp,
     bridge::{Exit, Fault, FaultCode, FileKind, FileStat},
 };
 
-use super::machine::Machine;
+use super::sandbox::FakeSandbox;
 
-/// What became of a command.
-pub(crate) enum Ran {
-    Ended {
+/// The result of a command.
+pub(crate) enum CommandResult {
+    Exited {
         stdout: Vec<u8>,
         exit: Exit,
     },
-    /// Until it is killed.
-    Sleeps,
+    /// Runs until it is killed.
+    Sleeping,
 }
 
-/// Runs `echo`, `cat`, `test -f`, `true`, `false`, `sleep`, and a git and a shell that agree with everything.
-pub(crate) fn run(argv: &[String], machine: &Machine) -> Result<Ran, Fault> {
-    let words: Vec<&str> = argv.iter().map(String::as_str).collect();
-    let ended = |stdout: Vec<u8>, code| Ok(Ran::Ended { stdout, exit: Exit::Code(code) });
-    match words[..] {
-        ["echo", ..] => ended(format!("{}\n", words[1..].join(" ")).into_bytes(), 0),
-        ["cat", path] => match machine.files().remove(path) {
-            Some(bytes) => ended(bytes, 0),
-            None => ended(Vec::new(), 1),
+/// Runs `echo`, `cat`, `test -f`, `true`, `false`, `sleep`; `git` and `sh` always succeed.
+pub(crate) fn run(argv: &[String], sandbox: &FakeSandbox) -> Result<CommandResult, Fault> {
+    let argv_words: Vec<&str> = argv.iter().map(String::as_str).collect();
+    let exited =
+        |stdout: Vec<u8>, code| Ok(CommandResult::Exited { stdout, exit: Exit::Code(code) });
+    match argv_words[..] {
+        ["echo", ..] => exited(format!("{}\n", argv_words[1..].join(" ")).into_bytes(), 0),
+        ["cat", path] => match sandbox.files().remove(path) {
+            Some(bytes) => exited(bytes, 0),
+            None => exited(Vec::new(), 1),
         },
         ["test", "-f", path] => {
-            let found = machine.files().keys().any(|file| file.ends_with(path));
-            ended(Vec::new(), i32::from(!found))
+            let found = sandbox.files().keys().any(|file| file.ends_with(path));
+            exited(Vec::new(), i32::from(!found))
         }
         ["git", "rev-parse", ..] => {
-            ended(b"0123456789abcdef0123456789abcdef01234567\n".to_vec(), 0)
+            exited(b"0123456789abcdef0123456789abcdef01234567\n".to_vec(), 0)
         }
-        ["git", ..] | ["sh", ..] | ["true"] => ended(Vec::new(), 0),
-        ["false"] => ended(Vec::new(), 1),
-        ["sleep", ..] => Ok(Ran::Sleeps),
-        _ => Err(Fault::new(FaultCode::NotFound, format!("no such program: {}", words.join(" ")))),
+        ["git", ..] | ["sh", ..] | ["true"] => exited(Vec::new(), 0),
+        ["false"] => exited(Vec::new(), 1),
+        ["sleep", ..] => Ok(CommandResult::Sleeping),
+        _ => Err(Fault::new(
+            FaultCode::NotFound,
+            format!("no such program: {}", argv_words.join(" ")),
+        )),
     }
 }
 
@@ -45,14 +49,14 @@ pub(crate) fn missing(path: &str) -> Fault {
     Fault::new(FaultCode::NotFound, format!("no such file: {path}"))
 }
 
-pub(crate) fn stat(machine: &Machine, path: &str) -> Result<FileStat, Fault> {
-    machine.files().get(path).map(|bytes| entry(path, bytes)).ok_or_else(|| missing(path))
+pub(crate) fn stat(sandbox: &FakeSandbox, path: &str) -> Result<FileStat, Fault> {
+    sandbox.files().get(path).map(|bytes| entry(path, bytes)).ok_or_else(|| missing(path))
 }
 
-pub(crate) fn list(machine: &Machine, folder: &str) -> Vec<FileStat> {
+pub(crate) fn list(sandbox: &FakeSandbox, folder: &str) -> Vec<FileStat> {
     let folder = format!("{}/", folder.trim_end_matches('/'));
     let inside = |path: &str| path.strip_prefix(&folder).is_some_and(|rest| !rest.contains('/'));
-    let files = machine.files();
+    let files = sandbox.files();
     files.iter().filter(|(path, _)| inside(path)).map(|(path, bytes)| entry(path, bytes)).collect()
 }
 

@@ -1,23 +1,23 @@
-//! One connection to a fake supervisor, in the real frames and with the real credit.
+//! One bridge connection to a fake supervisor, with real frames and flow control.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use harvest_proto::bridge::{
-    Decoder, Exit, Fault, FaultCode, FileRequest, Frame, FromSupervisor, INITIAL_CREDIT_BYTES,
-    MAX_DATA_BYTES, Reply, RequestId, Role, StreamId, ToSupervisor, VERSION,
+    BridgeRole, Decoder, Exit, Fault, FaultCode, FileRequest, Frame, FromSupervisor,
+    INITIAL_CREDIT_BYTES, MAX_DATA_BYTES, Reply, RequestId, StreamId, ToSupervisor, VERSION,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
 use super::{
-    commands::{self, Ran},
-    machine::Machine,
+    commands::{self, CommandResult},
+    sandbox::FakeSandbox,
 };
 
-pub(crate) async fn serve(machine: Arc<Machine>, stream: DuplexStream) {
-    let mut pulse = machine.pulse();
-    let cuts = machine.cuts();
+pub(crate) async fn serve(sandbox: Arc<FakeSandbox>, stream: DuplexStream) {
+    let mut changes = sandbox.changes();
+    let cuts = sandbox.cuts();
     let mut connection = Connection {
-        machine,
+        sandbox,
         stream,
         owner: None,
         welcomed: false,
@@ -26,22 +26,22 @@ pub(crate) async fn serve(machine: Arc<Machine>, stream: DuplexStream) {
         outgoing: BTreeMap::new(),
         incoming: BTreeMap::new(),
         sleeping: Vec::new(),
-        frozen: Vec::new(),
+        waiting: Vec::new(),
     };
     let mut decoder = Decoder::default();
     let mut buffer = vec![0; 64 * 1024];
     loop {
         while let Ok(Some(frame)) = decoder.take() {
-            if connection.hear(frame).await.is_none() {
+            if connection.handle_frame(frame).await.is_none() {
                 return;
             }
         }
-        let machine = &connection.machine;
-        let replaced = connection.owner.is_some_and(|number| number != machine.owner());
-        if machine.ended().is_some() || machine.cuts() != cuts || replaced {
+        let sandbox = &connection.sandbox;
+        let replaced = connection.owner.is_some_and(|number| number != sandbox.owner());
+        if sandbox.ended().is_some() || sandbox.cuts() != cuts || replaced {
             return;
         }
-        if connection.send_events().await.is_none() || connection.go_on().await.is_none() {
+        if connection.send_events().await.is_none() || connection.start_waiting().await.is_none() {
             return;
         }
         tokio::select! {
@@ -49,30 +49,30 @@ pub(crate) async fn serve(machine: Arc<Machine>, stream: DuplexStream) {
                 Ok(count) if count > 0 => decoder.push(&buffer[..count]),
                 _ => return,
             },
-            changed = pulse.changed() => if changed.is_err() { return },
+            changed = changes.changed() => if changed.is_err() { return },
         }
     }
 }
 
 struct Connection {
-    machine: Arc<Machine>,
+    sandbox: Arc<FakeSandbox>,
     stream: DuplexStream,
     owner: Option<u64>,
     welcomed: bool,
     sent: u64,
-    /// How many detached commands run, as was said last.
+    /// The number of detached commands last reported.
     detached: u32,
-    outgoing: BTreeMap<StreamId, Outgoing>,
+    outgoing: BTreeMap<StreamId, OutgoingStream>,
     incoming: BTreeMap<StreamId, Incoming>,
     sleeping: Vec<(RequestId, StreamId, StreamId)>,
-    /// Commands that came while everything stood still.
-    frozen: Vec<(RequestId, harvest_proto::bridge::Command)>,
+    /// Commands received while the sandbox was frozen.
+    waiting: Vec<(RequestId, harvest_proto::bridge::Command)>,
 }
 
-struct Outgoing {
+struct OutgoingStream {
     bytes: Vec<u8>,
     credit: usize,
-    /// Said once everything is out.
+    /// Sent once all bytes are out.
     after: Option<FromSupervisor>,
 }
 
@@ -81,33 +81,33 @@ enum Incoming {
     File { id: RequestId, path: String, bytes: Vec<u8> },
 }
 
-/// `None` when the connection is of no use any more.
+/// `None` when the connection is closed.
 type Alive = Option<()>;
 
 impl Connection {
-    async fn say(&mut self, message: FromSupervisor) -> Alive {
+    async fn send_message(&mut self, message: FromSupervisor) -> Alive {
         self.stream.write_all(&Frame::Control(message).encode()).await.ok()
     }
 
     async fn reply(&mut self, id: RequestId, result: Result<Reply, Fault>) -> Alive {
-        self.say(FromSupervisor::Reply { id, result }).await
+        self.send_message(FromSupervisor::Reply { id, result }).await
     }
 
     async fn send_events(&mut self) -> Alive {
         if self.owner.is_some() && self.welcomed {
-            for event in self.machine.events_after(self.sent) {
+            for event in self.sandbox.events_after(self.sent) {
                 self.sent = event.number;
-                self.say(FromSupervisor::Event(event)).await?;
+                self.send_message(FromSupervisor::Event(event)).await?;
             }
-            let detached = self.machine.detached();
+            let detached = self.sandbox.detached();
             if std::mem::replace(&mut self.detached, detached) != detached {
-                self.say(FromSupervisor::Heartbeat { busy: false, detached }).await?;
+                self.send_message(FromSupervisor::Heartbeat { busy: false, detached }).await?;
             }
         }
         Some(())
     }
 
-    async fn hear(&mut self, frame: Frame<ToSupervisor>) -> Alive {
+    async fn handle_frame(&mut self, frame: Frame<ToSupervisor>) -> Alive {
         match frame {
             Frame::Control(ToSupervisor::Hello { role, .. }) => self.hello(role).await,
             _ if !self.welcomed => None,
@@ -116,48 +116,53 @@ impl Connection {
         }
     }
 
-    async fn hello(&mut self, role: Role) -> Alive {
-        if let Role::Owner { lease, epoch, stored } = role {
-            self.owner = Some(self.machine.own(lease, epoch, stored)?);
+    async fn hello(&mut self, role: BridgeRole) -> Alive {
+        if let BridgeRole::Owner { lease, epoch, stored } = role {
+            self.owner = Some(self.sandbox.own(lease, epoch, stored)?);
             self.sent = stored;
         }
         self.welcomed = true;
-        let status = self.machine.status();
+        let status = self.sandbox.status();
         self.detached = status.detached;
-        self.say(FromSupervisor::Welcome { version: VERSION, status }).await
+        self.send_message(FromSupervisor::Welcome { version: VERSION, status }).await
     }
 
     async fn message(&mut self, message: ToSupervisor) -> Alive {
-        let machine = Arc::clone(&self.machine);
+        let sandbox = Arc::clone(&self.sandbox);
         let owned = self.owner.is_some();
         let only_owner = |result: &dyn Fn() -> Result<Reply, Fault>| {
-            if owned { result() } else { Err(Fault::new(FaultCode::NotOwner, "a guest may not")) }
+            if owned {
+                result()
+            } else {
+                Err(Fault::new(FaultCode::NotOwner, "only the owner may do this"))
+            }
         };
         match message {
             ToSupervisor::Hello { .. } => None,
             ToSupervisor::Boot { id, boot } => {
-                let result = only_owner(&|| machine.boot((*boot).clone()));
+                let result = only_owner(&|| sandbox.boot((*boot).clone()));
                 self.reply(id, result).await
             }
             ToSupervisor::Prompt { id, prompt } => {
-                let result = only_owner(&|| machine.prompt((*prompt).clone()));
+                let result = only_owner(&|| sandbox.prompt((*prompt).clone()));
                 self.reply(id, result).await
             }
             ToSupervisor::Stop { id, turn } => {
-                self.reply(id, only_owner(&|| machine.stop(&turn))).await
+                self.reply(id, only_owner(&|| sandbox.stop(&turn))).await
             }
             ToSupervisor::Answer { id, request, answer } => {
-                let result = only_owner(&|| machine.answer(&request, answer.clone()));
+                let result = only_owner(&|| sandbox.answer(&request, answer.clone()));
                 self.reply(id, result).await
             }
+            ToSupervisor::Ping => self.send_message(FromSupervisor::Pong).await,
             ToSupervisor::Status { id } => {
-                self.reply(id, Ok(Reply::Status(machine.status()))).await
+                self.reply(id, Ok(Reply::Status(sandbox.status()))).await
             }
             ToSupervisor::EventsStored { upto } => {
-                machine.stored(upto);
+                sandbox.stored(upto);
                 Some(())
             }
-            ToSupervisor::Blob { id, blob, stream } => match machine.blob(&blob) {
+            ToSupervisor::Blob { id, blob, stream } => match sandbox.blob(&blob) {
                 None => self.reply(id, Err(commands::missing(blob.part()))).await,
                 Some(bytes) => {
                     self.reply(id, Ok(Reply::Done)).await?;
@@ -180,16 +185,16 @@ impl Connection {
             ToSupervisor::End { stream } => self.end(stream).await,
             ToSupervisor::Shutdown { id } => {
                 self.reply(id, Ok(Reply::Done)).await?;
-                machine.die("exited");
+                sandbox.die("exited");
                 None
             }
         }
     }
 
-    /// What came while everything stood still begins once it does not.
-    async fn go_on(&mut self) -> Alive {
-        if !self.machine.is_still() {
-            for (id, command) in std::mem::take(&mut self.frozen) {
+    /// Starts the waiting commands once the sandbox is thawed.
+    async fn start_waiting(&mut self) -> Alive {
+        if !self.sandbox.is_frozen() {
+            for (id, command) in std::mem::take(&mut self.waiting) {
                 self.exec(id, command).await?;
             }
         }
@@ -197,25 +202,29 @@ impl Connection {
     }
 
     async fn exec(&mut self, id: RequestId, command: harvest_proto::bridge::Command) -> Alive {
-        if self.machine.is_still() {
-            self.frozen.push((id, command));
+        if self.sandbox.is_frozen() {
+            self.waiting.push((id, command));
             return Some(());
+        }
+        if command.terminal.is_some() {
+            let fault = Fault::new(FaultCode::Invalid, "the fake has no terminals");
+            return self.reply(id, Err(fault)).await;
         }
         let (stdout, stderr) = (command.stdout, command.stderr);
         if let Some(stream) = command.stdin {
-            self.reply(id, Ok(Reply::Started { pid: 2, terminal: false })).await?;
+            self.reply(id, Ok(Reply::Started { pid: 2 })).await?;
             self.incoming
                 .insert(stream, Incoming::Stdin { exec: id, stdout, stderr, bytes: Vec::new() });
             return Some(());
         }
-        match commands::run(&command.argv, &self.machine) {
+        match commands::run(&command.argv, &self.sandbox) {
             Err(fault) => self.reply(id, Err(fault)).await,
-            Ok(Ran::Sleeps) => {
+            Ok(CommandResult::Sleeping) => {
                 self.sleeping.push((id, stdout, stderr));
-                self.reply(id, Ok(Reply::Started { pid: 2, terminal: false })).await
+                self.reply(id, Ok(Reply::Started { pid: 2 })).await
             }
-            Ok(Ran::Ended { stdout: bytes, exit }) => {
-                self.reply(id, Ok(Reply::Started { pid: 2, terminal: false })).await?;
+            Ok(CommandResult::Exited { stdout: bytes, exit }) => {
+                self.reply(id, Ok(Reply::Started { pid: 2 })).await?;
                 self.exited(id, stdout, stderr, bytes, exit).await
             }
         }
@@ -229,7 +238,7 @@ impl Connection {
         bytes: Vec<u8>,
         exit: Exit,
     ) -> Alive {
-        self.say(FromSupervisor::End { stream: stderr }).await?;
+        self.send_message(FromSupervisor::End { stream: stderr }).await?;
         let after = FromSupervisor::Exited { exec, exit, millis: 1 };
         self.send(stdout, bytes, Some(after)).await
     }
@@ -249,7 +258,7 @@ impl Connection {
                 self.incoming.insert(stream, Incoming::File { id, path, bytes: Vec::new() });
                 Some(())
             }
-            FileRequest::Read { path, stream } => match self.machine.files().remove(&path) {
+            FileRequest::Read { path, stream } => match self.sandbox.files().remove(&path) {
                 None => self.reply(id, Err(commands::missing(&path))).await,
                 Some(bytes) => {
                     self.reply(id, Ok(Reply::Done)).await?;
@@ -257,11 +266,11 @@ impl Connection {
                 }
             },
             FileRequest::Stat { path, .. } => {
-                let result = commands::stat(&self.machine, &path).map(Reply::Stat);
+                let result = commands::stat(&self.sandbox, &path).map(Reply::Stat);
                 self.reply(id, result).await
             }
             FileRequest::List { path, .. } => {
-                let entries = commands::list(&self.machine, &path);
+                let entries = commands::list(&self.sandbox, &path);
                 self.reply(id, Ok(Reply::List { entries, more: false })).await
             }
             _ => {
@@ -277,16 +286,16 @@ impl Connection {
                 all.append(&mut bytes)
             }
         }
-        self.say(FromSupervisor::Credit { stream, bytes: length }).await
+        self.send_message(FromSupervisor::Credit { stream, bytes: length }).await
     }
 
     async fn end(&mut self, stream: StreamId) -> Alive {
         match self.incoming.remove(&stream)? {
             Incoming::File { id, path, bytes } => {
-                self.machine.write(&path, bytes);
+                self.sandbox.write(&path, bytes);
                 self.reply(id, Ok(Reply::Done)).await
             }
-            // Only `cat` reads here: it says what it read.
+            // Only `cat` reads stdin here, and prints it.
             Incoming::Stdin { exec, stdout, stderr, bytes } => {
                 self.exited(exec, stdout, stderr, bytes, Exit::Code(0)).await
             }
@@ -300,18 +309,18 @@ impl Connection {
         after: Option<FromSupervisor>,
     ) -> Alive {
         let credit = INITIAL_CREDIT_BYTES as usize;
-        self.outgoing.insert(stream, Outgoing { bytes, credit, after });
+        self.outgoing.insert(stream, OutgoingStream { bytes, credit, after });
         self.pump(stream).await
     }
 
-    /// Sends what the receiver has granted.
+    /// Sends as much as the receiver's credit allows.
     async fn pump(&mut self, stream: StreamId) -> Alive {
         while let Some(outgoing) = self.outgoing.get_mut(&stream) {
             if outgoing.bytes.is_empty() {
                 let after = self.outgoing.remove(&stream).and_then(|outgoing| outgoing.after);
-                self.say(FromSupervisor::End { stream }).await?;
+                self.send_message(FromSupervisor::End { stream }).await?;
                 if let Some(after) = after {
-                    self.say(after).await?;
+                    self.send_message(after).await?;
                 }
                 return Some(());
             }

@@ -1,56 +1,56 @@
-//! The disks a fake keeps, and what tests ask and do about them.
+//! The snapshots of a fake provider, and how tests inspect and change them.
 
 use async_trait::async_trait;
 use harvest_proto::{
     SnapshotId, Timestamp,
-    api::{ChangeKind, MachineChange, MachineChanges},
+    api::{ChangeKind, FileChange, FileChanges},
     event::SnapshotKind,
 };
 use harvest_session::{
-    disks::{DiskBefore, Disks, KeptDisk},
+    disks::{DiffBase, Disks, SnapshotDisk},
     provider::ProviderError,
 };
 
 use super::{Fake, Files};
 
 impl Fake {
-    /// A snapshot vanishes, as if somebody had deleted its files.
-    pub fn lose(&self, snapshot: &SnapshotId) {
+    /// Deletes a snapshot behind the server's back.
+    pub fn lose_snapshot(&self, snapshot: &SnapshotId) {
         self.inner().snapshots.remove(snapshot);
     }
 
-    /// A snapshot nobody asked for lies here.
-    pub fn plant(&self, snapshot: &SnapshotId) {
+    /// Adds a snapshot behind the server's back.
+    pub fn add_snapshot(&self, snapshot: &SnapshotId) {
         self.inner().snapshots.insert(snapshot.clone(), (Files::new(), SnapshotKind::Turn));
     }
 
-    /// These disks belong to another store from now on.
-    pub fn give_to(&self, store: &str) {
+    /// Makes these disks belong to another store.
+    pub fn set_owner_store(&self, store: &str) {
         self.inner().store = Some(store.to_owned());
     }
 
-    /// The repositories whose state was removed, in order.
+    /// The repositories whose state volume was removed, in order.
     #[must_use]
     pub fn states_removed(&self) -> Vec<String> {
         self.inner().states_removed.clone()
     }
 
-    /// How often the room of what was removed has been freed.
+    /// How often space was reclaimed.
     #[must_use]
-    pub fn sweeps(&self) -> usize {
-        self.inner().sweeps
+    pub fn reclaims(&self) -> usize {
+        self.inner().reclaims
     }
 }
 
 #[async_trait]
 impl Disks for Fake {
-    async fn belongs_to(&self, store: &str) -> Result<bool, ProviderError> {
+    async fn claim_for_store(&self, store: &str) -> Result<bool, ProviderError> {
         Ok(self.inner().store.get_or_insert_with(|| store.to_owned()) == store)
     }
 
-    async fn list(&self) -> Result<Vec<KeptDisk>, ProviderError> {
+    async fn list(&self) -> Result<Vec<SnapshotDisk>, ProviderError> {
         let size = |files: &Files| files.values().map(|content| content.len() as u64).sum();
-        let disk = |(id, (files, _)): (&SnapshotId, &(Files, _))| KeptDisk {
+        let disk = |(id, (files, _)): (&SnapshotId, &(Files, _))| SnapshotDisk {
             id: id.clone(),
             bytes: size(files),
             created_at: Timestamp::from_millis(0),
@@ -59,12 +59,12 @@ impl Disks for Fake {
         Ok(self.inner().snapshots.iter().map(disk).collect())
     }
 
-    async fn weigh(&self) -> Result<Vec<KeptDisk>, ProviderError> {
+    async fn list_with_sizes(&self) -> Result<Vec<SnapshotDisk>, ProviderError> {
         self.list().await
     }
 
-    async fn sweep(&self) -> Result<(), ProviderError> {
-        self.inner().sweeps += 1;
+    async fn reclaim(&self) -> Result<(), ProviderError> {
+        self.inner().reclaims += 1;
         Ok(())
     }
 
@@ -75,21 +75,21 @@ impl Disks for Fake {
 
     async fn changes(
         &self,
-        before: &DiskBefore,
+        before: &DiffBase,
         after: &SnapshotId,
         limit: usize,
-    ) -> Result<MachineChanges, ProviderError> {
+    ) -> Result<FileChanges, ProviderError> {
         let inner = self.inner();
         let files = |snapshot: &SnapshotId| match inner.snapshots.get(snapshot) {
             Some((files, _)) => Ok(files.clone()),
             None => Err(ProviderError::SnapshotMissing { snapshot: snapshot.clone() }),
         };
         let before = match before {
-            DiskBefore::Snapshot(snapshot) => files(snapshot)?,
-            DiskBefore::BeginningOf(_) => Files::new(),
+            DiffBase::Snapshot(snapshot) => files(snapshot)?,
+            DiffBase::OriginOf(_) => Files::new(),
         };
         let after = files(after)?;
-        let mut changes = MachineChanges::default();
+        let mut changes = FileChanges::default();
         let paths: std::collections::BTreeSet<_> = before.keys().chain(after.keys()).collect();
         for path in paths {
             let (one, other) = (before.get(path), after.get(path));
@@ -104,7 +104,7 @@ impl Disks for Fake {
             let (path, kind) = (path.clone(), "file".to_owned());
             let (before_bytes, after_bytes) = (bytes(one), bytes(other));
             let path_base64 = None;
-            changes.items.push(MachineChange {
+            changes.items.push(FileChange {
                 path,
                 path_base64,
                 change,

@@ -1,16 +1,15 @@
-//! A provider without a machine: sandboxes are entries in memory, each with a small supervisor that
-//! speaks the real frames. For tests of everything above a provider; it outlives the server that uses
-//! it, as real sandboxes do.
+//! An in-memory provider for tests. Each sandbox has a small supervisor that speaks the real bridge
+//! protocol. Like real sandboxes, it outlives the server that uses it.
 //!
-//! What a turn does is told by its prompt's first word: `hold` waits for [`Fake::release`] or a stop,
-//! `deaf` waits and ignores stops, `ask` asks a question, `fail` fails, `write PATH TEXT` writes a file;
-//! anything else is echoed.
+//! The first word of a prompt selects what the turn does: `hold` waits for [`Fake::finish_turn`] or
+//! a stop, `deaf` waits and ignores stops, `ask` asks a question, `fail` fails, `refuse` is
+//! refused, `long BYTES` produces a blob, `write PATH TEXT` writes a file; anything else is echoed.
 
 mod commands;
 mod connection;
 mod disks;
-mod machine;
-mod machines;
+mod sandbox;
+mod standalone;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,17 +22,17 @@ use harvest_proto::{PromptId, SandboxId, SnapshotId, bridge::Boot, event::Snapsh
 use harvest_session::{
     disks::Disks,
     provider::{
-        BridgeStream, Found, Freezing, Provider, ProviderError, Snapshots, StartFrom, StartOrder,
-        Started,
+        BridgeStream, Found, FreezeControl, Provider, ProviderError, Snapshots, StartFrom,
+        StartSpec, Started,
     },
 };
 
-use machine::Machine;
+use sandbox::FakeSandbox;
 
-/// What a disk holds.
+/// The content of a disk.
 pub(crate) type Files = BTreeMap<String, Vec<u8>>;
 
-/// A provider without a machine. Cheap to clone; all clones are one.
+/// An in-memory provider. Clones share one state.
 #[derive(Clone, Default)]
 pub struct Fake {
     inner: Arc<Mutex<Inner>>,
@@ -41,55 +40,47 @@ pub struct Fake {
 
 #[derive(Default)]
 struct Inner {
-    sandboxes: BTreeMap<SandboxId, Arc<Machine>>,
+    sandboxes: BTreeMap<SandboxId, Arc<FakeSandbox>>,
     snapshots: BTreeMap<SnapshotId, (Files, SnapshotKind)>,
     missing_images: BTreeSet<String>,
-    orders: Vec<StartOrder>,
-    runs: Arc<Mutex<Vec<PromptId>>>,
-    failing: BTreeSet<Act>,
-    boots: Boots,
-    /// The store that has these disks.
+    starts: Vec<StartSpec>,
+    prompts_run: Arc<Mutex<Vec<PromptId>>>,
+    failing: BTreeSet<FakeOp>,
+    boot: BootBehavior,
+    /// The store that owns these disks.
     store: Option<String>,
-    /// Repositories whose state was removed.
     states_removed: Vec<String>,
-    sweeps: usize,
-    own: machines::Own,
+    reclaims: usize,
+    standalone: standalone::StandaloneState,
 }
 
-/// How booting goes.
+/// How a sandbox boots.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) enum Boots {
+pub(crate) enum BootBehavior {
     #[default]
-    Good,
+    Succeeding,
     Failing,
     Hanging,
 }
 
-/// What can be made to fail.
+/// An operation that can be made to fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Act {
-    /// Starting a sandbox.
+pub enum FakeOp {
     Start,
-    /// Dialling one.
     Dial,
-    /// Keeping one that runs.
     Capture,
-    /// Ending and keeping one.
-    EndKept,
-    /// Ending one.
-    End,
-    /// Removing a snapshot.
+    SnapshotAndRemove,
     Remove,
-    /// Making one stand still.
+    SnapshotRemove,
     Freeze,
 }
 
 impl Fake {
-    /// Nothing in it yet. It has an image of every name but `no-such-image`.
+    /// An empty provider with an image of every name except `no-such-image`.
     #[must_use]
     pub fn new() -> Self {
         let fake = Self::default();
-        fake.forget_image("no-such-image");
+        fake.remove_image("no-such-image");
         fake
     }
 
@@ -97,105 +88,104 @@ impl Fake {
         self.inner.lock().expect("no holder of this lock can panic")
     }
 
-    /// From now on this fails, or works again.
-    pub fn set_failing(&self, act: Act, failing: bool) {
+    /// Makes an operation fail, or work again.
+    pub fn set_failing(&self, op: FakeOp, failing: bool) {
         let mut inner = self.inner();
         if failing {
-            inner.failing.insert(act);
+            inner.failing.insert(op);
         } else {
-            inner.failing.remove(&act);
+            inner.failing.remove(&op);
         }
     }
 
-    /// From now on, booting fails in its setup phase, or works again.
-    pub fn set_boots_failing(&self, failing: bool) {
-        self.inner().boots = if failing { Boots::Failing } else { Boots::Good };
+    /// Makes boots fail in the setup phase, or work again.
+    pub fn set_boot_failing(&self, failing: bool) {
+        self.inner().boot = if failing { BootBehavior::Failing } else { BootBehavior::Succeeding };
     }
 
-    /// From now on, booting begins and never ends.
-    pub fn set_boots_hanging(&self) {
-        self.inner().boots = Boots::Hanging;
+    /// Makes boots start and never end.
+    pub fn set_boot_hanging(&self) {
+        self.inner().boot = BootBehavior::Hanging;
     }
 
-    /// From now on there is no image of this name.
-    pub fn forget_image(&self, name: &str) {
+    pub fn remove_image(&self, name: &str) {
         self.inner().missing_images.insert(name.to_owned());
     }
 
-    /// Every sandbox that was asked for, in order.
+    /// Every started sandbox, in order.
     #[must_use]
-    pub fn orders(&self) -> Vec<StartOrder> {
-        self.inner().orders.clone()
+    pub fn starts(&self) -> Vec<StartSpec> {
+        self.inner().starts.clone()
     }
 
-    /// Every prompt that was begun anywhere, in order. One that is here twice has run twice.
+    /// Every prompt that started in any sandbox, in order; listed twice if it ran twice.
     #[must_use]
-    pub fn runs(&self) -> Vec<PromptId> {
-        self.inner().runs.lock().expect("no holder of this lock can panic").clone()
+    pub fn prompts_run(&self) -> Vec<PromptId> {
+        self.inner().prompts_run.lock().expect("no holder of this lock can panic").clone()
     }
 
-    /// The snapshots there are, and why they were taken.
+    /// The existing snapshots with their kinds.
     #[must_use]
-    pub fn kept(&self) -> Vec<(SnapshotId, SnapshotKind)> {
+    pub fn snapshots_taken(&self) -> Vec<(SnapshotId, SnapshotKind)> {
         self.inner().snapshots.iter().map(|(id, (_, kind))| (id.clone(), *kind)).collect()
     }
 
-    /// What a file of a sandbox holds.
+    /// The content of a file in a sandbox.
     #[must_use]
     pub fn file(&self, sandbox: &SandboxId, path: &str) -> Option<Vec<u8>> {
-        self.machine(sandbox).ok()?.files().get(path).cloned()
+        self.sandbox(sandbox).ok()?.files().get(path).cloned()
     }
 
-    /// What a sandbox was told to get ready, if it was.
+    /// The boot request of a sandbox, if it got one.
     #[must_use]
     pub fn boot(&self, sandbox: &SandboxId) -> Option<Boot> {
-        self.machine(sandbox).ok()?.booted()
+        self.sandbox(sandbox).ok()?.booted()
     }
 
-    /// The turn that holds in this sandbox ends well.
-    pub fn release(&self, sandbox: &SandboxId) {
-        if let Ok(machine) = self.machine(sandbox) {
-            machine.release();
+    /// Completes the `hold` turn of a sandbox.
+    pub fn finish_turn(&self, sandbox: &SandboxId) {
+        if let Ok(fake_sandbox) = self.sandbox(sandbox) {
+            fake_sandbox.finish_turn();
         }
     }
 
-    /// The sandbox dies, as if the machine had killed it.
+    /// The sandbox exits, as if the host had killed it.
     pub fn crash(&self, sandbox: &SandboxId, reason: &str) {
-        if let Ok(machine) = self.machine(sandbox) {
-            machine.die(reason);
+        if let Ok(fake_sandbox) = self.sandbox(sandbox) {
+            fake_sandbox.die(reason);
         }
     }
 
-    /// Every connection to the sandbox breaks; the sandbox goes on.
+    /// Breaks every connection to the sandbox, which keeps running.
     pub fn drop_connections(&self, sandbox: &SandboxId) {
-        if let Ok(machine) = self.machine(sandbox) {
-            machine.drop_connections();
+        if let Ok(fake_sandbox) = self.sandbox(sandbox) {
+            fake_sandbox.drop_connections();
         }
     }
 
-    /// So many detached commands run in the sandbox from now on.
+    /// Sets the number of detached commands that the sandbox reports.
     pub fn set_detached(&self, sandbox: &SandboxId, count: u32) {
-        if let Ok(machine) = self.machine(sandbox) {
-            machine.set_detached(count);
+        if let Ok(fake_sandbox) = self.sandbox(sandbox) {
+            fake_sandbox.set_detached(count);
         }
     }
 
-    /// Whether what runs in the sandbox stands still: no command and no turn begins in it.
+    /// Whether the sandbox is frozen: no command and no turn starts in it.
     #[must_use]
-    pub fn is_still(&self, sandbox: &SandboxId) -> bool {
-        self.machine(sandbox).is_ok_and(|machine| machine.is_still())
+    pub fn is_frozen(&self, sandbox: &SandboxId) -> bool {
+        self.sandbox(sandbox).is_ok_and(|fake_sandbox| fake_sandbox.is_frozen())
     }
 
-    fn set_still(&self, sandbox: &SandboxId, still: bool) -> Result<(), ProviderError> {
-        let machine = self.machine(sandbox)?;
-        if machine.ended().is_some() {
+    fn set_frozen(&self, sandbox: &SandboxId, frozen: bool) -> Result<(), ProviderError> {
+        let fake_sandbox = self.sandbox(sandbox)?;
+        if fake_sandbox.ended().is_some() {
             return Err(ProviderError::NotRunning { sandbox: sandbox.clone() });
         }
-        machine.set_still(still);
+        fake_sandbox.set_frozen(frozen);
         Ok(())
     }
 
-    fn machine(&self, sandbox: &SandboxId) -> Result<Arc<Machine>, ProviderError> {
+    fn sandbox(&self, sandbox: &SandboxId) -> Result<Arc<FakeSandbox>, ProviderError> {
         let inner = self.inner();
         inner
             .sandboxes
@@ -204,10 +194,10 @@ impl Fake {
             .ok_or_else(|| ProviderError::NotRunning { sandbox: sandbox.clone() })
     }
 
-    fn check(&self, act: Act) -> Result<(), ProviderError> {
-        if self.inner().failing.contains(&act) {
-            let source = std::io::Error::other("told to fail").into();
-            return Err(ProviderError::Machine { doing: format!("{act:?}"), source });
+    fn check(&self, op: FakeOp) -> Result<(), ProviderError> {
+        if self.inner().failing.contains(&op) {
+            let source = std::io::Error::other("made to fail by the test").into();
+            return Err(ProviderError::Failed { doing: format!("{op:?}"), source });
         }
         Ok(())
     }
@@ -219,8 +209,8 @@ fn door(sandbox: &SandboxId) -> Started {
 
 #[async_trait]
 impl Provider for Fake {
-    async fn start(&self, order: StartOrder) -> Result<Started, ProviderError> {
-        self.check(Act::Start)?;
+    async fn start(&self, order: StartSpec) -> Result<Started, ProviderError> {
+        self.check(FakeOp::Start)?;
         let mut inner = self.inner();
         let files = match &order.from {
             StartFrom::Image(image) if inner.missing_images.contains(image) => {
@@ -232,17 +222,17 @@ impl Provider for Fake {
                 None => return Err(ProviderError::SnapshotMissing { snapshot: snapshot.clone() }),
             },
         };
-        let machine = Machine::new(files, Arc::clone(&inner.runs), inner.boots);
-        inner.sandboxes.insert(order.sandbox.clone(), Arc::new(machine));
+        let fake_sandbox = FakeSandbox::new(files, Arc::clone(&inner.prompts_run), inner.boot);
+        inner.sandboxes.insert(order.sandbox.clone(), Arc::new(fake_sandbox));
         let started = door(&order.sandbox);
-        inner.orders.push(order);
+        inner.starts.push(order);
         Ok(started)
     }
 
     async fn find(&self, sandbox: &SandboxId) -> Result<Found, ProviderError> {
-        Ok(match self.machine(sandbox) {
+        Ok(match self.sandbox(sandbox) {
             Err(_) => Found::Gone,
-            Ok(machine) => match machine.ended() {
+            Ok(fake_sandbox) => match fake_sandbox.ended() {
                 Some(reason) => Found::Dead { reason },
                 None => Found::Running(door(sandbox)),
             },
@@ -250,65 +240,65 @@ impl Provider for Fake {
     }
 
     async fn dial(&self, sandbox: &SandboxId) -> Result<Box<dyn BridgeStream>, ProviderError> {
-        self.check(Act::Dial)?;
-        let machine = self.machine(sandbox)?;
-        if machine.ended().is_some() {
+        self.check(FakeOp::Dial)?;
+        let fake_sandbox = self.sandbox(sandbox)?;
+        if fake_sandbox.ended().is_some() {
             return Err(ProviderError::NotRunning { sandbox: sandbox.clone() });
         }
         let (ours, theirs) = tokio::io::duplex(256 * 1024);
-        tokio::spawn(connection::serve(machine, theirs));
+        tokio::spawn(connection::serve(fake_sandbox, theirs));
         Ok(Box::new(ours))
     }
 
-    async fn ended(&self, sandbox: &SandboxId) -> Result<String, ProviderError> {
-        let machine = self.machine(sandbox)?;
-        Ok(machine.wait().await)
+    async fn wait_for_exit(&self, sandbox: &SandboxId) -> Result<String, ProviderError> {
+        let fake_sandbox = self.sandbox(sandbox)?;
+        Ok(fake_sandbox.wait().await)
     }
 
-    async fn end_kept(
+    async fn snapshot_and_remove(
         &self,
         sandbox: &SandboxId,
         snapshot: &SnapshotId,
         kind: SnapshotKind,
     ) -> Result<(), ProviderError> {
-        self.check(Act::EndKept)?;
+        self.check(FakeOp::SnapshotAndRemove)?;
         let mut inner = self.inner();
-        let Some(machine) = inner.sandboxes.remove(sandbox) else {
-            // Idempotent: it was kept under this id before.
+        let Some(fake_sandbox) = inner.sandboxes.remove(sandbox) else {
+            // Idempotent: an earlier call took this snapshot.
             if inner.snapshots.contains_key(snapshot) {
                 return Ok(());
             }
             return Err(ProviderError::NotRunning { sandbox: sandbox.clone() });
         };
-        machine.die("ended");
-        inner.snapshots.insert(snapshot.clone(), (machine.files().clone(), kind));
+        fake_sandbox.die("removed");
+        inner.snapshots.insert(snapshot.clone(), (fake_sandbox.files().clone(), kind));
         Ok(())
     }
 
-    async fn end(&self, sandbox: &SandboxId) -> Result<(), ProviderError> {
-        self.check(Act::End)?;
-        if let Some(machine) = self.inner().sandboxes.remove(sandbox) {
-            machine.die("ended");
+    async fn remove(&self, sandbox: &SandboxId) -> Result<(), ProviderError> {
+        self.check(FakeOp::Remove)?;
+        if let Some(fake_sandbox) = self.inner().sandboxes.remove(sandbox) {
+            fake_sandbox.die("removed");
         }
         Ok(())
     }
 
     async fn list(&self) -> Result<Vec<SandboxId>, ProviderError> {
-        // Those people made for themselves are none of the sessions' business.
+        // Standalone sandboxes are not listed.
         let inner = self.inner();
-        Ok(inner.sandboxes.keys().filter(|id| !inner.own.has(id)).cloned().collect())
+        Ok(inner.sandboxes.keys().filter(|id| !inner.standalone.has(id)).cloned().collect())
     }
 
-    async fn others(&self) -> Result<Vec<(SandboxId, Option<String>)>, ProviderError> {
+    async fn list_standalone(&self) -> Result<Vec<(SandboxId, Option<String>)>, ProviderError> {
         let inner = self.inner();
         let runs = |id: &SandboxId| {
-            inner.sandboxes.get(id).is_some_and(|machine| machine.ended().is_none())
+            inner.sandboxes.get(id).is_some_and(|fake_sandbox| fake_sandbox.ended().is_none())
         };
-        let kept = inner.own.kept().filter(|(id, _)| runs(id));
-        Ok(kept.map(|(id, user)| (id.clone(), user.cloned())).collect())
+        let permanent = inner.standalone.permanent().filter(|(id, _)| runs(id));
+        Ok(permanent.map(|(id, user)| (id.clone(), user.cloned())).collect())
     }
 
-    async fn holds(&self, from: &StartFrom) -> Result<bool, ProviderError> {
+    async fn can_start_from(&self, from: &StartFrom) -> Result<bool, ProviderError> {
         let inner = self.inner();
         Ok(match from {
             StartFrom::Image(image) => !inner.missing_images.contains(image),
@@ -324,34 +314,34 @@ impl Provider for Fake {
         Some(self)
     }
 
-    fn freezing(&self) -> Option<&dyn Freezing> {
+    fn freeze_control(&self) -> Option<&dyn FreezeControl> {
         Some(self)
     }
 }
 
 #[async_trait]
-impl Freezing for Fake {
+impl FreezeControl for Fake {
     async fn freeze(&self, sandbox: &SandboxId, hold: Duration) -> Result<(), ProviderError> {
-        self.check(Act::Freeze)?;
-        self.set_still(sandbox, true)?;
-        let machine = self.machine(sandbox)?;
-        let asked = machine.freezes();
+        self.check(FakeOp::Freeze)?;
+        self.set_frozen(sandbox, true)?;
+        let fake_sandbox = self.sandbox(sandbox)?;
+        let freezes = fake_sandbox.freezes();
         tokio::spawn(async move {
             tokio::time::sleep(hold).await;
-            if machine.freezes() == asked {
-                machine.set_still(false);
+            if fake_sandbox.freezes() == freezes {
+                fake_sandbox.set_frozen(false);
             }
         });
         Ok(())
     }
 
     async fn thaw(&self, sandbox: &SandboxId) -> Result<(), ProviderError> {
-        self.set_still(sandbox, false)
+        self.set_frozen(sandbox, false)
     }
 
-    async fn rouse(&self, sandbox: &SandboxId) -> Result<(), ProviderError> {
-        // A disk is kept in no time here.
-        self.set_still(sandbox, false)
+    async fn thaw_unless_saving(&self, sandbox: &SandboxId) -> Result<(), ProviderError> {
+        // A snapshot takes no time here.
+        self.set_frozen(sandbox, false)
     }
 }
 
@@ -363,18 +353,18 @@ impl Snapshots for Fake {
         snapshot: &SnapshotId,
         kind: SnapshotKind,
     ) -> Result<u64, ProviderError> {
-        self.check(Act::Capture)?;
-        let machine = self.machine(sandbox)?;
-        if machine.ended().is_some() {
+        self.check(FakeOp::Capture)?;
+        let fake_sandbox = self.sandbox(sandbox)?;
+        if fake_sandbox.ended().is_some() {
             return Err(ProviderError::NotRunning { sandbox: sandbox.clone() });
         }
-        let files = machine.files().clone();
+        let files = fake_sandbox.files().clone();
         self.inner().snapshots.entry(snapshot.clone()).or_insert((files, kind));
         Ok(0)
     }
 
-    async fn remove(&self, snapshot: &SnapshotId) -> Result<(), ProviderError> {
-        self.check(Act::Remove)?;
+    async fn snapshot_remove(&self, snapshot: &SnapshotId) -> Result<(), ProviderError> {
+        self.check(FakeOp::SnapshotRemove)?;
         self.inner().snapshots.remove(snapshot);
         Ok(())
     }

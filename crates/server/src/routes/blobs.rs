@@ -1,4 +1,5 @@
-//! `/v1/sessions/{session}/blobs/{blob}`: the whole of what an event holds only the ends of.
+//! `/v1/sessions/{session}/blobs/{blob}`: long tool inputs and outputs, which events hold
+//! truncated.
 
 use axum::{
     extract::State,
@@ -9,17 +10,17 @@ use harvest_proto::{BlobId, SessionId};
 
 use crate::{ServerState, extract::Path, problem::ApiError};
 
-/// Reads a blob that an event names: a tool's output, or its input as JSON.
+/// Returns the full output of a tool, or its input as JSON, which an event refers to.
 #[utoipa::path(get, path = "/v1/sessions/{session}/blobs/{blob}", tag = "events",
     params(("session" = SessionId, Path, description = "The session"),
-           ("blob" = BlobId, Path, description = "The blob, as the event names it")),
-    responses((status = 200, body = String, content_type = "text/plain", description = "All of it")))]
+           ("blob" = BlobId, Path, description = "The blob id in the event")),
+    responses((status = 200, body = String, content_type = "text/plain", description = "The full text")))]
 pub(crate) async fn blob_get(
     State(state): State<ServerState>,
     Path((session, blob)): Path<(SessionId, BlobId)>,
 ) -> Result<Response, ApiError> {
     let text = state.sessions.blob(&session, &blob).await?;
-    // Whatever a hostile repository printed is text, also to a browser.
+    // The content is untrusted: a browser must not interpret it as HTML.
     let headers = [
         (header::CONTENT_TYPE, "text/plain; charset=utf-8"),
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),

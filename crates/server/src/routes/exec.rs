@@ -1,4 +1,4 @@
-//! `/v1/sessions/{session}/exec`: a command in the session's sandbox, its output line by line of JSON.
+//! `/v1/sessions/{session}/exec`: runs commands in the session's sandbox.
 
 use axum::{extract::State, response::Response};
 use harvest_proto::{
@@ -8,14 +8,14 @@ use harvest_proto::{
 
 use crate::{
     ServerState,
-    auth::Ending,
+    auth::RevokedOrShutdown,
     extract::{Body, Path},
     problem::ApiError,
-    socket::{self, Upgrade},
-    stream, valid,
+    stream, validate,
+    websocket::{self, Upgrade},
 };
 
-/// Runs a command; the answer streams its output and ends with how it ended.
+/// Runs a command and streams its output; the last line reports how it ended.
 #[utoipa::path(post, path = "/v1/sessions/{session}/exec", tag = "sessions", request_body = ExecRequest,
     params(("session" = SessionId, Path, description = "The session")),
     responses((status = 200, body = ExecLine, content_type = "application/x-ndjson",
@@ -25,30 +25,30 @@ pub(crate) async fn exec_run(
     Path(session): Path<SessionId>,
     Body(body): Body<ExecRequest>,
 ) -> Result<Response, ApiError> {
-    valid::exec(&body)?;
+    validate::exec(&body)?;
     let lines = state.sessions.exec(&session, body).await?;
     Ok(stream::lines(lines, state.shutdown))
 }
 
-/// Runs a command that reads what is sent to it while it runs, over a WebSocket. The first frame is text, the
-/// command: `{"start":{"argv":["cat"]}}`. Binary frames in are what it reads, `{"end":{}}` ends that; binary
-/// frames out are a byte, 1 for stdout and 2 for stderr, and what was written there. The last frame is
-/// `{"exited":{…}}` or `{"failed":{…}}`. The command is killed when the socket closes before.
+/// Runs a command with live input over a WebSocket. The first frame is text and holds the command:
+/// `{"start":{"argv":["cat"]}}`. Binary frames to the server are its stdin, and `{"end":{}}` closes
+/// it. Binary frames from the server start with a byte, 1 for stdout and 2 for stderr. The last
+/// frame is `{"exited":{…}}` or `{"failed":{…}}`. Closing the socket kills the command.
 #[utoipa::path(get, path = "/v1/sessions/{session}/exec", tag = "sessions",
     params(("session" = SessionId, Path, description = "The session")),
     responses(
-        (status = 101, body = SocketOut, description = "The socket; the last text frame says how it ended"),
+        (status = 101, body = SocketOut, description = "The WebSocket; the last text frame reports how the command ended"),
         (status = 409, body = Problem, content_type = "application/problem+json",
-            description = "The session has no machine, and none could be started for this"),
+            description = "The session has no sandbox, and none could be started"),
         (status = 426, body = Problem, content_type = "application/problem+json",
-            description = "The request is not the beginning of a WebSocket"),
+            description = "Not a WebSocket upgrade request"),
     ))]
 pub(crate) async fn exec_open(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
-    Ending(ending): Ending,
+    RevokedOrShutdown(cancel): RevokedOrShutdown,
     Upgrade(upgrade): Upgrade,
 ) -> Result<Response, ApiError> {
-    let inside = state.sessions.inside(&session).await?;
-    Ok(upgrade.on_upgrade(|socket| socket::attend(socket, inside, ending)))
+    let sandbox = state.sessions.sandbox_handle(&session).await?;
+    Ok(upgrade.on_upgrade(|socket| websocket::serve_exec(socket, sandbox, cancel)))
 }

@@ -1,5 +1,5 @@
-//! `/v1/sessions/{session}/files`: files and folders in the session's sandbox, and what these routes have in common
-//! with those of sandboxes without a session. Bytes stream through; no file is ever held whole.
+//! `/v1/sessions/{session}/files`: files and folders in the session's sandbox, and the code shared
+//! with the file routes of standalone sandboxes. Files are streamed, never held in memory.
 
 use axum::{
     Json,
@@ -14,7 +14,7 @@ use harvest_proto::{
     api::{Page, Problem},
     bridge::{FileKind, FileStat},
 };
-use harvest_session::inside::{Content, Download, Inside};
+use harvest_session::sandbox_handle::{FileDownload, PathContent, SandboxHandle};
 use serde::Deserialize;
 use tokio::{
     sync::mpsc::{self, error::SendTimeoutError},
@@ -27,16 +27,17 @@ use crate::{
     problem::ApiError,
 };
 
-/// Who is refused while still sending hears it only if most of that is taken.
-const DRAINED_BYTES: usize = 16 * 1024 * 1024;
-const DRAIN: Duration = Duration::from_secs(5);
+// After an early error the rest of the body is read up to these limits: a client that is still
+// sending would otherwise not receive the response.
+const MAX_DRAINED_BYTES: usize = 16 * 1024 * 1024;
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
-// How long nothing of a file may move, either way.
-const STALL: Duration = Duration::from_secs(60);
+// A transfer that makes no progress for this long is aborted.
+const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Get {
+pub(crate) struct GetQuery {
     path: String,
     #[serde(default)]
     cursor: Option<String>,
@@ -44,50 +45,53 @@ pub(crate) struct Get {
     limit: Option<u32>,
 }
 
-/// Reads a file, or lists a folder by name. A path is absolute or begins in the primary checkout; links are
-/// followed inside the sandbox. `x-harvest-kind` says which of the two came.
+/// Reads a file, or lists a folder ordered by name. The path is absolute or relative to the primary
+/// checkout; links are followed inside the sandbox. The header `x-harvest-kind` is `file` or
+/// `folder`.
 #[utoipa::path(get, path = "/v1/sessions/{session}/files", tag = "files",
     params(
         ("session" = SessionId, Path, description = "The session"),
         ("path" = String, Query, description = "The file or folder"),
-        ("cursor" = Option<String>, Query, description = "Where a list goes on: its `next_cursor`"),
-        ("limit" = Option<u32>, Query, description = "How many entries, 1 to 1000; 200 when absent"),
+        ("cursor" = Option<String>, Query, description = "`next_cursor` of the previous page"),
+        ("limit" = Option<u32>, Query, description = "Entries per page, 1 to 1000; 200 by default"),
     ),
     responses(
-        (status = 200, description = "The file's bytes, or what the folder holds",
+        (status = 200, description = "The file's bytes, or the folder's entries",
             content((Vec<u8> = "application/octet-stream"), (Page<FileStat> = "application/json"))),
         (status = 409, body = Problem, content_type = "application/problem+json",
-            description = "The session has no machine, and none could be started for this"),
+            description = "The session has no sandbox, and none could be started"),
     ))]
 pub(crate) async fn file_get(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
-    Query(query): Query<Get>,
+    Query(query): Query<GetQuery>,
 ) -> Result<Response, ApiError> {
     query.check()?;
-    read(state.sessions.inside(&session).await?, query).await
+    read(state.sessions.sandbox_handle(&session).await?, query).await
 }
 
-impl Get {
-    /// Before anybody is woken for it.
+impl GetQuery {
+    /// Called before a paused session is resumed for the request.
     pub(crate) fn check(&self) -> Result<(), ApiError> {
-        sound(&self.path)?;
+        valid_path(&self.path)?;
         limit(self.limit, 200, 1000).map(drop)
     }
 }
 
-/// Answers with a file's bytes, or what a folder holds.
-pub(crate) async fn read(inside: Inside, query: Get) -> Result<Response, ApiError> {
-    let path = sound(&query.path)?;
-    let most = limit(query.limit, 200, 1000)? as usize;
-    match inside.file_get(path, query.cursor.as_deref().unwrap_or_default()).await? {
-        Content::File(stat, download) => {
-            let kind = (header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
-            Ok((described(&stat), [kind], Body::from_stream(bytes(download))).into_response())
+/// Responds with a file's bytes or a folder's entries.
+pub(crate) async fn read(sandbox: SandboxHandle, query: GetQuery) -> Result<Response, ApiError> {
+    let path = valid_path(&query.path)?;
+    let max = limit(query.limit, 200, 1000)? as usize;
+    match sandbox.file_get(path, query.cursor.as_deref().unwrap_or_default()).await? {
+        PathContent::File(stat, download) => {
+            let content_type =
+                (header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+            Ok((stat_headers(&stat), [content_type], Body::from_stream(stream_file(download)))
+                .into_response())
         }
-        Content::Folder(mut items, mut more) => {
-            more |= items.len() > most;
-            items.truncate(most);
+        PathContent::Folder(mut items, mut more) => {
+            more |= items.len() > max;
+            items.truncate(max);
             let next_cursor = items.last().filter(|_| more).map(|last| last.name.clone());
             let kind =
                 [(HeaderName::from_static("x-harvest-kind"), HeaderValue::from_static("folder"))];
@@ -96,65 +100,69 @@ pub(crate) async fn read(inside: Inside, query: Get) -> Result<Response, ApiErro
     }
 }
 
-/// Ends with an error, and so not as a whole answer, when the file cannot be read to its end, or when nobody
-/// takes any of it for long.
-fn bytes(
-    mut download: Download,
+/// Streams a file. Ends with an error, so that the response is recognisably incomplete, when
+/// reading fails or the client stalls.
+fn stream_file(
+    mut download: FileDownload,
 ) -> impl futures_util::Stream<Item = Result<Bytes, axum::BoxError>> {
-    let (pieces, taken) = mpsc::channel::<Result<Bytes, axum::BoxError>>(1);
+    let (chunks, receiver) = mpsc::channel::<Result<Bytes, axum::BoxError>>(1);
     tokio::spawn(async move {
         loop {
-            let piece = match download.next().await {
-                Ok(Some(piece)) => Ok(Bytes::from(piece)),
+            let chunk = match download.next().await {
+                Ok(Some(chunk)) => Ok(Bytes::from(chunk)),
                 Ok(None) => return,
                 Err(error) => Err(error.into()),
             };
-            let over = piece.is_err();
-            // The machine is free to rest from here on; who comes back finds the answer broken off.
-            if let Err(SendTimeoutError::Timeout(_)) = pieces.send_timeout(piece, STALL).await {
+            let failed = chunk.is_err();
+            // After a stall the download is dropped, so that the sandbox may freeze or pause.
+            if let Err(SendTimeoutError::Timeout(_)) =
+                chunks.send_timeout(chunk, STALL_TIMEOUT).await
+            {
                 drop(download);
-                let _ = pieces.send(Err("nobody took the file for too long".into())).await;
+                let _ = chunks.send(Err("the client did not read for too long".into())).await;
                 return;
             }
-            if over || pieces.is_closed() {
+            if failed || chunks.is_closed() {
                 return;
             }
         }
     });
-    stream::unfold(taken, |mut taken| async move { taken.recv().await.map(|piece| (piece, taken)) })
+    stream::unfold(receiver, |mut receiver| async move {
+        receiver.recv().await.map(|chunk| (chunk, receiver))
+    })
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Head {
+pub(crate) struct StatQuery {
     path: String,
 }
 
-/// Describes a file, folder or link in headers: `x-harvest-kind`, `-size`, `-mode`, `-uid`, `-modified` and, of a
-/// link, `-target`, percent-encoded. A link is not followed.
+/// Returns the metadata of a file, folder or link in headers: `x-harvest-kind`, `-size`, `-mode`,
+/// `-uid`, `-modified` and, for a link, `-target` (percent-encoded). Links are not followed.
 #[utoipa::path(head, path = "/v1/sessions/{session}/files", tag = "files",
     params(
         ("session" = SessionId, Path, description = "The session"),
         ("path" = String, Query, description = "The file, folder or link"),
     ),
-    responses((status = 200, description = "It is there")))]
+    responses((status = 200, description = "The metadata")))]
 pub(crate) async fn file_stat(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
-    Query(query): Query<Head>,
+    Query(query): Query<StatQuery>,
 ) -> Result<HeaderMap, ApiError> {
     let path = query.checked()?;
-    Ok(described(&state.sessions.inside(&session).await?.file_stat(path).await?))
+    Ok(stat_headers(&state.sessions.sandbox_handle(&session).await?.file_stat(path).await?))
 }
 
-impl Head {
-    /// The path, before anybody is woken for it.
+impl StatQuery {
+    /// The path, checked before a paused session is resumed for the request.
     pub(crate) fn checked(&self) -> Result<&str, ApiError> {
-        sound(&self.path)
+        valid_path(&self.path)
     }
 }
 
-pub(crate) fn described(stat: &FileStat) -> HeaderMap {
+pub(crate) fn stat_headers(stat: &FileStat) -> HeaderMap {
     let kind = match stat.kind {
         FileKind::File => "file",
         FileKind::Folder => "folder",
@@ -167,7 +175,7 @@ pub(crate) fn described(stat: &FileStat) -> HeaderMap {
         ("x-harvest-mode", Some(format!("{:04o}", stat.mode))),
         ("x-harvest-uid", Some(stat.uid.to_string())),
         ("x-harvest-modified", Some(stat.modified.to_string())),
-        ("x-harvest-target", stat.target.as_deref().map(escaped)),
+        ("x-harvest-target", stat.target.as_deref().map(percent_encode)),
     ];
     let field = |(name, value): (&'static str, Option<String>)| {
         Some((HeaderName::from_static(name), HeaderValue::from_str(&value?).ok()?))
@@ -175,10 +183,10 @@ pub(crate) fn described(stat: &FileStat) -> HeaderMap {
     fields.into_iter().filter_map(field).collect()
 }
 
-/// A text in a header: what is not plain is percent-encoded.
-fn escaped(text: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-~".contains(&byte);
-    text.bytes().fold(String::new(), |out, byte| match plain(byte) {
+/// Percent-encodes a string for a header.
+fn percent_encode(text: &str) -> String {
+    let unreserved = |byte: u8| byte.is_ascii_alphanumeric() || b"/._-~".contains(&byte);
+    text.bytes().fold(String::new(), |out, byte| match unreserved(byte) {
         true => out + &char::from(byte).to_string(),
         false => out + &format!("%{byte:02X}"),
     })
@@ -186,7 +194,7 @@ fn escaped(text: &str) -> String {
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Put {
+pub(crate) struct PutQuery {
     path: String,
     #[serde(default)]
     mode: Option<String>,
@@ -198,45 +206,44 @@ pub(crate) struct Put {
     target: Option<String>,
 }
 
-/// Writes a file, or makes a folder or a link. A file appears under its name complete or not at all; one that
-/// is there is replaced, a folder that is there stays as it is.
+/// Writes a file, or creates a folder or a link. A file is written atomically and replaces an
+/// existing one; an existing folder is left unchanged.
 #[utoipa::path(put, path = "/v1/sessions/{session}/files", tag = "files",
     params(
         ("session" = SessionId, Path, description = "The session"),
-        ("path" = String, Query, description = "What is to be there; its folder is"),
-        ("mode" = Option<String>, Query, description = "Permission bits, octal; 644, for a folder 755, when absent"),
-        ("user" = Option<String>, Query, description = "Whose it is: `harvest`, the default, `root` or a number"),
-        ("kind" = Option<FileKind>, Query, description = "`file`, the default, `folder` or `link`"),
-        ("target" = Option<String>, Query, description = "Where a link points"),
+        ("path" = String, Query, description = "The path; its parent folder must exist"),
+        ("mode" = Option<String>, Query, description = "Permission bits, octal; 644 by default, 755 for a folder"),
+        ("user" = Option<String>, Query, description = "The owner: `harvest` (default), `root` or a number"),
+        ("kind" = Option<FileKind>, Query, description = "`file` (default), `folder` or `link`"),
+        ("target" = Option<String>, Query, description = "The target of a link"),
     ),
     request_body(content = Vec<u8>, content_type = "application/octet-stream", description = "The file's bytes"),
-    responses((status = 200, body = FileStat, description = "What is there now")))]
+    responses((status = 200, body = FileStat, description = "The metadata of the new file")))]
 pub(crate) async fn file_put(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
-    Query(query): Query<Put>,
+    Query(query): Query<PutQuery>,
     body: Body,
 ) -> Result<Json<FileStat>, ApiError> {
-    let inside = async { Ok(state.sessions.inside(&session).await?) };
-    write_or_drain(inside, query, body).await
+    let sandbox = async { Ok(state.sessions.sandbox_handle(&session).await?) };
+    write_or_drain(sandbox, query, body).await
 }
 
-impl Put {
-    /// As somebody else's, unless it says whose.
-    pub(crate) fn by(self, user: &str) -> Self {
+impl PutQuery {
+    pub(crate) fn with_default_owner(self, user: &str) -> Self {
         Self { user: Some(self.user.unwrap_or_else(|| user.to_owned())), ..self }
     }
 }
 
-/// Writes what is sent; takes it all the same when that is refused.
+/// Writes the body; after an error, drains it so that the client can read the response.
 pub(crate) async fn write_or_drain(
-    inside: impl Future<Output = Result<Inside, ApiError>>,
-    query: Put,
+    sandbox: impl Future<Output = Result<SandboxHandle, ApiError>>,
+    query: PutQuery,
     body: Body,
 ) -> Result<Json<FileStat>, ApiError> {
     let mut body = body.into_data_stream();
-    let put = async { write(&inside.await?, query, &mut body).await };
-    match put.await {
+    let written = async { write(&sandbox.await?, query, &mut body).await };
+    match written.await {
         Ok(stat) => Ok(Json(stat)),
         Err(error) => {
             drain(&mut body).await;
@@ -246,46 +253,45 @@ pub(crate) async fn write_or_drain(
 }
 
 async fn write(
-    inside: &Inside,
-    query: Put,
+    sandbox: &SandboxHandle,
+    query: PutQuery,
     body: &mut BodyDataStream,
 ) -> Result<FileStat, ApiError> {
-    let path = sound(&query.path)?;
+    let path = valid_path(&query.path)?;
     let kind = query.kind.unwrap_or(FileKind::File);
     let bits = mode(query.mode.as_deref(), if kind == FileKind::Folder { 0o755 } else { 0o644 })?;
     match (kind, query.target) {
         (FileKind::File, None) => {
-            let mut writing = inside.file_put(path, bits, query.user)?;
-            while let Some(piece) = next_of(body).await? {
-                let broke =
-                    |_| ApiError::invalid("invalid_body", "the body could not be read to its end");
+            let mut writing = sandbox.file_put(path, bits, query.user)?;
+            while let Some(chunk) = next_chunk(body).await? {
+                let incomplete = |_| ApiError::invalid("invalid_body", "the body is incomplete");
                 writing
-                    .write(&piece.map_err(broke)?)
+                    .write(&chunk.map_err(incomplete)?)
                     .await
                     .map_err(harvest_session::SessionError::from)?;
             }
             writing.finish().await.map_err(harvest_session::SessionError::from)?;
         }
-        (FileKind::Folder, None) => inside.folder_put(path, bits, query.user).await?,
+        (FileKind::Folder, None) => sandbox.folder_put(path, bits, query.user).await?,
         (FileKind::Link, Some(target)) if !target.is_empty() => {
-            inside.link_put(path, sound(&target)?.to_owned(), query.user).await?;
+            sandbox.link_put(path, valid_path(&target)?.to_owned(), query.user).await?;
         }
         _ => {
             return Err(ApiError::invalid(
                 "invalid_query",
-                "a link, and nothing else, has a `target`",
+                "`target` is required for links and allowed only for them",
             ));
         }
     }
-    Ok(inside.file_stat(path).await?)
+    Ok(sandbox.file_stat(path).await?)
 }
 
-/// The next piece of a body; who sends none for long does not keep the machine awake for it.
-async fn next_of(
+/// The next chunk of the body. The timeout keeps a stalled client from holding the sandbox awake.
+async fn next_chunk(
     body: &mut BodyDataStream,
 ) -> Result<Option<Result<Bytes, axum::Error>>, ApiError> {
-    timeout(STALL, body.next()).await.map_err(|_| {
-        let detail = format!("no more of the body came for {} s", STALL.as_secs());
+    timeout(STALL_TIMEOUT, body.next()).await.map_err(|_| {
+        let detail = format!("no data received for {} s", STALL_TIMEOUT.as_secs());
         ApiError::new(StatusCode::REQUEST_TIMEOUT, "request_timeout", detail)
             .hint("send the file again")
     })
@@ -293,63 +299,64 @@ async fn next_of(
 
 async fn drain(body: &mut BodyDataStream) {
     let drained = async {
-        let mut taken = 0;
-        while taken < DRAINED_BYTES
-            && let Some(Ok(piece)) = body.next().await
+        let mut read = 0;
+        while read < MAX_DRAINED_BYTES
+            && let Some(Ok(chunk)) = body.next().await
         {
-            taken += piece.len();
+            read += chunk.len();
         }
     };
-    let _ = timeout(DRAIN, drained).await;
+    let _ = timeout(DRAIN_TIMEOUT, drained).await;
 }
 
-fn mode(octal: Option<&str>, otherwise: u32) -> Result<u32, ApiError> {
-    let Some(octal) = octal else { return Ok(otherwise) };
+fn mode(octal: Option<&str>, default: u32) -> Result<u32, ApiError> {
+    let Some(octal) = octal else { return Ok(default) };
     u32::from_str_radix(octal, 8)
         .ok()
         .filter(|mode| *mode <= 0o7777 && octal.bytes().all(|byte| byte.is_ascii_digit()))
-        .ok_or_else(|| ApiError::invalid("invalid_query", "`mode` is octal, such as 644 or 0755"))
+        .ok_or_else(|| {
+            ApiError::invalid("invalid_query", "`mode` must be octal, such as 644 or 0755")
+        })
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Delete {
+pub(crate) struct DeleteQuery {
     path: String,
     #[serde(default)]
     recursive: bool,
 }
 
-/// Removes a file or a link; with `recursive` a folder as well, with all that is in it.
+/// Removes a file or a link, or with `recursive` a folder and its content.
 #[utoipa::path(delete, path = "/v1/sessions/{session}/files", tag = "files",
     params(
         ("session" = SessionId, Path, description = "The session"),
-        ("path" = String, Query, description = "What is to go"),
-        ("recursive" = Option<bool>, Query, description = "Also a folder with all that is in it"),
+        ("path" = String, Query, description = "The path"),
+        ("recursive" = Option<bool>, Query, description = "Also remove a folder with its content"),
     ),
-    responses((status = 204, description = "It is gone")))]
+    responses((status = 204, description = "Removed")))]
 pub(crate) async fn file_delete(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
-    Query(query): Query<Delete>,
+    Query(query): Query<DeleteQuery>,
 ) -> Result<StatusCode, ApiError> {
     let (path, recursive) = query.checked()?;
-    state.sessions.inside(&session).await?.file_remove(path, recursive).await?;
+    state.sessions.sandbox_handle(&session).await?.file_remove(path, recursive).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-impl Delete {
-    /// What is to go, before anybody is woken for it.
+impl DeleteQuery {
+    /// The path and the flag, checked before a paused session is resumed for the request.
     pub(crate) fn checked(&self) -> Result<(&str, bool), ApiError> {
-        Ok((sound(&self.path)?, self.recursive))
+        Ok((valid_path(&self.path)?, self.recursive))
     }
 }
 
-/// A path the kernel can be given.
-fn sound(path: &str) -> Result<&str, ApiError> {
+fn valid_path(path: &str) -> Result<&str, ApiError> {
     match !path.is_empty() && !path.contains('\0') && path.len() < 4096 {
         true => Ok(path),
         false => {
-            Err(ApiError::invalid("invalid_query", "a path is 1 to 4095 bytes without a zero byte"))
+            Err(ApiError::invalid("invalid_query", "a path must be 1 to 4095 bytes without NUL"))
         }
     }
 }
@@ -359,7 +366,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mode_is_octal_and_has_no_more_than_twelve_bits() {
+    fn mode_must_be_octal_with_twelve_bits() {
         assert_eq!((mode(None, 0o644).unwrap(), mode(Some("0755"), 0).unwrap()), (0o644, 0o755));
         for bad in ["", "8", "10000", "-1", "+7", "rw"] {
             assert!(mode(Some(bad), 0).is_err(), "{bad}");
@@ -367,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_can_hold_any_target() {
-        assert_eq!(escaped("/a b/ä\n%"), "/a%20b/%C3%A4%0A%25");
+    fn link_targets_are_percent_encoded() {
+        assert_eq!(percent_encode("/a b/ä\n%"), "/a%20b/%C3%A4%0A%25");
     }
 }

@@ -1,4 +1,5 @@
-//! Is it there, is it ready, how is it, what can it do: the routes that ask for no token, or not always.
+//! Liveness, readiness, metrics and the OpenAPI document: routes that need no token (metrics only
+//! locally).
 
 use std::{net::IpAddr, time::Duration};
 
@@ -12,27 +13,28 @@ use harvest_proto::api::Role;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::{ServerState, auth, limit, metrics, problem::ApiError};
+use crate::{ServerState, auth, metrics, problem::ApiError, rate_limit};
 
-/// How old an answer may be: to look writes to the disk, and anyone may ask.
-const FRESH: Duration = Duration::from_secs(1);
+// Readiness results are cached: the check writes to the disk, and the route needs no token.
+const CACHE_TIME: Duration = Duration::from_secs(1);
 
-/// What was found when somebody last asked whether the server is ready.
+/// The cached result of the last readiness check.
 #[derive(Debug, Default)]
 pub(crate) struct Readiness(tokio::sync::Mutex<Option<(Instant, Vec<String>)>>);
 
-/// Says that the process answers.
+/// Liveness: the process responds.
 #[utoipa::path(get, path = "/healthz", tag = "health",
-    responses((status = 200, body = Value, description = "It does")))]
+    responses((status = 200, body = Value, description = "Alive")))]
 pub(crate) async fn healthz() -> Json<Value> {
     Json(json!({ "ok": true, "version": env!("CARGO_PKG_VERSION") }))
 }
 
-/// Says that work can be taken: the store can be written, the machine answers, nothing is shutting down.
+/// Readiness: the store is writable, the sandbox provider responds and the server is not shutting
+/// down.
 #[utoipa::path(get, path = "/readyz", tag = "health",
     responses((status = 200, body = Value, description = "Ready"),
         (status = 503, body = harvest_proto::api::Problem, content_type = "application/problem+json",
-            description = "Not now; `detail` says why")))]
+            description = "Not ready; `detail` says why")))]
 pub(crate) async fn readyz(State(state): State<ServerState>) -> Result<Json<Value>, ApiError> {
     let unavailable = |code, detail: String| {
         Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, code, detail).retry_after(5))
@@ -41,21 +43,21 @@ pub(crate) async fn readyz(State(state): State<ServerState>) -> Result<Json<Valu
         return unavailable("shutting_down", "the server is shutting down".into());
     }
     let mut last = state.readiness.0.lock().await;
-    let troubles = match &*last {
-        Some((at, troubles)) if at.elapsed() < FRESH => troubles.clone(),
+    let problems = match &*last {
+        Some((at, problems)) if at.elapsed() < CACHE_TIME => problems.clone(),
         _ => {
-            let troubles = state.sessions.troubles().await;
-            *last = Some((Instant::now(), troubles.clone()));
-            troubles
+            let problems = state.sessions.readiness_problems().await;
+            *last = Some((Instant::now(), problems.clone()));
+            problems
         }
     };
-    match troubles.is_empty() {
+    match problems.is_empty() {
         true => Ok(Json(json!({ "ready": true }))),
-        false => unavailable("not_ready", troubles.join("; ")),
+        false => unavailable("not_ready", problems.join("; ")),
     }
 }
 
-/// Counts of everything, as Prometheus reads them. For whoever is on this machine, and for admins.
+/// Metrics in the Prometheus text format, for local requests and admins.
 #[utoipa::path(get, path = "/metrics", tag = "health",
     responses((status = 200, body = String, content_type = "text/plain; version=0.0.4",
         description = "The text format, version 0.0.4")))]
@@ -69,23 +71,23 @@ pub(crate) async fn metrics(
             None => None,
         };
         if token.is_none_or(|token| token.role != Role::Admin) {
-            let detail = "the counts are for this machine and for admins";
+            let detail = "metrics are for local requests and admins";
             return Err(ApiError::new(StatusCode::FORBIDDEN, "forbidden", detail)
-                .hint("send `authorization: Bearer TOKEN` with a token of an admin"));
+                .hint("send `authorization: Bearer TOKEN` with an admin's token"));
         }
     }
-    let page = metrics::page(&state.sessions.vitals().await?, &state.answers);
+    let page = metrics::page(&state.sessions.stats().await?, &state.request_metrics);
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], page).into_response())
 }
 
-/// From this machine itself, and not through a proxy on it that speaks for others.
+/// Whether the request comes from this machine and not through a proxy on it.
 fn is_local(request: &Request) -> bool {
-    let passed_on = ["forwarded", "x-forwarded-for", "via"];
-    limit::peer(request).is_some_and(|peer| IpAddr::to_canonical(&peer.ip()).is_loopback())
-        && !passed_on.iter().any(|name| request.headers().contains_key(*name))
+    let proxy_headers = ["forwarded", "x-forwarded-for", "via"];
+    rate_limit::peer(request).is_some_and(|peer| IpAddr::to_canonical(&peer.ip()).is_loopback())
+        && !proxy_headers.iter().any(|name| request.headers().contains_key(*name))
 }
 
-/// Describes every route.
+/// Returns the OpenAPI description of every route.
 #[utoipa::path(get, path = "/v1/openapi.json", tag = "health",
     responses((status = 200, body = Value, description = "This document, OpenAPI 3.1")))]
 pub(crate) async fn openapi() -> Json<utoipa::openapi::OpenApi> {

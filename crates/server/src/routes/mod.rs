@@ -1,19 +1,19 @@
-//! One file per resource. A handler reads the request, calls `Sessions` and answers; nothing more.
+//! One file per resource. A handler parses the request, calls `Sessions` and builds the response.
 
 mod blobs;
 mod events;
 mod exec;
 mod files;
 mod health;
-pub(crate) mod machines;
 mod prompts;
 mod pty;
-mod pulls;
+mod pull_requests;
 mod repositories;
 mod retention;
 mod secrets;
 mod sessions;
 mod snapshots;
+pub(crate) mod standalone;
 mod tokens;
 mod turns;
 
@@ -28,19 +28,19 @@ pub(crate) use health::Readiness;
 
 use crate::{ServerState, idempotency, problem::ApiError};
 
-/// The handlers, for the table of the OpenAPI page.
+/// The handlers, for the OpenAPI document.
 pub(crate) mod handlers {
     pub(crate) use super::{
-        blobs::*, events::*, exec::*, files::*, health::*, machines::handlers::*, prompts::*,
-        pty::*, pulls::*, repositories::*, retention::*, secrets::*, sessions::*, snapshots::*,
-        tokens::*, turns::*,
+        blobs::*, events::*, exec::*, files::*, health::*, prompts::*, pty::*, pull_requests::*,
+        repositories::*, retention::*, secrets::*, sessions::*, snapshots::*,
+        standalone::handlers::*, tokens::*, turns::*,
     };
 }
 
-/// Routes that ask for a token. What is here is in `openapi.rs` too; a test compares them.
+/// Routes that require a token. A test compares them with `openapi.rs`.
 pub(crate) fn guarded(state: &ServerState) -> Router<ServerState> {
-    created_once(state)
-        .merge(machines::guarded(state))
+    idempotent_routes(state)
+        .merge(standalone::guarded(state))
         .route("/v1/sessions", get(sessions::session_list))
         .route(
             "/v1/sessions/{session}",
@@ -61,7 +61,7 @@ pub(crate) fn guarded(state: &ServerState) -> Router<ServerState> {
         .route("/v1/sessions/{session}/turns/{turn}", get(turns::turn_get))
         .route("/v1/sessions/{session}/snapshots", get(snapshots::snapshot_list))
         .route("/v1/sessions/{session}/snapshots/{snapshot}", put(retention::snapshot_pin))
-        .route("/v1/retention", get(retention::retention_get).post(retention::retention_keep))
+        .route("/v1/retention", get(retention::retention_get).post(retention::retention_apply))
         .route("/v1/sessions/{session}/events", get(events::event_list))
         .route("/v1/sessions/{session}/blobs/{blob}", get(blobs::blob_get))
         .route("/v1/sessions/{session}/diff", get(turns::diff_get))
@@ -76,7 +76,7 @@ pub(crate) fn guarded(state: &ServerState) -> Router<ServerState> {
                 .delete(files::file_delete),
         )
         .route("/v1/sessions/{session}/pty", get(pty::pty_open))
-        .route("/v1/sessions/{session}/pull", get(pulls::pull_get))
+        .route("/v1/sessions/{session}/pull", get(pull_requests::pull_request_get))
         .route("/v1/repositories", get(repositories::repository_list))
         .route(
             "/v1/repositories/{name}",
@@ -90,18 +90,18 @@ pub(crate) fn guarded(state: &ServerState) -> Router<ServerState> {
         .route("/v1/tokens/{token}", delete(tokens::token_delete))
 }
 
-/// POSTs that make something: they honour `Idempotency-Key`.
-fn created_once(state: &ServerState) -> Router<ServerState> {
+/// Routes that create resources and honour `Idempotency-Key`.
+fn idempotent_routes(state: &ServerState) -> Router<ServerState> {
     Router::new()
         .route("/v1/sessions", post(sessions::session_create))
         .route("/v1/sessions/{session}/fork", post(sessions::session_fork))
         .route("/v1/sessions/{session}/prompts", post(prompts::prompt_create))
         .route("/v1/repositories", post(repositories::repository_add))
-        .merge(machines::created_once(state))
-        .route_layer(from_fn_with_state(state.clone(), idempotency::once))
+        .merge(standalone::idempotent_routes(state))
+        .route_layer(from_fn_with_state(state.clone(), idempotency::idempotent))
 }
 
-/// Routes that anyone on this machine may ask.
+/// Routes that require no token.
 pub(crate) fn open() -> Router<ServerState> {
     Router::new()
         .route("/healthz", get(health::healthz))
@@ -111,16 +111,12 @@ pub(crate) fn open() -> Router<ServerState> {
 }
 
 pub(crate) async fn no_such_route(uri: Uri) -> ApiError {
-    ApiError::new(
-        StatusCode::NOT_FOUND,
-        "no_such_route",
-        format!("there is nothing at {}", uri.path()),
-    )
-    .hint("every route is in /v1/openapi.json")
+    ApiError::new(StatusCode::NOT_FOUND, "no_such_route", format!("no route for {}", uri.path()))
+        .hint("/v1/openapi.json lists all routes")
 }
 
-pub(crate) async fn no_such_method(method: Method, uri: Uri) -> ApiError {
-    let detail = format!("{} cannot be asked with {method}", uri.path());
+pub(crate) async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
+    let detail = format!("{method} is not allowed on {}", uri.path());
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", detail)
-        .hint("every route is in /v1/openapi.json")
+        .hint("/v1/openapi.json lists all routes")
 }

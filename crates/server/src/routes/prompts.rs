@@ -1,4 +1,4 @@
-//! `/v1/sessions/{session}/prompts`: the queue. A prompt answered 202 is on disk.
+//! `/v1/sessions/{session}/prompts`: the queue. A prompt answered with 202 is stored.
 
 use axum::{Json, extract::State, http::StatusCode};
 use harvest_proto::{
@@ -8,15 +8,15 @@ use harvest_proto::{
 
 use crate::{
     ServerState,
-    auth::{Caller, Holder},
+    auth::{Authenticated, Caller},
+    authorization,
     extract::{Body, Path},
-    idempotency::Once,
-    policy,
+    idempotency::IdempotencyKey,
     problem::ApiError,
-    valid,
+    validate,
 };
 
-/// Lists a session's prompts in their order: done, running, waiting.
+/// Lists a session's prompts in order: done, running, queued.
 #[utoipa::path(get, path = "/v1/sessions/{session}/prompts", tag = "prompts",
     params(("session" = SessionId, Path, description = "The session")),
     responses((status = 200, body = Page<Prompt>, description = "The prompts")))]
@@ -28,30 +28,33 @@ pub(crate) async fn prompt_list(
     Ok(Json(Page { items, next_cursor: None }))
 }
 
-/// Queues a prompt, or answers the agent's question when it waits for one.
+/// Queues a prompt, or answers the agent's question if it is waiting for an answer.
 #[utoipa::path(post, path = "/v1/sessions/{session}/prompts", tag = "prompts", request_body = CreatePrompt,
     params(("session" = SessionId, Path, description = "The session"),
-           ("Idempotency-Key" = Option<String>, Header, description = "The same key creates only once",
+           ("Idempotency-Key" = Option<String>, Header, description = "Repeated requests with the same key create one resource",
             min_length = 1, max_length = 128)),
-    responses((status = 202, body = Prompt, description = "On disk; it runs when its turn comes")))]
+    responses((status = 202, body = Prompt, description = "Stored; it runs after the prompts before it")))]
 pub(crate) async fn prompt_create(
     State(state): State<ServerState>,
     Caller(caller): Caller,
-    Holder(token): Holder,
-    once: Once,
+    Authenticated(token): Authenticated,
+    key: IdempotencyKey,
     Path(session): Path<SessionId>,
     Body(body): Body<CreatePrompt>,
 ) -> Result<(StatusCode, Json<Prompt>), ApiError> {
-    valid::author(body.author.as_ref())?;
-    policy::speaks_for(&token, body.author.as_ref())?;
-    Ok((StatusCode::ACCEPTED, Json(once.of(&state.sessions).prompt(&session, body, caller).await?)))
+    validate::author(body.author.as_ref())?;
+    authorization::check_author(&token, body.author.as_ref())?;
+    Ok((
+        StatusCode::ACCEPTED,
+        Json(key.scope(&state.sessions).prompt(&session, body, caller).await?),
+    ))
 }
 
-/// Takes a waiting prompt out of the queue.
+/// Cancels a queued prompt.
 #[utoipa::path(delete, path = "/v1/sessions/{session}/prompts/{prompt}", tag = "prompts",
     params(("session" = SessionId, Path, description = "The session"),
            ("prompt" = PromptId, Path, description = "The prompt")),
-    responses((status = 200, body = Prompt, description = "Cancelled; its text is given back")))]
+    responses((status = 200, body = Prompt, description = "The cancelled prompt with its text")))]
 pub(crate) async fn prompt_cancel(
     State(state): State<ServerState>,
     Path((session, prompt)): Path<(SessionId, PromptId)>,
@@ -59,11 +62,11 @@ pub(crate) async fn prompt_cancel(
     Ok(Json(state.sessions.prompt_cancel(&session, &prompt).await?))
 }
 
-/// Moves a waiting prompt to another place in the queue.
+/// Moves a queued prompt to another position.
 #[utoipa::path(patch, path = "/v1/sessions/{session}/prompts/{prompt}", tag = "prompts", request_body = MovePrompt,
     params(("session" = SessionId, Path, description = "The session"),
            ("prompt" = PromptId, Path, description = "The prompt")),
-    responses((status = 200, body = Prompt, description = "At its new place")))]
+    responses((status = 200, body = Prompt, description = "The prompt at its new position")))]
 pub(crate) async fn prompt_move(
     State(state): State<ServerState>,
     Path((session, prompt)): Path<(SessionId, PromptId)>,

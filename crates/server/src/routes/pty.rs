@@ -1,5 +1,5 @@
-//! `/v1/sessions/{session}/pty`: a terminal in the session's sandbox, over a WebSocket; and how any terminal is asked
-//! for.
+//! `/v1/sessions/{session}/pty`: a terminal in the session's sandbox, over a WebSocket. Also parses
+//! the query of every terminal route.
 
 use axum::{extract::State, response::Response};
 use harvest_proto::{
@@ -7,61 +7,61 @@ use harvest_proto::{
     api::{ExecRequest, Problem, SocketOut},
     bridge::Terminal,
 };
-use harvest_session::inside::TerminalOrder;
+use harvest_session::sandbox_handle::TerminalRequest;
 
 use crate::{
     ServerState,
-    auth::Ending,
+    auth::RevokedOrShutdown,
     extract::{Path, Query},
     problem::ApiError,
-    socket::{self, Kind, Upgrade},
-    valid,
+    validate,
+    websocket::{self, SocketKind, Upgrade},
 };
 
-/// Opens a terminal with a shell, or with another command, on it. Binary frames are bytes both ways; text
-/// frames are JSON: `{"resize":{"rows":24,"cols":80}}` in, `{"exited":{…}}` out. A session that rests is
-/// resumed for it. The terminal hangs up when the socket closes.
+/// Opens a terminal that runs a shell or another command. Binary frames carry bytes both ways; text
+/// frames are JSON: `{"resize":{"rows":24,"cols":80}}` to the server, `{"exited":{…}}` from it. A
+/// paused session is resumed. Closing the socket hangs up the terminal.
 #[utoipa::path(get, path = "/v1/sessions/{session}/pty", tag = "sessions",
     params(
         ("session" = SessionId, Path, description = "The session"),
-        ("rows" = Option<u16>, Query, description = "The terminal's height; 24 when absent", minimum = 1, maximum = 4096),
-        ("cols" = Option<u16>, Query, description = "Its width; 80 when absent", minimum = 1, maximum = 4096),
-        ("term" = Option<String>, Query, description = "The command's `TERM`; `xterm-256color` when absent"),
-        ("argv" = Option<Vec<String>>, Query, description = "Program and arguments, one each; a shell when absent"),
-        ("cwd" = Option<String>, Query, description = "Working folder; the primary checkout when absent"),
-        ("user" = Option<String>, Query, description = "`harvest`, the default, or `root`"),
+        ("rows" = Option<u16>, Query, description = "Height of the terminal; 24 by default", minimum = 1, maximum = 4096),
+        ("cols" = Option<u16>, Query, description = "Width of the terminal; 80 by default", minimum = 1, maximum = 4096),
+        ("term" = Option<String>, Query, description = "The `TERM` variable; `xterm-256color` by default"),
+        ("argv" = Option<Vec<String>>, Query, description = "Program and arguments, one parameter each; a shell by default"),
+        ("cwd" = Option<String>, Query, description = "Working directory; the primary checkout by default"),
+        ("user" = Option<String>, Query, description = "`harvest` (default) or `root`"),
     ),
-    responses((status = 101, body = SocketOut, description = "The terminal; the last text frame says how it ended"),
+    responses((status = 101, body = SocketOut, description = "The terminal; the last text frame reports how it ended"),
         (status = 409, body = Problem, content_type = "application/problem+json",
-            description = "The session has no machine, and none could be started for this"),
+            description = "The session has no sandbox, and none could be started"),
         (status = 426, body = Problem, content_type = "application/problem+json",
-            description = "The request is no upgrade to a WebSocket")))]
+            description = "Not a WebSocket upgrade request")))]
 pub(crate) async fn pty_open(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
     Query(query): Query<Vec<(String, String)>>,
-    Ending(ending): Ending,
+    RevokedOrShutdown(cancel): RevokedOrShutdown,
     Upgrade(upgrade): Upgrade,
 ) -> Result<Response, ApiError> {
-    let order = order(query)?;
-    // Before the upgrade: what goes wrong up to here is a problem like any other.
-    let (running, input) = state.sessions.inside(&session).await?.terminal(order).await?;
-    Ok(upgrade
-        .on_upgrade(|socket| socket::carry(socket, running, Some(input), Kind::Terminal, ending)))
+    let request = terminal_request(query)?;
+    // Started before the upgrade, so that errors are ordinary problem responses.
+    let (running, input) = state.sessions.sandbox_handle(&session).await?.terminal(request).await?;
+    Ok(upgrade.on_upgrade(|socket| {
+        websocket::relay(socket, running, Some(input), SocketKind::Terminal, cancel)
+    }))
 }
 
-/// A terminal as its query describes it.
-pub(crate) fn order(query: Vec<(String, String)>) -> Result<TerminalOrder, ApiError> {
+pub(crate) fn terminal_request(query: Vec<(String, String)>) -> Result<TerminalRequest, ApiError> {
     let terminal = Terminal { rows: 24, cols: 80, term: None };
-    let mut order = TerminalOrder { terminal, ..TerminalOrder::default() };
+    let mut request = TerminalRequest { terminal, ..TerminalRequest::default() };
     for (name, value) in query {
         match name.as_str() {
-            "rows" => order.terminal.rows = side(&value)?,
-            "cols" => order.terminal.cols = side(&value)?,
-            "term" => order.terminal.term = Some(term(value)?),
-            "argv" => order.argv.push(value),
-            "cwd" => order.cwd = Some(value),
-            "user" => order.user = Some(value),
+            "rows" => request.terminal.rows = dimension(&value)?,
+            "cols" => request.terminal.cols = dimension(&value)?,
+            "term" => request.terminal.term = Some(term(value)?),
+            "argv" => request.argv.push(value),
+            "cwd" => request.cwd = Some(value),
+            "user" => request.user = Some(value),
             _ => {
                 return Err(ApiError::invalid(
                     "invalid_query",
@@ -70,28 +70,27 @@ pub(crate) fn order(query: Vec<(String, String)>) -> Result<TerminalOrder, ApiEr
             }
         }
     }
-    let TerminalOrder { argv, cwd, user, .. } = order.clone();
+    let TerminalRequest { argv, cwd, user, .. } = request.clone();
     let argv = if argv.is_empty() { vec!["sh".to_owned()] } else { argv };
-    valid::exec(&ExecRequest { argv, cwd, user, ..ExecRequest::default() })?;
-    Ok(order)
+    validate::exec(&ExecRequest { argv, cwd, user, ..ExecRequest::default() })?;
+    Ok(request)
 }
 
-fn side(value: &str) -> Result<u16, ApiError> {
-    value.parse().ok().filter(|side| (1..=4096).contains(side)).ok_or_else(|| {
-        ApiError::invalid(
-            "invalid_query",
-            "a terminal's `rows` and `cols` are numbers from 1 to 4096",
-        )
-    })
+fn dimension(value: &str) -> Result<u16, ApiError> {
+    value
+        .parse()
+        .ok()
+        .filter(|dimension| (1..=4096).contains(dimension))
+        .ok_or_else(|| ApiError::invalid("invalid_query", "`rows` and `cols` must be 1 to 4096"))
 }
 
 fn term(value: String) -> Result<String, ApiError> {
-    let sound = |byte: u8| byte.is_ascii_alphanumeric() || b"._+-".contains(&byte);
-    match (1..=64).contains(&value.len()) && value.bytes().all(sound) {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._+-".contains(&byte);
+    match (1..=64).contains(&value.len()) && value.bytes().all(allowed) {
         true => Ok(value),
         false => Err(ApiError::invalid(
             "invalid_query",
-            "`term` is the name of a terminal, such as `xterm`",
+            "`term` must be a terminal name such as `xterm`",
         )),
     }
 }
@@ -100,18 +99,18 @@ fn term(value: String) -> Result<String, ApiError> {
 mod tests {
     use super::*;
 
-    fn of(query: &[(&str, &str)]) -> Result<TerminalOrder, &'static str> {
+    fn parse(query: &[(&str, &str)]) -> Result<TerminalRequest, &'static str> {
         let query =
             query.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
-        order(query).map_err(|error| error.code)
+        terminal_request(query).map_err(|error| error.code)
     }
 
     #[test]
-    fn a_terminal_is_asked_for_with_sensible_words_only() {
-        let plain = of(&[]).unwrap();
+    fn invalid_terminal_parameters_are_rejected() {
+        let plain = parse(&[]).unwrap();
         assert_eq!((plain.terminal.rows, plain.terminal.cols, plain.argv.len()), (24, 80, 0));
         let vi =
-            of(&[("rows", "50"), ("argv", "vi"), ("argv", "a b"), ("term", "screen-256color")])
+            parse(&[("rows", "50"), ("argv", "vi"), ("argv", "a b"), ("term", "screen-256color")])
                 .unwrap();
         assert_eq!((vi.terminal.rows, vi.argv), (50, vec!["vi".to_owned(), "a b".to_owned()]));
         for bad in [
@@ -122,8 +121,8 @@ mod tests {
             ("term", ""),
             ("x", "1"),
         ] {
-            assert_eq!(of(&[bad]), Err("invalid_query"), "{bad:?}");
+            assert_eq!(parse(&[bad]), Err("invalid_query"), "{bad:?}");
         }
-        assert_eq!(of(&[("argv", "a\0b")]), Err("invalid_body"));
+        assert_eq!(parse(&[("argv", "a\0b")]), Err("invalid_body"));
     }
 }

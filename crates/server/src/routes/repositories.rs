@@ -1,18 +1,18 @@
-//! `/v1/repositories`: what sessions work on, and the prebuilt state they start from.
+//! `/v1/repositories`: registered repositories and their prebuilt state.
 
 use axum::{Json, extract::State, http::StatusCode, response::Response};
 use harvest_proto::api::{AddRepository, BuildLine, Page, Repository};
 
 use crate::{
     ServerState,
-    auth::Holder,
+    auth::Authenticated,
+    authorization,
     extract::{Body, Path},
-    policy,
     problem::ApiError,
     stream,
 };
 
-/// Lists repositories by name.
+/// Lists repositories, ordered by name.
 #[utoipa::path(get, path = "/v1/repositories", tag = "repositories",
     responses((status = 200, body = Page<Repository>, description = "The repositories")))]
 pub(crate) async fn repository_list(
@@ -24,22 +24,22 @@ pub(crate) async fn repository_list(
 
 /// Registers a repository.
 #[utoipa::path(post, path = "/v1/repositories", tag = "repositories", request_body = AddRepository,
-    params(("Idempotency-Key" = Option<String>, Header, description = "The same key creates only once",
+    params(("Idempotency-Key" = Option<String>, Header, description = "Repeated requests with the same key create one resource",
             min_length = 1, max_length = 128)),
     responses((status = 201, body = Repository, description = "Registered; nothing is built yet")))]
 pub(crate) async fn repository_add(
     State(state): State<ServerState>,
-    Holder(token): Holder,
+    Authenticated(token): Authenticated,
     Body(body): Body<AddRepository>,
 ) -> Result<(StatusCode, Json<Repository>), ApiError> {
-    policy::names_secret(&token, body.secret.as_ref())?;
-    policy::names_host(&token, Some(&body.url))?;
+    authorization::check_secret(&token, body.secret.as_ref())?;
+    authorization::check_repository_url(&token, Some(&body.url))?;
     Ok((StatusCode::CREATED, Json(state.sessions.repository_add(body).await?)))
 }
 
-/// Shows a repository as it stands.
+/// Returns a repository.
 #[utoipa::path(get, path = "/v1/repositories/{name}", tag = "repositories",
-    params(("name" = String, Path, description = "What it is called")),
+    params(("name" = String, Path, description = "The repository's name")),
     responses((status = 200, body = Repository, description = "The repository")))]
 pub(crate) async fn repository_get(
     State(state): State<ServerState>,
@@ -48,10 +48,10 @@ pub(crate) async fn repository_get(
     Ok(Json(state.sessions.repository(&name).await?))
 }
 
-/// Forgets a repository that no session uses, with its builds and what the local forge holds of it.
+/// Removes a repository that no session uses, with its builds and its copy on the local forge.
 #[utoipa::path(delete, path = "/v1/repositories/{name}", tag = "repositories",
-    params(("name" = String, Path, description = "What it is called")),
-    responses((status = 204, description = "Gone")))]
+    params(("name" = String, Path, description = "The repository's name")),
+    responses((status = 204, description = "Removed")))]
 pub(crate) async fn repository_delete(
     State(state): State<ServerState>,
     Path(name): Path<String>,
@@ -60,9 +60,9 @@ pub(crate) async fn repository_delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Builds the state sessions start from: clone, install, build, check. The answer streams progress.
+/// Builds the state sessions start from (clone, install, build, check) and streams progress.
 #[utoipa::path(post, path = "/v1/repositories/{name}/build", tag = "repositories",
-    params(("name" = String, Path, description = "What it is called")),
+    params(("name" = String, Path, description = "The repository's name")),
     responses((status = 200, body = BuildLine, content_type = "application/x-ndjson",
         description = "One JSON object per line; the last is `built` or `failed`")))]
 pub(crate) async fn repository_build(

@@ -1,9 +1,9 @@
-//! `/v1/retention`: what sessions hold on the disk, and what the rules have go.
+//! `/v1/retention`: disk usage of sessions and the retention rules; also pinning of snapshots.
 
 use axum::{Json, extract::State};
 use harvest_proto::{
     SessionId, SnapshotId,
-    api::{PinSnapshot, Retained, Snapshot},
+    api::{PinSnapshot, RetentionReport, Snapshot},
 };
 
 use crate::{
@@ -12,25 +12,25 @@ use crate::{
     problem::ApiError,
 };
 
-/// Shows what sessions hold on the disk and what the rules would have go now.
+/// Reports the disk usage of sessions and what the retention rules would remove now.
 #[utoipa::path(get, path = "/v1/retention", tag = "disks",
-    responses((status = 200, body = Retained, description = "Nothing goes by looking")))]
+    responses((status = 200, body = RetentionReport, description = "The report; nothing is removed")))]
 pub(crate) async fn retention_get(
     State(state): State<ServerState>,
-) -> Result<Json<Retained>, ApiError> {
+) -> Result<Json<RetentionReport>, ApiError> {
     Ok(Json(state.sessions.retention().await?))
 }
 
-/// Has go what the rules say, now rather than in a while.
+/// Applies the retention rules now.
 #[utoipa::path(post, path = "/v1/retention", tag = "disks",
-    responses((status = 200, body = Retained, description = "What was held, and what of it went")))]
-pub(crate) async fn retention_keep(
+    responses((status = 200, body = RetentionReport, description = "The usage, and what was removed")))]
+pub(crate) async fn retention_apply(
     State(state): State<ServerState>,
-) -> Result<Json<Retained>, ApiError> {
-    Ok(Json(state.sessions.retain().await?))
+) -> Result<Json<RetentionReport>, ApiError> {
+    Ok(Json(state.sessions.enforce_retention().await?))
 }
 
-/// Keeps a snapshot of a session whatever the rules say, or no longer.
+/// Pins a snapshot, which exempts it from retention, or unpins it.
 #[utoipa::path(put, path = "/v1/sessions/{session}/snapshots/{snapshot}", tag = "turns",
     request_body = PinSnapshot,
     params(("session" = SessionId, Path, description = "The session"),

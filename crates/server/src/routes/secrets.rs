@@ -1,4 +1,4 @@
-//! `/v1/secrets`: written, listed by name, removed. No route gives a value back.
+//! `/v1/secrets`: write, list by name, remove. No route returns a value.
 
 use axum::{Json, extract::State, http::StatusCode};
 use harvest_proto::api::{Page, SetSecret};
@@ -7,7 +7,7 @@ use crate::{
     ServerState,
     extract::{Body, Path},
     problem::ApiError,
-    valid,
+    validate,
 };
 
 /// Lists the names of secrets.
@@ -20,24 +20,24 @@ pub(crate) async fn secret_list(
     Ok(Json(Page { items, next_cursor: None }))
 }
 
-/// Stores a secret, in place of an older one of that name.
+/// Stores a secret, replacing one with the same name.
 #[utoipa::path(put, path = "/v1/secrets/{name}", tag = "secrets", request_body = SetSecret,
-    params(("name" = String, Path, description = "Its name", pattern = "^[A-Z][A-Z0-9_]{0,127}$")),
+    params(("name" = String, Path, description = "The secret's name", pattern = "^[A-Z][A-Z0-9_]{0,127}$")),
     responses((status = 204, description = "Stored")))]
 pub(crate) async fn secret_set(
     State(state): State<ServerState>,
     Path(name): Path<String>,
     Body(body): Body<SetSecret>,
 ) -> Result<StatusCode, ApiError> {
-    valid::secret(body.value.expose())?;
+    validate::secret(body.value.expose())?;
     state.sessions.secret_set(&name, body.value).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Forgets a secret.
+/// Removes a secret.
 #[utoipa::path(delete, path = "/v1/secrets/{name}", tag = "secrets",
-    params(("name" = String, Path, description = "Its name", pattern = "^[A-Z][A-Z0-9_]{0,127}$")),
-    responses((status = 204, description = "Gone")))]
+    params(("name" = String, Path, description = "The secret's name", pattern = "^[A-Z][A-Z0-9_]{0,127}$")),
+    responses((status = 204, description = "Removed")))]
 pub(crate) async fn secret_delete(
     State(state): State<ServerState>,
     Path(name): Path<String>,

@@ -1,4 +1,4 @@
-//! `/v1/sessions`: create, look, and the verbs that change what a session does.
+//! `/v1/sessions`: create, list, read and control sessions.
 
 use axum::{Json, extract::State, http::StatusCode};
 use harvest_proto::{
@@ -10,18 +10,18 @@ use serde::Serialize;
 
 use crate::{
     ServerState,
-    auth::{Caller, Holder},
+    auth::{Authenticated, Caller},
+    authorization,
     extract::{Body, OptionalBody, Paging, Path, Query},
-    idempotency::Once,
-    policy,
+    idempotency::IdempotencyKey,
     problem::ApiError,
-    valid,
+    validate,
 };
 
-/// Which sessions to list.
+/// The query of the session list.
 #[derive(Debug, Default, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct Which {
+pub(crate) struct ListQuery {
     #[serde(default)]
     cursor: Option<String>,
     #[serde(default)]
@@ -38,52 +38,49 @@ pub(crate) struct Which {
 
 /// Lists sessions, newest first.
 #[utoipa::path(get, path = "/v1/sessions", tag = "sessions",
-    params(("state" = Option<SessionState>, Query, description = "Only those in this state"),
-           ("repository" = Option<String>, Query, description = "Only those that work on this repository"),
-           ("q" = Option<String>, Query, description = "Only those with this in their title"),
-           ("key" = Option<String>, Query, description = "Only the one with this key"),
-           ("cursor" = Option<String>, Query, description = "Where the last page ended", min_length = 1),
-           ("limit" = Option<u32>, Query, description = "1 to 200; 50 when absent",
+    params(("state" = Option<SessionState>, Query, description = "Only sessions in this state"),
+           ("repository" = Option<String>, Query, description = "Only sessions on this repository"),
+           ("q" = Option<String>, Query, description = "Only sessions whose title contains this text"),
+           ("key" = Option<String>, Query, description = "Only the session with this key"),
+           ("cursor" = Option<String>, Query, description = "`next_cursor` of the previous page", min_length = 1),
+           ("limit" = Option<u32>, Query, description = "1 to 200; 50 by default",
             minimum = 1, maximum = 200)),
     responses((status = 200, body = Page<Session>, description = "A page of sessions")))]
 pub(crate) async fn session_list(
     State(state): State<ServerState>,
-    Query(which): Query<Which>,
+    Query(query): Query<ListQuery>,
 ) -> Result<Json<Page<Session>>, ApiError> {
-    let Which { cursor, limit, state: shown, repository, q, key } = which;
+    let ListQuery { cursor, limit, state: shown, repository, q, key } = query;
     let paging = Paging { cursor, limit };
     if [&repository, &q, &key].into_iter().flatten().any(|text| text.contains('\0')) {
-        return Err(ApiError::invalid(
-            "invalid_query",
-            "no session has a zero byte in any of its texts",
-        ));
+        return Err(ApiError::invalid("invalid_query", "the query contains a NUL character"));
     }
     let filter = SessionFilter { state: shown, repository, title: q, key };
     Ok(Json(state.sessions.find(&filter, paging.cursor.as_deref(), paging.limit()?).await?))
 }
 
-/// Creates a session; with a prompt, work begins at once.
+/// Creates a session; with a prompt, work starts at once.
 #[utoipa::path(post, path = "/v1/sessions", tag = "sessions", request_body = CreateSession,
-    params(("Idempotency-Key" = Option<String>, Header, description = "The same key creates only once",
+    params(("Idempotency-Key" = Option<String>, Header, description = "Repeated requests with the same key create one resource",
             min_length = 1, max_length = 128)),
-    responses((status = 201, body = Session, description = "Created; its prompt is on disk")))]
+    responses((status = 201, body = Session, description = "Created; the prompt is stored")))]
 pub(crate) async fn session_create(
     State(state): State<ServerState>,
     Caller(caller): Caller,
-    Holder(token): Holder,
-    once: Once,
+    Authenticated(token): Authenticated,
+    key: IdempotencyKey,
     Body(body): Body<CreateSession>,
 ) -> Result<(StatusCode, Json<Session>), ApiError> {
-    valid::author(body.author.as_ref())?;
-    policy::speaks_for(&token, body.author.as_ref())?;
-    policy::starts_from(&state.sessions, &token, body.from.as_ref()).await?;
+    validate::author(body.author.as_ref())?;
+    authorization::check_author(&token, body.author.as_ref())?;
+    authorization::check_snapshot(&state.sessions, &token, body.from.as_ref()).await?;
     for repository in &body.repositories {
-        policy::names_host(&token, repository.url.as_ref())?;
+        authorization::check_repository_url(&token, repository.url.as_ref())?;
     }
-    Ok((StatusCode::CREATED, Json(once.of(&state.sessions).create(body, caller).await?)))
+    Ok((StatusCode::CREATED, Json(key.scope(&state.sessions).create(body, caller).await?)))
 }
 
-/// Shows a session as it stands.
+/// Returns a session.
 #[utoipa::path(get, path = "/v1/sessions/{session}", tag = "sessions",
     params(("session" = SessionId, Path, description = "The session")),
     responses((status = 200, body = Session, description = "The session")))]
@@ -94,10 +91,10 @@ pub(crate) async fn session_get(
     Ok(Json(state.sessions.get(&session).await?))
 }
 
-/// Deletes a session with its sandbox, its snapshots and its history.
+/// Deletes a session with its sandbox, snapshots and history.
 #[utoipa::path(delete, path = "/v1/sessions/{session}", tag = "sessions",
     params(("session" = SessionId, Path, description = "The session")),
-    responses((status = 204, description = "Gone")))]
+    responses((status = 204, description = "Deleted")))]
 pub(crate) async fn session_delete(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
@@ -106,10 +103,10 @@ pub(crate) async fn session_delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Stops the turn in progress; the sandbox and the queue stay.
+/// Stops the current turn; the sandbox and the queue are kept.
 #[utoipa::path(post, path = "/v1/sessions/{session}/stop", tag = "sessions",
     params(("session" = SessionId, Path, description = "The session")),
-    responses((status = 200, body = Session, description = "The session; its turn has ended or is ending")))]
+    responses((status = 200, body = Session, description = "The session; its turn has stopped or is stopping")))]
 pub(crate) async fn session_stop(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
@@ -118,19 +115,18 @@ pub(crate) async fn session_stop(
     Ok(Json(state.sessions.get(&session).await?))
 }
 
-/// What a pause kept.
+/// A paused session.
 #[derive(Serialize, utoipa::ToSchema)]
 pub(crate) struct Paused {
-    /// The session as it stands.
     session: Session,
-    /// Where it goes on from.
+    /// The snapshot it resumes from.
     snapshot: SnapshotId,
 }
 
-/// Keeps the machine on disk and ends its sandbox.
+/// Saves a snapshot of the sandbox and stops it.
 #[utoipa::path(post, path = "/v1/sessions/{session}/pause", tag = "sessions",
     params(("session" = SessionId, Path, description = "The session")),
-    responses((status = 200, body = Paused, description = "Paused; the snapshot is on disk")))]
+    responses((status = 200, body = Paused, description = "Paused; the snapshot is saved")))]
 pub(crate) async fn session_pause(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
@@ -139,10 +135,10 @@ pub(crate) async fn session_pause(
     Ok(Json(Paused { session: state.sessions.get(&session).await?, snapshot }))
 }
 
-/// Starts a sandbox from where the session was left.
+/// Starts a sandbox from the session's latest state.
 #[utoipa::path(post, path = "/v1/sessions/{session}/resume", tag = "sessions",
     params(("session" = SessionId, Path, description = "The session")),
-    responses((status = 202, body = Session, description = "Starting; follow its events")))]
+    responses((status = 202, body = Session, description = "Starting; follow the session's events")))]
 pub(crate) async fn session_resume(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
@@ -151,7 +147,7 @@ pub(crate) async fn session_resume(
     Ok((StatusCode::ACCEPTED, Json(state.sessions.get(&session).await?)))
 }
 
-/// Ends the session's sandbox now, whatever it is doing; its disk is kept.
+/// Stops the session's sandbox immediately, even during a turn; its disk is saved.
 #[utoipa::path(post, path = "/v1/sessions/{session}/terminate", tag = "sessions",
     params(("session" = SessionId, Path, description = "The session")),
     responses((status = 200, body = Session, description = "The session, without a sandbox")))]
@@ -163,11 +159,11 @@ pub(crate) async fn session_terminate(
     Ok(Json(state.sessions.get(&session).await?))
 }
 
-/// Goes back to the end of a turn, in place: files and conversation. A turn in progress is stopped, the
-/// present state is kept, and later turns can be gone back to as well.
+/// Restores the session's files and conversation as they were after a turn, in place. A running turn
+/// is stopped and the current state is saved first; later turns can still be restored.
 #[utoipa::path(post, path = "/v1/sessions/{session}/restore", tag = "sessions", request_body = RestoreSession,
     params(("session" = SessionId, Path, description = "The session")),
-    responses((status = 200, body = Session, description = "The session; it goes on from that turn")))]
+    responses((status = 200, body = Session, description = "The session; it continues from that turn")))]
 pub(crate) async fn session_restore(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
@@ -177,10 +173,10 @@ pub(crate) async fn session_restore(
     Ok(Json(state.sessions.get(&session).await?))
 }
 
-/// Puts a session away; it can be read and forked still.
+/// Archives a session, which can still be read and forked.
 #[utoipa::path(post, path = "/v1/sessions/{session}/archive", tag = "sessions",
     params(("session" = SessionId, Path, description = "The session")),
-    responses((status = 200, body = Session, description = "The session; archived as soon as its machine is kept")))]
+    responses((status = 200, body = Session, description = "The session; archived as soon as its disk is saved")))]
 pub(crate) async fn session_archive(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
@@ -189,19 +185,20 @@ pub(crate) async fn session_archive(
     Ok(Json(state.sessions.get(&session).await?))
 }
 
-/// Makes sessions that begin where a turn of this one ended: files and conversation. All of them, or none.
+/// Creates sessions from the end of a turn of this one, with its files and conversation: either all
+/// of them or none.
 #[utoipa::path(post, path = "/v1/sessions/{session}/fork", tag = "sessions", request_body = Option<ForkSession>,
-    params(("session" = SessionId, Path, description = "The session to go on from"),
-           ("Idempotency-Key" = Option<String>, Header, description = "The same key creates only once",
+    params(("session" = SessionId, Path, description = "The session to fork"),
+           ("Idempotency-Key" = Option<String>, Header, description = "Repeated requests with the same key create one resource",
             min_length = 1, max_length = 128)),
     responses((status = 201, body = Page<Session>, description = "The new sessions")))]
 pub(crate) async fn session_fork(
     State(state): State<ServerState>,
     Caller(caller): Caller,
-    once: Once,
+    key: IdempotencyKey,
     Path(session): Path<SessionId>,
     OptionalBody(body): OptionalBody<ForkSession>,
 ) -> Result<(StatusCode, Json<Page<Session>>), ApiError> {
-    let items = once.of(&state.sessions).fork(&session, body, caller).await?;
+    let items = key.scope(&state.sessions).fork(&session, body, caller).await?;
     Ok((StatusCode::CREATED, Json(Page { items, next_cursor: None })))
 }

@@ -1,4 +1,4 @@
-//! `/v1/sessions/{session}/snapshots`: the states a session can go on from.
+//! `/v1/sessions/{session}/snapshots`: states a session can be restored or forked from.
 
 use axum::{Json, extract::State};
 use harvest_proto::{

@@ -1,73 +1,75 @@
-//! `/v1/tokens` and `/v1/me`: who may ask. A token's value is shown once, when it is made.
+//! `/v1/tokens` and `/v1/me`: access tokens. A token's value is shown once, when it is created.
 
 use axum::{Json, extract::State, http::StatusCode};
 use harvest_proto::api::{CreateToken, CreatedToken, Me, Page, Role, Token};
 
 use crate::{
     ServerState,
-    auth::Holder,
+    auth::Authenticated,
+    authorization,
     extract::{Body, Path},
-    policy,
     problem::ApiError,
-    valid,
+    validate,
 };
 
-/// Says who asks.
+/// Returns the user of the token in use.
 #[utoipa::path(get, path = "/v1/me", tag = "tokens",
-    responses((status = 200, body = Me, description = "The user of the token")))]
-pub(crate) async fn me_get(Holder(token): Holder) -> Json<Me> {
+    responses((status = 200, body = Me, description = "The user, role and token")))]
+pub(crate) async fn me_get(Authenticated(token): Authenticated) -> Json<Me> {
     Json(Me { user: token.user, role: token.role, token: token.name })
 }
 
-/// Lists tokens by name: all of them to an admin, to others their own.
+/// Lists tokens, ordered by name: all of them for admins, otherwise the user's own.
 #[utoipa::path(get, path = "/v1/tokens", tag = "tokens",
     responses((status = 200, body = Page<Token>, description = "The tokens, without their values")))]
 pub(crate) async fn token_list(
     State(state): State<ServerState>,
-    Holder(asker): Holder,
+    Authenticated(requester): Authenticated,
 ) -> Result<Json<Page<Token>>, ApiError> {
     let mut items = state.sessions.token_list().await?;
-    items.retain(|token| asker.role == Role::Admin || policy::is_same(&token.user, &asker.user));
+    items.retain(|token| {
+        requester.role == Role::Admin || authorization::is_same(&token.user, &requester.user)
+    });
     Ok(Json(Page { items, next_cursor: None }))
 }
 
-/// Makes a token. Only admins make one for somebody else, or one that may do more than the asker's.
+/// Creates a token. Only admins create tokens for other users or with the role `admin`.
 #[utoipa::path(post, path = "/v1/tokens", tag = "tokens", request_body = CreateToken,
-    responses((status = 201, body = CreatedToken, description = "Made; its value is shown this once")))]
+    responses((status = 201, body = CreatedToken, description = "Created; its value is shown only now")))]
 pub(crate) async fn token_create(
     State(state): State<ServerState>,
-    Holder(asker): Holder,
+    Authenticated(requester): Authenticated,
     Body(body): Body<CreateToken>,
 ) -> Result<(StatusCode, Json<CreatedToken>), ApiError> {
-    valid::author(body.user.as_ref())?;
-    let role = role_of(&asker, &body)?;
-    let user = body.user.unwrap_or(asker.user);
+    validate::author(body.user.as_ref())?;
+    let role = role_of(&requester, &body)?;
+    let user = body.user.unwrap_or(requester.user);
     let (token, value) = state.sessions.token_create(&body.name, user, role).await?;
     Ok((StatusCode::CREATED, Json(CreatedToken { token, value: value.expose().clone() })))
 }
 
-/// The role a new token gets, if the asker may make it.
-fn role_of(asker: &Token, body: &CreateToken) -> Result<Role, ApiError> {
-    let own = body.user.as_ref().is_none_or(|user| *user == asker.user);
-    let otherwise = if own { asker.role } else { Role::Member };
-    let role = body.role.unwrap_or(otherwise);
-    match asker.role == Role::Admin || (own && role == Role::Member) {
+/// The role of a new token, if the requester is allowed to create it.
+fn role_of(requester: &Token, body: &CreateToken) -> Result<Role, ApiError> {
+    let own = body.user.as_ref().is_none_or(|user| *user == requester.user);
+    let default = if own { requester.role } else { Role::Member };
+    let role = body.role.unwrap_or(default);
+    match requester.role == Role::Admin || (own && role == Role::Member) {
         true => Ok(role),
-        false => Err(policy::forbidden(policy::Action::Administer)),
+        false => Err(authorization::admins_only()),
     }
 }
 
-/// Revokes a token; whoever follows a stream with it is cut off.
+/// Revokes a token and closes the streams opened with it.
 #[utoipa::path(delete, path = "/v1/tokens/{token}", tag = "tokens",
-    params(("token" = String, Path, description = "What it is called")),
-    responses((status = 204, description = "Gone; it opens nothing any more")))]
+    params(("token" = String, Path, description = "The token's name")),
+    responses((status = 204, description = "Revoked")))]
 pub(crate) async fn token_delete(
     State(state): State<ServerState>,
     Path(name): Path<String>,
 ) -> Result<StatusCode, ApiError> {
     let token = state.sessions.token_get(&name).await?;
     state.sessions.token_delete(&name).await?;
-    state.revoked.revoke(&token);
+    state.revocations.revoke(&token);
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -77,14 +79,19 @@ mod tests {
     use harvest_proto::{Timestamp, bridge::Author};
 
     #[test]
-    fn nobody_makes_a_token_that_may_do_more_than_their_own() {
+    fn members_cannot_create_more_powerful_tokens() {
         let ada = || Author { name: "Ada".into(), email: "ada@example.org".into() };
         let bob = || Author { name: "Bob".into(), email: "bob@example.org".into() };
-        let role = |asker: Role, user: Option<Author>, role| {
+        let role = |requester: Role, user: Option<Author>, role| {
             let created_at = Timestamp::from_millis(0);
-            let asker =
-                Token { name: "t".into(), user: ada(), role: asker, created_at, last_used: None };
-            role_of(&asker, &CreateToken { name: "n".into(), user, role }).ok()
+            let requester = Token {
+                name: "t".into(),
+                user: ada(),
+                role: requester,
+                created_at,
+                last_used: None,
+            };
+            role_of(&requester, &CreateToken { name: "n".into(), user, role }).ok()
         };
         assert_eq!(role(Role::Admin, None, None), Some(Role::Admin));
         assert_eq!(role(Role::Admin, Some(bob()), None), Some(Role::Member));

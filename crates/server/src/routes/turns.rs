@@ -1,4 +1,4 @@
-//! `/v1/sessions/{session}/turns` and `/diff`: what was carried out, and what it changed.
+//! `/v1/sessions/{session}/turns` and `/diff`: the turns of a session and their changes.
 
 use axum::{
     Json,
@@ -8,7 +8,7 @@ use axum::{
 };
 use harvest_proto::{
     SessionId,
-    api::{DiffFiles, MachineChanges, Page, Turn},
+    api::{DiffFiles, FileChanges, Page, Turn},
 };
 use harvest_session::DiffRange;
 use serde::Deserialize;
@@ -31,7 +31,7 @@ pub(crate) async fn turn_list(
     Ok(Json(Page { items, next_cursor: None }))
 }
 
-/// Shows a turn, with the whole of its prompt.
+/// Returns a turn with its full prompt.
 #[utoipa::path(get, path = "/v1/sessions/{session}/turns/{turn}", tag = "turns",
     params(("session" = SessionId, Path, description = "The session"),
            ("turn" = u32, Path, description = "The turn's number, from 1")),
@@ -43,18 +43,18 @@ pub(crate) async fn turn_get(
     Ok(Json(state.sessions.turn(&session, turn).await?))
 }
 
-/// What to compare.
+/// The turns to compare.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct Comparison {
-    /// One turn's own changes.
+    /// Only the changes of this turn.
     #[serde(default)]
     turn: Option<u32>,
-    /// From the end of this turn, 0 being the session's beginning.
+    /// From the end of this turn; 0 is the start of the session.
     #[serde(default)]
     from: Option<u32>,
-    /// To the end of this turn; to where the session stands when absent.
+    /// Until this turn has ended; by default the current state.
     #[serde(default)]
     to: Option<u32>,
 }
@@ -65,10 +65,11 @@ impl From<Comparison> for DiffRange {
     }
 }
 
-/// Shows what the session has changed since it began, in one turn, or between two, as `git diff` prints it.
+/// Returns the changes since the start of the session, of one turn, or between two turns, in the
+/// format of `git diff`.
 #[utoipa::path(get, path = "/v1/sessions/{session}/diff", tag = "turns",
     params(("session" = SessionId, Path, description = "The session"), Comparison),
-    responses((status = 200, body = String, content_type = "text/x-diff", description = "The difference")))]
+    responses((status = 200, body = String, content_type = "text/x-diff", description = "The diff")))]
 pub(crate) async fn diff_get(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
@@ -78,7 +79,7 @@ pub(crate) async fn diff_get(
     Ok(([(header::CONTENT_TYPE, "text/x-diff; charset=utf-8")], diff).into_response())
 }
 
-/// Lists the files of the checkouts that differ, with the lines that came and went.
+/// Lists the changed files of the checkouts with the numbers of added and removed lines.
 #[utoipa::path(get, path = "/v1/sessions/{session}/diff/files", tag = "turns",
     params(("session" = SessionId, Path, description = "The session"), Comparison),
     responses((status = 200, body = DiffFiles, description = "The files")))]
@@ -90,14 +91,14 @@ pub(crate) async fn diff_files(
     Ok(Json(state.sessions.diff_stat(&session, comparison.into()).await?))
 }
 
-/// Lists every file of the machine that differs, checkout or not.
+/// Lists all changed files of the sandbox, also outside the checkouts.
 #[utoipa::path(get, path = "/v1/sessions/{session}/diff/machine", tag = "turns",
     params(("session" = SessionId, Path, description = "The session"), Comparison),
-    responses((status = 200, body = MachineChanges, description = "The files, or the first of them")))]
+    responses((status = 200, body = FileChanges, description = "The changed files, possibly truncated")))]
 pub(crate) async fn diff_machine(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
     Query(comparison): Query<Comparison>,
-) -> Result<Json<MachineChanges>, ApiError> {
-    Ok(Json(state.sessions.diff_machine(&session, comparison.into()).await?))
+) -> Result<Json<FileChanges>, ApiError> {
+    Ok(Json(state.sessions.diff_disk(&session, comparison.into()).await?))
 }

@@ -1,45 +1,48 @@
-//! How a server says that it is well.
+//! Health, readiness and metrics.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::json;
 
-use crate::{host::Host, problem};
+use crate::{problem, test_server::TestServer};
 
 #[tokio::test]
-async fn ready_means_that_the_store_is_writable_and_the_machine_answers() {
-    let host = Host::start().await;
-    assert_eq!(host.ask_as(None, "GET", "/readyz", &[], "").await.json(), json!({"ready": true}));
-    let host = Host::start_broken().await;
-    assert_eq!(host.ask_as(None, "GET", "/healthz", &[], "").await.status, 200);
-    let answer = host.ask_as(None, "GET", "/readyz", &[], "").await;
-    problem(&answer, 503, "not_ready");
-    let detail = answer.json()["detail"].as_str().unwrap().to_owned();
-    assert!(detail.contains("the machine does not answer"), "{detail}");
-    assert!(answer.header("retry-after").is_some());
+async fn readiness_reports_a_failing_provider() {
+    let server = TestServer::start().await;
+    assert_eq!(
+        server.request_as(None, "GET", "/readyz", &[], "").await.json(),
+        json!({"ready": true})
+    );
+    let server = TestServer::start_broken().await;
+    assert_eq!(server.request_as(None, "GET", "/healthz", &[], "").await.status, 200);
+    let response = server.request_as(None, "GET", "/readyz", &[], "").await;
+    problem(&response, 503, "not_ready");
+    let detail = response.json()["detail"].as_str().unwrap().to_owned();
+    assert!(detail.contains("the sandbox provider does not response"), "{detail}");
+    assert!(response.header("retry-after").is_some());
 }
 
 #[tokio::test]
-async fn the_metrics_can_be_parsed_and_hold_nothing_that_somebody_sent() {
-    let host = Host::start().await;
-    host.repository().await;
+async fn metrics_parse_and_contain_no_client_input() {
+    let server = TestServer::start().await;
+    server.repository().await;
     let prompt = json!({"repository": "calc", "prompt": "planted-text"});
-    assert_eq!(host.post("/v1/sessions", &[], prompt).await.status, 201);
-    host.ask("GET", "/planted-path?planted=query", &[], "").await;
-    host.ask("BREW", "/v1/sessions", &[], "").await;
-    host.ask("GET", "/v1/sessions/ses_000000000000", &[], "").await;
-    let answer = host.ask_as(None, "GET", "/metrics", &[], "").await;
-    assert_eq!(answer.header("content-type"), Some("text/plain; version=0.0.4; charset=utf-8"));
-    let text = answer.text();
+    assert_eq!(server.post("/v1/sessions", &[], prompt).await.status, 201);
+    server.request("GET", "/planted-path?planted=query", &[], "").await;
+    server.request("BREW", "/v1/sessions", &[], "").await;
+    server.request("GET", "/v1/sessions/ses_000000000000", &[], "").await;
+    let response = server.request_as(None, "GET", "/metrics", &[], "").await;
+    assert_eq!(response.header("content-type"), Some("text/plain; version=0.0.4; charset=utf-8"));
+    let text = response.text();
     for planted in ["planted", "BREW", "ses_", "hvt_", "example.org", "127.0.0.1"] {
         assert!(!text.contains(planted), "{planted} in {text}");
     }
     let samples = parse(text);
     let sample =
         |name: &str| samples.get(name).copied().unwrap_or_else(|| panic!("{name} in {text}"));
-    let missed =
+    let not_found =
         r#"harvest_requests_total{method="GET",route="/v1/sessions/{session}",status="404"}"#;
-    assert_eq!(sample(missed), 1.0);
+    assert_eq!(sample(not_found), 1.0);
     assert_eq!(
         sample(r#"harvest_requests_total{method="POST",route="/v1/sessions",status="201"}"#),
         1.0
@@ -50,30 +53,30 @@ async fn the_metrics_can_be_parsed_and_hold_nothing_that_somebody_sent() {
 }
 
 #[tokio::test]
-async fn the_metrics_are_for_this_machine_and_for_admins() {
-    let host = Host::start().await;
+async fn metrics_are_local_or_for_admins() {
+    let server = TestServer::start().await;
     let user = json!({"name": "Bob", "email": "bob@example.org"});
-    let bob = host.post("/v1/tokens", &[], json!({"name": "bob", "user": user})).await.json();
-    let far = [("x-forwarded-for", "203.0.113.9")];
-    problem(&host.ask_as(None, "GET", "/metrics", &far, "").await, 403, "forbidden");
+    let bob = server.post("/v1/tokens", &[], json!({"name": "bob", "user": user})).await.json();
+    let remote = [("x-forwarded-for", "203.0.113.9")];
+    problem(&server.request_as(None, "GET", "/metrics", &remote, "").await, 403, "forbidden");
     problem(
-        &host.ask_as(bob["value"].as_str(), "GET", "/metrics", &far, "").await,
+        &server.request_as(bob["value"].as_str(), "GET", "/metrics", &remote, "").await,
         403,
         "forbidden",
     );
-    assert_eq!(host.ask("GET", "/metrics", &far, "").await.status, 200);
+    assert_eq!(server.request("GET", "/metrics", &remote, "").await.status, 200);
 }
 
-/// The text format, strictly: every sample belongs to the family announced last, no sample comes twice,
-/// a histogram's buckets rise and end with +Inf at its count.
+/// A strict parser of the text format: every sample belongs to the preceding family, no sample is
+/// repeated, and a histogram's buckets are cumulative and end with +Inf at its count.
 fn parse(text: &str) -> BTreeMap<&str, f64> {
     let (mut samples, mut families, mut family) = (BTreeMap::new(), BTreeSet::new(), ("", ""));
     let mut last_bucket = 0.0;
     assert!(text.ends_with('\n'));
     for line in text.lines() {
         if let Some(help) = line.strip_prefix("# HELP ") {
-            let (name, words) = help.split_once(' ').unwrap();
-            assert!(!words.is_empty() && families.insert(name), "{line}");
+            let (name, text) = help.split_once(' ').unwrap();
+            assert!(!text.is_empty() && families.insert(name), "{line}");
             family = (name, "");
             continue;
         }
@@ -107,7 +110,7 @@ fn parse(text: &str) -> BTreeMap<&str, f64> {
             "counter" => assert!(name == family.0 && name.ends_with("_total"), "{line}"),
             _ => assert_eq!(name, family.0, "{line}"),
         }
-        assert!(samples.insert(series, value).is_none(), "{line} comes twice");
+        assert!(samples.insert(series, value).is_none(), "{line} is repeated");
     }
     samples
 }

@@ -9,7 +9,7 @@ impl Bridge {
     /// Reads a blob of at most `limit` bytes.
     ///
     /// # Errors
-    /// When the supervisor says no, the connection is lost, or it is longer.
+    /// When the supervisor refuses, the connection is lost, or the blob is longer.
     pub async fn blob_read(&self, blob: &BlobId, limit: usize) -> Result<Vec<u8>, BridgeError> {
         let stream = self.new_stream();
         let (to, output) = mpsc::unbounded_channel();
@@ -21,7 +21,7 @@ impl Bridge {
             stdin: None,
             output,
             read: std::collections::HashMap::new(),
-            // There is no command to kill when this is dropped.
+            // No command to kill on drop.
             ended: true,
             detached: false,
         };
@@ -31,7 +31,7 @@ impl Bridge {
         reading.ended = false;
         let read = loop {
             match reading.next().await {
-                Some(ExecOutput::Stdout { bytes: piece, .. }) => bytes.extend_from_slice(&piece),
+                Some(ExecOutput::Stdout { bytes: chunk, .. }) => bytes.extend_from_slice(&chunk),
                 Some(_) => break Ok(bytes),
                 None => break Err(BridgeError::Lost),
             }

@@ -3,45 +3,37 @@
 use std::{collections::HashMap, sync::Arc};
 
 use harvest_proto::bridge::{
-    Command, Exit, Frame, INITIAL_CREDIT_BYTES, MAX_DATA_BYTES, Reply, RequestId, StreamId,
-    ToSupervisor,
+    Command, Exit, Frame, INITIAL_CREDIT_BYTES, MAX_DATA_BYTES, RequestId, StreamId, ToSupervisor,
 };
 use tokio::sync::{Semaphore, mpsc};
 
 use super::{Bridge, BridgeError, StreamKind};
 
-// Grants are given back in pieces, not for every byte: a quarter of what may be in flight.
+// Credit is returned in portions of a quarter of the window, not for every byte.
 const GRANT_BYTES: u32 = INITIAL_CREDIT_BYTES / 4;
 
-/// What a command says.
+/// Output or exit of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ExecOutput {
     /// Bytes of stdout, or of a file.
     Stdout {
-        /// The stream they came on.
         stream: StreamId,
-        /// The bytes.
         bytes: Vec<u8>,
     },
-    /// Bytes of stderr.
     Stderr {
-        /// The stream they came on.
         stream: StreamId,
-        /// The bytes.
         bytes: Vec<u8>,
     },
-    /// A file has ended.
+    /// The end of a file.
     End,
-    /// It ended; nothing follows.
+    /// Nothing follows.
     Exited {
-        /// How.
         exit: Exit,
-        /// From start to end.
         millis: u64,
     },
 }
 
-/// A command that runs. It is killed when this is dropped before it ended, unless it is detached.
+/// A running command. Unless it is detached, dropping this kills it.
 #[derive(Debug)]
 pub struct Exec {
     pub(super) bridge: Bridge,
@@ -51,33 +43,29 @@ pub struct Exec {
     pub(super) output: mpsc::UnboundedReceiver<ExecOutput>,
     pub(super) read: HashMap<StreamId, u32>,
     pub(super) ended: bool,
-    /// It goes on without us.
+    /// It keeps running without a connection.
     pub(super) detached: bool,
 }
 
-/// What a whole command gave.
+/// The result of a command that ran to its end.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Output {
-    /// How it ended.
+pub struct CommandOutput {
     pub exit: Exit,
-    /// From start to end.
     pub millis: u64,
-    /// What it wrote to stdout, cut at the caller's limit.
+    /// Truncated at the caller's limit.
     pub stdout: Vec<u8>,
-    /// The last of what it wrote to both.
+    /// The last bytes of stdout and stderr together.
     pub tail: Vec<u8>,
-    /// Whether stdout was cut.
-    pub cut: bool,
+    /// Whether stdout was truncated.
+    pub truncated: bool,
 }
 
-impl Output {
-    /// Whether it ended by itself with code 0.
+impl CommandOutput {
     #[must_use]
     pub fn ok(&self) -> bool {
         self.exit == Exit::Code(0)
     }
 
-    /// The last lines, as text.
     #[must_use]
     pub fn tail(&self) -> String {
         String::from_utf8_lossy(&self.tail).trim_end().to_owned()
@@ -85,18 +73,18 @@ impl Output {
 }
 
 impl Bridge {
-    /// Runs a command; the streams of its outputs are chosen here. `stdin` is what it reads.
+    /// Starts a command with a given stdin.
     ///
     /// # Errors
-    /// When it could not be started.
+    /// When it cannot be started.
     pub async fn exec(
         &self,
         command: Command,
         stdin: Option<Vec<u8>>,
     ) -> Result<Exec, BridgeError> {
-        let (exec, input) = self.exec_open(command, stdin.is_some()).await?;
+        let (exec, input) = self.exec_piped(command, stdin.is_some()).await?;
         if let (Some(bytes), Some(mut input)) = (stdin, input) {
-            // On its own: a command that never reads must not keep us from hearing what it says.
+            // In a task: a command that never reads its stdin must not block its output.
             tokio::spawn(async move {
                 if input.write(&bytes).await {
                     input.end();
@@ -106,11 +94,11 @@ impl Bridge {
         Ok(exec)
     }
 
-    /// Runs a command that reads, if it is to read at all, what is written to it while it runs.
+    /// Starts a command; with `stdin`, the second value writes to it while it runs.
     ///
     /// # Errors
-    /// When it could not be started, or was to have a terminal and its supervisor has none.
-    pub async fn exec_open(
+    /// When it cannot be started.
+    pub async fn exec_piped(
         &self,
         mut command: Command,
         stdin: bool,
@@ -122,10 +110,10 @@ impl Bridge {
         self.receive(command.stdout, StreamKind::Stdout, to.clone());
         self.receive(command.stderr, StreamKind::Stderr, to.clone());
         let (streams, stdin) = (vec![command.stdout, command.stderr], command.stdin);
-        let (wants_terminal, detached) = (command.terminal.is_some(), command.detached);
-        let credit = stdin.map(|stream| (stream, self.sending(stream)));
+        let detached = command.detached;
+        let credit = stdin.map(|stream| (stream, self.open_outgoing(stream)));
         let posted = self.post(|id| {
-            // Before it is sent: a short command has ended before this thread may run again.
+            // Before the request is sent: a short command may exit before this thread runs again.
             self.table().execs.insert(id, to);
             ToSupervisor::Exec { id, command: Box::new(command) }
         })?;
@@ -134,10 +122,6 @@ impl Bridge {
         let mut exec =
             Exec { bridge: self.clone(), id, streams, stdin, output, read, ended: false, detached };
         match posted.reply().await {
-            // It runs, but not as it should: dropped, it is killed.
-            Ok(Reply::Started { terminal: false, .. }) if wants_terminal => {
-                Err(BridgeError::Outdated)
-            }
             Ok(_) => {
                 let bridge = self.clone();
                 Ok((
@@ -152,64 +136,67 @@ impl Bridge {
         }
     }
 
-    /// Runs a command to its end, keeping at most `limit` bytes of its stdout and of its tail.
+    /// Runs a command to its end and keeps at most `limit` bytes of its stdout.
     ///
     /// # Errors
-    /// When it could not be started, or the connection was lost before it ended.
-    pub async fn run_command(&self, command: Command, limit: usize) -> Result<Output, BridgeError> {
+    /// When it cannot be started, or the connection is lost before it ends.
+    pub async fn run_command(
+        &self,
+        command: Command,
+        limit: usize,
+    ) -> Result<CommandOutput, BridgeError> {
         let mut exec = self.exec(command, None).await?;
-        let (mut stdout, mut tail, mut cut) = (Vec::new(), Vec::new(), false);
+        let (mut stdout, mut tail, mut truncated) = (Vec::new(), Vec::new(), false);
         while let Some(output) = exec.next().await {
             match output {
                 ExecOutput::Stdout { bytes, .. } => {
                     let room = limit.saturating_sub(stdout.len()).min(bytes.len());
                     stdout.extend_from_slice(&bytes[..room]);
-                    cut |= room < bytes.len();
-                    keep_tail(&mut tail, &bytes);
+                    truncated |= room < bytes.len();
+                    append_tail(&mut tail, &bytes);
                 }
-                ExecOutput::Stderr { bytes, .. } => keep_tail(&mut tail, &bytes),
+                ExecOutput::Stderr { bytes, .. } => append_tail(&mut tail, &bytes),
                 ExecOutput::End => {}
                 ExecOutput::Exited { exit, millis } => {
-                    return Ok(Output { exit, millis, stdout, tail, cut });
+                    return Ok(CommandOutput { exit, millis, stdout, tail, truncated });
                 }
             }
         }
         Err(BridgeError::Lost)
     }
 
-    pub(super) fn sending(&self, stream: StreamId) -> Arc<Semaphore> {
+    pub(super) fn open_outgoing(&self, stream: StreamId) -> Arc<Semaphore> {
         let credit = Arc::new(Semaphore::new(INITIAL_CREDIT_BYTES as usize));
         self.table().outgoing.insert(stream, Arc::clone(&credit));
         credit
     }
 
-    /// Sends bytes as they are granted; false when nobody will read them.
+    /// Sends bytes as credit allows; `false` when the receiver is gone.
     pub(super) async fn send_bytes(
         &self,
         stream: StreamId,
         credit: &Semaphore,
         bytes: &[u8],
     ) -> bool {
-        for piece in bytes.chunks(MAX_DATA_BYTES) {
-            let Ok(length) = u32::try_from(piece.len()) else { return false };
-            // Closed when the connection is lost or the reader is gone.
+        for chunk in bytes.chunks(MAX_DATA_BYTES) {
+            let Ok(length) = u32::try_from(chunk.len()) else { return false };
+            // Closed when the connection is lost or the receiver is gone.
             let Ok(permit) = credit.acquire_many(length).await else { return false };
             permit.forget();
-            let frame: Frame<ToSupervisor> = Frame::Data { stream, bytes: piece.to_vec() };
-            if self.wire.out.send(frame.encode()).is_err() {
+            let frame: Frame<ToSupervisor> = Frame::Data { stream, bytes: chunk.to_vec() };
+            if self.inner.out.send(frame.encode()).is_err() {
                 return false;
             }
         }
         true
     }
 
-    /// Says that no more comes.
     pub(super) fn end_stream(&self, stream: StreamId) {
-        self.say(ToSupervisor::End { stream });
+        self.send(ToSupervisor::End { stream });
         self.table().outgoing.remove(&stream);
     }
 
-    /// Nobody reads this stream any more: whoever writes to it hears that.
+    /// The receiver of the stream is gone: pending writes to it fail.
     pub(super) fn close_stream(&self, stream: StreamId) {
         if let Some(credit) = self.table().outgoing.remove(&stream) {
             credit.close();
@@ -217,7 +204,7 @@ impl Bridge {
     }
 }
 
-/// What a running command reads.
+/// The stdin of a running command.
 #[derive(Debug)]
 pub struct ExecInput {
     bridge: Bridge,
@@ -227,35 +214,34 @@ pub struct ExecInput {
 }
 
 impl ExecInput {
-    /// Sends bytes, waiting while the command does not read; false when it never will again.
+    /// Writes bytes as the command reads them; `false` when it never will again.
     pub async fn write(&mut self, bytes: &[u8]) -> bool {
         self.bridge.send_bytes(self.stream, &self.credit, bytes).await
     }
 
-    /// Says that no more comes.
     pub fn end(self) {
         self.bridge.end_stream(self.stream);
     }
 
-    /// Gives the command's terminal another size. Only for a command that has one.
+    /// Resizes the command's terminal.
     pub fn resize(&self, rows: u16, cols: u16) {
         let exec = self.exec;
-        // Nobody waits for the reply: a terminal that is gone needs no size.
-        self.bridge.say(ToSupervisor::Resize { id: self.bridge.next_request(), exec, rows, cols });
+        // The reply is ignored: a closed terminal needs no size.
+        self.bridge.send(ToSupervisor::Resize { id: self.bridge.next_request(), exec, rows, cols });
     }
 }
 
-// What an event may hold of a script's last words.
+// What an event may hold of a script's output.
 const TAIL_BYTES: usize = 4 * 1024;
 
-fn keep_tail(tail: &mut Vec<u8>, bytes: &[u8]) {
+fn append_tail(tail: &mut Vec<u8>, bytes: &[u8]) {
     tail.extend_from_slice(&bytes[bytes.len().saturating_sub(TAIL_BYTES)..]);
     let extra = tail.len().saturating_sub(TAIL_BYTES);
     tail.drain(..extra);
 }
 
 impl Exec {
-    /// What it says next; `None` when the connection was lost before it ended.
+    /// The next output; `None` when the connection is lost before the exit.
     pub async fn next(&mut self) -> Option<ExecOutput> {
         if self.ended {
             return None;
@@ -263,7 +249,7 @@ impl Exec {
         let output = self.output.recv().await?;
         match &output {
             ExecOutput::Stdout { stream, bytes } | ExecOutput::Stderr { stream, bytes } => {
-                self.was_read(*stream, u32::try_from(bytes.len()).unwrap_or(u32::MAX));
+                self.return_credit(*stream, u32::try_from(bytes.len()).unwrap_or(u32::MAX));
             }
             ExecOutput::Exited { .. } | ExecOutput::End => {
                 self.ended = true;
@@ -273,7 +259,7 @@ impl Exec {
         Some(output)
     }
 
-    fn was_read(&mut self, stream: StreamId, bytes: u32) {
+    fn return_credit(&mut self, stream: StreamId, bytes: u32) {
         let read = self.read.entry(stream).or_default();
         *read = read.saturating_add(bytes);
         if *read >= GRANT_BYTES {
@@ -293,7 +279,7 @@ impl Drop for Exec {
         self.stdin.into_iter().for_each(|stream| self.bridge.close_stream(stream));
         if !self.ended && !self.detached {
             let exec = self.id;
-            self.bridge.say(ToSupervisor::Kill { id: self.bridge.next_request(), exec });
+            self.bridge.send(ToSupervisor::Kill { id: self.bridge.next_request(), exec });
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Files moved over the bridge, in pieces: neither side ever holds one whole.
+//! Files transferred over the bridge in chunks: neither side holds a whole file in memory.
 
 use std::{collections::HashMap, pin::Pin, sync::Arc};
 
@@ -7,23 +7,23 @@ use tokio::sync::{Semaphore, mpsc};
 
 use super::{Bridge, BridgeError, Exec, ExecOutput, StreamKind};
 
-type Answer = Pin<Box<dyn Future<Output = Result<Reply, BridgeError>> + Send>>;
+type PendingResult = Pin<Box<dyn Future<Output = Result<Reply, BridgeError>> + Send>>;
 
-/// A file being read. Dropped before its end, it is given up.
-pub struct FileReading {
-    pieces: Exec,
-    /// Until it has come.
-    reply: Option<Answer>,
+/// A file being read. Dropping this cancels the transfer.
+pub struct FileReader {
+    chunks: Exec,
+    /// `None` once it has arrived.
+    reply: Option<PendingResult>,
 }
 
-impl FileReading {
-    /// The next piece; `None` at the end of the file. Cancel-safe.
+impl FileReader {
+    /// The next chunk; `None` at the end of the file. Cancel-safe.
     ///
     /// # Errors
-    /// When the supervisor says no, or the connection is lost.
+    /// When the supervisor refuses, or the connection is lost.
     pub async fn next(&mut self) -> Result<Option<Vec<u8>>, BridgeError> {
         self.started().await?;
-        match self.pieces.next().await {
+        match self.chunks.next().await {
             Some(ExecOutput::Stdout { bytes, .. }) => Ok(Some(bytes)),
             Some(_) => Ok(None),
             None => Err(BridgeError::Lost),
@@ -36,7 +36,7 @@ impl FileReading {
             let answer = reply.await;
             self.reply = None;
             if let Err(error) = answer {
-                self.pieces.ended = true;
+                self.chunks.ended = true;
                 return Err(error);
             }
         }
@@ -44,28 +44,28 @@ impl FileReading {
     }
 }
 
-/// A file being written. Dropped before it is finished, it is given up and nothing of it stays.
-pub struct FileWriting {
+/// A file being written. Dropping this before `finish` cancels the transfer and leaves no file.
+pub struct FileWriter {
     bridge: Bridge,
     id: RequestId,
     stream: StreamId,
     credit: Arc<Semaphore>,
-    reply: Option<Answer>,
+    reply: Option<PendingResult>,
 }
 
-impl FileWriting {
-    /// Sends a piece, waiting while the disk is slow.
+impl FileWriter {
+    /// Sends a chunk; waits for credit while the disk is slow.
     ///
     /// # Errors
-    /// When the supervisor says no, which may be before the end, or the connection is lost.
+    /// When the supervisor refuses, which may be before the end, or the connection is lost.
     pub async fn write(&mut self, bytes: &[u8]) -> Result<(), BridgeError> {
-        let Some(reply) = &mut self.reply else { return Err(BridgeError::Confused) };
-        // A refusal comes before the bytes are all sent; then nobody grants more.
+        let Some(reply) = &mut self.reply else { return Err(BridgeError::UnexpectedReply) };
+        // A refusal arrives before all bytes are sent; no more credit follows it.
         tokio::select! {
             biased;
             early = reply => {
                 self.reply = None;
-                Err(early.err().unwrap_or(BridgeError::Confused))
+                Err(early.err().unwrap_or(BridgeError::UnexpectedReply))
             }
             sent = self.bridge.send_bytes(self.stream, &self.credit, bytes) => match sent {
                 true => Ok(()),
@@ -74,61 +74,61 @@ impl FileWriting {
         }
     }
 
-    /// Says that this was all; the file is on disk under its name when this answers.
+    /// Ends the file; it is on disk under its name when this returns.
     ///
     /// # Errors
-    /// When the supervisor says no, or the connection is lost.
+    /// When the supervisor refuses, or the connection is lost.
     pub async fn finish(mut self) -> Result<(), BridgeError> {
         self.bridge.end_stream(self.stream);
-        let Some(reply) = self.reply.take() else { return Err(BridgeError::Confused) };
+        let Some(reply) = self.reply.take() else { return Err(BridgeError::UnexpectedReply) };
         reply.await.map(drop)
     }
 }
 
-impl Drop for FileWriting {
+impl Drop for FileWriter {
     fn drop(&mut self) {
         self.bridge.close_stream(self.stream);
         if self.reply.is_some() {
-            self.bridge.say(ToSupervisor::Kill { id: self.bridge.next_request(), exec: self.id });
+            self.bridge.send(ToSupervisor::Kill { id: self.bridge.next_request(), exec: self.id });
         }
     }
 }
 
 impl Bridge {
-    /// Begins to read a file, which is open when this answers.
+    /// Opens a file for reading.
     ///
     /// # Errors
-    /// When the supervisor says no, or the connection is lost.
-    pub async fn file_reading(&self, path: &str) -> Result<FileReading, BridgeError> {
+    /// When the supervisor refuses, or the connection is lost.
+    pub async fn file_reader(&self, path: &str) -> Result<FileReader, BridgeError> {
         let stream = self.new_stream();
         let (to, output) = mpsc::unbounded_channel();
         self.receive(stream, StreamKind::File, to);
         let request = FileRequest::Read { path: path.to_owned(), stream };
         let posted = self.post(|id| ToSupervisor::File { id, request })?;
         let (bridge, id, streams, read) = (self.clone(), posted.id, vec![stream], HashMap::new());
-        let pieces =
+        let chunks =
             Exec { bridge, id, streams, stdin: None, output, read, ended: false, detached: false };
-        let mut reading = FileReading { pieces, reply: Some(Box::pin(posted.reply())) };
+        let mut reading = FileReader { chunks, reply: Some(Box::pin(posted.reply())) };
         reading.started().await?;
         Ok(reading)
     }
 
-    /// Begins to write a file.
+    /// Starts to write a file.
     ///
     /// # Errors
     /// When the connection is lost.
-    pub fn file_writing(
+    pub fn file_writer(
         &self,
         path: &str,
         mode: u32,
         user: Option<String>,
-    ) -> Result<FileWriting, BridgeError> {
+    ) -> Result<FileWriter, BridgeError> {
         let stream = self.new_stream();
-        let credit = self.sending(stream);
+        let credit = self.open_outgoing(stream);
         let request = FileRequest::Write { path: path.to_owned(), mode, user, stream };
         let posted = self.post(|id| ToSupervisor::File { id, request })?;
         let id = posted.id;
-        Ok(FileWriting {
+        Ok(FileWriter {
             bridge: self.clone(),
             id,
             stream,
@@ -137,10 +137,10 @@ impl Bridge {
         })
     }
 
-    /// Writes a file; it is on disk under its name when this answers.
+    /// Writes a file; it is on disk under its name when this returns.
     ///
     /// # Errors
-    /// When the supervisor says no, or the connection is lost.
+    /// When the supervisor refuses, or the connection is lost.
     pub async fn file_write(
         &self,
         path: &str,
@@ -148,7 +148,7 @@ impl Bridge {
         user: Option<String>,
         bytes: &[u8],
     ) -> Result<(), BridgeError> {
-        let mut writing = self.file_writing(path, mode, user)?;
+        let mut writing = self.file_writer(path, mode, user)?;
         writing.write(bytes).await?;
         writing.finish().await
     }
@@ -156,12 +156,12 @@ impl Bridge {
     /// Reads a file of at most `limit` bytes.
     ///
     /// # Errors
-    /// When the supervisor says no, the connection is lost, or it is longer.
+    /// When the supervisor refuses, the connection is lost, or the file is longer.
     pub async fn file_read(&self, path: &str, limit: usize) -> Result<Vec<u8>, BridgeError> {
-        let mut reading = self.file_reading(path).await?;
+        let mut reading = self.file_reader(path).await?;
         let mut bytes = Vec::new();
-        while let Some(piece) = reading.next().await? {
-            bytes.extend_from_slice(&piece);
+        while let Some(chunk) = reading.next().await? {
+            bytes.extend_from_slice(&chunk);
             if bytes.len() > limit {
                 return Err(BridgeError::TooLong { limit });
             }
@@ -169,21 +169,21 @@ impl Bridge {
         Ok(bytes)
     }
 
-    /// What a path is; with `follow` what a link leads to.
+    /// With `follow`, describes what a link leads to.
     ///
     /// # Errors
-    /// When it is not there, or the connection is lost.
+    /// When the path does not exist, or the connection is lost.
     pub async fn file_stat(&self, path: &str, follow: bool) -> Result<FileStat, BridgeError> {
         match self.file(FileRequest::Stat { path: path.to_owned(), follow }).await? {
             Reply::Stat(stat) => Ok(stat),
-            _ => Err(BridgeError::Confused),
+            _ => Err(BridgeError::UnexpectedReply),
         }
     }
 
-    /// What a folder holds after a name, as much as fits a reply, and whether there is more.
+    /// The entries of a folder after a name, as many as fit a reply, and whether there are more.
     ///
     /// # Errors
-    /// When it is not there, or the connection is lost.
+    /// When the path does not exist, or the connection is lost.
     pub async fn file_list(
         &self,
         path: &str,
@@ -194,14 +194,14 @@ impl Bridge {
             .await?
         {
             Reply::List { entries, more } => Ok((entries, more)),
-            _ => Err(BridgeError::Confused),
+            _ => Err(BridgeError::UnexpectedReply),
         }
     }
 
-    /// Does something with a file that moves no bytes.
+    /// Runs a file operation that transfers no bytes.
     ///
     /// # Errors
-    /// When the supervisor says no, or the connection is lost.
+    /// When the supervisor refuses, or the connection is lost.
     pub async fn file(&self, request: FileRequest) -> Result<Reply, BridgeError> {
         self.request(|id| ToSupervisor::File { id, request }).await
     }

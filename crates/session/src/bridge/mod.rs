@@ -1,15 +1,15 @@
-//! Our end of the bridge: one connection to a supervisor, shared by everyone who needs it.
+//! The server's end of the bridge: one connection to a supervisor, shared by all its users.
 //!
-//! Requests are put on the wire in the order they are posted. The reader never waits for whoever runs
-//! a command: a stream may bring only what was granted to it, so its bytes wait in memory at most
-//! [`INITIAL_CREDIT_BYTES`] deep. Whether and when to dial again is the driver's.
+//! Requests are sent in the order they are posted. The reader never blocks on the receiver of a
+//! stream: a stream may carry only the credit it was granted, so at most [`INITIAL_CREDIT_BYTES`]
+//! of it wait in memory. Redialling is up to the driver.
 
 mod blobs;
 mod exec;
-mod feed;
 mod files;
+mod input;
+mod liveness;
 mod reader;
-mod vigil;
 
 use std::{
     collections::HashMap,
@@ -21,8 +21,8 @@ use std::{
 };
 
 use harvest_proto::bridge::{
-    Decoder, Fault, Frame, FromSupervisor, INITIAL_CREDIT_BYTES, OutboxEvent, Reply, RequestId,
-    Role, Status, StreamId, ToSupervisor, VERSION,
+    BridgeRole, Decoder, Fault, Frame, FromSupervisor, INITIAL_CREDIT_BYTES, OutboxEvent, Reply,
+    RequestId, Status, StreamId, ToSupervisor, VERSION,
 };
 use tokio::{
     io::{AsyncWriteExt, ReadHalf, WriteHalf},
@@ -30,68 +30,49 @@ use tokio::{
     task::AbortHandle,
 };
 
-pub use exec::{Exec, ExecInput, ExecOutput, Output};
-pub use feed::{Feed, FeedTorn, Feeding};
-pub use files::{FileReading, FileWriting};
+pub use exec::{CommandOutput, Exec, ExecInput, ExecOutput};
+pub use files::{FileReader, FileWriter};
+pub use input::{InputAborted, InputStream, InputTask};
 
 use crate::provider::{BridgeStream, ProviderError};
+use liveness::LivenessMonitor;
 
-// The supervisor answers its first frame at once; a machine under load may take a while to get there.
-const HELLO_LIMIT: Duration = Duration::from_secs(10);
+// The supervisor answers its first frame at once; a host under load may take a while.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-// Events wait here while the driver writes the last batch; then the supervisor's outbox holds them.
+// Events wait here while the driver writes a batch; further ones stay in the supervisor's outbox.
 const EVENTS_IN_FLIGHT: usize = 512;
 
-/// Why something could not be done over the bridge.
 #[derive(Debug, thiserror::Error)]
 pub enum BridgeError {
-    /// The connection is gone; what became of the request is not known.
+    /// The connection is gone, and the outcome of the request is unknown.
     #[error("the connection to the sandbox was lost")]
     Lost,
-    /// The supervisor did not let us in.
     #[error("the supervisor did not answer: {reason}")]
-    NotWelcome {
-        /// In words.
-        reason: String,
-    },
-    /// The supervisor says no.
+    HandshakeFailed { reason: String },
     #[error("the supervisor refused: {0}")]
     Fault(Fault),
-    /// The supervisor answered something else than was asked.
-    #[error("the supervisor answered out of turn")]
-    Confused,
-    /// More came than the caller wants.
-    #[error("it is longer than {limit} bytes")]
-    TooLong {
-        /// The limit.
-        limit: usize,
-    },
-    /// The supervisor speaks neither our version of the bridge nor the last one.
+    #[error("the supervisor sent an unexpected reply")]
+    UnexpectedReply,
+    #[error("longer than {limit} bytes")]
+    TooLong { limit: usize },
     #[error(
         "the sandbox's supervisor speaks version {theirs} of the bridge, this server {VERSION}"
     )]
-    OtherVersion {
-        /// Its version.
-        theirs: u32,
-    },
-    /// The supervisor is of a version that cannot do this.
-    #[error("the sandbox's supervisor is older than this server and has no terminals")]
-    Outdated,
-    /// It could not be dialled.
+    OtherVersion { theirs: u32 },
     #[error("cannot dial the sandbox")]
     Dial(#[from] ProviderError),
 }
 
-/// What the owner hears.
+/// A message for the owner of a connection.
 #[derive(Debug)]
-pub enum FromBridge {
-    /// An event to store and acknowledge. Boxed: channels have room for many of whatever they carry.
+pub enum OwnerMessage {
+    /// An event to store and acknowledge. Boxed: channels reserve space for many messages.
     Event(Box<OutboxEvent>),
-    /// The supervisor is there.
     Heartbeat {
         /// Whether a turn is in progress.
         busy: bool,
-        /// How many detached commands run.
+        /// The number of detached commands that run.
         detached: u32,
     },
 }
@@ -99,45 +80,43 @@ pub enum FromBridge {
 /// A connection to a supervisor. Cheap to clone; closed when the last clone is dropped.
 #[derive(Clone)]
 pub struct Bridge {
-    wire: Arc<Wire>,
+    inner: Arc<BridgeInner>,
 }
 
-/// How an owner knows that the other side lives.
+/// When an owner takes its connection for dead.
 #[derive(Debug, Clone, Copy)]
-pub struct Pulse {
-    /// How often it is to say so.
+pub struct LivenessTimeouts {
+    /// The interval of heartbeats and pings.
     pub heartbeat: Duration,
-    /// How long it may say nothing before the connection is taken for dead.
+    /// The longest time without a frame, or without an answer to a ping.
     pub silence: Duration,
 }
 
-/// A connection that has just been made.
-pub struct Opened {
-    /// The connection.
+/// A new connection, with the supervisor's status at its start.
+pub struct OpenedBridge {
     pub bridge: Bridge,
-    /// How things stand inside.
     pub status: Status,
-    /// What the owner hears; ends with the connection.
-    pub events: mpsc::Receiver<FromBridge>,
+    /// Messages for the owner; ends with the connection.
+    pub events: mpsc::Receiver<OwnerMessage>,
 }
 
-struct Wire {
+struct BridgeInner {
     out: mpsc::UnboundedSender<Vec<u8>>,
     next_request: AtomicU64,
     next_stream: AtomicU32,
-    table: Arc<Mutex<Table>>,
+    table: Arc<Mutex<PendingTable>>,
     reader: AbortHandle,
 }
 
-impl Drop for Wire {
+impl Drop for BridgeInner {
     fn drop(&mut self) {
         self.reader.abort();
     }
 }
 
-/// Who waits for what.
+/// The receivers that wait for replies, exits and stream data.
 #[derive(Default)]
-struct Table {
+struct PendingTable {
     closed: bool,
     replies: HashMap<RequestId, oneshot::Sender<Result<Reply, Fault>>>,
     execs: HashMap<RequestId, mpsc::UnboundedSender<ExecOutput>>,
@@ -159,85 +138,86 @@ enum StreamKind {
 }
 
 impl Bridge {
-    /// Says hello. Owners get heartbeats and ask now and then whether they are heard; they take a connection
-    /// without either for dead. Guests, which have no `pulse`, may hear nothing for ever.
+    /// Performs the handshake. Owners receive heartbeats and send pings, and close a connection
+    /// that times out; guests, which have no `liveness`, wait without limit.
     ///
     /// # Errors
-    /// When the supervisor does not answer, or not as ours does.
+    /// When the supervisor does not answer, or speaks another version.
     pub async fn open(
         stream: Box<dyn BridgeStream>,
-        role: Role,
-        pulse: Option<Pulse>,
-    ) -> Result<Opened, BridgeError> {
+        role: BridgeRole,
+        liveness: Option<LivenessTimeouts>,
+    ) -> Result<OpenedBridge, BridgeError> {
         let (mut read, mut write) = tokio::io::split(stream);
-        let heartbeat_millis =
-            pulse.map(|pulse| u64::try_from(pulse.heartbeat.as_millis()).unwrap_or(u64::MAX));
+        let heartbeat_millis = liveness
+            .map(|timeouts| u64::try_from(timeouts.heartbeat.as_millis()).unwrap_or(u64::MAX));
         let hello =
             Frame::Control(ToSupervisor::Hello { version: VERSION, role, heartbeat_millis })
                 .encode();
         let mut decoder = Decoder::default();
-        let welcome = tokio::time::timeout(HELLO_LIMIT, async {
+        let welcome = tokio::time::timeout(HANDSHAKE_TIMEOUT, async {
             write.write_all(&hello).await.map_err(|_| BridgeError::Lost)?;
-            welcome(&mut read, &mut decoder).await
+            read_welcome(&mut read, &mut decoder).await
         });
-        let not_in_time = |_| BridgeError::NotWelcome { reason: "not in time".to_owned() };
-        let status = welcome.await.map_err(not_in_time)??;
-        Ok(Self::run(read, write, decoder, status, pulse))
+        let timed_out = |_| BridgeError::HandshakeFailed { reason: "timeout".to_owned() };
+        let status = welcome.await.map_err(timed_out)??;
+        Ok(Self::spawn(read, write, decoder, status, liveness))
     }
 
-    /// Says hello as a guest and does not wait for the answer: one way there and back less, for who has one
-    /// command to run and knows that the supervisor is of this version.
+    /// Opens a guest connection without waiting for the welcome. Saves a round trip for a single
+    /// command, when the supervisor is known to be of this version.
     #[must_use]
-    pub fn hail(stream: Box<dyn BridgeStream>) -> Self {
+    pub fn open_without_welcome(stream: Box<dyn BridgeStream>) -> Self {
         let (read, write) = tokio::io::split(stream);
-        let bridge = Self::run(read, write, Decoder::default(), Status::default(), None).bridge;
-        bridge.say(ToSupervisor::Hello {
+        let bridge = Self::spawn(read, write, Decoder::default(), Status::default(), None).bridge;
+        bridge.send(ToSupervisor::Hello {
             version: VERSION,
-            role: Role::Guest,
+            role: BridgeRole::Client,
             heartbeat_millis: None,
         });
         bridge
     }
 
-    fn run(
+    fn spawn(
         read: ReadHalf<Box<dyn BridgeStream>>,
         write: WriteHalf<Box<dyn BridgeStream>>,
         decoder: Decoder,
         status: Status,
-        pulse: Option<Pulse>,
-    ) -> Opened {
+        liveness: Option<LivenessTimeouts>,
+    ) -> OpenedBridge {
         let (out, outbox) = mpsc::unbounded_channel();
         let (events_in, events) = mpsc::channel(EVENTS_IN_FLIGHT);
-        let table = Arc::new(Mutex::new(Table::default()));
-        let vigil = pulse.map(|pulse| vigil::Vigil::new(pulse, tokio::time::Instant::now()));
+        let table = Arc::new(Mutex::new(PendingTable::default()));
+        let liveness =
+            liveness.map(|timeouts| LivenessMonitor::new(timeouts, tokio::time::Instant::now()));
         let reading = reader::Reader {
             read,
             decoder,
             table: Arc::clone(&table),
             events: events_in,
             out: out.clone(),
-            vigil,
+            liveness,
         };
         let reader = tokio::spawn(reading.run()).abort_handle();
         tokio::spawn(write_out(write, outbox, reader.clone(), Arc::clone(&table)));
-        let wire = Wire {
+        let inner = BridgeInner {
             out,
             next_request: AtomicU64::new(1),
             next_stream: AtomicU32::new(1),
             table,
             reader,
         };
-        Opened { bridge: Self { wire: Arc::new(wire) }, status, events }
+        OpenedBridge { bridge: Self { inner: Arc::new(inner) }, status, events }
     }
 
-    /// Puts a request on the wire now; the reply may be waited for later.
+    /// Sends a request now; the reply may be awaited later.
     ///
     /// # Errors
-    /// When the connection is gone already.
+    /// When the connection is closed.
     pub fn post(
         &self,
         make: impl FnOnce(RequestId) -> ToSupervisor,
-    ) -> Result<Posted, BridgeError> {
+    ) -> Result<PendingReply, BridgeError> {
         let (reply, answer) = oneshot::channel();
         let id = self.next_request();
         {
@@ -247,14 +227,14 @@ impl Bridge {
             }
             table.replies.insert(id, reply);
         }
-        self.say(make(id));
-        Ok(Posted { id, answer })
+        self.send(make(id));
+        Ok(PendingReply { id, answer })
     }
 
-    /// Asks and waits for the answer.
+    /// Sends a request and waits for the reply.
     ///
     /// # Errors
-    /// When the supervisor says no, or the connection is lost before it says anything.
+    /// When the supervisor refuses, or the connection is lost before the reply.
     pub async fn request(
         &self,
         make: impl FnOnce(RequestId) -> ToSupervisor,
@@ -262,22 +242,22 @@ impl Bridge {
         self.post(make)?.reply().await
     }
 
-    /// Says something that has no reply.
-    pub fn say(&self, message: ToSupervisor) {
-        // The connection may be gone; then whoever waits hears that.
-        let _ = self.wire.out.send(Frame::Control(message).encode());
+    /// Sends a message that has no reply.
+    pub fn send(&self, message: ToSupervisor) {
+        // When the connection is gone, the receivers fail.
+        let _ = self.inner.out.send(Frame::Control(message).encode());
     }
 
-    fn table(&self) -> std::sync::MutexGuard<'_, Table> {
-        lock(&self.wire.table)
+    fn table(&self) -> std::sync::MutexGuard<'_, PendingTable> {
+        lock(&self.inner.table)
     }
 
     fn next_request(&self) -> RequestId {
-        self.wire.next_request.fetch_add(1, Ordering::Relaxed)
+        self.inner.next_request.fetch_add(1, Ordering::Relaxed)
     }
 
     fn new_stream(&self) -> StreamId {
-        self.wire.next_stream.fetch_add(1, Ordering::Relaxed)
+        self.inner.next_stream.fetch_add(1, Ordering::Relaxed)
     }
 
     fn receive(&self, stream: StreamId, kind: StreamKind, to: mpsc::UnboundedSender<ExecOutput>) {
@@ -288,7 +268,7 @@ impl Bridge {
     fn grant(&self, stream: StreamId, bytes: u32) {
         if let Some(incoming) = self.table().incoming.get_mut(&stream) {
             incoming.allowance += u64::from(bytes);
-            self.say(ToSupervisor::Credit { stream, bytes });
+            self.send(ToSupervisor::Credit { stream, bytes });
         }
     }
 }
@@ -299,46 +279,41 @@ impl std::fmt::Debug for Bridge {
     }
 }
 
-/// A request on its way.
+/// A request that waits for its reply.
 #[derive(Debug)]
-pub struct Posted {
-    /// Its number.
+pub struct PendingReply {
     pub id: RequestId,
     answer: oneshot::Receiver<Result<Reply, Fault>>,
 }
 
-impl Posted {
-    /// Waits for the reply.
-    ///
+impl PendingReply {
     /// # Errors
-    /// When the supervisor says no, or the connection is lost before it says anything.
+    /// When the supervisor refuses, or the connection is lost before the reply.
     pub async fn reply(self) -> Result<Reply, BridgeError> {
         self.answer.await.map_err(|_| BridgeError::Lost)?.map_err(BridgeError::Fault)
     }
 }
 
-fn lock(table: &Mutex<Table>) -> std::sync::MutexGuard<'_, Table> {
+fn lock(table: &Mutex<PendingTable>) -> std::sync::MutexGuard<'_, PendingTable> {
     table.lock().expect("no holder of this lock can panic")
 }
 
-async fn welcome(
+async fn read_welcome(
     read: &mut ReadHalf<Box<dyn BridgeStream>>,
     decoder: &mut Decoder,
 ) -> Result<Status, BridgeError> {
     loop {
-        let refused = |reason: &str| BridgeError::NotWelcome { reason: reason.to_owned() };
-        match decoder.take::<FromSupervisor>().map_err(|_| refused("not our protocol"))? {
-            Some(Frame::Control(FromSupervisor::Welcome { version, .. }))
-                if version > VERSION || version + 1 < VERSION =>
-            {
+        let failed = |reason: &str| BridgeError::HandshakeFailed { reason: reason.to_owned() };
+        match decoder.take::<FromSupervisor>().map_err(|_| failed("not the bridge protocol"))? {
+            Some(Frame::Control(FromSupervisor::Welcome { version, .. })) if version != VERSION => {
                 return Err(BridgeError::OtherVersion { theirs: version });
             }
             Some(Frame::Control(FromSupervisor::Welcome { status, .. })) => return Ok(status),
-            Some(_) => return Err(refused("not our protocol")),
+            Some(_) => return Err(failed("not the bridge protocol")),
             None => {}
         }
-        if !reader::more(read, decoder).await {
-            return Err(refused("it closed the connection"));
+        if !reader::read_more(read, decoder).await {
+            return Err(failed("it closed the connection"));
         }
     }
 }
@@ -347,7 +322,7 @@ async fn write_out(
     mut write: WriteHalf<Box<dyn BridgeStream>>,
     mut outbox: mpsc::UnboundedReceiver<Vec<u8>>,
     reader: AbortHandle,
-    table: Arc<Mutex<Table>>,
+    table: Arc<Mutex<PendingTable>>,
 ) {
     while let Some(frame) = outbox.recv().await {
         if write.write_all(&frame).await.is_err() {

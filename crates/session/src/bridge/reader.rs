@@ -1,4 +1,5 @@
-//! What comes over the bridge, handed to whoever waits for it.
+//! Reads frames from the bridge and dispatches them to their receivers; probes the supervisor's
+//! liveness meanwhile.
 
 use std::{
     future::poll_fn,
@@ -8,7 +9,7 @@ use std::{
     task::{Poll, ready},
 };
 
-use harvest_proto::bridge::{Decoder, Frame, FromSupervisor, RequestId, StreamId, ToSupervisor};
+use harvest_proto::bridge::{Decoder, Frame, FromSupervisor, StreamId, ToSupervisor};
 use tokio::{
     io::{AsyncRead, ReadBuf, ReadHalf},
     sync::mpsc,
@@ -16,29 +17,26 @@ use tokio::{
 };
 
 use super::{
-    ExecOutput, FromBridge, StreamKind, Table, lock,
-    vigil::{Duty, Vigil},
+    ExecOutput, OwnerMessage, PendingTable, StreamKind,
+    liveness::{LivenessMonitor, Probe},
+    lock,
 };
 use crate::provider::BridgeStream;
 
-// Whether we are heard is asked with this number, and about this command. Nobody else has either, so that
-// every supervisor has an answer at once: there is no such command.
-const NOBODYS: RequestId = 0;
-
 const READ_BYTES: usize = 64 * 1024;
 
-/// Reads what comes next; `false` when nothing will. The room for it is on the stack, for as long as a read takes:
-/// there are many connections, and most of the time none of them has anything to say.
-pub(super) async fn more(
+/// Reads the next bytes; `false` at the end of the connection. The buffer is on the stack and only
+/// lives as long as one read: there are many connections, and most are idle.
+pub(super) async fn read_more(
     read: &mut ReadHalf<Box<dyn BridgeStream>>,
     decoder: &mut Decoder,
 ) -> bool {
     poll_fn(|context| {
-        let mut room = [const { MaybeUninit::uninit() }; READ_BYTES];
-        let mut came = ReadBuf::uninit(&mut room);
-        let result = ready!(Pin::new(&mut *read).poll_read(context, &mut came));
-        decoder.push(came.filled());
-        Poll::Ready(result.is_ok() && !came.filled().is_empty())
+        let mut buffer = [const { MaybeUninit::uninit() }; READ_BYTES];
+        let mut bytes = ReadBuf::uninit(&mut buffer);
+        let result = ready!(Pin::new(&mut *read).poll_read(context, &mut bytes));
+        decoder.push(bytes.filled());
+        Poll::Ready(result.is_ok() && !bytes.filled().is_empty())
     })
     .await
 }
@@ -46,103 +44,102 @@ pub(super) async fn more(
 pub(super) struct Reader {
     pub(super) read: ReadHalf<Box<dyn BridgeStream>>,
     pub(super) decoder: Decoder,
-    pub(super) table: Arc<Mutex<Table>>,
-    pub(super) events: mpsc::Sender<FromBridge>,
+    pub(super) table: Arc<Mutex<PendingTable>>,
+    pub(super) events: mpsc::Sender<OwnerMessage>,
     pub(super) out: mpsc::UnboundedSender<Vec<u8>>,
-    /// An owner's; a guest trusts.
-    pub(super) vigil: Option<Vigil>,
+    /// Absent for guests.
+    pub(super) liveness: Option<LivenessMonitor>,
 }
 
-/// Closes the table however the reader ends, an abort included.
-struct Closing(Arc<Mutex<Table>>);
+/// Closes the table when the reader ends, also by an abort.
+struct CloseOnDrop(Arc<Mutex<PendingTable>>);
 
-impl Drop for Closing {
+impl Drop for CloseOnDrop {
     fn drop(&mut self) {
         close(&self.0);
     }
 }
 
-/// Nobody waits for anything any more: every waiting receiver hears that its sender is gone.
-pub(super) fn close(table: &Mutex<Table>) {
+/// Drops every sender, so that all waiting receivers fail.
+pub(super) fn close(table: &Mutex<PendingTable>) {
     let mut table = lock(table);
     for semaphore in table.outgoing.values() {
         semaphore.close();
     }
-    *table = Table { closed: true, ..Table::default() };
+    *table = PendingTable { closed: true, ..PendingTable::default() };
 }
 
 impl Reader {
     pub(super) async fn run(mut self) {
-        let _closing = Closing(Arc::clone(&self.table));
+        let _close = CloseOnDrop(Arc::clone(&self.table));
         loop {
             loop {
                 match self.decoder.take() {
                     Ok(Some(frame)) => {
-                        let came = Instant::now();
-                        if !self.hear(frame).await {
+                        let received = Instant::now();
+                        if !self.dispatch(frame).await {
                             return;
                         }
-                        if let Some(vigil) = &mut self.vigil {
-                            vigil.heard(came);
-                            vigil.away(came.elapsed());
+                        if let Some(liveness) = &mut self.liveness {
+                            liveness.frame_received(received);
+                            liveness.exclude(received.elapsed());
                         }
                     }
                     Ok(None) => break,
                     Err(error) => {
-                        tracing::warn!(%error, "a supervisor sent what is no frame");
+                        tracing::warn!(%error, "a supervisor sent an invalid frame");
                         return;
                     }
                 }
             }
-            if !self.more().await {
+            if !self.read_more().await {
                 return;
             }
         }
     }
 
-    /// The same, and asks meanwhile whether we are heard; `false` also when we are not.
-    async fn more(&mut self) -> bool {
+    /// Reads the next bytes and probes liveness meanwhile; `false` also when the probe times out.
+    async fn read_more(&mut self) -> bool {
         loop {
-            let read = more(&mut self.read, &mut self.decoder);
-            let read = match &self.vigil {
-                Some(vigil) => tokio::time::timeout_at(vigil.due(), read).await,
+            let read = read_more(&mut self.read, &mut self.decoder);
+            let read = match &self.liveness {
+                Some(liveness) => tokio::time::timeout_at(liveness.deadline(), read).await,
                 None => Ok(read.await),
             };
-            if let Ok(came) = read {
-                return came;
+            if let Ok(open) = read {
+                return open;
             }
-            match self.vigil.as_mut().map(|vigil| vigil.look(Instant::now())) {
-                Some(Duty::GiveUp) => {
-                    tracing::debug!("a supervisor says or answers nothing");
+            match self.liveness.as_mut().map(|liveness| liveness.probe(Instant::now())) {
+                Some(Probe::TimedOut) => {
+                    tracing::debug!("a supervisor does not answer");
                     return false;
                 }
-                Some(Duty::Ask) => {
-                    let knock = ToSupervisor::Kill { id: NOBODYS, exec: NOBODYS };
-                    let _ = self.out.send(Frame::Control(knock).encode());
+                Some(Probe::SendPing) => {
+                    let _ = self.out.send(Frame::Control(ToSupervisor::Ping).encode());
                 }
-                Some(Duty::Wait) | None => {}
+                Some(Probe::Wait) | None => {}
             }
         }
     }
 
-    /// Answers whether the connection is of any use still.
-    async fn hear(&mut self, frame: Frame<FromSupervisor>) -> bool {
+    /// Returns `false` when the connection is to be closed.
+    async fn dispatch(&mut self, frame: Frame<FromSupervisor>) -> bool {
         let message = match frame {
             Frame::Data { stream, bytes } => return self.data(stream, bytes),
             Frame::Control(message) => message,
         };
         match message {
             FromSupervisor::Event(event) => {
-                return self.events.send(FromBridge::Event(Box::new(event))).await.is_ok();
+                return self.events.send(OwnerMessage::Event(Box::new(event))).await.is_ok();
             }
             FromSupervisor::Heartbeat { busy, detached } => {
-                // Nobody misses a heartbeat while events wait to be read.
-                let _ = self.events.try_send(FromBridge::Heartbeat { busy, detached });
+                // A heartbeat may be dropped while the queue is full of events.
+                let _ = self.events.try_send(OwnerMessage::Heartbeat { busy, detached });
             }
             FromSupervisor::Welcome { .. } => {}
-            FromSupervisor::Reply { id: NOBODYS, .. } => {
-                if let Some(vigil) = &mut self.vigil {
-                    vigil.answered(Instant::now());
+            FromSupervisor::Pong => {
+                if let Some(liveness) = &mut self.liveness {
+                    liveness.pong_received(Instant::now());
                 }
             }
             FromSupervisor::Reply { id, result } => {
@@ -175,10 +172,10 @@ impl Reader {
 
     fn data(&self, stream: StreamId, bytes: Vec<u8>) -> bool {
         let mut table = lock(&self.table);
-        // A stream nobody reads any more: its command is being killed.
+        // The receiver is gone: its command is being killed.
         let Some(incoming) = table.incoming.get_mut(&stream) else { return true };
         let Some(left) = incoming.allowance.checked_sub(bytes.len() as u64) else {
-            tracing::warn!(stream, "a supervisor sent more than it was granted");
+            tracing::warn!(stream, "a supervisor exceeded its credit");
             return false;
         };
         incoming.allowance = left;

@@ -2,29 +2,29 @@
 //! values.
 //!
 //! ```text
-//! Absent → Starting → Booting → Ready{Idle ⇄ Turn → Saving} → Ending{Keep} → Absent
-//!             └──────────┴→ Ending{Discard} → Absent      Ending{Keep} → Held (outcome unknown)
+//! Absent → Starting → Booting → Ready{Idle ⇄ Turn → Saving} → Stopping{Save} → Absent
+//!             └──────────┴→ Stopping{Discard} → Absent     Stopping{Save} → SaveUnknown
 //! ```
 //!
-//! Whoever is not `Absent` has a place on the machine; who wants to leave `Absent` without one waits for
-//! it. Idle{Awake → Freezing → Frozen → Thawing → Awake}: nothing is sent to what stands still.
+//! Every state but `Absent` holds a slot; leaving `Absent` needs one. An idle sandbox goes
+//! Running → Freezing → Frozen → Thawing → Running; nothing is sent to it unless it is running.
 //!
-//! A step's actions come in two kinds. Those that are *kept* are written in one transaction with the
-//! new state; only then the others are carried out. So a crash between the two finds a state that
-//! knows what was about to be done, and [`restart`] does it again: every such act is idempotent, by
-//! the sandbox's, the snapshot's or the prompt's id.
+//! A decision has two kinds of actions. *Persisted* actions are written in one transaction with the
+//! new state; only then the *effects* are executed. A crash between the two finds a state that
+//! knows which effects were due, and [`restart`] emits them again: every effect is idempotent, by
+//! the id of the sandbox, the snapshot or the prompt.
 
-mod inside;
-mod machine;
-mod people;
-mod place;
+mod decider;
+mod freeze;
+mod requests;
 mod restore;
+mod sandbox;
+mod slot;
 mod state;
-mod step;
-mod still;
+mod supervisor;
 #[cfg(test)]
 mod tests;
-mod time;
+mod timers;
 
 use harvest_proto::{
     PromptId, SandboxId, SnapshotId, Timestamp, TurnId,
@@ -33,410 +33,313 @@ use harvest_proto::{
     event::{SnapshotKind, TurnOutcome},
 };
 
-pub(crate) use place::SUSPENDED;
-pub use place::{Limit, Room, Waiting};
+use decider::Decider;
+pub use freeze::FreezeState;
 pub use restore::Restoring;
-pub use state::{Asked, Ending, Keep, Link, Machine, Rest, Save, Shown, State, Turn, Work};
-use step::Deciding;
-pub use still::Still;
+pub(crate) use slot::SUSPENDED;
+pub use slot::{Limit, SlotClaim, Waiting};
+pub use state::{
+    Activity, DiskOnStop, LinkState, Mode, PublicState, Question, SandboxState, State, StopSave,
+    Turn, TurnSave,
+};
 
-use crate::clocks::Clocks;
+use crate::timeouts::Timeouts;
 
-/// What happened, or what somebody wants.
+/// A request of a user, or a report about the sandbox, the slot or the time. Reports that carry an
+/// `epoch` are ignored unless it is the current sandbox's.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Input {
-    /// A prompt came.
-    Queued {
-        /// Which.
+    PromptQueued {
         prompt: PromptId,
-        /// Stop the turn in progress and do this next.
+        /// Stop the turn in progress and run this prompt next.
         now: bool,
     },
-    /// A waiting prompt is taken back.
-    Cancelled {
-        /// Which.
+    /// A queued prompt is withdrawn.
+    PromptCancelled {
         prompt: PromptId,
     },
-    /// A waiting prompt gets another place, 1 being the next.
-    Moved {
-        /// Which.
+    /// A queued prompt gets another position; 1 is the next.
+    PromptMoved {
         prompt: PromptId,
-        /// Where to.
         position: u32,
     },
-    /// Stop what is being done.
+    /// Stop the turn in progress, or the start of a sandbox.
     Stop,
-    /// Keep the machine on disk. A turn in progress is stopped first.
+    /// Save the sandbox and stop it. A turn in progress is stopped first.
     Pause,
-    /// Go on, whatever held the session.
+    /// Start a sandbox; retry a save whose outcome is unknown.
     Resume,
-    /// End the machine at once. Its disk is kept.
+    /// Kill the sandbox at once. Its disk is saved.
     Terminate,
-    /// Put the session away.
     Archive,
-    /// Go back to the state after a turn, in place.
+    /// Return to the state after an earlier turn of this session.
     Restore {
-        /// The turn's snapshot.
         snapshot: SnapshotId,
-        /// Its number.
         turn: u32,
     },
-    /// The server ends: keep the machine on disk until the next one.
+    /// The server shuts down: save the sandbox for the next server.
     Suspend,
-    /// There is a place for the session.
-    PlaceGiven {
-        /// For which waiting.
-        ticket: u64,
+    /// The session has a slot.
+    SlotGranted {
+        /// Of the queue entry that is served; an older entry's grant is ignored.
+        sequence: u64,
     },
-    /// There is no place yet.
-    PlaceMoved {
-        /// For which waiting.
-        ticket: u64,
-        /// Why.
+    /// The session's position in the slot queue changed.
+    SlotQueued {
+        sequence: u64,
         limit: Limit,
-        /// As which number in line it waits.
         position: u32,
     },
-    /// Somebody waits for a place; an idle session gives up its own.
-    PlaceNeeded,
-    /// What runs in the machine stands still.
-    Froze {
-        /// Whose.
+    /// Another session waits for a slot; an idle session gives up its own.
+    SlotReleaseRequested,
+    Frozen {
         epoch: u64,
     },
-    /// It could not be made to, or does so no longer.
+    /// The sandbox could not be frozen, or is no longer.
     FreezeFailed {
-        /// Whose.
         epoch: u64,
     },
-    /// It goes on.
     Thawed {
-        /// Whose.
         epoch: u64,
     },
     /// The sandbox runs.
     Started {
-        /// Whose word it is: an older epoch's is not heard.
         epoch: u64,
         /// What its disk holds.
         start: BootStart,
     },
-    /// The sandbox could not be started.
     StartFailed {
-        /// Whose.
         epoch: u64,
-        /// What went wrong.
         detail: String,
-        /// Trying again cannot help.
+        /// A retry cannot help.
         permanent: bool,
     },
-    /// After a restart: the sandbox runs still.
+    /// After a restart: the sandbox still runs.
     FoundRunning {
-        /// Whose.
         epoch: u64,
     },
-    /// After a restart: nothing is left of the sandbox.
+    /// After a restart: nothing is left of the sandbox, its disk included.
     FoundGone {
-        /// Whose.
         epoch: u64,
     },
-    /// The sandbox ended by itself.
+    /// The sandbox exited by itself.
     SandboxEnded {
-        /// Whose.
         epoch: u64,
-        /// Why.
         reason: String,
     },
-    /// The bridge is up.
+    /// The bridge is connected.
     LinkUp {
-        /// Whose.
         epoch: u64,
-        /// How things stand inside.
         status: Status,
     },
-    /// The bridge is lost.
     LinkLost {
-        /// Whose.
         epoch: u64,
     },
-    /// The supervisor is ready.
+    /// The supervisor has booted.
     BootReady {
-        /// Whose.
         epoch: u64,
     },
-    /// Getting ready failed.
     BootFailed {
-        /// Whose.
         epoch: u64,
-        /// What went wrong.
         detail: String,
     },
-    /// Our own preparation is done.
+    /// The driver's own preparation of the sandbox is done.
     Prepared {
-        /// Whose.
         epoch: u64,
     },
     /// The supervisor has the prompt.
-    Accepted {
-        /// Which.
+    PromptAccepted {
         prompt: PromptId,
     },
-    /// The supervisor does not take the prompt.
-    Refused {
-        /// Which.
+    PromptRefused {
         prompt: PromptId,
-        /// Why.
         detail: String,
     },
-    /// The turn ended, says its own event.
+    /// The supervisor's event for the end of the turn arrived.
     TurnEnded {
-        /// The prompt it carried out.
         prompt: PromptId,
-        /// How.
         outcome: TurnOutcome,
     },
-    /// The agent asks a person.
+    /// The agent asks the user a question.
     RequestOpened {
         /// The agent's id of the question.
         request: String,
     },
-    /// The question is answered, or no longer asked.
+    /// The question is answered or withdrawn.
     RequestClosed {
-        /// Which.
         request: String,
         /// Whether a person answered it.
         answered: bool,
     },
-    /// The snapshot after a turn is there.
-    Saved {
-        /// Which.
+    /// The snapshot after a turn exists.
+    Captured {
         snapshot: SnapshotId,
-        /// How long the machine stood still.
+        /// How long the sandbox was paused for it.
         millis: u64,
     },
-    /// This provider takes no snapshots of what runs.
-    CannotSave {
-        /// The one that was asked for.
+    /// The provider cannot take snapshots of a running sandbox.
+    CaptureUnsupported {
         snapshot: SnapshotId,
     },
-    /// Nobody knows whether the snapshot is there.
-    SaveFailed {
-        /// Which.
+    /// Whether the snapshot exists is unknown.
+    CaptureFailed {
         snapshot: SnapshotId,
-        /// What went wrong.
         detail: String,
     },
-    /// The sandbox is ended and its disk kept.
-    Kept {
-        /// As which snapshot.
+    /// The sandbox has stopped and its disk is saved.
+    StoppedAndSaved {
         snapshot: SnapshotId,
-        /// How long that took.
         millis: u64,
     },
-    /// Nobody knows whether the disk is kept.
-    KeepFailed {
-        /// As which snapshot.
+    /// Whether the disk was saved is unknown.
+    StopSaveFailed {
         snapshot: SnapshotId,
-        /// What went wrong.
         detail: String,
-        /// It is certain that nothing is left to keep.
+        /// The provider has nothing left to save.
         gone: bool,
     },
-    /// The sandbox is ended and its disk thrown away.
+    /// The sandbox has stopped and its disk is deleted.
     Discarded {
-        /// Whose.
         epoch: u64,
     },
-    /// Somebody used the machine by other means than a prompt.
+    /// The sandbox was used by other means than a prompt.
     Touched,
-    /// Time passed.
+    /// A deadline may have passed.
     Tick,
 }
 
-/// What to do.
+/// Persisted actions first, up to `SetPublicState`; the others are effects.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
-    /// Kept: a prompt changes its status.
-    Prompt {
-        /// Which.
+    SetPromptStatus {
         prompt: PromptId,
-        /// What it was.
         from: PromptStatus,
-        /// What it is.
         to: PromptStatus,
     },
-    /// Kept: the queue has another order.
-    Order {
-        /// The waiting prompts.
+    /// The order of the queued prompts.
+    ReorderQueue {
         queue: Vec<PromptId>,
-        /// The one that moved, and where to; absent when it has just come.
+        /// The prompt that moved and its new position; absent when it has just been queued.
         moved: Option<(PromptId, u32)>,
     },
-    /// Kept: a prompt is given to a turn.
-    TurnBegun {
-        /// The turn.
+    TurnStarted {
         turn: TurnId,
-        /// Its number.
         number: u32,
-        /// The prompt.
         prompt: PromptId,
     },
-    /// Kept: a turn ended.
-    TurnOver {
-        /// Which.
+    TurnEnded {
         turn: TurnId,
-        /// Its prompt.
         prompt: PromptId,
-        /// How.
         outcome: TurnOutcome,
-        /// The words for the event, when the supervisor cannot tell it itself.
-        told: Option<String>,
-        /// How long it ran.
+        /// The message of the event to write; absent when the supervisor sent the event itself.
+        error: Option<String>,
         millis: u64,
     },
-    /// Kept: a snapshot is there.
     SnapshotTaken {
-        /// Which.
         snapshot: SnapshotId,
-        /// Why.
         kind: SnapshotKind,
         /// The turn it follows.
         turn: Option<TurnId>,
-        /// How long the machine stood still.
+        /// How long the sandbox was paused for it, or took to stop.
         millis: u64,
     },
-    /// Kept: the session goes on from an earlier turn.
+    /// The session continues from an earlier turn.
     Restored {
-        /// Its snapshot.
         snapshot: SnapshotId,
-        /// Its number.
         turn: u32,
     },
-    /// Kept: the session waits, as this number in line.
-    Wait {
-        /// 1 is the next.
+    /// The position in the slot queue; 1 is the next.
+    ReportPosition {
         position: u32,
     },
-    /// Kept: a sandbox is no more.
-    SandboxOver {
-        /// Which.
+    SandboxEnded {
         sandbox: SandboxId,
-        /// Why.
         reason: String,
     },
-    /// Kept: people see another state.
-    Show {
-        /// The state.
+    /// The state that users see.
+    SetPublicState {
         state: SessionState,
-        /// Why.
         reason: String,
-        /// In words.
         detail: Option<String>,
     },
-    /// Look whether the sandbox of an earlier server runs still.
+    /// Ask the provider whether the sandbox of an earlier server still runs.
     Find {
-        /// Which.
         sandbox: SandboxId,
     },
     /// Start a sandbox.
     Start {
-        /// Which.
         sandbox: SandboxId,
-        /// Its epoch.
         epoch: u64,
-        /// What from; the repository's image when absent.
+        /// The repository's image when absent.
         from: Option<SnapshotId>,
     },
-    /// Open its door, dial it, and keep dialling.
+    /// Open the sandbox's door and dial its bridge until it answers.
     Connect {
-        /// Which.
         sandbox: SandboxId,
-        /// Its epoch.
         epoch: u64,
     },
-    /// Tell it what for.
+    /// Send the supervisor its boot order.
     Boot {
-        /// What its disk holds.
         start: BootStart,
-        /// Whether it holds the conversation.
+        /// Whether the disk holds the agent's conversation.
         resume: bool,
     },
-    /// Do what must be done between `ready` and the first prompt.
+    /// Prepare the checkouts between the boot and the first prompt.
     Prepare,
-    /// Give it a prompt.
-    Send {
-        /// Which.
+    SendPrompt {
         prompt: PromptId,
-        /// The turn.
         turn: TurnId,
-        /// The turn's number.
         number: u32,
     },
-    /// Stop a turn.
     StopTurn {
-        /// Which.
         turn: TurnId,
     },
     /// Answer the agent's question with a prompt's text.
     Answer {
-        /// The question.
         request: String,
-        /// The prompt.
         prompt: PromptId,
     },
-    /// Have what runs in a machine stand still, and keep it so.
+    /// Freeze the sandbox's processes and keep them frozen.
     Freeze {
-        /// Which.
         sandbox: SandboxId,
     },
-    /// Have it go on.
     Thaw {
-        /// Which.
         sandbox: SandboxId,
     },
-    /// Keep the disk of a machine that goes on.
+    /// Take a snapshot of a sandbox that keeps running.
     Capture {
-        /// Which.
         sandbox: SandboxId,
-        /// As which snapshot.
         snapshot: SnapshotId,
     },
-    /// End a machine and keep its disk.
-    EndKept {
-        /// Which.
+    /// Stop a sandbox and save its disk as this snapshot.
+    StopAndSave {
         sandbox: SandboxId,
-        /// As which snapshot.
         snapshot: SnapshotId,
-        /// Why.
         kind: SnapshotKind,
     },
-    /// End a machine and throw its disk away.
-    End {
-        /// Which.
+    /// Stop a sandbox and delete its disk.
+    StopAndDiscard {
         sandbox: SandboxId,
     },
-    /// Remove a snapshot that may be there and that nobody knows of.
-    Forget {
-        /// Which.
+    /// Remove a snapshot that may exist and that no state refers to.
+    RemoveSnapshot {
         snapshot: SnapshotId,
     },
     /// If a commit was pushed: open the pull request and run the check.
     Review,
 }
 
-/// When a step is decided, and the ids it may use.
+/// The time of a decision, the facts it may look at, and the ids it may use.
 #[derive(Debug, Clone)]
-pub struct Moment<'a> {
-    /// The time.
+pub struct StepContext<'a> {
     pub now: Timestamp,
-    /// How long things may take.
-    pub clocks: &'a Clocks,
-    /// Commands run in the machine apart from the agent: it is not idle.
+    pub timeouts: &'a Timeouts,
+    /// Commands run in the sandbox apart from the agent: it is not idle.
     pub busy: bool,
-    /// Whether there is a place for a session that has none.
-    pub room: Room,
-    /// For a new place in line.
-    pub ticket: u64,
+    /// Whether there is a slot for a session that has none.
+    pub slot: SlotClaim,
+    /// Of a new entry in the slot queue.
+    pub sequence: u64,
     /// For a new sandbox.
     pub sandbox: SandboxId,
     /// For a new turn.
@@ -445,32 +348,30 @@ pub struct Moment<'a> {
     pub snapshot: SnapshotId,
 }
 
-/// What was decided.
+/// The new state, and the actions in the order they are to be done.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Step {
-    /// Where the session stands now.
+pub struct Decision {
     pub state: State,
-    /// What to do, in this order.
     pub actions: Vec<Action>,
 }
 
 /// Decides what follows from an input.
 #[must_use]
-pub fn decide(state: State, input: Input, moment: &Moment<'_>) -> Step {
-    let mut deciding = Deciding::new(state, moment);
-    deciding.take(input);
-    deciding.advance();
-    deciding.finish()
+pub fn decide(state: State, input: Input, context: &StepContext<'_>) -> Decision {
+    let mut decider = Decider::new(state, context);
+    decider.apply(input);
+    decider.advance();
+    decider.finish()
 }
 
-/// Decides what to do after a restart, from what the store held. `queue` are the waiting prompts.
+/// Decides what to do after a restart of the server, from the stored state and the queued prompts.
 #[must_use]
-pub fn restart(mut state: State, queue: Vec<PromptId>, moment: &Moment<'_>) -> Step {
+pub fn restart(mut state: State, queue: Vec<PromptId>, context: &StepContext<'_>) -> Decision {
     let answering = state.answering().cloned();
     state.queue = queue.into_iter().filter(|prompt| Some(prompt) != answering.as_ref()).collect();
-    let mut deciding = Deciding::new(state, moment);
-    deciding.unsuspend();
-    deciding.pick_up();
-    deciding.advance();
-    deciding.finish()
+    let mut decider = Decider::new(state, context);
+    decider.resume_suspended();
+    decider.recover();
+    decider.advance();
+    decider.finish()
 }

@@ -1,46 +1,46 @@
-//! Going back to the state after an earlier turn, in place: the turn in progress is stopped, the
-//! present state is kept like that of a pause, and only when the machine is ended the other one takes
-//! its place. What is wanted is in the state from the first step on, so that a crash forgets nothing;
-//! the snapshots and turns in between stay where they are.
+//! Restores a session to the state after an earlier turn: the turn in progress is stopped, the
+//! sandbox is saved and stopped as for a pause, and only then the older snapshot becomes the
+//! latest. The wanted snapshot is in the state from the first step on, so a crash does not lose it.
+//! The snapshots and turns in between stay.
 
 use harvest_proto::SnapshotId;
 use serde::{Deserialize, Serialize};
 
-use super::{Action, Machine, Rest, step::Deciding};
+use super::{Action, Mode, SandboxState, decider::Decider};
 
-/// What a session goes back to.
+/// The turn to restore.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restoring {
-    /// The state after a turn.
     pub snapshot: SnapshotId,
-    /// The turn's number.
     pub turn: u32,
 }
 
-impl Deciding<'_> {
+impl Decider<'_> {
     pub(super) fn restore(&mut self, snapshot: SnapshotId, turn: u32) {
-        if self.state.rest == Rest::Archived {
+        if self.state.mode == Mode::Archived {
             return;
         }
         self.state.restoring = Some(Restoring { snapshot, turn });
-        // What had a machine gets another; what rested rests on, at another point.
-        match &self.state.rest {
-            Rest::Open if self.state.machine != Machine::Absent => self.state.wake = true,
-            Rest::Open | Rest::Archived => {}
-            Rest::Paused { .. } | Rest::Failed { .. } => self.rest("restored"),
+        // A session that has a sandbox gets a new one; a paused session stays paused.
+        match &self.state.mode {
+            Mode::Active if self.state.sandbox != SandboxState::Absent => {
+                self.state.start_requested = true
+            }
+            Mode::Active | Mode::Archived => {}
+            Mode::Paused { .. } | Mode::Failed { .. } => self.pause("restored"),
         }
-        self.state.failures.clear();
+        self.state.start_failures.clear();
     }
 
-    /// Nothing of the old machine is left to keep: the wanted state is the newest now.
-    pub(super) fn put_back(&mut self) {
-        if self.state.machine != Machine::Absent {
+    /// Once the old sandbox is saved and gone, the restored snapshot becomes the latest.
+    pub(super) fn apply_restore(&mut self) {
+        if self.state.sandbox != SandboxState::Absent {
             return;
         }
         if let Some(Restoring { snapshot, turn }) = self.state.restoring.take() {
-            self.state.disk = Some(snapshot.clone());
+            self.state.latest_snapshot = Some(snapshot.clone());
             // The snapshot of a turn holds the conversation up to there.
-            self.state.conversed = true;
+            self.state.has_conversation = true;
             self.actions.push(Action::Restored { snapshot, turn });
         }
     }

@@ -1,8 +1,5 @@
-//! Where a session stands. Each variant has exactly the data that exists in it. The whole of it, the
-//! queue apart, is what the store keeps as the session's `drive`: what is not here is lost in a crash.
-//!
-//! Servers of the last version read it, too: what is new is a field that may be missing, never another
-//! variant of what they know.
+//! The state of a session. Each variant has exactly the data that exists in it. All of it but the
+//! queue is stored as the session's `drive`; anything else is lost in a crash.
 
 use std::collections::VecDeque;
 
@@ -13,165 +10,125 @@ use harvest_proto::{
 use serde::{Deserialize, Serialize};
 
 use super::{
-    place::{Limit, Waiting},
+    freeze::FreezeState,
     restore::Restoring,
-    still::Still,
+    slot::{Limit, Waiting},
 };
-use crate::clocks::Clocks;
+use crate::timeouts::Timeouts;
 
-/// Where a session stands.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
-    /// The count of sandboxes so far; names the current one.
+    /// The number of sandboxes so far; names the current one.
     pub epoch: u64,
-    /// The count of turns so far.
+    /// The number of turns so far.
     pub turns: u32,
-    /// The prompts that wait, the next one first. Kept as rows of their own.
+    /// The queued prompts, the next one first. Stored as rows of their own.
     #[serde(skip)]
     pub queue: VecDeque<PromptId>,
-    /// What the next sandbox starts from; the repository's image when absent.
-    pub disk: Option<SnapshotId>,
-    /// Whether the disk holds the agent's conversation.
-    pub conversed: bool,
-    /// Whether the session goes on by itself.
-    pub rest: Rest,
-    /// A sandbox is wanted although nothing waits.
-    pub wake: bool,
-    /// Its machine.
-    pub machine: Machine,
-    /// What people see.
-    pub shown: Shown,
-    /// When starts failed lately.
-    pub failures: Vec<Timestamp>,
-    /// Whose limit it counts against; its author's when absent.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The next sandbox starts from it; from the repository's image when absent.
+    pub latest_snapshot: Option<SnapshotId>,
+    /// Whether that snapshot holds the agent's conversation.
+    pub has_conversation: bool,
+    pub mode: Mode,
+    /// A sandbox is wanted although no prompt is queued.
+    pub start_requested: bool,
+    pub sandbox: SandboxState,
+    pub public: PublicState,
+    /// The times of recent failed starts.
+    pub start_failures: Vec<Timestamp>,
+    /// The user whose limit the session counts against; its author when absent.
     pub user: Option<String>,
-    /// It wants a machine and waits for a place.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The session wants a sandbox and waits for a slot.
     pub waiting: Option<Waiting>,
-    /// Its place goes to somebody else as soon as its machine is ended.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub ceding: bool,
-    /// What it goes back to as soon as its machine is ended.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    /// The slot goes to another session as soon as the sandbox has stopped.
+    pub yielding_slot: bool,
+    /// The session returns to this snapshot as soon as the sandbox has stopped.
     pub restoring: Option<Restoring>,
 }
 
-/// Whether a session goes on by itself.
+/// Whether a session starts sandboxes and runs prompts by itself.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Rest {
-    /// It does.
-    Open,
-    /// It waits for a prompt or for `resume`.
+pub enum Mode {
+    Active,
+    /// Until a prompt or `resume`.
     Paused {
-        /// Why.
         reason: String,
     },
-    /// It could not go on, and waits for a prompt or for `resume`.
+    /// Until a prompt or `resume`.
     Failed {
-        /// Why.
         reason: String,
-        /// In words.
         detail: String,
     },
-    /// It is put away.
     Archived,
 }
 
-/// A session's machine.
+/// The sandbox of a session.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Machine {
-    /// There is none.
+pub enum SandboxState {
     Absent,
-    /// It is being started. Its id is stored before it exists.
+    /// The provider is starting it. Its id is stored before it exists.
     Starting {
-        /// Which.
         sandbox: SandboxId,
-        /// Since when.
         since: Timestamp,
     },
-    /// It runs and gets ready. It holds no work yet.
+    /// It runs and boots. It holds no work yet.
     Booting {
-        /// Which.
         sandbox: SandboxId,
         /// What its disk held at first.
         start: BootStart,
-        /// Whether we can speak with it.
-        link: Link,
-        /// Since when.
+        link: LinkState,
         since: Timestamp,
-        /// The supervisor is ready; only our own preparation is missing.
+        /// The supervisor has booted; only the driver's preparation is missing.
         booted: bool,
     },
-    /// It takes prompts.
+    /// It accepts prompts.
     Ready {
-        /// Which.
         sandbox: SandboxId,
-        /// Whether we can speak with it.
-        link: Link,
-        /// When it became ready.
-        born: Timestamp,
-        /// What it does.
-        work: Work,
+        link: LinkState,
+        ready_since: Timestamp,
+        activity: Activity,
     },
-    /// It is being ended.
-    Ending {
-        /// Which.
+    Stopping {
         sandbox: SandboxId,
-        /// What becomes of its disk.
-        how: Ending,
-        /// Why.
+        disk: DiskOnStop,
         reason: String,
     },
-    /// It was being kept, and nobody knows whether it was. Nothing starts before that is known.
-    Held {
-        /// Which.
+    /// It was stopped, and whether its disk was saved is unknown. Nothing starts before that is
+    /// known.
+    SaveUnknown {
         sandbox: SandboxId,
-        /// What it was being kept as.
-        keep: Keep,
-        /// Why it was ended.
+        save: StopSave,
+        /// Why it was stopped.
         reason: String,
         /// What went wrong.
         detail: String,
     },
 }
 
-/// Whether we can speak with a sandbox.
+/// The state of the bridge to a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Link {
-    /// The bridge is up.
+pub enum LinkState {
     Up,
-    /// It is not.
-    Down {
-        /// Since when.
-        since: Timestamp,
-    },
+    Down { since: Timestamp },
 }
 
-/// What a ready machine does.
+/// What a ready sandbox does.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Work {
-    /// Nothing.
+pub enum Activity {
     Idle {
-        /// Since when.
         since: Timestamp,
-        /// Whether what runs in it stands still.
-        #[serde(default, skip_serializing_if = "Still::is_awake")]
-        still: Still,
+        freeze: FreezeState,
     },
-    /// A turn.
     Turn(Turn),
-    /// The state after a turn is being kept.
-    Saving(Save),
-    /// That failed. Nothing is sent before it is done.
-    Unsaved {
-        /// What was to be kept.
-        save: Save,
-        /// What went wrong.
+    /// The state after a turn is being saved.
+    Saving(TurnSave),
+    /// That failed. No prompt is sent before it succeeds.
+    SaveFailed {
+        save: TurnSave,
         detail: String,
     },
 }
@@ -179,129 +136,121 @@ pub enum Work {
 /// A turn in progress. Its prompt is dispatched.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Turn {
-    /// The prompt it carries out.
     pub prompt: PromptId,
-    /// Its id.
     pub turn: TurnId,
-    /// Its number.
     pub number: u32,
-    /// Since when.
     pub since: Timestamp,
-    /// The supervisor has said that it has the prompt.
-    pub accepted: bool,
-    /// Since when it is being stopped.
+    /// The supervisor has confirmed that it has the prompt.
+    pub prompt_accepted: bool,
+    /// When the stop of the turn was requested.
     pub stopping: Option<Timestamp>,
-    /// What the agent asks.
-    pub asked: Option<Asked>,
+    pub question: Option<Question>,
 }
 
-/// A question of the agent.
+/// A question of the agent that waits for its answer.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Asked {
-    /// The agent's id of it.
+pub struct Question {
+    /// The agent's id of the question.
     pub request: String,
-    /// The prompt that answers it, until we know that the answer arrived.
+    /// The prompt that answers it, until the answer is known to have arrived.
     pub answer: Option<PromptId>,
 }
 
-/// A turn's snapshot.
+/// The snapshot after a turn.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Save {
-    /// The snapshot's id, stored before it exists.
+pub struct TurnSave {
+    /// Stored before the snapshot exists.
     pub snapshot: SnapshotId,
     /// The turn it follows.
     pub turn: TurnId,
-    /// It is taken once the machine can be spoken with: what the turn changed is asked for first.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub later: bool,
+    /// Taken once the bridge is up: the turn's diff is read over it first.
+    pub deferred: bool,
 }
 
-/// What becomes of the disk of a sandbox that ends.
+/// What happens to the disk of a sandbox that stops.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Ending {
-    /// It is kept.
-    Keep(Keep),
+pub enum DiskOnStop {
+    Save(StopSave),
     /// It holds no work.
     Discard,
 }
 
-/// What a disk is kept as.
+/// The snapshot of a sandbox that stops.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Keep {
-    /// The snapshot's id, stored before it exists.
+pub struct StopSave {
+    /// Stored before the snapshot exists.
     pub snapshot: SnapshotId,
-    /// Why.
     pub kind: SnapshotKind,
     /// The turn whose snapshot it becomes, when that turn has none.
     pub turn: Option<TurnId>,
 }
 
-/// What people see of a session.
+/// The state that users see.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Shown {
-    /// The state.
+pub struct PublicState {
     pub state: SessionState,
-    /// Why.
     pub reason: String,
 }
 
 impl State {
-    /// A session that has just been created. It wants a machine.
+    /// A session that has just been created. It wants a sandbox.
     #[must_use]
-    pub fn new(disk: Option<SnapshotId>, conversed: bool) -> Self {
+    pub fn new(latest_snapshot: Option<SnapshotId>, has_conversation: bool) -> Self {
         Self {
             epoch: 0,
             turns: 0,
             queue: VecDeque::new(),
-            disk,
-            conversed,
-            rest: Rest::Open,
-            wake: true,
-            machine: Machine::Absent,
-            shown: Shown { state: SessionState::Queued, reason: "created".to_owned() },
-            failures: Vec::new(),
+            latest_snapshot,
+            has_conversation,
+            mode: Mode::Active,
+            start_requested: true,
+            sandbox: SandboxState::Absent,
+            public: PublicState { state: SessionState::Queued, reason: "created".to_owned() },
+            start_failures: Vec::new(),
             user: None,
             waiting: None,
-            ceding: false,
+            yielding_slot: false,
             restoring: None,
         }
     }
 
-    /// Its place in line was taken when it was created, and nobody has said yet whether it has to wait.
+    /// The session was queued for a slot when it was created, and admission has not answered yet.
     pub(super) fn is_new(&self) -> bool {
         self.epoch == 0 && self.waiting.is_some_and(|waiting| waiting.limit == Limit::Closed)
     }
 
-    /// As which number in line it waits, once that is known.
+    /// The position in the slot queue, once it is known.
     #[must_use]
     pub fn position(&self) -> Option<u32> {
         self.waiting.map(|waiting| waiting.position).filter(|position| *position > 0)
     }
 
-    /// The session's sandbox, while it has one.
     #[must_use]
-    pub fn sandbox(&self) -> Option<&SandboxId> {
-        match &self.machine {
-            Machine::Absent => None,
-            Machine::Starting { sandbox, .. }
-            | Machine::Booting { sandbox, .. }
-            | Machine::Ready { sandbox, .. }
-            | Machine::Ending { sandbox, .. }
-            | Machine::Held { sandbox, .. } => Some(sandbox),
+    pub fn sandbox_id(&self) -> Option<&SandboxId> {
+        match &self.sandbox {
+            SandboxState::Absent => None,
+            SandboxState::Starting { sandbox, .. }
+            | SandboxState::Booting { sandbox, .. }
+            | SandboxState::Ready { sandbox, .. }
+            | SandboxState::Stopping { sandbox, .. }
+            | SandboxState::SaveUnknown { sandbox, .. } => Some(sandbox),
         }
     }
 
-    /// Since when nothing is done and nothing waits to be done. `busy` when commands run beside the agent. Who
-    /// cannot be spoken with is not idle: what another server left running there is not known.
+    /// Since when the session is idle: no turn, no queued prompt, no commands beside the agent
+    /// (`busy`). Without a bridge it is not idle: commands that an earlier server started may run.
     #[must_use]
     pub fn idle_since(&self, busy: bool) -> Option<Timestamp> {
-        match &self.machine {
-            Machine::Ready { link: Link::Up, work: Work::Idle { since, .. }, .. }
-                if !busy
-                    && self.queue.is_empty()
-                    && self.rest == Rest::Open
-                    && self.restoring.is_none() =>
+        match &self.sandbox {
+            SandboxState::Ready {
+                link: LinkState::Up,
+                activity: Activity::Idle { since, .. },
+                ..
+            } if !busy
+                && self.queue.is_empty()
+                && self.mode == Mode::Active
+                && self.restoring.is_none() =>
             {
                 Some(*since)
             }
@@ -309,39 +258,40 @@ impl State {
         }
     }
 
-    /// Whether its machine takes prompts and commands this moment.
+    /// Whether the sandbox can take prompts and commands now, without a thaw first.
     #[must_use]
-    pub const fn is_awake(&self) -> bool {
-        match &self.machine {
-            Machine::Ready { work: Work::Idle { still, .. }, .. } => {
-                matches!(still, Still::Awake | Still::Restless)
+    pub const fn accepts_work(&self) -> bool {
+        match &self.sandbox {
+            SandboxState::Ready { activity: Activity::Idle { freeze, .. }, .. } => {
+                matches!(freeze, FreezeState::Running | FreezeState::FreezeFailed)
             }
-            Machine::Ready { .. } => true,
+            SandboxState::Ready { .. } => true,
             _ => false,
         }
     }
 
-    /// The snapshot that is being taken, or may have been.
+    /// The snapshot that is being taken, or may have been taken.
     #[must_use]
     pub fn saving(&self) -> Option<&SnapshotId> {
-        match &self.machine {
-            Machine::Ready { work: Work::Saving(save) | Work::Unsaved { save, .. }, .. } => {
-                Some(&save.snapshot)
-            }
-            Machine::Ending { how: Ending::Keep(keep), .. } | Machine::Held { keep, .. } => {
-                Some(&keep.snapshot)
-            }
+        match &self.sandbox {
+            SandboxState::Ready {
+                activity: Activity::Saving(save) | Activity::SaveFailed { save, .. },
+                ..
+            } => Some(&save.snapshot),
+            SandboxState::Stopping { disk: DiskOnStop::Save(save), .. }
+            | SandboxState::SaveUnknown { save, .. } => Some(&save.snapshot),
             _ => None,
         }
     }
 
-    /// The turn whose state is being kept.
+    /// The turn whose state is being saved.
     #[must_use]
     pub fn saved_turn(&self) -> Option<&TurnId> {
-        match &self.machine {
-            Machine::Ready { work: Work::Saving(save) | Work::Unsaved { save, .. }, .. } => {
-                Some(&save.turn)
-            }
+        match &self.sandbox {
+            SandboxState::Ready {
+                activity: Activity::Saving(save) | Activity::SaveFailed { save, .. },
+                ..
+            } => Some(&save.turn),
             _ => None,
         }
     }
@@ -349,47 +299,51 @@ impl State {
     /// The turn in progress.
     #[must_use]
     pub fn turn(&self) -> Option<&Turn> {
-        match &self.machine {
-            Machine::Ready { work: Work::Turn(turn), .. } => Some(turn),
+        match &self.sandbox {
+            SandboxState::Ready { activity: Activity::Turn(turn), .. } => Some(turn),
             _ => None,
         }
     }
 
-    /// The prompt that is the answer to the agent's question: neither waiting nor dispatched.
+    /// The prompt that answers the agent's question: neither queued nor dispatched.
     #[must_use]
     pub fn answering(&self) -> Option<&PromptId> {
-        self.turn()?.asked.as_ref()?.answer.as_ref()
+        self.turn()?.question.as_ref()?.answer.as_ref()
     }
 
-    /// When a clock strikes next, if any runs.
+    /// When the next timeout expires, if one runs.
     #[must_use]
-    pub fn next_clock(&self, clocks: &Clocks) -> Option<Timestamp> {
-        let down = |link: &Link| match link {
-            Link::Down { since } => Some(since.after(clocks.stale)),
-            Link::Up => None,
+    pub fn next_deadline(&self, timeouts: &Timeouts) -> Option<Timestamp> {
+        let down = |link: &LinkState| match link {
+            LinkState::Down { since } => Some(since.after(timeouts.stale)),
+            LinkState::Up => None,
         };
-        match &self.machine {
-            Machine::Starting { since, .. } => Some(since.after(clocks.boot)),
-            Machine::Booting { link, since, .. } => {
-                Some(since.after(clocks.boot)).into_iter().chain(down(link)).min()
+        match &self.sandbox {
+            SandboxState::Starting { since, .. } => Some(since.after(timeouts.boot)),
+            SandboxState::Booting { link, since, .. } => {
+                Some(since.after(timeouts.boot)).into_iter().chain(down(link)).min()
             }
-            Machine::Ready { link, born, work, .. } => {
-                let own = match work {
-                    Work::Idle { still: Still::Thawing { since }, .. } => {
-                        Some(since.after(clocks.stale))
+            SandboxState::Ready { link, ready_since, activity, .. } => {
+                let own = match activity {
+                    Activity::Idle { freeze: FreezeState::Thawing { since }, .. } => {
+                        Some(since.after(timeouts.stale))
                     }
-                    // What waits is sent as soon as the machine can be spoken with, and whether it is idle known.
-                    Work::Idle { .. } if !self.queue.is_empty() || *link != Link::Up => None,
-                    Work::Idle { since, still } => {
-                        let freeze = clocks.idle_freeze.filter(|_| still.is_awake());
-                        let pause = since.after(clocks.idle_pause).min(born.after(clocks.lifetime));
+                    // Without a bridge the session is not idle; with one, queued prompts are sent.
+                    Activity::Idle { .. } if !self.queue.is_empty() || *link != LinkState::Up => {
+                        None
+                    }
+                    Activity::Idle { since, freeze } => {
+                        let freeze = timeouts.idle_freeze.filter(|_| freeze.is_running());
+                        let pause = since
+                            .after(timeouts.idle_pause)
+                            .min(ready_since.after(timeouts.lifetime));
                         Some(freeze.map_or(pause, |freeze| since.after(freeze).min(pause)))
                     }
-                    Work::Turn(Turn { stopping: Some(since), .. }) => {
-                        Some(since.after(clocks.stop))
+                    Activity::Turn(Turn { stopping: Some(since), .. }) => {
+                        Some(since.after(timeouts.stop))
                     }
-                    Work::Turn(turn) => Some(turn.since.after(clocks.turn)),
-                    Work::Saving(_) | Work::Unsaved { .. } => None,
+                    Activity::Turn(turn) => Some(turn.since.after(timeouts.turn)),
+                    Activity::Saving(_) | Activity::SaveFailed { .. } => None,
                 };
                 own.into_iter().chain(down(link)).min()
             }

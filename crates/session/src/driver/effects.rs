@@ -1,42 +1,42 @@
-//! What of a step is carried out. Frames go onto the wire here and now, in the order decided; the
-//! rest runs beside the driver and reports back.
+//! Runs the effects of a decision. Frames are sent on the bridge at once, in the order decided; the
+//! rest runs in tasks that report back.
 
 use std::{sync::Arc, time::Duration};
 
 use harvest_proto::{
     EventBody, PromptId, SandboxId, SnapshotId, TurnId,
-    bridge::{AgentLaunch, Boot, BootStart, Checkout, PromptOrder, Restarts, ToSupervisor},
+    bridge::{AgentLaunch, Boot, BootStart, Checkout, RestartPolicy, ToSupervisor, TurnRequest},
     event::SnapshotKind,
 };
 use harvest_store::{CheckoutRecord, Removal, StoreError, Write};
 
 use super::{
-    Driver, Note,
-    freezer::go_on,
-    writes::{self, is_kept},
+    Driver, TaskReport,
+    freezer::thaw_now,
+    writes::{self, is_persisted},
 };
 use crate::{
-    bridge::{Bridge, BridgeError, Posted},
+    bridge::{Bridge, BridgeError, PendingReply},
     checkout,
-    decide::{Action, Input, Machine},
+    context::{Shared, error_chain, now, remote},
+    decide::{Action, Input, SandboxState},
     evidence,
-    provider::{Found, ProviderError, StartFrom, StartOrder},
-    removals::carry_out,
-    retention::keep_to_rules,
-    trees,
-    wiring::{Shared, now, remote, words},
+    provider::{Found, ProviderError, StartFrom, StartSpec},
+    removals::remove_now,
+    retention, trees,
 };
 
-// A diff is nice to have; the snapshot that waits for it is not.
+// The snapshot waits for the diff, which is optional.
 const DIFF_LIMIT: Duration = Duration::from_secs(90);
 
 impl Driver {
-    pub(super) async fn act(&mut self, action: Action) {
-        if is_kept(&action) {
+    pub(super) async fn run_effect(&mut self, action: Action) {
+        if is_persisted(&action) {
             return;
         }
-        if let Action::Send { .. } | Action::StopTurn { .. } | Action::Answer { .. } = action {
-            self.rouse();
+        if let Action::SendPrompt { .. } | Action::StopTurn { .. } | Action::Answer { .. } = action
+        {
+            self.thaw_if_frozen();
         }
         match action {
             Action::Find { sandbox } => self.find(sandbox),
@@ -44,88 +44,91 @@ impl Driver {
             Action::Connect { sandbox, epoch } => self.dial(sandbox, epoch),
             Action::Boot { start, resume } => self.boot(start, resume),
             Action::Prepare => self.prepare(),
-            Action::Send { prompt, turn, number } => self.send(prompt, turn, number).await,
+            Action::SendPrompt { prompt, turn, number } => self.send(prompt, turn, number).await,
             Action::StopTurn { turn } => {
                 self.post(|id| ToSupervisor::Stop { id, turn });
             }
             Action::Answer { request, prompt } => self.answer(request, prompt).await,
             Action::Capture { sandbox, snapshot } => self.capture(sandbox, snapshot),
-            Action::EndKept { sandbox, snapshot, kind } => self.end_kept(sandbox, snapshot, kind),
-            Action::End { sandbox } => self.end(sandbox),
-            Action::Forget { snapshot } => self.forget(snapshot),
+            Action::StopAndSave { sandbox, snapshot, kind } => {
+                self.stop_and_save(sandbox, snapshot, kind)
+            }
+            Action::StopAndDiscard { sandbox } => self.stop_and_discard(sandbox),
+            Action::RemoveSnapshot { snapshot } => self.remove_snapshot(snapshot),
             Action::Review => self.review(),
-            Action::Freeze { sandbox } => self.wish_still(sandbox, true),
-            Action::Thaw { sandbox } => self.wish_still(sandbox, false),
+            Action::Freeze { sandbox } => self.set_frozen(sandbox, true),
+            Action::Thaw { sandbox } => self.set_frozen(sandbox, false),
             _ => {}
         }
     }
 
     fn find(&self, sandbox: SandboxId) {
-        let (shared, notes, epoch) =
-            (Arc::clone(&self.shared), self.notes_in.clone(), self.state.epoch);
+        let (shared, reports, epoch) =
+            (Arc::clone(&self.shared), self.report_sender.clone(), self.state.epoch);
         self.shared.spawn(async move {
             let found = retry(|| shared.provider.find(&sandbox)).await;
-            let note = match found {
-                Found::Running(started) => Note::FoundRunning { epoch, started },
+            let report = match found {
+                Found::Running(started) => TaskReport::FoundRunning { epoch, started },
                 Found::Dead { reason } => {
-                    Note::Input(Input::SandboxEnded { epoch, reason }, Vec::new())
+                    TaskReport::Input(Input::SandboxEnded { epoch, reason }, Vec::new())
                 }
-                Found::Gone => Note::Input(Input::FoundGone { epoch }, Vec::new()),
+                Found::Gone => TaskReport::Input(Input::FoundGone { epoch }, Vec::new()),
             };
-            let _ = notes.send(note);
+            let _ = reports.send(report);
         });
     }
 
     fn start(&mut self, sandbox: SandboxId, epoch: u64, from: Option<SnapshotId>) {
-        self.detach();
-        let (shared, notes) = (Arc::clone(&self.shared), self.notes_in.clone());
+        self.disconnect();
+        let (shared, reports) = (Arc::clone(&self.shared), self.report_sender.clone());
         let session = self.id().clone();
         let primary = self.record.checkouts.first().map(|first| first.repository.clone());
         self.shared.spawn(async move {
-            let began = shared.steady.now();
+            let began = shared.clock.now();
             let (start, from) = match origin(&shared, primary.as_deref(), from).await {
                 Ok(origin) => origin,
                 Err(detail) => {
                     let failed = Input::StartFailed { epoch, detail, permanent: true };
-                    let _ = notes.send(Note::Input(failed, Vec::new()));
+                    let _ = reports.send(TaskReport::Input(failed, Vec::new()));
                     return;
                 }
             };
-            let words_of = match &from {
+            let origin_name = match &from {
                 StartFrom::Image(name) => name.clone(),
                 StartFrom::Snapshot(snapshot) => snapshot.to_string(),
             };
-            let order = StartOrder { sandbox: sandbox.clone(), from, state: primary };
+            let order = StartSpec { sandbox: sandbox.clone(), from, state: primary };
             let started = shared.provider.start(order).await;
             let millis =
-                u64::try_from(shared.steady.now().since(began).as_millis()).unwrap_or(u64::MAX);
-            let note = match started {
+                u64::try_from(shared.clock.now().since(began).as_millis()).unwrap_or(u64::MAX);
+            let report = match started {
                 Ok(started) => {
                     let (sandbox, id) = (sandbox.clone(), sandbox.clone());
-                    let body = EventBody::SandboxStarted { sandbox, epoch, from: words_of, millis };
+                    let body =
+                        EventBody::SandboxStarted { sandbox, epoch, from: origin_name, millis };
                     let writes = vec![writes::event(now(), None, body)];
-                    Note::Started { epoch, sandbox: id, start, started, writes }
+                    TaskReport::Started { epoch, sandbox: id, start, started, writes }
                 }
                 Err(error) => {
                     let permanent = matches!(
                         error,
                         ProviderError::ImageMissing { .. } | ProviderError::SnapshotMissing { .. }
                     );
-                    Note::Input(
-                        Input::StartFailed { epoch, detail: words(&error), permanent },
+                    TaskReport::Input(
+                        Input::StartFailed { epoch, detail: error_chain(&error), permanent },
                         Vec::new(),
                     )
                 }
             };
-            if notes.send(note).is_err() {
-                end_if_deleted(&shared, &session, &sandbox).await;
+            if reports.send(report).is_err() {
+                stop_if_deleted(&shared, &session, &sandbox).await;
             }
         });
     }
 
-    /// Puts a request on the wire now, if there is one.
-    fn post(&self, make: impl FnOnce(u64) -> ToSupervisor) -> Option<Posted> {
-        self.link.as_ref()?.bridge.post(make).ok()
+    /// Sends a request now, if there is a connection.
+    fn post(&self, make: impl FnOnce(u64) -> ToSupervisor) -> Option<PendingReply> {
+        self.connection.as_ref()?.bridge.post(make).ok()
     }
 
     fn boot(&mut self, start: BootStart, resume: bool) {
@@ -139,9 +142,9 @@ impl Driver {
                 name: session.agent.clone(),
                 conversation: self.record.conversation.clone(),
                 resume,
-                // The scripted stand-in is the gateway's, not a model the agent knows.
+                // `scripted` is the gateway's stand-in; the agent does not know it as a model.
                 model: session.model.clone().filter(|model| model != "scripted"),
-                restarts: Restarts::default(),
+                restarts: RestartPolicy::default(),
             }),
             env: self.record.env.clone(),
             hook_millis: None,
@@ -150,16 +153,16 @@ impl Driver {
         let Some(posted) = self.post(|id| ToSupervisor::Boot { id, boot: Box::new(boot) }) else {
             return;
         };
-        let notes = self.notes_in.clone();
-        self.attach(async move {
+        let reports = self.report_sender.clone();
+        self.spawn_attached(async move {
             if let Err(BridgeError::Fault(fault)) = posted.reply().await {
                 let failed = Input::BootFailed { epoch, detail: fault.message };
-                let _ = notes.send(Note::Input(failed, Vec::new()));
+                let _ = reports.send(TaskReport::Input(failed, Vec::new()));
             }
         });
     }
 
-    /// What the sandbox is to have in `/workspace`.
+    /// The checkouts in `/workspace`.
     fn checkouts(&self) -> Vec<Checkout> {
         let session = &self.record.session;
         let checkout = |of: &CheckoutRecord| Checkout {
@@ -167,39 +170,42 @@ impl Driver {
             remote: remote(&of.repository),
             base: of.base.clone(),
             branch: Some(session.branch.clone()),
-            // Before its first turn a disk holds nothing of the session's; a fork's holds all there is to have.
+            // Only a fresh session clones: a fork's disk holds its checkouts already.
             clone_missing: self.state.turns == 0 && session.forked_from.is_none(),
         };
         self.record.checkouts.iter().map(checkout).collect()
     }
 
     fn prepare(&mut self) {
-        let Some(link) = &self.link else { return };
-        let (bridge, notes, epoch) = (link.bridge.clone(), self.notes_in.clone(), self.state.epoch);
+        let Some(link) = &self.connection else { return };
+        let (bridge, reports, epoch) =
+            (link.bridge.clone(), self.report_sender.clone(), self.state.epoch);
         let session = &self.record.session;
         let restored =
-            matches!(&self.state.machine, Machine::Booting { start: BootStart::Restore, .. });
-        // A disk from elsewhere comes with the branches it had there.
+            matches!(&self.state.sandbox, SandboxState::Booting { start: BootStart::Restore, .. });
+        // The disk of another session comes with that session's branches.
         let branch = (restored && self.state.turns == 0).then(|| session.branch.clone());
-        // Only a disk that holds nothing of the session yet shows what it starts from.
+        // Base commits can only be read before the session's first turn.
         let look = !restored || self.state.turns == 0;
         let checkouts = self.record.checkouts.clone();
-        self.attach(async move {
-            let note = match checkout::prepare(&bridge, &checkouts, branch.as_deref(), look).await {
-                Ok(writes) => Note::Input(Input::Prepared { epoch }, writes),
-                // The connection comes back, and with it the order to prepare.
+        self.spawn_attached(async move {
+            let report = match checkout::prepare(&bridge, &checkouts, branch.as_deref(), look).await
+            {
+                Ok(writes) => TaskReport::Input(Input::Prepared { epoch }, writes),
+                // The reconnect prepares again.
                 Err(checkout::PrepareError::Bridge(BridgeError::Lost)) => return,
-                Err(error) => {
-                    Note::Input(Input::BootFailed { epoch, detail: words(&error) }, Vec::new())
-                }
+                Err(error) => TaskReport::Input(
+                    Input::BootFailed { epoch, detail: error_chain(&error) },
+                    Vec::new(),
+                ),
             };
-            let _ = notes.send(note);
+            let _ = reports.send(report);
         });
     }
 
     async fn send(&mut self, prompt: PromptId, turn: TurnId, number: u32) {
         let Ok(row) = self.shared.store.prompt_get(self.id(), &prompt).await else { return };
-        let order = PromptOrder {
+        let order = TurnRequest {
             prompt: prompt.clone(),
             turn,
             number,
@@ -208,15 +214,17 @@ impl Driver {
         };
         let posted = self.post(|id| ToSupervisor::Prompt { id, prompt: Box::new(order) });
         let Some(posted) = posted else { return };
-        let notes = self.notes_in.clone();
-        self.attach(async move {
+        let reports = self.report_sender.clone();
+        self.spawn_attached(async move {
             let input = match posted.reply().await {
-                Ok(_) => Input::Accepted { prompt },
-                Err(BridgeError::Fault(fault)) => Input::Refused { prompt, detail: fault.message },
-                // Whether it arrived is asked when the connection is back.
+                Ok(_) => Input::PromptAccepted { prompt },
+                Err(BridgeError::Fault(fault)) => {
+                    Input::PromptRefused { prompt, detail: fault.message }
+                }
+                // The status of the next connection tells whether it arrived.
                 Err(_) => return,
             };
-            let _ = notes.send(Note::Input(input, Vec::new()));
+            let _ = reports.send(TaskReport::Input(input, Vec::new()));
         });
     }
 
@@ -226,19 +234,23 @@ impl Driver {
     }
 
     fn capture(&mut self, sandbox: SandboxId, snapshot: SnapshotId) {
-        let (shared, notes) = (Arc::clone(&self.shared), self.notes_in.clone());
-        let bridge = self.link.as_ref().map(|link| link.bridge.clone());
+        let (shared, reports) = (Arc::clone(&self.shared), self.report_sender.clone());
+        let bridge = self.connection.as_ref().map(|link| link.bridge.clone());
         let session = self.id().clone();
-        let (turn, began) = (self.state.saved_turn().cloned(), self.state.disk.clone());
+        let (turn, began) = (self.state.saved_turn().cloned(), self.state.latest_snapshot.clone());
         self.shared.spawn(async move {
-            // An earlier server may have died while it kept the disk.
-            let _ = tokio::time::timeout(shared.config.clocks.save, go_on(&shared, &sandbox)).await;
-            let kept = snapshot.clone();
+            // An earlier server may have died during a capture and left the sandbox frozen.
+            let _ = tokio::time::timeout(shared.config.timeouts.save, thaw_now(&shared, &sandbox))
+                .await;
+            let captured_as = snapshot.clone();
             let mut writes = Vec::new();
             if let Some(bridge) = &bridge {
                 let tree = async {
                     let turn = turn.as_ref()?;
-                    Some(trees::of_turn(&shared, &session, bridge, turn, began.as_ref()).await)
+                    Some(
+                        trees::turn_tree_writes(&shared, &session, bridge, turn, began.as_ref())
+                            .await,
+                    )
                 };
                 let tree = tokio::time::timeout(DIFF_LIMIT, tree);
                 let (diff, tree) = tokio::join!(turn_diff(&shared, &session, bridge), tree);
@@ -246,122 +258,130 @@ impl Driver {
                 writes.extend(tree.ok().flatten().unwrap_or_default());
             }
             let input = match shared.provider.snapshots() {
-                None => Input::CannotSave { snapshot },
+                None => Input::CaptureUnsupported { snapshot },
                 Some(snapshots) => {
                     let capture = || {
-                        in_time(&shared, snapshots.capture(&sandbox, &snapshot, SnapshotKind::Turn))
+                        with_save_timeout(
+                            &shared,
+                            snapshots.capture(&sandbox, &snapshot, SnapshotKind::Turn),
+                        )
                     };
                     let mut captured = capture().await;
                     if captured.is_err() {
-                        // It is idempotent, and a busy machine may be less so a moment later.
+                        // The capture is idempotent, and a busy host may recover in a moment.
                         captured = capture().await;
                     }
                     match captured {
-                        Ok(millis) => Input::Saved { snapshot, millis },
-                        Err(detail) => Input::SaveFailed { snapshot, detail },
+                        Ok(millis) => Input::Captured { snapshot, millis },
+                        Err(detail) => Input::CaptureFailed { snapshot, detail },
                     }
                 }
             };
-            if notes.send(Note::Input(input, writes)).is_err() {
-                remove_if_deleted(&shared, &session, &kept).await;
+            if reports.send(TaskReport::Input(input, writes)).is_err() {
+                remove_if_deleted(&shared, &session, &captured_as).await;
             }
         });
     }
 
-    fn end_kept(&mut self, sandbox: SandboxId, snapshot: SnapshotId, kind: SnapshotKind) {
-        self.detach();
-        let (shared, notes, session) =
-            (Arc::clone(&self.shared), self.notes_in.clone(), self.id().clone());
+    fn stop_and_save(&mut self, sandbox: SandboxId, snapshot: SnapshotId, kind: SnapshotKind) {
+        self.disconnect();
+        let (shared, reports, session) =
+            (Arc::clone(&self.shared), self.report_sender.clone(), self.id().clone());
         self.shared.spawn(async move {
-            let (began, kept_as) = (shared.steady.now(), snapshot.clone());
-            let keep = || in_time(&shared, shared.provider.end_kept(&sandbox, &snapshot, kind));
-            let mut kept = keep().await;
-            if kept.is_err() {
-                // It is idempotent: what the first attempt did counts for the second.
-                kept = keep().await;
+            let (began, saved_as) = (shared.clock.now(), snapshot.clone());
+            let save = || {
+                with_save_timeout(
+                    &shared,
+                    shared.provider.snapshot_and_remove(&sandbox, &snapshot, kind),
+                )
+            };
+            let mut saved = save().await;
+            if saved.is_err() {
+                // The save is idempotent: the second attempt continues the first.
+                saved = save().await;
             }
-            let input = match kept {
+            let input = match saved {
                 Ok(()) => {
-                    let millis = u64::try_from(shared.steady.now().since(began).as_millis())
+                    let millis = u64::try_from(shared.clock.now().since(began).as_millis())
                         .unwrap_or(u64::MAX);
-                    Input::Kept { snapshot, millis }
+                    Input::StoppedAndSaved { snapshot, millis }
                 }
                 Err(detail) => {
                     let gone = matches!(shared.provider.find(&sandbox).await, Ok(Found::Gone));
-                    Input::KeepFailed { snapshot, detail, gone }
+                    Input::StopSaveFailed { snapshot, detail, gone }
                 }
             };
-            if notes.send(Note::Input(input, Vec::new())).is_err() {
-                remove_if_deleted(&shared, &session, &kept_as).await;
+            if reports.send(TaskReport::Input(input, Vec::new())).is_err() {
+                remove_if_deleted(&shared, &session, &saved_as).await;
             }
         });
     }
 
-    /// A server that dies here leaves it to the next, which knows of no use for it either.
-    fn forget(&self, snapshot: SnapshotId) {
+    /// If the server dies here, the next one removes the snapshot as an orphan.
+    fn remove_snapshot(&self, snapshot: SnapshotId) {
         let shared = Arc::clone(&self.shared);
         self.shared.spawn(async move {
             let removals = [Removal::Snapshot(snapshot)];
             if let Err(error) =
                 shared.store.removal_add(shared.lease, removals.to_vec(), now()).await
             {
-                tracing::warn!(%error, "a snapshot nobody wants stays until the next start");
+                tracing::warn!(%error, "an unused snapshot stays until the next start");
                 return;
             }
-            carry_out(&shared, &removals).await;
+            remove_now(&shared, &removals).await;
         });
     }
 
-    /// It came up after it was given up.
-    pub(super) fn end_late(&self, sandbox: SandboxId) {
+    /// The sandbox started after its start had timed out.
+    pub(super) fn discard_late(&self, sandbox: SandboxId) {
         let shared = Arc::clone(&self.shared);
-        self.shared.spawn(async move { retry(|| shared.provider.end(&sandbox)).await });
+        self.shared.spawn(async move { retry(|| shared.provider.remove(&sandbox)).await });
     }
 
-    fn end(&mut self, sandbox: SandboxId) {
-        self.detach();
-        let (shared, notes, epoch) =
-            (Arc::clone(&self.shared), self.notes_in.clone(), self.state.epoch);
+    fn stop_and_discard(&mut self, sandbox: SandboxId) {
+        self.disconnect();
+        let (shared, reports, epoch) =
+            (Arc::clone(&self.shared), self.report_sender.clone(), self.state.epoch);
         self.shared.spawn(async move {
-            retry(|| shared.provider.end(&sandbox)).await;
-            let _ = notes.send(Note::Input(Input::Discarded { epoch }, Vec::new()));
+            retry(|| shared.provider.remove(&sandbox)).await;
+            let _ = reports.send(TaskReport::Input(Input::Discarded { epoch }, Vec::new()));
         });
     }
 
-    /// An archived session keeps its newest state and what is pinned.
-    pub(super) fn trim(&self) {
+    /// An archived session keeps only its latest and its pinned snapshots.
+    pub(super) fn apply_retention(&self) {
         let (shared, session) = (Arc::clone(&self.shared), self.id().clone());
         self.shared.spawn(async move {
-            if let Err(error) = keep_to_rules(&shared).await {
-                tracing::warn!(%session, error = words(&error), "old snapshots cannot be forgotten");
+            if let Err(error) = retention::enforce(&shared).await {
+                tracing::warn!(%session, error = error_chain(&error), "cannot remove old snapshots");
             }
         });
     }
 
-    /// At most one review runs; what is pushed meanwhile is looked at after it.
+    /// At most one review runs; a push meanwhile starts another one after it.
     pub(super) fn review(&mut self) {
         if let Some(again) = &mut self.reviewing {
             *again = true;
             return;
         }
         self.reviewing = Some(false);
-        let (shared, notes, session) =
-            (Arc::clone(&self.shared), self.notes_in.clone(), self.id().clone());
+        let (shared, reports, session) =
+            (Arc::clone(&self.shared), self.report_sender.clone(), self.id().clone());
         self.shared.spawn(async move {
             evidence::review(&shared, &session).await;
-            let _ = notes.send(Note::Reviewed);
+            let _ = reports.send(TaskReport::Reviewed);
         });
     }
 }
 
-/// The session was deleted while its sandbox started: nobody else will end it.
-async fn end_if_deleted(shared: &Shared, session: &harvest_proto::SessionId, sandbox: &SandboxId) {
+/// The session was deleted while its sandbox started: nothing else would remove the sandbox.
+async fn stop_if_deleted(shared: &Shared, session: &harvest_proto::SessionId, sandbox: &SandboxId) {
     if let Err(StoreError::NotFound { .. }) = shared.store.session_get(session).await {
-        retry(|| shared.provider.end(sandbox)).await;
+        retry(|| shared.provider.remove(sandbox)).await;
     }
 }
 
-/// The session was deleted while its disk was kept: nobody else will remove it.
+/// The session was deleted during a save: nothing else would remove the snapshot.
 async fn remove_if_deleted(
     shared: &Shared,
     session: &harvest_proto::SessionId,
@@ -370,23 +390,23 @@ async fn remove_if_deleted(
     if let Err(StoreError::NotFound { .. }) = shared.store.session_get(session).await
         && let Some(snapshots) = shared.provider.snapshots()
     {
-        retry(|| snapshots.remove(snapshot)).await;
+        retry(|| snapshots.snapshot_remove(snapshot)).await;
     }
 }
 
-/// A save, or the words why nobody knows what became of it.
-async fn in_time<T>(
+/// The result of a save, or why its outcome is unknown.
+async fn with_save_timeout<T>(
     shared: &Shared,
     save: impl Future<Output = Result<T, ProviderError>>,
 ) -> Result<T, String> {
-    let limit = shared.config.clocks.save;
+    let limit = shared.config.timeouts.save;
     match tokio::time::timeout(limit, save).await {
-        Ok(saved) => saved.map_err(|error| words(&error)),
+        Ok(saved) => saved.map_err(|error| error_chain(&error)),
         Err(_) => Err(format!("no answer after {} s", limit.as_secs())),
     }
 }
 
-/// What a sandbox starts from, and what its disk holds then.
+/// The image or snapshot a sandbox starts from, and what its disk holds then.
 async fn origin(
     shared: &Shared,
     primary: Option<&str>,
@@ -399,7 +419,7 @@ async fn origin(
         return Ok((BootStart::Fresh, StartFrom::Image(shared.config.image.clone())));
     };
     let repository =
-        shared.store.repository_get(repository).await.map_err(|error| words(&error))?;
+        shared.store.repository_get(repository).await.map_err(|error| error_chain(&error))?;
     Ok(match repository.build {
         Some(build) => (BootStart::Image, StartFrom::Snapshot(build.snapshot)),
         None => (BootStart::Fresh, StartFrom::Image(repository.image)),
@@ -415,24 +435,24 @@ async fn turn_diff(
     match tokio::time::timeout(DIFF_LIMIT, checkout::diff(bridge, &checkouts)).await {
         Ok(Ok(diff)) => Some(diff),
         Ok(Err(error)) => {
-            tracing::debug!(%session, error = words(&error), "the turn's diff cannot be read");
+            tracing::debug!(%session, error = error_chain(&error), "cannot read the turn's diff");
             None
         }
         Err(_) => None,
     }
 }
 
-/// Asks again until there is an answer: what depends on it cannot go on without.
-pub(crate) async fn retry<T, F>(mut ask: impl FnMut() -> F) -> T
+/// Retries without limit: the session cannot continue without the answer.
+pub(crate) async fn retry<T, F>(mut call: impl FnMut() -> F) -> T
 where
     F: Future<Output = Result<T, ProviderError>>,
 {
     let mut wait = Duration::from_millis(50);
     loop {
-        match ask().await {
+        match call().await {
             Ok(answer) => return answer,
             Err(error) => {
-                tracing::warn!(error = words(&error), "the provider failed; trying again")
+                tracing::warn!(error = error_chain(&error), "the provider failed; retrying")
             }
         }
         tokio::time::sleep(wait).await;

@@ -1,5 +1,5 @@
-//! Has what runs in a sandbox stand still or go on, one thing at a time and the last wish at last. A
-//! freeze is renewed for as long as it is wished for: if this server dies, the machine thaws by itself.
+//! Freezes and thaws a sandbox: one operation at a time, and the last request wins. A freeze is a
+//! lease that is renewed: if this server dies, the sandbox thaws by itself.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,24 +9,25 @@ use tokio::{
     task::AbortHandle,
 };
 
-use super::{Driver, Note};
+use super::{Driver, TaskReport};
 use crate::{
-    decide::{Input, Machine},
-    provider::{Freezing, ProviderError},
-    wiring::{Shared, words},
+    context::{Shared, error_chain},
+    decide::{Input, SandboxState},
+    provider::{FreezeControl, ProviderError},
 };
 
-// Long enough that a busy server keeps up with hundreds, short enough that nobody waits for a dead one.
-const HOLD: Duration = Duration::from_secs(60);
-const RENEW: Duration = Duration::from_secs(20);
+// Long enough that a busy server can renew hundreds, short enough that the sandboxes of a dead
+// server thaw soon.
+const LEASE: Duration = Duration::from_secs(60);
+const RENEW_INTERVAL: Duration = Duration::from_secs(20);
 
-// A machine that does not answer is asked again; its sandbox is given up by the clock.
-const AGAIN: Duration = Duration::from_millis(200);
+// Until the thaw timeout replaces the sandbox.
+const RETRY_DELAY: Duration = Duration::from_millis(200);
 
-/// What is wished for one sandbox.
+/// The freeze task of one sandbox.
 pub(super) struct Freezer {
     epoch: u64,
-    still: watch::Sender<bool>,
+    frozen: watch::Sender<bool>,
     task: AbortHandle,
 }
 
@@ -37,120 +38,124 @@ impl Drop for Freezer {
 }
 
 impl Driver {
-    /// The machine is to do something and is believed awake. Whoever has it stand still did so behind our back:
-    /// it goes on at once rather than when a clock strikes. Nobody waits for that.
-    pub(super) fn rouse(&self) {
-        let Machine::Ready { sandbox, .. } = &self.state.machine else { return };
-        if !self.state.is_awake() || self.shared.provider.freezing().is_none() {
+    /// Thaws a sandbox that is about to be used and is believed to run: if something else froze it,
+    /// it runs at once rather than after a timeout. Does not wait for the thaw.
+    pub(super) fn thaw_if_frozen(&self) {
+        let SandboxState::Ready { sandbox, .. } = &self.state.sandbox else { return };
+        if !self.state.accepts_work() || self.shared.provider.freeze_control().is_none() {
             return;
         }
         let (shared, sandbox) = (Arc::clone(&self.shared), sandbox.clone());
-        self.shared.spawn(async move { go_on(&shared, &sandbox).await });
+        self.shared.spawn(async move { thaw_now(&shared, &sandbox).await });
     }
 
-    /// What runs in the sandbox is to stand still, or to go on.
-    pub(super) fn wish_still(&mut self, sandbox: SandboxId, still: bool) {
+    /// Requests a freeze or a thaw.
+    pub(super) fn set_frozen(&mut self, sandbox: SandboxId, frozen: bool) {
         let epoch = self.state.epoch;
         if let Some(freezer) = self.freezer.as_ref().filter(|freezer| freezer.epoch == epoch) {
-            freezer.still.send_replace(still);
+            freezer.frozen.send_replace(frozen);
             return;
         }
-        let (wish, wished) = watch::channel(still);
-        let work =
-            Work { shared: Arc::clone(&self.shared), notes: self.notes_in.clone(), sandbox, epoch };
-        let task = self.shared.spawn(work.run(wished)).abort_handle();
-        self.freezer = Some(Freezer { epoch, still: wish, task });
+        let (request, requested) = watch::channel(frozen);
+        let freeze_task = FreezeTask {
+            shared: Arc::clone(&self.shared),
+            reports: self.report_sender.clone(),
+            sandbox,
+            epoch,
+        };
+        let task = self.shared.spawn(freeze_task.run(requested)).abort_handle();
+        self.freezer = Some(Freezer { epoch, frozen: request, task });
     }
 }
 
-/// Has a sandbox go on, as far as that works: one that does not run is told of by others.
-pub(super) async fn go_on(shared: &Shared, sandbox: &SandboxId) {
-    if let Some(freezing) = shared.provider.freezing()
-        && let Err(error) = freezing.rouse(sandbox).await
+/// Thaws a sandbox, best effort: one that has exited is reported elsewhere.
+pub(super) async fn thaw_now(shared: &Shared, sandbox: &SandboxId) {
+    if let Some(control) = shared.provider.freeze_control()
+        && let Err(error) = control.thaw_unless_saving(sandbox).await
     {
-        tracing::debug!(%sandbox, error = words(&error), "it cannot be made to go on");
+        tracing::debug!(%sandbox, error = error_chain(&error), "cannot thaw a sandbox");
     }
 }
 
-struct Work {
+struct FreezeTask {
     shared: Arc<Shared>,
-    notes: mpsc::UnboundedSender<Note>,
+    reports: mpsc::UnboundedSender<TaskReport>,
     sandbox: SandboxId,
     epoch: u64,
 }
 
-impl Work {
-    async fn run(self, mut wished: watch::Receiver<bool>) {
-        let Some(freezing) = self.shared.provider.freezing() else {
+impl FreezeTask {
+    async fn run(self, mut requested: watch::Receiver<bool>) {
+        let Some(control) = self.shared.provider.freeze_control() else {
             return self.report(Input::Thawed { epoch: self.epoch });
         };
         loop {
-            let still = *wished.borrow_and_update();
-            let wait = if still {
-                self.freeze(freezing, &mut wished).await
+            let frozen = *requested.borrow_and_update();
+            let wait = if frozen {
+                self.freeze(control, &mut requested).await
             } else {
-                self.thaw(freezing).await
+                self.thaw(control).await
             };
-            // Nothing to renew: until something else is wished for.
+            // Without a lease to renew: until the next request.
             let wait = wait.unwrap_or(Duration::MAX);
-            if let Ok(Err(_)) = tokio::time::timeout(wait, wished.changed()).await {
+            if let Ok(Err(_)) = tokio::time::timeout(wait, requested.changed()).await {
                 return;
             }
         }
     }
 
     fn report(&self, input: Input) {
-        let _ = self.notes.send(Note::Input(input, Vec::new()));
+        let _ = self.reports.send(TaskReport::Input(input, Vec::new()));
     }
 
-    /// Answers when to do it again.
+    /// Returns when to renew the freeze.
     async fn freeze(
         &self,
-        freezing: &dyn Freezing,
-        wished: &mut watch::Receiver<bool>,
+        control: &dyn FreezeControl,
+        requested: &mut watch::Receiver<bool>,
     ) -> Option<Duration> {
-        let mut frozen = freezing.freeze(&self.sandbox, HOLD);
+        let mut freeze = control.freeze(&self.sandbox, LEASE);
         let result = tokio::select! {
-            result = &mut frozen => result,
-            // What waits for a busy disk takes its time to stand still. Who wants it to go on does not:
-            // a thaw ends the wait. It is done once more after that, in case it came first.
-            () = wish_to_go_on(wished) => {
-                let _ = freezing.thaw(&self.sandbox).await;
-                let _ = frozen.await;
-                // `run` looks at the wish again and thaws.
-                wished.mark_changed();
+            result = &mut freeze => result,
+            // A process that waits for a busy disk delays the freeze, and a thaw ends that wait.
+            // The thaw is repeated afterwards, in case it came before the freeze.
+            () = thaw_requested(requested) => {
+                let _ = control.thaw(&self.sandbox).await;
+                let _ = freeze.await;
+                // `run` reads the request again and thaws.
+                requested.mark_changed();
                 return None;
             }
         };
         match result {
             Ok(()) => {
-                self.report(Input::Froze { epoch: self.epoch });
-                Some(RENEW)
+                self.report(Input::Frozen { epoch: self.epoch });
+                Some(RENEW_INTERVAL)
             }
             Err(error) => {
-                tracing::debug!(sandbox = %self.sandbox, error = words(&error), "it does not stand still");
+                tracing::debug!(sandbox = %self.sandbox, error = error_chain(&error), "cannot freeze a sandbox");
                 self.report(Input::FreezeFailed { epoch: self.epoch });
                 None
             }
         }
     }
 
-    async fn thaw(&self, freezing: &dyn Freezing) -> Option<Duration> {
-        match freezing.thaw(&self.sandbox).await {
-            // One that does not run has nothing to go on; its end is told by others.
+    async fn thaw(&self, control: &dyn FreezeControl) -> Option<Duration> {
+        match control.thaw(&self.sandbox).await {
+            // The end of a sandbox that has exited is reported elsewhere.
             Ok(()) | Err(ProviderError::NotRunning { .. }) => {
                 self.report(Input::Thawed { epoch: self.epoch });
                 None
             }
             Err(error) => {
-                tracing::warn!(sandbox = %self.sandbox, error = words(&error), "a sandbox cannot be thawed");
-                Some(AGAIN)
+                tracing::warn!(sandbox = %self.sandbox, error = error_chain(&error), "cannot thaw a sandbox; retrying");
+                Some(RETRY_DELAY)
             }
         }
     }
 }
 
-async fn wish_to_go_on(wished: &mut watch::Receiver<bool>) {
-    // What is answered is not held on to: nobody could wish for anything meanwhile.
-    let _ = wished.wait_for(|still| !still).await;
+async fn thaw_requested(requested: &mut watch::Receiver<bool>) {
+    // The returned guard is dropped at once: while it lives, no request can be sent.
+    let _ = requested.wait_for(|frozen| !frozen).await;
 }

@@ -1,4 +1,4 @@
-//! The way to a driver, for everybody else of the server.
+//! The handle by which the rest of the server reaches a driver.
 
 use std::sync::{
     Arc,
@@ -14,16 +14,15 @@ use crate::{
     error::SessionError,
 };
 
-/// What others ask of a driver.
 pub(crate) enum Command {
     Prompt {
         new: Box<NewPrompt>,
         now: bool,
-        /// What is written with it.
-        also: Vec<Write>,
+        /// Written in the same transaction.
+        writes: Vec<Write>,
         reply: Reply<()>,
     },
-    Ask {
+    Apply {
         input: Box<Input>,
         reply: Reply<()>,
     },
@@ -33,25 +32,24 @@ pub(crate) enum Command {
     Delete {
         reply: Reply<()>,
     },
-    /// Somebody begins to use the machine.
-    Used,
-    /// Somebody has used it.
-    Touched,
+    /// A command, terminal or file transfer begins in the sandbox.
+    UseBegan,
+    /// It has ended.
+    UseEnded,
 }
 
 pub(crate) type Reply<T> = oneshot::Sender<Result<T, SessionError>>;
 
-/// A way to a driver.
 #[derive(Clone)]
-pub(crate) struct Handle {
+pub(crate) struct DriverHandle {
     pub(super) commands: mpsc::UnboundedSender<Command>,
     pub(crate) view: watch::Receiver<State>,
     pub(super) execs: Arc<AtomicUsize>,
 }
 
-impl Handle {
-    pub(crate) async fn ask(&self, input: Input) -> Result<(), SessionError> {
-        self.call(|reply| Command::Ask { input: Box::new(input), reply }).await
+impl DriverHandle {
+    pub(crate) async fn apply(&self, input: Input) -> Result<(), SessionError> {
+        self.call(|reply| Command::Apply { input: Box::new(input), reply }).await
     }
 
     pub(crate) async fn call<T>(
@@ -63,13 +61,12 @@ impl Handle {
         answer.await.map_err(|_| SessionError::Stopped)?
     }
 
-    /// Whether both lead to the same driver.
-    pub(crate) fn is(&self, other: &Self) -> bool {
+    pub(crate) fn same_driver(&self, other: &Self) -> bool {
         self.commands.same_channel(&other.commands)
     }
 
-    /// Nobody listens any more.
-    pub(crate) fn is_over(&self) -> bool {
+    /// Whether the driver has exited.
+    pub(crate) fn is_closed(&self) -> bool {
         self.commands.is_closed()
     }
 
@@ -79,32 +76,31 @@ impl Handle {
         answer.await.ok()?
     }
 
-    /// Waits until the session stands so.
-    pub(crate) async fn until(
+    /// Waits until the state fulfils a condition.
+    pub(crate) async fn wait_for(
         &self,
-        so: impl FnMut(&State) -> bool,
+        condition: impl FnMut(&State) -> bool,
     ) -> Result<State, SessionError> {
         let mut view = self.view.clone();
-        let state = view.wait_for(so).await.map_err(|_| SessionError::Stopped)?.clone();
+        let state = view.wait_for(condition).await.map_err(|_| SessionError::Stopped)?.clone();
         Ok(state)
     }
 
-    /// While this lives, the machine is not idle.
-    pub(crate) fn busy(&self) -> Busy {
+    /// The sandbox counts as in use until the guard is dropped.
+    pub(crate) fn busy(&self) -> BusyGuard {
         self.execs.fetch_add(1, Ordering::SeqCst);
-        let _ = self.commands.send(Command::Used);
-        Busy { handle: self.clone() }
+        let _ = self.commands.send(Command::UseBegan);
+        BusyGuard { handle: self.clone() }
     }
 }
 
-/// Somebody uses the machine.
-pub(crate) struct Busy {
-    handle: Handle,
+pub(crate) struct BusyGuard {
+    handle: DriverHandle,
 }
 
-impl Drop for Busy {
+impl Drop for BusyGuard {
     fn drop(&mut self) {
         self.handle.execs.fetch_sub(1, Ordering::SeqCst);
-        let _ = self.handle.commands.send(Command::Touched);
+        let _ = self.handle.commands.send(Command::UseEnded);
     }
 }

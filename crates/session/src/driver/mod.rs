@@ -1,12 +1,12 @@
-//! One task per session owns its state: it feeds `decide`, writes what is kept, then carries out the
-//! rest. It awaits nothing but the store, so a session answers while its sandbox starts or is saved:
-//! whatever takes time runs beside it and reports back.
+//! The driver: one task per session that owns its state. It feeds `decide`, writes the persisted
+//! actions, then runs the effects. It awaits nothing but the store, so a session responds while its
+//! sandbox starts or is saved: long effects run in tasks of their own and report back.
 
-mod allowed;
+mod connection;
 mod effects;
 mod freezer;
 mod handle;
-mod link;
+mod preconditions;
 mod writes;
 
 use std::{
@@ -18,7 +18,7 @@ use std::{
     time::Duration,
 };
 
-use harvest_gateway::ledger::Pass;
+use harvest_gateway::ledger::DoorPolicy;
 use harvest_proto::{
     EventBody, PromptId, SandboxId, SessionId, SnapshotId, TurnId, api::SessionState,
     bridge::BootStart, event::SnapshotKind,
@@ -30,21 +30,24 @@ use tokio::{
 };
 
 use crate::{
-    bridge::Opened,
-    decide::{Action, Input, Limit, Machine, Moment, Room, State, Step, Work, decide, restart},
+    bridge::OpenedBridge,
+    context::{Shared, error_chain, now},
+    decide::{
+        Action, Activity, Decision, Input, Limit, SandboxState, SlotClaim, State, StepContext,
+        decide, restart,
+    },
     error::SessionError,
     provider::Started,
-    removals::carry_out,
-    wiring::{Shared, now, words},
+    removals::remove_now,
 };
 
-pub(crate) use handle::{Busy, Command, Handle, Reply};
+pub(crate) use handle::{BusyGuard, Command, DriverHandle, Reply};
 
-use allowed::allowed;
-use link::Link;
+use connection::Connection;
+use preconditions::check_preconditions;
 
-/// What the driver's own tasks report.
-pub(crate) enum Note {
+/// Reports of the driver's own tasks and of admission.
+pub(crate) enum TaskReport {
     Input(Input, Vec<Write>),
     Started {
         epoch: u64,
@@ -59,12 +62,12 @@ pub(crate) enum Note {
     },
     Connected {
         epoch: u64,
-        opened: Box<Opened>,
+        opened: Box<OpenedBridge>,
     },
-    Pass {
+    PolicyReady {
         epoch: u64,
         socket: PathBuf,
-        pass: Box<Pass>,
+        pass: Box<DoorPolicy>,
     },
     Reviewed,
 }
@@ -73,55 +76,56 @@ pub(crate) struct Driver {
     shared: Arc<Shared>,
     record: SessionRecord,
     state: State,
-    /// The state as the store has it.
-    kept: String,
+    /// The state as it is in the store.
+    stored_state: String,
     commands: mpsc::UnboundedReceiver<Command>,
-    notes: mpsc::UnboundedReceiver<Note>,
-    notes_in: mpsc::UnboundedSender<Note>,
+    reports: mpsc::UnboundedReceiver<TaskReport>,
+    report_sender: mpsc::UnboundedSender<TaskReport>,
     view: watch::Sender<State>,
     execs: Arc<AtomicUsize>,
-    link: Option<Link>,
-    /// How long a lost connection is not dialled again.
-    redial: Duration,
+    connection: Option<Connection>,
+    /// The wait before the next dial after a lost connection.
+    redial_delay: Duration,
     door: Option<Box<dyn std::any::Any + Send>>,
-    /// The tasks that only make sense while the sandbox is spoken with.
+    /// Tasks that are aborted when the driver disconnects from the sandbox.
     attached: Vec<AbortHandle>,
+    /// A review runs; `true` when another one must follow it.
     reviewing: Option<bool>,
     freezer: Option<freezer::Freezer>,
-    /// How many commands go on by themselves in the machine, as its supervisor said last.
+    /// The number of detached commands in the sandbox, as last reported by its supervisor.
     detached: u32,
 }
 
-/// The driver ends: another server took over, or the session is deleted.
-struct Over;
+/// The driver must exit: another server took over, or the session is deleted.
+struct DriverExit;
 
-type Go = Result<(), Over>;
+type ControlFlow = Result<(), DriverExit>;
 
 impl Driver {
-    /// Starts driving a session from where the store says it stands. `queue` are the waiting prompts.
+    /// Starts a driver from the stored state and the queued prompts.
     pub(crate) fn spawn(
         shared: &Arc<Shared>,
         record: SessionRecord,
         queue: Vec<PromptId>,
-    ) -> Result<Handle, SessionError> {
+    ) -> Result<DriverHandle, SessionError> {
         let state: State = serde_json::from_str(&record.drive)
             .map_err(|_| StoreError::Corrupt { column: "drive" })?;
         let (commands, inbox) = mpsc::unbounded_channel();
-        let (notes_in, notes) = mpsc::unbounded_channel();
-        let (view, seen) = watch::channel(state.clone());
+        let (report_sender, reports) = mpsc::unbounded_channel();
+        let (view, view_receiver) = watch::channel(state.clone());
         let execs = Arc::new(AtomicUsize::new(0));
         let driver = Box::new(Self {
             shared: Arc::clone(shared),
-            kept: record.drive.clone(),
+            stored_state: record.drive.clone(),
             record,
             state,
             commands: inbox,
-            notes,
-            notes_in,
+            reports,
+            report_sender,
             view,
             execs: Arc::clone(&execs),
-            link: None,
-            redial: Duration::ZERO,
+            connection: None,
+            redial_delay: Duration::ZERO,
             door: None,
             attached: Vec::new(),
             reviewing: None,
@@ -130,47 +134,53 @@ impl Driver {
         });
         let author = &driver.record.session.author.email;
         let user = driver.state.user.clone().unwrap_or_else(|| author.clone());
-        shared.usher.join(driver.id(), user, &driver.state, driver.notes_in.clone());
+        shared.admission.register(driver.id(), user, &driver.state, driver.report_sender.clone());
         shared.spawn(driver.run(queue));
-        Ok(Handle { commands, view: seen, execs })
+        Ok(DriverHandle { commands, view: view_receiver, execs })
     }
 
-    /// Everything but the waiting is boxed: what acting takes is much, and gone while nothing happens.
+    /// The handlers are boxed: their futures are large, and most drivers wait most of the time.
     async fn run(mut self: Box<Self>, queue: Vec<PromptId>) {
-        let step = self.at(|moment, state| restart(state, queue.clone(), moment));
-        let (id, mut go) = (self.id().clone(), Box::pin(self.insist(step, Vec::new())).await);
-        while go.is_ok() {
-            let wake = self.next_clock();
-            go = tokio::select! {
+        let decision = self.decide(|context, state| restart(state, queue.clone(), context));
+        let (id, mut flow) =
+            (self.id().clone(), Box::pin(self.commit_with_retry(decision, Vec::new())).await);
+        while flow.is_ok() {
+            let deadline = self.next_deadline();
+            flow = tokio::select! {
                 command = self.commands.recv() => match command {
-                    Some(command) => Box::pin(self.command(command)).await,
-                    None => Err(Over),
+                    Some(command) => Box::pin(self.on_command(command)).await,
+                    None => Err(DriverExit),
                 },
-                note = self.notes.recv() => match note {
-                    Some(note) => Box::pin(self.note(note)).await,
-                    None => Err(Over),
+                report = self.reports.recv() => match report {
+                    Some(report) => Box::pin(self.on_report(report)).await,
+                    None => Err(DriverExit),
                 },
-                heard = link::hear(&mut self.link) => Box::pin(self.heard(heard)).await,
-                () = tokio::time::sleep(wake) => Box::pin(self.input(Input::Tick)).await,
+                event = connection::next_event(&mut self.connection) => {
+                    Box::pin(self.on_connection_event(event)).await
+                }
+                () = tokio::time::sleep(deadline) => Box::pin(self.input(Input::Tick)).await,
             };
         }
-        tracing::debug!(session = %id, "the driver ends");
+        tracing::debug!(session = %id, "the driver exits");
     }
 
     fn id(&self) -> &SessionId {
         &self.record.session.id
     }
 
-    fn next_clock(&self) -> Duration {
-        // A machine in use is looked at again later; a day is as good as for ever.
+    fn next_deadline(&self) -> Duration {
+        // A day: practically never. The end of the use wakes the driver earlier.
         let day = Duration::from_secs(24 * 60 * 60);
-        let idle = matches!(self.state.machine, Machine::Ready { work: Work::Idle { .. }, .. });
-        if idle && self.is_busy() && self.link.is_some() {
+        let idle = matches!(
+            self.state.sandbox,
+            SandboxState::Ready { activity: Activity::Idle { .. }, .. }
+        );
+        if idle && self.is_busy() && self.connection.is_some() {
             return day;
         }
-        let now = self.shared.steady.now();
-        self.state.next_clock(&self.shared.config.clocks).map_or(day, |at| {
-            // One millisecond more, so that the clock has struck when it is looked at.
+        let now = self.shared.clock.now();
+        self.state.next_deadline(&self.shared.config.timeouts).map_or(day, |at| {
+            // One millisecond more, so that the deadline has passed when the timer fires.
             at.since(now) + Duration::from_millis(1)
         })
     }
@@ -179,119 +189,120 @@ impl Driver {
         self.execs.load(Ordering::SeqCst) > 0 || self.detached > 0
     }
 
-    /// Decides. Only a session that would have to wait otherwise asks for a place.
-    fn at(&self, judge: impl Fn(&Moment<'_>, State) -> Step) -> Step {
-        let mut moment = Moment {
-            now: self.shared.steady.now(),
-            clocks: &self.shared.config.clocks,
+    /// Decides, and claims a slot only if the session would have to wait otherwise.
+    fn decide(&self, decide_with: impl Fn(&StepContext<'_>, State) -> Decision) -> Decision {
+        let mut context = StepContext {
+            now: self.shared.clock.now(),
+            timeouts: &self.shared.config.timeouts,
             busy: self.is_busy(),
-            room: Room::Full { limit: Limit::Closed, position: 0 },
-            ticket: 0,
+            slot: SlotClaim::Queued { limit: Limit::Closed, position: 0 },
+            sequence: 0,
             sandbox: SandboxId::random(),
             turn: TurnId::random(),
             snapshot: SnapshotId::random(),
         };
-        let step = judge(&moment, self.state.clone());
-        if step.state.waiting.is_none() || self.state.waiting.is_some() {
-            return step;
+        let decision = decide_with(&context, self.state.clone());
+        if decision.state.waiting.is_none() || self.state.waiting.is_some() {
+            return decision;
         }
-        (moment.room, moment.ticket) = self.shared.usher.claim(self.id());
-        judge(&moment, self.state.clone())
+        (context.slot, context.sequence) = self.shared.admission.claim(self.id());
+        decide_with(&context, self.state.clone())
     }
 
-    /// The usher knows how the session stands.
-    fn tell(&self, answers: bool) {
-        self.shared.usher.tell(self.id(), &self.state, self.is_busy(), answers);
+    /// Reports the slot state to admission. `answered` when a release request was just decided.
+    fn report_slot(&self, answered: bool) {
+        self.shared.admission.report(self.id(), &self.state, self.is_busy(), answered);
     }
 
-    async fn command(&mut self, command: Command) -> Go {
+    async fn on_command(&mut self, command: Command) -> ControlFlow {
         match command {
-            Command::Prompt { new, now, also: mut writes, reply } => {
-                let input = Input::Queued { prompt: new.id.clone(), now };
+            Command::Prompt { new, now, mut writes, reply } => {
+                let input = Input::PromptQueued { prompt: new.id.clone(), now };
                 writes.push(Write::PromptInsert(new));
-                self.asked(input, writes, reply).await
+                self.apply(input, writes, reply).await
             }
-            Command::Ask { input, reply } => self.asked(*input, Vec::new(), reply).await,
+            Command::Apply { input, reply } => self.apply(*input, Vec::new(), reply).await,
             Command::Bridge { reply } => {
-                let go = self.used().await;
-                let bridge = self.link.as_ref().filter(|_| self.state.is_awake());
-                let _ = reply.send(bridge.map(|link| link.bridge.clone()));
-                go
+                let flow = self.on_use().await;
+                let connection = self.connection.as_ref().filter(|_| self.state.accepts_work());
+                let _ = reply.send(connection.map(|connection| connection.bridge.clone()));
+                flow
             }
-            Command::Used => {
-                self.rouse();
-                self.used().await
+            Command::UseBegan => {
+                self.thaw_if_frozen();
+                self.on_use().await
             }
-            Command::Touched => self.input(Input::Touched).await,
+            Command::UseEnded => self.input(Input::Touched).await,
             Command::Delete { reply } => self.delete(reply).await,
         }
     }
 
-    /// The machine is needed: it is awake soon, and not given away meanwhile.
-    async fn used(&mut self) -> Go {
-        if self.state.is_awake() || !matches!(self.state.machine, Machine::Ready { .. }) {
-            self.tell(false);
+    /// The sandbox is needed: thaws it, and keeps its slot meanwhile.
+    async fn on_use(&mut self) -> ControlFlow {
+        if self.state.accepts_work() || !matches!(self.state.sandbox, SandboxState::Ready { .. }) {
+            self.report_slot(false);
             return Ok(());
         }
         self.input(Input::Touched).await
     }
 
-    /// Somebody waits for the outcome: it is tried once, and they hear of a failure.
-    async fn asked(&mut self, input: Input, writes: Vec<Write>, reply: Reply<()>) -> Go {
-        if let Err(refused) = allowed(&self.state, &input) {
+    /// A caller waits for the outcome: the commit is tried once, and a failure is the reply.
+    async fn apply(&mut self, input: Input, writes: Vec<Write>, reply: Reply<()>) -> ControlFlow {
+        if let Err(refused) = check_preconditions(&self.state, &input) {
             let _ = reply.send(Err(refused));
             return Ok(());
         }
-        let step = self.at(|moment, state| decide(state, input.clone(), moment));
-        match self.attempt(&step, writes).await {
+        let decision = self.decide(|context, state| decide(state, input.clone(), context));
+        match self.commit(&decision, writes).await {
             Ok(()) => {
                 let _ = reply.send(Ok(()));
-                self.carry_out(step).await
+                self.run_effects(decision).await
             }
             Err(error) => {
-                // Whatever was claimed for it is free again.
-                self.tell(false);
-                let over = matches!(error, StoreError::LeaseLost | StoreError::Closed);
+                // Releases a slot that was claimed for this decision.
+                self.report_slot(false);
+                let exits = matches!(error, StoreError::LeaseLost | StoreError::Closed);
                 let _ = reply.send(Err(error.into()));
-                if over { Err(Over) } else { Ok(()) }
+                if exits { Err(DriverExit) } else { Ok(()) }
             }
         }
     }
 
-    async fn note(&mut self, note: Note) -> Go {
-        match note {
-            Note::Input(input, writes) => {
-                self.learn(&writes);
-                let answers = input == Input::PlaceNeeded;
-                let step = self.at(|moment, state| decide(state, input.clone(), moment));
-                self.insist(step, writes).await?;
-                if answers {
-                    self.tell(true);
+    async fn on_report(&mut self, report: TaskReport) -> ControlFlow {
+        match report {
+            TaskReport::Input(input, writes) => {
+                self.cache_base(&writes);
+                let answered = input == Input::SlotReleaseRequested;
+                let decision = self.decide(|context, state| decide(state, input.clone(), context));
+                self.commit_with_retry(decision, writes).await?;
+                if answered {
+                    self.report_slot(true);
                 }
                 Ok(())
             }
-            Note::Started { epoch, sandbox, start, started, writes } => {
+            TaskReport::Started { epoch, sandbox, start, started, writes } => {
                 let wanted = epoch == self.state.epoch
-                    && matches!(self.state.machine, Machine::Starting { .. });
+                    && matches!(self.state.sandbox, SandboxState::Starting { .. });
                 if !wanted {
-                    self.end_late(sandbox);
+                    self.discard_late(sandbox);
                     return Ok(());
                 }
-                self.meet(epoch, &started).await;
-                let step =
-                    self.at(|moment, state| decide(state, Input::Started { epoch, start }, moment));
-                self.insist(step, writes).await
+                self.on_running(epoch, &started).await;
+                let decision = self.decide(|context, state| {
+                    decide(state, Input::Started { epoch, start }, context)
+                });
+                self.commit_with_retry(decision, writes).await
             }
-            Note::FoundRunning { epoch, started } => {
-                self.meet(epoch, &started).await;
+            TaskReport::FoundRunning { epoch, started } => {
+                self.on_running(epoch, &started).await;
                 self.input(Input::FoundRunning { epoch }).await
             }
-            Note::Connected { epoch, opened } => self.connected(epoch, *opened).await,
-            Note::Pass { epoch, socket, pass } => {
-                self.passes(epoch, &socket, *pass);
+            TaskReport::Connected { epoch, opened } => self.connected(epoch, *opened).await,
+            TaskReport::PolicyReady { epoch, socket, pass } => {
+                self.on_policy_ready(epoch, &socket, *pass);
                 Ok(())
             }
-            Note::Reviewed => {
+            TaskReport::Reviewed => {
                 if self.reviewing.take() == Some(true) {
                     self.review();
                 }
@@ -300,15 +311,17 @@ impl Driver {
         }
     }
 
-    /// What our own copy of the record must know, too.
-    fn learn(&mut self, writes: &[Write]) {
+    /// Applies writes about base commits to the driver's own copy of the record, too.
+    fn cache_base(&mut self, writes: &[Write]) {
         for write in writes {
             match write {
                 Write::BaseCommit { repository, commit } => {
-                    self.checkout(repository, |known| known.base_commit = Some(commit.clone()));
+                    self.update_checkout(repository, |known| {
+                        known.base_commit = Some(commit.clone())
+                    });
                 }
                 Write::DefaultBase { repository, base } => {
-                    self.checkout(repository, |known| {
+                    self.update_checkout(repository, |known| {
                         known.base.get_or_insert_with(|| base.clone());
                     });
                 }
@@ -317,112 +330,116 @@ impl Driver {
         }
     }
 
-    fn checkout(&mut self, repository: &str, change: impl FnOnce(&mut CheckoutRecord)) {
+    fn update_checkout(&mut self, repository: &str, change: impl FnOnce(&mut CheckoutRecord)) {
         let mut checkouts = self.record.checkouts.iter_mut();
         if let Some(known) = checkouts.find(|known| known.repository == repository) {
             change(known);
         }
     }
 
-    async fn input(&mut self, input: Input) -> Go {
-        let step = self.at(|moment, state| decide(state, input.clone(), moment));
-        self.insist(step, Vec::new()).await
+    async fn input(&mut self, input: Input) -> ControlFlow {
+        let decision = self.decide(|context, state| decide(state, input.clone(), context));
+        self.commit_with_retry(decision, Vec::new()).await
     }
 
-    /// Nobody can be told: it is tried until it is written. A full disk stops this session here, with
-    /// nothing done that is not written.
-    async fn insist(&mut self, step: Step, writes: Vec<Write>) -> Go {
+    /// Commits until it succeeds: no caller waits who could be told of a failure. While the disk is
+    /// full the session stops here, and no effect runs that is not written.
+    async fn commit_with_retry(&mut self, decision: Decision, writes: Vec<Write>) -> ControlFlow {
         let mut wait = Duration::from_millis(50);
         loop {
-            match self.attempt(&step, writes.clone()).await {
-                Ok(()) => return self.carry_out(step).await,
-                Err(StoreError::LeaseLost | StoreError::Closed) => return Err(Over),
+            match self.commit(&decision, writes.clone()).await {
+                Ok(()) => return self.run_effects(decision).await,
+                Err(StoreError::LeaseLost | StoreError::Closed) => return Err(DriverExit),
                 Err(StoreError::NotFound { what }) => {
-                    tracing::error!(session = %self.id(), what, "a session and its store disagree");
-                    return Err(Over);
+                    tracing::error!(session = %self.id(), what, "the store does not know what a session refers to");
+                    return Err(DriverExit);
                 }
                 Err(error) => {
-                    tracing::error!(session = %self.id(), %error, "a session cannot be written; trying again");
-                    self.wait_out(&mut wait, &error).await;
+                    tracing::error!(session = %self.id(), %error, "cannot write a session; retrying");
+                    self.back_off(&mut wait, &error).await;
                 }
             }
         }
     }
 
-    /// Waits before the next attempt. Who asks something meanwhile hears at once why it is not done.
-    async fn wait_out(&mut self, wait: &mut Duration, error: &StoreError) {
+    /// Waits before the next attempt. Commands that arrive meanwhile fail at once with the reason.
+    async fn back_off(&mut self, wait: &mut Duration, error: &StoreError) {
         let until = tokio::time::Instant::now() + *wait;
         *wait = (*wait * 2).min(Duration::from_secs(10));
         while let Ok(Some(command)) = tokio::time::timeout_at(until, self.commands.recv()).await {
             let reason = match error {
                 StoreError::Commit { reason } => reason.clone(),
-                other => words(other),
+                other => error_chain(other),
             };
             let refused = || SessionError::from(StoreError::Commit { reason: reason.clone() });
             match command {
                 Command::Prompt { reply, .. }
-                | Command::Ask { reply, .. }
+                | Command::Apply { reply, .. }
                 | Command::Delete { reply } => {
                     let _ = reply.send(Err(refused()));
                 }
                 Command::Bridge { reply } => {
                     let _ = reply.send(None);
                 }
-                Command::Used | Command::Touched => {}
+                Command::UseBegan | Command::UseEnded => {}
             }
         }
         tokio::time::sleep_until(until).await;
     }
 
-    /// Writes what a step keeps, all or nothing.
-    async fn attempt(&mut self, step: &Step, mut writes: Vec<Write>) -> Result<(), StoreError> {
+    /// Writes the state and the persisted actions in one transaction.
+    async fn commit(
+        &mut self,
+        decision: &Decision,
+        mut writes: Vec<Write>,
+    ) -> Result<(), StoreError> {
         let at = now();
-        for action in &step.actions {
-            writes::of(action, at, &mut writes);
+        for action in &decision.actions {
+            writes::push(action, at, &mut writes);
         }
         let drive =
-            serde_json::to_string(&step.state).expect("a state holds only maps with text keys");
-        if drive != self.kept {
-            writes.push(writes::drive(&step.state, drive.clone()));
+            serde_json::to_string(&decision.state).expect("a state holds only maps with text keys");
+        if drive != self.stored_state {
+            writes.push(writes::state(&decision.state, drive.clone()));
         }
-        if step.state.position() != self.state.position() {
-            writes.push(Write::Position(step.state.position()));
+        if decision.state.position() != self.state.position() {
+            writes.push(Write::Position(decision.state.position()));
         }
         if !writes.is_empty() {
             self.shared.store.session_commit(self.id(), self.shared.lease, at, writes).await?;
         }
-        self.kept = drive;
-        self.state = step.state.clone();
+        self.stored_state = drive;
+        self.state = decision.state.clone();
         self.view.send_replace(self.state.clone());
-        self.tell(false);
+        self.report_slot(false);
         Ok(())
     }
 
-    async fn carry_out(&mut self, step: Step) -> Go {
-        let put_away = step
-            .actions
-            .iter()
-            .any(|action| matches!(action, Action::Show { state: SessionState::Archived, .. }));
-        for action in step.actions {
-            self.act(action).await;
+    async fn run_effects(&mut self, decision: Decision) -> ControlFlow {
+        let archived = decision.actions.iter().any(|action| {
+            matches!(action, Action::SetPublicState { state: SessionState::Archived, .. })
+        });
+        for action in decision.actions {
+            self.run_effect(action).await;
         }
-        if put_away {
-            self.trim();
+        if archived {
+            self.apply_retention();
         }
         Ok(())
     }
 
-    async fn delete(&mut self, reply: Reply<()>) -> Go {
-        // Of a save under way only we know.
-        let also = self.state.saving().cloned().map(Removal::Snapshot).into_iter().collect();
-        match self.shared.store.session_delete(self.id(), self.shared.lease, also, now()).await {
+    async fn delete(&mut self, reply: Reply<()>) -> ControlFlow {
+        // Only the driver knows of a snapshot that is being taken.
+        let pending = self.state.saving().cloned().map(Removal::Snapshot).into_iter().collect();
+        match self.shared.store.session_delete(self.id(), self.shared.lease, pending, now()).await {
             Ok(removals) => {
-                self.detach();
-                // Who starts or keeps something for the session still finds nobody to tell, and clears up.
-                self.notes.close();
-                carry_out(&self.shared, &removals).await;
+                self.disconnect();
+                // A task that still starts or saves something finds the channel closed and cleans
+                // up.
+                self.reports.close();
+                remove_now(&self.shared, &removals).await;
                 let _ = reply.send(Ok(()));
-                Err(Over)
+                Err(DriverExit)
             }
             Err(error) => {
                 let _ = reply.send(Err(error.into()));
@@ -434,7 +451,7 @@ impl Driver {
 
 /// The first event of every session.
 pub(crate) fn created(at: harvest_proto::Timestamp) -> Write {
-    let state = harvest_proto::api::SessionState::Queued;
+    let state = SessionState::Queued;
     writes::event(
         at,
         None,
@@ -448,7 +465,7 @@ fn snapshot_event(snapshot: &SnapshotId, kind: SnapshotKind, millis: u64) -> Eve
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        self.detach();
-        self.shared.usher.leave(self.id());
+        self.disconnect();
+        self.shared.admission.unregister(self.id());
     }
 }

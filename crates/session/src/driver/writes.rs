@@ -1,4 +1,4 @@
-//! What of a step is written, in the store's words.
+//! Turns persisted actions into writes of the store.
 
 use harvest_proto::{EventBody, Timestamp, TurnId, api::PromptStatus};
 use harvest_store::Write;
@@ -6,33 +6,33 @@ use harvest_store::Write;
 use super::snapshot_event;
 use crate::decide::{Action, State};
 
-/// Adds what an action keeps.
-pub(super) fn of(action: &Action, at: Timestamp, writes: &mut Vec<Write>) {
+/// Appends the writes of a persisted action; an effect has none.
+pub(super) fn push(action: &Action, at: Timestamp, writes: &mut Vec<Write>) {
     match action {
-        Action::Prompt { prompt, from, to } => {
+        Action::SetPromptStatus { prompt, from, to } => {
             writes.push(Write::PromptStatus { prompt: prompt.clone(), from: *from, to: *to });
             if *to == PromptStatus::Cancelled {
                 writes.push(event(at, None, EventBody::PromptCancelled { prompt: prompt.clone() }));
             }
         }
-        Action::Order { queue, moved } => {
-            writes.push(Write::PromptOrder(queue.clone()));
+        Action::ReorderQueue { queue, moved } => {
+            writes.push(Write::QueueOrder(queue.clone()));
             if let Some((prompt, position)) = moved {
                 let body = EventBody::PromptMoved { prompt: prompt.clone(), position: *position };
                 writes.push(event(at, None, body));
             }
         }
-        Action::TurnBegun { turn, number, prompt } => {
+        Action::TurnStarted { turn, number, prompt } => {
             let (turn, prompt) = (turn.clone(), prompt.clone());
             writes.push(Write::TurnInsert { turn, number: *number, prompt, at });
         }
-        Action::TurnOver { turn, prompt, outcome, told, millis } => {
+        Action::TurnEnded { turn, prompt, outcome, error, millis } => {
             writes.push(Write::TurnEnd { turn: turn.clone(), outcome: *outcome, at });
-            if told.is_some() {
+            if error.is_some() {
                 let body = EventBody::TurnEnded {
                     prompt: prompt.clone(),
                     outcome: *outcome,
-                    error: told.clone(),
+                    error: error.clone(),
                     millis: *millis,
                 };
                 writes.push(event(at, Some(turn.clone()), body));
@@ -55,14 +55,14 @@ pub(super) fn of(action: &Action, at: Timestamp, writes: &mut Vec<Write>) {
             };
             writes.push(event(at, None, body));
         }
-        Action::Wait { position } => {
+        Action::ReportPosition { position } => {
             writes.push(event(at, None, EventBody::Waiting { position: *position }));
         }
-        Action::SandboxOver { sandbox, reason } => {
+        Action::SandboxEnded { sandbox, reason } => {
             let body = EventBody::SandboxEnded { sandbox: sandbox.clone(), reason: reason.clone() };
             writes.push(event(at, None, body));
         }
-        Action::Show { state, reason, detail } => {
+        Action::SetPublicState { state, reason, detail } => {
             let body = EventBody::StateChanged {
                 state: *state,
                 reason: reason.clone(),
@@ -74,35 +74,34 @@ pub(super) fn of(action: &Action, at: Timestamp, writes: &mut Vec<Write>) {
     }
 }
 
-/// The state itself.
-pub(super) fn drive(state: &State, drive: String) -> Write {
-    Write::Drive {
+pub(super) fn state(state: &State, drive: String) -> Write {
+    Write::DriverState {
         drive,
-        state: state.shown.state,
-        reason: state.shown.reason.clone(),
-        sandbox: state.sandbox().cloned(),
+        state: state.public.state,
+        reason: state.public.reason.clone(),
+        sandbox: state.sandbox_id().cloned(),
         epoch: state.epoch,
-        snapshot: state.disk.clone(),
+        snapshot: state.latest_snapshot.clone(),
     }
 }
 
-/// An event of the server's own.
+/// An event that the server itself reports.
 pub(crate) fn event(at: Timestamp, turn: Option<TurnId>, body: EventBody) -> Write {
     Write::Event { at, turn, body: Box::new(body) }
 }
 
-/// Kept actions have been written when this is asked.
-pub(super) const fn is_kept(action: &Action) -> bool {
+/// Whether the action is written rather than executed.
+pub(super) const fn is_persisted(action: &Action) -> bool {
     matches!(
         action,
-        Action::Prompt { .. }
-            | Action::Order { .. }
-            | Action::TurnBegun { .. }
-            | Action::TurnOver { .. }
+        Action::SetPromptStatus { .. }
+            | Action::ReorderQueue { .. }
+            | Action::TurnStarted { .. }
+            | Action::TurnEnded { .. }
             | Action::SnapshotTaken { .. }
-            | Action::SandboxOver { .. }
+            | Action::SandboxEnded { .. }
             | Action::Restored { .. }
-            | Action::Wait { .. }
-            | Action::Show { .. }
+            | Action::ReportPosition { .. }
+            | Action::SetPublicState { .. }
     )
 }

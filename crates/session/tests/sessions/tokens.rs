@@ -1,14 +1,14 @@
-//! Tokens: known by their value, noted when shown, of no use once forgotten.
+//! Access tokens: lookup by value, last use, revocation.
 
 use harvest_proto::api::Role;
 use harvest_session::Claim;
 
-use crate::{House, ada};
+use crate::{Harness, ada};
 
 #[tokio::test]
-async fn a_token_is_known_by_its_value_only() {
-    let house = House::new().await;
-    let sessions = house.serve().await;
+async fn token_is_found_by_value_only() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
     let (token, value) = sessions.token_create("laptop", ada(), Role::Admin).await.unwrap();
     assert_eq!(sessions.token_check(value.expose()).await.unwrap(), Some(token.clone()));
     assert_eq!(sessions.token_check("hvt_wrong").await.unwrap(), None);
@@ -20,7 +20,7 @@ async fn a_token_is_known_by_its_value_only() {
         sessions.token_create("a/b", ada(), Role::Admin).await.unwrap_err().code(),
         "invalid_name"
     );
-    // Without it nobody could make another.
+    // The last admin token cannot be revoked.
     assert_eq!(sessions.token_delete("laptop").await.unwrap_err().code(), "last_admin");
     sessions.token_create("other", ada(), Role::Admin).await.unwrap();
     sessions.token_delete("laptop").await.unwrap();
@@ -30,9 +30,9 @@ async fn a_token_is_known_by_its_value_only() {
 }
 
 #[tokio::test]
-async fn the_use_of_a_token_is_noted() {
-    let house = House::new().await;
-    let sessions = house.serve().await;
+async fn token_use_updates_last_used() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
     let (token, value) = sessions.token_create("laptop", ada(), Role::Member).await.unwrap();
     assert_eq!(token.last_used, None);
     sessions.token_check(value.expose()).await.unwrap();

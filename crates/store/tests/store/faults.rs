@@ -1,4 +1,4 @@
-//! What is left when something dies or runs out in the middle.
+//! Crashes, full disks and lost connections in the middle of writes.
 
 mod disk;
 mod kills;
@@ -8,21 +8,21 @@ use std::process::Command;
 
 use harvest_store::StoreError;
 
-/// This test program once more, to run one test that is left out otherwise: a process to be killed, or one
-/// that sees another disk.
-fn again(test: &str) -> Command {
+/// Runs an ignored test of this program in a new process: one to be killed, or one with another
+/// disk.
+fn run_ignored(test: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", test, "--ignored", "--nocapture"]);
     command
 }
 
-/// What a person would be shown.
-fn chain(error: &StoreError) -> String {
-    let mut words = error.to_string();
+/// The error with its causes.
+fn error_chain(error: &StoreError) -> String {
+    let mut text = error.to_string();
     let mut source = std::error::Error::source(error);
     while let Some(cause) = source {
-        words = format!("{words}: {cause}");
+        text = format!("{text}: {cause}");
         source = cause.source();
     }
-    words
+    text
 }

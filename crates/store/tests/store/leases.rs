@@ -1,45 +1,45 @@
-//! The server lease: of two servers the newer one writes.
+//! The server lease: of two servers only the newer can write.
 
 use harvest_store::{Store, StoreError};
 
-use crate::home::{Home, NOW, new_session, on_both, token, warning};
+use crate::test_store::{NOW, TestStore, new_session, on_both, token, warning};
 
 on_both! {
-    who_lost_the_lease_writes_nothing_more,
-    the_older_of_two_servers_is_refused_whatever_it_writes,
-    servers_that_start_at_once_get_different_leases,
+    writes_with_lost_lease_are_refused,
+    superseded_server_cannot_write_anything,
+    concurrent_servers_get_different_leases,
 }
 
-async fn who_lost_the_lease_writes_nothing_more(home: Home) {
-    let session = home.session().await;
-    let newer = home.store.server_lease(NOW).await.unwrap();
-    assert!(newer > home.lease);
+async fn writes_with_lost_lease_are_refused(test: TestStore) {
+    let session = test.session().await;
+    let newer = test.store.server_lease(NOW).await.unwrap();
+    assert!(newer > test.lease);
     assert!(matches!(
-        home.commit(&session, vec![warning("late")]).await,
+        test.commit(&session, vec![warning("late")]).await,
         Err(StoreError::LeaseLost)
     ));
     assert!(matches!(
-        home.store.session_insert(home.lease, new_session(), Vec::new()).await,
+        test.store.session_insert(test.lease, new_session(), Vec::new()).await,
         Err(StoreError::LeaseLost)
     ));
     assert!(matches!(
-        home.store.session_delete(&session, home.lease, Vec::new(), NOW).await,
+        test.store.session_delete(&session, test.lease, Vec::new(), NOW).await,
         Err(StoreError::LeaseLost)
     ));
-    home.store.session_commit(&session, newer, NOW, vec![warning("ours")]).await.unwrap();
-    assert_eq!(home.seqs(&session).await, [1]);
+    test.store.session_commit(&session, newer, NOW, vec![warning("ours")]).await.unwrap();
+    assert_eq!(test.seqs(&session).await, [1]);
 }
 
-async fn the_older_of_two_servers_is_refused_whatever_it_writes(home: Home) {
-    let session = home.session().await;
-    let newer = home.kept.store().await;
+async fn superseded_server_cannot_write_anything(test: TestStore) {
+    let session = test.session().await;
+    let newer = test.database.store().await;
     let lease = newer.server_lease(NOW).await.unwrap();
-    let older = &home.store;
+    let older = &test.store;
     assert!(matches!(
-        home.commit(&session, vec![warning("late")]).await,
+        test.commit(&session, vec![warning("late")]).await,
         Err(StoreError::LeaseLost)
     ));
-    // These carry no lease; the writer knows it all the same.
+    // These requests carry no lease; the writer checks its own.
     assert!(matches!(older.token_insert("h1", &token("late")).await, Err(StoreError::LeaseLost)));
     assert!(matches!(older.meta_set("k", "v").await, Err(StoreError::LeaseLost)));
     assert!(matches!(older.idempotency_claim("k", "r", NOW).await, Err(StoreError::LeaseLost)));
@@ -52,8 +52,8 @@ async fn the_older_of_two_servers_is_refused_whatever_it_writes(home: Home) {
     assert_eq!(newer.token_list().await.unwrap().len(), 1);
 }
 
-async fn servers_that_start_at_once_get_different_leases(home: Home) {
-    let url = home.kept.url();
+async fn concurrent_servers_get_different_leases(test: TestStore) {
+    let url = test.database.url();
     let all: Vec<_> = (0..8)
         .map(|_| {
             let url = url.clone();

@@ -1,17 +1,17 @@
-//! The rules the store keeps by itself, each on a file and on a PostgreSQL server.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on says so by panicking")]
+//! Tests of the store, each on SQLite and on PostgreSQL.
+#![expect(clippy::unwrap_used, reason = "a failed test panics")]
 
-mod acts;
 mod appends;
 mod blobs;
 mod checkouts;
 mod damage;
 mod events;
 mod faults;
+mod group_commit;
 mod history;
-mod home;
 mod leases;
 mod prompts;
 mod records;
-mod sharing;
 mod statements;
+mod test_store;
+mod writes;

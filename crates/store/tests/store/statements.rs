@@ -1,30 +1,30 @@
-//! Every statement in the source is understood by both databases, whoever wrote it and whether or not a rule
-//! here happens to run it. Values bound with a wrong type are found only by running it.
+//! Prepares every SQL statement of the source on both databases, also those that no test runs.
+//! Values bound with a wrong type are only found by running a statement.
 
 use std::path::{Path, PathBuf};
 
 use sqlx::Executor;
 
-use crate::home::{Home, Kept, on_both};
+use crate::test_store::{TestDatabase, TestStore, on_both};
 
-on_both! { every_statement_is_understood }
+on_both! { every_statement_is_valid }
 
-async fn every_statement_is_understood(home: Home) {
-    let mut connection = home.kept.raw().await;
-    let mut tried = 0;
+async fn every_statement_is_valid(test: TestStore) {
+    let mut connection = test.database.raw().await;
+    let mut checked = 0;
     for file in sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src")) {
         for sql in statements(&std::fs::read_to_string(&file).unwrap()) {
             let only_postgres = ["pg_", "current_setting"].iter().any(|word| sql.contains(word));
-            if only_postgres && matches!(home.kept, Kept::File(_)) {
+            if only_postgres && matches!(test.database, TestDatabase::File(_)) {
                 continue;
             }
-            tried += 1;
+            checked += 1;
             let text = sqlx::SqlSafeStr::into_sql_str(sqlx::AssertSqlSafe(sql.clone()));
-            let understood = (&mut connection).prepare(text).await;
-            assert!(understood.is_ok(), "{}: {sql}\n{:?}", file.display(), understood.err());
+            let prepared = (&mut connection).prepare(text).await;
+            assert!(prepared.is_ok(), "{}: {sql}\n{:?}", file.display(), prepared.err());
         }
     }
-    assert!(tried > 60, "only {tried} statements were found");
+    assert!(checked > 60, "only {checked} statements were found");
 }
 
 fn sources(folder: &Path) -> Vec<PathBuf> {
@@ -39,7 +39,7 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// The texts of a file that begin like a statement, with the constants of that file put in.
+/// The SQL statements of a file, with its constants inserted.
 fn statements(source: &str) -> Vec<String> {
     let code = source.split("#[cfg(test)]").next().unwrap_or(source);
     let constant = |name: &str| {
@@ -55,11 +55,11 @@ fn statements(source: &str) -> Vec<String> {
         None => text,
     };
     let all = literals(code).into_iter().filter(|text| begins(text)).map(whole);
-    // Those that are put together from more are run by the rules that read with them.
+    // Composed statements are covered by the tests that run them.
     all.filter(|text| !text.contains('{')).collect()
 }
 
-/// The texts between quotes, outside of comments.
+/// String literals outside of comments.
 fn literals(code: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut rest = code;
@@ -87,7 +87,7 @@ fn literals(code: &str) -> Vec<String> {
     found
 }
 
-/// Without the line breaks that Rust leaves out, too.
+/// Joins continued lines, as Rust does.
 fn joined(text: &str) -> String {
     let mut parts = text.split("\\\n");
     let first = parts.next().unwrap_or("").to_owned();

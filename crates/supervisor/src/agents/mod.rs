@@ -1,46 +1,45 @@
-//! Agents: programs that carry out prompts. This is the vocabulary between them and [`crate::turn`];
-//! how one agent is started and spoken to lives in its own folder.
+//! Agents: programs that execute prompts. This module is the interface between them and
+//! [`crate::turn`]; each agent has its own folder.
 //!
-//! An agent is a program that speaks lines over its standard input and output. [`AgentProcess`] runs any
-//! of them; what its lines mean is an [`Agent`]'s, which is pure: lines and orders in, lines and
-//! [`Signal`]s out. One value of it serves one process.
+//! An agent exchanges lines over stdin and stdout. [`AgentProcess`] runs any of them; an [`Agent`]
+//! interprets the lines. It is pure: lines and requests in, lines and [`Signal`]s out. One value
+//! serves one process.
 
 mod claude;
-mod noise;
 mod process;
 pub(crate) mod scripted;
+mod unknown_lines;
 
 use harvest_proto::{
     AgentName, EventBody,
-    bridge::{AgentLaunch, PromptOrder},
+    bridge::{AgentLaunch, TurnRequest},
 };
 
-pub(crate) use self::process::{AgentProcess, News};
+pub(crate) use self::process::{AgentOutput, AgentProcess};
 
-/// How an agent is started and what its lines mean.
 pub(crate) trait Agent {
-    /// Its command line. `resume`: the disk should hold the conversation already; an agent for which that
-    /// makes a difference exits when it is not so, and is started the other way.
+    /// The command line. With `resume` the conversation should exist on disk; if it does not, the
+    /// agent exits and is started again without it.
     fn invocation(&self, launch: &AgentLaunch, cwd: &str, resume: bool) -> Invocation;
 
-    /// What to say first, where it does not say by itself that it is [`Signal::Ready`].
-    fn greeting(&self) -> Option<String>;
+    /// The first line to send, for agents that do not report [`Signal::Ready`] by themselves.
+    fn init_line(&self) -> Option<String>;
 
-    /// The line that hands a prompt over. Its end is [`Signal::Done`].
-    fn prompt(&mut self, order: &PromptOrder) -> String;
+    /// The line that starts a prompt, which ends with [`Signal::Done`].
+    fn prompt(&mut self, request: &TurnRequest) -> String;
 
-    /// The line that asks it to give the prompt up; it ends with [`Signal::Done`] as well. Who does not is
+    /// The line that cancels the prompt, which then ends with [`Signal::Done`], or the agent is
     /// killed.
     fn cancel(&self) -> String;
 
-    /// A person's answer to a request of [`Signal::Asked`].
+    /// Handles the user's answer to a [`Signal::Question`].
     fn answer(&mut self, request: &str, answer: &str) -> Vec<Signal>;
 
-    /// What a line means. Any bytes may come: what has no meaning becomes a bounded number of events.
-    fn hear(&mut self, line: &[u8]) -> Vec<Signal>;
+    /// Interprets a line of arbitrary bytes. Unknown lines become a bounded number of events.
+    fn parse_line(&mut self, line: &[u8]) -> Vec<Signal>;
 
-    /// Forgets the requests nobody has answered, and names them.
-    fn drop_requests(&mut self) -> Vec<String>;
+    /// Removes and returns the unanswered questions.
+    fn take_open_requests(&mut self) -> Vec<String>;
 }
 
 /// The agent of this name.
@@ -51,26 +50,27 @@ pub(crate) fn named(name: &str) -> Result<Box<dyn Agent>, String> {
     })
 }
 
-/// A command line, and what it gets on top of everybody's variables.
+/// A command line and additional environment variables.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Invocation {
     pub(crate) argv: Vec<String>,
     pub(crate) env: &'static [(&'static str, &'static str)],
 }
 
-/// What an agent's line means to a turn.
+/// The meaning of an agent's line.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Signal {
-    /// It takes prompts.
+    /// The agent accepts prompts.
     Ready,
-    /// Something to tell.
     Event(EventBody),
     /// A line to send back at once.
-    Say(String),
-    /// A person has to answer this request.
-    Asked { request: String },
-    /// The prompt is done: well, or with this error.
+    Send(String),
+    /// The user has to answer this request.
+    Question {
+        request: String,
+    },
+    /// The prompt has ended, possibly with an error.
     Done(Result<(), String>),
-    /// Waiting longer is of no use, for this reason; the agent itself has not noticed yet.
-    Hopeless(String),
+    /// The prompt cannot succeed for this reason, though the agent keeps retrying.
+    Unrecoverable(String),
 }

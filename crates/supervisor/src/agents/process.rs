@@ -1,10 +1,11 @@
-//! A running agent: its process in the agent's cgroup, its lines both ways, its last words.
+//! A running agent: its process in the agent's cgroup, its lines in both directions, and the tail
+//! of its stderr.
 
 use std::{cell::RefCell, fmt, io, rc::Rc, time::Duration};
 
 use harvest_proto::{
     EventBody,
-    bridge::{AgentLaunch, Exit, PromptOrder},
+    bridge::{AgentLaunch, Exit, TurnRequest},
     redact,
 };
 use tokio::{io::AsyncWriteExt, net::unix::pipe, sync::mpsc, time::timeout};
@@ -12,87 +13,85 @@ use tokio::{io::AsyncWriteExt, net::unix::pipe, sync::mpsc, time::timeout};
 use super::{Agent, Signal};
 use crate::{
     capture::describe,
-    cut::Tail,
     exec::{pipes, read_rest},
-    git::NEVER_ASK,
-    processes::{Child, End},
+    git::NON_INTERACTIVE,
+    processes::{Child, ProcessExit},
     supervisor::Supervisor,
+    truncate::Tail,
     users::AGENT_USER,
 };
 
-// From exec to its word that it is ready: 0.4 s for Claude on an idle machine, minutes on a drowning one.
-const START_LIMIT: Duration = Duration::from_secs(120);
+// From exec to ready: 0.4 s for Claude on an idle machine, minutes on an overloaded one.
+const START_TIMEOUT: Duration = Duration::from_secs(120);
 
-// Between the end of its output and its own end.
-const EXIT_LIMIT: Duration = Duration::from_secs(5);
+// Between the end of the agent's output and its exit.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
-// A line carries at most one tool's result; an image in one has a few megabytes as text.
+// A line carries at most one tool result; one with an image takes a few megabytes as text.
 const MAX_LINE_BYTES: usize = 8 * 1024 * 1024;
 
 /// Why an agent did not start.
 #[derive(Debug)]
-pub(crate) enum StartError {
-    /// There was never a process of it.
+pub(crate) enum AgentStartError {
+    /// The process could not be started.
     NoProcess(String),
-    /// It ended, or was killed, before it took prompts.
-    Ended { exit: Exit, tail: String },
+    /// The agent exited, or was killed, before it was ready.
+    Exited { exit: Exit, tail: String },
 }
 
-impl StartError {
-    /// How it ended; a program that cannot be started is what shells call 127.
+impl AgentStartError {
+    /// The exit; 127, as in shells, for a program that cannot be started.
     pub(crate) fn exit(&self) -> Exit {
         match self {
             Self::NoProcess(_) => Exit::Code(127),
-            Self::Ended { exit, .. } => *exit,
+            Self::Exited { exit, .. } => *exit,
         }
     }
 
-    /// Its last words, or ours about it.
+    /// The tail of stderr, or the reason why there is no process.
     pub(crate) fn tail(&self) -> &str {
-        let (Self::NoProcess(tail) | Self::Ended { tail, .. }) = self;
+        let (Self::NoProcess(tail) | Self::Exited { tail, .. }) = self;
         tail
     }
 }
 
-impl fmt::Display for StartError {
+impl fmt::Display for AgentStartError {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoProcess(reason) => out.write_str(reason),
-            Self::Ended { exit, tail } => write!(out, "{tail}\nthe agent {}", describe(*exit)),
+            Self::Exited { exit, tail } => write!(out, "{tail}\nthe agent {}", describe(*exit)),
         }
     }
 }
 
-/// What came from a running agent.
 #[derive(Debug)]
-pub(crate) enum News {
+pub(crate) enum AgentOutput {
     Signals(Vec<Signal>),
     Exited(Exit),
 }
 
-/// A running agent.
 pub(crate) struct AgentProcess {
     supervisor: Rc<Supervisor>,
     child: Child,
-    lines: Lines,
-    say: mpsc::UnboundedSender<Vec<u8>>,
-    words: Rc<Words>,
+    lines: LineReader,
+    stdin: mpsc::UnboundedSender<Vec<u8>>,
+    stderr: Rc<Stderr>,
     agent: Box<dyn Agent>,
     oom_before: u64,
-    end: Option<End>,
+    exit: Option<ProcessExit>,
 }
 
 impl AgentProcess {
-    /// Starts the agent and waits until it takes prompts. Where the wanted way of opening the
-    /// conversation fails (nothing to resume, or the id is taken) the other way is tried.
+    /// Starts the agent and waits until it is ready. If creating or resuming the conversation fails
+    /// (the id is taken, or there is nothing to resume), the other way is tried.
     pub(crate) async fn start(
         supervisor: &Rc<Supervisor>,
         launch: &AgentLaunch,
         cwd: &str,
         resume: bool,
-    ) -> Result<Self, StartError> {
+    ) -> Result<Self, AgentStartError> {
         match Self::start_once(supervisor, launch, cwd, resume).await {
-            Err(StartError::Ended { exit: Exit::Code(_), .. }) => {
+            Err(AgentStartError::Exited { exit: Exit::Code(_), .. }) => {
                 Self::start_once(supervisor, launch, cwd, !resume).await
             }
             other => other,
@@ -104,17 +103,19 @@ impl AgentProcess {
         launch: &AgentLaunch,
         cwd: &str,
         resume: bool,
-    ) -> Result<Self, StartError> {
+    ) -> Result<Self, AgentStartError> {
         let mut agent = Self::spawn(supervisor, launch, cwd, resume).await?;
-        if let Some(line) = agent.agent.greeting() {
+        if let Some(line) = agent.agent.init_line() {
             agent.send(line);
         }
-        let ready = timeout(START_LIMIT, async {
+        let ready = timeout(START_TIMEOUT, async {
             loop {
                 match agent.next().await {
-                    News::Signals(signals) if signals.contains(&Signal::Ready) => return Ok(()),
-                    News::Signals(_) => {}
-                    News::Exited(exit) => return Err(exit),
+                    AgentOutput::Signals(signals) if signals.contains(&Signal::Ready) => {
+                        return Ok(());
+                    }
+                    AgentOutput::Signals(_) => {}
+                    AgentOutput::Exited(exit) => return Err(exit),
                 }
             }
         });
@@ -123,9 +124,9 @@ impl AgentProcess {
             Ok(Err(exit)) => exit,
             Err(_) => Exit::Timeout,
         };
-        let tail = agent.last_words();
+        let tail = agent.stderr_tail();
         agent.child.kill().await;
-        Err(StartError::Ended { exit, tail })
+        Err(AgentStartError::Exited { exit, tail })
     }
 
     async fn spawn(
@@ -133,138 +134,138 @@ impl AgentProcess {
         launch: &AgentLaunch,
         cwd: &str,
         resume: bool,
-    ) -> Result<Self, StartError> {
-        let failed = StartError::NoProcess;
+    ) -> Result<Self, AgentStartError> {
+        let failed = AgentStartError::NoProcess;
         let user = supervisor.user(Some(AGENT_USER)).map_err(|fault| failed(fault.message))?;
         let agent = super::named(&launch.name).map_err(failed)?;
         let invocation = agent.invocation(launch, cwd, resume);
-        let mut order = supervisor.order(invocation.argv, &user, cwd);
-        order.env.extend(
-            NEVER_ASK
+        let mut spec = supervisor.process_spec(invocation.argv, &user, cwd);
+        spec.env.extend(
+            NON_INTERACTIVE
                 .iter()
                 .chain(invocation.env)
                 .map(|(name, value)| ((*name).to_owned(), (*value).to_owned())),
         );
         let oom_before = supervisor.oom.read();
-        let (ours, theirs) = pipes(&order, true).map_err(|error| failed(error.to_string()))?;
+        let (ours, theirs) = pipes(&spec, true).map_err(|error| failed(error.to_string()))?;
         let joins = &supervisor.agent_group.joins;
-        let started = supervisor.processes.start_joined(order, theirs, joins).await;
+        let started = supervisor.processes.start_joined(spec, theirs, joins).await;
         let child = started.map_err(|fault| failed(fault.message))?;
-        let words = Rc::new(Words { stderr: ours.stderr, tail: RefCell::default() });
-        tokio::task::spawn_local(listen(Rc::clone(&words)));
-        let (say, queue) = mpsc::unbounded_channel();
-        if let Some(stdin) = ours.stdin {
-            tokio::task::spawn_local(write(stdin, queue));
+        let stderr = Rc::new(Stderr { pipe: ours.stderr, tail: RefCell::default() });
+        tokio::task::spawn_local(collect_stderr(Rc::clone(&stderr)));
+        let (sender, queue) = mpsc::unbounded_channel();
+        if let Some(pipe) = ours.stdin {
+            tokio::task::spawn_local(write(pipe, queue));
         }
         Ok(Self {
             supervisor: Rc::clone(supervisor),
             child,
-            lines: Lines::new(ours.stdout),
-            say,
-            words,
+            lines: LineReader::new(ours.stdout),
+            stdin: sender,
+            stderr,
             agent,
             oom_before,
-            end: None,
+            exit: None,
         })
     }
 
     fn send(&self, mut line: String) {
         line.push('\n');
-        // A dead agent is noticed by its exit.
-        let _agent_is_gone = self.say.send(line.into_bytes());
+        // The exit of the agent is detected elsewhere.
+        let _agent_exited = self.stdin.send(line.into_bytes());
     }
 
-    /// Hands a prompt over.
-    pub(crate) fn prompt(&mut self, order: &PromptOrder) {
-        let line = self.agent.prompt(order);
+    /// Sends a prompt.
+    pub(crate) fn prompt(&mut self, request: &TurnRequest) {
+        let line = self.agent.prompt(request);
         self.send(line);
     }
 
-    /// Asks it to give up the prompt.
+    /// Asks the agent to cancel the prompt.
     pub(crate) fn interrupt(&self) {
         self.send(self.agent.cancel());
     }
 
-    /// Hands a person's answer over; what follows from it.
+    /// Sends the user's answer; returns the resulting signals.
     pub(crate) fn answer(&mut self, request: &str, answer: &str) -> Vec<Signal> {
         let signals = self.agent.answer(request, answer);
         self.send_replies(signals)
     }
 
-    /// The requests nobody has answered.
-    pub(crate) fn open_requests(&mut self) -> Vec<String> {
-        self.agent.drop_requests()
+    /// Removes and returns the unanswered questions.
+    pub(crate) fn take_open_requests(&mut self) -> Vec<String> {
+        self.agent.take_open_requests()
     }
 
     fn send_replies(&self, signals: Vec<Signal>) -> Vec<Signal> {
-        let (said, rest): (Vec<_>, Vec<_>) =
-            signals.into_iter().partition(|signal| matches!(signal, Signal::Say(_)));
-        for signal in said {
-            if let Signal::Say(line) = signal {
+        let (replies, rest): (Vec<_>, Vec<_>) =
+            signals.into_iter().partition(|signal| matches!(signal, Signal::Send(_)));
+        for signal in replies {
+            if let Signal::Send(line) = signal {
                 self.send(line);
             }
         }
         rest
     }
 
-    /// What it says next. Cancel-safe. Waits while the outbox is full: that is how the agent is
-    /// slowed down.
-    pub(crate) async fn next(&mut self) -> News {
+    /// The next output. Cancel-safe. Waits while the outbox is full, which slows the agent down
+    /// (backpressure).
+    pub(crate) async fn next(&mut self) -> AgentOutput {
         loop {
             if let Some(line) = self.lines.pop() {
                 let signals = match line {
-                    Line::Whole(line) => self.agent.hear(&line),
-                    Line::TooLong => vec![Signal::Event(EventBody::Warning {
-                        message: "a line of the agent was too long and is left out".to_owned(),
+                    AgentLine::Complete(line) => self.agent.parse_line(&line),
+                    AgentLine::TooLong => vec![Signal::Event(EventBody::Warning {
+                        message: "dropped a line of the agent: too long".to_owned(),
                     })],
                 };
                 let signals = self.send_replies(signals);
                 if signals.is_empty() {
                     continue;
                 }
-                return News::Signals(signals);
+                return AgentOutput::Signals(signals);
             }
-            if let Some(end) = self.end {
-                return News::Exited(self.supervisor.exit(end, self.oom_before));
+            if let Some(end) = self.exit {
+                return AgentOutput::Exited(self.supervisor.exit(end, self.oom_before));
             }
-            self.supervisor.outbox.room().await;
+            self.supervisor.outbox.wait_for_space().await;
             tokio::select! {
                 biased;
-                // A pipe that is always full never makes us wait: everybody else would.
+                // A pipe that never runs empty would starve the other tasks.
                 open = self.lines.fill() => if open {
                     tokio::task::yield_now().await;
                 } else {
-                    self.end = Some(match timeout(EXIT_LIMIT, self.child.wait()).await {
+                    self.exit = Some(match timeout(EXIT_TIMEOUT, self.child.wait()).await {
                         Ok(end) => end,
                         Err(_) => self.child.kill().await,
                     });
                 },
                 end = self.child.wait() => {
-                    // What it started may hold its output open: take what is there, wait for no more.
+                    // Descendants may hold the output open: read without waiting.
                     self.lines.drain();
-                    self.end = Some(end);
+                    self.exit = Some(end);
                 }
             }
         }
     }
 
-    /// The last lines of its stderr, without what looks like a secret.
-    pub(crate) fn last_words(&self) -> String {
-        self.words.take_all();
-        redact::cover(&self.words.tail.borrow_mut().text())
+    /// The last lines of stderr, with likely secrets redacted.
+    pub(crate) fn stderr_tail(&self) -> String {
+        self.stderr.read_rest();
+        redact::redact(&self.stderr.tail.borrow_mut().text())
     }
 
-    /// Kills it with everything below it, for at most `limit`.
+    /// Kills the agent and its descendants.
     ///
-    /// True when its launcher has seen all of it end: where there is no cgroup, that is the proof.
+    /// True when the launcher has seen all of them exit; without a cgroup that is the proof.
     pub(crate) async fn kill(mut self, limit: Duration) -> bool {
-        timeout(limit, self.child.kill()).await.is_ok() && !self.child.was_abandoned()
+        timeout(limit, self.child.kill()).await.is_ok() && !self.child.launcher_died()
     }
 
-    /// Lets it end by itself, for at most `limit`, then kills it.
+    /// Closes the agent's stdin and waits for its exit; kills it after `limit`.
     pub(crate) async fn close(mut self, limit: Duration) {
-        // Its stdin ends with the last sender.
-        self.say = mpsc::unbounded_channel().0;
+        // Dropping the sender closes stdin.
+        self.stdin = mpsc::unbounded_channel().0;
         if timeout(limit, self.child.wait()).await.is_err() {
             self.child.kill().await;
         }
@@ -279,27 +280,27 @@ async fn write(mut stdin: pipe::Sender, mut queue: mpsc::UnboundedReceiver<Vec<u
     }
 }
 
-/// The agent's stderr, of which the last lines are kept.
-struct Words {
-    stderr: pipe::Receiver,
+/// The agent's stderr; only the last lines are kept.
+struct Stderr {
+    pipe: pipe::Receiver,
     tail: RefCell<Tail>,
 }
 
-impl Words {
-    // Everything that is there now: after its end this is everything it has said.
-    fn take_all(&self) {
-        read_rest(&self.stderr, |bytes| self.tail.borrow_mut().push(bytes));
+impl Stderr {
+    // Reads without waiting; after the agent's exit that is everything.
+    fn read_rest(&self) {
+        read_rest(&self.pipe, |bytes| self.tail.borrow_mut().push(bytes));
     }
 }
 
-async fn listen(words: Rc<Words>) {
+async fn collect_stderr(stderr: Rc<Stderr>) {
     let mut buffer = [0u8; 4096];
-    while words.stderr.readable().await.is_ok() {
-        match words.stderr.try_read(&mut buffer) {
+    while stderr.pipe.readable().await.is_ok() {
+        match stderr.pipe.try_read(&mut buffer) {
             Ok(0) => return,
             Ok(count) => {
-                words.tail.borrow_mut().push(&buffer[..count]);
-                // A pipe that is always full never makes us wait: everybody else would.
+                stderr.tail.borrow_mut().push(&buffer[..count]);
+                // A pipe that never runs empty would starve the other tasks.
                 tokio::task::yield_now().await;
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -308,25 +309,25 @@ async fn listen(words: Rc<Words>) {
     }
 }
 
-enum Line {
-    Whole(Vec<u8>),
+enum AgentLine {
+    Complete(Vec<u8>),
     TooLong,
 }
 
-/// Cuts the agent's output into lines of bounded length.
-struct Lines {
+/// Splits the agent's output into lines of bounded length.
+struct LineReader {
     receiver: pipe::Receiver,
     buffer: Vec<u8>,
     searched: usize,
     skipping: bool,
 }
 
-impl Lines {
+impl LineReader {
     fn new(receiver: pipe::Receiver) -> Self {
         Self { receiver, buffer: Vec::new(), searched: 0, skipping: false }
     }
 
-    fn pop(&mut self) -> Option<Line> {
+    fn pop(&mut self) -> Option<AgentLine> {
         let end = self.buffer[self.searched..].iter().position(|byte| *byte == b'\n');
         let Some(end) = end.map(|end| self.searched + end) else {
             self.searched = self.buffer.len();
@@ -342,9 +343,9 @@ impl Lines {
         line.pop();
         self.searched = 0;
         if std::mem::take(&mut self.skipping) {
-            Some(Line::TooLong)
+            Some(AgentLine::TooLong)
         } else {
-            Some(Line::Whole(line))
+            Some(AgentLine::Complete(line))
         }
     }
 
@@ -353,11 +354,11 @@ impl Lines {
         if self.receiver.readable().await.is_err() {
             return false;
         }
-        let mut piece = [0u8; 8192];
-        match self.receiver.try_read(&mut piece) {
+        let mut chunk = [0u8; 8192];
+        match self.receiver.try_read(&mut chunk) {
             Ok(0) => false,
             Ok(count) => {
-                self.buffer.extend_from_slice(&piece[..count]);
+                self.buffer.extend_from_slice(&chunk[..count]);
                 true
             }
             Err(error) => error.kind() == io::ErrorKind::WouldBlock,

@@ -1,9 +1,9 @@
-//! The sandbox's resolver. It answers A questions for names the gateway allows and gives nothing
-//! else away: no other record types, no real addresses, no recursion.
+//! The sandbox's DNS resolver. It answers A queries for names that the gateway allows, with
+//! synthetic addresses: no other record types, no real addresses, no recursion.
 
 use std::{io, net::Ipv4Addr, rc::Rc, sync::Arc, time::Duration};
 
-use harvest_proto::door::{Answer, Ask};
+use harvest_proto::door::{DoorReply, DoorRequest};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream, UdpSocket},
@@ -11,15 +11,15 @@ use tokio::{
     time::timeout,
 };
 
-use super::{Gateway, is_absence, names::Names};
+use super::{Gateway, is_unavailable, names::Names};
 
-// Questions being answered; more are dropped, and their askers ask again.
-const MAX_QUESTIONS: usize = 256;
+// Concurrent UDP queries; further ones are dropped, and clients retry.
+const MAX_QUERIES: usize = 256;
 
-const MAX_TCP: usize = 64;
-const TCP_IDLE: Duration = Duration::from_secs(30);
+const MAX_TCP_CONNECTIONS: usize = 64;
+const TCP_IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-// An address means its name for ever; a minute keeps resolvers from asking for every connection.
+// Addresses never change; a minute avoids a query for every connection.
 const TTL_SECONDS: u32 = 60;
 
 const HEADER_BYTES: usize = 12;
@@ -28,9 +28,8 @@ const MAX_NAME_BYTES: usize = 253;
 const TYPE_A: u16 = 1;
 const CLASS_IN: u16 = 1;
 
-/// How a question is answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Verdict {
+enum DnsAnswer {
     Address(Ipv4Addr),
     /// The name exists, this type of record does not.
     Empty,
@@ -40,88 +39,92 @@ enum Verdict {
     NotImplemented,
 }
 
-/// Answers datagrams for ever.
 pub(super) async fn serve_udp(socket: Rc<UdpSocket>, gateway: Rc<Gateway>, names: Rc<Names>) {
-    let places = Arc::new(Semaphore::new(MAX_QUESTIONS));
+    let permits = Arc::new(Semaphore::new(MAX_QUERIES));
     let mut buffer = [0u8; 1500];
     loop {
-        let Ok((count, asker)) = socket.recv_from(&mut buffer).await else {
-            // An ICMP error of an asker that is gone already; nothing of ours is wrong.
+        let Ok((count, client)) = socket.recv_from(&mut buffer).await else {
+            // An ICMP error from a client that is gone.
             tokio::time::sleep(Duration::from_millis(1)).await;
             continue;
         };
-        let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
+        let Ok(permit) = Arc::clone(&permits).try_acquire_owned() else { continue };
         let packet = buffer[..count].to_vec();
         let (socket, gateway, names) = (Rc::clone(&socket), Rc::clone(&gateway), Rc::clone(&names));
         tokio::task::spawn_local(async move {
-            let _place = place;
-            if let Some(reply) = answer(&packet, &gateway, &names).await {
-                let _asker_is_gone = socket.send_to(&reply, asker).await;
+            let _permit = permit;
+            if let Some(reply) = respond(&packet, &gateway, &names).await {
+                let _client_gone = socket.send_to(&reply, client).await;
             }
         });
     }
 }
 
-/// Answers connections for ever.
 pub(super) async fn serve_tcp(listener: TcpListener, gateway: Rc<Gateway>, names: Rc<Names>) {
-    let places = Arc::new(Semaphore::new(MAX_TCP));
-    while let Ok(place) = Arc::clone(&places).acquire_owned().await {
+    let permits = Arc::new(Semaphore::new(MAX_TCP_CONNECTIONS));
+    while let Ok(permit) = Arc::clone(&permits).acquire_owned().await {
         let Ok((stream, _)) = listener.accept().await else {
             tokio::time::sleep(Duration::from_millis(50)).await;
             continue;
         };
         let (gateway, names) = (Rc::clone(&gateway), Rc::clone(&names));
         tokio::task::spawn_local(async move {
-            let _place = place;
-            let _asker_is_gone = converse(stream, &gateway, &names).await;
+            let _permit = permit;
+            let _client_gone = serve_connection(stream, &gateway, &names).await;
         });
     }
 }
 
-async fn converse(mut stream: TcpStream, gateway: &Gateway, names: &Names) -> io::Result<()> {
+async fn serve_connection(
+    mut stream: TcpStream,
+    gateway: &Gateway,
+    names: &Names,
+) -> io::Result<()> {
     loop {
-        let length = timeout(TCP_IDLE, stream.read_u16()).await??;
+        let length = timeout(TCP_IDLE_TIMEOUT, stream.read_u16()).await??;
         let mut packet = vec![0u8; usize::from(length)];
-        timeout(TCP_IDLE, stream.read_exact(&mut packet)).await??;
-        let Some(reply) = answer(&packet, gateway, names).await else { return Ok(()) };
+        timeout(TCP_IDLE_TIMEOUT, stream.read_exact(&mut packet)).await??;
+        let Some(reply) = respond(&packet, gateway, names).await else { return Ok(()) };
         let length = u16::try_from(reply.len()).unwrap_or(0);
         stream.write_all(&[&length.to_be_bytes()[..], &reply].concat()).await?;
     }
 }
 
-async fn answer(packet: &[u8], gateway: &Gateway, names: &Names) -> Option<Vec<u8>> {
-    let verdict = match parse(packet)? {
-        Err(verdict) => verdict,
+async fn respond(packet: &[u8], gateway: &Gateway, names: &Names) -> Option<Vec<u8>> {
+    let answer = match parse(packet)? {
+        Err(answer) => answer,
         Ok(question)
             if question.class != CLASS_IN
                 || question.kind != TYPE_A
                 || question.name.is_empty() =>
         {
-            Verdict::Empty
+            DnsAnswer::Empty
         }
         Ok(question) => resolve(&question.name, gateway, names).await,
     };
-    Some(reply(packet, verdict))
+    Some(reply(packet, answer))
 }
 
-// A known name is answered though the gateway is away: the connection itself will wait for it and
-// be judged then.
-async fn resolve(name: &str, gateway: &Gateway, names: &Names) -> Verdict {
+// A known name is answered even without the gateway: the connection will wait for it and be checked
+// then.
+async fn resolve(name: &str, gateway: &Gateway, names: &Names) -> DnsAnswer {
     if gateway.sealed {
-        return Verdict::NxDomain;
+        return DnsAnswer::NxDomain;
     }
-    let ask = Ask::Lookup { name: name.to_owned() };
-    let answered = match gateway.ask(&ask).await {
-        Err(error) if is_absence(&error) => match names.known(name) {
-            Some(address) => return Verdict::Address(address),
-            None => gateway.ask_parked(&ask).await,
+    let request = DoorRequest::Lookup { name: name.to_owned() };
+    let reply = match gateway.ask(&request).await {
+        Err(error) if is_unavailable(&error) => match names.lookup(name) {
+            Some(address) => return DnsAnswer::Address(address),
+            None => gateway.ask_with_retry(&request).await,
         },
         other => other,
     };
-    match answered {
-        Ok((Answer::Open, _)) => names.give(name).map_or(Verdict::ServFail, Verdict::Address),
-        Ok((Answer::Refused { .. }, _)) => Verdict::NxDomain,
-        Err(_) => Verdict::ServFail,
+    match reply {
+        Ok((DoorReply::Open, _)) => {
+            names.assign(name).map_or(DnsAnswer::ServFail, DnsAnswer::Address)
+        }
+        Ok((DoorReply::Refused { .. }, _)) => DnsAnswer::NxDomain,
+        Err(_) => DnsAnswer::ServFail,
     }
 }
 
@@ -132,22 +135,22 @@ struct Question {
     class: u16,
 }
 
-// `None` for what must not be answered at all: too short to have an id, or itself an answer.
-fn parse(packet: &[u8]) -> Option<Result<Question, Verdict>> {
+// `None` for packets that must not be answered: too short to have an id, or a response.
+fn parse(packet: &[u8]) -> Option<Result<Question, DnsAnswer>> {
     let header = packet.get(..HEADER_BYTES)?;
     if header[2] & 0x80 != 0 {
         return None;
     }
     if header[2] & 0x78 != 0 {
-        return Some(Err(Verdict::NotImplemented));
+        return Some(Err(DnsAnswer::NotImplemented));
     }
     if u16::from_be_bytes([header[4], header[5]]) != 1 {
-        return Some(Err(Verdict::FormErr));
+        return Some(Err(DnsAnswer::FormErr));
     }
-    Some(question(&packet[HEADER_BYTES..]).map(|(question, _)| question).ok_or(Verdict::FormErr))
+    Some(question(&packet[HEADER_BYTES..]).map(|(question, _)| question).ok_or(DnsAnswer::FormErr))
 }
 
-// The question and its length. A question's name is never compressed: there is nothing before it.
+// The question and its length. The name is never compressed, because nothing precedes it.
 fn question(bytes: &[u8]) -> Option<(Question, usize)> {
     let mut name = String::new();
     let mut at = 0;
@@ -176,26 +179,27 @@ fn question(bytes: &[u8]) -> Option<(Question, usize)> {
     Some((Question { name, kind, class }, at + 4))
 }
 
-fn reply(packet: &[u8], verdict: Verdict) -> Vec<u8> {
-    let code = match verdict {
-        Verdict::Address(_) | Verdict::Empty => 0,
-        Verdict::FormErr => 1,
-        Verdict::ServFail => 2,
-        Verdict::NxDomain => 3,
-        Verdict::NotImplemented => 4,
+fn reply(packet: &[u8], answer: DnsAnswer) -> Vec<u8> {
+    let code = match answer {
+        DnsAnswer::Address(_) | DnsAnswer::Empty => 0,
+        DnsAnswer::FormErr => 1,
+        DnsAnswer::ServFail => 2,
+        DnsAnswer::NxDomain => 3,
+        DnsAnswer::NotImplemented => 4,
     };
-    let asked = question(packet.get(HEADER_BYTES..).unwrap_or_default()).map(|(_, length)| length);
-    let asked = asked
+    let question_bytes =
+        question(packet.get(HEADER_BYTES..).unwrap_or_default()).map(|(_, length)| length);
+    let question_bytes = question_bytes
         .and_then(|length| packet.get(HEADER_BYTES..HEADER_BYTES + length))
         .unwrap_or_default();
-    let answers = u8::from(matches!(verdict, Verdict::Address(_)));
+    let answers = u8::from(matches!(answer, DnsAnswer::Address(_)));
     let mut out = packet.get(..2).unwrap_or(&[0, 0]).to_vec();
-    // An answer, its recursion bit as asked; recursion available.
+    // A response with the query's RD bit; RA is set.
     out.extend([0x80 | (packet.get(2).copied().unwrap_or(0) & 0x79), 0x80 | code]);
-    out.extend([0, u8::from(!asked.is_empty()), 0, answers, 0, 0, 0, 0]);
-    out.extend(asked);
-    if let Verdict::Address(address) = verdict {
-        // The name, as a pointer to the question's.
+    out.extend([0, u8::from(!question_bytes.is_empty()), 0, answers, 0, 0, 0, 0]);
+    out.extend(question_bytes);
+    if let DnsAnswer::Address(address) = answer {
+        // The name, as a pointer to the question.
         out.extend([0xc0, 0x0c]);
         out.extend(TYPE_A.to_be_bytes());
         out.extend(CLASS_IN.to_be_bytes());
@@ -224,48 +228,48 @@ mod tests {
     }
 
     #[test]
-    fn a_name_is_read_in_lower_case() {
+    fn names_are_lowercased() {
         let question = parse(&packet("Example.COM", 1)).unwrap().unwrap();
         assert_eq!(question, Question { name: "example.com".into(), kind: 1, class: 1 });
     }
 
     #[test]
-    fn an_address_is_answered_with_the_question_and_its_id() {
-        let asked = packet("example.com", 1);
-        let out = reply(&asked, Verdict::Address(Ipv4Addr::new(198, 18, 0, 7)));
+    fn answer_repeats_the_question_and_id() {
+        let query = packet("example.com", 1);
+        let out = reply(&query, DnsAnswer::Address(Ipv4Addr::new(198, 18, 0, 7)));
         assert_eq!(out[..8], [0xab, 0xcd, 0x81, 0x80, 0, 1, 0, 1]);
-        assert_eq!(out[12..asked.len()], asked[12..]);
+        assert_eq!(out[12..query.len()], query[12..]);
         assert_eq!(out[out.len() - 4..], [198, 18, 0, 7]);
     }
 
     #[test]
-    fn a_refused_name_does_not_exist() {
-        let out = reply(&packet("evil.example", 1), Verdict::NxDomain);
+    fn refused_name_gets_nxdomain() {
+        let out = reply(&packet("evil.example", 1), DnsAnswer::NxDomain);
         assert_eq!(out[3] & 0x0f, 3);
         assert_eq!(out[6..8], [0, 0]);
     }
 
     #[test]
-    fn what_is_not_a_question_is_told_so_or_left_alone() {
+    fn malformed_queries_are_rejected_or_ignored() {
         assert_eq!(parse(&[1, 2, 3]), None);
         let mut answer = packet("example.com", 1);
         answer[2] |= 0x80;
         assert_eq!(parse(&answer), None);
         let mut two = packet("example.com", 1);
         two[5] = 2;
-        assert_eq!(parse(&two), Some(Err(Verdict::FormErr)));
+        assert_eq!(parse(&two), Some(Err(DnsAnswer::FormErr)));
         let cut = &packet("example.com", 1)[..20];
-        assert_eq!(parse(cut), Some(Err(Verdict::FormErr)));
+        assert_eq!(parse(cut), Some(Err(DnsAnswer::FormErr)));
         let mut pointer = packet("a", 1);
         pointer[12] = 0xc0;
-        assert_eq!(parse(&pointer), Some(Err(Verdict::FormErr)));
+        assert_eq!(parse(&pointer), Some(Err(DnsAnswer::FormErr)));
     }
 
     proptest! {
         #[test]
-        fn garbage_never_panics_and_is_never_amplified(packet in proptest::collection::vec(any::<u8>(), 0..600)) {
-            if let Some(Err(verdict)) = parse(&packet) {
-                prop_assert!(reply(&packet, verdict).len() <= packet.len());
+        fn garbage_is_never_amplified(packet in proptest::collection::vec(any::<u8>(), 0..600)) {
+            if let Some(Err(answer)) = parse(&packet) {
+                prop_assert!(reply(&packet, answer).len() <= packet.len());
             }
         }
     }

@@ -1,8 +1,8 @@
-//! The inside end of the door: the sandbox's resolver and the listener that every connection to a
-//! synthetic address is redirected to. Names go to the gateway, addresses never leave.
+//! The inner side of the door: the sandbox's resolver, and the listener to which connections to
+//! synthetic addresses are redirected. The gateway gets names, never addresses.
 //!
-//! While the gateway is away, look-ups of new names and connections *wait* for it: a restart of the
-//! server must not fail what runs inside. A sealed sandbox has none to wait for: it is refused at once.
+//! While the gateway is down, lookups of new names and connections *wait* for it, so that a server
+//! restart breaks nothing inside. A sealed sandbox has no gateway and is refused at once.
 
 mod dns;
 mod names;
@@ -16,7 +16,7 @@ use std::{
 };
 
 use harvest_proto::{
-    door::{Answer, Ask, MAX_LINE_BYTES},
+    door::{DoorReply, DoorRequest, MAX_LINE_BYTES},
     launch::{DOOR_SOCKET, Descriptor},
 };
 use tokio::{
@@ -25,27 +25,27 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use crate::birth::Inheritance;
+use crate::launch::InheritedFds;
 
-const LOOK: Duration = Duration::from_millis(100);
-const PARK_LIMIT: Duration = Duration::from_secs(10 * 60);
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
+const RETRY_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
-/// Starts resolver and listener, where the launch brings them.
-pub(crate) fn open(inheritance: &mut Inheritance, sealed: bool) -> io::Result<()> {
-    let Some(folder) = inheritance.take(Descriptor::Door) else { return Ok(()) };
+/// Starts the resolver and the listener if the launch includes their sockets.
+pub(crate) fn open(inherited: &mut InheritedFds, sealed: bool) -> io::Result<()> {
+    let Some(folder) = inherited.take(Descriptor::Door) else { return Ok(()) };
     let gateway = Rc::new(Gateway { folder, sealed });
     let names = Rc::new(names::Names::default());
-    if let Some(socket) = inheritance.take(Descriptor::DnsUdp) {
+    if let Some(socket) = inherited.take(Descriptor::DnsUdp) {
         let socket = std::net::UdpSocket::from(socket);
         socket.set_nonblocking(true)?;
         let socket = Rc::new(UdpSocket::from_std(socket)?);
         tokio::task::spawn_local(dns::serve_udp(socket, Rc::clone(&gateway), Rc::clone(&names)));
     }
-    if let Some(listener) = inheritance.take(Descriptor::DnsTcp) {
+    if let Some(listener) = inherited.take(Descriptor::DnsTcp) {
         let listener = tcp(listener)?;
         tokio::task::spawn_local(dns::serve_tcp(listener, Rc::clone(&gateway), Rc::clone(&names)));
     }
-    if let Some(listener) = inheritance.take(Descriptor::Redirect) {
+    if let Some(listener) = inherited.take(Descriptor::Redirect) {
         tokio::task::spawn_local(redirect::serve(tcp(listener)?, gateway, names));
     }
     Ok(())
@@ -57,10 +57,10 @@ fn tcp(descriptor: OwnedFd) -> io::Result<TcpListener> {
     TcpListener::from_std(listener)
 }
 
-/// The way to the gateway: a folder that holds its socket while it is there.
+/// Connects to the gateway, whose socket is in this folder while it runs.
 struct Gateway {
     folder: OwnedFd,
-    /// There never will be one.
+    /// There is no gateway.
     sealed: bool,
 }
 
@@ -70,33 +70,33 @@ impl Gateway {
             .await
     }
 
-    /// Asks once; the connection is the stream when the answer is [`Answer::Open`].
-    async fn ask(&self, ask: &Ask) -> io::Result<(Answer, UnixStream)> {
+    /// Asks once. On [`DoorReply::Open`] the connection is the stream.
+    async fn ask(&self, request: &DoorRequest) -> io::Result<(DoorReply, UnixStream)> {
         let mut stream = self.connect().await?;
-        let mut line = serde_json::to_vec(ask)?;
+        let mut line = serde_json::to_vec(request)?;
         line.push(b'\n');
         stream.write_all(&line).await?;
-        let answer = read_line(&mut stream).await?;
-        Ok((serde_json::from_slice(&answer)?, stream))
+        let reply = read_line(&mut stream).await?;
+        Ok((serde_json::from_slice(&reply)?, stream))
     }
 
-    /// Asks until there is an answer. A gateway that goes away before it answers is asked again:
-    /// nothing has been sent for the sandbox yet.
-    async fn ask_parked(&self, ask: &Ask) -> io::Result<(Answer, UnixStream)> {
-        let deadline = Instant::now() + PARK_LIMIT;
+    /// Retries until there is a reply. A retry is safe, because nothing of the sandbox's stream has
+    /// been sent yet.
+    async fn ask_with_retry(&self, request: &DoorRequest) -> io::Result<(DoorReply, UnixStream)> {
+        let deadline = Instant::now() + RETRY_TIMEOUT;
         loop {
-            match self.ask(ask).await {
-                Err(error) if Instant::now() >= deadline || !is_absence(&error) => {
+            match self.ask(request).await {
+                Err(error) if Instant::now() >= deadline || !is_unavailable(&error) => {
                     return Err(error);
                 }
-                Err(_) => sleep(LOOK).await,
-                answered => return answered,
+                Err(_) => sleep(RETRY_INTERVAL).await,
+                reply => return reply,
             }
         }
     }
 }
 
-fn is_absence(error: &io::Error) -> bool {
+fn is_unavailable(error: &io::Error) -> bool {
     use io::ErrorKind as Kind;
     matches!(
         error.kind(),
@@ -109,7 +109,7 @@ fn is_absence(error: &io::Error) -> bool {
     )
 }
 
-// Byte by byte: whatever follows the line belongs to the sandbox's stream.
+// Reads byte by byte: the bytes after the line belong to the sandbox's stream.
 async fn read_line(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
     let mut line = Vec::new();
     loop {
@@ -119,7 +119,7 @@ async fn read_line(stream: &mut UnixStream) -> io::Result<Vec<u8>> {
             _ => {
                 return Err(io::Error::new(
                     io::ErrorKind::InvalidData,
-                    "the gateway's answer is too long",
+                    "the gateway's reply is too long",
                 ));
             }
         }

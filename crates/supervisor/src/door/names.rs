@@ -1,5 +1,5 @@
-//! Which synthetic address stands for which name. An address is never given to a second name: a
-//! connection that comes late, or an address kept in a cache, can only mean the name it was made for.
+//! Maps names to synthetic addresses. An address is never reused for another name, so a late
+//! connection or a cached address always means the original name.
 
 use std::{cell::RefCell, collections::HashMap, net::Ipv4Addr};
 
@@ -8,7 +8,7 @@ use harvest_proto::door::{GIT_NAME, MODEL_NAME};
 // 198.18.0.1 is the resolver itself.
 const FIRST: u32 = u32::from_be_bytes([198, 18, 0, 2]);
 
-// Far more than honest work looks up; a bound on what a hostile sandbox can make us remember.
+// Bounds the memory a hostile sandbox can use; far more than real work looks up.
 const MAX_NAMES: usize = 16 * 1024;
 
 /// The names looked up so far.
@@ -24,25 +24,25 @@ struct Table {
 }
 
 impl Default for Names {
-    // The gateway's own names are known from the start: they resolve even while it is away.
+    // The gateway's own names resolve even while it is down.
     fn default() -> Self {
         let names = Self { table: RefCell::default() };
         for name in [MODEL_NAME, GIT_NAME] {
-            names.give(name);
+            names.assign(name);
         }
         names
     }
 }
 
 impl Names {
-    /// The address this name has already.
-    pub(super) fn known(&self, name: &str) -> Option<Ipv4Addr> {
+    /// The address already assigned to this name.
+    pub(super) fn lookup(&self, name: &str) -> Option<Ipv4Addr> {
         self.table.borrow().addresses.get(name).copied()
     }
 
-    /// The address of this name, a new one if it has none; `None` when there are too many names.
-    pub(super) fn give(&self, name: &str) -> Option<Ipv4Addr> {
-        if let Some(address) = self.known(name) {
+    /// The address of this name, assigned if needed; `None` when there are too many names.
+    pub(super) fn assign(&self, name: &str) -> Option<Ipv4Addr> {
+        if let Some(address) = self.lookup(name) {
             return Some(address);
         }
         let table = &mut *self.table.borrow_mut();
@@ -67,12 +67,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_keeps_its_address_and_no_other_gets_it() {
+    fn every_name_keeps_its_own_address() {
         let names = Names::default();
-        let one = names.give("one.example").unwrap();
-        let other = names.give("other.example").unwrap();
+        let one = names.assign("one.example").unwrap();
+        let other = names.assign("other.example").unwrap();
         assert_ne!(one, other);
-        assert_eq!(names.give("one.example"), Some(one));
+        assert_eq!(names.assign("one.example"), Some(one));
         assert_eq!(names.name(one).as_deref(), Some("one.example"));
         assert_eq!(names.name(Ipv4Addr::new(198, 18, 0, 2)).as_deref(), Some(MODEL_NAME));
         assert_eq!(names.name(Ipv4Addr::new(198, 18, 0, 1)), None);
@@ -80,12 +80,12 @@ mod tests {
     }
 
     #[test]
-    fn too_many_names_are_refused_and_the_old_ones_stay() {
+    fn excess_names_are_rejected() {
         let names = Names::default();
         for number in 2..MAX_NAMES {
-            assert!(names.give(&format!("{number}.example")).is_some());
+            assert!(names.assign(&format!("{number}.example")).is_some());
         }
-        assert_eq!(names.give("one.too.many"), None);
-        assert!(names.known("2.example").is_some());
+        assert_eq!(names.assign("one.too.many"), None);
+        assert!(names.lookup("2.example").is_some());
     }
 }

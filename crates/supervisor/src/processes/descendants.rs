@@ -1,5 +1,5 @@
-//! Finds and kills everything below a process, by reading `/proc`. Killing is repeated by the
-//! caller until its own `wait` says that no child is left: a listing alone proves nothing.
+//! Finds and kills all descendants of a process by reading `/proc`. The caller repeats this until
+//! its own `wait` reports no children: a listing alone proves nothing.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -8,18 +8,17 @@ use std::{
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
-/// One process of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Entry {
+struct ProcessEntry {
     pid: i32,
     parent: i32,
     group: i32,
 }
 
-/// Sends SIGKILL to every descendant of `root` but those in `spared`, and to their groups.
+/// Sends SIGKILL to every descendant of `root` except those `spared`, and to their process groups.
 ///
-/// The group signal is atomic against fork, which a listing is not: a chain of processes that fork
-/// and exit is caught by it.
+/// A signal to a group is atomic with respect to fork, which a listing is not: it catches chains of
+/// processes that fork and exit.
 pub(crate) fn kill_below(root: Pid, spared: &dyn Fn(i32) -> bool) {
     let table = table();
     let own_group = group_of(&table, rustix::process::getpid().as_raw_nonzero().get());
@@ -29,7 +28,7 @@ pub(crate) fn kill_below(root: Pid, spared: &dyn Fn(i32) -> bool) {
         if let Some(pid) = Pid::from_raw(entry.pid) {
             let _already_gone = kill_process(pid, Signal::KILL);
         }
-        // Group 0 and 1 would mean "mine" and "everyone" to the kernel.
+        // To the kernel, group 0 is the caller's own and -1 is every process.
         if entry.group > 1
             && entry.group != own_group
             && below.iter().any(|one| one.pid == entry.group)
@@ -42,13 +41,13 @@ pub(crate) fn kill_below(root: Pid, spared: &dyn Fn(i32) -> bool) {
     }
 }
 
-// Pid 1 of a sandbox comes from outside, and its group with it: to those inside the group is 0, which
-// `getpgrp` of rustix takes for impossible.
-fn group_of(table: &[Entry], pid: i32) -> i32 {
+// Pid 1 of a sandbox was started outside its pid namespace, so inside its group is 0, which
+// `getpgrp` of rustix considers impossible.
+fn group_of(table: &[ProcessEntry], pid: i32) -> i32 {
     table.iter().find(|entry| entry.pid == pid).map_or(0, |entry| entry.group)
 }
 
-fn table() -> Vec<Entry> {
+fn table() -> Vec<ProcessEntry> {
     let Ok(folder) = fs::read_dir("/proc") else { return Vec::new() };
     folder
         .flatten()
@@ -58,19 +57,20 @@ fn table() -> Vec<Entry> {
         .collect()
 }
 
-// `pid (name) state ppid pgrp …`, where the name may hold spaces and brackets: split at the last one.
-fn parse(stat: &[u8]) -> Option<Entry> {
+// `pid (name) state ppid pgrp …`; the name may contain spaces and brackets: split at the last
+// bracket.
+fn parse(stat: &[u8]) -> Option<ProcessEntry> {
     let text = String::from_utf8_lossy(stat);
     let (head, rest) = text.rsplit_once(')')?;
     let pid = head.split_once(' ')?.0.parse().ok()?;
     let mut fields = rest.split_ascii_whitespace().skip(1);
     let parent = fields.next()?.parse().ok()?;
     let group = fields.next()?.parse().ok()?;
-    Some(Entry { pid, parent, group })
+    Some(ProcessEntry { pid, parent, group })
 }
 
-fn below(table: &[Entry], root: i32, spared: &dyn Fn(i32) -> bool) -> Vec<Entry> {
-    let mut children: HashMap<i32, Vec<Entry>> = HashMap::new();
+fn below(table: &[ProcessEntry], root: i32, spared: &dyn Fn(i32) -> bool) -> Vec<ProcessEntry> {
+    let mut children: HashMap<i32, Vec<ProcessEntry>> = HashMap::new();
     for entry in table {
         children.entry(entry.parent).or_default().push(*entry);
     }
@@ -92,20 +92,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_name_with_brackets_and_spaces_does_not_shift_the_fields() {
-        assert_eq!(parse(b"42 (a) b) (c) S 7 9 9 0"), Some(Entry { pid: 42, parent: 7, group: 9 }));
+    fn process_names_with_brackets_are_parsed() {
+        assert_eq!(
+            parse(b"42 (a) b) (c) S 7 9 9 0"),
+            Some(ProcessEntry { pid: 42, parent: 7, group: 9 })
+        );
         assert_eq!(parse(b"garbage"), None);
     }
 
     #[test]
-    fn a_group_that_lies_outside_is_no_group_to_spare() {
+    fn group_outside_the_namespace_is_zero() {
         let table = [parse(b"7 (supervisor) S 1 0 0").unwrap(), parse(b"8 (sh) S 7 8 8").unwrap()];
         assert_eq!((group_of(&table, 7), group_of(&table, 8), group_of(&table, 9)), (0, 8, 0));
     }
 
     #[test]
-    fn grandchildren_are_below_and_spared_branches_are_not() {
-        let entry = |pid, parent| Entry { pid, parent, group: pid };
+    fn descendants_exclude_spared_branches() {
+        let entry = |pid, parent| ProcessEntry { pid, parent, group: pid };
         let table = [entry(2, 1), entry(3, 2), entry(4, 3), entry(5, 2), entry(6, 5), entry(9, 1)];
         let mut found: Vec<i32> =
             below(&table, 2, &|pid| pid == 5).iter().map(|one| one.pid).collect();

@@ -1,19 +1,19 @@
-//! Starts commands and the agent, and knows when they and everything they started are dead.
+//! Starts commands and the agent, and knows when they and all their descendants have exited.
 //!
 //! ```text
-//! pid 1 ── nursery (in the commands' cgroup) ── launcher ── command ── …
+//! pid 1 ── spawner (in the commands' cgroup) ── launcher ── command ── …
 //!     └─── launcher (joins the agent's cgroup) ── agent ── …
 //! ```
 //!
-//! Pid 1 holds a socket to each launcher. Free launchers of the commands' cgroup are kept and used
-//! again, so that a command usually costs one fork and one exec. Dropping a [`Child`] before it has
-//! ended kills it with everything below it.
+//! Pid 1 holds a socket to each launcher. Idle launchers of the commands' cgroup are pooled, so
+//! that a command usually costs one fork and one exec. Dropping a [`Child`] before it has exited
+//! kills it with all its descendants.
 
-pub(crate) mod controlled;
+pub(crate) mod controlling_terminal;
 mod descendants;
 pub(crate) mod launcher;
-pub(crate) mod nursery;
-mod order;
+mod launcher_protocol;
+pub(crate) mod spawner;
 
 use std::{
     cell::RefCell,
@@ -30,44 +30,43 @@ use harvest_proto::bridge::{Fault, FaultCode};
 use rustix::process::{Resource, Rlimit};
 use tokio::{io::Interest, net::UnixStream};
 
-pub(crate) use self::order::{End, Order};
-use self::order::{FromLauncher, ToLauncher};
-use crate::{log, passing, still};
+use self::launcher_protocol::{FromLauncher, ToLauncher};
+pub(crate) use self::launcher_protocol::{ProcessExit, ProcessSpec};
+use crate::{fd_passing, freeze, log};
 
-// A cgroup that is killed again and again is somebody's wish, not bad luck.
-const TRIES: usize = 5;
+// A launcher may be killed while it starts a command; repeated kills are deliberate.
+const MAX_ATTEMPTS: usize = 5;
 
-const NOT_STARTED: &str = "no process could be started for the command";
+const NOT_STARTED: &str = "could not start a process for the command";
 
-// Enough for a burst of small commands; each idle launcher holds about 0.1 MB.
-const IDLE_LAUNCHERS: usize = 2;
+// Enough for a burst of small commands; each idle launcher takes about 0.1 MB.
+const MAX_IDLE_LAUNCHERS: usize = 2;
 
-// A door with 1,024 connections, two descriptors each, and as many again for commands.
-const OWN_FILES: u64 = 8192;
+// 1,024 connections of the door with two descriptors each, and as many again for commands.
+const SUPERVISOR_FILE_LIMIT: u64 = 8192;
 
-/// The stdin, stdout and stderr a command gets.
-pub(crate) type Triple = [OwnedFd; 3];
+/// Stdin, stdout and stderr of a command.
+pub(crate) type StdioFds = [OwnedFd; 3];
 
-/// Starts processes.
 pub(crate) struct Processes {
     joins: Vec<OwnedFd>,
-    nursery: RefCell<Option<Rc<UnixStream>>>,
+    spawner: RefCell<Option<Rc<UnixStream>>>,
     idle: RefCell<Vec<Launcher>>,
     files: String,
 }
 
 impl Processes {
-    /// Raises pid 1's own limit of open files and starts the nursery of the cgroup `joins` lead into.
-    /// `settled` is called when that has led to a launcher that waits, or to nothing.
+    /// Raises pid 1's limit of open files and starts the spawner in the cgroups of `joins`.
+    /// `settled` is called when the first launcher is ready or has failed.
     pub(crate) fn new(joins: Vec<OwnedFd>, settled: impl FnOnce() + 'static) -> Rc<Self> {
         let processes = Rc::new(Self {
             joins,
-            nursery: RefCell::default(),
+            spawner: RefCell::default(),
             idle: RefCell::default(),
-            files: raise_files().map_or_else(String::new, |files| files.to_string()),
+            files: raise_file_limit().map_or_else(String::new, |files| files.to_string()),
         });
         let early = Rc::clone(&processes);
-        // So that the first command finds a launcher waiting.
+        // The first command finds a launcher ready.
         tokio::task::spawn_local(async move {
             early.refill().await;
             settled();
@@ -78,13 +77,13 @@ impl Processes {
     /// Starts a command in the commands' cgroup.
     pub(crate) async fn start(
         self: &Rc<Self>,
-        order: Order,
-        stdio: Triple,
+        spec: ProcessSpec,
+        stdio: StdioFds,
     ) -> Result<Child, Fault> {
-        let message = message(&order);
-        for _ in 0..TRIES {
-            let kept = self.idle.borrow_mut().pop();
-            let mut launcher = match kept {
+        let message = message(&spec);
+        for _ in 0..MAX_ATTEMPTS {
+            let idle = self.idle.borrow_mut().pop();
+            let mut launcher = match idle {
                 Some(launcher) => launcher,
                 None => self
                     .launcher()
@@ -92,10 +91,11 @@ impl Processes {
                     .map_err(|error| system("cannot reach a launcher", &error))?,
             };
             let descriptors: Vec<BorrowedFd<'_>> = stdio.iter().map(AsFd::as_fd).collect();
-            // A launcher may be killed at any moment, with its cgroup, with its nursery or for memory.
-            // What it has not taken has had no effect, so another one may have it.
+            // A launcher may be killed at any moment: with its cgroup, with its spawner or by the
+            // OOM killer. A request it has not accepted had no effect, so another launcher may run
+            // it.
             if launcher.send(&message, &descriptors).await.is_ok()
-                && let Some(child) = Child::started(launcher, Some(Rc::clone(self)), &order).await?
+                && let Some(child) = Child::started(launcher, Some(Rc::clone(self)), &spec).await?
             {
                 return Ok(child);
             }
@@ -103,20 +103,20 @@ impl Processes {
         Err(Fault::new(FaultCode::System, NOT_STARTED))
     }
 
-    /// Starts a process in the cgroup that `joins` lead into; for what is rarely started.
+    /// Starts a process in the cgroups of `joins`, with a launcher of its own.
     pub(crate) async fn start_joined(
         &self,
-        order: Order,
-        stdio: Triple,
+        spec: ProcessSpec,
+        stdio: StdioFds,
         joins: &[OwnedFd],
     ) -> Result<Child, Fault> {
         let spawned =
             self.spawn_role("launcher").map_err(|error| system("cannot start a launcher", &error));
         let mut launcher = Launcher { socket: spawned?, line: Vec::new() };
         let descriptors: Vec<BorrowedFd<'_>> = stdio.iter().chain(joins).map(AsFd::as_fd).collect();
-        let sent = launcher.send(&message(&order), &descriptors).await;
+        let sent = launcher.send(&message(&spec), &descriptors).await;
         sent.map_err(|error| system("cannot reach a launcher", &error))?;
-        Child::started(launcher, None, &order)
+        Child::started(launcher, None, &spec)
             .await?
             .ok_or_else(|| Fault::new(FaultCode::System, NOT_STARTED))
     }
@@ -125,54 +125,53 @@ impl Processes {
         let (ours, theirs) = StdUnixStream::pair()?;
         ours.set_nonblocking(true)?;
         let ours = UnixStream::from_std(ours)?;
-        // The nursery may have died with its cgroup: then a new one joins.
+        // The spawner may have been killed with its cgroup: then a new one is started.
         for _ in 0..2 {
-            let nursery = self.nursery().await?;
-            match send(&nursery, &passing::framed(b""), &[theirs.as_fd()]).await {
+            let spawner = self.spawner().await?;
+            match send(&spawner, &fd_passing::frame(b""), &[theirs.as_fd()]).await {
                 Ok(()) => return Ok(Launcher { socket: ours, line: Vec::new() }),
                 Err(error) => {
-                    log::line(format_args!("the nursery is gone, starting another: {error}"));
-                    self.nursery.borrow_mut().take();
+                    log::line(format_args!("the spawner has exited, starting another: {error}"));
+                    self.spawner.borrow_mut().take();
                 }
             }
         }
         Err(io::ErrorKind::BrokenPipe.into())
     }
 
-    async fn nursery(&self) -> io::Result<Rc<UnixStream>> {
-        if let Some(nursery) = self.nursery.borrow().as_ref() {
-            return Ok(Rc::clone(nursery));
+    async fn spawner(&self) -> io::Result<Rc<UnixStream>> {
+        if let Some(spawner) = self.spawner.borrow().as_ref() {
+            return Ok(Rc::clone(spawner));
         }
-        let socket = Rc::new(self.spawn_role("nursery")?);
+        let socket = Rc::new(self.spawn_role("spawner")?);
         let joins: Vec<BorrowedFd<'_>> = self.joins.iter().map(AsFd::as_fd).collect();
-        send(&socket, &passing::framed(b""), &joins).await?;
-        *self.nursery.borrow_mut() = Some(Rc::clone(&socket));
+        send(&socket, &fd_passing::frame(b""), &joins).await?;
+        *self.spawner.borrow_mut() = Some(Rc::clone(&socket));
         Ok(socket)
     }
 
     fn spawn_role(&self, role: &str) -> io::Result<UnixStream> {
         let (ours, theirs) = StdUnixStream::pair()?;
         ours.set_nonblocking(true)?;
-        // Pid 1 reaps it like every other child; the handle is of no use.
+        // The handle is not needed: pid 1 reaps all children.
         Command::new("/proc/self/exe")
             .args([role, &self.files])
             .env_clear()
             .stdin(Stdio::from(OwnedFd::from(theirs)))
-            .stdout(Stdio::from(crate::exec::empty()?))
+            .stdout(Stdio::from(crate::exec::dev_null()?))
             .spawn()?;
-        still::include_newcomers();
+        freeze::freeze_new_processes();
         UnixStream::from_std(ours)
     }
 
     async fn refill(&self) {
-        match self.waiting().await {
-            Ok(launcher) => self.keep(launcher),
+        match self.ready_launcher().await {
+            Ok(launcher) => self.release(launcher),
             Err(error) => log::line(format_args!("cannot start a launcher: {error}")),
         }
     }
 
-    /// A launcher that has been born.
-    async fn waiting(&self) -> io::Result<Launcher> {
+    async fn ready_launcher(&self) -> io::Result<Launcher> {
         let mut launcher = self.launcher().await?;
         match launcher.next().await? {
             Some(_) => Ok(launcher),
@@ -180,76 +179,74 @@ impl Processes {
         }
     }
 
-    fn keep(&self, launcher: Launcher) {
+    fn release(&self, launcher: Launcher) {
         let mut idle = self.idle.borrow_mut();
-        if idle.len() < IDLE_LAUNCHERS {
+        if idle.len() < MAX_IDLE_LAUNCHERS {
             idle.push(launcher);
         }
     }
 }
 
-/// A started process.
 pub(crate) struct Child {
     pid: u32,
     launcher: Option<Launcher>,
-    end: Option<End>,
+    exit: Option<ProcessExit>,
     pool: Option<Rc<Processes>>,
-    abandoned: bool,
+    launcher_died: bool,
 }
 
 impl Child {
-    // `None` when the launcher died before it took the order.
+    // `None` when the launcher died before it accepted the request.
     async fn started(
         mut launcher: Launcher,
         pool: Option<Rc<Processes>>,
-        order: &Order,
+        spec: &ProcessSpec,
     ) -> Result<Option<Self>, Fault> {
-        let mut taken = false;
+        let mut accepted = false;
         loop {
             match launcher.next().await {
-                Ok(Some(FromLauncher::Waiting)) => {}
-                Ok(Some(FromLauncher::Taken)) => taken = true,
+                Ok(Some(FromLauncher::Ready)) => {}
+                Ok(Some(FromLauncher::Accepted)) => accepted = true,
                 Ok(Some(FromLauncher::Started { pid })) => {
                     return Ok(Some(Self {
                         pid,
                         launcher: Some(launcher),
-                        end: None,
+                        exit: None,
                         pool,
-                        abandoned: false,
+                        launcher_died: false,
                     }));
                 }
                 Ok(Some(FromLauncher::Failed { errno, message })) => {
                     if let Some(pool) = pool {
-                        pool.keep(launcher);
+                        pool.release(launcher);
                     }
-                    return Err(start_fault(order, errno, &message));
+                    return Err(start_fault(spec, errno, &message));
                 }
-                _ if taken => return Err(Fault::new(FaultCode::System, NOT_STARTED)),
+                _ if accepted => return Err(Fault::new(FaultCode::System, NOT_STARTED)),
                 _ => return Ok(None),
             }
         }
     }
 
-    /// Its pid inside.
     pub(crate) fn pid(&self) -> u32 {
         self.pid
     }
 
-    /// Whether the process itself has ended.
-    pub(crate) fn has_ended(&self) -> bool {
-        self.end.is_some()
+    /// Whether the process itself has exited; its descendants may still run.
+    pub(crate) fn has_exited(&self) -> bool {
+        self.exit.is_some()
     }
 
-    /// Waits for the process itself; what it left behind may live on. Cancel-safe.
-    pub(crate) async fn wait(&mut self) -> End {
-        while self.end.is_none() {
+    /// Waits for the process itself; its descendants may still run. Cancel-safe.
+    pub(crate) async fn wait(&mut self) -> ProcessExit {
+        while self.exit.is_none() {
             self.advance().await;
         }
-        self.end.unwrap_or(End::Signal(9))
+        self.exit.unwrap_or(ProcessExit::Signal(9))
     }
 
-    /// Kills the process and everything below it; returns when nothing of it is left.
-    pub(crate) async fn kill(&mut self) -> End {
+    /// Kills the process and all its descendants; returns when none is left.
+    pub(crate) async fn kill(&mut self) -> ProcessExit {
         if let Some(launcher) = &mut self.launcher {
             let kill = serde_json::to_vec(&ToLauncher::Kill).unwrap_or_default();
             let _launcher_is_gone = launcher.send(&kill, &[]).await;
@@ -257,51 +254,51 @@ impl Child {
         while self.launcher.is_some() {
             self.advance().await;
         }
-        self.end.unwrap_or(End::Signal(9))
+        self.exit.unwrap_or(ProcessExit::Signal(9))
     }
 
-    /// Whether its launcher was killed before it could say that nothing is left.
-    pub(crate) fn was_abandoned(&self) -> bool {
-        self.abandoned
+    /// Whether the launcher died before it reported that no descendant is left.
+    pub(crate) fn launcher_died(&self) -> bool {
+        self.launcher_died
     }
 
-    // One report; without one the launcher was killed, and the command with it (the nursery sees
-    // to that).
+    // Reads one report. At the end of the stream the launcher was killed, and the spawner kills the
+    // command.
     async fn advance(&mut self) {
         let Some(launcher) = &mut self.launcher else {
-            self.end.get_or_insert(End::Signal(9));
+            self.exit.get_or_insert(ProcessExit::Signal(9));
             return;
         };
         match launcher.next().await {
-            Ok(Some(FromLauncher::Exited(end))) => self.end = Some(end),
-            Ok(Some(FromLauncher::Gone)) => {
+            Ok(Some(FromLauncher::Exited(exit))) => self.exit = Some(exit),
+            Ok(Some(FromLauncher::Idle)) => {
                 if let (Some(pool), Some(launcher)) = (&self.pool, self.launcher.take()) {
-                    pool.keep(launcher);
+                    pool.release(launcher);
                 }
             }
             Ok(Some(_)) => {}
             Ok(None) | Err(_) => {
                 self.launcher = None;
-                self.abandoned = true;
-                self.end.get_or_insert(End::Signal(9));
+                self.launcher_died = true;
+                self.exit.get_or_insert(ProcessExit::Signal(9));
             }
         }
     }
 }
 
 impl Drop for Child {
-    // A command that has ended gives its launcher back as soon as nothing is left below it; one that
-    // has not is killed by its launcher, which sees its socket close.
+    // After the command has exited, the launcher returns to the pool when no descendant is left. A
+    // running command is killed by its launcher, which sees its socket close.
     fn drop(&mut self) {
         let (Some(_), Some(mut launcher), Some(pool)) =
-            (self.end, self.launcher.take(), self.pool.take())
+            (self.exit, self.launcher.take(), self.pool.take())
         else {
             return;
         };
         tokio::task::spawn_local(async move {
             while let Ok(Some(report)) = launcher.next().await {
-                if report == FromLauncher::Gone {
-                    pool.keep(launcher);
+                if report == FromLauncher::Idle {
+                    pool.release(launcher);
                     return;
                 }
             }
@@ -309,7 +306,7 @@ impl Drop for Child {
     }
 }
 
-/// The socket to a launcher.
+/// The connection to a launcher.
 struct Launcher {
     socket: UnixStream,
     line: Vec<u8>,
@@ -317,10 +314,10 @@ struct Launcher {
 
 impl Launcher {
     async fn send(&mut self, message: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-        send(&self.socket, &passing::framed(message), descriptors).await
+        send(&self.socket, &fd_passing::frame(message), descriptors).await
     }
 
-    // Cancel-safe: what has been read stays in `line`.
+    // Cancel-safe: partial input stays in `line`.
     async fn next(&mut self) -> io::Result<Option<FromLauncher>> {
         loop {
             if let Some(end) = self.line.iter().position(|byte| *byte == b'\n') {
@@ -328,10 +325,10 @@ impl Launcher {
                 return Ok(Some(serde_json::from_slice(&line)?));
             }
             self.socket.readable().await?;
-            let mut piece = [0u8; 512];
-            match self.socket.try_read(&mut piece) {
+            let mut chunk = [0u8; 512];
+            match self.socket.try_read(&mut chunk) {
                 Ok(0) => return Ok(None),
-                Ok(count) => self.line.extend_from_slice(&piece[..count]),
+                Ok(count) => self.line.extend_from_slice(&chunk[..count]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error),
             }
@@ -344,28 +341,29 @@ async fn send(socket: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>])
     while sent < bytes.len() {
         let attached = if sent == 0 { descriptors } else { &[] };
         sent += socket
-            .async_io(Interest::WRITABLE, || passing::send_some(socket, &bytes[sent..], attached))
+            .async_io(Interest::WRITABLE, || {
+                fd_passing::send_some(socket, &bytes[sent..], attached)
+            })
             .await?;
     }
     Ok(())
 }
 
-fn message(order: &Order) -> Vec<u8> {
-    serde_json::to_vec(&ToLauncher::Run(order.clone()))
-        .expect("orders hold only maps with text keys")
+fn message(spec: &ProcessSpec) -> Vec<u8> {
+    serde_json::to_vec(&ToLauncher::Run(spec.clone())).expect("a process spec has only string keys")
 }
 
 fn system(doing: &str, error: &io::Error) -> Fault {
     Fault::new(FaultCode::System, format!("{doing}: {error}"))
 }
 
-fn start_fault(order: &Order, errno: i32, message: &str) -> Fault {
+fn start_fault(spec: &ProcessSpec, errno: i32, message: &str) -> Fault {
     use rustix::io::Errno;
-    let program = order.argv.first().map_or("", String::as_str);
-    if !std::path::Path::new(&order.cwd).is_dir() {
+    let program = spec.argv.first().map_or("", String::as_str);
+    if !std::path::Path::new(&spec.cwd).is_dir() {
         return Fault::new(
             FaultCode::NotFound,
-            format!("the working folder `{}` is not there", order.cwd),
+            format!("the working directory `{}` does not exist", spec.cwd),
         );
     }
     let code = match Errno::from_raw_os_error(errno) {
@@ -379,7 +377,8 @@ fn start_fault(order: &Order, errno: i32, message: &str) -> Fault {
     Fault::new(code, format!("cannot start `{program}`: {message}"))
 }
 
-/// Joins the cgroups these descriptors lead into; nothing may run outside its limits.
+/// Joins the cgroups of these descriptors; on failure nothing may run, as it would escape its
+/// limits.
 fn join(descriptors: impl Iterator<Item = OwnedFd>) -> io::Result<()> {
     for descriptor in descriptors {
         std::fs::File::from(descriptor).write_all(b"0")?;
@@ -387,10 +386,11 @@ fn join(descriptors: impl Iterator<Item = OwnedFd>) -> io::Result<()> {
     Ok(())
 }
 
-// Pid 1 needs many descriptors; commands get the limit the sandbox was started with.
-fn raise_files() -> Option<u64> {
+// Raises the limit for pid 1 and returns the original one, which commands get.
+fn raise_file_limit() -> Option<u64> {
     let limit = rustix::process::getrlimit(Resource::Nofile);
-    let wanted = limit.maximum.map_or(OWN_FILES, |maximum| maximum.min(OWN_FILES));
+    let wanted =
+        limit.maximum.map_or(SUPERVISOR_FILE_LIMIT, |maximum| maximum.min(SUPERVISOR_FILE_LIMIT));
     if limit.current.is_some_and(|current| current < wanted) {
         let raised = Rlimit { current: Some(wanted), maximum: limit.maximum };
         if let Err(error) = rustix::process::setrlimit(Resource::Nofile, raised) {
@@ -400,7 +400,7 @@ fn raise_files() -> Option<u64> {
     limit.current
 }
 
-/// Lets no file become larger than this, for good: for this process and what it starts.
+/// Sets `RLIMIT_FSIZE`, permanently, for this process and its children.
 pub(crate) fn limit_file_size(bytes: Option<u64>) -> io::Result<()> {
     match bytes {
         Some(_) => Ok(rustix::process::setrlimit(
@@ -411,9 +411,9 @@ pub(crate) fn limit_file_size(bytes: Option<u64>) -> io::Result<()> {
     }
 }
 
-fn limit_files(files: Option<&str>) {
+fn set_file_limit(files: Option<&str>) {
     let Some(current) = files.and_then(|files| files.parse().ok()) else { return };
     let maximum = rustix::process::getrlimit(Resource::Nofile).maximum;
-    let _keeps_ours =
+    let _keeps_current =
         rustix::process::setrlimit(Resource::Nofile, Rlimit { current: Some(current), maximum });
 }

@@ -1,10 +1,10 @@
-//! The one task that owns the agent. It carries prompts out, stops them with proof, and starts a
-//! crashed agent again.
+//! The task that owns the agent: runs prompts, stops them and verifies that all their processes are
+//! dead, and restarts a crashed agent.
 //!
 //! ```text
 //! idle ──prompt──▶ in a turn ──result and idle──▶ idle
-//!   │                 ├─stop: interrupt ≤ 10 s, kill all, cgroup empty─▶ TurnEnded Stopped ─▶ start again
-//!   └──crash──────────┴─crash: AgentExited, TurnEnded Failed, kill all──▶ wait 2^n s ─────▶ start again
+//!   │                 ├─stop: interrupt ≤ 10 s, kill all, TurnEnded Stopped─▶ restart
+//!   └──crash──────────┴─crash: AgentExited, kill all, TurnEnded Failed──▶ wait 2^n s ─▶ restart
 //! ```
 
 use std::{
@@ -15,7 +15,7 @@ use std::{
 
 use harvest_proto::{
     EventBody, TurnId,
-    bridge::{AgentLaunch, Exit, PromptOrder},
+    bridge::{AgentLaunch, Exit, TurnRequest},
     event::TurnOutcome,
 };
 use tokio::{
@@ -23,9 +23,9 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::Input;
+use super::DriverInput;
 use crate::{
-    agents::{AgentProcess, News, Signal},
+    agents::{AgentOutput, AgentProcess, Signal},
     capture::describe,
     git::Git,
     log,
@@ -33,39 +33,36 @@ use crate::{
     users::AGENT_USER,
 };
 
-// What an interrupted agent gets to save its conversation; it takes 50 ms when all is well.
-const INTERRUPT_LIMIT: Duration = Duration::from_secs(10);
+// Time for an interrupted agent to save its conversation; usually it takes 50 ms.
+const INTERRUPT_TIMEOUT: Duration = Duration::from_secs(10);
 
-// Together the 15 s in which everything must be proven dead.
-const KILL_LIMIT: Duration = Duration::from_secs(3);
-const CLEAR_LIMIT: Duration = Duration::from_secs(12);
+// Within 15 s in all, every process must be verifiably dead.
+const KILL_TIMEOUT: Duration = Duration::from_secs(3);
+const KILL_GROUP_TIMEOUT: Duration = Duration::from_secs(12);
 
-const CLOSE_LIMIT: Duration = Duration::from_secs(5);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A prompt being carried out.
-struct Turn {
-    order: PromptOrder,
-    began: Instant,
+struct ActiveTurn {
+    request: TurnRequest,
+    started_at: Instant,
 }
 
-/// Why a turn's loop ended.
-enum Ending {
+enum TurnEnd {
     Done(Result<(), String>),
-    /// It was told to give up, for this reason, and did not.
-    Stuck(String),
+    /// The agent was interrupted for this reason and did not react.
+    Unresponsive(String),
     Stopped,
     Crashed(Exit),
     ShutDown(oneshot::Sender<()>),
 }
 
-/// Owns the agent.
 pub(super) struct Driver {
     supervisor: Rc<Supervisor>,
     launch: AgentLaunch,
     cwd: String,
-    inputs: mpsc::UnboundedReceiver<Input>,
-    /// A prompt that waits for the agent to be up again.
-    waiting: Option<Turn>,
+    inputs: mpsc::UnboundedReceiver<DriverInput>,
+    /// A prompt that waits until the agent has been restarted.
+    waiting: Option<ActiveTurn>,
     crashes: u32,
     last_exit: Option<Exit>,
 }
@@ -75,21 +72,21 @@ impl Driver {
         supervisor: Rc<Supervisor>,
         launch: AgentLaunch,
         cwd: String,
-        inputs: mpsc::UnboundedReceiver<Input>,
+        inputs: mpsc::UnboundedReceiver<DriverInput>,
     ) -> Self {
         Self { supervisor, launch, cwd, inputs, waiting: None, crashes: 0, last_exit: None }
     }
 
-    /// Drives until shutdown or until the agent cannot be kept running.
+    /// Runs until shutdown or until the agent has crashed too often.
     pub(super) async fn run(mut self, agent: AgentProcess) {
         let mut running = Some(agent);
         loop {
             running = match (running, self.waiting.take()) {
-                (Some(agent), Some(turn)) => self.carry_out(agent, turn).await,
+                (Some(agent), Some(turn)) => self.run_turn(agent, turn).await,
                 (Some(agent), None) => self.idle(agent).await,
                 (None, waiting) => {
                     self.waiting = waiting;
-                    self.start_again().await
+                    self.restart().await
                 }
             };
             if running.is_none()
@@ -100,82 +97,88 @@ impl Driver {
         }
     }
 
-    // `None` when the agent is gone.
+    // `None` when the agent has exited.
     async fn idle(&mut self, mut agent: AgentProcess) -> Option<AgentProcess> {
         tokio::select! {
             input = self.inputs.recv() => match input {
-                Some(Input::ShutDown(done)) => {
+                Some(DriverInput::ShutDown(done)) => {
                     self.shut_down(agent, done).await;
                     None
                 }
                 Some(input) => {
-                    self.take(input);
+                    self.accept(input);
                     Some(agent)
                 }
                 None => None,
             },
-            news = agent.next() => match news {
-                News::Signals(signals) => {
-                    self.tell(None, signals);
+            output = agent.next() => match output {
+                AgentOutput::Signals(signals) => {
+                    self.publish(None, signals);
                     Some(agent)
                 }
-                News::Exited(exit) => {
-                    let tail = agent.last_words();
+                AgentOutput::Exited(exit) => {
+                    let tail = agent.stderr_tail();
                     self.crashed(exit, tail);
-                    self.clear(agent).await;
+                    self.kill_all(agent).await;
                     None
                 }
             },
         }
     }
 
-    // Outside a turn: a prompt waits for its turn to begin, a stop ends it before it began.
-    fn take(&mut self, input: Input) {
+    // Outside a turn: a prompt waits for its turn to start; a stop ends it before that.
+    fn accept(&mut self, input: DriverInput) {
         match input {
-            Input::Prompt(order) => {
-                let body =
-                    EventBody::TurnStarted { prompt: order.prompt.clone(), number: order.number };
-                self.supervisor.outbox.push(Some(&order.turn), body);
-                self.waiting = Some(Turn { order, began: Instant::now() });
+            DriverInput::Prompt(request) => {
+                let body = EventBody::TurnStarted {
+                    prompt: request.prompt.clone(),
+                    number: request.number,
+                };
+                self.supervisor.outbox.push(Some(&request.turn), body);
+                self.waiting = Some(ActiveTurn { request, started_at: Instant::now() });
             }
-            Input::Stop => {
+            DriverInput::Stop => {
                 if let Some(turn) = self.waiting.take() {
                     self.end(&turn, TurnOutcome::Stopped, None);
                 }
             }
-            Input::Answer { .. } | Input::ShutDown(_) => {}
+            DriverInput::Answer { .. } | DriverInput::ShutDown(_) => {}
         }
     }
 
-    async fn carry_out(&mut self, mut agent: AgentProcess, turn: Turn) -> Option<AgentProcess> {
-        self.identify(&turn).await;
-        agent.prompt(&turn.order);
-        let ending = self.turn(&mut agent, &turn.order.turn).await;
-        self.close_requests(&mut agent, &turn.order.turn);
-        match ending {
-            Ending::Done(result) => {
+    async fn run_turn(
+        &mut self,
+        mut agent: AgentProcess,
+        turn: ActiveTurn,
+    ) -> Option<AgentProcess> {
+        self.set_author(&turn).await;
+        agent.prompt(&turn.request);
+        let end = self.wait_for_end(&mut agent, &turn.request.turn).await;
+        self.close_requests(&mut agent, &turn.request.turn);
+        match end {
+            TurnEnd::Done(result) => {
                 self.crashes = 0;
                 let outcome =
                     if result.is_ok() { TurnOutcome::Completed } else { TurnOutcome::Failed };
                 self.end(&turn, outcome, result.err());
                 return Some(agent);
             }
-            Ending::Stuck(reason) => {
-                self.clear(agent).await;
+            TurnEnd::Unresponsive(reason) => {
+                self.kill_all(agent).await;
                 self.end(&turn, TurnOutcome::Failed, Some(reason));
             }
-            Ending::Stopped => {
-                self.interrupt(&mut agent, &turn.order.turn).await;
-                self.clear(agent).await;
+            TurnEnd::Stopped => {
+                self.interrupt(&mut agent, &turn.request.turn).await;
+                self.kill_all(agent).await;
                 self.end(&turn, TurnOutcome::Stopped, None);
             }
-            Ending::Crashed(exit) => {
-                self.crashed(exit, agent.last_words());
-                self.clear(agent).await;
+            TurnEnd::Crashed(exit) => {
+                self.crashed(exit, agent.stderr_tail());
+                self.kill_all(agent).await;
                 self.end(&turn, TurnOutcome::Failed, Some(format!("the agent {}", describe(exit))));
             }
-            Ending::ShutDown(done) => {
-                self.interrupt(&mut agent, &turn.order.turn).await;
+            TurnEnd::ShutDown(done) => {
+                self.interrupt(&mut agent, &turn.request.turn).await;
                 self.end(&turn, TurnOutcome::Stopped, Some("the sandbox was shut down".to_owned()));
                 self.shut_down(agent, done).await;
             }
@@ -183,11 +186,11 @@ impl Driver {
         None
     }
 
-    async fn turn(&mut self, agent: &mut AgentProcess, turn: &TurnId) -> Ending {
-        let mut hopeless = None;
+    async fn wait_for_end(&mut self, agent: &mut AgentProcess, turn: &TurnId) -> TurnEnd {
+        let mut failure = None;
         let mut deadline = None;
         loop {
-            let time_is_up = async {
+            let timed_out = async {
                 match deadline {
                     Some(deadline) => tokio::time::sleep_until(deadline).await,
                     None => std::future::pending().await,
@@ -196,26 +199,26 @@ impl Driver {
             tokio::select! {
                 biased;
                 input = self.inputs.recv() => match input {
-                    Some(Input::Stop) => return Ending::Stopped,
-                    Some(Input::Answer { request, answer }) => {
+                    Some(DriverInput::Stop) => return TurnEnd::Stopped,
+                    Some(DriverInput::Answer { request, answer }) => {
                         let signals = agent.answer(&request, &answer);
-                        self.tell(Some(turn), signals);
+                        self.publish(Some(turn), signals);
                     }
-                    Some(Input::ShutDown(done)) => return Ending::ShutDown(done),
-                    Some(Input::Prompt(_)) | None => {}
+                    Some(DriverInput::ShutDown(done)) => return TurnEnd::ShutDown(done),
+                    Some(DriverInput::Prompt(_)) | None => {}
                 },
-                () = time_is_up => return Ending::Stuck(hopeless.unwrap_or_default()),
-                news = agent.next() => match news {
-                    News::Exited(exit) => return Ending::Crashed(exit),
-                    News::Signals(signals) => for signal in self.tell(Some(turn), signals) {
+                () = timed_out => return TurnEnd::Unresponsive(failure.unwrap_or_default()),
+                output = agent.next() => match output {
+                    AgentOutput::Exited(exit) => return TurnEnd::Crashed(exit),
+                    AgentOutput::Signals(all) => for signal in self.publish(Some(turn), all) {
                         match signal {
                             Signal::Done(result) => {
-                                return Ending::Done(hopeless.map_or(result, Err));
+                                return TurnEnd::Done(failure.map_or(result, Err));
                             }
-                            Signal::Hopeless(reason) if hopeless.is_none() => {
+                            Signal::Unrecoverable(reason) if failure.is_none() => {
                                 agent.interrupt();
-                                hopeless = Some(reason);
-                                deadline = Some(tokio::time::Instant::now() + INTERRUPT_LIMIT);
+                                failure = Some(reason);
+                                deadline = Some(tokio::time::Instant::now() + INTERRUPT_TIMEOUT);
                             }
                             _ => {}
                         }
@@ -225,13 +228,13 @@ impl Driver {
         }
     }
 
-    // Pushes events and notes requests; the rest is the caller's.
-    fn tell(&self, turn: Option<&TurnId>, signals: Vec<Signal>) -> Vec<Signal> {
+    // Publishes events and records open questions; returns the other signals.
+    fn publish(&self, turn: Option<&TurnId>, signals: Vec<Signal>) -> Vec<Signal> {
         let mut rest = Vec::new();
         for signal in signals {
             match signal {
                 Signal::Event(body) => self.supervisor.outbox.push(turn, body),
-                Signal::Asked { request } => {
+                Signal::Question { request } => {
                     self.supervisor.turns.requests.borrow_mut().insert(request);
                 }
                 other => rest.push(other),
@@ -241,32 +244,32 @@ impl Driver {
     }
 
     fn close_requests(&self, agent: &mut AgentProcess, turn: &TurnId) {
-        for request in agent.open_requests() {
+        for request in agent.take_open_requests() {
             self.supervisor
                 .outbox
                 .push(Some(turn), EventBody::RequestClosed { request, answer: None });
         }
     }
 
-    async fn identify(&self, turn: &Turn) {
+    async fn set_author(&self, turn: &ActiveTurn) {
         let Ok(user) = self.supervisor.user(Some(AGENT_USER)) else { return };
         let git = Git { supervisor: &self.supervisor, user: &user };
-        if let Err(tail) = git.identity(&turn.order.author).await {
-            let message = format!("commits do not carry the author's name: {tail}");
-            self.supervisor.outbox.push(Some(&turn.order.turn), EventBody::Warning { message });
+        if let Err(tail) = git.set_author(&turn.request.author).await {
+            let message = format!("cannot set the author of commits: {tail}");
+            self.supervisor.outbox.push(Some(&turn.request.turn), EventBody::Warning { message });
         }
     }
 
-    // Asks first, so that the conversation is saved up to here.
+    // Lets the agent save its conversation before it is killed.
     async fn interrupt(&self, agent: &mut AgentProcess, turn: &TurnId) {
         agent.interrupt();
-        let calm = async {
+        let finished = async {
             loop {
                 match agent.next().await {
-                    News::Exited(_) => return,
-                    News::Signals(signals) => {
+                    AgentOutput::Exited(_) => return,
+                    AgentOutput::Signals(signals) => {
                         if self
-                            .tell(Some(turn), signals)
+                            .publish(Some(turn), signals)
                             .iter()
                             .any(|one| matches!(one, Signal::Done(_)))
                         {
@@ -276,16 +279,16 @@ impl Driver {
                 }
             }
         };
-        let _killed_next = timeout(INTERRUPT_LIMIT, calm).await;
+        let _killed_next = timeout(INTERRUPT_TIMEOUT, finished).await;
     }
 
-    // Everything the agent started is dead when this returns; where that cannot be proven the
-    // sandbox dies instead.
-    async fn clear(&self, agent: AgentProcess) {
-        let killed = agent.kill(KILL_LIMIT).await;
+    // When this returns, all processes of the agent are dead. If that cannot be verified, the
+    // sandbox exits.
+    async fn kill_all(&self, agent: AgentProcess) {
+        let killed = agent.kill(KILL_TIMEOUT).await;
         let group = &self.supervisor.agent_group;
-        if !group.clear(CLEAR_LIMIT).await || !(killed || group.proves()) {
-            log::line(format_args!("the agent's processes do not die: the sandbox ends"));
+        if !group.kill_all(KILL_GROUP_TIMEOUT).await || !(killed || group.is_available()) {
+            log::line(format_args!("cannot kill the agent's processes: stopping the sandbox"));
             std::process::exit(1);
         }
     }
@@ -297,21 +300,21 @@ impl Driver {
         self.supervisor.outbox.push(None, EventBody::AgentExited { exit, tail, restarts });
     }
 
-    fn end(&self, turn: &Turn, outcome: TurnOutcome, error: Option<String>) {
-        let prompt = turn.order.prompt.clone();
-        let millis = u64::try_from(turn.began.elapsed().as_millis()).unwrap_or(u64::MAX);
+    fn end(&self, turn: &ActiveTurn, outcome: TurnOutcome, error: Option<String>) {
+        let prompt = turn.request.prompt.clone();
+        let millis = u64::try_from(turn.started_at.elapsed().as_millis()).unwrap_or(u64::MAX);
         let body = EventBody::TurnEnded { prompt: prompt.clone(), outcome, error, millis };
-        self.supervisor.outbox.push(Some(&turn.order.turn), body);
+        self.supervisor.outbox.push(Some(&turn.request.turn), body);
         self.supervisor.turns.ended(&prompt);
     }
 
-    // After a while when it crashed, at once after a stop.
-    async fn start_again(&mut self) -> Option<AgentProcess> {
-        let wait = super::wait_after(self.crashes, self.launch.restarts);
+    // With a backoff after a crash, at once after a stop.
+    async fn restart(&mut self) -> Option<AgentProcess> {
+        let delay = super::restart_delay(self.crashes, self.launch.restarts);
         let (supervisor, launch, cwd) =
             (Rc::clone(&self.supervisor), self.launch.clone(), self.cwd.clone());
         let mut start = pin!(async move {
-            sleep(wait).await;
+            sleep(delay).await;
             AgentProcess::start(&supervisor, &launch, &cwd, true).await
         });
         loop {
@@ -324,12 +327,12 @@ impl Driver {
                     }
                 },
                 input = self.inputs.recv() => match input {
-                    Some(Input::ShutDown(done)) => {
+                    Some(DriverInput::ShutDown(done)) => {
                         self.inputs.close();
-                        let _nobody_waits = done.send(());
+                        let _receiver_gone = done.send(());
                         return None;
                     }
-                    Some(input) => self.take(input),
+                    Some(input) => self.accept(input),
                     None => return None,
                 },
             }
@@ -338,18 +341,18 @@ impl Driver {
 
     async fn shut_down(&mut self, agent: AgentProcess, done: oneshot::Sender<()>) {
         self.inputs.close();
-        agent.close(CLOSE_LIMIT).await;
-        self.supervisor.agent_group.clear(CLEAR_LIMIT).await;
-        let _nobody_waits = done.send(());
+        agent.close(CLOSE_TIMEOUT).await;
+        self.supervisor.agent_group.kill_all(KILL_GROUP_TIMEOUT).await;
+        let _receiver_gone = done.send(());
     }
 
     fn give_up(mut self) {
         let ended = self.last_exit.map_or_else(|| "was shut down".to_owned(), describe);
-        let reason = format!("the agent {ended} and is not started again");
+        let reason = format!("the agent {ended} and is not restarted");
         self.supervisor.turns.give_up(reason.clone());
         self.inputs.close();
         while let Ok(input) = self.inputs.try_recv() {
-            self.take(input);
+            self.accept(input);
         }
         if let Some(turn) = self.waiting.take() {
             self.end(&turn, TurnOutcome::Failed, Some(reason));

@@ -1,4 +1,4 @@
-//! Turns: one prompt at a time, each carried out once. This is what the bridge talks to; the task
+//! Turns: one prompt at a time, each executed once. This is the interface for the bridge; the task
 //! that owns the agent is [`driver`].
 
 mod driver;
@@ -12,41 +12,40 @@ use std::{
 
 use harvest_proto::{
     PromptId, TurnId,
-    bridge::{AgentLaunch, Fault, FaultCode, PromptOrder, PromptProgress, Reply, Restarts},
+    bridge::{AgentLaunch, Fault, FaultCode, PromptProgress, Reply, RestartPolicy, TurnRequest},
 };
 use tokio::sync::{mpsc, oneshot};
 
 use self::driver::Driver;
 use crate::{agents::AgentProcess, supervisor::Supervisor};
 
-// The server asks about the one prompt it has sent last; a client that repeats itself does so soon. All of
-// them fit a frame a few times over.
+// The server asks only about the last prompt, and repeats come soon. The list fits into a frame
+// several times.
 const MAX_SEEN: usize = 1024;
 
-/// What the bridge wants of the driver.
-enum Input {
-    Prompt(PromptOrder),
+enum DriverInput {
+    Prompt(TurnRequest),
     Stop,
     Answer { request: String, answer: String },
     ShutDown(oneshot::Sender<()>),
 }
 
-/// What is known of prompts, and the way to the driver.
+/// The known prompts and the channel to the driver.
 #[derive(Default)]
 pub(crate) struct Turns {
     seen: RefCell<VecDeque<(PromptId, PromptProgress)>>,
-    /// The turn that is accepted and has not ended: the fence against a second one.
+    /// The accepted turn that has not ended; blocks a second one.
     current: RefCell<Option<TurnId>>,
     requests: RefCell<BTreeSet<String>>,
-    /// Set while the agent runs or is being started again.
-    driver: RefCell<Option<mpsc::UnboundedSender<Input>>>,
+    /// Set while the agent runs or is being restarted.
+    driver: RefCell<Option<mpsc::UnboundedSender<DriverInput>>>,
     stopping: Cell<bool>,
-    /// Why there is no driver any more.
+    /// Why the agent is not restarted any more.
     gave_up: RefCell<Option<String>>,
 }
 
 impl Turns {
-    /// Starts the agent; returns when it takes prompts, or its last words.
+    /// Starts the agent; returns when it is ready, or its last stderr lines.
     pub(crate) async fn start(
         &self,
         supervisor: &Rc<Supervisor>,
@@ -62,34 +61,33 @@ impl Turns {
         Ok(())
     }
 
-    /// Accepts a prompt, or knows it already.
-    pub(crate) fn prompt(&self, order: PromptOrder) -> Result<Reply, Fault> {
-        if self.seen.borrow().iter().any(|(seen, _)| *seen == order.prompt) {
+    /// Accepts a prompt; a known one is only acknowledged.
+    pub(crate) fn prompt(&self, request: TurnRequest) -> Result<Reply, Fault> {
+        if self.seen.borrow().iter().any(|(seen, _)| *seen == request.prompt) {
             return Ok(Reply::Done);
         }
         if self.driver.borrow().is_none() {
             let gave_up = self.gave_up.borrow().clone();
-            let reason =
-                gave_up.unwrap_or_else(|| "there is no agent that takes prompts".to_owned());
+            let reason = gave_up.unwrap_or_else(|| "no agent is running".to_owned());
             return Err(Fault::new(FaultCode::NotReady, reason));
         }
         if self.busy() {
             return Err(Fault::new(FaultCode::Busy, "a turn is in progress"));
         }
-        self.note(order.prompt.clone());
-        self.current.replace(Some(order.turn.clone()));
+        self.remember(request.prompt.clone());
+        self.current.replace(Some(request.turn.clone()));
         self.stopping.set(false);
-        self.send(Input::Prompt(order));
+        self.send(DriverInput::Prompt(request));
         Ok(Reply::Done)
     }
 
     /// Stops this turn, if it is the one in progress.
     pub(crate) fn stop(&self, turn: &TurnId) -> Result<Reply, Fault> {
         if self.current.borrow().as_ref() != Some(turn) {
-            return Err(Fault::new(FaultCode::NotFound, format!("{turn} is not in progress")));
+            return Err(Fault::new(FaultCode::NotFound, format!("turn {turn} is not in progress")));
         }
         if !self.stopping.replace(true) {
-            self.send(Input::Stop);
+            self.send(DriverInput::Stop);
         }
         Ok(Reply::Done)
     }
@@ -99,15 +97,15 @@ impl Turns {
         if !self.requests.borrow_mut().remove(&request) {
             return Err(Fault::new(
                 FaultCode::NotFound,
-                format!("nobody waits for an answer to `{request}`"),
+                format!("there is no open question `{request}`"),
             ));
         }
-        self.send(Input::Answer { request, answer });
+        self.send(DriverInput::Answer { request, answer });
         Ok(Reply::Done)
     }
 
-    // None runs when another one comes, so the oldest has ended.
-    fn note(&self, prompt: PromptId) {
+    // Prompts run one at a time, so a removed one has ended.
+    fn remember(&self, prompt: PromptId) {
         let mut seen = self.seen.borrow_mut();
         if seen.len() == MAX_SEEN {
             seen.pop_front();
@@ -120,7 +118,6 @@ impl Turns {
         self.seen.borrow().iter().cloned().collect()
     }
 
-    /// There will be no agent any more, for this reason.
     fn give_up(&self, reason: String) {
         self.driver.replace(None);
         self.gave_up.replace(Some(reason));
@@ -131,15 +128,15 @@ impl Turns {
         self.current.borrow().is_some()
     }
 
-    /// Ends the agent in order.
+    /// Shuts the agent down gracefully.
     pub(crate) async fn shut_down(&self) {
         let (done, ended) = oneshot::channel();
-        self.send(Input::ShutDown(done));
-        // An error means that there is no driver (any more).
+        self.send(DriverInput::ShutDown(done));
+        // An error means that there is no driver.
         let _no_agent = ended.await;
     }
 
-    fn send(&self, input: Input) {
+    fn send(&self, input: DriverInput) {
         if let Some(driver) = &*self.driver.borrow() {
             let _driver_has_ended = driver.send(input);
         }
@@ -156,8 +153,8 @@ impl Turns {
     }
 }
 
-/// How long to wait before the start that follows this many crashes.
-fn wait_after(crashes: u32, restarts: Restarts) -> Duration {
+/// The backoff before a restart after this many crashes.
+fn restart_delay(crashes: u32, restarts: RestartPolicy) -> Duration {
     let doublings = crashes.saturating_sub(1).min(32);
     let wait = if crashes == 0 { 0 } else { restarts.first_millis.saturating_mul(1 << doublings) };
     Duration::from_millis(wait.min(restarts.longest_millis))
@@ -168,22 +165,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_crashed_agent_waits_twice_as_long_each_time_and_never_longer_than_a_minute() {
-        let waits = |crashes: u32| wait_after(crashes, Restarts::default()).as_secs();
+    fn restart_delay_doubles_up_to_a_minute() {
+        let waits = |crashes: u32| restart_delay(crashes, RestartPolicy::default()).as_secs();
         assert_eq!((0..=7).map(waits).collect::<Vec<_>>(), [0, 2, 4, 8, 16, 32, 60, 60]);
         assert_eq!(waits(u32::MAX), 60);
     }
 
     #[test]
-    fn a_prompt_seen_is_known_and_the_oldest_are_forgotten() {
+    fn oldest_seen_prompts_are_forgotten() {
         let turns = Turns::default();
         let first = PromptId::random();
-        turns.note(first.clone());
+        turns.remember(first.clone());
         for _ in 1..MAX_SEEN {
-            turns.note(PromptId::random());
+            turns.remember(PromptId::random());
         }
         assert_eq!(turns.seen()[0].0, first);
-        turns.note(PromptId::random());
+        turns.remember(PromptId::random());
         assert_eq!(turns.seen().len(), MAX_SEEN);
         assert!(!turns.seen().iter().any(|(seen, _)| *seen == first));
     }

@@ -1,5 +1,5 @@
-//! What every agent must do, whichever it is. Claude Code is played by a script that speaks its protocol;
-//! the scripted agent is the real one. `tests/e2e` asks the same of the real Claude Code.
+//! The contract that every agent must fulfil. Claude Code is replaced by a script that speaks its
+//! protocol; the scripted agent is real. `tests/e2e` runs the same tests with the real Claude Code.
 
 use std::fs;
 
@@ -11,27 +11,27 @@ use harvest_proto::{
 
 use crate::harness::*;
 
-/// An agent and how it is asked for what a rule needs.
-struct Kind {
+/// An agent and the prompts that trigger each behaviour.
+struct AgentUnderTest {
     name: &'static str,
     hello: &'static str,
     tool: &'static str,
     ask: &'static str,
-    /// Leaves a process whose pid is in `~/left`, says "hanging", and is silent.
+    /// Starts a process whose pid is in `~/left`, writes "hanging", and then nothing.
     hang: &'static str,
-    /// Leaves a loop whose pid is in `~/left`, after saying "looping".
+    /// Writes "looping" and starts a loop whose pid is in `~/left`.
     spin: &'static str,
     crash: &'static str,
-    /// Lines without meaning, one of them a megabyte, then "after".
+    /// Unknown lines, one of them a megabyte, then "after".
     garbage: &'static str,
     history: &'static str,
     /// A thousand events of 30,000 bytes.
     flood: &'static str,
-    /// A tool call that says 200,000 bytes: a line `begin`, many `x`, a line `end`.
+    /// A tool call with 200,000 bytes of output: a line `begin`, many `x`, a line `end`.
     long: &'static str,
 }
 
-const CLAUDE: Kind = Kind {
+const CLAUDE: AgentUnderTest = AgentUnderTest {
     name: "claude",
     hello: "say hello",
     tool: "use a tool",
@@ -45,7 +45,7 @@ const CLAUDE: Kind = Kind {
     long: "long output",
 };
 
-const SCRIPTED: Kind = Kind {
+const SCRIPTED: AgentUnderTest = AgentUnderTest {
     name: "scripted",
     hello: r#"script: [{"bash":"echo $PPID >~/pid"},{"text":"Hello"}]"#,
     tool: r#"script: [{"bash":"echo made"}]"#,
@@ -59,7 +59,7 @@ const SCRIPTED: Kind = Kind {
     long: r#"script: [{"bash":"echo begin; head -c 199990 /dev/zero | tr '\\0' x; echo; echo end"}]"#,
 };
 
-impl Kind {
+impl AgentUnderTest {
     fn start(&self) -> (Sandbox, Client) {
         let sandbox = Sandbox::start();
         let mut owner = sandbox.owner(1, 0);
@@ -67,13 +67,13 @@ impl Kind {
         (sandbox, owner)
     }
 
-    /// Whatever came before, a prompt is carried out.
-    fn goes_on(&self, owner: &mut Client) {
+    /// Asserts that the next prompt completes.
+    fn next_prompt_completes(&self, owner: &mut Client) {
         owner.prompt(self.hello);
         assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
     }
 
-    fn text_comes_in_pieces(&self) {
+    fn text_is_streamed(&self) {
         let (_sandbox, mut owner) = self.start();
         owner.prompt(self.hello);
         let text = |owner: &Client| {
@@ -85,10 +85,10 @@ impl Kind {
         };
         owner.until(|owner| (text(owner) == "Hello").then_some(()));
         assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
-        self.goes_on(&mut owner);
+        self.next_prompt_completes(&mut owner);
     }
 
-    fn a_tool_call_starts_and_ends(&self) {
+    fn tool_call_starts_and_ends(&self) {
         let (_sandbox, mut owner) = self.start();
         owner.prompt(self.tool);
         let started = owner.event(|body| matches!(body, EventBody::ToolStarted { .. }));
@@ -98,10 +98,10 @@ impl Kind {
         let EventBody::ToolEnded { call: of, ok, output, .. } = ended else { unreachable!() };
         assert_eq!((of, ok, output.trim()), (call, true, "made"));
         assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
-        self.goes_on(&mut owner);
+        self.next_prompt_completes(&mut owner);
     }
 
-    fn a_question_reaches_a_person_and_the_answer_the_agent(&self) {
+    fn question_is_asked_and_answered(&self) {
         let (_sandbox, mut owner) = self.start();
         owner.prompt(self.ask);
         let opened = owner.event(|body| matches!(body, EventBody::RequestOpened { .. }));
@@ -111,23 +111,23 @@ impl Kind {
         assert_eq!((question.as_str(), &options[..]), ("Colour?", &["red".to_owned()][..]));
         let answer =
             |id| ToSupervisor::Answer { id, request: request.clone(), answer: "red".into() };
-        assert_eq!(owner.ask(answer), Ok(Reply::Done));
-        assert_eq!(owner.ask(answer).unwrap_err().code, FaultCode::NotFound);
+        assert_eq!(owner.request(answer), Ok(Reply::Done));
+        assert_eq!(owner.request(answer).unwrap_err().code, FaultCode::NotFound);
         owner.event(
             |body| matches!(body, EventBody::RequestClosed { answer: Some(said), .. } if said == "red"),
         );
         assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
-        self.goes_on(&mut owner);
+        self.next_prompt_completes(&mut owner);
     }
 
-    fn a_stop_while_it_asks_closes_the_question(&self) {
+    fn stop_closes_an_open_question(&self) {
         let (_sandbox, mut owner) = self.start();
         let (_, turn) = owner.prompt(self.ask);
         owner.event(|body| matches!(body, EventBody::RequestOpened { .. }));
-        owner.ask(|id| ToSupervisor::Stop { id, turn }).unwrap();
+        owner.request(|id| ToSupervisor::Stop { id, turn }).unwrap();
         owner.event(|body| matches!(body, EventBody::RequestClosed { answer: None, .. }));
         assert_eq!(owner.turn_ended(), TurnOutcome::Stopped);
-        self.goes_on(&mut owner);
+        self.next_prompt_completes(&mut owner);
     }
 
     fn stopped(&self, prompt: &str, said: &str) {
@@ -135,54 +135,54 @@ impl Kind {
         let (_, turn) = owner.prompt(prompt);
         owner.text(said);
         let left = sandbox.at("home/left");
-        wait_until("it leaves a process", || {
-            fs::read_to_string(&left).is_ok_and(|pid| lives(&pid))
+        wait_until("the agent has started a process", || {
+            fs::read_to_string(&left).is_ok_and(|pid| is_alive(&pid))
         });
         let left = fs::read_to_string(left).unwrap();
-        assert_eq!(owner.ask(|id| ToSupervisor::Stop { id, turn }), Ok(Reply::Done));
+        assert_eq!(owner.request(|id| ToSupervisor::Stop { id, turn }), Ok(Reply::Done));
         assert_eq!(owner.turn_ended(), TurnOutcome::Stopped);
-        assert!(!lives(&left), "what the agent left behind lives on");
-        self.goes_on(&mut owner);
+        assert!(!is_alive(&left), "a process of the agent is still alive");
+        self.next_prompt_completes(&mut owner);
     }
 
-    fn a_stop_while_it_hangs_leaves_nothing(&self) {
+    fn stop_of_a_hanging_agent_leaves_nothing(&self) {
         self.stopped(self.hang, "hanging");
     }
 
-    fn a_stop_in_a_shell_loop_leaves_nothing(&self) {
+    fn stop_of_a_shell_loop_leaves_nothing(&self) {
         self.stopped(self.spin, "looping");
     }
 
-    fn a_crash_fails_its_turn_and_the_conversation_is_resumed(&self) {
+    fn crash_fails_the_turn_and_keeps_the_conversation(&self) {
         let (_sandbox, mut owner) = self.start();
-        self.goes_on(&mut owner);
+        self.next_prompt_completes(&mut owner);
         owner.prompt(self.crash);
         let exited = owner.event(|body| matches!(body, EventBody::AgentExited { .. }));
         let EventBody::AgentExited { exit, tail, restarts } = exited else { unreachable!() };
         assert_eq!((exit, tail.as_str(), restarts), (Exit::Code(3), "last words", true));
         assert_eq!(owner.turn_ended(), TurnOutcome::Failed);
-        // Accepted at once, carried out when the agent is back.
+        // Accepted at once, executed after the restart.
         owner.prompt(self.history);
-        let told = owner.event(|body| matches!(body, EventBody::TextDelta { .. }));
-        let EventBody::TextDelta { text } = told else { unreachable!() };
+        let delta = owner.event(|body| matches!(body, EventBody::TextDelta { .. }));
+        let EventBody::TextDelta { text } = delta else { unreachable!() };
         let remembered: u32 = text.split(' ').nth(2).unwrap().parse().unwrap();
         assert!(remembered >= 1, "{text}");
         assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
     }
 
-    fn a_crash_while_idle_is_told_and_made_good(&self) {
+    fn crash_while_idle_is_reported_and_restarted(&self) {
         let (sandbox, mut owner) = self.start();
-        self.goes_on(&mut owner);
+        self.next_prompt_completes(&mut owner);
         kill(&fs::read_to_string(sandbox.at("home/pid")).unwrap());
         let exited = owner.event(|body| matches!(body, EventBody::AgentExited { .. }));
         assert!(matches!(
             exited,
             EventBody::AgentExited { exit: Exit::Signal(9), restarts: true, .. }
         ));
-        self.goes_on(&mut owner);
+        self.next_prompt_completes(&mut owner);
     }
 
-    fn six_crashes_in_a_row_are_enough(&self) {
+    fn six_crashes_in_a_row_end_restarts(&self) {
         let (_sandbox, mut owner) = self.start();
         for crash in 1..=6 {
             owner.prompt(self.crash);
@@ -191,26 +191,26 @@ impl Kind {
             assert_eq!((crash, restarts), (crash, crash < 6));
             assert_eq!(owner.turn_ended(), TurnOutcome::Failed);
         }
-        let refused =
-            owner.ask(|id| ToSupervisor::Prompt { id, prompt: Box::new(order(self.hello)) });
+        let refused = owner
+            .request(|id| ToSupervisor::Prompt { id, prompt: Box::new(turn_request(self.hello)) });
         let fault = refused.unwrap_err();
         assert_eq!(fault.code, FaultCode::NotReady);
-        assert_eq!(fault.message, "the agent exited with code 3 and is not started again");
+        assert_eq!(fault.message, "the agent exited with code 3 and is not restarted");
         assert_eq!(owner.sh("echo still here").1, "still here\n");
     }
 
-    fn a_turn_that_ends_well_starts_the_count_of_crashes_anew(&self) {
+    fn completed_turn_resets_the_crash_count(&self) {
         let (_sandbox, mut owner) = self.start();
         for _ in 0..4 {
             for _ in 0..2 {
                 owner.prompt(self.crash);
                 assert_eq!(owner.turn_ended(), TurnOutcome::Failed);
             }
-            self.goes_on(&mut owner);
+            self.next_prompt_completes(&mut owner);
         }
     }
 
-    fn lines_without_meaning_are_kept_short_and_stop_nothing(&self) {
+    fn unknown_lines_are_truncated_and_harmless(&self) {
         let (_sandbox, mut owner) = self.start();
         owner.prompt(self.garbage);
         let mut lengths = Vec::new();
@@ -222,21 +222,21 @@ impl Kind {
         assert!(lengths[2] > 1000 && lengths.iter().all(|length| *length <= 4096), "{lengths:?}");
         owner.text("after");
         assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
-        self.goes_on(&mut owner);
+        self.next_prompt_completes(&mut owner);
     }
 
-    fn a_flood_waits_for_its_owner_and_loses_nothing(&self) {
+    fn flood_is_held_back_without_loss(&self) {
         let (sandbox, mut owner) = self.start();
         let stored = owner.stored;
-        owner.say(ToSupervisor::EventsStored { upto: stored });
+        owner.send(ToSupervisor::EventsStored { upto: stored });
         owner.prompt(self.flood);
         drop(owner);
-        // 30 MB wait to be told. The outbox holds two of them; then nobody reads the agent any more.
-        let mut probe = sandbox.guest();
+        // Of 30 MB the outbox holds two; then the agent is not read any more.
+        let mut probe = sandbox.client();
         let mut last = 0;
         let mut same = 0;
         wait_until("the outbox is full", || {
-            let Ok(Reply::Status(status)) = probe.ask(|id| ToSupervisor::Status { id }) else {
+            let Ok(Reply::Status(status)) = probe.request(|id| ToSupervisor::Status { id }) else {
                 panic!()
             };
             same = if status.last_event == last { same + 1 } else { 0 };
@@ -245,13 +245,13 @@ impl Kind {
         });
         assert!(last - stored < 80, "{} events wait", last - stored);
         let mut owner = sandbox.owner(1, stored);
-        let mut heard = 0;
+        let mut received = 0;
         let outcome = loop {
             owner.until(|owner| (!owner.events.is_empty()).then_some(()));
             let upto = owner.stored;
-            owner.say(ToSupervisor::EventsStored { upto });
+            owner.send(ToSupervisor::EventsStored { upto });
             let events = std::mem::take(&mut owner.events);
-            heard += events
+            received += events
                 .iter()
                 .filter(|event| matches!(event.body, EventBody::ToolEnded { .. }))
                 .count();
@@ -263,12 +263,12 @@ impl Kind {
                 break outcome;
             }
         };
-        assert_eq!((heard, outcome), (1000, TurnOutcome::Completed));
+        assert_eq!((received, outcome), (1000, TurnOutcome::Completed));
         let peak = sandbox.memory_kib("VmHWM");
         assert!(peak < 24 * 1024, "{peak} KiB");
     }
 
-    fn a_long_output_can_be_had_whole_until_its_event_is_stored(&self) {
+    fn long_output_is_available_until_stored(&self) {
         let (sandbox, mut owner) = self.start();
         owner.prompt(self.long);
         let ended = owner.event(|body| matches!(body, EventBody::ToolEnded { .. }));
@@ -283,28 +283,28 @@ impl Kind {
         );
         let wanted = blob.id.clone();
         let ask = |id| ToSupervisor::Blob { id, blob: wanted.clone(), stream: 77 };
-        assert_eq!(sandbox.guest().ask(ask).unwrap_err().code, FaultCode::NotOwner);
-        assert_eq!(owner.ask(ask), Ok(Reply::Done));
+        assert_eq!(sandbox.client().request(ask).unwrap_err().code, FaultCode::NotOwner);
+        assert_eq!(owner.request(ask), Ok(Reply::Done));
         owner.until(|owner| owner.ended.contains(&77).then_some(()));
         let whole = String::from_utf8(owner.data.remove(&77).unwrap()).unwrap();
         assert_eq!(whole.len() as u64, blob.bytes);
         assert_eq!(whole.trim_end(), format!("begin\n{}\nend", "x".repeat(199_990)));
         assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
-        owner.say(ToSupervisor::EventsStored { upto });
-        assert_eq!(owner.ask(ask).unwrap_err().code, FaultCode::NotFound);
-        self.goes_on(&mut owner);
+        owner.send(ToSupervisor::EventsStored { upto });
+        assert_eq!(owner.request(ask).unwrap_err().code, FaultCode::NotFound);
+        self.next_prompt_completes(&mut owner);
     }
 
-    fn a_prompt_is_carried_out_once_although_it_is_sent_twice(&self) {
+    fn repeated_prompt_runs_once(&self) {
         let (_sandbox, mut owner) = self.start();
-        let order = order(self.hello);
+        let request = turn_request(self.hello);
         for _ in 0..2 {
-            let prompt = Box::new(order.clone());
-            assert_eq!(owner.ask(|id| ToSupervisor::Prompt { id, prompt }), Ok(Reply::Done));
+            let prompt = Box::new(request.clone());
+            assert_eq!(owner.request(|id| ToSupervisor::Prompt { id, prompt }), Ok(Reply::Done));
         }
         assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
-        let prompt = Box::new(order.clone());
-        assert_eq!(owner.ask(|id| ToSupervisor::Prompt { id, prompt }), Ok(Reply::Done));
+        let prompt = Box::new(request.clone());
+        assert_eq!(owner.request(|id| ToSupervisor::Prompt { id, prompt }), Ok(Reply::Done));
         owner.prompt(self.tool);
         assert_eq!(owner.turn_ended(), TurnOutcome::Completed);
         assert!(
@@ -325,29 +325,29 @@ macro_rules! every_agent {
 }
 
 every_agent! {
-    text_comes_in_pieces,
-    a_tool_call_starts_and_ends,
-    a_question_reaches_a_person_and_the_answer_the_agent,
-    a_stop_while_it_asks_closes_the_question,
-    a_stop_while_it_hangs_leaves_nothing,
-    a_stop_in_a_shell_loop_leaves_nothing,
-    a_crash_fails_its_turn_and_the_conversation_is_resumed,
-    a_crash_while_idle_is_told_and_made_good,
-    six_crashes_in_a_row_are_enough,
-    a_turn_that_ends_well_starts_the_count_of_crashes_anew,
-    lines_without_meaning_are_kept_short_and_stop_nothing,
-    a_flood_waits_for_its_owner_and_loses_nothing,
-    a_long_output_can_be_had_whole_until_its_event_is_stored,
-    a_prompt_is_carried_out_once_although_it_is_sent_twice,
+    text_is_streamed,
+    tool_call_starts_and_ends,
+    question_is_asked_and_answered,
+    stop_closes_an_open_question,
+    stop_of_a_hanging_agent_leaves_nothing,
+    stop_of_a_shell_loop_leaves_nothing,
+    crash_fails_the_turn_and_keeps_the_conversation,
+    crash_while_idle_is_reported_and_restarted,
+    six_crashes_in_a_row_end_restarts,
+    completed_turn_resets_the_crash_count,
+    unknown_lines_are_truncated_and_harmless,
+    flood_is_held_back_without_loss,
+    long_output_is_available_until_stored,
+    repeated_prompt_runs_once,
 }
 
 #[test]
-fn an_agent_nobody_knows_fails_the_boot_and_says_which_there_are() {
+fn unknown_agent_fails_the_boot_with_a_hint() {
     let sandbox = Sandbox::start();
     let mut owner = sandbox.owner(1, 0);
     let mut boot = sandbox.boot(BootStart::Fresh, &[]);
     boot.agent.as_mut().unwrap().name = "gpt".to_owned();
-    owner.ask(|id| ToSupervisor::Boot { id, boot: Box::new(boot) }).unwrap();
+    owner.request(|id| ToSupervisor::Boot { id, boot: Box::new(boot) }).unwrap();
     let failed = owner.event(|body| {
         matches!(
             body,
@@ -355,5 +355,5 @@ fn an_agent_nobody_knows_fails_the_boot_and_says_which_there_are() {
         )
     });
     let EventBody::BootPhase { tail, .. } = failed else { unreachable!() };
-    assert_eq!(tail.as_deref(), Some("there is no agent `gpt`; there are `claude` and `scripted`"));
+    assert_eq!(tail.as_deref(), Some("unknown agent `gpt`; use `claude` or `scripted`"));
 }

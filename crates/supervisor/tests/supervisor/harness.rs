@@ -1,4 +1,4 @@
-//! A supervisor as an ordinary process, and a dialer that notes everything it hears.
+//! A supervisor as an ordinary process, and a client that records everything it receives.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -26,11 +26,11 @@ use harvest_proto::{
 };
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
-use crate::groups::Groups;
+use crate::cgroups::Cgroups;
 
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A supervisor in a folder of its own.
+/// A supervisor in a temporary folder.
 pub(crate) struct Sandbox {
     folder: tempfile::TempDir,
     pub(crate) process: Child,
@@ -42,8 +42,8 @@ impl Sandbox {
         Self::start_in(None)
     }
 
-    /// In real cgroups, or with plain files in their place.
-    pub(crate) fn start_in(groups: Option<&Groups>) -> Self {
+    /// With real cgroups, or with plain files instead.
+    pub(crate) fn start_in(groups: Option<&Cgroups>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let at = |name: &str| folder.path().join(name);
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
@@ -72,7 +72,7 @@ impl Sandbox {
             (Descriptor::Door, File::open(at("door")).unwrap().into()),
             (Descriptor::DnsUdp, dns.into()),
         ];
-        descriptors.extend(groups.map_or_else(plain, Groups::descriptors));
+        descriptors.extend(groups.map_or_else(plain, Cgroups::descriptors));
         let launch = Launch {
             sandbox: SandboxId::random(),
             descriptors: descriptors.iter().map(|(kind, _)| *kind).collect(),
@@ -108,30 +108,33 @@ impl Sandbox {
         self.folder.path().join(name)
     }
 
-    pub(crate) fn dial(&self, role: Role) -> Client {
-        self.dial_beating(role, None)
+    pub(crate) fn dial(&self, role: BridgeRole) -> Client {
+        self.dial_with_heartbeat(role, None)
     }
 
-    /// One that wants to hear so often that the supervisor is there.
-    pub(crate) fn dial_beating(&self, role: Role, heartbeat_millis: Option<u64>) -> Client {
+    pub(crate) fn dial_with_heartbeat(
+        &self,
+        role: BridgeRole,
+        heartbeat_millis: Option<u64>,
+    ) -> Client {
         let stream = UnixStream::connect(self.at("bridge.sock")).unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.set_read_timeout(Some(TIMEOUT)).unwrap();
         let mut client = Client::new(stream);
-        if let Role::Owner { stored, .. } = &role {
+        if let BridgeRole::Owner { stored, .. } = &role {
             client.stored = *stored;
         }
-        client.say(ToSupervisor::Hello { version: VERSION, role, heartbeat_millis });
+        client.send(ToSupervisor::Hello { version: VERSION, role, heartbeat_millis });
         client
     }
 
-    pub(crate) fn guest(&self) -> Client {
-        let mut client = self.dial(Role::Guest);
-        client.welcome().expect("a guest is welcome");
+    pub(crate) fn client(&self) -> Client {
+        let mut client = self.dial(BridgeRole::Client);
+        client.welcome().expect("the client is welcome");
         client
     }
 
     pub(crate) fn owner(&self, lease: u64, stored: u64) -> Client {
-        let mut client = self.dial(Role::Owner { lease, epoch: 1, stored });
+        let mut client = self.dial(BridgeRole::Owner { lease, epoch: 1, stored });
         client.welcome().expect("the owner is welcome");
         client
     }
@@ -142,7 +145,7 @@ impl Sandbox {
         line.split_whitespace().nth(1).unwrap().parse().unwrap()
     }
 
-    /// A bare repository with one commit, and what a boot from it looks like.
+    /// A boot from a bare repository with one commit, which is created if needed.
     pub(crate) fn boot(&self, start: BootStart, files: &[(&str, &str)]) -> Boot {
         let (bare, work) = (self.at("origin.git"), self.at("origin-work"));
         if !bare.exists() {
@@ -172,7 +175,7 @@ impl Sandbox {
                 conversation: "0b5a7e0e-1111-4111-8111-111111111111".into(),
                 resume: false,
                 model: None,
-                restarts: Restarts { first_millis: 1, ..Restarts::default() },
+                restarts: RestartPolicy { first_millis: 1, ..RestartPolicy::default() },
             }),
             env: BTreeMap::from([("GREETING".to_owned(), "hi".to_owned())]),
             hook_millis: None,
@@ -187,7 +190,7 @@ impl Sandbox {
         let mut boot = self.boot(BootStart::Fresh, &[]);
         boot.agent.as_mut().unwrap().name = agent.to_owned();
         assert_eq!(
-            client.ask(|id| ToSupervisor::Boot { id, boot: Box::new(boot) }),
+            client.request(|id| ToSupervisor::Boot { id, boot: Box::new(boot) }),
             Ok(Reply::Done)
         );
         client.phase(BootPhase::Ready, PhaseStatus::Done);
@@ -196,7 +199,7 @@ impl Sandbox {
 
 impl Drop for Sandbox {
     fn drop(&mut self) {
-        // Everything below it dies with it: the launchers see their sockets close.
+        // Its descendants die with it: the launchers see their sockets close.
         let _gone = self.process.kill();
         let _gone = self.process.wait();
     }
@@ -213,7 +216,7 @@ pub(crate) fn git(folder: &Path, arguments: &[&str]) {
     assert!(done.status.success(), "git {arguments:?}: {}", String::from_utf8_lossy(&done.stderr));
 }
 
-/// A dialer that notes everything it hears.
+/// A client that records everything it receives.
 pub(crate) struct Client {
     pub(crate) stream: UnixStream,
     pub(crate) decoder: Decoder,
@@ -226,9 +229,10 @@ pub(crate) struct Client {
     pub(crate) events: Vec<OutboxEvent>,
     pub(crate) stored: u64,
     pub(crate) heartbeats: u32,
-    /// What the last of them said.
+    pub(crate) pongs: u32,
+    /// The count in the last heartbeat.
     pub(crate) detached: Option<u32>,
-    /// Streams that get no credit by themselves, and what has arrived on them.
+    /// CommandStreams that get no credit by themselves, and what has arrived on them.
     pub(crate) withheld: HashMap<StreamId, u64>,
 }
 
@@ -246,42 +250,43 @@ impl Client {
             events: Vec::new(),
             stored: 0,
             heartbeats: 0,
+            pongs: 0,
             detached: None,
             withheld: HashMap::new(),
         }
     }
 
-    pub(crate) fn say(&mut self, message: ToSupervisor) {
+    pub(crate) fn send(&mut self, message: ToSupervisor) {
         self.stream.write_all(&Frame::Control(message).encode()).unwrap();
     }
 
     pub(crate) fn data(&mut self, stream: StreamId, bytes: &[u8]) {
-        for piece in bytes.chunks(MAX_DATA_BYTES) {
+        for chunk in bytes.chunks(MAX_DATA_BYTES) {
             self.stream
-                .write_all(&Frame::<ToSupervisor>::Data { stream, bytes: piece.to_vec() }.encode())
+                .write_all(&Frame::<ToSupervisor>::Data { stream, bytes: chunk.to_vec() }.encode())
                 .unwrap();
         }
     }
 
-    /// Hears one more piece; false when the supervisor has closed.
-    pub(crate) fn hear(&mut self) -> bool {
-        let mut piece = [0u8; 64 * 1024];
-        let count = match self.stream.read(&mut piece) {
+    /// Reads once; false when the supervisor has closed the connection.
+    pub(crate) fn read(&mut self) -> bool {
+        let mut chunk = [0u8; 64 * 1024];
+        let count = match self.stream.read(&mut chunk) {
             Ok(0) => return false,
             Ok(count) => count,
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => return false,
             Err(error) => {
-                panic!("nothing was heard for too long: {error}; events: {:#?}", self.events)
+                panic!("timed out: {error}; events: {:#?}", self.events)
             }
         };
-        self.decoder.push(&piece[..count]);
+        self.decoder.push(&chunk[..count]);
         while let Some(frame) = self.decoder.take::<FromSupervisor>().unwrap() {
-            self.note(frame);
+            self.record(frame);
         }
         true
     }
 
-    pub(crate) fn note(&mut self, frame: Frame<FromSupervisor>) {
+    pub(crate) fn record(&mut self, frame: Frame<FromSupervisor>) {
         match frame {
             Frame::Data { stream, bytes } => {
                 if let Some(count) = self.withheld.get_mut(&stream) {
@@ -289,7 +294,7 @@ impl Client {
                 } else {
                     let granted = u32::try_from(bytes.len()).unwrap();
                     self.data.entry(stream).or_default().extend(bytes);
-                    self.say(ToSupervisor::Credit { stream, bytes: granted });
+                    self.send(ToSupervisor::Credit { stream, bytes: granted });
                 }
             }
             Frame::Control(FromSupervisor::Welcome { status, .. }) => self.welcome = Some(status),
@@ -306,6 +311,7 @@ impl Client {
                 self.events.push(event);
             }
             Frame::Control(FromSupervisor::Credit { .. }) => {}
+            Frame::Control(FromSupervisor::Pong) => self.pongs += 1,
             Frame::Control(FromSupervisor::Heartbeat { detached, .. }) => {
                 self.heartbeats += 1;
                 self.detached = Some(detached);
@@ -314,13 +320,13 @@ impl Client {
     }
 
     pub(crate) fn until<T>(&mut self, mut found: impl FnMut(&mut Self) -> Option<T>) -> T {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         loop {
             if let Some(found) = found(self) {
                 return found;
             }
             assert!(
-                self.hear() && Instant::now() < deadline,
+                self.read() && Instant::now() < deadline,
                 "the supervisor closed; events: {:#?}",
                 self.events
             );
@@ -328,26 +334,26 @@ impl Client {
     }
 
     pub(crate) fn welcome(&mut self) -> Option<Status> {
-        while self.welcome.is_none() && self.hear() {}
+        while self.welcome.is_none() && self.read() {}
         self.welcome.clone()
     }
 
-    pub(crate) fn ask(
+    pub(crate) fn request(
         &mut self,
         message: impl FnOnce(RequestId) -> ToSupervisor,
     ) -> Result<Reply, Fault> {
         self.next += 1;
         let id = self.next;
-        self.say(message(id));
+        self.send(message(id));
         self.until(|client| client.replies.remove(&id))
     }
 
-    /// Starts a command; its number, which is also how its streams are found.
+    /// Starts a command; returns its id, from which its stream ids derive.
     pub(crate) fn exec(&mut self, command: Command) -> Result<u64, Fault> {
         let streams = u32::try_from((self.next + 1) * 10).unwrap();
         let mut command = Command { stdout: streams + 1, stderr: streams + 2, ..command };
         command.stdin = command.stdin.map(|_| streams);
-        self.ask(|id| ToSupervisor::Exec { id, command: Box::new(command) })?;
+        self.request(|id| ToSupervisor::Exec { id, command: Box::new(command) })?;
         Ok(self.next)
     }
 
@@ -356,7 +362,7 @@ impl Client {
         let streams = u32::try_from(exec * 10).unwrap();
         assert!(
             self.ended.contains(&(streams + 1)) && self.ended.contains(&(streams + 2)),
-            "streams end before"
+            "streams end before the exit"
         );
         exit
     }
@@ -366,13 +372,13 @@ impl Client {
         String::from_utf8_lossy(self.data.get(&stream).map_or(&[][..], Vec::as_slice)).into_owned()
     }
 
-    /// Types into a command.
+    /// Writes to the command's stdin.
     pub(crate) fn type_in(&mut self, exec: u64, text: &str) {
         self.data(u32::try_from(exec * 10).unwrap(), text.as_bytes());
     }
 
-    /// Waits until a command has shown this.
-    pub(crate) fn shows(&mut self, exec: u64, wanted: &str) {
+    /// Waits until the command's output contains this text.
+    pub(crate) fn wait_for_output(&mut self, exec: u64, wanted: &str) {
         self.until(|client| client.stdout(exec).contains(wanted).then_some(()));
     }
 
@@ -395,15 +401,19 @@ impl Client {
             if let EventBody::BootPhase { status: PhaseStatus::Failed, tail, phase, .. } = body {
                 assert!(status == PhaseStatus::Failed, "{phase:?} failed: {tail:?}");
             }
-            matches!(body, EventBody::BootPhase { phase, status: is, .. } if *phase == wanted && *is == status)
+            matches!(
+                body,
+                EventBody::BootPhase { phase, status: actual, .. }
+                    if *phase == wanted && *actual == status
+            )
         });
     }
 
     pub(crate) fn prompt(&mut self, text: &str) -> (PromptId, TurnId) {
-        let order = order(text);
-        let ids = (order.prompt.clone(), order.turn.clone());
+        let request = turn_request(text);
+        let ids = (request.prompt.clone(), request.turn.clone());
         assert_eq!(
-            self.ask(|id| ToSupervisor::Prompt { id, prompt: Box::new(order) }),
+            self.request(|id| ToSupervisor::Prompt { id, prompt: Box::new(request) }),
             Ok(Reply::Done)
         );
         ids
@@ -427,8 +437,8 @@ pub(crate) fn sh(script: &str) -> Command {
     Command { argv: vec!["sh".into(), "-c".into(), script.into()], ..Command::default() }
 }
 
-pub(crate) fn order(text: &str) -> PromptOrder {
-    PromptOrder {
+pub(crate) fn turn_request(text: &str) -> TurnRequest {
+    TurnRequest {
         prompt: PromptId::random(),
         turn: TurnId::random(),
         number: 1,
@@ -437,15 +447,15 @@ pub(crate) fn order(text: &str) -> PromptOrder {
     }
 }
 
-pub(crate) fn lives(pid: &str) -> bool {
+pub(crate) fn is_alive(pid: &str) -> bool {
     let stat = fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
     stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with('Z'))
 }
 
 pub(crate) fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + TIMEOUT;
     while !holds() {
-        assert!(Instant::now() < deadline, "{what}");
+        assert!(Instant::now() < deadline, "timed out waiting until {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

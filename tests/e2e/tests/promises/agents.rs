@@ -1,6 +1,6 @@
-//! Promise 10: what every agent must do, asked of the real ones on the real binaries. The same prompts and
-//! scripts for each: Claude Code asks the scripted model, the scripted agent needs none. What needs no
-//! sandbox is in `crates/supervisor/tests/supervisor/contract.rs`.
+//! Promise 10: the agent contract on the real agents and binaries, with the same prompts and
+//! scripts for each. Claude Code uses the scripted model; the scripted agent needs none. The part
+//! without a sandbox is in `crates/supervisor/tests/supervisor/contract.rs`.
 
 use harvest_e2e::{Follower, Host};
 use harvest_proto::{
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::{SAMPLE, completed, turn_ended};
 
-/// The number a `history` step tells.
+/// The number in the output of a `history` step.
 fn remembered(follower: &Follower<'_>, after: u64) -> u32 {
     let told = follower.seen.iter().rev().find_map(|event| match &event.body {
         EventBody::TextDelta { text } if event.seq > after => Some(text.clone()),
@@ -33,7 +33,7 @@ fn last(follower: &Follower<'_>) -> u64 {
 async fn keeps_the_contract(agent: &str) {
     let host = Host::start().await;
     host.repository("calc", SAMPLE).await;
-    // Text, a tool as the agent's user, a question and its answer.
+    // Text, a tool call as the agent's user, a question and its answer.
     let script = json!([
         [{ "text": "Let me see." }, { "bash": "id -u; echo made > made.txt" }],
         [{ "ask": { "question": "Which colour?", "options": ["red", "blue"] } }],
@@ -51,7 +51,7 @@ async fn keeps_the_contract(agent: &str) {
     follower.until("turn 1", completed).await;
     assert!(follower.text().contains("Let me see.") && follower.text().contains("thanks"));
 
-    // It dies in the middle of a turn, comes back, and remembers.
+    // The agent dies during a turn, restarts and resumes the conversation.
     let before = last(&follower);
     host.prompt(&session, "Die.", &json!([{ "bash": "kill -9 $PPID" }, { "text": "no" }])).await;
     let exited = follower
@@ -71,7 +71,7 @@ async fn keeps_the_contract(agent: &str) {
     follower.after(before, "turn 3", completed).await;
     assert!(remembered(&follower, before) >= 1);
 
-    // It is stopped in a loop, and goes on.
+    // A stop ends its shell loop, and the next prompt runs.
     let before = last(&follower);
     host.prompt(&session, "Spin.", &json!([{ "bash": "while :; do sleep 0.1; done" }])).await;
     follower.after(before, "the loop", |body| matches!(body, EventBody::ToolStarted { .. })).await;
@@ -97,7 +97,7 @@ async fn the_scripted_agent_keeps_the_contract_of_agents() {
 }
 
 #[tokio::test]
-async fn the_scripted_agent_hands_work_in_and_a_resumed_or_forked_one_remembers() {
+async fn scripted_agent_remembers_across_resume_and_fork() {
     let host = Host::start().await;
     host.repository("calc", SAMPLE).await;
     let script = json!([
@@ -138,7 +138,7 @@ async fn the_scripted_agent_hands_work_in_and_a_resumed_or_forked_one_remembers(
 }
 
 #[tokio::test]
-async fn what_a_tool_says_at_length_can_be_read_whole() {
+async fn long_tool_output_is_readable_in_full() {
     let host = Host::start().await;
     host.repository("calc", SAMPLE).await;
     let script = json!([{ "bash": "seq 100000" }, { "bash": "echo short" }]);

@@ -1,4 +1,4 @@
-//! Promise 6 when the host's clock is put right, or wrong: nothing ends and nothing changes its order.
+//! Promise 6 when the host's wall clock jumps: nothing times out and no order changes.
 
 use std::{
     fs,
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::{completed, turn_ended};
 
-/// The wall's clock of servers started from here on, to be put where a test likes.
+/// A fake wall clock for servers started from here on.
 struct Wall(PathBuf);
 
 impl Wall {
@@ -24,10 +24,10 @@ impl Wall {
             ("LD_PRELOAD", library.to_str().unwrap()),
             ("FAKETIME_TIMESTAMP_FILE", wall.0.to_str().unwrap()),
             ("FAKETIME_NO_CACHE", "1"),
-            // What measures durations goes on evenly, as the kernel's does.
+            // The monotonic clock stays real.
             ("DONT_FAKE_MONOTONIC", "1"),
             ("FAKETIME_DONT_FAKE_MONOTONIC", "1"),
-            // Nothing that a kill would leave behind.
+            // No shared memory that would outlive a kill.
             ("FAKETIME_DISABLE_SHM", "1"),
         ] {
             host.set(name, value);
@@ -36,7 +36,7 @@ impl Wall {
     }
 
     fn set(&self, how: &str) {
-        // In one step: half a number is another time.
+        // Atomic: a partly written number would be another time.
         let new = self.0.with_extension("new");
         fs::write(&new, how).and_then(|()| fs::rename(&new, &self.0)).unwrap();
     }
@@ -54,10 +54,10 @@ fn hours(from: Timestamp, to: Timestamp) -> i64 {
 }
 
 #[tokio::test]
-async fn a_clock_that_jumps_ends_nothing_and_reorders_nothing() {
+async fn wall_clock_jumps_neither_end_nor_reorder_turns() {
     let mut host =
         Host::start_with(&[("HARVEST_CLOCKS_TURN", "1h"), ("HARVEST_CLOCKS_STOP", "1s")]).await;
-    // The zygote is there before the clock is tampered with.
+    // The zygote starts before the clock is changed.
     let idle = host.bare("Rest.", &json!([{ "text": "ready" }])).await;
     host.follow(idle.id.clone()).until("the first turn", completed).await;
     let began = idle.created_at;
@@ -77,7 +77,7 @@ async fn a_clock_that_jumps_ends_nothing_and_reorders_nothing() {
             host.kill();
             host.up().await;
         }
-        // A prompt that waits, and what the server takes for the time.
+        // A queued prompt carries the server's idea of the time.
         let prompt = host.prompt(&session, how, &json!([{ "text": "ok" }])).await;
         let off: i64 = how.trim_end_matches('h').parse().unwrap();
         assert_eq!(hours(began, prompt.created_at), off, "the clock was put to {how}");
@@ -102,9 +102,9 @@ async fn a_clock_that_jumps_ends_nothing_and_reorders_nothing() {
     assert_eq!(page["items"].as_array().unwrap().len(), 2);
 }
 
-/// The turn runs, and the one who rests is not put to sleep.
+/// The turn keeps running and the idle session is not frozen.
 async fn lives_on(host: &Host, session: &SessionId, idle: &SessionId) {
-    // The server has looked at its clocks: an idle session that is used begins to rest anew.
+    // Using an idle session restarts its idle timeout, which makes the server read its clocks.
     assert_eq!(host.exec(idle, "harvest", "echo on").await.1, "on\n");
     let running = eventually("the session to be adopted", || async {
         Some(host.show(session).await).filter(|now| now.state == SessionState::Running)

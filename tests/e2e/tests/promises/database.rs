@@ -1,4 +1,4 @@
-//! The same promises with the store on a PostgreSQL server.
+//! Durability with the store on PostgreSQL.
 
 use harvest_e2e::{Host, Postgres};
 use harvest_proto::{EventBody, api::SessionState};
@@ -7,7 +7,7 @@ use serde_json::json;
 use crate::{completed, durable::runs_once_although_the_server_dies};
 
 #[tokio::test]
-async fn a_session_on_postgres_goes_on_after_the_server_dies() {
+async fn postgres_session_continues_after_server_kill() {
     let database = Postgres::shared().database();
     let mut host = Host::start_with(&[("HARVEST_DATABASE", &database.url())]).await;
     let session = runs_once_although_the_server_dies(&mut host).await;
@@ -15,7 +15,7 @@ async fn a_session_on_postgres_goes_on_after_the_server_dies() {
 
     let mut follower = host.follow(session.clone());
     follower.until("the first turn", completed).await;
-    // The database's connections die, as in a restart of PostgreSQL; nobody notices.
+    // All database connections are cut, as in a restart of PostgreSQL, without visible effect.
     database.sql(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
          WHERE datname = current_database() AND pid <> pg_backend_pid()",
@@ -27,7 +27,7 @@ async fn a_session_on_postgres_goes_on_after_the_server_dies() {
 }
 
 #[tokio::test]
-async fn a_home_does_not_start_without_the_database_it_was_made_with() {
+async fn home_refuses_to_start_with_another_database() {
     let database = Postgres::shared().database();
     let mut host = Host::start_with(&[("HARVEST_DATABASE", &database.url())]).await;
     host.kill();

@@ -1,5 +1,5 @@
-//! Promises 1 to 3: what was answered 202 is on disk, events have no gap and no repeat, and a turn
-//! goes on while the server is away.
+//! Promises 1 to 3: an accepted prompt is on disk, events have no gap and no repeat, and a turn
+//! continues while the server is down.
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use serde_json::json;
 use crate::{SAMPLE, completed, turn_ended};
 
 #[tokio::test]
-async fn a_prompt_answered_202_runs_once_although_the_server_dies_right_after() {
+async fn accepted_prompt_runs_once_after_server_kill() {
     runs_once_although_the_server_dies(&mut Host::start().await).await;
 }
 
-/// The promise, wherever the host's store is; the session has had two turns then.
+/// Checks the promise on any store; the session has had two turns afterwards.
 pub(crate) async fn runs_once_although_the_server_dies(host: &mut Host) -> SessionId {
     host.repository("calc", SAMPLE).await;
     let session = host.session("calc", "Begin.", &json!([{ "text": "ready" }])).await.id;
@@ -35,10 +35,10 @@ pub(crate) async fn runs_once_although_the_server_dies(host: &mut Host) -> Sessi
 }
 
 #[tokio::test]
-async fn a_turn_goes_on_while_the_server_is_dead_in_the_middle_of_a_model_stream() {
+async fn turn_survives_server_kill_during_model_stream() {
     let mut host = Host::start().await;
     host.repository("calc", SAMPLE).await;
-    // The answer is cut while it streams: the agent asks again and is made to wait at the door.
+    // The model stream is cut: the agent retries and its connection waits at the door.
     let script = json!([
         { "bash": "echo before > /workspace/calc/before" },
         [
@@ -54,7 +54,7 @@ async fn a_turn_goes_on_while_the_server_is_dead_in_the_middle_of_a_model_stream
     let before = host.show(&session).await;
 
     host.kill();
-    // The absence is the point of this test: agents give up on a service that is gone for long.
+    // The downtime is what this test is about: agents give up on a service after a while.
     tokio::time::sleep(Duration::from_secs(20)).await;
     host.up().await;
 
@@ -73,7 +73,7 @@ async fn a_turn_goes_on_while_the_server_is_dead_in_the_middle_of_a_model_stream
 }
 
 #[tokio::test]
-async fn events_have_no_gap_and_no_repeat_across_restarts() {
+async fn events_are_gapless_and_unique_across_restarts() {
     let mut host = Host::start().await;
     host.repository("calc", SAMPLE).await;
     let loops = "for i in 1 2 3 4 5 6 7 8; do echo $i; sleep 0.3; done";
@@ -93,7 +93,7 @@ async fn events_have_no_gap_and_no_repeat_across_restarts() {
         follower = host.follow(session.clone());
         follower.seen = seen;
     }
-    // The follower asserts on every frame that numbers neither skip nor repeat.
+    // The follower asserts that sequence numbers have no gap and no repeat.
     follower.until("the turn to end", turn_ended).await;
     let outcomes = follower.seen.iter().filter(|event| turn_ended(&event.body)).count();
     assert_eq!(outcomes, 1);
@@ -102,7 +102,7 @@ async fn events_have_no_gap_and_no_repeat_across_restarts() {
 }
 
 #[tokio::test]
-async fn a_second_server_on_the_same_home_is_refused() {
+async fn second_server_on_same_home_is_refused() {
     let host = Host::start().await;
     let second = host.harvest(["up", "--listen", "127.0.0.1:0"]);
     assert_ne!(second.code, 0);

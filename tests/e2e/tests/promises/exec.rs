@@ -1,32 +1,31 @@
-//! One-shot execution on the real binary: codes and words, streams, and that nothing is left behind,
-//! whatever happens.
+//! One-shot execution on the real binary: exit codes, messages, streams, and no leaked processes.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
     process::{Child, Command, Stdio},
 };
 
-use harvest_e2e::{FRESH, Machine, most_memory, processes_with, until};
+use harvest_e2e::{FRESH, OfflineHome, most_memory, processes_with, until};
 use serde_json::Value;
 
-/// A word nobody else has on a command line: how long somebody sleeps.
+/// A unique argument for `sleep`, to find a process by its command line.
 fn unique() -> String {
     let random = std::fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap();
     let digits: String = random.bytes().take(12).map(|byte| char::from(b'0' + byte % 10)).collect();
     format!("1{digits}")
 }
 
-fn document(machine: &Machine, arguments: &[&str]) -> (i32, Value) {
-    let ran = machine.harvest(FRESH.iter().chain(&["--json"]).chain(arguments));
+fn document(offline: &OfflineHome, arguments: &[&str]) -> (i32, Value) {
+    let ran = offline.harvest(FRESH.iter().chain(&["--json"]).chain(arguments));
     (ran.code, serde_json::from_str(&ran.stdout).unwrap_or_else(|_| panic!("not JSON: {ran:?}")))
 }
 
-/// A command that has said its first line.
+/// A command that has printed its first line.
 fn begun(command: &mut Command) -> Child {
     let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     let stdout = child.stdout.as_mut().unwrap();
-    // Unbuffered: what follows the line is for whoever reads on.
+    // Unbuffered: the caller reads what follows the line.
     while !line.ends_with('\n') {
         let mut byte = [0];
         assert_eq!(stdout.read(&mut byte).unwrap(), 1, "it ended after {line:?}");
@@ -41,8 +40,8 @@ fn signal(child: &Child, name: &str) {
 }
 
 #[test]
-fn every_end_of_a_command_has_its_code_and_its_word() {
-    let machine = Machine::new();
+fn exec_maps_every_ending_to_exit_code() {
+    let offline = OfflineHome::new();
     let ends: &[(&[&str], i32, &str)] = &[
         (&["--", "true"], 0, "success"),
         (&["--", "sh", "-c", "exit 7"], 7, "error"),
@@ -59,7 +58,7 @@ fn every_end_of_a_command_has_its_code_and_its_word() {
         (&["--user", "nosuch", "--", "true"], 125, "crashed"),
     ];
     for (arguments, code, status) in ends {
-        let (exit, document) = document(&machine, arguments);
+        let (exit, document) = document(&offline, arguments);
         assert_eq!(
             (exit, document["status"].as_str()),
             (*code, Some(*status)),
@@ -76,29 +75,29 @@ fn every_end_of_a_command_has_its_code_and_its_word() {
         );
     }
     let plain =
-        machine.harvest(FRESH.iter().chain(&["--memory", "24m", "--", "tail", "/dev/zero"]));
+        offline.harvest(FRESH.iter().chain(&["--memory", "24m", "--", "tail", "/dev/zero"]));
     assert!(plain.code == 137 && plain.stderr.contains("oom"), "{plain:?}");
-    let missing = machine.harvest(["exec", "--image", "nosuch", "--", "true"]);
+    let missing = offline.harvest(["exec", "--image", "nosuch", "--", "true"]);
     assert!(missing.code == 125 && missing.stderr.contains("no image `nosuch`"), "{missing:?}");
-    assert_eq!(machine.json(&["sandbox", "ls"]), Value::Array(vec![]), "nothing is left");
+    assert_eq!(offline.json(&["sandbox", "ls"]), Value::Array(vec![]), "nothing is left");
 }
 
 #[test]
 fn a_command_gets_what_it_was_given() {
-    let machine = Machine::new();
+    let offline = OfflineHome::new();
     let flags = ["-e", "A=b c", "-w", "/etc", "--user", "10001", "--", "sh", "-c"];
     let script = ["echo $A; pwd; id -u; echo err >&2"];
-    let ran = machine.harvest(FRESH.iter().chain(&flags).chain(&script));
+    let ran = offline.harvest(FRESH.iter().chain(&flags).chain(&script));
     assert_eq!((ran.stdout.as_str(), ran.stderr.as_str()), ("b c\n/etc\n10001\n", "err\n"));
     for (language, program) in [("python", "python3"), ("node", "node"), ("bash", "bash")] {
         let code = "print('it''s $HOME')";
         let flags = ["--code", code, "--lang", language, "--", "one"];
         assert_eq!(
-            machine.harvest(FRESH.iter().chain(&flags)).stdout,
+            offline.harvest(FRESH.iter().chain(&flags)).stdout,
             format!("{program} one\n{code}")
         );
     }
-    let lookup = machine.harvest(FRESH.iter().chain(&["--", "nslookup", "forge.example"]));
+    let lookup = offline.harvest(FRESH.iter().chain(&["--", "nslookup", "forge.example"]));
     assert!(
         lookup.code == 1 && lookup.stdout.contains("NXDOMAIN"),
         "nothing is reachable: {lookup:?}"
@@ -107,8 +106,8 @@ fn a_command_gets_what_it_was_given() {
 
 #[test]
 fn input_is_passed_on_as_it_comes() {
-    let machine = Machine::new();
-    let mut command = machine.command();
+    let offline = OfflineHome::new();
+    let mut command = offline.command();
     let command = command.args(FRESH).args(["-i", "--", "cat"]);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
@@ -121,21 +120,21 @@ fn input_is_passed_on_as_it_comes() {
     }
     drop(stdin);
     assert!(child.wait().unwrap().success());
-    // Without -i there is none, whatever this process has.
-    let mut alone = machine.command();
+    // Without -i the command has no stdin.
+    let mut alone = offline.command();
     let alone = alone.args(FRESH).args(["--", "cat"]).stdin(Stdio::piped()).output().unwrap();
     assert!(alone.status.success() && alone.stdout.is_empty());
 }
 
 #[test]
-fn a_gigabyte_passes_a_slow_reader_in_little_memory() {
+fn slow_reader_gets_gigabyte_in_bounded_memory() {
     const BYTES: u64 = 1_000_000_000;
-    let machine = Machine::new();
-    let mut child = begun(&mut machine.exec(&format!("echo; head -c {BYTES} /dev/zero")));
-    // Nobody reads: the command waits, and everything else goes on.
-    let listed = machine.json(&["sandbox", "ls"]);
+    let offline = OfflineHome::new();
+    let mut child = begun(&mut offline.exec(&format!("echo; head -c {BYTES} /dev/zero")));
+    // The output is not read: the command blocks and nothing else does.
+    let listed = offline.json(&["sandbox", "ls"]);
     let supervisor = u32::try_from(listed[0]["pid"].as_u64().unwrap()).unwrap();
-    assert_eq!(machine.exec("echo beside").output().unwrap().stdout, b"beside\n");
+    assert_eq!(offline.exec("echo beside").output().unwrap().stdout, b"beside\n");
     let mut stdout = child.stdout.take().unwrap();
     let mut rest = vec![0u8; 1 << 20];
     let mut left = BYTES;
@@ -152,12 +151,12 @@ fn a_gigabyte_passes_a_slow_reader_in_little_memory() {
 }
 
 #[test]
-fn a_document_holds_both_ends_of_a_long_output_and_what_is_no_text() {
-    let machine = Machine::new();
+fn json_result_keeps_output_ends_and_binary() {
+    let offline = OfflineHome::new();
     let script =
         "echo first; head -c 5000000 /dev/zero | tr '\\0' x; printf 'last\\377'; echo err >&2";
     let script = script.replace("tr", "/bin/busybox tr");
-    let (code, document) = document(&machine, &["--", "sh", "-c", &script]);
+    let (code, document) = document(&offline, &["--", "sh", "-c", &script]);
     let text = document["stdout"].as_str().unwrap();
     assert_eq!((code, document["truncated"].as_bool()), (0, Some(true)));
     assert!(
@@ -171,8 +170,8 @@ fn a_document_holds_both_ends_of_a_long_output_and_what_is_no_text() {
 }
 
 #[test]
-fn what_forked_twice_dies_with_its_command_whatever_ends_it() {
-    let machine = Machine::new();
+fn double_forked_children_die_with_their_command() {
+    let offline = OfflineHome::new();
     for (how, code) in
         [("timeout", Some(124)), ("-INT", Some(130)), ("-TERM", Some(143)), ("-KILL", None)]
     {
@@ -180,7 +179,7 @@ fn what_forked_twice_dies_with_its_command_whatever_ends_it() {
         let script = format!(
             "(setsid sh -c 'setsid sleep {word} &' &); sleep {word} & echo on; sleep {word}"
         );
-        let mut command = machine.command();
+        let mut command = offline.command();
         let limit = if how == "timeout" { "1s" } else { "30m" };
         command.args(FRESH).args(["--timeout", limit, "--", "sh", "-c", &script]);
         let mut child = begun(&mut command);
@@ -189,55 +188,55 @@ fn what_forked_twice_dies_with_its_command_whatever_ends_it() {
             signal(&child, how);
         }
         assert_eq!(child.wait().unwrap().code(), code, "{how}");
-        // Who was killed could not wait for the end; the zygote sees to it.
+        // The killed client could not wait; the zygote kills the command.
         until("all of it to die", || processes_with(&word).is_empty());
         until("its sandbox to be gone", || {
-            machine.json(&["sandbox", "ls"]) == Value::Array(vec![])
+            offline.json(&["sandbox", "ls"]) == Value::Array(vec![])
         });
     }
 }
 
 #[test]
-fn in_a_sandbox_that_stays_a_command_dies_and_the_rest_goes_on() {
-    let machine = Machine::new();
-    let sandbox = machine.create();
+fn killed_command_leaves_its_sandbox_running() {
+    let offline = OfflineHome::new();
+    let sandbox = offline.create();
     let (word, other) = (unique(), unique());
-    machine.shell(&sandbox, &format!("setsid sleep {other} >/dev/null 2>&1 &"));
+    offline.shell(&sandbox, &format!("setsid sleep {other} >/dev/null 2>&1 &"));
     for how in ["-INT", "-KILL"] {
         let script = format!("(setsid sleep {word} &); echo on; sleep {word}");
-        let mut command = machine.command();
+        let mut command = offline.command();
         let mut child = begun(command.args(["exec", &sandbox, "--", "sh", "-c", &script]));
         signal(&child, how);
         child.wait().unwrap();
         until("the command to die", || processes_with(&word).is_empty());
     }
-    assert_eq!(machine.shell(&sandbox, "echo here"), "here");
+    assert_eq!(offline.shell(&sandbox, "echo here"), "here");
     assert_eq!(processes_with(&other).len(), 1, "what an earlier command left running");
 }
 
 #[test]
-fn a_sandbox_removed_under_a_command_is_told_as_such() {
-    let machine = Machine::new();
-    let sandbox = machine.create();
-    let mut command = machine.command();
+fn exec_reports_sandbox_removed_during_command() {
+    let offline = OfflineHome::new();
+    let sandbox = offline.create();
+    let mut command = offline.command();
     command
         .args(["exec", &sandbox, "--", "sh", "-c", "echo on; sleep 98765"])
         .stderr(Stdio::piped());
     let child = begun(&mut command);
-    assert_eq!(machine.harvest(["sandbox", "rm", &sandbox]).code, 0);
+    assert_eq!(offline.harvest(["sandbox", "rm", &sandbox]).code, 0);
     let output = child.wait_with_output().unwrap();
     let error = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(125), "{error}");
-    assert!(error.contains("the sandbox ended before the command did"), "{error}");
-    let gone = machine.harvest(["exec", &sandbox, "--", "true"]);
+    assert!(error.contains("the sandbox exited before the command ended"), "{error}");
+    let gone = offline.harvest(["exec", &sandbox, "--", "true"]);
     assert!(gone.code == 125 && gone.stderr.contains("no sandbox"), "{gone:?}");
 }
 
 #[test]
 fn a_reader_that_leaves_ends_the_command() {
-    let machine = Machine::new();
+    let offline = OfflineHome::new();
     let word = unique();
-    let mut child = begun(&mut machine.exec(&format!("sleep {word} & echo on; yes")));
+    let mut child = begun(&mut offline.exec(&format!("sleep {word} & echo on; yes")));
     drop(child.stdout.take());
     assert_eq!(
         child.wait().unwrap().code(),
@@ -245,33 +244,33 @@ fn a_reader_that_leaves_ends_the_command() {
         "as a pipe of its own would have ended it"
     );
     until("all of it to die", || processes_with(&word).is_empty());
-    until("its sandbox to be gone", || machine.json(&["sandbox", "ls"]) == Value::Array(vec![]));
+    until("its sandbox to be gone", || offline.json(&["sandbox", "ls"]) == Value::Array(vec![]));
 }
 
 #[test]
 fn two_homes_know_nothing_of_each_other() {
-    let machines = [Machine::new(), Machine::new()];
-    let sandboxes = machines.each_ref().map(Machine::create);
-    for (at, machine) in machines.iter().enumerate() {
-        let listed = machine.json(&["sandbox", "ls"]);
+    let homes = [OfflineHome::new(), OfflineHome::new()];
+    let sandboxes = homes.each_ref().map(OfflineHome::create);
+    for (at, offline) in homes.iter().enumerate() {
+        let listed = offline.json(&["sandbox", "ls"]);
         assert_eq!(listed.as_array().unwrap().len(), 1);
         assert_eq!(listed[0]["id"], sandboxes[at].as_str());
-        assert_eq!(machine.harvest(["exec", &sandboxes[1 - at], "--", "true"]).code, 125);
+        assert_eq!(offline.harvest(["exec", &sandboxes[1 - at], "--", "true"]).code, 125);
     }
 }
 
 #[test]
-fn a_home_that_cannot_be_written_to_says_so() {
-    let machine = Machine::new();
-    let home = machine.path("home");
-    // In a mount namespace of its own: nothing of the host changes.
+fn read_only_home_is_reported() {
+    let offline = OfflineHome::new();
+    let home = offline.path("home");
+    // In a private mount namespace: the host does not change.
     let script = "mount --bind \"$HARVEST_HOME\" \"$HARVEST_HOME\" && \
                   mount -o remount,ro,bind \"$HARVEST_HOME\" && exec \"$0\" exec --image tiny -- true";
     let output = Command::new("unshare")
         .args(["-m", "sh", "-c", script])
-        .arg(machine.command().get_program())
+        .arg(offline.command().get_program())
         .env("HARVEST_HOME", &home)
-        .env("HARVEST_CACHE", machine.path("cache"))
+        .env("HARVEST_CACHE", offline.path("cache"))
         .output()
         .unwrap();
     let error = String::from_utf8_lossy(&output.stderr);

@@ -1,4 +1,4 @@
-//! What may go wrong around a server: killed in the middle of a snapshot or a fork, a disk that is full.
+//! Faults around a server: killed during a snapshot or a fork, and a full disk.
 
 use std::{
     fs,
@@ -35,9 +35,9 @@ async fn prompts(host: &Host, session: &SessionId) -> Vec<Prompt> {
 }
 
 #[tokio::test]
-async fn a_snapshot_cut_short_by_a_kill_is_taken_once_and_whole() {
+async fn killed_server_takes_turn_snapshot_exactly_once() {
     let mut host = Host::start().await;
-    // So many files that the kill comes while they are copied.
+    // Enough files for the kill to arrive while they are copied.
     let files = "mkdir /home/harvest/many; cd /home/harvest/many; seq 1 6000 | split -l 2 -a 4 -; ls | wc -l";
     let session =
         host.bare("Write a lot.", &json!([{ "bash": files }, { "text": "done" }])).await.id;
@@ -61,7 +61,7 @@ async fn a_snapshot_cut_short_by_a_kill_is_taken_once_and_whole() {
         ended.seq < taken[0] && taken[0] < second.seq && taken[1] == last,
         "before the next prompt was sent"
     );
-    // What the first one holds is all there.
+    // The first snapshot is complete.
     let fork = host.post(&format!("/v1/sessions/{session}/fork"), json!({ "turn": 1 })).await;
     let fork: SessionId = fork["items"][0]["id"].as_str().unwrap().parse().unwrap();
     host.wait_for(&fork, SessionState::Idle).await;
@@ -70,10 +70,10 @@ async fn a_snapshot_cut_short_by_a_kill_is_taken_once_and_whole() {
 }
 
 #[tokio::test]
-async fn a_turn_whose_server_died_while_its_state_was_kept_has_a_diff_of_its_own() {
+async fn turn_saved_across_server_kill_has_diff() {
     let mut host = Host::start().await;
     host.repository("calc", SAMPLE).await;
-    // So many files that the kill comes while git looks at them.
+    // Enough files for the kill to arrive while git reads them.
     let files =
         "mkdir /workspace/calc/many; cd /workspace/calc/many; seq 1 600 | split -l 2 -a 4 -";
     let first = json!([{ "bash": files }, { "text": "done" }]);
@@ -111,7 +111,7 @@ async fn a_turn_whose_server_died_while_its_state_was_kept_has_a_diff_of_its_own
 }
 
 #[tokio::test]
-async fn forks_cut_short_by_a_kill_are_all_made_once_or_none_of_them() {
+async fn killed_fork_creates_all_sessions_or_none() {
     let mut host = Host::start().await;
     let session =
         host.bare("Begin.", &json!([{ "bash": "echo one > ~/file" }, { "text": "done" }])).await.id;
@@ -125,7 +125,7 @@ async fn forks_cut_short_by_a_kill_are_all_made_once_or_none_of_them() {
                 .header("idempotency-key", &key)
                 .json(&json!({ "count": 3 }))
         };
-        // The kill is the point: wherever the request is by then.
+        // The kill arrives at any stage of the request.
         let sent =
             tokio::time::timeout(std::time::Duration::from_millis(millis), ask().send()).await;
         drop(sent);
@@ -156,7 +156,7 @@ async fn forks_cut_short_by_a_kill_are_all_made_once_or_none_of_them() {
     assert_eq!(made.len(), 18);
     for id in [&made[0], &made[17]] {
         let fork: SessionId = id.parse().unwrap();
-        // One that is done gives its place to who waits for one.
+        // A finished session releases its slot to a waiting one.
         eventually("a fork to be ready", || async {
             let now = host.show(&fork).await.state;
             matches!(now, SessionState::Idle | SessionState::Paused).then_some(())
@@ -166,7 +166,7 @@ async fn forks_cut_short_by_a_kill_are_all_made_once_or_none_of_them() {
     }
 }
 
-/// A disk of its own with some room, until it is dropped.
+/// A mounted file system of limited size, unmounted on drop.
 struct SmallDisk {
     place: PathBuf,
     _folder: tempfile::TempDir,
@@ -177,7 +177,7 @@ impl SmallDisk {
         let folder = tempfile::Builder::new().prefix("hv").tempdir().unwrap();
         let (image, place) = (folder.path().join("image"), folder.path().join("d"));
         fs::create_dir(&place).unwrap();
-        // Sparse: it takes what is written to it. Below half a gigabyte no sandbox would be started.
+        // Sparse. With less than 512 MiB free no sandbox would start.
         fs::File::create(&image).unwrap().set_len(2 << 30).unwrap();
         let run =
             |command: &mut Command| assert!(command.status().unwrap().success(), "{command:?}");
@@ -186,11 +186,11 @@ impl SmallDisk {
         Self { place, _folder: folder }
     }
 
-    /// Takes all the room there is; the file gives it back.
+    /// Fills the disk; removing the returned file frees it.
     fn fill(&self) -> PathBuf {
         let ballast = self.place.join("ballast");
         let mut file = fs::File::create(&ballast).unwrap();
-        // Blocks are reserved, not written, in ever smaller pieces.
+        // Reserves blocks without writing them, in smaller and smaller pieces.
         for bytes in [256 << 20, 16 << 20, 1 << 20, 64 << 10, 4096] {
             let mut end = file.metadata().unwrap().len();
             while rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), end, bytes)
@@ -214,12 +214,12 @@ impl Drop for SmallDisk {
             unmounted(Some("-l"));
             return;
         }
-        // Who is just dying may have something open still.
+        // A dying process may still have a file open.
         until("nobody to use the disk", || unmounted(None));
     }
 }
 
-/// Queues prompts until even a short one is refused; gives back those that were taken, and the refusal.
+/// Queues prompts until a short one is refused; returns the accepted ones and the refusal.
 async fn until_full(host: &Host, session: &SessionId) -> (Vec<String>, StatusCode, Value) {
     let (mut taken, mut long) = (Vec::new(), 30_000);
     loop {
@@ -240,10 +240,10 @@ async fn until_full(host: &Host, session: &SessionId) -> (Vec<String>, StatusCod
 }
 
 #[tokio::test]
-async fn on_a_full_disk_nothing_answered_is_lost_and_it_goes_on_when_there_is_room() {
+async fn full_disk_loses_no_accepted_prompt() {
     let disk = SmallDisk::new();
     let mut host = Host::start_below(&disk.place, &[]).await;
-    // Its events come while nothing can be written.
+    // The turn produces events while nothing can be written.
     let slow =
         json!([{ "text": "a b c d e f g h i j k l m n o p", "chunks": 16, "delay_ms": 200 }]);
     let session = host.bare("Talk.", &slow).await.id;
@@ -254,7 +254,7 @@ async fn on_a_full_disk_nothing_answered_is_lost_and_it_goes_on_when_there_is_ro
     assert_eq!(status, StatusCode::INSUFFICIENT_STORAGE, "{problem}");
     assert_eq!(problem["code"], "no_room", "{problem}");
     assert!(problem["hint"].as_str().unwrap().contains("harvest gc"), "{problem}");
-    // Looking goes on.
+    // Reads still work.
     assert_eq!(host.show(&session).await.id, session);
     assert_eq!(
         prompts(&host, &session).await.len(),
@@ -264,7 +264,7 @@ async fn on_a_full_disk_nothing_answered_is_lost_and_it_goes_on_when_there_is_ro
     fs::remove_file(&ballast).unwrap();
     everything_runs(&host, &session, &taken).await;
 
-    // Again, and the server dies meanwhile: the next one says why it cannot start, and then does.
+    // Once more with a killed server: the next one reports why it cannot start, and then starts.
     let ballast = disk.fill();
     let (more, ..) = until_full(&host, &session).await;
     host.kill();
@@ -274,7 +274,7 @@ async fn on_a_full_disk_nothing_answered_is_lost_and_it_goes_on_when_there_is_ro
     everything_runs(&host, &session, &[taken, more].concat()).await;
 }
 
-/// Every prompt that was answered is carried out once, in order; the events have no gap.
+/// Every accepted prompt ran once, in order, and the events have no gap.
 async fn everything_runs(host: &Host, session: &SessionId, taken: &[String]) {
     let all = eventually("every prompt to be over", || async {
         let all = prompts(host, session).await;

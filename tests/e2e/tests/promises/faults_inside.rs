@@ -1,9 +1,9 @@
-//! What befalls the machine's side of a session: whoever runs there is killed, stands still or talks nonsense,
-//! and what people asked for is done once or said to be undone. The agent is the scripted one, for it is not
-//! the point; most sessions have no repository, for a boot without one takes milliseconds.
+//! Faults inside sandboxes: processes are killed, frozen or send garbage, and every prompt still
+//! runs once or is reported interrupted. The tests use the scripted agent, mostly without a
+//! repository, because such a session boots in milliseconds.
 
-mod between;
 mod bridge;
+mod bridge_proxy;
 mod clients;
 mod frozen;
 mod hostile;
@@ -22,7 +22,7 @@ use serde_json::{Value, json};
 
 use crate::turn_ended;
 
-/// Numbers that look random and are the same in every run.
+/// A pseudo-random generator with a fixed seed.
 struct Dice(u64);
 
 impl Dice {
@@ -33,23 +33,23 @@ impl Dice {
     }
 }
 
-/// A session without a repository, at work on this.
+/// Starts a session without a repository on this script.
 async fn begin(host: &Host, script: &Value) -> SessionId {
     let body = json!({ "agent": "scripted", "network": "none", "prompt": format!("Begin.\nscript: {script}") });
     host.post("/v1/sessions", body).await["id"].as_str().unwrap().parse().unwrap()
 }
 
-/// kill, by number.
+/// Sends a signal by number.
 fn signal(pid: u32, which: &str) -> bool {
     Command::new("kill").args([which, &pid.to_string()]).status().unwrap().success()
 }
 
-/// Pid 1 of the session's sandbox, as the zygote wrote it down.
+/// Pid 1 of the session's sandbox, from the zygote's record.
 async fn supervisor(host: &Host, session: &SessionId) -> u32 {
     eventually("the sandbox to be on record", || supervisor_now(host, session)).await
 }
 
-/// The same, if it has one this moment.
+/// Pid 1 of the session's sandbox, if it has one now.
 async fn supervisor_now(host: &Host, session: &SessionId) -> Option<u32> {
     let sandbox = host.show(session).await.sandbox?;
     let state = host.home().join("sandboxes").join(sandbox.part()).join("state.json");
@@ -57,7 +57,7 @@ async fn supervisor_now(host: &Host, session: &SessionId) -> Option<u32> {
     u32::try_from(state["pid"].as_u64()?).ok()
 }
 
-/// The zygote of this host, and none of the sandboxes it is about to make, which have its name still.
+/// The zygote of this host, not the children it is forking, which still have its name.
 fn zygotes(host: &Host) -> Vec<u32> {
     let home = host.home().canonicalize().unwrap();
     let namespace = |pid: &dyn std::fmt::Display| fs::read_link(format!("/proc/{pid}/ns/pid")).ok();
@@ -69,12 +69,12 @@ fn zygotes(host: &Host) -> Vec<u32> {
     ours.filter(|pid| named(pid) && namespace(pid) == namespace(&"self")).collect()
 }
 
-/// kill -9 to the zygote; answers whether there was one.
+/// Kills the zygote; returns whether there was one.
 fn kill_zygote(host: &Host) -> bool {
     zygotes(host).into_iter().filter(|pid| signal(*pid, "-9")).count() > 0
 }
 
-/// A word that is on the command line of a process of the sandbox, and the process.
+/// A unique argument and a sandbox process that has it on its command line.
 async fn lives(word: &str) -> u32 {
     eventually(&format!("a process with {word}"), || async {
         processes_with(word).first().copied()
@@ -82,7 +82,7 @@ async fn lives(word: &str) -> u32 {
     .await
 }
 
-/// Waits until the session does nothing: it is idle, or paused with the loss of its machine or its place.
+/// Waits until the session is idle, or paused because it lost its sandbox or slot.
 async fn rests(host: &Host, session: &SessionId) -> Session {
     eventually(&format!("{session} to rest"), || async {
         let now = host.show(session).await;
@@ -107,7 +107,7 @@ async fn prompts(host: &Host, session: &SessionId) -> Vec<Prompt> {
     serde_json::from_value(listed["items"].clone()).unwrap()
 }
 
-/// Waits until this prompt's turn is over, and says how it ended.
+/// Waits for the end of this prompt's turn and returns its outcome.
 async fn outcome(follower: &mut Follower<'_>, prompt: &Prompt) -> TurnOutcome {
     let of = |body: &EventBody| matches!(body, EventBody::TurnEnded { prompt: of, .. } if *of == prompt.id);
     match follower.until("its turn to end", of).await.body {
@@ -116,7 +116,7 @@ async fn outcome(follower: &mut Follower<'_>, prompt: &Prompt) -> TurnOutcome {
     }
 }
 
-/// Every prompt that was begun is over and was told so once, with the outcome that its status says.
+/// Every started prompt has exactly one end event, with the outcome that its status shows.
 async fn told_once(host: &Host, session: &SessionId) {
     let events = host.events(session).await;
     for prompt in prompts(host, session).await {

@@ -1,4 +1,4 @@
-//! Turns, what each changed, forks of them; and that deleting gives everything back.
+//! Turns, diffs between them, forks, and that deleting a session frees its disk space.
 
 use harvest_e2e::{Host, eventually};
 use harvest_proto::{EventBody, SessionId, api::SessionState};
@@ -10,7 +10,7 @@ fn kept(body: &EventBody) -> bool {
     matches!(body, EventBody::SnapshotTaken { .. })
 }
 
-/// A session that has done these, one turn each.
+/// A session that has run these scripts, one turn each.
 async fn session(host: &Host, turns: &[&str]) -> SessionId {
     let script = |bash: &str| json!([{ "bash": bash }, { "text": "done" }]);
     let id = host.session("calc", "First.", &script(turns[0])).await.id;
@@ -38,7 +38,7 @@ fn printed(host: &Host, arguments: &[&str]) -> String {
 }
 
 #[tokio::test]
-async fn any_two_turns_can_be_compared_awake_and_asleep_and_in_a_fork() {
+async fn diff_compares_turns_running_paused_and_forked() {
     let host = Host::start().await;
     host.repository("calc", SAMPLE).await;
     let id = session(
@@ -73,10 +73,11 @@ async fn any_two_turns_can_be_compared_awake_and_asleep_and_in_a_fork() {
         ))
         .unwrap();
         assert_eq!(stat["total"], json!({ "files": 2, "insertions": 2, "deletions": 0 }), "{stat}");
-        let machine = printed(&host, &["diff", &id, "--machine", "--turn", "2"]);
-        assert!(machine.contains("- /home/harvest/tool (5 B)"), "{machine}");
-        assert!(machine.contains("~ /workspace/calc/notes (4 B → 8 B)"), "{machine}");
-        // More at once than may run: each needs two machines when nobody is awake, and none waits for another's.
+        let files = printed(&host, &["diff", &id, "--machine", "--turn", "2"]);
+        assert!(files.contains("- /home/harvest/tool (5 B)"), "{files}");
+        assert!(files.contains("~ /workspace/calc/notes (4 B → 8 B)"), "{files}");
+        // More diffs than slots: each needs two sandboxes when the session is paused, without
+        // deadlock.
         let path = format!("/v1/sessions/{id}/diff?from=3&to=1");
         let many =
             (0..4).map(|_| async { host.get(&path).send().await.unwrap().text().await.unwrap() });
@@ -127,7 +128,7 @@ async fn any_two_turns_can_be_compared_awake_and_asleep_and_in_a_fork() {
 }
 
 #[tokio::test]
-async fn a_deleted_session_gives_everything_back_though_the_server_is_killed() {
+async fn deleted_session_frees_disk_despite_server_kill() {
     let mut host = Host::start().await;
     host.repository("calc", SAMPLE).await;
     let layers = |host: &Host| names(host, "layers");
@@ -148,7 +149,7 @@ async fn a_deleted_session_gives_everything_back_though_the_server_is_killed() {
     host.wait_for(&fork, SessionState::Idle).await;
     let (_, file) = host.exec(&fork, "harvest", "cat /workspace/calc/a").await;
     assert_eq!(file, "one\n", "what a fork stands on stays");
-    // Cut short: the server is killed as soon as it is decided, while the answer is on its way.
+    // The server is killed right after the decision, before the response arrives.
     let url = format!("/v1/sessions/{fork}");
     let deleting = tokio::spawn(host.request(reqwest::Method::DELETE, &url).send());
     let decided = async {
@@ -168,7 +169,7 @@ async fn a_deleted_session_gives_everything_back_though_the_server_is_killed() {
     .await;
 }
 
-/// What lies in a folder of the home, sorted.
+/// The sorted names in a folder of the home.
 fn names(host: &Host, folder: &str) -> Vec<String> {
     let entries = std::fs::read_dir(host.home().join(folder)).into_iter().flatten().flatten();
     let mut names: Vec<_> =

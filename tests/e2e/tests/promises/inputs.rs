@@ -1,5 +1,4 @@
-//! What a session is made from: several repositories, folders that stay as they are, variables, a
-//! snapshot, a key.
+//! The inputs of a session: several repositories, local folders, variables, a snapshot, a key.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::{SAMPLE, completed};
 
-/// Every file below a folder, `.git` included, with its mode, time and content.
+/// Every file below a folder, `.git` included, with mode, mtime and content.
 fn picture(folder: &Path) -> BTreeMap<PathBuf, (u32, i64, i64, Vec<u8>)> {
     let (mut all, mut folders) = (BTreeMap::new(), vec![folder.to_owned()]);
     while let Some(next) = folders.pop() {
@@ -68,9 +67,9 @@ fn session(ran: &Ran) -> Session {
 const SCRIPTED: [&str; 5] = ["-m", "scripted", "--net", "none", "-d"];
 
 #[tokio::test]
-async fn two_folders_are_worked_on_side_by_side_and_stay_as_they_are() {
+async fn two_folders_are_used_without_being_modified() {
     let host = Host::start().await;
-    // One with git, on a branch of its own and with work in progress; one without.
+    // One git checkout on its own branch with uncommitted work, and one folder without git.
     let (calc, lib) = (folder(&host, "calc"), folder(&host, "other/lib"));
     git(&calc, "init -q -b trunk");
     git(&calc, "add -A");
@@ -112,7 +111,7 @@ async fn two_folders_are_worked_on_side_by_side_and_stay_as_they_are() {
         let told = |line: &str| {
             logs.lines().any(|one| one.starts_with(line) && one.contains(&format!(" of {name} ")))
         };
-        assert!(told("Opened pull request #1") && told("Verified "), "{logs}");
+        assert!(told("Opened pull request #1") && told("Check passed on "), "{logs}");
     }
     let shown = host.show(&made.id).await;
     let bases: Vec<_> =
@@ -134,7 +133,7 @@ async fn two_folders_are_worked_on_side_by_side_and_stay_as_they_are() {
     assert!(turn.contains("+++ b/calc/calc.py") && turn.contains("+++ b/lib/calc.py"), "{turn}");
     assert_eq!((picture(&calc), picture(&lib)), before, "the folders are only read");
 
-    // The key finds it; the same folder is brought up to date, not registered again.
+    // The key returns the same session; the folder is updated and not registered twice.
     let key: Value = host.get("/v1/sessions?key=both").send().await.unwrap().json().await.unwrap();
     assert_eq!(key["items"][0]["id"], json!(made.id));
     fs::write(lib.join("calc.py"), "def add(a, b):\n    return a + b\n").unwrap();
@@ -152,7 +151,7 @@ async fn two_folders_are_worked_on_side_by_side_and_stay_as_they_are() {
 }
 
 #[tokio::test]
-async fn a_session_starts_without_a_repository_or_from_a_snapshot_of_another() {
+async fn session_starts_without_repository_or_from_snapshot() {
     let host = Host::start().await;
     let note = format!(
         "Write.\nscript: {}",
@@ -185,29 +184,29 @@ async fn a_session_starts_without_a_repository_or_from_a_snapshot_of_another() {
 }
 
 #[tokio::test]
-async fn a_folder_that_two_register_at_once_is_registered_once_with_a_token_that_opens_it() {
+async fn concurrent_folder_registration_yields_one_working_token() {
     let host = Host::start().await;
     let lib = folder(&host, "lib");
     std::thread::scope(|scope| {
         let add = || well(host.harvest([OsStr::new("repo"), OsStr::new("add"), lib.as_os_str()]));
         let both = [scope.spawn(add), scope.spawn(add)].map(|one| one.join().unwrap().stderr);
-        assert_eq!(both.iter().filter(|said| said.contains("up to date")).count(), 1, "{both:?}");
+        assert_eq!(both.iter().filter(|said| said.contains("Updated ")).count(), 1, "{both:?}");
     });
-    // It is cloned with the token.
+    // The clone uses the token.
     well(host.harvest(["repo", "build", "lib"]));
 }
 
 #[tokio::test]
-async fn a_copied_folder_works_after_the_server_has_moved_and_goes_when_it_is_forgotten() {
+async fn copied_folder_survives_new_port_until_removed() {
     let mut host = Host::start().await;
     let lib = folder(&host, "lib");
     let lib = lib.to_str().unwrap();
     well(host.harvest(["repo", "add", lib]));
     let again = well(host.harvest(["repo", "add", lib]));
-    assert!(again.stderr.contains("up to date"), "{again:?}");
+    assert!(again.stderr.contains("Updated "), "{again:?}");
     let before = host.url().unwrap();
     host.kill();
-    // Somebody else has the port now: we, unless another test was quicker.
+    // Occupies the old port, unless another test took it first.
     let port = before.rsplit(':').next().unwrap().parse::<u16>().unwrap();
     let _taken = std::net::TcpListener::bind(("127.0.0.1", port)).ok();
     host.up().await;
@@ -227,7 +226,7 @@ async fn a_copied_folder_works_after_the_server_has_moved_and_goes_when_it_is_fo
     let empty = host.home().join("empty");
     fs::create_dir(&empty).unwrap();
     for (arguments, words) in [
-        (["repo", "add", empty.to_str().unwrap()], "there is no file in"),
+        (["repo", "add", empty.to_str().unwrap()], "there are no files in"),
         (["repo", "add", "/nope"], "there is no folder"),
         (["run", "x", "-rnope"], "no repository and no folder `nope`"),
     ] {

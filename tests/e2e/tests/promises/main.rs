@@ -2,38 +2,38 @@
 #![expect(clippy::unwrap_used, reason = "a test that meets an error has failed")]
 
 mod agents;
+mod background_server;
 mod clocks;
-mod crowd;
 mod database;
 mod durable;
 mod exec;
 mod faults_host;
 mod faults_inside;
-mod greedy;
+mod followers;
+mod freeze_pause_restore;
 mod history;
 mod inputs;
-mod inside;
-mod line;
-mod machines;
+mod many_sessions;
+mod network;
+mod prompt_to_pull_request;
 mod quickstart;
-mod raw;
-mod reach;
-mod readers;
 mod readme;
-mod recover;
-mod rests;
+mod recovery;
+mod resource_limits;
 mod sandboxes;
 mod secrets;
-mod service;
+mod standalone_sandboxes;
 mod stop;
 mod storm;
+mod terminals_and_files;
 mod tidy;
 mod upgrade;
+mod with_and_without_server;
 
 use harvest_proto::{EventBody, event::TurnOutcome};
 
-/// A repository whose one test fails until `add` adds. `-B`: a cached module is told from its source by
-/// size and second, and the fix changes neither when it is quick.
+/// A repository whose only test fails until `add` is fixed. `-B`: Python's cache compares size and
+/// mtime in seconds, and a quick fix changes neither.
 const SAMPLE: &[(&str, &str)] = &[
     ("calc.py", "def add(a, b):\n    return a - b\n"),
     (

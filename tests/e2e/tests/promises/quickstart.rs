@@ -1,11 +1,11 @@
-//! The first minute: `harvest quickstart` ends well, twice, and cleans up after itself.
+//! `harvest quickstart` succeeds twice in a row and cleans up.
 
 use std::process::Command;
 
 use harvest_e2e::binary;
 
 #[test]
-fn quickstart_reaches_its_last_line_twice_and_cleans_up() {
+fn quickstart_completes_twice_and_cleans_up() {
     let home = tempfile::Builder::new().prefix("hv").tempdir().unwrap();
     let quickstart = |arguments: &[&str]| {
         let ran = Command::new(binary("harvest"))

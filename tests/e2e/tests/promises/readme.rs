@@ -1,5 +1,4 @@
-//! The commands the README shows, as it shows them, with a folder in place of the URL and the
-//! scripted model in place of a key.
+//! The README's commands, with a folder instead of the URL and the scripted model instead of a key.
 
 use harvest_e2e::{Host, Ran};
 use serde_json::Value;
@@ -20,13 +19,13 @@ fn well(ran: Ran, wanted: &str) -> Ran {
 }
 
 #[tokio::test]
-async fn every_command_of_the_readme_works_in_its_order() {
+async fn readme_commands_work_in_order() {
     let host = Host::start().await;
     host.repository("calc", SAMPLE).await;
     let run = host.harvest(["run", "-r", "calc", "-m", "scripted", "--net", "none", FIX]);
     let run = well(run, "The test passes.");
-    assert!(run.stderr.contains("Verified"), "`run` stays for the evidence: {run:?}");
-    // `-f` follows to the end of the turn; `attach` would stay.
+    assert!(run.stderr.contains("Check passed"), "`run` stays for the evidence: {run:?}");
+    // `-f` returns at the end of the turn; `attach` would not.
     well(
         host.harvest(["send", "-f", "-", "and say so\nscript: [{\"text\": \"It passes.\"}]"]),
         "It passes.",
@@ -45,7 +44,7 @@ async fn every_command_of_the_readme_works_in_its_order() {
 }
 
 #[tokio::test]
-async fn the_sandbox_alone_works_as_the_readme_shows_it() {
+async fn readme_sandbox_commands_work() {
     let host = Host::start().await;
     well(host.harvest(["exec", "--code", "print(6 * 7)", "--lang", "python"]), "42\n");
     let created = well(host.harvest(["sandbox", "create"]), "sbx_");

@@ -1,29 +1,29 @@
-//! Sandboxes of one's own on the real binary: made, copied into and out of, kept, put back, multiplied.
+//! Standalone sandboxes on the real binary: create, copy, snapshot, restore, fork.
 
 use std::fs;
 
-use harvest_e2e::{Host, Machine};
+use harvest_e2e::{Host, OfflineHome};
 use serde_json::Value;
 
 #[test]
 fn a_tree_goes_in_and_comes_back() {
-    let machine = Machine::new();
-    let sandbox = machine.create();
-    let source = machine.path("source");
+    let offline = OfflineHome::new();
+    let sandbox = offline.create();
+    let source = offline.path("source");
     fs::create_dir_all(source.join("a")).unwrap();
     fs::write(source.join("a/file"), "content").unwrap();
     std::os::unix::fs::symlink("../nowhere", source.join("a/link")).unwrap();
     let inside = |path: &str| format!("{sandbox}:{path}");
-    machine.line(&["sandbox", "cp", source.to_str().unwrap(), &inside("/new")]);
+    offline.line(&["sandbox", "cp", source.to_str().unwrap(), &inside("/new")]);
     assert_eq!(
-        machine.shell(&sandbox, "cat /new/a/file; readlink /new/a/link"),
+        offline.shell(&sandbox, "cat /new/a/file; readlink /new/a/link"),
         "content../nowhere"
     );
-    // Into a folder that is there, under its own name.
-    machine.line(&["sandbox", "cp", source.join("a").to_str().unwrap(), "-:/new"]);
-    assert_eq!(machine.shell(&sandbox, "ls /new /new/a"), "/new:\na\n\n/new/a:\nfile\nlink");
-    let target = machine.path("target");
-    machine.line(&["sandbox", "cp", &inside("/new/a"), target.to_str().unwrap()]);
+    // Into an existing folder, under the source's name.
+    offline.line(&["sandbox", "cp", source.join("a").to_str().unwrap(), "-:/new"]);
+    assert_eq!(offline.shell(&sandbox, "ls /new /new/a"), "/new:\na\n\n/new/a:\nfile\nlink");
+    let target = offline.path("target");
+    offline.line(&["sandbox", "cp", &inside("/new/a"), target.to_str().unwrap()]);
     assert_eq!(fs::read_to_string(target.join("file")).unwrap(), "content");
     assert_eq!(fs::read_link(target.join("link")).unwrap().to_str(), Some("../nowhere"));
     for (arguments, words) in [
@@ -33,86 +33,86 @@ fn a_tree_goes_in_and_comes_back() {
         (["/a".to_owned(), "/b".to_owned()], "neither side is in a sandbox"),
         ([inside("/a"), inside("/b")], "one side of a copy is on this machine"),
     ] {
-        let ran = machine.harvest(["sandbox", "cp", &arguments[0], &arguments[1]]);
+        let ran = offline.harvest(["sandbox", "cp", &arguments[0], &arguments[1]]);
         assert!(ran.code == 1 && ran.stderr.contains(words), "{arguments:?}: {ran:?}");
     }
 }
 
 #[test]
-fn forks_go_their_own_ways_and_a_restore_goes_back() {
-    let machine = Machine::new();
-    let sandbox = machine.create();
-    machine.shell(&sandbox, "echo first > /f");
-    let snapshot = machine.line(&["sandbox", "snapshot", &sandbox]);
-    machine.shell(&sandbox, "echo second > /f");
-    let forks = machine.line(&["sandbox", "fork", "-n", "3", &sandbox]);
+fn sandbox_forks_diverge_and_restore_reverts() {
+    let offline = OfflineHome::new();
+    let sandbox = offline.create();
+    offline.shell(&sandbox, "echo first > /f");
+    let snapshot = offline.line(&["sandbox", "snapshot", &sandbox]);
+    offline.shell(&sandbox, "echo second > /f");
+    let forks = offline.line(&["sandbox", "fork", "-n", "3", &sandbox]);
     let forks: Vec<&str> = forks.lines().collect();
     assert_eq!(forks.len(), 3);
     for fork in &forks {
-        assert_eq!(machine.shell(fork, "cat /f"), "second");
-        machine.shell(fork, &format!("echo {fork} > /f"));
+        assert_eq!(offline.shell(fork, "cat /f"), "second");
+        offline.shell(fork, &format!("echo {fork} > /f"));
     }
     for fork in &forks {
-        assert_eq!(machine.shell(fork, "cat /f"), **fork);
+        assert_eq!(offline.shell(fork, "cat /f"), **fork);
     }
     assert_eq!(
-        machine.json(&["snapshot", "ls"]).as_array().unwrap().len(),
+        offline.json(&["snapshot", "ls"]).as_array().unwrap().len(),
         1,
         "a fork leaves none"
     );
-    let anew = machine.line(&["sandbox", "restore", &snapshot]);
-    assert_eq!(machine.shell(&anew, "cat /f"), "first");
-    // In place: the id stays, and what was on the disk is another snapshot.
-    let put_back = machine.json(&["sandbox", "restore", &sandbox, &snapshot]);
+    let anew = offline.line(&["sandbox", "restore", &snapshot]);
+    assert_eq!(offline.shell(&anew, "cat /f"), "first");
+    // In place: the id stays, and the previous disk becomes a snapshot.
+    let put_back = offline.json(&["sandbox", "restore", &sandbox, &snapshot]);
     assert_eq!(put_back["id"], sandbox.as_str());
-    assert_eq!(machine.shell(&sandbox, "cat /f"), "first");
+    assert_eq!(offline.shell(&sandbox, "cat /f"), "first");
     let kept = put_back["kept"].as_str().unwrap();
-    machine.line(&["sandbox", "restore", &sandbox, kept]);
-    assert_eq!(machine.shell(&sandbox, "cat /f"), "second");
-    let from = machine.line(&["sandbox", "create", "--from", &snapshot[..8]]);
-    assert_eq!(machine.shell(&from, "cat /f"), "first");
-    machine.line(&["snapshot", "rm", &snapshot]);
-    assert_eq!(machine.shell(&from, "cat /f"), "first", "what uses it keeps what it uses");
+    offline.line(&["sandbox", "restore", &sandbox, kept]);
+    assert_eq!(offline.shell(&sandbox, "cat /f"), "second");
+    let from = offline.line(&["sandbox", "create", "--from", &snapshot[..8]]);
+    assert_eq!(offline.shell(&from, "cat /f"), "first");
+    offline.line(&["snapshot", "rm", &snapshot]);
+    assert_eq!(offline.shell(&from, "cat /f"), "first", "what uses it keeps what it uses");
 }
 
 #[test]
 fn a_stopped_sandbox_starts_again_with_its_disk() {
-    let machine = Machine::new();
-    let sandbox = machine.create();
-    machine.shell(&sandbox, "echo kept > /f");
-    machine.line(&["sandbox", "stop", &sandbox]);
-    assert_eq!(machine.json(&["sandbox", "inspect", &sandbox])["state"], "dead");
-    let dead = machine.harvest(["exec", &sandbox, "--", "true"]);
+    let offline = OfflineHome::new();
+    let sandbox = offline.create();
+    offline.shell(&sandbox, "echo kept > /f");
+    offline.line(&["sandbox", "stop", &sandbox]);
+    assert_eq!(offline.json(&["sandbox", "inspect", &sandbox])["state"], "dead");
+    let dead = offline.harvest(["exec", &sandbox, "--", "true"]);
     assert!(dead.code == 125 && dead.stderr.contains("harvest sandbox start"), "{dead:?}");
-    let used = machine.json(&["df"]);
+    let used = offline.json(&["df"]);
     assert_eq!(used["sandboxes"][0]["id"], sandbox.as_str(), "{used}");
     assert!(used["images_bytes"].as_u64().unwrap() > 1_000_000, "{used}");
-    // Collecting garbage leaves what somebody may go on with.
-    machine.line(&["gc"]);
-    machine.line(&["sandbox", "start", &sandbox]);
-    assert_eq!(machine.shell(&sandbox, "cat /f"), "kept");
-    machine.line(&["sandbox", "start", &sandbox]);
+    // Garbage collection keeps snapshots that can still be used.
+    offline.line(&["gc"]);
+    offline.line(&["sandbox", "start", &sandbox]);
+    assert_eq!(offline.shell(&sandbox, "cat /f"), "kept");
+    offline.line(&["sandbox", "start", &sandbox]);
 }
 
 #[test]
-fn a_sandbox_is_named_by_its_beginning_and_removed_for_good() {
-    let machine = Machine::new();
-    let sandbox = machine.create();
-    assert_eq!(machine.json(&["sandbox", "inspect", &sandbox[..10]])["id"], sandbox.as_str());
-    assert_eq!(machine.json(&["sandbox", "inspect", &sandbox[4..10]])["image"], "tiny");
-    assert_eq!(machine.line(&["exec", &sandbox[..10], "--", "echo", "hi"]), "hi");
-    let wrong = machine.harvest(["sandbox", "rm", &sandbox, "sbx_nosuch"]);
+fn sandbox_id_prefix_is_accepted_and_rm_deletes() {
+    let offline = OfflineHome::new();
+    let sandbox = offline.create();
+    assert_eq!(offline.json(&["sandbox", "inspect", &sandbox[..10]])["id"], sandbox.as_str());
+    assert_eq!(offline.json(&["sandbox", "inspect", &sandbox[4..10]])["image"], "tiny");
+    assert_eq!(offline.line(&["exec", &sandbox[..10], "--", "echo", "hi"]), "hi");
+    let wrong = offline.harvest(["sandbox", "rm", &sandbox, "sbx_nosuch"]);
     assert_eq!(wrong.code, 1, "a slip in the last must not cost the first: {wrong:?}");
-    assert_eq!(machine.json(&["sandbox", "inspect", "-"])["state"], "running");
-    machine.line(&["sandbox", "rm", "--all"]);
-    assert_eq!(machine.json(&["sandbox", "ls"]), Value::Array(vec![]));
+    assert_eq!(offline.json(&["sandbox", "inspect", "-"])["state"], "running");
+    offline.line(&["sandbox", "rm", "--all"]);
+    assert_eq!(offline.json(&["sandbox", "ls"]), Value::Array(vec![]));
 }
 
 #[test]
-fn what_one_run_leaves_in_its_state_or_in_a_volume_the_next_one_finds() {
-    let machine = Machine::new();
+fn state_and_volumes_persist_between_runs() {
+    let offline = OfflineHome::new();
     let run = |flags: &[&str], script: &str| {
-        machine.harvest(
+        offline.harvest(
             ["exec", "--image", "tiny"].iter().chain(flags).chain(&["--", "sh", "-c", script]),
         )
     };
@@ -124,13 +124,13 @@ fn what_one_run_leaves_in_its_state_or_in_a_volume_the_next_one_finds() {
     assert_eq!(run(&[], "cat /mnt/state/workspace/f").stdout, "state\n");
     assert_ne!(run(&["--no-state"], "ls /mnt/state").code, 0);
     assert_eq!(
-        machine.line(&["volume", "create", "data", "--size", "16m", "--files", "100"]),
+        offline.line(&["volume", "create", "data", "--size", "16m", "--files", "100"]),
         "data"
     );
     assert_eq!(run(&["--no-state", "--volume", "data:/d"], "echo volume > /d/f").code, 0);
     let read_only = run(&["--no-state", "--volume", "data:/d:ro"], "cat /d/f; echo x > /d/g");
     assert!(read_only.code != 0 && read_only.stdout == "volume\n", "{read_only:?}");
-    let sandbox = machine.line(&[
+    let sandbox = offline.line(&[
         "sandbox",
         "create",
         "--image",
@@ -139,14 +139,14 @@ fn what_one_run_leaves_in_its_state_or_in_a_volume_the_next_one_finds() {
         "--volume",
         "data:/d",
     ]);
-    let busy = machine.harvest(["volume", "rm", "data"]);
+    let busy = offline.harvest(["volume", "rm", "data"]);
     assert!(busy.code == 1 && busy.stderr.contains("in use"), "{busy:?}");
-    machine.line(&["sandbox", "rm", &sandbox]);
+    offline.line(&["sandbox", "rm", &sandbox]);
     let names =
         |listed: Value| listed.as_array().unwrap().iter().map(|one| one["name"].clone()).collect();
-    let listed: Vec<Value> = names(machine.json(&["volume", "ls"]));
+    let listed: Vec<Value> = names(offline.json(&["volume", "ls"]));
     assert_eq!(listed, ["data", "exec-state"]);
-    machine.line(&["volume", "rm", "data", "exec-state"]);
+    offline.line(&["volume", "rm", "data", "exec-state"]);
     let missing = run(&["--volume", "data:/d"], "true");
     assert!(
         missing.code == 125 && missing.stderr.contains("harvest volume create data"),
@@ -155,7 +155,7 @@ fn what_one_run_leaves_in_its_state_or_in_a_volume_the_next_one_finds() {
 }
 
 #[tokio::test]
-async fn a_sandbox_of_ones_own_is_in_no_servers_way() {
+async fn standalone_sandbox_does_not_block_server() {
     let mut host = Host::start().await;
     let made = host.harvest(["sandbox", "create", "--image", "claude", "--no-state"]);
     assert_eq!(made.code, 0, "{made:?}");

@@ -1,4 +1,4 @@
-//! Promise 7: a secret is nowhere but in the vault.
+//! Promise 7: secrets are found in the vault only.
 
 use std::{
     io::Write as _,
@@ -24,14 +24,14 @@ const TOKEN: &str = "git-planted-90bd1174c6aa83e2";
 
 #[tokio::test]
 async fn planted_secrets_are_found_nowhere() {
-    // The most talkative log there is: whatever could leak there, does.
+    // The most verbose log level, where leaks would show.
     let (model, calls) = unkind_model().await;
     let env =
         [("ANTHROPIC_API_KEY", KEY), ("HARVEST_ANTHROPIC_URL", &model), ("HARVEST_LOG", "trace")];
     let host = Host::start_with(&env).await;
     host.repository("calc", SAMPLE).await;
     set_secret(&host, "GIT_TOKEN", TOKEN);
-    // A remote that does not take the token: errors are where secrets like to show.
+    // A remote that refuses the token: errors tend to leak secrets.
     let url = format!("{}/forge/calc.git", host.url().unwrap());
     assert_eq!(
         host.harvest(["repo", "add", &url, "--name", "shut", "--secret", "GIT_TOKEN"]).code,
@@ -69,13 +69,13 @@ async fn planted_secrets_are_found_nowhere() {
             .exec(&asked.id, "root", &format!("grep -rlI --exclude-dir=proc {secret} / 2>/dev/null; cat /proc/*/environ 2>/dev/null | grep -c {secret}"))
             .await;
         assert_eq!(inside.trim(), "0", "{secret} is inside the sandbox");
-        // Logs, database, layers and snapshots of the host, in clear.
+        // Logs, database, layers and snapshots on the host.
         let found = Command::new("grep").args(["-rl", secret]).arg(host.home()).output().unwrap();
         assert_eq!(String::from_utf8_lossy(&found.stdout), "", "{secret} is on the host's disk");
     }
 }
 
-/// Stands in for the model's service at its worst: it knows the key, and answers with it.
+/// A stand-in for the model service that echoes the key in its responses.
 async fn unkind_model() -> (String, Arc<AtomicUsize>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -95,7 +95,7 @@ async fn unkind_model() -> (String, Arc<AtomicUsize>) {
                 body.len()
             );
             let _ = stream.write_all(answer.as_bytes()).await;
-            // Read on until the client closes: a reset could overtake the answer.
+            // Reads until the client closes: a reset could overtake the response.
             while stream.read(&mut request).await.is_ok_and(|read| read > 0) {}
         }
     });

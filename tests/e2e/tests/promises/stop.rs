@@ -1,4 +1,4 @@
-//! Promise 5: what a stopped turn started is dead, and the session goes on.
+//! Promise 5: all processes of a stopped turn are dead, and the session continues.
 
 use harvest_e2e::Host;
 use harvest_proto::{EventBody, event::TurnOutcome};
@@ -7,10 +7,10 @@ use serde_json::json;
 use crate::{SAMPLE, completed, turn_ended};
 
 #[tokio::test]
-async fn a_stop_kills_everything_the_turn_started_and_the_next_prompt_runs() {
+async fn stop_kills_all_turn_processes_before_next_prompt() {
     let host = Host::start().await;
     host.repository("calc", SAMPLE).await;
-    // One child in the foreground, one that has left its session and its parent.
+    // One child in the foreground and one that left its session and parent.
     let command = "setsid -f sh -c 'while :; do date +%s%N > /tmp/alive; sleep 0.1; done' >/dev/null 2>&1; \
                    for i in $(seq 600); do sleep 1; done";
     let session = host.session("calc", "Run for ever.", &json!([{ "bash": command }])).await.id;

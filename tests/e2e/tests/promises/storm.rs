@@ -1,6 +1,6 @@
-//! Promises 1 to 4 at once: the server is killed fifty times, at moments nobody chose, while people create
-//! sessions, queue prompts and fork; on PostgreSQL less often, and its connections die, too. The seed is
-//! printed; `HARVEST_STORM_SEED` plays a storm again.
+//! Promises 1 to 4 together: the server is killed fifty times at random moments while clients
+//! create sessions, queue prompts and fork; on PostgreSQL fewer times, with its connections cut
+//! too. The seed is printed; `HARVEST_STORM_SEED` repeats a run.
 
 use std::{
     cell::RefCell,
@@ -17,15 +17,15 @@ use harvest_proto::{
 use reqwest::Method;
 use serde_json::{Value, json};
 
-/// How much of everything there is.
+/// The size of a storm.
 struct Storm {
     kills: usize,
     sessions: usize,
-    /// Of each session.
+    /// Prompts per session.
     prompts: usize,
 }
 
-/// Marsaglia's xorshift: all a storm needs of chance, and the same every time.
+/// Marsaglia's xorshift: a small generator with a fixed seed.
 struct Dice(u64);
 
 impl Dice {
@@ -37,7 +37,7 @@ impl Dice {
     }
 }
 
-/// What somebody wants, until it is answered.
+/// A request until it is answered.
 #[derive(Debug, Clone)]
 enum Wish {
     Create { number: usize },
@@ -45,12 +45,12 @@ enum Wish {
     Fork { of: String, name: String },
 }
 
-/// People who ask until they are answered, each request under a key of its own.
+/// Clients that repeat each request under its own idempotency key until it is answered.
 #[derive(Default)]
 struct People {
     wishes: VecDeque<Wish>,
     known: BTreeMap<String, SessionId>,
-    /// What each session was asked to do, in order.
+    /// The prompts of each session, in order.
     marks: BTreeMap<String, Vec<String>>,
     replayed: usize,
     answered: usize,
@@ -80,7 +80,7 @@ impl People {
         Self { wishes, ..Self::default() }
     }
 
-    /// Asks for one thing after the other, until everything is answered or this is dropped.
+    /// Sends one request after the other until all are answered.
     async fn ask(&mut self, host: &Host, dice: &mut Dice, pace: u64) {
         while let Some(wish) = self.wishes.front().cloned() {
             if pace > 0 {
@@ -95,7 +95,7 @@ impl People {
         }
     }
 
-    /// Whether the server has answered.
+    /// Sends the request once; returns whether it was answered.
     async fn grant(&mut self, host: &Host, wish: &Wish) -> bool {
         let (key, path, body) = match wish {
             Wish::Create { number } => {
@@ -120,7 +120,7 @@ impl People {
         let Ok(answer) = sent else { return false };
         let (status, headers) = (answer.status(), answer.headers().clone());
         let Ok(answer) = answer.json::<Value>().await else { return false };
-        // A server that starts or ends says so; a first turn that has not ended cannot be forked yet.
+        // A starting or stopping server refuses; before its first turn ends a session cannot fork.
         if matches!(answer["code"].as_str(), Some("stopping" | "no_snapshot" | "in_progress")) {
             return false;
         }
@@ -148,12 +148,12 @@ impl People {
 }
 
 #[tokio::test]
-async fn nothing_is_lost_doubled_or_left_behind_in_a_storm_of_fifty_kills() {
+async fn fifty_kills_lose_repeat_and_leak_nothing() {
     rages(&Storm { kills: 50, sessions: 5, prompts: 12 }, None).await;
 }
 
 #[tokio::test]
-async fn nothing_is_lost_doubled_or_left_behind_in_a_storm_on_postgres() {
+async fn kill_storm_on_postgres_loses_nothing() {
     rages(&Storm { kills: 15, sessions: 3, prompts: 6 }, Some(Postgres::shared().database())).await;
 }
 
@@ -163,7 +163,7 @@ async fn rages(storm: &Storm, database: Option<Database>) {
     println!("HARVEST_STORM_SEED={seed}");
     let mut dice = Dice(seed);
     let url = database.as_ref().map(Database::url).unwrap_or_default();
-    // One place fewer than sessions: somebody waits for it all the time.
+    // One slot fewer than sessions, so that one is always waiting.
     let places = (storm.sessions - 1).to_string();
     let mut host = Host::start_with(&[
         ("HARVEST_DATABASE", &url),
@@ -174,7 +174,7 @@ async fn rages(storm: &Storm, database: Option<Database>) {
     .await;
     let mut people = People::new(storm, &mut dice);
     for round in 0..storm.kills {
-        // As in a restart of the database, with a server in the middle of something.
+        // As in a restart of the database while the server is busy.
         if let Some(database) = database.as_ref().filter(|_| round % 3 == 1) {
             host.ready().await;
             database.sql(
@@ -219,7 +219,7 @@ async fn all(host: &Host) -> Vec<Session> {
     serde_json::from_value(page["items"].clone()).unwrap()
 }
 
-/// Waits until the session has nothing to do, then counts.
+/// Waits until the session is idle, then counts its prompts and events.
 async fn everything_ran_once(host: &Host, id: &SessionId, marks: &[String]) {
     let prompts = eventually("every prompt to be over", || async {
         let page: Value =
@@ -232,7 +232,7 @@ async fn everything_ran_once(host: &Host, id: &SessionId, marks: &[String]) {
     .await;
     let asked: Vec<&str> = prompts.iter().map(|one| one.text.lines().next().unwrap()).collect();
     assert_eq!(asked, marks, "each prompt is in the queue once, in its order");
-    // Follows from the beginning, and asserts that numbers neither skip nor repeat.
+    // Follows from the beginning and asserts gapless sequence numbers.
     let events = host.events(id).await;
     for prompt in &prompts {
         let ends: Vec<_> = events
@@ -244,24 +244,24 @@ async fn everything_ran_once(host: &Host, id: &SessionId, marks: &[String]) {
                 _ => None,
             })
             .collect();
-        // No sandbox died in this storm: nothing had a reason to be interrupted.
+        // No sandbox died, so no turn may be interrupted.
         assert_eq!(ends, [TurnOutcome::Completed], "{} of {id}", prompt.text);
         assert_eq!(prompt.status, PromptStatus::Completed);
     }
     let (_, ran) = host.exec(id, "harvest", "cat /home/harvest/ran 2>/dev/null").await;
     let ran: Vec<&str> = ran.lines().collect();
-    // A fork begins with what its source had done.
+    // A fork starts with its source's history.
     let own: Vec<&str> =
         ran.iter().filter(|mark| marks.iter().any(|own| own == *mark)).copied().collect();
     assert_eq!(own, marks, "each ran once, in its order: {ran:?}");
     assert_eq!(ran.iter().collect::<BTreeSet<_>>().len(), ran.len(), "nothing ran twice: {ran:?}");
 }
 
-/// Compares what sessions hold with what is on the machine.
+/// Compares the sessions' records with the sandboxes and snapshots on the host.
 async fn everything_has_an_owner(host: &Host) {
     let group = cgroup_of(host.home()).expect("a zygote lives");
     let told = RefCell::new(String::new());
-    eventually("the machine to hold what sessions hold, and no more", || async {
+    eventually("the host to hold exactly what the sessions hold", || async {
         let wrong = disagreement(host, &group).await?;
         if wrong != *told.borrow() {
             println!("{wrong}");
@@ -277,7 +277,7 @@ async fn everything_has_an_owner(host: &Host) {
     assert_eq!((&waste["layers"], &waste["sandboxes"]), (&json!([]), &json!([])), "{waste}");
 }
 
-/// What is on the machine and of no session, or the reverse.
+/// Sandboxes and snapshots without a session, or the reverse.
 async fn disagreement(host: &Host, group: &str) -> Option<String> {
     let (mut sandboxes, mut snapshots) = (BTreeSet::new(), BTreeSet::new());
     for session in all(host).await {
@@ -300,7 +300,7 @@ async fn disagreement(host: &Host, group: &str) -> Option<String> {
     )
 }
 
-/// All sessions are deleted: only what waits to become a sandbox is there, and then not even that.
+/// After deleting all sessions only standby sandboxes are left, and after `gc --all` none.
 async fn nothing_is_left(mut host: Host) {
     let (home, group) = (host.home().to_owned(), cgroup_of(host.home()).expect("a zygote lives"));
     eventually("everything to be given back", || async {

@@ -1,37 +1,17 @@
-//! The shape of the tree, kept by a test: who may know whom, where unsafe lives, what stays pure.
+//! Rules about the source tree that no compiler checks: which crate may depend on which, where
+//! unsafe code lives, what stays pure, how large module cycles get, and the language.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+mod dependencies;
+mod language;
+mod modules;
+mod source;
 
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
-}
+use std::{fs, path::PathBuf};
 
-fn rust_files(below: &Path) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(below).unwrap().map(|entry| entry.unwrap().path()) {
-        if entry.is_dir() {
-            found.extend(rust_files(&entry));
-        } else if entry.extension().is_some_and(|extension| extension == "rs") {
-            found.push(entry);
-        }
-    }
-    found
-}
+use source::{crates, root, rust_files};
 
-fn crates() -> Vec<String> {
-    let mut names: Vec<String> = fs::read_dir(root().join("crates"))
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
-    names.sort();
-    names
-}
-
-/// The crates of ours that a crate's manifest names.
-fn knows(name: &str) -> Vec<String> {
+/// The crates of this workspace that a crate's manifest names as run-time dependencies.
+fn dependencies(name: &str) -> Vec<String> {
     let manifest = fs::read_to_string(root().join(format!("crates/{name}/Cargo.toml"))).unwrap();
     let runtime = manifest.split("[dev-dependencies]").next().unwrap();
     runtime
@@ -42,32 +22,46 @@ fn knows(name: &str) -> Vec<String> {
 }
 
 #[test]
-fn no_arrow_points_up() {
-    let may_know: &[(&str, &[&str])] = &[
+fn crate_dependencies_follow_the_allowed_table() {
+    let allowed: &[(&str, &[&str])] = &[
         ("proto", &[]),
         ("store", &["proto"]),
         ("engine", &["proto"]),
+        ("images", &["proto", "engine"]),
         ("gateway", &["proto"]),
-        ("github", &["proto"]),
+        ("forge", &["proto"]),
         ("supervisor", &["proto"]),
-        ("session", &["proto", "store", "gateway", "github"]),
-        ("providers", &["proto", "engine", "session"]),
-        ("server", &["proto", "session", "github"]),
+        ("session", &["proto", "store", "gateway", "forge"]),
+        ("providers", &["proto", "engine", "images", "session"]),
+        ("server", &["proto", "session", "forge"]),
         (
             "harvest",
-            &["proto", "engine", "gateway", "github", "providers", "server", "session", "store"],
+            &[
+                "proto",
+                "engine",
+                "images",
+                "gateway",
+                "forge",
+                "providers",
+                "server",
+                "session",
+                "store",
+            ],
         ),
     ];
-    assert_eq!(crates().len(), may_know.len(), "a new crate is a review topic: add it here");
-    for (name, allowed) in may_know {
-        for known in knows(name) {
-            assert!(allowed.contains(&known.as_str()), "`{name}` must not know `{known}`");
+    assert_eq!(crates().len(), allowed.len(), "a new crate is a review topic: add it here");
+    for (name, allowed) in allowed {
+        for dependency in dependencies(name) {
+            assert!(
+                allowed.contains(&dependency.as_str()),
+                "`{name}` must not depend on `{dependency}`"
+            );
         }
     }
 }
 
 #[test]
-fn only_the_engine_has_unsafe_code() {
+fn unsafe_code_lives_only_in_engine() {
     for name in crates().iter().filter(|name| *name != "engine") {
         let source = root().join(format!("crates/{name}/src"));
         let main = [source.join("lib.rs"), source.join("main.rs")]
@@ -87,28 +81,22 @@ fn decide_is_pure() {
     let source = root().join("crates/session/src");
     let files: Vec<PathBuf> = rust_files(&source)
         .into_iter()
-        .filter(|path| path.strip_prefix(&source).unwrap().to_string_lossy().starts_with("decide"))
+        .filter(|path| path.strip_prefix(&source).unwrap().starts_with("decide"))
         .collect();
     assert!(!files.is_empty(), "decide has moved");
+    let banned =
+        ["tokio", ".await", "async fn", "SystemTime", "Instant::now", "harvest_store", "std::fs"];
     for file in files {
         let text = fs::read_to_string(&file).unwrap();
-        for word in [
-            "tokio",
-            ".await",
-            "async fn",
-            "SystemTime",
-            "Instant::now",
-            "harvest_store",
-            "std::fs",
-        ] {
+        for word in banned {
             assert!(!text.contains(word), "{} must not use `{word}`", file.display());
         }
     }
 }
 
 #[test]
-fn every_file_opens_with_what_it_is_for() {
-    for folder in ["crates", "tests"] {
+fn every_file_has_a_module_doc() {
+    for folder in ["crates", "tests", "bench"] {
         for file in rust_files(&root().join(folder)) {
             let text = fs::read_to_string(&file).unwrap();
             assert!(text.starts_with("//!"), "{} has no module doc", file.display());
@@ -117,7 +105,7 @@ fn every_file_opens_with_what_it_is_for() {
 }
 
 #[test]
-fn no_file_grows_beyond_800_lines() {
+fn no_file_exceeds_800_lines() {
     for file in rust_files(&root().join("crates")) {
         let text = fs::read_to_string(&file).unwrap();
         let code = text.split("#[cfg(test)]").next().unwrap().lines().count();
@@ -126,19 +114,25 @@ fn no_file_grows_beyond_800_lines() {
 }
 
 #[test]
-fn every_path_named_in_the_documents_exists() {
-    for document in ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md"] {
-        let text = fs::read_to_string(root().join(document)).unwrap();
-        for word in text.split(['`', '(', ')', ' ', '\n', '|']) {
+fn documented_paths_exist() {
+    let mut documents: Vec<PathBuf> =
+        ["README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "SECURITY.md"]
+            .map(|name| root().join(name))
+            .to_vec();
+    for folder in ["docs", "docs/decisions"] {
+        let entries = fs::read_dir(root().join(folder)).unwrap().map(|entry| entry.unwrap().path());
+        documents.extend(entries.filter(|path| path.extension().is_some_and(|end| end == "md")));
+    }
+    for document in documents {
+        let text = fs::read_to_string(&document).unwrap();
+        for word in text.split(['`', '(', ')', ' ', '\n', '|', '"']) {
             let path = word.trim_end_matches(['.', ',', ':', ';']);
             let ours = ["crates/", "docs/", "tests/", "images/", "bench/"];
             if ours.iter().any(|prefix| path.starts_with(prefix))
-                && !path.contains(['*', '{', '<', '…'])
+                && !path.contains(['*', '{', '<', '…', '$'])
             {
-                assert!(
-                    root().join(path).exists(),
-                    "{document} names `{path}`, which is not there"
-                );
+                let found = root().join(path).exists();
+                assert!(found, "{} names `{path}`, which does not exist", document.display());
             }
         }
     }

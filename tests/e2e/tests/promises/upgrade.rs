@@ -1,5 +1,6 @@
-//! The binary is replaced while sandboxes live: supervisors of this and the last version of the bridge are
-//! adopted, any other is ended with its work kept and the reason told.
+//! The binary is replaced while sandboxes run: a supervisor with another version of the bridge is
+//! stopped, its work is saved and the reason reported. One with the same version is adopted, which
+//! `durable.rs` tests.
 
 use std::{fs, path::PathBuf};
 
@@ -19,10 +20,10 @@ use tokio::{
 
 use crate::{completed, turn_ended};
 
-/// Stands before a session's supervisor and has it say another version.
-struct Disguise(JoinHandle<()>);
+/// A proxy in front of a supervisor that changes the version in its greeting.
+struct VersionProxy(JoinHandle<()>);
 
-impl Disguise {
+impl VersionProxy {
     fn before(host: &Host, session: &Session, version: u32) -> Self {
         let sandbox = session.sandbox.as_ref().expect("the session has a sandbox");
         let socket: PathBuf = host.home().join("run").join(sandbox.part()).join("bridge.sock");
@@ -38,7 +39,7 @@ impl Disguise {
     }
 }
 
-impl Drop for Disguise {
+impl Drop for VersionProxy {
     fn drop(&mut self) {
         self.0.abort();
     }
@@ -48,21 +49,21 @@ async fn carry(server: UnixStream, supervisor: UnixStream, version: u32) {
     let ((mut from_server, mut to_server), (mut from_supervisor, mut to_supervisor)) =
         (server.into_split(), supervisor.into_split());
     tokio::spawn(async move { tokio::io::copy(&mut from_server, &mut to_supervisor).await });
-    // Its first words are a small frame that has the version in it.
+    // The first frame is small and contains the version.
     let mut first = vec![0; 64 * 1024];
     let Ok(count) = from_supervisor.read(&mut first).await else { return };
-    let (said, says) = (format!("\"version\":{VERSION}"), format!("\"version\":{version}"));
-    let Some(at) = first[..count].windows(said.len()).position(|word| word == said.as_bytes())
+    let (real, changed) = (format!("\"version\":{VERSION}"), format!("\"version\":{version}"));
+    let Some(at) = first[..count].windows(real.len()).position(|bytes| bytes == real.as_bytes())
     else {
         return;
     };
-    first[at..at + says.len()].copy_from_slice(says.as_bytes());
+    first[at..at + changed.len()].copy_from_slice(changed.as_bytes());
     if to_server.write_all(&first[..count]).await.is_ok() {
         let _ = tokio::io::copy(&mut from_supervisor, &mut to_server).await;
     }
 }
 
-async fn begun(host: &Host) -> SessionId {
+async fn session_in_a_turn(host: &Host) -> SessionId {
     let script = json!([
         { "bash": "echo before > ~/work; until [ -e ~/go ]; do sleep 0.05; done; echo after >> ~/work" },
         { "text": "done" },
@@ -79,48 +80,37 @@ async fn begun(host: &Host) -> SessionId {
 }
 
 #[tokio::test]
-async fn a_supervisor_of_the_last_version_is_adopted_in_the_middle_of_its_turn() {
-    let mut host = Host::start().await;
-    let session = begun(&host).await;
-    let before = host.show(&session).await;
-    host.kill();
-    let _old = Disguise::before(&host, &before, VERSION - 1);
-    host.up().await;
-    host.exec(&session, "harvest", "touch ~/go").await;
-    let end = host.follow(session.clone()).until("the turn to end", turn_ended).await;
-    assert!(completed(&end.body), "{:?}", end.body);
-    let after = host.show(&session).await;
-    assert_eq!(
-        (after.sandbox, after.epoch),
-        (before.sandbox, before.epoch),
-        "it is the same sandbox"
-    );
-    assert_eq!(host.exec(&session, "harvest", "cat ~/work").await.1, "before\nafter\n");
+async fn older_supervisor_version_is_stopped_with_work_saved() {
+    stopped_with_work_saved(VERSION - 1).await;
 }
 
 #[tokio::test]
-async fn a_supervisor_nobody_understands_is_ended_with_its_work_kept_and_the_reason_told() {
+async fn newer_supervisor_version_is_stopped_with_work_saved() {
+    stopped_with_work_saved(VERSION + 1).await;
+}
+
+async fn stopped_with_work_saved(version: u32) {
     let mut host = Host::start().await;
-    let session = begun(&host).await;
+    let session = session_in_a_turn(&host).await;
     let before = host.show(&session).await;
     host.kill();
-    let _strange = Disguise::before(&host, &before, VERSION + 8);
+    let _proxy = VersionProxy::before(&host, &before, version);
     host.up().await;
     let mut follower = host.follow(session.clone());
     let end = follower.until("the turn to end", turn_ended).await;
-    let EventBody::TurnEnded { outcome: TurnOutcome::Interrupted, error: Some(told), .. } =
+    let EventBody::TurnEnded { outcome: TurnOutcome::Interrupted, error: Some(error), .. } =
         &end.body
     else {
         panic!("{:?}", end.body)
     };
-    assert!(told.contains("version"), "{told}");
+    assert!(error.contains("version"), "{error}");
     let recovered = |body: &EventBody| {
         matches!(body, EventBody::SnapshotTaken { kind: SnapshotKind::Recovered, .. })
     };
     follower.until("its work to be kept", recovered).await;
     let over = |body: &EventBody| matches!(body, EventBody::SandboxEnded { reason, .. } if reason.contains("version"));
     follower.until("the reason", over).await;
-    // It goes on in a sandbox of today.
+    // The session continues in a sandbox of this version.
     host.prompt(&session, "Go on.", &json!([{ "bash": "cat ~/work" }, { "text": "on" }])).await;
     follower.after(end.seq, "the next turn", completed).await;
     assert_eq!(host.exec(&session, "harvest", "cat ~/work").await.1, "before\n");

@@ -1,4 +1,4 @@
-//! Of a disk that is in use.
+//! Capturing a disk that is in use.
 
 use std::{
     cell::{Cell, RefCell},
@@ -12,9 +12,9 @@ use proptest::prelude::*;
 use rustix::fs::Mode;
 
 use super::{
-    super::{capture::LONGEST_CHAIN, index::Index, *},
+    super::{capture::MAX_CHAIN, index::Index, *},
     edits::{Edit, any_edit, edit},
-    machine::{BASE, Machine, apart, describe},
+    test_disk::{BASE, TestDisk, describe, in_mount_namespace},
 };
 use crate::tree;
 
@@ -22,42 +22,44 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
     #[test]
-    fn the_layers_of_a_capture_show_what_the_sandbox_shows(
+    fn captured_layers_show_what_the_sandbox_shows(
         turns in proptest::collection::vec(proptest::collection::vec(any_edit(), 0..10), 1..6),
     ) {
-        let differences = apart(move || {
-            let machine = Machine::new();
-            machine.mount();
-            let mut taken = Vec::new();
+        let differences = in_mount_namespace(move || {
+            let test = TestDisk::new();
+            test.mount();
+            let mut captures = Vec::new();
             for edits in turns {
-                // Some before the first pass, the rest while it has been made and nothing stands still yet.
+                // Half of the edits happen before the first pass, half between it and the freeze.
                 let (before, meanwhile) = edits.split_at(edits.len() / 2);
                 for one in before {
-                    edit(&machine.path("merged"), one);
+                    edit(&test.path("merged"), one);
                 }
                 let live = RefCell::default();
                 let freeze = || {
                     for one in meanwhile {
-                        edit(&machine.path("merged"), one);
+                        edit(&test.path("merged"), one);
                     }
-                    *live.borrow_mut() = describe(&machine.path("merged"));
+                    *live.borrow_mut() = describe(&test.path("merged"));
                     Ok(())
                 };
-                let still = Still { runs: true, freeze: &freeze, thaw: &|| Ok(()) };
-                let captured = machine.disk.capture(&machine.sandbox, &SnapshotId::random(), &still).unwrap();
-                taken.push((live.into_inner(), captured.snapshot));
+                let freezer = FreezeControl { is_running: true, freeze: &freeze, thaw: &|| Ok(()) };
+                let id = SnapshotId::random();
+                let captured = test.disk.capture(&test.sandbox, &id, &freezer).unwrap();
+                captures.push((live.into_inner(), captured.snapshot));
             }
-            // All at the end: later captures must not disturb earlier ones.
-            taken.into_iter().map(|(live, snapshot)| (live, machine.shown(&snapshot))).collect::<Vec<_>>()
+            // Compared at the end: later captures must not affect earlier ones.
+            let captured = |(live, snapshot)| (live, test.merged_view(&snapshot));
+            captures.into_iter().map(captured).collect::<Vec<_>>()
         });
-        for (live, kept) in differences {
-            prop_assert_eq!(live, kept);
+        for (live, captured) in differences {
+            prop_assert_eq!(live, captured);
         }
     }
 }
 
 #[test]
-fn what_changes_between_the_passes_is_captured_as_it_is_in_the_end() {
+fn changes_between_the_passes_are_captured() {
     let text = |path: &str| path.to_owned();
     let before = [
         Edit::Write(text("kept"), 1),
@@ -69,7 +71,7 @@ fn what_changes_between_the_passes_is_captured_as_it_is_in_the_end() {
         Edit::Folder(text("filled")),
         Edit::Remove(text("f")),
         Edit::Remove(text("d")),
-        Edit::Settle,
+        Edit::WaitForClock,
     ];
     let meanwhile = [
         Edit::Write(text("changed"), 2),
@@ -83,10 +85,10 @@ fn what_changes_between_the_passes_is_captured_as_it_is_in_the_end() {
         Edit::Remove(text("a/b")),
         Edit::Write(text("new"), 2),
     ];
-    let (live, kept) = apart(move || {
-        let machine = Machine::new();
-        machine.mount();
-        let merged = machine.path("merged");
+    let (live, captured) = in_mount_namespace(move || {
+        let test = TestDisk::new();
+        test.mount();
+        let merged = test.path("merged");
         for one in &before {
             edit(&merged, one);
         }
@@ -98,53 +100,52 @@ fn what_changes_between_the_passes_is_captured_as_it_is_in_the_end() {
             *live.borrow_mut() = describe(&merged);
             Ok(())
         };
-        let still = Still { runs: true, freeze: &freeze, thaw: &|| Ok(()) };
-        let captured =
-            machine.disk.capture(&machine.sandbox, &SnapshotId::random(), &still).unwrap();
-        (live.into_inner(), machine.shown(&captured.snapshot))
+        let freezer = FreezeControl { is_running: true, freeze: &freeze, thaw: &|| Ok(()) };
+        let captured = test.disk.capture(&test.sandbox, &SnapshotId::random(), &freezer).unwrap();
+        (live.into_inner(), test.merged_view(&captured.snapshot))
     });
-    assert_eq!(live, kept);
+    assert_eq!(live, captured);
 }
 
 #[test]
 fn an_unchanged_sandbox_adds_no_layer() {
-    let machine = Machine::new();
-    fs::write(machine.path("upper/new"), "1").unwrap();
-    edit(&machine.path("upper"), &Edit::Settle);
-    let first = machine.capture().unwrap();
+    let test = TestDisk::new();
+    fs::write(test.path("upper/new"), "1").unwrap();
+    edit(&test.path("upper"), &Edit::WaitForClock);
+    let first = test.capture().unwrap();
     assert_eq!(first.snapshot.layers.len(), 2);
-    let second = machine.capture().unwrap();
+    let second = test.capture().unwrap();
     assert_eq!((second.names, second.snapshot.layers), (0, first.snapshot.layers));
 }
 
 #[test]
-fn a_change_in_the_same_tick_as_the_capture_is_not_missed() {
-    let machine = Machine::new();
-    fs::write(machine.path("upper/file"), "1").unwrap();
-    let before = fs::metadata(machine.path("upper/file")).unwrap().modified().unwrap();
-    machine.capture().unwrap();
-    // The same inode and length; only the content tells, and perhaps not even the time.
-    fs::write(machine.path("upper/file"), "2").unwrap();
+fn changes_in_the_same_clock_tick_are_captured() {
+    let test = TestDisk::new();
+    fs::write(test.path("upper/file"), "1").unwrap();
+    let before = fs::metadata(test.path("upper/file")).unwrap().modified().unwrap();
+    test.capture().unwrap();
+    // Same inode, length and mtime, perhaps even the same ctime: only the content differs.
+    fs::write(test.path("upper/file"), "2").unwrap();
     fs::File::options()
         .write(true)
-        .open(machine.path("upper/file"))
+        .open(test.path("upper/file"))
         .unwrap()
         .set_modified(before)
         .unwrap();
-    let second = machine.capture().unwrap().snapshot;
-    let layer = machine.disk.layer_path(second.layers.last().unwrap()).unwrap();
+    let second = test.capture().unwrap().snapshot;
+    let layer = test.disk.layer_path(second.layers.last().unwrap()).unwrap();
     assert_eq!(fs::read(layer.join("file")).unwrap(), b"2");
 }
 
 #[test]
-fn a_sparse_file_stays_sparse_and_shared_names_stay_shared() {
-    let machine = Machine::new();
-    let file = fs::File::create(machine.path("upper/sparse")).unwrap();
+fn captures_keep_holes_and_hard_links() {
+    let test = TestDisk::new();
+    let file = fs::File::create(test.path("upper/sparse")).unwrap();
     file.set_len(64 << 20).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, b"end", (64 << 20) - 3).unwrap();
-    fs::hard_link(machine.path("upper/sparse"), machine.path("upper/twin")).unwrap();
-    let snapshot = machine.capture().unwrap().snapshot;
-    let layer = machine.disk.layer_path(snapshot.layers.last().unwrap()).unwrap();
+    fs::hard_link(test.path("upper/sparse"), test.path("upper/twin")).unwrap();
+    let snapshot = test.capture().unwrap().snapshot;
+    let layer = test.disk.layer_path(snapshot.layers.last().unwrap()).unwrap();
     let copy = fs::metadata(layer.join("sparse")).unwrap();
     assert_eq!((copy.len(), copy.nlink()), (64 << 20, 2));
     assert!(copy.blocks() * 512 < 1 << 20, "{} blocks", copy.blocks());
@@ -152,112 +153,112 @@ fn a_sparse_file_stays_sparse_and_shared_names_stay_shared() {
 }
 
 #[test]
-fn a_link_in_the_sandbox_leads_nowhere() {
-    let machine = Machine::new();
-    let outside = machine.disk.home().join("outside");
+fn captures_follow_no_links() {
+    let test = TestDisk::new();
+    let outside = test.disk.home.path().join("outside");
     fs::create_dir(&outside).unwrap();
     fs::write(outside.join("secret"), "host").unwrap();
-    symlink(&outside, machine.path("upper/folder")).unwrap();
-    symlink(outside.join("secret"), machine.path("upper/file")).unwrap();
-    let snapshot = machine.capture().unwrap().snapshot;
-    let layer = machine.disk.layer_path(snapshot.layers.last().unwrap()).unwrap();
+    symlink(&outside, test.path("upper/folder")).unwrap();
+    symlink(outside.join("secret"), test.path("upper/file")).unwrap();
+    let snapshot = test.capture().unwrap().snapshot;
+    let layer = test.disk.layer_path(snapshot.layers.last().unwrap()).unwrap();
     assert!(layer.join("folder").is_symlink() && layer.join("file").is_symlink());
-    // The writable layer itself replaced by a link is refused.
-    fs::rename(machine.path("upper"), machine.path("elsewhere")).unwrap();
-    symlink(&outside, machine.path("upper")).unwrap();
-    assert!(machine.capture().is_err());
+    // A link in place of the writable layer itself is refused.
+    fs::rename(test.path("upper"), test.path("elsewhere")).unwrap();
+    symlink(&outside, test.path("upper")).unwrap();
+    assert!(test.capture().is_err());
 }
 
 #[test]
 fn a_failed_capture_thaws_and_leaves_nothing() {
-    let machine = Machine::new();
-    fs::write(machine.path("upper/file"), "1").unwrap();
-    let said = RefCell::new(Vec::new());
+    let test = TestDisk::new();
+    fs::write(test.path("upper/file"), "1").unwrap();
+    let calls = RefCell::new(Vec::new());
     let frozen = Cell::new(false);
-    let still = Still {
-        runs: true,
+    let freezer = FreezeControl {
+        is_running: true,
         freeze: &|| {
-            said.borrow_mut().push("freeze");
+            calls.borrow_mut().push("freeze");
             frozen.set(true);
-            // A folder that stands for another one cannot be kept.
-            let folder = machine.path("upper/moved");
+            // A redirected folder cannot be captured.
+            let folder = test.path("upper/moved");
             fs::create_dir(&folder).unwrap();
             let flags = rustix::fs::XattrFlags::empty();
             rustix::fs::setxattr(&folder, c"trusted.overlay.redirect", b"/a", flags).unwrap();
             Ok(())
         },
         thaw: &|| {
-            said.borrow_mut().push("thaw");
+            calls.borrow_mut().push("thaw");
             frozen.set(false);
             Ok(())
         },
     };
     let id = SnapshotId::random();
-    assert!(machine.disk.capture(&machine.sandbox, &id, &still).is_err());
+    assert!(test.disk.capture(&test.sandbox, &id, &freezer).is_err());
     assert!(!frozen.get());
-    assert_eq!(*said.borrow(), ["freeze", "thaw"]);
-    assert_eq!(machine.disk.snapshot(&id).unwrap(), None);
-    assert!(disk::names_in(&machine.disk.partial()).unwrap().is_empty());
-    assert_eq!(disk::names_in(&machine.disk.layers()).unwrap(), [BASE]);
+    assert_eq!(*calls.borrow(), ["freeze", "thaw"]);
+    assert_eq!(test.disk.snapshot(&id).unwrap(), None);
+    assert!(disk::names_in(&test.disk.home.partial()).unwrap().is_empty());
+    assert_eq!(disk::names_in(&test.disk.home.layers()).unwrap(), [BASE]);
 }
 
 #[test]
-fn a_capture_asked_for_twice_is_taken_once() {
-    let machine = Machine::new();
+fn a_repeated_capture_returns_the_first_snapshot() {
+    let test = TestDisk::new();
     let id = SnapshotId::random();
-    fs::write(machine.path("upper/file"), "1").unwrap();
-    let first = machine.capture_as(&id).unwrap().snapshot;
-    fs::write(machine.path("upper/file"), "2").unwrap();
-    assert_eq!(machine.capture_as(&id).unwrap().snapshot, first);
+    fs::write(test.path("upper/file"), "1").unwrap();
+    let first = test.capture_as(&id).unwrap().snapshot;
+    fs::write(test.path("upper/file"), "2").unwrap();
+    assert_eq!(test.capture_as(&id).unwrap().snapshot, first);
 }
 
 #[test]
-fn a_capture_retried_after_a_crash_at_any_step_is_whole() {
+fn a_capture_retried_after_any_crash_is_complete() {
     for crash in ["partial", "layer", "captures"] {
-        let machine = Machine::new();
+        let test = TestDisk::new();
         let id = SnapshotId::random();
         let layer = layer_of(&id);
-        fs::write(machine.path("upper/file"), "1").unwrap();
+        fs::write(test.path("upper/file"), "1").unwrap();
         match crash {
             "partial" => {
-                fs::create_dir(machine.disk.partial().join(layer.as_str())).unwrap();
-                fs::write(machine.disk.partial().join(layer.as_str()).join("torn"), "").unwrap();
+                fs::create_dir(test.disk.home.partial().join(layer.as_str())).unwrap();
+                fs::write(test.disk.home.partial().join(layer.as_str()).join("torn"), "").unwrap();
             }
-            "layer" => fs::create_dir(machine.disk.layers().join(layer.as_str())).unwrap(),
+            "layer" => fs::create_dir(test.disk.home.layers().join(layer.as_str())).unwrap(),
             _ => {
-                machine.capture_as(&id).unwrap();
-                machine.disk.snapshot_remove(&id).unwrap();
-                fs::write(machine.path("upper/file"), "2").unwrap();
+                test.capture_as(&id).unwrap();
+                test.disk.snapshot_remove(&id).unwrap();
+                fs::write(test.path("upper/file"), "2").unwrap();
             }
         }
         let id = if crash == "captures" { SnapshotId::random() } else { id };
-        let snapshot = machine.capture_as(&id).unwrap().snapshot;
+        let snapshot = test.capture_as(&id).unwrap().snapshot;
         let expected = if crash == "captures" { b"2" } else { b"1" };
-        let top = machine.disk.layer_path(snapshot.layers.last().unwrap()).unwrap();
+        let top = test.disk.layer_path(snapshot.layers.last().unwrap()).unwrap();
         assert_eq!(fs::read(top.join("file")).unwrap(), expected, "{crash}");
         assert!(!top.join("torn").exists());
     }
 }
 
 #[test]
-fn a_capture_that_only_lacked_its_record_loses_nothing_when_it_is_retried() {
-    for retry in ["capture", "end"] {
-        let machine = Machine::new();
+fn retrying_a_capture_without_record_loses_nothing() {
+    for retry in ["capture", "save"] {
+        let test = TestDisk::new();
         let id = SnapshotId::random();
-        fs::write(machine.path("upper/before"), "1").unwrap();
-        machine.capture_as(&id).unwrap();
-        machine.disk.snapshot_remove(&id).unwrap();
-        fs::write(machine.path("upper/between"), "2").unwrap();
-        let between = machine.capture().unwrap().snapshot;
-        fs::write(machine.path("upper/since"), "3").unwrap();
+        fs::write(test.path("upper/before"), "1").unwrap();
+        test.capture_as(&id).unwrap();
+        test.disk.snapshot_remove(&id).unwrap();
+        fs::write(test.path("upper/between"), "2").unwrap();
+        let between = test.capture().unwrap().snapshot;
+        fs::write(test.path("upper/since"), "3").unwrap();
         let retried = match retry {
-            "capture" => machine.capture_as(&id).unwrap().snapshot,
-            _ => machine.end_as(&id).unwrap(),
+            "capture" => test.capture_as(&id).unwrap().snapshot,
+            _ => test.save_as(&id).unwrap(),
         };
-        // A layer above hides nothing of these, so where one is does not matter.
+        // No layer hides these files, so the order of the layers does not matter.
         let has = |snapshot: &Snapshot, file: &str| {
             let mut layers =
-                snapshot.layers.iter().map(|layer| machine.disk.layer_path(layer).unwrap());
+                snapshot.layers.iter().map(|layer| test.disk.layer_path(layer).unwrap());
             layers.any(|layer| layer.join(file).exists())
         };
         assert!(["before", "between", "since"].iter().all(|file| has(&retried, file)), "{retry}");
@@ -270,94 +271,102 @@ fn a_capture_that_only_lacked_its_record_loses_nothing_when_it_is_retried() {
 }
 
 #[test]
-fn a_long_chain_of_captures_is_started_anew() {
-    let machine = Machine::new();
+fn long_chains_of_captures_are_replaced_by_one() {
+    let test = TestDisk::new();
     let mut last = None;
-    for turn in 0..=LONGEST_CHAIN {
-        fs::write(machine.path("upper/file"), turn.to_string()).unwrap();
-        fs::write(machine.path(&format!("upper/file-{turn}")), "").unwrap();
-        last = Some(machine.capture().unwrap().snapshot);
+    for turn in 0..=MAX_CHAIN {
+        fs::write(test.path("upper/file"), turn.to_string()).unwrap();
+        fs::write(test.path(&format!("upper/file-{turn}")), "").unwrap();
+        last = Some(test.capture().unwrap().snapshot);
     }
     let last = last.unwrap();
     assert_eq!(last.layers.len(), 2);
-    let layer = machine.disk.layer_path(&last.layers[1]).unwrap();
-    assert_eq!(fs::read(layer.join("file")).unwrap(), LONGEST_CHAIN.to_string().as_bytes());
+    let layer = test.disk.layer_path(&last.layers[1]).unwrap();
+    assert_eq!(fs::read(layer.join("file")).unwrap(), MAX_CHAIN.to_string().as_bytes());
     assert!(layer.join("file-0").exists());
 }
 
 #[test]
-fn a_snapshot_is_durable_after_a_sync_in_the_same_run_of_the_kernel() {
-    let machine = Machine::new();
-    let (ours, torn) = (machine.capture().unwrap().snapshot, machine.capture().unwrap().snapshot);
+fn a_sync_makes_snapshots_of_this_boot_durable() {
+    let test = TestDisk::new();
+    let (ours, torn) = (test.capture().unwrap().snapshot, test.capture().unwrap().snapshot);
     assert!(!ours.durable);
-    let record = Record { snapshot: torn.clone(), boot: "an earlier one".to_owned() };
-    disk::write_record(&machine.disk.snapshot_path(&torn.id), &record).unwrap();
-    machine.disk.snapshots_sync().unwrap();
-    assert!(machine.disk.snapshot(&ours.id).unwrap().unwrap().durable);
-    assert!(!machine.disk.snapshot(&torn.id).unwrap().unwrap().durable);
+    let record = SnapshotRecord { snapshot: torn.clone(), boot: "an earlier one".to_owned() };
+    disk::write_record(&test.disk.snapshot_path(&torn.id), &record).unwrap();
+    test.disk.snapshots_sync().unwrap();
+    assert!(test.disk.snapshot(&ours.id).unwrap().unwrap().durable);
+    assert!(!test.disk.snapshot(&torn.id).unwrap().unwrap().durable);
 }
 
-/// Digs folders with names of 200 bytes below `upper`; no path can name the last of them.
-fn dig(upper: &Path, depth: usize) -> tree::Trail {
+/// Creates nested folders with names of 200 bytes below `upper`, deeper than PATH_MAX.
+fn create_deep_tree(upper: &Path, depth: usize) -> tree::DirStack {
     use std::os::fd::AsFd;
     let name = CString::new("n".repeat(200)).unwrap();
-    let mut trail = tree::Trail::new(tree::open_root(upper).unwrap().as_fd()).unwrap();
+    let mut dirs = tree::DirStack::new(tree::open_root(upper).unwrap().as_fd()).unwrap();
     for _ in 0..depth {
-        match rustix::fs::mkdirat(trail.here(), &name, Mode::RWXU) {
-            Ok(()) | Err(rustix::io::Errno::EXIST) => trail.down(&name).unwrap(),
+        match rustix::fs::mkdirat(dirs.current(), &name, Mode::RWXU) {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => dirs.descend(&name).unwrap(),
             Err(error) => panic!("{error}"),
         }
     }
-    trail
+    dirs
 }
 
 #[test]
-fn a_tree_deeper_than_any_path_is_captured_measured_and_deleted() {
+fn trees_of_any_depth_are_captured_and_deleted() {
     const DEPTH: usize = 300;
-    let machine = Machine::new();
-    let (upper, file) = (machine.path("upper"), CString::new("bottom").unwrap());
-    let bottom = dig(&upper, DEPTH);
-    drop(rustix::fs::openat(bottom.here(), &file, rustix::fs::OFlags::CREATE, Mode::RUSR).unwrap());
-    edit(&upper, &Edit::Settle);
-    let first = machine.capture().unwrap();
+    let test = TestDisk::new();
+    let (upper, file) = (test.path("upper"), CString::new("bottom").unwrap());
+    let bottom = create_deep_tree(&upper, DEPTH);
+    drop(
+        rustix::fs::openat(bottom.current(), &file, rustix::fs::OFlags::CREATE, Mode::RUSR)
+            .unwrap(),
+    );
+    edit(&upper, &Edit::WaitForClock);
+    let first = test.capture().unwrap();
     assert_eq!(first.names, DEPTH as u64 + 1);
-    assert_eq!(machine.capture().unwrap().names, 0, "nothing has changed");
-    rustix::fs::unlinkat(bottom.here(), &file, rustix::fs::AtFlags::empty()).unwrap();
-    let second = machine.capture().unwrap();
+    assert_eq!(test.capture().unwrap().names, 0, "nothing has changed");
+    rustix::fs::unlinkat(bottom.current(), &file, rustix::fs::AtFlags::empty()).unwrap();
+    let second = test.capture().unwrap();
     assert_eq!(second.names, DEPTH as u64 + 1, "the folders on the way and the removal");
     let layers =
-        second.snapshot.layers.iter().skip(1).map(|layer| machine.disk.layer_path(layer).unwrap());
+        second.snapshot.layers.iter().skip(1).map(|layer| test.disk.layer_path(layer).unwrap());
     for layer in layers {
         assert!(
-            rustix::fs::statat(dig(&layer, DEPTH).here(), &file, rustix::fs::AtFlags::empty())
-                .is_ok()
+            rustix::fs::statat(
+                create_deep_tree(&layer, DEPTH).current(),
+                &file,
+                rustix::fs::AtFlags::empty()
+            )
+            .is_ok()
         );
-        assert!(crate::layer::disk_usage(&layer).unwrap() > 0);
-        trash::throw_away(&layer, &machine.disk.trash()).unwrap();
+        assert!(crate::disk_usage::tree_bytes(&layer).unwrap() > 0);
+        trash::move_to_trash(&layer, &test.disk.home.trash()).unwrap();
     }
-    trash::throw_away(&upper, &machine.disk.trash()).unwrap();
-    trash::delete(&machine.disk.trash(), &disk::names_in(&machine.disk.trash()).unwrap()).unwrap();
+    trash::move_to_trash(&upper, &test.disk.home.trash()).unwrap();
+    trash::delete(&test.disk.home.trash(), &disk::names_in(&test.disk.home.trash()).unwrap())
+        .unwrap();
 }
 
 #[test]
-fn a_freeze_is_renewed_while_nothing_needs_copying() {
-    let machine = Machine::new();
-    let upper = machine.path("upper");
+fn a_freeze_is_renewed_when_nothing_is_copied() {
+    let test = TestDisk::new();
+    let upper = test.path("upper");
     for number in 0..20 {
         fs::write(upper.join(number.to_string()), "").unwrap();
     }
-    edit(&upper, &Edit::Settle);
+    edit(&upper, &Edit::WaitForClock);
     let target = tempfile::tempdir().unwrap();
     let (index, _) =
         delta::copy_delta(&upper, target.path(), &Index::default(), now_nanos(), &mut || Ok(()))
             .unwrap();
-    let (pulses, again) = (Cell::new(0), tempfile::tempdir().unwrap());
-    let mut pulse = || {
-        pulses.set(pulses.get() + 1);
+    let (heartbeats, again) = (Cell::new(0), tempfile::tempdir().unwrap());
+    let mut heartbeat = || {
+        heartbeats.set(heartbeats.get() + 1);
         Ok(())
     };
     let (_, copied) =
-        delta::copy_delta(&upper, again.path(), &index, now_nanos(), &mut pulse).unwrap();
+        delta::copy_delta(&upper, again.path(), &index, now_nanos(), &mut heartbeat).unwrap();
     assert_eq!(copied.names, 0);
-    assert!(pulses.get() >= 20);
+    assert!(heartbeats.get() >= 20);
 }

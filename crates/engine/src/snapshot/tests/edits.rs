@@ -1,4 +1,4 @@
-//! What a sandbox may do to its disk between two captures.
+//! Random edits that a sandbox makes to its disk between two captures.
 
 use std::{
     fs,
@@ -24,20 +24,20 @@ pub(super) enum Edit {
     Owner(String, u32),
     Pipe(String),
     Socket(String),
-    /// Time for the kernel's clock to move on, so that times can be trusted.
-    Settle,
+    /// Waits until the kernel's clock has moved on, so that ctimes can be trusted.
+    WaitForClock,
 }
 
 pub(super) fn edit(root: &Path, edit: &Edit) {
     let at = |path: &String| root.join(path);
-    // Opening a pipe would wait for its other end, and a link is not to be followed here.
+    // Opening a pipe would block, and links must not be followed.
     if let Edit::Write(path, _) | Edit::Append(path) | Edit::Mode(path, _) | Edit::Owner(path, _) =
         edit
         && fs::symlink_metadata(at(path)).is_ok_and(|meta| !meta.is_file() && !meta.is_dir())
     {
         return;
     }
-    // Many edits make no sense where they fall; the kernel says so and the tree stays as it is.
+    // Many edits are impossible on the current tree; they fail and leave it unchanged.
     let _ = match edit {
         Edit::Write(path, byte) => fs::write(at(path), vec![*byte; usize::from(*byte) * 40]),
         Edit::Append(path) => {
@@ -54,7 +54,7 @@ pub(super) fn edit(root: &Path, edit: &Edit) {
             rustix::fs::mkfifoat(rustix::fs::CWD, at(path), Mode::RUSR).map_err(Into::into)
         }
         Edit::Socket(path) => std::os::unix::net::UnixListener::bind(at(path)).map(drop),
-        Edit::Settle => {
+        Edit::WaitForClock => {
             let until = SystemTime::now() + Duration::from_millis(25);
             while SystemTime::now() < until {
                 thread::yield_now();
@@ -82,6 +82,6 @@ pub(super) fn any_edit() -> impl Strategy<Value = Edit> {
         1 => (any_path(), 0u32..3).prop_map(|(path, id)| Edit::Owner(path, id)),
         1 => any_path().prop_map(Edit::Pipe),
         1 => any_path().prop_map(Edit::Socket),
-        2 => Just(Edit::Settle),
+        2 => Just(Edit::WaitForClock),
     ]
 }

@@ -1,20 +1,21 @@
-//! Commands that cannot start, say too much, say nonsense, or will not die.
+//! Commands that cannot start, print too much, print binary data, or do not die.
 
-use harvest_engine::guest::GuestError;
+use harvest_engine::supervisor_client::SupervisorClientError;
 use harvest_proto::bridge::FaultCode;
 
 use super::*;
 
 fn refusal(running: &Running, command: Command) -> FaultCode {
-    let refused = Guest::dial(&running.bridge).unwrap().exec(command, &[], &mut |_, _| {});
+    let refused =
+        SupervisorClient::dial(&running.bridge).unwrap().exec(command, &[], &mut |_, _| {});
     match refused {
-        Err(GuestError::Refused(fault)) => fault.code,
+        Err(SupervisorClientError::Refused(fault)) => fault.code,
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
-fn a_command_that_cannot_start_says_why() {
+fn command_that_cannot_start_reports_why() {
     let world = World::new();
     let running = world.start();
     shell(&running, "echo text > /tmp/text; mkdir /tmp/folder; ln -s loop /tmp/loop");
@@ -31,35 +32,35 @@ fn a_command_that_cannot_start_says_why() {
     }
     let nowhere = Command { cwd: Some("/nowhere".to_owned()), ..command(&["true"]) };
     assert_eq!(refusal(&running, nowhere), FaultCode::NotFound);
-    let nobody = Command { user: Some("nobody-here".to_owned()), ..command(&["true"]) };
-    assert_eq!(refusal(&running, nobody), FaultCode::Invalid);
+    let unknown_user = Command { user: Some("no-such-user".to_owned()), ..command(&["true"]) };
+    assert_eq!(refusal(&running, unknown_user), FaultCode::Invalid);
     let long = "x".repeat(200 << 10);
     assert_eq!(refusal(&running, command(&["true", &long])), FaultCode::Invalid);
     assert_eq!(shell(&running, "echo on").out, "on");
 }
 
 #[test]
-fn bytes_that_are_no_text_come_out_as_they_went_in() {
+fn binary_input_and_output_pass_unchanged() {
     let world = World::new();
     let running = world.start();
     let bytes: Vec<u8> = (0..=255u8).cycle().take(300_000).collect();
     let (mut out, mut err) = (Vec::new(), Vec::new());
     let copy = command(&["sh", "-c", "cat; printf '\\377\\376' >&2"]);
-    let mut guest = Guest::dial(&running.bridge).unwrap();
-    let exit = guest.exec(copy, &bytes, &mut |output, bytes| match output {
+    let mut client = SupervisorClient::dial(&running.bridge).unwrap();
+    let exit = client.exec(copy, &bytes, &mut |output, bytes| match output {
         Output::Stdout => out.extend_from_slice(bytes),
         Output::Stderr => err.extend_from_slice(bytes),
     });
     assert_eq!(exit.unwrap(), Exit::Code(0));
     assert!(out == bytes && err == [0xff, 0xfe], "{} {err:?}", out.len());
-    // Text that is not plain, in arguments and variables.
-    let odd = "ä 漢\u{202e}\n\"'$(x)\\";
-    let mut echo = command(&["sh", "-c", "printf %s \"$1$ODD\"", "sh", odd]);
-    echo.env.insert("ODD".to_owned(), odd.to_owned());
-    assert_eq!(exec(&running, echo).out, format!("{odd}{odd}"));
+    // Unusual text in arguments and variables.
+    let unusual = "ä 漢\u{202e}\n\"'$(x)\\";
+    let mut echo = command(&["sh", "-c", "printf %s \"$1$ODD\"", "sh", unusual]);
+    echo.env.insert("ODD".to_owned(), unusual.to_owned());
+    assert_eq!(exec(&running, echo).out, format!("{unusual}{unusual}"));
 }
 
-/// The most memory a process ever had, in KiB.
+/// Peak memory of a process, in KiB.
 fn peak(pid: u32) -> u64 {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
@@ -67,39 +68,39 @@ fn peak(pid: u32) -> u64 {
 }
 
 #[test]
-fn a_gigabyte_of_output_passes_through_pid_1_without_staying_there() {
+fn gigabyte_of_output_does_not_grow_pid_1() {
     let world = World::new();
     let running = world.start();
     shell(&running, "true");
     let before = peak(running.pid);
     let mut count = 0u64;
-    let mut guest = Guest::dial(&running.bridge).unwrap();
+    let mut client = SupervisorClient::dial(&running.bridge).unwrap();
     let all = command(&["head", "-c", "1073741824", "/dev/zero"]);
-    let exit = guest.exec(all, &[], &mut |_, bytes| count += bytes.len() as u64);
+    let exit = client.exec(all, &[], &mut |_, bytes| count += bytes.len() as u64);
     assert_eq!((exit.unwrap(), count), (Exit::Code(0), 1 << 30));
     let grown = peak(running.pid) - before;
     assert!(grown < 8 * 1024, "pid 1 grew by {grown} KiB");
 }
 
 #[test]
-fn a_reader_that_stops_reading_stops_only_its_own_command() {
+fn stalled_reader_blocks_only_its_own_command() {
     let world = World::new();
     let running = world.start();
     let before = peak(running.pid);
-    // Says what it wants and never reads an answer.
-    let silent: Vec<Guest> = (0..8)
+    // Sends a request and never reads the answer.
+    let silent: Vec<SupervisorClient> = (0..8)
         .map(|_| {
-            let (bridge, (said, heard)) = (running.bridge.clone(), std::sync::mpsc::channel());
+            let (bridge, (sender, receiver)) = (running.bridge.clone(), std::sync::mpsc::channel());
             thread::spawn(move || {
-                let mut guest = Guest::dial(&bridge).unwrap();
+                let mut client = SupervisorClient::dial(&bridge).unwrap();
                 let endless = command(&["cat", "/dev/zero"]);
-                let _broken = guest.exec(endless, &[], &mut |_, _| {
-                    let _gone = said.send(());
+                let _broken = client.exec(endless, &[], &mut |_, _| {
+                    let _gone = sender.send(());
                     thread::park();
                 });
             });
-            heard.recv().unwrap();
-            Guest::dial(&running.bridge).unwrap()
+            receiver.recv().unwrap();
+            SupervisorClient::dial(&running.bridge).unwrap()
         })
         .collect();
     assert_eq!(shell(&running, "echo on").out, "on");
@@ -109,22 +110,24 @@ fn a_reader_that_stops_reading_stops_only_its_own_command() {
     world.engine.kill(&running.id).unwrap();
 }
 
-// Two sleepers that no longer belong to the command's session, group or parent.
-const HIDERS: &str = "(setsid sh -c '(setsid sleep 1000 &) ; sleep 1000' >/dev/null 2>&1 &) ; ";
+// Starts two sleepers outside the command's session, group and parent.
+const DETACHED_SLEEPERS: &str =
+    "(setsid sh -c '(setsid sleep 1000 &) ; sleep 1000' >/dev/null 2>&1 &) ; ";
 
 #[test]
-fn a_tree_that_hides_dies_with_its_commands_time_limit() {
+fn timeout_kills_detached_processes_too() {
     let world = World::new();
     let running = world.start();
     let range = range(&running);
-    let script = format!("{HIDERS} sleep 1000");
+    let script = format!("{DETACHED_SLEEPERS} sleep 1000");
     let late = Command { timeout_millis: Some(700), ..command(&["sh", "-c", &script]) };
-    let said = exec(&running, late);
-    assert_eq!(said.exit, Exit::Timeout);
+    let output = exec(&running, late);
+    assert_eq!(output.exit, Exit::Timeout);
     assert_eq!(sleepers(range), [0u32; 0]);
-    // Without a limit what a command leaves stays: then the list above could have had something in it.
-    shell(&running, HIDERS);
-    eventually("the hiders hide", || sleepers(range).len() >= 2);
+    // Without a timeout, processes left by a command survive: the list above could have contained
+    // some.
+    shell(&running, DETACHED_SLEEPERS);
+    eventually("the detached sleepers", || sleepers(range).len() >= 2);
 }
 
 fn sleepers(range: u32) -> Vec<u32> {
@@ -135,14 +138,14 @@ fn sleepers(range: u32) -> Vec<u32> {
 }
 
 #[test]
-fn a_tree_that_hides_dies_when_its_caller_is_killed() {
+fn disconnect_kills_detached_processes_too() {
     let world = World::new();
     let running = world.start();
     let range = range(&running);
     let caller = Caller::new(&world, "exec", &running.id, &SnapshotId::random());
-    eventually("the command runs", || shell(&running, "cat /tmp/started").exit == Exit::Code(0));
-    eventually("both sleep", || sleepers(range).len() == 2);
+    eventually("the command to run", || shell(&running, "cat /tmp/started").exit == Exit::Code(0));
+    eventually("both sleepers", || sleepers(range).len() == 2);
     caller.kill();
-    eventually("nothing is left of it", || sleepers(range).is_empty());
+    eventually("the end of all sleepers", || sleepers(range).is_empty());
     assert_eq!(shell(&running, "echo on").out, "on");
 }

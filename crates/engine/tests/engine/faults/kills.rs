@@ -1,15 +1,15 @@
-//! kill -9 of whoever takes part, at moments that look random and are the same in every run.
+//! kill -9 of every participant, at pseudo-random moments that are the same in every run.
 
 use super::*;
 
 #[test]
-fn a_zygote_killed_during_anything_is_replaced_and_nothing_is_lost() {
+fn killed_zygote_is_replaced_without_losing_sandboxes() {
     let world = World::new();
-    let mut dice = Dice(7);
+    let mut random = Random(7);
     let mut kept = world.start();
     for round in 0..24 {
-        let act = dice.below(4);
-        let acting = thread::spawn({
+        let act = random.below(4);
+        let operation = thread::spawn({
             let (engine, spec, id) = (world.engine.clone(), world.spec(), kept.id.clone());
             move || match act {
                 0 => engine.start(&spec).map(|running| engine.remove(&running.id)).map(drop),
@@ -18,12 +18,12 @@ fn a_zygote_killed_during_anything_is_replaced_and_nothing_is_lost() {
                 _ => engine.remove(&id),
             }
         });
-        thread::sleep(Duration::from_micros(dice.below(6000)));
+        thread::sleep(Duration::from_micros(random.below(6000)));
         for pid in world.zygotes() {
             signal(pid, "-9");
         }
-        let result = acting.join().unwrap();
-        // What was under way may fail, with a reason; whatever was there before goes on, or is gone.
+        let result = operation.join().unwrap();
+        // The operation may fail, with a reason; an existing sandbox survives or is gone.
         if act == 3 {
             world.engine.remove(&kept.id).unwrap();
             assert_eq!(
@@ -33,9 +33,9 @@ fn a_zygote_killed_during_anything_is_replaced_and_nothing_is_lost() {
             );
             kept = world.start();
         }
-        let said =
+        let output =
             exec(&kept, Command { timeout_millis: Some(30_000), ..command(&["echo", "on"]) });
-        assert_eq!(said.out, "on", "{round}: {act} {result:?} {said:?}");
+        assert_eq!(output.out, "on", "{round}: {act} {result:?} {output:?}");
     }
     for id in world.engine.list().unwrap() {
         world.engine.remove(&id).unwrap();
@@ -44,50 +44,54 @@ fn a_zygote_killed_during_anything_is_replaced_and_nothing_is_lost() {
 }
 
 #[test]
-fn a_sandbox_whose_pid_1_is_killed_dies_whole_and_keeps_its_disk() {
+fn killing_pid_1_ends_sandbox_and_keeps_disk() {
     let world = World::new();
     let running = world.start();
     let range = range(&running);
-    let working = thread::spawn({
+    let command_thread = thread::spawn({
         let bridge = running.bridge.clone();
         let script = "echo work > /file; (setsid sleep 1000 &); sleep 1000";
         move || {
-            Guest::dial(&bridge).unwrap().exec(command(&["sh", "-c", script]), &[], &mut |_, _| {})
+            SupervisorClient::dial(&bridge).unwrap().exec(
+                command(&["sh", "-c", script]),
+                &[],
+                &mut |_, _| {},
+            )
         }
     });
-    eventually("it works", || shell(&running, "cat /file").out == "work");
+    eventually("the command to write its file", || shell(&running, "cat /file").out == "work");
     assert!(signal(running.pid, "-9"));
-    assert!(working.join().unwrap().is_err(), "its caller hears of it");
+    assert!(command_thread.join().unwrap().is_err(), "the caller gets an error");
     assert_eq!(world.engine.wait(&running.id).unwrap(), "signal 9");
     assert_eq!(processes_of(range), [0u32; 0]);
     let snapshot = SnapshotId::random();
-    world.engine.end_kept(&running.id, &snapshot).unwrap();
+    world.engine.stop_and_save(&running.id, &snapshot).unwrap();
     let again =
         world.engine.start(&Spec { from: Origin::Snapshot(snapshot), ..world.spec() }).unwrap();
     assert_eq!(shell(&again, "cat /file").out, "work");
 }
 
 #[test]
-fn a_sandbox_goes_on_when_whoever_froze_it_is_killed_and_the_zygote_too() {
+fn freeze_ends_when_caller_and_zygote_die() {
     let world = World::new();
     let running = world.start();
     for with_zygote in [false, true] {
         let caller = Caller::new(&world, "freeze", &running.id, &SnapshotId::random());
-        eventually("it stands still", || world.is_frozen(&running.id));
+        eventually("the freeze", || world.is_frozen(&running.id));
         caller.kill();
         if with_zygote {
             assert!(world.zygotes().into_iter().all(|pid| signal(pid, "-9")));
-            // Whoever asks next brings the next zygote, which owes nobody a freeze.
+            // The next request starts the next zygote, which knows of no freeze.
             assert!(matches!(world.engine.find(&running.id).unwrap(), SandboxState::Running(_)));
             world.engine.start(&world.spec()).unwrap();
         }
-        eventually("it goes on", || !world.is_frozen(&running.id));
+        eventually("the thaw", || !world.is_frozen(&running.id));
         assert_eq!(shell(&running, "echo on").out, "on");
     }
 }
 
 impl World {
-    /// Whether a sandbox's work stands still.
+    /// Whether a sandbox's work is frozen.
     pub(super) fn is_frozen(&self, id: &SandboxId) -> bool {
         let states = self.groups().into_iter().flat_map(|group| {
             ["freezer.state", "cgroup.freeze"]
@@ -100,32 +104,32 @@ impl World {
 }
 
 #[test]
-fn a_capture_cut_short_leaves_a_sandbox_that_goes_on_and_whole_snapshots() {
+fn interrupted_capture_thaws_sandbox_and_keeps_snapshots() {
     let world = World::new();
     let running = world.start();
     shell(
         &running,
         "mkdir /many; i=0; while [ $i -lt 400 ]; do echo $i > /many/$i; i=$((i+1)); done",
     );
-    let mut dice = Dice(11);
+    let mut random = Random(11);
     for round in 0..4 {
         let taken = world.engine.snapshots().unwrap().len();
         let caller = Caller::new(&world, "capture", &running.id, &SnapshotId::random());
-        eventually("it captures", || world.engine.snapshots().unwrap().len() > taken);
+        eventually("a capture", || world.engine.snapshots().unwrap().len() > taken);
         shell(&running, &format!("echo {round} > /round; touch /many/*"));
-        thread::sleep(Duration::from_micros(dice.below(20_000)));
+        thread::sleep(Duration::from_micros(random.below(20_000)));
         caller.kill();
-        // Without a time limit a command would wait for the thaw, however late.
-        let said =
+        // Without a timeout a command would wait for the thaw, however late.
+        let output =
             exec(&running, Command { timeout_millis: Some(30_000), ..command(&["cat", "/round"]) });
-        assert_eq!(said.out, round.to_string(), "{said:?}");
+        assert_eq!(output.out, round.to_string(), "{output:?}");
     }
     let last = SnapshotId::random();
     world.engine.capture(&running.id, &last).unwrap();
     world.engine.gc(false).unwrap();
     let partial: Vec<_> = fs::read_dir(world.home.join("partial")).unwrap().collect();
     assert!(partial.is_empty(), "{partial:?}");
-    // The last one and some other are whole.
+    // The last snapshot and another one are complete.
     let some = world.engine.snapshots().unwrap().swap_remove(0).id;
     for snapshot in [last, some] {
         let again =
@@ -135,18 +139,18 @@ fn a_capture_cut_short_leaves_a_sandbox_that_goes_on_and_whole_snapshots() {
 }
 
 #[test]
-fn an_end_with_a_snapshot_cut_short_anywhere_is_finished_by_the_next_call() {
+fn interrupted_stop_and_save_is_finished_by_retry() {
     let world = World::new();
-    let mut dice = Dice(13);
+    let mut random = Random(13);
     for round in 0..10 {
         let running = world.start();
         shell(&running, &format!("echo {round} > /file"));
         let snapshot = SnapshotId::random();
-        let caller = Caller::new(&world, "end_kept", &running.id, &snapshot);
-        // From before it begins until after its end: it takes a few milliseconds.
-        thread::sleep(Duration::from_micros(5000 + dice.below(20_000)));
+        let caller = Caller::new(&world, "stop_and_save", &running.id, &snapshot);
+        // From before it begins until after its end: stopping takes a few milliseconds.
+        thread::sleep(Duration::from_micros(5000 + random.below(20_000)));
         caller.kill();
-        let kept = world.engine.end_kept(&running.id, &snapshot).unwrap();
+        let kept = world.engine.stop_and_save(&running.id, &snapshot).unwrap();
         assert_eq!(kept.id, snapshot);
         let again =
             world.engine.start(&Spec { from: Origin::Snapshot(snapshot), ..world.spec() }).unwrap();
@@ -157,7 +161,7 @@ fn an_end_with_a_snapshot_cut_short_anywhere_is_finished_by_the_next_call() {
 }
 
 #[test]
-fn many_callers_at_once_bring_one_zygote() {
+fn concurrent_callers_start_one_zygote() {
     let world = World::new();
     let started: Vec<Running> = thread::scope(|scope| {
         let starts: Vec<_> = (0..6).map(|_| scope.spawn(|| world.start())).collect();
@@ -170,7 +174,7 @@ fn many_callers_at_once_bring_one_zygote() {
 }
 
 #[test]
-fn a_sandbox_is_removed_in_the_middle_of_its_commands() {
+fn sandbox_can_be_removed_during_commands() {
     let world = World::new();
     let running = world.start();
     let range = range(&running);
@@ -179,25 +183,25 @@ fn a_sandbox_is_removed_in_the_middle_of_its_commands() {
             let bridge = running.bridge.clone();
             let endless =
                 command(&["sh", "-c", "echo up; while :; do echo $RANDOM > /tmp/x; done"]);
-            let (said, heard) = std::sync::mpsc::channel();
+            let (sender, receiver) = std::sync::mpsc::channel();
             let running = thread::spawn(move || {
-                let mut guest = Guest::dial(&bridge).unwrap();
-                guest.exec(endless, &[], &mut |_, _| said.send(()).unwrap_or(()))
+                let mut client = SupervisorClient::dial(&bridge).unwrap();
+                client.exec(endless, &[], &mut |_, _| sender.send(()).unwrap_or(()))
             });
-            heard.recv().unwrap();
+            receiver.recv().unwrap();
             running
         })
         .collect();
     world.engine.remove(&running.id).unwrap();
     for command in commands {
-        assert!(command.join().unwrap().is_err(), "its bridge broke");
+        assert!(command.join().unwrap().is_err(), "the bridge broke");
     }
     assert_eq!(processes_of(range), [0u32; 0]);
     assert_eq!(world.engine.find(&running.id).unwrap(), SandboxState::Gone);
 }
 
 #[test]
-fn a_sandbox_frozen_by_somebody_else_can_be_killed() {
+fn externally_frozen_sandbox_can_be_killed() {
     let world = World::new();
     let running = world.start();
     let range = range(&running);
@@ -210,24 +214,24 @@ fn a_sandbox_frozen_by_somebody_else_can_be_killed() {
             }
         }
     }
-    eventually("it stands still", || world.is_frozen(&running.id));
+    eventually("the freeze", || world.is_frozen(&running.id));
     world.engine.remove(&running.id).unwrap();
     assert_eq!(processes_of(range), [0u32; 0]);
 }
 
 #[test]
-fn a_freeze_that_comes_while_a_sandbox_is_killed_keeps_nobody_from_dying() {
+fn freeze_during_kill_does_not_block_it() {
     let world = World::new();
     for _ in 0..4 {
         let running = world.start();
         let range = range(&running);
-        // Many take a while to die.
+        // Many processes take a while to die.
         shell(
             &running,
             "i=0; while [ $i -lt 200 ]; do (sleep 1000 >/dev/null 2>&1 &); i=$((i+1)); done",
         );
         let (engine, id) = (world.engine.clone(), running.id.clone());
-        // A capture at the end of a turn that is deleted, over and over.
+        // Like a capture at the end of a turn whose session is deleted, repeatedly.
         let freezing =
             thread::spawn(
                 move || while engine.freeze(&id).and_then(|()| engine.thaw(&id)).is_ok() {},

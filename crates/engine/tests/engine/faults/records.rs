@@ -1,5 +1,5 @@
-//! Records that are torn, garbled or of another boot: found, named, removable; nothing that lives is
-//! mistaken for what they tell of.
+//! Records that are corrupt or of another boot are reported and removable, and no live process is
+//! mistaken for theirs.
 
 use super::*;
 
@@ -10,7 +10,7 @@ impl World {
 }
 
 #[test]
-fn a_garbled_record_is_named_and_its_sandbox_can_be_removed() {
+fn corrupt_record_is_named_and_sandbox_removable() {
     for file in ["state.json", "record.json"] {
         for text in ["", "{\"state\":\"runn", "\0\0\0\0", "[]"] {
             let world = World::new();
@@ -25,10 +25,10 @@ fn a_garbled_record_is_named_and_its_sandbox_can_be_removed() {
                 world.engine.gc(true).unwrap_err()
             };
             assert!(error.to_string().contains(file), "{error}");
-            // Others are not held up by it.
-            let of = world.engine.list_of(Owner::Kept).unwrap();
-            assert_eq!(of.contains(&running.id), file == "state.json", "{of:?}");
-            assert!(of.contains(&other.id), "{of:?}");
+            // Other sandboxes are not affected.
+            let listed = world.engine.list_owned_by(Owner::Standalone).unwrap();
+            assert_eq!(listed.contains(&running.id), file == "state.json", "{listed:?}");
+            assert!(listed.contains(&other.id), "{listed:?}");
             assert_eq!(shell(&other, "echo on").out, "on");
             world.start();
             world.engine.remove(&running.id).unwrap();
@@ -40,68 +40,68 @@ fn a_garbled_record_is_named_and_its_sandbox_can_be_removed() {
 }
 
 #[test]
-fn a_garbled_record_does_not_keep_the_next_zygote_from_its_work() {
+fn corrupt_record_does_not_block_the_next_zygote() {
     let world = World::new();
-    let [garbled, whole] = [world.start(), world.start()];
-    let range = range(&garbled);
-    fs::write(world.record(&garbled.id, "state.json"), "{").unwrap();
+    let [corrupt, whole] = [world.start(), world.start()];
+    let range = range(&corrupt);
+    fs::write(world.record(&corrupt.id, "state.json"), "{").unwrap();
     assert!(world.zygotes().into_iter().all(|pid| signal(pid, "-9")));
     world.engine.start(&world.spec()).unwrap();
     assert_eq!(shell(&whole, "echo on").out, "on");
-    // Nobody knows whose it is: it has no owner, so it ends.
-    eventually("what nobody can tell of is ended", || processes_of(range).is_empty());
-    world.engine.remove(&garbled.id).unwrap();
+    // Without a readable state the sandbox cannot be adopted, so it is killed.
+    eventually("the unknown sandbox to end", || processes_of(range).is_empty());
+    world.engine.remove(&corrupt.id).unwrap();
 }
 
 #[test]
-fn what_ran_when_the_power_was_cut_is_found_dead_whatever_is_left_of_its_state() {
+fn sandbox_with_empty_state_is_found_dead() {
     let world = World::new();
     let running = world.start();
     world.engine.kill(&running.id).unwrap();
-    world.engine.rest().unwrap();
-    eventually("the zygote is gone", || world.zygotes().is_empty());
+    world.engine.stop_if_idle().unwrap();
+    eventually("the zygote to exit", || world.zygotes().is_empty());
     fs::write(world.record(&running.id, "state.json"), "").unwrap();
     let found = world.engine.find(&running.id).unwrap();
     assert!(
         matches!(&found, SandboxState::Dead { reason } if reason.contains("state.json")),
         "{found:?}"
     );
-    world.engine.start_again(&running.id).unwrap();
+    world.engine.restart(&running.id).unwrap();
 }
 
 #[test]
-fn a_sandbox_whose_end_found_no_room_on_the_disk_can_be_started_again() {
+fn sandbox_with_unrecorded_end_can_be_restarted() {
     let world = World::new();
     let [running, _other] = [world.start(), world.start()];
     let state = fs::read(world.record(&running.id, "state.json")).unwrap();
     world.engine.kill(&running.id).unwrap();
     fs::write(world.record(&running.id, "state.json"), state).unwrap();
     assert!(matches!(world.engine.find(&running.id).unwrap(), SandboxState::Dead { .. }));
-    let again = world.engine.start_again(&running.id).unwrap();
-    assert_eq!(shell(&again, "echo on").out, "on");
-    assert!(matches!(world.engine.start_again(&running.id), Err(EngineError::Exists { .. })));
+    let restarted = world.engine.restart(&running.id).unwrap();
+    assert_eq!(shell(&restarted, "echo on").out, "on");
+    assert!(matches!(world.engine.restart(&running.id), Err(EngineError::Exists { .. })));
 }
 
 #[test]
-fn a_record_of_another_boot_tells_of_no_living_process() {
+fn record_of_another_boot_is_dead() {
     let world = World::new();
     let running = world.start();
     world.engine.kill(&running.id).unwrap();
-    world.engine.rest().unwrap();
-    eventually("the zygote is gone", || world.zygotes().is_empty());
-    // As after a power cut: it says that it runs, and by chance its pid is somebody's again.
-    let mut bystander = Sleeper::new();
-    let stat = fs::read_to_string(format!("/proc/{}/stat", bystander.0.id())).unwrap();
+    world.engine.stop_if_idle().unwrap();
+    eventually("the zygote to exit", || world.zygotes().is_empty());
+    // As after a power cut: the state says `running`, and its pid now belongs to another process.
+    let mut unrelated = Sleeper::new();
+    let stat = fs::read_to_string(format!("/proc/{}/stat", unrelated.0.id())).unwrap();
     let started: u64 =
         stat.rsplit(')').next().unwrap().split_whitespace().nth(19).unwrap().parse().unwrap();
     let state = serde_json::json!({
-        "state": "running", "boot": "another", "pid": bystander.0.id(), "started": started,
+        "state": "running", "boot": "another", "pid": unrelated.0.id(), "started": started,
         "first_id": 0x7000_0000u32, "owner_started": null,
     });
     fs::write(world.record(&running.id, "state.json"), state.to_string()).unwrap();
     assert!(matches!(world.engine.find(&running.id).unwrap(), SandboxState::Dead { .. }));
     world.engine.kill(&running.id).unwrap();
     let snapshot = SnapshotId::random();
-    world.engine.end_kept(&running.id, &snapshot).unwrap();
-    assert!(bystander.0.try_wait().unwrap().is_none(), "the bystander lives");
+    world.engine.stop_and_save(&running.id, &snapshot).unwrap();
+    assert!(unrelated.0.try_wait().unwrap().is_none(), "the unrelated process is alive");
 }

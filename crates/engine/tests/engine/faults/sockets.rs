@@ -1,4 +1,4 @@
-//! Nonsense, halves and floods on the zygote's socket and on the bridge.
+//! Garbage, partial frames and floods on the zygote's socket and on the bridge.
 
 use std::os::fd::OwnedFd;
 
@@ -14,19 +14,19 @@ fn dial_zygote(world: &World) -> OwnedFd {
 }
 
 #[test]
-fn a_zygote_serves_on_under_a_flood_of_clients_that_say_nothing_or_nonsense() {
+fn zygote_survives_floods_of_silent_and_broken_clients() {
     let world = World::new();
     let running = world.start();
     let zygotes = world.zygotes();
-    let mut dice = Dice(17);
+    let mut random = Random(17);
     let silent: Vec<OwnedFd> = (0..500).map(|_| dial_zygote(&world)).collect();
     for _ in 0..300 {
-        let bytes: Vec<u8> = (0..dice.below(2000)).map(|_| dice.below(256) as u8).collect();
+        let bytes: Vec<u8> = (0..random.below(2000)).map(|_| random.below(256) as u8).collect();
         let _refused = rustix::net::send(dial_zygote(&world), &bytes, SendFlags::NOSIGNAL);
     }
-    // Descriptors nobody asked for must not stay open.
+    // Unrequested descriptors must not stay open.
     let files = || fs::read_dir(format!("/proc/{}/fd", zygotes[0])).unwrap().count();
-    // By the time of an answer all who dialled before have been let in.
+    // When this is answered, every earlier connection has been accepted.
     world.engine.thaw(&running.id).unwrap();
     let before = files();
     for _ in 0..50 {
@@ -40,27 +40,27 @@ fn a_zygote_serves_on_under_a_flood_of_clients_that_say_nothing_or_nonsense() {
     }
     let other = world.start();
     assert_eq!(shell(&other, "echo on").out, "on");
-    eventually("what was handed over is closed", || files() <= before + 16);
+    eventually("passed descriptors to be closed", || files() <= before + 16);
     drop(silent);
     assert_eq!(shell(&running, "echo on").out, "on");
     assert_eq!(world.zygotes(), zygotes);
 }
 
 #[test]
-fn a_bridge_serves_on_under_garbage_halves_and_a_flood() {
+fn bridge_survives_garbage_and_floods() {
     let world = World::new();
     let running = world.start();
-    let mut dice = Dice(19);
+    let mut random = Random(19);
     let mut open = Vec::new();
     for round in 0..200u64 {
         let mut stream = UnixStream::connect(&running.bridge).unwrap();
-        let mut bytes: Vec<u8> = (0..dice.below(300)).map(|_| dice.below(256) as u8).collect();
-        // Some begin like a frame of the largest size there could be.
+        let mut bytes: Vec<u8> = (0..random.below(300)).map(|_| random.below(256) as u8).collect();
+        // Some begin like a frame of the maximum size.
         if round % 3 == 0 {
             bytes.splice(..0, [0xff; 5]);
         }
         let _refused = stream.write_all(&bytes);
-        // Half of them stay, in the middle of a frame or before the first.
+        // Half of them stay open, within a frame or before the first.
         if round % 2 == 0 {
             open.push(stream);
         }
@@ -75,7 +75,7 @@ fn a_bridge_serves_on_under_garbage_halves_and_a_flood() {
 }
 
 #[test]
-fn a_start_without_a_process_to_spare_says_so_and_leaves_nothing() {
+fn start_without_free_pids_fails_cleanly() {
     let world = World::new();
     let running = world.start();
     let limits: Vec<PathBuf> = world
@@ -88,14 +88,14 @@ fn a_start_without_a_process_to_spare_says_so_and_leaves_nothing() {
     for limit in &limits {
         fs::write(limit, "1").unwrap();
     }
-    // What was grown ahead may still be used; afterwards there is nothing to start with.
+    // Standbys may still be used; afterwards no process can be started.
     let mut started = Vec::new();
     let error = loop {
         match world.engine.start(&world.spec()) {
             Ok(running) => started.push(running),
             Err(error) => break error,
         }
-        assert!(started.len() < 8, "there is always one more");
+        assert!(started.len() < 8, "starts do not end");
     };
     assert!(error.to_string().contains("Resource temporarily unavailable"), "{error}");
     assert_eq!(world.engine.list().unwrap().len(), 1 + started.len());

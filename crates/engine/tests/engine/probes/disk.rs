@@ -1,10 +1,11 @@
-//! Layers and what the host lends: whatever is done inside, they stay as they were.
+//! Layers and binds cannot be changed from inside.
 
 use std::os::unix::fs::PermissionsExt;
 
 use super::*;
 
-/// Every name below a folder with what tells a change: kind, mode, ids, size, times, content.
+/// Every name below a folder with its kind, mode, ids, link count, times and content, to detect
+/// changes.
 fn fingerprint(folder: &Path) -> Vec<String> {
     let mut lines = Vec::new();
     let mut open = vec![folder.to_owned()];
@@ -32,9 +33,9 @@ fn fingerprint(folder: &Path) -> Vec<String> {
     lines
 }
 
-// Each way to change a file there is, as root inside: by name, through a descriptor opened before, a
-// link, a name of the descriptor, its mode, owner and times; then everything is removed.
-const VANDAL: &str = "
+// Every way to change a file as root inside: by name, through an earlier descriptor, a hard link,
+// the descriptor's name, its mode, owner and times; then everything is removed.
+const CHANGE_EVERYTHING: &str = "
     exec 5</etc/victim; echo x >> /proc/self/fd/5; exec 6<>/etc/victim; echo y >&6
     ln /etc/victim /etc/second; echo z >> /etc/second; mv /etc/second /etc/third
     chmod 777 /etc/victim; chown 7:7 /etc/victim; touch /etc/victim
@@ -42,21 +43,21 @@ const VANDAL: &str = "
     cat /etc/victim";
 
 #[test]
-fn nothing_done_inside_changes_a_layer() {
+fn layers_cannot_be_changed_from_inside() {
     let world = World::new();
     let layer = world.folder.path().join("cache/layers/base");
     fs::write(layer.join("etc/victim"), "untouched").unwrap();
     let before = fingerprint(&layer);
     let running = world.engine.start(&Spec { binds: probe_binds(), ..world.spec() }).unwrap();
-    // A mapping of the whole file, shared: written to before anything else has copied it up.
+    // A shared mapping, written to before anything else has copied the file up.
     let mapped = exec(&running, probe_command("map_victim", 1));
     assert_eq!(result_of(&mapped.out), Some(0), "{mapped:?}");
-    assert!(shell(&running, "cat /etc/victim").out.starts_with('!'), "inside it has changed");
-    let said = shell(&running, VANDAL);
-    assert!(said.out.ends_with("mine"), "{said:?}");
+    assert!(shell(&running, "cat /etc/victim").out.starts_with('!'), "the file has changed inside");
+    let output = shell(&running, CHANGE_EVERYTHING);
+    assert!(output.out.ends_with("mine"), "{output:?}");
     assert_eq!(fingerprint(&layer), before);
     fs::write(layer.join("etc/victim"), "untouched ").unwrap();
-    assert_ne!(fingerprint(&layer), before, "a change shows");
+    assert_ne!(fingerprint(&layer), before, "a change is detected");
 }
 
 /// Writes into a shared mapping of a file.
@@ -76,47 +77,48 @@ pub(super) fn map_victim() -> io::Result<()> {
 }
 
 #[test]
-fn what_the_host_lends_is_read_and_not_written() {
+fn binds_are_read_only() {
     let world = World::new();
-    let lent = world.folder.path().join("lent");
-    fs::create_dir(&lent).unwrap();
-    fs::write(lent.join("file"), "ours").unwrap();
-    // Open to everyone, so that only the mount stands in the way.
-    for path in [&lent, &lent.join("file")] {
+    let bound = world.folder.path().join("bound");
+    fs::create_dir(&bound).unwrap();
+    fs::write(bound.join("file"), "ours").unwrap();
+    // World-writable, so that only the mount blocks writes.
+    for path in [&bound, &bound.join("file")] {
         fs::set_permissions(path, fs::Permissions::from_mode(0o777)).unwrap();
     }
-    let before = fingerprint(&lent);
-    let bind = Bind { source: lent.clone(), inside: "/lent".into() };
+    let before = fingerprint(&bound);
+    let bind = Bind { source: bound.clone(), inside: "/bound".into() };
     let running = world.engine.start(&Spec { binds: vec![bind], ..world.spec() }).unwrap();
     let tries =
-        ["echo x > /lent/file", "touch /lent/new", "rm /lent/file", "ln /lent/file /lent/x"];
-    for script in tries.into_iter().chain(["chmod 700 /lent", "cd /lent; echo x > ../lent/file"]) {
-        let said = shell(&running, script);
-        assert_ne!(said.exit, Exit::Code(0), "{script}: {said:?}");
-        assert!(said.err.contains("Read-only file system"), "{script}: {said:?}");
+        ["echo x > /bound/file", "touch /bound/new", "rm /bound/file", "ln /bound/file /bound/x"];
+    for script in tries.into_iter().chain(["chmod 700 /bound", "cd /bound; echo x > ../bound/file"])
+    {
+        let output = shell(&running, script);
+        assert_ne!(output.exit, Exit::Code(0), "{script}: {output:?}");
+        assert!(output.err.contains("Read-only file system"), "{script}: {output:?}");
     }
-    assert_eq!(shell(&running, "cat /lent/file").out, "ours");
-    assert_eq!(fingerprint(&lent), before);
+    assert_eq!(shell(&running, "cat /bound/file").out, "ours");
+    assert_eq!(fingerprint(&bound), before);
 }
 
 #[test]
-fn the_set_up_files_are_the_sandboxes_own_and_read_only() {
+fn generated_files_are_private_and_read_only() {
     let world = World::new();
     let running = world.start();
     for path in ["/etc/hosts", "/etc/hostname", "/etc/resolv.conf"] {
-        let said = shell(&running, &format!("echo x >> {path}"));
-        assert!(said.err.contains("Read-only file system"), "{path}: {said:?}");
+        let output = shell(&running, &format!("echo x >> {path}"));
+        assert!(output.err.contains("Read-only file system"), "{path}: {output:?}");
         assert_ne!(shell(&running, &format!("rm {path}")).exit, Exit::Code(0), "{path}");
     }
 }
 
 #[test]
-fn a_hostile_images_links_and_files_do_not_lead_the_set_up_astray() {
+fn hostile_image_cannot_redirect_mounts() {
     let world = World::new();
     let base = world.folder.path().join("cache/layers/base");
     let outside = world.folder.path().join("outside");
     fs::write(&outside, "the host's").unwrap();
-    // Where files are put: links out, links to a device, a pipe, a chain with `..`.
+    // Targets of generated files: links to the outside, a chain with `..`, a pipe.
     symlink(&outside, base.join("etc/resolv.conf")).unwrap();
     symlink("/../../../../proc/self/root/etc/passwd", base.join("etc/hosts")).unwrap();
     let pipe = HostCommand::new("mkfifo").arg(base.join("etc/hostname")).status();
@@ -126,7 +128,7 @@ fn a_hostile_images_links_and_files_do_not_lead_the_set_up_astray() {
     assert!(shell(&running, "cat /etc/hosts").out.contains("localhost"));
     assert!(shell(&running, "cat /etc/hostname").out.starts_with("sbx-"));
     assert_eq!(fs::read_to_string(&outside).unwrap(), "the host's");
-    // Where folders are put: files in their place are refused, not replaced, and nothing is left.
+    // Targets of mounted folders: files in their place are refused, not replaced.
     for name in ["proc", "dev", "sys", "etc"] {
         let (world, file) =
             (World::new(), |world: &World| world.folder.path().join("cache/layers/base"));

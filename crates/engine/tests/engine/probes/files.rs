@@ -1,26 +1,26 @@
-//! Files of the kernel: what tells of the host or acts on it is covered, read-only or not there.
+//! Kernel files that reveal the host or act on it are covered, read-only or absent.
 
 use std::os::{fd::AsRawFd, unix::fs::OpenOptionsExt};
 
 use super::*;
 
 const MASKED: &[&str] = &["mask"];
-/// Covered, and not readable without the host's own capability either.
-const MASKED_ADMIN: &[&str] = &["mask", "capabilities", "enter_user_namespace"];
-/// Covered, and the host root's own.
+/// Covered, and readable only with a capability on the host.
+const MASKED_PRIVILEGED: &[&str] = &["mask", "capabilities", "enter_user_namespace"];
+/// Covered, and owned by the host's root.
 const MASKED_ROOT: &[&str] = &["mask", "enter_user_namespace"];
 const SETTINGS: &[&str] = &["read_only", "enter_user_namespace"];
 
 pub(super) const PROBES: &[Probe] = &[
-    // Opened, never written.
+    // Opened but never written.
     probe("sysrq", libc::EROFS, MASKED_ROOT, || open_to_write("/proc/sysrq-trigger")),
     probe("masked_to_write", libc::EROFS, MASKED_ROOT, || open_to_write("/proc/interrupts")),
-    probe("kcore", libc::ENODATA, MASKED_ADMIN, || real("/proc/kcore")),
-    probe("kmsg", libc::ENODATA, MASKED_ADMIN, || real("/proc/kmsg")),
-    probe("kallsyms", libc::ENODATA, MASKED, || real("/proc/kallsyms")),
-    probe("interrupts", libc::ENODATA, MASKED, || real("/proc/interrupts")),
-    probe("keys", libc::ENODATA, MASKED, || real("/proc/keys")),
-    probe("timer_list", libc::ENODATA, MASKED_ROOT, || real("/proc/timer_list")),
+    probe("kcore", libc::ENODATA, MASKED_PRIVILEGED, || open_uncovered("/proc/kcore")),
+    probe("kmsg", libc::ENODATA, MASKED_PRIVILEGED, || open_uncovered("/proc/kmsg")),
+    probe("kallsyms", libc::ENODATA, MASKED, || open_uncovered("/proc/kallsyms")),
+    probe("interrupts", libc::ENODATA, MASKED, || open_uncovered("/proc/interrupts")),
+    probe("keys", libc::ENODATA, MASKED, || open_uncovered("/proc/keys")),
+    probe("timer_list", libc::ENODATA, MASKED_ROOT, || open_uncovered("/proc/timer_list")),
     probe("core_pattern", libc::EACCES, SETTINGS, || {
         open_to_write("/proc/sys/kernel/core_pattern")
     }),
@@ -38,10 +38,10 @@ fn open_to_write(path: &str) -> io::Result<()> {
     fs::OpenOptions::new().write(true).open(path).map(drop)
 }
 
-/// Opens a file of `/proc`, unless something else is in its place.
-fn real(path: &str) -> io::Result<()> {
+/// Opens a file of `/proc`; fails if another file system covers it.
+fn open_uncovered(path: &str) -> io::Result<()> {
     let file = fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path)?;
-    // SAFETY: the structure is plain numbers and outlives the call, and so does the descriptor.
+    // SAFETY: the structure consists of integers and outlives the call, and so does the descriptor.
     let kind = unsafe {
         let mut about: libc::statfs = std::mem::zeroed();
         check(libc::fstatfs(file.as_raw_fd(), &raw mut about).into())?;
@@ -55,19 +55,19 @@ fn real(path: &str) -> io::Result<()> {
 }
 
 #[test]
-fn what_the_kernel_shows_of_the_host_is_closed() {
-    hold(PROBES, 1);
+fn host_information_in_proc_is_hidden() {
+    assert_blocked(PROBES, 1);
 }
 
 #[test]
-fn neither_the_hosts_devices_nor_its_sys_are_inside() {
+fn host_devices_and_sys_are_absent() {
     let world = World::new();
-    // What an image could bring along: a device that is harmless, in a place of its own choosing.
+    // A harmless device node that an image could contain.
     let node = world.folder.path().join("cache/layers/base/node");
     let made =
         HostCommand::new("mknod").args([node.as_os_str(), "c".as_ref()]).args(["1", "3"]).status();
     assert!(made.unwrap().success());
-    assert!(fs::read(&node).is_ok(), "it works on the host");
+    assert!(fs::read(&node).is_ok(), "the node works on the host");
     let running = world.start();
     assert!(shell(&running, "cat /node").err.contains("Permission denied"));
     for path in

@@ -1,11 +1,11 @@
-//! Two sandboxes side by side: neither finds, signals, fills or starves anything of the other, nor of
-//! the host. That a probe works is shown within one sandbox, where nothing is in its way.
+//! Two sandboxes side by side: neither can find, signal, fill up or starve anything of the other or
+//! of the host. Each probe is shown to work within one sandbox, where nothing blocks it.
 
 use std::os::{fd::OwnedFd, linux::net::SocketAddrExt, unix::net::SocketAddr};
 
 use super::*;
 
-/// What probes do that have no guard to leave out.
+/// Probes without a guard that could be left out.
 pub(super) fn attempt(name: &str) -> io::Result<()> {
     match name {
         "abstract_socket" => sockets::dial_abstract(),
@@ -20,7 +20,7 @@ pub(super) fn attempt(name: &str) -> io::Result<()> {
             UnixStream::connect_addr(&SocketAddr::from_abstract_name("left")?).map(drop)
         }
         "bomb" => loop {
-            // SAFETY: the sandbox's limit of processes ends it.
+            // SAFETY: the sandbox's process limit ends the loop.
             unsafe { libc::fork() };
         },
         other => match other.split_once(' ') {
@@ -33,12 +33,12 @@ pub(super) fn attempt(name: &str) -> io::Result<()> {
 
 fn descriptor(result: libc::c_long) -> io::Result<OwnedFd> {
     check(result)?;
-    // SAFETY: the kernel has just opened it, for nobody else.
+    // SAFETY: the kernel has just opened it and no other code knows it.
     Ok(unsafe { std::os::fd::FromRawFd::from_raw_fd(i32::try_from(result).unwrap()) })
 }
 
 fn shared_memory(flags: i32) -> io::Result<i32> {
-    // SAFETY: numbers only.
+    // SAFETY: integers only.
     let id = unsafe { libc::shmget(0x6861_7276, 4096, flags) };
     check(id.into()).map(|()| id)
 }
@@ -48,23 +48,23 @@ fn queue(flags: i32) -> io::Result<OwnedFd> {
     descriptor(unsafe { libc::syscall(libc::SYS_mq_open, c"left".as_ptr(), flags, 0o666, 0) })
 }
 
-/// Leaves a piece of shared memory, a queue and a socket, says so, and stays until its input ends.
+/// Creates shared memory, a queue and a socket, prints a line, and waits until its input ends.
 fn leave_things() -> io::Result<()> {
     shared_memory(libc::IPC_CREAT | 0o666)?;
     let _queue = queue(libc::O_CREAT | libc::O_RDWR)?;
     let _socket = UnixListener::bind_addr(&SocketAddr::from_abstract_name("left")?)?;
     println!("\nleft: {}", std::process::id());
-    stay()
+    wait_for_input_end()
 }
 
-/// Writes into connections nobody reads until they take no more, says so, and stays.
+/// Fills connections that are never read until writes block, prints a line, and waits.
 fn fill_sockets() -> io::Result<()> {
     let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
     let (mut ends, mut held) = (Vec::new(), 0);
     for _ in 0..16 {
         let mut near = std::net::TcpStream::connect(listener.local_addr()?)?;
         ends.push(listener.accept()?.0);
-        // A write that waits this long waits for ever.
+        // A write that blocks this long blocks forever.
         near.set_write_timeout(Some(Duration::from_millis(100)))?;
         while let Ok(count) = near.write(&[0; 65536]) {
             held += count;
@@ -72,17 +72,17 @@ fn fill_sockets() -> io::Result<()> {
         ends.push(near);
     }
     println!("\nleft: {held} bytes");
-    stay()
+    wait_for_input_end()
 }
 
-fn stay() -> io::Result<()> {
+fn wait_for_input_end() -> io::Result<()> {
     io::stdin().read_to_end(&mut Vec::new()).map(drop)
 }
 
-/// One more of something the kernel counts by user.
+/// Takes one more of a resource that the kernel counts per user.
 fn one_more(what: &str) -> io::Result<Vec<OwnedFd>> {
     match what {
-        // SAFETY: numbers only.
+        // SAFETY: integers only.
         "inotify" => Ok(vec![descriptor(unsafe { libc::inotify_init1(0) }.into())?]),
         "queues" => {
             let name = std::ffi::CString::new(format!("q{}-{}", std::process::id(), next()))?;
@@ -93,15 +93,16 @@ fn one_more(what: &str) -> io::Result<Vec<OwnedFd>> {
                 libc::syscall(libc::SYS_mq_open, name.as_ptr(), flags, 0o600, attributes)
             };
             let queue = descriptor(queue)?;
-            // Counted as long as it is open, and gone with this process, on the host too.
+            // Counted while open and freed with this process, on the host too.
             // SAFETY: as above.
             check(unsafe { libc::syscall(libc::SYS_mq_unlink, name.as_ptr()) })?;
             Ok(vec![queue])
         }
         "signals" => {
             let signal = libc::SIGRTMIN();
-            // SAFETY: both structures are plain numbers that outlive the calls; an empty set is a valid mask,
-            // and the signal is blocked in the one thread it goes to, so that it only is counted.
+            // SAFETY: both structures consist of integers that outlive the calls; an empty set is a
+            // valid mask, and the signal is blocked in the only thread it is sent to, so that it is
+            // only counted.
             unsafe {
                 let mut blocked: libc::sigset_t = std::mem::zeroed();
                 libc::sigaddset(&raw mut blocked, signal);
@@ -123,10 +124,10 @@ fn next() -> usize {
     NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
 }
 
-/// Takes all there is of something, says so, and stays until its input ends.
+/// Takes all of a resource, prints a line, and waits until its input ends.
 fn take_all(what: &str) -> io::Result<()> {
     let limit = libc::rlimit { rlim_cur: 1 << 20, rlim_max: 1 << 20 };
-    // SAFETY: the limit outlives the call; lowering or keeping it harms nobody.
+    // SAFETY: the limit outlives the call; lowering or keeping it is harmless.
     unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) };
     let mut taken = Vec::new();
     let error = loop {
@@ -137,58 +138,59 @@ fn take_all(what: &str) -> io::Result<()> {
         assert!(taken.len() < 500_000, "there is no end to {what}");
     };
     println!("\nleft: {} {error}", taken.len());
-    stay()
+    wait_for_input_end()
 }
 
-/// Runs a probe that stays; answers when it has said what it left. It ends with its sandbox.
-fn stay_inside(running: &Running, probe: &str) {
-    let (said, heard) = std::sync::mpsc::channel();
+/// Runs a probe that waits; returns when it has printed its line. The probe ends with its sandbox.
+fn run_in_background(running: &Running, probe: &str) {
+    let (sender, receiver) = std::sync::mpsc::channel();
     let bridge = running.bridge.clone();
     let probe = Command { user: Some("10001".to_owned()), ..probe_command(probe, 1) };
-    // Its input is a pipe nobody writes to.
+    // The input is a pipe that is never written.
     let script = "mkfifo /dev/shm/never; exec \"$@\" <>/dev/shm/never";
     let mut argv: Vec<String> = ["sh", "-c", script, "sh"].map(str::to_owned).into();
     argv.extend(probe.argv.clone());
     thread::spawn(move || {
         let mut text = String::new();
-        let mut guest = Guest::dial(&bridge).unwrap();
-        let ended = guest.exec(Command { argv, ..probe }, &[], &mut |_, bytes| {
+        let mut client = SupervisorClient::dial(&bridge).unwrap();
+        let ended = client.exec(Command { argv, ..probe }, &[], &mut |_, bytes| {
             text.push_str(&String::from_utf8_lossy(bytes));
             if text.contains("left: ") {
-                let _heard_already = said.send(text.clone());
+                let _receiver_may_be_gone = sender.send(text.clone());
             }
         });
-        let _heard_already = said.send(format!("{text} {ended:?}"));
+        let _receiver_may_be_gone = sender.send(format!("{text} {ended:?}"));
     });
-    let text = heard.recv().unwrap();
+    let text = receiver.recv().unwrap();
     assert!(text.contains("left: "), "{text}");
 }
 
 fn result(running: &Running, probe: &str) -> i32 {
-    let said = exec(running, Command { user: Some("10001".to_owned()), ..probe_command(probe, 1) });
-    result_of(&said.out).unwrap_or_else(|| panic!("{probe} said nothing: {said:?}"))
+    let output =
+        exec(running, Command { user: Some("10001".to_owned()), ..probe_command(probe, 1) });
+    result_of(&output.out).unwrap_or_else(|| panic!("{probe} printed no result: {output:?}"))
 }
 
-fn two(world: &World) -> [Running; 2] {
+fn start_two(world: &World) -> [Running; 2] {
     [0, 1].map(|_| world.engine.start(&Spec { binds: probe_binds(), ..world.spec() }).unwrap())
 }
 
 #[test]
-fn a_sandbox_finds_nothing_its_neighbour_left() {
+fn neighbours_share_no_ipc_objects_or_files() {
     let world = World::new();
-    let [one, other] = two(&world);
-    stay_inside(&one, "leave_things");
+    let [one, other] = start_two(&world);
+    run_in_background(&one, "leave_things");
     let things = [
         ("find_shared_memory", libc::ENOENT),
         ("find_queue", libc::ENOENT),
         ("find_socket", libc::ECONNREFUSED),
     ];
     for (probe, missing) in things {
-        assert_eq!(result(&one, probe), 0, "{probe} where it was left");
-        assert_eq!(result(&other, probe), missing, "{probe} next door");
-        assert_eq!(outside(probe, 1), missing, "{probe} on the host");
+        assert_eq!(result(&one, probe), 0, "{probe} in the same sandbox");
+        assert_eq!(result(&other, probe), missing, "{probe} in the other sandbox");
+        assert_eq!(result_on_host(probe, 1), missing, "{probe} on the host");
     }
-    // Processes and files by their names on the host.
+    // Processes and files by their host pids and paths.
     let range = range(&one);
     for pid in processes_of(range) {
         assert_ne!(shell(&other, &format!("kill -0 {pid}")).exit, Exit::Code(0), "{pid}");
@@ -205,32 +207,32 @@ fn a_sandbox_finds_nothing_its_neighbour_left() {
 }
 
 #[test]
-fn what_the_kernel_counts_by_user_is_counted_by_sandbox() {
+fn per_user_kernel_limits_apply_per_sandbox() {
     for what in ["inotify", "queues", "signals"] {
         let world = World::new();
-        let [one, other] = two(&world);
+        let [one, other] = start_two(&world);
         let (take, need) = (format!("take {what}"), format!("need {what}"));
-        stay_inside(&one, &take);
-        assert_ne!(result(&one, &need), 0, "{what}: it has taken all there is");
-        assert_eq!(result(&other, &need), 0, "{what} next door");
-        assert_eq!(outside(&need, 1), 0, "{what} on the host");
+        run_in_background(&one, &take);
+        assert_ne!(result(&one, &need), 0, "{what}: the limit is used up");
+        assert_eq!(result(&other, &need), 0, "{what} in the other sandbox");
+        assert_eq!(result_on_host(&need, 1), 0, "{what} on the host");
     }
 }
 
 #[test]
-fn what_sockets_hold_counts_as_the_sandboxes_and_is_limited() {
+fn socket_memory_is_limited_per_sandbox() {
     let world = World::new();
     let mut held = Vec::new();
     for limited in [false, true] {
         let running = world.engine.start(&Spec { binds: probe_binds(), ..world.spec() }).unwrap();
         let file = |name: &str| {
-            let places =
+            let folders =
                 world.groups().into_iter().map(|group| group.join(running.id.part()).join("work"));
-            places.map(|place| place.join(name)).find(|file| file.exists())
+            folders.map(|folder| folder.join(name)).find(|file| file.exists())
         };
-        // On cgroup v2 the memory limit counts them with everything else.
+        // On cgroup v2 the memory limit includes them.
         let Some(limit) = file("memory.kmem.tcp.limit_in_bytes") else {
-            stay_inside(&running, "fill_sockets");
+            run_in_background(&running, "fill_sockets");
             let memory = fs::read_to_string(file("memory.stat").unwrap()).unwrap();
             assert!(!memory.contains("\nsock 0\n"), "{memory}");
             return;
@@ -240,19 +242,19 @@ fn what_sockets_hold_counts_as_the_sandboxes_and_is_limited() {
         if limited {
             fs::write(&limit, (2 << 20).to_string()).unwrap();
         }
-        stay_inside(&running, "fill_sockets");
+        run_in_background(&running, "fill_sockets");
         let usage = fs::read_to_string(file("memory.kmem.tcp.usage_in_bytes").unwrap()).unwrap();
         held.push(usage.trim().parse::<u64>().unwrap());
     }
-    // A lower one bites, so the usual one would.
+    // The lower limit takes effect, so the usual one would too.
     assert!(held[0] > 8 << 20 && held[1] < 4 << 20, "{held:?}");
 }
 
 #[test]
-fn one_sandbox_has_its_share_of_terminals_and_no_more() {
+fn terminals_are_limited_per_sandbox() {
     let world = World::new();
     let running = world.start();
-    // Far fewer than the host has for all sandboxes together, far more than one may have.
+    // Far fewer than the host has for all sandboxes, far more than one may have.
     let script =
         "i=10; while [ $i -lt 310 ]; do eval \"exec $i<>/dev/ptmx\" || exit 1; i=$((i+1)); done";
     let inside = shell(&running, script);

@@ -1,4 +1,4 @@
-//! Sockets: Unix and Internet ones only, in a network of the sandbox's own.
+//! Only Unix and Internet sockets, in the sandbox's own network.
 
 use std::os::{linux::net::SocketAddrExt, unix::net::SocketAddr};
 
@@ -30,17 +30,17 @@ pub(super) const PROBES: &[Probe] = &[
 ];
 
 fn socket(family: i32, kind: i32, protocol: i32) -> io::Result<()> {
-    // SAFETY: numbers only; the socket ends with this process.
+    // SAFETY: integers only; the socket ends with this process.
     check(unsafe { libc::socket(family, kind, protocol) }.into())
 }
 
 #[test]
-fn only_unix_and_internet_sockets_exist_inside() {
-    hold(PROBES, 1);
+fn only_unix_and_internet_sockets_exist() {
+    assert_blocked(PROBES, 1);
 }
 
 #[test]
-fn the_hosts_abstract_sockets_come_with_the_hosts_network_only() {
+fn abstract_sockets_need_the_hosts_network() {
     for (network, wanted) in [(Network::Door, libc::ECONNREFUSED), (Network::Host, 0)] {
         let world = World::new();
         let spec = Spec { binds: probe_binds(), network, ..world.spec() };
@@ -56,17 +56,17 @@ fn the_hosts_abstract_sockets_come_with_the_hosts_network_only() {
 }
 
 #[test]
-fn no_address_but_a_synthetic_one_leads_anywhere() {
+fn only_synthetic_addresses_are_reachable() {
     let world = World::new();
     let running = world.engine.start(&Spec { binds: probe_binds(), ..world.spec() }).unwrap();
-    // No machine may be reached from a test: that the synthetic one is shows that the probe works.
+    // Tests must not reach other hosts: reaching the synthetic address proves that the probe works.
     let outside = exec(&running, probe_command("connect_outside", 1));
     assert_eq!(result_of(&outside.out), Some(libc::ENETUNREACH), "{outside:?}");
     let within = exec(&running, probe_command("connect_synthetic", 1));
     assert_ne!(result_of(&within.out), Some(libc::ENETUNREACH), "{within:?}");
 }
 
-/// Dials what the host listens on under an abstract name.
+/// Connects to an abstract socket of the host.
 pub(super) fn dial_abstract() -> io::Result<()> {
     let name = std::env::var("HARVEST_PROBE_SOCKET").unwrap();
     UnixStream::connect_addr(&SocketAddr::from_abstract_name(name)?).map(drop)

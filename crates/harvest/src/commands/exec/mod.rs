@@ -1,49 +1,51 @@
-//! `harvest exec`: a command in a fresh sandbox, in a sandbox of one's own or in a session's; its output as
-//! it is, as `ssh` would give it, and its own exit code.
+//! `harvest exec`: runs a command in a fresh sandbox, a standalone sandbox or a session's sandbox.
+//! Like `ssh`, it passes the output unchanged and returns the command's exit code.
 
-mod ends;
-mod machine;
+mod head_tail;
 mod outcome;
+mod sandbox;
 mod session;
 
 use std::collections::BTreeMap;
 
 use anyhow::{Result, bail};
 
-use crate::{Invocation, cli::Exec, printer::Advice};
-use outcome::{Outcome, Sink};
+use crate::{Invocation, cli::ExecArgs, printer::Advice};
+use outcome::{CommandOutcome, OutputSink};
 
-pub(crate) async fn run(here: &Invocation, args: Exec) -> Result<u8> {
-    let sink = Sink::new(here.print.json);
-    let place = args.place.clone();
-    let ran = match place.as_deref() {
-        Some(place) if !place.starts_with("sbx_") => session::run(here, args, place, sink).await,
-        _ => machine::run(here, args, sink).await,
+pub(crate) async fn run(ctx: &Invocation, args: ExecArgs) -> Result<u8> {
+    let sink = OutputSink::new(ctx.print.json);
+    let target = args.target.clone();
+    let result = match target.as_deref() {
+        Some(session) if !session.starts_with("sbx_") => {
+            session::run(ctx, args, session, sink).await
+        }
+        _ => sandbox::run(ctx, args, sink).await,
     };
-    match ran {
-        // Who asked for a document gets one, also of a failure that is ours.
-        Err(error) if here.print.json && !crate::printer::reader_left(&error) => {
-            here.print.error(&error);
-            Sink::new(true).finish(here.print, &Outcome::ours(&error), None)
+    match result {
+        // `--json` prints a document also for Harvest's own failures.
+        Err(error) if ctx.print.json && !crate::printer::is_broken_pipe(&error) => {
+            ctx.print.error(&error);
+            OutputSink::new(true).finish(ctx.print, &CommandOutcome::internal_error(&error), None)
         }
         other => other,
     }
 }
 
-/// The exit code that says how a command ended.
+/// The exit code for how a command ended.
 pub(crate) fn exit_code(exit: harvest_proto::bridge::Exit) -> u8 {
-    Outcome::exited(exit, 0).code
+    CommandOutcome::exited(exit, 0).code
 }
 
-/// The variables of `-e`: `NAME=VALUE`, or `NAME` for this process's own.
-pub(crate) fn variables(given: &[String]) -> Result<BTreeMap<String, String>> {
+/// Parses `-e`: `NAME=VALUE`, or `NAME` for the value in this environment.
+pub(crate) fn variables(args: &[String]) -> Result<BTreeMap<String, String>> {
     let mut env = BTreeMap::new();
-    for variable in given {
+    for variable in args {
         match variable.split_once('=') {
             Some((name, value)) if !name.is_empty() => {
                 env.insert(name.to_owned(), value.to_owned());
             }
-            // As `docker run -e` does: what is not set here is not set there.
+            // Like `docker run -e`: a variable that is not set is not passed.
             None if !variable.is_empty() => {
                 env.extend(std::env::var(variable).ok().map(|value| (variable.clone(), value)));
             }

@@ -1,56 +1,53 @@
-//! How a command ended, in every form in which it is told: exit code, status word, JSON document.
+//! The outcome of a command as exit code, status and JSON document.
 
 use std::io::Write;
 
 use anyhow::Result;
 use base64::{Engine, prelude::BASE64_STANDARD};
-use harvest_engine::guest::Output;
+use harvest_engine::supervisor_client::Output;
 use harvest_proto::bridge::{Exit, Fault, FaultCode};
 use serde::Serialize;
 
-use super::ends::Ends;
+use super::head_tail::HeadTail;
 use crate::printer::{Printer, write_bytes};
 
-/// Ours failed, not the command.
-const OURS: u8 = 125;
+/// The exit code of Harvest's own failures.
+const INTERNAL_ERROR: u8 = 125;
 
-/// How it went, in one word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Status {
-    /// Exit code 0.
     Success,
-    /// Another exit code, a signal, or there was nothing to run.
+    /// Another exit code, a signal, or the command could not start.
     Error,
-    /// The time limit.
     Timeout,
-    /// The memory limit.
     Oom,
-    /// Its sandbox, or we, failed under it.
+    /// The sandbox or Harvest failed.
     Crashed,
 }
 
-/// How a command ended.
 #[derive(Debug, Clone)]
-pub(super) struct Outcome {
+pub(super) struct CommandOutcome {
     pub(super) code: u8,
     pub(super) status: Status,
     pub(super) millis: u64,
-    /// Why, where the command's own output cannot say it.
+    /// The reason, if the command's output cannot contain it.
     pub(super) error: Option<String>,
 }
 
-impl Outcome {
+impl CommandOutcome {
     pub(super) fn exited(exit: Exit, millis: u64) -> Self {
         let (code, status, error) = match exit {
             Exit::Code(0) => (0, Status::Success, None),
-            Exit::Code(code) => (u8::try_from(code & 0xff).unwrap_or(OURS), Status::Error, None),
+            Exit::Code(code) => {
+                (u8::try_from(code & 0xff).unwrap_or(INTERNAL_ERROR), Status::Error, None)
+            }
             Exit::Signal(signal) => {
                 let code = 128u8.wrapping_add(u8::try_from(signal & 0x7f).unwrap_or(0));
                 (code, Status::Error, None)
             }
             Exit::Timeout => {
-                (124, Status::Timeout, Some("timeout: the command and all it started were killed"))
+                (124, Status::Timeout, Some("timeout: the command and its children were killed"))
             }
             Exit::Oom => (137, Status::Oom, Some("oom: the memory limit was reached")),
             Exit::Killed => (137, Status::Error, Some("killed")),
@@ -58,44 +55,47 @@ impl Outcome {
         Self { code, status, millis, error: error.map(str::to_owned) }
     }
 
-    /// The same, for a reason somebody else knows.
-    pub(super) fn because(self, reason: String) -> Self {
+    /// Adds a reason unless there is one.
+    pub(super) fn with_reason(self, reason: String) -> Self {
         Self { error: self.error.or(Some(reason)), ..self }
     }
 
-    /// It could not be started; shells number the reasons.
+    /// The command could not be started; the exit codes are those of a shell.
     pub(super) fn refused(fault: &Fault) -> Self {
         let (code, status) = match fault.code {
             FaultCode::NotExecutable | FaultCode::Denied => (126, Status::Error),
             FaultCode::NotFound => (127, Status::Error),
-            _ => (OURS, Status::Crashed),
+            _ => (INTERNAL_ERROR, Status::Crashed),
         };
         Self { code, status, millis: 0, error: Some(fault.message.clone()) }
     }
 
-    /// The sandbox went away under it, as the server says.
+    /// The sandbox ended while the command ran.
     pub(super) fn crashed(message: String, millis: u64) -> Self {
-        Self { code: OURS, status: Status::Crashed, millis, error: Some(message) }
+        Self { code: INTERNAL_ERROR, status: Status::Crashed, millis, error: Some(message) }
     }
 
-    /// We failed before there was anything to tell.
-    pub(super) fn ours(error: &anyhow::Error) -> Self {
-        Self { code: OURS, status: Status::Crashed, millis: 0, error: Some(format!("{error:#}")) }
+    /// Harvest failed before the command ran.
+    pub(super) fn internal_error(error: &anyhow::Error) -> Self {
+        Self {
+            code: INTERNAL_ERROR,
+            status: Status::Crashed,
+            millis: 0,
+            error: Some(format!("{error:#}")),
+        }
     }
 }
 
-/// Where a command's output goes.
 #[derive(Debug)]
-pub(super) enum Sink {
-    /// To our own, as it comes.
-    Through,
-    /// Into a document.
-    Kept { stdout: Ends, stderr: Ends },
+pub(super) enum OutputSink {
+    /// To this process's own output.
+    PassThrough,
+    /// Into a JSON document.
+    Buffered { stdout: HeadTail, stderr: HeadTail },
 }
 
-/// What `--json` prints.
 #[derive(Debug, Serialize)]
-struct Document<'a> {
+struct ExecDocument<'a> {
     returncode: u8,
     status: Status,
     stdout: String,
@@ -111,45 +111,45 @@ struct Document<'a> {
     error: Option<&'a str>,
 }
 
-impl Sink {
+impl OutputSink {
     pub(super) fn new(json: bool) -> Self {
         match json {
-            true => Self::Kept { stdout: Ends::default(), stderr: Ends::default() },
-            false => Self::Through,
+            true => Self::Buffered { stdout: HeadTail::default(), stderr: HeadTail::default() },
+            false => Self::PassThrough,
         }
     }
 
-    pub(super) fn take(&mut self, output: Output, bytes: &[u8]) -> Result<()> {
+    pub(super) fn write(&mut self, output: Output, bytes: &[u8]) -> Result<()> {
         match (self, output) {
-            (Self::Through, Output::Stdout) => write_bytes(bytes)?,
-            // Nobody is left to tell when stderr is gone; the command's result still counts.
-            (Self::Through, Output::Stderr) => drop(std::io::stderr().lock().write_all(bytes)),
-            (Self::Kept { stdout, .. }, Output::Stdout) => stdout.push(bytes),
-            (Self::Kept { stderr, .. }, Output::Stderr) => stderr.push(bytes),
+            (Self::PassThrough, Output::Stdout) => write_bytes(bytes)?,
+            // A closed stderr does not change the command's result.
+            (Self::PassThrough, Output::Stderr) => drop(std::io::stderr().lock().write_all(bytes)),
+            (Self::Buffered { stdout, .. }, Output::Stdout) => stdout.push(bytes),
+            (Self::Buffered { stderr, .. }, Output::Stderr) => stderr.push(bytes),
         }
         Ok(())
     }
 
-    /// Tells the end; the exit code is the command's own.
+    /// Prints the outcome; returns the exit code.
     pub(super) fn finish(
         self,
         print: Printer,
-        outcome: &Outcome,
+        outcome: &CommandOutcome,
         sandbox: Option<&str>,
     ) -> Result<u8> {
         match self {
-            Self::Through => {
+            Self::PassThrough => {
                 if let Some(error) = &outcome.error {
                     print.error(&anyhow::anyhow!("{error}"));
                 }
             }
-            Self::Kept { stdout, stderr } => {
+            Self::Buffered { stdout, stderr } => {
                 let truncated = stdout.is_truncated() || stderr.is_truncated();
                 let ((stdout, stdout_base64), (stderr, stderr_base64)) =
-                    (told(stdout), told(stderr));
+                    (as_text(stdout), as_text(stderr));
                 #[expect(clippy::cast_precision_loss, reason = "no command runs for 285,000 years")]
                 let duration_secs = outcome.millis as f64 / 1000.0;
-                let document = Document {
+                let document = ExecDocument {
                     returncode: outcome.code,
                     status: outcome.status,
                     stdout,
@@ -168,9 +168,9 @@ impl Sink {
     }
 }
 
-/// As text; beside it as it was, when that is no text.
-fn told(ends: Ends) -> (String, Option<String>) {
-    match String::from_utf8(ends.bytes()) {
+/// The output as text, and as base64 if it is not UTF-8.
+fn as_text(output: HeadTail) -> (String, Option<String>) {
+    match String::from_utf8(output.bytes()) {
         Ok(text) => (text, None),
         Err(error) => {
             let bytes = error.into_bytes();
@@ -184,32 +184,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_exit_code_is_the_commands_own_or_says_why_there_is_none() {
-        let told = |exit| {
-            let outcome = Outcome::exited(exit, 1);
+    fn exit_codes_follow_shell_conventions() {
+        let code_and_status = |exit| {
+            let outcome = CommandOutcome::exited(exit, 1);
             (outcome.code, outcome.status)
         };
-        assert_eq!(told(Exit::Code(0)), (0, Status::Success));
-        assert_eq!(told(Exit::Code(7)), (7, Status::Error));
-        assert_eq!(told(Exit::Code(256 + 3)), (3, Status::Error));
-        assert_eq!(told(Exit::Signal(15)), (143, Status::Error));
-        assert_eq!(told(Exit::Timeout), (124, Status::Timeout));
-        assert_eq!(told(Exit::Oom), (137, Status::Oom));
-        let refused = |code| Outcome::refused(&Fault::new(code, "x")).code;
+        assert_eq!(code_and_status(Exit::Code(0)), (0, Status::Success));
+        assert_eq!(code_and_status(Exit::Code(7)), (7, Status::Error));
+        assert_eq!(code_and_status(Exit::Code(256 + 3)), (3, Status::Error));
+        assert_eq!(code_and_status(Exit::Signal(15)), (143, Status::Error));
+        assert_eq!(code_and_status(Exit::Timeout), (124, Status::Timeout));
+        assert_eq!(code_and_status(Exit::Oom), (137, Status::Oom));
+        let refused = |code| CommandOutcome::refused(&Fault::new(code, "x")).code;
         assert_eq!(
             [FaultCode::NotFound, FaultCode::NotExecutable, FaultCode::System].map(refused),
             [127, 126, 125]
         );
-        assert_eq!(Outcome::crashed("killed".into(), 0).code, 125);
+        assert_eq!(CommandOutcome::crashed("killed".into(), 0).code, 125);
     }
 
     #[test]
-    fn what_is_no_text_is_there_as_it_was_as_well() {
-        let mut ends = Ends::default();
-        ends.push(b"a\xffb");
-        assert_eq!(told(ends), ("a\u{fffd}b".to_owned(), Some(BASE64_STANDARD.encode(b"a\xffb"))));
-        let mut ends = Ends::default();
-        ends.push("ä".as_bytes());
-        assert_eq!(told(ends), ("ä".to_owned(), None));
+    fn non_utf8_output_is_also_base64() {
+        let mut output = HeadTail::default();
+        output.push(b"a\xffb");
+        assert_eq!(
+            as_text(output),
+            ("a\u{fffd}b".to_owned(), Some(BASE64_STANDARD.encode(b"a\xffb")))
+        );
+        let mut output = HeadTail::default();
+        output.push("ä".as_bytes());
+        assert_eq!(as_text(output), ("ä".to_owned(), None));
     }
 }

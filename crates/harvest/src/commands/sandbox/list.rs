@@ -1,49 +1,46 @@
-//! What sandboxes there are and what is known of each.
+//! `harvest sandbox ls` and `inspect`.
 
 use std::time::SystemTime;
 
 use anyhow::Result;
 use harvest_proto::{
     Timestamp,
-    api::machines::{Sandbox, SandboxList, SandboxNetwork, SandboxStatus, VolumeMount},
+    api::{Sandbox, SandboxList, SandboxNetwork, SandboxStatus, VolumeMount},
 };
 use serde_json::Value;
 
 use super::super::ls::age;
-use crate::{Invocation, desk::Desk, printer::table, resolve};
+use crate::{Invocation, backend::Backend, printer::table, resolve};
 
-pub(super) async fn ls(here: &Invocation, desk: &Desk) -> Result<()> {
-    let SandboxList { items, torn } = desk.get("/v1/sandboxes").await?;
+pub(super) async fn ls(ctx: &Invocation, backend: &Backend) -> Result<()> {
+    let SandboxList { items, torn } = backend.get("/v1/sandboxes").await?;
     for torn in &torn {
-        here.print.note(format!("{}: {}", torn.id, torn.error));
-        here.print.hint(format!(
-            "`harvest sandbox rm --force {}` throws away what is left of it",
-            torn.id
-        ));
+        ctx.print.note(format!("{}: {}", torn.id, torn.error));
+        ctx.print.hint(format!("`harvest sandbox rm --force {}` removes the rest of it", torn.id));
     }
-    if items.is_empty() && torn.is_empty() && !here.print.json {
-        here.print.note("no sandboxes yet");
-        here.print.hint(
-            "`harvest sandbox create` starts one that stays; `harvest exec -- COMMAND` needs none",
+    if items.is_empty() && torn.is_empty() && !ctx.print.json {
+        ctx.print.note("No sandboxes yet");
+        ctx.print.hint(
+            "`harvest sandbox create` creates one; `harvest exec -- COMMAND` runs a command in a fresh one",
         );
         return Ok(());
     }
     let now = Timestamp::from(SystemTime::now());
-    here.print.result(&items, |items| {
+    ctx.print.result(&items, |items| {
         let rows: Vec<_> = items.iter().map(|sandbox| row(sandbox, now)).collect();
         table(&["ID", "STATE", "IMAGE", "OWNER", "NETWORK", "AGE"], &rows)
     })
 }
 
-pub(super) async fn inspect(here: &Invocation, desk: &Desk, typed: &str) -> Result<()> {
-    let id = resolve::sandbox(desk, typed).await?;
-    let sandbox: Sandbox = desk.get(&format!("/v1/sandboxes/{id}")).await?;
+pub(super) async fn inspect(ctx: &Invocation, backend: &Backend, typed: &str) -> Result<()> {
+    let id = resolve::sandbox(backend, typed).await?;
+    let sandbox: Sandbox = backend.get(&format!("/v1/sandboxes/{id}")).await?;
     let mut shown = serde_json::to_value(&sandbox)?;
     shown["volumes"] = sandbox.volumes.iter().map(volume).collect();
-    here.print.result(&sandbox, |_| lines(&shown, ""))
+    ctx.print.result(&sandbox, |_| lines(&shown, ""))
 }
 
-/// As it is written on a command line.
+/// The format of `--volume`.
 fn volume(mount: &VolumeMount) -> String {
     let mode = if mount.read_only { ":ro" } else { "" };
     format!("{}:{}{mode}", mount.name, mount.inside)
@@ -69,7 +66,7 @@ fn row(sandbox: &Sandbox, now: Timestamp) -> Vec<String> {
     ]
 }
 
-/// A document for people: one line per value.
+/// Formats a JSON object with one line per value.
 fn lines(value: &Value, indent: &str) -> String {
     let Value::Object(fields) = value else { return String::new() };
     let mut text = String::new();

@@ -1,5 +1,5 @@
-//! `harvest sandbox`: sandboxes of one's own. Asks the server where one runs, else this process; only a plan
-//! is made by this machine's engine itself.
+//! `harvest sandbox`: standalone sandboxes. Uses the server if one runs, else this process; only
+//! `plan` always uses the local engine.
 
 mod disks;
 mod list;
@@ -8,53 +8,55 @@ use anyhow::{Result, anyhow, bail};
 use harvest_engine::{EngineError, Limits, Network, Origin, Owner, Spec};
 use harvest_proto::{
     SandboxId,
-    api::machines::{
-        CreateSandbox, CreatedSandbox, Sandbox as Made, SandboxLimits, SandboxList, SandboxStatus,
-    },
+    api::{CreateSandbox, CreatedSandbox, Sandbox, SandboxLimits, SandboxList, SandboxStatus},
 };
 use serde_json::json;
 
 use super::{cp, exec::variables, shell};
 use crate::{
     Invocation,
-    cli::{Create, Sandbox},
-    desk::Desk,
+    backend::Backend,
+    cli::{CreateArgs, SandboxCommand},
     images,
     printer::Advice,
-    resolve, wire,
+    resolve, server_process,
 };
 
-pub(crate) async fn run(here: &Invocation, verb: Sandbox) -> Result<u8> {
-    if let Sandbox::Plan { image } = verb {
-        plan(here, image).await?;
+pub(crate) async fn run(ctx: &Invocation, verb: SandboxCommand) -> Result<u8> {
+    if let SandboxCommand::Plan { image } = verb {
+        plan(ctx, image).await?;
         return Ok(0);
     }
-    let desk = Desk::find(&here.config)?;
+    let backend = Backend::find(&ctx.config)?;
     match verb {
-        Sandbox::Create(args) => create(here, &desk, args).await?,
-        Sandbox::Ls => list::ls(here, &desk).await?,
-        Sandbox::Inspect(one) => list::inspect(here, &desk, &one.sandbox).await?,
-        Sandbox::Cp { from, to, user } => cp::in_sandbox(here, desk, from, to, user).await?,
-        Sandbox::Shell(args) => return shell::in_sandbox(&desk, &args.into()).await,
-        Sandbox::Snapshot(one) => disks::snapshot(here, &desk, &one.sandbox).await?,
-        Sandbox::Restore { what } => disks::restore(here, &desk, &what).await?,
-        Sandbox::Fork { sandbox, count } => disks::fork(here, &desk, &sandbox, count).await?,
-        Sandbox::Stop(many) => stop(here, &desk, &many.sandboxes).await?,
-        Sandbox::Start(many) => start(here, &desk, &many.sandboxes).await?,
-        Sandbox::Rm { sandboxes, all, force } => {
-            remove(here, &desk, &sandboxes, all, force).await?
+        SandboxCommand::Create(args) => create(ctx, &backend, args).await?,
+        SandboxCommand::Ls => list::ls(ctx, &backend).await?,
+        SandboxCommand::Inspect(one) => list::inspect(ctx, &backend, &one.sandbox).await?,
+        SandboxCommand::Cp { from, to, user } => {
+            cp::in_sandbox(ctx, backend, from, to, user).await?
         }
-        Sandbox::Plan { .. } => unreachable!("a plan needs no desk"),
+        SandboxCommand::Shell(args) => return shell::in_sandbox(&backend, &args.into()).await,
+        SandboxCommand::Snapshot(one) => disks::snapshot(ctx, &backend, &one.sandbox).await?,
+        SandboxCommand::Restore { what } => disks::restore(ctx, &backend, &what).await?,
+        SandboxCommand::Fork { sandbox, count } => {
+            disks::fork(ctx, &backend, &sandbox, count).await?
+        }
+        SandboxCommand::Stop(many) => stop(ctx, &backend, &many.sandboxes).await?,
+        SandboxCommand::Start(many) => start(ctx, &backend, &many.sandboxes).await?,
+        SandboxCommand::Rm { sandboxes, all, force } => {
+            remove(ctx, &backend, &sandboxes, all, force).await?
+        }
+        SandboxCommand::Plan { .. } => unreachable!("handled above"),
     }
     Ok(0)
 }
 
-async fn create(here: &Invocation, desk: &Desk, args: Create) -> Result<()> {
+async fn create(ctx: &Invocation, backend: &Backend, args: CreateArgs) -> Result<()> {
     let (image, from) = match &args.from {
-        Some(snapshot) => (None, Some(resolve::snapshot(desk, snapshot).await?)),
-        None => (Some(images::ensure(desk, &args.image, here.print).await?), None),
+        Some(snapshot) => (None, Some(resolve::snapshot(backend, snapshot).await?)),
+        None => (Some(images::ensure(backend, &args.image, ctx.print).await?), None),
     };
-    let order = CreateSandbox {
+    let request = CreateSandbox {
         image,
         from,
         limits: SandboxLimits {
@@ -66,25 +68,29 @@ async fn create(here: &Invocation, desk: &Desk, args: Create) -> Result<()> {
         state: Some(!args.volumes.no_state),
         env: variables(&args.env)?,
     };
-    let id = begin(here, desk, &order).await?;
-    here.print.result(&json!({ "id": id }), |_| format!("{id}\n"))?;
-    here.print.hint(format!("`harvest exec {id} -- COMMAND` runs something in it"));
+    let id = start_new(ctx, backend, &request).await?;
+    ctx.print.result(&json!({ "id": id }), |_| format!("{id}\n"))?;
+    ctx.print.hint(format!("`harvest exec {id} -- COMMAND` runs a command in it"));
     Ok(())
 }
 
-/// Starts one, and says what it has to do without.
-async fn begin(here: &Invocation, desk: &Desk, order: &CreateSandbox) -> Result<SandboxId> {
-    let made: CreatedSandbox = desk.post("/v1/sandboxes", order).await?;
-    for warning in made.warnings {
-        here.print.note(format!("warning: {warning}"));
+/// Starts a sandbox and prints its warnings.
+async fn start_new(
+    ctx: &Invocation,
+    backend: &Backend,
+    request: &CreateSandbox,
+) -> Result<SandboxId> {
+    let created: CreatedSandbox = backend.post("/v1/sandboxes", request).await?;
+    for warning in created.warnings {
+        ctx.print.note(format!("warning: {warning}"));
     }
-    Ok(made.sandbox_id)
+    Ok(created.sandbox_id)
 }
 
-async fn plan(here: &Invocation, image: Option<String>) -> Result<()> {
-    let engine = wire::open_engine(&here.config)?;
-    let image = image.unwrap_or_else(|| here.config.image.clone());
-    // What a session's sandbox gets, but for its repository's snapshot.
+async fn plan(ctx: &Invocation, image: Option<String>) -> Result<()> {
+    let engine = server_process::open_engine(&ctx.config)?;
+    let image = image.unwrap_or_else(|| ctx.config.image.clone());
+    // The spec of a session's sandbox, without a repository's snapshot.
     let spec = Spec {
         id: SandboxId::random(),
         from: Origin::Image(image.clone()),
@@ -100,90 +106,93 @@ async fn plan(here: &Invocation, image: Option<String>) -> Result<()> {
     let plan = plan.map_err(|error| match error {
         EngineError::ImageMissing { .. } => anyhow!(Advice::new(
             format!("there is no image `{image}`"),
-            format!(
-                "`harvest image build {image}` makes it; `harvest image ls` lists those there are"
-            ),
+            format!("`harvest image build {image}` builds it; `harvest image ls` lists images"),
         )),
         other => anyhow::Error::new(other).context("cannot plan a sandbox"),
     })?;
-    here.print.result(&plan, ToString::to_string)
+    ctx.print.result(&plan, ToString::to_string)
 }
 
-async fn stop(here: &Invocation, desk: &Desk, typed: &[String]) -> Result<()> {
-    let ids = ones_own(desk, typed, "stop", false).await?;
+async fn stop(ctx: &Invocation, backend: &Backend, typed: &[String]) -> Result<()> {
+    let ids = resolve_own(backend, typed, "stop", false).await?;
     for id in &ids {
-        let stopped: Made = desk.post(&format!("/v1/sandboxes/{id}/stop"), &json!({})).await?;
-        here.print.note(match stopped.owner.as_str() {
+        let stopped: Sandbox =
+            backend.post(&format!("/v1/sandboxes/{id}/stop"), &json!({})).await?;
+        ctx.print.note(match stopped.owner.as_str() {
             "you" => format!("Stopped {id}; its disk is kept"),
-            _ => format!("Stopped {id}; its disk goes with the process it belonged to"),
+            _ => format!("Stopped {id}; its disk is removed with the process that started it"),
         });
     }
-    done(here, "stopped", &ids)
+    done(ctx, "stopped", &ids)
 }
 
-async fn start(here: &Invocation, desk: &Desk, typed: &[String]) -> Result<()> {
-    let ids = ones_own(desk, typed, "start", false).await?;
+async fn start(ctx: &Invocation, backend: &Backend, typed: &[String]) -> Result<()> {
+    let ids = resolve_own(backend, typed, "start", false).await?;
     for id in &ids {
         let path = format!("/v1/sandboxes/{id}");
-        let before: Made = desk.get(&path).await?;
-        desk.post::<Made>(&format!("{path}/start"), &json!({})).await?;
-        here.print.note(match before.state {
-            SandboxStatus::Dead => format!("Started {id} with the disk it left"),
-            SandboxStatus::Running => format!("{id} runs already"),
+        let before: Sandbox = backend.get(&path).await?;
+        backend.post::<Sandbox>(&format!("{path}/start"), &json!({})).await?;
+        ctx.print.note(match before.state {
+            SandboxStatus::Dead => format!("Started {id} with its disk"),
+            SandboxStatus::Running => format!("{id} is already running"),
         });
     }
-    done(here, "started", &ids)
+    done(ctx, "started", &ids)
 }
 
 async fn remove(
-    here: &Invocation,
-    desk: &Desk,
+    ctx: &Invocation,
+    backend: &Backend,
     typed: &[String],
     all: bool,
     force: bool,
 ) -> Result<()> {
     let ids = match all {
-        false => ones_own(desk, typed, "remove", force).await?,
-        // One that belongs to a process is in use by it.
+        false => resolve_own(backend, typed, "remove", force).await?,
+        // A sandbox of a running process is in use.
         true => {
-            let list: SandboxList = desk.get("/v1/sandboxes").await?;
-            list.items.into_iter().filter(|made| made.owner == "you").map(|made| made.id).collect()
+            let list: SandboxList = backend.get("/v1/sandboxes").await?;
+            list.items
+                .into_iter()
+                .filter(|sandbox| sandbox.owner == "you")
+                .map(|sandbox| sandbox.id)
+                .collect()
         }
     };
     for id in &ids {
-        let insist = if force { "?force=true" } else { "" };
-        desk.delete(&format!("/v1/sandboxes/{id}{insist}")).await?;
-        here.print.note(format!("Removed {id}"));
+        let query = if force { "?force=true" } else { "" };
+        backend.delete(&format!("/v1/sandboxes/{id}{query}")).await?;
+        ctx.print.note(format!("Removed {id}"));
     }
-    done(here, "removed", &ids)
+    done(ctx, "removed", &ids)
 }
 
-fn done(here: &Invocation, word: &str, ids: &[SandboxId]) -> Result<()> {
-    match here.print.json {
-        true => here.print.result(&json!({ word: ids }), |_| String::new()),
+fn done(ctx: &Invocation, word: &str, ids: &[SandboxId]) -> Result<()> {
+    match ctx.print.json {
+        true => ctx.print.result(&json!({ word: ids }), |_| String::new()),
         false => Ok(()),
     }
 }
 
-/// The sandboxes a person means. All are looked up first: a slip in the last must not cost the first.
-/// What a session works in is the session's, unless they insist.
-async fn ones_own(
-    desk: &Desk,
+/// Resolves all ids before any sandbox changes. Sandboxes of sessions are refused, except with
+/// `--force`.
+async fn resolve_own(
+    backend: &Backend,
     typed: &[String],
     verb: &str,
     force: bool,
 ) -> Result<Vec<SandboxId>> {
-    let list: SandboxList = desk.get("/v1/sandboxes").await?;
+    let list: SandboxList = backend.get("/v1/sandboxes").await?;
     let mut ids = Vec::new();
     for typed in typed {
         let id = resolve::sandbox_of(&list, typed)?;
         if let Some(torn) = list.torn.iter().find(|torn| torn.id == id && !force) {
-            let hint = format!("`harvest sandbox rm --force {id}` throws away what is left of it");
+            let hint = format!("`harvest sandbox rm --force {id}` removes the rest of it");
             bail!(Advice::new(torn.error.clone(), hint));
         }
-        if !force && list.items.iter().any(|made| made.id == id && made.owner == "session") {
-            let hint =
-                "see `harvest ls`; `harvest terminate SESSION` ends its sandbox and keeps its disk";
+        if !force && list.items.iter().any(|sandbox| sandbox.id == id && sandbox.owner == "session")
+        {
+            let hint = "`harvest terminate SESSION` stops a session's sandbox and saves its disk";
             bail!(Advice::new(format!("cannot {verb} {id}: it belongs to a session"), hint));
         }
         if !ids.contains(&id) {

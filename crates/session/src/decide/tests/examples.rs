@@ -1,291 +1,285 @@
-//! The promises by example: prompts, turns, saves, starts and ends.
+//! Examples: prompts, turns, saves, starts and stops.
 
 use harvest_proto::bridge::PromptProgress;
 
 use super::{
-    resting::frozen,
-    world::{Luck, World},
+    freeze_and_slots::frozen,
+    simulation::{EffectOutcome, Simulation},
 };
 use crate::decide::*;
 
-/// Lets everything that is under way happen, without a mishap.
-pub(super) fn run(world: &mut World) {
+/// Executes everything pending, successfully.
+pub(super) fn run(sim: &mut Simulation) {
     for _ in 0..200 {
-        if !world.pending.is_empty() {
-            world.carry_out(0, Luck::Good);
+        if !sim.pending.is_empty() {
+            sim.execute(0, EffectOutcome::Success);
         } else {
-            world.deliver();
+            sim.deliver();
         }
     }
 }
 
-pub(super) fn ready() -> World {
-    let mut world = World::new();
-    run(&mut world);
-    assert_eq!(world.state.shown.state, SessionState::Idle);
-    world
+pub(super) fn ready() -> Simulation {
+    let mut sim = Simulation::new();
+    run(&mut sim);
+    assert_eq!(sim.state.public.state, SessionState::Idle);
+    sim
 }
 
 #[test]
-fn a_second_prompt_waits_for_the_first_turn_to_end_and_be_kept() {
-    let mut world = ready();
-    world.prompt(false);
-    world.prompt(false);
-    run(&mut world);
-    assert_eq!(world.runs.len(), 1);
-    world.end_turn(TurnOutcome::Completed);
-    world.deliver();
-    assert!(matches!(world.pending[..], [Action::Capture { .. }]));
-    run(&mut world);
-    assert_eq!(world.runs.len(), 2);
+fn second_prompt_waits_until_first_turn_is_saved() {
+    let mut sim = ready();
+    sim.prompt(false);
+    sim.prompt(false);
+    run(&mut sim);
+    assert_eq!(sim.runs.len(), 1);
+    sim.end_turn(TurnOutcome::Completed);
+    sim.deliver();
+    assert!(matches!(sim.pending[..], [Action::Capture { .. }]));
+    run(&mut sim);
+    assert_eq!(sim.runs.len(), 2);
 }
 
 #[test]
-fn a_prompt_that_never_arrived_is_sent_again_with_its_id() {
-    let mut world = ready();
-    world.prompt(false);
-    let [Action::Send { prompt, .. }] = &world.pending[..] else { panic!("{:?}", world.pending) };
+fn undelivered_prompt_is_resent_with_same_id() {
+    let mut sim = ready();
+    sim.prompt(false);
+    let [Action::SendPrompt { prompt, .. }] = &sim.pending[..] else { panic!("{:?}", sim.pending) };
     let prompt = prompt.clone();
-    world.crash();
-    run(&mut world);
-    assert_eq!(world.runs.keys().collect::<Vec<_>>(), [&prompt]);
+    sim.crash();
+    run(&mut sim);
+    assert_eq!(sim.runs.keys().collect::<Vec<_>>(), [&prompt]);
 }
 
 #[test]
-fn a_dead_sandbox_interrupts_its_prompt_once_and_the_next_starts_from_what_it_left() {
-    let mut world = ready();
-    world.prompt(false);
-    run(&mut world);
-    world.kill();
-    run(&mut world);
-    assert_eq!(world.state.shown.state, SessionState::Paused);
-    assert_eq!(world.state.shown.reason, "sandbox_lost");
-    assert_eq!(world.prompts.values().collect::<Vec<_>>(), [&PromptStatus::Interrupted]);
-    world.prompt(false);
-    assert!(
-        matches!(&world.pending[..], [Action::Start { from: Some(from), .. }] if world.newest.as_ref() == Some(from))
-    );
+fn dead_sandbox_interrupts_turn_and_disk_is_recovered() {
+    let mut sim = ready();
+    sim.prompt(false);
+    run(&mut sim);
+    sim.kill();
+    run(&mut sim);
+    assert_eq!(sim.state.public.state, SessionState::Paused);
+    assert_eq!(sim.state.public.reason, "sandbox_lost");
+    assert_eq!(sim.prompts.values().collect::<Vec<_>>(), [&PromptStatus::Interrupted]);
+    sim.prompt(false);
+    let [Action::Start { from, .. }] = &sim.pending[..] else { panic!("{:?}", sim.pending) };
+    assert_eq!((from, from.is_some()), (&sim.newest, true));
 }
 
 #[test]
-fn a_save_whose_outcome_is_unknown_holds_the_session_until_somebody_resumes_it() {
-    let mut world = ready();
-    world.input(Input::Pause);
-    world.carry_out(0, Luck::Bad);
-    assert_eq!(world.state.shown.reason, "save_unknown");
-    world.prompt(false);
-    assert!(world.pending.is_empty());
-    world.input(Input::Resume);
-    run(&mut world);
-    assert_eq!(world.runs.len(), 1);
+fn unknown_save_blocks_session_until_resume() {
+    let mut sim = ready();
+    sim.input(Input::Pause);
+    sim.execute(0, EffectOutcome::Failure);
+    assert_eq!(sim.state.public.reason, "save_unknown");
+    sim.prompt(false);
+    assert!(sim.pending.is_empty());
+    sim.input(Input::Resume);
+    run(&mut sim);
+    assert_eq!(sim.runs.len(), 1);
 }
 
 #[test]
-fn a_turn_whose_server_died_while_it_was_kept_is_asked_what_it_changed_before_it_is_kept() {
-    let mut world = ready();
-    world.prompt(false);
-    world.prompt(false);
-    run(&mut world);
-    world.end_turn(TurnOutcome::Completed);
-    world.deliver();
-    let [Action::Capture { snapshot, .. }] = &world.pending[..] else {
-        panic!("{:?}", world.pending)
-    };
+fn capture_after_restart_waits_for_the_bridge() {
+    let mut sim = ready();
+    sim.prompt(false);
+    sim.prompt(false);
+    run(&mut sim);
+    sim.end_turn(TurnOutcome::Completed);
+    sim.deliver();
+    let [Action::Capture { snapshot, .. }] = &sim.pending[..] else { panic!("{:?}", sim.pending) };
     let first = snapshot.clone();
     for _ in 0..2 {
-        world.crash();
-        world.carry_out(0, Luck::Good);
-        assert!(matches!(world.pending[..], [Action::Connect { .. }, ..]), "{:?}", world.pending);
+        sim.crash();
+        sim.execute(0, EffectOutcome::Success);
+        assert!(matches!(sim.pending[..], [Action::Connect { .. }, ..]), "{:?}", sim.pending);
         let captures = |action: &Action| matches!(action, Action::Capture { .. });
-        assert!(!world.pending.iter().any(captures), "nobody could be asked: {:?}", world.pending);
-        assert_eq!(world.runs.len(), 1);
+        assert!(!sim.pending.iter().any(captures), "the bridge is not up yet: {:?}", sim.pending);
+        assert_eq!(sim.runs.len(), 1);
     }
-    run(&mut world);
-    assert_eq!(world.turns[&1], first, "under the id it had");
-    assert_eq!(world.runs.len(), 2, "and the next prompt goes on");
+    run(&mut sim);
+    assert_eq!(sim.turns[&1], first, "under the same id");
+    assert_eq!(sim.runs.len(), 2, "and the next prompt runs");
 }
 
 #[test]
-fn a_turn_that_can_no_longer_be_asked_is_kept_with_its_machine() {
-    let mut world = ready();
-    world.prompt(false);
-    run(&mut world);
-    world.end_turn(TurnOutcome::Completed);
-    world.deliver();
-    world.crash();
-    world.carry_out(0, Luck::Good);
-    world.pending.clear();
-    world.tick(90_000);
-    let kept =
-        |action: &Action| matches!(action, Action::EndKept { kind: SnapshotKind::Recovered, .. });
-    assert!(world.pending.iter().any(kept), "{:?}", world.pending);
-    run(&mut world);
-    assert_eq!(world.turns.len(), 1);
+fn unreachable_sandbox_is_saved_with_unsaved_turn() {
+    let mut sim = ready();
+    sim.prompt(false);
+    run(&mut sim);
+    sim.end_turn(TurnOutcome::Completed);
+    sim.deliver();
+    sim.crash();
+    sim.execute(0, EffectOutcome::Success);
+    sim.pending.clear();
+    sim.tick(90_000);
+    let stored = |action: &Action| {
+        matches!(action, Action::StopAndSave { kind: SnapshotKind::Recovered, .. })
+    };
+    assert!(sim.pending.iter().any(stored), "{:?}", sim.pending);
+    run(&mut sim);
+    assert_eq!(sim.turns.len(), 1);
 }
 
 #[test]
-fn a_failed_snapshot_holds_the_next_prompt_until_it_is_taken() {
-    let mut world = ready();
-    world.prompt(false);
-    world.prompt(false);
-    run(&mut world);
-    world.end_turn(TurnOutcome::Completed);
-    world.deliver();
-    world.carry_out(0, Luck::Bad);
-    assert_eq!(world.state.shown.reason, "save_unknown");
-    assert_eq!(world.runs.len(), 1);
-    world.input(Input::Resume);
-    run(&mut world);
-    assert_eq!(world.runs.len(), 2);
+fn failed_snapshot_blocks_the_next_prompt() {
+    let mut sim = ready();
+    sim.prompt(false);
+    sim.prompt(false);
+    run(&mut sim);
+    sim.end_turn(TurnOutcome::Completed);
+    sim.deliver();
+    sim.execute(0, EffectOutcome::Failure);
+    assert_eq!(sim.state.public.reason, "save_unknown");
+    assert_eq!(sim.runs.len(), 1);
+    sim.input(Input::Resume);
+    run(&mut sim);
+    assert_eq!(sim.runs.len(), 2);
 }
 
 #[test]
-fn a_stop_that_is_not_confirmed_kills_the_sandbox_and_keeps_its_disk() {
-    let mut world = ready();
-    world.prompt(false);
-    run(&mut world);
-    world.input(Input::Stop);
-    world.carry_out(0, Luck::Bad);
-    world.now += 61_000;
-    world.input(Input::Tick);
-    assert!(matches!(world.pending[..], [Action::EndKept { kind: SnapshotKind::Recovered, .. }]));
-    assert_eq!(world.prompts.values().collect::<Vec<_>>(), [&PromptStatus::Stopped]);
+fn unconfirmed_stop_kills_sandbox_and_saves_disk() {
+    let mut sim = ready();
+    sim.prompt(false);
+    run(&mut sim);
+    sim.input(Input::Stop);
+    sim.execute(0, EffectOutcome::Failure);
+    sim.now += 61_000;
+    sim.input(Input::Tick);
+    assert!(matches!(sim.pending[..], [Action::StopAndSave { kind: SnapshotKind::Recovered, .. }]));
+    assert_eq!(sim.prompts.values().collect::<Vec<_>>(), [&PromptStatus::Stopped]);
 }
 
 #[test]
-fn a_prompt_stopped_before_it_was_seen_never_runs() {
-    let mut world = ready();
-    world.prompt(false);
-    world.input(Input::Stop);
-    world.crash();
-    run(&mut world);
-    assert!(world.runs.is_empty());
-    assert_eq!(world.prompts.values().collect::<Vec<_>>(), [&PromptStatus::Stopped]);
+fn prompt_stopped_before_delivery_never_runs() {
+    let mut sim = ready();
+    sim.prompt(false);
+    sim.input(Input::Stop);
+    sim.crash();
+    run(&mut sim);
+    assert!(sim.runs.is_empty());
+    assert_eq!(sim.prompts.values().collect::<Vec<_>>(), [&PromptStatus::Stopped]);
 }
 
 #[test]
-fn a_prompt_sent_while_the_agent_asks_is_the_answer() {
-    let mut world = ready();
-    world.prompt(false);
-    run(&mut world);
-    world.ask();
-    world.deliver();
-    assert_eq!(world.state.shown.state, SessionState::NeedsInput);
-    world.prompt(false);
-    run(&mut world);
-    assert_eq!(world.state.shown.state, SessionState::Running);
-    assert_eq!(world.runs.len(), 1, "the answer is not a turn");
-    assert_eq!(world.prompts.values().filter(|s| **s == PromptStatus::Completed).count(), 1);
+fn prompt_during_a_question_is_the_answer() {
+    let mut sim = ready();
+    sim.prompt(false);
+    run(&mut sim);
+    sim.ask();
+    sim.deliver();
+    assert_eq!(sim.state.public.state, SessionState::NeedsInput);
+    sim.prompt(false);
+    run(&mut sim);
+    assert_eq!(sim.state.public.state, SessionState::Running);
+    assert_eq!(sim.runs.len(), 1, "the answer is not a turn");
+    assert_eq!(sim.prompts.values().filter(|s| **s == PromptStatus::Completed).count(), 1);
 }
 
 #[test]
-fn an_idle_session_is_paused_and_a_prompt_wakes_it() {
-    let mut world = ready();
-    world.now += 600_000;
-    world.input(Input::Tick);
-    run(&mut world);
+fn idle_session_pauses_and_prompt_resumes_it() {
+    let mut sim = ready();
+    sim.now += 600_000;
+    sim.input(Input::Tick);
+    run(&mut sim);
     assert_eq!(
-        (world.state.shown.state, world.state.shown.reason.as_str()),
+        (sim.state.public.state, sim.state.public.reason.as_str()),
         (SessionState::Paused, "idle")
     );
-    world.prompt(false);
-    run(&mut world);
-    assert_eq!(world.state.shown.state, SessionState::Running);
-    assert_eq!(world.state.epoch, 2);
+    sim.prompt(false);
+    run(&mut sim);
+    assert_eq!(sim.state.public.state, SessionState::Running);
+    assert_eq!(sim.state.epoch, 2);
 }
 
 #[test]
-fn three_failed_starts_wait_for_a_person() {
-    let mut world = World::new();
-    world.prompt(false);
+fn three_failed_starts_wait_for_resume() {
+    let mut sim = Simulation::new();
+    sim.prompt(false);
     for _ in 0..3 {
-        world.carry_out(0, Luck::Bad);
-        world.carry_out(0, Luck::Good);
+        sim.execute(0, EffectOutcome::Failure);
+        sim.execute(0, EffectOutcome::Success);
     }
-    assert_eq!(world.state.shown.reason, "start_failed");
-    assert!(world.pending.is_empty());
-    world.input(Input::Resume);
-    run(&mut world);
-    assert_eq!(world.runs.len(), 1);
+    assert_eq!(sim.state.public.reason, "start_failed");
+    assert!(sim.pending.is_empty());
+    sim.input(Input::Resume);
+    run(&mut sim);
+    assert_eq!(sim.runs.len(), 1);
 }
 
 #[test]
-fn a_turn_known_to_have_ended_goes_on_until_its_own_event_says_how() {
-    let mut world = ready();
-    world.prompt(false);
-    run(&mut world);
-    world.drop_link();
-    world.end_turn(TurnOutcome::Failed);
-    world.carry_out(0, Luck::Good);
-    let prompt = world.order[0].clone();
-    assert!(matches!(world.current().unwrap().seen[..], [(_, PromptProgress::Ended)]));
-    assert!(
-        world.state.turn().is_some(),
-        "nobody knows the outcome yet: {:?}",
-        world.state.machine
-    );
-    assert!(world.pending.is_empty(), "nothing is kept before the event: {:?}", world.pending);
-    world.deliver();
-    assert_eq!(world.prompts[&prompt], PromptStatus::Failed);
-    assert!(matches!(world.pending[..], [Action::Capture { .. }]));
+fn turn_ends_only_with_its_own_event() {
+    let mut sim = ready();
+    sim.prompt(false);
+    run(&mut sim);
+    sim.drop_link();
+    sim.end_turn(TurnOutcome::Failed);
+    sim.execute(0, EffectOutcome::Success);
+    let prompt = sim.order[0].clone();
+    assert!(matches!(sim.current().unwrap().seen[..], [(_, PromptProgress::Ended)]));
+    assert!(sim.state.turn().is_some(), "the outcome is not known yet: {:?}", sim.state.sandbox);
+    assert!(sim.pending.is_empty(), "nothing is saved before the event: {:?}", sim.pending);
+    sim.deliver();
+    assert_eq!(sim.prompts[&prompt], PromptStatus::Failed);
+    assert!(matches!(sim.pending[..], [Action::Capture { .. }]));
 }
 
-fn boot_badly(world: &mut World, takes_millis: i64) {
-    while !matches!(world.pending[..], [Action::Boot { .. }]) {
-        world.carry_out(0, Luck::Good);
+fn fail_boot(sim: &mut Simulation, after_millis: i64) {
+    while !matches!(sim.pending[..], [Action::Boot { .. }]) {
+        sim.execute(0, EffectOutcome::Success);
     }
-    world.now += takes_millis;
-    world.carry_out(0, Luck::Bad);
-    world.deliver();
-    while matches!(world.state.machine, Machine::Ending { .. }) {
-        world.carry_out(0, Luck::Good);
+    sim.now += after_millis;
+    sim.execute(0, EffectOutcome::Failure);
+    sim.deliver();
+    while matches!(sim.state.sandbox, SandboxState::Stopping { .. }) {
+        sim.execute(0, EffectOutcome::Success);
     }
 }
 
 #[test]
-fn a_boot_that_fails_fast_is_tried_three_times() {
-    let mut world = World::new();
+fn fast_boot_failure_is_retried_three_times() {
+    let mut sim = Simulation::new();
     for _ in 0..2 {
-        boot_badly(&mut world, 1000);
-        assert!(matches!(world.state.machine, Machine::Starting { .. }), "{:?}", world.state);
+        fail_boot(&mut sim, 1000);
+        assert!(matches!(sim.state.sandbox, SandboxState::Starting { .. }), "{:?}", sim.state);
     }
-    boot_badly(&mut world, 1000);
+    fail_boot(&mut sim, 1000);
     assert_eq!(
-        world.state.shown,
-        Shown { state: SessionState::Failed, reason: "boot_failed".into() }
+        sim.state.public,
+        PublicState { state: SessionState::Failed, reason: "boot_failed".into() }
     );
-    world.input(Input::Resume);
-    run(&mut world);
-    assert_eq!(world.state.shown.state, SessionState::Idle);
+    sim.input(Input::Resume);
+    run(&mut sim);
+    assert_eq!(sim.state.public.state, SessionState::Idle);
 }
 
 #[test]
-fn a_boot_that_fails_slowly_is_not_tried_for_ever() {
-    let mut world = World::new();
-    let slow = world.clocks.breaker / 3;
-    boot_badly(&mut world, i64::try_from(slow.as_millis()).unwrap());
+fn slow_boot_failure_is_not_retried() {
+    let mut sim = Simulation::new();
+    let slow = sim.timeouts.breaker / 3;
+    fail_boot(&mut sim, i64::try_from(slow.as_millis()).unwrap());
     assert_eq!(
-        world.state.shown,
-        Shown { state: SessionState::Failed, reason: "boot_failed".into() }
+        sim.state.public,
+        PublicState { state: SessionState::Failed, reason: "boot_failed".into() }
     );
 }
 
 #[test]
-fn words_about_an_older_sandbox_are_not_heard() {
-    let mut world = ready();
-    world.input(Input::Pause);
-    run(&mut world);
-    world.input(Input::Resume);
-    run(&mut world);
-    let before = world.state.clone();
-    world.input(Input::SandboxEnded { epoch: 1, reason: "killed".into() });
-    world.input(Input::LinkLost { epoch: 1 });
-    world.input(Input::BootFailed { epoch: 1, detail: "late".into() });
-    assert_eq!(world.state, before);
+fn reports_of_older_sandboxes_are_ignored() {
+    let mut sim = ready();
+    sim.input(Input::Pause);
+    run(&mut sim);
+    sim.input(Input::Resume);
+    run(&mut sim);
+    let before = sim.state.clone();
+    sim.input(Input::SandboxEnded { epoch: 1, reason: "killed".into() });
+    sim.input(Input::LinkLost { epoch: 1 });
+    sim.input(Input::BootFailed { epoch: 1, detail: "late".into() });
+    assert_eq!(sim.state, before);
 }
 
 #[test]
-fn terminate_ends_the_machine_now_and_keeps_what_it_left_as_recovered() {
+fn terminate_stops_at_once_and_recovers_disk() {
     let mut turn = ready();
     turn.prompt(false);
     run(&mut turn);
@@ -294,127 +288,113 @@ fn terminate_ends_the_machine_now_and_keeps_what_it_left_as_recovered() {
     run(&mut saving);
     saving.end_turn(TurnOutcome::Completed);
     saving.deliver();
-    for mut world in [ready(), frozen(), turn, saving] {
-        world.input(Input::Terminate);
-        let kept = |action: &Action| {
-            matches!(action, Action::EndKept { kind: SnapshotKind::Recovered, .. })
+    for mut sim in [ready(), frozen(), turn, saving] {
+        sim.input(Input::Terminate);
+        let stored = |action: &Action| {
+            matches!(action, Action::StopAndSave { kind: SnapshotKind::Recovered, .. })
         };
-        let at = world.pending.iter().position(kept);
-        world.carry_out(at.unwrap_or_else(|| panic!("{:?}", world.pending)), Luck::Good);
+        let at = sim.pending.iter().position(stored);
+        sim.execute(at.unwrap_or_else(|| panic!("{:?}", sim.pending)), EffectOutcome::Success);
         assert_eq!(
-            world.state.shown,
-            Shown { state: SessionState::Paused, reason: "terminated".into() }
+            sim.state.public,
+            PublicState { state: SessionState::Paused, reason: "terminated".into() }
         );
     }
 }
 
 #[test]
-fn what_waited_when_the_server_ended_goes_on_with_the_next() {
-    let mut world = ready();
-    world.prompt(false);
-    world.prompt(false);
-    run(&mut world);
-    world.input(Input::Suspend);
-    run(&mut world);
+fn queued_prompts_run_after_server_shutdown() {
+    let mut sim = ready();
+    sim.prompt(false);
+    sim.prompt(false);
+    run(&mut sim);
+    sim.input(Input::Suspend);
+    run(&mut sim);
     assert_eq!(
-        world.state.shown,
-        Shown { state: SessionState::Paused, reason: "server_shutdown".into() }
+        sim.state.public,
+        PublicState { state: SessionState::Paused, reason: "server_shutdown".into() }
     );
-    assert_eq!(world.runs.len(), 1);
-    world.crash();
-    run(&mut world);
-    assert_eq!(world.runs.len(), 2, "the one that waited runs, the stopped one does not run again");
+    assert_eq!(sim.runs.len(), 1);
+    sim.crash();
+    run(&mut sim);
+    assert_eq!(sim.runs.len(), 2, "the queued prompt runs, the stopped one does not run again");
 }
 
 #[test]
-fn a_session_suspended_with_nothing_to_do_stays_paused() {
-    let mut world = ready();
-    world.input(Input::Suspend);
-    run(&mut world);
-    world.crash();
-    run(&mut world);
+fn suspended_session_without_prompts_stays_paused() {
+    let mut sim = ready();
+    sim.input(Input::Suspend);
+    run(&mut sim);
+    sim.crash();
+    run(&mut sim);
     assert_eq!(
-        world.state.shown,
-        Shown { state: SessionState::Paused, reason: "server_shutdown".into() }
+        sim.state.public,
+        PublicState { state: SessionState::Paused, reason: "server_shutdown".into() }
     );
 }
 
 #[test]
-fn a_sandbox_past_its_lifetime_gets_no_further_turn_and_the_next_prompt_another_one() {
-    let mut world = ready();
-    world.clocks.turn = std::time::Duration::from_secs(100 * 60 * 60);
-    world.prompt(false);
-    world.prompt(false);
-    run(&mut world);
-    world.tick(25 * 60 * 60 * 1000);
-    assert_eq!(world.state.shown.state, SessionState::Running, "running work is activity");
-    world.end_turn(TurnOutcome::Completed);
-    run(&mut world);
-    assert_eq!((world.state.epoch, world.runs.len()), (2, 2));
-    assert_eq!(world.turns.len(), 1, "the turn that ran over was kept");
+fn expired_sandbox_is_replaced_before_next_turn() {
+    let mut sim = ready();
+    sim.timeouts.turn = std::time::Duration::from_secs(100 * 60 * 60);
+    sim.prompt(false);
+    sim.prompt(false);
+    run(&mut sim);
+    sim.tick(25 * 60 * 60 * 1000);
+    assert_eq!(sim.state.public.state, SessionState::Running, "a running turn is not interrupted");
+    sim.end_turn(TurnOutcome::Completed);
+    run(&mut sim);
+    assert_eq!((sim.state.epoch, sim.runs.len()), (2, 2));
+    assert_eq!(sim.turns.len(), 1, "the overdue turn was saved");
 }
 
 #[test]
-fn a_prompt_wakes_whatever_rests() {
-    for rest in [Input::Pause, Input::Terminate, Input::Stop, Input::Suspend] {
-        let mut world = World::new();
-        if rest != Input::Stop {
-            run(&mut world);
+fn prompt_resumes_any_paused_session() {
+    for request in [Input::Pause, Input::Terminate, Input::Stop, Input::Suspend] {
+        let mut sim = Simulation::new();
+        if request != Input::Stop {
+            run(&mut sim);
         }
-        world.input(rest);
-        run(&mut world);
-        assert_eq!(world.state.shown.state, SessionState::Paused);
-        world.prompt(false);
-        run(&mut world);
-        assert_eq!(world.runs.len(), 1);
+        sim.input(request);
+        run(&mut sim);
+        assert_eq!(sim.state.public.state, SessionState::Paused);
+        sim.prompt(false);
+        run(&mut sim);
+        assert_eq!(sim.runs.len(), 1);
     }
 }
 
 #[test]
-fn a_start_that_never_answers_is_given_up() {
-    let mut world = World::new();
-    world.tick(30 * 60 * 1000);
-    assert_eq!(world.state.shown.state, SessionState::Starting);
-    world.pending.retain(|action| matches!(action, Action::End { .. }));
-    run(&mut world);
+fn start_without_answer_times_out() {
+    let mut sim = Simulation::new();
+    sim.tick(30 * 60 * 1000);
+    assert_eq!(sim.state.public.state, SessionState::Starting);
+    sim.pending.retain(|action| matches!(action, Action::StopAndDiscard { .. }));
+    run(&mut sim);
     assert_eq!(
-        world.state.shown,
-        Shown { state: SessionState::Failed, reason: "start_timeout".into() }
+        sim.state.public,
+        PublicState { state: SessionState::Failed, reason: "start_timeout".into() }
     );
 }
 
 #[test]
-fn a_state_of_the_last_version_is_read() {
-    let old = r#"{"epoch":3,"turns":2,"disk":null,"conversed":true,"rest":"open","wake":false,
-        "machine":{"ready":{"sandbox":"sbx_aaaaaaaaaaaa","link":"up","born":"2026-01-01T00:00:00.000Z",
-        "work":{"idle":{"since":"2026-01-01T00:00:00.000Z"}}}},
-        "shown":{"state":"idle","reason":"ready"},"failures":[]}"#;
-    let state: State = serde_json::from_str(old).unwrap();
-    assert!(
-        state.is_awake() && state.waiting.is_none() && state.restoring.is_none() && !state.ceding
-    );
-}
-
-#[test]
-fn a_snapshot_taken_for_a_machine_that_was_terminated_meanwhile_is_forgotten() {
-    let mut world = ready();
-    world.prompt(false);
-    run(&mut world);
-    world.end_turn(TurnOutcome::Completed);
-    world.deliver();
-    let [Action::Capture { snapshot, .. }] = &world.pending[..] else {
-        panic!("{:?}", world.pending)
-    };
+fn capture_finished_after_terminate_is_removed() {
+    let mut sim = ready();
+    sim.prompt(false);
+    run(&mut sim);
+    sim.end_turn(TurnOutcome::Completed);
+    sim.deliver();
+    let [Action::Capture { snapshot, .. }] = &sim.pending[..] else { panic!("{:?}", sim.pending) };
     let snapshot = snapshot.clone();
-    world.input(Input::Terminate);
-    // It is taken before the machine is ended.
-    world.carry_out(0, Luck::Good);
+    sim.input(Input::Terminate);
+    // The capture finishes before the sandbox stops.
+    sim.execute(0, EffectOutcome::Success);
     assert!(
-        world.pending.contains(&Action::Forget { snapshot: snapshot.clone() }),
+        sim.pending.contains(&Action::RemoveSnapshot { snapshot: snapshot.clone() }),
         "{:?}",
-        world.pending
+        sim.pending
     );
-    run(&mut world);
-    assert_eq!(world.state.shown.reason, "terminated");
-    assert!(world.newest.is_some_and(|newest| newest != snapshot), "what was kept is another one");
+    run(&mut sim);
+    assert_eq!(sim.state.public.reason, "terminated");
+    assert!(sim.newest.is_some_and(|newest| newest != snapshot), "another snapshot was saved");
 }

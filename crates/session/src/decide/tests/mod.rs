@@ -1,8 +1,8 @@
-//! The promises of the decision: by example, then in stories in which the server crashes, connections
-//! break and everything fails at any moment.
+//! Tests of the decision: by example, then random runs in which the server crashes, connections
+//! break and every effect may fail.
 
 mod examples;
-mod going_back;
-mod resting;
-mod stories;
-mod world;
+mod freeze_and_slots;
+mod properties;
+mod restore;
+mod simulation;

@@ -1,4 +1,4 @@
-//! A PostgreSQL server that goes away: before, in the middle of and at the end of a transaction.
+//! Lost connections to PostgreSQL before, in and at the end of a transaction.
 
 use std::{
     path::Path,
@@ -15,17 +15,17 @@ use tokio::{
     net::{UnixListener, UnixStream, unix::OwnedReadHalf},
 };
 
-use super::chain;
-use crate::home::{Home, Kept, NOW, warning};
+use super::error_chain;
+use crate::test_store::{NOW, TestDatabase, TestStore, warning};
 
-fn database(home: &Home) -> &Database {
-    match &home.kept {
-        Kept::Server(database) => database,
-        Kept::File(_) => panic!("not a server"),
+fn database(test: &TestStore) -> &Database {
+    match &test.database {
+        TestDatabase::Server(database) => database,
+        TestDatabase::File(_) => panic!("not a server"),
     }
 }
 
-/// Ends the connections that do this right now; answers how many.
+/// Terminates the connections that match `doing`; returns their number.
 fn terminate(database: &Database, doing: &str) -> usize {
     let sql = format!(
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
@@ -35,33 +35,33 @@ fn terminate(database: &Database, doing: &str) -> usize {
 }
 
 #[tokio::test]
-async fn a_connection_that_died_while_idle_is_made_again_unnoticed() {
-    let home = Home::postgres().await;
-    let session = home.session().await;
+async fn lost_idle_connection_is_replaced() {
+    let test = TestStore::postgres().await;
+    let session = test.session().await;
     for round in 1..=3 {
-        assert!(terminate(database(&home), "true") >= 1);
-        assert_eq!(home.commit(&session, vec![warning("w")]).await.unwrap(), round);
-        assert_eq!(home.seqs(&session).await.len() as u64, round);
+        assert!(terminate(database(&test), "true") >= 1);
+        assert_eq!(test.commit(&session, vec![warning("w")]).await.unwrap(), round);
+        assert_eq!(test.seqs(&session).await.len() as u64, round);
     }
 }
 
 #[tokio::test]
-async fn a_connection_killed_in_mid_transaction_leaves_nothing_of_it() {
-    let home = Home::postgres().await;
-    let (session, other) = (home.session().await, home.session().await);
-    let mut blocker = home.kept.raw().await;
+async fn connection_lost_mid_transaction_stores_nothing() {
+    let test = TestStore::postgres().await;
+    let (session, other) = (test.session().await, test.session().await);
+    let mut blocker = test.database.raw().await;
     sqlx::raw_sql("BEGIN; LOCK TABLE events IN EXCLUSIVE MODE")
         .execute(&mut blocker)
         .await
         .unwrap();
     let writes = |session| {
-        let (store, lease) = (home.store.clone(), home.lease);
+        let (store, lease) = (test.store.clone(), test.lease);
         tokio::spawn(async move {
             store.session_commit(&session, lease, NOW, vec![warning("lost")]).await
         })
     };
     let lost = [writes(session.clone()), writes(other.clone())];
-    let database = database(&home);
+    let database = database(&test);
     eventually("the writer to wait for the events", || async {
         (terminate(database, "wait_event_type = 'Lock' AND query LIKE 'INSERT INTO events%'") > 0)
             .then_some(())
@@ -70,43 +70,43 @@ async fn a_connection_killed_in_mid_transaction_leaves_nothing_of_it() {
     for one in lost {
         let error = one.await.unwrap().unwrap_err();
         assert!(matches!(error, StoreError::Commit { .. } | StoreError::Database(_)), "{error:?}");
-        assert!(chain(&error).contains("terminating connection"), "{}", chain(&error));
+        assert!(error_chain(&error).contains("terminating connection"), "{}", error_chain(&error));
     }
     sqlx::raw_sql("ROLLBACK").execute(&mut blocker).await.unwrap();
     for session in [session, other] {
-        assert!(home.seqs(&session).await.is_empty());
-        assert_eq!(home.commit(&session, vec![warning("goes on")]).await.unwrap(), 1);
+        assert!(test.seqs(&session).await.is_empty());
+        assert_eq!(test.commit(&session, vec![warning("next")]).await.unwrap(), 1);
     }
 }
 
 #[tokio::test]
-async fn a_server_that_takes_over_waits_for_the_write_in_progress() {
-    let home = Home::postgres().await;
-    let session = home.session().await;
-    let newer = home.kept.store().await;
-    let mut blocker = home.kept.raw().await;
+async fn takeover_waits_for_write_in_progress() {
+    let test = TestStore::postgres().await;
+    let session = test.session().await;
+    let newer = test.database.store().await;
+    let mut blocker = test.database.raw().await;
     sqlx::raw_sql("BEGIN; LOCK TABLE events IN EXCLUSIVE MODE")
         .execute(&mut blocker)
         .await
         .unwrap();
     let writing = {
-        let (store, session, lease) = (home.store.clone(), session.clone(), home.lease);
+        let (store, session, lease) = (test.store.clone(), session.clone(), test.lease);
         tokio::spawn(async move {
             store.session_commit(&session, lease, NOW, vec![warning("in time")]).await
         })
     };
     let waits = |what: &str| {
         let sql = format!("SELECT COUNT(*) FROM pg_stat_activity WHERE wait_event = '{what}'");
-        database(&home).sql(&format!("{sql} AND datname = current_database()")) == "1"
+        database(&test).sql(&format!("{sql} AND datname = current_database()")) == "1"
     };
-    eventually("the older to write", || async { waits("relation").then_some(()) }).await;
+    eventually("the older server to write", || async { waits("relation").then_some(()) }).await;
     let lease = tokio::spawn({
         let newer = newer.clone();
         async move { newer.server_lease(NOW).await.unwrap() }
     });
-    // Else it could read what the older is still about to change.
-    eventually("the newer to wait", || async {
-        assert!(!lease.is_finished(), "it did not wait");
+    // Otherwise it could read rows that the older server is about to change.
+    eventually("the newer server to wait", || async {
+        assert!(!lease.is_finished(), "the newer server did not wait");
         waits("advisory").then_some(())
     })
     .await;
@@ -115,34 +115,34 @@ async fn a_server_that_takes_over_waits_for_the_write_in_progress() {
     lease.await.unwrap();
     assert_eq!(newer.session_get(&session).await.unwrap().session.seq, 1);
     assert!(matches!(
-        home.commit(&session, vec![warning("late")]).await,
+        test.commit(&session, vec![warning("late")]).await,
         Err(StoreError::LeaseLost)
     ));
 }
 
 #[tokio::test]
-async fn a_commit_whose_answer_is_lost_is_answered_as_it_went() {
+async fn commit_with_lost_reply_gets_true_outcome() {
     for (fault, stored) in [(AFTER_COMMIT, true), (BEFORE_COMMIT, false)] {
-        let kept = Kept::postgres();
+        let database = TestDatabase::postgres();
         let folder = tempfile::tempdir().unwrap();
-        let Kept::Server(database) = &kept else { panic!("not a server") };
-        let cut = proxy(database, folder.path());
-        let url = database.url_at(folder.path()).parse().unwrap();
+        let TestDatabase::Server(server) = &database else { panic!("not a server") };
+        let cut = proxy(server, folder.path());
+        let url = server.url_at(folder.path()).parse().unwrap();
         let store = Store::connect(&url).await.unwrap();
         let lease = store.server_lease(NOW).await.unwrap();
-        let home = Home { store, lease, kept };
-        let session = home.session().await;
-        let mut follower = home.store.event_follow(&session);
+        let test = TestStore { store, lease, database };
+        let session = test.session().await;
+        let mut follower = test.store.event_follow(&session);
 
         cut.store(fault, Ordering::SeqCst);
-        let done = home.commit(&session, vec![warning("in doubt")]).await;
-        assert_eq!(cut.load(Ordering::SeqCst), NEVER, "it was cut");
+        let done = test.commit(&session, vec![warning("unsettled")]).await;
+        assert_eq!(cut.load(Ordering::SeqCst), NEVER, "the connection was cut");
         match stored {
             true => assert_eq!(done.unwrap(), 1),
             false => assert!(matches!(done, Err(StoreError::Commit { .. })), "{done:?}"),
         }
-        assert_eq!(home.seqs(&session).await.len(), usize::from(stored));
-        let next = home.commit(&session, vec![warning("goes on")]).await.unwrap();
+        assert_eq!(test.seqs(&session).await.len(), usize::from(stored));
+        let next = test.commit(&session, vec![warning("next")]).await.unwrap();
         assert_eq!(next, if stored { 2 } else { 1 });
         for seq in 1..=next {
             assert_eq!(follower.recv().await.unwrap().seq, seq);
@@ -151,53 +151,53 @@ async fn a_commit_whose_answer_is_lost_is_answered_as_it_went() {
 }
 
 #[tokio::test]
-async fn a_commit_in_doubt_when_the_store_is_closed_is_called_unknown() {
-    let kept = Kept::postgres();
+async fn unsettled_commit_is_unknown_after_close() {
+    let database = TestDatabase::postgres();
     let folder = tempfile::tempdir().unwrap();
-    let Kept::Server(database) = &kept else { panic!("not a server") };
-    let cut = proxy(database, folder.path());
-    let store = Store::connect(&database.url_at(folder.path()).parse().unwrap()).await.unwrap();
+    let TestDatabase::Server(server) = &database else { panic!("not a server") };
+    let cut = proxy(server, folder.path());
+    let store = Store::connect(&server.url_at(folder.path()).parse().unwrap()).await.unwrap();
     let lease = store.server_lease(NOW).await.unwrap();
-    let home = Home { store, lease, kept };
-    let session = home.session().await;
+    let test = TestStore { store, lease, database };
+    let session = test.session().await;
     cut.store(FOR_GOOD, Ordering::SeqCst);
-    let doubtful = {
-        let (store, session) = (home.store.clone(), session.clone());
+    let unsettled = {
+        let (store, session) = (test.store.clone(), session.clone());
         tokio::spawn(
             async move { store.session_commit(&session, lease, NOW, vec![warning("?")]).await },
         )
     };
     eventually("the cut", || async { (cut.load(Ordering::SeqCst) == GONE).then_some(()) }).await;
-    let later = home.commit(&session, vec![warning("later")]).await;
+    let later = test.commit(&session, vec![warning("later")]).await;
     assert!(
         matches!(later, Err(StoreError::Commit { .. })),
-        "what was never sent is not in doubt: {later:?}"
+        "a write that was never sent is not unknown: {later:?}"
     );
-    assert!(!doubtful.is_finished(), "it is not guessed");
-    home.store.close().await;
-    let doubtful = doubtful.await.unwrap();
-    assert!(matches!(doubtful, Err(StoreError::Unknown { .. })), "{doubtful:?}");
+    assert!(!unsettled.is_finished(), "the outcome is not guessed");
+    test.store.close().await;
+    let unsettled = unsettled.await.unwrap();
+    assert!(matches!(unsettled, Err(StoreError::Unknown { .. })), "{unsettled:?}");
 }
 
 #[tokio::test]
-async fn a_database_out_of_reach_is_named_without_its_password() {
+async fn unreachable_database_is_named_without_password() {
     let url = "postgres://ada:s3cret@127.0.0.1:1/harvest".parse().unwrap();
     let error = Store::connect(&url).await.unwrap_err();
-    let words = chain(&error);
-    assert!(words.contains("postgres://ada@127.0.0.1:1/harvest"), "{words}");
-    assert!(!format!("{words} {error:?}").contains("s3cret"));
+    let text = error_chain(&error);
+    assert!(text.contains("postgres://ada@127.0.0.1:1/harvest"), "{text}");
+    assert!(!format!("{text} {error:?}").contains("s3cret"));
 }
 
 const NEVER: u8 = 0;
-/// The server does it; its answer is thrown away.
+/// The server commits; its reply is dropped.
 const AFTER_COMMIT: u8 = 1;
-/// The server never hears of it.
+/// The COMMIT does not reach the server.
 const BEFORE_COMMIT: u8 = 2;
-/// As after, and nobody gets through any more.
+/// Like `AFTER_COMMIT`, and all later connections are refused.
 const FOR_GOOD: u8 = 3;
 const GONE: u8 = 4;
 
-/// Stands between the store and the server, and cuts the connection once as told.
+/// A proxy between store and server that cuts the connection once, as set in the returned value.
 fn proxy(database: &Database, folder: &Path) -> Arc<AtomicU8> {
     let url = database.url();
     let real = url.split_once("host=").unwrap().1.to_owned() + "/.s.PGSQL.5432";
@@ -226,13 +226,13 @@ async fn between(client: UnixStream, server: UnixStream, cut: Arc<AtomicU8>) {
                 if sent.is_empty() {
                     return;
                 }
-                let told = cut.load(Ordering::SeqCst);
-                if (AFTER_COMMIT..=FOR_GOOD).contains(&told) && sent.windows(7).any(|part| part == b"COMMIT\0") {
-                    if told != BEFORE_COMMIT {
+                let mode = cut.load(Ordering::SeqCst);
+                if (AFTER_COMMIT..=FOR_GOOD).contains(&mode) && sent.windows(7).any(|part| part == b"COMMIT\0") {
+                    if mode != BEFORE_COMMIT {
                         to_server.write_all(sent).await.unwrap();
-                        wait_for_answer(&mut from_server).await;
+                        wait_for_reply(&mut from_server).await;
                     }
-                    cut.store(if told == FOR_GOOD { GONE } else { NEVER }, Ordering::SeqCst);
+                    cut.store(if mode == FOR_GOOD { GONE } else { NEVER }, Ordering::SeqCst);
                     return;
                 }
                 to_server.write_all(sent).await.unwrap();
@@ -247,7 +247,7 @@ async fn between(client: UnixStream, server: UnixStream, cut: Arc<AtomicU8>) {
     }
 }
 
-async fn wait_for_answer(from_server: &mut OwnedReadHalf) {
-    let mut answer = [0; 65_536];
-    assert!(from_server.read(&mut answer).await.unwrap() > 0);
+async fn wait_for_reply(from_server: &mut OwnedReadHalf) {
+    let mut reply = [0; 65_536];
+    assert!(from_server.read(&mut reply).await.unwrap() > 0);
 }

@@ -1,7 +1,7 @@
-//! What Claude Code's lines mean. Pure: a line in, signals out.
+//! Interprets Claude Code's lines. Pure: a line in, signals out.
 //!
-//! A turn ends when a `result` has come *and* the session says it is idle: a result alone is not the
-//! end when sub-agents are still at work.
+//! A turn ends when a `result` has arrived *and* the session is idle: after a result alone
+//! sub-agents may still be running.
 
 use std::collections::BTreeMap;
 
@@ -12,44 +12,43 @@ use super::wire;
 use crate::{
     agents::{
         Signal,
-        noise::{MAX_RAW_BYTES, Noise},
+        unknown_lines::{MAX_RAW_BYTES, UnknownLines},
     },
-    cut,
+    truncate,
 };
 
-/// The state of the conversation, as far as its lines need it.
+/// The state of the protocol.
 #[derive(Debug, Default)]
 pub(crate) struct Claude {
     command: Option<String>,
     started: bool,
     result: Option<Result<(), String>>,
-    asked: BTreeMap<String, Asked>,
-    noise: Noise,
+    questions: BTreeMap<String, PendingQuestions>,
+    unknown: UnknownLines,
 }
 
-/// A tool call that waits for a person's answers.
+/// A tool call that waits for the user's answers.
 #[derive(Debug)]
-struct Asked {
+struct PendingQuestions {
     control: String,
     input: Map<String, Value>,
-    /// The questions, the one being asked first.
+    /// The remaining questions; the first one is open.
     questions: Vec<Value>,
     answers: Map<String, Value>,
 }
 
 impl Claude {
-    /// A prompt is about to be sent.
+    /// Called at the start of a prompt.
     pub(super) fn begin(&mut self, prompt: &PromptId) {
         self.command = Some(wire::uuid(prompt));
         self.started = false;
         self.result = None;
-        self.noise.begin();
+        self.unknown.reset();
     }
 
-    /// What a line means.
-    pub(super) fn line(&mut self, line: &[u8]) -> Vec<Signal> {
+    pub(super) fn interpret(&mut self, line: &[u8]) -> Vec<Signal> {
         let Ok(message) = serde_json::from_slice::<Value>(line) else {
-            return self.noise.hear(line);
+            return self.unknown.record(line);
         };
         match text(&message, "type") {
             "system" => self.system(&message, line),
@@ -66,7 +65,7 @@ impl Claude {
             "control_response" => ready(&message),
             "keep_alive" | "rate_limit_event" | "tool_progress" | "auth_status"
             | "tool_use_summary" => Vec::new(),
-            _ => self.noise.hear(line),
+            _ => self.unknown.record(line),
         }
     }
 
@@ -87,7 +86,7 @@ impl Claude {
             | "hook_started"
             | "hook_progress"
             | "hook_response" => Vec::new(),
-            _ => self.noise.hear(line),
+            _ => self.unknown.record(line),
         }
     }
 
@@ -95,7 +94,7 @@ impl Claude {
         self.result.take().map(Signal::Done).into_iter().collect()
     }
 
-    // A line it has carried out before is completed without having been started: no result follows.
+    // A repeated prompt completes without having started, and without a result.
     fn lifecycle(&mut self, message: &Value) -> Vec<Signal> {
         if self.command.as_deref() != Some(text(message, "command_uuid")) {
             return Vec::new();
@@ -114,44 +113,46 @@ impl Claude {
         let control = text(message, "request_id");
         let request = &message["request"];
         if text(request, "subtype") != "can_use_tool" {
-            return vec![Signal::Say(wire::refuse(control))];
+            return vec![Signal::Send(wire::not_supported(control))];
         }
         let input = request["input"].as_object().cloned().unwrap_or_default();
         let questions =
             input.get("questions").and_then(Value::as_array).cloned().unwrap_or_default();
         if text(request, "tool_name") != "AskUserQuestion" || questions.is_empty() {
-            return vec![Signal::Say(wire::allow(control, &request["input"]))];
+            return vec![Signal::Send(wire::allow(control, &request["input"]))];
         }
         let name = match text(request, "tool_use_id") {
             "" => control,
             call => call,
         };
-        // An answer names it as the event does, and that must be short.
-        let name = cut::text(name, cut::MAX_NAME_BYTES);
-        let asked = Asked { control: control.to_owned(), input, questions, answers: Map::new() };
-        let signals = ask(&name, &asked);
-        self.asked.insert(name, asked);
+        // The event and the answer use this id, which must be short.
+        let name = truncate::text(name, truncate::MAX_NAME_BYTES);
+        let pending =
+            PendingQuestions { control: control.to_owned(), input, questions, answers: Map::new() };
+        let signals = ask(&name, &pending);
+        self.questions.insert(name, pending);
         signals
     }
 
-    /// A person's answer to the question being asked; the next question, or the reply.
-    pub(super) fn answered(&mut self, request: &str, answer: &str) -> Vec<Signal> {
-        let Some(mut asked) = self.asked.remove(request) else { return Vec::new() };
-        let question = text(&asked.questions.remove(0), "question").to_owned();
-        asked.answers.insert(question, Value::from(answer));
+    /// Handles the answer to the open question: asks the next one, or replies to the tool call.
+    pub(super) fn on_answer(&mut self, request: &str, answer: &str) -> Vec<Signal> {
+        let Some(mut pending) = self.questions.remove(request) else { return Vec::new() };
+        let question = text(&pending.questions.remove(0), "question").to_owned();
+        pending.answers.insert(question, Value::from(answer));
         let closed = EventBody::RequestClosed {
             request: request.to_owned(),
             answer: Some(answer.to_owned()),
         };
         let mut signals = vec![Signal::Event(closed)];
-        if asked.questions.is_empty() {
-            asked.input.insert("answers".to_owned(), Value::Object(asked.answers));
-            signals.push(Signal::Say(wire::allow(&asked.control, &Value::Object(asked.input))));
+        if pending.questions.is_empty() {
+            pending.input.insert("answers".to_owned(), Value::Object(pending.answers));
+            signals
+                .push(Signal::Send(wire::allow(&pending.control, &Value::Object(pending.input))));
         } else {
-            // Each question is a request of its own to the outside.
+            // Each question is a separate request outside.
             let name = format!("{request}+");
-            signals.extend(ask(&name, &asked));
-            self.asked.insert(name, asked);
+            signals.extend(ask(&name, &pending));
+            self.questions.insert(name, pending);
         }
         signals
     }
@@ -159,22 +160,22 @@ impl Claude {
     fn cancelled(&mut self, message: &Value) -> Vec<Signal> {
         let control = text(message, "request_id");
         let names: Vec<String> = self
-            .asked
+            .questions
             .iter()
-            .filter(|(_, asked)| asked.control == control)
+            .filter(|(_, pending)| pending.control == control)
             .map(|(name, _)| name.clone())
             .collect();
         names.into_iter().map(|name| self.close(&name)).collect()
     }
 
     fn close(&mut self, request: &str) -> Signal {
-        self.asked.remove(request);
+        self.questions.remove(request);
         Signal::Event(EventBody::RequestClosed { request: request.to_owned(), answer: None })
     }
 
-    /// Forgets what nobody has answered, and says what that was.
-    pub(super) fn forget_requests(&mut self) -> Vec<String> {
-        std::mem::take(&mut self.asked).into_keys().collect()
+    /// Removes and returns the open questions.
+    pub(super) fn take_questions(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.questions).into_keys().collect()
     }
 }
 
@@ -189,19 +190,18 @@ fn ready(message: &Value) -> Vec<Signal> {
     if ready { vec![Signal::Ready] } else { Vec::new() }
 }
 
-fn ask(name: &str, asked: &Asked) -> Vec<Signal> {
-    let Some(question) = asked.questions.first() else { return Vec::new() };
+fn ask(name: &str, pending: &PendingQuestions) -> Vec<Signal> {
+    let Some(question) = pending.questions.first() else { return Vec::new() };
     let options = question["options"].as_array().map_or(&[][..], Vec::as_slice);
     let opened = EventBody::RequestOpened {
         request: name.to_owned(),
         question: text(question, "question").to_owned(),
         options: options.iter().map(|option| text(option, "label").to_owned()).collect(),
     };
-    vec![Signal::Event(opened), Signal::Asked { request: name.to_owned() }]
+    vec![Signal::Event(opened), Signal::Question { request: name.to_owned() }]
 }
 
-// Sub-agents speak through their tool call's result; only the conversation itself is told piece by
-// piece.
+// Only the main conversation is streamed; sub-agents report through the result of their tool call.
 fn partial(message: &Value) -> Vec<Signal> {
     let delta = &message["event"]["delta"];
     if !message["parent_tool_use_id"].is_null() {
@@ -212,8 +212,10 @@ fn partial(message: &Value) -> Vec<Signal> {
         "thinking_delta" => EventBody::ThoughtDelta { text: text(delta, "thinking").to_owned() },
         _ => return Vec::new(),
     };
-    let empty = matches!(&event, EventBody::TextDelta { text } | EventBody::ThoughtDelta { text } if text.is_empty());
-    if empty { Vec::new() } else { vec![Signal::Event(event)] }
+    let (EventBody::TextDelta { text } | EventBody::ThoughtDelta { text }) = &event else {
+        return Vec::new();
+    };
+    if text.is_empty() { Vec::new() } else { vec![Signal::Event(event)] }
 }
 
 fn blocks<'a>(message: &'a Value, kind: &'a str) -> impl Iterator<Item = &'a Value> {
@@ -253,11 +255,11 @@ fn output(content: &Value) -> String {
     match content {
         Value::String(text) => text.clone(),
         Value::Array(blocks) => {
-            let pieces = blocks.iter().map(|block| match text(block, "type") {
+            let parts = blocks.iter().map(|block| match text(block, "type") {
                 "text" => text(block, "text").to_owned(),
                 kind => format!("[{kind}]"),
             });
-            pieces.collect::<Vec<_>>().join("\n")
+            parts.collect::<Vec<_>>().join("\n")
         }
         _ => String::new(),
     }
@@ -269,7 +271,7 @@ fn retry(message: &Value) -> Vec<Signal> {
     #[expect(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
-        reason = "small positive numbers of the agent"
+        reason = "small positive numbers from the agent"
     )]
     let event = EventBody::Retry {
         attempt: number("attempt") as u32,
@@ -277,23 +279,24 @@ fn retry(message: &Value) -> Vec<Signal> {
         status,
     };
     let mut signals = vec![Signal::Event(event)];
-    // It would try ten times over minutes, but a key does not become valid by waiting.
+    // The agent would retry ten times over minutes, but an invalid key stays invalid.
     if status == Some(401) {
-        signals.push(Signal::Hopeless("the model's service refused the key (401)".to_owned()));
+        signals
+            .push(Signal::Unrecoverable("the model service rejected the API key (401)".to_owned()));
     }
     signals
 }
 
-// An API failure is `success` with `is_error`: only the latter counts.
+// An API failure has the subtype `success` and `is_error`: only the latter counts.
 fn outcome(message: &Value) -> Result<(), String> {
     if !message["is_error"].as_bool().unwrap_or(false) {
         return Ok(());
     }
     let errors = message["errors"].as_array().map_or(&[][..], Vec::as_slice);
-    let words =
+    let texts =
         [text(message, "result"), errors.first().and_then(Value::as_str).unwrap_or_default()];
-    let word = words.into_iter().find(|word| !word.is_empty());
-    Err(cut::text(word.unwrap_or_else(|| text(message, "subtype")), MAX_RAW_BYTES))
+    let text_found = texts.into_iter().find(|text| !text.is_empty());
+    Err(truncate::text(text_found.unwrap_or_else(|| text(message, "subtype")), MAX_RAW_BYTES))
 }
 
 #[cfg(test)]

@@ -1,10 +1,10 @@
-//! Claude Code over its own line protocol (`stream-json`), one long-lived process per sandbox.
+//! Claude Code over its `stream-json` protocol, one long-lived process per sandbox.
 
 mod command;
 mod map;
 mod wire;
 
-use harvest_proto::bridge::{AgentLaunch, PromptOrder};
+use harvest_proto::bridge::{AgentLaunch, TurnRequest};
 
 pub(super) use self::map::Claude;
 use super::{Agent, Invocation, Signal};
@@ -14,13 +14,13 @@ impl Agent for Claude {
         Invocation { argv: command::argv(launch, cwd, resume), env: &command::ENV }
     }
 
-    fn greeting(&self) -> Option<String> {
+    fn init_line(&self) -> Option<String> {
         Some(wire::initialize())
     }
 
-    fn prompt(&mut self, order: &PromptOrder) -> String {
-        self.begin(&order.prompt);
-        wire::prompt(&order.prompt, &order.text)
+    fn prompt(&mut self, request: &TurnRequest) -> String {
+        self.begin(&request.prompt);
+        wire::prompt(&request.prompt, &request.text)
     }
 
     fn cancel(&self) -> String {
@@ -28,14 +28,14 @@ impl Agent for Claude {
     }
 
     fn answer(&mut self, request: &str, answer: &str) -> Vec<Signal> {
-        self.answered(request, answer)
+        self.on_answer(request, answer)
     }
 
-    fn hear(&mut self, line: &[u8]) -> Vec<Signal> {
-        self.line(line)
+    fn parse_line(&mut self, line: &[u8]) -> Vec<Signal> {
+        self.interpret(line)
     }
 
-    fn drop_requests(&mut self) -> Vec<String> {
-        self.forget_requests()
+    fn take_open_requests(&mut self) -> Vec<String> {
+        self.take_questions()
     }
 }

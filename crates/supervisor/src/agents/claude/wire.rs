@@ -1,18 +1,16 @@
-//! The lines we send to Claude Code.
+//! The lines sent to Claude Code.
 
 use harvest_proto::PromptId;
 use serde_json::{Value, json};
 
-/// The request whose answer says that it takes prompts.
+/// The id of the request whose response means that the agent is ready.
 pub(super) const INITIALIZE: &str = "initialize";
 
-/// Asks whether it is there.
 pub(crate) fn initialize() -> String {
     json!({"type": "control_request", "request_id": INITIALIZE, "request": {"subtype": "initialize"}})
         .to_string()
 }
 
-/// Asks it to give up what it is doing.
 pub(crate) fn interrupt() -> String {
     json!({"type": "control_request", "request_id": "interrupt", "request": {"subtype": "interrupt"}})
         .to_string()
@@ -28,7 +26,7 @@ pub(crate) fn prompt(id: &PromptId, text: &str) -> String {
     .to_string()
 }
 
-/// Allows the tool that a request was about.
+/// Allows a tool call.
 pub(super) fn allow(request: &str, input: &Value) -> String {
     respond(request, &json!({"behavior": "allow", "updatedInput": input}))
 }
@@ -41,8 +39,8 @@ fn respond(request: &str, response: &Value) -> String {
     .to_string()
 }
 
-/// Says that we do not know what was asked of us.
-pub(super) fn refuse(request: &str) -> String {
+/// The error response to an unknown control request.
+pub(super) fn not_supported(request: &str) -> String {
     json!({
         "type": "control_response",
         "response": {"subtype": "error", "request_id": request, "error": "not supported"},
@@ -50,9 +48,9 @@ pub(super) fn refuse(request: &str) -> String {
     .to_string()
 }
 
-/// A UUID that only this prompt has: its 60 bits in the places a version 4 UUID leaves free.
+/// The prompt's 60 bits as a version 4 UUID.
 pub(crate) fn uuid(id: &PromptId) -> String {
-    // The alphabet ids are printed in, five bits a character.
+    // The alphabet of ids, five bits per character.
     const ALPHABET: &str = "0123456789abcdefghjkmnpqrstvwxyz";
     let bits = id
         .part()
@@ -71,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_prompt_always_has_the_same_uuid_and_no_other_has_it() {
+    fn uuid_is_stable_and_unique_per_prompt() {
         let one: PromptId = "prm_zzzzzzzzzzzz".parse().unwrap();
         let other: PromptId = "prm_zzzzzzzzzzzy".parse().unwrap();
         assert_eq!(uuid(&one), "ffffffff-ffff-4fff-8000-000000000000");

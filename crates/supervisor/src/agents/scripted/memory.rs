@@ -1,5 +1,5 @@
-//! What the scripted agent remembers of its conversation: a file in its home, so that a restored or forked
-//! sandbox brings it back. One line per prompt.
+//! The scripted agent's conversation: a file in its home with one line per prompt, so that a
+//! restored or forked sandbox has it too.
 
 use std::{
     fs::{self, File},
@@ -18,34 +18,31 @@ pub(super) struct Memory {
 }
 
 impl Memory {
-    /// Opens the conversation of this name below `home`, or begins it.
+    /// Opens or creates the conversation below `home`.
     pub(super) fn open(home: &Path, conversation: &str) -> io::Result<Self> {
-        // It becomes a file's name: nothing but what ids are made of.
+        // The id becomes a file name.
         if conversation.is_empty()
             || !conversation.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
         {
-            return Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                "that is no name of a conversation",
-            ));
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "invalid conversation id"));
         }
         let folder = home.join(".harvest/scripted");
         fs::create_dir_all(&folder)?;
         let path = folder.join(format!("{conversation}.jsonl"));
         let file = File::options().create(true).append(true).read(true).open(path)?;
-        // A line without an end was being written when its writer died: that prompt was never begun.
+        // An incomplete line was being written when the process died: that prompt never started.
         let prompts = BufReader::new(&file).split(b'\n').map_while(Result::ok);
-        let whole = |line: &Vec<u8>| serde_json::from_slice::<serde::de::IgnoredAny>(line).is_ok();
-        let prompts = prompts.filter(whole).count();
+        let complete =
+            |line: &Vec<u8>| serde_json::from_slice::<serde::de::IgnoredAny>(line).is_ok();
+        let prompts = prompts.filter(complete).count();
         Ok(Self { file, prompts })
     }
 
-    /// How many prompts it holds.
+    /// The number of prompts.
     pub(super) const fn prompts(&self) -> usize {
         self.prompts
     }
 
-    /// Adds a prompt.
     pub(super) fn add(&mut self, prompt: &PromptId, text: &str) -> io::Result<()> {
         let line = format!("\n{}\n", json!({ "prompt": prompt, "text": text }));
         self.file.write_all(line.as_bytes())?;
@@ -59,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_conversation_comes_back_and_half_a_line_is_no_prompt() {
+    fn reopened_conversation_ignores_incomplete_lines() {
         let home = tempfile::tempdir().unwrap();
         let open = || Memory::open(home.path(), "0b5a-1").unwrap();
         let mut memory = open();

@@ -1,9 +1,9 @@
-//! The scripted agent: plays the script a prompt carries (see [`harvest_proto::script`]) as a real process
-//! of the agent's user, in the agent's cgroup, over a line protocol of its own. No model, no key, no cost,
-//! and nothing of the image but a shell.
+//! The scripted agent runs the script in a prompt (see [`harvest_proto::script`]) as a real process
+//! of the agent's user, in the agent's cgroup, over its own line protocol. It needs no model, no
+//! key and nothing of the image but a shell.
 //!
-//! This is the supervisor's side, [`Scripted`]; the program itself is the supervisor's own file in another
-//! role, [`program`].
+//! This is the supervisor's side, [`Scripted`]; the program is the same binary in another role,
+//! [`program`].
 
 mod memory;
 mod play;
@@ -15,38 +15,38 @@ use std::collections::BTreeMap;
 
 use harvest_proto::{
     EventBody,
-    bridge::{AgentLaunch, PromptOrder},
+    bridge::{AgentLaunch, TurnRequest},
 };
 
 use self::wire::{FromProgram, ToProgram};
-use super::{Agent, Invocation, Signal, noise::Noise};
-use crate::cut;
+use super::{Agent, Invocation, Signal, unknown_lines::UnknownLines};
+use crate::truncate;
 
 /// The role's name on the command line.
 pub(crate) const ROLE: &str = "scripted-agent";
 
-/// The state of a conversation, as far as its lines need it.
+/// The state of the protocol.
 #[derive(Debug, Default)]
 pub(crate) struct Scripted {
-    /// Its open questions: what the outside calls them, and what the program does.
-    asked: BTreeMap<String, String>,
-    noise: Noise,
+    /// Open questions: the id used outside and the program's own id.
+    questions: BTreeMap<String, String>,
+    unknown: UnknownLines,
 }
 
 impl Agent for Scripted {
     fn invocation(&self, launch: &AgentLaunch, _cwd: &str, _resume: bool) -> Invocation {
-        // Its launcher runs the same file, which no path inside leads to.
+        // The launcher runs the same binary, which has no path inside the sandbox.
         let argv = ["/proc/self/exe", ROLE, &launch.conversation];
         Invocation { argv: argv.map(str::to_owned).into(), env: &[] }
     }
 
-    fn greeting(&self) -> Option<String> {
+    fn init_line(&self) -> Option<String> {
         None
     }
 
-    fn prompt(&mut self, order: &PromptOrder) -> String {
-        self.noise.begin();
-        ToProgram::Prompt { prompt: order.prompt.clone(), text: order.text.clone() }.line()
+    fn prompt(&mut self, request: &TurnRequest) -> String {
+        self.unknown.reset();
+        ToProgram::Prompt { prompt: request.prompt.clone(), text: request.text.clone() }.line()
     }
 
     fn cancel(&self) -> String {
@@ -54,21 +54,21 @@ impl Agent for Scripted {
     }
 
     fn answer(&mut self, request: &str, answer: &str) -> Vec<Signal> {
-        let Some(own) = self.asked.remove(request) else { return Vec::new() };
+        let Some(own) = self.questions.remove(request) else { return Vec::new() };
         let (request, answer) = (request.to_owned(), answer.to_owned());
         let closed = EventBody::RequestClosed { request, answer: Some(answer.clone()) };
-        vec![Signal::Event(closed), Signal::Say(ToProgram::Answer { request: own, answer }.line())]
+        vec![Signal::Event(closed), Signal::Send(ToProgram::Answer { request: own, answer }.line())]
     }
 
-    fn hear(&mut self, line: &[u8]) -> Vec<Signal> {
+    fn parse_line(&mut self, line: &[u8]) -> Vec<Signal> {
         let Ok(message) = serde_json::from_slice::<FromProgram>(line) else {
-            return self.noise.hear(line);
+            return self.unknown.record(line);
         };
         let event = match message {
             FromProgram::Ready { .. } => return vec![Signal::Ready],
             FromProgram::Done { error } => return vec![Signal::Done(error.map_or(Ok(()), Err))],
             FromProgram::Ask { request, question, options } => {
-                return self.asked(request, question, options);
+                return self.on_question(request, question, options);
             }
             FromProgram::Text { text } => EventBody::TextDelta { text },
             FromProgram::Thought { text } => EventBody::ThoughtDelta { text },
@@ -85,17 +85,17 @@ impl Agent for Scripted {
         vec![Signal::Event(event)]
     }
 
-    fn drop_requests(&mut self) -> Vec<String> {
-        std::mem::take(&mut self.asked).into_keys().collect()
+    fn take_open_requests(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.questions).into_keys().collect()
     }
 }
 
 impl Scripted {
-    fn asked(&mut self, own: String, question: String, options: Vec<String>) -> Vec<Signal> {
-        let request = cut::text(&own, cut::MAX_NAME_BYTES);
-        self.asked.insert(request.clone(), own);
+    fn on_question(&mut self, own: String, question: String, options: Vec<String>) -> Vec<Signal> {
+        let request = truncate::text(&own, truncate::MAX_NAME_BYTES);
+        self.questions.insert(request.clone(), own);
         let opened = EventBody::RequestOpened { request: request.clone(), question, options };
-        vec![Signal::Event(opened), Signal::Asked { request }]
+        vec![Signal::Event(opened), Signal::Question { request }]
     }
 }
 
@@ -104,43 +104,47 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_question_is_answered_once_and_open_ones_are_named() {
+    fn question_is_answered_once() {
         let mut scripted = Scripted::default();
         let ask = r#"{"say":"ask","request":"q1","question":"Which?","options":["a"]}"#;
-        assert!(scripted.hear(ask.as_bytes()).contains(&Signal::Asked { request: "q1".into() }));
+        assert!(
+            scripted
+                .parse_line(ask.as_bytes())
+                .contains(&Signal::Question { request: "q1".into() })
+        );
         assert_eq!(scripted.answer("q1", "a").len(), 2);
         assert_eq!(scripted.answer("q1", "a"), []);
-        scripted.hear(ask.as_bytes());
+        scripted.parse_line(ask.as_bytes());
         assert_eq!(
-            (scripted.drop_requests(), scripted.drop_requests()),
+            (scripted.take_open_requests(), scripted.take_open_requests()),
             (vec!["q1".to_owned()], vec![])
         );
     }
 
     #[test]
-    fn a_question_with_a_long_name_is_answered_by_a_short_one() {
+    fn long_question_id_is_shortened_outside() {
         let (mut scripted, long) = (Scripted::default(), "q".repeat(100_000));
         let ask =
             serde_json::json!({ "say": "ask", "request": long, "question": "?", "options": [] });
-        let signals = scripted.hear(ask.to_string().as_bytes());
-        let [Signal::Event(EventBody::RequestOpened { request, .. }), Signal::Asked { .. }] =
+        let signals = scripted.parse_line(ask.to_string().as_bytes());
+        let [Signal::Event(EventBody::RequestOpened { request, .. }), Signal::Question { .. }] =
             &signals[..]
         else {
             panic!("{signals:?}")
         };
         assert!(request.len() < 2048, "{}", request.len());
-        let told = ToProgram::Answer { request: long, answer: "a".into() }.line();
+        let answer_line = ToProgram::Answer { request: long, answer: "a".into() }.line();
         assert!(
-            scripted.answer(request, "a").contains(&Signal::Say(told)),
-            "the program's own name of it"
+            scripted.answer(request, "a").contains(&Signal::Send(answer_line)),
+            "the program's own id"
         );
     }
 
     #[test]
-    fn a_line_of_another_protocol_is_noise() {
+    fn lines_of_another_protocol_are_unknown() {
         let mut scripted = Scripted::default();
         for line in [&b"{}"[..], b"{\"say\":\"x\"}", b"\xff\xfe", b"null"] {
-            let signals = scripted.hear(line);
+            let signals = scripted.parse_line(line);
             assert!(
                 matches!(signals[..], [Signal::Event(EventBody::AgentRaw { .. })]),
                 "{signals:?}"

@@ -1,4 +1,4 @@
-//! Plays a script: each block of it, one after the other.
+//! Runs the blocks of a script in order.
 
 use std::{fs, io, path::Path, time::Duration};
 
@@ -11,10 +11,10 @@ use super::{
     wire::FromProgram,
 };
 
-type Played = Result<(), Stop>;
+type BlockResult = Result<(), Stop>;
 
-/// Plays the script of this prompt; `earlier` prompts came before it.
-pub(super) async fn prompt(program: &mut Program, text: &str, earlier: usize) -> Played {
+/// Runs the script in this prompt; `earlier` is the number of prompts before it.
+pub(super) async fn prompt(program: &mut Program, text: &str, earlier: usize) -> BlockResult {
     let script = match Script::find(text) {
         Ok(Some(script)) => script,
         Ok(None) => return echo(program, text, earlier),
@@ -26,35 +26,37 @@ pub(super) async fn prompt(program: &mut Program, text: &str, earlier: usize) ->
     Ok(())
 }
 
-fn echo(program: &Program, text: &str, earlier: usize) -> Played {
+fn echo(program: &Program, text: &str, earlier: usize) -> BlockResult {
     let first: String = text.lines().next().unwrap_or_default().chars().take(200).collect();
-    let remembered = script::remembered(earlier);
+    let remembered = script::history_text(earlier);
     let text = format!(
-        "This is the scripted agent: it plays the script in a prompt, and this prompt has none. You said: \
+        "This is the scripted agent. It runs the script in a prompt; this prompt has none. You said: \
          {first}\n{remembered}\n"
     );
-    Ok(program.say(&FromProgram::Text { text })?)
+    Ok(program.send(&FromProgram::Text { text })?)
 }
 
-async fn block(program: &mut Program, block: Block, earlier: usize) -> Played {
+async fn block(program: &mut Program, block: Block, earlier: usize) -> BlockResult {
     match block {
         Block::Text { text, chunks, delay_ms } => {
-            for text in script::pieces(&text, chunks) {
+            for text in script::split_text(&text, chunks) {
                 if delay_ms > 0 {
-                    program.wait(Duration::from_millis(delay_ms)).await?;
+                    program.sleep(Duration::from_millis(delay_ms)).await?;
                 }
-                program.say(&FromProgram::Text { text })?;
+                program.send(&FromProgram::Text { text })?;
             }
         }
-        Block::Thinking(text) => program.say(&FromProgram::Thought { text })?,
-        Block::History => program.say(&FromProgram::Text { text: script::remembered(earlier) })?,
+        Block::Thinking(text) => program.send(&FromProgram::Thought { text })?,
+        Block::History => {
+            program.send(&FromProgram::Text { text: script::history_text(earlier) })?
+        }
         Block::Bash(command) => {
-            let call = begin(program, "Bash", json!({ "command": command }))?;
+            let call = start_tool(program, "Bash", json!({ "command": command }))?;
             let (ok, output) = shell::run(program, &command).await?;
-            program.say(&FromProgram::Result { call, ok, output })?;
+            program.send(&FromProgram::Result { call, ok, output })?;
         }
         Block::Ask { question, options } => ask(program, question, options).await?,
-        Block::Hang { seconds } => program.wait(Duration::from_secs_f64(seconds)).await?,
+        Block::Hang { seconds } => program.sleep(Duration::from_secs_f64(seconds)).await?,
         Block::Error(error) => fail(program, &error)?,
         Block::Drop { times } => retries(program, times, None)?,
         Block::Usage(_) => {}
@@ -68,15 +70,15 @@ async fn block(program: &mut Program, block: Block, earlier: usize) -> Played {
     Ok(())
 }
 
-fn begin(program: &mut Program, name: &str, input: Value) -> Result<String, Stop> {
+fn start_tool(program: &mut Program, name: &str, input: Value) -> Result<String, Stop> {
     program.calls += 1;
-    // Unlike those of an earlier process of the same conversation.
+    // The prompt count keeps ids unique across processes of the same conversation.
     let call = format!("call_{}_{}", program.memory.prompts(), program.calls);
-    program.say(&FromProgram::Tool { call: call.clone(), name: name.to_owned(), input })?;
+    program.send(&FromProgram::Tool { call: call.clone(), name: name.to_owned(), input })?;
     Ok(call)
 }
 
-fn tool(program: &mut Program, block: Block) -> Played {
+fn tool(program: &mut Program, block: Block) -> BlockResult {
     let (name, input) = match &block {
         Block::Write { path, content } => {
             ("Write", json!({ "file_path": path, "content": content }))
@@ -88,15 +90,15 @@ fn tool(program: &mut Program, block: Block) -> Played {
         Block::Tool { name, input } => (name.as_str(), input.clone()),
         _ => return Ok(()),
     };
-    let call = begin(program, name, input)?;
-    let (ok, output) = match carry_out(block) {
+    let call = start_tool(program, name, input)?;
+    let (ok, output) = match run_file_tool(block) {
         Ok(output) => (true, output),
         Err(error) => (false, error.to_string()),
     };
-    Ok(program.say(&FromProgram::Result { call, ok, output })?)
+    Ok(program.send(&FromProgram::Result { call, ok, output })?)
 }
 
-fn carry_out(block: Block) -> io::Result<String> {
+fn run_file_tool(block: Block) -> io::Result<String> {
     match block {
         Block::Write { path, content } => {
             if let Some(folder) = Path::new(&path).parent() {
@@ -110,44 +112,44 @@ fn carry_out(block: Block) -> io::Result<String> {
             if !text.contains(&old) {
                 return Err(io::Error::new(
                     io::ErrorKind::NotFound,
-                    format!("{path} does not hold that text"),
+                    format!("{path} does not contain that text"),
                 ));
             }
             fs::write(&path, text.replacen(&old, &new, 1)).map(|()| format!("edited {path}"))
         }
-        _ => Ok("the scripted agent only pretends to have this tool".to_owned()),
+        _ => Ok("the scripted agent only simulates this tool".to_owned()),
     }
 }
 
-async fn ask(program: &mut Program, question: String, options: Vec<String>) -> Played {
+async fn ask(program: &mut Program, question: String, options: Vec<String>) -> BlockResult {
     program.calls += 1;
     let request = format!("ask_{}_{}", program.memory.prompts(), program.calls);
-    program.say(&FromProgram::Ask { request: request.clone(), question, options })?;
-    let answer = program.answered(&request).await?;
-    Ok(program.say(&FromProgram::Text { text: format!("The answer is {answer}.") })?)
+    program.send(&FromProgram::Ask { request: request.clone(), question, options })?;
+    let answer = program.wait_for_answer(&request).await?;
+    Ok(program.send(&FromProgram::Text { text: format!("The answer is {answer}.") })?)
 }
 
-// An overloaded service is asked again; one that refuses is not.
-fn fail(program: &Program, error: &ErrorStep) -> Played {
+// An overloaded service is retried; other errors are final.
+fn fail(program: &Program, error: &ErrorStep) -> BlockResult {
     if error.status == 429 || error.status >= 500 {
         return retries(program, error.times, Some(error.status));
     }
     Err(Stop::Failed(format!("API Error: {} {}", error.status, error.message)))
 }
 
-fn retries(program: &Program, times: u32, status: Option<u16>) -> Played {
+fn retries(program: &Program, times: u32, status: Option<u16>) -> BlockResult {
     for attempt in 1..=times {
-        program.say(&FromProgram::Retry { attempt, status })?;
+        program.send(&FromProgram::Retry { attempt, status })?;
     }
     Ok(())
 }
 
-fn flood(program: &mut Program, events: usize, bytes: usize) -> Played {
+fn flood(program: &mut Program, events: usize, bytes: usize) -> BlockResult {
     let output = "x".repeat(bytes);
     for _ in 0..events {
         program.calls += 1;
         let call = format!("flood_{}_{}", program.memory.prompts(), program.calls);
-        program.say(&FromProgram::Result { call, ok: true, output: output.clone() })?;
+        program.send(&FromProgram::Result { call, ok: true, output: output.clone() })?;
     }
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! The scripted agent's own process: hears lines, plays the script of each prompt, says lines. It is
-//! nobody special: it runs as the agent's user and can do what any agent can.
+//! The process of the scripted agent: reads lines, runs the script of each prompt, writes lines. It
+//! runs as the agent's user without extra privileges.
 
 use std::{
     collections::VecDeque,
@@ -21,18 +21,17 @@ use super::{
     wire::{FromProgram, ToProgram},
 };
 
-/// The role's entry point.
 pub(crate) fn main(conversation: Option<&str>) -> ExitCode {
-    match live(conversation.unwrap_or_default()) {
+    match run(conversation.unwrap_or_default()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("the scripted agent cannot go on: {error}");
+            eprintln!("the scripted agent failed: {error}");
             ExitCode::FAILURE
         }
     }
 }
 
-fn live(conversation: &str) -> io::Result<()> {
+fn run(conversation: &str) -> io::Result<()> {
     let home = std::env::var_os("HOME").map_or_else(|| PathBuf::from("/"), PathBuf::from);
     let memory = Memory::open(Path::new(&home), conversation)?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -42,14 +41,13 @@ fn live(conversation: &str) -> io::Result<()> {
     })
 }
 
-/// Why a prompt is not played to its end.
+/// Why a script was not completed.
 #[derive(Debug)]
 pub(super) enum Stop {
-    /// It was told to give up.
     Cancelled,
-    /// The script says so, or cannot be played.
+    /// The script is invalid or demands a failure.
     Failed(String),
-    /// Nobody speaks with it any more.
+    /// Stdin was closed.
     Closed,
 }
 
@@ -59,13 +57,12 @@ impl From<io::Error> for Stop {
     }
 }
 
-/// A running scripted agent.
 pub(super) struct Program {
-    heard: Lines<BufReader<pipe::Receiver>>,
-    /// Heard while it waited for something else.
+    input: Lines<BufReader<pipe::Receiver>>,
+    /// Messages received while waiting for something else.
     waiting: VecDeque<ToProgram>,
     pub(super) memory: Memory,
-    /// How many tools it has called.
+    /// The number of tool calls.
     pub(super) calls: usize,
 }
 
@@ -73,7 +70,7 @@ impl Program {
     fn new(memory: Memory) -> io::Result<Self> {
         let stdin = pipe::Receiver::from_owned_fd(io::stdin().as_fd().try_clone_to_owned()?)?;
         Ok(Self {
-            heard: BufReader::new(stdin).lines(),
+            input: BufReader::new(stdin).lines(),
             waiting: VecDeque::new(),
             memory,
             calls: 0,
@@ -81,13 +78,13 @@ impl Program {
     }
 
     async fn serve(&mut self) -> io::Result<()> {
-        self.say(&FromProgram::Ready { remembers: self.memory.prompts() })?;
+        self.send(&FromProgram::Ready { remembers: self.memory.prompts() })?;
         loop {
-            let order = match self.waiting.pop_front() {
-                Some(order) => Some(order),
-                None => self.hear().await,
+            let message = match self.waiting.pop_front() {
+                Some(message) => Some(message),
+                None => self.receive().await,
             };
-            let (prompt, text) = match order {
+            let (prompt, text) = match message {
                 Some(ToProgram::Prompt { prompt, text }) => (prompt, text),
                 Some(ToProgram::Answer { .. } | ToProgram::Cancel) => continue,
                 None => return Ok(()),
@@ -96,43 +93,43 @@ impl Program {
             self.memory.add(&prompt, &text)?;
             let error = match play::prompt(self, &text, earlier).await {
                 Ok(()) => None,
-                Err(Stop::Cancelled) => Some("it was told to stop".to_owned()),
+                Err(Stop::Cancelled) => Some("cancelled".to_owned()),
                 Err(Stop::Failed(reason)) => Some(reason),
                 Err(Stop::Closed) => return Ok(()),
             };
-            self.say(&FromProgram::Done { error })?;
+            self.send(&FromProgram::Done { error })?;
         }
     }
 
-    /// Says a line. Waits for as long as nobody reads.
-    pub(super) fn say(&self, message: &FromProgram) -> io::Result<()> {
+    /// Writes a line; blocks while the supervisor does not read.
+    pub(super) fn send(&self, message: &FromProgram) -> io::Result<()> {
         let mut line = serde_json::to_vec(message)?;
         line.push(b'\n');
         self.write(&line)
     }
 
-    /// Writes to its output as it is.
+    /// Writes raw bytes to stdout.
     pub(super) fn write(&self, bytes: &[u8]) -> io::Result<()> {
         let mut stdout = io::stdout().lock();
         stdout.write_all(bytes)?;
         stdout.flush()
     }
 
-    // The next line that makes sense; `None` when nobody speaks any more. Cancel-safe.
-    async fn hear(&mut self) -> Option<ToProgram> {
+    // The next valid message; `None` at the end of stdin. Cancel-safe.
+    async fn receive(&mut self) -> Option<ToProgram> {
         loop {
-            let line = self.heard.next_line().await.ok()??;
+            let line = self.input.next_line().await.ok()??;
             match serde_json::from_str(&line) {
                 Ok(message) => return Some(message),
-                Err(error) => eprintln!("passed over a line: {error}"),
+                Err(error) => eprintln!("ignored an invalid line: {error}"),
             }
         }
     }
 
-    /// Waits until told to give up; whatever else is said meanwhile waits. Cancel-safe.
-    pub(super) async fn interrupted(&mut self) -> Stop {
+    /// Waits for a cancel; other messages are queued. Cancel-safe.
+    pub(super) async fn cancelled(&mut self) -> Stop {
         loop {
-            match self.hear().await {
+            match self.receive().await {
                 Some(ToProgram::Cancel) => return Stop::Cancelled,
                 Some(other) => self.waiting.push_back(other),
                 None => return Stop::Closed,
@@ -140,18 +137,17 @@ impl Program {
         }
     }
 
-    /// Waits so long, unless told to give up.
-    pub(super) async fn wait(&mut self, time: Duration) -> Result<(), Stop> {
+    /// Sleeps unless cancelled.
+    pub(super) async fn sleep(&mut self, time: Duration) -> Result<(), Stop> {
         tokio::select! {
             () = tokio::time::sleep(time) => Ok(()),
-            stop = self.interrupted() => Err(stop),
+            stop = self.cancelled() => Err(stop),
         }
     }
 
-    /// Waits for the answer to this request.
-    pub(super) async fn answered(&mut self, wanted: &str) -> Result<String, Stop> {
+    pub(super) async fn wait_for_answer(&mut self, wanted: &str) -> Result<String, Stop> {
         loop {
-            match self.hear().await {
+            match self.receive().await {
                 Some(ToProgram::Answer { request, answer }) if request == wanted => {
                     return Ok(answer);
                 }

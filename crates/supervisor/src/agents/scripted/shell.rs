@@ -1,4 +1,4 @@
-//! Runs a command for the scripted agent, and can be told to give it up.
+//! Runs a command for the scripted agent; can be cancelled.
 
 use std::{
     io,
@@ -17,12 +17,12 @@ use tokio::{
 };
 
 use super::program::{Program, Stop};
-use crate::exec::{read_rest, throw_away};
+use crate::exec::{discard_output, read_rest};
 
-// What a tool may say; what it says beyond that is counted and left out.
+// Limit of a tool's output; the rest is counted and dropped.
 const MAX_OUTPUT_BYTES: usize = 4 * 1024 * 1024;
 
-/// Runs a command in the working folder: whether it ended well, and what it said.
+/// Runs a command in the working directory; returns whether it succeeded, and its output.
 pub(super) async fn run(program: &mut Program, command: &str) -> Result<(bool, String), Stop> {
     let (ours, theirs) = pipe_with(PipeFlags::CLOEXEC).map_err(io::Error::from)?;
     let shell = if Path::new("/bin/bash").exists() { "bash" } else { "sh" };
@@ -34,36 +34,38 @@ pub(super) async fn run(program: &mut Program, command: &str) -> Result<(bool, S
         .stderr(theirs)
         .spawn()?;
     let output = pipe::Receiver::from_owned_fd(ours)?;
-    let mut said = Said::default();
+    let mut captured = BoundedOutput::default();
     let ended = tokio::select! {
-        ended = wait(&mut child, &output, &mut said) => ended,
-        stop = program.interrupted() => {
+        ended = wait(&mut child, &output, &mut captured) => ended,
+        stop = program.cancelled() => {
             if let Some(group) = child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)) {
-                let _gone_already = kill_process_group(group, Signal::KILL);
+                let _already_gone = kill_process_group(group, Signal::KILL);
             }
             let _reaped = child.wait().await;
             return Err(stop);
         }
     }?;
-    read_rest(&output, |bytes| said.push(bytes));
-    // What it left running holds the pipe open; a closed one would kill it.
-    tokio::spawn(throw_away(output));
-    Ok((ended.success(), said.text(ended)))
+    read_rest(&output, |bytes| captured.push(bytes));
+    // Processes left running hold the pipe open; closing it would kill them.
+    tokio::spawn(discard_output(output));
+    Ok((ended.success(), captured.text(ended)))
 }
 
 async fn wait(
     child: &mut Child,
     output: &pipe::Receiver,
-    said: &mut Said,
+    captured: &mut BoundedOutput,
 ) -> io::Result<ExitStatus> {
     let mut buffer = vec![0u8; 16 * 1024];
     let mut open = true;
     loop {
         tokio::select! {
             ended = child.wait() => return ended,
-            ready = output.readable(), if open => match ready.and_then(|()| output.try_read(&mut buffer)) {
+            ready = output.readable(), if open => match ready
+                .and_then(|()| output.try_read(&mut buffer))
+            {
                 Ok(0) => open = false,
-                Ok(count) => said.push(&buffer[..count]),
+                Ok(count) => captured.push(&buffer[..count]),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(_) => open = false,
             },
@@ -72,22 +74,22 @@ async fn wait(
 }
 
 #[derive(Debug, Default)]
-struct Said {
+struct BoundedOutput {
     bytes: Vec<u8>,
-    left_out: usize,
+    dropped: usize,
 }
 
-impl Said {
+impl BoundedOutput {
     fn push(&mut self, bytes: &[u8]) {
-        let room = MAX_OUTPUT_BYTES.saturating_sub(self.bytes.len()).min(bytes.len());
-        self.bytes.extend_from_slice(&bytes[..room]);
-        self.left_out += bytes.len() - room;
+        let space = MAX_OUTPUT_BYTES.saturating_sub(self.bytes.len()).min(bytes.len());
+        self.bytes.extend_from_slice(&bytes[..space]);
+        self.dropped += bytes.len() - space;
     }
 
     fn text(self, ended: ExitStatus) -> String {
         let mut text = String::from_utf8_lossy(&self.bytes).into_owned();
-        if self.left_out > 0 {
-            text.push_str(&format!("\n… {} bytes left out …", self.left_out));
+        if self.dropped > 0 {
+            text.push_str(&format!("\n… {} bytes left out …", self.dropped));
         }
         match (ended.code(), ended.signal()) {
             (Some(0), _) => {}

@@ -1,46 +1,41 @@
-//! The lines between the supervisor and the scripted agent: one JSON object each.
+//! The line protocol between the supervisor and the scripted agent: one JSON object per line.
 
 use harvest_proto::PromptId;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// What the supervisor says.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
 pub(super) enum ToProgram {
-    /// Carry this out.
     Prompt { prompt: PromptId, text: String },
-    /// A person's answer.
     Answer { request: String, answer: String },
-    /// Give up what you are doing.
     Cancel,
 }
 
-/// What the agent says.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "snake_case")]
 pub(super) enum FromProgram {
-    /// It takes prompts, and remembers so many.
+    /// The agent accepts prompts and remembers this many.
     Ready { remembers: usize },
-    /// A piece of its answer.
+    /// A text delta.
     Text { text: String },
-    /// A piece of its thoughts.
+    /// A thought delta.
     Thought { text: String },
-    /// It calls a tool.
+    /// A tool call starts.
     Tool { call: String, name: String, input: Value },
-    /// The tool answered.
+    /// A tool call ends.
     Result { call: String, ok: bool, output: String },
-    /// A person has to answer.
+    /// A question for the user.
     Ask { request: String, question: String, options: Vec<String> },
-    /// The model it pretends to ask makes it wait.
+    /// A simulated retry of a model request.
     Retry { attempt: u32, status: Option<u16> },
-    /// The prompt is done: well, or with this error.
+    /// The prompt ended, possibly with an error.
     Done { error: Option<String> },
 }
 
 impl ToProgram {
-    /// As a line, without its end.
+    /// The line without the newline.
     pub(super) fn line(&self) -> String {
-        serde_json::to_string(self).expect("these messages hold only text")
+        serde_json::to_string(self).expect("the message has only string keys")
     }
 }

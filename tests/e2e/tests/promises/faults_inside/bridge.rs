@@ -1,4 +1,4 @@
-//! The bridge cut, stalled and garbled: what was asked for is done once, and what was said is heard once.
+//! The bridge cut, stalled and corrupted: each prompt runs once and each event arrives once.
 
 use std::path::PathBuf;
 
@@ -8,11 +8,11 @@ use serde_json::{Value, json};
 
 use super::{
     Dice, begin,
-    between::{Between, Fate, Passing, Way},
+    bridge_proxy::{Between, Fate, Passing, Way},
     lives, outcome, prompts, recovered, signal, supervisor, told_once,
 };
 
-/// Says this much, in pieces, and does something at last.
+/// A script that prints this much in pieces and runs a command at the end.
 fn talk() -> (String, Value) {
     let text: String = (0..400).map(|number| format!("{number} ")).collect();
     let script = json!([
@@ -30,7 +30,7 @@ async fn socket(host: &Host, session: &SessionId) -> PathBuf {
     host.home().join("run").join(sandbox.part()).join("bridge.sock")
 }
 
-/// A session in the middle of a turn whose next server speaks with its supervisor through somebody.
+/// A session in a turn whose next server reaches its supervisor through a proxy.
 async fn through(
     judge: impl FnMut(Passing<'_>) -> Fate + Send + 'static,
 ) -> (Host, SessionId, Between, String) {
@@ -46,7 +46,7 @@ async fn through(
     (host, session, between, text)
 }
 
-/// The turn ends well, everything it said was heard once, and so does one that is asked for now.
+/// The turn completes with each event once, and so does a new turn.
 async fn ends_well(host: &Host, session: &SessionId, text: &str) {
     let first = prompts(host, session).await.remove(0);
     let second = host.prompt(session, "Go on.", &json!([{ "text": "over and out" }])).await;
@@ -61,7 +61,7 @@ async fn ends_well(host: &Host, session: &SessionId, text: &str) {
 }
 
 #[tokio::test]
-async fn a_bridge_that_is_cut_anywhere_loses_and_repeats_nothing() {
+async fn cut_bridge_loses_and_repeats_no_event() {
     let mut dice = Dice(3);
     let (host, session, _between, text) =
         through(move |passing| match passing.connection < 30 && dice.below(8) == 0 {
@@ -73,7 +73,7 @@ async fn a_bridge_that_is_cut_anywhere_loses_and_repeats_nothing() {
 }
 
 #[tokio::test]
-async fn a_bridge_with_wrong_bytes_in_it_is_dialled_anew_and_no_word_is_changed() {
+async fn corrupt_bridge_is_redialled_without_data_loss() {
     let mut dice = Dice(5);
     let (host, session, _between, text) = through(move |passing| {
         if passing.connection < 30 && dice.below(8) == 0 {
@@ -87,8 +87,8 @@ async fn a_bridge_with_wrong_bytes_in_it_is_dialled_anew_and_no_word_is_changed(
 }
 
 #[tokio::test]
-async fn a_frame_that_never_ends_keeps_nobody_waiting_for_it() {
-    // Not the greeting but the next one, of each side; heartbeats would fill it in hours.
+async fn endless_bridge_frame_times_out() {
+    // The frame after the greeting, in each direction; heartbeats would take hours to fill it.
     let (host, session, _between, text) = through(|passing| {
         let way = if passing.connection == 0 { Way::Out } else { Way::In };
         if passing.connection < 2 && passing.way == way && passing.index == 1 {
@@ -101,12 +101,12 @@ async fn a_frame_that_never_ends_keeps_nobody_waiting_for_it() {
 }
 
 #[tokio::test]
-async fn a_supervisor_that_stands_still_is_given_up_and_its_files_are_not() {
+async fn frozen_supervisor_is_abandoned_but_files_survive() {
     let host = Host::start_with(&QUICK).await;
     let session =
         begin(&host, &json!([{ "bash": "echo one > /workspace/work; exec sleep 98721.5" }])).await;
     lives("98721.5").await;
-    // In the middle of a turn.
+    // During a turn.
     assert!(signal(supervisor(&host, &session).await, "-STOP"));
     let first = prompts(&host, &session).await.remove(0);
     let mut follower = host.follow(session.clone());
@@ -117,11 +117,11 @@ async fn a_supervisor_that_stands_still_is_given_up_and_its_files_are_not() {
     let second = host.prompt(&session, "Go on.", &json!([{ "bash": "cat /workspace/work" }])).await;
     assert_eq!(outcome(&mut follower, &second).await, TurnOutcome::Completed);
     host.wait_for(&session, SessionState::Idle).await;
-    // While nothing is done.
+    // While the session is idle.
     assert!(signal(supervisor(&host, &session).await, "-STOP"));
     let third = host.prompt(&session, "Go on.", &json!([{ "text": "on" }])).await;
     follower.after(kept, "what it left to be kept", recovered).await;
-    // Nobody knows whether it has begun: it is told, and not done twice.
+    // Whether the turn had begun is unknown: it is reported interrupted and not repeated.
     let ended = outcome(&mut follower, &third).await;
     assert!(matches!(ended, TurnOutcome::Interrupted | TurnOutcome::Completed), "{ended:?}");
     let last = host.prompt(&session, "Go on.", &json!([{ "text": "on" }])).await;
@@ -131,7 +131,7 @@ async fn a_supervisor_that_stands_still_is_given_up_and_its_files_are_not() {
 }
 
 #[tokio::test]
-async fn a_supervisor_that_stood_still_while_the_server_changed_goes_on_where_it_was() {
+async fn supervisor_frozen_across_restart_continues() {
     let mut host = Host::start().await;
     let (text, script) = talk();
     let session = begin(&host, &script).await;

@@ -1,5 +1,5 @@
-//! Clients that vanish in the middle of something: what they began in a sandbox ends with them, what they left
-//! half done is undone, and the session knows that nobody uses its machine any more.
+//! Clients that disconnect in the middle of a request: their commands end, partial uploads are
+//! discarded, and the session counts as idle again.
 
 use std::{
     io::{Read, Write},
@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::{begin, lives};
 
-/// A request whose sender is gone once this is dropped.
+/// A request whose connection closes on drop.
 fn half(host: &Host, head: &str, body: &[u8]) -> TcpStream {
     let address = host.url().unwrap().replace("http://", "");
     let mut stream = TcpStream::connect(&address).unwrap();
@@ -23,21 +23,21 @@ fn half(host: &Host, head: &str, body: &[u8]) -> TcpStream {
     stream
 }
 
-/// Nobody uses the machine: it stands still soon.
+/// Waits until the unused sandbox is frozen.
 async fn is_left(host: &Host, session: &SessionId, after: u64) -> u64 {
     let mut follower = host.follow(session.clone());
-    follower.after(after, "it to stand still", crate::rests::frozen).await.seq
+    follower.after(after, "it to stand still", crate::freeze_pause_restore::frozen).await.seq
 }
 
 #[tokio::test]
-async fn who_vanishes_in_the_middle_of_a_request_leaves_nothing_half_done() {
+async fn vanished_client_leaves_no_partial_change() {
     let host = Host::start_with(&[("HARVEST_CLOCKS_IDLE_FREEZE", "300ms")]).await;
     let session =
         begin(&host, &json!([{ "bash": "echo old > /workspace/file" }, { "text": "on" }])).await;
     let mut left = is_left(&host, &session, 0).await;
     let path = format!("/v1/sessions/{session}");
 
-    // A command, read by nobody any more.
+    // A command whose output is no longer read.
     let body = json!({ "argv": ["sh", "-c", "yes & exec sleep 98751.5"] }).to_string();
     let head = format!(
         "POST {path}/exec HTTP/1.1\r\ncontent-type: application/json\r\ncontent-length: {}",
@@ -52,7 +52,7 @@ async fn who_vanishes_in_the_middle_of_a_request_leaves_nothing_half_done() {
     .await;
     left = is_left(&host, &session, left).await;
 
-    // A file, of which a part is there.
+    // A file upload that stops half way.
     let head =
         format!("PUT {path}/files?path=/workspace/file HTTP/1.1\r\ncontent-length: 50000000");
     let stream = half(&host, &head, &vec![b'x'; 4_000_000]);
@@ -65,7 +65,7 @@ async fn who_vanishes_in_the_middle_of_a_request_leaves_nothing_half_done() {
     assert_eq!(host.exec(&session, "root", gone).await.1, "old\n");
     left = is_left(&host, &session, left).await;
 
-    // A file on its way out.
+    // A file download that stops half way.
     host.exec(&session, "harvest", "head -c 200000000 /dev/zero > /tmp/large").await;
     let mut stream = half(&host, &format!("GET {path}/files?path=/tmp/large HTTP/1.1"), b"");
     stream.read_exact(&mut [0; 100_000]).unwrap();

@@ -1,4 +1,4 @@
-//! A sandbox that somebody has frozen by hand: whatever is asked of its session is done.
+//! A sandbox frozen from outside: every request on its session still works.
 
 use std::fs;
 
@@ -7,12 +7,12 @@ use harvest_proto::{SessionId, api::SessionState, event::TurnOutcome};
 use serde_json::json;
 
 use super::{begin, lives, outcome, told_once};
-use crate::rests::{freezer, stands_still};
+use crate::freeze_pause_restore::{freezer, stands_still};
 
 const SERVICE: &str = "98741.5";
 
-/// An idle session with a service in it, which stands still by somebody else's hand: it with what runs beside
-/// it, or, so many folders up, the whole sandbox.
+/// An idle session with a background process, frozen through the cgroup that many levels above the
+/// process; the highest level is the whole sandbox.
 async fn freeze(host: &Host, session: &SessionId, service: &str, up: usize) {
     host.wait_for(session, SessionState::Idle).await;
     let pid = lives(service).await;
@@ -24,7 +24,7 @@ async fn freeze(host: &Host, session: &SessionId, service: &str, up: usize) {
 }
 
 #[tokio::test]
-async fn an_idle_sandbox_frozen_by_hand_can_be_paused_and_deleted_and_keeps_its_files() {
+async fn externally_frozen_sandbox_can_be_paused_and_deleted() {
     let host = Host::start().await;
     let serve = format!(
         "echo kept >> /workspace/work; setsid -f sleep {SERVICE} >/dev/null 2>&1 </dev/null"
@@ -52,14 +52,14 @@ async fn an_idle_sandbox_frozen_by_hand_can_be_paused_and_deleted_and_keeps_its_
 }
 
 #[tokio::test]
-async fn a_prompt_and_a_command_have_a_sandbox_frozen_by_hand_go_on_at_once() {
-    // No clock strikes while this runs: whoever waits for one waits in vain.
+async fn prompt_and_exec_thaw_externally_frozen_sandbox() {
+    // All timeouts are longer than the test, so none of them can thaw the sandbox.
     let host = Host::start().await;
     let service = unique();
     let serve = format!("setsid -f sleep {service} >/dev/null 2>&1 </dev/null");
     let session = begin(&host, &json!([{ "bash": serve }, { "text": "on" }])).await;
     let mut follower = host.follow(session.clone());
-    // The group of commands or of the agent, that of both, and the whole sandbox with its supervisor.
+    // The cgroup of commands or the agent, their parent, and the whole sandbox with its supervisor.
     for up in 0..3 {
         freeze(&host, &session, &service, up).await;
         assert_eq!(host.exec(&session, "harvest", "echo on").await.1, "on\n");

@@ -1,4 +1,4 @@
-//! A repository and an agent that mean no good: they hurt their own session at most, and that one says why.
+//! Hostile repositories and agents: they harm at most their own session, which reports the reason.
 
 use std::{
     ffi::OsStr, fs, os::unix::ffi::OsStrExt, os::unix::fs::symlink, path::Path, process::Command,
@@ -15,13 +15,13 @@ use serde_json::{Value, json};
 use super::{begin, lives, outcome, prompts, supervisor, told_once};
 use crate::{SAMPLE, completed};
 
-/// A repository that does this on every start.
+/// A repository with this start hook.
 async fn with_hook(host: &Host, name: &str, start: &str) -> SessionId {
     host.repository(name, &[("file", "x\n"), (".harvest/start.sh", start)]).await;
     host.scripted(name, "Begin.", &json!([{ "text": "on" }])).await.id
 }
 
-/// The last words of the hook that failed the boot.
+/// The output tail of the hook that failed the boot.
 async fn last_words(host: &Host, session: &SessionId) -> String {
     let failed = |body: &EventBody| {
         matches!(
@@ -35,7 +35,7 @@ async fn last_words(host: &Host, session: &SessionId) -> String {
 }
 
 #[tokio::test]
-async fn a_hook_that_floods_or_kills_fails_its_own_session_and_is_told() {
+async fn hostile_hook_fails_only_its_own_session() {
     let host = Host::start().await;
     let before = most_memory(server(&host)).unwrap();
     let flood = with_hook(
@@ -58,7 +58,7 @@ async fn a_hook_that_floods_or_kills_fails_its_own_session_and_is_told() {
         "the server took {before} bytes before and {after} at most"
     );
 
-    // Its parent, its whole user, whatever it may.
+    // Kills its parent and every process of its user.
     let murder =
         with_hook(&host, "murder", "kill -9 $PPID 1; kill -STOP 1; kill -9 -1; exit 4\n").await;
     let failed = host.wait_for(&murder, SessionState::Failed).await;
@@ -66,7 +66,7 @@ async fn a_hook_that_floods_or_kills_fails_its_own_session_and_is_told() {
 }
 
 #[tokio::test]
-async fn a_hook_that_never_ends_fails_its_session_in_time_and_can_be_stopped_before() {
+async fn endless_hook_times_out_and_can_be_stopped() {
     let host =
         Host::start_with(&[("HARVEST_CLOCKS_BOOT", "5s"), ("HARVEST_CLOCKS_BREAKER", "10s")]).await;
     let endless =
@@ -75,7 +75,7 @@ async fn a_hook_that_never_ends_fails_its_session_in_time_and_can_be_stopped_bef
     lives("98761.25").await;
     let failed = host.wait_for(&endless, SessionState::Failed).await;
     assert_eq!((&failed.reason[..], failed.sandbox), ("boot_timeout", None));
-    // One that is stopped while it hangs is stopped now.
+    // A stop takes effect while the hook hangs.
     host.post(&format!("/v1/sessions/{endless}/resume"), json!({})).await;
     lives("98761.25").await;
     host.post(&format!("/v1/sessions/{endless}/stop"), json!({})).await;
@@ -102,7 +102,7 @@ fn git(folder: &Path, arguments: &[&str]) {
     assert!(done.status.success(), "git {arguments:?}: {done:?}");
 }
 
-/// Names, links, sizes and pointers that somebody may trip over.
+/// File names, links, sizes and git pointers that break careless code.
 fn write_oddities(folder: &Path) {
     fs::create_dir_all(folder.join("-rf")).unwrap();
     let names: [&[u8]; 6] = [
@@ -135,13 +135,13 @@ fn write_oddities(folder: &Path) {
     let deep = folder.join(["d"; 200].join("/"));
     fs::create_dir_all(&deep).unwrap();
     fs::write(deep.join("file"), "deep\n").unwrap();
-    // A hook that is a way out of the tree.
+    // A hook that links out of the tree.
     fs::create_dir_all(folder.join(".harvest")).unwrap();
     symlink("/dev/zero", folder.join(".harvest/start.sh")).unwrap();
 }
 
 #[tokio::test]
-async fn a_repository_full_of_traps_is_worked_on_shown_and_copied_as_it_is() {
+async fn hostile_repository_is_handled_verbatim() {
     let host = Host::start().await;
     let folder = host.home().join("traps");
     let inner = host.home().join("inner");
@@ -195,7 +195,7 @@ async fn a_repository_full_of_traps_is_worked_on_shown_and_copied_as_it_is() {
             shown.stderr
         );
     }
-    // Out again: links stay links, and nothing is written through them.
+    // Copying out: links stay links, and nothing is written through them.
     let out = host.home().join("out");
     let copied = host.harvest([
         "cp",
@@ -219,7 +219,7 @@ async fn a_repository_full_of_traps_is_worked_on_shown_and_copied_as_it_is() {
 }
 
 #[tokio::test]
-async fn an_agent_that_sets_traps_for_git_is_shown_its_work_all_the_same_and_soon() {
+async fn agent_git_traps_do_not_block_diff() {
     let host = Host::start().await;
     host.repository("calc", SAMPLE).await;
     let traps = "cd /workspace/calc; echo mine > mine; \
@@ -244,7 +244,7 @@ async fn an_agent_that_sets_traps_for_git_is_shown_its_work_all_the_same_and_soo
 }
 
 #[tokio::test]
-async fn an_agent_that_attacks_its_supervisor_and_babbles_finds_it_and_the_session_alive() {
+async fn supervisor_survives_attacks_by_the_agent() {
     let host = Host::start().await;
     let before = most_memory(server(&host)).unwrap();
     let attack = "for f in /proc/1/fd/* /proc/1/mem /proc/1/root/etc/x /proc/sysrq-trigger; do echo x > $f; done 2>/dev/null; \
@@ -275,13 +275,13 @@ async fn an_agent_that_attacks_its_supervisor_and_babbles_finds_it_and_the_sessi
 }
 
 #[tokio::test]
-async fn a_turn_that_eats_memory_and_processes_fails_or_is_stopped_and_the_next_one_runs() {
+async fn next_turn_runs_after_resource_exhaustion() {
     let host = Host::start().await;
     let hog = "python3 -c 'x = []\nwhile True: x.append(bytearray(64 << 20))'; echo ended $?";
     let session = begin(&host, &json!([{ "bash": hog }, { "text": "on" }])).await;
     let mut follower = host.follow(session.clone());
     let first = prompts(&host, &session).await.remove(0);
-    // The hog dies of it, or the agent with it, which is started again.
+    // The memory limit kills the hog, or the agent, which is restarted.
     let ended = outcome(&mut follower, &first).await;
     assert!(matches!(ended, TurnOutcome::Completed | TurnOutcome::Failed), "{ended:?}");
     let pid = supervisor(&host, &session).await;

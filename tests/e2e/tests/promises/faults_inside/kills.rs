@@ -17,7 +17,7 @@ use super::{
 use crate::completed;
 
 #[tokio::test]
-async fn a_killed_supervisor_costs_its_turn_and_what_waited_goes_on_with_the_files() {
+async fn killed_supervisor_costs_one_turn_and_keeps_queue() {
     let host = Host::start().await;
     let work = json!([{ "bash": "echo one > /workspace/work; exec sleep 98711.5" }]);
     let session = begin(&host, &work).await;
@@ -40,7 +40,7 @@ async fn a_killed_supervisor_costs_its_turn_and_what_waited_goes_on_with_the_fil
     assert_eq!(idle.epoch, epoch + 1, "in one other sandbox");
     assert_eq!(host.exec(&session, "harvest", "cat /workspace/work").await.1, "one\ntwo\n");
 
-    // Nothing waits, nothing runs: it is said why, and the next prompt finds everything.
+    // With an empty queue the session reports the loss, and the next prompt finds all files.
     let before = host.show(&session).await.seq;
     host.exec(&session, "harvest", "echo three >> /workspace/work; sync").await;
     assert!(signal(supervisor(&host, &session).await, "-9"));
@@ -55,7 +55,7 @@ async fn a_killed_supervisor_costs_its_turn_and_what_waited_goes_on_with_the_fil
 }
 
 #[tokio::test]
-async fn a_supervisor_killed_at_any_moment_costs_one_turn_at_most_and_no_file() {
+async fn supervisor_kill_at_any_point_loses_no_file() {
     let host = Host::start().await;
     let session = begin(&host, &json!([{ "bash": "echo begun > /workspace/work" }])).await;
     let mut dice = Dice(13);
@@ -63,13 +63,13 @@ async fn a_supervisor_killed_at_any_moment_costs_one_turn_at_most_and_no_file() 
     for round in 0..10 {
         let script = json!([{ "bash": format!("echo {round} >> /workspace/work; sleep 0.1") }, { "text": "ok" }]);
         asked.push(host.prompt(&session, "Go on.", &script).await);
-        // While it boots, works, is kept, or rests.
+        // During boot, a turn, a snapshot or idle time.
         tokio::time::sleep(Duration::from_millis(dice.below(400))).await;
         if let Some(pid) = supervisor_now(&host, &session).await {
             signal(pid, "-9");
         }
     }
-    // Three boots that failed in a row wait for a person's word, which a prompt is.
+    // The breaker opens after three failed boots; a prompt closes it.
     asked.push(host.prompt(&session, "Go on.", &json!([{ "text": "here" }])).await);
     let mut follower = host.follow(session.clone());
     for prompt in &asked {
@@ -86,18 +86,18 @@ async fn a_supervisor_killed_at_any_moment_costs_one_turn_at_most_and_no_file() 
 }
 
 #[tokio::test]
-async fn sandboxes_turns_and_starts_go_on_when_the_zygote_is_killed() {
+async fn zygote_kill_interrupts_no_turn_or_start() {
     let host = Host::start().await;
     let session = begin(&host, &json!([{ "bash": "exec sleep 98712.5" }])).await;
     let sleeper = lives("98712.5").await;
     let before = host.show(&session).await;
-    // In the middle of a turn, which is kept afterwards: by the next zygote.
+    // During a turn, whose snapshot the next zygote takes.
     assert!(kill_zygote(&host));
     signal(sleeper, "-15");
     let mut follower = host.follow(session.clone());
     follower.until("the turn", completed).await;
     host.wait_for(&session, SessionState::Idle).await;
-    // While it is idle.
+    // While the session is idle.
     assert!(kill_zygote(&host));
     let again = host.prompt(&session, "Go on.", &json!([{ "text": "on" }])).await;
     assert_eq!(outcome(&mut follower, &again).await, TurnOutcome::Completed);
@@ -105,7 +105,7 @@ async fn sandboxes_turns_and_starts_go_on_when_the_zygote_is_killed() {
     let now = host.show(&session).await;
     assert_eq!((now.sandbox, now.epoch), (before.sandbox, before.epoch), "it is the same sandbox");
 
-    // At some moment of a start: before, during and after it.
+    // Before, during and after a start.
     let mut started = Vec::new();
     for round in 0..6 {
         let next = begin(&host, &json!([{ "bash": "echo here > here" }, { "text": "ok" }])).await;
@@ -118,7 +118,7 @@ async fn sandboxes_turns_and_starts_go_on_when_the_zygote_is_killed() {
         told_once(&host, next).await;
     }
 
-    // With the zygote dead, a supervisor that is killed is missed all the same.
+    // Without a zygote the death of a supervisor is noticed too.
     assert!(kill_zygote(&host));
     assert!(signal(supervisor(&host, &session).await, "-9"));
     assert_eq!(host.wait_for(&session, SessionState::Paused).await.reason, "sandbox_lost");
@@ -126,12 +126,12 @@ async fn sandboxes_turns_and_starts_go_on_when_the_zygote_is_killed() {
 }
 
 #[tokio::test]
-async fn an_agent_that_cannot_start_is_told_with_its_last_words_and_an_earlier_turn_has_it_back() {
+async fn broken_agent_is_reported_and_restore_repairs_it() {
     let host = Host::start().await;
     let session = begin(&host, &json!([{ "text": "fine" }])).await;
     let mut follower = host.follow(session.clone());
     follower.until("the turn", completed).await;
-    // What the scripted agent remembers lies here.
+    // The scripted agent's memory file.
     let spoil = "rm -r ~/.harvest/scripted && echo no folder > ~/.harvest/scripted";
     let spoilt =
         host.prompt(&session, "Spoil.", &json!([{ "bash": spoil }, { "text": "spoilt" }])).await;

@@ -1,6 +1,6 @@
-//! Everything people can ask of sessions, asked at once by several of them, in an order that looks random and
-//! is the same in every run as far as the callers go. Whatever comes of it: every answer is one, every prompt
-//! ends once, every session still works, and nothing is left when they are deleted.
+//! All session verbs, sent concurrently in a pseudo-random order with a fixed seed. Every request
+//! gets a proper response, every prompt ends once, every session still works, and deleting them
+//! leaves nothing.
 
 use std::{collections::BTreeSet, sync::Mutex, time::Duration};
 
@@ -15,10 +15,10 @@ use super::{Dice, begin, outcome, prompts, rests, told_once};
 const CALLERS: u64 = 4;
 const ROUNDS: usize = 40;
 
-// Who waits for an answer for so long has none.
+// A response that takes longer counts as missing.
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// What a caller does next: the method, the path below a session's, the body.
+/// The next request: method, path below the session's, body.
 fn wish(dice: &mut Dice) -> (Method, &'static str, Value) {
     let prompt = |script: Value| json!({ "text": format!("Go on.\nscript: {script}") });
     let quick = json!([{ "bash": "echo x >> /workspace/work" }, { "text": "done" }]);
@@ -46,7 +46,7 @@ fn wish(dice: &mut Dice) -> (Method, &'static str, Value) {
 async fn call(host: &Host, living: &Mutex<Vec<SessionId>>, seed: u64) {
     let mut dice = Dice(seed);
     for _ in 0..ROUNDS {
-        // At some moment of whatever the last wish set going.
+        // At a random moment of the work the last request started.
         tokio::time::sleep(Duration::from_millis(dice.below(150))).await;
         let session = {
             let living = living.lock().unwrap();
@@ -54,7 +54,7 @@ async fn call(host: &Host, living: &Mutex<Vec<SessionId>>, seed: u64) {
         };
         let (method, path, body) = wish(&mut dice);
         let deletes = method == Method::DELETE;
-        // A few forks and a few deletions are enough.
+        // A few forks and deletions are enough.
         let many = living.lock().unwrap().len();
         if (path == "/fork" && many > 6) || (deletes && many < 4) {
             continue;
@@ -85,20 +85,20 @@ async fn call(host: &Host, living: &Mutex<Vec<SessionId>>, seed: u64) {
     }
 }
 
-/// What lies in a folder of the home.
+/// The names in a folder of the home.
 fn names(host: &Host, folder: &str) -> BTreeSet<String> {
     let entries = std::fs::read_dir(host.home().join(folder)).into_iter().flatten().flatten();
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
 }
 
-/// A session takes a prompt and carries it out, wherever it stood; whatever hangs is stopped first.
+/// The session accepts and completes a prompt in any state; a hanging turn is stopped first.
 async fn works(host: &Host, session: &SessionId) {
-    // One that is being put away takes no prompt, though it does not look so yet.
+    // A session that is being archived refuses prompts before its state shows it.
     host.post(&format!("/v1/sessions/{session}/resume"), json!({})).await;
     for prompt in prompts(host, session).await {
         if prompt.status == PromptStatus::Queued {
             let path = format!("/v1/sessions/{session}/prompts/{}", prompt.id);
-            // It may have begun meanwhile.
+            // The turn may have started meanwhile.
             host.request(Method::DELETE, &path).send().await.unwrap();
         }
     }
@@ -112,7 +112,7 @@ async fn works(host: &Host, session: &SessionId) {
 }
 
 #[tokio::test]
-async fn whatever_is_asked_of_sessions_at_once_they_work_afterwards_and_leave_nothing() {
+async fn concurrent_verbs_leave_sessions_usable_and_clean() {
     let host =
         Host::start_with(&[("HARVEST_LIMITS_SANDBOXES", "4"), ("HARVEST_CLOCKS_STOP", "20s")])
             .await;

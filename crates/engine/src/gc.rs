@@ -1,0 +1,486 @@
+//! Garbage collection: removes layers, dead sandboxes and leftovers that no record refers to. A
+//! layer that a snapshot, image or sandbox of any home refers to is never removed.
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+};
+
+use harvest_proto::SandboxId;
+
+use crate::{
+    Engine, EngineError, Owner, SandboxState,
+    disk::{self, Disk},
+    disk_usage::tree_bytes,
+    home::{Home, start_ticks},
+    image::{Image, PulledImage},
+    sandbox::Record,
+    spec::LayerId,
+    store::{self, Driver, Store, StoreKind},
+    trash,
+};
+
+/// What a garbage collection removed, or would remove.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Collected {
+    /// Layers that nothing refers to.
+    pub layers: Vec<LayerId>,
+    /// Dead sandboxes whose owner process has exited.
+    pub sandboxes: Vec<SandboxId>,
+    /// Disk usage of the layers.
+    pub bytes: u64,
+    /// Trees in the trash, including those just moved there.
+    pub trees: u64,
+    /// Whether the shared cache was skipped because a build holds it.
+    pub cache_busy: bool,
+    /// The home because of which the shared cache was skipped: its folder is empty, or its parent
+    /// is missing, as when its disk is not attached.
+    pub cache_kept_for: Option<PathBuf>,
+    /// Whether `bytes` is left at 0 to save the time of measuring.
+    pub(crate) unmeasured: bool,
+}
+
+impl Engine {
+    /// Removes sandboxes whose owner has exited, layers that no record refers to and leftovers of
+    /// crashes, then empties the trash, which may take a while. With `dry_run`, only reports them.
+    ///
+    /// # Errors
+    /// When a record cannot be read: then nothing is known to be unused.
+    pub fn gc(&self, dry_run: bool) -> Result<Collected, EngineError> {
+        let mut collected = Collected::default();
+        for id in self.list()? {
+            if self.is_orphaned(&id)? {
+                if !dry_run {
+                    self.remove(&id)?;
+                }
+                collected.sandboxes.push(id);
+            }
+        }
+        if !dry_run {
+            self.remove_unfinished_volumes()?;
+        }
+        let trash = self.disk.collect(dry_run, &mut collected)?;
+        if !dry_run {
+            self.disk.delete(&trash)?;
+            self.disk.commit_deletions()?;
+        }
+        Ok(collected)
+    }
+
+    /// A quick [`Engine::gc`] of this home after snapshots and sandboxes were removed: skips the
+    /// shared cache and measures nothing. Returns the number of layers removed.
+    ///
+    /// # Errors
+    /// When a record cannot be read: then nothing is known to be unused.
+    pub fn gc_home(&self) -> Result<usize, EngineError> {
+        self.store.ensure_mounted()?;
+        let (trash, layers) = self.disk.collect_home_only()?;
+        self.disk.delete(&trash)?;
+        self.disk.commit_deletions()?;
+        Ok(layers)
+    }
+
+    /// Whether the session sandboxes and snapshots of this home belong to the database with this
+    /// id. The first database that asks becomes the owner.
+    ///
+    /// # Errors
+    /// When the owner's record cannot be read or written.
+    pub fn belongs_to(&self, database: &str) -> Result<bool, EngineError> {
+        self.store.ensure_mounted()?;
+        let path = self.disk.home.path().join("sessions-of.json");
+        if let Some(owner) = disk::read_record::<String>(&path)? {
+            return Ok(owner == database);
+        }
+        self.disk.record_write(&path, &database)?;
+        Ok(true)
+    }
+
+    fn is_orphaned(&self, id: &SandboxId) -> Result<bool, EngineError> {
+        let Some(record) = Record::read(&self.disk.home, id)? else { return Ok(false) };
+        let Owner::Process(pid) = record.owner else { return Ok(false) };
+        Ok(start_ticks(pid).is_none() && matches!(self.find(id)?, SandboxState::Dead { .. }))
+    }
+}
+
+impl Disk {
+    /// Moves every unused layer of this home and of the cache to the trash; with `dry_run`, only
+    /// reports them. Returns the content of the trash, to be deleted after the locks are released.
+    pub(crate) fn collect(
+        &self,
+        dry_run: bool,
+        collected: &mut Collected,
+    ) -> Result<TrashContents, EngineError> {
+        let _home_lock = self.lock_home_for_gc()?;
+        let mut used = BTreeSet::new();
+        let mut trash = self.collect_home(dry_run, &mut used, collected)?;
+        if let Some(_cache_lock) = self.try_lock_cache_for_gc()? {
+            self.collect_cache(used, dry_run, collected)?;
+            trash.cache = disk::names_in(&self.cache_trash())?;
+        } else {
+            collected.cache_busy = true;
+        }
+        collected.trees = (trash.home.len() + trash.host.len() + trash.cache.len()) as u64;
+        Ok(trash)
+    }
+
+    /// [`Disk::collect`] without the cache and without measuring. Returns the number of layers,
+    /// too.
+    pub(crate) fn collect_home_only(&self) -> Result<(TrashContents, usize), EngineError> {
+        let _home_lock = self.lock_home_for_gc()?;
+        let mut collected = Collected { unmeasured: true, ..Collected::default() };
+        let trash = self.collect_home(false, &mut BTreeSet::new(), &mut collected)?;
+        Ok((trash, collected.layers.len()))
+    }
+
+    fn collect_home(
+        &self,
+        dry_run: bool,
+        used: &mut BTreeSet<LayerId>,
+        collected: &mut Collected,
+    ) -> Result<TrashContents, EngineError> {
+        self.add_used_by_home(&self.home, used)?;
+        self.discard_unused(&self.home.layers(), used, &self.home.trash(), dry_run, collected)?;
+        if !dry_run {
+            // The exclusive lock guarantees that no writer is active.
+            for name in disk::names_in(&self.home.partial())? {
+                trash::move_to_trash(&self.home.partial().join(name), &self.home.trash())?;
+            }
+            self.remove_unfinished_records()?;
+        }
+        let mut trash =
+            TrashContents { home: disk::names_in(&self.home.trash())?, ..TrashContents::default() };
+        if self.home.host_trash() != self.home.trash() {
+            trash.host = disk::names_in(&self.home.host_trash())?;
+        }
+        Ok(trash)
+    }
+
+    fn collect_cache(
+        &self,
+        mut used: BTreeSet<LayerId>,
+        dry_run: bool,
+        collected: &mut Collected,
+    ) -> Result<(), EngineError> {
+        for name in disk::record_names(&self.homes())? {
+            let record = self.homes().join(format!("{name}.json"));
+            let Some(home) = disk::read_record::<PathBuf>(&record)? else { continue };
+            if store::is_home(&home)? {
+                // The records may be in a store that is not mounted.
+                let store = Store::open(&home, Driver::Dir)?;
+                self.add_used_by_home(&Home::new(home, store.kind()), &mut used)?;
+                store.unmount_if_unused()?;
+            } else if !home.is_dir() && home.parent().is_some_and(Path::is_dir) {
+                // The user removed the home. An empty folder, or a missing parent, may mean that
+                // the home's disk is not attached.
+                disk::remove_file(&record)?;
+            } else {
+                collected.cache_kept_for = Some(home);
+                return Ok(());
+            }
+        }
+        for Image { layers, .. } in self.image_list()? {
+            used.extend(layers);
+        }
+        self.discard_unused(&self.cache_layers(), &used, &self.cache_trash(), dry_run, collected)?;
+        if !dry_run {
+            for name in disk::names_in(&self.building())? {
+                let path = self.building().join(&name);
+                if path.is_dir() {
+                    trash::move_to_trash(&path, &self.cache_trash())?;
+                }
+            }
+            self.remove_stale_build_records()?;
+        }
+        Ok(())
+    }
+
+    // Removes records of build steps and pulls whose layers are gone.
+    fn remove_stale_build_records(&self) -> Result<(), EngineError> {
+        for name in disk::record_names(&self.steps())? {
+            let path = self.steps().join(format!("{name}.json"));
+            let layer: Option<LayerId> = disk::read_record(&path)?;
+            if layer.is_some_and(|layer| !self.cache_layers().join(layer.as_str()).exists()) {
+                disk::remove_file(&path)?;
+            }
+        }
+        for name in disk::record_names(&self.pulled())? {
+            let path = self.pulled().join(format!("{name}.json"));
+            let pulled: Option<PulledImage> = disk::read_record(&path)?;
+            if pulled.is_some_and(|pulled| {
+                pulled.layers.iter().any(|layer| self.layer_path(layer).is_err())
+            }) {
+                disk::remove_file(&path)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn add_used_by_home(
+        &self,
+        home: &Home,
+        used: &mut BTreeSet<LayerId>,
+    ) -> Result<(), EngineError> {
+        let other = self.with_home(home.clone());
+        for snapshot in other.snapshot_list()? {
+            used.extend(snapshot.layers);
+        }
+        for part in disk::names_in(&other.home.sandboxes())? {
+            let Ok(id) = format!("{}_{part}", SandboxId::PREFIX).parse::<SandboxId>() else {
+                continue;
+            };
+            if let Some(record) = Record::read(home, &id)? {
+                used.extend(record.layers);
+            }
+            used.extend(other.captures(&id)?.chain);
+            used.extend(other.pending_save(&id)?.map(|pending| pending.layer));
+        }
+        Ok(())
+    }
+
+    fn discard_unused(
+        &self,
+        folder: &Path,
+        used: &BTreeSet<LayerId>,
+        trash_folder: &Path,
+        dry_run: bool,
+        collected: &mut Collected,
+    ) -> Result<(), EngineError> {
+        for name in disk::names_in(folder)? {
+            let Ok(layer) = name.parse::<LayerId>() else { continue };
+            if used.contains(&layer) {
+                continue;
+            }
+            let path = folder.join(layer.as_str());
+            // A tree that cannot be measured is removed all the same.
+            if !collected.unmeasured {
+                collected.bytes += tree_bytes(&path).unwrap_or(0);
+            }
+            if !dry_run {
+                trash::move_to_trash(&path, trash_folder)?;
+                disk::remove_file(&self.sizes().join(format!("{layer}.json")))?;
+            }
+            collected.layers.push(layer);
+        }
+        Ok(())
+    }
+
+    /// The layers that a collection would remove now. Takes no lock, so the result is an estimate.
+    /// Leaves out the cache while the records of a home that uses it are not readable.
+    pub(crate) fn find_unused(&self) -> Result<Vec<LayerId>, EngineError> {
+        let mut used = BTreeSet::new();
+        self.add_used_by_home(&self.home, &mut used)?;
+        let mut folders = vec![self.home.layers()];
+        if self.add_used_by_cache(&mut used)? {
+            folders.push(self.cache_layers());
+        }
+        let mut unused = Vec::new();
+        for folder in folders {
+            let names = disk::names_in(&folder)?;
+            let layers = names.iter().filter_map(|name| name.parse::<LayerId>().ok());
+            unused.extend(layers.filter(|layer| !used.contains(layer)));
+        }
+        Ok(unused)
+    }
+
+    /// Adds the layers that images and other homes use. Returns false when the records of a home
+    /// are not readable.
+    fn add_used_by_cache(&self, used: &mut BTreeSet<LayerId>) -> Result<bool, EngineError> {
+        for image in self.image_list()? {
+            used.extend(image.layers);
+        }
+        for name in disk::record_names(&self.homes())? {
+            let record = self.homes().join(format!("{name}.json"));
+            let Some(home) = disk::read_record::<PathBuf>(&record)? else { continue };
+            let kind = store::read_kind(&home)?.unwrap_or(StoreKind::Dir);
+            if store::root(&home, kind).join("snapshots").is_dir() {
+                self.add_used_by_home(&Home::new(home, kind), used)?;
+            } else if home.is_dir() || !home.parent().is_some_and(Path::is_dir) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Deletes these trees of the trash. Trees that were added later may still be in use.
+    pub(crate) fn delete(&self, trash: &TrashContents) -> Result<(), EngineError> {
+        trash::delete(&self.home.trash(), &trash.home)?;
+        trash::delete(&self.home.host_trash(), &trash.host)?;
+        trash::delete(&self.cache_trash(), &trash.cache)
+    }
+}
+
+/// The names of the trees in each trash folder.
+#[derive(Debug, Default)]
+pub(crate) struct TrashContents {
+    home: Vec<String>,
+    host: Vec<String>,
+    cache: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use harvest_proto::{SnapshotId, Timestamp};
+
+    use super::*;
+    use crate::{
+        disk::tests::Temporary,
+        image::Image,
+        snapshot::{PendingSave, Snapshot},
+        spec::ImageConfig,
+    };
+
+    fn layer(folder: &Path, name: &str) -> LayerId {
+        fs::create_dir_all(folder.join(name).join("etc")).unwrap();
+        name.parse().unwrap()
+    }
+
+    fn collect(disk: &Temporary, dry_run: bool) -> Vec<String> {
+        let mut collected = Collected::default();
+        let trash = disk.collect(dry_run, &mut collected).unwrap();
+        if !dry_run {
+            disk.delete(&trash).unwrap();
+        }
+        collected.layers.iter().map(ToString::to_string).collect()
+    }
+
+    fn sandbox(disk: &Disk, layers: Vec<LayerId>) -> SandboxId {
+        let id = SandboxId::random();
+        let record = Record { id: id.clone(), layers, ..Record::of_a_standby() };
+        fs::create_dir_all(disk.home.sandbox(&id)).unwrap();
+        disk::write_record(&disk.home.sandbox(&id).join("record.json"), &record).unwrap();
+        id
+    }
+
+    fn image(name: &str, layers: Vec<LayerId>) -> Image {
+        Image {
+            id: harvest_proto::ImageId::random(),
+            name: name.to_owned(),
+            layers,
+            config: ImageConfig::default(),
+            recipe_key: String::new(),
+            bytes: 0,
+            created_at: Timestamp::from_millis(0),
+            source: String::new(),
+        }
+    }
+
+    #[test]
+    fn layers_in_use_are_never_collected() {
+        let disk = Disk::temporary();
+        let (home, cache) = (disk.home.layers(), disk.cache_layers());
+        let used = ["ofimage0", "ofsandbox", "ofcapture", "ofending", "ofsnapshot"];
+        disk.image_write(&image("base", vec![layer(&cache, used[0])])).unwrap();
+        let id = sandbox(&disk, vec![layer(&cache, used[1])]);
+        let mut captures = crate::snapshot::Captures::default();
+        captures.chain.push(layer(&home, used[2]));
+        disk::write_record(&disk.home.sandbox(&id).join("captures.json"), &captures).unwrap();
+        let pending = PendingSave { layer: layer(&home, used[3]) };
+        disk::write_record(&disk.home.sandbox(&id).join("pending-save.json"), &pending).unwrap();
+        let snapshot = SnapshotId::random();
+        let layers = vec![layer(&home, used[4])];
+        disk.snapshot_write(Snapshot::of(snapshot.clone(), layers, ImageConfig::default()))
+            .unwrap();
+        layer(&home, "orphan-a");
+        layer(&cache, "orphan-b");
+        assert_eq!(collect(&disk, true), ["orphan-a", "orphan-b"]);
+        assert_eq!(collect(&disk, false), ["orphan-a", "orphan-b"]);
+        for name in used {
+            assert!(home.join(name).exists() || cache.join(name).exists(), "{name}");
+        }
+        assert!(disk::names_in(&disk.home.trash()).unwrap().is_empty());
+        disk.snapshot_remove(&snapshot).unwrap();
+        assert_eq!(collect(&disk, false), ["ofsnapshot"]);
+    }
+
+    #[test]
+    fn gc_removes_records_of_killed_writers() {
+        let disk = Disk::temporary();
+        let id = SnapshotId::random();
+        disk.snapshot_write(Snapshot::of(id.clone(), Vec::new(), ImageConfig::default())).unwrap();
+        let unfinished = disk.home.snapshots().join(format!("{}.random.new", id.part()));
+        fs::write(&unfinished, "{").unwrap();
+        disk.collect_home_only().unwrap();
+        assert_eq!(
+            disk::names_in(&disk.home.snapshots()).unwrap(),
+            [format!("{}.json", id.part())]
+        );
+    }
+
+    #[test]
+    fn collecting_the_home_leaves_the_cache_alone() {
+        let disk = Disk::temporary();
+        let used = layer(&disk.home.layers(), "used0000");
+        disk.snapshot_write(Snapshot::of(SnapshotId::random(), vec![used], ImageConfig::default()))
+            .unwrap();
+        layer(&disk.home.layers(), "orphan-a");
+        layer(&disk.cache_layers(), "orphan-b");
+        let (trash, layers) = disk.collect_home_only().unwrap();
+        disk.delete(&trash).unwrap();
+        assert_eq!(layers, 1);
+        assert_eq!(disk::names_in(&disk.home.layers()).unwrap(), ["used0000"]);
+        assert_eq!(disk::names_in(&disk.cache_layers()).unwrap(), ["orphan-b"]);
+        assert!(disk::names_in(&disk.home.trash()).unwrap().is_empty());
+    }
+
+    #[test]
+    fn cache_layers_used_by_another_home_are_kept() {
+        let disk = Disk::temporary();
+        let other_home = disk.home.path().with_file_name("other");
+        let other = Disk::open(
+            Home::new(other_home.clone(), StoreKind::Dir),
+            &disk.home.path().with_file_name("cache"),
+        )
+        .unwrap();
+        Store::open(&other_home, Driver::Dir).unwrap();
+        let shared = layer(&disk.cache_layers(), "shared00");
+        let snapshot = Snapshot::of(SnapshotId::random(), vec![shared], ImageConfig::default());
+        other.snapshot_write(snapshot).unwrap();
+        assert!(collect(&disk, false).is_empty());
+        fs::remove_dir_all(&other_home).unwrap();
+        assert_eq!(collect(&disk, false), ["shared00"]);
+    }
+
+    #[test]
+    fn an_unattached_home_keeps_the_cache_untouched() {
+        let disk = Disk::temporary();
+        let other = disk.home.path().with_file_name("other");
+        Disk::open(
+            Home::new(other.clone(), StoreKind::Dir),
+            &disk.home.path().with_file_name("cache"),
+        )
+        .unwrap();
+        layer(&disk.cache_layers(), "shared00");
+        // An unmounted disk leaves an empty mount point.
+        fs::remove_dir_all(&other).unwrap();
+        fs::create_dir(&other).unwrap();
+        assert!(collect(&disk, false).is_empty());
+        assert!(disk::names_in(&other).unwrap().is_empty(), "nothing is created there");
+        let mut collected = Collected::default();
+        disk.collect(true, &mut collected).unwrap();
+        assert_eq!(collected.cache_kept_for.as_ref(), Some(&other), "the home is reported");
+        fs::remove_dir(&other).unwrap();
+        assert_eq!(collect(&disk, false), ["shared00"]);
+    }
+
+    #[test]
+    fn gc_skips_the_cache_during_a_build() {
+        let disk = Disk::temporary();
+        layer(&disk.cache_layers(), "building0");
+        let build = disk.lock_cache_against_gc().unwrap();
+        assert!(collect(&disk, false).is_empty());
+        drop(build);
+        assert_eq!(collect(&disk, false), ["building0"]);
+    }
+
+    #[test]
+    fn partial_layers_of_a_crash_are_collected() {
+        let disk = Disk::temporary();
+        fs::create_dir(disk.home.partial().join("layer")).unwrap();
+        fs::create_dir(disk.building().join("layer")).unwrap();
+        collect(&disk, false);
+        assert!(disk::names_in(&disk.home.partial()).unwrap().is_empty());
+        assert!(disk::names_in(&disk.building()).unwrap().is_empty());
+    }
+}

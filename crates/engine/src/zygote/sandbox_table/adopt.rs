@@ -1,0 +1,161 @@
+//! Adopts the sandboxes of an earlier zygote of the home and removes what belongs to none of them.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::PathBuf,
+    thread,
+    time::{Duration, Instant},
+};
+
+use harvest_proto::SandboxId;
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    process::{Signal, pidfd_send_signal},
+};
+
+use super::{
+    CLEAR_POLL, LiveSandbox, SandboxTable, freeze::FREEZE_HOLD, limits::LimitState, open_process,
+    standby_pool::StandbyPool, step_error,
+};
+use crate::{
+    cgroup::Hierarchy,
+    error::{EngineError, StepError},
+    home::{Home, start_ticks},
+    isolate::{self, ids::Claim},
+    plan::Redirect,
+    sandbox::{self, Record, RecordedState},
+    spec::Owner,
+    zygote::{
+        Alter, disk_watch::DiskWatch, freezer::Freezer, mount_cache::MountCache,
+        standby::mounts_of, supervisor::Supervisor,
+    },
+};
+
+// Clearing an earlier zygote's cgroups is bounded: a process may hang in the kernel.
+const CLEAR_TIMEOUT: Duration = Duration::from_secs(1);
+
+impl SandboxTable {
+    /// Builds the table with the sandboxes of an earlier zygote that are still alive.
+    pub(in crate::zygote) fn adopt(
+        home: Home,
+        cgroups: Hierarchy,
+        claims: PathBuf,
+        redirect: Redirect,
+        alter: Alter,
+    ) -> Result<Self, StepError> {
+        let group = home.cgroup_name();
+        isolate::seccomp::program();
+        let mut table = Self {
+            freezer: Freezer { home: home.clone(), cgroups: cgroups.clone(), group: group.clone() },
+            home,
+            cgroups,
+            group,
+            claims,
+            redirect,
+            alter,
+            supervisor: Supervisor::default(),
+            live: BTreeMap::new(),
+            owners: BTreeMap::new(),
+            disk_watch: DiskWatch::new(),
+            mount_cache: MountCache::default(),
+            spawn_counter: std::process::id(),
+            standbys: StandbyPool::new(),
+        };
+        for id in sandbox::list_ids(&table.home).map_err(step_error)? {
+            if let Err(error) = table.adopt_sandbox(&id) {
+                eprintln!("cannot adopt {id}: {error}");
+                // A sandbox that cannot be adopted is recorded as ended; its processes are killed
+                // below.
+                table
+                    .write_state(&id, &RecordedState::ended(format!("cannot be adopted: {error}")));
+            }
+        }
+        table.remove_orphans();
+        Ok(table)
+    }
+
+    /// Kills and removes cgroups and sockets that belong to no live sandbox.
+    fn remove_orphans(&self) {
+        let lives = |part: &str| self.live.keys().any(|id| id.part() == part);
+        for part in self.cgroups.parts(&self.group).iter().filter(|part| !lives(part)) {
+            self.clear_with_timeout(part);
+        }
+        for id in sandbox::ids_in(&self.home.run()).unwrap_or_default() {
+            if !lives(id.part()) {
+                let _ = fs::remove_dir_all(self.home.sandbox_run(&id));
+            }
+        }
+    }
+
+    /// Clears cgroups whose processes are just dying.
+    fn clear_with_timeout(&self, part: &str) {
+        let end = Instant::now() + CLEAR_TIMEOUT;
+        while !self.cgroups.clear(&self.group, part) && Instant::now() < end {
+            thread::sleep(CLEAR_POLL);
+        }
+    }
+
+    fn adopt_sandbox(&mut self, id: &SandboxId) -> Result<(), EngineError> {
+        let state = RecordedState::read(&self.home, id)?;
+        let record = Record::read(&self.home, id).unwrap_or_else(|error| {
+            // The owner is unknown, and work is not discarded on a guess.
+            eprintln!("{id} has an unreadable record and is kept: {error}");
+            None
+        });
+        if let Some(Record { owner: Owner::Process(pid), .. }) = record {
+            let owner_started = match &state {
+                Some(RecordedState::Running { owner_started, .. }) => *owner_started,
+                _ => None,
+            };
+            // Without a start time the owner cannot be distinguished from a later process with its
+            // pid; an existing process is then taken for the owner.
+            let present = start_ticks(pid)
+                .filter(|ticks| owner_started.is_none_or(|started| started == *ticks));
+            let Some(owner) = present.and_then(|_| open_process(pid)) else {
+                self.remove_orphaned(id, state.as_ref());
+                return Ok(());
+            };
+            self.owners.insert(id.clone(), owner);
+        }
+        let Some(RecordedState::Running { pid, first_id, .. }) = state else { return Ok(()) };
+        let Some(pidfd) = state.as_ref().and_then(RecordedState::live_pid).and_then(open_process)
+        else {
+            self.clear_with_timeout(id.part());
+            self.close(id, "ended while no zygote was running".to_owned());
+            return Ok(());
+        };
+        let live = LiveSandbox {
+            pid,
+            pidfd,
+            claim: Claim::adopt(&self.claims, first_id),
+            report: None,
+            assignment_socket: None,
+            failure: None,
+            killed: None,
+            limit_state: record.map_or_else(LimitState::none, |record| {
+                LimitState::new(&record.limits, record.lifetime_start(), !self.home.has_quotas())
+            }),
+            // A freeze requested from the earlier zygote does not carry over.
+            thaw_at: Some(Instant::now()),
+            hold: FREEZE_HOLD,
+            mounts: mounts_of(pid),
+            freezing_until: None,
+            ended: None,
+        };
+        self.live.insert(id.clone(), live);
+        Ok(())
+    }
+
+    /// Removes a sandbox whose owner exited while no zygote was running.
+    fn remove_orphaned(&mut self, id: &SandboxId, state: Option<&RecordedState>) {
+        if let Some(pidfd) = state.and_then(RecordedState::live_pid).and_then(open_process) {
+            let _ = pidfd_send_signal(&pidfd, Signal::KILL);
+            let timeout = Timespec { tv_sec: 5, tv_nsec: 0 };
+            let _ = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&timeout));
+        }
+        self.clear_with_timeout(id.part());
+        self.close(id, "its owner exited".to_owned());
+        self.discard(id);
+    }
+}

@@ -1,0 +1,143 @@
+//! Runs short git commands on the forge's repositories, with no configuration but the repository's.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Output, Stdio},
+};
+
+use tokio::process::Command;
+
+use super::ForgeError;
+
+const SETTINGS: [(&str, &str); 6] = [
+    ("http.receivepack", "true"),
+    // Disables all hooks.
+    ("core.hooksPath", "/dev/null"),
+    // gc would continue in the background after the request that triggered it.
+    ("receive.autogc", "false"),
+    ("gc.auto", "0"),
+    // Pushed commits stay reachable: evidence and pull requests refer to them.
+    ("receive.denyNonFastForwards", "true"),
+    ("core.logAllRefUpdates", "true"),
+];
+
+/// The path of git's CGI program.
+pub(super) fn http_backend() -> Result<PathBuf, ForgeError> {
+    let failed = |message: String| ForgeError::Git { doing: "locate its programs", message };
+    let output = std::process::Command::new("git")
+        .arg("--exec-path")
+        .output()
+        .map_err(|error| failed(error.to_string()))?;
+    let folder = PathBuf::from(String::from_utf8_lossy(&output.stdout).trim());
+    let backend = folder.join("git-http-backend");
+    if !backend.is_file() {
+        return Err(failed(format!("{} is missing", backend.display())));
+    }
+    Ok(backend)
+}
+
+/// Creates an empty bare repository.
+pub(super) async fn init(repository: &Path) -> Result<(), ForgeError> {
+    let doing = "create a repository";
+    let mut command = isolated("git");
+    command
+        .args(["init", "--quiet", "--bare", "--initial-branch=main", "--template="])
+        .arg(repository);
+    stdout_of(doing, command.output().await)?;
+    for (key, value) in SETTINGS {
+        run(repository, doing, &["config", key, value]).await?;
+    }
+    Ok(())
+}
+
+/// Runs git and returns its standard output.
+pub(super) async fn run(
+    repository: &Path,
+    doing: &'static str,
+    arguments: &[&str],
+) -> Result<String, ForgeError> {
+    stdout_of(doing, output(repository, arguments).await)
+}
+
+/// Runs a git command that answers by its exit code: 0 is true, 1 is false.
+pub(super) async fn is_true(
+    repository: &Path,
+    doing: &'static str,
+    arguments: &[&str],
+) -> Result<bool, ForgeError> {
+    let output = output(repository, arguments).await;
+    match output {
+        Ok(Output { status, .. }) if status.code() == Some(1) => Ok(false),
+        other => stdout_of(doing, other).map(|_| true),
+    }
+}
+
+/// Points `HEAD` at an existing branch, so that a clone checks something out. Does nothing when it
+/// already does, or when several branches could be meant.
+pub(super) async fn choose_default_branch(repository: &Path) -> Result<(), ForgeError> {
+    // References are never packed here, so a branch is a file and the usual case needs no process.
+    if repository.join("refs/heads/main").is_file() {
+        return Ok(());
+    }
+    let doing = "choose the default branch";
+    let list =
+        run(repository, doing, &["for-each-ref", "--format=%(refname)", "refs/heads/"]).await?;
+    let branches: Vec<_> = list.lines().collect();
+    let usual = branches.iter().find(|branch| **branch == "refs/heads/master");
+    match (branches.as_slice(), usual) {
+        ([only], _) | (_, Some(only)) => {
+            run(repository, doing, &["symbolic-ref", "HEAD", only]).await.map(drop)
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The commit a branch points to, if there is such a branch.
+pub(super) async fn head(repository: &Path, branch: &str) -> Result<Option<String>, ForgeError> {
+    let reference = format!("refs/heads/{branch}^{{commit}}");
+    let arguments = ["rev-parse", "--verify", "--quiet", "--end-of-options", &reference];
+    let output = output(repository, &arguments).await.map_err(|error| ForgeError::Git {
+        doing: "look up a branch",
+        message: error.to_string(),
+    })?;
+    let commit = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    Ok((output.status.success() && !commit.is_empty()).then_some(commit))
+}
+
+/// A command that inherits only `PATH` and sees neither the user's nor the system's git
+/// configuration.
+pub(super) fn isolated(program: impl AsRef<std::ffi::OsStr>) -> Command {
+    let mut command = Command::new(program);
+    command.env_clear();
+    if let Some(path) = std::env::var_os("PATH") {
+        command.env("PATH", path);
+    }
+    command
+        .envs([
+            ("HOME", "/nonexistent"),
+            ("LC_ALL", "C.UTF-8"),
+            ("GIT_CONFIG_NOSYSTEM", "1"),
+            ("GIT_CONFIG_GLOBAL", "/dev/null"),
+            ("GIT_TERMINAL_PROMPT", "0"),
+        ])
+        .stdin(Stdio::null())
+        .kill_on_drop(true);
+    command
+}
+
+async fn output(repository: &Path, arguments: &[&str]) -> std::io::Result<Output> {
+    isolated("git").arg("--git-dir").arg(repository).args(arguments).output().await
+}
+
+/// The standard output of a command that succeeded, or git's error message.
+pub(super) fn stdout_of(
+    doing: &'static str,
+    output: std::io::Result<Output>,
+) -> Result<String, ForgeError> {
+    let output = output.map_err(|error| ForgeError::Git { doing, message: error.to_string() })?;
+    if !output.status.success() {
+        let message = String::from_utf8_lossy(&output.stderr).trim().chars().take(500).collect();
+        return Err(ForgeError::Git { doing, message });
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}

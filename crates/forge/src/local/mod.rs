@@ -1,0 +1,284 @@
+//! The local forge: bare repositories on this machine behind git's smart HTTP protocol, and a
+//! record of the pull requests between their branches. It reviews and merges nothing.
+//!
+//! ```text
+//! {root}/{name}/repository.git   the bare repository
+//! {root}/{name}/token            SHA-256 of the token that grants access
+//! {root}/{name}/pulls/1.json     a pull request
+//! {root}/{name}/source           path of the imported folder, if the repository is an import
+//! {root}/{name}/import.lock      held during an import
+//! {root}/.lock                   held while a repository is registered, see `try_lock`
+//! {root}/.gitconfig              configuration of git while it reads imported folders
+//! ```
+
+mod git;
+mod http_backend;
+mod import;
+mod page;
+mod pull_requests;
+mod routes;
+mod storage;
+mod url;
+
+use std::{fs, io, os::unix::fs::OpenOptionsExt, path::PathBuf, sync::Arc, time::Duration};
+
+use harvest_proto::{Secret, SessionId};
+use tokio::sync::Mutex;
+
+pub use import::{ImportError, ImportedFolder};
+pub use pull_requests::NewPullRequest;
+use storage::{
+    file_error, hash, remove_abandoned_drafts, sync_folder, write_atomically, write_token,
+};
+use url::{is_loopback, split_url, strip_base};
+
+// Stored URLs of the forge start with this placeholder, because the server's address may change.
+// The name is never resolved.
+const STABLE_BASE: &str = "http://forge.harvest.internal";
+// GitHub's limit.
+const MAX_NAME_BYTES: usize = 100;
+// Drafts older than this are abandoned: no push takes that long.
+const ABANDONED_AFTER: Duration = Duration::from_secs(24 * 3600);
+
+#[derive(Debug, thiserror::Error)]
+pub enum ForgeError {
+    /// Names become folder names and URL segments, so few characters are allowed.
+    #[error(
+        "`{name}` is not a valid repository name: use letters, digits, `-`, `_` and `.`, at most 100"
+    )]
+    InvalidName { name: String },
+    #[error("the forge has no repository `{name}`")]
+    NoRepository { name: String },
+    #[error("the forge already has a repository `{name}`")]
+    Exists { name: String },
+    #[error("repository `{name}` has no branch `{branch}`")]
+    NoBranch { name: String, branch: String },
+    #[error("branch `{branch}` has no commits that `{base}` lacks")]
+    NoNewCommits { branch: String, base: String },
+    #[error("repository `{name}` has no pull request {number}")]
+    NoPullRequest { name: String, number: u64 },
+    #[error("git could not {doing}: {message}")]
+    Git { doing: &'static str, message: String },
+    #[error("cannot {doing} `{path}`")]
+    File { doing: &'static str, path: String, source: io::Error },
+}
+
+/// The local forge. Cheap to clone; all clones share one state.
+#[derive(Debug, Clone)]
+pub struct LocalForge {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    root: PathBuf,
+    public: String,
+    http_backend: PathBuf,
+    // Serialises the numbering of pull requests and changes to their records.
+    writing: Mutex<()>,
+}
+
+impl LocalForge {
+    /// Opens the forge stored in `root`, creating the folder if needed. `public` is the URL at
+    /// which its router is reachable, such as `http://127.0.0.1:7077/forge`.
+    ///
+    /// # Errors
+    /// When the folder cannot be created or the host has no git with `http-backend`.
+    pub fn open(root: PathBuf, public: &str) -> Result<Self, ForgeError> {
+        fs::create_dir_all(&root).map_err(file_error("create", &root))?;
+        let root = fs::canonicalize(&root).map_err(file_error("find", &root))?;
+        let http_backend = git::http_backend()?;
+        let public = public.trim_end_matches('/').to_owned();
+        remove_abandoned_drafts(&root);
+        let shared = Shared { root, public, http_backend, writing: Mutex::new(()) };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// Creates an empty repository with this access token and returns its URL.
+    ///
+    /// # Errors
+    /// When the name is taken or invalid, or the disk or git fails.
+    pub async fn create(&self, name: &str, token: &Secret<String>) -> Result<String, ForgeError> {
+        let folder = self.folder(name)?;
+        if folder.exists() {
+            return Err(ForgeError::Exists { name: name.to_owned() });
+        }
+        // Repository names never start with a dot, so an incomplete one is never listed.
+        let draft = self.shared.root.join(format!(".new-{}", SessionId::random().part()));
+        let created = async {
+            fs::create_dir_all(draft.join("pulls")).map_err(file_error("create", &draft))?;
+            write_token(&draft, token)?;
+            git::init(&draft.join("repository.git")).await?;
+            match fs::rename(&draft, &folder) {
+                Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
+                    Err(ForgeError::Exists { name: name.to_owned() })
+                }
+                other => other.map_err(file_error("create", &folder)),
+            }
+        }
+        .await;
+        if created.is_err() && draft.exists() {
+            // A draft that cannot be removed is never listed, and a later `open` retries.
+            let _ = fs::remove_dir_all(&draft);
+        }
+        created?;
+        sync_folder(&self.shared.root)?;
+        Ok(self.url(name))
+    }
+
+    /// Locks the registration of repositories (names and tokens) until the returned file is
+    /// dropped; `None` while another process holds the lock. Pushes and pull requests are not
+    /// blocked.
+    ///
+    /// # Errors
+    /// When the disk fails.
+    pub fn try_lock(&self) -> Result<Option<fs::File>, ForgeError> {
+        // Repository names never start with a dot.
+        let path = self.shared.root.join(".lock");
+        let file =
+            fs::File::options().create(true).truncate(false).write(true).mode(0o600).open(&path);
+        let file = file.map_err(file_error("open", &path))?;
+        match file.try_lock() {
+            Ok(()) => Ok(Some(file)),
+            Err(fs::TryLockError::WouldBlock) => Ok(None),
+            Err(fs::TryLockError::Error(error)) => Err(file_error("lock", &path)(error)),
+        }
+    }
+
+    /// Removes a repository with its branches and pull requests. Idempotent.
+    ///
+    /// # Errors
+    /// When the name is invalid or the disk fails.
+    pub fn remove(&self, name: &str) -> Result<(), ForgeError> {
+        let folder = self.folder(name)?;
+        // The rename hides it at once; after a crash the next `open` removes the rest.
+        let trash = self.shared.root.join(format!(".new-{}", SessionId::random().part()));
+        match fs::rename(&folder, &trash) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            other => other.map_err(file_error("remove", &folder))?,
+        }
+        fs::remove_dir_all(&trash).map_err(file_error("remove", &trash))
+    }
+
+    /// Replaces the repository's access token.
+    ///
+    /// # Errors
+    /// When there is no such repository or the disk fails.
+    pub fn set_token(&self, name: &str, token: &Secret<String>) -> Result<(), ForgeError> {
+        write_token(&self.existing_folder(name)?, token)
+    }
+
+    /// The repository's clone URL.
+    #[must_use]
+    pub fn url(&self, name: &str) -> String {
+        format!("{}/{name}.git", self.shared.public)
+    }
+
+    /// The bare repository's folder.
+    ///
+    /// # Errors
+    /// When there is no such repository.
+    pub fn repository_path(&self, name: &str) -> Result<PathBuf, ForgeError> {
+        Ok(self.existing_folder(name)?.join("repository.git"))
+    }
+
+    /// The names of all repositories, sorted.
+    ///
+    /// # Errors
+    /// When the forge's folder cannot be read.
+    pub fn names(&self) -> Result<Vec<String>, ForgeError> {
+        let entries =
+            fs::read_dir(&self.shared.root).map_err(file_error("list", &self.shared.root))?;
+        let names =
+            entries.filter_map(Result::ok).filter_map(|entry| entry.file_name().into_string().ok());
+        let mut names: Vec<_> = names.filter(|name| is_name(name)).collect();
+        names.sort();
+        Ok(names)
+    }
+
+    /// The form of a URL to store: independent of the forge's address, and one for all spellings of
+    /// a repository's URL. URLs elsewhere are returned unchanged.
+    #[must_use]
+    pub fn stable_url(&self, url: &str) -> String {
+        if let Some(name) = self.repository_name(url) {
+            return format!("{STABLE_BASE}/{name}.git");
+        }
+        match strip_base(url, &self.shared.public) {
+            Some(rest) => format!("{STABLE_BASE}{rest}"),
+            None => url.to_owned(),
+        }
+    }
+
+    /// The reverse of [`stable_url`](Self::stable_url), at the forge's current address.
+    #[must_use]
+    pub fn current_url(&self, url: &str) -> String {
+        match strip_base(url, STABLE_BASE) {
+            Some(rest) => format!("{}{rest}", self.shared.public),
+            None => url.to_owned(),
+        }
+    }
+
+    /// The repository's name if this URL points to the local forge, whether or not it exists.
+    #[must_use]
+    pub fn repository_name(&self, url: &str) -> Option<String> {
+        let url = self.current_url(url);
+        let (public, url) = (split_url(&self.shared.public)?, split_url(&url)?);
+        let same_host =
+            public.host == url.host || (is_loopback(&public.host) && is_loopback(&url.host));
+        if !same_host || public.scheme != url.scheme || public.port != url.port {
+            return None;
+        }
+        let name = url.path.strip_prefix(&public.path)?.strip_prefix('/')?.trim_end_matches('/');
+        let name = name.strip_suffix(".git").unwrap_or(name);
+        is_name(name).then(|| name.to_owned())
+    }
+
+    /// The routes, to be nested at the path of the public URL.
+    pub fn router(&self) -> axum::Router {
+        routes::router(self.clone())
+    }
+
+    /// Whether the token grants access to the repository, compared in constant time.
+    #[must_use]
+    pub fn accepts_token(&self, name: &str, token: &str) -> bool {
+        let stored = self
+            .existing_folder(name)
+            .ok()
+            .and_then(|folder| fs::read_to_string(folder.join("token")).ok());
+        let (stored, given) = (stored.unwrap_or_default(), hash(token));
+        let difference = stored
+            .bytes()
+            .zip(given.bytes())
+            .fold(0, |sum, (stored, given)| sum | (stored ^ given));
+        stored.len() == given.len() && difference == 0
+    }
+
+    fn folder(&self, name: &str) -> Result<PathBuf, ForgeError> {
+        if !is_name(name) {
+            let name = name.chars().take(MAX_NAME_BYTES).collect();
+            return Err(ForgeError::InvalidName { name });
+        }
+        Ok(self.shared.root.join(name))
+    }
+
+    fn existing_folder(&self, name: &str) -> Result<PathBuf, ForgeError> {
+        let folder = self.folder(name)?;
+        if !folder.is_dir() {
+            return Err(ForgeError::NoRepository { name: name.to_owned() });
+        }
+        Ok(folder)
+    }
+}
+
+// A name is one folder and one URL segment: no leading dot, nothing that needs escaping, and no
+// `.git` suffix, which URLs may add.
+fn is_name(name: &str) -> bool {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    (1..=MAX_NAME_BYTES).contains(&name.len())
+        && name.bytes().all(allowed)
+        && !name.starts_with(['.', '-'])
+        && !name.ends_with(".git")
+}
+
+#[cfg(test)]
+mod tests;

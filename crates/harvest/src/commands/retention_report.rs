@@ -1,0 +1,59 @@
+//! The snapshots that sessions hold, and what retention removes: for `df` and `gc` with a running
+//! server.
+
+use anyhow::Result;
+use harvest_proto::api::RetentionReport;
+
+use crate::{
+    Invocation, cli::units::bytes, client::Client, printer::table, render::truncate,
+    sanitize::sanitize_line,
+};
+
+/// The snapshots that sessions hold; `None` without a server.
+pub(crate) async fn fetch(ctx: &Invocation) -> Result<Option<RetentionReport>> {
+    match Client::find(&ctx.config) {
+        Ok(client) => client.retention().await.map(Some),
+        // Without a server, the totals still contain the snapshots of sessions.
+        Err(_) => Ok(None),
+    }
+}
+
+/// Applies retention, or with `dry_run` only prints what it would remove.
+pub(crate) async fn apply(ctx: &Invocation, dry_run: bool) -> Result<Option<RetentionReport>> {
+    let Ok(client) = Client::find(&ctx.config) else { return Ok(None) };
+    let retained =
+        if dry_run { client.retention().await? } else { client.apply_retention().await? };
+    let verb = if dry_run { "Would remove" } else { "Removed" };
+    for dropped in &retained.dropped {
+        let what = match &dropped.snapshot {
+            Some(snapshot) => format!("{snapshot} of {}", dropped.session),
+            None => format!("{} with its snapshots and history", dropped.session),
+        };
+        let why = match dropped.why.as_str() {
+            "archived" => "the session is archived and has a newer snapshot",
+            "archived_long_ago" => "it was archived longer ago than retention.archived",
+            "too_many" => "the session has more than retention.snapshots_per_session",
+            "quota" => "snapshots take more than retention.snapshots_bytes",
+            other => other,
+        };
+        ctx.print.note(format!("{verb} {what}: {why}"));
+    }
+    Ok(Some(retained))
+}
+
+/// The sessions with snapshots, largest first.
+pub(crate) fn text(retained: &RetentionReport) -> String {
+    let mut items: Vec<_> = retained.items.iter().filter(|held| held.snapshots > 0).collect();
+    items.sort_by_key(|held| std::cmp::Reverse(held.bytes));
+    let row = |held: &&harvest_proto::api::SessionDiskUsage| {
+        vec![
+            held.session.to_string(),
+            held.snapshots.to_string(),
+            held.pinned.to_string(),
+            bytes(held.bytes),
+            truncate(&sanitize_line(&held.title), 50),
+        ]
+    };
+    let rows: Vec<_> = items.iter().map(row).collect();
+    table(&["SESSION", "SNAPSHOTS", "PINNED", "SIZE", "TITLE"], &rows)
+}

@@ -1,0 +1,424 @@
+//! The server process: builds store, vault, engine, provider, forge, gateway, sessions and HTTP
+//! server, and shuts them down in order. The only module that knows all of them.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io::Write,
+    net::SocketAddr,
+    os::unix::fs::{DirBuilderExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant, SystemTime},
+};
+
+use anyhow::{Context, Result, bail};
+use harvest_engine::{Engine, Limits, Thresholds};
+use harvest_forge::LocalForge;
+use harvest_gateway::{Gateway, GatewayConfig, ScriptRule, vault::Vault};
+use harvest_proto::{Secret, api::Role, bridge::Author};
+use harvest_providers::{Local, LocalSandboxHost};
+use harvest_server::{Limits as ServerLimits, ServerState};
+use harvest_session::{Dependencies, Sessions, StoreLedger, standalone::StandaloneSandboxes};
+use harvest_store::Store;
+use tokio::{
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+    task::JoinHandle,
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    client::{Client, ServerFile},
+    config::{Config, process_env},
+    database, log,
+    printer::Advice,
+    recipes, supervisor,
+};
+
+/// The name of the token that `harvest up` creates.
+const FIRST_TOKEN: &str = "first";
+
+// A pause stops the turn, waits for its processes to exit and saves the disk.
+const PAUSE_TIMEOUT: Duration = Duration::from_secs(90);
+
+// Time for in-flight requests to complete during shutdown.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
+
+// Attempts, 10 ms apart, to lock a home: `home_has_server` holds the lock for a moment.
+const LOCK_ATTEMPTS: u32 = 20;
+
+// Time for a zygote to exit on a busy machine.
+const ZYGOTE_EXIT_TIMEOUT: Duration = Duration::from_secs(10);
+
+pub(crate) struct ServerOptions {
+    pub(crate) listen: SocketAddr,
+    pub(crate) hosts: Vec<String>,
+    /// The scripted model's responses to prompts that contain no script.
+    pub(crate) script: Vec<ScriptRule>,
+}
+
+/// What happens to running sandboxes when the server stops.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ShutdownMode {
+    /// Sandboxes keep running; the next server adopts them.
+    LeaveRunning,
+    /// Sessions are paused: their disks are saved and their sandboxes stopped.
+    PauseSessions,
+}
+
+/// A server that accepts requests.
+pub(crate) struct RunningServer {
+    home: PathBuf,
+    url: String,
+    token: Secret<String>,
+    token_is_new: bool,
+    engine: Engine,
+    forge: LocalForge,
+    sessions: Sessions,
+    standalone: StandaloneSandboxes,
+    store: Store,
+    shutdown: CancellationToken,
+    task: JoinHandle<std::io::Result<()>>,
+    server_file: PathBuf,
+    // Held while this process owns the home.
+    _home_lock: File,
+}
+
+impl RunningServer {
+    /// Starts all components; returns once the server accepts requests.
+    pub(crate) async fn start(config: &Config, options: ServerOptions) -> Result<Self> {
+        raise_file_limit();
+        let home = prepare_home(&config.home)?;
+        let home_lock = lock_home(&home)?;
+        let config = config.at(&home);
+        let engine = open_engine(&config)?;
+        let listener = listen(options.listen).await?;
+        let address = listener.local_addr()?;
+        let url = format!("http://{address}");
+        let store = database::open(&config).await?;
+        let forge = LocalForge::open(home.join("forge"), &format!("{url}/forge"))
+            .context("cannot open the forge")?;
+        let sessions =
+            open_sessions(&config, options.script, engine.clone(), &store, &forge).await?;
+        let (token, token_is_new) = ensure_token(&config, &sessions).await?;
+        let shutdown = CancellationToken::new();
+        let standalone =
+            StandaloneSandboxes::new(sandbox_host(engine.clone(), &home)).with_admission(&sessions);
+        let state = ServerState::new(sessions.clone(), &options.hosts, shutdown.clone())
+            .with_forge(forge.router())
+            .with_standalone(standalone.clone());
+        let state = state.with_limits(ServerLimits {
+            requests_per_second: config.rate_limit,
+            connections: usize::try_from(config.max_connections.max(1)).unwrap_or(usize::MAX),
+        });
+        let task = tokio::spawn(harvest_server::serve(listener, state));
+        let server_file = config.server_file();
+        let record = serde_json::to_vec(&ServerFile { url: url.clone(), pid: std::process::id() })?;
+        write_private(&server_file, &record)?;
+        Ok(Self {
+            home,
+            url,
+            token,
+            token_is_new,
+            engine,
+            forge,
+            sessions,
+            standalone,
+            store,
+            shutdown,
+            task,
+            server_file,
+            _home_lock: home_lock,
+        })
+    }
+
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
+    pub(crate) fn home(&self) -> &Path {
+        &self.home
+    }
+
+    pub(crate) fn forge(&self) -> &LocalForge {
+        &self.forge
+    }
+
+    /// The first token, if this start created it.
+    pub(crate) fn new_token(&self) -> Option<&str> {
+        self.token_is_new.then(|| self.token.expose().as_str())
+    }
+
+    pub(crate) fn client(&self) -> Result<Client> {
+        Client::new(&self.url, self.token.clone())
+    }
+
+    /// Stops accepting requests, pauses sessions or leaves sandboxes running, and releases the
+    /// home.
+    pub(crate) async fn shut_down(self, mode: ShutdownMode) -> Result<()> {
+        // First, so that no client finds a server that is shutting down.
+        let _ = fs::remove_file(&self.server_file);
+        self.sessions.stop_admitting();
+        // Before the HTTP server stops, so that clients that follow a session see the pause.
+        if mode == ShutdownMode::PauseSessions {
+            self.sessions.suspend_all(PAUSE_TIMEOUT).await;
+        }
+        self.shutdown.cancel();
+        let abort = self.task.abort_handle();
+        match tokio::time::timeout(DRAIN_TIMEOUT, self.task).await {
+            Ok(served) => {
+                served.context("the server task failed")?.context("the server's socket failed")?
+            }
+            // A client that does not read its response must not block the shutdown.
+            Err(_) => abort.abort(),
+        }
+        // Work that does not finish in time ends with this process.
+        let _ = tokio::time::timeout(DRAIN_TIMEOUT, self.standalone.settle()).await;
+        self.sessions.close().await;
+        self.store.close().await;
+        let engine = self.engine;
+        tokio::task::spawn_blocking(move || engine.stop_if_idle())
+            .await?
+            .context("cannot stop the zygote")
+    }
+}
+
+/// Raises the soft limit of open files (usually 1024): every connection, door and bridge needs one.
+fn raise_file_limit() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let files = getrlimit(Resource::Nofile);
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files });
+}
+
+/// Returns on SIGINT or SIGTERM. A second SIGINT exits immediately.
+pub(crate) async fn shutdown_signal() -> Result<()> {
+    let mut terminate = signal(SignalKind::terminate()).context("cannot listen for signals")?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        received = tokio::signal::ctrl_c() => received.context("cannot listen for signals")?,
+    }
+    tokio::spawn(async {
+        if tokio::signal::ctrl_c().await.is_ok() {
+            std::process::exit(130);
+        }
+    });
+    Ok(())
+}
+
+/// Opens the engine of this home; needs no server.
+pub(crate) fn open_engine(config: &Config) -> Result<Engine> {
+    let home = prepare_home(&config.home)?;
+    let program = std::env::current_exe().context("cannot find this program's own file")?;
+    Engine::open(harvest_engine::Config {
+        supervisor: supervisor::install(&home)?,
+        home,
+        cache: config.cache.clone(),
+        zygote: vec![program.into(), "zygote".into()],
+        driver: config.store_driver,
+        thresholds: Thresholds::default(),
+    })
+    .context("cannot open the engine")
+}
+
+/// Standalone sandboxes, images and volumes of this home; needs no server.
+pub(crate) fn sandbox_host(engine: Engine, home: &Path) -> Arc<LocalSandboxHost> {
+    Arc::new(LocalSandboxHost::new(engine, recipes::all(home)))
+}
+
+/// Removes a home without a running server, including its sandboxes.
+pub(crate) fn remove_home(config: &Config) -> Result<()> {
+    remove_all_sandboxes(config)?;
+    // The exiting zygote may still write to the folder while it is being removed.
+    let deadline = Instant::now() + ZYGOTE_EXIT_TIMEOUT;
+    loop {
+        match fs::remove_dir_all(&config.home) {
+            Err(error)
+                if error.kind() == std::io::ErrorKind::DirectoryNotEmpty
+                    && Instant::now() < deadline =>
+            {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            result => return Ok(result?),
+        }
+    }
+}
+
+/// Removes every sandbox of a home without a running server and stops the zygote. Returns the
+/// number of sandboxes.
+pub(crate) fn remove_all_sandboxes(config: &Config) -> Result<usize> {
+    let _home_lock = lock_home(&prepare_home(&config.home)?)?;
+    let engine = open_engine(config)?;
+    let sandboxes = engine.list().context("cannot list the sandboxes")?;
+    for sandbox in &sandboxes {
+        engine.remove(sandbox).with_context(|| format!("cannot remove {sandbox}"))?;
+    }
+    engine.stop_if_idle().context("cannot stop the zygote")?;
+    Ok(sandboxes.len())
+}
+
+/// Secrets that the server's environment may provide instead of the vault.
+fn environment_secrets() -> BTreeMap<String, Secret<String>> {
+    ["ANTHROPIC_API_KEY"]
+        .into_iter()
+        .filter_map(|name| Some((name.to_owned(), Secret::new(process_env(name)?))))
+        .inspect(|(_, secret)| log::redact(secret))
+        .collect()
+}
+
+fn gateway_config(config: &Config, script_rules: Vec<ScriptRule>) -> GatewayConfig {
+    let default = GatewayConfig::default();
+    let anthropic_url = config.anthropic_url.clone().unwrap_or(default.anthropic_url);
+    GatewayConfig { script_rules, anthropic_url, ..GatewayConfig::default() }
+}
+
+async fn open_sessions(
+    config: &Config,
+    script: Vec<ScriptRule>,
+    engine: Engine,
+    store: &Store,
+    forge: &LocalForge,
+) -> Result<Sessions> {
+    let vault = Vault::open(&config.home.join("vault.key")).context("cannot open the vault")?;
+    let vault = Arc::new(vault.with_observer(log::redact));
+    let lease =
+        store.server_lease(SystemTime::now().into()).await.context("cannot take over the store")?;
+    let books = StoreLedger::new(store.clone(), lease, Arc::clone(&vault), config.budget_tokens)
+        .with_environment(environment_secrets());
+    let gateway = Gateway::new(Arc::new(books), gateway_config(config, script));
+    // Querying the host's package tools takes seconds; only sessions that need the list wait for
+    // it.
+    let trusted = config.trusted.clone();
+    let trusted = async move {
+        match trusted {
+            Some(names) => names,
+            None => tokio::task::spawn_blocking(harvest_gateway::host_registries)
+                .await
+                .unwrap_or_default(),
+        }
+    };
+    let parts = Dependencies {
+        store: store.clone(),
+        lease,
+        provider: Arc::new(Local::new(engine, Limits::default())),
+        doors: Arc::new(gateway),
+        forge: Arc::new(forge.clone()),
+        vault,
+        config: harvest_session::Config {
+            timeouts: config.clocks.clone(),
+            limits: config.limits,
+            retention: config.retention.clone(),
+            image: config.image.clone(),
+            trusted: Vec::new(),
+            budget_tokens: config.budget_tokens,
+        },
+    };
+    Sessions::open_with_trusted(parts, trusted).await.context("cannot recover the sessions")
+}
+
+/// The token in the home's file, or a new first token. The flag tells whether it is new.
+async fn ensure_token(config: &Config, sessions: &Sessions) -> Result<(Secret<String>, bool)> {
+    let path = config.token_file();
+    if let Ok(text) = fs::read_to_string(&path) {
+        let token = text.trim().to_owned();
+        if sessions.token_check(&token).await?.is_some() {
+            return Ok((Secret::new(token), false));
+        }
+    }
+    let setting = |configured: &Option<String>, key, default: &str| {
+        configured.clone().or_else(|| git_setting(key)).unwrap_or_else(|| default.to_owned())
+    };
+    let user = Author {
+        name: setting(&config.author_name, "user.name", "You"),
+        email: setting(&config.author_email, "user.email", "you@localhost"),
+    };
+    // An existing token of this name whose file is lost is replaced.
+    let token = sessions.token_replace(FIRST_TOKEN, user, Role::Admin).await;
+    let token = token.context("cannot create the first token")?;
+    write_private(&path, token.expose().as_bytes())?;
+    Ok((token, true))
+}
+
+/// A value of the user's global git configuration.
+fn git_setting(key: &str) -> Option<String> {
+    let output =
+        std::process::Command::new("git").args(["config", "--global", key]).output().ok()?;
+    let value = String::from_utf8(output.stdout).ok()?.trim().to_owned();
+    (output.status.success() && !value.is_empty()).then_some(value)
+}
+
+/// A random token of 160 bits.
+pub(crate) fn random_token() -> String {
+    use ring::rand::SecureRandom;
+    let mut bytes = [0u8; 20];
+    let random = ring::rand::SystemRandom::new();
+    random.fill(&mut bytes).expect("every supported Linux has a random source");
+    bytes.iter().fold(String::from("hv_"), |token, byte| token + &format!("{byte:02x}"))
+}
+
+pub(crate) fn prepare_home(home: &Path) -> Result<PathBuf> {
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(home);
+    made.map_err(|error| unusable(home, &error, "cannot be created"))?;
+    // Checked up front for a clear message instead of the error of the first write.
+    let writable = rustix::fs::access(home, rustix::fs::Access::WRITE_OK);
+    writable.map_err(|error| unusable(home, &error.into(), "cannot be written to"))?;
+    home.canonicalize().with_context(|| format!("cannot find {}", home.display()))
+}
+
+fn unusable(home: &Path, error: &std::io::Error, problem: &str) -> anyhow::Error {
+    let why = match error.kind() {
+        std::io::ErrorKind::ReadOnlyFilesystem => "is on a read-only file system".to_owned(),
+        _ => format!("{problem}: {error}"),
+    };
+    let hint = "name a writable folder with --home or HARVEST_HOME";
+    Advice::new(format!("the home {} {why}", home.display()), hint).into()
+}
+
+/// Whether a server runs from this home.
+pub(crate) fn home_has_server(home: &Path) -> bool {
+    // A shared lock, so that concurrent checks do not take each other for a server.
+    File::open(home.join("server.lock")).is_ok_and(|file| file.try_lock_shared().is_err())
+}
+
+/// Locks the home: two servers would drive the same sessions.
+fn lock_home(home: &Path) -> Result<File> {
+    let path = home.join("server.lock");
+    let file =
+        fs::OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(&path);
+    let file = file.with_context(|| format!("cannot open {}", path.display()))?;
+    let locked = (0..LOCK_ATTEMPTS).any(|attempt| {
+        std::thread::sleep(if attempt == 0 { Duration::ZERO } else { Duration::from_millis(10) });
+        file.try_lock().is_ok()
+    });
+    if !locked {
+        let message = format!("another server runs from {}", home.display());
+        bail!(Advice::new(message, "stop it with `harvest down`, or use another home with --home"));
+    }
+    Ok(file)
+}
+
+async fn listen(address: SocketAddr) -> Result<TcpListener> {
+    let listener = TcpListener::bind(address).await;
+    let listener = listener.map_err(|error| {
+        let hint = "choose another port with `--listen 127.0.0.1:PORT`";
+        anyhow::Error::new(error).context(Advice::new(format!("cannot listen on {address}"), hint))
+    })?;
+    Ok(listener)
+}
+
+/// Writes a file atomically, readable only by its owner.
+pub(crate) fn write_private(path: &Path, bytes: &[u8]) -> Result<()> {
+    let temporary = path.with_extension(format!("{}.tmp", std::process::id()));
+    let write = || -> std::io::Result<()> {
+        let mut file = fs::OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(true)
+            .mode(0o600)
+            .open(&temporary)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&temporary, path)
+    };
+    write().with_context(|| format!("cannot write {}", path.display()))
+}

@@ -1,0 +1,79 @@
+//! Why an image could not be made: what was attempted, on what, and the cause.
+
+use std::{io, path::PathBuf};
+
+use harvest_engine::{EngineError, supervisor_client::SupervisorClientError};
+
+use crate::{oci::PullError, recipe::RecipeError, unpack::UnpackError};
+
+/// Why an image could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum ImageError {
+    /// The engine could not find, store or run what the image needs.
+    #[error(transparent)]
+    Engine(#[from] EngineError),
+    /// The recipe is invalid.
+    #[error("the recipe is invalid")]
+    Recipe(#[from] RecipeError),
+    /// The request cannot be carried out, whatever the state of the host.
+    #[error("{reason}")]
+    Invalid {
+        /// The whole message.
+        reason: String,
+    },
+    /// A build step failed.
+    #[error("cannot {what}\n{}", tail.join("\n"))]
+    Step {
+        /// A description of the step.
+        what: String,
+        /// The last lines of its output and how it ended.
+        tail: Vec<String>,
+        /// What to do about it.
+        hint: &'static str,
+    },
+    /// An archive or folder cannot become an image.
+    #[error("cannot make an image of {what}")]
+    Unpack {
+        /// The archive or folder.
+        what: String,
+        /// The reason.
+        source: UnpackError,
+    },
+    /// An image cannot be pulled.
+    #[error("cannot pull {reference}")]
+    Pull {
+        /// The reference as it was given, without a login.
+        reference: String,
+        /// The reason.
+        source: PullError,
+    },
+    /// The connection to a build sandbox's supervisor failed.
+    #[error("cannot {doing}")]
+    Bridge {
+        /// What was attempted.
+        doing: String,
+        /// The reason.
+        source: SupervisorClientError,
+    },
+    /// A file or folder cannot be read or written.
+    #[error("cannot {doing} {}", path.display())]
+    File {
+        /// What was attempted.
+        doing: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The reason.
+        source: io::Error,
+    },
+}
+
+impl ImageError {
+    /// An error about a file or folder.
+    pub(crate) fn file(
+        doing: &'static str,
+        path: impl Into<PathBuf>,
+        source: impl Into<io::Error>,
+    ) -> Self {
+        Self::File { doing, path: path.into(), source: source.into() }
+    }
+}

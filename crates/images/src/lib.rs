@@ -1,0 +1,25 @@
+//! Makes layers: recipes, OCI, archives, bootstrap, unpacking.
+//!
+//! [`build`], [`import`] and [`pull`] turn a recipe, a root file system or a registry's image into
+//! an [`Image`](harvest_engine::Image) of the engine's cache. Synchronous. Build steps run in
+//! sandboxes that the engine starts; this crate itself needs no unsafe code.
+#![forbid(unsafe_code)]
+
+mod archive;
+mod bootstrap;
+mod build;
+mod error;
+mod import;
+mod oci;
+mod progress;
+mod recipe;
+mod unpack;
+
+pub use archive::ArchiveError;
+pub use build::{BuildOptions, build};
+pub use error::ImageError;
+pub use import::{Import, import, pull};
+pub use oci::{PullError, PullOptions};
+pub use progress::Progress;
+pub use recipe::{Base, Recipe, RecipeError, RecipeStep};
+pub use unpack::{UnpackError, UnpackLimits};

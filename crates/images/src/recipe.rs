@@ -1,0 +1,149 @@
+//! Recipes: TOML files that describe images, and the cache keys of their steps. Builds nothing.
+//!
+//! ```toml
+//! name = "tools"
+//! from = { debian = "bookworm", include = ["git"] }
+//! # or "another-image", { folder = "rootfs" }, { tar = "rootfs.tar.gz" },
+//! # { oci = "registry.example.com/name:tag" }
+//!
+//! [[step]]
+//! apt = ["jq"]
+//!
+//! [[step]]
+//! run = "useradd --uid 10001 harvest"
+//! ```
+
+mod key;
+mod parse;
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use serde::Serialize;
+
+pub(crate) use key::{content_key, hex, key, layer_of_key};
+
+/// A description of an image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Recipe {
+    /// The image's name.
+    pub name: String,
+    /// The base that the image starts from.
+    pub from: Base,
+    /// The steps on top of the base, in order.
+    pub steps: Vec<RecipeStep>,
+    /// The recipe's folder: relative paths start here.
+    pub folder: PathBuf,
+}
+
+/// The base of an image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Base {
+    /// Another image.
+    Image(String),
+    /// A Debian, bootstrapped from the mirror that the host uses.
+    Debian {
+        /// The suite, such as `bookworm`.
+        suite: String,
+        /// Packages in addition to the essential ones.
+        include: Vec<String>,
+    },
+    /// A folder with a root file system.
+    Folder(PathBuf),
+    /// An archive of a root file system, plain or compressed with gzip or zstd.
+    Tar(PathBuf),
+    /// An image in a registry.
+    Oci(String),
+}
+
+/// One step of a recipe.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RecipeStep {
+    /// Install Debian packages.
+    Apt(Vec<String>),
+    /// Install npm packages globally.
+    Npm(Vec<String>),
+    /// Install Python packages globally.
+    Pip(Vec<String>),
+    /// Run a shell command.
+    Run(String),
+    /// Copy a file, or the content of a folder.
+    Copy {
+        /// The source, relative to the recipe's folder.
+        from: PathBuf,
+        /// The absolute target path in the image.
+        to: PathBuf,
+    },
+    /// Set environment variables, for later steps and for commands in sandboxes.
+    Env(BTreeMap<String, String>),
+    /// Set the user that commands run as.
+    User(String),
+    /// Set the working directory of commands.
+    Workdir(String),
+}
+
+/// Why a recipe is invalid.
+#[derive(Debug, thiserror::Error)]
+pub enum RecipeError {
+    /// The file cannot be read.
+    #[error("cannot read the recipe {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// The reason.
+        source: io::Error,
+    },
+    /// The text is not TOML.
+    #[error("the recipe is not valid TOML")]
+    Toml(#[from] toml::de::Error),
+    /// A key is unknown.
+    #[error("unknown key `{key}` in {section}; did you mean `{nearest}`?")]
+    UnknownKey {
+        /// The part of the recipe.
+        section: String,
+        /// The key.
+        key: String,
+        /// The most similar known key.
+        nearest: String,
+    },
+    /// A required key is missing.
+    #[error("`{key}` is missing in {section}")]
+    MissingKey {
+        /// The part of the recipe.
+        section: String,
+        /// The key.
+        key: &'static str,
+    },
+    /// A value is invalid.
+    #[error("`{key}` in {section} must be {expected}")]
+    Value {
+        /// The part of the recipe.
+        section: String,
+        /// The key.
+        key: String,
+        /// What the value must be.
+        expected: &'static str,
+    },
+}
+
+impl Recipe {
+    /// Reads a recipe from a file.
+    ///
+    /// # Errors
+    /// When the file cannot be read or the recipe is invalid.
+    pub fn read(path: &Path) -> Result<Self, RecipeError> {
+        let failed = |source| RecipeError::Read { path: path.to_owned(), source };
+        let text = fs::read_to_string(path).map_err(failed)?;
+        let folder =
+            path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        Self::parse(&text, folder)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,341 @@
+//! Standalone sandboxes: create, list, run commands, snapshot, fork, restore.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use crate::{SandboxId, SnapshotId, Timestamp};
+
+/// `POST /v1/sandboxes`: creates a standalone sandbox.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct CreateSandbox {
+    /// Image to start from; `base` when neither this nor `from` is given.
+    #[serde(default)]
+    pub image: Option<String>,
+    /// Snapshot to start from, instead of an image.
+    #[serde(default)]
+    pub from: Option<SnapshotId>,
+    /// Resource limits; the machine's defaults for absent ones.
+    #[serde(default)]
+    pub limits: SandboxLimits,
+    /// Network access; none when absent.
+    #[serde(default)]
+    pub network: SandboxNetwork,
+    /// Volumes to mount.
+    #[serde(default)]
+    pub volumes: Vec<VolumeMount>,
+    /// Mount the shared folder `/mnt/state`, which keeps its files between sandboxes; true when
+    /// absent.
+    #[serde(default)]
+    pub state: Option<bool>,
+    /// Environment variables for every command, in addition to the image's.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+}
+
+/// A new sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct CreatedSandbox {
+    /// Id of the sandbox.
+    pub sandbox_id: SandboxId,
+    /// Whether the sandbox runs.
+    pub status: SandboxStatus,
+    /// Features this machine cannot give the sandbox.
+    pub warnings: Vec<String>,
+}
+
+/// Status of a sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum SandboxStatus {
+    /// The sandbox runs.
+    Running,
+    /// The sandbox has stopped; its disk is left.
+    Dead,
+}
+
+/// Resource limits of a sandbox, for all its commands together.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct SandboxLimits {
+    /// Memory including swap.
+    #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1048576, maximum = 1125899906842624_i64))]
+    pub memory_bytes: Option<u64>,
+    /// CPU time in milliseconds per second; 1000 is one core.
+    #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(minimum = 10, maximum = 4096000))]
+    pub cpu_millis_per_second: Option<u32>,
+    /// Number of processes and threads.
+    #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 4194304))]
+    pub pids: Option<u32>,
+    /// Bytes the sandbox may write to its own disk, volumes not included.
+    #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(minimum = 4096, maximum = 1125899906842624_i64))]
+    pub writable_bytes: Option<u64>,
+    /// The sandbox is stopped after this time and its disk kept; never when absent.
+    #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 315360000))]
+    pub lifetime_secs: Option<u64>,
+}
+
+/// Network access of a sandbox.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum SandboxNetwork {
+    /// No network: DNS look-ups fail at once.
+    #[default]
+    None,
+    /// Through the session's gateway; only for sandboxes of sessions.
+    Gateway,
+    /// UNSAFE: the machine's own network, including its loopback.
+    Host,
+}
+
+/// A volume mounted in a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct VolumeMount {
+    /// Name of the volume.
+    pub name: String,
+    /// Mount point: an absolute path in the sandbox.
+    pub inside: String,
+    /// Mount it read-only.
+    #[serde(default)]
+    pub read_only: bool,
+}
+
+/// A sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Sandbox {
+    /// Id of the sandbox.
+    pub id: SandboxId,
+    /// Whether the sandbox runs.
+    pub state: SandboxStatus,
+    /// Why the sandbox does not run.
+    pub reason: Option<String>,
+    /// Pid of the sandbox's first process on the machine.
+    pub pid: Option<u32>,
+    /// Image the sandbox was started from, if known.
+    pub image: Option<String>,
+    /// `you`: kept until it is deleted. `session`: belongs to a session. `process N`: removed when
+    /// that process of the machine ends.
+    pub owner: String,
+    /// User who created it; absent when it was created without a server.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub made_by: Option<String>,
+    /// Network access.
+    pub network: SandboxNetwork,
+    /// Resource limits.
+    pub limits: SandboxLimits,
+    /// Mounted volumes.
+    pub volumes: Vec<VolumeMount>,
+    /// Environment variables in addition to the image's.
+    pub env: BTreeMap<String, String>,
+    /// Default user of commands.
+    pub user: String,
+    /// Default working folder of commands.
+    pub workdir: String,
+    /// Layers of its disk, bottom first.
+    pub layers: Vec<String>,
+    /// Time of creation.
+    pub created_at: Timestamp,
+}
+
+/// All sandboxes of this home.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct SandboxList {
+    /// The sandboxes, newest first.
+    pub items: Vec<Sandbox>,
+    /// Sandboxes whose records cannot be read; they can only be deleted with `force`.
+    pub torn: Vec<DamagedSandbox>,
+}
+
+/// A sandbox whose record cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct DamagedSandbox {
+    /// Id of the sandbox.
+    pub id: SandboxId,
+    /// Why the record cannot be read.
+    pub error: String,
+}
+
+/// `POST /v1/sandboxes/{sandbox}/exec`: runs a command. Responds with JSON lines of
+/// [`ExecLine`](crate::api::ExecLine).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct RunCommand {
+    /// Program and arguments; with `code`, only the arguments.
+    #[serde(default)]
+    pub argv: Vec<String>,
+    /// Program text to run instead of a program; `lang` is its language.
+    #[serde(default)]
+    pub code: Option<String>,
+    /// Language of `code`.
+    #[serde(default)]
+    pub lang: Option<Language>,
+    /// Environment variables in addition to the sandbox's.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// Working folder; the image's when absent.
+    #[serde(default)]
+    pub cwd: Option<String>,
+    /// User to run as: `harvest`, `root` or a uid; the image's when absent.
+    #[serde(default)]
+    pub user: Option<String>,
+    /// The command and all its processes are killed after this time; 30 minutes when absent, never
+    /// when 0.
+    #[serde(default)]
+    pub timeout_millis: Option<u64>,
+    /// Standard input in base64; empty when absent.
+    #[serde(default)]
+    pub stdin: Option<String>,
+}
+
+/// Language of a program text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum Language {
+    /// `python3`.
+    Python,
+    /// `node`.
+    Node,
+    /// `bash`.
+    Bash,
+}
+
+/// `POST /v1/exec`: runs a command in a new sandbox, which is removed afterwards. Responds with
+/// JSON lines of [`ExecLine`](crate::api::ExecLine); the first one is `started`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ExecOnce {
+    /// Image to start from; `base` when neither this nor `from` is given.
+    #[serde(default)]
+    pub image: Option<String>,
+    /// Snapshot to start from, instead of an image.
+    #[serde(default)]
+    pub from: Option<SnapshotId>,
+    /// Resource limits; the machine's defaults for absent ones.
+    #[serde(default)]
+    pub limits: SandboxLimits,
+    /// Network access; none when absent.
+    #[serde(default)]
+    pub network: SandboxNetwork,
+    /// Volumes to mount.
+    #[serde(default)]
+    pub volumes: Vec<VolumeMount>,
+    /// Mount the shared folder `/mnt/state`, which keeps its files between sandboxes; true when
+    /// absent.
+    #[serde(default)]
+    pub state: Option<bool>,
+    /// Program and arguments; with `code`, only the arguments.
+    #[serde(default)]
+    pub argv: Vec<String>,
+    /// Program text to run instead of a program; `lang` is its language.
+    #[serde(default)]
+    pub code: Option<String>,
+    /// Language of `code`.
+    #[serde(default)]
+    pub lang: Option<Language>,
+    /// Environment variables in addition to the image's.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// Working folder; the image's when absent.
+    #[serde(default)]
+    pub cwd: Option<String>,
+    /// User to run as: `harvest`, `root` or a uid; the image's when absent.
+    #[serde(default)]
+    pub user: Option<String>,
+    /// The command and all its processes are killed after this time; 30 minutes when absent, never
+    /// when 0.
+    #[serde(default)]
+    pub timeout_millis: Option<u64>,
+    /// Standard input in base64; empty when absent.
+    #[serde(default)]
+    pub stdin: Option<String>,
+}
+
+impl ExecOnce {
+    /// Splits the request into the sandbox to create and the command to run in it.
+    #[must_use]
+    pub fn parts(self) -> (CreateSandbox, RunCommand) {
+        let Self { image, from, limits, network, volumes, state, .. } = self;
+        let Self { argv, code, lang, env, cwd, user, timeout_millis, stdin, .. } = self;
+        let sandbox =
+            CreateSandbox { image, from, limits, network, volumes, state, env: BTreeMap::new() };
+        (sandbox, RunCommand { argv, code, lang, env, cwd, user, timeout_millis, stdin })
+    }
+}
+
+/// A new snapshot of a running sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct SandboxSnapshot {
+    /// Id of the snapshot.
+    pub id: SnapshotId,
+    /// The sandbox it was taken of.
+    pub sandbox: SandboxId,
+    /// Time for which the sandbox was frozen.
+    pub frozen_millis: u64,
+    /// Bytes copied.
+    pub bytes: u64,
+}
+
+/// `POST /v1/sandboxes/{sandbox}/fork`: starts copies of a sandbox.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ForkSandbox {
+    /// Number of copies, 1 to 100; one when absent.
+    #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 100))]
+    pub count: Option<u16>,
+}
+
+/// Result of a fork.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ForkedSandbox {
+    /// The sandbox that was forked.
+    pub source: SandboxId,
+    /// The copies.
+    pub forks: Vec<SandboxId>,
+    /// Why there are fewer copies than requested.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<String>,
+}
+
+/// `POST /v1/sandboxes/{sandbox}/restore`: resets a sandbox to a snapshot.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct RestoreSandbox {
+    /// Snapshot to restore.
+    pub snapshot: SnapshotId,
+}
+
+/// Result of a restore.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct RestoredSandbox {
+    /// Id of the sandbox, unchanged.
+    pub id: SandboxId,
+    /// The restored snapshot.
+    pub snapshot: SnapshotId,
+    /// A new snapshot of the sandbox's disk as it was before the restore.
+    pub kept: SnapshotId,
+}

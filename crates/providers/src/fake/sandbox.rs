@@ -1,0 +1,351 @@
+//! The state of a fake sandbox: its disk, boot, current turn and outbox.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard},
+};
+
+use harvest_proto::{
+    BlobId, EventBody, PromptId, Timestamp, TurnId,
+    bridge::{Boot, Fault, FaultCode, OutboxEvent, PromptProgress, Reply, Status, TurnRequest},
+    event::{Blob, BootPhase, PhaseStatus, TurnOutcome},
+};
+use tokio::sync::watch;
+
+use super::{BootBehavior, Files};
+
+pub(crate) struct FakeSandbox {
+    state: Mutex<SandboxContent>,
+    /// Incremented on every change that connections must notice.
+    changes: watch::Sender<u64>,
+    prompts_run: Arc<Mutex<Vec<PromptId>>>,
+    boot: BootBehavior,
+}
+
+#[derive(Default)]
+struct SandboxContent {
+    files: Files,
+    ended: Option<String>,
+    frozen: bool,
+    freezes: u64,
+    detached: u32,
+    boot: Option<Boot>,
+    failed: bool,
+    prompts: Vec<(PromptId, PromptProgress)>,
+    turn: Option<FakeTurn>,
+    outbox: Vec<OutboxEvent>,
+    last_event: u64,
+    blobs: BTreeMap<BlobId, Vec<u8>>,
+    lease: u64,
+    owner: u64,
+    cuts: u64,
+}
+
+struct FakeTurn {
+    id: TurnId,
+    prompt: PromptId,
+    deaf: bool,
+    request: Option<String>,
+}
+
+impl FakeSandbox {
+    pub(crate) fn new(
+        files: Files,
+        prompts_run: Arc<Mutex<Vec<PromptId>>>,
+        boot: BootBehavior,
+    ) -> Self {
+        let state = SandboxContent { files, ..SandboxContent::default() };
+        Self { state: Mutex::new(state), changes: watch::Sender::new(0), prompts_run, boot }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, SandboxContent> {
+        self.state.lock().expect("no holder of this lock can panic")
+    }
+
+    fn notify(&self) {
+        self.changes.send_modify(|count| *count += 1);
+    }
+
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.subscribe()
+    }
+
+    pub(crate) fn files(&self) -> Files {
+        self.lock().files.clone()
+    }
+
+    pub(crate) fn blob(&self, id: &BlobId) -> Option<Vec<u8>> {
+        self.lock().blobs.get(id).cloned()
+    }
+
+    pub(crate) fn write(&self, path: &str, bytes: Vec<u8>) {
+        self.lock().files.insert(path.to_owned(), bytes);
+    }
+
+    pub(crate) fn booted(&self) -> Option<Boot> {
+        self.lock().boot.clone()
+    }
+
+    pub(crate) fn ended(&self) -> Option<String> {
+        self.lock().ended.clone()
+    }
+
+    pub(crate) fn is_frozen(&self) -> bool {
+        self.lock().frozen
+    }
+
+    /// The number of freeze requests; a higher number means the freeze was renewed.
+    pub(crate) fn freezes(&self) -> u64 {
+        self.lock().freezes
+    }
+
+    pub(crate) fn set_frozen(&self, frozen: bool) {
+        {
+            let mut state = self.lock();
+            state.frozen = frozen;
+            state.freezes += u64::from(frozen);
+        }
+        self.notify();
+    }
+
+    pub(crate) fn die(&self, reason: &str) {
+        self.lock().ended.get_or_insert_with(|| reason.to_owned());
+        self.notify();
+    }
+
+    pub(crate) async fn wait(&self) -> String {
+        let mut changes = self.changes();
+        loop {
+            if let Some(reason) = self.ended() {
+                return reason;
+            }
+            if changes.changed().await.is_err() {
+                return "gone".to_owned();
+            }
+        }
+    }
+
+    pub(crate) fn drop_connections(&self) {
+        self.lock().cuts += 1;
+        self.notify();
+    }
+
+    /// The number of connection cuts; a connection closes when it changes.
+    pub(crate) fn cuts(&self) -> u64 {
+        self.lock().cuts
+    }
+
+    /// The number of the current owner; a connection of an earlier owner closes.
+    pub(crate) fn owner(&self) -> u64 {
+        self.lock().owner
+    }
+
+    /// Takes ownership; `None` when a newer server owns the sandbox or the epoch differs.
+    pub(crate) fn own(&self, lease: u64, epoch: u64, stored: u64) -> Option<u64> {
+        let number = {
+            let mut state = self.lock();
+            let other = state.boot.as_ref().is_some_and(|boot| boot.epoch != epoch);
+            if lease < state.lease || other {
+                return None;
+            }
+            state.lease = lease;
+            state.owner += 1;
+            state.outbox.retain(|event| event.number > stored);
+            state.owner
+        };
+        self.notify();
+        Some(number)
+    }
+
+    pub(crate) fn status(&self) -> Status {
+        let state = self.lock();
+        Status {
+            phase: state
+                .boot
+                .as_ref()
+                .map(|_| if state.failed { BootPhase::Setup } else { BootPhase::Ready }),
+            failed: state.failed,
+            prompts: state.prompts.clone(),
+            last_event: state.last_event,
+            detached: state.detached,
+        }
+    }
+
+    pub(crate) fn detached(&self) -> u32 {
+        self.lock().detached
+    }
+
+    pub(crate) fn set_detached(&self, count: u32) {
+        self.lock().detached = count;
+        self.notify();
+    }
+
+    pub(crate) fn events_after(&self, number: u64) -> Vec<OutboxEvent> {
+        self.lock().outbox.iter().filter(|event| event.number > number).cloned().collect()
+    }
+
+    pub(crate) fn stored(&self, upto: u64) {
+        self.lock().outbox.retain(|event| event.number > upto);
+    }
+
+    pub(crate) fn boot(&self, boot: Boot) -> Result<Reply, Fault> {
+        let mut state = self.lock();
+        if state.boot.is_some() {
+            return Ok(Reply::Done);
+        }
+        state.boot = Some(boot);
+        state.failed = self.boot == BootBehavior::Failing;
+        state.phase(BootPhase::Starting, PhaseStatus::Done);
+        match self.boot {
+            BootBehavior::Succeeding => state.phase(BootPhase::Ready, PhaseStatus::Done),
+            BootBehavior::Failing => state.phase(BootPhase::Setup, PhaseStatus::Failed),
+            BootBehavior::Hanging => {}
+        }
+        drop(state);
+        self.notify();
+        Ok(Reply::Done)
+    }
+
+    pub(crate) fn prompt(&self, order: TurnRequest) -> Result<Reply, Fault> {
+        let mut state = self.lock();
+        if state.boot.is_none() || state.failed {
+            return Err(Fault::new(FaultCode::NotReady, "not booted"));
+        }
+        if state.prompts.iter().any(|(seen, _)| *seen == order.prompt) {
+            return Ok(Reply::Done);
+        }
+        if state.turn.is_some() {
+            return Err(Fault::new(FaultCode::Busy, "a turn is in progress"));
+        }
+        if order.text == "refuse" {
+            return Err(Fault::new(FaultCode::NotReady, "the agent crashed and is not restarted"));
+        }
+        // A real sandbox would hang; an error shows the mistake in a test.
+        if state.frozen {
+            return Err(Fault::new(FaultCode::System, "the sandbox is frozen"));
+        }
+        self.prompts_run
+            .lock()
+            .expect("no holder of this lock can panic")
+            .push(order.prompt.clone());
+        state.begin(&order);
+        drop(state);
+        self.notify();
+        Ok(Reply::Done)
+    }
+
+    pub(crate) fn finish_turn(&self) {
+        self.lock().end(TurnOutcome::Completed);
+        self.notify();
+    }
+
+    pub(crate) fn stop(&self, turn: &TurnId) -> Result<Reply, Fault> {
+        let mut state = self.lock();
+        match &state.turn {
+            Some(current) if current.id == *turn => {
+                if !current.deaf {
+                    state.end(TurnOutcome::Stopped);
+                }
+            }
+            _ => return Err(Fault::new(FaultCode::NotFound, "no such turn")),
+        }
+        drop(state);
+        self.notify();
+        Ok(Reply::Done)
+    }
+
+    pub(crate) fn answer(&self, request: &str, answer: String) -> Result<Reply, Fault> {
+        let mut state = self.lock();
+        let open =
+            state.turn.as_mut().and_then(|turn| turn.request.take_if(|open| open == request));
+        if open.is_none() {
+            return Err(Fault::new(FaultCode::NotFound, "no such question"));
+        }
+        state.event(EventBody::RequestClosed { request: request.to_owned(), answer: Some(answer) });
+        state.end(TurnOutcome::Completed);
+        drop(state);
+        self.notify();
+        Ok(Reply::Done)
+    }
+}
+
+impl SandboxContent {
+    fn event(&mut self, body: EventBody) {
+        self.last_event += 1;
+        self.outbox.push(OutboxEvent {
+            number: self.last_event,
+            at: Timestamp::from_millis(0),
+            turn: self.turn.as_ref().map(|turn| turn.id.clone()),
+            body,
+        });
+    }
+
+    fn phase(&mut self, phase: BootPhase, status: PhaseStatus) {
+        let tail = (status == PhaseStatus::Failed).then(|| "made to fail by the test".to_owned());
+        self.event(EventBody::BootPhase { phase, status, millis: Some(1), tail });
+    }
+
+    fn begin(&mut self, order: &TurnRequest) {
+        let mut words = order.text.splitn(3, ' ');
+        let verb = words.next().unwrap_or_default();
+        self.prompts.push((order.prompt.clone(), PromptProgress::Running));
+        self.turn = Some(FakeTurn {
+            id: order.turn.clone(),
+            prompt: order.prompt.clone(),
+            deaf: verb == "deaf",
+            request: None,
+        });
+        self.event(EventBody::TurnStarted { prompt: order.prompt.clone(), number: order.number });
+        match verb {
+            "hold" | "deaf" => {}
+            "fail" => self.end(TurnOutcome::Failed),
+            // `long BYTES [STORED]`: announces BYTES, but stores STORED when given.
+            "long" => {
+                let mut number = || words.next().and_then(|word| word.parse().ok());
+                let bytes: usize = number().unwrap_or_default();
+                let stored = number().unwrap_or(bytes);
+                self.emit_blob(bytes as u64, stored);
+                self.end(TurnOutcome::Completed);
+            }
+            "ask" => {
+                let request = format!("ask-{}", order.number);
+                if let Some(turn) = &mut self.turn {
+                    turn.request = Some(request.clone());
+                }
+                let question = order.text.clone();
+                self.event(EventBody::RequestOpened { request, question, options: Vec::new() });
+            }
+            "write" => {
+                let path = words.next().unwrap_or_default().to_owned();
+                self.files.insert(path, words.next().unwrap_or_default().as_bytes().to_vec());
+                self.end(TurnOutcome::Completed);
+            }
+            _ => {
+                self.event(EventBody::TextDelta { text: order.text.clone() });
+                self.end(TurnOutcome::Completed);
+            }
+        }
+    }
+
+    fn emit_blob(&mut self, bytes: u64, stored: usize) {
+        let id = BlobId::random();
+        self.blobs.insert(id.clone(), vec![b'x'; stored]);
+        let (call, output) = ("long".to_owned(), "x…x".to_owned());
+        self.event(EventBody::ToolEnded { call, ok: true, output, blob: Some(Blob { id, bytes }) });
+    }
+
+    fn end(&mut self, outcome: TurnOutcome) {
+        let Some(turn) = &mut self.turn else { return };
+        let (prompt, open) = (turn.prompt.clone(), turn.request.take());
+        if let Some(request) = open {
+            self.event(EventBody::RequestClosed { request, answer: None });
+        }
+        for (seen, progress) in &mut self.prompts {
+            if *seen == prompt {
+                *progress = PromptProgress::Ended;
+            }
+        }
+        self.event(EventBody::TurnEnded { prompt, outcome, error: None, millis: 1 });
+        self.turn = None;
+    }
+}

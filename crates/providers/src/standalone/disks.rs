@@ -1,0 +1,195 @@
+//! Volumes, snapshots and disk usage on this machine.
+
+use async_trait::async_trait;
+use harvest_engine::{
+    Backing, DiskSpace as EngineSpace, DiskUsage as EngineUsage, Engine, EngineError, Level,
+    Snapshot, StoreKind, Volume as EngineVolume, VolumeSpec,
+};
+use harvest_proto::{
+    SnapshotId,
+    api::{
+        CreateVolume, DiskSpace, DiskUsage, Finding, FindingLevel, GarbageReport, NamedSize,
+        SandboxDiskUsage, SnapshotOwner, StoreFile, StoredSnapshot, Volume, VolumeBacking,
+    },
+};
+use harvest_session::standalone::{HostDisks, HostError};
+
+use super::{
+    LocalSandboxHost, doctor,
+    errors::{conflict, host_error},
+    images::config,
+};
+
+// The default inode ratio, for caches of small files; the engine refuses less than 1 KiB per file.
+const BYTES_PER_FILE: u64 = 4096;
+
+#[async_trait]
+impl HostDisks for LocalSandboxHost {
+    async fn volume_list(&self) -> Result<Vec<Volume>, HostError> {
+        let volumes = self.call_engine("cannot list volumes", Engine::volumes).await?;
+        Ok(volumes.into_iter().map(api_volume).collect())
+    }
+
+    async fn volume_create(&self, order: CreateVolume) -> Result<Volume, HostError> {
+        let name = order.name.parse().map_err(|error: EngineError| {
+            HostError::invalid("invalid_volume", error.to_string())
+        })?;
+        let default = VolumeSpec::new(name);
+        let size_bytes = order.size_bytes.unwrap_or(default.size_bytes);
+        let files = order.files.unwrap_or(default.files.min(size_bytes / BYTES_PER_FILE));
+        let spec = VolumeSpec { size_bytes, files, ..default };
+        let doing = format!("cannot create volume `{}`", order.name);
+        self.call_engine(doing, move |engine| engine.volume_create(&spec)).await.map(api_volume)
+    }
+
+    async fn volume_delete(&self, name: &str) -> Result<(), HostError> {
+        let (name, doing) = (name.to_owned(), format!("cannot remove volume `{name}`"));
+        self.work(doing.clone(), move |engine| {
+            let missing = || {
+                let hint = "`harvest volume ls` lists the volumes".to_owned();
+                let what = format!("there is no volume `{name}`");
+                HostError::Missing { code: "volume_missing", what, hint }
+            };
+            let parsed = name.parse().map_err(|_| missing())?;
+            let failed = |error| host_error(doing.clone(), error);
+            engine.volume(&parsed).map_err(failed)?.ok_or_else(missing)?;
+            engine.volume_remove(&parsed).map_err(failed)
+        })
+        .await
+    }
+
+    async fn snapshot_list(&self) -> Result<Vec<StoredSnapshot>, HostError> {
+        let mut snapshots = self.call_engine("cannot list snapshots", Engine::snapshots).await?;
+        snapshots.sort_by_key(|snapshot| std::cmp::Reverse(snapshot.created_at));
+        Ok(snapshots.into_iter().map(api_snapshot).collect())
+    }
+
+    async fn snapshot_delete(&self, snapshot: &SnapshotId, force: bool) -> Result<(), HostError> {
+        let (id, doing) = (snapshot.clone(), format!("cannot remove snapshot {snapshot}"));
+        self.work(doing.clone(), move |engine| {
+            let failed = |error| host_error(doing.clone(), error);
+            let found = engine.snapshot(&id).map_err(failed)?;
+            let found =
+                found.ok_or_else(|| failed(EngineError::SnapshotMissing { snapshot: id.clone() }))?;
+            if found.of_sessions && !force {
+                let hint =
+                    "`harvest rm SESSION` or `harvest repo rm` removes it with its owner; --force removes it anyway";
+                let what = format!("a session or repository may still use {id}");
+                return Err(conflict("of_a_session", what, hint));
+            }
+            engine.snapshot_remove(&id).map_err(failed)
+        })
+        .await
+    }
+
+    async fn disk_usage(&self) -> Result<DiskUsage, HostError> {
+        // Measuring a layer for the first time may take a second.
+        let (usage, volumes) = self
+            .call_engine("cannot measure disk usage", |engine| {
+                Ok((engine.disk_usage()?, engine.volumes()?))
+            })
+            .await?;
+        Ok(disk_usage(usage, volumes))
+    }
+
+    async fn collect(&self, dry_run: bool) -> Result<GarbageReport, HostError> {
+        let collected =
+            self.call_engine("cannot collect garbage", move |engine| engine.gc(dry_run)).await?;
+        Ok(GarbageReport {
+            layers: collected.layers.into_iter().map(String::from).collect(),
+            sandboxes: collected.sandboxes,
+            bytes: collected.bytes,
+            trees: collected.trees,
+            cache_busy: collected.cache_busy,
+            cache_kept_for: collected.cache_kept_for.map(|home| home.display().to_string()),
+        })
+    }
+
+    async fn findings(&self) -> Result<Vec<Finding>, HostError> {
+        self.work("cannot check this host", |engine| Ok(host_findings(engine))).await
+    }
+}
+
+fn api_volume(volume: EngineVolume) -> Volume {
+    Volume {
+        name: volume.name.to_string(),
+        backing: match volume.backing {
+            Backing::Image => VolumeBacking::Image,
+            Backing::Folder => VolumeBacking::Folder,
+        },
+        size_bytes: volume.size_bytes,
+        files: volume.files,
+        folders: volume.folders,
+        created_at: volume.created_at,
+    }
+}
+
+fn api_snapshot(snapshot: Snapshot) -> StoredSnapshot {
+    StoredSnapshot {
+        id: snapshot.id,
+        owner: if snapshot.of_sessions { SnapshotOwner::Session } else { SnapshotOwner::You },
+        layers: snapshot.layers.into_iter().map(String::from).collect(),
+        config: config(snapshot.config),
+        created_at: snapshot.created_at,
+        durable: snapshot.durable,
+        sandbox: Some(snapshot.sandbox),
+        parent: snapshot.parent,
+        bytes: snapshot.bytes,
+    }
+}
+
+fn disk_usage(usage: EngineUsage, volumes: Vec<EngineVolume>) -> DiskUsage {
+    let space = |space: EngineSpace| DiskSpace {
+        total_bytes: space.total_bytes,
+        free_bytes: space.free_bytes,
+    };
+    DiskUsage {
+        driver: match usage.driver {
+            StoreKind::Dir => "dir",
+            StoreKind::Btrfs => "btrfs",
+            StoreKind::BtrfsFile => "btrfs_file",
+        }
+        .to_owned(),
+        images: usage
+            .images
+            .into_iter()
+            .map(|one| NamedSize { name: one.name, bytes: one.bytes })
+            .collect(),
+        images_bytes: usage.images_bytes,
+        snapshots: usage
+            .snapshots
+            .into_iter()
+            .map(|one| NamedSize { name: one.name.to_string(), bytes: one.bytes })
+            .collect(),
+        snapshots_bytes: usage.snapshots_bytes,
+        sandboxes: usage
+            .sandboxes
+            .into_iter()
+            .map(|one| SandboxDiskUsage { id: one.id, running: one.running, bytes: one.bytes })
+            .collect(),
+        volumes_bytes: volumes.iter().map(|volume| volume.size_bytes).sum(),
+        volumes: volumes.into_iter().map(api_volume).collect(),
+        trash_bytes: usage.trash_bytes,
+        reclaimable_bytes: usage.reclaimable_bytes,
+        store_file: usage
+            .store_file
+            .map(|file| StoreFile { bytes: file.bytes, free_bytes: file.free_bytes }),
+        home_disk: space(usage.home_disk),
+        cache_disk: space(usage.cache_disk),
+    }
+}
+
+/// All findings about this host, the engine's first. The checks take a moment.
+#[must_use]
+pub fn host_findings(engine: &Engine) -> Vec<Finding> {
+    engine.probe().into_iter().map(finding).chain(doctor::program_findings()).collect()
+}
+
+fn finding(found: harvest_engine::Finding) -> Finding {
+    let level = match found.level {
+        Level::Ok => FindingLevel::Ok,
+        Level::Warn => FindingLevel::Warn,
+        Level::Fail => FindingLevel::Fail,
+    };
+    Finding { id: found.id.to_owned(), level, found: found.found, fix: found.fix }
+}

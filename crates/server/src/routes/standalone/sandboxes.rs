@@ -1,0 +1,201 @@
+//! `/v1/sandboxes` and `/v1/exec`: standalone sandboxes and commands in them.
+
+use axum::{
+    Json,
+    extract::State,
+    http::StatusCode,
+    response::{IntoResponse, Response},
+};
+use harvest_proto::{
+    SandboxId,
+    api::{
+        CreateSandbox, CreatedSandbox, ExecLine, ExecOnce, ForkSandbox, ForkedSandbox,
+        RestoreSandbox, RestoredSandbox, RunCommand, Sandbox, SandboxList, SandboxSnapshot,
+    },
+};
+
+use harvest_session::standalone::Outcome;
+use serde::Serialize;
+
+use super::{Force, StandaloneState, requester::RequestedBy};
+use crate::{
+    command_body::CommandWithInput,
+    extract::{Body, OptionalBody, Path, Query},
+    idempotency::replayed,
+    problem::ApiError,
+    stream, validate,
+};
+
+/// Lists all sandboxes of the host, including those of sessions, newest first.
+#[utoipa::path(get, path = "/v1/sandboxes", tag = "sandboxes",
+    responses((status = 200, body = SandboxList, description = "The sandboxes")))]
+pub(crate) async fn sandbox_list(
+    State(state): State<StandaloneState>,
+) -> Result<Json<SandboxList>, ApiError> {
+    Ok(Json(state.host().sandbox_list().await?))
+}
+
+/// Creates and starts a sandbox, which runs until it is stopped or deleted, even across server
+/// restarts.
+#[utoipa::path(post, path = "/v1/sandboxes", tag = "sandboxes", request_body = Option<CreateSandbox>,
+    params(("Idempotency-Key" = Option<String>, Header, description = "Repeated requests with the same key create one resource",
+            min_length = 1, max_length = 128)),
+    responses((status = 201, body = CreatedSandbox, description = "The running sandbox")))]
+pub(crate) async fn sandbox_create(
+    State(state): State<StandaloneState>,
+    RequestedBy(requester): RequestedBy,
+    OptionalBody(body): OptionalBody<CreateSandbox>,
+) -> Result<Response, ApiError> {
+    validate::sandbox(&body)?;
+    Ok(created(state.sandboxes.create(&requester, body).await?))
+}
+
+/// Returns a sandbox.
+#[utoipa::path(get, path = "/v1/sandboxes/{sandbox}", tag = "sandboxes",
+    params(("sandbox" = SandboxId, Path, description = "The sandbox")),
+    responses((status = 200, body = Sandbox, description = "The sandbox")))]
+pub(crate) async fn sandbox_get(
+    State(state): State<StandaloneState>,
+    Path(sandbox): Path<SandboxId>,
+) -> Result<Json<Sandbox>, ApiError> {
+    Ok(Json(state.host().sandbox_get(&sandbox).await?))
+}
+
+/// Stops a sandbox and deletes its disk.
+#[utoipa::path(delete, path = "/v1/sandboxes/{sandbox}", tag = "sandboxes",
+    params(("sandbox" = SandboxId, Path, description = "The sandbox"),
+           ("force" = Option<bool>, Query, description = "Also delete a sandbox that belongs to a session or has no record")),
+    responses((status = 204, description = "Deleted")))]
+pub(crate) async fn sandbox_delete(
+    State(state): State<StandaloneState>,
+    Path(sandbox): Path<SandboxId>,
+    Query(query): Query<Force>,
+) -> Result<StatusCode, ApiError> {
+    state.sandboxes.delete(&sandbox, query.force).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Runs a command and streams its output; the last line reports how it ended. The command is killed
+/// when the client disconnects.
+#[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/exec", tag = "sandboxes",
+    params(("sandbox" = SandboxId, Path, description = "The sandbox")),
+    request_body(content((RunCommand = "application/json"), (String = "application/vnd.harvest.exec")),
+        description = "The command; as `application/vnd.harvest.exec` one line of JSON followed by \
+                       the command's stdin"),
+    responses((status = 200, body = ExecLine, content_type = "application/x-ndjson",
+        description = "One JSON object per line; the last is `exited` or `failed`; ignore empty lines")))]
+pub(crate) async fn sandbox_exec(
+    State(state): State<StandaloneState>,
+    Path(sandbox): Path<SandboxId>,
+    CommandWithInput { command, input }: CommandWithInput<RunCommand>,
+) -> Result<Response, ApiError> {
+    validate::run(&command)?;
+    let has_input = input.is_some();
+    let lines = state.sandboxes.exec(&sandbox, command, input).await?;
+    Ok(exec_response(lines, has_input, state))
+}
+
+/// Runs a command in a new sandbox, which is deleted when the command exits or the client
+/// disconnects.
+#[utoipa::path(post, path = "/v1/exec", tag = "sandboxes",
+    request_body(content((ExecOnce = "application/json"), (String = "application/vnd.harvest.exec")),
+        description = "The command and its sandbox; as `application/vnd.harvest.exec` one line of JSON \
+                       followed by the command's stdin"),
+    responses((status = 200, body = ExecLine, content_type = "application/x-ndjson",
+        description = "One JSON object per line; the first is `started`, the last `exited` or `failed`; \
+                       ignore empty lines")))]
+pub(crate) async fn exec_once(
+    State(state): State<StandaloneState>,
+    RequestedBy(requester): RequestedBy,
+    CommandWithInput { command, input }: CommandWithInput<ExecOnce>,
+) -> Result<Response, ApiError> {
+    let (sandbox, run) = command.clone().parts();
+    validate::sandbox(&sandbox)?;
+    validate::run(&run)?;
+    let has_input = input.is_some();
+    let lines = state.sandboxes.exec_once(&requester, command, input).await?;
+    Ok(exec_response(lines, has_input, state))
+}
+
+/// 201 Created; marked as replayed when an earlier request with the same key created the resource.
+fn created<T: Serialize>(Outcome { created, replayed: is_replay }: Outcome<T>) -> Response {
+    let response = (StatusCode::CREATED, Json(created)).into_response();
+    if is_replay { replayed(response) } else { response }
+}
+
+fn exec_response(
+    lines: impl futures_util::Stream<Item = ExecLine> + Send + Unpin + 'static,
+    has_input: bool,
+    state: StandaloneState,
+) -> Response {
+    match has_input {
+        true => stream::lines_with_keepalive(lines, state.shutdown),
+        false => stream::lines(lines, state.shutdown),
+    }
+}
+
+/// Stops a sandbox and keeps its disk.
+#[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/stop", tag = "sandboxes",
+    params(("sandbox" = SandboxId, Path, description = "The sandbox")),
+    responses((status = 200, body = Sandbox, description = "The stopped sandbox")))]
+pub(crate) async fn sandbox_stop(
+    State(state): State<StandaloneState>,
+    Path(sandbox): Path<SandboxId>,
+) -> Result<Json<Sandbox>, ApiError> {
+    Ok(Json(state.sandboxes.stop(&sandbox).await?))
+}
+
+/// Starts a stopped or dead sandbox with its disk.
+#[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/start", tag = "sandboxes",
+    params(("sandbox" = SandboxId, Path, description = "The sandbox")),
+    responses((status = 200, body = Sandbox, description = "The running sandbox")))]
+pub(crate) async fn sandbox_start(
+    State(state): State<StandaloneState>,
+    Path(sandbox): Path<SandboxId>,
+) -> Result<Json<Sandbox>, ApiError> {
+    Ok(Json(state.sandboxes.start(&sandbox).await?))
+}
+
+/// Takes a snapshot of a sandbox, which keeps running.
+#[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/snapshot", tag = "sandboxes",
+    params(("sandbox" = SandboxId, Path, description = "The sandbox"),
+           ("Idempotency-Key" = Option<String>, Header, description = "Repeated requests with the same key create one resource",
+            min_length = 1, max_length = 128)),
+    responses((status = 201, body = SandboxSnapshot, description = "The snapshot")))]
+pub(crate) async fn sandbox_snapshot(
+    State(state): State<StandaloneState>,
+    RequestedBy(requester): RequestedBy,
+    Path(sandbox): Path<SandboxId>,
+) -> Result<(StatusCode, Json<SandboxSnapshot>), ApiError> {
+    Ok((StatusCode::CREATED, Json(state.sandboxes.snapshot(&requester, &sandbox).await?)))
+}
+
+/// Starts new sandboxes from the current disk of this one.
+#[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/fork", tag = "sandboxes", request_body = Option<ForkSandbox>,
+    params(("sandbox" = SandboxId, Path, description = "The sandbox"),
+           ("Idempotency-Key" = Option<String>, Header, description = "Repeated requests with the same key create one resource",
+            min_length = 1, max_length = 128)),
+    responses((status = 201, body = ForkedSandbox, description = "The forks; at least one is running")))]
+pub(crate) async fn sandbox_fork(
+    State(state): State<StandaloneState>,
+    RequestedBy(requester): RequestedBy,
+    Path(sandbox): Path<SandboxId>,
+    OptionalBody(body): OptionalBody<ForkSandbox>,
+) -> Result<Response, ApiError> {
+    let count = validate::fork_count(body.count)?;
+    Ok(created(state.sandboxes.fork(&requester, &sandbox, count).await?))
+}
+
+/// Restores a sandbox to a snapshot; its previous disk is saved as another snapshot.
+#[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/restore", tag = "sandboxes", request_body = RestoreSandbox,
+    params(("sandbox" = SandboxId, Path, description = "The sandbox"),
+           ("Idempotency-Key" = Option<String>, Header, description = "Repeated requests with the same key restore once",
+            min_length = 1, max_length = 128)),
+    responses((status = 200, body = RestoredSandbox, description = "The restored sandbox")))]
+pub(crate) async fn sandbox_restore(
+    State(state): State<StandaloneState>,
+    Path(sandbox): Path<SandboxId>,
+    Body(body): Body<RestoreSandbox>,
+) -> Result<Json<RestoredSandbox>, ApiError> {
+    Ok(Json(state.sandboxes.restore(&sandbox, &body.snapshot).await?))
+}

@@ -1,0 +1,175 @@
+//! Tokens and roles over the API.
+
+use serde_json::{Value, json};
+
+use crate::{
+    problem,
+    test_server::{ApiResponse, TestServer},
+};
+
+/// Creates a member and returns their token.
+async fn member(server: &TestServer, name: &str) -> String {
+    let user = json!({"name": name, "email": format!("{name}@example.org")});
+    let made = server.post("/v1/tokens", &[], json!({"name": name, "user": user})).await;
+    assert_eq!((made.status, made.json()["role"].as_str()), (201, Some("member")), "{made:?}");
+    made.json()["value"].as_str().unwrap().to_owned()
+}
+
+async fn send(
+    server: &TestServer,
+    token: &str,
+    method: &str,
+    path: &str,
+    body: Value,
+) -> ApiResponse {
+    let json = [("content-type", "application/json")];
+    server.request_as(Some(token), method, path, &json, &body.to_string()).await
+}
+
+#[tokio::test]
+async fn members_change_only_their_own_sessions() {
+    let server = TestServer::start().await;
+    server.repository().await;
+    let bob = member(&server, "bob").await;
+    let theirs = server.post("/v1/sessions", &[], json!({"repository": "calc"})).await.json();
+    let theirs = theirs["id"].as_str().unwrap();
+    let own =
+        send(&server, &bob, "POST", "/v1/sessions", json!({"repository": "calc"})).await.json();
+    assert_eq!(own["author"]["email"], "bob@example.org");
+    let own = own["id"].as_str().unwrap();
+
+    let seen = send(&server, &bob, "GET", "/v1/sessions", json!({})).await.json();
+    assert_eq!(seen["items"].as_array().unwrap().len(), 2);
+    assert_eq!(
+        send(&server, &bob, "GET", &format!("/v1/sessions/{theirs}"), json!({})).await.status,
+        200
+    );
+    let prompt = json!({"text": "x"});
+    let path = |id: &str, rest: &str| format!("/v1/sessions/{id}{rest}");
+    problem(
+        &send(&server, &bob, "POST", &path(theirs, "/prompts"), prompt.clone()).await,
+        403,
+        "forbidden",
+    );
+    problem(
+        &send(&server, &bob, "POST", &path(theirs, "/stop"), json!({})).await,
+        403,
+        "forbidden",
+    );
+    problem(&send(&server, &bob, "DELETE", &path(theirs, ""), json!({})).await, 403, "forbidden");
+    // A fork could read every file and environment variable of the session.
+    problem(
+        &send(&server, &bob, "POST", &path(theirs, "/fork"), json!({})).await,
+        403,
+        "forbidden",
+    );
+    let from = json!({"repository": "calc", "from": "snp_000000000000"});
+    problem(&send(&server, &bob, "POST", "/v1/sessions", from.clone()).await, 403, "forbidden");
+    problem(&server.post("/v1/sessions", &[], from).await, 404, "not_found");
+    // The same id with a percent escape, which only the router decodes.
+    let disguised = theirs.replacen("ses", "%73es", 1);
+    problem(
+        &send(&server, &bob, "DELETE", &path(&disguised, ""), json!({})).await,
+        404,
+        "not_found",
+    );
+    problem(
+        &send(&server, &bob, "DELETE", "/v1/sessions/ses_000000000000", json!({})).await,
+        404,
+        "not_found",
+    );
+    assert_eq!(send(&server, &bob, "POST", &path(own, "/prompts"), prompt).await.status, 202);
+    assert_eq!(send(&server, &bob, "DELETE", &path(own, ""), json!({})).await.status, 204);
+    assert_eq!(server.request("DELETE", &path(theirs, ""), &[], "").await.status, 204);
+}
+
+#[tokio::test]
+async fn shared_resources_are_for_admins() {
+    let server = TestServer::start().await;
+    server.repository().await;
+    let bob = member(&server, "bob").await;
+    for (method, path) in [
+        ("GET", "/v1/secrets"),
+        ("PUT", "/v1/secrets/KEY"),
+        ("DELETE", "/v1/secrets/KEY"),
+        ("DELETE", "/v1/repositories/calc"),
+        ("POST", "/v1/repositories/calc/build"),
+    ] {
+        problem(&send(&server, &bob, method, path, json!({"value": "x"})).await, 403, "forbidden");
+    }
+    let add = |body| send(&server, &bob, "POST", "/v1/repositories", body);
+    // Otherwise a member could have a secret sent to any server.
+    let greedy = json!({"url": "http://127.0.0.1:1/a.git", "secret": "KEY"});
+    problem(&add(greedy).await, 403, "forbidden");
+    assert_eq!(add(json!({"url": "https://git.example.org/a.git"})).await.status, 201);
+    // The gateway must not be used to reach this machine's network.
+    problem(&add(json!({"url": "http://169.254.169.254/b.git"})).await, 403, "forbidden");
+    let run = json!({"repositories": [{"url": "http://localhost:1/c.git"}]});
+    problem(&send(&server, &bob, "POST", "/v1/sessions", run).await, 403, "forbidden");
+}
+
+#[tokio::test]
+async fn only_admins_may_set_another_author() {
+    let server = TestServer::start().await;
+    server.repository().await;
+    let bob = member(&server, "bob").await;
+    let eve = json!({"name": "Eve", "email": "eve@example.org"});
+    let create = json!({"repository": "calc", "author": eve});
+    problem(
+        &send(&server, &bob, "POST", "/v1/sessions", create.clone()).await,
+        403,
+        "author_not_allowed",
+    );
+    let own =
+        send(&server, &bob, "POST", "/v1/sessions", json!({"repository": "calc"})).await.json();
+    let prompts = format!("/v1/sessions/{}/prompts", own["id"].as_str().unwrap());
+    let prompt = json!({"text": "x", "author": eve});
+    problem(
+        &send(&server, &bob, "POST", &prompts, prompt.clone()).await,
+        403,
+        "author_not_allowed",
+    );
+    assert_eq!(server.post("/v1/sessions", &[], create).await.json()["author"], eve);
+    assert_eq!(server.post(&prompts, &[], prompt).await.status, 202);
+}
+
+#[tokio::test]
+async fn revoked_token_closes_streams_and_is_rejected() {
+    let server = TestServer::start().await;
+    server.repository().await;
+    let (bob, eve) = (member(&server, "bob").await, member(&server, "eve").await);
+    let me = send(&server, &bob, "GET", "/v1/me", json!({})).await.json();
+    let expected = json!({"user": {"name": "bob", "email": "bob@example.org"}, "role": "member", "token": "bob"});
+    assert_eq!(me, expected);
+    let all = server.request("GET", "/v1/tokens", &[], "").await;
+    assert!(!format!("{all:?}").contains("hvt_"), "{all:?}");
+    assert_eq!(all.json()["items"].as_array().unwrap().len(), 3);
+    let own = send(&server, &bob, "GET", "/v1/tokens", json!({})).await.json();
+    assert_eq!(
+        (own["items"].as_array().unwrap().len(), own["items"][0]["name"].as_str()),
+        (1, Some("bob"))
+    );
+
+    problem(
+        &send(&server, &bob, "POST", "/v1/tokens", json!({"name": "x", "role": "admin"})).await,
+        403,
+        "forbidden",
+    );
+    problem(&send(&server, &bob, "DELETE", "/v1/tokens/eve", json!({})).await, 403, "forbidden");
+    problem(&server.post("/v1/tokens", &[], json!({"name": "bob"})).await, 409, "exists");
+    problem(&server.post("/v1/tokens", &[], json!({"name": "a/b"})).await, 422, "invalid_name");
+    problem(&server.request("DELETE", "/v1/tokens/first", &[], "").await, 409, "last_admin");
+
+    // Revoking a token closes the streams opened with it.
+    let session =
+        send(&server, &eve, "POST", "/v1/sessions", json!({"repository": "calc"})).await.json();
+    let path = format!("/v1/sessions/{}/events", session["id"].as_str().unwrap());
+    let mut follower = server.follow_as(&eve, &path).await;
+    follower.frame().await.unwrap();
+    assert_eq!(server.request("DELETE", "/v1/tokens/eve", &[], "").await.status, 204);
+    while follower.frame().await.is_some() {}
+    problem(&send(&server, &eve, "GET", "/v1/me", json!({})).await, 401, "unauthorized");
+    problem(&server.request("DELETE", "/v1/tokens/eve", &[], "").await, 404, "not_found");
+    assert_eq!(send(&server, &bob, "DELETE", "/v1/tokens/bob", json!({})).await.status, 204);
+    problem(&send(&server, &bob, "GET", "/v1/me", json!({})).await, 401, "unauthorized");
+}

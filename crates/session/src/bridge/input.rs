@@ -1,0 +1,66 @@
+//! Commands whose stdin is a stream of unknown length.
+
+use futures_util::{StreamExt, stream::BoxStream};
+use harvest_proto::bridge::Command;
+use tokio::{sync::oneshot, task::AbortHandle};
+
+use super::{Bridge, BridgeError, Exec};
+
+/// The stdin of a command. After an error (the sender is gone) the command gets no end of file,
+/// because its input is incomplete.
+pub type InputStream = BoxStream<'static, Result<Vec<u8>, InputAborted>>;
+
+#[derive(Debug, thiserror::Error)]
+#[error("the input was aborted")]
+pub struct InputAborted;
+
+/// The task that sends the input; dropping this stops it.
+#[derive(Debug)]
+pub struct InputTask {
+    task: AbortHandle,
+    aborted: oneshot::Receiver<()>,
+}
+
+impl InputTask {
+    /// Returns when the input is aborted; never when it ends regularly.
+    pub async fn aborted(&mut self) {
+        if self.aborted.is_terminated() || (&mut self.aborted).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+impl Drop for InputTask {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+impl Bridge {
+    /// Starts a command that reads `stdin`. The stream is polled only as credit allows.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub async fn exec_streamed(
+        &self,
+        command: Command,
+        mut stdin: InputStream,
+    ) -> Result<(Exec, InputTask), BridgeError> {
+        let (exec, input) = self.exec_piped(command, true).await?;
+        let (abort, aborted) = oneshot::channel();
+        let task = tokio::spawn(async move {
+            let Some(mut input) = input else { return };
+            while let Some(bytes) = stdin.next().await {
+                let Ok(bytes) = bytes else {
+                    let _ = abort.send(());
+                    return;
+                };
+                if !input.write(&bytes).await {
+                    return;
+                }
+            }
+            input.end();
+        });
+        Ok((exec, InputTask { task: task.abort_handle(), aborted }))
+    }
+}

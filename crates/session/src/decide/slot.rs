@@ -1,0 +1,116 @@
+//! Waiting for a slot, and giving one up.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Action, Mode, SandboxState, decider::Decider};
+
+/// An entry in the slot queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Waiting {
+    /// The smallest is served first.
+    pub sequence: u64,
+    pub limit: Limit,
+    /// 1 is the next; 0 is not known yet.
+    pub position: u32,
+}
+
+/// Why there is no slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Limit {
+    /// The sandbox limit of the server is reached.
+    Sandboxes,
+    /// The sandbox limit of the user is reached.
+    User,
+    /// The server is starting or shutting down.
+    Closed,
+}
+
+impl Limit {
+    /// The reason code of the API.
+    #[must_use]
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Sandboxes => "limit_sandboxes",
+            Self::User => "limit_user",
+            Self::Closed => "server_busy",
+        }
+    }
+
+    #[must_use]
+    pub const fn describe(self) -> &'static str {
+        match self {
+            Self::Sandboxes => "sandbox limit reached",
+            Self::User => "sandbox limit of this user reached",
+            Self::Closed => "the server is starting or shutting down",
+        }
+    }
+}
+
+/// The answer to a session that wants a slot now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SlotClaim {
+    /// The session has the slot.
+    Granted,
+    /// No slot is free: the session waits at this position.
+    Queued { limit: Limit, position: u32 },
+}
+
+impl Decider<'_> {
+    /// A sandbox is wanted and there is none.
+    pub(super) fn start_or_wait(&mut self) {
+        match self.context.slot {
+            _ if self.has_slot => self.start(),
+            SlotClaim::Granted => self.start(),
+            SlotClaim::Queued { limit, position } if self.state.waiting.is_none() => {
+                let sequence = self.context.sequence;
+                self.state.waiting = Some(Waiting { sequence, limit, position });
+                self.actions.push(Action::ReportPosition { position });
+            }
+            SlotClaim::Queued { .. } => {}
+        }
+    }
+
+    pub(super) fn slot_granted(&mut self, sequence: u64) {
+        self.has_slot |= self.state.waiting.is_some_and(|waiting| waiting.sequence == sequence);
+    }
+
+    pub(super) fn slot_queued(&mut self, sequence: u64, limit: Limit, position: u32) {
+        if let Some(waiting) =
+            self.state.waiting.as_mut().filter(|waiting| waiting.sequence == sequence)
+        {
+            if waiting.position != position {
+                self.actions.push(Action::ReportPosition { position });
+            }
+            (waiting.limit, waiting.position) = (limit, position);
+        }
+    }
+
+    /// Another session waits for a slot: an idle session is paused, any other keeps its slot.
+    pub(super) fn slot_release_requested(&mut self) {
+        if self.state.idle_since(self.context.busy).is_some() {
+            self.state.yielding_slot = true;
+            self.pause("slot_needed");
+        }
+    }
+
+    /// The server shuts down: the sandbox is saved, and queued prompts run under the next server.
+    pub(super) fn suspend(&mut self) {
+        self.state.yielding_slot = self.state.sandbox != SandboxState::Absent;
+        if self.state.mode == Mode::Active {
+            self.pause(SUSPENDED);
+        }
+    }
+
+    /// A session that the last server suspended with prompts queued becomes active again.
+    pub(super) fn resume_suspended(&mut self) {
+        self.state.yielding_slot = false;
+        let suspended = matches!(&self.state.mode, Mode::Paused { reason } if reason == SUSPENDED);
+        if suspended && !self.state.queue.is_empty() {
+            self.state.mode = Mode::Active;
+        }
+    }
+}
+
+/// The pause reason of a session whose server shut down.
+pub(crate) const SUSPENDED: &str = "server_shutdown";

@@ -1,0 +1,118 @@
+//! Timeouts, and the recovery of a session after a restart of the server.
+
+use harvest_proto::event::{SnapshotKind, TurnOutcome};
+
+use super::{
+    Action, Activity, DiskOnStop, FreezeState, LinkState, SandboxState, Turn, decider::Decider,
+};
+
+impl Decider<'_> {
+    pub(super) fn tick(&mut self) {
+        let (now, timeouts) = (self.context.now, self.context.timeouts);
+        match &self.state.sandbox {
+            SandboxState::Starting { since, .. } if now.since(*since) >= timeouts.boot => {
+                let detail = format!("not started after {} s", timeouts.boot.as_secs());
+                self.failed_to_start("start_timeout", detail, true);
+            }
+            SandboxState::Booting { since, .. } if now.since(*since) >= timeouts.boot => {
+                let detail = format!("not ready after {} s", timeouts.boot.as_secs());
+                self.boot_failed("boot_timeout", detail);
+            }
+            SandboxState::Booting { link: LinkState::Down { since }, .. }
+            | SandboxState::Ready { link: LinkState::Down { since }, .. }
+                if now.since(*since) >= timeouts.stale =>
+            {
+                self.sandbox_lost("unreachable");
+            }
+            SandboxState::Ready {
+                activity: Activity::Turn(Turn { stopping: Some(since), .. }),
+                ..
+            } if now.since(*since) >= timeouts.stop => {
+                self.end_turn_with_sandbox(
+                    TurnOutcome::Stopped,
+                    "the stop was not confirmed",
+                    "stopped",
+                );
+            }
+            SandboxState::Ready { activity: Activity::Turn(turn), .. }
+                if now.since(turn.since) >= timeouts.turn =>
+            {
+                self.request_turn_stop()
+            }
+            SandboxState::Ready {
+                ready_since,
+                link: LinkState::Up,
+                activity: Activity::Idle { .. },
+                ..
+            } if now.since(*ready_since) >= timeouts.lifetime && !self.context.busy => {
+                self.stop_and_save(SnapshotKind::Pause, None, "lifetime");
+            }
+            SandboxState::Ready {
+                activity: Activity::Idle { freeze: FreezeState::Thawing { since }, .. },
+                ..
+            } if now.since(*since) >= timeouts.stale => {
+                self.sandbox_lost("frozen");
+            }
+            SandboxState::Ready { .. } => self.tick_idle(),
+            _ => {}
+        }
+    }
+
+    fn tick_idle(&mut self) {
+        let (now, timeouts) = (self.context.now, self.context.timeouts);
+        let Some(since) = self.state.idle_since(self.context.busy) else { return };
+        let idle = now.since(since);
+        if idle >= timeouts.idle_pause {
+            self.pause("idle");
+        } else if timeouts.idle_freeze.is_some_and(|freeze| idle >= freeze)
+            && matches!(
+                self.state.sandbox,
+                SandboxState::Ready {
+                    activity: Activity::Idle { freeze: FreezeState::Running, .. },
+                    ..
+                }
+            )
+        {
+            self.freeze();
+        }
+    }
+
+    pub(super) fn recover(&mut self) {
+        let now = self.context.now;
+        match &mut self.state.sandbox {
+            SandboxState::Absent | SandboxState::SaveUnknown { .. } => {}
+            // What it was started from is no longer known, and it holds no work.
+            SandboxState::Starting { .. } => self.stop_and_discard("restart"),
+            SandboxState::Booting { sandbox, link, since, .. } => {
+                (*link, *since) = (LinkState::Down { since: now }, now);
+                self.actions.push(Action::Find { sandbox: sandbox.clone() });
+            }
+            SandboxState::Ready { sandbox, link, activity, .. } => {
+                *link = LinkState::Down { since: now };
+                if let Activity::Turn(Turn { stopping: Some(since), .. })
+                | Activity::Idle { since, .. } = activity
+                {
+                    *since = now;
+                }
+                if let Activity::Idle { freeze: FreezeState::Thawing { since }, .. } = activity {
+                    *since = now;
+                }
+                if let Activity::Saving(save) = activity {
+                    save.deferred = true;
+                }
+                self.actions.push(Action::Find { sandbox: sandbox.clone() });
+            }
+            SandboxState::Stopping { sandbox, disk: DiskOnStop::Discard, .. } => {
+                self.actions.push(Action::StopAndDiscard { sandbox: sandbox.clone() });
+            }
+            SandboxState::Stopping { sandbox, disk: DiskOnStop::Save(save), .. } => {
+                self.actions.push(Action::StopAndSave {
+                    sandbox: sandbox.clone(),
+                    snapshot: save.snapshot.clone(),
+                    kind: save.kind,
+                })
+            }
+        }
+        self.actions.push(Action::Review);
+    }
+}

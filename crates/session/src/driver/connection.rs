@@ -1,0 +1,353 @@
+//! The driver's connection to its sandbox: events are written, then acknowledged; a lost connection
+//! is redialled until the sandbox is found dead.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use futures_util::FutureExt;
+use harvest_gateway::ledger::DoorPolicy;
+use harvest_proto::{
+    EventBody, SandboxId, SessionId,
+    bridge::{BridgeRole, OutboxEvent, ToSupervisor},
+    event::{BootPhase, PhaseStatus},
+};
+use harvest_store::{StoreError, Write};
+use tokio::sync::mpsc;
+
+use super::{ControlFlow, Driver, DriverExit, TaskReport};
+use crate::{
+    bridge::{Bridge, BridgeError, OpenedBridge, OwnerMessage},
+    context::{PassSpec, Shared, error_chain, now},
+    decide::{Decision, Input, SandboxState, decide},
+    provider::{Found, ProviderError, Started},
+};
+
+// Events per transaction, so that the first of many becomes visible soon.
+const EVENT_BATCH: usize = 256;
+
+const MIN_DELAY: Duration = Duration::from_millis(20);
+const MAX_DELAY: Duration = Duration::from_secs(2);
+
+pub(super) struct Connection {
+    pub(super) bridge: Bridge,
+    epoch: u64,
+    events: mpsc::Receiver<OwnerMessage>,
+    /// The highest outbox number in the store.
+    stored: u64,
+    /// An event of this connection was stored.
+    useful: bool,
+}
+
+/// The backoff before the next dial. Only a connection that brought an event resets it: a sandbox
+/// whose connections break at once would be dialled in a busy loop otherwise.
+fn redial_delay(last: Duration, useful: bool) -> Duration {
+    if useful { Duration::ZERO } else { (last * 2).clamp(MIN_DELAY, MAX_DELAY) }
+}
+
+pub(super) enum ConnectionEvent {
+    /// Events, and the number of detached commands if a heartbeat arrived with them.
+    Events(Vec<OutboxEvent>, Option<u32>),
+    Lost,
+}
+
+/// Waits for events; never returns without a connection.
+pub(super) async fn next_event(connection: &mut Option<Connection>) -> ConnectionEvent {
+    let Some(connection) = connection else { return std::future::pending().await };
+    let mut messages = Vec::new();
+    if connection.events.recv_many(&mut messages, EVENT_BATCH).await == 0 {
+        return ConnectionEvent::Lost;
+    }
+    let mut detached_now = None;
+    let events = messages.into_iter().filter_map(|message| match message {
+        OwnerMessage::Event(event) => Some(*event),
+        OwnerMessage::Heartbeat { detached, .. } => {
+            detached_now = Some(detached);
+            None
+        }
+    });
+    ConnectionEvent::Events(events.collect(), detached_now)
+}
+
+impl Driver {
+    pub(super) async fn on_connection_event(&mut self, event: ConnectionEvent) -> ControlFlow {
+        match event {
+            ConnectionEvent::Events(events, detached) => {
+                if !events.is_empty() {
+                    self.store_events(events).await?;
+                }
+                self.set_detached(detached.unwrap_or(self.detached)).await
+            }
+            ConnectionEvent::Lost => self.on_connection_lost().await,
+        }
+    }
+
+    /// While detached commands run the sandbox is not idle; when the number changes it was just
+    /// used.
+    async fn set_detached(&mut self, detached: u32) -> ControlFlow {
+        if std::mem::replace(&mut self.detached, detached) == detached {
+            return Ok(());
+        }
+        self.input(Input::Touched).await
+    }
+
+    async fn store_events(&mut self, events: Vec<OutboxEvent>) -> ControlFlow {
+        let Some(connection) = &self.connection else { return Ok(()) };
+        let (epoch, stored) = (connection.epoch, connection.stored);
+        // After a reconnect the supervisor resends stored events; each must be decided only once.
+        let fresh: Vec<_> = events.into_iter().filter(|event| event.number > stored).collect();
+        let Some(last) = fresh.last().map(|event| event.number) else { return Ok(()) };
+        let mut decision = Decision { state: self.state.clone(), actions: Vec::new() };
+        let mut writes = Vec::new();
+        for event in fresh {
+            let input = input_of(epoch, &event);
+            writes.push(Write::Outbox { epoch, event: Box::new(event) });
+            if let Some(input) = input {
+                let next = self
+                    .decide(|context, _| decide(decision.state.clone(), input.clone(), context));
+                decision.state = next.state;
+                decision.actions.extend(next.actions);
+            }
+        }
+        let mut delay = MIN_DELAY;
+        loop {
+            match self.commit(&decision, writes.clone()).await {
+                Ok(()) => break,
+                Err(StoreError::LeaseLost | StoreError::Closed | StoreError::NotFound { .. }) => {
+                    return Err(DriverExit);
+                }
+                // After a reconnect the supervisor resends the missing events.
+                Err(StoreError::OutboxGap { .. }) => return self.on_connection_lost().await,
+                Err(error) => {
+                    tracing::error!(session = %self.id(), %error, "cannot write events; retrying");
+                    self.back_off(&mut delay, &error).await;
+                }
+            }
+        }
+        if let Some(connection) = &mut self.connection {
+            (connection.stored, connection.useful) = (last, true);
+            connection.bridge.send(ToSupervisor::EventsStored { upto: last });
+        }
+        self.run_effects(decision).await
+    }
+
+    async fn on_connection_lost(&mut self) -> ControlFlow {
+        let Some(connection) = self.connection.take() else { return Ok(()) };
+        let epoch = connection.epoch;
+        self.redial_delay = redial_delay(self.redial_delay, connection.useful);
+        drop(connection);
+        self.input(Input::LinkLost { epoch }).await?;
+        if let SandboxState::Booting { sandbox, .. } | SandboxState::Ready { sandbox, .. } =
+            &self.state.sandbox
+        {
+            let sandbox = sandbox.clone();
+            self.thaw_if_frozen();
+            self.dial(sandbox, epoch);
+        }
+        Ok(())
+    }
+
+    /// Opens the door of a running sandbox and watches for its exit.
+    pub(super) async fn on_running(&mut self, epoch: u64, started: &Started) {
+        if epoch != self.state.epoch {
+            return;
+        }
+        self.request_door(epoch, started.door.clone()).await;
+        let Some(sandbox) = self.state.sandbox_id().cloned() else { return };
+        let (shared, reports) = (Arc::clone(&self.shared), self.report_sender.clone());
+        self.spawn_attached(async move {
+            if let Ok(reason) = shared.provider.wait_for_exit(&sandbox).await {
+                let _ = reports
+                    .send(TaskReport::Input(Input::SandboxEnded { epoch, reason }, Vec::new()));
+            }
+        });
+    }
+
+    /// Opens the door now, or as soon as the trusted names are known. Only outgoing traffic of the
+    /// sandbox waits for it.
+    async fn request_door(&mut self, epoch: u64, socket: PathBuf) {
+        let repositories = match self.shared.repositories(&self.record).await {
+            Ok(repositories) => repositories,
+            Err(error) => {
+                tracing::error!(session = %self.id(), %error, "cannot read the session's repositories");
+                return;
+            }
+        };
+        let (shared, spec) = (Arc::clone(&self.shared), PassSpec::from(&self.record));
+        let mut pass = Box::pin(async move { shared.pass(&repositories, spec).await });
+        if let Some(pass) = (&mut pass).now_or_never() {
+            return self.open_door(&socket, pass);
+        }
+        let reports = self.report_sender.clone();
+        self.spawn_attached(async move {
+            let pass = Box::new(pass.await);
+            let _ = reports.send(TaskReport::PolicyReady { epoch, socket, pass });
+        });
+    }
+
+    pub(super) fn on_policy_ready(&mut self, epoch: u64, socket: &Path, pass: DoorPolicy) {
+        let running =
+            matches!(self.state.sandbox, SandboxState::Booting { .. } | SandboxState::Ready { .. });
+        if epoch == self.state.epoch && running {
+            self.open_door(socket, pass);
+        }
+    }
+
+    fn open_door(&mut self, socket: &Path, pass: DoorPolicy) {
+        match self.shared.doors.open(socket, pass) {
+            Ok(door) => self.door = Some(door),
+            Err(error) => {
+                tracing::error!(session = %self.id(), %error, "cannot open the sandbox's door");
+                let message = format!("the sandbox has no network: {error}");
+                let body = EventBody::Warning { message };
+                let warning = super::writes::event(now(), None, body);
+                let _ = self.report_sender.send(TaskReport::Input(Input::Touched, vec![warning]));
+            }
+        }
+    }
+
+    pub(super) fn dial(&mut self, sandbox: SandboxId, epoch: u64) {
+        let (shared, reports) = (Arc::clone(&self.shared), self.report_sender.clone());
+        let (session, delay) = (self.id().clone(), self.redial_delay);
+        self.spawn_attached(async move {
+            tokio::time::sleep(delay).await;
+            let report = dial(&shared, &session, &sandbox, epoch).await;
+            let _ = reports.send(report);
+        });
+    }
+
+    pub(super) async fn connected(&mut self, epoch: u64, opened: OpenedBridge) -> ControlFlow {
+        let wanted =
+            matches!(self.state.sandbox, SandboxState::Booting { .. } | SandboxState::Ready { .. });
+        if epoch != self.state.epoch || !wanted {
+            return Ok(());
+        }
+        // Without this number stored events would be decided on again: redial instead.
+        let Ok(stored) = self.shared.store.outbox_stored(self.id(), epoch).await else {
+            if let Some(sandbox) = self.state.sandbox_id().cloned() {
+                self.dial(sandbox, epoch);
+            }
+            return Ok(());
+        };
+        let OpenedBridge { bridge, status, events } = opened;
+        let events =
+            crate::blobs::store_blobs(&self.shared, self.id().clone(), bridge.clone(), events);
+        self.connection = Some(Connection { bridge, epoch, events, stored, useful: false });
+        // Set before the decision on `LinkUp`, which depends on it.
+        let changed = std::mem::replace(&mut self.detached, status.detached) != status.detached;
+        self.input(Input::LinkUp { epoch, status }).await?;
+        if changed { self.input(Input::Touched).await } else { Ok(()) }
+    }
+
+    /// Spawns a task that is aborted when the driver disconnects from the sandbox.
+    pub(super) fn spawn_attached(&mut self, task: impl Future<Output = ()> + Send + 'static) {
+        self.attached.retain(|task| !task.is_finished());
+        self.attached.push(self.shared.spawn(task).abort_handle());
+    }
+
+    /// Closes the connection, the door and the freezer, and aborts the attached tasks.
+    pub(super) fn disconnect(&mut self) {
+        for task in self.attached.drain(..) {
+            task.abort();
+        }
+        self.connection = None;
+        self.redial_delay = Duration::ZERO;
+        self.door = None;
+        self.freezer = None;
+        self.detached = 0;
+    }
+}
+
+async fn dial(shared: &Shared, session: &SessionId, sandbox: &SandboxId, epoch: u64) -> TaskReport {
+    let mut delay = MIN_DELAY;
+    loop {
+        match open(shared, session, sandbox, epoch).await {
+            Ok(opened) => return TaskReport::Connected { epoch, opened: Box::new(opened) },
+            // A retry cannot help: the sandbox is saved, and the session continues in a new one.
+            Err(error @ BridgeError::OtherVersion { .. }) => {
+                tracing::warn!(%sandbox, %error, "cannot adopt a sandbox");
+                let reason = error.to_string();
+                return TaskReport::Input(Input::SandboxEnded { epoch, reason }, Vec::new());
+            }
+            Err(error) => tracing::debug!(%sandbox, error = error_chain(&error), "cannot dial"),
+        }
+        match shared.provider.find(sandbox).await {
+            Ok(Found::Dead { reason }) => {
+                return TaskReport::Input(Input::SandboxEnded { epoch, reason }, Vec::new());
+            }
+            Ok(Found::Gone) => return TaskReport::Input(Input::FoundGone { epoch }, Vec::new()),
+            Ok(Found::Running(_)) | Err(_) => {}
+        }
+        tokio::time::sleep(delay).await;
+        delay = (delay * 2).min(MAX_DELAY);
+    }
+}
+
+async fn open(
+    shared: &Shared,
+    session: &SessionId,
+    sandbox: &SandboxId,
+    epoch: u64,
+) -> Result<OpenedBridge, BridgeError> {
+    let stored = shared.store.outbox_stored(session, epoch).await.map_err(|error| {
+        ProviderError::Failed {
+            doing: "cannot read what is stored".to_owned(),
+            source: Box::new(error),
+        }
+    })?;
+    let stream = shared.provider.dial(sandbox).await?;
+    let role = BridgeRole::Owner { lease: shared.lease.0, epoch, stored };
+    Bridge::open(stream, role, Some(shared.config.timeouts.liveness())).await
+}
+
+/// The input that an event causes, if any.
+fn input_of(epoch: u64, event: &OutboxEvent) -> Option<Input> {
+    match &event.body {
+        EventBody::BootPhase { phase: BootPhase::Ready, status: PhaseStatus::Done, .. } => {
+            Some(Input::BootReady { epoch })
+        }
+        EventBody::BootPhase { phase, status: PhaseStatus::Failed, tail, .. } => {
+            let tail = tail.as_deref().unwrap_or_default();
+            let detail = format!("{}\n{tail}", describe_failure(*phase));
+            Some(Input::BootFailed { epoch, detail: detail.trim_end().to_owned() })
+        }
+        EventBody::TurnEnded { prompt, outcome, .. } => {
+            Some(Input::TurnEnded { prompt: prompt.clone(), outcome: *outcome })
+        }
+        EventBody::RequestOpened { request, .. } => {
+            Some(Input::RequestOpened { request: request.clone() })
+        }
+        EventBody::RequestClosed { request, answer } => {
+            Some(Input::RequestClosed { request: request.clone(), answered: answer.is_some() })
+        }
+        _ => None,
+    }
+}
+
+fn describe_failure(phase: BootPhase) -> &'static str {
+    match phase {
+        BootPhase::Starting => "the sandbox did not boot",
+        BootPhase::Sync => "cannot clone or fetch the repositories",
+        BootPhase::Setup => ".harvest/setup.sh failed",
+        BootPhase::Start => ".harvest/start.sh failed",
+        BootPhase::Agent => "cannot start the agent",
+        BootPhase::Ready => "the sandbox did not become ready",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn useless_connections_are_redialled_with_backoff() {
+        let mut waits = vec![Duration::ZERO];
+        for _ in 0..10 {
+            waits.push(redial_delay(*waits.last().unwrap(), false));
+        }
+        assert_eq!((waits[1], waits[2], waits[10]), (MIN_DELAY, 2 * MIN_DELAY, MAX_DELAY));
+        assert_eq!(redial_delay(MAX_DELAY, true), Duration::ZERO);
+    }
+}

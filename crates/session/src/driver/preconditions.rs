@@ -1,0 +1,54 @@
+//! Which requests a session accepts in its state, and why it refuses the others.
+
+use crate::{
+    decide::{Input, Mode, SandboxState, State},
+    error::SessionError,
+};
+
+pub(super) fn check_preconditions(state: &State, input: &Input) -> Result<(), SessionError> {
+    let archived = state.mode == Mode::Archived;
+    let save_unknown = matches!(state.sandbox, SandboxState::SaveUnknown { .. });
+    match input {
+        Input::PromptQueued { .. } if archived => Err(SessionError::conflict(
+            "archived",
+            "the session is archived",
+            "resume it first, or create another",
+        )),
+        Input::PromptCancelled { prompt } | Input::PromptMoved { prompt, .. }
+            if !state.queue.contains(prompt) =>
+        {
+            Err(SessionError::conflict(
+                "not_queued",
+                format!("prompt {prompt} is not queued"),
+                "only queued prompts can be moved or cancelled; stop the turn instead",
+            ))
+        }
+        Input::Pause | Input::Archive | Input::Restore { .. } if save_unknown => {
+            Err(SessionError::conflict(
+                "save_unknown",
+                "the outcome of the last save is unknown",
+                "resume the session: it retries the save first",
+            ))
+        }
+        Input::Pause | Input::Terminate if archived => Err(SessionError::conflict(
+            "archived",
+            "the session is archived",
+            "it has no sandbox any more",
+        )),
+        Input::Restore { .. } if archived => Err(SessionError::conflict(
+            "archived",
+            "the session is archived",
+            "resume it first, or fork it",
+        )),
+        Input::Pause
+            if matches!(state.sandbox, SandboxState::Absent) && state.latest_snapshot.is_none() =>
+        {
+            Err(SessionError::conflict(
+                "nothing_to_save",
+                "the session has never had a sandbox",
+                "send it a prompt",
+            ))
+        }
+        _ => Ok(()),
+    }
+}

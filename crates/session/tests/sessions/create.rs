@@ -1,0 +1,242 @@
+//! Creating sessions from several repositories or none, variables, a snapshot and a key.
+
+use harvest_proto::{api::UseRepository, bridge::BootStart};
+
+use super::*;
+
+fn named(name: &str) -> UseRepository {
+    UseRepository { name: Some(name.into()), ..UseRepository::default() }
+}
+
+/// A session on `demo` and `lib`.
+async fn on_two(sessions: &Sessions, prompt: &str) -> Session {
+    let url = Some("https://example.org/lib.git".to_owned());
+    let lib = UseRepository { url, base: Some("next".into()), ..UseRepository::default() };
+    let create = CreateSession {
+        repositories: vec![named("demo"), lib],
+        prompt: Some(prompt.into()),
+        env: [("MODE".to_owned(), "fast".to_owned())].into(),
+        ..CreateSession::default()
+    };
+    sessions.create(create, ada()).await.unwrap()
+}
+
+#[tokio::test]
+async fn session_can_push_to_each_repository() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let session = on_two(&sessions, "hello").await;
+    let shown: Vec<_> =
+        session.repositories.iter().map(|one| (one.name.as_str(), one.url.as_str())).collect();
+    assert_eq!(
+        shown,
+        [("demo", "https://example.org/demo.git"), ("lib", "https://example.org/lib.git")]
+    );
+    assert_eq!((session.repository.as_str(), &session.env), ("demo", &vec!["MODE".to_owned()]));
+    until(&sessions, &session.id, ended).await;
+    let boot = harness.fake.boot(&sandbox(&sessions, &session.id).await).unwrap();
+    let checkouts: Vec<_> =
+        boot.repositories.iter().map(|one| (one.name.as_str(), one.base.as_deref())).collect();
+    assert_eq!(checkouts, [("demo", None), ("lib", Some("next"))]);
+    assert_eq!(boot.env["MODE"], "fast");
+    let pass = harness.doors.0.lock().unwrap().last().unwrap().clone();
+    assert_eq!(pass.repositories.len(), 2);
+    assert!(
+        pass.repositories.iter().all(|access| access.branch.as_deref() == Some(&session.branch))
+    );
+    assert_eq!(harness.fake.starts().last().unwrap().state.as_deref(), Some("demo"));
+    let refused = sessions.repository_delete("lib").await.unwrap_err();
+    assert_eq!(refused.code(), "in_use", "the second repository is in use too");
+}
+
+#[tokio::test]
+async fn each_pushed_repository_gets_own_pull_request() {
+    let harness = Harness::new().await;
+    let lease = harness.lease().await;
+    let sessions = harness.serve_with(lease).await;
+    let ledger = StoreLedger::new(harness.store.clone(), lease, harness.vault.clone(), None);
+    let session = on_two(&sessions, "hold").await;
+    let id = session.id;
+    until(&sessions, &id, started).await;
+    for repository in ["lib", "demo"] {
+        let (repository, branch) = (repository.to_owned(), session.branch.clone());
+        ledger.log(&id, EventBody::Pushed { repository, branch, commit: "c0ffee".into() }).await;
+    }
+    harness.fake.finish_turn(&sandbox(&sessions, &id).await);
+    let mut checked = 0;
+    until(&sessions, &id, |event| {
+        checked += usize::from(matches!(event.body, EventBody::Evidence(_)));
+        checked == 2
+    })
+    .await;
+    let session = sessions.get(&id).await.unwrap();
+    assert!(
+        session
+            .repositories
+            .iter()
+            .all(|one| one.pull.as_ref().is_some_and(|pull| pull.evidence.is_some()))
+    );
+    assert_eq!((session.pr_number, session.pr_url.as_deref()), (Some(7), Some("http://forge/7")));
+    let orders: Vec<_> = harness
+        .pulls
+        .0
+        .lock()
+        .unwrap()
+        .iter()
+        .map(|order| (order.url.clone(), order.base.clone()))
+        .collect();
+    assert!(orders.contains(&("https://example.org/lib.git".into(), "next".into())), "{orders:?}");
+    // The next server has nothing left to review.
+    sessions.close().await;
+    let again = harness.serve().await;
+    assert_eq!(again.get(&id).await.unwrap().repositories, session.repositories);
+}
+
+#[tokio::test]
+async fn session_without_repository_gets_empty_folder() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let create = CreateSession { prompt: Some("hello".into()), ..CreateSession::default() };
+    let session = sessions.create(create, ada()).await.unwrap();
+    assert_eq!((session.repository.as_str(), session.repositories.len()), ("", 0));
+    until(&sessions, &session.id, ended).await;
+    let boot = harness.fake.boot(&sandbox(&sessions, &session.id).await).unwrap();
+    assert_eq!((boot.start, boot.repositories.len()), (BootStart::Fresh, 0));
+    let order = harness.fake.starts().last().unwrap().clone();
+    assert_eq!((order.from, order.state), (StartFrom::Image("claude".into()), None));
+    assert_eq!(sessions.diff(&session.id).await.unwrap(), "");
+    let snapshot = sessions.pause(&session.id).await.unwrap();
+    assert_eq!(sessions.get(&session.id).await.unwrap().snapshot_id, Some(snapshot));
+}
+
+#[tokio::test]
+async fn fork_keeps_repositories_variables_and_turn_number() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let source = on_two(&sessions, "hello").await;
+    until(&sessions, &source.id, |event| matches!(event.body, EventBody::SnapshotTaken { .. }))
+        .await;
+    let fork = sessions.fork(&source.id, ForkSession::default(), ada()).await.unwrap().remove(0);
+    assert_eq!((fork.forked_from, fork.forked_turn), (Some(source.id), Some(1)));
+    assert_eq!((fork.repositories.len(), &fork.env), (2, &source.env));
+    until_state(&sessions, &fork.id, SessionState::Idle).await;
+    let boot = harness.fake.boot(&sandbox(&sessions, &fork.id).await).unwrap();
+    assert_eq!((boot.start, boot.env["MODE"].as_str()), (BootStart::Restore, "fast"));
+    assert!(
+        boot.repositories.iter().all(|one| !one.clone_missing),
+        "checkouts deleted by the source stay deleted"
+    );
+}
+
+#[tokio::test]
+async fn session_from_snapshot_outlives_its_source() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let source = harness.session(&sessions, Some("write /note hi")).await.id;
+    until(&sessions, &source, |event| matches!(event.body, EventBody::SnapshotTaken { .. })).await;
+    let from = sessions.get(&source).await.unwrap().snapshot;
+    let create = CreateSession {
+        repository: Some("demo".into()),
+        from: from.clone(),
+        ..CreateSession::default()
+    };
+    let session = sessions.create(create, ada()).await.unwrap();
+    sessions.delete(&source).await.unwrap();
+    assert!(
+        harness.fake.snapshots_taken().iter().any(|(kept, _)| Some(kept) == from.as_ref()),
+        "the snapshot is in use"
+    );
+    until_state(&sessions, &session.id, SessionState::Idle).await;
+    let sandbox = sandbox(&sessions, &session.id).await;
+    assert_eq!(harness.fake.file(&sandbox, "/note").as_deref(), Some(&b"hi"[..]));
+    let boot = harness.fake.boot(&sandbox).unwrap();
+    assert!(boot.start == BootStart::Restore && boot.repositories[0].clone_missing);
+    assert!(!boot.agent.unwrap().resume, "the conversation is new");
+    let unknown = CreateSession {
+        from: Some(harvest_proto::SnapshotId::random()),
+        ..CreateSession::default()
+    };
+    assert_eq!(sessions.create(unknown, ada()).await.unwrap_err().code(), "not_found");
+}
+
+#[tokio::test]
+async fn standalone_snapshot_survives_session_started_from_it() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    // A snapshot of a standalone sandbox.
+    let (sandbox, snapshot) = (SandboxId::random(), harvest_proto::SnapshotId::random());
+    let order = harvest_session::provider::StartSpec {
+        sandbox: sandbox.clone(),
+        from: StartFrom::Image("claude".into()),
+        state: None,
+    };
+    harness.fake.start(order).await.unwrap();
+    harness.fake.snapshot_and_remove(&sandbox, &snapshot, SnapshotKind::Pause).await.unwrap();
+    let create = CreateSession { from: Some(snapshot.clone()), ..CreateSession::default() };
+    let session = sessions.create(create, ada()).await.unwrap();
+    until_state(&sessions, &session.id, SessionState::Idle).await;
+    sessions.delete(&session.id).await.unwrap();
+    assert!(harness.fake.snapshots_taken().iter().any(|(kept, _)| *kept == snapshot));
+}
+
+#[tokio::test]
+async fn session_key_is_unique() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let create = || CreateSession { key: Some("issue-12".into()), ..CreateSession::default() };
+    let session = sessions.create(create(), ada()).await.unwrap();
+    assert_eq!(session.key.as_deref(), Some("issue-12"));
+    let taken = sessions.create(create(), ada()).await.unwrap_err();
+    assert_eq!(taken.code(), "key_taken");
+    assert!(taken.to_string().contains(session.id.to_string().as_str()), "{taken}");
+    let both = tokio::join!(
+        sessions
+            .create(CreateSession { key: Some("race".into()), ..CreateSession::default() }, ada()),
+        sessions
+            .create(CreateSession { key: Some("race".into()), ..CreateSession::default() }, ada()),
+    );
+    let codes: Vec<_> =
+        [both.0, both.1].into_iter().filter_map(Result::err).map(|error| error.code()).collect();
+    assert_eq!(codes, ["key_taken"]);
+    sessions.delete(&session.id).await.unwrap();
+    assert!(sessions.create(create(), ada()).await.is_ok(), "the key is free again");
+}
+
+#[tokio::test]
+async fn duplicate_or_unknown_repositories_are_refused() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let twice = CreateSession {
+        repositories: vec![named("demo"), named("demo")],
+        ..CreateSession::default()
+    };
+    assert_eq!(sessions.create(twice, ada()).await.unwrap_err().code(), "invalid_repositories");
+    let unknown = CreateSession {
+        repositories: vec![named("demo"), named("nope")],
+        ..CreateSession::default()
+    };
+    assert_eq!(sessions.create(unknown, ada()).await.unwrap_err().code(), "not_found");
+    let url = Some("https://elsewhere.example.org/demo.git".to_owned());
+    let taken = UseRepository { url, ..UseRepository::default() };
+    let taken = CreateSession { repositories: vec![taken], ..CreateSession::default() };
+    let refused = sessions.create(taken, ada()).await.unwrap_err();
+    assert!(refused.code() == "exists" && refused.hint().unwrap().contains("--name"), "{refused}");
+    assert_eq!(sessions.list(None, 10).await.unwrap().items, []);
+}
+
+#[tokio::test]
+async fn repository_with_missing_image_is_refused() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let add = |image: &str| AddRepository {
+        url: format!("https://example.org/{image}.git"),
+        image: Some(image.to_owned()),
+        ..AddRepository::default()
+    };
+    assert_eq!(
+        sessions.repository_add(add("no-such-image")).await.unwrap_err().code(),
+        "not_found"
+    );
+    assert!(sessions.repository("no-such-image").await.is_err());
+    assert!(sessions.repository_add(add("claude")).await.is_ok());
+}

@@ -1,0 +1,207 @@
+//! A test server in its own folder, and helpers that wait for sessions.
+
+use super::*;
+
+/// Everything a server needs, in its own folder.
+pub(crate) struct Harness {
+    pub(crate) folder: tempfile::TempDir,
+    pub(crate) store: Store,
+    pub(crate) fake: Fake,
+    pub(crate) doors: Arc<RecordingDoors>,
+    pub(crate) pulls: Arc<RecordingPulls>,
+    pub(crate) vault: Arc<Vault>,
+    pub(crate) config: Config,
+}
+
+#[derive(Default)]
+pub(crate) struct RecordingDoors(pub(crate) Mutex<Vec<DoorPolicy>>);
+
+impl Doors for RecordingDoors {
+    fn open(&self, _socket: &Path, pass: DoorPolicy) -> io::Result<Box<dyn Any + Send>> {
+        self.0.lock().unwrap().push(pass);
+        Ok(Box::new(()))
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct RecordingPulls(pub(crate) Mutex<Vec<PullRequestSpec>>);
+
+#[async_trait]
+impl Forge for RecordingPulls {
+    async fn open_pull_request(
+        &self,
+        order: PullRequestSpec,
+    ) -> Result<Option<PullRequest>, ForgeFailure> {
+        self.0.lock().unwrap().push(order.clone());
+        Ok(Some(PullRequest {
+            number: 7,
+            url: "http://forge/7".into(),
+            title: order.title,
+            body: order.body,
+            state: "open".into(),
+            branch: order.branch,
+            base: order.base,
+            commit: "c0ffee".into(),
+            evidence: None,
+        }))
+    }
+
+    async fn set_evidence(
+        &self,
+        _url: &str,
+        _number: u64,
+        _evidence: Evidence,
+    ) -> Result<(), ForgeFailure> {
+        Ok(())
+    }
+}
+
+pub(crate) fn ada() -> Author {
+    Author { name: "Ada".into(), email: "ada@example.org".into() }
+}
+
+impl Harness {
+    pub(crate) async fn new() -> Self {
+        Self::with(Timeouts::default()).await
+    }
+
+    pub(crate) async fn with(timeouts: Timeouts) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        Self {
+            store: Store::open(&folder.path().join("store.db")).await.unwrap(),
+            vault: Arc::new(Vault::open(&folder.path().join("key")).unwrap()),
+            fake: Fake::new(),
+            doors: Arc::default(),
+            pulls: Arc::default(),
+            config: Config { timeouts, ..Config::default() },
+            folder,
+        }
+    }
+
+    pub(crate) async fn lease(&self) -> Lease {
+        self.store.server_lease(Timestamp::from_millis(0)).await.unwrap()
+    }
+
+    /// Starts a server with a newer lease than the previous one.
+    pub(crate) async fn serve(&self) -> Sessions {
+        let lease = self.lease().await;
+        self.serve_with(lease).await
+    }
+
+    pub(crate) async fn serve_with(&self, lease: Lease) -> Sessions {
+        let sessions = Sessions::open(self.parts(lease)).await.unwrap();
+        let url = "https://example.org/demo.git".to_owned();
+        let _may_exist =
+            sessions.repository_add(AddRepository { url, ..AddRepository::default() }).await;
+        sessions
+    }
+
+    pub(crate) fn parts(&self, lease: Lease) -> Dependencies {
+        Dependencies {
+            store: self.store.clone(),
+            lease,
+            provider: Arc::new(self.fake.clone()),
+            doors: self.doors.clone(),
+            forge: self.pulls.clone(),
+            vault: self.vault.clone(),
+            config: self.config.clone(),
+        }
+    }
+
+    pub(crate) async fn session(&self, sessions: &Sessions, prompt: Option<&str>) -> Session {
+        let create = CreateSession {
+            repository: Some("demo".into()),
+            prompt: prompt.map(str::to_owned),
+            ..CreateSession::default()
+        };
+        sessions.create(create, ada()).await.unwrap()
+    }
+}
+
+pub(crate) async fn send(sessions: &Sessions, session: &SessionId, text: &str) -> PromptId {
+    let create = CreatePrompt { text: text.into(), ..CreatePrompt::default() };
+    sessions.prompt(session, create, ada()).await.unwrap().id
+}
+
+/// Follows the session until an event matches. The timeout turns a hang into a failure.
+pub(crate) async fn until(
+    sessions: &Sessions,
+    session: &SessionId,
+    mut fits: impl FnMut(&Event) -> bool,
+) -> Event {
+    let mut events = sessions.follow(session, 0).await.unwrap();
+    let wait = async {
+        while let Some(event) = events.next().await {
+            if fits(&event) {
+                return event;
+            }
+        }
+        panic!("the events ended");
+    };
+    match tokio::time::timeout(Duration::from_secs(20), wait).await {
+        Ok(event) => event,
+        Err(_) => panic!("no matching event: {:#?}", all(sessions, session).await),
+    }
+}
+
+pub(crate) async fn until_state(sessions: &Sessions, session: &SessionId, wanted: SessionState) {
+    let wait = async {
+        let mut events = sessions.follow(session, 0).await.unwrap();
+        loop {
+            if sessions.get(session).await.unwrap().state == wanted {
+                return;
+            }
+            events.next().await;
+        }
+    };
+    if tokio::time::timeout(Duration::from_secs(20), wait).await.is_err() {
+        panic!("never {wanted:?}: {:#?}", all(sessions, session).await);
+    }
+}
+
+pub(crate) async fn until_status(
+    sessions: &Sessions,
+    session: &SessionId,
+    prompt: &PromptId,
+    wanted: PromptStatus,
+) {
+    let wait = async {
+        let mut events = sessions.follow(session, 0).await.unwrap();
+        while status(sessions, session, prompt).await != wanted {
+            events.next().await;
+        }
+    };
+    if tokio::time::timeout(Duration::from_secs(20), wait).await.is_err() {
+        panic!("never {wanted:?}: {:#?}", all(sessions, session).await);
+    }
+}
+
+pub(crate) async fn all(sessions: &Sessions, session: &SessionId) -> Vec<Event> {
+    sessions.events(session, 0, 1000).await.unwrap()
+}
+
+pub(crate) async fn status(
+    sessions: &Sessions,
+    session: &SessionId,
+    prompt: &PromptId,
+) -> PromptStatus {
+    let prompts = sessions.prompts(session).await.unwrap();
+    prompts.iter().find(|row| row.id == *prompt).unwrap().status
+}
+
+pub(crate) fn assert_gapless(events: &[Event]) {
+    let seqs: Vec<u64> = events.iter().map(|event| event.seq).collect();
+    assert_eq!(seqs, (1..=events.len() as u64).collect::<Vec<_>>());
+}
+
+pub(crate) async fn sandbox(sessions: &Sessions, session: &SessionId) -> SandboxId {
+    sessions.get(session).await.unwrap().sandbox.unwrap()
+}
+
+pub(crate) fn ended(event: &Event) -> bool {
+    matches!(event.body, EventBody::TurnEnded { .. })
+}
+
+pub(crate) fn started(event: &Event) -> bool {
+    matches!(event.body, EventBody::TurnStarted { .. })
+}

@@ -1,0 +1,334 @@
+//! Deletion, retention and startup reconciliation: nothing leaks, whenever the server dies.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use harvest_proto::SnapshotId;
+use harvest_session::provider::StartSpec;
+
+use super::*;
+
+/// Waits until the condition holds.
+pub(super) async fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let wait = async {
+        while !condition() {
+            tokio::task::yield_now().await;
+        }
+    };
+    assert!(tokio::time::timeout(Duration::from_secs(20), wait).await.is_ok(), "never: {what}");
+}
+
+async fn two_turns(harness: &Harness, sessions: &Sessions) -> SessionId {
+    let id = harness.session(sessions, Some("write /a one")).await.id;
+    until_state(sessions, &id, SessionState::Idle).await;
+    let second = send(sessions, &id, "two").await;
+    until_status(sessions, &id, &second, PromptStatus::Completed).await;
+    until_state(sessions, &id, SessionState::Idle).await;
+    id
+}
+
+#[tokio::test]
+async fn interrupted_delete_is_finished_by_next_server() {
+    for (failing, left) in [
+        (vec![FakeOp::Remove, FakeOp::SnapshotRemove], (1, 2)),
+        (vec![FakeOp::SnapshotRemove], (0, 2)),
+        (vec![], (0, 0)),
+    ] {
+        let harness = Harness::new().await;
+        let sessions = harness.serve().await;
+        let id = two_turns(&harness, &sessions).await;
+        for act in &failing {
+            harness.fake.set_failing(*act, true);
+        }
+        sessions.delete(&id).await.unwrap();
+        assert!(matches!(sessions.get(&id).await, Err(SessionError::NotFound { .. })));
+        // The server dies here, with part of the work done.
+        drop(sessions);
+        let there =
+            (harness.fake.list().await.unwrap().len(), harness.fake.snapshots_taken().len());
+        assert_eq!(there, left, "{failing:?}");
+        let recorded = harness.store.removal_list().await.unwrap().len();
+        assert_eq!(recorded, left.0 + left.1, "the remaining removals are recorded: {failing:?}");
+        for act in failing {
+            harness.fake.set_failing(act, false);
+        }
+        let _sessions = harness.serve().await;
+        eventually("everything is gone", || harness.fake.snapshots_taken().is_empty()).await;
+        assert!(harness.fake.list().await.unwrap().is_empty());
+        removals_done(&harness).await;
+    }
+}
+
+/// Waits until no removal is pending.
+async fn removals_done(harness: &Harness) {
+    let waiting = async {
+        while !harness.store.removal_list().await.unwrap().is_empty() {
+            tokio::task::yield_now().await;
+        }
+    };
+    assert!(
+        tokio::time::timeout(Duration::from_secs(20), waiting).await.is_ok(),
+        "removals are still pending"
+    );
+}
+
+#[tokio::test]
+async fn failed_removal_is_retried_without_restart() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let id = two_turns(&harness, &sessions).await;
+    harness.fake.set_failing(FakeOp::SnapshotRemove, true);
+    sessions.delete(&id).await.unwrap();
+    assert_eq!(
+        harness.store.removal_list().await.unwrap().len(),
+        2,
+        "the sandbox is removed, the snapshots are not"
+    );
+    harness.fake.set_failing(FakeOp::SnapshotRemove, false);
+    eventually("the background task has removed them", || {
+        harness.fake.snapshots_taken().is_empty()
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn shared_snapshot_is_removed_with_last_session() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let id = two_turns(&harness, &sessions).await;
+    let shared = sessions.turns(&id).await.unwrap()[0].snapshot.clone().unwrap();
+    let order = ForkSession { turn: Some(1), ..ForkSession::default() };
+    let fork = sessions.fork(&id, order, ada()).await.unwrap().remove(0);
+    until_state(&sessions, &fork.id, SessionState::Idle).await;
+    sessions.delete(&id).await.unwrap();
+    let left: Vec<_> = harness.fake.snapshots_taken().into_iter().map(|kept| kept.0).collect();
+    assert_eq!(left, std::slice::from_ref(&shared));
+    drop(sessions);
+    let sessions = harness.serve().await;
+    assert_eq!(harness.fake.snapshots_taken().len(), 1, "a restart changes nothing");
+    let kept = &sessions.snapshots(&fork.id).await.unwrap()[0];
+    assert_eq!((&kept.id, kept.turn), (&shared, Some(0)));
+    sessions.delete(&fork.id).await.unwrap();
+    assert!(harness.fake.snapshots_taken().is_empty());
+    assert!(harness.store.removal_list().await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn startup_removes_orphaned_snapshots_but_not_pending_saves() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    harness.fake.set_failing(FakeOp::SnapshotAndRemove, true);
+    let id = harness.session(&sessions, Some("one")).await.id;
+    until_state(&sessions, &id, SessionState::Idle).await;
+    assert_eq!(sessions.pause(&id).await.unwrap_err().code(), "save_unknown");
+    drop(sessions);
+    // Both snapshots of the pending save may exist; the third one is an orphan.
+    let drive = harness.store.session_get(&id).await.unwrap().drive;
+    let pending: Vec<SnapshotId> = drive.split('"').filter_map(|word| word.parse().ok()).collect();
+    assert_eq!(pending.len(), 2, "the turn's and the pause's: {drive}");
+    let orphan = SnapshotId::random();
+    harness.fake.add_snapshot(&orphan);
+    pending.iter().for_each(|snapshot| harness.fake.add_snapshot(snapshot));
+    let _sessions = harness.serve().await;
+    eventually("the orphan is removed", || {
+        !harness.fake.snapshots_taken().iter().any(|kept| kept.0 == orphan)
+    })
+    .await;
+    assert_eq!(harness.fake.snapshots_taken().len(), 2);
+}
+
+#[tokio::test]
+async fn disks_of_another_store_are_not_removed() {
+    let harness = Harness::new().await;
+    let orphan = SnapshotId::random();
+    harness.fake.add_snapshot(&orphan);
+    harness.fake.set_owner_store("another");
+    let sandbox = SandboxId::random();
+    let from = StartFrom::Image("claude".into());
+    harness.fake.start(StartSpec { sandbox: sandbox.clone(), from, state: None }).await.unwrap();
+    let _sessions = harness.serve().await;
+    eventually("the server has reclaimed space", || harness.fake.reclaims() > 0).await;
+    assert_eq!(harness.fake.snapshots_taken().len(), 1);
+    assert_eq!(harness.fake.list().await.unwrap(), [sandbox]);
+}
+
+#[tokio::test]
+async fn missing_snapshot_is_reported_once() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let id = two_turns(&harness, &sessions).await;
+    let first = sessions.turns(&id).await.unwrap()[0].snapshot.clone().unwrap();
+    drop(sessions);
+    harness.fake.lose_snapshot(&first);
+    for _ in 0..2 {
+        let sessions = harness.serve().await;
+        let warnings = all(&sessions, &id).await.into_iter().filter(
+            |event| matches!(&event.body, EventBody::Warning { message } if message.contains("turn 1")),
+        );
+        assert_eq!(warnings.count(), 1, "reported once, not at every start");
+        let turn = &sessions.turns(&id).await.unwrap()[0];
+        assert_eq!((&turn.snapshot, turn.dropped.as_deref()), (&None, Some("gone")));
+        let order = ForkSession { turn: Some(1), ..ForkSession::default() };
+        assert_eq!(sessions.fork(&id, order, ada()).await.unwrap_err().code(), "no_snapshot");
+        drop(sessions);
+    }
+    harness.fake.add_snapshot(&first);
+    let sessions = harness.serve().await;
+    assert_eq!(sessions.turns(&id).await.unwrap()[0].snapshot, Some(first), "it came back");
+}
+
+#[tokio::test]
+async fn archived_session_keeps_newest_and_pinned_snapshots() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let id = two_turns(&harness, &sessions).await;
+    let third = send(&sessions, &id, "three").await;
+    until_status(&sessions, &id, &third, PromptStatus::Completed).await;
+    let turns = sessions.turns(&id).await.unwrap();
+    let pinned = turns[0].snapshot.clone().unwrap();
+    assert!(sessions.snapshot_pin(&id, &pinned, true).await.unwrap().pinned);
+    sessions.archive(&id).await.unwrap();
+    until_state(&sessions, &id, SessionState::Archived).await;
+    eventually("the rest is gone", || harness.fake.snapshots_taken().len() == 2).await;
+    let newest = sessions.get(&id).await.unwrap().snapshot.unwrap();
+    let mut kept: Vec<_> = harness.fake.snapshots_taken().into_iter().map(|kept| kept.0).collect();
+    let mut wanted = vec![pinned, newest];
+    kept.sort();
+    wanted.sort();
+    assert_eq!(kept, wanted);
+    assert_eq!(sessions.turns(&id).await.unwrap()[1].dropped.as_deref(), Some("archived"));
+}
+
+#[tokio::test]
+async fn removed_repository_loses_builds_and_state() {
+    let harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let _lines: Vec<_> = sessions.repository_build("demo").await.unwrap().collect().await;
+    assert_eq!(harness.fake.snapshots_taken().len(), 1);
+    harness.fake.set_failing(FakeOp::SnapshotRemove, true);
+    sessions.repository_delete("demo").await.unwrap();
+    assert_eq!(harness.fake.states_removed(), ["demo"]);
+    drop(sessions);
+    harness.fake.set_failing(FakeOp::SnapshotRemove, false);
+    let _sessions = harness.serve().await;
+    eventually("the build is gone", || harness.fake.snapshots_taken().is_empty()).await;
+}
+
+/// A forge with a copy of every repository; removal can be made to fail.
+#[derive(Default)]
+struct FakeForge {
+    refuses: AtomicBool,
+    removed: Mutex<Vec<String>>,
+}
+
+#[async_trait]
+impl Forge for FakeForge {
+    async fn open_pull_request(
+        &self,
+        _order: PullRequestSpec,
+    ) -> Result<Option<PullRequest>, ForgeFailure> {
+        Ok(None)
+    }
+
+    async fn set_evidence(
+        &self,
+        _url: &str,
+        _number: u64,
+        _evidence: Evidence,
+    ) -> Result<(), ForgeFailure> {
+        Ok(())
+    }
+
+    async fn remove_repository(&self, url: &str) -> Result<bool, ForgeFailure> {
+        if self.refuses.load(Ordering::SeqCst) {
+            return Err(ForgeFailure("the disk is full".into()));
+        }
+        self.removed.lock().unwrap().push(url.to_owned());
+        Ok(true)
+    }
+}
+
+#[tokio::test]
+async fn forge_copy_of_removed_repository_is_removed() {
+    let harness = Harness::new().await;
+    let forge = Arc::new(FakeForge::default());
+    let serve = || async {
+        let parts = Dependencies { forge: forge.clone(), ..harness.parts(harness.lease().await) };
+        Sessions::open(parts).await.unwrap()
+    };
+    let sessions = serve().await;
+    let add = |name: &str, of: &str, secret: &str| AddRepository {
+        url: format!("http://forge.example.org/{of}.git"),
+        name: Some(name.to_owned()),
+        secret: Some(secret.to_owned()),
+        ..AddRepository::default()
+    };
+    for one in [add("one", "one", "KEY"), add("two", "one", "KEY"), add("three", "three", "OTHER")]
+    {
+        sessions
+            .secret_set(one.secret.as_ref().unwrap(), Secret::new("token".to_owned()))
+            .await
+            .unwrap();
+        sessions.repository_add(one).await.unwrap();
+    }
+    // Another repository has the same URL.
+    sessions.repository_delete("one").await.unwrap();
+    assert_eq!(*forge.removed.lock().unwrap(), Vec::<String>::new());
+    forge.refuses.store(true, Ordering::SeqCst);
+    sessions.repository_delete("two").await.unwrap();
+    // A server that died right after recording the removal.
+    sessions.close().await;
+    drop(sessions);
+    harness.store.repository_delete("three", Timestamp::from_millis(0)).await.unwrap();
+    forge.refuses.store(false, Ordering::SeqCst);
+    let sessions = serve().await;
+    eventually("both are gone", || forge.removed.lock().unwrap().len() == 2).await;
+    let mut gone = forge.removed.lock().unwrap().clone();
+    gone.sort();
+    assert_eq!(gone, ["http://forge.example.org/one.git", "http://forge.example.org/three.git"]);
+    removals_done(&harness).await;
+    assert_eq!(
+        sessions.secret_list().await.unwrap(),
+        Vec::<String>::new(),
+        "the secrets are removed too"
+    );
+}
+
+#[tokio::test]
+async fn open_session_keeps_newest_snapshots() {
+    let mut harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let id = two_turns(&harness, &sessions).await;
+    for text in ["three", "four"] {
+        let prompt = send(&sessions, &id, text).await;
+        until_status(&sessions, &id, &prompt, PromptStatus::Completed).await;
+        until_state(&sessions, &id, SessionState::Idle).await;
+    }
+    sessions.close().await;
+    drop(sessions);
+    harness.config.retention.snapshots_per_session = 2;
+    let sessions = harness.serve().await;
+    eventually("the oldest two are gone", || harness.fake.snapshots_taken().len() == 2).await;
+    let turns = sessions.turns(&id).await.unwrap();
+    let dropped: Vec<_> = turns.iter().map(|turn| turn.dropped.as_deref()).collect();
+    assert_eq!(dropped, [Some("too_many"), Some("too_many"), None, None]);
+    let report = sessions.retention().await.unwrap();
+    assert_eq!((report.items[0].snapshots, report.dropped.len()), (2, 0));
+    sessions.close().await;
+    drop(sessions);
+    // With a quota of zero, only the session's current snapshot stays.
+    harness.config.retention.snapshots_bytes = Some(0);
+    let sessions = harness.serve().await;
+    eventually("one is left", || harness.fake.snapshots_taken().len() == 1).await;
+    assert!(sessions.get(&id).await.unwrap().snapshot.is_some());
+}
+
+#[tokio::test]
+async fn old_archived_session_is_deleted_with_snapshots() {
+    let mut harness = Harness::new().await;
+    harness.config.retention.archived = Some(Duration::ZERO);
+    let sessions = harness.serve().await;
+    let id = two_turns(&harness, &sessions).await;
+    sessions.archive(&id).await.unwrap();
+    eventually("nothing is left", || harness.fake.snapshots_taken().is_empty()).await;
+    assert!(matches!(sessions.get(&id).await, Err(SessionError::NotFound { .. })));
+}

@@ -1,0 +1,225 @@
+CREATE TABLE meta (
+    key TEXT PRIMARY KEY,
+    value TEXT NOT NULL
+);
+
+CREATE TABLE leases (
+    name TEXT PRIMARY KEY,
+    number BIGINT NOT NULL,
+    taken_at BIGINT NOT NULL
+);
+
+CREATE TABLE sessions (
+    id TEXT PRIMARY KEY,
+    key TEXT,
+    title TEXT NOT NULL,
+    state TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    position BIGINT,
+    repository TEXT NOT NULL,
+    branch TEXT NOT NULL,
+    agent TEXT NOT NULL,
+    model TEXT,
+    network TEXT NOT NULL,
+    env TEXT NOT NULL,
+    author_name TEXT NOT NULL,
+    author_email TEXT NOT NULL,
+    conversation TEXT NOT NULL,
+    sandbox TEXT,
+    epoch BIGINT NOT NULL DEFAULT 0,
+    snapshot TEXT,
+    forked_from TEXT,
+    forked_turn BIGINT,
+    drive TEXT NOT NULL,
+    input_tokens BIGINT NOT NULL DEFAULT 0,
+    output_tokens BIGINT NOT NULL DEFAULT 0,
+    cache_read_tokens BIGINT NOT NULL DEFAULT 0,
+    cache_write_tokens BIGINT NOT NULL DEFAULT 0,
+    next_seq BIGINT NOT NULL DEFAULT 1,
+    created_at BIGINT NOT NULL,
+    last_activity BIGINT NOT NULL
+);
+
+CREATE INDEX sessions_by_age ON sessions (created_at, id);
+
+CREATE UNIQUE INDEX sessions_by_key ON sessions (key) WHERE key IS NOT NULL;
+
+CREATE TABLE checkouts (
+    session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    place BIGINT NOT NULL,
+    repository TEXT NOT NULL,
+    base TEXT,
+    base_commit TEXT,
+    pushed_commit TEXT,
+    reviewed_commit TEXT,
+    PRIMARY KEY (session, place)
+);
+
+CREATE UNIQUE INDEX checkouts_by_name ON checkouts (session, repository);
+
+CREATE INDEX checkouts_of_repository ON checkouts (repository);
+
+CREATE TABLE prompts (
+    id TEXT PRIMARY KEY,
+    session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    text TEXT NOT NULL,
+    author_name TEXT NOT NULL,
+    author_email TEXT NOT NULL,
+    status TEXT NOT NULL,
+    position BIGINT NOT NULL,
+    turn TEXT,
+    seq BIGINT NOT NULL,
+    created_at BIGINT NOT NULL
+);
+
+CREATE INDEX prompts_of_session ON prompts (session, seq);
+
+CREATE UNIQUE INDEX prompts_one_dispatched ON prompts (session) WHERE status = 'dispatched';
+
+CREATE TABLE turns (
+    id TEXT PRIMARY KEY,
+    session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    number BIGINT NOT NULL,
+    prompt TEXT NOT NULL,
+    after_turn BIGINT,
+    outcome TEXT,
+    snapshot TEXT,
+    dropped TEXT,
+    input_tokens BIGINT NOT NULL DEFAULT 0,
+    output_tokens BIGINT NOT NULL DEFAULT 0,
+    cache_read_tokens BIGINT NOT NULL DEFAULT 0,
+    cache_write_tokens BIGINT NOT NULL DEFAULT 0,
+    started_at BIGINT NOT NULL,
+    ended_at BIGINT,
+    UNIQUE (session, number)
+);
+
+CREATE TABLE turn_trees (
+    session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    number BIGINT NOT NULL,
+    repository TEXT NOT NULL,
+    tree TEXT NOT NULL,
+    files BIGINT NOT NULL,
+    insertions BIGINT NOT NULL,
+    deletions BIGINT NOT NULL,
+    PRIMARY KEY (session, number, repository)
+);
+
+CREATE TABLE events (
+    session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    seq BIGINT NOT NULL,
+    at BIGINT NOT NULL,
+    turn TEXT,
+    body TEXT NOT NULL,
+    PRIMARY KEY (session, seq)
+);
+
+CREATE TABLE outboxes (
+    session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    epoch BIGINT NOT NULL,
+    stored BIGINT NOT NULL,
+    PRIMARY KEY (session, epoch)
+);
+
+CREATE TABLE blobs (
+    session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    id TEXT NOT NULL,
+    bytes BIGINT NOT NULL,
+    created_at BIGINT NOT NULL,
+    PRIMARY KEY (session, id)
+);
+
+CREATE TABLE blob_pieces (
+    session TEXT NOT NULL,
+    id TEXT NOT NULL,
+    number BIGINT NOT NULL,
+    text TEXT NOT NULL,
+    PRIMARY KEY (session, id, number),
+    FOREIGN KEY (session, id) REFERENCES blobs (session, id) ON DELETE CASCADE
+);
+
+CREATE TABLE diffs (
+    session TEXT PRIMARY KEY REFERENCES sessions (id) ON DELETE CASCADE,
+    text TEXT NOT NULL
+);
+
+CREATE TABLE snapshots (
+    id TEXT NOT NULL,
+    session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    kind TEXT NOT NULL,
+    turn BIGINT,
+    pinned BIGINT NOT NULL DEFAULT 0,
+    gone BIGINT NOT NULL DEFAULT 0,
+    created_at BIGINT NOT NULL,
+    PRIMARY KEY (session, id)
+);
+
+CREATE INDEX snapshots_by_id ON snapshots (id);
+
+CREATE TABLE pulls (
+    session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
+    repository TEXT NOT NULL,
+    number BIGINT NOT NULL,
+    pull TEXT NOT NULL,
+    updated_at BIGINT NOT NULL,
+    PRIMARY KEY (session, repository)
+);
+
+CREATE TABLE repositories (
+    name TEXT PRIMARY KEY,
+    url TEXT NOT NULL,
+    base TEXT,
+    secret TEXT,
+    image TEXT NOT NULL,
+    created_at BIGINT NOT NULL
+);
+
+CREATE TABLE builds (
+    snapshot TEXT PRIMARY KEY,
+    repository TEXT NOT NULL REFERENCES repositories (name) ON DELETE CASCADE,
+    status TEXT NOT NULL,
+    sandbox TEXT,
+    commit_id TEXT,
+    check_evidence TEXT,
+    error TEXT,
+    millis BIGINT NOT NULL DEFAULT 0,
+    started_at BIGINT NOT NULL,
+    built_at BIGINT
+);
+
+CREATE INDEX builds_of_repository ON builds (repository, started_at);
+
+CREATE UNIQUE INDEX builds_one_at_a_time ON builds (repository) WHERE status = 'building';
+
+CREATE TABLE removals (
+    kind TEXT NOT NULL,
+    id TEXT NOT NULL,
+    created_at BIGINT NOT NULL,
+    PRIMARY KEY (kind, id)
+);
+
+CREATE TABLE secrets (
+    name TEXT PRIMARY KEY,
+    sealed TEXT NOT NULL,
+    updated_at BIGINT NOT NULL
+);
+
+CREATE TABLE tokens (
+    hash TEXT PRIMARY KEY,
+    name TEXT NOT NULL UNIQUE,
+    user_name TEXT NOT NULL,
+    user_email TEXT NOT NULL,
+    role TEXT NOT NULL,
+    created_at BIGINT NOT NULL,
+    last_used BIGINT
+);
+
+CREATE TABLE idempotency_keys (
+    key TEXT PRIMARY KEY,
+    request TEXT NOT NULL,
+    answer TEXT,
+    made TEXT,
+    created_at BIGINT NOT NULL
+);
+
+CREATE INDEX idempotency_keys_by_age ON idempotency_keys (created_at);

@@ -1,3 +1,0 @@
-ALTER TABLE tokens ADD COLUMN role TEXT NOT NULL DEFAULT 'admin';
-
-ALTER TABLE tokens ADD COLUMN last_used BIGINT;

@@ -1,0 +1,45 @@
+//! Promise 8 for a session: only the gateway is reachable.
+
+use harvest_e2e::Host;
+use harvest_proto::{EventBody, bridge::Exit};
+use serde_json::json;
+
+use crate::{SAMPLE, completed};
+
+#[tokio::test]
+async fn network_none_reaches_only_model_and_repository() {
+    let host = Host::start().await;
+    host.repository("calc", SAMPLE).await;
+    let session = host.session("calc", "Begin.", &json!([{ "text": "ready" }])).await.id;
+    host.follow(session.clone()).until("the first turn", completed).await;
+
+    let works = [
+        "curl -s -o /dev/null http://model.harvest.internal/",
+        "git -C /workspace/calc ls-remote origin",
+    ];
+    for command in works {
+        let (exit, output) = host.exec(&session, "harvest", command).await;
+        assert_eq!(exit, Exit::Code(0), "{command}: {output}");
+    }
+    // A server on the host through every address of it, and a name outside the policy.
+    let port = std::fs::read_to_string(host.home().join("server.json")).unwrap();
+    let port: serde_json::Value = serde_json::from_str(&port).unwrap();
+    let port = port["url"].as_str().unwrap().rsplit(':').next().unwrap().to_owned();
+    for target in [
+        "127.0.0.1",
+        "198.18.0.1",
+        "198.18.9.9",
+        "10.0.0.1",
+        "169.254.169.254",
+        "[::1]",
+        "example.org",
+    ] {
+        let (exit, output) = host
+            .exec(&session, "root", &format!("curl -s --max-time 5 http://{target}:{port}/healthz"))
+            .await;
+        assert_ne!(exit, Exit::Code(0), "{target} answered: {output}");
+    }
+    let events = host.events(&session).await;
+    let refused = |body: &EventBody| matches!(body, EventBody::EgressRefused { name, .. } if name == "example.org");
+    assert!(events.iter().any(refused), "the refusal is on record");
+}
