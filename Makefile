@@ -1,10 +1,10 @@
-# The two commands of the README are `run` and `test`; the rest serves them.
+# `run` and `test` are the commands of the README; the others are for development.
 .PHONY: run test test-kernel bench build hooks packages
 
-# What the product calls at run time, and what its tests need besides.
+# Packages that Harvest needs at run time, and those that only its tests need.
 PACKAGES := git mmdebstrap ca-certificates e2fsprogs btrfs-progs
 TEST_PACKAGES := busybox-static python3 python3-venv uidmap user-mode-linux docker-registry skopeo postgresql libfaketime
-# Whom the engine is measured beside; podman and docker too, where they are.
+# Programs that the engine is compared with; podman and docker are measured where installed.
 BENCH_PACKAGES := busybox-static bubblewrap crun runc postgresql
 
 run: PACKAGES_WANTED = $(PACKAGES)
@@ -20,7 +20,8 @@ test-kernel: PACKAGES_WANTED = $(PACKAGES) $(TEST_PACKAGES)
 test-kernel: packages
 	.ci/second-kernel
 
-# The engine beside its peers; minutes on an idle machine. `make bench BENCH=--quick` shows that it works.
+# Compares the engine with other programs: some minutes on an idle machine.
+# `make bench BENCH=--quick` shows that the benchmarks work.
 bench: PACKAGES_WANTED = $(PACKAGES) $(BENCH_PACKAGES)
 bench: packages
 	cargo supervisor
@@ -28,18 +29,19 @@ bench: packages
 	target/release/harvest image build claude
 	target/release/harvest-bench --json target/bench.json $(BENCH)
 
-# The programs, and nothing that only tests or measurements need.
+# Only the program, without tests and benchmarks.
 build:
 	cargo supervisor
 	cargo build --bin harvest
 
-# Format and lints of what a commit touches, before it is made. One hook serves every worktree.
+# Installs a hook that checks format and lints of the changed crates before a commit. All worktrees
+# share it.
 hooks:
 	@hook=$$(git rev-parse --path-format=absolute --git-path hooks)/pre-commit; \
 	ours='exec "$$(git rev-parse --show-toplevel)/.ci/pre-commit"'; \
 	if [ -e "$$hook" ] && ! grep -qF "$$ours" "$$hook"; then \
-	  echo "error: $$hook is not ours and is left alone" >&2; \
-	  echo "hint: let it call .ci/pre-commit, or move it away" >&2; exit 1; \
+	  echo "error: $$hook was not installed by Harvest and stays as it is" >&2; \
+	  echo "hint: call .ci/pre-commit from it, or remove it" >&2; exit 1; \
 	fi; \
 	mkdir -p "$$(dirname "$$hook")" && printf '#!/bin/sh\n%s\n' "$$ours" > "$$hook.new" \
 	  && chmod +x "$$hook.new" && mv "$$hook.new" "$$hook" && echo "installed $$hook"

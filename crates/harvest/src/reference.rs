@@ -18,10 +18,10 @@ fn cli_page() -> String {
     let mut page = format!(
         "# The command line\n\nGenerated from the code by `{REGENERATE}`.\n\n\
          A session is named by its id, an id prefix, its key, or `-` for the newest one. Results\n\
-         go to stdout, everything else to stderr. Exit codes: 0 success, 1 failure, 2 wrong usage.\n\
-         `exec` returns the command's own exit code, or 124 for a timeout, 125 for an error of\n\
-         Harvest itself, 126 for not executable, 127 for not found, 137 for out of memory or\n\
-         killed.\n\n`harvest` without a verb prints the status and the next useful command.\n\n\
+         go to stdout, everything else to stderr. Exit codes: 0 success, 1 failure, 2 wrong\n\
+         usage. `exec` returns the command's own exit code, or 124 for a timeout, 125 for an error\n\
+         of Harvest itself, 126 for not executable, 127 for not found, 137 for out of memory\n\
+         or killed.\n\n`harvest` without a verb prints the status and the next useful command.\n\n\
          ## Flags of every verb\n\n"
     );
     page += &arguments(&harvest, true);
@@ -85,10 +85,10 @@ fn config_page() -> String {
     let mut page = format!(
         "# Configuration\n\nGenerated from the code by `{REGENERATE}`.\n\n\
          The configuration is one TOML file: `$XDG_CONFIG_HOME/harvest.toml`\n\
-         (`~/.config/harvest.toml`), or the file named by `--config` or `HARVEST_CONFIG`. Each key\n\
-         is also an environment variable: `HARVEST_` and its name in capitals; lists are separated\n\
-         by commas. Flags override variables, variables override the file, the file overrides the\n\
-         default. An unknown key is an error.\n\n\
+         (`~/.config/harvest.toml`), or the file named by `--config` or `HARVEST_CONFIG`. Each\n\
+         key is also an environment variable: `HARVEST_` and its name in capitals; lists are\n\
+         separated by commas. Flags override variables, variables override the file, the file\n\
+         overrides the default. An unknown key is an error.\n\n\
          | key | type | default | meaning |\n|---|---|---|---|\n"
     );
     for (key, kind, default, what) in KEYS {

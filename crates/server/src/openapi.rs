@@ -9,7 +9,7 @@ use utoipa::{
     openapi::{
         Components, ContentBuilder, OpenApi as Document, PathItem, Ref, RefOr, Response,
         ResponseBuilder, Schema,
-        path::{Operation, Parameter, ParameterIn},
+        path::{Operation, ParameterIn},
         security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme},
     },
 };
@@ -70,8 +70,10 @@ impl Modify for Common {
 fn add_failures(operation: &mut Operation, method: &str, open: bool) {
     let takes_body = operation.request_body.is_some();
     let has = |location: ParameterIn| {
-        let is_there = |parameter: &RefOr<Parameter>| matches!(parameter, RefOr::T(parameter) if parameter.parameter_in == location);
-        operation.parameters.iter().flatten().any(is_there)
+        operation.parameters.iter().flatten().any(|parameter| match parameter {
+            RefOr::T(parameter) => parameter.parameter_in == location,
+            RefOr::Ref(_) => false,
+        })
     };
     let has_path = has(ParameterIn::Path);
     let has_input = takes_body || has(ParameterIn::Query) || has(ParameterIn::Header);

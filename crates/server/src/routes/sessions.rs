@@ -159,8 +159,8 @@ pub(crate) async fn session_terminate(
     Ok(Json(state.sessions.get(&session).await?))
 }
 
-/// Restores the session's files and conversation as they were after a turn, in place. A running turn
-/// is stopped and the current state is saved first; later turns can still be restored.
+/// Restores the session's files and conversation as they were after a turn, in place. A running
+/// turn is stopped and the current state is saved first; later turns can still be restored.
 #[utoipa::path(post, path = "/v1/sessions/{session}/restore", tag = "sessions", request_body = RestoreSession,
     params(("session" = SessionId, Path, description = "The session")),
     responses((status = 200, body = Session, description = "The session; it continues from that turn")))]

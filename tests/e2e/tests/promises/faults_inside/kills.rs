@@ -150,7 +150,7 @@ async fn broken_agent_is_reported_and_restore_repairs_it() {
         })
         .await;
     assert!(
-        matches!(&boot.body, EventBody::BootPhase { tail: Some(tail), .. } if tail.contains("cannot go on")),
+        matches!(&boot.body, EventBody::BootPhase { tail: Some(tail), .. } if tail.contains("the scripted agent failed")),
         "{boot:?}"
     );
     let shown = host.harvest(["show", &session.to_string()]);
