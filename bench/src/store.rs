@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, Result};
 use harvest_e2e::Postgres;
 use harvest_proto::{
-    EventBody, SessionId, Timestamp,
+    AgentName, EventBody, NetworkPolicy, SessionId, Timestamp,
     bridge::{Author, OutboxEvent},
 };
 use harvest_store::{DatabaseUrl, Lease, NewCheckout, NewSession, Store, Write};
@@ -125,11 +125,11 @@ async fn session(store: &Store, lease: Lease) -> Result<SessionId> {
     let new = NewSession {
         id: SessionId::random(),
         title: word(),
-        checkouts: vec![NewCheckout { repository: word(), base: None, base_commit: None }],
-        branch: word(),
-        agent: word(),
+        checkouts: vec![NewCheckout { repository: "word".parse()?, base: None, base_commit: None }],
+        branch: "word".parse()?,
+        agent: AgentName::Claude,
         model: None,
-        network: word(),
+        network: NetworkPolicy::None,
         author: Author { name: word(), email: word() },
         conversation: word(),
         forked_from: None,

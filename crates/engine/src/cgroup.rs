@@ -239,22 +239,6 @@ impl Hierarchy {
         }
         empty && folders.iter().all(|folder| !folder.exists())
     }
-
-    /// Whether a sandbox's cgroups can be renamed: v1 only. There standbys pay off, because joining
-    /// a cgroup costs 7 to 15 ms after an idle period; on v2 pid 1 starts in its cgroup.
-    pub(crate) fn can_rename(&self) -> bool {
-        matches!(self, Self::V1 { .. })
-    }
-
-    /// Renames a sandbox's cgroups.
-    pub(crate) fn rename(&self, home: &str, from: &str, to: &str) -> Result<(), StepError> {
-        for mount in self.mounts() {
-            let group = mount.join(home);
-            fs::rename(group.join(from), group.join(to))
-                .doing(|| format!("rename cgroup {}", group.join(from).display()))?;
-        }
-        Ok(())
-    }
 }
 
 /// The processes in one cgroup, without those below it.

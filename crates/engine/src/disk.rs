@@ -1,24 +1,21 @@
-//! The paths below home and cache, the locks that guard them, and reading and writing records.
-//! Does not know what the records mean.
+//! The paths below home and cache, and the locks that keep garbage collection out.
 
 use std::{
     fs::{self, File},
     io::ErrorKind,
-    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
 };
 
-use ring::{
-    digest,
-    rand::{SecureRandom, SystemRandom},
-};
+use ring::digest;
 use rustix::fs::FlockOperation;
 use serde::Serialize;
 
-pub(crate) use crate::home::read_record;
 use crate::{
     EngineError,
-    home::{self, Durability, Home, create_private_dir},
+    error::AtPath,
+    file_lock::lock,
+    home::Home,
+    records::{create_private_dir, hex, write_record},
     store,
 };
 
@@ -95,8 +92,7 @@ impl Disk {
     }
 
     fn register(&self) -> Result<(), EngineError> {
-        let home = fs::canonicalize(self.home.path())
-            .map_err(|e| disk_error("find", self.home.path(), e))?;
+        let home = fs::canonicalize(self.home.path()).at("find", self.home.path())?;
         let name =
             hex(digest::digest(&digest::SHA256, home.as_os_str().as_encoded_bytes()).as_ref());
         let record = self.homes().join(format!("{name}.json"));
@@ -168,107 +164,6 @@ impl Disk {
 pub(crate) struct GcGuard {
     _home: File,
     _cache: File,
-}
-
-/// Opens a lock file and locks it. Dropping the file, or the end of the process, unlocks it.
-pub(crate) fn lock(path: &Path, operation: FlockOperation) -> Result<File, EngineError> {
-    let file = File::options()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .mode(0o600)
-        .open(path)
-        .map_err(|e| disk_error("open the lock", path, e))?;
-    flock(file, path, operation)
-}
-
-/// Locks a folder itself, which works on a full disk.
-pub(crate) fn lock_folder(path: &Path) -> Result<File, EngineError> {
-    let folder = File::open(path).map_err(|e| disk_error("open", path, e))?;
-    flock(folder, path, FlockOperation::LockExclusive)
-}
-
-/// [`lock_folder`] without waiting; `None` when the folder is locked.
-pub(crate) fn try_lock_folder(path: &Path) -> Result<Option<File>, EngineError> {
-    let folder = File::open(path).map_err(|e| disk_error("open", path, e))?;
-    match rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(Some(folder)),
-        Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
-        Err(error) => Err(disk_error("lock", path, error)),
-    }
-}
-
-fn flock(file: File, path: &Path, operation: FlockOperation) -> Result<File, EngineError> {
-    loop {
-        match rustix::fs::flock(&file, operation) {
-            Ok(()) => return Ok(file),
-            Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(disk_error("lock", path, error)),
-        }
-    }
-}
-
-/// An [`EngineError::File`].
-pub(crate) fn disk_error(
-    doing: &'static str,
-    path: impl Into<PathBuf>,
-    source: impl Into<std::io::Error>,
-) -> EngineError {
-    EngineError::File { doing, path: path.into(), source: source.into() }
-}
-
-/// Writes a record atomically: after a crash or power cut, the old or the new one exists.
-pub(crate) fn write_record(path: &Path, record: &impl Serialize) -> Result<(), EngineError> {
-    home::write_record(path, record, Durability::PowerCut)
-}
-
-/// The records of a folder, by name without `.json`.
-pub(crate) fn record_names(folder: &Path) -> Result<Vec<String>, EngineError> {
-    let mut names = Vec::new();
-    for name in names_in(folder)? {
-        if let Some(name) = name.strip_suffix(".json") {
-            names.push(name.to_owned());
-        }
-    }
-    Ok(names)
-}
-
-/// The names in a folder, sorted; empty when the folder does not exist.
-pub(crate) fn names_in(folder: &Path) -> Result<Vec<String>, EngineError> {
-    let entries = match fs::read_dir(folder) {
-        Ok(entries) => entries,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(error) => return Err(disk_error("list", folder, error)),
-    };
-    let mut names = Vec::new();
-    for entry in entries {
-        let entry = entry.map_err(|e| disk_error("list", folder, e))?;
-        // The engine only creates UTF-8 names; others are not its own.
-        if let Ok(name) = entry.file_name().into_string() {
-            names.push(name);
-        }
-    }
-    names.sort();
-    Ok(names)
-}
-
-/// Removes a file, if it exists.
-pub(crate) fn remove_file(path: &Path) -> Result<(), EngineError> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(disk_error("remove", path, error)),
-        _ => Ok(()),
-    }
-}
-
-/// A random, unused file name.
-pub fn random_name() -> String {
-    let mut bytes = [0; 16];
-    SystemRandom::new().fill(&mut bytes).expect("getrandom exists on every supported kernel");
-    hex(&bytes)
-}
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

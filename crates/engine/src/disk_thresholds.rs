@@ -128,13 +128,6 @@ pub(crate) fn free_and_total_bytes(path: &Path) -> Result<(u64, u64), EngineErro
     Ok((stat.f_bavail.saturating_mul(stat.f_frsize), stat.f_blocks.saturating_mul(stat.f_frsize)))
 }
 
-/// A size as text, in GB or MB with one decimal.
-pub(crate) fn format_bytes(bytes: u64) -> String {
-    let (unit, name) =
-        if bytes >= 1_000_000_000 { (1_000_000_000, "GB") } else { (1_000_000, "MB") };
-    format!("{}.{} {name}", bytes / unit, bytes % unit / (unit / 10))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -175,12 +168,5 @@ mod tests {
     #[test]
     fn no_thresholds_refuse_nothing_on_a_full_disk() {
         assert_eq!(missing_space(0, GIB, DiskOperation::Build, &Thresholds::NONE), None);
-    }
-
-    #[test]
-    fn sizes_have_one_decimal() {
-        assert_eq!(format_bytes(1_234_567_890), "1.2 GB");
-        assert_eq!(format_bytes(56_700_000), "56.7 MB");
-        assert_eq!(format_bytes(0), "0.0 MB");
     }
 }

@@ -15,9 +15,11 @@ use rustix::fs::FileType;
 use crate::{
     Engine, EngineError, SandboxState, Snapshot, StoreKind,
     btrfs::{self, QgroupUsage},
-    disk::{self, Disk},
+    disk::Disk,
     disk_thresholds::free_and_total_bytes,
-    home::create_private_dir,
+    error::AtPath,
+    records,
+    records::create_private_dir,
     spec::LayerId,
     tree,
 };
@@ -216,9 +218,7 @@ impl Disk {
             return Ok(());
         }
         let root = self.home.root();
-        File::open(&root)
-            .and_then(|root| btrfs::sync(&root))
-            .map_err(|e| disk::disk_error("sync", root, e))
+        File::open(&root).and_then(|root| btrfs::sync(&root)).at("sync", root)
     }
 
     /// The usage of a subvolume, where the store has quotas enabled.
@@ -248,21 +248,21 @@ impl LayerSizes<'_> {
 
     fn recorded(&self, layer: &LayerId) -> Option<u64> {
         let name = format!("{layer}.json");
-        disk::read_record(&self.disk.sizes().join(name)).ok()?
+        records::read_record(&self.disk.sizes().join(name)).ok()?
     }
 
     fn measure(&self, layer: &LayerId) -> Option<u64> {
         let bytes = tree_bytes(&self.disk.layer_path(layer).ok()?).ok()?;
         // A size that cannot be recorded is measured again next time.
         let _ = create_private_dir(&self.disk.sizes()).and_then(|()| {
-            disk::write_record(&self.disk.sizes().join(format!("{layer}.json")), &bytes)
+            records::write_record(&self.disk.sizes().join(format!("{layer}.json")), &bytes)
         });
         Some(bytes)
     }
 }
 
 fn trash_usage(trash: &Path) -> Result<u64, EngineError> {
-    let names = disk::names_in(trash)?;
+    let names = records::names_in(trash)?;
     Ok(names.iter().map(|name| tree_bytes(&trash.join(name)).unwrap_or(0)).sum())
 }
 

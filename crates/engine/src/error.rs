@@ -1,11 +1,15 @@
 //! The engine's errors. Each names what was being done and to what.
 
-use std::{io, path::PathBuf};
+use std::{borrow::Cow, io, path::PathBuf};
 
-use harvest_proto::{SandboxId, SnapshotId};
+use harvest_proto::{
+    SandboxId, SnapshotId,
+    hint::{DISK_FULL, Hint},
+};
 
 use crate::{
-    disk_thresholds::format_bytes, rootless::RootlessError, spec::LayerId, volume::VolumeName,
+    rootless::RootlessError,
+    spec::{LayerId, VolumeName},
 };
 
 /// An error of the engine.
@@ -144,6 +148,17 @@ pub enum EngineError {
     },
 }
 
+impl EngineError {
+    /// An [`EngineError::File`].
+    pub(crate) fn file(
+        doing: &'static str,
+        path: impl Into<PathBuf>,
+        source: impl Into<io::Error>,
+    ) -> Self {
+        Self::File { doing, path: path.into(), source: source.into() }
+    }
+}
+
 /// A failed system call and what it was for.
 #[derive(Debug, thiserror::Error)]
 #[error("{doing}")]
@@ -181,6 +196,37 @@ pub(crate) trait AtPath<T> {
 
 impl<T, E: Into<io::Error>> AtPath<T> for Result<T, E> {
     fn at(self, doing: &'static str, path: impl Into<PathBuf>) -> Result<T, EngineError> {
-        self.map_err(|source| EngineError::File { doing, path: path.into(), source: source.into() })
+        self.map_err(|source| EngineError::file(doing, path, source))
+    }
+}
+
+impl Hint for EngineError {
+    fn hint(&self) -> Option<Cow<'_, str>> {
+        match self {
+            Self::NoRoom { .. } => Some(DISK_FULL.into()),
+            Self::DiskLow { hint, .. } => Some((*hint).into()),
+            Self::Rootless(error) => error.hint(),
+            Self::File { source, .. } => source.hint(),
+            _ => None,
+        }
+    }
+}
+
+/// A size as text, in GB or MB with one decimal.
+fn format_bytes(bytes: u64) -> String {
+    let (unit, name) =
+        if bytes >= 1_000_000_000 { (1_000_000_000, "GB") } else { (1_000_000, "MB") };
+    format!("{}.{} {name}", bytes / unit, bytes % unit / (unit / 10))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_have_one_decimal() {
+        assert_eq!(format_bytes(1_234_567_890), "1.2 GB");
+        assert_eq!(format_bytes(56_700_000), "56.7 MB");
+        assert_eq!(format_bytes(0), "0.0 MB");
     }
 }

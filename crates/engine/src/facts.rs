@@ -5,13 +5,23 @@ use std::{sync::OnceLock, thread};
 
 use rustix::thread::UnshareFlags;
 
-use crate::{isolate::network, plan::Redirect, probe::child::ChildProbe};
+use crate::{
+    child_probe::ChildProbe,
+    isolate::network,
+    plan::{IdAllocation, Redirect},
+    rootless,
+};
 
 /// A feature that a zygote must not use, so that its fallback is tested on hosts that have it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DisabledFeature {
     /// Nftables with IPv4 support.
     Nftables,
+}
+
+/// How sandboxes of this process get their ids.
+pub(crate) fn id_allocation() -> IdAllocation {
+    if rootless::is_active() { IdAllocation::Shared } else { IdAllocation::PerSandbox }
 }
 
 /// Detects how this host redirects packets, in a child process while the zygote prepares the rest.

@@ -10,11 +10,13 @@ use harvest_proto::SandboxId;
 
 use crate::{
     Engine, EngineError, Owner, SandboxState,
-    disk::{self, Disk},
+    disk::Disk,
     disk_usage::tree_bytes,
-    home::{Home, start_ticks},
+    home::Home,
     image::{Image, PulledImage},
-    sandbox::Record,
+    process::start_ticks,
+    records,
+    sandbox_record::Record,
     spec::LayerId,
     store::{self, Driver, Store, StoreKind},
     trash,
@@ -88,7 +90,7 @@ impl Engine {
     pub fn belongs_to(&self, database: &str) -> Result<bool, EngineError> {
         self.store.ensure_mounted()?;
         let path = self.disk.home.path().join("sessions-of.json");
-        if let Some(owner) = disk::read_record::<String>(&path)? {
+        if let Some(owner) = records::read_record::<String>(&path)? {
             return Ok(owner == database);
         }
         self.disk.record_write(&path, &database)?;
@@ -115,7 +117,7 @@ impl Disk {
         let mut trash = self.collect_home(dry_run, &mut used, collected)?;
         if let Some(_cache_lock) = self.try_lock_cache_for_gc()? {
             self.collect_cache(used, dry_run, collected)?;
-            trash.cache = disk::names_in(&self.cache_trash())?;
+            trash.cache = records::names_in(&self.cache_trash())?;
         } else {
             collected.cache_busy = true;
         }
@@ -142,15 +144,17 @@ impl Disk {
         self.discard_unused(&self.home.layers(), used, &self.home.trash(), dry_run, collected)?;
         if !dry_run {
             // The exclusive lock guarantees that no writer is active.
-            for name in disk::names_in(&self.home.partial())? {
+            for name in records::names_in(&self.home.partial())? {
                 trash::move_to_trash(&self.home.partial().join(name), &self.home.trash())?;
             }
             self.remove_unfinished_records()?;
         }
-        let mut trash =
-            TrashContents { home: disk::names_in(&self.home.trash())?, ..TrashContents::default() };
+        let mut trash = TrashContents {
+            home: records::names_in(&self.home.trash())?,
+            ..TrashContents::default()
+        };
         if self.home.host_trash() != self.home.trash() {
-            trash.host = disk::names_in(&self.home.host_trash())?;
+            trash.host = records::names_in(&self.home.host_trash())?;
         }
         Ok(trash)
     }
@@ -161,9 +165,9 @@ impl Disk {
         dry_run: bool,
         collected: &mut Collected,
     ) -> Result<(), EngineError> {
-        for name in disk::record_names(&self.homes())? {
+        for name in records::record_names(&self.homes())? {
             let record = self.homes().join(format!("{name}.json"));
-            let Some(home) = disk::read_record::<PathBuf>(&record)? else { continue };
+            let Some(home) = records::read_record::<PathBuf>(&record)? else { continue };
             if store::is_home(&home)? {
                 // The records may be in a store that is not mounted.
                 let store = Store::open(&home, Driver::Dir)?;
@@ -172,7 +176,7 @@ impl Disk {
             } else if !home.is_dir() && home.parent().is_some_and(Path::is_dir) {
                 // The user removed the home. An empty folder, or a missing parent, may mean that
                 // the home's disk is not attached.
-                disk::remove_file(&record)?;
+                records::remove_file(&record)?;
             } else {
                 collected.cache_kept_for = Some(home);
                 return Ok(());
@@ -183,7 +187,7 @@ impl Disk {
         }
         self.discard_unused(&self.cache_layers(), &used, &self.cache_trash(), dry_run, collected)?;
         if !dry_run {
-            for name in disk::names_in(&self.building())? {
+            for name in records::names_in(&self.building())? {
                 let path = self.building().join(&name);
                 if path.is_dir() {
                     trash::move_to_trash(&path, &self.cache_trash())?;
@@ -196,20 +200,20 @@ impl Disk {
 
     // Removes records of build steps and pulls whose layers are gone.
     fn remove_stale_build_records(&self) -> Result<(), EngineError> {
-        for name in disk::record_names(&self.steps())? {
+        for name in records::record_names(&self.steps())? {
             let path = self.steps().join(format!("{name}.json"));
-            let layer: Option<LayerId> = disk::read_record(&path)?;
+            let layer: Option<LayerId> = records::read_record(&path)?;
             if layer.is_some_and(|layer| !self.cache_layers().join(layer.as_str()).exists()) {
-                disk::remove_file(&path)?;
+                records::remove_file(&path)?;
             }
         }
-        for name in disk::record_names(&self.pulled())? {
+        for name in records::record_names(&self.pulled())? {
             let path = self.pulled().join(format!("{name}.json"));
-            let pulled: Option<PulledImage> = disk::read_record(&path)?;
+            let pulled: Option<PulledImage> = records::read_record(&path)?;
             if pulled.is_some_and(|pulled| {
                 pulled.layers.iter().any(|layer| self.layer_path(layer).is_err())
             }) {
-                disk::remove_file(&path)?;
+                records::remove_file(&path)?;
             }
         }
         Ok(())
@@ -224,7 +228,7 @@ impl Disk {
         for snapshot in other.snapshot_list()? {
             used.extend(snapshot.layers);
         }
-        for part in disk::names_in(&other.home.sandboxes())? {
+        for part in records::names_in(&other.home.sandboxes())? {
             let Ok(id) = format!("{}_{part}", SandboxId::PREFIX).parse::<SandboxId>() else {
                 continue;
             };
@@ -245,7 +249,7 @@ impl Disk {
         dry_run: bool,
         collected: &mut Collected,
     ) -> Result<(), EngineError> {
-        for name in disk::names_in(folder)? {
+        for name in records::names_in(folder)? {
             let Ok(layer) = name.parse::<LayerId>() else { continue };
             if used.contains(&layer) {
                 continue;
@@ -257,7 +261,7 @@ impl Disk {
             }
             if !dry_run {
                 trash::move_to_trash(&path, trash_folder)?;
-                disk::remove_file(&self.sizes().join(format!("{layer}.json")))?;
+                records::remove_file(&self.sizes().join(format!("{layer}.json")))?;
             }
             collected.layers.push(layer);
         }
@@ -275,7 +279,7 @@ impl Disk {
         }
         let mut unused = Vec::new();
         for folder in folders {
-            let names = disk::names_in(&folder)?;
+            let names = records::names_in(&folder)?;
             let layers = names.iter().filter_map(|name| name.parse::<LayerId>().ok());
             unused.extend(layers.filter(|layer| !used.contains(layer)));
         }
@@ -288,9 +292,9 @@ impl Disk {
         for image in self.image_list()? {
             used.extend(image.layers);
         }
-        for name in disk::record_names(&self.homes())? {
+        for name in records::record_names(&self.homes())? {
             let record = self.homes().join(format!("{name}.json"));
-            let Some(home) = disk::read_record::<PathBuf>(&record)? else { continue };
+            let Some(home) = records::read_record::<PathBuf>(&record)? else { continue };
             let kind = store::read_kind(&home)?.unwrap_or(StoreKind::Dir);
             if store::root(&home, kind).join("snapshots").is_dir() {
                 self.add_used_by_home(&Home::new(home, kind), used)?;
@@ -349,7 +353,7 @@ mod tests {
         let id = SandboxId::random();
         let record = Record { id: id.clone(), layers, ..Record::of_a_standby() };
         fs::create_dir_all(disk.home.sandbox(&id)).unwrap();
-        disk::write_record(&disk.home.sandbox(&id).join("record.json"), &record).unwrap();
+        records::write_record(&disk.home.sandbox(&id).join("record.json"), &record).unwrap();
         id
     }
 
@@ -375,9 +379,9 @@ mod tests {
         let id = sandbox(&disk, vec![layer(&cache, used[1])]);
         let mut captures = crate::snapshot::Captures::default();
         captures.chain.push(layer(&home, used[2]));
-        disk::write_record(&disk.home.sandbox(&id).join("captures.json"), &captures).unwrap();
+        records::write_record(&disk.home.sandbox(&id).join("captures.json"), &captures).unwrap();
         let pending = PendingSave { layer: layer(&home, used[3]) };
-        disk::write_record(&disk.home.sandbox(&id).join("pending-save.json"), &pending).unwrap();
+        records::write_record(&disk.home.sandbox(&id).join("pending-save.json"), &pending).unwrap();
         let snapshot = SnapshotId::random();
         let layers = vec![layer(&home, used[4])];
         disk.snapshot_write(Snapshot::of(snapshot.clone(), layers, ImageConfig::default()))
@@ -389,7 +393,7 @@ mod tests {
         for name in used {
             assert!(home.join(name).exists() || cache.join(name).exists(), "{name}");
         }
-        assert!(disk::names_in(&disk.home.trash()).unwrap().is_empty());
+        assert!(records::names_in(&disk.home.trash()).unwrap().is_empty());
         disk.snapshot_remove(&snapshot).unwrap();
         assert_eq!(collect(&disk, false), ["ofsnapshot"]);
     }
@@ -403,7 +407,7 @@ mod tests {
         fs::write(&unfinished, "{").unwrap();
         disk.collect_home_only().unwrap();
         assert_eq!(
-            disk::names_in(&disk.home.snapshots()).unwrap(),
+            records::names_in(&disk.home.snapshots()).unwrap(),
             [format!("{}.json", id.part())]
         );
     }
@@ -419,9 +423,9 @@ mod tests {
         let (trash, layers) = disk.collect_home_only().unwrap();
         disk.delete(&trash).unwrap();
         assert_eq!(layers, 1);
-        assert_eq!(disk::names_in(&disk.home.layers()).unwrap(), ["used0000"]);
-        assert_eq!(disk::names_in(&disk.cache_layers()).unwrap(), ["orphan-b"]);
-        assert!(disk::names_in(&disk.home.trash()).unwrap().is_empty());
+        assert_eq!(records::names_in(&disk.home.layers()).unwrap(), ["used0000"]);
+        assert_eq!(records::names_in(&disk.cache_layers()).unwrap(), ["orphan-b"]);
+        assert!(records::names_in(&disk.home.trash()).unwrap().is_empty());
     }
 
     #[test]
@@ -456,7 +460,7 @@ mod tests {
         fs::remove_dir_all(&other).unwrap();
         fs::create_dir(&other).unwrap();
         assert!(collect(&disk, false).is_empty());
-        assert!(disk::names_in(&other).unwrap().is_empty(), "nothing is created there");
+        assert!(records::names_in(&other).unwrap().is_empty(), "nothing is created there");
         let mut collected = Collected::default();
         disk.collect(true, &mut collected).unwrap();
         assert_eq!(collected.cache_kept_for.as_ref(), Some(&other), "the home is reported");
@@ -480,7 +484,7 @@ mod tests {
         fs::create_dir(disk.home.partial().join("layer")).unwrap();
         fs::create_dir(disk.building().join("layer")).unwrap();
         collect(&disk, false);
-        assert!(disk::names_in(&disk.home.partial()).unwrap().is_empty());
-        assert!(disk::names_in(&disk.building()).unwrap().is_empty());
+        assert!(records::names_in(&disk.home.partial()).unwrap().is_empty());
+        assert!(records::names_in(&disk.building()).unwrap().is_empty());
     }
 }

@@ -1,25 +1,18 @@
-//! The folders of a home, and reading and writing records so that a crash leaves the old or the new
-//! one.
+//! The configuration and the folders of a home.
 
 use std::{
     ffi::OsString,
-    fs::{self, DirBuilder, File, OpenOptions},
-    io::{self, Write},
-    os::unix::{
-        ffi::OsStrExt,
-        fs::{DirBuilderExt, OpenOptionsExt},
-    },
+    fs, io,
+    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
-    sync::OnceLock,
 };
 
 use harvest_proto::SandboxId;
-use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{
-    disk::hex,
     disk_thresholds::Thresholds,
     error::{AtPath, EngineError},
+    records::{create_private_dir, hex},
     store::{self, Driver, StoreKind},
     writable,
 };
@@ -169,109 +162,9 @@ impl Home {
     }
 }
 
-/// Creates a folder and its parents with mode 0700.
-pub(crate) fn create_private_dir(path: &Path) -> Result<(), EngineError> {
-    DirBuilder::new().recursive(true).mode(0o700).create(path).at("create the folder", path)
-}
-
-/// The file name suffix of a record that is being written.
-pub(crate) const UNFINISHED_SUFFIX: &str = ".new";
-
-/// What a written record must survive.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Durability {
-    /// A crash of the process.
-    Crash,
-    /// A power cut, which costs an fsync.
-    PowerCut,
-}
-
-/// Writes a record atomically: a reader sees the old or the new one.
-pub(crate) fn write_record<T: Serialize>(
-    path: &Path,
-    record: &T,
-    durability: Durability,
-) -> Result<(), EngineError> {
-    let bytes = serde_json::to_vec(record)
-        .map_err(|source| EngineError::Record { path: path.to_owned(), source })?;
-    let new = path.with_extension(format!("{}{UNFINISHED_SUFFIX}", SandboxId::random().part()));
-    let write = || -> io::Result<()> {
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
-        file.write_all(&bytes)?;
-        if durability == Durability::PowerCut {
-            file.sync_all()?;
-        }
-        fs::rename(&new, path)
-    };
-    let result = write();
-    if result.is_err() {
-        let _ = fs::remove_file(&new);
-    }
-    result.at("write", path)?;
-    match path.parent() {
-        Some(folder) if durability == Durability::PowerCut => sync(folder),
-        _ => Ok(()),
-    }
-}
-
-/// Syncs a file's content, or a folder's entries, to the disk.
-pub(crate) fn sync(path: &Path) -> Result<(), EngineError> {
-    File::open(path).and_then(|file| file.sync_all()).at("sync", path)
-}
-
-/// Reads a record; `None` when the file does not exist.
-pub(crate) fn read_record<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, EngineError> {
-    let bytes = match fs::read(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        result => result.at("read", path)?,
-    };
-    serde_json::from_slice(&bytes)
-        .map(Some)
-        .map_err(|source| EngineError::Record { path: path.to_owned(), source })
-}
-
-/// The id of the current boot. Processes recorded during another boot no longer exist.
-pub(crate) fn boot_id() -> &'static str {
-    static BOOT: OnceLock<String> = OnceLock::new();
-    BOOT.get_or_init(|| {
-        fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()
-    })
-}
-
-/// The start time of a process in ticks since boot; together with the pid it identifies the
-/// process. `None` when the process does not exist or is a zombie.
-pub(crate) fn start_ticks(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The program's name, in parentheses, may contain any text; the fields follow the last `)`.
-    let mut fields = stat[stat.rfind(')')? + 1..].split_whitespace();
-    if matches!(fields.next()?, "Z" | "X") {
-        return None;
-    }
-    fields.nth(18)?.parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn start_ticks_exist_only_for_live_processes() {
-        let own = start_ticks(std::process::id()).unwrap();
-        assert!(own > 0);
-        assert_eq!(start_ticks(u32::MAX), None);
-    }
-
-    #[test]
-    fn writing_a_record_leaves_no_temporary_file() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("record.json");
-        for value in [1u32, 2] {
-            write_record(&path, &value, Durability::PowerCut).unwrap();
-            assert_eq!(read_record::<u32>(&path).unwrap(), Some(value));
-        }
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
-        assert_eq!(read_record::<u32>(&folder.path().join("other.json")).unwrap(), None);
-    }
 
     #[test]
     fn each_home_has_its_own_cgroup() {

@@ -9,9 +9,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Engine, EngineError,
-    disk::{self, Disk},
+    disk::Disk,
     disk_usage::tree_bytes,
-    sandbox::Record,
+    records,
+    sandbox_record::Record,
     spec::{ImageConfig, LayerId},
 };
 
@@ -137,13 +138,13 @@ impl Disk {
 
     /// An image by its name; `None` for any text that cannot be a name.
     pub(crate) fn image(&self, name: &str) -> Result<Option<Image>, EngineError> {
-        if is_image_name(name) { disk::read_record(&self.image_path(name)) } else { Ok(None) }
+        if is_image_name(name) { records::read_record(&self.image_path(name)) } else { Ok(None) }
     }
 
     /// Every image of the cache, by name.
     pub(crate) fn image_list(&self) -> Result<Vec<Image>, EngineError> {
         let mut images = Vec::new();
-        for name in disk::record_names(&self.images())? {
+        for name in records::record_names(&self.images())? {
             images.extend(self.image(&name)?);
         }
         Ok(images)
@@ -151,12 +152,12 @@ impl Disk {
 
     /// Writes an image's record and replaces the one of its name.
     pub(crate) fn image_write(&self, image: &Image) -> Result<(), EngineError> {
-        disk::write_record(&self.image_path(&image.name), image)
+        records::write_record(&self.image_path(&image.name), image)
     }
 
     /// Removes an image's record. The next collection removes the layers that nothing else uses.
     pub(crate) fn image_remove(&self, name: &str) -> Result<(), EngineError> {
-        if is_image_name(name) { disk::remove_file(&self.image_path(name)) } else { Ok(()) }
+        if is_image_name(name) { records::remove_file(&self.image_path(name)) } else { Ok(()) }
     }
 }
 
@@ -167,7 +168,7 @@ mod tests {
     #[test]
     fn path_as_image_name_finds_nothing() {
         let disk = Disk::temporary();
-        disk::write_record(&disk.home.path().join("secret.json"), &"secret").unwrap();
+        records::write_record(&disk.home.path().join("secret.json"), &"secret").unwrap();
         assert_eq!(disk.image("../../home/secret").unwrap(), None);
         assert_eq!(disk.image("nothing").unwrap(), None);
     }

@@ -9,12 +9,13 @@ use crate::{
     Engine,
     disk_thresholds::DiskOperation,
     error::EngineError,
-    home::{Durability, write_record},
-    sandbox::{Record, Running, SandboxState, host_resolv_conf},
+    records::write_record,
+    sandbox::host_resolv_conf,
+    sandbox_record::{Record, Running, SandboxState},
     spec::{Origin, Owner, Spec},
     zygote::{
         client,
-        protocol::{Answer, Request},
+        protocol::{Answer, Request, StandbyCounts},
     },
 };
 
@@ -54,6 +55,18 @@ impl Engine {
             made_by: record.made_by,
         };
         Ok(Some(Inspected { spec, created_at: record.created_at, state }))
+    }
+
+    /// The standby counts of this home's zygote; `None` when no zygote runs. Starts no zygote and
+    /// keeps none alive.
+    ///
+    /// # Errors
+    /// When the zygote cannot be reached.
+    pub fn standby_counts(&self) -> Result<Option<StandbyCounts>, EngineError> {
+        Ok(match client::ask_if_running(&self.disk.home, &Request::StandbyCounts)? {
+            Some(Answer::StandbyCounts(counts)) => Some(counts),
+            _ => None,
+        })
     }
 
     /// Every sandbox of this owner with a record, running or dead. One with an unreadable record is
@@ -117,11 +130,7 @@ impl Engine {
             .collect::<Result<_, _>>()?;
         // Recorded, so that a zygote that adopts it later also counts from now.
         record.restarted_at = Some(std::time::SystemTime::now().into());
-        write_record(
-            &self.disk.home.sandbox(id).join("record.json"),
-            &record,
-            Durability::PowerCut,
-        )?;
+        write_record(&self.disk.home.sandbox(id).join("record.json"), &record)?;
         let files = self.open_descriptors(&record, &layers)?;
         let files: Vec<BorrowedFd<'_>> = files.iter().map(AsFd::as_fd).collect();
         let resolv_conf = host_resolv_conf(record.network);

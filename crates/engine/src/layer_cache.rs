@@ -12,10 +12,13 @@ use rustix::fs::{FlockOperation, Mode};
 
 use crate::{
     Engine, EngineError,
-    disk::{self, disk_error, random_name},
     disk_thresholds::DiskOperation,
     disk_usage::tree_bytes,
+    error::AtPath,
+    file_lock,
     image::{Image, PulledImage},
+    records,
+    records::random_name,
     snapshot::{delta::copy_delta, index::Index},
     spec::LayerId,
     trash, tree,
@@ -62,10 +65,10 @@ impl LayerCache<'_> {
     /// When the lock file cannot be opened or locked.
     pub fn lock_image(&self, name: &str, waiting: &mut dyn FnMut()) -> Result<File, EngineError> {
         let path = self.engine.disk.building().join(format!("{name}.lock"));
-        match disk::lock(&path, FlockOperation::NonBlockingLockExclusive) {
+        match file_lock::lock(&path, FlockOperation::NonBlockingLockExclusive) {
             Err(EngineError::File { source, .. }) if source.kind() == io::ErrorKind::WouldBlock => {
                 waiting();
-                disk::lock(&path, FlockOperation::LockExclusive)
+                file_lock::lock(&path, FlockOperation::LockExclusive)
             }
             other => other,
         }
@@ -116,7 +119,7 @@ impl LayerCache<'_> {
     /// When the folder cannot be created.
     pub fn create_folder(&self) -> Result<PathBuf, EngineError> {
         let folder = self.engine.disk.building().join(random_name());
-        fs::create_dir(&folder).map_err(|e| disk_error("create", &folder, e))?;
+        fs::create_dir(&folder).at("create", &folder)?;
         Ok(folder)
     }
 
@@ -127,14 +130,13 @@ impl LayerCache<'_> {
     /// When the folder cannot be synced or renamed.
     pub fn commit(&self, folder: &Path, layer: &LayerId) -> Result<(), EngineError> {
         let root = tree::open_root(folder)?;
-        rustix::fs::fchmod(&root, Mode::from_raw_mode(0o755))
-            .map_err(|e| disk_error("keep", folder, e))?;
-        rustix::fs::syncfs(&root).map_err(|e| disk_error("sync", folder, e))?;
+        rustix::fs::fchmod(&root, Mode::from_raw_mode(0o755)).at("keep", folder)?;
+        rustix::fs::syncfs(&root).at("sync", folder)?;
         let path = self.engine.disk.cache_layers().join(layer.as_str());
         match fs::rename(folder, &path) {
             // Another process made the same layer first; both have the same content.
             Err(_) if path.is_dir() => trash::move_to_trash(folder, &self.trash()),
-            other => other.map_err(|e| disk_error("keep", &path, e)),
+            other => other.at("keep", &path),
         }
     }
 
@@ -165,7 +167,7 @@ impl LayerCache<'_> {
             Err(error) if error.kind() == io::ErrorKind::CrossesDevices => {
                 copy_tree(&upper, target)
             }
-            other => other.map_err(|e| disk_error("keep", &upper, e)),
+            other => other.at("keep", &upper),
         }
     }
 
@@ -174,7 +176,7 @@ impl LayerCache<'_> {
     /// # Errors
     /// When the record cannot be read.
     pub fn step_layer(&self, key: &str) -> Result<Option<LayerId>, EngineError> {
-        disk::read_record(&self.step_record(key))
+        records::read_record(&self.step_record(key))
     }
 
     /// Records the layer of a step that was rebuilt by force.
@@ -182,7 +184,7 @@ impl LayerCache<'_> {
     /// # Errors
     /// When the record cannot be written.
     pub fn set_step_layer(&self, key: &str, layer: &LayerId) -> Result<(), EngineError> {
-        disk::write_record(&self.step_record(key), layer)
+        records::write_record(&self.step_record(key), layer)
     }
 
     fn step_record(&self, key: &str) -> PathBuf {
@@ -194,7 +196,7 @@ impl LayerCache<'_> {
     /// # Errors
     /// When the record cannot be read.
     pub fn pulled_image(&self, key: &str) -> Result<Option<PulledImage>, EngineError> {
-        disk::read_record(&self.pulled_record(key))
+        records::read_record(&self.pulled_record(key))
     }
 
     /// Records the image that was pulled for a recipe base.
@@ -202,7 +204,7 @@ impl LayerCache<'_> {
     /// # Errors
     /// When the record cannot be written.
     pub fn set_pulled_image(&self, key: &str, image: &PulledImage) -> Result<(), EngineError> {
-        disk::write_record(&self.pulled_record(key), image)
+        records::write_record(&self.pulled_record(key), image)
     }
 
     fn pulled_record(&self, key: &str) -> PathBuf {

@@ -18,13 +18,15 @@ macro_rules! eprintln {
 mod btrfs;
 mod cgroup;
 mod changes;
-mod child;
+mod child_probe;
 mod coalesce;
 mod disk;
 mod disk_thresholds;
 mod disk_usage;
 mod error;
 mod facts;
+mod fd_passing;
+mod file_lock;
 mod gc;
 mod home;
 mod image;
@@ -35,11 +37,13 @@ mod layer_cache;
 mod loop_device;
 mod plan;
 pub mod probe;
+mod process;
+mod records;
 pub mod rootless;
 mod sandbox;
+mod sandbox_record;
 mod snapshot;
 mod spec;
-mod standby;
 mod store;
 pub mod supervisor_client;
 mod syscall;
@@ -54,8 +58,6 @@ use std::sync::Arc;
 
 pub use cgroup::{Group, Hierarchy, Setting};
 pub use changes::{Baseline, Change, ChangeKind, Changes};
-pub use child::kill_with_parent;
-pub use disk::random_name;
 pub use disk_thresholds::{Threshold, Thresholds};
 pub use disk_usage::{DiskSpace, DiskUsage, ItemUsage, SandboxUsage, SnapshotUsage, StoreFile};
 pub use error::EngineError;
@@ -64,25 +66,26 @@ pub use gc::Collected;
 pub use home::Config;
 pub use image::{Image, ImageUsers, PulledImage, is_image_name};
 pub use inspect::Inspected;
-pub use isolate::caps::Capability;
 pub use layer_cache::{LayerCache, copy_tree};
 pub use plan::{
-    HostFacts, IDS_PER_SANDBOX, IdAllocation, Namespace, PassedDescriptor, Plan, Redirect, Step,
+    Capability, HostFacts, IdAllocation, Namespace, PassedDescriptor, Plan, Redirect, Step,
 };
 pub use probe::{Finding, Level};
-pub use sandbox::{DiskLimitStop, Running, SandboxState};
+pub use process::kill_with_parent;
+pub use records::random_name;
+pub use sandbox_record::{DiskLimitStop, Running, SandboxState};
 pub use snapshot::{Captured, Snapshot};
 pub use spec::{
-    Bind, ImageConfig, LayerId, Limits, Network, Origin, Owner, ParseLayerIdError, Spec,
-    VolumeMount,
+    Bind, IDS_PER_SANDBOX, ImageConfig, LayerId, Limits, Network, Origin, Owner, ParseLayerIdError,
+    ParseVolumeNameError, Spec, VolumeMount, VolumeName,
 };
-pub use standby::StandbyCounts;
 pub use store::{Driver, ParseDriverError, StoreKind};
 pub use volume::{
-    Backing, Volume, VolumeName, VolumeSpec,
-    state::{EXEC_STATE, STATE_FOLDERS, STATE_INSIDE},
+    Backing, Volume, VolumeSpec,
+    state::{STATE_FOLDERS, STATE_INSIDE},
 };
 pub use wait::{EndWait, WAIT_RETRY_DELAY};
+pub use zygote::protocol::StandbyCounts;
 
 use disk::Disk;
 use error::AtPath;
@@ -105,8 +108,8 @@ impl Engine {
     /// When a folder cannot be created, or belongs to the other kind of user (root or not).
     pub fn open(mut config: Config) -> Result<Self, EngineError> {
         rootless::require_root()?;
-        home::create_private_dir(&config.home)?;
-        home::create_private_dir(&config.cache)?;
+        records::create_private_dir(&config.home)?;
+        records::create_private_dir(&config.cache)?;
         // The zygote and every client must use the same path of the home: its cgroup is named after
         // it.
         config.home = config.home.canonicalize().at("find", &config.home)?;

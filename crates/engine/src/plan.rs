@@ -3,6 +3,7 @@
 //! up to [`Step::Clone`], the new process the rest. Steps before [`Step::AwaitAssignment`] are
 //! equal for every sandbox with a door, so they can be done in advance.
 
+mod capability;
 mod step;
 
 use std::{
@@ -17,7 +18,12 @@ use harvest_proto::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{cgroup::Hierarchy, isolate::caps::Capability, sandbox::Record, spec::Network};
+use crate::{
+    cgroup::Hierarchy,
+    sandbox_record::Record,
+    spec::{IDS_PER_SANDBOX, Network},
+};
+pub use capability::Capability;
 pub use step::{Namespace, PassedDescriptor, Step};
 
 /// The host's properties that a plan depends on.
@@ -102,9 +108,6 @@ pub(crate) const NODES: [(&str, u32, u32); 6] = [
 // Inherited by all processes inside: when the host runs out of memory, sandboxes are killed before
 // the host's processes. Within a sandbox the limit is on `work`, which does not contain pid 1.
 const OOM_SCORE: i32 = 400;
-
-/// Ids per sandbox: every 16-bit id, including `nobody`.
-pub const IDS_PER_SANDBOX: u32 = 65_536;
 
 /// Plans the sandbox that `record` describes; `layers` are the layers' paths on the host.
 #[must_use]

@@ -4,7 +4,6 @@
 //! The risky checks need a single-threaded process, which the caller may not be: the zygote's
 //! command runs them when `--probe` precedes the home.
 
-pub(crate) mod child;
 mod host;
 mod paths;
 mod stack;

@@ -10,6 +10,7 @@ mod maps;
 mod store_owner;
 
 use std::{
+    borrow::Cow,
     fs,
     io::{self, Read, Write},
     os::fd::{AsFd, OwnedFd},
@@ -17,6 +18,7 @@ use std::{
     sync::OnceLock,
 };
 
+use harvest_proto::Hint;
 use rustix::{
     mount::{MountPropagationFlags, mount_change},
     pipe::{PipeFlags, pipe_with},
@@ -24,10 +26,7 @@ use rustix::{
     thread::UnshareFlags,
 };
 
-use crate::{
-    plan::IdAllocation,
-    syscall::{self, Side},
-};
+use crate::syscall::{self, Side};
 pub(crate) use maps::identity_map;
 pub(crate) use store_owner::check_store_owner;
 
@@ -69,10 +68,14 @@ pub enum RootlessError {
     },
 }
 
+impl Hint for RootlessError {
+    fn hint(&self) -> Option<Cow<'_, str>> {
+        Some(self.fix().into())
+    }
+}
+
 impl RootlessError {
-    /// What to do about it.
-    #[must_use]
-    pub fn hint(&self) -> &'static str {
+    fn fix(&self) -> &'static str {
         match self {
             Self::Threads => "run as root, or through the `harvest` binary",
             Self::NotEntered { hint, .. } => hint,
@@ -101,7 +104,7 @@ pub fn enter() -> Result<(), RootlessError> {
     if let Err(error) = &entered {
         let cause =
             std::error::Error::source(error).map_or(String::new(), |cause| format!(": {cause}"));
-        let _first_failure_is_kept = REFUSAL.set((format!("{error}{cause}"), error.hint()));
+        let _first_failure_is_kept = REFUSAL.set((format!("{error}{cause}"), error.fix()));
     }
     entered
 }
@@ -155,7 +158,7 @@ pub(crate) fn require_root() -> Result<(), RootlessError> {
     }
     let refusal = REFUSAL.get().cloned();
     let (reason, hint) =
-        refusal.unwrap_or_else(|| ("none was created".to_owned(), RootlessError::Threads.hint()));
+        refusal.unwrap_or_else(|| ("none was created".to_owned(), RootlessError::Threads.fix()));
     Err(RootlessError::NotEntered { reason, hint })
 }
 
@@ -171,13 +174,6 @@ pub fn is_active() -> bool {
     *ACTIVE.get_or_init(|| {
         fs::read_to_string("/proc/self/uid_map").is_ok_and(|map| !maps::is_initial(&map))
     })
-}
-
-impl IdAllocation {
-    /// The allocation that this process can use.
-    pub(crate) fn of_this_process() -> Self {
-        if is_active() { Self::Shared } else { Self::PerSandbox }
-    }
 }
 
 /// The child process outside the namespace, because ids can be mapped only from there.

@@ -1,8 +1,6 @@
 //! Starts, finds, freezes, kills and removes sandboxes. `record.json` holds the request and changes
 //! only on a restart; `state.json` is written by the zygote and holds the sandbox's progress.
 
-mod record;
-
 use std::{
     fs,
     os::{
@@ -14,17 +12,18 @@ use std::{
 };
 
 use harvest_proto::{SandboxId, launch::DOOR_SOCKET};
-use serde::Serialize;
 
 use crate::{
     Engine,
     cgroup::Hierarchy,
-    disk,
     disk_thresholds::DiskOperation,
     error::{AtPath, EngineError},
-    facts,
-    home::{Durability, read_record, sync, write_record},
-    plan::{HostFacts, IdAllocation, Plan, plan},
+    facts, file_lock,
+    plan::{HostFacts, Plan, plan},
+    records::{read_record, sync, write_record_unsynced},
+    sandbox_record::{
+        DiskLimitStop, RECORD, Record, RecordedState, Running, SandboxState, list_ids,
+    },
     spec::{Network, Origin, Owner, Spec},
     syscall, trash, volume,
     writable::{self, WritableOrigin},
@@ -33,37 +32,6 @@ use crate::{
         protocol::{Answer, BuildId, Request},
     },
 };
-pub use record::DiskLimitStop;
-use record::RECORD;
-pub(crate) use record::{Record, RecordedState, ids_in, list_ids};
-
-/// A running sandbox.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-pub struct Running {
-    /// Id of the sandbox.
-    pub id: SandboxId,
-    /// Socket of its supervisor.
-    pub bridge: PathBuf,
-    /// Path at which the gateway binds its socket for this sandbox.
-    pub door: PathBuf,
-    /// Pid 1's pid on the host.
-    pub pid: u32,
-}
-
-/// The current state of a sandbox.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-#[serde(tag = "state", rename_all = "snake_case")]
-pub enum SandboxState {
-    /// The sandbox is running.
-    Running(Running),
-    /// The sandbox is dead; its disk still exists.
-    Dead {
-        /// Why it died, as far as known.
-        reason: String,
-    },
-    /// The sandbox was removed or never existed.
-    Gone,
-}
 
 impl Engine {
     /// Starts a sandbox; its bridge accepts connections when this returns.
@@ -114,7 +82,7 @@ impl Engine {
             group: self.disk.home.cgroup_name(),
             resolv_conf: host_resolv_conf(record.network),
             redirect: facts::detect_redirect_in_thread(),
-            ids: IdAllocation::of_this_process(),
+            ids: facts::id_allocation(),
         };
         Ok(plan(&record, &layers, &facts))
     }
@@ -214,7 +182,7 @@ impl Engine {
     /// # Errors
     /// When it is not running.
     pub fn thaw_unless_saving(&self, id: &SandboxId) -> Result<(), EngineError> {
-        match disk::try_lock_folder(&self.disk.home.sandbox(id))? {
+        match file_lock::try_lock_folder(&self.disk.home.sandbox(id))? {
             Some(_turn) => self.thaw(id),
             None => Ok(()),
         }
@@ -369,7 +337,7 @@ impl Engine {
             let begin = cloned.map_or(WritableOrigin::Empty, WritableOrigin::Clone);
             let limit = record.limits.writable_bytes.filter(|_| self.disk.home.has_quotas());
             writable::create(&new, self.disk.home.store(), begin, limit)?;
-            write_record(&new.join(RECORD), record, Durability::Crash)?;
+            write_record_unsynced(&new.join(RECORD), record)?;
             match fs::rename(&new, &folder) {
                 Ok(()) => Ok(()),
                 Err(_) if folder.exists() => {

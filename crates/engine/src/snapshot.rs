@@ -28,9 +28,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     EngineError,
-    disk::{self, Disk, disk_error},
-    home::{UNFINISHED_SUFFIX, boot_id},
+    disk::Disk,
+    error::AtPath,
+    file_lock,
     layer::layer_of,
+    process::boot_id,
+    records,
+    records::UNFINISHED_SUFFIX,
     spec::{ImageConfig, LayerId},
     trash, writable,
 };
@@ -165,17 +169,17 @@ impl Disk {
 
     /// The snapshot with this id, if it exists.
     pub(crate) fn snapshot(&self, id: &SnapshotId) -> Result<Option<Snapshot>, EngineError> {
-        let record: Option<SnapshotRecord> = disk::read_record(&self.snapshot_path(id))?;
+        let record: Option<SnapshotRecord> = records::read_record(&self.snapshot_path(id))?;
         Ok(record.map(|record| record.snapshot))
     }
 
     /// Every snapshot of this home.
     pub(crate) fn snapshot_list(&self) -> Result<Vec<Snapshot>, EngineError> {
         let mut found = Vec::new();
-        for name in disk::record_names(&self.home.snapshots())? {
+        for name in records::record_names(&self.home.snapshots())? {
             // The record may be removed between listing and reading.
             let record: Option<SnapshotRecord> =
-                disk::read_record(&self.home.snapshots().join(format!("{name}.json")))?;
+                records::read_record(&self.home.snapshots().join(format!("{name}.json")))?;
             found.extend(record.map(|record| record.snapshot));
         }
         Ok(found)
@@ -185,23 +189,23 @@ impl Disk {
     /// them.
     pub(crate) fn snapshot_remove(&self, id: &SnapshotId) -> Result<(), EngineError> {
         let _record_lock = self.lock_records()?;
-        disk::remove_file(&self.snapshot_path(id))
+        records::remove_file(&self.snapshot_path(id))
     }
 
     /// Removes unfinished records of killed writers. The caller holds the garbage collection lock
     /// of the home, so no snapshot is being written; rewriting a record takes the record lock.
     pub(crate) fn remove_unfinished_records(&self) -> Result<(), EngineError> {
         let _record_lock = self.lock_records()?;
-        let names = disk::names_in(&self.home.snapshots())?;
+        let names = records::names_in(&self.home.snapshots())?;
         for name in names.iter().filter(|name| name.ends_with(UNFINISHED_SUFFIX)) {
-            disk::remove_file(&self.home.snapshots().join(name))?;
+            records::remove_file(&self.home.snapshots().join(name))?;
         }
         Ok(())
     }
 
     // Serializes removing a record and marking it durable.
     fn lock_records(&self) -> Result<fs::File, EngineError> {
-        disk::lock(&self.home.path().join("records.lock"), FlockOperation::LockExclusive)
+        file_lock::lock(&self.home.path().join("records.lock"), FlockOperation::LockExclusive)
     }
 
     pub(crate) fn snapshot_write(&self, snapshot: Snapshot) -> Result<Snapshot, EngineError> {
@@ -221,12 +225,12 @@ impl Disk {
         let layers = self.home.layers();
         fs::File::open(&layers)
             .and_then(|folder| rustix::fs::syncfs(&folder).map_err(Into::into))
-            .map_err(|e| disk_error("sync", &layers, e))?;
+            .at("sync", &layers)?;
         let _record_lock = self.lock_records()?;
         for snapshot in unsynced {
             let path = self.snapshot_path(&snapshot.id);
             if let Some(mut record) =
-                disk::read_record::<SnapshotRecord>(&path)?.filter(|record| record.boot == boot)
+                records::read_record::<SnapshotRecord>(&path)?.filter(|record| record.boot == boot)
             {
                 record.snapshot.durable = true;
                 self.record_write(&path, &record)?;
@@ -237,12 +241,12 @@ impl Disk {
 
     /// The capture state of a sandbox.
     pub(crate) fn captures(&self, id: &SandboxId) -> Result<Captures, EngineError> {
-        Ok(disk::read_record(&self.home.sandbox(id).join("captures.json"))?.unwrap_or_default())
+        Ok(records::read_record(&self.home.sandbox(id).join("captures.json"))?.unwrap_or_default())
     }
 
     /// The save in progress of a sandbox, if one was begun.
     pub(crate) fn pending_save(&self, id: &SandboxId) -> Result<Option<PendingSave>, EngineError> {
-        disk::read_record(&self.home.sandbox(id).join("pending-save.json"))
+        records::read_record(&self.home.sandbox(id).join("pending-save.json"))
     }
 
     /// The layer for what a snapshot of this sandbox adds. An earlier attempt with the same id may
@@ -256,7 +260,7 @@ impl Disk {
 
     /// Serializes captures and saves of a sandbox.
     pub(crate) fn lock_sandbox(&self, id: &SandboxId) -> Result<fs::File, EngineError> {
-        disk::lock_folder(&self.home.sandbox(id))
+        file_lock::lock_folder(&self.home.sandbox(id))
     }
 
     /// Turns the disk of a stopped sandbox into a snapshot, then calls `remove` to remove the rest
@@ -318,10 +322,10 @@ impl Disk {
                     // Left by a capture with this id that was killed before it wrote the record.
                     trash::move_to_trash(&target, &self.home.trash())?;
                 }
-                fs::rename(upper, &target).map_err(|e| disk_error("save", upper, e))
+                fs::rename(upper, &target).at("save", upper)
             }
             (false, true) => Ok(()),
-            (false, false) => Err(disk_error("find", upper, ErrorKind::NotFound)),
+            (false, false) => Err(EngineError::file("find", upper, ErrorKind::NotFound)),
         }
     }
 }

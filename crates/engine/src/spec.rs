@@ -5,7 +5,8 @@ use std::{collections::BTreeMap, fmt, path::PathBuf, str::FromStr};
 use harvest_proto::{SandboxId, SnapshotId};
 use serde::{Deserialize, Serialize};
 
-use crate::volume::VolumeName;
+/// Ids per sandbox: every 16-bit id.
+pub const IDS_PER_SANDBOX: u32 = 65_536;
 
 /// A sandbox to start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -133,6 +134,62 @@ pub struct VolumeMount {
     pub inside: PathBuf,
     /// Mounted read-only.
     pub read_only: bool,
+}
+
+/// A volume's name, which is also the name of its folder.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct VolumeName(String);
+
+/// A text that is not a volume name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("invalid volume name `{0}`: use letters, digits, `_` and `-`, at most 80")]
+pub struct ParseVolumeNameError(String);
+
+impl VolumeName {
+    /// The name as text.
+    #[must_use]
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for VolumeName {
+    type Err = ParseVolumeNameError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if is_plain_name(text) {
+            Ok(Self(text.to_owned()))
+        } else {
+            Err(ParseVolumeNameError(text.to_owned()))
+        }
+    }
+}
+
+impl TryFrom<String> for VolumeName {
+    type Error = ParseVolumeNameError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        text.parse()
+    }
+}
+
+impl From<VolumeName> for String {
+    fn from(name: VolumeName) -> Self {
+        name.0
+    }
+}
+
+impl fmt::Display for VolumeName {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.0)
+    }
+}
+
+impl fmt::Debug for VolumeName {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str(&self.0)
+    }
 }
 
 /// Whether a text is safe as a file name.

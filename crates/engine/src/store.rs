@@ -25,9 +25,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     EngineError, btrfs,
-    disk::lock,
     error::AtPath,
-    home::{Durability, create_private_dir, read_record, write_record},
+    file_lock::lock,
+    records::{create_private_dir, read_record, write_record},
     rootless,
 };
 
@@ -282,7 +282,7 @@ fn create(home: &Path, wanted: Driver) -> Result<StoreKind, EngineError> {
         StoreKind::BtrfsFile => btrfs_file::create(home, host.free)?,
     }
     let record = StoreRecord { version: VERSION, driver: kind };
-    write_record(&home.join("store.json"), &record, Durability::PowerCut)?;
+    write_record(&home.join("store.json"), &record)?;
     Ok(kind)
 }
 

@@ -14,21 +14,17 @@ use rustix::{
     io::Errno,
 };
 
-use crate::{
-    EngineError, btrfs,
-    disk::{self, disk_error},
-    tree,
-};
+use crate::{EngineError, btrfs, records, tree};
 
 // The deepest recursion while deleting; deeper folders are first moved to the top of the trash.
 const MAX_OPEN_DEPTH: usize = 64;
 
 /// Moves a tree into the trash, which must be on the same file system. Takes constant time.
 pub(crate) fn move_to_trash(path: &Path, trash: &Path) -> Result<(), EngineError> {
-    let target = trash.join(disk::random_name());
+    let target = trash.join(records::random_name());
     match fs::rename(path, &target) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(disk_error("remove", path, error))
+            Err(EngineError::file("remove", path, error))
         }
         _ => Ok(()),
     }
@@ -42,7 +38,7 @@ pub(crate) fn delete(trash: &Path, names: &[String]) -> Result<(), EngineError> 
         names.iter().filter_map(|name| CString::new(name.as_str()).ok()).collect();
     while let Some(name) = waiting.pop() {
         if let Err(error) = delete_one(top.as_fd(), top.as_fd(), &name, 0, &mut waiting) {
-            result = result.and(Err(disk_error("delete", tree::join(trash, &name), error)));
+            result = result.and(Err(EngineError::file("delete", tree::join(trash, &name), error)));
         }
     }
     result
@@ -82,7 +78,7 @@ fn delete_one(
     }
     if depth >= MAX_OPEN_DEPTH {
         let new_name =
-            CString::new(disk::random_name()).expect("hexadecimal text has no zero byte");
+            CString::new(records::random_name()).expect("hexadecimal text has no zero byte");
         rustix::fs::renameat(folder, name, top, &new_name)?;
         moved_up.push(new_name);
         return Ok(());
@@ -126,8 +122,8 @@ mod tests {
         std::os::unix::fs::symlink(&outside, tree.join("a/link")).unwrap();
         move_to_trash(&tree, &disk.home.trash()).unwrap();
         assert!(!tree.exists());
-        delete(&disk.home.trash(), &disk::names_in(&disk.home.trash()).unwrap()).unwrap();
-        assert!(disk::names_in(&disk.home.trash()).unwrap().is_empty());
+        delete(&disk.home.trash(), &records::names_in(&disk.home.trash()).unwrap()).unwrap();
+        assert!(records::names_in(&disk.home.trash()).unwrap().is_empty());
         assert!(outside.join("kept").exists());
     }
 
@@ -140,8 +136,8 @@ mod tests {
             rustix::fs::mkdirat(&folder, c"a", Mode::RWXU).unwrap();
             folder = open(folder.as_fd(), c"a").unwrap();
         }
-        delete(&disk.home.trash(), &disk::names_in(&disk.home.trash()).unwrap()).unwrap();
-        assert!(disk::names_in(&disk.home.trash()).unwrap().is_empty());
+        delete(&disk.home.trash(), &records::names_in(&disk.home.trash()).unwrap()).unwrap();
+        assert!(records::names_in(&disk.home.trash()).unwrap().is_empty());
     }
 
     #[test]

@@ -23,7 +23,7 @@ use rustix::{
     io::Errno,
 };
 
-use crate::{EngineError, disk::disk_error, rootless};
+use crate::{EngineError, error::AtPath, rootless};
 pub(crate) use dir_stack::DirStack;
 
 /// The names of overlayfs's extended attributes.
@@ -69,7 +69,7 @@ const SMALL_FILE_BYTES: usize = 64 << 10;
 /// Opens the folder a walk starts at. The path is trusted; the folder's content is not.
 pub fn open_root(path: &Path) -> Result<OwnedFd, EngineError> {
     fs::open(path, OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
-        .map_err(|e| disk_error("open the folder", path, e))
+        .at("open the folder", path)
 }
 
 /// Opens a folder below `root`; refuses links in every component of `path`.
@@ -168,7 +168,7 @@ pub fn visit<E: From<EngineError>>(
     each: &mut dyn FnMut(&Path, BorrowedFd<'_>, &Stat) -> Result<(), E>,
 ) -> Result<(), E> {
     let failed =
-        |doing, path: &Path, e: Errno| disk_error(doing, root.join(truncate_path(path)), e);
+        |doing, path: &Path, e: Errno| EngineError::file(doing, root.join(truncate_path(path)), e);
     let mut at = PathBuf::new();
     let open = |e| failed("open the folder", Path::new(""), e);
     let mut dirs = DirStack::new(open_root(root)?.as_fd()).map_err(open)?;
@@ -274,7 +274,7 @@ impl<'a> Copier<'a> {
         match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => self.copy_file(from, name, into, path)?,
             _ => copy_special(from, name, stat, into)
-                .map_err(|e| disk_error("copy", truncate_path(path), e))?,
+                .map_err(|e| EngineError::file("copy", truncate_path(path), e))?,
         }
         // A path that is too long cannot be linked to; the next name gets a copy of the content.
         if shared && path.as_os_str().len() < MAX_PATH_BYTES {
@@ -290,7 +290,7 @@ impl<'a> Copier<'a> {
         into: BorrowedFd<'_>,
         path: &Path,
     ) -> Result<(), EngineError> {
-        let failed = |e: Errno| disk_error("copy", truncate_path(path), e);
+        let failed = |e: Errno| EngineError::file("copy", truncate_path(path), e);
         // Non-blocking: if the file was replaced by a pipe, the open must not wait for a writer.
         let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let source = fs::openat(from, name, flags, Mode::empty()).map_err(failed)?;
@@ -328,13 +328,13 @@ impl<'a> Copier<'a> {
         if size <= SMALL_FILE_BYTES as u64 && stored >= size {
             return self
                 .copy_small(source, copy)
-                .map_err(|e| disk_error("copy", truncate_path(path), e));
+                .map_err(|e| EngineError::file("copy", truncate_path(path), e));
         }
-        fs::ftruncate(copy, size).map_err(|e| disk_error("copy", truncate_path(path), e))?;
+        fs::ftruncate(copy, size).map_err(|e| EngineError::file("copy", truncate_path(path), e))?;
         let mut position = 0;
         while position < size {
             let Some((start, end)) = next_data(source.as_fd(), position, size)
-                .map_err(|e| disk_error("copy", truncate_path(path), e))?
+                .map_err(|e| EngineError::file("copy", truncate_path(path), e))?
             else {
                 break;
             };
@@ -370,7 +370,7 @@ impl<'a> Copier<'a> {
                 // The file was truncated during the copy; that cannot happen while frozen.
                 Ok(0) => return Ok(u64::MAX),
                 Ok(_) | Err(Errno::INTR | Errno::AGAIN) => {}
-                Err(error) => return Err(disk_error("copy", truncate_path(path), error)),
+                Err(error) => return Err(EngineError::file("copy", truncate_path(path), error)),
             }
             (self.heartbeat)()?;
         }

@@ -10,13 +10,12 @@ pub(crate) mod state;
 
 use std::{
     collections::BTreeSet,
-    fmt, fs, io,
+    fs, io,
     os::{
         fd::OwnedFd,
         unix::fs::{DirBuilderExt, MetadataExt},
     },
     path::{Component, Path, PathBuf},
-    str::FromStr,
 };
 
 use harvest_proto::Timestamp;
@@ -24,12 +23,14 @@ use rustix::fs::{AtFlags, CWD, FlockOperation, Gid, Mode, Uid};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Engine, EngineError, disk,
+    Engine, EngineError,
     disk_thresholds::free_and_total_bytes,
     error::AtPath,
-    home::{Durability, read_record, sync, write_record},
+    file_lock, records,
+    records::{read_record, sync, write_record},
     rootless,
-    spec::{VolumeMount, is_plain_name},
+    sandbox_record::{Record, SandboxState},
+    spec::{VolumeMount, VolumeName},
     syscall,
     zygote::{client, protocol::Request},
 };
@@ -41,58 +42,6 @@ const OWNER: u32 = 10_001;
 const MARGIN_BYTES: u64 = 1 << 30;
 const MIN_BYTES: u64 = 4 << 20;
 const MAX_BYTES: u64 = 1 << 44;
-
-/// A volume's name, which is also the name of its folder.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub struct VolumeName(String);
-
-impl VolumeName {
-    /// The name as text.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl FromStr for VolumeName {
-    type Err = EngineError;
-
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        if is_plain_name(text) {
-            return Ok(Self(text.to_owned()));
-        }
-        let reason =
-            format!("invalid volume name `{text}`: use letters, digits, `_` and `-`, at most 80");
-        Err(EngineError::Invalid { reason })
-    }
-}
-
-impl TryFrom<String> for VolumeName {
-    type Error = EngineError;
-
-    fn try_from(text: String) -> Result<Self, Self::Error> {
-        text.parse()
-    }
-}
-
-impl From<VolumeName> for String {
-    fn from(name: VolumeName) -> Self {
-        name.0
-    }
-}
-
-impl fmt::Display for VolumeName {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(&self.0)
-    }
-}
-
-impl fmt::Debug for VolumeName {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.write_str(&self.0)
-    }
-}
 
 /// A volume to create.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -162,7 +111,7 @@ impl Engine {
     /// When a record cannot be read.
     pub fn volumes(&self) -> Result<Vec<Volume>, EngineError> {
         let mut volumes = Vec::new();
-        for name in disk::names_in(&self.disk.home.volumes())? {
+        for name in records::names_in(&self.disk.home.volumes())? {
             if let Ok(name) = name.parse() {
                 volumes.extend(self.volume(&name)?);
             }
@@ -253,7 +202,7 @@ impl Engine {
 
     /// Removes volumes whose creation was interrupted by a crash.
     pub(crate) fn remove_unfinished_volumes(&self) -> Result<(), EngineError> {
-        for entry in disk::names_in(&self.disk.home.volumes())? {
+        for entry in records::names_in(&self.disk.home.volumes())? {
             let Some(Ok(name)) =
                 entry.strip_prefix(UNFINISHED_PREFIX).map(str::parse::<VolumeName>)
             else {
@@ -308,15 +257,15 @@ impl Engine {
                 std::os::unix::fs::chown(&files, Some(OWNER), Some(OWNER)).at("create", files)?;
             }
         }
-        write_record(&folder.join("record.json"), &volume, Durability::PowerCut)?;
+        write_record(&folder.join("record.json"), &volume)?;
         Ok(volume)
     }
 
     fn is_mounted_by_record(&self, name: &VolumeName) -> Result<bool, EngineError> {
         for id in self.list()? {
-            let record = crate::sandbox::Record::read(&self.disk.home, &id)?;
+            let record = Record::read(&self.disk.home, &id)?;
             if record.is_some_and(|record| record.volumes.iter().any(|mount| mount.name == *name))
-                && matches!(self.find(&id)?, crate::SandboxState::Running(_))
+                && matches!(self.find(&id)?, SandboxState::Running(_))
             {
                 return Ok(true);
             }
@@ -327,7 +276,7 @@ impl Engine {
     fn volume_lock(&self, name: &VolumeName) -> Result<VolumeLock, EngineError> {
         let path = self.disk.home.volumes().join(format!(".lock-{name}"));
         loop {
-            let file = disk::lock(&path, FlockOperation::LockExclusive)?;
+            let file = file_lock::lock(&path, FlockOperation::LockExclusive)?;
             let own = file.metadata().at("access", &path)?;
             // The previous holder may have removed the volume together with its lock file.
             if fs::metadata(&path)

@@ -7,7 +7,7 @@ use harvest_proto::SandboxId;
 
 use crate::{
     Engine, EngineError,
-    sandbox::RecordedState,
+    sandbox_record::RecordedState,
     zygote::{
         client,
         protocol::{Answer, Request},

@@ -13,7 +13,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{EngineError, btrfs, disk::disk_error, error::AtPath, store::StoreKind, trash};
+use crate::{EngineError, btrfs, error::AtPath, store::StoreKind, trash};
 
 const DISK: &CStr = c"disk";
 
@@ -117,7 +117,7 @@ pub(crate) fn capture(sandbox: &Path, layers: &Path, name: &str) -> Result<(), E
     let disk = sandbox.join("disk");
     let source = File::open(&disk).at("open", &disk)?;
     let target = File::open(layers).at("open", layers)?;
-    let name = CString::new(name).map_err(|e| disk_error("capture", &disk, e))?;
+    let name = CString::new(name).at("capture", &disk)?;
     btrfs::snapshot(&source, &target, &name).at("capture", disk)
 }
 
@@ -125,7 +125,7 @@ pub(crate) fn capture(sandbox: &Path, layers: &Path, name: &str) -> Result<(), E
 pub(crate) fn destroy(folder: &Path, name: &str) -> Result<(), EngineError> {
     let parent = File::open(folder).at("open", folder)?;
     let path = folder.join(name);
-    let name = CString::new(name).map_err(|e| disk_error("delete", &path, e))?;
+    let name = CString::new(name).at("delete", &path)?;
     btrfs::destroy(&parent, &name).at("delete", path)
 }
 

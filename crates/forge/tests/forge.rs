@@ -8,7 +8,11 @@ use std::{fs, path::Path};
 
 use axum::Router;
 use harvest_forge::{ForgeError, LocalForge, NewPullRequest};
-use harvest_proto::{Secret, Timestamp, api::Evidence, bridge::Exit};
+use harvest_proto::{
+    Secret, Timestamp,
+    api::{CheckOutcome, Evidence, PullRequestState},
+    bridge::Exit,
+};
 use tempfile::TempDir;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -232,7 +236,7 @@ async fn branch_has_one_open_pull_request() {
     host.pushed().await;
     let first = host.push_branch("harvest/a").await;
     let opened = host.forge.open_pull_request("app", new_pull_request("harvest/a")).await.unwrap();
-    assert_eq!((opened.number, &opened.commit, opened.state.as_str()), (1, &first, "open"));
+    assert_eq!((opened.number, &opened.commit, opened.state), (1, &first, PullRequestState::Open));
     assert_eq!(opened.url, format!("http://{}/forge/app/pulls/1", host.address));
     host.forge.set_evidence("app", 1, evidence(&first)).await.unwrap();
     let same = host.forge.open_pull_request("app", new_pull_request("harvest/a")).await.unwrap();
@@ -272,7 +276,7 @@ async fn merged_pull_request_is_not_reused() {
     host.push_branch("harvest/a").await;
     host.forge.open_pull_request("app", new_pull_request("harvest/a")).await.unwrap();
     host.git("work", &["push", "-q", &host.url(TOKEN), "harvest/a:main"]).await.unwrap();
-    assert_eq!(host.forge.pull_request("app", 1).await.unwrap().state, "merged");
+    assert_eq!(host.forge.pull_request("app", 1).await.unwrap().state, PullRequestState::Merged);
     host.push_branch("harvest/a").await;
     host.commit("more").await;
     host.git("work", &["push", "-q", &host.url(TOKEN), "harvest/a"]).await.unwrap();
@@ -310,7 +314,7 @@ fn evidence(commit: &str) -> Evidence {
         repository: "app".to_owned(),
         commit: commit.to_owned(),
         check: "make check".to_owned(),
-        passed: true,
+        outcome: CheckOutcome::Passed,
         exit: Exit::Code(0),
         millis: 12,
         tail: "ok".to_owned(),

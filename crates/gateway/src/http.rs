@@ -20,9 +20,10 @@ use hyper::{
     service::service_fn,
 };
 use hyper_util::rt::TokioIo;
-use tokio::sync::mpsc;
-
-use crate::door::Stream;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    sync::mpsc,
+};
 
 /// An error in the middle of a body. The receiver sees its connection cut.
 pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
@@ -51,8 +52,9 @@ const HOP_BY_HOP: [HeaderName; 8] = [
 pub(crate) struct Abort;
 
 /// Serves the requests of a connection until it ends.
-pub(crate) async fn serve<Handler, Handled>(stream: Stream, handler: Handler)
+pub(crate) async fn serve<Stream, Handler, Handled>(stream: Stream, handler: Handler)
 where
+    Stream: AsyncRead + AsyncWrite + Unpin,
     Handler: Fn(Request<Incoming>) -> Handled,
     Handled: Future<Output = Result<Response<Body>, Abort>>,
 {

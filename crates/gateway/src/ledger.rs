@@ -2,7 +2,9 @@
 //! gateway itself keeps no state about sessions.
 
 use async_trait::async_trait;
-use harvest_proto::{EventBody, Secret, SessionId, event::Usage};
+use harvest_proto::{
+    BranchName, EventBody, RepositoryName, Secret, SessionId, Upstream, event::Usage,
+};
 
 /// Provides secrets, checks budgets and records usage.
 #[async_trait]
@@ -32,39 +34,30 @@ pub struct Refusal {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DoorPolicy {
     pub session: SessionId,
-    pub network: NetworkPolicy,
+    pub network: ResolvedPolicy,
     pub upstream: Upstream,
     /// Repositories it may fetch from and push to.
     pub repositories: Vec<GitAccess>,
 }
 
-/// Names that a sandbox may connect to, besides the gateway's own.
+/// A network policy with the names that a sandbox may connect to, besides the gateway's own.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum NetworkPolicy {
+pub enum ResolvedPolicy {
     None,
     /// These names on ports 80 and 443. `*.example.org` matches every name below it.
     Trusted(Vec<String>),
-}
-
-/// The service for model calls.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Upstream {
-    /// The Anthropic API, with the secret `ANTHROPIC_API_KEY`.
-    Anthropic,
-    /// The scripted model, which plays the script in a prompt. No key, no cost.
-    Scripted,
 }
 
 /// A repository behind the git door.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GitAccess {
     /// Name of the repository: `http://git.harvest.internal/{name}.git` inside.
-    pub name: String,
+    pub name: RepositoryName,
     /// URL of the real remote.
     pub url: String,
     /// Name of the secret, sent as HTTP basic authentication (user `x-access-token`).
     pub secret: Option<String>,
     /// The branch that the session may create and update, but never delete or force-push; `None` is
     /// read-only.
-    pub branch: Option<String>,
+    pub branch: Option<BranchName>,
 }

@@ -1,9 +1,9 @@
 //! The gateway: enforces the network policy, adds git credentials, forwards and meters model calls.
 //! It holds the secrets, so that no sandbox has to.
 //!
-//! `door` reads the request of a connection, `policy` decides whether it is allowed, and `model`,
-//! `git` or `egress` handles it. Permissions and accounting belong to the [`ledger::Ledger`]; the
-//! gateway keeps no state across a restart.
+//! `listener` reads the request of a connection, `policy` decides whether it is allowed, and
+//! `model`, `git` or `egress` handles it. Permissions and accounting belong to the
+//! [`ledger::Ledger`]; the gateway keeps no state across a restart.
 #![forbid(unsafe_code)]
 
 mod door;
@@ -11,16 +11,17 @@ mod egress;
 mod git;
 mod http;
 pub mod ledger;
+mod listener;
 mod model;
-pub mod policy;
+mod policy;
 mod registries;
 pub mod vault;
 
 use std::{collections::BTreeMap, io, net::SocketAddr, path::Path, sync::Arc};
 
-pub use door::DoorHandle;
 pub use harvest_proto::script::{Script, ScriptError, ScriptRule};
 use ledger::{DoorPolicy, Ledger};
+pub use listener::DoorHandle;
 pub use registries::host_registries;
 
 /// Settings of all doors.
@@ -80,6 +81,6 @@ impl Gateway {
     /// Opens a sandbox's door: listens on this socket until the handle is dropped. Replaces a
     /// socket left by an earlier process. Must be called within a tokio runtime.
     pub fn open(&self, door_socket: &Path, policy: DoorPolicy) -> io::Result<DoorHandle> {
-        door::open(Arc::clone(&self.shared), door_socket, policy)
+        listener::open(Arc::clone(&self.shared), door_socket, policy)
     }
 }

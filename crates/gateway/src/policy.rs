@@ -9,10 +9,10 @@
 //! Case and one trailing dot are ignored. Names outside ASCII are compared in their `xn--` form. An
 //! address literal is never a name, in none of the spellings that resolvers accept.
 
-use crate::ledger::NetworkPolicy;
+use crate::ledger::ResolvedPolicy;
 
 /// Ports for allowed names: plain HTTP and TLS, whose first bytes contain the host name.
-pub const PORTS: [u16; 2] = [80, 443];
+const PORTS: [u16; 2] = [80, 443];
 
 // Reserved for the gateway's own names; no policy can redirect them.
 const OWN_DOMAIN: &str = "harvest.internal";
@@ -22,13 +22,13 @@ const MAX_NAME_BYTES: usize = 253;
 const MAX_LABEL_BYTES: usize = 63;
 
 #[must_use]
-pub fn allows(policy: &NetworkPolicy, name: &str, port: u16) -> bool {
+pub(crate) fn allows(policy: &ResolvedPolicy, name: &str, port: u16) -> bool {
     PORTS.contains(&port) && allows_name(policy, name)
 }
 
 #[must_use]
-pub fn allows_name(policy: &NetworkPolicy, name: &str) -> bool {
-    let NetworkPolicy::Trusted(entries) = policy else { return false };
+pub(crate) fn allows_name(policy: &ResolvedPolicy, name: &str) -> bool {
+    let ResolvedPolicy::Trusted(entries) = policy else { return false };
     let Some(name) = normalize(name) else { return false };
     if is_below(&name, OWN_DOMAIN) || name == OWN_DOMAIN {
         return false;
@@ -36,7 +36,7 @@ pub fn allows_name(policy: &NetworkPolicy, name: &str) -> bool {
     entries.iter().any(|entry| matches(entry, &name))
 }
 
-impl NetworkPolicy {
+impl ResolvedPolicy {
     /// The reason for refusing a name.
     pub(crate) fn refusal(&self) -> String {
         let name = match self {
@@ -50,7 +50,7 @@ impl NetworkPolicy {
 /// Normalizes a host name for comparison: lower case, ASCII, no trailing dot. `None` when the text
 /// is not a host name, or is an address.
 #[must_use]
-pub fn normalize(name: &str) -> Option<String> {
+pub(crate) fn normalize(name: &str) -> Option<String> {
     let name = name.strip_suffix('.').unwrap_or(name);
     let name = if name.is_ascii() { name.to_ascii_lowercase() } else { ascii_form(name)? };
     let valid = name.split('.').all(is_valid_label);
@@ -102,8 +102,8 @@ mod tests {
 
     use super::*;
 
-    fn trusted(entries: &[&str]) -> NetworkPolicy {
-        NetworkPolicy::Trusted(entries.iter().map(|entry| (*entry).to_owned()).collect())
+    fn trusted(entries: &[&str]) -> ResolvedPolicy {
+        ResolvedPolicy::Trusted(entries.iter().map(|entry| (*entry).to_owned()).collect())
     }
 
     #[test]
@@ -168,7 +168,7 @@ mod tests {
 
     #[test]
     fn policy_none_allows_nothing() {
-        assert!(!allows(&NetworkPolicy::None, "example.org", 443));
+        assert!(!allows(&ResolvedPolicy::None, "example.org", 443));
     }
 
     proptest! {

@@ -7,9 +7,13 @@ mod server;
 mod session;
 pub(crate) mod units;
 
-use std::{ffi::OsString, net::SocketAddr, path::PathBuf};
+use std::{error::Error, ffi::OsString, net::SocketAddr, path::PathBuf, str::FromStr};
 
-use clap::{Args, Parser, Subcommand};
+use clap::{
+    Args, Parser, Subcommand,
+    builder::{PossibleValuesParser, TypedValueParser},
+};
+use harvest_proto::{BranchName, RepositoryName};
 
 pub(crate) use image::ImageCommand;
 pub(crate) use inside::{CpArgs, ShellArgs};
@@ -218,10 +222,10 @@ pub(crate) enum RepoCommand {
         location: String,
         /// Its name [default: the URL's last part]
         #[arg(long)]
-        name: Option<String>,
+        name: Option<RepositoryName>,
         /// The branch sessions start from
         #[arg(short, long)]
-        base: Option<String>,
+        base: Option<BranchName>,
         /// The secret with the repository's access token
         #[arg(long)]
         secret: Option<String>,
@@ -277,6 +281,14 @@ pub(crate) struct ZygoteArgs {
 
     /// The installation's home
     pub(crate) at: PathBuf,
+}
+
+/// A value that is one of these words, which the help lists.
+fn words<T>(words: &'static [&'static str]) -> impl TypedValueParser<Value = T>
+where
+    T: FromStr<Err: Error + Send + Sync> + Clone + Send + Sync + 'static,
+{
+    PossibleValuesParser::new(words).try_map(|word| word.parse::<T>())
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ mod retention;
 mod tables;
 
 use std::{
-    net::{Ipv4Addr, SocketAddr},
+    net::SocketAddr,
     path::{Path, PathBuf},
 };
 
@@ -19,13 +19,9 @@ use harvest_store::DatabaseUrl;
 use serde::Deserialize;
 
 use crate::{cli::GlobalFlags, printer::Advice};
-pub(crate) use keys::KEYS;
+use keys::{ConfigFile, HAS_DEFAULT, every_key};
 #[cfg(test)]
-pub(crate) use keys::VARIABLES;
-pub(crate) use retention::RETENTION;
-use retention::RetentionTable;
-pub(crate) use tables::{CLOCKS, LIMITS};
-use tables::{ClocksTable, LimitsTable};
+pub(crate) use keys::{Key, VARIABLES, tables as keys_by_table};
 
 pub(crate) const DEFAULT_PORT: u16 = 7070;
 
@@ -93,34 +89,18 @@ impl std::str::FromStr for LogFormat {
     }
 }
 
-/// The configuration file.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct ConfigFile {
-    home: Option<PathBuf>,
-    cache: Option<PathBuf>,
-    url: Option<String>,
-    token: Option<Secret<String>>,
-    listen: Option<SocketAddr>,
-    hosts: Option<Vec<String>>,
-    rate_limit: Option<u32>,
-    max_connections: Option<u32>,
-    log: Option<String>,
-    log_format: Option<LogFormat>,
-    trusted: Option<Vec<String>>,
-    image: Option<String>,
-    author_name: Option<String>,
-    author_email: Option<String>,
-    budget_tokens: Option<u64>,
-    anthropic_url: Option<String>,
-    store_driver: Option<Driver>,
-    database: Option<Secret<String>>,
-    #[serde(default)]
-    clocks: ClocksTable,
-    #[serde(default)]
-    limits: LimitsTable,
-    #[serde(default)]
-    retention: RetentionTable,
+/// Names, separated by commas in a variable.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(transparent)]
+struct List(Vec<String>);
+
+impl std::str::FromStr for List {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
+        Ok(Self(parts.map(str::to_owned).collect()))
+    }
 }
 
 /// Looks up a variable; an empty one counts as absent.
@@ -140,48 +120,36 @@ impl Config {
     }
 
     fn merge(flags: &GlobalFlags, env: Env, file: ConfigFile) -> Result<Self> {
-        let var = |name: &str| env(&format!("HARVEST_{name}"));
-        let path = |name: &str| var(name).map(PathBuf::from);
-        let list = |name: &str| var(name).map(|text| split(&text));
-        let number = |name: &str| parsed::<u64>(name, var(name));
-        let listen = parsed::<SocketAddr>("LISTEN", var("LISTEN"))?;
+        let file = file.resolve("", env)?;
+        let database = database(file.database, env("HARVEST_DATABASE").is_some())?;
         Ok(Self {
             home: flags
                 .home
                 .clone()
-                .or_else(|| path("HOME"))
                 .or(file.home)
                 .unwrap_or_else(|| xdg(env, "XDG_STATE_HOME", ".local/state").join("harvest")),
-            cache: path("CACHE")
-                .or(file.cache)
+            cache: file
+                .cache
                 .unwrap_or_else(|| xdg(env, "XDG_CACHE_HOME", ".cache").join("harvest")),
-            url: flags.url.clone().or_else(|| var("URL")).or(file.url),
-            token: var("TOKEN").map(Secret::new).or(file.token),
-            listen: listen
-                .or(file.listen)
-                .unwrap_or_else(|| SocketAddr::from((Ipv4Addr::LOCALHOST, DEFAULT_PORT))),
-            hosts: list("HOSTS").or(file.hosts).unwrap_or_default(),
-            rate_limit: parsed("RATE_LIMIT", var("RATE_LIMIT"))?.or(file.rate_limit).unwrap_or(500),
-            max_connections: parsed("MAX_CONNECTIONS", var("MAX_CONNECTIONS"))?
-                .or(file.max_connections)
-                .unwrap_or(1000),
-            log: var("LOG").or(file.log).unwrap_or_else(|| "warn".into()),
-            log_format: parsed("LOG_FORMAT", var("LOG_FORMAT"))?
-                .or(file.log_format)
-                .unwrap_or_default(),
-            trusted: list("TRUSTED").or(file.trusted),
-            image: var("IMAGE").or(file.image).unwrap_or_else(|| "claude".into()),
-            author_name: var("AUTHOR_NAME").or(file.author_name),
-            author_email: var("AUTHOR_EMAIL").or(file.author_email),
-            budget_tokens: number("BUDGET_TOKENS")?.or(file.budget_tokens),
-            anthropic_url: var("ANTHROPIC_URL").or(file.anthropic_url),
-            store_driver: parsed("STORE_DRIVER", var("STORE_DRIVER"))?
-                .or(file.store_driver)
-                .unwrap_or(Driver::Dir),
-            database: database(var("DATABASE"), file.database)?,
-            clocks: file.clocks.merge(env)?,
-            limits: file.limits.merge(env)?,
-            retention: file.retention.merge(env)?,
+            url: flags.url.clone().or(file.url),
+            token: file.token,
+            listen: file.listen.expect(HAS_DEFAULT),
+            hosts: file.hosts.unwrap_or_default().0,
+            rate_limit: file.rate_limit.expect(HAS_DEFAULT),
+            max_connections: file.max_connections.expect(HAS_DEFAULT),
+            log: file.log.expect(HAS_DEFAULT),
+            log_format: file.log_format.expect(HAS_DEFAULT),
+            trusted: file.trusted.map(|names| names.0),
+            image: file.image.expect(HAS_DEFAULT),
+            author_name: file.author_name,
+            author_email: file.author_email,
+            budget_tokens: file.budget_tokens,
+            anthropic_url: file.anthropic_url,
+            store_driver: file.store_driver.expect(HAS_DEFAULT),
+            database,
+            clocks: file.clocks.timeouts()?,
+            limits: file.limits.limits()?,
+            retention: file.retention.rules()?,
         })
     }
 
@@ -199,25 +167,6 @@ impl Config {
     pub(crate) fn at(&self, home: &Path) -> Self {
         Self { home: home.to_owned(), url: None, token: None, ..self.clone() }
     }
-}
-
-/// Table, key and default of every setting; the table is empty for top-level keys.
-fn every_key() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
-    let clocks = CLOCKS.iter().map(|(key, default, _)| ("clocks", *key, *default));
-    let limits = LIMITS.iter().map(|(key, default, _)| ("limits", *key, *default));
-    let retention = RETENTION.iter().map(|(key, default, _)| ("retention", *key, *default));
-    let plain = KEYS.iter().filter(|(_, kind, ..)| *kind != "table");
-    plain
-        .map(|(key, _, default, _)| ("", *key, *default))
-        .chain(clocks)
-        .chain(limits)
-        .chain(retention)
-}
-
-/// The environment variable of a key.
-fn variable_of(table: &str, key: &str) -> String {
-    let table = if table.is_empty() { String::new() } else { format!("{table}_") };
-    format!("HARVEST_{table}{key}").to_uppercase()
 }
 
 /// Where a setting comes from, in order of precedence.
@@ -257,7 +206,7 @@ fn parse(text: &str) -> Result<ConfigFile> {
             Some(key) => format!("unknown field `{key}`"),
             None => error.message().to_owned(),
         };
-        let meant = unknown.and_then(|key| closest(key, every_key().map(|key| key.1)));
+        let meant = unknown.and_then(|key| closest(key, every_key().map(|(_, key)| key.name)));
         let hint = match (meant, unknown) {
             (Some(key), _) => format!("did you mean `{key}`?"),
             (None, Some(_)) => "`harvest config` lists all keys".to_owned(),
@@ -267,33 +216,16 @@ fn parse(text: &str) -> Result<ConfigFile> {
     })
 }
 
-fn parsed<T>(name: &str, text: Option<String>) -> Result<Option<T>>
-where
-    T: std::str::FromStr<Err: std::error::Error + Send + Sync + 'static>,
-{
-    let parse = |text: String| {
-        text.parse().with_context(|| format!("HARVEST_{name} is `{text}`, which is not valid"))
-    };
-    text.map(parse).transpose()
-}
-
 /// Errors do not repeat the URL: it may contain a password.
-fn database(variable: Option<String>, file: Option<Secret<String>>) -> Result<Option<DatabaseUrl>> {
-    let (name, text) = match (variable, file) {
-        (Some(text), _) => ("HARVEST_DATABASE", Secret::new(text)),
-        (None, Some(text)) => ("the key `database`", text),
-        (None, None) => return Ok(None),
-    };
+fn database(text: Option<Secret<String>>, variable: bool) -> Result<Option<DatabaseUrl>> {
+    let Some(text) = text else { return Ok(None) };
+    let name = if variable { "HARVEST_DATABASE" } else { "the key `database`" };
     let hint =
         "such as `sqlite:/var/lib/harvest.db` or `postgres://harvest:PASSWORD@localhost/harvest`";
     let url = text.expose().parse();
     url.map(Some).map_err(|error| {
         anyhow::Error::new(error).context(Advice::new(format!("{name} is not valid"), hint))
     })
-}
-
-fn split(text: &str) -> Vec<String> {
-    text.split(',').map(str::trim).filter(|part| !part.is_empty()).map(str::to_owned).collect()
 }
 
 fn xdg(env: Env, name: &str, below_home: &str) -> PathBuf {

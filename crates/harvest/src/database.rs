@@ -2,10 +2,10 @@
 //! wrong database, every disk would be removed as an orphan. Both store the same random mark, and a
 //! mismatch is refused first.
 
-use std::{fs, io, path::Path};
+use std::{borrow::Cow, fs, io, path::Path};
 
 use anyhow::{Context, Result};
-use harvest_proto::SessionId;
+use harvest_proto::{Hint, SessionId};
 use harvest_store::{DatabaseUrl, Store};
 use serde::{Deserialize, Serialize};
 
@@ -44,7 +44,7 @@ pub(crate) async fn open(config: &Config) -> Result<Store> {
     let store = Store::connect(&url).await.map_err(|error| {
         let hint = error.hint().map_or_else(
             || format!("check that the database runs and that `{url}` is its URL"),
-            str::to_owned,
+            Cow::into_owned,
         );
         anyhow::Error::new(error).context(Advice::new("cannot open the store", hint))
     })?;

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use futures_util::{StreamExt, stream::BoxStream};
 use harvest_proto::{
     Event, EventBody,
-    api::{Evidence, Session, SessionState},
+    api::{CheckOutcome, Evidence, Session, SessionState},
     event::TurnOutcome,
 };
 use serde::de::DeserializeOwned;
@@ -167,7 +167,7 @@ impl CompletionTracker {
         let name = evidence.repository.clone();
         self.unchecked
             .retain(|other, commit| *commit != evidence.commit || *other != evidence.repository);
-        if has_check(evidence) && !evidence.passed {
+        if evidence.outcome == CheckOutcome::Failed {
             self.failed_checks.insert(name);
         } else {
             self.failed_checks.remove(&name);
@@ -194,15 +194,10 @@ impl CompletionTracker {
     }
 }
 
-/// Whether the repository has a check.
-pub(crate) fn has_check(evidence: &Evidence) -> bool {
-    evidence.check != "none declared"
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use harvest_proto::{PromptId, Timestamp, bridge::Exit};
+    use harvest_proto::{PromptId, StateReason, Timestamp, bridge::Exit};
 
     fn queued() -> EventBody {
         EventBody::PromptQueued {
@@ -217,7 +212,7 @@ mod tests {
     }
 
     fn now(state: SessionState) -> EventBody {
-        EventBody::StateChanged { state, reason: String::new(), detail: None }
+        EventBody::StateChanged { state, reason: StateReason::Turn, detail: None }
     }
 
     fn verdict(bodies: &[EventBody]) -> Option<Verdict> {
@@ -259,12 +254,12 @@ mod tests {
         EventBody::Pushed { repository: "calc".into(), branch: "b".into(), commit: commit.into() }
     }
 
-    fn evidence(commit: &str, check: &str, passed: bool) -> EventBody {
+    fn evidence(commit: &str, outcome: CheckOutcome) -> EventBody {
         EventBody::Evidence(Evidence {
             repository: "calc".into(),
             commit: commit.into(),
-            check: check.into(),
-            passed,
+            check: ".harvest/check.sh".into(),
+            outcome,
             exit: Exit::Code(1),
             millis: 1,
             tail: String::new(),
@@ -283,10 +278,10 @@ mod tests {
         ];
         let after = |bodies: &[EventBody]| verdict(&[&turn[..], bodies].concat());
         assert_eq!(after(&[]), None);
-        assert_eq!(after(&[evidence("a", ".harvest/check.sh", true)]), None);
-        assert_eq!(after(&[evidence("b", ".harvest/check.sh", true)]), Some(Verdict::Succeeded));
-        assert_eq!(after(&[evidence("b", ".harvest/check.sh", false)]), Some(Verdict::Failed));
-        assert_eq!(after(&[evidence("b", "none declared", false)]), Some(Verdict::Succeeded));
+        assert_eq!(after(&[evidence("a", CheckOutcome::Passed)]), None);
+        assert_eq!(after(&[evidence("b", CheckOutcome::Passed)]), Some(Verdict::Succeeded));
+        assert_eq!(after(&[evidence("b", CheckOutcome::Failed)]), Some(Verdict::Failed));
+        assert_eq!(after(&[evidence("b", CheckOutcome::NoneDeclared)]), Some(Verdict::Succeeded));
         let failed = EventBody::Warning { message: "the pushed commit is not reviewed yet".into() };
         assert_eq!(after(&[failed]), Some(Verdict::Succeeded));
     }
@@ -298,11 +293,8 @@ mod tests {
             branch: "b".into(),
             commit: "same".into(),
         };
-        let checked = |name: &str, passed: bool| {
-            let EventBody::Evidence(evidence) = evidence("same", ".harvest/check.sh", passed)
-            else {
-                panic!()
-            };
+        let checked = |name: &str, outcome| {
+            let EventBody::Evidence(evidence) = evidence("same", outcome) else { panic!() };
             EventBody::Evidence(Evidence { repository: name.into(), ..evidence })
         };
         let turn = [
@@ -313,9 +305,15 @@ mod tests {
             now(SessionState::Idle),
         ];
         let after = |bodies: &[EventBody]| verdict(&[&turn[..], bodies].concat());
-        assert_eq!(after(&[checked("web", true)]), None);
-        assert_eq!(after(&[checked("web", true), checked("api", true)]), Some(Verdict::Succeeded));
-        assert_eq!(after(&[checked("web", false), checked("api", true)]), Some(Verdict::Failed));
+        assert_eq!(after(&[checked("web", CheckOutcome::Passed)]), None);
+        assert_eq!(
+            after(&[checked("web", CheckOutcome::Passed), checked("api", CheckOutcome::Passed)]),
+            Some(Verdict::Succeeded)
+        );
+        assert_eq!(
+            after(&[checked("web", CheckOutcome::Failed), checked("api", CheckOutcome::Passed)]),
+            Some(Verdict::Failed)
+        );
     }
 
     fn lines(text: &str) -> Vec<String> {

@@ -4,7 +4,10 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use harvest_proto::api::{AddRepository, Repository, UseRepository};
+use harvest_proto::{
+    RepositoryName,
+    api::{AddRepository, Repository, UseRepository},
+};
 
 use crate::{
     Invocation,
@@ -15,7 +18,7 @@ use crate::{
 
 #[derive(Debug, PartialEq, Eq)]
 enum RepositoryInput {
-    Name(String),
+    Name(RepositoryName),
     Url(String),
     Folder(PathBuf),
 }
@@ -62,7 +65,7 @@ async fn from_current_folder(ctx: &Invocation, client: &Client) -> Result<Vec<Us
     Ok(vec![from_folder(ctx, client, &folder).await?])
 }
 
-fn by_name(name: String) -> UseRepository {
+fn by_name(name: RepositoryName) -> UseRepository {
     UseRepository { name: Some(name), ..UseRepository::default() }
 }
 
@@ -75,8 +78,8 @@ fn parse(typed: &str, known: &[Repository]) -> Result<RepositoryInput> {
     if typed.contains("://") {
         return Ok(RepositoryInput::Url(typed.to_owned()));
     }
-    if known.iter().any(|known| known.name == typed) {
-        return Ok(RepositoryInput::Name(typed.to_owned()));
+    if let Some(known) = known.iter().find(|known| known.name == typed) {
+        return Ok(RepositoryInput::Name(known.name.clone()));
     }
     let path = Path::new(typed);
     if path.is_dir() {
@@ -117,7 +120,7 @@ async fn registered(
     client: &Client,
     url: &str,
     known: &[Repository],
-) -> Result<String> {
+) -> Result<RepositoryName> {
     if let Some(repository) = known.iter().find(|repository| same_url(&repository.url, url)) {
         return Ok(repository.name.clone());
     }
@@ -153,7 +156,7 @@ mod tests {
     #[test]
     fn registered_name_precedes_folder() {
         let known = [Repository {
-            name: "src".into(),
+            name: "src".parse().unwrap(),
             url: "https://h/src".into(),
             base: None,
             secret: None,
@@ -162,7 +165,7 @@ mod tests {
             created_at: harvest_proto::Timestamp::from_millis(0),
         }];
         // Tests run in the crate's folder, which contains `src`.
-        assert_eq!(parse("src", &known).unwrap(), RepositoryInput::Name("src".into()));
+        assert_eq!(parse("src", &known).unwrap(), RepositoryInput::Name("src".parse().unwrap()));
         assert_eq!(parse("./src", &known).unwrap(), RepositoryInput::Folder("./src".into()));
         assert_eq!(parse("src", &[]).unwrap(), RepositoryInput::Folder("src".into()));
         assert_eq!(

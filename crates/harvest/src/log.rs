@@ -2,7 +2,7 @@
 //! written.
 
 use std::{
-    io::{self, IsTerminal, Write},
+    io::{self, Write},
     sync::{PoisonError, RwLock},
 };
 
@@ -11,7 +11,7 @@ use harvest_proto::{Secret, redact::Redactor};
 use tracing::Subscriber;
 use tracing_subscriber::{EnvFilter, fmt::MakeWriter};
 
-use crate::config::{Config, LogFormat, process_env};
+use crate::config::{Config, LogFormat};
 
 static SECRETS: RwLock<Redactor> = RwLock::new(Redactor::new());
 
@@ -23,24 +23,18 @@ pub(crate) fn start(config: &Config, verbose: bool) -> Result<()> {
     if let Some(token) = &config.token {
         redact(token);
     }
-    let ansi = io::stderr().is_terminal() && process_env("NO_COLOR").is_none();
-    tracing::subscriber::set_global_default(subscriber(filter, config.log_format, ansi, io::stderr))
+    tracing::subscriber::set_global_default(subscriber(filter, config.log_format, io::stderr))
         .context("the log is already installed")
 }
 
-fn subscriber<W>(
-    filter: EnvFilter,
-    format: LogFormat,
-    ansi: bool,
-    out: W,
-) -> Box<dyn Subscriber + Send + Sync>
+fn subscriber<W>(filter: EnvFilter, format: LogFormat, out: W) -> Box<dyn Subscriber + Send + Sync>
 where
     W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
 {
     let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(RedactingWriter(out));
     match format {
         LogFormat::Json => Box::new(log.json().flatten_event(true).with_span_list(false).finish()),
-        LogFormat::Text => Box::new(log.with_ansi(ansi).finish()),
+        LogFormat::Text => Box::new(log.finish()),
     }
 }
 
@@ -101,19 +95,16 @@ mod tests {
         let lines = LogBuffer::default();
         let out = lines.clone();
         let filter = EnvFilter::new("trace");
-        tracing::subscriber::with_default(
-            subscriber(filter, format, false, move || out.clone()),
-            || {
-                let span = tracing::error_span!(
-                    "request",
-                    id = "req_1",
-                    url = "http://me:planted-1@git.example/x"
-                );
-                let _inside = span.enter();
-                tracing::trace!(value = "planted-2\"quoted", "a planted-3-value in the message");
-                tracing::trace!(header = "authorization: Bearer planted-4", key = ?Some("hvt_0123456789abcdef"));
-            },
-        );
+        tracing::subscriber::with_default(subscriber(filter, format, move || out.clone()), || {
+            let span = tracing::error_span!(
+                "request",
+                id = "req_1",
+                url = "http://me:planted-1@git.example/x"
+            );
+            let _inside = span.enter();
+            tracing::trace!(value = "planted-2\"quoted", "a planted-3-value in the message");
+            tracing::trace!(header = "authorization: Bearer planted-4", key = ?Some("hvt_0123456789abcdef"));
+        });
         let written = lines.0.lock().unwrap().clone();
         String::from_utf8(written).unwrap()
     }

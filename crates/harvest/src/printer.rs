@@ -1,14 +1,17 @@
 //! Prints results to stdout and everything else to stderr; errors with their causes and a hint.
 
 use std::{
+    borrow::Cow,
+    error::Error,
     io::{self, IsTerminal, Write},
     time::Instant,
 };
 
 use anyhow::Result;
-use harvest_engine::rootless::RootlessError;
-use harvest_proto::api::Problem;
-use harvest_session::StoreError;
+use harvest_engine::{EngineError, rootless::RootlessError};
+use harvest_forge::ImportError;
+use harvest_proto::{Hint, api::Problem};
+use harvest_session::{SessionError, StoreError, standalone::HostError};
 use serde::Serialize;
 
 use crate::{
@@ -31,10 +34,22 @@ impl Advice {
     }
 }
 
+impl Hint for Advice {
+    fn hint(&self) -> Option<Cow<'_, str>> {
+        Some(self.hint.as_str().into())
+    }
+}
+
 /// The server refused a request.
 #[derive(Debug, thiserror::Error)]
 #[error("{}", .0.detail)]
 pub(crate) struct ApiRefusal(pub(crate) Problem);
+
+impl Hint for ApiRefusal {
+    fn hint(&self) -> Option<Cow<'_, str>> {
+        self.0.hint.as_deref().map(Cow::Borrowed)
+    }
+}
 
 /// Prints according to the global flags. All text may be untrusted, so it is sanitized.
 #[derive(Debug, Clone, Copy)]
@@ -197,22 +212,26 @@ pub(crate) fn columns() -> usize {
 /// The outermost hint of an error.
 pub(crate) fn hint_of(error: &anyhow::Error) -> Option<String> {
     // `downcast_ref` on the error itself also finds values added with `context`.
-    let advice = error.downcast_ref::<Advice>().map(|advice| advice.hint.clone());
-    let refused = || error.downcast_ref::<ApiRefusal>().and_then(|refused| refused.0.hint.clone());
-    let rootless =
-        || error.chain().find_map(|cause| Some(cause.downcast_ref::<RootlessError>()?.hint()));
-    let store = || error.chain().find_map(|cause| cause.downcast_ref::<StoreError>()?.hint());
-    let full = || error.chain().any(is_disk_full).then(|| DISK_FULL_HINT.to_owned());
-    advice.or_else(refused).or_else(|| rootless().or_else(store).map(str::to_owned)).or_else(full)
+    let advice = error.downcast_ref::<Advice>().and_then(Hint::hint);
+    let refused = || error.downcast_ref::<ApiRefusal>().and_then(Hint::hint);
+    let cause = || error.chain().find_map(hint_of_cause);
+    advice.or_else(refused).or_else(cause).map(Cow::into_owned)
 }
 
-const DISK_FULL_HINT: &str =
-    "the disk is full: `harvest df` shows disk usage, `harvest gc` frees space";
-
-fn is_disk_full(cause: &(dyn std::error::Error + 'static)) -> bool {
-    let system = |error: &io::Error| error.kind() == io::ErrorKind::StorageFull;
-    cause.downcast_ref::<StoreError>().is_some_and(StoreError::is_disk_full)
-        || cause.downcast_ref::<io::Error>().is_some_and(system)
+/// The errors with hints that a cause can be.
+fn hint_of_cause<'a>(cause: &'a (dyn Error + 'static)) -> Option<Cow<'a, str>> {
+    fn hint<'a, E: Hint + Error + 'static>(
+        cause: &'a (dyn Error + 'static),
+    ) -> Option<Cow<'a, str>> {
+        cause.downcast_ref::<E>()?.hint()
+    }
+    hint::<SessionError>(cause)
+        .or_else(|| hint::<HostError>(cause))
+        .or_else(|| hint::<StoreError>(cause))
+        .or_else(|| hint::<ImportError>(cause))
+        .or_else(|| hint::<EngineError>(cause))
+        .or_else(|| hint::<RootlessError>(cause))
+        .or_else(|| hint::<io::Error>(cause))
 }
 
 /// Whether the reader of stdout closed the pipe, which is not a failure.

@@ -9,9 +9,9 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use harvest_forge::{ForgeError, ImportError, ImportedFolder, LocalForge};
+use harvest_forge::{ForgeError, ImportedFolder, LocalForge};
 use harvest_proto::{
-    Secret,
+    BranchName, Secret,
     api::{AddRepository, Repository},
 };
 
@@ -28,7 +28,7 @@ const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(50);
 pub(crate) struct Published {
     pub(crate) repository: Repository,
     /// The branch that is checked out in the folder.
-    pub(crate) branch: String,
+    pub(crate) branch: BranchName,
     /// Whether the folder was not registered before.
     pub(crate) new: bool,
 }
@@ -71,7 +71,7 @@ pub(crate) async fn publish(
     }
     let name = match add.name.take() {
         Some(name) => name,
-        None => free_name(&folder_name(&folder), naming, &known),
+        None => free_name(&folder_name(&folder), naming, &known).parse()?,
     };
     if known.iter().any(|known| known.name == name) {
         bail!(Advice::new(
@@ -160,13 +160,7 @@ async fn copy(
 
 async fn take(forge: &LocalForge, name: &str, folder: &Path) -> Result<ImportedFolder> {
     tokio::select! {
-        taken = forge.import_folder(name, folder) => taken.map_err(|error: ImportError| {
-            let advice = Advice::new(error.to_string(), error.hint());
-            match std::error::Error::source(&error) {
-                Some(_) => anyhow::Error::new(error).context(advice),
-                None => advice.into(),
-            }
-        }),
+        taken = forge.import_folder(name, folder) => Ok(taken?),
         _ = tokio::signal::ctrl_c() => bail!("interrupted while copying {}", folder.display()),
     }
 }
@@ -190,7 +184,7 @@ fn folder_name(folder: &Path) -> String {
 
 fn free_name(name: &str, naming: NameConflict, known: &[Repository]) -> String {
     let free = |name: &String| {
-        naming == NameConflict::Refuse || !known.iter().any(|known| known.name == *name)
+        naming == NameConflict::Refuse || !known.iter().any(|known| known.name == name.as_str())
     };
     let numbered = (2..).map(|number| format!("{name}-{number}"));
     let mut names = std::iter::once(name.to_owned()).chain(numbered);
@@ -267,7 +261,7 @@ mod tests {
 
     fn repository(name: &str) -> Repository {
         Repository {
-            name: name.to_owned(),
+            name: name.parse().unwrap(),
             url: String::new(),
             base: None,
             secret: None,

@@ -7,7 +7,7 @@ use clap::{Arg, Command, CommandFactory};
 
 use crate::{
     cli::Cli,
-    config::{CLOCKS, KEYS, LIMITS, RETENTION, VARIABLES},
+    config::{Key, VARIABLES, keys_by_table},
 };
 
 const REGENERATE: &str = "HARVEST_REGENERATE=1 cargo nextest run -p harvest reference";
@@ -88,25 +88,22 @@ fn config_page() -> String {
          (`~/.config/harvest.toml`), or the file named by `--config` or `HARVEST_CONFIG`. Each\n\
          key is also an environment variable: `HARVEST_` and its name in capitals; lists are\n\
          separated by commas. Flags override variables, variables override the file, the file\n\
-         overrides the default. An unknown key is an error.\n\n\
-         | key | type | default | meaning |\n|---|---|---|---|\n"
+         overrides the default. An unknown key is an error.\n"
     );
-    for (key, kind, default, what) in KEYS {
-        page += &format!("| `{key}` | {kind} | {default} | {what} |\n");
-    }
-    for (table, keys) in
-        [("clocks", &CLOCKS[..]), ("limits", &LIMITS[..]), ("retention", &RETENTION[..])]
-    {
-        let variable = table.to_uppercase();
-        page += &format!(
-            "\nKeys of `[{table}]`; the variable is `HARVEST_{variable}_` and the key in capitals:\n\n\
-            | key | default | meaning |\n|---|---|---|\n"
-        );
-        for (key, default, what) in keys {
-            page += &format!("| `{key}` | {default} | {what} |\n");
+    for (table, purpose, keys) in keys_by_table() {
+        if !table.is_empty() {
+            page += &format!(
+                "\n## `[{table}]`\n\n{purpose}. The variable is `HARVEST_{}_` and the key in \
+                 capitals.\n",
+                table.to_uppercase()
+            );
+        }
+        page += "\n| key | type | default | meaning |\n|---|---|---|---|\n";
+        for Key { name, kind, default, meaning } in keys {
+            page += &format!("| `{name}` | {kind} | {default} | {meaning} |\n");
         }
     }
-    page += "\nVariables without a key:\n\n| variable | meaning |\n|---|---|\n";
+    page += "\n## Variables without a key\n\n| variable | meaning |\n|---|---|\n";
     for (name, what) in VARIABLES {
         page += &format!("| `{name}` | {what} |\n");
     }
@@ -123,8 +120,22 @@ fn check(name: &str, page: &str) {
     let current = std::fs::read_to_string(&file).unwrap_or_default();
     assert!(
         current == page,
-        "docs/reference/{name} is out of date; regenerate it with\n  {REGENERATE}"
+        "docs/reference/{name} is out of date; regenerate it with\n  {REGENERATE}\n{}",
+        difference(&current, page)
     );
+}
+
+/// The lines between the common beginning and the common end of two texts, twenty of each.
+fn difference(current: &str, page: &str) -> String {
+    let (old, new): (Vec<&str>, Vec<&str>) = (current.lines().collect(), page.lines().collect());
+    let begin = old.iter().zip(&new).take_while(|(old, new)| old == new).count();
+    let (old_rest, new_rest) = (old[begin..].iter().rev(), new[begin..].iter().rev());
+    let end = old_rest.zip(new_rest).take_while(|(old, new)| old == new).count();
+    let lines = |sign: &str, all: &[&str]| -> String {
+        let changed = all[begin..all.len() - end].iter().take(20);
+        changed.map(|line| format!("{sign}{line}\n")).collect()
+    };
+    format!("@@ line {} @@\n{}{}", begin + 1, lines("-", &old), lines("+", &new))
 }
 
 #[test]
@@ -135,4 +146,15 @@ fn cli_reference_is_up_to_date() {
 #[test]
 fn config_reference_is_up_to_date() {
     check("config.md", &config_page());
+}
+
+#[test]
+fn openapi_document_is_up_to_date() {
+    let document = serde_json::to_string_pretty(&harvest_server::document()).unwrap();
+    check("openapi.json", &(document + "\n"));
+}
+
+#[test]
+fn difference_shows_the_changed_lines_only() {
+    assert_eq!(difference("a\nb\nc\n", "a\nx\ny\nc\n"), "@@ line 2 @@\n-b\n+x\n+y\n");
 }

@@ -7,15 +7,14 @@
 use std::collections::{HashMap, HashSet};
 
 use harvest_proto::{
-    Event, EventBody, Timestamp,
-    api::{Evidence, Session, SessionState},
+    Event, EventBody, StateReason, Timestamp,
+    api::{CheckOutcome, Evidence, Session, SessionState},
     bridge::Exit,
     event::{BootPhase, PhaseStatus, SnapshotKind, TurnOutcome},
 };
 use serde_json::Value;
 
 use crate::{
-    follow::has_check,
     printer::human_millis,
     sanitize::{sanitize, sanitize_line},
 };
@@ -153,7 +152,7 @@ fn default_lines(body: &EventBody, width: usize) -> Vec<String> {
     let quoted = |text: &str| truncate(first_line(text), width.saturating_sub(12));
     match body {
         EventBody::StateChanged { state, reason, detail } => {
-            state_changed(*state, reason, detail.as_deref())
+            state_changed(*state, *reason, detail.as_deref())
         }
         EventBody::Waiting { position } if *position > 1 => {
             vec![format!("Position {position} in the queue for a slot")]
@@ -231,16 +230,16 @@ fn verbose_lines(body: &EventBody, width: usize) -> Vec<String> {
     }
 }
 
-fn state_changed(state: SessionState, reason: &str, detail: Option<&str>) -> Vec<String> {
+fn state_changed(state: SessionState, reason: StateReason, detail: Option<&str>) -> Vec<String> {
     // An earlier event has shown the rest of a long detail.
-    let why = first_line(detail.unwrap_or(reason));
+    let why = first_line(detail.unwrap_or(reason.as_str()));
     match state {
         SessionState::Failed => vec![format!("Failed: {why}")],
-        SessionState::Paused if why == "paused" => vec!["Paused".into()],
+        SessionState::Paused if reason == StateReason::Paused => vec!["Paused".into()],
         SessionState::Paused => vec![format!("Paused: {why}")],
         SessionState::Archived => vec!["Archived".into()],
         // Every new session starts with this state.
-        SessionState::Queued if reason != "created" => {
+        SessionState::Queued if reason != StateReason::Created => {
             vec![format!("Waiting for a free slot: {why}")]
         }
         _ => vec![],
@@ -288,21 +287,19 @@ fn turn_ended(turn: u32, outcome: TurnOutcome, error: Option<&str>, millis: u64)
 fn check_result(evidence: &Evidence, of: &str) -> Vec<String> {
     let (commit, time) =
         (format!("{}{of}", short_commit(&evidence.commit)), human_millis(evidence.millis));
-    if evidence.passed {
-        return vec![format!(
-            "Check passed on {commit} in a fresh sandbox: {} ({time})",
-            evidence.check
-        )];
+    let check = &evidence.check;
+    match evidence.outcome {
+        CheckOutcome::Passed => {
+            vec![format!("Check passed on {commit} in a fresh sandbox: {check} ({time})")]
+        }
+        CheckOutcome::NoneDeclared => vec![format!("Not checked{of}: {}", evidence.tail)],
+        CheckOutcome::Failed => {
+            let exit = describe_exit(evidence.exit);
+            let line =
+                format!("Check failed on {commit} in a fresh sandbox: {check} ({exit}, {time})");
+            with_tail(line, &evidence.tail)
+        }
     }
-    if !has_check(evidence) {
-        return vec![format!("Not checked{of}: {}", evidence.tail)];
-    }
-    let line = format!(
-        "Check failed on {commit} in a fresh sandbox: {} ({}, {time})",
-        evidence.check,
-        describe_exit(evidence.exit)
-    );
-    with_tail(line, &evidence.tail)
 }
 
 fn question_lines(question: &str, options: &[String]) -> Vec<String> {

@@ -55,7 +55,8 @@ pub(crate) async fn sandbox(backend: &Backend, typed: &str) -> Result<SandboxId>
 /// Like [`sandbox`], from a list.
 pub(crate) fn sandbox_of(list: &SandboxList, typed: &str) -> Result<SandboxId> {
     let known = list.items.iter().map(|sandbox| sandbox.id.clone());
-    let ids: Vec<SandboxId> = known.chain(list.torn.iter().map(|torn| torn.id.clone())).collect();
+    let ids: Vec<SandboxId> =
+        known.chain(list.damaged.iter().map(|damaged| damaged.id.clone())).collect();
     let found = pick("sandbox", SandboxId::PREFIX, typed, &ids);
     found.map_err(|error| {
         Advice::new(error.to_string(), "`harvest sandbox ls` lists sandboxes").into()

@@ -2,6 +2,7 @@
 //! in a sandbox whose writable layer becomes the step's layer. A failed build leaves the image of
 //! that name unchanged.
 
+mod bootstrap;
 pub(crate) mod copy;
 pub(crate) mod host_config;
 mod secrets;
@@ -11,19 +12,22 @@ use std::{
     collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
-    time::{Instant, SystemTime},
+    time::Instant,
 };
 
 use harvest_engine::{
     Engine, EngineError, Image, ImageConfig, LayerCache, LayerId, Limits, Network, Origin, Owner,
     PulledImage, Spec, random_name, supervisor_client::SupervisorClient,
 };
-use harvest_proto::{ImageId, SandboxId, Timestamp, bridge::Exit};
+use harvest_proto::{SandboxId, bridge::Exit};
 
 use crate::{
-    ImageError, Progress, bootstrap, import,
+    ImageError, Progress,
+    import::{self, write_image},
+    layer_key::{content_key, key, layer_of_key},
     oci::{self, PullOptions},
-    recipe::{Base, Recipe, RecipeStep, content_key, key, layer_of_key},
+    progress::elapsed_millis,
+    recipe::{Base, Recipe, RecipeStep},
 };
 use host_config::HostConfig;
 pub(crate) use step::Tail;
@@ -381,27 +385,6 @@ impl Build<'_> {
         let source = format!("recipe, {}", describe_base(&recipe.from));
         write_image(self.cache, &recipe.name, state.layers, state.config, recipe_key, source)
     }
-}
-
-/// Writes the record of an image, which makes it the one of its name.
-pub(crate) fn write_image(
-    cache: &LayerCache<'_>,
-    name: &str,
-    layers: Vec<LayerId>,
-    config: ImageConfig,
-    recipe_key: String,
-    source: String,
-) -> Result<Image, ImageError> {
-    let bytes = cache.tree_bytes(&layers)?;
-    let created_at = Timestamp::from(SystemTime::now());
-    let (id, name) = (ImageId::random(), name.to_owned());
-    let image = Image { id, name, layers, config, recipe_key, bytes, created_at, source };
-    cache.write_image(&image)?;
-    Ok(image)
-}
-
-pub(crate) fn elapsed_millis(since: Instant) -> u64 {
-    u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 
 fn image_missing(name: &str) -> ImageError {

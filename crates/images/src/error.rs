@@ -1,8 +1,9 @@
 //! Why an image could not be made: what was attempted, on what, and the cause.
 
-use std::{io, path::PathBuf};
+use std::{borrow::Cow, io, path::PathBuf};
 
 use harvest_engine::{EngineError, supervisor_client::SupervisorClientError};
+use harvest_proto::Hint;
 
 use crate::{oci::PullError, recipe::RecipeError, unpack::UnpackError};
 
@@ -75,5 +76,23 @@ impl ImageError {
         source: impl Into<io::Error>,
     ) -> Self {
         Self::File { doing, path: path.into(), source: source.into() }
+    }
+}
+
+impl Hint for ImageError {
+    fn hint(&self) -> Option<Cow<'_, str>> {
+        match self {
+            Self::Engine(error) => error.hint(),
+            Self::Step { hint, .. } => Some((*hint).into()),
+            Self::File { source, .. } => source.hint(),
+            Self::Unpack { source: UnpackError::Owner { .. }, .. } => Some(
+                "pack it with `tar --owner=0 --group=0`, or with the ids used in the sandbox"
+                    .into(),
+            ),
+            Self::Unpack { source: UnpackError::Limit { .. }, .. } => {
+                Some("raise the limit with --max-size".into())
+            }
+            _ => None,
+        }
     }
 }

@@ -7,21 +7,22 @@ use std::{
     fs::{self, File},
     io::{self, Read},
     path::{Path, PathBuf},
-    time::Instant,
+    time::{Instant, SystemTime},
 };
 
 use harvest_engine::{
     Engine, Image, ImageConfig, LayerCache, LayerId, copy_tree, is_image_name, tree,
 };
+use harvest_proto::{ImageId, Timestamp};
 use ring::digest::{Context, SHA256};
 use rustix::fs::{AtFlags, FileType};
 
 use crate::{
     ImageError, Progress,
     archive::{decompressed, read_some},
-    build::{elapsed_millis, write_image},
+    layer_key::{content_key, hex, key, layer_of_key},
     oci::{self, PullError, PullOptions, Reference},
-    recipe::{content_key, hex, key, layer_of_key},
+    progress::elapsed_millis,
     unpack::{ArchiveForm, Target, UnpackError, UnpackLimits, unpack},
 };
 
@@ -324,4 +325,21 @@ impl Read for ReportingReader<'_> {
         }
         Ok(length)
     }
+}
+
+/// Writes the record of an image, which makes it the one of its name.
+pub(crate) fn write_image(
+    cache: &LayerCache<'_>,
+    name: &str,
+    layers: Vec<LayerId>,
+    config: ImageConfig,
+    recipe_key: String,
+    source: String,
+) -> Result<Image, ImageError> {
+    let bytes = cache.tree_bytes(&layers)?;
+    let created_at = Timestamp::from(SystemTime::now());
+    let (id, name) = (ImageId::random(), name.to_owned());
+    let image = Image { id, name, layers, config, recipe_key, bytes, created_at, source };
+    cache.write_image(&image)?;
+    Ok(image)
 }

@@ -6,10 +6,10 @@
 #![forbid(unsafe_code)]
 
 mod archive;
-mod bootstrap;
 mod build;
 mod error;
 mod import;
+mod layer_key;
 mod oci;
 mod progress;
 mod recipe;

@@ -1,5 +1,7 @@
 //! Progress reports of a build, import or pull.
 
+use std::time::Instant;
+
 /// A progress report of a build, import or pull.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Progress {
@@ -45,4 +47,9 @@ pub enum Progress {
         /// How long the step took.
         millis: u64,
     },
+}
+
+/// Milliseconds since a step started.
+pub(crate) fn elapsed_millis(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
 }

@@ -1,4 +1,4 @@
-//! Recipes: TOML files that describe images, and the cache keys of their steps. Builds nothing.
+//! Recipes: TOML files that describe images. Builds nothing.
 //!
 //! ```toml
 //! name = "tools"
@@ -13,7 +13,6 @@
 //! run = "useradd --uid 10001 harvest"
 //! ```
 
-mod key;
 mod parse;
 
 use std::{
@@ -23,8 +22,6 @@ use std::{
 };
 
 use serde::Serialize;
-
-pub(crate) use key::{content_key, hex, key, layer_of_key};
 
 /// A description of an image.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -3,7 +3,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{BlobId, PromptId, SandboxId, SnapshotId, Timestamp, TurnId, api::SessionState};
+use crate::{
+    BlobId, PromptId, SandboxId, SnapshotId, StateReason, Timestamp, TurnId, api::SessionState,
+};
 
 /// A stored event.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -30,8 +32,8 @@ pub enum EventBody {
     StateChanged {
         /// The new state.
         state: SessionState,
-        /// Reason code for programs (`created`, `terminated`, `sandbox_lost`…).
-        reason: String,
+        /// Reason for programs.
+        reason: StateReason,
         /// Reason for people, when the code alone is not enough.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         detail: Option<String>,
@@ -406,7 +408,7 @@ mod tests {
             repository: "calc".into(),
             commit: "c0ffee".into(),
             check: ".harvest/check.sh".into(),
-            passed: true,
+            outcome: crate::api::CheckOutcome::Passed,
             exit: crate::bridge::Exit::Code(0),
             millis: 1,
             tail: String::new(),

@@ -1,6 +1,6 @@
 //! A wrapper for values that must not be printed.
 
-use std::fmt;
+use std::{convert::Infallible, fmt, str::FromStr};
 
 use serde::{Deserialize, Deserializer};
 
@@ -24,6 +24,14 @@ impl<T> Secret<T> {
 impl<T> fmt::Debug for Secret<T> {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str("***")
+    }
+}
+
+impl FromStr for Secret<String> {
+    type Err = Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Infallible> {
+        Ok(Self::new(text.to_owned()))
     }
 }
 

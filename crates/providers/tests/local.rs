@@ -120,7 +120,7 @@ async fn run_contract(driver: Driver) {
 /// Runs a script in a sandbox with this repository's state volume and returns its output.
 async fn in_state_of(local: &Local, repository: &str, script: &str) -> String {
     let sandbox = SandboxId::random();
-    let (from, state) = (StartFrom::Image(IMAGE.into()), Some(repository.to_owned()));
+    let (from, state) = (StartFrom::Image(IMAGE.into()), Some(repository.parse().unwrap()));
     local.start(StartSpec { sandbox: sandbox.clone(), from, state }).await.unwrap();
     let stream = local.dial(&sandbox).await.unwrap();
     let bridge = Bridge::open(stream, BridgeRole::Client, None).await.unwrap().bridge;
@@ -137,8 +137,8 @@ async fn in_state_of(local: &Local, repository: &str, script: &str) -> String {
 async fn repository_state_persists_between_sandboxes() {
     let home = Home::new(Driver::Dir);
     let local = Local::new(home.engine.clone(), Limits::default());
-    in_state_of(&local, "acme/app", "echo found > /mnt/state/workspace/left").await;
-    assert_eq!(in_state_of(&local, "acme/app", "cat /mnt/state/workspace/left").await, "found");
+    in_state_of(&local, "acme.app", "echo found > /mnt/state/workspace/left").await;
+    assert_eq!(in_state_of(&local, "acme.app", "cat /mnt/state/workspace/left").await, "found");
     let other =
         in_state_of(&local, "acme-app", "cat /mnt/state/workspace/left || echo nothing").await;
     assert_eq!(other, "nothing");
@@ -148,7 +148,7 @@ async fn repository_state_persists_between_sandboxes() {
 async fn sandbox_starts_without_unavailable_state_volume() {
     let home = Home::new(Driver::Dir);
     let local = Local::new(home.engine.clone(), Limits::default());
-    in_state_of(&local, "acme/app", "true").await;
+    in_state_of(&local, "acme.app", "true").await;
     let [volume] = &home.engine.volumes().unwrap()[..] else {
         panic!("one repository, one volume")
     };
@@ -157,5 +157,5 @@ async fn sandbox_starts_without_unavailable_state_volume() {
     let image =
         home.folder.path().join("home").join("volumes").join(volume.name.as_str()).join("image");
     fs::remove_file(image).unwrap();
-    assert_eq!(in_state_of(&local, "acme/app", "echo on").await, "on");
+    assert_eq!(in_state_of(&local, "acme.app", "echo on").await, "on");
 }

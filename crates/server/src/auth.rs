@@ -20,9 +20,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     ServerState,
-    authorization::{self, RouteRequest},
+    authorization::{self, Access},
     problem::ApiError,
     rate_limit,
+    route_path::RoutePath,
 };
 
 /// The request's valid token.
@@ -91,13 +92,20 @@ impl Revocations {
     }
 }
 
+/// The server and the access that the route declares.
+#[derive(Clone)]
+pub(crate) struct Guard {
+    pub(crate) state: ServerState,
+    pub(crate) access: Access,
+}
+
 /// Rejects requests without a known token, and those its user is not allowed to make.
 pub(crate) async fn require_token(
-    State(state): State<ServerState>,
+    State(Guard { state, access }): State<Guard>,
     mut request: Request,
     next: Next,
 ) -> Response {
-    let (target, peer) = (RouteRequest::new(&request), rate_limit::peer(&request));
+    let (path, peer) = (RoutePath::of(&request), rate_limit::peer(&request));
     let Some(value) = bearer(request.headers()) else {
         return reject(&state, peer, "no bearer token was sent");
     };
@@ -106,7 +114,7 @@ pub(crate) async fn require_token(
             if let Err(error) = state.rate_limits.token(&token.name) {
                 return error.into_response();
             }
-            if let Err(error) = authorization::check(&state.sessions, &token, &target).await {
+            if let Err(error) = authorization::check(&state.sessions, &token, access, &path).await {
                 return error.into_response();
             }
             let (revoked, closing) = state.revocations.cancellations(&token);

@@ -1,13 +1,11 @@
-//! Authorisation: a table of routes with their actions, and a table of roles.
+//! Authorisation: the access that a route declares (`routes![session_get: Read]`), and a table of
+//! roles.
 //!
 //! Admins may do everything. Members see all sessions, create sessions, and change and delete their
 //! own. Shared resources (secrets, images, standalone sandboxes, the tokens of others) are for
-//! admins. A route missing from the table is for admins only, and fails a test.
+//! admins.
 
-use axum::{
-    extract::{MatchedPath, Request},
-    http::{Method, StatusCode},
-};
+use axum::http::StatusCode;
 use harvest_proto::{
     SessionId, SnapshotId,
     api::{Role, Token},
@@ -15,11 +13,13 @@ use harvest_proto::{
 };
 use harvest_session::Sessions;
 
-use crate::problem::ApiError;
+use crate::{problem::ApiError, route_path::RoutePath};
 
-/// The effect of a request on the resource in its path.
+/// The effect of a route's requests on the resource in its path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Action {
+pub(crate) enum Access {
+    /// Requires no token.
+    Open,
     Read,
     /// Creates a resource owned by the requester.
     Create,
@@ -38,127 +38,13 @@ pub(crate) enum Owner {
 }
 
 /// The permissions of each role.
-pub(crate) const fn allowed(role: Role, owner: Owner, action: Action) -> bool {
-    match (role, action, owner) {
+pub(crate) const fn allowed(role: Role, owner: Owner, access: Access) -> bool {
+    match (role, access, owner) {
         (Role::Admin, _, _) => true,
-        (Role::Member, Action::Read | Action::Create, _) => true,
-        (Role::Member, Action::Change, Owner::Requester) => true,
-        (Role::Member, Action::Change, Owner::Other | Owner::None) => false,
-        (Role::Member, Action::Administer, _) => false,
-    }
-}
-
-use Action::{Administer, Change, Create, Read};
-
-/// Every route that requires a token, in the order of `routes/`.
-#[rustfmt::skip]
-const ROUTES: &[(&str, &str, Action)] = &[
-    ("GET",    "/v1/me", Read),
-    ("GET",    "/v1/sessions", Read),
-    ("POST",   "/v1/sessions", Create),
-    ("GET",    "/v1/sessions/{session}", Read),
-    ("DELETE", "/v1/sessions/{session}", Change),
-    ("POST",   "/v1/sessions/{session}/stop", Change),
-    ("POST",   "/v1/sessions/{session}/pause", Change),
-    ("POST",   "/v1/sessions/{session}/resume", Change),
-    ("POST",   "/v1/sessions/{session}/terminate", Change),
-    ("POST",   "/v1/sessions/{session}/restore", Change),
-    ("POST",   "/v1/sessions/{session}/archive", Change),
-    // A fork contains all files of the sandbox and the session's environment variables.
-    ("POST",   "/v1/sessions/{session}/fork", Change),
-    ("GET",    "/v1/sessions/{session}/prompts", Read),
-    ("POST",   "/v1/sessions/{session}/prompts", Change),
-    ("DELETE", "/v1/sessions/{session}/prompts/{prompt}", Change),
-    ("PATCH",  "/v1/sessions/{session}/prompts/{prompt}", Change),
-    ("GET",    "/v1/sessions/{session}/turns", Read),
-    ("GET",    "/v1/sessions/{session}/turns/{turn}", Read),
-    ("GET",    "/v1/sessions/{session}/snapshots", Read),
-    ("PUT",    "/v1/sessions/{session}/snapshots/{snapshot}", Change),
-    ("GET",    "/v1/sessions/{session}/events", Read),
-    ("GET",    "/v1/sessions/{session}/blobs/{blob}", Read),
-    ("GET",    "/v1/sessions/{session}/diff", Read),
-    ("GET",    "/v1/sessions/{session}/diff/files", Read),
-    ("GET",    "/v1/sessions/{session}/diff/machine", Read),
-    // Access to the sandbox may resume the session, and reveals more than the session's events.
-    ("POST",   "/v1/sessions/{session}/exec", Change),
-    ("GET",    "/v1/sessions/{session}/exec", Change),
-    ("GET",    "/v1/sessions/{session}/pty", Change),
-    ("GET",    "/v1/sessions/{session}/files", Change),
-    ("PUT",    "/v1/sessions/{session}/files", Change),
-    ("DELETE", "/v1/sessions/{session}/files", Change),
-    ("GET",    "/v1/sessions/{session}/pull", Read),
-    ("GET",    "/v1/retention", Read),
-    ("POST",   "/v1/retention", Administer),
-    ("GET",    "/v1/repositories", Read),
-    // With a secret it is for admins: see `check_secret`.
-    ("POST",   "/v1/repositories", Create),
-    ("GET",    "/v1/repositories/{name}", Read),
-    ("DELETE", "/v1/repositories/{name}", Administer),
-    ("POST",   "/v1/repositories/{name}/build", Administer),
-    ("GET",    "/v1/secrets", Administer),
-    ("PUT",    "/v1/secrets/{name}", Administer),
-    ("DELETE", "/v1/secrets/{name}", Administer),
-    // Members list and create only their own tokens: see `routes/tokens.rs`.
-    ("GET",    "/v1/tokens", Read),
-    ("POST",   "/v1/tokens", Create),
-    ("DELETE", "/v1/tokens/{token}", Change),
-    // Standalone sandboxes can exhaust the host.
-    ("GET",    "/v1/sandboxes", Administer),
-    ("POST",   "/v1/sandboxes", Administer),
-    ("GET",    "/v1/sandboxes/{sandbox}", Administer),
-    ("DELETE", "/v1/sandboxes/{sandbox}", Administer),
-    ("POST",   "/v1/sandboxes/{sandbox}/exec", Administer),
-    ("GET",    "/v1/sandboxes/{sandbox}/pty", Administer),
-    ("GET",    "/v1/sandboxes/{sandbox}/files", Administer),
-    ("PUT",    "/v1/sandboxes/{sandbox}/files", Administer),
-    ("DELETE", "/v1/sandboxes/{sandbox}/files", Administer),
-    ("POST",   "/v1/sandboxes/{sandbox}/stop", Administer),
-    ("POST",   "/v1/sandboxes/{sandbox}/start", Administer),
-    ("POST",   "/v1/sandboxes/{sandbox}/snapshot", Administer),
-    ("POST",   "/v1/sandboxes/{sandbox}/fork", Administer),
-    ("POST",   "/v1/sandboxes/{sandbox}/restore", Administer),
-    ("POST",   "/v1/exec", Administer),
-    ("GET",    "/v1/images", Administer),
-    ("POST",   "/v1/images", Administer),
-    ("GET",    "/v1/images/{name}", Administer),
-    ("PUT",    "/v1/images/{name}", Administer),
-    ("DELETE", "/v1/images/{name}", Administer),
-    ("GET",    "/v1/images/{name}/usage", Administer),
-    ("GET",    "/v1/volumes", Administer),
-    ("POST",   "/v1/volumes", Administer),
-    ("DELETE", "/v1/volumes/{name}", Administer),
-    ("GET",    "/v1/snapshots", Administer),
-    ("DELETE", "/v1/snapshots/{snapshot}", Administer),
-    ("GET",    "/v1/df", Administer),
-    ("POST",   "/v1/gc", Administer),
-    ("GET",    "/v1/doctor", Administer),
-];
-
-fn action(method: &Method, route: &str) -> Option<Action> {
-    // HEAD uses the handlers of GET.
-    let method = if method == Method::HEAD { "GET" } else { method.as_str() };
-    ROUTES.iter().find(|entry| (entry.0, entry.1) == (method, route)).map(|entry| entry.2)
-}
-
-/// The method, route template and path of a request.
-pub(crate) struct RouteRequest {
-    method: Method,
-    /// The template, with parameters in braces.
-    route: String,
-    path: String,
-}
-
-impl RouteRequest {
-    pub(crate) fn new(request: &Request) -> Self {
-        let route =
-            request.extensions().get::<MatchedPath>().map_or("", MatchedPath::as_str).to_owned();
-        Self { method: request.method().clone(), route, path: request.uri().path().to_owned() }
-    }
-
-    /// The path segment of this parameter.
-    fn parameter(&self, name: &str) -> Option<&str> {
-        let at = self.route.split('/').position(|segment| segment == name)?;
-        self.path.split('/').nth(at)
+        (Role::Member, Access::Open | Access::Read | Access::Create, _) => true,
+        (Role::Member, Access::Change, Owner::Requester) => true,
+        (Role::Member, Access::Change, Owner::Other | Owner::None) => false,
+        (Role::Member, Access::Administer, _) => false,
     }
 }
 
@@ -166,34 +52,30 @@ impl RouteRequest {
 pub(crate) async fn check(
     sessions: &Sessions,
     token: &Token,
-    request: &RouteRequest,
+    access: Access,
+    path: &RoutePath,
 ) -> Result<(), ApiError> {
     if token.role == Role::Admin {
         return Ok(());
     }
-    let action = action(&request.method, &request.route).unwrap_or(Administer);
-    let owner = match action {
-        Change => owner(sessions, token, request).await?,
+    let owner = match access {
+        Access::Change => owner(sessions, token, path).await?,
         _ => Owner::None,
     };
-    match allowed(token.role, owner, action) {
+    match allowed(token.role, owner, access) {
         true => Ok(()),
-        false => Err(forbidden(action, request)),
+        false => Err(forbidden(access, path)),
     }
 }
 
 /// The owner of the resource in the path.
-async fn owner(
-    sessions: &Sessions,
-    token: &Token,
-    request: &RouteRequest,
-) -> Result<Owner, ApiError> {
-    let owner = if let Some(session) = request.parameter("{session}") {
+async fn owner(sessions: &Sessions, token: &Token, path: &RoutePath) -> Result<Owner, ApiError> {
+    let owner = if let Some(session) = path.parameter("{session}") {
         // The raw path: an id with percent escapes, which the router would decode, is rejected
         // here.
         let Ok(session) = session.parse::<SessionId>() else { return Err(not_found()) };
         sessions.get(&session).await?.author
-    } else if let Some(name) = request.parameter("{token}") {
+    } else if let Some(name) = path.parameter("{token}") {
         sessions.token_get(name).await?.user
     } else {
         return Ok(Owner::None);
@@ -269,10 +151,10 @@ fn not_found() -> ApiError {
         .hint("`harvest ls` lists sessions")
 }
 
-fn forbidden(action: Action, request: &RouteRequest) -> ApiError {
-    match action {
-        Change if request.parameter("{token}").is_some() => not_owner("token"),
-        Change => not_owner("session"),
+fn forbidden(access: Access, path: &RoutePath) -> ApiError {
+    match access {
+        Access::Change if path.parameter("{token}").is_some() => not_owner("token"),
+        Access::Change => not_owner("session"),
         _ => admins_only(),
     }
 }
@@ -291,15 +173,16 @@ pub(crate) fn admins_only() -> ApiError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use Access::{Administer, Change, Create, Read};
     use Owner::{Other, Requester};
 
     #[test]
     fn permissions_of_every_role_action_and_owner() {
-        let cells = |role, action| {
-            [Requester, Other, Owner::None].map(|owner| allowed(role, owner, action))
+        let cells = |role, access| {
+            [Requester, Other, Owner::None].map(|owner| allowed(role, owner, access))
         };
-        for action in [Read, Create, Change, Administer] {
-            assert_eq!(cells(Role::Admin, action), [true, true, true], "{action:?}");
+        for access in [Read, Create, Change, Administer] {
+            assert_eq!(cells(Role::Admin, access), [true, true, true], "{access:?}");
         }
         assert_eq!(cells(Role::Member, Read), [true, true, true]);
         assert_eq!(cells(Role::Member, Create), [true, true, true]);
@@ -308,32 +191,12 @@ mod tests {
     }
 
     #[test]
-    fn table_matches_the_routes_that_require_tokens() {
-        let page = serde_json::to_value(crate::openapi::document()).unwrap();
-        let mut routes = Vec::new();
-        for (path, item) in page["paths"].as_object().unwrap() {
-            for (method, operation) in item.as_object().unwrap() {
-                if operation["security"].is_array() && method != "head" {
-                    routes.push((method.to_uppercase(), path.clone()));
-                }
-            }
-        }
-        for (method, path) in &routes {
-            let method = method.parse().unwrap();
-            assert!(action(&method, path).is_some(), "{method} {path} has no entry in ROUTES");
-        }
-        for (method, path, _) in ROUTES {
-            let entry = ((*method).to_owned(), (*path).to_owned());
-            assert!(routes.contains(&entry), "{method} {path} is in ROUTES but is not a route");
-        }
-    }
-
-    #[test]
     fn every_changed_resource_has_an_owner() {
-        for (method, path, action) in ROUTES.iter().filter(|entry| entry.2 == Change) {
+        let routes = crate::routes::routes();
+        for (method, path, _) in routes.rules().filter(|(.., rule)| rule.access == Change) {
             assert!(
                 path.contains("{session}") || path.contains("{token}"),
-                "{method} {path} is {action:?}, but its resource has no owner"
+                "{method:?} {path} is `Change`, but its resource has no owner"
             );
         }
     }

@@ -11,15 +11,9 @@ use tracing::Instrument;
 
 use crate::problem::ApiError;
 
-/// Safe methods are cancelled with the connection, and so is a one-shot command without an
-/// idempotency key, whose sandbox is ephemeral; all other requests run to completion. A stream in
-/// the response body ends with its reader in either case.
+/// Detaches the handler from the connection. A stream in the response body still ends with its
+/// reader.
 pub(crate) async fn detach_writes(request: Request, next: Next) -> Response {
-    let one_shot = request.uri().path() == "/v1/exec"
-        && !request.headers().contains_key(crate::idempotency::HEADER);
-    if request.method().is_safe() || one_shot {
-        return next.run(request).await;
-    }
     let work = tokio::spawn(next.run(request).in_current_span());
     work.await.unwrap_or_else(|_| {
         let detail = "the request handler panicked";

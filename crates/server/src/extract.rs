@@ -156,7 +156,8 @@ pub(crate) fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     }
     serde_json::from_slice(bytes).map_err(|error| match error.classify() {
         serde_json::error::Category::Data => {
-            ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, "invalid_body", without_values(&error))
+            let (code, detail) = refused_value(&error);
+            ApiError::new(StatusCode::UNPROCESSABLE_ENTITY, code, detail)
         }
         _ => ApiError::invalid("invalid_json", without_values(&error)),
     })
@@ -173,6 +174,26 @@ fn has_nul(json: &[u8]) -> bool {
         rest = rest.get(at + 2..).unwrap_or_default();
     }
     false
+}
+
+/// The messages of [`harvest_proto`]'s own types, by their beginnings, and their error codes.
+const TYPE_ERRORS: [(&str, &str); 6] = [
+    ("unknown agent", "invalid_agent"),
+    ("unknown network policy", "invalid_network"),
+    ("invalid model", "invalid_model"),
+    ("invalid repository name", "invalid_name"),
+    ("invalid branch name", "invalid_branch"),
+    ("prompt is", "invalid_prompt"),
+];
+
+/// The code and the message of a value that one of our own types refuses.
+fn refused_value(error: &serde_json::Error) -> (&'static str, String) {
+    let text = error.to_string();
+    let place = format!(" at line {} column {}", error.line(), error.column());
+    match TYPE_ERRORS.iter().find(|(start, _)| text.starts_with(start)) {
+        Some((_, code)) => (code, text.strip_suffix(&place).unwrap_or(&text).to_owned()),
+        None => ("invalid_body", without_values(error)),
+    }
 }
 
 /// serde's message without the values it quotes, because a body may contain a secret.
@@ -192,7 +213,7 @@ fn without_values(error: &serde_json::Error) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use harvest_proto::api::SetSecret;
+    use harvest_proto::api::{CreateSession, SetSecret};
 
     #[test]
     fn rejections_do_not_quote_values() {
@@ -200,6 +221,19 @@ mod tests {
         assert!(!error.detail.contains("12345678"), "{}", error.detail);
         let error = parse::<SetSecret>(br#"{"value": "x", "valeu": 1}"#).unwrap_err();
         assert!(error.detail.contains("unknown field `valeu`"), "{}", error.detail);
+    }
+
+    #[test]
+    fn refused_values_have_code_and_plain_message() {
+        let refused = |body: &[u8]| parse::<CreateSession>(body).unwrap_err();
+        let network = refused(br#"{"network": "open"}"#);
+        let message = "unknown network policy `open`; use `none` or `trusted`";
+        assert_eq!((network.code, network.detail.as_str()), ("invalid_network", message));
+        for (body, code) in
+            [(r#"{"agent": "gpt"}"#, "invalid_agent"), (r#"{"model": "a b"}"#, "invalid_model")]
+        {
+            assert_eq!(refused(body.as_bytes()).code, code);
+        }
     }
 
     #[test]

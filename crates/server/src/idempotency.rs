@@ -30,10 +30,11 @@ use crate::{
     auth::Authenticated,
     extract,
     problem::{ApiError, error_chain},
+    route_path::RoutePath,
 };
 
 // Longer than any UUID.
-const MAX_KEY_BYTES: usize = 128;
+pub(crate) const MAX_KEY_BYTES: usize = 128;
 
 #[derive(Serialize, Deserialize)]
 struct StoredResponse {
@@ -56,7 +57,19 @@ impl IdempotencyKey {
     }
 }
 
-pub(crate) const HEADER: &str = "idempotency-key";
+const HEADER: &str = "idempotency-key";
+
+/// The response to a repeated request whose first server died after it had stored the new ids and
+/// before it stored the response.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Repeat {
+    /// The created resource in its current state.
+    One,
+    /// A page of the created resources.
+    Page,
+    /// The handler runs again and creates the planned resources that do not exist yet.
+    Planned,
+}
 
 /// Ids planned by an earlier request with the same key, whose server died before it responded.
 #[derive(Debug, Clone, Default)]
@@ -92,7 +105,7 @@ impl<S: Send + Sync> FromRequestParts<S> for IdempotencyKey {
 
 /// Executes a request once per key.
 pub(crate) async fn idempotent(
-    State(state): State<ServerState>,
+    State((state, repeat)): State<(ServerState, Repeat)>,
     request: Request,
     next: Next,
 ) -> Response {
@@ -104,7 +117,7 @@ pub(crate) async fn idempotent(
         Ok(body) => body,
         Err(error) => return error.into_response(),
     };
-    match run_once(&state, parts, body, next).await {
+    match run_once(&state, repeat, parts, body, next).await {
         Ok(response) => response,
         Err(error) => error.into_response(),
     }
@@ -112,6 +125,7 @@ pub(crate) async fn idempotent(
 
 async fn run_once(
     state: &ServerState,
+    repeat: Repeat,
     mut parts: Parts,
     body: Bytes,
     next: Next,
@@ -121,9 +135,9 @@ async fn run_once(
     let _guard = state.in_flight.begin(&key).ok_or_else(in_progress)?;
     let planned = match state.sessions.idempotency_claim(&key, &fingerprint(&parts, &body)).await? {
         Claim::New => Vec::new(),
-        Claim::Done { answer } => return replay(&answer),
-        Claim::CreatedIds { ids } if parts.uri.path().starts_with("/v1/sandboxes") => ids,
-        Claim::CreatedIds { ids } => return response_for(state, &parts, &ids).await,
+        Claim::Done { response } => return replay(&response),
+        Claim::CreatedIds { ids } if repeat == Repeat::Planned => ids,
+        Claim::CreatedIds { ids } => return response_for(state, repeat, &parts, &ids).await,
         Claim::InFlight => return Err(in_progress()),
         Claim::Mismatch => {
             let detail = "this key was already used for a different request";
@@ -191,15 +205,15 @@ fn replay(answer: &str) -> Result<Response, ApiError> {
 /// The response of the first request, with the created resources in their current state.
 async fn response_for(
     state: &ServerState,
+    repeat: Repeat,
     parts: &Parts,
     ids: &[String],
 ) -> Result<Response, ApiError> {
-    let mut below =
-        parts.uri.path().trim_start_matches("/v1/sessions").trim_start_matches('/').split('/');
-    let (session, verb) = (below.next().and_then(|part| part.parse().ok()), below.next());
+    let path = RoutePath::new(&parts.extensions, &parts.uri);
+    let session = path.parameter("{session}").and_then(|part| part.parse().ok());
     let response = match state.sessions.created_under_key(session.as_ref(), ids).await? {
         CreatedUnderKey::Prompt(prompt) => (StatusCode::ACCEPTED, Json(prompt)).into_response(),
-        CreatedUnderKey::Sessions(items) if verb == Some("fork") => {
+        CreatedUnderKey::Sessions(items) if repeat == Repeat::Page => {
             (StatusCode::CREATED, Json(Page { items, next_cursor: None })).into_response()
         }
         CreatedUnderKey::Sessions(items) => {

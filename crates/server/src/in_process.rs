@@ -64,7 +64,8 @@ impl InProcessApi {
             StandaloneState { sandboxes: sandboxes.clone(), shutdown: CancellationToken::new() };
         // Never cancelled: there is no token to revoke and no server to shut down.
         let never_cancelled = Extension(RevokedOrShutdown(state.shutdown.clone()));
-        let router = routes::standalone::all()
+        let router = routes::standalone::routes()
+            .unguarded()
             .fallback(routes::no_such_route)
             .method_not_allowed_fallback(routes::method_not_allowed)
             .layer(DefaultBodyLimit::max(extract::MAX_BODY_BYTES))

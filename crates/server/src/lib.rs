@@ -4,7 +4,7 @@
 //! Order of the middleware: `problem::assign_request_id`, `metrics::count`, `problem::render`
 //! (errors become problem documents), `host_check::require_host`, `auth::require_token` (with the
 //! rules of `authorization`), `detach_writes`, `idempotency::idempotent`, then a handler under
-//! `routes/`.
+//! `routes/`. The last three follow from the rule that each route declares (`routes/route.rs`).
 #![forbid(unsafe_code)]
 
 mod auth;
@@ -20,6 +20,7 @@ mod metrics;
 mod openapi;
 mod problem;
 mod rate_limit;
+mod route_path;
 mod routes;
 mod stream;
 mod validate;
@@ -114,14 +115,7 @@ impl Default for Limits {
 
 /// Every route with its middleware.
 pub fn router(state: ServerState) -> Router {
-    let guarded = routes::guarded(&state)
-        .route_layer(middleware::from_fn(detach_writes::detach_writes))
-        .route_layer(middleware::from_fn_with_state(state.clone(), auth::require_token));
-    let api = guarded
-        .merge(routes::open().route_layer(middleware::from_fn_with_state(
-            state.clone(),
-            rate_limit::limit_anonymous,
-        )))
+    let api = routes::router(&state)
         .fallback(routes::no_such_route)
         .method_not_allowed_fallback(routes::method_not_allowed)
         .layer(DefaultBodyLimit::max(extract::MAX_BODY_BYTES))

@@ -3,7 +3,7 @@
 //! A handler returns an [`ApiError`], which travels as a response extension because handlers do not
 //! know the request's id; [`render`] turns it, and errors of axum itself, into the document.
 
-use std::panic::AssertUnwindSafe;
+use std::{borrow::Cow, panic::AssertUnwindSafe};
 
 use axum::{
     Json,
@@ -13,12 +13,12 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures_util::FutureExt;
-use harvest_proto::{SessionId, api::Problem, bridge::FaultCode};
+use harvest_proto::{Hint, SessionId, api::Problem, bridge::FaultCode};
 pub(crate) use harvest_session::error_chain;
-use harvest_session::{SessionError, bridge::BridgeError};
+use harvest_session::{SessionError, bridge::BridgeError, provider::ProviderError};
 use tracing::Instrument;
 
-use crate::metrics;
+use crate::{metrics, route_path::RoutePath};
 
 /// Identifies a request in responses and in the log.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -74,18 +74,17 @@ impl From<SessionError> for ApiError {
             SessionError::Invalid { .. } => StatusCode::UNPROCESSABLE_ENTITY,
             SessionError::Stopped => StatusCode::SERVICE_UNAVAILABLE,
             SessionError::Store(error) if error.is_disk_full() => StatusCode::INSUFFICIENT_STORAGE,
+            SessionError::Provider(
+                ProviderError::ImageMissing { .. } | ProviderError::SnapshotMissing { .. },
+            ) => StatusCode::CONFLICT,
             SessionError::Bridge(error) => bridge_status(error),
             _ => StatusCode::INTERNAL_SERVER_ERROR,
-        };
-        let hint = match &error {
-            SessionError::NotFound { what } => Some(listing_hint(what)),
-            _ => error.hint(),
         };
         let detail = match &error {
             SessionError::Bridge(BridgeError::Fault(fault)) => fault.message.clone(),
             _ => error_chain(&error),
         };
-        let (code, hint) = (error.code(), hint.map(str::to_owned));
+        let (code, hint) = (error.code(), error.hint().map(Cow::into_owned));
         let retry_after = (status == StatusCode::SERVICE_UNAVAILABLE).then_some(1);
         Self { status, code, detail, hint, retry_after }
     }
@@ -93,11 +92,7 @@ impl From<SessionError> for ApiError {
 
 /// An error reported by the supervisor is the client's; a broken connection to it is ours.
 fn bridge_status(error: &BridgeError) -> StatusCode {
-    let BridgeError::Fault(fault) = error else {
-        return match error {
-            _ => StatusCode::INTERNAL_SERVER_ERROR,
-        };
-    };
+    let BridgeError::Fault(fault) = error else { return StatusCode::INTERNAL_SERVER_ERROR };
     match fault.code {
         _ if fault.full => StatusCode::PAYLOAD_TOO_LARGE,
         FaultCode::NotFound => StatusCode::NOT_FOUND,
@@ -106,20 +101,6 @@ fn bridge_status(error: &BridgeError) -> StatusCode {
         FaultCode::NotExecutable | FaultCode::Invalid | FaultCode::System => {
             StatusCode::UNPROCESSABLE_ENTITY
         }
-    }
-}
-
-/// The command that lists resources of the missing kind.
-fn listing_hint(what: &str) -> &'static str {
-    match what.split_whitespace().next() {
-        Some("repository") => "`harvest repo ls` lists repositories",
-        Some("image") => "`harvest image ls` lists images, `harvest image build` makes one",
-        Some("snapshot") => "`harvest snapshot ls` lists snapshots",
-        Some("secret") => "`harvest secret ls` lists secrets",
-        Some("token") => "`harvest token ls` lists tokens",
-        Some("prompt") => "`harvest queue ls SESSION` lists prompts",
-        Some("turn") => "`harvest show SESSION` lists turns",
-        _ => "`harvest ls` lists sessions",
     }
 }
 
@@ -138,7 +119,7 @@ pub(crate) async fn assign_request_id(mut request: Request, next: Next) -> Respo
         %id,
         method = %request.method(),
         route = metrics::route(&request),
-        session = session_id(request.uri().path()).map(tracing::field::display),
+        session = session_id(&request).map(tracing::field::display),
     );
     let started = std::time::Instant::now();
     let mut response = next.run(request).instrument(span.clone()).await;
@@ -149,8 +130,8 @@ pub(crate) async fn assign_request_id(mut request: Request, next: Next) -> Respo
     response
 }
 
-fn session_id(path: &str) -> Option<SessionId> {
-    path.strip_prefix("/v1/sessions/")?.split('/').next()?.parse().ok()
+fn session_id(request: &Request) -> Option<SessionId> {
+    RoutePath::of(request).parameter("{session}")?.parse().ok()
 }
 
 /// Turns every error response of the API into a problem document. The forge's errors stay as git

@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use harvest_proto::{api::Evidence, bridge::Exit};
+use harvest_proto::{
+    api::{CheckOutcome, Evidence},
+    bridge::Exit,
+};
 
 use crate::{
     bridge::{Bridge, BridgeError},
@@ -14,8 +17,7 @@ pub(crate) const CHECK: &str = ".harvest/check.sh";
 
 const RUN: &str = "if [ -x .harvest/check.sh ]; then exec ./.harvest/check.sh; else exec sh .harvest/check.sh; fi";
 
-/// Runs the check on the current checkout. Without a check script, the evidence counts
-/// as not passed.
+/// Runs the check on the current checkout. Without a check script, the evidence says so.
 pub(crate) async fn run(
     bridge: &Bridge,
     repository: &str,
@@ -29,8 +31,8 @@ pub(crate) async fn run(
         return Ok(Evidence {
             repository: repository.to_owned(),
             commit,
-            check: "none declared".to_owned(),
-            passed: false,
+            check: CHECK.to_owned(),
+            outcome: CheckOutcome::NoneDeclared,
             // The shell's exit code for a missing command.
             exit: Exit::Code(127),
             millis: 0,
@@ -45,7 +47,7 @@ pub(crate) async fn run(
         repository: repository.to_owned(),
         commit,
         check: CHECK.to_owned(),
-        passed: output.ok(),
+        outcome: if output.ok() { CheckOutcome::Passed } else { CheckOutcome::Failed },
         exit: output.exit,
         millis: output.millis,
         tail: output.tail(),

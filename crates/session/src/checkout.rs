@@ -1,14 +1,16 @@
-//! Prepares and inspects a session's checkouts with commands over the bridge.
+//! Prepares and inspects a session's checkouts over the bridge.
 
 use std::collections::BTreeMap;
 
 use harvest_proto::{
-    bridge::{Command, Exit},
+    BranchName, RepositoryName,
+    bridge::{Command, Exit, GitRequest, Reply, ToSupervisor},
     git::NO_HOOKS_ENV,
+    names::InvalidBranchName,
 };
 use harvest_store::{CheckoutRecord, Write};
 
-use crate::bridge::{Bridge, BridgeError, CommandOutput};
+use crate::bridge::{Bridge, BridgeError};
 
 // Enough for a person to read; generated files may exceed it.
 const DIFF_BYTES: usize = 1024 * 1024;
@@ -26,20 +28,6 @@ export GIT_INDEX_FILE="$index"
 git add -A -N . && git diff --no-color --no-ext-diff --no-textconv --src-prefix="a/$2" --dst-prefix="b/$2" "$1" --
 "#;
 
-// Renames the branch of another session (after a fork); from any other HEAD, creates the session's
-// branch there. A checkout that a turn deleted stays deleted, without an error.
-const SET_BRANCH: &str = r#"
-cd "$2" 2>/dev/null && [ -e .git ] || exit 0
-current=$(git symbolic-ref -q --short HEAD)
-[ "$current" = "$1" ] && exit 0
-case "$current" in
-harvest/*) git branch -M "$1" ;;
-*) git checkout -q -B "$1" || git symbolic-ref HEAD "refs/heads/$1" ;;
-esac || exit 1
-git branch --unset-upstream 2>/dev/null
-exit 0
-"#;
-
 // Git's hash of the empty tree.
 pub(crate) const EMPTY_TREE: &str = "4b825dc642cb6eb9a060e54bf8d69288fbee4904";
 
@@ -48,7 +36,7 @@ pub(crate) enum PrepareError {
     #[error("cannot run git in the sandbox")]
     Bridge(#[from] BridgeError),
     #[error("cannot create branch `{branch}`: {tail}")]
-    Branch { branch: String, tail: String },
+    Branch { branch: BranchName, tail: String },
 }
 
 /// The folder of a repository's checkout; with an empty name, the parent of all checkouts.
@@ -74,28 +62,31 @@ pub(crate) fn git_command(argv: &[&str], folder: &str, timeout_millis: u64) -> C
     Command { env: env.into(), ..command(argv, folder, timeout_millis) }
 }
 
-async fn git(bridge: &Bridge, argv: &[&str], folder: &str) -> Result<CommandOutput, BridgeError> {
-    bridge.run_command(git_command(argv, folder, GIT_LIMIT_MILLIS), 4096).await
-}
-
-async fn first_line(
+/// The commit that is checked out and the remote's default branch.
+pub(crate) async fn head(
     bridge: &Bridge,
-    argv: &[&str],
-    folder: &str,
-) -> Result<Option<String>, BridgeError> {
-    let output = match git(bridge, argv, folder).await {
-        Ok(output) => output,
-        // The folder does not exist.
-        Err(BridgeError::Fault(_)) => return Ok(None),
-        Err(error) => return Err(error),
-    };
-    let text = String::from_utf8_lossy(&output.stdout).trim().to_owned();
-    Ok(Some(text).filter(|text| output.ok() && !text.is_empty()))
+    repository: &RepositoryName,
+) -> Result<(Option<String>, Option<String>), BridgeError> {
+    let request = GitRequest::Head { checkout: repository.clone() };
+    match bridge.request(|id| ToSupervisor::Git { id, request }).await? {
+        Reply::Head { commit, default_branch } => Ok((commit, default_branch)),
+        _ => Err(BridgeError::UnexpectedReply),
+    }
 }
 
-/// The commit that is checked out.
-pub(crate) async fn head(bridge: &Bridge, folder: &str) -> Result<Option<String>, BridgeError> {
-    first_line(bridge, &["git", "rev-parse", "--verify", "HEAD"], folder).await
+/// Fetches a branch and checks out a commit of it. True when the commit changes `.harvest`.
+pub(crate) async fn check_out(
+    bridge: &Bridge,
+    repository: &RepositoryName,
+    branch: &BranchName,
+    commit: &str,
+) -> Result<bool, BridgeError> {
+    let (checkout, branch) = (repository.clone(), branch.clone());
+    let request = GitRequest::CheckOut { checkout, branch, commit: commit.to_owned() };
+    match bridge.request(|id| ToSupervisor::Git { id, request }).await? {
+        Reply::CheckedOut { changed_harvest_folder } => Ok(changed_harvest_folder),
+        _ => Err(BridgeError::UnexpectedReply),
+    }
 }
 
 /// Puts each checkout on `branch`, if given. With `record_base`, also records the base commits that
@@ -103,24 +94,23 @@ pub(crate) async fn head(bridge: &Bridge, folder: &str) -> Result<Option<String>
 pub(crate) async fn prepare(
     bridge: &Bridge,
     checkouts: &[CheckoutRecord],
-    branch: Option<&str>,
+    branch: Option<&BranchName>,
     record_base: bool,
 ) -> Result<Vec<Write>, PrepareError> {
     let mut writes = Vec::new();
     for checkout in checkouts {
-        let (repository, folder) = (&checkout.repository, folder(&checkout.repository));
+        let repository = &checkout.repository;
         if let Some(branch) = branch {
-            let script = ["sh", "-c", SET_BRANCH, "sh", branch, &folder];
-            let renamed = git(bridge, &script, &self::folder("")).await?;
-            if !renamed.ok() {
-                return Err(PrepareError::Branch {
-                    branch: branch.to_owned(),
-                    tail: renamed.tail(),
-                });
-            }
+            let (checkout, branch) = (repository.clone(), branch.clone());
+            let request = GitRequest::SetBranch { checkout, branch: branch.clone() };
+            let set = bridge.request(|id| ToSupervisor::Git { id, request }).await;
+            set.map_err(|error| match error {
+                BridgeError::Fault(fault) => PrepareError::Branch { branch, tail: fault.message },
+                other => PrepareError::Bridge(other),
+            })?;
         }
         if record_base && checkout.base_commit.is_none() {
-            writes.extend(base_writes(bridge, repository, &folder).await?);
+            writes.extend(base_writes(bridge, repository).await?);
         }
     }
     Ok(writes)
@@ -129,17 +119,18 @@ pub(crate) async fn prepare(
 /// Records the checked-out commit and the remote's default branch.
 async fn base_writes(
     bridge: &Bridge,
-    repository: &str,
-    folder: &str,
+    repository: &RepositoryName,
 ) -> Result<Vec<Write>, BridgeError> {
-    let commit = head(bridge, folder).await?;
-    let default = ["git", "symbolic-ref", "--short", "refs/remotes/origin/HEAD"];
-    let base = first_line(bridge, &default, folder).await?;
+    let (commit, base) = head(bridge, repository).await?;
     let commit =
-        commit.map(|commit| Write::BaseCommit { repository: repository.to_owned(), commit });
-    let base = base.map(|base| Write::DefaultBase {
-        repository: repository.to_owned(),
-        base: base.trim_start_matches("origin/").to_owned(),
+        commit.map(|commit| Write::BaseCommit { repository: repository.to_string(), commit });
+    let base = base.and_then(|base| match base.parse() {
+        Ok(base) => Some(Write::DefaultBase { repository: repository.to_string(), base }),
+        Err(error) => {
+            let error: InvalidBranchName = error;
+            tracing::warn!(%repository, %error, "cannot record the default branch");
+            None
+        }
     });
     Ok(commit.into_iter().chain(base).collect())
 }
@@ -237,31 +228,9 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn fork_gets_own_branch_from_any_head() {
-        let dirty = "git checkout -q -b own && echo x >> file";
-        for before in ["git checkout -q -b harvest/old", "git checkout -q --detach", dirty] {
-            let (folder, _) = repository();
-            assert_eq!(sh(folder.path(), before, &[]).0, 0);
-            let status = sh(folder.path(), "git status --porcelain", &[]).1;
-            for _ in 0..2 {
-                assert_eq!(sh(folder.path(), SET_BRANCH, &["harvest/new", "."]).0, 0);
-                let now = sh(folder.path(), "git symbolic-ref --short HEAD", &[]).1;
-                assert_eq!(now.trim(), "harvest/new");
-            }
-            assert_eq!(sh(folder.path(), "git status --porcelain", &[]).1, status);
-            let branches = sh(folder.path(), "git branch --format='%(refname:short)'", &[]).1;
-            assert!(branches.contains("main") && !branches.contains("harvest/old"), "{branches}");
-        }
-    }
-
-    #[test]
-    fn missing_or_empty_checkout_is_not_an_error() {
+    fn missing_checkout_has_an_empty_diff() {
         let folder = tempfile::tempdir().unwrap();
-        assert_eq!(sh(folder.path(), SET_BRANCH, &["harvest/new", "gone"]).0, 0);
         assert_eq!(sh(folder.path(), DIFF, &[EMPTY_TREE, "", "gone"]), (0, String::new()));
-        assert_eq!(sh(folder.path(), "git init -q -b main", &[]).0, 0);
-        assert_eq!(sh(folder.path(), SET_BRANCH, &["harvest/new", "."]).0, 0);
-        assert_eq!(sh(folder.path(), "git symbolic-ref --short HEAD", &[]).1.trim(), "harvest/new");
     }
 
     #[test]

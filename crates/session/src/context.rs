@@ -14,11 +14,11 @@ use futures_util::future::BoxFuture;
 use harvest_forge::{LocalForge, NewPullRequest};
 use harvest_gateway::{
     Gateway,
-    ledger::{DoorPolicy, GitAccess, NetworkPolicy, Upstream},
+    ledger::{DoorPolicy, GitAccess, ResolvedPolicy},
     vault::Vault,
 };
 use harvest_proto::{
-    SandboxId, SessionId, Timestamp,
+    BranchName, ModelRef, NetworkPolicy, SandboxId, SessionId, Timestamp, Upstream,
     api::{Evidence, PullRequest, Repository},
 };
 use harvest_store::{Lease, SessionRecord, Store, StoreError};
@@ -256,14 +256,11 @@ impl Shared {
         };
         DoorPolicy {
             session: spec.session,
-            network: match spec.network.as_str() {
-                "none" => NetworkPolicy::None,
-                _ => NetworkPolicy::Trusted(self.trusted.clone().await),
+            network: match spec.network {
+                NetworkPolicy::None => ResolvedPolicy::None,
+                NetworkPolicy::Trusted => ResolvedPolicy::Trusted(self.trusted.clone().await),
             },
-            upstream: match spec.model.as_deref() {
-                Some("scripted") => Upstream::Scripted,
-                _ => Upstream::Anthropic,
-            },
+            upstream: spec.upstream,
             repositories: repositories.iter().map(access).collect(),
         }
     }
@@ -271,17 +268,17 @@ impl Shared {
 
 pub(crate) struct PassSpec {
     pub(crate) session: SessionId,
-    pub(crate) network: String,
-    pub(crate) model: Option<String>,
-    pub(crate) branch: Option<String>,
+    pub(crate) network: NetworkPolicy,
+    pub(crate) upstream: Upstream,
+    pub(crate) branch: Option<BranchName>,
 }
 
 impl From<&SessionRecord> for PassSpec {
     fn from(record: &SessionRecord) -> Self {
         Self {
             session: record.session.id.clone(),
-            network: record.session.network.clone(),
-            model: record.session.model.clone(),
+            network: record.session.network,
+            upstream: record.session.model.as_ref().map_or(Upstream::Anthropic, ModelRef::upstream),
             branch: Some(record.session.branch.clone()),
         }
     }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashSet};
 
 use harvest_proto::{
-    EventBody, SessionId, SnapshotId,
+    BranchName, EventBody, SessionId, SnapshotId,
     api::{AddRepository, CreateSession, Repository, Session, UseRepository},
     bridge::Author,
 };
@@ -16,8 +16,8 @@ use crate::{
     decide::State,
     error::SessionError,
     provider::StartFrom,
-    repository::check_branch,
-    sessions::{branch, parse_agent, parse_network, uuid},
+    repository::repository_name,
+    sessions::{branch, uuid},
     verbs::{new_prompt, title},
 };
 
@@ -43,8 +43,7 @@ impl Sessions {
     ) -> Result<Session, SessionError> {
         let owner = Some(user.email.clone());
         let author = create.author.unwrap_or(user);
-        let (agent, network) = (parse_agent(create.agent)?, parse_network(create.network)?);
-        let prompt = create.prompt.map(|text| new_prompt(text, author.clone())).transpose()?;
+        let prompt = create.prompt.map(|text| new_prompt(text, author.clone()));
         check_env(&create.env)?;
         create.key.as_deref().map(check_key).transpose()?;
         let wanted = requested_repositories(create.repository, create.base, create.repositories)?;
@@ -64,9 +63,9 @@ impl Sessions {
             id,
             title,
             checkouts,
-            agent,
+            agent: create.agent.unwrap_or_default(),
             model: create.model,
-            network,
+            network: create.network.unwrap_or_default(),
             author,
             conversation: uuid(),
             forked_from: None,
@@ -175,7 +174,7 @@ fn invalid(what: impl Into<String>) -> SessionError {
 /// Merges `repository` and `base` with `repositories` into one list.
 fn requested_repositories(
     repository: Option<String>,
-    base: Option<String>,
+    base: Option<BranchName>,
     repositories: Vec<UseRepository>,
 ) -> Result<Vec<UseRepository>, SessionError> {
     let all = match (repository, base, repositories) {
@@ -190,7 +189,9 @@ fn requested_repositories(
         (Some(one), base, _) if one.contains("://") => {
             vec![UseRepository { name: None, url: Some(one), base }]
         }
-        (Some(one), base, _) => vec![UseRepository { name: Some(one), url: None, base }],
+        (Some(one), base, _) => {
+            vec![UseRepository { name: Some(repository_name(&one)?), url: None, base }]
+        }
         (None, None, listed) => listed,
     };
     if all.len() > MAX_REPOSITORIES {
@@ -200,10 +201,6 @@ fn requested_repositories(
         if one.name.is_some() == one.url.is_some() {
             return Err(invalid("each repository needs either `name` or `url`"));
         }
-        if one.name.as_ref().is_some_and(|name| name.contains('\0')) {
-            return Err(invalid("a repository name cannot contain a zero byte"));
-        }
-        one.base.as_deref().map(check_branch).transpose()?;
     }
     Ok(all)
 }
@@ -256,19 +253,19 @@ mod tests {
     use super::*;
 
     fn named(name: &str) -> UseRepository {
-        UseRepository { name: Some(name.into()), ..UseRepository::default() }
+        UseRepository { name: Some(name.parse().unwrap()), ..UseRepository::default() }
     }
 
     #[test]
     fn repository_and_repositories_are_mutually_exclusive() {
-        let one =
-            requested_repositories(Some("app".into()), Some("next".into()), Vec::new()).unwrap();
-        assert_eq!(one, [UseRepository { base: Some("next".into()), ..named("app") }]);
+        let next = || Some("next".parse().unwrap());
+        let one = requested_repositories(Some("app".into()), next(), Vec::new()).unwrap();
+        assert_eq!(one, [UseRepository { base: next(), ..named("app") }]);
         let url = requested_repositories(Some("https://h/app".into()), None, Vec::new()).unwrap();
         assert_eq!(url[0].url.as_deref(), Some("https://h/app"));
         assert_eq!(requested_repositories(None, None, Vec::new()).unwrap(), []);
         assert!(requested_repositories(Some("app".into()), None, vec![named("b")]).is_err());
-        assert!(requested_repositories(None, Some("next".into()), vec![named("b")]).is_err());
+        assert!(requested_repositories(None, next(), vec![named("b")]).is_err());
         let both = UseRepository { url: Some("https://h/app".into()), ..named("app") };
         assert!(requested_repositories(None, None, vec![both]).is_err());
         assert!(requested_repositories(None, None, vec![UseRepository::default()]).is_err());

@@ -113,7 +113,7 @@ impl Sessions {
             return Err(SessionError::conflict(
                 "no_disks",
                 "the sandbox provider cannot compare disks",
-                "leave out `--machine`",
+                "leave out `--sandbox`",
             ));
         };
         let after = history.snapshot(to)?;
@@ -168,7 +168,7 @@ impl Sessions {
                 sessions: self,
                 history: &history,
                 live: live.as_ref(),
-                repository,
+                repository: repository.into(),
                 budget,
             };
             let output = diff.run(from, to, &options).await?;
@@ -239,7 +239,7 @@ impl SessionHistory {
         };
         match point {
             DiffPoint::Now => {
-                let newest = self.record.session.snapshot.clone();
+                let newest = self.record.session.snapshot_id.clone();
                 newest.ok_or_else(|| gone("the session has no snapshot yet".to_owned()))
             }
             DiffPoint::Turn(0) => self
@@ -399,7 +399,7 @@ async fn remove(sandbox: EphemeralSandbox) {
 }
 
 fn failed(error: TreeError) -> SessionError {
-    let hint = "inspect the checkout with `harvest exec`, or use `--machine`";
+    let hint = "inspect the checkout with `harvest exec`, or use `--sandbox`";
     SessionError::conflict("diff_failed", error_chain(&error), hint)
 }
 

@@ -5,7 +5,7 @@ use std::{any::Any, collections::BTreeMap, sync::Arc, time::Duration};
 
 use harvest_gateway::ledger::DoorPolicy;
 use harvest_proto::{
-    EventBody, SandboxId, SessionId, SnapshotId,
+    BranchName, EventBody, RepositoryName, SandboxId, SessionId, SnapshotId,
     bridge::{Boot, BootStart, BridgeRole, Checkout, ToSupervisor},
     event::{BootPhase, PhaseStatus, SnapshotKind},
 };
@@ -85,8 +85,8 @@ impl EphemeralSandbox {
     /// Boots the sandbox and reports each phase as it starts.
     pub(crate) async fn boot(
         &mut self,
-        repository: &str,
-        base: Option<String>,
+        repository: &RepositoryName,
+        base: Option<BranchName>,
         start: BootStart,
         mut report: impl FnMut(&str),
     ) -> Result<(), EphemeralError> {
@@ -95,7 +95,7 @@ impl EphemeralSandbox {
             epoch: 1,
             start,
             repositories: vec![Checkout {
-                name: repository.to_owned(),
+                name: repository.clone(),
                 remote: remote(repository),
                 base,
                 branch: None,

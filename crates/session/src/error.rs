@@ -1,6 +1,11 @@
 //! Errors of session operations, with a code for programs and a hint for people.
 
-use harvest_proto::bridge::{Fault, FaultCode};
+use std::borrow::Cow;
+
+use harvest_proto::{
+    Hint,
+    bridge::{Fault, FaultCode},
+};
 use harvest_store::StoreError;
 
 use crate::{bridge::BridgeError, provider::ProviderError};
@@ -51,26 +56,6 @@ impl SessionError {
         }
     }
 
-    /// What to do next, if known.
-    #[must_use]
-    pub fn hint(&self) -> Option<&'static str> {
-        match self {
-            Self::Conflict { hint, .. } => Some(hint),
-            Self::Stopped => Some("try again in a moment"),
-            Self::Provider(ProviderError::ImageMissing { .. }) => {
-                Some("build it with `harvest image build`")
-            }
-            Self::Bridge(BridgeError::Fault(fault)) if fault.full => Some(
-                "free disk space in the sandbox: `harvest exec SESSION -- df -h` shows what is full",
-            ),
-            Self::Store(error) if error.is_disk_full() => Some(
-                "nothing was changed; free disk space on the server (`harvest df`, `harvest gc`), then try again",
-            ),
-            Self::Store(_) => Some("`harvest doctor` shows whether the disk is full"),
-            _ => None,
-        }
-    }
-
     pub(crate) fn missing(what: impl Into<String>) -> Self {
         Self::NotFound { what: what.into() }
     }
@@ -85,6 +70,48 @@ impl SessionError {
         hint: &'static str,
     ) -> Self {
         Self::Conflict { code, what: what.into(), hint }
+    }
+}
+
+impl Hint for SessionError {
+    fn hint(&self) -> Option<Cow<'_, str>> {
+        let hint = match self {
+            Self::NotFound { what } => listing_hint(what),
+            Self::Conflict { hint, .. } => hint,
+            Self::Stopped => "try again in a moment",
+            Self::Provider(ProviderError::ImageMissing { .. }) => {
+                "build it with `harvest image build`"
+            }
+            Self::Provider(ProviderError::SnapshotMissing { .. }) => {
+                "choose another turn; `harvest turns SESSION` lists them"
+            }
+            Self::Bridge(BridgeError::Fault(fault)) if fault.full => {
+                "free disk space in the sandbox: `harvest exec SESSION -- df -h` shows what is full"
+            }
+            Self::Store(error) if error.is_disk_full() => {
+                "nothing was changed; free disk space on the server (`harvest df`, `harvest gc`), then try again"
+            }
+            Self::Store(error) => {
+                let default = "`harvest doctor` shows whether the disk is full";
+                return error.hint().or(Some(default.into()));
+            }
+            _ => return None,
+        };
+        Some(hint.into())
+    }
+}
+
+/// The command that lists resources of the missing kind.
+fn listing_hint(what: &str) -> &'static str {
+    match what.split_whitespace().next() {
+        Some("repository") => "`harvest repo ls` lists repositories",
+        Some("image") => "`harvest image ls` lists images, `harvest image build` makes one",
+        Some("snapshot") => "`harvest snapshot ls` lists snapshots",
+        Some("secret") => "`harvest secret ls` lists secrets",
+        Some("token") => "`harvest token ls` lists tokens",
+        Some("prompt") => "`harvest queue ls SESSION` lists prompts",
+        Some("turn") => "`harvest show SESSION` lists turns",
+        _ => "`harvest ls` lists sessions",
     }
 }
 

@@ -11,7 +11,7 @@ use harvest_proto::{
 use harvest_store::{CheckoutRecord, SessionRecord, StoreError, Write};
 
 use crate::{
-    bridge::Bridge,
+    bridge::BridgeError,
     check, checkout,
     context::{PassSpec, PullRequestSpec, Shared, error_chain, now},
     ephemeral::{EphemeralError, EphemeralSandbox},
@@ -90,7 +90,8 @@ async fn review_one(
         pull.evidence = Some(evidence.clone());
         writes.push(pull_request_write(shared, work, &pull));
     }
-    let reviewed = Write::Reviewed { repository: repository.name, commit: commit.to_owned() };
+    let reviewed =
+        Write::Reviewed { repository: repository.name.into(), commit: commit.to_owned() };
     writes.extend([event(EventBody::Evidence(evidence)), reviewed]);
     write(shared, &record.session.id, writes).await.map_err(other)
 }
@@ -114,12 +115,12 @@ async fn open_pull_request(
         .base
         .clone()
         .or_else(|| repository.base.clone())
-        .unwrap_or_else(|| "main".to_owned());
+        .map_or_else(|| "main".to_owned(), String::from);
     let order = PullRequestSpec {
         url: repository.url.clone(),
         title: session.title.clone(),
         body: body(shared, record, commit).await,
-        branch: session.branch.clone(),
+        branch: session.branch.to_string(),
         base,
     };
     let mut waits = RETRIES.iter();
@@ -134,10 +135,10 @@ async fn open_pull_request(
     };
     let Some(pull) = pull else { return Ok(None) };
     let known = session.repositories.iter().find(|known| known.name == repository.name);
-    let known = known.and_then(|known| known.pull.as_ref());
+    let known = known.and_then(|known| known.pull_request.as_ref());
     if known.is_none_or(|known| known.number != pull.number || known.commit != pull.commit) {
         let opened = EventBody::PullOpened {
-            repository: repository.name.clone(),
+            repository: repository.name.to_string(),
             number: pull.number,
             url: pull.url.clone(),
             branch: pull.branch.clone(),
@@ -176,8 +177,14 @@ async fn gather(shared: &Arc<Shared>, work: PushedCommit<'_>) -> Result<Evidence
     let mut sandbox =
         EphemeralSandbox::start(shared, SandboxId::random(), from, Some(pass)).await?;
     sandbox.boot(&repository.name, checkout.base.clone(), start, |_| {}).await?;
-    let folder = checkout::folder(&repository.name);
-    let changed = fetch(&sandbox.bridge, &folder, &record.session.branch, commit).await?;
+    let branch = &record.session.branch;
+    let changed = checkout::check_out(&sandbox.bridge, &repository.name, branch, commit).await;
+    let changed = changed.map_err(|error| match error {
+        BridgeError::Fault(fault) => {
+            EphemeralError::Other(format!("cannot check out commit {commit}: {}", fault.message))
+        }
+        other => other.into(),
+    })?;
     let limit = shared.config.timeouts.check;
     let mut evidence =
         check::run(&sandbox.bridge, &repository.name, commit.to_owned(), limit).await?;
@@ -188,36 +195,12 @@ async fn gather(shared: &Arc<Shared>, work: PushedCommit<'_>) -> Result<Evidence
     Ok(evidence)
 }
 
-// Checks out the commit. Exit code 10: the branch changed the check scripts (`.harvest`).
-const FETCH: &str = r#"
-base=$(git rev-parse HEAD) || exit 1
-git fetch -q origin "+refs/heads/$1:refs/harvest/pushed" || exit 1
-git checkout -q --force --detach "$2" || exit 1
-[ "$(git rev-parse HEAD)" = "$2" ] || exit 1
-git diff --quiet "$base" "$2" -- .harvest || exit 10
-"#;
-
-async fn fetch(
-    bridge: &Bridge,
-    folder: &str,
-    branch: &str,
-    commit: &str,
-) -> Result<bool, EphemeralError> {
-    let order = checkout::command(&["sh", "-c", FETCH, "sh", branch, commit], folder, 10 * 60_000);
-    let output = bridge.run_command(order, 0).await?;
-    match output.exit {
-        harvest_proto::bridge::Exit::Code(0) => Ok(false),
-        harvest_proto::bridge::Exit::Code(10) => Ok(true),
-        _ => Err(EphemeralError::Other(format!(
-            "cannot check out commit {commit}: {}",
-            output.tail()
-        ))),
-    }
-}
-
 fn pull_request_write(shared: &Shared, work: PushedCommit<'_>, pull: &PullRequest) -> Write {
     let pull = PullRequest { url: shared.forge.stable_url(&pull.url), ..pull.clone() };
-    Write::PullRequest { repository: work.repository.name.clone(), pull: Box::new(pull), at: now() }
+    Write::PullRequest {
+        repository: work.repository.name.to_string(),
+        pull_request: Box::new(pull),
+    }
 }
 
 fn event(body: EventBody) -> Write {
@@ -226,32 +209,4 @@ fn event(body: EventBody) -> Write {
 
 async fn write(shared: &Shared, session: &SessionId, writes: Vec<Write>) -> Result<(), StoreError> {
     shared.store.session_commit(session, shared.lease, now(), writes).await.map(drop)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::FETCH;
-    use crate::checkout::tests::{repository, sh};
-
-    #[test]
-    fn fetch_detects_changed_check() {
-        let (origin, _) = repository();
-        let here = tempfile::tempdir().unwrap();
-        let clone = "git clone -q \"$1\" checkout";
-        assert_eq!(sh(here.path(), clone, &[&origin.path().display().to_string()]).0, 0);
-        let checkout = here.path().join("checkout");
-        let push = "git checkout -q -B work && mkdir -p \"$1\" && date +%N > \"$1/f\" && git add . && git commit -q -m w";
-        for (folder, answer) in [("src", 0), (".harvest", 10)] {
-            assert_eq!(sh(origin.path(), push, &[folder]).0, 0);
-            let commit = sh(origin.path(), "git rev-parse work", &[]).1.trim().to_owned();
-            assert_eq!(sh(&checkout, "git checkout -q main", &[]).0, 0);
-            assert_eq!(sh(&checkout, FETCH, &["work", &commit]).0, answer);
-            assert_eq!(sh(&checkout, "git rev-parse HEAD", &[]).1.trim(), commit);
-        }
-        assert_eq!(
-            sh(&checkout, FETCH, &["work", "0123456789abcdef0123456789abcdef01234567"]).0,
-            1
-        );
-        assert_eq!(sh(&checkout, FETCH, &["gone", "HEAD"]).0, 1);
-    }
 }

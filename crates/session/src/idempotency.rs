@@ -50,8 +50,8 @@ impl Sessions {
     ///
     /// # Errors
     /// When the store fails.
-    pub async fn idempotency_finish(&self, key: &str, answer: &str) -> Result<(), SessionError> {
-        Ok(self.shared.store.idempotency_finish(key, answer).await?)
+    pub async fn idempotency_finish(&self, key: &str, response: &str) -> Result<(), SessionError> {
+        Ok(self.shared.store.idempotency_finish(key, response).await?)
     }
 
     /// Releases a claimed key whose request failed, unless something was created under it.

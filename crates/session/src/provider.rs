@@ -4,7 +4,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use async_trait::async_trait;
-use harvest_proto::{SandboxId, SnapshotId, event::SnapshotKind};
+use harvest_proto::{RepositoryName, SandboxId, SnapshotId, event::SnapshotKind};
 use tokio::io::{AsyncRead, AsyncWrite};
 
 use crate::disks::Disks;
@@ -120,7 +120,7 @@ pub struct StartSpec {
     pub from: StartFrom,
     /// The repository whose state volume is mounted at `/mnt/state`. State outlives sandboxes and
     /// is in no snapshot; a host without room for it starts the sandbox without.
-    pub state: Option<String>,
+    pub state: Option<RepositoryName>,
 }
 
 /// The origin of a sandbox's disk.

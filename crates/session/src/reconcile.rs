@@ -57,8 +57,8 @@ impl Reconcile {
     /// Marks the session's sandbox and snapshots as in use.
     pub(crate) fn mark_in_use(&mut self, record: &SessionRecord) {
         self.owned.extend(record.session.sandbox.clone());
-        self.referenced.extend(record.session.snapshot.clone());
-        self.referenced.extend(mentioned_snapshots(&record.drive));
+        self.referenced.extend(record.session.snapshot_id.clone());
+        self.referenced.extend(mentioned_snapshots(&record.driver_state));
     }
 
     /// Removes orphans and reports missing snapshots.
@@ -77,7 +77,7 @@ impl Reconcile {
             }
         }
         // Only after the orphans are removed: their sandboxes may use these snapshots.
-        for (snapshot, _) in shared.store.build_unfinished().await? {
+        for snapshot in shared.store.build_unfinished().await? {
             shared
                 .store
                 .build_fail(shared.lease, &snapshot, "the server was restarted", now())
@@ -145,9 +145,9 @@ fn compare(
 }
 
 /// The snapshot ids in a driver's serialized state.
-fn mentioned_snapshots(drive: &str) -> impl Iterator<Item = SnapshotId> + '_ {
+fn mentioned_snapshots(driver_state: &str) -> impl Iterator<Item = SnapshotId> + '_ {
     let is_id_char = |letter: char| letter.is_ascii_alphanumeric() || letter == '_';
-    drive.split(move |letter| !is_id_char(letter)).filter_map(|word| word.parse().ok())
+    driver_state.split(move |letter| !is_id_char(letter)).filter_map(|word| word.parse().ok())
 }
 
 async fn belongs_to_this_store(shared: &Shared, disks: &dyn Disks) -> Result<bool, SessionError> {
@@ -222,7 +222,7 @@ mod tests {
     #[test]
     fn snapshot_ids_are_found_in_driver_state() {
         let (one, two) = (SnapshotId::random(), SnapshotId::random());
-        let drive = format!(r#"{{"disk":"{one}","machine":{{"new":["{two}"]}},"other":"snp_"}}"#);
-        assert_eq!(mentioned_snapshots(&drive).collect::<Vec<_>>(), [one, two]);
+        let json = format!(r#"{{"disk":"{one}","sandbox":{{"new":["{two}"]}},"other":"snp_"}}"#);
+        assert_eq!(mentioned_snapshots(&json).collect::<Vec<_>>(), [one, two]);
     }
 }

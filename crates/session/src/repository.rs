@@ -6,9 +6,10 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::stream::{self, BoxStream, StreamExt};
 use harvest_proto::{
-    SandboxId, SessionId, SnapshotId,
-    api::{AddRepository, Build, BuildLine, Repository},
+    NetworkPolicy, RepositoryName, SandboxId, SessionId, SnapshotId, Upstream,
+    api::{AddRepository, Build, BuildLine, CheckOutcome, Repository},
     bridge::BootStart,
+    names::InvalidRepositoryName,
 };
 use tokio::sync::mpsc;
 
@@ -35,12 +36,11 @@ impl Sessions {
         }
         let name = match add.name {
             Some(name) => name,
-            None => url.rsplit('/').next().unwrap_or_default().trim_end_matches(".git").to_owned(),
+            None => {
+                let last = url.rsplit('/').next().unwrap_or_default();
+                repository_name(last.trim_end_matches(".git"))?
+            }
         };
-        check_name(&name)?;
-        if let Some(base) = &add.base {
-            check_branch(base)?;
-        }
         let repository = Repository {
             name,
             url: self.shared.forge.stable_url(&url),
@@ -100,16 +100,16 @@ impl Sessions {
         let repository = self.repository(name).await?;
         let (snapshot, sandbox) = (SnapshotId::random(), SandboxId::random());
         let lease = self.shared.lease;
-        self.shared.store.build_begin(lease, name, &snapshot, &sandbox, now()).await.map_err(
-            |error| match error {
+        self.shared.store.build_begin(lease, name, &snapshot, now()).await.map_err(|error| {
+            match error {
                 harvest_store::StoreError::Exists { .. } => SessionError::conflict(
                     "building",
                     format!("a build of `{name}` is already running"),
                     "wait for the build to end",
                 ),
                 other => other.into(),
-            },
-        )?;
+            }
+        })?;
         let (progress, lines) = mpsc::unbounded_channel();
         let shared = Arc::clone(&self.shared);
         self.shared.spawn(async move {
@@ -190,8 +190,8 @@ async fn build(
     let order = PassSpec {
         // Not a real session: traffic through this door only appears in the log.
         session: SessionId::random(),
-        network: "trusted".to_owned(),
-        model: Some("scripted".to_owned()),
+        network: NetworkPolicy::Trusted,
+        upstream: Upstream::Scripted,
         branch: None,
     };
     let pass = shared.pass(std::slice::from_ref(repository), order).await;
@@ -199,8 +199,7 @@ async fn build(
     let from = StartFrom::Image(repository.image.clone());
     let mut sandbox = EphemeralSandbox::start(shared, sandbox, from, Some(pass)).await?;
     sandbox.boot(&repository.name, repository.base.clone(), BootStart::Build, &report).await?;
-    let folder = checkout::folder(&repository.name);
-    let commit = checkout::head(&sandbox.bridge, &folder).await?;
+    let (commit, _) = checkout::head(&sandbox.bridge, &repository.name).await?;
     let commit =
         commit.ok_or_else(|| EphemeralError::Other("the repository has no commit".to_owned()))?;
     report("running the check");
@@ -220,7 +219,7 @@ async fn build(
     Ok(Build {
         snapshot: snapshot.clone(),
         commit,
-        check: Some(evidence).filter(|evidence| evidence.check == check::CHECK),
+        check: Some(evidence).filter(|evidence| evidence.outcome != CheckOutcome::NoneDeclared),
         millis: u64::try_from(shared.clock.now().since(started).as_millis()).unwrap_or(u64::MAX),
         built_at: now(),
     })
@@ -254,43 +253,10 @@ fn check_url(url: &str) -> Result<(), SessionError> {
     Ok(())
 }
 
-/// Names become folder names in the sandbox and URL paths.
-pub(crate) fn check_name(name: &str) -> Result<(), SessionError> {
-    let is_allowed =
-        |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '-' | '_' | '.');
-    if name.is_empty()
-        || name.len() > 100
-        || name.starts_with('.')
-        || name.starts_with('-')
-        || !name.chars().all(is_allowed)
-    {
-        return Err(SessionError::invalid(
-            "invalid_name",
-            "repository names are 1 to 100 letters, digits, `-`, `_` or `.`, not starting with `.` or `-`",
-        ));
-    }
-    Ok(())
-}
-
-/// Accepts a subset of git's branch names.
-pub(crate) fn check_branch(branch: &str) -> Result<(), SessionError> {
-    let is_allowed =
-        |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '-' | '_' | '.' | '/');
-    let bad = branch.is_empty()
-        || branch.len() > 200
-        || branch.starts_with(['-', '/', '.'])
-        || branch.ends_with(['/', '.'])
-        || branch.ends_with(".lock")
-        || branch.contains("..")
-        || branch.contains("//")
-        || !branch.chars().all(is_allowed);
-    if bad {
-        return Err(SessionError::invalid(
-            "invalid_branch",
-            format!("invalid branch name `{branch}`"),
-        ));
-    }
-    Ok(())
+pub(crate) fn repository_name(text: &str) -> Result<RepositoryName, SessionError> {
+    text.parse().map_err(|invalid: InvalidRepositoryName| {
+        SessionError::invalid("invalid_name", invalid.to_string())
+    })
 }
 
 #[cfg(test)]
@@ -305,21 +271,5 @@ mod tests {
         assert!(check_url("file:///etc").is_err());
         assert!(check_url("https://example.org/a b").is_err());
         assert!(check_url("https://example.org/a.git").is_ok());
-    }
-
-    #[test]
-    fn repository_name_cannot_escape_its_folder() {
-        for bad in ["", "..", ".git", "a/b", "-rf", "a b"] {
-            assert!(check_name(bad).is_err(), "{bad}");
-        }
-        assert!(check_name("next.js").is_ok());
-    }
-
-    #[test]
-    fn branch_cannot_be_an_option_or_range() {
-        for bad in ["", "-x", "a..b", "/a", "a/", "x.lock", "a b", "a~1"] {
-            assert!(check_branch(bad).is_err(), "{bad}");
-        }
-        assert!(check_branch("release/1.0").is_ok());
     }
 }

@@ -236,7 +236,7 @@ async fn load(
                 session: session.id.clone(),
                 archived: session.state == SessionState::Archived,
                 last_activity: session.last_activity,
-                newest: session.snapshot.clone(),
+                newest: session.snapshot_id.clone(),
                 snapshots: snapshots.remove(&session.id).unwrap_or_default(),
             });
             records.insert(session.id.clone(), record);

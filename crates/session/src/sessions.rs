@@ -7,18 +7,17 @@ use std::{
 
 use futures_util::FutureExt;
 use harvest_proto::{
-    AgentName, SessionId, Timestamp,
-    agents::UnknownAgent,
+    BranchName, SessionId, Timestamp,
     api::{Page, Session, Snapshot, Turn},
 };
-use harvest_store::{NewPrompt, NewSession, SessionFilter, SessionRecord, Write};
+use harvest_store::{DriverState, NewPrompt, NewSession, SessionFilter, SessionRecord, Write};
 use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     admission::Admission,
     context::{Dependencies, Shared, error_chain},
-    decide::{Limit, Mode, SUSPENDED, SandboxState, State, Waiting},
+    decide::{Limit, Mode, SandboxState, State, Waiting},
     driver::{Command, Driver, DriverHandle},
     error::SessionError,
     metrics::Metrics,
@@ -157,14 +156,14 @@ impl Sessions {
 
     /// A session without work gets a driver only on the next request.
     fn needs_driver(&self, record: &SessionRecord) -> bool {
-        !serde_json::from_str::<State>(&record.drive).is_ok_and(|state| {
+        !serde_json::from_str::<State>(&record.driver_state).is_ok_and(|state| {
             if let Some(waiting) = state.waiting {
                 self.shared.admission.reserve_sequence(waiting.sequence);
             }
             let queued = record.session.queued > 0;
             let nothing_to_do = match &state.mode {
                 Mode::Active => !queued && !state.start_requested,
-                Mode::Paused { reason } if reason == SUSPENDED => !queued,
+                mode if mode.is_suspended() => !queued,
                 _ => true,
             };
             state.sandbox == SandboxState::Absent
@@ -238,17 +237,17 @@ impl Sessions {
             // faster.
             let sequence = self.shared.admission.next_sequence();
             state.waiting = Some(Waiting { sequence, limit: Limit::Closed, position: 0 });
-            let drive =
+            let json =
                 serde_json::to_string(&state).expect("a state holds only maps with text keys");
             writes.insert(0, crate::driver::created(new.at));
-            writes.push(Write::DriverState {
-                drive,
+            writes.push(Write::DriverState(DriverState {
+                json,
                 state: state.public.state,
-                reason: state.public.reason.clone(),
+                reason: state.public.reason,
                 sandbox: None,
                 epoch: 0,
                 snapshot: state.latest_snapshot.clone(),
-            });
+            }));
             writes.extend(prompt.map(|prompt| Write::PromptInsert(Box::new(prompt))));
             writes.extend(self.created_write(&new.id.to_string()));
             (new, writes)
@@ -273,9 +272,8 @@ impl Sessions {
         let current = |url: &mut String| *url = self.shared.forge.current_url(url);
         for repository in &mut session.repositories {
             current(&mut repository.url);
-            repository.pull.iter_mut().for_each(|pull| current(&mut pull.url));
+            repository.pull_request.iter_mut().for_each(|pull| current(&mut pull.url));
         }
-        session.pull.iter_mut().for_each(|pull| current(&mut pull.url));
         session.pr_url.iter_mut().for_each(current);
         session
     }
@@ -369,29 +367,12 @@ impl Sessions {
     }
 }
 
-pub(crate) fn parse_agent(agent: Option<String>) -> Result<String, SessionError> {
-    let named = agent.map_or(Ok(AgentName::default()), |name| name.parse());
-    let unknown =
-        |unknown: UnknownAgent| SessionError::invalid("invalid_agent", unknown.to_string());
-    named.map(String::from).map_err(unknown)
-}
-
-pub(crate) fn parse_network(network: Option<String>) -> Result<String, SessionError> {
-    match network.as_deref() {
-        None | Some("trusted") => Ok("trusted".to_owned()),
-        Some("none") => Ok("none".to_owned()),
-        Some(other) => {
-            let what = format!("unknown network policy `{other}`; use `trusted` or `none`");
-            Err(SessionError::invalid("invalid_network", what))
-        }
-    }
-}
-
-pub(crate) fn branch(session: &SessionId, title: Option<&str>) -> String {
-    match title {
+pub(crate) fn branch(session: &SessionId, title: Option<&str>) -> BranchName {
+    let name = match title {
         Some(title) => format!("harvest/{}-{}", harvest_forge::slug(title), session.part()),
         None => format!("harvest/{}", session.part()),
-    }
+    };
+    name.parse().expect("slugs and ids have only letters, digits and hyphens")
 }
 
 fn cursor_of(session: &Session) -> String {

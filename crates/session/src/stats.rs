@@ -40,7 +40,7 @@ impl Sessions {
         let problem = |part: &str, error: Option<String>| error.map(|why| format!("{part}: {why}"));
         [
             problem("cannot write to the store", store),
-            problem("the sandbox provider does not answer", provider),
+            problem("the sandbox provider fails", provider),
         ]
         .into_iter()
         .flatten()

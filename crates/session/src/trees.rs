@@ -194,17 +194,17 @@ pub(crate) async fn turn_tree_writes(
         shared.store.snapshot_list(session).await.unwrap_or_default(),
     );
     let mut writes = Vec::new();
-    for repository in &record.repositories() {
+    for repository in record.repositories() {
         let previous =
-            trees.iter().find(|tree| tree.turn == after && tree.repository == *repository);
-        let previous = previous.map(|tree| tree.tree.as_str()).or(record.base_commit(repository));
-        match save(bridge, repository, previous.unwrap_or(checkout::EMPTY_TREE)).await {
+            trees.iter().find(|tree| tree.turn == after && repository == tree.repository.as_str());
+        let previous = previous.map(|tree| tree.tree.as_str()).or(record.base_commit(&repository));
+        match save(bridge, &repository, previous.unwrap_or(checkout::EMPTY_TREE)).await {
             Ok(SavedTree { tree, stat }) => {
-                let (turn, repository) = (turn.clone(), repository.clone());
+                let (turn, repository) = (turn.clone(), repository.to_string());
                 writes.push(Write::TurnTree { turn, after, repository, tree, stat });
             }
             Err(error) => {
-                tracing::debug!(%session, repository, error = error_chain(&error), "cannot save the tree of a turn");
+                tracing::debug!(%session, %repository, error = error_chain(&error), "cannot save the tree of a turn");
             }
         }
     }

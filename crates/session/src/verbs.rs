@@ -1,7 +1,7 @@
 //! The verbs of a session: prompt, stop, pause, resume, terminate, restore, archive.
 
 use harvest_proto::{
-    PromptId, SessionId, SnapshotId,
+    PromptId, PromptText, SessionId, SnapshotId,
     api::{CreatePrompt, Prompt},
     bridge::Author,
 };
@@ -16,9 +16,6 @@ use crate::{
     forks::fork_point,
 };
 
-// Fits a control frame of the bridge even if every character is escaped.
-const PROMPT_CHARACTERS: usize = 64_000;
-
 const TITLE_CHARACTERS: usize = 80;
 
 impl Sessions {
@@ -26,14 +23,14 @@ impl Sessions {
     /// the answer.
     ///
     /// # Errors
-    /// When the prompt is empty or too long, or the session is archived.
+    /// When the session is archived.
     pub async fn prompt(
         &self,
         session: &SessionId,
         create: CreatePrompt,
         user: Author,
     ) -> Result<Prompt, SessionError> {
-        let new = new_prompt(create.text, create.author.unwrap_or(user))?;
+        let new = new_prompt(create.text, create.author.unwrap_or(user));
         let id = new.id.clone();
         let handle = self.handle(session).await?;
         let untitled = self.shared.store.session_get(session).await?.session.title == "untitled";
@@ -204,15 +201,8 @@ fn save_unknown(detail: &str) -> SessionError {
     )
 }
 
-pub(crate) fn new_prompt(text: String, author: Author) -> Result<NewPrompt, SessionError> {
-    if text.trim().is_empty() {
-        return Err(SessionError::invalid("invalid_prompt", "prompt is empty"));
-    }
-    if text.chars().count() > PROMPT_CHARACTERS {
-        let what = format!("prompt is longer than {PROMPT_CHARACTERS} characters");
-        return Err(SessionError::invalid("invalid_prompt", what));
-    }
-    Ok(NewPrompt { id: PromptId::random(), text, author, at: now() })
+pub(crate) fn new_prompt(text: PromptText, author: Author) -> NewPrompt {
+    NewPrompt { id: PromptId::random(), text, author, at: now() }
 }
 
 /// The first line that is not blank, truncated.
@@ -232,12 +222,5 @@ mod tests {
     fn title_is_the_first_nonblank_line() {
         assert_eq!(title("\n  Fix the parser \nplease"), "Fix the parser");
         assert_eq!(title(&"x".repeat(200)).chars().count(), TITLE_CHARACTERS);
-    }
-
-    #[test]
-    fn empty_and_overlong_prompts_are_refused() {
-        let author = Author { name: "Ada".into(), email: "ada@example.org".into() };
-        assert!(new_prompt(" \n".into(), author.clone()).is_err());
-        assert!(new_prompt("x".repeat(PROMPT_CHARACTERS + 1), author).is_err());
     }
 }

@@ -1,7 +1,7 @@
 //! Batched appends. Most commits only append events, and their cost is the round trip to the
 //! database. So consecutive ones are looked up, numbered and written together, in a handful of
 //! statements. A batch with an unusual append (session deleted, event number stored already or
-//! skipped) is not written here; its requests run one by one in `commit.rs`.
+//! skipped) is not written here; its requests run one by one in `write.rs`.
 
 use std::{
     cmp::Ordering,
@@ -15,9 +15,10 @@ use sqlx::AssertSqlSafe;
 use crate::{
     DbConnection, DbQuery, DbRow, Lease, StoreError,
     batch::placeholders,
-    commit::{self, Committed, Write},
-    events, row,
-    writer::{self, Job, JobFuture, NewEvents, Reply},
+    events::{self, NewEvents},
+    job::{self, Reply},
+    row,
+    write::{self, Committed, Write},
 };
 
 // Sessions per batch.
@@ -43,26 +44,20 @@ impl Append {
     ) -> Self {
         Self { session, lease, at, writes, done: None, reply }
     }
-}
 
-impl Job for Append {
-    fn run<'c>(&'c mut self, connection: &'c mut DbConnection) -> JobFuture<'c, NewEvents> {
-        Box::pin(async move {
-            let writes = std::mem::take(&mut self.writes);
-            let done =
-                commit::apply(connection, &self.session, self.lease, self.at, writes).await?;
-            let events = done.new_events(&self.session);
-            self.done = Some(done);
-            Ok(events)
-        })
+    pub(crate) async fn run(
+        &mut self,
+        connection: &mut DbConnection,
+    ) -> Result<NewEvents, StoreError> {
+        let writes = std::mem::take(&mut self.writes);
+        let done = write::apply(connection, &self.session, self.lease, self.at, writes).await?;
+        let events = done.new_events(&self.session);
+        self.done = Some(done);
+        Ok(events)
     }
 
-    fn append(&mut self) -> Option<&mut Append> {
-        Some(self)
-    }
-
-    fn reply(self: Box<Self>, failure: Option<StoreError>) {
-        writer::reply(self.reply, self.done, failure);
+    pub(crate) fn reply(self, failure: Option<StoreError>) {
+        job::reply(self.reply, self.done, failure);
     }
 }
 
@@ -72,22 +67,16 @@ pub(crate) fn only_appends(writes: &[Write]) -> bool {
         && writes.iter().all(|write| matches!(write, Write::Event { .. } | Write::Outbox { .. }))
 }
 
-/// Number of leading jobs that only append, at most one batch.
-pub(crate) fn leading_appends(jobs: &mut [Box<dyn Job>]) -> usize {
-    jobs.iter_mut().take(MAX_BATCH).map(|job| job.append()).take_while(Option::is_some).count()
-}
-
 /// Runs a batch. Returns `None` and writes nothing when one of the appends is unusual.
 pub(crate) async fn append_batch(
     connection: &mut DbConnection,
-    jobs: &mut [Box<dyn Job>],
+    appends: &mut [&mut Append],
 ) -> Result<Option<NewEvents>, StoreError> {
-    let mut appends: Vec<&mut Append> = jobs.iter_mut().filter_map(|job| job.append()).collect();
-    let cursors = read_cursors(connection, &appends).await?;
-    let Some(plan) = plan(&appends, cursors) else { return Ok(None) };
+    let cursors = read_cursors(connection, appends).await?;
+    let Some(plan) = plan(appends, cursors) else { return Ok(None) };
     events::insert(connection, &plan.events).await?;
     events::outbox_insert(connection, &plan.outboxes).await?;
-    update_sessions(connection, &appends).await?;
+    update_sessions(connection, appends).await?;
     for (append, done) in appends.iter_mut().zip(plan.done) {
         append.done = Some(done);
     }

@@ -6,7 +6,6 @@ use harvest_proto::{BlobId, SessionId, Timestamp};
 use crate::{
     DbConnection, Lease, Store, StoreError,
     row::{self, bigint, to_json},
-    writer::JobOutput,
 };
 
 // Keeps rows small, and limits what a reader that stops early has read in vain.
@@ -30,12 +29,12 @@ impl Store {
                 Box::pin(async move {
                     crate::leases::check(connection, lease).await?;
                     match check_quota(connection, &session, &id, text.len() as u64, quota).await? {
-                        Quota::AlreadyStored => return Ok(JobOutput::from(true)),
-                        Quota::Exceeded => return Ok(JobOutput::from(false)),
+                        Quota::AlreadyStored => return Ok(true),
+                        Quota::Exceeded => return Ok(false),
                         Quota::Fits => {}
                     }
                     insert(connection, &session, &id, &text, at).await?;
-                    Ok(JobOutput::from(true))
+                    Ok(true)
                 })
             })
             .await

@@ -1,7 +1,7 @@
 //! Builds of repositories, identified by the snapshot they produce. A unique index allows one build
 //! at a time per repository. Only a successful build is shown or used.
 
-use harvest_proto::{SandboxId, SnapshotId, Timestamp, api::Build};
+use harvest_proto::{SnapshotId, Timestamp, api::Build};
 
 use crate::{
     DbPool, Store, StoreError, leases,
@@ -17,27 +17,24 @@ impl Store {
         lease: Lease,
         repository: &str,
         snapshot: &SnapshotId,
-        sandbox: &SandboxId,
         at: Timestamp,
     ) -> Result<(), StoreError> {
-        let repository = repository.to_owned();
-        let (snapshot, sandbox) = (snapshot.to_string(), sandbox.to_string());
+        let (repository, snapshot) = (repository.to_owned(), snapshot.to_string());
         self.writer
             .run(move |connection| {
                 Box::pin(async move {
                     leases::check(connection, lease).await?;
                     sqlx::query(
-                        "INSERT INTO builds (snapshot, repository, status, sandbox, started_at)
-                         VALUES ($1, $2, 'building', $3, $4)",
+                        "INSERT INTO builds (snapshot, repository, status, started_at)
+                         VALUES ($1, $2, 'building', $3)",
                     )
                     .bind(snapshot)
                     .bind(repository)
-                    .bind(sandbox)
                     .bind(at.as_millis())
                     .execute(connection)
                     .await
                     .map_err(|error| StoreError::or_exists(error, "a build of this repository"))?;
-                    Ok(().into())
+                    Ok(())
                 })
             })
             .await
@@ -51,7 +48,7 @@ impl Store {
                 Box::pin(async move {
                     leases::check(connection, lease).await?;
                     let changed = sqlx::query(
-                        "UPDATE builds SET status = 'ready', sandbox = NULL, commit_id = $2, check_evidence = $3,
+                        "UPDATE builds SET status = 'ready', commit_id = $2, check_evidence = $3,
                          millis = $4, built_at = $5 WHERE snapshot = $1 AND status = 'building'",
                     )
                     .bind(build.snapshot.to_string())
@@ -62,9 +59,12 @@ impl Store {
                     .execute(connection)
                     .await?;
                     if changed.rows_affected() == 0 {
-                        return Err(StoreError::missing(format!("build {} in progress", build.snapshot)));
+                        return Err(StoreError::missing(format!(
+                            "build {} in progress",
+                            build.snapshot
+                        )));
                     }
-                    Ok(().into())
+                    Ok(())
                 })
             })
             .await
@@ -84,7 +84,7 @@ impl Store {
                 Box::pin(async move {
                     leases::check(connection, lease).await?;
                     sqlx::query(
-                        "UPDATE builds SET status = 'failed', sandbox = NULL, error = $2, built_at = $3
+                        "UPDATE builds SET status = 'failed', error = $2, built_at = $3
                          WHERE snapshot = $1 AND status = 'building'",
                     )
                     .bind(snapshot)
@@ -92,7 +92,7 @@ impl Store {
                     .bind(at.as_millis())
                     .execute(connection)
                     .await?;
-                    Ok(().into())
+                    Ok(())
                 })
             })
             .await
@@ -126,22 +126,18 @@ impl Store {
                         .bind(snapshot)
                         .execute(connection)
                         .await?;
-                    Ok(().into())
+                    Ok(())
                 })
             })
             .await
     }
 
     /// Builds in progress; after a restart these are orphaned.
-    pub async fn build_unfinished(
-        &self,
-    ) -> Result<Vec<(SnapshotId, Option<SandboxId>)>, StoreError> {
-        let rows = sqlx::query("SELECT snapshot, sandbox FROM builds WHERE status = 'building'")
+    pub async fn build_unfinished(&self) -> Result<Vec<SnapshotId>, StoreError> {
+        let rows = sqlx::query("SELECT snapshot FROM builds WHERE status = 'building'")
             .fetch_all(&self.readers)
             .await?;
-        rows.iter()
-            .map(|row| Ok((row::parsed(row, "snapshot")?, row::parsed_optional(row, "sandbox")?)))
-            .collect()
+        rows.iter().map(|row| row::parsed(row, "snapshot")).collect()
     }
 }
 

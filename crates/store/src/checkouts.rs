@@ -2,31 +2,25 @@
 
 use std::collections::HashMap;
 
-use harvest_proto::{
-    SessionId,
-    api::{PullRequest, SessionRepository},
-};
+use harvest_proto::{BranchName, RepositoryName, SessionId, api::PullRequest};
 use sqlx::AssertSqlSafe;
 
-use crate::{
-    DbConnection, DbPool, DbRow, StoreError, batch::placeholders, commit::Target, row,
-    sessions::SessionRecord,
-};
+use crate::{DbConnection, DbPool, DbRow, StoreError, batch::placeholders, row, target::Target};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewCheckout {
-    pub repository: String,
+    pub repository: RepositoryName,
     /// Branch to start from; the remote's default branch when absent.
-    pub base: Option<String>,
+    pub base: Option<BranchName>,
     /// Base commit of the session's diff, if known.
     pub base_commit: Option<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CheckoutRecord {
-    pub repository: String,
+    pub repository: RepositoryName,
     /// Branch the session started from; the remote's default branch when absent.
-    pub base: Option<String>,
+    pub base: Option<BranchName>,
     /// Base commit of the session's diff, once known.
     pub base_commit: Option<String>,
     /// Newest commit pushed through the git door.
@@ -45,38 +39,20 @@ impl CheckoutRecord {
     }
 }
 
-impl SessionRecord {
-    /// Names of the session's repositories, the primary one first.
-    #[must_use]
-    pub fn repositories(&self) -> Vec<String> {
-        self.checkouts.iter().map(|checkout| checkout.repository.clone()).collect()
-    }
-
-    /// Base commit of the session's diff in a repository, once known.
-    #[must_use]
-    pub fn base_commit(&self, repository: &str) -> Option<&str> {
-        self.checkouts
-            .iter()
-            .find(|checkout| checkout.repository == repository)?
-            .base_commit
-            .as_deref()
-    }
-}
-
 pub(crate) async fn insert(
     connection: &mut DbConnection,
     session: &SessionId,
     checkouts: Vec<NewCheckout>,
 ) -> Result<(), StoreError> {
-    for (place, new) in (0i64..).zip(checkouts) {
+    for (position, new) in (0i64..).zip(checkouts) {
         sqlx::query(
-            "INSERT INTO checkouts (session, place, repository, base, base_commit)
+            "INSERT INTO checkouts (session, position, repository, base, base_commit)
              VALUES ($1, $2, $3, $4, $5)",
         )
         .bind(session.to_string())
-        .bind(place)
-        .bind(new.repository.clone())
-        .bind(new.base)
+        .bind(position)
+        .bind(new.repository.to_string())
+        .bind(new.base.map(String::from))
         .bind(new.base_commit)
         .execute(&mut *connection)
         .await
@@ -124,58 +100,50 @@ pub(crate) async fn update(
     Ok(())
 }
 
-/// Loads the checkouts and pull requests of sessions.
-pub(crate) async fn load_into(
-    readers: &DbPool,
-    records: &mut [SessionRecord],
-) -> Result<(), StoreError> {
-    if records.is_empty() {
-        return Ok(());
-    }
-    let ids = placeholders(1, records.len());
-    // A repository cannot be deleted while a session uses it.
-    let sql = format!(
-        "SELECT c.session, c.repository, c.base, c.base_commit, c.pushed_commit, c.reviewed_commit, r.url, l.pull
-         FROM checkouts c LEFT JOIN repositories r ON r.name = c.repository
-         LEFT JOIN pulls l ON l.session = c.session AND l.repository = c.repository
-         WHERE c.session IN ({ids}) ORDER BY c.session, c.place"
-    );
-    let mut query = sqlx::query(AssertSqlSafe(sql));
-    for record in records.iter() {
-        query = query.bind(record.session.id.to_string());
-    }
-    let mut found: HashMap<SessionId, Vec<DbRow>> = HashMap::new();
-    for row in query.fetch_all(readers).await? {
-        found.entry(row::parsed(&row, "session")?).or_default().push(row);
-    }
-    for record in records {
-        for row in found.remove(&record.session.id).unwrap_or_default() {
-            add(record, &row)?;
-        }
-        let session = &mut record.session;
-        session.pull = session.repositories.iter().find_map(|shown| shown.pull.clone());
-        session.pr_number = session.pull.as_ref().map(|pull| pull.number);
-        session.pr_url = session.pull.as_ref().map(|pull| pull.url.clone());
-    }
-    Ok(())
+/// A checkout with its repository's URL and pull request.
+pub(crate) struct LoadedCheckout {
+    pub(crate) record: CheckoutRecord,
+    pub(crate) url: String,
+    pub(crate) pull_request: Option<PullRequest>,
 }
 
-fn add(record: &mut SessionRecord, row: &DbRow) -> Result<(), StoreError> {
-    let repository = row::text(row, "repository")?;
-    let base = row::optional(row, "base")?;
-    record.session.repositories.push(SessionRepository {
-        name: repository.clone(),
+/// Loads the checkouts of sessions, the primary one first.
+pub(crate) async fn load(
+    readers: &DbPool,
+    sessions: &[SessionId],
+) -> Result<HashMap<SessionId, Vec<LoadedCheckout>>, StoreError> {
+    let mut loaded: HashMap<SessionId, Vec<LoadedCheckout>> = HashMap::new();
+    if sessions.is_empty() {
+        return Ok(loaded);
+    }
+    let ids = placeholders(1, sessions.len());
+    // A repository cannot be deleted while a session uses it.
+    let sql = format!(
+        "SELECT c.session, c.repository, c.base, c.base_commit, c.pushed_commit, c.reviewed_commit, r.url,
+         p.pull_request FROM checkouts c LEFT JOIN repositories r ON r.name = c.repository
+         LEFT JOIN pull_requests p ON p.session = c.session AND p.repository = c.repository
+         WHERE c.session IN ({ids}) ORDER BY c.session, c.position"
+    );
+    let mut query = sqlx::query(AssertSqlSafe(sql));
+    for session in sessions {
+        query = query.bind(session.to_string());
+    }
+    for row in query.fetch_all(readers).await? {
+        loaded.entry(row::parsed(&row, "session")?).or_default().push(read(&row)?);
+    }
+    Ok(loaded)
+}
+
+fn read(row: &DbRow) -> Result<LoadedCheckout, StoreError> {
+    Ok(LoadedCheckout {
+        record: CheckoutRecord {
+            repository: row::parsed(row, "repository")?,
+            base: row::parsed_optional(row, "base")?,
+            base_commit: row::optional(row, "base_commit")?,
+            pushed_commit: row::optional(row, "pushed_commit")?,
+            reviewed_commit: row::optional(row, "reviewed_commit")?,
+        },
         url: row::optional(row, "url")?.unwrap_or_default(),
-        base: base.clone(),
-        branch: record.session.branch.clone(),
-        pull: row::json_optional::<PullRequest>(row, "pull")?,
-    });
-    record.checkouts.push(CheckoutRecord {
-        repository,
-        base,
-        base_commit: row::optional(row, "base_commit")?,
-        pushed_commit: row::optional(row, "pushed_commit")?,
-        reviewed_commit: row::optional(row, "reviewed_commit")?,
-    });
-    Ok(())
+        pull_request: row::json_optional(row, "pull_request")?,
+    })
 }

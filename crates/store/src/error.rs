@@ -1,5 +1,9 @@
 //! Errors of the store.
 
+use std::borrow::Cow;
+
+use harvest_proto::hint::{DISK_FULL, Hint};
+
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     #[error("cannot open the database file {}", path.display())]
@@ -62,18 +66,6 @@ impl StoreError {
         message.contains("disk is full") || message.contains("No space left on device")
     }
 
-    /// What the user can do about it.
-    #[must_use]
-    pub fn hint(&self) -> Option<&'static str> {
-        match self {
-            Self::OtherVersion { .. } => Some(
-                "use the version of Harvest that created this database, or another home or database",
-            ),
-            Self::PostgresTooOld { .. } => Some("upgrade the PostgreSQL server"),
-            _ => None,
-        }
-    }
-
     pub(crate) fn missing(what: impl Into<String>) -> Self {
         Self::NotFound { what: what.into() }
     }
@@ -86,6 +78,20 @@ impl StoreError {
             }
             _ => Self::Database(error),
         }
+    }
+}
+
+impl Hint for StoreError {
+    fn hint(&self) -> Option<Cow<'_, str>> {
+        let hint = match self {
+            Self::OtherVersion { .. } => {
+                "use the version of Harvest that created this database, or another home or database"
+            }
+            Self::PostgresTooOld { .. } => "upgrade the PostgreSQL server",
+            _ if self.is_disk_full() => DISK_FULL,
+            _ => return None,
+        };
+        Some(hint.into())
     }
 }
 

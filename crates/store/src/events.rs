@@ -2,16 +2,18 @@
 
 use std::sync::{Arc, LazyLock};
 
-use harvest_proto::{Event, EventBody, SessionId, Timestamp, TurnId, bridge::OutboxEvent};
+use harvest_proto::{Event, SessionId, bridge::OutboxEvent};
 use sqlx::AssertSqlSafe;
 
 use crate::{
     DbConnection, DbRow, Store, StoreError,
     batch::Batch,
-    commit::Target,
     row::{self, bigint, to_json},
-    writer::NewEvents,
+    target::{Outbox, Target},
 };
+
+/// Events of any sessions, to insert and to publish after the commit.
+pub(crate) type NewEvents = Vec<(SessionId, Arc<Event>)>;
 
 const RANGE: &str =
     "SELECT seq, at, turn, body FROM events WHERE session = $1 AND seq > $2 ORDER BY seq LIMIT $3";
@@ -54,19 +56,6 @@ fn event(row: &DbRow) -> Result<Event, StoreError> {
     })
 }
 
-/// Appends an event with the session's next number, which it returns. [`flush`] inserts it.
-pub(crate) fn append(
-    target: &mut Target<'_>,
-    at: Timestamp,
-    turn: Option<TurnId>,
-    body: EventBody,
-) -> u64 {
-    let seq = target.next_seq;
-    target.next_seq += 1;
-    target.events.push(Arc::new(Event { seq, at, turn, body }));
-    seq
-}
-
 static INSERT: LazyLock<Batch> =
     LazyLock::new(|| Batch::new("events (session, seq, at, turn, body)", 5, ""));
 
@@ -98,20 +87,6 @@ pub(crate) async fn insert(
     Ok(())
 }
 
-/// The highest stored outbox number, while writes are applied.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Outbox {
-    epoch: u64,
-    stored: u64,
-    changed: bool,
-}
-
-impl Outbox {
-    pub(crate) fn new(epoch: u64, stored: u64) -> Self {
-        Self { epoch, stored, changed: false }
-    }
-}
-
 /// Appends an event unless its number is stored already. Refuses a number that skips one: the
 /// supervisor resends all unacknowledged events, so a gap means a lost event.
 pub(crate) async fn append_outbox(
@@ -136,7 +111,7 @@ pub(crate) async fn append_outbox(
         return Err(StoreError::OutboxGap { epoch, number: event.number, stored });
     }
     target.outbox = Outbox { epoch, stored: event.number, changed: true };
-    append(target, event.at, event.turn, event.body);
+    target.append(event.at, event.turn, event.body);
     Ok(())
 }
 

@@ -6,15 +6,16 @@ use std::time::Duration;
 
 use harvest_proto::Timestamp;
 
-use crate::{Store, StoreError, commit::Target, row};
+use crate::{Store, StoreError, row, target::Target};
 
 // As long as other implementations of the HTTP draft keep keys: enough for any client's retries.
 const KEY_LIFETIME: Duration = Duration::from_secs(24 * 60 * 60);
 
 // A request that created something counts as done, even if its response was not stored.
 const RELEASE: &str =
-    "DELETE FROM idempotency_keys WHERE key = $1 AND answer IS NULL AND made IS NULL";
-const RELEASE_ALL: &str = "DELETE FROM idempotency_keys WHERE answer IS NULL AND made IS NULL";
+    "DELETE FROM idempotency_keys WHERE key = $1 AND response IS NULL AND created_ids IS NULL";
+const RELEASE_ALL: &str =
+    "DELETE FROM idempotency_keys WHERE response IS NULL AND created_ids IS NULL";
 
 /// State of a claimed key.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,7 +25,7 @@ pub enum Claim {
     /// The request is in flight.
     InFlight,
     /// The request is done.
-    Done { answer: String },
+    Done { response: String },
     /// The request created these objects, but its response was not stored. Objects outside the
     /// database may only be planned, see [`Store::idempotency_plan`].
     CreatedIds { ids: Vec<String> },
@@ -33,14 +34,14 @@ pub enum Claim {
 }
 
 impl Store {
-    /// Claims `key` for a request; `request` is a hash of its content.
+    /// Claims `key` for a request; `request_hash` is of its content.
     pub async fn idempotency_claim(
         &self,
         key: &str,
-        request: &str,
+        request_hash: &str,
         at: Timestamp,
     ) -> Result<Claim, StoreError> {
-        let (key, request) = (key.to_owned(), request.to_owned());
+        let (key, request_hash) = (key.to_owned(), request_hash.to_owned());
         let oldest = at
             .as_millis()
             .saturating_sub(i64::try_from(KEY_LIFETIME.as_millis()).unwrap_or(i64::MAX));
@@ -52,44 +53,44 @@ impl Store {
                         .execute(&mut *connection)
                         .await?;
                     let new = sqlx::query(
-                        "INSERT INTO idempotency_keys (key, request, created_at) VALUES ($1, $2, $3)
+                        "INSERT INTO idempotency_keys (key, request_hash, created_at) VALUES ($1, $2, $3)
                          ON CONFLICT (key) DO NOTHING",
                     )
                     .bind(key.clone())
-                    .bind(request.clone())
+                    .bind(request_hash.clone())
                     .bind(at.as_millis())
                     .execute(&mut *connection)
                     .await?;
                     if new.rows_affected() == 1 {
-                        return Ok(Claim::New.into());
+                        return Ok(Claim::New);
                     }
                     let row = sqlx::query(
-                        "SELECT request, answer, made FROM idempotency_keys WHERE key = $1",
+                        "SELECT request_hash, response, created_ids FROM idempotency_keys WHERE key = $1",
                     )
                     .bind(key)
                     .fetch_one(&mut *connection)
                     .await?;
-                    if row::text(&row, "request")? != request {
-                        return Ok(Claim::Mismatch.into());
+                    if row::text(&row, "request_hash")? != request_hash {
+                        return Ok(Claim::Mismatch);
                     }
-                    Ok(state(row::optional(&row, "answer")?, row::optional(&row, "made")?).into())
+                    Ok(state(row::optional(&row, "response")?, row::optional(&row, "created_ids")?))
                 })
             })
             .await
     }
 
     /// Stores the response of a claimed key.
-    pub async fn idempotency_finish(&self, key: &str, answer: &str) -> Result<(), StoreError> {
-        let (key, answer) = (key.to_owned(), answer.to_owned());
+    pub async fn idempotency_finish(&self, key: &str, response: &str) -> Result<(), StoreError> {
+        let (key, response) = (key.to_owned(), response.to_owned());
         self.writer
             .run(move |connection| {
                 Box::pin(async move {
-                    sqlx::query("UPDATE idempotency_keys SET answer = $2 WHERE key = $1")
+                    sqlx::query("UPDATE idempotency_keys SET response = $2 WHERE key = $1")
                         .bind(key)
-                        .bind(answer)
+                        .bind(response)
                         .execute(connection)
                         .await?;
-                    Ok(().into())
+                    Ok(())
                 })
             })
             .await
@@ -104,13 +105,13 @@ impl Store {
             .run(move |connection| {
                 Box::pin(async move {
                     sqlx::query(
-                        "UPDATE idempotency_keys SET made = $2 WHERE key = $1 AND answer IS NULL",
+                        "UPDATE idempotency_keys SET created_ids = $2 WHERE key = $1 AND response IS NULL",
                     )
                     .bind(key)
                     .bind(planned)
                     .execute(connection)
                     .await?;
-                    Ok(().into())
+                    Ok(())
                 })
             })
             .await
@@ -124,7 +125,7 @@ impl Store {
             .run(move |connection| {
                 Box::pin(async move {
                     sqlx::query(RELEASE).bind(key).execute(connection).await?;
-                    Ok(().into())
+                    Ok(())
                 })
             })
             .await
@@ -136,16 +137,16 @@ impl Store {
             .run(move |connection| {
                 Box::pin(async move {
                     sqlx::query(RELEASE_ALL).execute(connection).await?;
-                    Ok(().into())
+                    Ok(())
                 })
             })
             .await
     }
 }
 
-fn state(answer: Option<String>, created: Option<String>) -> Claim {
-    match (answer, created) {
-        (Some(answer), _) => Claim::Done { answer },
+fn state(response: Option<String>, created: Option<String>) -> Claim {
+    match (response, created) {
+        (Some(response), _) => Claim::Done { response },
         (None, Some(ids)) => {
             Claim::CreatedIds { ids: ids.split_whitespace().map(str::to_owned).collect() }
         }
@@ -160,7 +161,7 @@ pub(crate) async fn add_created_id(
     id: String,
 ) -> Result<(), StoreError> {
     sqlx::query(
-        "UPDATE idempotency_keys SET made = CASE WHEN made IS NULL THEN $2 ELSE made || ' ' || $2 END
+        "UPDATE idempotency_keys SET created_ids = CASE WHEN created_ids IS NULL THEN $2 ELSE created_ids || ' ' || $2 END
          WHERE key = $1",
     )
     .bind(key)

@@ -2,6 +2,11 @@
 //! a session carries it, so that a superseded server can write nothing more, even while it still
 //! runs.
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
 use harvest_proto::Timestamp;
 
 use crate::{DbConnection, Store, StoreError, row};
@@ -30,12 +35,27 @@ impl Store {
                     .bind(at.as_millis())
                     .fetch_one(connection)
                     .await?;
-                    Ok(Lease(row::count(&row, "number")?).into())
+                    Ok(Lease(row::count(&row, "number")?))
                 })
             })
             .await?;
         self.writer.hold(lease);
         Ok(lease)
+    }
+}
+
+/// The lease of this process, once it has one. The writer refuses every request when the database
+/// has a newer lease, also requests that carry none.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct HeldLease(Arc<AtomicU64>);
+
+impl HeldLease {
+    pub(crate) fn get(&self) -> Option<Lease> {
+        Some(self.0.load(Ordering::Acquire)).filter(|number| *number > 0).map(Lease)
+    }
+
+    pub(crate) fn set(&self, lease: Lease) {
+        self.0.fetch_max(lease.0, Ordering::AcqRel);
     }
 }
 

@@ -26,7 +26,7 @@ impl Store {
                         .bind(key)
                         .fetch_one(&mut *connection)
                         .await?;
-                    Ok(row::text(&stored, "value")?.into())
+                    row::text(&stored, "value")
                 })
             })
             .await
@@ -46,7 +46,7 @@ impl Store {
                     .bind(value)
                     .execute(connection)
                     .await?;
-                    Ok(().into())
+                    Ok(())
                 })
             })
             .await

@@ -2,17 +2,24 @@
 //! session.
 
 use harvest_proto::{
-    EventBody, PromptId, SessionId, TurnId,
+    EventBody, PromptId, PromptText, SessionId, Timestamp, TurnId,
     api::{Prompt, PromptStatus},
     bridge::Author,
 };
 
 use crate::{
-    DbRow, NewPrompt, Store, StoreError,
-    commit::Target,
-    events,
+    DbRow, Store, StoreError,
     row::{self, bigint, replace_nul, to_enum_name},
+    target::Target,
 };
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewPrompt {
+    pub id: PromptId,
+    pub text: PromptText,
+    pub author: Author,
+    pub at: Timestamp,
+}
 
 const SELECT: &str = "SELECT p.*, (SELECT COUNT(*) FROM prompts q WHERE q.session = p.session AND \
      q.status = 'queued' AND q.position <= p.position) AS queue_position FROM prompts p ";
@@ -55,6 +62,14 @@ impl Store {
         .await?;
         rows.iter().map(|row| row::parsed(row, "id")).collect()
     }
+
+    /// Number of queued prompts in all sessions.
+    pub async fn prompt_queued_count(&self) -> Result<u64, StoreError> {
+        let row = sqlx::query("SELECT COUNT(*) AS number FROM prompts WHERE status = 'queued'")
+            .fetch_one(&self.readers)
+            .await?;
+        row::count(&row, "number")
+    }
 }
 
 fn read(row: &DbRow) -> Result<Prompt, StoreError> {
@@ -62,10 +77,7 @@ fn read(row: &DbRow) -> Result<Prompt, StoreError> {
     Ok(Prompt {
         id: row::parsed(row, "id")?,
         text: row::text(row, "text")?,
-        author: Author {
-            name: row::text(row, "author_name")?,
-            email: row::text(row, "author_email")?,
-        },
+        author: row::author(row)?,
         status,
         position: (status == PromptStatus::Queued)
             .then(|| row::count(row, "queue_position"))
@@ -76,17 +88,14 @@ fn read(row: &DbRow) -> Result<Prompt, StoreError> {
     })
 }
 
-pub(crate) async fn insert(
-    target: &mut Target<'_>,
-    mut prompt: NewPrompt,
-) -> Result<(), StoreError> {
-    prompt.text = replace_nul(prompt.text);
+pub(crate) async fn insert(target: &mut Target<'_>, prompt: NewPrompt) -> Result<(), StoreError> {
+    let text = replace_nul(prompt.text.into());
     let body = EventBody::PromptQueued {
         prompt: prompt.id.clone(),
-        text: prompt.text.clone(),
+        text: text.clone(),
         author: prompt.author.name.clone(),
     };
-    let seq = events::append(target, prompt.at, None, body);
+    let seq = target.append(prompt.at, None, body);
     sqlx::query(
         "INSERT INTO prompts (id, session, text, author_name, author_email, status, position, seq, created_at)
          VALUES ($1, $2, $3, $4, $5, 'queued',
@@ -94,7 +103,7 @@ pub(crate) async fn insert(
     )
     .bind(prompt.id.to_string())
     .bind(target.session.to_string())
-    .bind(prompt.text)
+    .bind(text)
     .bind(prompt.author.name)
     .bind(prompt.author.email)
     .bind(bigint(seq))

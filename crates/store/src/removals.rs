@@ -30,8 +30,10 @@ impl Removal {
             Self::Snapshot(id) => ("snapshot", id.to_string()),
             Self::State(repository) => ("state", repository.clone()),
             // A URL contains no space.
-            Self::ForgeCopy { url, secret: Some(secret) } => ("copy", format!("{url} {secret}")),
-            Self::ForgeCopy { url, secret: None } => ("copy", url.clone()),
+            Self::ForgeCopy { url, secret: Some(secret) } => {
+                ("forge_copy", format!("{url} {secret}"))
+            }
+            Self::ForgeCopy { url, secret: None } => ("forge_copy", url.clone()),
         }
     }
 }
@@ -61,7 +63,7 @@ impl Store {
                     for removal in &removals {
                         insert(connection, removal, at).await?;
                     }
-                    Ok(().into())
+                    Ok(())
                 })
             })
             .await
@@ -74,8 +76,7 @@ impl Store {
             .run(move |connection| {
                 Box::pin(async move {
                     leases::check(connection, lease).await?;
-                    delete(connection, &removal).await?;
-                    Ok(().into())
+                    delete(connection, &removal).await
                 })
             })
             .await
@@ -87,7 +88,7 @@ fn read(row: &DbRow) -> Result<Removal, StoreError> {
         "sandbox" => Removal::Sandbox(row::parsed(row, "id")?),
         "snapshot" => Removal::Snapshot(row::parsed(row, "id")?),
         "state" => Removal::State(row::text(row, "id")?),
-        "copy" => {
+        "forge_copy" => {
             let id = row::text(row, "id")?;
             let (url, secret) =
                 id.split_once(' ').map_or((&id[..], None), |(url, name)| (url, Some(name)));

@@ -1,6 +1,6 @@
 //! Registered repositories.
 
-use harvest_proto::{Timestamp, api::Repository};
+use harvest_proto::{RepositoryName, Timestamp, api::Repository};
 
 use crate::{DbRow, Removal, Store, StoreError, builds, removals, row};
 
@@ -14,9 +14,9 @@ impl Store {
                         "INSERT INTO repositories (name, url, base, secret, image, created_at)
                          VALUES ($1, $2, $3, $4, $5, $6)",
                     )
-                    .bind(new.name.clone())
+                    .bind(new.name.to_string())
                     .bind(new.url)
-                    .bind(new.base)
+                    .bind(new.base.map(String::from))
                     .bind(new.secret)
                     .bind(new.image)
                     .bind(new.created_at.as_millis())
@@ -27,8 +27,8 @@ impl Store {
                     })?;
                     // A deleted repository of the same name may have a pending removal of its state
                     // folder.
-                    removals::delete(connection, &Removal::State(new.name)).await?;
-                    Ok(().into())
+                    removals::delete(connection, &Removal::State(new.name.into())).await?;
+                    Ok(())
                 })
             })
             .await
@@ -107,19 +107,19 @@ impl Store {
                     if gone.rows_affected() == 0 {
                         return Err(StoreError::missing(format!("repository `{name}`")));
                     }
-                    Ok(removals.into())
+                    Ok(removals)
                 })
             })
             .await
     }
 
     async fn repository_read(&self, row: &DbRow) -> Result<Repository, StoreError> {
-        let name = row::text(row, "name")?;
+        let name: RepositoryName = row::parsed(row, "name")?;
         Ok(Repository {
             build: builds::newest(&self.readers, &name).await?,
             name,
             url: row::text(row, "url")?,
-            base: row::optional(row, "base")?,
+            base: row::parsed_optional(row, "base")?,
             secret: row::optional(row, "secret")?,
             image: row::text(row, "image")?,
             created_at: row::time(row, "created_at")?,

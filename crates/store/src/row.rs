@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use harvest_proto::Timestamp;
+use harvest_proto::{Timestamp, bridge::Author, event::Usage};
 use serde::{Serialize, de::DeserializeOwned};
 use sqlx::Row;
 
@@ -102,6 +102,19 @@ fn from_enum_name<T: DeserializeOwned>(
 ) -> Result<T, StoreError> {
     serde_json::from_value(serde_json::Value::String(text))
         .map_err(|_| StoreError::Corrupt { column })
+}
+
+pub(crate) fn author(row: &DbRow) -> Result<Author, StoreError> {
+    Ok(Author { name: text(row, "author_name")?, email: text(row, "author_email")? })
+}
+
+pub(crate) fn usage(row: &DbRow) -> Result<Usage, StoreError> {
+    Ok(Usage {
+        input_tokens: count(row, "input_tokens")?,
+        output_tokens: count(row, "output_tokens")?,
+        cache_read_tokens: count(row, "cache_read_tokens")?,
+        cache_write_tokens: count(row, "cache_write_tokens")?,
+    })
 }
 
 pub(crate) fn to_enum_name(value: &impl Serialize) -> String {

@@ -30,7 +30,7 @@ CREATE TABLE sessions (
     snapshot TEXT,
     forked_from TEXT,
     forked_turn BIGINT,
-    drive TEXT NOT NULL,
+    driver_state TEXT NOT NULL,
     input_tokens BIGINT NOT NULL DEFAULT 0,
     output_tokens BIGINT NOT NULL DEFAULT 0,
     cache_read_tokens BIGINT NOT NULL DEFAULT 0,
@@ -46,13 +46,13 @@ CREATE UNIQUE INDEX sessions_by_key ON sessions (key) WHERE key IS NOT NULL;
 
 CREATE TABLE checkouts (
     session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
-    place BIGINT NOT NULL,
+    position BIGINT NOT NULL,
     repository TEXT NOT NULL,
     base TEXT,
     base_commit TEXT,
     pushed_commit TEXT,
     reviewed_commit TEXT,
-    PRIMARY KEY (session, place)
+    PRIMARY KEY (session, position)
 );
 
 CREATE UNIQUE INDEX checkouts_by_name ON checkouts (session, repository);
@@ -84,7 +84,7 @@ CREATE TABLE turns (
     after_turn BIGINT,
     outcome TEXT,
     snapshot TEXT,
-    dropped TEXT,
+    drop_reason TEXT,
     input_tokens BIGINT NOT NULL DEFAULT 0,
     output_tokens BIGINT NOT NULL DEFAULT 0,
     cache_read_tokens BIGINT NOT NULL DEFAULT 0,
@@ -156,12 +156,10 @@ CREATE TABLE snapshots (
 
 CREATE INDEX snapshots_by_id ON snapshots (id);
 
-CREATE TABLE pulls (
+CREATE TABLE pull_requests (
     session TEXT NOT NULL REFERENCES sessions (id) ON DELETE CASCADE,
     repository TEXT NOT NULL,
-    number BIGINT NOT NULL,
-    pull TEXT NOT NULL,
-    updated_at BIGINT NOT NULL,
+    pull_request TEXT NOT NULL,
     PRIMARY KEY (session, repository)
 );
 
@@ -178,7 +176,6 @@ CREATE TABLE builds (
     snapshot TEXT PRIMARY KEY,
     repository TEXT NOT NULL REFERENCES repositories (name) ON DELETE CASCADE,
     status TEXT NOT NULL,
-    sandbox TEXT,
     commit_id TEXT,
     check_evidence TEXT,
     error TEXT,
@@ -216,9 +213,9 @@ CREATE TABLE tokens (
 
 CREATE TABLE idempotency_keys (
     key TEXT PRIMARY KEY,
-    request TEXT NOT NULL,
-    answer TEXT,
-    made TEXT,
+    request_hash TEXT NOT NULL,
+    response TEXT,
+    created_ids TEXT,
     created_at BIGINT NOT NULL
 );
 

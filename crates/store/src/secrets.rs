@@ -26,7 +26,7 @@ impl Store {
                     .bind(at.as_millis())
                     .execute(connection)
                     .await?;
-                    Ok(().into())
+                    Ok(())
                 })
             })
             .await
@@ -62,7 +62,7 @@ impl Store {
                         .bind(name)
                         .execute(connection)
                         .await?;
-                    Ok((changed.rows_affected() > 0).into())
+                    Ok(changed.rows_affected() > 0)
                 })
             })
             .await

@@ -8,10 +8,9 @@ use harvest_proto::{
 };
 
 use crate::{
-    DbConnection, DbRow, Lease, Removal, Store, StoreError,
-    commit::Target,
-    leases, removals,
+    DbConnection, DbRow, Lease, Removal, Store, StoreError, leases, removals,
     row::{self, to_enum_name},
+    target::Target,
 };
 
 impl Store {
@@ -34,13 +33,7 @@ impl Store {
         .bind(snapshot.to_string())
         .fetch_all(&self.readers)
         .await?;
-        let author = |row| {
-            Ok(Author {
-                name: row::text(row, "author_name")?,
-                email: row::text(row, "author_email")?,
-            })
-        };
-        rows.iter().map(author).collect()
+        rows.iter().map(row::author).collect()
     }
 
     /// All snapshots of all sessions.
@@ -84,7 +77,7 @@ impl Store {
                         let what = format!("snapshot {snapshot} in session {session}");
                         return Err(StoreError::missing(what));
                     }
-                    Ok(().into())
+                    Ok(())
                 })
             })
             .await
@@ -109,7 +102,7 @@ impl Store {
                         .bind(i64::from(gone))
                         .execute(connection)
                         .await?;
-                    Ok(().into())
+                    Ok(())
                 })
             })
             .await
@@ -139,7 +132,7 @@ impl Store {
                             dropped.push(removal);
                         }
                     }
-                    Ok(dropped.into())
+                    Ok(dropped)
                 })
             })
             .await
@@ -156,7 +149,7 @@ async fn drop_one(
     let id = snapshot.to_string();
     let gone = sqlx::query(
         "DELETE FROM snapshots WHERE session = $1 AND id = $2 AND pinned = 0 AND NOT EXISTS
-         (SELECT 1 FROM sessions s WHERE s.id = $1 AND (s.snapshot = $2 OR s.drive LIKE $3))",
+         (SELECT 1 FROM sessions s WHERE s.id = $1 AND (s.snapshot = $2 OR s.driver_state LIKE $3))",
     )
     .bind(session.to_owned())
     .bind(id.clone())
@@ -167,7 +160,7 @@ async fn drop_one(
         return Ok(false);
     }
     sqlx::query(
-        "UPDATE turns SET snapshot = NULL, dropped = $3 WHERE session = $1 AND snapshot = $2",
+        "UPDATE turns SET snapshot = NULL, drop_reason = $3 WHERE session = $1 AND snapshot = $2",
     )
     .bind(session.to_owned())
     .bind(id.clone())

@@ -10,11 +10,7 @@ use crate::{
 impl Store {
     pub async fn token_insert(&self, hash: &str, token: &Token) -> Result<(), StoreError> {
         let (hash, token) = (hash.to_owned(), token.clone());
-        self.writer
-            .run(move |connection| {
-                Box::pin(async move { Ok(insert(connection, hash, token).await?.into()) })
-            })
-            .await
+        self.writer.run(move |connection| Box::pin(insert(connection, hash, token))).await
     }
 
     /// Stores a token in place of one of the same name, which becomes invalid.
@@ -27,7 +23,7 @@ impl Store {
                         .bind(token.name.clone())
                         .execute(&mut *connection)
                         .await?;
-                    Ok(insert(connection, hash, token).await?.into())
+                    insert(connection, hash, token).await
                 })
             })
             .await
@@ -67,7 +63,7 @@ impl Store {
                         .bind(at.as_millis())
                         .execute(connection)
                         .await?;
-                    Ok(().into())
+                    Ok(())
                 })
             })
             .await
@@ -86,7 +82,7 @@ impl Store {
                     .bind(name)
                     .execute(connection)
                     .await?;
-                    Ok((changed.rows_affected() > 0).into())
+                    Ok(changed.rows_affected() > 0)
                 })
             })
             .await

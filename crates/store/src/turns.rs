@@ -8,8 +8,8 @@ use harvest_proto::{
 
 use crate::{
     DbRow, Store, StoreError,
-    commit::Target,
     row::{self, bigint, to_enum_name},
+    target::Target,
 };
 
 // Characters of the prompt in a list.
@@ -87,7 +87,7 @@ fn diff(row: &DbRow) -> Result<Option<DiffStat>, StoreError> {
 
 fn read(row: &DbRow) -> Result<Turn, StoreError> {
     let gone = row::count::<u64>(row, "gone")? != 0;
-    let dropped = row::optional(row, "dropped")?;
+    let dropped = row::optional(row, "drop_reason")?;
     Ok(Turn {
         id: row::parsed(row, "id")?,
         number: row::count(row, "number")?,
@@ -95,7 +95,7 @@ fn read(row: &DbRow) -> Result<Turn, StoreError> {
         text: row::optional(row, "text")?.unwrap_or_default(),
         after: row::count_optional(row, "after_turn")?,
         diff: diff(row)?,
-        usage: crate::sessions::usage(row)?,
+        usage: row::usage(row)?,
         outcome: row::enum_name_optional(row, "outcome")?,
         snapshot: row::parsed_optional(row, "snapshot")?.filter(|_| !gone),
         dropped: if gone { Some("gone".to_owned()) } else { dropped },

@@ -7,16 +7,17 @@ use harvest_proto::{
     bridge::{Fault, FaultCode, MAX_DATA_BYTES, Reply, RequestId, StreamId},
 };
 
-use crate::connection::Connection;
+use crate::{connection::Connection, outbox::Outbox};
 
 /// Checks the request and runs it as a task of the connection.
 pub(crate) fn start(
     connection: &Rc<Connection>,
+    outbox: &Outbox,
     id: RequestId,
     blob: &BlobId,
     stream: StreamId,
 ) -> Result<(), Fault> {
-    let full = connection.supervisor.outbox.blob(blob);
+    let full = outbox.blob(blob);
     let full = full.ok_or_else(|| {
         Fault::new(FaultCode::NotFound, format!("blob {blob} is not in the outbox"))
     })?;

@@ -2,6 +2,7 @@
 //! event; the first failure ends the boot. A boot runs once.
 
 use std::{
+    cell::{Cell, RefCell},
     future::Future,
     os::unix::fs::{MetadataExt, chown},
     path::Path,
@@ -10,7 +11,7 @@ use std::{
 };
 
 use harvest_proto::{
-    EventBody,
+    EventBody, SessionId,
     bridge::{Boot, BootStart, Checkout, Fault, FaultCode, Reply},
     event::{BootPhase, PhaseStatus},
 };
@@ -18,117 +19,186 @@ use harvest_proto::{
 use crate::{
     capture,
     git::{Git, Synced},
-    supervisor::Supervisor,
+    outbox::Outbox,
+    sandbox::Sandbox,
+    turn::Turns,
     users::{AGENT_USER, User},
 };
 
 const DEFAULT_HOOK_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
-/// Starts the boot; a repeated request only gets a reply.
-pub(crate) fn accept(supervisor: &Rc<Supervisor>, boot: Boot) -> Result<Reply, Fault> {
-    check(&boot)?;
-    if let Some(before) = &*supervisor.boot.borrow() {
-        if (&before.session, before.epoch) == (&boot.session, boot.epoch) {
-            return Ok(Reply::Done);
-        }
-        return Err(Fault::new(
-            FaultCode::Invalid,
-            format!("this sandbox belongs to session {}", before.session),
-        ));
-    }
-    supervisor.boot.replace(Some(boot.clone()));
-    let supervisor = Rc::clone(supervisor);
-    tokio::task::spawn_local(async move {
-        let _reported_as_event = run(&supervisor, &boot).await;
-    });
-    Ok(Reply::Done)
+/// The boot of this sandbox and its progress.
+pub(crate) struct BootRunner {
+    sandbox: Rc<Sandbox>,
+    outbox: Rc<Outbox>,
+    turns: Rc<Turns>,
+    accepted: RefCell<Option<(SessionId, u64)>>,
+    phase: Cell<Option<BootPhase>>,
+    failed: Cell<bool>,
 }
 
-// Names become folders and branches become git arguments: reject those with another meaning.
-fn check(boot: &Boot) -> Result<(), Fault> {
-    let invalid = |what: &str, text: &str| {
-        Fault::new(FaultCode::Invalid, format!("`{text}` is not a valid {what}"))
-    };
-    for checkout in &boot.repositories {
-        let name = checkout.name.as_str();
-        if name.is_empty() || name.starts_with(['.', '-']) || name.contains(['/', '\0']) {
-            return Err(invalid("checkout name", name));
+impl BootRunner {
+    pub(crate) fn new(sandbox: Rc<Sandbox>, outbox: Rc<Outbox>, turns: Rc<Turns>) -> Rc<Self> {
+        Rc::new(Self {
+            sandbox,
+            outbox,
+            turns,
+            accepted: RefCell::default(),
+            phase: Cell::default(),
+            failed: Cell::default(),
+        })
+    }
+
+    /// The epoch of the accepted boot.
+    pub(crate) fn epoch(&self) -> Option<u64> {
+        self.accepted.borrow().as_ref().map(|(_, epoch)| *epoch)
+    }
+
+    /// The last phase that was reported.
+    pub(crate) fn phase(&self) -> Option<BootPhase> {
+        self.phase.get()
+    }
+
+    /// Whether that phase failed.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.get()
+    }
+
+    /// Starts the boot; a repeated request only gets a reply.
+    pub(crate) fn accept(self: &Rc<Self>, boot: Boot) -> Result<Reply, Fault> {
+        check(&boot)?;
+        if let Some((session, epoch)) = &*self.accepted.borrow() {
+            if (session, *epoch) == (&boot.session, boot.epoch) {
+                return Ok(Reply::Done);
+            }
+            return Err(Fault::new(
+                FaultCode::Invalid,
+                format!("this sandbox belongs to session {session}"),
+            ));
         }
-        for branch in checkout.base.iter().chain(&checkout.branch) {
-            if branch.is_empty()
-                || branch.starts_with('-')
-                || branch.contains(['\0', ' ', '~', '^', ':', '\\'])
-            {
-                return Err(invalid("branch name", branch));
+        self.accepted.replace(Some((boot.session.clone(), boot.epoch)));
+        self.sandbox.session_env.replace(boot.env.clone());
+        let runner = Rc::clone(self);
+        tokio::task::spawn_local(async move {
+            let _reported_as_event = runner.run(&boot).await;
+        });
+        Ok(Reply::Done)
+    }
+
+    async fn run(&self, boot: &Boot) -> Result<(), ()> {
+        let user = self.sandbox.user(Some(AGENT_USER)).map_err(|_| ())?;
+        let building = boot.start == BootStart::Build;
+        // Checkouts that need their setup hook; those on an existing disk have been set up.
+        let mut fresh: Vec<&Checkout> = match boot.start {
+            BootStart::Build | BootStart::Fresh => boot.repositories.iter().collect(),
+            BootStart::Image | BootStart::Restore => Vec::new(),
+        };
+        let timeout = boot.hook_millis.map_or(DEFAULT_HOOK_TIMEOUT, Duration::from_millis);
+        let started: Vec<&Checkout> = boot.repositories.iter().filter(|_| !building).collect();
+        self.run_phase(BootPhase::Starting, starting(&self.sandbox, &user)).await?;
+        self.run_phase(BootPhase::Sync, self.sync(boot, &user, &mut fresh)).await?;
+        let setup = hooks(&self.sandbox, &fresh, &user, ("setup.sh", timeout));
+        self.run_phase(BootPhase::Setup, setup).await?;
+        let start = hooks(&self.sandbox, &started, &user, ("start.sh", timeout));
+        self.run_phase(BootPhase::Start, start).await?;
+        self.run_phase(BootPhase::Agent, async {
+            let Some(agent) = boot.agent.as_ref().filter(|_| !building) else { return Ok(false) };
+            let cwd = primary(&self.sandbox, boot);
+            self.turns.start(&self.sandbox, &self.outbox, agent, cwd).await.map(|()| true)
+        })
+        .await?;
+        self.report(BootPhase::Ready, PhaseStatus::Done, Some(0), None);
+        Ok(())
+    }
+
+    async fn run_phase(
+        &self,
+        phase: BootPhase,
+        work: impl Future<Output = PhaseResult>,
+    ) -> Result<(), ()> {
+        let started_at = Instant::now();
+        self.report(phase, PhaseStatus::Started, None, None);
+        let done = work.await;
+        let millis = u64::try_from(started_at.elapsed().as_millis()).ok();
+        match done {
+            Ok(true) => self.report(phase, PhaseStatus::Done, millis, None),
+            Ok(false) => self.report(phase, PhaseStatus::Skipped, millis, None),
+            Err(tail) => {
+                self.report(phase, PhaseStatus::Failed, millis, Some(tail));
+                return Err(());
             }
         }
-        if checkout.remote.is_empty() || checkout.remote.starts_with('-') {
-            return Err(invalid("remote", &checkout.remote));
-        }
+        Ok(())
     }
-    Ok(())
+
+    fn report(
+        &self,
+        phase: BootPhase,
+        status: PhaseStatus,
+        millis: Option<u64>,
+        tail: Option<String>,
+    ) {
+        self.phase.set(Some(phase));
+        self.failed.set(status == PhaseStatus::Failed);
+        self.outbox.push(None, EventBody::BootPhase { phase, status, millis, tail });
+    }
+
+    async fn sync<'a>(
+        &self,
+        boot: &'a Boot,
+        user: &User,
+        fresh: &mut Vec<&'a Checkout>,
+    ) -> PhaseResult {
+        let git = Git { sandbox: &self.sandbox, user };
+        let configured = git.configure().await;
+        if boot.repositories.is_empty() {
+            // Without repositories the image need not contain git.
+            return Ok(false);
+        }
+        configured?;
+        for checkout in &boot.repositories {
+            let warning = match git.sync(checkout, boot.start).await? {
+                Synced::UpToDate => None,
+                Synced::Stale(message) => Some(message),
+                Synced::Cloned => {
+                    if !fresh.contains(&checkout) {
+                        fresh.push(checkout);
+                    }
+                    let restored = boot.start == BootStart::Restore;
+                    restored.then(|| {
+                        format!(
+                            "{} was missing on the restored disk and has been cloned",
+                            checkout.name
+                        )
+                    })
+                }
+            };
+            if let Some(message) = warning {
+                self.outbox.push(None, EventBody::Warning { message });
+            }
+        }
+        Ok(true)
+    }
+}
+
+// Remotes become git arguments.
+fn check(boot: &Boot) -> Result<(), Fault> {
+    let is_option = |remote: &str| remote.is_empty() || remote.starts_with('-');
+    match boot.repositories.iter().find(|checkout| is_option(&checkout.remote)) {
+        Some(Checkout { remote, .. }) => {
+            Err(Fault::new(FaultCode::Invalid, format!("`{remote}` is not a valid remote")))
+        }
+        None => Ok(()),
+    }
 }
 
 /// Whether there was anything to do, or the last lines of the failed command.
 type PhaseResult = Result<bool, String>;
 
-async fn run(supervisor: &Rc<Supervisor>, boot: &Boot) -> Result<(), ()> {
-    let user = supervisor.user(Some(AGENT_USER)).map_err(|_| ())?;
-    let building = boot.start == BootStart::Build;
-    // Checkouts that need their setup hook; those on an existing disk have been set up.
-    let mut fresh: Vec<&Checkout> = match boot.start {
-        BootStart::Build | BootStart::Fresh => boot.repositories.iter().collect(),
-        BootStart::Image | BootStart::Restore => Vec::new(),
-    };
-    let timeout = boot.hook_millis.map_or(DEFAULT_HOOK_TIMEOUT, Duration::from_millis);
-    let started: Vec<&Checkout> = boot.repositories.iter().filter(|_| !building).collect();
-    run_phase(supervisor, BootPhase::Starting, starting(supervisor, &user)).await?;
-    run_phase(supervisor, BootPhase::Sync, sync(supervisor, boot, &user, &mut fresh)).await?;
-    run_phase(
-        supervisor,
-        BootPhase::Setup,
-        hooks(supervisor, &fresh, &user, ("setup.sh", timeout)),
-    )
-    .await?;
-    run_phase(
-        supervisor,
-        BootPhase::Start,
-        hooks(supervisor, &started, &user, ("start.sh", timeout)),
-    )
-    .await?;
-    run_phase(supervisor, BootPhase::Agent, async {
-        let Some(agent) = boot.agent.as_ref().filter(|_| !building) else { return Ok(false) };
-        supervisor.turns.start(supervisor, agent, primary(supervisor, boot)).await.map(|()| true)
-    })
-    .await?;
-    supervisor.report_phase(BootPhase::Ready, PhaseStatus::Done, Some(0), None);
-    Ok(())
-}
-
-async fn run_phase(
-    supervisor: &Supervisor,
-    phase: BootPhase,
-    work: impl Future<Output = PhaseResult>,
-) -> Result<(), ()> {
-    let started_at = Instant::now();
-    supervisor.report_phase(phase, PhaseStatus::Started, None, None);
-    let done = work.await;
-    let millis = u64::try_from(started_at.elapsed().as_millis()).ok();
-    match done {
-        Ok(true) => supervisor.report_phase(phase, PhaseStatus::Done, millis, None),
-        Ok(false) => supervisor.report_phase(phase, PhaseStatus::Skipped, millis, None),
-        Err(tail) => {
-            supervisor.report_phase(phase, PhaseStatus::Failed, millis, Some(tail));
-            return Err(());
-        }
-    }
-    Ok(())
-}
-
 // Gives the agent's home and the workspace to the agent's user, regardless of the image.
-async fn starting(supervisor: &Supervisor, user: &User) -> PhaseResult {
-    let home = supervisor.env(user).remove("HOME").unwrap_or_else(|| user.home.clone());
-    for folder in [home, supervisor.workspace()] {
+async fn starting(sandbox: &Sandbox, user: &User) -> PhaseResult {
+    let home = sandbox.env(user).remove("HOME").unwrap_or_else(|| user.home.clone());
+    for folder in [home, sandbox.workspace()] {
         own(Path::new(&folder), user)
             .map_err(|error| format!("cannot create {folder}: {error}"))?;
     }
@@ -143,68 +213,30 @@ fn own(folder: &Path, user: &User) -> std::io::Result<()> {
     Ok(())
 }
 
-async fn sync<'a>(
-    supervisor: &Supervisor,
-    boot: &'a Boot,
-    user: &User,
-    fresh: &mut Vec<&'a Checkout>,
-) -> PhaseResult {
-    let git = Git { supervisor, user };
-    let configured = git.configure().await;
-    if boot.repositories.is_empty() {
-        // Without repositories the image need not contain git.
-        return Ok(false);
-    }
-    configured?;
-    for checkout in &boot.repositories {
-        let warning = match git.sync(checkout, boot.start).await? {
-            Synced::UpToDate => None,
-            Synced::Stale(message) => Some(message),
-            Synced::Cloned => {
-                if !fresh.contains(&checkout) {
-                    fresh.push(checkout);
-                }
-                let restored = boot.start == BootStart::Restore;
-                restored.then(|| {
-                    format!(
-                        "{} was missing on the restored disk and has been cloned",
-                        checkout.name
-                    )
-                })
-            }
-        };
-        if let Some(message) = warning {
-            supervisor.outbox.push(None, EventBody::Warning { message });
-        }
-    }
-    Ok(true)
-}
-
 async fn hooks(
-    supervisor: &Supervisor,
+    sandbox: &Sandbox,
     checkouts: &[&Checkout],
     user: &User,
     (name, timeout): (&str, Duration),
 ) -> PhaseResult {
     let mut ran = false;
     for checkout in checkouts {
-        let folder = format!("{}/{}", supervisor.workspace(), checkout.name);
+        let folder = format!("{}/{}", sandbox.workspace(), checkout.name);
         let script = format!(".harvest/{name}");
         if !Path::new(&folder).join(&script).is_file() {
             continue;
         }
         ran = true;
         let shell = if Path::new("/bin/bash").exists() { "bash" } else { "sh" };
-        let spec = supervisor.process_spec(vec![shell.to_owned(), script.clone()], user, &folder);
-        let captured =
-            capture::run(supervisor, spec, timeout).await.map_err(|fault| fault.message)?;
+        let spec = sandbox.process_spec(vec![shell.to_owned(), script.clone()], user, &folder);
+        let captured = capture::run(sandbox, spec, timeout).await.map_err(|fault| fault.message)?;
         captured.ok().map_err(|tail| format!("{}: {script}\n{tail}", checkout.name))?;
     }
     Ok(ran)
 }
 
-fn primary(supervisor: &Supervisor, boot: &Boot) -> String {
-    let workspace = supervisor.workspace();
+fn primary(sandbox: &Sandbox, boot: &Boot) -> String {
+    let workspace = sandbox.workspace();
     boot.repositories
         .first()
         .map_or(workspace.clone(), |first| format!("{workspace}/{}", first.name))
@@ -213,14 +245,13 @@ fn primary(supervisor: &Supervisor, boot: &Boot) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use harvest_proto::SessionId;
 
-    fn boot(name: &str, branch: &str) -> Boot {
+    fn boot(remote: &str) -> Boot {
         let checkout = Checkout {
-            name: name.into(),
-            remote: "http://git.harvest.internal/x".into(),
+            name: "shop".parse().unwrap(),
+            remote: remote.into(),
             base: None,
-            branch: Some(branch.into()),
+            branch: None,
             clone_missing: false,
         };
         Boot {
@@ -235,13 +266,10 @@ mod tests {
     }
 
     #[test]
-    fn unsafe_names_are_rejected() {
-        assert!(check(&boot("shop", "harvest/x")).is_ok());
-        for name in ["", "..", ".git", "a/b", "-x"] {
-            assert!(check(&boot(name, "main")).is_err(), "{name}");
-        }
-        for branch in ["", "-f", "a b", "a:b"] {
-            assert!(check(&boot("shop", branch)).is_err(), "{branch}");
+    fn remote_cannot_be_an_option() {
+        assert!(check(&boot("http://git.harvest.internal/shop.git")).is_ok());
+        for remote in ["", "--upload-pack=sh"] {
+            assert!(check(&boot(remote)).is_err(), "{remote}");
         }
     }
 }

@@ -10,9 +10,9 @@ use harvest_proto::{
 use tokio::net::unix::pipe;
 
 use crate::{
-    exec::{discard_output, pipes, read_rest},
+    pipes::{discard_output, pipes, read_rest},
     processes::ProcessSpec,
-    supervisor::Supervisor,
+    sandbox::Sandbox,
     truncate::Tail,
 };
 
@@ -50,23 +50,23 @@ pub(crate) fn describe(exit: Exit) -> String {
 
 /// Runs a command with a timeout.
 pub(crate) async fn run(
-    supervisor: &Supervisor,
+    sandbox: &Sandbox,
     spec: ProcessSpec,
     timeout: Duration,
 ) -> Result<Captured, Fault> {
     let system = |error: std::io::Error| {
         Fault::new(FaultCode::System, format!("cannot create a pipe: {error}"))
     };
-    let oom_before = supervisor.oom.read();
-    let (ours, mut theirs) = pipes(&spec, false).map_err(system)?;
+    let oom_before = sandbox.oom.read();
+    let (ours, mut theirs) = pipes(spec.uid, spec.gid, false).map_err(system)?;
     // One pipe for both outputs keeps their lines in order.
     theirs[2] = theirs[1].try_clone().map_err(system)?;
-    let mut child = supervisor.processes.start(spec, theirs).await?;
+    let mut child = sandbox.processes.start(spec, theirs).await?;
     let mut tail = Tail::default();
     let exit = {
         let wait = async {
             tokio::select! {
-                end = child.wait() => supervisor.exit(end, oom_before),
+                end = child.wait() => sandbox.exit(end, oom_before),
                 () = tokio::time::sleep(timeout) => {
                     child.kill().await;
                     Exit::Timeout

@@ -1,7 +1,6 @@
 //! Reads, writes, stats and lists files for a connection. Files are streamed, never held in memory,
 //! and written atomically.
 
-mod resolve;
 mod tree;
 
 use std::{
@@ -24,10 +23,10 @@ use harvest_proto::{
 use rustix::{fs::OFlags, io::Errno};
 use tokio::task::spawn_blocking;
 
-use self::resolve::ResolvedPath;
 use crate::{
     connection::Connection,
     log,
+    resolve::{self, ResolvedPath},
     streams::{Credit, Inbox},
     truncate,
     users::User,
@@ -65,7 +64,7 @@ pub(crate) fn start(
             });
         }
         FileRequest::Write { mode, user, stream, .. } => {
-            let user = connection.supervisor.user(user.as_deref())?;
+            let user = connection.sandbox.user(user.as_deref())?;
             let inbox = connection.open_incoming(stream)?;
             let cancelled = connection.register_kill(id);
             connection.spawn(async move {
@@ -92,7 +91,7 @@ pub(crate) fn start(
                 .await;
         }),
         request => {
-            let operation = tree::operation(&connection.supervisor, request)?;
+            let operation = tree::operation(&connection.sandbox, request)?;
             connection
                 .spawn(async move { shared.reply(id, blocking(path, operation).await).await });
         }
@@ -151,23 +150,10 @@ async fn read(
     connection.end(stream).await;
 }
 
-/// Opens a regular file for reading. Non-blocking, because opening a FIFO would wait for a writer.
-pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
-    let file = resolve::open(path, OFlags::RDONLY | OFlags::NONBLOCK)?;
-    let metadata = file.metadata()?;
-    if metadata.is_dir() {
-        return Err(io::ErrorKind::IsADirectory.into());
-    }
-    if !metadata.is_file() {
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
-    }
-    Ok(file)
-}
-
 /// Opens a regular file and reads a byte: some files in `/proc` can be opened but not read, which
 /// should be an error reply instead of a broken connection.
 fn open_readable(path: &Path) -> io::Result<File> {
-    let file = open_regular(path)?;
+    let file = resolve::open_regular(path)?;
     file.read_at(&mut [0u8; 1], 0)?;
     Ok(file)
 }

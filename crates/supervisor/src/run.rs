@@ -5,22 +5,19 @@ use std::{cell::RefCell, process::ExitCode, rc::Rc, time::Duration};
 use harvest_proto::launch::{Descriptor, Launch};
 use tokio::{
     signal::unix::{SignalKind, signal},
-    sync::Notify,
     task::LocalSet,
     time::timeout,
 };
 
 use crate::{
-    bridge::{self, Ownership},
+    bridge::{self, Bridge},
     cgroup::{AgentGroup, OomCount},
     door, freeze,
     launch::{InheritedFds, LaunchError, PendingLaunch},
     log,
-    outbox::Outbox,
     processes::{Processes, limit_file_size},
     reaper,
-    supervisor::Supervisor,
-    turn::Turns,
+    sandbox::Sandbox,
 };
 
 // Threads for file access.
@@ -65,47 +62,42 @@ async fn serve(mut pending: PendingLaunch) -> Result<(), LaunchError> {
     let processes = Processes::new(joins, pending.on_settled()?);
     let (launch, mut inherited) = pending.wait_for_launch().await?;
     limit_file_size(launch.file_bytes)?;
-    let bridge = inherited.take(Descriptor::Bridge).ok_or(LaunchError::NoBridge)?;
-    let listener = bridge::listener(bridge)?;
-    let shutdown = Rc::new(Notify::new());
+    let socket = inherited.take(Descriptor::Bridge).ok_or(LaunchError::NoBridge)?;
+    let listener = bridge::listener(socket)?;
     if let Some(orders) = inherited.take(Descriptor::FreezeOrders) {
         tokio::task::spawn_local(freeze::run(orders));
     }
     door::open(&mut inherited, launch.sealed)?;
-    let supervisor = build(launch, processes, inherited);
-    log::line(format_args!("{} started", supervisor.launch.sandbox));
+    let id = launch.sandbox.clone();
+    let bridge = Bridge::new(sandbox(launch, processes, inherited));
+    log::line(format_args!("{id} started"));
     let mut terminated = signal(SignalKind::terminate())?;
     tokio::select! {
-        () = bridge::serve(Rc::clone(&supervisor), listener, Rc::clone(&shutdown)) => {}
-        () = shutdown.notified() => {}
+        () = bridge.serve(listener) => {}
+        () = bridge.shutdown.notified() => {}
         _ = terminated.recv() => {}
     }
-    supervisor.turns.shut_down().await;
+    bridge.turns.shut_down().await;
     terminate_all().await;
-    log::line(format_args!("{} exits", supervisor.launch.sandbox));
+    log::line(format_args!("{id} exits"));
     Ok(())
 }
 
-fn build(launch: Launch, processes: Rc<Processes>, mut inherited: InheritedFds) -> Rc<Supervisor> {
+fn sandbox(launch: Launch, processes: Rc<Processes>, mut inherited: InheritedFds) -> Sandbox {
     let agent_group = AgentGroup::new(
         inherited.take_all(Descriptor::JoinAgent),
         inherited.take(Descriptor::AgentProcs),
         inherited.take(Descriptor::AgentKill),
         inherited.take(Descriptor::AgentFreezer),
     );
-    Rc::new(Supervisor {
+    Sandbox {
+        launch,
+        session_env: RefCell::default(),
         processes,
-        outbox: Outbox::new(),
         agent_group,
         oom: OomCount::new(inherited.take(Descriptor::OomCount)),
-        ownership: Ownership::default(),
-        turns: Turns::default(),
-        boot: RefCell::default(),
-        phase: std::cell::Cell::default(),
-        failed: std::cell::Cell::default(),
-        detached: std::rc::Rc::default(),
-        launch,
-    })
+        detached: Rc::default(),
+    }
 }
 
 // Only as pid 1: anywhere else the signal would reach every process of the machine.

@@ -32,7 +32,7 @@ pub(crate) fn find(user: &str) -> Option<User> {
 fn read_bounded(path: &Path) -> std::io::Result<String> {
     use std::io::Read;
     let mut bytes = Vec::new();
-    crate::files::open_regular(path)?.take(MAX_PASSWD_BYTES).read_to_end(&mut bytes)?;
+    crate::resolve::open_regular(path)?.take(MAX_PASSWD_BYTES).read_to_end(&mut bytes)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 

@@ -11,6 +11,7 @@ use std::{
 };
 
 use harvest_engine::{DisabledFeature, Namespace, Plan, Step, zygote};
+use harvest_proto::Hint;
 
 fn main() -> ExitCode {
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
@@ -40,7 +41,8 @@ fn main() -> ExitCode {
 
 fn run_in_user_namespace(program: &OsString, arguments: &[OsString]) -> ExitCode {
     if let Err(error) = harvest_engine::rootless::enter() {
-        eprintln!("{error}: {:?}\nhint: {}", std::error::Error::source(&error), error.hint());
+        let hint = error.hint().unwrap_or_default();
+        eprintln!("{error}: {:?}\nhint: {hint}", std::error::Error::source(&error));
         return ExitCode::FAILURE;
     }
     eprintln!("{}", Command::new(program).args(arguments).exec());

@@ -20,8 +20,8 @@ use serde::Serialize;
 use super::{FREEZE_FILE, SUPERVISOR_LOG, StepRunner, mounts, out_of_order};
 use crate::{
     error::{Doing, StepError},
+    fd_passing::send_with,
     syscall,
-    zygote::protocol::send_with,
 };
 
 impl StepRunner {

@@ -17,8 +17,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     error::{Doing, StepError},
-    home::{boot_id, start_ticks},
-    plan::IDS_PER_SANDBOX,
+    process::{boot_id, start_ticks},
+    spec::IDS_PER_SANDBOX,
 };
 
 /// Folder of the claims. Most hosts empty it at boot; the boot id in each claim covers the others.

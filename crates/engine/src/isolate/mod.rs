@@ -31,9 +31,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     error::{Doing, StepError},
+    fd_passing::{receive, send_with},
     plan::{Namespace, Step},
     syscall::{self, Side},
-    zygote::protocol::{receive, send_with},
 };
 use mounts::{RootTree, Scratch};
 pub(crate) use users::{make_user_namespace, use_file_ids};
@@ -158,7 +158,7 @@ impl StepRunner {
 
     /// Waits for the assignment; returns its steps.
     fn receive_assignment(&mut self, socket: &OwnedFd) -> Result<Vec<Step>, StepError> {
-        // Before this message the cgroups' names were in use and could not change.
+        // The zygote uses a standby only after this message: all earlier steps are done.
         send_with(socket, b"ready", &[]).doing(|| "notify the zygote".to_owned())?;
         let received = receive::<Assignment>(socket).doing(|| "wait for the zygote".to_owned())?;
         let gone = || StepError::new("wait for the zygote", io::ErrorKind::UnexpectedEof.into());

@@ -14,8 +14,8 @@ use rustix::{
 use super::ids::Claim;
 use crate::{
     error::{Doing, StepError},
-    plan::IDS_PER_SANDBOX,
     rootless,
+    spec::IDS_PER_SANDBOX,
     syscall::{self, Side},
 };
 

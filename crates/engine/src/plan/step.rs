@@ -9,8 +9,8 @@ use std::{
 use harvest_proto::launch::Descriptor;
 use serde::{Deserialize, Serialize};
 
-use super::Redirect;
-use crate::{cgroup::Group, isolate::caps::Capability};
+use super::{Capability, Redirect};
+use crate::cgroup::Group;
 
 /// One step. Paths are the host's unless the field is called `inside`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

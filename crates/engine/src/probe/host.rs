@@ -12,12 +12,12 @@ use rustix::{
     thread::UnshareFlags,
 };
 
-use super::{
-    Finding, Level,
-    child::{Outcome, in_child},
-    stack,
+use super::{Finding, Level, stack};
+use crate::{
+    child_probe::{Outcome, in_child},
+    isolate::seccomp,
+    rootless, syscall,
 };
-use crate::{isolate::seccomp, rootless, syscall};
 
 const MIN_KERNEL: (u32, u32) = (6, 1);
 // An unprivileged user that runs nothing else.

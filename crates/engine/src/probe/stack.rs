@@ -16,13 +16,10 @@ use rustix::{
     thread::UnshareFlags,
 };
 
-use super::{
-    Finding, Level,
-    child::{Outcome, in_child},
-    host::ProbeUser,
-};
+use super::{Finding, Level, host::ProbeUser};
 use crate::{
     cgroup::Hierarchy,
+    child_probe::{Outcome, in_child},
     error::StepError,
     facts,
     isolate::{self, ids::Claim, mounts::Scratch, network},

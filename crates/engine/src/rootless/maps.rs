@@ -4,7 +4,7 @@
 use std::{ffi::CStr, fs, ptr};
 
 use super::{RootlessError, run};
-use crate::plan::IDS_PER_SANDBOX;
+use crate::spec::IDS_PER_SANDBOX;
 
 /// The host ids that 0 (the user) and 1 and up map to, each for uid and gid.
 #[derive(Debug, PartialEq, Eq)]

@@ -18,10 +18,7 @@ use super::{
     now_nanos,
 };
 use crate::{
-    EngineError,
-    disk::{self, Disk, disk_error},
-    home::create_private_dir,
-    spec::LayerId,
+    EngineError, disk::Disk, error::AtPath, records, records::create_private_dir, spec::LayerId,
     trash, tree, writable,
 };
 
@@ -82,7 +79,7 @@ impl Disk {
         if copied.names > 0 {
             let target = self.home.layers().join(layer.as_str());
             self.remove_leftover(&target)?;
-            fs::rename(partial, &target).map_err(|e| disk_error("save", partial, e))?;
+            fs::rename(partial, &target).at("save", partial)?;
             captures.chain.push(layer.clone());
             self.write_captures(&folder, captures.chain.clone(), layer, &index)?;
         } else {
@@ -169,14 +166,14 @@ impl Disk {
         let name = format!("index-{layer}");
         // Not synced: a lost index only makes the next capture a full copy.
         fs::write(folder.join(&name), index.encode())
-            .map_err(|e| disk_error("write", folder.join(&name), e))?;
+            .map_err(|e| EngineError::file("write", folder.join(&name), e))?;
         self.record_write(
             &folder.join("captures.json"),
             &Captures { chain, index: name.clone(), referenced_bytes: 0 },
         )?;
-        for other in disk::names_in(folder)? {
+        for other in records::names_in(folder)? {
             if other.starts_with("index-") && other != name {
-                disk::remove_file(&folder.join(other))?;
+                records::remove_file(&folder.join(other))?;
             }
         }
         Ok(())
@@ -258,7 +255,7 @@ fn while_frozen<T>(
 /// Removes a partial copy.
 fn remove_contents(partial: &Path) -> Result<(), EngineError> {
     let folder = tree::open_root(partial)?;
-    let failed = |e| disk_error("clean up", partial, e);
+    let failed = |e| EngineError::file("clean up", partial, e);
     for name in tree::names(folder.as_fd()).map_err(failed)? {
         trash::delete_in(folder.as_fd(), &name).map_err(failed)?;
     }

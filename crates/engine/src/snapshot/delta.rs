@@ -27,9 +27,7 @@ use rustix::{
 
 use super::index::{self, EntryKind, FolderEntries, Index, IndexEntry};
 use crate::{
-    EngineError,
-    disk::disk_error,
-    trash,
+    EngineError, trash,
     tree::{self, Copier, DirStack},
 };
 
@@ -117,7 +115,7 @@ fn copy(
     heartbeat: &mut dyn FnMut() -> Result<(), EngineError>,
 ) -> Result<(Option<Index>, CopyStats), EngineError> {
     let (from, to) = (tree::open_root(source)?, tree::open_root(target)?);
-    let open = |path: &Path, e| disk_error("open the folder", path, e);
+    let open = |path: &Path, e| EngineError::file("open the folder", path, e);
     let mut copy = DeltaCopy {
         root: source,
         at: PathBuf::new(),
@@ -419,7 +417,7 @@ impl DeltaCopy<'_> {
 
     fn failed(&self, doing: &'static str, name: Option<&CStr>, error: Errno) -> EngineError {
         let path = name.map_or_else(|| self.at.clone(), |name| tree::join(&self.at, name));
-        disk_error(doing, self.root.join(tree::truncate_path(&path)), error)
+        EngineError::file(doing, self.root.join(tree::truncate_path(&path)), error)
     }
 }
 

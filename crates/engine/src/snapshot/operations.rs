@@ -5,7 +5,8 @@ use harvest_proto::{SandboxId, SnapshotId};
 
 use super::{Captured, FreezeControl, SandboxDisk, Snapshot};
 use crate::{
-    Engine, EngineError, Owner, SandboxState, disk_thresholds::DiskOperation, sandbox::Record,
+    Engine, EngineError, Owner, SandboxState, disk_thresholds::DiskOperation,
+    sandbox_record::Record,
 };
 
 impl Engine {

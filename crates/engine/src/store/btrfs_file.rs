@@ -20,11 +20,8 @@ use rustix::{
 };
 
 use crate::{
-    EngineError, btrfs,
-    disk::{disk_error, remove_file},
-    error::AtPath,
-    home::create_private_dir,
-    loop_device::LoopDevice,
+    EngineError, btrfs, error::AtPath, loop_device::LoopDevice, records::create_private_dir,
+    records::remove_file,
 };
 
 const GIB: u64 = 1 << 30;
@@ -163,7 +160,7 @@ fn format(file: &Path) -> Result<(), EngineError> {
         return Ok(());
     }
     let message = String::from_utf8_lossy(&output.stderr).trim().to_owned();
-    Err(disk_error("run mkfs.btrfs on", file, io::Error::other(message)))
+    Err(EngineError::file("run mkfs.btrfs on", file, io::Error::other(message)))
 }
 
 /// Whether the store is mounted in this process's mount namespace.

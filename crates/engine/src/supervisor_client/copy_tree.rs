@@ -19,7 +19,7 @@ use rustix::{
 };
 
 use super::{SupervisorClient, SupervisorClientError, unexpected_reply};
-use crate::disk::random_name;
+use crate::records::random_name;
 
 /// Deeper than real trees, and shallow enough for the stack: the copy recurses.
 const MAX_DEPTH: usize = 256;

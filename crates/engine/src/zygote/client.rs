@@ -15,9 +15,10 @@ use rustix::{
     net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with},
 };
 
-use super::protocol::{Answer, Request, receive, send};
+use super::protocol::{Answer, Request};
 use crate::{
     error::{AtPath, EngineError},
+    fd_passing::{receive, send},
     home::{Config, Home},
     store::StoreKind,
 };

@@ -45,6 +45,8 @@ pub(super) struct ScanScope<'a> {
 /// A sandbox with a disk limit.
 pub(super) struct WatchedSandbox<'a> {
     pub(super) id: &'a SandboxId,
+    /// Name of its cgroups.
+    pub(super) cgroup: &'a str,
     /// Usage above this exceeds the limit.
     pub(super) allowed: u64,
     /// Usage found by the last scan.
@@ -169,7 +171,7 @@ impl UsageScan {
         // Before the fork: pids of this namespace mean nothing in the child's.
         let processes: Vec<Vec<Pid>> = watched
             .iter()
-            .map(|sandbox| scope.cgroups.work_processes(scope.group, sandbox.id.part()))
+            .map(|sandbox| scope.cgroups.work_processes(scope.group, sandbox.cgroup))
             .collect();
         // In its own pid namespace the child can signal no other process.
         let flags = libc::CLONE_NEWPID.cast_unsigned().into();
@@ -258,8 +260,13 @@ mod tests {
     #[test]
     fn scan_starts_only_when_lost_space_could_matter() {
         let (near, far) = (SandboxId::random(), SandboxId::random());
-        let far = WatchedSandbox { id: &far, allowed: 10 << 30, used: 0 };
-        let near = WatchedSandbox { id: &near, allowed: 10 << 30, used: (10 << 30) - (8 << 20) };
+        let far = WatchedSandbox { id: &far, cgroup: "", allowed: 10 << 30, used: 0 };
+        let near = WatchedSandbox {
+            id: &near,
+            cgroup: "",
+            allowed: 10 << 30,
+            used: (10 << 30) - (8 << 20),
+        };
         let most = Free { bytes: 1 << 40, names: 1 << 20 };
         let after =
             |bytes: u64, names: u64| Free { bytes: most.bytes - bytes, names: most.names - names };

@@ -37,11 +37,12 @@ impl Freezer {
     pub(super) fn freeze(
         &self,
         id: &SandboxId,
+        cgroup: &str,
         pidfd: &OwnedFd,
         frozen: bool,
     ) -> Result<(), StepError> {
         if self.cgroups != Hierarchy::None {
-            return self.cgroups.freeze(&self.group, id.part(), frozen);
+            return self.cgroups.freeze(&self.group, cgroup, frozen);
         }
         let action = if frozen { FREEZE } else { THAW };
         self.send_order(id, pidfd, action).doing(|| "tell pid 1 to freeze its commands".to_owned())
@@ -49,9 +50,15 @@ impl Freezer {
 
     /// Kills all processes that pid 1 has started; true when done. `frozen` keeps a freeze in
     /// effect.
-    pub(super) fn kill_work(&self, id: &SandboxId, pidfd: &OwnedFd, frozen: bool) -> bool {
+    pub(super) fn kill_work(
+        &self,
+        id: &SandboxId,
+        cgroup: &str,
+        pidfd: &OwnedFd,
+        frozen: bool,
+    ) -> bool {
         if self.cgroups != Hierarchy::None {
-            return self.cgroups.kill_work(&self.group, id.part(), frozen);
+            return self.cgroups.kill_work(&self.group, cgroup, frozen);
         }
         // One signal reaches all processes at once, so none escapes and none needs a second look.
         self.send_order(id, pidfd, KILL).is_ok()
@@ -72,9 +79,9 @@ impl Freezer {
     }
 
     /// Whether all processes that pid 1 has started are frozen.
-    pub(super) fn is_frozen(&self, id: &SandboxId, pid: u32) -> bool {
+    pub(super) fn is_frozen(&self, id: &SandboxId, cgroup: &str, pid: u32) -> bool {
         if self.cgroups != Hierarchy::None {
-            return self.cgroups.is_frozen(&self.group, id.part());
+            return self.cgroups.is_frozen(&self.group, cgroup);
         }
         let is_done = || -> io::Result<bool> {
             let orders = File::open(self.orders(id))?;

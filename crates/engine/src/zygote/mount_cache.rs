@@ -17,8 +17,8 @@ use rustix::{
 };
 
 use crate::{
+    spec::VolumeName,
     syscall::{self, Side},
-    volume::VolumeName,
 };
 
 // Longer than the usual gap between two commands of a person or an agent.

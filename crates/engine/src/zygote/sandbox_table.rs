@@ -23,19 +23,20 @@ use super::{
     disk_watch::DiskWatch,
     freezer::Freezer,
     mount_cache::MountCache,
-    protocol::send,
     standby::{LAUNCHED, Standby},
     supervisor::Supervisor,
 };
 use crate::{
     cgroup::Hierarchy,
     error::{Doing, EngineError, StepError},
-    home::{Home, boot_id, start_ticks},
+    facts,
+    fd_passing::send,
+    home::Home,
     isolate::{Assignment, SUPERVISOR_LOG, ids::Claim},
-    plan::{HostFacts, IdAllocation, Plan, Redirect, plan},
-    sandbox::{Record, RecordedState},
-    spec::{Network, Owner},
-    volume::VolumeName,
+    plan::{HostFacts, Plan, Redirect, plan},
+    process::{boot_id, start_ticks},
+    sandbox_record::{Record, RecordedState},
+    spec::{Network, Owner, VolumeName},
 };
 use freeze::FREEZE_HOLD;
 use limits::LimitState;
@@ -67,6 +68,8 @@ pub(super) enum Event {
 /// A sandbox whose pid 1 is alive or died a moment ago.
 pub(super) struct LiveSandbox {
     pid: u32,
+    /// Name of its cgroups.
+    cgroup: String,
     pidfd: OwnedFd,
     claim: Claim,
     /// Open until pid 1 is the supervisor or has reported an error.
@@ -89,10 +92,11 @@ pub(super) struct LiveSandbox {
 
 impl LiveSandbox {
     fn new(standby: Standby, limit_state: LimitState) -> Self {
-        let Standby { pid, pidfd, claim, report, assignment_socket, mounts, .. } = standby;
+        let Standby { pid, cgroup, pidfd, claim, report, assignment_socket, mounts, .. } = standby;
         let (report, assignment_socket) = (Some(report), Some(assignment_socket));
         Self {
             pid,
+            cgroup,
             pidfd,
             claim,
             report,
@@ -199,7 +203,7 @@ impl SandboxTable {
             group: self.group.clone(),
             resolv_conf,
             redirect: self.redirect,
-            ids: IdAllocation::of_this_process(),
+            ids: facts::id_allocation(),
         }
     }
 
@@ -218,6 +222,7 @@ impl SandboxTable {
             started: standby.started,
             first_id: standby.claim.first(),
             owner_started,
+            cgroup: Some(standby.cgroup.clone()),
         };
         let id = record.id;
         state.write(&self.home, &id).map_err(step_error)?;
@@ -306,7 +311,7 @@ impl SandboxTable {
             match live.thaw_at {
                 Some(at) if at <= now => {
                     live.thaw_at = None;
-                    let _ = self.freezer.freeze(id, &live.pidfd, false);
+                    let _ = self.freezer.freeze(id, &live.cgroup, &live.pidfd, false);
                 }
                 Some(at) => wake_by(at),
                 None => {}

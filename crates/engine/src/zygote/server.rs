@@ -19,11 +19,12 @@ use rustix::{
 };
 
 use super::{
-    protocol::{Answer, BuildId, Request, receive, send},
+    protocol::{Answer, BuildId, Request},
     sandbox_table::{Event, SandboxTable},
 };
 use crate::{
     error::{Doing, StepError},
+    fd_passing::{receive, send},
     home::Home,
 };
 

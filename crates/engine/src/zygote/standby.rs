@@ -20,11 +20,11 @@ use rustix::{
 };
 
 use crate::{
-    cgroup::{Group, Hierarchy, Setting},
+    cgroup::{Group, Hierarchy},
     error::{Doing, StepError},
-    home::start_ticks,
     isolate::{self, SpawnContext, ids::Claim},
     plan::{Plan, PlanParts, Step},
+    process::start_ticks,
     syscall::{self, Side},
 };
 
@@ -32,8 +32,8 @@ use crate::{
 const CLEAR_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub(super) struct Standby {
-    /// Name of the cgroups.
-    part: String,
+    /// Name of the cgroups; the sandbox that it becomes keeps them.
+    pub(super) cgroup: String,
     pub(super) pid: u32,
     /// Start time of pid 1, in clock ticks since boot.
     pub(super) started: u64,
@@ -45,8 +45,8 @@ pub(super) struct Standby {
     pub(super) report: OwnedFd,
     /// Keeps the mounts when all processes are dead, so that no dying process has to unmount them.
     pub(super) mounts: Option<OwnedFd>,
-    /// Settings of the cgroups, in the order of the plan.
-    settings: Vec<Vec<Setting>>,
+    /// The cgroups with their settings, in the order of the plan.
+    groups: Vec<Group>,
 }
 
 /// The line on the report pipe when all steps succeeded.
@@ -70,22 +70,21 @@ impl Standby {
         supervisor: &OwnedFd,
     ) -> Result<Self, StepError> {
         let mut prepared = Prepared::default();
-        let part = plan.sandbox.part();
+        let cgroup = plan.sandbox.part();
         let result = Self::prefork_with(&mut prepared, plan, claims, id_hint, supervisor);
         match (result, prepared.claim) {
             (Ok((pid, pidfd, assignment_socket, report)), Some(claim)) => {
                 let started = start_ticks(pid).unwrap_or(0);
-                let (mounts, settings, part) = (mounts_of(pid), settings(plan), part.to_owned());
                 let standby = Self {
-                    part,
+                    cgroup: cgroup.to_owned(),
                     pid,
                     started,
                     pidfd,
                     claim,
                     assignment_socket,
                     report,
-                    mounts,
-                    settings,
+                    mounts: mounts_of(pid),
+                    groups: groups(plan).cloned().collect(),
                 };
                 // The claim lasts as long as pid 1 lives, even if the zygote dies.
                 match standby.claim.hand_to(pid) {
@@ -97,7 +96,7 @@ impl Standby {
                 }
             }
             (result, claim) => {
-                cgroups.clear(group, part);
+                cgroups.clear(group, cgroup);
                 if let Some(claim) = claim {
                     claim.release();
                 }
@@ -155,25 +154,13 @@ impl Standby {
             .is_ok_and(|ready| ready > 0)
     }
 
-    /// Gives its cgroups another sandbox's name and limits.
-    pub(super) fn rename(
-        &mut self,
-        cgroups: &Hierarchy,
-        group: &str,
-        part: &str,
-        plan: &Plan,
-    ) -> Result<(), StepError> {
-        cgroups.rename(group, &self.part, part)?;
-        part.clone_into(&mut self.part);
-        let groups = plan.parts().zygote.iter().filter_map(|step| match step {
-            Step::MakeGroup(group) => Some(group),
-            _ => None,
-        });
+    /// Gives its cgroups the limits of the sandbox with this plan.
+    pub(super) fn set_limits(&self, plan: &Plan) -> Result<(), StepError> {
         // The same host has the same cgroups in the same order; most limits are equal.
-        for (group, before) in groups.zip(&self.settings) {
+        for (before, group) in self.groups.iter().zip(groups(plan)) {
             let changed =
-                group.settings.iter().filter(|setting| !before.contains(setting)).cloned();
-            Group { settings: changed.collect(), path: group.path.clone() }.set()?;
+                group.settings.iter().filter(|setting| !before.settings.contains(setting));
+            Group { settings: changed.cloned().collect(), path: before.path.clone() }.set()?;
         }
         Ok(())
     }
@@ -184,7 +171,7 @@ impl Standby {
         let _ = waitid(WaitId::PidFd(self.pidfd.as_fd()), WaitIdOptions::EXITED);
         // All processes died with pid 1 but may take a moment to leave their cgroups.
         let end = Instant::now() + CLEAR_TIMEOUT;
-        while !cgroups.clear(group, &self.part) && Instant::now() < end {
+        while !cgroups.clear(group, &self.cgroup) && Instant::now() < end {
             thread::sleep(Duration::from_millis(1));
         }
         self.claim.release();
@@ -248,12 +235,11 @@ pub(super) fn mounts_of(pid: u32) -> Option<OwnedFd> {
     fs::File::open(format!("/proc/{pid}/ns/mnt")).ok().map(OwnedFd::from)
 }
 
-fn settings(plan: &Plan) -> Vec<Vec<Setting>> {
-    let of = |step: &Step| match step {
-        Step::MakeGroup(group) => Some(group.settings.clone()),
+fn groups(plan: &Plan) -> impl Iterator<Item = &Group> {
+    plan.parts().zygote.iter().filter_map(|step| match step {
+        Step::MakeGroup(group) => Some(group),
         _ => None,
-    };
-    plan.parts().zygote.iter().filter_map(of).collect()
+    })
 }
 
 fn out_of_order() -> StepError {

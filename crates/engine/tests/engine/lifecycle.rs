@@ -83,11 +83,10 @@ fn memory_hog_is_killed_alone_and_counted() {
     let hog = shell(&running, "x=aaaaaaaa; while :; do x=$x$x; done");
     assert!(matches!(hog.exit, Exit::Oom), "{hog:?}");
     let kills: u64 = world
-        .groups()
+        .groups_of(&spec.id)
         .iter()
         .flat_map(|group| {
-            ["memory.oom_control", "memory.events"]
-                .map(|file| group.join(spec.id.part()).join("work").join(file))
+            ["memory.oom_control", "memory.events"].map(|file| group.join("work").join(file))
         })
         .filter_map(|file| fs::read_to_string(file).ok())
         .filter_map(|text| {
@@ -126,24 +125,18 @@ fn next_zygote_adopts_sandboxes_of_a_killed_one() {
 fn preforked_sandbox_gets_its_own_name_and_limits() {
     let world = World::new();
     let first = world.start();
-    let plan = world.engine.plan(&world.spec()).unwrap();
-    let keeps_standbys = plan
-        .steps
-        .iter()
-        .any(|step| matches!(step, harvest_engine::Step::Clone { into: None, .. }));
-    if keeps_standbys {
+    if world.keeps_standbys() {
         eventually("a standby", || parts(&world.groups()[0]).len() > 2);
     }
     let limits = Limits { pids: 33, memory_bytes: 48 << 20, ..Limits::default() };
     let running = world.engine.start(&Spec { limits, ..world.spec() }).unwrap();
     assert_eq!(shell(&running, "hostname").out, format!("sbx-{}", running.id.part()));
     assert_eq!(shell(&running, "ulimit -n").out, "1024");
+    let groups = world.groups_of(&running.id);
     let found = |file: &str| {
-        let files = world
-            .groups()
-            .into_iter()
-            .map(|group| group.join(running.id.part()).join("work").join(file));
-        files
+        groups
+            .iter()
+            .map(|group| group.join("work").join(file))
             .filter_map(|file| fs::read_to_string(file).ok())
             .map(|text| text.trim().to_owned())
             .collect::<Vec<_>>()
@@ -155,7 +148,7 @@ fn preforked_sandbox_gets_its_own_name_and_limits() {
     );
     assert_ne!(range(&running), range(&first));
     world.engine.kill(&running.id).unwrap();
-    assert!(world.groups().iter().all(|group| !group.join(running.id.part()).exists()));
+    assert!(groups.iter().all(|group| !group.exists()));
     assert_eq!(shell(&first, "echo on").out, "on");
 }
 
@@ -196,7 +189,10 @@ fn zygote_killed_during_start_leaves_no_partial_sandbox() {
     for group in world.groups() {
         let parts = parts(&group);
         let mut living = world.engine.list().unwrap();
-        living.retain(|id| parts.contains(&id.part().to_owned()));
+        living.retain(|id| {
+            let groups = world.groups_of(id);
+            groups.iter().any(|group| parts.contains(&named(group)))
+        });
         assert_eq!(living.len(), whole + 1);
         assert!(living.contains(&last.id));
         // Other cgroups belong to standbys.
@@ -230,6 +226,7 @@ fn sandbox_is_removed_with_its_owner() {
     let range = range(&running);
     assert!(has_claim(range));
     assert_eq!(shell(&running, "echo on").out, "on");
+    let groups = world.groups_of(&running.id);
     owner.end();
     eventually("the removal of the sandbox", || {
         world.engine.find(&running.id).unwrap() == SandboxState::Gone
@@ -237,7 +234,7 @@ fn sandbox_is_removed_with_its_owner() {
     assert_eq!(processes_of(range), [0u32; 0]);
     assert!(!has_claim(range));
     assert!(!running.bridge.parent().unwrap().exists());
-    assert!(world.groups().iter().all(|group| !group.join(running.id.part()).exists()));
+    assert!(groups.iter().all(|group| !group.exists()));
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
     assert!(!mounts.contains(&*world.folder.path().to_string_lossy()));
 }
@@ -317,14 +314,13 @@ fn home_with_long_path_works() {
 
 /// A check whether a sandbox is frozen.
 fn is_frozen(world: &World, running: &Running) -> impl Fn() -> bool + use<> {
-    let group =
-        world.groups().into_iter().find(|group| group.to_string_lossy().contains("freezer"));
-    let group =
-        group.unwrap_or_else(|| world.groups()[0].clone()).join(running.id.part()).join("work");
+    let groups = world.groups_of(&running.id);
     move || {
-        ["freezer.state", "cgroup.freeze"]
-            .iter()
-            .filter_map(|file| fs::read_to_string(group.join(file)).ok())
+        let files = groups.iter().flat_map(|group| {
+            ["freezer.state", "cgroup.freeze"].map(|file| group.join("work").join(file))
+        });
+        files
+            .filter_map(|file| fs::read_to_string(file).ok())
             .any(|state| matches!(state.trim(), "FROZEN" | "1"))
     }
 }

@@ -15,20 +15,17 @@ fn inside(pid: u32) -> Vec<u32> {
 
 /// Processes in cgroups that belong to no started sandbox: standbys.
 fn standby_processes(world: &World, running: &Running) -> Vec<String> {
-    let parts = world.groups().into_iter().flat_map(|group| {
-        let own = running.id.part().to_owned();
-        parts(&group).into_iter().filter(move |part| *part != own).map(move |part| group.join(part))
-    });
-    let groups =
-        parts.flat_map(|part| [part.clone(), part.join("supervisor"), part.join("work/commands")]);
+    let own = world.groups_of(&running.id);
+    let all = world
+        .groups()
+        .into_iter()
+        .flat_map(|group| parts(&group).into_iter().map(move |part| group.join(part)));
+    let standbys = all.filter(|group| !own.contains(group));
+    let groups = standbys
+        .flat_map(|part| [part.clone(), part.join("supervisor"), part.join("work/commands")]);
     let lines =
         groups.map(|group| fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default());
     lines.flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>()).collect()
-}
-
-fn keeps_standbys(world: &World) -> bool {
-    let plan = world.engine.plan(&world.spec()).unwrap();
-    plan.steps.iter().any(|step| matches!(step, harvest_engine::Step::Clone { into: None, .. }))
 }
 
 #[test]
@@ -50,7 +47,7 @@ fn no_privileged_process_remains_in_started_sandbox() {
 fn standbys_die_with_their_zygote() {
     let world = World::new();
     let running = world.start();
-    if !keeps_standbys(&world) {
+    if !world.keeps_standbys() {
         return;
     }
     eventually("a standby", || !standby_processes(&world, &running).is_empty());
@@ -65,13 +62,12 @@ fn standbys_die_with_their_zygote() {
 #[test]
 fn standby_count_follows_the_largest_burst() {
     let world = World::new();
-    if !keeps_standbys(&world) {
+    if !world.keeps_standbys() {
         return;
     }
     let standbys = |group: &Path| {
-        let own: Vec<String> =
-            world.engine.list().unwrap().iter().map(|id| id.part().to_owned()).collect();
-        parts(group).into_iter().filter(|part| !own.contains(part)).count()
+        let own = world.engine.list().unwrap().len();
+        parts(group).len().saturating_sub(own)
     };
     world.start();
     let group = world.groups().remove(0);
@@ -94,7 +90,7 @@ fn standby_counts_track_preforked_used_and_missed() {
     let counts = || world.engine.standby_counts().unwrap().unwrap();
     let first = counts();
     assert_eq!((first.used, first.missed), (0, 1));
-    if !keeps_standbys(&world) {
+    if !world.keeps_standbys() {
         return;
     }
     eventually("a standby", || counts().ready > 0);
@@ -108,13 +104,13 @@ fn standby_counts_track_preforked_used_and_missed() {
 fn sandbox_memory_may_exceed_its_standbys_limit() {
     let world = World::new();
     let first = world.start();
-    if keeps_standbys(&world) {
+    if world.keeps_standbys() {
         eventually("a standby", || !standby_processes(&world, &first).is_empty());
     }
     let limits = Limits { memory_bytes: 8 << 30, ..Limits::default() };
     let spec = Spec { limits, ..world.spec() };
     world.engine.start(&spec).unwrap();
-    let work = world.groups().into_iter().map(|group| group.join(spec.id.part()).join("work"));
+    let work = world.groups_of(&spec.id).into_iter().map(|group| group.join("work"));
     let limit =
         work.flat_map(|work| ["memory.limit_in_bytes", "memory.max"].map(|file| work.join(file)));
     let found: Vec<String> = limit.filter_map(|file| fs::read_to_string(file).ok()).collect();

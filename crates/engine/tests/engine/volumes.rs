@@ -1,7 +1,7 @@
 //! Volumes: sharing, limits, persistence, and no mounts or devices left on the host after crashes.
 
 use harvest_engine::{
-    Backing, EXEC_STATE, STATE_FOLDERS, STATE_INSIDE, Volume, VolumeMount, VolumeName, VolumeSpec,
+    Backing, STATE_FOLDERS, STATE_INSIDE, Volume, VolumeMount, VolumeName, VolumeSpec,
 };
 use harvest_proto::SnapshotId;
 
@@ -279,10 +279,11 @@ fn many_starts_at_once_share_one_device() {
 #[test]
 fn state_persists_between_runs() {
     let world = World::new();
-    let state = world.engine.state(&name(EXEC_STATE)).unwrap();
+    let state = world.engine.state(&VolumeName::of_commands()).unwrap();
     assert_eq!(state.inside, Path::new(STATE_INSIDE));
     let run = |script: &str| {
-        let running = world.start_with(vec![world.engine.state(&name(EXEC_STATE)).unwrap()]);
+        let running =
+            world.start_with(vec![world.engine.state(&VolumeName::of_commands()).unwrap()]);
         let user = Some("10001".to_owned());
         let said = exec(&running, Command { user, ..command(&["sh", "-c", script]) });
         world.engine.remove(&running.id).unwrap();

@@ -135,6 +135,20 @@ impl World {
         groups
     }
 
+    /// The cgroups of a sandbox that runs, one per hierarchy.
+    pub(crate) fn groups_of(&self, id: &SandboxId) -> Vec<PathBuf> {
+        let state = self.home.join("sandboxes").join(id.part()).join("state.json");
+        let state: serde_json::Value = serde_json::from_slice(&fs::read(state).unwrap()).unwrap();
+        let name = state["cgroup"].as_str().unwrap();
+        self.groups().into_iter().map(|group| group.join(name)).collect()
+    }
+
+    /// Whether its zygote keeps standbys: only root's does.
+    pub(crate) fn keeps_standbys(&self) -> bool {
+        let plan = self.engine.plan(&self.spec()).unwrap();
+        plan.steps.iter().any(|step| matches!(step, harvest_engine::Step::ClaimIds { .. }))
+    }
+
     /// Pids of this home's zygote.
     pub(crate) fn zygotes(&self) -> Vec<u32> {
         let home = self.home.canonicalize().unwrap();

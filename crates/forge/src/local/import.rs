@@ -8,11 +8,14 @@ mod files;
 mod uncommitted;
 
 use std::{
+    borrow::Cow,
     io,
     path::{Path, PathBuf},
     process::Output,
     time::Duration,
 };
+
+use harvest_proto::{BranchName, Hint, names::InvalidBranchName};
 
 use super::{ForgeError, LocalForge, file_error, git, write_atomically};
 
@@ -26,7 +29,7 @@ const UNTRUSTED_CONFIG: &str = "# Written by Harvest: applies to git while it im
 /// The result of an import.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImportedFolder {
-    pub branch: String,
+    pub branch: BranchName,
     /// The branch's newest commit.
     pub commit: String,
     /// Warnings for the user about files that were left out.
@@ -43,11 +46,11 @@ pub enum ImportError {
     /// A detached HEAD.
     #[error("`{}` has no branch checked out", folder.display())]
     NoBranch { folder: PathBuf },
-    #[error("branch name `{branch}` is not supported")]
-    BranchName { branch: String },
+    #[error(transparent)]
+    BranchName(#[from] InvalidBranchName),
     /// The forge's branch has commits that the folder's branch lacks.
     #[error("branch `{branch}` has commits of a session that `{}` lacks", folder.display())]
-    Behind { branch: String, folder: PathBuf },
+    Behind { branch: BranchName, folder: PathBuf },
     #[error("there are no files in `{}`", folder.display())]
     Empty { folder: PathBuf },
     #[error("`{}` is too large: {what}", folder.display())]
@@ -60,15 +63,13 @@ pub enum ImportError {
     Forge(#[from] ForgeError),
 }
 
-impl ImportError {
-    /// The next step for the user.
-    #[must_use]
-    pub const fn hint(&self) -> &'static str {
-        match self {
+impl Hint for ImportError {
+    fn hint(&self) -> Option<Cow<'_, str>> {
+        let hint = match self {
             Self::Unreadable { .. } => "make it readable for your user, or move it elsewhere",
             Self::NoCommit { .. } => "create a first commit: `git add -A && git commit`",
             Self::NoBranch { .. } => "create a branch: `git switch -c NAME`",
-            Self::BranchName { .. } => {
+            Self::BranchName(_) => {
                 "switch to a branch named with letters, digits, `-`, `_`, `.` and `/`"
             }
             Self::Behind { .. } => "pull the session's commits, or switch to another branch",
@@ -77,7 +78,8 @@ impl ImportError {
                 "exclude files with a .gitignore, or make the folder a git repository"
             }
             Self::Forge(_) => "`harvest doctor` lists missing prerequisites",
-        }
+        };
+        Some(hint.into())
     }
 }
 
@@ -156,7 +158,7 @@ impl LocalForge {
         bare: &Path,
         folder: &Path,
         source: &Path,
-    ) -> Result<String, ImportError> {
+    ) -> Result<BranchName, ImportError> {
         let mut command = self.git_for_untrusted(bare)?;
         command.args(["ls-remote", "--symref", "--"]).arg(source).arg("HEAD");
         let listed = git::stdout_of("read the folder", run(command).await)?;
@@ -166,11 +168,7 @@ impl LocalForge {
         let Some(branch) = branch else {
             return Err(ImportError::NoBranch { folder: folder.to_owned() });
         };
-        let allowed = |letter: char| letter.is_ascii_alphanumeric() || "-_./".contains(letter);
-        if !branch.chars().all(allowed) || branch.starts_with(['-', '.']) || branch.len() > 200 {
-            return Err(ImportError::BranchName { branch: branch.chars().take(200).collect() });
-        }
-        Ok(branch.to_owned())
+        Ok(branch.parse()?)
     }
 
     /// A git command on the forge's repository that reads an untrusted one.

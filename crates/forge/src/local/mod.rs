@@ -22,7 +22,7 @@ mod url;
 
 use std::{fs, io, os::unix::fs::OpenOptionsExt, path::PathBuf, sync::Arc, time::Duration};
 
-use harvest_proto::{Secret, SessionId};
+use harvest_proto::{RepositoryName, Secret, SessionId, names::InvalidRepositoryName};
 use tokio::sync::Mutex;
 
 pub use import::{ImportError, ImportedFolder};
@@ -35,18 +35,13 @@ use url::{is_loopback, split_url, strip_base};
 // Stored URLs of the forge start with this placeholder, because the server's address may change.
 // The name is never resolved.
 const STABLE_BASE: &str = "http://forge.harvest.internal";
-// GitHub's limit.
-const MAX_NAME_BYTES: usize = 100;
 // Drafts older than this are abandoned: no push takes that long.
 const ABANDONED_AFTER: Duration = Duration::from_secs(24 * 3600);
 
 #[derive(Debug, thiserror::Error)]
 pub enum ForgeError {
-    /// Names become folder names and URL segments, so few characters are allowed.
-    #[error(
-        "`{name}` is not a valid repository name: use letters, digits, `-`, `_` and `.`, at most 100"
-    )]
-    InvalidName { name: String },
+    #[error(transparent)]
+    InvalidName(#[from] InvalidRepositoryName),
     #[error("the forge has no repository `{name}`")]
     NoRepository { name: String },
     #[error("the forge already has a repository `{name}`")]
@@ -186,12 +181,11 @@ impl LocalForge {
     ///
     /// # Errors
     /// When the forge's folder cannot be read.
-    pub fn names(&self) -> Result<Vec<String>, ForgeError> {
+    pub fn names(&self) -> Result<Vec<RepositoryName>, ForgeError> {
         let entries =
             fs::read_dir(&self.shared.root).map_err(file_error("list", &self.shared.root))?;
-        let names =
-            entries.filter_map(Result::ok).filter_map(|entry| entry.file_name().into_string().ok());
-        let mut names: Vec<_> = names.filter(|name| is_name(name)).collect();
+        let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
+        let mut names: Vec<_> = names.filter_map(|name| name.parse().ok()).collect();
         names.sort();
         Ok(names)
     }
@@ -220,7 +214,7 @@ impl LocalForge {
 
     /// The repository's name if this URL points to the local forge, whether or not it exists.
     #[must_use]
-    pub fn repository_name(&self, url: &str) -> Option<String> {
+    pub fn repository_name(&self, url: &str) -> Option<RepositoryName> {
         let url = self.current_url(url);
         let (public, url) = (split_url(&self.shared.public)?, split_url(&url)?);
         let same_host =
@@ -230,7 +224,7 @@ impl LocalForge {
         }
         let name = url.path.strip_prefix(&public.path)?.strip_prefix('/')?.trim_end_matches('/');
         let name = name.strip_suffix(".git").unwrap_or(name);
-        is_name(name).then(|| name.to_owned())
+        name.parse().ok()
     }
 
     /// The routes, to be nested at the path of the public URL.
@@ -254,11 +248,8 @@ impl LocalForge {
     }
 
     fn folder(&self, name: &str) -> Result<PathBuf, ForgeError> {
-        if !is_name(name) {
-            let name = name.chars().take(MAX_NAME_BYTES).collect();
-            return Err(ForgeError::InvalidName { name });
-        }
-        Ok(self.shared.root.join(name))
+        let name: RepositoryName = name.parse()?;
+        Ok(self.shared.root.join(name.as_str()))
     }
 
     fn existing_folder(&self, name: &str) -> Result<PathBuf, ForgeError> {
@@ -268,16 +259,6 @@ impl LocalForge {
         }
         Ok(folder)
     }
-}
-
-// A name is one folder and one URL segment: no leading dot, nothing that needs escaping, and no
-// `.git` suffix, which URLs may add.
-fn is_name(name: &str) -> bool {
-    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
-    (1..=MAX_NAME_BYTES).contains(&name.len())
-        && name.bytes().all(allowed)
-        && !name.starts_with(['.', '-'])
-        && !name.ends_with(".git")
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use harvest_proto::{
-    api::{Evidence, PullRequest},
+    api::{CheckOutcome, Evidence, PullRequest},
     bridge::Exit,
 };
 
@@ -25,7 +25,7 @@ pub(super) fn render(repository: &str, pull_request: &PullRequest, stat: &str) -
          <dl><dt>Commit</dt><dd><code>{}</code></dd></dl>\n<pre>{}</pre>\n<h2>Changes</h2>\n<pre>{}</pre>\n<h2>Evidence</h2>\n",
         escape(&pull_request.title),
         pull_request.number,
-        escape(&pull_request.state),
+        pull_request.state,
         escape(&pull_request.branch),
         escape(&pull_request.base),
         escape(&pull_request.commit),
@@ -41,7 +41,11 @@ pub(super) fn render(repository: &str, pull_request: &PullRequest, stat: &str) -
 }
 
 fn render_evidence(evidence: &Evidence, commit: &str) -> String {
-    let verdict = if evidence.passed { "passed" } else { "failed" };
+    let verdict = match evidence.outcome {
+        CheckOutcome::Passed => "passed",
+        CheckOutcome::Failed => "failed",
+        CheckOutcome::NoneDeclared => "does not exist",
+    };
     let stale = if evidence.commit == commit { "" } else { " (older commit)" };
     format!(
         "<p>The check <code>{}</code> <strong>{verdict}</strong> on <code>{}</code>{stale}: {}, {} ms, {}.</p>\n<pre>{}</pre>\n",
@@ -84,6 +88,7 @@ mod tests {
     use harvest_proto::Timestamp;
 
     use super::*;
+    use harvest_proto::api::PullRequestState;
 
     #[test]
     fn untrusted_content_is_escaped() {
@@ -92,7 +97,7 @@ mod tests {
             repository: evil.into(),
             commit: evil.into(),
             check: evil.into(),
-            passed: true,
+            outcome: CheckOutcome::Passed,
             exit: Exit::Code(0),
             millis: 5,
             tail: evil.into(),
@@ -103,7 +108,7 @@ mod tests {
             url: evil.into(),
             title: evil.into(),
             body: evil.into(),
-            state: evil.into(),
+            state: PullRequestState::Open,
             branch: evil.into(),
             base: evil.into(),
             commit: evil.into(),

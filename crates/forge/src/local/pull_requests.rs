@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use harvest_proto::api::{Evidence, PullRequest};
+use harvest_proto::api::{Evidence, PullRequest, PullRequestState};
 
 use super::{ForgeError, LocalForge, file_error, git, write_atomically};
 
@@ -44,7 +44,9 @@ impl LocalForge {
         }
         let _guard = self.shared.writing.lock().await;
         let mut all = self.pull_requests(name).await?;
-        let open = all.iter_mut().find(|old| old.state == "open" && old.branch == new.branch);
+        let open = all
+            .iter_mut()
+            .find(|old| old.state == PullRequestState::Open && old.branch == new.branch);
         let previous = open.map(|old| (old.number, old.evidence.take()));
         let (number, evidence) =
             previous.unwrap_or_else(|| (all.last().map_or(1, |last| last.number + 1), None));
@@ -53,7 +55,7 @@ impl LocalForge {
             url: self.pull_request_url(name, number),
             title: new.title,
             body: new.body,
-            state: "open".to_owned(),
+            state: PullRequestState::Open,
             branch: new.branch,
             base: new.base,
             evidence: evidence.filter(|evidence| evidence.commit == commit),
@@ -151,12 +153,12 @@ impl LocalForge {
         mut record: PullRequest,
     ) -> Result<PullRequest, ForgeError> {
         record.url = self.pull_request_url(name, record.number);
-        if record.state == "open" {
+        if record.state == PullRequestState::Open {
             let repository = folder.join("repository.git");
             if let Some(base) = git::head(&repository, &record.base).await?
                 && is_ancestor(&repository, &record.commit, &base).await?
             {
-                record.state = "merged".to_owned();
+                record.state = PullRequestState::Merged;
             }
         }
         Ok(record)

@@ -162,7 +162,7 @@ fn failure(error: &ForgeError) -> Response {
     let status = match error {
         ForgeError::NoRepository { .. }
         | ForgeError::NoPullRequest { .. }
-        | ForgeError::InvalidName { .. } => StatusCode::NOT_FOUND,
+        | ForgeError::InvalidName(_) => StatusCode::NOT_FOUND,
         _ => {
             tracing::warn!(error = error as &dyn std::error::Error, "the forge failed");
             StatusCode::INTERNAL_SERVER_ERROR

@@ -89,7 +89,7 @@ fn only_one_process_holds_the_registration_lock() {
     assert!(lock.is_some() && forge.try_lock().unwrap().is_none());
     drop(lock);
     assert!(forge.try_lock().unwrap().is_some());
-    assert_eq!(forge.names().unwrap(), [] as [String; 0]);
+    assert!(forge.names().unwrap().is_empty());
 }
 
 #[tokio::test]
@@ -121,6 +121,6 @@ async fn names_that_escape_the_root_are_rejected() {
         ["", ".", "..", "../x", "a/b", ".hidden", "-option", "a\0b", "ä", "x.git", &"a".repeat(101)]
     {
         let created = forge.create(name, &Secret::new("t".to_owned())).await;
-        assert!(matches!(created, Err(ForgeError::InvalidName { .. })), "{name}");
+        assert!(matches!(created, Err(ForgeError::InvalidName(_))), "{name}");
     }
 }

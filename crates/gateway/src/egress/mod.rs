@@ -8,12 +8,12 @@ pub(crate) mod host;
 use std::{io, net::SocketAddr, time::Duration};
 
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt, copy_bidirectional},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy_bidirectional},
     net::{TcpStream, lookup_host},
     time::timeout,
 };
 
-use crate::{GatewayConfig, door::Stream, policy};
+use crate::{GatewayConfig, policy};
 
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(10);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -61,7 +61,7 @@ async fn look_up(name: &str, port: u16) -> Result<Vec<SocketAddr>, Refused> {
 
 /// Forwards bytes both ways until both ends are done, if the first bytes name the expected host.
 pub(crate) async fn forward(
-    mut inside: Stream,
+    mut inside: impl AsyncRead + AsyncWrite + Unpin,
     mut outside: TcpStream,
     name: &str,
     port: u16,
@@ -84,7 +84,11 @@ pub(crate) async fn forward(
     Ok(())
 }
 
-async fn first_bytes(inside: &mut Stream, name: &str, port: u16) -> Result<Vec<u8>, Refused> {
+async fn first_bytes(
+    inside: &mut (impl AsyncRead + Unpin),
+    name: &str,
+    port: u16,
+) -> Result<Vec<u8>, Refused> {
     let mut bytes = Vec::new();
     loop {
         let named = match port {

@@ -73,13 +73,12 @@ pub(crate) async fn answer(
     door: Arc<Door>,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Abort> {
-    let policy = door.policy();
     let (parts, body) = request.into_parts();
-    let Some((access, wanted)) = find(&policy.repositories, &parts) else {
+    let Some((access, wanted)) = find(&door.policy.repositories, &parts) else {
         return Ok(http::text(StatusCode::NOT_FOUND, "this session does not have that repository"));
     };
     if wanted == GitRequest::Push {
-        return push::answer(door, access.clone(), parts, body).await;
+        return push::answer(Arc::clone(&door), access.clone(), parts, body).await;
     }
     if wanted == GitRequest::PushInfo && access.branch.is_none() {
         door.log_refused_push(&access.name, "this session has read-only access").await;
@@ -156,7 +155,7 @@ impl Remote {
                 }
             },
         };
-        Ok(Self { name: access.name.clone(), url, secret })
+        Ok(Self { name: access.name.to_string(), url, secret })
     }
 
     /// Sends a request to the remote. Any other response than 200 becomes an error response.

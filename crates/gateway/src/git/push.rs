@@ -157,11 +157,11 @@ impl Push {
             return false;
         }
         let event = EventBody::Pushed {
-            repository: self.access.name.clone(),
-            branch: branch.clone(),
+            repository: self.access.name.to_string(),
+            branch: branch.to_string(),
             commit: command.commit().to_owned(),
         };
-        self.door.shared.ledger.log(&self.door.policy().session, event).await;
+        self.door.shared.ledger.log(&self.door.policy.session, event).await;
         true
     }
 }

@@ -9,7 +9,7 @@ mod usage;
 use std::{sync::Arc, time::Instant};
 
 use bytes::Bytes;
-use harvest_proto::{EventBody, SessionId, event::Usage};
+use harvest_proto::{EventBody, Upstream, event::Usage};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::{
     HeaderMap, Method, Request, Response, StatusCode,
@@ -23,7 +23,6 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use crate::{
     door::Door,
     http::{self, Abort, Body},
-    ledger::Upstream,
 };
 
 pub(crate) use scripted::FailureCounts;
@@ -48,8 +47,6 @@ enum Endpoint {
 /// A complete request of an agent.
 struct Call {
     door: Arc<Door>,
-    session: SessionId,
-    upstream: Upstream,
     endpoint: Endpoint,
     /// Path and query as sent by the agent.
     target: String,
@@ -76,7 +73,6 @@ pub(crate) async fn answer(
             return Ok(error(StatusCode::NOT_FOUND, "not_found_error", &message));
         }
     };
-    let policy = door.policy();
     let (parts, body) = request.into_parts();
     let memory = Arc::clone(&door.body_memory_kib)
         .acquire_many_owned(body_kib(&parts.headers))
@@ -86,13 +82,11 @@ pub(crate) async fn answer(
         Ok(body) => body,
         Err(refused) => return refused,
     };
-    if let Err(refusal) = door.shared.ledger.reserve(&policy.session).await {
+    if let Err(refusal) = door.shared.ledger.reserve(&door.policy.session).await {
         return Ok(error(StatusCode::FORBIDDEN, "permission_error", &refusal.reason));
     }
     let call = Call {
         door,
-        session: policy.session.clone(),
-        upstream: policy.upstream.clone(),
         endpoint,
         target: parts.uri.path_and_query().map_or_else(String::new, ToString::to_string),
         headers: parts.headers,
@@ -130,11 +124,12 @@ async fn read_body(body: Incoming) -> Result<Bytes, Result<Response<Body>, Abort
 impl Call {
     async fn run(self, reply: Reply) {
         let started = Instant::now();
-        let (name, result) = match self.upstream {
+        let (name, result) = match self.door.policy.upstream {
             Upstream::Anthropic => ("anthropic", anthropic::answer(&self, reply).await),
             Upstream::Scripted => ("scripted", scripted::answer(&self, reply).await),
         };
-        self.door.shared.ledger.settle(&self.session, result.usage).await;
+        let (ledger, session) = (&self.door.shared.ledger, &self.door.policy.session);
+        ledger.settle(session, result.usage).await;
         if self.endpoint == Endpoint::Messages {
             let event = EventBody::ModelCall {
                 upstream: name.to_owned(),
@@ -143,7 +138,7 @@ impl Call {
                 usage: result.usage,
                 millis: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
             };
-            self.door.shared.ledger.log(&self.session, event).await;
+            ledger.log(session, event).await;
         }
     }
 

@@ -124,7 +124,7 @@ fn outcome(call: &Call, conversation: &Conversation) -> Result<Outcome, ScriptEr
     let shared = &call.door.shared;
     let next = conversation.next_step();
     let script = Script::choose(&next.prompt, &shared.config.script_rules)?;
-    let count = |block| shared.failures.count(&call.session, &next, block);
+    let count = |block| shared.failures.count(&call.door.policy.session, &next, block);
     compose(script.answer(next.step), &next, &conversation.tools, count)
 }
 

@@ -35,10 +35,10 @@ impl GitSetup {
         seed(outside.path(), &forge.repository_path("app").unwrap()).await;
         let mut policy = policy(&[]);
         policy.repositories = vec![GitAccess {
-            name: "app".into(),
+            name: "app".parse().unwrap(),
             url: forge.url("app"),
             secret: Some("FORGE_TOKEN".into()),
-            branch: branch.map(str::to_owned),
+            branch: branch.map(|name| name.parse().unwrap()),
         }];
         let ledger = RecordingLedger {
             secrets: HashMap::from([("FORGE_TOKEN", TOKEN)]),

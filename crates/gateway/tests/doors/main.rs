@@ -17,10 +17,10 @@ use std::{
 use async_trait::async_trait;
 use harvest_gateway::{
     DoorHandle, Gateway, GatewayConfig,
-    ledger::{DoorPolicy, Ledger, NetworkPolicy, Refusal, Upstream},
+    ledger::{DoorPolicy, Ledger, Refusal, ResolvedPolicy},
 };
 use harvest_proto::{
-    EventBody, Secret, SessionId,
+    EventBody, Secret, SessionId, Upstream,
     door::{DoorReply, DoorRequest},
     event::Usage,
 };
@@ -137,7 +137,7 @@ async fn dial(
 fn policy(names: &[&str]) -> DoorPolicy {
     DoorPolicy {
         session: SessionId::random(),
-        network: NetworkPolicy::Trusted(names.iter().map(|name| (*name).to_owned()).collect()),
+        network: ResolvedPolicy::Trusted(names.iter().map(|name| (*name).to_owned()).collect()),
         upstream: Upstream::Scripted,
         repositories: Vec::new(),
     }
@@ -169,10 +169,10 @@ async fn newer_door_survives_closing_the_older() {
     let gateway =
         Gateway::new(Arc::clone(&door.ledger) as Arc<dyn Ledger>, GatewayConfig::default());
     let newer = gateway.open(&door.socket, policy(&["example.org"])).unwrap();
-    door.handle.close();
+    drop(door.handle);
     let request = DoorRequest::Lookup { name: "example.org".into() };
     assert_eq!(dial(&door.socket, &request).await.0, DoorReply::Open);
-    newer.close();
+    drop(newer);
     assert!(!door.socket.exists());
 }
 
@@ -181,7 +181,7 @@ async fn closing_a_door_cuts_its_connections() {
     let door = TestDoor::new(RecordingLedger::default(), GatewayConfig::default(), policy(&[]));
     let request = DoorRequest::Connect { name: harvest_proto::door::MODEL_NAME.into(), port: 80 };
     let (_, mut stream) = door.request(&request).await;
-    door.handle.close();
+    drop(door.handle);
     let mut line = String::new();
     assert_eq!(stream.read_line(&mut line).await.unwrap_or(0), 0);
 }

@@ -13,8 +13,8 @@ use axum::{
     routing::post,
 };
 use futures_util::{StreamExt, stream};
-use harvest_gateway::{GatewayConfig, ledger::Upstream};
-use harvest_proto::{EventBody, door::MODEL_NAME, event::Usage};
+use harvest_gateway::GatewayConfig;
+use harvest_proto::{EventBody, Upstream, door::MODEL_NAME, event::Usage};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 

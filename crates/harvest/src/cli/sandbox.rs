@@ -54,7 +54,7 @@ fn volume_mount(text: &str) -> Result<VolumeMount, String> {
         None => (rest.strip_suffix(":rw").unwrap_or(rest), false),
     };
     let name: VolumeName =
-        name.parse().map_err(|error: harvest_engine::EngineError| error.to_string())?;
+        name.parse().map_err(|error: harvest_engine::ParseVolumeNameError| error.to_string())?;
     if !inside.starts_with('/') {
         return Err(wrong());
     }

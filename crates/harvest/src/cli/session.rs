@@ -1,14 +1,15 @@
 //! Arguments of the verbs about sessions.
 
-use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
+use clap::{Args, Subcommand};
 
-use super::{SessionArg, units};
+use harvest_proto::{AgentName, BranchName, ModelRef, NetworkPolicy, PromptText};
+
+use super::{SessionArg, units, words};
 
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
     /// The task, in quotes
-    #[arg(value_parser = NonEmptyStringValueParser::new())]
-    pub(crate) prompt: String,
+    pub(crate) prompt: PromptText,
     /// The repository: a folder, which is copied and not changed, a git URL, or a registered name.
     /// May be repeated: all are checked out in /workspace, and the agent works in the first
     /// [default: the git repository around the current folder]
@@ -16,16 +17,16 @@ pub(crate) struct RunArgs {
     pub(crate) repositories: Vec<String>,
     /// The branch the first repository starts from
     #[arg(short, long, requires = "repositories")]
-    pub(crate) base: Option<String>,
+    pub(crate) base: Option<BranchName>,
     /// The agent: `claude`, or `scripted`, which runs the script in the prompt [default: claude]
-    #[arg(short, long, value_name = "NAME", value_parser = harvest_proto::agents::NAMES)]
-    pub(crate) agent: Option<String>,
+    #[arg(short, long, value_name = "NAME", value_parser = words::<AgentName>(AgentName::WORDS))]
+    pub(crate) agent: Option<AgentName>,
     /// The model; `scripted` needs no account and no key
     #[arg(short, long)]
-    pub(crate) model: Option<String>,
+    pub(crate) model: Option<ModelRef>,
     /// The network policy: `none` or `trusted`
-    #[arg(long, value_name = "POLICY", value_parser = ["none", "trusted"])]
-    pub(crate) net: Option<String>,
+    #[arg(long, value_name = "POLICY", value_parser = words::<NetworkPolicy>(NetworkPolicy::WORDS))]
+    pub(crate) net: Option<NetworkPolicy>,
     /// A variable for hooks, agent and commands; NAME alone passes the value of this environment.
     /// Not for secrets: every process in the sandbox can read it
     #[arg(short, long = "env", value_name = "NAME=VALUE")]
@@ -62,8 +63,7 @@ pub(crate) struct SendArgs {
     /// The session: an id, an id prefix, or `-` for the newest
     pub(crate) session: String,
     /// The prompt, or the answer to the agent's question
-    #[arg(value_parser = NonEmptyStringValueParser::new())]
-    pub(crate) text: String,
+    pub(crate) text: PromptText,
     /// Stop the current turn and run this prompt next
     #[arg(long)]
     pub(crate) now: bool,
@@ -101,7 +101,7 @@ pub(crate) struct ForkArgs {
     pub(crate) session: String,
     /// The first prompt of every fork; with several prompts, one fork per prompt
     #[arg(value_name = "PROMPT")]
-    pub(crate) prompts: Vec<String>,
+    pub(crate) prompts: Vec<PromptText>,
     /// The number of forks, at most 16
     #[arg(short, long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=16))]
     pub(crate) number: Option<u32>,
@@ -123,7 +123,7 @@ pub(crate) struct DiffArgs {
     pub(crate) stat: bool,
     /// Every file of the sandbox, not only of checkouts; with --stat only counts
     #[arg(long)]
-    pub(crate) machine: bool,
+    pub(crate) sandbox: bool,
 }
 
 #[derive(Debug, Args)]

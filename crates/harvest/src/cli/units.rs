@@ -3,7 +3,8 @@
 use std::str::FromStr;
 
 /// A number of bytes: `512m`, `10g`, `4096`. Units are powers of 1024.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Deserialize)]
+#[serde(try_from = "String")]
 pub(crate) struct Size(pub(crate) u64);
 
 impl FromStr for Size {
@@ -25,6 +26,14 @@ impl FromStr for Size {
         let number: u64 = number.parse().map_err(|_| wrong())?;
         let bytes = number.checked_mul(1 << shift).filter(|bytes| *bytes > 0);
         bytes.map(Self).ok_or_else(wrong)
+    }
+}
+
+impl TryFrom<String> for Size {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
     }
 }
 

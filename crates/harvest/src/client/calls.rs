@@ -100,8 +100,8 @@ impl Client {
         self.get(&format!("/v1/sessions/{id}/diff/files{range}")).await
     }
 
-    pub(crate) async fn diff_machine(&self, id: &SessionId, range: &str) -> Result<FileChanges> {
-        self.get(&format!("/v1/sessions/{id}/diff/machine{range}")).await
+    pub(crate) async fn diff_sandbox(&self, id: &SessionId, range: &str) -> Result<FileChanges> {
+        self.get(&format!("/v1/sessions/{id}/diff/sandbox{range}")).await
     }
 
     /// The snapshots that sessions hold, and those that retention would remove.

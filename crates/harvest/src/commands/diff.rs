@@ -24,8 +24,8 @@ pub(crate) async fn run(ctx: &Invocation, args: &DiffArgs) -> Result<u8> {
     let client = Client::find(&ctx.config)?;
     let id = resolve::session(&client, &args.session).await?;
     let range = args.turn.map(TurnRange::query).unwrap_or_default();
-    if args.machine {
-        let changes = client.diff_machine(&id, &range).await?;
+    if args.sandbox {
+        let changes = client.diff_sandbox(&id, &range).await?;
         ctx.print.result(&changes, |changes| sandbox_changes(changes, args.stat))?;
         if changes.cut && !args.stat {
             ctx.print.note("the list is truncated");

@@ -41,7 +41,7 @@ pub(crate) async fn run(ctx: &Invocation, args: LsArgs) -> Result<u8> {
 }
 
 fn row(session: &Session, now: Timestamp) -> Vec<String> {
-    let number = session.pull.as_ref().map(|pull_request| format!("#{}", pull_request.number));
+    let number = session.pr_number.map(|number| format!("#{number}"));
     vec![
         session.id.to_string(),
         repositories(session),

@@ -19,7 +19,7 @@ pub(crate) async fn run(ctx: &Invocation, verb: &PrCommand) -> Result<u8> {
     let first = client.pull_request(&id).await?;
     let repositories = client.session(&id).await?.repositories;
     let all: Vec<&PullRequest> =
-        repositories.iter().filter_map(|repository| repository.pull.as_ref()).collect();
+        repositories.iter().filter_map(|repository| repository.pull_request.as_ref()).collect();
     // `--json` prints the first pull request; `show` has one for each repository.
     ctx.print.result(&first, |_| all.into_iter().map(text).collect::<Vec<_>>().join("\n"))?;
     Ok(0)
@@ -37,10 +37,10 @@ pub(crate) fn text(pull_request: &PullRequest) -> String {
     match &pull_request.evidence {
         None => add("evidence", "none: Harvest has not run a check".to_owned()),
         Some(evidence) => {
-            let result = if evidence.passed { "passed" } else { "failed" };
             let (commit, exit) = (short_commit(&evidence.commit), describe_exit(evidence.exit));
             let time = human_millis(evidence.millis);
-            add("evidence", format!("{} on {commit}: {result} ({exit}) in {time}", evidence.check));
+            let (check, outcome) = (&evidence.check, evidence.outcome);
+            add("evidence", format!("{check} on {commit}: {outcome} ({exit}) in {time}"));
             add("", "run by Harvest in a sandbox the agent never touched".to_owned());
         }
     }

@@ -51,7 +51,8 @@ pub(crate) async fn run(ctx: &Invocation, verb: RepoCommand) -> Result<u8> {
             })?;
         }
         RepoCommand::Rm { name } => {
-            let known = client.repositories().await?.into_iter().find(|known| known.name == name);
+            let known =
+                client.repositories().await?.into_iter().find(|known| known.name == name.as_str());
             client.repository_delete(&name).await?;
             ctx.print.result(&json!({ "forgotten": name }), |_| String::new())?;
             let copied = known
@@ -132,10 +133,10 @@ fn row(repository: &Repository) -> Vec<String> {
     let build = repository.build.as_ref();
     let check = build.and_then(|build| build.check.as_ref());
     vec![
-        repository.name.clone(),
+        repository.name.to_string(),
         build.map_or_else(none, |build| build.built_at.to_string()),
         build.map_or_else(none, |build| short_commit(&build.commit).to_owned()),
-        check.map_or_else(none, |check| if check.passed { "passed" } else { "failed" }.to_owned()),
+        check.map_or_else(none, |check| check.outcome.to_string()),
         repository.image.clone(),
         repository.url.clone(),
     ]

@@ -30,12 +30,12 @@ pub(crate) fn text(session: &Session, turns: &[Turn]) -> String {
         ("session", session.id.to_string()),
         ("title", truncate(&session.title, 100)),
         ("state", format!("{} ({})", session.state.as_str(), session.reason)),
-        ("branch", session.branch.clone()),
+        ("branch", session.branch.to_string()),
         (
             "agent",
             format!("{} ({})", session.agent, session.model.as_deref().unwrap_or("default model")),
         ),
-        ("network", session.network.clone()),
+        ("network", session.network.to_string()),
         ("author", format!("{} <{}>", session.author.name, session.author.email)),
         ("tokens", format!("{read} in, {} out", usage.output_tokens)),
         ("queued", session.queued.to_string()),
@@ -46,7 +46,7 @@ pub(crate) fn text(session: &Session, turns: &[Turn]) -> String {
         add("repository", Some(repository_line(repository)));
     }
     add("sandbox", session.sandbox.as_ref().map(ToString::to_string));
-    add("snapshot", session.snapshot.as_ref().map(ToString::to_string));
+    add("snapshot", session.snapshot_id.as_ref().map(ToString::to_string));
     let turn = session.forked_turn.map_or_else(String::new, |turn| format!("@{turn}"));
     add("forked from", session.forked_from.as_ref().map(|from| format!("{from}{turn}")));
     add("variables", Some(session.env.join(" ")).filter(|names| !names.is_empty()));
@@ -54,7 +54,7 @@ pub(crate) fn text(session: &Session, turns: &[Turn]) -> String {
     add("created", Some(session.created_at.to_string()));
     add("active", Some(session.last_activity.to_string()));
     for pull_request in
-        session.repositories.iter().filter_map(|repository| repository.pull.as_ref())
+        session.repositories.iter().filter_map(|repository| repository.pull_request.as_ref())
     {
         add(
             "pull request",

@@ -65,7 +65,7 @@ async fn pin(ctx: &Invocation, at: &str, pinned: bool) -> Result<u8> {
     let (typed, turn) = resolve::at_turn(at)?;
     let session = resolve::session(&client, typed).await?;
     let snapshot = match turn {
-        None => client.session(&session).await?.snapshot,
+        None => client.session(&session).await?.snapshot_id,
         Some(turn) => {
             let all = client.snapshots(&session).await?;
             all.into_iter()

@@ -87,12 +87,12 @@ mod tests {
 
     fn session(state: &str) -> Session {
         let value = json!({
-            "id": "ses_4kq2aaaaaaaa", "title": "t", "state": state, "reason": "r", "repository": "calc",
+            "id": "ses_4kq2aaaaaaaa", "title": "t", "state": state, "reason": "ready", "repository": "calc",
             "branch": "b", "agent": "claude", "model": null, "network": "none",
             "author": { "name": "You", "email": "you@localhost" }, "sandbox": null, "epoch": 0,
-            "snapshot": null, "forked_from": null, "turns": 0, "queued": 0,
+            "snapshot_id": null, "forked_from": null, "turns": 0, "queued": 0,
             "usage": { "input_tokens": 0, "output_tokens": 0, "cache_read_tokens": 0, "cache_write_tokens": 0 },
-            "repositories": [], "env": [], "pull": null, "seq": 1, "created_at": "1970-01-01T00:00:00.000Z",
+            "repositories": [], "env": [], "seq": 1, "created_at": "1970-01-01T00:00:00.000Z",
             "last_activity": "1970-01-01T00:00:00.000Z",
         });
         serde_json::from_value(value).unwrap()

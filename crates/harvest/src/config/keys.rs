@@ -1,103 +1,218 @@
-//! Describes the keys and variables of the configuration for the reference page.
+//! The keys of the configuration. Each is declared once: its name, type, default and meaning. The
+//! file, the variables, `harvest config` and the reference page follow from the declaration.
 
-/// Key, type, default and meaning of every key, in the order of `ConfigFile`.
-pub(crate) const KEYS: &[(&str, &str, &str, &str)] = &[
+use std::{net::SocketAddr, path::PathBuf, str::FromStr};
+
+use anyhow::{Context, Error, Result};
+use harvest_engine::Driver;
+use harvest_proto::Secret;
+use serde::Deserialize;
+
+use super::{Env, List, LogFormat, tables::Span};
+use crate::cli::units::Size;
+
+/// A key as `harvest config` and the reference page show it.
+pub(crate) struct Key {
+    pub(crate) name: &'static str,
+    #[cfg(test)]
+    pub(crate) kind: &'static str,
+    /// The default in backticks, or a description of it.
+    pub(crate) default: &'static str,
+    #[cfg(test)]
+    pub(crate) meaning: &'static str,
+}
+
+/// Why a key with a default in backticks has a value after `resolve`.
+pub(super) const HAS_DEFAULT: &str = "the default of this key is in its declaration";
+
+/// Declares a table of the file: `key: Type, "type", "default", "meaning";`. A default in backticks
+/// is a value, other defaults are found elsewhere.
+macro_rules! table {
     (
-        "home",
-        "path",
-        "`$XDG_STATE_HOME/harvest` (`~/.local/state/harvest`)",
-        "State of this installation: database, sandboxes, snapshots, local forge, encrypted secrets; \
-        also `--home`",
-    ),
-    (
-        "cache",
-        "path",
-        "`$XDG_CACHE_HOME/harvest` (`~/.cache/harvest`)",
-        "Image layers, shared by all installations of this user",
-    ),
-    ("url", "text", "the server that runs from `home`", "The server to talk to; also `--url`"),
-    ("token", "text", "the one in `home`", "The access token for the server"),
-    (
-        "listen",
-        "address and port",
-        "`127.0.0.1:7070`",
-        "The address `harvest up` listens on; also `--listen`. Port 0 picks a free port",
-    ),
-    (
-        "hosts",
-        "list of names",
-        "none",
-        "Host names the server accepts besides loopback; also `--host`",
-    ),
-    (
-        "rate_limit",
-        "number",
-        "`500`",
-        "Requests per second of one token, with bursts of four times as many; a tenth of it for an \
-        address without a token. Further requests get status 429. 0 is no limit",
-    ),
-    (
-        "max_connections",
-        "number",
-        "`1000`",
-        "Concurrent connections to the server; further ones wait",
-    ),
-    (
-        "log",
-        "filter",
-        "`warn`",
-        "The filter of the log on stderr, such as `info` or `harvest_session=debug`",
-    ),
-    (
-        "log_format",
-        "`text` or `json`",
-        "`text`",
-        "The format of the log; `json` is one object per line",
-    ),
-    (
-        "trusted",
-        "list of names",
-        "this host's package registries",
-        "Host names a sandbox with the network policy `trusted` may reach",
-    ),
-    ("image", "name", "`claude`", "The image sandboxes start from"),
-    (
-        "author_name",
-        "text",
-        "git's own `user.name`, else `You`",
-        "The name of the commit author, followed by ` (Harvest)`; read when the first token is created",
-    ),
-    (
-        "author_email",
-        "text",
-        "git's own `user.email`, else `you@localhost`",
-        "The e-mail address of the commit author",
-    ),
-    (
-        "budget_tokens",
-        "number",
-        "no limit",
-        "Model calls are refused once a session has used this many tokens",
-    ),
-    ("anthropic_url", "URL", "the Anthropic API", "The URL of the model upstream `anthropic`"),
-    (
-        "store_driver",
-        "`auto`, `dir` or `btrfs`",
-        "`dir`",
-        "The disk driver of a new `home`: plain folders, or btrfs, which snapshots and forks in \
-        milliseconds; an existing home keeps its driver",
-    ),
-    (
-        "database",
-        "`sqlite:PATH` or `postgres://USER:PASSWORD@HOST/NAME`",
-        "`harvest.db` in `home`",
-        "The database of sessions, prompts and events. PostgreSQL must be version 13 or newer, and the \
-        database belongs to one home. `?sslmode=verify-full` verifies the server's certificate",
-    ),
-    ("clocks", "table", "below", "Timeouts and intervals"),
-    ("limits", "table", "below", "Concurrency limits"),
-    ("retention", "table", "below", "Retention of snapshots and archived sessions"),
-];
+        $name:ident { $($key:ident: $type:ty, $kind:literal, $default:literal, $meaning:literal;)* }
+        $(tables { $($table:ident: $inner:ident, $purpose:literal;)* })?
+    ) => {
+        #[derive(Debug, Default, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        pub(super) struct $name {
+            $(pub(super) $key: Option<$type>,)*
+            $($(#[serde(default)] pub(super) $table: $inner,)*)?
+        }
+
+        impl $name {
+            pub(super) const KEYS: &[Key] = &[$(Key {
+                name: stringify!($key),
+                #[cfg(test)]
+                kind: $kind,
+                default: $default,
+                #[cfg(test)]
+                meaning: $meaning,
+            }),*];
+
+            $(pub(super) const TABLES: &[(&str, &str, &[Key])] =
+                &[$((stringify!($table), $purpose, $inner::KEYS)),*];)?
+
+            /// Variables override the file, the file overrides the default.
+            pub(super) fn resolve(self, table: &str, env: Env) -> Result<Self> {
+                Ok(Self {
+                    $($key: {
+                        let variable = variable_of(table, stringify!($key));
+                        value(&variable, self.$key, $default, env)?
+                    },)*
+                    $($($table: self.$table.resolve(stringify!($table), env)?,)*)?
+                })
+            }
+        }
+    };
+}
+
+table! {
+    ConfigFile {
+        home: PathBuf, "path", "`$XDG_STATE_HOME/harvest` (`~/.local/state/harvest`)",
+            "State of this installation: database, sandboxes, snapshots, local forge, encrypted \
+             secrets; also `--home`";
+        cache: PathBuf, "path", "`$XDG_CACHE_HOME/harvest` (`~/.cache/harvest`)",
+            "Image layers, shared by all installations of this user";
+        url: String, "text", "the server that runs from `home`",
+            "The server to talk to; also `--url`";
+        token: Secret<String>, "text", "the one in `home`",
+            "The access token for the server";
+        listen: SocketAddr, "address and port", "`127.0.0.1:7070`",
+            "The address `harvest up` listens on; also `--listen`. Port 0 picks a free port";
+        hosts: List, "list of names", "none",
+            "Host names the server accepts besides loopback; also `--host`";
+        rate_limit: u32, "number", "`500`",
+            "Requests per second of one token, with bursts of four times as many; a tenth of it \
+             for an address without a token. Further requests get status 429. 0 is no limit";
+        max_connections: u32, "number", "`1000`",
+            "Concurrent connections to the server; further ones wait";
+        log: String, "filter", "`warn`",
+            "The filter of the log on stderr, such as `info` or `harvest_session=debug`";
+        log_format: LogFormat, "`text` or `json`", "`text`",
+            "The format of the log; `json` is one object per line";
+        trusted: List, "list of names", "this host's package registries",
+            "Host names a sandbox with the network policy `trusted` may reach";
+        image: String, "name", "`claude`",
+            "The image sandboxes start from";
+        author_name: String, "text", "git's own `user.name`, else `You`",
+            "The name of the commit author, followed by ` (Harvest)`; read when the first token is \
+             created";
+        author_email: String, "text", "git's own `user.email`, else `you@localhost`",
+            "The e-mail address of the commit author";
+        budget_tokens: u64, "number", "no limit",
+            "Model calls are refused once a session has used this many tokens";
+        anthropic_url: String, "URL", "the Anthropic API",
+            "The URL of the model upstream `anthropic`";
+        store_driver: Driver, "`auto`, `dir` or `btrfs`", "`dir`",
+            "The disk driver of a new `home`: plain folders, or btrfs, which snapshots and forks \
+             in milliseconds; an existing home keeps its driver";
+        database: Secret<String>, "`sqlite:PATH` or `postgres://USER:PASSWORD@HOST/NAME`",
+            "`harvest.db` in `home`",
+            "The database of sessions, prompts and events. PostgreSQL must be version 13 or newer, \
+             and the database belongs to one home. `?sslmode=verify-full` verifies the server's \
+             certificate";
+    }
+    tables {
+        clocks: ClocksTable, "Timeouts and intervals";
+        limits: LimitsTable, "Concurrency limits";
+        retention: RetentionTable, "Retention of snapshots and archived sessions";
+    }
+}
+
+table! {
+    ClocksTable {
+        heartbeat: Span, "duration", "`30s`",
+            "Interval of the supervisor's heartbeats";
+        stale: Span, "duration", "`90s`",
+            "Reconnect to a supervisor that is silent for this long; a sandbox that cannot be \
+             reached for this long counts as lost";
+        idle_freeze: Span, "duration", "`2m`",
+            "The processes of an idle session's sandbox are frozen after this time";
+        idle_pause: Span, "duration", "`10m`",
+            "An idle session is paused after this time";
+        boot: Span, "duration", "`30m`",
+            "Time from a sandbox's start until it accepts prompts";
+        turn: Span, "duration", "`2h`",
+            "A turn that runs longer is stopped";
+        stop: Span, "duration", "`1m`",
+            "If a stop is not confirmed after this time, the sandbox is killed; its disk is saved";
+        save: Span, "duration", "`5m`",
+            "The outcome of a save that takes longer is unknown";
+        exec: Span, "duration", "`30m`",
+            "A command that runs longer is killed, unless it sets another timeout";
+        lifetime: Span, "duration", "`24h`",
+            "An older sandbox gets no further turn: the session continues in a new one";
+        build: Span, "duration", "`30m`",
+            "Timeout of a repository build";
+        warm: Span, "duration", "`5m`",
+            "Timeout of the repository's check during a build";
+        check: Span, "duration", "`30m`",
+            "Timeout of the repository's check of a pushed commit";
+        breaker: Span, "duration", "`5m`",
+            "Time during which failed starts are counted";
+        breaker_failures: usize, "number", "`3`",
+            "After this many failed starts the session waits for a user";
+    }
+}
+
+table! {
+    LimitsTable {
+        sandboxes: usize, "number", "4 per core, at most 1 per GiB of memory",
+            "Slots: sandboxes running at once, of sessions and standalone ones. Sessions queue for \
+             a free slot, standalone sandboxes are refused";
+        sandboxes_per_user: usize, "number", "no limit",
+            "Slots of one user";
+        checks: usize, "number", "half the cores",
+            "Builds and checks of pushed commits running at once, in addition to the slots";
+    }
+}
+
+table! {
+    RetentionTable {
+        archived: Span, "duration", "never",
+            "Archived sessions are removed after this time, such as `30d`, unless one of their \
+             snapshots is pinned";
+        snapshots_per_session: usize, "number", "`100`",
+            "Snapshots kept per open session; the oldest are removed first";
+        snapshots_bytes: Size, "size", "no limit",
+            "Total size of all sessions' snapshots, such as `50g`; the oldest are removed first";
+    }
+}
+
+/// The name, the purpose and the keys of each table; the first has no name.
+pub(crate) fn tables() -> impl Iterator<Item = (&'static str, &'static str, &'static [Key])> {
+    std::iter::once(("", "", ConfigFile::KEYS)).chain(ConfigFile::TABLES.iter().copied())
+}
+
+/// Every key with its table.
+pub(super) fn every_key() -> impl Iterator<Item = (&'static str, &'static Key)> {
+    tables().flat_map(|(table, _, keys)| keys.iter().map(move |key| (table, key)))
+}
+
+/// The environment variable of a key.
+pub(super) fn variable_of(table: &str, key: &str) -> String {
+    let table = if table.is_empty() { String::new() } else { format!("{table}_") };
+    format!("HARVEST_{table}{key}").to_uppercase()
+}
+
+fn value<T: FromStr<Err: ToString>>(
+    variable: &str,
+    file: Option<T>,
+    default: &str,
+    env: Env,
+) -> Result<Option<T>> {
+    let parse = |text: &str| {
+        text.parse::<T>()
+            .map_err(|error| Error::msg(error.to_string()))
+            .with_context(|| format!("{variable} is `{text}`, which is not valid"))
+    };
+    if let Some(text) = env(variable) {
+        return parse(&text).map(Some);
+    }
+    let quoted = default.strip_prefix('`').and_then(|text| text.strip_suffix('`'));
+    let default = quoted.filter(|text| !text.contains('`'));
+    file.map_or_else(|| default.map(parse).transpose(), |value| Ok(Some(value)))
+}
 
 /// Variables without a key, for the reference page.
 #[cfg(test)]

@@ -4,7 +4,11 @@ use anyhow::{Context, Result};
 use harvest_proto::redact;
 use serde::Serialize;
 
-use super::{Config, Env, Source, every_key, path_of, read, variable_of};
+use super::{
+    Config, Env, Source,
+    keys::{Key, every_key, variable_of},
+    path_of, read,
+};
 use crate::cli::GlobalFlags;
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -21,12 +25,12 @@ pub(crate) fn settings(config: &Config, flags: &GlobalFlags, env: Env) -> Result
     let text = read(flags, env)?;
     let file: toml::Table =
         toml::from_str(&text).with_context(|| format!("cannot use {}", path.display()))?;
-    let one = |(table, key, default): (&str, &'static str, &str)| {
+    let one = |(table, Key { name: key, default, .. }): (&str, &Key)| {
         let (variable, name) = (variable_of(table, key), dotted(table, key));
         let written = if table.is_empty() {
-            file.get(key)
+            file.get(*key)
         } else {
-            file.get(table).and_then(|table| table.get(key))
+            file.get(table).and_then(|table| table.get(*key))
         };
         let (source, text) = match (flag(flags, &name), env(&variable), written) {
             (Some(text), _, _) => (Source::Flag, text),

@@ -1,4 +1,4 @@
-//! The tables `[clocks]` and `[limits]` of the configuration file.
+//! Turns the tables `[clocks]` and `[limits]` into the timeouts and limits of sessions.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use harvest_session::{Limits, timeouts::Timeouts};
 use serde::Deserialize;
 
-use super::{Env, parsed};
+use super::keys::{ClocksTable, HAS_DEFAULT, LimitsTable};
 use crate::printer::Advice;
 
 /// A duration: `90s`, `15m`, `1h 30m`.
@@ -41,94 +41,30 @@ impl TryFrom<String> for Span {
     }
 }
 
-/// The table `[clocks]`.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct ClocksTable {
-    heartbeat: Option<Span>,
-    stale: Option<Span>,
-    idle_freeze: Option<Span>,
-    idle_pause: Option<Span>,
-    boot: Option<Span>,
-    turn: Option<Span>,
-    stop: Option<Span>,
-    save: Option<Span>,
-    exec: Option<Span>,
-    lifetime: Option<Span>,
-    build: Option<Span>,
-    warm: Option<Span>,
-    check: Option<Span>,
-    breaker: Option<Span>,
-    breaker_failures: Option<usize>,
+fn duration(span: Option<Span>) -> Duration {
+    span.expect(HAS_DEFAULT).0
 }
 
-/// Key, default and meaning of each key, for the reference page.
-pub(crate) const CLOCKS: [(&str, &str, &str); 15] = [
-    ("heartbeat", "`30s`", "Interval of the supervisor's heartbeats"),
-    (
-        "stale",
-        "`90s`",
-        "Reconnect to a supervisor that is silent for this long; a sandbox that cannot be reached for \
-        this long counts as lost",
-    ),
-    (
-        "idle_freeze",
-        "`2m`",
-        "The processes of an idle session's sandbox are frozen after this time",
-    ),
-    ("idle_pause", "`10m`", "An idle session is paused after this time"),
-    ("boot", "`30m`", "Time from a sandbox's start until it accepts prompts"),
-    ("turn", "`2h`", "A turn that runs longer is stopped"),
-    (
-        "stop",
-        "`1m`",
-        "If a stop is not confirmed after this time, the sandbox is killed; its disk is saved",
-    ),
-    ("save", "`5m`", "The outcome of a save that takes longer is unknown"),
-    ("exec", "`30m`", "A command that runs longer is killed, unless it sets another timeout"),
-    (
-        "lifetime",
-        "`24h`",
-        "An older sandbox gets no further turn: the session continues in a new one",
-    ),
-    ("build", "`30m`", "Timeout of a repository build"),
-    ("warm", "`5m`", "Timeout of the repository's check during a build"),
-    ("check", "`30m`", "Timeout of the repository's check of a pushed commit"),
-    ("breaker", "`5m`", "Time during which failed starts are counted"),
-    ("breaker_failures", "`3`", "After this many failed starts the session waits for a user"),
-];
-
 impl ClocksTable {
-    /// Variables override the file, the file overrides the default.
-    pub(super) fn merge(self, env: Env) -> Result<Timeouts> {
-        let mut clocks = Timeouts::default();
-        let mut freeze = clocks.idle_freeze.unwrap_or_default();
-        let slots = [
-            ("HEARTBEAT", self.heartbeat, &mut clocks.heartbeat),
-            ("STALE", self.stale, &mut clocks.stale),
-            ("IDLE_FREEZE", self.idle_freeze, &mut freeze),
-            ("IDLE_PAUSE", self.idle_pause, &mut clocks.idle_pause),
-            ("BOOT", self.boot, &mut clocks.boot),
-            ("TURN", self.turn, &mut clocks.turn),
-            ("STOP", self.stop, &mut clocks.stop),
-            ("SAVE", self.save, &mut clocks.save),
-            ("EXEC", self.exec, &mut clocks.exec),
-            ("LIFETIME", self.lifetime, &mut clocks.lifetime),
-            ("BUILD", self.build, &mut clocks.build),
-            ("WARM", self.warm, &mut clocks.warm),
-            ("CHECK", self.check, &mut clocks.check),
-            ("BREAKER", self.breaker, &mut clocks.breaker),
-        ];
-        for (name, written, slot) in slots {
-            let name = format!("CLOCKS_{name}");
-            if let Some(Span(span)) = parsed(&name, env(&format!("HARVEST_{name}")))?.or(written) {
-                *slot = span;
-            }
-        }
-        clocks.idle_freeze = Some(freeze);
-        if let Some(failures) = number("CLOCKS_BREAKER_FAILURES", env)?.or(self.breaker_failures) {
-            clocks.breaker_failures = failures;
-        }
+    /// Checks the values after `resolve`.
+    pub(super) fn timeouts(self) -> Result<Timeouts> {
+        let clocks = Timeouts {
+            heartbeat: duration(self.heartbeat),
+            stale: duration(self.stale),
+            idle_freeze: self.idle_freeze.map(Span::duration),
+            idle_pause: duration(self.idle_pause),
+            boot: duration(self.boot),
+            turn: duration(self.turn),
+            stop: duration(self.stop),
+            save: duration(self.save),
+            exec: duration(self.exec),
+            lifetime: duration(self.lifetime),
+            build: duration(self.build),
+            warm: duration(self.warm),
+            check: duration(self.check),
+            breaker: duration(self.breaker),
+            breaker_failures: self.breaker_failures.expect(HAS_DEFAULT),
+        };
         if clocks.stale < clocks.heartbeat * 2 {
             let message =
                 "clocks.stale is shorter than two heartbeats: every sandbox would count as lost";
@@ -138,43 +74,15 @@ impl ClocksTable {
     }
 }
 
-/// The table `[limits]`.
-#[derive(Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct LimitsTable {
-    sandboxes: Option<usize>,
-    sandboxes_per_user: Option<usize>,
-    checks: Option<usize>,
-}
-
-/// Key, default and meaning of each key, for the reference page.
-pub(crate) const LIMITS: [(&str, &str, &str); 3] = [
-    (
-        "sandboxes",
-        "4 per core, at most 1 per GiB of memory",
-        "Slots: sandboxes running at once, of sessions and standalone ones. Sessions queue for a free \
-        slot, standalone sandboxes are refused",
-    ),
-    ("sandboxes_per_user", "no limit", "Slots of one user"),
-    (
-        "checks",
-        "half the cores",
-        "Builds and checks of pushed commits running at once, in addition to the slots",
-    ),
-];
-
 impl LimitsTable {
-    /// Variables override the file, the file overrides the defaults of this machine.
-    pub(super) fn merge(self, env: Env) -> Result<Limits> {
-        let mut limits = default_limits();
-        if let Some(sandboxes) = number("LIMITS_SANDBOXES", env)?.or(self.sandboxes) {
-            limits.sandboxes = sandboxes;
-        }
-        limits.sandboxes_per_user =
-            number("LIMITS_SANDBOXES_PER_USER", env)?.or(self.sandboxes_per_user);
-        if let Some(checks) = number("LIMITS_CHECKS", env)?.or(self.checks) {
-            limits.checks = checks;
-        }
+    /// Checks the values after `resolve`; the defaults are those of this machine.
+    pub(super) fn limits(self) -> Result<Limits> {
+        let defaults = default_limits();
+        let limits = Limits {
+            sandboxes: self.sandboxes.unwrap_or(defaults.sandboxes),
+            sandboxes_per_user: self.sandboxes_per_user,
+            checks: self.checks.unwrap_or(defaults.checks),
+        };
         let values = [
             ("sandboxes", Some(limits.sandboxes)),
             ("sandboxes_per_user", limits.sandboxes_per_user),
@@ -186,10 +94,6 @@ impl LimitsTable {
         }
         Ok(limits)
     }
-}
-
-fn number(name: &str, env: Env) -> Result<Option<usize>> {
-    parsed(name, env(&format!("HARVEST_{name}")))
 }
 
 /// Limits for this machine's cores and memory.
@@ -210,12 +114,12 @@ mod tests {
 
     fn clocks(vars: &[(&str, &str)], text: &str) -> Result<Timeouts> {
         let env = |name: &str| vars.iter().find(|var| var.0 == name).map(|var| var.1.to_owned());
-        toml::from_str::<ClocksTable>(text)?.merge(&env)
+        toml::from_str::<ClocksTable>(text)?.resolve("clocks", &env)?.timeouts()
     }
 
     fn limits(vars: &[(&str, &str)], text: &str) -> Result<Limits> {
         let env = |name: &str| vars.iter().find(|var| var.0 == name).map(|var| var.1.to_owned());
-        toml::from_str::<LimitsTable>(text)?.merge(&env)
+        toml::from_str::<LimitsTable>(text)?.resolve("limits", &env)?.limits()
     }
 
     #[test]
@@ -248,17 +152,6 @@ mod tests {
         for text in ["sandboxes = 0", "sandboxes_per_user = 0", "checks = 0", "sandboxes = -1"] {
             assert!(limits(&[], text).is_err(), "{text}");
         }
-    }
-
-    #[test]
-    fn table_reference_lists_every_key_in_order() {
-        fn keys(error: &toml::de::Error) -> Vec<String> {
-            error.message().split('`').skip(3).step_by(2).map(str::to_owned).collect()
-        }
-        let found = keys(&toml::from_str::<ClocksTable>("no_such_key = 1").unwrap_err());
-        assert_eq!(found, CLOCKS.map(|key| key.0));
-        let found = keys(&toml::from_str::<LimitsTable>("no_such_key = 1").unwrap_err());
-        assert_eq!(found, LIMITS.map(|key| key.0));
     }
 
     #[test]

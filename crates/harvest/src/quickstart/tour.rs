@@ -7,10 +7,10 @@ use anyhow::{Context, Result, bail};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use futures_util::StreamExt;
 use harvest_proto::{
-    EventBody, SessionId,
+    EventBody, ModelRef, NetworkPolicy, PromptText, SessionId,
     api::{
-        AddRepository, CreatePrompt, CreateSession, ExecLine, ExecRequest, FindingLevel as Level,
-        ForkSession, Session,
+        AddRepository, CheckOutcome, CreatePrompt, CreateSession, ExecLine, ExecRequest,
+        FindingLevel as Level, ForkSession, Session,
     },
 };
 use serde_json::json;
@@ -106,7 +106,10 @@ impl Tour<'_> {
         let folder = self.server.home().join("sample");
         fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         sample::write(&folder)?;
-        let request = AddRepository { name: Some(sample::NAME.into()), ..AddRepository::default() };
+        let request = AddRepository {
+            name: Some(sample::NAME.parse().expect("a valid name")),
+            ..AddRepository::default()
+        };
         let named = (folder.as_path(), NameConflict::Refuse);
         publish(self.ctx.print, &self.client, self.server.forge(), named, request).await?;
         commands::build_repository(self.ctx, &self.client, sample::NAME).await?;
@@ -121,9 +124,9 @@ impl Tour<'_> {
             .note("The model is scripted: no account, no key, no cost. Everything else is real.");
         let request = CreateSession {
             repository: Some(sample::NAME.into()),
-            prompt: Some(FIRST.into()),
-            model: Some("scripted".into()),
-            network: Some("none".into()),
+            prompt: Some(prompt(FIRST)),
+            model: Some(ModelRef::scripted()),
+            network: Some(NetworkPolicy::None),
             ..CreateSession::default()
         };
         let session = self.client.create(&request).await.context("cannot create the session")?;
@@ -144,7 +147,7 @@ impl Tour<'_> {
             screen.event(&event)?;
             if let (EventBody::ToolEnded { .. }, Some(text)) = (&event.body, next) {
                 next = None;
-                let request = CreatePrompt { text: text.into(), ..CreatePrompt::default() };
+                let request = CreatePrompt { text: prompt(text), now: false, author: None };
                 self.client.prompt(id, &request).await.context("cannot queue the second prompt")?;
             }
             match tracker.event(&event.body) {
@@ -195,7 +198,7 @@ impl Tour<'_> {
     async fn fork(&mut self, id: &SessionId) -> Result<()> {
         self.begin("Fork turn 1: files and conversation as they were before the README changed");
         let request =
-            ForkSession { turn: Some(1), prompt: Some(THIRD.into()), ..ForkSession::default() };
+            ForkSession { turn: Some(1), prompt: Some(prompt(THIRD)), ..ForkSession::default() };
         let forks = self.client.fork(id, &request).await.context("cannot fork")?;
         let fork = forks.into_iter().next().context("the server made no fork")?;
         self.ctx.print.note(format!("Forked {id} at turn 1 as {}", fork.id));
@@ -222,7 +225,11 @@ impl Tour<'_> {
             true => self.ctx.print.item(&pull_request)?,
             false => self.ctx.print.out(&commands::pull_request_text(&pull_request))?,
         }
-        if !pull_request.evidence.as_ref().is_some_and(|evidence| evidence.passed) {
+        if !pull_request
+            .evidence
+            .as_ref()
+            .is_some_and(|evidence| evidence.outcome == CheckOutcome::Passed)
+        {
             bail!("the pull request has no passed check");
         }
         self.done("Read the pull request");
@@ -281,4 +288,8 @@ impl Tour<'_> {
         }
         bail!("the response ended before `{script}` finished")
     }
+}
+
+fn prompt(text: &str) -> PromptText {
+    text.parse().expect("the tour's prompts are valid")
 }

@@ -49,7 +49,7 @@ fn evidence(passed: bool) -> EventBody {
         repository: "calc".into(),
         commit: "1c9e0d4aaaaaaaaa".into(),
         check: ".harvest/check.sh".into(),
-        passed,
+        outcome: if passed { CheckOutcome::Passed } else { CheckOutcome::Failed },
         exit: Exit::Code(i32::from(!passed)),
         millis: 640,
         tail: "FAILED (failures=1)".into(),
@@ -201,7 +201,7 @@ fn push_pull_request_and_checks_are_shown() {
 fn internal_events_print_nothing() {
     let idle = EventBody::StateChanged {
         state: SessionState::Idle,
-        reason: "turn_ended".into(),
+        reason: StateReason::Ready,
         detail: None,
     };
     assert_eq!(shown(vec![idle, EventBody::AgentRaw { line: "{}".into() }]), "");

@@ -104,11 +104,11 @@ impl HostConfig {
     }
 
     /// The bind mounts of a step's sandbox. `image_has_sources`: the image has a file
-    /// [`SOURCES`](crate::bootstrap::SOURCES), over which the host's sources are mounted.
+    /// [`SOURCES`](super::bootstrap::SOURCES), over which the host's sources are mounted.
     pub(crate) fn binds(&self, image_has_sources: bool) -> Vec<Bind> {
         let mut binds = vec![Bind { source: self.path.clone(), inside: INSIDE.into() }];
         if self.has_sources && image_has_sources {
-            let inside = Path::new("/").join(crate::bootstrap::SOURCES);
+            let inside = Path::new("/").join(super::bootstrap::SOURCES);
             binds.push(Bind { source: self.path.join("debian.sources"), inside });
         }
         binds

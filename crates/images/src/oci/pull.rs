@@ -20,8 +20,8 @@ use super::{
 use crate::{
     ImageError, Progress,
     archive::decompressed,
-    build::elapsed_millis,
-    recipe::{key, layer_of_key},
+    layer_key::{key, layer_of_key},
+    progress::elapsed_millis,
     unpack::{ArchiveForm, Target, UnpackError, unpack},
 };
 

@@ -14,7 +14,7 @@ pub struct DiffStat {
     pub deletions: u64,
 }
 
-/// `GET /v1/sessions/{id}/diff?view=stat`: the changed files of the session's checkouts.
+/// `GET /v1/sessions/{id}/diff/files`: the changed files of the session's checkouts.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct DiffFiles {
@@ -40,7 +40,7 @@ pub struct FileDiff {
     pub deletions: Option<u64>,
 }
 
-/// `GET /v1/sessions/{id}/diff?view=machine`: every file of the sandbox that differs.
+/// `GET /v1/sessions/{id}/diff/sandbox`: every file of the sandbox that differs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct FileChanges {

@@ -28,7 +28,10 @@ pub use images::{
     CreateImage, Image, ImageConfig, ImageLayer, ImageLine, ImageSource, ImageUsage, ImageUsers,
 };
 pub use prompts::{CreatePrompt, MovePrompt, Prompt, PromptStatus, Turn};
-pub use repositories::{AddRepository, Build, BuildLine, Evidence, PullRequest, Repository};
+pub use repositories::{
+    AddRepository, Build, BuildLine, CheckOutcome, Evidence, PullRequest, PullRequestState,
+    Repository,
+};
 pub use retention::{RetentionDrop, RetentionReport, SessionDiskUsage};
 pub use sandboxes::{
     CreateSandbox, CreatedSandbox, DamagedSandbox, ExecOnce, ForkSandbox, ForkedSandbox, Language,

@@ -3,19 +3,19 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    PromptId, SnapshotId, Timestamp, TurnId,
+    PromptId, PromptText, SnapshotId, Timestamp, TurnId,
     api::DiffStat,
     bridge::Author,
     event::{TurnOutcome, Usage},
 };
 
 /// `POST /v1/sessions/{id}/prompts`: adds a prompt to the queue.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct CreatePrompt {
-    /// The task for the agent.
-    pub text: String,
+    /// The task for the agent: not blank, at most 64,000 characters.
+    pub text: PromptText,
     /// Stop the turn in progress and run this prompt next.
     #[serde(default)]
     pub now: bool,

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{SnapshotId, Timestamp};
+use crate::{BranchName, RepositoryName, SnapshotId, Timestamp, text::word_enum};
 
 /// `POST /v1/repositories`: registers a repository.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -13,10 +13,10 @@ pub struct AddRepository {
     pub url: String,
     /// Name of the repository in Harvest; the last part of the URL when absent.
     #[serde(default)]
-    pub name: Option<String>,
+    pub name: Option<RepositoryName>,
     /// Branch that sessions start from; the remote's default branch when absent.
     #[serde(default)]
-    pub base: Option<String>,
+    pub base: Option<BranchName>,
     /// Name of the stored secret for the remote: a token for HTTP basic authentication.
     #[serde(default)]
     pub secret: Option<String>,
@@ -30,11 +30,11 @@ pub struct AddRepository {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Repository {
     /// Name of the repository in Harvest.
-    pub name: String,
+    pub name: RepositoryName,
     /// URL of the git remote.
     pub url: String,
     /// Branch that sessions start from; null for the remote's default branch.
-    pub base: Option<String>,
+    pub base: Option<BranchName>,
     /// Name of the stored secret for the remote.
     pub secret: Option<String>,
     /// Image that sandboxes start from.
@@ -97,8 +97,8 @@ pub struct PullRequest {
     pub title: String,
     /// Description of the pull request.
     pub body: String,
-    /// `open`, `merged` or `closed`.
-    pub state: String,
+    /// Whether the pull request is open.
+    pub state: PullRequestState,
     /// Branch to be merged.
     pub branch: String,
     /// Branch to merge into.
@@ -109,6 +109,30 @@ pub struct PullRequest {
     pub evidence: Option<Evidence>,
 }
 
+word_enum!(
+    /// State of a pull request.
+    PullRequestState, "pull request state" {
+        /// The branch can be merged.
+        Open = "open",
+        /// The branch was merged.
+        Merged = "merged",
+        /// The pull request was closed without a merge.
+        Closed = "closed",
+    }
+);
+
+word_enum!(
+    /// Result of a check.
+    CheckOutcome, "check outcome" {
+        /// The script exited with 0.
+        Passed = "passed",
+        /// The script failed.
+        Failed = "failed",
+        /// The repository has no such script.
+        NoneDeclared = "none_declared",
+    }
+);
+
 /// Result of the repository's check on a commit, run by Harvest in a fresh sandbox that the agent
 /// never had access to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -118,10 +142,10 @@ pub struct Evidence {
     pub repository: String,
     /// The commit that was checked.
     pub commit: String,
-    /// The script that ran, or `none declared`.
+    /// The script of the check.
     pub check: String,
-    /// True when the check passed.
-    pub passed: bool,
+    /// Result of the check.
+    pub outcome: CheckOutcome,
     /// Exit status of the script.
     pub exit: crate::bridge::Exit,
     /// Duration of the check.

@@ -158,7 +158,7 @@ pub struct SandboxList {
     /// The sandboxes, newest first.
     pub items: Vec<Sandbox>,
     /// Sandboxes whose records cannot be read; they can only be deleted with `force`.
-    pub torn: Vec<DamagedSandbox>,
+    pub damaged: Vec<DamagedSandbox>,
 }
 
 /// A sandbox whose record cannot be read.

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    SandboxId, SessionId, SnapshotId, Timestamp, api::PullRequest, bridge::Author, event::Usage,
+    AgentName, BranchName, ModelRef, NetworkPolicy, PromptText, RepositoryName, SandboxId,
+    SessionId, SnapshotId, StateReason, Timestamp, api::PullRequest, bridge::Author, event::Usage,
 };
 
 /// State of a session.
@@ -62,19 +63,19 @@ pub struct CreateSession {
     pub repositories: Vec<UseRepository>,
     /// The first prompt; without one the session is idle.
     #[serde(default)]
-    pub prompt: Option<String>,
+    pub prompt: Option<PromptText>,
     /// Branch that `repository` starts from; the repository's default when absent.
     #[serde(default)]
-    pub base: Option<String>,
+    pub base: Option<BranchName>,
     /// The agent: `claude` (default) or `scripted`.
     #[serde(default)]
-    pub agent: Option<String>,
-    /// Name of a model, or `scripted`.
+    pub agent: Option<AgentName>,
+    /// The model: `NAME`, `anthropic/NAME` or `scripted`; the agent's default when absent.
     #[serde(default)]
-    pub model: Option<String>,
+    pub model: Option<ModelRef>,
     /// Network policy: `none` or `trusted` (default).
     #[serde(default)]
-    pub network: Option<String>,
+    pub network: Option<NetworkPolicy>,
     /// Author of the commits; the token's user when absent.
     #[serde(default)]
     pub author: Option<Author>,
@@ -98,13 +99,13 @@ pub struct CreateSession {
 pub struct UseRepository {
     /// Name of a registered repository.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub name: Option<String>,
+    pub name: Option<RepositoryName>,
     /// A git URL; registered first if it is not yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
     /// Branch to start from; the repository's default when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub base: Option<String>,
+    pub base: Option<BranchName>,
 }
 
 /// A repository of a session.
@@ -112,15 +113,15 @@ pub struct UseRepository {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SessionRepository {
     /// Name of the repository; its checkout is `/workspace/{name}`.
-    pub name: String,
+    pub name: RepositoryName,
     /// URL of the git remote.
     pub url: String,
     /// Branch the session started from, once known.
-    pub base: Option<String>,
+    pub base: Option<BranchName>,
     /// Branch the session works on.
-    pub branch: String,
+    pub branch: BranchName,
     /// The session's pull request in this repository.
-    pub pull: Option<PullRequest>,
+    pub pull_request: Option<PullRequest>,
 }
 
 /// A session.
@@ -136,7 +137,7 @@ pub struct Session {
     /// What the session is doing.
     pub state: SessionState,
     /// Reason for the state.
-    pub reason: String,
+    pub reason: StateReason,
     /// Position in the queue for a sandbox slot while it waits; 1 is next.
     pub position: Option<u32>,
     /// Name of the first repository; absent without repositories.
@@ -145,13 +146,13 @@ pub struct Session {
     /// All repositories; the agent works in the first one.
     pub repositories: Vec<SessionRepository>,
     /// Branch the session works on, the same in every repository.
-    pub branch: String,
+    pub branch: BranchName,
     /// The agent: `claude` or `scripted`.
-    pub agent: String,
+    pub agent: AgentName,
     /// The requested model; null for the agent's default.
-    pub model: Option<String>,
+    pub model: Option<ModelRef>,
     /// Network policy: `none` or `trusted`.
-    pub network: String,
+    pub network: NetworkPolicy,
     /// The user who created the session.
     pub author: Author,
     /// The session's sandbox, while it has one.
@@ -159,8 +160,6 @@ pub struct Session {
     /// Number of sandboxes the session has had.
     pub epoch: u64,
     /// The newest snapshot.
-    pub snapshot: Option<SnapshotId>,
-    /// The newest snapshot; same value as `snapshot`.
     pub snapshot_id: Option<SnapshotId>,
     /// The session this one was forked from.
     pub forked_from: Option<SessionId>,
@@ -174,9 +173,7 @@ pub struct Session {
     pub queued: u32,
     /// Tokens used by the session.
     pub usage: Usage,
-    /// The session's first pull request.
-    pub pull: Option<PullRequest>,
-    /// Number of that pull request.
+    /// Number of the session's first pull request.
     pub pr_number: Option<u64>,
     /// Web page of that pull request.
     pub pr_url: Option<String>,
@@ -202,11 +199,11 @@ pub struct ForkSession {
     pub count: Option<u32>,
     /// First prompt of every fork.
     #[serde(default)]
-    pub prompt: Option<String>,
+    pub prompt: Option<PromptText>,
     /// First prompt of each fork, instead of `prompt`.
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(max_items = 16))]
-    pub prompts: Vec<String>,
+    pub prompts: Vec<PromptText>,
 }
 
 /// `POST /v1/sessions/{id}/restore`: resets the session to an earlier turn.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::SessionId;
+use crate::{AgentName, BranchName, RepositoryName, SessionId};
 
 /// What the supervisor prepares a sandbox for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -44,13 +44,13 @@ pub enum BootStart {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checkout {
     /// Name of the repository; the checkout is `/workspace/{name}`.
-    pub name: String,
+    pub name: RepositoryName,
     /// URL of the remote at the door, without a credential.
     pub remote: String,
     /// Branch to start from; the remote's default branch when absent.
-    pub base: Option<String>,
+    pub base: Option<BranchName>,
     /// Branch the session works on; absent for a build, which stays on the base.
-    pub branch: Option<String>,
+    pub branch: Option<BranchName>,
     /// Clone the repository when a restored disk does not contain it. False when a turn may have
     /// removed it on purpose.
     pub clone_missing: bool,
@@ -59,8 +59,8 @@ pub struct Checkout {
 /// The agent to start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AgentLaunch {
-    /// Name of the agent: one of [`crate::agents::NAMES`].
-    pub name: String,
+    /// Name of the agent.
+    pub name: AgentName,
     /// The agent's id of the conversation, a UUID chosen by the server.
     pub conversation: String,
     /// True when the disk contains that conversation.

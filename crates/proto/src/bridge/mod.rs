@@ -18,6 +18,7 @@ mod boot;
 mod command;
 mod file;
 mod frame;
+mod git;
 mod prompt;
 mod reply;
 mod status;
@@ -26,6 +27,7 @@ pub use boot::{AgentLaunch, Boot, BootStart, Checkout, RestartPolicy};
 pub use command::{Command, Exit, Terminal};
 pub use file::{FileKind, FileRequest, FileStat};
 pub use frame::{Decoder, Frame, FrameError};
+pub use git::GitRequest;
 pub use prompt::{Author, TurnRequest};
 pub use reply::{Fault, FaultCode, Reply};
 pub use status::{OutboxEvent, PromptProgress, Status};
@@ -34,8 +36,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{BlobId, TurnId};
 
-/// Version of the protocol, raised when a frame changes its meaning.
-pub const VERSION: u32 = 1;
+/// Version of the protocol, raised when a frame is added or changes its meaning.
+pub const VERSION: u32 = 2;
 
 /// Credit of a stream before the first `Credit` frame.
 pub const INITIAL_CREDIT_BYTES: u32 = 256 * 1024;
@@ -148,6 +150,13 @@ pub enum ToSupervisor {
         id: RequestId,
         /// The operation.
         request: FileRequest,
+    },
+    /// Run a git operation on a checkout.
+    Git {
+        /// Number of the request.
+        id: RequestId,
+        /// The operation.
+        request: GitRequest,
     },
     /// Grants the sender of a stream more credit.
     Credit {

@@ -31,6 +31,18 @@ pub enum Reply {
         /// Target of the link, as stored.
         target: String,
     },
+    /// Reply to `Head`.
+    Head {
+        /// The commit that is checked out; absent without a commit or a checkout.
+        commit: Option<String>,
+        /// The remote's default branch, as of the last fetch.
+        default_branch: Option<String>,
+    },
+    /// Reply to `CheckOut`.
+    CheckedOut {
+        /// True when the folder `.harvest` differs from the one checked out before.
+        changed_harvest_folder: bool,
+    },
 }
 
 /// Why a request failed.

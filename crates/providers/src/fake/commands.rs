@@ -2,7 +2,7 @@
 
 use harvest_proto::{
     Timestamp,
-    bridge::{Exit, Fault, FaultCode, FileKind, FileStat},
+    bridge::{Exit, Fault, FaultCode, FileKind, FileStat, GitRequest, Reply},
 };
 
 use super::sandbox::FakeSandbox;
@@ -42,6 +42,18 @@ pub(crate) fn run(argv: &[String], sandbox: &FakeSandbox) -> Result<CommandResul
             FaultCode::NotFound,
             format!("no such program: {}", argv_words.join(" ")),
         )),
+    }
+}
+
+/// Answers a git request: every checkout has one commit and nothing ever changes.
+pub(crate) fn git(request: &GitRequest) -> Reply {
+    match request {
+        GitRequest::Head { .. } => {
+            let commit = Some("0123456789abcdef0123456789abcdef01234567".to_owned());
+            Reply::Head { commit, default_branch: None }
+        }
+        GitRequest::SetBranch { .. } => Reply::Done,
+        GitRequest::CheckOut { .. } => Reply::CheckedOut { changed_harvest_folder: false },
     }
 }
 

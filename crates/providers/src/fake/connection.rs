@@ -176,6 +176,7 @@ impl Connection {
                     .await
             }
             ToSupervisor::File { id, request } => self.file(id, request).await,
+            ToSupervisor::Git { id, request } => self.reply(id, Ok(commands::git(&request))).await,
             ToSupervisor::Credit { stream, bytes } => {
                 if let Some(outgoing) = self.outgoing.get_mut(&stream) {
                     outgoing.credit += bytes as usize;

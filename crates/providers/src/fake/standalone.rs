@@ -172,7 +172,7 @@ impl Sandboxes for Fake {
             inner.sandboxes.keys().map(|id| self.state(&inner, id)).collect();
         let mut items = items?;
         items.sort_by_key(|sandbox| std::cmp::Reverse(sandbox.created_at));
-        Ok(SandboxList { items, torn: Vec::new() })
+        Ok(SandboxList { items, damaged: Vec::new() })
     }
 
     async fn sandbox_get(&self, sandbox: &SandboxId) -> Result<Sandbox, HostError> {

@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use harvest_engine::{
     Backing, DiskSpace as EngineSpace, DiskUsage as EngineUsage, Engine, EngineError, Level,
-    Snapshot, StoreKind, Volume as EngineVolume, VolumeSpec,
+    ParseVolumeNameError, Snapshot, StoreKind, Volume as EngineVolume, VolumeSpec,
 };
 use harvest_proto::{
     SnapshotId,
@@ -31,7 +31,7 @@ impl HostDisks for LocalSandboxHost {
     }
 
     async fn volume_create(&self, order: CreateVolume) -> Result<Volume, HostError> {
-        let name = order.name.parse().map_err(|error: EngineError| {
+        let name = order.name.parse().map_err(|error: ParseVolumeNameError| {
             HostError::invalid("invalid_volume", error.to_string())
         })?;
         let default = VolumeSpec::new(name);

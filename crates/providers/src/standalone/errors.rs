@@ -1,14 +1,12 @@
 //! Translates engine errors to [`HostError`], with a hint where one is known.
 
-use std::io::ErrorKind;
+use std::{borrow::Cow, error::Error};
 
 use harvest_engine::EngineError;
-use harvest_images::{ImageError, PullError, UnpackError};
-use harvest_proto::SandboxId;
+use harvest_images::{ImageError, PullError};
+use harvest_proto::{Hint, SandboxId};
 pub(super) use harvest_session::error_chain;
 use harvest_session::standalone::HostError;
-
-const GC: &str = "`harvest df` shows disk usage, `harvest gc` removes unused data";
 
 pub(super) fn host_error(doing: String, error: EngineError) -> HostError {
     let text = error.to_string();
@@ -37,18 +35,10 @@ pub(super) fn host_error(doing: String, error: EngineError) -> HostError {
             text,
             "`harvest sandbox ls` lists the sandboxes that may use it",
         ),
-        EngineError::NoRoom { .. } => HostError::NoSpace { what: text, hint: GC.to_owned() },
-        EngineError::DiskLow { hint, .. } => {
-            HostError::NoSpace { what: text, hint: (*hint).to_owned() }
+        EngineError::NoRoom { .. } | EngineError::DiskLow { .. } => {
+            HostError::NoSpace { what: text, hint: hint_of(&error).unwrap_or_default() }
         }
-        EngineError::Rootless(rootless) => {
-            let hint = rootless.hint().to_owned();
-            failed(doing, Some(hint), error)
-        }
-        EngineError::File { source, .. } if source.kind() == ErrorKind::StorageFull => {
-            failed(doing, Some(GC.to_owned()), error)
-        }
-        _ => failed(doing, None, error),
+        _ => failed(doing, error),
     }
 }
 
@@ -60,31 +50,21 @@ pub(super) fn image_error(doing: String, error: ImageError) -> HostError {
         ImageError::Recipe(_)
         | ImageError::Pull { source: PullError::Reference { .. }, .. }
         | ImageError::Unpack { .. } => invalid_source(&error),
-        ImageError::Step { hint, .. } => failed(doing, Some(hint.to_owned()), error),
-        ImageError::File { ref source, .. } if source.kind() == ErrorKind::StorageFull => {
-            failed(doing, Some(GC.to_owned()), error)
-        }
-        ImageError::Pull { .. } | ImageError::Bridge { .. } | ImageError::File { .. } => {
-            failed(doing, None, error)
-        }
+        ImageError::Step { .. }
+        | ImageError::Pull { .. }
+        | ImageError::Bridge { .. }
+        | ImageError::File { .. } => failed(doing, error),
     }
 }
 
 /// The error of a recipe, reference or archive that the user has to change.
 fn invalid_source(error: &ImageError) -> HostError {
-    let (code, hint) = match error {
-        ImageError::Recipe(_) => ("invalid_recipe", None),
-        ImageError::Pull { .. } => ("invalid_reference", None),
-        ImageError::Unpack { source: UnpackError::Owner { .. }, .. } => (
-            "invalid_archive",
-            Some("pack it with `tar --owner=0 --group=0`, or with the ids used in the sandbox"),
-        ),
-        ImageError::Unpack { source: UnpackError::Limit { .. }, .. } => {
-            ("invalid_archive", Some("raise the limit with --max-size"))
-        }
-        _ => ("invalid_archive", None),
+    let code = match error {
+        ImageError::Recipe(_) => "invalid_recipe",
+        ImageError::Pull { .. } => "invalid_reference",
+        _ => "invalid_archive",
     };
-    HostError::Invalid { code, what: error_chain(error), hint: hint.map(str::to_owned) }
+    HostError::Invalid { code, what: error_chain(error), hint: hint_of(error) }
 }
 
 pub(super) fn image_missing(named: &str) -> HostError {
@@ -121,12 +101,12 @@ pub(super) fn conflict(
     HostError::Conflict { code, what: what.into(), hint: hint.into() }
 }
 
-fn failed(
-    doing: String,
-    hint: Option<String>,
-    error: impl std::error::Error + Send + Sync + 'static,
-) -> HostError {
-    HostError::Failed { doing, hint, source: Box::new(error) }
+fn failed<E: Hint + Error + Send + Sync + 'static>(doing: String, error: E) -> HostError {
+    HostError::Failed { doing, hint: hint_of(&error), source: Box::new(error) }
+}
+
+fn hint_of(error: &impl Hint) -> Option<String> {
+    error.hint().map(Cow::into_owned)
 }
 
 #[cfg(test)]

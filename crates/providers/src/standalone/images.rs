@@ -1,6 +1,6 @@
 //! Images on this machine: built on blocking threads, with streamed progress.
 
-use std::{io, path::Path};
+use std::{borrow::Cow, io, path::Path};
 
 use async_trait::async_trait;
 use futures_util::{StreamExt, stream};
@@ -8,8 +8,11 @@ use harvest_engine::{Engine, Image as EngineImage};
 use harvest_images::{
     BuildOptions, ImageError, Import, Progress, PullOptions, Recipe, UnpackLimits,
 };
-use harvest_proto::api::{
-    CreateImage, Image, ImageConfig, ImageLayer, ImageLine, ImageSource, ImageUsage, ImageUsers,
+use harvest_proto::{
+    Hint,
+    api::{
+        CreateImage, Image, ImageConfig, ImageLayer, ImageLine, ImageSource, ImageUsage, ImageUsers,
+    },
 };
 use harvest_session::standalone::{Archive, HostError, ImageLines, Images, ImportImage};
 use tokio::{sync::mpsc, task::spawn_blocking};
@@ -156,7 +159,7 @@ impl LocalSandboxHost {
                 Err(error) => ImageLine::Failed {
                     code: error.code().to_owned(),
                     message: error_chain(&error),
-                    hint: error.hint().map(str::to_owned),
+                    hint: error.hint().map(Cow::into_owned),
                 },
             }
         });

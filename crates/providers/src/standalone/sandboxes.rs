@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use harvest_engine::{
-    EXEC_STATE, Engine, EngineError, Limits, Network, Origin, Owner, Running, SandboxState, Spec,
+    Engine, EngineError, Limits, Network, Origin, Owner, Running, SandboxState, Spec, VolumeName,
 };
 use harvest_proto::{
     SandboxId, SnapshotId,
@@ -228,7 +228,7 @@ fn start(
     }
     let without = |error: &EngineError| format!("without /mnt/state: {}", error_chain(error));
     if with_state {
-        match EXEC_STATE.parse().and_then(|name| engine.state(&name)) {
+        match engine.state(&VolumeName::of_commands()) {
             Ok(state) => spec.volumes.push(state),
             Err(error) => warnings.push(without(&error)),
         }
@@ -258,7 +258,7 @@ fn list(engine: &Engine) -> Result<SandboxList, EngineError> {
         match engine.inspect(&id) {
             // One unreadable record must not hide the others.
             Err(error @ EngineError::Record { .. }) => {
-                list.torn.push(DamagedSandbox { id, error: error_chain(&error) });
+                list.damaged.push(DamagedSandbox { id, error: error_chain(&error) });
             }
             // `None`: removed between listing and inspecting.
             found => list.items.extend(found?.map(|sandbox| api_sandbox(sandbox, &images))),
@@ -281,7 +281,7 @@ fn inspect(engine: &Engine, id: &SandboxId) -> Result<harvest_engine::Inspected,
         Ok(None) => Err(no_such_sandbox(id)),
         Err(error @ EngineError::Record { .. }) => {
             let hint = format!("`harvest sandbox rm --force {id}` removes what is left of it");
-            Err(conflict("record_torn", error_chain(&error), hint))
+            Err(conflict("record_damaged", error_chain(&error), hint))
         }
         Err(error) => Err(host_error(format!("cannot inspect {id}"), error)),
     }

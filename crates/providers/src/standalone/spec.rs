@@ -1,7 +1,8 @@
 //! Converts API requests to engine specs, and engine sandboxes to API types. Pure.
 
 use harvest_engine::{
-    EngineError, Image, Inspected, Limits, Network, Origin, Owner, SandboxState, Spec, VolumeMount,
+    Image, Inspected, Limits, Network, Origin, Owner, ParseVolumeNameError, SandboxState, Spec,
+    VolumeMount,
 };
 use harvest_proto::api::{
     Sandbox, SandboxLimits, SandboxNetwork, SandboxStatus, VolumeMount as Mount,
@@ -58,7 +59,8 @@ fn mount(given: Mount) -> Result<VolumeMount, HostError> {
     if !given.inside.starts_with('/') {
         return Err(invalid(format!("volume path `{}` is not absolute", given.inside)));
     }
-    let name = given.name.parse().map_err(|error: EngineError| invalid(error.to_string()))?;
+    let name =
+        given.name.parse().map_err(|error: ParseVolumeNameError| invalid(error.to_string()))?;
     Ok(VolumeMount { name, inside: given.inside.into(), read_only: given.read_only })
 }
 

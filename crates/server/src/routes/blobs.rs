@@ -8,7 +8,19 @@ use axum::{
 };
 use harvest_proto::{BlobId, SessionId};
 
-use crate::{ServerState, extract::Path, problem::ApiError};
+use crate::{
+    ServerState,
+    authorization::Access::Read,
+    extract::Path,
+    problem::ApiError,
+    routes::route::{Routes, routes},
+};
+
+pub(super) fn routes() -> Routes<ServerState> {
+    routes![
+        blob_get: Read,
+    ]
+}
 
 /// Returns the full output of a tool, or its input as JSON, which an event refers to.
 #[utoipa::path(get, path = "/v1/sessions/{session}/blobs/{blob}", tag = "events",

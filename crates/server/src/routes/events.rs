@@ -15,10 +15,18 @@ use serde::Deserialize;
 
 use crate::{
     ServerState,
+    authorization::Access::Read,
     extract::{self, Path, Query},
     problem::ApiError,
+    routes::route::{Routes, routes},
     stream,
 };
+
+pub(super) fn routes() -> Routes<ServerState> {
+    routes![
+        event_list: Read,
+    ]
+}
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -9,11 +9,21 @@ use harvest_proto::{
 use crate::{
     ServerState,
     auth::RevokedOrShutdown,
+    authorization::Access::Change,
     extract::{Body, Path},
     problem::ApiError,
+    routes::route::{Routes, routes},
     stream, validate,
     websocket::{self, Upgrade},
 };
+
+pub(super) fn routes() -> Routes<ServerState> {
+    routes![
+        // Access to the sandbox may resume the session, and reveals more than the session's events.
+        exec_run: Change,
+        exec_open: Change,
+    ]
+}
 
 /// Runs a command and streams its output; the last line reports how it ended.
 #[utoipa::path(post, path = "/v1/sessions/{session}/exec", tag = "sessions", request_body = ExecRequest,

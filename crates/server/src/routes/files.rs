@@ -23,9 +23,21 @@ use tokio::{
 
 use crate::{
     ServerState,
+    authorization::Access::Change,
     extract::{Path, Query, limit},
     problem::ApiError,
+    routes::route::{Routes, routes},
 };
+
+pub(super) fn routes() -> Routes<ServerState> {
+    routes![
+        // Access to the sandbox may resume the session, and reveals more than the session's events.
+        file_get: Change,
+        file_stat: Change,
+        file_put: Change,
+        file_delete: Change,
+    ]
+}
 
 // After an early error the rest of the body is read up to these limits: a client that is still
 // sending would otherwise not receive the response.

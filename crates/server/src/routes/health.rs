@@ -13,7 +13,23 @@ use harvest_proto::api::Role;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use crate::{ServerState, auth, metrics, problem::ApiError, rate_limit};
+use crate::{
+    ServerState, auth,
+    authorization::Access::Open,
+    metrics,
+    problem::ApiError,
+    rate_limit,
+    routes::route::{Routes, routes},
+};
+
+pub(super) fn routes() -> Routes<ServerState> {
+    routes![
+        healthz: Open,
+        readyz: Open,
+        metrics: Open,
+        openapi: Open,
+    ]
+}
 
 // Readiness results are cached: the check writes to the disk, and the route needs no token.
 const CACHE_TIME: Duration = Duration::from_secs(1);

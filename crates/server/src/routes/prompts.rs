@@ -9,12 +9,25 @@ use harvest_proto::{
 use crate::{
     ServerState,
     auth::{Authenticated, Caller},
-    authorization,
+    authorization::{
+        self,
+        Access::{Change, Read},
+    },
     extract::{Body, Path},
-    idempotency::IdempotencyKey,
+    idempotency::{IdempotencyKey, Repeat},
     problem::ApiError,
+    routes::route::{Routes, routes},
     validate,
 };
+
+pub(super) fn routes() -> Routes<ServerState> {
+    routes![
+        prompt_list: Read,
+        prompt_create: Change.idempotent(Repeat::One),
+        prompt_cancel: Change,
+        prompt_move: Change,
+    ]
+}
 
 /// Lists a session's prompts in order: done, running, queued.
 #[utoipa::path(get, path = "/v1/sessions/{session}/prompts", tag = "prompts",
@@ -30,9 +43,7 @@ pub(crate) async fn prompt_list(
 
 /// Queues a prompt, or answers the agent's question if it is waiting for an answer.
 #[utoipa::path(post, path = "/v1/sessions/{session}/prompts", tag = "prompts", request_body = CreatePrompt,
-    params(("session" = SessionId, Path, description = "The session"),
-           ("Idempotency-Key" = Option<String>, Header, description = "Repeated requests with the same key create one resource",
-            min_length = 1, max_length = 128)),
+    params(("session" = SessionId, Path, description = "The session")),
     responses((status = 202, body = Prompt, description = "Stored; it runs after the prompts before it")))]
 pub(crate) async fn prompt_create(
     State(state): State<ServerState>,

@@ -12,11 +12,20 @@ use harvest_session::sandbox_handle::TerminalRequest;
 use crate::{
     ServerState,
     auth::RevokedOrShutdown,
+    authorization::Access::Change,
     extract::{Path, Query},
     problem::ApiError,
+    routes::route::{Routes, routes},
     validate,
     websocket::{self, SocketKind, Upgrade},
 };
+
+pub(super) fn routes() -> Routes<ServerState> {
+    routes![
+        // Access to the sandbox may resume the session, and reveals more than the session's events.
+        pty_open: Change,
+    ]
+}
 
 /// Opens a terminal that runs a shell or another command. Binary frames carry bytes both ways; text
 /// frames are JSON: `{"resize":{"rows":24,"cols":80}}` to the server, `{"exited":{…}}` from it. A

@@ -3,7 +3,19 @@
 use axum::{Json, extract::State, http::StatusCode};
 use harvest_proto::{SessionId, api::PullRequest};
 
-use crate::{ServerState, extract::Path, problem::ApiError};
+use crate::{
+    ServerState,
+    authorization::Access::Read,
+    extract::Path,
+    problem::ApiError,
+    routes::route::{Routes, routes},
+};
+
+pub(super) fn routes() -> Routes<ServerState> {
+    routes![
+        pull_request_get: Read,
+    ]
+}
 
 /// Returns the session's pull request with its evidence.
 #[utoipa::path(get, path = "/v1/sessions/{session}/pull", tag = "pulls",
@@ -13,7 +25,8 @@ pub(crate) async fn pull_request_get(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
 ) -> Result<Json<PullRequest>, ApiError> {
-    let pull_request = state.sessions.get(&session).await?.pull;
+    let found = state.sessions.get(&session).await?;
+    let pull_request = found.repositories.into_iter().find_map(|one| one.pull_request);
     pull_request.map(Json).ok_or_else(|| {
         let detail = format!("session {session} has no pull request yet");
         ApiError::new(StatusCode::NOT_FOUND, "no_pull_request", detail)

@@ -6,11 +6,27 @@ use harvest_proto::api::{AddRepository, BuildLine, Page, Repository};
 use crate::{
     ServerState,
     auth::Authenticated,
-    authorization,
+    authorization::{
+        self,
+        Access::{Administer, Create, Read},
+    },
     extract::{Body, Path},
+    idempotency::Repeat,
     problem::ApiError,
+    routes::route::{Routes, routes},
     stream,
 };
+
+pub(super) fn routes() -> Routes<ServerState> {
+    routes![
+        repository_list: Read,
+        // With a secret it is for admins: see `check_secret`.
+        repository_add: Create.idempotent(Repeat::One),
+        repository_get: Read,
+        repository_delete: Administer,
+        repository_build: Administer,
+    ]
+}
 
 /// Lists repositories, ordered by name.
 #[utoipa::path(get, path = "/v1/repositories", tag = "repositories",
@@ -24,8 +40,6 @@ pub(crate) async fn repository_list(
 
 /// Registers a repository.
 #[utoipa::path(post, path = "/v1/repositories", tag = "repositories", request_body = AddRepository,
-    params(("Idempotency-Key" = Option<String>, Header, description = "Repeated requests with the same key create one resource",
-            min_length = 1, max_length = 128)),
     responses((status = 201, body = Repository, description = "Registered; nothing is built yet")))]
 pub(crate) async fn repository_add(
     State(state): State<ServerState>,

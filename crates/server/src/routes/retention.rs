@@ -8,9 +8,19 @@ use harvest_proto::{
 
 use crate::{
     ServerState,
+    authorization::Access::{Administer, Change, Read},
     extract::{Body, Path},
     problem::ApiError,
+    routes::route::{Routes, routes},
 };
+
+pub(super) fn routes() -> Routes<ServerState> {
+    routes![
+        retention_get: Read,
+        retention_apply: Administer,
+        snapshot_pin: Change,
+    ]
+}
 
 /// Reports the disk usage of sessions and what the retention rules would remove now.
 #[utoipa::path(get, path = "/v1/retention", tag = "disks",

@@ -5,10 +5,20 @@ use harvest_proto::api::{Page, SetSecret};
 
 use crate::{
     ServerState,
+    authorization::Access::Administer,
     extract::{Body, Path},
     problem::ApiError,
+    routes::route::{Routes, routes},
     validate,
 };
+
+pub(super) fn routes() -> Routes<ServerState> {
+    routes![
+        secret_list: Administer,
+        secret_set: Administer,
+        secret_delete: Administer,
+    ]
+}
 
 /// Lists the names of secrets.
 #[utoipa::path(get, path = "/v1/secrets", tag = "secrets",

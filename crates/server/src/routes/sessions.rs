@@ -11,12 +11,33 @@ use serde::Serialize;
 use crate::{
     ServerState,
     auth::{Authenticated, Caller},
-    authorization,
+    authorization::{
+        self,
+        Access::{Change, Create, Read},
+    },
     extract::{Body, OptionalBody, Paging, Path, Query},
-    idempotency::IdempotencyKey,
+    idempotency::{IdempotencyKey, Repeat},
     problem::ApiError,
+    routes::route::{Routes, routes},
     validate,
 };
+
+pub(super) fn routes() -> Routes<ServerState> {
+    routes![
+        session_list: Read,
+        session_create: Create.idempotent(Repeat::One),
+        session_get: Read,
+        session_delete: Change,
+        session_stop: Change,
+        session_pause: Change,
+        session_resume: Change,
+        session_terminate: Change,
+        session_restore: Change,
+        session_archive: Change,
+        // A fork contains all files of the sandbox and the session's environment variables.
+        session_fork: Change.idempotent(Repeat::Page),
+    ]
+}
 
 /// The query of the session list.
 #[derive(Debug, Default, serde::Deserialize)]
@@ -61,8 +82,6 @@ pub(crate) async fn session_list(
 
 /// Creates a session; with a prompt, work starts at once.
 #[utoipa::path(post, path = "/v1/sessions", tag = "sessions", request_body = CreateSession,
-    params(("Idempotency-Key" = Option<String>, Header, description = "Repeated requests with the same key create one resource",
-            min_length = 1, max_length = 128)),
     responses((status = 201, body = Session, description = "Created; the prompt is stored")))]
 pub(crate) async fn session_create(
     State(state): State<ServerState>,
@@ -188,9 +207,7 @@ pub(crate) async fn session_archive(
 /// Creates sessions from the end of a turn of this one, with its files and conversation: either all
 /// of them or none.
 #[utoipa::path(post, path = "/v1/sessions/{session}/fork", tag = "sessions", request_body = Option<ForkSession>,
-    params(("session" = SessionId, Path, description = "The session to fork"),
-           ("Idempotency-Key" = Option<String>, Header, description = "Repeated requests with the same key create one resource",
-            min_length = 1, max_length = 128)),
+    params(("session" = SessionId, Path, description = "The session to fork")),
     responses((status = 201, body = Page<Session>, description = "The new sessions")))]
 pub(crate) async fn session_fork(
     State(state): State<ServerState>,

@@ -6,7 +6,19 @@ use harvest_proto::{
     api::{Page, Snapshot},
 };
 
-use crate::{ServerState, extract::Path, problem::ApiError};
+use crate::{
+    ServerState,
+    authorization::Access::Read,
+    extract::Path,
+    problem::ApiError,
+    routes::route::{Routes, routes},
+};
+
+pub(super) fn routes() -> Routes<ServerState> {
+    routes![
+        snapshot_list: Read,
+    ]
+}
 
 /// Lists a session's snapshots, oldest first.
 #[utoipa::path(get, path = "/v1/sessions/{session}/snapshots", tag = "turns",

@@ -6,11 +6,25 @@ use harvest_proto::api::{CreateToken, CreatedToken, Me, Page, Role, Token};
 use crate::{
     ServerState,
     auth::Authenticated,
-    authorization,
+    authorization::{
+        self,
+        Access::{Change, Create, Read},
+    },
     extract::{Body, Path},
     problem::ApiError,
+    routes::route::{Routes, routes},
     validate,
 };
+
+pub(super) fn routes() -> Routes<ServerState> {
+    routes![
+        me_get: Read,
+        // Members list and create only their own tokens.
+        token_list: Read,
+        token_create: Create,
+        token_delete: Change,
+    ]
+}
 
 /// Returns the user of the token in use.
 #[utoipa::path(get, path = "/v1/me", tag = "tokens",

@@ -15,9 +15,21 @@ use serde::Deserialize;
 
 use crate::{
     ServerState,
+    authorization::Access::Read,
     extract::{Path, Query},
     problem::ApiError,
+    routes::route::{Routes, routes},
 };
+
+pub(super) fn routes() -> Routes<ServerState> {
+    routes![
+        turn_list: Read,
+        turn_get: Read,
+        diff_get: Read,
+        diff_files: Read,
+        diff_sandbox: Read,
+    ]
+}
 
 /// Lists a session's turns, oldest first.
 #[utoipa::path(get, path = "/v1/sessions/{session}/turns", tag = "turns",
@@ -92,10 +104,10 @@ pub(crate) async fn diff_files(
 }
 
 /// Lists all changed files of the sandbox, also outside the checkouts.
-#[utoipa::path(get, path = "/v1/sessions/{session}/diff/machine", tag = "turns",
+#[utoipa::path(get, path = "/v1/sessions/{session}/diff/sandbox", tag = "turns",
     params(("session" = SessionId, Path, description = "The session"), Comparison),
     responses((status = 200, body = FileChanges, description = "The changed files, possibly truncated")))]
-pub(crate) async fn diff_machine(
+pub(crate) async fn diff_sandbox(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
     Query(comparison): Query<Comparison>,

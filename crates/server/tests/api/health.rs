@@ -18,7 +18,7 @@ async fn readiness_reports_a_failing_provider() {
     let response = server.request_as(None, "GET", "/readyz", &[], "").await;
     problem(&response, 503, "not_ready");
     let detail = response.json()["detail"].as_str().unwrap().to_owned();
-    assert!(detail.contains("the sandbox provider does not answer"), "{detail}");
+    assert!(detail.contains("the sandbox provider fails: "), "{detail}");
     assert!(response.header("retry-after").is_some());
 }
 

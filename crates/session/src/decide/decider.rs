@@ -3,14 +3,14 @@
 use std::mem;
 
 use harvest_proto::{
-    PromptId, TurnId,
+    PromptId, StateReason, TurnId,
     api::{PromptStatus, SessionState},
     event::{SnapshotKind, TurnOutcome},
 };
 
 use super::{
     Action, Activity, Decision, DiskOnStop, FreezeState, Input, LinkState, Mode, PublicState,
-    Question, SandboxState, State, StepContext, StopSave, Turn, TurnSave,
+    Question, SandboxState, State, StepContext, StopReason, StopSave, Turn, TurnSave,
 };
 
 pub(super) struct Decider<'a> {
@@ -33,7 +33,7 @@ impl<'a> Decider<'a> {
             Input::PromptCancelled { prompt } => self.prompt_cancelled(&prompt),
             Input::PromptMoved { prompt, position } => self.prompt_moved(prompt, position),
             Input::Stop => self.stop(),
-            Input::Pause => self.pause("paused"),
+            Input::Pause => self.pause(StateReason::Paused),
             Input::Terminate => self.terminate(),
             Input::Archive => self.archive(),
             Input::Resume => self.resume(),
@@ -81,7 +81,7 @@ impl<'a> Decider<'a> {
             Input::LinkLost { epoch } if epoch == current => self.link_lost(),
             Input::BootReady { epoch } if epoch == current => self.boot_ready(),
             Input::BootFailed { epoch, detail } if epoch == current => {
-                self.boot_failed("boot_failed", detail)
+                self.boot_failed(StateReason::BootFailed, detail)
             }
             Input::Prepared { epoch } if epoch == current => self.prepared(),
             Input::Discarded { epoch } if epoch == current => self.discarded(),
@@ -119,17 +119,17 @@ impl<'a> Decider<'a> {
     /// Stops the sandbox: its turn first, then the sandbox itself, whose disk is saved.
     fn wind_down(&mut self) {
         let reason = match self.state.restoring {
-            Some(_) => "restore".to_owned(),
+            Some(_) => StateReason::Restored,
             None => self.pause_reason(),
         };
         match &self.state.sandbox {
-            SandboxState::Booting { .. } => self.stop_and_discard(&reason),
+            SandboxState::Booting { .. } => self.stop_and_discard(reason.into()),
             SandboxState::Ready { activity: Activity::Idle { .. }, .. } => {
-                self.stop_and_save(SnapshotKind::Pause, None, &reason);
+                self.stop_and_save(SnapshotKind::Pause, None, reason.into());
             }
             SandboxState::Ready { activity: Activity::SaveFailed { save, .. }, .. } => {
                 let turn = Some(save.turn.clone());
-                self.stop_and_save(SnapshotKind::Pause, turn, &reason);
+                self.stop_and_save(SnapshotKind::Pause, turn, reason.into());
             }
             SandboxState::Ready { activity: Activity::Turn(_), .. } => self.request_turn_stop(),
             _ => {}
@@ -149,7 +149,7 @@ impl<'a> Decider<'a> {
             _ if self.state.queue.is_empty() => {}
             // A turn could outlast the lifetime by hours: the next one gets a new sandbox.
             _ if old && !self.context.busy => {
-                self.stop_and_save(SnapshotKind::Pause, None, "lifetime")
+                self.stop_and_save(SnapshotKind::Pause, None, StateReason::Lifetime.into())
             }
             FreezeState::Running | FreezeState::FreezeFailed => self.dispatch(),
             FreezeState::Freezing | FreezeState::Frozen => self.thaw(),
@@ -214,36 +214,38 @@ impl<'a> Decider<'a> {
         self.actions.push(Action::SetPromptStatus { prompt, from, to });
     }
 
-    pub(super) fn fail(&mut self, reason: &str, detail: String) {
+    pub(super) fn fail(&mut self, reason: StateReason, detail: String) {
         if matches!(self.state.mode, Mode::Active | Mode::Failed { .. }) {
-            self.state.mode = Mode::Failed { reason: reason.to_owned(), detail };
+            self.state.mode = Mode::Failed { reason, detail };
         }
         self.state.start_requested = false;
     }
 
-    pub(super) fn pause_reason(&self) -> String {
+    pub(super) fn pause_reason(&self) -> StateReason {
         match &self.state.mode {
-            Mode::Active => "paused".to_owned(),
-            Mode::Paused { reason } | Mode::Failed { reason, .. } => reason.clone(),
-            Mode::Archived => "archived".to_owned(),
+            Mode::Active => StateReason::Paused,
+            Mode::Paused { reason } | Mode::Failed { reason, .. } => *reason,
+            Mode::Archived => StateReason::Archived,
         }
     }
 
-    pub(super) fn stop_and_discard(&mut self, reason: &str) {
+    pub(super) fn stop_and_discard(&mut self, reason: StopReason) {
         if let SandboxState::Starting { sandbox, .. } | SandboxState::Booting { sandbox, .. } =
             &self.state.sandbox
         {
             let sandbox = sandbox.clone();
             self.actions.push(Action::StopAndDiscard { sandbox: sandbox.clone() });
-            self.state.sandbox = SandboxState::Stopping {
-                sandbox,
-                disk: DiskOnStop::Discard,
-                reason: reason.to_owned(),
-            };
+            self.state.sandbox =
+                SandboxState::Stopping { sandbox, disk: DiskOnStop::Discard, reason };
         }
     }
 
-    pub(super) fn stop_and_save(&mut self, kind: SnapshotKind, turn: Option<TurnId>, reason: &str) {
+    pub(super) fn stop_and_save(
+        &mut self,
+        kind: SnapshotKind,
+        turn: Option<TurnId>,
+        reason: StopReason,
+    ) {
         let Some(sandbox) = self.state.sandbox_id().cloned() else { return };
         // Whether this snapshot exists is unknown, and no capture of it will be tried again.
         if let SandboxState::Ready {
@@ -262,7 +264,7 @@ impl<'a> Decider<'a> {
             kind,
         });
         let disk = DiskOnStop::Save(StopSave { snapshot, kind, turn });
-        self.state.sandbox = SandboxState::Stopping { sandbox, disk, reason: reason.to_owned() };
+        self.state.sandbox = SandboxState::Stopping { sandbox, disk, reason };
     }
 
     /// The sandbox stops in the middle of a turn, which ends with it.
@@ -270,7 +272,7 @@ impl<'a> Decider<'a> {
         &mut self,
         outcome: TurnOutcome,
         error: &str,
-        reason: &str,
+        reason: StopReason,
     ) {
         let Some(turn) = self.take_turn() else { return };
         let id = turn.turn.clone();
@@ -360,46 +362,46 @@ impl<'a> Decider<'a> {
     }
 
     fn public_state(&self) -> (PublicState, Option<String>) {
-        let show = |state, reason: &str| (PublicState { state, reason: reason.to_owned() }, None);
-        let with = |state, reason: &str, detail: &String| {
-            (PublicState { state, reason: reason.to_owned() }, Some(detail.clone()))
-        };
+        let show = |state, reason| (PublicState { state, reason }, None);
+        let with =
+            |state, reason, detail: &str| (PublicState { state, reason }, Some(detail.to_owned()));
         match &self.state.sandbox {
             SandboxState::Starting { .. } | SandboxState::Booting { .. } => {
-                show(SessionState::Starting, "sandbox")
+                show(SessionState::Starting, StateReason::Sandbox)
             }
             SandboxState::Ready { activity, .. } => match activity {
                 Activity::Idle { freeze: FreezeState::Frozen, .. } => {
-                    show(SessionState::Idle, "frozen")
+                    show(SessionState::Idle, StateReason::Frozen)
                 }
-                Activity::Idle { .. } => show(SessionState::Idle, "ready"),
+                Activity::Idle { .. } => show(SessionState::Idle, StateReason::Ready),
                 Activity::Turn(Turn { question: Some(Question { answer: None, .. }), .. }) => {
-                    show(SessionState::NeedsInput, "question")
+                    show(SessionState::NeedsInput, StateReason::Question)
                 }
-                Activity::Turn(_) | Activity::Saving(_) => show(SessionState::Running, "turn"),
+                Activity::Turn(_) | Activity::Saving(_) => {
+                    show(SessionState::Running, StateReason::Turn)
+                }
                 Activity::SaveFailed { detail, .. } => {
-                    with(SessionState::Failed, "save_unknown", detail)
+                    with(SessionState::Failed, StateReason::SaveUnknown, detail)
                 }
             },
             SandboxState::SaveUnknown { detail, .. } => {
-                with(SessionState::Failed, "save_unknown", detail)
+                with(SessionState::Failed, StateReason::SaveUnknown, detail)
             }
             SandboxState::Stopping { .. } => (self.state.public.clone(), None),
             SandboxState::Absent => match &self.state.mode {
                 Mode::Active
                     if let Some(waiting) = self.state.waiting.filter(|_| !self.state.is_new()) =>
                 {
-                    with(
-                        SessionState::Queued,
-                        waiting.limit.as_str(),
-                        &waiting.limit.describe().to_owned(),
-                    )
+                    let limit = waiting.limit;
+                    with(SessionState::Queued, limit.reason(), limit.describe())
                 }
-                Mode::Paused { reason } => show(SessionState::Paused, reason),
-                Mode::Failed { reason, detail } => with(SessionState::Failed, reason, detail),
-                Mode::Archived => show(SessionState::Archived, "archived"),
-                Mode::Active if self.state.epoch == 0 => show(SessionState::Queued, "created"),
-                Mode::Active => show(SessionState::Paused, "paused"),
+                Mode::Paused { reason } => show(SessionState::Paused, *reason),
+                Mode::Failed { reason, detail } => with(SessionState::Failed, *reason, detail),
+                Mode::Archived => show(SessionState::Archived, StateReason::Archived),
+                Mode::Active if self.state.epoch == 0 => {
+                    show(SessionState::Queued, StateReason::Created)
+                }
+                Mode::Active => show(SessionState::Paused, StateReason::Paused),
             },
         }
     }

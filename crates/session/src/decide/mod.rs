@@ -27,7 +27,7 @@ mod tests;
 mod timers;
 
 use harvest_proto::{
-    PromptId, SandboxId, SnapshotId, Timestamp, TurnId,
+    PromptId, SandboxId, SnapshotId, StateReason, Timestamp, TurnId,
     api::{PromptStatus, SessionState},
     bridge::{BootStart, Status},
     event::{SnapshotKind, TurnOutcome},
@@ -36,11 +36,10 @@ use harvest_proto::{
 use decider::Decider;
 pub use freeze::FreezeState;
 pub use restore::Restoring;
-pub(crate) use slot::SUSPENDED;
 pub use slot::{Limit, SlotClaim, Waiting};
 pub use state::{
-    Activity, DiskOnStop, LinkState, Mode, PublicState, Question, SandboxState, State, StopSave,
-    Turn, TurnSave,
+    Activity, DiskOnStop, LinkState, Mode, PublicState, Question, SandboxState, State, StopReason,
+    StopSave, Turn, TurnSave,
 };
 
 use crate::timeouts::Timeouts;
@@ -259,7 +258,7 @@ pub enum Action {
     /// The state that users see.
     SetPublicState {
         state: SessionState,
-        reason: String,
+        reason: StateReason,
         detail: Option<String>,
     },
     /// Ask the provider whether the sandbox of an earlier server still runs.

@@ -3,7 +3,7 @@
 use std::mem;
 
 use harvest_proto::{
-    PromptId,
+    PromptId, StateReason,
     api::PromptStatus,
     event::{SnapshotKind, TurnOutcome},
 };
@@ -66,22 +66,26 @@ impl Decider<'_> {
     pub(super) fn stop(&mut self) {
         match &self.state.sandbox {
             SandboxState::Ready { activity: Activity::Turn(_), .. } => self.request_turn_stop(),
-            SandboxState::Starting { .. } | SandboxState::Booting { .. } => self.pause("stopped"),
-            SandboxState::Absent if self.state.mode == Mode::Active => self.pause("stopped"),
+            SandboxState::Starting { .. } | SandboxState::Booting { .. } => {
+                self.pause(StateReason::Stopped)
+            }
+            SandboxState::Absent if self.state.mode == Mode::Active => {
+                self.pause(StateReason::Stopped)
+            }
             _ => {}
         }
     }
 
-    pub(super) fn pause(&mut self, reason: &str) {
+    pub(super) fn pause(&mut self, reason: StateReason) {
         if self.state.mode != Mode::Archived {
-            self.state.mode = Mode::Paused { reason: reason.to_owned() };
+            self.state.mode = Mode::Paused { reason };
         }
         self.state.start_requested = false;
     }
 
     /// Kills the sandbox at once, whatever it does. Its disk is saved as recovered.
     pub(super) fn terminate(&mut self) {
-        const REASON: &str = "terminated";
+        const REASON: StateReason = StateReason::Terminated;
         self.pause(REASON);
         let SandboxState::Ready { activity, .. } = &self.state.sandbox else { return };
         match activity {
@@ -89,14 +93,16 @@ impl Decider<'_> {
                 self.end_turn_with_sandbox(
                     TurnOutcome::Stopped,
                     "the sandbox was terminated",
-                    REASON,
+                    REASON.into(),
                 );
             }
             Activity::Saving(save) | Activity::SaveFailed { save, .. } => {
                 let turn = Some(save.turn.clone());
-                self.stop_and_save(SnapshotKind::Recovered, turn, REASON);
+                self.stop_and_save(SnapshotKind::Recovered, turn, REASON.into());
             }
-            Activity::Idle { .. } => self.stop_and_save(SnapshotKind::Recovered, None, REASON),
+            Activity::Idle { .. } => {
+                self.stop_and_save(SnapshotKind::Recovered, None, REASON.into())
+            }
         }
     }
 

@@ -3,7 +3,7 @@
 //! latest. The wanted snapshot is in the state from the first step on, so a crash does not lose it.
 //! The snapshots and turns in between stay.
 
-use harvest_proto::SnapshotId;
+use harvest_proto::{SnapshotId, StateReason};
 use serde::{Deserialize, Serialize};
 
 use super::{Action, Mode, SandboxState, decider::Decider};
@@ -27,7 +27,7 @@ impl Decider<'_> {
                 self.state.start_requested = true
             }
             Mode::Active | Mode::Archived => {}
-            Mode::Paused { .. } | Mode::Failed { .. } => self.pause("restored"),
+            Mode::Paused { .. } | Mode::Failed { .. } => self.pause(StateReason::Restored),
         }
         self.state.start_failures.clear();
     }

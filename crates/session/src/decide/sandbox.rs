@@ -1,7 +1,7 @@
 //! Reports of the provider about a session's sandbox.
 
 use harvest_proto::{
-    SnapshotId,
+    SnapshotId, StateReason,
     bridge::BootStart,
     event::{SnapshotKind, TurnOutcome},
 };
@@ -26,18 +26,18 @@ impl Decider<'_> {
     }
 
     pub(super) fn start_failed(&mut self, detail: String, permanent: bool) {
-        self.failed_to_start("start_failed", detail, permanent);
+        self.failed_to_start(StateReason::StartFailed, detail, permanent);
     }
 
     /// Another start is tried until the circuit breaker opens.
-    pub(super) fn failed_to_start(&mut self, reason: &str, detail: String, permanent: bool) {
+    pub(super) fn failed_to_start(&mut self, reason: StateReason, detail: String, permanent: bool) {
         let (now, timeouts) = (self.context.now, self.context.timeouts);
         self.state.start_failures.retain(|at| now.since(*at) < timeouts.breaker);
         self.state.start_failures.push(now);
         if permanent || self.state.start_failures.len() >= timeouts.breaker_failures {
             self.fail(reason, detail);
         }
-        self.stop_and_discard(reason);
+        self.stop_and_discard(reason.into());
     }
 
     pub(super) fn found_running(&mut self) {
@@ -65,7 +65,7 @@ impl Decider<'_> {
             }
             SandboxState::Ready { activity, .. } => {
                 if self.state.queue.is_empty() && self.state.mode == Mode::Active {
-                    self.state.mode = Mode::Paused { reason: "sandbox_lost".to_owned() };
+                    self.state.mode = Mode::Paused { reason: StateReason::SandboxLost };
                 }
                 match activity {
                     Activity::Turn(turn) => {
@@ -76,15 +76,15 @@ impl Decider<'_> {
                         self.end_turn_with_sandbox(
                             outcome,
                             &format!("the sandbox was lost: {reason}"),
-                            reason,
+                            reason.into(),
                         );
                     }
                     Activity::Saving(save) | Activity::SaveFailed { save, .. } => {
                         let turn = Some(save.turn.clone());
-                        self.stop_and_save(SnapshotKind::Recovered, turn, reason);
+                        self.stop_and_save(SnapshotKind::Recovered, turn, reason.into());
                     }
                     Activity::Idle { .. } => {
-                        self.stop_and_save(SnapshotKind::Recovered, None, reason)
+                        self.stop_and_save(SnapshotKind::Recovered, None, reason.into())
                     }
                 }
             }
@@ -112,7 +112,7 @@ impl Decider<'_> {
                 }
                 self.actions.push(Action::SandboxEnded { sandbox, reason: "gone".to_owned() });
                 self.state.sandbox = SandboxState::Absent;
-                self.fail("sandbox_gone", self.gone_message());
+                self.fail(StateReason::SandboxGone, self.gone_message());
             }
             _ => {}
         }
@@ -191,8 +191,8 @@ impl Decider<'_> {
             turn: save.turn.clone(),
             millis,
         });
-        let (sandbox, reason) = (sandbox.clone(), reason.clone());
-        self.actions.push(Action::SandboxEnded { sandbox, reason: reason.clone() });
+        let (sandbox, paused) = (sandbox.clone(), reason.state());
+        self.actions.push(Action::SandboxEnded { sandbox, reason: reason.to_string() });
         self.actions.push(Action::Review);
         self.state.latest_snapshot = Some(snapshot.clone());
         self.state.sandbox = SandboxState::Absent;
@@ -200,7 +200,7 @@ impl Decider<'_> {
             && self.state.queue.is_empty()
             && !self.state.start_requested
         {
-            self.state.mode = Mode::Paused { reason };
+            self.state.mode = Mode::Paused { reason: paused };
         }
     }
 
@@ -215,9 +215,9 @@ impl Decider<'_> {
         }
         let (sandbox, reason) = (sandbox.clone(), reason.clone());
         if gone {
-            self.actions.push(Action::SandboxEnded { sandbox, reason });
+            self.actions.push(Action::SandboxEnded { sandbox, reason: reason.to_string() });
             self.state.sandbox = SandboxState::Absent;
-            self.fail("sandbox_gone", self.gone_message());
+            self.fail(StateReason::SandboxGone, self.gone_message());
         } else {
             self.state.sandbox =
                 SandboxState::SaveUnknown { sandbox, save: save.clone(), reason, detail };
@@ -231,7 +231,7 @@ impl Decider<'_> {
             return;
         };
         self.actions
-            .push(Action::SandboxEnded { sandbox: sandbox.clone(), reason: reason.clone() });
+            .push(Action::SandboxEnded { sandbox: sandbox.clone(), reason: reason.to_string() });
         self.state.sandbox = SandboxState::Absent;
     }
 }

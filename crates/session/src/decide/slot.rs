@@ -1,5 +1,6 @@
 //! Waiting for a slot, and giving one up.
 
+use harvest_proto::StateReason;
 use serde::{Deserialize, Serialize};
 
 use super::{Action, Mode, SandboxState, decider::Decider};
@@ -27,13 +28,12 @@ pub enum Limit {
 }
 
 impl Limit {
-    /// The reason code of the API.
     #[must_use]
-    pub const fn as_str(self) -> &'static str {
+    pub const fn reason(self) -> StateReason {
         match self {
-            Self::Sandboxes => "limit_sandboxes",
-            Self::User => "limit_user",
-            Self::Closed => "server_busy",
+            Self::Sandboxes => StateReason::LimitSandboxes,
+            Self::User => StateReason::LimitUser,
+            Self::Closed => StateReason::ServerBusy,
         }
     }
 
@@ -90,7 +90,7 @@ impl Decider<'_> {
     pub(super) fn slot_release_requested(&mut self) {
         if self.state.idle_since(self.context.busy).is_some() {
             self.state.yielding_slot = true;
-            self.pause("slot_needed");
+            self.pause(StateReason::SlotNeeded);
         }
     }
 
@@ -98,19 +98,15 @@ impl Decider<'_> {
     pub(super) fn suspend(&mut self) {
         self.state.yielding_slot = self.state.sandbox != SandboxState::Absent;
         if self.state.mode == Mode::Active {
-            self.pause(SUSPENDED);
+            self.pause(StateReason::ServerShutdown);
         }
     }
 
     /// A session that the last server suspended with prompts queued becomes active again.
     pub(super) fn resume_suspended(&mut self) {
         self.state.yielding_slot = false;
-        let suspended = matches!(&self.state.mode, Mode::Paused { reason } if reason == SUSPENDED);
-        if suspended && !self.state.queue.is_empty() {
+        if self.state.mode.is_suspended() && !self.state.queue.is_empty() {
             self.state.mode = Mode::Active;
         }
     }
 }
-
-/// The pause reason of a session whose server shut down.
-pub(crate) const SUSPENDED: &str = "server_shutdown";

@@ -1,11 +1,11 @@
 //! The state of a session. Each variant has exactly the data that exists in it. All of it but the
-//! queue is stored as the session's `drive`; anything else is lost in a crash.
+//! queue is stored as the session's `driver_state`; anything else is lost in a crash.
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, fmt};
 
 use harvest_proto::{
-    PromptId, SandboxId, SnapshotId, Timestamp, TurnId, api::SessionState, bridge::BootStart,
-    event::SnapshotKind,
+    PromptId, SandboxId, SnapshotId, StateReason, Timestamp, TurnId, api::SessionState,
+    bridge::BootStart, event::SnapshotKind,
 };
 use serde::{Deserialize, Serialize};
 
@@ -53,14 +53,21 @@ pub enum Mode {
     Active,
     /// Until a prompt or `resume`.
     Paused {
-        reason: String,
+        reason: StateReason,
     },
     /// Until a prompt or `resume`.
     Failed {
-        reason: String,
+        reason: StateReason,
         detail: String,
     },
     Archived,
+}
+
+impl Mode {
+    /// The server shut down while the session was active.
+    pub(crate) fn is_suspended(&self) -> bool {
+        *self == Self::Paused { reason: StateReason::ServerShutdown }
+    }
 }
 
 /// The sandbox of a session.
@@ -93,7 +100,7 @@ pub enum SandboxState {
     Stopping {
         sandbox: SandboxId,
         disk: DiskOnStop,
-        reason: String,
+        reason: StopReason,
     },
     /// It was stopped, and whether its disk was saved is unknown. Nothing starts before that is
     /// known.
@@ -101,7 +108,7 @@ pub enum SandboxState {
         sandbox: SandboxId,
         save: StopSave,
         /// Why it was stopped.
-        reason: String,
+        reason: StopReason,
         /// What went wrong.
         detail: String,
     },
@@ -190,7 +197,48 @@ pub struct StopSave {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PublicState {
     pub state: SessionState,
-    pub reason: String,
+    pub reason: StateReason,
+}
+
+/// Why a sandbox stops.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum StopReason {
+    /// The same as the reason for the session's state.
+    State(StateReason),
+    /// The sandbox was lost: a text of its provider.
+    Lost(String),
+}
+
+impl StopReason {
+    /// The reason for the state of a session that stays without a sandbox.
+    pub(super) const fn state(&self) -> StateReason {
+        match self {
+            Self::State(reason) => *reason,
+            Self::Lost(_) => StateReason::SandboxLost,
+        }
+    }
+}
+
+impl From<StateReason> for StopReason {
+    fn from(reason: StateReason) -> Self {
+        Self::State(reason)
+    }
+}
+
+impl From<&str> for StopReason {
+    fn from(text: &str) -> Self {
+        Self::Lost(text.to_owned())
+    }
+}
+
+impl fmt::Display for StopReason {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::State(reason) => reason.fmt(out),
+            Self::Lost(text) => text.fmt(out),
+        }
+    }
 }
 
 impl State {
@@ -206,7 +254,7 @@ impl State {
             mode: Mode::Active,
             start_requested: true,
             sandbox: SandboxState::Absent,
-            public: PublicState { state: SessionState::Queued, reason: "created".to_owned() },
+            public: PublicState { state: SessionState::Queued, reason: StateReason::Created },
             start_failures: Vec::new(),
             user: None,
             waiting: None,

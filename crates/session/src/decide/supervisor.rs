@@ -1,7 +1,7 @@
 //! Reports of the supervisor inside the sandbox.
 
 use harvest_proto::{
-    PromptId,
+    PromptId, StateReason,
     api::PromptStatus,
     bridge::{BootStart, PromptProgress, Status},
     event::{SnapshotKind, TurnOutcome},
@@ -85,7 +85,7 @@ impl Decider<'_> {
 
     /// A boot that failed fast is retried, as a start is. A slow one is not: three of them would
     /// not fit the breaker's window, so the retries would never end.
-    pub(super) fn boot_failed(&mut self, reason: &str, detail: String) {
+    pub(super) fn boot_failed(&mut self, reason: StateReason, detail: String) {
         let SandboxState::Booting { since, .. } = &self.state.sandbox else { return };
         let timeouts = self.context.timeouts;
         let tries = u32::try_from(timeouts.breaker_failures.max(1)).unwrap_or(u32::MAX);
@@ -125,7 +125,7 @@ impl Decider<'_> {
         {
             let id = turn.turn.clone();
             self.record_turn_end(turn, TurnOutcome::Failed, Some(detail));
-            self.stop_and_save(SnapshotKind::Pause, Some(id), "prompt_refused");
+            self.stop_and_save(SnapshotKind::Pause, Some(id), StateReason::PromptRefused.into());
         }
     }
 

@@ -1,6 +1,9 @@
 //! Timeouts, and the recovery of a session after a restart of the server.
 
-use harvest_proto::event::{SnapshotKind, TurnOutcome};
+use harvest_proto::{
+    StateReason,
+    event::{SnapshotKind, TurnOutcome},
+};
 
 use super::{
     Action, Activity, DiskOnStop, FreezeState, LinkState, SandboxState, Turn, decider::Decider,
@@ -12,11 +15,11 @@ impl Decider<'_> {
         match &self.state.sandbox {
             SandboxState::Starting { since, .. } if now.since(*since) >= timeouts.boot => {
                 let detail = format!("not started after {} s", timeouts.boot.as_secs());
-                self.failed_to_start("start_timeout", detail, true);
+                self.failed_to_start(StateReason::StartTimeout, detail, true);
             }
             SandboxState::Booting { since, .. } if now.since(*since) >= timeouts.boot => {
                 let detail = format!("not ready after {} s", timeouts.boot.as_secs());
-                self.boot_failed("boot_timeout", detail);
+                self.boot_failed(StateReason::BootTimeout, detail);
             }
             SandboxState::Booting { link: LinkState::Down { since }, .. }
             | SandboxState::Ready { link: LinkState::Down { since }, .. }
@@ -31,7 +34,7 @@ impl Decider<'_> {
                 self.end_turn_with_sandbox(
                     TurnOutcome::Stopped,
                     "the stop was not confirmed",
-                    "stopped",
+                    StateReason::Stopped.into(),
                 );
             }
             SandboxState::Ready { activity: Activity::Turn(turn), .. }
@@ -45,7 +48,7 @@ impl Decider<'_> {
                 activity: Activity::Idle { .. },
                 ..
             } if now.since(*ready_since) >= timeouts.lifetime && !self.context.busy => {
-                self.stop_and_save(SnapshotKind::Pause, None, "lifetime");
+                self.stop_and_save(SnapshotKind::Pause, None, StateReason::Lifetime.into());
             }
             SandboxState::Ready {
                 activity: Activity::Idle { freeze: FreezeState::Thawing { since }, .. },
@@ -63,7 +66,7 @@ impl Decider<'_> {
         let Some(since) = self.state.idle_since(self.context.busy) else { return };
         let idle = now.since(since);
         if idle >= timeouts.idle_pause {
-            self.pause("idle");
+            self.pause(StateReason::Idle);
         } else if timeouts.idle_freeze.is_some_and(|freeze| idle >= freeze)
             && matches!(
                 self.state.sandbox,
@@ -82,7 +85,7 @@ impl Decider<'_> {
         match &mut self.state.sandbox {
             SandboxState::Absent | SandboxState::SaveUnknown { .. } => {}
             // What it was started from is no longer known, and it holds no work.
-            SandboxState::Starting { .. } => self.stop_and_discard("restart"),
+            SandboxState::Starting { .. } => self.stop_and_discard("restart".into()),
             SandboxState::Booting { sandbox, link, since, .. } => {
                 (*link, *since) = (LinkState::Down { since: now }, now);
                 self.actions.push(Action::Find { sandbox: sandbox.clone() });

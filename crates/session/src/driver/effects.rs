@@ -139,11 +139,10 @@ impl Driver {
             start,
             repositories: self.checkouts(),
             agent: Some(AgentLaunch {
-                name: session.agent.clone(),
+                name: session.agent,
                 conversation: self.record.conversation.clone(),
                 resume,
-                // `scripted` is the gateway's stand-in; the agent does not know it as a model.
-                model: session.model.clone().filter(|model| model != "scripted"),
+                model: session.model.as_ref().and_then(|model| model.name()).map(str::to_owned),
                 restarts: RestartPolicy::default(),
             }),
             env: self.record.env.clone(),
@@ -189,8 +188,7 @@ impl Driver {
         let look = !restored || self.state.turns == 0;
         let checkouts = self.record.checkouts.clone();
         self.spawn_attached(async move {
-            let report = match checkout::prepare(&bridge, &checkouts, branch.as_deref(), look).await
-            {
+            let report = match checkout::prepare(&bridge, &checkouts, branch.as_ref(), look).await {
                 Ok(writes) => TaskReport::Input(Input::Prepared { epoch }, writes),
                 // The reconnect prepares again.
                 Err(checkout::PrepareError::Bridge(BridgeError::Lost)) => return,

@@ -20,7 +20,7 @@ use std::{
 
 use harvest_gateway::ledger::DoorPolicy;
 use harvest_proto::{
-    EventBody, PromptId, SandboxId, SessionId, SnapshotId, TurnId, api::SessionState,
+    EventBody, PromptId, SandboxId, SessionId, SnapshotId, StateReason, TurnId, api::SessionState,
     bridge::BootStart, event::SnapshotKind,
 };
 use harvest_store::{CheckoutRecord, Removal, SessionRecord, StoreError, Write};
@@ -108,15 +108,15 @@ impl Driver {
         record: SessionRecord,
         queue: Vec<PromptId>,
     ) -> Result<DriverHandle, SessionError> {
-        let state: State = serde_json::from_str(&record.drive)
-            .map_err(|_| StoreError::Corrupt { column: "drive" })?;
+        let state: State = serde_json::from_str(&record.driver_state)
+            .map_err(|_| StoreError::Corrupt { column: "driver_state" })?;
         let (commands, inbox) = mpsc::unbounded_channel();
         let (report_sender, reports) = mpsc::unbounded_channel();
         let (view, view_receiver) = watch::channel(state.clone());
         let execs = Arc::new(AtomicUsize::new(0));
         let driver = Box::new(Self {
             shared: Arc::clone(shared),
-            stored_state: record.drive.clone(),
+            stored_state: record.driver_state.clone(),
             record,
             state,
             commands: inbox,
@@ -397,10 +397,10 @@ impl Driver {
         for action in &decision.actions {
             writes::push(action, at, &mut writes);
         }
-        let drive =
+        let json =
             serde_json::to_string(&decision.state).expect("a state holds only maps with text keys");
-        if drive != self.stored_state {
-            writes.push(writes::state(&decision.state, drive.clone()));
+        if json != self.stored_state {
+            writes.push(writes::state(&decision.state, json.clone()));
         }
         if decision.state.position() != self.state.position() {
             writes.push(Write::Position(decision.state.position()));
@@ -408,7 +408,7 @@ impl Driver {
         if !writes.is_empty() {
             self.shared.store.session_commit(self.id(), self.shared.lease, at, writes).await?;
         }
-        self.stored_state = drive;
+        self.stored_state = json;
         self.state = decision.state.clone();
         self.view.send_replace(self.state.clone());
         self.report_slot(false);
@@ -455,7 +455,7 @@ pub(crate) fn created(at: harvest_proto::Timestamp) -> Write {
     writes::event(
         at,
         None,
-        EventBody::StateChanged { state, reason: "created".to_owned(), detail: None },
+        EventBody::StateChanged { state, reason: StateReason::Created, detail: None },
     )
 }
 

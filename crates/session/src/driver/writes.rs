@@ -1,7 +1,7 @@
 //! Turns persisted actions into writes of the store.
 
 use harvest_proto::{EventBody, Timestamp, TurnId, api::PromptStatus};
-use harvest_store::Write;
+use harvest_store::{DriverState, Write};
 
 use super::snapshot_event;
 use crate::decide::{Action, State};
@@ -63,26 +63,23 @@ pub(super) fn push(action: &Action, at: Timestamp, writes: &mut Vec<Write>) {
             writes.push(event(at, None, body));
         }
         Action::SetPublicState { state, reason, detail } => {
-            let body = EventBody::StateChanged {
-                state: *state,
-                reason: reason.clone(),
-                detail: detail.clone(),
-            };
+            let body =
+                EventBody::StateChanged { state: *state, reason: *reason, detail: detail.clone() };
             writes.push(event(at, None, body));
         }
         _ => {}
     }
 }
 
-pub(super) fn state(state: &State, drive: String) -> Write {
-    Write::DriverState {
-        drive,
+pub(super) fn state(state: &State, json: String) -> Write {
+    Write::DriverState(DriverState {
+        json,
         state: state.public.state,
-        reason: state.public.reason.clone(),
+        reason: state.public.reason,
         sandbox: state.sandbox_id().cloned(),
         epoch: state.epoch,
         snapshot: state.latest_snapshot.clone(),
-    }
+    })
 }
 
 /// An event that the server itself reports.

@@ -387,7 +387,7 @@ impl RunningCommand {
             // Dropping the command kills it.
             () = input_broken(&mut self.input_task) => {
                 let message = "the input broke off; the command was killed".to_owned();
-                let line = ExecLine::Failed { code: "input_torn".to_owned(), message };
+                let line = ExecLine::Failed { code: "input_aborted".to_owned(), message };
                 return (line, StreamState::Cleanup(self.cleanup));
             }
         };

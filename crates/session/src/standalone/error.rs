@@ -1,5 +1,9 @@
 //! Errors of sandbox host operations, each with a code for programs and, where known, a hint.
 
+use std::borrow::Cow;
+
+use harvest_proto::Hint;
+
 use crate::{admission::SlotRefusal, decide::Limit};
 
 #[derive(Debug, thiserror::Error)]
@@ -33,26 +37,28 @@ impl HostError {
             | Self::Conflict { code, .. }
             | Self::Invalid { code, .. } => code,
             Self::NoSpace { .. } => "no_room",
-            Self::LimitReached { limit, .. } => limit.as_str(),
+            Self::LimitReached { limit, .. } => limit.reason().as_str(),
             Self::Failed { .. } => "host_failed",
-        }
-    }
-
-    /// The next step for the user, where known.
-    #[must_use]
-    pub fn hint(&self) -> Option<&str> {
-        match self {
-            Self::Missing { hint, .. }
-            | Self::Conflict { hint, .. }
-            | Self::NoSpace { hint, .. } => Some(hint),
-            Self::LimitReached { hint, .. } => Some(hint),
-            Self::Invalid { hint, .. } | Self::Failed { hint, .. } => hint.as_deref(),
         }
     }
 
     #[must_use]
     pub fn invalid(code: &'static str, what: impl Into<String>) -> Self {
         Self::Invalid { code, what: what.into(), hint: None }
+    }
+}
+
+impl Hint for HostError {
+    fn hint(&self) -> Option<Cow<'_, str>> {
+        match self {
+            Self::Missing { hint, .. }
+            | Self::Conflict { hint, .. }
+            | Self::NoSpace { hint, .. } => Some(hint.into()),
+            Self::LimitReached { hint, .. } => Some((*hint).into()),
+            Self::Invalid { hint, .. } | Self::Failed { hint, .. } => {
+                hint.as_deref().map(Cow::Borrowed)
+            }
+        }
     }
 }
 

@@ -1,20 +1,21 @@
 //! Creating sessions from several repositories or none, variables, a snapshot and a key.
 
-use harvest_proto::{api::UseRepository, bridge::BootStart};
+use harvest_proto::{Hint, api::UseRepository, bridge::BootStart};
 
 use super::*;
 
 fn named(name: &str) -> UseRepository {
-    UseRepository { name: Some(name.into()), ..UseRepository::default() }
+    UseRepository { name: Some(name.parse().unwrap()), ..UseRepository::default() }
 }
 
 /// A session on `demo` and `lib`.
 async fn on_two(sessions: &Sessions, prompt: &str) -> Session {
     let url = Some("https://example.org/lib.git".to_owned());
-    let lib = UseRepository { url, base: Some("next".into()), ..UseRepository::default() };
+    let lib =
+        UseRepository { url, base: Some("next".parse().unwrap()), ..UseRepository::default() };
     let create = CreateSession {
         repositories: vec![named("demo"), lib],
-        prompt: Some(prompt.into()),
+        prompt: Some(prompt.parse().unwrap()),
         env: [("MODE".to_owned(), "fast".to_owned())].into(),
         ..CreateSession::default()
     };
@@ -60,7 +61,12 @@ async fn each_pushed_repository_gets_own_pull_request() {
     until(&sessions, &id, started).await;
     for repository in ["lib", "demo"] {
         let (repository, branch) = (repository.to_owned(), session.branch.clone());
-        ledger.log(&id, EventBody::Pushed { repository, branch, commit: "c0ffee".into() }).await;
+        ledger
+            .log(
+                &id,
+                EventBody::Pushed { repository, branch: branch.into(), commit: "c0ffee".into() },
+            )
+            .await;
     }
     harness.fake.finish_turn(&sandbox(&sessions, &id).await);
     let mut checked = 0;
@@ -74,7 +80,7 @@ async fn each_pushed_repository_gets_own_pull_request() {
         session
             .repositories
             .iter()
-            .all(|one| one.pull.as_ref().is_some_and(|pull| pull.evidence.is_some()))
+            .all(|one| one.pull_request.as_ref().is_some_and(|pull| pull.evidence.is_some()))
     );
     assert_eq!((session.pr_number, session.pr_url.as_deref()), (Some(7), Some("http://forge/7")));
     let orders: Vec<_> = harness
@@ -96,7 +102,8 @@ async fn each_pushed_repository_gets_own_pull_request() {
 async fn session_without_repository_gets_empty_folder() {
     let harness = Harness::new().await;
     let sessions = harness.serve().await;
-    let create = CreateSession { prompt: Some("hello".into()), ..CreateSession::default() };
+    let create =
+        CreateSession { prompt: Some("hello".parse().unwrap()), ..CreateSession::default() };
     let session = sessions.create(create, ada()).await.unwrap();
     assert_eq!((session.repository.as_str(), session.repositories.len()), ("", 0));
     until(&sessions, &session.id, ended).await;
@@ -134,7 +141,7 @@ async fn session_from_snapshot_outlives_its_source() {
     let sessions = harness.serve().await;
     let source = harness.session(&sessions, Some("write /note hi")).await.id;
     until(&sessions, &source, |event| matches!(event.body, EventBody::SnapshotTaken { .. })).await;
-    let from = sessions.get(&source).await.unwrap().snapshot;
+    let from = sessions.get(&source).await.unwrap().snapshot_id;
     let create = CreateSession {
         repository: Some("demo".into()),
         from: from.clone(),

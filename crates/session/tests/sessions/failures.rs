@@ -76,7 +76,7 @@ async fn unreviewed_push_is_reviewed_after_restart() {
     until(&sessions, &session.id, started).await;
     let ledger = StoreLedger::new(harness.store.clone(), lease, harness.vault.clone(), None);
     let (repository, branch, commit) = ("demo".into(), session.branch, "c0ffee".into());
-    ledger.log(&session.id, EventBody::Pushed { repository, branch, commit }).await;
+    ledger.log(&session.id, EventBody::Pushed { repository, branch: branch.into(), commit }).await;
     sessions.close().await;
     let sessions = harness.serve().await;
     let reviewed =
@@ -150,7 +150,7 @@ async fn only_trusted_doors_wait_for_trusted_names() {
     let url = "https://example.org/demo.git".to_owned();
     sessions.repository_add(AddRepository { url, ..AddRepository::default() }).await.unwrap();
     let trusting = harness.session(&sessions, None).await.id;
-    let (repository, network) = (Some("demo".to_owned()), Some("none".to_owned()));
+    let (repository, network) = (Some("demo".to_owned()), Some(harvest_proto::NetworkPolicy::None));
     let create = CreateSession { repository, network, ..CreateSession::default() };
     let alone = sessions.create(create, ada()).await.unwrap().id;
     until_state(&sessions, &alone, SessionState::Idle).await;
@@ -163,10 +163,10 @@ async fn only_trusted_doors_wait_for_trusted_names() {
     removal::eventually("the door to be opened", || harness.doors.0.lock().unwrap().len() == 2)
         .await;
     let passes = harness.doors.0.lock().unwrap().clone();
-    let names = NetworkPolicy::Trusted(vec!["packages.example.org".to_owned()]);
+    let names = ResolvedPolicy::Trusted(vec!["packages.example.org".to_owned()]);
     assert_eq!(
         passes.iter().map(|pass| &pass.network).collect::<Vec<_>>(),
-        [&NetworkPolicy::None, &names]
+        [&ResolvedPolicy::None, &names]
     );
 }
 
@@ -200,7 +200,7 @@ async fn refused_prompt_fails_and_next_gets_new_sandbox() {
     let refused = send(&sessions, &id, "refuse").await;
     until_status(&sessions, &id, &refused, PromptStatus::Failed).await;
     until_state(&sessions, &id, SessionState::Paused).await;
-    assert_eq!(sessions.get(&id).await.unwrap().reason, "prompt_refused");
+    assert_eq!(sessions.get(&id).await.unwrap().reason, StateReason::PromptRefused);
     let next = send(&sessions, &id, "go on").await;
     until_status(&sessions, &id, &next, PromptStatus::Completed).await;
     assert!(harness.fake.file(&sandbox(&sessions, &id).await, "/kept").is_some(), "with its files");

@@ -15,7 +15,8 @@ async fn forks_get_own_branches_and_prompts() {
     let sessions = harness.serve().await;
     let source = harness.session(&sessions, Some("write /f one")).await;
     until_state(&sessions, &source.id, SessionState::Idle).await;
-    let prompts = ["write /f a", "write /f b", "write /f c"].map(str::to_owned).to_vec();
+    let prompts =
+        ["write /f a", "write /f b", "write /f c"].map(|text| text.parse().unwrap()).to_vec();
     let order = ForkSession { turn: Some(1), prompts, ..ForkSession::default() };
     let forks = sessions.fork(&source.id, order, ada()).await.unwrap();
     let branches: std::collections::BTreeSet<_> =
@@ -53,10 +54,10 @@ async fn fork_uses_newest_turn_or_pause_snapshot() {
         .await;
     let first = sessions.turns(&id).await.unwrap()[0].snapshot.clone().unwrap();
     let fork = sessions.fork(&id, fork_of(None, 1), ada()).await.unwrap().remove(0);
-    assert_eq!(fork.snapshot, Some(first));
+    assert_eq!(fork.snapshot_id, Some(first));
     let paused = sessions.pause(&id).await.unwrap();
     let fork = sessions.fork(&id, fork_of(None, 2), ada()).await.unwrap();
-    assert!(fork.iter().all(|fork| fork.snapshot.as_ref() == Some(&paused)));
+    assert!(fork.iter().all(|fork| fork.snapshot_id.as_ref() == Some(&paused)));
 }
 
 #[tokio::test]
@@ -66,15 +67,15 @@ async fn forks_are_all_or_nothing() {
     let id = harness.session(&sessions, Some("one")).await.id;
     until_state(&sessions, &id, SessionState::Idle).await;
     let before = sessions.list(None, 50).await.unwrap().items.len();
-    let prompts = vec!["fine".to_owned(), " ".to_owned()];
-    let order = ForkSession { prompts, ..ForkSession::default() };
-    assert_eq!(sessions.fork(&id, order, ada()).await.unwrap_err().code(), "invalid_prompt");
+    let prompts = vec!["fine".parse().unwrap()];
+    let order = ForkSession { count: Some(2), prompts, ..ForkSession::default() };
+    assert_eq!(sessions.fork(&id, order, ada()).await.unwrap_err().code(), "invalid_fork");
     assert_eq!(sessions.list(None, 50).await.unwrap().items.len(), before);
     assert_eq!(
         sessions.fork(&id, fork_of(None, 17), ada()).await.unwrap_err().code(),
         "invalid_fork"
     );
-    let newest = sessions.get(&id).await.unwrap().snapshot.unwrap();
+    let newest = sessions.get(&id).await.unwrap().snapshot_id.unwrap();
     sessions.fork(&id, fork_of(None, 16), ada()).await.unwrap();
     assert_eq!(sessions.list(None, 50).await.unwrap().items.len(), before + 16);
     let listed = sessions.snapshots(&id).await.unwrap();

@@ -38,7 +38,7 @@ impl Forge for RecordingPulls {
             url: "http://forge/7".into(),
             title: order.title,
             body: order.body,
-            state: "open".into(),
+            state: PullRequestState::Open,
             branch: order.branch,
             base: order.base,
             commit: "c0ffee".into(),
@@ -111,7 +111,7 @@ impl Harness {
     pub(crate) async fn session(&self, sessions: &Sessions, prompt: Option<&str>) -> Session {
         let create = CreateSession {
             repository: Some("demo".into()),
-            prompt: prompt.map(str::to_owned),
+            prompt: prompt.map(|text| text.parse().unwrap()),
             ..CreateSession::default()
         };
         sessions.create(create, ada()).await.unwrap()
@@ -119,7 +119,7 @@ impl Harness {
 }
 
 pub(crate) async fn send(sessions: &Sessions, session: &SessionId, text: &str) -> PromptId {
-    let create = CreatePrompt { text: text.into(), ..CreatePrompt::default() };
+    let create = CreatePrompt { text: text.parse().unwrap(), now: false, author: None };
     sessions.prompt(session, create, ada()).await.unwrap().id
 }
 

@@ -4,7 +4,7 @@ use harvest_session::Limits;
 
 use super::*;
 
-pub(super) async fn until_reason(sessions: &Sessions, session: &SessionId, reason: &str) {
+pub(super) async fn until_reason(sessions: &Sessions, session: &SessionId, reason: StateReason) {
     let wait = async {
         let mut events = sessions.follow(session, 0).await.unwrap();
         while sessions.get(session).await.unwrap().reason != reason {
@@ -48,23 +48,23 @@ async fn detached_command_counts_as_activity_after_restart() {
     let harness = Harness::with(short_idle_freeze()).await;
     let sessions = harness.serve().await;
     let id = harness.session(&sessions, Some("hello")).await.id;
-    until_reason(&sessions, &id, "frozen").await;
+    until_reason(&sessions, &id, StateReason::Frozen).await;
     let sandbox_id = sandbox(&sessions, &id).await;
     harness.fake.set_detached(&sandbox_id, 1);
-    until_reason(&sessions, &id, "ready").await;
+    until_reason(&sessions, &id, StateReason::Ready).await;
     sessions.close().await;
     let sessions = harness.serve().await;
     // Same timeout: had the first session been idle, it would have frozen before the second.
     until(
         &sessions,
         &harness.session(&sessions, Some("hello")).await.id,
-        |event| matches!(&event.body, EventBody::StateChanged { reason, .. } if reason == "frozen"),
+        |event| matches!(&event.body, EventBody::StateChanged { reason, .. } if *reason == StateReason::Frozen),
     )
     .await;
-    assert_eq!(sessions.get(&id).await.unwrap().reason, "ready");
+    assert_eq!(sessions.get(&id).await.unwrap().reason, StateReason::Ready);
     assert!(!harness.fake.is_frozen(&sandbox_id));
     harness.fake.set_detached(&sandbox_id, 0);
-    until_reason(&sessions, &id, "frozen").await;
+    until_reason(&sessions, &id, StateReason::Frozen).await;
 }
 
 #[tokio::test]
@@ -72,7 +72,7 @@ async fn idle_session_freezes_and_thaws_on_demand() {
     let harness = Harness::with(short_idle_freeze()).await;
     let sessions = harness.serve().await;
     let id = harness.session(&sessions, Some("write /kept yes")).await.id;
-    until_reason(&sessions, &id, "frozen").await;
+    until_reason(&sessions, &id, StateReason::Frozen).await;
     let sandbox_id = sandbox(&sessions, &id).await;
     assert!(harness.fake.is_frozen(&sandbox_id));
     assert_eq!(sessions.get(&id).await.unwrap().state, SessionState::Idle);
@@ -81,7 +81,7 @@ async fn idle_session_freezes_and_thaws_on_demand() {
         matches!(lines.last(), Some(ExecLine::Exited { exit: Exit::Code(0), .. })),
         "{lines:?}"
     );
-    until_reason(&sessions, &id, "frozen").await;
+    until_reason(&sessions, &id, StateReason::Frozen).await;
     // The fake refuses a prompt while it is frozen.
     let next = send(&sessions, &id, "go on").await;
     until_status(&sessions, &id, &next, PromptStatus::Completed).await;
@@ -93,7 +93,7 @@ async fn next_server_thaws_frozen_sandbox() {
     let harness = Harness::with(short_idle_freeze()).await;
     let sessions = harness.serve().await;
     let id = harness.session(&sessions, Some("hello")).await.id;
-    until_reason(&sessions, &id, "frozen").await;
+    until_reason(&sessions, &id, StateReason::Frozen).await;
     sessions.close().await;
     let sessions = harness.serve().await;
     let lines = echo(&sessions, &id).await;
@@ -112,9 +112,9 @@ async fn session_works_when_freezing_fails() {
     harness.fake.set_failing(FakeOp::Freeze, true);
     let sessions = harness.serve().await;
     let id = harness.session(&sessions, Some("hello")).await.id;
-    until_reason(&sessions, &id, "idle").await;
+    until_reason(&sessions, &id, StateReason::Idle).await;
     assert!(!all(&sessions, &id).await.iter().any(|event| {
-        matches!(&event.body, EventBody::StateChanged { reason, .. } if reason == "frozen")
+        matches!(&event.body, EventBody::StateChanged { reason, .. } if *reason == StateReason::Frozen)
     }));
 }
 
@@ -136,7 +136,7 @@ async fn queued_sessions_get_slots_in_order() {
         until(&sessions, id, started).await;
     }
     for (position, id) in ids[2..].iter().enumerate() {
-        until_reason(&sessions, id, "limit_sandboxes").await;
+        until_reason(&sessions, id, StateReason::LimitSandboxes).await;
         let waiting = sessions.get(id).await.unwrap();
         assert_eq!(waiting.state, SessionState::Queued);
         assert_eq!(waiting.position, Some(u32::try_from(position + 1).unwrap()));
@@ -158,7 +158,7 @@ async fn queued_sessions_get_slots_in_order() {
         prompts.push(sessions.prompts(id).await.unwrap()[0].id.clone());
     }
     assert_eq!(order, prompts, "first come, first served");
-    until_reason(&sessions, &ids[0], "slot_needed").await;
+    until_reason(&sessions, &ids[0], StateReason::SlotNeeded).await;
     let last = sessions.get(&ids[5]).await.unwrap();
     assert_eq!(last.position, None);
 }
@@ -172,7 +172,7 @@ async fn queue_order_survives_restart() {
         ids.push(harness.session(&sessions, Some("hold")).await.id);
     }
     until(&sessions, &ids[0], started).await;
-    until_reason(&sessions, &ids[3], "limit_sandboxes").await;
+    until_reason(&sessions, &ids[3], StateReason::LimitSandboxes).await;
     sessions.close().await;
     let sessions = harness.serve().await;
     for pair in ids.windows(2) {
@@ -189,12 +189,12 @@ async fn user_limit_does_not_affect_other_users() {
     let first = harness.session(&sessions, Some("hold")).await.id;
     until(&sessions, &first, started).await;
     let second = harness.session(&sessions, Some("hello")).await;
-    until_reason(&sessions, &second.id, "limit_user").await;
+    until_reason(&sessions, &second.id, StateReason::LimitUser).await;
     let grace = Author { name: "Grace".into(), email: "grace@example.org".into() };
     // The commit author does not matter for the limit.
     let create = CreateSession {
         repository: Some("demo".into()),
-        prompt: Some("hello".into()),
+        prompt: Some("hello".parse().unwrap()),
         author: Some(ada()),
         ..CreateSession::default()
     };
@@ -214,11 +214,11 @@ async fn session_with_running_command_keeps_its_slot() {
         ExecRequest { argv: vec!["sleep".into(), "600".into()], ..ExecRequest::default() };
     let command = sessions.exec(&first, request).await.unwrap();
     let second = harness.session(&sessions, Some("hello")).await.id;
-    until_reason(&sessions, &second, "limit_sandboxes").await;
+    until_reason(&sessions, &second, StateReason::LimitSandboxes).await;
     assert_eq!(sessions.get(&first).await.unwrap().state, SessionState::Idle);
     drop(command);
     until_state(&sessions, &second, SessionState::Idle).await;
-    assert_eq!(sessions.get(&first).await.unwrap().reason, "slot_needed");
+    assert_eq!(sessions.get(&first).await.unwrap().reason, StateReason::SlotNeeded);
 }
 
 #[tokio::test]
@@ -233,7 +233,7 @@ async fn waiting_command_fails_when_session_is_paused() {
     until(&sessions, &second, started).await;
     let request = ExecRequest { argv: vec!["true".into()], ..ExecRequest::default() };
     let pausing = async {
-        until_reason(&sessions, &first, "limit_sandboxes").await;
+        until_reason(&sessions, &first, StateReason::LimitSandboxes).await;
         sessions.pause(&first).await.unwrap();
     };
     let both = async { tokio::join!(sessions.exec(&first, request), pausing).0 };
@@ -252,7 +252,7 @@ async fn push_is_checked_when_all_slots_are_taken() {
     until(&sessions, &session.id, started).await;
     let ledger = StoreLedger::new(harness.store.clone(), lease, harness.vault.clone(), None);
     let (repository, branch, commit) = ("demo".into(), session.branch, "c0ffee".into());
-    ledger.log(&session.id, EventBody::Pushed { repository, branch, commit }).await;
+    ledger.log(&session.id, EventBody::Pushed { repository, branch: branch.into(), commit }).await;
     harness.fake.finish_turn(&sandbox(&sessions, &session.id).await);
     let event = until(&sessions, &session.id, |event| {
         matches!(event.body, EventBody::Evidence(_) | EventBody::Warning { .. })
@@ -316,8 +316,8 @@ async fn terminated_session_resumes_with_its_disk() {
     sessions.terminate(&id).await.unwrap();
     let ended = sessions.get(&id).await.unwrap();
     assert_eq!(
-        (ended.state, &ended.reason[..], &ended.sandbox),
-        (SessionState::Paused, "terminated", &None)
+        (ended.state, ended.reason, &ended.sandbox),
+        (SessionState::Paused, StateReason::Terminated, &None)
     );
     assert_eq!(status(&sessions, &id, &held).await, PromptStatus::Stopped);
     let kinds: Vec<SnapshotKind> =

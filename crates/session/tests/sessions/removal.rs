@@ -122,9 +122,9 @@ async fn startup_removes_orphaned_snapshots_but_not_pending_saves() {
     assert_eq!(sessions.pause(&id).await.unwrap_err().code(), "save_unknown");
     drop(sessions);
     // Both snapshots of the pending save may exist; the third one is an orphan.
-    let drive = harness.store.session_get(&id).await.unwrap().drive;
-    let pending: Vec<SnapshotId> = drive.split('"').filter_map(|word| word.parse().ok()).collect();
-    assert_eq!(pending.len(), 2, "the turn's and the pause's: {drive}");
+    let json = harness.store.session_get(&id).await.unwrap().driver_state;
+    let pending: Vec<SnapshotId> = json.split('"').filter_map(|word| word.parse().ok()).collect();
+    assert_eq!(pending.len(), 2, "the turn's and the pause's: {json}");
     let orphan = SnapshotId::random();
     harness.fake.add_snapshot(&orphan);
     pending.iter().for_each(|snapshot| harness.fake.add_snapshot(snapshot));
@@ -189,7 +189,7 @@ async fn archived_session_keeps_newest_and_pinned_snapshots() {
     sessions.archive(&id).await.unwrap();
     until_state(&sessions, &id, SessionState::Archived).await;
     eventually("the rest is gone", || harness.fake.snapshots_taken().len() == 2).await;
-    let newest = sessions.get(&id).await.unwrap().snapshot.unwrap();
+    let newest = sessions.get(&id).await.unwrap().snapshot_id.unwrap();
     let mut kept: Vec<_> = harness.fake.snapshots_taken().into_iter().map(|kept| kept.0).collect();
     let mut wanted = vec![pinned, newest];
     kept.sort();
@@ -258,7 +258,7 @@ async fn forge_copy_of_removed_repository_is_removed() {
     let sessions = serve().await;
     let add = |name: &str, of: &str, secret: &str| AddRepository {
         url: format!("http://forge.example.org/{of}.git"),
-        name: Some(name.to_owned()),
+        name: Some(name.parse().unwrap()),
         secret: Some(secret.to_owned()),
         ..AddRepository::default()
     };
@@ -319,7 +319,7 @@ async fn open_session_keeps_newest_snapshots() {
     harness.config.retention.snapshots_bytes = Some(0);
     let sessions = harness.serve().await;
     eventually("one is left", || harness.fake.snapshots_taken().len() == 1).await;
-    assert!(sessions.get(&id).await.unwrap().snapshot.is_some());
+    assert!(sessions.get(&id).await.unwrap().snapshot_id.is_some());
 }
 
 #[tokio::test]

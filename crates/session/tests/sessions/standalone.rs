@@ -43,7 +43,7 @@ async fn standalone_sandbox_holds_slot_until_it_exits() {
         let impatient = sandboxes.clone().with_slot_timeout(Duration::ZERO);
         assert_eq!(code(impatient.exec_once(&by("a"), once, None).await), "limit_sandboxes");
         let waiting = harness.session(&sessions, Some("hello")).await.id;
-        until_reason(&sessions, &waiting, "limit_sandboxes").await;
+        until_reason(&sessions, &waiting, StateReason::LimitSandboxes).await;
         match end {
             "stop" => drop(sandboxes.stop(&sandbox).await.unwrap()),
             "delete" => sandboxes.delete(&sandbox, false).await.unwrap(),
@@ -114,7 +114,7 @@ async fn running_standalone_sandboxes_count_after_restart() {
     assert_eq!(code(create(&sandboxes, "ada@example.org").await), "limit_user");
     let waiting = harness.session(&sessions, Some("hello")).await.id;
     // Sessions of the same user wait too.
-    until_reason(&sessions, &waiting, "limit_user").await;
+    until_reason(&sessions, &waiting, StateReason::LimitUser).await;
     assert!(create(&sandboxes, "bob@example.org").await.is_ok());
     harness.fake.crash(&sandbox, "by itself");
     until(&sessions, &waiting, ended).await;

@@ -1,5 +1,6 @@
 //! Databases with invalid content or another schema version.
 
+use harvest_proto::Hint;
 use harvest_store::{Store, StoreError};
 
 use crate::test_store::{TestDatabase, TestStore, on_both, warning};

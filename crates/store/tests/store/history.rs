@@ -1,11 +1,11 @@
 //! Turns, shared and dropped snapshots, removals.
 
 use harvest_proto::{
-    PromptId, SessionId, SnapshotId, TurnId,
+    PromptId, SessionId, SnapshotId, StateReason, TurnId,
     api::{DiffStat, SessionState},
     event::{SnapshotKind, Usage},
 };
-use harvest_store::{Removal, StoreError, TurnTree, Write};
+use harvest_store::{DriverState, Removal, StoreError, TurnTree, Write};
 
 use crate::test_store::{NOW, TestStore, dispatch, new_session, on_both, prompt};
 
@@ -80,15 +80,15 @@ async fn needed_snapshots_are_not_dropped(test: TestStore) {
     let [pinned, newest, pending, shared] = &ids[..] else { unreachable!() };
     test.commit(&session, ids.iter().map(insert).collect()).await.unwrap();
     test.commit(&other, vec![insert(shared)]).await.unwrap();
-    let drive = Write::DriverState {
-        drive: format!("{{\"saving\":\"{pending}\"}}"),
+    let driver_state = Write::DriverState(DriverState {
+        json: format!("{{\"saving\":\"{pending}\"}}"),
         state: SessionState::Idle,
-        reason: "r".into(),
+        reason: StateReason::Ready,
         sandbox: None,
         epoch: 1,
         snapshot: Some(newest.clone()),
-    };
-    test.commit(&session, vec![drive]).await.unwrap();
+    });
+    test.commit(&session, vec![driver_state]).await.unwrap();
     test.store.snapshot_pin(&session, test.lease, pinned, true).await.unwrap();
     let all = ids.iter().cloned().chain([free.clone()]).collect();
     let dropped = test.store.snapshot_drop(&session, test.lease, all, "quota", NOW).await.unwrap();

@@ -72,7 +72,7 @@ async fn nul_characters_are_replaced(test: TestStore) {
     let session = test.session().await;
     let id = PromptId::random();
     let Write::PromptInsert(mut new) = prompt(&id) else { panic!("not a prompt") };
-    new.text = "a\0b".into();
+    new.text = "a\0b".parse().unwrap();
     let diff = Write::Diff("+\0\n".into());
     let title = Write::Title("\0".into());
     test.commit(&session, vec![Write::PromptInsert(new), diff, title]).await.unwrap();

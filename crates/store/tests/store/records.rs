@@ -1,18 +1,18 @@
 //! Unique names, idempotency keys, ordered and paged lists, cascading deletes.
 
 use harvest_proto::{
-    PromptId, SandboxId, SnapshotId, Timestamp, TurnId,
-    api::{Build, PullRequest, Repository, Role, SessionState, Token},
+    PromptId, SnapshotId, StateReason, Timestamp, TurnId,
+    api::{Build, PullRequest, PullRequestState, Repository, Role, SessionState, Token},
     event::SnapshotKind,
 };
-use harvest_store::{Claim, Removal, StoreError, Write};
+use harvest_store::{Claim, DriverState, Removal, StoreError, Write};
 
 use crate::test_store::{NOW, TestStore, dispatch, new_session, on_both, outbox, prompt, token};
 
 on_both! {
-    idempotency_key_replays_the_first_answer,
+    idempotency_key_replays_the_first_response,
     one_of_many_concurrent_claims_wins,
-    created_ids_survive_a_missing_answer,
+    created_ids_survive_a_missing_response,
     idempotency_key_expires,
     names_are_unique,
     one_build_per_repository_at_a_time,
@@ -24,18 +24,18 @@ on_both! {
     secrets_and_meta_values_are_replaced,
 }
 
-async fn idempotency_key_replays_the_first_answer(test: TestStore) {
+async fn idempotency_key_replays_the_first_response(test: TestStore) {
     let claim =
         async |request: &str| test.store.idempotency_claim("k", request, NOW).await.unwrap();
     assert_eq!(claim("a").await, Claim::New);
     assert_eq!(claim("a").await, Claim::InFlight);
-    test.store.idempotency_finish("k", "answer").await.unwrap();
-    assert_eq!(claim("a").await, Claim::Done { answer: "answer".into() });
+    test.store.idempotency_finish("k", "response").await.unwrap();
+    assert_eq!(claim("a").await, Claim::Done { response: "response".into() });
     assert_eq!(claim("b").await, Claim::Mismatch);
     test.store.idempotency_release("k").await.unwrap();
     assert_eq!(
         claim("a").await,
-        Claim::Done { answer: "answer".into() },
+        Claim::Done { response: "response".into() },
         "a finished key is not released"
     );
     assert_eq!(test.store.idempotency_claim("l", "a", NOW).await.unwrap(), Claim::New);
@@ -43,7 +43,7 @@ async fn idempotency_key_replays_the_first_answer(test: TestStore) {
     assert_eq!(test.store.idempotency_claim("l", "a", NOW).await.unwrap(), Claim::New);
 }
 
-async fn created_ids_survive_a_missing_answer(test: TestStore) {
+async fn created_ids_survive_a_missing_response(test: TestStore) {
     let claim = async || test.store.idempotency_claim("k", "a", NOW).await.unwrap();
     let session = test.session().await;
     assert_eq!(claim().await, Claim::New);
@@ -57,8 +57,8 @@ async fn created_ids_survive_a_missing_answer(test: TestStore) {
     test.store.idempotency_release_all().await.unwrap();
     test.store.idempotency_release("k").await.unwrap();
     assert_eq!(claim().await, Claim::CreatedIds { ids: vec!["ses_1".into(), "ses_2".into()] });
-    test.store.idempotency_finish("k", "answer").await.unwrap();
-    assert_eq!(claim().await, Claim::Done { answer: "answer".into() });
+    test.store.idempotency_finish("k", "response").await.unwrap();
+    assert_eq!(claim().await, Claim::Done { response: "response".into() });
 }
 
 async fn one_of_many_concurrent_claims_wins(test: TestStore) {
@@ -81,13 +81,15 @@ async fn one_of_many_concurrent_claims_wins(test: TestStore) {
 
 async fn only_expired_archived_sessions_are_deleted(test: TestStore) {
     let (session, snapshot) = (test.session().await, SnapshotId::random());
-    let driver_state = |state| Write::DriverState {
-        drive: String::new(),
-        state,
-        reason: String::new(),
-        sandbox: None,
-        epoch: 0,
-        snapshot: None,
+    let driver_state = |state| {
+        Write::DriverState(DriverState {
+            json: String::new(),
+            state,
+            reason: StateReason::Created,
+            sandbox: None,
+            epoch: 0,
+            snapshot: None,
+        })
     };
     let taken = Write::SnapshotInsert {
         snapshot: snapshot.clone(),
@@ -117,7 +119,7 @@ async fn idempotency_key_expires(test: TestStore) {
 
 fn repository(name: &str) -> Repository {
     Repository {
-        name: name.into(),
+        name: name.parse().unwrap(),
         url: "u".into(),
         base: None,
         secret: None,
@@ -154,16 +156,16 @@ async fn names_are_unique(test: TestStore) {
 async fn one_build_per_repository_at_a_time(test: TestStore) {
     let (store, lease) = (&test.store, test.lease);
     store.repository_insert(&repository("r")).await.unwrap();
-    let (one, two, sandbox) = (SnapshotId::random(), SnapshotId::random(), SandboxId::random());
-    store.build_begin(lease, "r", &one, &sandbox, NOW).await.unwrap();
-    let second = store.build_begin(lease, "r", &two, &sandbox, NOW).await;
+    let (one, two) = (SnapshotId::random(), SnapshotId::random());
+    store.build_begin(lease, "r", &one, NOW).await.unwrap();
+    let second = store.build_begin(lease, "r", &two, NOW).await;
     assert!(matches!(second, Err(StoreError::Exists { .. })));
     let build =
         Build { snapshot: one.clone(), commit: "c".into(), check: None, millis: 5, built_at: NOW };
     store.build_publish(lease, &build).await.unwrap();
     assert!(matches!(store.build_publish(lease, &build).await, Err(StoreError::NotFound { .. })));
-    store.build_begin(lease, "r", &two, &sandbox, NOW).await.unwrap();
-    assert_eq!(store.build_unfinished().await.unwrap(), [(two.clone(), Some(sandbox))]);
+    store.build_begin(lease, "r", &two, NOW).await.unwrap();
+    assert_eq!(store.build_unfinished().await.unwrap(), std::slice::from_ref(&two));
     store.build_fail(lease, &two, "no", NOW).await.unwrap();
     assert_eq!(store.repository_get("r").await.unwrap().build, Some(build));
     let (url, secret) = (repository("r").url, repository("r").secret);
@@ -206,12 +208,12 @@ async fn names_are_ordered_by_bytes(test: TestStore) {
 async fn deleting_a_session_deletes_all_its_rows(test: TestStore) {
     let (session, other) = (test.session().await, test.session().await);
     let word = || String::from("w");
-    let pull = PullRequest {
+    let pull_request = PullRequest {
         number: 1,
         url: word(),
         title: word(),
         body: word(),
-        state: "open".into(),
+        state: PullRequestState::Open,
         branch: word(),
         base: word(),
         commit: word(),
@@ -229,8 +231,7 @@ async fn deleting_a_session_deletes_all_its_rows(test: TestStore) {
         };
         let opened = Write::PullRequest {
             repository: "r".to_owned(),
-            pull: Box::new(pull.clone()),
-            at: NOW,
+            pull_request: Box::new(pull_request.clone()),
         };
         test.commit(
             id,
@@ -243,9 +244,15 @@ async fn deleting_a_session_deletes_all_its_rows(test: TestStore) {
         test.store.session_delete(&session, test.lease, Vec::new(), NOW).await.unwrap().len(),
         1
     );
-    for table in
-        ["sessions WHERE id <> ''", "prompts", "turns", "events", "outboxes", "snapshots", "pulls"]
-    {
+    for table in [
+        "sessions WHERE id <> ''",
+        "prompts",
+        "turns",
+        "events",
+        "outboxes",
+        "snapshots",
+        "pull_requests",
+    ] {
         let left = test.database.count(table).await;
         assert_eq!(left, if table == "events" { 2 } else { 1 }, "{table}");
     }

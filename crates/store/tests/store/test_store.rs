@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use harvest_e2e::{Database, Postgres};
 use harvest_proto::{
-    EventBody, PromptId, SessionId, Timestamp,
+    AgentName, EventBody, NetworkPolicy, PromptId, SessionId, Timestamp,
     api::{PromptStatus, Role, Token},
     bridge::{Author, OutboxEvent},
 };
@@ -172,7 +172,7 @@ pub(crate) fn author() -> Author {
 }
 
 fn checkout(repository: &str) -> NewCheckout {
-    NewCheckout { repository: repository.into(), base: None, base_commit: None }
+    NewCheckout { repository: repository.parse().unwrap(), base: None, base_commit: None }
 }
 
 pub(crate) fn new_session() -> NewSession {
@@ -180,10 +180,10 @@ pub(crate) fn new_session() -> NewSession {
         id: SessionId::random(),
         title: "t".into(),
         checkouts: vec![checkout("r"), checkout("s")],
-        branch: "b".into(),
-        agent: "claude".into(),
+        branch: "b".parse().unwrap(),
+        agent: AgentName::Claude,
         model: None,
-        network: "trusted".into(),
+        network: NetworkPolicy::Trusted,
         author: author(),
         conversation: "c".into(),
         forked_from: None,
@@ -205,7 +205,7 @@ pub(crate) fn warning(text: &str) -> Write {
 pub(crate) fn prompt(id: &PromptId) -> Write {
     Write::PromptInsert(Box::new(NewPrompt {
         id: id.clone(),
-        text: "do".into(),
+        text: "do".parse().unwrap(),
         author: author(),
         at: NOW,
     }))

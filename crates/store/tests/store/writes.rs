@@ -1,11 +1,11 @@
 //! Every kind of write, read back.
 
 use harvest_proto::{
-    EventBody, PromptId, SandboxId, SnapshotId, Timestamp, TurnId,
+    EventBody, PromptId, SandboxId, SnapshotId, StateReason, Timestamp, TurnId,
     api::{PromptStatus, SessionState},
     event::{SnapshotKind, TurnOutcome, Usage},
 };
-use harvest_store::{Removal, StoreError, Write};
+use harvest_store::{DriverState, Removal, StoreError, Write};
 
 use crate::test_store::{NOW, TestStore, dispatch, on_both, prompt, token};
 
@@ -21,16 +21,16 @@ async fn every_write_is_read_back(test: TestStore) {
     let (id, turn, snapshot) = (PromptId::random(), TurnId::random(), SnapshotId::random());
     let usage =
         Usage { input_tokens: 1, output_tokens: 2, cache_read_tokens: 3, cache_write_tokens: 4 };
-    let drive = Write::DriverState {
-        drive: "{}".into(),
+    let driver_state = Write::DriverState(DriverState {
+        json: "{}".into(),
         state: SessionState::Running,
-        reason: "prompt".into(),
+        reason: StateReason::Turn,
         sandbox: Some(SandboxId::random()),
         epoch: 2,
         snapshot: Some(snapshot.clone()),
-    };
+    });
     let begin = Write::TurnInsert { turn: turn.clone(), number: 1, prompt: id.clone(), at: NOW };
-    test.commit(&session, vec![prompt(&id), dispatch(&id), begin, drive]).await.unwrap();
+    test.commit(&session, vec![prompt(&id), dispatch(&id), begin, driver_state]).await.unwrap();
     let inside = EventBody::Warning { message: "inside".into() };
     let end = Write::TurnEnd { turn: turn.clone(), outcome: TurnOutcome::Completed, at: NOW };
     let done = Write::PromptStatus {
@@ -46,8 +46,8 @@ async fn every_write_is_read_back(test: TestStore) {
     };
     let texts = [
         Write::Title("title".into()),
-        Write::DefaultBase { repository: "r".into(), base: "main".into() },
-        Write::DefaultBase { repository: "r".into(), base: "another".into() },
+        Write::DefaultBase { repository: "r".into(), base: "main".parse().unwrap() },
+        Write::DefaultBase { repository: "r".into(), base: "another".parse().unwrap() },
         Write::BaseCommit { repository: "r".into(), commit: "c1".into() },
         Write::Pushed { repository: "r".into(), commit: "c2".into() },
         Write::Reviewed { repository: "r".into(), commit: "c3".into() },
@@ -81,18 +81,20 @@ async fn every_write_is_read_back(test: TestStore) {
 
 async fn epoch_never_decreases(test: TestStore) {
     let session = test.session().await;
-    let drive = |epoch, reason: &str| Write::DriverState {
-        drive: String::new(),
-        state: SessionState::Idle,
-        reason: reason.into(),
-        sandbox: None,
-        epoch,
-        snapshot: None,
+    let driver_state = |epoch, reason| {
+        Write::DriverState(DriverState {
+            json: String::new(),
+            state: SessionState::Idle,
+            reason,
+            sandbox: None,
+            epoch,
+            snapshot: None,
+        })
     };
-    test.commit(&session, vec![drive(3, "newer")]).await.unwrap();
-    test.commit(&session, vec![drive(2, "older")]).await.unwrap();
+    test.commit(&session, vec![driver_state(3, StateReason::Ready)]).await.unwrap();
+    test.commit(&session, vec![driver_state(2, StateReason::Frozen)]).await.unwrap();
     let record = test.store.session_get(&session).await.unwrap().session;
-    assert_eq!((record.epoch, record.reason.as_str()), (3, "newer"));
+    assert_eq!((record.epoch, record.reason), (3, StateReason::Ready));
 }
 
 async fn snapshot_is_dropped_only_when_unpinned_and_unused(test: TestStore) {

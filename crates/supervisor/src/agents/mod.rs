@@ -43,11 +43,11 @@ pub(crate) trait Agent {
 }
 
 /// The agent of this name.
-pub(crate) fn named(name: &str) -> Result<Box<dyn Agent>, String> {
-    Ok(match name.parse::<AgentName>().map_err(|unknown| unknown.to_string())? {
+pub(crate) fn named(name: AgentName) -> Box<dyn Agent> {
+    match name {
         AgentName::Claude => Box::new(claude::Claude::default()),
         AgentName::Scripted => Box::new(scripted::Scripted::default()),
-    })
+    }
 }
 
 /// A command line and additional environment variables.

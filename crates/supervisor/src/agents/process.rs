@@ -13,10 +13,11 @@ use tokio::{io::AsyncWriteExt, net::unix::pipe, sync::mpsc, time::timeout};
 use super::{Agent, Signal};
 use crate::{
     capture::describe,
-    exec::{pipes, read_rest},
     git::NON_INTERACTIVE,
+    outbox::Outbox,
+    pipes::{pipes, read_rest},
     processes::{Child, ProcessExit},
-    supervisor::Supervisor,
+    sandbox::Sandbox,
     truncate::Tail,
     users::AGENT_USER,
 };
@@ -71,7 +72,8 @@ pub(crate) enum AgentOutput {
 }
 
 pub(crate) struct AgentProcess {
-    supervisor: Rc<Supervisor>,
+    sandbox: Rc<Sandbox>,
+    outbox: Rc<Outbox>,
     child: Child,
     lines: LineReader,
     stdin: mpsc::UnboundedSender<Vec<u8>>,
@@ -85,26 +87,28 @@ impl AgentProcess {
     /// Starts the agent and waits until it is ready. If creating or resuming the conversation fails
     /// (the id is taken, or there is nothing to resume), the other way is tried.
     pub(crate) async fn start(
-        supervisor: &Rc<Supervisor>,
+        sandbox: &Rc<Sandbox>,
+        outbox: &Rc<Outbox>,
         launch: &AgentLaunch,
         cwd: &str,
         resume: bool,
     ) -> Result<Self, AgentStartError> {
-        match Self::start_once(supervisor, launch, cwd, resume).await {
+        match Self::start_once(sandbox, outbox, launch, cwd, resume).await {
             Err(AgentStartError::Exited { exit: Exit::Code(_), .. }) => {
-                Self::start_once(supervisor, launch, cwd, !resume).await
+                Self::start_once(sandbox, outbox, launch, cwd, !resume).await
             }
             other => other,
         }
     }
 
     async fn start_once(
-        supervisor: &Rc<Supervisor>,
+        sandbox: &Rc<Sandbox>,
+        outbox: &Rc<Outbox>,
         launch: &AgentLaunch,
         cwd: &str,
         resume: bool,
     ) -> Result<Self, AgentStartError> {
-        let mut agent = Self::spawn(supervisor, launch, cwd, resume).await?;
+        let mut agent = Self::spawn(sandbox, outbox, launch, cwd, resume).await?;
         if let Some(line) = agent.agent.init_line() {
             agent.send(line);
         }
@@ -130,26 +134,28 @@ impl AgentProcess {
     }
 
     async fn spawn(
-        supervisor: &Rc<Supervisor>,
+        sandbox: &Rc<Sandbox>,
+        outbox: &Rc<Outbox>,
         launch: &AgentLaunch,
         cwd: &str,
         resume: bool,
     ) -> Result<Self, AgentStartError> {
         let failed = AgentStartError::NoProcess;
-        let user = supervisor.user(Some(AGENT_USER)).map_err(|fault| failed(fault.message))?;
-        let agent = super::named(&launch.name).map_err(failed)?;
+        let user = sandbox.user(Some(AGENT_USER)).map_err(|fault| failed(fault.message))?;
+        let agent = super::named(launch.name);
         let invocation = agent.invocation(launch, cwd, resume);
-        let mut spec = supervisor.process_spec(invocation.argv, &user, cwd);
+        let mut spec = sandbox.process_spec(invocation.argv, &user, cwd);
         spec.env.extend(
             NON_INTERACTIVE
                 .iter()
                 .chain(invocation.env)
                 .map(|(name, value)| ((*name).to_owned(), (*value).to_owned())),
         );
-        let oom_before = supervisor.oom.read();
-        let (ours, theirs) = pipes(&spec, true).map_err(|error| failed(error.to_string()))?;
-        let joins = &supervisor.agent_group.joins;
-        let started = supervisor.processes.start_joined(spec, theirs, joins).await;
+        let oom_before = sandbox.oom.read();
+        let (ours, theirs) =
+            pipes(spec.uid, spec.gid, true).map_err(|error| failed(error.to_string()))?;
+        let joins = &sandbox.agent_group.joins;
+        let started = sandbox.processes.start_joined(spec, theirs, joins).await;
         let child = started.map_err(|fault| failed(fault.message))?;
         let stderr = Rc::new(Stderr { pipe: ours.stderr, tail: RefCell::default() });
         tokio::task::spawn_local(collect_stderr(Rc::clone(&stderr)));
@@ -158,7 +164,8 @@ impl AgentProcess {
             tokio::task::spawn_local(write(pipe, queue));
         }
         Ok(Self {
-            supervisor: Rc::clone(supervisor),
+            sandbox: Rc::clone(sandbox),
+            outbox: Rc::clone(outbox),
             child,
             lines: LineReader::new(ours.stdout),
             stdin: sender,
@@ -226,9 +233,9 @@ impl AgentProcess {
                 return AgentOutput::Signals(signals);
             }
             if let Some(end) = self.exit {
-                return AgentOutput::Exited(self.supervisor.exit(end, self.oom_before));
+                return AgentOutput::Exited(self.sandbox.exit(end, self.oom_before));
             }
-            self.supervisor.outbox.wait_for_space().await;
+            self.outbox.wait_for_space().await;
             tokio::select! {
                 biased;
                 // A pipe that never runs empty would starve the other tasks.

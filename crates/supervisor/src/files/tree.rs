@@ -5,24 +5,21 @@ use std::{fs, io, os::unix::fs::DirBuilderExt, path::Path};
 use harvest_proto::bridge::{Fault, FileRequest, Reply};
 use rustix::fs::{Gid, Mode, OFlags, Uid};
 
-use super::resolve::ResolvedPath;
-use crate::{supervisor::Supervisor, users::User};
+use crate::resolve::ResolvedPath;
+use crate::{sandbox::Sandbox, users::User};
 
 /// A blocking operation on a path.
 pub(super) type TreeOperation = Box<dyn FnOnce(&Path) -> io::Result<Reply> + Send>;
 
 /// The operation of a request; fails when its user is unknown.
-pub(super) fn operation(
-    supervisor: &Supervisor,
-    request: FileRequest,
-) -> Result<TreeOperation, Fault> {
+pub(super) fn operation(sandbox: &Sandbox, request: FileRequest) -> Result<TreeOperation, Fault> {
     Ok(match request {
         FileRequest::Mkdir { mode, user, .. } => {
-            let user = supervisor.user(user.as_deref())?;
+            let user = sandbox.user(user.as_deref())?;
             Box::new(move |path| make_folder(path, mode, &user))
         }
         FileRequest::Symlink { target, user, .. } => {
-            let user = supervisor.user(user.as_deref())?;
+            let user = sandbox.user(user.as_deref())?;
             Box::new(move |path| make_link(path, &target, &user))
         }
         FileRequest::ReadLink { .. } => Box::new(|path| {

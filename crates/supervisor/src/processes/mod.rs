@@ -158,7 +158,7 @@ impl Processes {
             .args([role, &self.files])
             .env_clear()
             .stdin(Stdio::from(OwnedFd::from(theirs)))
-            .stdout(Stdio::from(crate::exec::dev_null()?))
+            .stdout(Stdio::from(crate::pipes::dev_null()?))
             .spawn()?;
         freeze::freeze_new_processes();
         UnixStream::from_std(ours)

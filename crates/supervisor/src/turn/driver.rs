@@ -23,13 +23,14 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::DriverInput;
+use super::{DriverInput, Turns};
 use crate::{
     agents::{AgentOutput, AgentProcess, Signal},
     capture::describe,
     git::Git,
     log,
-    supervisor::Supervisor,
+    outbox::Outbox,
+    sandbox::Sandbox,
     users::AGENT_USER,
 };
 
@@ -42,7 +43,7 @@ const KILL_GROUP_TIMEOUT: Duration = Duration::from_secs(12);
 
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
-struct ActiveTurn {
+pub(super) struct ActiveTurn {
     request: TurnRequest,
     started_at: Instant,
 }
@@ -57,26 +58,19 @@ enum TurnEnd {
 }
 
 pub(super) struct Driver {
-    supervisor: Rc<Supervisor>,
-    launch: AgentLaunch,
-    cwd: String,
-    inputs: mpsc::UnboundedReceiver<DriverInput>,
+    pub(super) turns: Rc<Turns>,
+    pub(super) sandbox: Rc<Sandbox>,
+    pub(super) outbox: Rc<Outbox>,
+    pub(super) launch: AgentLaunch,
+    pub(super) cwd: String,
+    pub(super) inputs: mpsc::UnboundedReceiver<DriverInput>,
     /// A prompt that waits until the agent has been restarted.
-    waiting: Option<ActiveTurn>,
-    crashes: u32,
-    last_exit: Option<Exit>,
+    pub(super) waiting: Option<ActiveTurn>,
+    pub(super) crashes: u32,
+    pub(super) last_exit: Option<Exit>,
 }
 
 impl Driver {
-    pub(super) fn new(
-        supervisor: Rc<Supervisor>,
-        launch: AgentLaunch,
-        cwd: String,
-        inputs: mpsc::UnboundedReceiver<DriverInput>,
-    ) -> Self {
-        Self { supervisor, launch, cwd, inputs, waiting: None, crashes: 0, last_exit: None }
-    }
-
     /// Runs until shutdown or until the agent has crashed too often.
     pub(super) async fn run(mut self, agent: AgentProcess) {
         let mut running = Some(agent);
@@ -134,7 +128,7 @@ impl Driver {
                     prompt: request.prompt.clone(),
                     number: request.number,
                 };
-                self.supervisor.outbox.push(Some(&request.turn), body);
+                self.outbox.push(Some(&request.turn), body);
                 self.waiting = Some(ActiveTurn { request, started_at: Instant::now() });
             }
             DriverInput::Stop => {
@@ -233,9 +227,9 @@ impl Driver {
         let mut rest = Vec::new();
         for signal in signals {
             match signal {
-                Signal::Event(body) => self.supervisor.outbox.push(turn, body),
+                Signal::Event(body) => self.outbox.push(turn, body),
                 Signal::Question { request } => {
-                    self.supervisor.turns.requests.borrow_mut().insert(request);
+                    self.turns.requests.borrow_mut().insert(request);
                 }
                 other => rest.push(other),
             }
@@ -245,18 +239,16 @@ impl Driver {
 
     fn close_requests(&self, agent: &mut AgentProcess, turn: &TurnId) {
         for request in agent.take_open_requests() {
-            self.supervisor
-                .outbox
-                .push(Some(turn), EventBody::RequestClosed { request, answer: None });
+            self.outbox.push(Some(turn), EventBody::RequestClosed { request, answer: None });
         }
     }
 
     async fn set_author(&self, turn: &ActiveTurn) {
-        let Ok(user) = self.supervisor.user(Some(AGENT_USER)) else { return };
-        let git = Git { supervisor: &self.supervisor, user: &user };
+        let Ok(user) = self.sandbox.user(Some(AGENT_USER)) else { return };
+        let git = Git { sandbox: &self.sandbox, user: &user };
         if let Err(tail) = git.set_author(&turn.request.author).await {
             let message = format!("cannot set the author of commits: {tail}");
-            self.supervisor.outbox.push(Some(&turn.request.turn), EventBody::Warning { message });
+            self.outbox.push(Some(&turn.request.turn), EventBody::Warning { message });
         }
     }
 
@@ -286,7 +278,7 @@ impl Driver {
     // sandbox exits.
     async fn kill_all(&self, agent: AgentProcess) {
         let killed = agent.kill(KILL_TIMEOUT).await;
-        let group = &self.supervisor.agent_group;
+        let group = &self.sandbox.agent_group;
         if !group.kill_all(KILL_GROUP_TIMEOUT).await || !(killed || group.is_available()) {
             log::line(format_args!("cannot kill the agent's processes: stopping the sandbox"));
             std::process::exit(1);
@@ -297,25 +289,25 @@ impl Driver {
         self.crashes += 1;
         self.last_exit = Some(exit);
         let restarts = self.crashes <= self.launch.restarts.times;
-        self.supervisor.outbox.push(None, EventBody::AgentExited { exit, tail, restarts });
+        self.outbox.push(None, EventBody::AgentExited { exit, tail, restarts });
     }
 
     fn end(&self, turn: &ActiveTurn, outcome: TurnOutcome, error: Option<String>) {
         let prompt = turn.request.prompt.clone();
         let millis = u64::try_from(turn.started_at.elapsed().as_millis()).unwrap_or(u64::MAX);
         let body = EventBody::TurnEnded { prompt: prompt.clone(), outcome, error, millis };
-        self.supervisor.outbox.push(Some(&turn.request.turn), body);
-        self.supervisor.turns.ended(&prompt);
+        self.outbox.push(Some(&turn.request.turn), body);
+        self.turns.ended(&prompt);
     }
 
     // With a backoff after a crash, at once after a stop.
     async fn restart(&mut self) -> Option<AgentProcess> {
         let delay = super::restart_delay(self.crashes, self.launch.restarts);
-        let (supervisor, launch, cwd) =
-            (Rc::clone(&self.supervisor), self.launch.clone(), self.cwd.clone());
+        let (sandbox, outbox) = (Rc::clone(&self.sandbox), Rc::clone(&self.outbox));
+        let (launch, cwd) = (self.launch.clone(), self.cwd.clone());
         let mut start = pin!(async move {
             sleep(delay).await;
-            AgentProcess::start(&supervisor, &launch, &cwd, true).await
+            AgentProcess::start(&sandbox, &outbox, &launch, &cwd, true).await
         });
         loop {
             tokio::select! {
@@ -342,14 +334,14 @@ impl Driver {
     async fn shut_down(&mut self, agent: AgentProcess, done: oneshot::Sender<()>) {
         self.inputs.close();
         agent.close(CLOSE_TIMEOUT).await;
-        self.supervisor.agent_group.kill_all(KILL_GROUP_TIMEOUT).await;
+        self.sandbox.agent_group.kill_all(KILL_GROUP_TIMEOUT).await;
         let _receiver_gone = done.send(());
     }
 
     fn give_up(mut self) {
         let ended = self.last_exit.map_or_else(|| "was shut down".to_owned(), describe);
         let reason = format!("the agent {ended} and is not restarted");
-        self.supervisor.turns.give_up(reason.clone());
+        self.turns.give_up(reason.clone());
         self.inputs.close();
         while let Ok(input) = self.inputs.try_recv() {
             self.accept(input);

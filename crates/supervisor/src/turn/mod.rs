@@ -17,7 +17,7 @@ use harvest_proto::{
 use tokio::sync::{mpsc, oneshot};
 
 use self::driver::Driver;
-use crate::{agents::AgentProcess, supervisor::Supervisor};
+use crate::{agents::AgentProcess, outbox::Outbox, sandbox::Sandbox};
 
 // The server asks only about the last prompt, and repeats come soon. The list fits into a frame
 // several times.
@@ -47,16 +47,27 @@ pub(crate) struct Turns {
 impl Turns {
     /// Starts the agent; returns when it is ready, or its last stderr lines.
     pub(crate) async fn start(
-        &self,
-        supervisor: &Rc<Supervisor>,
+        self: &Rc<Self>,
+        sandbox: &Rc<Sandbox>,
+        outbox: &Rc<Outbox>,
         launch: &AgentLaunch,
         cwd: String,
     ) -> Result<(), String> {
-        let started = AgentProcess::start(supervisor, launch, &cwd, launch.resume).await;
+        let started = AgentProcess::start(sandbox, outbox, launch, &cwd, launch.resume).await;
         let agent = started.map_err(|error| error.to_string())?;
         let (sender, inputs) = mpsc::unbounded_channel();
         self.driver.replace(Some(sender));
-        let driver = Driver::new(Rc::clone(supervisor), launch.clone(), cwd, inputs);
+        let driver = Driver {
+            turns: Rc::clone(self),
+            sandbox: Rc::clone(sandbox),
+            outbox: Rc::clone(outbox),
+            launch: launch.clone(),
+            cwd,
+            inputs,
+            waiting: None,
+            crashes: 0,
+            last_exit: None,
+        };
         tokio::task::spawn_local(driver.run(agent));
         Ok(())
     }

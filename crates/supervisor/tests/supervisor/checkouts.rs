@@ -15,8 +15,11 @@ const SETUP: &str = "basename $PWD >> $HOME/set-up";
 /// The same repository under two names, with a hook that records where it ran.
 fn two_checkouts(sandbox: &Sandbox, start: BootStart) -> Boot {
     let boot = sandbox.boot(start, &[(".harvest/setup.sh", SETUP)]);
-    let other =
-        Checkout { name: "lib".into(), clone_missing: true, ..boot.repositories[0].clone() };
+    let other = Checkout {
+        name: "lib".parse().unwrap(),
+        clone_missing: true,
+        ..boot.repositories[0].clone()
+    };
     Boot { agent: None, repositories: vec![boot.repositories[0].clone(), other], ..boot }
 }
 

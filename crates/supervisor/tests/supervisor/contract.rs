@@ -3,17 +3,13 @@
 
 use std::fs;
 
-use harvest_proto::{
-    EventBody,
-    bridge::*,
-    event::{BootPhase, PhaseStatus, TurnOutcome},
-};
+use harvest_proto::{AgentName, EventBody, bridge::*, event::TurnOutcome};
 
 use crate::harness::*;
 
 /// An agent and the prompts that trigger each behaviour.
 struct AgentUnderTest {
-    name: &'static str,
+    name: AgentName,
     hello: &'static str,
     tool: &'static str,
     ask: &'static str,
@@ -32,7 +28,7 @@ struct AgentUnderTest {
 }
 
 const CLAUDE: AgentUnderTest = AgentUnderTest {
-    name: "claude",
+    name: AgentName::Claude,
     hello: "say hello",
     tool: "use a tool",
     ask: "ask me",
@@ -46,7 +42,7 @@ const CLAUDE: AgentUnderTest = AgentUnderTest {
 };
 
 const SCRIPTED: AgentUnderTest = AgentUnderTest {
-    name: "scripted",
+    name: AgentName::Scripted,
     hello: r#"script: [{"bash":"echo $PPID >~/pid"},{"text":"Hello"}]"#,
     tool: r#"script: [{"bash":"echo made"}]"#,
     ask: r#"script: [{"ask":{"question":"Colour?","options":["red"]}},{"text":"thanks"}]"#,
@@ -339,21 +335,4 @@ every_agent! {
     flood_is_held_back_without_loss,
     long_output_is_available_until_stored,
     repeated_prompt_runs_once,
-}
-
-#[test]
-fn unknown_agent_fails_the_boot_with_a_hint() {
-    let sandbox = Sandbox::start();
-    let mut owner = sandbox.owner(1, 0);
-    let mut boot = sandbox.boot(BootStart::Fresh, &[]);
-    boot.agent.as_mut().unwrap().name = "gpt".to_owned();
-    owner.request(|id| ToSupervisor::Boot { id, boot: Box::new(boot) }).unwrap();
-    let failed = owner.event(|body| {
-        matches!(
-            body,
-            EventBody::BootPhase { phase: BootPhase::Agent, status: PhaseStatus::Failed, .. }
-        )
-    });
-    let EventBody::BootPhase { tail, .. } = failed else { unreachable!() };
-    assert_eq!(tail.as_deref(), Some("unknown agent `gpt`; use `claude` or `scripted`"));
 }

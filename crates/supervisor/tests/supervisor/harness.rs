@@ -19,7 +19,7 @@ use std::{
 };
 
 use harvest_proto::{
-    EventBody, PromptId, SandboxId, SessionId, TurnId,
+    AgentName, EventBody, PromptId, SandboxId, SessionId, TurnId,
     bridge::*,
     event::{BootPhase, PhaseStatus, TurnOutcome},
     launch::{Descriptor, Launch},
@@ -164,14 +164,14 @@ impl Sandbox {
             epoch: 1,
             start,
             repositories: vec![Checkout {
-                name: "shop".into(),
+                name: "shop".parse().unwrap(),
                 remote: format!("file://{}", bare.display()),
                 base: None,
-                branch: Some("harvest/work".into()),
+                branch: Some("harvest/work".parse().unwrap()),
                 clone_missing: false,
             }],
             agent: Some(AgentLaunch {
-                name: "claude".into(),
+                name: AgentName::Claude,
                 conversation: "0b5a7e0e-1111-4111-8111-111111111111".into(),
                 resume: false,
                 model: None,
@@ -183,12 +183,12 @@ impl Sandbox {
     }
 
     pub(crate) fn booted(&self, client: &mut Client) {
-        self.booted_with(client, "claude");
+        self.booted_with(client, AgentName::Claude);
     }
 
-    pub(crate) fn booted_with(&self, client: &mut Client, agent: &str) {
+    pub(crate) fn booted_with(&self, client: &mut Client, agent: AgentName) {
         let mut boot = self.boot(BootStart::Fresh, &[]);
-        boot.agent.as_mut().unwrap().name = agent.to_owned();
+        boot.agent.as_mut().unwrap().name = agent;
         assert_eq!(
             client.request(|id| ToSupervisor::Boot { id, boot: Box::new(boot) }),
             Ok(Reply::Done)

@@ -8,6 +8,7 @@ mod checkouts;
 mod commands;
 mod contract;
 mod early_launch;
+mod git_requests;
 mod harness;
 mod terminals;
 mod turns;

@@ -5,7 +5,7 @@
 use harvest_e2e::{Follower, Host};
 use harvest_proto::{
     Event, EventBody,
-    api::SessionState,
+    api::{CheckOutcome, SessionState},
     bridge::Exit,
     event::{SnapshotKind, TurnOutcome},
 };
@@ -109,7 +109,7 @@ async fn scripted_agent_remembers_across_resume_and_fork() {
     let evidence =
         follower.until("the evidence", |body| matches!(body, EventBody::Evidence(_))).await;
     assert!(
-        matches!(&evidence.body, EventBody::Evidence(evidence) if evidence.passed),
+        matches!(&evidence.body, EventBody::Evidence(evidence) if evidence.outcome == CheckOutcome::Passed),
         "{evidence:?}"
     );
     let kept = |body: &EventBody| {

@@ -4,7 +4,7 @@ use std::{fs, path::PathBuf};
 
 use harvest_e2e::{Host, eventually, processes_with, unique};
 use harvest_proto::{
-    EventBody, SessionId,
+    EventBody, SessionId, StateReason,
     api::{Session, SessionState},
     event::{SnapshotKind, TurnOutcome},
 };
@@ -43,7 +43,7 @@ pub(crate) fn stands_still(pid: u32) -> bool {
 }
 
 pub(crate) fn frozen(body: &EventBody) -> bool {
-    matches!(body, EventBody::StateChanged { state: SessionState::Idle, reason, .. } if reason == "frozen")
+    matches!(body, EventBody::StateChanged { state: SessionState::Idle, reason, .. } if *reason == StateReason::Frozen)
 }
 
 /// A unique argument of a process that keeps running after its turn.
@@ -170,7 +170,7 @@ async fn six_sessions_share_two_slots_across_restart() {
     })
     .await;
     assert!(
-        last.0 >= 1 && (last.1, &last.2[..]) == (SessionState::Queued, "limit_sandboxes"),
+        last.0 >= 1 && (last.1, last.2) == (SessionState::Queued, StateReason::LimitSandboxes),
         "{last:?}"
     );
     assert!(with_sandbox(&host, &sessions).await <= 2);
@@ -241,8 +241,8 @@ async fn terminated_session_keeps_work_for_next_prompt() {
     assert_eq!(ended.code, 0, "{ended:?}");
     let shown = host.show(&session).await;
     assert_eq!(
-        (shown.state, &shown.reason[..], shown.sandbox),
-        (SessionState::Paused, "terminated", None)
+        (shown.state, shown.reason, shown.sandbox),
+        (SessionState::Paused, StateReason::Terminated, None)
     );
     follower
         .until("what it left to be kept", |body| {

@@ -73,7 +73,7 @@ async fn diff_compares_turns_running_paused_and_forked() {
         ))
         .unwrap();
         assert_eq!(stat["total"], json!({ "files": 2, "insertions": 2, "deletions": 0 }), "{stat}");
-        let files = printed(&host, &["diff", &id, "--machine", "--turn", "2"]);
+        let files = printed(&host, &["diff", &id, "--sandbox", "--turn", "2"]);
         assert!(files.contains("- /home/harvest/tool (5 B)"), "{files}");
         assert!(files.contains("~ /workspace/calc/notes (4 B → 8 B)"), "{files}");
         // More diffs than slots: each needs two sandboxes when the session is paused, without
@@ -84,7 +84,7 @@ async fn diff_compares_turns_running_paused_and_forked() {
         for told in futures_util::future::join_all(many).await {
             assert!(told.contains("+one") && !told.contains("two"), "{told}");
         }
-        let all = printed(&host, &["diff", &id, "--machine"]);
+        let all = printed(&host, &["diff", &id, "--sandbox"]);
         assert!(all.contains("/workspace/calc/odd") && !all.contains('\u{1b}'), "{all}");
         assert_eq!(
             host.show(&id.parse().unwrap()).await.sandbox.is_none(),

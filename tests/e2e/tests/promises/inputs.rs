@@ -10,7 +10,10 @@ use std::{
 };
 
 use harvest_e2e::{Host, Ran};
-use harvest_proto::{EventBody, api::Session};
+use harvest_proto::{
+    EventBody,
+    api::{CheckOutcome, Session},
+};
 use serde_json::{Value, json};
 
 use crate::{SAMPLE, completed};
@@ -101,8 +104,7 @@ async fn two_folders_are_used_without_being_modified() {
     assert!(ran.stderr.contains("draft.txt"), "what is not committed is named: {}", ran.stderr);
     let made = session(&ran);
     let mut follower = host.follow(made.id.clone());
-    let checked =
-        |body: &EventBody| matches!(body, EventBody::Evidence(evidence) if evidence.passed);
+    let checked = |body: &EventBody| matches!(body, EventBody::Evidence(evidence) if evidence.outcome == CheckOutcome::Passed);
     let first = follower.until("the first evidence", checked).await;
     follower.after(first.seq, "the second evidence", checked).await;
     assert!(follower.seen.iter().any(|event| completed(&event.body)));
@@ -118,9 +120,10 @@ async fn two_folders_are_used_without_being_modified() {
         shown.repositories.iter().map(|one| (one.name.as_str(), one.base.as_deref())).collect();
     assert_eq!(bases, [("calc", Some("trunk")), ("lib", Some("main"))]);
     for repository in &shown.repositories {
-        let pull = repository.pull.as_ref().unwrap();
+        let pull = repository.pull_request.as_ref().unwrap();
         assert!(
-            pull.evidence.as_ref().unwrap().passed && pull.url.contains(&repository.name),
+            pull.evidence.as_ref().unwrap().outcome == CheckOutcome::Passed
+                && pull.url.contains(repository.name.as_str()),
             "{pull:?}"
         );
     }

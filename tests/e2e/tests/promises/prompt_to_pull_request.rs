@@ -1,7 +1,10 @@
 //! From a prompt to a pull request with evidence, through the CLI and the API.
 
 use harvest_e2e::Host;
-use harvest_proto::{EventBody, api::SessionState};
+use harvest_proto::{
+    EventBody,
+    api::{CheckOutcome, SessionState},
+};
 use serde_json::{Value, json};
 
 use crate::{SAMPLE, completed};
@@ -29,7 +32,7 @@ async fn prompt_becomes_pull_request_with_platform_evidence() {
     let evidence =
         follower.until("the evidence", |body| matches!(body, EventBody::Evidence(_))).await;
     let EventBody::Evidence(evidence) = evidence.body else { unreachable!("it was asked for") };
-    assert!(evidence.passed, "{evidence:?}");
+    assert_eq!(evidence.outcome, CheckOutcome::Passed, "{evidence:?}");
     follower
         .until("the second turn", |body| {
             completed(body)
@@ -39,7 +42,7 @@ async fn prompt_becomes_pull_request_with_platform_evidence() {
 
     let pull = host.harvest(["pr", "show", &session.to_string(), "--json"]);
     let pull: Value = serde_json::from_str(&pull.stdout).unwrap();
-    assert_eq!(pull["evidence"]["passed"], true);
+    assert_eq!(pull["evidence"]["outcome"], "passed");
     assert_eq!(pull["commit"], evidence.commit.as_str());
     let diff = host.harvest(["diff", &session.to_string()]);
     assert!(diff.stdout.contains("+    return a + b"), "{diff:?}");

@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, path::Path, process::Command, time::Duration};
 
 use harvest_e2e::{Host, eventually, names, processes_with};
-use harvest_proto::{SessionId, api::SessionState};
+use harvest_proto::{SessionId, StateReason, api::SessionState};
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 
@@ -25,7 +25,8 @@ async fn shown(host: &Host, sandbox: &str) -> Value {
 async fn waits(host: &Host, session: &SessionId) {
     eventually("the session to wait", || async {
         let now = host.show(session).await;
-        (now.state == SessionState::Queued && now.reason == "limit_sandboxes").then_some(())
+        (now.state == SessionState::Queued && now.reason == StateReason::LimitSandboxes)
+            .then_some(())
     })
     .await;
 }
@@ -94,7 +95,7 @@ async fn done_under(host: &Host, path: &str, key: &str, body: &Value) -> Value {
 
 async fn listed(host: &Host) -> BTreeSet<String> {
     let list: Value = host.get("/v1/sandboxes").send().await.unwrap().json().await.unwrap();
-    assert_eq!(list["torn"], json!([]));
+    assert_eq!(list["damaged"], json!([]));
     let items = list["items"].as_array().unwrap();
     assert!(items.iter().all(|one| one["state"] == "running" && one["owner"] == "you"), "{list}");
     items.iter().map(|one| one["id"].as_str().unwrap().to_owned()).collect()

@@ -5,6 +5,8 @@
 use std::{
     cell::RefCell,
     collections::{BTreeMap, BTreeSet, VecDeque},
+    fs,
+    path::Path,
     time::Duration,
 };
 
@@ -292,12 +294,20 @@ async fn disagreement(host: &Host, group: &str) -> Option<String> {
         if differ.is_empty() { String::new() } else { format!("{what}: {differ:?} ") }
     };
     let home = host.home();
-    let groups = parts(group).intersection(&sandboxes).cloned().collect();
+    let cgroups = sandboxes.iter().map(|part| cgroup(home, part)).collect();
+    let groups = parts(group).intersection(&cgroups).cloned().collect();
     Some(
         compare("sandboxes", &names(&home.join("sandboxes")), &sandboxes)
             + &compare("snapshots", &names(&home.join("snapshots")), &snapshots)
-            + &compare("cgroups", &groups, &sandboxes),
+            + &compare("cgroups", &groups, &cgroups),
     )
+}
+
+/// The name of a running sandbox's cgroups, which is its standby's.
+fn cgroup(home: &Path, part: &str) -> String {
+    let state = fs::read(home.join("sandboxes").join(part).join("state.json")).unwrap_or_default();
+    let state: Value = serde_json::from_slice(&state).unwrap_or_default();
+    state["cgroup"].as_str().unwrap_or(part).to_owned()
 }
 
 /// After deleting all sessions only standby sandboxes are left, and after `gc --all` none.

@@ -198,8 +198,8 @@ fn a_failed_capture_thaws_and_leaves_nothing() {
     assert!(!frozen.get());
     assert_eq!(*calls.borrow(), ["freeze", "thaw"]);
     assert_eq!(test.disk.snapshot(&id).unwrap(), None);
-    assert!(disk::names_in(&test.disk.home.partial()).unwrap().is_empty());
-    assert_eq!(disk::names_in(&test.disk.home.layers()).unwrap(), [BASE]);
+    assert!(records::names_in(&test.disk.home.partial()).unwrap().is_empty());
+    assert_eq!(records::names_in(&test.disk.home.layers()).unwrap(), [BASE]);
 }
 
 #[test]
@@ -292,7 +292,7 @@ fn a_sync_makes_snapshots_of_this_boot_durable() {
     let (ours, torn) = (test.capture().unwrap().snapshot, test.capture().unwrap().snapshot);
     assert!(!ours.durable);
     let record = SnapshotRecord { snapshot: torn.clone(), boot: "an earlier one".to_owned() };
-    disk::write_record(&test.disk.snapshot_path(&torn.id), &record).unwrap();
+    records::write_record(&test.disk.snapshot_path(&torn.id), &record).unwrap();
     test.disk.snapshots_sync().unwrap();
     assert!(test.disk.snapshot(&ours.id).unwrap().unwrap().durable);
     assert!(!test.disk.snapshot(&torn.id).unwrap().unwrap().durable);
@@ -344,7 +344,7 @@ fn trees_of_any_depth_are_captured_and_deleted() {
         trash::move_to_trash(&layer, &test.disk.home.trash()).unwrap();
     }
     trash::move_to_trash(&upper, &test.disk.home.trash()).unwrap();
-    trash::delete(&test.disk.home.trash(), &disk::names_in(&test.disk.home.trash()).unwrap())
+    trash::delete(&test.disk.home.trash(), &records::names_in(&test.disk.home.trash()).unwrap())
         .unwrap();
 }
 

@@ -16,7 +16,7 @@ fn saves_retried_after_any_crash_lose_nothing() {
         fs::write(test.path("upper/work"), "done").unwrap();
         let pending = PendingSave { layer: layer.clone() };
         if crash != "nothing" {
-            disk::write_record(&test.path("pending-save.json"), &pending).unwrap();
+            records::write_record(&test.path("pending-save.json"), &pending).unwrap();
         }
         if ["renamed", "recorded", "removed"].contains(&crash) {
             fs::rename(test.path("upper"), test.disk.home.layers().join(layer.as_str())).unwrap();
@@ -44,8 +44,11 @@ fn saves_continued_under_another_id_succeed() {
     let test = TestDisk::new();
     let first = SnapshotId::random();
     fs::write(test.path("upper/work"), "done").unwrap();
-    disk::write_record(&test.path("pending-save.json"), &PendingSave { layer: layer_of(&first) })
-        .unwrap();
+    records::write_record(
+        &test.path("pending-save.json"),
+        &PendingSave { layer: layer_of(&first) },
+    )
+    .unwrap();
     fs::rename(test.path("upper"), test.disk.home.layers().join(layer_of(&first).as_str()))
         .unwrap();
     let snapshot = test.save_as(&SnapshotId::random()).unwrap();

@@ -21,10 +21,11 @@ use super::{
 use crate::{
     cgroup::Hierarchy,
     error::{EngineError, StepError},
-    home::{Home, start_ticks},
+    home::Home,
     isolate::{self, ids::Claim},
     plan::Redirect,
-    sandbox::{self, Record, RecordedState},
+    process::start_ticks,
+    sandbox_record::{self, Record, RecordedState},
     spec::Owner,
     zygote::{
         Alter, disk_watch::DiskWatch, freezer::Freezer, mount_cache::MountCache,
@@ -62,7 +63,7 @@ impl SandboxTable {
             spawn_counter: std::process::id(),
             standbys: StandbyPool::new(),
         };
-        for id in sandbox::list_ids(&table.home).map_err(step_error)? {
+        for id in sandbox_record::list_ids(&table.home).map_err(step_error)? {
             if let Err(error) = table.adopt_sandbox(&id) {
                 eprintln!("cannot adopt {id}: {error}");
                 // A sandbox that cannot be adopted is recorded as ended; its processes are killed
@@ -77,21 +78,21 @@ impl SandboxTable {
 
     /// Kills and removes cgroups and sockets that belong to no live sandbox.
     fn remove_orphans(&self) {
-        let lives = |part: &str| self.live.keys().any(|id| id.part() == part);
-        for part in self.cgroups.parts(&self.group).iter().filter(|part| !lives(part)) {
-            self.clear_with_timeout(part);
+        let lives = |cgroup: &str| self.live.values().any(|live| live.cgroup == cgroup);
+        for cgroup in self.cgroups.parts(&self.group).iter().filter(|cgroup| !lives(cgroup)) {
+            self.clear_with_timeout(cgroup);
         }
-        for id in sandbox::ids_in(&self.home.run()).unwrap_or_default() {
-            if !lives(id.part()) {
+        for id in sandbox_record::ids_in(&self.home.run()).unwrap_or_default() {
+            if !self.live.contains_key(&id) {
                 let _ = fs::remove_dir_all(self.home.sandbox_run(&id));
             }
         }
     }
 
     /// Clears cgroups whose processes are just dying.
-    fn clear_with_timeout(&self, part: &str) {
+    fn clear_with_timeout(&self, cgroup: &str) {
         let end = Instant::now() + CLEAR_TIMEOUT;
-        while !self.cgroups.clear(&self.group, part) && Instant::now() < end {
+        while !self.cgroups.clear(&self.group, cgroup) && Instant::now() < end {
             thread::sleep(CLEAR_POLL);
         }
     }
@@ -118,17 +119,20 @@ impl SandboxTable {
             };
             self.owners.insert(id.clone(), owner);
         }
-        let Some(RecordedState::Running { pid, first_id, .. }) = state else { return Ok(()) };
-        let Some(pidfd) = state.as_ref().and_then(RecordedState::live_pid).and_then(open_process)
-        else {
-            self.clear_with_timeout(id.part());
+        let Some(state @ RecordedState::Running { pid, first_id, .. }) = &state else {
+            return Ok(());
+        };
+        let (pid, cgroup) = (*pid, state.cgroup(id));
+        let Some(pidfd) = state.live_pid().and_then(open_process) else {
+            self.clear_with_timeout(&cgroup);
             self.close(id, "ended while no zygote was running".to_owned());
             return Ok(());
         };
         let live = LiveSandbox {
             pid,
+            cgroup,
             pidfd,
-            claim: Claim::adopt(&self.claims, first_id),
+            claim: Claim::adopt(&self.claims, *first_id),
             report: None,
             assignment_socket: None,
             failure: None,
@@ -154,7 +158,9 @@ impl SandboxTable {
             let timeout = Timespec { tv_sec: 5, tv_nsec: 0 };
             let _ = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&timeout));
         }
-        self.clear_with_timeout(id.part());
+        if let Some(state) = state {
+            self.clear_with_timeout(&state.cgroup(id));
+        }
         self.close(id, "its owner exited".to_owned());
         self.discard(id);
     }

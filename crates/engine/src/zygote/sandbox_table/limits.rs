@@ -9,7 +9,7 @@ use harvest_proto::{SandboxId, Timestamp};
 
 use super::{CLEAR_POLL, LiveSandbox, SandboxTable};
 use crate::{
-    sandbox::DiskLimitStop,
+    sandbox_record::DiskLimitStop,
     spec::Limits,
     zygote::disk_watch::{ScanScope, WatchedSandbox},
 };
@@ -92,7 +92,7 @@ impl SandboxTable {
             .filter(|(_, live)| live.ended.is_none())
             .filter_map(|(id, live)| {
                 let WritableUsage { allowed, used, .. } = *live.limit_state.writable.as_ref()?;
-                Some(WatchedSandbox { id, allowed, used })
+                Some(WatchedSandbox { id, cgroup: &live.cgroup, allowed, used })
             })
             .collect();
         let scope = ScanScope { home: &self.home, cgroups: &self.cgroups, group: &self.group };
@@ -137,7 +137,7 @@ impl SandboxTable {
         for (id, live) in &mut self.live {
             let Some(until) = live.limit_state.killing_until else { continue };
             let frozen = live.thaw_at.is_some() || live.freezing_until.is_some();
-            if self.freezer.kill_work(id, &live.pidfd, frozen) || until <= now {
+            if self.freezer.kill_work(id, &live.cgroup, &live.pidfd, frozen) || until <= now {
                 live.limit_state.killing_until = None;
             } else {
                 check_at = Some(now + CLEAR_POLL);

@@ -10,8 +10,12 @@ use rustix::process::{Resource, getrlimit};
 
 use super::SandboxTable;
 use crate::{
-    error::StepError, plan::Plan, sandbox::Record, spec::Network, standby::StandbyCounts,
-    zygote::standby::Standby,
+    error::StepError,
+    facts,
+    plan::{IdAllocation, Plan},
+    sandbox_record::Record,
+    spec::Network,
+    zygote::{protocol::StandbyCounts, standby::Standby},
 };
 
 // Serves two starts in a row after an idle period.
@@ -30,7 +34,8 @@ const BURST_MEMORY: Duration = Duration::from_secs(600);
 /// The standbys and how many are wanted.
 pub(super) struct StandbyPool {
     waiting: Vec<Standby>,
-    /// A sandbox was started, and this host can rename cgroups.
+    /// A sandbox was started, and none of its steps before the assignment depends on its limits:
+    /// without root, pid 1 has the sandbox's process limit from its start.
     enabled: bool,
     demand: Demand,
     limit: usize,
@@ -91,15 +96,14 @@ impl Demand {
 }
 
 impl SandboxTable {
-    /// A preforked process with this sandbox's name and limits, from the pool if possible.
+    /// A preforked process with this sandbox's limits, from the pool if possible.
     pub(super) fn standby_for(
         &mut self,
         record: &Record,
         plan: &Plan,
     ) -> Result<Standby, StepError> {
-        self.standbys.enabled = self.cgroups.can_rename();
+        self.standbys.enabled = facts::id_allocation() == IdAllocation::PerSandbox;
         self.standbys.demand.start(Instant::now());
-        let part = record.id.part();
         while let Some(at) = self
             .standbys
             .waiting
@@ -107,14 +111,10 @@ impl SandboxTable {
             .position(Standby::is_ready)
             .filter(|_| record.network != Network::Host)
         {
-            let mut standby = self.standbys.waiting.swap_remove(at);
+            let standby = self.standbys.waiting.swap_remove(at);
             let dead = || StepError::new("find the process", io::ErrorKind::NotFound.into());
-            let renamed = if standby.lives() {
-                standby.rename(&self.cgroups, &self.group, part, plan)
-            } else {
-                Err(dead())
-            };
-            match renamed {
+            let usable = if standby.lives() { standby.set_limits(plan) } else { Err(dead()) };
+            match usable {
                 Ok(()) => {
                     self.standbys.counts.used += 1;
                     return Ok(standby);

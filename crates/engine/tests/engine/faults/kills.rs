@@ -93,9 +93,8 @@ fn freeze_ends_when_caller_and_zygote_die() {
 impl World {
     /// Whether a sandbox's work is frozen.
     pub(super) fn is_frozen(&self, id: &SandboxId) -> bool {
-        let states = self.groups().into_iter().flat_map(|group| {
-            ["freezer.state", "cgroup.freeze"]
-                .map(|file| group.join(id.part()).join("work").join(file))
+        let states = self.groups_of(id).into_iter().flat_map(|group| {
+            ["freezer.state", "cgroup.freeze"].map(|file| group.join("work").join(file))
         });
         states
             .filter_map(|file| fs::read_to_string(file).ok())
@@ -206,8 +205,8 @@ fn externally_frozen_sandbox_can_be_killed() {
     let running = world.start();
     let range = range(&running);
     shell(&running, "(setsid sleep 1000 >/dev/null 2>&1 &); true");
-    for group in world.groups() {
-        let work = group.join(running.id.part()).join("work");
+    for group in world.groups_of(&running.id) {
+        let work = group.join("work");
         for (file, value) in [("freezer.state", "FROZEN"), ("cgroup.freeze", "1")] {
             if work.join(file).exists() {
                 fs::write(work.join(file), value).unwrap();

@@ -226,9 +226,8 @@ fn socket_memory_is_limited_per_sandbox() {
     for limited in [false, true] {
         let running = world.engine.start(&Spec { binds: probe_binds(), ..world.spec() }).unwrap();
         let file = |name: &str| {
-            let folders =
-                world.groups().into_iter().map(|group| group.join(running.id.part()).join("work"));
-            folders.map(|folder| folder.join(name)).find(|file| file.exists())
+            let groups = world.groups_of(&running.id).into_iter();
+            groups.map(|group| group.join("work").join(name)).find(|file| file.exists())
         };
         // On cgroup v2 the memory limit includes them.
         let Some(limit) = file("memory.kmem.tcp.limit_in_bytes") else {

@@ -52,7 +52,7 @@ pub(super) async fn import(bare: &Path, folder: &Path) -> Result<ImportedFolder,
     add(bare, folder, &index, &files).await?;
     let commit = commit(bare, &index).await?;
     set_default_branch(bare, BRANCH).await?;
-    Ok(ImportedFolder { branch: BRANCH.to_owned(), commit, notes })
+    Ok(ImportedFolder { branch: BRANCH.parse()?, commit, notes })
 }
 
 /// Sockets, FIFOs and devices. An unreadable folder is an error, because its files would be

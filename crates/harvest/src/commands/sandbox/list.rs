@@ -13,12 +13,13 @@ use super::super::ls::age;
 use crate::{Invocation, backend::Backend, printer::table, resolve};
 
 pub(super) async fn ls(ctx: &Invocation, backend: &Backend) -> Result<()> {
-    let SandboxList { items, torn } = backend.get("/v1/sandboxes").await?;
-    for torn in &torn {
-        ctx.print.note(format!("{}: {}", torn.id, torn.error));
-        ctx.print.hint(format!("`harvest sandbox rm --force {}` removes the rest of it", torn.id));
+    let SandboxList { items, damaged } = backend.get("/v1/sandboxes").await?;
+    for damaged in &damaged {
+        ctx.print.note(format!("{}: {}", damaged.id, damaged.error));
+        ctx.print
+            .hint(format!("`harvest sandbox rm --force {}` removes the rest of it", damaged.id));
     }
-    if items.is_empty() && torn.is_empty() && !ctx.print.json {
+    if items.is_empty() && damaged.is_empty() && !ctx.print.json {
         ctx.print.note("No sandboxes yet");
         ctx.print.hint(
             "`harvest sandbox create` creates one; `harvest exec -- COMMAND` runs a command in a fresh one",

@@ -186,9 +186,9 @@ async fn resolve_own(
     let mut ids = Vec::new();
     for typed in typed {
         let id = resolve::sandbox_of(&list, typed)?;
-        if let Some(torn) = list.torn.iter().find(|torn| torn.id == id && !force) {
+        if let Some(damaged) = list.damaged.iter().find(|damaged| damaged.id == id && !force) {
             let hint = format!("`harvest sandbox rm --force {id}` removes the rest of it");
-            bail!(Advice::new(torn.error.clone(), hint));
+            bail!(Advice::new(damaged.error.clone(), hint));
         }
         if !force && list.items.iter().any(|sandbox| sandbox.id == id && sandbox.owner == "session")
         {

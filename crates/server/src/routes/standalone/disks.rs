@@ -12,9 +12,25 @@ use harvest_proto::{
 
 use super::{Force, StandaloneState};
 use crate::{
+    authorization::Access::Administer,
     extract::{Body, OptionalBody, Path, Query},
+    idempotency::Repeat,
     problem::ApiError,
+    routes::route::{Routes, routes},
 };
+
+pub(super) fn routes() -> Routes<StandaloneState> {
+    routes![
+        volume_list: Administer,
+        volume_create: Administer.idempotent(Repeat::Planned),
+        volume_delete: Administer,
+        stored_snapshot_list: Administer,
+        stored_snapshot_delete: Administer,
+        disk_usage: Administer,
+        collect_garbage: Administer,
+        doctor: Administer,
+    ]
+}
 
 /// Lists volumes, ordered by name.
 #[utoipa::path(get, path = "/v1/volumes", tag = "disks",
@@ -28,8 +44,6 @@ pub(crate) async fn volume_list(
 
 /// Creates a volume: storage that outlives sandboxes. Its size is reserved on the disk at once.
 #[utoipa::path(post, path = "/v1/volumes", tag = "disks", request_body = CreateVolume,
-    params(("Idempotency-Key" = Option<String>, Header, description = "Repeated requests with the same key create one resource",
-            min_length = 1, max_length = 128)),
     responses((status = 201, body = Volume, description = "The volume")))]
 pub(crate) async fn volume_create(
     State(state): State<StandaloneState>,

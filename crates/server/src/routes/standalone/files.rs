@@ -15,12 +15,23 @@ use harvest_proto::{
 
 use super::StandaloneState;
 use crate::{
+    authorization::Access::Administer,
     extract::{Path, Query},
     problem::ApiError,
-    routes::files::{
-        DeleteQuery, GetQuery, PutQuery, StatQuery, read, stat_headers, write_or_drain,
+    routes::{
+        files::{DeleteQuery, GetQuery, PutQuery, StatQuery, read, stat_headers, write_or_drain},
+        route::{Routes, routes},
     },
 };
+
+pub(super) fn routes() -> Routes<StandaloneState> {
+    routes![
+        sandbox_file_get: Administer,
+        sandbox_file_stat: Administer,
+        sandbox_file_put: Administer,
+        sandbox_file_delete: Administer,
+    ]
+}
 
 // The default owner of new files: the only user that exists in every image.
 const DEFAULT_OWNER: &str = "root";

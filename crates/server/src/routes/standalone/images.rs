@@ -8,10 +8,23 @@ use serde::Deserialize;
 
 use super::StandaloneState;
 use crate::{
+    authorization::Access::Administer,
     extract::{Body, Path, Query},
     problem::ApiError,
+    routes::route::{Routes, routes},
     stream,
 };
+
+pub(super) fn routes() -> Routes<StandaloneState> {
+    routes![
+        image_list: Administer,
+        image_create: Administer,
+        image_get: Administer,
+        image_import: Administer,
+        image_delete: Administer,
+        image_usage: Administer,
+    ]
+}
 
 /// Lists images, ordered by name.
 #[utoipa::path(get, path = "/v1/images", tag = "images",

@@ -9,11 +9,21 @@ use harvest_proto::{
 use super::StandaloneState;
 use crate::{
     auth::RevokedOrShutdown,
+    authorization::Access::Administer,
     extract::{Path, Query},
     problem::ApiError,
-    routes::pty::terminal_request,
+    routes::{
+        pty::terminal_request,
+        route::{Routes, routes},
+    },
     websocket::{self, SocketKind, Upgrade},
 };
+
+pub(super) fn routes() -> Routes<StandaloneState> {
+    routes![
+        sandbox_pty_open: Administer,
+    ]
+}
 
 /// Opens a terminal that runs a shell or another command, with the same frames as a session's
 /// terminal. Closing the socket hangs up the terminal.

@@ -19,12 +19,31 @@ use serde::Serialize;
 
 use super::{Force, StandaloneState, requester::RequestedBy};
 use crate::{
+    authorization::Access::Administer,
     command_body::CommandWithInput,
     extract::{Body, OptionalBody, Path, Query},
-    idempotency::replayed,
+    idempotency::{Repeat, replayed},
     problem::ApiError,
+    routes::route::{Routes, routes},
     stream, validate,
 };
+
+pub(super) fn routes() -> Routes<StandaloneState> {
+    routes![
+        sandbox_list: Administer,
+        sandbox_create: Administer.idempotent(Repeat::Planned),
+        sandbox_get: Administer,
+        sandbox_delete: Administer,
+        sandbox_exec: Administer,
+        // The sandbox is ephemeral: the command ends with its client.
+        exec_once: Administer.cancellable(),
+        sandbox_stop: Administer,
+        sandbox_start: Administer,
+        sandbox_snapshot: Administer.idempotent(Repeat::Planned),
+        sandbox_fork: Administer.idempotent(Repeat::Planned),
+        sandbox_restore: Administer.idempotent(Repeat::Planned),
+    ]
+}
 
 /// Lists all sandboxes of the host, including those of sessions, newest first.
 #[utoipa::path(get, path = "/v1/sandboxes", tag = "sandboxes",
@@ -38,8 +57,6 @@ pub(crate) async fn sandbox_list(
 /// Creates and starts a sandbox, which runs until it is stopped or deleted, even across server
 /// restarts.
 #[utoipa::path(post, path = "/v1/sandboxes", tag = "sandboxes", request_body = Option<CreateSandbox>,
-    params(("Idempotency-Key" = Option<String>, Header, description = "Repeated requests with the same key create one resource",
-            min_length = 1, max_length = 128)),
     responses((status = 201, body = CreatedSandbox, description = "The running sandbox")))]
 pub(crate) async fn sandbox_create(
     State(state): State<StandaloneState>,
@@ -158,9 +175,7 @@ pub(crate) async fn sandbox_start(
 
 /// Takes a snapshot of a sandbox, which keeps running.
 #[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/snapshot", tag = "sandboxes",
-    params(("sandbox" = SandboxId, Path, description = "The sandbox"),
-           ("Idempotency-Key" = Option<String>, Header, description = "Repeated requests with the same key create one resource",
-            min_length = 1, max_length = 128)),
+    params(("sandbox" = SandboxId, Path, description = "The sandbox")),
     responses((status = 201, body = SandboxSnapshot, description = "The snapshot")))]
 pub(crate) async fn sandbox_snapshot(
     State(state): State<StandaloneState>,
@@ -172,9 +187,7 @@ pub(crate) async fn sandbox_snapshot(
 
 /// Starts new sandboxes from the current disk of this one.
 #[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/fork", tag = "sandboxes", request_body = Option<ForkSandbox>,
-    params(("sandbox" = SandboxId, Path, description = "The sandbox"),
-           ("Idempotency-Key" = Option<String>, Header, description = "Repeated requests with the same key create one resource",
-            min_length = 1, max_length = 128)),
+    params(("sandbox" = SandboxId, Path, description = "The sandbox")),
     responses((status = 201, body = ForkedSandbox, description = "The forks; at least one is running")))]
 pub(crate) async fn sandbox_fork(
     State(state): State<StandaloneState>,
@@ -188,9 +201,7 @@ pub(crate) async fn sandbox_fork(
 
 /// Restores a sandbox to a snapshot; its previous disk is saved as another snapshot.
 #[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/restore", tag = "sandboxes", request_body = RestoreSandbox,
-    params(("sandbox" = SandboxId, Path, description = "The sandbox"),
-           ("Idempotency-Key" = Option<String>, Header, description = "Repeated requests with the same key restore once",
-            min_length = 1, max_length = 128)),
+    params(("sandbox" = SandboxId, Path, description = "The sandbox")),
     responses((status = 200, body = RestoredSandbox, description = "The restored sandbox")))]
 pub(crate) async fn sandbox_restore(
     State(state): State<StandaloneState>,

@@ -59,7 +59,7 @@ fn dead_sandbox_interrupts_turn_and_disk_is_recovered() {
     sim.kill();
     run(&mut sim);
     assert_eq!(sim.state.public.state, SessionState::Paused);
-    assert_eq!(sim.state.public.reason, "sandbox_lost");
+    assert_eq!(sim.state.public.reason, StateReason::SandboxLost);
     assert_eq!(sim.prompts.values().collect::<Vec<_>>(), [&PromptStatus::Interrupted]);
     sim.prompt(false);
     let [Action::Start { from, .. }] = &sim.pending[..] else { panic!("{:?}", sim.pending) };
@@ -71,7 +71,7 @@ fn unknown_save_blocks_session_until_resume() {
     let mut sim = ready();
     sim.input(Input::Pause);
     sim.execute(0, EffectOutcome::Failure);
-    assert_eq!(sim.state.public.reason, "save_unknown");
+    assert_eq!(sim.state.public.reason, StateReason::SaveUnknown);
     sim.prompt(false);
     assert!(sim.pending.is_empty());
     sim.input(Input::Resume);
@@ -130,7 +130,7 @@ fn failed_snapshot_blocks_the_next_prompt() {
     sim.end_turn(TurnOutcome::Completed);
     sim.deliver();
     sim.execute(0, EffectOutcome::Failure);
-    assert_eq!(sim.state.public.reason, "save_unknown");
+    assert_eq!(sim.state.public.reason, StateReason::SaveUnknown);
     assert_eq!(sim.runs.len(), 1);
     sim.input(Input::Resume);
     run(&mut sim);
@@ -183,8 +183,8 @@ fn idle_session_pauses_and_prompt_resumes_it() {
     sim.input(Input::Tick);
     run(&mut sim);
     assert_eq!(
-        (sim.state.public.state, sim.state.public.reason.as_str()),
-        (SessionState::Paused, "idle")
+        (sim.state.public.state, sim.state.public.reason),
+        (SessionState::Paused, StateReason::Idle)
     );
     sim.prompt(false);
     run(&mut sim);
@@ -200,7 +200,7 @@ fn three_failed_starts_wait_for_resume() {
         sim.execute(0, EffectOutcome::Failure);
         sim.execute(0, EffectOutcome::Success);
     }
-    assert_eq!(sim.state.public.reason, "start_failed");
+    assert_eq!(sim.state.public.reason, StateReason::StartFailed);
     assert!(sim.pending.is_empty());
     sim.input(Input::Resume);
     run(&mut sim);
@@ -246,7 +246,7 @@ fn fast_boot_failure_is_retried_three_times() {
     fail_boot(&mut sim, 1000);
     assert_eq!(
         sim.state.public,
-        PublicState { state: SessionState::Failed, reason: "boot_failed".into() }
+        PublicState { state: SessionState::Failed, reason: StateReason::BootFailed }
     );
     sim.input(Input::Resume);
     run(&mut sim);
@@ -260,7 +260,7 @@ fn slow_boot_failure_is_not_retried() {
     fail_boot(&mut sim, i64::try_from(slow.as_millis()).unwrap());
     assert_eq!(
         sim.state.public,
-        PublicState { state: SessionState::Failed, reason: "boot_failed".into() }
+        PublicState { state: SessionState::Failed, reason: StateReason::BootFailed }
     );
 }
 
@@ -297,7 +297,7 @@ fn terminate_stops_at_once_and_recovers_disk() {
         sim.execute(at.unwrap_or_else(|| panic!("{:?}", sim.pending)), EffectOutcome::Success);
         assert_eq!(
             sim.state.public,
-            PublicState { state: SessionState::Paused, reason: "terminated".into() }
+            PublicState { state: SessionState::Paused, reason: StateReason::Terminated }
         );
     }
 }
@@ -312,7 +312,7 @@ fn queued_prompts_run_after_server_shutdown() {
     run(&mut sim);
     assert_eq!(
         sim.state.public,
-        PublicState { state: SessionState::Paused, reason: "server_shutdown".into() }
+        PublicState { state: SessionState::Paused, reason: StateReason::ServerShutdown }
     );
     assert_eq!(sim.runs.len(), 1);
     sim.crash();
@@ -329,7 +329,7 @@ fn suspended_session_without_prompts_stays_paused() {
     run(&mut sim);
     assert_eq!(
         sim.state.public,
-        PublicState { state: SessionState::Paused, reason: "server_shutdown".into() }
+        PublicState { state: SessionState::Paused, reason: StateReason::ServerShutdown }
     );
 }
 
@@ -373,7 +373,7 @@ fn start_without_answer_times_out() {
     run(&mut sim);
     assert_eq!(
         sim.state.public,
-        PublicState { state: SessionState::Failed, reason: "start_timeout".into() }
+        PublicState { state: SessionState::Failed, reason: StateReason::StartTimeout }
     );
 }
 
@@ -395,6 +395,6 @@ fn capture_finished_after_terminate_is_removed() {
         sim.pending
     );
     run(&mut sim);
-    assert_eq!(sim.state.public.reason, "terminated");
+    assert_eq!(sim.state.public.reason, StateReason::Terminated);
     assert!(sim.newest.is_some_and(|newest| newest != snapshot), "another snapshot was saved");
 }

@@ -12,7 +12,7 @@ pub(super) fn frozen() -> Simulation {
     run(&mut sim);
     assert_eq!(
         sim.state.public,
-        PublicState { state: SessionState::Idle, reason: "frozen".into() }
+        PublicState { state: SessionState::Idle, reason: StateReason::Frozen }
     );
     assert!(sim.current().unwrap().frozen);
     sim
@@ -25,7 +25,7 @@ fn idle_sandbox_is_frozen_then_paused() {
     run(&mut sim);
     assert_eq!(
         sim.state.public,
-        PublicState { state: SessionState::Paused, reason: "idle".into() }
+        PublicState { state: SessionState::Paused, reason: StateReason::Idle }
     );
 }
 
@@ -43,7 +43,7 @@ fn command_thaws_sandbox_and_resets_idle_time() {
     let mut sim = frozen();
     sim.input(Input::Touched);
     run(&mut sim);
-    assert_eq!(sim.state.public.reason, "ready");
+    assert_eq!(sim.state.public.reason, StateReason::Ready);
     sim.tick(119_000);
     assert!(sim.pending.is_empty(), "the idle time starts anew: {:?}", sim.pending);
     sim.tick(1_000);
@@ -55,7 +55,7 @@ fn failed_freeze_is_not_retried_before_pause() {
     let mut sim = ready();
     sim.tick(120_000);
     sim.execute(0, EffectOutcome::Failure);
-    assert_eq!(sim.state.public.reason, "ready");
+    assert_eq!(sim.state.public.reason, StateReason::Ready);
     sim.tick(100_000);
     assert!(sim.pending.is_empty());
     sim.tick(400_000);
@@ -68,7 +68,7 @@ fn restart_freezes_frozen_sandbox_again() {
     sim.current().unwrap().frozen = false;
     sim.crash();
     run(&mut sim);
-    assert_eq!(sim.state.public.reason, "frozen");
+    assert_eq!(sim.state.public.reason, StateReason::Frozen);
     assert!(sim.current().unwrap().frozen);
     sim.prompt(false);
     run(&mut sim);
@@ -94,7 +94,7 @@ fn session_without_slot_queues_then_starts() {
     sim.prompt(false);
     assert_eq!(
         sim.state.public,
-        PublicState { state: SessionState::Queued, reason: "limit_sandboxes".into() }
+        PublicState { state: SessionState::Queued, reason: StateReason::LimitSandboxes }
     );
     assert!(sim.pending.is_empty());
     let sequence = sim.state.waiting.unwrap().sequence;
@@ -114,13 +114,13 @@ fn new_session_is_queued_from_its_creation() {
     sim.begin(State { waiting: Some(waiting), ..State::new(None, false) });
     assert_eq!(
         sim.state.public,
-        PublicState { state: SessionState::Queued, reason: "created".into() }
+        PublicState { state: SessionState::Queued, reason: StateReason::Created }
     );
     assert_eq!(sim.state.position(), None);
     sim.input(Input::SlotQueued { sequence: 7, limit: Limit::Sandboxes, position: 2 });
     assert_eq!(
         sim.state.public,
-        PublicState { state: SessionState::Queued, reason: "limit_sandboxes".into() }
+        PublicState { state: SessionState::Queued, reason: StateReason::LimitSandboxes }
     );
     assert_eq!(sim.state.position(), Some(2));
     sim.grant_slot();
@@ -139,7 +139,7 @@ fn stopped_session_leaves_the_slot_queue() {
     sim.input(Input::Stop);
     assert_eq!(
         sim.state.public,
-        PublicState { state: SessionState::Paused, reason: "stopped".into() }
+        PublicState { state: SessionState::Paused, reason: StateReason::Stopped }
     );
     assert_eq!(sim.state.waiting, None);
     sim.input(Input::Resume);
@@ -158,7 +158,7 @@ fn only_idle_sessions_give_up_their_slot() {
     // Too late for this sandbox, and the slot goes to the session that requested it.
     sim.prompt(false);
     run(&mut sim);
-    assert_eq!(sim.state.public.reason, "limit_sandboxes");
+    assert_eq!(sim.state.public.reason, StateReason::LimitSandboxes);
     let mut sim = ready();
     sim.prompt(false);
     run(&mut sim);
@@ -182,6 +182,6 @@ fn adopted_session_is_not_idle_before_reconnect() {
     run(&mut sim);
     assert_eq!(
         sim.state.public,
-        PublicState { state: SessionState::Paused, reason: "slot_needed".into() }
+        PublicState { state: SessionState::Paused, reason: StateReason::SlotNeeded }
     );
 }

@@ -65,7 +65,7 @@ fn paused_session_stays_paused_after_restore() {
     assert_eq!(sim.state.latest_snapshot, Some(first));
     assert_eq!(
         sim.state.public,
-        PublicState { state: SessionState::Paused, reason: "restored".into() }
+        PublicState { state: SessionState::Paused, reason: StateReason::Restored }
     );
 }
 
@@ -75,7 +75,7 @@ fn restore_continues_after_a_failed_save() {
     let first = sim.turns[&1].clone();
     sim.input(Input::Restore { snapshot: first.clone(), turn: 1 });
     sim.execute(0, EffectOutcome::Failure);
-    assert_eq!(sim.state.public.reason, "save_unknown");
+    assert_eq!(sim.state.public.reason, StateReason::SaveUnknown);
     sim.input(Input::Resume);
     run(&mut sim);
     assert_eq!((sim.newest.clone(), sim.state.public.state), (Some(first), SessionState::Idle));

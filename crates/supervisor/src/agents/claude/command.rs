@@ -74,7 +74,7 @@ mod tests {
     #[test]
     fn conversation_is_created_then_resumed() {
         let launch = AgentLaunch {
-            name: "claude".into(),
+            name: harvest_proto::AgentName::Claude,
             conversation: "c0ffee".into(),
             resume: false,
             model: Some("opus".into()),

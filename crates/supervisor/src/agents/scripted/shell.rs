@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use super::program::{Program, Stop};
-use crate::exec::{discard_output, read_rest};
+use crate::pipes::{discard_output, read_rest};
 
 // Limit of a tool's output; the rest is counted and dropped.
 const MAX_OUTPUT_BYTES: usize = 4 * 1024 * 1024;

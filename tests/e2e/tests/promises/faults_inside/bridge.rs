@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use harvest_e2e::Host;
-use harvest_proto::{EventBody, SessionId, api::SessionState, event::TurnOutcome};
+use harvest_proto::{EventBody, SessionId, StateReason, api::SessionState, event::TurnOutcome};
 use serde_json::{Value, json};
 
 use super::{
@@ -112,7 +112,7 @@ async fn frozen_supervisor_is_abandoned_but_files_survive() {
     let mut follower = host.follow(session.clone());
     assert_eq!(outcome(&mut follower, &first).await, TurnOutcome::Interrupted);
     let lost = host.wait_for(&session, SessionState::Paused).await;
-    assert_eq!((&lost.reason[..], lost.sandbox), ("sandbox_lost", None));
+    assert_eq!((lost.reason, lost.sandbox), (StateReason::SandboxLost, None));
     let kept = follower.until("what it left to be kept", recovered).await.seq;
     let second = host.prompt(&session, "Go on.", &json!([{ "bash": "cat /workspace/work" }])).await;
     assert_eq!(outcome(&mut follower, &second).await, TurnOutcome::Completed);

@@ -6,7 +6,7 @@ use std::{
 
 use harvest_e2e::{Host, most_memory};
 use harvest_proto::{
-    EventBody, SessionId,
+    EventBody, SessionId, StateReason,
     api::{Session, SessionState},
     event::{BootPhase, PhaseStatus, TurnOutcome},
 };
@@ -45,7 +45,7 @@ async fn hostile_hook_fails_only_its_own_session() {
     )
     .await;
     let failed = host.wait_for(&flood, SessionState::Failed).await;
-    assert_eq!(failed.reason, "boot_failed");
+    assert_eq!(failed.reason, StateReason::BootFailed);
     let words = last_words(&host, &flood).await;
     assert!(
         words.contains("last word") && words.contains("code 3") && words.len() < 65_536,
@@ -62,7 +62,7 @@ async fn hostile_hook_fails_only_its_own_session() {
     let murder =
         with_hook(&host, "murder", "kill -9 $PPID 1; kill -STOP 1; kill -9 -1; exit 4\n").await;
     let failed = host.wait_for(&murder, SessionState::Failed).await;
-    assert_eq!(failed.reason, "boot_failed", "{}", last_words(&host, &murder).await);
+    assert_eq!(failed.reason, StateReason::BootFailed, "{}", last_words(&host, &murder).await);
 }
 
 #[tokio::test]
@@ -74,13 +74,13 @@ async fn endless_hook_times_out_and_can_be_stopped() {
             .await;
     lives("98761.25").await;
     let failed = host.wait_for(&endless, SessionState::Failed).await;
-    assert_eq!((&failed.reason[..], failed.sandbox), ("boot_timeout", None));
+    assert_eq!((failed.reason, failed.sandbox), (StateReason::BootTimeout, None));
     // A stop takes effect while the hook hangs.
     host.post(&format!("/v1/sessions/{endless}/resume"), json!({})).await;
     lives("98761.25").await;
     host.post(&format!("/v1/sessions/{endless}/stop"), json!({})).await;
     let stopped = host.wait_for(&endless, SessionState::Paused).await;
-    assert_eq!((&stopped.reason[..], stopped.sandbox), ("stopped", None));
+    assert_eq!((stopped.reason, stopped.sandbox), (StateReason::Stopped, None));
 }
 
 fn server(host: &Host) -> u32 {
@@ -185,7 +185,7 @@ async fn hostile_repository_is_handled_verbatim() {
         &["diff", "-"][..],
         &["diff", "-", "--turn", "1"],
         &["diff", "-", "--turn", "1", "--stat"],
-        &["diff", "-", "--machine"],
+        &["diff", "-", "--sandbox"],
     ] {
         let shown = host.harvest(diff);
         let said: String = shown.stdout.chars().take(2000).collect();

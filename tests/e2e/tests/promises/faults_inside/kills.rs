@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use harvest_e2e::Host;
 use harvest_proto::{
-    EventBody,
+    EventBody, StateReason,
     api::{PromptStatus, SessionState},
     event::{BootPhase, PhaseStatus, TurnOutcome},
 };
@@ -45,7 +45,7 @@ async fn killed_supervisor_costs_one_turn_and_keeps_queue() {
     host.exec(&session, "harvest", "echo three >> /workspace/work; sync").await;
     assert!(signal(supervisor(&host, &session).await, "-9"));
     let lost = host.wait_for(&session, SessionState::Paused).await;
-    assert_eq!((&lost.reason[..], lost.sandbox), ("sandbox_lost", None));
+    assert_eq!((lost.reason, lost.sandbox), (StateReason::SandboxLost, None));
     follower.after(before, "what it left to be kept", recovered).await;
     let third = host.prompt(&session, "Go on.", &json!([{ "history": true }])).await;
     assert_eq!(outcome(&mut follower, &third).await, TurnOutcome::Completed);
@@ -121,7 +121,10 @@ async fn zygote_kill_interrupts_no_turn_or_start() {
     // Without a zygote the death of a supervisor is noticed too.
     assert!(kill_zygote(&host));
     assert!(signal(supervisor(&host, &session).await, "-9"));
-    assert_eq!(host.wait_for(&session, SessionState::Paused).await.reason, "sandbox_lost");
+    assert_eq!(
+        host.wait_for(&session, SessionState::Paused).await.reason,
+        StateReason::SandboxLost
+    );
     told_once(&host, &session).await;
 }
 
@@ -140,7 +143,7 @@ async fn broken_agent_is_reported_and_restore_repairs_it() {
     host.post(&format!("/v1/sessions/{session}/pause"), json!({})).await;
     let waiting = host.prompt(&session, "Go on.", &json!([{ "text": "on" }])).await;
     let failed = host.wait_for(&session, SessionState::Failed).await;
-    assert_eq!(failed.reason, "boot_failed");
+    assert_eq!(failed.reason, StateReason::BootFailed);
     let boot = follower
         .until("the boot to fail", |body| {
             matches!(

@@ -19,7 +19,7 @@ use rustix::{
 const MAX_ATTEMPTS: usize = 64;
 
 /// Opens a path, following ordinary links only.
-pub(super) fn open(path: &Path, flags: OFlags) -> io::Result<File> {
+pub(crate) fn open(path: &Path, flags: OFlags) -> io::Result<File> {
     let mut attempts = 0;
     loop {
         match openat2(
@@ -35,20 +35,33 @@ pub(super) fn open(path: &Path, flags: OFlags) -> io::Result<File> {
     }
 }
 
+/// Opens a regular file for reading. Non-blocking, because opening a FIFO would wait for a writer.
+pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
+    let file = open(path, OFlags::RDONLY | OFlags::NONBLOCK)?;
+    let metadata = file.metadata()?;
+    if metadata.is_dir() {
+        return Err(io::ErrorKind::IsADirectory.into());
+    }
+    if !metadata.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    Ok(file)
+}
+
 /// A path to an open file, valid in this process only.
-pub(super) fn fd_path(open: &File) -> PathBuf {
+pub(crate) fn fd_path(open: &File) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", open.as_raw_fd()))
 }
 
 /// A name in an open folder.
-pub(super) struct ResolvedPath {
+pub(crate) struct ResolvedPath {
     folder: File,
     path: PathBuf,
 }
 
 impl ResolvedPath {
     /// Resolves the parent of a path; the last component need not exist.
-    pub(super) fn of(path: &Path) -> io::Result<Self> {
+    pub(crate) fn of(path: &Path) -> io::Result<Self> {
         let invalid = || io::Error::new(io::ErrorKind::InvalidInput, "not a file path");
         let (parent, name) =
             (path.parent().ok_or_else(invalid)?, path.file_name().ok_or_else(invalid)?);
@@ -58,17 +71,17 @@ impl ResolvedPath {
     }
 
     /// The path through the open folder.
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Another name in the same folder.
-    pub(super) fn sibling(&self, name: &str) -> PathBuf {
+    pub(crate) fn sibling(&self, name: &str) -> PathBuf {
         fd_path(&self.folder).join(name)
     }
 
     /// Flushes the folder to disk.
-    pub(super) fn sync(&self) -> io::Result<()> {
+    pub(crate) fn sync(&self) -> io::Result<()> {
         self.folder.sync_all()
     }
 }

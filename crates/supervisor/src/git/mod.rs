@@ -1,5 +1,9 @@
 //! Clones and updates checkouts, always as the agent's user and never interactively.
 
+mod requests;
+
+pub(crate) use self::requests::start;
+
 use std::time::Duration;
 
 use harvest_proto::{
@@ -7,7 +11,7 @@ use harvest_proto::{
     git::NO_HOOKS_ENV,
 };
 
-use crate::{capture, supervisor::Supervisor, users::User};
+use crate::{capture, sandbox::Sandbox, users::User};
 
 // Enough for the first clone of a large repository while the gateway restarts.
 const NETWORK_TIMEOUT: Duration = Duration::from_secs(30 * 60);
@@ -36,7 +40,7 @@ pub(crate) enum Synced {
 }
 
 pub(crate) struct Git<'a> {
-    pub(crate) supervisor: &'a Supervisor,
+    pub(crate) sandbox: &'a Sandbox,
     pub(crate) user: &'a User,
 }
 
@@ -50,7 +54,7 @@ impl Git<'_> {
     ) -> Result<String, String> {
         let argv =
             std::iter::once("git").chain(arguments.iter().copied()).map(str::to_owned).collect();
-        let mut spec = self.supervisor.process_spec(argv, self.user, folder);
+        let mut spec = self.sandbox.process_spec(argv, self.user, folder);
         spec.env.extend(
             NON_INTERACTIVE
                 .iter()
@@ -58,7 +62,7 @@ impl Git<'_> {
                 .map(|(name, value)| ((*name).to_owned(), (*value).to_owned())),
         );
         let captured =
-            capture::run(self.supervisor, spec, timeout).await.map_err(|fault| fault.message)?;
+            capture::run(self.sandbox, spec, timeout).await.map_err(|fault| fault.message)?;
         let line = format!("git {}", arguments.join(" "));
         captured.ok().map_err(|tail| format!("{line}\n{tail}"))
     }
@@ -95,7 +99,7 @@ impl Git<'_> {
         checkout: &Checkout,
         start: BootStart,
     ) -> Result<Synced, String> {
-        let workspace = self.supervisor.workspace();
+        let workspace = self.sandbox.workspace();
         let folder = format!("{workspace}/{}", checkout.name);
         let exists = std::path::Path::new(&folder).join(".git").exists();
         if start == BootStart::Restore && (exists || !checkout.clone_missing) {
@@ -153,7 +157,7 @@ impl Git<'_> {
         let (fetched, head) = tokio::join!(fetch, head);
         fetched?;
         // Without an answer the old value stays.
-        if let Some(branch) = head.ok().as_deref().and_then(default_branch) {
+        if let Some(branch) = head.ok().as_deref().and_then(symref_branch) {
             let origin = format!("refs/remotes/origin/{branch}");
             self.run(folder, &["symbolic-ref", "refs/remotes/origin/HEAD", &origin], LOCAL_TIMEOUT)
                 .await?;
@@ -171,13 +175,15 @@ impl Git<'_> {
             return self.check_out_unborn(folder, checkout).await;
         };
         let branch = match (&checkout.branch, start) {
-            (Some(branch), BootStart::Fresh | BootStart::Image | BootStart::Restore) => branch,
-            _ => &base,
+            (Some(branch), BootStart::Fresh | BootStart::Image | BootStart::Restore) => {
+                branch.as_str()
+            }
+            _ => base.as_str(),
         };
         // Forced: changes of a build in tracked files are discarded. The branch does not track the
         // base, so that a plain push goes to a branch of the same name.
         let origin = format!("refs/remotes/origin/{base}");
-        let track = if *branch == base { "--track" } else { "--no-track" };
+        let track = if branch == base { "--track" } else { "--no-track" };
         self.run(
             folder,
             &["checkout", "--quiet", "--force", track, "-B", branch, &origin],
@@ -189,17 +195,26 @@ impl Git<'_> {
 
     async fn base(&self, folder: &str, checkout: &Checkout) -> Option<String> {
         if let Some(base) = &checkout.base {
-            return Some(base.clone());
+            return Some(base.to_string());
         }
-        let head = self
-            .run(folder, &["symbolic-ref", "--short", "refs/remotes/origin/HEAD"], LOCAL_TIMEOUT)
-            .await;
-        let base = head.ok()?.trim().strip_prefix("origin/")?.to_owned();
+        let base = self.default_branch(folder).await?;
         // An empty repository may name a default branch that does not exist.
         let commit = format!("refs/remotes/origin/{base}^{{commit}}");
         let exists =
             self.run(folder, &["rev-parse", "--verify", "--quiet", &commit], LOCAL_TIMEOUT).await;
         exists.ok().map(|_| base)
+    }
+
+    // The remote's default branch, as of the last fetch.
+    async fn default_branch(&self, folder: &str) -> Option<String> {
+        let head = ["symbolic-ref", "--short", "refs/remotes/origin/HEAD"];
+        Some(self.last_line(folder, &head).await?.strip_prefix("origin/")?.to_owned())
+    }
+
+    // The result of a successful command; warnings come before it.
+    async fn last_line(&self, folder: &str, arguments: &[&str]) -> Option<String> {
+        let output = self.run(folder, arguments, LOCAL_TIMEOUT).await.ok()?;
+        output.trim_end().lines().last().map(str::to_owned)
     }
 
     // An empty repository: the first commit will be on the session's branch.
@@ -222,7 +237,7 @@ async fn remove(folder: &str) -> std::io::Result<()> {
 }
 
 // Parses `ref: refs/heads/main<tab>HEAD` of `ls-remote --symref`.
-fn default_branch(output: &str) -> Option<&str> {
+fn symref_branch(output: &str) -> Option<&str> {
     let line = output.lines().find_map(|line| line.strip_prefix("ref: refs/heads/"))?;
     let branch = line.strip_suffix("\tHEAD")?;
     (!branch.is_empty()).then_some(branch)
@@ -234,8 +249,8 @@ mod tests {
 
     #[test]
     fn default_branch_is_parsed_from_symref() {
-        assert_eq!(default_branch("ref: refs/heads/trunk/x\tHEAD\n0b5a\tHEAD"), Some("trunk/x"));
-        assert_eq!(default_branch("0b5a\tHEAD"), None);
-        assert_eq!(default_branch(""), None);
+        assert_eq!(symref_branch("ref: refs/heads/trunk/x\tHEAD\n0b5a\tHEAD"), Some("trunk/x"));
+        assert_eq!(symref_branch("0b5a\tHEAD"), None);
+        assert_eq!(symref_branch(""), None);
     }
 }

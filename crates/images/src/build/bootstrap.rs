@@ -12,10 +12,8 @@ use std::{
 use harvest_engine::kill_with_parent;
 use harvest_proto::redact;
 
-use crate::{
-    ImageError,
-    build::{Tail, host_config},
-};
+use super::{Tail, host_config};
+use crate::ImageError;
 
 // Files without a use in a sandbox; they are a third of a small Debian. dpkg stores the list, so
 // that packages installed later leave them out too. Copyright files stay because licences require

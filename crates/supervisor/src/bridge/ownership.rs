@@ -1,52 +1,11 @@
-//! The listening side of the bridge: accepts connections and decides which one owns the session.
-//! The protocol is in [`crate::connection`].
+//! Decides which connection owns the session.
 
 use std::{
     cell::{Cell, RefCell},
-    io,
-    os::{fd::OwnedFd, unix::net::UnixListener as StdUnixListener},
     rc::Rc,
-    time::Duration,
 };
 
-use tokio::{net::UnixListener, sync::Notify};
-
-use crate::{connection, log, supervisor::Supervisor};
-
-// Delay after a failed accept (too many open files).
-const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(50);
-
-/// The inherited socket as a listener.
-pub(crate) fn listener(descriptor: OwnedFd) -> io::Result<UnixListener> {
-    let listener = StdUnixListener::from(descriptor);
-    listener.set_nonblocking(true)?;
-    UnixListener::from_std(listener)
-}
-
-/// Accepts connections. `shutdown` is notified by the owner's `Shutdown` request.
-pub(crate) async fn serve(
-    supervisor: Rc<Supervisor>,
-    listener: UnixListener,
-    shutdown: Rc<Notify>,
-) {
-    let mut failing = false;
-    loop {
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                failing = false;
-                let (supervisor, shutdown) = (Rc::clone(&supervisor), Rc::clone(&shutdown));
-                tokio::task::spawn_local(connection::serve(supervisor, stream, shutdown));
-            }
-            Err(error) => {
-                if !failing {
-                    log::line(format_args!("cannot accept on the bridge: {error}"));
-                }
-                failing = true;
-                tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
-            }
-        }
-    }
-}
+use tokio::sync::Notify;
 
 /// The owner of the session: the connection with the highest lease, or the latest of several with
 /// the same lease.

@@ -1,25 +1,17 @@
-//! State shared by all parts of the supervisor: users, environment variables and status.
+//! The sandbox from inside: its users, environment variables, processes and cgroups. Everything
+//! that runs a process starts here.
 
-use std::{
-    cell::{Cell, RefCell},
-    collections::BTreeMap,
-    rc::Rc,
-};
+use std::{cell::RefCell, collections::BTreeMap, rc::Rc};
 
 use harvest_proto::{
-    EventBody,
-    bridge::{Boot, Exit, Fault, FaultCode, Status},
-    event::{BootPhase, PhaseStatus},
+    bridge::{Exit, Fault, FaultCode},
     launch::Launch,
 };
 
 use crate::{
-    bridge::Ownership,
     cgroup::{AgentGroup, OomCount},
     detached::Detached,
-    outbox::Outbox,
     processes::{ProcessExit, ProcessSpec, Processes},
-    turn::Turns,
     users::{self, User},
 };
 
@@ -29,31 +21,17 @@ const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 const WORKSPACE_VARIABLE: &str = "HARVEST_WORKSPACE";
 const WORKSPACE: &str = "/workspace";
 
-pub(crate) struct Supervisor {
+pub(crate) struct Sandbox {
     pub(crate) launch: Launch,
+    /// The environment variables of the session, once it has booted.
+    pub(crate) session_env: RefCell<BTreeMap<String, String>>,
     pub(crate) processes: Rc<Processes>,
-    pub(crate) outbox: Rc<Outbox>,
     pub(crate) agent_group: AgentGroup,
     pub(crate) oom: OomCount,
-    pub(crate) ownership: Ownership,
-    pub(crate) turns: Turns,
-    pub(crate) boot: RefCell<Option<Boot>>,
-    pub(crate) phase: Cell<Option<BootPhase>>,
-    pub(crate) failed: Cell<bool>,
     pub(crate) detached: Rc<Detached>,
 }
 
-impl Supervisor {
-    pub(crate) fn status(&self) -> Status {
-        Status {
-            phase: self.phase.get(),
-            failed: self.failed.get(),
-            prompts: self.turns.seen(),
-            last_event: self.outbox.last(),
-            detached: self.detached.count(),
-        }
-    }
-
+impl Sandbox {
     /// The folder of the checkouts.
     pub(crate) fn workspace(&self) -> String {
         self.launch.env.get(WORKSPACE_VARIABLE).cloned().unwrap_or_else(|| WORKSPACE.to_owned())
@@ -70,9 +48,7 @@ impl Supervisor {
     /// The environment of a process of this user.
     pub(crate) fn env(&self, user: &User) -> BTreeMap<String, String> {
         let mut env = self.launch.env.clone();
-        if let Some(boot) = &*self.boot.borrow() {
-            env.extend(boot.env.clone());
-        }
+        env.extend(self.session_env.borrow().clone());
         // The image's HOME belongs to the image's user.
         if user.name != self.launch.user {
             env.remove("HOME");
@@ -111,17 +87,5 @@ impl Supervisor {
             ProcessExit::Code(code) => Exit::Code(code),
             ProcessExit::Signal(signal) => Exit::Signal(signal),
         }
-    }
-
-    pub(crate) fn report_phase(
-        &self,
-        phase: BootPhase,
-        status: PhaseStatus,
-        millis: Option<u64>,
-        tail: Option<String>,
-    ) {
-        self.phase.set(Some(phase));
-        self.failed.set(status == PhaseStatus::Failed);
-        self.outbox.push(None, EventBody::BootPhase { phase, status, millis, tail });
     }
 }

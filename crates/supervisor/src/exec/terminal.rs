@@ -8,7 +8,6 @@
 
 use std::{
     io,
-    os::fd::OwnedFd,
     rc::Rc,
     time::{Duration, Instant},
 };
@@ -16,27 +15,21 @@ use std::{
 use harvest_proto::bridge::{
     Command, Exit, Fault, FaultCode, MAX_DATA_BYTES, Reply, RequestId, StreamId, Terminal,
 };
-use rustix::{
-    fs::{Mode, OFlags},
-    pty::{OpenptFlags, ioctl_tiocgptpeer, unlockpt},
-    termios::{InputModes, OptionalActions, Winsize, tcgetattr, tcsetattr, tcsetwinsize},
-};
 use tokio::{
     net::unix::pipe,
     sync::{Notify, watch},
     time::timeout,
 };
 
+use super::{CommandStreams, pump_in};
 use crate::{
     connection::Connection,
-    exec::{CommandStreams, pump_in, read_now},
+    pipes::read_now,
     processes::{Child, ProcessSpec},
+    pty::PtyMaster,
+    sandbox::Sandbox,
     streams::Credit,
-    supervisor::Supervisor,
 };
-
-// The one in devpts, which processes inside cannot replace.
-const PTMX: &str = "/dev/pts/ptmx";
 
 // Time for a shell to write its history after the hang-up.
 const GRACE: Duration = Duration::from_secs(2);
@@ -48,43 +41,6 @@ const INITIAL_BUFFER_BYTES: usize = 1024;
 // have left more. Anything beyond comes from its descendants.
 const MAX_UNREAD_BYTES: usize = 128 * 1024;
 
-/// The master side of a pseudo-terminal, which hangs up when the last clone is closed.
-#[derive(Debug)]
-pub(crate) struct PtyMaster(OwnedFd);
-
-impl PtyMaster {
-    /// Opens a new terminal: the master and the command's side.
-    fn open(size: &Terminal, spec: &ProcessSpec) -> io::Result<(Self, OwnedFd)> {
-        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let ours = rustix::fs::open(PTMX, flags, Mode::empty())?;
-        unlockpt(&ours)?;
-        let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
-        let theirs = ioctl_tiocgptpeer(&ours, flags)?;
-        // Backspace erases whole UTF-8 characters.
-        let mut modes = tcgetattr(&theirs)?;
-        modes.input_modes |= InputModes::IUTF8;
-        tcsetattr(&theirs, OptionalActions::Now, &modes)?;
-        // Programs may open the terminal by path. The group stays `tty`.
-        let _only_by_path =
-            rustix::fs::fchown(&theirs, Some(rustix::fs::Uid::from_raw(spec.uid)), None);
-        let master = Self(ours);
-        master.resize(size.rows, size.cols)?;
-        Ok((master, theirs))
-    }
-
-    /// Resizes the terminal; the kernel sends SIGWINCH to the foreground job.
-    pub(crate) fn resize(&self, rows: u16, cols: u16) -> io::Result<()> {
-        let size = Winsize { ws_row: rows, ws_col: cols, ws_xpixel: 0, ws_ypixel: 0 };
-        Ok(tcsetwinsize(&self.0, size)?)
-    }
-
-    // tokio has no terminal type, but its pipe types work for any descriptor.
-    fn ends(&self) -> io::Result<(pipe::Sender, pipe::Receiver)> {
-        let sender = pipe::Sender::from_owned_fd_unchecked(self.0.try_clone()?)?;
-        Ok((sender, pipe::Receiver::from_owned_fd_unchecked(self.0.try_clone()?)?))
-    }
-}
-
 /// A command and its terminal. Hangs up when it is dropped before the command has exited.
 struct TerminalSession {
     master: Option<Rc<PtyMaster>>,
@@ -92,18 +48,14 @@ struct TerminalSession {
 }
 
 impl TerminalSession {
-    async fn spawn(
-        supervisor: &Supervisor,
-        spec: ProcessSpec,
-        size: &Terminal,
-    ) -> Result<Self, Fault> {
+    async fn spawn(sandbox: &Sandbox, spec: ProcessSpec, size: &Terminal) -> Result<Self, Fault> {
         let system = |error: io::Error| {
             Fault::new(FaultCode::System, format!("cannot create a terminal: {error}"))
         };
-        let (master, theirs) = PtyMaster::open(size, &spec).map_err(system)?;
+        let (master, theirs) = PtyMaster::open(size, spec.uid).map_err(system)?;
         let clone = || theirs.try_clone().map_err(system);
         let stdio = [clone()?, clone()?, theirs];
-        let child = supervisor.processes.start(spec, stdio).await?;
+        let child = sandbox.processes.start(spec, stdio).await?;
         Ok(Self { master: Some(Rc::new(master)), child: Some(child) })
     }
 
@@ -134,7 +86,7 @@ impl Drop for TerminalSession {
 }
 
 /// Runs a command on a new terminal until it exits or is killed.
-pub(crate) async fn run(
+pub(super) async fn run(
     connection: &Rc<Connection>,
     id: RequestId,
     spec: ProcessSpec,
@@ -144,8 +96,8 @@ pub(crate) async fn run(
     kill: &Notify,
 ) {
     let started_at = Instant::now();
-    let oom_before = connection.supervisor.oom.read();
-    let mut session = match TerminalSession::spawn(&connection.supervisor, spec, size).await {
+    let oom_before = connection.sandbox.oom.read();
+    let mut session = match TerminalSession::spawn(&connection.sandbox, spec, size).await {
         Ok(session) => session,
         Err(fault) => {
             CommandStreams::forget(connection, command);
@@ -194,7 +146,7 @@ async fn relay(
         }
     };
     let exit = tokio::select! {
-        end = shown => return connection.supervisor.exit(end, oom_before),
+        end = shown => return connection.sandbox.exit(end, oom_before),
         () = timed_out => Exit::Timeout,
         () = kill.notified() => Exit::Killed,
         exit = pump_in(connection, Some(typed), command.stdin, streams.stdin.clone()) => exit,

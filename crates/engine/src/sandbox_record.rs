@@ -1,18 +1,24 @@
-//! The records of a sandbox: `record.json` holds what was requested, `state.json` its progress,
-//! `stopped.json` the last time it exceeded its disk limit.
+//! The state of a sandbox and its records: `record.json` holds what was requested, `state.json` its
+//! progress, `stopped.json` the last time it exceeded its disk limit.
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+};
 
 use harvest_proto::{SandboxId, SnapshotId, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use crate::{
     error::{AtPath, EngineError},
-    home::{Durability, Home, boot_id, read_record, start_ticks, write_record},
+    home::Home,
+    process::{boot_id, start_ticks},
+    records::{read_record, write_record_unsynced},
     spec::{Bind, ImageConfig, LayerId, Limits, Network, Owner, VolumeMount},
 };
 
-pub(super) const RECORD: &str = "record.json";
+pub(crate) const RECORD: &str = "record.json";
 
 /// A requested sandbox with its image or snapshot resolved to layers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,6 +60,10 @@ pub(crate) enum RecordedState {
         first_id: u32,
         /// Start time of the owner, if it is a process.
         owner_started: Option<u64>,
+        /// Name of its cgroups. Sandboxes of earlier versions have none: see
+        /// [`RecordedState::cgroup`].
+        #[serde(default)]
+        cgroup: Option<String>,
     },
     /// All its processes are dead.
     Ended { reason: String, at: Timestamp },
@@ -70,9 +80,37 @@ pub struct DiskLimitStop {
     pub at: Timestamp,
 }
 
+/// A running sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Running {
+    /// Id of the sandbox.
+    pub id: SandboxId,
+    /// Socket of its supervisor.
+    pub bridge: PathBuf,
+    /// Path at which the gateway binds its socket for this sandbox.
+    pub door: PathBuf,
+    /// Pid 1's pid on the host.
+    pub pid: u32,
+}
+
+/// The current state of a sandbox.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum SandboxState {
+    /// The sandbox is running.
+    Running(Running),
+    /// The sandbox is dead; its disk still exists.
+    Dead {
+        /// Why it died, as far as known.
+        reason: String,
+    },
+    /// The sandbox was removed or never existed.
+    Gone,
+}
+
 impl DiskLimitStop {
     pub(crate) fn write(&self, home: &Home, id: &SandboxId) -> Result<(), EngineError> {
-        write_record(&home.sandbox(id).join("stopped.json"), self, Durability::Crash)
+        write_record_unsynced(&home.sandbox(id).join("stopped.json"), self)
     }
 }
 
@@ -114,11 +152,19 @@ impl RecordedState {
 
     pub(crate) fn write(&self, home: &Home, id: &SandboxId) -> Result<(), EngineError> {
         // A sandbox does not survive a power cut, so its state need not either.
-        write_record(&home.sandbox(id).join("state.json"), self, Durability::Crash)
+        write_record_unsynced(&home.sandbox(id).join("state.json"), self)
     }
 
     pub(crate) fn ended(reason: impl Into<String>) -> Self {
         Self::Ended { reason: reason.into(), at: std::time::SystemTime::now().into() }
+    }
+
+    /// The name of a sandbox's cgroups: its standby's, which v2 cannot rename, or its own.
+    pub(crate) fn cgroup(&self, id: &SandboxId) -> String {
+        match self {
+            Self::Running { cgroup: Some(name), .. } => name.clone(),
+            _ => id.part().to_owned(),
+        }
     }
 
     /// Pid 1's pid, while it lives.
@@ -147,4 +193,18 @@ pub(crate) fn ids_in(folder: &Path) -> Result<Vec<SandboxId>, EngineError> {
     }
     ids.sort();
     Ok(ids)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cgroup_name_defaults_to_the_sandbox_id() {
+        let id: SandboxId = "sbx_0123456789ab".parse().unwrap();
+        // A state of a version that renamed cgroups.
+        let state = r#"{"state": "running", "boot": "", "pid": 1, "started": 1, "first_id": 0}"#;
+        let state: RecordedState = serde_json::from_str(state).unwrap();
+        assert_eq!(state.cgroup(&id), "0123456789ab");
+    }
 }

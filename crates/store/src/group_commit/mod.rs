@@ -11,18 +11,27 @@
 //!       is known from a new connection; nothing else is written before.
 //! ```
 
+mod jobs;
+
 use std::{io, sync::Arc, time::Duration};
 
 use sqlx::Connection;
-use tokio::{sync::mpsc, time::Instant};
+use tokio::{
+    sync::{mpsc, oneshot},
+    time::Instant,
+};
 
 use crate::{
-    DbConnection, StoreError, Topics, append,
+    DbConnection, DbPool, StoreError, Topics,
     dialect::Connector,
-    leases, row,
+    events::NewEvents,
+    leases::{self, HeldLease},
+    row,
     watch::Watcher,
-    writer::{HeldLease, Job, Message, NewEvents},
 };
+
+pub(crate) use jobs::WriteJob;
+use jobs::{Failures, Jobs, refuse, run_jobs, run_sql};
 
 // Large enough to share a sync among many, small enough not to delay the first request for long.
 const MAX_GROUP: usize = 256;
@@ -36,13 +45,12 @@ const SETTLE_PAUSE: Duration = Duration::from_secs(1);
 // For reads in progress when the store is closed.
 const CLOSE_READERS_TIMEOUT: Duration = Duration::from_secs(10);
 
-const SAVEPOINT: &str = "SAVEPOINT request";
-// Also detects a request that ignored an error: PostgreSQL then refuses the RELEASE.
-const NEXT: &str = "RELEASE SAVEPOINT request; SAVEPOINT request";
-const UNDO: &str = "ROLLBACK TO SAVEPOINT request";
-
-type Jobs = Vec<Box<dyn Job>>;
-type Failures = Vec<Option<StoreError>>;
+pub(crate) enum Message {
+    Run(WriteJob),
+    /// Also closes the readers: the last connection to a SQLite file checkpoints it, and only a
+    /// writing connection can.
+    Close(DbPool, oneshot::Sender<()>),
+}
 
 /// A group whose COMMIT was sent and not acknowledged.
 struct Unsettled {
@@ -69,19 +77,10 @@ impl WriterTask {
         connector: Connector,
         topics: Arc<Topics>,
         held: HeldLease,
+        watcher: Watcher,
     ) -> Self {
-        Self {
-            connector,
-            connection: Some(connection),
-            topics,
-            held,
-            watcher: Watcher::default(),
-            unsettled: None,
-        }
-    }
-
-    pub(crate) fn with_watcher(self, watcher: Watcher) -> Self {
-        Self { watcher, ..self }
+        let connection = Some(connection);
+        Self { connector, connection, topics, held, watcher, unsettled: None }
     }
 
     /// Runs until the store is closed or dropped.
@@ -161,7 +160,7 @@ impl WriterTask {
             Ok(Err(reason)) => return self.broken(jobs, failures, reason),
             Err(silent) => return self.broken(jobs, failures, silent.to_string()),
         };
-        let committed = within(limit, run(connection, "COMMIT")).await;
+        let committed = within(limit, run_sql(connection, "COMMIT")).await;
         match (committed.unwrap_or_else(|silent| Err(silent.into())), transaction) {
             (Ok(()), _) => self.stored(jobs, failures, events),
             (Err(error), None) => self.broken(jobs, failures, StoreError::message(&error)),
@@ -225,7 +224,7 @@ impl WriterTask {
         if self.begin(Duration::ZERO).await.is_ok()
             && let Some(connection) = &mut self.connection
             && !matches!(
-                within(self.connector.dialect.response_timeout(), run(connection, "ROLLBACK"))
+                within(self.connector.dialect.response_timeout(), run_sql(connection, "ROLLBACK"))
                     .await,
                 Ok(Ok(()))
             )
@@ -285,68 +284,11 @@ impl WriterTask {
     }
 }
 
-/// Runs every job, consecutive appends in batches. An error means that the whole transaction is
-/// lost.
-async fn run_jobs(
-    connection: &mut DbConnection,
-    jobs: &mut Jobs,
-    failures: &mut Failures,
-) -> Result<NewEvents, String> {
-    let mut events = Vec::new();
-    run(connection, SAVEPOINT).await.map_err(|error| StoreError::message(&error))?;
-    let mut begin = 0;
-    while begin < jobs.len() {
-        let count = append::leading_appends(&mut jobs[begin..]).max(1);
-        let range = begin..begin + count;
-        begin += count;
-        if count > 1 {
-            let done = append::append_batch(connection, &mut jobs[range.clone()]).await;
-            // After an error, running the appends one by one shows which of them fails.
-            if let Ok(Some(mut appended)) = release_or_undo(connection, done).await? {
-                events.append(&mut appended);
-                continue;
-            }
-        }
-        for (job, failure) in jobs[range.clone()].iter_mut().zip(&mut failures[range]) {
-            let done = job.run(connection).await;
-            match release_or_undo(connection, done).await? {
-                Ok(mut appended) => events.append(&mut appended),
-                Err(error) => *failure = Some(error),
-            }
-        }
-    }
-    Ok(events)
-}
-
-/// Keeps the writes since the savepoint, or undoes them after an error. Fails when the whole
-/// transaction is lost.
-async fn release_or_undo<T>(
-    connection: &mut DbConnection,
-    mut done: Result<T, StoreError>,
-) -> Result<Result<T, StoreError>, String> {
-    if done.is_ok()
-        && let Err(error) = run(connection, NEXT).await
-    {
-        done = Err(error.into());
-    }
-    let Err(error) = &done else { return Ok(done) };
-    // A full disk or a lost connection ends the transaction; the first error is the cause.
-    match (run(connection, UNDO).await, error) {
-        (Ok(()), _) => Ok(done),
-        (Err(_), StoreError::Database(cause)) => Err(StoreError::message(cause)),
-        (Err(undo), _) => Err(StoreError::message(&undo)),
-    }
-}
-
 /// Applies a timeout. A network that drops all packets counts as a lost connection, too.
 async fn within<T>(limit: Option<Duration>, work: impl Future<Output = T>) -> Result<T, io::Error> {
     let Some(limit) = limit else { return Ok(work.await) };
     let silent = |_| io::Error::new(io::ErrorKind::TimedOut, "the database does not respond");
     tokio::time::timeout(limit, work).await.map_err(silent)
-}
-
-async fn run(connection: &mut DbConnection, sql: &'static str) -> Result<(), sqlx::Error> {
-    sqlx::raw_sql(sql).execute(connection).await.map(drop)
 }
 
 /// Outcome of a transaction: `committed`, `aborted`, or another text when the database does not
@@ -367,12 +309,5 @@ fn connection_lost(error: &sqlx::Error) -> bool {
             inner.code().is_some_and(|code| code.starts_with("08") || code.starts_with("57"))
         }
         _ => true,
-    }
-}
-
-/// Fails all jobs that have not failed already.
-fn refuse(jobs: Jobs, failures: Failures, error: impl Fn() -> StoreError) {
-    for (job, failure) in jobs.into_iter().zip(failures) {
-        job.reply(failure.or_else(|| Some(error())));
     }
 }

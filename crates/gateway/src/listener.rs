@@ -1,0 +1,211 @@
+//! The Unix socket of a sandbox's door. Each connection starts with one line that says what it is
+//! for; this file dispatches it to `model`, `git` or `egress`.
+
+use std::{
+    fs, io,
+    os::{
+        fd::AsRawFd,
+        unix::{
+            fs::{MetadataExt, PermissionsExt},
+            net::UnixListener as StdListener,
+        },
+    },
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use harvest_proto::door::{DoorReply, DoorRequest, GIT_NAME, MAX_LINE_BYTES, MODEL_NAME};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    net::{UnixListener, UnixStream},
+    sync::Semaphore,
+    time::timeout,
+};
+
+use crate::{Shared, door::Door, egress, git, http, ledger::DoorPolicy, model, policy};
+
+/// A connection from a sandbox, with the bytes that followed its first line.
+type Stream = BufReader<UnixStream>;
+
+// Far above what package managers open at once, far below the machine's limit of file descriptors.
+const MAX_CONNECTIONS: usize = 512;
+// The supervisor writes the line at once; only a hostile client is slower.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+// When the process is out of file descriptors, a retry helps only after one was closed.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
+
+/// An open door. Dropping it closes the door: stops accepting, cuts all connections and removes the
+/// socket.
+#[must_use = "a door closes when its handle is dropped"]
+#[derive(Debug)]
+pub struct DoorHandle {
+    door: Arc<Door>,
+    socket: PathBuf,
+    file: (u64, u64),
+}
+
+impl Drop for DoorHandle {
+    fn drop(&mut self) {
+        self.door.closed.cancel();
+        // A newer door may listen at the same path; its socket must stay.
+        if file_identity(&self.socket).is_ok_and(|file| file == self.file)
+            && let Err(error) = fs::remove_file(&self.socket)
+        {
+            tracing::warn!(socket = %self.socket.display(), %error, "cannot remove the socket of a closed door");
+        }
+    }
+}
+
+pub(crate) fn open(
+    shared: Arc<Shared>,
+    socket: &Path,
+    policy: DoorPolicy,
+) -> io::Result<DoorHandle> {
+    let (listener, file) = bind(socket)?;
+    let door = Arc::new(Door::new(shared, policy));
+    tokio::spawn(accept(Arc::clone(&door), UnixListener::from_std(listener)?));
+    Ok(DoorHandle { door, socket: socket.to_owned(), file })
+}
+
+// A socket address holds a path of at most 107 bytes; a path through the folder's descriptor is
+// short enough.
+fn bind(socket: &Path) -> io::Result<(StdListener, (u64, u64))> {
+    let invalid = || {
+        io::Error::new(io::ErrorKind::InvalidInput, "the path of the door has no folder or no name")
+    };
+    let folder = fs::File::open(socket.parent().ok_or_else(invalid)?)?;
+    let name = socket.file_name().ok_or_else(invalid)?;
+    let short = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd())).join(name);
+    match fs::remove_file(&short) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = StdListener::bind(&short)?;
+    listener.set_nonblocking(true)?;
+    // The supervisor connects under another uid; the private folder above keeps all others out.
+    fs::set_permissions(&short, fs::Permissions::from_mode(0o666))?;
+    Ok((listener, file_identity(&short)?))
+}
+
+fn file_identity(path: &Path) -> io::Result<(u64, u64)> {
+    let metadata = fs::symlink_metadata(path)?;
+    Ok((metadata.dev(), metadata.ino()))
+}
+
+async fn accept(door: Arc<Door>, listener: UnixListener) {
+    let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = door.closed.cancelled() => return,
+        };
+        let Ok((stream, _)) = accepted else {
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+            continue;
+        };
+        let Ok(slot) = Arc::clone(&slots).try_acquire_owned() else {
+            // Best effort, without waiting: the connection is closed in any case.
+            let _ = stream.try_write(&line(&refused("too many connections")));
+            continue;
+        };
+        let door = Arc::clone(&door);
+        tokio::spawn(async move {
+            let closed = door.closed.clone();
+            tokio::select! {
+                () = serve(door, BufReader::new(stream)) => {}
+                () = closed.cancelled() => {}
+            }
+            drop(slot);
+        });
+    }
+}
+
+async fn serve(door: Arc<Door>, mut stream: Stream) {
+    let request = match timeout(REQUEST_TIMEOUT, read_request(&mut stream)).await {
+        Ok(Ok(request)) => request,
+        Ok(Err(error)) => {
+            return tracing::debug!(%error, "a connection to the door sent no valid request");
+        }
+        Err(_) => return,
+    };
+    match request {
+        DoorRequest::Lookup { name } => {
+            let reply = match may_look_up(&door, &name) {
+                true => DoorReply::Open,
+                false => {
+                    let reason = door.policy.network.refusal();
+                    door.log_refusal(&name, &reason).await;
+                    refused(&reason)
+                }
+            };
+            // The sandbox may have closed the connection.
+            let _ = stream.write_all(&line(&reply)).await;
+        }
+        DoorRequest::Connect { name, port } => connect(door, stream, &name, port).await,
+    }
+}
+
+fn may_look_up(door: &Door, name: &str) -> bool {
+    is_gateway_name(name) || policy::allows_name(&door.policy.network, name)
+}
+
+async fn connect(door: Arc<Door>, mut stream: Stream, name: &str, port: u16) {
+    if is_gateway_name(name) && port == 80 {
+        if stream.write_all(&line(&DoorReply::Open)).await.is_err() {
+            return;
+        }
+        let model = policy::normalize(name).as_deref() == Some(MODEL_NAME);
+        return match model {
+            true => http::serve(stream, |request| model::answer(Arc::clone(&door), request)).await,
+            false => http::serve(stream, |request| git::answer(Arc::clone(&door), request)).await,
+        };
+    }
+    let network = &door.policy.network;
+    let opened = match policy::allows(network, name, port) {
+        true => egress::connect(&door.shared.config, name, port).await,
+        false if policy::allows_name(network, name) => {
+            Err(egress::Refused(format!("port {port} is not allowed, only 80 and 443")))
+        }
+        false => Err(egress::Refused(network.refusal())),
+    };
+    match opened {
+        Ok(upstream) => {
+            if stream.write_all(&line(&DoorReply::Open)).await.is_ok()
+                && let Err(egress::Refused(reason)) =
+                    egress::forward(stream, upstream, name, port).await
+            {
+                door.log_refusal(name, &reason).await;
+            }
+        }
+        Err(egress::Refused(reason)) => {
+            door.log_refusal(name, &reason).await;
+            // The sandbox may have closed the connection.
+            let _ = stream.write_all(&line(&refused(&reason))).await;
+        }
+    }
+}
+
+fn is_gateway_name(name: &str) -> bool {
+    policy::normalize(name).is_some_and(|name| name == MODEL_NAME || name == GIT_NAME)
+}
+
+async fn read_request(stream: &mut Stream) -> io::Result<DoorRequest> {
+    let mut bytes = Vec::new();
+    stream.take(MAX_LINE_BYTES as u64).read_until(b'\n', &mut bytes).await?;
+    if !bytes.ends_with(b"\n") {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "the request line is incomplete"));
+    }
+    serde_json::from_slice(&bytes).map_err(io::Error::from)
+}
+
+fn refused(reason: &str) -> DoorReply {
+    // JSON escaping may turn a character into six bytes; the line must stay below its limit.
+    DoorReply::Refused { reason: reason.chars().take(150).collect() }
+}
+
+fn line(reply: &DoorReply) -> Vec<u8> {
+    let mut line = serde_json::to_vec(reply).expect("a reply consists of strings");
+    line.push(b'\n');
+    line
+}

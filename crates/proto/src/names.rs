@@ -1,0 +1,259 @@
+//! Names of repositories, branches and models, and the text of a prompt: each with one rule.
+
+use crate::text::{checked_text, quoted, word_enum};
+
+/// Maximum length of a repository name.
+pub const MAX_REPOSITORY_NAME: usize = 100;
+
+/// Maximum length of a branch name.
+pub const MAX_BRANCH_NAME: usize = 200;
+
+/// Maximum length of a model reference.
+pub const MAX_MODEL_REF: usize = 200;
+
+/// Maximum number of characters in a prompt: fits a control frame of the bridge even if every
+/// character is escaped.
+pub const MAX_PROMPT_CHARACTERS: usize = 64_000;
+
+checked_text!(
+    /// Name of a repository: a folder name in the sandbox and a segment of URLs.
+    RepositoryName, InvalidRepositoryName, check_repository
+);
+
+/// The text is not a repository name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "invalid repository name `{0}`: use 1 to {MAX_REPOSITORY_NAME} letters, digits, `-`, `_` or \
+     `.`, not starting with `.` or `-` and not ending in `.git`"
+)]
+pub struct InvalidRepositoryName(String);
+
+fn check_repository(name: &str) -> Result<(), InvalidRepositoryName> {
+    let valid = (1..=MAX_REPOSITORY_NAME).contains(&name.len())
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+        && !name.starts_with(['.', '-'])
+        // URLs may add it.
+        && !name.ends_with(".git");
+    valid.then_some(()).ok_or_else(|| InvalidRepositoryName(quoted(name)))
+}
+
+checked_text!(
+    /// Name of a git branch: a subset of the names that git accepts, without options, ranges and
+    /// characters that need escaping.
+    BranchName, InvalidBranchName, check_branch
+);
+
+/// The text is not a branch name.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "invalid branch name `{0}`: use 1 to {MAX_BRANCH_NAME} letters, digits, `-`, `_`, `.` or `/`, \
+     as in `release/1.0`"
+)]
+pub struct InvalidBranchName(String);
+
+fn check_branch(name: &str) -> Result<(), InvalidBranchName> {
+    // git: no part may be empty, start with a dot or end in `.lock`.
+    let valid_part =
+        |part: &str| !part.is_empty() && !part.starts_with('.') && !part.ends_with(".lock");
+    let valid = (1..=MAX_BRANCH_NAME).contains(&name.len())
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_./".contains(&byte))
+        && name.split('/').all(valid_part)
+        && !name.starts_with('-')
+        && !name.ends_with('.')
+        && !name.contains("..");
+    valid.then_some(()).ok_or_else(|| InvalidBranchName(quoted(name)))
+}
+
+word_enum!(
+    /// A service for model calls.
+    Upstream, "model service" {
+        /// The Anthropic API, with the secret `ANTHROPIC_API_KEY`.
+        Anthropic = "anthropic",
+        /// The scripted model, which plays the script in a prompt. No key, no cost.
+        Scripted = "scripted",
+    }
+);
+
+checked_text!(
+    /// A model: `NAME` or `UPSTREAM/NAME`. `NAME` alone is a model of Anthropic, but `scripted` is
+    /// the scripted model.
+    ModelRef, InvalidModelRef, check_model
+);
+
+/// The text is not a model reference.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "invalid model `{0}`: use NAME, `anthropic/NAME` or `scripted`, without spaces, at most \
+     {MAX_MODEL_REF} characters"
+)]
+pub struct InvalidModelRef(String);
+
+impl ModelRef {
+    /// The scripted model.
+    #[must_use]
+    pub fn scripted() -> Self {
+        Self(Upstream::Scripted.into())
+    }
+
+    /// The service that serves the model.
+    #[must_use]
+    pub fn upstream(&self) -> Upstream {
+        split_model(self).map_or(Upstream::Anthropic, |(upstream, _)| upstream)
+    }
+
+    /// The model's name at its service; none for the scripted model, which has no name.
+    #[must_use]
+    pub fn name(&self) -> Option<&str> {
+        split_model(self).and_then(|(_, name)| name)
+    }
+}
+
+fn check_model(text: &str) -> Result<(), InvalidModelRef> {
+    let valid = text.len() <= MAX_MODEL_REF && split_model(text).is_some();
+    valid.then_some(()).ok_or_else(|| InvalidModelRef(quoted(text)))
+}
+
+fn split_model(text: &str) -> Option<(Upstream, Option<&str>)> {
+    let (upstream, name) = match text.split_once('/') {
+        Some((upstream, name)) => (upstream.parse().ok()?, name),
+        None if text == Upstream::Scripted.as_str() => return Some((Upstream::Scripted, None)),
+        None => (Upstream::Anthropic, text),
+    };
+    // The name becomes an argument of the agent.
+    let valid = !name.is_empty()
+        && !name.starts_with('-')
+        && name.bytes().all(|byte| byte.is_ascii_graphic() && byte != b'/');
+    valid.then_some((upstream, Some(name)))
+}
+
+checked_text!(
+    /// The text of a prompt: not blank, at most [`MAX_PROMPT_CHARACTERS`].
+    PromptText, InvalidPrompt, check_prompt
+);
+
+/// The text cannot be a prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidPrompt {
+    /// The text is blank.
+    #[error("prompt is empty")]
+    Empty,
+    /// The text is too long.
+    #[error("prompt is longer than {MAX_PROMPT_CHARACTERS} characters")]
+    TooLong,
+}
+
+fn check_prompt(text: &str) -> Result<(), InvalidPrompt> {
+    if text.trim().is_empty() {
+        return Err(InvalidPrompt::Empty);
+    }
+    match text.chars().nth(MAX_PROMPT_CHARACTERS) {
+        Some(_) => Err(InvalidPrompt::TooLong),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fmt, str::FromStr};
+
+    use proptest::prelude::*;
+    use serde::{Serialize, de::DeserializeOwned};
+
+    use super::*;
+
+    /// Parses a text that must be valid, and back through `Display` and JSON.
+    fn round_trip<T>(text: &str) -> T
+    where
+        T: FromStr<Err: fmt::Debug> + fmt::Display + fmt::Debug + PartialEq,
+        T: Serialize + DeserializeOwned,
+    {
+        let parsed: T = text.parse().unwrap();
+        assert_eq!(parsed.to_string(), text);
+        let json = serde_json::to_string(&parsed).unwrap();
+        assert_eq!(serde_json::from_str::<T>(&json).unwrap(), parsed);
+        parsed
+    }
+
+    proptest! {
+        #[test]
+        fn repository_names_round_trip(name in "[A-Za-z0-9_][A-Za-z0-9_-]{0,98}[a-z]") {
+            round_trip::<RepositoryName>(&name);
+        }
+
+        #[test]
+        fn valid_repository_name_is_one_path_segment(name in "[a./_-]{0,8}|\\PC{0,8}") {
+            if let Ok(name) = name.parse::<RepositoryName>() {
+                prop_assert!(!name.contains(['/', '\\', ' ']) && !name.starts_with(['.', '-']));
+                prop_assert!(!name.is_empty() && name.is_ascii());
+            }
+        }
+
+        #[test]
+        fn branch_names_round_trip(name in "[a-z0-9_][a-z0-9_-]{0,20}(/[a-z0-9_-]{1,20}){0,4}") {
+            round_trip::<BranchName>(&name);
+        }
+
+        #[test]
+        fn unsafe_branch_names_are_refused(
+            before in "[a-z]{0,3}",
+            bad in r"\.\.|//|[ ~^:?*\[\\@{]|/\.|\.lock/|[äλ漢]",
+            after in "[a-z]{0,3}",
+        ) {
+            let name = format!("{before}{bad}{after}");
+            prop_assert!(name.parse::<BranchName>().is_err());
+        }
+
+        #[test]
+        fn models_round_trip(upstream in "(anthropic/|scripted/)?", name in "[a-z0-9][a-z0-9.:_-]{0,80}") {
+            prop_assume!(!upstream.is_empty() || name != "scripted");
+            let model = round_trip::<ModelRef>(&format!("{upstream}{name}"));
+            prop_assert_eq!(model.name(), Some(name.as_str()));
+            prop_assert_eq!(model.upstream() == Upstream::Scripted, upstream == "scripted/");
+        }
+
+        #[test]
+        fn model_of_unknown_upstream_is_refused(upstream in "[a-z]{0,8}", name in "[a-z]{0,8}") {
+            prop_assume!(!Upstream::WORDS.contains(&upstream.as_str()));
+            let model = format!("{upstream}/{name}");
+            prop_assert!(model.parse::<ModelRef>().is_err());
+        }
+
+        #[test]
+        fn prompts_round_trip(text in "\\s{0,3}\\S\\PC{0,100}") {
+            round_trip::<PromptText>(&text);
+        }
+    }
+
+    #[test]
+    fn repository_name_cannot_escape_its_folder() {
+        for bad in ["", "..", ".git", "a/b", "-rf", "a b", "a.git", &"x".repeat(101)] {
+            assert!(bad.parse::<RepositoryName>().is_err(), "{bad}");
+        }
+        round_trip::<RepositoryName>("next.js");
+    }
+
+    #[test]
+    fn branch_cannot_be_an_option_or_range() {
+        for bad in ["", "-x", "a..b", "/a", "a/", "x.lock", "a b", "a~1", "a.", &"x".repeat(201)] {
+            assert!(bad.parse::<BranchName>().is_err(), "{bad}");
+        }
+        round_trip::<BranchName>("release/1.0");
+    }
+
+    #[test]
+    fn scripted_model_has_no_name() {
+        let model = round_trip::<ModelRef>("scripted");
+        assert_eq!((model.upstream(), model.name()), (Upstream::Scripted, None));
+        for bad in ["", "/", "anthropic/", "a b", "-x", "anthropic/a/b"] {
+            assert!(bad.parse::<ModelRef>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn empty_and_overlong_prompts_are_refused() {
+        assert_eq!(" \n".parse::<PromptText>(), Err(InvalidPrompt::Empty));
+        round_trip::<PromptText>(&"ü".repeat(MAX_PROMPT_CHARACTERS));
+        let long = "ü".repeat(MAX_PROMPT_CHARACTERS + 1);
+        assert_eq!(long.parse::<PromptText>(), Err(InvalidPrompt::TooLong));
+    }
+}

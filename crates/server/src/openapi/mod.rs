@@ -1,0 +1,162 @@
+//! The OpenAPI document, generated from the routes.
+
+mod plain;
+
+use axum::routing::MethodFilter;
+use harvest_proto::{
+    PromptId, SandboxId, SessionId, SnapshotId, TurnId,
+    api::{Problem, SocketIn},
+};
+use utoipa::{
+    OpenApi,
+    openapi::{
+        Components, ContentBuilder, ObjectBuilder, OpenApi as Document, PathItem, Ref, RefOr,
+        Response, ResponseBuilder, Schema, Type,
+        path::{Operation, Parameter, ParameterBuilder, ParameterIn},
+        security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme},
+    },
+};
+
+use crate::{
+    authorization::Access,
+    idempotency::MAX_KEY_BYTES,
+    routes::{self, route::Rule},
+};
+
+#[derive(OpenApi)]
+#[openapi(
+    info(title = "Harvest", description = "Background coding agents on machines you own."),
+    components(schemas(Problem, SocketIn))
+)]
+struct Common;
+
+/// The OpenAPI document of every route.
+#[must_use]
+pub fn document() -> Document {
+    let mut document = Common::openapi();
+    document.merge(routes::routes().document);
+    document.merge(routes::standalone::routes().document);
+    let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
+    let components = document.components.get_or_insert_default();
+    components.add_security_scheme("token", SecurityScheme::Http(bearer));
+    add_id_patterns(components);
+    plain::simplify(components);
+    for (status, description) in FAILURES {
+        components.responses.insert(problem_name(status), failure(description).into());
+    }
+    document
+}
+
+/// Adds what follows from the route's rule: the idempotency key, error responses that the operation
+/// does not declare itself, and the bearer token.
+pub(crate) fn complete(operation: &mut Operation, method: MethodFilter, rule: &Rule) {
+    if rule.repeat.is_some() {
+        operation.parameters.get_or_insert_default().push(idempotency_key().into());
+    }
+    let open = rule.access == Access::Open;
+    add_failures(operation, method, open);
+    if !open {
+        operation.security = Some(vec![SecurityRequirement::new("token", Vec::<String>::new())]);
+    }
+}
+
+fn idempotency_key() -> Parameter {
+    let key = ObjectBuilder::new()
+        .schema_type(Type::String)
+        .min_length(Some(1))
+        .max_length(Some(MAX_KEY_BYTES));
+    ParameterBuilder::new()
+        .name("Idempotency-Key")
+        .parameter_in(ParameterIn::Header)
+        .description(Some("Repeated requests with the same key have one effect"))
+        .schema(Some(key))
+        .build()
+}
+
+fn add_failures(operation: &mut Operation, method: MethodFilter, open: bool) {
+    let takes_body = operation.request_body.is_some();
+    let has = |location: ParameterIn| {
+        operation.parameters.iter().flatten().any(|parameter| match parameter {
+            RefOr::T(parameter) => parameter.parameter_in == location,
+            RefOr::Ref(_) => false,
+        })
+    };
+    let has_path = has(ParameterIn::Path);
+    let has_input = takes_body || has(ParameterIn::Query) || has(ParameterIn::Header);
+    let changes = method != MethodFilter::GET;
+    let applies = |status: &str| match status {
+        "400" | "422" => has_input,
+        "401" => !open,
+        "404" => has_path || changes,
+        "408" | "413" | "415" => takes_body,
+        "409" => (changes || has_path) && !open,
+        _ => true,
+    };
+    for (status, _) in FAILURES.into_iter().filter(|(status, _)| applies(status)) {
+        operation
+            .responses
+            .responses
+            .entry(status.to_owned())
+            .or_insert_with(|| Ref::from_response_name(problem_name(status)).into());
+    }
+}
+
+/// The error responses of all routes.
+const FAILURES: [(&str, &str); 13] = [
+    ("400", "The request is malformed"),
+    ("401", "The token is missing, unknown or revoked"),
+    ("403", "Not allowed for this user, or sent by a page of another origin"),
+    ("404", "Not found"),
+    ("408", "The body did not arrive in time"),
+    ("409", "Not possible in the current state; `code` says why"),
+    ("413", "The body is too large"),
+    ("415", "The content type is not supported"),
+    ("421", "The `Host` header is not a name of this server"),
+    ("422", "The request is invalid"),
+    ("429", "Too many requests; see `Retry-After`"),
+    ("500", "Internal error; `request_id` identifies it in the log"),
+    ("503", "The server is shutting down or not ready"),
+];
+
+fn problem_name(status: &str) -> String {
+    format!("Problem{status}")
+}
+
+fn failure(description: &str) -> Response {
+    let problem = ContentBuilder::new().schema(Some(Ref::from_schema_name("Problem"))).build();
+    ResponseBuilder::new()
+        .description(description)
+        .content("application/problem+json", problem)
+        .build()
+}
+
+/// Ids are a prefix and twelve characters.
+fn add_id_patterns(components: &mut Components) {
+    let ids = [
+        ("SessionId", SessionId::PREFIX),
+        ("PromptId", PromptId::PREFIX),
+        ("TurnId", TurnId::PREFIX),
+        ("SandboxId", SandboxId::PREFIX),
+        ("SnapshotId", SnapshotId::PREFIX),
+    ];
+    for (name, prefix) in ids {
+        if let Some(RefOr::T(Schema::Object(object))) = components.schemas.get_mut(name) {
+            object.pattern = Some(format!("^{prefix}_[0-9a-hjkmnp-tv-z]{{12}}$"));
+        }
+    }
+}
+
+pub(crate) fn operations(
+    item: &mut PathItem,
+) -> impl Iterator<Item = (MethodFilter, &mut Operation)> {
+    let PathItem { get, put, post, delete, patch, head, .. } = item;
+    let operations = [
+        (MethodFilter::GET, get),
+        (MethodFilter::PUT, put),
+        (MethodFilter::POST, post),
+        (MethodFilter::DELETE, delete),
+        (MethodFilter::PATCH, patch),
+        (MethodFilter::HEAD, head),
+    ];
+    operations.into_iter().filter_map(|(method, operation)| Some((method, operation.as_mut()?)))
+}

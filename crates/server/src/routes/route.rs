@@ -1,0 +1,157 @@
+//! A route is declared once, beside its handler: `routes![session_list: Read]`. Method, path and
+//! documentation come from the handler's `utoipa::path` attribute; the rule after the colon says
+//! which requests reach it. Router and OpenAPI document are made from these declarations.
+
+use axum::{
+    Router,
+    middleware::{from_fn, from_fn_with_state},
+    routing::{MethodFilter, MethodRouter},
+};
+use utoipa::openapi::OpenApi;
+
+use crate::{
+    ServerState,
+    auth::{self, Guard},
+    authorization::Access,
+    detach_writes::detach_writes,
+    idempotency::{self, Repeat},
+    openapi, rate_limit,
+};
+
+/// The requests a route accepts and how it runs them.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Rule {
+    pub(crate) access: Access,
+    /// Whether the route honours `Idempotency-Key`.
+    pub(crate) repeat: Option<Repeat>,
+    /// Whether the work ends when the client disconnects.
+    cancellable: bool,
+}
+
+impl From<Access> for Rule {
+    fn from(access: Access) -> Self {
+        Self { access, repeat: None, cancellable: false }
+    }
+}
+
+impl Access {
+    pub(crate) fn idempotent(self, repeat: Repeat) -> Rule {
+        Rule { repeat: Some(repeat), ..self.into() }
+    }
+
+    pub(crate) fn cancellable(self) -> Rule {
+        Rule { cancellable: true, ..self.into() }
+    }
+}
+
+/// One method of one path.
+pub(crate) struct Route<S> {
+    method: MethodFilter,
+    path: String,
+    rule: Rule,
+    handler: MethodRouter<S>,
+}
+
+/// A route before its method and path are known: the handler's name, its rule, and its service.
+pub(crate) type Declaration<S> = (&'static str, Rule, fn(MethodFilter) -> MethodRouter<S>);
+
+/// The routes of one or more resources, with their part of the OpenAPI document.
+pub(crate) struct Routes<S> {
+    pub(crate) document: OpenApi,
+    routes: Vec<Route<S>>,
+}
+
+/// `routes![handler: rule, …]`, where a rule is an [`Access`] or a [`Rule`].
+macro_rules! routes {
+    ($($handler:ident: $rule:expr),* $(,)?) => {{
+        #[derive(utoipa::OpenApi)]
+        #[openapi(paths($($handler),*))]
+        struct Handlers;
+        $crate::routes::route::Routes::new(
+            <Handlers as utoipa::OpenApi>::openapi(),
+            &[$((
+                stringify!($handler),
+                $crate::routes::route::Rule::from($rule),
+                |method| axum::routing::on(method, $handler),
+            )),*],
+        )
+    }};
+}
+pub(crate) use routes;
+
+impl<S: Clone + Send + Sync + 'static> Routes<S> {
+    /// Finds each handler's method and path in `document`, whose operations have the handlers'
+    /// names as ids, and adds the responses and parameters that follow from its rule.
+    pub(crate) fn new(mut document: OpenApi, declarations: &[Declaration<S>]) -> Self {
+        let mut routes = Vec::new();
+        for (path, item) in &mut document.paths.paths {
+            for (method, operation) in openapi::operations(item) {
+                let (_, rule, handler) = declarations
+                    .iter()
+                    .find(|(name, ..)| operation.operation_id.as_deref() == Some(name))
+                    .expect("the document was made from these handlers");
+                openapi::complete(operation, method, rule);
+                let handler = handler(method);
+                routes.push(Route { method, path: path.clone(), rule: *rule, handler });
+            }
+        }
+        assert_eq!(routes.len(), declarations.len(), "two handlers have the same method and path");
+        Self { document, routes }
+    }
+
+    pub(crate) fn merge(all: impl IntoIterator<Item = Self>) -> Self {
+        let empty = Self { document: OpenApi::default(), routes: Vec::new() };
+        all.into_iter().fold(empty, |mut merged, more| {
+            merged.document.merge(more.document);
+            merged.routes.extend(more.routes);
+            merged
+        })
+    }
+
+    pub(crate) fn with_state<T>(self, state: &S) -> Routes<T> {
+        let route = |Route { method, path, rule, handler }| {
+            let handler = MethodRouter::with_state(handler, state.clone());
+            Route { method, path, rule, handler }
+        };
+        Routes { document: self.document, routes: self.routes.into_iter().map(route).collect() }
+    }
+
+    /// The handlers without middleware.
+    pub(crate) fn unguarded(self) -> Router<S> {
+        self.routes
+            .into_iter()
+            .fold(Router::new(), |router, route| router.route(&route.path, route.handler))
+    }
+
+    /// The handlers behind the middleware of their rules.
+    pub(crate) fn guarded(self, state: &ServerState) -> Router<S> {
+        self.routes.into_iter().fold(Router::new(), |router, route| {
+            let path = route.path.clone();
+            router.route(&path, route.guarded(state))
+        })
+    }
+
+    #[cfg(test)]
+    pub(crate) fn rules(&self) -> impl Iterator<Item = (MethodFilter, &str, Rule)> {
+        self.routes.iter().map(|route| (route.method, route.path.as_str(), route.rule))
+    }
+}
+
+impl<S: Clone + Send + Sync + 'static> Route<S> {
+    fn guarded(self, state: &ServerState) -> MethodRouter<S> {
+        let (state, Rule { access, repeat, cancellable }) = (state.clone(), self.rule);
+        let mut handler = self.handler;
+        if access == Access::Open {
+            return handler.route_layer(from_fn_with_state(state, rate_limit::limit_anonymous));
+        }
+        if let Some(repeat) = repeat {
+            let state = (state.clone(), repeat);
+            handler = handler.route_layer(from_fn_with_state(state, idempotency::idempotent));
+        }
+        let is_safe = [MethodFilter::GET, MethodFilter::HEAD].contains(&self.method);
+        if !is_safe && !cancellable {
+            handler = handler.route_layer(from_fn(detach_writes));
+        }
+        handler.route_layer(from_fn_with_state(Guard { state, access }, auth::require_token))
+    }
+}

@@ -1,0 +1,22 @@
+//! Pull requests as Harvest last saw them, one per session and repository.
+
+use harvest_proto::api::PullRequest;
+
+use crate::{StoreError, row::to_json, target::Target};
+
+pub(crate) async fn upsert(
+    target: &mut Target<'_>,
+    repository: String,
+    pull_request: &PullRequest,
+) -> Result<(), StoreError> {
+    sqlx::query(
+        "INSERT INTO pull_requests (session, repository, pull_request) VALUES ($1, $2, $3)
+         ON CONFLICT (session, repository) DO UPDATE SET pull_request = excluded.pull_request",
+    )
+    .bind(target.session.to_string())
+    .bind(repository)
+    .bind(to_json(pull_request))
+    .execute(&mut *target.connection)
+    .await?;
+    Ok(())
+}

@@ -1,0 +1,215 @@
+//! Sessions: one row each, which also numbers the session's events.
+
+mod delete;
+mod list;
+mod update;
+
+use std::collections::BTreeMap;
+
+use harvest_proto::{
+    AgentName, BranchName, ModelRef, NetworkPolicy, RepositoryName, SandboxId, SessionId,
+    Timestamp,
+    api::{Session, SessionRepository, SessionState},
+    bridge::Author,
+};
+
+use crate::{
+    DbConnection, DbPool, DbRow, Store, StoreError,
+    checkouts::{self, CheckoutRecord, NewCheckout},
+    row::{self, replace_nul, to_enum_name, to_json},
+};
+
+pub use list::SessionFilter;
+pub use update::DriverState;
+pub(crate) use update::{add_usage, advance, set_diff, set_driver_state, set_position, set_title};
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct NewSession {
+    pub id: SessionId,
+    pub title: String,
+    /// The primary checkout first.
+    pub checkouts: Vec<NewCheckout>,
+    pub branch: BranchName,
+    pub agent: AgentName,
+    pub model: Option<ModelRef>,
+    pub network: NetworkPolicy,
+    pub author: Author,
+    /// The agent's id of the conversation.
+    pub conversation: String,
+    pub forked_from: Option<SessionId>,
+    pub forked_turn: Option<u32>,
+    /// The creator's unique key for the session.
+    pub key: Option<String>,
+    pub env: BTreeMap<String, String>,
+    pub at: Timestamp,
+}
+
+/// A session with the columns that the API does not show.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SessionRecord {
+    pub session: Session,
+    /// The primary checkout first.
+    pub checkouts: Vec<CheckoutRecord>,
+    /// The agent's id of the conversation.
+    pub conversation: String,
+    /// The driver's state as JSON.
+    pub driver_state: String,
+    pub env: BTreeMap<String, String>,
+}
+
+impl SessionRecord {
+    /// Names of the session's repositories, the primary one first.
+    #[must_use]
+    pub fn repositories(&self) -> Vec<RepositoryName> {
+        self.checkouts.iter().map(|checkout| checkout.repository.clone()).collect()
+    }
+
+    /// Base commit of the session's diff in a repository, once known.
+    #[must_use]
+    pub fn base_commit(&self, repository: &str) -> Option<&str> {
+        self.checkouts
+            .iter()
+            .find(|checkout| checkout.repository == repository)?
+            .base_commit
+            .as_deref()
+    }
+}
+
+// The diff is left out: it may be a megabyte, and lists do not show it.
+const SELECT: &str = "SELECT s.id, s.title, s.state, s.reason, s.position, s.repository, s.branch, s.agent, s.model, \
+     s.network, s.author_name, s.author_email, s.conversation, s.sandbox, s.epoch, s.snapshot, s.forked_from, \
+     s.forked_turn, s.key, s.env, s.driver_state, s.input_tokens, s.output_tokens, \
+     s.cache_read_tokens, s.cache_write_tokens, s.next_seq, s.created_at, s.last_activity, \
+     (SELECT COUNT(*) FROM turns t WHERE t.session = s.id) AS turns, \
+     (SELECT COUNT(*) FROM prompts p WHERE p.session = s.id AND p.status = 'queued') AS queued \
+     FROM sessions s ";
+
+impl Store {
+    pub async fn session_get(&self, session: &SessionId) -> Result<SessionRecord, StoreError> {
+        let row = sqlx::query(sqlx::AssertSqlSafe(format!("{SELECT} WHERE s.id = $1")))
+            .bind(session.to_string())
+            .fetch_optional(&self.readers)
+            .await?
+            .ok_or_else(|| StoreError::missing(format!("session {session}")))?;
+        let mut record = read(&row)?;
+        load_checkouts(&self.readers, std::slice::from_mut(&mut record)).await?;
+        Ok(record)
+    }
+
+    pub async fn session_by_key(&self, key: &str) -> Result<Option<SessionId>, StoreError> {
+        let row = sqlx::query("SELECT id FROM sessions WHERE key = $1")
+            .bind(key.to_owned())
+            .fetch_optional(&self.readers)
+            .await?;
+        row.map(|row| row::parsed(&row, "id")).transpose()
+    }
+
+    /// The session's changes as a diff, as last stored.
+    pub async fn session_diff(&self, session: &SessionId) -> Result<Option<String>, StoreError> {
+        let row = sqlx::query(
+            "SELECT d.text FROM sessions s LEFT JOIN diffs d ON d.session = s.id WHERE s.id = $1",
+        )
+        .bind(session.to_string())
+        .fetch_optional(&self.readers)
+        .await?
+        .ok_or_else(|| StoreError::missing(format!("session {session}")))?;
+        row::optional(&row, "text")
+    }
+}
+
+pub(crate) async fn insert(
+    connection: &mut DbConnection,
+    new: NewSession,
+) -> Result<(), StoreError> {
+    sqlx::query(
+        "INSERT INTO sessions (id, title, state, reason, repository, branch, agent, model, network,
+         author_name, author_email, conversation, forked_from, forked_turn, key, env, driver_state,
+         created_at, last_activity)
+         VALUES ($1, $2, $3, 'created', $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, '', $16, $16)",
+    )
+    .bind(new.id.to_string())
+    .bind(replace_nul(new.title))
+    .bind(to_enum_name(&SessionState::Queued))
+    .bind(new.checkouts.first().map(|first| first.repository.to_string()).unwrap_or_default())
+    .bind(String::from(new.branch))
+    .bind(new.agent.as_str())
+    .bind(new.model.map(String::from))
+    .bind(new.network.as_str())
+    .bind(new.author.name)
+    .bind(new.author.email)
+    .bind(new.conversation)
+    .bind(new.forked_from.map(|id| id.to_string()))
+    .bind(new.forked_turn.map(i64::from))
+    .bind(new.key)
+    .bind(to_json(&new.env))
+    .bind(new.at.as_millis())
+    .execute(&mut *connection)
+    .await
+    .map_err(|error| StoreError::or_exists(error, format!("session {}", new.id)))?;
+    checkouts::insert(connection, &new.id, new.checkouts).await
+}
+
+/// Everything but the checkouts.
+fn read(row: &DbRow) -> Result<SessionRecord, StoreError> {
+    let next_seq: u64 = row::count(row, "next_seq")?;
+    let env: BTreeMap<String, String> = row::json(row, "env")?;
+    let session = Session {
+        id: row::parsed(row, "id")?,
+        key: row::optional(row, "key")?,
+        title: row::text(row, "title")?,
+        state: row::enum_name(row, "state")?,
+        reason: row::parsed(row, "reason")?,
+        position: row::count_optional(row, "position")?,
+        repository: row::text(row, "repository")?,
+        repositories: Vec::new(),
+        branch: row::parsed(row, "branch")?,
+        agent: row::parsed(row, "agent")?,
+        model: row::parsed_optional(row, "model")?,
+        network: row::parsed(row, "network")?,
+        author: row::author(row)?,
+        sandbox: row::parsed_optional::<SandboxId>(row, "sandbox")?,
+        epoch: row::count(row, "epoch")?,
+        snapshot_id: row::parsed_optional(row, "snapshot")?,
+        forked_from: row::parsed_optional(row, "forked_from")?,
+        forked_turn: row::count_optional(row, "forked_turn")?,
+        env: env.keys().cloned().collect(),
+        turns: row::count(row, "turns")?,
+        queued: row::count(row, "queued")?,
+        usage: row::usage(row)?,
+        pr_number: None,
+        pr_url: None,
+        seq: next_seq.saturating_sub(1),
+        created_at: row::time(row, "created_at")?,
+        last_activity: row::time(row, "last_activity")?,
+    };
+    Ok(SessionRecord {
+        session,
+        checkouts: Vec::new(),
+        conversation: row::text(row, "conversation")?,
+        driver_state: row::text(row, "driver_state")?,
+        env,
+    })
+}
+
+/// Loads the checkouts and pull requests of sessions.
+async fn load_checkouts(readers: &DbPool, records: &mut [SessionRecord]) -> Result<(), StoreError> {
+    let ids: Vec<SessionId> = records.iter().map(|record| record.session.id.clone()).collect();
+    let mut loaded = checkouts::load(readers, &ids).await?;
+    for record in records {
+        let session = &mut record.session;
+        for checkout in loaded.remove(&session.id).unwrap_or_default() {
+            session.repositories.push(SessionRepository {
+                name: checkout.record.repository.clone(),
+                url: checkout.url,
+                base: checkout.record.base.clone(),
+                branch: session.branch.clone(),
+                pull_request: checkout.pull_request,
+            });
+            record.checkouts.push(checkout.record);
+        }
+        let first = session.repositories.iter().find_map(|shown| shown.pull_request.as_ref());
+        session.pr_number = first.map(|pull_request| pull_request.number);
+        session.pr_url = first.map(|pull_request| pull_request.url.clone());
+    }
+    Ok(())
+}

@@ -1,0 +1,113 @@
+//! Updates of a session's row and of its diff, as part of a commit.
+
+use harvest_proto::{
+    SandboxId, SnapshotId, StateReason, Timestamp, api::SessionState, event::Usage,
+};
+
+use crate::{
+    StoreError,
+    row::{bigint, replace_nul, to_enum_name},
+    target::Target,
+};
+
+/// The driver's state and the columns derived from it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DriverState {
+    /// The complete state as JSON.
+    pub json: String,
+    /// State of the session as users see it.
+    pub state: SessionState,
+    pub reason: StateReason,
+    pub sandbox: Option<SandboxId>,
+    pub epoch: u64,
+    pub snapshot: Option<SnapshotId>,
+}
+
+pub(crate) async fn set_driver_state(
+    target: &mut Target<'_>,
+    new: DriverState,
+) -> Result<(), StoreError> {
+    sqlx::query(
+        "UPDATE sessions SET driver_state = $2, state = $3, reason = $4, sandbox = $5, epoch = $6, snapshot = $7
+         WHERE id = $1 AND epoch <= $6",
+    )
+    .bind(target.session.to_string())
+    .bind(new.json)
+    .bind(to_enum_name(&new.state))
+    .bind(new.reason.as_str())
+    .bind(new.sandbox.map(|id| id.to_string()))
+    .bind(bigint(new.epoch))
+    .bind(new.snapshot.map(|id| id.to_string()))
+    .execute(&mut *target.connection)
+    .await?;
+    Ok(())
+}
+
+pub(crate) async fn set_position(
+    target: &mut Target<'_>,
+    position: Option<u32>,
+) -> Result<(), StoreError> {
+    sqlx::query("UPDATE sessions SET position = $2 WHERE id = $1")
+        .bind(target.session.to_string())
+        .bind(position.map(i64::from))
+        .execute(&mut *target.connection)
+        .await?;
+    Ok(())
+}
+
+pub(crate) async fn add_usage(target: &mut Target<'_>, usage: Usage) -> Result<(), StoreError> {
+    const SET: &str = "SET input_tokens = input_tokens + $2, output_tokens = output_tokens + $3, \
+         cache_read_tokens = cache_read_tokens + $4, cache_write_tokens = cache_write_tokens + $5";
+    let turn = "WHERE session = $1 AND id = (SELECT turn FROM prompts WHERE session = $1 AND status = 'dispatched')";
+    for sql in
+        [format!("UPDATE sessions {SET} WHERE id = $1"), format!("UPDATE turns {SET} {turn}")]
+    {
+        sqlx::query(sqlx::AssertSqlSafe(sql))
+            .bind(target.session.to_string())
+            .bind(bigint(usage.input_tokens))
+            .bind(bigint(usage.output_tokens))
+            .bind(bigint(usage.cache_read_tokens))
+            .bind(bigint(usage.cache_write_tokens))
+            .execute(&mut *target.connection)
+            .await?;
+    }
+    Ok(())
+}
+
+pub(crate) async fn set_title(target: &mut Target<'_>, title: String) -> Result<(), StoreError> {
+    set_text(target, "UPDATE sessions SET title = $2 WHERE id = $1", title).await
+}
+
+// Not a column of `sessions`: that row is rewritten with every event, and a diff may be long.
+pub(crate) async fn set_diff(target: &mut Target<'_>, diff: String) -> Result<(), StoreError> {
+    let sql = "INSERT INTO diffs (session, text) VALUES ($1, $2)
+         ON CONFLICT (session) DO UPDATE SET text = excluded.text";
+    set_text(target, sql, diff).await
+}
+
+async fn set_text(
+    target: &mut Target<'_>,
+    sql: &'static str,
+    text: String,
+) -> Result<(), StoreError> {
+    sqlx::query(sql)
+        .bind(target.session.to_string())
+        .bind(replace_nul(text))
+        .execute(&mut *target.connection)
+        .await?;
+    Ok(())
+}
+
+/// Stores the number of the next event and the time of the commit.
+pub(crate) async fn advance(target: &mut Target<'_>, at: Timestamp) -> Result<(), StoreError> {
+    sqlx::query(
+        "UPDATE sessions SET next_seq = $2,
+         last_activity = CASE WHEN last_activity > $3 THEN last_activity ELSE $3 END WHERE id = $1",
+    )
+    .bind(target.session.to_string())
+    .bind(bigint(target.next_seq))
+    .bind(at.as_millis())
+    .execute(&mut *target.connection)
+    .await?;
+    Ok(())
+}

@@ -1,0 +1,247 @@
+//! The writes of a session: [`apply`] runs a list of them under the server lease and numbers the
+//! events. `commit.rs` makes them a transaction.
+
+use std::sync::Arc;
+
+use harvest_proto::{
+    BranchName, Event, EventBody, PromptId, SessionId, SnapshotId, Timestamp, TurnId,
+    api::{DiffStat, PromptStatus, PullRequest},
+    bridge::OutboxEvent,
+    event::{SnapshotKind, TurnOutcome, Usage},
+};
+
+use crate::{
+    DbConnection, Lease, StoreError,
+    checkouts::{self, CheckoutColumn},
+    events::{self, NewEvents},
+    idempotency, leases,
+    prompts::{self, NewPrompt},
+    pull_requests,
+    row::{self, bigint},
+    sessions::{self, DriverState},
+    snapshots,
+    target::{Outbox, Target},
+    turns::{self, TurnTree},
+};
+
+/// A change of a session.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Write {
+    /// Appends an event created by the server.
+    Event {
+        at: Timestamp,
+        turn: Option<TurnId>,
+        body: Box<EventBody>,
+    },
+    /// Appends an event created by the server to the turn in progress, if there is one.
+    EventInTurn {
+        at: Timestamp,
+        body: Box<EventBody>,
+    },
+    /// Appends an event of the supervisor, unless its outbox number is stored already.
+    Outbox {
+        epoch: u64,
+        event: Box<OutboxEvent>,
+    },
+    /// Updates the driver's state and the columns derived from it. Ignored for an older epoch.
+    DriverState(DriverState),
+    /// Appends a prompt to the queue, with its event.
+    PromptInsert(Box<NewPrompt>),
+    /// Changes the status of a prompt.
+    PromptStatus {
+        prompt: PromptId,
+        /// The current status; any other is an error.
+        from: PromptStatus,
+        to: PromptStatus,
+    },
+    /// Reorders the queued prompts.
+    QueueOrder(Vec<PromptId>),
+    /// Inserts a turn that starts.
+    TurnInsert {
+        turn: TurnId,
+        number: u32,
+        prompt: PromptId,
+        at: Timestamp,
+    },
+    /// Records the end of a turn.
+    TurnEnd {
+        turn: TurnId,
+        outcome: TurnOutcome,
+        at: Timestamp,
+    },
+    /// Records the git tree of a checkout after a turn.
+    TurnTree {
+        turn: TurnId,
+        /// Number of the turn it continued from.
+        after: u32,
+        repository: String,
+        tree: String,
+        /// Changes of the turn.
+        stat: DiffStat,
+    },
+    /// Copies the git trees of another session's turn as the start of this session.
+    TreeShare {
+        session: SessionId,
+        turn: u32,
+    },
+    /// Inserts a snapshot, optionally as that of a turn.
+    SnapshotInsert {
+        snapshot: SnapshotId,
+        kind: SnapshotKind,
+        turn: Option<TurnId>,
+        at: Timestamp,
+    },
+    /// Adds another session's snapshot as the start of this session. The snapshot must still exist.
+    SnapshotShare {
+        snapshot: SnapshotId,
+        at: Timestamp,
+    },
+    /// Sets the position in the queue for a sandbox slot; `None` when the session does not wait.
+    Position(Option<u32>),
+    Title(String),
+    /// Sets the base branch of a repository unless one was given: the remote's default branch.
+    DefaultBase {
+        repository: String,
+        base: BranchName,
+    },
+    /// Sets the base commit of the session's diff in a repository.
+    BaseCommit {
+        repository: String,
+        commit: String,
+    },
+    /// Stores the session's changes as a diff.
+    Diff(String),
+    /// Adds to the token usage of the session and of its turn in progress.
+    Usage(Usage),
+    /// Records a push through the git door.
+    Pushed {
+        repository: String,
+        commit: String,
+    },
+    /// Stores the session's pull request in a repository.
+    PullRequest {
+        repository: String,
+        pull_request: Box<PullRequest>,
+    },
+    /// Records under an idempotency key the id of an object that this commit creates.
+    CreatedId {
+        key: String,
+        id: String,
+    },
+    /// Records that a pushed commit has its pull request and evidence.
+    Reviewed {
+        repository: String,
+        commit: String,
+    },
+}
+
+/// Result of a commit.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Committed {
+    /// Appended events in order.
+    pub events: Vec<Arc<Event>>,
+    /// Number of the session's newest event.
+    pub seq: u64,
+}
+
+impl Committed {
+    /// The appended events, for followers of the session.
+    pub(crate) fn new_events(&self, session: &SessionId) -> NewEvents {
+        self.events.iter().map(|event| (session.clone(), Arc::clone(event))).collect()
+    }
+}
+
+pub(crate) async fn apply(
+    connection: &mut DbConnection,
+    session: &SessionId,
+    lease: Lease,
+    at: Timestamp,
+    writes: Vec<Write>,
+) -> Result<Committed, StoreError> {
+    let epoch = writes.iter().find_map(|write| match write {
+        Write::Outbox { epoch, .. } => Some(*epoch),
+        _ => None,
+    });
+    let found = sqlx::query(
+        "SELECT s.next_seq, (SELECT number FROM leases WHERE name = 'server') AS lease,
+         (SELECT stored FROM outboxes o WHERE o.session = s.id AND o.epoch = $2) AS stored
+         FROM sessions s WHERE s.id = $1",
+    )
+    .bind(session.to_string())
+    .bind(bigint(epoch.unwrap_or(0)))
+    .fetch_optional(&mut *connection)
+    .await?;
+    let Some(found) = found else {
+        leases::check(connection, lease).await?;
+        return Err(StoreError::missing(format!("session {session}")));
+    };
+    if row::count_optional(&found, "lease")? != Some(lease.0) {
+        return Err(StoreError::LeaseLost);
+    }
+    let outbox =
+        Outbox::new(epoch.unwrap_or(0), row::count_optional(&found, "stored")?.unwrap_or(0));
+    let next_seq = row::count(&found, "next_seq")?;
+    let mut target =
+        Target { connection, session: session.clone(), next_seq, events: Vec::new(), outbox };
+    for write in writes {
+        apply_one(&mut target, write).await?;
+    }
+    events::flush(&mut target).await?;
+    events::outbox_flush(&mut target).await?;
+    sessions::advance(&mut target, at).await?;
+    Ok(Committed { seq: target.next_seq - 1, events: target.events })
+}
+
+async fn apply_one(target: &mut Target<'_>, write: Write) -> Result<(), StoreError> {
+    match write {
+        Write::Event { at, turn, body } => {
+            target.append(at, turn, *body);
+            Ok(())
+        }
+        Write::EventInTurn { at, body } => {
+            let turn = prompts::running_turn(target).await?;
+            target.append(at, turn, *body);
+            Ok(())
+        }
+        Write::Outbox { epoch, event } => events::append_outbox(target, epoch, *event).await,
+        Write::DriverState(state) => sessions::set_driver_state(target, state).await,
+        Write::PromptInsert(prompt) => prompts::insert(target, *prompt).await,
+        Write::PromptStatus { prompt, from, to } => {
+            prompts::status(target, &prompt, from, to).await
+        }
+        Write::QueueOrder(order) => prompts::reorder(target, &order).await,
+        Write::TurnInsert { turn, number, prompt, at } => {
+            turns::insert(target, &turn, number, &prompt, at).await
+        }
+        Write::TurnEnd { turn, outcome, at } => turns::end(target, &turn, outcome, at).await,
+        Write::TurnTree { turn, after, repository, tree, stat } => {
+            let tree = TurnTree { turn: after, repository, tree };
+            turns::insert_tree(target, &turn, after, tree, stat).await
+        }
+        Write::TreeShare { session, turn } => turns::share_trees(target, &session, turn).await,
+        Write::SnapshotInsert { snapshot, kind, turn, at } => {
+            snapshots::insert(target, &snapshot, kind, turn.as_ref(), at).await
+        }
+        Write::SnapshotShare { snapshot, at } => snapshots::share(target, &snapshot, at).await,
+        Write::Title(title) => sessions::set_title(target, title).await,
+        Write::DefaultBase { repository, base } => {
+            checkouts::update(target, CheckoutColumn::DefaultBase, repository, base.into()).await
+        }
+        Write::BaseCommit { repository, commit } => {
+            checkouts::update(target, CheckoutColumn::BaseCommit, repository, commit).await
+        }
+        Write::Diff(diff) => sessions::set_diff(target, diff).await,
+        Write::Pushed { repository, commit } => {
+            checkouts::update(target, CheckoutColumn::Pushed, repository, commit).await
+        }
+        Write::PullRequest { repository, pull_request } => {
+            pull_requests::upsert(target, repository, &pull_request).await
+        }
+        Write::Reviewed { repository, commit } => {
+            checkouts::update(target, CheckoutColumn::Reviewed, repository, commit).await
+        }
+        Write::Usage(usage) => sessions::add_usage(target, usage).await,
+        Write::CreatedId { key, id } => idempotency::add_created_id(target, key, id).await,
+        Write::Position(position) => sessions::set_position(target, position).await,
+    }
+}
