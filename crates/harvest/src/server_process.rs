@@ -200,6 +200,7 @@ pub(crate) async fn shutdown_signal() -> Result<()> {
     }
     tokio::spawn(async {
         if tokio::signal::ctrl_c().await.is_ok() {
+            #[expect(clippy::disallowed_methods, reason = "the second ctrl-c skips the shutdown")]
             std::process::exit(130);
         }
     });

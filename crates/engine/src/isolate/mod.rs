@@ -124,6 +124,7 @@ pub(crate) unsafe fn run_steps(context: &SpawnContext<'_>) -> Result<(), StepErr
             if result.is_err() {
                 // Closing the socket ends pid 1, which kills this process: the error must be
                 // reported first.
+                #[expect(clippy::disallowed_methods, reason = "the socket stays open")]
                 std::mem::forget(runner);
             }
             result

@@ -276,6 +276,7 @@ impl Driver {
 
     // When this returns, all processes of the agent are dead. If that cannot be verified, the
     // sandbox exits.
+    #[expect(clippy::disallowed_methods, reason = "the end of pid 1 kills every process")]
     async fn kill_all(&self, agent: AgentProcess) {
         let killed = agent.kill(KILL_TIMEOUT).await;
         let group = &self.sandbox.agent_group;

@@ -60,6 +60,7 @@ async fn block(program: &mut Program, block: Block, earlier: usize) -> BlockResu
         Block::Error(error) => fail(program, &error)?,
         Block::Drop { times } => retries(program, times, None)?,
         Block::Usage(_) => {}
+        #[expect(clippy::disallowed_methods, reason = "a crash runs no destructors")]
         Block::Crash(code) => std::process::exit(i32::from(code)),
         Block::Raw(line) => program.write(format!("{line}\n").as_bytes())?,
         Block::Garbage(bytes) => program.write(&[vec![0xff; bytes], vec![b'\n']].concat())?,

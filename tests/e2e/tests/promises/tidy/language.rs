@@ -68,6 +68,10 @@ fn type_names_are_unique_per_crate() {
                 let Some(rest) = kinds.iter().find_map(|kind| item.strip_prefix(kind)) else {
                     continue;
                 };
+                // A macro's parameter.
+                if rest.starts_with('$') {
+                    continue;
+                }
                 let other = homes.insert(identifier(rest).to_owned(), file.clone());
                 assert!(
                     other.is_none(),
@@ -140,7 +144,9 @@ fn comments_fit_100_columns() {
     let mut found = Vec::new();
     for (file, text) in sources() {
         for (number, line) in text.lines().enumerate() {
-            if comment(line).is_some() && line.chars().count() > 100 {
+            // A row of a table cannot be wrapped.
+            let wraps = comment(line).is_some_and(|text| !text.starts_with('|'));
+            if wraps && line.chars().count() > 100 {
                 found.push(format!("{}:{}", file.display(), number + 1));
             }
         }
