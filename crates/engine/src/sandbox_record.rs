@@ -60,10 +60,8 @@ pub(crate) enum RecordedState {
         first_id: u32,
         /// Start time of the owner, if it is a process.
         owner_started: Option<u64>,
-        /// Name of its cgroups. Sandboxes of earlier versions have none: see
-        /// [`RecordedState::cgroup`].
-        #[serde(default)]
-        cgroup: Option<String>,
+        /// Name of its cgroups: that of the standby it was, because v2 cannot rename a cgroup.
+        cgroup: String,
     },
     /// All its processes are dead.
     Ended { reason: String, at: Timestamp },
@@ -159,14 +157,6 @@ impl RecordedState {
         Self::Ended { reason: reason.into(), at: std::time::SystemTime::now().into() }
     }
 
-    /// The name of a sandbox's cgroups: its standby's, which v2 cannot rename, or its own.
-    pub(crate) fn cgroup(&self, id: &SandboxId) -> String {
-        match self {
-            Self::Running { cgroup: Some(name), .. } => name.clone(),
-            _ => id.part().to_owned(),
-        }
-    }
-
     /// Pid 1's pid, while it lives.
     pub(crate) fn live_pid(&self) -> Option<u32> {
         match self {
@@ -193,18 +183,4 @@ pub(crate) fn ids_in(folder: &Path) -> Result<Vec<SandboxId>, EngineError> {
     }
     ids.sort();
     Ok(ids)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn cgroup_name_defaults_to_the_sandbox_id() {
-        let id: SandboxId = "sbx_0123456789ab".parse().unwrap();
-        // A state of a version that renamed cgroups.
-        let state = r#"{"state": "running", "boot": "", "pid": 1, "started": 1, "first_id": 0}"#;
-        let state: RecordedState = serde_json::from_str(state).unwrap();
-        assert_eq!(state.cgroup(&id), "0123456789ab");
-    }
 }

@@ -222,7 +222,7 @@ impl SandboxTable {
             started: standby.started,
             first_id: standby.claim.first(),
             owner_started,
-            cgroup: Some(standby.cgroup.clone()),
+            cgroup: standby.cgroup.clone(),
         };
         let id = record.id;
         state.write(&self.home, &id).map_err(step_error)?;

@@ -307,7 +307,7 @@ async fn disagreement(host: &Host, group: &str) -> Option<String> {
 fn cgroup(home: &Path, part: &str) -> String {
     let state = fs::read(home.join("sandboxes").join(part).join("state.json")).unwrap_or_default();
     let state: Value = serde_json::from_slice(&state).unwrap_or_default();
-    state["cgroup"].as_str().unwrap_or(part).to_owned()
+    state["cgroup"].as_str().unwrap_or_default().to_owned()
 }
 
 /// After deleting all sessions only standby sandboxes are left, and after `gc --all` none.

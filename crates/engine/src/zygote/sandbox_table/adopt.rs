@@ -119,10 +119,10 @@ impl SandboxTable {
             };
             self.owners.insert(id.clone(), owner);
         }
-        let Some(state @ RecordedState::Running { pid, first_id, .. }) = &state else {
+        let Some(state @ RecordedState::Running { pid, first_id, cgroup, .. }) = &state else {
             return Ok(());
         };
-        let (pid, cgroup) = (*pid, state.cgroup(id));
+        let (pid, cgroup) = (*pid, cgroup.clone());
         let Some(pidfd) = state.live_pid().and_then(open_process) else {
             self.clear_with_timeout(&cgroup);
             self.close(id, "ended while no zygote was running".to_owned());
@@ -158,8 +158,8 @@ impl SandboxTable {
             let timeout = Timespec { tv_sec: 5, tv_nsec: 0 };
             let _ = poll(&mut [PollFd::new(&pidfd, PollFlags::IN)], Some(&timeout));
         }
-        if let Some(state) = state {
-            self.clear_with_timeout(&state.cgroup(id));
+        if let Some(RecordedState::Running { cgroup, .. }) = state {
+            self.clear_with_timeout(cgroup);
         }
         self.close(id, "its owner exited".to_owned());
         self.discard(id);
