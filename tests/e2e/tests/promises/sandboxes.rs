@@ -27,11 +27,14 @@ fn a_tree_goes_in_and_comes_back() {
     assert_eq!(fs::read_to_string(target.join("file")).unwrap(), "content");
     assert_eq!(fs::read_link(target.join("link")).unwrap().to_str(), Some("../nowhere"));
     for (arguments, words) in [
-        ([inside("/nosuch"), target.display().to_string()], "there is nothing at /nosuch"),
+        (
+            [inside("/nosuch"), target.display().to_string()],
+            "/nosuch does not exist in the sandbox",
+        ),
         (["/etc/hostname".to_owned(), "sbx_000000000000:/x".to_owned()], "there is no sandbox"),
         (["/nosuch".to_owned(), inside("/x")], "No such file"),
         (["/a".to_owned(), "/b".to_owned()], "neither side is in a sandbox"),
-        ([inside("/a"), inside("/b")], "one side of a copy is on this machine"),
+        ([inside("/a"), inside("/b")], "both sides are in a sandbox"),
     ] {
         let ran = offline.harvest(["sandbox", "cp", &arguments[0], &arguments[1]]);
         assert!(ran.code == 1 && ran.stderr.contains(words), "{arguments:?}: {ran:?}");
