@@ -151,7 +151,7 @@ async fn killed_fork_creates_all_sessions_or_none() {
     assert_eq!(
         page["items"].as_array().unwrap().len(),
         1 + made.len(),
-        "no fork that nobody was told of"
+        "every fork is in the response"
     );
     assert_eq!(made.len(), 18);
     for id in [&made[0], &made[17]] {
@@ -215,7 +215,7 @@ impl Drop for SmallDisk {
             return;
         }
         // A dying process may still have a file open.
-        until("nobody to use the disk", || unmounted(None));
+        until("the disk to be unused", || unmounted(None));
     }
 }
 

@@ -93,7 +93,7 @@ async fn stalled_reader_costs_no_memory_and_misses_nothing() {
 async fn hundred_followers_each_see_every_event_once() {
     let host = Host::start().await;
     let script =
-        json!([{ "text": "a word after the other, for everybody", "chunks": 30, "delay_ms": 20 }]);
+        json!([{ "text": "one word after the other, for all", "chunks": 30, "delay_ms": 20 }]);
     let session = host.bare("Talk.", &script).await.id;
     let follow = || async {
         let mut follower = host.follow(session.clone());
@@ -102,5 +102,5 @@ async fn hundred_followers_each_see_every_event_once() {
         follower.text()
     };
     let texts: BTreeSet<String> = join_all((0..100).map(|_| follow())).await.into_iter().collect();
-    assert_eq!(texts.into_iter().collect::<Vec<_>>(), ["a word after the other, for everybody"]);
+    assert_eq!(texts.into_iter().collect::<Vec<_>>(), ["one word after the other, for all"]);
 }

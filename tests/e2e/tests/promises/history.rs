@@ -89,7 +89,7 @@ async fn diff_compares_turns_running_paused_and_forked() {
         assert_eq!(
             host.show(&id.parse().unwrap()).await.sandbox.is_none(),
             asleep,
-            "nobody is woken for it"
+            "a diff starts no session"
         );
     }
     let turns = printed(&host, &["turns", &id]);
