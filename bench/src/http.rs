@@ -10,16 +10,13 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use harvest_engine::Limits;
 use harvest_forge::LocalForge;
 use harvest_gateway::{Gateway, GatewayConfig, vault::Vault};
 use harvest_images::{Import, UnpackLimits};
 use harvest_proto::{api::Role, bridge::Author};
-use harvest_providers::{Local, LocalSandboxHost, standalone::Recipes};
+use harvest_providers::{Local, local::Recipes};
 use harvest_server::ServerState;
-use harvest_session::{
-    Config, Dependencies, Sessions, Store, StoreLedger, standalone::StandaloneSandboxes,
-};
+use harvest_session::{Config, Dependencies, ServerParts, Store, StoreLedger};
 use serde_json::json;
 use tokio::runtime::Runtime;
 use tokio_util::sync::CancellationToken;
@@ -56,8 +53,11 @@ impl Server {
         let connection = TcpStream::connect(address)?;
         connection.set_nodelay(true)?;
         let body = json!({
-            "image": IMAGE, "state": false, "argv": ["/bin/echo", "x"],
-            "limits": { "memory_bytes": MEMORY_BYTES, "pids": PIDS },
+            "argv": ["/bin/echo", "x"],
+            "sandbox": {
+                "image": IMAGE, "state": false,
+                "limits": { "memory_bytes": MEMORY_BYTES, "pids": PIDS },
+            },
         })
         .to_string();
         let request = format!(
@@ -113,10 +113,13 @@ async fn serve(workspace: &Workspace) -> Result<(std::net::SocketAddr, String)> 
     let lease = store.server_lease(SystemTime::now().into()).await?;
     let vault = Arc::new(Vault::open(&folder.join("vault.key"))?);
     let ledger = StoreLedger::new(store.clone(), lease, Arc::clone(&vault), None);
-    let sessions = Sessions::open(Dependencies {
+    let recipes_folder = folder.clone();
+    let recipes =
+        Recipes { names: Vec::new(), write_all: Arc::new(move || Ok(recipes_folder.clone())) };
+    let parts = ServerParts::open(Dependencies {
         store,
         lease,
-        provider: Arc::new(Local::new(workspace.engine.clone(), Limits::default())),
+        provider: Arc::new(Local::new(workspace.engine.clone(), recipes)),
         doors: Arc::new(Gateway::new(Arc::new(ledger), GatewayConfig::default())),
         forge: Arc::new(LocalForge::open(folder.join("forge"), "http://127.0.0.1:1/forge")?),
         vault,
@@ -124,14 +127,8 @@ async fn serve(workspace: &Workspace) -> Result<(std::net::SocketAddr, String)> 
     })
     .await?;
     let user = Author { name: "Bench".into(), email: "bench@localhost".into() };
-    let (_, token) = sessions.token_create("bench", user, Role::Admin).await?;
-    let recipes = Recipes { names: Vec::new(), write_all: Arc::new(move || Ok(folder.clone())) };
-    let standalone = StandaloneSandboxes::new(Arc::new(LocalSandboxHost::new(
-        workspace.engine.clone(),
-        recipes,
-    )));
-    let state =
-        ServerState::new(sessions, &[], CancellationToken::new()).with_standalone(standalone);
+    let (_, token) = parts.accounts.token_create("bench", user, Role::Admin).await?;
+    let state = ServerState::new(parts, &[], CancellationToken::new());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
     tokio::spawn(harvest_server::serve(listener, state));

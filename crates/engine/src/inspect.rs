@@ -69,39 +69,15 @@ impl Engine {
         })
     }
 
-    /// Every sandbox of this owner with a record, running or dead. One with an unreadable record is
-    /// left out, so that it does not hide the others.
+    /// Every sandbox with its owner and creator. One with an unreadable record is left out: nobody
+    /// may remove what it cannot attribute.
     ///
     /// # Errors
     /// When the folder of sandboxes cannot be read.
-    pub fn list_owned_by(&self, owner: Owner) -> Result<Vec<SandboxId>, EngineError> {
-        let mut ids = Vec::new();
-        for id in self.list()? {
-            let record = Record::read(&self.disk.home, &id).ok().flatten();
-            if record.is_some_and(|record| record.owner == owner) {
-                ids.push(id);
-            }
-        }
-        Ok(ids)
-    }
-
-    /// Every running standalone sandbox, with its creator. One with an unreadable record is left
-    /// out, as in [`Engine::list_owned_by`].
-    ///
-    /// # Errors
-    /// When the folder of sandboxes cannot be read.
-    pub fn running_standalone(&self) -> Result<Vec<(SandboxId, Option<String>)>, EngineError> {
-        let mut found = Vec::new();
-        for id in self.list()? {
-            let record = Record::read(&self.disk.home, &id).ok().flatten();
-            let Some(record) = record.filter(|record| record.owner == Owner::Standalone) else {
-                continue;
-            };
-            if matches!(self.find(&id), Ok(SandboxState::Running(_))) {
-                found.push((id, record.made_by));
-            }
-        }
-        Ok(found)
+    pub fn owners(&self) -> Result<Vec<(SandboxId, Owner, Option<String>)>, EngineError> {
+        let record = |id| Record::read(&self.disk.home, &id).ok().flatten();
+        let records = self.list()?.into_iter().filter_map(record);
+        Ok(records.map(|record| (record.id, record.owner, record.made_by)).collect())
     }
 
     /// Restarts a dead sandbox under its id and with the disk it left; its lifetime begins anew.

@@ -17,11 +17,11 @@ mod policy;
 mod registries;
 pub mod vault;
 
-use std::{collections::BTreeMap, io, net::SocketAddr, path::Path, sync::Arc};
+use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 
 pub use harvest_proto::script::{Script, ScriptError, ScriptRule};
 use ledger::{DoorPolicy, Ledger};
-pub use listener::DoorHandle;
+pub use listener::{DoorHandle, DoorListener, DoorSocket, DoorStream};
 pub use registries::host_registries;
 
 /// Settings of all doors.
@@ -78,9 +78,9 @@ impl Gateway {
         }
     }
 
-    /// Opens a sandbox's door: listens on this socket until the handle is dropped. Replaces a
-    /// socket left by an earlier process. Must be called within a tokio runtime.
-    pub fn open(&self, door_socket: &Path, policy: DoorPolicy) -> io::Result<DoorHandle> {
-        listener::open(Arc::clone(&self.shared), door_socket, policy)
+    /// Opens a sandbox's door: serves its connections until the handle is dropped. Must be called
+    /// within a tokio runtime.
+    pub fn open(&self, listener: Box<dyn DoorListener>, policy: DoorPolicy) -> DoorHandle {
+        listener::open(Arc::clone(&self.shared), listener, policy)
     }
 }

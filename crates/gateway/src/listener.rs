@@ -1,5 +1,5 @@
-//! The Unix socket of a sandbox's door. Each connection starts with one line that says what it is
-//! for; this file dispatches it to `model`, `git` or `egress`.
+//! A sandbox's door. Each connection starts with one line that says what it is for; this file
+//! dispatches it to `model`, `git` or `egress`.
 
 use std::{
     fs, io,
@@ -15,10 +15,12 @@ use std::{
     time::Duration,
 };
 
+use async_trait::async_trait;
+use futures_util::FutureExt as _;
 use harvest_proto::door::{DoorReply, DoorRequest, GIT_NAME, MAX_LINE_BYTES, MODEL_NAME};
 use tokio::{
-    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
-    net::{UnixListener, UnixStream},
+    io::{AsyncBufReadExt, AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufReader},
+    net::UnixListener,
     sync::Semaphore,
     time::timeout,
 };
@@ -26,7 +28,7 @@ use tokio::{
 use crate::{Shared, door::Door, egress, git, http, ledger::DoorPolicy, model, policy};
 
 /// A connection from a sandbox, with the bytes that followed its first line.
-type Stream = BufReader<UnixStream>;
+type Stream = BufReader<Box<dyn DoorStream>>;
 
 // Far above what package managers open at once, far below the machine's limit of file descriptors.
 const MAX_CONNECTIONS: usize = 512;
@@ -35,37 +37,77 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 // When the process is out of file descriptors, a retry helps only after one was closed.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
-/// An open door. Dropping it closes the door: stops accepting, cuts all connections and removes the
-/// socket.
+/// A connection that a sandbox opened.
+pub trait DoorStream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> DoorStream for T {}
+
+/// Accepts the connections that one sandbox opens. A provider on this host listens on a
+/// [`DoorSocket`]; a remote one may receive them in any way.
+#[async_trait]
+pub trait DoorListener: Send {
+    /// Waits for the next connection. Cancel-safe.
+    async fn accept(&mut self) -> io::Result<Box<dyn DoorStream>>;
+}
+
+/// An open door. Dropping it closes the door: stops accepting and cuts all connections.
 #[must_use = "a door closes when its handle is dropped"]
 #[derive(Debug)]
 pub struct DoorHandle {
     door: Arc<Door>,
-    socket: PathBuf,
-    file: (u64, u64),
 }
 
 impl Drop for DoorHandle {
     fn drop(&mut self) {
         self.door.closed.cancel();
-        // A newer door may listen at the same path; its socket must stay.
-        if file_identity(&self.socket).is_ok_and(|file| file == self.file)
-            && let Err(error) = fs::remove_file(&self.socket)
-        {
-            tracing::warn!(socket = %self.socket.display(), %error, "cannot remove the socket of a closed door");
-        }
     }
 }
 
 pub(crate) fn open(
     shared: Arc<Shared>,
-    socket: &Path,
+    listener: Box<dyn DoorListener>,
     policy: DoorPolicy,
-) -> io::Result<DoorHandle> {
-    let (listener, file) = bind(socket)?;
+) -> DoorHandle {
     let door = Arc::new(Door::new(shared, policy));
-    tokio::spawn(accept(Arc::clone(&door), UnixListener::from_std(listener)?));
-    Ok(DoorHandle { door, socket: socket.to_owned(), file })
+    tokio::spawn(accept(Arc::clone(&door), listener));
+    DoorHandle { door }
+}
+
+/// A door as a Unix socket on this host. Dropping it removes the socket.
+pub struct DoorSocket {
+    listener: UnixListener,
+    path: PathBuf,
+    file: (u64, u64),
+}
+
+impl DoorSocket {
+    /// Listens at `path`, in place of an earlier socket there.
+    ///
+    /// # Errors
+    /// When the socket cannot be created.
+    pub fn bind(path: &Path) -> io::Result<Self> {
+        let (listener, file) = bind(path)?;
+        Ok(Self { listener: UnixListener::from_std(listener)?, path: path.to_owned(), file })
+    }
+}
+
+#[async_trait]
+impl DoorListener for DoorSocket {
+    async fn accept(&mut self) -> io::Result<Box<dyn DoorStream>> {
+        let (stream, _) = self.listener.accept().await?;
+        Ok(Box::new(stream))
+    }
+}
+
+impl Drop for DoorSocket {
+    fn drop(&mut self) {
+        // A newer door may listen at the same path; its socket must stay.
+        if file_identity(&self.path).is_ok_and(|file| file == self.file)
+            && let Err(error) = fs::remove_file(&self.path)
+        {
+            tracing::warn!(socket = %self.path.display(), %error, "cannot remove the socket of a closed door");
+        }
+    }
 }
 
 // A socket address holds a path of at most 107 bytes; a path through the folder's descriptor is
@@ -93,20 +135,20 @@ fn file_identity(path: &Path) -> io::Result<(u64, u64)> {
     Ok((metadata.dev(), metadata.ino()))
 }
 
-async fn accept(door: Arc<Door>, listener: UnixListener) {
+async fn accept(door: Arc<Door>, mut listener: Box<dyn DoorListener>) {
     let slots = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             () = door.closed.cancelled() => return,
         };
-        let Ok((stream, _)) = accepted else {
+        let Ok(mut stream) = accepted else {
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
         };
         let Ok(slot) = Arc::clone(&slots).try_acquire_owned() else {
             // Best effort, without waiting: the connection is closed in any case.
-            let _ = stream.try_write(&line(&refused("too many connections")));
+            let _ = stream.write(&line(&refused("too many connections"))).now_or_never();
             continue;
         };
         let door = Arc::clone(&door);

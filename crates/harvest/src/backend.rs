@@ -13,7 +13,7 @@ use harvest_proto::api::Problem;
 use harvest_server::in_process::{
     ByteStream, InProcessApi, InProcessResponse, RequestBody, WebSocketResult,
 };
-use harvest_session::standalone::StandaloneSandboxes;
+use harvest_session::Sandboxes;
 use reqwest::{Method, StatusCode, header::HeaderMap};
 use serde::{Serialize, de::DeserializeOwned};
 
@@ -44,8 +44,9 @@ impl Backend {
             return Ok(Self::Remote { client: Client::find(config)?, same_host });
         }
         let engine = server_process::open_engine(config)?;
-        let host = server_process::sandbox_host(engine.clone(), &config.home);
-        Ok(Self::InProcess { api: InProcessApi::new(StandaloneSandboxes::new(host)), engine })
+        let provider = server_process::local_provider(engine.clone(), &config.home);
+        let api = InProcessApi::new(Sandboxes::without_server(provider));
+        Ok(Self::InProcess { api, engine })
     }
 
     /// A server on this machine that this process already talks to.

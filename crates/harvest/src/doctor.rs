@@ -2,7 +2,7 @@
 //! finding has a stable id and a fix. Works without a server and when none can start.
 
 use harvest_proto::api::{Finding, FindingLevel};
-use harvest_providers::standalone::{host_findings, program_findings};
+use harvest_providers::local::{host_findings, program_findings};
 
 use crate::{config::Config, printer::hint_of, server_process};
 

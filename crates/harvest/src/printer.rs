@@ -11,7 +11,7 @@ use anyhow::Result;
 use harvest_engine::{EngineError, rootless::RootlessError};
 use harvest_forge::ImportError;
 use harvest_proto::{Hint, api::Problem};
-use harvest_session::{SessionError, StoreError, standalone::HostError};
+use harvest_session::{SessionError, StoreError, sandboxes::SandboxError};
 use serde::Serialize;
 
 use crate::{
@@ -226,7 +226,7 @@ fn hint_of_cause<'a>(cause: &'a (dyn Error + 'static)) -> Option<Cow<'a, str>> {
         cause.downcast_ref::<E>()?.hint()
     }
     hint::<SessionError>(cause)
-        .or_else(|| hint::<HostError>(cause))
+        .or_else(|| hint::<SandboxError>(cause))
         .or_else(|| hint::<StoreError>(cause))
         .or_else(|| hint::<ImportError>(cause))
         .or_else(|| hint::<EngineError>(cause))

@@ -7,7 +7,7 @@ use std::{
 };
 
 use harvest_proto::SandboxId;
-use harvest_providers::standalone::Recipes;
+use harvest_providers::local::Recipes;
 
 const ALL: &[(&str, &str)] = include!(concat!(env!("OUT_DIR"), "/recipes.rs"));
 

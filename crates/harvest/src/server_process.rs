@@ -13,13 +13,17 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use harvest_engine::{Engine, Limits, Thresholds};
+use harvest_engine::{Engine, Thresholds};
 use harvest_forge::LocalForge;
 use harvest_gateway::{Gateway, GatewayConfig, ScriptRule, vault::Vault};
-use harvest_proto::{Secret, api::Role, bridge::Author};
-use harvest_providers::{Local, LocalSandboxHost};
+use harvest_proto::{
+    Secret,
+    api::{Role, SandboxLimits},
+    bridge::Author,
+};
+use harvest_providers::Local;
 use harvest_server::{Limits as ServerLimits, ServerState};
-use harvest_session::{Dependencies, Sessions, StoreLedger, standalone::StandaloneSandboxes};
+use harvest_session::{Accounts, Dependencies, ServerParts, Sessions, StoreLedger};
 use harvest_store::Store;
 use tokio::{
     net::TcpListener,
@@ -76,7 +80,6 @@ pub(crate) struct RunningServer {
     engine: Engine,
     forge: LocalForge,
     sessions: Sessions,
-    standalone: StandaloneSandboxes,
     store: Store,
     shutdown: CancellationToken,
     task: JoinHandle<std::io::Result<()>>,
@@ -99,15 +102,12 @@ impl RunningServer {
         let store = database::open(&config).await?;
         let forge = LocalForge::open(home.join("forge"), &format!("{url}/forge"))
             .context("cannot open the forge")?;
-        let sessions =
-            open_sessions(&config, options.script, engine.clone(), &store, &forge).await?;
-        let (token, token_is_new) = ensure_token(&config, &sessions).await?;
+        let parts = open_parts(&config, options.script, engine.clone(), &store, &forge).await?;
+        let sessions = parts.sessions.clone();
+        let (token, token_is_new) = ensure_token(&config, &parts.accounts).await?;
         let shutdown = CancellationToken::new();
-        let standalone =
-            StandaloneSandboxes::new(sandbox_host(engine.clone(), &home)).with_admission(&sessions);
-        let state = ServerState::new(sessions.clone(), &options.hosts, shutdown.clone())
-            .with_forge(forge.router())
-            .with_standalone(standalone.clone());
+        let state =
+            ServerState::new(parts, &options.hosts, shutdown.clone()).with_forge(forge.router());
         let state = state.with_limits(ServerLimits {
             requests_per_second: config.rate_limit,
             connections: usize::try_from(config.max_connections.max(1)).unwrap_or(usize::MAX),
@@ -124,7 +124,6 @@ impl RunningServer {
             engine,
             forge,
             sessions,
-            standalone,
             store,
             shutdown,
             task,
@@ -173,8 +172,6 @@ impl RunningServer {
             // A client that does not read its response must not block the shutdown.
             Err(_) => abort.abort(),
         }
-        // Work that does not finish in time ends with this process.
-        let _ = tokio::time::timeout(DRAIN_TIMEOUT, self.standalone.settle()).await;
         self.sessions.close().await;
         self.store.close().await;
         let engine = self.engine;
@@ -222,9 +219,9 @@ pub(crate) fn open_engine(config: &Config) -> Result<Engine> {
     .context("cannot open the engine")
 }
 
-/// Standalone sandboxes, images and volumes of this home; needs no server.
-pub(crate) fn sandbox_host(engine: Engine, home: &Path) -> Arc<LocalSandboxHost> {
-    Arc::new(LocalSandboxHost::new(engine, recipes::all(home)))
+/// The sandboxes, images and volumes of this home; needs no server.
+pub(crate) fn local_provider(engine: Engine, home: &Path) -> Arc<Local> {
+    Arc::new(Local::new(engine, recipes::all(home)))
 }
 
 /// Removes a home without a running server, including its sandboxes.
@@ -273,13 +270,13 @@ fn gateway_config(config: &Config, script_rules: Vec<ScriptRule>) -> GatewayConf
     GatewayConfig { script_rules, anthropic_url, ..GatewayConfig::default() }
 }
 
-async fn open_sessions(
+async fn open_parts(
     config: &Config,
     script: Vec<ScriptRule>,
     engine: Engine,
     store: &Store,
     forge: &LocalForge,
-) -> Result<Sessions> {
+) -> Result<ServerParts> {
     let vault = Vault::open(&config.home.join("vault.key")).context("cannot open the vault")?;
     let vault = Arc::new(vault.with_observer(log::redact));
     let lease =
@@ -298,10 +295,10 @@ async fn open_sessions(
                 .unwrap_or_default(),
         }
     };
-    let parts = Dependencies {
+    let dependencies = Dependencies {
         store: store.clone(),
         lease,
-        provider: Arc::new(Local::new(engine, Limits::default())),
+        provider: local_provider(engine, &config.home),
         doors: Arc::new(gateway),
         forge: Arc::new(forge.clone()),
         vault,
@@ -309,20 +306,23 @@ async fn open_sessions(
             timeouts: config.clocks.clone(),
             limits: config.limits,
             retention: config.retention.clone(),
+            resources: SandboxLimits::default(),
             image: config.image.clone(),
             trusted: Vec::new(),
             budget_tokens: config.budget_tokens,
         },
     };
-    Sessions::open_with_trusted(parts, trusted).await.context("cannot recover the sessions")
+    ServerParts::open_with_trusted(dependencies, trusted)
+        .await
+        .context("cannot recover the sessions")
 }
 
 /// The token in the home's file, or a new first token. The flag tells whether it is new.
-async fn ensure_token(config: &Config, sessions: &Sessions) -> Result<(Secret<String>, bool)> {
+async fn ensure_token(config: &Config, accounts: &Accounts) -> Result<(Secret<String>, bool)> {
     let path = config.token_file();
     if let Ok(text) = fs::read_to_string(&path) {
         let token = text.trim().to_owned();
-        if sessions.token_check(&token).await?.is_some() {
+        if accounts.token_check(&token).await?.is_some() {
             return Ok((Secret::new(token), false));
         }
     }
@@ -334,7 +334,7 @@ async fn ensure_token(config: &Config, sessions: &Sessions) -> Result<(Secret<St
         email: setting(&config.author_email, "user.email", "you@localhost"),
     };
     // An existing token of this name whose file is lost is replaced.
-    let token = sessions.token_replace(FIRST_TOKEN, user, Role::Admin).await;
+    let token = accounts.token_replace(FIRST_TOKEN, user, Role::Admin).await;
     let token = token.context("cannot create the first token")?;
     write_private(&path, token.expose().as_bytes())?;
     Ok((token, true))

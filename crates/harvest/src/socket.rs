@@ -9,7 +9,7 @@ use futures_util::{
     stream::{SplitSink, SplitStream},
 };
 use harvest_proto::api::{SocketIn, SocketOut};
-use harvest_session::provider::BridgeStream;
+use harvest_session::sandboxes::BridgeStream;
 use reqwest::{
     Method, StatusCode,
     header::{self, HeaderMap, HeaderValue},

@@ -7,12 +7,13 @@ use std::{
 
 use harvest_proto::{
     SandboxId, SnapshotId,
+    api::{SandboxLimits, SandboxOwner},
     bridge::{BridgeRole, Command, Exit, ToSupervisor},
     event::SnapshotKind,
 };
 use harvest_session::{
     bridge::Bridge,
-    provider::{Found, Provider, StartFrom, StartSpec},
+    sandboxes::{Found, SandboxProvider, SandboxSpec, StartFrom},
 };
 
 // In the root folder, which no provider mounts over.
@@ -22,7 +23,7 @@ const FILE: &str = "/contract.txt";
 ///
 /// # Panics
 /// When the provider violates the contract.
-pub async fn run(provider: Arc<dyn Provider>, image: &str) {
+pub async fn run(provider: Arc<dyn SandboxProvider>, image: &str) {
     let suite = Suite { provider, image: image.to_owned() };
     suite.started_sandbox_is_listed_and_runs_commands().await;
     suite.snapshot_and_remove_preserves_files().await;
@@ -34,16 +35,15 @@ pub async fn run(provider: Arc<dyn Provider>, image: &str) {
 }
 
 struct Suite {
-    provider: Arc<dyn Provider>,
+    provider: Arc<dyn SandboxProvider>,
     image: String,
 }
 
 impl Suite {
     async fn start(&self, from: StartFrom) -> SandboxId {
         let sandbox = SandboxId::random();
-        let order = StartSpec { sandbox: sandbox.clone(), from, state: None };
-        let started = self.provider.start(order).await.expect("a sandbox starts");
-        assert!(started.door.is_absolute(), "the door path is absolute");
+        let spec = SandboxSpec::of_session(sandbox.clone(), from, SandboxLimits::default());
+        self.provider.create(spec).await.expect("a sandbox starts");
         sandbox
     }
 
@@ -52,7 +52,8 @@ impl Suite {
     }
 
     async fn dial(&self, sandbox: &SandboxId) -> Bridge {
-        let stream = self.provider.dial(sandbox).await.expect("a started sandbox can be dialled");
+        let stream =
+            self.provider.connect(sandbox).await.expect("a started sandbox can be dialled");
         Bridge::open(stream, BridgeRole::Client, None)
             .await
             .expect("the supervisor accepts the connection")
@@ -77,17 +78,19 @@ impl Suite {
 
     async fn delete(&self, snapshot: &SnapshotId) {
         if let Some(snapshots) = self.provider.snapshots() {
-            snapshots.snapshot_remove(snapshot).await.expect("a snapshot is removed");
-            snapshots.snapshot_remove(snapshot).await.expect("snapshot removal is idempotent");
+            snapshots.remove(snapshot).await.expect("a snapshot is removed");
+            snapshots.remove(snapshot).await.expect("snapshot removal is idempotent");
         }
     }
 
     async fn started_sandbox_is_listed_and_runs_commands(&self) {
         let sandbox = self.fresh().await;
         let found = self.provider.find(&sandbox).await.expect("find works");
-        assert!(matches!(found, Found::Running(_)), "a started sandbox runs: {found:?}");
+        assert!(matches!(found, Found::Running), "a started sandbox runs: {found:?}");
         let listed = self.provider.list().await.expect("sandboxes are listed");
-        assert!(listed.contains(&sandbox), "a running sandbox is listed");
+        let listed = listed.iter().find(|listed| listed.id == sandbox);
+        let listed = listed.expect("a running sandbox is listed");
+        assert_eq!(listed.owner, SandboxOwner::Session, "with its owner");
         let bridge = self.dial(&sandbox).await;
         let argv = ["echo", "hello"].map(str::to_owned).to_vec();
         let command = Command { argv, ..Command::default() };
@@ -117,7 +120,7 @@ impl Suite {
         let (source, snapshot) = (self.fresh().await, SnapshotId::random());
         self.write(&source, "before").await;
         for _ in 0..2 {
-            let captured = snapshots.capture(&source, &snapshot, SnapshotKind::Turn).await;
+            let captured = snapshots.capture(&source, &snapshot, Some(SnapshotKind::Turn)).await;
             captured.expect("capturing is idempotent");
         }
         self.write(&source, "after").await;
@@ -182,7 +185,8 @@ impl Suite {
     async fn dead_sandbox_leaves_its_disk(&self) {
         let (sandbox, snapshot) = (self.fresh().await, SnapshotId::random());
         self.write(&sandbox, "left").await;
-        let stream = self.provider.dial(&sandbox).await.expect("a started sandbox can be dialled");
+        let stream =
+            self.provider.connect(&sandbox).await.expect("a started sandbox can be dialled");
         // Only the owner may shut it down.
         let role = BridgeRole::Owner { lease: 1, epoch: 1, stored: 0 };
         let owner = Bridge::open(stream, role, None)
@@ -190,11 +194,11 @@ impl Suite {
             .expect("the supervisor accepts the connection")
             .bridge;
         owner.send(ToSupervisor::Shutdown { id: 1_000_000 });
-        let reason = self.provider.wait_for_exit(&sandbox).await.expect("the exit is reported");
+        let reason = self.provider.wait(&sandbox).await.expect("the exit is reported");
         assert!(!reason.is_empty(), "an exit has a reason");
         let found = self.provider.find(&sandbox).await.expect("find works");
         assert!(matches!(found, Found::Dead { .. }), "a dead sandbox is found dead: {found:?}");
-        assert!(self.provider.dial(&sandbox).await.is_err(), "a dead sandbox does not answer");
+        assert!(self.provider.connect(&sandbox).await.is_err(), "a dead sandbox does not answer");
         let saved =
             self.provider.snapshot_and_remove(&sandbox, &snapshot, SnapshotKind::Recovered).await;
         saved.expect("a dead sandbox's disk is saved");
@@ -211,17 +215,21 @@ impl Suite {
         self.remove(&SandboxId::random()).await;
         assert_eq!(self.provider.find(&sandbox).await.expect("find works"), Found::Gone);
         let listed = self.provider.list().await.expect("sandboxes are listed");
-        assert!(!listed.contains(&sandbox), "a removed sandbox is not listed");
+        assert!(
+            listed.iter().all(|listed| listed.id != sandbox),
+            "a removed sandbox is not listed"
+        );
     }
 
     async fn missing_objects_are_errors(&self) {
-        let order = |from| StartSpec { sandbox: SandboxId::random(), from, state: None };
+        let spec =
+            |from| SandboxSpec::of_session(SandboxId::random(), from, SandboxLimits::default());
         let missing = StartFrom::Snapshot(SnapshotId::random());
         assert!(
             !self.provider.can_start_from(&missing).await.expect("find works"),
             "an unknown snapshot"
         );
-        assert!(self.provider.start(order(missing)).await.is_err(), "an unknown snapshot");
+        assert!(self.provider.create(spec(missing)).await.is_err(), "an unknown snapshot");
         for (name, there) in [(self.image.as_str(), true), ("no-such-image", false)] {
             let held = self.provider.can_start_from(&StartFrom::Image(name.to_owned())).await;
             assert_eq!(held.expect("find works"), there, "{name}");
@@ -230,6 +238,9 @@ impl Suite {
         let saved =
             self.provider.snapshot_and_remove(&unknown, &snapshot, SnapshotKind::Pause).await;
         assert!(saved.is_err(), "an unknown sandbox cannot be saved");
-        assert!(self.provider.dial(&unknown).await.is_err(), "an unknown sandbox does not answer");
+        assert!(
+            self.provider.connect(&unknown).await.is_err(),
+            "an unknown sandbox does not answer"
+        );
     }
 }

@@ -4,13 +4,10 @@
 
 #[cfg(feature = "testing")]
 pub mod contract;
-mod disks;
 #[cfg(feature = "testing")]
 pub mod fake;
-mod local;
-pub mod standalone;
+pub mod local;
 
 #[cfg(feature = "testing")]
 pub use fake::Fake;
 pub use local::Local;
-pub use standalone::LocalSandboxHost;

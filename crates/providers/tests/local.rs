@@ -9,16 +9,17 @@ use std::{
     sync::Arc,
 };
 
-use harvest_engine::{Config, Driver, Engine, Limits, Thresholds};
+use harvest_engine::{Config, Driver, Engine, Thresholds};
 use harvest_images::{BuildOptions, Recipe};
 use harvest_proto::{
     SandboxId,
+    api::SandboxLimits,
     bridge::{BridgeRole, Command},
 };
-use harvest_providers::{Local, contract};
+use harvest_providers::{Local, contract, local::Recipes};
 use harvest_session::{
     bridge::Bridge,
-    provider::{Provider, StartFrom, StartSpec},
+    sandboxes::{SandboxProvider, SandboxSpec, StartFrom, StateVolume},
 };
 
 const IMAGE: &str = "contract";
@@ -46,6 +47,12 @@ impl Home {
         let recipe = Recipe::parse(&text, folder.path()).unwrap();
         harvest_images::build(&engine, &recipe, BuildOptions::default(), &mut |_| {}).unwrap();
         Self { engine, folder }
+    }
+
+    fn provider(&self) -> Local {
+        let nowhere = || Err(std::io::ErrorKind::NotFound.into());
+        let recipes = Recipes { names: Vec::new(), write_all: Arc::new(nowhere) };
+        Local::new(self.engine.clone(), recipes)
     }
 }
 
@@ -113,16 +120,20 @@ async fn local_provider_passes_contract_on_btrfs() {
 
 async fn run_contract(driver: Driver) {
     let home = Home::new(driver);
-    contract::run(Arc::new(Local::new(home.engine.clone(), Limits::default())), IMAGE).await;
+    contract::run(Arc::new(home.provider()), IMAGE).await;
     assert!(home.engine.list().unwrap().is_empty(), "the suite leaves no sandbox");
 }
 
 /// Runs a script in a sandbox with this repository's state volume and returns its output.
 async fn in_state_of(local: &Local, repository: &str, script: &str) -> String {
     let sandbox = SandboxId::random();
-    let (from, state) = (StartFrom::Image(IMAGE.into()), Some(repository.parse().unwrap()));
-    local.start(StartSpec { sandbox: sandbox.clone(), from, state }).await.unwrap();
-    let stream = local.dial(&sandbox).await.unwrap();
+    let from = StartFrom::Image(IMAGE.into());
+    let spec = SandboxSpec {
+        state: Some(StateVolume::Repository(repository.parse().unwrap())),
+        ..SandboxSpec::of_session(sandbox.clone(), from, SandboxLimits::default())
+    };
+    local.create(spec).await.unwrap();
+    let stream = local.connect(&sandbox).await.unwrap();
     let bridge = Bridge::open(stream, BridgeRole::Client, None).await.unwrap().bridge;
     let argv = ["sh", "-c", script].map(str::to_owned).into();
     let user = Some("10001".to_owned());
@@ -136,7 +147,7 @@ async fn in_state_of(local: &Local, repository: &str, script: &str) -> String {
 #[tokio::test]
 async fn repository_state_persists_between_sandboxes() {
     let home = Home::new(Driver::Dir);
-    let local = Local::new(home.engine.clone(), Limits::default());
+    let local = home.provider();
     in_state_of(&local, "acme.app", "echo found > /mnt/state/workspace/left").await;
     assert_eq!(in_state_of(&local, "acme.app", "cat /mnt/state/workspace/left").await, "found");
     let other =
@@ -147,7 +158,7 @@ async fn repository_state_persists_between_sandboxes() {
 #[tokio::test]
 async fn sandbox_starts_without_unavailable_state_volume() {
     let home = Home::new(Driver::Dir);
-    let local = Local::new(home.engine.clone(), Limits::default());
+    let local = home.provider();
     in_state_of(&local, "acme.app", "true").await;
     let [volume] = &home.engine.volumes().unwrap()[..] else {
         panic!("one repository, one volume")

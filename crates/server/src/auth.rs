@@ -109,12 +109,12 @@ pub(crate) async fn require_token(
     let Some(value) = bearer(request.headers()) else {
         return reject(&state, peer, "no bearer token was sent");
     };
-    match state.sessions.token_check(value).await {
+    match state.accounts.token_check(value).await {
         Ok(Some(token)) => {
             if let Err(error) = state.rate_limits.token(&token.name) {
                 return error.into_response();
             }
-            if let Err(error) = authorization::check(&state.sessions, &token, access, &path).await {
+            if let Err(error) = authorization::check(&state, &token, access, &path).await {
                 return error.into_response();
             }
             let (revoked, closing) = state.revocations.cancellations(&token);

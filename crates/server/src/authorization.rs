@@ -13,7 +13,7 @@ use harvest_proto::{
 };
 use harvest_session::Sessions;
 
-use crate::{problem::ApiError, route_path::RoutePath};
+use crate::{ServerState, problem::ApiError, route_path::RoutePath};
 
 /// The effect of a route's requests on the resource in its path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +50,7 @@ pub(crate) const fn allowed(role: Role, owner: Owner, access: Access) -> bool {
 
 /// Rejects requests that the token's user is not allowed to make.
 pub(crate) async fn check(
-    sessions: &Sessions,
+    state: &ServerState,
     token: &Token,
     access: Access,
     path: &RoutePath,
@@ -59,7 +59,7 @@ pub(crate) async fn check(
         return Ok(());
     }
     let owner = match access {
-        Access::Change => owner(sessions, token, path).await?,
+        Access::Change => owner(state, token, path).await?,
         _ => Owner::None,
     };
     match allowed(token.role, owner, access) {
@@ -69,14 +69,14 @@ pub(crate) async fn check(
 }
 
 /// The owner of the resource in the path.
-async fn owner(sessions: &Sessions, token: &Token, path: &RoutePath) -> Result<Owner, ApiError> {
+async fn owner(state: &ServerState, token: &Token, path: &RoutePath) -> Result<Owner, ApiError> {
     let owner = if let Some(session) = path.parameter("{session}") {
         // The raw path: an id with percent escapes, which the router would decode, is rejected
         // here.
         let Ok(session) = session.parse::<SessionId>() else { return Err(not_found()) };
-        sessions.get(&session).await?.author
+        state.sessions.get(&session).await?.author
     } else if let Some(name) = path.parameter("{token}") {
-        sessions.token_get(name).await?.user
+        state.accounts.token_get(name).await?.user
     } else {
         return Ok(Owner::None);
     };

@@ -5,26 +5,50 @@ use axum::{
     body::{Body, BodyDataStream},
     extract::{FromRequest, Request},
     http::{StatusCode, header},
+    response::Response,
 };
 use bytes::BytesMut;
-use futures_util::{StreamExt, stream};
-use harvest_session::bridge::{InputAborted, InputStream};
-use serde::de::DeserializeOwned;
+use futures_util::StreamExt;
+use harvest_proto::api::ExecRequest;
+use harvest_session::{
+    bridge::{InputAborted, InputStream},
+    sandboxes::SandboxHandle,
+};
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     extract::{self, BODY_TIMEOUT, MAX_BODY_BYTES},
     problem::ApiError,
+    stream, validate,
 };
 
 /// The media type of a command line followed by input.
 pub(crate) const WITH_INPUT: &str = "application/vnd.harvest.exec";
 
-pub(crate) struct CommandWithInput<T> {
-    pub(crate) command: T,
+pub(crate) struct CommandWithInput {
+    pub(crate) command: ExecRequest,
     pub(crate) input: Option<InputStream>,
 }
 
-impl<T: DeserializeOwned, S: Send + Sync> FromRequest<S> for CommandWithInput<T> {
+impl CommandWithInput {
+    /// Called before a paused session is resumed for the command.
+    pub(crate) fn validate(&self) -> Result<(), ApiError> {
+        validate::exec(&self.command)
+    }
+
+    /// Runs the command in a sandbox and responds with its output.
+    pub(crate) async fn run(
+        self,
+        sandbox: SandboxHandle,
+        shutdown: CancellationToken,
+    ) -> Result<Response, ApiError> {
+        let has_input = self.input.is_some();
+        let lines = sandbox.exec_lines(self.command, self.input).await?;
+        Ok(stream::exec_lines(lines, has_input, shutdown))
+    }
+}
+
+impl<S: Send + Sync> FromRequest<S> for CommandWithInput {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
@@ -76,11 +100,13 @@ async fn split_line(body: Body) -> Result<(BytesMut, InputStream), ApiError> {
 
 fn input_stream(first: Vec<u8>, rest: BodyDataStream) -> InputStream {
     let rest = rest.map(|chunk| chunk.map(Vec::from).map_err(|_| InputAborted));
-    stream::iter((!first.is_empty()).then_some(Ok(first))).chain(rest).boxed()
+    futures_util::stream::iter((!first.is_empty()).then_some(Ok(first))).chain(rest).boxed()
 }
 
 #[cfg(test)]
 mod tests {
+    use futures_util::stream;
+
     use super::*;
 
     async fn read(chunks: &[&'static str]) -> (String, String) {

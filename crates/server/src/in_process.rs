@@ -12,7 +12,7 @@ use axum::{
     middleware,
 };
 use futures_util::{StreamExt, stream::BoxStream};
-use harvest_session::{provider::BridgeStream, standalone::StandaloneSandboxes};
+use harvest_session::{Sandboxes, sandboxes::BridgeStream};
 use hyper::{client, server};
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
 use tokio_util::sync::CancellationToken;
@@ -21,7 +21,7 @@ use tower_service::Service;
 use crate::{
     auth::RevokedOrShutdown,
     extract, problem,
-    routes::{self, standalone::StandaloneState},
+    routes::{self, sandboxes::SandboxState},
 };
 
 pub type ByteStream = BoxStream<'static, io::Result<Vec<u8>>>;
@@ -54,17 +54,17 @@ const PIPE_BYTES: usize = 128 * 1024;
 #[derive(Clone)]
 pub struct InProcessApi {
     router: Router,
-    sandboxes: StandaloneSandboxes,
+    sandboxes: Sandboxes,
 }
 
 impl InProcessApi {
     #[must_use]
-    pub fn new(sandboxes: StandaloneSandboxes) -> Self {
+    pub fn new(sandboxes: Sandboxes) -> Self {
         let state =
-            StandaloneState { sandboxes: sandboxes.clone(), shutdown: CancellationToken::new() };
+            SandboxState { sandboxes: sandboxes.clone(), shutdown: CancellationToken::new() };
         // Never cancelled: there is no token to revoke and no server to shut down.
         let never_cancelled = Extension(RevokedOrShutdown(state.shutdown.clone()));
-        let router = routes::standalone::routes()
+        let router = routes::sandboxes::routes()
             .unguarded()
             .fallback(routes::no_such_route)
             .method_not_allowed_fallback(routes::method_not_allowed)

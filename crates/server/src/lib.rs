@@ -29,7 +29,7 @@ mod websocket;
 use std::{io, sync::Arc};
 
 use axum::{Router, extract::DefaultBodyLimit, middleware};
-use harvest_session::{Sessions, standalone::StandaloneSandboxes};
+use harvest_session::{Accounts, Repositories, Sandboxes, ServerParts, Sessions};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -40,10 +40,12 @@ pub use openapi::document;
 /// The shared state of the routes.
 #[derive(Clone)]
 pub struct ServerState {
+    accounts: Accounts,
+    repositories: Repositories,
+    sandboxes: Sandboxes,
     sessions: Sessions,
     hosts: Arc<host_check::AllowedHosts>,
     forge: Router,
-    standalone: Option<StandaloneSandboxes>,
     revocations: Arc<auth::Revocations>,
     rate_limits: Arc<rate_limit::RateLimits>,
     request_metrics: Arc<metrics::RequestMetrics>,
@@ -57,15 +59,18 @@ impl ServerState {
     /// A server that accepts loopback names, IP addresses and `hosts` in the `Host` header, and
     /// closes its streams when `shutdown` is cancelled.
     #[must_use]
-    pub fn new(sessions: Sessions, hosts: &[String], shutdown: CancellationToken) -> Self {
+    pub fn new(parts: ServerParts, hosts: &[String], shutdown: CancellationToken) -> Self {
+        let ServerParts { accounts, repositories, sandboxes, sessions } = parts;
         let hosts = Arc::new(host_check::AllowedHosts::new(hosts));
         let limits = Limits::default();
         let rate_limits = Arc::new(rate_limit::RateLimits::new(limits.requests_per_second));
         Self {
+            accounts,
+            repositories,
+            sandboxes,
             sessions,
             hosts,
             forge: Router::new(),
-            standalone: None,
             revocations: Arc::new(auth::Revocations::new(shutdown.clone())),
             rate_limits,
             request_metrics: Arc::default(),
@@ -88,12 +93,6 @@ impl ServerState {
     #[must_use]
     pub fn with_forge(self, forge: Router) -> Self {
         Self { forge, ..self }
-    }
-
-    /// Adds the routes of standalone sandboxes, images and volumes.
-    #[must_use]
-    pub fn with_standalone(self, standalone: StandaloneSandboxes) -> Self {
-        Self { standalone: Some(standalone), ..self }
     }
 }
 

@@ -15,13 +15,19 @@ use axum::{
 use futures_util::FutureExt;
 use harvest_proto::{Hint, SessionId, api::Problem, bridge::FaultCode};
 pub(crate) use harvest_session::error_chain;
-use harvest_session::{SessionError, bridge::BridgeError, provider::ProviderError};
+use harvest_session::{SessionError, bridge::BridgeError, decide::Limit, sandboxes::SandboxError};
 use tracing::Instrument;
 
 use crate::{metrics, route_path::RoutePath};
 
 /// Identifies a request in responses and in the log.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+// `Retry-After` in seconds when a slot is about to become free.
+const RETRY_SOON: u64 = 1;
+
+// `Retry-After` in seconds when all slots are in use.
+const RETRY_LATER: u64 = 15;
 
 /// An error response.
 #[derive(Debug, Clone)]
@@ -74,19 +80,51 @@ impl From<SessionError> for ApiError {
             SessionError::Invalid { .. } => StatusCode::UNPROCESSABLE_ENTITY,
             SessionError::Stopped => StatusCode::SERVICE_UNAVAILABLE,
             SessionError::Store(error) if error.is_disk_full() => StatusCode::INSUFFICIENT_STORAGE,
-            SessionError::Provider(
-                ProviderError::ImageMissing { .. } | ProviderError::SnapshotMissing { .. },
-            ) => StatusCode::CONFLICT,
-            SessionError::Bridge(error) => bridge_status(error),
+            // The session exists; the image or snapshot that it needs does not.
+            SessionError::Sandbox(SandboxError::Missing(_)) => StatusCode::CONFLICT,
+            SessionError::Sandbox(error) => sandbox_status(error),
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
+        let (code, hint) = (error.code(), error.hint().map(Cow::into_owned));
+        match error {
+            SessionError::Sandbox(error) => Self { status, hint, ..error.into() },
+            error => {
+                let retry_after = (status == StatusCode::SERVICE_UNAVAILABLE).then_some(1);
+                Self { hint, retry_after, ..Self::new(status, code, error_chain(&error)) }
+            }
+        }
+    }
+}
+
+impl From<SandboxError> for ApiError {
+    fn from(error: SandboxError) -> Self {
+        let retry_after = match &error {
+            SandboxError::LimitReached { releasing, limit, .. } => {
+                Some(if *releasing || *limit == Limit::Closed { RETRY_SOON } else { RETRY_LATER })
+            }
+            _ => None,
+        };
         let detail = match &error {
-            SessionError::Bridge(BridgeError::Fault(fault)) => fault.message.clone(),
+            SandboxError::Bridge(BridgeError::Fault(fault)) => fault.message.clone(),
             _ => error_chain(&error),
         };
-        let (code, hint) = (error.code(), error.hint().map(Cow::into_owned));
-        let retry_after = (status == StatusCode::SERVICE_UNAVAILABLE).then_some(1);
-        Self { status, code, detail, hint, retry_after }
+        let hint = error.hint().map(Cow::into_owned);
+        Self { hint, retry_after, ..Self::new(sandbox_status(&error), error.code(), detail) }
+    }
+}
+
+fn sandbox_status(error: &SandboxError) -> StatusCode {
+    match error {
+        SandboxError::Missing(_) => StatusCode::NOT_FOUND,
+        // A full disk is neither the client's error nor a failure of the server.
+        SandboxError::NotRunning { .. }
+        | SandboxError::Conflict { .. }
+        | SandboxError::NoSpace { .. } => StatusCode::CONFLICT,
+        SandboxError::Invalid { .. } => StatusCode::UNPROCESSABLE_ENTITY,
+        SandboxError::LimitReached { limit: Limit::Closed, .. } => StatusCode::SERVICE_UNAVAILABLE,
+        SandboxError::LimitReached { .. } => StatusCode::TOO_MANY_REQUESTS,
+        SandboxError::Bridge(error) => bridge_status(error),
+        SandboxError::Failed { .. } => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }
 

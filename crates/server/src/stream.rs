@@ -14,6 +14,7 @@ use axum::{
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt, stream};
 use harvest_proto::{Event, api::Session};
+use harvest_session::sandboxes::ExecLines;
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
@@ -73,6 +74,19 @@ pub(crate) fn events(
     // Disables buffering in proxies, which would delay events.
     response.headers_mut().insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
+}
+
+/// The output of a command. Its keep-alive lines notice a client that disappeared while it sends the
+/// command's input.
+pub(crate) fn exec_lines(
+    lines: ExecLines,
+    has_input: bool,
+    shutdown: CancellationToken,
+) -> Response {
+    match has_input {
+        true => lines_with_keepalive(lines, shutdown),
+        false => self::lines(lines, shutdown),
+    }
 }
 
 /// One JSON object per line.

@@ -5,7 +5,7 @@ use axum::http::StatusCode;
 use std::{collections::BTreeMap, ops::RangeInclusive};
 
 use harvest_proto::{
-    api::{CreateSandbox, ExecRequest, RunCommand, SandboxLimits},
+    api::{CreateSandbox, ExecRequest, SandboxLimits},
     bridge::Author,
 };
 
@@ -15,17 +15,12 @@ use crate::problem::ApiError;
 const MAX_AUTHOR_CHARS: usize = 200;
 
 pub(crate) fn exec(request: &ExecRequest) -> Result<(), ApiError> {
-    if request.argv.first().is_none_or(String::is_empty) {
+    if request.code.is_none() && request.argv.first().is_none_or(String::is_empty) {
         return Err(invalid("`argv` is empty"));
     }
     texts(request.argv.iter().chain(&request.cwd).chain(&request.user))?;
-    env(&request.env)
-}
-
-/// For a command in a standalone sandbox, where `argv` may be empty when `code` is given.
-pub(crate) fn run(request: &RunCommand) -> Result<(), ApiError> {
-    texts(request.argv.iter().chain(&request.cwd).chain(&request.user))?;
-    env(&request.env)
+    env(&request.env)?;
+    request.sandbox.as_deref().map_or(Ok(()), sandbox)
 }
 
 pub(crate) fn sandbox(request: &CreateSandbox) -> Result<(), ApiError> {

@@ -21,7 +21,7 @@ use futures_util::{
 use harvest_proto::api::{ExecRequest, STDERR, STDOUT, SocketIn, SocketOut};
 use harvest_session::{
     bridge::{ExecInput, ExecOutput},
-    sandbox_handle::{CommandHandle, SandboxHandle},
+    sandboxes::{CommandHandle, SandboxHandle},
 };
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_util::sync::CancellationToken;
@@ -140,7 +140,7 @@ async fn start(
         })
     };
     validate::exec(&request).map_err(failed)?;
-    sandbox.exec(request, true).await.map_err(|error| failed(error.into()))
+    sandbox.start(request, true).await.map_err(|error| failed(error.into()))
 }
 
 /// Relays bytes both ways until the command exits, the client disconnects or the server shuts down.

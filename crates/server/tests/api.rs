@@ -377,6 +377,7 @@ async fn session_shows_its_creation_parameters() {
         404,
         "not_found",
     );
+    server.fake.remove_image("nope");
     let image = json!({"url": "http://127.0.0.1:1/other.git", "image": "nope"});
     let refused = server.post("/v1/repositories", &[], image).await;
     assert_eq!(

@@ -13,18 +13,15 @@ use tokio::sync::{SemaphorePermit, mpsc};
 
 use crate::{
     bridge::{Bridge, BridgeError, OpenedBridge, OwnerMessage},
-    context::{Shared, error_chain, remote},
-    provider::{ProviderError, StartFrom, StartSpec, Started},
+    git_remote::remote,
+    sandbox_context::SandboxContext,
+    sandboxes::{EphemeralGuard, SandboxError, SandboxSpec, StartFrom},
 };
 
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum EphemeralError {
-    #[error("the sandbox provider failed")]
-    Provider(#[from] ProviderError),
-    #[error("the sandbox failed")]
-    Bridge(#[from] BridgeError),
-    #[error("the sandbox's door cannot be opened")]
-    Door(#[source] std::io::Error),
+    #[error(transparent)]
+    Sandbox(#[from] SandboxError),
     #[error("boot phase `{phase}` failed\n{tail}")]
     Boot { phase: String, tail: String },
     #[error("not done after {} s", .limit.as_secs())]
@@ -33,7 +30,13 @@ pub(crate) enum EphemeralError {
     Other(String),
 }
 
-impl Shared {
+impl From<BridgeError> for EphemeralError {
+    fn from(error: BridgeError) -> Self {
+        Self::Sandbox(error.into())
+    }
+}
+
+impl SandboxContext {
     /// Waits for a free build-or-check slot.
     pub(crate) async fn check_slot(&self) -> Result<SemaphorePermit<'_>, EphemeralError> {
         self.checks.acquire().await.map_err(|closed| EphemeralError::Other(closed.to_string()))
@@ -42,44 +45,34 @@ impl Shared {
 
 /// A sandbox that belongs to no session. Removed when dropped.
 pub(crate) struct EphemeralSandbox {
-    shared: Arc<Shared>,
-    sandbox: SandboxId,
+    shared: Arc<SandboxContext>,
+    guard: EphemeralGuard,
     pub(crate) bridge: Bridge,
     events: mpsc::Receiver<OwnerMessage>,
     _door: Option<Box<dyn Any + Send>>,
-    removed: bool,
 }
 
 impl EphemeralSandbox {
-    /// Starts a sandbox and opens its bridge. Without a pass it has no network.
+    /// Starts a sandbox and opens its bridge. Without a policy it has no network.
     pub(crate) async fn start(
-        shared: &Arc<Shared>,
+        shared: &Arc<SandboxContext>,
         sandbox: SandboxId,
         from: StartFrom,
-        pass: Option<DoorPolicy>,
+        policy: Option<DoorPolicy>,
     ) -> Result<Self, EphemeralError> {
-        // Armed before anything can fail, so that a started sandbox is always removed.
-        let mut cleanup =
-            RemoveOnDrop { shared: Arc::clone(shared), sandbox: Some(sandbox.clone()) };
-        shared.ephemeral.lock().expect("no holder of this lock can panic").insert(sandbox.clone());
         // No state volume: content that sessions leave there must not end up in an image.
-        let order = StartSpec { sandbox: sandbox.clone(), from, state: None };
-        let started = start(shared, order).await?;
-        let door = pass.map(|pass| shared.doors.open(&started.door, pass)).transpose();
-        let door = door.map_err(EphemeralError::Door)?;
-        let stream = shared.provider.dial(&sandbox).await?;
+        let spec = SandboxSpec::of_session(sandbox.clone(), from, shared.resources);
+        let (guard, _, stream) = shared.service.create_ephemeral(spec, None).await?;
+        let door = match policy {
+            Some(policy) => {
+                Some(shared.doors.open(shared.provider.listen(&sandbox).await?, policy))
+            }
+            None => None,
+        };
         let role = BridgeRole::Owner { lease: shared.lease.0, epoch: 1, stored: 0 };
-        let opened = Bridge::open(stream, role, Some(shared.config.timeouts.liveness())).await?;
+        let opened = Bridge::open(stream, role, Some(shared.timeouts.liveness())).await?;
         let OpenedBridge { bridge, events, .. } = opened;
-        cleanup.sandbox = None;
-        Ok(Self {
-            shared: Arc::clone(shared),
-            sandbox,
-            bridge,
-            events,
-            _door: door,
-            removed: false,
-        })
+        Ok(Self { shared: Arc::clone(shared), guard, bridge, events, _door: door })
     }
 
     /// Boots the sandbox and reports each phase as it starts.
@@ -128,67 +121,14 @@ impl EphemeralSandbox {
     }
 
     /// Removes the sandbox and saves its disk as a snapshot.
-    pub(crate) async fn save(mut self, snapshot: &SnapshotId) -> Result<(), EphemeralError> {
-        self.shared
-            .provider
-            .snapshot_and_remove(&self.sandbox, snapshot, SnapshotKind::Build)
-            .await?;
-        self.mark_removed();
+    pub(crate) async fn save(self, snapshot: &SnapshotId) -> Result<(), EphemeralError> {
+        let (sandbox, kind) = (self.guard.sandbox(), SnapshotKind::Build);
+        self.shared.provider.snapshot_and_remove(sandbox, snapshot, kind).await?;
+        self.guard.forget();
         Ok(())
     }
 
-    pub(crate) async fn remove(mut self) -> Result<(), EphemeralError> {
-        self.shared.provider.remove(&self.sandbox).await?;
-        self.mark_removed();
-        Ok(())
-    }
-
-    fn mark_removed(&mut self) {
-        self.removed = true;
-        unregister(&self.shared, &self.sandbox);
-    }
-}
-
-/// Starts in a tracked task, so that a dropped caller cannot cancel a start halfway: shutdown waits
-/// for the task and then removes the sandbox.
-async fn start(shared: &Arc<Shared>, order: StartSpec) -> Result<Started, EphemeralError> {
-    let provider = Arc::clone(&shared.provider);
-    let started = shared.tracker.spawn(async move { provider.start(order).await }).await;
-    Ok(started.map_err(|panicked| EphemeralError::Other(panicked.to_string()))??)
-}
-
-fn unregister(shared: &Shared, sandbox: &SandboxId) {
-    shared.ephemeral.lock().expect("no holder of this lock can panic").remove(sandbox);
-}
-
-impl Drop for EphemeralSandbox {
-    fn drop(&mut self) {
-        if !self.removed {
-            drop(RemoveOnDrop {
-                shared: Arc::clone(&self.shared),
-                sandbox: Some(self.sandbox.clone()),
-            });
-        }
-    }
-}
-
-/// Removes a sandbox in the background when dropped.
-struct RemoveOnDrop {
-    shared: Arc<Shared>,
-    sandbox: Option<SandboxId>,
-}
-
-impl Drop for RemoveOnDrop {
-    fn drop(&mut self) {
-        let Some(sandbox) = self.sandbox.take() else { return };
-        let shared = Arc::clone(&self.shared);
-        self.shared.spawn(async move {
-            match shared.provider.remove(&sandbox).await {
-                Ok(()) => unregister(&shared, &sandbox),
-                Err(error) => {
-                    tracing::warn!(%sandbox, error = error_chain(&error), "cannot remove an ephemeral sandbox");
-                }
-            }
-        });
+    pub(crate) async fn remove(self) {
+        self.guard.remove().await;
     }
 }

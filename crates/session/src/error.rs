@@ -2,13 +2,13 @@
 
 use std::borrow::Cow;
 
-use harvest_proto::{
-    Hint,
-    bridge::{Fault, FaultCode},
-};
+use harvest_proto::Hint;
 use harvest_store::StoreError;
 
-use crate::{bridge::BridgeError, provider::ProviderError};
+use crate::{
+    bridge::BridgeError,
+    sandboxes::{MissingObject, SandboxError},
+};
 
 #[derive(Debug, thiserror::Error)]
 pub enum SessionError {
@@ -29,10 +29,8 @@ pub enum SessionError {
     Stopped,
     #[error("the store failed")]
     Store(#[source] StoreError),
-    #[error("the sandbox provider failed")]
-    Provider(#[from] ProviderError),
-    #[error("the request to the sandbox failed")]
-    Bridge(#[from] BridgeError),
+    #[error(transparent)]
+    Sandbox(#[from] SandboxError),
     #[error("the vault failed")]
     Vault(#[from] harvest_gateway::vault::VaultError),
 }
@@ -47,11 +45,7 @@ impl SessionError {
             Self::Stopped => "stopping",
             Self::Store(error) if error.is_disk_full() => "no_room",
             Self::Store(_) => "store_failed",
-            Self::Provider(ProviderError::ImageMissing { .. }) => "image_missing",
-            Self::Provider(ProviderError::SnapshotMissing { .. }) => "snapshot_missing",
-            Self::Provider(_) => "provider_failed",
-            Self::Bridge(BridgeError::Fault(fault)) => fault_code(fault),
-            Self::Bridge(_) => "sandbox_unreachable",
+            Self::Sandbox(error) => error.code(),
             Self::Vault(_) => "vault_failed",
         }
     }
@@ -79,15 +73,10 @@ impl Hint for SessionError {
             Self::NotFound { what } => listing_hint(what),
             Self::Conflict { hint, .. } => hint,
             Self::Stopped => "try again in a moment",
-            Self::Provider(ProviderError::ImageMissing { .. }) => {
-                "build it with `harvest image build`"
-            }
-            Self::Provider(ProviderError::SnapshotMissing { .. }) => {
+            Self::Sandbox(SandboxError::Missing(MissingObject::Snapshot(_))) => {
                 "choose another turn; `harvest turns SESSION` lists them"
             }
-            Self::Bridge(BridgeError::Fault(fault)) if fault.full => {
-                "free disk space in the sandbox: `harvest exec SESSION -- df -h` shows what is full"
-            }
+            Self::Sandbox(error) => return error.hint(),
             Self::Store(error) if error.is_disk_full() => {
                 "nothing was changed; free disk space on the server (`harvest df`, `harvest gc`), then try again"
             }
@@ -115,18 +104,9 @@ fn listing_hint(what: &str) -> &'static str {
     }
 }
 
-/// The error code for a refusal of the supervisor.
-pub(crate) fn fault_code(fault: &Fault) -> &'static str {
-    match fault.code {
-        _ if fault.full => "no_room",
-        FaultCode::NotFound => "not_found",
-        FaultCode::Denied => "denied",
-        FaultCode::NotExecutable => "not_executable",
-        FaultCode::Busy => "busy",
-        FaultCode::NotReady => "not_ready",
-        FaultCode::NotOwner => "not_owner",
-        FaultCode::Invalid => "invalid",
-        FaultCode::System => "system",
+impl From<BridgeError> for SessionError {
+    fn from(error: BridgeError) -> Self {
+        Self::Sandbox(error.into())
     }
 }
 

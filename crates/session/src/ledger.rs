@@ -10,7 +10,7 @@ use harvest_gateway::{
 use harvest_proto::{EventBody, Secret, SessionId, event::Usage};
 use harvest_store::{Lease, Store, StoreError, Write};
 
-use crate::context::now;
+use crate::wall_clock::now;
 
 const FIRST_RETRY: Duration = Duration::from_millis(50);
 const MAX_RETRY: Duration = Duration::from_secs(10);

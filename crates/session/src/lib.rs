@@ -1,57 +1,54 @@
 //! Decides and drives what each session does next. Owns the `Provider` trait and the gateway's
 //! ledger.
 //!
+//! [`ServerParts::open`] builds the parts of a server from its [`Dependencies`]: [`Accounts`],
+//! [`Repositories`] and [`Sessions`].
+//!
 //! The path of a prompt: [`Sessions::prompt`] hands it to the session's `driver`, which feeds the
 //! pure [`decide`], writes the prompt, its event and the decision in one transaction, replies, and
 //! then runs the effects through the [`provider`] or over the [`bridge`].
 #![forbid(unsafe_code)]
 
-mod admission;
-mod blobs;
+mod accounts;
 pub mod bridge;
-mod check;
 mod checkout;
 mod context;
-mod create;
 pub mod decide;
-mod diffs;
-pub mod disks;
+mod doors;
 mod driver;
 mod ephemeral;
 mod error;
-mod evidence;
-mod exec;
-mod follow;
-mod forks;
-mod idempotency;
+mod error_chain;
+mod forge;
+mod git_remote;
+mod hex;
+mod jobs;
 mod ledger;
 mod metrics;
 mod monotonic_clock;
-pub mod provider;
 mod reconcile;
 mod removals;
-mod repository;
+mod repositories;
 mod retention;
-pub mod sandbox_handle;
-mod secrets;
+mod sandbox_context;
+pub mod sandboxes;
+mod server_parts;
 mod sessions;
-pub mod standalone;
-mod stats;
-mod suspend;
+mod tasks;
 pub mod timeouts;
-mod tokens;
 mod trees;
-mod verbs;
+mod wall_clock;
 
-pub use admission::Limits;
-pub use context::{Config, Dependencies, Doors, Forge, ForgeFailure, PullRequestSpec, error_chain};
-pub use diffs::DiffRange;
+pub use accounts::Accounts;
+pub use doors::Doors;
 pub use error::SessionError;
-pub use forks::MAX_FORKS;
+pub use error_chain::error_chain;
+pub use forge::{Forge, ForgeFailure, PullRequestSpec};
 pub use harvest_store::{Claim, Lease, SessionFilter, Store, StoreError};
-pub use idempotency::CreatedUnderKey;
 pub use ledger::StoreLedger;
 pub use metrics::{Histogram, MetricCounts};
+pub use repositories::Repositories;
 pub use retention::Retention;
-pub use sessions::Sessions;
-pub use stats::ServerStats;
+pub use sandboxes::{Limits, Sandboxes};
+pub use server_parts::{Config, Dependencies, ServerParts};
+pub use sessions::{CreatedUnderKey, DiffRange, MAX_FORKS, ServerStats, Sessions};

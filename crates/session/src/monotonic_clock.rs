@@ -8,7 +8,7 @@ use harvest_proto::Timestamp;
 use harvest_store::{Store, StoreError};
 use rustix::time::{ClockId, clock_gettime};
 
-use crate::context::now;
+use crate::wall_clock::now;
 
 const KEY: &str = "monotonic_clock";
 

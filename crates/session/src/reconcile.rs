@@ -5,13 +5,15 @@
 
 use std::collections::HashSet;
 
-use harvest_proto::{EventBody, SandboxId, SessionId, SnapshotId, api::Snapshot};
+use harvest_proto::{
+    EventBody, SandboxId, SessionId, SnapshotId,
+    api::{SandboxOwner, Snapshot, SnapshotOwner},
+};
 use harvest_store::{Removal, SessionRecord, Write};
 
 use crate::{
-    context::{Shared, error_chain, now},
-    disks::{Disks, SnapshotDisk},
-    error::SessionError,
+    context::Shared, error::SessionError, error_chain::error_chain, sandboxes::Snapshots,
+    wall_clock::now,
 };
 
 const STORE_NAME: &str = "store_name";
@@ -31,7 +33,7 @@ pub(crate) struct Reconcile {
 struct DisksAtStart {
     /// Read before `stored`, so that a snapshot missing there did exist.
     known: Vec<(SessionId, Snapshot)>,
-    stored: Vec<SnapshotDisk>,
+    stored: HashSet<SnapshotId>,
 }
 
 impl Reconcile {
@@ -39,11 +41,15 @@ impl Reconcile {
     /// orphaned.
     pub(crate) async fn begin(shared: &Shared) -> Result<Self, SessionError> {
         let known = shared.store.snapshot_all().await?;
-        let sandboxes = shared.provider.list().await?;
+        let sandboxes = shared.sandboxes.provider.list().await?.into_iter();
+        let sandboxes = sandboxes.filter(|listed| listed.owner == SandboxOwner::Session);
+        let sandboxes = sandboxes.map(|listed| listed.id).collect();
         let (mut ours, mut at_start) = (true, None);
-        if let Some(disks) = shared.provider.disks() {
-            ours = belongs_to_this_store(shared, disks).await?;
-            at_start = Some(DisksAtStart { known, stored: disks.list().await? });
+        if let Some(snapshots) = shared.sandboxes.provider.snapshots() {
+            ours = belongs_to_this_store(shared, snapshots).await?;
+            let stored = snapshots.list().await?.into_iter();
+            let stored = stored.filter(|stored| stored.owner == SnapshotOwner::Session);
+            at_start = Some(DisksAtStart { known, stored: stored.map(|one| one.id).collect() });
         }
         Ok(Self {
             sandboxes,
@@ -72,7 +78,7 @@ impl Reconcile {
         let orphans: Vec<_> =
             sandboxes.into_iter().filter(|one| ours && !owned.contains(one)).collect();
         for sandbox in &orphans {
-            if let Err(error) = shared.provider.remove(sandbox).await {
+            if let Err(error) = shared.sandboxes.provider.remove(sandbox).await {
                 tracing::warn!(%sandbox, error = error_chain(&error), "cannot remove an orphaned sandbox");
             }
         }
@@ -125,22 +131,17 @@ struct Difference {
 fn compare(
     known: Vec<(SessionId, Snapshot)>,
     referenced: &HashSet<SnapshotId>,
-    stored: &[SnapshotDisk],
+    stored: &HashSet<SnapshotId>,
 ) -> Difference {
-    let present: HashSet<&SnapshotId> = stored.iter().map(|disk| &disk.id).collect();
     let mut difference = Difference::default();
     for (session, snapshot) in known {
-        match (present.contains(&snapshot.id), snapshot.gone) {
+        match (stored.contains(&snapshot.id), snapshot.gone) {
             (false, false) => difference.missing.push((session, snapshot)),
             (true, true) => difference.back.push((session, snapshot.id)),
             _ => {}
         }
     }
-    difference.orphaned = stored
-        .iter()
-        .filter(|disk| !referenced.contains(&disk.id))
-        .map(|disk| disk.id.clone())
-        .collect();
+    difference.orphaned = stored.difference(referenced).cloned().collect();
     difference
 }
 
@@ -150,7 +151,10 @@ fn mentioned_snapshots(driver_state: &str) -> impl Iterator<Item = SnapshotId> +
     driver_state.split(move |letter| !is_id_char(letter)).filter_map(|word| word.parse().ok())
 }
 
-async fn belongs_to_this_store(shared: &Shared, disks: &dyn Disks) -> Result<bool, SessionError> {
+async fn belongs_to_this_store(
+    shared: &Shared,
+    snapshots: &dyn Snapshots,
+) -> Result<bool, SessionError> {
     let name = match shared.store.meta_get(STORE_NAME).await? {
         Some(name) => name,
         None => {
@@ -159,7 +163,7 @@ async fn belongs_to_this_store(shared: &Shared, disks: &dyn Disks) -> Result<boo
             name
         }
     };
-    Ok(disks.claim_for_store(&name).await?)
+    Ok(snapshots.claim_for_store(&name).await?)
 }
 
 async fn report_missing(
@@ -197,23 +201,14 @@ mod tests {
         )
     }
 
-    fn stored(id: &SnapshotId) -> SnapshotDisk {
-        SnapshotDisk {
-            id: id.clone(),
-            bytes: 0,
-            created_at: Timestamp::from_millis(0),
-            layers: Vec::new(),
-        }
-    }
-
     #[test]
     fn orphaned_missing_and_returned_snapshots_are_distinguished() {
         let ids: Vec<SnapshotId> = (0..5).map(|_| SnapshotId::random()).collect();
         let [fine, lost, back, orphan, pending] = &ids[..] else { unreachable!() };
         let known = vec![snapshot(fine, false), snapshot(lost, false), snapshot(back, true)];
         let all: HashSet<_> = [fine, lost, back, pending].into_iter().cloned().collect();
-        let found =
-            compare(known, &all, &[stored(fine), stored(back), stored(orphan), stored(pending)]);
+        let stored = [fine, back, orphan, pending].into_iter().cloned().collect();
+        let found = compare(known, &all, &stored);
         assert_eq!(found.orphaned, std::slice::from_ref(orphan));
         assert_eq!(found.missing.iter().map(|(_, one)| &one.id).collect::<Vec<_>>(), [lost]);
         assert_eq!(found.back.iter().map(|(_, one)| one).collect::<Vec<_>>(), [back]);

@@ -2,64 +2,64 @@
 //! deletes the last user of such an object also records its removal; after a crash, the next server
 //! continues. Objects in use are never removed here.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use harvest_store::Removal;
+use harvest_store::{Lease, Removal, Store};
+use tokio::sync::Notify;
 
 use crate::{
-    context::{Shared, error_chain},
-    provider::ProviderError,
+    error_chain::error_chain,
+    forge::Forge,
+    jobs::{Job, JobError},
+    sandbox_context::SandboxContext,
+    sandboxes::SandboxError,
 };
 
-// Most failures are brief; a volume in use or a full disk takes longer.
-const FIRST_RETRY: Duration = Duration::from_secs(1);
-const MAX_RETRY: Duration = Duration::from_secs(300);
+/// Carries out removals.
+pub(crate) struct Removals {
+    pub(crate) store: Store,
+    pub(crate) lease: Lease,
+    pub(crate) forge: Arc<dyn Forge>,
+    pub(crate) sandboxes: Arc<SandboxContext>,
+    /// Wakes the background job.
+    pub(crate) wake: Arc<Notify>,
+}
 
-/// Starts the background task that works off recorded removals.
-pub(crate) fn spawn(shared: &Arc<Shared>) {
-    let own = Arc::clone(shared);
-    shared.spawn(async move {
-        let mut wait = FIRST_RETRY;
-        loop {
-            let all_done = remove_pending(&own).await;
-            let notified = own.removals.notified();
-            if all_done {
-                wait = FIRST_RETRY;
-                notified.await;
-            } else {
-                let _ = tokio::time::timeout(wait, notified).await;
-                wait = (wait * 2).min(MAX_RETRY);
-            }
-        }
-    });
+impl Removals {
+    /// Starts the background job that works off recorded removals.
+    pub(crate) fn spawn(self: &Arc<Self>) {
+        let job = Job { name: "removals", period: None, wake: Arc::clone(&self.wake) };
+        let removals = Arc::clone(self);
+        job.spawn(&self.sandboxes.tasks, move || {
+            let removals = Arc::clone(&removals);
+            async move { remove_pending(&removals).await }
+        });
+    }
+
+    /// Tries these removals now; the background job retries failures and frees the space.
+    pub(crate) async fn remove_now(&self, removals: &[Removal]) {
+        remove_all(self, removals).await;
+        self.wake.notify_one();
+    }
 }
 
 /// Tries every recorded removal once, then frees the space, including that left by a crashed
 /// server.
-async fn remove_pending(shared: &Shared) -> bool {
-    let mut all_done = match shared.store.removal_list().await {
-        Ok(removals) => remove_all(shared, &removals).await,
-        Err(error) => {
-            tracing::warn!(%error, "cannot read the pending removals");
-            false
-        }
+async fn remove_pending(shared: &Removals) -> Result<(), JobError> {
+    let removed = match shared.store.removal_list().await {
+        Ok(removals) => match remove_all(shared, &removals).await {
+            true => Ok(()),
+            false => Err("some removals are not done".into()),
+        },
+        Err(error) => Err(error.into()),
     };
-    if let Some(disks) = shared.provider.disks()
-        && let Err(error) = disks.reclaim().await
-    {
-        tracing::warn!(error = error_chain(&error), "cannot free the space of removed snapshots");
-        all_done = false;
+    if let Some(snapshots) = shared.sandboxes.provider.snapshots() {
+        snapshots.reclaim().await?;
     }
-    all_done
+    removed
 }
 
-/// Tries these removals now; the background task retries failures and frees the space.
-pub(crate) async fn remove_now(shared: &Shared, removals: &[Removal]) {
-    remove_all(shared, removals).await;
-    shared.removals.notify_one();
-}
-
-async fn remove_all(shared: &Shared, removals: &[Removal]) -> bool {
+async fn remove_all(shared: &Removals, removals: &[Removal]) -> bool {
     let mut all_done = true;
     for removal in removals {
         if let Err(error) = remove(shared, removal).await {
@@ -74,30 +74,29 @@ async fn remove_all(shared: &Shared, removals: &[Removal]) -> bool {
     all_done
 }
 
-async fn remove(shared: &Shared, removal: &Removal) -> Result<(), ProviderError> {
+async fn remove(shared: &Removals, removal: &Removal) -> Result<(), SandboxError> {
     match removal {
-        Removal::Sandbox(sandbox) => shared.provider.remove(sandbox).await,
-        Removal::Snapshot(snapshot) => match shared.provider.snapshots() {
-            Some(snapshots) => snapshots.snapshot_remove(snapshot).await,
+        Removal::Sandbox(sandbox) => shared.sandboxes.provider.remove(sandbox).await,
+        Removal::Snapshot(snapshot) => match shared.sandboxes.provider.snapshots() {
+            Some(snapshots) => snapshots.remove(snapshot).await,
             None => Ok(()),
         },
-        Removal::State(repository) => match shared.provider.disks() {
-            Some(disks) => disks.state_remove(repository).await,
+        Removal::State(repository) => match shared.sandboxes.provider.host() {
+            Some(host) => host.state_delete(repository).await,
             None => Ok(()),
         },
-        Removal::ForgeCopy { url, secret } => remove_forge_copy(shared, url, secret.as_deref())
-            .await
-            .map_err(|source| ProviderError::Failed {
-                doing: format!("cannot remove the forge's copy of {url}"),
-                source,
-            }),
+        Removal::ForgeCopy { url, secret } => {
+            remove_forge_copy(shared, url, secret.as_deref()).await.map_err(|source| {
+                SandboxError::failed(format!("cannot remove the forge's copy of {url}"), source)
+            })
+        }
     }
 }
 
 /// Removes the forge's copy unless another repository has the same URL. Registration is locked
 /// meanwhile.
 async fn remove_forge_copy(
-    shared: &Shared,
+    shared: &Removals,
     url: &str,
     secret: Option<&str>,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {

@@ -20,14 +20,12 @@ use harvest_proto::{
     SessionId, SnapshotId, Timestamp,
     api::{RetentionDrop, RetentionReport, SessionDiskUsage, SessionState, Snapshot},
 };
-use harvest_store::SessionRecord;
+use harvest_store::{Lease, SessionRecord, Store};
+use tokio::sync::Notify;
 
 use crate::{
-    Sessions,
-    context::{Shared, error_chain, now},
-    disks::SnapshotDisk,
-    error::SessionError,
-    removals::remove_now,
+    error::SessionError, jobs::Job, removals::Removals, sandbox_context::SandboxContext,
+    sandboxes::SnapshotSize, wall_clock::now,
 };
 
 const INTERVAL: Duration = Duration::from_secs(600);
@@ -75,7 +73,7 @@ fn plan(
     rules: &Retention,
     now: Timestamp,
     usages: &[SnapshotUsage],
-    disks: &[SnapshotDisk],
+    disks: &[SnapshotSize],
 ) -> RetentionPlan {
     let mut plan = RetentionPlan::default();
     let mut kept: Vec<(&SnapshotUsage, &Snapshot)> = Vec::new();
@@ -117,7 +115,7 @@ fn may_remove(usage: &SnapshotUsage, snapshot: &Snapshot) -> bool {
 fn over_quota(
     max: u64,
     mut kept: Vec<(&SnapshotUsage, &Snapshot)>,
-    disks: &[SnapshotDisk],
+    disks: &[SnapshotSize],
 ) -> Vec<(SessionId, SnapshotId)> {
     let layers: HashMap<&SnapshotId, &[(String, u64)]> =
         disks.iter().map(|disk| (&disk.id, &disk.layers[..])).collect();
@@ -156,70 +154,53 @@ fn over_quota(
         .collect()
 }
 
-impl Sessions {
+/// Applies the retention rules.
+pub(crate) struct RetentionEnforcer {
+    pub(crate) rules: Retention,
+    pub(crate) store: Store,
+    pub(crate) lease: Lease,
+    pub(crate) sandboxes: Arc<SandboxContext>,
+    pub(crate) removals: Arc<Removals>,
+}
+
+impl RetentionEnforcer {
+    /// Starts the periodic retention job.
+    pub(crate) fn spawn(self: &Arc<Self>) {
+        let job = Job { name: "retention", period: Some(INTERVAL), wake: Arc::new(Notify::new()) };
+        let retention = Arc::clone(self);
+        job.spawn(&self.sandboxes.tasks, move || {
+            let retention = Arc::clone(&retention);
+            async move { Ok(retention.enforce().await?) }
+        });
+    }
+
+    /// Applies the rules once.
+    pub(crate) async fn enforce(&self) -> Result<(), SessionError> {
+        let rules = &self.rules;
+        let (usages, _, disks) = load(self, rules.snapshots_bytes.is_some()).await?;
+        apply(self, &plan(rules, now(), &usages, &disks)).await
+    }
+
     /// The disk usage of sessions, and what retention would remove now.
-    ///
-    /// # Errors
-    /// When the store or the provider cannot be read.
-    pub async fn retention(&self) -> Result<RetentionReport, SessionError> {
-        let (usages, records, disks) = load(&self.shared, true).await?;
-        let plan = plan(&self.shared.config.retention, now(), &usages, &disks);
+    pub(crate) async fn report(&self) -> Result<RetentionReport, SessionError> {
+        let (usages, records, disks) = load(self, true).await?;
+        let plan = plan(&self.rules, now(), &usages, &disks);
         Ok(report(&usages, &records, &disks, plan))
     }
 
-    /// Applies retention now and returns what it removed.
-    ///
-    /// # Errors
-    /// As [`Sessions::retention`].
-    pub async fn enforce_retention(&self) -> Result<RetentionReport, SessionError> {
-        let (usages, records, disks) = load(&self.shared, true).await?;
-        let plan = plan(&self.shared.config.retention, now(), &usages, &disks);
-        apply(&self.shared, &plan).await?;
+    /// Applies the rules now and returns what it removed.
+    pub(crate) async fn enforce_and_report(&self) -> Result<RetentionReport, SessionError> {
+        let (usages, records, disks) = load(self, true).await?;
+        let plan = plan(&self.rules, now(), &usages, &disks);
+        apply(self, &plan).await?;
         Ok(report(&usages, &records, &disks, plan))
     }
-
-    /// Pins or unpins a snapshot. Retention never removes a pinned snapshot.
-    ///
-    /// # Errors
-    /// When the session has no such snapshot.
-    pub async fn snapshot_pin(
-        &self,
-        session: &SessionId,
-        snapshot: &SnapshotId,
-        pinned: bool,
-    ) -> Result<Snapshot, SessionError> {
-        self.shared.store.session_get(session).await?;
-        self.shared.store.snapshot_pin(session, self.shared.lease, snapshot, pinned).await?;
-        let all = self.shared.store.snapshot_list(session).await?;
-        let found = all.into_iter().find(|one| one.id == *snapshot);
-        found.ok_or_else(|| SessionError::missing(format!("snapshot {snapshot}")))
-    }
-}
-
-/// Starts the periodic retention task.
-pub(crate) fn spawn(shared: &Arc<Shared>) {
-    let own = Arc::clone(shared);
-    shared.spawn(async move {
-        loop {
-            if let Err(error) = enforce(&own).await {
-                tracing::warn!(error = error_chain(&error), "cannot apply retention");
-            }
-            tokio::time::sleep(INTERVAL).await;
-        }
-    });
-}
-
-/// Applies the rules once.
-pub(crate) async fn enforce(shared: &Shared) -> Result<(), SessionError> {
-    let rules = &shared.config.retention;
-    let (usages, _, disks) = load(shared, rules.snapshots_bytes.is_some()).await?;
-    apply(shared, &plan(rules, now(), &usages, &disks)).await
 }
 
 async fn load(
-    shared: &Shared,
+    shared: &RetentionEnforcer,
     with_sizes: bool,
-) -> Result<(Vec<SnapshotUsage>, HashMap<SessionId, SessionRecord>, Vec<SnapshotDisk>), SessionError>
+) -> Result<(Vec<SnapshotUsage>, HashMap<SessionId, SessionRecord>, Vec<SnapshotSize>), SessionError>
 {
     let mut snapshots: HashMap<SessionId, Vec<Snapshot>> = HashMap::new();
     for (session, snapshot) in shared.store.snapshot_all().await? {
@@ -242,24 +223,24 @@ async fn load(
             records.insert(session.id.clone(), record);
         }
     }
-    let disks = match shared.provider.disks() {
-        Some(disks) if with_sizes => disks.list_with_sizes().await?,
+    let disks = match shared.sandboxes.provider.snapshots() {
+        Some(snapshots) if with_sizes => snapshots.sizes().await?,
         _ => Vec::new(),
     };
     Ok((usages, records, disks))
 }
 
-async fn apply(shared: &Shared, plan: &RetentionPlan) -> Result<(), SessionError> {
+async fn apply(shared: &RetentionEnforcer, plan: &RetentionPlan) -> Result<(), SessionError> {
     for (session, why) in &plan.sessions {
         // The session may have been resumed since the plan was made: the store checks again.
-        let Some(limit) = shared.config.retention.archived else { continue };
+        let Some(limit) = shared.rules.archived else { continue };
         let inactive_since = now().before(limit);
         let removals = shared
             .store
             .session_delete_archived(session, shared.lease, inactive_since, now())
             .await?;
         tracing::info!(%session, why, removals = removals.len(), "deleted an archived session");
-        remove_now(shared, &removals).await;
+        shared.removals.remove_now(&removals).await;
     }
     let mut by_session: BTreeMap<(&SessionId, &'static str), Vec<SnapshotId>> = BTreeMap::new();
     for (session, snapshot, why) in &plan.snapshots {
@@ -268,7 +249,7 @@ async fn apply(shared: &Shared, plan: &RetentionPlan) -> Result<(), SessionError
     for ((session, why), snapshots) in by_session {
         let dropped =
             shared.store.snapshot_drop(session, shared.lease, snapshots, why, now()).await?;
-        remove_now(shared, &dropped).await;
+        shared.removals.remove_now(&dropped).await;
     }
     Ok(())
 }
@@ -276,7 +257,7 @@ async fn apply(shared: &Shared, plan: &RetentionPlan) -> Result<(), SessionError
 fn report(
     usages: &[SnapshotUsage],
     records: &HashMap<SessionId, SessionRecord>,
-    disks: &[SnapshotDisk],
+    disks: &[SnapshotSize],
     plan: RetentionPlan,
 ) -> RetentionReport {
     let own: HashMap<&SnapshotId, u64> = disks.iter().map(|disk| (&disk.id, disk.bytes)).collect();
@@ -358,7 +339,7 @@ mod tests {
     }
 
     /// Each snapshot of a session builds on the one before, with a new chain every four snapshots.
-    fn disks_of(usages: &[SnapshotUsage]) -> Vec<SnapshotDisk> {
+    fn disks_of(usages: &[SnapshotUsage]) -> Vec<SnapshotSize> {
         let mut disks = Vec::new();
         for usage in usages {
             let mut layers = Vec::new();
@@ -368,7 +349,7 @@ mod tests {
                 }
                 layers.push((snapshot.id.to_string(), 10));
                 let (id, created_at) = (snapshot.id.clone(), snapshot.created_at);
-                disks.push(SnapshotDisk { id, bytes: 10, created_at, layers: layers.clone() });
+                disks.push(SnapshotSize { id, bytes: 10, created_at, layers: layers.clone() });
             }
         }
         disks
@@ -425,7 +406,7 @@ mod tests {
         ) {
             let rules = Retention { snapshots_bytes: Some(max), ..Retention::default() };
             // Independent snapshots, as on btrfs.
-            let independent = |snapshot: &Snapshot| SnapshotDisk {
+            let independent = |snapshot: &Snapshot| SnapshotSize {
                 id: snapshot.id.clone(),
                 bytes: 10,
                 created_at: snapshot.created_at,

@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use crate::bridge::LivenessTimeouts;
-
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Timeouts {
     /// The interval of a supervisor's heartbeats.
@@ -66,4 +64,13 @@ impl Default for Timeouts {
             breaker_failures: 3,
         }
     }
+}
+
+/// When an owner takes its connection for dead.
+#[derive(Debug, Clone, Copy)]
+pub struct LivenessTimeouts {
+    /// The interval of heartbeats and pings.
+    pub heartbeat: Duration,
+    /// The longest time without a frame, or without an answer to a ping.
+    pub silence: Duration,
 }

@@ -12,7 +12,8 @@ use harvest_store::Write;
 use crate::{
     bridge::{Bridge, BridgeError, ExecOutput},
     checkout::{self, git_command},
-    context::{Shared, error_chain},
+    context::Shared,
+    error_chain::error_chain,
 };
 
 // Enough for git on a large checkout with a cold cache.

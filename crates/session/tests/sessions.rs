@@ -24,8 +24,6 @@ mod tokens;
 
 use std::{
     any::Any,
-    io,
-    path::Path,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -33,24 +31,25 @@ use std::{
 use async_trait::async_trait;
 use futures_util::StreamExt;
 use harvest_gateway::{
+    DoorListener,
     ledger::{DoorPolicy, Ledger, ResolvedPolicy},
     vault::Vault,
 };
 use harvest_proto::{
     Event, EventBody, PromptId, SandboxId, Secret, SessionId, StateReason, Timestamp,
     api::{
-        AddRepository, CheckOutcome, CreatePrompt, CreateSession, Evidence, ExecLine, ExecRequest,
-        ForkSession, PromptStatus, PullRequest, PullRequestState, Session, SessionState,
+        AddRepository, CheckOutcome, CreatePrompt, CreateSandbox, CreateSession, Evidence,
+        ExecLine, ExecRequest, ForkSession, PromptStatus, PullRequest, PullRequestState,
+        SandboxLimits, SandboxOwner, Session, SessionState,
     },
     bridge::{Author, Exit},
     event::{SnapshotKind, Usage},
 };
 use harvest_providers::{Fake, contract, fake::FakeOp};
 use harvest_session::{
-    Config, Dependencies, Doors, Forge, ForgeFailure, Lease, PullRequestSpec, SessionError,
-    Sessions, Store, StoreLedger,
-    provider::{Provider, StartFrom},
-    sandbox_handle::TerminalRequest,
+    Config, Dependencies, Doors, Forge, ForgeFailure, Lease, PullRequestSpec, ServerParts,
+    SessionError, Sessions, Store, StoreLedger,
+    sandboxes::{ExecLines, SandboxProvider, SandboxSpec, StartFrom, StateVolume, TerminalRequest},
     timeouts::Timeouts,
 };
 
@@ -175,9 +174,10 @@ async fn paused_session_resumes_from_its_snapshot() {
     assert_eq!(paused.snapshot_id, Some(snapshot.clone()));
     let next = send(&sessions, &id, "go on").await;
     until_status(&sessions, &id, &next, PromptStatus::Completed).await;
-    assert_eq!(harness.fake.starts()[1].from, StartFrom::Snapshot(snapshot));
-    let states: Vec<_> = harness.fake.starts().into_iter().map(|order| order.state).collect();
-    assert!(states.iter().all(|state| state.as_deref() == Some("demo")) && states.len() == 2);
+    assert_eq!(harness.fake.created()[1].from, StartFrom::Snapshot(snapshot));
+    let states: Vec<_> = harness.fake.created().into_iter().map(|order| order.state).collect();
+    let demo = Some(StateVolume::Repository("demo".parse().unwrap()));
+    assert_eq!(states, [demo.clone(), demo]);
     let file = harness.fake.file(&sandbox(&sessions, &id).await, "/workspace/demo/a");
     assert_eq!(file.as_deref(), Some(&b"one"[..]));
 }
@@ -280,7 +280,7 @@ async fn missing_image_fails_at_once() {
     let id = harness.session(&sessions, Some("hello")).await.id;
     until_state(&sessions, &id, SessionState::Failed).await;
     assert_eq!(sessions.get(&id).await.unwrap().reason, StateReason::StartFailed);
-    assert!(harness.fake.starts().is_empty());
+    assert!(harness.fake.created().is_empty());
 }
 
 #[tokio::test]
@@ -288,10 +288,10 @@ async fn startup_removes_orphaned_sandboxes() {
     let harness = Harness::new().await;
     let orphan = SandboxId::random();
     let from = StartFrom::Image("claude".into());
-    let order = harvest_session::provider::StartSpec { sandbox: orphan, from, state: None };
-    harness.fake.start(order).await.unwrap();
+    let spec = SandboxSpec::of_session(orphan, from, SandboxLimits::default());
+    harness.fake.create(spec).await.unwrap();
     harness.serve().await;
-    assert!(harness.fake.list().await.unwrap().is_empty());
+    assert!(harness.fake.sandboxes().is_empty());
 }
 
 #[tokio::test]
@@ -301,7 +301,7 @@ async fn command_resumes_paused_but_not_archived_session() {
     let id = harness.session(&sessions, None).await.id;
     until_state(&sessions, &id, SessionState::Idle).await;
     let request = ExecRequest { argv: vec!["echo".into(), "hi".into()], ..ExecRequest::default() };
-    let lines: Vec<ExecLine> = sessions.exec(&id, request.clone()).await.unwrap().collect().await;
+    let lines: Vec<ExecLine> = exec(&sessions, &id, request.clone()).await.unwrap().collect().await;
     assert!(
         matches!(&lines[..], [ExecLine::Stdout { data }, ExecLine::Exited { exit: Exit::Code(0), .. }] if data == "aGkK")
     );
@@ -310,13 +310,13 @@ async fn command_resumes_paused_but_not_archived_session() {
         stdin: Some("aGkK".into()),
         ..ExecRequest::default()
     };
-    let lines: Vec<ExecLine> = sessions.exec(&id, stdin).await.unwrap().collect().await;
+    let lines: Vec<ExecLine> = exec(&sessions, &id, stdin).await.unwrap().collect().await;
     assert!(matches!(&lines[0], ExecLine::Stdout { data } if data == "aGkK"));
     let unknown = ExecRequest { argv: vec!["nope".into()], ..ExecRequest::default() };
-    let lines: Vec<ExecLine> = sessions.exec(&id, unknown).await.unwrap().collect().await;
+    let lines: Vec<ExecLine> = exec(&sessions, &id, unknown).await.unwrap().collect().await;
     assert!(matches!(&lines[..], [ExecLine::Failed { code, .. }] if code == "not_found"));
     sessions.pause(&id).await.unwrap();
-    let lines: Vec<ExecLine> = sessions.exec(&id, request.clone()).await.unwrap().collect().await;
+    let lines: Vec<ExecLine> = exec(&sessions, &id, request.clone()).await.unwrap().collect().await;
     assert!(matches!(&lines[..], [ExecLine::Stdout { .. }, ExecLine::Exited { .. }]));
     // The fake has no terminals.
     let order =
@@ -324,7 +324,7 @@ async fn command_resumes_paused_but_not_archived_session() {
     let refused = sessions.sandbox_handle(&id).await.unwrap().terminal(order).await.err().unwrap();
     assert_eq!(refused.code(), "invalid");
     sessions.archive(&id).await.unwrap();
-    assert_eq!(sessions.exec(&id, request).await.err().unwrap().code(), "not_ready");
+    assert_eq!(exec(&sessions, &id, request).await.err().unwrap().code(), "not_ready");
 }
 
 #[tokio::test]
@@ -346,29 +346,30 @@ async fn archived_session_refuses_prompts_until_resumed() {
 #[tokio::test]
 async fn failed_build_keeps_previous_build() {
     let harness = Harness::new().await;
-    let sessions = harness.serve().await;
+    let ServerParts { repositories, sessions, .. } =
+        harness.serve_parts(harness.lease().await).await;
     let lines: Vec<harvest_proto::api::BuildLine> =
-        sessions.repository_build("demo").await.unwrap().collect().await;
-    let stateless = |order: &harvest_session::provider::StartSpec| order.state.is_none();
-    assert!(harness.fake.starts().iter().all(stateless), "builds mount no state volume");
+        repositories.build("demo").await.unwrap().collect().await;
+    let stateless = |spec: &SandboxSpec| spec.state.is_none();
+    assert!(harness.fake.created().iter().all(stateless), "builds mount no state volume");
     let Some(harvest_proto::api::BuildLine::Built { build }) = lines.last() else {
         panic!("{lines:?}")
     };
     assert_eq!(build.check, None, "the repository has no check");
     harness.fake.set_boot_failing(true);
     let lines: Vec<harvest_proto::api::BuildLine> =
-        sessions.repository_build("demo").await.unwrap().collect().await;
+        repositories.build("demo").await.unwrap().collect().await;
     assert!(
         matches!(lines.last(), Some(harvest_proto::api::BuildLine::Failed { message, .. }) if message.contains("made to fail by the test"))
     );
     harness.fake.set_boot_failing(false);
-    assert_eq!(sessions.repository("demo").await.unwrap().build.as_ref(), Some(build));
+    assert_eq!(repositories.get("demo").await.unwrap().build.as_ref(), Some(build));
     let id = harness.session(&sessions, Some("hello")).await.id;
     until_state(&sessions, &id, SessionState::Idle).await;
-    let last = harness.fake.starts().last().unwrap().from.clone();
+    let last = harness.fake.created().last().unwrap().from.clone();
     assert_eq!(last, StartFrom::Snapshot(build.snapshot.clone()));
     assert_eq!(
-        harness.fake.list().await.unwrap(),
+        harness.fake.sandboxes(),
         [sandbox(&sessions, &id).await],
         "builds leave no sandbox"
     );
@@ -402,7 +403,7 @@ async fn pushed_commit_gets_pull_request_and_evidence() {
     assert!(pull.evidence.is_some());
     assert_eq!(harness.pulls.0.lock().unwrap().len(), 1);
     assert_eq!(
-        harness.fake.list().await.unwrap(),
+        harness.fake.sandboxes(),
         [sandbox(&sessions, &id).await],
         "the check leaves no sandbox"
     );
@@ -418,20 +419,20 @@ async fn pushed_commit_gets_pull_request_and_evidence() {
 async fn secrets_are_readable_only_by_gateway() {
     let harness = Harness::new().await;
     let lease = harness.lease().await;
-    let sessions = harness.serve_with(lease).await;
-    sessions.secret_set("TOKEN", Secret::new("s3cr3t-value".into())).await.unwrap();
+    let accounts = harness.serve_parts(lease).await.accounts;
+    accounts.secret_set("TOKEN", Secret::new("s3cr3t-value".into())).await.unwrap();
     assert_eq!(
-        sessions.secret_set("bad name", Secret::new("x".into())).await.unwrap_err().code(),
+        accounts.secret_set("bad name", Secret::new("x".into())).await.unwrap_err().code(),
         "invalid_name"
     );
-    assert_eq!(sessions.secret_list().await.unwrap(), ["TOKEN"]);
+    assert_eq!(accounts.secret_list().await.unwrap(), ["TOKEN"]);
     let ledger = StoreLedger::new(harness.store.clone(), lease, harness.vault.clone(), None);
     assert_eq!(ledger.secret("TOKEN").await.unwrap().expose(), "s3cr3t-value");
     for file in std::fs::read_dir(harness.folder.path()).unwrap() {
         let bytes = std::fs::read(file.unwrap().path()).unwrap();
         assert!(!bytes.windows(12).any(|window| window == b"s3cr3t-value"));
     }
-    sessions.secret_delete("TOKEN").await.unwrap();
+    accounts.secret_delete("TOKEN").await.unwrap();
     assert!(ledger.secret("TOKEN").await.is_none());
 }
 

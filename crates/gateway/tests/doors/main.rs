@@ -16,7 +16,7 @@ use std::{
 
 use async_trait::async_trait;
 use harvest_gateway::{
-    DoorHandle, Gateway, GatewayConfig,
+    DoorHandle, DoorSocket, Gateway, GatewayConfig,
     ledger::{DoorPolicy, Ledger, Refusal, ResolvedPolicy},
 };
 use harvest_proto::{
@@ -95,7 +95,7 @@ impl TestDoor {
         let folder = tempfile::tempdir().unwrap();
         let (ledger, socket) = (Arc::new(ledger), folder.path().join("door.sock"));
         let gateway = Gateway::new(Arc::clone(&ledger) as Arc<dyn Ledger>, config);
-        let handle = gateway.open(&socket, policy).unwrap();
+        let handle = gateway.open(Box::new(DoorSocket::bind(&socket).unwrap()), policy);
         Self { ledger, socket, handle, folder }
     }
 
@@ -143,6 +143,13 @@ fn policy(names: &[&str]) -> DoorPolicy {
     }
 }
 
+/// Waits until a closed door's socket is removed.
+async fn removed(socket: &std::path::Path) {
+    while socket.exists() {
+        tokio::task::yield_now().await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn door_works_with_long_path_and_removes_socket() {
     let folder = tempfile::tempdir().unwrap();
@@ -151,7 +158,7 @@ async fn door_works_with_long_path_and_removes_socket() {
     let socket = long.join("door.sock");
     std::fs::write(&socket, "stale").unwrap();
     let gateway = Gateway::new(Arc::new(RecordingLedger::default()), GatewayConfig::default());
-    let door = gateway.open(&socket, policy(&[])).unwrap();
+    let door = gateway.open(Box::new(DoorSocket::bind(&socket).unwrap()), policy(&[]));
     use std::os::unix::fs::PermissionsExt;
     assert_eq!(std::fs::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o666);
     // A short path, like that of the supervisor.
@@ -160,7 +167,7 @@ async fn door_works_with_long_path_and_removes_socket() {
     let request = DoorRequest::Lookup { name: harvest_proto::door::MODEL_NAME.into() };
     assert_eq!(dial(&near.join("door.sock"), &request).await.0, DoorReply::Open);
     drop(door);
-    assert!(!socket.exists());
+    removed(&socket).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -168,12 +175,13 @@ async fn newer_door_survives_closing_the_older() {
     let door = TestDoor::new(RecordingLedger::default(), GatewayConfig::default(), policy(&[]));
     let gateway =
         Gateway::new(Arc::clone(&door.ledger) as Arc<dyn Ledger>, GatewayConfig::default());
-    let newer = gateway.open(&door.socket, policy(&["example.org"])).unwrap();
+    let listener = Box::new(DoorSocket::bind(&door.socket).unwrap());
+    let newer = gateway.open(listener, policy(&["example.org"]));
     drop(door.handle);
     let request = DoorRequest::Lookup { name: "example.org".into() };
     assert_eq!(dial(&door.socket, &request).await.0, DoorReply::Open);
     drop(newer);
-    assert!(!door.socket.exists());
+    removed(&door.socket).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

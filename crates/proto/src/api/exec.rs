@@ -1,25 +1,38 @@
-//! Commands in a session's sandbox.
+//! Commands in a sandbox.
+
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// `POST /v1/sessions/{id}/exec`, which responds with JSON lines of [`ExecLine`]; also the first
-/// frame of the WebSocket at the same path.
+use super::CreateSandbox;
+
+/// A command: the body of `POST /v1/sessions/{session}/exec`, `POST /v1/sandboxes/{sandbox}/exec`
+/// and `POST /v1/exec`, which respond with JSON lines of [`ExecLine`], and the first frame of the
+/// WebSocket at these paths.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct ExecRequest {
-    /// Program and arguments.
-    pub argv: Vec<String>,
-    /// Environment variables in addition to the image's.
+    /// Program and arguments; with `code`, only the arguments.
     #[serde(default)]
-    pub env: std::collections::BTreeMap<String, String>,
-    /// Working folder; the first checkout when absent.
+    pub argv: Vec<String>,
+    /// Program text to run instead of a program; `lang` is its language.
+    #[serde(default)]
+    pub code: Option<String>,
+    /// Language of `code`.
+    #[serde(default)]
+    pub lang: Option<Language>,
+    /// Environment variables in addition to the sandbox's.
+    #[serde(default)]
+    pub env: BTreeMap<String, String>,
+    /// Working folder; the first checkout of a session, otherwise the image's, when absent.
     #[serde(default)]
     pub cwd: Option<String>,
-    /// User to run as: `harvest` (default) or `root`.
+    /// User to run as: `harvest` (default in sessions), `root` or a uid; the image's when absent.
     #[serde(default)]
     pub user: Option<String>,
-    /// The command is killed after this time; 30 minutes when absent.
+    /// The command and all its processes are killed after this time; 30 minutes when absent, never
+    /// when 0.
     #[serde(default)]
     pub timeout_millis: Option<u64>,
     /// Standard input in base64; empty when absent.
@@ -29,6 +42,22 @@ pub struct ExecRequest {
     /// The session is not idle while such a command runs.
     #[serde(default)]
     pub detach: bool,
+    /// The sandbox to create for the command; only for `POST /v1/exec`.
+    #[serde(default)]
+    pub sandbox: Option<Box<CreateSandbox>>,
+}
+
+/// Language of a program text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub enum Language {
+    /// `python3`.
+    Python,
+    /// `node`.
+    Node,
+    /// `bash`.
+    Bash,
 }
 
 /// One line of the response to a command.

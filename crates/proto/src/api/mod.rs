@@ -23,7 +23,7 @@ pub use disks::{
     CollectGarbage, DiskSpace, DiskUsage, GarbageReport, NamedSize, SandboxDiskUsage, StoreFile,
 };
 pub use doctor::{Finding, FindingLevel};
-pub use exec::{ExecLine, ExecRequest};
+pub use exec::{ExecLine, ExecRequest, Language};
 pub use images::{
     CreateImage, Image, ImageConfig, ImageLayer, ImageLine, ImageSource, ImageUsage, ImageUsers,
 };
@@ -34,9 +34,9 @@ pub use repositories::{
 };
 pub use retention::{RetentionDrop, RetentionReport, SessionDiskUsage};
 pub use sandboxes::{
-    CreateSandbox, CreatedSandbox, DamagedSandbox, ExecOnce, ForkSandbox, ForkedSandbox, Language,
-    RestoreSandbox, RestoredSandbox, RunCommand, Sandbox, SandboxLimits, SandboxList,
-    SandboxNetwork, SandboxSnapshot, SandboxStatus, VolumeMount,
+    CreateSandbox, CreatedSandbox, DamagedSandbox, ForkSandbox, ForkedSandbox, RestoreSandbox,
+    RestoredSandbox, Sandbox, SandboxLimits, SandboxList, SandboxNetwork, SandboxOwner,
+    SandboxSnapshot, SandboxStatus, VolumeMount,
 };
 pub use secrets::SetSecret;
 pub use sessions::{

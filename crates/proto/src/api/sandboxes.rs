@@ -1,6 +1,6 @@
-//! Standalone sandboxes: create, list, run commands, snapshot, fork, restore.
+//! Standalone sandboxes: create, list, snapshot, fork, restore.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt};
 
 use serde::{Deserialize, Serialize};
 
@@ -56,6 +56,50 @@ pub enum SandboxStatus {
     Running,
     /// The sandbox has stopped; its disk is left.
     Dead,
+}
+
+/// What a sandbox belongs to, which decides how long it lives.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum SandboxOwner {
+    /// Stays until it is deleted.
+    Standalone,
+    /// Belongs to a session, a build or a check.
+    Session,
+    /// Removed when this process ends.
+    Process(u32),
+}
+
+impl fmt::Display for SandboxOwner {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Standalone => out.write_str("you"),
+            Self::Session => out.write_str("session"),
+            Self::Process(pid) => write!(out, "process {pid}"),
+        }
+    }
+}
+
+impl From<SandboxOwner> for String {
+    fn from(owner: SandboxOwner) -> Self {
+        owner.to_string()
+    }
+}
+
+impl TryFrom<String> for SandboxOwner {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        match text.as_str() {
+            "you" => Ok(Self::Standalone),
+            "session" => Ok(Self::Session),
+            other => other
+                .strip_prefix("process ")
+                .and_then(|pid| pid.parse().ok())
+                .map(Self::Process)
+                .ok_or_else(|| format!("`{other}` owns no sandbox")),
+        }
+    }
 }
 
 /// Resource limits of a sandbox, for all its commands together.
@@ -129,7 +173,8 @@ pub struct Sandbox {
     pub image: Option<String>,
     /// `you`: kept until it is deleted. `session`: belongs to a session. `process N`: removed when
     /// that process of the machine ends.
-    pub owner: String,
+    #[cfg_attr(feature = "openapi", schema(value_type = String))]
+    pub owner: SandboxOwner,
     /// User who created it; absent when it was created without a server.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub made_by: Option<String>,
@@ -169,116 +214,6 @@ pub struct DamagedSandbox {
     pub id: SandboxId,
     /// Why the record cannot be read.
     pub error: String,
-}
-
-/// `POST /v1/sandboxes/{sandbox}/exec`: runs a command. Responds with JSON lines of
-/// [`ExecLine`](crate::api::ExecLine).
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct RunCommand {
-    /// Program and arguments; with `code`, only the arguments.
-    #[serde(default)]
-    pub argv: Vec<String>,
-    /// Program text to run instead of a program; `lang` is its language.
-    #[serde(default)]
-    pub code: Option<String>,
-    /// Language of `code`.
-    #[serde(default)]
-    pub lang: Option<Language>,
-    /// Environment variables in addition to the sandbox's.
-    #[serde(default)]
-    pub env: BTreeMap<String, String>,
-    /// Working folder; the image's when absent.
-    #[serde(default)]
-    pub cwd: Option<String>,
-    /// User to run as: `harvest`, `root` or a uid; the image's when absent.
-    #[serde(default)]
-    pub user: Option<String>,
-    /// The command and all its processes are killed after this time; 30 minutes when absent, never
-    /// when 0.
-    #[serde(default)]
-    pub timeout_millis: Option<u64>,
-    /// Standard input in base64; empty when absent.
-    #[serde(default)]
-    pub stdin: Option<String>,
-}
-
-/// Language of a program text.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub enum Language {
-    /// `python3`.
-    Python,
-    /// `node`.
-    Node,
-    /// `bash`.
-    Bash,
-}
-
-/// `POST /v1/exec`: runs a command in a new sandbox, which is removed afterwards. Responds with
-/// JSON lines of [`ExecLine`](crate::api::ExecLine); the first one is `started`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct ExecOnce {
-    /// Image to start from; `base` when neither this nor `from` is given.
-    #[serde(default)]
-    pub image: Option<String>,
-    /// Snapshot to start from, instead of an image.
-    #[serde(default)]
-    pub from: Option<SnapshotId>,
-    /// Resource limits; the machine's defaults for absent ones.
-    #[serde(default)]
-    pub limits: SandboxLimits,
-    /// Network access; none when absent.
-    #[serde(default)]
-    pub network: SandboxNetwork,
-    /// Volumes to mount.
-    #[serde(default)]
-    pub volumes: Vec<VolumeMount>,
-    /// Mount the shared folder `/mnt/state`, which keeps its files between sandboxes; true when
-    /// absent.
-    #[serde(default)]
-    pub state: Option<bool>,
-    /// Program and arguments; with `code`, only the arguments.
-    #[serde(default)]
-    pub argv: Vec<String>,
-    /// Program text to run instead of a program; `lang` is its language.
-    #[serde(default)]
-    pub code: Option<String>,
-    /// Language of `code`.
-    #[serde(default)]
-    pub lang: Option<Language>,
-    /// Environment variables in addition to the image's.
-    #[serde(default)]
-    pub env: BTreeMap<String, String>,
-    /// Working folder; the image's when absent.
-    #[serde(default)]
-    pub cwd: Option<String>,
-    /// User to run as: `harvest`, `root` or a uid; the image's when absent.
-    #[serde(default)]
-    pub user: Option<String>,
-    /// The command and all its processes are killed after this time; 30 minutes when absent, never
-    /// when 0.
-    #[serde(default)]
-    pub timeout_millis: Option<u64>,
-    /// Standard input in base64; empty when absent.
-    #[serde(default)]
-    pub stdin: Option<String>,
-}
-
-impl ExecOnce {
-    /// Splits the request into the sandbox to create and the command to run in it.
-    #[must_use]
-    pub fn parts(self) -> (CreateSandbox, RunCommand) {
-        let Self { image, from, limits, network, volumes, state, .. } = self;
-        let Self { argv, code, lang, env, cwd, user, timeout_millis, stdin, .. } = self;
-        let sandbox =
-            CreateSandbox { image, from, limits, network, volumes, state, env: BTreeMap::new() };
-        (sandbox, RunCommand { argv, code, lang, env, cwd, user, timeout_millis, stdin })
-    }
 }
 
 /// A new snapshot of a running sandbox.

@@ -7,25 +7,18 @@
 
 mod commands;
 mod connection;
-mod disks;
+mod host;
+mod provider;
 mod sandbox;
-mod standalone;
+mod snapshots;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, MutexGuard},
-    time::Duration,
 };
 
-use async_trait::async_trait;
 use harvest_proto::{PromptId, SandboxId, SnapshotId, bridge::Boot, event::SnapshotKind};
-use harvest_session::{
-    disks::Disks,
-    provider::{
-        BridgeStream, Found, FreezeControl, Provider, ProviderError, Snapshots, StartFrom,
-        StartSpec, Started,
-    },
-};
+use harvest_session::sandboxes::{SandboxError, SandboxSpec};
 
 use sandbox::FakeSandbox;
 
@@ -40,10 +33,11 @@ pub struct Fake {
 
 #[derive(Default)]
 struct Inner {
-    sandboxes: BTreeMap<SandboxId, Arc<FakeSandbox>>,
-    snapshots: BTreeMap<SnapshotId, (Files, SnapshotKind)>,
+    sandboxes: BTreeMap<SandboxId, (SandboxSpec, Arc<FakeSandbox>)>,
+    /// Without a kind it belongs to a user.
+    snapshots: BTreeMap<SnapshotId, (Files, Option<SnapshotKind>)>,
     missing_images: BTreeSet<String>,
-    starts: Vec<StartSpec>,
+    created: Vec<SandboxSpec>,
     prompts_run: Arc<Mutex<Vec<PromptId>>>,
     failing: BTreeSet<FakeOp>,
     boot: BootBehavior,
@@ -51,7 +45,7 @@ struct Inner {
     store: Option<String>,
     states_removed: Vec<String>,
     reclaims: usize,
-    standalone: standalone::StandaloneState,
+    host: host::HostState,
 }
 
 /// How a sandbox boots.
@@ -66,11 +60,12 @@ pub(crate) enum BootBehavior {
 /// An operation that can be made to fail.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FakeOp {
-    Start,
-    Dial,
+    Create,
+    Connect,
     Capture,
     SnapshotAndRemove,
     Remove,
+    List,
     SnapshotRemove,
     Freeze,
 }
@@ -112,10 +107,16 @@ impl Fake {
         self.inner().missing_images.insert(name.to_owned());
     }
 
-    /// Every started sandbox, in order.
+    /// Every created sandbox, in order.
     #[must_use]
-    pub fn starts(&self) -> Vec<StartSpec> {
-        self.inner().starts.clone()
+    pub fn created(&self) -> Vec<SandboxSpec> {
+        self.inner().created.clone()
+    }
+
+    /// The sandboxes that exist, of any owner.
+    #[must_use]
+    pub fn sandboxes(&self) -> Vec<SandboxId> {
+        self.inner().sandboxes.keys().cloned().collect()
     }
 
     /// Every prompt that started in any sandbox, in order; listed twice if it ran twice.
@@ -124,10 +125,12 @@ impl Fake {
         self.inner().prompts_run.lock().expect("no holder of this lock can panic").clone()
     }
 
-    /// The existing snapshots with their kinds.
+    /// The existing snapshots of sessions with their kinds.
     #[must_use]
     pub fn snapshots_taken(&self) -> Vec<(SnapshotId, SnapshotKind)> {
-        self.inner().snapshots.iter().map(|(id, (_, kind))| (id.clone(), *kind)).collect()
+        let inner = self.inner();
+        let kinds = inner.snapshots.iter().map(|(id, (_, kind))| Some((id.clone(), (*kind)?)));
+        kinds.flatten().collect()
     }
 
     /// The content of a file in a sandbox.
@@ -176,196 +179,29 @@ impl Fake {
         self.sandbox(sandbox).is_ok_and(|fake_sandbox| fake_sandbox.is_frozen())
     }
 
-    fn set_frozen(&self, sandbox: &SandboxId, frozen: bool) -> Result<(), ProviderError> {
+    fn set_frozen(&self, sandbox: &SandboxId, frozen: bool) -> Result<(), SandboxError> {
         let fake_sandbox = self.sandbox(sandbox)?;
         if fake_sandbox.ended().is_some() {
-            return Err(ProviderError::NotRunning { sandbox: sandbox.clone() });
+            return Err(SandboxError::NotRunning { sandbox: sandbox.clone() });
         }
         fake_sandbox.set_frozen(frozen);
         Ok(())
     }
 
-    fn sandbox(&self, sandbox: &SandboxId) -> Result<Arc<FakeSandbox>, ProviderError> {
+    fn sandbox(&self, sandbox: &SandboxId) -> Result<Arc<FakeSandbox>, SandboxError> {
         let inner = self.inner();
         inner
             .sandboxes
             .get(sandbox)
-            .cloned()
-            .ok_or_else(|| ProviderError::NotRunning { sandbox: sandbox.clone() })
+            .map(|(_, fake_sandbox)| Arc::clone(fake_sandbox))
+            .ok_or_else(|| SandboxError::no_sandbox(sandbox))
     }
 
-    fn check(&self, op: FakeOp) -> Result<(), ProviderError> {
+    fn check(&self, op: FakeOp) -> Result<(), SandboxError> {
         if self.inner().failing.contains(&op) {
-            let source = std::io::Error::other("made to fail by the test").into();
-            return Err(ProviderError::Failed { doing: format!("{op:?}"), source });
+            let source = std::io::Error::other("made to fail by the test");
+            return Err(SandboxError::failed(format!("{op:?}"), source));
         }
-        Ok(())
-    }
-}
-
-fn door(sandbox: &SandboxId) -> Started {
-    Started { door: format!("/nowhere/{}/door.sock", sandbox.part()).into() }
-}
-
-#[async_trait]
-impl Provider for Fake {
-    async fn start(&self, order: StartSpec) -> Result<Started, ProviderError> {
-        self.check(FakeOp::Start)?;
-        let mut inner = self.inner();
-        let files = match &order.from {
-            StartFrom::Image(image) if inner.missing_images.contains(image) => {
-                return Err(ProviderError::ImageMissing { image: image.clone() });
-            }
-            StartFrom::Image(_) => Files::new(),
-            StartFrom::Snapshot(snapshot) => match inner.snapshots.get(snapshot) {
-                Some((files, _)) => files.clone(),
-                None => return Err(ProviderError::SnapshotMissing { snapshot: snapshot.clone() }),
-            },
-        };
-        let fake_sandbox = FakeSandbox::new(files, Arc::clone(&inner.prompts_run), inner.boot);
-        inner.sandboxes.insert(order.sandbox.clone(), Arc::new(fake_sandbox));
-        let started = door(&order.sandbox);
-        inner.starts.push(order);
-        Ok(started)
-    }
-
-    async fn find(&self, sandbox: &SandboxId) -> Result<Found, ProviderError> {
-        Ok(match self.sandbox(sandbox) {
-            Err(_) => Found::Gone,
-            Ok(fake_sandbox) => match fake_sandbox.ended() {
-                Some(reason) => Found::Dead { reason },
-                None => Found::Running(door(sandbox)),
-            },
-        })
-    }
-
-    async fn dial(&self, sandbox: &SandboxId) -> Result<Box<dyn BridgeStream>, ProviderError> {
-        self.check(FakeOp::Dial)?;
-        let fake_sandbox = self.sandbox(sandbox)?;
-        if fake_sandbox.ended().is_some() {
-            return Err(ProviderError::NotRunning { sandbox: sandbox.clone() });
-        }
-        let (ours, theirs) = tokio::io::duplex(256 * 1024);
-        tokio::spawn(connection::serve(fake_sandbox, theirs));
-        Ok(Box::new(ours))
-    }
-
-    async fn wait_for_exit(&self, sandbox: &SandboxId) -> Result<String, ProviderError> {
-        let fake_sandbox = self.sandbox(sandbox)?;
-        Ok(fake_sandbox.wait().await)
-    }
-
-    async fn snapshot_and_remove(
-        &self,
-        sandbox: &SandboxId,
-        snapshot: &SnapshotId,
-        kind: SnapshotKind,
-    ) -> Result<(), ProviderError> {
-        self.check(FakeOp::SnapshotAndRemove)?;
-        let mut inner = self.inner();
-        let Some(fake_sandbox) = inner.sandboxes.remove(sandbox) else {
-            // Idempotent: an earlier call took this snapshot.
-            if inner.snapshots.contains_key(snapshot) {
-                return Ok(());
-            }
-            return Err(ProviderError::NotRunning { sandbox: sandbox.clone() });
-        };
-        fake_sandbox.die("removed");
-        inner.snapshots.insert(snapshot.clone(), (fake_sandbox.files().clone(), kind));
-        Ok(())
-    }
-
-    async fn remove(&self, sandbox: &SandboxId) -> Result<(), ProviderError> {
-        self.check(FakeOp::Remove)?;
-        if let Some(fake_sandbox) = self.inner().sandboxes.remove(sandbox) {
-            fake_sandbox.die("removed");
-        }
-        Ok(())
-    }
-
-    async fn list(&self) -> Result<Vec<SandboxId>, ProviderError> {
-        // Standalone sandboxes are not listed.
-        let inner = self.inner();
-        Ok(inner.sandboxes.keys().filter(|id| !inner.standalone.has(id)).cloned().collect())
-    }
-
-    async fn list_standalone(&self) -> Result<Vec<(SandboxId, Option<String>)>, ProviderError> {
-        let inner = self.inner();
-        let runs = |id: &SandboxId| {
-            inner.sandboxes.get(id).is_some_and(|fake_sandbox| fake_sandbox.ended().is_none())
-        };
-        let permanent = inner.standalone.permanent().filter(|(id, _)| runs(id));
-        Ok(permanent.map(|(id, user)| (id.clone(), user.cloned())).collect())
-    }
-
-    async fn can_start_from(&self, from: &StartFrom) -> Result<bool, ProviderError> {
-        let inner = self.inner();
-        Ok(match from {
-            StartFrom::Image(image) => !inner.missing_images.contains(image),
-            StartFrom::Snapshot(snapshot) => inner.snapshots.contains_key(snapshot),
-        })
-    }
-
-    fn snapshots(&self) -> Option<&dyn Snapshots> {
-        Some(self)
-    }
-
-    fn disks(&self) -> Option<&dyn Disks> {
-        Some(self)
-    }
-
-    fn freeze_control(&self) -> Option<&dyn FreezeControl> {
-        Some(self)
-    }
-}
-
-#[async_trait]
-impl FreezeControl for Fake {
-    async fn freeze(&self, sandbox: &SandboxId, hold: Duration) -> Result<(), ProviderError> {
-        self.check(FakeOp::Freeze)?;
-        self.set_frozen(sandbox, true)?;
-        let fake_sandbox = self.sandbox(sandbox)?;
-        let freezes = fake_sandbox.freezes();
-        tokio::spawn(async move {
-            tokio::time::sleep(hold).await;
-            if fake_sandbox.freezes() == freezes {
-                fake_sandbox.set_frozen(false);
-            }
-        });
-        Ok(())
-    }
-
-    async fn thaw(&self, sandbox: &SandboxId) -> Result<(), ProviderError> {
-        self.set_frozen(sandbox, false)
-    }
-
-    async fn thaw_unless_saving(&self, sandbox: &SandboxId) -> Result<(), ProviderError> {
-        // A snapshot takes no time here.
-        self.set_frozen(sandbox, false)
-    }
-}
-
-#[async_trait]
-impl Snapshots for Fake {
-    async fn capture(
-        &self,
-        sandbox: &SandboxId,
-        snapshot: &SnapshotId,
-        kind: SnapshotKind,
-    ) -> Result<u64, ProviderError> {
-        self.check(FakeOp::Capture)?;
-        let fake_sandbox = self.sandbox(sandbox)?;
-        if fake_sandbox.ended().is_some() {
-            return Err(ProviderError::NotRunning { sandbox: sandbox.clone() });
-        }
-        let files = fake_sandbox.files().clone();
-        self.inner().snapshots.entry(snapshot.clone()).or_insert((files, kind));
-        Ok(0)
-    }
-
-    async fn snapshot_remove(&self, snapshot: &SnapshotId) -> Result<(), ProviderError> {
-        self.check(FakeOp::SnapshotRemove)?;
-        self.inner().snapshots.remove(snapshot);
         Ok(())
     }
 }

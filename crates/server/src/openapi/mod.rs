@@ -35,7 +35,7 @@ struct Common;
 pub fn document() -> Document {
     let mut document = Common::openapi();
     document.merge(routes::routes().document);
-    document.merge(routes::standalone::routes().document);
+    document.merge(routes::sandboxes::routes().document);
     let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).build();
     let components = document.components.get_or_insert_default();
     components.add_security_scheme("token", SecurityScheme::Http(bearer));

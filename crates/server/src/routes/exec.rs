@@ -10,10 +10,10 @@ use crate::{
     ServerState,
     auth::RevokedOrShutdown,
     authorization::Access::Change,
-    extract::{Body, Path},
+    command_body::CommandWithInput,
+    extract::Path,
     problem::ApiError,
     routes::route::{Routes, routes},
-    stream, validate,
     websocket::{self, Upgrade},
 };
 
@@ -26,18 +26,21 @@ pub(super) fn routes() -> Routes<ServerState> {
 }
 
 /// Runs a command and streams its output; the last line reports how it ended.
-#[utoipa::path(post, path = "/v1/sessions/{session}/exec", tag = "sessions", request_body = ExecRequest,
+#[utoipa::path(post, path = "/v1/sessions/{session}/exec", tag = "sessions",
     params(("session" = SessionId, Path, description = "The session")),
+    request_body(content((ExecRequest = "application/json"), (String = "application/vnd.harvest.exec")),
+        description = "The command; as `application/vnd.harvest.exec` one line of JSON followed by \
+                       the command's stdin"),
     responses((status = 200, body = ExecLine, content_type = "application/x-ndjson",
-        description = "One JSON object per line; the last is `exited` or `failed`")))]
+        description = "One JSON object per line; the last is `exited` or `failed`; ignore empty lines")))]
 pub(crate) async fn exec_run(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
-    Body(body): Body<ExecRequest>,
+    command: CommandWithInput,
 ) -> Result<Response, ApiError> {
-    validate::exec(&body)?;
-    let lines = state.sessions.exec(&session, body).await?;
-    Ok(stream::lines(lines, state.shutdown))
+    command.validate()?;
+    let sandbox = state.sessions.sandbox_handle(&session).await?;
+    command.run(sandbox, state.shutdown).await
 }
 
 /// Runs a command with live input over a WebSocket. The first frame is text and holds the command:

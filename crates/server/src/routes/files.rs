@@ -14,7 +14,7 @@ use harvest_proto::{
     api::{Page, Problem},
     bridge::{FileKind, FileStat},
 };
-use harvest_session::sandbox_handle::{FileDownload, PathContent, SandboxHandle};
+use harvest_session::sandboxes::{FileDownload, PathContent, SandboxHandle};
 use serde::Deserialize;
 use tokio::{
     sync::mpsc::{self, error::SendTimeoutError},
@@ -239,12 +239,6 @@ pub(crate) async fn file_put(
 ) -> Result<Json<FileStat>, ApiError> {
     let sandbox = async { Ok(state.sessions.sandbox_handle(&session).await?) };
     write_or_drain(sandbox, query, body).await
-}
-
-impl PutQuery {
-    pub(crate) fn with_default_owner(self, user: &str) -> Self {
-        Self { user: Some(self.user.unwrap_or_else(|| user.to_owned())), ..self }
-    }
 }
 
 /// Writes the body; after an error, drains it so that the client can read the response.

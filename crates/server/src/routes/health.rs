@@ -83,7 +83,7 @@ pub(crate) async fn metrics(
 ) -> Result<Response, ApiError> {
     if !is_local(&request) {
         let token = match auth::bearer(request.headers()).map(str::to_owned) {
-            Some(value) => state.sessions.token_check(&value).await?,
+            Some(value) => state.accounts.token_check(&value).await?,
             None => None,
         };
         if token.is_none_or(|token| token.role != Role::Admin) {

@@ -1,5 +1,5 @@
 //! One file per resource: its `routes()` and its handlers. A handler parses the request, calls
-//! `Sessions` and builds the response.
+//! `Accounts`, `Repositories`, `Sandboxes` or `Sessions` and builds the response.
 
 mod blobs;
 mod events;
@@ -12,14 +12,12 @@ mod pull_requests;
 mod repositories;
 mod retention;
 pub(crate) mod route;
+pub(crate) mod sandboxes;
 mod secrets;
 mod sessions;
 mod snapshots;
-pub(crate) mod standalone;
 mod tokens;
 mod turns;
-
-use std::iter;
 
 use axum::{
     Router,
@@ -28,7 +26,7 @@ use axum::{
 
 pub(crate) use health::Readiness;
 use route::Routes;
-use standalone::StandaloneState;
+use sandboxes::SandboxState;
 
 use crate::{ServerState, problem::ApiError};
 
@@ -55,9 +53,8 @@ pub(crate) fn routes() -> Routes<ServerState> {
 
 /// All routes with the middleware of their rules.
 pub(crate) fn router(state: &ServerState) -> Router<ServerState> {
-    let standalone =
-        StandaloneState::of(state).map(|standalone| standalone::routes().with_state(&standalone));
-    Routes::merge(iter::once(routes()).chain(standalone)).guarded(state)
+    let sandboxes = sandboxes::routes().with_state(&SandboxState::from(state));
+    Routes::merge([routes(), sandboxes]).guarded(state)
 }
 
 pub(crate) async fn no_such_route(uri: Uri) -> ApiError {

@@ -7,7 +7,7 @@ use harvest_proto::{
     api::{ExecRequest, Problem, SocketOut},
     bridge::Terminal,
 };
-use harvest_session::sandbox_handle::TerminalRequest;
+use harvest_session::sandboxes::TerminalRequest;
 
 use crate::{
     ServerState,

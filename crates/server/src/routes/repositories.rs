@@ -34,7 +34,7 @@ pub(super) fn routes() -> Routes<ServerState> {
 pub(crate) async fn repository_list(
     State(state): State<ServerState>,
 ) -> Result<Json<Page<Repository>>, ApiError> {
-    let items = state.sessions.repositories().await?;
+    let items = state.repositories.list().await?;
     Ok(Json(Page { items, next_cursor: None }))
 }
 
@@ -48,7 +48,7 @@ pub(crate) async fn repository_add(
 ) -> Result<(StatusCode, Json<Repository>), ApiError> {
     authorization::check_secret(&token, body.secret.as_ref())?;
     authorization::check_repository_url(&token, Some(&body.url))?;
-    Ok((StatusCode::CREATED, Json(state.sessions.repository_add(body).await?)))
+    Ok((StatusCode::CREATED, Json(state.repositories.add(body).await?)))
 }
 
 /// Returns a repository.
@@ -59,7 +59,7 @@ pub(crate) async fn repository_get(
     State(state): State<ServerState>,
     Path(name): Path<String>,
 ) -> Result<Json<Repository>, ApiError> {
-    Ok(Json(state.sessions.repository(&name).await?))
+    Ok(Json(state.repositories.get(&name).await?))
 }
 
 /// Removes a repository that no session uses, with its builds and its copy on the local forge.
@@ -70,7 +70,7 @@ pub(crate) async fn repository_delete(
     State(state): State<ServerState>,
     Path(name): Path<String>,
 ) -> Result<StatusCode, ApiError> {
-    state.sessions.repository_delete(&name).await?;
+    state.repositories.delete(&name).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -83,6 +83,6 @@ pub(crate) async fn repository_build(
     State(state): State<ServerState>,
     Path(name): Path<String>,
 ) -> Result<Response, ApiError> {
-    let lines = state.sessions.repository_build(&name).await?;
+    let lines = state.repositories.build(&name).await?;
     Ok(stream::lines(lines, state.shutdown))
 }

@@ -26,7 +26,7 @@ pub(super) fn routes() -> Routes<ServerState> {
 pub(crate) async fn secret_list(
     State(state): State<ServerState>,
 ) -> Result<Json<Page<String>>, ApiError> {
-    let items = state.sessions.secret_list().await?;
+    let items = state.accounts.secret_list().await?;
     Ok(Json(Page { items, next_cursor: None }))
 }
 
@@ -40,7 +40,7 @@ pub(crate) async fn secret_set(
     Body(body): Body<SetSecret>,
 ) -> Result<StatusCode, ApiError> {
     validate::secret(body.value.expose())?;
-    state.sessions.secret_set(&name, body.value).await?;
+    state.accounts.secret_set(&name, body.value).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -52,6 +52,6 @@ pub(crate) async fn secret_delete(
     State(state): State<ServerState>,
     Path(name): Path<String>,
 ) -> Result<StatusCode, ApiError> {
-    state.sessions.secret_delete(&name).await?;
+    state.accounts.secret_delete(&name).await?;
     Ok(StatusCode::NO_CONTENT)
 }

@@ -40,7 +40,7 @@ pub(crate) async fn token_list(
     State(state): State<ServerState>,
     Authenticated(requester): Authenticated,
 ) -> Result<Json<Page<Token>>, ApiError> {
-    let mut items = state.sessions.token_list().await?;
+    let mut items = state.accounts.token_list().await?;
     items.retain(|token| {
         requester.role == Role::Admin || authorization::is_same(&token.user, &requester.user)
     });
@@ -58,7 +58,7 @@ pub(crate) async fn token_create(
     validate::author(body.user.as_ref())?;
     let role = role_of(&requester, &body)?;
     let user = body.user.unwrap_or(requester.user);
-    let (token, value) = state.sessions.token_create(&body.name, user, role).await?;
+    let (token, value) = state.accounts.token_create(&body.name, user, role).await?;
     Ok((StatusCode::CREATED, Json(CreatedToken { token, value: value.expose().clone() })))
 }
 
@@ -81,8 +81,8 @@ pub(crate) async fn token_delete(
     State(state): State<ServerState>,
     Path(name): Path<String>,
 ) -> Result<StatusCode, ApiError> {
-    let token = state.sessions.token_get(&name).await?;
-    state.sessions.token_delete(&name).await?;
+    let token = state.accounts.token_get(&name).await?;
+    state.accounts.token_delete(&name).await?;
     state.revocations.revoke(&token);
     Ok(StatusCode::NO_CONTENT)
 }

@@ -1,6 +1,6 @@
 //! Standalone sandboxes over a real socket, with the fake provider.
 
-use harvest_session::standalone::{Sandboxes, StandaloneSandboxes};
+use harvest_session::Sandboxes;
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt};
 
@@ -93,7 +93,7 @@ async fn stdin_follows_the_command_line() {
 async fn one_shot_sandbox_is_removed_after_its_command() {
     let server = TestServer::start().await;
     let lines = server
-        .post("/v1/exec", &[], json!({"image": "tiny", "argv": ["echo", "hi"]}))
+        .post("/v1/exec", &[], json!({"sandbox": {"image": "tiny"}, "argv": ["echo", "hi"]}))
         .await
         .lines();
     let kinds: Vec<_> = lines.iter().map(|line| line["type"].as_str().unwrap()).collect();
@@ -101,12 +101,14 @@ async fn one_shot_sandbox_is_removed_after_its_command() {
     assert!(lines[0]["sandbox"].as_str().unwrap().starts_with("sbx_"));
     assert_eq!(list(&server).await, [] as [Value; 0]);
     server.fake.remove_image("nosuch");
-    let missing = server.post("/v1/exec", &[], json!({"image": "nosuch", "argv": ["true"]})).await;
+    let missing = server
+        .post("/v1/exec", &[], json!({"sandbox": {"image": "nosuch"}, "argv": ["true"]}))
+        .await;
     problem(&missing, 404, "image_missing");
 }
 
 async fn wait_until_no_sandboxes(server: &TestServer) {
-    while !server.fake.sandbox_list().await.unwrap().items.is_empty() {
+    while !server.fake.sandboxes().is_empty() {
         tokio::task::yield_now().await;
     }
 }
@@ -127,7 +129,7 @@ async fn disconnect_removes_the_one_shot_sandbox() {
             line.clear();
             assert_ne!(stream.read_line(&mut line).await.unwrap(), 0, "{kind}");
         }
-        assert_eq!(server.fake.sandbox_list().await.unwrap().items.len(), 1);
+        assert_eq!(server.fake.sandboxes().len(), 1);
         drop(stream);
         wait_until_no_sandboxes(&server).await;
     }
@@ -198,20 +200,16 @@ async fn in_process_api_serves_the_same_routes() {
     use futures_util::StreamExt;
     use harvest_server::in_process::{InProcessApi, RequestBody};
     let fake = harvest_providers::Fake::new();
-    let api = InProcessApi::new(StandaloneSandboxes::new(std::sync::Arc::new(fake.clone())));
-    let body = RequestBody::Json(br#"{"image":"tiny","argv":["sleep","1"]}"#.to_vec());
+    let api = InProcessApi::new(Sandboxes::without_server(std::sync::Arc::new(fake.clone())));
+    let body = RequestBody::Json(br#"{"sandbox":{"image":"tiny"},"argv":["sleep","1"]}"#.to_vec());
     let mut response = api.request("POST".parse().unwrap(), "/v1/exec", body).await.unwrap();
     assert_eq!(response.status, 200);
     let first = response.body.next().await.unwrap().unwrap();
     assert!(String::from_utf8(first).unwrap().contains("started"));
-    assert_eq!(fake.sandbox_list().await.unwrap().items.len(), 1);
+    assert_eq!(fake.sandboxes().len(), 1);
     drop(response);
     api.settle().await;
-    assert_eq!(
-        fake.sandbox_list().await.unwrap().items.len(),
-        0,
-        "dropping the response removes the sandbox"
-    );
+    assert_eq!(fake.sandboxes().len(), 0, "dropping the response removes the sandbox");
     let refused = api
         .request("GET".parse().unwrap(), "/v1/sandboxes/sbx_000000000000", RequestBody::Empty)
         .await;

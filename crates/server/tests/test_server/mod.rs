@@ -1,17 +1,15 @@
 //! A server for each test on its own port, and a raw HTTP/1.0 client that exposes every byte of a
 //! response.
 
-mod stub_provider;
+mod stubs;
 
 use std::{net::SocketAddr, path::Path, sync::Arc};
 
 use harvest_gateway::vault::Vault;
 use harvest_proto::{api::Role, bridge::Author};
-use harvest_providers::Fake;
+use harvest_providers::{Fake, fake::FakeOp};
 use harvest_server::{Limits, ServerState};
-use harvest_session::{
-    Claim, Config, Dependencies, Sessions, Store, standalone::StandaloneSandboxes,
-};
+use harvest_session::{Claim, Config, Dependencies, ServerParts, Sessions, Store};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
@@ -20,7 +18,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use stub_provider::StubProvider;
+use stubs::Stubs;
 
 /// A complete response.
 #[derive(Debug)]
@@ -115,7 +113,6 @@ pub(crate) struct TestServer {
     token: String,
     pub(crate) fake: Fake,
     pub(crate) sessions: Sessions,
-    provider: Arc<StubProvider>,
     shutdown: CancellationToken,
     task: JoinHandle<std::io::Result<()>>,
     _folder: tempfile::TempDir,
@@ -129,28 +126,34 @@ impl TestServer {
     /// A server whose provider fails.
     pub(crate) async fn start_broken() -> Self {
         let server = Self::start().await;
-        server.provider.fail();
+        server.fake.set_failing(FakeOp::List, true);
         server
     }
 
     pub(crate) async fn start_with(limits: Limits) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let shutdown = CancellationToken::new();
-        let provider = Arc::new(StubProvider::default());
-        let sessions = sessions(folder.path(), Arc::clone(&provider)).await;
-        let user = Author { name: "Ada".into(), email: "ada@example.org".into() };
-        let token =
-            sessions.token_create("first", user, Role::Admin).await.unwrap().1.expose().clone();
-        let state =
-            ServerState::new(sessions.clone(), &["agents.example.org".into()], shutdown.clone());
         let fake = Fake::new();
-        let state = state
-            .with_limits(limits)
-            .with_standalone(StandaloneSandboxes::new(Arc::new(fake.clone())));
+        // Sessions can be created but fail to start.
+        fake.remove_image("claude");
+        let parts = server_parts(folder.path(), fake.clone()).await;
+        let user = Author { name: "Ada".into(), email: "ada@example.org".into() };
+        let (_, token) = parts.accounts.token_create("first", user, Role::Admin).await.unwrap();
+        let sessions = parts.sessions.clone();
+        let state = ServerState::new(parts, &["agents.example.org".into()], shutdown.clone());
+        let state = state.with_limits(limits);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let task = tokio::spawn(harvest_server::serve(listener, state));
-        Self { address, token, fake, sessions, provider, shutdown, task, _folder: folder }
+        Self {
+            address,
+            token: token.expose().clone(),
+            fake,
+            sessions,
+            shutdown,
+            task,
+            _folder: folder,
+        }
     }
 
     /// Returns when the last response is sent.
@@ -284,16 +287,16 @@ impl TestServer {
     }
 }
 
-/// Sessions on a real store with a provider that can start nothing.
-async fn sessions(folder: &Path, provider: Arc<StubProvider>) -> Sessions {
+/// A real store, without doors and forge.
+async fn server_parts(folder: &Path, fake: Fake) -> ServerParts {
     let store = Store::open(&folder.join("harvest.db")).await.unwrap();
     let lease = store.server_lease(std::time::SystemTime::now().into()).await.unwrap();
-    Sessions::open(Dependencies {
+    ServerParts::open(Dependencies {
         store,
         lease,
-        provider: provider.clone(),
-        doors: provider.clone(),
-        forge: provider,
+        provider: Arc::new(fake),
+        doors: Arc::new(Stubs),
+        forge: Arc::new(Stubs),
         vault: Arc::new(Vault::open(&folder.join("vault.key")).unwrap()),
         config: Config::default(),
     })

@@ -1,10 +1,9 @@
 //! Commands whose stdin is a stream of unknown length.
 
 use futures_util::{StreamExt, stream::BoxStream};
-use harvest_proto::bridge::Command;
 use tokio::{sync::oneshot, task::AbortHandle};
 
-use super::{Bridge, BridgeError, Exec};
+use super::ExecInput;
 
 /// The stdin of a command. After an error (the sender is gone) the command gets no end of file,
 /// because its input is incomplete.
@@ -36,20 +35,12 @@ impl Drop for InputTask {
     }
 }
 
-impl Bridge {
-    /// Starts a command that reads `stdin`. The stream is polled only as credit allows.
-    ///
-    /// # Errors
-    /// When it cannot be started.
-    pub async fn exec_streamed(
-        &self,
-        command: Command,
-        mut stdin: InputStream,
-    ) -> Result<(Exec, InputTask), BridgeError> {
-        let (exec, input) = self.exec_piped(command, true).await?;
+impl InputTask {
+    /// Sends a stream to a command's stdin. The stream is polled only as credit allows.
+    #[must_use]
+    pub fn spawn(mut stdin: InputStream, mut input: ExecInput) -> Self {
         let (abort, aborted) = oneshot::channel();
         let task = tokio::spawn(async move {
-            let Some(mut input) = input else { return };
             while let Some(bytes) = stdin.next().await {
                 let Ok(bytes) = bytes else {
                     let _ = abort.send(());
@@ -61,6 +52,6 @@ impl Bridge {
             }
             input.end();
         });
-        Ok((exec, InputTask { task: task.abort_handle(), aborted }))
+        Self { task: task.abort_handle(), aborted }
     }
 }

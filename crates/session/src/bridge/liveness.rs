@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::LivenessTimeouts;
+use crate::timeouts::LivenessTimeouts;
 
 #[derive(Debug)]
 pub(super) struct LivenessMonitor {

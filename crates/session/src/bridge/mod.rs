@@ -21,8 +21,8 @@ use std::{
 };
 
 use harvest_proto::bridge::{
-    BridgeRole, Decoder, Fault, Frame, FromSupervisor, INITIAL_CREDIT_BYTES, OutboxEvent, Reply,
-    RequestId, Status, StreamId, ToSupervisor, VERSION,
+    BridgeRole, Decoder, Fault, FaultCode, Frame, FromSupervisor, INITIAL_CREDIT_BYTES,
+    OutboxEvent, Reply, RequestId, Status, StreamId, ToSupervisor, VERSION,
 };
 use tokio::{
     io::{AsyncWriteExt, ReadHalf, WriteHalf},
@@ -34,7 +34,7 @@ pub use exec::{CommandOutput, Exec, ExecInput, ExecOutput};
 pub use files::{FileReader, FileWriter};
 pub use input::{InputAborted, InputStream, InputTask};
 
-use crate::provider::{BridgeStream, ProviderError};
+use crate::{sandboxes::BridgeStream, timeouts::LivenessTimeouts};
 use liveness::LivenessMonitor;
 
 // The supervisor answers its first frame at once; a host under load may take a while.
@@ -60,8 +60,21 @@ pub enum BridgeError {
         "the sandbox's supervisor speaks version {theirs} of the bridge, this server {VERSION}"
     )]
     OtherVersion { theirs: u32 },
-    #[error("cannot dial the sandbox")]
-    Dial(#[from] ProviderError),
+}
+
+/// The error code for a refusal of the supervisor.
+pub(crate) fn fault_code(fault: &Fault) -> &'static str {
+    match fault.code {
+        _ if fault.full => "no_room",
+        FaultCode::NotFound => "not_found",
+        FaultCode::Denied => "denied",
+        FaultCode::NotExecutable => "not_executable",
+        FaultCode::Busy => "busy",
+        FaultCode::NotReady => "not_ready",
+        FaultCode::NotOwner => "not_owner",
+        FaultCode::Invalid => "invalid",
+        FaultCode::System => "system",
+    }
 }
 
 /// A message for the owner of a connection.
@@ -81,15 +94,6 @@ pub enum OwnerMessage {
 #[derive(Clone)]
 pub struct Bridge {
     inner: Arc<BridgeInner>,
-}
-
-/// When an owner takes its connection for dead.
-#[derive(Debug, Clone, Copy)]
-pub struct LivenessTimeouts {
-    /// The interval of heartbeats and pings.
-    pub heartbeat: Duration,
-    /// The longest time without a frame, or without an answer to a ping.
-    pub silence: Duration,
 }
 
 /// A new connection, with the supervisor's status at its start.

@@ -21,7 +21,7 @@ use super::{
     liveness::{LivenessMonitor, Probe},
     lock,
 };
-use crate::provider::BridgeStream;
+use crate::sandboxes::BridgeStream;
 
 const READ_BYTES: usize = 64 * 1024;
 

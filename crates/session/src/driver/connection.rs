@@ -1,14 +1,9 @@
 //! The driver's connection to its sandbox: events are written, then acknowledged; a lost connection
 //! is redialled until the sandbox is found dead.
 
-use std::{
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use futures_util::FutureExt;
-use harvest_gateway::ledger::DoorPolicy;
+use harvest_gateway::{DoorListener, ledger::DoorPolicy};
 use harvest_proto::{
     EventBody, SandboxId, SessionId,
     bridge::{BridgeRole, OutboxEvent, ToSupervisor},
@@ -17,12 +12,15 @@ use harvest_proto::{
 use harvest_store::{StoreError, Write};
 use tokio::sync::mpsc;
 
-use super::{ControlFlow, Driver, DriverExit, TaskReport};
+use super::{ControlFlow, Driver, DriverExit, TaskReport, blobs::store_blobs};
 use crate::{
     bridge::{Bridge, BridgeError, OpenedBridge, OwnerMessage},
-    context::{PassSpec, Shared, error_chain, now},
+    context::Shared,
     decide::{Decision, Input, SandboxState, decide},
-    provider::{Found, ProviderError, Started},
+    error_chain::error_chain,
+    repositories::PassSpec,
+    sandboxes::{Found, SandboxError},
+    wall_clock::now,
 };
 
 // Events per transaction, so that the first of many becomes visible soon.
@@ -150,25 +148,25 @@ impl Driver {
     }
 
     /// Opens the door of a running sandbox and watches for its exit.
-    pub(super) async fn on_running(&mut self, epoch: u64, started: &Started) {
+    pub(super) async fn on_running(&mut self, epoch: u64) {
         if epoch != self.state.epoch {
             return;
         }
-        self.request_door(epoch, started.door.clone()).await;
         let Some(sandbox) = self.state.sandbox_id().cloned() else { return };
+        self.request_door(epoch, sandbox.clone()).await;
         let (shared, reports) = (Arc::clone(&self.shared), self.report_sender.clone());
         self.spawn_attached(async move {
-            if let Ok(reason) = shared.provider.wait_for_exit(&sandbox).await {
+            if let Ok(reason) = shared.sandboxes.provider.wait(&sandbox).await {
                 let _ = reports
                     .send(TaskReport::Input(Input::SandboxEnded { epoch, reason }, Vec::new()));
             }
         });
     }
 
-    /// Opens the door now, or as soon as the trusted names are known. Only outgoing traffic of the
-    /// sandbox waits for it.
-    async fn request_door(&mut self, epoch: u64, socket: PathBuf) {
-        let repositories = match self.shared.repositories(&self.record).await {
+    /// Opens the door as soon as the trusted names are known. Only outgoing traffic of the sandbox
+    /// waits for it.
+    async fn request_door(&mut self, epoch: u64, sandbox: SandboxId) {
+        let repositories = match self.shared.repositories.of_session(&self.record).await {
             Ok(repositories) => repositories,
             Err(error) => {
                 tracing::error!(session = %self.id(), %error, "cannot read the session's repositories");
@@ -176,30 +174,32 @@ impl Driver {
             }
         };
         let (shared, spec) = (Arc::clone(&self.shared), PassSpec::from(&self.record));
-        let mut pass = Box::pin(async move { shared.pass(&repositories, spec).await });
-        if let Some(pass) = (&mut pass).now_or_never() {
-            return self.open_door(&socket, pass);
-        }
         let reports = self.report_sender.clone();
         self.spawn_attached(async move {
-            let pass = Box::new(pass.await);
-            let _ = reports.send(TaskReport::PolicyReady { epoch, socket, pass });
+            let policy = Box::new(shared.repositories.pass(&repositories, spec).await);
+            let listener = shared.sandboxes.provider.listen(&sandbox).await;
+            let door = listener.map(|listener| (listener, policy));
+            let _ = reports.send(TaskReport::DoorReady { epoch, door });
         });
     }
 
-    pub(super) fn on_policy_ready(&mut self, epoch: u64, socket: &Path, pass: DoorPolicy) {
+    pub(super) fn on_door_ready(
+        &mut self,
+        epoch: u64,
+        door: Result<(Box<dyn DoorListener>, Box<DoorPolicy>), SandboxError>,
+    ) {
         let running =
             matches!(self.state.sandbox, SandboxState::Booting { .. } | SandboxState::Ready { .. });
-        if epoch == self.state.epoch && running {
-            self.open_door(socket, pass);
+        if epoch != self.state.epoch || !running {
+            return;
         }
-    }
-
-    fn open_door(&mut self, socket: &Path, pass: DoorPolicy) {
-        match self.shared.doors.open(socket, pass) {
-            Ok(door) => self.door = Some(door),
+        match door {
+            Ok((listener, policy)) => {
+                self.door = Some(self.shared.sandboxes.doors.open(listener, *policy));
+            }
             Err(error) => {
-                tracing::error!(session = %self.id(), %error, "cannot open the sandbox's door");
+                let error = error_chain(&error);
+                tracing::error!(session = %self.id(), error, "cannot open the sandbox's door");
                 let message = format!("the sandbox has no network: {error}");
                 let body = EventBody::Warning { message };
                 let warning = super::writes::event(now(), None, body);
@@ -232,8 +232,7 @@ impl Driver {
             return Ok(());
         };
         let OpenedBridge { bridge, status, events } = opened;
-        let events =
-            crate::blobs::store_blobs(&self.shared, self.id().clone(), bridge.clone(), events);
+        let events = store_blobs(&self.shared, self.id().clone(), bridge.clone(), events);
         self.connection = Some(Connection { bridge, epoch, events, stored, useful: false });
         // Set before the decision on `LinkUp`, which depends on it.
         let changed = std::mem::replace(&mut self.detached, status.detached) != status.detached;
@@ -266,19 +265,19 @@ async fn dial(shared: &Shared, session: &SessionId, sandbox: &SandboxId, epoch: 
         match open(shared, session, sandbox, epoch).await {
             Ok(opened) => return TaskReport::Connected { epoch, opened: Box::new(opened) },
             // A retry cannot help: the sandbox is saved, and the session continues in a new one.
-            Err(error @ BridgeError::OtherVersion { .. }) => {
+            Err(SandboxError::Bridge(error @ BridgeError::OtherVersion { .. })) => {
                 tracing::warn!(%sandbox, %error, "cannot adopt a sandbox");
                 let reason = error.to_string();
                 return TaskReport::Input(Input::SandboxEnded { epoch, reason }, Vec::new());
             }
             Err(error) => tracing::debug!(%sandbox, error = error_chain(&error), "cannot dial"),
         }
-        match shared.provider.find(sandbox).await {
+        match shared.sandboxes.provider.find(sandbox).await {
             Ok(Found::Dead { reason }) => {
                 return TaskReport::Input(Input::SandboxEnded { epoch, reason }, Vec::new());
             }
             Ok(Found::Gone) => return TaskReport::Input(Input::FoundGone { epoch }, Vec::new()),
-            Ok(Found::Running(_)) | Err(_) => {}
+            Ok(Found::Running) | Err(_) => {}
         }
         tokio::time::sleep(delay).await;
         delay = (delay * 2).min(MAX_DELAY);
@@ -290,16 +289,13 @@ async fn open(
     session: &SessionId,
     sandbox: &SandboxId,
     epoch: u64,
-) -> Result<OpenedBridge, BridgeError> {
-    let stored = shared.store.outbox_stored(session, epoch).await.map_err(|error| {
-        ProviderError::Failed {
-            doing: "cannot read what is stored".to_owned(),
-            source: Box::new(error),
-        }
-    })?;
-    let stream = shared.provider.dial(sandbox).await?;
+) -> Result<OpenedBridge, SandboxError> {
+    let stored = shared.store.outbox_stored(session, epoch).await;
+    let stored =
+        stored.map_err(|error| SandboxError::failed("cannot read what is stored", error))?;
+    let stream = shared.sandboxes.provider.connect(sandbox).await?;
     let role = BridgeRole::Owner { lease: shared.lease.0, epoch, stored };
-    Bridge::open(stream, role, Some(shared.config.timeouts.liveness())).await
+    Ok(Bridge::open(stream, role, Some(shared.timeouts.liveness())).await?)
 }
 
 /// The input that an event causes, if any.

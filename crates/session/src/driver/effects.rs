@@ -18,12 +18,13 @@ use super::{
 use crate::{
     bridge::{Bridge, BridgeError, PendingReply},
     checkout,
-    context::{Shared, error_chain, now, remote},
+    context::Shared,
     decide::{Action, Input, SandboxState},
-    evidence,
-    provider::{Found, ProviderError, StartFrom, StartSpec},
-    removals::remove_now,
-    retention, trees,
+    error_chain::error_chain,
+    git_remote::remote,
+    sandboxes::{Found, MissingObject, SandboxError, SandboxSpec, StartFrom, StateVolume},
+    trees,
+    wall_clock::now,
 };
 
 // The snapshot waits for the diff, which is optional.
@@ -66,9 +67,9 @@ impl Driver {
         let (shared, reports, epoch) =
             (Arc::clone(&self.shared), self.report_sender.clone(), self.state.epoch);
         self.shared.spawn(async move {
-            let found = retry(|| shared.provider.find(&sandbox)).await;
+            let found = retry(|| shared.sandboxes.provider.find(&sandbox)).await;
             let report = match found {
-                Found::Running(started) => TaskReport::FoundRunning { epoch, started },
+                Found::Running => TaskReport::FoundRunning { epoch },
                 Found::Dead { reason } => {
                     TaskReport::Input(Input::SandboxEnded { epoch, reason }, Vec::new())
                 }
@@ -97,22 +98,25 @@ impl Driver {
                 StartFrom::Image(name) => name.clone(),
                 StartFrom::Snapshot(snapshot) => snapshot.to_string(),
             };
-            let order = StartSpec { sandbox: sandbox.clone(), from, state: primary };
-            let started = shared.provider.start(order).await;
+            let spec = SandboxSpec {
+                state: primary.map(StateVolume::Repository),
+                ..SandboxSpec::of_session(sandbox.clone(), from, shared.sandboxes.resources)
+            };
+            let created = shared.sandboxes.provider.create(spec).await;
             let millis =
                 u64::try_from(shared.clock.now().since(began).as_millis()).unwrap_or(u64::MAX);
-            let report = match started {
-                Ok(started) => {
+            let report = match created {
+                Ok(_) => {
                     let (sandbox, id) = (sandbox.clone(), sandbox.clone());
                     let body =
                         EventBody::SandboxStarted { sandbox, epoch, from: origin_name, millis };
                     let writes = vec![writes::event(now(), None, body)];
-                    TaskReport::Started { epoch, sandbox: id, start, started, writes }
+                    TaskReport::Started { epoch, sandbox: id, start, writes }
                 }
                 Err(error) => {
                     let permanent = matches!(
                         error,
-                        ProviderError::ImageMissing { .. } | ProviderError::SnapshotMissing { .. }
+                        SandboxError::Missing(MissingObject::Image(_) | MissingObject::Snapshot(_))
                     );
                     TaskReport::Input(
                         Input::StartFailed { epoch, detail: error_chain(&error), permanent },
@@ -238,8 +242,7 @@ impl Driver {
         let (turn, began) = (self.state.saved_turn().cloned(), self.state.latest_snapshot.clone());
         self.shared.spawn(async move {
             // An earlier server may have died during a capture and left the sandbox frozen.
-            let _ = tokio::time::timeout(shared.config.timeouts.save, thaw_now(&shared, &sandbox))
-                .await;
+            let _ = tokio::time::timeout(shared.timeouts.save, thaw_now(&shared, &sandbox)).await;
             let captured_as = snapshot.clone();
             let mut writes = Vec::new();
             if let Some(bridge) = &bridge {
@@ -255,13 +258,13 @@ impl Driver {
                 writes.extend(diff.map(Write::Diff));
                 writes.extend(tree.ok().flatten().unwrap_or_default());
             }
-            let input = match shared.provider.snapshots() {
+            let input = match shared.sandboxes.provider.snapshots() {
                 None => Input::CaptureUnsupported { snapshot },
                 Some(snapshots) => {
                     let capture = || {
                         with_save_timeout(
                             &shared,
-                            snapshots.capture(&sandbox, &snapshot, SnapshotKind::Turn),
+                            snapshots.capture(&sandbox, &snapshot, Some(SnapshotKind::Turn)),
                         )
                     };
                     let mut captured = capture().await;
@@ -270,7 +273,9 @@ impl Driver {
                         captured = capture().await;
                     }
                     match captured {
-                        Ok(millis) => Input::Captured { snapshot, millis },
+                        Ok(captured) => {
+                            Input::Captured { snapshot, millis: captured.frozen_millis }
+                        }
                         Err(detail) => Input::CaptureFailed { snapshot, detail },
                     }
                 }
@@ -290,7 +295,7 @@ impl Driver {
             let save = || {
                 with_save_timeout(
                     &shared,
-                    shared.provider.snapshot_and_remove(&sandbox, &snapshot, kind),
+                    shared.sandboxes.provider.snapshot_and_remove(&sandbox, &snapshot, kind),
                 )
             };
             let mut saved = save().await;
@@ -305,7 +310,8 @@ impl Driver {
                     Input::StoppedAndSaved { snapshot, millis }
                 }
                 Err(detail) => {
-                    let gone = matches!(shared.provider.find(&sandbox).await, Ok(Found::Gone));
+                    let gone =
+                        matches!(shared.sandboxes.provider.find(&sandbox).await, Ok(Found::Gone));
                     Input::StopSaveFailed { snapshot, detail, gone }
                 }
             };
@@ -326,14 +332,15 @@ impl Driver {
                 tracing::warn!(%error, "an unused snapshot stays until the next start");
                 return;
             }
-            remove_now(&shared, &removals).await;
+            shared.removals.remove_now(&removals).await;
         });
     }
 
     /// The sandbox started after its start had timed out.
     pub(super) fn discard_late(&self, sandbox: SandboxId) {
         let shared = Arc::clone(&self.shared);
-        self.shared.spawn(async move { retry(|| shared.provider.remove(&sandbox)).await });
+        self.shared
+            .spawn(async move { retry(|| shared.sandboxes.provider.remove(&sandbox)).await });
     }
 
     fn stop_and_discard(&mut self, sandbox: SandboxId) {
@@ -341,7 +348,7 @@ impl Driver {
         let (shared, reports, epoch) =
             (Arc::clone(&self.shared), self.report_sender.clone(), self.state.epoch);
         self.shared.spawn(async move {
-            retry(|| shared.provider.remove(&sandbox)).await;
+            retry(|| shared.sandboxes.provider.remove(&sandbox)).await;
             let _ = reports.send(TaskReport::Input(Input::Discarded { epoch }, Vec::new()));
         });
     }
@@ -350,7 +357,7 @@ impl Driver {
     pub(super) fn apply_retention(&self) {
         let (shared, session) = (Arc::clone(&self.shared), self.id().clone());
         self.shared.spawn(async move {
-            if let Err(error) = retention::enforce(&shared).await {
+            if let Err(error) = shared.retention.enforce().await {
                 tracing::warn!(%session, error = error_chain(&error), "cannot remove old snapshots");
             }
         });
@@ -366,7 +373,7 @@ impl Driver {
         let (shared, reports, session) =
             (Arc::clone(&self.shared), self.report_sender.clone(), self.id().clone());
         self.shared.spawn(async move {
-            evidence::review(&shared, &session).await;
+            shared.repositories.review(&session).await;
             let _ = reports.send(TaskReport::Reviewed);
         });
     }
@@ -375,7 +382,7 @@ impl Driver {
 /// The session was deleted while its sandbox started: nothing else would remove the sandbox.
 async fn stop_if_deleted(shared: &Shared, session: &harvest_proto::SessionId, sandbox: &SandboxId) {
     if let Err(StoreError::NotFound { .. }) = shared.store.session_get(session).await {
-        retry(|| shared.provider.remove(sandbox)).await;
+        retry(|| shared.sandboxes.provider.remove(sandbox)).await;
     }
 }
 
@@ -386,18 +393,18 @@ async fn remove_if_deleted(
     snapshot: &SnapshotId,
 ) {
     if let Err(StoreError::NotFound { .. }) = shared.store.session_get(session).await
-        && let Some(snapshots) = shared.provider.snapshots()
+        && let Some(snapshots) = shared.sandboxes.provider.snapshots()
     {
-        retry(|| snapshots.snapshot_remove(snapshot)).await;
+        retry(|| snapshots.remove(snapshot)).await;
     }
 }
 
 /// The result of a save, or why its outcome is unknown.
 async fn with_save_timeout<T>(
     shared: &Shared,
-    save: impl Future<Output = Result<T, ProviderError>>,
+    save: impl Future<Output = Result<T, SandboxError>>,
 ) -> Result<T, String> {
-    let limit = shared.config.timeouts.save;
+    let limit = shared.timeouts.save;
     match tokio::time::timeout(limit, save).await {
         Ok(saved) => saved.map_err(|error| error_chain(&error)),
         Err(_) => Err(format!("no answer after {} s", limit.as_secs())),
@@ -414,7 +421,10 @@ async fn origin(
         return Ok((BootStart::Restore, StartFrom::Snapshot(snapshot)));
     }
     let Some(repository) = primary else {
-        return Ok((BootStart::Fresh, StartFrom::Image(shared.config.image.clone())));
+        return Ok((
+            BootStart::Fresh,
+            StartFrom::Image(shared.repositories.default_image().to_owned()),
+        ));
     };
     let repository =
         shared.store.repository_get(repository).await.map_err(|error| error_chain(&error))?;
@@ -443,7 +453,7 @@ async fn turn_diff(
 /// Retries without limit: the session cannot continue without the answer.
 pub(crate) async fn retry<T, F>(mut call: impl FnMut() -> F) -> T
 where
-    F: Future<Output = Result<T, ProviderError>>,
+    F: Future<Output = Result<T, SandboxError>>,
 {
     let mut wait = Duration::from_millis(50);
     loop {

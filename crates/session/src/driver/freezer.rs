@@ -11,9 +11,10 @@ use tokio::{
 
 use super::{Driver, TaskReport};
 use crate::{
-    context::{Shared, error_chain},
+    context::Shared,
     decide::{Input, SandboxState},
-    provider::{FreezeControl, ProviderError},
+    error_chain::error_chain,
+    sandboxes::{FreezeControl, SandboxError},
 };
 
 // Long enough that a busy server can renew hundreds, short enough that the sandboxes of a dead
@@ -42,7 +43,7 @@ impl Driver {
     /// it runs at once rather than after a timeout. Does not wait for the thaw.
     pub(super) fn thaw_if_frozen(&self) {
         let SandboxState::Ready { sandbox, .. } = &self.state.sandbox else { return };
-        if !self.state.accepts_work() || self.shared.provider.freeze_control().is_none() {
+        if !self.state.accepts_work() || self.shared.sandboxes.provider.freeze_control().is_none() {
             return;
         }
         let (shared, sandbox) = (Arc::clone(&self.shared), sandbox.clone());
@@ -70,7 +71,7 @@ impl Driver {
 
 /// Thaws a sandbox, best effort: one that has exited is reported elsewhere.
 pub(super) async fn thaw_now(shared: &Shared, sandbox: &SandboxId) {
-    if let Some(control) = shared.provider.freeze_control()
+    if let Some(control) = shared.sandboxes.provider.freeze_control()
         && let Err(error) = control.thaw_unless_saving(sandbox).await
     {
         tracing::debug!(%sandbox, error = error_chain(&error), "cannot thaw a sandbox");
@@ -86,7 +87,7 @@ struct FreezeTask {
 
 impl FreezeTask {
     async fn run(self, mut requested: watch::Receiver<bool>) {
-        let Some(control) = self.shared.provider.freeze_control() else {
+        let Some(control) = self.shared.sandboxes.provider.freeze_control() else {
             return self.report(Input::Thawed { epoch: self.epoch });
         };
         loop {
@@ -143,7 +144,7 @@ impl FreezeTask {
     async fn thaw(&self, control: &dyn FreezeControl) -> Option<Duration> {
         match control.thaw(&self.sandbox).await {
             // The end of a sandbox that has exited is reported elsewhere.
-            Ok(()) | Err(ProviderError::NotRunning { .. }) => {
+            Ok(()) | Err(SandboxError::NotRunning { .. }) => {
                 self.report(Input::Thawed { epoch: self.epoch });
                 None
             }

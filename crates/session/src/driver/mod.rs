@@ -2,6 +2,7 @@
 //! actions, then runs the effects. It awaits nothing but the store, so a session responds while its
 //! sandbox starts or is saved: long effects run in tasks of their own and report back.
 
+mod blobs;
 mod connection;
 mod effects;
 mod freezer;
@@ -10,7 +11,6 @@ mod preconditions;
 mod writes;
 
 use std::{
-    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -18,7 +18,7 @@ use std::{
     time::Duration,
 };
 
-use harvest_gateway::ledger::DoorPolicy;
+use harvest_gateway::{DoorListener, ledger::DoorPolicy};
 use harvest_proto::{
     EventBody, PromptId, SandboxId, SessionId, SnapshotId, StateReason, TurnId, api::SessionState,
     bridge::BootStart, event::SnapshotKind,
@@ -31,14 +31,16 @@ use tokio::{
 
 use crate::{
     bridge::OpenedBridge,
-    context::{Shared, error_chain, now},
+    context::Shared,
     decide::{
         Action, Activity, Decision, Input, Limit, SandboxState, SlotClaim, State, StepContext,
         decide, restart,
     },
     error::SessionError,
-    provider::Started,
-    removals::remove_now,
+    error_chain::error_chain,
+    sandboxes::SandboxError,
+    sandboxes::admission::Notice,
+    wall_clock::now,
 };
 
 pub(crate) use handle::{BusyGuard, Command, DriverHandle, Reply};
@@ -53,21 +55,19 @@ pub(crate) enum TaskReport {
         epoch: u64,
         sandbox: SandboxId,
         start: BootStart,
-        started: Started,
         writes: Vec<Write>,
     },
     FoundRunning {
         epoch: u64,
-        started: Started,
     },
     Connected {
         epoch: u64,
         opened: Box<OpenedBridge>,
     },
-    PolicyReady {
+    DoorReady {
         epoch: u64,
-        socket: PathBuf,
-        pass: Box<DoorPolicy>,
+        /// The listener and the policy of its connections.
+        door: Result<(Box<dyn DoorListener>, Box<DoorPolicy>), SandboxError>,
     },
     Reviewed,
 }
@@ -134,7 +134,12 @@ impl Driver {
         });
         let author = &driver.record.session.author.email;
         let user = driver.state.user.clone().unwrap_or_else(|| author.clone());
-        shared.admission.register(driver.id(), user, &driver.state, driver.report_sender.clone());
+        shared.sandboxes.admission.register(
+            driver.id(),
+            user,
+            &driver.state,
+            driver.slot_notices(),
+        );
         shared.spawn(driver.run(queue));
         Ok(DriverHandle { commands, view: view_receiver, execs })
     }
@@ -179,7 +184,7 @@ impl Driver {
             return day;
         }
         let now = self.shared.clock.now();
-        self.state.next_deadline(&self.shared.config.timeouts).map_or(day, |at| {
+        self.state.next_deadline(&self.shared.timeouts).map_or(day, |at| {
             // One millisecond more, so that the deadline has passed when the timer fires.
             at.since(now) + Duration::from_millis(1)
         })
@@ -193,7 +198,7 @@ impl Driver {
     fn decide(&self, decide_with: impl Fn(&StepContext<'_>, State) -> Decision) -> Decision {
         let mut context = StepContext {
             now: self.shared.clock.now(),
-            timeouts: &self.shared.config.timeouts,
+            timeouts: &self.shared.timeouts,
             busy: self.is_busy(),
             slot: SlotClaim::Queued { limit: Limit::Closed, position: 0 },
             sequence: 0,
@@ -205,13 +210,28 @@ impl Driver {
         if decision.state.waiting.is_none() || self.state.waiting.is_some() {
             return decision;
         }
-        (context.slot, context.sequence) = self.shared.admission.claim(self.id());
+        (context.slot, context.sequence) = self.shared.sandboxes.admission.claim(self.id());
         decide_with(&context, self.state.clone())
+    }
+
+    /// Turns the notices of admission into reports to this driver.
+    fn slot_notices(&self) -> impl Fn(Notice) + Send + 'static {
+        let reports = self.report_sender.clone();
+        move |notice| {
+            let input = match notice {
+                Notice::Granted { sequence } => Input::SlotGranted { sequence },
+                Notice::Queued { sequence, limit, position } => {
+                    Input::SlotQueued { sequence, limit, position }
+                }
+                Notice::ReleaseRequested => Input::SlotReleaseRequested,
+            };
+            let _ = reports.send(TaskReport::Input(input, Vec::new()));
+        }
     }
 
     /// Reports the slot state to admission. `answered` when a release request was just decided.
     fn report_slot(&self, answered: bool) {
-        self.shared.admission.report(self.id(), &self.state, self.is_busy(), answered);
+        self.shared.sandboxes.admission.report(self.id(), &self.state, self.is_busy(), answered);
     }
 
     async fn on_command(&mut self, command: Command) -> ControlFlow {
@@ -280,26 +300,26 @@ impl Driver {
                 }
                 Ok(())
             }
-            TaskReport::Started { epoch, sandbox, start, started, writes } => {
+            TaskReport::Started { epoch, sandbox, start, writes } => {
                 let wanted = epoch == self.state.epoch
                     && matches!(self.state.sandbox, SandboxState::Starting { .. });
                 if !wanted {
                     self.discard_late(sandbox);
                     return Ok(());
                 }
-                self.on_running(epoch, &started).await;
+                self.on_running(epoch).await;
                 let decision = self.decide(|context, state| {
                     decide(state, Input::Started { epoch, start }, context)
                 });
                 self.commit_with_retry(decision, writes).await
             }
-            TaskReport::FoundRunning { epoch, started } => {
-                self.on_running(epoch, &started).await;
+            TaskReport::FoundRunning { epoch } => {
+                self.on_running(epoch).await;
                 self.input(Input::FoundRunning { epoch }).await
             }
             TaskReport::Connected { epoch, opened } => self.connected(epoch, *opened).await,
-            TaskReport::PolicyReady { epoch, socket, pass } => {
-                self.on_policy_ready(epoch, &socket, *pass);
+            TaskReport::DoorReady { epoch, door } => {
+                self.on_door_ready(epoch, door);
                 Ok(())
             }
             TaskReport::Reviewed => {
@@ -437,7 +457,7 @@ impl Driver {
                 // A task that still starts or saves something finds the channel closed and cleans
                 // up.
                 self.reports.close();
-                remove_now(&self.shared, &removals).await;
+                self.shared.removals.remove_now(&removals).await;
                 let _ = reply.send(Ok(()));
                 Err(DriverExit)
             }
@@ -466,6 +486,6 @@ fn snapshot_event(snapshot: &SnapshotId, kind: SnapshotKind, millis: u64) -> Eve
 impl Drop for Driver {
     fn drop(&mut self) {
         self.disconnect();
-        self.shared.admission.unregister(self.id());
+        self.shared.sandboxes.admission.unregister(self.id());
     }
 }

@@ -25,7 +25,8 @@ async fn on_two(sessions: &Sessions, prompt: &str) -> Session {
 #[tokio::test]
 async fn session_can_push_to_each_repository() {
     let harness = Harness::new().await;
-    let sessions = harness.serve().await;
+    let ServerParts { repositories, sessions, .. } =
+        harness.serve_parts(harness.lease().await).await;
     let session = on_two(&sessions, "hello").await;
     let shown: Vec<_> =
         session.repositories.iter().map(|one| (one.name.as_str(), one.url.as_str())).collect();
@@ -45,8 +46,9 @@ async fn session_can_push_to_each_repository() {
     assert!(
         pass.repositories.iter().all(|access| access.branch.as_deref() == Some(&session.branch))
     );
-    assert_eq!(harness.fake.starts().last().unwrap().state.as_deref(), Some("demo"));
-    let refused = sessions.repository_delete("lib").await.unwrap_err();
+    let demo = StateVolume::Repository("demo".parse().unwrap());
+    assert_eq!(harness.fake.created().last().unwrap().state, Some(demo));
+    let refused = repositories.delete("lib").await.unwrap_err();
     assert_eq!(refused.code(), "in_use", "the second repository is in use too");
 }
 
@@ -109,7 +111,7 @@ async fn session_without_repository_gets_empty_folder() {
     until(&sessions, &session.id, ended).await;
     let boot = harness.fake.boot(&sandbox(&sessions, &session.id).await).unwrap();
     assert_eq!((boot.start, boot.repositories.len()), (BootStart::Fresh, 0));
-    let order = harness.fake.starts().last().unwrap().clone();
+    let order = harness.fake.created().last().unwrap().clone();
     assert_eq!((order.from, order.state), (StartFrom::Image("claude".into()), None));
     assert_eq!(sessions.diff(&session.id).await.unwrap(), "");
     let snapshot = sessions.pause(&session.id).await.unwrap();
@@ -172,18 +174,16 @@ async fn standalone_snapshot_survives_session_started_from_it() {
     let sessions = harness.serve().await;
     // A snapshot of a standalone sandbox.
     let (sandbox, snapshot) = (SandboxId::random(), harvest_proto::SnapshotId::random());
-    let order = harvest_session::provider::StartSpec {
-        sandbox: sandbox.clone(),
-        from: StartFrom::Image("claude".into()),
-        state: None,
-    };
-    harness.fake.start(order).await.unwrap();
+    let (by_user, order) = (SandboxOwner::Standalone, CreateSandbox::default());
+    let spec = SandboxSpec::standalone(sandbox.clone(), by_user, None, order).unwrap();
+    harness.fake.create(spec).await.unwrap();
     harness.fake.snapshot_and_remove(&sandbox, &snapshot, SnapshotKind::Pause).await.unwrap();
     let create = CreateSession { from: Some(snapshot.clone()), ..CreateSession::default() };
     let session = sessions.create(create, ada()).await.unwrap();
     until_state(&sessions, &session.id, SessionState::Idle).await;
     sessions.delete(&session.id).await.unwrap();
-    assert!(harness.fake.snapshots_taken().iter().any(|(kept, _)| *kept == snapshot));
+    let left = harness.fake.can_start_from(&StartFrom::Snapshot(snapshot)).await.unwrap();
+    assert!(left, "the user's snapshot stays");
 }
 
 #[tokio::test]
@@ -234,16 +234,13 @@ async fn duplicate_or_unknown_repositories_are_refused() {
 #[tokio::test]
 async fn repository_with_missing_image_is_refused() {
     let harness = Harness::new().await;
-    let sessions = harness.serve().await;
+    let repositories = harness.serve_parts(harness.lease().await).await.repositories;
     let add = |image: &str| AddRepository {
         url: format!("https://example.org/{image}.git"),
         image: Some(image.to_owned()),
         ..AddRepository::default()
     };
-    assert_eq!(
-        sessions.repository_add(add("no-such-image")).await.unwrap_err().code(),
-        "not_found"
-    );
-    assert!(sessions.repository("no-such-image").await.is_err());
-    assert!(sessions.repository_add(add("claude")).await.is_ok());
+    assert_eq!(repositories.add(add("no-such-image")).await.unwrap_err().code(), "not_found");
+    assert!(repositories.get("no-such-image").await.is_err());
+    assert!(repositories.add(add("claude")).await.is_ok());
 }

@@ -63,7 +63,7 @@ async fn requests_during_delete_get_not_found() {
     first.unwrap();
     assert_eq!(second.unwrap_err().code(), "not_found");
     assert_eq!(pause.unwrap_err().code(), "not_found");
-    assert!(harness.fake.list().await.unwrap().is_empty());
+    assert!(harness.fake.sandboxes().is_empty());
     assert!(harness.fake.snapshots_taken().is_empty(), "no orphaned snapshot is left");
 }
 
@@ -88,21 +88,19 @@ async fn unreviewed_push_is_reviewed_after_restart() {
 #[tokio::test]
 async fn close_removes_sandbox_of_running_build() {
     let harness = Harness::new().await;
-    let sessions = harness.serve().await;
+    let ServerParts { repositories, sessions, .. } =
+        harness.serve_parts(harness.lease().await).await;
     harness.fake.set_boot_hanging();
-    let _build = sessions.repository_build("demo").await.unwrap();
+    let _build = repositories.build("demo").await.unwrap();
     let started = async {
-        while harness.fake.list().await.unwrap().is_empty() {
+        while harness.fake.sandboxes().is_empty() {
             tokio::task::yield_now().await;
         }
     };
     tokio::time::timeout(Duration::from_secs(20), started).await.expect("a build has a sandbox");
     sessions.close().await;
-    assert!(harness.fake.list().await.unwrap().is_empty());
-    assert!(
-        sessions.repository("demo").await.unwrap().build.is_none(),
-        "the build had not finished"
-    );
+    assert!(harness.fake.sandboxes().is_empty());
+    assert!(repositories.get("demo").await.unwrap().build.is_none(), "the build had not finished");
 }
 
 #[tokio::test]
@@ -132,7 +130,7 @@ async fn command_waits_for_reconnect_after_restart() {
     sessions.close().await;
     let sessions = harness.serve().await;
     let request = ExecRequest { argv: vec!["echo".into(), "hi".into()], ..ExecRequest::default() };
-    let lines: Vec<ExecLine> = sessions.exec(&id, request).await.unwrap().collect().await;
+    let lines: Vec<ExecLine> = exec(&sessions, &id, request).await.unwrap().collect().await;
     assert!(
         matches!(lines.last(), Some(ExecLine::Exited { exit: Exit::Code(0), .. })),
         "{lines:?}"
@@ -143,12 +141,12 @@ async fn command_waits_for_reconnect_after_restart() {
 async fn only_trusted_doors_wait_for_trusted_names() {
     let harness = Harness::new().await;
     let (sender, receiver) = tokio::sync::oneshot::channel();
-    let parts = harness.parts(harness.lease().await);
-    let sessions = Sessions::open_with_trusted(parts, async { receiver.await.unwrap_or_default() })
-        .await
-        .unwrap();
+    let dependencies = harness.dependencies(harness.lease().await);
+    let trusted = async { receiver.await.unwrap_or_default() };
+    let parts = ServerParts::open_with_trusted(dependencies, trusted).await.unwrap();
+    let ServerParts { repositories, sessions, .. } = parts;
     let url = "https://example.org/demo.git".to_owned();
-    sessions.repository_add(AddRepository { url, ..AddRepository::default() }).await.unwrap();
+    repositories.add(AddRepository { url, ..AddRepository::default() }).await.unwrap();
     let trusting = harness.session(&sessions, None).await.id;
     let (repository, network) = (Some("demo".to_owned()), Some(harvest_proto::NetworkPolicy::None));
     let create = CreateSession { repository, network, ..CreateSession::default() };
@@ -173,11 +171,11 @@ async fn only_trusted_doors_wait_for_trusted_names() {
 #[tokio::test]
 async fn repository_keeps_last_two_builds() {
     let harness = Harness::new().await;
-    let sessions = harness.serve().await;
+    let parts = harness.serve_parts(harness.lease().await).await;
     let mut built = Vec::new();
     for _ in 0..4 {
         let lines: Vec<harvest_proto::api::BuildLine> =
-            sessions.repository_build("demo").await.unwrap().collect().await;
+            parts.repositories.build("demo").await.unwrap().collect().await;
         let Some(harvest_proto::api::BuildLine::Built { build }) = lines.last() else {
             panic!("{lines:?}")
         };

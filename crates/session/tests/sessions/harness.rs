@@ -17,9 +17,9 @@ pub(crate) struct Harness {
 pub(crate) struct RecordingDoors(pub(crate) Mutex<Vec<DoorPolicy>>);
 
 impl Doors for RecordingDoors {
-    fn open(&self, _socket: &Path, pass: DoorPolicy) -> io::Result<Box<dyn Any + Send>> {
-        self.0.lock().unwrap().push(pass);
-        Ok(Box::new(()))
+    fn open(&self, _: Box<dyn DoorListener>, policy: DoorPolicy) -> Box<dyn Any + Send> {
+        self.0.lock().unwrap().push(policy);
+        Box::new(())
     }
 }
 
@@ -56,6 +56,15 @@ impl Forge for RecordingPulls {
     }
 }
 
+/// Runs a command in a session's sandbox.
+pub(crate) async fn exec(
+    sessions: &Sessions,
+    session: &SessionId,
+    request: ExecRequest,
+) -> Result<ExecLines, SessionError> {
+    Ok(sessions.sandbox_handle(session).await?.exec_lines(request, None).await?)
+}
+
 pub(crate) fn ada() -> Author {
     Author { name: "Ada".into(), email: "ada@example.org".into() }
 }
@@ -89,14 +98,19 @@ impl Harness {
     }
 
     pub(crate) async fn serve_with(&self, lease: Lease) -> Sessions {
-        let sessions = Sessions::open(self.parts(lease)).await.unwrap();
-        let url = "https://example.org/demo.git".to_owned();
-        let _may_exist =
-            sessions.repository_add(AddRepository { url, ..AddRepository::default() }).await;
-        sessions
+        self.serve_parts(lease).await.sessions
     }
 
-    pub(crate) fn parts(&self, lease: Lease) -> Dependencies {
+    /// As [`Harness::serve_with`], with accounts and repositories.
+    pub(crate) async fn serve_parts(&self, lease: Lease) -> ServerParts {
+        let parts = ServerParts::open(self.dependencies(lease)).await.unwrap();
+        let url = "https://example.org/demo.git".to_owned();
+        let _may_exist =
+            parts.repositories.add(AddRepository { url, ..AddRepository::default() }).await;
+        parts
+    }
+
+    pub(crate) fn dependencies(&self, lease: Lease) -> Dependencies {
         Dependencies {
             store: self.store.clone(),
             lease,

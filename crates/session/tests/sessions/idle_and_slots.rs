@@ -22,7 +22,7 @@ fn short_idle_freeze() -> Timeouts {
 
 async fn echo(sessions: &Sessions, session: &SessionId) -> Vec<ExecLine> {
     let request = ExecRequest { argv: vec!["echo".into(), "hi".into()], ..ExecRequest::default() };
-    sessions.exec(session, request).await.unwrap().collect().await
+    exec(sessions, session, request).await.unwrap().collect().await
 }
 
 #[tokio::test]
@@ -145,7 +145,7 @@ async fn queued_sessions_get_slots_in_order() {
     for turn in 0..6 {
         // The finished session becomes idle and frees its slot for the next one in the queue.
         let id = running[turn].clone();
-        assert!(harness.fake.list().await.unwrap().len() <= 2, "the limit is never exceeded");
+        assert!(harness.fake.sandboxes().len() <= 2, "the limit is never exceeded");
         harness.fake.finish_turn(&sandbox(&sessions, &id).await);
         if let Some(next) = ids.get(turn + 2) {
             until(&sessions, next, started).await;
@@ -178,7 +178,7 @@ async fn queue_order_survives_restart() {
     for pair in ids.windows(2) {
         harness.fake.finish_turn(&sandbox(&sessions, &pair[0]).await);
         until(&sessions, &pair[1], started).await;
-        assert_eq!(harness.fake.list().await.unwrap().len(), 1);
+        assert_eq!(harness.fake.sandboxes().len(), 1);
     }
 }
 
@@ -212,7 +212,7 @@ async fn session_with_running_command_keeps_its_slot() {
     until_state(&sessions, &first, SessionState::Idle).await;
     let request =
         ExecRequest { argv: vec!["sleep".into(), "600".into()], ..ExecRequest::default() };
-    let command = sessions.exec(&first, request).await.unwrap();
+    let command = exec(&sessions, &first, request).await.unwrap();
     let second = harness.session(&sessions, Some("hello")).await.id;
     until_reason(&sessions, &second, StateReason::LimitSandboxes).await;
     assert_eq!(sessions.get(&first).await.unwrap().state, SessionState::Idle);
@@ -236,7 +236,7 @@ async fn waiting_command_fails_when_session_is_paused() {
         until_reason(&sessions, &first, StateReason::LimitSandboxes).await;
         sessions.pause(&first).await.unwrap();
     };
-    let both = async { tokio::join!(sessions.exec(&first, request), pausing).0 };
+    let both = async { tokio::join!(exec(&sessions, &first, request), pausing).0 };
     let refused = tokio::time::timeout(Duration::from_secs(20), both)
         .await
         .expect("it does not wait for the slot");
@@ -339,7 +339,7 @@ async fn queued_prompts_run_after_server_shutdown() {
     until_state(&sessions, &idle, SessionState::Idle).await;
     sessions.suspend_all(Duration::from_secs(20)).await;
     let late = send(&sessions, &idle, "too late for this server").await;
-    assert!(harness.fake.list().await.unwrap().is_empty(), "every sandbox is saved");
+    assert!(harness.fake.sandboxes().is_empty(), "every sandbox is saved");
     sessions.close().await;
     let sessions = harness.serve().await;
     until_status(&sessions, &busy, &waiting, PromptStatus::Completed).await;

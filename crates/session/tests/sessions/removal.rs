@@ -3,7 +3,6 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use harvest_proto::SnapshotId;
-use harvest_session::provider::StartSpec;
 
 use super::*;
 
@@ -43,8 +42,7 @@ async fn interrupted_delete_is_finished_by_next_server() {
         assert!(matches!(sessions.get(&id).await, Err(SessionError::NotFound { .. })));
         // The server dies here, with part of the work done.
         drop(sessions);
-        let there =
-            (harness.fake.list().await.unwrap().len(), harness.fake.snapshots_taken().len());
+        let there = (harness.fake.sandboxes().len(), harness.fake.snapshots_taken().len());
         assert_eq!(there, left, "{failing:?}");
         let recorded = harness.store.removal_list().await.unwrap().len();
         assert_eq!(recorded, left.0 + left.1, "the remaining removals are recorded: {failing:?}");
@@ -53,7 +51,7 @@ async fn interrupted_delete_is_finished_by_next_server() {
         }
         let _sessions = harness.serve().await;
         eventually("everything is gone", || harness.fake.snapshots_taken().is_empty()).await;
-        assert!(harness.fake.list().await.unwrap().is_empty());
+        assert!(harness.fake.sandboxes().is_empty());
         removals_done(&harness).await;
     }
 }
@@ -144,11 +142,12 @@ async fn disks_of_another_store_are_not_removed() {
     harness.fake.set_owner_store("another");
     let sandbox = SandboxId::random();
     let from = StartFrom::Image("claude".into());
-    harness.fake.start(StartSpec { sandbox: sandbox.clone(), from, state: None }).await.unwrap();
+    let spec = SandboxSpec::of_session(sandbox.clone(), from, SandboxLimits::default());
+    harness.fake.create(spec).await.unwrap();
     let _sessions = harness.serve().await;
     eventually("the server has reclaimed space", || harness.fake.reclaims() > 0).await;
     assert_eq!(harness.fake.snapshots_taken().len(), 1);
-    assert_eq!(harness.fake.list().await.unwrap(), [sandbox]);
+    assert_eq!(harness.fake.sandboxes(), [sandbox]);
 }
 
 #[tokio::test]
@@ -201,11 +200,12 @@ async fn archived_session_keeps_newest_and_pinned_snapshots() {
 #[tokio::test]
 async fn removed_repository_loses_builds_and_state() {
     let harness = Harness::new().await;
-    let sessions = harness.serve().await;
-    let _lines: Vec<_> = sessions.repository_build("demo").await.unwrap().collect().await;
+    let ServerParts { repositories, sessions, .. } =
+        harness.serve_parts(harness.lease().await).await;
+    let _lines: Vec<_> = repositories.build("demo").await.unwrap().collect().await;
     assert_eq!(harness.fake.snapshots_taken().len(), 1);
     harness.fake.set_failing(FakeOp::SnapshotRemove, true);
-    sessions.repository_delete("demo").await.unwrap();
+    repositories.delete("demo").await.unwrap();
     assert_eq!(harness.fake.states_removed(), ["demo"]);
     drop(sessions);
     harness.fake.set_failing(FakeOp::SnapshotRemove, false);
@@ -252,10 +252,10 @@ async fn forge_copy_of_removed_repository_is_removed() {
     let harness = Harness::new().await;
     let forge = Arc::new(FakeForge::default());
     let serve = || async {
-        let parts = Dependencies { forge: forge.clone(), ..harness.parts(harness.lease().await) };
-        Sessions::open(parts).await.unwrap()
+        let dependencies = harness.dependencies(harness.lease().await);
+        ServerParts::open(Dependencies { forge: forge.clone(), ..dependencies }).await.unwrap()
     };
-    let sessions = serve().await;
+    let ServerParts { accounts, repositories, sessions, .. } = serve().await;
     let add = |name: &str, of: &str, secret: &str| AddRepository {
         url: format!("http://forge.example.org/{of}.git"),
         name: Some(name.parse().unwrap()),
@@ -264,30 +264,30 @@ async fn forge_copy_of_removed_repository_is_removed() {
     };
     for one in [add("one", "one", "KEY"), add("two", "one", "KEY"), add("three", "three", "OTHER")]
     {
-        sessions
+        accounts
             .secret_set(one.secret.as_ref().unwrap(), Secret::new("token".to_owned()))
             .await
             .unwrap();
-        sessions.repository_add(one).await.unwrap();
+        repositories.add(one).await.unwrap();
     }
     // Another repository has the same URL.
-    sessions.repository_delete("one").await.unwrap();
+    repositories.delete("one").await.unwrap();
     assert_eq!(*forge.removed.lock().unwrap(), Vec::<String>::new());
     forge.refuses.store(true, Ordering::SeqCst);
-    sessions.repository_delete("two").await.unwrap();
+    repositories.delete("two").await.unwrap();
     // A server that died right after recording the removal.
     sessions.close().await;
     drop(sessions);
     harness.store.repository_delete("three", Timestamp::from_millis(0)).await.unwrap();
     forge.refuses.store(false, Ordering::SeqCst);
-    let sessions = serve().await;
+    let parts = serve().await;
     eventually("both are gone", || forge.removed.lock().unwrap().len() == 2).await;
     let mut gone = forge.removed.lock().unwrap().clone();
     gone.sort();
     assert_eq!(gone, ["http://forge.example.org/one.git", "http://forge.example.org/three.git"]);
     removals_done(&harness).await;
     assert_eq!(
-        sessions.secret_list().await.unwrap(),
+        parts.accounts.secret_list().await.unwrap(),
         Vec::<String>::new(),
         "the secrets are removed too"
     );

@@ -16,7 +16,7 @@ async fn sandbox_crash_interrupts_prompt_and_recovers_disk() {
     assert_eq!(kind, SnapshotKind::Recovered);
     let next = send(&sessions, &id, "go on").await;
     until_status(&sessions, &id, &next, PromptStatus::Completed).await;
-    assert_eq!(harness.fake.starts()[1].from, StartFrom::Snapshot(recovered));
+    assert_eq!(harness.fake.created()[1].from, StartFrom::Snapshot(recovered));
     assert_eq!(harness.fake.prompts_run(), [first.id, next]);
     let events = all(&sessions, &id).await;
     assert_gapless(&events);
@@ -81,13 +81,13 @@ async fn sandbox_died_without_server_is_recovered() {
 async fn unsent_prompt_runs_once_after_restart() {
     let harness = Harness::new().await;
     let sessions = harness.serve().await;
-    harness.fake.set_failing(FakeOp::Dial, true);
+    harness.fake.set_failing(FakeOp::Connect, true);
     let id = harness.session(&sessions, Some("hello")).await.id;
     until(&sessions, &id, |event| matches!(event.body, EventBody::SandboxStarted { .. })).await;
     // The server dies with the prompt on disk and nothing sent.
     drop(sessions);
     assert!(harness.fake.prompts_run().is_empty());
-    harness.fake.set_failing(FakeOp::Dial, false);
+    harness.fake.set_failing(FakeOp::Connect, false);
     let sessions = harness.serve().await;
     until_state(&sessions, &id, SessionState::Idle).await;
     assert_eq!(harness.fake.prompts_run().len(), 1);

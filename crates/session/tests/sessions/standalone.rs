@@ -1,9 +1,8 @@
 //! Standalone sandboxes next to sessions.
 
-use harvest_proto::api::{CreateSandbox, ExecOnce};
 use harvest_session::{
-    Claim, Limits,
-    standalone::{HostError, Requester, Sandboxes, StandaloneSandboxes},
+    Claim, Limits, Sandboxes,
+    sandboxes::{Requester, SandboxError},
 };
 
 use super::{idle_and_slots::until_reason, *};
@@ -18,28 +17,28 @@ fn by(user: &str) -> Requester {
     Requester { user: Some(user.to_owned()), ..Requester::default() }
 }
 
-fn sandboxes(harness: &Harness, sessions: &Sessions) -> StandaloneSandboxes {
-    StandaloneSandboxes::new(Arc::new(harness.fake.clone())).with_admission(sessions)
+async fn serve(harness: &Harness) -> (Sessions, Sandboxes) {
+    let parts = harness.serve_parts(harness.lease().await).await;
+    (parts.sessions, parts.sandboxes)
 }
 
-async fn create(sandboxes: &StandaloneSandboxes, user: &str) -> Result<SandboxId, HostError> {
+async fn create(sandboxes: &Sandboxes, user: &str) -> Result<SandboxId, SandboxError> {
     Ok(sandboxes.create(&by(user), CreateSandbox::default()).await?.created.sandbox_id)
 }
 
-fn code<T>(answer: Result<T, HostError>) -> &'static str {
+fn code<T>(answer: Result<T, SandboxError>) -> &'static str {
     answer.err().map_or("no error", |error| error.code())
 }
 
 #[tokio::test]
 async fn standalone_sandbox_holds_slot_until_it_exits() {
     let harness = limited(1, None).await;
-    let sessions = harness.serve().await;
-    let sandboxes = sandboxes(&harness, &sessions);
+    let (sessions, sandboxes) = serve(&harness).await;
     for end in ["stop", "delete", "crash"] {
         let sandbox = create(&sandboxes, "ada@example.org").await.unwrap();
         assert_eq!(code(create(&sandboxes, "bob@example.org").await), "limit_sandboxes");
         assert_eq!(code(sandboxes.fork(&by("a"), &sandbox, 1).await), "limit_sandboxes");
-        let once = ExecOnce { argv: vec!["true".into()], ..ExecOnce::default() };
+        let once = ExecRequest { argv: vec!["true".into()], ..ExecRequest::default() };
         let impatient = sandboxes.clone().with_slot_timeout(Duration::ZERO);
         assert_eq!(code(impatient.exec_once(&by("a"), once, None).await), "limit_sandboxes");
         let waiting = harness.session(&sessions, Some("hello")).await.id;
@@ -64,15 +63,14 @@ async fn standalone_sandbox_holds_slot_until_it_exits() {
 #[tokio::test]
 async fn ephemeral_sandbox_holds_slot_during_command() {
     let harness = limited(1, None).await;
-    let sessions = harness.serve().await;
-    let sandboxes = sandboxes(&harness, &sessions);
+    let (_sessions, sandboxes) = serve(&harness).await;
     for _ in 0..3 {
-        let once = ExecOnce { argv: vec!["echo".into(), "hi".into()], ..ExecOnce::default() };
+        let once = ExecRequest { argv: vec!["echo".into(), "hi".into()], ..ExecRequest::default() };
         let lines: Vec<_> =
             sandboxes.exec_once(&by("a"), once, None).await.unwrap().collect().await;
         assert!(matches!(lines.last(), Some(ExecLine::Exited { .. })), "{lines:?}");
     }
-    let sleep = ExecOnce { argv: vec!["sleep".into(), "1000".into()], ..ExecOnce::default() };
+    let sleep = ExecRequest { argv: vec!["sleep".into(), "1000".into()], ..ExecRequest::default() };
     let running = sandboxes.exec_once(&by("a"), sleep, None).await.unwrap();
     assert_eq!(code(create(&sandboxes, "a").await), "limit_sandboxes");
     drop(running);
@@ -83,15 +81,17 @@ async fn ephemeral_sandbox_holds_slot_during_command() {
 #[tokio::test]
 async fn waiting_commands_all_get_a_slot() {
     let harness = limited(2, None).await;
-    let sessions = harness.serve().await;
-    let sandboxes = sandboxes(&harness, &sessions).with_slot_timeout(Duration::from_secs(3600));
+    let (_sessions, sandboxes) = serve(&harness).await;
+    let sandboxes = sandboxes.with_slot_timeout(Duration::from_secs(3600));
     let permanent = create(&sandboxes, "a").await.unwrap();
     let all: Vec<_> = (0..8)
         .map(|_| {
             let sandboxes = sandboxes.clone();
             tokio::spawn(async move {
-                let once =
-                    ExecOnce { argv: vec!["echo".into(), "hi".into()], ..ExecOnce::default() };
+                let once = ExecRequest {
+                    argv: vec!["echo".into(), "hi".into()],
+                    ..ExecRequest::default()
+                };
                 sandboxes.exec_once(&by("a"), once, None).await.unwrap().collect::<Vec<_>>().await
             })
         })
@@ -106,11 +106,10 @@ async fn waiting_commands_all_get_a_slot() {
 #[tokio::test]
 async fn running_standalone_sandboxes_count_after_restart() {
     let harness = limited(9, Some(1)).await;
-    let sessions = harness.serve().await;
-    let sandbox = create(&sandboxes(&harness, &sessions), "ada@example.org").await.unwrap();
+    let (sessions, sandboxes) = serve(&harness).await;
+    let sandbox = create(&sandboxes, "ada@example.org").await.unwrap();
     sessions.close().await;
-    let sessions = harness.serve().await;
-    let sandboxes = sandboxes(&harness, &sessions);
+    let (sessions, sandboxes) = serve(&harness).await;
     assert_eq!(code(create(&sandboxes, "ada@example.org").await), "limit_user");
     let waiting = harness.session(&sessions, Some("hello")).await.id;
     // Sessions of the same user wait too.
@@ -123,14 +122,13 @@ async fn running_standalone_sandboxes_count_after_restart() {
 #[tokio::test]
 async fn restored_sandbox_keeps_its_slot() {
     let harness = limited(1, None).await;
-    let sessions = harness.serve().await;
-    let sandboxes = sandboxes(&harness, &sessions);
+    let (_sessions, sandboxes) = serve(&harness).await;
     let sandbox = create(&sandboxes, "a").await.unwrap();
     let snapshot = sandboxes.snapshot(&Requester::default(), &sandbox).await.unwrap().id;
     sandboxes.restore(&sandbox, &snapshot).await.unwrap();
     assert_eq!(code(create(&sandboxes, "a").await), "limit_sandboxes");
     harness.fake.crash(&sandbox, "by itself");
-    while sandboxes.host().sandbox_wait(&sandbox).await.is_err()
+    while sandboxes.provider().wait(&sandbox).await.is_err()
         || create(&sandboxes, "a").await.is_err()
     {
         tokio::task::yield_now().await;
@@ -140,11 +138,11 @@ async fn restored_sandbox_keeps_its_slot() {
 #[tokio::test]
 async fn without_server_there_is_no_limit() {
     let harness = limited(1, None).await;
-    let sandboxes = StandaloneSandboxes::new(Arc::new(harness.fake.clone()));
+    let sandboxes = Sandboxes::without_server(Arc::new(harness.fake.clone()));
     for _ in 0..3 {
         sandboxes.create(&Requester::default(), CreateSandbox::default()).await.unwrap();
     }
-    assert_eq!(harness.fake.sandbox_list().await.unwrap().items.len(), 3);
+    assert_eq!(harness.fake.sandboxes().len(), 3);
 }
 
 /// A request with a claimed key.
@@ -160,24 +158,20 @@ async fn claimed(sessions: &Sessions, key: &str) -> Requester {
 #[tokio::test]
 async fn retry_after_crash_finds_or_creates_planned_sandbox() {
     let harness = limited(9, None).await;
-    let (mut sessions, order) = (harness.serve().await, CreateSandbox::default);
+    let (mut sessions, mut sandboxes) = serve(&harness).await;
+    let order = CreateSandbox::default;
     let first = claimed(&sessions, "k").await;
-    let created = sandboxes(&harness, &sessions).create(&first, order()).await.unwrap();
+    let created = sandboxes.create(&first, order()).await.unwrap();
     let planned = created.created.sandbox_id.clone();
     for created_before in [true, false] {
         // The server dies without an answer.
         sessions.close().await;
-        sessions = harness.serve().await;
+        (sessions, sandboxes) = serve(&harness).await;
         let again = claimed(&sessions, "k").await;
         assert_eq!(again.planned, [planned.to_string()]);
-        let sandboxes = sandboxes(&harness, &sessions);
         let found = sandboxes.create(&again, order()).await.unwrap();
         assert_eq!((found.created.sandbox_id, found.replayed), (planned.clone(), created_before));
-        assert_eq!(
-            harness.fake.sandbox_list().await.unwrap().items.len(),
-            1,
-            "one sandbox, not two"
-        );
+        assert_eq!(harness.fake.sandboxes().len(), 1, "one sandbox, not two");
         sandboxes.delete(&planned, false).await.unwrap();
     }
 }
@@ -185,19 +179,18 @@ async fn retry_after_crash_finds_or_creates_planned_sandbox() {
 #[tokio::test]
 async fn retry_after_crash_completes_missing_forks() {
     let harness = limited(9, None).await;
-    let mut sessions = harness.serve().await;
-    let source = create(&sandboxes(&harness, &sessions), "a").await.unwrap();
+    let (mut sessions, mut sandboxes) = serve(&harness).await;
+    let source = create(&sandboxes, "a").await.unwrap();
     let first = claimed(&sessions, "k").await;
-    let forks =
-        sandboxes(&harness, &sessions).fork(&first, &source, 3).await.unwrap().created.forks;
-    sandboxes(&harness, &sessions).delete(&forks[1], false).await.unwrap();
+    let forks = sandboxes.fork(&first, &source, 3).await.unwrap().created.forks;
+    sandboxes.delete(&forks[1], false).await.unwrap();
     for created_before in [false, true] {
         sessions.close().await;
-        sessions = harness.serve().await;
+        (sessions, sandboxes) = serve(&harness).await;
         let again = claimed(&sessions, "k").await;
-        let found = sandboxes(&harness, &sessions).fork(&again, &source, 3).await.unwrap();
+        let found = sandboxes.fork(&again, &source, 3).await.unwrap();
         assert_eq!((&found.created.forks, found.replayed), (&forks, created_before));
-        assert_eq!(harness.fake.sandbox_list().await.unwrap().items.len(), 4);
+        assert_eq!(harness.fake.sandboxes().len(), 4);
     }
     assert_eq!(harness.fake.snapshots_taken(), [], "the forks' snapshot is removed");
 }
@@ -205,15 +198,14 @@ async fn retry_after_crash_completes_missing_forks() {
 #[tokio::test]
 async fn running_forks_keep_slots_when_others_fail() {
     let harness = limited(4, None).await;
-    let mut sessions = harness.serve().await;
-    let source = create(&sandboxes(&harness, &sessions), "a").await.unwrap();
+    let (mut sessions, mut sandboxes) = serve(&harness).await;
+    let source = create(&sandboxes, "a").await.unwrap();
     let first = claimed(&sessions, "k").await;
-    let forks =
-        sandboxes(&harness, &sessions).fork(&first, &source, 3).await.unwrap().created.forks;
-    sandboxes(&harness, &sessions).delete(&forks[2], false).await.unwrap();
+    let forks = sandboxes.fork(&first, &source, 3).await.unwrap().created.forks;
+    sandboxes.delete(&forks[2], false).await.unwrap();
     sessions.close().await;
-    sessions = harness.serve().await;
-    let (again, sandboxes) = (claimed(&sessions, "k").await, sandboxes(&harness, &sessions));
+    (sessions, sandboxes) = serve(&harness).await;
+    let again = claimed(&sessions, "k").await;
     sandboxes.delete(&source, true).await.unwrap();
     assert!(sandboxes.fork(&again, &source, 3).await.is_err());
     // Two of four run.
@@ -224,12 +216,12 @@ async fn running_forks_keep_slots_when_others_fail() {
 #[tokio::test]
 async fn shutdown_refuses_waiting_commands() {
     let harness = limited(1, None).await;
-    let sessions = harness.serve().await;
-    let sandboxes = sandboxes(&harness, &sessions).with_slot_timeout(Duration::from_secs(3600));
+    let (sessions, sandboxes) = serve(&harness).await;
+    let sandboxes = sandboxes.with_slot_timeout(Duration::from_secs(3600));
     create(&sandboxes, "a").await.unwrap();
     let waiting = sandboxes.clone();
     let waiting = tokio::spawn(async move {
-        let once = ExecOnce { argv: vec!["true".into()], ..ExecOnce::default() };
+        let once = ExecRequest { argv: vec!["true".into()], ..ExecRequest::default() };
         code(waiting.exec_once(&by("a"), once, None).await)
     });
     tokio::task::yield_now().await;
@@ -240,12 +232,10 @@ async fn shutdown_refuses_waiting_commands() {
 #[tokio::test]
 async fn failed_create_frees_idempotency_key() {
     let harness = limited(9, None).await;
-    let sessions = harness.serve().await;
+    let (sessions, sandboxes) = serve(&harness).await;
     let requester = claimed(&sessions, "k").await;
-    harness.fake.set_failing(FakeOp::Start, true);
-    assert!(
-        sandboxes(&harness, &sessions).create(&requester, CreateSandbox::default()).await.is_err()
-    );
+    harness.fake.set_failing(FakeOp::Create, true);
+    assert!(sandboxes.create(&requester, CreateSandbox::default()).await.is_err());
     sessions.idempotency_release("k").await.unwrap();
     assert_eq!(sessions.idempotency_claim("k", b"another").await.unwrap(), Claim::New);
 }

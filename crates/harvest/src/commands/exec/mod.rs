@@ -3,8 +3,7 @@
 
 mod head_tail;
 mod outcome;
-mod sandbox;
-mod session;
+mod request;
 
 use std::collections::BTreeMap;
 
@@ -15,14 +14,7 @@ use outcome::{CommandOutcome, OutputSink};
 
 pub(crate) async fn run(ctx: &Invocation, args: ExecArgs) -> Result<u8> {
     let sink = OutputSink::new(ctx.print.json);
-    let target = args.target.clone();
-    let result = match target.as_deref() {
-        Some(session) if !session.starts_with("sbx_") => {
-            session::run(ctx, args, session, sink).await
-        }
-        _ => sandbox::run(ctx, args, sink).await,
-    };
-    match result {
+    match request::run(ctx, args, sink).await {
         // `--json` prints a document also for Harvest's own failures.
         Err(error) if ctx.print.json && !crate::printer::is_broken_pipe(&error) => {
             ctx.print.error(&error);

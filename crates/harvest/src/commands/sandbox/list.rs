@@ -61,7 +61,7 @@ fn row(sandbox: &Sandbox, now: Timestamp) -> Vec<String> {
         sandbox.id.to_string(),
         state.to_owned(),
         sandbox.image.clone().unwrap_or_else(|| "–".to_owned()),
-        sandbox.owner.clone(),
+        sandbox.owner.to_string(),
         network.to_owned(),
         age(now.since(sandbox.created_at).as_secs()),
     ]

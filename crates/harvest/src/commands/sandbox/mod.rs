@@ -8,7 +8,10 @@ use anyhow::{Result, anyhow, bail};
 use harvest_engine::{EngineError, Limits, Network, Origin, Owner, Spec};
 use harvest_proto::{
     SandboxId,
-    api::{CreateSandbox, CreatedSandbox, Sandbox, SandboxLimits, SandboxList, SandboxStatus},
+    api::{
+        CreateSandbox, CreatedSandbox, Sandbox, SandboxLimits, SandboxList, SandboxOwner,
+        SandboxStatus,
+    },
 };
 use serde_json::json;
 
@@ -118,8 +121,8 @@ async fn stop(ctx: &Invocation, backend: &Backend, typed: &[String]) -> Result<(
     for id in &ids {
         let stopped: Sandbox =
             backend.post(&format!("/v1/sandboxes/{id}/stop"), &json!({})).await?;
-        ctx.print.note(match stopped.owner.as_str() {
-            "you" => format!("Stopped {id}; its disk is kept"),
+        ctx.print.note(match stopped.owner {
+            SandboxOwner::Standalone => format!("Stopped {id}; its disk is kept"),
             _ => format!("Stopped {id}; its disk is removed with the process that started it"),
         });
     }
@@ -154,7 +157,7 @@ async fn remove(
             let list: SandboxList = backend.get("/v1/sandboxes").await?;
             list.items
                 .into_iter()
-                .filter(|sandbox| sandbox.owner == "you")
+                .filter(|sandbox| sandbox.owner == SandboxOwner::Standalone)
                 .map(|sandbox| sandbox.id)
                 .collect()
         }
@@ -190,8 +193,8 @@ async fn resolve_own(
             let hint = format!("`harvest sandbox rm --force {id}` removes the rest of it");
             bail!(Advice::new(damaged.error.clone(), hint));
         }
-        if !force && list.items.iter().any(|sandbox| sandbox.id == id && sandbox.owner == "session")
-        {
+        let of_session = |sandbox: &Sandbox| sandbox.owner == SandboxOwner::Session;
+        if !force && list.items.iter().any(|sandbox| sandbox.id == id && of_session(sandbox)) {
             let hint = "`harvest terminate SESSION` stops a session's sandbox and saves its disk";
             bail!(Advice::new(format!("cannot {verb} {id}: it belongs to a session"), hint));
         }

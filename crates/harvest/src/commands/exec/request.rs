@@ -1,0 +1,234 @@
+//! Sends the command of `harvest exec`, with standard input of any length, and prints its output. A
+//! fresh sandbox is removed however this process ends.
+
+use std::{
+    io::Read,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use base64::{Engine, prelude::BASE64_STANDARD};
+use futures_util::{StreamExt, stream};
+use harvest_engine::supervisor_client::Output;
+use harvest_proto::{
+    SandboxId,
+    api::{CreateSandbox, ExecLine, ExecRequest},
+    bridge::{Fault, FaultCode},
+};
+use harvest_server::in_process::{ByteStream, RequestBody};
+use reqwest::Method;
+use tokio::{
+    signal::unix::{SignalKind, signal},
+    sync::mpsc,
+};
+
+use super::{
+    outcome::{CommandOutcome, OutputSink},
+    variables,
+};
+use crate::{
+    Invocation,
+    backend::Backend,
+    cli::ExecArgs,
+    client::Client,
+    follow::Lines,
+    images,
+    printer::{Advice, is_broken_pipe},
+    resolve,
+};
+
+/// Content type: one JSON line with the command, followed by its standard input.
+const EXEC_WITH_STDIN: &str = "application/vnd.harvest.exec";
+
+/// The exit code of SIGPIPE, which a local command would get.
+const BROKEN_PIPE: u8 = 128 + 13;
+
+pub(super) async fn run(ctx: &Invocation, args: ExecArgs, sink: OutputSink) -> Result<u8> {
+    let backend = match args.target.as_deref() {
+        Some(target) if is_session(target) => Backend::from_client(Client::find(&ctx.config)?),
+        _ => Backend::find(&ctx.config)?,
+    };
+    // Dropping the response kills the command and removes a fresh sandbox.
+    let code = tokio::select! {
+        code = exec(ctx, &backend, args, sink) => code,
+        code = signal_exit_code() => code,
+    };
+    backend.wait_for_cleanup().await;
+    match code {
+        Err(error) if is_broken_pipe(&error) => Ok(BROKEN_PIPE),
+        other => other,
+    }
+}
+
+fn is_session(target: &str) -> bool {
+    !target.starts_with("sbx_")
+}
+
+async fn exec(ctx: &Invocation, backend: &Backend, args: ExecArgs, sink: OutputSink) -> Result<u8> {
+    let (began, with_stdin, target) = (Instant::now(), args.stdin, args.target.clone());
+    if target.is_some() && (args.limits.is_any_set() || args.volumes.is_any_set()) {
+        let hint = "omit the sandbox or session to use a fresh sandbox";
+        bail!(Advice::new("limits and volumes of an existing sandbox cannot be changed", hint));
+    }
+    let (path, sandbox) = match (target.as_deref(), backend) {
+        (Some(session), Backend::Remote { client, .. }) if is_session(session) => {
+            let id = resolve::session(client, session).await?;
+            (format!("/v1/sessions/{id}/exec"), client.session(&id).await?.sandbox)
+        }
+        (Some(typed), _) => {
+            let id = resolve::sandbox(backend, typed).await?;
+            (format!("/v1/sandboxes/{id}/exec"), Some(id))
+        }
+        (None, _) => ("/v1/exec".to_owned(), None),
+    };
+    let sandbox_order = match target {
+        Some(_) => None,
+        None => Some(Box::new(CreateSandbox {
+            image: Some(images::ensure(backend, &args.image, ctx.print).await?),
+            limits: args.limits.limits(),
+            network: args.net.network(),
+            volumes: args.volumes.volumes.clone(),
+            state: Some(!args.volumes.no_state),
+            ..CreateSandbox::default()
+        })),
+    };
+    let command = ExecRequest { sandbox: sandbox_order, ..request(args)? };
+    let command = serde_json::to_vec(&command)?;
+    let sent = match with_stdin {
+        true => RequestBody::Stream(EXEC_WITH_STDIN, with_stdin_stream(command)),
+        false => RequestBody::Json(command),
+    };
+    let lines = backend.lines(Method::POST, &path, sent).await?;
+    RunningCommand { ctx, lines, sink, sandbox, began }.finish().await
+}
+
+/// Waits for a signal to exit; returns the exit code.
+async fn signal_exit_code() -> Result<u8> {
+    let listen = |kind| signal(kind).context("cannot listen for signals");
+    let mut interrupt = listen(SignalKind::interrupt())?;
+    let mut terminate = listen(SignalKind::terminate())?;
+    let mut hangup = listen(SignalKind::hangup())?;
+    Ok(tokio::select! {
+        _ = interrupt.recv() => 130,
+        _ = terminate.recv() => 143,
+        _ = hangup.recv() => 129,
+    })
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn request(args: ExecArgs) -> Result<ExecRequest> {
+    Ok(ExecRequest {
+        env: variables(&args.env)?,
+        argv: args.command,
+        code: args.code,
+        lang: args.lang.map(Into::into),
+        cwd: args.workdir,
+        user: args.user,
+        timeout_millis: args.timeout.map(millis),
+        ..ExecRequest::default()
+    })
+}
+
+/// The command as one line, followed by standard input as it arrives.
+fn with_stdin_stream(mut command: Vec<u8>) -> ByteStream {
+    command.push(b'\n');
+    let (pieces, waiting) = mpsc::channel(2);
+    // Not joined: it may still read from a terminal after the command has ended.
+    std::thread::spawn(move || feed(&pieces));
+    let input =
+        stream::unfold(
+            waiting,
+            |mut waiting| async move { Some((waiting.recv().await?, waiting)) },
+        );
+    stream::iter([Ok(command)]).chain(input).boxed()
+}
+
+fn feed(pieces: &mpsc::Sender<std::io::Result<Vec<u8>>>) {
+    let mut stdin = std::io::stdin().lock();
+    let mut buffer = vec![0u8; 64 * 1024];
+    loop {
+        let piece = match stdin.read(&mut buffer) {
+            Ok(length @ 1..) => Ok(buffer[..length].to_vec()),
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+            // A read error counts as the end of input.
+            Ok(0) | Err(_) => return,
+        };
+        // The command has ended.
+        if pieces.blocking_send(piece).is_err() {
+            return;
+        }
+    }
+}
+
+struct RunningCommand<'a> {
+    ctx: &'a Invocation,
+    lines: Lines,
+    sink: OutputSink,
+    sandbox: Option<SandboxId>,
+    began: Instant,
+}
+
+impl RunningCommand<'_> {
+    async fn finish(mut self) -> Result<u8> {
+        let outcome = loop {
+            let Some(line) = self.lines.json::<ExecLine>().await? else {
+                bail!("the response ended before the command finished");
+            };
+            if let Some(outcome) = self.handle(line)? {
+                break outcome;
+            }
+        };
+        let sandbox = self.sandbox.map(|sandbox| sandbox.to_string());
+        let code = self.sink.finish(self.ctx.print, &outcome, sandbox.as_deref())?;
+        // The response ends once a fresh sandbox is removed; later lines do not change the result.
+        while let Ok(Some(_)) = self.lines.json::<ExecLine>().await {}
+        Ok(code)
+    }
+
+    fn handle(&mut self, line: ExecLine) -> Result<Option<CommandOutcome>> {
+        Ok(match line {
+            ExecLine::Started { sandbox, warnings } => {
+                self.sandbox = Some(sandbox);
+                for warning in warnings {
+                    self.ctx.print.note(format!("warning: {warning}"));
+                }
+                None
+            }
+            ExecLine::Stdout { data } => {
+                self.sink.write(Output::Stdout, &bytes(&data)?)?;
+                None
+            }
+            ExecLine::Stderr { data } => {
+                self.sink.write(Output::Stderr, &bytes(&data)?)?;
+                None
+            }
+            ExecLine::Exited { exit, millis, reason } => Some(match reason {
+                Some(reason) => CommandOutcome::exited(exit, millis).with_reason(reason),
+                None => CommandOutcome::exited(exit, millis),
+            }),
+            ExecLine::Failed { code, message } if code == "sandbox_ended" => {
+                Some(CommandOutcome::crashed(message, millis(self.began.elapsed())))
+            }
+            ExecLine::Failed { code, message } => {
+                Some(CommandOutcome::refused(&Fault::new(fault(&code), message)))
+            }
+        })
+    }
+}
+
+fn bytes(data: &str) -> Result<Vec<u8>> {
+    BASE64_STANDARD.decode(data).context("the server sent output that is not base64")
+}
+
+/// Maps the API's error code of a command that could not start.
+fn fault(code: &str) -> FaultCode {
+    match code {
+        "not_executable" => FaultCode::NotExecutable,
+        "denied" => FaultCode::Denied,
+        "not_found" => FaultCode::NotFound,
+        _ => FaultCode::System,
+    }
+}

@@ -1,0 +1,82 @@
+//! The local provider: sandboxes, snapshots, images and volumes on this machine, run by the engine.
+//! Calls the synchronous engine on blocking threads and translates its results; contains no policy.
+
+mod connect;
+mod doctor;
+mod errors;
+mod freeze;
+mod host;
+mod images;
+mod sandboxes;
+mod snapshots;
+mod spec;
+
+use std::{io, path::PathBuf, sync::Arc};
+
+use harvest_engine::{Engine, EngineError};
+use harvest_session::sandboxes::SandboxError;
+use tokio::{
+    sync::{Mutex, Semaphore},
+    task::spawn_blocking,
+};
+
+pub use doctor::program_findings;
+pub use host::host_findings;
+
+use errors::sandbox_error;
+
+// Each start holds a thread. The zygote starts sandboxes one at a time; a few more prepare
+// meanwhile.
+const CONCURRENT_STARTS: usize = 8;
+
+/// The built-in image recipes.
+#[derive(Clone)]
+pub struct Recipes {
+    pub names: Vec<String>,
+    /// Writes all recipes into one folder, as they refer to each other, and returns its path.
+    pub write_all: Arc<dyn Fn() -> io::Result<PathBuf> + Send + Sync>,
+}
+
+/// Sandboxes on this machine.
+#[derive(Clone)]
+pub struct Local {
+    engine: Engine,
+    recipes: Recipes,
+    starts: Arc<Semaphore>,
+    counting: Arc<Mutex<()>>,
+}
+
+impl Local {
+    #[must_use]
+    pub fn new(engine: Engine, recipes: Recipes) -> Self {
+        Self {
+            engine,
+            recipes,
+            starts: Arc::new(Semaphore::new(CONCURRENT_STARTS)),
+            counting: Arc::default(),
+        }
+    }
+
+    /// Runs `work` on a blocking thread.
+    async fn work<T: Send + 'static>(
+        &self,
+        doing: impl Into<String>,
+        work: impl FnOnce(&Engine) -> Result<T, SandboxError> + Send + 'static,
+    ) -> Result<T, SandboxError> {
+        let engine = self.engine.clone();
+        let done = spawn_blocking(move || work(&engine)).await;
+        done.unwrap_or_else(|panicked| Err(SandboxError::failed(doing, panicked)))
+    }
+
+    /// Makes one engine call on a blocking thread.
+    async fn engine<T: Send + 'static>(
+        &self,
+        doing: impl Into<String>,
+        call: impl FnOnce(&Engine) -> Result<T, EngineError> + Send + 'static,
+    ) -> Result<T, SandboxError> {
+        let doing = doing.into();
+        let same = doing.clone();
+        self.work(doing, move |engine| call(engine).map_err(|error| sandbox_error(same, error)))
+            .await
+    }
+}

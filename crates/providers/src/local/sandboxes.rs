@@ -1,0 +1,289 @@
+//! Sandboxes on this machine.
+
+use async_trait::async_trait;
+use harvest_engine::{
+    EndWait, Engine, EngineError, Network, Running, SandboxState, Spec, VolumeName,
+    WAIT_RETRY_DELAY,
+};
+use harvest_gateway::{DoorListener, DoorSocket};
+use harvest_proto::{
+    SandboxId, SnapshotId,
+    api::{DamagedSandbox, Sandbox, SandboxList},
+    event::SnapshotKind,
+};
+use harvest_session::{
+    error_chain,
+    sandboxes::{
+        BridgeStream, Created, Found, FreezeControl, Host, ListedSandbox, SandboxError,
+        SandboxProvider, SandboxSpec, Snapshots, StartFrom,
+    },
+};
+use tokio::net::{UnixStream, unix::pipe};
+
+use super::{
+    Local,
+    connect::{connect, connect_blocking},
+    errors::sandbox_error,
+    spec::{api_sandbox, engine_spec, owner},
+};
+
+const STARTING: &str = "cannot start a sandbox";
+
+#[async_trait]
+impl SandboxProvider for Local {
+    fn name(&self) -> &'static str {
+        "local"
+    }
+
+    async fn create(&self, spec: SandboxSpec) -> Result<Created, SandboxError> {
+        let (spec, state) = engine_spec(spec)?;
+        let _permit = self.starts.acquire().await.expect("the semaphore is never closed");
+        let started = self.engine(STARTING, move |engine| start(engine, spec, state));
+        Ok(started.await?.0)
+    }
+
+    async fn create_connected(
+        &self,
+        spec: SandboxSpec,
+    ) -> Result<(Created, Box<dyn BridgeStream>), SandboxError> {
+        let (spec, state) = engine_spec(spec)?;
+        let _permit = self.starts.acquire().await.expect("the semaphore is never closed");
+        let started = self.work(STARTING, move |engine| {
+            let failed = |error| sandbox_error(STARTING.to_owned(), error);
+            let (created, running) = start(engine, spec, state).map_err(failed)?;
+            // On the same thread, which saves a hop before the first command.
+            let stream = connect_blocking(&running.bridge);
+            Ok((created, stream.map_err(|error| SandboxError::failed(STARTING, error))?))
+        });
+        let (created, stream) = started.await?;
+        let stream = UnixStream::from_std(stream);
+        let stream = stream.map_err(|error| SandboxError::failed(STARTING, error))?;
+        Ok((created, Box::new(stream)))
+    }
+
+    async fn find(&self, sandbox: &SandboxId) -> Result<Found, SandboxError> {
+        Ok(match self.state(sandbox).await? {
+            SandboxState::Running(_) => Found::Running,
+            SandboxState::Dead { reason } => Found::Dead { reason },
+            SandboxState::Gone => Found::Gone,
+        })
+    }
+
+    async fn get(&self, sandbox: &SandboxId) -> Result<Sandbox, SandboxError> {
+        let id = sandbox.clone();
+        self.work(format!("cannot inspect {sandbox}"), move |engine| get(engine, &id)).await
+    }
+
+    async fn get_all(&self) -> Result<SandboxList, SandboxError> {
+        self.engine("cannot list sandboxes", list).await
+    }
+
+    async fn list(&self) -> Result<Vec<ListedSandbox>, SandboxError> {
+        let owners = self.engine("cannot list sandboxes", Engine::owners).await?;
+        let listed = owners.into_iter().map(|(id, engine_owner, made_by)| ListedSandbox {
+            id,
+            owner: owner(engine_owner),
+            made_by,
+        });
+        Ok(listed.collect())
+    }
+
+    async fn connect(&self, sandbox: &SandboxId) -> Result<Box<dyn BridgeStream>, SandboxError> {
+        match connect(&self.running(sandbox).await?.bridge).await {
+            Ok(stream) => Ok(Box::new(stream)),
+            Err(error) => {
+                let doing = format!("cannot connect to the supervisor of {sandbox}");
+                Err(SandboxError::failed(doing, error))
+            }
+        }
+    }
+
+    async fn listen(&self, sandbox: &SandboxId) -> Result<Box<dyn DoorListener>, SandboxError> {
+        match DoorSocket::bind(&self.running(sandbox).await?.door) {
+            Ok(socket) => Ok(Box::new(socket)),
+            Err(error) => {
+                Err(SandboxError::failed(format!("cannot open the door of {sandbox}"), error))
+            }
+        }
+    }
+
+    async fn wait(&self, sandbox: &SandboxId) -> Result<String, SandboxError> {
+        let doing = || format!("cannot wait for {sandbox}");
+        loop {
+            let id = sandbox.clone();
+            let asked = match self.engine(doing(), move |engine| engine.wait_begin(&id)).await? {
+                EndWait::Ended(reason) => return Ok(reason),
+                EndWait::Pending(asked) => asked,
+            };
+            // Waits without a thread, because this lasts as long as the sandbox. The runtime can
+            // wait for any readable descriptor as a pipe.
+            let system = |error: std::io::Error| SandboxError::failed(doing(), error);
+            let asked = pipe::Receiver::from_owned_fd_unchecked(asked).map_err(system)?;
+            asked.readable().await.map_err(system)?;
+            let asked = asked.into_blocking_fd().map_err(system)?;
+            let answer = self
+                .engine
+                .wait_finish(sandbox, &asked)
+                .map_err(|error| sandbox_error(doing(), error))?;
+            if let Some(reason) = answer {
+                return Ok(reason);
+            }
+            tokio::time::sleep(WAIT_RETRY_DELAY).await;
+        }
+    }
+
+    async fn stop(&self, sandbox: &SandboxId) -> Result<(), SandboxError> {
+        let id = sandbox.clone();
+        self.engine(format!("cannot stop {sandbox}"), move |engine| engine.kill(&id)).await
+    }
+
+    async fn restart(&self, sandbox: &SandboxId) -> Result<(), SandboxError> {
+        let id = sandbox.clone();
+        self.engine(format!("cannot start {sandbox}"), move |engine| {
+            let running = || matches!(engine.find(&id), Ok(SandboxState::Running(_)));
+            match engine.restart(&id) {
+                Ok(_) => Ok(()),
+                // It was never stopped, or a concurrent request or a crashed server started it.
+                Err(_) if running() => Ok(()),
+                Err(error) => Err(error),
+            }
+        })
+        .await
+    }
+
+    async fn snapshot_and_remove(
+        &self,
+        sandbox: &SandboxId,
+        snapshot: &SnapshotId,
+        _kind: SnapshotKind,
+    ) -> Result<(), SandboxError> {
+        let (id, snapshot) = (sandbox.clone(), snapshot.clone());
+        let doing = format!("cannot save the disk of {sandbox}");
+        self.engine(doing, move |engine| engine.stop_and_save(&id, &snapshot)).await.map(drop)
+    }
+
+    async fn remove(&self, sandbox: &SandboxId) -> Result<(), SandboxError> {
+        let id = sandbox.clone();
+        self.engine(format!("cannot remove {sandbox}"), move |engine| engine.remove(&id)).await
+    }
+
+    async fn can_start_from(&self, from: &StartFrom) -> Result<bool, SandboxError> {
+        let from = from.clone();
+        self.engine("cannot look up the image or snapshot", move |engine| match from {
+            StartFrom::Image(name) => engine.image(&name).map(|image| image.is_some()),
+            StartFrom::Snapshot(id) => engine.snapshot(&id).map(|snapshot| snapshot.is_some()),
+        })
+        .await
+    }
+
+    async fn exceeded_limit(&self, sandbox: &SandboxId) -> Option<String> {
+        let id = sandbox.clone();
+        let stopped = self
+            .engine("cannot read why it stopped", move |engine| engine.last_disk_limit_stop(&id))
+            .await
+            .ok()??;
+        Some(format!("disk limit of {} bytes reached", stopped.limit_bytes))
+    }
+
+    fn snapshots(&self) -> Option<&dyn Snapshots> {
+        Some(self)
+    }
+
+    fn freeze_control(&self) -> Option<&dyn FreezeControl> {
+        Some(self)
+    }
+
+    fn host(&self) -> Option<&dyn Host> {
+        Some(self)
+    }
+}
+
+impl Local {
+    async fn state(&self, sandbox: &SandboxId) -> Result<SandboxState, SandboxError> {
+        let id = sandbox.clone();
+        self.engine(format!("cannot find {sandbox}"), move |engine| engine.find(&id)).await
+    }
+
+    async fn running(&self, sandbox: &SandboxId) -> Result<Running, SandboxError> {
+        match self.state(sandbox).await? {
+            SandboxState::Running(running) => Ok(running),
+            SandboxState::Dead { .. } => Err(SandboxError::NotRunning { sandbox: sandbox.clone() }),
+            SandboxState::Gone => Err(SandboxError::no_sandbox(sandbox)),
+        }
+    }
+}
+
+/// Starts a sandbox; blocks. Without `/mnt/state`, plus a warning, when the host cannot provide it:
+/// working without a cache is better than not at all.
+fn start(
+    engine: &Engine,
+    mut spec: Spec,
+    state: Option<VolumeName>,
+) -> Result<(Created, Running), EngineError> {
+    let (asked_for, mut warnings) = (spec.volumes.clone(), Vec::new());
+    if spec.network == Network::Host {
+        warnings
+            .push("it can reach everything the host can, including the host's loopback".to_owned());
+    }
+    let without = |error: &EngineError| {
+        tracing::warn!(error = error_chain(error), "a sandbox starts without /mnt/state");
+        format!("without /mnt/state: {}", error_chain(error))
+    };
+    match state.map(|state| engine.state(&state)) {
+        Some(Ok(state)) => spec.volumes.push(state),
+        Some(Err(error)) => warnings.push(without(&error)),
+        None => {}
+    }
+    let running = match engine.start(&spec) {
+        Err(error) if is_volume_error(&error) && spec.volumes.len() > asked_for.len() => {
+            spec.volumes = asked_for;
+            // The state volume was the cause only if the start without it succeeds.
+            let running = engine.start(&spec)?;
+            warnings.push(without(&error));
+            running
+        }
+        other => other?,
+    };
+    Ok((Created { warnings }, running))
+}
+
+fn is_volume_error(error: &EngineError) -> bool {
+    use EngineError as Error;
+    matches!(error, Error::VolumeTool { .. } | Error::VolumeMissing { .. } | Error::File { .. })
+}
+
+fn list(engine: &Engine) -> Result<SandboxList, EngineError> {
+    let images = engine.images()?;
+    let mut list = SandboxList::default();
+    for id in engine.list()? {
+        match engine.inspect(&id) {
+            // One unreadable record must not hide the others.
+            Err(error @ EngineError::Record { .. }) => {
+                list.damaged.push(DamagedSandbox { id, error: error_chain(&error) });
+            }
+            // `None`: removed between listing and inspecting.
+            found => list.items.extend(found?.map(|sandbox| api_sandbox(sandbox, &images))),
+        }
+    }
+    list.items.sort_by_key(|sandbox| std::cmp::Reverse(sandbox.created_at));
+    Ok(list)
+}
+
+fn get(engine: &Engine, id: &SandboxId) -> Result<Sandbox, SandboxError> {
+    let found = inspect(engine, id)?;
+    let images =
+        engine.images().map_err(|error| sandbox_error("cannot list images".to_owned(), error))?;
+    Ok(api_sandbox(found, &images))
+}
+
+fn inspect(engine: &Engine, id: &SandboxId) -> Result<harvest_engine::Inspected, SandboxError> {
+    match engine.inspect(id) {
+        Ok(Some(found)) => Ok(found),
+        Ok(None) => Err(SandboxError::no_sandbox(id)),
+        Err(error @ EngineError::Record { .. }) => {
+            let hint = format!("`harvest sandbox rm --force {id}` removes what is left of it");
+            Err(SandboxError::conflict("record_damaged", error_chain(&error), hint))
+        }
+        Err(error) => Err(sandbox_error(format!("cannot inspect {id}"), error)),
+    }
+}

@@ -1,0 +1,111 @@
+//! Blobs: the full text of which an event holds only the ends. A blob is fetched from the sandbox
+//! and stored before its event, so that a stored event never names a missing blob.
+
+use std::{sync::Arc, time::Duration};
+
+use harvest_proto::{SessionId, bridge::OutboxEvent, event::Blob};
+use harvest_store::StoreError;
+use tokio::sync::mpsc;
+
+use crate::{
+    bridge::{Bridge, BridgeError, OwnerMessage},
+    context::Shared,
+    error_chain::error_chain,
+    wall_clock::now,
+};
+
+// Of all blobs of a session; beyond it events have no blob.
+const QUOTA_BYTES: u64 = 64 * 1024 * 1024;
+
+// Longer than any line of an agent that a supervisor reads.
+const MAX_BLOB_BYTES: u64 = 16 * 1024 * 1024;
+
+// One batch of the driver. The supervisor has at most 2 MiB in flight.
+const QUEUED_MESSAGES: usize = 256;
+
+const MAX_DELAY: Duration = Duration::from_secs(10);
+
+/// Another server has taken over, or the session or the connection is gone.
+struct Detached;
+
+/// Forwards the messages of a bridge in order, each after its blob is stored. Ends with the bridge
+/// or its receiver.
+pub(super) fn store_blobs(
+    shared: &Arc<Shared>,
+    session: SessionId,
+    bridge: Bridge,
+    mut messages: mpsc::Receiver<OwnerMessage>,
+) -> mpsc::Receiver<OwnerMessage> {
+    let (out, events) = mpsc::channel(QUEUED_MESSAGES);
+    let context = Arc::clone(shared);
+    shared.spawn(async move {
+        let forwarding = async {
+            while let Some(mut message) = messages.recv().await {
+                if let OwnerMessage::Event(event) = &mut message
+                    && Box::pin(store_blob(&context, &session, &bridge, event)).await.is_err()
+                {
+                    return;
+                }
+                if out.send(message).await.is_err() {
+                    return;
+                }
+            }
+        };
+        tokio::select! {
+            () = forwarding => {}
+            // This task holds the bridge; it must not keep the connection open on its own.
+            () = out.closed() => {}
+        }
+    });
+    events
+}
+
+async fn store_blob(
+    shared: &Shared,
+    session: &SessionId,
+    bridge: &Bridge,
+    event: &mut OutboxEvent,
+) -> Result<(), Detached> {
+    let Some(blob) = event.body.blob().cloned() else { return Ok(()) };
+    let Some(text) = fetch(bridge, &blob).await? else {
+        event.body.remove_blob();
+        return Ok(());
+    };
+    let mut delay = Duration::from_millis(50);
+    loop {
+        let put = shared
+            .store
+            .blob_put(session, shared.lease, &blob.id, text.clone(), QUOTA_BYTES, now())
+            .await;
+        match put {
+            Ok(true) => return Ok(()),
+            Ok(false) => {
+                event.body.remove_blob();
+                return Ok(());
+            }
+            Err(StoreError::LeaseLost | StoreError::Closed | StoreError::NotFound { .. }) => {
+                return Err(Detached);
+            }
+            // On a full disk the event waits, and with it the agent; nothing is lost.
+            Err(error) => {
+                tracing::error!(%session, %error, "cannot write a blob; retrying")
+            }
+        }
+        tokio::time::sleep(delay).await;
+        delay = (delay * 2).min(MAX_DELAY);
+    }
+}
+
+/// `None` when the supervisor does not have the blob as announced: the event is stored without it.
+async fn fetch(bridge: &Bridge, blob: &Blob) -> Result<Option<String>, Detached> {
+    let limit = usize::try_from(blob.bytes.min(MAX_BLOB_BYTES)).unwrap_or(usize::MAX);
+    match bridge.blob_read(&blob.id, limit).await {
+        Ok(bytes) if bytes.len() as u64 == blob.bytes => Ok(String::from_utf8(bytes).ok()),
+        Ok(_) => Ok(None),
+        Err(BridgeError::Lost) => Err(Detached),
+        Err(error) => {
+            tracing::warn!(blob = %blob.id, error = error_chain(&error), "cannot fetch a blob");
+            Ok(None)
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! Runs a repository's `.harvest/check.sh` as the agent's user.
+
+use std::time::Duration;
+
+use harvest_proto::{
+    api::{CheckOutcome, Evidence},
+    bridge::Exit,
+};
+
+use crate::{
+    bridge::{Bridge, BridgeError},
+    checkout,
+    wall_clock::now,
+};
+
+pub(crate) const CHECK: &str = ".harvest/check.sh";
+
+const RUN: &str = "if [ -x .harvest/check.sh ]; then exec ./.harvest/check.sh; else exec sh .harvest/check.sh; fi";
+
+/// Runs the check on the current checkout. Without a check script, the evidence says so.
+pub(crate) async fn run(
+    bridge: &Bridge,
+    repository: &str,
+    commit: String,
+    limit: Duration,
+) -> Result<Evidence, BridgeError> {
+    let folder = &checkout::folder(repository);
+    let declared =
+        bridge.run_command(checkout::command(&["test", "-f", CHECK], folder, 60_000), 0).await?;
+    if !declared.ok() {
+        return Ok(Evidence {
+            repository: repository.to_owned(),
+            commit,
+            check: CHECK.to_owned(),
+            outcome: CheckOutcome::NoneDeclared,
+            // The shell's exit code for a missing command.
+            exit: Exit::Code(127),
+            millis: 0,
+            tail: format!("no {CHECK} in the repository"),
+            at: now(),
+        });
+    }
+    let millis = u64::try_from(limit.as_millis()).unwrap_or(u64::MAX);
+    let output =
+        bridge.run_command(checkout::command(&["sh", "-c", RUN], folder, millis), 0).await?;
+    Ok(Evidence {
+        repository: repository.to_owned(),
+        commit,
+        check: CHECK.to_owned(),
+        outcome: if output.ok() { CheckOutcome::Passed } else { CheckOutcome::Failed },
+        exit: output.exit,
+        millis: output.millis,
+        tail: output.tail(),
+        at: now(),
+    })
+}

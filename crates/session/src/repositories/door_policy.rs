@@ -1,0 +1,58 @@
+//! The policy of a sandbox's door: which repositories and names it reaches.
+
+use futures_util::future::BoxFuture;
+use harvest_gateway::ledger::{DoorPolicy, GitAccess, ResolvedPolicy};
+use harvest_proto::{BranchName, ModelRef, NetworkPolicy, SessionId, Upstream, api::Repository};
+use harvest_store::SessionRecord;
+
+use super::{Repositories, RepositoryContext};
+
+/// The names `trusted` sandboxes may reach, once they are known.
+pub(crate) type Trusted = futures_util::future::Shared<BoxFuture<'static, Vec<String>>>;
+
+impl Repositories {
+    /// The pass of a session's sandbox.
+    pub(crate) async fn pass(&self, repositories: &[Repository], spec: PassSpec) -> DoorPolicy {
+        self.shared.pass(repositories, spec).await
+    }
+}
+
+impl RepositoryContext {
+    /// The pass of a sandbox. Without a branch it may only read. With the `trusted` policy this
+    /// waits until the trusted names are known.
+    pub(crate) async fn pass(&self, repositories: &[Repository], spec: PassSpec) -> DoorPolicy {
+        let access = |repository: &Repository| GitAccess {
+            name: repository.name.clone(),
+            url: self.forge.current_url(&repository.url),
+            secret: repository.secret.clone(),
+            branch: spec.branch.clone(),
+        };
+        DoorPolicy {
+            session: spec.session,
+            network: match spec.network {
+                NetworkPolicy::None => ResolvedPolicy::None,
+                NetworkPolicy::Trusted => ResolvedPolicy::Trusted(self.trusted.clone().await),
+            },
+            upstream: spec.upstream,
+            repositories: repositories.iter().map(access).collect(),
+        }
+    }
+}
+
+pub(crate) struct PassSpec {
+    pub(crate) session: SessionId,
+    pub(crate) network: NetworkPolicy,
+    pub(crate) upstream: Upstream,
+    pub(crate) branch: Option<BranchName>,
+}
+
+impl From<&SessionRecord> for PassSpec {
+    fn from(record: &SessionRecord) -> Self {
+        Self {
+            session: record.session.id.clone(),
+            network: record.session.network,
+            upstream: record.session.model.as_ref().map_or(Upstream::Anthropic, ModelRef::upstream),
+            branch: Some(record.session.branch.clone()),
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! Reviews pushed commits after a turn: opens the pull request and runs the repository's check on
+//! exactly that commit, in a fresh sandbox the agent never touched.
+
+use std::{sync::Arc, time::Duration};
+
+use harvest_proto::{
+    EventBody, SandboxId, SessionId,
+    api::{Evidence, PullRequest, Repository},
+    bridge::BootStart,
+};
+use harvest_store::{CheckoutRecord, SessionRecord, StoreError, Write};
+
+use super::{PassSpec, Repositories, RepositoryContext, check};
+use crate::{
+    bridge::BridgeError,
+    checkout,
+    ephemeral::{EphemeralError, EphemeralSandbox},
+    error_chain::error_chain,
+    forge::PullRequestSpec,
+    sandboxes::StartFrom,
+    wall_clock::now,
+};
+
+// Retries for a forge that fails briefly; after that, the next turn or restart tries again.
+const RETRIES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(5)];
+
+// How much of the prompt the pull request quotes.
+const PROMPT_CHARACTERS: usize = 4000;
+
+impl Repositories {
+    /// Reviews the newest pushed commit of each checkout that is not yet reviewed. Failures become
+    /// warnings and are retried after the next turn.
+    pub(crate) async fn review(&self, session: &SessionId) {
+        review(&self.shared, session).await;
+    }
+}
+
+async fn review(shared: &Arc<RepositoryContext>, session: &SessionId) {
+    let failed = try_review(shared, session).await;
+    if failed.is_empty() {
+        return;
+    }
+    // All warnings at once and last: clients that follow the session stop waiting at the first one.
+    let warnings = failed.into_iter().map(|why| {
+        tracing::warn!(%session, why, "cannot review the pushed commit");
+        event(EventBody::Warning { message: why })
+    });
+    let _ = write(shared, session, warnings.collect()).await;
+}
+
+/// Returns a message for each checkout that could not be reviewed.
+async fn try_review(shared: &Arc<RepositoryContext>, session: &SessionId) -> Vec<String> {
+    let record = match shared.store.session_get(session).await {
+        Ok(record) => record,
+        Err(StoreError::NotFound { .. }) => return Vec::new(),
+        Err(error) => {
+            return vec![format!("cannot check the pushed commit yet: {}", error_chain(&error))];
+        }
+    };
+    let mut failed = Vec::new();
+    // A failure of one checkout does not stop the others.
+    for checkout in &record.checkouts {
+        if let Some(commit) = checkout.unreviewed()
+            && let Err(error) = review_one(shared, &record, checkout, commit).await
+        {
+            let name = &checkout.repository;
+            failed.push(format!(
+                "cannot check the commit pushed to {name} yet: {}",
+                error_chain(&error)
+            ));
+        }
+    }
+    failed
+}
+
+async fn review_one(
+    shared: &Arc<RepositoryContext>,
+    record: &SessionRecord,
+    checkout: &CheckoutRecord,
+    commit: &str,
+) -> Result<(), EphemeralError> {
+    let other = |error: StoreError| EphemeralError::Other(error_chain(&error));
+    let repository = shared.store.repository_get(&checkout.repository).await.map_err(other)?;
+    let work = PushedCommit { record, checkout, repository: &repository, commit };
+    let pull = open_pull_request(shared, work).await?;
+    let _slot = shared.sandboxes.check_slot().await?;
+    let limit = shared.timeouts.check + shared.timeouts.boot;
+    let evidence = tokio::time::timeout(limit, gather(shared, work))
+        .await
+        .map_err(|_| EphemeralError::TimedOut { limit })??;
+    let mut writes = Vec::new();
+    if let Some(mut pull) = pull {
+        let number = pull.number;
+        if let Err(error) =
+            shared.forge.set_evidence(&repository.url, number, evidence.clone()).await
+        {
+            return Err(EphemeralError::Other(error_chain(&error)));
+        }
+        pull.evidence = Some(evidence.clone());
+        writes.push(pull_request_write(shared, work, &pull));
+    }
+    let reviewed =
+        Write::Reviewed { repository: repository.name.into(), commit: commit.to_owned() };
+    writes.extend([event(EventBody::Evidence(evidence)), reviewed]);
+    write(shared, &record.session.id, writes).await.map_err(other)
+}
+
+/// A commit pushed through the git door.
+#[derive(Clone, Copy)]
+struct PushedCommit<'a> {
+    record: &'a SessionRecord,
+    checkout: &'a CheckoutRecord,
+    repository: &'a Repository,
+    commit: &'a str,
+}
+
+async fn open_pull_request(
+    shared: &RepositoryContext,
+    work: PushedCommit<'_>,
+) -> Result<Option<PullRequest>, EphemeralError> {
+    let PushedCommit { record, checkout, repository, commit } = work;
+    let session = &record.session;
+    let base = checkout
+        .base
+        .clone()
+        .or_else(|| repository.base.clone())
+        .map_or_else(|| "main".to_owned(), String::from);
+    let order = PullRequestSpec {
+        url: repository.url.clone(),
+        title: session.title.clone(),
+        body: body(shared, record, commit).await,
+        branch: session.branch.to_string(),
+        base,
+    };
+    let mut waits = RETRIES.iter();
+    let pull = loop {
+        match shared.forge.open_pull_request(order.clone()).await {
+            Ok(pull) => break pull,
+            Err(error) => match waits.next() {
+                Some(wait) => tokio::time::sleep(*wait).await,
+                None => return Err(EphemeralError::Other(error_chain(&error))),
+            },
+        }
+    };
+    let Some(pull) = pull else { return Ok(None) };
+    let known = session.repositories.iter().find(|known| known.name == repository.name);
+    let known = known.and_then(|known| known.pull_request.as_ref());
+    if known.is_none_or(|known| known.number != pull.number || known.commit != pull.commit) {
+        let opened = EventBody::PullOpened {
+            repository: repository.name.to_string(),
+            number: pull.number,
+            url: pull.url.clone(),
+            branch: pull.branch.clone(),
+        };
+        let writes = vec![pull_request_write(shared, work, &pull), event(opened)];
+        write(shared, &session.id, writes)
+            .await
+            .map_err(|error| EphemeralError::Other(error_chain(&error)))?;
+    }
+    Ok(Some(pull))
+}
+
+async fn body(shared: &RepositoryContext, record: &SessionRecord, commit: &str) -> String {
+    let session = &record.session;
+    let prompts = shared.store.prompt_list(&session.id).await.unwrap_or_default();
+    let prompt: String = prompts
+        .first()
+        .map(|prompt| prompt.text.chars().take(PROMPT_CHARACTERS).collect())
+        .unwrap_or_default();
+    let quoted: String = prompt.lines().map(|line| format!("> {line}\n")).collect();
+    format!(
+        "{quoted}\n| | |\n|---|---|\n| session | `{}` |\n| agent | {} |\n| turns | {} |\n| commit | `{commit}` |\n",
+        session.id, session.agent, session.turns
+    )
+}
+
+/// Runs the repository's check on the commit in a fresh sandbox.
+async fn gather(
+    shared: &Arc<RepositoryContext>,
+    work: PushedCommit<'_>,
+) -> Result<Evidence, EphemeralError> {
+    let PushedCommit { record, checkout, repository, commit } = work;
+    let (from, start) = match &repository.build {
+        Some(build) => (StartFrom::Snapshot(build.snapshot.clone()), BootStart::Image),
+        None => (StartFrom::Image(repository.image.clone()), BootStart::Fresh),
+    };
+    let pass = PassSpec { branch: None, ..PassSpec::from(record) };
+    let pass = shared.pass(std::slice::from_ref(repository), pass).await;
+    let mut sandbox =
+        EphemeralSandbox::start(&shared.sandboxes, SandboxId::random(), from, Some(pass)).await?;
+    sandbox.boot(&repository.name, checkout.base.clone(), start, |_| {}).await?;
+    let branch = &record.session.branch;
+    let changed = checkout::check_out(&sandbox.bridge, &repository.name, branch, commit).await;
+    let changed = changed.map_err(|error| match error {
+        BridgeError::Fault(fault) => {
+            EphemeralError::Other(format!("cannot check out commit {commit}: {}", fault.message))
+        }
+        other => other.into(),
+    })?;
+    let limit = shared.timeouts.check;
+    let mut evidence =
+        check::run(&sandbox.bridge, &repository.name, commit.to_owned(), limit).await?;
+    if changed {
+        evidence.check.push_str(" (changed by this branch)");
+    }
+    sandbox.remove().await;
+    Ok(evidence)
+}
+
+fn pull_request_write(
+    shared: &RepositoryContext,
+    work: PushedCommit<'_>,
+    pull: &PullRequest,
+) -> Write {
+    let pull = PullRequest { url: shared.forge.stable_url(&pull.url), ..pull.clone() };
+    Write::PullRequest {
+        repository: work.repository.name.to_string(),
+        pull_request: Box::new(pull),
+    }
+}
+
+fn event(body: EventBody) -> Write {
+    Write::Event { at: now(), turn: None, body: Box::new(body) }
+}
+
+async fn write(
+    shared: &RepositoryContext,
+    session: &SessionId,
+    writes: Vec<Write>,
+) -> Result<(), StoreError> {
+    shared.store.session_commit(session, shared.lease, now(), writes).await.map(drop)
+}

@@ -1,0 +1,338 @@
+//! Repositories: registered by URL and prebuilt into a snapshot from which sessions start. A build
+//! is published only after a sandbox has started from it; a failed build leaves the previous one in
+//! place. Commits that a session has pushed are reviewed (`evidence`).
+
+mod check;
+mod door_policy;
+mod evidence;
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::stream::{self, BoxStream, StreamExt};
+use harvest_proto::{
+    NetworkPolicy, RepositoryName, SandboxId, SessionId, SnapshotId, Upstream,
+    api::{AddRepository, Build, BuildLine, CheckOutcome, Repository},
+    bridge::BootStart,
+    names::InvalidRepositoryName,
+};
+use harvest_store::{Lease, SessionRecord, Store, StoreError};
+use tokio::sync::mpsc;
+
+use crate::{
+    checkout,
+    ephemeral::{EphemeralError, EphemeralSandbox},
+    error::SessionError,
+    error_chain::error_chain,
+    forge::Forge,
+    monotonic_clock::MonotonicClock,
+    removals::Removals,
+    sandbox_context::SandboxContext,
+    sandboxes::StartFrom,
+    timeouts::Timeouts,
+    wall_clock::now,
+};
+
+pub(crate) use door_policy::{PassSpec, Trusted};
+
+/// The repositories of one server. Cheap to clone.
+#[derive(Clone)]
+pub struct Repositories {
+    shared: Arc<RepositoryContext>,
+}
+
+/// What repositories, their builds and their checks need.
+pub(crate) struct RepositoryContext {
+    pub(crate) store: Store,
+    pub(crate) lease: Lease,
+    pub(crate) forge: Arc<dyn Forge>,
+    pub(crate) sandboxes: Arc<SandboxContext>,
+    pub(crate) removals: Arc<Removals>,
+    /// The default image.
+    pub(crate) image: String,
+    /// The names `trusted` sandboxes may reach.
+    pub(crate) trusted: Trusted,
+    pub(crate) timeouts: Timeouts,
+    /// For the duration of builds.
+    pub(crate) clock: MonotonicClock,
+}
+
+impl Repositories {
+    pub(crate) fn new(context: RepositoryContext) -> Self {
+        Self { shared: Arc::new(context) }
+    }
+
+    /// Registers a repository.
+    ///
+    /// # Errors
+    /// When the URL or name is invalid, or the name is taken.
+    pub async fn add(&self, add: AddRepository) -> Result<Repository, SessionError> {
+        let url = add.url.trim().trim_end_matches('/').to_owned();
+        check_url(&url)?;
+        if let Some(image) = &add.image
+            && !self
+                .shared
+                .sandboxes
+                .provider
+                .can_start_from(&StartFrom::Image(image.clone()))
+                .await?
+        {
+            return Err(SessionError::missing(format!("image `{image}`")));
+        }
+        let name = match add.name {
+            Some(name) => name,
+            None => {
+                let last = url.rsplit('/').next().unwrap_or_default();
+                repository_name(last.trim_end_matches(".git"))?
+            }
+        };
+        let repository = Repository {
+            name,
+            url: self.shared.forge.stable_url(&url),
+            base: add.base,
+            secret: add.secret,
+            image: add.image.unwrap_or_else(|| self.shared.image.clone()),
+            build: None,
+            created_at: now(),
+        };
+        self.shared.store.repository_insert(&repository).await?;
+        Ok(Repository { url, ..repository })
+    }
+
+    /// Lists all repositories by name.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn list(&self) -> Result<Vec<Repository>, SessionError> {
+        let mut all = self.shared.store.repository_list().await?;
+        all.iter_mut().for_each(|one| one.url = self.shared.forge.current_url(&one.url));
+        Ok(all)
+    }
+
+    /// # Errors
+    /// When the repository does not exist.
+    pub async fn get(&self, name: &str) -> Result<Repository, SessionError> {
+        let one = self.shared.store.repository_get(name).await?;
+        Ok(Repository { url: self.shared.forge.current_url(&one.url), ..one })
+    }
+
+    /// Removes a repository that no session uses, including its copy on the local forge.
+    ///
+    /// # Errors
+    /// When the repository does not exist or a session uses it.
+    pub async fn delete(&self, name: &str) -> Result<(), SessionError> {
+        let deleted = self.shared.store.repository_delete(name, now()).await;
+        let removals = deleted.map_err(|error| match error {
+            error @ StoreError::InUse { .. } => SessionError::conflict(
+                "in_use",
+                error.to_string(),
+                "delete those sessions first: `harvest ls` shows them",
+            ),
+            other => other.into(),
+        })?;
+        self.shared.removals.remove_now(&removals).await;
+        Ok(())
+    }
+
+    /// Prebuilds a repository. The build continues when the stream is dropped.
+    ///
+    /// # Errors
+    /// When the repository does not exist or is already being built.
+    pub async fn build(&self, name: &str) -> Result<BoxStream<'static, BuildLine>, SessionError> {
+        let repository = self.get(name).await?;
+        let (snapshot, sandbox) = (SnapshotId::random(), SandboxId::random());
+        let lease = self.shared.lease;
+        self.shared.store.build_begin(lease, name, &snapshot, now()).await.map_err(|error| {
+            match error {
+                StoreError::Exists { .. } => SessionError::conflict(
+                    "building",
+                    format!("a build of `{name}` is already running"),
+                    "wait for the build to end",
+                ),
+                other => other.into(),
+            }
+        })?;
+        let (progress, lines) = mpsc::unbounded_channel();
+        let shared = Arc::clone(&self.shared);
+        self.shared.sandboxes.tasks.spawn(async move {
+            let last = build_and_publish(&shared, &repository, &snapshot, sandbox, &progress).await;
+            let _ = progress.send(last);
+        });
+        Ok(stream::unfold(lines, async |mut lines| lines.recv().await.map(|line| (line, lines)))
+            .boxed())
+    }
+
+    /// The repositories of a session, the primary one first.
+    pub(crate) async fn of_session(
+        &self,
+        record: &SessionRecord,
+    ) -> Result<Vec<Repository>, StoreError> {
+        let mut all = Vec::with_capacity(record.checkouts.len());
+        for checkout in &record.checkouts {
+            all.push(self.shared.store.repository_get(&checkout.repository).await?);
+        }
+        Ok(all)
+    }
+
+    /// The image of sessions without a repository, and of repositories that name none.
+    pub(crate) fn default_image(&self) -> &str {
+        &self.shared.image
+    }
+
+    /// The current form of a stored URL: the forge's own URLs change with the server's address.
+    pub(crate) fn current_url(&self, url: &str) -> String {
+        self.shared.forge.current_url(url)
+    }
+}
+
+type Progress = mpsc::UnboundedSender<BuildLine>;
+
+async fn build_and_publish(
+    shared: &Arc<RepositoryContext>,
+    repository: &Repository,
+    snapshot: &SnapshotId,
+    sandbox: SandboxId,
+    progress: &Progress,
+) -> BuildLine {
+    let limit = shared.timeouts.build;
+    let built = match shared.sandboxes.check_slot().await {
+        // The time limit starts once the build has a slot.
+        Ok(_slot) => {
+            tokio::time::timeout(limit, build(shared, repository, snapshot, sandbox, progress))
+                .await
+                .unwrap_or(Err(EphemeralError::TimedOut { limit }))
+        }
+        Err(error) => Err(error),
+    };
+    let failed = |code: &str, message: String| BuildLine::Failed { code: code.to_owned(), message };
+    let build = match built {
+        Ok(build) => build,
+        Err(error) => {
+            let message = error_chain(&error);
+            let _ = shared.store.build_fail(shared.lease, snapshot, &message, now()).await;
+            if let Some(snapshots) = shared.sandboxes.provider.snapshots() {
+                let _ = snapshots.remove(snapshot).await;
+            }
+            return failed("build_failed", message);
+        }
+    };
+    match shared.store.build_publish(shared.lease, &build).await {
+        Ok(()) => {
+            remove_outdated_builds(shared, &repository.name).await;
+            BuildLine::Built { build }
+        }
+        Err(error) => failed("store_failed", error_chain(&error)),
+    }
+}
+
+/// Removes each snapshot before its row, so that the next build retries after a crash in between.
+async fn remove_outdated_builds(shared: &RepositoryContext, repository: &str) {
+    let Some(snapshots) = shared.sandboxes.provider.snapshots() else { return };
+    for snapshot in shared.store.build_outdated(repository).await.unwrap_or_default() {
+        match snapshots.remove(&snapshot).await {
+            Ok(()) => {
+                let _ = shared.store.build_forget(shared.lease, &snapshot).await;
+            }
+            Err(error) => {
+                tracing::warn!(%snapshot, error = error_chain(&error), "cannot remove an outdated build")
+            }
+        }
+    }
+}
+
+async fn build(
+    shared: &Arc<RepositoryContext>,
+    repository: &Repository,
+    snapshot: &SnapshotId,
+    sandbox: SandboxId,
+    progress: &Progress,
+) -> Result<Build, EphemeralError> {
+    let report = |message: &str| {
+        let _ = progress.send(BuildLine::Progress { message: message.to_owned() });
+    };
+    let started = shared.clock.now();
+    let order = PassSpec {
+        // Not a real session: traffic through this door only appears in the log.
+        session: SessionId::random(),
+        network: NetworkPolicy::Trusted,
+        upstream: Upstream::Scripted,
+        branch: None,
+    };
+    let pass = shared.pass(std::slice::from_ref(repository), order).await;
+    report("starting a sandbox");
+    let from = StartFrom::Image(repository.image.clone());
+    let mut sandbox = EphemeralSandbox::start(&shared.sandboxes, sandbox, from, Some(pass)).await?;
+    sandbox.boot(&repository.name, repository.base.clone(), BootStart::Build, &report).await?;
+    let (commit, _) = checkout::head(&sandbox.bridge, &repository.name).await?;
+    let commit =
+        commit.ok_or_else(|| EphemeralError::Other("the repository has no commit".to_owned()))?;
+    report("running the check");
+    let limit: Duration = shared.timeouts.warm;
+    let evidence = check::run(&sandbox.bridge, &repository.name, commit.clone(), limit).await?;
+    report("saving a snapshot");
+    sandbox.save(snapshot).await?;
+    report("starting a sandbox from the snapshot");
+    let proof = EphemeralSandbox::start(
+        &shared.sandboxes,
+        SandboxId::random(),
+        StartFrom::Snapshot(snapshot.clone()),
+        None,
+    )
+    .await?;
+    proof.remove().await;
+    Ok(Build {
+        snapshot: snapshot.clone(),
+        commit,
+        check: Some(evidence).filter(|evidence| evidence.outcome != CheckOutcome::NoneDeclared),
+        millis: u64::try_from(shared.clock.now().since(started).as_millis()).unwrap_or(u64::MAX),
+        built_at: now(),
+    })
+}
+
+fn check_url(url: &str) -> Result<(), SessionError> {
+    let rest = url.strip_prefix("https://").or_else(|| url.strip_prefix("http://"));
+    let Some(rest) = rest else {
+        return Err(SessionError::invalid(
+            "invalid_url",
+            "a repository URL must start with http:// or https://",
+        ));
+    };
+    let host = rest.split('/').next().unwrap_or_default();
+    if host.contains('@') {
+        return Err(SessionError::invalid(
+            "invalid_url",
+            "a repository URL cannot contain credentials: store a secret and name it instead",
+        ));
+    }
+    // Git remotes need none of these, tokens could hide in them, and URLs are stored in plain text.
+    if rest.contains(['?', '#', '\\']) {
+        return Err(SessionError::invalid(
+            "invalid_url",
+            "a repository URL cannot contain `?`, `#` or a backslash",
+        ));
+    }
+    if host.is_empty() || rest.chars().any(|letter| letter.is_whitespace() || letter.is_control()) {
+        return Err(SessionError::invalid("invalid_url", "invalid repository URL"));
+    }
+    Ok(())
+}
+
+pub(crate) fn repository_name(text: &str) -> Result<RepositoryName, SessionError> {
+    text.parse().map_err(|invalid: InvalidRepositoryName| {
+        SessionError::invalid("invalid_name", invalid.to_string())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn url_with_credentials_is_refused() {
+        assert!(check_url("https://user:token@example.org/a.git").is_err());
+        assert!(check_url("https://example.org/a.git?access_token=secret").is_err());
+        assert!(check_url("https://example.org/a.git#secret").is_err());
+        assert!(check_url("file:///etc").is_err());
+        assert!(check_url("https://example.org/a b").is_err());
+        assert!(check_url("https://example.org/a.git").is_ok());
+    }
+}

@@ -1,0 +1,31 @@
+//! What sessions, builds and checks share to start sandboxes.
+
+use std::sync::Arc;
+
+use harvest_proto::api::SandboxLimits;
+use harvest_store::Lease;
+use tokio::sync::Semaphore;
+
+use crate::{
+    doors::Doors,
+    sandboxes::{SandboxProvider, Sandboxes, admission::Admission},
+    tasks::Tasks,
+    timeouts::Timeouts,
+};
+
+pub(crate) struct SandboxContext {
+    pub(crate) service: Sandboxes,
+    /// The provider of `service`.
+    pub(crate) provider: Arc<dyn SandboxProvider>,
+    /// The admission of `service`.
+    pub(crate) admission: Arc<Admission>,
+    pub(crate) doors: Arc<dyn Doors>,
+    pub(crate) lease: Lease,
+    pub(crate) timeouts: Timeouts,
+    pub(crate) tasks: Tasks,
+    /// Resource limits of each sandbox.
+    pub(crate) resources: SandboxLimits,
+    /// Slots of builds and checks, apart from those of sessions: a turn whose push is being checked
+    /// must not wait for itself.
+    pub(crate) checks: Semaphore,
+}

@@ -1,0 +1,117 @@
+//! Slots of standalone sandboxes. They never wait in the queue: a claim gets its slots or is
+//! refused, and is never asked to release them. A refused claim may request the slot of an idle
+//! session, as a waiting session does, so that a retry helps.
+
+use harvest_proto::{SandboxId, SessionId};
+
+use super::policy::{Holder, Notice, SlotPolicy, SlotState};
+use crate::decide::Limit;
+
+pub(super) struct StandaloneSlot {
+    /// The user who created the sandbox; absent without a server.
+    pub(super) user: Option<String>,
+    /// Tells this claim from an earlier one of the same sandbox.
+    claim: u64,
+}
+
+/// Why there is no slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SlotRefusal {
+    pub(crate) limit: Limit,
+    /// Enough slots are about to be released: a retry may succeed.
+    pub(crate) releasing: bool,
+}
+
+impl SlotPolicy {
+    /// Claims slots for all of these sandboxes or for none; returns the number of the claim, which
+    /// releases them. A sandbox that has a slot keeps it under the new number. Only with
+    /// `request_release` are idle sessions asked for their slots.
+    pub(crate) fn claim_standalone(
+        &mut self,
+        sandboxes: &[SandboxId],
+        user: Option<&str>,
+        request_release: bool,
+    ) -> (Result<u64, SlotRefusal>, Vec<(SessionId, Notice)>) {
+        if !self.open {
+            return (Err(SlotRefusal { limit: Limit::Closed, releasing: false }), Vec::new());
+        }
+        let new = sandboxes.iter().filter(|sandbox| !self.standalone.contains_key(sandbox)).count();
+        if let Some((limit, missing)) = self.exceeded(new, user) {
+            let user = user.unwrap_or_default().to_owned();
+            // No session gives up its slot for a claim that cannot succeed anyway.
+            let releasing = new <= self.maximum(limit) && missing <= self.releasable(limit, &user);
+            let requested = match releasing && request_release {
+                true => self.request_releases(vec![(limit, user); missing]),
+                false => Vec::new(),
+            };
+            let notices =
+                requested.into_iter().map(|session| (session, Notice::ReleaseRequested)).collect();
+            return (Err(SlotRefusal { limit, releasing }), notices);
+        }
+        let claim = self.next_sequence();
+        for sandbox in sandboxes {
+            self.adopt_standalone(sandbox.clone(), user.map(str::to_owned), claim);
+        }
+        (Ok(claim), Vec::new())
+    }
+
+    /// A running sandbox gets a slot even beyond the limit.
+    pub(crate) fn adopt_standalone(
+        &mut self,
+        sandbox: SandboxId,
+        user: Option<String>,
+        claim: u64,
+    ) {
+        self.standalone.insert(sandbox, StandaloneSlot { user, claim });
+    }
+
+    /// The number of a sandbox's claim.
+    pub(crate) fn standalone_claim(&self, sandbox: &SandboxId) -> Option<u64> {
+        self.standalone.get(sandbox).map(|slot| slot.claim)
+    }
+
+    /// Releases the slot of a sandbox, unless a newer claim holds it: the sandbox may have been
+    /// started again since.
+    pub(crate) fn release_standalone(
+        &mut self,
+        sandbox: &SandboxId,
+        claim: u64,
+    ) -> Vec<(SessionId, Notice)> {
+        if self.standalone_claim(sandbox) != Some(claim) {
+            return Vec::new();
+        }
+        self.standalone.remove(sandbox);
+        self.assign()
+    }
+
+    /// The limit that `new` more sandboxes would exceed, and by how many.
+    fn exceeded(&self, new: usize, user: Option<&str>) -> Option<(Limit, usize)> {
+        let (total, users) = self.usage();
+        let of_user = user.map_or(0, |user| users.get(user).copied().unwrap_or(0));
+        let per_user =
+            self.limits.sandboxes_per_user.filter(|_| user.is_some()).unwrap_or(usize::MAX);
+        let over = |used: usize, limit: usize| (used + new).saturating_sub(limit).min(new);
+        match (over(of_user, per_user), over(total, self.limits.sandboxes)) {
+            (0, 0) => None,
+            (0, missing) => Some((Limit::Sandboxes, missing)),
+            (missing, _) => Some((Limit::User, missing)),
+        }
+    }
+
+    fn maximum(&self, limit: Limit) -> usize {
+        match limit {
+            Limit::User => self.limits.sandboxes_per_user.unwrap_or(usize::MAX),
+            Limit::Sandboxes | Limit::Closed => self.limits.sandboxes,
+        }
+    }
+
+    /// How many slots are being released, or would be on request.
+    fn releasable(&self, limit: Limit, user: &str) -> usize {
+        let releasable = |holder: &&Holder| match holder.state {
+            SlotState::Holding { idle_since, releasing } => releasing || idle_since.is_some(),
+            _ => false,
+        };
+        let fits = |holder: &&Holder| limit != Limit::User || holder.user == user;
+        self.holders.values().filter(releasable).filter(fits).count()
+    }
+}

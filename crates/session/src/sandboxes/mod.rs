@@ -1,0 +1,135 @@
+//! Sandboxes: the provider trait, admission, and one service for the sandboxes of sessions and for
+//! standalone ones. The service works without a server too, then without limits.
+
+pub(crate) mod admission;
+mod ephemeral_guard;
+mod error;
+mod exec;
+mod files;
+mod handle;
+mod host;
+mod lifecycle;
+mod provider;
+mod slots;
+mod snapshots;
+mod spec;
+mod terminals;
+
+use std::{sync::Arc, time::Duration};
+
+use harvest_store::Store;
+use tokio::sync::Semaphore;
+
+pub use admission::Limits;
+pub(crate) use ephemeral_guard::EphemeralGuard;
+pub use error::{MissingObject, SandboxError};
+pub use exec::{CommandHandle, ExecLines};
+pub use files::{FileDownload, PathContent};
+pub use handle::{CommandDefaults, SandboxHandle, UseGuard};
+pub use host::{Archive, Host, ImageLines, Images, ImportImage, StandbyCounts};
+pub use lifecycle::{Outcome, Requester};
+pub use provider::{BridgeStream, Created, Found, FreezeControl, ListedSandbox, SandboxProvider};
+pub use snapshots::{Captured, DiffBase, SnapshotSize, Snapshots};
+pub use spec::{SandboxSpec, StartFrom, StateVolume};
+pub use terminals::TerminalRequest;
+
+use admission::Admission;
+
+use crate::tasks::Tasks;
+
+// How long a one-shot command waits for a slot before it is refused.
+const SLOT_TIMEOUT: Duration = Duration::from_secs(30);
+
+// The most one-shot commands that wait for a slot at once.
+const MAX_WAITING: usize = 64;
+
+/// Creates sandboxes and runs commands in them. Clones share one state.
+#[derive(Clone)]
+pub struct Sandboxes {
+    provider: Arc<dyn SandboxProvider>,
+    admission: Arc<Admission>,
+    /// Records the ids that an idempotent request is about to create; `None` without a server.
+    store: Option<Store>,
+    tasks: Tasks,
+    slot_timeout: Duration,
+    /// Commands that wait for a slot.
+    waiting: Arc<Semaphore>,
+}
+
+impl Sandboxes {
+    /// Sandboxes without a server: there is no limit.
+    #[must_use]
+    pub fn without_server(provider: Arc<dyn SandboxProvider>) -> Self {
+        let admission = Admission::new(Limits::UNLIMITED);
+        admission.set_open(true);
+        Self::new(provider, admission, None, Tasks::default())
+    }
+
+    /// Sandboxes of a server until its tasks are stopped. Nothing is admitted before the server
+    /// opens admission.
+    pub(crate) fn of_server(
+        provider: Arc<dyn SandboxProvider>,
+        limits: Limits,
+        store: Store,
+        tasks: Tasks,
+    ) -> Self {
+        Self::new(provider, Admission::new(limits), Some(store), tasks)
+    }
+
+    fn new(
+        provider: Arc<dyn SandboxProvider>,
+        admission: Admission,
+        store: Option<Store>,
+        tasks: Tasks,
+    ) -> Self {
+        Self {
+            provider,
+            admission: Arc::new(admission),
+            store,
+            tasks,
+            slot_timeout: SLOT_TIMEOUT,
+            waiting: Arc::new(Semaphore::new(MAX_WAITING)),
+        }
+    }
+
+    /// Sets how long a one-shot command waits for a slot.
+    #[must_use]
+    pub fn with_slot_timeout(mut self, slot_timeout: Duration) -> Self {
+        self.slot_timeout = slot_timeout;
+        self
+    }
+
+    #[must_use]
+    pub fn provider(&self) -> &Arc<dyn SandboxProvider> {
+        &self.provider
+    }
+
+    pub(crate) fn admission(&self) -> &Arc<Admission> {
+        &self.admission
+    }
+
+    /// Images, volumes and disks of the provider's machine.
+    ///
+    /// # Errors
+    /// When the provider has none.
+    pub fn host(&self) -> Result<&dyn Host, SandboxError> {
+        self.provider.host().ok_or_else(|| unsupported("images, volumes or disks to manage"))
+    }
+
+    /// The snapshots of the provider.
+    ///
+    /// # Errors
+    /// When the provider has none.
+    pub fn snapshots(&self) -> Result<&dyn Snapshots, SandboxError> {
+        self.provider.snapshots().ok_or_else(|| unsupported("snapshots"))
+    }
+
+    /// Waits until all ephemeral sandboxes are removed. No command may be started meanwhile.
+    pub async fn settle(&self) {
+        self.tasks.close().await;
+    }
+}
+
+fn unsupported(what: &str) -> SandboxError {
+    SandboxError::invalid("unsupported", format!("this sandbox provider has no {what}"))
+}

@@ -1,0 +1,140 @@
+//! Slots of standalone sandboxes: each running one holds a slot, like a session's, until it exits.
+
+use std::{sync::Arc, time::Duration};
+
+use harvest_proto::{SandboxId, api::SandboxOwner};
+use tokio::time::{Instant, timeout_at};
+
+use super::{Found, SandboxError, Sandboxes, admission::Admission};
+use crate::{decide::Limit, error_chain::error_chain};
+
+// Retry interval while the provider cannot report whether a sandbox has exited.
+const WAIT_RETRY: Duration = Duration::from_secs(5);
+
+// Idle sessions are asked for their slot only after this time: most commands end sooner.
+const PREEMPT_AFTER: Duration = Duration::from_secs(2);
+
+impl Sandboxes {
+    /// Gives every standalone sandbox that runs a slot, even beyond the limit.
+    pub(crate) async fn adopt_running(&self) -> Result<(), SandboxError> {
+        for listed in self.provider.list().await? {
+            let standalone = listed.owner == SandboxOwner::Standalone;
+            if standalone && matches!(self.provider.find(&listed.id).await, Ok(Found::Running)) {
+                let number = self.admission.adopt_standalone(listed.id.clone(), listed.made_by);
+                self.slot(&listed.id, number).watch(self);
+            }
+        }
+        Ok(())
+    }
+
+    /// Claims a slot for each sandbox, released on drop.
+    pub(super) fn claim(
+        &self,
+        ids: &[SandboxId],
+        user: Option<&str>,
+    ) -> Result<Vec<SandboxSlot>, SandboxError> {
+        self.try_claim(ids, user, true)
+    }
+
+    fn try_claim(
+        &self,
+        ids: &[SandboxId],
+        user: Option<&str>,
+        preempt: bool,
+    ) -> Result<Vec<SandboxSlot>, SandboxError> {
+        let number = self.admission.claim_standalone(ids, user, preempt)?;
+        Ok(ids.iter().map(|id| self.slot(id, number)).collect())
+    }
+
+    fn slot(&self, sandbox: &SandboxId, number: u64) -> SandboxSlot {
+        let admission = Arc::clone(&self.admission);
+        SandboxSlot { admission, sandbox: sandbox.clone(), number }
+    }
+
+    /// Waits for a free slot for a one-shot command. Queued sessions come first.
+    pub(super) async fn wait_for_slot(
+        &self,
+        id: &SandboxId,
+        user: Option<&str>,
+    ) -> Result<Option<SandboxSlot>, SandboxError> {
+        let (mut moved, now) = (self.admission.changes(), Instant::now());
+        let (deadline, preempt_at) =
+            (now + self.slot_timeout, now + PREEMPT_AFTER.min(self.slot_timeout));
+        let mut permit = None;
+        loop {
+            moved.borrow_and_update();
+            let preempt = Instant::now() >= preempt_at;
+            let refused = match self.try_claim(std::slice::from_ref(id), user, preempt) {
+                Ok(mut slots) => return Ok(slots.pop()),
+                Err(refused) => refused,
+            };
+            // A server that shuts down has no slots, and a longer queue would move too slowly.
+            permit = permit.or_else(|| self.waiting.try_acquire().ok());
+            let closed = matches!(refused, SandboxError::LimitReached { limit: Limit::Closed, .. });
+            if permit.is_none() || closed {
+                return Err(refused);
+            }
+            let change =
+                timeout_at(if preempt { deadline } else { preempt_at }, moved.changed()).await;
+            if matches!(change, Ok(Err(_))) || Instant::now() >= deadline {
+                return Err(refused);
+            }
+        }
+    }
+
+    /// Keeps the slots of sandboxes that run, until they exit; the others are released.
+    pub(super) async fn keep_slots(&self, slots: Vec<SandboxSlot>) {
+        for slot in slots {
+            match self.provider.find(&slot.sandbox).await {
+                Ok(Found::Dead { .. } | Found::Gone) => {}
+                Ok(Found::Running) | Err(_) => slot.watch(self),
+            }
+        }
+    }
+
+    pub(super) fn slot_number(&self, sandbox: &SandboxId) -> Option<u64> {
+        self.admission.standalone_claim(sandbox)
+    }
+
+    /// Releases the slot of an exited sandbox at once, without waiting for its watcher.
+    pub(super) fn release(&self, sandbox: &SandboxId, slot: Option<u64>) {
+        if let Some(number) = slot {
+            self.admission.release_standalone(sandbox, number);
+        }
+    }
+}
+
+/// A sandbox's slot, released on drop.
+pub(crate) struct SandboxSlot {
+    admission: Arc<Admission>,
+    pub(super) sandbox: SandboxId,
+    number: u64,
+}
+
+impl SandboxSlot {
+    /// Holds the slot until the sandbox exits or the server stops.
+    pub(super) fn watch(self, sandboxes: &Sandboxes) {
+        let provider = Arc::clone(&sandboxes.provider);
+        let watching = async move {
+            loop {
+                match provider.wait(&self.sandbox).await {
+                    // An unknown sandbox counts as exited.
+                    Ok(_) | Err(SandboxError::NotRunning { .. } | SandboxError::Missing(_)) => {
+                        return;
+                    }
+                    Err(error) => {
+                        tracing::warn!(sandbox = %self.sandbox, error = error_chain(&error), "cannot wait for a sandbox to exit");
+                        tokio::time::sleep(WAIT_RETRY).await;
+                    }
+                }
+            }
+        };
+        sandboxes.tasks.spawn(watching);
+    }
+}
+
+impl Drop for SandboxSlot {
+    fn drop(&mut self) {
+        self.admission.release_standalone(&self.sandbox, self.number);
+    }
+}

@@ -1,0 +1,179 @@
+//! Builds accounts, repositories, sandboxes and sessions from the dependencies that the binary provides.
+
+use std::sync::Arc;
+
+use futures_util::FutureExt;
+use harvest_gateway::vault::Vault;
+use harvest_proto::api::SandboxLimits;
+use harvest_store::{Lease, Store};
+use tokio::sync::{Notify, Semaphore};
+
+use crate::{
+    accounts::Accounts,
+    context::Shared,
+    doors::Doors,
+    error::SessionError,
+    forge::Forge,
+    monotonic_clock::MonotonicClock,
+    removals::Removals,
+    repositories::{Repositories, RepositoryContext, Trusted},
+    retention::{Retention, RetentionEnforcer},
+    sandbox_context::SandboxContext,
+    sandboxes::{Limits, SandboxProvider, Sandboxes},
+    sessions::Sessions,
+    tasks::Tasks,
+    timeouts::Timeouts,
+};
+
+#[derive(Debug, Clone)]
+pub struct Config {
+    pub timeouts: Timeouts,
+    pub limits: Limits,
+    pub retention: Retention,
+    /// Resource limits of a session's sandbox; the provider's defaults for absent ones.
+    pub resources: SandboxLimits,
+    /// The default image of repositories.
+    pub image: String,
+    /// The names `trusted` sandboxes may reach.
+    pub trusted: Vec<String>,
+    /// The token budget of a session, input and output; beyond it model calls are refused.
+    pub budget_tokens: Option<u64>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            timeouts: Timeouts::default(),
+            limits: Limits::default(),
+            retention: Retention::default(),
+            resources: SandboxLimits::default(),
+            image: "claude".to_owned(),
+            trusted: Vec::new(),
+            budget_tokens: None,
+        }
+    }
+}
+
+/// Everything the parts of a server depend on.
+pub struct Dependencies {
+    pub store: Store,
+    /// The server's lease, from [`Store::server_lease`]; the ledger carries the same.
+    pub lease: Lease,
+    pub provider: Arc<dyn SandboxProvider>,
+    pub doors: Arc<dyn Doors>,
+    pub forge: Arc<dyn Forge>,
+    pub vault: Arc<Vault>,
+    pub config: Config,
+}
+
+/// The parts of one server behind its API. Cheap to clone; the background work of all parts stops
+/// when the last clone of `sessions` is dropped.
+#[derive(Clone)]
+pub struct ServerParts {
+    pub accounts: Accounts,
+    pub repositories: Repositories,
+    pub sandboxes: Sandboxes,
+    pub sessions: Sessions,
+}
+
+impl ServerParts {
+    /// Recovers every stored session: running sandboxes are adopted, dead ones saved as recovered,
+    /// orphaned ones removed.
+    ///
+    /// # Errors
+    /// When the store cannot be read, or the provider cannot list its sandboxes.
+    pub async fn open(dependencies: Dependencies) -> Result<Self, SessionError> {
+        let trusted = dependencies.config.trusted.clone();
+        Self::open_with_trusted(dependencies, std::future::ready(trusted)).await
+    }
+
+    /// As [`ServerParts::open`], with trusted names that are resolved later, in place of those in
+    /// the configuration: resolving them takes a host seconds. Only the doors of `trusted`
+    /// sandboxes wait for them.
+    ///
+    /// # Errors
+    /// As [`ServerParts::open`].
+    pub async fn open_with_trusted(
+        dependencies: Dependencies,
+        trusted: impl Future<Output = Vec<String>> + Send + 'static,
+    ) -> Result<Self, SessionError> {
+        let tasks = Tasks::default();
+        let vault = Arc::clone(&dependencies.vault);
+        let accounts = Accounts::new(dependencies.store.clone(), vault, tasks.clone());
+        let shared = shared(dependencies, trusted.boxed().shared(), tasks).await?;
+        let repositories = shared.repositories.clone();
+        let sandboxes = shared.sandboxes.service.clone();
+        let sessions = Sessions::open(shared).await?;
+        Ok(Self { accounts, repositories, sandboxes, sessions })
+    }
+}
+
+/// Builds the context of sessions, from the bottom up.
+async fn shared(
+    dependencies: Dependencies,
+    trusted: Trusted,
+    tasks: Tasks,
+) -> Result<Shared, SessionError> {
+    let mut timeouts = dependencies.config.timeouts.clone();
+    let can_freeze = dependencies.provider.freeze_control().is_some();
+    timeouts.idle_freeze = timeouts.idle_freeze.filter(|_| can_freeze);
+    let sandboxes = Arc::new(sandbox_context(&dependencies, &timeouts, &tasks));
+    let Dependencies { store, lease, forge, config, .. } = dependencies;
+    let clock = MonotonicClock::open(&store).await?;
+    let removals = Arc::new(Removals {
+        store: store.clone(),
+        lease,
+        forge: Arc::clone(&forge),
+        sandboxes: Arc::clone(&sandboxes),
+        wake: Arc::new(Notify::new()),
+    });
+    let retention = Arc::new(RetentionEnforcer {
+        rules: config.retention,
+        store: store.clone(),
+        lease,
+        sandboxes: Arc::clone(&sandboxes),
+        removals: Arc::clone(&removals),
+    });
+    let repositories = Repositories::new(RepositoryContext {
+        store: store.clone(),
+        lease,
+        forge,
+        sandboxes: Arc::clone(&sandboxes),
+        removals: Arc::clone(&removals),
+        image: config.image,
+        trusted,
+        timeouts: timeouts.clone(),
+        clock,
+    });
+    Ok(Shared {
+        store,
+        lease,
+        tasks,
+        clock,
+        timeouts,
+        sandboxes,
+        repositories,
+        removals,
+        retention,
+    })
+}
+
+fn sandbox_context(
+    dependencies: &Dependencies,
+    timeouts: &Timeouts,
+    tasks: &Tasks,
+) -> SandboxContext {
+    let (provider, limits) = (Arc::clone(&dependencies.provider), dependencies.config.limits);
+    let service = Sandboxes::of_server(provider, limits, dependencies.store.clone(), tasks.clone());
+    SandboxContext {
+        provider: Arc::clone(service.provider()),
+        admission: Arc::clone(service.admission()),
+        service,
+        doors: Arc::clone(&dependencies.doors),
+        lease: dependencies.lease,
+        timeouts: timeouts.clone(),
+        tasks: tasks.clone(),
+        resources: dependencies.config.resources,
+        checks: Semaphore::new(limits.checks.min(Semaphore::MAX_PERMITS)),
+    }
+}

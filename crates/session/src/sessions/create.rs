@@ -1,0 +1,299 @@
+//! Creates sessions from repositories, environment variables, a snapshot and a key. The whole
+//! request is validated before anything is created.
+
+use std::collections::{BTreeMap, HashSet};
+
+use harvest_proto::{
+    BranchName, EventBody, SessionId, SnapshotId,
+    api::{AddRepository, CreateSession, Repository, Session, UseRepository},
+    bridge::Author,
+};
+use harvest_store::{NewCheckout, NewSession, Removal, Write};
+
+use super::{
+    Sessions, branch, uuid,
+    verbs::{new_prompt, title},
+};
+use crate::{
+    decide::State, error::SessionError, repositories::repository_name, sandboxes::StartFrom,
+    wall_clock::now,
+};
+
+// Each repository is a clone that delays the start.
+const MAX_REPOSITORIES: usize = 16;
+
+// Small enough to travel in one bridge frame.
+const MAX_VARIABLES: usize = 100;
+const MAX_VARIABLE_BYTES: usize = 64 * 1024;
+
+const MAX_KEY_CHARS: usize = 200;
+
+impl Sessions {
+    /// Creates a session. Session and first prompt are durable when this returns.
+    ///
+    /// # Errors
+    /// When a repository or the snapshot does not exist, the key is taken, or the request
+    /// is invalid.
+    pub async fn create(
+        &self,
+        create: CreateSession,
+        user: Author,
+    ) -> Result<Session, SessionError> {
+        let owner = Some(user.email.clone());
+        let author = create.author.unwrap_or(user);
+        let prompt = create.prompt.map(|text| new_prompt(text, author.clone()));
+        check_env(&create.env)?;
+        create.key.as_deref().map(check_key).transpose()?;
+        let wanted = requested_repositories(create.repository, create.base, create.repositories)?;
+        if let Some(key) = &create.key {
+            self.check_key_free(key).await?;
+        }
+        let first_writes = match &create.from {
+            Some(snapshot) => self.start_from(snapshot).await?,
+            None => Vec::new(),
+        };
+        let checkouts = self.checkouts(wanted).await?;
+        let title =
+            prompt.as_ref().map_or_else(|| "untitled".to_owned(), |prompt| title(&prompt.text));
+        let id = SessionId::random();
+        let new = NewSession {
+            branch: branch(&id, prompt.as_ref().map(|_| title.as_str())),
+            id,
+            title,
+            checkouts,
+            agent: create.agent.unwrap_or_default(),
+            model: create.model,
+            network: create.network.unwrap_or_default(),
+            author,
+            conversation: uuid(),
+            forked_from: None,
+            forked_turn: None,
+            key: create.key.clone(),
+            env: create.env,
+            at: now(),
+        };
+        let state = State { user: owner, ..State::new(create.from, false) };
+        let inserted = self.insert(new, state, prompt, first_writes).await;
+        // Another request may have taken the key meanwhile: report which session has it.
+        if let (Err(SessionError::Conflict { .. }), Some(key)) = (&inserted, &create.key) {
+            self.check_key_free(key).await?;
+        }
+        inserted
+    }
+
+    async fn check_key_free(&self, key: &str) -> Result<(), SessionError> {
+        match self.shared.store.session_by_key(key).await? {
+            None => Ok(()),
+            Some(session) => Err(SessionError::conflict(
+                "key_taken",
+                format!("key `{key}` is already used by session {session}"),
+                "use that session, or choose another key",
+            )),
+        }
+    }
+
+    /// The authors of the sessions that have this snapshot; empty for a standalone sandbox's
+    /// snapshot.
+    ///
+    /// # Errors
+    /// When the store fails.
+    pub async fn snapshot_authors(
+        &self,
+        snapshot: &SnapshotId,
+    ) -> Result<Vec<Author>, SessionError> {
+        Ok(self.shared.store.snapshot_authors(snapshot).await?)
+    }
+
+    /// The first writes of a session that starts from a snapshot.
+    async fn start_from(&self, snapshot: &SnapshotId) -> Result<Vec<Write>, SessionError> {
+        let removed =
+            self.shared.store.removal_list().await?.contains(&Removal::Snapshot(snapshot.clone()));
+        if removed
+            || !self
+                .shared
+                .sandboxes
+                .provider
+                .can_start_from(&StartFrom::Snapshot(snapshot.clone()))
+                .await?
+        {
+            return Err(SessionError::missing(format!("snapshot {snapshot}")));
+        }
+        let (at, detail) = (now(), format!("start from {snapshot}"));
+        let body = EventBody::Restored { snapshot: snapshot.clone(), detail };
+        let mut writes = vec![Write::Event { at, turn: None, body: Box::new(body) }];
+        // Only snapshots of sessions get a row; the session must not delete a standalone one with
+        // itself.
+        if !self.shared.store.snapshot_authors(snapshot).await?.is_empty() {
+            writes.push(Write::SnapshotShare { snapshot: snapshot.clone(), at });
+        }
+        Ok(writes)
+    }
+
+    async fn checkouts(
+        &self,
+        wanted: Vec<UseRepository>,
+    ) -> Result<Vec<NewCheckout>, SessionError> {
+        let (mut checkouts, mut names) = (Vec::with_capacity(wanted.len()), HashSet::new());
+        for one in wanted {
+            let repository = self.find_or_add_repository(&one).await?;
+            if !names.insert(repository.name.clone()) {
+                return Err(invalid(format!("repository `{}` is listed twice", repository.name)));
+            }
+            let base = one.base.or(repository.base);
+            checkouts.push(NewCheckout { repository: repository.name, base, base_commit: None });
+        }
+        Ok(checkouts)
+    }
+
+    async fn find_or_add_repository(
+        &self,
+        wanted: &UseRepository,
+    ) -> Result<Repository, SessionError> {
+        let UseRepository { name: None, url: Some(url), .. } = wanted else {
+            return self.shared.repositories.get(wanted.name.as_deref().unwrap_or_default()).await;
+        };
+        let url = url.trim().trim_end_matches('/');
+        let url = &self.shared.repositories.current_url(url);
+        if let Some(known) =
+            self.shared.repositories.list().await?.into_iter().find(|known| known.url == *url)
+        {
+            return Ok(known);
+        }
+        let add = AddRepository { url: url.to_owned(), ..AddRepository::default() };
+        self.shared.repositories.add(add).await.map_err(|error| match error {
+            SessionError::Conflict { code: "exists", what, .. } => SessionError::conflict(
+                "exists",
+                format!("{what} with a URL other than {url}"),
+                "register it under another name first: `harvest repo add URL --name NAME`",
+            ),
+            other => other,
+        })
+    }
+}
+
+fn invalid(what: impl Into<String>) -> SessionError {
+    SessionError::invalid("invalid_repositories", what)
+}
+
+/// Merges `repository` and `base` with `repositories` into one list.
+fn requested_repositories(
+    repository: Option<String>,
+    base: Option<BranchName>,
+    repositories: Vec<UseRepository>,
+) -> Result<Vec<UseRepository>, SessionError> {
+    let all = match (repository, base, repositories) {
+        (Some(_), _, listed) if !listed.is_empty() => {
+            return Err(invalid("give either `repository` or `repositories`, not both"));
+        }
+        (None, Some(_), _) => {
+            return Err(invalid(
+                "`base` needs `repository`; in `repositories`, each entry has its own `base`",
+            ));
+        }
+        (Some(one), base, _) if one.contains("://") => {
+            vec![UseRepository { name: None, url: Some(one), base }]
+        }
+        (Some(one), base, _) => {
+            vec![UseRepository { name: Some(repository_name(&one)?), url: None, base }]
+        }
+        (None, None, listed) => listed,
+    };
+    if all.len() > MAX_REPOSITORIES {
+        return Err(invalid(format!("at most {MAX_REPOSITORIES} repositories per session")));
+    }
+    for one in &all {
+        if one.name.is_some() == one.url.is_some() {
+            return Err(invalid("each repository needs either `name` or `url`"));
+        }
+    }
+    Ok(all)
+}
+
+/// Accepts names that every shell accepts. Names that start with `HARVEST_` are reserved.
+fn check_env(env: &BTreeMap<String, String>) -> Result<(), SessionError> {
+    let invalid = |what: String| Err(SessionError::invalid("invalid_env", what));
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+    for (name, value) in env {
+        if name.is_empty()
+            || name.len() > 200
+            || name.as_bytes()[0].is_ascii_digit()
+            || !name.bytes().all(is_allowed)
+        {
+            let name: String = name.chars().take(100).collect();
+            return invalid(format!("invalid variable name `{name}`: use letters, digits and `_`"));
+        }
+        if name.starts_with("HARVEST_") {
+            return invalid(format!("`{name}` is reserved: names cannot start with `HARVEST_`"));
+        }
+        if value.contains('\0') {
+            return invalid(format!("the value of `{name}` contains a zero byte"));
+        }
+    }
+    let bytes: usize = env.iter().map(|(name, value)| name.len() + value.len()).sum();
+    if env.len() > MAX_VARIABLES || bytes > MAX_VARIABLE_BYTES {
+        return invalid(format!(
+            "at most {MAX_VARIABLES} variables and {MAX_VARIABLE_BYTES} bytes in total per session"
+        ));
+    }
+    Ok(())
+}
+
+fn check_key(key: &str) -> Result<(), SessionError> {
+    let is_valid =
+        (1..=MAX_KEY_CHARS).contains(&key.chars().count()) && !key.chars().any(char::is_control);
+    match is_valid && key.trim() == key {
+        true => Ok(()),
+        false => Err(SessionError::invalid(
+            "invalid_key",
+            format!(
+                "a key must be 1 to {MAX_KEY_CHARS} characters on one line, without leading or trailing blanks"
+            ),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn named(name: &str) -> UseRepository {
+        UseRepository { name: Some(name.parse().unwrap()), ..UseRepository::default() }
+    }
+
+    #[test]
+    fn repository_and_repositories_are_mutually_exclusive() {
+        let next = || Some("next".parse().unwrap());
+        let one = requested_repositories(Some("app".into()), next(), Vec::new()).unwrap();
+        assert_eq!(one, [UseRepository { base: next(), ..named("app") }]);
+        let url = requested_repositories(Some("https://h/app".into()), None, Vec::new()).unwrap();
+        assert_eq!(url[0].url.as_deref(), Some("https://h/app"));
+        assert_eq!(requested_repositories(None, None, Vec::new()).unwrap(), []);
+        assert!(requested_repositories(Some("app".into()), None, vec![named("b")]).is_err());
+        assert!(requested_repositories(None, next(), vec![named("b")]).is_err());
+        let both = UseRepository { url: Some("https://h/app".into()), ..named("app") };
+        assert!(requested_repositories(None, None, vec![both]).is_err());
+        assert!(requested_repositories(None, None, vec![UseRepository::default()]).is_err());
+        assert!(
+            requested_repositories(None, None, vec![named("a"); MAX_REPOSITORIES + 1]).is_err()
+        );
+    }
+
+    #[test]
+    fn invalid_and_reserved_variables_are_refused() {
+        let check =
+            |name: &str, value: &str| check_env(&[(name.to_owned(), value.to_owned())].into());
+        assert!(check("NODE_ENV", "a=b\nc").is_ok() && check("_", "").is_ok());
+        for bad in ["", "1A", "A B", "A=B", "Ä", "HARVEST_WORKSPACE", &"A".repeat(201)] {
+            assert!(check(bad, "x").is_err(), "{bad}");
+        }
+        assert!(check("A", "\0").is_err() && check("A", &"x".repeat(MAX_VARIABLE_BYTES)).is_err());
+    }
+
+    #[test]
+    fn key_must_be_one_trimmed_line() {
+        assert!(check_key("issue #12").is_ok());
+        for bad in ["", " a", "a\n", &"k".repeat(201)] {
+            assert!(check_key(bad).is_err(), "{bad:?}");
+        }
+    }
+}

@@ -1,0 +1,440 @@
+//! Diffs between two turns of a session: of its checkouts, by git, and of its whole disk, by
+//! comparing layers. A session without a running sandbox is not started: git runs in an ephemeral
+//! sandbox, without network, started from the turn's snapshot.
+
+use harvest_proto::{
+    SandboxId, SessionId, SnapshotId,
+    api::{DiffFiles, DiffStat, FileChanges, FileDiff, Snapshot, Turn},
+};
+use harvest_store::{SessionRecord, TurnTree};
+use tokio::sync::Semaphore;
+
+use super::{Sessions, sandbox::ready_bridge};
+use crate::{
+    bridge::Bridge,
+    checkout,
+    driver::BusyGuard,
+    ephemeral::{EphemeralError, EphemeralSandbox},
+    error::SessionError,
+    error_chain::error_chain,
+    sandboxes::{DiffBase, StartFrom},
+    trees::{self, TreeComparison, TreeError},
+};
+
+// The limit for all checkouts together: enough for a person to read.
+const MAX_PATCH_BYTES: usize = 8 << 20;
+
+// The most changed files listed by name.
+const MAX_DISK_CHANGES: usize = 20_000;
+
+// Limits concurrent diffs: each may start two ephemeral sandboxes and buffers its output.
+static CONCURRENT_DIFFS: Semaphore = Semaphore::const_new(2);
+
+/// The two ends of a diff. The default is from the start of the session to its current state.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct DiffRange {
+    /// The changes of one turn.
+    pub turn: Option<u32>,
+    /// From the end of this turn; 0 is the start of the session.
+    pub from: Option<u32>,
+    /// To the end of this turn; `None` is the current state.
+    pub to: Option<u32>,
+}
+
+impl Sessions {
+    /// The changes in the session's checkouts, as printed by `git diff`.
+    ///
+    /// # Errors
+    /// When the session or turn does not exist, or its snapshot is gone.
+    pub async fn diff_patch(
+        &self,
+        session: &SessionId,
+        range: DiffRange,
+    ) -> Result<Vec<u8>, SessionError> {
+        if range == DiffRange::default() {
+            return Ok(self.diff(session).await?.into_bytes());
+        }
+        let mut all = Vec::new();
+        for (_, (text, truncated)) in self.compare(session, range, &["--patch"]).await? {
+            all.extend(text);
+            if truncated {
+                all.extend_from_slice("\n… the rest of the diff is left out\n".as_bytes());
+            }
+        }
+        Ok(all)
+    }
+
+    /// The changed files of the session's checkouts, with line counts.
+    ///
+    /// # Errors
+    /// As [`Sessions::diff_patch`].
+    pub async fn diff_stat(
+        &self,
+        session: &SessionId,
+        range: DiffRange,
+    ) -> Result<DiffFiles, SessionError> {
+        let range = if range == DiffRange::default() {
+            DiffRange { from: Some(0), ..range }
+        } else {
+            range
+        };
+        let mut files = DiffFiles::default();
+        for (repository, (text, truncated)) in
+            self.compare(session, range, &["--numstat", "-z", "--no-renames"]).await?
+        {
+            files.cut |= truncated;
+            files.items.extend(
+                text.split(|byte| *byte == 0).filter_map(|line| parse_numstat(&repository, line)),
+            );
+        }
+        let sum = |of: fn(&FileDiff) -> Option<u64>| files.items.iter().filter_map(of).sum();
+        files.total = DiffStat {
+            files: files.items.len() as u64,
+            insertions: sum(|file| file.insertions),
+            deletions: sum(|file| file.deletions),
+        };
+        Ok(files)
+    }
+
+    /// The changed files of the session's whole disk. The current state is the newest snapshot.
+    ///
+    /// # Errors
+    /// As [`Sessions::diff_patch`]; also when the provider cannot compare disks.
+    pub async fn diff_disk(
+        &self,
+        session: &SessionId,
+        range: DiffRange,
+    ) -> Result<FileChanges, SessionError> {
+        let history = self.history(session).await?;
+        let (from, to) = history.points(range)?;
+        let Some(snapshots) = self.shared.sandboxes.provider.snapshots() else {
+            return Err(SessionError::conflict(
+                "no_disks",
+                "the sandbox provider cannot compare disks",
+                "leave out `--sandbox`",
+            ));
+        };
+        let after = history.snapshot(to)?;
+        let before = match from {
+            DiffPoint::Turn(0) if history.fork_origin().is_none() => {
+                // The oldest snapshot was taken in the session's first sandbox, or in one that
+                // continues from it.
+                let oldest =
+                    history.snapshots.iter().find(|one| !one.gone).map(|one| one.id.clone());
+                DiffBase::OriginOf(oldest.unwrap_or_else(|| after.clone()))
+            }
+            point => DiffBase::Snapshot(history.snapshot(point)?),
+        };
+        Ok(snapshots.changes(&before, &after, MAX_DISK_CHANGES).await?)
+    }
+
+    async fn history(&self, session: &SessionId) -> Result<SessionHistory, SessionError> {
+        let store = &self.shared.store;
+        Ok(SessionHistory {
+            record: store.session_get(session).await?,
+            turns: store.turn_list(session).await?,
+            trees: store.tree_list(session).await?,
+            snapshots: store.snapshot_list(session).await?,
+        })
+    }
+
+    /// Diffs each checkout: its repository, the text, and whether the text was truncated.
+    async fn compare(
+        &self,
+        session: &SessionId,
+        range: DiffRange,
+        options: &[&str],
+    ) -> Result<Vec<(String, (Vec<u8>, bool))>, SessionError> {
+        let history = self.history(session).await?;
+        let (from, to) = history.points(range)?;
+        // One permit covers every sandbox this diff starts; a permit per sandbox could deadlock.
+        let _permit = CONCURRENT_DIFFS.acquire().await.map_err(|_| SessionError::Stopped)?;
+        let handle = self.handle(session).await?;
+        // Marked busy first, so that a frozen sandbox is thawed by the time it is used.
+        let busy = handle.busy();
+        let live = ready_bridge(&handle).await.map(|bridge| (bridge, busy));
+        let (mut all, mut budget) = (Vec::new(), MAX_PATCH_BYTES);
+        let repositories = history.record.repositories();
+        let several = repositories.len() > 1;
+        for repository in repositories {
+            // With several checkouts, paths start with the repository's name.
+            let prefixes =
+                [format!("--src-prefix=a/{repository}/"), format!("--dst-prefix=b/{repository}/")];
+            let prefixes = prefixes.iter().filter(|_| several).map(String::as_str);
+            let options: Vec<&str> = options.iter().copied().chain(prefixes).collect();
+            let mut diff = CheckoutDiff {
+                sessions: self,
+                history: &history,
+                live: live.as_ref(),
+                repository: repository.into(),
+                budget,
+            };
+            let output = diff.run(from, to, &options).await?;
+            budget = budget.saturating_sub(output.0.len());
+            all.push((diff.repository, output));
+        }
+        Ok(all)
+    }
+}
+
+/// A point in a session's history.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum DiffPoint {
+    /// The end of a turn; 0 is the start of the session.
+    Turn(u32),
+    Now,
+}
+
+struct SessionHistory {
+    record: SessionRecord,
+    turns: Vec<Turn>,
+    trees: Vec<TurnTree>,
+    snapshots: Vec<Snapshot>,
+}
+
+impl SessionHistory {
+    fn points(&self, range: DiffRange) -> Result<(DiffPoint, DiffPoint), SessionError> {
+        let DiffRange { turn, from, to } = range;
+        if let Some(number) = turn {
+            if from.is_some() || to.is_some() {
+                let what = "give either `turn`, or `from` and `to`";
+                return Err(SessionError::invalid("invalid_range", what));
+            }
+            let turn = self.turn(number)?;
+            let before = turn.after.unwrap_or_else(|| number.saturating_sub(1));
+            return Ok((DiffPoint::Turn(before), DiffPoint::Turn(number)));
+        }
+        let from = DiffPoint::Turn(from.unwrap_or(0));
+        Ok((from, to.map_or(DiffPoint::Now, DiffPoint::Turn)))
+    }
+
+    fn turn(&self, number: u32) -> Result<&Turn, SessionError> {
+        let found = self.turns.iter().find(|turn| turn.number == number);
+        let turn = found.ok_or_else(|| SessionError::missing(format!("turn {number}")))?;
+        if turn.outcome.is_none() {
+            let hint = "wait for it to end, or leave out `to` for the current state";
+            return Err(SessionError::conflict(
+                "not_ended",
+                format!("turn {number} has not ended"),
+                hint,
+            ));
+        }
+        Ok(turn)
+    }
+
+    /// The snapshot a fork started from.
+    fn fork_origin(&self) -> Option<SnapshotId> {
+        self.snapshots.iter().find(|one| one.turn == Some(0) && !one.gone).map(|one| one.id.clone())
+    }
+
+    fn snapshot(&self, point: DiffPoint) -> Result<SnapshotId, SessionError> {
+        let gone = |what: String| {
+            SessionError::conflict(
+                "no_snapshot",
+                what,
+                "`harvest turns` shows the turns that have a snapshot",
+            )
+        };
+        match point {
+            DiffPoint::Now => {
+                let newest = self.record.session.snapshot_id.clone();
+                newest.ok_or_else(|| gone("the session has no snapshot yet".to_owned()))
+            }
+            DiffPoint::Turn(0) => self
+                .fork_origin()
+                .ok_or_else(|| gone("the session's start has no snapshot".to_owned())),
+            DiffPoint::Turn(number) => {
+                let turn = self.turn(number)?;
+                let why =
+                    turn.dropped.as_deref().map(|why| format!(" ({why})")).unwrap_or_default();
+                turn.snapshot
+                    .clone()
+                    .ok_or_else(|| gone(format!("turn {number} has no snapshot{why}")))
+            }
+        }
+    }
+
+    /// The saved tree of a checkout at a point, if there is one.
+    fn tree(&self, repository: &str, point: DiffPoint) -> Result<Option<String>, SessionError> {
+        let saved = |number: u32| {
+            let tree =
+                self.trees.iter().find(|tree| tree.turn == number && tree.repository == repository);
+            tree.map(|tree| tree.tree.clone())
+        };
+        Ok(match point {
+            DiffPoint::Now => None,
+            DiffPoint::Turn(0) if self.fork_origin().is_none() => {
+                let base = self.record.base_commit(repository);
+                Some(base.unwrap_or(checkout::EMPTY_TREE).to_owned())
+            }
+            DiffPoint::Turn(0) => saved(0),
+            DiffPoint::Turn(number) => {
+                self.turn(number)?;
+                saved(number)
+            }
+        })
+    }
+}
+
+/// Compares one checkout at two points.
+struct CheckoutDiff<'a> {
+    sessions: &'a Sessions,
+    history: &'a SessionHistory,
+    live: Option<&'a (Bridge, BusyGuard)>,
+    repository: String,
+    /// The most bytes of output.
+    budget: usize,
+}
+
+impl CheckoutDiff<'_> {
+    async fn run(
+        &mut self,
+        from: DiffPoint,
+        to: DiffPoint,
+        options: &[&str],
+    ) -> Result<(Vec<u8>, bool), SessionError> {
+        let (before, mut after) =
+            (self.history.tree(&self.repository, from)?, self.history.tree(&self.repository, to)?);
+        if let Some((bridge, _)) = self.live {
+            if to == DiffPoint::Now {
+                after = Some(self.save(bridge).await?);
+            }
+            if let (Some(before), Some(after)) = (&before, &after)
+                && let TreeComparison::Diff { text, truncated } =
+                    self.diff(bridge, (before, after), options).await?
+            {
+                return Ok((text, truncated));
+            }
+        }
+        // A tree is missing in the session's sandbox: compare in one started from the later
+        // snapshot.
+        let later = match (self.live, to) {
+            (Some(_), DiffPoint::Now) => None,
+            _ => Some(self.start_at(to).await?),
+        };
+        let bridge = match (&later, self.live) {
+            (Some(later), _) => &later.bridge,
+            (None, Some((bridge, _))) => bridge,
+            (None, None) => unreachable!("without a live sandbox one is started"),
+        };
+        let after = match after {
+            Some(after) => after,
+            None => self.save(bridge).await?,
+        };
+        let output = self.diff_with_copy(bridge, from, before, &after, options).await;
+        if let Some(later) = later {
+            later.remove().await;
+        }
+        output
+    }
+
+    /// Diffs in `bridge`'s sandbox, copying the earlier tree there when it is missing.
+    async fn diff_with_copy(
+        &self,
+        bridge: &Bridge,
+        from: DiffPoint,
+        before: Option<String>,
+        after: &str,
+        options: &[&str],
+    ) -> Result<(Vec<u8>, bool), SessionError> {
+        if let Some(before) = &before
+            && let TreeComparison::Diff { text, truncated } =
+                self.diff(bridge, (before, after), options).await?
+        {
+            return Ok((text, truncated));
+        }
+        let earlier = self.start_at(from).await?;
+        let source = &earlier.bridge;
+        let copied = async {
+            let before = match before {
+                Some(before) => before,
+                None => self.save(source).await?,
+            };
+            let base = self.history.record.base_commit(&self.repository);
+            trees::copy_tree(source, bridge, &self.repository, &before, base)
+                .await
+                .map_err(failed)?;
+            self.diff(bridge, (&before, after), options).await
+        };
+        let output = copied.await;
+        earlier.remove().await;
+        match output? {
+            TreeComparison::Diff { text, truncated } => Ok((text, truncated)),
+            TreeComparison::Missing => Err(failed(TreeError::Git {
+                folder: checkout::folder(&self.repository),
+                tail: "its git objects are missing".to_owned(),
+            })),
+        }
+    }
+
+    async fn save(&self, bridge: &Bridge) -> Result<String, SessionError> {
+        Ok(trees::save(bridge, &self.repository, "").await.map_err(failed)?.tree)
+    }
+
+    async fn diff(
+        &self,
+        bridge: &Bridge,
+        points: (&str, &str),
+        options: &[&str],
+    ) -> Result<TreeComparison, SessionError> {
+        trees::compare(bridge, &self.repository, points, options, self.budget).await.map_err(failed)
+    }
+
+    /// Starts an ephemeral sandbox from the session's snapshot at a point.
+    async fn start_at(&self, point: DiffPoint) -> Result<EphemeralSandbox, SessionError> {
+        let snapshot = self.history.snapshot(point)?;
+        let from = StartFrom::Snapshot(snapshot);
+        let started = EphemeralSandbox::start(
+            &self.sessions.shared.sandboxes,
+            SandboxId::random(),
+            from,
+            None,
+        )
+        .await;
+        started.map_err(not_started)
+    }
+}
+
+fn failed(error: TreeError) -> SessionError {
+    let hint = "inspect the checkout with `harvest exec`, or use `--sandbox`";
+    SessionError::conflict("diff_failed", error_chain(&error), hint)
+}
+
+fn not_started(error: EphemeralError) -> SessionError {
+    match error {
+        EphemeralError::Sandbox(error) => error.into(),
+        other => SessionError::conflict(
+            "diff_failed",
+            error_chain(&other),
+            "try again; `harvest doctor` checks this machine",
+        ),
+    }
+}
+
+/// Parses `3<tab>1<tab>path`; binary files have `-` for the counts.
+fn parse_numstat(repository: &str, line: &[u8]) -> Option<FileDiff> {
+    let mut parts = line.splitn(3, |byte| *byte == b'\t');
+    let mut number = || {
+        let text = parts.next()?;
+        Some(std::str::from_utf8(text).ok()?.trim().parse().ok())
+    };
+    let (insertions, deletions) = (number()?, number()?);
+    let path = String::from_utf8_lossy(parts.next()?).into_owned();
+    Some(FileDiff { repository: repository.to_owned(), path, insertions, deletions })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numstat_lines_are_parsed() {
+        let read = |line: &[u8]| {
+            parse_numstat("r", line).map(|file| (file.path, file.insertions, file.deletions))
+        };
+        assert_eq!(read(b"3\t0\ta\tb"), Some(("a\tb".to_owned(), Some(3), Some(0))));
+        assert_eq!(read(b"-\t-\tbinary"), Some(("binary".to_owned(), None, None)));
+        assert_eq!(read(b"1\t2\t\xff"), Some(("\u{fffd}".to_owned(), Some(1), Some(2))));
+        assert_eq!(read(b""), None);
+    }
+}

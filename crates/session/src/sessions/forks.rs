@@ -1,0 +1,222 @@
+//! Forks: sessions that continue from a turn of another session, files and conversation included,
+//! each on its own branch. A request creates all of its forks or none.
+
+use harvest_proto::{
+    EventBody, SessionId, SnapshotId, Timestamp,
+    api::{ForkSession, Session, Snapshot, Turn},
+    bridge::Author,
+};
+use harvest_store::{CheckoutRecord, NewCheckout, NewPrompt, NewSession, SessionRecord, Write};
+
+use super::{
+    SessionInsert, Sessions, branch,
+    verbs::{new_prompt, title},
+};
+use crate::{decide::State, error::SessionError, wall_clock::now};
+
+/// The most forks of one request.
+pub const MAX_FORKS: usize = 16;
+
+impl Sessions {
+    /// Creates forks of a session at the end of a turn: all of them, or none.
+    ///
+    /// # Errors
+    /// When the turn does not exist or has no snapshot, or the request is invalid.
+    pub async fn fork(
+        &self,
+        session: &SessionId,
+        fork: ForkSession,
+        user: Author,
+    ) -> Result<Vec<Session>, SessionError> {
+        let prompts = prompts(&fork, &user)?;
+        let source = self.shared.store.session_get(session).await?;
+        let turns = self.shared.store.turn_list(session).await?;
+        let snapshots = self.shared.store.snapshot_list(session).await?;
+        let point = fork_point(&source.session, &turns, &snapshots, fork.turn)?;
+        let forks =
+            prompts.into_iter().map(|prompt| new_fork(&source, &point, prompt, &user, now()));
+        self.insert_all(forks.collect()).await.map_err(|error| match error {
+            // The snapshot was dropped after `fork_point` read it.
+            SessionError::NotFound { what } if what.starts_with("snapshot") => {
+                SessionError::conflict(
+                    "no_snapshot",
+                    format!("there is no {what}"),
+                    "`harvest turns` shows the turns that can be forked",
+                )
+            }
+            other => other,
+        })
+    }
+}
+
+/// The first prompt of each fork.
+fn prompts(fork: &ForkSession, user: &Author) -> Result<Vec<Option<NewPrompt>>, SessionError> {
+    let invalid = |what: String| Err(SessionError::invalid("invalid_fork", what));
+    let several = !fork.prompts.is_empty();
+    if several && fork.prompt.is_some() {
+        return invalid("give either `prompt` for all forks or `prompts`, one for each".to_owned());
+    }
+    let count = match fork.count {
+        Some(count) => usize::try_from(count).unwrap_or(usize::MAX),
+        None if several => fork.prompts.len(),
+        None => 1,
+    };
+    if !(1..=MAX_FORKS).contains(&count) {
+        return invalid(format!("`count` must be 1 to {MAX_FORKS}"));
+    }
+    if several && count != fork.prompts.len() {
+        return invalid(format!("{} prompts for {count} forks", fork.prompts.len()));
+    }
+    let texts = (0..count).map(|index| fork.prompts.get(index).or(fork.prompt.as_ref()));
+    Ok(texts.map(|text| text.map(|text| new_prompt(text.clone(), user.clone()))).collect())
+}
+
+/// The point from which forks continue.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct ForkPoint {
+    pub(super) snapshot: SnapshotId,
+    /// The turn that left the snapshot; 0 is the start of the session.
+    turn: Option<u32>,
+}
+
+impl ForkPoint {
+    pub(super) fn describe(&self) -> String {
+        match self.turn {
+            None => "its newest snapshot".to_owned(),
+            Some(0) => "its start".to_owned(),
+            Some(number) => format!("turn {number}"),
+        }
+    }
+}
+
+pub(super) fn fork_point(
+    source: &Session,
+    turns: &[Turn],
+    snapshots: &[Snapshot],
+    wanted: Option<u32>,
+) -> Result<ForkPoint, SessionError> {
+    let refuse = |what: String, hint| Err(SessionError::conflict("no_snapshot", what, hint));
+    let exists = |id: &SnapshotId| snapshots.iter().any(|one| one.id == *id && !one.gone);
+    match wanted {
+        // The snapshot the session itself would continue from.
+        None => match source.snapshot_id.clone().filter(exists) {
+            Some(snapshot) => {
+                let turn = turns.iter().find(|turn| turn.snapshot.as_ref() == Some(&snapshot));
+                let turn = turn.map(|turn| turn.number);
+                Ok(ForkPoint { snapshot, turn })
+            }
+            None if source.snapshot_id.is_some() => {
+                refuse("the session's newest snapshot is gone".to_owned(), "fork one of its turns")
+            }
+            None => refuse(
+                "the session has no finished turn yet".to_owned(),
+                "wait for its first turn to end",
+            ),
+        },
+        Some(0) => match snapshots.iter().find(|one| one.turn == Some(0) && !one.gone) {
+            Some(start) => Ok(ForkPoint { snapshot: start.id.clone(), turn: Some(0) }),
+            None => refuse(
+                "the session started from its repository, not from a snapshot".to_owned(),
+                "start another session on the same repository with `harvest run`",
+            ),
+        },
+        Some(number) => {
+            let turn = turns.iter().find(|turn| turn.number == number);
+            let turn = turn.ok_or_else(|| SessionError::missing(format!("turn {number}")))?;
+            match (&turn.snapshot, turn.dropped.as_deref()) {
+                (Some(snapshot), _) => {
+                    Ok(ForkPoint { snapshot: snapshot.clone(), turn: Some(number) })
+                }
+                (None, Some(why)) => refuse(
+                    format!("the snapshot of turn {number} was removed ({why})"),
+                    "fork another turn; `harvest turns` shows those that can be forked",
+                ),
+                (None, None) => refuse(
+                    format!("turn {number} has no snapshot"),
+                    "wait for the turn to end, or fork another turn",
+                ),
+            }
+        }
+    }
+}
+
+/// A fork's diff has the same base as its source's.
+fn same_base(source: &CheckoutRecord) -> NewCheckout {
+    NewCheckout {
+        repository: source.repository.clone(),
+        base: source.base.clone(),
+        base_commit: source.base_commit.clone(),
+    }
+}
+
+fn new_fork(
+    source: &SessionRecord,
+    point: &ForkPoint,
+    prompt: Option<NewPrompt>,
+    user: &Author,
+    at: Timestamp,
+) -> SessionInsert {
+    let session = &source.session;
+    let title = prompt.as_ref().map_or_else(|| session.title.clone(), |prompt| title(&prompt.text));
+    let id = SessionId::random();
+    let new = NewSession {
+        branch: branch(&id, Some(&title)),
+        id,
+        title,
+        checkouts: source.checkouts.iter().map(same_base).collect(),
+        agent: session.agent,
+        model: session.model.clone(),
+        network: session.network,
+        author: user.clone(),
+        conversation: source.conversation.clone(),
+        forked_from: Some(session.id.clone()),
+        forked_turn: point.turn,
+        key: None,
+        env: source.env.clone(),
+        at,
+    };
+    let detail = format!("fork of {} at {}", session.id, point.describe());
+    let body = EventBody::Restored { snapshot: point.snapshot.clone(), detail };
+    let mut writes = vec![
+        Write::Event { at, turn: None, body: Box::new(body) },
+        // The fork gets its own row, so that the snapshot outlives the session that took it.
+        Write::SnapshotShare { snapshot: point.snapshot.clone(), at },
+    ];
+    writes.extend(point.turn.map(|turn| Write::TreeShare { session: session.id.clone(), turn }));
+    let state =
+        State { user: Some(user.email.clone()), ..State::new(Some(point.snapshot.clone()), true) };
+    (new, state, prompt, writes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn order(count: Option<u32>, prompt: Option<&str>, prompts: &[&str]) -> ForkSession {
+        let prompts = prompts.iter().map(|&text| text.parse().unwrap()).collect();
+        ForkSession { turn: None, count, prompt: prompt.map(|text| text.parse().unwrap()), prompts }
+    }
+
+    #[test]
+    fn forks_share_one_prompt_or_get_their_own() {
+        let ada = Author { name: "Ada".into(), email: "ada@example.org".into() };
+        let texts = |order: ForkSession| {
+            let all = prompts(&order, &ada)?;
+            Ok::<_, SessionError>(
+                all.into_iter().map(|one| one.map(|one| one.text)).collect::<Vec<_>>(),
+            )
+        };
+        let some = |text: &str| Some(text.parse().unwrap());
+        assert_eq!(texts(order(None, None, &[])).unwrap(), [None]);
+        assert_eq!(texts(order(Some(2), Some("a"), &[])).unwrap(), [some("a"), some("a")]);
+        assert_eq!(texts(order(None, None, &["a", "b"])).unwrap(), [some("a"), some("b")]);
+        for wrong in [
+            order(Some(0), None, &[]),
+            order(Some(17), None, &[]),
+            order(Some(3), None, &["a"]),
+            order(None, Some("a"), &["b"]),
+        ] {
+            assert!(texts(wrong.clone()).is_err(), "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,375 @@
+//! The sessions of a server. Changes go through the session's driver, reads to the store.
+
+mod create;
+mod diffs;
+mod follow;
+mod forks;
+mod idempotency;
+mod retention;
+mod sandbox;
+mod stats;
+mod suspend;
+mod verbs;
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard},
+};
+
+use harvest_proto::{
+    BranchName, SessionId, Timestamp,
+    api::{Page, Session, Snapshot, Turn},
+};
+use harvest_store::{DriverState, NewPrompt, NewSession, SessionFilter, SessionRecord, Write};
+
+use crate::{
+    context::Shared,
+    decide::{Limit, Mode, SandboxState, State, Waiting},
+    driver::{Command, Driver, DriverHandle},
+    error::SessionError,
+    error_chain::error_chain,
+    metrics::Metrics,
+    reconcile::Reconcile,
+    tasks::Tasks,
+};
+
+pub use diffs::DiffRange;
+pub use forks::MAX_FORKS;
+pub use idempotency::CreatedUnderKey;
+pub use stats::ServerStats;
+
+const PAGE: u32 = 200;
+
+/// A session to insert: its row, its state, its first prompt, and further writes.
+type SessionInsert = (NewSession, State, Option<NewPrompt>, Vec<Write>);
+
+/// All sessions of one server. Cheap to clone; drivers stop when the last clone is dropped.
+#[derive(Clone)]
+pub struct Sessions {
+    shared: Arc<Shared>,
+    drivers: Arc<Mutex<HashMap<SessionId, DriverHandle>>>,
+    metrics: Arc<Metrics>,
+    /// The idempotency key of the request in progress.
+    key: Option<Arc<str>>,
+    _stop: Arc<StopOnDrop>,
+}
+
+struct StopOnDrop(Tasks);
+
+impl Drop for StopOnDrop {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
+}
+
+impl Sessions {
+    /// Recovers every stored session: running sandboxes are adopted, dead ones saved as recovered,
+    /// orphaned ones removed.
+    pub(crate) async fn open(shared: Shared) -> Result<Self, SessionError> {
+        let metrics = Arc::new(Metrics::default());
+        let counted = Arc::clone(&metrics);
+        shared.store.event_watch(move |event| counted.record(event));
+        let stop = Arc::new(StopOnDrop(shared.tasks.clone()));
+        let sessions = Self {
+            shared: Arc::new(shared),
+            drivers: Arc::default(),
+            metrics,
+            key: None,
+            _stop: stop,
+        };
+        sessions.recover().await?;
+        Ok(sessions)
+    }
+
+    /// Grants no more slots; waiting sessions stay queued.
+    pub fn stop_admitting(&self) {
+        self.shared.sandboxes.admission.set_open(false);
+    }
+
+    /// Stops all drivers, builds, checks and background jobs. Sandboxes and their turns keep
+    /// running; the next server adopts them.
+    pub async fn close(&self) {
+        self.stop_admitting();
+        self.shared.tasks.close().await;
+    }
+
+    async fn recover(&self) -> Result<(), SessionError> {
+        let store = &self.shared.store;
+        store.idempotency_release_all().await?;
+        // Lists the sandboxes first: any that a driver starts from here on are not orphans.
+        let mut reconcile = Reconcile::begin(&self.shared).await?;
+        let (mut cursor, mut driven) = (None, Vec::new());
+        loop {
+            let page = store.session_list(cursor.clone(), PAGE).await?;
+            let Some(last) = page.last() else { break };
+            cursor = Some((last.session.created_at, last.session.id.clone()));
+            for record in page {
+                reconcile.mark_in_use(&record);
+                if self.needs_driver(&record) {
+                    driven.push(record);
+                }
+            }
+        }
+        // Oldest first; no slot is granted before all holders are known.
+        for record in driven.into_iter().rev() {
+            self.start_driver(record).await;
+        }
+        self.shared.sandboxes.service.adopt_running().await?;
+        self.shared.sandboxes.admission.set_open(true);
+        reconcile.finish(&self.shared).await?;
+        self.shared.removals.spawn();
+        self.shared.retention.spawn();
+        Ok(())
+    }
+
+    /// A session without work gets a driver only on the next request.
+    fn needs_driver(&self, record: &SessionRecord) -> bool {
+        !serde_json::from_str::<State>(&record.driver_state).is_ok_and(|state| {
+            if let Some(waiting) = state.waiting {
+                self.shared.sandboxes.admission.reserve_sequence(waiting.sequence);
+            }
+            let queued = record.session.queued > 0;
+            let nothing_to_do = match &state.mode {
+                Mode::Active => !queued && !state.start_requested,
+                mode if mode.is_suspended() => !queued,
+                _ => true,
+            };
+            state.sandbox == SandboxState::Absent
+                && nothing_to_do
+                && record.checkouts.iter().all(|checkout| checkout.unreviewed().is_none())
+        })
+    }
+
+    async fn start_driver(&self, record: SessionRecord) {
+        let id = record.session.id.clone();
+        let queue = self.shared.store.prompt_queue(&id).await.map_err(SessionError::from);
+        match queue.and_then(|queue| Driver::spawn(&self.shared, record, queue)) {
+            Ok(handle) => {
+                self.drivers().insert(id, handle);
+            }
+            // One unreadable session must not block the others.
+            Err(error) => {
+                tracing::error!(session = %id, error = error_chain(&error), "cannot recover a session")
+            }
+        }
+    }
+
+    fn drivers(&self) -> MutexGuard<'_, HashMap<SessionId, DriverHandle>> {
+        self.drivers.lock().expect("no holder of this lock can panic")
+    }
+
+    /// The handle of a session's driver, which is started if there is none. The stored state is
+    /// read without the lock, and discarded if another driver was started meanwhile.
+    async fn handle(&self, session: &SessionId) -> Result<DriverHandle, SessionError> {
+        loop {
+            let before = self.drivers().get(session).cloned();
+            if let Some(handle) = before.as_ref().filter(|handle| !handle.is_closed()) {
+                return Ok(handle.clone());
+            }
+            let record = self.shared.store.session_get(session).await?;
+            let queue = self.shared.store.prompt_queue(session).await?;
+            let mut drivers = self.drivers();
+            let same = match (&before, drivers.get(session)) {
+                (None, None) => true,
+                (Some(before), Some(now)) => now.same_driver(before),
+                _ => false,
+            };
+            if same {
+                let handle = Driver::spawn(&self.shared, record, queue)?;
+                drivers.insert(session.clone(), handle.clone());
+                return Ok(handle);
+            }
+        }
+    }
+
+    async fn insert(
+        &self,
+        new: NewSession,
+        state: State,
+        prompt: Option<NewPrompt>,
+        writes: Vec<Write>,
+    ) -> Result<Session, SessionError> {
+        let mut sessions = self.insert_all(vec![(new, state, prompt, writes)]).await?;
+        Ok(sessions.remove(0))
+    }
+
+    /// Creates all of these sessions in one transaction.
+    async fn insert_all(&self, all: Vec<SessionInsert>) -> Result<Vec<Session>, SessionError> {
+        let ids: Vec<SessionId> = all.iter().map(|(new, ..)| new.id.clone()).collect();
+        let inserts = all.into_iter().map(|(new, mut state, prompt, mut writes)| {
+            state.start_requested = true;
+            // Queued at once: the order of creation is the order in the queue, whichever driver is
+            // faster.
+            let sequence = self.shared.sandboxes.admission.next_sequence();
+            state.waiting = Some(Waiting { sequence, limit: Limit::Closed, position: 0 });
+            let json =
+                serde_json::to_string(&state).expect("a state holds only maps with text keys");
+            writes.insert(0, crate::driver::created(new.at));
+            writes.push(Write::DriverState(DriverState {
+                json,
+                state: state.public.state,
+                reason: state.public.reason,
+                sandbox: None,
+                epoch: 0,
+                snapshot: state.latest_snapshot.clone(),
+            }));
+            writes.extend(prompt.map(|prompt| Write::PromptInsert(Box::new(prompt))));
+            writes.extend(self.created_write(&new.id.to_string()));
+            (new, writes)
+        });
+        self.shared.store.session_insert_all(self.shared.lease, inserts.collect()).await?;
+        let mut sessions = Vec::new();
+        for id in &ids {
+            self.handle(id).await?;
+            sessions.push(self.get(id).await?);
+        }
+        Ok(sessions)
+    }
+
+    /// # Errors
+    /// When there is no such session.
+    pub async fn get(&self, session: &SessionId) -> Result<Session, SessionError> {
+        Ok(self.with_current_urls(self.shared.store.session_get(session).await?.session))
+    }
+
+    /// Replaces stored URLs of the forge by current ones.
+    fn with_current_urls(&self, mut session: Session) -> Session {
+        let current = |url: &mut String| *url = self.shared.repositories.current_url(url);
+        for repository in &mut session.repositories {
+            current(&mut repository.url);
+            repository.pull_request.iter_mut().for_each(|pull| current(&mut pull.url));
+        }
+        session.pr_url.iter_mut().for_each(current);
+        session
+    }
+
+    /// Sessions, newest first.
+    ///
+    /// # Errors
+    /// When the cursor is invalid.
+    pub async fn list(
+        &self,
+        cursor: Option<&str>,
+        limit: u32,
+    ) -> Result<Page<Session>, SessionError> {
+        self.find(&SessionFilter::default(), cursor, limit).await
+    }
+
+    /// Sessions that match a filter, newest first.
+    ///
+    /// # Errors
+    /// When the cursor is invalid.
+    pub async fn find(
+        &self,
+        filter: &SessionFilter,
+        cursor: Option<&str>,
+        limit: u32,
+    ) -> Result<Page<Session>, SessionError> {
+        let limit = limit.clamp(1, PAGE);
+        let before = cursor.map(parse_cursor).transpose()?;
+        let mut items: Vec<Session> = self
+            .shared
+            .store
+            .session_find(filter, before, limit + 1)
+            .await?
+            .into_iter()
+            .map(|record| self.with_current_urls(record.session))
+            .collect();
+        let more = items.len() > limit as usize;
+        items.truncate(limit as usize);
+        let next_cursor = items.last().filter(|_| more).map(cursor_of);
+        Ok(Page { items, next_cursor })
+    }
+
+    /// Deletes a session, its sandbox and its snapshots.
+    ///
+    /// # Errors
+    /// When there is no such session.
+    pub async fn delete(&self, session: &SessionId) -> Result<(), SessionError> {
+        let deleted = self.handle(session).await?.call(|reply| Command::Delete { reply }).await;
+        self.not_found_if_deleted(session, deleted).await?;
+        self.drivers().remove(session);
+        Ok(())
+    }
+
+    /// Turns `Stopped` into `NotFound` if the session was deleted during the call.
+    async fn not_found_if_deleted<T>(
+        &self,
+        session: &SessionId,
+        result: Result<T, SessionError>,
+    ) -> Result<T, SessionError> {
+        if matches!(result, Err(SessionError::Stopped)) {
+            self.shared.store.session_get(session).await?;
+        }
+        result
+    }
+
+    /// A session's turns, oldest first.
+    ///
+    /// # Errors
+    /// When there is no such session.
+    pub async fn turns(&self, session: &SessionId) -> Result<Vec<Turn>, SessionError> {
+        self.shared.store.session_get(session).await?;
+        Ok(self.shared.store.turn_list(session).await?)
+    }
+
+    /// A session's turn, with the full text of its prompt.
+    ///
+    /// # Errors
+    /// When there is no such session or turn.
+    pub async fn turn(&self, session: &SessionId, number: u32) -> Result<Turn, SessionError> {
+        self.shared.store.session_get(session).await?;
+        Ok(self.shared.store.turn_get(session, number).await?)
+    }
+
+    /// A session's snapshots, oldest first.
+    ///
+    /// # Errors
+    /// When there is no such session.
+    pub async fn snapshots(&self, session: &SessionId) -> Result<Vec<Snapshot>, SessionError> {
+        self.shared.store.session_get(session).await?;
+        Ok(self.shared.store.snapshot_list(session).await?)
+    }
+}
+
+fn branch(session: &SessionId, title: Option<&str>) -> BranchName {
+    let name = match title {
+        Some(title) => format!("harvest/{}-{}", harvest_forge::slug(title), session.part()),
+        None => format!("harvest/{}", session.part()),
+    };
+    name.parse().expect("slugs and ids have only letters, digits and hyphens")
+}
+
+fn cursor_of(session: &Session) -> String {
+    format!("{}.{}", session.created_at.as_millis(), session.id)
+}
+
+fn parse_cursor(cursor: &str) -> Result<(Timestamp, SessionId), SessionError> {
+    cursor
+        .split_once('.')
+        .and_then(|(at, id)| Some((Timestamp::from_millis(at.parse().ok()?), id.parse().ok()?)))
+        .ok_or_else(|| SessionError::invalid("invalid_cursor", "invalid cursor"))
+}
+
+/// A random UUID (version 4), the id of an agent's conversation.
+fn uuid() -> String {
+    let mut bytes = [0u8; 16];
+    getrandom::fill(&mut bytes).expect("every supported Linux has getrandom");
+    bytes[6] = (bytes[6] & 0x0f) | 0x40;
+    bytes[8] = (bytes[8] & 0x3f) | 0x80;
+    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{}-{}-{}-{}-{}", &hex[..8], &hex[8..12], &hex[12..16], &hex[16..20], &hex[20..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cursors_round_trip_and_garbage_is_refused() {
+        let id = SessionId::random();
+        let cursor = format!("17.{id}");
+        assert_eq!(parse_cursor(&cursor).unwrap(), (Timestamp::from_millis(17), id));
+        assert!(parse_cursor("x").is_err());
+    }
+}

@@ -1,0 +1,225 @@
+//! The verbs of a session: prompt, stop, pause, resume, terminate, restore, archive.
+
+use harvest_proto::{
+    PromptId, PromptText, SessionId, SnapshotId,
+    api::{CreatePrompt, Prompt},
+    bridge::Author,
+};
+use harvest_store::{NewPrompt, Write};
+
+use super::{Sessions, forks::fork_point};
+use crate::{
+    decide::{Input, Mode, SandboxState, State},
+    driver::{Command, DriverHandle},
+    error::SessionError,
+    wall_clock::now,
+};
+
+const TITLE_CHARACTERS: usize = 80;
+
+impl Sessions {
+    /// Queues a prompt; it is stored when this returns. A prompt during a question of the agent is
+    /// the answer.
+    ///
+    /// # Errors
+    /// When the session is archived.
+    pub async fn prompt(
+        &self,
+        session: &SessionId,
+        create: CreatePrompt,
+        user: Author,
+    ) -> Result<Prompt, SessionError> {
+        let new = new_prompt(create.text, create.author.unwrap_or(user));
+        let id = new.id.clone();
+        let handle = self.handle(session).await?;
+        let untitled = self.shared.store.session_get(session).await?.session.title == "untitled";
+        let title = untitled.then(|| title(&new.text));
+        let writes = title
+            .map(Write::Title)
+            .into_iter()
+            .chain(self.created_write(&id.to_string()))
+            .collect();
+        let command =
+            |reply| Command::Prompt { new: Box::new(new), now: create.now, writes, reply };
+        self.not_found_if_deleted(session, handle.call(command).await).await?;
+        Ok(self.shared.store.prompt_get(session, &id).await?)
+    }
+
+    /// Applies an input, and returns the handle to wait for its outcome.
+    pub(super) async fn apply(
+        &self,
+        session: &SessionId,
+        input: Input,
+    ) -> Result<DriverHandle, SessionError> {
+        let handle = self.handle(session).await?;
+        let applied = handle.apply(input).await;
+        self.not_found_if_deleted(session, applied).await?;
+        Ok(handle)
+    }
+
+    /// A session's prompts, oldest first.
+    ///
+    /// # Errors
+    /// When there is no such session.
+    pub async fn prompts(&self, session: &SessionId) -> Result<Vec<Prompt>, SessionError> {
+        self.shared.store.session_get(session).await?;
+        Ok(self.shared.store.prompt_list(session).await?)
+    }
+
+    /// Cancels a queued prompt.
+    ///
+    /// # Errors
+    /// When it is not queued.
+    pub async fn prompt_cancel(
+        &self,
+        session: &SessionId,
+        prompt: &PromptId,
+    ) -> Result<Prompt, SessionError> {
+        self.shared.store.prompt_get(session, prompt).await?;
+        self.apply(session, Input::PromptCancelled { prompt: prompt.clone() }).await?;
+        Ok(self.shared.store.prompt_get(session, prompt).await?)
+    }
+
+    /// Moves a queued prompt to another position; 1 is the next.
+    ///
+    /// # Errors
+    /// When it is not queued.
+    pub async fn prompt_move(
+        &self,
+        session: &SessionId,
+        prompt: &PromptId,
+        position: u32,
+    ) -> Result<Prompt, SessionError> {
+        self.shared.store.prompt_get(session, prompt).await?;
+        self.apply(session, Input::PromptMoved { prompt: prompt.clone(), position }).await?;
+        Ok(self.shared.store.prompt_get(session, prompt).await?)
+    }
+
+    /// Requests the stop of the turn in progress; its processes are dead once `TurnEnded` is
+    /// stored.
+    ///
+    /// # Errors
+    /// When there is no such session.
+    pub async fn stop(&self, session: &SessionId) -> Result<(), SessionError> {
+        self.apply(session, Input::Stop).await.map(drop)
+    }
+
+    /// Saves the session's sandbox and stops it; returns the snapshot.
+    ///
+    /// # Errors
+    /// When there is nothing to save, or the save failed.
+    pub async fn pause(&self, session: &SessionId) -> Result<SnapshotId, SessionError> {
+        let handle = self.apply(session, Input::Pause).await?;
+        self.wait_until_stopped(session, &handle).await?.latest_snapshot.ok_or_else(|| {
+            SessionError::conflict(
+                "nothing_to_save",
+                "the session's sandbox holds no work yet",
+                "send it a prompt",
+            )
+        })
+    }
+
+    /// Waits until the session's sandbox has stopped, or cannot be saved.
+    pub(super) async fn wait_until_stopped(
+        &self,
+        session: &SessionId,
+        handle: &DriverHandle,
+    ) -> Result<State, SessionError> {
+        let stopped = handle.wait_for(|state| {
+            state.mode == Mode::Active
+                || matches!(state.sandbox, SandboxState::Absent | SandboxState::SaveUnknown { .. })
+        });
+        let state = self.not_found_if_deleted(session, stopped.await).await?;
+        match &state.sandbox {
+            SandboxState::SaveUnknown { detail, .. } => Err(save_unknown(detail)),
+            SandboxState::Absent => Ok(state),
+            _ => Err(SessionError::conflict(
+                "resumed",
+                "the session was resumed meanwhile",
+                "pause it again",
+            )),
+        }
+    }
+
+    /// Starts a sandbox from the latest snapshot; retries a save whose outcome is unknown first.
+    ///
+    /// # Errors
+    /// When there is no such session.
+    pub async fn resume(&self, session: &SessionId) -> Result<(), SessionError> {
+        self.apply(session, Input::Resume).await.map(drop)
+    }
+
+    /// Kills the session's sandbox at once. Its disk is saved; a turn in progress counts as
+    /// stopped.
+    ///
+    /// # Errors
+    /// When there is no such session.
+    pub async fn terminate(&self, session: &SessionId) -> Result<(), SessionError> {
+        let handle = self.apply(session, Input::Terminate).await?;
+        self.wait_until_stopped(session, &handle).await.map(drop)
+    }
+
+    /// Restores files and conversation to the state after a turn. A turn in progress is stopped
+    /// first, and the current state is saved; later turns can still be restored. The restore
+    /// continues when the caller stops waiting.
+    ///
+    /// # Errors
+    /// When the turn does not exist or has no snapshot, or the outcome of a save is unknown.
+    pub async fn restore(&self, session: &SessionId, turn: u32) -> Result<(), SessionError> {
+        let source = self.shared.store.session_get(session).await?;
+        let turns = self.shared.store.turn_list(session).await?;
+        let snapshots = self.shared.store.snapshot_list(session).await?;
+        let snapshot = fork_point(&source.session, &turns, &snapshots, Some(turn))?.snapshot;
+        let handle = self.apply(session, Input::Restore { snapshot, turn }).await?;
+        let restored = handle.wait_for(|state| {
+            state.restoring.is_none() || matches!(state.sandbox, SandboxState::SaveUnknown { .. })
+        });
+        let state = self.not_found_if_deleted(session, restored.await).await?;
+        match &state.sandbox {
+            SandboxState::SaveUnknown { detail, .. } if state.restoring.is_some() => {
+                Err(save_unknown(detail))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Archives a session: its sandbox is saved and stopped, queued prompts are cancelled.
+    ///
+    /// # Errors
+    /// When there is no such session, or the outcome of a save is unknown.
+    pub async fn archive(&self, session: &SessionId) -> Result<(), SessionError> {
+        self.apply(session, Input::Archive).await.map(drop)
+    }
+}
+
+fn save_unknown(detail: &str) -> SessionError {
+    SessionError::conflict(
+        "save_unknown",
+        format!("the outcome of the last save is unknown: {detail}"),
+        "resume the session: it retries the save first",
+    )
+}
+
+pub(super) fn new_prompt(text: PromptText, author: Author) -> NewPrompt {
+    NewPrompt { id: PromptId::random(), text, author, at: now() }
+}
+
+/// The first line that is not blank, truncated.
+pub(super) fn title(text: &str) -> String {
+    let line = text.lines().find(|line| !line.trim().is_empty()).unwrap_or_default().trim();
+    if line.chars().count() <= TITLE_CHARACTERS {
+        return line.to_owned();
+    }
+    line.chars().take(TITLE_CHARACTERS - 1).chain(['…']).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn title_is_the_first_nonblank_line() {
+        assert_eq!(title("\n  Fix the parser \nplease"), "Fix the parser");
+        assert_eq!(title(&"x".repeat(200)).chars().count(), TITLE_CHARACTERS);
+    }
+}
