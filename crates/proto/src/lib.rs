@@ -8,7 +8,6 @@ pub mod api;
 pub mod bridge;
 pub mod door;
 pub mod event;
-pub mod git;
 pub mod hint;
 pub mod ids;
 pub mod launch;

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use harvest_proto::{
     BranchName, RepositoryName,
-    bridge::{Command, Exit, GitRequest, Reply, ToSupervisor},
-    git::NO_HOOKS_ENV,
+    bridge::{Command, GitQuery, GitRequest, Reply, ToSupervisor, Truncation},
     names::InvalidBranchName,
 };
 use harvest_store::{CheckoutRecord, Write};
@@ -14,19 +13,6 @@ use crate::bridge::{Bridge, BridgeError};
 
 // Enough for a person to read; generated files may exceed it.
 const DIFF_BYTES: usize = 1024 * 1024;
-
-// Enough for git on a large checkout with a cold cache.
-const GIT_LIMIT_MILLIS: u64 = 60_000;
-
-// Untracked files are part of the diff, so they are added to a copy of the index, never to the
-// agent's.
-const DIFF: &str = r#"
-cd "$3" 2>/dev/null || exit 0
-index=$(mktemp) && rm -f "$index" && trap 'rm -f "$index"' EXIT
-cp "$(git rev-parse --git-dir)/index" "$index" 2>/dev/null
-export GIT_INDEX_FILE="$index"
-git add -A -N . && git diff --no-color --no-ext-diff --no-textconv --src-prefix="a/$2" --dst-prefix="b/$2" "$1" --
-"#;
 
 // Git's hash of the empty tree.
 pub(crate) const EMPTY_TREE: &str = "4b825dc642cb6eb9a060e54bf8d69288fbee4904";
@@ -54,12 +40,6 @@ pub(crate) fn command(argv: &[&str], folder: &str, timeout_millis: u64) -> Comma
         timeout_millis: Some(timeout_millis),
         ..Command::default()
     }
-}
-
-/// A git command that ignores the agent's git settings.
-pub(crate) fn git_command(argv: &[&str], folder: &str, timeout_millis: u64) -> Command {
-    let env = NO_HOOKS_ENV.map(|(name, value)| (name.to_owned(), value.to_owned()));
-    Command { env: env.into(), ..command(argv, folder, timeout_millis) }
 }
 
 /// The commit that is checked out and the remote's default branch.
@@ -143,101 +123,16 @@ pub(crate) async fn diff(
 ) -> Result<String, BridgeError> {
     let mut whole = String::new();
     for checkout in checkouts {
-        let prefix = match checkouts.len() {
-            1 => String::new(),
-            _ => format!("{}/", checkout.repository),
+        let base = checkout.base_commit.as_deref().unwrap_or(EMPTY_TREE).to_owned();
+        let query = GitQuery::Diff { base, prefixed: checkouts.len() > 1 };
+        let output = bridge.git_query(&checkout.repository, query, DIFF_BYTES).await?;
+        whole += &String::from_utf8_lossy(&output.bytes);
+        whole += match output.truncated {
+            None => "",
+            Some(Truncation::Limit) => "\n… the rest of the diff is left out\n",
+            // An empty diff would look like no changes.
+            Some(Truncation::Timeout) => "\n… git timed out: the diff is incomplete\n",
         };
-        let base = checkout.base_commit.as_deref().unwrap_or(EMPTY_TREE);
-        whole += &diff_of(bridge, &folder(&checkout.repository), base, &prefix).await?;
     }
     Ok(whole)
-}
-
-async fn diff_of(
-    bridge: &Bridge,
-    folder: &str,
-    base: &str,
-    prefix: &str,
-) -> Result<String, BridgeError> {
-    let script = ["sh", "-c", DIFF, "sh", base, prefix, folder];
-    let order = git_command(&script, &self::folder(""), GIT_LIMIT_MILLIS);
-    let output = bridge.run_command(order, DIFF_BYTES).await?;
-    let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
-    if output.truncated {
-        text.push_str("\n… the rest of the diff is left out\n");
-    } else if output.exit == Exit::Timeout {
-        // An empty diff would look like no changes.
-        text.push_str("\n… git timed out: the diff is incomplete\n");
-    }
-    Ok(text)
-}
-
-#[cfg(test)]
-pub(crate) mod tests {
-    use std::{path::Path, process::Command};
-
-    use super::*;
-
-    /// Runs a script on the host, without the host's git settings.
-    pub(crate) fn sh(folder: &Path, script: &str, arguments: &[&str]) -> (i32, String) {
-        let output = Command::new("sh")
-            .args(["-c", script, "sh"])
-            .args(arguments)
-            .current_dir(folder)
-            .env("GIT_CONFIG_GLOBAL", "/dev/null")
-            .env("GIT_CONFIG_NOSYSTEM", "1")
-            .envs(["AUTHOR", "COMMITTER"].map(|who| (format!("GIT_{who}_NAME"), "Ada")))
-            .envs(
-                ["AUTHOR", "COMMITTER"].map(|who| (format!("GIT_{who}_EMAIL"), "ada@example.org")),
-            )
-            .output()
-            .unwrap();
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        (output.status.code().unwrap(), text)
-    }
-
-    /// A repository with one commit, on `main`.
-    pub(crate) fn repository() -> (tempfile::TempDir, String) {
-        let folder = tempfile::tempdir().unwrap();
-        let init = "git init -q -b main && echo one > file && git add file && git commit -q -m one";
-        assert_eq!(sh(folder.path(), init, &[]).0, 0);
-        let head = sh(folder.path(), "git rev-parse HEAD", &[]).1.trim().to_owned();
-        (folder, head)
-    }
-
-    #[test]
-    fn diff_includes_untracked_files_without_touching_index() {
-        let (folder, base) = repository();
-        let work = "echo two > second && git add second && git commit -q -m two && echo x >> file && echo new > third";
-        assert_eq!(sh(folder.path(), work, &[]).0, 0);
-        let before = sh(folder.path(), "git status --porcelain", &[]).1;
-        let (code, diff) = sh(folder.path(), DIFF, &[&base, "", "."]);
-        assert_eq!(code, 0);
-        for shown in ["+two", "+x", "+new"] {
-            assert!(diff.contains(shown), "{shown} is missing in {diff}");
-        }
-        assert_eq!(sh(folder.path(), "git status --porcelain", &[]).1, before);
-    }
-
-    #[test]
-    fn repository_without_commits_diffs_against_empty_tree() {
-        let folder = tempfile::tempdir().unwrap();
-        assert_eq!(sh(folder.path(), "git init -q && echo new > file", &[]).0, 0);
-        let (code, diff) = sh(folder.path(), DIFF, &[EMPTY_TREE, "", "."]);
-        assert!(code == 0 && diff.contains("+new"), "{code}: {diff}");
-    }
-
-    #[test]
-    fn missing_checkout_has_an_empty_diff() {
-        let folder = tempfile::tempdir().unwrap();
-        assert_eq!(sh(folder.path(), DIFF, &[EMPTY_TREE, "", "gone"]), (0, String::new()));
-    }
-
-    #[test]
-    fn diff_paths_carry_repository_prefix() {
-        let (folder, base) = repository();
-        assert_eq!(sh(folder.path(), "echo x >> file", &[]).0, 0);
-        let diff = sh(folder.path(), DIFF, &[&base, "app/", "."]).1;
-        assert!(diff.contains("--- a/app/file\n+++ b/app/file\n"), "{diff}");
-    }
 }

@@ -1,7 +1,7 @@
 //! Turns: runs of prompts, numbered per session.
 
 use harvest_proto::{
-    PromptId, SessionId, Timestamp, TurnId,
+    PromptId, SessionId, SnapshotId, Timestamp, TurnId,
     api::{DiffStat, Turn},
     event::TurnOutcome,
 };
@@ -64,6 +64,26 @@ impl Store {
         read(&row)
     }
 
+    /// Number of the turn that `turn` continues, in a sandbox that started from `snapshot`: the
+    /// snapshot's turn, else (after a pause) the preceding one; 0 is the session's start.
+    pub async fn turn_before(
+        &self,
+        session: &SessionId,
+        turn: &TurnId,
+        snapshot: &SnapshotId,
+    ) -> Result<u32, StoreError> {
+        let row = sqlx::query(
+            "SELECT COALESCE((SELECT turn FROM snapshots WHERE session = $1 AND id = $2),
+             (SELECT number - 1 FROM turns WHERE session = $1 AND id = $3), 0) AS number",
+        )
+        .bind(session.to_string())
+        .bind(snapshot.to_string())
+        .bind(turn.to_string())
+        .fetch_one(&self.readers)
+        .await?;
+        row::count(&row, "number")
+    }
+
     /// Git trees of all checkouts after each turn.
     pub async fn tree_list(&self, session: &SessionId) -> Result<Vec<TurnTree>, StoreError> {
         let rows =
@@ -71,12 +91,27 @@ impl Store {
                 .bind(session.to_string())
                 .fetch_all(&self.readers)
                 .await?;
-        let read = |row: &DbRow| {
-            let (repository, tree) = (row::text(row, "repository")?, row::text(row, "tree")?);
-            Ok(TurnTree { turn: row::count(row, "number")?, repository, tree })
-        };
-        rows.iter().map(read).collect()
+        rows.iter().map(read_tree).collect()
     }
+
+    /// Git trees of all checkouts after one turn.
+    pub async fn tree_list_of(
+        &self,
+        session: &SessionId,
+        turn: u32,
+    ) -> Result<Vec<TurnTree>, StoreError> {
+        let rows = sqlx::query("SELECT * FROM turn_trees WHERE session = $1 AND number = $2")
+            .bind(session.to_string())
+            .bind(i64::from(turn))
+            .fetch_all(&self.readers)
+            .await?;
+        rows.iter().map(read_tree).collect()
+    }
+}
+
+fn read_tree(row: &DbRow) -> Result<TurnTree, StoreError> {
+    let (repository, tree) = (row::text(row, "repository")?, row::text(row, "tree")?);
+    Ok(TurnTree { turn: row::count(row, "number")?, repository, tree })
 }
 
 fn diff(row: &DbRow) -> Result<Option<DiffStat>, StoreError> {

@@ -11,7 +11,7 @@ use tokio::net::unix::pipe;
 
 use crate::{
     pipes::{discard_output, pipes, read_rest},
-    processes::ProcessSpec,
+    processes::{Child, ProcessSpec},
     sandbox::Sandbox,
     truncate::Tail,
 };
@@ -63,20 +63,9 @@ pub(crate) async fn run(
     theirs[2] = theirs[1].try_clone().map_err(system)?;
     let mut child = sandbox.processes.start(spec, theirs).await?;
     let mut tail = Tail::default();
-    let exit = {
-        let wait = async {
-            tokio::select! {
-                end = child.wait() => sandbox.exit(end, oom_before),
-                () = tokio::time::sleep(timeout) => {
-                    child.kill().await;
-                    Exit::Timeout
-                }
-            }
-        };
-        tokio::select! {
-            exit = wait => exit,
-            never = read_on(&ours.stdout, &mut tail) => never,
-        }
+    let exit = tokio::select! {
+        exit = wait(sandbox, &mut child, timeout, oom_before) => exit,
+        never = read_on(&ours.stdout, &mut tail) => never,
     };
     read_rest(&ours.stdout, |bytes| tail.push(bytes));
     // A service started by a hook may hold the pipe open; closing it would kill the service.
@@ -84,7 +73,24 @@ pub(crate) async fn run(
     Ok(Captured { exit, tail: tail.text() })
 }
 
-async fn read_on(receiver: &pipe::Receiver, tail: &mut Tail) -> Exit {
+/// Waits for the exit of a command; kills it after `timeout`.
+pub(crate) async fn wait(
+    sandbox: &Sandbox,
+    child: &mut Child,
+    timeout: Duration,
+    oom_before: u64,
+) -> Exit {
+    tokio::select! {
+        end = child.wait() => sandbox.exit(end, oom_before),
+        () = tokio::time::sleep(timeout) => {
+            child.kill().await;
+            Exit::Timeout
+        }
+    }
+}
+
+/// Reads until it is cancelled.
+pub(crate) async fn read_on<T>(receiver: &pipe::Receiver, tail: &mut Tail) -> T {
     let mut buffer = [0u8; 4096];
     while receiver.readable().await.is_ok() {
         match receiver.try_read(&mut buffer) {

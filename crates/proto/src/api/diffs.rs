@@ -2,17 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Totals of a diff.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct DiffStat {
-    /// Number of files that differ.
-    pub files: u64,
-    /// Number of added lines.
-    pub insertions: u64,
-    /// Number of removed lines.
-    pub deletions: u64,
-}
+pub use crate::bridge::DiffStat;
 
 /// `GET /v1/sessions/{id}/diff/files`: the changed files of the session's checkouts.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::StreamId;
 use crate::{BranchName, RepositoryName};
 
 /// A git operation on the checkout `/workspace/{checkout}`.
@@ -31,4 +32,97 @@ pub enum GitRequest {
         /// Full id of the commit.
         commit: String,
     },
+    /// Save the files of the checkout as a git tree, in the agent's home; the reply is
+    /// [`Reply::SavedTree`](super::Reply::SavedTree). Ignored files and untracked files over 8 MiB
+    /// are left out.
+    SaveTree {
+        /// Name of the repository.
+        checkout: RepositoryName,
+        /// Full id of the tree or commit to compare the tree with.
+        against: Option<String>,
+    },
+    /// Send the output of a query on `stream`. The reply, [`Reply::Queried`](super::Reply::Queried)
+    /// or a fault, follows the `End`.
+    Query {
+        /// Name of the repository.
+        checkout: RepositoryName,
+        /// The query.
+        query: GitQuery,
+        /// The most bytes to send.
+        limit: u64,
+        /// Stream to send on.
+        stream: StreamId,
+    },
+    /// Add the objects of the pack that arrives on `stream` to the saved trees.
+    UnpackTree {
+        /// Name of the repository.
+        checkout: RepositoryName,
+        /// Stream to read from.
+        stream: StreamId,
+    },
+}
+
+/// A git command that only reads. Ids are full ids of commits or trees.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "query", rename_all = "snake_case")]
+pub enum GitQuery {
+    /// The patch from `base` to the files of the checkout, untracked ones included. Empty for a
+    /// missing checkout.
+    Diff {
+        /// Where the patch starts.
+        base: String,
+        /// Paths start with the name of the repository.
+        prefixed: bool,
+    },
+    /// The differences between two trees. The fault `NotFound` means that objects of one of them
+    /// are missing here.
+    Compare {
+        /// The earlier tree.
+        from: String,
+        /// The later tree.
+        to: String,
+        /// Format of the output.
+        format: DiffFormat,
+        /// Paths start with the name of the repository.
+        prefixed: bool,
+    },
+    /// A pack with the objects of a saved tree.
+    Pack {
+        /// The tree.
+        tree: String,
+        /// A commit whose objects are left out.
+        base: Option<String>,
+    },
+}
+
+/// Output format of a comparison.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DiffFormat {
+    /// A patch.
+    Patch,
+    /// Line counts per file, ended by NUL, without renames (`git diff --numstat -z`).
+    Numstat,
+}
+
+/// Why the output of a query is incomplete.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Truncation {
+    /// The output exceeded the limit of the request.
+    Limit,
+    /// Git exceeded its time limit.
+    Timeout,
+}
+
+/// Totals of a diff.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct DiffStat {
+    /// Number of files that differ.
+    pub files: u64,
+    /// Number of added lines.
+    pub insertions: u64,
+    /// Number of removed lines.
+    pub deletions: u64,
 }

@@ -27,7 +27,7 @@ pub use boot::{AgentLaunch, Boot, BootStart, Checkout, RestartPolicy};
 pub use command::{Command, Exit, Terminal};
 pub use file::{FileKind, FileRequest, FileStat};
 pub use frame::{Decoder, Frame, FrameError};
-pub use git::GitRequest;
+pub use git::{DiffFormat, DiffStat, GitQuery, GitRequest, Truncation};
 pub use prompt::{Author, TurnRequest};
 pub use reply::{Fault, FaultCode, Reply};
 pub use status::{OutboxEvent, PromptProgress, Status};
@@ -37,7 +37,7 @@ use serde::{Deserialize, Serialize};
 use crate::{BlobId, TurnId};
 
 /// Version of the protocol, raised when a frame is added or changes its meaning.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
 /// Credit of a stream before the first `Credit` frame.
 pub const INITIAL_CREDIT_BYTES: u32 = 256 * 1024;
@@ -126,11 +126,11 @@ pub enum ToSupervisor {
         /// The command.
         command: Box<Command>,
     },
-    /// Kill a command and every process it started, or cancel a file transfer.
+    /// Kill a command and every process it started, or cancel a file transfer or a git operation.
     Kill {
         /// Number of the request.
         id: RequestId,
-        /// Number of the `Exec` or `File` request.
+        /// Number of the `Exec`, `File` or `Git` request.
         exec: RequestId,
     },
     /// Resize a command's terminal.

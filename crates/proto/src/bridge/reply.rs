@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{FileStat, Status};
+use super::{DiffStat, FileStat, Status, Truncation};
 
 /// Result of a successful request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -42,6 +42,18 @@ pub enum Reply {
     CheckedOut {
         /// True when the folder `.harvest` differs from the one checked out before.
         changed_harvest_folder: bool,
+    },
+    /// Reply to `SaveTree`.
+    SavedTree {
+        /// Full id of the tree.
+        tree: String,
+        /// Changes since the tree or commit of the request; zero without one.
+        stat: DiffStat,
+    },
+    /// Reply to `Query`.
+    Queried {
+        /// Why the output is incomplete; absent when it is complete.
+        truncated: Option<Truncation>,
     },
 }
 

@@ -2,7 +2,7 @@
 
 use harvest_proto::{
     Timestamp,
-    bridge::{Exit, Fault, FaultCode, FileKind, FileStat, GitRequest, Reply},
+    bridge::{DiffStat, Exit, Fault, FaultCode, FileKind, FileStat, GitRequest, Reply},
 };
 
 use super::sandbox::FakeSandbox;
@@ -17,7 +17,7 @@ pub(crate) enum CommandResult {
     Sleeping,
 }
 
-/// Runs `echo`, `cat`, `test -f`, `true`, `false`, `sleep`; `git` and `sh` always succeed.
+/// Runs `echo`, `cat`, `test -f`, `true`, `false`, `sleep`; `sh` always succeeds.
 pub(crate) fn run(argv: &[String], sandbox: &FakeSandbox) -> Result<CommandResult, Fault> {
     let argv_words: Vec<&str> = argv.iter().map(String::as_str).collect();
     let exited =
@@ -32,10 +32,7 @@ pub(crate) fn run(argv: &[String], sandbox: &FakeSandbox) -> Result<CommandResul
             let found = sandbox.files().keys().any(|file| file.ends_with(path));
             exited(Vec::new(), i32::from(!found))
         }
-        ["git", "rev-parse", ..] => {
-            exited(b"0123456789abcdef0123456789abcdef01234567\n".to_vec(), 0)
-        }
-        ["git", ..] | ["sh", ..] | ["true"] => exited(Vec::new(), 0),
+        ["sh", ..] | ["true"] => exited(Vec::new(), 0),
         ["false"] => exited(Vec::new(), 1),
         ["sleep", ..] => Ok(CommandResult::Sleeping),
         _ => Err(Fault::new(
@@ -46,14 +43,19 @@ pub(crate) fn run(argv: &[String], sandbox: &FakeSandbox) -> Result<CommandResul
 }
 
 /// Answers a git request: every checkout has one commit and nothing ever changes.
-pub(crate) fn git(request: &GitRequest) -> Reply {
+pub(crate) fn git(request: &GitRequest) -> Result<Reply, Fault> {
+    let object = || "0123456789abcdef0123456789abcdef01234567".to_owned();
     match request {
-        GitRequest::Head { .. } => {
-            let commit = Some("0123456789abcdef0123456789abcdef01234567".to_owned());
-            Reply::Head { commit, default_branch: None }
+        GitRequest::Head { .. } => Ok(Reply::Head { commit: Some(object()), default_branch: None }),
+        GitRequest::SetBranch { .. } => Ok(Reply::Done),
+        GitRequest::CheckOut { .. } => Ok(Reply::CheckedOut { changed_harvest_folder: false }),
+        GitRequest::SaveTree { .. } => {
+            Ok(Reply::SavedTree { tree: object(), stat: DiffStat::default() })
         }
-        GitRequest::SetBranch { .. } => Reply::Done,
-        GitRequest::CheckOut { .. } => Reply::CheckedOut { changed_harvest_folder: false },
+        GitRequest::Query { .. } => Ok(Reply::Queried { truncated: None }),
+        GitRequest::UnpackTree { .. } => {
+            Err(Fault::new(FaultCode::Invalid, "the fake has no git objects"))
+        }
     }
 }
 

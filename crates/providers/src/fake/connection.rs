@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use harvest_proto::bridge::{
-    BridgeRole, Decoder, Exit, Fault, FaultCode, FileRequest, Frame, FromSupervisor,
+    BridgeRole, Decoder, Exit, Fault, FaultCode, FileRequest, Frame, FromSupervisor, GitRequest,
     INITIAL_CREDIT_BYTES, MAX_DATA_BYTES, Reply, RequestId, StreamId, ToSupervisor, VERSION,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
@@ -176,7 +176,12 @@ impl Connection {
                     .await
             }
             ToSupervisor::File { id, request } => self.file(id, request).await,
-            ToSupervisor::Git { id, request } => self.reply(id, Ok(commands::git(&request))).await,
+            ToSupervisor::Git { id, request } => {
+                if let GitRequest::Query { stream, .. } = request {
+                    self.send_message(FromSupervisor::End { stream }).await?;
+                }
+                self.reply(id, commands::git(&request)).await
+            }
             ToSupervisor::Credit { stream, bytes } => {
                 if let Some(outgoing) = self.outgoing.get_mut(&stream) {
                     outgoing.credit += bytes as usize;

@@ -44,7 +44,8 @@ impl FileReader {
     }
 }
 
-/// A file being written. Dropping this before `finish` cancels the transfer and leaves no file.
+/// A file or a pack being written. Dropping this before `finish` cancels the transfer and leaves
+/// nothing.
 pub struct FileWriter {
     bridge: Bridge,
     id: RequestId,
@@ -123,10 +124,20 @@ impl Bridge {
         mode: u32,
         user: Option<String>,
     ) -> Result<FileWriter, BridgeError> {
+        self.writer(|id, stream| {
+            let request = FileRequest::Write { path: path.to_owned(), mode, user, stream };
+            ToSupervisor::File { id, request }
+        })
+    }
+
+    /// Posts a request that reads bytes from a stream.
+    pub(super) fn writer(
+        &self,
+        make: impl FnOnce(RequestId, StreamId) -> ToSupervisor,
+    ) -> Result<FileWriter, BridgeError> {
         let stream = self.new_stream();
         let credit = self.open_outgoing(stream);
-        let request = FileRequest::Write { path: path.to_owned(), mode, user, stream };
-        let posted = self.post(|id| ToSupervisor::File { id, request })?;
+        let posted = self.post(|id| make(id, stream))?;
         let id = posted.id;
         Ok(FileWriter {
             bridge: self.clone(),

@@ -7,6 +7,7 @@
 mod blobs;
 mod exec;
 mod files;
+mod git;
 mod input;
 mod liveness;
 mod reader;
@@ -32,6 +33,7 @@ use tokio::{
 
 pub use exec::{CommandOutput, Exec, ExecInput, ExecOutput};
 pub use files::{FileReader, FileWriter};
+pub(crate) use git::QueryOutput;
 pub use input::{InputAborted, InputStream, InputTask};
 
 use crate::{sandboxes::BridgeStream, timeouts::LivenessTimeouts};

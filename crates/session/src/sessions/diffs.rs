@@ -3,8 +3,9 @@
 //! sandbox, without network, started from the turn's snapshot.
 
 use harvest_proto::{
-    SandboxId, SessionId, SnapshotId,
+    RepositoryName, SandboxId, SessionId, SnapshotId,
     api::{DiffFiles, DiffStat, FileChanges, FileDiff, Snapshot, Turn},
+    bridge::{DiffFormat, GitQuery},
 };
 use harvest_store::{SessionRecord, TurnTree};
 use tokio::sync::Semaphore;
@@ -55,7 +56,7 @@ impl Sessions {
             return Ok(self.diff(session).await?.into_bytes());
         }
         let mut all = Vec::new();
-        for (_, (text, truncated)) in self.compare(session, range, &["--patch"]).await? {
+        for (_, (text, truncated)) in self.compare(session, range, DiffFormat::Patch).await? {
             all.extend(text);
             if truncated {
                 all.extend_from_slice("\n… the rest of the diff is left out\n".as_bytes());
@@ -80,7 +81,7 @@ impl Sessions {
         };
         let mut files = DiffFiles::default();
         for (repository, (text, truncated)) in
-            self.compare(session, range, &["--numstat", "-z", "--no-renames"]).await?
+            self.compare(session, range, DiffFormat::Numstat).await?
         {
             files.cut |= truncated;
             files.items.extend(
@@ -143,8 +144,8 @@ impl Sessions {
         &self,
         session: &SessionId,
         range: DiffRange,
-        options: &[&str],
-    ) -> Result<Vec<(String, (Vec<u8>, bool))>, SessionError> {
+        format: DiffFormat,
+    ) -> Result<Vec<(RepositoryName, (Vec<u8>, bool))>, SessionError> {
         let history = self.history(session).await?;
         let (from, to) = history.points(range)?;
         // One permit covers every sandbox this diff starts; a permit per sandbox could deadlock.
@@ -155,21 +156,19 @@ impl Sessions {
         let live = ready_bridge(&handle).await.map(|bridge| (bridge, busy));
         let (mut all, mut budget) = (Vec::new(), MAX_PATCH_BYTES);
         let repositories = history.record.repositories();
-        let several = repositories.len() > 1;
+        let prefixed = repositories.len() > 1;
         for repository in repositories {
-            // With several checkouts, paths start with the repository's name.
-            let prefixes =
-                [format!("--src-prefix=a/{repository}/"), format!("--dst-prefix=b/{repository}/")];
-            let prefixes = prefixes.iter().filter(|_| several).map(String::as_str);
-            let options: Vec<&str> = options.iter().copied().chain(prefixes).collect();
+            let live = live.as_ref();
             let mut diff = CheckoutDiff {
                 sessions: self,
                 history: &history,
-                live: live.as_ref(),
-                repository: repository.into(),
+                live,
+                repository,
+                format,
+                prefixed,
                 budget,
             };
-            let output = diff.run(from, to, &options).await?;
+            let output = diff.run(from, to).await?;
             budget = budget.saturating_sub(output.0.len());
             all.push((diff.repository, output));
         }
@@ -281,7 +280,10 @@ struct CheckoutDiff<'a> {
     sessions: &'a Sessions,
     history: &'a SessionHistory,
     live: Option<&'a (Bridge, BusyGuard)>,
-    repository: String,
+    repository: RepositoryName,
+    format: DiffFormat,
+    /// With several checkouts, paths start with the repository's name.
+    prefixed: bool,
     /// The most bytes of output.
     budget: usize,
 }
@@ -291,7 +293,6 @@ impl CheckoutDiff<'_> {
         &mut self,
         from: DiffPoint,
         to: DiffPoint,
-        options: &[&str],
     ) -> Result<(Vec<u8>, bool), SessionError> {
         let (before, mut after) =
             (self.history.tree(&self.repository, from)?, self.history.tree(&self.repository, to)?);
@@ -301,7 +302,7 @@ impl CheckoutDiff<'_> {
             }
             if let (Some(before), Some(after)) = (&before, &after)
                 && let TreeComparison::Diff { text, truncated } =
-                    self.diff(bridge, (before, after), options).await?
+                    self.diff(bridge, before, after).await?
             {
                 return Ok((text, truncated));
             }
@@ -321,7 +322,7 @@ impl CheckoutDiff<'_> {
             Some(after) => after,
             None => self.save(bridge).await?,
         };
-        let output = self.diff_with_copy(bridge, from, before, &after, options).await;
+        let output = self.diff_with_copy(bridge, from, before, &after).await;
         if let Some(later) = later {
             later.remove().await;
         }
@@ -335,11 +336,10 @@ impl CheckoutDiff<'_> {
         from: DiffPoint,
         before: Option<String>,
         after: &str,
-        options: &[&str],
     ) -> Result<(Vec<u8>, bool), SessionError> {
         if let Some(before) = &before
             && let TreeComparison::Diff { text, truncated } =
-                self.diff(bridge, (before, after), options).await?
+                self.diff(bridge, before, after).await?
         {
             return Ok((text, truncated));
         }
@@ -354,7 +354,7 @@ impl CheckoutDiff<'_> {
             trees::copy_tree(source, bridge, &self.repository, &before, base)
                 .await
                 .map_err(failed)?;
-            self.diff(bridge, (&before, after), options).await
+            self.diff(bridge, &before, after).await
         };
         let output = copied.await;
         earlier.remove().await;
@@ -368,16 +368,19 @@ impl CheckoutDiff<'_> {
     }
 
     async fn save(&self, bridge: &Bridge) -> Result<String, SessionError> {
-        Ok(trees::save(bridge, &self.repository, "").await.map_err(failed)?.tree)
+        Ok(trees::save(bridge, &self.repository, None).await.map_err(failed)?.0)
     }
 
     async fn diff(
         &self,
         bridge: &Bridge,
-        points: (&str, &str),
-        options: &[&str],
+        from: &str,
+        to: &str,
     ) -> Result<TreeComparison, SessionError> {
-        trees::compare(bridge, &self.repository, points, options, self.budget).await.map_err(failed)
+        let (from, to) = (from.to_owned(), to.to_owned());
+        let comparison =
+            GitQuery::Compare { from, to, format: self.format, prefixed: self.prefixed };
+        trees::compare(bridge, &self.repository, comparison, self.budget).await.map_err(failed)
     }
 
     /// Starts an ephemeral sandbox from the session's snapshot at a point.

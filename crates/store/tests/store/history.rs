@@ -11,6 +11,7 @@ use crate::test_store::{NOW, TestStore, dispatch, new_session, on_both, prompt};
 
 on_both! {
     turn_has_prompt_usage_and_diff,
+    turn_continues_the_turn_of_its_snapshot,
     needed_snapshots_are_not_dropped,
     fork_needs_an_existing_snapshot,
     missing_snapshot_is_hidden_until_it_returns,
@@ -61,10 +62,31 @@ async fn turn_has_prompt_usage_and_diff(test: TestStore) {
         tree: tree.into(),
     };
     assert_eq!(test.store.tree_list(&session).await.unwrap(), [of("a", "t3"), of("b", "t2")]);
+    assert_eq!(test.store.tree_list_of(&session, 1).await.unwrap().len(), 2);
+    assert_eq!(test.store.tree_list_of(&session, 0).await.unwrap(), []);
     assert!(matches!(test.store.turn_get(&session, 2).await, Err(StoreError::NotFound { .. })));
     let fork = test.session().await;
     test.commit(&fork, vec![Write::TreeShare { session, turn: 1 }]).await.unwrap();
     assert!(test.store.tree_list(&fork).await.unwrap().iter().all(|tree| tree.turn == 0));
+}
+
+async fn turn_continues_the_turn_of_its_snapshot(test: TestStore) {
+    let (session, fork) = (test.session().await, test.session().await);
+    let (_, snapshot) = turn(&test, &session, 1).await;
+    let (unknown, seventh) = (SnapshotId::random(), TurnId::random());
+    let (prompt, turn) = (PromptId::random(), seventh.clone());
+    let begin = Write::TurnInsert { turn, number: 7, prompt, at: NOW };
+    test.commit(&session, vec![begin]).await.unwrap();
+    let share = Write::SnapshotShare { snapshot: snapshot.clone(), at: NOW };
+    test.commit(&fork, vec![share]).await.unwrap();
+    for (session, turn, from, number) in [
+        (&session, &seventh, &snapshot, 1),
+        (&session, &seventh, &unknown, 6),
+        (&session, &TurnId::random(), &unknown, 0),
+        (&fork, &TurnId::random(), &snapshot, 0),
+    ] {
+        assert_eq!(test.store.turn_before(session, turn, from).await.unwrap(), number);
+    }
 }
 
 async fn needed_snapshots_are_not_dropped(test: TestStore) {

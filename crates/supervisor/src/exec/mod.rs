@@ -127,11 +127,12 @@ async fn run(
         exit_sender.send_replace(true);
         exit
     };
+    let all = usize::MAX;
     let outputs = async {
         tokio::join!(
             wait,
-            pump_out(connection, pipes.stdout, command.stdout, &streams.stdout, exited.clone()),
-            pump_out(connection, pipes.stderr, command.stderr, &streams.stderr, exited.clone()),
+            pump_out(connection, pipes.stdout, (command.stdout, &streams.stdout), all, &exited),
+            pump_out(connection, pipes.stderr, (command.stderr, &streams.stderr), all, &exited),
         )
         .0
     };
@@ -170,7 +171,8 @@ async fn supervise(
     }
 }
 
-async fn spawn(
+/// Starts a command with pipes.
+pub(crate) async fn spawn(
     sandbox: &Sandbox,
     spec: ProcessSpec,
     with_stdin: bool,
@@ -182,17 +184,20 @@ async fn spawn(
     Ok((child, ours))
 }
 
-// Sends the command's output until it has exited and the pipe is empty. Descendants may hold the
-// pipe open: their output is discarded, because closing the pipe would kill them.
-async fn pump_out(
+/// Sends the command's output until it has exited and the pipe is empty. Descendants may hold the
+/// pipe open: their output is discarded, because closing the pipe would kill them.
+///
+/// True when there was more than `limit` bytes; then the pipe is closed, which ends the command.
+pub(crate) async fn pump_out(
     connection: &Connection,
     receiver: pipe::Receiver,
-    stream: StreamId,
-    credit: &Credit,
-    mut exited: watch::Receiver<bool>,
-) {
+    (stream, credit): (StreamId, &Credit),
+    mut limit: usize,
+    exited: &watch::Receiver<bool>,
+) -> bool {
+    let mut exited = exited.clone();
     let mut buffer = vec![0u8; INITIAL_BUFFER_BYTES];
-    let mut left = MAX_PIPE_BYTES;
+    let (mut left, mut truncated) = (MAX_PIPE_BYTES, false);
     loop {
         let allowed = credit.available(buffer.len()).await;
         let last = *exited.borrow();
@@ -204,8 +209,14 @@ async fn pump_out(
             Ok(0) => break,
             Ok(count) => {
                 left = if last { left.saturating_sub(count) } else { left };
-                credit.spend(count);
-                connection.data(stream, &buffer[..count]).await;
+                let sent = count.min(limit);
+                limit -= sent;
+                credit.spend(sent);
+                connection.data(stream, &buffer[..sent]).await;
+                truncated = sent < count;
+                if truncated {
+                    break;
+                }
                 if count == buffer.len() && count < MAX_DATA_BYTES {
                     buffer.resize(count * 2, 0);
                 }
@@ -224,16 +235,17 @@ async fn pump_out(
         }
     }
     connection.end(stream).await;
+    truncated
 }
 
-// Never returns: it is cancelled when the command exits. Input that the command does not read any
-// more is dropped, so that the client does not stall.
-async fn pump_in(
+/// Never returns: it is cancelled when the command exits. Input that the command does not read any
+/// more is dropped, so that the client does not stall.
+pub(crate) async fn pump_in<T>(
     connection: &Connection,
     mut sender: Option<pipe::Sender>,
     stream: Option<StreamId>,
     inbox: Option<Rc<Inbox>>,
-) -> Exit {
+) -> T {
     if let (Some(stream), Some(inbox)) = (stream, inbox) {
         while let Some(bytes) = inbox.take().await {
             if let Some(open) = &mut sender

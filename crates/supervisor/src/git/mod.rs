@@ -1,17 +1,17 @@
 //! Clones and updates checkouts, always as the agent's user and never interactively.
 
+pub(crate) mod program;
+mod queries;
 mod requests;
+mod trees;
 
 pub(crate) use self::requests::start;
 
 use std::time::Duration;
 
-use harvest_proto::{
-    bridge::{Author, BootStart, Checkout},
-    git::NO_HOOKS_ENV,
-};
+use harvest_proto::bridge::{Author, BootStart, Checkout};
 
-use crate::{capture, sandbox::Sandbox, users::User};
+use crate::{capture, processes::ProcessSpec, sandbox::Sandbox, users::User};
 
 // Enough for the first clone of a large repository while the gateway restarts.
 const NETWORK_TIMEOUT: Duration = Duration::from_secs(30 * 60);
@@ -21,6 +21,16 @@ const LOCAL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Variables that make git fail instead of prompting.
 pub(crate) const NON_INTERACTIVE: [(&str, &str); 2] =
     [("GIT_TERMINAL_PROMPT", "0"), ("GIT_SSH_COMMAND", "ssh -o BatchMode=yes")];
+
+/// Disables hooks and the file-system monitor: the checkout may configure ones that hang, which
+/// would block a boot or make a diff time out.
+const NO_HOOKS: [(&str, &str); 5] = [
+    ("GIT_CONFIG_COUNT", "2"),
+    ("GIT_CONFIG_KEY_0", "core.fsmonitor"),
+    ("GIT_CONFIG_VALUE_0", "false"),
+    ("GIT_CONFIG_KEY_1", "core.hooksPath"),
+    ("GIT_CONFIG_VALUE_1", "/dev/null"),
+];
 
 /// Global settings of the user, written once per boot.
 const SETTINGS: [(&str, &str); 5] = [
@@ -52,19 +62,23 @@ impl Git<'_> {
         arguments: &[&str],
         timeout: Duration,
     ) -> Result<String, String> {
-        let argv =
-            std::iter::once("git").chain(arguments.iter().copied()).map(str::to_owned).collect();
-        let mut spec = self.sandbox.process_spec(argv, self.user, folder);
-        spec.env.extend(
-            NON_INTERACTIVE
-                .iter()
-                .chain(&NO_HOOKS_ENV)
-                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned())),
-        );
+        let argv = std::iter::once("git").chain(arguments.iter().copied()).map(str::to_owned);
+        let spec = self.process_spec(argv.collect(), folder);
         let captured =
             capture::run(self.sandbox, spec, timeout).await.map_err(|fault| fault.message)?;
         let line = format!("git {}", arguments.join(" "));
         captured.ok().map_err(|tail| format!("{line}\n{tail}"))
+    }
+
+    fn process_spec(&self, argv: Vec<String>, folder: &str) -> ProcessSpec {
+        let mut spec = self.sandbox.process_spec(argv, self.user, folder);
+        spec.env.extend(
+            NON_INTERACTIVE
+                .iter()
+                .chain(&NO_HOOKS)
+                .map(|(name, value)| ((*name).to_owned(), (*value).to_owned())),
+        );
+        spec
     }
 
     /// Writes the user's global settings, including the default identity.

@@ -2,9 +2,12 @@
 
 use std::{path::Path, rc::Rc, time::Duration};
 
-use harvest_proto::bridge::{Fault, FaultCode, GitRequest, Reply, RequestId};
+use harvest_proto::bridge::{Fault, FaultCode, GitQuery, GitRequest, Reply, RequestId};
 
-use super::{Git, LOCAL_TIMEOUT};
+use super::{
+    Git, LOCAL_TIMEOUT,
+    queries::{GitStream, is_object_id},
+};
 use crate::{connection::Connection, users::AGENT_USER};
 
 // Enough for the new commits of one branch.
@@ -20,30 +23,78 @@ pub(crate) fn start(
     request: GitRequest,
 ) -> Result<(), Fault> {
     let user = connection.sandbox.user(Some(AGENT_USER))?;
+    check_ids(&request)?;
+    // Opened before the task runs: bytes may follow the request at once.
+    let stream = GitStream::open(connection, &request)?;
+    let cancelled = connection.register_kill(id);
     let shared = Rc::clone(connection);
     connection.spawn(async move {
         let git = Git { sandbox: &shared.sandbox, user: &user };
-        let result = git.answer(request).await;
-        shared.reply(id, result.map_err(|tail| Fault::new(FaultCode::System, tail))).await;
+        let result = tokio::select! {
+            result = git.answer(&shared, request, &stream) => result,
+            // Dropping the answer kills git.
+            () = cancelled.notified() => Err(Fault::new(FaultCode::System, "cancelled")),
+        };
+        shared.unregister_kill(id);
+        stream.forget(&shared);
+        shared.reply(id, result).await;
     });
     Ok(())
 }
 
+// Git would take other text for an option or for a name of the agent's choice.
+fn check_ids(request: &GitRequest) -> Result<(), Fault> {
+    let ids: &[Option<&String>] = match request {
+        GitRequest::CheckOut { commit, .. } => &[Some(commit)],
+        GitRequest::SaveTree { against, .. } => &[against.as_ref()],
+        GitRequest::Query { query: GitQuery::Diff { base, .. }, .. } => &[Some(base)],
+        GitRequest::Query { query: GitQuery::Compare { from, to, .. }, .. } => {
+            &[Some(from), Some(to)]
+        }
+        GitRequest::Query { query: GitQuery::Pack { tree, base }, .. } => {
+            &[Some(tree), base.as_ref()]
+        }
+        GitRequest::Head { .. } | GitRequest::SetBranch { .. } | GitRequest::UnpackTree { .. } => {
+            &[]
+        }
+    };
+    match ids.iter().flatten().find(|id| !is_object_id(id)) {
+        Some(id) => Err(Fault::new(FaultCode::Invalid, format!("`{id}` is not an object id"))),
+        None => Ok(()),
+    }
+}
+
 impl Git<'_> {
-    async fn answer(&self, request: GitRequest) -> Result<Reply, String> {
-        let folder = |checkout: &str| format!("{}/{checkout}", self.sandbox.workspace());
+    async fn answer(
+        &self,
+        connection: &Connection,
+        request: GitRequest,
+        stream: &GitStream,
+    ) -> Result<Reply, Fault> {
+        let failed = |tail| Fault::new(FaultCode::System, tail);
         match request {
             GitRequest::Head { checkout } => {
-                let folder = folder(&checkout);
+                let folder = self.folder(&checkout);
                 let commit = self.head(&folder).await;
                 Ok(Reply::Head { commit, default_branch: self.default_branch(&folder).await })
             }
             GitRequest::SetBranch { checkout, branch } => {
-                self.set_branch(&folder(&checkout), &branch).await.map(|()| Reply::Done)
+                let set = self.set_branch(&self.folder(&checkout), &branch).await;
+                set.map(|()| Reply::Done).map_err(failed)
             }
             GitRequest::CheckOut { checkout, branch, commit } => {
-                let changed = self.check_out_commit(&folder(&checkout), &branch, &commit).await?;
-                Ok(Reply::CheckedOut { changed_harvest_folder: changed })
+                let folder = self.folder(&checkout);
+                let changed = self.check_out_commit(&folder, &branch, &commit).await;
+                changed
+                    .map(|changed| Reply::CheckedOut { changed_harvest_folder: changed })
+                    .map_err(failed)
+            }
+            GitRequest::SaveTree { checkout, against } => self.save_tree(&checkout, against).await,
+            GitRequest::Query { checkout, query, limit, .. } => {
+                self.query(connection, &checkout, query, limit, stream).await
+            }
+            GitRequest::UnpackTree { checkout, .. } => {
+                self.unpack_tree(connection, &checkout, stream).await
             }
         }
     }
@@ -85,9 +136,6 @@ impl Git<'_> {
         branch: &str,
         commit: &str,
     ) -> Result<bool, String> {
-        if !commit.bytes().all(|byte| byte.is_ascii_hexdigit()) {
-            return Err(format!("`{commit}` is not a commit id"));
-        }
         let before = self.head(folder).await.ok_or("nothing is checked out")?;
         let source = format!("+refs/heads/{branch}:refs/harvest/pushed");
         self.run(folder, &["fetch", "--quiet", "origin", &source], FETCH_TIMEOUT).await?;

@@ -10,7 +10,7 @@ use harvest_proto::{
 use crate::harness::{Client, Sandbox, git};
 
 /// A sandbox with the checkout `shop`, on branch `main`.
-fn booted() -> (Sandbox, Client) {
+pub(crate) fn booted() -> (Sandbox, Client) {
     let sandbox = Sandbox::start();
     let mut owner = sandbox.owner(1, 0);
     let boot = Boot { agent: None, ..sandbox.boot(BootStart::Build, &[]) };
@@ -19,14 +19,14 @@ fn booted() -> (Sandbox, Client) {
     (sandbox, owner)
 }
 
-fn shop(sandbox: &Sandbox, client: &mut Client, script: &str) -> String {
+pub(crate) fn shop(sandbox: &Sandbox, client: &mut Client, script: &str) -> String {
     let script = format!("cd {} && {script}", sandbox.at("workspace/shop").display());
     let (exit, output) = client.sh(&script);
     assert_eq!(exit, Exit::Code(0), "{script}: {output}");
     output.trim().to_owned()
 }
 
-fn ask(client: &mut Client, request: GitRequest) -> Result<Reply, Fault> {
+pub(crate) fn ask(client: &mut Client, request: GitRequest) -> Result<Reply, Fault> {
     client.request(|id| ToSupervisor::Git { id, request })
 }
 

@@ -11,6 +11,7 @@ mod early_launch;
 mod git_requests;
 mod harness;
 mod terminals;
+mod tree_requests;
 mod turns;
 
 use std::{

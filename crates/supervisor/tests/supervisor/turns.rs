@@ -50,6 +50,27 @@ fn stop_empties_only_the_agents_cgroup() {
 }
 
 #[test]
+fn scripted_agent_runs_in_the_agents_cgroup() {
+    let Some(groups) = Cgroups::create() else { return };
+    let sandbox = Sandbox::start_in(Some(&groups));
+    let mut owner = sandbox.owner(1, 0);
+    sandbox.booted_with(&mut owner, harvest_proto::AgentName::Scripted);
+    let (_, turn) = owner.prompt(r#"script: [{"text":"hanging","chunks":1},{"hang":600}]"#);
+    owner.text("hanging");
+    let read = |pid: &str, file: &str| {
+        fs::read_to_string(format!("/proc/{pid}/{file}")).unwrap_or_default()
+    };
+    let members = groups.members("agent");
+    let agent = members.iter().find(|pid| read(pid, "cmdline").contains("scripted-agent"));
+    let agent = agent.expect("the agent is in its cgroup");
+    assert!(read(agent, "status").contains("\nUid:\t10001\t10001\t10001\t10001\n"));
+    owner.request(|id| ToSupervisor::Stop { id, turn }).unwrap();
+    assert_eq!(owner.turn_ended(), TurnOutcome::Stopped);
+    assert!(!is_alive(agent));
+    drop(sandbox);
+}
+
+#[test]
 fn unresponsive_agent_is_killed_on_stop() {
     let sandbox = Sandbox::start();
     let mut owner = sandbox.owner(1, 0);

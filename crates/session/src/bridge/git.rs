@@ -1,0 +1,105 @@
+//! Git requests over the bridge. Dropping one of these futures cancels its request.
+
+use std::collections::HashMap;
+
+use harvest_proto::{
+    RepositoryName,
+    bridge::{
+        DiffStat, GitQuery, GitRequest, Reply, RequestId, StreamId, ToSupervisor, Truncation,
+    },
+};
+use tokio::sync::mpsc;
+
+use super::{Bridge, BridgeError, Exec, ExecOutput, StreamKind};
+
+/// The output of a query.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct QueryOutput {
+    pub(crate) bytes: Vec<u8>,
+    /// Why it is incomplete.
+    pub(crate) truncated: Option<Truncation>,
+}
+
+impl Bridge {
+    /// Saves the files of a checkout as a git tree; returns its id and its changes since `against`.
+    pub(crate) async fn git_save_tree(
+        &self,
+        checkout: &RepositoryName,
+        against: Option<&str>,
+    ) -> Result<(String, DiffStat), BridgeError> {
+        let (checkout, against) = (checkout.clone(), against.map(str::to_owned));
+        let request = GitRequest::SaveTree { checkout, against };
+        let posted = self.post(|id| ToSupervisor::Git { id, request })?;
+        let (_, no_output) = mpsc::unbounded_channel();
+        let mut cancel_on_drop = self.git_exec(posted.id, Vec::new(), no_output);
+        let reply = posted.reply().await;
+        cancel_on_drop.ended = true;
+        match reply? {
+            Reply::SavedTree { tree, stat } => Ok((tree, stat)),
+            _ => Err(BridgeError::UnexpectedReply),
+        }
+    }
+
+    /// Runs a query; the output has at most `limit` bytes.
+    pub(crate) async fn git_query(
+        &self,
+        checkout: &RepositoryName,
+        query: GitQuery,
+        limit: usize,
+    ) -> Result<QueryOutput, BridgeError> {
+        let stream = self.new_stream();
+        let (to, output) = mpsc::unbounded_channel();
+        self.receive(stream, StreamKind::File, to);
+        let checkout = checkout.clone();
+        let request = GitRequest::Query { checkout, query, limit: limit as u64, stream };
+        let posted = self.post(|id| ToSupervisor::Git { id, request })?;
+        let mut chunks = self.git_exec(posted.id, vec![stream], output);
+        let mut reply = std::pin::pin!(posted.reply());
+        let mut bytes = Vec::new();
+        // The reply follows the end of the stream, except for a query that did not start.
+        let reply = loop {
+            tokio::select! {
+                biased;
+                chunk = chunks.next() => match chunk {
+                    Some(ExecOutput::Stdout { bytes: chunk, .. }) => bytes.extend_from_slice(&chunk),
+                    Some(_) => break reply.await,
+                    None => break Err(BridgeError::Lost),
+                },
+                early = &mut reply => break early,
+            }
+            if bytes.len() > limit {
+                break Err(BridgeError::TooLong { limit });
+            }
+        };
+        chunks.ended = reply.is_ok();
+        match reply? {
+            Reply::Queried { truncated } => Ok(QueryOutput { bytes, truncated }),
+            _ => Err(BridgeError::UnexpectedReply),
+        }
+    }
+
+    /// Adds the objects of a pack to the saved trees of a checkout.
+    pub(crate) async fn git_unpack_tree(
+        &self,
+        checkout: &RepositoryName,
+        pack: &[u8],
+    ) -> Result<(), BridgeError> {
+        let checkout = checkout.clone();
+        let mut writing = self.writer(|id, stream| {
+            let request = GitRequest::UnpackTree { checkout, stream };
+            ToSupervisor::Git { id, request }
+        })?;
+        writing.write(pack).await?;
+        writing.finish().await
+    }
+
+    fn git_exec(
+        &self,
+        id: RequestId,
+        streams: Vec<StreamId>,
+        output: mpsc::UnboundedReceiver<ExecOutput>,
+    ) -> Exec {
+        let (bridge, read) = (self.clone(), HashMap::new());
+        Exec { bridge, id, streams, stdin: None, output, read, ended: false, detached: false }
+    }
+}
