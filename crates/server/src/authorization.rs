@@ -74,7 +74,7 @@ async fn owner(state: &ServerState, token: &Token, path: &RoutePath) -> Result<O
         // The raw path: an id with percent escapes, which the router would decode, is rejected
         // here.
         let Ok(session) = session.parse::<SessionId>() else { return Err(not_found()) };
-        state.sessions.get(&session).await?.author
+        state.sessions.author(&session).await?
     } else if let Some(name) = path.parameter("{token}") {
         state.accounts.token_get(name).await?.user
     } else {

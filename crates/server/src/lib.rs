@@ -11,7 +11,6 @@ mod auth;
 mod authorization;
 mod command_body;
 mod connections;
-mod detach_writes;
 mod extract;
 mod host_check;
 mod idempotency;

@@ -13,6 +13,8 @@ mod forks_and_diffs;
 mod harness;
 #[path = "sessions/idle_and_slots.rs"]
 mod idle_and_slots;
+#[path = "sessions/reads.rs"]
+mod reads;
 #[path = "sessions/removal.rs"]
 mod removal;
 #[path = "sessions/restarts.rs"]

@@ -4,7 +4,7 @@
 use harvest_proto::{SnapshotId, Timestamp, api::Build};
 
 use crate::{
-    DbPool, Store, StoreError, leases,
+    DbRow, Store, StoreError, leases,
     leases::Lease,
     row::{self, bigint, to_json},
 };
@@ -141,25 +141,14 @@ impl Store {
     }
 }
 
-pub(crate) async fn newest(
-    readers: &DbPool,
-    repository: &str,
-) -> Result<Option<Build>, StoreError> {
-    let row = sqlx::query(
-        "SELECT * FROM builds WHERE repository = $1 AND status = 'ready'
-         ORDER BY built_at DESC, started_at DESC LIMIT 1",
-    )
-    .bind(repository.to_owned())
-    .fetch_optional(readers)
-    .await?;
-    row.map(|row| {
-        Ok(Build {
-            snapshot: row::parsed(&row, "snapshot")?,
-            commit: row::text(&row, "commit_id")?,
-            check: row::json_optional(&row, "check_evidence")?,
-            millis: row::count(&row, "millis")?,
-            built_at: row::time(&row, "built_at")?,
-        })
-    })
-    .transpose()
+/// The build in a row of `repositories.rs`, if the repository has one.
+pub(crate) fn read(row: &DbRow) -> Result<Option<Build>, StoreError> {
+    let Some(snapshot) = row::parsed_optional(row, "snapshot")? else { return Ok(None) };
+    Ok(Some(Build {
+        snapshot,
+        commit: row::text(row, "commit_id")?,
+        check: row::json_optional(row, "check_evidence")?,
+        millis: row::count(row, "millis")?,
+        built_at: row::time(row, "built_at")?,
+    }))
 }

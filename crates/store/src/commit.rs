@@ -1,15 +1,20 @@
 //! [`Store::session_insert`] and [`Store::session_commit`]: the only ways to create and to change a
-//! session. Each runs a list of writes completely or not at all.
+//! session. Each runs a list of writes completely or not at all. [`Writer`] passes them, and all
+//! other writes, to the writer task of `group_commit`.
+
+use std::sync::Arc;
 
 use harvest_proto::{SessionId, Timestamp};
+use tokio::sync::{mpsc, oneshot};
 
 use crate::{
-    Lease, Store, StoreError,
+    DbConnection, DbPool, Lease, Store, StoreError, Topics,
     append::{self, Append},
-    events::NewEvents,
-    group_commit::WriteJob,
-    job::JobOutput,
-    leases,
+    dialect::Connector,
+    events::{NewEvents, Watcher},
+    group_commit::{Message, WriteJob, WriterTask},
+    job::{JobFuture, JobOutput, Reply, Request},
+    leases::{self, HeldLease},
     sessions::{self, NewSession},
     write::{self, Committed, Write},
 };
@@ -72,5 +77,73 @@ impl Store {
                 })
             })
             .await
+    }
+}
+
+/// Handle of the writer task.
+#[derive(Clone)]
+pub(crate) struct Writer {
+    requests: mpsc::UnboundedSender<Message>,
+    held: HeldLease,
+    pub(crate) watcher: Watcher,
+}
+
+impl Writer {
+    pub(crate) fn spawn(
+        connection: DbConnection,
+        connector: Connector,
+        topics: Arc<Topics>,
+    ) -> Self {
+        let (requests, inbox) = mpsc::unbounded_channel();
+        let (held, watcher) = (HeldLease::default(), Watcher::default());
+        let task = WriterTask::new(connection, connector, topics, held.clone(), watcher.clone());
+        tokio::spawn(task.run(inbox));
+        Self { requests, held, watcher }
+    }
+
+    /// From now on this process writes only under this lease.
+    pub(crate) fn hold(&self, lease: Lease) {
+        self.held.set(lease);
+    }
+
+    /// Runs `work` in the next transaction; returns after its commit.
+    pub(crate) async fn run<T, F>(&self, work: F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: for<'c> FnOnce(&'c mut DbConnection) -> JobFuture<'c, T> + Send + 'static,
+    {
+        self.run_with_events(move |connection| {
+            Box::pin(async move {
+                let value = work(connection).await?;
+                Ok(JobOutput { value, events: Vec::new() })
+            })
+        })
+        .await
+    }
+
+    /// Like [`Writer::run`], for work that appends events: they are published after the commit.
+    pub(crate) async fn run_with_events<T, F>(&self, work: F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: for<'c> FnOnce(&'c mut DbConnection) -> JobFuture<'c, JobOutput<T>> + Send + 'static,
+    {
+        self.send(|reply| WriteJob::Other(Box::new(Request::new(work, reply)))).await
+    }
+
+    /// Runs a job in the next transaction; returns after its commit.
+    pub(crate) async fn send<T>(
+        &self,
+        job: impl FnOnce(Reply<T>) -> WriteJob,
+    ) -> Result<T, StoreError> {
+        let (reply, result) = oneshot::channel();
+        self.requests.send(Message::Run(job(reply))).map_err(|_| StoreError::Closed)?;
+        result.await.map_err(|_| StoreError::Closed)?
+    }
+
+    pub(crate) async fn close(&self, readers: DbPool) {
+        let (reply, closed) = oneshot::channel();
+        if self.requests.send(Message::Close(readers, reply)).is_ok() {
+            let _ = closed.await;
+        }
     }
 }

@@ -124,8 +124,12 @@ impl Connector {
                 (Dialect::Postgres, url.expose().clone(), url.expose().clone())
             }
         };
+        // Without their values, which may be secret.
+        let trace = "trace".parse().expect("`trace` is a level");
         let options = |url: String| {
-            AnyConnectOptions::from_str(&url).map(ConnectOptions::disable_statement_logging)
+            AnyConnectOptions::from_str(&url).map(|options| {
+                options.log_statements(trace).log_slow_statements(trace, Duration::MAX)
+            })
         };
         Ok(Self { dialect, writer: options(writer)?, reader: options(reader)? })
     }

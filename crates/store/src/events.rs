@@ -1,6 +1,6 @@
 //! Events: append-only, numbered per session without gaps or repeats.
 
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 
 use harvest_proto::{Event, SessionId, bridge::OutboxEvent};
 use sqlx::AssertSqlSafe;
@@ -44,6 +44,27 @@ impl Store {
             .fetch_optional(&self.readers)
             .await?;
         row.map_or(Ok(0), |row| row::count(&row, "stored"))
+    }
+
+    /// Calls `callback` with every event stored from now on; replaces an earlier callback. The
+    /// writer calls it, so it must not block.
+    pub fn event_watch(&self, callback: impl Fn(&Event) + Send + Sync + 'static) {
+        *self.writer.watcher.0.write().unwrap_or_else(PoisonError::into_inner) =
+            Some(Box::new(callback));
+    }
+}
+
+type Callback = dyn Fn(&Event) + Send + Sync;
+
+/// A callback for every stored event, for metrics.
+#[derive(Clone, Default)]
+pub(crate) struct Watcher(Arc<RwLock<Option<Box<Callback>>>>);
+
+impl Watcher {
+    pub(crate) fn notify<'e>(&self, events: impl Iterator<Item = &'e Event>) {
+        if let Some(callback) = &*self.0.read().unwrap_or_else(PoisonError::into_inner) {
+            events.for_each(callback);
+        }
     }
 }
 

@@ -35,9 +35,7 @@ mod snapshots;
 mod target;
 mod tokens;
 mod turns;
-mod watch;
 mod write;
-mod writer;
 
 use std::{collections::HashMap, path::Path, sync::Arc};
 
@@ -55,8 +53,8 @@ pub use sessions::{DriverState, NewSession, SessionFilter, SessionRecord};
 pub use turns::TurnTree;
 pub use write::{Committed, Write};
 
+use commit::Writer;
 use dialect::Connector;
-use writer::Writer;
 
 // Events a follower may fall behind before it has to read from the database instead.
 const FOLLOW_BUFFER: usize = 1024;

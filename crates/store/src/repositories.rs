@@ -1,8 +1,14 @@
 //! Registered repositories.
 
-use harvest_proto::{RepositoryName, Timestamp, api::Repository};
+use harvest_proto::{SessionId, Timestamp, api::Repository};
 
 use crate::{DbRow, Removal, Store, StoreError, builds, removals, row};
+
+// With the newest successful build of each.
+const SELECT: &str = "SELECT r.name, r.url, r.base, r.secret, r.image, r.created_at, b.snapshot, b.commit_id, \
+     b.check_evidence, b.millis, b.built_at FROM repositories r LEFT JOIN builds b ON b.snapshot = \
+     (SELECT n.snapshot FROM builds n WHERE n.repository = r.name AND n.status = 'ready' \
+     ORDER BY n.built_at DESC, n.started_at DESC LIMIT 1) ";
 
 impl Store {
     pub async fn repository_insert(&self, repository: &Repository) -> Result<(), StoreError> {
@@ -36,24 +42,34 @@ impl Store {
 
     /// A repository with its newest successful build.
     pub async fn repository_get(&self, name: &str) -> Result<Repository, StoreError> {
-        let row = sqlx::query("SELECT * FROM repositories WHERE name = $1")
+        let row = sqlx::query(sqlx::AssertSqlSafe(format!("{SELECT} WHERE r.name = $1")))
             .bind(name.to_owned())
             .fetch_optional(&self.readers)
             .await?
             .ok_or_else(|| StoreError::missing(format!("repository `{name}`")))?;
-        self.repository_read(&row).await
+        read(&row)
     }
 
     /// All repositories, by name.
     pub async fn repository_list(&self) -> Result<Vec<Repository>, StoreError> {
-        let rows = sqlx::query("SELECT * FROM repositories ORDER BY name")
+        let rows = sqlx::query(sqlx::AssertSqlSafe(format!("{SELECT} ORDER BY r.name")))
             .fetch_all(&self.readers)
             .await?;
-        let mut all = Vec::with_capacity(rows.len());
-        for row in &rows {
-            all.push(self.repository_read(row).await?);
-        }
-        Ok(all)
+        rows.iter().map(read).collect()
+    }
+
+    /// The repositories of a session, the primary one first.
+    pub async fn repository_list_of(
+        &self,
+        session: &SessionId,
+    ) -> Result<Vec<Repository>, StoreError> {
+        let rows = sqlx::query(sqlx::AssertSqlSafe(format!(
+            "{SELECT} JOIN checkouts c ON c.repository = r.name WHERE c.session = $1 ORDER BY c.position"
+        )))
+        .bind(session.to_string())
+        .fetch_all(&self.readers)
+        .await?;
+        rows.iter().map(read).collect()
     }
 
     /// Deletes a repository and its builds. Returns the pending removals. [`StoreError::InUse`]
@@ -112,17 +128,16 @@ impl Store {
             })
             .await
     }
+}
 
-    async fn repository_read(&self, row: &DbRow) -> Result<Repository, StoreError> {
-        let name: RepositoryName = row::parsed(row, "name")?;
-        Ok(Repository {
-            build: builds::newest(&self.readers, &name).await?,
-            name,
-            url: row::text(row, "url")?,
-            base: row::parsed_optional(row, "base")?,
-            secret: row::optional(row, "secret")?,
-            image: row::text(row, "image")?,
-            created_at: row::time(row, "created_at")?,
-        })
-    }
+fn read(row: &DbRow) -> Result<Repository, StoreError> {
+    Ok(Repository {
+        name: row::parsed(row, "name")?,
+        url: row::text(row, "url")?,
+        base: row::parsed_optional(row, "base")?,
+        secret: row::optional(row, "secret")?,
+        image: row::text(row, "image")?,
+        build: builds::read(row)?,
+        created_at: row::time(row, "created_at")?,
+    })
 }

@@ -1,7 +1,7 @@
 //! `harvest send`: queues a prompt, or answers the agent's question.
 
 use anyhow::{Context, Result};
-use harvest_proto::api::{CreatePrompt, SessionState};
+use harvest_proto::api::{CreatePrompt, PromptStatus};
 
 use super::watch::{self, StopWhen};
 use crate::{Invocation, cli::SendArgs, client::Client, resolve};
@@ -9,15 +9,17 @@ use crate::{Invocation, cli::SendArgs, client::Client, resolve};
 pub(crate) async fn run(ctx: &Invocation, args: SendArgs) -> Result<u8> {
     let client = Client::find(&ctx.config)?;
     let id = resolve::session(&client, &args.session).await?;
-    let is_answer = client.session(&id).await?.state == SessionState::NeedsInput && !args.now;
     let request = CreatePrompt { text: args.text, now: args.now, author: None };
     let prompt = client.prompt(&id, &request).await.context("cannot queue the prompt")?;
     if !args.follow {
         ctx.print.result(&prompt, |prompt| format!("{}\n", prompt.id))?;
-        ctx.print.note(match (is_answer, prompt.position) {
-            (true, _) => format!("Answered {id}"),
-            (false, Some(position)) => format!("Queued on {id} at position {position}"),
-            (false, None) => format!("Queued on {id}"),
+        ctx.print.note(match (prompt.status, prompt.position) {
+            (PromptStatus::Queued, Some(position)) => {
+                format!("Queued on {id} at position {position}")
+            }
+            // An answer is in no queue.
+            (PromptStatus::Queued, None) => format!("Answered {id}"),
+            _ => format!("Queued on {id}"),
         });
         return Ok(0);
     }

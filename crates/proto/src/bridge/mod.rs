@@ -19,22 +19,19 @@ mod command;
 mod file;
 mod frame;
 mod git;
-mod prompt;
-mod reply;
-mod status;
 
 pub use boot::{AgentLaunch, Boot, BootStart, Checkout, RestartPolicy};
 pub use command::{Command, Exit, Terminal};
 pub use file::{FileKind, FileRequest, FileStat};
 pub use frame::{Decoder, Frame, FrameError};
 pub use git::{DiffFormat, DiffStat, GitQuery, GitRequest, Truncation};
-pub use prompt::{Author, TurnRequest};
-pub use reply::{Fault, FaultCode, Reply};
-pub use status::{OutboxEvent, PromptProgress, Status};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{BlobId, TurnId};
+use crate::{
+    BlobId, PromptId, Timestamp, TurnId,
+    event::{BootPhase, EventBody},
+};
 
 /// Version of the protocol, raised when a frame is added or changes its meaning.
 pub const VERSION: u32 = 3;
@@ -247,4 +244,161 @@ pub enum BridgeRole {
     },
     /// Runs commands and copies files, nothing else.
     Client,
+}
+
+/// A prompt to run as a turn.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TurnRequest {
+    /// Id of the prompt.
+    pub prompt: PromptId,
+    /// Id of the turn.
+    pub turn: TurnId,
+    /// Number of the turn in its session.
+    pub number: u32,
+    /// Text of the prompt.
+    pub text: String,
+    /// Author of the turn's commits: `"{name} (Harvest)" <email>`.
+    pub author: Author,
+}
+
+/// A user: author of prompts and commits, owner of tokens and sessions.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Author {
+    /// Name of the user.
+    pub name: String,
+    /// E-mail address of the user.
+    pub email: String,
+}
+
+/// Status of a supervisor.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Status {
+    /// The boot phase reached; absent before `Boot`.
+    pub phase: Option<BootPhase>,
+    /// True when that phase failed.
+    pub failed: bool,
+    /// Prompts accepted in this sandbox, oldest first.
+    pub prompts: Vec<(PromptId, PromptProgress)>,
+    /// The highest outbox number assigned.
+    pub last_event: u64,
+    /// Number of running detached commands.
+    pub detached: u32,
+}
+
+/// Progress of an accepted prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum PromptProgress {
+    /// The turn is in progress.
+    Running,
+    /// The turn has ended; `TurnEnded` is in the outbox or stored.
+    Ended,
+}
+
+/// An event in the supervisor's outbox. Numbers are 1, 2, 3… per epoch, without gaps.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct OutboxEvent {
+    /// Outbox number.
+    pub number: u64,
+    /// Time of the event by the sandbox's clock.
+    pub at: Timestamp,
+    /// The turn the event belongs to.
+    pub turn: Option<TurnId>,
+    /// The event.
+    pub body: EventBody,
+}
+
+/// Result of a successful request.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "reply", rename_all = "snake_case")]
+pub enum Reply {
+    /// The request is done or accepted.
+    Done,
+    /// Reply to `Status`.
+    Status(Status),
+    /// The command has started.
+    Started {
+        /// Pid inside the sandbox.
+        pid: u32,
+    },
+    /// Reply to `Stat`.
+    Stat(FileStat),
+    /// Reply to `List`: the folder's entries, sorted by name.
+    List {
+        /// The entries.
+        entries: Vec<FileStat>,
+        /// True when there are more entries after the last one.
+        more: bool,
+    },
+    /// Reply to `ReadLink`.
+    Link {
+        /// Target of the link, as stored.
+        target: String,
+    },
+    /// Reply to `Head`.
+    Head {
+        /// The commit that is checked out; absent without a commit or a checkout.
+        commit: Option<String>,
+        /// The remote's default branch, as of the last fetch.
+        default_branch: Option<String>,
+    },
+    /// Reply to `CheckOut`.
+    CheckedOut {
+        /// True when the folder `.harvest` differs from the one checked out before.
+        changed_harvest_folder: bool,
+    },
+    /// Reply to `SaveTree`.
+    SavedTree {
+        /// Full id of the tree.
+        tree: String,
+        /// Changes since the tree or commit of the request; zero without one.
+        stat: DiffStat,
+    },
+    /// Reply to `Query`.
+    Queried {
+        /// Why the output is incomplete; absent when it is complete.
+        truncated: Option<Truncation>,
+    },
+}
+
+/// Why a request failed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct Fault {
+    /// Kind of the fault.
+    pub code: FaultCode,
+    /// Error message for people.
+    pub message: String,
+    /// True when space ran out: the disk or a quota is full, or a file has its maximum size.
+    pub full: bool,
+}
+
+impl Fault {
+    /// Creates a fault; `full` is false.
+    pub fn new(code: FaultCode, message: impl Into<String>) -> Self {
+        Self { code, message: message.into(), full: false }
+    }
+}
+
+/// Kinds of [`Fault`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FaultCode {
+    /// No such file, command or turn.
+    NotFound,
+    /// The file exists, but permissions forbid the operation.
+    Denied,
+    /// The file of the command is not executable.
+    NotExecutable,
+    /// Another operation is in progress.
+    Busy,
+    /// The sandbox has not booted, or its boot failed.
+    NotReady,
+    /// The connection's role does not allow the request.
+    NotOwner,
+    /// The request is invalid.
+    Invalid,
+    /// A system call failed: disk full, too many processes…
+    System,
 }

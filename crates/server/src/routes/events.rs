@@ -57,12 +57,13 @@ pub(crate) async fn event_list(
     headers: HeaderMap,
 ) -> Result<Response, ApiError> {
     let after = stream::cursor(query.after, &headers)?;
-    let now = state.sessions.get(&session).await?;
-    check_cursor(&now, after)?;
     if stream::wants_events(&headers) {
-        let events = state.sessions.follow(&session, after).await?;
+        let (now, events) = state.sessions.follow(&session, after).await?;
+        check_cursor(&now, after)?;
         return Ok(stream::events(&now, events, state.shutdown.clone()));
     }
+    let now = state.sessions.get(&session).await?;
+    check_cursor(&now, after)?;
     let limit = extract::limit(query.limit, 200, 1000)?;
     let items = state.sessions.events(&session, after, limit).await?;
     let next = items.last().map(|event| event.seq).filter(|last| *last < now.seq);

@@ -1,5 +1,5 @@
 //! Decides what a session does next. Pure: no clock, no I/O, no await; time and new ids come in as
-//! values.
+//! values, and a slot is claimed through the context.
 //!
 //! ```text
 //! Absent → Starting → Booting → Ready{Idle ⇄ Turn → Saving} → Stopping{Save} → Absent
@@ -329,16 +329,14 @@ pub enum Action {
 }
 
 /// The time of a decision, the facts it may look at, and the ids it may use.
-#[derive(Debug, Clone)]
 pub struct StepContext<'a> {
     pub now: Timestamp,
     pub timeouts: &'a Timeouts,
     /// Commands run in the sandbox apart from the agent: it is not idle.
     pub busy: bool,
-    /// Whether there is a slot for a session that has none.
-    pub slot: SlotClaim,
-    /// Of a new entry in the slot queue.
-    pub sequence: u64,
+    /// Claims a slot, with the sequence number of an entry in the slot queue in case there is none.
+    /// Called once at most, and only when a session without a slot needs one.
+    pub claim_slot: &'a dyn Fn() -> (SlotClaim, u64),
     /// For a new sandbox.
     pub sandbox: SandboxId,
     /// For a new turn.

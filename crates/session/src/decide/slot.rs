@@ -59,15 +59,18 @@ pub enum SlotClaim {
 impl Decider<'_> {
     /// A sandbox is wanted and there is none.
     pub(super) fn start_or_wait(&mut self) {
-        match self.context.slot {
-            _ if self.has_slot => self.start(),
-            SlotClaim::Granted => self.start(),
-            SlotClaim::Queued { limit, position } if self.state.waiting.is_none() => {
-                let sequence = self.context.sequence;
+        if self.has_slot {
+            return self.start();
+        }
+        if self.state.waiting.is_some() {
+            return;
+        }
+        match (self.context.claim_slot)() {
+            (SlotClaim::Granted, _) => self.start(),
+            (SlotClaim::Queued { limit, position }, sequence) => {
                 self.state.waiting = Some(Waiting { sequence, limit, position });
                 self.actions.push(Action::ReportPosition { position });
             }
-            SlotClaim::Queued { .. } => {}
         }
     }
 

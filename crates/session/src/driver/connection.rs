@@ -33,8 +33,6 @@ pub(super) struct Connection {
     pub(super) bridge: Bridge,
     epoch: u64,
     events: mpsc::Receiver<OwnerMessage>,
-    /// The highest outbox number in the store.
-    stored: u64,
     /// An event of this connection was stored.
     useful: bool,
 }
@@ -93,7 +91,8 @@ impl Driver {
 
     async fn store_events(&mut self, events: Vec<OutboxEvent>) -> ControlFlow {
         let Some(connection) = &self.connection else { return Ok(()) };
-        let (epoch, stored) = (connection.epoch, connection.stored);
+        let epoch = connection.epoch;
+        let stored = self.stored_in(epoch).unwrap_or(0);
         // After a reconnect the supervisor resends stored events; each must be decided only once.
         let fresh: Vec<_> = events.into_iter().filter(|event| event.number > stored).collect();
         let Some(last) = fresh.last().map(|event| event.number) else { return Ok(()) };
@@ -103,29 +102,34 @@ impl Driver {
             let input = input_of(epoch, &event);
             writes.push(Write::Outbox { epoch, event: Box::new(event) });
             if let Some(input) = input {
-                let next = self
-                    .decide(|context, _| decide(decision.state.clone(), input.clone(), context));
-                decision.state = next.state;
-                decision.actions.extend(next.actions);
+                let Decision { state, mut actions } = decision;
+                decision = self.decide_with(|context| decide(state, input, context));
+                actions.append(&mut decision.actions);
+                decision.actions = actions;
             }
         }
         let mut delay = MIN_DELAY;
         loop {
             match self.commit(&decision, writes.clone()).await {
-                Ok(()) => break,
+                Ok(_) => break,
                 Err(StoreError::LeaseLost | StoreError::Closed | StoreError::NotFound { .. }) => {
                     return Err(DriverExit);
                 }
-                // After a reconnect the supervisor resends the missing events.
-                Err(StoreError::OutboxGap { .. }) => return self.on_connection_lost().await,
+                // The stored number is read again for the reconnect; the supervisor then resends
+                // the events after it.
+                Err(StoreError::OutboxGap { .. }) => {
+                    self.stored = None;
+                    return self.on_connection_lost().await;
+                }
                 Err(error) => {
                     tracing::error!(session = %self.id(), %error, "cannot write events; retrying");
                     self.back_off(&mut delay, &error).await;
                 }
             }
         }
+        self.stored = Some((epoch, last));
         if let Some(connection) = &mut self.connection {
-            (connection.stored, connection.useful) = (last, true);
+            connection.useful = true;
             connection.bridge.send(ToSupervisor::EventsStored { upto: last });
         }
         self.run_effects(decision).await
@@ -166,7 +170,7 @@ impl Driver {
     /// Opens the door as soon as the trusted names are known. Only outgoing traffic of the sandbox
     /// waits for it.
     async fn request_door(&mut self, epoch: u64, sandbox: SandboxId) {
-        let repositories = match self.shared.repositories.of_session(&self.record).await {
+        let repositories = match self.shared.store.repository_list_of(self.id()).await {
             Ok(repositories) => repositories,
             Err(error) => {
                 tracing::error!(session = %self.id(), %error, "cannot read the session's repositories");
@@ -211,29 +215,36 @@ impl Driver {
     pub(super) fn dial(&mut self, sandbox: SandboxId, epoch: u64) {
         let (shared, reports) = (Arc::clone(&self.shared), self.report_sender.clone());
         let (session, delay) = (self.id().clone(), self.redial_delay);
+        let stored = self.stored_in(epoch);
         self.spawn_attached(async move {
             tokio::time::sleep(delay).await;
-            let report = dial(&shared, &session, &sandbox, epoch).await;
+            let report = dial(&shared, &session, &sandbox, epoch, stored).await;
             let _ = reports.send(report);
         });
     }
 
-    pub(super) async fn connected(&mut self, epoch: u64, opened: OpenedBridge) -> ControlFlow {
+    /// The highest outbox number of this epoch in the store, once it is known: only this driver
+    /// stores events of its sandbox.
+    fn stored_in(&self, epoch: u64) -> Option<u64> {
+        self.stored.filter(|(of, _)| *of == epoch).map(|(_, stored)| stored)
+    }
+
+    pub(super) async fn connected(
+        &mut self,
+        epoch: u64,
+        stored: u64,
+        opened: OpenedBridge,
+    ) -> ControlFlow {
         let wanted =
             matches!(self.state.sandbox, SandboxState::Booting { .. } | SandboxState::Ready { .. });
         if epoch != self.state.epoch || !wanted {
             return Ok(());
         }
-        // Without this number stored events would be decided on again: redial instead.
-        let Ok(stored) = self.shared.store.outbox_stored(self.id(), epoch).await else {
-            if let Some(sandbox) = self.state.sandbox_id().cloned() {
-                self.dial(sandbox, epoch);
-            }
-            return Ok(());
-        };
+        // An earlier connection may have stored events since this one was dialled.
+        self.stored = Some((epoch, self.stored_in(epoch).unwrap_or(0).max(stored)));
         let OpenedBridge { bridge, status, events } = opened;
         let events = store_blobs(&self.shared, self.id().clone(), bridge.clone(), events);
-        self.connection = Some(Connection { bridge, epoch, events, stored, useful: false });
+        self.connection = Some(Connection { bridge, epoch, events, useful: false });
         // Set before the decision on `LinkUp`, which depends on it.
         let changed = std::mem::replace(&mut self.detached, status.detached) != status.detached;
         self.input(Input::LinkUp { epoch, status }).await?;
@@ -259,11 +270,19 @@ impl Driver {
     }
 }
 
-async fn dial(shared: &Shared, session: &SessionId, sandbox: &SandboxId, epoch: u64) -> TaskReport {
+async fn dial(
+    shared: &Shared,
+    session: &SessionId,
+    sandbox: &SandboxId,
+    epoch: u64,
+    stored: Option<u64>,
+) -> TaskReport {
     let mut delay = MIN_DELAY;
     loop {
-        match open(shared, session, sandbox, epoch).await {
-            Ok(opened) => return TaskReport::Connected { epoch, opened: Box::new(opened) },
+        match open(shared, session, sandbox, epoch, stored).await {
+            Ok((stored, opened)) => {
+                return TaskReport::Connected { epoch, stored, opened: Box::new(opened) };
+            }
             // A retry cannot help: the sandbox is saved, and the session continues in a new one.
             Err(SandboxError::Bridge(error @ BridgeError::OtherVersion { .. })) => {
                 tracing::warn!(%sandbox, %error, "cannot adopt a sandbox");
@@ -289,13 +308,17 @@ async fn open(
     session: &SessionId,
     sandbox: &SandboxId,
     epoch: u64,
-) -> Result<OpenedBridge, SandboxError> {
-    let stored = shared.store.outbox_stored(session, epoch).await;
-    let stored =
-        stored.map_err(|error| SandboxError::failed("cannot read what is stored", error))?;
+    stored: Option<u64>,
+) -> Result<(u64, OpenedBridge), SandboxError> {
+    let unreadable = |error| SandboxError::failed("cannot read what is stored", error);
+    let stored = match stored {
+        Some(stored) => stored,
+        None => shared.store.outbox_stored(session, epoch).await.map_err(unreadable)?,
+    };
     let stream = shared.sandboxes.provider.connect(sandbox).await?;
     let role = BridgeRole::Owner { lease: shared.lease.0, epoch, stored };
-    Ok(Bridge::open(stream, role, Some(shared.timeouts.liveness())).await?)
+    let opened = Bridge::open(stream, role, Some(shared.timeouts.liveness())).await?;
+    Ok((stored, opened))
 }
 
 /// The input that an event causes, if any.

@@ -5,10 +5,11 @@ use std::{sync::Arc, time::Duration};
 
 use harvest_proto::{
     EventBody, PromptId, SandboxId, SnapshotId, TurnId,
+    api::Prompt,
     bridge::{AgentLaunch, Boot, BootStart, Checkout, RestartPolicy, ToSupervisor, TurnRequest},
     event::SnapshotKind,
 };
-use harvest_store::{CheckoutRecord, Removal, StoreError, Write};
+use harvest_store::{CheckoutRecord, Removal, Write};
 
 use super::{
     Driver, TaskReport,
@@ -205,8 +206,16 @@ impl Driver {
         });
     }
 
+    /// A prompt that was just queued, or else as it is in the store.
+    async fn prompt(&mut self, prompt: &PromptId) -> Option<Prompt> {
+        match self.new_prompt.take_if(|new| new.id == *prompt) {
+            Some(new) => Some(new),
+            None => self.shared.store.prompt_get(self.id(), prompt).await.ok(),
+        }
+    }
+
     async fn send(&mut self, prompt: PromptId, turn: TurnId, number: u32) {
-        let Ok(row) = self.shared.store.prompt_get(self.id(), &prompt).await else { return };
+        let Some(row) = self.prompt(&prompt).await else { return };
         let order = TurnRequest {
             prompt: prompt.clone(),
             turn,
@@ -231,7 +240,7 @@ impl Driver {
     }
 
     async fn answer(&mut self, request: String, prompt: PromptId) {
-        let Ok(row) = self.shared.store.prompt_get(self.id(), &prompt).await else { return };
+        let Some(row) = self.prompt(&prompt).await else { return };
         self.post(|id| ToSupervisor::Answer { id, request, answer: row.text });
     }
 
@@ -240,6 +249,7 @@ impl Driver {
         let bridge = self.connection.as_ref().map(|link| link.bridge.clone());
         let session = self.id().clone();
         let (turn, began) = (self.state.saved_turn().cloned(), self.state.latest_snapshot.clone());
+        let checkouts = self.record.checkouts.clone();
         self.shared.spawn(async move {
             // An earlier server may have died during a capture and left the sandbox frozen.
             let _ = tokio::time::timeout(shared.timeouts.save, thaw_now(&shared, &sandbox)).await;
@@ -254,7 +264,7 @@ impl Driver {
                     )
                 };
                 let tree = tokio::time::timeout(DIFF_LIMIT, tree);
-                let (diff, tree) = tokio::join!(turn_diff(&shared, &session, bridge), tree);
+                let (diff, tree) = tokio::join!(turn_diff(&checkouts, &session, bridge), tree);
                 writes.extend(diff.map(Write::Diff));
                 writes.extend(tree.ok().flatten().unwrap_or_default());
             }
@@ -365,6 +375,9 @@ impl Driver {
 
     /// At most one review runs; a push meanwhile starts another one after it.
     pub(super) fn review(&mut self) {
+        if self.record.checkouts.is_empty() {
+            return;
+        }
         if let Some(again) = &mut self.reviewing {
             *again = true;
             return;
@@ -381,7 +394,7 @@ impl Driver {
 
 /// The session was deleted while its sandbox started: nothing else would remove the sandbox.
 async fn stop_if_deleted(shared: &Shared, session: &harvest_proto::SessionId, sandbox: &SandboxId) {
-    if let Err(StoreError::NotFound { .. }) = shared.store.session_get(session).await {
+    if matches!(shared.store.session_exists(session).await, Ok(false)) {
         retry(|| shared.sandboxes.provider.remove(sandbox)).await;
     }
 }
@@ -392,7 +405,7 @@ async fn remove_if_deleted(
     session: &harvest_proto::SessionId,
     snapshot: &SnapshotId,
 ) {
-    if let Err(StoreError::NotFound { .. }) = shared.store.session_get(session).await
+    if matches!(shared.store.session_exists(session).await, Ok(false))
         && let Some(snapshots) = shared.sandboxes.provider.snapshots()
     {
         retry(|| snapshots.remove(snapshot)).await;
@@ -435,12 +448,11 @@ async fn origin(
 }
 
 async fn turn_diff(
-    shared: &Shared,
+    checkouts: &[CheckoutRecord],
     session: &harvest_proto::SessionId,
     bridge: &Bridge,
 ) -> Option<String> {
-    let checkouts = shared.store.session_get(session).await.ok()?.checkouts;
-    match tokio::time::timeout(DIFF_LIMIT, checkout::diff(bridge, &checkouts)).await {
+    match tokio::time::timeout(DIFF_LIMIT, checkout::diff(bridge, checkouts)).await {
         Ok(Ok(diff)) => Some(diff),
         Ok(Err(error)) => {
             tracing::debug!(%session, error = error_chain(&error), "cannot read the turn's diff");

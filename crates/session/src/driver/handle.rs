@@ -5,6 +5,7 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
+use harvest_proto::api::Prompt;
 use harvest_store::{NewPrompt, Write};
 use tokio::sync::{mpsc, oneshot, watch};
 
@@ -15,13 +16,7 @@ use crate::{
 };
 
 pub(crate) enum Command {
-    Prompt {
-        new: Box<NewPrompt>,
-        now: bool,
-        /// Written in the same transaction.
-        writes: Vec<Write>,
-        reply: Reply<()>,
-    },
+    Prompt(Box<PromptCommand>),
     Apply {
         input: Box<Input>,
         reply: Reply<()>,
@@ -36,6 +31,17 @@ pub(crate) enum Command {
     UseBegan,
     /// It has ended.
     UseEnded,
+}
+
+pub(crate) struct PromptCommand {
+    pub(crate) new: NewPrompt,
+    /// For a session that has none.
+    pub(crate) title: String,
+    /// Stop the turn in progress and run this prompt next.
+    pub(crate) now: bool,
+    /// Written in the same transaction.
+    pub(crate) writes: Vec<Write>,
+    pub(crate) reply: Reply<Prompt>,
 }
 
 pub(crate) type Reply<T> = oneshot::Sender<Result<T, SessionError>>;

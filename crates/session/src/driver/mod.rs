@@ -20,8 +20,9 @@ use std::{
 
 use harvest_gateway::{DoorListener, ledger::DoorPolicy};
 use harvest_proto::{
-    EventBody, PromptId, SandboxId, SessionId, SnapshotId, StateReason, TurnId, api::SessionState,
-    bridge::BootStart, event::SnapshotKind,
+    Event, PromptId, SandboxId, SessionId, SnapshotId, TurnId,
+    api::{Prompt, SessionState},
+    bridge::BootStart,
 };
 use harvest_store::{CheckoutRecord, Removal, SessionRecord, StoreError, Write};
 use tokio::{
@@ -33,8 +34,7 @@ use crate::{
     bridge::OpenedBridge,
     context::Shared,
     decide::{
-        Action, Activity, Decision, Input, Limit, SandboxState, SlotClaim, State, StepContext,
-        decide, restart,
+        Action, Activity, Decision, Input, SandboxState, State, StepContext, decide, restart,
     },
     error::SessionError,
     error_chain::error_chain,
@@ -43,10 +43,14 @@ use crate::{
     wall_clock::now,
 };
 
-pub(crate) use handle::{BusyGuard, Command, DriverHandle, Reply};
+pub(crate) use handle::{BusyGuard, Command, DriverHandle, PromptCommand, Reply};
+pub(crate) use writes::created;
 
 use connection::Connection;
 use preconditions::check_preconditions;
+
+/// The title of a session before its first prompt.
+pub(crate) const UNTITLED: &str = "untitled";
 
 /// Reports of the driver's own tasks and of admission.
 pub(crate) enum TaskReport {
@@ -62,6 +66,8 @@ pub(crate) enum TaskReport {
     },
     Connected {
         epoch: u64,
+        /// The highest outbox number in the store when the sandbox was dialled.
+        stored: u64,
         opened: Box<OpenedBridge>,
     },
     DoorReady {
@@ -84,6 +90,10 @@ pub(crate) struct Driver {
     view: watch::Sender<State>,
     execs: Arc<AtomicUsize>,
     connection: Option<Connection>,
+    /// The highest outbox number in the store, and its epoch, once it is known.
+    stored: Option<(u64, u64)>,
+    /// The prompt whose effects run; others are read from the store.
+    new_prompt: Option<Prompt>,
     /// The wait before the next dial after a lost connection.
     redial_delay: Duration,
     door: Option<Box<dyn std::any::Any + Send>>,
@@ -125,6 +135,8 @@ impl Driver {
             view,
             execs: Arc::clone(&execs),
             connection: None,
+            stored: None,
+            new_prompt: None,
             redial_delay: Duration::ZERO,
             door: None,
             attached: Vec::new(),
@@ -146,7 +158,7 @@ impl Driver {
 
     /// The handlers are boxed: their futures are large, and most drivers wait most of the time.
     async fn run(mut self: Box<Self>, queue: Vec<PromptId>) {
-        let decision = self.decide(|context, state| restart(state, queue.clone(), context));
+        let decision = self.decide_with(|context| restart(self.state.clone(), queue, context));
         let (id, mut flow) =
             (self.id().clone(), Box::pin(self.commit_with_retry(decision, Vec::new())).await);
         while flow.is_ok() {
@@ -194,24 +206,20 @@ impl Driver {
         self.execs.load(Ordering::SeqCst) > 0 || self.detached > 0
     }
 
-    /// Decides, and claims a slot only if the session would have to wait otherwise.
-    fn decide(&self, decide_with: impl Fn(&StepContext<'_>, State) -> Decision) -> Decision {
-        let mut context = StepContext {
+    fn decide(&self, input: Input) -> Decision {
+        self.decide_with(|context| decide(self.state.clone(), input, context))
+    }
+
+    fn decide_with(&self, step: impl FnOnce(&StepContext<'_>) -> Decision) -> Decision {
+        step(&StepContext {
             now: self.shared.clock.now(),
             timeouts: &self.shared.timeouts,
             busy: self.is_busy(),
-            slot: SlotClaim::Queued { limit: Limit::Closed, position: 0 },
-            sequence: 0,
+            claim_slot: &|| self.shared.sandboxes.admission.claim(self.id()),
             sandbox: SandboxId::random(),
             turn: TurnId::random(),
             snapshot: SnapshotId::random(),
-        };
-        let decision = decide_with(&context, self.state.clone());
-        if decision.state.waiting.is_none() || self.state.waiting.is_some() {
-            return decision;
-        }
-        (context.slot, context.sequence) = self.shared.sandboxes.admission.claim(self.id());
-        decide_with(&context, self.state.clone())
+        })
     }
 
     /// Turns the notices of admission into reports to this driver.
@@ -236,12 +244,14 @@ impl Driver {
 
     async fn on_command(&mut self, command: Command) -> ControlFlow {
         match command {
-            Command::Prompt { new, now, mut writes, reply } => {
-                let input = Input::PromptQueued { prompt: new.id.clone(), now };
-                writes.push(Write::PromptInsert(new));
-                self.apply(input, writes, reply).await
-            }
-            Command::Apply { input, reply } => self.apply(*input, Vec::new(), reply).await,
+            Command::Prompt(command) => self.on_prompt(*command).await,
+            Command::Apply { input, reply } => match self.commit_once(*input, Vec::new()).await {
+                Ok((decision, _)) => {
+                    let _ = reply.send(Ok(()));
+                    self.run_effects(decision).await
+                }
+                Err(error) => refuse(reply, error),
+            },
             Command::Bridge { reply } => {
                 let flow = self.on_use().await;
                 let connection = self.connection.as_ref().filter(|_| self.state.accepts_work());
@@ -266,24 +276,42 @@ impl Driver {
         self.input(Input::Touched).await
     }
 
-    /// A caller waits for the outcome: the commit is tried once, and a failure is the reply.
-    async fn apply(&mut self, input: Input, writes: Vec<Write>, reply: Reply<()>) -> ControlFlow {
-        if let Err(refused) = check_preconditions(&self.state, &input) {
-            let _ = reply.send(Err(refused));
-            return Ok(());
+    /// Queues a prompt. Neither the reply nor the effects read it back from the store.
+    async fn on_prompt(&mut self, command: PromptCommand) -> ControlFlow {
+        let PromptCommand { new, title, now, mut writes, reply } = command;
+        let untitled = self.record.session.title == UNTITLED;
+        writes.extend(untitled.then(|| Write::Title(title.clone())));
+        writes.push(Write::PromptInsert(Box::new(new.clone())));
+        let input = Input::PromptQueued { prompt: new.id.clone(), now };
+        let (decision, events) = match self.commit_once(input, writes).await {
+            Ok(committed) => committed,
+            Err(error) => return refuse(reply, error),
+        };
+        if untitled {
+            self.record.session.title = title;
         }
-        let decision = self.decide(|context, state| decide(state, input.clone(), context));
+        let prompt = writes::stored_prompt(new, &decision, &events);
+        let _ = reply.send(Ok(prompt.clone()));
+        self.new_prompt = Some(prompt);
+        let flow = self.run_effects(decision).await;
+        self.new_prompt = None;
+        flow
+    }
+
+    /// Decides and commits for a caller that waits for the outcome: the commit is tried once.
+    async fn commit_once(
+        &mut self,
+        input: Input,
+        writes: Vec<Write>,
+    ) -> Result<(Decision, Vec<Arc<Event>>), SessionError> {
+        check_preconditions(&self.state, &input)?;
+        let decision = self.decide(input);
         match self.commit(&decision, writes).await {
-            Ok(()) => {
-                let _ = reply.send(Ok(()));
-                self.run_effects(decision).await
-            }
+            Ok(events) => Ok((decision, events)),
             Err(error) => {
                 // Releases a slot that was claimed for this decision.
                 self.report_slot(false);
-                let exits = matches!(error, StoreError::LeaseLost | StoreError::Closed);
-                let _ = reply.send(Err(error.into()));
-                if exits { Err(DriverExit) } else { Ok(()) }
+                Err(error.into())
             }
         }
     }
@@ -293,7 +321,7 @@ impl Driver {
             TaskReport::Input(input, writes) => {
                 self.cache_base(&writes);
                 let answered = input == Input::SlotReleaseRequested;
-                let decision = self.decide(|context, state| decide(state, input.clone(), context));
+                let decision = self.decide(input);
                 self.commit_with_retry(decision, writes).await?;
                 if answered {
                     self.report_slot(true);
@@ -308,16 +336,16 @@ impl Driver {
                     return Ok(());
                 }
                 self.on_running(epoch).await;
-                let decision = self.decide(|context, state| {
-                    decide(state, Input::Started { epoch, start }, context)
-                });
+                let decision = self.decide(Input::Started { epoch, start });
                 self.commit_with_retry(decision, writes).await
             }
             TaskReport::FoundRunning { epoch } => {
                 self.on_running(epoch).await;
                 self.input(Input::FoundRunning { epoch }).await
             }
-            TaskReport::Connected { epoch, opened } => self.connected(epoch, *opened).await,
+            TaskReport::Connected { epoch, stored, opened } => {
+                self.connected(epoch, stored, *opened).await
+            }
             TaskReport::DoorReady { epoch, door } => {
                 self.on_door_ready(epoch, door);
                 Ok(())
@@ -358,7 +386,7 @@ impl Driver {
     }
 
     async fn input(&mut self, input: Input) -> ControlFlow {
-        let decision = self.decide(|context, state| decide(state, input.clone(), context));
+        let decision = self.decide(input);
         self.commit_with_retry(decision, Vec::new()).await
     }
 
@@ -368,7 +396,7 @@ impl Driver {
         let mut wait = Duration::from_millis(50);
         loop {
             match self.commit(&decision, writes.clone()).await {
-                Ok(()) => return self.run_effects(decision).await,
+                Ok(_) => return self.run_effects(decision).await,
                 Err(StoreError::LeaseLost | StoreError::Closed) => return Err(DriverExit),
                 Err(StoreError::NotFound { what }) => {
                     tracing::error!(session = %self.id(), what, "the store does not know what a session refers to");
@@ -393,9 +421,10 @@ impl Driver {
             };
             let refused = || SessionError::from(StoreError::Commit { reason: reason.clone() });
             match command {
-                Command::Prompt { reply, .. }
-                | Command::Apply { reply, .. }
-                | Command::Delete { reply } => {
+                Command::Prompt(command) => {
+                    let _ = command.reply.send(Err(refused()));
+                }
+                Command::Apply { reply, .. } | Command::Delete { reply } => {
                     let _ = reply.send(Err(refused()));
                 }
                 Command::Bridge { reply } => {
@@ -407,12 +436,12 @@ impl Driver {
         tokio::time::sleep_until(until).await;
     }
 
-    /// Writes the state and the persisted actions in one transaction.
+    /// Writes the state and the persisted actions in one transaction; returns its events.
     async fn commit(
         &mut self,
         decision: &Decision,
         mut writes: Vec<Write>,
-    ) -> Result<(), StoreError> {
+    ) -> Result<Vec<Arc<Event>>, StoreError> {
         let at = now();
         for action in &decision.actions {
             writes::push(action, at, &mut writes);
@@ -425,14 +454,16 @@ impl Driver {
         if decision.state.position() != self.state.position() {
             writes.push(Write::Position(decision.state.position()));
         }
+        let mut events = Vec::new();
         if !writes.is_empty() {
-            self.shared.store.session_commit(self.id(), self.shared.lease, at, writes).await?;
+            let (store, lease) = (&self.shared.store, self.shared.lease);
+            events = store.session_commit(self.id(), lease, at, writes).await?.events;
         }
         self.stored_state = json;
         self.state = decision.state.clone();
         self.view.send_replace(self.state.clone());
         self.report_slot(false);
-        Ok(())
+        Ok(events)
     }
 
     async fn run_effects(&mut self, decision: Decision) -> ControlFlow {
@@ -469,18 +500,11 @@ impl Driver {
     }
 }
 
-/// The first event of every session.
-pub(crate) fn created(at: harvest_proto::Timestamp) -> Write {
-    let state = SessionState::Queued;
-    writes::event(
-        at,
-        None,
-        EventBody::StateChanged { state, reason: StateReason::Created, detail: None },
-    )
-}
-
-fn snapshot_event(snapshot: &SnapshotId, kind: SnapshotKind, millis: u64) -> EventBody {
-    EventBody::SnapshotTaken { snapshot: snapshot.clone(), kind, millis }
+/// Replies with an error; the driver of a server that lost its lease exits.
+fn refuse<T>(reply: Reply<T>, error: SessionError) -> ControlFlow {
+    let exits = matches!(error, SessionError::Stopped);
+    let _ = reply.send(Err(error));
+    if exits { Err(DriverExit) } else { Ok(()) }
 }
 
 impl Drop for Driver {

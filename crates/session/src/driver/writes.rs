@@ -1,10 +1,14 @@
 //! Turns persisted actions into writes of the store.
 
-use harvest_proto::{EventBody, Timestamp, TurnId, api::PromptStatus};
-use harvest_store::{DriverState, Write};
+use std::sync::Arc;
 
-use super::snapshot_event;
-use crate::decide::{Action, State};
+use harvest_proto::{
+    Event, EventBody, StateReason, Timestamp, TurnId,
+    api::{Prompt, PromptStatus, SessionState},
+};
+use harvest_store::{DriverState, NewPrompt, Write};
+
+use crate::decide::{Action, Decision, State};
 
 /// Appends the writes of a persisted action; an effect has none.
 pub(super) fn push(action: &Action, at: Timestamp, writes: &mut Vec<Write>) {
@@ -46,7 +50,8 @@ pub(super) fn push(action: &Action, at: Timestamp, writes: &mut Vec<Write>) {
                 turn: turn.clone(),
                 at,
             });
-            writes.push(event(at, turn, snapshot_event(snapshot, kind, *millis)));
+            let (snapshot, millis) = (snapshot.clone(), *millis);
+            writes.push(event(at, turn, EventBody::SnapshotTaken { snapshot, kind, millis }));
         }
         Action::Restored { snapshot, turn } => {
             let body = EventBody::Restored {
@@ -85,6 +90,38 @@ pub(super) fn state(state: &State, json: String) -> Write {
 /// An event that the server itself reports.
 pub(crate) fn event(at: Timestamp, turn: Option<TurnId>, body: EventBody) -> Write {
     Write::Event { at, turn, body: Box::new(body) }
+}
+
+/// The first event of every session.
+pub(crate) fn created(at: Timestamp) -> Write {
+    let (state, reason) = (SessionState::Queued, StateReason::Created);
+    event(at, None, EventBody::StateChanged { state, reason, detail: None })
+}
+
+/// A new prompt as the commit of its decision stored it.
+pub(super) fn stored_prompt(new: NewPrompt, decision: &Decision, events: &[Arc<Event>]) -> Prompt {
+    let NewPrompt { id, author, at, .. } = new;
+    // The text as stored may differ: NUL characters are replaced.
+    let queued = events.iter().find_map(|event| match &event.body {
+        EventBody::PromptQueued { prompt, text, .. } if *prompt == id => {
+            Some((event.seq, text.clone()))
+        }
+        _ => None,
+    });
+    let (seq, text) = queued.expect("a prompt is stored with its event");
+    let status = decision.actions.iter().find_map(|action| match action {
+        Action::SetPromptStatus { prompt, to, .. } if *prompt == id => Some(*to),
+        _ => None,
+    });
+    let turn = decision.actions.iter().find_map(|action| match action {
+        Action::TurnStarted { turn, prompt, .. } if *prompt == id => Some(turn.clone()),
+        _ => None,
+    });
+    // An answer to the agent's question is in no queue.
+    let index = decision.state.queue.iter().position(|queued| *queued == id);
+    let position = index.map(|index| u32::try_from(index + 1).unwrap_or(u32::MAX));
+    let status = status.unwrap_or(PromptStatus::Queued);
+    Prompt { id, text, author, status, position, turn, seq, created_at: at }
 }
 
 /// Whether the action is written rather than executed.

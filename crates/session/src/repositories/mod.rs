@@ -161,18 +161,6 @@ impl Repositories {
             .boxed())
     }
 
-    /// The repositories of a session, the primary one first.
-    pub(crate) async fn of_session(
-        &self,
-        record: &SessionRecord,
-    ) -> Result<Vec<Repository>, StoreError> {
-        let mut all = Vec::with_capacity(record.checkouts.len());
-        for checkout in &record.checkouts {
-            all.push(self.shared.store.repository_get(&checkout.repository).await?);
-        }
-        Ok(all)
-    }
-
     /// The image of sessions without a repository, and of repositories that name none.
     pub(crate) fn default_image(&self) -> &str {
         &self.shared.image

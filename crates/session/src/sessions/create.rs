@@ -15,8 +15,8 @@ use super::{
     verbs::{new_prompt, title},
 };
 use crate::{
-    decide::State, error::SessionError, repositories::repository_name, sandboxes::StartFrom,
-    wall_clock::now,
+    decide::State, driver::UNTITLED, error::SessionError, repositories::repository_name,
+    sandboxes::StartFrom, wall_clock::now,
 };
 
 // Each repository is a clone that delays the start.
@@ -54,7 +54,7 @@ impl Sessions {
         };
         let checkouts = self.checkouts(wanted).await?;
         let title =
-            prompt.as_ref().map_or_else(|| "untitled".to_owned(), |prompt| title(&prompt.text));
+            prompt.as_ref().map_or_else(|| UNTITLED.to_owned(), |prompt| title(&prompt.text));
         let id = SessionId::random();
         let new = NewSession {
             branch: branch(&id, prompt.as_ref().map(|_| title.as_str())),

@@ -4,7 +4,7 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use futures_util::stream::{self, BoxStream, StreamExt};
-use harvest_proto::{BlobId, Event, SessionId};
+use harvest_proto::{BlobId, Event, SessionId, api::Session};
 use harvest_store::Store;
 use tokio::sync::broadcast::{self, error::RecvError};
 
@@ -24,28 +24,23 @@ impl Sessions {
         after: u64,
         limit: u32,
     ) -> Result<Vec<Event>, SessionError> {
-        self.shared.store.session_get(session).await?;
-        Ok(self.shared.store.event_list(session, after, limit.clamp(1, 1000)).await?)
+        let events = self.shared.store.event_list(session, after, limit.clamp(1, 1000)).await?;
+        self.exists_if_empty(session, events).await
     }
 
-    /// A session's events after number `after`, including future ones. Ends when the session is
-    /// deleted or the store fails.
+    /// A session as it is now, and its events after number `after`, including future ones. The
+    /// stream ends when the session is deleted or the store fails.
     ///
     /// # Errors
-    /// When there is no such session, or `after` is a number it has not reached.
+    /// When there is no such session.
     pub async fn follow(
         &self,
         session: &SessionId,
         after: u64,
-    ) -> Result<BoxStream<'static, Event>, SessionError> {
+    ) -> Result<(Session, BoxStream<'static, Event>), SessionError> {
         // Subscribes before the first read, so that no event falls between the two.
         let news = self.shared.store.event_follow(session);
-        let newest = self.shared.store.session_get(session).await?.session.seq;
-        if after > newest {
-            let what =
-                format!("cannot continue after event {after}: the session has {newest} events");
-            return Err(SessionError::invalid("invalid_cursor", what));
-        }
+        let now = self.get(session).await?;
         let follower = Follower {
             store: self.shared.store.clone(),
             session: session.clone(),
@@ -54,11 +49,11 @@ impl Sessions {
             read: VecDeque::new(),
             behind: true,
         };
-        Ok(stream::unfold(follower, |mut follower| async move {
+        let events = stream::unfold(follower, |mut follower| async move {
             let event = follower.next().await?;
             Some((event, follower))
-        })
-        .boxed())
+        });
+        Ok((now, events.boxed()))
     }
 
     /// The full text of which an event holds only the ends.
@@ -66,7 +61,6 @@ impl Sessions {
     /// # Errors
     /// When there is no such blob in the session.
     pub async fn blob(&self, session: &SessionId, blob: &BlobId) -> Result<String, SessionError> {
-        self.shared.store.session_get(session).await?;
         Ok(self.shared.store.blob_get(session, blob).await?)
     }
 }

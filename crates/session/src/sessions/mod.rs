@@ -17,8 +17,9 @@ use std::{
 };
 
 use harvest_proto::{
-    BranchName, SessionId, Timestamp,
+    BranchName, PromptId, SessionId, Timestamp,
     api::{Page, Session, Snapshot, Turn},
+    bridge::Author,
 };
 use harvest_store::{DriverState, NewPrompt, NewSession, SessionFilter, SessionRecord, Write};
 
@@ -168,18 +169,32 @@ impl Sessions {
             }
             let record = self.shared.store.session_get(session).await?;
             let queue = self.shared.store.prompt_queue(session).await?;
-            let mut drivers = self.drivers();
-            let same = match (&before, drivers.get(session)) {
-                (None, None) => true,
-                (Some(before), Some(now)) => now.same_driver(before),
-                _ => false,
-            };
-            if same {
-                let handle = Driver::spawn(&self.shared, record, queue)?;
-                drivers.insert(session.clone(), handle.clone());
+            if let Some(handle) = self.replace_driver(before.as_ref(), record, queue)? {
                 return Ok(handle);
             }
         }
+    }
+
+    /// Starts a driver in place of `before`; `None` when another one was started meanwhile.
+    fn replace_driver(
+        &self,
+        before: Option<&DriverHandle>,
+        record: SessionRecord,
+        queue: Vec<PromptId>,
+    ) -> Result<Option<DriverHandle>, SessionError> {
+        let mut drivers = self.drivers();
+        let id = record.session.id.clone();
+        let same = match (before, drivers.get(&id)) {
+            (None, None) => true,
+            (Some(before), Some(now)) => now.same_driver(before),
+            _ => false,
+        };
+        if !same {
+            return Ok(None);
+        }
+        let handle = Driver::spawn(&self.shared, record, queue)?;
+        drivers.insert(id, handle.clone());
+        Ok(Some(handle))
     }
 
     async fn insert(
@@ -195,7 +210,12 @@ impl Sessions {
 
     /// Creates all of these sessions in one transaction.
     async fn insert_all(&self, all: Vec<SessionInsert>) -> Result<Vec<Session>, SessionError> {
-        let ids: Vec<SessionId> = all.iter().map(|(new, ..)| new.id.clone()).collect();
+        let queues: Vec<(SessionId, Vec<PromptId>)> = all
+            .iter()
+            .map(|(new, _, prompt, _)| {
+                (new.id.clone(), prompt.iter().map(|prompt| prompt.id.clone()).collect())
+            })
+            .collect();
         let inserts = all.into_iter().map(|(new, mut state, prompt, mut writes)| {
             state.start_requested = true;
             // Queued at once: the order of creation is the order in the queue, whichever driver is
@@ -219,9 +239,10 @@ impl Sessions {
         });
         self.shared.store.session_insert_all(self.shared.lease, inserts.collect()).await?;
         let mut sessions = Vec::new();
-        for id in &ids {
-            self.handle(id).await?;
-            sessions.push(self.get(id).await?);
+        for (id, queue) in queues {
+            let record = self.shared.store.session_get(&id).await?;
+            sessions.push(self.with_current_urls(record.session.clone()));
+            self.replace_driver(None, record, queue)?;
         }
         Ok(sessions)
     }
@@ -230,6 +251,12 @@ impl Sessions {
     /// When there is no such session.
     pub async fn get(&self, session: &SessionId) -> Result<Session, SessionError> {
         Ok(self.with_current_urls(self.shared.store.session_get(session).await?.session))
+    }
+
+    /// # Errors
+    /// When there is no such session.
+    pub async fn author(&self, session: &SessionId) -> Result<Author, SessionError> {
+        Ok(self.shared.store.session_author(session).await?)
     }
 
     /// Replaces stored URLs of the forge by current ones.
@@ -299,9 +326,28 @@ impl Sessions {
         result: Result<T, SessionError>,
     ) -> Result<T, SessionError> {
         if matches!(result, Err(SessionError::Stopped)) {
-            self.shared.store.session_get(session).await?;
+            self.check_exists(session).await?;
         }
         result
+    }
+
+    async fn check_exists(&self, session: &SessionId) -> Result<(), SessionError> {
+        match self.shared.store.session_exists(session).await? {
+            true => Ok(()),
+            false => Err(SessionError::missing(format!("session {session}"))),
+        }
+    }
+
+    /// Returns the rows of a session; fails if there are none because there is no such session.
+    pub(crate) async fn exists_if_empty<T>(
+        &self,
+        session: &SessionId,
+        rows: Vec<T>,
+    ) -> Result<Vec<T>, SessionError> {
+        if rows.is_empty() {
+            self.check_exists(session).await?;
+        }
+        Ok(rows)
     }
 
     /// A session's turns, oldest first.
@@ -309,8 +355,8 @@ impl Sessions {
     /// # Errors
     /// When there is no such session.
     pub async fn turns(&self, session: &SessionId) -> Result<Vec<Turn>, SessionError> {
-        self.shared.store.session_get(session).await?;
-        Ok(self.shared.store.turn_list(session).await?)
+        let turns = self.shared.store.turn_list(session).await?;
+        self.exists_if_empty(session, turns).await
     }
 
     /// A session's turn, with the full text of its prompt.
@@ -318,7 +364,6 @@ impl Sessions {
     /// # Errors
     /// When there is no such session or turn.
     pub async fn turn(&self, session: &SessionId, number: u32) -> Result<Turn, SessionError> {
-        self.shared.store.session_get(session).await?;
         Ok(self.shared.store.turn_get(session, number).await?)
     }
 
@@ -327,8 +372,8 @@ impl Sessions {
     /// # Errors
     /// When there is no such session.
     pub async fn snapshots(&self, session: &SessionId) -> Result<Vec<Snapshot>, SessionError> {
-        self.shared.store.session_get(session).await?;
-        Ok(self.shared.store.snapshot_list(session).await?)
+        let snapshots = self.shared.store.snapshot_list(session).await?;
+        self.exists_if_empty(session, snapshots).await
     }
 }
 

@@ -35,7 +35,6 @@ impl Sessions {
         snapshot: &SnapshotId,
         pinned: bool,
     ) -> Result<Snapshot, SessionError> {
-        self.shared.store.session_get(session).await?;
         self.shared.store.snapshot_pin(session, self.shared.lease, snapshot, pinned).await?;
         let all = self.shared.store.snapshot_list(session).await?;
         let found = all.into_iter().find(|one| one.id == *snapshot);

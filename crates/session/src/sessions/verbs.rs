@@ -5,12 +5,12 @@ use harvest_proto::{
     api::{CreatePrompt, Prompt},
     bridge::Author,
 };
-use harvest_store::{NewPrompt, Write};
+use harvest_store::NewPrompt;
 
 use super::{Sessions, forks::fork_point};
 use crate::{
     decide::{Input, Mode, SandboxState, State},
-    driver::{Command, DriverHandle},
+    driver::{Command, DriverHandle, PromptCommand},
     error::SessionError,
     wall_clock::now,
 };
@@ -30,19 +30,12 @@ impl Sessions {
         user: Author,
     ) -> Result<Prompt, SessionError> {
         let new = new_prompt(create.text, create.author.unwrap_or(user));
-        let id = new.id.clone();
+        let (title, now) = (title(&new.text), create.now);
+        let writes = self.created_write(&new.id.to_string()).into_iter().collect();
         let handle = self.handle(session).await?;
-        let untitled = self.shared.store.session_get(session).await?.session.title == "untitled";
-        let title = untitled.then(|| title(&new.text));
-        let writes = title
-            .map(Write::Title)
-            .into_iter()
-            .chain(self.created_write(&id.to_string()))
-            .collect();
         let command =
-            |reply| Command::Prompt { new: Box::new(new), now: create.now, writes, reply };
-        self.not_found_if_deleted(session, handle.call(command).await).await?;
-        Ok(self.shared.store.prompt_get(session, &id).await?)
+            |reply| Command::Prompt(Box::new(PromptCommand { new, title, now, writes, reply }));
+        self.not_found_if_deleted(session, handle.call(command).await).await
     }
 
     /// Applies an input, and returns the handle to wait for its outcome.
@@ -62,8 +55,8 @@ impl Sessions {
     /// # Errors
     /// When there is no such session.
     pub async fn prompts(&self, session: &SessionId) -> Result<Vec<Prompt>, SessionError> {
-        self.shared.store.session_get(session).await?;
-        Ok(self.shared.store.prompt_list(session).await?)
+        let prompts = self.shared.store.prompt_list(session).await?;
+        self.exists_if_empty(session, prompts).await
     }
 
     /// Cancels a queued prompt.
@@ -75,9 +68,7 @@ impl Sessions {
         session: &SessionId,
         prompt: &PromptId,
     ) -> Result<Prompt, SessionError> {
-        self.shared.store.prompt_get(session, prompt).await?;
-        self.apply(session, Input::PromptCancelled { prompt: prompt.clone() }).await?;
-        Ok(self.shared.store.prompt_get(session, prompt).await?)
+        self.change_prompt(session, prompt, Input::PromptCancelled { prompt: prompt.clone() }).await
     }
 
     /// Moves a queued prompt to another position; 1 is the next.
@@ -90,9 +81,23 @@ impl Sessions {
         prompt: &PromptId,
         position: u32,
     ) -> Result<Prompt, SessionError> {
-        self.shared.store.prompt_get(session, prompt).await?;
-        self.apply(session, Input::PromptMoved { prompt: prompt.clone(), position }).await?;
-        Ok(self.shared.store.prompt_get(session, prompt).await?)
+        let input = Input::PromptMoved { prompt: prompt.clone(), position };
+        self.change_prompt(session, prompt, input).await
+    }
+
+    /// A prompt that does not exist is reported as missing rather than as not queued.
+    async fn change_prompt(
+        &self,
+        session: &SessionId,
+        prompt: &PromptId,
+        input: Input,
+    ) -> Result<Prompt, SessionError> {
+        let changed = self.apply(session, input).await;
+        let stored = self.shared.store.prompt_get(session, prompt).await;
+        match (changed, stored) {
+            (Err(SessionError::Conflict { .. }), Err(missing)) => Err(missing.into()),
+            (changed, stored) => changed.and(stored.map_err(Into::into)),
+        }
     }
 
     /// Requests the stop of the turn in progress; its processes are dead once `TurnEnded` is

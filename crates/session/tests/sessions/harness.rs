@@ -143,7 +143,7 @@ pub(crate) async fn until(
     session: &SessionId,
     mut fits: impl FnMut(&Event) -> bool,
 ) -> Event {
-    let mut events = sessions.follow(session, 0).await.unwrap();
+    let (_, mut events) = sessions.follow(session, 0).await.unwrap();
     let wait = async {
         while let Some(event) = events.next().await {
             if fits(&event) {
@@ -160,7 +160,7 @@ pub(crate) async fn until(
 
 pub(crate) async fn until_state(sessions: &Sessions, session: &SessionId, wanted: SessionState) {
     let wait = async {
-        let mut events = sessions.follow(session, 0).await.unwrap();
+        let (_, mut events) = sessions.follow(session, 0).await.unwrap();
         loop {
             if sessions.get(session).await.unwrap().state == wanted {
                 return;
@@ -180,7 +180,7 @@ pub(crate) async fn until_status(
     wanted: PromptStatus,
 ) {
     let wait = async {
-        let mut events = sessions.follow(session, 0).await.unwrap();
+        let (_, mut events) = sessions.follow(session, 0).await.unwrap();
         while status(sessions, session, prompt).await != wanted {
             events.next().await;
         }

@@ -6,7 +6,7 @@ use super::*;
 
 pub(super) async fn until_reason(sessions: &Sessions, session: &SessionId, reason: StateReason) {
     let wait = async {
-        let mut events = sessions.follow(session, 0).await.unwrap();
+        let (_, mut events) = sessions.follow(session, 0).await.unwrap();
         while sessions.get(session).await.unwrap().reason != reason {
             events.next().await;
         }

@@ -24,10 +24,9 @@ use tokio::{
 use crate::{
     DbConnection, DbPool, StoreError, Topics,
     dialect::Connector,
-    events::NewEvents,
+    events::{NewEvents, Watcher},
     leases::{self, HeldLease},
     row,
-    watch::Watcher,
 };
 
 pub(crate) use jobs::WriteJob;

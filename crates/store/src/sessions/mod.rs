@@ -11,6 +11,7 @@ use harvest_proto::{
     Timestamp,
     api::{Session, SessionRepository, SessionState},
     bridge::Author,
+    event::Usage,
 };
 
 use crate::{
@@ -94,6 +95,35 @@ impl Store {
         let mut record = read(&row)?;
         load_checkouts(&self.readers, std::slice::from_mut(&mut record)).await?;
         Ok(record)
+    }
+
+    pub async fn session_exists(&self, session: &SessionId) -> Result<bool, StoreError> {
+        let row = sqlx::query("SELECT 1 AS found FROM sessions WHERE id = $1")
+            .bind(session.to_string())
+            .fetch_optional(&self.readers)
+            .await?;
+        Ok(row.is_some())
+    }
+
+    pub async fn session_author(&self, session: &SessionId) -> Result<Author, StoreError> {
+        let row = sqlx::query("SELECT author_name, author_email FROM sessions WHERE id = $1")
+            .bind(session.to_string())
+            .fetch_optional(&self.readers)
+            .await?
+            .ok_or_else(|| StoreError::missing(format!("session {session}")))?;
+        row::author(&row)
+    }
+
+    /// The tokens a session has used; `None` when there is no such session.
+    pub async fn session_usage(&self, session: &SessionId) -> Result<Option<Usage>, StoreError> {
+        let row = sqlx::query(
+            "SELECT input_tokens, output_tokens, cache_read_tokens, cache_write_tokens
+             FROM sessions WHERE id = $1",
+        )
+        .bind(session.to_string())
+        .fetch_optional(&self.readers)
+        .await?;
+        row.map(|row| row::usage(&row)).transpose()
     }
 
     pub async fn session_by_key(&self, key: &str) -> Result<Option<SessionId>, StoreError> {

@@ -1,9 +1,9 @@
 //! Unique names, idempotency keys, ordered and paged lists, cascading deletes.
 
 use harvest_proto::{
-    PromptId, SnapshotId, StateReason, Timestamp, TurnId,
+    PromptId, SessionId, SnapshotId, StateReason, Timestamp, TurnId,
     api::{Build, PullRequest, PullRequestState, Repository, Role, SessionState, Token},
-    event::SnapshotKind,
+    event::{SnapshotKind, Usage},
 };
 use harvest_store::{Claim, DriverState, Removal, StoreError, Write};
 
@@ -16,6 +16,8 @@ on_both! {
     idempotency_key_expires,
     names_are_unique,
     one_build_per_repository_at_a_time,
+    sessions_list_repositories_with_newest_builds,
+    narrow_reads_agree_with_the_session,
     session_pages_cover_all_sessions_once,
     names_are_ordered_by_bytes,
     deleting_a_session_deletes_all_its_rows,
@@ -175,6 +177,44 @@ async fn one_build_per_repository_at_a_time(test: TestStore) {
         [one, two].into_iter().all(|build| gone.contains(&Removal::Snapshot(build))),
         "{gone:?}"
     );
+}
+
+async fn sessions_list_repositories_with_newest_builds(test: TestStore) {
+    let (store, lease) = (&test.store, test.lease);
+    for name in ["s", "r", "other"] {
+        store.repository_insert(&repository(name)).await.unwrap();
+    }
+    let session = test.session().await;
+    let mut newest = None;
+    for (name, commit, at) in [("s", "old", 1), ("s", "new", 2), ("other", "x", 3)] {
+        let (snapshot, built_at) = (SnapshotId::random(), Timestamp::from_millis(at));
+        store.build_begin(lease, name, &snapshot, NOW).await.unwrap();
+        let build = Build { snapshot, commit: commit.into(), check: None, millis: 5, built_at };
+        store.build_publish(lease, &build).await.unwrap();
+        newest = if name == "s" { Some(build) } else { newest };
+    }
+    let built = Repository { build: newest, ..repository("s") };
+    assert_eq!(
+        store.repository_list_of(&session).await.unwrap(),
+        [repository("r"), built.clone()],
+        "the primary repository comes first"
+    );
+    assert_eq!(store.repository_list().await.unwrap()[1..], [repository("r"), built]);
+    assert!(store.repository_list_of(&SessionId::random()).await.unwrap().is_empty());
+}
+
+async fn narrow_reads_agree_with_the_session(test: TestStore) {
+    let (store, session) = (&test.store, test.session().await);
+    let usage = Usage { input_tokens: 3, cache_write_tokens: 7, ..Usage::default() };
+    test.commit(&session, vec![Write::Usage(usage)]).await.unwrap();
+    let whole = store.session_get(&session).await.unwrap().session;
+    assert!(store.session_exists(&session).await.unwrap());
+    assert_eq!(store.session_author(&session).await.unwrap(), whole.author);
+    assert_eq!(store.session_usage(&session).await.unwrap(), Some(whole.usage));
+    let unknown = SessionId::random();
+    assert!(!store.session_exists(&unknown).await.unwrap());
+    assert!(matches!(store.session_author(&unknown).await, Err(StoreError::NotFound { .. })));
+    assert_eq!(store.session_usage(&unknown).await.unwrap(), None);
 }
 
 async fn session_pages_cover_all_sessions_once(test: TestStore) {

@@ -1,9 +1,9 @@
 //! The server side of the bridge: accepts connections. One of them owns the session.
 
 mod client;
-mod ownership;
 
 use std::{
+    cell::{Cell, RefCell},
     io,
     os::{fd::OwnedFd, unix::net::UnixListener as StdUnixListener},
     rc::Rc,
@@ -13,7 +13,6 @@ use std::{
 use harvest_proto::bridge::Status;
 use tokio::{net::UnixListener, sync::Notify};
 
-use self::ownership::Ownership;
 use crate::{boot::BootRunner, log, outbox::Outbox, sandbox::Sandbox, turn::Turns};
 
 // Delay after a failed accept (too many open files).
@@ -80,4 +79,53 @@ pub(crate) fn listener(descriptor: OwnedFd) -> io::Result<UnixListener> {
     let listener = StdUnixListener::from(descriptor);
     listener.set_nonblocking(true)?;
     UnixListener::from_std(listener)
+}
+
+/// The owner of the session: the connection with the highest lease, or the latest of several with
+/// the same lease.
+#[derive(Debug, Default)]
+struct Ownership {
+    lease: Cell<u64>,
+    count: Cell<u64>,
+    current: RefCell<Option<(u64, Rc<Notify>)>>,
+}
+
+impl Ownership {
+    /// Makes the caller the owner and ends the previous ownership; `None` when its lease is old.
+    /// Returns a number that identifies the ownership, and a notifier for its end.
+    fn claim(&self, lease: u64) -> Option<(u64, Rc<Notify>)> {
+        if lease < self.lease.get() {
+            return None;
+        }
+        self.lease.set(lease);
+        self.count.set(self.count.get() + 1);
+        let claim = (self.count.get(), Rc::new(Notify::new()));
+        if let Some((_, before)) = self.current.replace(Some(claim.clone())) {
+            before.notify_one();
+        }
+        Some(claim)
+    }
+
+    /// Whether this ownership is still the current one.
+    fn is_current(&self, number: u64) -> bool {
+        self.count.get() == number
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn newer_lease_takes_over_and_older_is_rejected() {
+        let ownership = Ownership::default();
+        let (first, _) = ownership.claim(3).unwrap();
+        assert!(ownership.claim(2).is_none());
+        assert!(ownership.is_current(first));
+        let (again, _) = ownership.claim(3).unwrap();
+        assert!(!ownership.is_current(first) && ownership.is_current(again));
+        let (newer, _) = ownership.claim(4).unwrap();
+        assert!(ownership.is_current(newer));
+        assert!(ownership.claim(3).is_none());
+    }
 }

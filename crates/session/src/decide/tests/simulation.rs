@@ -3,7 +3,10 @@
 
 mod effects;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    cell::Cell,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use harvest_proto::bridge::PromptProgress;
 
@@ -96,36 +99,33 @@ impl Simulation {
             )
         };
         let before = self.pending.iter().filter(idles).count();
-        self.decide_and_commit(
-            |context| decide(state.clone(), input.clone(), context),
-            state.waiting.is_some(),
-        );
+        self.decide_and_commit(|context| decide(state, input.clone(), context));
         if self.busy && matches!(input, Input::Tick | Input::SlotReleaseRequested) {
             let after = self.pending.iter().filter(idles).count();
             assert!(after <= before, "commands beside the agent are activity: {:?}", self.pending);
         }
     }
 
-    /// As the driver does: claims a slot only if the session would have to wait otherwise.
-    fn decide_and_commit(
-        &mut self,
-        decide_with: impl Fn(&StepContext<'_>) -> Decision,
-        waited: bool,
-    ) {
-        let timeouts = self.timeouts.clone();
-        let mut context = context(self.now, &timeouts, self.busy && self.busy_known);
-        let mut decision = decide_with(&context);
-        if decision.state.waiting.is_some() && !waited {
-            self.sequences += 1;
-            context.sequence = self.sequences;
-            if self.full {
-                context.slot = SlotClaim::Queued { limit: Limit::Sandboxes, position: 1 };
-            } else {
-                context.slot = SlotClaim::Granted;
-                self.has_slot = true;
-            }
-            decision = decide_with(&context);
-        }
+    /// Decides as the driver does; a slot is granted unless the server is full.
+    fn decide_and_commit(&mut self, decide_with: impl FnOnce(&StepContext<'_>) -> Decision) {
+        let (claims, full, sequence) = (Cell::new(0), self.full, self.sequences + 1);
+        let claim_slot = || {
+            claims.set(claims.get() + 1);
+            let queued = SlotClaim::Queued { limit: Limit::Sandboxes, position: 1 };
+            (if full { queued } else { SlotClaim::Granted }, sequence)
+        };
+        let decision = decide_with(&StepContext {
+            now: Timestamp::from_millis(self.now),
+            timeouts: &self.timeouts,
+            busy: self.busy && self.busy_known,
+            claim_slot: &claim_slot,
+            sandbox: SandboxId::random(),
+            turn: TurnId::random(),
+            snapshot: SnapshotId::random(),
+        });
+        assert!(claims.get() <= 1, "one decision claims one slot");
+        self.sequences += claims.get();
+        self.has_slot |= claims.get() > 0 && !full;
         self.commit(decision);
     }
 
@@ -158,8 +158,7 @@ impl Simulation {
             .cloned()
             .collect();
         let queue: Vec<PromptId> = queue;
-        let waited = state.waiting.is_some();
-        self.decide_and_commit(|context| restart(state.clone(), queue.clone(), context), waited);
+        self.decide_and_commit(|context| restart(state, queue, context));
     }
 
     fn commit(&mut self, decision: Decision) {
@@ -478,17 +477,4 @@ pub(super) fn uses_bridge(action: &Action) -> bool {
             | Action::StopTurn { .. }
             | Action::Answer { .. }
     )
-}
-
-fn context(now: i64, timeouts: &Timeouts, busy: bool) -> StepContext<'_> {
-    StepContext {
-        now: Timestamp::from_millis(now),
-        timeouts,
-        busy,
-        slot: SlotClaim::Queued { limit: Limit::Closed, position: 0 },
-        sequence: 0,
-        sandbox: SandboxId::random(),
-        turn: TurnId::random(),
-        snapshot: SnapshotId::random(),
-    }
 }

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use harvest_proto::{EventBody, PromptId};
 use serde_json::{Map, Value};
 
-use super::wire;
+use super::{INITIALIZE, allow, not_supported, uuid};
 use crate::{
     agents::{
         Signal,
@@ -40,7 +40,7 @@ struct PendingQuestions {
 impl Claude {
     /// Called at the start of a prompt.
     pub(super) fn begin(&mut self, prompt: &PromptId) {
-        self.command = Some(wire::uuid(prompt));
+        self.command = Some(uuid(prompt));
         self.started = false;
         self.result = None;
         self.unknown.reset();
@@ -113,13 +113,13 @@ impl Claude {
         let control = text(message, "request_id");
         let request = &message["request"];
         if text(request, "subtype") != "can_use_tool" {
-            return vec![Signal::Send(wire::not_supported(control))];
+            return vec![Signal::Send(not_supported(control))];
         }
         let input = request["input"].as_object().cloned().unwrap_or_default();
         let questions =
             input.get("questions").and_then(Value::as_array).cloned().unwrap_or_default();
         if text(request, "tool_name") != "AskUserQuestion" || questions.is_empty() {
-            return vec![Signal::Send(wire::allow(control, &request["input"]))];
+            return vec![Signal::Send(allow(control, &request["input"]))];
         }
         let name = match text(request, "tool_use_id") {
             "" => control,
@@ -146,8 +146,7 @@ impl Claude {
         let mut signals = vec![Signal::Event(closed)];
         if pending.questions.is_empty() {
             pending.input.insert("answers".to_owned(), Value::Object(pending.answers));
-            signals
-                .push(Signal::Send(wire::allow(&pending.control, &Value::Object(pending.input))));
+            signals.push(Signal::Send(allow(&pending.control, &Value::Object(pending.input))));
         } else {
             // Each question is a separate request outside.
             let name = format!("{request}+");
@@ -186,7 +185,7 @@ fn text<'a>(value: &'a Value, field: &str) -> &'a str {
 fn ready(message: &Value) -> Vec<Signal> {
     let response = &message["response"];
     let ready =
-        text(response, "request_id") == wire::INITIALIZE && text(response, "subtype") == "success";
+        text(response, "request_id") == INITIALIZE && text(response, "subtype") == "success";
     if ready { vec![Signal::Ready] } else { Vec::new() }
 }
 

@@ -98,7 +98,7 @@ fn api_failure_with_success_subtype_fails() {
 fn repeated_prompt_ends_at_once() {
     let prompt: PromptId = "prm_000000000001".parse().unwrap();
     let line = |state: &str| {
-        json!({"type": "command_lifecycle", "command_uuid": wire::uuid(&prompt), "state": state})
+        json!({"type": "command_lifecycle", "command_uuid": uuid(&prompt), "state": state})
             .to_string()
     };
     let mut claude = Claude::default();
@@ -151,7 +151,7 @@ fn questions_are_asked_one_by_one() {
 fn other_tools_are_allowed_at_once() {
     let line = r#"{"type":"control_request","request_id":"r9","request":{"subtype":"can_use_tool","tool_name":"Bash","input":{"command":"ls"}}}"#;
     let signals = interpret(&mut Claude::default(), &[line]);
-    assert_eq!(signals, [Signal::Send(wire::allow("r9", &json!({"command": "ls"})))]);
+    assert_eq!(signals, [Signal::Send(allow("r9", &json!({"command": "ls"})))]);
 }
 
 #[test]

@@ -1,30 +1,60 @@
-//! Claude Code over its `stream-json` protocol, one long-lived process per sandbox.
+//! Claude Code over its `stream-json` protocol, one long-lived process per sandbox: its command
+//! line and the lines sent to it. `map.rs` interprets its own lines. Tested with 2.1.325.
 
-mod command;
 mod map;
-mod wire;
 
-use harvest_proto::bridge::{AgentLaunch, TurnRequest};
+use harvest_proto::{
+    PromptId,
+    bridge::{AgentLaunch, TurnRequest},
+};
+use serde_json::{Value, json};
 
 pub(super) use self::map::Claude;
 use super::{Agent, Invocation, Signal};
 
+/// The id of the request whose response means that the agent is ready.
+const INITIALIZE: &str = "initialize";
+
+/// Additional variables. The key is a placeholder: the gateway holds the real one.
+const ENV: [(&str, &str); 10] = [
+    ("ANTHROPIC_BASE_URL", "http://model.harvest.internal"),
+    ("ANTHROPIC_API_KEY", "held-by-the-gateway"),
+    ("CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC", "1"),
+    ("DISABLE_AUTOUPDATER", "1"),
+    ("DISABLE_TELEMETRY", "1"),
+    ("DISABLE_ERROR_REPORTING", "1"),
+    // `session_state_changed` is the only reliable end of a turn.
+    ("CLAUDE_CODE_EMIT_SESSION_STATE_EVENTS", "1"),
+    // Covers minutes in which the gateway rejects requests; while it restarts, requests wait.
+    ("CLAUDE_CODE_MAX_RETRIES", "10"),
+    // A turn must not end while background work is still running.
+    ("CLAUDE_CODE_DISABLE_BACKGROUND_TASKS", "1"),
+    // Required for the permission mode below as root.
+    ("IS_SANDBOX", "1"),
+];
+
 impl Agent for Claude {
     fn invocation(&self, launch: &AgentLaunch, cwd: &str, resume: bool) -> Invocation {
-        Invocation { argv: command::argv(launch, cwd, resume), env: &command::ENV }
+        Invocation { argv: argv(launch, cwd, resume), env: &ENV }
     }
 
     fn init_line(&self) -> Option<String> {
-        Some(wire::initialize())
+        Some(control_request(INITIALIZE, "initialize"))
     }
 
+    /// Claude Code runs a line with the same `uuid` once, also after a resume.
     fn prompt(&mut self, request: &TurnRequest) -> String {
         self.begin(&request.prompt);
-        wire::prompt(&request.prompt, &request.text)
+        json!({
+            "type": "user",
+            "uuid": uuid(&request.prompt),
+            "message": {"role": "user", "content": [{"type": "text", "text": request.text}]},
+        })
+        .to_string()
     }
 
     fn cancel(&self) -> String {
-        wire::interrupt()
+        control_request("interrupt", "interrupt")
     }
 
     fn answer(&mut self, request: &str, answer: &str) -> Vec<Signal> {
@@ -37,5 +67,122 @@ impl Agent for Claude {
 
     fn take_open_requests(&mut self) -> Vec<String> {
         self.take_questions()
+    }
+}
+
+fn argv(launch: &AgentLaunch, cwd: &str, resume: bool) -> Vec<String> {
+    let fixed = [
+        "claude",
+        "-p",
+        "--input-format",
+        "stream-json",
+        "--output-format",
+        "stream-json",
+        "--verbose",
+        "--include-partial-messages",
+        // Everything is allowed, but questions are sent to us as requests.
+        "--permission-mode",
+        "bypassPermissions",
+        "--permission-prompt-tool",
+        "stdio",
+        "--strict-mcp-config",
+        "--append-system-prompt",
+    ];
+    let mut argv: Vec<String> = fixed.map(str::to_owned).into();
+    argv.push(instructions(cwd));
+    argv.push(if resume { "--resume" } else { "--session-id" }.to_owned());
+    argv.push(launch.conversation.clone());
+    if let Some(model) = &launch.model {
+        argv.extend(["--model".to_owned(), model.clone()]);
+    }
+    argv
+}
+
+fn instructions(cwd: &str) -> String {
+    format!(
+        "You work unattended in your own sandbox, in {cwd}. Every repository below /workspace is on \
+         a branch created for this work. To deliver work, commit it and run a plain `git push` in \
+         its folder: a pull request is then opened from the branch, one in each repository. You \
+         need no credentials for git, for the model or for installing packages: never look for any \
+         and never ask for one. Hosts that the network policy does not allow cannot be reached; \
+         report that instead of working around it."
+    )
+}
+
+fn control_request(id: &str, subtype: &str) -> String {
+    json!({"type": "control_request", "request_id": id, "request": {"subtype": subtype}})
+        .to_string()
+}
+
+/// Allows a tool call.
+fn allow(request: &str, input: &Value) -> String {
+    respond(request, &json!({"behavior": "allow", "updatedInput": input}))
+}
+
+fn respond(request: &str, response: &Value) -> String {
+    json!({
+        "type": "control_response",
+        "response": {"subtype": "success", "request_id": request, "response": response},
+    })
+    .to_string()
+}
+
+/// The error response to an unknown control request.
+fn not_supported(request: &str) -> String {
+    json!({
+        "type": "control_response",
+        "response": {"subtype": "error", "request_id": request, "error": "not supported"},
+    })
+    .to_string()
+}
+
+/// The prompt's 60 bits as a version 4 UUID.
+fn uuid(id: &PromptId) -> String {
+    // The alphabet of ids, five bits per character.
+    const ALPHABET: &str = "0123456789abcdefghjkmnpqrstvwxyz";
+    let bits = id
+        .part()
+        .chars()
+        .fold(0u64, |bits, letter| (bits << 5) | ALPHABET.find(letter).unwrap_or(0) as u64);
+    format!(
+        "{:08x}-{:04x}-4{:03x}-8000-000000000000",
+        bits >> 28,
+        (bits >> 12) & 0xffff,
+        bits & 0xfff
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use harvest_proto::door::MODEL_NAME;
+
+    use super::*;
+
+    #[test]
+    fn model_requests_go_through_the_gateway() {
+        let base = ENV.iter().find(|(name, _)| *name == "ANTHROPIC_BASE_URL").unwrap().1;
+        assert_eq!(base, format!("http://{MODEL_NAME}"));
+    }
+
+    #[test]
+    fn conversation_is_created_then_resumed() {
+        let launch = AgentLaunch {
+            name: harvest_proto::AgentName::Claude,
+            conversation: "c0ffee".into(),
+            resume: false,
+            model: Some("opus".into()),
+            restarts: harvest_proto::bridge::RestartPolicy::default(),
+        };
+        let first = argv(&launch, "/workspace/shop", false).join(" ");
+        assert!(first.contains("--session-id c0ffee --model opus") && !first.contains("--resume"));
+        assert!(argv(&launch, "/workspace/shop", true).join(" ").contains("--resume c0ffee"));
+    }
+
+    #[test]
+    fn uuid_is_stable_and_unique_per_prompt() {
+        let one: PromptId = "prm_zzzzzzzzzzzz".parse().unwrap();
+        let other: PromptId = "prm_zzzzzzzzzzzy".parse().unwrap();
+        assert_eq!(uuid(&one), "ffffffff-ffff-4fff-8000-000000000000");
+        assert_eq!(uuid(&other), "ffffffff-ffff-4ffe-8000-000000000000");
     }
 }
