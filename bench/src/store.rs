@@ -125,7 +125,11 @@ async fn session(store: &Store, lease: Lease) -> Result<SessionId> {
     let new = NewSession {
         id: SessionId::random(),
         title: word(),
-        checkouts: vec![NewCheckout { repository: "word".parse()?, base: None, base_commit: None }],
+        checkouts: vec![NewCheckout {
+            repository: "local/word".parse()?,
+            base: None,
+            base_commit: None,
+        }],
         branch: "word".parse()?,
         agent: AgentName::Claude,
         model: None,

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use harvest_proto::EventBody;
+use harvest_proto::{EventBody, RepositoryName};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
@@ -52,10 +52,10 @@ impl Door {
     }
 
     /// Logs a refused push, rate-limited.
-    pub(crate) async fn log_refused_push(&self, repository: &str, reason: &str) {
+    pub(crate) async fn log_refused_push(&self, repository: &RepositoryName, reason: &str) {
         if self.refusals().admit_push(Instant::now()) {
             let reason = reason.chars().take(500).collect();
-            let event = EventBody::PushRefused { repository: repository.to_owned(), reason };
+            let event = EventBody::PushRefused { repository: repository.clone(), reason };
             self.shared.ledger.log(&self.policy.session, event).await;
         }
     }

@@ -51,7 +51,7 @@ pub enum ResolvedPolicy {
 /// A repository behind the git door.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GitAccess {
-    /// Name of the repository: `http://git.harvest.internal/{name}.git` inside.
+    /// Name of the repository: `http://git.harvest.internal/{owner}/{name}.git` inside.
     pub name: RepositoryName,
     /// URL of the real remote.
     pub url: String,

@@ -13,7 +13,7 @@ use clap::{
     Args, Parser, Subcommand,
     builder::{PossibleValuesParser, TypedValueParser},
 };
-use harvest_proto::{BranchName, RepositoryName};
+use harvest_proto::{BranchName, RepositoryRef};
 
 pub(crate) use image::ImageCommand;
 pub(crate) use inside::{CpArgs, ShellArgs};
@@ -220,9 +220,9 @@ pub(crate) enum RepoCommand {
         // Not named `url`: clap would confuse it with the global flag.
         #[arg(value_name = "URL|FOLDER")]
         location: String,
-        /// Its name [default: the URL's last part]
+        /// Its name, NAME or OWNER/NAME [default: the last two parts of the URL]
         #[arg(long)]
-        name: Option<RepositoryName>,
+        name: Option<RepositoryRef>,
         /// The branch sessions start from
         #[arg(short, long)]
         base: Option<BranchName>,
@@ -235,15 +235,15 @@ pub(crate) enum RepoCommand {
     },
     /// Prebuild the snapshot sessions start from
     Build {
-        /// The repository
-        name: String,
+        /// The repository: OWNER/NAME, or NAME if only one has it
+        name: RepositoryRef,
     },
     /// List repositories
     Ls,
     /// Remove a repository and its builds
     Rm {
-        /// The repository
-        name: String,
+        /// The repository: OWNER/NAME, or NAME if only one has it
+        name: RepositoryRef,
     },
 }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use anyhow::{Context, Result, bail};
 use futures_util::{StreamExt, stream::BoxStream};
 use harvest_proto::{
-    Event, EventBody,
+    Event, EventBody, RepositoryName,
     api::{CheckOutcome, Evidence, Session, SessionState},
     event::TurnOutcome,
 };
@@ -134,9 +134,9 @@ pub(crate) struct CompletionTracker {
     pending: usize,
     turn_failed: bool,
     /// Repositories whose last checked commit failed.
-    failed_checks: BTreeSet<String>,
+    failed_checks: BTreeSet<RepositoryName>,
     /// Pushed commits that are not checked yet, by repository.
-    unchecked: BTreeMap<String, String>,
+    unchecked: BTreeMap<RepositoryName, String>,
     state: Option<SessionState>,
 }
 
@@ -251,12 +251,16 @@ mod tests {
     }
 
     fn pushed(commit: &str) -> EventBody {
-        EventBody::Pushed { repository: "calc".into(), branch: "b".into(), commit: commit.into() }
+        EventBody::Pushed {
+            repository: "local/calc".parse().unwrap(),
+            branch: "b".parse().unwrap(),
+            commit: commit.into(),
+        }
     }
 
     fn evidence(commit: &str, outcome: CheckOutcome) -> EventBody {
         EventBody::Evidence(Evidence {
-            repository: "calc".into(),
+            repository: "local/calc".parse().unwrap(),
             commit: commit.into(),
             check: ".harvest/check.sh".into(),
             outcome,
@@ -289,29 +293,35 @@ mod tests {
     #[test]
     fn every_repository_needs_its_own_check() {
         let push = |name: &str| EventBody::Pushed {
-            repository: name.into(),
-            branch: "b".into(),
+            repository: name.parse().unwrap(),
+            branch: "b".parse().unwrap(),
             commit: "same".into(),
         };
         let checked = |name: &str, outcome| {
             let EventBody::Evidence(evidence) = evidence("same", outcome) else { panic!() };
-            EventBody::Evidence(Evidence { repository: name.into(), ..evidence })
+            EventBody::Evidence(Evidence { repository: name.parse().unwrap(), ..evidence })
         };
         let turn = [
             queued(),
-            push("web"),
-            push("api"),
+            push("acme/web"),
+            push("acme/api"),
             ended(TurnOutcome::Completed),
             now(SessionState::Idle),
         ];
         let after = |bodies: &[EventBody]| verdict(&[&turn[..], bodies].concat());
-        assert_eq!(after(&[checked("web", CheckOutcome::Passed)]), None);
+        assert_eq!(after(&[checked("acme/web", CheckOutcome::Passed)]), None);
         assert_eq!(
-            after(&[checked("web", CheckOutcome::Passed), checked("api", CheckOutcome::Passed)]),
+            after(&[
+                checked("acme/web", CheckOutcome::Passed),
+                checked("acme/api", CheckOutcome::Passed)
+            ]),
             Some(Verdict::Succeeded)
         );
         assert_eq!(
-            after(&[checked("web", CheckOutcome::Failed), checked("api", CheckOutcome::Passed)]),
+            after(&[
+                checked("acme/web", CheckOutcome::Failed),
+                checked("acme/api", CheckOutcome::Passed)
+            ]),
             Some(Verdict::Failed)
         );
     }

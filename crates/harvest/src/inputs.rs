@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use harvest_proto::{
-    RepositoryName,
+    RepositoryName, RepositoryRef,
     api::{AddRepository, Repository, UseRepository},
 };
 
@@ -18,7 +18,7 @@ use crate::{
 
 #[derive(Debug, PartialEq, Eq)]
 enum RepositoryInput {
-    Name(RepositoryName),
+    Name(RepositoryRef),
     Url(String),
     Folder(PathBuf),
 }
@@ -37,7 +37,9 @@ pub(crate) async fn repositories(
         let known = client.repositories().await?;
         all.push(match parse(typed, &known)? {
             RepositoryInput::Name(name) => by_name(name),
-            RepositoryInput::Url(url) => by_name(registered(ctx, client, &url, &known).await?),
+            RepositoryInput::Url(url) => {
+                by_name(registered(ctx, client, &url, &known).await?.into())
+            }
             RepositoryInput::Folder(folder) => {
                 if let Some(around) =
                     folder.canonicalize().ok().and_then(|folder| enclosing(&folder))
@@ -65,7 +67,7 @@ async fn from_current_folder(ctx: &Invocation, client: &Client) -> Result<Vec<Us
     Ok(vec![from_folder(ctx, client, &folder).await?])
 }
 
-fn by_name(name: RepositoryName) -> UseRepository {
+fn by_name(name: RepositoryRef) -> UseRepository {
     UseRepository { name: Some(name), ..UseRepository::default() }
 }
 
@@ -73,13 +75,16 @@ fn is_repository(folder: &Path) -> bool {
     folder.join(".git").exists() || folder.join("HEAD").is_file()
 }
 
-/// A registered name has precedence over a folder of that name; `./name` is always the folder.
+/// A registered name has precedence over a folder of that name; `./name` is always the folder. The
+/// server resolves a name without an owner.
 fn parse(typed: &str, known: &[Repository]) -> Result<RepositoryInput> {
     if typed.contains("://") {
         return Ok(RepositoryInput::Url(typed.to_owned()));
     }
-    if let Some(known) = known.iter().find(|known| known.name == typed) {
-        return Ok(RepositoryInput::Name(known.name.clone()));
+    if let Ok(name) = typed.parse::<RepositoryRef>()
+        && known.iter().any(|known| name.matches(&known.name))
+    {
+        return Ok(RepositoryInput::Name(name));
     }
     let path = Path::new(typed);
     if path.is_dir() {
@@ -111,7 +116,7 @@ async fn from_folder(ctx: &Invocation, client: &Client, folder: &Path) -> Result
     if published.new {
         ctx.print.note(format!("Copied {} to the local forge as {name}", folder.display()));
     }
-    Ok(UseRepository { base: Some(published.branch), ..by_name(name) })
+    Ok(UseRepository { base: Some(published.branch), ..by_name(name.into()) })
 }
 
 /// The name of the repository at a URL, which is registered if it is new.
@@ -129,7 +134,7 @@ async fn registered(
         match error.downcast_ref::<ApiRefusal>() {
             Some(refused) if refused.0.status == 409 => error.context(Advice::new(
                 "another repository has the same name",
-                "register it under another name with `harvest repo add URL --name NAME`",
+                "register it under another name with `harvest repo add URL --name OWNER/NAME`",
             )),
             _ => error,
         }
@@ -156,7 +161,7 @@ mod tests {
     #[test]
     fn registered_name_precedes_folder() {
         let known = [Repository {
-            name: "src".parse().unwrap(),
+            name: "local/src".parse().unwrap(),
             url: "https://h/src".into(),
             base: None,
             secret: None,
@@ -165,7 +170,10 @@ mod tests {
             created_at: harvest_proto::Timestamp::from_millis(0),
         }];
         // Tests run in the crate's folder, which contains `src`.
-        assert_eq!(parse("src", &known).unwrap(), RepositoryInput::Name("src".parse().unwrap()));
+        for name in ["src", "local/src"] {
+            let expected = RepositoryInput::Name(name.parse().unwrap());
+            assert_eq!(parse(name, &known).unwrap(), expected);
+        }
         assert_eq!(parse("./src", &known).unwrap(), RepositoryInput::Folder("./src".into()));
         assert_eq!(parse("src", &[]).unwrap(), RepositoryInput::Folder("src".into()));
         assert_eq!(

@@ -11,8 +11,9 @@ use std::{
 use anyhow::{Context, Result, bail};
 use harvest_forge::{ForgeError, ImportedFolder, LocalForge};
 use harvest_proto::{
-    BranchName, Secret,
+    BranchName, RepositoryName, RepositoryRef, Secret,
     api::{AddRepository, Repository},
+    repository_name::LOCAL_OWNER,
 };
 
 use crate::{
@@ -70,8 +71,8 @@ pub(crate) async fn publish(
         return update(print, forge, before, &folder, &add).await;
     }
     let name = match add.name.take() {
-        Some(name) => name,
-        None => free_name(&folder_name(&folder), naming, &known).parse()?,
+        Some(name) => local_name(&name)?,
+        None => RepositoryName::local(&free_name(&folder_name(&folder), naming, &known))?,
     };
     if known.iter().any(|known| known.name == name) {
         bail!(Advice::new(
@@ -79,13 +80,13 @@ pub(crate) async fn publish(
             "choose another name with --name"
         ));
     }
-    let (token, taken) = copy(forge, &name, &folder).await?;
+    let (token, taken) = copy(forge, name.name(), &folder).await?;
     let secret = secret_name(&name, &known);
     client.secret_set(&secret, &token).await?;
     tell(print, &name, &taken.notes);
     let request = AddRepository {
-        url: forge.url(&name),
-        name: Some(name),
+        url: forge.url(name.name()),
+        name: Some(name.into()),
         base: add.base.or_else(|| Some(taken.branch.clone())),
         secret: Some(secret),
         image: add.image,
@@ -110,7 +111,8 @@ async fn update(
             format!("remove it first with `harvest repo rm {}`", before.name)
         ));
     }
-    let ImportedFolder { branch, notes, .. } = take(forge, &before.name, folder).await?;
+    let copy = forge.repository_name(&before.url).context("the copy is not on the local forge")?;
+    let ImportedFolder { branch, notes, .. } = take(forge, copy.name(), folder).await?;
     tell(print, &before.name, &notes);
     Ok(Published { repository: before.clone(), branch, new: false })
 }
@@ -127,8 +129,9 @@ async fn hold(forge: &LocalForge) -> Result<std::fs::File> {
 
 /// Whether `known` is the copy of this folder and no other name was requested.
 fn is_copy(forge: &LocalForge, known: &Repository, folder: &Path, add: &AddRepository) -> bool {
-    let same_name = add.name.as_ref().is_none_or(|name| *name == known.name);
-    let source = forge.repository_name(&known.url).and_then(|name| forge.source_folder(&name));
+    let same_name = add.name.as_ref().is_none_or(|name| name.matches(&known.name));
+    let copy = forge.repository_name(&known.url);
+    let source = copy.and_then(|copy| forge.source_folder(copy.name()));
     same_name && source.as_deref() == Some(folder)
 }
 
@@ -171,6 +174,17 @@ fn tell(print: Printer, name: &str, notes: &[String]) {
     }
 }
 
+/// The name that a user chose for a folder.
+fn local_name(chosen: &RepositoryRef) -> Result<RepositoryName> {
+    if chosen.owner().is_some_and(|owner| owner != LOCAL_OWNER) {
+        bail!(Advice::new(
+            format!("the owner of a folder is `{LOCAL_OWNER}`"),
+            format!("leave it out: `--name {}`", chosen.name())
+        ));
+    }
+    Ok(RepositoryName::local(chosen.name())?)
+}
+
 /// The folder's name, reduced to the characters of a repository name.
 fn folder_name(folder: &Path) -> String {
     let is_allowed = |letter: char| letter.is_ascii_alphanumeric() || "-_.".contains(letter);
@@ -183,9 +197,11 @@ fn folder_name(folder: &Path) -> String {
 }
 
 fn free_name(name: &str, naming: NameConflict, known: &[Repository]) -> String {
-    let free = |name: &String| {
-        naming == NameConflict::Refuse || !known.iter().any(|known| known.name == name.as_str())
+    let is_taken = |name: &str| {
+        let mut local = known.iter().filter(|known| known.name.owner() == LOCAL_OWNER);
+        local.any(|known| known.name.name() == name)
     };
+    let free = |name: &String| naming == NameConflict::Refuse || !is_taken(name);
     let numbered = (2..).map(|number| format!("{name}-{number}"));
     let mut names = std::iter::once(name.to_owned()).chain(numbered);
     names.find(free).expect("there are more numbers than repositories")
@@ -193,13 +209,13 @@ fn free_name(name: &str, naming: NameConflict, known: &[Repository]) -> String {
 
 /// The secret's name of a repository. Different repository names can give the same secret name,
 /// which would overwrite the first secret: the second one gets a number.
-fn secret_name(repository: &str, known: &[Repository]) -> String {
+fn secret_name(repository: &RepositoryName, known: &[Repository]) -> String {
     let letter = |letter: char| {
         if letter.is_ascii_alphanumeric() { letter.to_ascii_uppercase() } else { '_' }
     };
-    let name = format!("FORGE_{}", repository.chars().map(letter).collect::<String>());
+    let name = format!("FORGE_{}", repository.name().chars().map(letter).collect::<String>());
     let taken = |name: &str| {
-        known.iter().any(|known| known.name != repository && known.secret.as_deref() == Some(name))
+        known.iter().any(|known| known.name != *repository && known.secret.as_deref() == Some(name))
     };
     let numbered = (2..).map(|number| format!("{name}_{number}"));
     let mut names = std::iter::once(name.clone()).chain(numbered);
@@ -237,14 +253,15 @@ mod tests {
 
     #[test]
     fn secret_name_is_valid_for_the_vault() {
-        assert_eq!(secret_name("next.js-app", &[]), "FORGE_NEXT_JS_APP");
+        let name = RepositoryName::local("next.js-app").unwrap();
+        assert_eq!(secret_name(&name, &[]), "FORGE_NEXT_JS_APP");
     }
 
     #[test]
     fn repositories_never_share_a_secret() {
         let mut known = Vec::new();
-        for name in ["my-app", "my_app", "My.App", "my-app-2"] {
-            let secret = secret_name(name, &known);
+        for name in ["local/my-app", "local/my_app", "acme/my-app", "local/my-app-2"] {
+            let secret = secret_name(&name.parse().unwrap(), &known);
             assert!(
                 known.iter().all(|one: &Repository| one.secret.as_ref() != Some(&secret)),
                 "{secret}"
@@ -253,7 +270,7 @@ mod tests {
         }
         assert_eq!(known[1].secret.as_deref(), Some("FORGE_MY_APP_2"));
         assert_eq!(
-            secret_name("my-app", &known),
+            secret_name(&known[0].name, &known),
             "FORGE_MY_APP",
             "a repository keeps its own secret"
         );
@@ -286,10 +303,18 @@ mod tests {
 
     #[test]
     fn taken_name_gets_a_number() {
-        let known = [repository("app"), repository("app-2")];
+        let known = ["local/app", "local/app-2", "acme/lib"].map(repository);
         assert_eq!(free_name("app", NameConflict::AddNumber, &known), "app-3");
         assert_eq!(free_name("lib", NameConflict::AddNumber, &known), "lib");
         assert_eq!(free_name("app", NameConflict::Refuse, &known), "app");
+    }
+
+    #[test]
+    fn chosen_owner_of_a_folder_must_be_local() {
+        for chosen in ["app", "local/app"] {
+            assert_eq!(local_name(&chosen.parse().unwrap()).unwrap(), "local/app");
+        }
+        assert!(local_name(&"acme/app".parse().unwrap()).is_err());
     }
 
     #[test]

@@ -7,7 +7,7 @@
 use std::collections::{HashMap, HashSet};
 
 use harvest_proto::{
-    Event, EventBody, StateReason, Timestamp,
+    Event, EventBody, RepositoryName, StateReason, Timestamp,
     api::{CheckOutcome, Evidence, Session, SessionState},
     bridge::Exit,
     event::{BootPhase, PhaseStatus, SnapshotKind, TurnOutcome},
@@ -38,7 +38,7 @@ pub(crate) struct Renderer {
     turn: u32,
     tools: HashMap<String, (String, Timestamp)>,
     /// Repository and number of the pull requests shown so far.
-    pull_requests: HashSet<(String, u64)>,
+    pull_requests: HashSet<(RepositoryName, u64)>,
     /// Whether lines name their repository.
     many_repositories: bool,
     /// Whether tool output is shown in full.
@@ -121,8 +121,8 @@ impl Renderer {
         }
     }
 
-    /// ` of web`, if the session has several repositories.
-    fn repository_suffix(&self, repository: &str) -> String {
+    /// ` of acme/web`, if the session has several repositories.
+    fn repository_suffix(&self, repository: &RepositoryName) -> String {
         if self.many_repositories { format!(" of {repository}") } else { String::new() }
     }
 

@@ -259,7 +259,7 @@ fn repository_verbs() {
         &["repo", "add", "https://git.example.org/me/app.git"],
         &["repo", "ls"],
         &["--url", "http://127.0.0.1:1", "repo", "add", "nosuch"],
-        &["--url", "http://127.0.0.1:1", "repo", "build", "a/b"],
+        &["--url", "http://127.0.0.1:1", "repo", "build", "a/b/c"],
         &["secret", "ls"],
         &["--url", "http://127.0.0.1:1", "secret", "set", "lower-case"],
         &["--url", "http://127.0.0.1:1", "secret", "set", "EMPTY"],

@@ -4,7 +4,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    BlobId, PromptId, SandboxId, SnapshotId, StateReason, Timestamp, TurnId, api::SessionState,
+    BlobId, BranchName, PromptId, RepositoryName, SandboxId, SnapshotId, StateReason, Timestamp,
+    TurnId, api::SessionState,
 };
 
 /// A stored event.
@@ -228,29 +229,29 @@ pub enum EventBody {
     /// The agent pushed a branch.
     Pushed {
         /// Name of the repository.
-        repository: String,
+        repository: RepositoryName,
         /// Name of the branch.
-        branch: String,
+        branch: BranchName,
         /// New commit of the branch.
         commit: String,
     },
     /// The gateway refused a push.
     PushRefused {
         /// Name of the repository.
-        repository: String,
+        repository: RepositoryName,
         /// Why it was refused.
         reason: String,
     },
     /// A pull request was opened, or got a new commit.
     PullOpened {
         /// Name of the repository.
-        repository: String,
+        repository: RepositoryName,
         /// Number of the pull request at the forge.
         number: u64,
         /// Web page of the pull request.
         url: String,
         /// Branch to be merged.
-        branch: String,
+        branch: BranchName,
     },
     /// Harvest ran the repository's check on a pushed commit, in a fresh sandbox.
     Evidence(crate::api::Evidence),
@@ -405,7 +406,7 @@ mod tests {
     #[test]
     fn evidence_event_round_trips_as_flat_object() {
         let evidence = crate::api::Evidence {
-            repository: "calc".into(),
+            repository: "local/calc".parse().unwrap(),
             commit: "c0ffee".into(),
             check: ".harvest/check.sh".into(),
             outcome: crate::api::CheckOutcome::Passed,

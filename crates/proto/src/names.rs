@@ -1,9 +1,6 @@
-//! Names of repositories, branches and models, and the text of a prompt: each with one rule.
+//! Names of branches and models, and the text of a prompt: each with one rule.
 
 use crate::text::{checked_text, quoted, word_enum};
-
-/// Maximum length of a repository name.
-pub const MAX_REPOSITORY_NAME: usize = 100;
 
 /// Maximum length of a branch name.
 pub const MAX_BRANCH_NAME: usize = 200;
@@ -16,38 +13,16 @@ pub const MAX_MODEL_REF: usize = 200;
 pub const MAX_PROMPT_CHARACTERS: usize = 64_000;
 
 checked_text!(
-    /// Name of a repository: a folder name in the sandbox and a segment of URLs.
-    RepositoryName, InvalidRepositoryName, check_repository
-);
-
-/// The text is not a repository name.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "invalid repository name `{0}`: use 1 to {MAX_REPOSITORY_NAME} letters, digits, `-`, `_` or \
-     `.`, not starting with `.` or `-` and not ending in `.git`"
-)]
-pub struct InvalidRepositoryName(String);
-
-fn check_repository(name: &str) -> Result<(), InvalidRepositoryName> {
-    let valid = (1..=MAX_REPOSITORY_NAME).contains(&name.len())
-        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
-        && !name.starts_with(['.', '-'])
-        // URLs may add it.
-        && !name.ends_with(".git");
-    valid.then_some(()).ok_or_else(|| InvalidRepositoryName(quoted(name)))
-}
-
-checked_text!(
-    /// Name of a git branch: a subset of the names that git accepts, without options, ranges and
-    /// characters that need escaping.
+    /// Name of a git branch: a subset of the names that git accepts, without options, ranges,
+    /// forced refspecs and characters that need escaping.
     BranchName, InvalidBranchName, check_branch
 );
 
 /// The text is not a branch name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "invalid branch name `{0}`: use 1 to {MAX_BRANCH_NAME} letters, digits, `-`, `_`, `.` or `/`, \
-     as in `release/1.0`"
+    "invalid branch name `{0}`: use 1 to {MAX_BRANCH_NAME} letters, digits, `-`, `_`, `.`, `/`, `@`, \
+     `+`, `#` or `=`, as in `release/1.0`"
 )]
 pub struct InvalidBranchName(String);
 
@@ -56,9 +31,11 @@ fn check_branch(name: &str) -> Result<(), InvalidBranchName> {
     let valid_part =
         |part: &str| !part.is_empty() && !part.starts_with('.') && !part.ends_with(".lock");
     let valid = (1..=MAX_BRANCH_NAME).contains(&name.len())
-        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_./".contains(&byte))
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_./@+#=".contains(&byte))
         && name.split('/').all(valid_part)
-        && !name.starts_with('-')
+        && !name.starts_with(['-', '+'])
+        // Both mean the checked-out commit.
+        && !["@", "HEAD"].contains(&name)
         && !name.ends_with('.')
         && !name.contains("..");
     valid.then_some(()).ok_or_else(|| InvalidBranchName(quoted(name)))
@@ -154,49 +131,23 @@ fn check_prompt(text: &str) -> Result<(), InvalidPrompt> {
 
 #[cfg(test)]
 mod tests {
-    use std::{fmt, str::FromStr};
-
     use proptest::prelude::*;
-    use serde::{Serialize, de::DeserializeOwned};
 
     use super::*;
-
-    /// Parses a text that must be valid, and back through `Display` and JSON.
-    fn round_trip<T>(text: &str) -> T
-    where
-        T: FromStr<Err: fmt::Debug> + fmt::Display + fmt::Debug + PartialEq,
-        T: Serialize + DeserializeOwned,
-    {
-        let parsed: T = text.parse().unwrap();
-        assert_eq!(parsed.to_string(), text);
-        let json = serde_json::to_string(&parsed).unwrap();
-        assert_eq!(serde_json::from_str::<T>(&json).unwrap(), parsed);
-        parsed
-    }
+    use crate::text::tests::round_trip;
 
     proptest! {
         #[test]
-        fn repository_names_round_trip(name in "[A-Za-z0-9_][A-Za-z0-9_-]{0,98}[a-z]") {
-            round_trip::<RepositoryName>(&name);
-        }
-
-        #[test]
-        fn valid_repository_name_is_one_path_segment(name in "[a./_-]{0,8}|\\PC{0,8}") {
-            if let Ok(name) = name.parse::<RepositoryName>() {
-                prop_assert!(!name.contains(['/', '\\', ' ']) && !name.starts_with(['.', '-']));
-                prop_assert!(!name.is_empty() && name.is_ascii());
-            }
-        }
-
-        #[test]
-        fn branch_names_round_trip(name in "[a-z0-9_][a-z0-9_-]{0,20}(/[a-z0-9_-]{1,20}){0,4}") {
+        fn branch_names_round_trip(
+            name in "[a-z0-9_][a-z0-9_@+#=-]{0,20}(/[a-z0-9_@+#=-]{1,20}){0,4}",
+        ) {
             round_trip::<BranchName>(&name);
         }
 
         #[test]
         fn unsafe_branch_names_are_refused(
             before in "[a-z]{0,3}",
-            bad in r"\.\.|//|[ ~^:?*\[\\@{]|/\.|\.lock/|[äλ漢]",
+            bad in r"\.\.|//|[ ~^:?*\[\\{]|@\{|/\.|\.lock/|[äλ漢]",
             after in "[a-z]{0,3}",
         ) {
             let name = format!("{before}{bad}{after}");
@@ -224,20 +175,45 @@ mod tests {
         }
     }
 
-    #[test]
-    fn repository_name_cannot_escape_its_folder() {
-        for bad in ["", "..", ".git", "a/b", "-rf", "a b", "a.git", &"x".repeat(101)] {
-            assert!(bad.parse::<RepositoryName>().is_err(), "{bad}");
+    proptest! {
+        // Each case starts git.
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn git_accepts_every_valid_branch(name in "[aH.@/#+=-]{1,6}|HEAD(/a)?|(a|a/)[.]lock(/a)?") {
+            if name.parse::<BranchName>().is_ok() {
+                let mut git = std::process::Command::new("git");
+                let output = git.args(["check-ref-format", "--branch", &name]).output().unwrap();
+                prop_assert!(output.status.success(), "{}", name);
+                let branch = String::from_utf8(output.stdout).unwrap();
+                prop_assert_eq!(branch.trim_end(), name);
+            }
         }
-        round_trip::<RepositoryName>("next.js");
     }
 
     #[test]
     fn branch_cannot_be_an_option_or_range() {
-        for bad in ["", "-x", "a..b", "/a", "a/", "x.lock", "a b", "a~1", "a.", &"x".repeat(201)] {
+        for bad in [
+            "",
+            "-x",
+            "+x",
+            "@",
+            "HEAD",
+            "a..b",
+            "a@{1}",
+            "/a",
+            "a/",
+            "x.lock",
+            "a b",
+            "a~1",
+            "a.",
+            &"x".repeat(201),
+        ] {
             assert!(bad.parse::<BranchName>().is_err(), "{bad}");
         }
-        round_trip::<BranchName>("release/1.0");
+        for good in ["release/1.0", "fix-#12", "c++", "dependabot/npm_and_yarn/@types/node-20"] {
+            round_trip::<BranchName>(good);
+        }
     }
 
     #[test]

@@ -182,3 +182,23 @@ fn list(words: &[&str]) -> String {
         _ => words.concat(),
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::{fmt, str::FromStr};
+
+    use serde::{Serialize, de::DeserializeOwned};
+
+    /// Parses a text that must be valid, and back through `Display` and JSON.
+    pub(crate) fn round_trip<T>(text: &str) -> T
+    where
+        T: FromStr<Err: fmt::Debug> + fmt::Display + fmt::Debug + PartialEq,
+        T: Serialize + DeserializeOwned,
+    {
+        let parsed: T = text.parse().unwrap();
+        assert_eq!(parsed.to_string(), text);
+        let json = serde_json::to_string(&parsed).unwrap();
+        assert_eq!(serde_json::from_str::<T>(&json).unwrap(), parsed);
+        parsed
+    }
+}

@@ -148,10 +148,10 @@ async fn in_state_of(local: &Local, repository: &str, script: &str) -> String {
 async fn repository_state_persists_between_sandboxes() {
     let home = Home::new(Driver::Dir);
     let local = home.provider();
-    in_state_of(&local, "acme.app", "echo found > /mnt/state/workspace/left").await;
-    assert_eq!(in_state_of(&local, "acme.app", "cat /mnt/state/workspace/left").await, "found");
+    in_state_of(&local, "acme/app", "echo found > /mnt/state/workspace/left").await;
+    assert_eq!(in_state_of(&local, "acme/app", "cat /mnt/state/workspace/left").await, "found");
     let other =
-        in_state_of(&local, "acme-app", "cat /mnt/state/workspace/left || echo nothing").await;
+        in_state_of(&local, "other/app", "cat /mnt/state/workspace/left || echo nothing").await;
     assert_eq!(other, "nothing");
 }
 
@@ -159,7 +159,7 @@ async fn repository_state_persists_between_sandboxes() {
 async fn sandbox_starts_without_unavailable_state_volume() {
     let home = Home::new(Driver::Dir);
     let local = home.provider();
-    in_state_of(&local, "acme.app", "true").await;
+    in_state_of(&local, "acme/app", "true").await;
     let [volume] = &home.engine.volumes().unwrap()[..] else {
         panic!("one repository, one volume")
     };
@@ -168,5 +168,5 @@ async fn sandbox_starts_without_unavailable_state_volume() {
     let image =
         home.folder.path().join("home").join("volumes").join(volume.name.as_str()).join("image");
     fs::remove_file(image).unwrap();
-    assert_eq!(in_state_of(&local, "acme.app", "echo on").await, "on");
+    assert_eq!(in_state_of(&local, "acme/app", "echo on").await, "on");
 }

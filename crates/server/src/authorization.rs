@@ -125,15 +125,15 @@ pub(crate) async fn check_snapshot(
 
 /// The gateway fetches repositories from this machine's position in the network, so members may use
 /// host names only, never this machine or an IP address. DNS may still resolve a name to either.
-pub(crate) fn check_repository_url(token: &Token, url: Option<&String>) -> Result<(), ApiError> {
-    match url {
-        Some(url) if token.role != Role::Admin && !has_public_name(url) => Err(ApiError::new(
+pub(crate) fn check_repository_url(token: &Token, url: &str) -> Result<(), ApiError> {
+    match token.role == Role::Admin || has_public_name(url) {
+        true => Ok(()),
+        false => Err(ApiError::new(
             StatusCode::FORBIDDEN,
             "forbidden",
             "only admins may use a repository at an IP address or on this machine",
         )
         .hint("use a URL with a host name, or ask an admin to run `harvest repo add`")),
-        _ => Ok(()),
     }
 }
 

@@ -324,18 +324,22 @@ async fn sessions_can_be_filtered() {
         let page = server.request("GET", &format!("/v1/sessions?{query}"), &[], "").await.json();
         page["items"].as_array().unwrap().iter().map(|item| item["id"].clone()).collect::<Vec<_>>()
     };
-    for query in
-        ["repository=calc", "q=100%25%20OF", "key=issue%2012", "repository=calc&q=fix&limit=1"]
-    {
+    for query in [
+        "repository=calc",
+        "repository=local/calc",
+        "q=100%25%20OF",
+        "key=issue%2012",
+        "repository=calc&q=fix&limit=1",
+    ] {
         assert_eq!(found(query).await, [mine["id"].clone()], "{query}");
     }
-    for query in
-        ["state=archived", "repository=nope", "q=100_", "key=issue", "q=thing&repository=calc"]
-    {
+    for query in ["state=archived", "q=100_", "key=issue", "q=thing&repository=calc"] {
         assert_eq!(found(query).await, Vec::<Value>::new(), "{query}");
     }
     assert_eq!(found("q=").await.len(), 2);
-    for query in ["state=sleeping", "q=%00", "nope=1"] {
+    let unknown = server.request("GET", "/v1/sessions?repository=acme/calc", &[], "").await;
+    problem(&unknown, 404, "not_found");
+    for query in ["state=sleeping", "q=%00", "nope=1", "repository=../calc"] {
         problem(
             &server.request("GET", &format!("/v1/sessions?{query}"), &[], "").await,
             400,
@@ -348,15 +352,47 @@ async fn sessions_can_be_filtered() {
 }
 
 #[tokio::test]
+async fn repositories_of_one_name_live_side_by_side() {
+    let server = TestServer::start().await;
+    for owner in ["a", "b"] {
+        let url = format!("http://127.0.0.1:1/{owner}/app.git");
+        let added = server.post("/v1/repositories", &[], json!({ "url": url })).await;
+        assert_eq!(added.json()["name"], format!("{owner}/app"), "{added:?}");
+    }
+    let get = async |path: &str| server.request("GET", path, &[], "").await;
+    assert_eq!(get("/v1/repositories/b/app").await.json()["url"], "http://127.0.0.1:1/b/app.git");
+    assert_eq!(get("/v1/repositories?name=b/app").await.json()["items"][0]["name"], "b/app");
+    let ambiguous = [
+        get("/v1/repositories?name=app").await,
+        get("/v1/sessions?repository=app").await,
+        server.post("/v1/sessions", &[], json!({"repository": "app"})).await,
+        server.post("/v1/sessions", &[], json!({"repositories": [{"name": "app"}]})).await,
+    ];
+    for answer in ambiguous {
+        problem(&answer, 409, "ambiguous_name");
+        assert!(answer.json()["detail"].as_str().unwrap().contains("a/app, b/app"), "{answer:?}");
+    }
+    let removed = server.request("DELETE", "/v1/repositories/a/app", &[], "").await;
+    assert_eq!(removed.status, 204);
+    assert_eq!(get("/v1/repositories?name=app").await.json()["items"][0]["name"], "b/app");
+    for unknown in ["/v1/repositories/a/app", "/v1/repositories/a/..app"] {
+        problem(&get(unknown).await, 404, "not_found");
+    }
+}
+
+#[tokio::test]
 async fn session_shows_its_creation_parameters() {
     let server = TestServer::start().await;
     server.repository().await;
     let body = json!({"repositories": [{"name": "calc", "base": "next"}], "env": {"MODE": "fast"}, "key": "k"});
     let session = server.post("/v1/sessions", &[], body).await.json();
-    let shown = json!([{"name": "calc", "url": "http://127.0.0.1:1/calc.git", "base": "next",
+    let shown = json!([{"name": "local/calc", "folder": "/workspace/calc",
+                        "url": "http://127.0.0.1:1/calc.git", "base": "next",
                         "branch": session["branch"], "pull_request": null}]);
     assert_eq!(session["repositories"], shown);
     assert_eq!((&session["env"], &session["key"]), (&json!(["MODE"]), &json!("k")));
+    let repository = ["repository", "repo_owner", "repo_name"].map(|field| session[field].clone());
+    assert_eq!(repository, ["local/calc", "local", "calc"]);
     assert!(!session.to_string().contains("fast"), "values are not shown: {session}");
     for field in ["snapshot_id", "pr_number", "pr_url", "forked_from", "forked_turn"] {
         assert_eq!(session.get(field), Some(&Value::Null), "{field}");
@@ -383,7 +419,7 @@ async fn session_shows_its_creation_parameters() {
     assert_eq!(
         (
             refused.json()["code"].clone(),
-            server.request("GET", "/v1/repositories/other", &[], "").await.status
+            server.request("GET", "/v1/repositories/local/other", &[], "").await.status
         ),
         (json!("not_found"), 404)
     );

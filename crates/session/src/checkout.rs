@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use harvest_proto::{
-    BranchName, RepositoryName,
+    BranchName, CheckoutFolder,
     bridge::{Command, GitQuery, GitRequest, Reply, ToSupervisor, Truncation},
     names::InvalidBranchName,
 };
@@ -25,11 +25,6 @@ pub(crate) enum PrepareError {
     Branch { branch: BranchName, tail: String },
 }
 
-/// The folder of a repository's checkout; with an empty name, the parent of all checkouts.
-pub(crate) fn folder(repository: &str) -> String {
-    format!("/workspace/{repository}").trim_end_matches('/').to_owned()
-}
-
 /// A command run as the agent's user, so that it has no more rights than the agent.
 pub(crate) fn command(argv: &[&str], folder: &str, timeout_millis: u64) -> Command {
     Command {
@@ -45,9 +40,9 @@ pub(crate) fn command(argv: &[&str], folder: &str, timeout_millis: u64) -> Comma
 /// The commit that is checked out and the remote's default branch.
 pub(crate) async fn head(
     bridge: &Bridge,
-    repository: &RepositoryName,
+    folder: &CheckoutFolder,
 ) -> Result<(Option<String>, Option<String>), BridgeError> {
-    let request = GitRequest::Head { checkout: repository.clone() };
+    let request = GitRequest::Head { checkout: folder.clone() };
     match bridge.request(|id| ToSupervisor::Git { id, request }).await? {
         Reply::Head { commit, default_branch } => Ok((commit, default_branch)),
         _ => Err(BridgeError::UnexpectedReply),
@@ -57,11 +52,11 @@ pub(crate) async fn head(
 /// Fetches a branch and checks out a commit of it. True when the commit changes `.harvest`.
 pub(crate) async fn check_out(
     bridge: &Bridge,
-    repository: &RepositoryName,
+    folder: &CheckoutFolder,
     branch: &BranchName,
     commit: &str,
 ) -> Result<bool, BridgeError> {
-    let (checkout, branch) = (repository.clone(), branch.clone());
+    let (checkout, branch) = (folder.clone(), branch.clone());
     let request = GitRequest::CheckOut { checkout, branch, commit: commit.to_owned() };
     match bridge.request(|id| ToSupervisor::Git { id, request }).await? {
         Reply::CheckedOut { changed_harvest_folder } => Ok(changed_harvest_folder),
@@ -79,9 +74,8 @@ pub(crate) async fn prepare(
 ) -> Result<Vec<Write>, PrepareError> {
     let mut writes = Vec::new();
     for checkout in checkouts {
-        let repository = &checkout.repository;
         if let Some(branch) = branch {
-            let (checkout, branch) = (repository.clone(), branch.clone());
+            let (checkout, branch) = (checkout.folder.clone(), branch.clone());
             let request = GitRequest::SetBranch { checkout, branch: branch.clone() };
             let set = bridge.request(|id| ToSupervisor::Git { id, request }).await;
             set.map_err(|error| match error {
@@ -90,7 +84,7 @@ pub(crate) async fn prepare(
             })?;
         }
         if record_base && checkout.base_commit.is_none() {
-            writes.extend(base_writes(bridge, repository).await?);
+            writes.extend(base_writes(bridge, checkout).await?);
         }
     }
     Ok(writes)
@@ -99,13 +93,13 @@ pub(crate) async fn prepare(
 /// Records the checked-out commit and the remote's default branch.
 async fn base_writes(
     bridge: &Bridge,
-    repository: &RepositoryName,
+    checkout: &CheckoutRecord,
 ) -> Result<Vec<Write>, BridgeError> {
-    let (commit, base) = head(bridge, repository).await?;
-    let commit =
-        commit.map(|commit| Write::BaseCommit { repository: repository.to_string(), commit });
+    let (commit, base) = head(bridge, &checkout.folder).await?;
+    let repository = &checkout.repository;
+    let commit = commit.map(|commit| Write::BaseCommit { repository: repository.clone(), commit });
     let base = base.and_then(|base| match base.parse() {
-        Ok(base) => Some(Write::DefaultBase { repository: repository.to_string(), base }),
+        Ok(base) => Some(Write::DefaultBase { repository: repository.clone(), base }),
         Err(error) => {
             let error: InvalidBranchName = error;
             tracing::warn!(%repository, %error, "cannot record the default branch");
@@ -116,7 +110,7 @@ async fn base_writes(
 }
 
 /// The diff of each checkout against its base commit. With several checkouts, paths start with the
-/// repository's name, so that one patch in `/workspace` applies them all.
+/// checkout's folder, so that one patch in `/workspace` applies them all.
 pub(crate) async fn diff(
     bridge: &Bridge,
     checkouts: &[CheckoutRecord],
@@ -125,7 +119,7 @@ pub(crate) async fn diff(
     for checkout in checkouts {
         let base = checkout.base_commit.as_deref().unwrap_or(EMPTY_TREE).to_owned();
         let query = GitQuery::Diff { base, prefixed: checkouts.len() > 1 };
-        let output = bridge.git_query(&checkout.repository, query, DIFF_BYTES).await?;
+        let output = bridge.git_query(&checkout.folder, query, DIFF_BYTES).await?;
         whole += &String::from_utf8_lossy(&output.bytes);
         whole += match output.truncated {
             None => "",

@@ -89,6 +89,7 @@ impl EphemeralSandbox {
             start,
             repositories: vec![Checkout {
                 name: repository.clone(),
+                folder: repository.folder(),
                 remote: remote(repository),
                 base,
                 branch: None,

@@ -4,7 +4,10 @@ use std::any::Any;
 
 use async_trait::async_trait;
 use harvest_forge::{LocalForge, NewPullRequest};
-use harvest_proto::api::{Evidence, PullRequest};
+use harvest_proto::{
+    BranchName,
+    api::{Evidence, PullRequest},
+};
 
 /// A pull request to open or to update.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -14,9 +17,9 @@ pub struct PullRequestSpec {
     pub title: String,
     pub body: String,
     /// The head branch.
-    pub branch: String,
+    pub branch: BranchName,
     /// The base branch.
-    pub base: String,
+    pub base: BranchName,
 }
 
 /// Where pull requests live.
@@ -71,7 +74,7 @@ impl Forge for LocalForge {
         let Some(name) = self.repository_name(&spec.url) else { return Ok(None) };
         let PullRequestSpec { title, body, branch, base, .. } = spec;
         let pull =
-            self.open_pull_request(&name, NewPullRequest { title, body, branch, base }).await;
+            self.open_pull_request(name.name(), NewPullRequest { title, body, branch, base }).await;
         pull.map(Some).map_err(|error| ForgeFailure(Box::new(error)))
     }
 
@@ -82,7 +85,7 @@ impl Forge for LocalForge {
         evidence: Evidence,
     ) -> Result<(), ForgeFailure> {
         let Some(name) = self.repository_name(url) else { return Ok(()) };
-        Self::set_evidence(self, &name, number, evidence)
+        Self::set_evidence(self, name.name(), number, evidence)
             .await
             .map(drop)
             .map_err(|error| ForgeFailure(Box::new(error)))
@@ -107,7 +110,7 @@ impl Forge for LocalForge {
     async fn remove_repository(&self, url: &str) -> Result<bool, ForgeFailure> {
         let Some(name) = self.repository_name(url) else { return Ok(false) };
         let forge = self.clone();
-        let removed = tokio::task::spawn_blocking(move || forge.remove(&name)).await;
+        let removed = tokio::task::spawn_blocking(move || forge.remove(name.name())).await;
         let removed = removed.map_err(|panicked| ForgeFailure(Box::new(panicked)))?;
         removed.map(|()| true).map_err(|error| ForgeFailure(Box::new(error)))
     }

@@ -2,10 +2,10 @@
 //! later. The supervisor stores the objects in the agent's home, outside the repository.
 
 use harvest_proto::{
-    RepositoryName, SessionId, SnapshotId, TurnId,
+    CheckoutFolder, SessionId, SnapshotId, TurnId,
     bridge::{DiffStat, FaultCode, GitQuery, Truncation},
 };
-use harvest_store::Write;
+use harvest_store::{CheckoutRecord, Write};
 
 use crate::{
     bridge::{Bridge, BridgeError, QueryOutput},
@@ -39,18 +39,16 @@ pub(crate) enum TreeError {
 }
 
 impl TreeError {
-    fn of(error: BridgeError, repository: &RepositoryName) -> Self {
+    fn of(error: BridgeError, folder: &CheckoutFolder) -> Self {
         match error {
-            BridgeError::Fault(fault) => {
-                Self::Git { folder: checkout::folder(repository), tail: fault.message }
-            }
+            BridgeError::Fault(fault) => Self::Git { folder: folder.path(), tail: fault.message },
             other => Self::Bridge(other),
         }
     }
 
-    fn timed_out(repository: &RepositoryName) -> Self {
+    fn timed_out(folder: &CheckoutFolder) -> Self {
         let tail = "git was killed by the time limit".to_owned();
-        Self::Git { folder: checkout::folder(repository), tail }
+        Self::Git { folder: folder.path(), tail }
     }
 }
 
@@ -58,23 +56,23 @@ impl TreeError {
 /// commit `against`.
 pub(crate) async fn save(
     bridge: &Bridge,
-    repository: &RepositoryName,
+    folder: &CheckoutFolder,
     against: Option<&str>,
 ) -> Result<(String, DiffStat), TreeError> {
-    let saved = bridge.git_save_tree(repository, against).await;
-    saved.map_err(|error| TreeError::of(error, repository))
+    let saved = bridge.git_save_tree(folder, against).await;
+    saved.map_err(|error| TreeError::of(error, folder))
 }
 
 /// Runs a comparison; the output is truncated at `limit` bytes.
 pub(crate) async fn compare(
     bridge: &Bridge,
-    repository: &RepositoryName,
+    folder: &CheckoutFolder,
     comparison: GitQuery,
     limit: usize,
 ) -> Result<TreeComparison, TreeError> {
-    match bridge.git_query(repository, comparison, limit).await {
+    match bridge.git_query(folder, comparison, limit).await {
         Ok(QueryOutput { truncated: Some(Truncation::Timeout), .. }) => {
-            Err(TreeError::timed_out(repository))
+            Err(TreeError::timed_out(folder))
         }
         Ok(QueryOutput { bytes, truncated }) => {
             Ok(TreeComparison::Diff { text: bytes, truncated: truncated.is_some() })
@@ -82,7 +80,7 @@ pub(crate) async fn compare(
         Err(BridgeError::Fault(fault)) if fault.code == FaultCode::NotFound => {
             Ok(TreeComparison::Missing)
         }
-        Err(error) => Err(TreeError::of(error, repository)),
+        Err(error) => Err(TreeError::of(error, folder)),
     }
 }
 
@@ -90,21 +88,20 @@ pub(crate) async fn compare(
 pub(crate) async fn copy_tree(
     from: &Bridge,
     to: &Bridge,
-    repository: &RepositoryName,
+    folder: &CheckoutFolder,
     tree: &str,
     base: Option<&str>,
 ) -> Result<(), TreeError> {
     let pack = GitQuery::Pack { tree: tree.to_owned(), base: base.map(str::to_owned) };
-    let packed = from.git_query(repository, pack, MAX_PACK_BYTES).await;
-    let QueryOutput { bytes, truncated } =
-        packed.map_err(|error| TreeError::of(error, repository))?;
+    let packed = from.git_query(folder, pack, MAX_PACK_BYTES).await;
+    let QueryOutput { bytes, truncated } = packed.map_err(|error| TreeError::of(error, folder))?;
     match truncated {
         Some(Truncation::Limit) => return Err(TreeError::TooLarge),
-        Some(Truncation::Timeout) => return Err(TreeError::timed_out(repository)),
+        Some(Truncation::Timeout) => return Err(TreeError::timed_out(folder)),
         None => {}
     }
-    let unpacked = to.git_unpack_tree(repository, &bytes).await;
-    unpacked.map_err(|error| TreeError::of(error, repository))
+    let unpacked = to.git_unpack_tree(folder, &bytes).await;
+    unpacked.map_err(|error| TreeError::of(error, folder))
 }
 
 /// The writes that save the trees of a turn that has just ended. Best effort: failures are only
@@ -124,12 +121,12 @@ pub(crate) async fn turn_tree_writes(
     };
     let trees = store.tree_list_of(session, after).await.unwrap_or_default();
     let mut writes = Vec::new();
-    for repository in record.repositories() {
-        let previous = trees.iter().find(|tree| repository == tree.repository.as_str());
-        let previous = previous.map(|tree| tree.tree.as_str()).or(record.base_commit(&repository));
-        match save(bridge, &repository, Some(previous.unwrap_or(checkout::EMPTY_TREE))).await {
+    for CheckoutRecord { repository, folder, base_commit, .. } in &record.checkouts {
+        let previous = trees.iter().find(|tree| tree.repository == *repository);
+        let previous = previous.map(|tree| tree.tree.as_str()).or(base_commit.as_deref());
+        match save(bridge, folder, Some(previous.unwrap_or(checkout::EMPTY_TREE))).await {
             Ok((tree, stat)) => {
-                let (turn, repository) = (turn.clone(), repository.to_string());
+                let (turn, repository) = (turn.clone(), repository.clone());
                 writes.push(Write::TurnTree { turn, after, repository, tree, stat });
             }
             Err(error) => {

@@ -38,7 +38,8 @@ use harvest_gateway::{
     vault::Vault,
 };
 use harvest_proto::{
-    Event, EventBody, PromptId, SandboxId, Secret, SessionId, StateReason, Timestamp,
+    Event, EventBody, PromptId, RepositoryName, SandboxId, Secret, SessionId, StateReason,
+    Timestamp,
     api::{
         AddRepository, CheckOutcome, CreatePrompt, CreateSandbox, CreateSession, Evidence,
         ExecLine, ExecRequest, ForkSession, PromptStatus, PullRequest, PullRequestState,
@@ -178,8 +179,8 @@ async fn paused_session_resumes_from_its_snapshot() {
     until_status(&sessions, &id, &next, PromptStatus::Completed).await;
     assert_eq!(harness.fake.created()[1].from, StartFrom::Snapshot(snapshot));
     let states: Vec<_> = harness.fake.created().into_iter().map(|order| order.state).collect();
-    let demo = Some(StateVolume::Repository("demo".parse().unwrap()));
-    assert_eq!(states, [demo.clone(), demo]);
+    let state = Some(StateVolume::Repository(demo()));
+    assert_eq!(states, [state.clone(), state]);
     let file = harness.fake.file(&sandbox(&sessions, &id).await, "/workspace/demo/a");
     assert_eq!(file.as_deref(), Some(&b"one"[..]));
 }
@@ -351,7 +352,7 @@ async fn failed_build_keeps_previous_build() {
     let ServerParts { repositories, sessions, .. } =
         harness.serve_parts(harness.lease().await).await;
     let lines: Vec<harvest_proto::api::BuildLine> =
-        repositories.build("demo").await.unwrap().collect().await;
+        repositories.build(&demo()).await.unwrap().collect().await;
     let stateless = |spec: &SandboxSpec| spec.state.is_none();
     assert!(harness.fake.created().iter().all(stateless), "builds mount no state volume");
     let Some(harvest_proto::api::BuildLine::Built { build }) = lines.last() else {
@@ -360,12 +361,12 @@ async fn failed_build_keeps_previous_build() {
     assert_eq!(build.check, None, "the repository has no check");
     harness.fake.set_boot_failing(true);
     let lines: Vec<harvest_proto::api::BuildLine> =
-        repositories.build("demo").await.unwrap().collect().await;
+        repositories.build(&demo()).await.unwrap().collect().await;
     assert!(
         matches!(lines.last(), Some(harvest_proto::api::BuildLine::Failed { message, .. }) if message.contains("made to fail by the test"))
     );
     harness.fake.set_boot_failing(false);
-    assert_eq!(repositories.get("demo").await.unwrap().build.as_ref(), Some(build));
+    assert_eq!(repositories.get(&demo()).await.unwrap().build.as_ref(), Some(build));
     let id = harness.session(&sessions, Some("hello")).await.id;
     until_state(&sessions, &id, SessionState::Idle).await;
     let last = harness.fake.created().last().unwrap().from.clone();
@@ -387,11 +388,8 @@ async fn pushed_commit_gets_pull_request_and_evidence() {
     let id = session.id;
     until(&sessions, &id, started).await;
     let commit = "c0ffee".to_owned();
-    let pushed = EventBody::Pushed {
-        repository: "demo".into(),
-        branch: session.branch.into(),
-        commit: commit.clone(),
-    };
+    let pushed =
+        EventBody::Pushed { repository: demo(), branch: session.branch, commit: commit.clone() };
     ledger.log(&id, pushed).await;
     assert!(ledger.reserve(&id).await.is_ok());
     ledger.settle(&id, Usage { input_tokens: 90, output_tokens: 20, ..Usage::default() }).await;

@@ -1,7 +1,7 @@
 //! Builds of repositories, identified by the snapshot they produce. A unique index allows one build
 //! at a time per repository. Only a successful build is shown or used.
 
-use harvest_proto::{SnapshotId, Timestamp, api::Build};
+use harvest_proto::{RepositoryName, SnapshotId, Timestamp, api::Build};
 
 use crate::{
     DbRow, Store, StoreError, leases,
@@ -15,11 +15,11 @@ impl Store {
     pub async fn build_begin(
         &self,
         lease: Lease,
-        repository: &str,
+        repository: &RepositoryName,
         snapshot: &SnapshotId,
         at: Timestamp,
     ) -> Result<(), StoreError> {
-        let (repository, snapshot) = (repository.to_owned(), snapshot.to_string());
+        let (repository, snapshot) = (repository.to_string(), snapshot.to_string());
         self.writer
             .run(move |connection| {
                 Box::pin(async move {
@@ -100,12 +100,15 @@ impl Store {
 
     /// Successful builds older than the last two. The second newest is kept because a session may
     /// be about to start from it.
-    pub async fn build_outdated(&self, repository: &str) -> Result<Vec<SnapshotId>, StoreError> {
+    pub async fn build_outdated(
+        &self,
+        repository: &RepositoryName,
+    ) -> Result<Vec<SnapshotId>, StoreError> {
         let rows = sqlx::query(
             "SELECT snapshot FROM builds WHERE repository = $1 AND status = 'ready'
              ORDER BY built_at DESC, started_at DESC LIMIT 1000 OFFSET 2",
         )
-        .bind(repository.to_owned())
+        .bind(repository.to_string())
         .fetch_all(&self.readers)
         .await?;
         rows.iter().map(|row| row::parsed(row, "snapshot")).collect()

@@ -2,7 +2,10 @@
 
 use std::collections::HashMap;
 
-use harvest_proto::{BranchName, RepositoryName, SessionId, api::PullRequest};
+use harvest_proto::{
+    BranchName, CheckoutFolder, RepositoryName, SessionId, api::PullRequest,
+    repository_name::checkout_folders,
+};
 use sqlx::AssertSqlSafe;
 
 use crate::{DbConnection, DbPool, DbRow, StoreError, batch::placeholders, row, target::Target};
@@ -19,6 +22,7 @@ pub struct NewCheckout {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CheckoutRecord {
     pub repository: RepositoryName,
+    pub folder: CheckoutFolder,
     /// Branch the session started from; the remote's default branch when absent.
     pub base: Option<BranchName>,
     /// Base commit of the session's diff, once known.
@@ -44,14 +48,16 @@ pub(crate) async fn insert(
     session: &SessionId,
     checkouts: Vec<NewCheckout>,
 ) -> Result<(), StoreError> {
-    for (position, new) in (0i64..).zip(checkouts) {
+    let folders = checkout_folders(checkouts.iter().map(|new| &new.repository));
+    for (position, (new, folder)) in (0i64..).zip(checkouts.into_iter().zip(folders)) {
         sqlx::query(
-            "INSERT INTO checkouts (session, position, repository, base, base_commit)
-             VALUES ($1, $2, $3, $4, $5)",
+            "INSERT INTO checkouts (session, position, repository, folder, base, base_commit)
+             VALUES ($1, $2, $3, $4, $5, $6)",
         )
         .bind(session.to_string())
         .bind(position)
         .bind(new.repository.to_string())
+        .bind(String::from(folder))
         .bind(new.base.map(String::from))
         .bind(new.base_commit)
         .execute(&mut *connection)
@@ -74,7 +80,7 @@ pub(crate) enum CheckoutColumn {
 pub(crate) async fn update(
     target: &mut Target<'_>,
     column: CheckoutColumn,
-    repository: String,
+    repository: RepositoryName,
     value: String,
 ) -> Result<(), StoreError> {
     let sql = match column {
@@ -93,7 +99,7 @@ pub(crate) async fn update(
     };
     sqlx::query(sql)
         .bind(target.session.to_string())
-        .bind(repository)
+        .bind(String::from(repository))
         .bind(value)
         .execute(&mut *target.connection)
         .await?;
@@ -119,7 +125,7 @@ pub(crate) async fn load(
     let ids = placeholders(1, sessions.len());
     // A repository cannot be deleted while a session uses it.
     let sql = format!(
-        "SELECT c.session, c.repository, c.base, c.base_commit, c.pushed_commit, c.reviewed_commit, r.url,
+        "SELECT c.session, c.repository, c.folder, c.base, c.base_commit, c.pushed_commit, c.reviewed_commit, r.url,
          p.pull_request FROM checkouts c LEFT JOIN repositories r ON r.name = c.repository
          LEFT JOIN pull_requests p ON p.session = c.session AND p.repository = c.repository
          WHERE c.session IN ({ids}) ORDER BY c.session, c.position"
@@ -138,6 +144,7 @@ fn read(row: &DbRow) -> Result<LoadedCheckout, StoreError> {
     Ok(LoadedCheckout {
         record: CheckoutRecord {
             repository: row::parsed(row, "repository")?,
+            folder: row::parsed(row, "folder")?,
             base: row::parsed_optional(row, "base")?,
             base_commit: row::optional(row, "base_commit")?,
             pushed_commit: row::optional(row, "pushed_commit")?,

@@ -1,12 +1,12 @@
 //! Pull requests as Harvest last saw them, one per session and repository.
 
-use harvest_proto::api::PullRequest;
+use harvest_proto::{RepositoryName, api::PullRequest};
 
 use crate::{StoreError, row::to_json, target::Target};
 
 pub(crate) async fn upsert(
     target: &mut Target<'_>,
-    repository: String,
+    repository: RepositoryName,
     pull_request: &PullRequest,
 ) -> Result<(), StoreError> {
     sqlx::query(
@@ -14,7 +14,7 @@ pub(crate) async fn upsert(
          ON CONFLICT (session, repository) DO UPDATE SET pull_request = excluded.pull_request",
     )
     .bind(target.session.to_string())
-    .bind(repository)
+    .bind(String::from(repository))
     .bind(to_json(pull_request))
     .execute(&mut *target.connection)
     .await?;

@@ -2,7 +2,7 @@
 //! transaction that deletes their last reference and deleted when the object is gone, so that the
 //! next server finishes an interrupted removal.
 
-use harvest_proto::{SandboxId, SnapshotId, Timestamp};
+use harvest_proto::{RepositoryName, SandboxId, SnapshotId, Timestamp};
 
 use crate::{DbConnection, DbRow, Lease, Store, StoreError, leases, row};
 
@@ -12,8 +12,8 @@ pub enum Removal {
     /// A sandbox with its disk.
     Sandbox(SandboxId),
     Snapshot(SnapshotId),
-    /// The `/mnt/state` folder of a repository, by the repository's name.
-    State(String),
+    /// The `/mnt/state` folder of a repository.
+    State(RepositoryName),
     /// The copy of a repository on the local forge. Nothing to remove when the URL is not the
     /// forge's.
     ForgeCopy {
@@ -28,7 +28,7 @@ impl Removal {
         match self {
             Self::Sandbox(id) => ("sandbox", id.to_string()),
             Self::Snapshot(id) => ("snapshot", id.to_string()),
-            Self::State(repository) => ("state", repository.clone()),
+            Self::State(repository) => ("state", repository.to_string()),
             // A URL contains no space.
             Self::ForgeCopy { url, secret: Some(secret) } => {
                 ("forge_copy", format!("{url} {secret}"))
@@ -87,7 +87,7 @@ fn read(row: &DbRow) -> Result<Removal, StoreError> {
     Ok(match row::text(row, "kind")?.as_str() {
         "sandbox" => Removal::Sandbox(row::parsed(row, "id")?),
         "snapshot" => Removal::Snapshot(row::parsed(row, "id")?),
-        "state" => Removal::State(row::text(row, "id")?),
+        "state" => Removal::State(row::parsed(row, "id")?),
         "forge_copy" => {
             let id = row::text(row, "id")?;
             let (url, secret) =

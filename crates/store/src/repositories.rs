@@ -1,6 +1,6 @@
 //! Registered repositories.
 
-use harvest_proto::{SessionId, Timestamp, api::Repository};
+use harvest_proto::{RepositoryName, SessionId, Timestamp, api::Repository};
 
 use crate::{DbRow, Removal, Store, StoreError, builds, removals, row};
 
@@ -33,7 +33,7 @@ impl Store {
                     })?;
                     // A deleted repository of the same name may have a pending removal of its state
                     // folder.
-                    removals::delete(connection, &Removal::State(new.name.into())).await?;
+                    removals::delete(connection, &Removal::State(new.name)).await?;
                     Ok(())
                 })
             })
@@ -41,9 +41,9 @@ impl Store {
     }
 
     /// A repository with its newest successful build.
-    pub async fn repository_get(&self, name: &str) -> Result<Repository, StoreError> {
+    pub async fn repository_get(&self, name: &RepositoryName) -> Result<Repository, StoreError> {
         let row = sqlx::query(sqlx::AssertSqlSafe(format!("{SELECT} WHERE r.name = $1")))
-            .bind(name.to_owned())
+            .bind(name.to_string())
             .fetch_optional(&self.readers)
             .await?
             .ok_or_else(|| StoreError::missing(format!("repository `{name}`")))?;
@@ -72,21 +72,29 @@ impl Store {
         rows.iter().map(read).collect()
     }
 
+    /// The names of all repositories, sorted.
+    pub async fn repository_names(&self) -> Result<Vec<RepositoryName>, StoreError> {
+        let rows = sqlx::query("SELECT name FROM repositories ORDER BY name")
+            .fetch_all(&self.readers)
+            .await?;
+        rows.iter().map(|row| row::parsed(row, "name")).collect()
+    }
+
     /// Deletes a repository and its builds. Returns the pending removals. [`StoreError::InUse`]
     /// when a session uses it.
     pub async fn repository_delete(
         &self,
-        name: &str,
+        name: &RepositoryName,
         at: Timestamp,
     ) -> Result<Vec<Removal>, StoreError> {
-        let name = name.to_owned();
+        let name = name.clone();
         self.writer
             .run(move |connection| {
                 Box::pin(async move {
                     let used = sqlx::query(
                         "SELECT COUNT(*) AS sessions FROM checkouts WHERE repository = $1",
                     )
-                    .bind(name.clone())
+                    .bind(name.to_string())
                     .fetch_one(&mut *connection)
                     .await?;
                     let sessions = row::count(&used, "sessions")?;
@@ -97,7 +105,7 @@ impl Store {
                         });
                     }
                     let rows = sqlx::query("SELECT snapshot FROM builds WHERE repository = $1")
-                        .bind(name.clone())
+                        .bind(name.to_string())
                         .fetch_all(&mut *connection)
                         .await?;
                     let snapshots =
@@ -105,7 +113,7 @@ impl Store {
                     let mut removals = snapshots.collect::<Result<Vec<_>, StoreError>>()?;
                     removals.push(Removal::State(name.clone()));
                     let known = sqlx::query("SELECT url, secret FROM repositories WHERE name = $1")
-                        .bind(name.clone())
+                        .bind(name.to_string())
                         .fetch_optional(&mut *connection)
                         .await?;
                     if let Some(known) = known {
@@ -117,7 +125,7 @@ impl Store {
                         removals::insert(connection, removal, at).await?;
                     }
                     let gone = sqlx::query("DELETE FROM repositories WHERE name = $1")
-                        .bind(name.clone())
+                        .bind(name.to_string())
                         .execute(&mut *connection)
                         .await?;
                     if gone.rows_affected() == 0 {

@@ -1,7 +1,7 @@
 //! Turns: runs of prompts, numbered per session.
 
 use harvest_proto::{
-    PromptId, SessionId, SnapshotId, Timestamp, TurnId,
+    PromptId, RepositoryName, SessionId, SnapshotId, Timestamp, TurnId,
     api::{DiffStat, Turn},
     event::TurnOutcome,
 };
@@ -35,7 +35,7 @@ fn select(text: &str) -> String {
 pub struct TurnTree {
     /// Number of the turn; 0 is the session's start.
     pub turn: u32,
-    pub repository: String,
+    pub repository: RepositoryName,
     /// Hash of the git tree.
     pub tree: String,
 }
@@ -110,7 +110,7 @@ impl Store {
 }
 
 fn read_tree(row: &DbRow) -> Result<TurnTree, StoreError> {
-    let (repository, tree) = (row::text(row, "repository")?, row::text(row, "tree")?);
+    let (repository, tree) = (row::parsed(row, "repository")?, row::text(row, "tree")?);
     Ok(TurnTree { turn: row::count(row, "number")?, repository, tree })
 }
 
@@ -208,7 +208,7 @@ pub(crate) async fn insert_tree(
     )
     .bind(session)
     .bind(turn.to_string())
-    .bind(tree.repository)
+    .bind(String::from(tree.repository))
     .bind(tree.tree)
     .bind(bigint(stat.files))
     .bind(bigint(stat.insertions))

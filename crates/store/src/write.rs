@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use harvest_proto::{
-    BranchName, Event, EventBody, PromptId, SessionId, SnapshotId, Timestamp, TurnId,
+    BranchName, Event, EventBody, PromptId, RepositoryName, SessionId, SnapshotId, Timestamp,
+    TurnId,
     api::{DiffStat, PromptStatus, PullRequest},
     bridge::OutboxEvent,
     event::{SnapshotKind, TurnOutcome, Usage},
@@ -74,7 +75,7 @@ pub enum Write {
         turn: TurnId,
         /// Number of the turn it continued from.
         after: u32,
-        repository: String,
+        repository: RepositoryName,
         tree: String,
         /// Changes of the turn.
         stat: DiffStat,
@@ -101,12 +102,12 @@ pub enum Write {
     Title(String),
     /// Sets the base branch of a repository unless one was given: the remote's default branch.
     DefaultBase {
-        repository: String,
+        repository: RepositoryName,
         base: BranchName,
     },
     /// Sets the base commit of the session's diff in a repository.
     BaseCommit {
-        repository: String,
+        repository: RepositoryName,
         commit: String,
     },
     /// Stores the session's changes as a diff.
@@ -115,12 +116,12 @@ pub enum Write {
     Usage(Usage),
     /// Records a push through the git door.
     Pushed {
-        repository: String,
+        repository: RepositoryName,
         commit: String,
     },
     /// Stores the session's pull request in a repository.
     PullRequest {
-        repository: String,
+        repository: RepositoryName,
         pull_request: Box<PullRequest>,
     },
     /// Records under an idempotency key the id of an object that this commit creates.
@@ -130,7 +131,7 @@ pub enum Write {
     },
     /// Records that a pushed commit has its pull request and evidence.
     Reviewed {
-        repository: String,
+        repository: RepositoryName,
         commit: String,
     },
 }

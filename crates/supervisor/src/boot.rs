@@ -221,7 +221,7 @@ async fn hooks(
 ) -> PhaseResult {
     let mut ran = false;
     for checkout in checkouts {
-        let folder = format!("{}/{}", sandbox.workspace(), checkout.name);
+        let folder = format!("{}/{}", sandbox.workspace(), checkout.folder);
         let script = format!(".harvest/{name}");
         if !Path::new(&folder).join(&script).is_file() {
             continue;
@@ -239,7 +239,7 @@ fn primary(sandbox: &Sandbox, boot: &Boot) -> String {
     let workspace = sandbox.workspace();
     boot.repositories
         .first()
-        .map_or(workspace.clone(), |first| format!("{workspace}/{}", first.name))
+        .map_or(workspace.clone(), |first| format!("{workspace}/{}", first.folder))
 }
 
 #[cfg(test)]
@@ -248,7 +248,8 @@ mod tests {
 
     fn boot(remote: &str) -> Boot {
         let checkout = Checkout {
-            name: "shop".parse().unwrap(),
+            name: "acme/shop".parse().unwrap(),
+            folder: "shop".parse().unwrap(),
             remote: remote.into(),
             base: None,
             branch: None,
@@ -267,7 +268,7 @@ mod tests {
 
     #[test]
     fn remote_cannot_be_an_option() {
-        assert!(check(&boot("http://git.harvest.internal/shop.git")).is_ok());
+        assert!(check(&boot("http://git.harvest.internal/acme/shop.git")).is_ok());
         for remote in ["", "--upload-pack=sh"] {
             assert!(check(&boot(remote)).is_err(), "{remote}");
         }

@@ -1,5 +1,6 @@
 //! The local forge: bare repositories on this machine behind git's smart HTTP protocol, and a
-//! record of the pull requests between their branches. It reviews and merges nothing.
+//! record of the pull requests between their branches. It reviews and merges nothing. The owner of
+//! every repository is `local`: the forge's functions take the name alone, and URLs contain both.
 //!
 //! ```text
 //! {root}/{name}/repository.git   the bare repository
@@ -22,7 +23,10 @@ mod url;
 
 use std::{fs, io, os::unix::fs::OpenOptionsExt, path::PathBuf, sync::Arc, time::Duration};
 
-use harvest_proto::{RepositoryName, Secret, SessionId, names::InvalidRepositoryName};
+use harvest_proto::{
+    BranchName, RepositoryName, Secret, SessionId,
+    repository_name::{InvalidRepositoryName, LOCAL_OWNER},
+};
 use tokio::sync::Mutex;
 
 pub use import::{ImportError, ImportedFolder};
@@ -47,9 +51,9 @@ pub enum ForgeError {
     #[error("the forge already has a repository `{name}`")]
     Exists { name: String },
     #[error("repository `{name}` has no branch `{branch}`")]
-    NoBranch { name: String, branch: String },
+    NoBranch { name: String, branch: BranchName },
     #[error("branch `{branch}` has no commits that `{base}` lacks")]
-    NoNewCommits { branch: String, base: String },
+    NoNewCommits { branch: BranchName, base: BranchName },
     #[error("repository `{name}` has no pull request {number}")]
     NoPullRequest { name: String, number: u64 },
     #[error("git could not {doing}: {message}")]
@@ -166,7 +170,7 @@ impl LocalForge {
     /// The repository's clone URL.
     #[must_use]
     pub fn url(&self, name: &str) -> String {
-        format!("{}/{name}.git", self.shared.public)
+        format!("{}/{LOCAL_OWNER}/{name}.git", self.shared.public)
     }
 
     /// The bare repository's folder.
@@ -185,7 +189,8 @@ impl LocalForge {
         let entries =
             fs::read_dir(&self.shared.root).map_err(file_error("list", &self.shared.root))?;
         let names = entries.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-        let mut names: Vec<_> = names.filter_map(|name| name.parse().ok()).collect();
+        let mut names: Vec<_> =
+            names.filter_map(|name| RepositoryName::local(&name).ok()).collect();
         names.sort();
         Ok(names)
     }
@@ -224,7 +229,7 @@ impl LocalForge {
         }
         let name = url.path.strip_prefix(&public.path)?.strip_prefix('/')?.trim_end_matches('/');
         let name = name.strip_suffix(".git").unwrap_or(name);
-        name.parse().ok()
+        name.parse().ok().filter(|name: &RepositoryName| name.owner() == LOCAL_OWNER)
     }
 
     /// The routes, to be nested at the path of the public URL.
@@ -248,8 +253,8 @@ impl LocalForge {
     }
 
     fn folder(&self, name: &str) -> Result<PathBuf, ForgeError> {
-        let name: RepositoryName = name.parse()?;
-        Ok(self.shared.root.join(name.as_str()))
+        let name = RepositoryName::local(name)?;
+        Ok(self.shared.root.join(name.name()))
     }
 
     fn existing_folder(&self, name: &str) -> Result<PathBuf, ForgeError> {

@@ -94,7 +94,7 @@ mod tests {
     fn untrusted_content_is_escaped() {
         let evil = "<script>alert('1')</script>\"&";
         let evidence = Evidence {
-            repository: evil.into(),
+            repository: "local/app".parse().unwrap(),
             commit: evil.into(),
             check: evil.into(),
             outcome: CheckOutcome::Passed,
@@ -109,8 +109,8 @@ mod tests {
             title: evil.into(),
             body: evil.into(),
             state: PullRequestState::Open,
-            branch: evil.into(),
-            base: evil.into(),
+            branch: "harvest/a".parse().unwrap(),
+            base: "main".parse().unwrap(),
             commit: evil.into(),
             evidence: Some(evidence),
         };

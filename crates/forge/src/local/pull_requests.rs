@@ -6,7 +6,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use harvest_proto::api::{Evidence, PullRequest, PullRequestState};
+use harvest_proto::{
+    BranchName,
+    api::{Evidence, PullRequest, PullRequestState},
+    repository_name::LOCAL_OWNER,
+};
 
 use super::{ForgeError, LocalForge, file_error, git, write_atomically};
 
@@ -19,9 +23,9 @@ pub struct NewPullRequest {
     pub title: String,
     pub body: String,
     /// The branch with the changes.
-    pub branch: String,
+    pub branch: BranchName,
     /// The branch to merge into.
-    pub base: String,
+    pub base: BranchName,
 }
 
 impl LocalForge {
@@ -141,7 +145,7 @@ impl LocalForge {
     }
 
     fn pull_request_url(&self, name: &str, number: u64) -> String {
-        format!("{}/{name}/pulls/{number}", self.shared.public)
+        format!("{}/{LOCAL_OWNER}/{name}/pulls/{number}", self.shared.public)
     }
 
     // Updates a record: the server's address may have changed, and the commit may have been merged
@@ -165,17 +169,12 @@ impl LocalForge {
     }
 }
 
-async fn branch_head(repository: &Path, name: &str, branch: &str) -> Result<String, ForgeError> {
-    let missing = || ForgeError::NoBranch { name: name.to_owned(), branch: branch.to_owned() };
-    // Excludes names that git would parse as an option or a revision expression.
-    let allowed = |c: char| c.is_alphanumeric() || "-_./+#@=".contains(c);
-    if branch.starts_with('-')
-        || branch.contains("..")
-        || branch.contains("@{")
-        || !branch.chars().all(allowed)
-    {
-        return Err(missing());
-    }
+async fn branch_head(
+    repository: &Path,
+    name: &str,
+    branch: &BranchName,
+) -> Result<String, ForgeError> {
+    let missing = || ForgeError::NoBranch { name: name.to_owned(), branch: branch.clone() };
     git::head(repository, branch).await?.ok_or_else(missing)
 }
 

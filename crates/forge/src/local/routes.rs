@@ -15,11 +15,11 @@ use super::{ForgeError, LocalForge, git, http_backend, page};
 
 pub(super) fn router(forge: LocalForge) -> Router {
     Router::new()
-        .route("/{repository}/info/refs", get(info_refs))
-        .route("/{repository}/git-upload-pack", post(upload_pack))
-        .route("/{repository}/git-receive-pack", post(receive_pack))
-        .route("/{name}/pulls", get(list_pull_requests))
-        .route("/{name}/pulls/{number}", get(get_pull_request))
+        .route("/local/{repository}/info/refs", get(info_refs))
+        .route("/local/{repository}/git-upload-pack", post(upload_pack))
+        .route("/local/{repository}/git-receive-pack", post(receive_pack))
+        .route("/local/{name}/pulls", get(list_pull_requests))
+        .route("/local/{name}/pulls/{number}", get(get_pull_request))
         .with_state(forge)
 }
 

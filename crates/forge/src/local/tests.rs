@@ -15,20 +15,21 @@ fn forge() -> (tempfile::TempDir, LocalForge) {
 fn forge_recognises_its_own_urls() {
     let (_folder, forge) = forge();
     for own in [
-        "http://127.0.0.1:7077/forge/app.git",
-        "http://localhost:7077/forge/app",
-        "http://x-access-token:t@127.0.0.1:7077/forge/app.git/",
+        "http://127.0.0.1:7077/forge/local/app.git",
+        "http://localhost:7077/forge/local/app",
+        "http://x-access-token:t@127.0.0.1:7077/forge/local/app.git/",
     ] {
-        assert_eq!(forge.repository_name(own).as_deref(), Some("app"), "{own}");
+        assert_eq!(forge.repository_name(own).as_deref(), Some("local/app"), "{own}");
     }
     for other in [
-        "https://127.0.0.1:7077/forge/app.git",
-        "http://127.0.0.1:7078/forge/app.git",
-        "http://127.0.0.1:7077/forge/../app.git",
+        "https://127.0.0.1:7077/forge/local/app.git",
+        "http://127.0.0.1:7078/forge/local/app.git",
+        "http://127.0.0.1:7077/forge/local/../app.git",
+        "http://127.0.0.1:7077/forge/app.git",
         "http://127.0.0.1:7077/forge/a/b.git",
-        "http://127.0.0.1:7077/forge/.git",
-        "http://127.0.0.1:7077/forgery/app.git",
-        "http://127.0.0.1.evil.org:7077/forge/app.git",
+        "http://127.0.0.1:7077/forge/local/.git",
+        "http://127.0.0.1:7077/forgery/local/app.git",
+        "http://127.0.0.1.evil.org:7077/forge/local/app.git",
         "git@127.0.0.1:app.git",
         "/srv/app.git",
     ] {
@@ -39,18 +40,21 @@ fn forge_recognises_its_own_urls() {
 #[test]
 fn stable_url_follows_the_forges_address() {
     let (folder, forge) = forge();
-    for path in ["/app.git", "/app/pulls/1"] {
+    for path in ["/local/app.git", "/local/app/pulls/1"] {
         let stable = forge.stable_url(&format!("http://127.0.0.1:7077/forge{path}"));
         assert!(!stable.contains("7077"), "{stable}");
         let moved =
             LocalForge::open(folder.path().join("forge"), "http://127.0.0.1:9/forge").unwrap();
         assert_eq!(moved.current_url(&stable), format!("http://127.0.0.1:9/forge{path}"));
     }
-    assert_eq!(forge.repository_name(&forge.stable_url(&forge.url("app"))).as_deref(), Some("app"));
+    let stable = forge.stable_url(&forge.url("app"));
+    assert_eq!(forge.repository_name(&stable).as_deref(), Some("local/app"));
     // Spellings must agree: otherwise removing one registration would delete a repository that
     // another registration still uses.
-    for other in ["http://localhost:7077/forge/app", "http://127.0.0.1:7077/forge/app.git/"] {
-        assert_eq!(forge.stable_url(other), forge.stable_url(&forge.url("app")), "{other}");
+    for other in
+        ["http://localhost:7077/forge/local/app", "http://127.0.0.1:7077/forge/local/app.git/"]
+    {
+        assert_eq!(forge.stable_url(other), stable, "{other}");
     }
     for other in ["http://127.0.0.1:7077/forgery/app.git", "https://example.org/app.git"] {
         assert_eq!(
@@ -64,7 +68,8 @@ fn stable_url_follows_the_forges_address() {
 async fn repository_is_created_once_and_requires_its_token() {
     let (_folder, forge) = forge();
     let token = Secret::new("t0ken".to_owned());
-    assert_eq!(forge.create("app", &token).await.unwrap(), "http://127.0.0.1:7077/forge/app.git");
+    let url = forge.create("app", &token).await.unwrap();
+    assert_eq!(url, "http://127.0.0.1:7077/forge/local/app.git");
     assert!(matches!(forge.create("app", &token).await, Err(ForgeError::Exists { .. })));
     assert!(
         forge.accepts_token("app", "t0ken")
@@ -74,7 +79,7 @@ async fn repository_is_created_once_and_requires_its_token() {
     assert!(!forge.accepts_token("other", "t0ken"));
     forge.set_token("app", &Secret::new("new".to_owned())).unwrap();
     assert!(forge.accepts_token("app", "new") && !forge.accepts_token("app", "t0ken"));
-    assert_eq!(forge.names().unwrap(), ["app"]);
+    assert_eq!(forge.names().unwrap(), ["local/app"]);
     assert!(
         !fs::read_to_string(forge.existing_folder("app").unwrap().join("token"))
             .unwrap()

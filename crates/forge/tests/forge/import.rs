@@ -123,7 +123,7 @@ async fn folder_without_a_usable_branch_is_rejected() {
     fixture.repository();
     sh(&folder, "git checkout -q --detach");
     assert!(matches!(fixture.import().await, Err(ImportError::NoBranch { .. })));
-    sh(&folder, "git checkout -q -b 'fix#12'");
+    sh(&folder, "git checkout -q -b 'fix,12'");
     assert!(matches!(fixture.import().await, Err(ImportError::BranchName { .. })));
 }
 

@@ -1,6 +1,6 @@
-//! The git door: forwards `http://git.harvest.internal/{name}.git` to the repository's real remote,
-//! with the credentials that the sandbox does not have. Fetches pass unchanged; `push` checks
-//! pushes.
+//! The git door: forwards `http://git.harvest.internal/{owner}/{name}.git` to the repository's real
+//! remote, with the credentials that the sandbox does not have. Fetches pass unchanged; `push`
+//! checks pushes.
 
 mod pktline;
 mod push;

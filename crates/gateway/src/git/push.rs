@@ -157,8 +157,8 @@ impl Push {
             return false;
         }
         let event = EventBody::Pushed {
-            repository: self.access.name.to_string(),
-            branch: branch.to_string(),
+            repository: self.access.name.clone(),
+            branch: branch.clone(),
             commit: command.commit().to_owned(),
         };
         self.door.shared.ledger.log(&self.door.policy.session, event).await;

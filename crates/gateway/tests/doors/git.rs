@@ -35,7 +35,7 @@ impl GitSetup {
         seed(outside.path(), &forge.repository_path("app").unwrap()).await;
         let mut policy = policy(&[]);
         policy.repositories = vec![GitAccess {
-            name: "app".parse().unwrap(),
+            name: "local/app".parse().unwrap(),
             url: forge.url("app"),
             secret: Some("FORGE_TOKEN".into()),
             branch: branch.map(|name| name.parse().unwrap()),
@@ -54,7 +54,7 @@ impl GitSetup {
     }
 
     async fn clone_app(&self) {
-        let url = format!("{}/app.git", self.inside);
+        let url = format!("{}/local/app.git", self.inside);
         let cloned = git(self.folder(), &["clone", "-q", &url, "work"]).await;
         assert_eq!(cloned.1, "");
     }
@@ -108,7 +108,7 @@ async fn git(folder: &Path, arguments: &[&str]) -> (bool, String) {
 #[tokio::test(flavor = "multi_thread")]
 async fn fetch_uses_credentials_unknown_to_sandbox() {
     let setup = GitSetup::new(Some(BRANCH)).await;
-    let url = format!("{}/app.git", setup.inside);
+    let url = format!("{}/local/app.git", setup.inside);
     let traced = Command::new("git")
         .args(["-c", "http.proxy=", "clone", &url, "work"])
         .current_dir(setup.folder())
@@ -137,8 +137,8 @@ async fn push_to_own_branch_is_recorded_once() {
     let commit = setup.head().await;
     assert!(setup.remote_heads().await.contains(&format!("{commit} commit\trefs/heads/{BRANCH}")));
     let pushed = EventBody::Pushed {
-        repository: "app".into(),
-        branch: BRANCH.into(),
+        repository: "local/app".parse().unwrap(),
+        branch: BRANCH.parse().unwrap(),
         commit: commit.clone(),
     };
     assert_eq!(setup.door.ledger.events(), [pushed]);
@@ -182,7 +182,7 @@ async fn push_elsewhere_is_refused_with_reason() {
     let events = setup.door.ledger.events();
     assert_eq!(events.len(), 6);
     assert!(events.iter().all(
-        |event| matches!(event, EventBody::PushRefused { repository, .. } if repository == "app")
+        |event| matches!(event, EventBody::PushRefused { repository, .. } if repository == "local/app")
     ));
 }
 
@@ -266,7 +266,14 @@ async fn read_only_session_cannot_push() {
 #[tokio::test(flavor = "multi_thread")]
 async fn other_repositories_are_not_found() {
     let setup = GitSetup::new(Some(BRANCH)).await;
-    for name in ["secret-plans", "app.git/../secret-plans", "%61pp", "app/"] {
+    for name in [
+        "local/secret-plans",
+        "local/app.git/../secret-plans",
+        "local/%61pp",
+        "local/app/",
+        "app",
+        "other/app",
+    ] {
         let url = format!("{}/{name}.git", setup.inside);
         let (ok, output) = git(setup.folder(), &["ls-remote", &url]).await;
         assert!(!ok && output.contains("not found"), "{name}: {output}");
@@ -278,7 +285,7 @@ async fn refused_token_is_explained_without_password_prompt() {
     let setup = GitSetup::new(Some(BRANCH)).await;
     setup.forge.set_token("app", &Secret::new("another".to_owned())).unwrap();
     let (ok, output) =
-        git(setup.folder(), &["ls-remote", &format!("{}/app.git", setup.inside)]).await;
+        git(setup.folder(), &["ls-remote", &format!("{}/local/app.git", setup.inside)]).await;
     assert!(!ok && output.contains("harvest secret set FORGE_TOKEN"), "{output}");
     assert!(!output.contains("terminal prompts disabled") && !output.contains(TOKEN), "{output}");
 }
@@ -288,7 +295,7 @@ async fn invalid_push_never_reaches_the_remote() {
     let setup = GitSetup::new(Some(BRANCH)).await;
     let before = setup.remote_heads().await;
     let client = reqwest::Client::builder().no_proxy().build().unwrap();
-    let url = format!("{}/app.git/git-receive-pack", setup.inside);
+    let url = format!("{}/local/app.git/git-receive-pack", setup.inside);
     let post = |body: &[u8]| {
         let request =
             client.post(&url).header("content-type", "application/x-git-receive-pack-request");
@@ -303,7 +310,7 @@ async fn invalid_push_never_reaches_the_remote() {
     assert_eq!(compressed.status(), 415);
     // The probe that git sends before a large push: no commands.
     assert_eq!(post(b"0000").await.unwrap().status(), 200);
-    let answered = client.get(format!("{}/app.git/HEAD", setup.inside)).send().await.unwrap();
+    let answered = client.get(format!("{}/local/app.git/HEAD", setup.inside)).send().await.unwrap();
     assert_eq!(answered.status(), 404);
     assert_eq!(setup.remote_heads().await, before);
 }

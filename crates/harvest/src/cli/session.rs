@@ -2,7 +2,7 @@
 
 use clap::{Args, Subcommand};
 
-use harvest_proto::{AgentName, BranchName, ModelRef, NetworkPolicy, PromptText};
+use harvest_proto::{AgentName, BranchName, ModelRef, NetworkPolicy, PromptText, RepositoryRef};
 
 use super::{SessionArg, units, words};
 
@@ -10,7 +10,8 @@ use super::{SessionArg, units, words};
 pub(crate) struct RunArgs {
     /// The task, in quotes
     pub(crate) prompt: PromptText,
-    /// The repository: a folder, which is copied and not changed, a git URL, or a registered name.
+    /// The repository: a folder, which is copied and not changed, a git URL, or a registered name
+    /// (OWNER/NAME, or NAME if only one has it).
     /// May be repeated: all are checked out in /workspace, and the agent works in the first
     /// [default: the git repository around the current folder]
     #[arg(short, long = "repository", value_name = "FOLDER|URL|NAME")]
@@ -47,9 +48,9 @@ pub(crate) struct LsArgs {
     /// Only sessions in this state, such as running or idle
     #[arg(short, long)]
     pub(crate) state: Option<String>,
-    /// Only sessions on this repository
+    /// Only sessions on this repository: OWNER/NAME, or NAME if only one has it
     #[arg(short, long, value_name = "NAME")]
-    pub(crate) repository: Option<String>,
+    pub(crate) repository: Option<RepositoryRef>,
     /// Only sessions with this text in the title
     #[arg(long, value_name = "TEXT")]
     pub(crate) title: Option<String>,

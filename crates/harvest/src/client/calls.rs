@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use harvest_proto::{
-    BlobId, PromptId, Secret, SessionId, SnapshotId,
+    BlobId, PromptId, RepositoryName, RepositoryRef, Secret, SessionId, SnapshotId,
     api::{
         AddRepository, CreatePrompt, CreateSession, CreateToken, CreatedToken, DiffFiles,
         ExecRequest, FileChanges, ForkSession, Me, MovePrompt, Page, PinSnapshot, Prompt,
@@ -158,17 +158,23 @@ impl Client {
         self.all("/v1/repositories").await
     }
 
+    /// The repository that a user means.
+    pub(crate) async fn repository(&self, name: &RepositoryRef) -> Result<Repository> {
+        let mut found = self.all(&format!("/v1/repositories?name={name}")).await?;
+        found.pop().with_context(|| format!("there is no repository {name}"))
+    }
+
     pub(crate) async fn repository_add(&self, body: &AddRepository) -> Result<Repository> {
         self.post("/v1/repositories", body).await
     }
 
-    pub(crate) async fn repository_delete(&self, name: &str) -> Result<()> {
-        let path = format!("/v1/repositories/{}", path_segment(name)?);
+    pub(crate) async fn repository_delete(&self, name: &RepositoryName) -> Result<()> {
+        let path = format!("/v1/repositories/{name}");
         self.send(self.request(Method::DELETE, &path)).await.map(drop)
     }
 
-    pub(crate) async fn repository_build(&self, name: &str) -> Result<Lines> {
-        let path = format!("/v1/repositories/{}/build", path_segment(name)?);
+    pub(crate) async fn repository_build(&self, name: &RepositoryName) -> Result<Lines> {
+        let path = format!("/v1/repositories/{name}/build");
         Ok(Lines::new(self.send(self.request(Method::POST, &path)).await?))
     }
 

@@ -11,7 +11,7 @@ pub(crate) async fn run(ctx: &Invocation, args: LsArgs) -> Result<u8> {
     let client = Client::find(&ctx.config)?;
     let filters: Vec<(&str, String)> = [
         ("state", args.state),
-        ("repository", args.repository),
+        ("repository", args.repository.map(String::from)),
         ("q", args.title),
         ("key", args.key),
     ]
@@ -64,10 +64,10 @@ fn state(session: &Session) -> String {
 
 /// The first repository's name and the number of others.
 fn repositories(session: &Session) -> String {
-    match session.repositories.len() {
-        0 => "–".to_owned(),
-        1 => session.repository.clone(),
-        many => format!("{} +{}", session.repository, many - 1),
+    match &session.repositories[..] {
+        [] => "–".to_owned(),
+        [only] => only.name.to_string(),
+        [first, others @ ..] => format!("{} +{}", first.name, others.len()),
     }
 }
 

@@ -3,7 +3,10 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use harvest_proto::api::{AddRepository, Build, BuildLine, Repository};
+use harvest_proto::{
+    RepositoryName,
+    api::{AddRepository, Build, BuildLine, Repository},
+};
 use serde_json::json;
 
 use crate::{
@@ -30,6 +33,7 @@ pub(crate) async fn run(ctx: &Invocation, verb: RepoCommand) -> Result<u8> {
                 .hint(format!("`harvest repo build {}` makes sessions start faster", added.name));
         }
         RepoCommand::Build { name } => {
+            let name = client.repository(&name).await?.name;
             tokio::select! {
                 built = build(ctx, &client, &name) => drop(built?),
                 _ = tokio::signal::ctrl_c() => {
@@ -51,12 +55,10 @@ pub(crate) async fn run(ctx: &Invocation, verb: RepoCommand) -> Result<u8> {
             })?;
         }
         RepoCommand::Rm { name } => {
-            let known =
-                client.repositories().await?.into_iter().find(|known| known.name == name.as_str());
+            let Repository { name, url, .. } = client.repository(&name).await?;
             client.repository_delete(&name).await?;
             ctx.print.result(&json!({ "forgotten": name }), |_| String::new())?;
-            let copied = known
-                .is_some_and(|known| known.url.starts_with(&format!("{}/forge/", client.url())));
+            let copied = url.starts_with(&format!("{}/forge/", client.url()));
             ctx.print.note(match copied {
                 true => format!(
                     "Removed {name} and its copy on the local forge; the folder is unchanged"
@@ -91,7 +93,11 @@ async fn add(
 }
 
 /// Builds a repository and prints the progress.
-pub(crate) async fn build(ctx: &Invocation, client: &Client, name: &str) -> Result<Build> {
+pub(crate) async fn build(
+    ctx: &Invocation,
+    client: &Client,
+    name: &RepositoryName,
+) -> Result<Build> {
     let mut lines =
         client.repository_build(name).await.with_context(|| format!("cannot build {name}"))?;
     while let Some(line) = lines.json::<BuildLine>().await? {

@@ -87,7 +87,7 @@ mod tests {
 
     fn session(state: &str) -> Session {
         let value = json!({
-            "id": "ses_4kq2aaaaaaaa", "title": "t", "state": state, "reason": "ready", "repository": "calc",
+            "id": "ses_4kq2aaaaaaaa", "title": "t", "state": state, "reason": "ready", "repository": "local/calc",
             "branch": "b", "agent": "claude", "model": null, "network": "none",
             "author": { "name": "You", "email": "you@localhost" }, "sandbox": null, "epoch": 0,
             "snapshot_id": null, "forked_from": null, "turns": 0, "queued": 0,

@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 
 use crate::publish::git;
 
-pub(crate) const NAME: &str = "calc";
+pub(crate) const NAME: &str = "local/calc";
 
 /// Path, contents and whether the file is executable.
 const FILES: [(&str, &str, bool); 5] = [

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use base64::{Engine, prelude::BASE64_STANDARD};
 use futures_util::StreamExt;
 use harvest_proto::{
-    EventBody, ModelRef, NetworkPolicy, PromptText, SessionId,
+    EventBody, ModelRef, NetworkPolicy, PromptText, RepositoryName, SessionId,
     api::{
         AddRepository, CheckOutcome, CreatePrompt, CreateSession, ExecLine, ExecRequest,
         FindingLevel as Level, ForkSession, Session,
@@ -106,14 +106,12 @@ impl Tour<'_> {
         let folder = self.server.home().join("sample");
         fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
         sample::write(&folder)?;
-        let request = AddRepository {
-            name: Some(sample::NAME.parse().expect("a valid name")),
-            ..AddRepository::default()
-        };
+        let name: RepositoryName = sample::NAME.parse().expect("a valid name");
+        let request = AddRepository { name: Some(name.clone().into()), ..AddRepository::default() };
         let named = (folder.as_path(), NameConflict::Refuse);
         publish(self.ctx.print, &self.client, self.server.forge(), named, request).await?;
-        commands::build_repository(self.ctx, &self.client, sample::NAME).await?;
-        self.done("Registered and prebuilt calc");
+        commands::build_repository(self.ctx, &self.client, &name).await?;
+        self.done(&format!("Registered and prebuilt {name}"));
         Ok(())
     }
 

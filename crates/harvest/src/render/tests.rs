@@ -40,13 +40,17 @@ fn ended(call: &str, ok: bool, output: &str) -> EventBody {
 }
 
 fn opened(repository: &str, number: u64, url: &str) -> EventBody {
-    let repository = repository.into();
-    EventBody::PullOpened { repository, number, url: url.into(), branch: "harvest/x".into() }
+    EventBody::PullOpened {
+        repository: repository.parse().unwrap(),
+        number,
+        url: url.into(),
+        branch: "harvest/x".parse().unwrap(),
+    }
 }
 
 fn evidence(passed: bool) -> EventBody {
     EventBody::Evidence(Evidence {
-        repository: "calc".into(),
+        repository: "local/calc".parse().unwrap(),
         commit: "1c9e0d4aaaaaaaaa".into(),
         check: ".harvest/check.sh".into(),
         outcome: if passed { CheckOutcome::Passed } else { CheckOutcome::Failed },
@@ -134,7 +138,7 @@ fn untrusted_text_cannot_control_the_terminal() {
             question: nasty.into(),
             options: vec![nasty.into()],
         },
-        EventBody::PushRefused { repository: nasty.into(), reason: nasty.into() },
+        EventBody::PushRefused { repository: "local/calc".parse().unwrap(), reason: nasty.into() },
         EventBody::TurnEnded {
             prompt,
             outcome: TurnOutcome::Failed,
@@ -148,7 +152,7 @@ fn untrusted_text_cannot_control_the_terminal() {
 
 #[test]
 fn later_push_updates_the_pull_request() {
-    let pull_request = || opened("calc", 1, "u");
+    let pull_request = || opened("local/calc", 1, "u");
     assert_eq!(
         shown(vec![pull_request(), pull_request()]),
         "Opened pull request #1  u\nUpdated pull request #1  u\n"
@@ -158,12 +162,14 @@ fn later_push_updates_the_pull_request() {
 #[test]
 fn lines_name_one_of_several_repositories() {
     let renderer = Renderer { many_repositories: true, ..Renderer::new(false, 100) };
-    let screen =
-        shown_by(renderer, vec![opened("calc", 1, "u"), opened("lib", 1, "v"), evidence(true)]);
+    let screen = shown_by(
+        renderer,
+        vec![opened("local/calc", 1, "u"), opened("local/lib", 1, "v"), evidence(true)],
+    );
     assert_eq!(
         screen,
-        "Opened pull request #1 of calc  u\nOpened pull request #1 of lib  v\n\
-         Check passed on 1c9e0d4 of calc in a fresh sandbox: .harvest/check.sh (640ms)\n"
+        "Opened pull request #1 of local/calc  u\nOpened pull request #1 of local/lib  v\n\
+         Check passed on 1c9e0d4 of local/calc in a fresh sandbox: .harvest/check.sh (640ms)\n"
     );
 }
 
@@ -181,17 +187,17 @@ fn full_tool_output_is_shown_on_request() {
 fn push_pull_request_and_checks_are_shown() {
     let screen = shown(vec![
         EventBody::Pushed {
-            repository: "calc".into(),
-            branch: "harvest/x".into(),
+            repository: "local/calc".parse().unwrap(),
+            branch: "harvest/x".parse().unwrap(),
             commit: "1c9e0d4aaaaaaaaa".into(),
         },
-        opened("calc", 3, "http://h/3"),
+        opened("local/calc", 3, "http://h/3"),
         evidence(true),
         evidence(false),
     ]);
     assert_eq!(
         screen,
-        "Pushed harvest/x at 1c9e0d4 to calc\nOpened pull request #3  http://h/3\n\
+        "Pushed harvest/x at 1c9e0d4 to local/calc\nOpened pull request #3  http://h/3\n\
          Check passed on 1c9e0d4 in a fresh sandbox: .harvest/check.sh (640ms)\n\
          Check failed on 1c9e0d4 in a fresh sandbox: .harvest/check.sh (exit 1, 640ms)\n  | FAILED (failures=1)\n"
     );

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::RepositoryName;
 pub use crate::bridge::DiffStat;
 
 /// `GET /v1/sessions/{id}/diff/files`: the changed files of the session's checkouts.
@@ -21,7 +22,7 @@ pub struct DiffFiles {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct FileDiff {
     /// Name of the repository.
-    pub repository: String,
+    pub repository: RepositoryName,
     /// Path inside the repository; bytes that are not UTF-8 are replaced by U+FFFD.
     pub path: String,
     /// Number of added lines; null for a binary file.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{BranchName, RepositoryName, SnapshotId, Timestamp, text::word_enum};
+use crate::{BranchName, RepositoryName, RepositoryRef, SnapshotId, Timestamp, text::word_enum};
 
 /// `POST /v1/repositories`: registers a repository.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -11,9 +11,10 @@ use crate::{BranchName, RepositoryName, SnapshotId, Timestamp, text::word_enum};
 pub struct AddRepository {
     /// URL of the git remote, http or https.
     pub url: String,
-    /// Name of the repository in Harvest; the last part of the URL when absent.
+    /// Name of the repository in Harvest: `NAME` or `OWNER/NAME`. What is absent is taken from the
+    /// last two segments of the URL; the owner of a URL with one segment is `local`.
     #[serde(default)]
-    pub name: Option<RepositoryName>,
+    pub name: Option<RepositoryRef>,
     /// Branch that sessions start from; the remote's default branch when absent.
     #[serde(default)]
     pub base: Option<BranchName>,
@@ -29,7 +30,7 @@ pub struct AddRepository {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Repository {
-    /// Name of the repository in Harvest.
+    /// Name of the repository in Harvest: `OWNER/NAME`.
     pub name: RepositoryName,
     /// URL of the git remote.
     pub url: String,
@@ -61,7 +62,7 @@ pub struct Build {
     pub built_at: Timestamp,
 }
 
-/// One line of the response to `POST /v1/repositories/{name}/build`.
+/// One line of the response to `POST /v1/repositories/{owner}/{name}/build`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -100,9 +101,9 @@ pub struct PullRequest {
     /// Whether the pull request is open.
     pub state: PullRequestState,
     /// Branch to be merged.
-    pub branch: String,
+    pub branch: BranchName,
     /// Branch to merge into.
-    pub base: String,
+    pub base: BranchName,
     /// Newest commit of the branch.
     pub commit: String,
     /// Result of Harvest's own check of that commit.
@@ -139,7 +140,7 @@ word_enum!(
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Evidence {
     /// Name of the repository.
-    pub repository: String,
+    pub repository: RepositoryName,
     /// The commit that was checked.
     pub commit: String,
     /// The script of the check.

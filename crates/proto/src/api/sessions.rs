@@ -5,8 +5,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    AgentName, BranchName, ModelRef, NetworkPolicy, PromptText, RepositoryName, SandboxId,
-    SessionId, SnapshotId, StateReason, Timestamp, api::PullRequest, bridge::Author, event::Usage,
+    AgentName, BranchName, ModelRef, NetworkPolicy, PromptText, RepositoryName, RepositoryRef,
+    SandboxId, SessionId, SnapshotId, StateReason, Timestamp, api::PullRequest, bridge::Author,
+    event::Usage,
 };
 
 /// State of a session.
@@ -54,7 +55,8 @@ impl SessionState {
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct CreateSession {
-    /// Name of a registered repository, or a git URL. Short for one entry of `repositories`.
+    /// A registered repository, `OWNER/NAME` or `NAME` if only one has it, or a git URL. Short for
+    /// one entry of `repositories`.
     #[serde(default)]
     pub repository: Option<String>,
     /// The repositories, each checked out below `/workspace`; the agent works in the first one.
@@ -97,9 +99,9 @@ pub struct CreateSession {
 #[serde(deny_unknown_fields)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct UseRepository {
-    /// Name of a registered repository.
+    /// A registered repository: `OWNER/NAME`, or `NAME` if only one has it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub name: Option<RepositoryName>,
+    pub name: Option<RepositoryRef>,
     /// A git URL; registered first if it is not yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub url: Option<String>,
@@ -112,8 +114,11 @@ pub struct UseRepository {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SessionRepository {
-    /// Name of the repository; its checkout is `/workspace/{name}`.
+    /// Name of the repository: `OWNER/NAME`.
     pub name: RepositoryName,
+    /// Path of its checkout in the sandbox: `/workspace/NAME`, or `/workspace/OWNER-NAME` when an
+    /// earlier repository of the session has the same name.
+    pub folder: String,
     /// URL of the git remote.
     pub url: String,
     /// Branch the session started from, once known.
@@ -140,9 +145,13 @@ pub struct Session {
     pub reason: StateReason,
     /// Position in the queue for a sandbox slot while it waits; 1 is next.
     pub position: Option<u32>,
-    /// Name of the first repository; absent without repositories.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub repository: String,
+    /// Name of the first repository, `OWNER/NAME`; absent without repositories.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub repository: Option<RepositoryName>,
+    /// Owner of the first repository.
+    pub repo_owner: Option<String>,
+    /// Name of the first repository without its owner.
+    pub repo_name: Option<String>,
     /// All repositories; the agent works in the first one.
     pub repositories: Vec<SessionRepository>,
     /// Branch the session works on, the same in every repository.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{AgentName, BranchName, RepositoryName, SessionId};
+use crate::{AgentName, BranchName, CheckoutFolder, RepositoryName, SessionId};
 
 /// What the supervisor prepares a sandbox for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -43,8 +43,10 @@ pub enum BootStart {
 /// A repository in the sandbox.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Checkout {
-    /// Name of the repository; the checkout is `/workspace/{name}`.
+    /// Name of the repository.
     pub name: RepositoryName,
+    /// Folder of the checkout below `/workspace`.
+    pub folder: CheckoutFolder,
     /// URL of the remote at the door, without a credential.
     pub remote: String,
     /// Branch to start from; the remote's default branch when absent.

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::StreamId;
-use crate::{BranchName, RepositoryName};
+use crate::{BranchName, CheckoutFolder};
 
 /// A git operation on the checkout `/workspace/{checkout}`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -11,22 +11,22 @@ use crate::{BranchName, RepositoryName};
 pub enum GitRequest {
     /// Describe what is checked out; the reply is [`Reply::Head`](super::Reply::Head).
     Head {
-        /// Name of the repository.
-        checkout: RepositoryName,
+        /// Folder of the checkout.
+        checkout: CheckoutFolder,
     },
     /// Put the checkout on a branch: rename the branch of another session, or create the branch at
     /// the checked-out commit. A missing checkout is left missing.
     SetBranch {
-        /// Name of the repository.
-        checkout: RepositoryName,
+        /// Folder of the checkout.
+        checkout: CheckoutFolder,
         /// Name of the branch.
         branch: BranchName,
     },
     /// Fetch a branch and check out a commit of it; the reply is
     /// [`Reply::CheckedOut`](super::Reply::CheckedOut).
     CheckOut {
-        /// Name of the repository.
-        checkout: RepositoryName,
+        /// Folder of the checkout.
+        checkout: CheckoutFolder,
         /// The remote's branch.
         branch: BranchName,
         /// Full id of the commit.
@@ -37,7 +37,7 @@ pub enum GitRequest {
     /// are left out.
     SaveTree {
         /// Name of the repository.
-        checkout: RepositoryName,
+        checkout: CheckoutFolder,
         /// Full id of the tree or commit to compare the tree with.
         against: Option<String>,
     },
@@ -45,7 +45,7 @@ pub enum GitRequest {
     /// or a fault, follows the `End`.
     Query {
         /// Name of the repository.
-        checkout: RepositoryName,
+        checkout: CheckoutFolder,
         /// The query.
         query: GitQuery,
         /// The most bytes to send.
@@ -56,7 +56,7 @@ pub enum GitRequest {
     /// Add the objects of the pack that arrives on `stream` to the saved trees.
     UnpackTree {
         /// Name of the repository.
-        checkout: RepositoryName,
+        checkout: CheckoutFolder,
         /// Stream to read from.
         stream: StreamId,
     },

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use async_trait::async_trait;
 use futures_util::{StreamExt, stream};
 use harvest_proto::{
-    ImageId, Timestamp,
+    ImageId, RepositoryName, Timestamp,
     api::{
         CreateImage, CreateVolume, DiskSpace, DiskUsage, Finding, FindingLevel, GarbageReport,
         Image, ImageConfig, ImageLine, ImageSource, ImageUsage, ImageUsers, NamedSize, Volume,
@@ -139,8 +139,8 @@ impl Host for Fake {
             .ok_or_else(|| SandboxError::Missing(MissingObject::Volume(name.to_owned())))
     }
 
-    async fn state_delete(&self, repository: &str) -> Result<(), SandboxError> {
-        self.inner().states_removed.push(repository.to_owned());
+    async fn state_delete(&self, repository: &RepositoryName) -> Result<(), SandboxError> {
+        self.inner().states_removed.push(repository.clone());
         Ok(())
     }
 

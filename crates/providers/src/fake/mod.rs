@@ -17,7 +17,9 @@ use std::{
     sync::{Arc, Mutex, MutexGuard},
 };
 
-use harvest_proto::{PromptId, SandboxId, SnapshotId, bridge::Boot, event::SnapshotKind};
+use harvest_proto::{
+    PromptId, RepositoryName, SandboxId, SnapshotId, bridge::Boot, event::SnapshotKind,
+};
 use harvest_session::sandboxes::{SandboxError, SandboxSpec};
 
 use sandbox::FakeSandbox;
@@ -43,7 +45,7 @@ struct Inner {
     boot: BootBehavior,
     /// The store that owns these disks.
     store: Option<String>,
-    states_removed: Vec<String>,
+    states_removed: Vec<RepositoryName>,
     reclaims: usize,
     host: host::HostState,
 }

@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use harvest_proto::{
-    SandboxId, SnapshotId, Timestamp,
+    RepositoryName, SandboxId, SnapshotId, Timestamp,
     api::{ChangeKind, FileChange, FileChanges, SnapshotOwner, StoredSnapshot},
     event::SnapshotKind,
 };
@@ -28,7 +28,7 @@ impl Fake {
 
     /// The repositories whose state volume was removed, in order.
     #[must_use]
-    pub fn states_removed(&self) -> Vec<String> {
+    pub fn states_removed(&self) -> Vec<RepositoryName> {
         self.inner().states_removed.clone()
     }
 

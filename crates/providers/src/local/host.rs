@@ -7,9 +7,12 @@ use harvest_engine::{
     Backing, DiskSpace as EngineSpace, DiskUsage as EngineUsage, Engine, Level,
     ParseVolumeNameError, StoreKind, Volume as EngineVolume, VolumeName, VolumeSpec,
 };
-use harvest_proto::api::{
-    CreateVolume, DiskSpace, DiskUsage, Finding, FindingLevel, GarbageReport, NamedSize,
-    SandboxDiskUsage, StoreFile, Volume, VolumeBacking,
+use harvest_proto::{
+    RepositoryName,
+    api::{
+        CreateVolume, DiskSpace, DiskUsage, Finding, FindingLevel, GarbageReport, NamedSize,
+        SandboxDiskUsage, StoreFile, Volume, VolumeBacking,
+    },
 };
 use harvest_session::sandboxes::{Host, MissingObject, SandboxError, StandbyCounts};
 
@@ -49,7 +52,7 @@ impl Host for Local {
         .await
     }
 
-    async fn state_delete(&self, repository: &str) -> Result<(), SandboxError> {
+    async fn state_delete(&self, repository: &RepositoryName) -> Result<(), SandboxError> {
         let name = VolumeName::of_repository(repository);
         let doing = format!("cannot remove the state of repository {repository}");
         self.engine(doing, move |engine| engine.volume_remove(&name)).await

@@ -1,7 +1,10 @@
 //! `/v1/repositories`: registered repositories and their prebuilt state.
 
 use axum::{Json, extract::State, http::StatusCode, response::Response};
-use harvest_proto::api::{AddRepository, BuildLine, Page, Repository};
+use harvest_proto::{
+    RepositoryName, RepositoryRef,
+    api::{AddRepository, BuildLine, Page, Repository},
+};
 
 use crate::{
     ServerState,
@@ -10,7 +13,7 @@ use crate::{
         self,
         Access::{Administer, Create, Read},
     },
-    extract::{Body, Path},
+    extract::{Body, Path, Query},
     idempotency::Repeat,
     problem::ApiError,
     routes::route::{Routes, routes},
@@ -28,13 +31,29 @@ pub(super) fn routes() -> Routes<ServerState> {
     ]
 }
 
+/// The query of the repository list.
+#[derive(Debug, Default, serde::Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RepositoryQuery {
+    #[serde(default)]
+    name: Option<RepositoryRef>,
+}
+
 /// Lists repositories, ordered by name.
 #[utoipa::path(get, path = "/v1/repositories", tag = "repositories",
+    params(("name" = Option<String>, Query,
+        description = "Only this repository: `OWNER/NAME`, or `NAME` if only one has it")),
     responses((status = 200, body = Page<Repository>, description = "The repositories")))]
 pub(crate) async fn repository_list(
     State(state): State<ServerState>,
+    Query(query): Query<RepositoryQuery>,
 ) -> Result<Json<Page<Repository>>, ApiError> {
-    let items = state.repositories.list().await?;
+    let items = match query.name {
+        Some(name) => {
+            vec![state.repositories.get(&state.repositories.resolve(&name).await?).await?]
+        }
+        None => state.repositories.list().await?,
+    };
     Ok(Json(Page { items, next_cursor: None }))
 }
 
@@ -47,42 +66,53 @@ pub(crate) async fn repository_add(
     Body(body): Body<AddRepository>,
 ) -> Result<(StatusCode, Json<Repository>), ApiError> {
     authorization::check_secret(&token, body.secret.as_ref())?;
-    authorization::check_repository_url(&token, Some(&body.url))?;
+    authorization::check_repository_url(&token, &body.url)?;
     Ok((StatusCode::CREATED, Json(state.repositories.add(body).await?)))
 }
 
 /// Returns a repository.
-#[utoipa::path(get, path = "/v1/repositories/{name}", tag = "repositories",
-    params(("name" = String, Path, description = "The repository's name")),
+#[utoipa::path(get, path = "/v1/repositories/{owner}/{name}", tag = "repositories",
+    params(("owner" = String, Path, description = "The repository's owner"),
+           ("name" = String, Path, description = "The repository's name")),
     responses((status = 200, body = Repository, description = "The repository")))]
 pub(crate) async fn repository_get(
     State(state): State<ServerState>,
-    Path(name): Path<String>,
+    Path((owner, name)): Path<(String, String)>,
 ) -> Result<Json<Repository>, ApiError> {
-    Ok(Json(state.repositories.get(&name).await?))
+    Ok(Json(state.repositories.get(&named(&owner, &name)?).await?))
 }
 
 /// Removes a repository that no session uses, with its builds and its copy on the local forge.
-#[utoipa::path(delete, path = "/v1/repositories/{name}", tag = "repositories",
-    params(("name" = String, Path, description = "The repository's name")),
+#[utoipa::path(delete, path = "/v1/repositories/{owner}/{name}", tag = "repositories",
+    params(("owner" = String, Path, description = "The repository's owner"),
+           ("name" = String, Path, description = "The repository's name")),
     responses((status = 204, description = "Removed")))]
 pub(crate) async fn repository_delete(
     State(state): State<ServerState>,
-    Path(name): Path<String>,
+    Path((owner, name)): Path<(String, String)>,
 ) -> Result<StatusCode, ApiError> {
-    state.repositories.delete(&name).await?;
+    state.repositories.delete(&named(&owner, &name)?).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 /// Builds the state sessions start from (clone, install, build, check) and streams progress.
-#[utoipa::path(post, path = "/v1/repositories/{name}/build", tag = "repositories",
-    params(("name" = String, Path, description = "The repository's name")),
+#[utoipa::path(post, path = "/v1/repositories/{owner}/{name}/build", tag = "repositories",
+    params(("owner" = String, Path, description = "The repository's owner"),
+           ("name" = String, Path, description = "The repository's name")),
     responses((status = 200, body = BuildLine, content_type = "application/x-ndjson",
         description = "One JSON object per line; the last is `built` or `failed`")))]
 pub(crate) async fn repository_build(
     State(state): State<ServerState>,
-    Path(name): Path<String>,
+    Path((owner, name)): Path<(String, String)>,
 ) -> Result<Response, ApiError> {
-    let lines = state.repositories.build(&name).await?;
+    let lines = state.repositories.build(&named(&owner, &name)?).await?;
     Ok(stream::lines(lines, state.shutdown))
+}
+
+/// A name that cannot exist is not found, like any other unknown name.
+fn named(owner: &str, name: &str) -> Result<RepositoryName, ApiError> {
+    RepositoryName::new(owner, name).map_err(|invalid| {
+        ApiError::new(StatusCode::NOT_FOUND, "not_found", invalid.to_string())
+            .hint("`harvest repo ls` lists repositories")
+    })
 }

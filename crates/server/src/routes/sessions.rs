@@ -2,7 +2,7 @@
 
 use axum::{Json, extract::State, http::StatusCode};
 use harvest_proto::{
-    SessionId, SnapshotId,
+    RepositoryRef, SessionId, SnapshotId,
     api::{CreateSession, ForkSession, Page, RestoreSession, Session, SessionState},
 };
 use harvest_session::SessionFilter;
@@ -50,7 +50,7 @@ pub(crate) struct ListQuery {
     #[serde(default)]
     state: Option<SessionState>,
     #[serde(default)]
-    repository: Option<String>,
+    repository: Option<RepositoryRef>,
     #[serde(default)]
     q: Option<String>,
     #[serde(default)]
@@ -60,7 +60,7 @@ pub(crate) struct ListQuery {
 /// Lists sessions, newest first.
 #[utoipa::path(get, path = "/v1/sessions", tag = "sessions",
     params(("state" = Option<SessionState>, Query, description = "Only sessions in this state"),
-           ("repository" = Option<String>, Query, description = "Only sessions on this repository"),
+           ("repository" = Option<String>, Query, description = "Only sessions on this repository: `OWNER/NAME`, or `NAME` if only one has it"),
            ("q" = Option<String>, Query, description = "Only sessions whose title contains this text"),
            ("key" = Option<String>, Query, description = "Only the session with this key"),
            ("cursor" = Option<String>, Query, description = "`next_cursor` of the previous page", min_length = 1),
@@ -73,9 +73,13 @@ pub(crate) async fn session_list(
 ) -> Result<Json<Page<Session>>, ApiError> {
     let ListQuery { cursor, limit, state: shown, repository, q, key } = query;
     let paging = Paging { cursor, limit };
-    if [&repository, &q, &key].into_iter().flatten().any(|text| text.contains('\0')) {
+    if [&q, &key].into_iter().flatten().any(|text| text.contains('\0')) {
         return Err(ApiError::invalid("invalid_query", "the query contains a NUL character"));
     }
+    let repository = match repository {
+        Some(repository) => Some(state.repositories.resolve(&repository).await?),
+        None => None,
+    };
     let filter = SessionFilter { state: shown, repository, title: q, key };
     Ok(Json(state.sessions.find(&filter, paging.cursor.as_deref(), paging.limit()?).await?))
 }
@@ -93,8 +97,9 @@ pub(crate) async fn session_create(
     validate::author(body.author.as_ref())?;
     authorization::check_author(&token, body.author.as_ref())?;
     authorization::check_snapshot(&state.sessions, &token, body.from.as_ref()).await?;
-    for repository in &body.repositories {
-        authorization::check_repository_url(&token, repository.url.as_ref())?;
+    let listed = body.repositories.iter().filter_map(|repository| repository.url.as_ref());
+    for url in listed.chain(body.repository.as_ref().filter(|text| text.contains("://"))) {
+        authorization::check_repository_url(&token, url)?;
     }
     Ok((StatusCode::CREATED, Json(key.scope(&state.sessions).create(body, caller).await?)))
 }

@@ -92,8 +92,8 @@ async fn shared_resources_are_for_admins() {
         ("GET", "/v1/secrets"),
         ("PUT", "/v1/secrets/KEY"),
         ("DELETE", "/v1/secrets/KEY"),
-        ("DELETE", "/v1/repositories/calc"),
-        ("POST", "/v1/repositories/calc/build"),
+        ("DELETE", "/v1/repositories/local/calc"),
+        ("POST", "/v1/repositories/local/calc/build"),
     ] {
         problem(&send(&server, &bob, method, path, json!({"value": "x"})).await, 403, "forbidden");
     }
@@ -104,8 +104,10 @@ async fn shared_resources_are_for_admins() {
     assert_eq!(add(json!({"url": "https://git.example.org/a.git"})).await.status, 201);
     // The gateway must not be used to reach this machine's network.
     problem(&add(json!({"url": "http://169.254.169.254/b.git"})).await, 403, "forbidden");
-    let run = json!({"repositories": [{"url": "http://localhost:1/c.git"}]});
-    problem(&send(&server, &bob, "POST", "/v1/sessions", run).await, 403, "forbidden");
+    let url = "http://localhost:1/c.git";
+    for run in [json!({"repositories": [{"url": url}]}), json!({"repository": url})] {
+        problem(&send(&server, &bob, "POST", "/v1/sessions", run).await, 403, "forbidden");
+    }
 }
 
 #[tokio::test]

@@ -168,11 +168,11 @@ impl TestServer {
         assert_eq!(claim, Claim::New);
     }
 
-    /// Registers an unreachable repository named `calc`.
+    /// Registers an unreachable repository named `local/calc`.
     pub(crate) async fn repository(&self) {
         let added =
             self.post("/v1/repositories", &[], json!({"url": "http://127.0.0.1:1/calc.git"})).await;
-        assert_eq!((added.status, added.json()["name"].as_str()), (201, Some("calc")));
+        assert_eq!((added.status, added.json()["name"].as_str()), (201, Some("local/calc")));
     }
 
     pub(crate) async fn request(

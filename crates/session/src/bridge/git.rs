@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use harvest_proto::{
-    RepositoryName,
+    CheckoutFolder,
     bridge::{
         DiffStat, GitQuery, GitRequest, Reply, RequestId, StreamId, ToSupervisor, Truncation,
     },
@@ -24,7 +24,7 @@ impl Bridge {
     /// Saves the files of a checkout as a git tree; returns its id and its changes since `against`.
     pub(crate) async fn git_save_tree(
         &self,
-        checkout: &RepositoryName,
+        checkout: &CheckoutFolder,
         against: Option<&str>,
     ) -> Result<(String, DiffStat), BridgeError> {
         let (checkout, against) = (checkout.clone(), against.map(str::to_owned));
@@ -43,7 +43,7 @@ impl Bridge {
     /// Runs a query; the output has at most `limit` bytes.
     pub(crate) async fn git_query(
         &self,
-        checkout: &RepositoryName,
+        checkout: &CheckoutFolder,
         query: GitQuery,
         limit: usize,
     ) -> Result<QueryOutput, BridgeError> {
@@ -81,7 +81,7 @@ impl Bridge {
     /// Adds the objects of a pack to the saved trees of a checkout.
     pub(crate) async fn git_unpack_tree(
         &self,
-        checkout: &RepositoryName,
+        checkout: &CheckoutFolder,
         pack: &[u8],
     ) -> Result<(), BridgeError> {
         let checkout = checkout.clone();

@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use harvest_proto::{
-    EventBody, PromptId, SandboxId, SnapshotId, TurnId,
+    EventBody, PromptId, RepositoryName, SandboxId, SnapshotId, TurnId,
     api::Prompt,
     bridge::{AgentLaunch, Boot, BootStart, Checkout, RestartPolicy, ToSupervisor, TurnRequest},
     event::SnapshotKind,
@@ -87,7 +87,7 @@ impl Driver {
         let primary = self.record.checkouts.first().map(|first| first.repository.clone());
         self.shared.spawn(async move {
             let began = shared.clock.now();
-            let (start, from) = match origin(&shared, primary.as_deref(), from).await {
+            let (start, from) = match origin(&shared, primary.as_ref(), from).await {
                 Ok(origin) => origin,
                 Err(detail) => {
                     let failed = Input::StartFailed { epoch, detail, permanent: true };
@@ -171,6 +171,7 @@ impl Driver {
         let session = &self.record.session;
         let checkout = |of: &CheckoutRecord| Checkout {
             name: of.repository.clone(),
+            folder: of.folder.clone(),
             remote: remote(&of.repository),
             base: of.base.clone(),
             branch: Some(session.branch.clone()),
@@ -427,7 +428,7 @@ async fn with_save_timeout<T>(
 /// The image or snapshot a sandbox starts from, and what its disk holds then.
 async fn origin(
     shared: &Shared,
-    primary: Option<&str>,
+    primary: Option<&RepositoryName>,
     from: Option<SnapshotId>,
 ) -> Result<(BootStart, StartFrom), String> {
     if let Some(snapshot) = from {

@@ -20,7 +20,7 @@ use std::{
 
 use harvest_gateway::{DoorListener, ledger::DoorPolicy};
 use harvest_proto::{
-    Event, PromptId, SandboxId, SessionId, SnapshotId, TurnId,
+    Event, PromptId, RepositoryName, SandboxId, SessionId, SnapshotId, TurnId,
     api::{Prompt, SessionState},
     bridge::BootStart,
 };
@@ -378,9 +378,13 @@ impl Driver {
         }
     }
 
-    fn update_checkout(&mut self, repository: &str, change: impl FnOnce(&mut CheckoutRecord)) {
+    fn update_checkout(
+        &mut self,
+        repository: &RepositoryName,
+        change: impl FnOnce(&mut CheckoutRecord),
+    ) {
         let mut checkouts = self.record.checkouts.iter_mut();
-        if let Some(known) = checkouts.find(|known| known.repository == repository) {
+        if let Some(known) = checkouts.find(|known| known.repository == *repository) {
             change(known);
         }
     }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use harvest_proto::{
+    RepositoryName,
     api::{CheckOutcome, Evidence},
     bridge::Exit,
 };
@@ -17,19 +18,19 @@ pub(crate) const CHECK: &str = ".harvest/check.sh";
 
 const RUN: &str = "if [ -x .harvest/check.sh ]; then exec ./.harvest/check.sh; else exec sh .harvest/check.sh; fi";
 
-/// Runs the check on the current checkout. Without a check script, the evidence says so.
+/// Runs the check on the only checkout of a sandbox. Without a check script, the evidence says so.
 pub(crate) async fn run(
     bridge: &Bridge,
-    repository: &str,
+    repository: &RepositoryName,
     commit: String,
     limit: Duration,
 ) -> Result<Evidence, BridgeError> {
-    let folder = &checkout::folder(repository);
+    let folder = &repository.folder().path();
     let declared =
         bridge.run_command(checkout::command(&["test", "-f", CHECK], folder, 60_000), 0).await?;
     if !declared.ok() {
         return Ok(Evidence {
-            repository: repository.to_owned(),
+            repository: repository.clone(),
             commit,
             check: CHECK.to_owned(),
             outcome: CheckOutcome::NoneDeclared,
@@ -44,7 +45,7 @@ pub(crate) async fn run(
     let output =
         bridge.run_command(checkout::command(&["sh", "-c", RUN], folder, millis), 0).await?;
     Ok(Evidence {
-        repository: repository.to_owned(),
+        repository: repository.clone(),
         commit,
         check: CHECK.to_owned(),
         outcome: if output.ok() { CheckOutcome::Passed } else { CheckOutcome::Failed },

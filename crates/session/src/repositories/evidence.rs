@@ -99,8 +99,7 @@ async fn review_one(
         pull.evidence = Some(evidence.clone());
         writes.push(pull_request_write(shared, work, &pull));
     }
-    let reviewed =
-        Write::Reviewed { repository: repository.name.into(), commit: commit.to_owned() };
+    let reviewed = Write::Reviewed { repository: repository.name, commit: commit.to_owned() };
     writes.extend([event(EventBody::Evidence(evidence)), reviewed]);
     write(shared, &record.session.id, writes).await.map_err(other)
 }
@@ -120,16 +119,13 @@ async fn open_pull_request(
 ) -> Result<Option<PullRequest>, EphemeralError> {
     let PushedCommit { record, checkout, repository, commit } = work;
     let session = &record.session;
-    let base = checkout
-        .base
-        .clone()
-        .or_else(|| repository.base.clone())
-        .map_or_else(|| "main".to_owned(), String::from);
+    let base = checkout.base.clone().or_else(|| repository.base.clone());
+    let base = base.unwrap_or_else(|| "main".parse().expect("`main` is a valid branch"));
     let order = PullRequestSpec {
         url: repository.url.clone(),
         title: session.title.clone(),
         body: body(shared, record, commit).await,
-        branch: session.branch.to_string(),
+        branch: session.branch.clone(),
         base,
     };
     let mut waits = RETRIES.iter();
@@ -147,7 +143,7 @@ async fn open_pull_request(
     let known = known.and_then(|known| known.pull_request.as_ref());
     if known.is_none_or(|known| known.number != pull.number || known.commit != pull.commit) {
         let opened = EventBody::PullOpened {
-            repository: repository.name.to_string(),
+            repository: repository.name.clone(),
             number: pull.number,
             url: pull.url.clone(),
             branch: pull.branch.clone(),
@@ -190,7 +186,8 @@ async fn gather(
         EphemeralSandbox::start(&shared.sandboxes, SandboxId::random(), from, Some(pass)).await?;
     sandbox.boot(&repository.name, checkout.base.clone(), start, |_| {}).await?;
     let branch = &record.session.branch;
-    let changed = checkout::check_out(&sandbox.bridge, &repository.name, branch, commit).await;
+    let changed =
+        checkout::check_out(&sandbox.bridge, &repository.name.folder(), branch, commit).await;
     let changed = changed.map_err(|error| match error {
         BridgeError::Fault(fault) => {
             EphemeralError::Other(format!("cannot check out commit {commit}: {}", fault.message))
@@ -213,10 +210,7 @@ fn pull_request_write(
     pull: &PullRequest,
 ) -> Write {
     let pull = PullRequest { url: shared.forge.stable_url(&pull.url), ..pull.clone() };
-    Write::PullRequest {
-        repository: work.repository.name.to_string(),
-        pull_request: Box::new(pull),
-    }
+    Write::PullRequest { repository: work.repository.name.clone(), pull_request: Box::new(pull) }
 }
 
 fn event(body: EventBody) -> Write {

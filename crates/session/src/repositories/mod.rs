@@ -10,12 +10,11 @@ use std::{sync::Arc, time::Duration};
 
 use futures_util::stream::{self, BoxStream, StreamExt};
 use harvest_proto::{
-    NetworkPolicy, RepositoryName, SandboxId, SessionId, SnapshotId, Upstream,
+    NetworkPolicy, RepositoryName, RepositoryRef, SandboxId, SessionId, SnapshotId, Upstream,
     api::{AddRepository, Build, BuildLine, CheckOutcome, Repository},
     bridge::BootStart,
-    names::InvalidRepositoryName,
 };
-use harvest_store::{Lease, SessionRecord, Store, StoreError};
+use harvest_store::{Lease, Store, StoreError};
 use tokio::sync::mpsc;
 
 use crate::{
@@ -78,13 +77,8 @@ impl Repositories {
         {
             return Err(SessionError::missing(format!("image `{image}`")));
         }
-        let name = match add.name {
-            Some(name) => name,
-            None => {
-                let last = url.rsplit('/').next().unwrap_or_default();
-                repository_name(last.trim_end_matches(".git"))?
-            }
-        };
+        let name = RepositoryName::from_url(&url, add.name.as_ref())
+            .map_err(|invalid| SessionError::invalid("invalid_name", invalid.to_string()))?;
         let repository = Repository {
             name,
             url: self.shared.forge.stable_url(&url),
@@ -108,9 +102,27 @@ impl Repositories {
         Ok(all)
     }
 
+    /// The repository that a user means: `OWNER/NAME`, or `NAME` if only one repository has it.
+    ///
+    /// # Errors
+    /// When no repository or more than one matches.
+    pub async fn resolve(&self, wanted: &RepositoryRef) -> Result<RepositoryName, SessionError> {
+        let mut names = self.shared.store.repository_names().await?;
+        names.retain(|name| wanted.matches(name));
+        match names.len() {
+            0 => Err(SessionError::missing(format!("repository `{wanted}`"))),
+            1 => Ok(names.remove(0)),
+            _ => {
+                let names: Vec<&str> = names.iter().map(RepositoryName::as_str).collect();
+                let what = format!("repository `{wanted}` is ambiguous: {}", names.join(", "));
+                Err(SessionError::conflict("ambiguous_name", what, "name it as OWNER/NAME"))
+            }
+        }
+    }
+
     /// # Errors
     /// When the repository does not exist.
-    pub async fn get(&self, name: &str) -> Result<Repository, SessionError> {
+    pub async fn get(&self, name: &RepositoryName) -> Result<Repository, SessionError> {
         let one = self.shared.store.repository_get(name).await?;
         Ok(Repository { url: self.shared.forge.current_url(&one.url), ..one })
     }
@@ -119,7 +131,7 @@ impl Repositories {
     ///
     /// # Errors
     /// When the repository does not exist or a session uses it.
-    pub async fn delete(&self, name: &str) -> Result<(), SessionError> {
+    pub async fn delete(&self, name: &RepositoryName) -> Result<(), SessionError> {
         let deleted = self.shared.store.repository_delete(name, now()).await;
         let removals = deleted.map_err(|error| match error {
             error @ StoreError::InUse { .. } => SessionError::conflict(
@@ -137,7 +149,10 @@ impl Repositories {
     ///
     /// # Errors
     /// When the repository does not exist or is already being built.
-    pub async fn build(&self, name: &str) -> Result<BoxStream<'static, BuildLine>, SessionError> {
+    pub async fn build(
+        &self,
+        name: &RepositoryName,
+    ) -> Result<BoxStream<'static, BuildLine>, SessionError> {
         let repository = self.get(name).await?;
         let (snapshot, sandbox) = (SnapshotId::random(), SandboxId::random());
         let lease = self.shared.lease;
@@ -213,7 +228,7 @@ async fn build_and_publish(
 }
 
 /// Removes each snapshot before its row, so that the next build retries after a crash in between.
-async fn remove_outdated_builds(shared: &RepositoryContext, repository: &str) {
+async fn remove_outdated_builds(shared: &RepositoryContext, repository: &RepositoryName) {
     let Some(snapshots) = shared.sandboxes.provider.snapshots() else { return };
     for snapshot in shared.store.build_outdated(repository).await.unwrap_or_default() {
         match snapshots.remove(&snapshot).await {
@@ -250,7 +265,7 @@ async fn build(
     let from = StartFrom::Image(repository.image.clone());
     let mut sandbox = EphemeralSandbox::start(&shared.sandboxes, sandbox, from, Some(pass)).await?;
     sandbox.boot(&repository.name, repository.base.clone(), BootStart::Build, &report).await?;
-    let (commit, _) = checkout::head(&sandbox.bridge, &repository.name).await?;
+    let (commit, _) = checkout::head(&sandbox.bridge, &repository.name.folder()).await?;
     let commit =
         commit.ok_or_else(|| EphemeralError::Other("the repository has no commit".to_owned()))?;
     report("running the check");
@@ -302,12 +317,6 @@ fn check_url(url: &str) -> Result<(), SessionError> {
         return Err(SessionError::invalid("invalid_url", "invalid repository URL"));
     }
     Ok(())
-}
-
-pub(crate) fn repository_name(text: &str) -> Result<RepositoryName, SessionError> {
-    text.parse().map_err(|invalid: InvalidRepositoryName| {
-        SessionError::invalid("invalid_name", invalid.to_string())
-    })
 }
 
 #[cfg(test)]

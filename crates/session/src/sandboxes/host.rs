@@ -2,9 +2,12 @@
 
 use async_trait::async_trait;
 use futures_util::stream::BoxStream;
-use harvest_proto::api::{
-    CreateImage, CreateVolume, DiskUsage, Finding, GarbageReport, Image, ImageLine, ImageUsage,
-    Volume,
+use harvest_proto::{
+    RepositoryName,
+    api::{
+        CreateImage, CreateVolume, DiskUsage, Finding, GarbageReport, Image, ImageLine, ImageUsage,
+        Volume,
+    },
 };
 
 use super::SandboxError;
@@ -64,7 +67,7 @@ pub trait Host: Images {
     async fn volume_delete(&self, name: &str) -> Result<(), SandboxError>;
 
     /// Deletes the state volume (`/mnt/state`) of a repository. Idempotent.
-    async fn state_delete(&self, repository: &str) -> Result<(), SandboxError>;
+    async fn state_delete(&self, repository: &RepositoryName) -> Result<(), SandboxError>;
 
     /// Measures disk usage, which takes a while the first time.
     async fn disk_usage(&self) -> Result<DiskUsage, SandboxError>;

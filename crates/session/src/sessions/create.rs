@@ -7,6 +7,7 @@ use harvest_proto::{
     BranchName, EventBody, SessionId, SnapshotId,
     api::{AddRepository, CreateSession, Repository, Session, UseRepository},
     bridge::Author,
+    repository_name::InvalidRepositoryRef,
 };
 use harvest_store::{NewCheckout, NewSession, Removal, Write};
 
@@ -15,8 +16,7 @@ use super::{
     verbs::{new_prompt, title},
 };
 use crate::{
-    decide::State, driver::UNTITLED, error::SessionError, repositories::repository_name,
-    sandboxes::StartFrom, wall_clock::now,
+    decide::State, driver::UNTITLED, error::SessionError, sandboxes::StartFrom, wall_clock::now,
 };
 
 // Each repository is a clone that delays the start.
@@ -149,8 +149,15 @@ impl Sessions {
         &self,
         wanted: &UseRepository,
     ) -> Result<Repository, SessionError> {
-        let UseRepository { name: None, url: Some(url), .. } = wanted else {
-            return self.shared.repositories.get(wanted.name.as_deref().unwrap_or_default()).await;
+        let url = match wanted {
+            UseRepository { name: Some(name), .. } => {
+                return self
+                    .shared
+                    .repositories
+                    .get(&self.shared.repositories.resolve(name).await?)
+                    .await;
+            }
+            UseRepository { url, .. } => url.as_deref().unwrap_or_default(),
         };
         let url = url.trim().trim_end_matches('/');
         let url = &self.shared.repositories.current_url(url);
@@ -164,7 +171,7 @@ impl Sessions {
             SessionError::Conflict { code: "exists", what, .. } => SessionError::conflict(
                 "exists",
                 format!("{what} with a URL other than {url}"),
-                "register it under another name first: `harvest repo add URL --name NAME`",
+                "register it under another name first: `harvest repo add URL --name OWNER/NAME`",
             ),
             other => other,
         })
@@ -194,7 +201,10 @@ fn requested_repositories(
             vec![UseRepository { name: None, url: Some(one), base }]
         }
         (Some(one), base, _) => {
-            vec![UseRepository { name: Some(repository_name(&one)?), url: None, base }]
+            let name = one.parse().map_err(|invalid: InvalidRepositoryRef| {
+                SessionError::invalid("invalid_name", invalid.to_string())
+            })?;
+            vec![UseRepository { name: Some(name), url: None, base }]
         }
         (None, None, listed) => listed,
     };

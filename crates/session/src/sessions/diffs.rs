@@ -7,7 +7,7 @@ use harvest_proto::{
     api::{DiffFiles, DiffStat, FileChanges, FileDiff, Snapshot, Turn},
     bridge::{DiffFormat, GitQuery},
 };
-use harvest_store::{SessionRecord, TurnTree};
+use harvest_store::{CheckoutRecord, SessionRecord, TurnTree};
 use tokio::sync::Semaphore;
 
 use super::{Sessions, sandbox::ready_bridge};
@@ -155,22 +155,22 @@ impl Sessions {
         let busy = handle.busy();
         let live = ready_bridge(&handle).await.map(|bridge| (bridge, busy));
         let (mut all, mut budget) = (Vec::new(), MAX_PATCH_BYTES);
-        let repositories = history.record.repositories();
-        let prefixed = repositories.len() > 1;
-        for repository in repositories {
+        let checkouts = &history.record.checkouts;
+        let prefixed = checkouts.len() > 1;
+        for checkout in checkouts {
             let live = live.as_ref();
             let mut diff = CheckoutDiff {
                 sessions: self,
                 history: &history,
                 live,
-                repository,
+                checkout,
                 format,
                 prefixed,
                 budget,
             };
             let output = diff.run(from, to).await?;
             budget = budget.saturating_sub(output.0.len());
-            all.push((diff.repository, output));
+            all.push((checkout.repository.clone(), output));
         }
         Ok(all)
     }
@@ -254,16 +254,20 @@ impl SessionHistory {
     }
 
     /// The saved tree of a checkout at a point, if there is one.
-    fn tree(&self, repository: &str, point: DiffPoint) -> Result<Option<String>, SessionError> {
+    fn tree(
+        &self,
+        checkout: &CheckoutRecord,
+        point: DiffPoint,
+    ) -> Result<Option<String>, SessionError> {
         let saved = |number: u32| {
-            let tree =
-                self.trees.iter().find(|tree| tree.turn == number && tree.repository == repository);
-            tree.map(|tree| tree.tree.clone())
+            let is_saved =
+                |tree: &&TurnTree| tree.turn == number && tree.repository == checkout.repository;
+            self.trees.iter().find(is_saved).map(|tree| tree.tree.clone())
         };
         Ok(match point {
             DiffPoint::Now => None,
             DiffPoint::Turn(0) if self.fork_origin().is_none() => {
-                let base = self.record.base_commit(repository);
+                let base = checkout.base_commit.as_deref();
                 Some(base.unwrap_or(checkout::EMPTY_TREE).to_owned())
             }
             DiffPoint::Turn(0) => saved(0),
@@ -280,9 +284,9 @@ struct CheckoutDiff<'a> {
     sessions: &'a Sessions,
     history: &'a SessionHistory,
     live: Option<&'a (Bridge, BusyGuard)>,
-    repository: RepositoryName,
+    checkout: &'a CheckoutRecord,
     format: DiffFormat,
-    /// With several checkouts, paths start with the repository's name.
+    /// With several checkouts, paths start with the checkout's folder.
     prefixed: bool,
     /// The most bytes of output.
     budget: usize,
@@ -295,7 +299,7 @@ impl CheckoutDiff<'_> {
         to: DiffPoint,
     ) -> Result<(Vec<u8>, bool), SessionError> {
         let (before, mut after) =
-            (self.history.tree(&self.repository, from)?, self.history.tree(&self.repository, to)?);
+            (self.history.tree(self.checkout, from)?, self.history.tree(self.checkout, to)?);
         if let Some((bridge, _)) = self.live {
             if to == DiffPoint::Now {
                 after = Some(self.save(bridge).await?);
@@ -350,8 +354,8 @@ impl CheckoutDiff<'_> {
                 Some(before) => before,
                 None => self.save(source).await?,
             };
-            let base = self.history.record.base_commit(&self.repository);
-            trees::copy_tree(source, bridge, &self.repository, &before, base)
+            let base = self.checkout.base_commit.as_deref();
+            trees::copy_tree(source, bridge, &self.checkout.folder, &before, base)
                 .await
                 .map_err(failed)?;
             self.diff(bridge, &before, after).await
@@ -361,14 +365,14 @@ impl CheckoutDiff<'_> {
         match output? {
             TreeComparison::Diff { text, truncated } => Ok((text, truncated)),
             TreeComparison::Missing => Err(failed(TreeError::Git {
-                folder: checkout::folder(&self.repository),
+                folder: self.checkout.folder.path(),
                 tail: "its git objects are missing".to_owned(),
             })),
         }
     }
 
     async fn save(&self, bridge: &Bridge) -> Result<String, SessionError> {
-        Ok(trees::save(bridge, &self.repository, None).await.map_err(failed)?.0)
+        Ok(trees::save(bridge, &self.checkout.folder, None).await.map_err(failed)?.0)
     }
 
     async fn diff(
@@ -380,7 +384,7 @@ impl CheckoutDiff<'_> {
         let (from, to) = (from.to_owned(), to.to_owned());
         let comparison =
             GitQuery::Compare { from, to, format: self.format, prefixed: self.prefixed };
-        trees::compare(bridge, &self.repository, comparison, self.budget).await.map_err(failed)
+        trees::compare(bridge, &self.checkout.folder, comparison, self.budget).await.map_err(failed)
     }
 
     /// Starts an ephemeral sandbox from the session's snapshot at a point.
@@ -415,7 +419,7 @@ fn not_started(error: EphemeralError) -> SessionError {
 }
 
 /// Parses `3<tab>1<tab>path`; binary files have `-` for the counts.
-fn parse_numstat(repository: &str, line: &[u8]) -> Option<FileDiff> {
+fn parse_numstat(repository: &RepositoryName, line: &[u8]) -> Option<FileDiff> {
     let mut parts = line.splitn(3, |byte| *byte == b'\t');
     let mut number = || {
         let text = parts.next()?;
@@ -423,7 +427,7 @@ fn parse_numstat(repository: &str, line: &[u8]) -> Option<FileDiff> {
     };
     let (insertions, deletions) = (number()?, number()?);
     let path = String::from_utf8_lossy(parts.next()?).into_owned();
-    Some(FileDiff { repository: repository.to_owned(), path, insertions, deletions })
+    Some(FileDiff { repository: repository.clone(), path, insertions, deletions })
 }
 
 #[cfg(test)]
@@ -433,7 +437,8 @@ mod tests {
     #[test]
     fn numstat_lines_are_parsed() {
         let read = |line: &[u8]| {
-            parse_numstat("r", line).map(|file| (file.path, file.insertions, file.deletions))
+            parse_numstat(&"local/r".parse().unwrap(), line)
+                .map(|file| (file.path, file.insertions, file.deletions))
         };
         assert_eq!(read(b"3\t0\ta\tb"), Some(("a\tb".to_owned(), Some(3), Some(0))));
         assert_eq!(read(b"-\t-\tbinary"), Some(("binary".to_owned(), None, None)));

@@ -43,7 +43,7 @@ impl Sessions {
         let sandbox = handle.view.borrow().sandbox_id().cloned();
         let sandbox = sandbox.ok_or_else(|| not_ready(session))?;
         let defaults = CommandDefaults {
-            folder: Some(checkout::folder(&record.session.repository)),
+            folder: Some(record.work_folder()),
             user: Some(AGENT_USER.to_owned()),
             file_owner: AGENT_USER,
             timeout: self.shared.timeouts.exec,

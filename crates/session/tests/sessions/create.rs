@@ -1,6 +1,11 @@
 //! Creating sessions from several repositories or none, variables, a snapshot and a key.
 
-use harvest_proto::{Hint, api::UseRepository, bridge::BootStart};
+use harvest_proto::{
+    Hint,
+    api::UseRepository,
+    bridge::{BootStart, Checkout},
+};
+use harvest_session::{Repositories, SessionFilter};
 
 use super::*;
 
@@ -32,23 +37,26 @@ async fn session_can_push_to_each_repository() {
         session.repositories.iter().map(|one| (one.name.as_str(), one.url.as_str())).collect();
     assert_eq!(
         shown,
-        [("demo", "https://example.org/demo.git"), ("lib", "https://example.org/lib.git")]
+        [
+            ("local/demo", "https://example.org/demo.git"),
+            ("local/lib", "https://example.org/lib.git")
+        ]
     );
-    assert_eq!((session.repository.as_str(), &session.env), ("demo", &vec!["MODE".to_owned()]));
+    assert_eq!((&session.repository, &session.env), (&Some(demo()), &vec!["MODE".to_owned()]));
     until(&sessions, &session.id, ended).await;
     let boot = harness.fake.boot(&sandbox(&sessions, &session.id).await).unwrap();
     let checkouts: Vec<_> =
         boot.repositories.iter().map(|one| (one.name.as_str(), one.base.as_deref())).collect();
-    assert_eq!(checkouts, [("demo", None), ("lib", Some("next"))]);
+    assert_eq!(checkouts, [("local/demo", None), ("local/lib", Some("next"))]);
     assert_eq!(boot.env["MODE"], "fast");
     let pass = harness.doors.0.lock().unwrap().last().unwrap().clone();
     assert_eq!(pass.repositories.len(), 2);
     assert!(
         pass.repositories.iter().all(|access| access.branch.as_deref() == Some(&session.branch))
     );
-    let demo = StateVolume::Repository("demo".parse().unwrap());
-    assert_eq!(harness.fake.created().last().unwrap().state, Some(demo));
-    let refused = repositories.delete("lib").await.unwrap_err();
+    let state = StateVolume::Repository(demo());
+    assert_eq!(harness.fake.created().last().unwrap().state, Some(state));
+    let refused = repositories.delete(&"local/lib".parse().unwrap()).await.unwrap_err();
     assert_eq!(refused.code(), "in_use", "the second repository is in use too");
 }
 
@@ -61,14 +69,10 @@ async fn each_pushed_repository_gets_own_pull_request() {
     let session = on_two(&sessions, "hold").await;
     let id = session.id;
     until(&sessions, &id, started).await;
-    for repository in ["lib", "demo"] {
-        let (repository, branch) = (repository.to_owned(), session.branch.clone());
-        ledger
-            .log(
-                &id,
-                EventBody::Pushed { repository, branch: branch.into(), commit: "c0ffee".into() },
-            )
-            .await;
+    for repository in ["local/lib", "local/demo"] {
+        let (repository, branch) = (repository.parse().unwrap(), session.branch.clone());
+        let pushed = EventBody::Pushed { repository, branch, commit: "c0ffee".into() };
+        ledger.log(&id, pushed).await;
     }
     harness.fake.finish_turn(&sandbox(&sessions, &id).await);
     let mut checked = 0;
@@ -93,11 +97,80 @@ async fn each_pushed_repository_gets_own_pull_request() {
         .iter()
         .map(|order| (order.url.clone(), order.base.clone()))
         .collect();
-    assert!(orders.contains(&("https://example.org/lib.git".into(), "next".into())), "{orders:?}");
+    assert!(
+        orders.contains(&("https://example.org/lib.git".into(), "next".parse().unwrap())),
+        "{orders:?}"
+    );
     // The next server has nothing left to review.
     sessions.close().await;
     let again = harness.serve().await;
     assert_eq!(again.get(&id).await.unwrap().repositories, session.repositories);
+}
+
+/// Registers `a/app` and `b/app`, each with a secret of its own.
+async fn two_apps(repositories: &Repositories) {
+    for owner in ["a", "b"] {
+        let url = format!("https://example.org/{owner}/app.git");
+        let secret = Some(format!("KEY_{owner}"));
+        let add = AddRepository { url, secret, ..AddRepository::default() };
+        let added = repositories.add(add).await.unwrap();
+        assert_eq!(added.name, format!("{owner}/app").as_str());
+    }
+}
+
+#[tokio::test]
+async fn equal_names_of_two_owners_are_checked_out() {
+    let harness = Harness::new().await;
+    let ServerParts { repositories, sessions, .. } =
+        harness.serve_parts(harness.lease().await).await;
+    two_apps(&repositories).await;
+    let create = CreateSession {
+        repositories: vec![named("b/app"), named("a/app")],
+        prompt: Some("hello".parse().unwrap()),
+        ..CreateSession::default()
+    };
+    let session = sessions.create(create, ada()).await.unwrap();
+    assert_eq!(session.repo_owner.as_deref(), Some("b"));
+    assert_eq!(session.repo_name.as_deref(), Some("app"));
+    let folders: Vec<_> = session.repositories.iter().map(|one| one.folder.as_str()).collect();
+    assert_eq!(folders, ["/workspace/app", "/workspace/a-app"]);
+    until(&sessions, &session.id, ended).await;
+    let boot = harness.fake.boot(&sandbox(&sessions, &session.id).await).unwrap();
+    let shown = |one: &Checkout| (one.folder.to_string(), one.remote.clone());
+    let checkouts: Vec<_> = boot.repositories.iter().map(shown).collect();
+    let at_door = |path: &str| format!("http://git.harvest.internal/{path}.git");
+    let expected = [("app".into(), at_door("b/app")), ("a-app".into(), at_door("a/app"))];
+    assert_eq!(checkouts, expected);
+    let pass = harness.doors.0.lock().unwrap().last().unwrap().clone();
+    let secrets: Vec<_> = pass.repositories.iter().map(|one| one.secret.as_deref()).collect();
+    assert_eq!(secrets, [Some("KEY_b"), Some("KEY_a")]);
+    let state = StateVolume::Repository("b/app".parse().unwrap());
+    assert_eq!(harness.fake.created().last().unwrap().state, Some(state));
+}
+
+#[tokio::test]
+async fn name_of_two_owners_is_ambiguous() {
+    let harness = Harness::new().await;
+    let ServerParts { repositories, sessions, .. } =
+        harness.serve_parts(harness.lease().await).await;
+    two_apps(&repositories).await;
+    let create = |repository: &str| CreateSession {
+        repository: Some(repository.to_owned()),
+        ..CreateSession::default()
+    };
+    let refused = sessions.create(create("app"), ada()).await.unwrap_err();
+    assert_eq!(refused.code(), "ambiguous_name");
+    assert!(refused.to_string().contains("a/app, b/app"), "{refused}");
+    let session = sessions.create(create("a/app"), ada()).await.unwrap();
+    for (owner, expected) in [("a", vec![session.id]), ("b", Vec::new())] {
+        let repository = Some(format!("{owner}/app").parse().unwrap());
+        let filter = SessionFilter { repository, ..SessionFilter::default() };
+        let found = sessions.find(&filter, None, 10).await.unwrap().items;
+        assert_eq!(found.into_iter().map(|one| one.id).collect::<Vec<_>>(), expected);
+    }
+    repositories.delete(&"b/app".parse().unwrap()).await.unwrap();
+    assert_eq!(harness.fake.states_removed(), ["b/app"]);
+    assert!(sessions.create(create("app"), ada()).await.is_ok(), "only `a/app` is left");
 }
 
 #[tokio::test]
@@ -107,7 +180,7 @@ async fn session_without_repository_gets_empty_folder() {
     let create =
         CreateSession { prompt: Some("hello".parse().unwrap()), ..CreateSession::default() };
     let session = sessions.create(create, ada()).await.unwrap();
-    assert_eq!((session.repository.as_str(), session.repositories.len()), ("", 0));
+    assert_eq!((session.repository, session.repositories.len()), (None, 0));
     until(&sessions, &session.id, ended).await;
     let boot = harness.fake.boot(&sandbox(&sessions, &session.id).await).unwrap();
     assert_eq!((boot.start, boot.repositories.len()), (BootStart::Fresh, 0));
@@ -241,6 +314,6 @@ async fn repository_with_missing_image_is_refused() {
         ..AddRepository::default()
     };
     assert_eq!(repositories.add(add("no-such-image")).await.unwrap_err().code(), "not_found");
-    assert!(repositories.get("no-such-image").await.is_err());
+    assert!(repositories.get(&"local/no-such-image".parse().unwrap()).await.is_err());
     assert!(repositories.add(add("claude")).await.is_ok());
 }

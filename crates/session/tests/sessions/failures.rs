@@ -75,8 +75,8 @@ async fn unreviewed_push_is_reviewed_after_restart() {
     let session = harness.session(&sessions, Some("hold")).await;
     until(&sessions, &session.id, started).await;
     let ledger = StoreLedger::new(harness.store.clone(), lease, harness.vault.clone(), None);
-    let (repository, branch, commit) = ("demo".into(), session.branch, "c0ffee".into());
-    ledger.log(&session.id, EventBody::Pushed { repository, branch: branch.into(), commit }).await;
+    let (repository, branch, commit) = (demo(), session.branch, "c0ffee".into());
+    ledger.log(&session.id, EventBody::Pushed { repository, branch, commit }).await;
     sessions.close().await;
     let sessions = harness.serve().await;
     let reviewed =
@@ -91,7 +91,7 @@ async fn close_removes_sandbox_of_running_build() {
     let ServerParts { repositories, sessions, .. } =
         harness.serve_parts(harness.lease().await).await;
     harness.fake.set_boot_hanging();
-    let _build = repositories.build("demo").await.unwrap();
+    let _build = repositories.build(&demo()).await.unwrap();
     let started = async {
         while harness.fake.sandboxes().is_empty() {
             tokio::task::yield_now().await;
@@ -100,7 +100,7 @@ async fn close_removes_sandbox_of_running_build() {
     tokio::time::timeout(Duration::from_secs(20), started).await.expect("a build has a sandbox");
     sessions.close().await;
     assert!(harness.fake.sandboxes().is_empty());
-    assert!(repositories.get("demo").await.unwrap().build.is_none(), "the build had not finished");
+    assert!(repositories.get(&demo()).await.unwrap().build.is_none(), "the build had not finished");
 }
 
 #[tokio::test]
@@ -175,7 +175,7 @@ async fn repository_keeps_last_two_builds() {
     let mut built = Vec::new();
     for _ in 0..4 {
         let lines: Vec<harvest_proto::api::BuildLine> =
-            parts.repositories.build("demo").await.unwrap().collect().await;
+            parts.repositories.build(&demo()).await.unwrap().collect().await;
         let Some(harvest_proto::api::BuildLine::Built { build }) = lines.last() else {
             panic!("{lines:?}")
         };

@@ -65,6 +65,11 @@ pub(crate) async fn exec(
     Ok(sessions.sandbox_handle(session).await?.exec_lines(request, None).await?)
 }
 
+/// The repository that every harness registers.
+pub(crate) fn demo() -> RepositoryName {
+    "local/demo".parse().unwrap()
+}
+
 pub(crate) fn ada() -> Author {
     Author { name: "Ada".into(), email: "ada@example.org".into() }
 }

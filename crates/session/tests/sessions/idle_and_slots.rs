@@ -251,8 +251,8 @@ async fn push_is_checked_when_all_slots_are_taken() {
     let session = harness.session(&sessions, Some("hold")).await;
     until(&sessions, &session.id, started).await;
     let ledger = StoreLedger::new(harness.store.clone(), lease, harness.vault.clone(), None);
-    let (repository, branch, commit) = ("demo".into(), session.branch, "c0ffee".into());
-    ledger.log(&session.id, EventBody::Pushed { repository, branch: branch.into(), commit }).await;
+    let (repository, branch, commit) = (demo(), session.branch, "c0ffee".into());
+    ledger.log(&session.id, EventBody::Pushed { repository, branch, commit }).await;
     harness.fake.finish_turn(&sandbox(&sessions, &session.id).await);
     let event = until(&sessions, &session.id, |event| {
         matches!(event.body, EventBody::Evidence(_) | EventBody::Warning { .. })

@@ -202,11 +202,11 @@ async fn removed_repository_loses_builds_and_state() {
     let harness = Harness::new().await;
     let ServerParts { repositories, sessions, .. } =
         harness.serve_parts(harness.lease().await).await;
-    let _lines: Vec<_> = repositories.build("demo").await.unwrap().collect().await;
+    let _lines: Vec<_> = repositories.build(&demo()).await.unwrap().collect().await;
     assert_eq!(harness.fake.snapshots_taken().len(), 1);
     harness.fake.set_failing(FakeOp::SnapshotRemove, true);
-    repositories.delete("demo").await.unwrap();
-    assert_eq!(harness.fake.states_removed(), ["demo"]);
+    repositories.delete(&demo()).await.unwrap();
+    assert_eq!(harness.fake.states_removed(), [demo()]);
     drop(sessions);
     harness.fake.set_failing(FakeOp::SnapshotRemove, false);
     let _sessions = harness.serve().await;
@@ -271,14 +271,15 @@ async fn forge_copy_of_removed_repository_is_removed() {
         repositories.add(one).await.unwrap();
     }
     // Another repository has the same URL.
-    repositories.delete("one").await.unwrap();
+    repositories.delete(&"local/one".parse().unwrap()).await.unwrap();
     assert_eq!(*forge.removed.lock().unwrap(), Vec::<String>::new());
     forge.refuses.store(true, Ordering::SeqCst);
-    repositories.delete("two").await.unwrap();
+    repositories.delete(&"local/two".parse().unwrap()).await.unwrap();
     // A server that died right after recording the removal.
     sessions.close().await;
     drop(sessions);
-    harness.store.repository_delete("three", Timestamp::from_millis(0)).await.unwrap();
+    let three = "local/three".parse().unwrap();
+    harness.store.repository_delete(&three, Timestamp::from_millis(0)).await.unwrap();
     forge.refuses.store(false, Ordering::SeqCst);
     let parts = serve().await;
     eventually("both are gone", || forge.removed.lock().unwrap().len() == 2).await;

@@ -1,6 +1,6 @@
 //! Lists and counts of sessions.
 
-use harvest_proto::{SessionId, Timestamp, api::SessionState};
+use harvest_proto::{RepositoryName, SessionId, Timestamp, api::SessionState};
 
 use super::{SELECT, SessionRecord, load_checkouts, read};
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
 pub struct SessionFilter {
     pub state: Option<SessionState>,
     /// Matches sessions with this repository among theirs.
-    pub repository: Option<String>,
+    pub repository: Option<RepositoryName>,
     /// Matches titles that contain this text, ignoring case.
     pub title: Option<String>,
     pub key: Option<String>,
@@ -32,7 +32,7 @@ impl SessionFilter {
         add(self.key.clone(), " AND s.key = $?");
         let has_repository =
             " AND EXISTS (SELECT 1 FROM checkouts c WHERE c.session = s.id AND c.repository = $?)";
-        add(self.repository.clone(), has_repository);
+        add(self.repository.clone().map(String::from), has_repository);
         // SQLite's LOWER only knows ASCII, so the text is compared in both lower-case forms.
         let title = self.title.as_ref();
         let unicode = " AND (LOWER(s.title) LIKE $? ESCAPE '\\'";

@@ -12,6 +12,7 @@ use harvest_proto::{
     api::{Session, SessionRepository, SessionState},
     bridge::Author,
     event::Usage,
+    repository_name::WORKSPACE,
 };
 
 use crate::{
@@ -59,20 +60,10 @@ pub struct SessionRecord {
 }
 
 impl SessionRecord {
-    /// Names of the session's repositories, the primary one first.
+    /// Path in the sandbox of the folder that the agent works in.
     #[must_use]
-    pub fn repositories(&self) -> Vec<RepositoryName> {
-        self.checkouts.iter().map(|checkout| checkout.repository.clone()).collect()
-    }
-
-    /// Base commit of the session's diff in a repository, once known.
-    #[must_use]
-    pub fn base_commit(&self, repository: &str) -> Option<&str> {
-        self.checkouts
-            .iter()
-            .find(|checkout| checkout.repository == repository)?
-            .base_commit
-            .as_deref()
+    pub fn work_folder(&self) -> String {
+        self.checkouts.first().map_or_else(|| WORKSPACE.to_owned(), |first| first.folder.path())
     }
 }
 
@@ -160,7 +151,7 @@ pub(crate) async fn insert(
     .bind(new.id.to_string())
     .bind(replace_nul(new.title))
     .bind(to_enum_name(&SessionState::Queued))
-    .bind(new.checkouts.first().map(|first| first.repository.to_string()).unwrap_or_default())
+    .bind(new.checkouts.first().map(|first| first.repository.to_string()))
     .bind(String::from(new.branch))
     .bind(new.agent.as_str())
     .bind(new.model.map(String::from))
@@ -183,6 +174,7 @@ pub(crate) async fn insert(
 fn read(row: &DbRow) -> Result<SessionRecord, StoreError> {
     let next_seq: u64 = row::count(row, "next_seq")?;
     let env: BTreeMap<String, String> = row::json(row, "env")?;
+    let repository: Option<RepositoryName> = row::parsed_optional(row, "repository")?;
     let session = Session {
         id: row::parsed(row, "id")?,
         key: row::optional(row, "key")?,
@@ -190,7 +182,9 @@ fn read(row: &DbRow) -> Result<SessionRecord, StoreError> {
         state: row::enum_name(row, "state")?,
         reason: row::parsed(row, "reason")?,
         position: row::count_optional(row, "position")?,
-        repository: row::text(row, "repository")?,
+        repo_owner: repository.as_ref().map(|name| name.owner().to_owned()),
+        repo_name: repository.as_ref().map(|name| name.name().to_owned()),
+        repository,
         repositories: Vec::new(),
         branch: row::parsed(row, "branch")?,
         agent: row::parsed(row, "agent")?,
@@ -230,6 +224,7 @@ async fn load_checkouts(readers: &DbPool, records: &mut [SessionRecord]) -> Resu
         for checkout in loaded.remove(&session.id).unwrap_or_default() {
             session.repositories.push(SessionRepository {
                 name: checkout.record.repository.clone(),
+                folder: checkout.record.folder.path(),
                 url: checkout.url,
                 base: checkout.record.base.clone(),
                 branch: session.branch.clone(),

@@ -17,12 +17,12 @@ on_both!(
 
 async fn checkout_updates_affect_one_repository(test: TestStore) {
     let session = test.session().await;
-    let of = |repository: &str| repository.to_owned();
+    let of = |repository: &str| repository.parse().unwrap();
     let facts = vec![
-        Write::BaseCommit { repository: of("s"), commit: "b".into() },
-        Write::DefaultBase { repository: of("s"), base: "main".parse().unwrap() },
-        Write::DefaultBase { repository: of("s"), base: "other".parse().unwrap() },
-        Write::Pushed { repository: of("r"), commit: "p".into() },
+        Write::BaseCommit { repository: of("o/s"), commit: "b".into() },
+        Write::DefaultBase { repository: of("o/s"), base: "main".parse().unwrap() },
+        Write::DefaultBase { repository: of("o/s"), base: "other".parse().unwrap() },
+        Write::Pushed { repository: of("o/r"), commit: "p".into() },
     ];
     test.commit(&session, facts).await.unwrap();
     let record = test.store.session_get(&session).await.unwrap();
@@ -32,7 +32,7 @@ async fn checkout_updates_affect_one_repository(test: TestStore) {
         (None, Some("main"), Some("b"))
     );
     assert_eq!((r.unreviewed(), s.unreviewed()), (Some("p"), None));
-    test.commit(&session, vec![Write::Reviewed { repository: of("r"), commit: "p".into() }])
+    test.commit(&session, vec![Write::Reviewed { repository: of("o/r"), commit: "p".into() }])
         .await
         .unwrap();
     assert_eq!(test.store.session_get(&session).await.unwrap().checkouts[0].unreviewed(), None);
@@ -45,8 +45,8 @@ fn pull_request(number: u64) -> PullRequest {
         title: "t".into(),
         body: String::new(),
         state: PullRequestState::Open,
-        branch: "b".into(),
-        base: "main".into(),
+        branch: "b".parse().unwrap(),
+        base: "main".parse().unwrap(),
         commit: "c".into(),
         evidence: None,
     }
@@ -54,9 +54,9 @@ fn pull_request(number: u64) -> PullRequest {
 
 async fn each_repository_has_its_own_pull_request(test: TestStore) {
     let session = test.session().await;
-    for (repository, number) in [("s", 1), ("r", 2), ("s", 3)] {
+    for (repository, number) in [("o/s", 1), ("o/r", 2), ("o/s", 3)] {
         let write = Write::PullRequest {
-            repository: repository.to_owned(),
+            repository: repository.parse().unwrap(),
             pull_request: Box::new(pull_request(number)),
         };
         test.commit(&session, vec![write]).await.unwrap();
@@ -70,11 +70,12 @@ async fn each_repository_has_its_own_pull_request(test: TestStore) {
 async fn repository_in_use_cannot_be_deleted(test: TestStore) {
     let session = test.session().await;
     test.database
-        .sql("INSERT INTO repositories (name, url, image, created_at) VALUES ('s', 'http://h/s', 'i', 1)")
+        .sql("INSERT INTO repositories (name, url, image, created_at) VALUES ('o/s', 'http://h/s', 'i', 1)")
         .await;
-    assert!(test.store.repository_delete("s", NOW).await.is_err());
+    let name = "o/s".parse().unwrap();
+    assert!(test.store.repository_delete(&name, NOW).await.is_err());
     test.store.session_delete(&session, test.lease, Vec::new(), NOW).await.unwrap();
-    test.store.repository_delete("s", NOW).await.unwrap();
+    test.store.repository_delete(&name, NOW).await.unwrap();
 }
 
 async fn sessions_are_filtered_by_title_repository_key(test: TestStore) {
@@ -93,14 +94,16 @@ async fn sessions_are_filtered_by_title_repository_key(test: TestStore) {
         assert_eq!(found(title(text)).await, std::slice::from_ref(&id), "{text}");
     }
     assert!(found(title("100_")).await.is_empty() && found(title("fix%of")).await.is_empty());
-    let named =
-        |name: &str| SessionFilter { repository: Some(name.into()), ..SessionFilter::default() };
-    assert_eq!(found(named("s")).await, std::slice::from_ref(&id));
+    let named = |name: &str| SessionFilter {
+        repository: Some(name.parse().unwrap()),
+        ..SessionFilter::default()
+    };
+    assert!(found(named("p/s")).await.is_empty());
+    assert_eq!(found(named("o/s")).await, std::slice::from_ref(&id));
     assert_eq!(
-        found(SessionFilter { key: Some("k".into()), ..named("r") }).await,
+        found(SessionFilter { key: Some("k".into()), ..named("o/r") }).await,
         std::slice::from_ref(&id)
     );
-    assert!(found(named("t")).await.is_empty());
     assert_eq!(test.store.session_by_key("k").await.unwrap(), Some(id));
     let again = NewSession { key: Some("k".into()), ..new_session() };
     assert!(

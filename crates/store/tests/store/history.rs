@@ -41,11 +41,11 @@ async fn turn_has_prompt_usage_and_diff(test: TestStore) {
     let tree = |repository: &str, tree: &str| Write::TurnTree {
         turn: id.clone(),
         after: 0,
-        repository: repository.to_owned(),
+        repository: repository.parse().unwrap(),
         tree: tree.to_owned(),
         stat,
     };
-    let writes = vec![Write::Usage(usage), tree("a", "t1"), tree("b", "t2"), tree("a", "t3")];
+    let writes = vec![Write::Usage(usage), tree("o/a", "t1"), tree("o/b", "t2"), tree("o/a", "t3")];
     test.commit(&session, writes).await.unwrap();
     for turn in [
         test.store.turn_get(&session, 1).await.unwrap(),
@@ -58,10 +58,10 @@ async fn turn_has_prompt_usage_and_diff(test: TestStore) {
     assert_eq!(test.store.session_get(&session).await.unwrap().session.usage, usage);
     let of = |repository: &str, tree: &str| TurnTree {
         turn: 1,
-        repository: repository.into(),
+        repository: repository.parse().unwrap(),
         tree: tree.into(),
     };
-    assert_eq!(test.store.tree_list(&session).await.unwrap(), [of("a", "t3"), of("b", "t2")]);
+    assert_eq!(test.store.tree_list(&session).await.unwrap(), [of("o/a", "t3"), of("o/b", "t2")]);
     assert_eq!(test.store.tree_list_of(&session, 1).await.unwrap().len(), 2);
     assert_eq!(test.store.tree_list_of(&session, 0).await.unwrap(), []);
     assert!(matches!(test.store.turn_get(&session, 2).await, Err(StoreError::NotFound { .. })));
@@ -166,7 +166,7 @@ async fn removals_are_listed_until_done(test: TestStore) {
         copy(Some("FORGE_A")),
         Removal::Sandbox(harvest_proto::SandboxId::random()),
         Removal::Snapshot(SnapshotId::random()),
-        Removal::State("r".into()),
+        Removal::State("o/r".parse().unwrap()),
     ];
     for _ in 0..2 {
         let backwards = removals.iter().rev().cloned().collect();

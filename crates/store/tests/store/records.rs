@@ -136,9 +136,9 @@ async fn names_are_unique(test: TestStore) {
     store.token_insert("h1", &token("a")).await.unwrap();
     assert!(matches!(store.token_insert("h2", &token("a")).await, Err(StoreError::Exists { .. })));
     assert!(matches!(store.token_insert("h1", &token("b")).await, Err(StoreError::Exists { .. })));
-    store.repository_insert(&repository("r")).await.unwrap();
+    store.repository_insert(&repository("o/r")).await.unwrap();
     assert!(matches!(
-        store.repository_insert(&repository("r")).await,
+        store.repository_insert(&repository("o/r")).await,
         Err(StoreError::Exists { .. })
     ));
     let new = new_session();
@@ -157,21 +157,22 @@ async fn names_are_unique(test: TestStore) {
 
 async fn one_build_per_repository_at_a_time(test: TestStore) {
     let (store, lease) = (&test.store, test.lease);
-    store.repository_insert(&repository("r")).await.unwrap();
+    store.repository_insert(&repository("o/r")).await.unwrap();
     let (one, two) = (SnapshotId::random(), SnapshotId::random());
-    store.build_begin(lease, "r", &one, NOW).await.unwrap();
-    let second = store.build_begin(lease, "r", &two, NOW).await;
+    let name = &"o/r".parse().unwrap();
+    store.build_begin(lease, name, &one, NOW).await.unwrap();
+    let second = store.build_begin(lease, name, &two, NOW).await;
     assert!(matches!(second, Err(StoreError::Exists { .. })));
     let build =
         Build { snapshot: one.clone(), commit: "c".into(), check: None, millis: 5, built_at: NOW };
     store.build_publish(lease, &build).await.unwrap();
     assert!(matches!(store.build_publish(lease, &build).await, Err(StoreError::NotFound { .. })));
-    store.build_begin(lease, "r", &two, NOW).await.unwrap();
+    store.build_begin(lease, name, &two, NOW).await.unwrap();
     assert_eq!(store.build_unfinished().await.unwrap(), std::slice::from_ref(&two));
     store.build_fail(lease, &two, "no", NOW).await.unwrap();
-    assert_eq!(store.repository_get("r").await.unwrap().build, Some(build));
-    let (url, secret) = (repository("r").url, repository("r").secret);
-    let gone = store.repository_delete("r", NOW).await.unwrap();
+    assert_eq!(store.repository_get(name).await.unwrap().build, Some(build));
+    let (url, secret) = (repository("o/r").url, repository("o/r").secret);
+    let gone = store.repository_delete(name, NOW).await.unwrap();
     assert!(gone.contains(&Removal::ForgeCopy { url, secret }), "{gone:?}");
     assert!(
         [one, two].into_iter().all(|build| gone.contains(&Removal::Snapshot(build))),
@@ -181,25 +182,25 @@ async fn one_build_per_repository_at_a_time(test: TestStore) {
 
 async fn sessions_list_repositories_with_newest_builds(test: TestStore) {
     let (store, lease) = (&test.store, test.lease);
-    for name in ["s", "r", "other"] {
+    for name in ["o/s", "o/r", "o/other"] {
         store.repository_insert(&repository(name)).await.unwrap();
     }
     let session = test.session().await;
     let mut newest = None;
-    for (name, commit, at) in [("s", "old", 1), ("s", "new", 2), ("other", "x", 3)] {
+    for (name, commit, at) in [("o/s", "old", 1), ("o/s", "new", 2), ("o/other", "x", 3)] {
         let (snapshot, built_at) = (SnapshotId::random(), Timestamp::from_millis(at));
-        store.build_begin(lease, name, &snapshot, NOW).await.unwrap();
+        store.build_begin(lease, &name.parse().unwrap(), &snapshot, NOW).await.unwrap();
         let build = Build { snapshot, commit: commit.into(), check: None, millis: 5, built_at };
         store.build_publish(lease, &build).await.unwrap();
-        newest = if name == "s" { Some(build) } else { newest };
+        newest = if name == "o/s" { Some(build) } else { newest };
     }
-    let built = Repository { build: newest, ..repository("s") };
+    let built = Repository { build: newest, ..repository("o/s") };
     assert_eq!(
         store.repository_list_of(&session).await.unwrap(),
-        [repository("r"), built.clone()],
+        [repository("o/r"), built.clone()],
         "the primary repository comes first"
     );
-    assert_eq!(store.repository_list().await.unwrap()[1..], [repository("r"), built]);
+    assert_eq!(store.repository_list().await.unwrap()[1..], [repository("o/r"), built]);
     assert!(store.repository_list_of(&SessionId::random()).await.unwrap().is_empty());
 }
 
@@ -254,8 +255,8 @@ async fn deleting_a_session_deletes_all_its_rows(test: TestStore) {
         title: word(),
         body: word(),
         state: PullRequestState::Open,
-        branch: word(),
-        base: word(),
+        branch: "b".parse().unwrap(),
+        base: "main".parse().unwrap(),
         commit: word(),
         evidence: None,
     };
@@ -270,7 +271,7 @@ async fn deleting_a_session_deletes_all_its_rows(test: TestStore) {
             at: NOW,
         };
         let opened = Write::PullRequest {
-            repository: "r".to_owned(),
+            repository: "o/r".parse().unwrap(),
             pull_request: Box::new(pull_request.clone()),
         };
         test.commit(

@@ -179,7 +179,7 @@ pub(crate) fn new_session() -> NewSession {
     NewSession {
         id: SessionId::random(),
         title: "t".into(),
-        checkouts: vec![checkout("r"), checkout("s")],
+        checkouts: vec![checkout("o/r"), checkout("o/s")],
         branch: "b".parse().unwrap(),
         agent: AgentName::Claude,
         model: None,

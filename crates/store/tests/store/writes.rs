@@ -46,11 +46,11 @@ async fn every_write_is_read_back(test: TestStore) {
     };
     let texts = [
         Write::Title("title".into()),
-        Write::DefaultBase { repository: "r".into(), base: "main".parse().unwrap() },
-        Write::DefaultBase { repository: "r".into(), base: "another".parse().unwrap() },
-        Write::BaseCommit { repository: "r".into(), commit: "c1".into() },
-        Write::Pushed { repository: "r".into(), commit: "c2".into() },
-        Write::Reviewed { repository: "r".into(), commit: "c3".into() },
+        Write::DefaultBase { repository: "o/r".parse().unwrap(), base: "main".parse().unwrap() },
+        Write::DefaultBase { repository: "o/r".parse().unwrap(), base: "another".parse().unwrap() },
+        Write::BaseCommit { repository: "o/r".parse().unwrap(), commit: "c1".into() },
+        Write::Pushed { repository: "o/r".parse().unwrap(), commit: "c2".into() },
+        Write::Reviewed { repository: "o/r".parse().unwrap(), commit: "c3".into() },
         Write::Position(Some(4)),
         Write::CreatedId { key: "k".into(), id: "prm_1".into() },
     ];

@@ -9,7 +9,10 @@ pub(crate) use self::requests::start;
 
 use std::time::Duration;
 
-use harvest_proto::bridge::{Author, BootStart, Checkout};
+use harvest_proto::{
+    bridge::{Author, BootStart, Checkout},
+    door::GIT_NAME,
+};
 
 use crate::{capture, processes::ProcessSpec, sandbox::Sandbox, users::User};
 
@@ -114,7 +117,7 @@ impl Git<'_> {
         start: BootStart,
     ) -> Result<Synced, String> {
         let workspace = self.sandbox.workspace();
-        let folder = format!("{workspace}/{}", checkout.name);
+        let folder = format!("{workspace}/{}", checkout.folder);
         let exists = std::path::Path::new(&folder).join(".git").exists();
         if start == BootStart::Restore && (exists || !checkout.clone_missing) {
             return Ok(match self.fetch(&folder, checkout).await {
@@ -139,9 +142,9 @@ impl Git<'_> {
         checkout: &Checkout,
         start: BootStart,
     ) -> Result<(), String> {
-        let part = format!(".{}.part", checkout.name);
+        let part = format!(".{}.part", checkout.folder);
         let (at, folder) =
-            (format!("{workspace}/{part}"), format!("{workspace}/{}", checkout.name));
+            (format!("{workspace}/{part}"), format!("{workspace}/{}", checkout.folder));
         remove(&at).await.map_err(|error| format!("cannot remove {at}: {error}"))?;
         let arguments = ["clone", "--quiet", "--", &checkout.remote, &part];
         self.run(workspace, &arguments, NETWORK_TIMEOUT).await?;
@@ -151,16 +154,7 @@ impl Git<'_> {
     }
 
     async fn fetch(&self, folder: &str, checkout: &Checkout) -> Result<(), String> {
-        let set = self
-            .run(folder, &["remote", "set-url", "origin", &checkout.remote], LOCAL_TIMEOUT)
-            .await;
-        if let Err(tail) = set {
-            // A repository created inside has no remote yet.
-            let added = self
-                .run(folder, &["remote", "add", "origin", &checkout.remote], LOCAL_TIMEOUT)
-                .await;
-            added.map_err(|_| tail)?;
-        }
+        self.set_origin(folder, &checkout.remote).await?;
         let fetch = self.run(folder, &["fetch", "--quiet", "--prune", "origin"], NETWORK_TIMEOUT);
         if checkout.base.is_some() {
             return fetch.await.map(drop);
@@ -177,6 +171,20 @@ impl Git<'_> {
                 .await?;
         }
         Ok(())
+    }
+
+    async fn set_origin(&self, folder: &str, remote: &str) -> Result<(), String> {
+        let verb = match self.last_line(folder, &["remote", "get-url", "origin"]).await {
+            Some(origin) if origin == remote => return Ok(()),
+            // A disk of another session may hold a repository of the same name and another owner.
+            Some(origin) if is_at_door(&origin) && is_at_door(remote) => {
+                return Err(format!("{folder} is a checkout of {origin}, not of {remote}"));
+            }
+            Some(_) => "set-url",
+            // A repository created inside has no remote yet.
+            None => "add",
+        };
+        self.run(folder, &["remote", verb, "origin", remote], LOCAL_TIMEOUT).await.map(drop)
     }
 
     async fn check_out(
@@ -238,6 +246,11 @@ impl Git<'_> {
         self.run(folder, &["symbolic-ref", "HEAD", &reference], LOCAL_TIMEOUT).await?;
         Ok(())
     }
+}
+
+fn is_at_door(remote: &str) -> bool {
+    let path = remote.strip_prefix("http://").and_then(|rest| rest.strip_prefix(GIT_NAME));
+    path.is_some_and(|path| path.starts_with('/'))
 }
 
 // Removes an interrupted clone, on another thread because it may be large.

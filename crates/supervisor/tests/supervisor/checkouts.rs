@@ -8,7 +8,7 @@ use harvest_proto::{
     event::{BootPhase, PhaseStatus},
 };
 
-use crate::harness::Sandbox;
+use crate::harness::{Sandbox, git};
 
 const SETUP: &str = "basename $PWD >> $HOME/set-up";
 
@@ -16,7 +16,8 @@ const SETUP: &str = "basename $PWD >> $HOME/set-up";
 fn two_checkouts(sandbox: &Sandbox, start: BootStart) -> Boot {
     let boot = sandbox.boot(start, &[(".harvest/setup.sh", SETUP)]);
     let other = Checkout {
-        name: "lib".parse().unwrap(),
+        name: "acme/lib".parse().unwrap(),
+        folder: "lib".parse().unwrap(),
         clone_missing: true,
         ..boot.repositories[0].clone()
     };
@@ -121,6 +122,30 @@ fn restore_clones_missing_checkout_with_a_warning() {
     restore.repositories[1].clone_missing = false;
     boot(&sandbox, restore);
     assert_eq!(heads(&sandbox)[1], "", "a turn may have removed it");
+}
+
+#[test]
+fn checkout_of_another_owner_keeps_its_origin() {
+    let sandbox = Sandbox::start();
+    let mut restore = two_checkouts(&sandbox, BootStart::Restore);
+    restore.repositories.truncate(1);
+    let at_door = |owner: &str| format!("http://git.harvest.internal/{owner}/shop.git");
+    restore.repositories[0].remote = at_door("acme");
+    let shop = sandbox.at("workspace/shop");
+    fs::create_dir_all(&shop).unwrap();
+    git(&shop, &["init", "-q"]);
+    git(&shop, &["remote", "add", "origin", &at_door("other")]);
+    let mut owner = sandbox.owner(1, 0);
+    owner.request(|id| ToSupervisor::Boot { id, boot: Box::new(restore) }).unwrap();
+    let warning = owner.event(|body| matches!(body, EventBody::Warning { .. }));
+    let expected = format!("is a checkout of {}", at_door("other"));
+    assert!(
+        matches!(&warning, EventBody::Warning { message } if message.contains(&expected)),
+        "{warning:?}"
+    );
+    owner.phase(BootPhase::Ready, PhaseStatus::Done);
+    let config = fs::read_to_string(shop.join(".git/config")).unwrap();
+    assert!(config.contains(&at_door("other")), "{config}");
 }
 
 #[test]

@@ -164,7 +164,8 @@ impl Sandbox {
             epoch: 1,
             start,
             repositories: vec![Checkout {
-                name: "shop".parse().unwrap(),
+                name: "acme/shop".parse().unwrap(),
+                folder: "shop".parse().unwrap(),
                 remote: format!("file://{}", bare.display()),
                 base: None,
                 branch: Some("harvest/work".parse().unwrap()),

@@ -109,7 +109,7 @@ async fn two_folders_are_used_without_being_modified() {
     follower.after(first.seq, "the second evidence", checked).await;
     assert!(follower.seen.iter().any(|event| completed(&event.body)));
     let logs = well(host.harvest(["logs", &made.id.to_string()])).stdout;
-    for name in ["calc", "lib"] {
+    for name in ["local/calc", "local/lib"] {
         let told = |line: &str| {
             logs.lines().any(|one| one.starts_with(line) && one.contains(&format!(" of {name} ")))
         };
@@ -118,7 +118,7 @@ async fn two_folders_are_used_without_being_modified() {
     let shown = host.show(&made.id).await;
     let bases: Vec<_> =
         shown.repositories.iter().map(|one| (one.name.as_str(), one.base.as_deref())).collect();
-    assert_eq!(bases, [("calc", Some("trunk")), ("lib", Some("main"))]);
+    assert_eq!(bases, [("local/calc", Some("trunk")), ("local/lib", Some("main"))]);
     for repository in &shown.repositories {
         let pull = repository.pull_request.as_ref().unwrap();
         assert!(
@@ -151,6 +151,42 @@ async fn two_folders_are_used_without_being_modified() {
     let listed: Value =
         serde_json::from_str(&well(host.harvest(["repo", "ls", "--json"])).stdout).unwrap();
     assert_eq!(listed.as_array().unwrap().len(), 2, "{listed}");
+}
+
+#[tokio::test]
+async fn repositories_of_equal_name_work_side_by_side() {
+    let host = Host::start().await;
+    let (app, other) = (folder(&host, "app"), folder(&host, "other"));
+    fs::write(other.join("owner"), "acme\n").unwrap();
+    for folder in [&app, &other] {
+        well(host.harvest(["repo", "add", folder.to_str().unwrap()]));
+    }
+    let url = format!("{}/forge/local/other.git", host.url().unwrap());
+    well(host.harvest(["repo", "add", &url, "--name", "acme/app", "--secret", "FORGE_OTHER"]));
+    for arguments in [["run", "x", "-rapp"], ["repo", "build", "app"], ["repo", "rm", "app"]] {
+        let refused = host.harvest(arguments);
+        let listed = refused.stderr.contains("`app` is ambiguous: acme/app, local/app");
+        assert!(refused.code == 1 && listed && refused.stderr.contains("hint:"), "{refused:?}");
+    }
+    let change = "sed -i s/a.-.b/a+b/ calc.py && git commit -qam fix && git push -q";
+    let script = json!([{ "bash": format!("{change}; cd ../acme-app && {change}") }]);
+    let prompt = format!("Fix both.\nscript: {script}");
+    let run = ["run", &prompt, "-r", "local/app", "-r", "acme/app", "--json"];
+    let made = session(&well(host.harvest(run.iter().chain(&SCRIPTED))));
+    let mut follower = host.follow(made.id.clone());
+    let checked = |body: &EventBody| matches!(body, EventBody::Evidence(evidence) if evidence.outcome == CheckOutcome::Passed);
+    let first = follower.until("the first evidence", checked).await;
+    follower.after(first.seq, "the second evidence", checked).await;
+    let look = "ls /workspace; cat /workspace/*/owner; git -C ../acme-app remote get-url origin";
+    let (_, seen) = host.exec(&made.id, "harvest", look).await;
+    assert_eq!(seen, "acme-app\napp\nacme\nhttp://git.harvest.internal/acme/app.git\n");
+    let shown = host.show(&made.id).await;
+    let pulls: Vec<_> = shown
+        .repositories
+        .iter()
+        .map(|one| one.pull_request.as_ref().unwrap().url.as_str())
+        .collect();
+    assert!(pulls[0].contains("/local/app/") && pulls[1].contains("/local/other/"), "{pulls:?}");
 }
 
 #[tokio::test]

@@ -32,7 +32,7 @@ async fn planted_secrets_are_found_nowhere() {
     host.repository("calc", SAMPLE).await;
     set_secret(&host, "GIT_TOKEN", TOKEN);
     // A remote that refuses the token: errors tend to leak secrets.
-    let url = format!("{}/forge/calc.git", host.url().unwrap());
+    let url = format!("{}/forge/local/calc.git", host.url().unwrap());
     assert_eq!(
         host.harvest(["repo", "add", &url, "--name", "shut", "--secret", "GIT_TOKEN"]).code,
         0
