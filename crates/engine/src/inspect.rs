@@ -69,8 +69,8 @@ impl Engine {
         })
     }
 
-    /// Every sandbox with its owner and creator. One with an unreadable record is left out: nobody
-    /// may remove what it cannot attribute.
+    /// Every sandbox with its owner and creator. One with an unreadable record is left out: what
+    /// cannot be attributed must not be removed.
     ///
     /// # Errors
     /// When the folder of sandboxes cannot be read.

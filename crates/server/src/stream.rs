@@ -76,8 +76,8 @@ pub(crate) fn events(
     response
 }
 
-/// The output of a command. Its keep-alive lines notice a client that disappeared while it sends the
-/// command's input.
+/// The output of a command. Its keep-alive lines notice a client that disappeared while it sends
+/// the command's input.
 pub(crate) fn exec_lines(
     lines: ExecLines,
     has_input: bool,

@@ -24,6 +24,8 @@ pub(crate) struct Reconcile {
     /// `None` when the provider manages its snapshots by itself.
     disks: Option<DisksAtStart>,
     owned: HashSet<SandboxId>,
+    /// Sessions of other providers, whose snapshots this one cannot know.
+    elsewhere: HashSet<SessionId>,
     /// Every snapshot mentioned in a driver's state, including ones still to be taken.
     referenced: HashSet<SnapshotId>,
     /// Whether the sandboxes and snapshots belong to this store.
@@ -55,13 +57,17 @@ impl Reconcile {
             sandboxes,
             disks: at_start,
             owned: HashSet::new(),
+            elsewhere: HashSet::new(),
             referenced: HashSet::new(),
             ours,
         })
     }
 
     /// Marks the session's sandbox and snapshots as in use.
-    pub(crate) fn mark_in_use(&mut self, record: &SessionRecord) {
+    pub(crate) fn mark_in_use(&mut self, shared: &Shared, record: &SessionRecord) {
+        if record.session.provider != shared.sandboxes.provider.name() {
+            self.elsewhere.insert(record.session.id.clone());
+        }
         self.owned.extend(record.session.sandbox.clone());
         self.referenced.extend(record.session.snapshot_id.clone());
         self.referenced.extend(mentioned_snapshots(&record.driver_state));
@@ -69,7 +75,7 @@ impl Reconcile {
 
     /// Removes orphans and reports missing snapshots.
     pub(crate) async fn finish(self, shared: &Shared) -> Result<(), SessionError> {
-        let Self { sandboxes, disks, owned, mut referenced, ours } = self;
+        let Self { sandboxes, disks, owned, elsewhere, mut referenced, ours } = self;
         if !ours {
             tracing::warn!(
                 "this home has sandboxes and snapshots of another store; they are left alone"
@@ -89,7 +95,8 @@ impl Reconcile {
                 .build_fail(shared.lease, &snapshot, "the server was restarted", now())
                 .await?;
         }
-        let Some(DisksAtStart { known, stored }) = disks else { return Ok(()) };
+        let Some(DisksAtStart { mut known, stored }) = disks else { return Ok(()) };
+        known.retain(|(session, _)| !elsewhere.contains(session));
         referenced.extend(shared.store.snapshot_of_builds().await?);
         referenced.extend(
             shared.store.snapshot_all().await?.into_iter().map(|(_, snapshot)| snapshot.id),

@@ -1,4 +1,5 @@
-//! Builds accounts, repositories, sandboxes and sessions from the dependencies that the binary provides.
+//! Builds accounts, repositories, sandboxes and sessions from the dependencies that the binary
+//! provides.
 
 use std::sync::Arc;
 

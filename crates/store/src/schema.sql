@@ -21,6 +21,7 @@ CREATE TABLE sessions (
     agent TEXT NOT NULL,
     model TEXT,
     network TEXT NOT NULL,
+    provider TEXT NOT NULL,
     env TEXT NOT NULL,
     author_name TEXT NOT NULL,
     author_email TEXT NOT NULL,

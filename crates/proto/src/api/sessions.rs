@@ -162,6 +162,8 @@ pub struct Session {
     pub model: Option<ModelRef>,
     /// Network policy: `none` or `trusted`.
     pub network: NetworkPolicy,
+    /// Provider that runs the sandbox: `local`.
+    pub provider: String,
     /// The user who created the session.
     pub author: Author,
     /// The session's sandbox, while it has one.

@@ -30,6 +30,7 @@ pub(crate) type Files = BTreeMap<String, Vec<u8>>;
 /// An in-memory provider. Clones share one state.
 #[derive(Clone, Default)]
 pub struct Fake {
+    name: &'static str,
     inner: Arc<Mutex<Inner>>,
 }
 
@@ -76,7 +77,13 @@ impl Fake {
     /// An empty provider with an image of every name except `no-such-image`.
     #[must_use]
     pub fn new() -> Self {
-        let fake = Self::default();
+        Self::named("fake")
+    }
+
+    /// As [`Fake::new`], under another provider's name.
+    #[must_use]
+    pub fn named(name: &'static str) -> Self {
+        let fake = Self { name, ..Self::default() };
         fake.remove_image("no-such-image");
         fake
     }

@@ -3,15 +3,17 @@
 use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use harvest_gateway::{DoorListener, DoorStream};
 use harvest_proto::{
     SandboxId, SnapshotId, Timestamp,
     api::{Sandbox, SandboxList, SandboxStatus},
     event::SnapshotKind,
 };
-use harvest_session::sandboxes::{
-    BridgeStream, Created, Found, FreezeControl, Host, ListedSandbox, MissingObject, SandboxError,
-    SandboxProvider, SandboxSpec, Snapshots, StartFrom,
+use harvest_session::{
+    DoorListener, DoorStream,
+    sandboxes::{
+        BridgeStream, Created, Found, FreezeControl, Host, ListedSandbox, MissingObject,
+        SandboxError, SandboxProvider, SandboxSpec, Snapshots, StartFrom,
+    },
 };
 
 use super::{Fake, FakeOp, Files, connection, sandbox::FakeSandbox};
@@ -29,7 +31,7 @@ impl DoorListener for ClosedDoor {
 #[async_trait]
 impl SandboxProvider for Fake {
     fn name(&self) -> &'static str {
-        "fake"
+        self.name
     }
 
     async fn create(&self, spec: SandboxSpec) -> Result<Created, SandboxError> {

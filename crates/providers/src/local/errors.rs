@@ -1,5 +1,5 @@
-//! Translates errors of the engine and of image builds to [`SandboxError`], with a hint where one is
-//! known.
+//! Translates errors of the engine and of image builds to [`SandboxError`], with a hint where one
+//! is known.
 
 use std::{borrow::Cow, error::Error};
 

@@ -5,14 +5,13 @@ use harvest_engine::{
     EndWait, Engine, EngineError, Network, Running, SandboxState, Spec, VolumeName,
     WAIT_RETRY_DELAY,
 };
-use harvest_gateway::{DoorListener, DoorSocket};
 use harvest_proto::{
     SandboxId, SnapshotId,
     api::{DamagedSandbox, Sandbox, SandboxList},
     event::SnapshotKind,
 };
 use harvest_session::{
-    error_chain,
+    DoorListener, DoorSocket, error_chain,
     sandboxes::{
         BridgeStream, Created, Found, FreezeControl, Host, ListedSandbox, SandboxError,
         SandboxProvider, SandboxSpec, Snapshots, StartFrom,

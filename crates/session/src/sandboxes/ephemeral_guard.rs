@@ -9,8 +9,8 @@ use tokio::{runtime::Handle, sync::oneshot};
 use super::{BridgeStream, Created, SandboxError, SandboxSpec, Sandboxes, slots::SandboxSlot};
 use crate::error_chain::error_chain;
 
-// Removing takes milliseconds, more on a busy disk. Shutdown waits no longer than this; the zygote or
-// the next server removes the rest.
+// Removing takes milliseconds, more on a busy disk. Shutdown waits no longer than this; the zygote
+// or the next server removes the rest.
 const REMOVE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Removes an ephemeral sandbox, at the latest on drop.

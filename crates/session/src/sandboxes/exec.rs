@@ -1,5 +1,5 @@
-//! Commands in a sandbox: one request and one stream of output lines, whether the sandbox belongs to
-//! a session, stands alone or is created for this command.
+//! Commands in a sandbox: one request and one stream of output lines, whether the sandbox belongs
+//! to a session, stands alone or is created for this command.
 
 use std::sync::Arc;
 

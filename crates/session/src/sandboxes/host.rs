@@ -78,7 +78,7 @@ pub trait Host: Images {
     /// Checks what the machine supports, by trying it.
     async fn findings(&self) -> Result<Vec<Finding>, SandboxError>;
 
-    /// Counts of standby processes; `None` when there are none or nobody answers.
+    /// Counts of standby processes; `None` when there are none or the zygote does not answer.
     async fn standby(&self) -> Option<StandbyCounts>;
 }
 

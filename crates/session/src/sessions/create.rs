@@ -64,6 +64,7 @@ impl Sessions {
             agent: create.agent.unwrap_or_default(),
             model: create.model,
             network: create.network.unwrap_or_default(),
+            provider: self.shared.sandboxes.provider.name().to_owned(),
             author,
             conversation: uuid(),
             forked_from: None,

@@ -167,6 +167,7 @@ fn new_fork(
         agent: session.agent,
         model: session.model.clone(),
         network: session.network,
+        provider: session.provider.clone(),
         author: user.clone(),
         conversation: source.conversation.clone(),
         forked_from: Some(session.id.clone()),

@@ -105,7 +105,7 @@ impl Sessions {
             let Some(last) = page.last() else { break };
             cursor = Some((last.session.created_at, last.session.id.clone()));
             for record in page {
-                reconcile.mark_in_use(&record);
+                reconcile.mark_in_use(&self.shared, &record);
                 if self.needs_driver(&record) {
                     driven.push(record);
                 }

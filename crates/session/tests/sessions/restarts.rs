@@ -24,6 +24,26 @@ async fn sandbox_crash_interrupts_prompt_and_recovers_disk() {
 }
 
 #[tokio::test]
+async fn session_of_another_provider_is_left_alone() {
+    let mut harness = Harness::new().await;
+    let sessions = harness.serve().await;
+    let id = harness.session(&sessions, Some("hello")).await.id;
+    until_state(&sessions, &id, SessionState::Idle).await;
+    sessions.pause(&id).await.unwrap();
+    assert_eq!(sessions.get(&id).await.unwrap().provider, "fake");
+    sessions.close().await;
+    let own = std::mem::replace(&mut harness.fake, Fake::named("other"));
+    let sessions = harness.serve().await;
+    assert_eq!(sessions.resume(&id).await.unwrap_err().code(), "other_provider");
+    assert!(sessions.snapshots(&id).await.unwrap().iter().all(|snapshot| !snapshot.gone));
+    sessions.close().await;
+    harness.fake = own;
+    let sessions = harness.serve().await;
+    let next = send(&sessions, &id, "go on").await;
+    until_status(&sessions, &id, &next, PromptStatus::Completed).await;
+}
+
+#[tokio::test]
 async fn running_turn_survives_server_restart() {
     let harness = Harness::new().await;
     let sessions = harness.serve().await;

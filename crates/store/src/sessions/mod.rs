@@ -35,6 +35,8 @@ pub struct NewSession {
     pub agent: AgentName,
     pub model: Option<ModelRef>,
     pub network: NetworkPolicy,
+    /// The name of the provider that runs its sandbox.
+    pub provider: String,
     pub author: Author,
     /// The agent's id of the conversation.
     pub conversation: String,
@@ -69,7 +71,7 @@ impl SessionRecord {
 
 // The diff is left out: it may be a megabyte, and lists do not show it.
 const SELECT: &str = "SELECT s.id, s.title, s.state, s.reason, s.position, s.repository, s.branch, s.agent, s.model, \
-     s.network, s.author_name, s.author_email, s.conversation, s.sandbox, s.epoch, s.snapshot, s.forked_from, \
+     s.network, s.provider, s.author_name, s.author_email, s.conversation, s.sandbox, s.epoch, s.snapshot, s.forked_from, \
      s.forked_turn, s.key, s.env, s.driver_state, s.input_tokens, s.output_tokens, \
      s.cache_read_tokens, s.cache_write_tokens, s.next_seq, s.created_at, s.last_activity, \
      (SELECT COUNT(*) FROM turns t WHERE t.session = s.id) AS turns, \
@@ -144,9 +146,10 @@ pub(crate) async fn insert(
 ) -> Result<(), StoreError> {
     sqlx::query(
         "INSERT INTO sessions (id, title, state, reason, repository, branch, agent, model, network,
-         author_name, author_email, conversation, forked_from, forked_turn, key, env, driver_state,
-         created_at, last_activity)
-         VALUES ($1, $2, $3, 'created', $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, '', $16, $16)",
+         author_name, author_email, conversation, forked_from, forked_turn, key, env, provider,
+         driver_state, created_at, last_activity)
+         VALUES ($1, $2, $3, 'created', $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, '',
+         $17, $17)",
     )
     .bind(new.id.to_string())
     .bind(replace_nul(new.title))
@@ -163,6 +166,7 @@ pub(crate) async fn insert(
     .bind(new.forked_turn.map(i64::from))
     .bind(new.key)
     .bind(to_json(&new.env))
+    .bind(new.provider)
     .bind(new.at.as_millis())
     .execute(&mut *connection)
     .await
@@ -190,6 +194,7 @@ fn read(row: &DbRow) -> Result<SessionRecord, StoreError> {
         agent: row::parsed(row, "agent")?,
         model: row::parsed_optional(row, "model")?,
         network: row::parsed(row, "network")?,
+        provider: row::text(row, "provider")?,
         author: row::author(row)?,
         sandbox: row::parsed_optional::<SandboxId>(row, "sandbox")?,
         epoch: row::count(row, "epoch")?,

@@ -185,6 +185,7 @@ pub(crate) fn new_session() -> NewSession {
         model: None,
         network: NetworkPolicy::Trusted,
         author: author(),
+        provider: "local".into(),
         conversation: "c".into(),
         forked_from: None,
         forked_turn: None,
