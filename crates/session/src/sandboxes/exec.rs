@@ -1,7 +1,7 @@
 //! Commands in a sandbox: one request and one stream of output lines, whether the sandbox belongs
 //! to a session, stands alone or is created for this command.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use base64::{Engine, prelude::BASE64_STANDARD};
 use futures_util::stream::{self, BoxStream, StreamExt};
@@ -12,8 +12,8 @@ use harvest_proto::{
 };
 
 use super::{
-    CommandDefaults, EphemeralGuard, Found, Requester, SandboxError, SandboxHandle,
-    SandboxProvider, SandboxSpec, Sandboxes, UseGuard,
+    CommandDefaults, EphemeralGuard, Requester, SandboxError, SandboxHandle, SandboxProvider,
+    SandboxSpec, Sandboxes, UseGuard,
 };
 use crate::{
     bridge::{Bridge, BridgeError, Exec, ExecInput, ExecOutput, InputStream, InputTask},
@@ -21,6 +21,9 @@ use crate::{
 };
 
 const SIGKILL: i32 = 9;
+
+// A supervisor that exits closes its connections a moment before the exit is recorded.
+const EXIT_GRACE: Duration = Duration::from_secs(1);
 
 /// The output of a command; the last line says how it ended. Dropping the stream kills the command,
 /// unless it is detached.
@@ -299,10 +302,12 @@ async fn connection_lost(
         code: "sandbox_ended".to_owned(),
         message: format!("the sandbox exited before the command ended: {reason}"),
     };
-    match provider.find(sandbox).await {
-        Ok(Found::Dead { reason }) => exited(reason),
-        Ok(Found::Gone) => exited("removed".to_owned()),
-        Ok(Found::Running) | Err(_) => {
+    match tokio::time::timeout(EXIT_GRACE, provider.wait(sandbox)).await {
+        Ok(Ok(reason)) => exited(reason),
+        Ok(Err(SandboxError::Missing(_) | SandboxError::NotRunning { .. })) => {
+            exited("removed".to_owned())
+        }
+        Ok(Err(_)) | Err(_) => {
             let why = error.map(|error| format!(": {}", error_chain(error))).unwrap_or_default();
             let message = format!(
                 "the connection to the sandbox was lost; the command may still be running{why}"

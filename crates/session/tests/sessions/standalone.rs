@@ -239,3 +239,18 @@ async fn failed_create_frees_idempotency_key() {
     sessions.idempotency_release("k").await.unwrap();
     assert_eq!(sessions.idempotency_claim("k", b"another").await.unwrap(), Claim::New);
 }
+
+#[tokio::test]
+async fn removed_sandbox_ends_its_commands() {
+    let harness = limited(9, None).await;
+    let (_sessions, sandboxes) = serve(&harness).await;
+    let sandbox = create(&sandboxes, "a").await.unwrap();
+    let sleep = ExecRequest { argv: vec!["sleep".into(), "1000".into()], ..ExecRequest::default() };
+    let handle = sandboxes.standalone_handle(&sandbox).await.unwrap();
+    let running = handle.exec_lines(sleep, None).await.unwrap();
+    sandboxes.delete(&sandbox, false).await.unwrap();
+    let lines: Vec<_> = running.collect().await;
+    let ended =
+        |line: &ExecLine| matches!(line, ExecLine::Failed { code, .. } if code == "sandbox_ended");
+    assert!(lines.last().is_some_and(ended), "{lines:?}");
+}
