@@ -3,7 +3,7 @@
 use axum::{Json, extract::State, http::StatusCode, response::Response};
 use harvest_proto::{
     RepositoryName, RepositoryRef,
-    api::{AddRepository, BuildLine, Page, Repository},
+    api::{AddRepository, BuildLine, Page, Problem, Repository},
 };
 
 use crate::{
@@ -43,7 +43,11 @@ pub(crate) struct RepositoryQuery {
 #[utoipa::path(get, path = "/v1/repositories", tag = "repositories",
     params(("name" = Option<String>, Query,
         description = "Only this repository: `OWNER/NAME`, or `NAME` if only one has it")),
-    responses((status = 200, body = Page<Repository>, description = "The repositories")))]
+    responses((status = 200, body = Page<Repository>, description = "The repositories"),
+        (status = 404, body = Problem, content_type = "application/problem+json",
+            description = "No repository has this name"),
+        (status = 409, body = Problem, content_type = "application/problem+json",
+            description = "More than one repository has this name")))]
 pub(crate) async fn repository_list(
     State(state): State<ServerState>,
     Query(query): Query<RepositoryQuery>,

@@ -3,7 +3,7 @@
 use axum::{Json, extract::State, http::StatusCode};
 use harvest_proto::{
     RepositoryRef, SessionId, SnapshotId,
-    api::{CreateSession, ForkSession, Page, RestoreSession, Session, SessionState},
+    api::{CreateSession, ForkSession, Page, Problem, RestoreSession, Session, SessionState},
 };
 use harvest_session::SessionFilter;
 use serde::Serialize;
@@ -66,7 +66,11 @@ pub(crate) struct ListQuery {
            ("cursor" = Option<String>, Query, description = "`next_cursor` of the previous page", min_length = 1),
            ("limit" = Option<u32>, Query, description = "1 to 200; 50 by default",
             minimum = 1, maximum = 200)),
-    responses((status = 200, body = Page<Session>, description = "A page of sessions")))]
+    responses((status = 200, body = Page<Session>, description = "A page of sessions"),
+        (status = 404, body = Problem, content_type = "application/problem+json",
+            description = "No repository has this name"),
+        (status = 409, body = Problem, content_type = "application/problem+json",
+            description = "More than one repository has this name")))]
 pub(crate) async fn session_list(
     State(state): State<ServerState>,
     Query(query): Query<ListQuery>,
