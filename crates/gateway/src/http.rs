@@ -10,7 +10,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures_util::stream;
+use futures_util::{Stream, StreamExt, TryStreamExt, stream};
 use http_body_util::{BodyExt, Full, StreamBody, combinators::UnsyncBoxBody};
 use hyper::{
     HeaderMap, Request, Response, StatusCode,
@@ -75,10 +75,7 @@ pub(crate) fn full(bytes: impl Into<Bytes>) -> Body {
 pub(crate) fn streamed() -> (BodySender, Body) {
     let (sender, mut chunks) = mpsc::channel(2);
     let chunks = stream::poll_fn(move |context| chunks.poll_recv(context));
-    let frames = futures_util::StreamExt::map(chunks, |chunk: Result<Bytes, BodyError>| {
-        chunk.map(Frame::data)
-    });
-    (sender, StreamBody::new(frames).boxed_unsync())
+    (sender, StreamBody::new(chunks.map_ok(Frame::data)).boxed_unsync())
 }
 
 pub(crate) fn text(status: StatusCode, message: &str) -> Response<Body> {
@@ -90,9 +87,14 @@ pub(crate) fn with_type(
     content_type: &'static str,
     body: impl Into<Bytes>,
 ) -> Response<Body> {
-    let mut response = Response::new(full(body));
+    let content_type = (header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    response(status, HeaderMap::from_iter([content_type]), full(body))
+}
+
+pub(crate) fn response(status: StatusCode, headers: HeaderMap, body: Body) -> Response<Body> {
+    let mut response = Response::new(body);
     *response.status_mut() = status;
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
+    *response.headers_mut() = headers;
     response
 }
 
@@ -115,11 +117,24 @@ pub(crate) fn forwarded_headers(headers: &HeaderMap, without: &[HeaderName]) -> 
         .collect()
 }
 
-/// The chunks of a body.
-pub(crate) fn chunks(
-    body: Incoming,
-) -> impl futures_util::Stream<Item = Result<Bytes, hyper::Error>> + Send + 'static {
-    http_body_util::BodyDataStream::new(body)
+/// The chunks of an upstream's response. An error does not contain the URL.
+pub(crate) fn upstream_chunks(
+    response: reqwest::Response,
+) -> impl Stream<Item = Result<Bytes, BodyError>> + Send + 'static {
+    response.bytes_stream().map_err(|failed| failed.without_url().into())
+}
+
+/// The text of an upstream's response, cut after about `max` bytes.
+pub(crate) async fn read_text(response: reqwest::Response, max: usize) -> String {
+    let mut text = Vec::new();
+    let mut chunks = response.bytes_stream();
+    while let Some(Ok(chunk)) = chunks.next().await {
+        text.extend_from_slice(&chunk);
+        if text.len() > max {
+            break;
+        }
+    }
+    String::from_utf8_lossy(&text).into_owned()
 }
 
 /// Clients for upstreams. Requests to this machine never go through a proxy.

@@ -19,6 +19,7 @@ pub mod vault;
 
 use std::{collections::BTreeMap, net::SocketAddr, sync::Arc};
 
+use door::Door;
 pub use harvest_proto::script::{Script, ScriptError, ScriptRule};
 use ledger::{DoorPolicy, Ledger};
 pub use listener::{DoorHandle, DoorListener, DoorSocket, DoorStream};
@@ -67,20 +68,13 @@ pub(crate) struct Shared {
 impl Gateway {
     #[must_use]
     pub fn new(ledger: Arc<dyn Ledger>, config: GatewayConfig) -> Self {
-        let clients = http::Clients::new();
-        Self {
-            shared: Arc::new(Shared {
-                ledger,
-                config,
-                clients,
-                failures: model::FailureCounts::default(),
-            }),
-        }
+        let (clients, failures) = (http::Clients::new(), model::FailureCounts::default());
+        Self { shared: Arc::new(Shared { ledger, config, clients, failures }) }
     }
 
     /// Opens a sandbox's door: serves its connections until the handle is dropped. Must be called
     /// within a tokio runtime.
     pub fn open(&self, listener: Box<dyn DoorListener>, policy: DoorPolicy) -> DoorHandle {
-        listener::open(Arc::clone(&self.shared), listener, policy)
+        DoorHandle::open(Door::new(Arc::clone(&self.shared), policy), listener)
     }
 }

@@ -5,10 +5,7 @@ use std::{
     fs, io,
     os::{
         fd::AsRawFd,
-        unix::{
-            fs::{MetadataExt, PermissionsExt},
-            net::UnixListener as StdListener,
-        },
+        unix::fs::{MetadataExt, PermissionsExt},
     },
     path::{Path, PathBuf},
     sync::Arc,
@@ -25,7 +22,7 @@ use tokio::{
     time::timeout,
 };
 
-use crate::{Shared, door::Door, egress, git, http, ledger::DoorPolicy, model, policy};
+use crate::{door::Door, egress, git, http, model, policy};
 
 /// A connection from a sandbox, with the bytes that followed its first line.
 type Stream = BufReader<Box<dyn DoorStream>>;
@@ -63,14 +60,12 @@ impl Drop for DoorHandle {
     }
 }
 
-pub(crate) fn open(
-    shared: Arc<Shared>,
-    listener: Box<dyn DoorListener>,
-    policy: DoorPolicy,
-) -> DoorHandle {
-    let door = Arc::new(Door::new(shared, policy));
-    tokio::spawn(accept(Arc::clone(&door), listener));
-    DoorHandle { door }
+impl DoorHandle {
+    pub(crate) fn open(door: Door, listener: Box<dyn DoorListener>) -> Self {
+        let door = Arc::new(door);
+        tokio::spawn(accept(Arc::clone(&door), listener));
+        Self { door }
+    }
 }
 
 /// A door as a Unix socket on this host. Dropping it removes the socket.
@@ -86,8 +81,23 @@ impl DoorSocket {
     /// # Errors
     /// When the socket cannot be created.
     pub fn bind(path: &Path) -> io::Result<Self> {
-        let (listener, file) = bind(path)?;
-        Ok(Self { listener: UnixListener::from_std(listener)?, path: path.to_owned(), file })
+        let invalid = || {
+            let message = "the path of the door has no folder or no name";
+            io::Error::new(io::ErrorKind::InvalidInput, message)
+        };
+        let folder = fs::File::open(path.parent().ok_or_else(invalid)?)?;
+        let name = path.file_name().ok_or_else(invalid)?;
+        // A socket address holds a path of at most 107 bytes; a path through the folder's
+        // descriptor is short enough.
+        let short = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd())).join(name);
+        match fs::remove_file(&short) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let listener = UnixListener::bind(&short)?;
+        // The supervisor connects under another uid; the private folder above keeps all others out.
+        fs::set_permissions(&short, fs::Permissions::from_mode(0o666))?;
+        Ok(Self { listener, path: path.to_owned(), file: file_identity(&short)? })
     }
 }
 
@@ -108,26 +118,6 @@ impl Drop for DoorSocket {
             tracing::warn!(socket = %self.path.display(), %error, "cannot remove the socket of a closed door");
         }
     }
-}
-
-// A socket address holds a path of at most 107 bytes; a path through the folder's descriptor is
-// short enough.
-fn bind(socket: &Path) -> io::Result<(StdListener, (u64, u64))> {
-    let invalid = || {
-        io::Error::new(io::ErrorKind::InvalidInput, "the path of the door has no folder or no name")
-    };
-    let folder = fs::File::open(socket.parent().ok_or_else(invalid)?)?;
-    let name = socket.file_name().ok_or_else(invalid)?;
-    let short = PathBuf::from(format!("/proc/self/fd/{}", folder.as_raw_fd())).join(name);
-    match fs::remove_file(&short) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let listener = StdListener::bind(&short)?;
-    listener.set_nonblocking(true)?;
-    // The supervisor connects under another uid; the private folder above keeps all others out.
-    fs::set_permissions(&short, fs::Permissions::from_mode(0o666))?;
-    Ok((listener, file_identity(&short)?))
 }
 
 fn file_identity(path: &Path) -> io::Result<(u64, u64)> {
@@ -173,23 +163,19 @@ async fn serve(door: Arc<Door>, mut stream: Stream) {
     };
     match request {
         DoorRequest::Lookup { name } => {
-            let reply = match may_look_up(&door, &name) {
-                true => DoorReply::Open,
-                false => {
-                    let reason = door.policy.network.refusal();
-                    door.log_refusal(&name, &reason).await;
-                    refused(&reason)
-                }
+            let network = &door.policy.network;
+            let reply = if is_gateway_name(&name) || policy::allows_name(network, &name) {
+                DoorReply::Open
+            } else {
+                let reason = network.refusal();
+                door.log_refusal(&name, &reason).await;
+                refused(&reason)
             };
             // The sandbox may have closed the connection.
             let _ = stream.write_all(&line(&reply)).await;
         }
         DoorRequest::Connect { name, port } => connect(door, stream, &name, port).await,
     }
-}
-
-fn may_look_up(door: &Door, name: &str) -> bool {
-    is_gateway_name(name) || policy::allows_name(&door.policy.network, name)
 }
 
 async fn connect(door: Arc<Door>, mut stream: Stream, name: &str, port: u16) {
@@ -207,20 +193,19 @@ async fn connect(door: Arc<Door>, mut stream: Stream, name: &str, port: u16) {
     let opened = match policy::allows(network, name, port) {
         true => egress::connect(&door.shared.config, name, port).await,
         false if policy::allows_name(network, name) => {
-            Err(egress::Refused(format!("port {port} is not allowed, only 80 and 443")))
+            Err(format!("port {port} is not allowed, only 80 and 443").into())
         }
-        false => Err(egress::Refused(network.refusal())),
+        false => Err(network.refusal().into()),
     };
     match opened {
         Ok(upstream) => {
             if stream.write_all(&line(&DoorReply::Open)).await.is_ok()
-                && let Err(egress::Refused(reason)) =
-                    egress::forward(stream, upstream, name, port).await
+                && let Err(reason) = egress::forward(stream, upstream, name, port).await
             {
                 door.log_refusal(name, &reason).await;
             }
         }
-        Err(egress::Refused(reason)) => {
+        Err(reason) => {
             door.log_refusal(name, &reason).await;
             // The sandbox may have closed the connection.
             let _ = stream.write_all(&line(&refused(&reason))).await;

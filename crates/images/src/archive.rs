@@ -29,18 +29,10 @@ pub enum ArchiveError {
     Truncated,
     /// A header's checksum is wrong.
     #[error("the archive is damaged or not a tar: wrong checksum of the header at byte {at}")]
-    Checksum {
-        /// The header's offset.
-        at: u64,
-    },
+    Checksum { at: u64 },
     /// A header is invalid.
     #[error("invalid header at byte {at}: {reason}")]
-    Header {
-        /// The header's offset.
-        at: u64,
-        /// The reason.
-        reason: &'static str,
-    },
+    Header { at: u64, reason: &'static str },
     /// The compression is not supported.
     #[error("the archive is compressed with {0}; only gzip and zstd are supported")]
     Compression(&'static str),
@@ -109,11 +101,11 @@ impl<R: Read> Archive<R> {
             self.skip()?;
             let begin = self.at;
             let wrong = |reason| ArchiveError::Header { at: begin, reason };
-            let Some(block) = self.block()? else { return Err(ArchiveError::Truncated) };
+            let block = self.block()?;
             if block.iter().all(|byte| *byte == 0) {
                 return Ok(None);
             }
-            let header = Header::parse(&block).map_err(|error| error.at(begin))?;
+            let header = Header::parse(&block, begin)?;
             match header.flag {
                 b'L' => extensions.path = Some(self.long_name(&header, begin)?),
                 b'K' => extensions.link = Some(self.long_name(&header, begin)?),
@@ -155,12 +147,14 @@ impl<R: Read> Archive<R> {
         let mut path = pax.path.or(extensions.path).unwrap_or(header.path);
         let kind =
             EntryKind::of(header.flag, &path).ok_or_else(|| wrong("unsupported entry type"))?;
-        let stored = if kind.has_data() { pax.size.unwrap_or(header.size) } else { 0 };
+        // Some writers give a link the size of its target, although no content follows.
+        let stored = if kind == EntryKind::File { pax.size.unwrap_or(header.size) } else { 0 };
         self.expect(stored, begin)?;
         let mut size = stored;
         let mut extents = vec![Extent { offset: 0, length: stored }];
         if header.flag == b'S' {
-            let more = &mut || self.extra_block();
+            // The map of an old sparse file continues after its header, outside its content.
+            let more = &mut || self.block();
             (extents, size) = sparse::header_map(block, more)?
                 .ok_or_else(|| wrong("its sparse map is malformed"))?;
         } else if let Some(map) = pax.sparse.filter(|_| kind == EntryKind::File) {
@@ -217,18 +211,13 @@ impl<R: Read> Archive<R> {
         Ok(())
     }
 
-    // The map of an old sparse file continues after its header and is not part of its content.
-    fn extra_block(&mut self) -> Result<[u8; BLOCK], ArchiveError> {
-        self.block()?.ok_or(ArchiveError::Truncated)
-    }
-
     // The map of a sparse file in format 1.0 is the first part of its content.
     fn leading_block(&mut self, begin: u64) -> Result<[u8; BLOCK], ArchiveError> {
         if self.data < BLOCK as u64 {
             return Err(ArchiveError::Header { at: begin, reason: "its sparse map has no end" });
         }
         self.data -= BLOCK as u64;
-        self.extra_block()
+        self.block()
     }
 
     fn skip(&mut self) -> Result<(), ArchiveError> {
@@ -238,18 +227,12 @@ impl<R: Read> Archive<R> {
         Ok(())
     }
 
-    fn block(&mut self) -> Result<Option<[u8; BLOCK]>, ArchiveError> {
-        let mut block = [0; BLOCK];
-        let mut filled = 0;
-        while filled < BLOCK {
-            match read_some(&mut self.source, &mut block[filled..]).map_err(ArchiveError::Read)? {
-                0 if filled == 0 => return Ok(None),
-                0 => return Err(ArchiveError::Truncated),
-                length => filled += length,
-            }
-        }
-        self.at += BLOCK as u64;
-        Ok(Some(block))
+    fn block(&mut self) -> Result<[u8; BLOCK], ArchiveError> {
+        let mut block = Vec::with_capacity(BLOCK);
+        let mut source = (&mut self.source).take(BLOCK as u64);
+        source.read_to_end(&mut block).map_err(ArchiveError::Read)?;
+        self.at += block.len() as u64;
+        block.try_into().map_err(|_| ArchiveError::Truncated)
     }
 }
 

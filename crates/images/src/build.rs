@@ -19,14 +19,13 @@ use harvest_engine::{
     Engine, EngineError, Image, ImageConfig, LayerCache, LayerId, Limits, Network, Origin, Owner,
     PulledImage, Spec, random_name, supervisor_client::SupervisorClient,
 };
-use harvest_proto::{SandboxId, bridge::Exit};
+use harvest_proto::{SandboxId, api::ImageLine, bridge::Exit};
 
 use crate::{
-    ImageError, Progress,
-    import::{self, write_image},
+    ImageError,
+    import::{self, elapsed_millis, write_image},
     layer_key::{content_key, key, layer_of_key},
     oci::{self, PullOptions},
-    progress::elapsed_millis,
     recipe::{Base, Recipe, RecipeStep},
 };
 use host_config::HostConfig;
@@ -53,7 +52,7 @@ pub fn build(
     engine: &Engine,
     recipe: &Recipe,
     options: BuildOptions,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut dyn FnMut(ImageLine),
 ) -> Result<Image, ImageError> {
     let cache = engine.layer_cache()?;
     Build { cache: &cache, options, progress }.image(recipe, 0)
@@ -62,7 +61,7 @@ pub fn build(
 struct Build<'a> {
     cache: &'a LayerCache<'a>,
     options: BuildOptions,
-    progress: &'a mut dyn FnMut(Progress),
+    progress: &'a mut dyn FnMut(ImageLine),
 }
 
 /// The image as far as it has been built.
@@ -98,7 +97,7 @@ impl Build<'_> {
             (Some(parent), _) => {
                 (state.layers, state.config) = (parent.layers, parent.config);
                 let what = describe_base(&recipe.from);
-                (self.progress)(Progress::StepCached { index: 1, total, what });
+                (self.progress)(ImageLine::StepCached { index: 1, total, what });
             }
             (None, Some(pulled)) => (state.layers, state.config) = (pulled.layers, pulled.config),
             (None, None) => self.base(recipe, &keys[0], total, &mut state)?,
@@ -156,7 +155,7 @@ impl Build<'_> {
     fn report_all_cached(&mut self, recipe: &Recipe, total: usize) {
         let steps = recipe.steps.iter().map(describe_step);
         for (at, what) in [describe_base(&recipe.from)].into_iter().chain(steps).enumerate() {
-            (self.progress)(Progress::StepCached { index: at + 1, total, what });
+            (self.progress)(ImageLine::StepCached { index: at + 1, total, what });
         }
     }
 
@@ -171,7 +170,7 @@ impl Build<'_> {
         self.layer((1, total), &what, key, state, |build, target, _| match &recipe.from {
             Base::Debian { suite, include } => {
                 bootstrap::debian(suite, include, target, &mut |line| {
-                    (build.progress)(Progress::Output { line: line.to_owned() });
+                    (build.progress)(ImageLine::Output { line: line.to_owned() });
                 })
             }
             Base::Folder(folder) => import::copy_root(&resolve(recipe, folder)?, target),
@@ -179,8 +178,7 @@ impl Build<'_> {
                 let file = resolve(recipe, file)?;
                 import::unpack_file(&file, key, target, build.cache, build.progress)
             }
-            Base::Image(image) => Err(image_missing(image)),
-            Base::Oci(reference) => Err(image_missing(reference)),
+            Base::Image(name) | Base::Oci(name) => Err(image_missing(name)),
         })
     }
 
@@ -194,24 +192,24 @@ impl Build<'_> {
         let complete = |image: &PulledImage| image.layers.iter().all(|l| self.cache.has_layer(l));
         let (index, total, what) = (1, recipe.steps.len() + 1, describe_base(&recipe.from));
         if let Some(image) = recorded.filter(|image| !self.options.force && complete(image)) {
-            (self.progress)(Progress::StepCached { index, total, what });
+            (self.progress)(ImageLine::StepCached { index, total, what });
             return Ok(Some(image));
         }
         self.cache.check_space()?;
-        (self.progress)(Progress::StepStarted { index, total, what });
+        (self.progress)(ImageLine::StepStarted { index, total, what });
         let started = Instant::now();
         let progress = &mut self.progress;
         // The image's layers are parts of this one step.
         let mut report = |inner| match inner {
-            Progress::StepStarted { index, total, what } => {
-                progress(Progress::Output { line: format!("fetching {index}/{total} {what}") });
+            ImageLine::StepStarted { index, total, what } => {
+                progress(ImageLine::Output { line: format!("fetching {index}/{total} {what}") });
             }
-            bytes @ Progress::Bytes { .. } => progress(bytes),
+            bytes @ ImageLine::Bytes { .. } => progress(bytes),
             _ => {}
         };
         let pulled = oci::pull(self.cache, &reference, &PullOptions::default(), &mut report)?;
         self.cache.set_pulled_image(&base_key, &pulled)?;
-        (self.progress)(Progress::StepDone { index, millis: elapsed_millis(started) });
+        (self.progress)(ImageLine::StepDone { index, millis: elapsed_millis(started) });
         Ok(Some(pulled))
     }
 
@@ -227,18 +225,15 @@ impl Build<'_> {
             RecipeStep::Env(env) => state.config.env.extend(env.clone()),
             RecipeStep::User(user) => state.config.user.clone_from(user),
             RecipeStep::Workdir(workdir) => state.config.workdir.clone_from(workdir),
-            RecipeStep::Copy { from, to } => {
-                let what = describe_step(step);
-                return self.layer(position, &what, key, state, |build, target, state| {
-                    let source = resolve_inside(recipe, from)?;
-                    copy::copy_into(target, &build.layer_paths(state)?, &source, to)
-                });
-            }
-            RecipeStep::Apt(_) | RecipeStep::Npm(_) | RecipeStep::Pip(_) | RecipeStep::Run(_) => {
-                let what = describe_step(step);
-                return self.layer(position, &what, key, state, |build, target, state| {
-                    build.run(step, target, state)
-                });
+            _ => {
+                let make = |build: &mut Self, target: &Path, state: &BuildState| match step {
+                    RecipeStep::Copy { from, to } => {
+                        let source = resolve_inside(recipe, from)?;
+                        copy::copy_into(target, &build.layer_paths(state)?, &source, to)
+                    }
+                    _ => build.run(step, target, state),
+                };
+                self.layer(position, &describe_step(step), key, state, make)?;
             }
         }
         Ok(())
@@ -257,12 +252,12 @@ impl Build<'_> {
         if !self.options.force
             && let Some(layer) = self.cached_layer(key)?
         {
-            (self.progress)(Progress::StepCached { index, total, what: what.to_owned() });
+            (self.progress)(ImageLine::StepCached { index, total, what: what.to_owned() });
             state.layers.push(layer);
             return Ok(());
         }
         self.cache.check_space()?;
-        (self.progress)(Progress::StepStarted { index, total, what: what.to_owned() });
+        (self.progress)(ImageLine::StepStarted { index, total, what: what.to_owned() });
         let started = Instant::now();
         let target = self.cache.create_folder()?;
         let made = make(self, &target, state).and_then(|()| self.commit(&target, key, state));
@@ -273,7 +268,7 @@ impl Build<'_> {
                 return Err(error);
             }
         }
-        (self.progress)(Progress::StepDone { index, millis: elapsed_millis(started) });
+        (self.progress)(ImageLine::StepDone { index, millis: elapsed_millis(started) });
         Ok(())
     }
 
@@ -350,7 +345,7 @@ impl Build<'_> {
         let mut report = |line: &str| {
             let line = host.redactor.redact(line);
             tail.push(&line);
-            progress(Progress::Output { line });
+            progress(ImageLine::Output { line });
         };
         let command = step_command(step, config, &host.env);
         let exit = client

@@ -18,54 +18,31 @@ pub enum ImageError {
     Recipe(#[from] RecipeError),
     /// The request cannot be carried out, whatever the state of the host.
     #[error("{reason}")]
-    Invalid {
-        /// The whole message.
-        reason: String,
-    },
+    Invalid { reason: String },
     /// A build step failed.
     #[error("cannot {what}\n{}", tail.join("\n"))]
     Step {
-        /// A description of the step.
         what: String,
         /// The last lines of its output and how it ended.
         tail: Vec<String>,
-        /// What to do about it.
         hint: &'static str,
     },
     /// An archive or folder cannot become an image.
     #[error("cannot make an image of {what}")]
-    Unpack {
-        /// The archive or folder.
-        what: String,
-        /// The reason.
-        source: UnpackError,
-    },
+    Unpack { what: String, source: UnpackError },
     /// An image cannot be pulled.
     #[error("cannot pull {reference}")]
     Pull {
         /// The reference as it was given, without a login.
         reference: String,
-        /// The reason.
         source: PullError,
     },
     /// The connection to a build sandbox's supervisor failed.
     #[error("cannot {doing}")]
-    Bridge {
-        /// What was attempted.
-        doing: String,
-        /// The reason.
-        source: SupervisorClientError,
-    },
+    Bridge { doing: String, source: SupervisorClientError },
     /// A file or folder cannot be read or written.
     #[error("cannot {doing} {}", path.display())]
-    File {
-        /// What was attempted.
-        doing: &'static str,
-        /// The file or folder.
-        path: PathBuf,
-        /// The reason.
-        source: io::Error,
-    },
+    File { doing: &'static str, path: PathBuf, source: io::Error },
 }
 
 impl ImageError {

@@ -13,21 +13,17 @@ use std::{
 use harvest_engine::{
     Engine, Image, ImageConfig, LayerCache, LayerId, copy_tree, is_image_name, tree,
 };
-use harvest_proto::{ImageId, Timestamp};
-use ring::digest::{Context, SHA256};
+use harvest_proto::{ImageId, Timestamp, api::ImageLine};
 use rustix::fs::{AtFlags, FileType};
 
 use crate::{
-    ImageError, Progress,
-    archive::{decompressed, read_some},
-    layer_key::{content_key, hex, key, layer_of_key},
-    oci::{self, PullError, PullOptions, Reference},
-    progress::elapsed_millis,
+    ImageError,
+    archive::decompressed,
+    layer_key::{content_key, key, layer_of_key},
+    oci::{self, Digest, PullError, PullOptions, Reference},
+    stream::{CountingReader, ReportingReader, StreamStats},
     unpack::{ArchiveForm, Target, UnpackError, UnpackLimits, unpack},
 };
-
-// Often enough for a moving progress bar.
-const REPORT_BYTES: u64 = 1 << 20;
 
 /// A root file system to import.
 pub enum Import<'a> {
@@ -69,21 +65,21 @@ pub fn import(
     name: &str,
     from: Import<'_>,
     limits: UnpackLimits,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut dyn FnMut(ImageLine),
 ) -> Result<Image, ImageError> {
     check_name(name)?;
     let cache = engine.layer_cache()?;
     cache.check_space()?;
     let _lock = lock_image(&cache, name, progress)?;
     let (started, what) = (Instant::now(), from.describe());
-    progress(Progress::StepStarted { index: 1, total: 1, what: what.clone() });
+    progress(ImageLine::StepStarted { index: 1, total: 1, what: what.clone() });
     let layer = match from {
         Import::Archive { name, bytes, length } => {
             layer_from_archive(&cache, name, bytes, length, limits, progress)
         }
         Import::Folder(path) => layer_from_folder(&cache, path),
     }?;
-    progress(Progress::StepDone { index: 1, millis: elapsed_millis(started) });
+    progress(ImageLine::StepDone { index: 1, millis: elapsed_millis(started) });
     let recipe_key = key("", &"import", layer.as_str());
     write_image(&cache, name, vec![layer], ImageConfig::default(), recipe_key, what)
 }
@@ -99,7 +95,7 @@ pub fn pull(
     reference: &str,
     name: Option<&str>,
     options: &PullOptions,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut dyn FnMut(ImageLine),
 ) -> Result<Image, ImageError> {
     let parsed = parse_reference(reference)?;
     let name = name.unwrap_or_else(|| parsed.short_name());
@@ -123,9 +119,9 @@ pub(crate) fn parse_reference(text: &str) -> Result<Reference, ImageError> {
 pub(crate) fn lock_image(
     cache: &LayerCache<'_>,
     name: &str,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut dyn FnMut(ImageLine),
 ) -> Result<File, ImageError> {
-    let waiting = &mut || progress(Progress::Waiting { image: name.to_owned() });
+    let waiting = &mut || progress(ImageLine::Waiting { image: name.to_owned() });
     Ok(cache.lock_image(name, waiting)?)
 }
 
@@ -157,12 +153,12 @@ fn layer_from_archive(
     bytes: &mut dyn Read,
     length: Option<u64>,
     limits: UnpackLimits,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut dyn FnMut(ImageLine),
 ) -> Result<LayerId, ImageError> {
     make_layer(cache, |target| {
         let mut source = ReportingReader::new(bytes, length, progress);
         let content = unpack_root(&mut source, name, target, cache, limits)?;
-        Ok(layer_of_key(&key("", &"archive", &content)))
+        Ok(layer_of_key(&key("", &"archive", content.hex())))
     })
 }
 
@@ -189,16 +185,11 @@ pub(crate) fn folder_key(path: &Path) -> Result<String, ImageError> {
 
 /// The key of an archive's bytes.
 pub(crate) fn archive_key(path: &Path) -> Result<String, ImageError> {
-    let failed = |e: io::Error| ImageError::file("read", path, e);
-    let mut file = File::open(path).map_err(failed)?;
-    let mut hash = Context::new(&SHA256);
-    let mut buffer = vec![0; 1 << 16];
-    loop {
-        match read_some(&mut file, &mut buffer).map_err(failed)? {
-            0 => return Ok(key("", &"archive file", &hex(hash.finish().as_ref()))),
-            length => hash.update(&buffer[..length]),
-        }
-    }
+    let stats = StreamStats::new();
+    File::open(path)
+        .and_then(|file| io::copy(&mut CountingReader::new(file, &stats), &mut io::sink()))
+        .map_err(|e| ImageError::file("read", path, e))?;
+    Ok(key("", &"archive file", stats.digest().hex()))
 }
 
 /// Unpacks an archive file; fails when its key is no longer `expected`.
@@ -207,13 +198,14 @@ pub(crate) fn unpack_file(
     expected: &str,
     target: &Path,
     cache: &LayerCache<'_>,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut dyn FnMut(ImageLine),
 ) -> Result<(), ImageError> {
-    let mut file = File::open(path).map_err(|e| ImageError::file("read", path, e))?;
+    let file = File::open(path).map_err(|e| ImageError::file("read", path, e))?;
     let length = file.metadata().ok().map(|metadata| metadata.len());
-    let mut source = ReportingReader::new(&mut file, length, progress);
+    let stats = StreamStats::new();
+    let mut source = ReportingReader::new(CountingReader::new(file, &stats), length, progress);
     unpack_root(&mut source, &path.display().to_string(), target, cache, UnpackLimits::default())?;
-    if key("", &"archive file", &hex(source.hash.finish().as_ref())) == expected {
+    if key("", &"archive file", stats.digest().hex()) == expected {
         return Ok(());
     }
     Err(ImageError::Invalid { reason: format!("{} changed while it was read", path.display()) })
@@ -245,27 +237,24 @@ pub(crate) fn copy_root(source: &Path, target: &Path) -> Result<(), ImageError> 
 
 /// Unpacks a root file system and returns the digest of the uncompressed archive.
 fn unpack_root(
-    source: &mut ReportingReader<'_>,
+    source: &mut dyn Read,
     name: &str,
     target: &Path,
     cache: &LayerCache<'_>,
     limits: UnpackLimits,
-) -> Result<String, ImageError> {
+) -> Result<Digest, ImageError> {
     let failed = |source| ImageError::Unpack { what: name.to_owned(), source };
     let trash = cache.trash();
     let target_layer = Target { layer: target, below: &[], trash: &trash };
-    let content = {
-        let packed: &mut dyn Read = source;
-        let plain = decompressed(packed).map_err(|e| failed(e.into()))?;
-        let mut plain = HashingReader { source: plain, hash: Context::new(&SHA256) };
-        unpack(&mut plain, ArchiveForm::RootFs, &target_layer, limits).map_err(failed)?;
-        hex(plain.hash.finish().as_ref())
-    };
+    let content = StreamStats::new();
+    let plain = decompressed(&mut *source).map_err(|e| failed(e.into()))?;
+    let plain = CountingReader::new(plain, &content);
+    unpack(plain, ArchiveForm::RootFs, &target_layer, limits).map_err(failed)?;
     // Bytes after the end of the compressed stream are part of the file's digest.
     io::copy(source, &mut io::sink())
         .map_err(|e| ImageError::file("read", PathBuf::from(name), e))?;
     refuse_saved_image(target, name)?;
-    Ok(content)
+    Ok(content.digest())
 }
 
 // `docker save` and `skopeo copy` write such archives; they hold layers, not a root file system.
@@ -279,52 +268,6 @@ fn refuse_saved_image(root: &Path, name: &str) -> Result<(), ImageError> {
         return Err(ImageError::Invalid { reason });
     }
     Ok(())
-}
-
-struct HashingReader<R> {
-    source: R,
-    hash: Context,
-}
-
-impl<R: Read> Read for HashingReader<R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let length = self.source.read(buffer)?;
-        self.hash.update(&buffer[..length]);
-        Ok(length)
-    }
-}
-
-/// Hashes what it reads and reports how much that is.
-struct ReportingReader<'a> {
-    source: &'a mut dyn Read,
-    hash: Context,
-    done: u64,
-    reported: u64,
-    length: Option<u64>,
-    progress: &'a mut dyn FnMut(Progress),
-}
-
-impl<'a> ReportingReader<'a> {
-    fn new(
-        source: &'a mut dyn Read,
-        length: Option<u64>,
-        progress: &'a mut dyn FnMut(Progress),
-    ) -> Self {
-        Self { source, hash: Context::new(&SHA256), done: 0, reported: 0, length, progress }
-    }
-}
-
-impl Read for ReportingReader<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let length = self.source.read(buffer)?;
-        self.hash.update(&buffer[..length]);
-        self.done += length as u64;
-        if self.done >= self.reported + REPORT_BYTES {
-            self.reported = self.done;
-            (self.progress)(Progress::Bytes { done: self.done, total: self.length });
-        }
-        Ok(length)
-    }
 }
 
 /// Writes the record of an image, which makes it the one of its name.
@@ -342,4 +285,9 @@ pub(crate) fn write_image(
     let image = Image { id, name, layers, config, recipe_key, bytes, created_at, source };
     cache.write_image(&image)?;
     Ok(image)
+}
+
+/// Milliseconds since a step started.
+pub(crate) fn elapsed_millis(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX)
 }

@@ -11,8 +11,8 @@ mod error;
 mod import;
 mod layer_key;
 mod oci;
-mod progress;
 mod recipe;
+mod stream;
 mod unpack;
 
 pub use archive::ArchiveError;
@@ -20,6 +20,5 @@ pub use build::{BuildOptions, build};
 pub use error::ImageError;
 pub use import::{Import, import, pull};
 pub use oci::{PullError, PullOptions};
-pub use progress::Progress;
 pub use recipe::{Base, Recipe, RecipeError, RecipeStep};
 pub use unpack::{UnpackError, UnpackLimits};

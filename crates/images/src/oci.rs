@@ -8,12 +8,11 @@ mod manifest;
 mod pull;
 mod reference;
 mod registry;
-mod stream;
 
 use std::{path::PathBuf, time::Duration};
 
 pub(crate) use pull::pull;
-pub(crate) use reference::{Reference, shown};
+pub(crate) use reference::{Digest, Reference, shown};
 
 use crate::unpack::{UnpackError, UnpackLimits};
 
@@ -52,97 +51,42 @@ pub enum PullError {
     Reference {
         /// The reference, without a login.
         text: String,
-        /// The reason.
         reason: &'static str,
     },
     /// The registry cannot be reached, or the connection broke in every attempt.
     #[error("cannot reach {host}, tried {attempts} times")]
-    Unreachable {
-        /// The registry.
-        host: String,
-        /// The number of attempts.
-        attempts: u32,
-        /// The error of the last attempt.
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
+    Unreachable { host: String, attempts: u32, source: Box<dyn std::error::Error + Send + Sync> },
     /// The registry's certificate is not trusted.
     #[error(
         "the certificate of {host} is not trusted; set SSL_CERT_FILE to a bundle with its authority"
     )]
-    Certificate {
-        /// The registry.
-        host: String,
-        /// The reason.
-        source: Box<dyn std::error::Error + Send + Sync>,
-    },
+    Certificate { host: String, source: Box<dyn std::error::Error + Send + Sync> },
     /// The registry answered with an unexpected status.
     #[error("{host} answered {status} to {path}{}", match attempts { 1 => String::new(), _ => format!(", tried {attempts} times") })]
-    Status {
-        /// The registry.
-        host: String,
-        /// The path of the request.
-        path: String,
-        /// The HTTP status.
-        status: u16,
-        /// The number of attempts.
-        attempts: u32,
-    },
+    Status { host: String, path: String, status: u16, attempts: u32 },
     /// The registry does not have the image or a part of it.
     #[error("{host} has no {what}")]
-    Missing {
-        /// The registry.
-        host: String,
-        /// The image or blob.
-        what: String,
-    },
+    Missing { host: String, what: String },
     /// The registry needs a login.
     #[error("{host} requires a login; {advice}")]
-    Login {
-        /// The registry.
-        host: String,
-        /// What to do about it.
-        advice: &'static str,
-    },
+    Login { host: String, advice: &'static str },
     /// The registry redirects to a URL that is not allowed.
     #[error("{host} redirects to `{to}`, which is not allowed")]
     Redirect {
-        /// The registry.
         host: String,
         /// The target, without its query.
         to: String,
     },
     /// A document is invalid.
     #[error("invalid {what}: {reason}")]
-    Document {
-        /// The document.
-        what: &'static str,
-        /// The reason.
-        reason: String,
-    },
+    Document { what: &'static str, reason: String },
     /// The image is for another platform.
     #[error("the image is for {found}, not for {wanted}")]
-    Platform {
-        /// The platform of this host.
-        wanted: String,
-        /// The platforms of the image.
-        found: String,
-    },
+    Platform { wanted: String, found: String },
     /// Bytes do not match their digest or size.
     #[error("digest mismatch of the {what}: expected {expected}, got {found}")]
-    Digest {
-        /// The document or layer.
-        what: String,
-        /// The expected digest or size.
-        expected: String,
-        /// The actual digest or size.
-        found: String,
-    },
+    Digest { what: String, expected: String, found: String },
     /// A layer cannot be unpacked.
     #[error("cannot unpack layer {digest}")]
-    Layer {
-        /// The layer's digest.
-        digest: String,
-        /// The reason.
-        source: UnpackError,
-    },
+    Layer { digest: String, source: UnpackError },
 }

@@ -89,43 +89,19 @@ pub enum RecipeStep {
 pub enum RecipeError {
     /// The file cannot be read.
     #[error("cannot read the recipe {}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The reason.
-        source: io::Error,
-    },
+    Read { path: PathBuf, source: io::Error },
     /// The text is not TOML.
     #[error("the recipe is not valid TOML")]
     Toml(#[from] toml::de::Error),
     /// A key is unknown.
     #[error("unknown key `{key}` in {section}; did you mean `{nearest}`?")]
-    UnknownKey {
-        /// The part of the recipe.
-        section: String,
-        /// The key.
-        key: String,
-        /// The most similar known key.
-        nearest: String,
-    },
+    UnknownKey { section: String, key: String, nearest: String },
     /// A required key is missing.
     #[error("`{key}` is missing in {section}")]
-    MissingKey {
-        /// The part of the recipe.
-        section: String,
-        /// The key.
-        key: &'static str,
-    },
+    MissingKey { section: String, key: &'static str },
     /// A value is invalid.
     #[error("`{key}` in {section} must be {expected}")]
-    Value {
-        /// The part of the recipe.
-        section: String,
-        /// The key.
-        key: String,
-        /// What the value must be.
-        expected: &'static str,
-    },
+    Value { section: String, key: String, expected: &'static str },
 }
 
 impl Recipe {

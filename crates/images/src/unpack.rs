@@ -21,6 +21,7 @@ use rustix::fs::{self, Mode, OFlags};
 
 use crate::archive::ArchiveError;
 use entries::Unpacker;
+pub(crate) use paths::lookup_folders;
 
 /// Limits on what an archive may unpack to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,48 +46,22 @@ pub enum UnpackError {
     Archive(#[from] ArchiveError),
     /// A path is invalid or points outside the image.
     #[error("the archive's entry `{}` points outside the image or has an invalid name", path.display())]
-    Path {
-        /// The entry.
-        path: PathBuf,
-    },
+    Path { path: PathBuf },
     /// A device outside `/dev`.
     #[error("the archive's entry `{}` is a device outside /dev", path.display())]
-    Device {
-        /// The entry.
-        path: PathBuf,
-    },
+    Device { path: PathBuf },
     /// An owner that does not exist in a sandbox.
     #[error("the archive's entry `{}` belongs to id {id}; sandboxes only have the ids 0 to 65535", path.display())]
-    Owner {
-        /// The entry.
-        path: PathBuf,
-        /// The owner or group.
-        id: u64,
-    },
+    Owner { path: PathBuf, id: u64 },
     /// A hard link to a file that does not exist.
     #[error("the archive's entry `{}` is a hard link to `{}`, which does not exist", path.display(), to.display())]
-    Link {
-        /// The entry.
-        path: PathBuf,
-        /// The link's target.
-        to: PathBuf,
-    },
+    Link { path: PathBuf, to: PathBuf },
     /// The archive exceeds a limit.
     #[error("the archive has more than {limit} {unit}")]
-    Limit {
-        /// The limit.
-        limit: u64,
-        /// The unit of the limit.
-        unit: &'static str,
-    },
+    Limit { limit: u64, unit: &'static str },
     /// An entry cannot be written.
     #[error("cannot unpack `{}`", path.display())]
-    File {
-        /// The entry.
-        path: PathBuf,
-        /// The reason.
-        source: io::Error,
-    },
+    File { path: PathBuf, source: io::Error },
 }
 
 /// Totals of an unpacked archive.

@@ -3,19 +3,18 @@
 
 use std::{
     collections::HashMap,
-    net::SocketAddr,
     sync::{Mutex, PoisonError},
 };
 
 use axum::{
     body::{Body, HttpBody as _},
     extract::{FromRequestParts, Request, State},
-    http::{HeaderMap, HeaderValue, StatusCode, header, request::Parts},
+    http::{HeaderMap, StatusCode, header, request::Parts},
     middleware::Next,
-    response::{IntoResponse, Response},
+    response::Response,
 };
 use futures_util::StreamExt;
-use harvest_proto::{Timestamp, api::Token, bridge::Author};
+use harvest_proto::{Timestamp, api::Token};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -35,18 +34,6 @@ impl<S: Send + Sync> FromRequestParts<S> for Authenticated {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
         parts.extensions.get::<Self>().cloned().ok_or_else(|| unauthorized("no token was checked"))
-    }
-}
-
-/// The token's user.
-#[derive(Debug, Clone)]
-pub(crate) struct Caller(pub(crate) Author);
-
-impl<S: Send + Sync> FromRequestParts<S> for Caller {
-    type Rejection = ApiError;
-
-    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
-        Authenticated::from_request_parts(parts, state).await.map(|token| Self(token.0.user))
     }
 }
 
@@ -104,27 +91,22 @@ pub(crate) async fn require_token(
     State(Guard { state, access }): State<Guard>,
     mut request: Request,
     next: Next,
-) -> Response {
+) -> Result<Response, ApiError> {
     let (path, peer) = (RoutePath::of(&request), rate_limit::peer(&request));
+    // A request without a valid token counts against its address.
+    let reject = |detail| state.rate_limits.anonymous(peer).err().unwrap_or(unauthorized(detail));
     let Some(value) = bearer(request.headers()) else {
-        return reject(&state, peer, "no bearer token was sent");
+        return Err(reject("no bearer token was sent"));
     };
-    match state.accounts.token_check(value).await {
-        Ok(Some(token)) => {
-            if let Err(error) = state.rate_limits.token(&token.name) {
-                return error.into_response();
-            }
-            if let Err(error) = authorization::check(&state, &token, access, &path).await {
-                return error.into_response();
-            }
-            let (revoked, closing) = state.revocations.cancellations(&token);
-            request.extensions_mut().insert(closing);
-            request.extensions_mut().insert(Authenticated(token));
-            close_when_revoked(revoked, next.run(request).await)
-        }
-        Ok(None) => reject(&state, peer, "the bearer token is unknown or revoked"),
-        Err(error) => ApiError::from(error).into_response(),
-    }
+    let Some(token) = state.accounts.token_check(value).await? else {
+        return Err(reject("the bearer token is unknown or revoked"));
+    };
+    state.rate_limits.token(&token.name)?;
+    authorization::check(&state, &token, access, &path).await?;
+    let (revoked, closing) = state.revocations.cancellations(&token);
+    request.extensions_mut().insert(closing);
+    request.extensions_mut().insert(Authenticated(token));
+    Ok(close_when_revoked(revoked, next.run(request).await))
 }
 
 /// Closes a response of unknown length, which may be a stream, when its token is revoked.
@@ -149,13 +131,4 @@ fn unauthorized(detail: &str) -> ApiError {
         "send `authorization: Bearer TOKEN`; `harvest up` prints the first token once, `harvest \
              token create` makes more",
     )
-}
-
-fn reject(state: &ServerState, peer: Option<SocketAddr>, detail: &str) -> Response {
-    if let Err(error) = state.rate_limits.anonymous(peer) {
-        return error.into_response();
-    }
-    let mut response = unauthorized(detail).into_response();
-    response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
-    response
 }

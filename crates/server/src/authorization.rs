@@ -62,10 +62,7 @@ pub(crate) async fn check(
         Access::Change => owner(state, token, path).await?,
         _ => Owner::None,
     };
-    match allowed(token.role, owner, access) {
-        true => Ok(()),
-        false => Err(forbidden(access, path)),
-    }
+    if allowed(token.role, owner, access) { Ok(()) } else { Err(forbidden(access, path)) }
 }
 
 /// The owner of the resource in the path.
@@ -91,12 +88,11 @@ pub(crate) fn is_same(one: &Author, other: &Author) -> bool {
 /// Only admins may set an author other than themselves.
 pub(crate) fn check_author(token: &Token, author: Option<&Author>) -> Result<(), ApiError> {
     match author {
-        Some(author) if token.role != Role::Admin && *author != token.user => Err(ApiError::new(
-            StatusCode::FORBIDDEN,
-            "author_not_allowed",
-            "only admins may name another author",
-        )
-        .hint("omit `author`: it defaults to the user of your token")),
+        Some(author) if token.role != Role::Admin && *author != token.user => {
+            let detail = "only admins may name another author";
+            Err(ApiError::new(StatusCode::FORBIDDEN, "author_not_allowed", detail)
+                .hint("omit `author`: it defaults to the user of your token"))
+        }
         _ => Ok(()),
     }
 }
@@ -117,24 +113,19 @@ pub(crate) async fn check_snapshot(
 ) -> Result<(), ApiError> {
     let Some(snapshot) = snapshot.filter(|_| token.role != Role::Admin) else { return Ok(()) };
     let authors = sessions.snapshot_authors(snapshot).await?;
-    match authors.iter().any(|author| is_same(author, &token.user)) {
-        true => Ok(()),
-        false => Err(not_owner("snapshot")),
-    }
+    let own = authors.iter().any(|author| is_same(author, &token.user));
+    if own { Ok(()) } else { Err(not_owner("snapshot")) }
 }
 
 /// The gateway fetches repositories from this machine's position in the network, so members may use
 /// host names only, never this machine or an IP address. DNS may still resolve a name to either.
 pub(crate) fn check_repository_url(token: &Token, url: &str) -> Result<(), ApiError> {
-    match token.role == Role::Admin || has_public_name(url) {
-        true => Ok(()),
-        false => Err(ApiError::new(
-            StatusCode::FORBIDDEN,
-            "forbidden",
-            "only admins may use a repository at an IP address or on this machine",
-        )
-        .hint("use a URL with a host name, or ask an admin to run `harvest repo add`")),
+    if token.role == Role::Admin || has_public_name(url) {
+        return Ok(());
     }
+    let detail = "only admins may use a repository at an IP address or on this machine";
+    Err(ApiError::new(StatusCode::FORBIDDEN, "forbidden", detail)
+        .hint("use a URL with a host name, or ask an admin to run `harvest repo add`"))
 }
 
 fn has_public_name(url: &str) -> bool {

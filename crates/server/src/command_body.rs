@@ -4,7 +4,7 @@
 use axum::{
     body::{Body, BodyDataStream},
     extract::{FromRequest, Request},
-    http::{StatusCode, header},
+    http::StatusCode,
     response::Response,
 };
 use bytes::BytesMut;
@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// The media type of a command line followed by input.
-pub(crate) const WITH_INPUT: &str = "application/vnd.harvest.exec";
+const WITH_INPUT: &str = "application/vnd.harvest.exec";
 
 pub(crate) struct CommandWithInput {
     pub(crate) command: ExecRequest,
@@ -52,10 +52,7 @@ impl<S: Send + Sync> FromRequest<S> for CommandWithInput {
     type Rejection = ApiError;
 
     async fn from_request(request: Request, state: &S) -> Result<Self, ApiError> {
-        let kind =
-            request.headers().get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
-        let essence = kind.and_then(|kind| kind.split(';').next()).unwrap_or("").trim();
-        if !essence.eq_ignore_ascii_case(WITH_INPUT) {
+        if !extract::media_type(request.headers()).eq_ignore_ascii_case(WITH_INPUT) {
             let extract::Body(command) = extract::Body::from_request(request, state).await?;
             return Ok(Self { command, input: None });
         }

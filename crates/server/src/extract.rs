@@ -86,34 +86,15 @@ impl<T: DeserializeOwned, S: Send + Sync> FromRequestParts<S> for Query<T> {
     }
 }
 
-/// The page size and the position of the page.
-#[derive(Debug, Default, serde::Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Paging {
-    #[serde(default)]
-    pub(crate) cursor: Option<String>,
-    #[serde(default)]
-    pub(crate) limit: Option<u32>,
-}
-
-impl Paging {
-    /// 1 to 200; 50 by default.
-    pub(crate) fn limit(&self) -> Result<u32, ApiError> {
-        limit(self.limit, 50, 200)
-    }
-}
-
 /// The page size. Out of range it is rejected, not clamped, so that a client never takes a part of
 /// a list for the whole.
 pub(crate) fn limit(limit: Option<u32>, default: u32, max: u32) -> Result<u32, ApiError> {
     let limit = limit.unwrap_or(default);
-    match (1..=max).contains(&limit) {
-        true => Ok(limit),
-        false => {
-            let detail = format!("`limit` must be 1 to {max}, not {limit}");
-            Err(ApiError::invalid("invalid_query", detail))
-        }
+    if (1..=max).contains(&limit) {
+        return Ok(limit);
     }
+    let detail = format!("`limit` must be 1 to {max}, not {limit}");
+    Err(ApiError::invalid("invalid_query", detail))
 }
 
 /// Reads a body of limited length within a limited time.
@@ -133,10 +114,14 @@ pub(crate) async fn read<S: Send + Sync>(request: Request, state: &S) -> Result<
     })
 }
 
-pub(crate) fn require_json(headers: &HeaderMap) -> Result<(), ApiError> {
-    let kind =
-        headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
-    let essence = kind.split(';').next().unwrap_or("").trim();
+/// The media type of a body, without parameters.
+pub(crate) fn media_type(headers: &HeaderMap) -> &str {
+    let kind = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    kind.and_then(|kind| kind.split(';').next()).unwrap_or("").trim()
+}
+
+fn require_json(headers: &HeaderMap) -> Result<(), ApiError> {
+    let essence = media_type(headers);
     if essence.eq_ignore_ascii_case("application/json") {
         return Ok(());
     }
@@ -254,7 +239,7 @@ mod tests {
 
     #[test]
     fn page_size_out_of_range_is_rejected() {
-        let limit = |limit| Paging { cursor: None, limit }.limit();
+        let limit = |given| limit(given, 50, 200);
         assert_eq!(
             (limit(None).unwrap(), limit(Some(1)).unwrap(), limit(Some(200)).unwrap()),
             (50, 1, 200)

@@ -8,9 +8,9 @@ use std::net::IpAddr;
 
 use axum::{
     extract::{Request, State},
-    http::{HeaderMap, HeaderName, StatusCode, header},
+    http::{HeaderMap, StatusCode, header},
     middleware::Next,
-    response::{IntoResponse, Response},
+    response::Response,
 };
 
 use crate::{ServerState, problem::ApiError};
@@ -20,32 +20,26 @@ pub(crate) async fn require_host(
     State(state): State<ServerState>,
     request: Request,
     next: Next,
-) -> Response {
-    match check(&state.hosts, request.headers()) {
-        Ok(()) => next.run(request).await,
-        Err(error) => error.into_response(),
-    }
+) -> Result<Response, ApiError> {
+    check(&state.hosts, request.headers())?;
+    Ok(next.run(request).await)
 }
 
 fn check(hosts: &AllowedHosts, headers: &HeaderMap) -> Result<(), ApiError> {
-    let host = text(headers, header::HOST).unwrap_or("");
+    let text = |name| headers.get(name).map(|value| value.to_str().unwrap_or(""));
+    let host = text(header::HOST).unwrap_or("");
     if !hosts.allow_host(host) {
         let detail = format!("`{host}` is not a name of this server");
         return Err(ApiError::new(StatusCode::MISDIRECTED_REQUEST, "host_not_allowed", detail)
             .hint("use 127.0.0.1 or localhost, or start the server with `--host NAME`"));
     }
-    let Some(origin) = headers.get(header::ORIGIN) else { return Ok(()) };
-    let origin = origin.to_str().unwrap_or("");
+    let Some(origin) = text(header::ORIGIN) else { return Ok(()) };
     if hosts.allow_origin(origin, host) {
         return Ok(());
     }
     let detail = format!("pages of `{origin}` may not use this server");
     Err(ApiError::new(StatusCode::FORBIDDEN, "origin_not_allowed", detail)
         .hint("to allow the page's site, start the server with `--host NAME`"))
-}
-
-fn text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
-    headers.get(name)?.to_str().ok()
 }
 
 /// The configured names of this server.

@@ -20,8 +20,6 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use bytes::Bytes;
-use harvest_proto::api::Page;
 use harvest_session::{Claim, CreatedUnderKey, Sessions};
 use serde::{Deserialize, Serialize};
 
@@ -31,6 +29,7 @@ use crate::{
     extract,
     problem::{ApiError, error_chain},
     route_path::RoutePath,
+    routes::route::page,
 };
 
 // Longer than any UUID.
@@ -108,28 +107,12 @@ pub(crate) async fn idempotent(
     State((state, repeat)): State<(ServerState, Repeat)>,
     request: Request,
     next: Next,
-) -> Response {
-    if !request.headers().contains_key(HEADER) {
-        return next.run(request).await;
-    }
-    let (parts, body) = request.into_parts();
-    let body = match extract::read(Request::from_parts(parts.clone(), body), &state).await {
-        Ok(body) => body,
-        Err(error) => return error.into_response(),
-    };
-    match run_once(&state, repeat, parts, body, next).await {
-        Ok(response) => response,
-        Err(error) => error.into_response(),
-    }
-}
-
-async fn run_once(
-    state: &ServerState,
-    repeat: Repeat,
-    mut parts: Parts,
-    body: Bytes,
-    next: Next,
 ) -> Result<Response, ApiError> {
+    if !request.headers().contains_key(HEADER) {
+        return Ok(next.run(request).await);
+    }
+    let (mut parts, body) = request.into_parts();
+    let body = extract::read(Request::from_parts(parts.clone(), body), &state).await?;
     let key = key(&parts)?;
     // Checked before the claim: a planned sandbox may be in creation right now.
     let _guard = state.in_flight.begin(&key).ok_or_else(in_progress)?;
@@ -137,7 +120,7 @@ async fn run_once(
         Claim::New => Vec::new(),
         Claim::Done { response } => return replay(&response),
         Claim::CreatedIds { ids } if repeat == Repeat::Planned => ids,
-        Claim::CreatedIds { ids } => return response_for(state, repeat, &parts, &ids).await,
+        Claim::CreatedIds { ids } => return response_for(&state, repeat, &parts, &ids).await,
         Claim::InFlight => return Err(in_progress()),
         Claim::Mismatch => {
             let detail = "this key was already used for a different request";
@@ -148,7 +131,7 @@ async fn run_once(
     parts.extensions.insert(PlannedIds(planned));
     parts.extensions.insert(IdempotencyKey(Some(key.clone())));
     let response = next.run(Request::from_parts(parts, Body::from(body))).await;
-    store_response(state, &key, response).await
+    store_response(&state, &key, response).await
 }
 
 fn in_progress() -> ApiError {
@@ -214,7 +197,7 @@ async fn response_for(
     let response = match state.sessions.created_under_key(session.as_ref(), ids).await? {
         CreatedUnderKey::Prompt(prompt) => (StatusCode::ACCEPTED, Json(prompt)).into_response(),
         CreatedUnderKey::Sessions(items) if repeat == Repeat::Page => {
-            (StatusCode::CREATED, Json(Page { items, next_cursor: None })).into_response()
+            (StatusCode::CREATED, page(items)).into_response()
         }
         CreatedUnderKey::Sessions(items) => {
             (StatusCode::CREATED, Json(items.into_iter().next())).into_response()

@@ -71,7 +71,7 @@ impl InProcessApi {
             .layer(DefaultBodyLimit::max(extract::MAX_BODY_BYTES))
             .with_state(state)
             .layer(never_cancelled)
-            .layer(middleware::from_fn(problem::render_unlogged))
+            .layer(middleware::from_fn_with_state(false, problem::render))
             .layer(middleware::from_fn(problem::assign_request_id));
         Self { router, sandboxes }
     }

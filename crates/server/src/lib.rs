@@ -122,7 +122,7 @@ pub fn router(state: ServerState) -> Router {
         .nest("/forge", state.forge.clone())
         .merge(api)
         .layer(middleware::from_fn_with_state(state.clone(), host_check::require_host))
-        .layer(middleware::from_fn(problem::render))
+        .layer(middleware::from_fn_with_state(true, problem::render))
         .layer(middleware::from_fn_with_state(state, metrics::count))
         .layer(middleware::from_fn(problem::assign_request_id))
 }

@@ -57,15 +57,8 @@ pub(crate) fn route(request: &Request) -> &str {
 
 /// Clients may send arbitrary methods: unknown ones share a label.
 fn method_label(method: &Method) -> &'static str {
-    match method.as_str() {
-        "GET" => "GET",
-        "HEAD" => "HEAD",
-        "POST" => "POST",
-        "PUT" => "PUT",
-        "PATCH" => "PATCH",
-        "DELETE" => "DELETE",
-        _ => "other",
-    }
+    let known = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"];
+    known.into_iter().find(|known| method == known).unwrap_or("other")
 }
 
 /// The metrics page.
@@ -80,17 +73,11 @@ pub(crate) fn page(stats: &ServerStats, requests: &RequestMetrics) -> String {
             page.sample("harvest_requests_total", &labels, *number);
         }
     }
-    page.family(
-        "harvest_request_seconds",
-        "histogram",
-        "Time from request headers to response headers",
-    );
+    let help = "Time from request headers to response headers";
+    page.family("harvest_request_seconds", "histogram", help);
     for ((method, path), route) in &routes {
-        page.histogram(
-            "harvest_request_seconds",
-            &[("method", method), ("route", path)],
-            &route.latency,
-        );
+        let labels = [("method", *method), ("route", path)];
+        page.histogram("harvest_request_seconds", &labels, &route.latency);
     }
     if let Some(bytes) = resident_bytes() {
         page.one("harvest_resident_bytes", "gauge", "Resident memory of the server process", bytes);
@@ -108,46 +95,23 @@ fn sessions(page: &mut MetricsPage, stats: &ServerStats) {
     }
     page.family("harvest_state_changes_total", "counter", "Session state changes by reason");
     for ((state, reason), number) in &counts.changes {
-        page.sample(
-            "harvest_state_changes_total",
-            &[("state", state), ("reason", reason)],
-            *number,
-        );
+        let labels = [("state", *state), ("reason", *reason)];
+        page.sample("harvest_state_changes_total", &labels, *number);
     }
     page.one("harvest_prompts_waiting", "gauge", "Queued prompts", stats.prompts_waiting);
     if let Some(sandboxes) = stats.sandboxes {
-        page.one(
-            "harvest_sandboxes",
-            "gauge",
-            "Running sandboxes of sessions, builds and checks",
-            sandboxes,
-        );
+        let help = "Running sandboxes of sessions, builds and checks";
+        page.one("harvest_sandboxes", "gauge", help, sandboxes);
     }
     if let Some(standby) = stats.standby {
-        page.one(
-            "harvest_standby_ready",
-            "gauge",
-            "Standby sandboxes ready for a start",
-            standby.ready,
-        );
-        page.one(
-            "harvest_standby_prepared_total",
-            "counter",
-            "Standby sandboxes prepared",
-            standby.preforked,
-        );
-        page.one(
-            "harvest_standby_used_total",
-            "counter",
-            "Starts that used a standby sandbox",
-            standby.used,
-        );
-        page.one(
-            "harvest_standby_missed_total",
-            "counter",
-            "Starts without a standby sandbox",
-            standby.missed,
-        );
+        for (name, kind, help, value) in [
+            ("ready", "gauge", "Standby sandboxes ready for a start", standby.ready),
+            ("prepared_total", "counter", "Standby sandboxes prepared", standby.preforked),
+            ("used_total", "counter", "Starts that used a standby sandbox", standby.used),
+            ("missed_total", "counter", "Starts without a standby sandbox", standby.missed),
+        ] {
+            page.one(&format!("harvest_standby_{name}"), kind, help, value);
+        }
     }
     page.one("harvest_events_total", "counter", "Events stored", counts.events);
     let histograms = [

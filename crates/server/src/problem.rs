@@ -7,7 +7,7 @@ use std::{borrow::Cow, panic::AssertUnwindSafe};
 
 use axum::{
     Json,
-    extract::Request,
+    extract::{Request, State},
     http::{HeaderName, HeaderValue, StatusCode, header},
     middleware::Next,
     response::{IntoResponse, Response},
@@ -40,6 +40,9 @@ pub(crate) struct ApiError {
     pub(crate) retry_after: Option<u64>,
 }
 
+/// The result of a handler that answers with JSON.
+pub(crate) type JsonResult<T> = Result<Json<T>, ApiError>;
+
 impl ApiError {
     pub(crate) fn new(status: StatusCode, code: &'static str, detail: impl Into<String>) -> Self {
         Self { status, code, detail: detail.into(), hint: None, retry_after: None }
@@ -66,6 +69,10 @@ impl IntoResponse for ApiError {
         let mut response = self.status.into_response();
         if let Some(seconds) = self.retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from(seconds));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            let scheme = HeaderValue::from_static("Bearer");
+            response.headers_mut().insert(header::WWW_AUTHENTICATE, scheme);
         }
         response.extensions_mut().insert(self);
         response
@@ -173,17 +180,8 @@ fn session_id(request: &Request) -> Option<SessionId> {
 }
 
 /// Turns every error response of the API into a problem document. The forge's errors stay as git
-/// expects them.
-pub(crate) async fn render(request: Request, next: Next) -> Response {
-    render_with(request, next, true).await
-}
-
-/// The same without logging, for in-process requests, whose caller reports the error.
-pub(crate) async fn render_unlogged(request: Request, next: Next) -> Response {
-    render_with(request, next, false).await
-}
-
-async fn render_with(request: Request, next: Next, logged: bool) -> Response {
+/// expects them. Not `logged` for in-process requests, whose caller reports the error.
+pub(crate) async fn render(State(logged): State<bool>, request: Request, next: Next) -> Response {
     let forge = request.uri().path().starts_with("/forge/");
     let id =
         request.extensions().get::<RequestId>().map_or_else(random_request_id, |id| id.0.clone());

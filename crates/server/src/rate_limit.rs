@@ -13,7 +13,7 @@ use axum::{
     extract::{ConnectInfo, Request, State},
     http::StatusCode,
     middleware::Next,
-    response::{IntoResponse, Response},
+    response::Response,
 };
 
 use crate::{ServerState, problem::ApiError};
@@ -57,11 +57,9 @@ pub(crate) async fn limit_anonymous(
     State(state): State<ServerState>,
     request: Request,
     next: Next,
-) -> Response {
-    match state.rate_limits.anonymous(peer(&request)) {
-        Ok(()) => next.run(request).await,
-        Err(error) => error.into_response(),
-    }
+) -> Result<Response, ApiError> {
+    state.rate_limits.anonymous(peer(&request))?;
+    Ok(next.run(request).await)
 }
 
 /// The client's address; `None` when the router is called without a socket.

@@ -11,7 +11,6 @@ use axum::{
         sse::{Event as Frame, KeepAlive},
     },
 };
-use bytes::Bytes;
 use futures_util::{Stream, StreamExt, stream};
 use harvest_proto::{Event, api::Session};
 use harvest_session::sandboxes::ExecLines;
@@ -76,17 +75,23 @@ pub(crate) fn events(
     response
 }
 
-/// The output of a command. Its keep-alive lines notice a client that disappeared while it sends
-/// the command's input.
+/// The output of a command. With input it has periodic empty lines: a failed write reveals that
+/// the client is gone, which hyper does not notice while an unread request body is pending.
 pub(crate) fn exec_lines(
     lines: ExecLines,
     has_input: bool,
     shutdown: CancellationToken,
 ) -> Response {
-    match has_input {
-        true => lines_with_keepalive(lines, shutdown),
-        false => self::lines(lines, shutdown),
+    if !has_input {
+        return self::lines(lines, shutdown);
     }
+    let lines = stream::unfold(lines, |mut lines| async move {
+        match tokio::time::timeout(KEEPALIVE, lines.next()).await {
+            Ok(line) => Some((json(&line?) + "\n", lines)),
+            Err(_) => Some(("\n".to_owned(), lines)),
+        }
+    });
+    ndjson(lines, shutdown)
 }
 
 /// One JSON object per line.
@@ -94,28 +99,15 @@ pub(crate) fn lines<T: Serialize>(
     items: impl Stream<Item = T> + Send + 'static,
     shutdown: CancellationToken,
 ) -> Response {
-    let bytes = items
-        .map(|item| Ok::<_, Infallible>(Bytes::from(json(&item) + "\n")))
-        .take_until(shutdown_with_grace(shutdown));
-    ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(bytes)).into_response()
+    ndjson(items.map(|item| json(&item) + "\n"), shutdown)
 }
 
-/// The same with periodic empty lines: a failed write reveals that the client is gone. hyper does
-/// not notice a disconnect while an unread request body is pending.
-pub(crate) fn lines_with_keepalive<T: Serialize>(
-    items: impl Stream<Item = T> + Send + Unpin + 'static,
+fn ndjson(
+    lines: impl Stream<Item = String> + Send + 'static,
     shutdown: CancellationToken,
 ) -> Response {
-    let lines = stream::unfold(items, |mut items| async move {
-        let line = match tokio::time::timeout(KEEPALIVE, items.next()).await {
-            Ok(Some(item)) => json(&item) + "\n",
-            Ok(None) => return None,
-            Err(_) => "\n".to_owned(),
-        };
-        Some((Ok::<_, Infallible>(Bytes::from(line)), items))
-    });
-    let kind = [(header::CONTENT_TYPE, "application/x-ndjson")];
-    (kind, Body::from_stream(lines.take_until(shutdown_with_grace(shutdown)))).into_response()
+    let lines = lines.map(Ok::<_, Infallible>).take_until(shutdown_with_grace(shutdown));
+    ([(header::CONTENT_TYPE, "application/x-ndjson")], Body::from_stream(lines)).into_response()
 }
 
 fn json(value: &impl Serialize) -> String {

@@ -15,9 +15,8 @@ use crate::problem::ApiError;
 const MAX_AUTHOR_CHARS: usize = 200;
 
 pub(crate) fn exec(request: &ExecRequest) -> Result<(), ApiError> {
-    if request.code.is_none() && request.argv.first().is_none_or(String::is_empty) {
-        return Err(invalid("`argv` is empty"));
-    }
+    let has_program = request.argv.first().is_some_and(|program| !program.is_empty());
+    require(request.code.is_some() || has_program, "`argv` is empty")?;
     texts(request.argv.iter().chain(&request.cwd).chain(&request.user))?;
     env(&request.env)?;
     request.sandbox.as_deref().map_or(Ok(()), sandbox)
@@ -54,20 +53,13 @@ fn limits(limits: &SandboxLimits) -> Result<(), ApiError> {
 }
 
 fn texts<'a>(mut texts: impl Iterator<Item = &'a String>) -> Result<(), ApiError> {
-    match texts.any(|text| text.contains('\0')) {
-        true => Err(invalid("the request contains a NUL byte")),
-        false => Ok(()),
-    }
+    require(!texts.any(|text| text.contains('\0')), "the request contains a NUL byte")
 }
 
 fn env(env: &BTreeMap<String, String>) -> Result<(), ApiError> {
     texts(env.values())?;
-    match env.keys().any(|name| name.is_empty() || name.contains(['=', '\0'])) {
-        true => {
-            Err(invalid("the name of an environment variable must not be empty or contain `=`"))
-        }
-        false => Ok(()),
-    }
+    let valid = !env.keys().any(|name| name.is_empty() || name.contains(['=', '\0']));
+    require(valid, "the name of an environment variable must not be empty or contain `=`")
 }
 
 /// An author usable in a commit: git ends a name at `<` and a header at a newline.
@@ -77,19 +69,19 @@ pub(crate) fn author(author: Option<&Author>) -> Result<(), ApiError> {
         (1..=MAX_AUTHOR_CHARS).contains(&text.trim().chars().count())
             && !text.contains(|letter: char| letter.is_control() || letter == '<' || letter == '>')
     };
-    match is_valid(&author.name) && is_valid(&author.email) {
-        true => Ok(()),
-        false => Err(invalid(
-            "an author's name and email must be 1 to 200 characters on one line, without `<` and `>`",
-        )),
-    }
+    require(
+        is_valid(&author.name) && is_valid(&author.email),
+        "an author's name and email must be 1 to 200 characters on one line, without `<` and `>`",
+    )
 }
 
 pub(crate) fn secret(value: &str) -> Result<(), ApiError> {
-    match value.is_empty() {
-        true => Err(invalid("the secret is empty").hint("to remove a secret, delete it")),
-        false => Ok(()),
-    }
+    require(!value.is_empty(), "the secret is empty")
+        .map_err(|error| error.hint("to remove a secret, delete it"))
+}
+
+fn require(valid: bool, detail: &str) -> Result<(), ApiError> {
+    if valid { Ok(()) } else { Err(invalid(detail)) }
 }
 
 fn invalid(detail: &str) -> ApiError {

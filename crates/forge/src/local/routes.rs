@@ -3,21 +3,21 @@
 
 use axum::{
     Json, Router,
-    body::Body,
     extract::{Path, RawQuery, Request, State},
     http::{HeaderMap, HeaderValue, Method, StatusCode, header},
     response::{Html, IntoResponse, Response},
-    routing::{get, post},
+    routing::{MethodRouter, get, post},
 };
 use base64::{Engine, prelude::BASE64_STANDARD};
+use harvest_proto::api::PullRequest;
 
 use super::{ForgeError, LocalForge, git, http_backend, page};
 
 pub(super) fn router(forge: LocalForge) -> Router {
     Router::new()
         .route("/local/{repository}/info/refs", get(info_refs))
-        .route("/local/{repository}/git-upload-pack", post(upload_pack))
-        .route("/local/{repository}/git-receive-pack", post(receive_pack))
+        .route("/local/{repository}/git-upload-pack", service("git-upload-pack"))
+        .route("/local/{repository}/git-receive-pack", service("git-receive-pack"))
         .route("/local/{name}/pulls", get(list_pull_requests))
         .route("/local/{name}/pulls/{number}", get(get_pull_request))
         .with_state(forge)
@@ -28,32 +28,23 @@ async fn info_refs(
     Path(repository): Path<String>,
     RawQuery(query): RawQuery,
     request: Request,
-) -> Response {
+) -> Result<Response, Response> {
     match query.as_deref() {
         Some(query @ ("service=git-upload-pack" | "service=git-receive-pack")) => {
             serve(&forge, &repository, "info/refs", query, request).await
         }
         // The dumb protocol would serve the repository's files one by one.
         _ => {
-            (StatusCode::FORBIDDEN, "only git's smart HTTP protocol is supported\n").into_response()
+            let message = "only git's smart HTTP protocol is supported\n";
+            Err((StatusCode::FORBIDDEN, message).into_response())
         }
     }
 }
 
-async fn upload_pack(
-    State(forge): State<LocalForge>,
-    Path(repository): Path<String>,
-    request: Request,
-) -> Response {
-    serve(&forge, &repository, "git-upload-pack", "", request).await
-}
-
-async fn receive_pack(
-    State(forge): State<LocalForge>,
-    Path(repository): Path<String>,
-    request: Request,
-) -> Response {
-    serve(&forge, &repository, "git-receive-pack", "", request).await
+fn service(endpoint: &'static str) -> MethodRouter<LocalForge> {
+    post(move |State(forge), Path(repository): Path<String>, request| async move {
+        serve(&forge, &repository, endpoint, "", request).await
+    })
 }
 
 async fn serve(
@@ -62,15 +53,10 @@ async fn serve(
     endpoint: &str,
     query: &str,
     request: Request,
-) -> Response {
+) -> Result<Response, Response> {
     let name = repository.strip_suffix(".git").unwrap_or(repository);
-    if let Some(refused) = refusal(forge, name, request.headers()) {
-        return refused;
-    }
-    let folder = match forge.existing_folder(name) {
-        Ok(folder) => folder,
-        Err(error) => return failure(&error),
-    };
+    authorize(forge, name, request.headers())?;
+    let folder = forge.existing_folder(name)?;
     if query == "service=git-upload-pack"
         && let Err(error) = git::choose_default_branch(&folder.join("repository.git")).await
     {
@@ -84,45 +70,32 @@ async fn serve(
     let method = if parts.method == Method::HEAD { Method::GET } else { parts.method };
     let headers = &parts.headers;
     let cgi = http_backend::CgiRequest { folder: &folder, endpoint, method, query, headers };
-    match http_backend::run(&forge.shared.http_backend, cgi, body).await {
-        Ok(response) => response.map(Body::new),
-        Err(error) => {
-            tracing::warn!(name, endpoint, %error, "git http-backend failed");
-            (StatusCode::INTERNAL_SERVER_ERROR, "git failed\\n").into_response()
-        }
-    }
+    http_backend::run(&forge.shared.http_backend, cgi, body).await.map_err(|error| {
+        tracing::warn!(name, endpoint, %error, "git http-backend failed");
+        (StatusCode::INTERNAL_SERVER_ERROR, "git failed\\n").into_response()
+    })
 }
 
 async fn list_pull_requests(
     State(forge): State<LocalForge>,
     Path(name): Path<String>,
     headers: HeaderMap,
-) -> Response {
-    if let Some(refused) = refusal(&forge, &name, &headers) {
-        return refused;
-    }
-    match forge.pull_requests(&name).await {
-        Ok(pull_requests) => Json(pull_requests).into_response(),
-        Err(error) => failure(&error),
-    }
+) -> Result<Json<Vec<PullRequest>>, Response> {
+    authorize(&forge, &name, &headers)?;
+    Ok(Json(forge.pull_requests(&name).await?))
 }
 
 async fn get_pull_request(
     State(forge): State<LocalForge>,
     Path((name, number)): Path<(String, u64)>,
     headers: HeaderMap,
-) -> Response {
-    if let Some(refused) = refusal(&forge, &name, &headers) {
-        return refused;
-    }
-    let pull_request = match forge.pull_request(&name, number).await {
-        Ok(pull_request) => pull_request,
-        Err(error) => return failure(&error),
-    };
+) -> Result<Response, Response> {
+    authorize(&forge, &name, &headers)?;
+    let pull_request = forge.pull_request(&name, number).await?;
     let accept =
         headers.get(header::ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
     if !accept.contains("text/html") {
-        return Json(pull_request).into_response();
+        return Ok(Json(pull_request).into_response());
     }
     // Fails when a branch has since been deleted; the rest of the page is still useful.
     let stat =
@@ -132,20 +105,24 @@ async fn get_pull_request(
         (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
         (header::REFERRER_POLICY, "no-referrer"),
     ];
-    (headers, Html(page::render(&name, &pull_request, &stat))).into_response()
+    Ok((headers, Html(page::render(&name, &pull_request, &stat))).into_response())
 }
 
-// An answer to a request without the repository's token.
-fn refusal(forge: &LocalForge, name: &str, headers: &HeaderMap) -> Option<Response> {
+/// The request lacks the repository's token.
+struct Unauthorized;
+
+fn authorize(forge: &LocalForge, name: &str, headers: &HeaderMap) -> Result<(), Unauthorized> {
     let token = headers.get(header::AUTHORIZATION).and_then(password);
-    if token.is_some_and(|token| forge.accepts_token(name, &token)) {
-        return None;
+    token.filter(|token| forge.accepts_token(name, token)).map(drop).ok_or(Unauthorized)
+}
+
+impl From<Unauthorized> for Response {
+    fn from(_: Unauthorized) -> Self {
+        let challenge =
+            [(header::WWW_AUTHENTICATE, "Basic realm=\"harvest forge\", charset=\"UTF-8\"")];
+        let message = "this repository requires its access token\\n";
+        (StatusCode::UNAUTHORIZED, challenge, message).into_response()
     }
-    let mut refused =
-        (StatusCode::UNAUTHORIZED, "this repository requires its access token\\n").into_response();
-    let challenge = HeaderValue::from_static("Basic realm=\"harvest forge\", charset=\"UTF-8\"");
-    refused.headers_mut().insert(header::WWW_AUTHENTICATE, challenge);
-    Some(refused)
 }
 
 // The token is the password of basic authentication; the user name is ignored.
@@ -158,15 +135,17 @@ fn password(value: &HeaderValue) -> Option<String> {
     decoded.split_once(':').map(|(_user, password)| password.to_owned())
 }
 
-fn failure(error: &ForgeError) -> Response {
-    let status = match error {
-        ForgeError::NoRepository { .. }
-        | ForgeError::NoPullRequest { .. }
-        | ForgeError::InvalidName(_) => StatusCode::NOT_FOUND,
-        _ => {
-            tracing::warn!(error = error as &dyn std::error::Error, "the forge failed");
-            StatusCode::INTERNAL_SERVER_ERROR
-        }
-    };
-    (status, format!("{error}\n")).into_response()
+impl From<ForgeError> for Response {
+    fn from(error: ForgeError) -> Self {
+        let status = match error {
+            ForgeError::NoRepository { .. }
+            | ForgeError::NoPullRequest { .. }
+            | ForgeError::InvalidName(_) => StatusCode::NOT_FOUND,
+            _ => {
+                tracing::warn!(error = &error as &dyn std::error::Error, "the forge failed");
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
+        };
+        (status, format!("{error}\n")).into_response()
+    }
 }

@@ -4,17 +4,6 @@
 //! twice, trailing bytes. So is an encrypted inner hello (RFC 9849): the name it hides could lead
 //! past the policy on any server that shares its address with an allowed one.
 
-/// Result of reading the first bytes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Hello {
-    /// More bytes are needed.
-    Partial,
-    /// The server name as sent.
-    Name(String),
-    /// The hello is not acceptable.
-    Refused(&'static str),
-}
-
 /// Maximum size of a hello. Post-quantum key shares make 2 KiB usual;
 /// session tickets may add a few more.
 pub(crate) const MAX_HELLO_BYTES: usize = 32 * 1024;
@@ -27,17 +16,13 @@ const SERVER_NAME: u16 = 0;
 const ENCRYPTED_CLIENT_HELLO: u16 = 0xfe0d;
 const HOST_NAME: u8 = 0;
 
-/// Reads the first bytes of a connection.
-#[must_use]
-pub(crate) fn read(bytes: &[u8]) -> Hello {
-    match handshake(bytes) {
-        Ok(Some(body)) => match server_name(&body) {
-            Ok(name) => Hello::Name(name),
-            Err(reason) => Hello::Refused(reason),
-        },
-        Ok(None) if bytes.len() > MAX_HELLO_BYTES => Hello::Refused("the TLS hello is too long"),
-        Ok(None) => Hello::Partial,
-        Err(reason) => Hello::Refused(reason),
+/// Reads the server name, as sent, from the first bytes of a connection; `None` when more bytes are
+/// needed.
+pub(crate) fn read(bytes: &[u8]) -> Result<Option<String>, &'static str> {
+    match handshake(bytes)? {
+        Some(body) => server_name(&body).map(Some),
+        None if bytes.len() > MAX_HELLO_BYTES => Err("the TLS hello is too long"),
+        None => Ok(None),
     }
 }
 
@@ -210,9 +195,9 @@ pub(crate) mod tests {
     #[test]
     fn server_name_of_real_client_is_read() {
         let bytes = real_hello("example.org");
-        assert_eq!(read(&bytes), Hello::Name("example.org".into()));
+        assert_eq!(read(&bytes), Ok(Some("example.org".to_owned())));
         for cut in 0..bytes.len() {
-            assert_eq!(read(&bytes[..cut]), Hello::Partial, "{cut}");
+            assert_eq!(read(&bytes[..cut]), Ok(None), "{cut}");
         }
     }
 
@@ -220,7 +205,7 @@ pub(crate) mod tests {
     fn hello_across_records_is_read() {
         assert_eq!(
             read(&records(&hello(&sni("example.org")), 3)),
-            Hello::Name("example.org".into())
+            Ok(Some("example.org".to_owned()))
         );
     }
 
@@ -232,18 +217,15 @@ pub(crate) mod tests {
             [&[HOST_NAME][..], &vector16(b"a.org"), &[HOST_NAME], &vector16(b"b.org")].concat();
         let two_names = extension(SERVER_NAME, &vector16(&two_names));
         for extensions in [twice, hidden, two_names, Vec::new(), sni("")] {
-            assert!(
-                matches!(read(&records(&hello(&extensions), 9999)), Hello::Refused(_)),
-                "{extensions:?}"
-            );
+            assert!(read(&records(&hello(&extensions), 9999)).is_err(), "{extensions:?}");
         }
-        assert!(matches!(read(b"GET / HTTP/1.1\r\n\r\n"), Hello::Refused(_)));
+        assert!(read(b"GET / HTTP/1.1\r\n\r\n").is_err());
     }
 
     #[test]
     fn oversized_hello_is_refused() {
         let endless = records(&[&[CLIENT_HELLO, 0, 0x70, 0][..], &[0; 0x6fff]].concat(), 1);
-        assert!(matches!(read(&endless), Hello::Refused(_)));
+        assert!(read(&endless).is_err());
     }
 
     proptest! {
@@ -261,7 +243,7 @@ pub(crate) mod tests {
             let mut bytes = records(&hello(&sni("example.org")), 9999);
             let index = at.index(bytes.len());
             bytes[index] = byte;
-            if let Hello::Name(name) = read(&bytes) {
+            if let Ok(Some(name)) = read(&bytes) {
                 prop_assert!(bytes.windows(name.len()).any(|part| part == name.as_bytes()));
             }
         }
@@ -270,7 +252,7 @@ pub(crate) mod tests {
         fn more_bytes_never_change_the_name(cut in 0usize..200, name in "[a-z]{1,20}\\.org") {
             let bytes = records(&hello(&sni(&name)), 40);
             let head = &bytes[..cut.min(bytes.len())];
-            prop_assert!(matches!(read(head), Hello::Partial) || read(head) == Hello::Name(name));
+            prop_assert!(matches!(read(head), Ok(None)) || read(head) == Ok(Some(name)));
         }
     }
 }

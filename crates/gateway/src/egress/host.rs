@@ -1,34 +1,16 @@
 //! Reads the host from the head of a plain HTTP/1 request, strictly. Parses no body and no second
 //! request.
 
-/// Result of reading the first bytes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum RequestHead {
-    /// More bytes are needed.
-    Partial,
-    /// The host, without its port.
-    Host(String),
-    /// The request is not acceptable.
-    Refused(&'static str),
-}
-
 /// Maximum size of a head. Twice what common servers accept.
 pub(crate) const MAX_HEAD_BYTES: usize = 16 * 1024;
 
-/// Reads the first bytes of a connection to port 80.
-#[must_use]
-pub(crate) fn read(bytes: &[u8]) -> RequestHead {
-    let Some(end) = bytes.windows(4).position(|four| four == b"\r\n\r\n") else {
-        let too_long = bytes.len() > MAX_HEAD_BYTES;
-        return if too_long {
-            RequestHead::Refused("the request's head is too long")
-        } else {
-            RequestHead::Partial
-        };
-    };
-    match host(&bytes[..end]) {
-        Ok(host) => RequestHead::Host(host),
-        Err(reason) => RequestHead::Refused(reason),
+/// Reads the host, without its port, from the first bytes of a connection to port 80; `None` when
+/// more bytes are needed.
+pub(crate) fn read(bytes: &[u8]) -> Result<Option<String>, &'static str> {
+    match bytes.windows(4).position(|four| four == b"\r\n\r\n") {
+        Some(end) => host(&bytes[..end]).map(Some),
+        None if bytes.len() > MAX_HEAD_BYTES => Err("the request's head is too long"),
+        None => Ok(None),
     }
 }
 
@@ -71,8 +53,8 @@ mod tests {
     #[test]
     fn host_is_read_once_the_head_is_complete() {
         let request = b"GET /a HTTP/1.1\r\nAccept: */*\r\nhOST: Example.org:80\r\n\r\nbody";
-        assert_eq!(read(request), RequestHead::Host("Example.org".into()));
-        assert_eq!(read(&request[..50]), RequestHead::Partial);
+        assert_eq!(read(request), Ok(Some("Example.org".to_owned())));
+        assert_eq!(read(&request[..50]), Ok(None));
     }
 
     #[test]
@@ -88,7 +70,7 @@ mod tests {
             "PRI * HTTP/2.0\r\n\r\n",
             "SSH-2.0-x\r\n\r\n",
         ] {
-            assert!(matches!(read(head.as_bytes()), RequestHead::Refused(_)), "{head:?}");
+            assert!(read(head.as_bytes()).is_err(), "{head:?}");
         }
     }
 

@@ -5,7 +5,7 @@ pub(crate) mod address;
 pub(crate) mod hello;
 pub(crate) mod host;
 
-use std::{io, net::SocketAddr, time::Duration};
+use std::{borrow::Cow, io, net::SocketAddr, time::Duration};
 
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, copy_bidirectional},
@@ -21,16 +21,14 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 const FIRST_BYTES_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Why a connection was refused.
-#[derive(Debug)]
-pub(crate) struct Refused(pub(crate) String);
+pub(crate) type Refusal = Cow<'static, str>;
 
 pub(crate) async fn connect(
     config: &GatewayConfig,
     name: &str,
     port: u16,
-) -> Result<TcpStream, Refused> {
-    let name =
-        policy::normalize(name).ok_or_else(|| Refused("not a valid host name".to_owned()))?;
+) -> Result<TcpStream, Refusal> {
+    let name = policy::normalize(name).ok_or("not a valid host name")?;
     let found = match config.pinned.get(&name) {
         Some(address) => vec![*address],
         None => look_up(&name, port).await?,
@@ -39,7 +37,7 @@ pub(crate) async fn connect(
         |found: &SocketAddr| config.allow_private_upstreams || address::is_public(found.ip());
     let usable: Vec<_> = found.into_iter().filter(allowed).collect();
     if usable.is_empty() {
-        return Err(Refused("the name resolves to a private address".to_owned()));
+        return Err("the name resolves to a private address".into());
     }
     for address in usable {
         if let Ok(Ok(stream)) = timeout(CONNECT_TIMEOUT, TcpStream::connect(address)).await {
@@ -48,14 +46,14 @@ pub(crate) async fn connect(
             return Ok(stream);
         }
     }
-    Err(Refused("cannot connect to the server".to_owned()))
+    Err("cannot connect to the server".into())
 }
 
-async fn look_up(name: &str, port: u16) -> Result<Vec<SocketAddr>, Refused> {
+async fn look_up(name: &str, port: u16) -> Result<Vec<SocketAddr>, Refusal> {
     match timeout(LOOKUP_TIMEOUT, lookup_host((name, port))).await {
         Ok(Ok(found)) => Ok(found.collect()),
-        Ok(Err(_)) => Err(Refused("cannot resolve the name".to_owned())),
-        Err(_) => Err(Refused("resolving the name timed out".to_owned())),
+        Ok(Err(_)) => Err("cannot resolve the name".into()),
+        Err(_) => Err("resolving the name timed out".into()),
     }
 }
 
@@ -65,13 +63,10 @@ pub(crate) async fn forward(
     mut outside: TcpStream,
     name: &str,
     port: u16,
-) -> Result<(), Refused> {
-    let first = match timeout(FIRST_BYTES_TIMEOUT, first_bytes(&mut inside, name, port)).await {
-        Ok(first) => first?,
-        Err(_) => {
-            return Err(Refused("the connection did not name its host in time".to_owned()));
-        }
-    };
+) -> Result<(), Refusal> {
+    let first = timeout(FIRST_BYTES_TIMEOUT, first_bytes(&mut inside, name, port))
+        .await
+        .map_err(|_| "the connection did not name its host in time")??;
     // Either end may close the connection at any time; that is not an error to report.
     let copied: io::Result<_> = async {
         outside.write_all(&first).await?;
@@ -88,29 +83,19 @@ async fn first_bytes(
     inside: &mut (impl AsyncRead + Unpin),
     name: &str,
     port: u16,
-) -> Result<Vec<u8>, Refused> {
+) -> Result<Vec<u8>, Refusal> {
     let mut bytes = Vec::new();
     loop {
         let named = match port {
-            443 => match hello::read(&bytes) {
-                hello::Hello::Partial => None,
-                hello::Hello::Name(name) => Some(name),
-                hello::Hello::Refused(reason) => return Err(Refused(reason.to_owned())),
-            },
-            _ => match host::read(&bytes) {
-                host::RequestHead::Partial => None,
-                host::RequestHead::Host(name) => Some(name),
-                host::RequestHead::Refused(reason) => return Err(Refused(reason.to_owned())),
-            },
+            443 => hello::read(&bytes)?,
+            _ => host::read(&bytes)?,
         };
         match named {
             Some(named) if policy::normalize(&named) == policy::normalize(name) => {
                 return Ok(bytes);
             }
             Some(_) => {
-                return Err(Refused(
-                    "the connection names another host than the one looked up".to_owned(),
-                ));
+                return Err("the connection names another host than the one looked up".into());
             }
             None => {}
         }
@@ -119,7 +104,7 @@ async fn first_bytes(
             return if bytes.is_empty() {
                 Ok(bytes)
             } else {
-                Err(Refused("the connection ended early".to_owned()))
+                Err("the connection ended early".into())
             };
         }
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use futures_util::StreamExt;
 use harvest_proto::Secret;
-use http_body_util::{BodyExt, StreamBody};
+use http_body_util::{BodyDataStream, BodyExt, StreamBody};
 use hyper::{
     HeaderMap, Method, Request, Response, StatusCode,
     body::{Frame, Incoming},
@@ -90,20 +90,15 @@ pub(crate) async fn answer(
         Err(refused) => return Ok(refused),
     };
     let headers = filter_headers(&parts.headers, &[&TO_REMOTE[..], &TO_REMOTE_UNREAD].concat());
-    let body =
-        (wanted == GitRequest::Fetch).then(|| reqwest::Body::wrap_stream(http::chunks(body)));
+    let body = (wanted == GitRequest::Fetch)
+        .then(|| reqwest::Body::wrap_stream(BodyDataStream::new(body)));
     let answered = match remote.send(&door, wanted, headers, body).await {
         Ok(answered) => answered,
         Err(refused) => return Ok(refused),
     };
     let headers = filter_headers(answered.headers(), &FROM_REMOTE);
-    let chunks = answered.bytes_stream().map(|chunk| match chunk {
-        Ok(chunk) => Ok(Frame::data(chunk)),
-        Err(failed) => Err(failed.without_url().into()),
-    });
-    let mut response = Response::new(StreamBody::new(chunks).boxed_unsync());
-    *response.headers_mut() = headers;
-    Ok(response)
+    let chunks = http::upstream_chunks(answered).map(|chunk| chunk.map(Frame::data));
+    Ok(http::response(StatusCode::OK, headers, StreamBody::new(chunks).boxed_unsync()))
 }
 
 // Names are compared undecoded: `..` and `%2e` match nothing.
@@ -227,7 +222,7 @@ impl Remote {
                 http::text(StatusCode::NOT_FOUND, &message)
             }
             _ if status.is_client_error() || status.is_server_error() => {
-                let text = self.redact(&error_text(answered).await);
+                let text = self.redact(&http::read_text(answered, MAX_ERROR_BYTES).await);
                 http::text(status, &format!("the remote of `{name}` responded {status}: {text}"))
             }
             _ => {
@@ -237,16 +232,4 @@ impl Remote {
             }
         }
     }
-}
-
-async fn error_text(answered: reqwest::Response) -> String {
-    let mut text = Vec::new();
-    let mut chunks = answered.bytes_stream();
-    while let Some(Ok(chunk)) = chunks.next().await {
-        text.extend_from_slice(&chunk);
-        if text.len() > MAX_ERROR_BYTES {
-            break;
-        }
-    }
-    String::from_utf8_lossy(&text).into_owned()
 }

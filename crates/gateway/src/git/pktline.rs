@@ -9,17 +9,6 @@ const MAX_DATA_BYTES: usize = 65_516;
 // A report has one line per command, and there is one command.
 const MAX_REPORT_BYTES: usize = 64 * 1024;
 
-/// Result of reading the first bytes of a push.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum PushHead {
-    /// More bytes are needed.
-    Partial,
-    /// The commands and their length in bytes.
-    Complete(Commands, usize),
-    /// The push is not acceptable.
-    Refused(&'static str),
-}
-
 /// The commands of a push.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Commands {
@@ -30,8 +19,9 @@ pub(super) struct Commands {
 /// An update of a reference.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Command {
-    new: String,
-    reference: String,
+    /// The commit.
+    pub(super) new: String,
+    pub(super) reference: String,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -41,29 +31,18 @@ pub(super) struct Objection<'a> {
 }
 
 impl Command {
-    pub(super) fn commit(&self) -> &str {
-        &self.new
-    }
-
-    pub(super) fn reference(&self) -> &str {
-        &self.reference
-    }
-
     fn deletes(&self) -> bool {
         self.new.bytes().all(|byte| byte == b'0')
     }
 }
 
 impl Commands {
-    /// Reads the commands at the start of a push.
-    pub(super) fn read(bytes: &[u8]) -> PushHead {
-        match read_commands(bytes) {
-            Ok(Some((commands, length))) => PushHead::Complete(commands, length),
-            Ok(None) if bytes.len() > MAX_HEAD_BYTES => {
-                PushHead::Refused("the push has too many commands")
-            }
-            Ok(None) => PushHead::Partial,
-            Err(reason) => PushHead::Refused(reason),
+    /// Reads the commands at the start of a push, with their length in bytes; `None` when more bytes
+    /// are needed.
+    pub(super) fn read(bytes: &[u8]) -> Result<Option<(Self, usize)>, &'static str> {
+        match read_commands(bytes)? {
+            None if bytes.len() > MAX_HEAD_BYTES => Err("the push has too many commands"),
+            read => Ok(read),
         }
     }
 
@@ -284,7 +263,7 @@ mod tests {
     }
 
     fn reasons(commands: &[(&str, &str)], branch: Option<&str>) -> Vec<String> {
-        let PushHead::Complete(read, _) = Commands::read(&push(commands, CAPABILITIES)) else {
+        let Ok(Some((read, _))) = Commands::read(&push(commands, CAPABILITIES)) else {
             panic!("does not parse")
         };
         read.objections(branch).into_iter().map(|objection| objection.reason).collect()
@@ -313,14 +292,14 @@ mod tests {
 
     #[test]
     fn push_options_and_certificates_are_refused() {
-        let PushHead::Complete(read, _) =
+        let Ok(Some((read, _))) =
             Commands::read(&push(&[(NEW, "refs/heads/mine")], "report-status push-options"))
         else {
             panic!("does not parse")
         };
         assert_eq!(read.objections(Some("mine")).len(), 1);
         let certificate = [line(b"push-cert\0report-status\n"), b"0000".to_vec()].concat();
-        assert!(matches!(Commands::read(&certificate), PushHead::Refused(_)));
+        assert!(Commands::read(&certificate).is_err());
     }
 
     #[test]
@@ -328,17 +307,17 @@ mod tests {
         let bytes = push(&[(NEW, "refs/heads/mine")], CAPABILITIES);
         let with_pack = [&bytes[..], b"PACK...."].concat();
         assert!(
-            matches!(Commands::read(&with_pack), PushHead::Complete(_, length) if length == bytes.len())
+            matches!(Commands::read(&with_pack), Ok(Some((_, length))) if length == bytes.len())
         );
         let shallow = [line(format!("shallow {OLD}\n").as_bytes()), bytes].concat();
         assert!(
-            matches!(Commands::read(&shallow), PushHead::Complete(read, _) if read.commands.len() == 1)
+            matches!(Commands::read(&shallow), Ok(Some((read, _))) if read.commands.len() == 1)
         );
     }
 
     #[test]
     fn refusal_is_a_git_report() {
-        let PushHead::Complete(read, _) =
+        let Ok(Some((read, _))) =
             Commands::read(&push(&[(NEW, "refs/heads/main")], "report-status"))
         else {
             panic!("does not parse")
@@ -350,7 +329,7 @@ mod tests {
 
     #[test]
     fn push_counts_only_when_remote_reports_success() {
-        let PushHead::Complete(commands, _) =
+        let Ok(Some((commands, _))) =
             Commands::read(&push(&[(NEW, "refs/heads/mine")], CAPABILITIES))
         else {
             panic!("does not parse")
@@ -379,7 +358,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_parse_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
-            Commands::read(&bytes);
+            let _ = Commands::read(&bytes);
             let mut report = Report { banded: true, raw: vec![], report: vec![], broken: false };
             report.observe(&bytes);
             report.accepted("refs/heads/mine");
@@ -393,7 +372,7 @@ mod tests {
             let mut bytes = push(&[(NEW, "refs/heads/main"), (NEW, "refs/heads/mine")], CAPABILITIES);
             let index = at.index(bytes.len());
             bytes[index] = byte;
-            if let PushHead::Complete(read, length) = Commands::read(&bytes) {
+            if let Ok(Some((read, length))) = Commands::read(&bytes) {
                 // The parsed commands cover every byte before the pack.
                 let names: usize = read.commands.len();
                 prop_assert!(length <= bytes.len());
@@ -421,7 +400,7 @@ mod tests {
         fn truncated_push_is_partial(cut in any::<prop::sample::Index>()) {
             let bytes = push(&[(NEW, "refs/heads/mine")], CAPABILITIES);
             let head = &bytes[..cut.index(bytes.len())];
-            prop_assert_eq!(Commands::read(head), PushHead::Partial);
+            prop_assert_eq!(Commands::read(head), Ok(None));
         }
     }
 }

@@ -6,13 +6,13 @@ use std::{sync::Arc, time::Duration};
 use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt, stream};
 use harvest_proto::EventBody;
-use http_body_util::BodyExt;
+use http_body_util::{BodyDataStream, BodyExt};
 use hyper::{Response, StatusCode, body::Incoming, header, http::request::Parts};
 use tokio::{sync::oneshot, time::timeout};
 
 use super::{
     FROM_REMOTE, GitRequest, Remote, TO_REMOTE, filter_headers,
-    pktline::{Commands, PushHead, Report},
+    pktline::{Commands, Report},
 };
 use crate::{
     door::Door,
@@ -54,11 +54,10 @@ pub(super) async fn answer(
             0 => String::new(),
             more => format!(" (and {more} more)"),
         };
-        let reason = format!("{}: {}{more}", first.command.reference(), first.reason);
+        let reason = format!("{}: {}{more}", first.command.reference, first.reason);
         door.log_refused_push(&access.name, &reason).await;
         drain(body).await;
-        let refusal = commands.refusal(&objections);
-        return Ok(match refusal {
+        return Ok(match commands.refusal(&objections) {
             Some(report) => http::with_type(StatusCode::OK, RESULT_TYPE, report),
             None => http::text(StatusCode::FORBIDDEN, &objections[0].reason),
         });
@@ -74,18 +73,17 @@ pub(super) async fn answer(
 async fn read_head(body: &mut Incoming) -> Result<(Commands, Bytes), Option<&'static str>> {
     let mut bytes = BytesMut::new();
     loop {
-        match Commands::read(&bytes) {
+        match Commands::read(&bytes).map_err(Some)? {
             // git sends an empty list of commands to probe for permission; no pack may follow it.
-            PushHead::Complete(commands, length) if commands.commands.is_empty() => {
+            Some((commands, length)) if commands.commands.is_empty() => {
                 return if bytes.len() == length && body.frame().await.is_none() {
                     Ok((commands, bytes.freeze()))
                 } else {
                     Err(Some("an empty list of commands is followed by data"))
                 };
             }
-            PushHead::Complete(commands, _) => return Ok((commands, bytes.freeze())),
-            PushHead::Refused(reason) => return Err(Some(reason)),
-            PushHead::Partial => {}
+            Some((commands, _)) => return Ok((commands, bytes.freeze())),
+            None => {}
         }
         let frame = body.frame().await.ok_or(None)?.map_err(|_| None)?;
         bytes.extend_from_slice(&frame.into_data().unwrap_or_default());
@@ -94,7 +92,7 @@ async fn read_head(body: &mut Incoming) -> Result<(Commands, Bytes), Option<&'st
 
 async fn drain(body: Incoming) {
     let drained = async {
-        let (mut chunks, mut count) = (http::chunks(body), 0);
+        let (mut chunks, mut count) = (BodyDataStream::new(body), 0);
         while let Some(Ok(chunk)) = chunks.next().await {
             count += chunk.len();
             if count > MAX_DRAINED_BYTES {
@@ -121,16 +119,11 @@ impl Push {
             Err(refused) => return drop(reply.send(refused)),
         };
         let (sender, body) = http::streamed();
-        let mut response = Response::new(body);
-        *response.headers_mut() = filter_headers(answered.headers(), &FROM_REMOTE);
-        drop(reply.send(response));
+        let headers = filter_headers(answered.headers(), &FROM_REMOTE);
+        drop(reply.send(http::response(StatusCode::OK, headers, body)));
         let (mut report, mut logged) = (Report::of(&self.commands), false);
-        let mut chunks = answered.bytes_stream();
+        let mut chunks = http::upstream_chunks(answered);
         while let Some(chunk) = chunks.next().await {
-            let chunk = match chunk {
-                Ok(chunk) => Ok(chunk),
-                Err(failed) => Err(failed.without_url().into()),
-            };
             if let Ok(chunk) = &chunk {
                 report.observe(chunk);
             }
@@ -143,7 +136,7 @@ impl Push {
     async fn send(&self, head: Bytes, body: Incoming) -> Result<reqwest::Response, Response<Body>> {
         let remote = Remote::resolve(&self.door, &self.access).await?;
         let head = stream::iter([Ok(head)]);
-        let body = reqwest::Body::wrap_stream(head.chain(http::chunks(body)));
+        let body = reqwest::Body::wrap_stream(head.chain(BodyDataStream::new(body)));
         let headers = filter_headers(&self.parts.headers, &TO_REMOTE);
         remote.send(&self.door, GitRequest::Push, headers, Some(body)).await
     }
@@ -153,13 +146,13 @@ impl Push {
         else {
             return false;
         };
-        if report.accepted(command.reference()) != Some(true) {
+        if report.accepted(&command.reference) != Some(true) {
             return false;
         }
         let event = EventBody::Pushed {
             repository: self.access.name.clone(),
             branch: branch.clone(),
-            commit: command.commit().to_owned(),
+            commit: command.new.clone(),
         };
         self.door.shared.ledger.log(&self.door.policy.session, event).await;
         true

@@ -2,7 +2,6 @@
 //! counts the tokens of the response while forwarding it unchanged. Follows no redirect and retries
 //! nothing: agents retry themselves.
 
-use bytes::Bytes;
 use futures_util::StreamExt;
 use harvest_proto::Secret;
 use hyper::{
@@ -10,7 +9,7 @@ use hyper::{
     header::{self, HeaderMap, HeaderName, HeaderValue},
 };
 
-use super::{CLIENT_GONE, Call, CallResult, Reply, error, respond, usage::Meter};
+use super::{CLIENT_GONE, Call, CallResult, Reply, UPSTREAM, error, respond, usage::Meter};
 use crate::{
     http::{self, Body},
     vault::redact,
@@ -18,7 +17,6 @@ use crate::{
 
 const KEY: &str = "ANTHROPIC_API_KEY";
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
-const UPSTREAM: HeaderName = HeaderName::from_static("x-harvest-upstream");
 // Longer error responses are cut.
 const MAX_ERROR_BYTES: usize = 1024 * 1024;
 
@@ -100,28 +98,22 @@ async fn forward(
         headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let mut meter = Meter::new(content_type);
     let (sender, body) = http::streamed();
-    let mut response = Response::new(body);
-    *response.status_mut() = status;
-    *response.headers_mut() = headers;
-    if reply.send(Ok(response)).is_err() {
+    if reply.send(Ok(http::response(status, headers, body))).is_err() {
         return CallResult::unused(CLIENT_GONE);
     }
-    let mut chunks = upstream.bytes_stream();
+    let mut chunks = http::upstream_chunks(upstream);
     loop {
         let chunk = tokio::select! {
             chunk = chunks.next() => chunk,
             () = sender.closed() => break,
         };
-        let sent = match chunk {
-            None => break,
-            Some(Ok(chunk)) => {
-                meter.observe(&chunk);
-                sender.send(Ok(chunk)).await
-            }
-            // The agent must see a cut connection, not a response that seems complete.
-            Some(Err(failed)) => sender.send(Err(failed.without_url().into())).await,
-        };
-        if sent.is_err() {
+        let Some(chunk) = chunk else { break };
+        if let Ok(chunk) = &chunk {
+            meter.observe(chunk);
+        }
+        // An error is sent too: the agent must see a cut connection, not a response that seems
+        // complete.
+        if sender.send(chunk).await.is_err() {
             break;
         }
     }
@@ -132,19 +124,8 @@ async fn forward(
 
 async fn failure(upstream: reqwest::Response, key: &Secret<String>) -> Response<Body> {
     let (status, headers) = (upstream.status(), response_headers(upstream.headers(), key));
-    let mut text = Vec::new();
-    let mut chunks = upstream.bytes_stream();
-    while let Some(Ok(chunk)) = chunks.next().await {
-        text.extend_from_slice(&chunk);
-        if text.len() > MAX_ERROR_BYTES {
-            break;
-        }
-    }
-    let text = redact(&String::from_utf8_lossy(&text), &[key]);
-    let mut response = Response::new(http::full(Bytes::from(text)));
-    *response.status_mut() = status;
-    *response.headers_mut() = headers;
-    response
+    let text = redact(&http::read_text(upstream, MAX_ERROR_BYTES).await, &[key]);
+    http::response(status, headers, http::full(text))
 }
 
 fn response_headers(from: &HeaderMap, key: &Secret<String>) -> HeaderMap {

@@ -14,7 +14,7 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::{
     HeaderMap, Method, Request, Response, StatusCode,
     body::Incoming,
-    header::{self, HeaderValue},
+    header::{self, HeaderName, HeaderValue},
 };
 use serde::Deserialize;
 use serde_json::json;
@@ -27,6 +27,7 @@ use crate::{
 
 pub(crate) use scripted::FailureCounts;
 
+const UPSTREAM: HeaderName = HeaderName::from_static("x-harvest-upstream");
 // The API's limit for a request.
 const MAX_REQUEST_BYTES: usize = 32 * 1024 * 1024;
 // nginx's status for a client that disconnected before the response; not a standard one.

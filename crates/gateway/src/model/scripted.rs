@@ -16,19 +16,18 @@ use harvest_proto::{
 };
 use hyper::{
     Response, StatusCode,
-    header::{self, HeaderName, HeaderValue},
+    header::{self, HeaderValue},
 };
 use serde_json::{Value, json};
 
 use super::{
-    CLIENT_GONE, Call, CallResult, Endpoint, Reply,
+    CLIENT_GONE, Call, CallResult, Endpoint, Reply, UPSTREAM,
     conversation::{Conversation, NextStep, Tool},
     error, respond,
     usage::Meter,
 };
 use crate::http::{self, Abort, Body, BodySender};
 
-const UPSTREAM: HeaderName = HeaderName::from_static("x-harvest-upstream");
 const DEFAULT_USAGE: Usage =
     Usage { input_tokens: 100, output_tokens: 20, cache_read_tokens: 0, cache_write_tokens: 0 };
 // Failures are counted for this many steps; then counting starts over.
@@ -83,18 +82,13 @@ pub(super) async fn answer(call: &Call, reply: Reply) -> CallResult {
         Ok(conversation) => conversation,
         Err(problem) => {
             let message = format!("not a valid request of the Messages API: {problem}");
-            return respond(
-                reply,
-                labelled(error(StatusCode::BAD_REQUEST, "invalid_request_error", &message)),
-            );
+            return respond(reply, labelled(invalid_request(&message)));
         }
     };
     if call.endpoint == Endpoint::CountTokens {
         let count = json!({"input_tokens": call.body.len() / 4});
-        return respond(
-            reply,
-            labelled(http::with_type(StatusCode::OK, "application/json", count.to_string())),
-        );
+        let response = http::with_type(StatusCode::OK, "application/json", count.to_string());
+        return respond(reply, labelled(response));
     }
     match outcome(call, &conversation) {
         Ok(Outcome::Answer { parts, usage }) if conversation.stream => {
@@ -108,12 +102,12 @@ pub(super) async fn answer(call: &Call, reply: Reply) -> CallResult {
                 StatusCode::from_u16(step.status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
             respond(reply, labelled(error(status, &step.kind, &step.message)))
         }
-        Err(problem) => {
-            let message = problem.to_string();
-            let response = error(StatusCode::BAD_REQUEST, "invalid_request_error", &message);
-            respond(reply, labelled(response))
-        }
+        Err(problem) => respond(reply, labelled(invalid_request(&problem.to_string()))),
     }
+}
+
+fn invalid_request(message: &str) -> Response<Body> {
+    error(StatusCode::BAD_REQUEST, "invalid_request_error", message)
 }
 
 fn outcome(call: &Call, conversation: &Conversation) -> Result<Outcome, ScriptError> {
@@ -252,8 +246,8 @@ fn actions(parts: &[Part], model: &str, usage: Usage) -> Vec<StreamAction> {
     start["stop_reason"] = Value::Null;
     start["usage"]["output_tokens"] = json!(1);
     let mut actions = vec![
-        event("message_start", json!({"type": "message_start", "message": start})),
-        event("ping", json!({"type": "ping"})),
+        event(json!({"type": "message_start", "message": start})),
+        event(json!({"type": "ping"})),
     ];
     let mut index = 0;
     for (part, block) in parts.iter().zip(blocks) {
@@ -271,11 +265,9 @@ fn actions(parts: &[Part], model: &str, usage: Usage) -> Vec<StreamAction> {
         }
     }
     let delta = json!({"stop_reason": full["stop_reason"], "stop_sequence": null});
-    actions.push(event(
-        "message_delta",
-        json!({"type": "message_delta", "delta": delta, "usage": counts(usage)}),
-    ));
-    actions.push(event("message_stop", json!({"type": "message_stop"})));
+    let delta = json!({"type": "message_delta", "delta": delta, "usage": counts(usage)});
+    actions.push(event(delta));
+    actions.push(event(json!({"type": "message_stop"})));
     actions
 }
 
@@ -310,19 +302,19 @@ fn block_actions(part: &Part, block: Value, index: usize, actions: &mut Vec<Stre
         Part::Hang(_) | Part::Drop => return,
     };
     let begin = json!({"type": "content_block_start", "index": index, "content_block": begin});
-    actions.push(event("content_block_start", begin));
+    actions.push(event(begin));
     for delta in deltas {
         if !pause.is_zero() {
             actions.push(StreamAction::Wait(pause));
         }
         let delta = json!({"type": "content_block_delta", "index": index, "delta": delta});
-        actions.push(event("content_block_delta", delta));
+        actions.push(event(delta));
     }
-    let stop = json!({"type": "content_block_stop", "index": index});
-    actions.push(event("content_block_stop", stop));
+    actions.push(event(json!({"type": "content_block_stop", "index": index})));
 }
 
-fn event(name: &str, data: Value) -> StreamAction {
+fn event(data: Value) -> StreamAction {
+    let name = data["type"].as_str().unwrap_or_default();
     StreamAction::Send(format!("event: {name}\ndata: {data}\n\n"))
 }
 

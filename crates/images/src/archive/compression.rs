@@ -8,7 +8,7 @@ use ruzstd::decoding::{
     errors::{FrameDecoderError, ReadFrameHeaderError},
 };
 
-use super::{ArchiveError, read_some};
+use super::ArchiveError;
 
 const GZIP: &[u8] = &[0x1f, 0x8b];
 const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
@@ -17,7 +17,8 @@ const ZSTD: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 pub(crate) fn decompressed<'a>(
     mut source: impl Read + 'a,
 ) -> Result<Box<dyn Read + 'a>, ArchiveError> {
-    let head = head(&mut source).map_err(ArchiveError::Read)?;
+    let mut head = Vec::new();
+    (&mut source).take(6).read_to_end(&mut head).map_err(ArchiveError::Read)?;
     let known = |magic: &[u8]| head.starts_with(magic);
     // Skippable zstd frames have 16 magic numbers.
     let skippable = head.len() >= 4 && head[0] & 0xf0 == 0x50 && head[1..4] == [0x2a, 0x4d, 0x18];
@@ -36,19 +37,6 @@ pub(crate) fn decompressed<'a>(
         }
         _ => Box::new(whole),
     })
-}
-
-fn head(source: &mut impl Read) -> io::Result<Vec<u8>> {
-    let mut head = vec![0; 6];
-    let mut filled = 0;
-    while filled < head.len() {
-        match read_some(source, &mut head[filled..])? {
-            0 => break,
-            length => filled += length,
-        }
-    }
-    head.truncate(filled);
-    Ok(head)
 }
 
 /// Decodes a sequence of zstd frames and checks their checksums; `FrameDecoder` decodes single

@@ -33,11 +33,6 @@ impl EntryKind {
             _ => None,
         }
     }
-
-    /// Whether content follows the header. Some writers give a link the size of its target.
-    pub(super) fn has_data(self) -> bool {
-        self == Self::File
-    }
 }
 
 pub(super) struct Header {
@@ -51,32 +46,17 @@ pub(super) struct Header {
     pub(super) link: Vec<u8>,
 }
 
-/// Why a header block is invalid.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum HeaderError {
-    Checksum,
-    Number(&'static str),
-}
-
-impl HeaderError {
-    pub(super) fn at(self, at: u64) -> ArchiveError {
-        match self {
-            Self::Checksum => ArchiveError::Checksum { at },
-            Self::Number(reason) => ArchiveError::Header { at, reason },
-        }
-    }
-}
-
 impl Header {
-    pub(super) fn parse(block: &[u8; BLOCK]) -> Result<Self, HeaderError> {
-        let sum = number(&block[148..156]).ok_or(HeaderError::Checksum)?;
-        if !sums(block).contains(&sum) {
-            return Err(HeaderError::Checksum);
+    /// Parses the block at the offset `at`.
+    pub(super) fn parse(block: &[u8; BLOCK], at: u64) -> Result<Self, ArchiveError> {
+        if !number(&block[148..156]).is_some_and(|sum| sums(block).contains(&sum)) {
+            return Err(ArchiveError::Checksum { at });
         }
-        let natural = |range: std::ops::Range<usize>, reason| {
-            number(&block[range])
-                .and_then(|value| u64::try_from(value).ok())
-                .ok_or(HeaderError::Number(reason))
+        let signed = |range: std::ops::Range<usize>, reason| {
+            number(&block[range]).ok_or(ArchiveError::Header { at, reason })
+        };
+        let natural = |range, reason| {
+            u64::try_from(signed(range, reason)?).map_err(|_| ArchiveError::Header { at, reason })
         };
         let mut path = parse_text(&block[..100]);
         let prefix = parse_text(&block[345..500]);
@@ -92,8 +72,7 @@ impl Header {
             uid: natural(108..116, "its owner is not a number")?,
             gid: natural(116..124, "its group is not a number")?,
             size: natural(124..136, "its size is not a number")?,
-            modified: number(&block[136..148])
-                .ok_or(HeaderError::Number("its time is not a number"))?,
+            modified: signed(136..148, "its time is not a number")?,
             link: parse_text(&block[157..257]),
         })
     }

@@ -17,7 +17,7 @@ use rustix::{
     io::Errno,
 };
 
-use crate::ImageError;
+use crate::{ImageError, unpack::lookup_folders};
 
 /// Copies `source` to the path `to` in the empty folder `layer`, a new layer on top of `below` (top
 /// first). The copy belongs to root.
@@ -100,32 +100,6 @@ fn copy_metadata(folder: &Path, like: Option<&OwnedFd>) -> Result<(), ImageError
         }
     };
     set().map_err(|e| ImageError::file("create", folder, e))
-}
-
-/// The folders of the name `name` in the folders `visible` (top first) that overlay merges. Empty
-/// when the name does not exist, `None` when it is not a folder.
-fn lookup_folders(visible: &[OwnedFd], name: &CString) -> Result<Option<Vec<OwnedFd>>, Errno> {
-    let mut found = Vec::new();
-    for folder in visible {
-        let stat = match tree::stat(folder.as_fd(), name) {
-            Ok(stat) => stat,
-            Err(Errno::NOENT) => continue,
-            Err(error) => return Err(error),
-        };
-        if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
-            // A whiteout, or a file below a folder, ends the merged folder.
-            let ends = tree::is_whiteout(&stat) || !found.is_empty();
-            return Ok(ends.then_some(found));
-        }
-        let inner =
-            tree::open_folder(folder.as_fd(), Path::new(OsStr::from_bytes(name.to_bytes())))?;
-        let opaque = tree::is_opaque(inner.as_fd())?;
-        found.push(inner);
-        if opaque {
-            break;
-        }
-    }
-    Ok(Some(found))
 }
 
 /// Whether the layers `below` (top first) have a file of this path. Follows no symlink.

@@ -29,9 +29,18 @@ pub(super) struct Client {
 
 /// Why a request failed.
 pub(super) enum RequestError {
-    /// Another attempt may succeed.
-    Temporary(ureq::Error),
+    /// The connection broke; another attempt may succeed.
+    Interrupted(Box<dyn std::error::Error + Send + Sync>),
+    /// The server answered with a temporary error.
+    Busy { path: String, status: u16 },
+    /// The answer is final.
     Refused(PullError),
+}
+
+impl From<PullError> for RequestError {
+    fn from(error: PullError) -> Self {
+        Self::Refused(error)
+    }
 }
 
 impl Client {
@@ -96,21 +105,16 @@ impl Client {
 
 // Certificate errors are permanent.
 fn classify(error: ureq::Error, host: &str) -> RequestError {
-    match error {
+    let source = match error {
         ureq::Error::Io(error)
             if error.get_ref().is_some_and(|inner| inner.is::<rustls::Error>()) =>
         {
-            RequestError::Refused(PullError::Certificate {
-                host: host.to_owned(),
-                source: error.into(),
-            })
+            error.into()
         }
-        ureq::Error::Rustls(error) => RequestError::Refused(PullError::Certificate {
-            host: host.to_owned(),
-            source: error.into(),
-        }),
-        other => RequestError::Temporary(other),
-    }
+        ureq::Error::Rustls(error) => error.into(),
+        other => return RequestError::Interrupted(other.into()),
+    };
+    PullError::Certificate { host: host.to_owned(), source }.into()
 }
 
 fn refused(url: &str, to: &str) -> RequestError {

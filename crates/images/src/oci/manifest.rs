@@ -126,18 +126,17 @@ struct Configuration {
     os: String,
     #[serde(default)]
     architecture: String,
-    #[serde(default)]
     config: Option<Runtime>,
     rootfs: RootFs,
 }
 
 #[derive(Deserialize, Default)]
 struct Runtime {
-    #[serde(rename = "Env", default)]
+    #[serde(rename = "Env")]
     env: Option<Vec<String>>,
-    #[serde(rename = "User", default)]
+    #[serde(rename = "User")]
     user: Option<String>,
-    #[serde(rename = "WorkingDir", default)]
+    #[serde(rename = "WorkingDir")]
     workdir: Option<String>,
 }
 

@@ -8,35 +8,34 @@ use std::{
 };
 
 use harvest_engine::{EngineError, ImageConfig, LayerCache, LayerId, PulledImage};
+use harvest_proto::api::ImageLine;
 use ureq::BodyReader;
 
 use super::{
     PullError, PullOptions, Reference,
+    http::RequestError,
     manifest::{self, Descriptor, Manifest},
     reference::Digest,
-    registry::{BlobError, Registry},
-    stream::{CountingReader, StreamStats},
+    registry::Registry,
 };
 use crate::{
-    ImageError, Progress,
+    ImageError,
     archive::decompressed,
+    import::elapsed_millis,
     layer_key::{key, layer_of_key},
-    progress::elapsed_millis,
+    stream::{CountingReader, ReportingReader, StreamStats},
     unpack::{ArchiveForm, Target, UnpackError, unpack},
 };
 
 // An index may refer to another index; a longer chain is a cycle.
 const MAX_INDEXES: usize = 3;
 
-// Often enough for a moving progress bar.
-const REPORT_BYTES: u64 = 1 << 20;
-
 /// Pulls the image of a reference into the cache.
 pub(crate) fn pull(
     cache: &LayerCache<'_>,
     reference: &Reference,
     options: &PullOptions,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut dyn FnMut(ImageLine),
 ) -> Result<PulledImage, ImageError> {
     let failed = |source| ImageError::Pull { reference: reference.to_string(), source };
     let registry = Registry::new(reference, options);
@@ -48,7 +47,7 @@ struct Pull<'a> {
     reference: &'a Reference,
     cache: &'a LayerCache<'a>,
     options: &'a PullOptions,
-    progress: &'a mut dyn FnMut(Progress),
+    progress: &'a mut dyn FnMut(ImageLine),
 }
 
 /// A layer to fetch.
@@ -123,10 +122,10 @@ impl Pull<'_> {
             blob.descriptor.size.div_ceil(1_000_000)
         );
         if self.cache.has_layer(layer) {
-            (self.progress)(Progress::StepCached { index, total, what });
+            (self.progress)(ImageLine::StepCached { index, total, what });
             return Ok(());
         }
-        (self.progress)(Progress::StepStarted { index, total, what });
+        (self.progress)(ImageLine::StepStarted { index, total, what });
         let started = Instant::now();
         let below: Vec<PathBuf> = below
             .iter()
@@ -157,13 +156,13 @@ impl Pull<'_> {
             target.iter().for_each(|folder| cache.discard(folder));
         }
         committed?;
-        (self.progress)(Progress::StepDone { index, millis: elapsed_millis(started) });
+        (self.progress)(ImageLine::StepDone { index, millis: elapsed_millis(started) });
         Ok(())
     }
 }
 
-fn refused(blob: &LayerBlob<'_>, source: UnpackError) -> BlobError {
-    BlobError::Refused(PullError::Layer { digest: blob.digest.to_string(), source })
+fn refused(blob: &LayerBlob<'_>, source: UnpackError) -> RequestError {
+    PullError::Layer { digest: blob.digest.to_string(), source }.into()
 }
 
 // Unpacks a blob while it arrives, then checks its size and both digests.
@@ -174,62 +173,40 @@ fn unpack_blob(
     below: &[PathBuf],
     cache: &LayerCache<'_>,
     options: &PullOptions,
-    progress: &mut dyn FnMut(Progress),
-) -> Result<(), BlobError> {
+    progress: &mut dyn FnMut(ImageLine),
+) -> Result<(), RequestError> {
     let (packed, plain) = (StreamStats::new(), StreamStats::new());
     let size = blob.descriptor.size;
     // One byte more than the descriptor says proves that the blob is too long.
     let mut body = CountingReader::new(body.take(size.saturating_add(1)), &packed);
-    let mut reported = 0;
-    let reporting = CallbackReader {
-        source: &mut body,
-        after_read: &mut || {
-            if packed.bytes() >= reported + REPORT_BYTES {
-                reported = packed.bytes();
-                progress(Progress::Bytes { done: reported, total: Some(size) });
-            }
-        },
-    };
+    let reporting = ReportingReader::new(&mut body, Some(size), progress);
     let trash = cache.trash();
     let layer = Target { layer: target, below, trash: &trash };
     let unpacked = decompressed(reporting).map_err(UnpackError::Archive).and_then(|tar| {
         unpack(CountingReader::new(tar, &plain), ArchiveForm::Layer, &layer, options.limits)
     });
     if let Some(error) = packed.take_error() {
-        return Err(BlobError::Interrupted(error));
+        return Err(RequestError::Interrupted(error.into()));
     }
     // A digest mismatch explains a malformed archive, so it is checked and reported first.
     let check_digest = matches!(unpacked, Ok(_) | Err(UnpackError::Archive(_)));
     if check_digest {
-        io::copy(&mut body, &mut io::sink()).map_err(BlobError::Interrupted)?;
+        io::copy(&mut body, &mut io::sink())
+            .map_err(|error| RequestError::Interrupted(error.into()))?;
         let what = || format!("layer {}", blob.digest.short());
-        let in_bytes = |bytes: u64| format!("{bytes} bytes");
         if packed.bytes() < size {
-            return Err(BlobError::Interrupted(io::ErrorKind::UnexpectedEof.into()));
+            let ended = io::Error::from(io::ErrorKind::UnexpectedEof);
+            return Err(RequestError::Interrupted(ended.into()));
         }
         if packed.bytes() > size {
-            let (expected, found) = (in_bytes(size), "more".to_owned());
-            return Err(BlobError::Refused(PullError::Digest { what: what(), expected, found }));
+            let (expected, found) = (format!("{size} bytes"), "more".to_owned());
+            return Err(PullError::Digest { what: what(), expected, found }.into());
         }
-        check(&what(), &blob.digest, &packed.digest()).map_err(BlobError::Refused)?;
+        check(&what(), &blob.digest, &packed.digest())?;
     }
     unpacked.map_err(|source| refused(blob, source))?;
-    check(&format!("content of layer {}", blob.digest.short()), blob.content, &plain.digest())
-        .map_err(BlobError::Refused)
-}
-
-/// Calls a function after each read.
-struct CallbackReader<'a, R> {
-    source: &'a mut R,
-    after_read: &'a mut dyn FnMut(),
-}
-
-impl<R: Read> Read for CallbackReader<'_, R> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let length = self.source.read(buffer)?;
-        (self.after_read)();
-        Ok(length)
-    }
+    let what = format!("content of layer {}", blob.digest.short());
+    Ok(check(&what, blob.content, &plain.digest())?)
 }
 
 fn check(what: &str, expected: &Digest, found: &Digest) -> Result<(), PullError> {

@@ -37,9 +37,14 @@ impl Digest {
         Self(format!("sha256:{}", crate::layer_key::hex(hash.as_ref())))
     }
 
+    /// The digits without the prefix.
+    pub(crate) fn hex(&self) -> &str {
+        &self.0[7..]
+    }
+
     /// The first 12 digits, for messages.
     pub(crate) fn short(&self) -> &str {
-        &self.0[7..19]
+        &self.hex()[..12]
     }
 }
 

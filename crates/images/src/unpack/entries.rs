@@ -19,7 +19,7 @@ use rustix::{
 
 use super::{
     ArchiveForm, UnpackError, UnpackLimits, Unpacked, file_error,
-    paths::{LayerFolder, PathResolver},
+    paths::{LayerFolder, PathResolver, open_folder},
 };
 use crate::archive::{Archive, ArchiveError, Entry, EntryKind, read_some};
 
@@ -144,10 +144,7 @@ impl Unpacker {
         match tree::stat(parent.fd(), &removed) {
             Err(Errno::NOENT) => tree::make_whiteout(parent.fd(), &removed).map_err(failed),
             Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Directory => {
-                let folder = tree::open_folder(
-                    parent.fd(),
-                    Path::new(OsStr::from_bytes(removed.to_bytes())),
-                );
+                let folder = open_folder(parent.fd(), &removed);
                 folder.and_then(|folder| tree::make_opaque(folder.as_fd())).map_err(failed)
             }
             Ok(_) => Ok(()),

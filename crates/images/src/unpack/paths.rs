@@ -4,7 +4,7 @@
 
 use std::{
     collections::VecDeque,
-    ffi::{CString, OsStr},
+    ffi::{CStr, CString, OsStr},
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::ffi::OsStrExt,
@@ -34,14 +34,12 @@ pub(super) struct LayerFolder {
 
 /// What a name in a folder refers to.
 enum Lookup {
-    /// `whiteout`: this layer hides what the layers below have.
-    Missing {
-        whiteout: bool,
-    },
-    /// `fd`: the folder in this layer, if it has one.
+    /// A folder, or nothing. `fd`: the folder in this layer, if it has one. `whiteout`: this layer
+    /// hides what the layers below have.
     Folder {
         fd: Option<OwnedFd>,
         below: Vec<OwnedFd>,
+        whiteout: bool,
     },
     Symlink(Vec<u8>),
     Other,
@@ -74,10 +72,9 @@ impl LayerFolder {
         name: &CString,
         remove: &mut dyn FnMut() -> Result<(), Errno>,
     ) -> Result<OwnedFd, Errno> {
-        let open = || tree::open_folder(self.fd(), Path::new(OsStr::from_bytes(name.to_bytes())));
         let whiteout = match tree::stat(self.fd(), name) {
             Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::Directory => {
-                return open();
+                return open_folder(self.fd(), name);
             }
             Ok(stat) => {
                 remove()?;
@@ -87,7 +84,7 @@ impl LayerFolder {
             Err(error) => return Err(error),
         };
         fs::mkdirat(self.fd(), name, Mode::RWXU)?;
-        let folder = open()?;
+        let folder = open_folder(self.fd(), name)?;
         if whiteout {
             // The removed whiteout hid the layers below; the folder must keep hiding them.
             tree::make_opaque(folder.as_fd())?;
@@ -96,56 +93,75 @@ impl LayerFolder {
     }
 
     fn lookup(&self, name: &CString) -> Result<Lookup, Errno> {
-        let open = |folder: BorrowedFd<'_>| {
-            tree::open_folder(folder, Path::new(OsStr::from_bytes(name.to_bytes())))
-        };
         let read = |folder: BorrowedFd<'_>| {
             fs::readlinkat(folder, name, Vec::new()).map(CString::into_bytes)
         };
+        let folder = |fd, below| Lookup::Folder { fd, below, whiteout: false };
         let mut found: Option<OwnedFd> = None;
         match tree::stat(self.fd(), name) {
             Ok(stat) => match FileType::from_raw_mode(stat.st_mode) {
                 FileType::Directory => {
-                    let fd = open(self.fd())?;
+                    let fd = open_folder(self.fd(), name)?;
                     if tree::is_opaque(fd.as_fd())? {
-                        return Ok(Lookup::Folder { fd: Some(fd), below: Vec::new() });
+                        return Ok(folder(Some(fd), Vec::new()));
                     }
                     found = Some(fd);
                 }
                 FileType::Symlink => return Ok(Lookup::Symlink(read(self.fd())?)),
-                _ if tree::is_whiteout(&stat) => return Ok(Lookup::Missing { whiteout: true }),
+                _ if tree::is_whiteout(&stat) => {
+                    return Ok(Lookup::Folder { fd: None, below: Vec::new(), whiteout: true });
+                }
                 _ => return Ok(Lookup::Other),
             },
             Err(Errno::NOENT) => {}
             Err(error) => return Err(error),
         }
-        let mut below = Vec::new();
-        for folder in &self.below {
-            let stat = match tree::stat(folder.as_fd(), name) {
-                Ok(stat) => stat,
-                Err(Errno::NOENT) => continue,
-                Err(error) => return Err(error),
-            };
-            let first = found.is_none() && below.is_empty();
-            match FileType::from_raw_mode(stat.st_mode) {
-                FileType::Directory => {
-                    let inner = open(folder.as_fd())?;
-                    let opaque = tree::is_opaque(inner.as_fd())?;
-                    below.push(inner);
-                    if opaque {
-                        break;
-                    }
+        Ok(match (found, lookup_folders(&self.below, name)?) {
+            (None, None) => match self.below(name) {
+                Some((folder, stat))
+                    if FileType::from_raw_mode(stat.st_mode) == FileType::Symlink =>
+                {
+                    Lookup::Symlink(read(folder)?)
                 }
-                FileType::Symlink if first => return Ok(Lookup::Symlink(read(folder.as_fd())?)),
-                _ if tree::is_whiteout(&stat) || !first => break,
-                _ => return Ok(Lookup::Other),
-            }
-        }
-        Ok(match (found, below.is_empty()) {
-            (None, true) => Lookup::Missing { whiteout: false },
-            (fd, _) => Lookup::Folder { fd, below },
+                _ => Lookup::Other,
+            },
+            // A file below this layer's folder is hidden.
+            (fd, below) => folder(fd, below.unwrap_or_default()),
         })
     }
+}
+
+/// Opens the folder of this name in a folder. Follows no symlink.
+pub(super) fn open_folder(folder: BorrowedFd<'_>, name: &CStr) -> Result<OwnedFd, Errno> {
+    tree::open_folder(folder, Path::new(OsStr::from_bytes(name.to_bytes())))
+}
+
+/// The folders of the name `name` in the folders `visible` (top first) that overlay merges. Empty
+/// when the name does not exist, `None` when it is not a folder.
+pub(crate) fn lookup_folders(
+    visible: &[OwnedFd],
+    name: &CStr,
+) -> Result<Option<Vec<OwnedFd>>, Errno> {
+    let mut found = Vec::new();
+    for folder in visible {
+        let stat = match tree::stat(folder.as_fd(), name) {
+            Ok(stat) => stat,
+            Err(Errno::NOENT) => continue,
+            Err(error) => return Err(error),
+        };
+        if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
+            // A whiteout, or a file below a folder, ends the merged folder.
+            let ends = tree::is_whiteout(&stat) || !found.is_empty();
+            return Ok(ends.then_some(found));
+        }
+        let inner = open_folder(folder.as_fd(), name)?;
+        let opaque = tree::is_opaque(inner.as_fd())?;
+        found.push(inner);
+        if opaque {
+            break;
+        }
+    }
+    Ok(Some(found))
 }
 
 /// Finds the folders of the layer and creates missing ones.
@@ -207,11 +223,8 @@ impl PathResolver {
                             pending.push_front(part.to_vec());
                         }
                     }
-                    Lookup::Missing { whiteout } => {
-                        current = descend(current, &name, None, Vec::new(), whiteout)?;
-                    }
-                    Lookup::Folder { fd, below } => {
-                        current = descend(current, &name, fd, below, false)?
+                    Lookup::Folder { fd, below, whiteout } => {
+                        current = descend(current, &name, fd, below, whiteout)?
                     }
                     Lookup::Other => return Err(Errno::NOTDIR),
                 }
@@ -246,8 +259,7 @@ fn descend(
                 fs::unlinkat(current.fd(), name, fs::AtFlags::empty())?;
             }
             fs::mkdirat(current.fd(), name, Mode::RWXU)?;
-            let made =
-                tree::open_folder(current.fd(), Path::new(OsStr::from_bytes(name.to_bytes())))?;
+            let made = open_folder(current.fd(), name)?;
             match below.first() {
                 Some(like) => {
                     tree::copy_file_metadata(like.as_fd(), made.as_fd(), &fs::fstat(like)?)?

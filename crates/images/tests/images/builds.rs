@@ -3,7 +3,8 @@
 use std::{fs, thread};
 
 use harvest_engine::{EngineError, Image};
-use harvest_images::{ImageError, Progress};
+use harvest_images::ImageError;
+use harvest_proto::api::ImageLine;
 
 use crate::world::{World, gzip, spec, steps_run};
 
@@ -39,7 +40,7 @@ fn unchanged_steps_come_from_the_cache() {
     assert_eq!(world.run_in("small", script), "/greetings\nhello/seen");
     let (again, reports) = world.build(RECIPE, false);
     assert_eq!(again.unwrap(), image);
-    let cached = |report: &Progress| matches!(report, Progress::StepCached { .. });
+    let cached = |report: &ImageLine| matches!(report, ImageLine::StepCached { .. });
     assert!(reports.iter().all(cached), "{reports:?}");
     // A change in the last step keeps the layers before it.
     let (other, reports) = world.build(&RECIPE.replace("/made;", "/made; true;"), false);

@@ -9,9 +9,8 @@ use std::{
 };
 
 use harvest_engine::SandboxState;
-use harvest_images::{
-    BuildOptions, ImageError, Import, Progress, Recipe, UnpackError, UnpackLimits,
-};
+use harvest_images::{BuildOptions, ImageError, Import, Recipe, UnpackError, UnpackLimits};
+use harvest_proto::api::ImageLine;
 
 use crate::world::{World, engine_in, eventually, steps_run, tar};
 
@@ -41,7 +40,7 @@ fn builds_until_it_is_killed() {
     let recipe = Recipe::parse(&text, &folder).unwrap();
     let (engine, options) = (engine_in(&folder), BuildOptions::default());
     let built = harvest_images::build(&engine, &recipe, options, &mut |report| {
-        if matches!(report, Progress::Output { .. }) {
+        if matches!(report, ImageLine::Output { .. }) {
             println!("begun");
         }
     });

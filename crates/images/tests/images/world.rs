@@ -14,8 +14,8 @@ use harvest_engine::{
     Config, Driver, Engine, Image, Limits, Network, Origin, Owner, Running, Spec, Thresholds,
     supervisor_client::{Output, SupervisorClient},
 };
-use harvest_images::{BuildOptions, ImageError, Import, Progress, Recipe, UnpackLimits};
-use harvest_proto::{SandboxId, bridge::Command};
+use harvest_images::{BuildOptions, ImageError, Import, Recipe, UnpackLimits};
+use harvest_proto::{SandboxId, api::ImageLine, bridge::Command};
 
 const APPLETS: [&str; 14] = [
     "cat", "echo", "grep", "id", "ls", "mkdir", "readlink", "rm", "sh", "sleep", "touch", "true",
@@ -66,7 +66,7 @@ impl World {
         &self,
         recipe: &str,
         force: bool,
-    ) -> (Result<Image, ImageError>, Vec<Progress>) {
+    ) -> (Result<Image, ImageError>, Vec<ImageLine>) {
         let recipe = Recipe::parse(recipe, self.folder.path()).unwrap();
         let mut reports = Vec::new();
         let options = BuildOptions { force };
@@ -154,8 +154,8 @@ pub(crate) fn shell(running: &Running, script: &str) -> String {
 }
 
 /// How many steps ran, as opposed to being found in the cache.
-pub(crate) fn steps_run(reports: &[Progress]) -> usize {
-    reports.iter().filter(|report| matches!(report, Progress::StepDone { .. })).count()
+pub(crate) fn steps_run(reports: &[ImageLine]) -> usize {
+    reports.iter().filter(|report| matches!(report, ImageLine::StepDone { .. })).count()
 }
 
 /// Waits up to a minute for a condition.

@@ -5,9 +5,7 @@ use std::{borrow::Cow, io, path::Path};
 use async_trait::async_trait;
 use futures_util::{StreamExt, stream};
 use harvest_engine::{Engine, Image as EngineImage};
-use harvest_images::{
-    BuildOptions, ImageError, Import, Progress, PullOptions, Recipe, UnpackLimits,
-};
+use harvest_images::{BuildOptions, ImageError, Import, PullOptions, Recipe, UnpackLimits};
 use harvest_proto::{
     Hint,
     api::{
@@ -141,7 +139,7 @@ impl Local {
     fn make(
         &self,
         doing: String,
-        work: impl FnOnce(&Engine, &mut dyn FnMut(Progress)) -> Result<EngineImage, ImageError>
+        work: impl FnOnce(&Engine, &mut dyn FnMut(ImageLine)) -> Result<EngineImage, ImageError>
         + Send
         + 'static,
     ) -> ImageLines {
@@ -149,7 +147,7 @@ impl Local {
         let (report, lines) = mpsc::channel(LINES_IN_FLIGHT);
         let done = spawn_blocking(move || {
             // Lines are dropped when the reader is slow, so that the build never waits.
-            work(&engine, &mut |progress| drop(report.try_send(line(progress))))
+            work(&engine, &mut |line| drop(report.try_send(line)))
         });
         let meanwhile =
             stream::unfold(lines, |mut lines| async move { Some((lines.recv().await?, lines)) });
@@ -250,17 +248,4 @@ fn api_image(image: EngineImage) -> Image {
 
 pub(super) fn config(config: harvest_engine::ImageConfig) -> ImageConfig {
     ImageConfig { env: config.env, user: config.user, workdir: config.workdir }
-}
-
-fn line(progress: Progress) -> ImageLine {
-    match progress {
-        Progress::Waiting { image } => ImageLine::Waiting { image },
-        Progress::StepStarted { index, total, what } => {
-            ImageLine::StepStarted { index, total, what }
-        }
-        Progress::StepCached { index, total, what } => ImageLine::StepCached { index, total, what },
-        Progress::Bytes { done, total } => ImageLine::Bytes { done, total },
-        Progress::Output { line } => ImageLine::Output { line },
-        Progress::StepDone { index, millis } => ImageLine::StepDone { index, millis },
-    }
 }

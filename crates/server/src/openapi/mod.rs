@@ -11,7 +11,7 @@ use utoipa::{
     OpenApi,
     openapi::{
         Components, ContentBuilder, ObjectBuilder, OpenApi as Document, PathItem, Ref, RefOr,
-        Response, ResponseBuilder, Schema, Type,
+        Required, Response, ResponseBuilder, Schema, Type,
         path::{Operation, Parameter, ParameterBuilder, ParameterIn},
         security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme},
     },
@@ -47,9 +47,10 @@ pub fn document() -> Document {
     document
 }
 
-/// Adds what follows from the route's rule: the idempotency key, error responses that the operation
-/// does not declare itself, and the bearer token.
-pub(crate) fn complete(operation: &mut Operation, method: MethodFilter, rule: &Rule) {
+/// Adds what follows from the route's path and rule: parameters of the path, the idempotency key,
+/// error responses that the operation does not declare itself, and the bearer token.
+pub(crate) fn complete(operation: &mut Operation, path: &str, method: MethodFilter, rule: &Rule) {
+    add_path_parameters(operation, path);
     if rule.repeat.is_some() {
         operation.parameters.get_or_insert_default().push(idempotency_key().into());
     }
@@ -57,6 +58,34 @@ pub(crate) fn complete(operation: &mut Operation, method: MethodFilter, rule: &R
     add_failures(operation, method, open);
     if !open {
         operation.security = Some(vec![SecurityRequirement::new("token", Vec::<String>::new())]);
+    }
+}
+
+/// The path parameters that mean the same in every route: name, schema and description.
+const PATH_PARAMETERS: [(&str, &str, &str); 4] = [
+    ("session", "SessionId", "The session"),
+    ("sandbox", "SandboxId", "The sandbox"),
+    ("prompt", "PromptId", "The prompt"),
+    ("snapshot", "SnapshotId", "The snapshot"),
+];
+
+fn add_path_parameters(operation: &mut Operation, path: &str) {
+    // In reverse, because each one is inserted before the others.
+    for (name, schema, description) in PATH_PARAMETERS.into_iter().rev() {
+        let is_given =
+            |given: &RefOr<Parameter>| matches!(given, RefOr::T(given) if given.name == name);
+        if path.contains(&format!("{{{name}}}"))
+            && !operation.parameters.iter().flatten().any(is_given)
+        {
+            let parameter = ParameterBuilder::new()
+                .name(name)
+                .parameter_in(ParameterIn::Path)
+                .required(Required::True)
+                .description(Some(description))
+                .schema(Some(Ref::from_schema_name(schema)))
+                .build();
+            operation.parameters.get_or_insert_default().insert(0, parameter.into());
+        }
     }
 }
 
@@ -84,6 +113,11 @@ fn add_failures(operation: &mut Operation, method: MethodFilter, open: bool) {
     let has_path = has(ParameterIn::Path);
     let has_input = takes_body || has(ParameterIn::Query) || has(ParameterIn::Header);
     let changes = method != MethodFilter::GET;
+    let responses = &mut operation.responses.responses;
+    if responses.contains_key("101") {
+        let upgrade_required = failure("Not a WebSocket upgrade request");
+        responses.insert("426".to_owned(), upgrade_required.into());
+    }
     let applies = |status: &str| match status {
         "400" | "422" => has_input,
         "401" => !open,
@@ -93,9 +127,7 @@ fn add_failures(operation: &mut Operation, method: MethodFilter, open: bool) {
         _ => true,
     };
     for (status, _) in FAILURES.into_iter().filter(|(status, _)| applies(status)) {
-        operation
-            .responses
-            .responses
+        responses
             .entry(status.to_owned())
             .or_insert_with(|| Ref::from_response_name(problem_name(status)).into());
     }

@@ -24,10 +24,9 @@ pub(super) fn routes() -> Routes<ServerState> {
 
 /// Returns the full output of a tool, or its input as JSON, which an event refers to.
 #[utoipa::path(get, path = "/v1/sessions/{session}/blobs/{blob}", tag = "events",
-    params(("session" = SessionId, Path, description = "The session"),
-           ("blob" = BlobId, Path, description = "The blob id in the event")),
+    params(("blob" = BlobId, Path, description = "The blob id in the event")),
     responses((status = 200, body = String, content_type = "text/plain", description = "The full text")))]
-pub(crate) async fn blob_get(
+async fn blob_get(
     State(state): State<ServerState>,
     Path((session, blob)): Path<(SessionId, BlobId)>,
 ) -> Result<Response, ApiError> {

@@ -31,16 +31,13 @@ pub(super) fn routes() -> Routes<ServerState> {
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct EventQuery {
-    #[serde(default)]
     after: Option<u64>,
-    #[serde(default)]
     limit: Option<u32>,
 }
 
 /// Reads events: as server-sent events with `Accept: text/event-stream`, otherwise as a page.
 #[utoipa::path(get, path = "/v1/sessions/{session}/events", tag = "events",
-    params(("session" = SessionId, Path, description = "The session"),
-           ("after" = Option<u64>, Query, description = "The last event seen; from the beginning by default"),
+    params(("after" = Option<u64>, Query, description = "The last event seen; from the beginning by default"),
            ("limit" = Option<u32>, Query, description = "JSON only: 1 to 1000; 200 by default",
             minimum = 1, maximum = 1000),
            ("Last-Event-ID" = Option<u64>, Header, description = "Same as `after`; browsers send it when they reconnect")),
@@ -50,7 +47,7 @@ pub(crate) struct EventQuery {
             (Event = "text/event-stream"))),
         (status = 410, body = harvest_proto::api::Problem, content_type = "application/problem+json",
             description = "The cursor is beyond the newest event")))]
-pub(crate) async fn event_list(
+async fn event_list(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
     Query(query): Query<EventQuery>,

@@ -27,13 +27,12 @@ pub(super) fn routes() -> Routes<ServerState> {
 
 /// Runs a command and streams its output; the last line reports how it ended.
 #[utoipa::path(post, path = "/v1/sessions/{session}/exec", tag = "sessions",
-    params(("session" = SessionId, Path, description = "The session")),
     request_body(content((ExecRequest = "application/json"), (String = "application/vnd.harvest.exec")),
         description = "The command; as `application/vnd.harvest.exec` one line of JSON followed by \
                        the command's stdin"),
     responses((status = 200, body = ExecLine, content_type = "application/x-ndjson",
         description = "One JSON object per line; the last is `exited` or `failed`; ignore empty lines")))]
-pub(crate) async fn exec_run(
+async fn exec_run(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
     command: CommandWithInput,
@@ -48,15 +47,12 @@ pub(crate) async fn exec_run(
 /// it. Binary frames from the server start with a byte, 1 for stdout and 2 for stderr. The last
 /// frame is `{"exited":{…}}` or `{"failed":{…}}`. Closing the socket kills the command.
 #[utoipa::path(get, path = "/v1/sessions/{session}/exec", tag = "sessions",
-    params(("session" = SessionId, Path, description = "The session")),
     responses(
         (status = 101, body = SocketOut, description = "The WebSocket; the last text frame reports how the command ended"),
         (status = 409, body = Problem, content_type = "application/problem+json",
             description = "The session has no sandbox, and none could be started"),
-        (status = 426, body = Problem, content_type = "application/problem+json",
-            description = "Not a WebSocket upgrade request"),
     ))]
-pub(crate) async fn exec_open(
+async fn exec_open(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
     RevokedOrShutdown(cancel): RevokedOrShutdown,

@@ -25,7 +25,7 @@ use crate::{
     ServerState,
     authorization::Access::Change,
     extract::{Path, Query, limit},
-    problem::ApiError,
+    problem::{ApiError, JsonResult},
     routes::route::{Routes, routes},
 };
 
@@ -47,13 +47,15 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 // A transfer that makes no progress for this long is aborted.
 const STALL_TIMEOUT: Duration = Duration::from_secs(60);
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub(crate) struct GetQuery {
+    /// The file or folder
     path: String,
-    #[serde(default)]
+    /// `next_cursor` of the previous page
     cursor: Option<String>,
-    #[serde(default)]
+    /// Entries per page, 1 to 1000; 200 by default
     limit: Option<u32>,
 }
 
@@ -61,19 +63,14 @@ pub(crate) struct GetQuery {
 /// checkout; links are followed inside the sandbox. The header `x-harvest-kind` is `file` or
 /// `folder`.
 #[utoipa::path(get, path = "/v1/sessions/{session}/files", tag = "files",
-    params(
-        ("session" = SessionId, Path, description = "The session"),
-        ("path" = String, Query, description = "The file or folder"),
-        ("cursor" = Option<String>, Query, description = "`next_cursor` of the previous page"),
-        ("limit" = Option<u32>, Query, description = "Entries per page, 1 to 1000; 200 by default"),
-    ),
+    params(GetQuery),
     responses(
         (status = 200, description = "The file's bytes, or the folder's entries",
             content((Vec<u8> = "application/octet-stream"), (Page<FileStat> = "application/json"))),
         (status = 409, body = Problem, content_type = "application/problem+json",
             description = "The session has no sandbox, and none could be started"),
     ))]
-pub(crate) async fn file_get(
+async fn file_get(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
     Query(query): Query<GetQuery>,
@@ -144,21 +141,20 @@ fn stream_file(
     })
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub(crate) struct StatQuery {
+    /// The file, folder or link
     path: String,
 }
 
 /// Returns the metadata of a file, folder or link in headers: `x-harvest-kind`, `-size`, `-mode`,
 /// `-uid`, `-modified` and, for a link, `-target` (percent-encoded). Links are not followed.
 #[utoipa::path(head, path = "/v1/sessions/{session}/files", tag = "files",
-    params(
-        ("session" = SessionId, Path, description = "The session"),
-        ("path" = String, Query, description = "The file, folder or link"),
-    ),
+    params(StatQuery),
     responses((status = 200, description = "The metadata")))]
-pub(crate) async fn file_stat(
+async fn file_stat(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
     Query(query): Query<StatQuery>,
@@ -208,13 +204,9 @@ fn percent_encode(text: &str) -> String {
 #[serde(deny_unknown_fields)]
 pub(crate) struct PutQuery {
     path: String,
-    #[serde(default)]
     mode: Option<String>,
-    #[serde(default)]
     user: Option<String>,
-    #[serde(default)]
     kind: Option<FileKind>,
-    #[serde(default)]
     target: Option<String>,
 }
 
@@ -222,7 +214,6 @@ pub(crate) struct PutQuery {
 /// existing one; an existing folder is left unchanged.
 #[utoipa::path(put, path = "/v1/sessions/{session}/files", tag = "files",
     params(
-        ("session" = SessionId, Path, description = "The session"),
         ("path" = String, Query, description = "The path; its parent folder must exist"),
         ("mode" = Option<String>, Query, description = "Permission bits, octal; 644 by default, 755 for a folder"),
         ("user" = Option<String>, Query, description = "The owner: `harvest` (default), `root` or a number"),
@@ -231,12 +222,12 @@ pub(crate) struct PutQuery {
     ),
     request_body(content = Vec<u8>, content_type = "application/octet-stream", description = "The file's bytes"),
     responses((status = 200, body = FileStat, description = "The metadata of the new file")))]
-pub(crate) async fn file_put(
+async fn file_put(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
     Query(query): Query<PutQuery>,
     body: Body,
-) -> Result<Json<FileStat>, ApiError> {
+) -> JsonResult<FileStat> {
     let sandbox = async { Ok(state.sessions.sandbox_handle(&session).await?) };
     write_or_drain(sandbox, query, body).await
 }
@@ -246,7 +237,7 @@ pub(crate) async fn write_or_drain(
     sandbox: impl Future<Output = Result<SandboxHandle, ApiError>>,
     query: PutQuery,
     body: Body,
-) -> Result<Json<FileStat>, ApiError> {
+) -> JsonResult<FileStat> {
     let mut body = body.into_data_stream();
     let written = async { write(&sandbox.await?, query, &mut body).await };
     match written.await {
@@ -283,10 +274,8 @@ async fn write(
             sandbox.link_put(path, valid_path(&target)?.to_owned(), query.user).await?;
         }
         _ => {
-            return Err(ApiError::invalid(
-                "invalid_query",
-                "`target` is required for links and allowed only for them",
-            ));
+            let detail = "`target` is required for links and allowed only for them";
+            return Err(ApiError::invalid("invalid_query", detail));
         }
     }
     Ok(sandbox.file_stat(path).await?)
@@ -325,23 +314,23 @@ fn mode(octal: Option<&str>, default: u32) -> Result<u32, ApiError> {
         })
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
 pub(crate) struct DeleteQuery {
+    /// The path
     path: String,
+    /// Also remove a folder with its content
     #[serde(default)]
+    #[param(value_type = Option<bool>)]
     recursive: bool,
 }
 
 /// Removes a file or a link, or with `recursive` a folder and its content.
 #[utoipa::path(delete, path = "/v1/sessions/{session}/files", tag = "files",
-    params(
-        ("session" = SessionId, Path, description = "The session"),
-        ("path" = String, Query, description = "The path"),
-        ("recursive" = Option<bool>, Query, description = "Also remove a folder with its content"),
-    ),
+    params(DeleteQuery),
     responses((status = 204, description = "Removed")))]
-pub(crate) async fn file_delete(
+async fn file_delete(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
     Query(query): Query<DeleteQuery>,
@@ -359,12 +348,10 @@ impl DeleteQuery {
 }
 
 fn valid_path(path: &str) -> Result<&str, ApiError> {
-    match !path.is_empty() && !path.contains('\0') && path.len() < 4096 {
-        true => Ok(path),
-        false => {
-            Err(ApiError::invalid("invalid_query", "a path must be 1 to 4095 bytes without NUL"))
-        }
+    if !path.is_empty() && !path.contains('\0') && path.len() < 4096 {
+        return Ok(path);
     }
+    Err(ApiError::invalid("invalid_query", "a path must be 1 to 4095 bytes without NUL"))
 }
 
 #[cfg(test)]

@@ -17,7 +17,7 @@ use crate::{
     ServerState, auth,
     authorization::Access::Open,
     metrics,
-    problem::ApiError,
+    problem::{ApiError, JsonResult},
     rate_limit,
     routes::route::{Routes, routes},
 };
@@ -41,7 +41,7 @@ pub(crate) struct Readiness(tokio::sync::Mutex<Option<(Instant, Vec<String>)>>);
 /// Liveness: the process responds.
 #[utoipa::path(get, path = "/healthz", tag = "health",
     responses((status = 200, body = Value, description = "Alive")))]
-pub(crate) async fn healthz() -> Json<Value> {
+async fn healthz() -> Json<Value> {
     Json(json!({ "ok": true, "version": env!("CARGO_PKG_VERSION") }))
 }
 
@@ -51,7 +51,7 @@ pub(crate) async fn healthz() -> Json<Value> {
     responses((status = 200, body = Value, description = "Ready"),
         (status = 503, body = harvest_proto::api::Problem, content_type = "application/problem+json",
             description = "Not ready; `detail` says why")))]
-pub(crate) async fn readyz(State(state): State<ServerState>) -> Result<Json<Value>, ApiError> {
+async fn readyz(State(state): State<ServerState>) -> JsonResult<Value> {
     let unavailable = |code, detail: String| {
         Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, code, detail).retry_after(5))
     };
@@ -77,10 +77,7 @@ pub(crate) async fn readyz(State(state): State<ServerState>) -> Result<Json<Valu
 #[utoipa::path(get, path = "/metrics", tag = "health",
     responses((status = 200, body = String, content_type = "text/plain; version=0.0.4",
         description = "The text format, version 0.0.4")))]
-pub(crate) async fn metrics(
-    State(state): State<ServerState>,
-    request: Request,
-) -> Result<Response, ApiError> {
+async fn metrics(State(state): State<ServerState>, request: Request) -> Result<Response, ApiError> {
     if !is_local(&request) {
         let token = match auth::bearer(request.headers()).map(str::to_owned) {
             Some(value) => state.accounts.token_check(&value).await?,
@@ -106,6 +103,6 @@ fn is_local(request: &Request) -> bool {
 /// Returns the OpenAPI description of every route.
 #[utoipa::path(get, path = "/v1/openapi.json", tag = "health",
     responses((status = 200, body = Value, description = "This document, OpenAPI 3.1")))]
-pub(crate) async fn openapi() -> Json<utoipa::openapi::OpenApi> {
+async fn openapi() -> Json<utoipa::openapi::OpenApi> {
     Json(crate::openapi::document())
 }

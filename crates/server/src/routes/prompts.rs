@@ -8,15 +8,15 @@ use harvest_proto::{
 
 use crate::{
     ServerState,
-    auth::{Authenticated, Caller},
+    auth::Authenticated,
     authorization::{
         self,
         Access::{Change, Read},
     },
     extract::{Body, Path},
     idempotency::{IdempotencyKey, Repeat},
-    problem::ApiError,
-    routes::route::{Routes, routes},
+    problem::{ApiError, JsonResult},
+    routes::route::{Routes, page, routes},
     validate,
 };
 
@@ -31,23 +31,19 @@ pub(super) fn routes() -> Routes<ServerState> {
 
 /// Lists a session's prompts in order: done, running, queued.
 #[utoipa::path(get, path = "/v1/sessions/{session}/prompts", tag = "prompts",
-    params(("session" = SessionId, Path, description = "The session")),
     responses((status = 200, body = Page<Prompt>, description = "The prompts")))]
-pub(crate) async fn prompt_list(
+async fn prompt_list(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
-) -> Result<Json<Page<Prompt>>, ApiError> {
-    let items = state.sessions.prompts(&session).await?;
-    Ok(Json(Page { items, next_cursor: None }))
+) -> JsonResult<Page<Prompt>> {
+    Ok(page(state.sessions.prompts(&session).await?))
 }
 
 /// Queues a prompt, or answers the agent's question if it is waiting for an answer.
 #[utoipa::path(post, path = "/v1/sessions/{session}/prompts", tag = "prompts", request_body = CreatePrompt,
-    params(("session" = SessionId, Path, description = "The session")),
     responses((status = 202, body = Prompt, description = "Stored; it runs after the prompts before it")))]
-pub(crate) async fn prompt_create(
+async fn prompt_create(
     State(state): State<ServerState>,
-    Caller(caller): Caller,
     Authenticated(token): Authenticated,
     key: IdempotencyKey,
     Path(session): Path<SessionId>,
@@ -55,33 +51,27 @@ pub(crate) async fn prompt_create(
 ) -> Result<(StatusCode, Json<Prompt>), ApiError> {
     validate::author(body.author.as_ref())?;
     authorization::check_author(&token, body.author.as_ref())?;
-    Ok((
-        StatusCode::ACCEPTED,
-        Json(key.scope(&state.sessions).prompt(&session, body, caller).await?),
-    ))
+    let prompt = key.scope(&state.sessions).prompt(&session, body, token.user).await?;
+    Ok((StatusCode::ACCEPTED, Json(prompt)))
 }
 
 /// Cancels a queued prompt.
 #[utoipa::path(delete, path = "/v1/sessions/{session}/prompts/{prompt}", tag = "prompts",
-    params(("session" = SessionId, Path, description = "The session"),
-           ("prompt" = PromptId, Path, description = "The prompt")),
     responses((status = 200, body = Prompt, description = "The cancelled prompt with its text")))]
-pub(crate) async fn prompt_cancel(
+async fn prompt_cancel(
     State(state): State<ServerState>,
     Path((session, prompt)): Path<(SessionId, PromptId)>,
-) -> Result<Json<Prompt>, ApiError> {
+) -> JsonResult<Prompt> {
     Ok(Json(state.sessions.prompt_cancel(&session, &prompt).await?))
 }
 
 /// Moves a queued prompt to another position.
 #[utoipa::path(patch, path = "/v1/sessions/{session}/prompts/{prompt}", tag = "prompts", request_body = MovePrompt,
-    params(("session" = SessionId, Path, description = "The session"),
-           ("prompt" = PromptId, Path, description = "The prompt")),
     responses((status = 200, body = Prompt, description = "The prompt at its new position")))]
-pub(crate) async fn prompt_move(
+async fn prompt_move(
     State(state): State<ServerState>,
     Path((session, prompt)): Path<(SessionId, PromptId)>,
     Body(body): Body<MovePrompt>,
-) -> Result<Json<Prompt>, ApiError> {
+) -> JsonResult<Prompt> {
     Ok(Json(state.sessions.prompt_move(&session, &prompt, body.position).await?))
 }

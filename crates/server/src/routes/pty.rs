@@ -32,7 +32,6 @@ pub(super) fn routes() -> Routes<ServerState> {
 /// paused session is resumed. Closing the socket hangs up the terminal.
 #[utoipa::path(get, path = "/v1/sessions/{session}/pty", tag = "sessions",
     params(
-        ("session" = SessionId, Path, description = "The session"),
         ("rows" = Option<u16>, Query, description = "Height of the terminal; 24 by default", minimum = 1, maximum = 4096),
         ("cols" = Option<u16>, Query, description = "Width of the terminal; 80 by default", minimum = 1, maximum = 4096),
         ("term" = Option<String>, Query, description = "The `TERM` variable; `xterm-256color` by default"),
@@ -42,10 +41,8 @@ pub(super) fn routes() -> Routes<ServerState> {
     ),
     responses((status = 101, body = SocketOut, description = "The terminal; the last text frame reports how it ended"),
         (status = 409, body = Problem, content_type = "application/problem+json",
-            description = "The session has no sandbox, and none could be started"),
-        (status = 426, body = Problem, content_type = "application/problem+json",
-            description = "Not a WebSocket upgrade request")))]
-pub(crate) async fn pty_open(
+            description = "The session has no sandbox, and none could be started")))]
+async fn pty_open(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
     Query(query): Query<Vec<(String, String)>>,
@@ -72,10 +69,8 @@ pub(crate) fn terminal_request(query: Vec<(String, String)>) -> Result<TerminalR
             "cwd" => request.cwd = Some(value),
             "user" => request.user = Some(value),
             _ => {
-                return Err(ApiError::invalid(
-                    "invalid_query",
-                    format!("unknown parameter `{name}`"),
-                ));
+                let detail = format!("unknown parameter `{name}`");
+                return Err(ApiError::invalid("invalid_query", detail));
             }
         }
     }
@@ -95,13 +90,10 @@ fn dimension(value: &str) -> Result<u16, ApiError> {
 
 fn term(value: String) -> Result<String, ApiError> {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"._+-".contains(&byte);
-    match (1..=64).contains(&value.len()) && value.bytes().all(allowed) {
-        true => Ok(value),
-        false => Err(ApiError::invalid(
-            "invalid_query",
-            "`term` must be a terminal name such as `xterm`",
-        )),
+    if (1..=64).contains(&value.len()) && value.bytes().all(allowed) {
+        return Ok(value);
     }
+    Err(ApiError::invalid("invalid_query", "`term` must be a terminal name such as `xterm`"))
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use crate::{
     ServerState,
     authorization::Access::Read,
     extract::Path,
-    problem::ApiError,
+    problem::{ApiError, JsonResult},
     routes::route::{Routes, routes},
 };
 
@@ -19,12 +19,11 @@ pub(super) fn routes() -> Routes<ServerState> {
 
 /// Returns the session's pull request with its evidence.
 #[utoipa::path(get, path = "/v1/sessions/{session}/pull", tag = "pulls",
-    params(("session" = SessionId, Path, description = "The session")),
     responses((status = 200, body = PullRequest, description = "The pull request")))]
-pub(crate) async fn pull_request_get(
+async fn pull_request_get(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
-) -> Result<Json<PullRequest>, ApiError> {
+) -> JsonResult<PullRequest> {
     let found = state.sessions.get(&session).await?;
     let pull_request = found.repositories.into_iter().find_map(|one| one.pull_request);
     pull_request.map(Json).ok_or_else(|| {

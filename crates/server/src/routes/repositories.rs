@@ -15,8 +15,8 @@ use crate::{
     },
     extract::{Body, Path, Query},
     idempotency::Repeat,
-    problem::ApiError,
-    routes::route::{Routes, routes},
+    problem::{ApiError, JsonResult},
+    routes::route::{Routes, page, routes},
     stream,
 };
 
@@ -35,7 +35,6 @@ pub(super) fn routes() -> Routes<ServerState> {
 #[derive(Debug, Default, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RepositoryQuery {
-    #[serde(default)]
     name: Option<RepositoryRef>,
 }
 
@@ -48,23 +47,21 @@ pub(crate) struct RepositoryQuery {
             description = "No repository has this name"),
         (status = 409, body = Problem, content_type = "application/problem+json",
             description = "More than one repository has this name")))]
-pub(crate) async fn repository_list(
+async fn repository_list(
     State(state): State<ServerState>,
     Query(query): Query<RepositoryQuery>,
-) -> Result<Json<Page<Repository>>, ApiError> {
-    let items = match query.name {
-        Some(name) => {
-            vec![state.repositories.get(&state.repositories.resolve(&name).await?).await?]
-        }
-        None => state.repositories.list().await?,
-    };
-    Ok(Json(Page { items, next_cursor: None }))
+) -> JsonResult<Page<Repository>> {
+    let repositories = &state.repositories;
+    Ok(page(match query.name {
+        Some(name) => vec![repositories.get(&repositories.resolve(&name).await?).await?],
+        None => repositories.list().await?,
+    }))
 }
 
 /// Registers a repository.
 #[utoipa::path(post, path = "/v1/repositories", tag = "repositories", request_body = AddRepository,
     responses((status = 201, body = Repository, description = "Registered; nothing is built yet")))]
-pub(crate) async fn repository_add(
+async fn repository_add(
     State(state): State<ServerState>,
     Authenticated(token): Authenticated,
     Body(body): Body<AddRepository>,
@@ -79,10 +76,10 @@ pub(crate) async fn repository_add(
     params(("owner" = String, Path, description = "The repository's owner"),
            ("name" = String, Path, description = "The repository's name")),
     responses((status = 200, body = Repository, description = "The repository")))]
-pub(crate) async fn repository_get(
+async fn repository_get(
     State(state): State<ServerState>,
     Path((owner, name)): Path<(String, String)>,
-) -> Result<Json<Repository>, ApiError> {
+) -> JsonResult<Repository> {
     Ok(Json(state.repositories.get(&named(&owner, &name)?).await?))
 }
 
@@ -91,7 +88,7 @@ pub(crate) async fn repository_get(
     params(("owner" = String, Path, description = "The repository's owner"),
            ("name" = String, Path, description = "The repository's name")),
     responses((status = 204, description = "Removed")))]
-pub(crate) async fn repository_delete(
+async fn repository_delete(
     State(state): State<ServerState>,
     Path((owner, name)): Path<(String, String)>,
 ) -> Result<StatusCode, ApiError> {
@@ -105,7 +102,7 @@ pub(crate) async fn repository_delete(
            ("name" = String, Path, description = "The repository's name")),
     responses((status = 200, body = BuildLine, content_type = "application/x-ndjson",
         description = "One JSON object per line; the last is `built` or `failed`")))]
-pub(crate) async fn repository_build(
+async fn repository_build(
     State(state): State<ServerState>,
     Path((owner, name)): Path<(String, String)>,
 ) -> Result<Response, ApiError> {

@@ -10,7 +10,7 @@ use crate::{
     ServerState,
     authorization::Access::{Administer, Change, Read},
     extract::{Body, Path},
-    problem::ApiError,
+    problem::JsonResult,
     routes::route::{Routes, routes},
 };
 
@@ -25,31 +25,25 @@ pub(super) fn routes() -> Routes<ServerState> {
 /// Reports the disk usage of sessions and what the retention rules would remove now.
 #[utoipa::path(get, path = "/v1/retention", tag = "disks",
     responses((status = 200, body = RetentionReport, description = "The report; nothing is removed")))]
-pub(crate) async fn retention_get(
-    State(state): State<ServerState>,
-) -> Result<Json<RetentionReport>, ApiError> {
+async fn retention_get(State(state): State<ServerState>) -> JsonResult<RetentionReport> {
     Ok(Json(state.sessions.retention().await?))
 }
 
 /// Applies the retention rules now.
 #[utoipa::path(post, path = "/v1/retention", tag = "disks",
     responses((status = 200, body = RetentionReport, description = "The usage, and what was removed")))]
-pub(crate) async fn retention_apply(
-    State(state): State<ServerState>,
-) -> Result<Json<RetentionReport>, ApiError> {
+async fn retention_apply(State(state): State<ServerState>) -> JsonResult<RetentionReport> {
     Ok(Json(state.sessions.enforce_retention().await?))
 }
 
 /// Pins a snapshot, which exempts it from retention, or unpins it.
 #[utoipa::path(put, path = "/v1/sessions/{session}/snapshots/{snapshot}", tag = "turns",
     request_body = PinSnapshot,
-    params(("session" = SessionId, Path, description = "The session"),
-           ("snapshot" = SnapshotId, Path, description = "The snapshot")),
     responses((status = 200, body = Snapshot, description = "The snapshot")))]
-pub(crate) async fn snapshot_pin(
+async fn snapshot_pin(
     State(state): State<ServerState>,
     Path((session, snapshot)): Path<(SessionId, SnapshotId)>,
     Body(body): Body<PinSnapshot>,
-) -> Result<Json<Snapshot>, ApiError> {
+) -> JsonResult<Snapshot> {
     Ok(Json(state.sessions.snapshot_pin(&session, &snapshot, body.pinned).await?))
 }

@@ -3,13 +3,14 @@
 //! which requests reach it. Router and OpenAPI document are made from these declarations.
 
 use axum::{
-    Router,
+    Json, Router,
     extract::Request,
     http::StatusCode,
     middleware::{Next, from_fn, from_fn_with_state},
     response::{IntoResponse, Response},
     routing::{MethodFilter, MethodRouter},
 };
+use harvest_proto::api::Page;
 use tracing::Instrument;
 use utoipa::openapi::OpenApi;
 
@@ -95,7 +96,7 @@ impl<S: Clone + Send + Sync + 'static> Routes<S> {
                     .iter()
                     .find(|(name, ..)| operation.operation_id.as_deref() == Some(name))
                     .expect("the document was made from these handlers");
-                openapi::complete(operation, method, rule);
+                openapi::complete(operation, path, method, rule);
                 let handler = handler(method);
                 routes.push(Route { method, path: path.clone(), rule: *rule, handler });
             }
@@ -159,6 +160,11 @@ impl<S: Clone + Send + Sync + 'static> Route<S> {
         }
         handler.route_layer(from_fn_with_state(Guard { state, access }, auth::require_token))
     }
+}
+
+/// A list that fits in one page.
+pub(crate) fn page<T>(items: Vec<T>) -> Json<Page<T>> {
+    Json(Page { items, next_cursor: None })
 }
 
 /// Runs requests that change something to completion, even when the client disconnects: a cancelled

@@ -1,14 +1,14 @@
 //! `/v1/secrets`: write, list by name, remove. No route returns a value.
 
-use axum::{Json, extract::State, http::StatusCode};
+use axum::{extract::State, http::StatusCode};
 use harvest_proto::api::{Page, SetSecret};
 
 use crate::{
     ServerState,
     authorization::Access::Administer,
     extract::{Body, Path},
-    problem::ApiError,
-    routes::route::{Routes, routes},
+    problem::{ApiError, JsonResult},
+    routes::route::{Routes, page, routes},
     validate,
 };
 
@@ -23,18 +23,15 @@ pub(super) fn routes() -> Routes<ServerState> {
 /// Lists the names of secrets.
 #[utoipa::path(get, path = "/v1/secrets", tag = "secrets",
     responses((status = 200, body = Page<String>, description = "The names")))]
-pub(crate) async fn secret_list(
-    State(state): State<ServerState>,
-) -> Result<Json<Page<String>>, ApiError> {
-    let items = state.accounts.secret_list().await?;
-    Ok(Json(Page { items, next_cursor: None }))
+async fn secret_list(State(state): State<ServerState>) -> JsonResult<Page<String>> {
+    Ok(page(state.accounts.secret_list().await?))
 }
 
 /// Stores a secret, replacing one with the same name.
 #[utoipa::path(put, path = "/v1/secrets/{name}", tag = "secrets", request_body = SetSecret,
     params(("name" = String, Path, description = "The secret's name", pattern = "^[A-Z][A-Z0-9_]{0,127}$")),
     responses((status = 204, description = "Stored")))]
-pub(crate) async fn secret_set(
+async fn secret_set(
     State(state): State<ServerState>,
     Path(name): Path<String>,
     Body(body): Body<SetSecret>,
@@ -48,7 +45,7 @@ pub(crate) async fn secret_set(
 #[utoipa::path(delete, path = "/v1/secrets/{name}", tag = "secrets",
     params(("name" = String, Path, description = "The secret's name", pattern = "^[A-Z][A-Z0-9_]{0,127}$")),
     responses((status = 204, description = "Removed")))]
-pub(crate) async fn secret_delete(
+async fn secret_delete(
     State(state): State<ServerState>,
     Path(name): Path<String>,
 ) -> Result<StatusCode, ApiError> {

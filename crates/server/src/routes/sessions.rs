@@ -10,15 +10,15 @@ use serde::Serialize;
 
 use crate::{
     ServerState,
-    auth::{Authenticated, Caller},
+    auth::Authenticated,
     authorization::{
         self,
         Access::{Change, Create, Read},
     },
-    extract::{Body, OptionalBody, Paging, Path, Query},
+    extract::{self, Body, OptionalBody, Path, Query},
     idempotency::{IdempotencyKey, Repeat},
-    problem::ApiError,
-    routes::route::{Routes, routes},
+    problem::{ApiError, JsonResult},
+    routes::route::{Routes, page, routes},
     validate,
 };
 
@@ -43,17 +43,11 @@ pub(super) fn routes() -> Routes<ServerState> {
 #[derive(Debug, Default, serde::Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ListQuery {
-    #[serde(default)]
     cursor: Option<String>,
-    #[serde(default)]
     limit: Option<u32>,
-    #[serde(default)]
     state: Option<SessionState>,
-    #[serde(default)]
     repository: Option<RepositoryRef>,
-    #[serde(default)]
     q: Option<String>,
-    #[serde(default)]
     key: Option<String>,
 }
 
@@ -71,12 +65,12 @@ pub(crate) struct ListQuery {
             description = "No repository has this name"),
         (status = 409, body = Problem, content_type = "application/problem+json",
             description = "More than one repository has this name")))]
-pub(crate) async fn session_list(
+async fn session_list(
     State(state): State<ServerState>,
     Query(query): Query<ListQuery>,
-) -> Result<Json<Page<Session>>, ApiError> {
+) -> JsonResult<Page<Session>> {
     let ListQuery { cursor, limit, state: shown, repository, q, key } = query;
-    let paging = Paging { cursor, limit };
+    let limit = extract::limit(limit, 50, 200)?;
     if [&q, &key].into_iter().flatten().any(|text| text.contains('\0')) {
         return Err(ApiError::invalid("invalid_query", "the query contains a NUL character"));
     }
@@ -85,15 +79,14 @@ pub(crate) async fn session_list(
         None => None,
     };
     let filter = SessionFilter { state: shown, repository, title: q, key };
-    Ok(Json(state.sessions.find(&filter, paging.cursor.as_deref(), paging.limit()?).await?))
+    Ok(Json(state.sessions.find(&filter, cursor.as_deref(), limit).await?))
 }
 
 /// Creates a session; with a prompt, work starts at once.
 #[utoipa::path(post, path = "/v1/sessions", tag = "sessions", request_body = CreateSession,
     responses((status = 201, body = Session, description = "Created; the prompt is stored")))]
-pub(crate) async fn session_create(
+async fn session_create(
     State(state): State<ServerState>,
-    Caller(caller): Caller,
     Authenticated(token): Authenticated,
     key: IdempotencyKey,
     Body(body): Body<CreateSession>,
@@ -105,25 +98,23 @@ pub(crate) async fn session_create(
     for url in listed.chain(body.repository.as_ref().filter(|text| text.contains("://"))) {
         authorization::check_repository_url(&token, url)?;
     }
-    Ok((StatusCode::CREATED, Json(key.scope(&state.sessions).create(body, caller).await?)))
+    Ok((StatusCode::CREATED, Json(key.scope(&state.sessions).create(body, token.user).await?)))
 }
 
 /// Returns a session.
 #[utoipa::path(get, path = "/v1/sessions/{session}", tag = "sessions",
-    params(("session" = SessionId, Path, description = "The session")),
     responses((status = 200, body = Session, description = "The session")))]
-pub(crate) async fn session_get(
+async fn session_get(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
-) -> Result<Json<Session>, ApiError> {
+) -> JsonResult<Session> {
     Ok(Json(state.sessions.get(&session).await?))
 }
 
 /// Deletes a session with its sandbox, snapshots and history.
 #[utoipa::path(delete, path = "/v1/sessions/{session}", tag = "sessions",
-    params(("session" = SessionId, Path, description = "The session")),
     responses((status = 204, description = "Deleted")))]
-pub(crate) async fn session_delete(
+async fn session_delete(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
 ) -> Result<StatusCode, ApiError> {
@@ -133,12 +124,11 @@ pub(crate) async fn session_delete(
 
 /// Stops the current turn; the sandbox and the queue are kept.
 #[utoipa::path(post, path = "/v1/sessions/{session}/stop", tag = "sessions",
-    params(("session" = SessionId, Path, description = "The session")),
     responses((status = 200, body = Session, description = "The session; its turn has stopped or is stopping")))]
-pub(crate) async fn session_stop(
+async fn session_stop(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
-) -> Result<Json<Session>, ApiError> {
+) -> JsonResult<Session> {
     state.sessions.stop(&session).await?;
     Ok(Json(state.sessions.get(&session).await?))
 }
@@ -153,21 +143,19 @@ pub(crate) struct Paused {
 
 /// Saves a snapshot of the sandbox and stops it.
 #[utoipa::path(post, path = "/v1/sessions/{session}/pause", tag = "sessions",
-    params(("session" = SessionId, Path, description = "The session")),
     responses((status = 200, body = Paused, description = "Paused; the snapshot is saved")))]
-pub(crate) async fn session_pause(
+async fn session_pause(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
-) -> Result<Json<Paused>, ApiError> {
+) -> JsonResult<Paused> {
     let snapshot = state.sessions.pause(&session).await?;
     Ok(Json(Paused { session: state.sessions.get(&session).await?, snapshot }))
 }
 
 /// Starts a sandbox from the session's latest state.
 #[utoipa::path(post, path = "/v1/sessions/{session}/resume", tag = "sessions",
-    params(("session" = SessionId, Path, description = "The session")),
     responses((status = 202, body = Session, description = "Starting; follow the session's events")))]
-pub(crate) async fn session_resume(
+async fn session_resume(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
 ) -> Result<(StatusCode, Json<Session>), ApiError> {
@@ -177,12 +165,11 @@ pub(crate) async fn session_resume(
 
 /// Stops the session's sandbox immediately, even during a turn; its disk is saved.
 #[utoipa::path(post, path = "/v1/sessions/{session}/terminate", tag = "sessions",
-    params(("session" = SessionId, Path, description = "The session")),
     responses((status = 200, body = Session, description = "The session, without a sandbox")))]
-pub(crate) async fn session_terminate(
+async fn session_terminate(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
-) -> Result<Json<Session>, ApiError> {
+) -> JsonResult<Session> {
     state.sessions.terminate(&session).await?;
     Ok(Json(state.sessions.get(&session).await?))
 }
@@ -190,25 +177,23 @@ pub(crate) async fn session_terminate(
 /// Restores the session's files and conversation as they were after a turn, in place. A running
 /// turn is stopped and the current state is saved first; later turns can still be restored.
 #[utoipa::path(post, path = "/v1/sessions/{session}/restore", tag = "sessions", request_body = RestoreSession,
-    params(("session" = SessionId, Path, description = "The session")),
     responses((status = 200, body = Session, description = "The session; it continues from that turn")))]
-pub(crate) async fn session_restore(
+async fn session_restore(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
     Body(body): Body<RestoreSession>,
-) -> Result<Json<Session>, ApiError> {
+) -> JsonResult<Session> {
     state.sessions.restore(&session, body.turn).await?;
     Ok(Json(state.sessions.get(&session).await?))
 }
 
 /// Archives a session, which can still be read and forked.
 #[utoipa::path(post, path = "/v1/sessions/{session}/archive", tag = "sessions",
-    params(("session" = SessionId, Path, description = "The session")),
     responses((status = 200, body = Session, description = "The session; archived as soon as its disk is saved")))]
-pub(crate) async fn session_archive(
+async fn session_archive(
     State(state): State<ServerState>,
     Path(session): Path<SessionId>,
-) -> Result<Json<Session>, ApiError> {
+) -> JsonResult<Session> {
     state.sessions.archive(&session).await?;
     Ok(Json(state.sessions.get(&session).await?))
 }
@@ -218,13 +203,13 @@ pub(crate) async fn session_archive(
 #[utoipa::path(post, path = "/v1/sessions/{session}/fork", tag = "sessions", request_body = Option<ForkSession>,
     params(("session" = SessionId, Path, description = "The session to fork")),
     responses((status = 201, body = Page<Session>, description = "The new sessions")))]
-pub(crate) async fn session_fork(
+async fn session_fork(
     State(state): State<ServerState>,
-    Caller(caller): Caller,
+    Authenticated(token): Authenticated,
     key: IdempotencyKey,
     Path(session): Path<SessionId>,
     OptionalBody(body): OptionalBody<ForkSession>,
 ) -> Result<(StatusCode, Json<Page<Session>>), ApiError> {
-    let items = key.scope(&state.sessions).fork(&session, body, caller).await?;
-    Ok((StatusCode::CREATED, Json(Page { items, next_cursor: None })))
+    let items = key.scope(&state.sessions).fork(&session, body, token.user).await?;
+    Ok((StatusCode::CREATED, page(items)))
 }

@@ -11,8 +11,8 @@ use crate::{
         Access::{Change, Create, Read},
     },
     extract::{Body, Path},
-    problem::ApiError,
-    routes::route::{Routes, routes},
+    problem::{ApiError, JsonResult},
+    routes::route::{Routes, page, routes},
     validate,
 };
 
@@ -29,28 +29,28 @@ pub(super) fn routes() -> Routes<ServerState> {
 /// Returns the user of the token in use.
 #[utoipa::path(get, path = "/v1/me", tag = "tokens",
     responses((status = 200, body = Me, description = "The user, role and token")))]
-pub(crate) async fn me_get(Authenticated(token): Authenticated) -> Json<Me> {
+async fn me_get(Authenticated(token): Authenticated) -> Json<Me> {
     Json(Me { user: token.user, role: token.role, token: token.name })
 }
 
 /// Lists tokens, ordered by name: all of them for admins, otherwise the user's own.
 #[utoipa::path(get, path = "/v1/tokens", tag = "tokens",
     responses((status = 200, body = Page<Token>, description = "The tokens, without their values")))]
-pub(crate) async fn token_list(
+async fn token_list(
     State(state): State<ServerState>,
     Authenticated(requester): Authenticated,
-) -> Result<Json<Page<Token>>, ApiError> {
+) -> JsonResult<Page<Token>> {
     let mut items = state.accounts.token_list().await?;
     items.retain(|token| {
         requester.role == Role::Admin || authorization::is_same(&token.user, &requester.user)
     });
-    Ok(Json(Page { items, next_cursor: None }))
+    Ok(page(items))
 }
 
 /// Creates a token. Only admins create tokens for other users or with the role `admin`.
 #[utoipa::path(post, path = "/v1/tokens", tag = "tokens", request_body = CreateToken,
     responses((status = 201, body = CreatedToken, description = "Created; its value is shown only now")))]
-pub(crate) async fn token_create(
+async fn token_create(
     State(state): State<ServerState>,
     Authenticated(requester): Authenticated,
     Body(body): Body<CreateToken>,
@@ -67,17 +67,15 @@ fn role_of(requester: &Token, body: &CreateToken) -> Result<Role, ApiError> {
     let own = body.user.as_ref().is_none_or(|user| *user == requester.user);
     let default = if own { requester.role } else { Role::Member };
     let role = body.role.unwrap_or(default);
-    match requester.role == Role::Admin || (own && role == Role::Member) {
-        true => Ok(role),
-        false => Err(authorization::admins_only()),
-    }
+    let allowed = requester.role == Role::Admin || (own && role == Role::Member);
+    if allowed { Ok(role) } else { Err(authorization::admins_only()) }
 }
 
 /// Revokes a token and closes the streams opened with it.
 #[utoipa::path(delete, path = "/v1/tokens/{token}", tag = "tokens",
     params(("token" = String, Path, description = "The token's name")),
     responses((status = 204, description = "Revoked")))]
-pub(crate) async fn token_delete(
+async fn token_delete(
     State(state): State<ServerState>,
     Path(name): Path<String>,
 ) -> Result<StatusCode, ApiError> {

@@ -21,14 +21,10 @@ pub(super) async fn note(bare: &Path, folder: &Path, source: &Path, branch: &str
     match changed {
         Some(changed) if changed.is_empty() => Vec::new(),
         Some(changed) => {
-            vec![format!(
-                "uncommitted changes are left out: {} (commit them to include them)",
-                first_few(&changed)
-            )]
+            let names = first_few(&changed);
+            vec![format!("uncommitted changes are left out: {names} (commit them to include them)")]
         }
-        None => {
-            vec!["cannot check for uncommitted changes; only commits are copied".to_owned()]
-        }
+        None => vec!["cannot check for uncommitted changes; only commits are copied".to_owned()],
     }
 }
 

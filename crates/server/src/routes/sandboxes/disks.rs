@@ -15,8 +15,8 @@ use crate::{
     authorization::Access::Administer,
     extract::{Body, OptionalBody, Path, Query},
     idempotency::Repeat,
-    problem::ApiError,
-    routes::route::{Routes, routes},
+    problem::{ApiError, JsonResult},
+    routes::route::{Routes, page, routes},
 };
 
 pub(super) fn routes() -> Routes<SandboxState> {
@@ -35,17 +35,14 @@ pub(super) fn routes() -> Routes<SandboxState> {
 /// Lists volumes, ordered by name.
 #[utoipa::path(get, path = "/v1/volumes", tag = "disks",
     responses((status = 200, body = Page<Volume>, description = "The volumes")))]
-pub(crate) async fn volume_list(
-    State(state): State<SandboxState>,
-) -> Result<Json<Page<Volume>>, ApiError> {
-    let items = state.sandboxes.host()?.volume_list().await?;
-    Ok(Json(Page { items, next_cursor: None }))
+async fn volume_list(State(state): State<SandboxState>) -> JsonResult<Page<Volume>> {
+    Ok(page(state.sandboxes.host()?.volume_list().await?))
 }
 
 /// Creates a volume: storage that outlives sandboxes. Its size is reserved on the disk at once.
 #[utoipa::path(post, path = "/v1/volumes", tag = "disks", request_body = CreateVolume,
     responses((status = 201, body = Volume, description = "The volume")))]
-pub(crate) async fn volume_create(
+async fn volume_create(
     State(state): State<SandboxState>,
     Body(body): Body<CreateVolume>,
 ) -> Result<(StatusCode, Json<Volume>), ApiError> {
@@ -56,7 +53,7 @@ pub(crate) async fn volume_create(
 #[utoipa::path(delete, path = "/v1/volumes/{name}", tag = "disks",
     params(("name" = String, Path, description = "The volume's name")),
     responses((status = 204, description = "Deleted")))]
-pub(crate) async fn volume_delete(
+async fn volume_delete(
     State(state): State<SandboxState>,
     Path(name): Path<String>,
 ) -> Result<StatusCode, ApiError> {
@@ -67,19 +64,17 @@ pub(crate) async fn volume_delete(
 /// Lists all snapshots of the host, including those of sessions, newest first.
 #[utoipa::path(get, path = "/v1/snapshots", tag = "disks",
     responses((status = 200, body = Page<StoredSnapshot>, description = "The snapshots")))]
-pub(crate) async fn stored_snapshot_list(
+async fn stored_snapshot_list(
     State(state): State<SandboxState>,
-) -> Result<Json<Page<StoredSnapshot>>, ApiError> {
-    let items = state.sandboxes.snapshots()?.list().await?;
-    Ok(Json(Page { items, next_cursor: None }))
+) -> JsonResult<Page<StoredSnapshot>> {
+    Ok(page(state.sandboxes.snapshots()?.list().await?))
 }
 
 /// Removes a snapshot; disk space is freed by the next garbage collection.
 #[utoipa::path(delete, path = "/v1/snapshots/{snapshot}", tag = "disks",
-    params(("snapshot" = SnapshotId, Path, description = "The snapshot"),
-           ("force" = Option<bool>, Query, description = "Also remove a snapshot that a session may need")),
+    params(("force" = Option<bool>, Query, description = "Also remove a snapshot that a session may need")),
     responses((status = 204, description = "Removed")))]
-pub(crate) async fn stored_snapshot_delete(
+async fn stored_snapshot_delete(
     State(state): State<SandboxState>,
     Path(snapshot): Path<SnapshotId>,
     Query(query): Query<Force>,
@@ -91,28 +86,23 @@ pub(crate) async fn stored_snapshot_delete(
 /// Reports disk usage.
 #[utoipa::path(get, path = "/v1/df", tag = "disks",
     responses((status = 200, body = DiskUsage, description = "The usage")))]
-pub(crate) async fn disk_usage(
-    State(state): State<SandboxState>,
-) -> Result<Json<DiskUsage>, ApiError> {
+async fn disk_usage(State(state): State<SandboxState>) -> JsonResult<DiskUsage> {
     Ok(Json(state.sandboxes.host()?.disk_usage().await?))
 }
 
 /// Removes unused layers and other garbage.
 #[utoipa::path(post, path = "/v1/gc", tag = "disks", request_body = Option<CollectGarbage>,
     responses((status = 200, body = GarbageReport, description = "What was removed, or with `dry_run` would be")))]
-pub(crate) async fn collect_garbage(
+async fn collect_garbage(
     State(state): State<SandboxState>,
     OptionalBody(body): OptionalBody<CollectGarbage>,
-) -> Result<Json<GarbageReport>, ApiError> {
+) -> JsonResult<GarbageReport> {
     Ok(Json(state.sandboxes.host()?.collect(body.dry_run).await?))
 }
 
 /// Checks whether the host can run sandboxes.
 #[utoipa::path(get, path = "/v1/doctor", tag = "disks",
     responses((status = 200, body = Page<Finding>, description = "The results of the checks")))]
-pub(crate) async fn doctor(
-    State(state): State<SandboxState>,
-) -> Result<Json<Page<Finding>>, ApiError> {
-    let items = state.sandboxes.host()?.findings().await?;
-    Ok(Json(Page { items, next_cursor: None }))
+async fn doctor(State(state): State<SandboxState>) -> JsonResult<Page<Finding>> {
+    Ok(page(state.sandboxes.host()?.findings().await?))
 }

@@ -1,7 +1,6 @@
 //! `/v1/sandboxes/{sandbox}/files`: files and folders in a standalone sandbox.
 
 use axum::{
-    Json,
     body::Body,
     extract::State,
     http::{HeaderMap, StatusCode},
@@ -17,7 +16,7 @@ use super::SandboxState;
 use crate::{
     authorization::Access::Administer,
     extract::{Path, Query},
-    problem::ApiError,
+    problem::{ApiError, JsonResult},
     routes::{
         files::{DeleteQuery, GetQuery, PutQuery, StatQuery, read, stat_headers, write_or_drain},
         route::{Routes, routes},
@@ -36,15 +35,10 @@ pub(super) fn routes() -> Routes<SandboxState> {
 /// Reads a file, or lists a folder ordered by name. The path is relative to the sandbox's root;
 /// links are followed inside the sandbox. The header `x-harvest-kind` is `file` or `folder`.
 #[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/files", tag = "sandboxes",
-    params(
-        ("sandbox" = SandboxId, Path, description = "The sandbox"),
-        ("path" = String, Query, description = "The file or folder"),
-        ("cursor" = Option<String>, Query, description = "`next_cursor` of the previous page"),
-        ("limit" = Option<u32>, Query, description = "Entries per page, 1 to 1000; 200 by default"),
-    ),
+    params(GetQuery),
     responses((status = 200, description = "The file's bytes, or the folder's entries",
         content((Vec<u8> = "application/octet-stream"), (Page<FileStat> = "application/json")))))]
-pub(crate) async fn sandbox_file_get(
+async fn sandbox_file_get(
     State(state): State<SandboxState>,
     Path(sandbox): Path<SandboxId>,
     Query(query): Query<GetQuery>,
@@ -56,12 +50,9 @@ pub(crate) async fn sandbox_file_get(
 /// Returns the metadata of a file, folder or link in headers, as for a session. Links are not
 /// followed.
 #[utoipa::path(head, path = "/v1/sandboxes/{sandbox}/files", tag = "sandboxes",
-    params(
-        ("sandbox" = SandboxId, Path, description = "The sandbox"),
-        ("path" = String, Query, description = "The file, folder or link"),
-    ),
+    params(StatQuery),
     responses((status = 200, description = "The metadata")))]
-pub(crate) async fn sandbox_file_stat(
+async fn sandbox_file_stat(
     State(state): State<SandboxState>,
     Path(sandbox): Path<SandboxId>,
     Query(query): Query<StatQuery>,
@@ -73,7 +64,6 @@ pub(crate) async fn sandbox_file_stat(
 /// Writes a file, or creates a folder or a link, as for a session.
 #[utoipa::path(put, path = "/v1/sandboxes/{sandbox}/files", tag = "sandboxes",
     params(
-        ("sandbox" = SandboxId, Path, description = "The sandbox"),
         ("path" = String, Query, description = "The path; its parent folder must exist"),
         ("mode" = Option<String>, Query, description = "Permission bits, octal; 644 by default, 755 for a folder"),
         ("user" = Option<String>, Query, description = "The owner: `root` (default), another user or a number"),
@@ -82,25 +72,21 @@ pub(crate) async fn sandbox_file_stat(
     ),
     request_body(content = Vec<u8>, content_type = "application/octet-stream", description = "The file's bytes"),
     responses((status = 200, body = FileStat, description = "The metadata of the new file")))]
-pub(crate) async fn sandbox_file_put(
+async fn sandbox_file_put(
     State(state): State<SandboxState>,
     Path(sandbox): Path<SandboxId>,
     Query(query): Query<PutQuery>,
     body: Body,
-) -> Result<Json<FileStat>, ApiError> {
+) -> JsonResult<FileStat> {
     let handle = async { Ok(state.sandboxes.standalone_handle(&sandbox).await?) };
     write_or_drain(handle, query, body).await
 }
 
 /// Removes a file or a link, or with `recursive` a folder and its content.
 #[utoipa::path(delete, path = "/v1/sandboxes/{sandbox}/files", tag = "sandboxes",
-    params(
-        ("sandbox" = SandboxId, Path, description = "The sandbox"),
-        ("path" = String, Query, description = "The path"),
-        ("recursive" = Option<bool>, Query, description = "Also remove a folder with its content"),
-    ),
+    params(DeleteQuery),
     responses((status = 204, description = "Removed")))]
-pub(crate) async fn sandbox_file_delete(
+async fn sandbox_file_delete(
     State(state): State<SandboxState>,
     Path(sandbox): Path<SandboxId>,
     Query(query): Query<DeleteQuery>,

@@ -10,8 +10,8 @@ use super::SandboxState;
 use crate::{
     authorization::Access::Administer,
     extract::{Body, Path, Query},
-    problem::ApiError,
-    routes::route::{Routes, routes},
+    problem::{ApiError, JsonResult},
+    routes::route::{Routes, page, routes},
     stream,
 };
 
@@ -29,18 +29,15 @@ pub(super) fn routes() -> Routes<SandboxState> {
 /// Lists images, ordered by name.
 #[utoipa::path(get, path = "/v1/images", tag = "images",
     responses((status = 200, body = Page<Image>, description = "The images")))]
-pub(crate) async fn image_list(
-    State(state): State<SandboxState>,
-) -> Result<Json<Page<Image>>, ApiError> {
-    let items = state.sandboxes.host()?.image_list().await?;
-    Ok(Json(Page { items, next_cursor: None }))
+async fn image_list(State(state): State<SandboxState>) -> JsonResult<Page<Image>> {
+    Ok(page(state.sandboxes.host()?.image_list().await?))
 }
 
 /// Builds an image from a recipe, pulls one, or imports a folder, and streams progress.
 #[utoipa::path(post, path = "/v1/images", tag = "images", request_body = CreateImage,
     responses((status = 200, body = ImageLine, content_type = "application/x-ndjson",
         description = "One JSON object per line; the last is `made` or `failed`")))]
-pub(crate) async fn image_create(
+async fn image_create(
     State(state): State<SandboxState>,
     Body(body): Body<CreateImage>,
 ) -> Result<Response, ApiError> {
@@ -52,19 +49,17 @@ pub(crate) async fn image_create(
 #[utoipa::path(get, path = "/v1/images/{name}", tag = "images",
     params(("name" = String, Path, description = "The image's name or id")),
     responses((status = 200, body = Image, description = "The image")))]
-pub(crate) async fn image_get(
+async fn image_get(
     State(state): State<SandboxState>,
     Path(name): Path<String>,
-) -> Result<Json<Image>, ApiError> {
+) -> JsonResult<Image> {
     Ok(Json(state.sandboxes.host()?.image_get(&name).await?))
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ImportQuery {
-    #[serde(default)]
     source: Option<String>,
-    #[serde(default)]
     max_bytes: Option<u64>,
 }
 
@@ -77,7 +72,7 @@ pub(crate) struct ImportQuery {
     request_body(content = String, content_type = "application/x-tar", description = "The archive"),
     responses((status = 200, body = ImageLine, content_type = "application/x-ndjson",
         description = "One JSON object per line; the last is `made` or `failed`")))]
-pub(crate) async fn image_import(
+async fn image_import(
     State(state): State<SandboxState>,
     Path(name): Path<String>,
     Query(query): Query<ImportQuery>,
@@ -97,7 +92,7 @@ pub(crate) async fn image_import(
 #[utoipa::path(delete, path = "/v1/images/{name}", tag = "images",
     params(("name" = String, Path, description = "The image's name or id")),
     responses((status = 204, description = "Removed")))]
-pub(crate) async fn image_delete(
+async fn image_delete(
     State(state): State<SandboxState>,
     Path(name): Path<String>,
 ) -> Result<StatusCode, ApiError> {
@@ -109,9 +104,9 @@ pub(crate) async fn image_delete(
 #[utoipa::path(get, path = "/v1/images/{name}/usage", tag = "images",
     params(("name" = String, Path, description = "The image's name or id")),
     responses((status = 200, body = ImageUsage, description = "Sizes and users")))]
-pub(crate) async fn image_usage(
+async fn image_usage(
     State(state): State<SandboxState>,
     Path(name): Path<String>,
-) -> Result<Json<ImageUsage>, ApiError> {
+) -> JsonResult<ImageUsage> {
     Ok(Json(state.sandboxes.host()?.image_usage(&name).await?))
 }

@@ -9,7 +9,7 @@ use axum::{
 use harvest_proto::{
     SandboxId,
     api::{
-        CreateSandbox, CreatedSandbox, ExecLine, ExecRequest, ForkSandbox, ForkedSandbox, Problem,
+        CreateSandbox, CreatedSandbox, ExecLine, ExecRequest, ForkSandbox, ForkedSandbox,
         RestoreSandbox, RestoredSandbox, Sandbox, SandboxList, SandboxSnapshot, SocketOut,
     },
 };
@@ -24,7 +24,7 @@ use crate::{
     command_body::CommandWithInput,
     extract::{Body, OptionalBody, Path, Query},
     idempotency::{Repeat, replayed},
-    problem::ApiError,
+    problem::{ApiError, JsonResult},
     routes::route::{Routes, routes},
     stream, validate,
     websocket::{self, Upgrade},
@@ -51,9 +51,7 @@ pub(super) fn routes() -> Routes<SandboxState> {
 /// Lists all sandboxes of the host, including those of sessions, newest first.
 #[utoipa::path(get, path = "/v1/sandboxes", tag = "sandboxes",
     responses((status = 200, body = SandboxList, description = "The sandboxes")))]
-pub(crate) async fn sandbox_list(
-    State(state): State<SandboxState>,
-) -> Result<Json<SandboxList>, ApiError> {
+async fn sandbox_list(State(state): State<SandboxState>) -> JsonResult<SandboxList> {
     Ok(Json(state.sandboxes.provider().get_all().await?))
 }
 
@@ -61,7 +59,7 @@ pub(crate) async fn sandbox_list(
 /// restarts.
 #[utoipa::path(post, path = "/v1/sandboxes", tag = "sandboxes", request_body = Option<CreateSandbox>,
     responses((status = 201, body = CreatedSandbox, description = "The running sandbox")))]
-pub(crate) async fn sandbox_create(
+async fn sandbox_create(
     State(state): State<SandboxState>,
     RequestedBy(requester): RequestedBy,
     OptionalBody(body): OptionalBody<CreateSandbox>,
@@ -72,21 +70,19 @@ pub(crate) async fn sandbox_create(
 
 /// Returns a sandbox.
 #[utoipa::path(get, path = "/v1/sandboxes/{sandbox}", tag = "sandboxes",
-    params(("sandbox" = SandboxId, Path, description = "The sandbox")),
     responses((status = 200, body = Sandbox, description = "The sandbox")))]
-pub(crate) async fn sandbox_get(
+async fn sandbox_get(
     State(state): State<SandboxState>,
     Path(sandbox): Path<SandboxId>,
-) -> Result<Json<Sandbox>, ApiError> {
+) -> JsonResult<Sandbox> {
     Ok(Json(state.sandboxes.provider().get(&sandbox).await?))
 }
 
 /// Stops a sandbox and deletes its disk.
 #[utoipa::path(delete, path = "/v1/sandboxes/{sandbox}", tag = "sandboxes",
-    params(("sandbox" = SandboxId, Path, description = "The sandbox"),
-           ("force" = Option<bool>, Query, description = "Also delete a sandbox that belongs to a session or has no record")),
+    params(("force" = Option<bool>, Query, description = "Also delete a sandbox that belongs to a session or has no record")),
     responses((status = 204, description = "Deleted")))]
-pub(crate) async fn sandbox_delete(
+async fn sandbox_delete(
     State(state): State<SandboxState>,
     Path(sandbox): Path<SandboxId>,
     Query(query): Query<Force>,
@@ -98,13 +94,12 @@ pub(crate) async fn sandbox_delete(
 /// Runs a command and streams its output; the last line reports how it ended. The command is killed
 /// when the client disconnects.
 #[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/exec", tag = "sandboxes",
-    params(("sandbox" = SandboxId, Path, description = "The sandbox")),
     request_body(content((ExecRequest = "application/json"), (String = "application/vnd.harvest.exec")),
         description = "The command; as `application/vnd.harvest.exec` one line of JSON followed by \
                        the command's stdin"),
     responses((status = 200, body = ExecLine, content_type = "application/x-ndjson",
         description = "One JSON object per line; the last is `exited` or `failed`; ignore empty lines")))]
-pub(crate) async fn sandbox_exec(
+async fn sandbox_exec(
     State(state): State<SandboxState>,
     Path(sandbox): Path<SandboxId>,
     command: CommandWithInput,
@@ -116,13 +111,10 @@ pub(crate) async fn sandbox_exec(
 
 /// Runs a command with live input over a WebSocket, with the same frames as in a session.
 #[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/exec", tag = "sandboxes",
-    params(("sandbox" = SandboxId, Path, description = "The sandbox")),
     responses(
         (status = 101, body = SocketOut, description = "The WebSocket; the last text frame reports how the command ended"),
-        (status = 426, body = Problem, content_type = "application/problem+json",
-            description = "Not a WebSocket upgrade request"),
     ))]
-pub(crate) async fn sandbox_exec_open(
+async fn sandbox_exec_open(
     State(state): State<SandboxState>,
     Path(sandbox): Path<SandboxId>,
     RevokedOrShutdown(cancel): RevokedOrShutdown,
@@ -141,7 +133,7 @@ pub(crate) async fn sandbox_exec_open(
     responses((status = 200, body = ExecLine, content_type = "application/x-ndjson",
         description = "One JSON object per line; the first is `started`, the last `exited` or `failed`; \
                        ignore empty lines")))]
-pub(crate) async fn exec_once(
+async fn exec_once(
     State(state): State<SandboxState>,
     RequestedBy(requester): RequestedBy,
     command: CommandWithInput,
@@ -161,31 +153,28 @@ fn created<T: Serialize>(Outcome { created, replayed: is_replay }: Outcome<T>) -
 
 /// Stops a sandbox and keeps its disk.
 #[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/stop", tag = "sandboxes",
-    params(("sandbox" = SandboxId, Path, description = "The sandbox")),
     responses((status = 200, body = Sandbox, description = "The stopped sandbox")))]
-pub(crate) async fn sandbox_stop(
+async fn sandbox_stop(
     State(state): State<SandboxState>,
     Path(sandbox): Path<SandboxId>,
-) -> Result<Json<Sandbox>, ApiError> {
+) -> JsonResult<Sandbox> {
     Ok(Json(state.sandboxes.stop(&sandbox).await?))
 }
 
 /// Starts a stopped or dead sandbox with its disk.
 #[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/start", tag = "sandboxes",
-    params(("sandbox" = SandboxId, Path, description = "The sandbox")),
     responses((status = 200, body = Sandbox, description = "The running sandbox")))]
-pub(crate) async fn sandbox_start(
+async fn sandbox_start(
     State(state): State<SandboxState>,
     Path(sandbox): Path<SandboxId>,
-) -> Result<Json<Sandbox>, ApiError> {
+) -> JsonResult<Sandbox> {
     Ok(Json(state.sandboxes.start(&sandbox).await?))
 }
 
 /// Takes a snapshot of a sandbox, which keeps running.
 #[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/snapshot", tag = "sandboxes",
-    params(("sandbox" = SandboxId, Path, description = "The sandbox")),
     responses((status = 201, body = SandboxSnapshot, description = "The snapshot")))]
-pub(crate) async fn sandbox_snapshot(
+async fn sandbox_snapshot(
     State(state): State<SandboxState>,
     RequestedBy(requester): RequestedBy,
     Path(sandbox): Path<SandboxId>,
@@ -195,9 +184,8 @@ pub(crate) async fn sandbox_snapshot(
 
 /// Starts new sandboxes from the current disk of this one.
 #[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/fork", tag = "sandboxes", request_body = Option<ForkSandbox>,
-    params(("sandbox" = SandboxId, Path, description = "The sandbox")),
     responses((status = 201, body = ForkedSandbox, description = "The forks; at least one is running")))]
-pub(crate) async fn sandbox_fork(
+async fn sandbox_fork(
     State(state): State<SandboxState>,
     RequestedBy(requester): RequestedBy,
     Path(sandbox): Path<SandboxId>,
@@ -209,12 +197,11 @@ pub(crate) async fn sandbox_fork(
 
 /// Restores a sandbox to a snapshot; its previous disk is saved as another snapshot.
 #[utoipa::path(post, path = "/v1/sandboxes/{sandbox}/restore", tag = "sandboxes", request_body = RestoreSandbox,
-    params(("sandbox" = SandboxId, Path, description = "The sandbox")),
     responses((status = 200, body = RestoredSandbox, description = "The restored sandbox")))]
-pub(crate) async fn sandbox_restore(
+async fn sandbox_restore(
     State(state): State<SandboxState>,
     Path(sandbox): Path<SandboxId>,
     Body(body): Body<RestoreSandbox>,
-) -> Result<Json<RestoredSandbox>, ApiError> {
+) -> JsonResult<RestoredSandbox> {
     Ok(Json(state.sandboxes.restore(&sandbox, &body.snapshot).await?))
 }

@@ -1,10 +1,7 @@
 //! `/v1/sandboxes/{sandbox}/pty`: a terminal in a standalone sandbox, over a WebSocket.
 
 use axum::{extract::State, response::Response};
-use harvest_proto::{
-    SandboxId,
-    api::{Problem, SocketOut},
-};
+use harvest_proto::{SandboxId, api::SocketOut};
 
 use super::SandboxState;
 use crate::{
@@ -29,7 +26,6 @@ pub(super) fn routes() -> Routes<SandboxState> {
 /// terminal. Closing the socket hangs up the terminal.
 #[utoipa::path(get, path = "/v1/sandboxes/{sandbox}/pty", tag = "sandboxes",
     params(
-        ("sandbox" = SandboxId, Path, description = "The sandbox"),
         ("rows" = Option<u16>, Query, description = "Height of the terminal; 24 by default", minimum = 1, maximum = 4096),
         ("cols" = Option<u16>, Query, description = "Width of the terminal; 80 by default", minimum = 1, maximum = 4096),
         ("term" = Option<String>, Query, description = "The `TERM` variable; `xterm-256color` by default"),
@@ -37,10 +33,8 @@ pub(super) fn routes() -> Routes<SandboxState> {
         ("cwd" = Option<String>, Query, description = "Working directory; the image's by default"),
         ("user" = Option<String>, Query, description = "`harvest`, `root` or a number; the image's user by default"),
     ),
-    responses((status = 101, body = SocketOut, description = "The terminal; the last text frame reports how it ended"),
-        (status = 426, body = Problem, content_type = "application/problem+json",
-            description = "Not a WebSocket upgrade request")))]
-pub(crate) async fn sandbox_pty_open(
+    responses((status = 101, body = SocketOut, description = "The terminal; the last text frame reports how it ended")))]
+async fn sandbox_pty_open(
     State(state): State<SandboxState>,
     Path(sandbox): Path<SandboxId>,
     Query(query): Query<Vec<(String, String)>>,
